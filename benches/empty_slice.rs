@@ -1,6 +1,8 @@
-//! Cost of zeroing a slice: non-temporal stores, as used by an agent, against `memset`, in turns
-//! over the same memory of this machine. Non-temporal stores leave the caches to tenants; the goal
-//! is that they take no longer. Pool memory is slower than this machine's.
+//! Compares two ways to zero a slice: the non-temporal stores of the host agent, and `memset`.
+//!
+//! Goal: non-temporal stores take at most as long as `memset`. The agent uses non-temporal stores
+//! because they do not evict cache lines of tenants. Both ways run in turns on the same local
+//! memory. Pool memory is slower.
 
 use std::{
     fs::File,
@@ -20,7 +22,7 @@ const ROUNDS: usize = 7;
 fn main() {
     let file = File::from(memfd_create("slice", MemfdFlags::CLOEXEC).expect("Linux has memfds"));
     file.set_len(SLICE.get()).expect("a memfd takes any length");
-    let bytes = usize::try_from(SLICE.get()).expect("64-bit");
+    let bytes = usize::try_from(SLICE.get()).expect("usize has 64 bits");
     let file_offset = FileOffset::new(file.try_clone().expect("a descriptor is free"), 0);
     let (mapping, memset_mapping) = (
         Mapped::map(&file, SLICE.get()).expect("memory can be mapped"),
@@ -28,7 +30,7 @@ fn main() {
     );
     let unlimited = Throttle::new(NonZeroU64::MAX);
     let zero = || mapping.zero(&unlimited, &AtomicU64::new(0)).expect("the mapping is not revoked");
-    zero(); // allocates all pages, for both mappings
+    zero(); // allocates the pages of the file, which both mappings share
     memset(&memset_mapping);
     let (mut zero_times, mut memset_times) = (Rounds::default(), Rounds::default());
     for _ in 0..ROUNDS {
@@ -45,7 +47,7 @@ fn memset(region: &MmapRegion<()>) {
     unsafe { region.as_ptr().write_bytes(0, region.size()) };
 }
 
-/// Returns the duration of `work`, in milliseconds.
+/// Runs `work` and returns its duration, in milliseconds.
 fn duration_ms(work: impl FnOnce()) -> f64 {
     let start = Instant::now();
     work();

@@ -1,7 +1,8 @@
-//! Goal: one prediction of one VM on one thread takes less than half of the time of LightGBM's
-//! fastest C call for the same model, and less than a tenth of its Python's. The model has
-//! LightGBM's default size, on as many features as a prediction; both must return equal results for
-//! every row.
+//! Compares the time of one frigid-memory prediction on one thread with LightGBM.
+//!
+//! Goal: less than half of the time of LightGBM's fastest C call, and less than a tenth of the time
+//! of LightGBM's Python API. Tarn and LightGBM use the same model, with LightGBM's default number
+//! of trees and leaves. The results of Tarn and the C call must be equal for every row.
 
 use std::{
     ffi::{CString, c_char, c_int, c_void},
@@ -21,10 +22,10 @@ use libloading::Library;
 use prediction::{frigid::FEATURES, import::lightgbm::Model};
 
 const ROUNDS: usize = 7;
-/// Predictions of a round.
+/// Number of timed predictions in each round.
 const PREDICTIONS_PER_ROUND: usize = 20_000;
-/// Environment variable with the folder of a Python environment with LightGBM, which `cargo xtask
-/// bench` creates.
+/// Environment variable with the path of a Python environment that contains LightGBM. `cargo xtask
+/// bench` creates this environment.
 const LIGHTGBM: &str = "TARN_LIGHTGBM";
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lightgbm/train.py");
 
@@ -48,39 +49,40 @@ fn measure() -> Result<String, Failure> {
     let (model, rows) = (folder.path().join("model.txt"), folder.path().join("rows.f64"));
     let text = std::fs::read_to_string(&model).map_err(Failure::file("read", &model))?;
     let bytes = std::fs::read(&rows).map_err(Failure::file("read", &rows))?;
-    let numbers =
-        bytes.chunks_exact(8).map(|number| f64::from_le_bytes(number.try_into().expect("eight bytes")));
+    let numbers = bytes
+        .chunks_exact(8)
+        .map(|number| f64::from_le_bytes(number.try_into().expect("a chunk has 8 bytes")));
     let numbers: Vec<f64> = numbers.collect();
     let rows: Vec<&[f64]> = numbers.chunks_exact(FEATURES).collect();
-    let ours = Model::read(&text).map_err(|failure| Failure::UnexpectedReply {
+    let tarn_model = Model::read(&text).map_err(|failure| Failure::UnexpectedReply {
         what: "a model of LightGBM".to_owned(),
         reply: failure.to_string(),
     })?;
-    let mut theirs = LightGbm::load(&python.library()?, &model)?;
+    let mut lightgbm_model = LightGbm::load(&python.library()?, &model)?;
     for row in &rows {
-        let (prediction, expected) = (ours.predict(row), theirs.predict(row));
+        let (prediction, expected) = (tarn_model.predict(row), lightgbm_model.predict(row));
         let is_equal = (prediction - expected).abs() <= 1e-9 * expected.abs().max(1.0);
         if !is_equal {
-            let reply = format!("{prediction} instead of {expected} of LightGBM");
+            let reply = format!("{prediction}, but LightGBM predicts {expected}");
             return Err(Failure::UnexpectedReply { what: "prediction of a row".to_owned(), reply });
         }
     }
-    let (mut ours_ns, mut theirs_ns, mut python_ns) =
+    let (mut tarn_ns, mut lightgbm_ns, mut python_ns) =
         (Rounds::default(), Rounds::default(), Rounds::default());
     for _ in 0..ROUNDS {
-        ours_ns.add(ns_per_prediction(&rows, |row| ours.predict(row)));
-        theirs_ns.add(ns_per_prediction(&rows, |row| theirs.predict(row)));
+        tarn_ns.add(ns_per_prediction(&rows, |row| tarn_model.predict(row)));
+        lightgbm_ns.add(ns_per_prediction(&rows, |row| lightgbm_model.predict(row)));
         python_ns.add(python.run("time", folder.path())?.trim().parse().unwrap_or(f64::NAN));
     }
     let row = |name: &str, rounds: &Rounds| vec![name.to_owned(), rounds.summary()];
-    let rows = [row("ours", &ours_ns), row("LightGBM, C", &theirs_ns), row("LightGBM, Python", &python_ns)];
-    let [c, py] = [theirs_ns.median() / ours_ns.median(), python_ns.median() / ours_ns.median()];
+    let rows = [row("Tarn", &tarn_ns), row("LightGBM, C", &lightgbm_ns), row("LightGBM, Python", &python_ns)];
     let table = table(&["one prediction", "ns"], &rows);
-    let [c, py] = [ratio("frigid_predict_vs_lightgbm_c", c), ratio("frigid_predict_vs_lightgbm_python", py)];
-    Ok(format!("{table}{c}\n{py}\n"))
+    let c_ratio = ratio("frigid_predict_vs_lightgbm_c", lightgbm_ns.median() / tarn_ns.median());
+    let python_ratio = ratio("frigid_predict_vs_lightgbm_python", python_ns.median() / tarn_ns.median());
+    Ok(format!("{table}{c_ratio}\n{python_ratio}\n"))
 }
 
-/// Returns the nanoseconds per prediction.
+/// Measures one round of predictions and returns the mean duration of a prediction, in nanoseconds.
 fn ns_per_prediction(rows: &[&[f64]], mut predict: impl FnMut(&[f64]) -> f64) -> f64 {
     let start = Instant::now();
     for row in rows.iter().cycle().take(PREDICTIONS_PER_ROUND) {
@@ -89,7 +91,7 @@ fn ns_per_prediction(rows: &[&[f64]], mut predict: impl FnMut(&[f64]) -> f64) ->
     start.elapsed().as_nanos() as f64 / PREDICTIONS_PER_ROUND as f64
 }
 
-/// Folder of a Python environment with LightGBM.
+/// Python environment that contains LightGBM, given by its path.
 struct Python(PathBuf);
 
 impl Python {
@@ -110,14 +112,14 @@ impl Python {
         }
     }
 
-    /// Returns the path of the library of LightGBM.
+    /// Returns the path of LightGBM's shared library in this environment.
     fn library(&self) -> Result<PathBuf, Failure> {
         let lib = self.0.join("lib");
         let versions = std::fs::read_dir(&lib).map_err(Failure::file("list", &lib))?;
         let library =
             |version: std::fs::DirEntry| version.path().join("site-packages/lightgbm/lib/lib_lightgbm.so");
-        let mut found = versions.filter_map(Result::ok).map(library).filter(|library| library.is_file());
-        found.next().ok_or(Failure::LightGbmMissing)
+        let mut libraries = versions.filter_map(Result::ok).map(library).filter(|library| library.is_file());
+        libraries.next().ok_or(Failure::LightGbmMissing)
     }
 }
 
@@ -134,13 +136,14 @@ type Prepare = unsafe extern "C" fn(
 ) -> c_int;
 type Predict = unsafe extern "C" fn(*mut c_void, *const c_void, *mut i64, *mut f64) -> c_int;
 
-/// A model in LightGBM's library, prepared for predictions of single rows. It is never freed.
+/// Model that is loaded into LightGBM's library, prepared for predictions of single rows. The model
+/// and the library are never freed.
 struct LightGbm {
     predict: Predict,
     fast_config: *mut c_void,
 }
 
-/// `C_API_DTYPE_FLOAT64` of LightGBM.
+/// Value of LightGBM's constant `C_API_DTYPE_FLOAT64`.
 const F64: c_int = 1;
 
 impl LightGbm {
@@ -154,12 +157,12 @@ impl LightGbm {
         let (mut trees, mut booster, mut fast_config) = (0, ptr::null_mut(), ptr::null_mut());
         // SAFETY: the initialization of LightGBM's library has no preconditions.
         let library = Box::leak(Box::new(unsafe { Library::new(library) }.map_err(failure)?));
-        // SAFETY: the types of all three are those of LightGBM's c_api.h.
+        // SAFETY: the function type matches the declaration in LightGBM's c_api.h.
         let create: Create = *unsafe { library.get(b"LGBM_BoosterCreateFromModelfile") }.map_err(failure)?;
-        // SAFETY: as above.
+        // SAFETY: the function type matches the declaration in LightGBM's c_api.h.
         let prepare: Prepare =
             *unsafe { library.get(b"LGBM_BoosterPredictForMatSingleRowFastInit") }.map_err(failure)?;
-        // SAFETY: as above.
+        // SAFETY: the function type matches the declaration in LightGBM's c_api.h.
         let predict: Predict =
             *unsafe { library.get(b"LGBM_BoosterPredictForMatSingleRowFast") }.map_err(failure)?;
         let features = i32::try_from(FEATURES).expect("a row has few numbers");
@@ -185,8 +188,8 @@ impl LightGbm {
     fn predict(&mut self, row: &[f64]) -> f64 {
         assert_eq!(row.len(), FEATURES);
         let (mut length, mut prediction) = (0, f64::NAN);
-        // SAFETY: it was prepared for rows of this length, returns one number, and is used by one
-        // thread.
+        // SAFETY: `fast_config` was prepared for rows of this length and returns one number per
+        // row. Only one thread uses it.
         let code = unsafe {
             (self.predict)(self.fast_config, row.as_ptr().cast(), &raw mut length, &raw mut prediction)
         };

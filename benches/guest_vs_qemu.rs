@@ -1,8 +1,14 @@
-//! Goal: QEMU's `microvm` takes at least 3 times as long as our VMM from exec to the first
-//! instruction of a guest, and 1.3 times to its first program; QEMU's `pc` is not faster than ours;
-//! and both need 5 times the memory of our VMM. All run in turns on one emulated host with nested
-//! paging and one CPU, with the same kernel, initrd and sizes; programs run slowly there, compared
-//! with the host's KVM. This program also runs inside the host, and measures.
+//! Compares the boot time and the memory of the VMM `vmm-plugin` with QEMU's `microvm` and `pc`.
+//!
+//! Goals:
+//! - From exec to the first guest instruction, `microvm` takes at least 3 times as long.
+//! - From exec to the first guest program, `microvm` takes at least 1.3 times as long, and `pc` is
+//!   not faster than `vmm-plugin`.
+//! - Both QEMU machines use at least 5 times the memory.
+//!
+//! All VMMs run in turns on one emulated host with nested paging and one CPU, with the same kernel,
+//! initrd and memory size. Emulation slows programs down more than it slows KVM down. This binary
+//! also runs inside the emulated host (`--inside`), where it starts and measures the VMMs.
 
 use std::{
     env,
@@ -22,21 +28,21 @@ use benches::{
 use clap::Parser;
 use emulated_host::{Artifacts, Host, Initrd};
 
-/// Kernel of the guests.
+/// Version of the guest kernel.
 const KERNEL: &str = "6.12";
-/// Prefix of a line with a measurement.
+/// Prefix of the output lines that contain a measurement.
 const MEASUREMENT_PREFIX: &str = "MEASURED ";
 
 /// Measure the time until a guest runs, and the memory of its VMM
 #[derive(Debug, Parser)]
 struct Args {
-    /// Boots of each VMM; the report shows medians
+    /// Number of boots of each VMM. The report shows medians of all boots
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=15))]
     rounds: u32,
-    /// Measure inside an emulated host
+    /// Measure on this machine. The benchmark sets this flag inside the emulated host
     #[arg(long, hide = true)]
     inside: bool,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -51,7 +57,7 @@ async fn main() -> ExitCode {
     let is_active = cancellation.is_active();
     let measure = tokio::task::spawn_blocking(move || measure_in_host(args.rounds, is_active));
     run_and_print("guest_vs_qemu", async move {
-        let _cancellation = cancellation; // dropped on cancellation
+        let _cancellation = cancellation; // dropped when this future is cancelled
         measure.await.expect("the measurement does not panic")
     })
     .await
@@ -74,7 +80,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Runs the measurements in an emulated host, and compares them.
+/// Boots an emulated host, runs all measurements on this host, and returns the report.
 fn measure_in_host(rounds: u32, is_active: impl Fn() -> bool) -> Result<String, Failure> {
     let artifacts = Artifacts::locate()?;
     let this_program = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
@@ -102,7 +108,7 @@ fn measure_in_host(rounds: u32, is_active: impl Fn() -> bool) -> Result<String, 
     Ok(report(&measurements))
 }
 
-/// Measures all VMMs in turns and prints each result at once.
+/// Measures all VMMs in turns. Prints each measurement when it is complete.
 fn inside(rounds: u32) -> Result<String, Failure> {
     for _ in 0..rounds {
         for vmm in Vmm::ALL {

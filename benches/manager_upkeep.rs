@@ -1,9 +1,11 @@
-//! CPU time of the manager per event for racks of up to 1,000 hosts, 64 EMCs and 65,536 slices.
-//! Goal: at most 1 ms in addition to the content of the event, independent of the number of slices
-//! in use.
+//! Measures the manager's CPU time per event, in racks of up to 1,000 hosts, 64 EMCs and 65,536
+//! slices.
 //!
-//! Prints `time NAME VALUE us` (CPU time) for each size, and `growth NAME EXPONENT`, the exponent
-//! of the time by size.
+//! Goal: an event costs at most 1 ms more than its content requires, for any number of slices in
+//! use.
+//!
+//! Prints `time NAME_SIZE VALUE us` (CPU time) for each size of the rack. Then prints `growth NAME
+//! EXPONENT`, where the time grows in proportion to the size to the power of EXPONENT.
 
 #[path = "manager_upkeep/lists.rs"]
 mod lists;
@@ -25,7 +27,7 @@ use pool_manager::plan::{self, Split};
 use rack::{InitialState, RackSize, SimulatedRack, name, request};
 use units::{Bytes, Ns};
 
-/// Allocator of pool-manager.
+/// Allocator that pool-manager uses in production.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -33,13 +35,14 @@ const FULL: RackSize = RackSize { hosts: 1000, emcs: 64, slices: 65_536 };
 const HOSTS: [u32; 3] = [10, 100, 1000];
 const EMCS: [u32; 3] = [4, 16, 64];
 const SLICES: [u32; 3] = [1024, 16_384, 65_536];
-/// Slices in use, with free ones left for the measured reservations.
+/// Measured numbers of slices in use. The largest number leaves free slices for the measured
+/// reservations.
 const FILLED: [u32; 3] = [1024, 16_384, 60_000];
-/// Slices of each VM in these racks. Odd, so that all hosts have equally many VMs, and large enough
-/// for the limit of VMs per host.
+/// Number of slices of each VM in the racks with [`FILLED`] slices in use. An odd number spreads
+/// the VMs evenly over the hosts. It is large enough to stay within the limit of VMs per host.
 const FILLED_VM_SLICES: u32 = 15;
 const VM_SLICES: [u32; 3] = [64, 512, 4096];
-/// Number of measured events of one kind.
+/// Number of events that each sample measures.
 const EVENTS: u64 = 200;
 /// Number of measured upkeep rounds.
 const UPKEEP_ROUNDS: usize = 16;
@@ -68,8 +71,8 @@ fn main() {
     sweep("reserve_longest_event_held_slices", FILLED, reserve_longest_event);
 }
 
-/// Measures all sizes and prints the times and their growth. Command-line arguments select
-/// measurements by parts of their names.
+/// Runs `measure` for each size, and prints the times and their growth exponent. Skips `name` if it
+/// contains none of the substrings in the command-line arguments.
 fn sweep(name: &str, sizes: [u32; 3], measure: impl Fn(u32) -> f64) {
     let mut filters = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).peekable();
     if filters.peek().is_some() && !filters.any(|part| name.contains(&part)) {
@@ -85,7 +88,7 @@ fn sweep(name: &str, sizes: [u32; 3], measure: impl Fn(u32) -> f64) {
     println!("growth {name} {:.2}", slope(&points));
 }
 
-/// Returns the slope of a linear fit.
+/// Returns the slope of a least-squares line through (x, y) points.
 fn slope(points: &[(f64, f64)]) -> f64 {
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
     let (x, y) = (mean(|point| point.0), mean(|point| point.1));
@@ -109,7 +112,7 @@ fn longest_us(times: impl IntoIterator<Item = Duration>) -> f64 {
 }
 
 impl SimulatedRack {
-    /// Completes all initial events, and discards their times.
+    /// Processes all pending events, and discards their durations.
     fn settled(mut self) -> Self {
         self.settle();
         self.take_times();
@@ -128,20 +131,20 @@ fn heartbeat(rack: &mut SimulatedRack) -> f64 {
     median_us((0..EVENTS).map(|_| rack.heartbeat(0)))
 }
 
-/// Measures the part of `PlanVm` under the lock.
+/// Measures the part of a `PlanVm` call that runs under the manager's lock.
 fn plan_offers(rack: &SimulatedRack) -> f64 {
     let split = Split { local: Bytes::gib(4), pool: Bytes::slices(2) };
     median_us((0..EVENTS).map(|_| rack.time_read(|manager| plan::candidates(manager, split))))
 }
 
-/// Returns a half-full rack without pending work.
+/// Returns a rack with half of its slices in use and no pending work.
 fn idle_rack(hosts: u32) -> SimulatedRack {
     SimulatedRack::new(InitialState::with_used_slices(RackSize { hosts, ..FULL }, FULL.slices / 2, 8))
         .settled()
 }
 
-/// Returns a rack in which each host has an unanswered order and further changes. All slices are
-/// free before, because each host needs two.
+/// Returns a rack in which each host has an unacknowledged desired state and further changes. All
+/// slices are free initially, because each host reserves two.
 fn rack_with_pending_orders(hosts: u32) -> SimulatedRack {
     let mut rack =
         SimulatedRack::new(InitialState::with_used_slices(RackSize { hosts, ..FULL }, 0, 8)).settled();
@@ -156,7 +159,7 @@ fn rack_with_pending_orders(hosts: u32) -> SimulatedRack {
     rack
 }
 
-/// Returns a rack in which all hosts have slices of shared EMCs, and fencing fails.
+/// Returns a rack in which all hosts own slices of shared EMCs, and fencing of each host fails.
 fn rack_with_unfenced_hosts(hosts: u32) -> SimulatedRack {
     let size = RackSize { hosts, ..FULL };
     let fence = Fence::Fencing { powered_off: false };
@@ -176,7 +179,8 @@ fn rack_with_unfenced_hosts(hosts: u32) -> SimulatedRack {
     rack
 }
 
-/// Returns the same rack with reconnected agents, so that no host needs fencing.
+/// Returns the rack of [`rack_with_unfenced_hosts`] after all agents have reconnected, so that no
+/// host needs fencing.
 fn rack_with_reconnected_hosts(hosts: u32) -> SimulatedRack {
     let mut rack = rack_with_unfenced_hosts(hosts);
     rack.connect();
@@ -188,15 +192,17 @@ fn rack_with_quarantined_slices(slices: u32) -> SimulatedRack {
     SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(FULL, slices, 0) }).settled()
 }
 
-/// Measures the longest event while 64 EMCs of 1,024 slices are compared with the ledger.
-fn compare_emc(held: u32) -> f64 {
-    let mut rack = SimulatedRack::new(InitialState::with_used_slices(FULL, held, 8));
+/// Measures the longest event while 64 EMCs of 1,024 slices are compared with the ledger, of which
+/// `used` slices are in use.
+fn compare_emc(used: u32) -> f64 {
+    let mut rack = SimulatedRack::new(InitialState::with_used_slices(FULL, used, 8));
     rack.take_times();
     rack.compare_devices();
     longest_us(rack.take_times())
 }
 
-/// Measures upkeep rounds while slices of all EMCs wait for scrubbers and all hosts are idle.
+/// Measures upkeep rounds in a rack where slices of all EMCs wait for scrubbers and all hosts are
+/// idle.
 fn choose_scrubbers(emcs: u32) -> f64 {
     upkeep_round_us(&mut rack_waiting_for_scrubbers(emcs))
 }
@@ -231,7 +237,8 @@ fn rack_without_idle_scrubbers(emcs: u32) -> SimulatedRack {
     }
 }
 
-/// Returns a rack in which all slices wait for scrubbers, and all devices have been compared.
+/// Returns a rack in which all slices wait for scrubbers, and the contents of all devices have been
+/// compared with the ledger.
 fn rack_waiting_for_scrubbers(emcs: u32) -> SimulatedRack {
     let state = |_| State::Scrubbing(Scrub::Waiting);
     let size = RackSize { emcs, ..FULL };
@@ -242,7 +249,8 @@ fn rack_waiting_for_scrubbers(emcs: u32) -> SimulatedRack {
     rack
 }
 
-/// Measures upkeep rounds that release slices which no host claimed after a restore.
+/// Measures upkeep rounds that release slices which no host has claimed since a restore of the
+/// ledger from a backup.
 fn release_restored(slices: u32) -> f64 {
     let state = |_: Owner| State::Quarantined(Quarantine::Restored { host: None });
     let mut rack =
@@ -251,13 +259,14 @@ fn release_restored(slices: u32) -> f64 {
     upkeep_round_us(&mut rack)
 }
 
-/// Measures the longest event per slice while a VM of this size becomes ready for a waiting caller.
+/// Measures the longest event while a VM of `slices` slices becomes ready for a waiting caller, and
+/// returns its duration divided by `slices`.
 fn ready_vm(slices: u32) -> f64 {
     let size = RackSize { hosts: 16, emcs: 4, slices: 65_536 };
     let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, 0, 0)).settled();
     rack.submit(reserve("large", 0, slices, Some(Ns::secs(300))));
     rack.settle();
-    assert_eq!(rack.replies, 1, "the waiting caller gets a reply");
+    assert_eq!(rack.replies, 1, "the waiting caller must get exactly one reply");
     longest_us(rack.take_times()) / f64::from(slices)
 }
 
@@ -275,14 +284,15 @@ fn reserve_one_by_one(rack: &mut SimulatedRack) -> Vec<Duration> {
     rack.take_times()
 }
 
-/// Measures the total time of all events of a one-slice reservation until it is online, with
-/// `slices` slices in use on four hosts.
+/// Returns the mean time of all events that a one-slice reservation causes until the slice is
+/// online, with `slices` slices in use on four hosts.
 fn reserve_until_ready(slices: u32) -> f64 {
     let times = reserve_one_by_one(&mut rack_with_small_hosts(slices));
     us(times.into_iter().sum()) / EVENTS as f64
 }
 
-/// Measures the longest of these events.
+/// Returns the duration of the longest event while one-slice reservations become online, with
+/// `slices` slices in use on four hosts.
 fn reserve_longest_event(slices: u32) -> f64 {
     longest_us(reserve_one_by_one(&mut rack_with_small_hosts(slices)))
 }

@@ -1,6 +1,9 @@
-//! Cost of a plan: PlanVm through gRPC under 64 clients, with a durable decision, by a model of
-//! frigid memory against the fixed fraction of a manager without one; and the time to train the
-//! model. Outcomes come from the public tables if they exist, otherwise synthetic.
+//! Measures the cost of `PlanVm` calls through gRPC with 64 clients, where every decision is
+//! durable. Compares a manager that predicts frigid memory by a model with a manager that uses a
+//! fixed fraction.
+//!
+//! Also measures the time to train the model. Its training data come from public tables if these
+//! are available, and are generated otherwise.
 
 use std::{
     fs::File,
@@ -31,23 +34,24 @@ use units::{UnixMs, limits::OUTCOMES_PER_REQUEST_MAX};
 const CLIENTS: usize = 64;
 const CONNECTIONS: usize = 8;
 const GIB: u64 = 1 << 30;
-/// Public tables, in the folder of public data.
+/// Public tables: path in the folder of public data, and layout.
 const TABLES: [(&str, Layout); 2] = [
     ("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek),
     ("task-memory/nfcore-sizey/tasks.csv.gz", Layout::NfcoreTasks),
 ];
-/// Factor by which the time span of a table is compressed.
+/// Factor by which the time span of a table is compressed, so that no outcome is too old to be
+/// stored.
 const TIME_COMPRESSION: u64 = 10;
-/// Number of generated outcomes if there are no public ones.
+/// Number of outcomes that are generated if no public table is available.
 const GENERATED_SAMPLES: u64 = 15_000;
 
 /// Measure the cost of a plan
 #[derive(Debug, Parser)]
 struct Args {
-    /// Number of rounds; the report shows medians
+    /// Number of rounds. The report shows medians of all rounds
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// Seconds of each measurement
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 3)]
     seconds: u64,
     /// Folder of the store, on a disk [default: cargo's target folder]
@@ -55,7 +59,7 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(flatten)]
     plan: Plan,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -66,7 +70,7 @@ async fn main() -> ExitCode {
     run_and_print("plan_vm", measure(&args)).await
 }
 
-/// Results of one kind of load over all rounds.
+/// Throughput and latency of one kind of load, in each round.
 #[derive(Debug, Default)]
 struct Series {
     per_second: Rounds,
@@ -112,14 +116,14 @@ async fn measure(args: &Args) -> Result<String, Failure> {
         let request = wire::RollbackModelRequest { kind };
         models.rollback_model(request).await.map_err(Failure::rejected("roll a model back"))?;
         if round > 0 {
-            fixed.add(&without); // the first round warms up
+            fixed.add(&without); // round 0 only warms up
             by_model.add(&with);
         }
     }
     Ok(report(args, &disk, (model.rows, training), &fixed, &by_model))
 }
 
-/// Runs a load of plans with all clients.
+/// Runs `PlanVm` calls of all clients for the duration in `args`.
 async fn plan(
     channels: &[ClientChannel],
     requests: &[wire::PlanVmRequest],
@@ -133,7 +137,7 @@ async fn plan(
     Ok(load::run((0..CLIENTS).map(planner).collect(), limits).await?.0)
 }
 
-/// Client that plans VMs one after another.
+/// Client that sends `PlanVm` calls one after another.
 struct Planner {
     scheduler: SchedulerClient<ClientChannel>,
     requests: Vec<wire::PlanVmRequest>,
@@ -141,20 +145,21 @@ struct Planner {
 
 impl Writer for Planner {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
-        let at = usize::try_from(number).expect("64 bits") % self.requests.len();
+        let at = usize::try_from(number).expect("usize has 64 bits") % self.requests.len();
         let reply = self.scheduler.plan_vm(self.requests[at].clone()).await;
         reply.map(drop).map_err(Failure::rejected("plan a VM"))
     }
 }
 
-/// Returns samples of ended VMs, from public tables or generated.
+/// Returns samples of ended VMs from the public tables. Returns generated samples if no table is
+/// available.
 fn samples() -> Vec<VmSample> {
     let folder = std::env::var_os("TARN_DATA")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"), PathBuf::from);
     let table = |(name, layout): (&str, Layout)| {
         let path = folder.join(name);
         let Ok(file) = File::open(&path) else {
-            eprintln!("SKIPPED: no {}: set TARN_DATA to the folder of public data", path.display());
+            eprintln!("SKIPPED: cannot open {}: set TARN_DATA to the folder of public data", path.display());
             return Vec::new();
         };
         shift_to_now(
@@ -180,7 +185,7 @@ fn shift_to_now(mut samples: Vec<VmSample>) -> Vec<VmSample> {
     samples
 }
 
-/// Generates samples of customers with different memory use.
+/// Returns generated samples of VMs of several customers with different memory use.
 fn generate_samples() -> Vec<VmSample> {
     let row = |n: u64| {
         let (customer, peak) = (n % 97, n * 7919 % 13);
@@ -210,8 +215,8 @@ fn outcome(sample: &VmSample) -> wire::Outcome {
     }
 }
 
-/// Returns a request to plan the VM of a sample, in whole GiB. Names in tables may be invalid in
-/// requests.
+/// Returns a request to plan the VM of a sample, with its memory rounded up to GiB. Replaces names
+/// that are invalid in requests.
 fn plan_request(sample: &VmSample) -> wire::PlanVmRequest {
     let is_name = sample.request.groups.vm.bytes().all(|byte| byte.is_ascii_alphanumeric());
     wire::PlanVmRequest {

@@ -1,8 +1,11 @@
-//! Goal: a durable one-slice `Reserve` is at least as fast as two puts in one transaction of etcd
-//! with one client, and with 64 clients at least twice as fast in throughput and in the 99th
-//! percentile. Both servers run on one disk with production settings, and are loaded in turns by
-//! the same loop over the same number of connections. Also measures the time until a slice is
-//! online, rejected calls, the CPU time of each process per call, and reservations while few or
+//! Compares a durable one-slice `Reserve` with two puts in one transaction of etcd.
+//!
+//! Goal: with one client, at least the throughput of etcd. With 64 clients, at least twice the
+//! throughput and at most half of the 99th percentile.
+//!
+//! Both servers run on one disk with production settings. The same client code loads them in turns,
+//! over the same number of connections. Also measures the time until a slice is online, rejected
+//! calls, and the CPU time per call of each process. Reservations are also measured while few or
 //! most slices are taken.
 
 #[path = "reserve_vs_etcd/fill_level.rs"]
@@ -25,24 +28,24 @@ use clap::{Parser, ValueEnum};
 use proto::bearer::{Bearer, ClientChannel};
 use units::limits::RESERVATIONS_PER_HOST_MAX;
 
-/// Fraction of the rack's slices and of its permitted reservations that a round may use, so that
-/// neither runs out.
+/// Maximum fraction of the rack's slices, and of its permitted reservations, that one round uses,
+/// so that no call is rejected for lack of capacity.
 const ROUND_SHARE_OF_RACK: f64 = 0.75;
-/// Maximum number of slices of a round that waits until they are online.
+/// Maximum number of slices that a round reserves if each call waits until its slice is online.
 const READY_WRITES_MAX: u64 = 4096;
-/// Number of clients of a concurrent load.
+/// Number of concurrent clients in the loads with many clients.
 const MANY_CLIENTS: usize = 64;
 
 /// Compare durable reservations with transactions of etcd
 #[derive(Debug, Parser)]
 struct Args {
-    /// Number of rounds; the report shows medians
+    /// Number of rounds. The report shows medians of all rounds
     #[arg(long, default_value_t = 5)]
     rounds: u32,
     /// Duration of a measurement in seconds
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Connections to each server, shared by its clients
+    /// Number of connections to each server. The clients of a server share the connections
     #[arg(long, default_value_t = 8)]
     channels: usize,
     /// Folder of the store and of etcd's data, on a disk [default: cargo's target folder]
@@ -53,10 +56,10 @@ struct Args {
     /// Numbers of taken slices at which reservations are measured
     #[arg(long, value_delimiter = ',', default_value = "1000,60000")]
     taken: Vec<u32>,
-    /// Measure one part alone, for profiling; prints no ratio
+    /// Measure only this part, for profiling, without ratios in the report
     #[arg(long)]
     only: Option<Part>,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -87,7 +90,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     Ok(report)
 }
 
-/// Measures both servers in turns.
+/// Measures etcd and Tarn in turns, and returns the report.
 async fn compare(args: &Args, programs: Option<&Programs>, disk: &Disk) -> Result<String, Failure> {
     let etcd = match args.only {
         Some(Part::Tarn) => None,
@@ -105,7 +108,7 @@ async fn compare(args: &Args, programs: Option<&Programs>, disk: &Disk) -> Resul
     Ok(comparison.report(disk))
 }
 
-/// Results of one kind of load over all rounds.
+/// Throughput, latency and CPU time of one kind of load, in each round.
 #[derive(Debug, Default)]
 struct Series {
     per_second: Rounds,
@@ -116,10 +119,11 @@ struct Series {
     clients_cpu_us: Rounds,
 }
 
-/// CPU time of the server, of its agents, and of the clients.
+/// CPU times of the server, of all agents, and of the clients, in this order.
 type Cpu = [Duration; 3];
 
-/// Columns of [`Series::row`]. CPU time is per write, and includes all threads of a process.
+/// Headings of the columns of [`Series::row`]. CPU time is per write, and includes all threads of a
+/// process.
 const HEAD: [&str; 7] =
     ["min-median-max", "writes/s", "p50 us", "p99 us", "server cpu us", "agents cpu us", "clients cpu us"];
 
@@ -149,7 +153,7 @@ impl Series {
     }
 }
 
-/// Both servers, with their results.
+/// The compared servers with their connections, and the results of all loads.
 struct Comparison<'a> {
     args: &'a Args,
     etcd: Option<(Etcd, Vec<ClientChannel>)>,
@@ -204,7 +208,7 @@ impl<'a> Comparison<'a> {
         self.tarn(MANY_CLIENTS, "warm", limits, false, |_| None).await
     }
 
-    /// Measures all loads once; odd rounds start with Tarn, even ones with etcd.
+    /// Measures all loads once. Even rounds start with etcd, odd rounds start with Tarn.
     async fn round(&mut self, round: u32) -> Result<(), Failure> {
         let name = format!("r{round}");
         let limits = self.limits();
@@ -225,7 +229,8 @@ impl<'a> Comparison<'a> {
         self.rejected(MANY_CLIENTS, limits.after, |comparison| &mut comparison.rejected_64).await
     }
 
-    /// Measures the cost of a call without ledger and disk.
+    /// Measures calls that the manager rejects as invalid. Such calls do not use the ledger or the
+    /// disk.
     async fn rejected(
         &mut self,
         clients: usize,
@@ -247,7 +252,7 @@ impl<'a> Comparison<'a> {
         let plan = self.args.plan;
         let reservations = f64::from(plan.hosts) * RESERVATIONS_PER_HOST_MAX as f64;
         let writes_max = (f64::from(plan.slices()).min(reservations) * ROUND_SHARE_OF_RACK).floor();
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a u32")]
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a u32")]
         LoadLimits { after: Duration::from_secs_f64(self.args.seconds), writes_max: writes_max as u64 }
     }
 
@@ -349,14 +354,14 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Load of reservations, with the CPU time before and after it.
+/// Result of a load of reservations, with the CPU times before and after the load.
 struct MeasuredLoad {
     outcome: Outcome,
     before: Cpu,
     after: Cpu,
 }
 
-/// Runs a load of reservations, and releases them.
+/// Runs a load of reservations, measures it, and releases all reservations.
 async fn reserve(
     rack: &mut Rack,
     channels: &[ClientChannel],
@@ -372,7 +377,7 @@ async fn reserve(
     Ok(MeasuredLoad { outcome, before, after })
 }
 
-/// Formats the ratio of two medians, and the ratios of each round.
+/// Formats the ratio of two medians, and the spread of the ratios of the rounds.
 fn ratios(name: &str, numerator: &Rounds, denominator: &Rounds) -> String {
     let by_round = numerator.ratio_to(denominator).spread(2);
     let ratio = ratio(name, numerator.median() / denominator.median());
@@ -384,7 +389,7 @@ fn tarn_cpu(rack: &Rack) -> Cpu {
     [manager, agents, process::own_cpu()]
 }
 
-/// Prints progress.
+/// Prints the result of one load to standard error while the benchmark runs.
 fn print_progress(name: &str, clients: usize, outcome: &Outcome) {
     let (per_second, p99) = (outcome.per_second(), outcome.quantile_us(0.99));
     eprintln!("  {name}, {clients} client(s): {} writes, {per_second:.0}/s, p99 {p99:.0} us", outcome.writes);

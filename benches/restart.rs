@@ -1,7 +1,8 @@
-//! Goal: a manager that was stopped or killed replies within 200 ms of its start, with 65,536
-//! slices and 4,096 reservations in its store. Measured from the start of the process to its first
-//! reply about the rack and all hosts, which must be unchanged; agents reconnect at the same time,
-//! as in production.
+//! Measures the time from the start of a manager process to its first reply, after a stop and after
+//! a kill.
+//!
+//! Goal: at most 200 ms, with 65,536 slices and 4,096 reservations in its store. The number of free
+//! slices in the reply must be unchanged. Agents reconnect at the same time, as in production.
 
 use std::{
     path::PathBuf,
@@ -20,27 +21,28 @@ use benches::{
 };
 use clap::Parser;
 
-/// Goal, in milliseconds.
+/// Goal for the time to the first reply, in milliseconds.
 const GOAL_MS: f64 = 200.0;
-/// Time limit of a start.
+/// Maximum time from the start of a manager to its first reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Interval between attempts: short compared with the result.
+/// Interval between attempts to get a reply. Much shorter than the measured times, so that the
+/// interval does not distort the times.
 const RETRY_INTERVAL: Duration = Duration::from_micros(500);
-/// Clients that fill the store.
+/// Number of concurrent clients that fill the store.
 const CLIENTS: usize = 64;
-/// Time limit for filling the store.
+/// Maximum time to fill the store.
 const FILL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Measure the time until a restarted manager replies
 #[derive(Debug, Parser)]
 struct Args {
-    /// Number of stops and of kills; the report shows medians
+    /// Number of stops and number of kills. The report shows medians
     #[arg(long, default_value_t = 7)]
     rounds: u32,
-    /// Reservations in the store
+    /// Number of reservations in the store
     #[arg(long, default_value_t = 4096)]
     reservations: u32,
-    /// Slices of each reservation
+    /// Number of slices of each reservation
     #[arg(long, default_value_t = 8)]
     slices_each: u32,
     /// Folder of the store, on a disk [default: cargo's target folder]
@@ -48,7 +50,7 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(flatten)]
     plan: Plan,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -72,7 +74,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     Ok(report(args, &disk, &stopped, &killed))
 }
 
-/// Reserves until the store has the intended size, with every slice in use.
+/// Fills the store with reservations, and waits until all their slices are online.
 async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
     let channels = rack.connect(8).await?;
     let writer = |n: usize| {
@@ -110,7 +112,7 @@ async fn restart(rack: &mut Rack, args: &Args, gracefully: bool) -> Result<f64, 
     Ok(milliseconds)
 }
 
-/// Checks that the restarted manager has all reservations.
+/// Checks that the restarted manager reports the expected number of free slices.
 fn check_free_slices(args: &Args, slices_free: u32) -> Result<(), Failure> {
     let expected = args.plan.slices() - args.reservations * args.slices_each;
     if slices_free == expected {

@@ -1,7 +1,9 @@
-//! Goal: slices come online and go offline at 1 GB/s or more, which suffices with a buffer of free
-//! slices (Pond, section 4.4). Measured by the agent's metrics on an emulated host, for both
-//! backends: untouched slices, slices filled by a VM, and a slice whose pages the kernel has to
-//! migrate to other slices of the node first.
+//! Measures the rates at which slices come online and go offline.
+//!
+//! Goal: 1 GB/s or more. This rate suffices with a buffer of free slices (Pond, section 4.4). The
+//! times come from the metrics of an agent on an emulated host. Both backends are measured with
+//! untouched slices and with slices filled by a VM. The backend `memory_block` is also measured
+//! with a slice whose pages the kernel must first migrate to other slices of the node.
 
 use std::{
     fmt::Write as _,
@@ -18,34 +20,35 @@ use benches::{
 use clap::Parser;
 use emulated_host::rack::{Device, Plan, Rack, RackPlan};
 
-/// Goal in bytes per second.
+/// Goal for the rate of each operation, in bytes per second.
 const GOAL_BYTES_PER_S: f64 = 1e9;
-/// Bytes of a slice.
+/// Size of a slice in bytes.
 const SLICE: f64 = (1u64 << 30) as f64;
-/// Slices of the device. One is added or removed at a time.
+/// Number of slices of the device. Slices are added and removed one at a time.
 const SLICES: u32 = 2;
-/// Memory that a VM writes to fill a slice, in MiB: the kernel reserves some of a node.
+/// Memory that a VM writes to fill a slice, in MiB. Less than a slice, because the kernel reserves
+/// some memory of each node.
 const FILL_MIB: u32 = 960;
-/// Memory of a VM while other slices are removed, in MiB.
+/// Memory that a running VM writes before another slice is removed, in MiB.
 const MOVE_MIB: u32 = 512;
-/// Address of the agent's metrics on its host.
+/// Address at which the agent serves its metrics.
 const METRICS: &str = "127.0.0.1:9751";
 /// Socket on which the agent provides memory.
 const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
-/// Operations on a slice, in order.
+/// Names of the agent's operations on a slice, in order of execution.
 const CALL_NAMES: [&str; 3] = ["online", "scrub", "offline"];
 const BACKENDS: [&str; 2] = ["dax", "memory_block"];
-/// Time limit of every wait. Generous, because hosts are emulated.
+/// Maximum duration of every wait and command. Long, because emulated hosts are slow.
 const TIMEOUT: Duration = Duration::from_secs(180);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Measure the rates at which slices come online and go offline
 #[derive(Debug, Parser)]
 struct Args {
-    /// Additions and removals of a slice in each state; the report shows means
+    /// Number of times that a slice is added and removed in each state. The report shows means
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Passed by cargo
+    /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -68,7 +71,7 @@ fn measure(args: &Args) -> Result<String, Failure> {
     Ok(report(&measured.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// Total duration and number of calls.
+/// Total duration and number of calls of one operation.
 #[derive(Clone, Copy, Debug, Default)]
 struct CallTimes {
     seconds: f64,
@@ -86,14 +89,15 @@ impl CallTimes {
     }
 }
 
-/// Times by call, in the order of [`CALL_NAMES`].
+/// Call times of one backend, in the order of [`CALL_NAMES`].
 type BackendTimes = [CallTimes; 3];
 
 struct Backend {
     name: &'static str,
     empty: BackendTimes,
     full: BackendTimes,
-    /// Removal of slices whose pages are migrated first, if the backend supports it.
+    /// Call times of removing a slice whose pages are migrated first. `None` if the backend does
+    /// not migrate pages.
     migrating: Option<CallTimes>,
 }
 
@@ -113,7 +117,8 @@ impl Backend {
         Ok(Self { name, empty, full, migrating })
     }
 
-    /// Removes slices that were added before those of a running VM, and have pages of it.
+    /// Removes a slice that contains pages of a running VM. The slice of this VM was added later,
+    /// so the kernel must migrate the pages.
     fn remove_with_page_migration(rack: &mut SingleHostRack, n: u32) -> Result<(), Failure> {
         let (first, second) = (format!("first{n}"), format!("stays{n}"));
         rack.reserve(&first)?;
@@ -126,7 +131,7 @@ impl Backend {
     }
 }
 
-/// Rack of one host, whose agent reports durations of calls.
+/// Rack of one emulated host, whose agent reports the durations of its calls.
 struct SingleHostRack {
     rack: Rack,
     _folder: tempfile::TempDir,
@@ -145,7 +150,7 @@ impl SingleHostRack {
         Ok(Self { rack, _folder: folder })
     }
 
-    /// Returns the times of calls during repeated work.
+    /// Runs `work` `rounds` times. Returns the times of the agent's calls during these runs.
     fn measure_calls(
         &mut self,
         rounds: u32,
@@ -159,7 +164,7 @@ impl SingleHostRack {
         Ok(std::array::from_fn(|call| after[call].since(before[call])))
     }
 
-    /// Adds a slice, fills it if requested, and removes it.
+    /// Adds a slice for a VM, writes `fill_mib` MiB of it if given, and removes the slice.
     fn add_and_remove_slice(&mut self, vm: &str, fill_mib: Option<u32>) -> Result<(), Failure> {
         self.reserve(vm)?;
         match fill_mib {
@@ -184,7 +189,7 @@ impl SingleHostRack {
             "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
              tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {mib} --look 1 < /run/{vm}.in > /run/{vm}.out 2>&1 &"
         ))?;
-        self.wait_until(&format!("{vm} has its memory"), || {
+        self.wait_until(&format!("VM {vm} to write its memory"), || {
             Ok(self.run(&format!("cat /run/{vm}.out"))?.contains("dirty"))
         })
     }
@@ -195,7 +200,7 @@ impl SingleHostRack {
 
     fn wait_free(&self, slices: u32) -> Result<(), Failure> {
         let free = || Ok(self.tarn("get slices")?.matches(" free ").count() == slices as usize);
-        self.wait_until(&format!("{slices} slices are free"), free)
+        self.wait_until(&format!("{slices} free slices"), free)
     }
 
     fn wait_until(&self, what: &str, condition: impl Fn() -> Result<bool, Failure>) -> Result<(), Failure> {
@@ -237,7 +242,7 @@ impl SingleHostRack {
     }
 }
 
-/// Returns a sample of the agent's histogram of calls; zero before the first call.
+/// Returns a sample of the agent's histogram of call durations, or 0 before the first call.
 fn sample(text: &str, of: &str, call: &str) -> f64 {
     let name = format!("tarn_agent_host_call_seconds_{of}{{");
     let label = format!("call=\"{call}\"");

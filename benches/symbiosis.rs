@@ -1,8 +1,14 @@
-//! Goals: on one thread, from miss-ratio curves, the market clears 24 tenants within 10 µs, 1,000
-//! within 300 µs and 100,000 within 50 ms; 100,000 slightly changed ones within 10 ms; and 1,000
-//! with opaque utilities within 15 ms. A miss-ratio curve is fitted to 40,000 samples within 200
-//! µs. Spirit's own allocator in the same language (`port`) runs with the same tenants: one epoch,
-//! and the ten epochs after which six tenants have most of their gain.
+//! Measures the market on one thread and compares it with Spirit's allocator.
+//!
+//! Goals for the time to clear a market:
+//! - from miss-ratio curves: 10 µs for 24 tenants, 300 µs for 1,000 and 50 ms for 100,000,
+//! - with a warm start after small changes: 10 ms for 100,000 tenants,
+//! - with opaque utilities: 15 ms for 1,000 tenants.
+//!
+//! Goal for the fit of a miss-ratio curve to 40,000 samples: 200 µs.
+//!
+//! A Rust port of Spirit's published allocator (`port`) runs with the same tenants, for one epoch
+//! and for ten epochs. After ten epochs, six tenants have most of their gain.
 
 #[path = "symbiosis/port.rs"]
 mod port;
@@ -30,25 +36,27 @@ use rand::SeedableRng as _;
 use rand_pcg::Pcg64Mcg;
 use tenants::{TenantModel, random_tenants, six_tenants, supply};
 
-/// Allocator of pool-manager.
+/// Allocator that pool-manager uses in production.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const SIZES: [usize; 6] = [3, 24, 100, 1_000, 10_000, 100_000];
-/// Sizes of markets with opaque utilities.
+/// Numbers of tenants in the measured markets with opaque utilities.
 const GRID_SIZES: [usize; 3] = [24, 100, 1_000];
-/// Smallest size used for the growth of time with the number of tenants.
+/// Minimum number of tenants of the markets that are used for the growth exponent of the time.
 const GROWTH_SIZE_MIN: usize = 1_000;
-/// Smallest number of tenants for the comparison with the port of Spirit's allocator. Spirit was
-/// evaluated with 24.
+/// Minimum number of tenants for the comparison with the port of Spirit's allocator. The evaluation
+/// of Spirit has 24 tenants.
 const COMPARISON_SIZE_MIN: usize = 24;
-/// Epochs after which the slowdown of the port is reported; the ratio is that after `EPOCHS`.
+/// Epochs after which the slowdown of the port is reported.
 const REPORTED_EPOCHS: [u32; 4] = [1, 5, 10, 20];
+/// Number of epochs of the port that is compared with the market.
 const EPOCHS: u32 = 10;
-/// Minimum duration and number of repeated calls.
+/// Minimum total duration of the repeated calls of one measurement.
 const REPEAT_DURATION: Duration = Duration::from_millis(500);
+/// Minimum number of repeated calls of one measurement.
 const CALLS_MIN: u32 = 11;
-/// Permitted loss against an equal split.
+/// Maximum relative loss of a tenant compared with an equal split, a tolerance for rounding errors.
 const SPLIT_LOSS: f64 = 1e-6;
 const SEED: u64 = 20_251_013;
 
@@ -83,7 +91,7 @@ fn measure() -> Result<String, Failure> {
     ))
 }
 
-/// Times of a market of this size, in microseconds.
+/// Median times of a market with this number of tenants, in microseconds.
 struct MarketTimes {
     tenants: usize,
     cold: f64,
@@ -122,14 +130,15 @@ impl MarketTimes {
     }
 
     fn ratios(&self) -> String {
-        let line = |what: &str, theirs: f64| {
-            ratio(&format!("symbiosis_{}_vs_{what}", self.tenants), theirs / self.cold)
+        let line = |what: &str, spirit_us: f64| {
+            ratio(&format!("symbiosis_{}_vs_{what}", self.tenants), spirit_us / self.cold)
         };
         format!("{}\n{}\n", line("spirit_epoch", self.epoch), line("spirit_ten_epochs", self.epochs))
     }
 }
 
-/// Returns the median duration of a call, in microseconds, without preparation and clean-up.
+/// Returns the median duration of `call`, in microseconds. Excludes the time to create its input
+/// and to drop its output.
 fn median_us<G, L>(mut input: impl FnMut() -> G, mut call: impl FnMut(G) -> L) -> f64 {
     let (mut rounds, mut calls, start) = (Rounds::default(), 0, Instant::now());
     while calls < CALLS_MIN || start.elapsed() < REPEAT_DURATION {
@@ -147,7 +156,7 @@ fn to_tenants(models: Vec<TenantModel>, supply: Supply) -> Vec<Tenant<Slowdown>>
     models.into_iter().map(|model| model.tenant(supply)).collect()
 }
 
-/// Computes shares from curves, without a warm start. Returns all intermediate values, so that
+/// Computes shares from miss-ratio curves without a warm start. Also returns the tenants, so that
 /// dropping them is not measured.
 fn cold(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
     let tenants = to_tenants(models, supply);
@@ -155,7 +164,8 @@ fn cold(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Out
     (tenants, outcome)
 }
 
-/// Measures a market with slightly changed tenants and the warm start of the previous one.
+/// Measures a market of slightly changed tenants, with the warm start of the previous epoch.
+/// Returns microseconds.
 fn warm(next_epoch: Vec<TenantModel>, supply: Supply, warm_start: &MarketWarmStart) -> Result<f64, Failure> {
     let tenants = to_tenants(next_epoch, supply);
     let options = || ClearingOptions { warm_start: warm_start.clone(), turn: 1 };
@@ -163,7 +173,7 @@ fn warm(next_epoch: Vec<TenantModel>, supply: Supply, warm_start: &MarketWarmSta
     Ok(median_us(options, |options| market(&tenants, supply).clear(options)))
 }
 
-/// Computes shares for opaque utilities.
+/// Measures a market of tenants with opaque utilities. Returns microseconds.
 fn grid_us(models: &[TenantModel], supply: Supply) -> Result<f64, Failure> {
     let tenant = |model: &TenantModel| {
         let slowdown = model.clone().slowdown();
@@ -174,7 +184,8 @@ fn grid_us(models: &[TenantModel], supply: Supply) -> Result<f64, Failure> {
     Ok(median_us(|| (), |()| market(&tenants, supply).clear(ClearingOptions::default())))
 }
 
-/// Measures a fit to 40,000 sorted samples by Zipf's law from 8 GiB of pages.
+/// Measures the fit of a miss-ratio curve to 40,000 samples. The samples follow Zipf's law over the
+/// pages of 8 GiB.
 fn fit_time_line() -> String {
     const PAGES: u32 = 2 << 20;
     const SAMPLES: f64 = 40_000.0;
@@ -207,7 +218,8 @@ fn clear_and_check<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Result<
     Ok(outcome.warm_start)
 }
 
-/// Checks that the sum is at most the supply, and no tenant is worse off than with an equal split.
+/// Checks that the shares are at most the supply in total, and that no tenant is worse off than
+/// with an equal split.
 fn check_shares<U: Utility>(tenants: &[Tenant<U>], supply: Supply, outcome: &Outcome) -> Result<(), Failure> {
     let memory: u64 = outcome.shares.iter().map(|share| share.memory_mib).sum();
     let bandwidth: u64 = outcome.shares.iter().map(|share| share.bandwidth_mb_s).sum();
@@ -216,12 +228,12 @@ fn check_shares<U: Utility>(tenants: &[Tenant<U>], supply: Supply, outcome: &Out
     if is_within_supply && certificate.sharing_incentive >= 1.0 - SPLIT_LOSS {
         return Ok(());
     }
-    let reply = format!("{memory} MiB and {bandwidth} MB/s of {supply:?}; {certificate:?}");
-    Err(Failure::UnexpectedReply { what: format!("a market of {}", tenants.len()), reply })
+    let reply = format!("shares of {memory} MiB and {bandwidth} MB/s of {supply:?}; {certificate:?}");
+    Err(Failure::UnexpectedReply { what: format!("a market of {} tenants", tenants.len()), reply })
 }
 
-/// Returns the exponent of the growth of time with the number of tenants: the slope of a linear fit
-/// to their logarithms.
+/// Formats the exponent by which the time grows with the number of tenants: the slope of a
+/// least-squares line through their logarithms.
 fn growth(kind: &str, sizes: &[MarketTimes], of: fn(&MarketTimes) -> f64) -> String {
     let large = sizes.iter().filter(|times| times.tenants >= GROWTH_SIZE_MIN);
     let points: Vec<_> = large.map(|times| ((times.tenants as f64).ln(), of(times).ln())).collect();
@@ -232,7 +244,7 @@ fn growth(kind: &str, sizes: &[MarketTimes], of: fn(&MarketTimes) -> f64) -> Str
     format!("growth symbiosis_{kind} {:.2}\n", covariance / variance)
 }
 
-/// Returns lines with the geometric mean slowdown of six tenants for each allocator.
+/// Formats the geometric mean slowdown of six tenants, one line per allocator.
 fn quality() -> Result<String, Failure> {
     let models = six_tenants();
     let supply = supply(models.len());
@@ -245,20 +257,20 @@ fn quality() -> Result<String, Failure> {
     let market = market(&tenants, supply);
     let outcome = market.clear(ClearingOptions::default());
     check_shares(&tenants, supply, &outcome)?;
-    let ours = mean(&mut outcome.shares.iter().map(|share| (*share).into()));
+    let market_slowdown = mean(&mut outcome.shares.iter().map(|share| (*share).into()));
     let split = mean(&mut (0..models.len()).map(|tenant| market.fair_share(tenant)));
     let mut lines = format!("slowdown equal_split {split:.3}\n");
     let (mut port, mut slowdown_ratio) = (SpiritPort::new(&models, supply), f64::NAN);
     for epoch in 1..=REPORTED_EPOCHS[REPORTED_EPOCHS.len() - 1] {
         port.epoch();
-        let theirs = mean(&mut port.bundles());
+        let spirit_slowdown = mean(&mut port.bundles());
         if REPORTED_EPOCHS.contains(&epoch) {
-            lines += &format!("slowdown spirit_after_{epoch} {theirs:.3}\n");
+            lines += &format!("slowdown spirit_after_{epoch} {spirit_slowdown:.3}\n");
         }
         if epoch == EPOCHS {
-            slowdown_ratio = theirs / ours;
+            slowdown_ratio = spirit_slowdown / market_slowdown;
         }
     }
     let ratio = ratio("symbiosis_slowdown_vs_spirit", slowdown_ratio);
-    Ok(format!("{lines}slowdown ours {ours:.3}\n{ratio}\n"))
+    Ok(format!("{lines}slowdown market {market_slowdown:.3}\n{ratio}\n"))
 }

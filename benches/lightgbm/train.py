@@ -1,7 +1,7 @@
-"""Trains the model that predictions are timed with, and times LightGBM's own Python.
+"""Trains the LightGBM model of the benchmark frigid_predict, and times predictions by LightGBM's Python API.
 
-    python train.py make FOLDER FEATURES     writes model.txt and rows.f64 (rows of 64-bit numbers, some missing)
-    python train.py time FOLDER FEATURES     prints nanoseconds that one prediction of one row takes
+    python train.py make FOLDER FEATURES     writes model.txt, and rows.f64: rows of 64-bit floats, some of them NaN
+    python train.py time FOLDER FEATURES     prints the mean nanoseconds of one prediction of one row
 """
 
 import sys
@@ -11,12 +11,12 @@ import lightgbm
 import numpy
 
 ROWS = 1024
-TIMED = 2000
+TIMED_PREDICTIONS = 2000
 
-what, folder, features = sys.argv[1], sys.argv[2], int(sys.argv[3])
+command, folder, features = sys.argv[1], sys.argv[2], int(sys.argv[3])
 random = numpy.random.default_rng(1)
 
-if what == "make":
+if command == "make":
     x = random.normal(size=(20_000, features))
     x[random.random(x.shape) < 0.2] = numpy.nan
     y = numpy.nan_to_num(x) @ random.normal(size=features) + random.normal(size=len(x))
@@ -29,7 +29,7 @@ else:
     rows = numpy.fromfile(f"{folder}/rows.f64").reshape(-1, 1, features)
     for row in rows[:100]:
         model.predict(row, num_threads=1)
-    begun = time.perf_counter_ns()
-    for at in range(TIMED):
-        model.predict(rows[at % len(rows)], num_threads=1)
-    print((time.perf_counter_ns() - begun) / TIMED)
+    start = time.perf_counter_ns()
+    for number in range(TIMED_PREDICTIONS):
+        model.predict(rows[number % len(rows)], num_threads=1)
+    print((time.perf_counter_ns() - start) / TIMED_PREDICTIONS)

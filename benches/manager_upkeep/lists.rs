@@ -1,5 +1,5 @@
-//! Reads of the ledger under its lock: lists, metrics, capacity, alarms. Of a list, the longest
-//! piece is measured.
+//! Measures reads of the ledger under its lock: lists, metrics, capacity and alarms. A list is read
+//! in pieces, and the result for a list is the duration of the longest piece.
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ use units::{EmcId, HostId, Ns, ReservationId, SliceId};
 
 use crate::{FULL, HOSTS, InitialState, RackSize, SimulatedRack, idle_rack, longest_us, median_us, sweep};
 
-/// Numbers of slices in use, up to all.
+/// Measured numbers of slices in use. The largest number is all slices of the rack.
 const USED_SLICES: [u32; 3] = [1024, 16_384, 65_536];
-/// Slices whose device calls fail.
+/// Measured numbers of slices whose device calls fail.
 const FAILING: [u32; 3] = [256, 4096, 65_536];
 const READS: usize = 32;
-/// Ticks that suffice for the calls of 65,536 slices.
+/// Number of ticks after which the manager has made the device calls of 65,536 slices.
 const DRIVE_TICKS: usize = 256;
 
-/// Measures and prints all reads.
+/// Measures all kinds of reads and prints the results.
 pub fn measure() {
     sweep("list_hosts_hosts", HOSTS, |hosts| longest_piece_us(&idle_rack(hosts), HostId(0), lists::hosts));
     sweep("list_slices_slices", USED_SLICES, |used| {
@@ -58,7 +58,7 @@ fn median_read_us<T>(rack: &SimulatedRack, read: impl Fn(&Manager) -> T) -> f64 
     median_us((0..READS).map(|_| rack.time_read(&read)))
 }
 
-/// Measures the longest piece of a list.
+/// Reads a list repeatedly, and returns the median duration of the longest piece in microseconds.
 fn longest_piece_us<T, K: Copy>(
     rack: &SimulatedRack,
     first: K,
@@ -76,7 +76,7 @@ fn longest_piece_us<T, K: Copy>(
     median_us((0..READS).map(longest).collect::<Vec<Duration>>())
 }
 
-/// Returns a rack in which all leases have expired.
+/// Returns a rack in which the leases of all hosts have expired.
 fn rack_with_silent_hosts(hosts: u32) -> SimulatedRack {
     let mut rack = idle_rack(hosts);
     rack.advance(Ns::secs(3601));
@@ -84,7 +84,7 @@ fn rack_with_silent_hosts(hosts: u32) -> SimulatedRack {
     rack
 }
 
-/// Returns a rack with slices whose grants fail.
+/// Returns a rack with this number of slices, for which every device grant fails.
 fn rack_with_failing_slices(slices: u32) -> SimulatedRack {
     let state = |owner| pool::slice::State::Assigned(owner);
     let size = RackSize { hosts: 16, emcs: 4, slices: 65_536 };
@@ -92,7 +92,7 @@ fn rack_with_failing_slices(slices: u32) -> SimulatedRack {
         SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(size, slices, 8) });
     rack.compare_devices();
     for _ in 0..DRIVE_TICKS {
-        rack.event(Event::Tick); // grants are requested in pieces
+        rack.event(Event::Tick); // each tick requests a limited number of grants
     }
     for call in rack.take_device_calls() {
         let failure =
@@ -102,6 +102,6 @@ fn rack_with_failing_slices(slices: u32) -> SimulatedRack {
     }
     assert!(longest_us(rack.take_times()) > 0.0);
     let failing = rack.manager.alarms().iter().filter(|alarm| alarm.reason == "SLICE_FAILING").count();
-    assert!(failing > 0, "no alarm about a failing slice");
+    assert!(failing > 0, "no SLICE_FAILING alarm was raised");
     rack
 }

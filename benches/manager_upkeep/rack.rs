@@ -1,5 +1,5 @@
-//! Simulated rack around one manager: its store, devices and agents reply at once, and all events
-//! are timed.
+//! Simulated rack with a real manager. The store, the devices and the agents are simulated and
+//! reply without delay. The rack records the duration of every event.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -22,10 +22,10 @@ use units::{
     UnixMs, limits::EMCS_PER_HOST_MAX,
 };
 
-/// Maximum number of device replies handled together.
+/// Maximum number of device replies that the manager handles as one batch.
 const REPLIES_PER_BATCH: usize = 64;
 
-/// Size of a rack.
+/// Numbers of hosts, EMCs and slices of a rack.
 #[derive(Clone, Copy, Debug)]
 pub struct RackSize {
     pub hosts: u32,
@@ -33,15 +33,15 @@ pub struct RackSize {
     pub slices: u32,
 }
 
-/// Initial records of the manager.
+/// Parameters of the records with which the manager starts.
 #[derive(Clone, Copy, Debug)]
 pub struct InitialState {
     pub size: RackSize,
-    /// Number of slices that are not free, from the first on.
+    /// Number of slices in use. The slices with the lowest numbers are in use.
     pub used: u32,
-    /// Slices of each reservation; 0 for no reservations.
+    /// Number of slices of each reservation. 0 means no reservations.
     pub per_vm: u32,
-    /// State of a used slice.
+    /// Returns the state of a used slice with this owner.
     pub state: fn(Owner) -> State,
     pub fence: Fence,
     /// Whether EMCs are shared devices, which cannot revoke access.
@@ -49,13 +49,13 @@ pub struct InitialState {
 }
 
 impl InitialState {
-    /// Returns a rack with `used` slices online, in reservations of `per_vm`.
+    /// Returns parameters for `used` slices that are online, in reservations of `per_vm` slices.
     pub fn with_used_slices(size: RackSize, used: u32, per_vm: u32) -> Self {
         Self { size, used, per_vm, state: State::Online, fence: Fence::None, is_shared: false }
     }
 }
 
-/// Desired state of an agent, and the slices that it has reported online.
+/// Simulated agent, with its desired state and the slices that the agent has reported as online.
 struct Agent {
     order: DesiredState,
     is_answered: bool,
@@ -88,7 +88,8 @@ impl RackSize {
         (0..self.emcs_per_host()).map(|k| EmcId((host * self.emcs_per_host() + k) % self.emcs)).collect()
     }
 
-    /// Returns the host of a slice: one that reaches its EMC, so that slices are spread evenly.
+    /// Returns the host that owns a slice. The host is connected to the slice's EMC, and slices are
+    /// spread evenly over these hosts.
     fn host_of(self, slice: u32) -> HostId {
         let groups = self.emcs / self.emcs_per_host();
         let group = slice / self.per_emc() / self.emcs_per_host();
@@ -188,8 +189,8 @@ fn records(start: InitialState) -> Vec<Record> {
 }
 
 impl SimulatedRack {
-    /// Loads the ledger and, unless the hosts are fenced, connects all agents. Device and store
-    /// calls stay queued.
+    /// Loads the initial records and, unless the hosts are fenced, connects all agents. Leaves the
+    /// resulting device and store calls queued.
     pub fn new(start: InitialState) -> Self {
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: Some(Ns::secs(3600)) };
         let mut rack = Self {
@@ -217,7 +218,7 @@ impl SimulatedRack {
         rack
     }
 
-    /// Connects the agents of all hosts.
+    /// Connects one agent for each host.
     pub fn connect(&mut self) {
         for host in 0..self.size.hosts {
             self.event(Event::AgentUp(session(host), HostId(host), hello()));
@@ -232,21 +233,22 @@ impl SimulatedRack {
         self.now = self.now.after(time);
     }
 
-    /// Measures a read of the manager, as under its lock.
+    /// Returns the CPU time of a read of the manager, which runs under a lock in production.
     pub fn time_read<T>(&self, read: impl FnOnce(&Manager) -> T) -> Duration {
         let start = cpu_time();
         std::hint::black_box(read(&self.manager));
         cpu_time() - start
     }
 
-    /// As [`SimulatedRack::time_read`], but also returns the result.
+    /// Returns the result of a read of the manager, and its CPU time.
     pub fn time_read_with_result<T>(&self, read: impl FnOnce(&Manager) -> T) -> (T, Duration) {
         let start = cpu_time();
         let result = std::hint::black_box(read(&self.manager));
         (result, cpu_time() - start)
     }
 
-    /// Measures one event with its effects, and the computation of the next wakeup.
+    /// Handles one event and performs its effects. Returns the CPU time of the manager, including
+    /// the computation of its next wakeup.
     pub fn event(&mut self, event: Event) -> Duration {
         self.events([event])
     }
@@ -272,7 +274,7 @@ impl SimulatedRack {
         self.event(Event::Request(Token(self.tokens), request));
     }
 
-    /// Takes the durations of all events since the last call.
+    /// Returns the durations of all events since the last call of this function.
     pub fn take_times(&mut self) -> Vec<Duration> {
         std::mem::take(&mut self.times)
     }
@@ -292,25 +294,26 @@ impl SimulatedRack {
                     agent.is_answered = false;
                 }
                 None => {
-                    assert!(desired.base.is_none(), "the first order is complete");
+                    assert!(desired.base.is_none(), "the first desired state must be complete");
                     let agent = Agent { order: desired, is_answered: false, reported: BTreeSet::new() };
                     self.agents.insert(session, agent);
                 }
             },
             Effect::Durable(_) => {}
-            Effect::Close(..) => {} // previous connection of a reconnected agent
-            Effect::Reload => unreachable!("no operation fails"),
+            Effect::Close(..) => {} // closes the previous connection of a reconnected agent
+            Effect::Reload => unreachable!("store operations do not fail in this simulation"),
         }
     }
 
-    /// Completes the oldest store batch, if there is one.
+    /// Completes the oldest pending store batch. Returns whether a batch was pending.
     pub fn store(&mut self) -> bool {
         let Some(batch) = self.stored.pop_front() else { return false };
         self.event(Event::Stored { batch, ok: true });
         true
     }
 
-    /// Completes device calls, in batches as in the service.
+    /// Completes one batch of device calls of one EMC, as pool-manager does. Returns whether a call
+    /// was pending.
     pub fn complete_device_calls(&mut self) -> bool {
         let Some(emc) = self.calls.front().map(|(emc, _)| *emc) else { return false };
         let count = self.calls.iter().take_while(|(other, _)| *other == emc).count();
@@ -334,8 +337,8 @@ impl SimulatedRack {
         }
     }
 
-    /// Completes all calls for the contents of devices, and waits until the manager has compared
-    /// them.
+    /// Completes all `Contents` calls, and sends ticks until the manager has compared the contents
+    /// of all EMCs with the ledger.
     pub fn compare_devices(&mut self) {
         while self.compare_device() {}
         while !self.manager.durable().emcs().all(|(_, emc)| emc.up) {
@@ -343,7 +346,7 @@ impl SimulatedRack {
         }
     }
 
-    /// Completes the next call for the contents of a device.
+    /// Completes the next `Contents` call. Returns whether such a call was pending.
     fn compare_device(&mut self) -> bool {
         let Some(at) = self.calls.iter().position(|(_, call)| *call == DeviceCall::Contents) else {
             return false;
@@ -354,30 +357,30 @@ impl SimulatedRack {
         true
     }
 
-    /// Takes all queued device calls.
+    /// Removes all queued device calls and returns them.
     pub fn take_device_calls(&mut self) -> Vec<DeviceCall> {
         self.calls.drain(..).map(|(_, call)| call).collect()
     }
 
-    /// Returns the VMs of a host.
+    /// Returns the names of the VMs with a reservation on a host.
     pub fn vms_of(&self, host: HostId) -> Vec<Name> {
         let ledger = self.manager.durable();
         let ids = ledger.host(host).into_iter().flat_map(|entry| entry.reservations());
         ids.filter_map(|id| Some(ledger.reservation(id)?.vm.clone())).collect()
     }
 
-    /// Reconnects the agent of a host, without a desired state.
+    /// Reconnects the agent of a host, which loses its desired state.
     pub fn reconnect(&mut self, host: u32) -> Duration {
         self.agents.remove(&session(host));
         self.event(Event::AgentUp(session(host), HostId(host), hello()))
     }
 
-    /// Returns whether the agent of a host has a desired state.
+    /// Returns whether the agent of a host has received a desired state.
     pub fn has_order(&self, host: u32) -> bool {
         self.agents.contains_key(&session(host))
     }
 
-    /// Returns the contents of a device that matches the durable ledger.
+    /// Returns device contents that match the durable ledger.
     fn contents(&self, of: EmcId) -> Contents {
         let ledger = self.manager.durable();
         let slices = || ledger.emc(of).map(|entry| entry.emc.range()).into_iter().flatten();
@@ -390,8 +393,8 @@ impl SimulatedRack {
         Contents { grants: grants.collect(), highest: highest.collect(), places: Vec::new() }
     }
 
-    /// Applies and reports the desired state of one agent that has not replied. Returns whether
-    /// there was one.
+    /// Reports the desired state of one agent as applied. Returns whether an agent had a report
+    /// pending.
     pub fn run_agent(&mut self) -> bool {
         let unanswered = self.agents.iter_mut().find(|(_, agent)| !agent.is_answered);
         let Some((session, agent)) = unanswered else { return false };
@@ -413,14 +416,16 @@ impl SimulatedRack {
         true
     }
 
-    /// Sends a heartbeat of an agent without changes.
+    /// Sends a report without changes from the agent of a host. Returns the CPU time of the
+    /// manager.
     pub fn heartbeat(&mut self, host: u32) -> Duration {
         let session = session(host);
         let number = self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.order.number);
         self.event(Event::AgentReport(session, ObservedState { number, ..ObservedState::default() }))
     }
 
-    /// Runs store, devices, agents and ticks until nothing is due within 100 ms.
+    /// Completes store and device calls, agent reports and ticks until the manager has no wakeup
+    /// within 100 ms.
     pub fn settle(&mut self) {
         loop {
             while self.store() || self.complete_device_calls() || self.run_agent() {}
@@ -432,7 +437,7 @@ impl SimulatedRack {
     }
 }
 
-/// Returns the CPU time of this thread, which excludes other programs.
+/// Returns the CPU time of this thread. Unlike wall-clock time, it excludes other programs.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))

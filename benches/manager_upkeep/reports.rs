@@ -1,4 +1,5 @@
-//! Events about one host or EMC with many slices: reports, complete orders, comparisons, fencing.
+//! Measures events that concern one host or EMC with many slices: reports of an agent, complete
+//! desired states, comparisons with a device, and fencing.
 
 use pool::{
     manager::{Event, Request},
@@ -16,14 +17,14 @@ use crate::{
     sweep,
 };
 
-/// Slices of one of 16 hosts.
+/// Measured numbers of slices per host, in a rack of 16 hosts.
 const HOST_SLICES: [u32; 3] = [64, 512, 4096];
-/// Slices of one of four EMCs.
+/// Measured numbers of slices per EMC, in a rack of four EMCs.
 const EMC_SLICES: [u32; 3] = [1024, 4096, 16_384];
 const HOSTS: u32 = 16;
 const ROUNDS: usize = 32;
 
-/// Measures and prints all events.
+/// Measures all kinds of events and prints the results.
 pub fn measure() {
     sweep("heartbeat_host_slices", HOST_SLICES, |slices| {
         crate::heartbeat(&mut rack_with_host_slices(slices))
@@ -38,7 +39,7 @@ pub fn measure() {
     sweep("fence_host_slices", HOST_SLICES, fence);
 }
 
-/// Returns a rack in which each host has this number of slices, in VMs of eight.
+/// Returns a rack in which each host owns this number of slices, eight per VM.
 fn rack_with_host_slices(slices: u32) -> SimulatedRack {
     let size = RackSize { hosts: HOSTS, emcs: 4, slices: 65_536 };
     SimulatedRack::new(InitialState::with_used_slices(size, slices * HOSTS, 8)).settled()
@@ -75,8 +76,8 @@ fn complete_report(rack: &SimulatedRack, sequence: u64) -> ObservedState {
     }
 }
 
-/// Measures the longest event of a complete report in parts of at most this many facts, without
-/// changes.
+/// Measures the longest event while a host sends a complete report without changes. The report is
+/// split into parts of at most `max_facts` facts.
 fn report(slices: u32, max_facts: usize) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     let longest = (1..=ROUNDS as u64).map(|round| {
@@ -87,7 +88,8 @@ fn report(slices: u32, max_facts: usize) -> f64 {
     median_us(longest.collect::<Vec<_>>())
 }
 
-/// Measures the longest event while the first host reports the release of all its slices.
+/// Measures the longest event while the first host reports that it released all its slices. The
+/// report is split into parts of at most `max_facts` facts.
 fn report_released(slices: u32, max_facts: usize) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     let names: Vec<_> = rack.vms_of(HostId(0));
@@ -115,7 +117,7 @@ fn complete_release_report(rack: &SimulatedRack) -> ObservedState {
     }
 }
 
-/// Measures the longest event until a reconnected agent gets its complete order.
+/// Measures the longest event until a reconnected agent receives its complete desired state.
 fn complete_order(slices: u32) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     let longest = (0..ROUNDS).map(|_| {
@@ -129,8 +131,7 @@ fn complete_order(slices: u32) -> f64 {
     median_us(longest.collect::<Vec<_>>())
 }
 
-/// Measures the longest event while an EMC with this number of slices, all in use, is compared with
-/// the ledger.
+/// Measures the longest event while an EMC is compared with the ledger. All its slices are in use.
 fn compare(slices: u32) -> f64 {
     let size = RackSize { hosts: HOSTS, emcs: 4, slices: slices * 4 };
     let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, size.slices, 8));

@@ -1,4 +1,4 @@
-//! Cost of a reservation by the number of slices taken: racks of equal size, one per number, are
+//! Measures reservations in racks that differ only in the number of taken slices. The racks are
 //! measured in turns.
 
 use std::time::Duration;
@@ -15,11 +15,11 @@ use proto::bearer::ClientChannel;
 
 use super::{Args, HEAD, MANY_CLIENTS, Series, print_progress, ratios, reserve};
 
-/// Reservations of one measurement: equal for all fill levels, and fewer than the free slices of
-/// the fullest rack.
+/// Maximum number of reservations in one measurement, the same for all racks. Less than the number
+/// of free slices in the fullest rack.
 const WRITES_MAX: u64 = 4096;
 
-/// A rack with a number of taken slices.
+/// Rack with `taken` slices in use, and the results of the loads on this rack.
 struct FilledRack {
     taken: u32,
     rack: Rack,

@@ -1,4 +1,5 @@
-//! Disk of durable writes: its file system, and the cost of a durable write.
+//! Temporary folder on a disk for durable writes, with its file system and the measured cost of a
+//! durable write.
 
 use std::{
     fs::{self, File},
@@ -14,12 +15,12 @@ use crate::failure::Failure;
 
 /// Number of timed durable writes.
 const SYNCS: usize = 200;
-/// Bytes appended before each sync.
+/// Data that is appended to a file before each fdatasync(2).
 const SYNC_BYTES: [u8; 4096] = [0xA5; 4096];
-/// File systems in memory.
+/// Types of file systems that store files in memory, where fsync has no cost.
 const MEMORY_FILE_SYSTEMS: [&str; 3] = ["tmpfs", "ramfs", "hugetlbfs"];
 
-/// A temporary folder on a disk.
+/// Temporary folder on a disk, which is removed on drop.
 #[derive(Debug)]
 pub struct Disk {
     folder: TempDir,
@@ -33,7 +34,7 @@ impl Disk {
     /// Creates a folder in `parent` and measures durable writes.
     ///
     /// # Errors
-    /// The folder cannot be created or written, or is not on a disk.
+    /// [`Failure`] if the folder cannot be created or written, or is not on a disk.
     pub fn new(parent: &Path) -> Result<Self, Failure> {
         fs::create_dir_all(parent).map_err(Failure::file("create", parent))?;
         let mounts = fs::read_to_string("/proc/self/mountinfo")
@@ -57,10 +58,10 @@ impl Disk {
         self.folder.path()
     }
 
-    /// Creates a folder in it.
+    /// Creates a folder with this name in the temporary folder, and returns its path.
     ///
     /// # Errors
-    /// The folder cannot be created.
+    /// [`Failure`] if the folder cannot be created.
     pub fn folder(&self, name: &str) -> Result<PathBuf, Failure> {
         let path = self.folder.path().join(name);
         fs::create_dir(&path).map_err(Failure::file("create", &path))?;
@@ -86,13 +87,14 @@ pub fn microseconds() -> Histogram<u64> {
     Histogram::new_with_max(60_000_000, 3).expect("three digits up to a minute are allowed")
 }
 
-/// Adds a duration; longer ones count as a minute.
+/// Records a duration in a histogram. Durations above a minute count as a minute.
 pub fn record(times: &mut Histogram<u64>, time: Duration) {
     times.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
 }
 
-/// Returns the type and device of the file system of a path: that of the longest matching mount
-/// point, and of equal ones the last.
+/// Returns the type and the device of the file system that contains a path. This is the file system
+/// with the longest matching mount point. If several file systems have this mount point, the
+/// function returns the last one in `mountinfo`.
 fn file_system<'a>(mountinfo: &'a str, path: &Path) -> (&'a str, &'a str) {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (mount_fields, source_fields) = line.split_once(" - ")?;

@@ -1,4 +1,4 @@
-//! Debian's etcd on loopback with default settings: one member, fsync on. The client puts two
+//! Debian's etcd on loopback with default settings: one member, fsync enabled. The client puts two
 //! records in one transaction, the minimum for a reservation stored in etcd.
 
 use std::{
@@ -20,23 +20,24 @@ use crate::{
     loopback::{connect, free_port, wait_until},
 };
 
-/// Time limit for the start of etcd.
+/// Maximum time from the start of etcd to its first reply.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// A slice's record: state, owner, epoch, EMC.
+/// Value that is stored for a slice. The size equals that of a slice's state, owner, epoch and EMC.
 const SLICE_RECORD: [u8; 64] = [0x5A; 64];
-/// A request id's record: reservation, content hash, times.
+/// Value that is stored for a request ID. The size equals that of the request's reservation,
+/// content hash and times.
 const REQUEST_RECORD: [u8; 100] = [0xC3; 100];
-/// Number of slice keys, which are overwritten so that the store does not grow without bound.
+/// Number of slice keys. Writes reuse these keys, which bounds the number of keys in the store.
 const SLICES: u64 = 65_536;
 
-/// A running etcd.
+/// Running etcd server.
 #[derive(Debug)]
 pub struct Etcd {
-    /// Process.
+    /// Process of the server.
     pub process: Process,
-    /// Endpoint of clients.
+    /// URI to which clients connect.
     pub uri: String,
-    /// Output of `etcd --version`.
+    /// First line of the output of `etcd --version`.
     pub version: String,
 }
 
@@ -44,13 +45,13 @@ impl Etcd {
     /// Starts etcd with its data in `folder` and waits until it replies.
     ///
     /// # Errors
-    /// etcd is not installed, or does not reply.
+    /// [`Failure`] if etcd is not installed or does not reply.
     pub async fn start(folder: &Path, logs: &Path) -> Result<Self, Failure> {
         let version = version()?;
         let uri = format!("http://127.0.0.1:{}", free_port()?);
         let peers = format!("http://127.0.0.1:{}", free_port()?);
         let mut command = Command::new("etcd");
-        // The environment may have settings of a real cluster.
+        // These variables may contain the settings of a production cluster.
         std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("ETCD_")).for_each(
             |(key, _)| {
                 command.env_remove(key);
@@ -95,7 +96,7 @@ fn version() -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or("etcd of unknown version").to_owned())
 }
 
-/// Writes a slice's and a request's record in one transaction.
+/// Client that writes the records of a slice and of a request in one transaction.
 #[derive(Clone, Debug)]
 pub struct TwoPuts {
     kv: KvClient<ClientChannel>,
@@ -103,7 +104,7 @@ pub struct TwoPuts {
 }
 
 impl TwoPuts {
-    /// Returns a client on this connection; `round` makes its request ids unique.
+    /// Returns a client that uses this connection. `round` makes the keys of its requests unique.
     pub fn new(channel: ClientChannel, round: &str) -> Self {
         Self { kv: KvClient::new(channel), round: round.to_owned() }
     }

@@ -2,13 +2,13 @@
 
 use std::{io, path::PathBuf};
 
-/// Anything that ends a benchmark before its report.
+/// Error that ends a benchmark before its report.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// A program could not be started.
     #[error("cannot start {}", program.display())]
     Start {
-        /// The program.
+        /// Path or name of the program.
         program: PathBuf,
         /// Error of the operating system.
         #[source]
@@ -22,47 +22,48 @@ pub enum Failure {
     Process(#[from] local_rack::ProcessError),
     /// etcd is not installed.
     #[error(
-        "no program `etcd` in PATH: this benchmark compares with the etcd of Debian. \
-         Install it with `apt-get install -y etcd-server` as root (`cargo xtask bench` does), then run this again"
+        "etcd is not in PATH: this benchmark compares Tarn with Debian's etcd. \
+         Run `apt-get install -y etcd-server` as root, or run `cargo xtask bench`, which installs etcd"
     )]
     EtcdMissing,
     /// LightGBM is not installed.
     #[error(
-        "LightGBM is missing: this benchmark compares with it. \
-         `cargo xtask bench` installs it; TARN_LIGHTGBM names the folder of a Python environment with it"
+        "LightGBM is not installed: this benchmark compares Tarn with LightGBM. \
+         Run `cargo xtask bench`, which installs LightGBM, \
+         or set TARN_LIGHTGBM to the path of a Python environment that contains LightGBM"
     )]
     LightGbmMissing,
     /// A condition did not hold in time.
     #[error("timed out after {seconds} s waiting for {what}; last state: {seen}")]
     TimedOut {
-        /// Awaited condition.
+        /// Condition that did not hold.
         what: String,
-        /// Time limit.
+        /// Time limit in seconds.
         seconds: u64,
-        /// Observed state.
+        /// State that was observed last.
         seen: String,
     },
     /// A server rejected a request.
-    #[error("{what}")]
+    #[error("cannot {what}")]
     Rejected {
-        /// Request.
+        /// Description of the request, such as "read a key of etcd".
         what: String,
-        /// Status of the server.
+        /// Status that the server returned.
         #[source]
         status: Box<tonic::Status>,
     },
     /// A server or program returned an unexpected reply.
     #[error("{what}: unexpected reply: {reply}")]
     UnexpectedReply {
-        /// Request.
+        /// Description of the request, or name of the program.
         what: String,
-        /// Reply.
+        /// Text of the reply.
         reply: String,
     },
     /// A connection failed.
     #[error("cannot connect to {uri}")]
     Connect {
-        /// Endpoint.
+        /// URI of the server.
         uri: String,
         /// Error of the transport.
         #[source]
@@ -71,9 +72,9 @@ pub enum Failure {
     /// A file or folder could not be used.
     #[error("cannot {what} {}", path.display())]
     File {
-        /// Operation.
+        /// Description of the operation, such as "read".
         what: &'static str,
-        /// Object.
+        /// Path of the file or folder.
         path: PathBuf,
         /// Error of the operating system.
         #[source]
@@ -81,12 +82,11 @@ pub enum Failure {
     },
     /// A folder is not on a disk.
     #[error(
-        "{} is on {kind}, which is not durable, so fsync is free there; \
-         name a folder on a disk with --dir",
+        "{} is on {kind}, which stores files in memory: set --dir to a folder on a disk",
         path.display()
     )]
     NotADisk {
-        /// Folder.
+        /// Path of the folder.
         path: PathBuf,
         /// Type of the file system.
         kind: String,
@@ -94,25 +94,25 @@ pub enum Failure {
     /// An emulated host failed.
     #[error(transparent)]
     Emulated(#[from] emulated_host::HostError),
-    /// Interrupted by SIGINT or SIGTERM.
+    /// SIGINT or SIGTERM interrupted the benchmark.
     #[error("interrupted; all processes were stopped and folders removed")]
     Interrupted,
 }
 
 impl Failure {
-    /// Returns a closure for `map_err` where a file is used.
+    /// Returns a closure for `map_err` that converts an error of a file operation.
     pub fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { what, path, source }
     }
 
-    /// Returns a closure for `map_err` where a server rejects a request.
+    /// Returns a closure for `map_err` that converts the status of a rejected request.
     pub fn rejected(what: impl Into<String>) -> impl FnOnce(tonic::Status) -> Self {
         let what = what.into();
         move |status| Self::Rejected { what, status: Box::new(status) }
     }
 
-    /// Formats the error with its causes, one per line.
+    /// Returns the error message, followed by one line for each cause.
     pub fn error_chain(&self) -> String {
         let mut error_chain = self.to_string();
         let mut cause = std::error::Error::source(self);

@@ -1,5 +1,5 @@
-//! One guest, launched by one of several VMMs: time of its first instruction and of its first
-//! program's output, and memory of its VMM. Runs on a host with a KVM that boots Linux.
+//! Launches a guest under one of several VMMs. Measures the time to its first instruction, the time
+//! to the output of its first program, and the memory of the VMM. Requires a host with KVM.
 
 use std::{
     fs,
@@ -10,22 +10,24 @@ use std::{
 
 use crate::failure::Failure;
 
-/// Kernel that reports its first instruction.
+/// Path of a kernel, without the leading slash, whose first instructions write a byte to the serial
+/// port.
 pub const FIRST_INSTRUCTION: &str = "guest/first-instruction";
-/// Script of the guest's `init`.
+/// Shell script that the guest's `init` runs. Its output marks the start of the first program.
 pub const FIRST_PROGRAM: &str = "echo FIRST-PROGRAM\nsleep 1000";
-/// Its output.
+/// Output of [`FIRST_PROGRAM`].
 const FIRST_OUTPUT: &[u8] = b"FIRST-PROGRAM";
-/// Output of a kernel with replaced first instructions; no firmware prints it.
+/// Output of a kernel patched by [`with_first_instruction_output`]. No firmware prints this byte.
 const FIRST_BYTE: &[u8] = &[1];
 
-/// `mov dx, 0x3f8; mov al, 1; out dx, al; hlt; jmp .-1` of a processor in real mode.
+/// Machine code of `mov dx, 0x3f8; mov al, 1; out dx, al; hlt; jmp .-1` in real mode.
 const OUTPUT_16: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
-/// The same of one in long mode.
+/// Machine code of the instructions in [`OUTPUT_16`], in long mode.
 const OUTPUT_64: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
 
-/// Patches a bzImage so that the first instructions of both entries write a byte: firmware enters
-/// the setup code in real mode (Linux x86 boot protocol), and vmm-plugin the 64-bit entry.
+/// Patches a bzImage so that the first instructions at both entry points write a byte to the serial
+/// port. Firmware starts the setup code in real mode (Linux x86 boot protocol), and vmm-plugin
+/// starts the kernel at the 64-bit entry point.
 pub fn with_first_instruction_output(mut kernel: Vec<u8>) -> Vec<u8> {
     const SECTOR: usize = 512;
     const SETUP_SECTORS: usize = 0x1f1;
@@ -39,22 +41,22 @@ pub fn with_first_instruction_output(mut kernel: Vec<u8>) -> Vec<u8> {
     kernel
 }
 
-/// VMM of a guest.
+/// Measured VMM, with the machine type in the case of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vmm {
-    /// `vmm-plugin`.
+    /// The VMM of this project, `vmm-plugin`.
     VmmPlugin,
-    /// QEMU's smallest machine.
+    /// QEMU with its smallest machine type, `microvm`.
     Microvm,
-    /// QEMU's default machine.
+    /// QEMU with its default machine type, `pc`.
     Pc,
 }
 
 impl Vmm {
-    /// All of them.
+    /// All VMMs, in the order of the report.
     pub const ALL: [Self; 3] = [Self::VmmPlugin, Self::Microvm, Self::Pc];
 
-    /// Returns the name in the report.
+    /// Returns the name of the VMM in the report.
     pub fn name(self) -> &'static str {
         match self {
             Self::VmmPlugin => "vmm-plugin",
@@ -83,12 +85,13 @@ impl Vmm {
                     "--kernel",
                     &kernel,
                 ]);
-                vmm.args(["--initrd", initrd, "--cmdline", &format!("{COMMAND_LINE} pci=off")]); // it has no PCI
+                vmm.args(["--initrd", initrd, "--cmdline", &format!("{COMMAND_LINE} pci=off")]); // vmm-plugin has no PCI
                 vmm
             }
             Self::Microvm | Self::Pc => {
                 let (machine, pci) = if self == Self::Microvm { ("microvm", " pci=off") } else { ("pc", "") };
-                // As `/bin/qemu-system-x86_64` does, but without a shell's time.
+                // Starts QEMU like the script `/bin/qemu-system-x86_64`, without the start-up time
+                // of a shell.
                 let mut vmm = Command::new("/qemu/lib/ld-linux-x86-64.so.2");
                 vmm.args(["--library-path", "/qemu/lib", "/qemu/bin", "-L", "/qemu/share"]);
                 vmm.args([
@@ -117,10 +120,10 @@ impl Vmm {
     }
 }
 
-/// Measurements of one guest.
+/// Times of a guest and memory of its VMM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measurement {
-    /// VMM.
+    /// VMM that ran the guest.
     pub vmm: Vmm,
     first_instruction: Duration,
     first_program: Duration,
@@ -138,14 +141,14 @@ impl Measurement {
         self.first_program.as_secs_f64() * 1e3
     }
 
-    /// Returns the proportional set size of the VMM at that time, without the guest's memory, in
-    /// KiB.
+    /// Returns the proportional set size of the VMM after the output of the first program, in KiB.
+    /// Excludes the guest's memory.
     #[allow(clippy::cast_precision_loss, reason = "for a ratio")]
     pub fn vmm_kib(&self) -> f64 {
         self.vmm_kib as f64
     }
 
-    /// Formats the measurement as a line.
+    /// Formats the measurement as one line, which [`Measurement::parse_line`] parses.
     pub fn to_line(&self) -> String {
         let index = Vmm::ALL.iter().position(|vmm| *vmm == self.vmm).unwrap_or(0);
         format!(
@@ -156,7 +159,7 @@ impl Measurement {
         )
     }
 
-    /// Parses a line.
+    /// Parses the output of [`Measurement::to_line`]. Returns `None` if the line is invalid.
     pub fn parse_line(line: &str) -> Option<Self> {
         let numbers: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let [index, instruction, program, vmm_kib] = numbers[..] else { return None };
@@ -167,10 +170,11 @@ impl Measurement {
     }
 }
 
-/// Launches two guests, one after another; the first halts after its first instruction.
+/// Launches two guests, one after another, and returns their measurements. The first guest halts
+/// after its first instruction. The second guest boots Linux and runs [`FIRST_PROGRAM`].
 ///
 /// # Errors
-/// A VMM does not start, or its guest prints no output.
+/// [`Failure`] if a VMM does not start, or if its guest does not print the expected output.
 pub fn measure(vmm: Vmm) -> Result<Measurement, Failure> {
     let mut first_guest = RunningVmm::launch(vmm, FIRST_INSTRUCTION)?;
     let first_instruction = first_guest.wait_for_output(FIRST_BYTE)?;
@@ -181,7 +185,7 @@ pub fn measure(vmm: Vmm) -> Result<Measurement, Failure> {
     Ok(Measurement { vmm, first_instruction, first_program, vmm_kib })
 }
 
-/// A VMM that is killed when it is dropped.
+/// Running VMM process, which is killed when this value is dropped.
 struct RunningVmm {
     vmm: Vmm,
     process: Child,
@@ -198,7 +202,8 @@ impl RunningVmm {
         Ok(Self { vmm, process, start })
     }
 
-    /// Returns the time from launch to this output. Without output, it waits until the host ends.
+    /// Waits for this output on the console and returns the time since the launch. This wait has no
+    /// time limit, but the emulated host is stopped after `HOST_RUN_TIMEOUT`.
     fn wait_for_output(&mut self, expected: &[u8]) -> Result<Duration, Failure> {
         let console = self.process.stdout.as_mut().expect("stdout is a pipe");
         let mut output = Vec::new();
@@ -218,19 +223,19 @@ impl RunningVmm {
 
 impl Drop for RunningVmm {
     fn drop(&mut self) {
-        let _ = self.process.kill(); // both fail only if it has ended
+        let _ = self.process.kill(); // kill and wait fail only if the process has ended
         let _ = self.process.wait();
     }
 }
 
-/// Returns the proportional set size of a process without the guest's memory, in KiB.
+/// Returns the proportional set size of a VMM process without the guest's memory, in KiB.
 fn vmm_memory_kib(pid: u32) -> Result<u64, Failure> {
     let file = format!("/proc/{pid}/smaps");
     Ok(pss_without_guest(&fs::read_to_string(&file).map_err(Failure::file("read", file))?))
 }
 
-/// Sums the proportional set size without memfds, in which all of these VMMs have the guest's
-/// memory.
+/// Returns the sum of the proportional set sizes in `smaps`, in KiB. Excludes memfds, because all
+/// measured VMMs keep the guest's memory in a memfd.
 fn pss_without_guest(smaps: &str) -> u64 {
     let mut is_guest = false;
     let mut sum = 0;

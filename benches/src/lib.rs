@@ -1,5 +1,5 @@
-//! Common parts of the benchmarks: real programs in temporary folders, clients that load them, and
-//! the report. Each benchmark's own file states its goal and method.
+//! Common parts of the benchmarks: processes of the programs under test, clients that send them
+//! requests, and reports. The file of each benchmark states its goal and method.
 #![forbid(unsafe_code)]
 
 pub mod disk;
@@ -13,7 +13,7 @@ pub mod programs;
 pub mod rack;
 pub mod report;
 
-/// Part of etcd's protocol, generated from `proto/etcd.proto`.
+/// Client of etcd's key-value service, generated from `proto/etcd.proto`.
 #[allow(missing_docs, missing_debug_implementations, clippy::all, clippy::pedantic)]
 pub mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");

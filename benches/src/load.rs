@@ -1,5 +1,5 @@
-//! Closed-loop clients: each sends a request, waits for the reply, and repeats. A [`Writer`]
-//! defines the requests, so that two servers are loaded by the same loop.
+//! Closed-loop clients: each client sends a request, waits for the reply, and repeats. A [`Writer`]
+//! defines the requests, so that the same loop can load different servers.
 
 use std::{
     sync::{
@@ -19,14 +19,14 @@ use crate::{
 
 /// Client of a server with durable writes.
 pub trait Writer: Send + 'static {
-    /// Requests the `number`th durable write of this load, and returns after the reply.
+    /// Sends the request for write `number` of this load, counted from 0, and waits for the reply.
     fn write(&mut self, number: u64) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// Limits of a load: it ends at the first one reached.
+/// Limits of a load. The load ends when the first limit is reached.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadLimits {
-    /// Maximum duration.
+    /// Maximum duration of the load.
     pub after: Duration,
     /// Maximum number of writes of all clients.
     pub writes_max: u64,
@@ -35,7 +35,7 @@ pub struct LoadLimits {
 /// Result of a load.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Completed writes.
+    /// Number of completed writes.
     pub writes: u64,
     /// Time from the first request to the last reply.
     pub elapsed: Duration,
@@ -44,21 +44,21 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the completed writes per second.
+    /// Returns the number of completed writes per second.
     pub fn per_second(&self) -> f64 {
         self.times_us.len() as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// Returns a quantile of the latency, in microseconds.
+    /// Returns a quantile of the latency, in microseconds. `quantile` ranges from 0 to 1.
     pub fn quantile_us(&self, quantile: f64) -> f64 {
         self.times_us.value_at_quantile(quantile) as f64
     }
 }
 
-/// Runs all writers concurrently until a limit is reached.
+/// Runs all writers concurrently until a limit is reached. Returns the outcome and the writers.
 ///
 /// # Errors
-/// The first rejection by the server.
+/// The first [`Failure`] that a writer returns.
 pub async fn run<W: Writer>(writers: Vec<W>, limits: LoadLimits) -> Result<(Outcome, Vec<W>), Failure> {
     let (start, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     let mut clients = JoinSet::new();
@@ -68,7 +68,7 @@ pub async fn run<W: Writer>(writers: Vec<W>, limits: LoadLimits) -> Result<(Outc
     let (mut times_us, mut writers) = (microseconds(), Vec::new());
     while let Some(result) = clients.join_next().await {
         let (writer, times) = result.expect("a client does not panic and is not cancelled")?;
-        times_us.add(times).expect("all histograms have one shape");
+        times_us.add(times).expect("all histograms have the same range and precision");
         writers.push(writer);
     }
     Ok((Outcome { writes: times_us.len(), elapsed: start.elapsed(), times_us }, writers))

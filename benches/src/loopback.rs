@@ -1,4 +1,4 @@
-//! Ports, connections and bounded waiting on this machine.
+//! Free ports and connections on this machine, and waiting with a time limit.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -14,19 +14,19 @@ use crate::failure::Failure;
 /// Interval between checks of an awaited condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Returns a free TCP port of the loopback address.
+/// Returns a TCP port that is free on the loopback address.
 ///
 /// # Errors
-/// No port is free.
+/// [`Failure`] if no port is free.
 pub fn free_port() -> Result<u16, Failure> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     port.map(|address| address.port()).map_err(Failure::file("find a free port on", Path::new("127.0.0.1")))
 }
 
-/// Opens connections to one server, with the client's token.
+/// Opens `count` connections to a server. Each request on a connection contains the token `bearer`.
 ///
 /// # Errors
-/// The server does not accept one.
+/// [`Failure`] if the server does not accept a connection.
 pub async fn connect(uri: &str, bearer: &Bearer, count: usize) -> Result<Vec<ClientChannel>, Failure> {
     let mut channels = Vec::with_capacity(count);
     for _ in 0..count {
@@ -38,10 +38,11 @@ pub async fn connect(uri: &str, bearer: &Bearer, count: usize) -> Result<Vec<Cli
     Ok(channels)
 }
 
-/// Repeats `check` until it returns `Ok(Ok(_))`; `Ok(Err(state))` means not yet.
+/// Repeats `check` until it returns `Ok(Ok(_))`. If the condition does not hold yet, `check`
+/// returns `Ok(Err(state))`, where `state` describes the current state for the error message.
 ///
 /// # Errors
-/// The time limit expires, or `check` fails.
+/// [`Failure`] if the time limit expires or `check` fails.
 pub async fn wait_until<T>(
     what: &str,
     within: Duration,

@@ -1,4 +1,4 @@
-//! Stop and CPU time of a process.
+//! Stops a process, and reads the CPU time of a process.
 
 use std::{fs, time::Duration};
 
@@ -7,13 +7,13 @@ use rustix::process::Signal;
 
 use crate::{failure::Failure, loopback::wait_until};
 
-/// Time limit for a program to end after SIGTERM.
+/// Maximum time from SIGTERM to the end of a process.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sends SIGTERM and waits until the process ends.
 ///
 /// # Errors
-/// It does not end in time, and is killed.
+/// [`Failure`] if the process does not end within 30 s. The process is then killed.
 pub async fn stop(mut process: Process) -> Result<(), Failure> {
     process.signal(Signal::TERM);
     wait_until("the end of a process", STOP_TIMEOUT, async || {
@@ -34,9 +34,9 @@ pub fn own_cpu() -> Duration {
     cpu_of("/proc/self/task")
 }
 
-/// Returns the CPU time of all threads in a `/proc/PID/task`, with the nanoseconds of the
-/// scheduler: a tick of `/proc/PID/stat` is longer than many requests. Zero once the process has
-/// ended.
+/// Returns the CPU time of all threads in the folder `/proc/PID/task`, or 0 if the process has
+/// ended. Reads `schedstat`, which has nanoseconds: a clock tick in `stat` is longer than many
+/// requests.
 fn cpu_of(threads: &str) -> Duration {
     let threads = fs::read_dir(threads).into_iter().flatten().filter_map(Result::ok);
     let stats = threads.filter_map(|thread| fs::read_to_string(thread.path().join("schedstat")).ok());

@@ -9,38 +9,39 @@ use local_rack::program_dir;
 
 use crate::failure::Failure;
 
-/// Programs of the services.
+/// Paths of the service programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// `pool-manager`.
+    /// Path of `pool-manager`.
     pub pool_manager: PathBuf,
-    /// `host-agent`.
+    /// Path of `host-agent`.
     pub host_agent: PathBuf,
 }
 
 impl Programs {
-    /// Finds or builds the programs.
+    /// Returns the paths of the programs. Builds them with cargo if necessary.
     ///
     /// # Errors
-    /// Cargo fails.
+    /// [`Failure`] if cargo fails.
     pub fn find_or_build() -> Result<Self, Failure> {
         let folder = program_dir(&["pool-manager", "host-agent"])?;
         Ok(Self { pool_manager: folder.join("pool-manager"), host_agent: folder.join("host-agent") })
     }
 }
 
-/// Finds or builds the VMM.
+/// Returns the path of `vmm-plugin`. Builds it with cargo if necessary.
 ///
 /// # Errors
-/// Cargo fails.
+/// [`Failure`] if cargo fails.
 pub fn vmm_plugin() -> Result<PathBuf, Failure> {
     Ok(program_dir(&["vmm-plugin"])?.join("vmm-plugin"))
 }
 
-/// Finds or builds the programs of a rack of emulated hosts.
+/// Returns the paths of the programs for a rack of emulated hosts. Builds them with cargo if
+/// necessary.
 ///
 /// # Errors
-/// Cargo fails.
+/// [`Failure`] if cargo fails.
 pub fn rack_programs() -> Result<emulated_host::rack::Programs, Failure> {
     let folder = program_dir(&["pool-manager", "host-agent", "cli", "emulated-host"])?;
     Ok(emulated_host::rack::Programs {
@@ -51,10 +52,10 @@ pub fn rack_programs() -> Result<emulated_host::rack::Programs, Failure> {
     })
 }
 
-/// Returns cargo's target folder, which contains this benchmark as `PROFILE/deps/NAME`.
+/// Returns the path of cargo's target folder, which contains this program as `PROFILE/deps/NAME`.
 ///
 /// # Errors
-/// The kernel does not report the path of this program.
+/// [`Failure`] if the kernel does not report the path of this program.
 pub fn target_folder() -> Result<PathBuf, Failure> {
     let test_program = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
     Ok(test_program.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned())

@@ -1,5 +1,5 @@
-//! A rack of real processes: one `pool-manager serve`, a `host-agent serve` per host, EMCs emulated
-//! in memory, and the store on a disk, with default settings.
+//! Rack of real processes with default settings: one `pool-manager serve`, and one `host-agent
+//! serve` per host. EMCs are emulated in memory. The store of the manager is on a disk.
 
 use std::{
     fs,
@@ -24,41 +24,41 @@ use crate::{
     programs::Programs,
 };
 
-/// File system of emulated EMCs and of the agents' runtime folders.
+/// Folder in memory for emulated EMCs and for the runtime folders of the agents.
 const MEMORY: &str = "/dev/shm";
-/// Time limit for the first reply of the manager.
+/// Maximum time from the start of the manager to its first reply.
 const MANAGER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit for the connections of all agents.
+/// Maximum time until the agents of all hosts are connected.
 const HOSTS_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit for released slices to be free.
+/// Maximum time from the release of slices until they are free.
 const FREE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Size of a slice.
+/// Size of a slice in bytes.
 const SLICE_BYTES: u64 = 1 << 30;
-/// Client name of the benchmark.
+/// Client name that the benchmark sends in its requests.
 const CLIENT: &str = "bench";
 
-/// Size of a rack.
+/// Numbers of hosts, EMCs and slices of a rack.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Plan {
-    /// Hosts, each with an agent
+    /// Number of hosts, each with an agent
     #[arg(long, default_value_t = 4)]
     pub hosts: u16,
-    /// EMCs, each connected to all hosts
+    /// Number of EMCs, each connected to all hosts
     #[arg(long, default_value_t = 4)]
     pub emcs: u16,
-    /// Slices of each EMC
+    /// Number of slices of each EMC
     #[arg(long, default_value_t = 16_384)]
     pub slices_per_emc: u32,
 }
 
 impl Plan {
-    /// Returns the number of slices of all EMCs.
+    /// Returns the total number of slices of all EMCs.
     pub fn slices(&self) -> u32 {
         u32::from(self.emcs) * self.slices_per_emc
     }
 
-    /// Returns the host of the `number`th reservation, round robin, because reservations per host
-    /// are limited.
+    /// Returns the host name for reservation `number`. Assigns hosts round robin, because the
+    /// number of reservations per host is limited.
     pub fn host_of(&self, number: u64) -> String {
         format!("h{}", number % u64::from(self.hosts))
     }
@@ -81,15 +81,17 @@ impl Plan {
     }
 }
 
-/// A running rack. Its processes are killed and its folders removed when it is dropped.
+/// Running rack. Drop kills the processes of the rack and removes its folders.
 #[derive(Debug)]
 pub struct Rack {
-    // Field order: processes end before their folders are removed.
+    // Fields are dropped in their order, so that the processes end before their folders are
+    // removed.
     manager: Option<Process>,
     agents: Vec<Process>,
     memory: TempDir,
     plan: Plan,
-    /// Slices of reservations that are never released.
+    /// Number of slices in the reservations of [`Rack::reserve_and_keep`], which are never
+    /// released.
     kept_slices: u32,
     programs: Programs,
     logs: PathBuf,
@@ -98,11 +100,11 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Starts the manager and all agents, and waits until every host is up. Store, configuration
-    /// and logs are in `folder`.
+    /// Starts the manager and all agents, and waits until every host is up. Places the store, the
+    /// configuration and the logs in `folder`.
     ///
     /// # Errors
-    /// A program does not start or does not reply.
+    /// [`Failure`] if a program does not start or does not reply.
     pub async fn start(plan: Plan, programs: &Programs, folder: &Path) -> Result<Self, Failure> {
         let memory = tempfile::Builder::new().prefix("tarn-bench-").tempdir_in(MEMORY);
         let memory = memory.map_err(Failure::file("create a folder in", MEMORY))?;
@@ -131,18 +133,18 @@ impl Rack {
         Ok(rack)
     }
 
-    /// Opens `count` connections with the role Admin.
+    /// Opens `count` connections to the manager with the token of the role Admin.
     ///
     /// # Errors
-    /// The token does not exist yet, or the manager rejects a connection.
+    /// [`Failure`] if the token does not exist yet, or if the manager rejects a connection.
     pub async fn connect(&self, count: usize) -> Result<Vec<ClientChannel>, Failure> {
         connect(&self.uri(), &self.bearer()?, count).await
     }
 
-    /// Returns the token of the role Admin, which the manager creates at its start.
+    /// Reads the token of the role Admin, which the manager creates when it starts.
     ///
     /// # Errors
-    /// The token does not exist yet.
+    /// [`Failure`] if the token does not exist yet.
     pub fn bearer(&self) -> Result<Bearer, Failure> {
         let path = self.logs.join("store/roles/admin.token");
         let token = std::fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
@@ -153,15 +155,15 @@ impl Rack {
         Bearer::new(token.trim()).map_err(failure)
     }
 
-    /// Returns the endpoint of clients.
+    /// Returns the URI to which clients of the manager connect.
     pub fn uri(&self) -> String {
         format!("http://{}", self.listen)
     }
 
-    /// Starts the manager's program and returns at once.
+    /// Starts the manager without waiting for its first reply.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// [`Failure`] if the program cannot be started.
     pub fn start_manager(&mut self) -> Result<(), Failure> {
         let mut command = Command::new(&self.programs.pool_manager);
         command.args(["serve", "--config"]).arg(&self.config);
@@ -169,22 +171,24 @@ impl Rack {
         Ok(())
     }
 
-    /// Takes the process of the manager, to stop or to kill it.
+    /// Removes the process of the manager from the rack and returns it, so that the caller can stop
+    /// or kill it.
     pub fn take_manager(&mut self) -> Option<Process> {
         self.manager.take()
     }
 
-    /// Waits until the manager replies.
+    /// Waits until the manager replies, and returns its description of the rack.
     ///
     /// # Errors
-    /// It ended, or does not reply in time.
+    /// [`Failure`] if the manager has ended, or if it does not reply within 60 s.
     pub async fn wait_manager_ready(&mut self) -> Result<wire::Rack, Failure> {
         let uri = self.uri();
         wait_until("a reply from the manager", MANAGER_TIMEOUT, async || {
             self.check_running()?;
             let bearer = match self.bearer() {
                 Ok(bearer) => bearer,
-                Err(failure) => return Ok(Err(failure.error_chain())), // created before the first reply
+                // The manager creates the token before its first reply.
+                Err(failure) => return Ok(Err(failure.error_chain())),
             };
             Ok(query_rack(&uri, &bearer).await.map_err(|failure| failure.error_chain()))
         })
@@ -194,7 +198,7 @@ impl Rack {
     /// Waits until the agents of all hosts are connected.
     ///
     /// # Errors
-    /// An agent is not connected in time.
+    /// [`Failure`] if an agent is not connected within 60 s.
     pub async fn wait_hosts_up(&mut self) -> Result<(), Failure> {
         wait_until("agents of all hosts", HOSTS_TIMEOUT, async || {
             self.check_running()?;
@@ -208,10 +212,11 @@ impl Rack {
         .await
     }
 
-    /// Reserves slices on all hosts that are never released, and waits until they are online.
+    /// Reserves slices on all hosts, and waits until they are online. These slices are never
+    /// released.
     ///
     /// # Errors
-    /// A reservation is rejected, or not ready in time.
+    /// [`Failure`] if a reservation is rejected or is not ready in time.
     pub async fn reserve_and_keep(&mut self, channel: &ClientChannel, slices: u32) -> Result<(), Failure> {
         let mut scheduler = SchedulerClient::new(channel.clone());
         while self.kept_slices < slices {
@@ -229,18 +234,18 @@ impl Rack {
                 client: CLIENT.to_owned(),
                 ..Default::default()
             };
-            scheduler.reserve(request).await.map_err(Failure::rejected("reserve slices to be kept"))?;
+            scheduler.reserve(request).await.map_err(Failure::rejected("reserve slices"))?;
             self.check_running()?;
             self.kept_slices += slice_count;
         }
         Ok(())
     }
 
-    /// Releases these reservations concurrently, and waits until all slices are free except kept
-    /// ones.
+    /// Releases these reservations concurrently. Waits until all slices are free, except the slices
+    /// of [`Rack::reserve_and_keep`].
     ///
     /// # Errors
-    /// A release is rejected, or a slice is not free in time.
+    /// [`Failure`] if a release is rejected, or if a slice is not free within 300 s.
     pub async fn release_all_and_wait(
         &mut self,
         channels: &[ClientChannel],
@@ -272,16 +277,16 @@ impl Rack {
         .await
     }
 
-    /// Checks that all processes run.
+    /// Checks that the manager and all agents are running.
     ///
     /// # Errors
-    /// The manager or an agent has ended.
+    /// [`Failure`] if the manager or an agent has ended.
     pub fn check_running(&mut self) -> Result<(), Failure> {
         self.manager.iter_mut().chain(&mut self.agents).try_for_each(Process::check_running)?;
         Ok(())
     }
 
-    /// Returns the CPU time of the manager, and of all agents.
+    /// Returns the CPU time of the manager, and the total CPU time of all agents.
     pub fn cpu(&self) -> (Duration, Duration) {
         let manager = self.manager.as_ref().map(process::cpu).unwrap_or_default();
         (manager, self.agents.iter().map(process::cpu).sum())
@@ -307,22 +312,23 @@ impl Rack {
     }
 }
 
-/// Slices per kept reservation.
+/// Number of slices in each reservation of [`Rack::reserve_and_keep`].
 const SLICES_PER_KEPT_RESERVATION: u32 = 500;
-/// Commit deadline of kept reservations, which are not committed: the longest one allowed.
+/// Commit deadline of the reservations of [`Rack::reserve_and_keep`], in milliseconds. 24 hours are
+/// the longest permitted deadline, needed because these reservations are never committed.
 const COMMIT_WITHIN_MS: u64 = 24 * 3600 * 1000;
 
-/// Number of concurrent releases.
+/// Maximum number of concurrent releases.
 const RELEASES_AT_ONCE: usize = 64;
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(Failure::file("write", path))
 }
 
-/// Queries the rack and the hosts of a manager, over a new connection.
+/// Queries a manager for its rack and its hosts, over a new connection. Returns the rack.
 ///
 /// # Errors
-/// The manager does not reply.
+/// [`Failure`] if the manager does not reply.
 pub async fn query_rack(uri: &str, bearer: &Bearer) -> Result<wire::Rack, Failure> {
     let mut admin = AdminClient::new(connect(uri, bearer, 1).await?.swap_remove(0));
     let rack = admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejected("get the rack"))?;
@@ -342,7 +348,7 @@ async fn release_all(
     Ok(())
 }
 
-/// Reserves slices for new VMs on all hosts in turn.
+/// Client that reserves slices for new VMs on all hosts in turn.
 #[derive(Clone, Debug)]
 pub struct Reserver {
     scheduler: SchedulerClient<ClientChannel>,
@@ -350,19 +356,19 @@ pub struct Reserver {
     round: String,
     slices: u64,
     wait_ready: bool,
-    /// Reservations that are not released yet.
+    /// IDs of the reservations that this client has made.
     pub reserved: Vec<String>,
 }
 
 impl Reserver {
-    /// Returns a client on this connection that requests one slice at a time; `round` makes its
-    /// names unique.
+    /// Returns a client that sends requests over `channel`, one slice per request. `round` makes
+    /// its VM names and request ids unique.
     pub fn new(channel: ClientChannel, plan: Plan, round: &str) -> Self {
         let scheduler = SchedulerClient::new(channel);
         Self { scheduler, plan, round: round.to_owned(), slices: 1, wait_ready: false, reserved: Vec::new() }
     }
 
-    /// Requests replies only when the slices are online.
+    /// Makes the manager reply only when the reserved slices are online.
     #[must_use]
     pub fn wait_ready(self) -> Self {
         Self { wait_ready: true, ..self }
@@ -400,13 +406,13 @@ impl Writer for Reserver {
     }
 }
 
-/// Sends invalid reservations, which are rejected before they reach the ledger, to measure the call
-/// alone.
+/// Client that sends invalid reservations. The manager rejects such reservations before they reach
+/// the ledger, so the latency shows the cost of a call without its execution.
 #[derive(Clone, Debug)]
 pub struct InvalidReserver(SchedulerClient<ClientChannel>);
 
 impl InvalidReserver {
-    /// Returns a client on this connection.
+    /// Returns a client that sends requests over `channel`.
     pub fn new(channel: ClientChannel) -> Self {
         Self(SchedulerClient::new(channel))
     }
@@ -416,9 +422,9 @@ impl Writer for InvalidReserver {
     async fn write(&mut self, _: u64) -> Result<(), Failure> {
         let request = wire::ReserveRequest { client: CLIENT.to_owned(), ..Default::default() };
         match self.0.reserve(request).await {
-            Err(refused) if refused.code() == Code::InvalidArgument => Ok(()),
+            Err(status) if status.code() == Code::InvalidArgument => Ok(()),
             other => Err(Failure::UnexpectedReply {
-                what: "refuse a reservation".to_owned(),
+                what: "send an invalid reservation".to_owned(),
                 reply: format!("{other:?}"),
             }),
         }

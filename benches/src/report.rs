@@ -1,4 +1,5 @@
-//! Report of a benchmark: a table, and `ratio NAME VALUE` lines for programs; or an error.
+//! Formats and prints the report of a benchmark: a table for people, and `ratio NAME VALUE` lines
+//! for programs.
 
 use std::{fmt::Write as _, process::ExitCode};
 
@@ -6,8 +7,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// Runs a measurement and prints its report or error. SIGINT and SIGTERM cancel the measurement,
-/// which ends its processes.
+/// Runs a measurement and prints its report or its error. SIGINT and SIGTERM cancel the
+/// measurement, which ends the processes under test.
 pub async fn run_and_print(name: &str, measure: impl Future<Output = Result<String, Failure>>) -> ExitCode {
     let result = tokio::select! {
         report = measure => report,
@@ -33,7 +34,7 @@ async fn interrupted() {
     }
 }
 
-/// Repeated measurements of one quantity.
+/// Measurements of one quantity, one per round.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds(Vec<f64>);
 
@@ -43,7 +44,7 @@ impl Rounds {
         self.0.push(value);
     }
 
-    /// Returns the median, or NaN without measurements.
+    /// Returns the median, or NaN if there are no measurements.
     pub fn median(&self) -> f64 {
         let sorted = self.sorted();
         match sorted.len() {
@@ -53,12 +54,12 @@ impl Rounds {
         }
     }
 
-    /// Formats minimum, median and maximum, without decimals.
+    /// Formats the minimum, median and maximum, rounded to integers.
     pub fn summary(&self) -> String {
         self.spread(0)
     }
 
-    /// Formats minimum, median and maximum, with this number of decimals.
+    /// Formats the minimum, median and maximum, with this number of decimals.
     pub fn spread(&self, decimals: usize) -> String {
         let sorted = self.sorted();
         match (sorted.first(), sorted.last()) {
@@ -70,7 +71,7 @@ impl Rounds {
         }
     }
 
-    /// Divides each measurement by the other one of the same round.
+    /// Divides each measurement by the measurement of `other` in the same round.
     #[must_use]
     pub fn ratio_to(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(value, other)| value / other).collect())
@@ -83,12 +84,13 @@ impl Rounds {
     }
 }
 
-/// Formats a machine-readable ratio; above 1 is better.
+/// Formats a ratio as a line that programs can parse. A higher ratio is better for Tarn.
 pub fn ratio(name: &str, value: f64) -> String {
     format!("ratio {name} {value:.2}")
 }
 
-/// Formats a table with a head. The first column is left-aligned, the others are right-aligned.
+/// Formats a table with a line of column headings. The first column is left-aligned, and all other
+/// columns are right-aligned.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(String::len);

@@ -1,35 +1,37 @@
-//! Port of Spirit's published allocator (yale-nova/spirit): one epoch evaluates at most eleven
-//! points near each tenant's last share, at up to twenty prices. Output, caps and the estimator are
-//! omitted: miss ratios are inputs.
+//! Port of Spirit's published allocator (yale-nova/spirit) to Rust.
+//!
+//! One epoch evaluates at most eleven points near the last share of each tenant, at up to twenty
+//! prices. The port omits output, caps and the estimator: miss ratios are inputs.
 
 use fairness::market::{Bundle, Supply};
 
 use crate::tenants::{GAMMA, PIECES, TenantModel};
 
-/// Steps per supply in a market of six tenants, 1/ε; in larger ones a step is the same fraction of
-/// a fair share.
+/// Number of steps into which the supply is divided in a market of six tenants (1/ε in Spirit). In
+/// larger markets, a step is the same fraction of a fair share.
 const STEPS_OF_SIX: f64 = 200.0;
-/// Maximum change of memory in an epoch, in steps, with a rounding tolerance.
+/// Maximum change of a tenant's memory per epoch, in steps, plus a tolerance for rounding.
 const WINDOW: f64 = 5.0 + 1e-9;
-/// Fraction of its budget that a tenant spends, so that rounding does not exceed the supply.
+/// Fraction of the budget that a tenant spends. The rest is a margin for rounding errors.
 const BUDGET_FRACTION: f64 = 0.97;
-/// Maximum number of prices per epoch.
+/// Maximum number of prices that one epoch evaluates.
 const PRICES_MAX: u32 = 20;
-/// Maximum total demand.
+/// Maximum total demand at a feasible price, as a fraction of the supply, plus a tolerance for
+/// rounding.
 const DEMAND_MAX: f64 = 1.0 + 1e-5;
 
-/// A share as fractions of the supply.
+/// Memory and bandwidth of a tenant, as fractions of the supply.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     memory: f64,
     bandwidth: f64,
 }
 
-/// Model of a tenant relative to the supply.
+/// Miss-ratio curve and bandwidth demand of a tenant, relative to the supply.
 #[derive(Debug)]
 struct TenantTable {
     misses: [f64; PIECES + 1],
-    /// Memory between two knots.
+    /// Memory between two neighbouring knots of the curve, as a fraction of the supply.
     knot_distance: f64,
     bandwidth_demand: f64,
 }
@@ -45,7 +47,7 @@ impl TenantTable {
         }
     }
 
-    /// Interpolates linearly between two entries.
+    /// Returns the miss ratio at this memory, by linear interpolation between two knots.
     fn misses(&self, memory: f64) -> f64 {
         let position = memory / self.knot_distance;
         #[expect(
@@ -63,19 +65,19 @@ impl TenantTable {
     }
 }
 
-/// State of the allocator between two epochs.
+/// Spirit's allocator, with its state between two epochs.
 #[derive(Debug)]
 pub struct SpiritPort {
     tenants: Vec<TenantTable>,
     all: Bundle,
     step: f64,
     last: Vec<Share>,
-    /// Demand at the last price.
+    /// Demand of each tenant at the last evaluated price.
     demand: Vec<Share>,
 }
 
 impl SpiritPort {
-    /// Creates an allocator with an equal split.
+    /// Creates an allocator that starts with an equal split.
     pub fn new(models: &[TenantModel], supply: Supply) -> Self {
         let (all, fair) = (Bundle::from(supply.all()), 1.0 / models.len() as f64);
         Self {
@@ -87,7 +89,8 @@ impl SpiritPort {
         }
     }
 
-    /// Moves shares to the demands at a feasible price; without one they stay.
+    /// Runs one epoch: sets the shares to the demands at a feasible price. Leaves the shares
+    /// unchanged if no evaluated price is feasible.
     pub fn epoch(&mut self) {
         let (mut low, mut high) = (0.0, 1.0);
         for _ in 0..PRICES_MAX {
@@ -123,7 +126,7 @@ impl SpiritPort {
         sum
     }
 
-    /// Returns the point of the window with the highest throughput.
+    /// Returns the affordable share with the highest throughput near the tenant's last share.
     fn best_share(&self, tenant: usize, price: f64) -> Share {
         let (table, last) = (&self.tenants[tenant], self.last[tenant]);
         let budget = BUDGET_FRACTION / self.tenants.len() as f64;
@@ -142,14 +145,15 @@ impl SpiritPort {
         best_share
     }
 
-    /// Returns whole steps of memory, and the bandwidth for the remaining budget.
+    /// Returns the share with this memory, and the bandwidth that the remaining budget buys, in
+    /// whole steps.
     fn share_with_memory(&self, memory: f64, price: f64, budget: f64) -> Share {
-        let can_pay = (budget - memory * price) / (1.0 - price);
-        Share { memory, bandwidth: (can_pay / self.step).floor().max(0.0) * self.step }
+        let affordable = (budget - memory * price) / (1.0 - price);
+        Share { memory, bandwidth: (affordable / self.step).floor().max(0.0) * self.step }
     }
 
-    /// Returns the memory of the last share with the bandwidth that the remaining budget buys or,
-    /// if the memory exceeds the budget, both scaled to the budget.
+    /// Returns the memory of the last share with the bandwidth that the remaining budget buys. If
+    /// the memory alone exceeds the budget, scales the last share down to the budget.
     fn affordable_share(&self, last: Share, price: f64, budget: f64) -> Share {
         if last.memory * price <= budget {
             return self.share_with_memory(last.memory, price, budget);

@@ -1,5 +1,5 @@
-//! Random tenants for the benchmark of the market: half of them are sensitive to memory, half to
-//! bandwidth.
+//! Generates random tenants for the market benchmark: half are sensitive to memory, half are
+//! sensitive to bandwidth.
 
 use std::ops::Range;
 
@@ -9,47 +9,49 @@ use fairness::{
 };
 use rand::Rng;
 
-/// Duration of a miss relative to a hit (Spirit, section 4.2).
+/// Ratio of the duration of a miss to the duration of a hit (Spirit, section 4.2).
 pub const GAMMA: f64 = 100.0;
-/// Number of equal linear pieces of a curve.
+/// Number of linear pieces of a miss-ratio curve, all of the same width.
 pub const PIECES: usize = 64;
-/// Equal split.
+/// Memory of each tenant in an equal split, in MiB.
 const FAIR_MEMORY_MIB: u64 = 4096;
+/// Bandwidth of each tenant in an equal split, in MB/s.
 const FAIR_BANDWIDTH_MB_S: u64 = 1000;
-/// Relative change of a curve and of the demand per epoch.
+/// Maximum relative change of a curve and of the bandwidth demand per epoch.
 const CHANGE: f64 = 0.01;
 
-/// Returns the supply for a number of tenants.
+/// Returns the total supply for this number of tenants.
 pub fn supply(tenants: usize) -> Supply {
     let tenants = tenants as u64;
     Supply { memory_mib: tenants * FAIR_MEMORY_MIB, bandwidth_mb_s: tenants * FAIR_BANDWIDTH_MB_S }
 }
 
-/// Inputs of a market for one tenant.
+/// Miss-ratio curve and bandwidth demand of a tenant, the inputs of the market.
 #[derive(Clone, Debug)]
 pub struct TenantModel {
-    /// Miss-ratio curve.
+    /// Knots of the miss-ratio curve, in ascending order of memory.
     pub knots: Vec<Knot>,
     /// Bandwidth demand in MB/s.
     pub bandwidth_demand: f64,
 }
 
-/// Ranges of parameters of a kind of tenants.
+/// Parameter ranges of one kind of tenant.
 struct Kind {
-    /// Exponent of hits by memory: far below 1 for a few hot pages, near 1 for uniform access.
+    /// Exponent of the hit ratio as a function of memory: far below 1 for few hot pages, near 1 for
+    /// uniform access.
     skew: Range<f64>,
-    /// Footprint in fair shares.
+    /// Memory footprint, in fair shares.
     footprint: Range<f64>,
-    /// Bandwidth demand in fair shares.
+    /// Bandwidth demand, in fair shares.
     bandwidth_demand: Range<f64>,
 }
 
 const MEMORY_SENSITIVE: Kind = Kind { skew: 0.15..0.4, footprint: 3.0..8.0, bandwidth_demand: 0.5..2.5 };
 const BANDWIDTH_SENSITIVE: Kind = Kind { skew: 0.9..0.99, footprint: 6.0..12.0, bandwidth_demand: 4.0..8.0 };
-/// Miss ratio with unlimited memory.
+/// Range of the miss ratio with unlimited memory.
 const MISS_FLOOR: Range<f64> = 0.001..0.01;
 
-/// Returns random tenants, every other one sensitive to memory.
+/// Returns random tenants, which are alternately sensitive to memory and to bandwidth.
 pub fn random_tenants(tenants: usize, random: &mut impl Rng) -> Vec<TenantModel> {
     let model = |at: usize| {
         let Kind { skew, footprint, bandwidth_demand } =
@@ -60,8 +62,7 @@ pub fn random_tenants(tenants: usize, random: &mut impl Rng) -> Vec<TenantModel>
     (0..tenants).map(model).collect()
 }
 
-/// Returns six tenants with known slowdowns, used in earlier comparisons: three sensitive to
-/// memory, three to bandwidth.
+/// Returns six fixed tenants: three are sensitive to memory, three are sensitive to bandwidth.
 pub fn six_tenants() -> Vec<TenantModel> {
     let of_memory = [(0.2, 0.83), (0.25, 0.79), (0.3, 0.74)].map(|(skew, part)| (skew, part, 0.3));
     let of_bandwidth = [0.95, 0.97, 0.99].map(|skew| (skew, 1.6, 1.0));
@@ -72,7 +73,8 @@ pub fn six_tenants() -> Vec<TenantModel> {
 }
 
 impl TenantModel {
-    /// Footprint and wanted bandwidth are in fair shares.
+    /// Creates a tenant. `footprint` and `bandwidth_demand` are in fair shares. `floor` is the miss
+    /// ratio with unlimited memory.
     fn new(skew: f64, footprint: f64, floor: f64, bandwidth_demand: f64) -> Self {
         let knot = |at: usize| {
             let part = at as f64 / PIECES as f64;
@@ -85,8 +87,8 @@ impl TenantModel {
         }
     }
 
-    /// Returns the tenant one epoch later: the ends of its curve are slightly changed, with the
-    /// points between.
+    /// Returns the tenant of the next epoch. Scales the ends of the miss-ratio curve by random
+    /// factors near 1, and the knots in between by interpolated factors.
     pub fn next_epoch(&self, random: &mut impl Rng) -> Self {
         let mut random_factor = || 1.0 + random.random_range(-CHANGE..CHANGE);
         let (first, last) = (random_factor(), random_factor());
@@ -100,13 +102,13 @@ impl TenantModel {
         }
     }
 
-    /// Returns the utility of its shares.
+    /// Returns the utility function of the tenant.
     pub fn slowdown(self) -> Slowdown {
         let curve = MissCurve::new(self.knots).expect("miss ratios are at most 1, and memory increases");
         Slowdown::new(curve, GAMMA, self.bandwidth_demand).expect("the demand is finite")
     }
 
-    /// Returns the tenant for a market with equal weights.
+    /// Returns the tenant for a market in which all tenants have equal weights.
     pub fn tenant(self, supply: Supply) -> Tenant<Slowdown> {
         Tenant::new(1.0, supply, self.slowdown())
     }

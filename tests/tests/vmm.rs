@@ -137,7 +137,7 @@ fn invalid_guests_are_rejected_before_start() {
     assert_rejected(
         &hello,
         &["--memory", "size=32MiB"],
-        "memory: 32MiB for node 0 is not possible: must be whole MiB, at least 64MiB",
+        "memory: 32MiB for node 0 is invalid: must be a multiple of 1MiB, at least 64MiB",
     );
     assert_rejected(&hello, &["--pool", "size=1GiB"], "memory: size is missing: required with --standalone");
     let pool = |pool| ["--memory", "size=64MiB", "--pool", pool];
@@ -146,7 +146,7 @@ fn invalid_guests_are_rejected_before_start() {
         &pool("size=1500MiB"),
         "pool: size=1500MiB is not a whole number of slices of 1GiB, at least one",
     );
-    assert_rejected(&hello, &pool("size=5000GiB"), "slices: 5000 is not possible: must be 0 to 4096");
+    assert_rejected(&hello, &pool("size=5000GiB"), "slices: 5000 is out of range: must be 0 to 4096");
     assert_rejected(
         &hello,
         &pool("size=1GiB,host_numa_node=77"),
@@ -248,7 +248,7 @@ fn missing_kvm_permission_is_reported() {
     assert_eq!(code(&output), Some(1));
     assert_eq!(
         stderr_of(&output),
-        "error: /dev/kvm: cannot open it; may this user open it? Its group is usually kvm: Permission denied (os error 13)\n"
+        "error: /dev/kvm: cannot open it; add this user to the group of the file, usually kvm: Permission denied (os error 13)\n"
     );
 }
 

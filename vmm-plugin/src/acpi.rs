@@ -1,6 +1,6 @@
 //! ACPI tables of a guest, generated from its [`Layout`]: NUMA affinity (SRAT), distances (SLIT),
 //! latencies and bandwidths (HMAT), and the devices (MADT, FADT, DSDT). The platform is
-//! hardware-reduced (ACPI 6.5, section 4.1): it has no fixed hardware.
+//! hardware-reduced (ACPI 6.5, section 4.1), that is, without the fixed hardware of ACPI.
 
 mod hardware;
 mod numa;
@@ -12,17 +12,18 @@ use crate::{
     platform::{RESET_VECTOR, Window},
 };
 
-/// Guest-physical address of the tables. The RSDP comes first, in the range that kernels scan for
-/// it.
+/// Guest-physical address of the ACPI tables. The RSDP comes first: kernels search for it between
+/// 0xe0000 and 0xfffff.
 pub const TABLES_START: u64 = 0xe_0000;
 
+/// OEM ID in the header of each table.
 const OEM: [u8; 6] = *b"TARN  ";
 const OEM_TABLE: [u8; 8] = *b"TARNVMM ";
 const OEM_REVISION: u32 = 1;
-/// Alignment of tables, in bytes.
+/// Alignment of each table, in bytes.
 const ALIGNMENT: usize = 16;
 
-/// The tables exceed the space below the reset vector.
+/// Error returned when the ACPI tables do not fit below the reset vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the guest's ACPI tables need {bytes} bytes, but only {available} are available")]
 pub struct TablesTooLarge {
@@ -30,10 +31,10 @@ pub struct TablesTooLarge {
     available: usize,
 }
 
-/// Returns all tables as one block to be placed at [`TABLES_START`].
+/// Returns the bytes of all ACPI tables, to be loaded at [`TABLES_START`].
 ///
 /// # Errors
-/// [`TablesTooLarge`] if there are too many devices.
+/// [`TablesTooLarge`] if there are so many devices that the tables reach the reset vector.
 pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
     let mut builder = TableBuilder { bytes: vec![0; Rsdp::len()] };
     let dsdt = builder.append(&hardware::dsdt(windows));
@@ -51,13 +52,13 @@ pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooL
     if bytes > available { Err(TablesTooLarge { bytes, available }) } else { Ok(builder.bytes) }
 }
 
-/// Concatenates tables.
+/// Concatenates ACPI tables and assigns their addresses.
 struct TableBuilder {
     bytes: Vec<u8>,
 }
 
 impl TableBuilder {
-    /// Appends a table and returns its guest-physical address.
+    /// Appends an ACPI table and returns the guest-physical address of the table.
     fn append(&mut self, table: &[u8]) -> u64 {
         let at = self.bytes.len().next_multiple_of(ALIGNMENT);
         self.bytes.resize(at, 0);

@@ -1,6 +1,6 @@
 //! Loads a kernel, its initrd, its command line, the memory map and the ACPI tables into guest
-//! memory, and defines the entry state of the first vCPU. A bzImage is entered at its 64-bit entry
-//! point (Linux boot protocol 2.12), an ELF kernel at its PVH entry point.
+//! memory. Also defines the entry state of the first vCPU. A bzImage starts at its 64-bit entry
+//! point (Linux boot protocol 2.12), and an ELF kernel starts at its PVH entry point.
 
 mod cpu_tables;
 mod linux;
@@ -25,21 +25,22 @@ use crate::{
 
 pub use self::cpu_tables::{Segments, write_page_tables};
 
-/// Maximum length of a kernel command line, without its NUL.
+/// Maximum length of a kernel command line, in bytes, without the terminating NUL.
 pub const COMMAND_LINE_BYTES_MAX: usize = 2047;
 /// Guest-physical address of the command line.
 const COMMAND_LINE_ADDRESS: u64 = 0x2_0000;
-/// Guest-physical address of Linux's zero page or PVH's start info.
+/// Guest-physical address of the zero page (Linux boot protocol) or the start info (PVH).
 const BOOT_PARAMS_ADDRESS: u64 = 0x7000;
-/// Start of the Extended BIOS Data Area: end of usable memory below 1 MiB.
+/// Start of the Extended BIOS Data Area, which ends the usable memory below 1 MiB.
 const EBDA_START: u64 = 0x9_fc00;
 const PAGE_BYTES: u64 = 4096;
-/// First boot protocol version whose header states whether there is a 64-bit entry point.
+/// Minimum version of the Linux boot protocol, 2.12: older kernels do not state in their header
+/// whether there is a 64-bit entry point.
 const ENTRY64_MIN_PROTOCOL: u16 = 0x20c;
-/// Bytes of a kernel image that identify its format.
+/// Number of bytes at the start of a kernel image that identify the format of the image.
 const KERNEL_HEADER_BYTES: u64 = 0x210;
-/// Code at the reset vector: writes the reset port and halts. `mov dx, PORT; mov al, VALUE; out dx,
-/// al; hlt; jmp $-1`.
+/// Machine code at the reset vector, which writes the reset port and halts:
+/// `mov dx, PORT; mov al, VALUE; out dx, al; hlt; jmp $-1`.
 const RESET_CODE: [u8; 9] = {
     let [low, high] = RESET_PORT.to_le_bytes();
     [0xba, low, high, 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
@@ -48,87 +49,88 @@ const RESET_CODE: [u8; 9] = {
 /// Kernel, initrd and command line of a guest.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// A bzImage, or an ELF file with a PVH entry point.
+    /// Path of the kernel: a bzImage, or an ELF file with a PVH entry point.
     pub kernel: PathBuf,
-    /// Initial RAM disk.
+    /// Path of the initial RAM disk, if the guest has one.
     pub initrd: Option<PathBuf>,
-    /// Kernel command line.
+    /// Kernel command line, at most [`COMMAND_LINE_BYTES_MAX`] bytes.
     pub command_line: String,
 }
 
-/// Entry state of the first vCPU.
+/// State of the first vCPU when the kernel starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryPoint {
-    /// Address of the first instruction.
+    /// Guest-physical address of the first instruction.
     pub address: u64,
-    /// Address of the zero page or the start info.
+    /// Guest-physical address of the zero page or the start info.
     pub parameters: u64,
     /// Boot protocol of the kernel.
     pub protocol: Protocol,
 }
 
-/// Boot protocol: the processor state that a kernel expects.
+/// Boot protocol, which defines the processor state that a kernel expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// 64-bit mode with identity-mapped memory; RSI points to the zero page.
+    /// 64-bit mode with identity-mapped memory. RSI contains the address of the zero page.
     Linux64,
-    /// 32-bit mode without paging; EBX points to the start info.
+    /// 32-bit mode without paging. EBX contains the address of the start info.
     Pvh,
 }
 
 /// Error returned when a kernel cannot be booted.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// A file cannot be read.
+    /// The kernel or the initrd cannot be read.
     #[error("{file}: cannot read {}", path.display())]
     File {
-        /// Option that names the file.
+        /// Name of the option that contains the path.
         file: &'static str,
-        /// Path of the file.
+        /// Path that cannot be read.
         path: PathBuf,
-        /// The underlying error.
+        /// Cause of the failure.
         #[source]
         errno: io::Error,
     },
-    /// The file is not a supported kernel.
+    /// The kernel file has an unsupported format.
     #[error("kernel: {} is {found}: must be a bzImage, or an ELF for x86-64 with a PVH entry", path.display())]
     NotAKernel {
-        /// Path of the file.
+        /// Path of the kernel file.
         path: PathBuf,
-        /// Description of the file's content.
+        /// Description of the content, completing "the file is …".
         found: String,
     },
-    /// A file does not fit into local memory below the MMIO hole.
+    /// The kernel or the initrd does not fit into local memory below the MMIO hole.
     #[error("{file}: {bytes} bytes do not fit: {available} are free in the guest's local memory below 3 GiB")]
     TooLarge {
-        /// Option that names the file.
+        /// Name of the option that contains the path.
         file: &'static str,
-        /// Required bytes.
+        /// Size that the file needs in guest memory, in bytes.
         bytes: u64,
-        /// Available bytes.
+        /// Free local memory below the MMIO hole, in bytes.
         available: u64,
     },
-    /// The command line is longer than a kernel reads, or contains a NUL.
+    /// The kernel command line exceeds [`COMMAND_LINE_BYTES_MAX`] or contains a NUL byte.
     #[error("cmdline: {bytes} bytes are too long: at most {COMMAND_LINE_BYTES_MAX}, without NUL bytes")]
     CommandLine {
-        /// Length of the command line.
+        /// Length of the command line, in bytes.
         bytes: usize,
     },
-    /// The ACPI tables do not fit.
+    /// The ACPI tables do not fit below the reset vector.
     #[error(transparent)]
     Tables(#[from] acpi::TablesTooLarge),
-    /// The scratch memory for a check cannot be mapped.
-    #[error("cannot map scratch memory to check the kernel")]
+    /// [`check`] cannot allocate temporary memory for the kernel.
+    #[error("kernel: cannot allocate temporary memory to check the kernel")]
     Scratch(#[source] vm_memory::mmap::FromRangesError),
-    /// Guest memory cannot be written.
+    /// An address is outside guest memory.
     #[error("cannot write guest memory")]
     Memory(#[from] vm_memory::GuestMemoryError),
 }
 
-/// Loads the kernel and all data that it expects into guest memory.
+/// Loads the kernel and its boot data into guest memory. Returns the entry state of the first vCPU.
 ///
 /// # Errors
-/// [`BootError`]; the content of guest memory is then undefined.
+/// [`BootError`] if a file or the command line is unsuitable. Guest memory then has undefined
+/// content.
 pub fn load(
     kernel: &Kernel,
     layout: &Layout,
@@ -153,10 +155,10 @@ pub fn load(
     }
 }
 
-/// Checks that [`load`] will succeed, by loading into scratch memory.
+/// Checks that [`load`] will succeed, by loading the kernel into temporary memory.
 ///
 /// # Errors
-/// Those of [`load`].
+/// The errors of [`load`], and [`BootError::Scratch`] if the temporary memory cannot be mapped.
 pub fn check(kernel: &Kernel, layout: &Layout, windows: &[Window]) -> Result<(), BootError> {
     let low = layout.memory().into_iter().filter(|range| range.start < layout.low_memory_end());
     let low = low.map(|range| {
@@ -167,16 +169,16 @@ pub fn check(kernel: &Kernel, layout: &Layout, windows: &[Window]) -> Result<(),
     load(kernel, layout, windows, &memory).map(drop)
 }
 
-/// Boot information that is common to both protocols.
+/// Boot data that both boot protocols pass to the kernel.
 struct BootInfo {
-    /// Address and size.
+    /// Guest-physical address of the initrd, and its size in bytes.
     initrd: Option<(u64, u64)>,
-    /// Address and length without the NUL.
+    /// Guest-physical address of the command line, and its length in bytes without the NUL.
     command_line: (u64, u64),
     map: Vec<MapEntry>,
 }
 
-/// An entry of the memory map.
+/// Entry of the guest's memory map, in terms of the e820 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MapEntry {
     address: u64,
@@ -187,7 +189,7 @@ struct MapEntry {
 const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
-/// Returns the memory map by address. Addresses outside all entries are not memory.
+/// Returns the guest's memory map, in address order. An address outside all entries is not memory.
 fn memory_map(layout: &Layout) -> Vec<MapEntry> {
     let low = [
         MapEntry { address: 0, bytes: EBDA_START, kind: E820_RAM },
@@ -212,19 +214,23 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
         return Err(BootError::TooLarge { file: "kernel", bytes, available });
     }
     let floor = Some(GuestAddress(HIGH_MEMORY));
-    let not = |found| BootError::NotAKernel { path: path.to_owned(), found };
+    let unsupported = |found| BootError::NotAKernel { path: path.to_owned(), found };
     let loaded = match elf_segments(&head) {
-        Some(count) if count > KERNEL_SEGMENTS_MAX => return Err(not(format!("an ELF of {count} segments"))),
+        Some(count) if count > KERNEL_SEGMENTS_MAX => {
+            return Err(unsupported(format!("an ELF of {count} segments")));
+        }
         Some(_) => Elf::load(memory, None, &mut file, floor),
-        None if bytes < bzimage_bytes(&head) => return Err(not(format!("truncated at {bytes} bytes"))),
+        None if bytes < bzimage_bytes(&head) => {
+            return Err(unsupported(format!("truncated at {bytes} bytes")));
+        }
         None => BzImage::load(memory, None, &mut file, floor),
     };
-    let loaded = loaded.map_err(|error| not(error.to_string()))?;
+    let loaded = loaded.map_err(|error| unsupported(error.to_string()))?;
     if loaded
         .setup_header
         .is_some_and(|header| header.version < ENTRY64_MIN_PROTOCOL || header.xloadflags & 1 == 0)
     {
-        return Err(not("a bzImage without a 64-bit entry".into()));
+        return Err(unsupported("a bzImage without a 64-bit entry".into()));
     }
     let (needs, end) = (unpacked_end(&loaded), layout.low_memory_end());
     if needs > end {
@@ -233,15 +239,16 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
     Ok(loaded)
 }
 
-/// Returns the number of segments in an ELF header. The loader reads every segment, even if all are
-/// the same.
+/// Returns the number of program headers in an ELF header, or `None` if `head` is not ELF. The
+/// number must be limited because the loader reads every segment.
 fn elf_segments(head: &[u8]) -> Option<u16> {
     const COUNT: std::ops::Range<usize> = 56..58;
     let count = head.get(COUNT).map_or([0; 2], |bytes| bytes.try_into().expect("the range has two bytes"));
     head.starts_with(b"\x7fELF").then_some(u16::from_le_bytes(count))
 }
 
-/// Returns the size of a bzImage according to its header: setup code and protected-mode kernel.
+/// Returns the size of a bzImage in bytes, according to its header. The size includes the setup
+/// code and the protected-mode kernel.
 fn bzimage_bytes(head: &[u8]) -> u64 {
     const SECTOR: u64 = 512;
     const SETUP_SECTORS: usize = 0x1f1;
@@ -253,7 +260,8 @@ fn bzimage_bytes(head: &[u8]) -> u64 {
     setup * SECTOR + u64::from(u32::from_le_bytes(paragraphs)) * 16
 }
 
-/// Loads an initrd as high as the kernel allows, so that the kernel can decompress itself below it.
+/// Loads an initrd at the highest address that the kernel allows, so that the kernel can decompress
+/// itself at lower addresses. Returns the address and the size of the initrd.
 fn load_initrd(
     path: &Path,
     kernel: &KernelLoaderResult,
@@ -279,7 +287,8 @@ fn load_initrd(
     Ok((at, bytes))
 }
 
-/// Returns the end of the memory that a bzImage needs to decompress itself; 0 for an ELF kernel.
+/// Returns the end address of the memory that a bzImage needs to decompress itself. Returns 0 for
+/// an ELF kernel, which is not compressed.
 fn unpacked_end(kernel: &KernelLoaderResult) -> u64 {
     kernel.setup_header.map_or(0, |header| {
         let at = header.pref_address.max(kernel.kernel_load.0);

@@ -1,5 +1,5 @@
-//! Configuration of a guest: the command-line options and the checked result. Files and devices are
-//! opened elsewhere.
+//! Configuration of a guest: the command-line options, and the configuration that results from
+//! checking the options. This module does not open files or devices.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use crate::{
     options::{OptionError, OptionParser},
 };
 
-/// Directory of the control sockets.
+/// Option for the directory of the control sockets.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunDirArg {
     /// Directory of the control sockets of running VMs
@@ -25,7 +25,7 @@ pub struct RunDirArg {
     pub run_dir: PathBuf,
 }
 
-/// Options of `run`.
+/// Options of the command `run`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
     #[command(flatten)]
@@ -40,23 +40,24 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// Checks the options. Opens nothing.
+    /// Checks the options, without opening files or devices. Returns the guest's configuration, the
+    /// directory of the control sockets, and the confinement options.
     ///
     /// # Errors
-    /// [`OptionError`] naming the option, its value and the rule.
+    /// [`OptionError`] that names the option, its value and the violated rule.
     pub fn check(self) -> Result<(Config, PathBuf, Confinement), OptionError> {
         let config = Config { nested: self.nested, ..self.guest.check()? };
         Ok((config, self.run_dir.run_dir, self.confinement))
     }
 }
 
-/// Options of a guest that are common to all VMMs.
+/// Guest options that all VMMs support.
 #[derive(Clone, Debug, clap::Args)]
 pub struct GuestArgs {
-    /// Name of the VM, as reserved
+    /// Name of the VM, as in the reservation
     #[arg(long)]
     pub vm: Name,
-    /// Socket of this host's agent
+    /// Unix socket of the agent on this host
     #[arg(
         long,
         value_name = "SOCKET",
@@ -64,7 +65,7 @@ pub struct GuestArgs {
         env = "TARN_HOST_MEMORY"
     )]
     pub agent: PathBuf,
-    /// Take all memory from this host's operating system, without an agent
+    /// Allocate all memory from this host's operating system, without an agent
     #[arg(long)]
     pub standalone: bool,
     /// Number of vCPUs
@@ -77,8 +78,9 @@ pub struct GuestArgs {
     pub memory: Vec<String>,
     /// Pool memory of one NUMA node without vCPUs, repeatable:
     /// size=4GiB,emc=NAME,host_numa_node=2,hugepages=on,
-    /// hugepage_size=2MiB,prefault=on,latency_ns=155,bandwidth_mbps=30000. With an agent: options
-    /// for the slices of the EMC named by emc, or of all EMCs
+    /// hugepage_size=2MiB,prefault=on,latency_ns=155,bandwidth_mbps=30000. With an agent, the
+    /// options apply to the slices of the EMC that emc names. Options without emc apply to the
+    /// slices of all other EMCs
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub pool: Vec<String>,
     /// Kernel image: a bzImage, or an ELF file with a PVH entry point
@@ -104,55 +106,57 @@ pub struct GuestArgs {
 /// Destination of the serial console.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Console {
-    /// Standard input and output.
+    /// Standard input and output of this process.
     Terminal,
-    /// Output is discarded; there is no input.
+    /// Discards the output and provides no input.
     Null,
-    /// Output goes to a file; there is no input.
+    /// Writes the output to a file and provides no input.
     File(PathBuf),
 }
 
-/// A NUMA node with vCPUs.
+/// Configuration of a NUMA node with vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalNode {
-    /// Memory size; `None` means all reserved local memory.
+    /// Size of the node's memory. `None` means all reserved local memory.
     pub size: Option<Bytes>,
-    /// Number of vCPUs.
+    /// Number of vCPUs of the node.
     pub cpus: u32,
-    /// Options of the memory backend.
+    /// Options for allocating and mapping the node's memory.
     pub memory_options: MemoryBackendOptions,
-    /// Latency and bandwidth of the memory.
+    /// Latency and bandwidth of the node's memory, as reported to the guest.
     pub performance: Performance,
 }
 
-/// A pool node, or with an agent the options of pool nodes.
+/// Configuration of a pool node. With an agent, the options apply to the pool nodes of one EMC or
+/// of all EMCs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolNode {
-    /// Memory size; only without an agent.
+    /// Size of the node's memory, set only without an agent. With an agent, the reservation defines
+    /// the size.
     pub size: Option<Bytes>,
-    /// EMC that the options apply to; `None` means every EMC without options of its own.
+    /// Name of the EMC that the options apply to. `None` means every EMC that no other entry names.
     pub emc: Option<String>,
-    /// Options of the memory backend.
+    /// Options for allocating and mapping the node's memory.
     pub memory_options: MemoryBackendOptions,
-    /// Latency and bandwidth of the memory.
+    /// Latency and bandwidth of the node's memory, as reported to the guest.
     pub performance: Performance,
 }
 
-/// A disk.
+/// Configuration of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// A raw image or a block device.
+    /// Path of a raw image or a block device.
     pub path: PathBuf,
-    /// Whether the guest may only read the disk.
+    /// Whether the guest cannot write the disk.
     pub read_only: bool,
 }
 
-/// A network device.
+/// Configuration of a network device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Net {
-    /// Name of the host's tap device.
+    /// Name of the tap device on the host.
     pub tap: String,
-    /// MAC address of the guest's device.
+    /// MAC address of the network device in the guest.
     pub mac: MacAddress,
 }
 
@@ -161,29 +165,30 @@ pub struct Net {
 pub struct Config {
     /// Name of the VM.
     pub vm: Name,
-    /// Socket of the agent that provides the memory; `None` means this host's operating system.
+    /// Unix socket of the agent that provides the memory. `None` means that this host's operating
+    /// system provides the memory.
     pub agent: Option<PathBuf>,
     /// NUMA nodes with vCPUs, at least one.
     pub local: Vec<LocalNode>,
-    /// Pool nodes.
+    /// Pool nodes, or with an agent their options.
     pub pool: Vec<PoolNode>,
-    /// Kernel, initrd and command line.
+    /// Kernel, initrd and kernel command line.
     pub kernel: Kernel,
-    /// Disks, in the guest's probe order.
+    /// Disks, in the order in which the guest finds them.
     pub disks: Vec<Disk>,
-    /// Network devices, in the guest's probe order.
+    /// Network devices, in the order in which the guest finds them.
     pub nets: Vec<Net>,
     /// Destination of the serial console.
     pub console: Console,
-    /// Whether vCPUs have VMX or SVM. Other VMMs use their own defaults.
+    /// Whether vCPUs have VMX or SVM. Other VMMs ignore this field and use their own defaults.
     pub nested: bool,
 }
 
 impl GuestArgs {
-    /// Checks the options. Opens nothing.
+    /// Checks the options, without opening files or devices.
     ///
     /// # Errors
-    /// [`OptionError`] naming the option, its value and the rule.
+    /// [`OptionError`] that names the option, its value and the violated rule.
     pub fn check(self) -> Result<Config, OptionError> {
         let node_texts = if self.memory.is_empty() { vec![String::new()] } else { self.memory.clone() };
         let is_single_node = node_texts.len() == 1;
@@ -204,7 +209,7 @@ impl GuestArgs {
         let nets = self.net.iter().map(|text| net(text)).collect::<Result<Vec<_>, _>>()?;
         if disks.len() + nets.len() > DEVICES_PER_VM_MAX {
             let reason = format!(
-                "{} disks and {} network devices are more than {DEVICES_PER_VM_MAX}",
+                "{} disks and {} network devices are too many: at most {DEVICES_PER_VM_MAX} in total",
                 disks.len(),
                 nets.len()
             );
@@ -228,7 +233,7 @@ impl GuestArgs {
 fn local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
     let mut parts = OptionParser::new("memory", text)?;
     let size = parts.size("size")?;
-    let cpus = parts.parse("cpus", "a number of processors")?;
+    let cpus = parts.parse("cpus", "a number of CPUs")?;
     let Some(cpus) = cpus.or(default_cpus) else {
         return Err(parts.error("cpus is missing: required with several nodes"));
     };
@@ -265,7 +270,7 @@ fn memory_options(parts: &mut OptionParser<'_>) -> Result<MemoryBackendOptions, 
         shared: parts.on_off("shared")?.unwrap_or(true),
         prefault: parts.on_off("prefault")?.unwrap_or(false),
         hugepage_size: has_huge_pages.then(|| size.unwrap_or(Bytes::mib(2))),
-        host_numa_node: parts.parse("host_numa_node", "the number of a node")?,
+        host_numa_node: parts.parse("host_numa_node", "the number of a NUMA node")?,
     })
 }
 
@@ -287,14 +292,14 @@ fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
             }
             Some(size) if !standalone => {
                 return Err(parser.error(format!(
-                    "size={size} is not allowed with an agent: the reservation sets the size"
+                    "size={size} is not allowed with an agent, because the reservation defines the size"
                 )));
             }
             _ => {}
         }
         if !standalone && (node.memory_options.hugepage_size.is_some() || !node.memory_options.shared) {
             return Err(
-                parser.error("hugepages and shared=off are not allowed with an agent: the rack sets both")
+                parser.error("hugepages and shared=off are not allowed with an agent: slices are always shared and without huge pages")
             );
         }
         if node.emc.is_some() && pool[..index].iter().any(|other| other.emc == node.emc) {
@@ -329,6 +334,6 @@ fn console(text: &str) -> Result<Console, OptionError> {
         None if text == "tty" => Ok(Console::Terminal),
         None if text == "null" => Ok(Console::Null),
         Some(("file", path)) if !path.is_empty() => Ok(Console::File(path.into())),
-        _ => Err(OptionParser::new("serial", "")?.error(format!("{text:?} is not tty, null or file=PATH"))),
+        _ => Err(OptionParser::new("serial", "")?.error(format!("{text:?} must be tty, null or file=PATH"))),
     }
 }

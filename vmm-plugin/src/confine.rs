@@ -1,7 +1,8 @@
-//! Drops the privileges of this process before the guest runs, as a guest may escape into it. A
-//! process started as root becomes another user with an empty read-only root directory, unless
-//! started with `--unconfined`. All files are open by then, and no other thread exists yet:
-//! capabilities, user IDs and no_new_privs are per thread. [`threads`] filters system calls.
+//! Drops the privileges of this process before the guest runs, because a guest may escape into the
+//! process. A process started as root becomes another user with an empty read-only root directory,
+//! unless started with `--unconfined`. All files must be open before the privileges are dropped.
+//! No other thread may exist, because capabilities, user IDs and no_new_privs are per thread.
+//! [`threads`] filters system calls.
 
 pub mod root;
 pub mod sigsys;
@@ -20,49 +21,51 @@ use rustix::{
     },
 };
 
-/// Options of the confinement.
+/// Command-line options that define the privileges of the VMM.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Confinement {
     /// User ID to switch to before the guest runs; requires --gid. Required when started as root
     #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = unprivileged_id())]
     uid: Option<u32>,
-    /// Group ID to switch to; supplementary groups are dropped. Requires --uid
+    /// Group ID to switch to before the guest runs; supplementary groups are dropped. Requires
+    /// --uid
     #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = unprivileged_id())]
     gid: Option<u32>,
     /// Root directory to switch to; must be empty [default as root: an empty read-only file system]
     #[arg(long, value_name = "DIR")]
     chroot: Option<PathBuf>,
-    /// When started as root, stay root and keep access to all files. Capabilities are dropped and
-    /// system calls filtered nevertheless
+    /// When started as root, stay root and keep access to all files. Capabilities are still
+    /// dropped, and system calls are still filtered
     #[arg(long, conflicts_with_all = ["uid", "gid", "chroot"])]
     unconfined: bool,
-    /// Action on a system call that the thread's filter does not allow: true ends the process, log
-    /// allows and logs it, false allows it
+    /// Action on a system call that is not on the thread's allow list: true ends the process, log
+    /// allows and logs the call, false disables the filters
     #[arg(long, value_enum, hide_possible_values = true, default_value_t, value_name = "true|false|log")]
     pub seccomp: Seccomp,
 }
 
-/// Parses a user or group ID other than root's and the reserved ID -1.
+/// Returns a parser for the ID of an unprivileged user or group: not 0 (root) and not the reserved
+/// -1.
 fn unprivileged_id() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..i64::from(u32::MAX))
 }
 
-/// Action on a system call that the thread's filter does not allow.
+/// Action on a system call that is not on the allow list of its thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Seccomp {
     /// End the process.
     #[default]
     True,
-    /// Allow it.
+    /// Allow the call: no filters are installed.
     False,
-    /// Allow it and write to the kernel's audit log.
+    /// Allow the call and log it in the kernel's audit log.
     Log,
 }
 
 /// Error returned when the process cannot be confined.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
-    /// Started as root without a user to switch to.
+    /// The process was started as root, but the options do not name a user to switch to.
     #[error(
         "uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, or --unconfined must be given"
     )]
@@ -70,17 +73,17 @@ pub enum ConfineError {
     /// A system call failed.
     #[error("{option}: cannot {doing}{hint}")]
     System {
-        /// Option that caused the call.
+        /// Name of the option that requires the system call.
         option: &'static str,
-        /// The failed operation, completing "cannot …".
+        /// Failed operation, completing "cannot …".
         doing: String,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
-    /// The root directory must be empty: an escaped guest could reach its files.
+    /// The given root directory is not empty: an escaped guest could access the files in it.
     #[error("chroot: {} is not empty", .0.display())]
     NotEmpty(PathBuf),
 }
@@ -99,21 +102,23 @@ fn error<E: Into<io::Error>>(
     }
 }
 
-/// Raises the limit of open files to its maximum: each slice is one descriptor.
+/// Raises the soft limit on open files to the hard limit, because each slice needs a file
+/// descriptor.
 ///
 /// # Errors
-/// The error of getrlimit(2) or setrlimit(2).
+/// The error returned by setrlimit(2).
 pub fn raise_file_limit() -> io::Result<()> {
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
     Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 impl Confinement {
-    /// Checks everything that [`PreparedConfinement::enter`] needs, and changes nothing.
+    /// Checks that the process can enter the confinement, and opens the future root directory. Does
+    /// not drop privileges.
     ///
     /// # Errors
-    /// [`ConfineError::MissingUser`] if the process would stay root, or another variant if a check
-    /// fails.
+    /// [`ConfineError::MissingUser`] if the process would stay root, and [`ConfineError`] if a
+    /// check fails.
     pub fn prepare(self) -> Result<PreparedConfinement, ConfineError> {
         let is_root = geteuid().is_root();
         if is_root && self.uid.is_none() && !self.unconfined {
@@ -141,33 +146,33 @@ fn user_error(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
     error("uid", format!("switch to user {uid} and group {gid}"))
 }
 
-/// Returns EPERM, as the kernel would, if capabilities are missing.
+/// Returns EPERM if the process lacks capabilities, as a system call that needs them would.
 fn require_capabilities(needed: CapabilitySet) -> Result<(), Errno> {
     if capabilities(None)?.effective.contains(needed) { Ok(()) } else { Err(Errno::PERM) }
 }
 
-/// The future root directory.
+/// Directory that becomes the root directory of the process.
 #[derive(Debug)]
 struct Root {
     directory: OwnedFd,
-    /// Its name in messages.
+    /// Name of the directory in messages.
     display_name: String,
 }
 
-/// A checked confinement.
+/// Confinement that the process can enter, as returned by [`Confinement::prepare`].
 #[derive(Debug)]
 pub struct PreparedConfinement {
     user: Option<(u32, u32)>,
     root: Option<Root>,
-    /// How system calls are filtered.
+    /// Action on system calls that are not on the allow list.
     pub seccomp: Seccomp,
 }
 
 impl PreparedConfinement {
-    /// Drops all privileges irrevocably. This process must have no other thread yet.
+    /// Drops all privileges irrevocably. Must be called while the process has only one thread.
     ///
     /// # Errors
-    /// [`ConfineError`]; the guest must not run then.
+    /// [`ConfineError`] if a system call fails. The guest must then not run.
     pub fn enter(self) -> Result<(), ConfineError> {
         set_no_new_privs(true).map_err(error("capabilities", "set no_new_privs"))?;
         if let Some(root) = self.root {
@@ -182,11 +187,12 @@ impl PreparedConfinement {
     }
 }
 
-/// Clears the capability bounding set. EPERM is ignored: with no_new_privs the set grants nothing.
+/// Clears the capability bounding set. EPERM is ignored, because with no_new_privs the bounding set
+/// cannot grant capabilities.
 fn empty_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
-            Err(Errno::INVAL) => return Ok(()), // past the last capability of this kernel
+            Err(Errno::INVAL) => return Ok(()), // no such capability
             Err(Errno::PERM) => return Ok(()),
             other => other?,
         }

@@ -1,5 +1,6 @@
-//! Control socket of a running guest: a gRPC server on a thread of its own. It forwards requests to
-//! the event loop, which decides, and returns the replies. The client is `control_client`.
+//! Control socket of a running guest: a gRPC server on a separate thread. The server forwards each
+//! request to the event loop, which executes the request, and returns the reply. The client is
+//! `control_client`.
 
 mod connection;
 mod describe;
@@ -38,21 +39,21 @@ use crate::{
     wakeup::Wakeup,
 };
 
-/// State of a guest.
+/// State of a guest, as reported to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its vCPUs run.
+    /// The vCPUs run.
     Running,
-    /// Its vCPUs are paused.
+    /// The vCPUs are paused.
     Paused,
-    /// Its power button was pressed.
+    /// The power button was pressed, and the guest has not powered off yet.
     Stopping,
 }
 
-/// Action that a client requests.
+/// Action that a client requests from the event loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Return the state only.
+    /// Return the state of the guest without changing it.
     QueryState,
     /// Pause the vCPUs.
     Pause,
@@ -64,27 +65,27 @@ pub enum Action {
     Kill,
 }
 
-/// Error returned when an action is refused.
+/// Error returned when the guest cannot be paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ActionError {
-    /// A paused guest would not power off.
+    /// The power button was pressed: a paused guest could not power off.
     #[error("the guest is powering off and cannot be paused")]
     Stopping,
-    /// A vCPU did not pause; the guest continues to run.
+    /// A vCPU did not pause in time. The guest continues to run.
     #[error("a vCPU did not pause within {VCPUS_STOP_TIMEOUT}; all vCPUs were resumed")]
     Busy,
 }
 
-/// A request of a client, and the channel for its reply.
+/// Request of a client to the event loop, with the channel for the reply.
 #[derive(Debug)]
 pub struct ControlRequest {
-    /// The requested action.
+    /// Action to execute.
     pub action: Action,
-    /// Receives the state after the action.
+    /// Channel for the state of the guest after the action.
     pub reply: oneshot::Sender<Result<State, ActionError>>,
 }
 
-/// Sends requests to the event loop.
+/// Sender of requests to the event loop.
 #[derive(Debug)]
 pub struct RequestSender {
     sender: mpsc::Sender<ControlRequest>,
@@ -92,7 +93,8 @@ pub struct RequestSender {
 }
 
 impl RequestSender {
-    /// Creates a channel to the event loop, which holds the receiver and waits for `wakeup`.
+    /// Creates a channel to the event loop. The event loop waits for `wakeup`, then reads requests
+    /// from the returned receiver.
     pub fn new(wakeup: Arc<Wakeup>) -> (Self, mpsc::Receiver<ControlRequest>) {
         let (sender, receiver) = mpsc::channel();
         (Self { sender, wakeup }, receiver)
@@ -100,13 +102,15 @@ impl RequestSender {
 
     async fn send(&self, action: Action) -> Result<State, Status> {
         let ended = || Status::unavailable("the guest has ended");
-        let (reply, answer) = oneshot::channel();
+        let (reply, response) = oneshot::channel();
         self.sender.send(ControlRequest { action, reply }).map_err(|_| ended())?;
         self.wakeup.notify();
-        match tokio::time::timeout(CONTROL_RESPONSE_TIMEOUT.as_duration(), answer).await {
-            Ok(Ok(done)) => done.map_err(status_of),
+        match tokio::time::timeout(CONTROL_RESPONSE_TIMEOUT.as_duration(), response).await {
+            Ok(Ok(result)) => result.map_err(status_of),
             Ok(Err(_)) => Err(ended()),
-            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {CONTROL_RESPONSE_TIMEOUT}"))),
+            Err(_) => Err(Status::deadline_exceeded(format!(
+                "no reply from the event loop within {CONTROL_RESPONSE_TIMEOUT}"
+            ))),
         }
     }
 }
@@ -118,7 +122,7 @@ fn status_of(error: ActionError) -> Status {
     }
 }
 
-/// A control socket, prepared before the guest starts.
+/// Control socket of a guest that has not started yet.
 #[derive(Debug)]
 pub struct Control {
     socket: ControlSocket,
@@ -127,7 +131,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Prepares the control socket of an assembled guest.
+    /// Creates the server for the control socket of a guest. [`Self::start`] starts the server.
     pub fn new(
         socket: ControlSocket,
         (config, layout, memory): (&Config, &Layout, &Memory),
@@ -136,15 +140,16 @@ impl Control {
         Self { socket, guest: describe::describe(config, layout, memory), files }
     }
 
-    /// Serves the socket on a thread of its own until the process ends. The gRPC runtime is created
-    /// at the first connection, which saves memory in guests that are never inspected.
+    /// Serves the socket on a new thread until the process ends. The thread creates the tokio
+    /// runtime at the first connection, which saves memory if no client connects.
     ///
     /// # Errors
-    /// The error of creating the thread.
+    /// The error returned by the operating system if it cannot create the thread.
     pub fn start(self, requests: RequestSender, filters: &SeccompFilters) -> io::Result<()> {
         let serve = move || {
             if let Err(error) = self.serve(requests) {
-                exit::print(&format!("error: the control socket is closed: {error}")); // the guest goes on
+                // The guest continues to run.
+                exit::print(&format!("error: the control socket is closed: {error}"));
             }
         };
         filters.spawn(ThreadRole::Control, "control".into(), serve).map(drop)
@@ -166,7 +171,7 @@ impl Control {
     }
 }
 
-/// Handles the requests of all clients, one at a time.
+/// gRPC service that handles the requests of all clients.
 #[derive(Debug)]
 struct VmmService {
     guest: wire::Guest,
@@ -205,7 +210,7 @@ impl Vmm for VmmService {
     }
 }
 
-/// Returns the description of a guest with its current state and touched bytes.
+/// Adds the current state and the touched bytes of each node to the description of a guest.
 fn with_current_state(mut guest: wire::Guest, state: State, touched: &TouchedByNode) -> wire::Guest {
     let state = match state {
         State::Running => wire::GuestState::Running,

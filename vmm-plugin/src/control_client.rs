@@ -1,5 +1,5 @@
-//! The commands `info`, `pause`, `resume` and `stop`: clients of a running guest's control socket.
-//! The server is `control`.
+//! Client of the control socket of a running guest, with the commands `info`, `pause`, `resume` and
+//! `stop`. The server is in `control`.
 
 mod view;
 
@@ -30,7 +30,7 @@ use units::{
 
 use crate::{config::RunDirArg, control::socket};
 
-/// Timeout of a request: the server's own limit plus some slack.
+/// Timeout of a request: the timeout of the server plus the time to transfer the reply.
 const REPLY_TIMEOUT: Duration =
     CONTROL_RESPONSE_TIMEOUT.as_duration().saturating_add(RESPONSE_TIMEOUT_SLACK.as_duration());
 
@@ -39,7 +39,7 @@ const REPLY_TIMEOUT: Duration =
 pub enum ControlCommand {
     /// Show a VM's state, nodes, slices and devices, and how much of its memory it has touched
     Info(InfoArgs),
-    /// Pause a VM's vCPUs; clocks continue
+    /// Pause a VM's vCPUs. Clocks continue
     Pause(Target),
     /// Resume a paused VM's vCPUs
     Resume(Target),
@@ -47,7 +47,7 @@ pub enum ControlCommand {
     Stop(StopArgs),
 }
 
-/// The VM that a command applies to.
+/// Arguments that select the VM of a command.
 #[derive(Debug, clap::Args)]
 pub struct Target {
     /// Name of the VM
@@ -56,7 +56,7 @@ pub struct Target {
     run_dir: RunDirArg,
 }
 
-/// Options of `info`.
+/// Options of the command `info`.
 #[derive(Debug, clap::Args)]
 pub struct InfoArgs {
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub struct InfoArgs {
     output: Format,
 }
 
-/// Output format of `info`.
+/// Output format of the command `info`.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 pub enum Format {
     /// A table for people.
@@ -76,7 +76,7 @@ pub enum Format {
     Json,
 }
 
-/// Options of `stop`.
+/// Options of the command `stop`.
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
     #[command(flatten)]
@@ -84,8 +84,8 @@ pub struct StopArgs {
     /// Stop the VM at once, without pressing the power button
     #[arg(long)]
     force: bool,
-    /// How long to wait for the VM's end, such as 90s [default: slightly longer than a guest may
-    /// take to power off]
+    /// Maximum time to wait until the VM has ended, such as 90s [default: slightly longer than the
+    /// time limit for a guest to power off]
     #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
     timeout: Option<Duration>,
 }
@@ -96,7 +96,7 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
     if span <= max { Ok(span) } else { Err(format!("must be at most {}", humantime::format_duration(max))) }
 }
 
-/// Error of a control command.
+/// Error of a command for a running guest.
 #[derive(Debug, thiserror::Error)]
 enum CommandError {
     #[error("VM {vm} is not running: no listener on {}", path.display())]
@@ -115,21 +115,22 @@ enum CommandError {
     },
     #[error("VM {vm}: {}", status.message())]
     Rejected { vm: Name, status: Box<Status> },
-    #[error("VM {vm} did not answer within {REPLY_TIMEOUT:?}")]
+    #[error("VM {vm} did not reply within {REPLY_TIMEOUT:?}")]
     Timeout { vm: Name },
     #[error("VM {vm} has not ended after {timeout:?}; use --force to stop it at once")]
     StillRunning { vm: Name, timeout: Duration },
 }
 
 impl CommandError {
-    /// Returns the exit code, as `tarn` defines it: 3 not found, 4 conflict, 6 unavailable, 124
-    /// timeout.
+    /// Returns the exit code of the command. The codes are the same as those of `tarn`: 3 not
+    /// found, 4 conflict, 6 unavailable, 124 timeout.
     fn exit(&self) -> u8 {
         match self {
             Self::NotRunning { .. } => 3,
             Self::Timeout { .. } | Self::StillRunning { .. } => 124,
             Self::Connect { .. } => 6,
-            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6, // too many clients
+            // The backlog of the socket is full.
+            Self::System { errno, .. } if errno.kind() == io::ErrorKind::WouldBlock => 6,
             Self::System { .. } => 1,
             Self::Rejected { status, .. } => match status.code() {
                 Code::FailedPrecondition => 4,
@@ -142,12 +143,12 @@ impl CommandError {
     }
 }
 
-/// Returns whether a status was created on this side because the connection broke.
+/// Returns whether the client, not the server, created a status because the connection failed.
 fn is_transport_error(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }
 
-/// Runs a command. Prints its output or error and returns the exit code.
+/// Executes a command. Prints the output or the error and returns the exit code.
 pub fn run(command: &ControlCommand) -> ExitCode {
     match execute(command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -177,7 +178,7 @@ fn execute(command: &ControlCommand) -> Result<(), CommandError> {
     }
 }
 
-/// Writes the output. A closed pipe is not an error.
+/// Writes the output of a command to standard output. A closed pipe is not an error.
 fn print(text: &str) -> Result<(), CommandError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(errno) if errno.kind() != io::ErrorKind::BrokenPipe => {
@@ -187,8 +188,8 @@ fn print(text: &str) -> Result<(), CommandError> {
     }
 }
 
-/// Stops a VM. Returns when its process has ended, even if the reply was lost because the process
-/// ended first.
+/// Stops a VM and waits until its process has ended. A lost reply is not an error, because the
+/// process may end before it replies.
 fn stop(stop: &StopArgs) -> Result<(), CommandError> {
     let timeout = stop.timeout.unwrap_or(GUEST_STOP_WAIT_DEFAULT.as_duration());
     let deadline = Instant::now() + timeout;
@@ -200,9 +201,9 @@ fn stop(stop: &StopArgs) -> Result<(), CommandError> {
         result => drop(result?),
     }
     let wait_error = |errno| guest.system("wait for the process of")(errno);
-    let left = deadline.saturating_duration_since(Instant::now());
-    let left = Timespec::try_from(left).expect("the timeout was range-checked");
-    match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&left))
+    let remaining = deadline.saturating_duration_since(Instant::now());
+    let remaining = Timespec::try_from(remaining).expect("the timeout was range-checked");
+    match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&remaining))
         .map_err(|errno| wait_error(errno.into()))?
     {
         0 => Err(CommandError::StillRunning { vm: guest.vm.clone(), timeout }),
@@ -210,7 +211,7 @@ fn stop(stop: &StopArgs) -> Result<(), CommandError> {
     }
 }
 
-/// A running guest.
+/// Running guest, with its control socket and process.
 struct Guest<'a> {
     vm: &'a Name,
     path: PathBuf,
@@ -218,6 +219,7 @@ struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
+    /// Finds the process that listens on the control socket of a VM.
     fn find(Target { vm, run_dir }: &'a Target) -> Result<Self, CommandError> {
         let path = socket::path_of(&run_dir.run_dir, vm);
         let doing = || format!("find the listener on {}", path.display());
@@ -232,7 +234,7 @@ impl<'a> Guest<'a> {
         move |errno| CommandError::System { doing, errno }
     }
 
-    /// Opens a pidfd of the VM's process; `None` if the process has ended.
+    /// Opens a pidfd of the process that runs the VM. Returns `None` if the process has ended.
     fn pidfd(&self) -> Result<Option<OwnedFd>, CommandError> {
         match pidfd_open(self.process, PidfdFlags::empty()) {
             Ok(process) => Ok(Some(process)),
@@ -241,6 +243,7 @@ impl<'a> Guest<'a> {
         }
     }
 
+    /// Connects to the control socket, sends a request and returns the reply.
     fn call<T>(
         &self,
         request: impl AsyncFnOnce(&mut VmmClient<Channel>) -> Result<Response<T>, Status>,
@@ -248,17 +251,17 @@ impl<'a> Guest<'a> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(self.system("start a runtime to connect to"))?;
         let vm = || self.vm.clone();
-        let answer = async {
+        let reply = async {
             let connect_error = |error| CommandError::Connect { vm: vm(), error };
             let endpoint = Endpoint::from_shared(format!("unix:{}", self.path.display()));
             let channel = endpoint.map_err(connect_error)?.connect().await.map_err(connect_error)?;
             let mut client = VmmClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
-            let answer = request(&mut client).await;
-            answer
+            let reply = request(&mut client).await;
+            reply
                 .map(Response::into_inner)
                 .map_err(|status| CommandError::Rejected { vm: vm(), status: Box::new(status) })
         };
-        let answer = async { tokio::time::timeout(REPLY_TIMEOUT, answer).await };
-        runtime.block_on(answer).unwrap_or_else(|_| Err(CommandError::Timeout { vm: vm() }))
+        let reply = async { tokio::time::timeout(REPLY_TIMEOUT, reply).await };
+        runtime.block_on(reply).unwrap_or_else(|_| Err(CommandError::Timeout { vm: vm() }))
     }
 }

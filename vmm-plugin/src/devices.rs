@@ -1,5 +1,5 @@
-//! Devices of a guest: the serial port, the sleep and reset registers, and virtio. All accesses are
-//! hostile input: a device answers or ignores them, and never panics.
+//! Devices of a guest: the serial port, the sleep and reset registers, and virtio devices. Every
+//! access may be hostile: a device handles or ignores an invalid access and never panics.
 
 pub mod serial;
 pub mod virtio;
@@ -13,10 +13,10 @@ use crate::platform::{RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TY
 const SLP_EN: u8 = 1 << 5;
 const SLP_TYP_SHIFT: u8 = 2;
 const SLP_TYP_MASK: u8 = 0b111;
-/// Byte read from a port or an address without a device.
+/// Value of each byte that a guest reads from a port or an address without a device.
 const UNMAPPED_BYTE: u8 = 0xff;
 
-/// Power state change that a guest requests.
+/// Change of the power state that a guest requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitRequest {
     /// Power the machine off.
@@ -25,12 +25,13 @@ pub enum ExitRequest {
     Reset,
 }
 
-/// The devices with MMIO registers, by window.
+/// MMIO bus: the virtio devices, each with the window of its registers.
 #[derive(Debug, Default)]
 pub struct MmioBus(pub Vec<(Window, Arc<MmioTransport>)>);
 
 impl MmioBus {
-    /// Returns the device at an address, and the register's offset.
+    /// Returns the device whose window contains a guest-physical address, and the offset in the
+    /// window.
     fn find(&self, at: u64) -> Option<(&MmioTransport, u64)> {
         self.0.iter().find_map(|(window, transport)| {
             let offset = at.checked_sub(u64::from(window.address))?;
@@ -38,7 +39,7 @@ impl MmioBus {
         })
     }
 
-    /// Handles a guest's read of a register.
+    /// Handles a read of the guest at an MMIO address. Without a device, all bits are 1.
     pub fn read(&self, at: u64, data: &mut [u8]) {
         data.fill(UNMAPPED_BYTE);
         if let Some((transport, offset)) = self.find(at) {
@@ -46,7 +47,7 @@ impl MmioBus {
         }
     }
 
-    /// Handles a guest's write of a register.
+    /// Handles a write of the guest at an MMIO address. Without a device, the write is ignored.
     pub fn write(&self, at: u64, data: &[u8]) {
         if let Some((transport, offset)) = self.find(at) {
             transport.write(offset, data);
@@ -54,29 +55,30 @@ impl MmioBus {
     }
 }
 
-/// The devices behind I/O ports.
+/// Devices that a guest accesses through I/O ports.
 #[derive(Debug)]
 pub struct PortIo {
     serial: Mutex<Serial>,
 }
 
 impl PortIo {
-    /// Creates the port space with a serial port.
+    /// Creates the devices, with `serial` as the serial port COM1.
     pub fn new(serial: Serial) -> Self {
         Self { serial: Mutex::new(serial) }
     }
 
-    /// Locks the serial port. Only tests can poison the lock: in a VMM, a panic ends the process.
+    /// Locks the serial port. A poisoned lock is possible only in tests, because a panic ends a
+    /// VMM.
     pub fn serial(&self) -> std::sync::MutexGuard<'_, Serial> {
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the serial port unless a vCPU holds the lock.
+    /// Locks the serial port, or returns `None` if a vCPU holds the lock.
     pub fn try_serial(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
         self.serial.try_lock().ok()
     }
 
-    /// Handles a guest's read of a port.
+    /// Handles a read of the guest from an I/O port. Without a device, all bits are 1.
     pub fn read(&self, port: u16, data: &mut [u8]) {
         data.fill(UNMAPPED_BYTE);
         match (port, &mut *data) {
@@ -86,8 +88,8 @@ impl PortIo {
         }
     }
 
-    /// Handles a guest's write of a port. Returns the request of a write to the sleep or reset
-    /// register.
+    /// Handles a write of the guest to an I/O port. Returns the requested power state change if the
+    /// port is the sleep register or the reset register.
     pub fn write(&self, port: u16, data: &[u8]) -> Option<ExitRequest> {
         match (port, data) {
             (SERIAL_PORT..=0x3ff, [byte]) => {
@@ -95,8 +97,8 @@ impl PortIo {
                 None
             }
             (SLEEP_PORT, [byte]) => {
-                let off = byte & SLP_EN != 0 && byte >> SLP_TYP_SHIFT & SLP_TYP_MASK == SLEEP_TYPE;
-                off.then_some(ExitRequest::PowerOff)
+                let is_soft_off = byte & SLP_EN != 0 && byte >> SLP_TYP_SHIFT & SLP_TYP_MASK == SLEEP_TYPE;
+                is_soft_off.then_some(ExitRequest::PowerOff)
             }
             (RESET_PORT, [RESET_VALUE]) => Some(ExitRequest::Reset),
             _ => None,

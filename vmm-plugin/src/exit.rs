@@ -1,5 +1,5 @@
-//! Exit codes and the end of a guest's process. The control socket's file is not removed: it is
-//! replaced when the VM starts again.
+//! Exit codes of the VMM, and functions that end its process. The file of the control socket
+//! remains and is replaced when the VM starts again.
 
 use std::{
     io::{self, Write as _},
@@ -14,54 +14,58 @@ use rustix::termios::{OptionalActions, Termios, tcsetattr};
 
 use crate::thread_role::{self, ThreadRole};
 
-/// The guest powered off.
+/// Exit code if the guest powered off.
 pub const POWERED_OFF: u8 = 0;
-/// An error before the guest started, or in the VMM.
+/// Exit code for an error before the guest started, or in the VMM.
 pub const FAILED: u8 = 1;
-/// Usage error.
+/// Exit code for invalid command-line options.
 pub const USAGE: u8 = 2;
-/// The guest requested a reset.
+/// Exit code if the guest requested a reset.
 pub const RESET: u8 = 10;
-/// The guest crashed: a triple fault, or an instruction that KVM cannot emulate.
+/// Exit code if the guest crashed, by a triple fault or an instruction that KVM cannot emulate.
 pub const CRASHED: u8 = 11;
-/// The guest was stopped, at once or because it did not power off in time.
+/// Exit code if the VMM stopped the guest, on request or because the guest did not power off in
+/// time.
 pub const STOPPED: u8 = 12;
-/// A slice was revoked under the guest.
+/// Exit code if a slice of the running guest was revoked.
 pub const SLICE_LOST: u8 = 20;
-/// The host had no free memory for a page that the guest touched.
+/// Exit code if the host had no free memory for a page that the guest accessed.
 pub const MEMORY_EXHAUSTED: u8 = 21;
-/// An uncorrectable error in the guest's memory could not be reported to the guest.
+/// Exit code for an uncorrectable error in the guest's memory that could not be reported to the
+/// guest.
 pub const MEMORY_POISONED: u8 = 22;
-/// A thread made a system call that its filter forbids: the guest may have escaped into the VMM.
+/// Exit code if a thread made a system call that its seccomp filter forbids. The guest may have
+/// escaped into the VMM.
 pub const FORBIDDEN_SYSCALL: u8 = 30;
 
 static SAVED_TERMINAL: OnceLock<Termios> = OnceLock::new();
 static TERMINAL_RESTORED: AtomicBool = AtomicBool::new(false);
 
-/// Saves the terminal settings that [`restore_terminal`] restores. Only the first call has an
-/// effect.
-pub fn save_terminal(before: Termios) {
-    let _ = SAVED_TERMINAL.set(before);
+/// Saves the terminal settings for [`restore_terminal`]. Only the first call has an effect.
+pub fn save_terminal(settings: Termios) {
+    let _ = SAVED_TERMINAL.set(settings);
 }
 
-/// Restores the terminal settings, once. Safe in a signal handler.
+/// Restores the saved terminal settings. Only the first call has an effect. Safe in a signal
+/// handler.
 pub fn restore_terminal() {
     if TERMINAL_RESTORED.swap(true, Ordering::SeqCst) {
         return;
     }
-    if let Some(before) = SAVED_TERMINAL.get() {
-        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, before);
+    if let Some(settings) = SAVED_TERMINAL.get() {
+        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, settings);
     }
 }
 
-/// Prints a line to standard error. A write error is ignored: the guest continues without its log.
+/// Prints a line to standard error. Write errors are ignored, so that the guest continues without a
+/// log.
 pub fn print(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Installs a panic hook that ends the process if the thread is essential: a guest cannot continue
-/// without one of its vCPUs or devices. No backtrace is printed, as it would read files, which
-/// confined threads may not.
+/// Installs a panic hook that prints the panic, and ends the process if the thread is essential. A
+/// guest cannot continue without one of its vCPUs or devices. The hook prints no backtrace, because
+/// confined threads cannot read the files that a backtrace needs.
 pub fn install_panic_hook() {
     panic::set_hook(Box::new(|panic| {
         print(&format!("error: {panic}"));
@@ -74,7 +78,7 @@ pub fn install_panic_hook() {
 /// Ends the process without returning to the guest. Safe in a signal handler.
 pub fn exit_now(code: u8) -> ! {
     restore_terminal();
-    // SAFETY: _exit takes an integer and does not return; no memory of this process is used
+    // SAFETY: _exit takes an integer and does not return, so no memory of this process is used
     // afterwards.
     unsafe { libc::_exit(i32::from(code)) }
 }

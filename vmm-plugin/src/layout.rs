@@ -1,6 +1,6 @@
-//! Layout of a guest: NUMA nodes, their memory in guest-physical space, and the MMIO hole. This
-//! module is pure; memory slots, the memory map, SRAT, SLIT and HMAT are all derived from one
-//! [`Layout`].
+//! Layout of a guest: the NUMA nodes, the guest-physical addresses of their memory, and the MMIO
+//! hole. Memory slots, the memory map, SRAT, SLIT and HMAT are all derived from one [`Layout`].
+//! This module has no side effects.
 //!
 //! ```text
 //!   0        1 MiB             3 GiB       4 GiB            next multiple of 1 GiB
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nodes with CPUs come first and contain the local memory. The slices of each EMC form a node
-//! without CPUs (Pond, section 4.2: zNUMA). Pool memory starts at a multiple of 1 GiB, as each
+//! without CPUs (Pond, section 4.2: zNUMA). Pool memory starts at a multiple of 1 GiB, because each
 //! slice is mapped separately.
 
 use std::ops::Range;
@@ -18,66 +18,67 @@ use units::{
     limits::{EMCS_PER_HOST_MAX, LOCAL_NODES_PER_VM_MAX, SLICES_PER_VM_MAX, VCPUS_MAX},
 };
 
-/// Start of memory that kernels may use freely; boot data is below.
+/// Start of the memory that kernels may use freely. Boot data is at lower addresses.
 pub const HIGH_MEMORY: u64 = 1 << 20;
-/// Start of the MMIO hole.
+/// Start of the MMIO hole, as a guest-physical address.
 pub const MMIO_HOLE_START: u64 = 3 << 30;
-/// End of the MMIO hole.
+/// End of the MMIO hole (exclusive), as a guest-physical address.
 pub const MMIO_HOLE_END: u64 = 4 << 30;
 
-/// SLIT distance of a node to itself.
+/// SLIT distance from a node to itself, as defined by ACPI.
 pub const DISTANCE_LOCAL: u8 = 10;
-/// Maximum distance in a SLIT.
+/// Maximum SLIT distance: 255 means unreachable.
 const DISTANCE_MAX: u64 = 254;
-/// Minimum distance to another node.
+/// Minimum SLIT distance to another node: smaller values are reserved.
 const DISTANCE_OTHER_MIN: u64 = 11;
 
-/// Latency and bandwidth of memory from the nearest CPU.
+/// Latency and bandwidth between memory and the nearest CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Performance {
-    /// Latency of one access, in nanoseconds; 1 to 30,000.
+    /// Latency of a memory access, in nanoseconds, from 1 to 30,000.
     pub latency_ns: u16,
-    /// Total bandwidth, in MB/s (10^6); 1 to 655,340.
+    /// Total bandwidth, in MB/s (10^6 bytes per second), from 1 to 655,340.
     pub bandwidth_mbps: u32,
 }
 
 impl Performance {
-    /// A DDR5 socket: 85 ns is Pond's local latency (figure 7).
+    /// Performance of the DDR5 memory of a socket. Pond measures 85 ns for local memory (figure 7).
     pub const LOCAL: Self = Self { latency_ns: 85, bandwidth_mbps: 200_000 };
-    /// A CXL x8 link behind an EMC of a rack of 8 to 16 sockets: 155 ns in Pond's figure 7.
+    /// Performance of EMC memory behind a CXL x8 link, with 8 to 16 sockets: 155 ns in figure 7 of
+    /// Pond.
     pub const POOL: Self = Self { latency_ns: 155, bandwidth_mbps: 30_000 };
 }
 
-/// A NUMA node with CPUs.
+/// Requested NUMA node with CPUs and local memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Local {
-    /// Number of CPUs.
+    /// Number of CPUs of the node, at least 1.
     pub cpus: u32,
-    /// Size of the memory.
+    /// Size of the node's memory, a multiple of 1 MiB.
     pub memory: Bytes,
-    /// Latency and bandwidth of the memory.
+    /// Latency and bandwidth between the node's memory and its CPUs.
     pub performance: Performance,
 }
 
-/// A NUMA node without CPUs: the slices of one EMC.
+/// Requested NUMA node without CPUs, which contains slices of one EMC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// Number of slices.
+    /// Number of slices of the node, at least 1.
     pub slices: u32,
-    /// Latency and bandwidth from the first node's CPUs.
+    /// Latency and bandwidth between the slices and the CPUs of the first node.
     pub performance: Performance,
 }
 
-/// Requested nodes of a guest.
+/// Requested NUMA nodes of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Nodes with CPUs, at least one.
     pub local: Vec<Local>,
-    /// Pool nodes.
+    /// Nodes without CPUs, which contain pool memory.
     pub pool: Vec<Pool>,
 }
 
-/// Content of a memory region.
+/// Kind of memory in a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegionKind {
     /// Part of a node's local memory.
@@ -87,39 +88,39 @@ pub enum RegionKind {
         /// Offset in the node's memory, in bytes.
         offset: u64,
     },
-    /// One slice.
+    /// One slice of pool memory.
     Slice {
         /// Index in [`Shape::pool`].
         pool: usize,
-        /// Index of the slice in its node.
+        /// Index of the slice within its node.
         slice: u32,
     },
 }
 
-/// A contiguous range of guest-physical memory with one backing.
+/// Contiguous range of guest-physical memory that is backed by one part of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
     /// Guest-physical address range.
     pub range: Range<u64>,
-    /// Node of the region.
+    /// Number of the node that contains the region.
     pub node: u32,
-    /// Content of the region.
+    /// Kind of memory in the region.
     pub kind: RegionKind,
 }
 
-/// A NUMA node of a layout.
+/// NUMA node of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Numbers of its CPUs; empty for pool memory.
+    /// Numbers of the node's CPUs. The range is empty for a pool node.
     pub cpus: Range<u32>,
-    /// Its memory: at most one range below the MMIO hole and one above.
+    /// Guest-physical memory of the node: at most one range below the MMIO hole and one above.
     pub memory: Vec<Range<u64>>,
-    /// Latency and bandwidth of its memory from the nearest CPUs.
+    /// Latency and bandwidth between the node's memory and the nearest CPUs.
     pub performance: Performance,
 }
 
 impl Node {
-    /// Returns whether the node is pool memory.
+    /// Returns whether the node contains pool memory, that is, has no CPUs.
     pub fn is_pool(&self) -> bool {
         self.cpus.is_empty()
     }
@@ -130,58 +131,59 @@ impl Node {
     }
 }
 
-/// Error returned for an impossible shape.
+/// Error returned for a shape that a guest cannot have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
-    /// A count is out of range.
-    #[error("{what}: {count} is not possible: must be {min} to {max}")]
+    /// A count or a performance value is out of range.
+    #[error("{what}: {count} is out of range: must be {min} to {max}")]
     Count {
-        /// Name of the counted items.
+        /// Name of the value in the message.
         what: &'static str,
-        /// The count.
+        /// Requested value.
         count: u64,
-        /// Minimum.
+        /// Minimum of the value.
         min: u64,
-        /// Maximum.
+        /// Maximum of the value.
         max: u64,
     },
-    /// Local memory is too small or not a multiple of 1 MiB.
-    #[error("memory: {memory} for node {node} is not possible: must be whole MiB, at least {min}")]
+    /// The local memory of a node is too small or not a multiple of 1 MiB.
+    #[error("memory: {memory} for node {node} is invalid: must be a multiple of 1MiB, at least {min}")]
     Memory {
-        /// Size of the memory.
+        /// Requested size.
         memory: Bytes,
-        /// The node.
+        /// Number of the node.
         node: usize,
-        /// Minimum.
+        /// Minimum size.
         min: Bytes,
     },
     /// The guest's memory exceeds the guest-physical address space.
     #[error("memory: the guest's memory ends at {end:#x}, beyond the {bits}-bit address space of this host")]
     PastAddresses {
-        /// End of the guest's memory.
+        /// End of the guest's memory, as a guest-physical address.
         end: u64,
-        /// Number of guest-physical address bits.
+        /// Number of guest-physical address bits on this host.
         bits: u8,
     },
 }
 
-/// Minimum local memory of the first node: space for a kernel and an initrd.
+/// Minimum local memory of the first node, which must hold the kernel and the initrd.
 pub const LOCAL_MEMORY_MIN: Bytes = Bytes::mib(64);
 
-/// Nodes and memory regions of a guest.
+/// NUMA nodes and memory regions of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Nodes by number, those with CPUs first.
+    /// Nodes in the order of their numbers. Nodes with CPUs have the lowest numbers.
     pub nodes: Vec<Node>,
-    /// All memory regions, by address.
+    /// All memory regions, in address order.
     pub regions: Vec<MemoryRegion>,
 }
 
 impl Layout {
-    /// Computes the layout of a shape.
+    /// Computes the layout of a guest with the requested shape.
     ///
     /// # Errors
-    /// [`ShapeError`] if a count or a size is out of range, or memory exceeds `address_bits`.
+    /// [`ShapeError`] if a value is out of range, or if memory exceeds the address space of
+    /// `address_bits` bits.
     pub fn new(shape: &Shape, address_bits: u8) -> Result<Self, ShapeError> {
         check(shape)?;
         let mut layout = Self { nodes: Vec::new(), regions: Vec::new() };
@@ -230,17 +232,17 @@ impl Layout {
     }
 
     fn add_region(&mut self, range: Range<u64>, kind: RegionKind) {
-        let node = u32::try_from(self.nodes.len()).expect("nodes are few");
+        let node = u32::try_from(self.nodes.len()).expect("the number of a node fits into u32");
         self.regions.push(MemoryRegion { range, node, kind });
     }
 
-    /// Returns the number of CPUs.
+    /// Returns the number of CPUs of the guest.
     pub fn cpus(&self) -> u32 {
         self.nodes.last().map_or(0, |node| node.cpus.end)
     }
 
-    /// Returns the APIC ID of a CPU. Each node with CPUs is a package, as kernels assume that the
-    /// CPUs of a package share a node.
+    /// Returns the APIC ID of a CPU. Each node with CPUs is one package, because kernels assume
+    /// that all CPUs of a package are in the same node.
     pub fn apic_id(&self, cpu: u32) -> u32 {
         let node = self.node_of_cpu(cpu);
         node << self.package_shift() | (cpu - self.nodes[node as usize].cpus.start)
@@ -252,32 +254,33 @@ impl Layout {
         most.next_power_of_two().trailing_zeros()
     }
 
-    /// Returns the node of a CPU.
+    /// Returns the number of the node that contains a CPU.
     pub fn node_of_cpu(&self, cpu: u32) -> u32 {
         let node = self.nodes.iter().position(|node| node.cpus.contains(&cpu));
-        u32::try_from(node.unwrap_or(0)).expect("nodes are few")
+        u32::try_from(node.unwrap_or(0)).expect("the number of a node fits into u32")
     }
 
-    /// Returns usable memory by address, with adjacent ranges merged. The lowest MiB is included.
+    /// Returns the ranges of guest memory in address order, with adjacent ranges merged. The first
+    /// range includes the lowest MiB, which holds boot data.
     pub fn memory(&self) -> Vec<Range<u64>> {
-        let mut joined: Vec<Range<u64>> = Vec::new();
+        let mut merged: Vec<Range<u64>> = Vec::new();
         for range in self.nodes.iter().flat_map(|node| &node.memory) {
-            match joined.last_mut() {
+            match merged.last_mut() {
                 Some(last) if last.end == range.start => last.end = range.end,
-                _ => joined.push(range.clone()),
+                _ => merged.push(range.clone()),
             }
         }
-        joined
+        merged
     }
 
-    /// Returns the end of local memory below the MMIO hole.
+    /// Returns the end address of the local memory that is below the MMIO hole.
     pub fn low_memory_end(&self) -> u64 {
         self.memory().first().map_or(0, |range| range.end.min(MMIO_HOLE_START))
     }
 
-    /// Returns the latency from a CPU of `from` to memory of `to`, in nanoseconds. Memory of
-    /// another node with CPUs has twice the local latency. Pool memory is behind the same switch
-    /// for all nodes.
+    /// Returns the latency in nanoseconds from a CPU of node `from` to memory of node `to`. Memory
+    /// of another node with CPUs has twice its local latency. Pool memory has the same latency from
+    /// all nodes, because they share the switch to the pool.
     pub fn latency_ns(&self, from: usize, to: usize) -> u64 {
         let latency = |node: usize| u64::from(self.nodes[node].performance.latency_ns);
         match (from == to, self.nodes[from].is_pool(), self.nodes[to].is_pool()) {
@@ -289,21 +292,22 @@ impl Layout {
         }
     }
 
-    /// Returns the total bandwidth from `from` to `to`, in MB/s. Between nodes with CPUs it is half
-    /// the local one.
+    /// Returns the total bandwidth in MB/s from the CPUs of node `from` to memory of node `to`.
+    /// Between two nodes with CPUs, the bandwidth is half the local bandwidth of `to`.
     pub fn bandwidth_mbps(&self, from: usize, to: usize) -> u64 {
         let own = u64::from(self.nodes[to].performance.bandwidth_mbps);
         if from != to && !self.nodes[to].is_pool() { own / 2 } else { own }
     }
 
-    /// Returns the nearest node with CPUs: the node itself, or node 0 for pool memory, which is
-    /// equally far from all.
+    /// Returns the node with CPUs that is nearest to a node: the node itself if it has CPUs,
+    /// otherwise node 0. All nodes with CPUs have the same latency to pool memory.
     pub fn nearest_initiator(&self, node: usize) -> usize {
         if self.nodes[node].is_pool() { 0 } else { node }
     }
 
-    /// Returns the SLIT distance between two nodes: 10 for a node itself, otherwise proportional to
-    /// the latency, where 10 is the local latency of node 0.
+    /// Returns the SLIT distance between two nodes. The distance of a node to itself is 10. Other
+    /// distances are proportional to the latency, and 10 corresponds to the local latency of node
+    /// 0.
     pub fn distance(&self, from: usize, to: usize) -> u8 {
         if from == to {
             return DISTANCE_LOCAL;
@@ -320,7 +324,7 @@ fn check(shape: &Shape) -> Result<(), ShapeError> {
     let count = |what, count: u64, min: u64, max: u64| {
         if (min..=max).contains(&count) { Ok(()) } else { Err(ShapeError::Count { what, count, min, max }) }
     };
-    count("nodes with processors", shape.local.len() as u64, 1, LOCAL_NODES_PER_VM_MAX as u64)?;
+    count("nodes with cpus", shape.local.len() as u64, 1, LOCAL_NODES_PER_VM_MAX as u64)?;
     count("pool nodes", shape.pool.len() as u64, 0, EMCS_PER_HOST_MAX as u64)?;
     count("cpus", cpus, 1, u64::from(VCPUS_MAX))?;
     count("slices", slices, 0, u64::from(SLICES_PER_VM_MAX))?;
@@ -334,17 +338,17 @@ fn check(shape: &Shape) -> Result<(), ShapeError> {
     for pool in &shape.pool {
         count("slices of a pool node", u64::from(pool.slices), 1, u64::from(SLICES_PER_VM_MAX))?;
     }
-    let speeds = shape.local.iter().map(|node| node.performance);
-    for speed in speeds.chain(shape.pool.iter().map(|node| node.performance)) {
-        count("latency_ns", u64::from(speed.latency_ns), 1, u64::from(LATENCY_NS_MAX))?;
-        count("bandwidth_mbps", u64::from(speed.bandwidth_mbps), 1, u64::from(BANDWIDTH_MBPS_MAX))?;
+    let performances = shape.local.iter().map(|node| node.performance);
+    for performance in performances.chain(shape.pool.iter().map(|node| node.performance)) {
+        count("latency_ns", u64::from(performance.latency_ns), 1, u64::from(LATENCY_NS_MAX))?;
+        count("bandwidth_mbps", u64::from(performance.bandwidth_mbps), 1, u64::from(BANDWIDTH_MBPS_MAX))?;
     }
     Ok(())
 }
 
-/// Maximum latency, in nanoseconds: twice the value must fit into 16 bits of an HMAT.
+/// Maximum latency, in nanoseconds. An HMAT entry has 16 bits and may contain twice this latency.
 const LATENCY_NS_MAX: u16 = 30_000;
-/// Maximum bandwidth, in MB/s: an HMAT has 16 bits, in units of 10 MB/s.
+/// Maximum bandwidth, in MB/s. An HMAT entry has 16 bits and a unit of 10 MB/s.
 const BANDWIDTH_MBPS_MAX: u32 = 655_340;
 
 #[cfg(test)]

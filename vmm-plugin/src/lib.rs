@@ -1,7 +1,8 @@
 //! Launches Linux guests under KVM whose pool memory is a CPU-less NUMA node.
 //!
-//! This crate owns no ledger and decides no policy. It takes a VM's memory from the agent of its
-//! host and either runs a guest on that memory or generates the arguments of another VMM.
+//! The agent of the host provides a VM's memory. This crate runs a guest on that memory, or
+//! generates the arguments with which another VMM runs the guest. It does not decide which memory a
+//! VM gets.
 
 pub mod acpi;
 pub mod boot;

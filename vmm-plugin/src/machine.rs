@@ -1,5 +1,5 @@
-//! Assembles a guest from its parts and runs it. All checks are made and all files are open before
-//! the first thread starts.
+//! Assembles a guest from its memory, vCPUs and devices, and runs the guest. All checks are made
+//! and all files are opened before the first thread starts.
 
 mod devices;
 mod run;
@@ -33,10 +33,10 @@ use crate::{
 
 pub use self::run::run;
 
-/// Guest-physical address of the three pages that KVM reserves on Intel processors, inside the MMIO
-/// hole.
+/// Guest-physical address of the three pages that KVM reserves on Intel processors. The pages are
+/// inside the MMIO hole.
 const KVM_TSS_ADDRESS: usize = 0xfffb_d000;
-/// KVM capabilities that are required, with their names in messages.
+/// Required capabilities of KVM, each with its name in messages.
 const REQUIRED_CAPABILITIES: [(Cap, &str); 3] = [
     (Cap::Irqchip, "an interrupt controller in the kernel"),
     (Cap::UserMemory, "user memory"),
@@ -46,30 +46,30 @@ const REQUIRED_CAPABILITIES: [(Cap, &str); 3] = [
 /// Error returned when a guest cannot be assembled or started.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// KVM cannot be used.
+    /// An operation of KVM failed.
     #[error("/dev/kvm: cannot {doing}{hint}")]
     Kvm {
-        /// The failed operation, completing "cannot …".
+        /// Failed operation, completing "cannot …".
         doing: &'static str,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
-    /// KVM lacks a required capability.
+    /// KVM does not support a required capability.
     #[error("/dev/kvm: this kernel's KVM lacks {0}")]
     MissingCapability(&'static str),
-    /// The control socket cannot be created, or the VM runs already.
+    /// The control socket cannot be created, or the VM is already running.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The layout is invalid.
+    /// The guest cannot have the requested NUMA nodes.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// The memory cannot be acquired.
+    /// The guest's memory cannot be acquired from the agent or the host.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The memory cannot be mapped.
+    /// The guest's memory cannot be mapped.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// The kernel cannot be loaded.
@@ -86,18 +86,18 @@ pub enum MachineError {
     Tap {
         /// Name of the tap device.
         tap: String,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
-    /// The console cannot be opened.
+    /// The output file of the serial console cannot be created.
     #[error("serial: cannot {doing}")]
     Console {
-        /// The failed operation, completing "cannot …".
+        /// Failed operation, completing "cannot …".
         doing: String,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
@@ -107,22 +107,23 @@ pub enum MachineError {
     /// A system call failed.
     #[error("cannot {doing}")]
     System {
-        /// The failed operation, completing "cannot …".
+        /// Failed operation, completing "cannot …".
         doing: &'static str,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
 }
 
-/// An assembled guest, and the confinement that it will run in.
+/// Assembled guest that has not started, and the confinement that the process will enter.
 #[derive(Debug)]
 pub struct Machine {
     confinement: PreparedConfinement,
     guest: GuestParts,
 }
 
-/// The parts of a guest. Field order is drop order: vCPUs before the VM, the VM before its memory.
+/// Parts of an assembled guest. Fields are dropped in their order: the vCPUs before the VM, and the
+/// VM before its memory.
 #[derive(Debug)]
 struct GuestParts {
     vcpus: Vec<Vcpu>,
@@ -131,15 +132,15 @@ struct GuestParts {
     resources: GuestResources,
 }
 
-/// Resources that live until the guest ends.
+/// Resources of a guest that exist until the guest ends.
 #[derive(Debug)]
 struct GuestResources {
     context: VcpuContext,
-    /// Interrupt of the power button.
+    /// irqfd that presses the power button.
     power_button: EventFd,
-    /// Dropped before the memory.
+    /// The VM, which is dropped before its memory.
     _vm: VmFd,
-    /// Mapped for as long as the VM exists.
+    /// Memory of the VM, which stays mapped while the VM exists.
     _memory: Memory,
 }
 
@@ -151,11 +152,11 @@ fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
     move |errno| MachineError::System { doing, errno }
 }
 
-/// Assembles a guest. The process attaches to the VM's memory last, after all checks that do not
-/// need it: once attached, a failure releases the reservation.
+/// Assembles a guest. The process attaches to the VM's reserved memory only after all checks that
+/// do not need the memory. A failure after that releases the reservation, because the process ends.
 ///
 /// # Errors
-/// [`MachineError`]; all resources are released.
+/// [`MachineError`] if the guest cannot be assembled. All resources are then released.
 pub fn build(
     config: &Config,
     run_dir: &Path,
@@ -175,9 +176,10 @@ pub fn build(
     let layout = Layout::new(&shape, bits)?;
     let memory = Memory::map(&layout, &backings)?;
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
-    memory
-        .register_with(&vm)
-        .map_err(kvm_error("register the guest's memory", "; are there more regions than memory slots?"))?;
+    memory.register_with(&vm).map_err(kvm_error(
+        "register the guest's memory",
+        "; KVM may support fewer memory slots than the guest has regions",
+    ))?;
     let vcpus = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
     let serial = Serial::new(irqfd(&vm, SERIAL_LINE)?, console);
     let (windows, workers) = devices::attach(opened, &vm, memory.guest())?;
@@ -195,11 +197,11 @@ pub fn build(
     Ok(Machine { confinement, guest: GuestParts { vcpus, workers, control, resources } })
 }
 
-/// Creates a VM with in-kernel interrupt controllers.
+/// Creates a VM with the interrupt controllers of KVM.
 fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
     let vm = kvm.create_vm().map_err(kvm_error("create a VM", ""))?;
     vm.set_tss_address(KVM_TSS_ADDRESS).map_err(kvm_error("set the TSS address", ""))?;
-    const _: () = assert!((KVM_TSS_ADDRESS as u64) < MMIO_HOLE_END, "the TSS is inside the MMIO hole");
+    const _: () = assert!((KVM_TSS_ADDRESS as u64) < MMIO_HOLE_END, "the TSS must be inside the MMIO hole");
     vm.create_irq_chip().map_err(kvm_error("create interrupt controllers", ""))?;
     route_lines_to_io_apic(&vm).map_err(kvm_error("route interrupts", ""))?;
     Ok(vm)
@@ -208,14 +210,14 @@ fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
 fn open_kvm() -> Result<Kvm, MachineError> {
     let kvm = Kvm::new().map_err(|error| {
         let hint = match error.errno() {
-            libc::ENOENT => "; is the module kvm_amd or kvm_intel loaded?",
-            libc::EACCES | libc::EPERM => "; may this user open it? Its group is usually kvm",
+            libc::ENOENT => "; load the kernel module kvm_amd or kvm_intel",
+            libc::EACCES | libc::EPERM => "; add this user to the group of the file, usually kvm",
             _ => "",
         };
         kvm_error("open it", hint)(error)
     })?;
     match REQUIRED_CAPABILITIES.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
-        Some((_, what)) => Err(MachineError::MissingCapability(what)),
+        Some((_, name)) => Err(MachineError::MissingCapability(name)),
         None => Ok(kvm),
     }
 }
@@ -223,7 +225,7 @@ fn open_kvm() -> Result<Kvm, MachineError> {
 /// Returns the number of guest-physical address bits on this host.
 fn address_bits(kvm: &Kvm) -> Result<u8, MachineError> {
     const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
-    /// Every x86-64 processor has at least this many.
+    /// Minimum number of address bits of x86-64 processors.
     const ADDRESS_BITS_MIN: u8 = 36;
     let supported = kvm
         .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
@@ -232,9 +234,9 @@ fn address_bits(kvm: &Kvm) -> Result<u8, MachineError> {
     Ok(sizes.map_or(ADDRESS_BITS_MIN, |entry| entry.eax.to_le_bytes()[0]))
 }
 
-/// Routes interrupt lines to the I/O APIC only. By default KVM also routes the first 16 to the
-/// legacy PIC, which no kernel programs on a hardware-reduced platform: it would deliver them as
-/// exceptions.
+/// Routes interrupt lines only to the I/O APIC. By default, KVM also routes the first 16 lines to
+/// the legacy PIC. Kernels do not program the PIC on a hardware-reduced platform, so the PIC would
+/// deliver interrupts with the vectors of exceptions.
 fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     let route = |line| {
         let chip = kvm_irq_routing_irqchip { irqchip: KVM_IRQCHIP_IOAPIC, pin: line };
@@ -242,10 +244,10 @@ fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         kvm_irq_routing_entry { gsi: line, type_: KVM_IRQ_ROUTING_IRQCHIP, u, ..Default::default() }
     };
     let routes: Vec<_> = (0..devices::IO_APIC_LINES).map(route).collect();
-    vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit"))
+    vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit into the list"))
 }
 
-/// Creates an eventfd; each write to it raises an interrupt line.
+/// Creates an eventfd that raises an interrupt line on each write.
 fn irqfd(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
     let line = EventFd::new(EFD_NONBLOCK).map_err(system_error("create an eventfd"))?;
     vm.register_irqfd(&line, number).map_err(kvm_error("register an irqfd", ""))?;

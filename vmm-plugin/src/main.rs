@@ -26,12 +26,13 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run a guest until it ends. SIGTERM presses its power button; a second SIGTERM stops it
+    /// Run a guest until it ends. SIGTERM presses the guest's power button, and a second SIGTERM
+    /// stops the guest
     Run(Box<config::RunArgs>),
     #[command(flatten)]
     Control(control_client::ControlCommand),
     /// Print the arguments that start the same guest under another VMM. The guest is not registered
-    /// with the agent: release its memory only after it has ended
+    /// with the agent, so release the guest's memory only after the guest has ended
     Args(Box<vmm_backends::PrintArgs>),
     /// Replace this process by another VMM that runs the same guest. The guest's memory is released
     /// when that VMM ends

@@ -1,5 +1,6 @@
-//! Maps a guest's memory files as the [`Layout`] defines, and registers the mappings with KVM. The
-//! files come from `source`. [`fault`] handles memory that disappears, [`touched`] measures usage.
+//! Maps the memory files of a guest according to the [`Layout`], and registers the mappings with
+//! KVM. `source` provides the files. [`fault`] handles memory that is revoked or fails, and
+//! [`touched`] measures memory usage.
 
 mod check;
 pub mod fault;
@@ -20,19 +21,20 @@ use vm_memory::{
 use self::touched::NodeFiles;
 use crate::layout::{Layout, MemoryRegion, RegionKind};
 
-/// A guest's memory, as devices and loaders access it: by copying, never by reference.
+/// Memory of a guest. Devices and loaders copy data to and from this memory, and hold no references
+/// to the memory.
 pub type GuestMemory = GuestMemoryMmap<()>;
 
-/// Options of a node's memory backend.
+/// Options for allocating and mapping the memory of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBackendOptions {
-    /// Whether the mapping is shared (MAP_SHARED) or private.
+    /// Whether the mapping is shared (MAP_SHARED) or private (MAP_PRIVATE).
     pub shared: bool,
     /// Whether all pages are allocated before the guest starts.
     pub prefault: bool,
-    /// Size of the host's huge pages; `None` means ordinary pages.
+    /// Size of the huge pages (hugetlbfs) that back the memory. `None` means ordinary pages.
     pub hugepage_size: Option<Bytes>,
-    /// NUMA node of the host that the memory is bound to.
+    /// NUMA node of the host that the memory is bound to, if any.
     pub host_numa_node: Option<u32>,
 }
 
@@ -42,16 +44,16 @@ impl Default for MemoryBackendOptions {
     }
 }
 
-/// Origin of a memory file, for messages.
+/// Origin of a memory file, used in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Local memory of the host.
+    /// The file contains local memory of the host.
     Local,
-    /// A slice of the rack.
+    /// The file contains a slice of the memory pool.
     Slice {
         /// Number of the slice.
         slice: u32,
-        /// EMC of the slice.
+        /// Name of the EMC that contains the slice.
         emc: String,
     },
 }
@@ -65,10 +67,10 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A file, or part of a file, that backs guest memory.
+/// File, or part of a file, that backs guest memory.
 #[derive(Clone, Debug)]
 pub struct Backing {
-    /// The file.
+    /// File that contains the memory.
     pub file: Arc<File>,
     /// Offset of the memory in the file, in bytes.
     pub offset: u64,
@@ -76,53 +78,53 @@ pub struct Backing {
     pub owner: Owner,
 }
 
-/// All memory files of a guest.
+/// Memory files of all nodes of a guest.
 #[derive(Clone, Debug, Default)]
 pub struct Backings {
-    /// One file per node with CPUs.
+    /// Memory of each node with CPUs, one file or part of a file per node.
     pub local: Vec<(Backing, MemoryBackendOptions)>,
-    /// The slices of each pool node, in order.
+    /// Slices of each pool node, in address order.
     pub pool: Vec<(Vec<Backing>, MemoryBackendOptions)>,
 }
 
 /// Error returned when guest memory cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// A system call failed.
+    /// A mapping cannot be created or configured.
     #[error("memory: cannot {doing}: {bytes} of node {node}{hint}")]
     System {
-        /// The failed operation, completing "cannot …".
+        /// Failed operation, completing "cannot …".
         doing: &'static str,
         /// Size of the mapping.
         bytes: Bytes,
-        /// Node of the guest.
+        /// Number of the node in the guest.
         node: u32,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
     /// A file is shorter than its mapping.
-    #[error("memory: {owner} has {has}, expected {needs}")]
+    #[error("memory: {owner} has {has}, but {needs} are needed")]
     FileTooShort {
         /// Origin of the file.
         owner: String,
-        /// Length of the file.
+        /// Actual length of the file.
         has: Bytes,
-        /// Required length.
+        /// Length that the mapping needs.
         needs: Bytes,
     },
-    /// More memory is to be prefaulted than the host has available; the OOM killer would end some
-    /// process.
+    /// The options request to prefault more memory than the host has available. The OOM killer
+    /// would end a process.
     #[error("memory: cannot prefault {requested}: this host has {available} available")]
     InsufficientMemory {
-        /// Memory to be prefaulted.
+        /// Size of the memory to prefault.
         requested: Bytes,
-        /// Available memory (MemAvailable).
+        /// Available memory of the host (MemAvailable).
         available: Bytes,
     },
-    /// Two regions of the guest overlap in one file.
+    /// Two memory regions of the guest overlap in one file.
     #[error("memory: {one} and {other} overlap")]
     Overlap {
         /// Origin of the first region.
@@ -130,15 +132,15 @@ pub enum MemoryError {
         /// Origin of the second region.
         other: String,
     },
-    /// vm-memory rejected the regions.
+    /// vm-memory rejected the memory regions.
     #[error("memory: invalid regions")]
     Regions(#[from] vm_memory::GuestRegionCollectionError),
 }
 
-/// Creates a sealed memfd, optionally of huge pages.
+/// Creates a memfd whose size is sealed, of huge pages if `hugepage_size` is set.
 ///
 /// # Errors
-/// The error of the failed system call.
+/// The error returned by the system call that failed.
 pub fn create_memfd(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> io::Result<File> {
     let huge = hugepage_size.map_or(MemfdFlags::empty(), |size| {
         let log2 = size.get().trailing_zeros();
@@ -150,20 +152,20 @@ pub fn create_memfd(name: &str, bytes: Bytes, hugepage_size: Option<Bytes>) -> i
     Ok(File::from(file))
 }
 
-/// A mapped region and its file.
+/// Mapped memory region with its file.
 #[derive(Debug)]
 struct MappedRegion {
-    /// Address range in this process.
+    /// Address range of the mapping in this process.
     addresses: Range<usize>,
     file: Arc<File>,
-    /// Range in the file.
+    /// Byte range in the file.
     file_range: Range<u64>,
     owner: Owner,
     node: u32,
     is_shared: bool,
 }
 
-/// The mapped memory of a guest.
+/// Mapped memory of a guest.
 #[derive(Debug)]
 pub struct Memory {
     guest: GuestMemory,
@@ -174,7 +176,7 @@ impl Memory {
     /// Maps all regions of a layout.
     ///
     /// # Errors
-    /// [`MemoryError`]; all mappings are removed.
+    /// [`MemoryError`] if a region cannot be mapped. All mappings are then removed.
     pub fn map(layout: &Layout, backings: &Backings) -> Result<Self, MemoryError> {
         check::check_available_memory(layout, backings)?;
         let mut regions = Vec::with_capacity(layout.regions.len());
@@ -197,12 +199,12 @@ impl Memory {
         Ok(Self { guest: GuestMemory::from_regions(regions)?, mapped })
     }
 
-    /// Returns the memory as devices and loaders access it.
+    /// Returns the guest's memory, for access by devices and loaders.
     pub fn guest(&self) -> &GuestMemory {
         &self.guest
     }
 
-    /// Returns the slices of a node in address order, each with its EMC.
+    /// Returns the number of each slice of a node with the name of its EMC, in address order.
     pub fn slices(&self, node: u32) -> impl Iterator<Item = (u32, &str)> {
         let mapped = self.mapped.iter().filter(move |mapped| mapped.node == node);
         mapped.filter_map(|mapped| match &mapped.owner {
@@ -214,15 +216,15 @@ impl Memory {
     /// Returns the files of each node, for measuring touched memory.
     ///
     /// # Errors
-    /// The error of fstat(2).
+    /// The error returned by fstat(2).
     pub fn node_files(&self) -> io::Result<NodeFiles> {
         NodeFiles::new(&self.mapped)
     }
 
-    /// Registers all regions with KVM.
+    /// Registers all memory regions with KVM.
     ///
     /// # Errors
-    /// The error of KVM_SET_USER_MEMORY_REGION.
+    /// The error returned by KVM_SET_USER_MEMORY_REGION.
     pub fn register_with(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         for (slot, region) in (0..).zip(self.guest.iter()) {
             let slot = kvm_userspace_memory_region {
@@ -232,16 +234,17 @@ impl Memory {
                 memory_size: region.len(),
                 userspace_addr: region.get_mmap().as_ptr() as u64,
             };
-            // SAFETY: the region is mapped and overlaps no other, as vm-memory has checked. It
-            // stays mapped while the guest can run: a `Machine` holds both the `Memory` and the
-            // `VmFd`, and drops the VM first.
+            // SAFETY: the region is mapped, and vm-memory has checked that regions do not overlap.
+            // The region stays mapped while the guest can run, because a `Machine` holds both the
+            // `Memory` and the `VmFd`, and drops the VM first.
             unsafe { vm.set_user_memory_region(slot) }?;
         }
         Ok(())
     }
 }
 
-/// Returns the guest-physical address of an address of this process.
+/// Converts an address of this process to a guest-physical address. Returns `None` if the address
+/// is outside guest memory.
 pub fn guest_address(memory: &GuestMemory, at: usize) -> Option<u64> {
     memory.iter().find_map(|region| {
         let offset = at.checked_sub(region.get_mmap().as_ptr() as usize)? as u64;
@@ -249,7 +252,8 @@ pub fn guest_address(memory: &GuestMemory, at: usize) -> Option<u64> {
     })
 }
 
-/// Returns the backing of a region, its offset in the file, and its options.
+/// Returns the backing of a memory region, the offset of the region in the file, and the region's
+/// options.
 fn backing_of<'a>(
     region: &MemoryRegion,
     backings: &'a Backings,
@@ -279,7 +283,8 @@ fn map_region(
         move |errno| MemoryError::System { doing, bytes: Bytes::new(bytes), node: region.node, hint, errno }
     };
     let kind = if memory_options.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
-    // Huge pages are scarce, so they are reserved here rather than allocated at the first access.
+    // Huge pages are scarce. The mapping reserves them, so that a lack of huge pages is an error
+    // here and not at the first access.
     let reserve = if memory_options.hugepage_size.is_some() { 0 } else { libc::MAP_NORESERVE };
     let map_hint = if memory_options.hugepage_size.is_some() {
         "; are there enough free huge pages of that size?"
@@ -304,25 +309,25 @@ fn map_region(
     if memory_options.prefault {
         prefault(&mapping).map_err(error("prefault", "; is enough memory free?"))?;
     }
-    Ok(GuestRegionMmap::new(mapping, GuestAddress(region.range.start)).expect("a layout ends below 2^64"))
+    Ok(GuestRegionMmap::new(mapping, GuestAddress(region.range.start)).expect("guest memory ends below 2^64"))
 }
 
 fn check_file_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
-    let wrong = |has| MemoryError::FileTooShort {
+    let too_short = |has| MemoryError::FileTooShort {
         owner: backing.owner.to_string(),
         has: Bytes::new(has),
         needs: Bytes::new(needs),
     };
-    let metadata = backing.file.metadata().map_err(|_| wrong(0))?;
-    if metadata.is_file() && metadata.len() < needs { Err(wrong(metadata.len())) } else { Ok(()) }
+    let metadata = backing.file.metadata().map_err(|_| too_short(0))?;
+    if metadata.is_file() && metadata.len() < needs { Err(too_short(metadata.len())) } else { Ok(()) }
 }
 
 /// Binds a mapping to one NUMA node of the host.
 fn bind(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Result<()> {
     const WORD: u32 = u64::BITS;
-    /// From linux/mempolicy.h: fail if existing pages are on other nodes.
+    /// Flag of mbind(2), from linux/mempolicy.h: fail if existing pages are on other nodes.
     const MPOL_MF_STRICT: u32 = 1;
-    /// Linux's maximum number of nodes.
+    /// Maximum number of NUMA nodes that Linux supports.
     const NODES_MAX: u32 = 1024;
     if is_device(file) {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "device memory cannot be bound"));
@@ -333,28 +338,28 @@ fn bind(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Resul
     let mut mask = [0_u64; (NODES_MAX / WORD) as usize];
     mask[(node / WORD) as usize] = 1 << (node % WORD);
     let (start, bytes, bits) = (region.as_ptr(), region.size(), u64::from(NODES_MAX) + 1);
-    // SAFETY: the region is mapped and the mask has `bits` - 1 bits; the call changes the
-    // allocation policy, not the content of memory.
+    // SAFETY: the region is mapped and the mask has `bits` - 1 bits. The call changes the
+    // allocation policy, not the content of the memory.
     let done = unsafe {
         libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_BIND, mask.as_ptr(), bits, MPOL_MF_STRICT)
     };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Excludes guest memory from core dumps: it contains the guest's secrets.
+/// Excludes guest memory from core dumps, because the memory may contain secrets of the guest.
 fn exclude_from_core_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
-    // SAFETY: the region is mapped; the advice does not change its content.
+    // SAFETY: the region is mapped. The advice does not change the content of the region.
     let done = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxDontDump)
     };
     Ok(done?)
 }
 
-/// Requests huge pages for a mapping, which reduce TLB misses. The kernel follows the advice if
-/// shmem_enabled is `advise`, `within_size` or `always`. A kernel without huge pages rejects it,
-/// which is harmless.
+/// Advises the kernel to use transparent huge pages for a mapping, which reduces TLB misses. The
+/// kernel follows the advice if shmem_enabled is `advise`, `within_size` or `always`. The error of
+/// a kernel without huge pages is ignored.
 fn advise_huge_pages(region: &vm_memory::MmapRegion<()>) {
-    // SAFETY: the region is mapped; the advice affects the size of future pages, not the content.
+    // SAFETY: the region is mapped. The advice affects the size of future pages, not the content.
     let _ = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxHugepage)
     };
@@ -362,15 +367,15 @@ fn advise_huge_pages(region: &vm_memory::MmapRegion<()>) {
 
 /// Allocates all pages of a mapping.
 fn prefault(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
-    // SAFETY: the region is mapped; missing pages are allocated as by a write, and no content
-    // changes.
+    // SAFETY: the region is mapped. The kernel allocates missing pages and does not change the
+    // content of the region.
     let done = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxPopulateWrite)
     };
     Ok(done?)
 }
 
-/// Returns whether a file is a device (DAX), whose length is unknown.
+/// Returns whether a file is a DAX device. The length of a device is not in its metadata.
 fn is_device(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.file_type().is_char_device())
 }

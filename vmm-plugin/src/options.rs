@@ -1,12 +1,12 @@
 //! Parser for compound options in Cloud Hypervisor's syntax:
-//! `size=2GiB,hugepages=on,host_numa_node=1`. The meaning of each key is the caller's; a key that
-//! the caller does not take is an error.
+//! `size=2GiB,hugepages=on,host_numa_node=1`. The caller defines the keys and their meaning. A key
+//! that the caller does not take from the parser is an error.
 
 use std::{fmt::Display, str::FromStr};
 
 use units::Bytes;
 
-/// Error in a compound option: the option's name and the reason.
+/// Error in a compound option, with the name of the option and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{option}: {reason}")]
 pub struct OptionError {
@@ -14,7 +14,7 @@ pub struct OptionError {
     reason: String,
 }
 
-/// One compound option, split into its `key=value` pairs.
+/// Parser for one compound option, which is split into `key=value` pairs.
 #[derive(Debug)]
 pub struct OptionParser<'a> {
     option: &'static str,
@@ -31,69 +31,69 @@ impl<'a> OptionParser<'a> {
         let error = |reason| OptionError { option, reason };
         let mut parts: Vec<(&str, &str)> = Vec::new();
         for part in text.split(',').filter(|part| !part.is_empty()) {
-            let Some((name, value)) = part.split_once('=') else {
-                return Err(error(format!("{part:?} is not name=value")));
+            let Some((key, value)) = part.split_once('=') else {
+                return Err(error(format!("{part:?} must be key=value")));
             };
-            if parts.iter().any(|(known, _)| *known == name) {
-                return Err(error(format!("{name} is given twice")));
+            if parts.iter().any(|(existing, _)| *existing == key) {
+                return Err(error(format!("{key} is given twice")));
             }
-            parts.push((name, value));
+            parts.push((key, value));
         }
         Ok(Self { option, parts, recognized: Vec::new() })
     }
 
-    /// Builds an error about this option.
+    /// Returns an error about this option with the given reason.
     pub fn error(&self, reason: impl Display) -> OptionError {
         OptionError { option: self.option, reason: reason.to_string() }
     }
 
-    /// Takes the value of a key as text.
-    pub fn string(&mut self, name: &'static str) -> Option<&'a str> {
-        self.recognized.push(name);
-        let index = self.parts.iter().position(|(known, _)| *known == name)?;
+    /// Takes a key from the option and returns the value as text.
+    pub fn string(&mut self, key: &'static str) -> Option<&'a str> {
+        self.recognized.push(key);
+        let index = self.parts.iter().position(|(existing, _)| *existing == key)?;
         Some(self.parts.swap_remove(index).1)
     }
 
-    /// Takes the value of a key and parses it.
+    /// Takes a key from the option and returns the parsed value. Returns `None` if the key is
+    /// absent.
     ///
     /// # Errors
-    /// [`OptionError`] if the value does not parse; the message names `rule`.
-    pub fn parse<T: FromStr>(&mut self, name: &'static str, rule: &str) -> Result<Option<T>, OptionError> {
-        let Some(text) = self.string(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| self.error(format!("{name}={text:?} is not {rule}")))
+    /// [`OptionError`] if the value cannot be parsed. `rule` completes the message "… is not".
+    pub fn parse<T: FromStr>(&mut self, key: &'static str, rule: &str) -> Result<Option<T>, OptionError> {
+        let Some(text) = self.string(key) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| self.error(format!("{key}={text:?} is not {rule}")))
     }
 
-    /// Takes the value of a key as a size.
+    /// Takes a key from the option and returns the value as a size in bytes.
     ///
     /// # Errors
-    /// [`OptionError`] if the value is not a size.
-    pub fn size(&mut self, name: &'static str) -> Result<Option<Bytes>, OptionError> {
-        self.parse(name, "a size, such as 512MiB or 2GiB")
+    /// [`OptionError`] if the value is not a size such as `2GiB`.
+    pub fn size(&mut self, key: &'static str) -> Result<Option<Bytes>, OptionError> {
+        self.parse(key, "a size, such as 512MiB or 2GiB")
     }
 
-    /// Takes the value of a key as `on` or `off`.
+    /// Takes a key from the option and returns whether the value is `on` or `true`.
     ///
     /// # Errors
-    /// [`OptionError`] if the value is neither.
-    pub fn on_off(&mut self, name: &'static str) -> Result<Option<bool>, OptionError> {
-        match self.string(name) {
+    /// [`OptionError`] if the value is not `on`, `true`, `off` or `false`.
+    pub fn on_off(&mut self, key: &'static str) -> Result<Option<bool>, OptionError> {
+        match self.string(key) {
             None => Ok(None),
             Some("on" | "true") => Ok(Some(true)),
             Some("off" | "false") => Ok(Some(false)),
-            Some(other) => Err(self.error(format!("{name}={other:?} is not on or off"))),
+            Some(other) => Err(self.error(format!("{key}={other:?} is not on or off"))),
         }
     }
 
-    /// Checks that all keys were taken.
+    /// Checks that the caller has taken all keys of the option.
     ///
     /// # Errors
-    /// [`OptionError`] naming the first unknown key.
+    /// [`OptionError`] that names the first unknown key.
     pub fn finish(self) -> Result<(), OptionError> {
         match self.parts.first() {
             None => Ok(()),
-            Some((name, _)) => {
-                Err(self
-                    .error(format!("unknown key {name:?}: must be one of {}", self.recognized.join(", "))))
+            Some((key, _)) => {
+                Err(self.error(format!("unknown key {key:?}: must be one of {}", self.recognized.join(", "))))
             }
         }
     }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_taken_by_name() {
+    fn keys_are_taken_in_any_order() {
         let mut parts = OptionParser::new("memory", "size=2GiB,shared=off").unwrap();
         assert_eq!(parts.on_off("shared").unwrap(), Some(false));
         assert_eq!(parts.size("size").unwrap(), Some(Bytes::gib(2)));
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn option_error_names_option_value_and_rule() {
-        assert_eq!(error_of("size"), "memory: \"size\" is not name=value");
+        assert_eq!(error_of("size"), "memory: \"size\" must be key=value");
         assert_eq!(error_of("size=2GiB,size=3GiB"), "memory: size is given twice");
         assert_eq!(error_of("size=two"), "memory: size=\"two\" is not a size, such as 512MiB or 2GiB");
         assert_eq!(error_of("shared=yes"), "memory: shared=\"yes\" is not on or off");

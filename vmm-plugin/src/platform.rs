@@ -1,10 +1,9 @@
-//! The fixed hardware of the guest's platform: I/O ports, interrupt lines, the reset vector and
-//! MMIO windows. ACPI tables, boot code and devices use these constants; this module depends on
-//! none of them.
+//! Addresses of the guest's platform hardware: I/O ports, interrupt lines, the reset vector and
+//! MMIO windows. The ACPI tables, the boot code and the devices share these constants.
 
-/// First I/O port of the serial line: COM1.
+/// First I/O port of the serial port COM1.
 pub const SERIAL_PORT: u16 = 0x3f8;
-/// Interrupt line of the serial line.
+/// Interrupt line of the serial port COM1.
 pub const SERIAL_LINE: u32 = 4;
 /// Interrupt line of the power button.
 pub const POWER_BUTTON_LINE: u32 = 5;
@@ -15,16 +14,16 @@ pub const SLEEP_PORT: u16 = 0x600;
 pub const SLEEP_TYPE: u8 = 5;
 /// I/O port of the ACPI reset register: a write of [`RESET_VALUE`] resets the machine.
 pub const RESET_PORT: u16 = 0x602;
-/// See [`RESET_PORT`].
+/// Value that resets the machine when the guest writes it to [`RESET_PORT`].
 pub const RESET_VALUE: u8 = 1;
-/// Address of the first instruction after a reset in real mode. Linux jumps there to restart a
-/// hardware-reduced platform without EFI.
+/// Address of the first instruction after a reset in real mode. To restart a hardware-reduced
+/// platform without EFI, Linux jumps to this address.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
 
-/// The MMIO window and the interrupt of one device.
+/// MMIO window and interrupt line of one virtio device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Guest-physical address of its registers, below 4 GiB.
+    /// Guest-physical address of the device's registers, below 4 GiB.
     pub address: u32,
     /// Size of the window, in bytes.
     pub bytes: u32,

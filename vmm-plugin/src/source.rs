@@ -1,5 +1,5 @@
-//! Acquires a guest's memory from the rack, through this host's agent, or from this host's
-//! operating system. The result is a shape and the files behind it; `memory` maps them.
+//! Acquires the memory of a guest from this host's agent, or from this host's operating system. The
+//! result is the shape of the guest and its memory files, which `memory` maps.
 
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
@@ -13,29 +13,29 @@ use crate::{
     memory::{Backing, Backings, MemoryBackendOptions, Owner, create_memfd},
 };
 
-/// Error returned when a guest's memory cannot be acquired.
+/// Error returned when the memory of a guest cannot be acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// The agent refused or did not answer.
+    /// The agent rejected the request or did not respond.
     #[error("no memory for VM {vm} through {socket}")]
     Agent {
         /// Name of the VM.
         vm: String,
-        /// Socket of the agent.
+        /// Path of the agent's socket.
         socket: String,
-        /// The underlying error.
+        /// Error returned by the agent or the connection.
         #[source]
         error: ClientError,
     },
-    /// The agent's reply does not match the reservation or the options.
+    /// The agent's response is invalid, or does not match the options.
     #[error("the memory of VM {vm} is not usable: {reason}")]
     Unusable {
         /// Name of the VM.
         vm: String,
-        /// Description of the mismatch.
+        /// Why the memory cannot be used.
         reason: String,
     },
-    /// The node sizes on the command line do not add up to the reserved local memory.
+    /// The sum of the node sizes on the command line differs from the reserved local memory.
     #[error(
         "memory: the nodes have {requested} in total, but {reserved} of local memory are reserved for VM {vm}"
     )]
@@ -44,37 +44,38 @@ pub enum SourceError {
         vm: String,
         /// Sum of the node sizes.
         requested: Bytes,
-        /// Reserved local memory.
+        /// Size of the reserved local memory.
         reserved: Bytes,
     },
-    /// The kernel cannot create a memory file.
+    /// A memory file cannot be created.
     #[error("memory: cannot allocate {bytes} of {pages}{hint}")]
     CreateMemfd {
         /// Size of the file.
         bytes: Bytes,
-        /// Kind of pages.
+        /// Kind of pages, such as "pages of 2MiB".
         pages: String,
-        /// Advice appended to the message; may be empty.
+        /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
 }
 
-/// Shape of a guest and its memory files.
+/// Shape of a guest, with the memory files.
 #[derive(Debug)]
 pub struct Source {
-    /// Nodes and their sizes.
+    /// Nodes of the guest and their sizes.
     pub shape: Shape,
     /// Memory files of the nodes.
     pub backings: Backings,
 }
 
-/// Acquires the memory of a guest. With an agent, this process becomes the VM's registered process.
+/// Acquires the memory of a guest. With an agent, the agent registers this process as the process
+/// of the VM.
 ///
 /// # Errors
-/// See [`SourceError`].
+/// [`SourceError`] if the memory is not available or does not match the options.
 pub fn acquire(config: &Config) -> Result<Source, SourceError> {
     match &config.agent {
         Some(socket) => from_agent(config, socket),
@@ -82,12 +83,12 @@ pub fn acquire(config: &Config) -> Result<Source, SourceError> {
     }
 }
 
-/// Returns the shape of a guest whose memory will come from an agent, without attaching to it: a
-/// reservation that does not match stays as it is.
+/// Returns the shape that a guest will have, without attaching to the reserved memory. A
+/// reservation that does not match the options is therefore not changed.
 ///
 /// # Errors
-/// [`SourceError::Agent`] if the agent does not answer, and the others if the reservation does not
-/// match the options.
+/// [`SourceError::Agent`] if the agent does not respond. [`SourceError::Unusable`] or
+/// [`SourceError::Sizes`] if the reservation does not match the options.
 pub fn preview(config: &Config) -> Result<Shape, SourceError> {
     let Some(socket) = &config.agent else { return Ok(placeholder_shape(config)) };
     let inspected = with_agent(config, socket, |agent, vm| match agent.inspect(vm) {
@@ -95,8 +96,8 @@ pub fn preview(config: &Config) -> Result<Shape, SourceError> {
         Err(ClientError::Rejected { .. }) => Ok(None),
         Err(error) => Err(error),
     });
-    // Some backends show a VM's memory to the agent's own user only. Any other refusal is repeated
-    // by attach.
+    // The agent may reject an inspection because only the agent's user may inspect memory. An error
+    // for another reason is returned again when the process attaches to the memory.
     let Some(memory) = inspected? else { return Ok(placeholder_shape(config)) };
     let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
     let sizes = local_sizes(config, Bytes::new(local.bytes))?;
@@ -110,8 +111,8 @@ pub fn preview(config: &Config) -> Result<Shape, SourceError> {
     })
 }
 
-/// Returns the assumed shape of a guest before its memory is known: no pool memory, and local
-/// memory up to the MMIO hole.
+/// Returns an assumed shape for a guest whose reservation cannot be inspected: no pool memory, and
+/// local memory up to the MMIO hole unless the options define a size.
 fn placeholder_shape(config: &Config) -> Shape {
     let memory = |node: &LocalNode| node.size.unwrap_or(Bytes::new(MMIO_HOLE_START));
     Shape {
@@ -125,20 +126,20 @@ fn local_shape(node: &LocalNode, memory: Bytes) -> Local {
 }
 
 fn pool_shape(performance: Performance, slices: usize) -> Pool {
-    Pool { slices: u32::try_from(slices).expect("the agent's reply limits the slices"), performance }
+    Pool { slices: u32::try_from(slices).expect("the number of slices is limited"), performance }
 }
 
 fn from_host(config: &Config) -> Result<Source, SourceError> {
     let mut source = Source::empty();
     for node in &config.local {
-        let bytes = node.size.expect("checked: size is required without an agent");
+        let bytes = node.size.expect("the size is checked to be set without an agent");
         let backing = host_backing("local", bytes, &node.memory_options)?;
         source.add_local(node, bytes, backing, node.memory_options.clone());
     }
     for node in &config.pool {
-        let bytes = node.size.expect("checked: size is required without an agent");
+        let bytes = node.size.expect("the size is checked to be set without an agent");
         let whole = host_backing("pool", bytes, &node.memory_options)?;
-        let slices = bytes.as_slices().expect("checked: whole slices");
+        let slices = bytes.as_slices().expect("the size is checked to be whole slices");
         let slice = |n| Backing { offset: Bytes::slices(n).get(), ..whole.clone() };
         source.add_pool(node.performance, (0..slices).map(slice).collect(), node.memory_options.clone());
     }
@@ -180,10 +181,10 @@ fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
     Ok(source)
 }
 
-/// Connects to the agent and sends a request about the VM's memory.
+/// Connects to the agent and sends a request about the memory of the guest's VM.
 ///
 /// # Errors
-/// See [`SourceError::Agent`].
+/// [`SourceError::Agent`] if the agent rejects the request or does not respond.
 pub fn with_agent<T>(
     config: &Config,
     socket: &Path,
@@ -205,40 +206,42 @@ fn slice_number(region: &Region) -> u32 {
     region.slice.map_or(0, |(slice, _)| slice)
 }
 
-/// A VM's reserved memory, sorted by node.
+/// Reserved memory of a VM, grouped by node.
 #[derive(Debug)]
 pub struct ReservedMemory {
-    /// Local memory.
+    /// Local memory, always one region.
     pub local: Region,
-    /// Pool memory, one entry per EMC.
+    /// Pool memory, one entry per EMC in order of the EMC names.
     pub pool: Vec<EmcSlices>,
 }
 
-/// The slices of one EMC and their options.
+/// Reserved slices of one EMC, and the options that apply to the slices.
 #[derive(Debug)]
 pub struct EmcSlices {
-    /// Latency and bandwidth.
+    /// Latency and bandwidth of the slices, as reported to the guest.
     pub performance: Performance,
-    /// Options of the memory backend.
+    /// Options for mapping the slices.
     pub memory_options: MemoryBackendOptions,
-    /// The slices, by number.
+    /// Slices of the EMC, in the order of the agent's response.
     pub slices: Vec<Region>,
 }
 
 impl ReservedMemory {
-    /// Sorts an agent's regions by node and applies the options of `config`.
+    /// Groups the regions of an agent's response by node, and applies the options of `config`.
     ///
     /// # Errors
-    /// See [`SourceError::Unusable`].
+    /// [`SourceError::Unusable`] if the regions are invalid or do not match the options.
     pub fn from_regions(config: &Config, regions: Vec<Region>) -> Result<Self, SourceError> {
         let (slices, local): (Vec<_>, Vec<_>) =
             regions.into_iter().partition(|region| region.slice.is_some());
-        let [local] = <[Region; 1]>::try_from(local)
-            .map_err(|not| unusable(config, format!("{} regions of local memory", not.len())))?;
+        let [local] = <[Region; 1]>::try_from(local).map_err(|regions| {
+            unusable(config, format!("{} regions of local memory, must be 1", regions.len()))
+        })?;
         let mut by_emc: BTreeMap<String, Vec<Region>> = BTreeMap::new();
         for region in slices {
             if region.bytes != SLICE.get() {
-                let reason = format!("slice {} has {} bytes", slice_number(&region), region.bytes);
+                let reason =
+                    format!("slice {} has {} bytes, must be {SLICE}", slice_number(&region), region.bytes);
                 return Err(unusable(config, reason));
             }
             by_emc.entry(region.emc.clone()).or_default().push(region);
@@ -264,10 +267,10 @@ impl ReservedMemory {
     }
 }
 
-/// Returns the size of each node with vCPUs.
+/// Returns the size of each node with vCPUs. A node without a size gets all reserved memory.
 ///
 /// # Errors
-/// See [`SourceError::Sizes`].
+/// [`SourceError::Sizes`] if the sum of the sizes differs from `reserved`.
 pub fn local_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, SourceError> {
     let sizes: Vec<Bytes> = config.local.iter().map(|node| node.size.unwrap_or(reserved)).collect();
     let requested: Bytes = sizes.iter().copied().sum();
@@ -280,7 +283,7 @@ pub fn local_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, Sourc
 
 fn backing(region: Region, owner: Owner) -> Result<Backing, String> {
     let offset = region.offset;
-    let file = region.into_file().map_err(|error| format!("cannot open it: {error}"))?;
+    let file = region.into_file().map_err(|error| format!("cannot open a memory file: {error}"))?;
     Ok(Backing { file: Arc::new(file), offset, owner })
 }
 
@@ -310,9 +313,9 @@ impl Source {
         self.backings.pool.push((slices, memory_options));
     }
 
-    /// Splits the reserved local memory, which is one file, among the nodes with vCPUs. Nodes with
-    /// huge pages or private memory get files of this process instead: the agent measures its own
-    /// file, which would seem unused.
+    /// Divides the reserved local memory, which is one file, among the nodes with vCPUs. A node
+    /// with huge pages or private memory gets a file that this process creates. The agent measures
+    /// usage from its own file, so the agent reports no usage for such a node.
     fn split_local(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
         let sizes = local_sizes(config, Bytes::new(region.bytes))?;
         let whole = backing(region, Owner::Local).map_err(|reason| unusable(config, reason))?;

@@ -1,5 +1,5 @@
-//! Opens tap devices of the host, with a virtio-net header before each frame. Frames are handled by
-//! the network device.
+//! Opens tap devices of the host. A virtio-net header precedes each frame. The network device sends
+//! and receives the frames.
 
 use std::{
     fs::{File, OpenOptions},
@@ -9,23 +9,25 @@ use std::{
 
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 
-/// From linux/if_tun.h.
+/// Numbers of ioctls, from linux/if_tun.h.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-/// Size of `virtio_net_hdr_mrg_rxbuf`, which precedes each frame.
+/// Size of `virtio_net_hdr_mrg_rxbuf`, which precedes each frame, in bytes.
 const HEADER_BYTES: libc::c_int = 12;
 
-/// Opens a tap device, creating one that vanishes on close if none of this name exists.
+/// Opens a tap device by name. If the device does not exist, the kernel creates a device that is
+/// removed on close.
 ///
 /// # Errors
-/// The error of the failed call, or `InvalidInput` if `name` cannot name a device.
+/// `InvalidInput` if `name` is not 1 to 15 printable ASCII characters, and the error of the system
+/// call that failed.
 pub fn open(name: &str) -> io::Result<File> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
         ifr_ifru: libc::__c_anonymous_ifr_ifru {
-            ifru_flags: libc::c_short::try_from(FLAGS).expect("16 bits"),
+            ifru_flags: libc::c_short::try_from(FLAGS).expect("the flags have 16 bits"),
         },
     };
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -35,21 +37,21 @@ pub fn open(name: &str) -> io::Result<File> {
         ));
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = libc::c_char::try_from(from).expect("ASCII");
+        *to = libc::c_char::try_from(from).expect("the name is ASCII");
     }
     let tap =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
-    // SAFETY: TUNSETIFF reads and writes an ifreq, which `request` is; no other reference to it
-    // exists.
+    // SAFETY: TUNSETIFF reads and writes an ifreq. `request` is an ifreq that is borrowed mutably.
     let named = unsafe { ioctl_with_mut_ref(&tap, TUNSETIFF, &mut request) };
     checked(named)?;
-    // SAFETY: TUNSETVNETHDRSZ reads an int.
+    // SAFETY: TUNSETVNETHDRSZ reads an int, which is the type of HEADER_BYTES.
     let sized = unsafe { ioctl_with_ref(&tap, TUNSETVNETHDRSZ, &HEADER_BYTES) };
     checked(sized)?;
-    // A persistent tap device keeps the offloads of its previous user: the host would send larger
-    // frames than this device accepts. SAFETY: TUNSETOFFLOAD takes an integer.
-    let plain = unsafe { ioctl_with_val(&tap, TUNSETOFFLOAD, 0) };
-    checked(plain)?;
+    // Reset offloads, which a persistent tap device keeps from its previous user. With offloads,
+    // the host would send larger frames than the network device accepts.
+    // SAFETY: TUNSETOFFLOAD takes an integer.
+    let offloads = unsafe { ioctl_with_val(&tap, TUNSETOFFLOAD, 0) };
+    checked(offloads)?;
     Ok(tap)
 }
 

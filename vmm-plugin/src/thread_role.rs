@@ -1,34 +1,34 @@
-//! Roles of the VMM's threads. Their seccomp filters are in [`crate::confine::threads`].
+//! Roles of the VMM's threads. [`crate::confine::threads`] selects the seccomp filter by role.
 
 use std::cell::Cell;
 
-/// Role of a thread.
+/// Role of a thread of the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ThreadRole {
-    /// The process's first thread: the event loop.
+    /// First thread of the process, which runs the event loop.
     Main,
-    /// Runs a vCPU.
+    /// Thread that runs a vCPU.
     Vcpu,
-    /// Serves a block device.
+    /// Thread that serves a block device.
     Block,
-    /// Serves a network device.
+    /// Thread that serves a network device.
     Net,
-    /// Serves the entropy device.
+    /// Thread that serves the entropy device.
     Rng,
-    /// Serves the control socket.
+    /// Thread that serves the control socket.
     Control,
 }
 
 impl ThreadRole {
-    /// All roles.
+    /// All roles, in the order of their declaration.
     pub const ALL: [Self; 6] = [Self::Main, Self::Vcpu, Self::Block, Self::Net, Self::Rng, Self::Control];
 
-    /// Returns whether the guest cannot continue without this thread.
+    /// Returns whether the guest cannot continue without a thread of this role.
     pub fn is_essential(self) -> bool {
         self != Self::Control
     }
 
-    /// Returns the name for messages.
+    /// Returns the name of the role for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Main => "the main thread",
@@ -45,12 +45,12 @@ thread_local! {
     static ROLE: Cell<Option<ThreadRole>> = const { Cell::new(None) };
 }
 
-/// Returns the role of this thread once it is confined. Safe in a signal handler.
+/// Returns the role of the current thread, or `None` before [`set`]. Safe in a signal handler.
 pub fn role() -> Option<ThreadRole> {
     ROLE.get()
 }
 
-/// Sets the role of this thread.
+/// Sets the role of the current thread.
 pub fn set(role: ThreadRole) {
     ROLE.set(Some(role));
 }

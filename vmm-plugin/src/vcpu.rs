@@ -1,4 +1,4 @@
-//! One vCPU: its CPUID and registers, and the loop that runs it until the guest ends.
+//! vCPUs of a guest: sets CPUID and registers, and runs a vCPU until the guest ends.
 
 mod cpuid;
 mod mce;
@@ -27,19 +27,20 @@ use crate::{
     },
 };
 
-/// Signal that makes KVM_RUN return. Its handler does nothing.
+/// Returns the number of the kick signal, which makes KVM_RUN return. The handler of the signal
+/// does nothing.
 pub fn kick_signal() -> i32 {
     libc::SIGRTMIN()
 }
 
-/// Reason for a guest's end.
+/// Reason why a vCPU ended the guest.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExitReason {
-    /// The guest requested it.
+    /// The guest requested a power state change.
     Requested(ExitRequest),
-    /// A vCPU cannot continue.
+    /// The guest crashed. The text describes why the vCPU cannot continue.
     Crashed(String),
-    /// The VMM failed.
+    /// KVM or the VMM failed. The text describes the error.
     Failed(String),
 }
 
@@ -53,7 +54,7 @@ pub struct VcpuError {
     errno: io::Error,
 }
 
-/// Controls whether vCPUs may run; initially closed.
+/// Gate at which vCPUs wait while the guest is paused. The gate is closed initially.
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
@@ -62,11 +63,15 @@ pub struct Gate {
     waiting: AtomicU32,
 }
 
+/// State of a gate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
+    /// vCPUs run.
     Open,
+    /// vCPUs wait.
     #[default]
     Closed,
+    /// vCPU threads end.
     Stopped,
 }
 
@@ -76,7 +81,7 @@ impl Gate {
         self.set(if open { State::Open } else { State::Closed });
     }
 
-    /// Ends all vCPUs.
+    /// Makes all vCPU threads end.
     pub fn stop(&self) {
         self.set(State::Stopped);
     }
@@ -91,7 +96,7 @@ impl Gate {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    /// Waits until the gate is open. Returns `false` if the vCPUs are to end. `on_pause` is called
+    /// Waits until the gate is open. Returns `false` if the vCPU thread must end. Calls `on_pause`
     /// before waiting.
     fn wait_until_open(&self, on_pause: impl FnOnce()) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -106,34 +111,34 @@ impl Gate {
     }
 }
 
-/// Parts of the guest that a vCPU accesses.
+/// Parts of the guest that a running vCPU accesses.
 #[derive(Clone, Debug)]
 pub struct VcpuContext {
-    /// Guest memory, to distinguish it from MMIO.
+    /// Guest memory, used to detect MMIO exits at addresses of RAM.
     pub memory: GuestMemory,
-    /// I/O ports.
+    /// Devices behind I/O ports.
     pub ports: Arc<PortIo>,
-    /// MMIO devices.
+    /// Devices on the MMIO bus.
     pub windows: Arc<MmioBus>,
-    /// Controls whether the vCPU may run.
+    /// Gate that controls whether the vCPU may run.
     pub gate: Arc<Gate>,
 }
 
-/// A vCPU.
+/// vCPU of a guest.
 #[derive(Debug)]
 pub struct Vcpu {
     cpu: u32,
     fd: VcpuFd,
-    /// Reporting of memory errors, if KVM supports it.
+    /// Machine checks for reporting memory errors. `None` if KVM does not support machine checks.
     machine_checks: Option<MachineChecks>,
 }
 
 impl Vcpu {
-    /// Creates the vCPUs of a guest. The first one starts at `entry`; the guest starts the others.
-    /// With `nested` they have VMX or SVM.
+    /// Creates the vCPUs of a guest. The first vCPU starts at `entry`, and the guest starts the
+    /// other vCPUs. With `nested`, the vCPUs have VMX or SVM.
     ///
     /// # Errors
-    /// [`VcpuError`] naming the vCPU and the failed operation.
+    /// [`VcpuError`] that names the vCPU and the failed operation.
     pub fn create_all(
         (kvm, vm): (&Kvm, &VmFd),
         layout: &Layout,
@@ -143,7 +148,7 @@ impl Vcpu {
     ) -> Result<Vec<Self>, VcpuError> {
         let vendor =
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map(|supported| Vendor::from_cpuid(&supported));
-        let make = |cpu| {
+        let create = |cpu| {
             let failed =
                 |doing| move |error: kvm_ioctls::Error| VcpuError { cpu, doing, errno: error.into() };
             let id = u64::from(layout.apic_id(cpu));
@@ -163,7 +168,7 @@ impl Vcpu {
             }
             Ok(vcpu)
         };
-        (0..layout.cpus()).map(make).collect()
+        (0..layout.cpus()).map(create).collect()
     }
 
     /// Sets write-back as the default memory type and enables fast string operations.
@@ -176,8 +181,8 @@ impl Vcpu {
         for entry in
             [entry(IA32_MISC_ENABLE, FAST_STRINGS), entry(IA32_MTRR_DEF_TYPE, MTRR_ENABLE_WRITE_BACK)]
         {
-            let one = Msrs::from_entries(&[entry]).expect("a single entry fits");
-            self.fd.set_msrs(&one)?; // an MSR that KVM does not support is skipped
+            let msr = Msrs::from_entries(&[entry]).expect("a single entry fits into the list");
+            self.fd.set_msrs(&msr)?; // KVM skips an MSR that it does not support
         }
         Ok(())
     }
@@ -196,7 +201,8 @@ impl Vcpu {
         self.fd.set_regs(&registers)
     }
 
-    /// Runs the vCPU until it exits; `None` if it was stopped.
+    /// Runs the vCPU until the guest ends. Returns the reason, or `None` if the VMM stopped the
+    /// vCPU.
     pub fn run(&mut self, context: &VcpuContext) -> Option<ExitReason> {
         loop {
             let on_pause = || {
@@ -212,8 +218,9 @@ impl Vcpu {
         }
     }
 
-    /// Reports recorded memory errors to the guest. The process ends if a consumed error cannot be
-    /// reported. An error that was only found may wait until its page is accessed.
+    /// Reports recorded memory errors to the guest. Ends the process if a consumed error cannot be
+    /// reported. An error that was only found can be ignored: an access to its page reports the
+    /// error again.
     fn report_memory_errors(&self, context: &VcpuContext) {
         if let Some(at) = poison::take_consumed() {
             if self.report_memory_error(at, true, context) {
@@ -273,8 +280,8 @@ impl Vcpu {
     }
 }
 
-/// Ends the process on an MMIO exit inside RAM: KVM under a hypervisor (PVM) reports an unreachable
-/// page so.
+/// Ends the process if an MMIO exit has an address in RAM. KVM on PVM, a hypervisor without
+/// hardware virtualization, reports an unreachable page by such an exit.
 fn exit_if_ram(at: u64, context: &VcpuContext) {
     if context.memory.address_in_range(GuestAddress(at)) {
         fault::exit_on(MemoryFault::Missing(None));

@@ -1,7 +1,7 @@
-//! Runs the same guest under other VMMs, from the same reservation and the same layout. `guest`
-//! describes the guest, `qemu`, `cloud_hypervisor` and `libvirt` each generate one VMM's arguments,
-//! and `exec` starts a VMM. Slices are files of the agent; local memory is allocated by the other
-//! VMM.
+//! Runs a guest under another VMM, with the same reservation and the same layout. `guest` describes
+//! the guest. `qemu`, `cloud_hypervisor` and `libvirt` each generate the arguments of one VMM, and
+//! `exec` starts a VMM. The agent provides the files of the slices. The other VMM allocates the
+//! local memory.
 
 pub mod cloud_hypervisor;
 pub mod exec;
@@ -14,7 +14,7 @@ use std::{io, path::PathBuf};
 use self::guest::Guest;
 use crate::{config::GuestArgs, layout::ShapeError, options::OptionError, source::SourceError};
 
-/// Options of `args`.
+/// Options of the command `args`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PrintArgs {
     /// VMM to generate arguments for
@@ -28,10 +28,10 @@ pub struct PrintArgs {
     guest: GuestArgs,
 }
 
-/// Other VMMs.
+/// VMM for which arguments can be generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Vmm {
-    /// QEMU.
+    /// QEMU, started directly.
     Qemu,
     /// Cloud Hypervisor.
     CloudHypervisor,
@@ -42,24 +42,24 @@ pub enum Vmm {
 /// Format of generated arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Output {
-    /// A shell command.
+    /// Shell command with all arguments.
     Shell,
-    /// JSON.
+    /// JSON, for programs.
     Json,
-    /// XML.
+    /// Domain XML of libvirt.
     Xml,
 }
 
 /// Error returned when a guest cannot run under another VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// An option is invalid.
+    /// A command-line option is invalid.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// The memory cannot be acquired.
+    /// The guest's memory cannot be acquired from the agent.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The layout is invalid.
+    /// The guest cannot have the requested NUMA nodes.
     #[error(transparent)]
     Shape(#[from] ShapeError),
     /// The other VMM does not support the guest.
@@ -67,44 +67,46 @@ pub enum BackendError {
     Unsupported {
         /// Name of the VMM.
         vmm: &'static str,
-        /// The unsupported property.
+        /// Property of the guest that the VMM does not support.
         reason: String,
     },
-    /// The VMM's arguments do not have this format.
+    /// Arguments for the VMM cannot be generated in the requested format.
     #[error("output: {vmm:?} does not support {output:?}")]
     Output {
-        /// The VMM.
+        /// Requested VMM.
         vmm: Vmm,
-        /// The requested format.
+        /// Requested format.
         output: Output,
     },
-    /// A path is not UTF-8 or cannot be made absolute.
-    #[error("{} cannot be written as an absolute path", path.display())]
+    /// A path cannot be passed to the VMM: it is not UTF-8 or cannot be made absolute.
+    #[error("path {} must be UTF-8 and convertible to an absolute path", path.display())]
     Path {
-        /// The path.
+        /// Path as given in the options.
         path: PathBuf,
     },
     /// A required file or program is not accessible.
     #[error("{role}: cannot use {}", path.display())]
     Unusable {
-        /// Option that names the file.
+        /// Name of the option that contains the path.
         role: &'static str,
-        /// The path.
+        /// Path that is not accessible.
         path: PathBuf,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
-    /// The reservation changed between inspection and attach.
+    /// The reservation of a VM changed after its memory was inspected and before this process was
+    /// attached.
     #[error("the memory of VM {0} changed during the start: try again")]
     ReservationChanged(String),
 }
 
-/// Generates the arguments that start the guest under another VMM. No process is registered as the
-/// VM.
+/// Generates the arguments that start the guest under another VMM. Does not register a process with
+/// the agent.
 ///
 /// # Errors
-/// See [`BackendError`].
+/// [`BackendError`] if the options are invalid, or the VMM does not support the guest or the
+/// format.
 pub fn render(args: PrintArgs) -> Result<String, BackendError> {
     let guest = Guest::inspect(args.guest.check()?)?;
     match (args.vmm, args.output) {

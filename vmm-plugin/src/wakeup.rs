@@ -1,5 +1,5 @@
-//! An eventfd that wakes a guest's event loop. The reason for a wakeup is in the queues that the
-//! loop reads.
+//! Eventfd that wakes the event loop of a guest. After a wakeup, the event loop reads the queues of
+//! vCPU exits and control requests.
 
 use std::{
     io,
@@ -8,27 +8,29 @@ use std::{
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// An eventfd that stays readable from the first notification until it is cleared.
+/// Eventfd that is readable from the first notification until [`Self::clear`].
 #[derive(Debug)]
 pub struct Wakeup(OwnedFd);
 
 impl Wakeup {
-    /// Creates an eventfd without a pending notification.
+    /// Creates an eventfd without pending notifications.
     ///
     /// # Errors
-    /// The error of eventfd(2).
+    /// The error returned by eventfd(2).
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Makes the eventfd readable. A full counter is ignored: the eventfd is readable then.
+    /// Makes the eventfd readable. A write error is ignored: if the counter is full, the eventfd is
+    /// already readable.
     pub fn notify(&self) {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Resets the eventfd until the next notification.
+    /// Makes the eventfd unreadable until the next notification.
     pub fn clear(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0; size_of::<u64>()]); // EAGAIN: no notification is pending
+        // Fails with EAGAIN if no notification is pending.
+        let _ = rustix::io::read(&self.0, &mut [0; size_of::<u64>()]);
     }
 }
 

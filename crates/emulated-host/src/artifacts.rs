@@ -1,23 +1,22 @@
-//! Paths of the fetched artifacts: QEMU, Debian's kernels and a few tools. `cargo xtask` fetches
-//! them.
+//! Paths of the files that `cargo xtask` downloads: QEMU, Debian kernels and a few tools.
 
 use std::path::{Path, PathBuf};
 
 use crate::HostError;
 
-/// Environment variable with the artifacts' directory.
+/// Environment variable with the path of the artifacts directory.
 pub const ARTIFACTS_ENV: &str = "TARN_GUESTS";
-/// Kernel versions available to guests.
+/// Kernel versions that guests can boot.
 pub const KERNELS: [&str; 2] = ["6.1", "6.12"];
 
-/// Directory of the artifacts.
+/// Directory of the downloaded artifacts, in which all required files exist.
 #[derive(Clone, Debug)]
 pub struct Artifacts {
     dir: PathBuf,
 }
 
 impl Artifacts {
-    /// Opens a directory that `cargo xtask` has filled.
+    /// Opens an artifacts directory and checks that all required files exist.
     ///
     /// # Errors
     /// [`HostError::Missing`] naming the first missing file.
@@ -31,21 +30,22 @@ impl Artifacts {
         }
     }
 
-    /// Opens the directory in [`ARTIFACTS_ENV`], or the one that `cargo xtask` fills.
+    /// Opens the directory named by [`ARTIFACTS_ENV`], or by default `target/guests`, where `cargo
+    /// xtask` stores the artifacts.
     ///
     /// # Errors
-    /// As [`Artifacts::open`].
+    /// The errors of [`Artifacts::open`].
     pub fn locate() -> Result<Self, HostError> {
         let dir = std::env::var_os(ARTIFACTS_ENV).map(PathBuf::from);
         Self::open(&dir.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests")))
     }
 
-    /// Returns the path of a kernel, one of [`KERNELS`].
+    /// Returns the path of the kernel with this version, which is one of [`KERNELS`].
     pub fn kernel(&self, name: &str) -> PathBuf {
         self.dir.join(name).join("vmlinuz")
     }
 
-    /// Returns the path of a kernel's module; `None` if it is built in.
+    /// Returns the path of a kernel module, or `None` if the module is built into this kernel.
     pub fn module(&self, kernel: &str, module: &str) -> Option<PathBuf> {
         let file = self.dir.join(kernel).join("modules").join(format!("{module}.ko"));
         file.exists().then_some(file)
@@ -56,7 +56,8 @@ impl Artifacts {
         self.qemu_folder().join("qemu-system-x86_64")
     }
 
-    /// Returns QEMU's directory with libraries and firmware, which is relocatable.
+    /// Returns the directory of QEMU with its libraries and firmware. The directory can be copied
+    /// to any path.
     pub(crate) fn qemu_folder(&self) -> PathBuf {
         self.dir.join("qemu")
     }

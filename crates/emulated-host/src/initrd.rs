@@ -1,4 +1,4 @@
-//! Builds an initrd: busybox, kernel modules, and an init that runs one script.
+//! Builds an initrd with busybox, kernel modules, and an init script that runs one given script.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::{Artifacts, HostError};
 
-/// Kernel modules of a guest, in load order. A kernel may have some built in.
+/// Kernel modules of a guest, in load order. Modules that are built into the kernel are skipped.
 pub const GUEST_MODULES: &[&str] = &[
     "virtio_ring",
     "virtio",
@@ -28,16 +28,16 @@ pub const GUEST_MODULES: &[&str] = &[
     "evdev",
 ];
 
-/// Library directory of the dynamic linker.
+/// Directory in which the dynamic linker searches for libraries.
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// Creates a temporary directory with this project's prefix.
+/// Creates a temporary directory whose name starts with `tarn-host-`.
 pub(crate) fn folder() -> Result<TempDir, HostError> {
-    let made = tempfile::Builder::new().prefix("tarn-host-").tempdir();
-    made.map_err(HostError::file("create a directory in", &std::env::temp_dir()))
+    let folder = tempfile::Builder::new().prefix("tarn-host-").tempdir();
+    folder.map_err(HostError::file("create a directory in", &std::env::temp_dir()))
 }
 
-/// An initrd under construction.
+/// Initrd that is being built in a temporary directory.
 #[derive(Debug)]
 pub struct Initrd {
     dir: TempDir,
@@ -45,10 +45,10 @@ pub struct Initrd {
 }
 
 impl Initrd {
-    /// Creates the initrd of a guest that runs a script and powers off.
+    /// Creates the initrd of a guest that runs a shell script and then powers off.
     ///
     /// # Errors
-    /// [`HostError`] naming the failed file or program.
+    /// [`HostError`] that names the file or program that failed.
     pub fn for_guest(artifacts: &Artifacts, kernel: &str, script: &str) -> Result<Self, HostError> {
         Self::new(artifacts, kernel, GUEST_MODULES, script)
     }
@@ -84,10 +84,10 @@ impl Initrd {
         Ok(path)
     }
 
-    /// Adds an executable file with this content.
+    /// Adds an executable file with this content, at the path `name` in the initrd.
     ///
     /// # Errors
-    /// [`HostError::File`] if it cannot be written.
+    /// [`HostError::File`] if the file cannot be written.
     pub fn write(&self, name: &str, content: &str) -> Result<(), HostError> {
         let path = self.path(name)?;
         fs::write(&path, content).map_err(HostError::file("write", &path))?;
@@ -95,38 +95,39 @@ impl Initrd {
         fs::set_permissions(&path, executable).map_err(HostError::file("write", &path))
     }
 
-    /// Adds a copy of a file.
+    /// Adds a copy of a file, at the path `name` in the initrd.
     ///
     /// # Errors
-    /// [`HostError::File`] if it cannot be copied.
+    /// [`HostError::File`] if the file cannot be copied.
     pub fn copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
         fs::copy(from, self.path(name)?).map(drop).map_err(HostError::file("copy", from))
     }
 
-    /// Adds a copy of a directory.
+    /// Adds a copy of a directory, at the path `name` in the initrd.
     ///
     /// # Errors
-    /// [`HostError::Failed`] if it cannot be copied.
+    /// [`HostError::Failed`] if the directory cannot be copied.
     pub(crate) fn folder(&self, from: &Path, name: &str) -> Result<(), HostError> {
         run(Command::new("cp").arg("--recursive").arg("--dereference").arg(from).arg(self.path(name)?))
             .map(drop)
     }
 
-    /// Adds a program without debug information, and its libraries. Libraries in `lib` beside the
-    /// program take precedence.
+    /// Adds a program without debug information, and the libraries that it needs. Prefers libraries
+    /// in the directory `lib` beside the program.
     ///
     /// # Errors
     /// [`HostError`] if the program or a library cannot be copied.
     pub fn program(&self, from: &Path, name: &str) -> Result<(), HostError> {
         self.copy(from, name)?;
-        let _ = run(Command::new("strip").arg("--strip-debug").arg(self.path(name)?)); // if strip fails, the file is only larger
+        // If strip fails, the file is only larger.
+        let _ = run(Command::new("strip").arg("--strip-debug").arg(self.path(name)?));
         let beside = from.parent().unwrap_or(Path::new("")).join("lib");
         let libraries = run(Command::new("ldd").arg(from).env("LD_LIBRARY_PATH", &beside))?;
         let mut libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
         libraries.try_for_each(|library| self.copy(library, &library_path(library, &beside)))
     }
 
-    /// Packs the initrd as a cpio archive.
+    /// Writes the initrd to the file `into` as a cpio archive.
     ///
     /// # Errors
     /// [`HostError`] if the archive cannot be written.
@@ -139,14 +140,14 @@ impl Initrd {
     }
 }
 
-/// Returns a library's path in the initrd: the same path, or the library directory if it comes from
-/// beside the program.
+/// Returns the path of a library in the initrd. Libraries from the directory `beside` are placed in
+/// [`LIBRARIES`]. All other libraries keep their path.
 fn library_path(library: &Path, beside: &Path) -> String {
     let own = library.strip_prefix(beside).map(|name| Path::new(LIBRARIES).join(name));
     own.unwrap_or_else(|_| library.to_owned()).display().to_string().trim_start_matches('/').to_owned()
 }
 
-/// Runs a program to its end and returns its standard output.
+/// Runs a program, waits until it ends, and returns its standard output.
 fn run(command: &mut Command) -> Result<String, HostError> {
     let program = PathBuf::from(command.get_program());
     let output = command.stdin(Stdio::null()).output().map_err(HostError::start(&program))?;

@@ -1,8 +1,9 @@
 //! Emulated hosts of a rack as QEMU guests, for tests, benchmarks and the demo.
 //!
-//! QEMU emulates every instruction, so a host runs anywhere, and it has nested KVM in which Linux
-//! guests boot. A host has a Debian kernel and an initrd, and runs one shell script. `cargo xtask`
-//! fetches QEMU and the kernels; callers interpret the script's output.
+//! QEMU emulates every instruction, so a host runs on any x86-64 machine, even without KVM. The
+//! host itself has nested KVM, in which Linux guests boot. A host has a Debian kernel and an
+//! initrd, and runs one shell script. `cargo xtask` downloads QEMU and the kernels. Callers
+//! interpret the output of the script.
 
 #![forbid(unsafe_code)]
 
@@ -24,23 +25,25 @@ pub use self::{
     initrd::{GUEST_MODULES, Initrd},
 };
 
-/// Time limit of one host on a busy machine, from power-on to power-off.
+/// Maximum time from power-on to power-off of a host. The value is large because emulation is slow
+/// on a busy machine.
 pub const HOST_RUN_TIMEOUT: Duration = Duration::from_secs(1500);
-/// Interval at which `is_wanted` is called while a host prints nothing.
+/// Interval at which a run checks for cancellation while the host prints nothing.
 const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// CPU model with AMD's virtualization. Newer features of `max` do not work with nested guests:
-/// with protection keys and 5-level paging, guests receive spurious exceptions. The disabled
-/// features are those that QEMU does not emulate and warns about.
+/// CPU model of hosts, with AMD virtualization. The model `max` does not work with nested guests:
+/// with protection keys and 5-level paging, guests receive spurious exceptions. QEMU warns about
+/// the disabled features, because it does not emulate them.
 const CPU: &str = "EPYC,fxsr-opt=off,misalignsse=off,osvw=off,topoext=off,nrip-save=off,xsavec=off";
-/// With two CPUs QEMU emulates them in parallel, and guests crash or hang occasionally.
+/// Number of CPUs of a host. QEMU emulates several CPUs in parallel, and nested guests then crash
+/// or hang occasionally.
 const CPUS: u32 = 1;
-/// Kernel version of hosts.
+/// Kernel version of hosts that run a single script.
 const HOST_KERNEL: &str = "6.1";
-/// Kernel modules of a host, in load order. A kernel may have some built in.
+/// Kernel modules of a host, in load order. Modules that are built into the kernel are skipped.
 pub const HOST_MODULES: &[&str] = &["irqbypass", "kvm", "kvm-amd", "tun"];
-/// Kernel modules of a rack's host besides those of a guest, in load order: KVM, and CXL memory up
-/// to device-dax. `kmem` is loaded by the agent: it claims every undivided dax range as soon as it
-/// is loaded.
+/// Kernel modules of a host in a rack, in load order, in addition to [`GUEST_MODULES`]: KVM, and
+/// the drivers from CXL memory to device-dax. The agent loads `kmem` itself, because `kmem` claims
+/// every undivided dax range when it is loaded.
 pub const RACK_MODULES: &[&str] = &[
     "irqbypass",
     "kvm",
@@ -59,17 +62,17 @@ pub const RACK_MODULES: &[&str] = &[
 /// Error of an emulated host.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// An artifact is missing.
-    #[error("{} is missing: `cargo xtask test`, `demo` and `rack` fetch it", .0.display())]
+    /// A downloaded file is missing.
+    #[error("{} is missing: run `cargo xtask test`, which downloads it", .0.display())]
     Missing(PathBuf),
     /// A system call on a file or directory failed.
     #[error("cannot {action} {}", path.display())]
     File {
-        /// The failed operation, completing "cannot …".
+        /// Description of the failed operation, such as "create".
         action: &'static str,
-        /// The file or directory.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The underlying error.
+        /// Error returned by the operating system.
         #[source]
         errno: io::Error,
     },
@@ -78,40 +81,43 @@ pub enum HostError {
     Start {
         /// Name of the program.
         program: String,
-        /// The underlying error.
+        /// Error returned by the operating system.
         #[source]
         errno: io::Error,
     },
-    /// A program failed.
+    /// A program ended with an error.
     #[error("{program} failed: {output}")]
     Failed {
         /// Name of the program.
         program: String,
-        /// Its output.
+        /// Standard error or log of the program.
         output: String,
     },
     /// A host's power cannot be switched, or the host is not up afterwards.
-    #[error("host {host}: {why}")]
+    #[error("host {host}: {reason}")]
     Power {
         /// Name of the host.
         host: String,
         /// Description of the failure.
-        why: String,
+        reason: String,
     },
-    /// A host did not answer: it is paused, off or busy.
-    #[error("host {host} did not answer within {within:?}")]
+    /// A host did not reply, because it is paused, off or busy.
+    #[error("host {host} did not reply within {within:?}")]
     NoReply {
         /// Name of the host.
         host: String,
-        /// The timeout.
+        /// Maximum time for the reply.
         within: Duration,
     },
-    /// The rack's directory has too long a path for sockets in it.
-    #[error("directory {}: its socket paths would exceed {bytes_max} bytes", folder.display())]
+    /// The path of the rack's directory is too long for the paths of its sockets.
+    #[error(
+        "directory {} has a too long path: its socket paths would exceed {bytes_max} bytes",
+        folder.display()
+    )]
     SocketPathTooLong {
-        /// The directory.
+        /// The directory of the rack.
         folder: PathBuf,
-        /// Limit of a socket path.
+        /// Maximum length of a socket path, in bytes.
         bytes_max: usize,
     },
     /// The devices and drives do not fit into the memory file system.
@@ -121,16 +127,18 @@ pub enum HostError {
     OutOfSpace {
         /// Mount point of the file system.
         folder: &'static str,
-        /// Bytes of all devices and drives, in MiB.
+        /// Total size of all devices and drives, in MiB.
         needed_mib: u64,
-        /// Free space there, in MiB.
+        /// Free space in the file system, in MiB.
         free_mib: u64,
     },
     /// The caller cancelled the operation.
     #[error("interrupted")]
     Interrupted,
     /// The host did not power off in time.
-    #[error("the emulated host did not power off within {HOST_RUN_TIMEOUT:?}; its console:\n{console_text}")]
+    #[error(
+        "the emulated host did not power off within {HOST_RUN_TIMEOUT:?}; console output:\n{console_text}"
+    )]
     StillRunning {
         /// Complete console output.
         console_text: String,
@@ -149,7 +157,7 @@ impl HostError {
     }
 }
 
-/// A host that has not been started.
+/// Emulated host that has not been started.
 #[derive(Debug)]
 pub struct Host<'a> {
     artifacts: &'a Artifacts,
@@ -158,8 +166,8 @@ pub struct Host<'a> {
 }
 
 impl<'a> Host<'a> {
-    /// Creates a host with 4 GiB of memory that runs a script. Guest kernels are `/guest/6.1` and
-    /// `/guest/6.12`.
+    /// Creates a host with 4 GiB of memory that runs a shell script. The host has the guest kernels
+    /// `/guest/6.1` and `/guest/6.12`.
     ///
     /// # Errors
     /// [`HostError`] if a file is missing or the initrd cannot be built.
@@ -177,68 +185,73 @@ impl<'a> Host<'a> {
         Self { memory_mib, ..self }
     }
 
-    /// Adds a program as `/bin/NAME`, without debug information.
+    /// Adds a program to `/bin` under its own name, without debug information.
     ///
     /// # Errors
-    /// As [`Initrd::program`].
+    /// The errors of [`Initrd::program`].
     pub fn program(&self, program: &Path) -> Result<(), HostError> {
         self.program_as(program, &program.file_name().unwrap_or_default().to_string_lossy())
     }
 
-    /// Adds a program as `/bin/` and the given name.
+    /// Adds a program to `/bin` under the name `name`, without debug information.
     ///
     /// # Errors
-    /// As [`Initrd::program`].
+    /// The errors of [`Initrd::program`].
     pub fn program_as(&self, program: &Path, name: &str) -> Result<(), HostError> {
         self.initrd.program(program, &format!("bin/{name}"))
     }
 
-    /// Adds a file with this content.
+    /// Adds a file with this content, at the path `name` in the host.
     ///
     /// # Errors
-    /// As [`Initrd::write`].
+    /// The errors of [`Initrd::write`].
     pub fn file(&self, name: &str, content: &str) -> Result<(), HostError> {
         self.initrd.write(name, content)
     }
 
-    /// Adds a copy of a file.
+    /// Adds a copy of a file, at the path `name` in the host.
     ///
     /// # Errors
-    /// As [`Initrd::copy`].
+    /// The errors of [`Initrd::copy`].
     pub fn copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
         self.initrd.copy(from, name)
     }
 
-    /// Adds a guest's initrd as `/guest/NAME`.
+    /// Adds the initrd of a guest as `/guest/NAME`.
     ///
     /// # Errors
-    /// As [`Initrd::pack`].
+    /// The errors of [`Initrd::pack`].
     pub fn guest(&self, name: &str, initrd: &Initrd) -> Result<(), HostError> {
         initrd.pack(&self.initrd.path(&format!("guest/{name}"))?)
     }
 
-    /// Adds QEMU as `/bin/qemu-system-x86_64`, to run guests on the host's KVM.
+    /// Adds QEMU as `/bin/qemu-system-x86_64`, to run guests under the host's KVM.
     ///
     /// # Errors
-    /// [`HostError`] if it cannot be copied.
+    /// [`HostError`] if QEMU cannot be copied.
     pub fn qemu(&self) -> Result<(), HostError> {
         self.initrd.folder(&self.artifacts.qemu_folder(), "qemu")?;
         let start = "#!/bin/sh\nexec /qemu/qemu-system-x86_64 \"$@\"\n";
         self.initrd.write("bin/qemu-system-x86_64", start)
     }
 
-    /// Boots the host and runs its script. Passes each line of the console to `on_line` and returns
-    /// all lines. `is_wanted` is called regularly; `false` cancels the run.
+    /// Boots the host, runs its script, and returns the console output. Passes each line of the
+    /// console to `on_line`. Calls `should_continue` regularly, and cancels the run if
+    /// `should_continue` returns `false`.
     ///
     /// # Errors
     /// [`HostError::Start`] if QEMU cannot be started, [`HostError::StillRunning`] if the host does
     /// not power off within [`HOST_RUN_TIMEOUT`], or [`HostError::Interrupted`].
-    pub fn run(self, on_line: impl FnMut(&str), is_wanted: impl Fn() -> bool) -> Result<String, HostError> {
+    pub fn run(
+        self,
+        on_line: impl FnMut(&str),
+        should_continue: impl Fn() -> bool,
+    ) -> Result<String, HostError> {
         let dir = initrd::folder()?;
         let initrd = dir.path().join("initrd");
         self.initrd.pack(&initrd)?;
         let mut qemu = self.start(&initrd)?;
-        let console_text = read_console(&mut qemu, on_line, is_wanted);
+        let console_text = read_console(&mut qemu, on_line, should_continue);
         let _ = qemu.kill(); // fails only if QEMU has ended
         let _ = qemu.wait();
         console_text
@@ -246,7 +259,7 @@ impl<'a> Host<'a> {
 
     fn start(&self, initrd: &Path) -> Result<Child, HostError> {
         let program = self.artifacts.qemu();
-        // QEMU must end with this program, even if that is killed.
+        // QEMU must end with this program, even if this program is killed.
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL"]).arg(&program);
         qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU])
@@ -261,16 +274,16 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Reads a host's console until it is closed at power-off.
+/// Reads the console of a host until QEMU closes the console at power-off.
 fn read_console(
     qemu: &mut Child,
     mut on_line: impl FnMut(&str),
-    is_wanted: impl Fn() -> bool,
+    should_continue: impl Fn() -> bool,
 ) -> Result<String, HostError> {
     let console = qemu.stdout.take().expect("stdout is piped");
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || {
-        // Output before a read error is kept.
+        // Lines read before a read error are still sent.
         for line in BufReader::new(console).split(b'\n').map_while(Result::ok) {
             if sender.send(line).is_err() {
                 break;
@@ -288,7 +301,7 @@ fn read_console(
                 console_text.push('\n');
             }
             Err(RecvTimeoutError::Disconnected) => return Ok(console_text),
-            Err(RecvTimeoutError::Timeout) if !is_wanted() => return Err(HostError::Interrupted),
+            Err(RecvTimeoutError::Timeout) if !should_continue() => return Err(HostError::Interrupted),
             Err(RecvTimeoutError::Timeout) if Instant::now() > deadline => {
                 return Err(HostError::StillRunning { console_text });
             }

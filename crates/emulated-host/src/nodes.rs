@@ -1,9 +1,10 @@
-//! NUMA nodes as a Linux guest's kernel reports them: a script that prints them, and a parser for
-//! its output.
+//! NUMA nodes as reported by the kernel of a Linux guest: a script that prints the nodes, and a
+//! parser for the output of the script.
 
 use std::collections::BTreeMap;
 
-/// Prints a guest's NUMA nodes, one per line, its memory tiers, and finally its kernel release.
+/// Shell script that prints the NUMA nodes of a guest, one per line, then its memory tiers, and
+/// finally its kernel release.
 pub const PRINT_NODES_SCRIPT: &str = r#"
 for n in /sys/devices/system/node/node*; do
   total=$(awk '/MemTotal/{print $4}' $n/meminfo); free=$(awk '/MemFree/{print $4}' $n/meminfo)
@@ -15,29 +16,31 @@ done
 echo "KERNEL $(uname -r)"
 "#;
 
-/// A NUMA node of a guest.
+/// NUMA node, as reported by the kernel of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Number of the node.
     pub id: u32,
-    /// CPUs of the node; empty for pool memory.
+    /// Numbers of the CPUs of the node. The list is empty for pool memory.
     pub cpus: Vec<u32>,
-    /// Total memory, in KiB.
+    /// Total memory of the node, in KiB.
     pub total_kib: u64,
-    /// Free memory, in KiB.
+    /// Free memory of the node, in KiB.
     pub free_kib: u64,
-    /// Distances to all nodes, by node number.
+    /// Distances (SLIT) from this node to all nodes, by node number.
     pub distances: Vec<u32>,
 }
 
 /// Parsed output of [`PRINT_NODES_SCRIPT`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumaReport {
-    /// Kernel release; empty while the output is incomplete.
+    /// Kernel release. Empty if the output is incomplete, because the script prints the release
+    /// last.
     pub kernel: String,
-    /// NUMA nodes, by number.
+    /// NUMA nodes, in ascending order of their numbers.
     pub nodes: Vec<Node>,
-    /// Nodes of each memory tier; a higher number is a lower tier. Linux before 6.3 has one tier.
+    /// Node numbers of each memory tier. A higher tier number means slower memory. Linux before 6.3
+    /// has only one tier.
     pub tiers: BTreeMap<u32, Vec<u32>>,
 }
 
@@ -60,7 +63,7 @@ impl NumaReport {
         report
     }
 
-    /// Returns the memory tier of a node.
+    /// Returns the number of the memory tier that contains a node, if any.
     pub fn tier_of(&self, node: u32) -> Option<u32> {
         self.tiers.iter().find(|(_, nodes)| nodes.contains(&node)).map(|(tier, _)| *tier)
     }
@@ -77,7 +80,7 @@ fn node(id: &str, fields: &[&str]) -> Option<Node> {
     })
 }
 
-/// Parses a list such as "0-2,5".
+/// Parses a list of numbers and ranges, such as "0-2,5".
 fn numbers(list: &str) -> Option<Vec<u32>> {
     let mut all = Vec::new();
     for range in list.split(',').filter(|range| !range.is_empty()) {
@@ -99,7 +102,7 @@ mod tests {
         assert_eq!(
             NumaReport::parse(&console[..console.len() - 3]).kernel,
             "",
-            "the last line is incomplete"
+            "an incomplete last line must be ignored"
         );
         let report = NumaReport::parse(console);
         assert_eq!((report.nodes.len(), report.kernel.as_str()), (2, "6.12.0"));

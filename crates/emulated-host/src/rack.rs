@@ -1,11 +1,17 @@
-//! Hosts of a rack in QEMU: they share CXL devices and have a network on which this machine is
-//! 10.0.2.2, a shell, and a command interface. Power, CPU and network link are controlled from
-//! outside. A [`Plan`] defines what the hosts run.
+//! A rack of emulated hosts in QEMU. The hosts share CXL devices. Each host has a shell, a command
+//! interface, and a network on which this machine has the address 10.0.2.2. Callers control power,
+//! CPU and network link of a host. A [`Plan`] defines the programs that the hosts run.
 //!
-//! A rack is one directory. Host `h0` has `h0.pid` (its process, locked while that lives), the
-//! sockets `h0.qmp`, `h0.shell` and `h0.control`, its command line `h0.start`, and the logs
-//! `logs/h0.console`, `logs/h0.agent` and `logs/h0.qemu`. The rack has `memory` (the bytes of each
-//! device, by serial number) and optionally `manager`.
+//! A rack is one directory with these files:
+//!
+//! | Path | Content |
+//! |---|---|
+//! | `h0.pid` | process ID of QEMU for host `h0`; locked while QEMU runs |
+//! | `h0.start` | command line of QEMU |
+//! | `h0.qmp`, `h0.shell`, `h0.control` | sockets |
+//! | `logs/h0.console`, `logs/h0.agent`, `logs/h0.qemu` | logs |
+//! | `memory` | links to the content of each device, by serial number, and of each drive |
+//! | `manager` | configuration of the manager, if the rack has one |
 
 mod certificates;
 mod config_files;

@@ -1,4 +1,5 @@
-//! Sends and receives datagrams with file descriptors. The content is up to the caller.
+//! Sends and receives datagrams with file descriptors over a Unix socket. Does not interpret the
+//! content of datagrams.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -17,10 +18,10 @@ use rustix::{
 };
 use units::limits::DESCRIPTORS_PER_DATAGRAM_MAX;
 
-/// Size of the control buffer for the descriptors of one datagram.
+/// Size of the control message buffer for the descriptors of one datagram, in bytes.
 const CONTROL_BYTES: usize = cmsg_space!(ScmRights(DESCRIPTORS_PER_DATAGRAM_MAX));
 
-/// Sends one datagram with descriptors.
+/// Sends one datagram with at most [`DESCRIPTORS_PER_DATAGRAM_MAX`] file descriptors.
 pub fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
@@ -33,15 +34,15 @@ pub fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io:
     Ok(())
 }
 
-/// Receives one datagram without descriptors; the kernel closes any that were sent with it. Returns
-/// its length, or `None` if it did not fit into the buffer and was truncated.
+/// Receives one datagram and returns its length. Returns `None` if the datagram did not fit into
+/// the buffer and was truncated. The kernel closes descriptors that were sent with the datagram.
 pub fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     let (_, bytes) = retry_on_intr(|| recv(socket, &mut *buffer, RecvFlags::TRUNC))?;
     Ok((bytes <= buffer.len()).then_some(bytes))
 }
 
-/// Receives one datagram with its descriptors. Returns its length and the descriptors, or `None` if
-/// bytes or descriptors were truncated.
+/// Receives one datagram with file descriptors. Returns the length of the datagram and the
+/// descriptors, or `None` if bytes or descriptors were truncated.
 pub fn receive_descriptors(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -54,6 +55,6 @@ pub fn receive_descriptors(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Op
             descriptors.extend(rights);
         }
     }
-    let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    Ok((!cut).then_some((received.bytes, descriptors)))
+    let is_truncated = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok((!is_truncated).then_some((received.bytes, descriptors)))
 }

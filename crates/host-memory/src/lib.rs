@@ -1,6 +1,6 @@
-//! Blocking client of a host agent's socket, through which a VMM obtains the memory of its VM. The
-//! VMM, the command line and the agent's tests use it without depending on each other. Mapping the
-//! memory is up to the caller.
+//! Blocking client of the host agent's memory socket, through which a VMM obtains the memory of its
+//! VM. The VMM, the command-line tool and the tests of the agent use this client. The caller maps
+//! the memory.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -19,7 +19,7 @@
 //! # }
 //! ```
 //!
-//! Without an agent, connecting fails at once:
+//! If no agent is running, connecting fails immediately:
 //!
 //! ```
 //! use std::path::Path;
@@ -50,31 +50,31 @@ use rustix::net::{
 };
 use units::limits::{DATAGRAM_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, SLICES_PER_VM_MAX};
 
-/// Connection to the agent of this host.
+/// Connection to the host agent.
 #[derive(Debug)]
 pub struct Client(OwnedFd);
 
-/// Memory of a VM.
+/// Memory of a VM, as reported by the host agent.
 #[derive(Debug)]
 pub struct VmMemory {
-    /// Local memory, followed by slices in order.
+    /// Regions of the memory: local memory, followed by the slices in the order of the agent.
     pub regions: Vec<Region>,
-    /// Whether its pages must not be moved.
+    /// Whether the pages of the VM are pinned and must not be moved.
     pub pinned: bool,
 }
 
-/// Region of a VM's memory.
+/// Contiguous region of a VM's memory: local memory or a slice.
 #[derive(Debug)]
 pub struct Region {
-    /// Slice number and owner epoch; `None` for local memory.
+    /// Number and owner epoch of the slice. `None` for local memory.
     pub slice: Option<(u32, u64)>,
-    /// Name of the EMC; empty for local memory.
+    /// Name of the EMC that contains the slice. Empty for local memory.
     pub emc: String,
-    /// Length, in bytes.
+    /// Length of the region, in bytes.
     pub bytes: u64,
-    /// Offset in the backing, in bytes.
+    /// Offset of the region in the backing file, in bytes.
     pub offset: u64,
-    /// Backing of the region.
+    /// File that contains the region.
     pub backing: RegionBacking,
 }
 
@@ -84,10 +84,10 @@ impl Region {
         Self { slice: slice.map(|slice| (slice, epoch)), emc, bytes, offset, backing }
     }
 
-    /// Opens the backing for reading and writing.
+    /// Returns the backing file, open for reading and writing.
     ///
     /// # Errors
-    /// The error of opening the path, or `NotFound` if the VMM allocates the region itself.
+    /// `NotFound` if the VMM must allocate the region itself, and the error returned by open(2).
     pub fn into_file(self) -> io::Result<File> {
         match self.backing {
             RegionBacking::Descriptor(descriptor) => Ok(File::from(descriptor)),
@@ -99,14 +99,14 @@ impl Region {
     }
 }
 
-/// Backing of a region.
+/// Backing file of a region.
 #[derive(Debug)]
 pub enum RegionBacking {
-    /// The file of this descriptor.
+    /// The open file of this descriptor.
     Descriptor(OwnedFd),
     /// The file at this path.
     Path(PathBuf),
-    /// None: the VMM allocates the memory.
+    /// No backing file: the VMM must allocate the memory itself.
     VmmAllocated,
 }
 
@@ -116,7 +116,7 @@ pub enum ClientError {
     /// The socket failed or the agent closed the connection.
     #[error("cannot {operation} the host agent")]
     Io {
-        /// Operation that failed.
+        /// Description of the failed operation, such as "connect to".
         operation: &'static str,
         /// Error of the operating system.
         #[source]
@@ -128,7 +128,7 @@ pub enum ClientError {
         /// Machine-readable reason: VM_UNKNOWN (also for a VM of another user), VM_NOT_READY,
         /// VM_ATTACHED, OTHER_VM, PEER_NOT_ALLOWED or BAD_MESSAGE.
         reason: String,
-        /// Explanation for people.
+        /// Human-readable explanation.
         message: String,
     },
     /// The agent sent a reply that violates the protocol.
@@ -148,7 +148,7 @@ impl Client {
     /// Connects to an agent's socket. Requests time out after [`RESPONSE_TIMEOUT_DEFAULT`].
     ///
     /// # Errors
-    /// [`ClientError::Io`] if no agent listens there.
+    /// [`ClientError::Io`] if no agent listens on the socket.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
         let connected = || -> io::Result<OwnedFd> {
             let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -161,20 +161,20 @@ impl Client {
         connected().map(Self).map_err(io_error("connect to"))
     }
 
-    /// Attaches this process to a VM and returns the VM's memory. May be repeated.
+    /// Attaches this process to a VM and returns the VM's memory. A repeated call is allowed.
     ///
     /// # Errors
-    /// Any [`ClientError`].
+    /// [`ClientError`] if the agent does not reply, rejects the request or sends an invalid reply.
     pub fn attach(&self, vm: &str, form: wire::MemoryForm) -> Result<VmMemory, ClientError> {
         self.send(Request::Attach(wire::Attach { vm: vm.to_owned(), form: form.into() }))?;
         self.memory(VmMemory::add)
     }
 
-    /// Returns the memory of a VM without attaching to it: slices with their paths, and the size of
-    /// local memory.
+    /// Returns the memory of a VM without attaching to the VM: the paths of its slices, and the
+    /// size of its local memory.
     ///
     /// # Errors
-    /// Any [`ClientError`], under the same conditions as [`Client::attach`].
+    /// [`ClientError`], under the same conditions as [`Client::attach`].
     pub fn inspect(&self, vm: &str) -> Result<VmMemory, ClientError> {
         self.send(Request::Inspect(wire::Inspect { vm: vm.to_owned() }))?;
         self.memory(VmMemory::add_inspected)
@@ -185,17 +185,17 @@ impl Client {
         add: impl Fn(&mut VmMemory, Vec<wire::Region>, Vec<OwnedFd>) -> Result<(), ClientError>,
     ) -> Result<VmMemory, ClientError> {
         let mut memory = VmMemory { regions: Vec::new(), pinned: false };
-        // Each message except the last carries at least one region; one region is local memory.
+        // Each message except the last contains at least one region: a slice or local memory.
         for _ in 0..SLICES_PER_VM_MAX + 2 {
             let (reply, descriptors) = self.receive()?;
-            let Reply::Memory(piece) = reply else { return Err(invalid_reply("expected a memory message")) };
-            add(&mut memory, piece.regions, descriptors)?;
-            memory.pinned = piece.pinned;
-            if !piece.more {
+            let Reply::Memory(part) = reply else { return Err(invalid_reply("expected a memory message")) };
+            add(&mut memory, part.regions, descriptors)?;
+            memory.pinned = part.pinned;
+            if !part.more {
                 return Ok(memory);
             }
         }
-        Err(invalid_reply("more messages than a VM can have regions"))
+        Err(invalid_reply("too many memory messages: more than the regions of a VM"))
     }
 
     fn send(&self, request: Request) -> Result<(), ClientError> {
@@ -230,8 +230,8 @@ impl Client {
 }
 
 impl VmMemory {
-    /// Adds the regions of a message. Its descriptors belong, in order, to the regions without a
-    /// path.
+    /// Adds the regions of one reply to an attach request. `descriptors` are the backing files of
+    /// the regions without a path, in order.
     fn add(&mut self, regions: Vec<wire::Region>, descriptors: Vec<OwnedFd>) -> Result<(), ClientError> {
         let mut descriptors = descriptors.into_iter();
         for region in regions {
@@ -248,20 +248,24 @@ impl VmMemory {
         }
     }
 
-    /// Adds the regions of an inspection: slices have paths, local memory has no backing yet, and
-    /// there are no descriptors.
+    /// Adds the regions of one reply to an inspect request. Such a reply has paths for slices, no
+    /// backing for local memory, and no descriptors.
     fn add_inspected(
         &mut self,
         regions: Vec<wire::Region>,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), ClientError> {
         for region in regions {
-            let own = region.slice.is_none().then_some(RegionBacking::VmmAllocated);
+            let local = region.slice.is_none().then_some(RegionBacking::VmmAllocated);
             let backing =
-                path_of(&region).or(own).ok_or_else(|| invalid_reply("missing path for a slice"))?;
+                path_of(&region).or(local).ok_or_else(|| invalid_reply("missing path for a slice"))?;
             self.regions.push(Region::of(region, backing));
         }
-        if descriptors.is_empty() { Ok(()) } else { Err(invalid_reply("more descriptors than regions")) }
+        if descriptors.is_empty() {
+            Ok(())
+        } else {
+            Err(invalid_reply("descriptors in the reply to an inspect request"))
+        }
     }
 }
 

@@ -21,17 +21,18 @@ use crate::{
     },
 };
 
-/// Addresses of KVM's interrupt controllers.
+/// Guest-physical addresses of the interrupt controllers that KVM emulates.
 const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
-/// No keyboard controller, VGA adapter or CMOS RTC (ACPI 6.5, table 5.10).
-const BOOT_ARCHITECTURE: u16 = NO_VGA | NO_CMOS_CLOCK;
+/// IA-PC boot architecture flags (ACPI 6.5, table 5.10). The guest has no VGA adapter, no CMOS RTC
+/// and, as bit 1 is clear, no keyboard controller.
+const IAPC_BOOT_ARCH: u16 = NO_VGA | NO_CMOS_RTC;
 const NO_VGA: u16 = 1 << 2;
-const NO_CMOS_CLOCK: u16 = 1 << 5;
-/// Notification value of a power button press (ACPI 6.5, section 5.6.6).
+const NO_CMOS_RTC: u16 = 1 << 5;
+/// Value of a Notify on a power button that was pressed (ACPI 6.5, section 5.6.6).
 const NOTIFY_PRESSED: u8 = 0x80;
 
-/// Returns the FADT: sleep and reset registers, and the address of the DSDT.
+/// Returns the FADT, which describes the sleep and reset registers and points to the DSDT.
 pub(super) fn fadt(dsdt: u64) -> FADT {
     let port = |port: u16| GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port));
     let mut fadt = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
@@ -40,7 +41,7 @@ pub(super) fn fadt(dsdt: u64) -> FADT {
         .flag(Flags::ResetRegSup)
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton);
-    fadt.iapc_boot_arch = BOOT_ARCHITECTURE.into();
+    fadt.iapc_boot_arch = IAPC_BOOT_ARCH.into();
     fadt.reset_reg = port(RESET_PORT);
     fadt.reset_value = RESET_VALUE;
     fadt.sleep_control_reg = port(SLEEP_PORT);
@@ -49,7 +50,7 @@ pub(super) fn fadt(dsdt: u64) -> FADT {
     fadt.finalize()
 }
 
-/// Returns the MADT: local APICs and the I/O APIC.
+/// Returns the MADT, which lists the local APIC of each CPU and the I/O APIC.
 pub(super) fn madt(layout: &Layout) -> MADT {
     let mut madt = MADT::new(OEM, OEM_TABLE, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
     for cpu in 0..layout.cpus() {
@@ -64,7 +65,7 @@ pub(super) fn madt(layout: &Layout) -> MADT {
     madt
 }
 
-/// Returns the DSDT: the serial line, the power button and the virtio devices.
+/// Returns the DSDT, which describes the serial port, the power button and the virtio devices.
 pub(super) fn dsdt(windows: &[Window]) -> Vec<u8> {
     let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, OEM_REVISION);
     let mut code = Vec::new();
@@ -73,8 +74,8 @@ pub(super) fn dsdt(windows: &[Window]) -> Vec<u8> {
     for (number, window) in windows.iter().enumerate() {
         virtio(number, window, &mut code);
     }
-    let off = Package::new(vec![&SLEEP_TYPE, &0_u8, &0_u8, &0_u8]);
-    Name::new(Path::new("_S5_"), &off).to_aml_bytes(&mut code);
+    let soft_off = Package::new(vec![&SLEEP_TYPE, &0_u8, &0_u8, &0_u8]);
+    Name::new(Path::new("_S5_"), &soft_off).to_aml_bytes(&mut code);
     dsdt.append_slice(&code);
     dsdt.as_slice().to_vec()
 }
@@ -99,8 +100,8 @@ fn serial(code: &mut Vec<u8>) {
     in_scope(&device, code);
 }
 
-/// Writes the power button and the Generic Event Device that reports its press on a
-/// hardware-reduced platform.
+/// Writes the power button, and the Generic Event Device that reports button presses to the guest.
+/// A hardware-reduced platform has no fixed power button.
 fn power_button(code: &mut Vec<u8>) {
     let button = Device::new(
         Path::new("PWRB"),
@@ -130,7 +131,7 @@ fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
     let registers = Memory32Fixed::new(true, window.address, window.bytes);
     let line = Interrupt::new(true, true, false, false, window.line);
     let resources = ResourceTemplate::new(vec![&registers, &line]);
-    let uid = u32::try_from(number).expect("devices are few");
+    let uid = u32::try_from(number).expect("the number of a device fits into u32");
     let device = Device::new(
         Path::new(&format!("V{number:03X}")),
         vec![
@@ -144,8 +145,8 @@ fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
     in_scope(&device, code);
 }
 
-/// Encoded AML that can be embedded in other AML. Objects of acpi_tables borrow from each other;
-/// encoded bytes do not.
+/// Encoded AML that can be embedded in other AML. Encoding an object of acpi_tables early avoids
+/// the borrows between such objects.
 struct AmlBytes(Vec<u8>);
 
 impl Aml for AmlBytes {

@@ -1,4 +1,5 @@
-//! SRAT, SLIT and HMAT: NUMA affinity, distances, latencies and bandwidths.
+//! Generates the SRAT (NUMA affinity), the SLIT (distances) and the HMAT (latencies and
+//! bandwidths).
 
 use acpi_tables::{
     hmat::{DataType, LocalityType, MemoryProximityDomain, MinTransferSize, SystemLocality},
@@ -9,22 +10,23 @@ use acpi_tables::{
 use super::{OEM, OEM_REVISION, OEM_TABLE, aml_bytes};
 use crate::layout::{DISTANCE_LOCAL, Layout, Node};
 
-/// Size of a table header.
+/// Size of the header of an ACPI table, in bytes.
 const HEADER_BYTES: u32 = 36;
-/// HMAT revision 2 has latencies in picoseconds and bandwidths in MB/s (ACPI 6.5, section 5.2.28).
-/// Linux reads revision 1 values ten times smaller.
+/// Revision of the HMAT. In revision 2, latencies are in picoseconds and bandwidths in MB/s (ACPI
+/// 6.5, section 5.2.28). Linux reads the values of revision 1 as ten times smaller.
 const HMAT_REVISION: u8 = 2;
-/// Latency unit: 1 ns, in picoseconds.
+/// Unit of latencies in the HMAT, in picoseconds: 1 ns.
 const LATENCY_UNIT: u64 = 1000;
-/// Bandwidth unit in MB/s: 16-bit entries then reach 655 GB/s.
+/// Unit of bandwidths in the HMAT, in MB/s. With this unit, 16-bit entries reach 655 GB/s.
 const BANDWIDTH_UNIT: u64 = 10;
 
-/// Returns the SRAT: the node of each CPU and of each memory range.
+/// Returns the SRAT, which assigns each CPU and each memory range to a NUMA node.
 ///
-/// Pool memory is hot-pluggable boot memory. Of 1 GiB of it, Linux 6.1 leaves 98 % to users and
-/// 6.12 97 %, and both leave 100 % with `movable_node`. Of 1 GiB that is not hot-pluggable they
-/// leave 94 % and 97 %, with or without `movable_node`. As an ACPI memory device, 6.12 would put it
-/// into local memory's tier and 6.1 would leave it offline.
+/// Pool memory is marked as hot-pluggable memory that is present at boot. Of 1 GiB of such memory,
+/// Linux 6.1 leaves 98 % to users and Linux 6.12 leaves 97 %. With `movable_node`, both leave 100
+/// %. Of 1 GiB that is not hot-pluggable, Linux 6.1 leaves 94 % and Linux 6.12 leaves 97 %, with or
+/// without `movable_node`. Pool memory is not an ACPI memory device: Linux 6.12 would put such a
+/// device into the tier of local memory, and Linux 6.1 would leave it offline.
 pub(super) fn srat(layout: &Layout) -> Sdt {
     let mut srat = Sdt::new(*b"SRAT", HEADER_BYTES + 12, 3, OEM, OEM_TABLE, OEM_REVISION);
     srat.write_u32(36, 1); // reserved; must be 1 for compatibility
@@ -54,7 +56,7 @@ fn x2apic_affinity(apic_id: u32, node: u32) -> [u8; 24] {
     entry
 }
 
-/// Returns the SLIT: relative distances between all nodes.
+/// Returns the SLIT, which contains the relative distances between all NUMA nodes.
 pub(super) fn slit(layout: &Layout) -> Vec<u8> {
     let nodes = layout.nodes.len();
     let mut slit = Sdt::new(*b"SLIT", HEADER_BYTES + 8, 1, OEM, OEM_TABLE, OEM_REVISION);
@@ -66,12 +68,14 @@ pub(super) fn slit(layout: &Layout) -> Vec<u8> {
     slit.as_slice().to_vec()
 }
 
-/// Returns the HMAT: latency and bandwidth from each node with CPUs to each node's memory.
+/// Returns the HMAT, which contains the latency and the bandwidth from each node with CPUs to the
+/// memory of each node.
 pub(super) fn hmat(layout: &Layout) -> Sdt {
     let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM, OEM_TABLE, OEM_REVISION);
     for (number, _) in numbered(layout) {
-        let near = u32::try_from(layout.nearest_initiator(number as usize)).expect("nodes are few");
-        hmat.append_slice(&aml_bytes(&MemoryProximityDomain::new(near, number)));
+        let initiator = u32::try_from(layout.nearest_initiator(number as usize))
+            .expect("the number of a node fits into u32");
+        hmat.append_slice(&aml_bytes(&MemoryProximityDomain::new(initiator, number)));
     }
     let latency = |from, to| layout.latency_ns(from, to);
     let bandwidth = |from, to| layout.bandwidth_mbps(from, to).div_ceil(BANDWIDTH_UNIT);
@@ -100,8 +104,8 @@ fn locality(
     }
     for (from, to) in (0..with_cpus).flat_map(|from| (0..nodes).map(move |to| (from, to))) {
         let value = u16::try_from(value(from, to)).unwrap_or(u16::MAX - 1);
-        // acpi_tables computes an entry's index as row * rows + column, which is wrong for a matrix
-        // that is not square. In row 0 the column is the index.
+        // acpi_tables computes the index of an entry as row * rows + column, which is wrong for a
+        // matrix that is not square. In row 0, the column equals the index.
         matrix.set_entry_value(0, from * nodes + to, value);
     }
     matrix

@@ -1,4 +1,4 @@
-//! Reads the generated tables as a kernel does.
+//! Tests of the generated ACPI tables, which are parsed as by a kernel.
 
 use units::Bytes;
 
@@ -24,14 +24,14 @@ fn sum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
-/// Returns the table at an address.
+/// Returns the ACPI table at a guest-physical address.
 fn table(all: &[u8], at: u64) -> &[u8] {
     let at = usize::try_from(at - TABLES_START).unwrap();
     let bytes = usize::try_from(number(all, at + 4, 4)).unwrap();
     &all[at..at + bytes]
 }
 
-/// Returns the table of a signature that the XSDT points to.
+/// Returns the ACPI table with a signature, found through the XSDT.
 fn find<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
     let xsdt = table(all, number(all, 24, 8));
     let entries = xsdt[36..].chunks(8).map(|entry| table(all, number(entry, 0, 8)));
@@ -41,14 +41,15 @@ fn find<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
     table
 }
 
-/// Splits a table body into structures; type and length are `width` bytes each.
+/// Splits the body of an ACPI table into structures. Returns the type and the bytes of each. The
+/// type field and the length field have `width` bytes each.
 fn structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
     let mut all = Vec::new();
     while !rest.is_empty() {
         let length = if width == 1 { number(rest, 1, 1) } else { number(rest, 4, 4) };
-        let (one, more) = rest.split_at(usize::try_from(length).unwrap());
-        all.push((number(one, 0, width), one));
-        rest = more;
+        let (structure, remainder) = rest.split_at(usize::try_from(length).unwrap());
+        all.push((number(structure, 0, width), structure));
+        rest = remainder;
     }
     all
 }
@@ -72,7 +73,7 @@ fn srat_assigns_cpus_to_local_nodes_and_slices_to_pool_nodes() {
     let srat = structures(&find(&all, b"SRAT")[48..], 1);
     let processors: Vec<_> =
         srat.iter().filter(|(kind, _)| *kind == 2).map(|(_, s)| (number(s, 8, 4), number(s, 4, 4))).collect();
-    assert_eq!(processors, [(0, 0), (1, 0), (2, 0), (4, 1)], "APIC number, node");
+    assert_eq!(processors, [(0, 0), (1, 0), (2, 0), (4, 1)], "APIC ID and node of each CPU");
     let memory: Vec<_> = srat
         .iter()
         .filter(|(kind, _)| *kind == 1)
@@ -80,7 +81,7 @@ fn srat_assigns_cpus_to_local_nodes_and_slices_to_pool_nodes() {
         .collect();
     let expected =
         [(0, 0, 2048, 1), (1, 2048, 1024, 1), (1, 4096, 1024, 1), (2, 5120, 1024, 3), (3, 6144, 4096, 3)];
-    assert_eq!(memory, expected, "node, MiB, MiB, enabled and hot-pluggable");
+    assert_eq!(memory, expected, "node, start and size in MiB, flags (1 enabled, 2 hot-pluggable)");
     let madt = structures(&find(&all, b"APIC")[44..], 1);
     let apic_ids: Vec<_> = madt.iter().filter(|(kind, _)| *kind == 0).map(|(_, s)| u64::from(s[3])).collect();
     assert_eq!(apic_ids, [0, 1, 2, 4]);
@@ -94,7 +95,7 @@ fn slit_and_hmat_values_match_the_layout() {
     assert_eq!(number(slit, 36, 8), 4);
     assert_eq!(slit[44..], [10, 20, 18, 18, 20, 10, 18, 18, 18, 18, 10, 36, 18, 18, 36, 10]);
     let hmat = find(&all, b"HMAT");
-    assert_eq!(hmat[8], 2, "revision 2 has latencies in picoseconds");
+    assert_eq!(hmat[8], 2, "the HMAT has revision 2, whose latencies are in picoseconds");
     let localities: Vec<_> = structures(&hmat[40..], 2).into_iter().filter(|(kind, _)| *kind == 1).collect();
     let matrix = |s: &[u8]| s[32 + 4 * (2 + 4)..].chunks(2).map(|e| number(e, 0, 2)).collect::<Vec<_>>();
     let [(_, latency), (_, bandwidth)] = localities[..] else { panic!("{localities:?}") };
@@ -104,7 +105,7 @@ fn slit_and_hmat_values_match_the_layout() {
 }
 
 #[test]
-fn tables_for_too_many_devices_are_refused() {
-    let many = vec![WINDOWS[0]; 4000];
-    assert!(tables(&layout(), &many).unwrap_err().to_string().contains("only 131056 are available"));
+fn tables_for_too_many_devices_are_rejected() {
+    let too_many = vec![WINDOWS[0]; 4000];
+    assert!(tables(&layout(), &too_many).unwrap_err().to_string().contains("only 131056 are available"));
 }

@@ -6,10 +6,12 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryError};
 use super::Protocol;
 use crate::memory::GuestMemory;
 
+/// Guest-physical addresses of the page tables.
 const PML4_ADDRESS: u64 = 0x9000;
 const PDPT_ADDRESS: u64 = 0xa000;
 const PD_ADDRESS: u64 = 0xb000;
-/// A kernel accesses nothing above 4 GiB before it has page tables of its own.
+/// Size of the identity-mapped memory, in GiB. A kernel does not access higher addresses before it
+/// has created its own page tables.
 const GIBIBYTES_MAPPED: u64 = 4;
 const ENTRIES_PER_TABLE: u64 = 512;
 const ENTRY_BYTES: u64 = 8;
@@ -26,7 +28,7 @@ const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME_LMA: u64 = 1 << 8 | 1 << 10;
 
-/// Selectors of Linux's boot protocol: __BOOT_CS and __BOOT_DS.
+/// Segment selectors of the Linux boot protocol: __BOOT_CS and __BOOT_DS.
 const CODE_SELECTOR: u16 = 0x10;
 const DATA_SELECTOR: u16 = 0x18;
 const TSS_SELECTOR: u16 = 0x20;
@@ -35,7 +37,7 @@ const GDT_ADDRESS: u64 = 0x500;
 /// Writes page tables that identity-map the first 4 GiB in 2 MiB pages.
 ///
 /// # Errors
-/// The write error if guest memory does not cover the tables.
+/// [`GuestMemoryError`] if guest memory does not contain the addresses of the page tables.
 pub fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
     memory.write_obj(PDPT_ADDRESS | PRESENT_WRITABLE, GuestAddress(PML4_ADDRESS))?;
     for gib in 0..GIBIBYTES_MAPPED {
@@ -52,7 +54,7 @@ pub fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
     Ok(())
 }
 
-/// Segments of a vCPU at kernel entry.
+/// Segments of the first vCPU when the kernel starts.
 #[derive(Clone, Copy, Debug)]
 pub struct Segments(Protocol);
 
@@ -62,10 +64,10 @@ impl Segments {
         Self(protocol)
     }
 
-    /// Writes the GDT.
+    /// Writes the global descriptor table (GDT) into guest memory.
     ///
     /// # Errors
-    /// The write error if guest memory does not cover the table.
+    /// [`GuestMemoryError`] if guest memory does not contain the address of the GDT.
     pub fn write_gdt(self, memory: &GuestMemory) -> Result<(), GuestMemoryError> {
         let table = [(CODE_SELECTOR, self.code()), (DATA_SELECTOR, self.data()), (TSS_SELECTOR, self.tss())];
         for (selector, segment) in table {
@@ -74,7 +76,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Sets the segment, descriptor table and control registers.
+    /// Sets the segment registers, descriptor table registers and control registers of a vCPU.
     pub fn apply(self, registers: &mut kvm_sregs) {
         let data = self.data();
         registers.cs = self.code();
@@ -96,8 +98,8 @@ impl Segments {
     }
 
     fn code(self) -> kvm_segment {
-        let long = u8::from(self.0 == Protocol::Linux64);
-        kvm_segment { selector: CODE_SELECTOR, type_: 0b1011, l: long, db: 1 - long, ..FLAT }
+        let is_64_bit = u8::from(self.0 == Protocol::Linux64);
+        kvm_segment { selector: CODE_SELECTOR, type_: 0b1011, l: is_64_bit, db: 1 - is_64_bit, ..FLAT }
     }
 
     fn data(self) -> kvm_segment {
@@ -109,6 +111,7 @@ impl Segments {
     }
 }
 
+/// Segment with base 0 and a limit of 4 GiB.
 const FLAT: kvm_segment = kvm_segment {
     base: 0,
     limit: 0xffff_ffff,

@@ -1,4 +1,4 @@
-//! Linux boot protocol: the zero page (`boot_params`).
+//! Prepares guest memory for the 64-bit Linux boot protocol, with the zero page (`boot_params`).
 
 use linux_loader::loader::{
     KernelLoaderResult,
@@ -9,25 +9,25 @@ use vm_memory::{Bytes as _, GuestAddress};
 use super::{BOOT_PARAMS_ADDRESS, BootError, BootInfo, EntryPoint, Protocol, write_page_tables};
 use crate::{acpi, memory::GuestMemory};
 
-/// Offset of the 64-bit entry point from the kernel's load address.
+/// Offset of the 64-bit entry point from the load address of the kernel, in bytes.
 const ENTRY64_OFFSET: u64 = 0x200;
-/// `type_of_loader` of a boot loader without an assigned ID.
+/// Value of `type_of_loader` for a boot loader without an assigned ID.
 const LOADER_UNKNOWN: u8 = 0xff;
 
-/// Writes the zero page and the page tables for the 64-bit entry point.
+/// Writes the zero page and the page tables into guest memory. Returns the 64-bit entry point.
 pub(super) fn prepare(
     mut header: setup_header,
     kernel: &KernelLoaderResult,
     info: &BootInfo,
     memory: &GuestMemory,
 ) -> Result<EntryPoint, BootError> {
-    let short = |n: u64| u32::try_from(n).expect("below 3 GiB");
+    let to_u32 = |n: u64| u32::try_from(n).expect("boot data is below 3 GiB");
     header.type_of_loader = LOADER_UNKNOWN;
-    header.cmd_line_ptr = short(info.command_line.0);
-    header.cmdline_size = short(info.command_line.1);
+    header.cmd_line_ptr = to_u32(info.command_line.0);
+    header.cmdline_size = to_u32(info.command_line.1);
     if let Some((at, bytes)) = info.initrd {
-        header.ramdisk_image = short(at);
-        header.ramdisk_size = short(bytes);
+        header.ramdisk_image = to_u32(at);
+        header.ramdisk_size = to_u32(bytes);
     }
     let mut page = boot_params { hdr: header, acpi_rsdp_addr: acpi::TABLES_START, ..Default::default() };
     for (slot, entry) in page.e820_table.iter_mut().zip(&info.map) {

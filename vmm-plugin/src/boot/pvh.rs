@@ -1,4 +1,5 @@
-//! PVH boot protocol: the start info with its module list and memory map.
+//! Prepares guest memory for the PVH boot protocol, with the start info, module list and memory
+//! map.
 
 use linux_loader::loader::elf::start_info::{
     XEN_HVM_START_MAGIC_VALUE, hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info,
@@ -12,10 +13,10 @@ use crate::{acpi, memory::GuestMemory};
 const MODULE_LIST_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x100;
 /// Guest-physical address of the memory map.
 const MEMORY_MAP_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x200;
-/// First version of the start info with a memory map.
+/// Version of the start info: 1 is the first version that has a memory map.
 const VERSION: u32 = 1;
 
-/// Writes the start info, the module list and the memory map.
+/// Writes the start info, the module list and the memory map. Returns the PVH entry point.
 pub(super) fn prepare(
     entry: GuestAddress,
     info: &BootInfo,

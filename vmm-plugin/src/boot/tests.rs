@@ -1,5 +1,5 @@
-//! Tests of the loaders with hostile kernels and initrds: images are loaded where allowed, or
-//! refused.
+//! Tests of the loaders with hostile kernels and initrds. Each image is either loaded at allowed
+//! addresses or rejected.
 
 use std::io::Write as _;
 
@@ -31,12 +31,12 @@ fn file(content: &[u8]) -> NamedTempFile {
     file
 }
 
-/// Overwrites bytes of an image.
+/// Overwrites the bytes of an image at an offset.
 fn write_at(image: &mut [u8], at: usize, value: &[u8]) {
     image[at..at + value.len()].copy_from_slice(value);
 }
 
-/// The header fields of a bzImage that the loader reads.
+/// Header fields of a bzImage that the loader reads.
 #[derive(Clone, Debug)]
 struct Header {
     setup_sectors: u8,
@@ -58,7 +58,7 @@ impl Header {
     fn image(&self) -> Vec<u8> {
         let mut image = vec![0x90; 8192];
         image[0x1f1] = self.setup_sectors;
-        write_at(&mut image, 0x1f4, &[0; 4]); // size 0: the image is complete at any length
+        write_at(&mut image, 0x1f4, &[0; 4]); // with size 0, an image of any length is complete
         image[0x211] = 1;
         write_at(&mut image, 0x202, b"HdrS\x0f\x02");
         image[0x236] = 1;
@@ -70,7 +70,7 @@ impl Header {
     }
 }
 
-/// An ELF file with one segment of arbitrary fields.
+/// Fields of an ELF file with one segment. All fields may have arbitrary values.
 #[derive(Clone, Debug)]
 struct Segment {
     kind: u32,
@@ -105,10 +105,10 @@ impl Segment {
     }
 }
 
-/// Generates boundary values and arbitrary numbers.
+/// Generates numbers near boundary values, and arbitrary numbers.
 fn numbers() -> impl Strategy<Value = u64> {
-    let borders = [0, 1, 64, 512, 1 << 20, 3 << 30, 1 << 32, LOCAL_MIB << 20, 1 << 63, u64::MAX];
-    let near = prop::sample::select(borders.to_vec());
+    let boundaries = [0, 1, 64, 512, 1 << 20, 3 << 30, 1 << 32, LOCAL_MIB << 20, 1 << 63, u64::MAX];
+    let near = prop::sample::select(boundaries.to_vec());
     prop_oneof![(near, -2..3_i64).prop_map(|(near, by)| near.wrapping_add_signed(by)), any::<u64>()]
 }
 
@@ -154,7 +154,7 @@ fn entry_addresses() -> impl Strategy<Value = u64> {
     prop_oneof![Just(1 << 20), numbers()]
 }
 
-/// Loads an image and an initrd and checks their placement.
+/// Loads a kernel image and an initrd, and checks the address of the initrd.
 fn load_and_check(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootError> {
     let layout = layout(pool);
     let memory = memory(&layout);
@@ -186,16 +186,16 @@ fn initrd_is_placed_as_high_as_the_kernel_allows() {
     assert!(error.starts_with("initrd: 5000 bytes do not fit: 4096 are free"), "{error}");
 }
 
-/// Regression: rounding the end of such a kernel to a page overflowed.
+/// Regression test: the end of the kernel overflowed when rounded up to a page.
 #[test]
-fn kernel_larger_than_guest_memory_is_refused() {
-    let greedy = Header { preferred: u64::MAX, ..Header::LINUX };
-    let error = load_and_check(&greedy.image(), &[1; 509], 0).unwrap_err().to_string();
+fn kernel_larger_than_guest_memory_is_rejected() {
+    let too_large = Header { preferred: u64::MAX, ..Header::LINUX };
+    let error = load_and_check(&too_large.image(), &[1; 509], 0).unwrap_err().to_string();
     assert!(error.starts_with(&format!("kernel: {} bytes do not fit", u64::MAX)), "{error}");
 }
 
 #[test]
-fn elf_with_too_many_segments_is_refused() {
+fn elf_with_too_many_segments_is_rejected() {
     let mut image = vec![0; 1 << 20];
     write_at(&mut image, 0, b"\x7fELF");
     write_at(&mut image, 56, &u16::MAX.to_le_bytes());
@@ -204,7 +204,7 @@ fn elf_with_too_many_segments_is_refused() {
 }
 
 #[test]
-fn command_line_too_long_or_with_nul_is_refused() {
+fn command_line_too_long_or_with_nul_is_rejected() {
     let memory = memory(&layout(0));
     assert!(write_command_line(&"x".repeat(COMMAND_LINE_BYTES_MAX), &memory).is_ok());
     assert!(write_command_line(&"x".repeat(COMMAND_LINE_BYTES_MAX + 1), &memory).is_err());

@@ -1,5 +1,6 @@
-//! Root directory of a confined process: an empty directory given by the user, or an empty
-//! read-only tmpfs that is not mounted anywhere and vanishes with the process.
+//! Root directory of a confined process. The root is an empty directory that the user names, or an
+//! empty read-only tmpfs. The tmpfs is not mounted on any path, and the kernel frees it when the
+//! process ends.
 
 use std::{fs, path::Path};
 
@@ -11,7 +12,7 @@ use rustix::{
 
 use super::{ConfineError, Root, error};
 
-/// Opens a directory, which must be empty.
+/// Opens a directory as the future root. Returns an error if the directory is not empty.
 pub(super) fn open_empty(path: &Path) -> Result<Root, ConfineError> {
     let display_name = path.display().to_string();
     let mut content = fs::read_dir(path).map_err(error("chroot", format!("list {display_name}")))?;
@@ -23,9 +24,10 @@ pub(super) fn open_empty(path: &Path) -> Result<Root, ConfineError> {
     Ok(Root { directory: directory.map_err(error("chroot", format!("open {display_name}")))?, display_name })
 }
 
-/// Creates a tmpfs that is not attached to any directory, so that no other process can add files.
+/// Creates a read-only tmpfs as the future root. The tmpfs is not mounted on any path, so that
+/// other processes cannot add files.
 pub(super) fn make_empty() -> Result<Root, ConfineError> {
-    let mounted = || {
+    let create_mount = || {
         let file_system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_create(&file_system)?;
         let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
@@ -34,11 +36,11 @@ pub(super) fn make_empty() -> Result<Root, ConfineError> {
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         fsmount(&file_system, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     };
-    let directory = mounted().map_err(error("chroot", "create an empty file system"))?;
+    let directory = create_mount().map_err(error("chroot", "create an empty file system"))?;
     Ok(Root { directory, display_name: "an empty file system".into() })
 }
 
-/// Makes a directory the root and the working directory of this process.
+/// Makes `root` the root directory and the working directory of this process.
 pub(super) fn enter(root: &Root) -> Result<(), Errno> {
     rustix::process::fchdir(&root.directory)?;
     rustix::process::chroot(".")

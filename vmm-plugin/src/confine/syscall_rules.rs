@@ -1,5 +1,5 @@
-//! Seccomp rules: the system calls of each thread, as observed. All others are forbidden. A
-//! dangerous call is allowed with harmless arguments only.
+//! Seccomp allow lists: the system calls that each thread was observed to make. All other calls are
+//! forbidden. A dangerous call is allowed only with harmless arguments.
 
 use std::collections::BTreeMap;
 
@@ -17,94 +17,98 @@ use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule}
 use self::Argument::{HasNoBits, Is, IsNull, IsThisProcess};
 use crate::thread_role::ThreadRole;
 
-/// A system call that is allowed if all conditions on its arguments hold.
+/// System call that is allowed if its arguments satisfy all conditions.
 struct AllowedCall(i64, &'static [Argument]);
 
-/// A condition on the argument of this index.
+/// Condition on one argument of a system call. The first field is the index of the argument.
 #[derive(Clone, Copy)]
 enum Argument {
-    /// Equals this 32-bit value.
+    /// The argument equals this 32-bit value.
     Is(u8, u64),
-    /// Has none of these bits.
+    /// All of these bits are clear in the argument.
     HasNoBits(u8, u64),
-    /// Is a null pointer.
+    /// The argument is a null pointer.
     IsNull(u8),
-    /// Is the ID of this process.
+    /// The argument is the ID of this process.
     IsThisProcess(u8),
 }
 
+/// Allows a system call with any arguments.
 const fn any(call: i64) -> AllowedCall {
     AllowedCall(call, &[])
 }
 
 const UNIX_DOMAIN: u64 = AF_UNIX as u64;
-/// Stream sockets only: a pair of datagram sockets could send to any other socket.
+/// Type of an allowed socket pair. Datagram sockets are forbidden, because they could send to any
+/// other socket.
 const STREAM_TYPE: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
-/// Without an address, a socket sends to its peer only.
+/// Allows sendto(2) without an address, with which a socket sends only to its peer.
 const SENDTO_PEER: AllowedCall = AllowedCall(SYS_sendto, &[IsNull(4)]);
 const EXEC_BITS: u64 = PROT_EXEC as u64;
-/// From linux/kvm.h.
+/// Numbers of the allowed ioctls, from linux/kvm.h.
 const KVM_RUN: u64 = 0xae80;
 const KVM_KVMCLOCK_CTRL: u64 = 0xaead;
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_GET_MSRS: u64 = 0xc008_ae88;
 const KVM_X86_SET_MCE: u64 = 0x4040_ae9e;
-/// [`crate::vcpu::kick_signal`]: the first signal that glibc does not use itself.
+/// Number of [`crate::vcpu::kick_signal`], the first real-time signal that glibc does not reserve.
 const KICK_SIGNAL: u64 = 34;
-/// From asm-generic/ioctls.h: like [`TCSETS`], with arbitrary baud rates.
+/// Number of an ioctl from asm-generic/ioctls.h, which is [`TCSETS`] with arbitrary baud rates.
 const TCSETS2: u64 = 0x402c_542b;
 
-/// Calls of all threads.
+/// System calls that all threads may make.
 const COMMON: &[AllowedCall] = &[
     any(SYS_futex),
-    any(SYS_write), // consoles, eventfds, standard error
-    // Memory allocation, never executable.
+    any(SYS_write), // to consoles, eventfds and standard error
+    // Allocation of memory that is not executable.
     any(SYS_brk),
     AllowedCall(SYS_mmap, &[HasNoBits(2, EXEC_BITS)]),
     AllowedCall(SYS_mprotect, &[HasNoBits(2, EXEC_BITS)]),
     any(SYS_mremap),
     any(SYS_munmap),
     any(SYS_madvise),
-    // Clocks, where the vDSO falls back to the system call, as on some virtual machines.
+    // Clocks: on some virtual machines, the vDSO falls back to the system call.
     any(SYS_clock_gettime),
-    any(SYS_sched_yield),                             // a channel whose peer holds it
-    any(SYS_close),                                   // the last owner of a shared descriptor closes it
-    AllowedCall(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // in debug builds, Rust checks descriptors before closing them
+    any(SYS_sched_yield),                             // contention on a channel
+    any(SYS_close),                                   // any thread may be the last owner of a descriptor
+    AllowedCall(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // debug builds call F_GETFD before close
     // Signal handling.
     any(SYS_rt_sigreturn),
     any(SYS_rt_sigaction),    // Rust's SIGSEGV handler restores the default action
     any(SYS_rt_sigprocmask),  // a thread blocks signals while it exits
-    any(SYS_restart_syscall), // a wait with timeout, after SIGSTOP and SIGCONT
+    any(SYS_restart_syscall), // SIGCONT resumes a wait with a timeout
     any(SYS_sigaltstack),     // a thread frees its signal stack when it exits
     any(SYS_exit),
-    // Exit from any thread: check for revoked memory and restore the terminal.
+    // Exit of the process: a thread checks for revoked memory and restores the terminal.
     any(SYS_fstat),
     AllowedCall(SYS_ioctl, &[Is(1, TCSETS)]),
     AllowedCall(SYS_ioctl, &[Is(1, TCSETS2)]),
     any(SYS_exit_group),
 ];
 
+/// System calls of the main thread, in addition to [`COMMON`].
 const MAIN: &[AllowedCall] = &[
     any(SYS_ppoll),
     any(SYS_read),
-    any(SYS_recvfrom), // signals arrive as bytes on a socket
-    SENDTO_PEER,       // and are sent there by their handler
+    any(SYS_recvfrom), // the main thread receives signals as bytes on a socket
+    SENDTO_PEER,       // signal handlers send these bytes
     any(SYS_clock_nanosleep),
-    // Kicking vCPUs.
+    // Signals that make vCPUs leave KVM_RUN.
     any(SYS_getpid),
     AllowedCall(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK_SIGNAL)]),
 ];
 
+/// System calls of vCPU threads, in addition to [`COMMON`].
 const VCPU: &[AllowedCall] = &[
     AllowedCall(SYS_ioctl, &[Is(1, KVM_RUN)]),
     AllowedCall(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)]),
-    // Reporting memory errors to the guest.
+    // Machine checks, which report memory errors to the guest.
     AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_SREGS)]),
     AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_MSRS)]),
     AllowedCall(SYS_ioctl, &[Is(1, KVM_X86_SET_MCE)]),
 ];
 
-/// Calls of all device threads.
+/// System calls of all device threads, in addition to [`COMMON`].
 const DEVICE: &[AllowedCall] = &[any(SYS_epoll_wait), any(SYS_epoll_ctl), any(SYS_read)];
 
 const BLOCK: &[AllowedCall] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fdatasync)];
@@ -112,7 +116,7 @@ const BLOCK: &[AllowedCall] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fda
 const RNG: &[AllowedCall] = &[any(SYS_getrandom)];
 
 const CONTROL: &[AllowedCall] = &[
-    // The runtime is created at the first connection, with its eventfd and its own signal socket.
+    // Creation of the tokio runtime at the first connection, with an eventfd and a signal socket.
     any(SYS_ppoll),
     any(SYS_epoll_create1),
     any(SYS_eventfd2),
@@ -121,17 +125,18 @@ const CONTROL: &[AllowedCall] = &[
     AllowedCall(SYS_fcntl, &[Is(1, F_GETFL as u64)]),
     any(SYS_epoll_ctl),
     any(SYS_epoll_wait),
-    // Connections.
+    // Connections of clients.
     any(SYS_accept4),
     any(SYS_recvfrom),
     SENDTO_PEER,
     any(SYS_shutdown),
-    any(SYS_getrandom), // seeds of hash maps
-    any(SYS_read),      // the runtime's eventfd
+    any(SYS_getrandom), // random seeds of hash maps
+    any(SYS_read),      // the eventfd of the tokio runtime
 ];
 
-/// Returns the rules of a thread. A call is allowed if one of its rules matches; a call without
-/// rules is always allowed.
+/// Returns the seccomp rules of a role, by number of the system call. A system call is allowed if
+/// one of its rules matches. A system call with an empty list of rules is allowed with any
+/// arguments.
 pub(super) fn for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>> {
     let tables: &[&[AllowedCall]] = match role {
         ThreadRole::Main => &[COMMON, MAIN],

@@ -1,5 +1,5 @@
-//! Threads that serve a guest, each with a seccomp filter for its role. A thread installs its
-//! filter before it reads anything that the guest has written.
+//! Starts the threads that serve a guest, each with the seccomp filter of its role. A thread
+//! installs the filter before it reads data from the guest.
 
 use std::{collections::BTreeMap, io, thread::JoinHandle};
 
@@ -12,7 +12,7 @@ use crate::{
     thread_role::{self, ThreadRole},
 };
 
-/// Seccomp filters by role; empty if filtering is disabled.
+/// Compiled seccomp filters by role. The map is empty if filtering is disabled.
 #[derive(Debug, Default)]
 pub struct SeccompFilters(BTreeMap<ThreadRole, BpfProgram>);
 
@@ -20,7 +20,7 @@ impl SeccompFilters {
     /// Compiles the filters and installs the SIGSYS handler.
     ///
     /// # Errors
-    /// The error of sigaction(2).
+    /// The error returned by sigaction(2).
     pub fn new(seccomp: Seccomp) -> io::Result<Self> {
         let violation_action = match seccomp {
             Seccomp::False => return Ok(Self::default()),
@@ -34,16 +34,17 @@ impl SeccompFilters {
     /// Installs the filter of a role on this thread.
     ///
     /// # Errors
-    /// The error of seccomp(2).
+    /// The error returned by seccomp(2).
     pub fn confine(&self, role: ThreadRole) -> io::Result<()> {
         thread_role::set(role);
         self.0.get(&role).map_or(Ok(()), |filter| apply_filter(filter).map_err(io::Error::other))
     }
 
-    /// Starts a thread with the filter of its role. SIGTERM and SIGINT are left to the main thread.
+    /// Starts a thread with the filter of its role. The thread blocks SIGTERM and SIGINT, which the
+    /// main thread handles.
     ///
     /// # Errors
-    /// The error of creating the thread.
+    /// The error returned by the operating system if it cannot create the thread.
     pub fn spawn(
         &self,
         role: ThreadRole,
@@ -53,7 +54,7 @@ impl SeccompFilters {
         let filters = Self(self.0.get(&role).map(|filter| (role, filter.clone())).into_iter().collect());
         std::thread::Builder::new().name(name).spawn(move || {
             for signal in [libc::SIGTERM, libc::SIGINT] {
-                let _ = block_signal(signal); // fails only if it is blocked already
+                let _ = block_signal(signal); // fails only if the signal is already blocked
             }
             if let Err(error) = filters.confine(role) {
                 exit::print(&format!("error: seccomp: cannot confine {}: {error}", role.name()));

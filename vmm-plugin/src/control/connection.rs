@@ -18,17 +18,18 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use units::limits::CONTROL_CONNECTIONS_MAX;
 
-/// Delay after a failed accept: descriptors may become available again.
+/// Delay between a failed accept(2) and the next attempt. The process may lack file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A connection with a permit.
+/// Connection of a client. The permit counts the connection until it is closed.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
     _permit: OwnedSemaphorePermit,
 }
 
-/// Accepts connections as permits become free. Further clients wait in the socket's backlog.
+/// Accepts up to [`CONTROL_CONNECTIONS_MAX`] connections at a time. Further clients wait in the
+/// backlog of the socket.
 pub(super) fn accept(listener: UnixListener) -> ReceiverStream<io::Result<Connection>> {
     let (sender, receiver) = mpsc::channel(1);
     let permits = Arc::new(Semaphore::new(CONTROL_CONNECTIONS_MAX));
@@ -38,7 +39,7 @@ pub(super) fn accept(listener: UnixListener) -> ReceiverStream<io::Result<Connec
             match listener.accept().await {
                 Ok((stream, _)) => {
                     if sender.send(Ok(Connection { stream, _permit: permit })).await.is_err() {
-                        return; // the server has stopped
+                        return; // the gRPC server has stopped
                     }
                 }
                 Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,

@@ -1,5 +1,5 @@
-//! Static description of a guest for its control socket. Values that change while the guest runs
-//! are added by `control`.
+//! Describes a guest for clients of the control socket. `control` adds the values that change while
+//! the guest runs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,7 @@ use crate::{
     memory::Memory,
 };
 
-/// Describes a guest.
+/// Returns the description of a guest, with an unspecified state and without touched bytes.
 pub(super) fn describe(config: &Config, layout: &Layout, memory: &Memory) -> wire::Guest {
     let nodes = (0..).zip(&layout.nodes).map(|(number, _)| node(number, layout, memory));
     wire::Guest {

@@ -1,6 +1,7 @@
-//! Control socket files: one per VM, in one directory. The process that listens on a VM's socket
-//! runs that VM, so a VM runs at most once. A confined process cannot remove files, so the socket
-//! of an ended VM remains. It has no listener and is replaced when the VM starts again.
+//! Creates the control sockets: one file per VM, all in one directory. The process that listens on
+//! the socket of a VM runs this VM, so a VM runs at most once. A confined process cannot remove
+//! files, so the socket file of an ended VM remains, without a listener. The next start of the VM
+//! replaces the file.
 
 use std::{
     fs::{DirBuilder, File},
@@ -22,47 +23,47 @@ use rustix::{
 };
 use units::Name;
 
-/// Connections that the kernel queues while no permit is free.
+/// Maximum number of connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Error returned when a VM cannot have a control socket.
+/// Error returned when the control socket of a VM cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The VM is already running.
+    /// Another process listens on the control socket: the VM is already running.
     #[error("VM {vm} is already running: process {pid} listens on {}", path.display())]
     AlreadyRunning {
         /// Name of the VM.
         vm: Name,
-        /// Process ID of its VMM.
+        /// ID of the process that runs the VM.
         pid: i32,
-        /// Path of the socket.
+        /// Path of the control socket.
         path: PathBuf,
     },
-    /// The path exceeds the limit of a socket address.
+    /// The path exceeds the length limit of a Unix socket address.
     #[error("run-dir: the path {} is too long for a socket: at most 107 bytes", path.display())]
     PathTooLong {
-        /// The path.
+        /// Path of the control socket.
         path: PathBuf,
     },
     /// A system call failed.
     #[error("run-dir: cannot {doing} {}", path.display())]
     System {
-        /// The failed operation, completing "cannot …".
+        /// Failed operation, completing "cannot …".
         doing: &'static str,
-        /// The file or directory.
+        /// File or directory that the system call accessed.
         path: PathBuf,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
 }
 
-/// Returns the path of a VM's control socket.
+/// Returns the path of the control socket of a VM.
 pub fn path_of(run_dir: &Path, vm: &Name) -> PathBuf {
     run_dir.join(format!("{vm}.sock"))
 }
 
-/// The listening socket of a VM that does not run yet. The file is removed on drop.
+/// Listening control socket of a VM that has not started yet. Drop removes the socket file.
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
@@ -70,26 +71,26 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Returns the listener for a VM that runs from now on. The file is kept.
+    /// Returns the listener of a VM that starts. The socket file is no longer removed.
     pub fn into_listener(mut self) -> UnixListener {
-        self.listener.take().expect("the listener is taken once, as self is consumed")
+        self.listener.take().expect("the listener is present until self is consumed")
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         if self.listener.is_some() {
-            let _ = remove(&self.path); // a file that cannot be removed is replaced later
+            let _ = remove(&self.path); // the next start of the VM replaces a file that remains
         }
     }
 }
 
-/// Creates the socket of a VM, and its directory if missing, accessible to this process's user
-/// only. Replaces a socket without a listener.
+/// Creates the control socket of a VM, and the directory if it is missing. Only the user of this
+/// process can access them. Replaces a socket file without a listener.
 ///
 /// # Errors
-/// [`SocketError::AlreadyRunning`] if another process runs the VM, or another variant if the socket
-/// cannot be created.
+/// [`SocketError::AlreadyRunning`] if a process already runs the VM, and [`SocketError`] if the
+/// socket cannot be created.
 pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
@@ -100,7 +101,8 @@ pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
     let address = SocketAddrUnix::new(&path).map_err(|_| SocketError::PathTooLong { path: path.clone() })?;
     DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(failed("create", &run_dir))?;
     let dir_file = File::open(&run_dir).map_err(failed("open", &run_dir))?;
-    // The directory lock makes check and creation atomic between processes that start the same VM.
+    // The lock makes the check and the creation one atomic step: several processes may start the
+    // same VM at the same time.
     flock(&dir_file, FlockOperation::LockExclusive)
         .map_err(|errno| failed("lock", &run_dir)(errno.into()))?;
     if let Some(process) = listener_pid(&path).map_err(failed("find the listener on", &path))? {
@@ -116,10 +118,11 @@ pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
     Ok(ControlSocket { path, listener: Some(listener) })
 }
 
-/// Returns the process that listens on a path, or `None` if there is no file or no listener.
+/// Returns the ID of the process that listens on a socket. Returns `None` if the file does not
+/// exist or has no listener.
 ///
 /// # Errors
-/// The error of connect(2), such as `WouldBlock` if the backlog is full.
+/// The error returned by connect(2), such as `WouldBlock` if the backlog is full.
 pub fn listener_pid(path: &Path) -> io::Result<Option<Pid>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -137,7 +140,8 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The mode is set before bind creates the file, so that no other user can connect in between.
+/// Creates a listening socket. The mode is set before bind(2) creates the file, so that other users
+/// can never connect.
 fn bind_and_listen(address: &SocketAddrUnix) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -174,44 +178,44 @@ mod tests {
     }
 
     #[test]
-    fn live_socket_is_refused_and_dead_socket_replaced() {
+    fn socket_with_listener_is_rejected_and_stale_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let first = claim(dir.path(), &name()).unwrap().into_listener();
         let error = claim(dir.path(), &name()).unwrap_err().to_string();
-        let process = format!("VM v is already running: process {} listens on ", std::process::id());
-        assert!(error.starts_with(&process), "{error}");
+        let expected = format!("VM v is already running: process {} listens on ", std::process::id());
+        assert!(error.starts_with(&expected), "{error}");
         drop(first);
         assert!(fs::symlink_metadata(path_of(dir.path(), &name())).unwrap().file_type().is_socket());
         claim(dir.path(), &name()).unwrap();
     }
 
     #[test]
-    fn socket_of_a_vm_that_never_ran_is_removed() {
+    fn socket_of_a_vm_that_did_not_start_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         drop(claim(dir.path(), &name()).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]
-    fn concurrent_claims_of_one_vm_have_one_winner() {
-        const AT_ONCE: usize = 8;
+    fn exactly_one_of_concurrent_claims_succeeds() {
+        const THREADS: usize = 8;
         for _ in 0..20 {
             let dir = tempfile::tempdir().unwrap();
-            let start = Barrier::new(AT_ONCE);
-            let claimed: Vec<_> = std::thread::scope(|scope| {
+            let start = Barrier::new(THREADS);
+            let results: Vec<_> = std::thread::scope(|scope| {
                 let claim = || {
                     start.wait();
                     claim(dir.path(), &name())
                 };
-                let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(claim)).collect();
+                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(claim)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
-            assert_eq!(claimed.iter().filter(|claimed| claimed.is_ok()).count(), 1, "{claimed:?}");
+            assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
         }
     }
 
     #[test]
-    fn too_long_socket_path_is_refused_without_creating_dir() {
+    fn too_long_socket_path_is_rejected_without_creating_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("x".repeat(100));
         let error = claim(&run_dir, &name()).unwrap_err().to_string();

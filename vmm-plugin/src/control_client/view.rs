@@ -1,4 +1,5 @@
-//! Table and JSON output of `info`. The JSON field names are stable: scripts use them.
+//! Formats the output of the command `info` as a table or as JSON. The names of JSON fields must
+//! not change, because scripts use these names.
 
 use comfy_table::{ContentArrangement, Table, presets};
 use proto::v1 as wire;
@@ -26,7 +27,7 @@ struct Node<'a> {
     kind: &'static str,
     cpus: &'a [u32],
     bytes: u64,
-    /// `null` if the node is not measured.
+    /// Number of bytes that the guest has touched. `null` if the node is not measured.
     touched_bytes: Option<u64>,
     distances: &'a [u32],
     emc: Option<&'a str>,
@@ -45,7 +46,7 @@ struct Network<'a> {
     mac: &'a str,
 }
 
-/// Renders a guest as JSON.
+/// Formats a guest as JSON.
 pub(super) fn json(guest: &wire::Guest) -> String {
     let view = Guest {
         vm: &guest.vm,
@@ -92,26 +93,26 @@ fn state(guest: &wire::Guest) -> &'static str {
     }
 }
 
-/// Renders a guest as a table for people.
+/// Formats a guest as a table for people.
 pub(super) fn text(guest: &wire::Guest) -> String {
-    let mut facts = borderless_table();
-    facts.add_row(["VM:", &guest.vm]);
-    facts.add_row(["STATE:", state(guest)]);
-    facts.add_row(["PID:", &guest.pid.to_string()]);
-    facts.add_row(["STARTED:", &UnixMs(guest.started_unix_ms).to_string()]);
-    facts.add_row(["CPUS:", &guest.cpus.to_string()]);
-    facts.add_row(["KERNEL:", &guest.kernel]);
-    facts.add_row(["AGENT:", guest.agent.as_deref().unwrap_or("none: memory of this host")]);
+    let mut properties = borderless_table();
+    properties.add_row(["VM:", &guest.vm]);
+    properties.add_row(["STATE:", state(guest)]);
+    properties.add_row(["PID:", &guest.pid.to_string()]);
+    properties.add_row(["STARTED:", &UnixMs(guest.started_unix_ms).to_string()]);
+    properties.add_row(["CPUS:", &guest.cpus.to_string()]);
+    properties.add_row(["KERNEL:", &guest.kernel]);
+    properties.add_row(["AGENT:", guest.agent.as_deref().unwrap_or("none: memory of this host")]);
     for disk in &guest.disks {
-        facts.add_row([
+        properties.add_row([
             "DISK:",
             &format!("{}{}", disk.path, if disk.read_only { " (read only)" } else { "" }),
         ]);
     }
     for network in &guest.networks {
-        facts.add_row(["NET:", &format!("{} {}", network.tap, network.mac)]);
+        properties.add_row(["NET:", &format!("{} {}", network.tap, network.mac)]);
     }
-    strip_control_characters(&format!("{}\n{}", flush_left(&facts), flush_left(&nodes(guest))))
+    strip_control_characters(&format!("{}\n{}", flush_left(&properties), flush_left(&nodes(guest))))
 }
 
 fn nodes(guest: &wire::Guest) -> Table {
@@ -132,12 +133,12 @@ fn nodes(guest: &wire::Guest) -> Table {
     table
 }
 
-/// Formats the touched bytes of a node. Some memory is not measured, such as device memory.
+/// Formats the touched bytes of a node. Device memory, for example, is not measured.
 fn touched(node: &wire::GuestNode) -> String {
     node.touched_bytes.map_or_else(|| "not measured".to_owned(), |bytes| Bytes::new(bytes).to_string())
 }
 
-/// Formats numbers in the given order, consecutive ones as a range: "0-3,7".
+/// Formats numbers in the given order, such as "0-3,7". Consecutive numbers become a range.
 fn ranges(numbers: &[u32]) -> String {
     let ranges = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|range| match range {
         [only] => only.to_string(),
@@ -157,7 +158,7 @@ fn flush_left(table: &Table) -> String {
     table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
 }
 
-/// Replaces control characters: a path could otherwise contain terminal escape sequences.
+/// Replaces control characters, because a path could contain terminal escape sequences.
 fn strip_control_characters(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn table_shows_nodes_and_escapes_control_characters() {
+    fn table_shows_nodes_and_replaces_control_characters() {
         let expected = "\
 VM:       web-1
 STATE:    running
@@ -219,7 +220,7 @@ NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
     }
 
     #[test]
-    fn node_that_is_not_measured_is_not_shown_as_untouched() {
+    fn node_that_is_not_measured_is_shown_as_not_measured() {
         let mut guest = guest();
         guest.nodes[1].touched_bytes = None;
         let text = text(&guest);
@@ -229,7 +230,7 @@ NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
     }
 
     #[test]
-    fn start_outside_of_rfc_3339_is_a_number() {
+    fn start_time_that_rfc_3339_cannot_express_is_shown_in_ms() {
         let guest = wire::Guest { started_unix_ms: u64::MAX, ..guest() };
         assert!(text(&guest).contains("STARTED:  18446744073709551615ms\n"), "{}", text(&guest));
     }

@@ -1,14 +1,14 @@
-//! Serial console: vm-superio's 16550A with its interrupt and its output.
+//! Serial port of a guest: the 16550A of vm-superio with an interrupt line and an output.
 
 use std::{fmt, io};
 
 use vm_superio::{Serial as Uart, Trigger, serial::NoEvents};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Destination of a console's output.
+/// Destination of the output of a serial port.
 pub type Output = Box<dyn io::Write + Send>;
 
-/// A serial port.
+/// Serial port (16550A).
 pub struct Serial(Uart<Line, NoEvents, Output>);
 
 impl fmt::Debug for Serial {
@@ -17,7 +17,7 @@ impl fmt::Debug for Serial {
     }
 }
 
-/// An interrupt line, as an irqfd.
+/// Interrupt line, raised by writing an irqfd.
 struct Line(EventFd);
 
 impl Trigger for Line {
@@ -34,19 +34,21 @@ impl Serial {
         Self(Uart::new(Line(line), output))
     }
 
-    /// Handles a read of register 0 to 7.
+    /// Handles a read of the guest from a register, 0 to 7. Other registers read 0.
     pub fn read(&mut self, register: u16) -> u8 {
         u8::try_from(register).map_or(0, |register| self.0.read(register))
     }
 
-    /// Handles a write of register 0 to 7. Output that cannot be written is dropped.
+    /// Handles a write of the guest to a register, 0 to 7. Output that cannot be written is
+    /// dropped.
     pub fn write(&mut self, register: u16, value: u8) {
         if let Ok(register) = u8::try_from(register) {
             let _ = self.0.write(register, value);
         }
     }
 
-    /// Adds terminal input to the receive buffer and returns how many bytes it had space for.
+    /// Adds terminal input to the receive buffer. Returns the number of bytes that the buffer had
+    /// space for.
     pub fn enqueue_input(&mut self, input: &[u8]) -> usize {
         self.0.enqueue_raw_bytes(input).unwrap_or(0)
     }

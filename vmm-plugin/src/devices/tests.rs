@@ -1,4 +1,4 @@
-//! Tests of the I/O ports under correct and arbitrary accesses.
+//! Tests of the devices behind I/O ports, with correct and arbitrary accesses.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{serial::Serial, *};
 
-/// Collects the output of a serial port.
+/// Buffer that collects the output of a serial port.
 #[derive(Clone, Default)]
 struct OutputBuffer(Arc<Mutex<Vec<u8>>>);
 
@@ -66,7 +66,7 @@ fn serial_works_with_a_full_interrupt_eventfd() {
 
 proptest! {
     #[test]
-    fn arbitrary_port_accesses_do_not_panic_or_invent_output(attacks in attacks()) {
+    fn arbitrary_port_accesses_do_not_panic_or_add_output(attacks in attacks()) {
         let (ports, output, _line) = ports();
         let mut written = 0;
         for attack in &attacks {

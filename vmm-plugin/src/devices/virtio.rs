@@ -1,6 +1,5 @@
-//! Virtio devices on the MMIO transport (VIRTIO 1.2, section 4.2). Registers and queue memory are
-//! hostile input: a device whose driver violates the protocol stops, reports this to the driver,
-//! and waits for a reset.
+//! Virtio devices on the MMIO transport (VIRTIO 1.2, section 4.2). The driver may be hostile. If
+//! the driver violates the protocol, the device sets DEVICE_NEEDS_RESET and stops until a reset.
 
 pub mod block;
 mod mmio;
@@ -19,47 +18,47 @@ pub use self::{
     worker::Worker,
 };
 
-/// Feature of the current, non-legacy interface.
+/// Feature bit of the interface that is not legacy (VIRTIO 1.0 or newer).
 const VIRTIO_F_VERSION_1: u64 = 1 << 32;
-/// Feature for suppressing notifications and interrupts by ring index.
+/// Feature bit for suppressing notifications and interrupts by ring index.
 const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
 
-/// A descriptor chain of a queue.
+/// Descriptor chain of a queue, in guest memory.
 pub type Chain<'a> = DescriptorChain<&'a GuestMemory>;
 
-/// The driver violated the virtio protocol.
+/// Error returned when the driver violates the virtio protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestDriverError {
-    /// A queue is invalid.
+    /// The configuration or the rings of a queue are invalid.
     #[error("invalid queue")]
     Queue(#[from] virtio_queue::Error),
-    /// A descriptor chain is invalid.
+    /// A descriptor chain is invalid, such as a chain that is too short.
     #[error("invalid descriptor chain")]
     Buffers(#[from] io::Error),
 }
 
-/// A device type. The transport and the worker are the same for all types.
+/// Type-specific part of a virtio device. All types share the transport and the worker.
 pub trait VirtioDevice: Send {
-    /// Returns the device ID (VIRTIO 1.2, section 5).
+    /// Returns the virtio device ID of the type (VIRTIO 1.2, section 5).
     fn device_type(&self) -> u32;
 
-    /// Returns the role of the device's thread.
+    /// Returns the role of the thread that serves the device.
     fn role(&self) -> ThreadRole;
 
-    /// Returns the device-specific feature bits.
+    /// Returns the feature bits that are specific to the device type.
     fn device_features(&self) -> u64;
 
-    /// Returns the maximum size of each queue, powers of two.
+    /// Returns the maximum size of each queue, a power of two.
     fn queue_sizes(&self) -> &'static [u16];
 
-    /// Returns the content of the configuration space.
+    /// Returns the content of the device-specific configuration space.
     fn config_space(&self) -> Vec<u8>;
 
-    /// Applies the negotiated feature bits.
+    /// Applies the feature bits that the driver accepted.
     fn set_driver_features(&mut self, _features: u64) {}
 
-    /// Processes one descriptor chain. Returns the number of bytes written to it, or `None` if the
-    /// chain is to stay available.
+    /// Processes one descriptor chain. Returns the number of bytes written to the chain. Returns
+    /// `None` if the device does not use the chain now. The chain then remains available.
     ///
     /// # Errors
     /// [`GuestDriverError`] if the chain is invalid.
@@ -70,13 +69,15 @@ pub trait VirtioDevice: Send {
         memory: &GuestMemory,
     ) -> Result<Option<u32>, GuestDriverError>;
 
-    /// Returns a descriptor that the device polls, and the queue that it feeds.
+    /// Returns a file descriptor that the worker polls, and the index of the queue to process when
+    /// the descriptor is readable.
     fn event_source(&self) -> Option<(RawFd, usize)> {
         None
     }
 }
 
-/// Processes all available chains of a queue. Returns whether the driver requests an interrupt.
+/// Processes all available descriptor chains of a queue. Returns whether the driver requests an
+/// interrupt.
 ///
 /// # Errors
 /// [`GuestDriverError`] if the driver violated the protocol.
@@ -89,7 +90,7 @@ pub fn process_queue(
     if !queue.ready() {
         return Ok(false);
     }
-    let (mut served, mut empty_rounds) = (false, 0);
+    let (mut has_used_chain, mut empty_rounds) = (false, 0);
     loop {
         queue.disable_notification(memory)?;
         empty_rounds += 1;
@@ -102,16 +103,17 @@ pub fn process_queue(
                     let back = queue.next_avail().wrapping_sub(1);
                     queue.set_next_avail(back);
                     queue.enable_notification(memory)?;
-                    return Ok(served && queue.needs_notification(memory)?);
+                    return Ok(has_used_chain && queue.needs_notification(memory)?);
                 }
             }
-            served = true;
+            has_used_chain = true;
         }
         if !queue.enable_notification(memory)? {
-            return Ok(served && queue.needs_notification(memory)?);
+            return Ok(has_used_chain && queue.needs_notification(memory)?);
         }
         if empty_rounds > 1 {
-            return Err(virtio_queue::Error::InvalidAvailRingIndex.into()); // more chains are available than the queue can hold
+            // The available index claims more chains than the queue can hold.
+            return Err(virtio_queue::Error::InvalidAvailRingIndex.into());
         }
     }
 }

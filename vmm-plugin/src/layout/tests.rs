@@ -1,4 +1,4 @@
-//! Invariants of layouts for arbitrary shapes, and examples.
+//! Tests of the layout: invariants for arbitrary shapes, and examples.
 
 use proptest::prelude::*;
 
@@ -65,13 +65,13 @@ proptest! {
     }
 
     #[test]
-    fn cpus_have_one_node_and_pool_nodes_have_none(shape in shapes()) {
+    fn each_cpu_is_in_one_node_and_pool_nodes_have_no_cpus(shape in shapes()) {
         let layout = Layout::new(&shape, 46).unwrap();
         let cpus: u32 = shape.local.iter().map(|node| node.cpus).sum();
         prop_assert_eq!(layout.cpus(), cpus);
         for cpu in 0..cpus {
-            let homes = layout.nodes.iter().filter(|node| node.cpus.contains(&cpu)).count();
-            prop_assert_eq!(homes, 1);
+            let nodes = layout.nodes.iter().filter(|node| node.cpus.contains(&cpu)).count();
+            prop_assert_eq!(nodes, 1);
             prop_assert!(layout.nodes[layout.node_of_cpu(cpu) as usize].cpus.contains(&cpu));
         }
         let ids: std::collections::BTreeSet<u32> = (0..cpus).map(|cpu| layout.apic_id(cpu)).collect();
@@ -114,7 +114,7 @@ fn pool_of_a_small_guest_starts_above_the_mmio_hole() {
 }
 
 #[test]
-fn distances_follow_latencies() {
+fn distances_are_proportional_to_latencies() {
     let layout = Layout::new(&shape(&[local(1, 256), local(1, 256)], &[pool(1)]), 40).unwrap();
     let row = |from| (0..3).map(|to| layout.distance(from, to)).collect::<Vec<_>>();
     assert_eq!((row(0), row(1), row(2)), (vec![10, 20, 18], vec![20, 10, 18], vec![18, 18, 10]));
@@ -122,23 +122,23 @@ fn distances_follow_latencies() {
 
 #[test]
 fn invalid_shape_error_names_value_and_rule() {
-    let wrong = |shape: &Shape| Layout::new(shape, 36).unwrap_err().to_string();
-    assert_eq!(wrong(&shape(&[], &[])), "nodes with processors: 0 is not possible: must be 1 to 4");
-    assert_eq!(wrong(&shape(&[local(65, 256)], &[])), "cpus: 65 is not possible: must be 1 to 64");
+    let error = |shape: &Shape| Layout::new(shape, 36).unwrap_err().to_string();
+    assert_eq!(error(&shape(&[], &[])), "nodes with cpus: 0 is out of range: must be 1 to 4");
+    assert_eq!(error(&shape(&[local(65, 256)], &[])), "cpus: 65 is out of range: must be 1 to 64");
     assert_eq!(
-        wrong(&shape(&[local(1, 256)], &[pool(0)])),
-        "slices of a pool node: 0 is not possible: must be 1 to 4096"
+        error(&shape(&[local(1, 256)], &[pool(0)])),
+        "slices of a pool node: 0 is out of range: must be 1 to 4096"
     );
     assert_eq!(
-        wrong(&shape(&[local(1, 32)], &[])),
-        "memory: 32MiB for node 0 is not possible: must be whole MiB, at least 64MiB"
+        error(&shape(&[local(1, 32)], &[])),
+        "memory: 32MiB for node 0 is invalid: must be a multiple of 1MiB, at least 64MiB"
     );
-    let long = wrong(&shape(&[local(1, 256)], &[pool(100)]));
+    let beyond_address_space = error(&shape(&[local(1, 256)], &[pool(100)]));
     assert_eq!(
-        long,
+        beyond_address_space,
         "memory: the guest's memory ends at 0x1a00000000, beyond the 36-bit address space of this host"
     );
-    let mut slow = shape(&[local(1, 256)], &[pool(1)]);
-    slow.pool[0].performance.latency_ns = 0;
-    assert_eq!(wrong(&slow), "latency_ns: 0 is not possible: must be 1 to 30000");
+    let mut without_latency = shape(&[local(1, 256)], &[pool(1)]);
+    without_latency.pool[0].performance.latency_ns = 0;
+    assert_eq!(error(&without_latency), "latency_ns: 0 is out of range: must be 1 to 30000");
 }

@@ -1,4 +1,4 @@
-//! Opens the guest's virtio devices before anything starts, and attaches them to the VM.
+//! Opens the virtio devices of a guest, and attaches the devices to the VM.
 
 use std::{io, sync::Arc};
 
@@ -22,24 +22,24 @@ use crate::{
 
 /// Guest-physical address of the first MMIO window.
 const MMIO_WINDOWS_START: u64 = MMIO_HOLE_START + (256 << 20);
-/// First interrupt line that the platform itself does not use.
+/// First interrupt line for virtio devices. The platform uses lower lines.
 const FIRST_DEVICE_LINE: u32 = 8;
 /// Number of interrupt lines of an I/O APIC.
 pub(super) const IO_APIC_LINES: u32 = 24;
 
 const _: () = assert!(
     DEVICES_PER_VM_MAX < (IO_APIC_LINES - FIRST_DEVICE_LINE) as usize,
-    "one line per device, and one for the RNG"
+    "each device and the RNG must have an interrupt line"
 );
 
-/// An open device and its place on the MMIO bus.
+/// Open virtio device with its MMIO window.
 pub(super) struct OpenDevice {
     name: String,
     device: Box<dyn VirtioDevice>,
     pub(super) window: Window,
 }
 
-/// Opens the devices of a guest.
+/// Opens the virtio devices of a guest and assigns their MMIO windows and interrupt lines.
 pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
     let mut devices: Vec<(String, Box<dyn VirtioDevice>)> = vec![("rng".into(), Box::new(VirtioRng))];
     for (number, disk) in config.disks.iter().enumerate() {
@@ -48,7 +48,7 @@ pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
     for (number, net) in config.nets.iter().enumerate() {
         let device = VirtioNet::open(&net.tap, net.mac).map_err(|errno| {
             let hint = match errno.kind() {
-                io::ErrorKind::NotFound => "; is the module tun loaded?",
+                io::ErrorKind::NotFound => "; load the kernel module tun",
                 io::ErrorKind::PermissionDenied => "; create it for this user with `ip tuntap add`",
                 _ => "",
             };
@@ -56,16 +56,16 @@ pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
         })?;
         devices.push((format!("net{number}"), Box::new(device)));
     }
-    let attach = |(number, (name, device)): (u32, (String, Box<dyn VirtioDevice>))| {
+    let with_window = |(number, (name, device)): (u32, (String, Box<dyn VirtioDevice>))| {
         let at = MMIO_WINDOWS_START + u64::from(number) * u64::from(MMIO_WINDOW_BYTES);
-        let at = u32::try_from(at).expect("below 4 GiB");
+        let at = u32::try_from(at).expect("windows are below 4 GiB");
         OpenDevice {
             name,
             device,
             window: Window { address: at, bytes: MMIO_WINDOW_BYTES, line: FIRST_DEVICE_LINE + number },
         }
     };
-    Ok((0..).zip(devices).map(attach).collect())
+    Ok((0..).zip(devices).map(with_window).collect())
 }
 
 /// Creates the MMIO transport and the worker of each device.

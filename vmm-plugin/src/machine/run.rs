@@ -1,5 +1,5 @@
-//! Event loop of a running guest. It handles terminal input, signals, control requests and vCPU
-//! exits, and decides when the guest ends.
+//! Event loop of a running guest. The loop handles terminal input, signals, control requests and
+//! vCPU exits. The loop also decides when the guest ends.
 
 use std::{
     fs::File,
@@ -29,12 +29,12 @@ use crate::{
     wakeup::Wakeup,
 };
 
-/// Bytes read from the terminal at a time.
+/// Maximum number of bytes that one read from the terminal returns.
 const INPUT_CHUNK_BYTES: usize = 64;
-/// Delay before input is offered again to a guest whose UART buffer was full.
+/// Delay before the next attempt to pass input to a UART whose buffer was full.
 const INPUT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Opens the destination of the console's output.
+/// Opens the destination for the output of the serial console.
 pub(super) fn open_output(console: &Console) -> Result<Output, MachineError> {
     match console {
         Console::Terminal => Ok(Box::new(io::stdout())),
@@ -46,10 +46,11 @@ pub(super) fn open_output(console: &Console) -> Result<Output, MachineError> {
     }
 }
 
-/// Runs a guest to its end and returns its exit code, see [`exit`].
+/// Runs a guest until it ends. Returns the exit code of the process, one of the constants in
+/// [`exit`].
 ///
 /// # Errors
-/// [`MachineError`] if the guest was not started.
+/// [`MachineError`] if the guest could not be started.
 pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     let Machine { confinement, guest } = machine;
     let seccomp = confinement.seccomp;
@@ -68,7 +69,7 @@ pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     Ok(code)
 }
 
-/// Prints the reason for the guest's end and returns the exit code.
+/// Prints why the guest ended and returns the exit code of the process.
 fn report(end: &GuestEnd) -> u8 {
     match end {
         GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::PowerOff)) => exit::POWERED_OFF,
@@ -97,28 +98,30 @@ fn report(end: &GuestEnd) -> u8 {
     }
 }
 
+/// Reason why a guest ended.
 enum GuestEnd {
+    /// A vCPU exited.
     Vcpu(ExitReason),
     /// The guest did not power off in time, or a second SIGTERM arrived.
     Stopped,
-    /// A control request ended the guest at once.
+    /// A client requested to end the guest at once.
     Killed,
 }
 
-/// A running guest and the state of its event loop.
+/// Running guest, with the state of its event loop.
 struct Guest {
     resources: GuestResources,
     vcpus: VcpuThreads,
     exits: mpsc::Receiver<ExitReason>,
     requests: mpsc::Receiver<ControlRequest>,
-    /// Notified for each vCPU exit and each control request.
+    /// Eventfd that becomes readable on a vCPU exit or a control request.
     wakeup: Arc<Wakeup>,
     paused: bool,
-    /// Deadline after the power button was pressed; the guest is stopped then.
+    /// Time at which the VMM stops the guest. Set when the power button is pressed.
     stop_at: Option<Instant>,
     /// Time of the last check for revoked memory.
     memory_checked_at: Instant,
-    /// Input that the guest's UART had no space for yet.
+    /// Terminal input that is not in the UART buffer yet, because the buffer was full.
     pending_input: Vec<u8>,
 }
 
@@ -158,13 +161,14 @@ impl Guest {
                 poll_fds.push(PollFd::from_borrowed_fd(stdin, PollFlags::IN));
             }
             let wait =
-                Timespec::try_from(self.poll_timeout()).expect("a timeout is at most the check interval");
+                Timespec::try_from(self.poll_timeout()).expect("the timeout is at most the check interval");
             match poll(&mut poll_fds, Some(&wait)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return GuestEnd::Vcpu(ExitReason::Failed(format!("poll: {errno}"))),
             }
             let ready: Vec<bool> = poll_fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-            self.wakeup.clear(); // cleared before the queues are read, so that later notifications are kept
+            // Clear before reading the queues, so that later notifications are not lost.
+            self.wakeup.clear();
             if self.stop_at.is_some_and(|at| at <= Instant::now()) {
                 return GuestEnd::Stopped;
             }
@@ -172,8 +176,8 @@ impl Guest {
             if poison::is_found() {
                 self.vcpus.kick_first();
             }
-            if let Some(exits) = self.handle_events(if ready[1] { signal_count(signals) } else { 0 }) {
-                return exits;
+            if let Some(end) = self.handle_events(if ready[1] { signal_count(signals) } else { 0 }) {
+                return end;
             }
             if ready.get(2) == Some(&true) {
                 reads_input = self.read_input();
@@ -182,15 +186,18 @@ impl Guest {
         }
     }
 
-    /// Returns the time until the next memory check, input retry or stop deadline.
+    /// Returns the time until the next memory check, input retry or stop deadline, the earliest of
+    /// the three.
     fn poll_timeout(&self) -> Duration {
-        let left = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
-        let look = LOST_SLICE_CHECK_INTERVAL.as_duration().saturating_sub(self.memory_checked_at.elapsed());
-        let pending_input = (!self.pending_input.is_empty()).then_some(INPUT_RETRY_INTERVAL);
-        [left, pending_input].into_iter().flatten().fold(look, Duration::min)
+        let until_stop = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let until_memory_check =
+            LOST_SLICE_CHECK_INTERVAL.as_duration().saturating_sub(self.memory_checked_at.elapsed());
+        let until_input_retry = (!self.pending_input.is_empty()).then_some(INPUT_RETRY_INTERVAL);
+        [until_stop, until_input_retry].into_iter().flatten().fold(until_memory_check, Duration::min)
     }
 
-    /// Checks for revoked memory once per interval, however often the loop wakes up.
+    /// Checks for revoked memory if the last check was at least [`LOST_SLICE_CHECK_INTERVAL`] ago.
+    /// Ends the process if memory was revoked.
     fn check_memory(&mut self) {
         if self.memory_checked_at.elapsed() >= LOST_SLICE_CHECK_INTERVAL.as_duration() {
             fault::exit_if_revoked();
@@ -198,13 +205,15 @@ impl Guest {
         }
     }
 
-    /// Handles pending vCPU exits, signals and control requests.
+    /// Handles pending vCPU exits, signals and control requests. Returns why the guest ends, or
+    /// `None` if the guest continues.
     fn handle_events(&mut self, signal_count: usize) -> Option<GuestEnd> {
         if let Ok(end) = self.exits.try_recv() {
             return Some(GuestEnd::Vcpu(end));
         }
         if signal_count > 1 || signal_count > 0 && self.stop_at.is_some() {
-            return Some(GuestEnd::Stopped); // both signals may have arrived before this loop saw the first
+            // Both signals may have arrived since the last iteration of the loop.
+            return Some(GuestEnd::Stopped);
         }
         if signal_count > 0 {
             self.press_power_button();
@@ -249,14 +258,15 @@ impl Guest {
         self.paused = false;
     }
 
-    /// Presses the power button. A paused guest is resumed first: it would not see the button.
+    /// Presses the power button. A paused guest is resumed first, because a paused guest cannot
+    /// react to the power button.
     fn press_power_button(&mut self) {
         self.resume();
         let _ = self.resources.power_button.write(1);
         self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_SHUTDOWN_TIMEOUT.as_duration());
     }
 
-    /// Reads terminal input. Returns `false` at end of input.
+    /// Reads terminal input. Returns `false` at the end of the input or on an error.
     fn read_input(&mut self) -> bool {
         let mut bytes = [0; INPUT_CHUNK_BYTES];
         match rustix::io::read(rustix::stdio::stdin(), &mut bytes) {
@@ -269,19 +279,19 @@ impl Guest {
         }
     }
 
-    /// Forwards input to the UART as far as it has space. Does not wait for the UART's lock: a vCPU
-    /// may hold it while the output blocks.
+    /// Forwards pending input to the UART, as much as the UART buffer has space for. Does not wait
+    /// for the lock of the UART, because a vCPU may hold the lock while its output blocks.
     fn forward_input(&mut self) {
         if !self.pending_input.is_empty()
             && let Some(mut serial) = self.resources.context.ports.try_serial()
         {
-            let taken = serial.enqueue_input(&self.pending_input);
-            self.pending_input.drain(..taken);
+            let count = serial.enqueue_input(&self.pending_input);
+            self.pending_input.drain(..count);
         }
     }
 }
 
-/// Registers SIGTERM and SIGINT. Each signal becomes one byte in the returned stream.
+/// Installs handlers for SIGTERM and SIGINT. Each signal writes one byte to the returned stream.
 fn register_signals() -> io::Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
     read.set_nonblocking(true)?;
@@ -291,20 +301,20 @@ fn register_signals() -> io::Result<UnixStream> {
     Ok(read)
 }
 
-/// Returns the number of signals since the last call.
+/// Returns the number of signals since the previous call, at most 16.
 fn signal_count(mut signals: &UnixStream) -> usize {
     signals.read(&mut [0; 16]).unwrap_or(0)
 }
 
-/// Sets the terminal to raw mode, so that the guest receives all keys, including Ctrl-C.
+/// Sets the terminal to raw mode, so that the guest receives all key presses, including Ctrl-C.
 fn set_raw_mode() {
     let stdin = rustix::stdio::stdin();
-    if let Ok(before) = tcgetattr(stdin) {
-        let mut raw = before.clone();
+    if let Ok(settings) = tcgetattr(stdin) {
+        let mut raw = settings.clone();
         raw.make_raw();
-        raw.output_modes = before.output_modes;
+        raw.output_modes = settings.output_modes;
         if tcsetattr(stdin, OptionalActions::Now, &raw).is_ok() {
-            exit::save_terminal(before);
+            exit::save_terminal(settings);
         }
     }
 }

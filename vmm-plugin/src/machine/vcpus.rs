@@ -1,4 +1,4 @@
-//! The vCPU threads of a guest: start, pause, resume and stop.
+//! Starts, pauses, resumes and stops the vCPU threads of a guest.
 
 use std::{
     io,
@@ -18,19 +18,18 @@ use crate::{
     wakeup::Wakeup,
 };
 
-/// Interval between kicks of a vCPU that is to stop. A signal that arrives just before KVM_RUN is
-/// lost.
+/// Interval at which the kick signal is repeated until a vCPU stops. A signal that arrives just
+/// before KVM_RUN has no effect.
 const KICK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// All vCPUs of a guest, one thread each.
+/// Threads of all vCPUs of a guest, one thread per vCPU.
 pub(super) struct VcpuThreads {
     threads: Vec<JoinHandle<()>>,
     gate: Arc<Gate>,
 }
 
 impl VcpuThreads {
-    /// Starts the vCPUs. The first vCPU that exits sends the reason to `exits` and notifies
-    /// `wakeup`.
+    /// Starts the vCPUs. A vCPU that exits sends the reason to `exits` and notifies `wakeup`.
     pub(super) fn start(
         vcpus: Vec<Vcpu>,
         (context, filters): (&VcpuContext, &SeccompFilters),
@@ -43,7 +42,7 @@ impl VcpuThreads {
             let (context, exits, wakeup) = (context.clone(), exits.clone(), Arc::clone(wakeup));
             filters.spawn(ThreadRole::Vcpu, format!("vcpu{index}"), move || {
                 if let Some(exit) = vcpu.run(&context) {
-                    let _ = exits.send(exit); // fails only after another vCPU has ended the guest
+                    let _ = exits.send(exit); // fails only if the event loop has ended
                     wakeup.notify();
                 }
             })
@@ -53,10 +52,10 @@ impl VcpuThreads {
         Ok(Self { threads, gate: Arc::clone(&context.gate) })
     }
 
-    /// Pauses all vCPUs and returns whether that succeeded; if one vCPU does not pause, all are
-    /// resumed. KVM marks the guest's clock as paused, so that soft-lockup watchdogs do not fire.
-    /// Devices finish requests in flight and clocks continue: to the guest, a pause looks like a
-    /// scheduling delay.
+    /// Pauses all vCPUs and returns whether all vCPUs paused. If a vCPU does not pause within
+    /// [`VCPUS_STOP_TIMEOUT`], all vCPUs are resumed. KVM marks the guest's clock as paused, so
+    /// that soft-lockup watchdogs do not fire. Devices finish requests in flight, and clocks
+    /// continue: the guest observes a scheduling delay.
     pub(super) fn pause(&self) -> bool {
         self.gate.set_open(false);
         let paused = self.kick_until(|| self.gate.waiting() as usize + self.finished() >= self.threads.len());
@@ -71,13 +70,15 @@ impl VcpuThreads {
         self.gate.set_open(true);
     }
 
-    /// Stops all vCPUs. Returns when no vCPU runs any more, unless one hangs in the kernel.
+    /// Stops all vCPUs. Returns when all vCPU threads have ended, or after [`VCPUS_STOP_TIMEOUT`]
+    /// if a thread hangs in the kernel.
     pub(super) fn stop(self) {
         self.gate.stop();
         self.kick_until(|| self.finished() == self.threads.len());
     }
 
-    /// Kicks the first vCPU, which reports memory errors to the guest. The kick may be lost.
+    /// Sends the kick signal to the first vCPU, which then reports memory errors to the guest. The
+    /// signal has no effect if it arrives just before KVM_RUN.
     pub(super) fn kick_first(&self) {
         if let Some(thread) = self.threads.first() {
             let _ = thread.kill(vcpu::kick_signal()); // fails only if the thread has ended
@@ -88,7 +89,8 @@ impl VcpuThreads {
         self.threads.iter().filter(|thread| thread.is_finished()).count()
     }
 
-    /// Kicks vCPUs out of KVM_RUN until `condition` holds. Returns `false` on timeout.
+    /// Sends the kick signal to all vCPUs until `condition` holds. Returns `false` if `condition`
+    /// does not hold within [`VCPUS_STOP_TIMEOUT`].
     fn kick_until(&self, condition: impl Fn() -> bool) -> bool {
         let deadline = Instant::now() + VCPUS_STOP_TIMEOUT.as_duration();
         while !condition() {

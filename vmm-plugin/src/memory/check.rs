@@ -1,4 +1,5 @@
-//! Checks of a guest's memory as a whole: enough memory is available, and no regions overlap.
+//! Checks that the host has enough memory for a guest, and that the guest's memory regions do not
+//! overlap in a file.
 
 use rustix::fs::{FileType, Stat, fstat};
 use units::Bytes;
@@ -6,8 +7,8 @@ use units::Bytes;
 use super::{Backings, MappedRegion, MemoryError, backing_of, is_device};
 use crate::layout::Layout;
 
-/// Checks that memory to be prefaulted is available. Huge pages are accounted separately and device
-/// memory exists already.
+/// Checks that the host has enough memory available for the memory to prefault. Huge pages and
+/// device memory are not counted, because they are not part of MemAvailable.
 pub(super) fn check_available_memory(layout: &Layout, backings: &Backings) -> Result<(), MemoryError> {
     let prefaulted = layout.regions.iter().filter(|region| {
         let (backing, _, memory_options) = backing_of(region, backings);
@@ -26,13 +27,14 @@ pub(super) fn check_available_memory(layout: &Layout, backings: &Backings) -> Re
     }
 }
 
-/// Parses MemAvailable from /proc/meminfo.
+/// Parses MemAvailable from the content of /proc/meminfo.
 fn available(meminfo: &str) -> Option<Bytes> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(Bytes::new(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10))
 }
 
-/// Identity of a file's memory. A device may have several inodes.
+/// Identity of the memory behind a file. A device may have several inodes, so its device number is
+/// used.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Identity {
     File { device: u64, inode: u64 },
@@ -49,7 +51,7 @@ impl Identity {
     }
 }
 
-/// Checks that no two regions overlap in a file.
+/// Checks that memory regions do not overlap in a file.
 pub(super) fn check_disjoint(mapped: &[MappedRegion]) -> Result<(), MemoryError> {
     let location = |mapped: &MappedRegion| {
         let stat = fstat(&mapped.file).expect("fstat of an open file succeeds");
@@ -72,7 +74,7 @@ mod tests {
         memory::{Backing, Memory, MemoryBackendOptions, Owner, create_memfd},
     };
 
-    /// Maps two slices at these offsets of one file.
+    /// Maps a guest with two slices, which start at these offsets of one memfd.
     fn map(offsets: [u64; 2]) -> Result<Memory, MemoryError> {
         let pool = create_memfd("pool", Bytes::gib(2), None).unwrap();
         map_file(pool, offsets, MemoryBackendOptions::default())
@@ -106,18 +108,18 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_slices_of_one_file_are_refused() {
+    fn overlapping_slices_of_one_file_are_rejected() {
         map([0, 1 << 30]).unwrap();
         let error = map([4096, 0]).unwrap_err().to_string();
         assert_eq!(error, "memory: slice 4 of EMC emc0 and slice 3 of EMC emc0 overlap");
         assert_eq!(
             map([0, (1 << 30) + 4096]).unwrap_err().to_string(),
-            "memory: slice 4 of EMC emc0 has 2GiB, expected 2097156KiB"
+            "memory: slice 4 of EMC emc0 has 2GiB, but 2097156KiB are needed"
         );
     }
 
     #[test]
-    fn dax_device_needs_no_length_and_cannot_be_bound() {
+    fn device_is_mapped_without_length_check_and_cannot_be_bound() {
         let device = || File::options().read(true).write(true).open("/dev/zero").unwrap();
         let slices = [0, 1 << 30];
         map_file(device(), slices, MemoryBackendOptions::default()).unwrap();

@@ -1,8 +1,8 @@
-//! Handles guest memory that disappears or fails. A revoked slice shows as SIGBUS in any thread, as
-//! EFAULT or KVM_EXIT_MEMORY_FAULT from KVM_RUN, or as an MMIO exit inside a RAM slot. Each ends
-//! the VM with a message that names the slice. If the slice still exists, the host has run out of
-//! memory or the memory has an uncorrectable error. The latter ends the VM only if no vCPU can
-//! report it to the guest; see [`poison`].
+//! Handles faults in guest memory. An access to a revoked slice causes a SIGBUS in any thread,
+//! EFAULT or KVM_EXIT_MEMORY_FAULT from KVM_RUN, or an MMIO exit inside a RAM slot. Each of these
+//! ends the VM with a message that names the slice. If no slice was revoked, the host has run out
+//! of memory or the memory has an uncorrectable error. An uncorrectable error ends the VM only if
+//! no vCPU can report the error to the guest, see [`poison`].
 
 use std::{
     fs::File,
@@ -26,7 +26,8 @@ use units::limits::MACHINE_CHECKS_LOGGED_MAX;
 use super::{Memory, Owner, poison};
 use crate::exit;
 
-/// Messages about a region, formatted in advance: a signal handler must not allocate.
+/// Messages about a memory region. The messages are formatted in advance, because a signal handler
+/// must not allocate memory.
 #[derive(Debug)]
 struct RegionMessages {
     addresses: Range<usize>,
@@ -38,22 +39,23 @@ struct RegionMessages {
     reported: String,
 }
 
-/// Messages of all regions.
+/// Messages about all memory regions of the guest.
 #[derive(Debug, Default)]
 struct Messages {
     regions: Vec<RegionMessages>,
-    /// Memory is exhausted at an unknown address.
+    /// Message for exhausted host memory if the address is unknown.
     exhausted: String,
-    /// Memory is poisoned at an unknown address.
+    /// Message for an uncorrectable error if the address is unknown.
     poisoned: String,
 }
 
 static MESSAGES: OnceLock<Messages> = OnceLock::new();
 
-/// Installs the SIGBUS handler, which ends the process when guest memory is lost. Once per process.
+/// Installs the SIGBUS handler, which ends the process if guest memory is revoked or fails. Must be
+/// called once per process.
 ///
 /// # Errors
-/// The error of sigaction(2).
+/// The error returned by sigaction(2).
 pub fn install_handler(memory: &Memory, vm: &str) -> io::Result<()> {
     let regions = memory.mapped.iter().map(|mapped| {
         let revoked = match &mapped.owner {
@@ -62,7 +64,7 @@ pub fn install_handler(memory: &Memory, vm: &str) -> io::Result<()> {
             }
             Owner::Local => format!("error: VM {vm} lost local memory of node {}\n", mapped.node),
         };
-        let memory = match &mapped.owner {
+        let description = match &mapped.owner {
             Owner::Slice { slice, emc } => {
                 format!("slice {slice} of EMC {emc}")
             }
@@ -73,7 +75,9 @@ pub fn install_handler(memory: &Memory, vm: &str) -> io::Result<()> {
             file: Arc::clone(&mapped.file),
             file_range: mapped.file_range.clone(),
             revoked,
-            exhausted: format!("error: VM {vm}: host memory exhausted: no page available for {memory}\n"),
+            exhausted: format!(
+                "error: VM {vm}: host memory exhausted: no page available for {description}\n"
+            ),
             poisoned: format!("error: VM {vm}: uncorrectable memory error in {}\n", mapped.owner),
             reported: format!(
                 "VM {vm}: uncorrectable memory error in {}: reported to the guest as a machine check\n",
@@ -88,28 +92,29 @@ pub fn install_handler(memory: &Memory, vm: &str) -> io::Result<()> {
     vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error).map_err(io::Error::from)
 }
 
-/// A fault in guest memory, and its address in this process if known.
+/// Fault in guest memory, with the address in this process if it is known.
 #[derive(Clone, Copy, Debug)]
 pub enum MemoryFault {
-    /// No page could be mapped.
+    /// The kernel could not map a page at the address.
     Missing(Option<usize>),
-    /// The page has an uncorrectable error.
+    /// The page at the address has an uncorrectable error.
     Poisoned(Option<usize>),
 }
 
-/// From asm-generic/siginfo.h: an uncorrectable error was consumed, or was found without being
-/// consumed.
+/// Values of `si_code`, from asm-generic/siginfo.h: an uncorrectable error was consumed (AR), or
+/// was found without being consumed (AO).
 const BUS_MCEERR_AR: libc::c_int = 4;
 const BUS_MCEERR_AO: libc::c_int = 5;
 
-/// Ends the process with the message and exit code of a fault. Safe in a signal handler.
-pub fn exit_on(found: MemoryFault) -> ! {
+/// Prints the message for a fault and ends the process with the exit code of the fault. Safe in a
+/// signal handler.
+pub fn exit_on(fault: MemoryFault) -> ! {
     let messages = messages();
     let region_at = |at: Option<usize>| {
         at.and_then(|at| messages.regions.iter().find(|region| region.addresses.contains(&at)))
     };
     let revoked = messages.regions.iter().find(|region| region.is_revoked());
-    let (text, code) = match found {
+    let (text, code) = match fault {
         MemoryFault::Poisoned(at) => {
             (region_at(at).map_or(&messages.poisoned, |region| &region.poisoned), exit::MEMORY_POISONED)
         }
@@ -125,8 +130,8 @@ pub fn exit_on(found: MemoryFault) -> ! {
     exit::exit_now(code)
 }
 
-/// Logs that an error was reported to the guest. The number of messages is limited, as a guest can
-/// consume an error repeatedly.
+/// Logs that the error at an address of this process was reported to the guest. The number of
+/// messages is limited, because a guest can consume an error repeatedly.
 pub fn log_reported(at: usize) {
     static REPORTED: AtomicU32 = AtomicU32::new(0);
     let is_logged = REPORTED.fetch_add(1, Ordering::Relaxed) < MACHINE_CHECKS_LOGGED_MAX;
@@ -136,15 +141,16 @@ pub fn log_reported(at: usize) {
     }
 }
 
-/// Ends the process if a region has been revoked. This finds revoked memory that is not accessed,
-/// and asynchronous page faults, which KVM hands to a worker that drops errors.
+/// Ends the process if a memory region has been revoked. This check detects revoked memory that the
+/// guest does not access. The check is also needed for asynchronous page faults, whose errors KVM
+/// does not report.
 pub fn exit_if_revoked() {
     if messages().regions.iter().any(RegionMessages::is_revoked) {
         exit_on(MemoryFault::Missing(None));
     }
 }
 
-/// Returns the messages; none before [`install_handler`].
+/// Returns the messages, which are empty before [`install_handler`].
 fn messages() -> &'static Messages {
     static NONE: Messages =
         Messages { regions: Vec::new(), exhausted: String::new(), poisoned: String::new() };
@@ -152,15 +158,15 @@ fn messages() -> &'static Messages {
 }
 
 impl RegionMessages {
-    /// Returns whether the region has been revoked.
+    /// Returns whether the memory region has been revoked.
     fn is_revoked(&self) -> bool {
         is_revoked_file(self.file.as_fd(), self.file_range.clone())
     }
 }
 
-/// Returns whether a file no longer covers a range. A revoked regular file is truncated. A revoked
-/// device (DAX) has no driver and cannot be mapped. Safe in a signal handler and under the threads'
-/// seccomp filters.
+/// Returns whether the memory behind a range of a file has been revoked. A revoked regular file is
+/// truncated. A revoked DAX device has no driver and cannot be mapped. Safe in a signal handler,
+/// and allowed by the seccomp filters of all threads.
 fn is_revoked_file(file: BorrowedFd<'_>, file_range: Range<u64>) -> bool {
     fstat(file).is_ok_and(|stat| match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => u64::try_from(stat.st_size).unwrap_or(0) < file_range.end,
@@ -169,7 +175,7 @@ fn is_revoked_file(file: BorrowedFd<'_>, file_range: Range<u64>) -> bool {
     })
 }
 
-/// Maps and unmaps a range without touching pages, to get the kernel's error.
+/// Maps and unmaps a range of a file without accessing its pages. Returns the error of mmap(2).
 fn probe_mapping(file: BorrowedFd<'_>, file_range: Range<u64>) -> rustix::io::Result<()> {
     let bytes = usize::try_from(file_range.end - file_range.start).expect("usize has 64 bits");
     let (access, flags) = (ProtFlags::empty(), MapFlags::SHARED | MapFlags::NORESERVE);
@@ -180,19 +186,19 @@ fn probe_mapping(file: BorrowedFd<'_>, file_range: Range<u64>) -> rustix::io::Re
 }
 
 extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo_t to a handler registered with SA_SIGINFO, as
-    // vmm-sys-util does.
+    // SAFETY: vmm-sys-util registers handlers with SA_SIGINFO, so the kernel passes a valid
+    // siginfo_t.
     let info = unsafe { &*info };
     // SAFETY: the signal is SIGBUS, for which the kernel sets si_addr.
     let at = unsafe { info.si_addr() } as usize;
-    let poisoned = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
+    let is_poisoned = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
     if messages().regions.iter().any(|region| region.addresses.contains(&at)) {
-        if poisoned && poison::record(at, info.si_code == BUS_MCEERR_AR) {
+        if is_poisoned && poison::record(at, info.si_code == BUS_MCEERR_AR) {
             return; // a vCPU reports the error to the guest
         }
-        exit_on(if poisoned { MemoryFault::Poisoned(Some(at)) } else { MemoryFault::Missing(Some(at)) });
+        exit_on(if is_poisoned { MemoryFault::Poisoned(Some(at)) } else { MemoryFault::Missing(Some(at)) });
     }
-    // Not guest memory: a file of this program, or a bug.
+    // The address is outside guest memory: in another mapped file, or invalid because of a bug.
     let _ = rustix::io::write(rustix::stdio::stderr(), b"error: SIGBUS outside guest memory\n");
     exit::exit_now(exit::FAILED)
 }
@@ -215,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn character_device_is_not_taken_for_revoked() {
+    fn mappable_device_is_not_revoked() {
         assert!(!is_revoked_file("/dev/zero", 0..1 << 30));
         assert!(!is_revoked_file("/dev/null", 0..1 << 30));
     }

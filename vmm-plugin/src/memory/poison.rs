@@ -1,12 +1,12 @@
-//! Uncorrectable errors in guest memory: the SIGBUS handler records them, a vCPU reports them to
-//! the guest. All functions are safe in a signal handler.
+//! Uncorrectable errors in guest memory. The SIGBUS handler records an error, and a vCPU reports
+//! the error to the guest. All functions are safe in a signal handler.
 
 use std::{
     cell::Cell,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
-/// Not an address of guest memory.
+/// Address that means no error: 0 is not an address of guest memory.
 const NONE: usize = 0;
 
 thread_local! {
@@ -15,16 +15,17 @@ thread_local! {
 }
 
 static CAN_REPORT: AtomicBool = AtomicBool::new(false);
-/// The last error that was found before it was consumed. An error that it replaces is found again
-/// when its page is accessed.
+/// Address of the latest error that was found without being consumed. A replaced error is reported
+/// again when its page is accessed.
 static FOUND: AtomicUsize = AtomicUsize::new(NONE);
 
-/// Allows reporting: the guest's vCPUs have machine checks.
+/// Enables reporting of errors to the guest. Called if the vCPUs support machine checks.
 pub fn enable_reporting() {
     CAN_REPORT.store(true, Ordering::SeqCst);
 }
 
-/// Runs the guest on this thread. An error that the thread consumes meanwhile is the guest's.
+/// Calls `run`, which runs the guest on this thread. The guest, not the VMM, consumes the errors
+/// that occur on this thread during the call.
 pub fn in_guest<T>(run: impl FnOnce() -> T) -> T {
     IS_IN_GUEST.set(true);
     let exit = run();
@@ -32,8 +33,9 @@ pub fn in_guest<T>(run: impl FnOnce() -> T) -> T {
     exit
 }
 
-/// Records an error at an address of this process. Returns whether a vCPU will report it. An error
-/// that the VMM's own code has consumed cannot be reported, as that code cannot continue.
+/// Records an error at an address of this process. Returns whether a vCPU will report the error to
+/// the guest. An error that code of the VMM has consumed cannot be reported, because that code
+/// cannot continue.
 pub fn record(at: usize, is_consumed: bool) -> bool {
     if !CAN_REPORT.load(Ordering::SeqCst) {
         return false;
@@ -48,17 +50,17 @@ pub fn record(at: usize, is_consumed: bool) -> bool {
     IS_IN_GUEST.get()
 }
 
-/// Takes the error that the guest consumed on this thread.
+/// Removes and returns the address of the error that the guest consumed on this thread.
 pub fn take_consumed() -> Option<usize> {
     Some(CONSUMED.replace(NONE)).filter(|at| *at != NONE)
 }
 
-/// Takes the error that was found without being consumed.
+/// Removes and returns the address of the error that was found without being consumed.
 pub fn take_found() -> Option<usize> {
     Some(FOUND.swap(NONE, Ordering::SeqCst)).filter(|at| *at != NONE)
 }
 
-/// Returns whether a found error is pending.
+/// Returns whether an error was found that no vCPU has reported yet.
 pub fn is_found() -> bool {
     FOUND.load(Ordering::SeqCst) != NONE
 }
@@ -72,7 +74,10 @@ mod tests {
         enable_reporting();
         assert!(!record(4096, true));
         assert!(in_guest(|| record(8192, true)));
-        assert!(std::thread::spawn(take_consumed).join().unwrap().is_none(), "errors are per thread");
+        assert!(
+            std::thread::spawn(take_consumed).join().unwrap().is_none(),
+            "another thread must not take the error"
+        );
         assert_eq!((take_consumed(), take_consumed()), (Some(8192), None));
     }
 }

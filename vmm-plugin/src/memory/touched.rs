@@ -1,6 +1,6 @@
-//! Measures how much of each node is backed by pages of the host, by the allocated size of its
-//! files. Mappings are not examined: that would hold the lock of this process's address space and
-//! split the 1 GiB page table entries of device-dax memory.
+//! Measures how much memory of each node the guest has touched, from the allocated sizes of the
+//! memory files. Page tables are not examined. Examining them would hold the lock of this process's
+//! address space, and would split the 1 GiB page table entries of device-dax memory.
 
 use std::{collections::BTreeMap, fs::File, io, sync::Arc};
 
@@ -9,30 +9,31 @@ use rustix::fs::{FileType, fstat};
 use super::{MappedRegion, check::Identity};
 
 /// Unit of `st_blocks`, in bytes.
-const BLOCK: u64 = 512;
+const BLOCK_BYTES: u64 = 512;
 
-/// Bytes of each node that are backed by pages; `None` for nodes that are not measured.
+/// Number of bytes of each node that are backed by pages. `None` means that the node is not
+/// measured.
 pub type TouchedByNode = BTreeMap<u32, Option<u64>>;
 
-/// Files of each node; `None` for nodes that cannot be measured by file size: device memory,
-/// private mappings, and files that several nodes share.
+/// Memory files of each node. `None` means that file sizes do not show how much of the node is
+/// touched: the node has device memory or private mappings, or shares a file with another node.
 #[derive(Debug)]
 pub struct NodeFiles(BTreeMap<u32, Option<Vec<Arc<File>>>>);
 
-/// A file of a node.
+/// Memory file of a node.
 struct NodeFile {
     file: Arc<File>,
     identity: Identity,
-    /// Bytes of the file that the node maps.
-    mapped: u64,
+    /// Number of bytes of the file that the node maps.
+    mapped_bytes: u64,
     is_measurable: bool,
 }
 
 impl NodeFiles {
-    /// Groups mapped regions by node and file.
+    /// Collects the files of each node from the mapped regions.
     ///
     /// # Errors
-    /// The error of fstat(2).
+    /// The error returned by fstat(2).
     pub(super) fn new(mapped: &[MappedRegion]) -> io::Result<Self> {
         let mut nodes: BTreeMap<u32, Vec<NodeFile>> = BTreeMap::new();
         for region in mapped {
@@ -42,11 +43,11 @@ impl NodeFiles {
             let bytes = region.file_range.end - region.file_range.start;
             let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
             match files.iter_mut().find(|file| file.identity == identity) {
-                Some(file) => file.mapped += bytes,
+                Some(file) => file.mapped_bytes += bytes,
                 None => files.push(NodeFile {
                     file: Arc::clone(&region.file),
                     identity,
-                    mapped: bytes,
+                    mapped_bytes: bytes,
                     is_measurable: is_file && region.is_shared,
                 }),
             }
@@ -55,10 +56,10 @@ impl NodeFiles {
         measured.collect::<io::Result<_>>().map(Self)
     }
 
-    /// Returns the bytes of each node that are backed by pages now, in memory or swapped out.
+    /// Returns how many bytes of each node are currently backed by pages, in memory or in swap.
     ///
     /// # Errors
-    /// The error of fstat(2).
+    /// The error returned by fstat(2).
     pub fn touched(&self) -> io::Result<TouchedByNode> {
         let of_node = |(node, files): (&u32, &Option<Vec<Arc<File>>>)| {
             let sum = files.as_ref().map(|files| files.iter().map(|file| allocated(file)).sum());
@@ -68,18 +69,20 @@ impl NodeFiles {
     }
 }
 
+/// Returns the files of a node, or `None` if the node cannot be measured.
 fn measurable(files: Vec<NodeFile>) -> io::Result<Option<Vec<Arc<File>>>> {
     for file in &files {
         let length = u64::try_from(fstat(&file.file)?.st_size).unwrap_or(0);
-        if !file.is_measurable || file.mapped != length {
+        if !file.is_measurable || file.mapped_bytes != length {
             return Ok(None);
         }
     }
     Ok(Some(files.into_iter().map(|file| file.file).collect()))
 }
 
+/// Returns the allocated size of a file, in bytes.
 fn allocated(file: &File) -> io::Result<u64> {
-    Ok(u64::try_from(fstat(file)?.st_blocks).unwrap_or(0) * BLOCK)
+    Ok(u64::try_from(fstat(file)?.st_blocks).unwrap_or(0) * BLOCK_BYTES)
 }
 
 #[cfg(test)]
@@ -100,7 +103,7 @@ mod tests {
         (backing, MemoryBackendOptions { shared, ..MemoryBackendOptions::default() })
     }
 
-    /// Maps a guest with local nodes of 64 MiB each and one pool node of one slice.
+    /// Maps a guest that has local nodes of 64 MiB each, and one pool node with one slice.
     fn map(local: Vec<(Backing, MemoryBackendOptions)>, slice: File) -> Memory {
         let node = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
         let shape = Shape {
@@ -144,7 +147,7 @@ mod tests {
         assert_eq!(touched, [(0, None), (1, None), (2, None), (3, Some(0))].into());
     }
 
-    /// Huge pages require an aligned mapping that is advised before its first page is allocated.
+    /// The kernel uses huge pages only if a mapping is advised before its first page is allocated.
     #[test]
     fn mapped_files_are_advised_for_huge_pages_and_devices_are_not() {
         if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {

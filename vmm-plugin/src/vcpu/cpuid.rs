@@ -1,5 +1,5 @@
-//! CPUID of a vCPU: KVM's supported features with the guest's topology. Each node with CPUs is a
-//! package; each CPU is a core with one thread.
+//! Builds the CPUID of a vCPU from the features that KVM supports and the topology of the guest.
+//! Each node with CPUs is a package, and each CPU is a core with one thread.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
@@ -7,6 +7,7 @@ use kvm_ioctls::{Cap, Kvm};
 use super::mce::Vendor;
 use crate::layout::Layout;
 
+/// Numbers of the CPUID leaves that are changed.
 const LEAF_FEATURES: u32 = 1;
 const LEAF_CACHES: u32 = 4;
 const LEAF_TOPOLOGY: u32 = 0xb;
@@ -20,33 +21,33 @@ const LEAF_AMD_TOPOLOGY: u32 = 0x8000_001e;
 
 const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
-/// ECX of [`LEAF_FEATURES`].
+/// Bit in ECX of [`LEAF_FEATURES`].
 const VMX: u32 = 1 << 5;
-/// ECX of [`LEAF_EXTENDED_FEATURES`].
+/// Bit in ECX of [`LEAF_EXTENDED_FEATURES`].
 const SVM: u32 = 1 << 2;
 const HTT: u32 = 1 << 28;
-/// EBX of [`LEAF_POWER_AND_RAS`] (AMD): software can recover from an uncorrectable memory error
-/// (SUCCOR) and from overwritten MCA banks (OVERFLOW_RECOV).
+/// Bits in EBX of [`LEAF_POWER_AND_RAS`] on AMD: software can recover from an uncorrectable memory
+/// error (SUCCOR) and from overwritten MCA banks (OVERFLOW_RECOV).
 const SUCCOR_OVERFLOW_RECOV: u32 = 0b11;
-/// First cache level that the CPUs of a package share.
+/// Lowest cache level that the CPUs of a package share.
 const SHARED_CACHE_LEVEL_MIN: u32 = 3;
 
-/// Position of a vCPU in the topology.
+/// Position of a vCPU in the topology of the guest.
 struct VcpuTopology {
     apic_id: u32,
-    /// log2 of the APIC IDs per package.
+    /// Number of low APIC ID bits that identify a CPU within its package.
     package_shift: u32,
     package: u32,
-    /// Whether VMX or SVM is exposed.
+    /// Whether the vCPU has VMX or SVM.
     nested: bool,
     vendor: Vendor,
 }
 
-/// Returns the CPUID of a vCPU. VMX and SVM are hidden unless `nested`: they are a large part of
-/// KVM's attack surface.
+/// Returns the CPUID of a vCPU. VMX and SVM are hidden unless `nested` is set, because both are a
+/// large part of KVM's attack surface.
 pub(super) fn build(kvm: &Kvm, layout: &Layout, cpu: u32, nested: bool) -> Result<CpuId, kvm_ioctls::Error> {
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?;
-    let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
+    let has_tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let topology = VcpuTopology {
         apic_id: layout.apic_id(cpu),
         package_shift: layout.package_shift(),
@@ -56,7 +57,7 @@ pub(super) fn build(kvm: &Kvm, layout: &Layout, cpu: u32, nested: bool) -> Resul
     };
     let kept =
         supported.as_slice().iter().filter(|e| ![LEAF_TOPOLOGY, LEAF_TOPOLOGY_V2].contains(&e.function));
-    let mut entries: Vec<_> = kept.map(|entry| topology.patch(*entry, deadline)).collect();
+    let mut entries: Vec<_> = kept.map(|entry| topology.patch(*entry, has_tsc_deadline)).collect();
     entries.extend(topology.topology_leaves());
     CpuId::from_entries(&entries).map_err(|_| kvm_ioctls::Error::new(libc::E2BIG))
 }
@@ -66,12 +67,13 @@ impl VcpuTopology {
         1 << self.package_shift
     }
 
-    fn patch(&self, mut entry: kvm_cpuid_entry2, deadline: bool) -> kvm_cpuid_entry2 {
+    /// Adapts a leaf that KVM supports to the topology and the options of the guest.
+    fn patch(&self, mut entry: kvm_cpuid_entry2, has_tsc_deadline: bool) -> kvm_cpuid_entry2 {
         let others = self.vcpus_per_package() - 1;
         match entry.function {
             LEAF_FEATURES => {
                 entry.ebx = entry.ebx & 0xffff | self.vcpus_per_package() << 16 | self.apic_id << 24;
-                entry.ecx |= HYPERVISOR | if deadline { TSC_DEADLINE } else { 0 };
+                entry.ecx |= HYPERVISOR | if has_tsc_deadline { TSC_DEADLINE } else { 0 };
                 entry.ecx &= if self.nested { u32::MAX } else { !VMX };
                 entry.edx = entry.edx & !HTT | if others > 0 { HTT } else { 0 };
             }
@@ -97,8 +99,8 @@ impl VcpuTopology {
         entry
     }
 
-    /// Returns the topology levels: thread, core, and the terminating level (Intel SDM, CPUID leaf
-    /// 0Bh).
+    /// Returns the subleaves of the topology leaf: the thread level, the core level, and the final
+    /// invalid level (Intel SDM, CPUID leaf 0Bh).
     fn topology_leaves(&self) -> [kvm_cpuid_entry2; 3] {
         const INDEXED: u32 = kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
         const THREADS: u32 = 1;

@@ -1,6 +1,6 @@
-//! Machine checks: reports an uncorrectable memory error to the guest, which then gives up one page
-//! instead of the VM ending. Status bits are those of QEMU (Intel SDM, volume 3, chapter 17; AMD
-//! APM, volume 2, chapter 9).
+//! Reports uncorrectable memory errors to the guest as machine checks. The guest then loses one
+//! page, and the VM continues. The status bits are the same as in QEMU (Intel SDM, volume 3,
+//! chapter 17; AMD APM, volume 2, chapter 9).
 
 use std::io;
 
@@ -8,13 +8,14 @@ use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_x86_mce};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
 
-/// From linux/kvm.h.
+/// Numbers of ioctls, from linux/kvm.h.
 const KVM_X86_SETUP_MCE: libc::c_ulong = 0x4008_ae9c;
 const KVM_X86_GET_MCE_CAP_SUPPORTED: libc::c_ulong = 0x8008_ae9d;
 const KVM_X86_SET_MCE: libc::c_ulong = 0x4040_ae9e;
 
-/// Number of MCA banks, and the bank for memory errors, as in QEMU.
+/// Number of MCA banks of a vCPU, as in QEMU.
 const BANKS: u8 = 10;
+/// Index of the MCA bank for memory errors, as in QEMU.
 const BANK: u8 = 9;
 
 const MCG_CTL_P: u64 = 1 << 8;
@@ -35,12 +36,12 @@ const MCI_STATUS_S: u64 = 1 << 56;
 const MCI_STATUS_AR: u64 = 1 << 55;
 const MCI_STATUS_DEFERRED: u64 = 1 << 44;
 const MCI_STATUS_POISON: u64 = 1 << 43;
-/// Intel's MCA error codes of a data load and of memory scrubbing.
+/// Intel's MCA error codes for a data load and for memory scrubbing.
 const DATA_LOAD: u64 = 0x134;
 const SCRUBBING: u64 = 0xc0;
-/// The address is physical, with 4 KiB granularity.
+/// Value of MCi_MISC: the reported address is physical, with a granularity of 4 KiB.
 const MISC_PHYSICAL_PAGE: u64 = 2 << 6 | 0xc;
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 
 const IA32_FEAT_CTL: u32 = 0x3a;
 const FEAT_CTL_LOCKED: u64 = 1;
@@ -53,7 +54,7 @@ const IA32_MCG_EXT_CTL: u32 = 0x4d0;
 const LMCE_ENABLED: u64 = 1;
 const CR4_MCE: u64 = 1 << 6;
 
-/// Vendor of a processor's machine check architecture.
+/// Vendor of a processor, which determines the machine check architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Intel,
@@ -61,7 +62,7 @@ pub(super) enum Vendor {
 }
 
 impl Vendor {
-    /// Reads the vendor from CPUID. Hygon counts as AMD.
+    /// Returns the vendor according to CPUID. Hygon processors are treated as AMD.
     pub(super) fn from_cpuid(cpuid: &CpuId) -> Self {
         const AUTH: u32 = u32::from_le_bytes(*b"Auth");
         const HYGO: u32 = u32::from_le_bytes(*b"Hygo");
@@ -74,16 +75,16 @@ impl Vendor {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MachineChecks {
     vendor: Vendor,
-    /// Whether local machine checks (LMCE) are supported. Without LMCE, Intel broadcasts a machine
-    /// check to all CPUs, and the guest panics.
+    /// Whether local machine checks (LMCE) are supported. Without LMCE, an Intel processor
+    /// broadcasts a machine check to all CPUs, and the guest would panic.
     is_local: bool,
-    /// Whether the guest has other vCPUs.
+    /// Whether the guest has more than one vCPU.
     has_others: bool,
 }
 
 impl MachineChecks {
-    /// Sets up the MCA banks of a vCPU, whose CPUID must be set. Returns `None` if KVM does not
-    /// support them.
+    /// Sets up the MCA banks of a vCPU. The CPUID of the vCPU must be set before. Returns `None` if
+    /// KVM does not support the required banks and features.
     pub(super) fn set_up(
         kvm: &Kvm,
         fd: &VcpuFd,
@@ -94,7 +95,7 @@ impl MachineChecks {
             return Ok(None);
         }
         let mut supported = 0_u64;
-        // SAFETY: the ioctl writes a u64, which `supported` is.
+        // SAFETY: the ioctl writes a u64, and `supported` is a u64.
         let done = unsafe { ioctl_with_mut_ref(kvm, KVM_X86_GET_MCE_CAP_SUPPORTED, &mut supported) };
         checked(done)?;
         let needed = MCG_CTL_P | MCG_SER_P;
@@ -103,20 +104,19 @@ impl MachineChecks {
         }
         let is_local = vendor == Vendor::Intel && supported & MCG_LMCE_P != 0;
         let capabilities = needed | if is_local { MCG_LMCE_P } else { 0 } | u64::from(BANKS);
-        // SAFETY: the ioctl reads a u64, which `capabilities` is.
+        // SAFETY: the ioctl reads a u64, and `capabilities` is a u64.
         let done = unsafe { ioctl_with_ref(fd, KVM_X86_SETUP_MCE, &capabilities) };
         checked(done)?;
         if is_local {
             let data = FEAT_CTL_LOCKED | FEAT_CTL_LMCE | if nested { FEAT_CTL_VMX } else { 0 };
             let entry = kvm_msr_entry { index: IA32_FEAT_CTL, data, ..Default::default() };
-            fd.set_msrs(&Msrs::from_entries(&[entry]).expect("a single entry fits"))?;
+            fd.set_msrs(&Msrs::from_entries(&[entry]).expect("a single entry fits into the list"))?;
         }
         Ok(Some(Self { vendor, is_local, has_others: cpus > 1 }))
     }
 
     /// Reports an error in the page of a guest-physical address. Returns whether the guest receives
-    /// it. `is_consumed` means that the current instruction consumed the error; otherwise it was
-    /// found before use.
+    /// the report. `is_consumed` means that the current instruction has consumed the error.
     pub(super) fn report(
         self,
         fd: &VcpuFd,
@@ -127,7 +127,7 @@ impl MachineChecks {
             return Ok(false);
         }
         let (status, mcg_status) = self.status(is_consumed);
-        let addr = address & !(PAGE - 1);
+        let addr = address & !(PAGE_BYTES - 1);
         let check = kvm_x86_mce {
             status,
             addr,
@@ -136,36 +136,37 @@ impl MachineChecks {
             bank: BANK,
             ..Default::default()
         };
-        // SAFETY: the ioctl reads a kvm_x86_mce, which `check` is.
+        // SAFETY: the ioctl reads a kvm_x86_mce, and `check` is a kvm_x86_mce.
         let done = unsafe { ioctl_with_ref(fd, KVM_X86_SET_MCE, &check) };
         checked(done).map(|()| true)
     }
 
-    /// Returns whether the guest can take a machine check now: enabled, and none in progress.
-    /// Otherwise KVM drops it or ends the guest.
+    /// Returns whether the guest can handle a machine check now. The guest must have enabled
+    /// machine checks, and no machine check may be in progress. Otherwise KVM would drop the
+    /// machine check or end the guest.
     fn is_handled(self, fd: &VcpuFd) -> Result<bool, kvm_ioctls::Error> {
         if fd.get_sregs()?.cr4 & CR4_MCE == 0 {
             return Ok(false);
         }
-        let mut read = vec![IA32_MCG_STATUS, IA32_MCG_CTL, IA32_MC_CTL];
-        read.extend(self.is_local.then_some(IA32_MCG_EXT_CTL));
+        let mut indices = vec![IA32_MCG_STATUS, IA32_MCG_CTL, IA32_MC_CTL];
+        indices.extend(self.is_local.then_some(IA32_MCG_EXT_CTL));
         let entries: Vec<_> =
-            read.iter().map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
-        let mut values = Msrs::from_entries(&entries).expect("four entries fit");
+            indices.iter().map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
+        let mut values = Msrs::from_entries(&entries).expect("four entries fit into the list");
         if fd.get_msrs(&mut values)? < entries.len() {
             return Ok(false);
         }
         let values: Vec<u64> = values.as_slice().iter().map(|entry| entry.data).collect();
         let is_idle = values[0] & MCG_STATUS_MCIP == 0;
         let is_enabled = values[1] == u64::MAX && values[2] == u64::MAX;
-        let is_alone = match self.vendor {
+        let is_not_broadcast = match self.vendor {
             Vendor::Amd => true,
             Vendor::Intel => !self.has_others || values.get(3).is_some_and(|set| set & LMCE_ENABLED != 0),
         };
-        Ok(is_idle && is_enabled && is_alone)
+        Ok(is_idle && is_enabled && is_not_broadcast)
     }
 
-    /// Returns the values of MCi_STATUS and MCG_STATUS.
+    /// Returns the values of MCi_STATUS and MCG_STATUS that report an error.
     fn status(self, is_consumed: bool) -> (u64, u64) {
         let valid = MCI_STATUS_VAL | MCI_STATUS_EN | MCI_STATUS_MISCV | MCI_STATUS_ADDRV;
         let status = valid

@@ -1,7 +1,7 @@
-//! Generates Cloud Hypervisor's configuration: the body of `vm.create`, or command-line arguments.
-//! A slice is a memory zone and a node a list of zones. Cloud Hypervisor writes no HMAT, so the
-//! guest has distances but no latencies. It marks no boot memory as hot-pluggable, so kernels keep
-//! more of the pool memory for themselves.
+//! Generates the configuration of Cloud Hypervisor: the body of `vm.create`, or command-line
+//! arguments. Each slice is a memory zone, and each node is a list of memory zones. Cloud
+//! Hypervisor generates no HMAT, so the guest has distances but no latencies. Cloud Hypervisor does
+//! not mark pool memory as hot-pluggable, so the guest's kernel uses more pool memory for itself.
 
 use serde_json::{Value, json};
 
@@ -11,16 +11,17 @@ use super::{
 };
 use crate::config::Console;
 
-/// Name of the executable.
+/// Name of the executable of Cloud Hypervisor.
 pub const PROGRAM: &str = "cloud-hypervisor";
 const VMM: &str = "cloud-hypervisor";
-/// Entropy source.
+/// Host file that provides entropy for the guest.
 const RNG_SOURCE: &str = "/dev/urandom";
 
-/// Returns the body of `vm.create`.
+/// Returns the JSON body of a `vm.create` request.
 ///
 /// # Errors
-/// See [`BackendError::Unsupported`].
+/// [`BackendError::Unsupported`] if Cloud Hypervisor does not support the guest, and
+/// [`BackendError::Path`] if a path is not UTF-8.
 pub fn vm_config(guest: &Guest) -> Result<Value, BackendError> {
     check(guest)?;
     let zones: Vec<Value> = guest.blocks.iter().flatten().map(zone).collect();
@@ -97,10 +98,12 @@ fn serial(console: &Console) -> Result<Value, BackendError> {
     })
 }
 
-/// Returns the command-line options, derived from the body so that both always agree.
+/// Returns the command-line options with their values. The options are derived from the body of
+/// `vm.create`, so that both describe the same guest.
 ///
 /// # Errors
-/// See [`BackendError::Unsupported`].
+/// [`BackendError::Unsupported`] if Cloud Hypervisor does not support the guest, and
+/// [`BackendError::Path`] if a path is not UTF-8.
 pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     check_paths(guest)?;
     let config = vm_config(guest)?;
@@ -143,6 +146,7 @@ fn all(values: &Value, as_text: impl Fn(&Value) -> String) -> Vec<String> {
     values.as_array().into_iter().flatten().map(as_text).collect()
 }
 
+/// Formats a JSON value without quotes. Booleans become `on` or `off`.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -169,12 +173,15 @@ fn numa(node: &Value) -> String {
         }
     };
     list("cpus", all(&node["cpus"], plain));
-    list("distances", all(&node["distances"], |far| format!("{}@{}", far["destination"], far["distance"])));
+    list(
+        "distances",
+        all(&node["distances"], |other| format!("{}@{}", other["destination"], other["distance"])),
+    );
     list("memory_zones", all(&node["memory_zones"], plain));
     text
 }
 
-/// Formats the console option.
+/// Formats a console as an option value, such as `file=PATH` or `null`.
 fn console_text(console: &Value) -> String {
     match console.get("file") {
         Some(path) => format!("file={}", plain(path)),
@@ -200,7 +207,8 @@ fn check(guest: &Guest) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// Checks that no path contains a character that is special in an option. JSON has no such limit.
+/// Checks that paths contain no character with a special meaning in a command-line option. In JSON,
+/// all characters are allowed.
 fn check_paths(guest: &Guest) -> Result<(), BackendError> {
     let slices = guest.blocks.iter().flatten().filter_map(|block| match &block.location {
         Location::File(path, _) => Some(path.as_str()),
@@ -213,7 +221,9 @@ fn check_paths(guest: &Guest) -> Result<(), BackendError> {
     };
     match slices.chain(disks).chain(console).find(|path| path.contains(['"', ',', '[', ']'])) {
         Some(path) => {
-            let reason = format!("path {path:?}: its options cannot contain '\"', ',', '[' or ']' in a path");
+            let reason = format!(
+                "path {path:?} contains '\"', ',', '[' or ']', which options of {VMM} cannot contain"
+            );
             Err(BackendError::Unsupported { vmm: VMM, reason })
         }
         None => Ok(()),

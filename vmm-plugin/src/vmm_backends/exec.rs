@@ -1,6 +1,6 @@
-//! Replaces this process by another VMM. The agent registers this process as the VM's. exec(2)
-//! keeps the process ID and start time, so the agent's watch stays valid, and the memory is
-//! released when the other VMM ends.
+//! Replaces this process by another VMM. The agent registers this process as the process of the VM.
+//! exec(2) keeps the process ID and the start time, so the registration also covers the other VMM.
+//! The agent releases the memory when the other VMM ends.
 
 use std::{
     env,
@@ -23,7 +23,7 @@ use crate::{
     source,
 };
 
-/// Options of `exec`.
+/// Options of the command `exec`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExecArgs {
     /// VMM to run
@@ -36,10 +36,10 @@ pub struct ExecArgs {
     guest: GuestArgs,
 }
 
-/// VMMs that are single programs.
+/// VMM that can replace this process. libvirt cannot, because its daemon starts QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExecVmm {
-    /// QEMU.
+    /// QEMU, started directly.
     Qemu,
     /// Cloud Hypervisor.
     CloudHypervisor,
@@ -61,11 +61,11 @@ impl ExecVmm {
     }
 }
 
-/// Replaces this process by the other VMM. All checks precede the registration with the agent. If
-/// exec fails after that, the end of this process releases the memory.
+/// Replaces this process by the other VMM. All checks are made before the agent registers this
+/// process. If exec(2) fails, the agent releases the memory when this process ends.
 ///
 /// # Errors
-/// [`BackendError`]. Does not return on success.
+/// [`BackendError`] if a check or exec(2) fails. The function does not return on success.
 pub fn exec(args: ExecArgs) -> Result<std::convert::Infallible, BackendError> {
     let program = match args.program {
         Some(path) => path,
@@ -81,8 +81,8 @@ pub fn exec(args: ExecArgs) -> Result<std::convert::Infallible, BackendError> {
     Err(BackendError::Unusable { role: "program", path: program, errno })
 }
 
-/// Registers this process as the VM's. The received descriptors close on exec; the other VMM opens
-/// the paths.
+/// Registers this process with the agent as the process of the VM. exec(2) closes the received file
+/// descriptors, and the other VMM opens the memory files by path.
 fn register(guest: &Guest) -> Result<(), BackendError> {
     let Some(socket) = &guest.config.agent else { return Ok(()) };
     let memory =
@@ -94,8 +94,8 @@ fn register(guest: &Guest) -> Result<(), BackendError> {
     }
 }
 
-/// Returns the first executable of this name in PATH, or the bare name, which the check then
-/// reports as missing.
+/// Returns the path of the first file with this name in PATH. If no file has this name, returns the
+/// name alone, which [`check_program`] then rejects.
 fn in_path(name: &str) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut found = env::split_paths(&path).map(|dir| dir.join(name)).filter(|path| path.is_file());

@@ -1,4 +1,5 @@
-//! VMM-independent description of a guest for another VMM: nodes, memory blocks and command line.
+//! Description of a guest that runs under another VMM: nodes, memory blocks and kernel command
+//! line. The description does not depend on the VMM.
 
 use std::path::Path;
 
@@ -13,51 +14,53 @@ use crate::{
     source::{self, EmcSlices, ReservedMemory},
 };
 
-/// Maximum number of address bits of any processor; the other VMM checks the actual number.
+/// Number of guest-physical address bits: the maximum of any processor. The other VMM checks the
+/// actual limit of the host.
 const ADDRESS_BITS: u8 = 52;
-/// Kernel parameter: state of memory that is added after boot.
+/// Kernel parameter that sets the state of memory that is added after boot.
 const MEMHP_DEFAULT_STATE: &str = "memhp_default_state";
 
-/// Location of a memory block.
+/// Location of the memory of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// Allocated by the other VMM.
+    /// The other VMM allocates the memory.
     Allocated,
-    /// In a file, at an offset in bytes.
+    /// The memory is in the file with this path, at this offset in bytes.
     File(String, u64),
 }
 
-/// A block of memory that the other VMM maps as one.
+/// Block of guest memory that the other VMM maps as one unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBlock {
-    /// Name of the block.
+    /// Name of the block, unique in the guest.
     pub id: String,
-    /// Size of the block.
+    /// Size of the memory.
     pub bytes: Bytes,
-    /// Location of the block.
+    /// Location of the memory.
     pub location: Location,
-    /// Options of the memory backend.
+    /// Options for allocating and mapping the memory.
     pub memory_options: MemoryBackendOptions,
 }
 
-/// A guest for another VMM.
+/// Guest that runs under another VMM.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// Checked configuration; all paths are absolute and UTF-8.
+    /// Checked configuration. All paths are absolute and UTF-8.
     pub config: Config,
-    /// Layout of the guest.
+    /// NUMA nodes and memory regions of the guest.
     pub layout: Layout,
-    /// Memory blocks of each node: one for a node with CPUs, one per slice for a pool node.
+    /// Memory blocks of each node: one block for a node with CPUs, and one block per slice for a
+    /// pool node.
     pub blocks: Vec<Vec<MemoryBlock>>,
-    /// Slices and their epochs, to detect a changed reservation.
+    /// Number and epoch of each slice, for detecting that the reservation has changed.
     pub slices: Vec<(u32, u64)>,
 }
 
 impl Guest {
-    /// Inspects the memory that the agent has for the VM, if it comes from an agent.
+    /// Creates the description of a guest. With an agent, inspects the reserved memory of the VM.
     ///
     /// # Errors
-    /// See [`BackendError`].
+    /// [`BackendError`] if the memory cannot be inspected or does not match the options.
     pub fn inspect(config: Config) -> Result<Self, BackendError> {
         match &config.agent {
             None => Self::standalone(config),
@@ -68,12 +71,13 @@ impl Guest {
         }
     }
 
-    /// Returns a guest whose memory the other VMM allocates.
+    /// Returns the description of a guest without an agent. The other VMM allocates all memory.
     fn standalone(config: Config) -> Result<Self, BackendError> {
-        let checked = "checked: size is required without an agent";
+        let checked = "the size is checked to be set without an agent";
         let sizes = config.local.iter().map(|node| node.size.expect(checked)).collect();
         let pool = config.pool.iter().map(|node| {
-            let slices = node.size.expect(checked).as_slices().expect("checked: whole slices");
+            let slices =
+                node.size.expect(checked).as_slices().expect("the size is checked to be whole slices");
             let locations = vec![Location::Allocated; slices as usize];
             (node.performance, node.memory_options.clone(), locations)
         });
@@ -81,7 +85,7 @@ impl Guest {
         Self::new(config, sizes, pool, Vec::new())
     }
 
-    /// Returns a guest with the slices of a reservation.
+    /// Returns the description of a guest with the slices of a reservation.
     fn from_reservation(config: Config, memory: VmMemory) -> Result<Self, BackendError> {
         let slices = slice_epochs(&memory);
         let ReservedMemory { local, pool } = ReservedMemory::from_regions(&config, memory.regions)?;
@@ -107,7 +111,7 @@ impl Guest {
             performance: node.performance,
         });
         let count = |locations: &Vec<Location>| {
-            u32::try_from(locations.len()).expect("the agent's reply limits the slices")
+            u32::try_from(locations.len()).expect("the number of slices is limited")
         };
         let shape = Shape {
             local: local.collect(),
@@ -133,44 +137,46 @@ impl Guest {
         Ok(Self { config: with_absolute_paths(config)?, layout, blocks, slices })
     }
 
-    /// Returns the nodes by number, each with its memory blocks.
+    /// Returns the number, the node and the memory blocks of each node, in order of the numbers.
     pub fn nodes(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
-        let both = self.layout.nodes.iter().zip(&self.blocks);
-        both.enumerate().map(|(number, (node, blocks))| (number, node, &blocks[..]))
+        let nodes = self.layout.nodes.iter().zip(&self.blocks);
+        nodes.enumerate().map(|(number, (node, blocks))| (number, node, &blocks[..]))
     }
 
-    /// Returns the nodes with CPUs.
+    /// Returns the nodes with CPUs, as [`Self::nodes`] does.
     pub fn local(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         self.nodes().filter(|(_, node, _)| !node.is_pool())
     }
 
-    /// Returns the nodes without CPUs.
+    /// Returns the nodes without CPUs, as [`Self::nodes`] does.
     pub fn pool(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         self.nodes().filter(|(_, node, _)| node.is_pool())
     }
 
-    /// Returns all pairs of nodes.
+    /// Returns all ordered pairs of node numbers.
     pub fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let nodes = 0..self.layout.nodes.len();
         nodes.clone().flat_map(move |from| nodes.clone().map(move |to| (from, to)))
     }
 
-    /// Returns all pairs of a node with CPUs and any node.
+    /// Returns all ordered pairs of node numbers whose first node has CPUs.
     pub fn initiators(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.pairs().filter(|(from, _)| !self.layout.nodes[*from].is_pool())
     }
 
-    /// Returns the number of packages and the CPUs per package. A package belongs to one node, as
-    /// kernels assume.
+    /// Returns the number of packages and the number of CPUs per package. All CPUs of a package are
+    /// in the same node, as kernels assume. If nodes have different numbers of CPUs, each CPU is a
+    /// package.
     pub fn packages(&self) -> (u32, u32) {
         let sizes: Vec<u32> = self.local().map(|(_, node, _)| node.cpus.end - node.cpus.start).collect();
-        let alike = sizes.iter().all(|size| *size == sizes[0]);
+        let are_sizes_equal = sizes.iter().all(|size| *size == sizes[0]);
         let cpus = self.layout.cpus();
-        if alike { (cpus / sizes[0], sizes[0]) } else { (cpus, 1) }
+        if are_sizes_equal { (cpus / sizes[0], sizes[0]) } else { (cpus, 1) }
     }
 
-    /// Returns the kernel command line. A kernel that finds pool memory as a memory device needs
-    /// a parameter to online it as movable memory.
+    /// Returns the kernel command line. If the guest has memory devices, adds the parameter that
+    /// brings their memory online as movable memory, unless the command line already sets this
+    /// parameter.
     pub fn command_line(&self, has_memory_devices: bool) -> String {
         let value = &self.config.kernel.command_line;
         let is_unset =
@@ -182,22 +188,25 @@ impl Guest {
         }
     }
 
-    /// Checks that the guest does not disable PCI, where other VMMs have disks and network devices.
+    /// Checks that the guest's kernel can find its disks and network devices, which other VMMs
+    /// attach to the PCI bus.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the guest has such devices and `pci=off`.
+    /// [`BackendError::Unsupported`] if the guest has such devices and its command line has
+    /// `pci=off`.
     pub fn check_pci(&self, vmm: &'static str) -> Result<(), BackendError> {
         let off = self.config.kernel.command_line.split_whitespace().any(|word| word == "pci=off");
         if off && self.config.disks.len() + self.config.nets.len() > 0 {
             let reason =
-                "cmdline: pci=off hides its disks and network devices, which are on PCI there".to_owned();
+                "cmdline: pci=off hides its disks and network devices, which this VMM attaches to PCI"
+                    .to_owned();
             return Err(BackendError::Unsupported { vmm, reason });
         }
         Ok(())
     }
 }
 
-/// Returns the slices of a reservation with their epochs.
+/// Returns the number and the epoch of each slice of a reservation.
 pub(super) fn slice_epochs(memory: &VmMemory) -> Vec<(u32, u64)> {
     memory.regions.iter().filter_map(|region| region.slice).collect()
 }
@@ -221,12 +230,12 @@ fn blocks(node: usize, parts: Vec<(Bytes, Location, MemoryBackendOptions)>) -> V
     parts.into_iter().enumerate().map(block).collect()
 }
 
-/// Returns a path as text.
+/// Returns a path as text, or [`BackendError::Path`] if the path is not UTF-8.
 pub(super) fn text(path: &Path) -> Result<&str, BackendError> {
     path.to_str().ok_or_else(|| BackendError::Path { path: path.to_owned() })
 }
 
-/// Makes all paths absolute: the other VMM may be started in another directory.
+/// Makes all paths absolute, because the other VMM may be started in another directory.
 fn with_absolute_paths(mut config: Config) -> Result<Config, BackendError> {
     let disks = config.disks.iter_mut().map(|disk| &mut disk.path);
     let console = match &mut config.console {
@@ -235,9 +244,9 @@ fn with_absolute_paths(mut config: Config) -> Result<Config, BackendError> {
     };
     let kernel = [&mut config.kernel.kernel].into_iter().chain(config.kernel.initrd.as_mut());
     for path in kernel.chain(disks).chain(console) {
-        let wrong = || BackendError::Path { path: path.clone() };
-        let there = std::path::absolute(&*path).map_err(|_| wrong())?;
-        *path = text(&there)?.into();
+        let path_error = || BackendError::Path { path: path.clone() };
+        let absolute = std::path::absolute(&*path).map_err(|_| path_error())?;
+        *path = text(&absolute)?.into();
     }
     Ok(config)
 }

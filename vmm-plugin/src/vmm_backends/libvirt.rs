@@ -1,8 +1,8 @@
-//! Generates libvirt domain XML for QEMU. Nodes, distances, latencies, bandwidths and local memory
-//! have elements. Slices have none: libvirt allows a file path only for NVDIMM devices, which
-//! kernels do not use as RAM, and chooses the file of a cell's memory itself. Pool nodes are
-//! therefore empty cells, and all slices are memory devices passed to QEMU through
-//! `qemu:commandline`, which taints the domain.
+//! Generates libvirt domain XML for QEMU. libvirt has elements for nodes, distances, latencies,
+//! bandwidths and local memory, but not for slices. libvirt allows a file path only for NVDIMM
+//! devices, which kernels do not use as RAM. libvirt also chooses the memory file of a cell. Pool
+//! nodes are therefore empty cells, and all slices are memory devices in `qemu:commandline`.
+//! libvirt marks a domain with `qemu:commandline` as tainted.
 
 use quick_xml::{
     Writer,
@@ -21,20 +21,21 @@ const VMM: &str = "libvirt";
 /// XML namespace of `qemu:commandline`.
 const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// Returns the domain XML.
+/// Returns the domain XML of a guest.
 ///
 /// # Errors
-/// See [`BackendError::Unsupported`].
+/// [`BackendError::Unsupported`] if libvirt or QEMU does not support the guest, and
+/// [`BackendError::Path`] if a path is not UTF-8.
 pub fn domain(guest: &Guest) -> Result<String, BackendError> {
     guest.check_pci(VMM)?;
     let slices = guest.pool().map(|(_, _, blocks)| blocks.len()).sum::<usize>();
-    let slices = u32::try_from(slices).expect("slices are few");
+    let slices = u32::try_from(slices).expect("the number of slices fits into u32");
     qemu::check_devices(slices)?;
     let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
     let mut domain = element("domain").with("type", "kvm").with("xmlns:qemu", QEMU_NAMESPACE);
     domain.add(element("name").with_text(&guest.config.vm));
     if slices > 0 {
-        let most = local.checked_add(Bytes::slices(slices)).expect("checked by the layout");
+        let most = local.checked_add(Bytes::slices(slices)).expect("the layout limits the memory size");
         domain.add(element("maxMemory").with("slots", slices).with("unit", "KiB").with_text(kib(most)));
     }
     domain.add(element("memory").with("unit", "KiB").with_text(kib(local)));
@@ -52,8 +53,8 @@ pub fn domain(guest: &Guest) -> Result<String, BackendError> {
     Ok(domain.to_xml())
 }
 
-/// Returns the `memoryBacking` element. Page sizes are per node, all other options for the whole
-/// domain.
+/// Returns the `memoryBacking` element. In libvirt, each node has a page size, and all other
+/// options apply to the whole domain.
 fn backing(guest: &Guest) -> Result<Element, BackendError> {
     let memory_options: Vec<_> =
         guest.local().map(|(number, _, blocks)| (number, &blocks[0].memory_options)).collect();
@@ -71,13 +72,14 @@ fn backing(guest: &Guest) -> Result<Element, BackendError> {
     if prefault == memory_options.len() {
         backing.add(element("allocation").with("mode", "immediate"));
     } else if prefault > 0 {
-        let reason = "memory: prefault=on applies to all nodes with cpus or to none".to_owned();
+        let reason = "memory: prefault=on must be set for all nodes with cpus or for none".to_owned();
         return Err(BackendError::Unsupported { vmm: VMM, reason });
     }
     Ok(backing)
 }
 
-/// Returns the `numatune` element: the host nodes of local memory.
+/// Returns the `numatune` element, which binds local memory to NUMA nodes of the host. Returns
+/// `None` if no memory is bound.
 fn numa_tuning(guest: &Guest) -> Option<Element> {
     let nodes = guest.local().filter_map(|(number, _, blocks)| {
         let node = blocks[0].memory_options.host_numa_node?;
@@ -137,18 +139,18 @@ fn interconnects(guest: &Guest) -> Element {
 fn devices(guest: &Guest) -> Result<Element, BackendError> {
     let mut devices = element("devices");
     for (disk, letter) in guest.config.disks.iter().zip('a'..) {
-        let mut one =
+        let mut element_of_disk =
             element("disk").with("type", if disk.path.starts_with("/dev") { "block" } else { "file" });
-        one = one.with("device", "disk").with_children([
+        element_of_disk = element_of_disk.with("device", "disk").with_children([
             element("driver").with("name", "qemu").with("type", "raw"),
             element("source")
                 .with(if disk.path.starts_with("/dev") { "dev" } else { "file" }, text(&disk.path)?),
             element("target").with("dev", format!("vd{letter}")).with("bus", "virtio"),
         ]);
         if disk.read_only {
-            one.add(element("readonly"));
+            element_of_disk.add(element("readonly"));
         }
-        devices.add(one);
+        devices.add(element_of_disk);
     }
     for net in &guest.config.nets {
         devices.add(element("interface").with("type", "ethernet").with_children([
@@ -164,7 +166,7 @@ fn devices(guest: &Guest) -> Result<Element, BackendError> {
     Ok(devices)
 }
 
-/// Returns the serial console; a pty is the target of `virsh console`.
+/// Returns the `serial` element. `virsh console` connects to a serial console of type pty.
 fn serial(console: &Console) -> Result<Element, BackendError> {
     let target = element("target").with("port", 0);
     Ok(match console {
@@ -177,7 +179,8 @@ fn serial(console: &Console) -> Result<Element, BackendError> {
     })
 }
 
-/// Returns the QEMU arguments for slices, which libvirt has no elements for.
+/// Returns the `qemu:commandline` element with the QEMU arguments for all slices. Returns `None` if
+/// the guest has no slices.
 fn qemu_passthrough(guest: &Guest) -> Option<Element> {
     let slices = guest.pool().flat_map(|(number, _, blocks)| blocks.iter().map(move |block| (number, block)));
     let arguments = slices.flat_map(|(number, block)| {
@@ -187,12 +190,12 @@ fn qemu_passthrough(guest: &Guest) -> Option<Element> {
     (!arguments.is_empty()).then(|| element("qemu:commandline").with_children(arguments))
 }
 
-/// Converts a memory size, a multiple of 1 MiB, to KiB.
+/// Returns a memory size in KiB.
 fn kib(bytes: Bytes) -> u64 {
     bytes.get() >> 10
 }
 
-/// An XML element.
+/// XML element with attributes, text and child elements.
 #[derive(Debug, Default)]
 struct Element {
     name: &'static str,

@@ -1,15 +1,17 @@
-//! Generates QEMU arguments. Requires QEMU 6 or newer and the q35 machine: microvm has no SRAT.
+//! Generates QEMU arguments for the q35 machine of QEMU 6 or newer. The microvm machine has no
+//! SRAT.
 //!
 //! ```text
 //!   node 0, with CPUs:    a memory backend allocated by QEMU
 //!   node 1, without CPUs: slice 0 is the node memory; slices 1, 2, … are pc-dimm devices
 //! ```
 //!
-//! A node has one memory backend at boot and each slice is a file, so further slices must be memory
-//! devices. The first slice is not a device because Linux assigns a node's memory tier when the
-//! node first has memory, and devices are added before HMAT is read: a node of devices only shares
-//! a tier with local memory (observed with 6.12). Memory below 4 GiB ends with the local memory, so
-//! that slices are above it, outside the range that kernels use for legacy devices.
+//! In QEMU, a node has one memory backend at boot. Each slice is a separate file, so further slices
+//! must be memory devices. The first slice is the memory of the node because Linux assigns a memory
+//! tier when a node first has memory. Linux adds memory devices before it reads the HMAT. A node
+//! with only memory devices would therefore share a tier with local memory (observed with Linux
+//! 6.12). The local memory ends the memory below 4 GiB, so that slices are above 4 GiB. Kernels use
+//! memory below 4 GiB for legacy devices.
 
 use units::{Bytes, SLICE, limits::QEMU_MEMORY_DEVICES_MAX};
 
@@ -19,19 +21,21 @@ use super::{
 };
 use crate::config::Console;
 
-/// Name of the executable.
+/// Name of the executable of QEMU.
 pub const PROGRAM: &str = "qemu-system-x86_64";
 const VMM: &str = "qemu";
-/// Size of low memory on q35 if the guest has more memory than fits below the PCI hole.
+/// Size of the memory below 4 GiB on q35, if the guest has more memory than fits below the PCI
+/// hole.
 const LOW_MEMORY_MAX: Bytes = Bytes::gib(2);
 /// Granularity of bandwidths, in MB/s. QEMU stores the bandwidths of an HMAT as 16-bit multiples of
-/// a common power of two; with this step every bandwidth of a layout fits.
+/// a common power of two. With this granularity, every bandwidth of a layout can be stored.
 const BANDWIDTH_STEP: u64 = 16;
 
-/// Returns the options with their values, in order.
+/// Returns the options of QEMU with their values.
 ///
 /// # Errors
-/// See [`BackendError::Unsupported`].
+/// [`BackendError::Unsupported`] if QEMU does not support the guest, and [`BackendError::Path`] if
+/// a path is not UTF-8.
 pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     guest.check_pci(VMM)?;
     let mut arguments = Arguments::default();
@@ -42,7 +46,7 @@ pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     Ok(arguments.0)
 }
 
-/// QEMU arguments under construction.
+/// List of QEMU options, each with its value.
 #[derive(Default)]
 struct Arguments(Vec<Vec<String>>);
 
@@ -56,16 +60,17 @@ impl Arguments {
     }
 }
 
-/// Returns the slices that are memory devices: all but the first of each pool node.
+/// Returns the slices that are memory devices, each with the number of its node. These are all
+/// slices except the first slice of each pool node.
 fn memory_devices(guest: &Guest) -> impl Iterator<Item = (usize, &MemoryBlock)> {
     guest.pool().flat_map(|(number, _, blocks)| blocks[1..].iter().map(move |block| (number, block)))
 }
 
 fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
     let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
-    let devices = u32::try_from(memory_devices(guest).count()).expect("slices are few");
+    let devices = u32::try_from(memory_devices(guest).count()).expect("the number of slices fits into u32");
     check_devices(devices)?;
-    let start = guest.nodes().map(|(_, _, blocks)| blocks[0].bytes).sum::<Bytes>();
+    let boot_memory = guest.nodes().map(|(_, _, blocks)| blocks[0].bytes).sum::<Bytes>();
     let has_pool = guest.pool().next().is_some();
     let low = if has_pool && local < LOW_MEMORY_MAX {
         format!(",max-ram-below-4g={}", mib(local))
@@ -73,8 +78,9 @@ fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError>
         String::new()
     };
     let hotplug = if devices > 0 {
-        let most = start.checked_add(Bytes::slices(devices)).expect("checked by the layout");
-        format!(",slots={devices},maxmem={}", mib(most))
+        let maximum =
+            boot_memory.checked_add(Bytes::slices(devices)).expect("the layout limits the memory size");
+        format!(",slots={devices},maxmem={}", mib(maximum))
     } else {
         String::new()
     };
@@ -83,7 +89,7 @@ fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError>
     arguments.option("-machine", format!("q35,accel=kvm,hmat=on{low}"));
     arguments.option("-cpu", "host");
     arguments.option("-smp", format!("{},sockets={sockets},cores={cores},threads=1", guest.layout.cpus()));
-    arguments.option("-m", format!("size={}{hotplug}", mib(start)));
+    arguments.option("-m", format!("size={}{hotplug}", mib(boot_memory)));
     for flag in ["-no-user-config", "-nodefaults", "-no-reboot"] {
         arguments.flag(flag);
     }
@@ -91,13 +97,13 @@ fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError>
     Ok(())
 }
 
-/// Checks the number of memory devices against QEMU's ACPI slots.
+/// Checks that QEMU has enough ACPI slots for this number of memory devices.
 pub(super) fn check_devices(devices: u32) -> Result<(), BackendError> {
     if devices <= QEMU_MEMORY_DEVICES_MAX {
         return Ok(());
     }
     let reason =
-        format!("{devices} slices would be memory devices, but it has {QEMU_MEMORY_DEVICES_MAX} slots");
+        format!("{devices} slices need memory devices, but QEMU has {QEMU_MEMORY_DEVICES_MAX} slots");
     Err(BackendError::Unsupported { vmm: VMM, reason })
 }
 
@@ -109,8 +115,8 @@ fn nodes(guest: &Guest, arguments: &mut Arguments) {
         } else {
             format!(",cpus={}-{}", node.cpus.start, node.cpus.end - 1)
         };
-        let (id, near) = (&blocks[0].id, guest.layout.nearest_initiator(number));
-        arguments.option("-numa", format!("node,nodeid={number}{cpus},memdev={id},initiator={near}"));
+        let (id, initiator) = (&blocks[0].id, guest.layout.nearest_initiator(number));
+        arguments.option("-numa", format!("node,nodeid={number}{cpus},memdev={id},initiator={initiator}"));
     }
     for (node, block) in memory_devices(guest) {
         arguments.option("-object", backend(block));
@@ -131,20 +137,21 @@ fn distances(guest: &Guest, arguments: &mut Arguments) {
     }
 }
 
-/// Returns a bandwidth rounded up to the step that QEMU can encode. QEMU parses MiB/s and writes
-/// the number into a field in MB/s.
+/// Returns the bandwidth between two nodes in MB/s, rounded up to a value that QEMU can store. QEMU
+/// parses the value as MiB/s but stores the number in a field with the unit MB/s.
 pub(super) fn bandwidth_mbps(guest: &Guest, from: usize, to: usize) -> u64 {
     guest.layout.bandwidth_mbps(from, to).next_multiple_of(BANDWIDTH_STEP)
 }
 
-/// Returns the memory backend object of a block.
+/// Returns the option value for the memory backend object of a block.
 pub(super) fn backend(block: &MemoryBlock) -> String {
     let MemoryBlock { id, bytes, location, memory_options } = block;
     let mut object = match location {
         Location::Allocated => format!("memory-backend-memfd,id={id}"),
         Location::File(path, offset) => {
             let offset = if *offset > 0 { format!(",offset={offset}") } else { String::new() };
-            // DAX devices require an alignment of their page size, which is at most a slice.
+            // A DAX device requires alignment to its page size, which is at most the size of a
+            // slice.
             let align = mib(SLICE);
             format!("memory-backend-file,id={id},mem-path={}{offset},align={align}", escaped(path))
         }
@@ -162,7 +169,7 @@ pub(super) fn backend(block: &MemoryBlock) -> String {
     object
 }
 
-/// Returns the pc-dimm device of a slice.
+/// Returns the option value for the pc-dimm device of a slice.
 pub(super) fn device(node: usize, block: &MemoryBlock) -> String {
     format!("pc-dimm,id=dimm-{id},memdev={id},node={node}", id = block.id)
 }
@@ -201,12 +208,12 @@ fn payload(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError>
     Ok(())
 }
 
-/// Formats a memory size, a multiple of 1 MiB.
+/// Formats a memory size in MiB, with the suffix `M`.
 fn mib(bytes: Bytes) -> String {
     format!("{}M", bytes.get() >> 20)
 }
 
-/// Doubles commas, which separate keys in an option value.
+/// Doubles the commas of a value, because a single comma separates keys in a QEMU option.
 fn escaped(value: &str) -> String {
     value.replace(',', ",,")
 }

@@ -1,4 +1,5 @@
-//! All generated forms describe the same guest as the ACPI tables, or are refused with a reason.
+//! Tests of the generated arguments. The arguments for each VMM describe the same guest as the ACPI
+//! tables, or the guest is rejected with a reason.
 
 use cloud_hypervisor_client::models::VmConfig;
 use proptest::prelude::*;
@@ -41,7 +42,8 @@ fn slice(n: u32) -> Location {
     Location::File(format!("/emc/{n}"), 0)
 }
 
-/// Returns a guest whose pool nodes have these numbers of slices.
+/// Returns a guest with one pool node per element of `pool`, which is the number of slices of the
+/// node.
 fn guest(config: Config, pool: &[u32]) -> Guest {
     let sizes = config.local.iter().map(|node| node.size.unwrap()).collect();
     let node = |slices: &u32| (POOL, MemoryBackendOptions::default(), (0..*slices).map(slice).collect());
@@ -52,7 +54,7 @@ fn small(pool: &[u32]) -> Guest {
     guest(config(&[(2, Bytes::mib(512))]), pool)
 }
 
-/// Returns a guest with every kind of option.
+/// Returns a guest that uses all options.
 fn full() -> Guest {
     let mut config = config(&[(2, Bytes::mib(512))]);
     config.disks = vec![
@@ -119,13 +121,13 @@ fn qemu_arguments_cover_the_whole_guest() {
 
 #[test]
 fn memhp_default_state_is_added_only_for_memory_devices() {
-    let appended = |guest: &Guest| qemu::options(guest).unwrap().concat().pop().unwrap();
-    assert_eq!(appended(&small(&[])), "console=ttyS0");
-    assert_eq!(appended(&small(&[1, 1])), "console=ttyS0");
-    assert_eq!(appended(&small(&[2])), "console=ttyS0 memhp_default_state=online_movable");
-    let mut value = small(&[2]);
-    value.config.kernel.command_line = "memhp_default_state=offline".into();
-    assert_eq!(appended(&value), "memhp_default_state=offline");
+    let command_line = |guest: &Guest| qemu::options(guest).unwrap().concat().pop().unwrap();
+    assert_eq!(command_line(&small(&[])), "console=ttyS0");
+    assert_eq!(command_line(&small(&[1, 1])), "console=ttyS0");
+    assert_eq!(command_line(&small(&[2])), "console=ttyS0 memhp_default_state=online_movable");
+    let mut guest = small(&[2]);
+    guest.config.kernel.command_line = "memhp_default_state=offline".into();
+    assert_eq!(command_line(&guest), "memhp_default_state=offline");
 }
 
 #[test]
@@ -140,37 +142,37 @@ fn slices_are_placed_above_4g_for_any_local_size() {
 }
 
 #[test]
-fn unsupported_guest_is_refused_with_the_reason() {
-    let value = |result: Result<String, BackendError>| result.unwrap_err().to_string();
-    let many = small(&[200, 59]);
-    let why = "257 slices would be memory devices, but it has 256 slots";
-    assert!(value(qemu::options(&many).map(|_| String::new())).ends_with(why));
+fn unsupported_guest_is_rejected_with_the_reason() {
+    let error = |result: Result<String, BackendError>| result.unwrap_err().to_string();
+    let too_many_slices = small(&[200, 59]);
+    let reason = "257 slices need memory devices, but QEMU has 256 slots";
+    assert!(error(qemu::options(&too_many_slices).map(|_| String::new())).ends_with(reason));
     assert!(qemu::options(&small(&[200, 58])).is_ok());
-    assert!(value(libvirt::domain(&small(&[257]))).ends_with(why));
-    let offset = value(cloud_hypervisor::vm_config(&full()).map(|_| String::new()));
+    assert!(error(libvirt::domain(&small(&[257]))).ends_with(reason));
+    let offset = error(cloud_hypervisor::vm_config(&full()).map(|_| String::new()));
     assert!(offset.contains("slice node1-1 is at offset 4096 of /emc/1"), "{offset}");
-    let mut hidden = small(&[1]);
-    hidden.config.kernel.command_line = "pci=off quiet".into();
-    assert!(qemu::options(&hidden).is_ok(), "no device is hidden");
-    hidden.config.disks = vec![Disk { path: "/d".into(), read_only: false }];
-    for refused in [
-        qemu::options(&hidden).map(|_| String::new()),
-        cloud_hypervisor::options(&hidden).map(|_| String::new()),
-        libvirt::domain(&hidden),
+    let mut without_pci = small(&[1]);
+    without_pci.config.kernel.command_line = "pci=off quiet".into();
+    assert!(qemu::options(&without_pci).is_ok(), "a guest without PCI devices may disable PCI");
+    without_pci.config.disks = vec![Disk { path: "/d".into(), read_only: false }];
+    for result in [
+        qemu::options(&without_pci).map(|_| String::new()),
+        cloud_hypervisor::options(&without_pci).map(|_| String::new()),
+        libvirt::domain(&without_pci),
     ] {
-        assert!(value(refused).contains("cmdline: pci=off hides its disks and network devices"));
+        assert!(error(result).contains("cmdline: pci=off hides its disks and network devices"));
     }
-    let mut halves = config(&[(1, Bytes::mib(64)), (1, Bytes::mib(64))]);
-    halves.local[1].memory_options.prefault = true;
-    assert!(value(libvirt::domain(&guest(halves, &[]))).contains("prefault=on applies to all nodes"));
+    let mut two_nodes = config(&[(1, Bytes::mib(64)), (1, Bytes::mib(64))]);
+    two_nodes.local[1].memory_options.prefault = true;
+    assert!(error(libvirt::domain(&guest(two_nodes, &[]))).contains("prefault=on must be set for all nodes"));
 }
 
 #[test]
 fn shell_command_quotes_special_characters() {
     let arguments = vec![vec!["-append".to_owned(), "it's $HOME, \"so\"".to_owned()], vec!["-x".to_owned()]];
     let command = shell("printf '%s|'", &arguments);
-    let value = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
-    assert_eq!(String::from_utf8(value.stdout).unwrap(), "-append|it's $HOME, \"so\"|-x|");
+    let output = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "-append|it's $HOME, \"so\"|-x|");
 }
 
 #[test]
@@ -194,7 +196,7 @@ fn cloud_hypervisor_options_match_the_api_body() {
     assert_eq!(lines(&cloud_hypervisor::options(&guest(config, &[1])).unwrap()), expected);
 }
 
-/// Returns the value of `name=` in an option.
+/// Returns the value of a key in a comma-separated option.
 fn part<'a>(option: &'a str, name: &str) -> Option<&'a str> {
     option.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
 }
@@ -203,7 +205,7 @@ fn number(text: Option<&str>) -> u64 {
     text.unwrap().trim_end_matches('M').parse().unwrap()
 }
 
-/// Returns the MiB of each node according to QEMU's options.
+/// Returns the size of each node in MiB, according to QEMU options.
 fn qemu_sizes(options: &[Vec<String>], nodes: usize) -> Vec<u64> {
     let values = |name: &'static str| {
         options.iter().filter(move |arguments| arguments[0] == name).map(|arguments| &arguments[1])
@@ -232,7 +234,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn vmms_receive_all_nodes_sizes_and_distances((local, pool) in shapes()) {
+    fn all_vmms_have_the_nodes_sizes_and_distances_of_the_layout((local, pool) in shapes()) {
         let local: Vec<_> = local.into_iter().map(|(cpus, mib)| (cpus, Bytes::mib(mib))).collect();
         let guest = guest(config(&local), &pool);
         let layout = &guest.layout;
@@ -247,16 +249,16 @@ proptest! {
 
         let body = cloud_hypervisor::vm_config(&guest).unwrap();
         let parsed: VmConfig = serde_json::from_value(body.clone()).unwrap();
-        prop_assert_eq!(&serde_json::to_value(&parsed).unwrap(), &body, "every word is one of the API's");
+        prop_assert_eq!(&serde_json::to_value(&parsed).unwrap(), &body, "all fields must be part of the API");
         let zones = parsed.memory.unwrap().zones.unwrap();
         for (number, node) in parsed.numa.unwrap().iter().enumerate() {
             let ids = node.memory_zones.as_ref().unwrap();
             let bytes: i64 = zones.iter().filter(|zone| ids.contains(&zone.id)).map(|zone| zone.size).sum();
             prop_assert_eq!(u64::try_from(bytes).unwrap() >> 20, mib[number]);
             prop_assert_eq!(node.cpus.is_none(), layout.nodes[number].is_pool());
-            for far in node.distances.as_ref().unwrap() {
-                let to = usize::try_from(far.destination).unwrap();
-                prop_assert_eq!(far.distance, i32::from(layout.distance(number, to)));
+            for other in node.distances.as_ref().unwrap() {
+                let to = usize::try_from(other.destination).unwrap();
+                prop_assert_eq!(other.distance, i32::from(layout.distance(number, to)));
             }
             prop_assert_eq!(node.distances.as_ref().unwrap().len() + 1, mib.len());
         }
@@ -272,11 +274,11 @@ proptest! {
     }
 
     #[test]
-    fn qemu_bandwidth_is_rounded_up_to_one_step(mbps in 1..=655_340_u32, far in 1..=655_340_u32) {
+    fn qemu_bandwidth_is_rounded_up_to_one_step(local_mbps in 1..=655_340_u32, pool_mbps in 1..=655_340_u32) {
         let mut guest = small(&[1]);
-        guest.layout.nodes[0].performance.bandwidth_mbps = mbps;
-        guest.layout.nodes[1].performance.bandwidth_mbps = far;
-        for (to, mbps_of_layout) in [(0, mbps), (1, far)] {
+        guest.layout.nodes[0].performance.bandwidth_mbps = local_mbps;
+        guest.layout.nodes[1].performance.bandwidth_mbps = pool_mbps;
+        for (to, mbps_of_layout) in [(0, local_mbps), (1, pool_mbps)] {
             let qemu_mbps = qemu::bandwidth_mbps(&guest, 0, to);
             prop_assert!(qemu_mbps >= u64::from(mbps_of_layout) && qemu_mbps < u64::from(mbps_of_layout) + 16 && qemu_mbps / 16 <= u64::from(u16::MAX));
         }

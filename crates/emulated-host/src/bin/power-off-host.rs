@@ -1,5 +1,6 @@
-//! `power-off-host FOLDER HOST`: powers off a host of a rack, for the command of `[fence]` in
-//! rack.toml. Exits with 0 only if the host's process has certainly ended.
+//! Program `power-off-host FOLDER HOST`, which powers off a host of an emulated rack. The section
+//! `[fence]` of rack.toml names this program as the fence command. The exit code is 0 only if the
+//! host's process has ended.
 
 #![forbid(unsafe_code)]
 
@@ -13,16 +14,16 @@ fn main() -> ExitCode {
         eprintln!("usage: power-off-host FOLDER HOST");
         return ExitCode::from(2);
     };
-    match off(Path::new(folder), host) {
+    match power_off(Path::new(folder), host) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let why = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            eprintln!("error: {error}{why}");
+            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+            eprintln!("error: {error}{}", cause.unwrap_or_default());
             ExitCode::FAILURE
         }
     }
 }
 
-fn off(folder: &Path, host: &str) -> Result<(), HostError> {
+fn power_off(folder: &Path, host: &str) -> Result<(), HostError> {
     Power::open(folder, host)?.off()
 }

@@ -1,4 +1,5 @@
-//! Certificates of a rack: one CA and one key pair per name. rack.toml assigns roles to names.
+//! Creates the certificates of a rack: one CA, and one certificate and key per name. rack.toml
+//! assigns roles to the names.
 
 use std::{
     fs::{self, OpenOptions},
@@ -11,14 +12,14 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 
 use crate::HostError;
 
-/// Writes `ca.pem`, and `NAME.pem` and `NAME.key` for each name, readable by the owner only.
+/// Writes `ca.pem`, and `NAME.pem` and `NAME.key` for each name. Only the owner can read the files.
 ///
 /// # Errors
 /// [`HostError::File`] if a file cannot be written.
 pub(super) fn write(folder: &Path, names: &[&str]) -> Result<(), HostError> {
-    let made = make(names)
-        .map_err(|wrong| HostError::file("create certificates in", folder)(io::Error::other(wrong)))?;
-    made.iter().try_for_each(|(name, pem)| {
+    let files = generate(names)
+        .map_err(|error| HostError::file("create certificates in", folder)(io::Error::other(error)))?;
+    files.iter().try_for_each(|(name, pem)| {
         let file = folder.join(name);
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
         opened.and_then(|mut file| file.write_all(pem.as_bytes())).map_err(HostError::file("write", &file))
@@ -37,7 +38,8 @@ pub(super) fn copy(from: &Path, folder: &Path, names: &[&str]) -> Result<(), Hos
     })
 }
 
-fn make(names: &[&str]) -> Result<Vec<(String, String)>, rcgen::Error> {
+/// Returns the name and the content of each file.
+fn generate(names: &[&str]) -> Result<Vec<(String, String)>, rcgen::Error> {
     let mut authority = CertificateParams::new(Vec::new())?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;

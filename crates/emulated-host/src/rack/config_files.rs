@@ -1,23 +1,25 @@
-//! Generates rack.toml for the manager and the agents' configuration files.
+//! Generates rack.toml for the manager, and the configuration files of the agents.
 
 use std::path::Path;
 
 use super::plan::{Device, RackPlan};
 
-/// Name in the manager's certificate.
+/// Name in the certificate of the manager.
 pub(super) const MANAGER: &str = "pool-manager";
-/// Name in the certificate of the scheduler and administrator.
+/// Name in the certificate of the operator, which has the scheduler and admin roles.
 pub(super) const OPERATOR: &str = "operator";
-/// Address of this machine in the hosts' network.
+/// Address of this machine in the network of the hosts.
 const MACHINE_ADDRESS: &str = "10.0.2.2";
-/// Declared capacity of a host; larger than the real one, as tests start more VMs than fit.
+/// Number of cores declared for a host. Larger than the real number, because tests start more VMs
+/// than the host could run.
 const CORES: u32 = 64;
+/// Local memory declared for a host, in MiB. Larger than the real memory, like [`CORES`].
 const LOCAL_MIB: u32 = 64 << 10;
 /// Timeout of the fence command, in seconds.
 const FENCE_TIMEOUT_S: u32 = 60;
 
-/// Returns rack.toml for a directory with `certificates`; `rack` is the directory of the hosts'
-/// sockets.
+/// Returns the content of rack.toml, which must be placed beside the directory `certificates`.
+/// `rack` is the directory of the hosts' sockets.
 pub(super) fn rack_toml(plan: &RackPlan, port: u16, rack: &Path) -> String {
     let never = || "\"never\"".to_owned();
     let fence_after = plan.fence_after_s.map_or_else(never, |seconds| seconds.to_string());
@@ -46,7 +48,7 @@ fn emc(name: &str, device: &Device) -> String {
     )
 }
 
-/// Returns the configuration of a host's agent, to be placed beside its certificate.
+/// Returns the configuration of an agent, which must be placed beside the host's certificate.
 pub(super) fn host_toml(plan: &RackPlan, port: u16, host: &str) -> String {
     format!(
         "[agent]\nhost = {host:?}\nmanager = \"https://{MACHINE_ADDRESS}:{port}\"\nruntime_dir = \"/run/tarn-agent\"\n{}\

@@ -1,6 +1,9 @@
-//! Runs commands in a host over its third serial line; includes the server script. Requests and
-//! replies are base64, one line each, so output may be binary. Each command has an ID: a repeated
-//! request does not run the command again but returns the stored reply.
+//! Runs commands in a host over its third serial line. Contains the client and the script of the
+//! server.
+//!
+//! Each request and each reply is one line. Commands and output are encoded in base64, so output
+//! may be binary. Each command has an ID. If a request is repeated, the server does not run the
+//! command again and returns the stored reply.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -15,11 +18,13 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 
 use super::socket;
 
-/// Time without data after which the request is sent again. Other clients can connect in between.
+/// Time without data after which the client closes its connection and sends the request again. QEMU
+/// serves one client at a time, so other clients can connect in between.
 const RESEND_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Command server in a host. Commands run concurrently; their replies do not interleave. Commands
-/// are not children of the reading shell: SIGCHLD would make its read fail.
+/// Shell script of the command server in a host. Commands run concurrently, but their replies do
+/// not interleave. Commands are not children of the shell that reads requests, because SIGCHLD
+/// would make the `read` of that shell fail.
 pub(super) const COMMAND_SERVER_SCRIPT: &str = r#"#!/bin/sh
 stty -F /dev/ttyS2 raw -echo
 exec 3<>/dev/ttyS2
@@ -48,38 +53,38 @@ while read -r begin id command end <&3; do
 done
 "#;
 
-/// Result of a command.
+/// Result of a command that ran in a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandOutput {
-    /// Exit status.
+    /// Exit status of the command.
     pub status: i32,
     /// Standard output and standard error, with invalid UTF-8 replaced.
     pub text: String,
 }
 
-/// Runs a command in the host behind a socket.
+/// Runs a shell command in the host whose control socket is at `at`.
 ///
 /// # Errors
-/// `TimedOut` without a reply in time, or the error of the socket. The command continues after a
-/// timeout; a paused host starts it when resumed.
+/// `TimedOut` if no reply arrives in time, or the error of the socket. The command continues after
+/// a timeout. A paused host starts the command when it is resumed.
 pub(super) fn run(at: &Path, command: &str, within: Duration) -> io::Result<CommandOutput> {
     let deadline = Instant::now() + within;
     let id = format!("{:016x}", RandomState::new().build_hasher().finish());
     let request = request_line(&id, &BASE64.encode(command));
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        match send_request(at, &id, &request, left.min(RESEND_INTERVAL)) {
+        match send_request(at, &id, &request, remaining.min(RESEND_INTERVAL)) {
             Err(error) if is_timeout(&error) => {}
             result => return result,
         }
     }
 }
 
-/// Sends the request once and reads while data arrives. The stored reply is deleted after it was
-/// received.
+/// Sends the request once and reads until the reply is complete or no more data arrives. Deletes
+/// the stored reply on the host after receiving it.
 fn send_request(at: &Path, id: &str, request: &str, read_timeout: Duration) -> io::Result<CommandOutput> {
     let mut stream = socket::connect(at, read_timeout)?;
     stream.write_all(request.as_bytes())?;
@@ -99,8 +104,8 @@ fn send_request(at: &Path, id: &str, request: &str, read_timeout: Duration) -> i
     }
 }
 
-/// Waits until QEMU has read the deletion: closing the socket drops data in flight. A reply that is
-/// not deleted is harmless.
+/// Sends a request to delete a stored reply. Waits until QEMU has read the request, because closing
+/// the socket would drop data in flight. Ignores errors: a reply that is not deleted is harmless.
 fn delete_reply(mut stream: UnixStream, id: &str) {
     let sent =
         stream.write_all(request_line(id, "-").as_bytes()).and_then(|()| stream.shutdown(Shutdown::Write));
@@ -111,17 +116,17 @@ fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Formats a request. It starts with a newline, as another client may have left an incomplete line;
-/// both marks are required for a complete line.
-fn request_line(id: &str, what: &str) -> String {
-    format!("\n: {id} {what} .\n")
+/// Formats a request line. The line starts with a newline, because another client may have left an
+/// incomplete line. The marks ":" and "." let the server detect incomplete lines.
+fn request_line(id: &str, command: &str) -> String {
+    format!("\n: {id} {command} .\n")
 }
 
-/// Finds the reply to a request in received data.
+/// Finds the reply to the request with this ID in received data.
 fn parse_reply(id: &str, received: &[u8]) -> Option<CommandOutput> {
     let received = String::from_utf8_lossy(received);
-    let answer = received.lines().find_map(|line| line.strip_prefix(id)?.strip_prefix(' '))?;
-    let (status, text) = answer.split_once(' ')?;
+    let reply = received.lines().find_map(|line| line.strip_prefix(id)?.strip_prefix(' '))?;
+    let (status, text) = reply.split_once(' ')?;
     let text = BASE64.decode(text).ok()?;
     Some(CommandOutput { status: status.parse().ok()?, text: String::from_utf8_lossy(&text).into_owned() })
 }

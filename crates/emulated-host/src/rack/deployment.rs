@@ -1,5 +1,5 @@
-//! A complete rack: hosts with agents, and a pool manager outside, all with mTLS certificates.
-//! Callers control it through `tarn`.
+//! A complete rack: emulated hosts with agents, and a pool manager on this machine, all with mTLS
+//! certificates. Callers control the rack through `tarn`.
 
 use std::{
     fs,
@@ -22,23 +22,23 @@ use super::{
 };
 use crate::{Artifacts, HostError};
 
-/// Time limit for all agents to connect after the hosts have booted.
+/// Maximum time for all agents to connect after the hosts have booted.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Interval between polls.
+/// Interval between queries of the host states.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Name of the manager's folder, and of its log.
 const MANAGER_FOLDER: &str = "manager";
-/// Restarts the agent when it ends. The agent does not write to a terminal, so its log has no
-/// colors.
+/// Shell script that starts the agent, and restarts the agent when it ends. The agent writes to a
+/// pipe instead of a terminal, so its log has no colors.
 const AGENT_SCRIPT: &str = "
 while :; do
   host-agent serve --config /etc/tarn/$HOST.toml
-  echo \"the agent ended: $?\"
+  echo \"the agent ended with exit status $?\"
   sleep 0.2
 done 2>&1 | cat > /dev/ttyS3 &
 ";
 
-/// A running rack. On drop everything but the logs is removed.
+/// A running rack. Dropping it stops all processes and removes all files except the logs.
 #[derive(Debug)]
 pub struct Rack {
     plan: RackPlan,
@@ -48,8 +48,9 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// Starts a rack in a directory and waits until all hosts are up. The rack ends with the
-    /// calling thread. `is_wanted` is called regularly; `false` cancels the start.
+    /// Starts a rack in a directory and waits until all hosts are up. The rack ends when the
+    /// calling thread ends. Calls `should_continue` regularly, and cancels the start if it returns
+    /// `false`.
     ///
     /// # Errors
     /// [`HostError`] if a program is missing or fails, a host does not come up, or the start is
@@ -58,7 +59,7 @@ impl Rack {
         artifacts: &Artifacts,
         plan: RackPlan,
         folder: &Path,
-        is_wanted: impl Fn() -> bool,
+        should_continue: impl Fn() -> bool,
     ) -> Result<Self, HostError> {
         fs::create_dir_all(folder).map_err(HostError::file("create", folder))?;
         let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
@@ -69,19 +70,19 @@ impl Rack {
         let mut rack = Self { plan, port, manager: None, hosts };
         rack.hosts.power_on()?; // hosts boot while the manager starts
         rack.start_manager()?;
-        rack.hosts.wait_up(&is_wanted)?;
-        rack.wait_hosts_up(&is_wanted)?;
-        rack.begin_fencing()?;
+        rack.hosts.wait_up(&should_continue)?;
+        rack.wait_hosts_up(&should_continue)?;
+        rack.enable_fencing()?;
         Ok(rack)
     }
 
-    /// Returns the rack's configuration.
+    /// Returns the configuration of the rack.
     pub fn plan(&self) -> &RackPlan {
         &self.plan
     }
 
-    /// Enables fencing. It is disabled during boot, when hosts have not connected yet.
-    fn begin_fencing(&self) -> Result<(), HostError> {
+    /// Enables fencing, which is disabled while the hosts boot and their agents are not connected.
+    fn enable_fencing(&self) -> Result<(), HostError> {
         let file = self.manager_dir("rack.toml");
         let text = config_files::rack_toml(&self.plan, self.port, self.hosts.folder());
         fs::write(&file, text).map_err(HostError::file("write", &file))?;
@@ -90,35 +91,36 @@ impl Rack {
         kill_process(manager, Signal::HUP).map_err(|errno| HostError::file("signal", &file)(errno.into()))
     }
 
-    /// Returns the hosts.
+    /// Returns the hosts of the rack.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// Returns the hosts for switching their power.
+    /// Returns the hosts of the rack, so that the caller can switch their power.
     pub fn hosts_mut(&mut self) -> &mut Hosts {
         &mut self.hosts
     }
 
-    /// Returns the manager's endpoint.
+    /// Returns the URI of the manager's gRPC endpoint.
     pub fn endpoint(&self) -> String {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// Returns the directory of certificates: `ca.pem`, and `operator.pem` with `operator.key`,
-    /// which has the scheduler and admin roles. The manager's server name is `pool-manager`.
+    /// Returns the directory of the certificates. It contains `ca.pem`, and the client certificate
+    /// `operator.pem` with its key `operator.key`, which has the scheduler and admin roles. The
+    /// server name in the certificate of the manager is `pool-manager`.
     pub fn certificates(&self) -> PathBuf {
         self.manager_dir("certificates")
     }
 
-    /// Returns a `tarn` command with the operator's credentials.
+    /// Returns a `tarn` command with these arguments, which uses the credentials of the operator.
     pub fn tarn(&self, words: &[&str]) -> Command {
         let mut tarn = Command::new(self.manager_dir("tarn"));
         tarn.args(words).stdin(Stdio::null());
         tarn
     }
 
-    /// Returns the path of the `tarn` script with the operator's credentials.
+    /// Returns the path of a script that runs `tarn` with the credentials of the operator.
     pub fn tarn_script(&self) -> PathBuf {
         self.manager_dir("tarn")
     }
@@ -126,7 +128,7 @@ impl Rack {
     /// Starts the manager, which must not be running.
     ///
     /// # Errors
-    /// [`HostError::Start`] if it cannot be started.
+    /// [`HostError::Start`] if the program cannot be started.
     pub fn start_manager(&mut self) -> Result<(), HostError> {
         let log = self.hosts.folder().join("logs").join(MANAGER_FOLDER);
         let mut manager = Command::new("setpriv");
@@ -137,16 +139,16 @@ impl Rack {
         Ok(())
     }
 
-    /// Kills the manager.
+    /// Kills the manager and waits until its process has ended.
     pub fn kill_manager(&mut self) {
         if let Some(mut manager) = self.manager.take() {
-            // Both fail only if the manager has ended.
+            // `kill` and `wait` fail only if the manager has ended.
             let _ = manager.kill();
             let _ = manager.wait();
         }
     }
 
-    /// Returns the manager's log.
+    /// Returns the log of the manager; empty if it cannot be read.
     pub fn manager_log(&self) -> String {
         fs::read_to_string(self.hosts.folder().join("logs").join(MANAGER_FOLDER)).unwrap_or_default()
     }
@@ -154,11 +156,12 @@ impl Rack {
     /// Waits until the manager reports every host as up.
     ///
     /// # Errors
-    /// [`HostError::Failed`] on timeout or if the manager ends, or [`HostError::Interrupted`].
-    pub fn wait_hosts_up(&mut self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
+    /// [`HostError::Failed`] on timeout or if the manager ends, or [`HostError::Interrupted`] if
+    /// `should_continue` returns `false`.
+    pub fn wait_hosts_up(&mut self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
         let deadline = Instant::now() + BOOT_TIMEOUT;
         while self.hosts_up()? < self.hosts.all().len() {
-            if !is_wanted() {
+            if !should_continue() {
                 return Err(HostError::Interrupted);
             }
             if self.manager.as_mut().is_none_or(|manager| !matches!(manager.try_wait(), Ok(None))) {
@@ -175,7 +178,7 @@ impl Rack {
         Ok(())
     }
 
-    /// Returns the number of hosts that are up; 0 while the manager does not answer.
+    /// Returns the number of hosts that are up, or 0 if the manager does not reply.
     fn hosts_up(&self) -> Result<usize, HostError> {
         let tarn_output = self.tarn(&["get", "hosts", "-o", "json"]).output();
         let json = tarn_output.map_err(HostError::start(&self.plan.programs.tarn))?.stdout;
@@ -195,7 +198,7 @@ impl Rack {
 impl Drop for Rack {
     fn drop(&mut self) {
         self.kill_manager();
-        let _ = fs::remove_dir_all(self.manager_dir("")); // files that remain are harmless
+        let _ = fs::remove_dir_all(self.manager_dir("")); // remaining files are harmless
     }
 }
 
@@ -204,10 +207,11 @@ fn free_port() -> Result<u16, HostError> {
     Ok(free.map_err(HostError::file("find a free port on", Path::new("127.0.0.1")))?.port())
 }
 
-/// Writes all certificates and configuration files. Returns the hosts' plan with agents.
+/// Writes all certificates and configuration files. Returns the plan of the hosts, with agents
+/// added.
 fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
     let manager_dir = folder.join(MANAGER_FOLDER);
-    let _ = fs::remove_dir_all(&manager_dir); // left by a rack that was killed
+    let _ = fs::remove_dir_all(&manager_dir); // may exist if an earlier rack was killed
     let _ = fs::remove_file(folder.join("logs").join(MANAGER_FOLDER));
     let certificates = manager_dir.join("certificates");
     fs::create_dir_all(&certificates).map_err(HostError::file("create", &certificates))?;
@@ -239,7 +243,7 @@ fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
     Ok(hosts)
 }
 
-/// Returns a script that runs `tarn` with this rack's endpoint and credentials.
+/// Returns a shell script that runs `tarn` with the endpoint and the credentials of this rack.
 fn tarn(program: &Path, certificates: &Path, port: u16) -> String {
     format!(
         "#!/bin/sh\nexport TARN_ENDPOINT=https://127.0.0.1:{port} TARN_SERVER_NAME={MANAGER}\n\

@@ -1,4 +1,5 @@
-//! One host of a rack: power, pause, network link and commands.
+//! Controls the power, CPU and network link of an emulated host of a rack, and runs commands in the
+//! host.
 
 use std::{
     fs::{self, File},
@@ -18,16 +19,16 @@ use super::{
 };
 use crate::HostError;
 
-/// Time limit for a host to boot on a busy machine.
+/// Maximum time for a host to boot. The value is large because emulation is slow on a busy machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Default timeout of a command.
+/// Default timeout of a command in a host.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Timeout of one probe of a booting host.
+/// Timeout of one attempt to run a command in a booting host.
 const BOOT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Interval between probes of a booting host.
+/// Interval between attempts to run a command in a booting host.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A host of a rack. On drop it is powered off, unless another process started it.
+/// Host of a rack. Drop powers the host off, unless another process started the host.
 #[derive(Debug)]
 pub struct RackHost {
     name: String,
@@ -37,7 +38,7 @@ pub struct RackHost {
 }
 
 impl RackHost {
-    /// Prepares a host in a rack's directory.
+    /// Prepares a host in the directory of a rack. `start` is the command line of QEMU.
     ///
     /// # Errors
     /// [`HostError`] if a file cannot be written or the host is running.
@@ -65,7 +66,7 @@ impl RackHost {
         &self.name
     }
 
-    /// Powers the host on. It ends with the calling thread.
+    /// Powers the host on. The host is killed when the calling thread ends.
     ///
     /// # Errors
     /// [`HostError`] if the host is on or QEMU cannot be started.
@@ -77,16 +78,18 @@ impl RackHost {
         Ok(())
     }
 
-    /// Powers the host on for the rack's process: it stays on when this process ends.
+    /// Powers the host on so that it continues to run when this process ends.
     ///
     /// # Errors
-    /// As [`RackHost::power_on`].
+    /// The errors of [`RackHost::power_on`].
     pub fn power_on_detached(&self) -> Result<(), HostError> {
         self.start(Command::new("env")).map(drop)
     }
 
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
-        let lock = self.power.claim()?; // before reading the command line: a rack that ends removes it first and then powers its hosts off
+        // The lock must be taken before the command line is read. A rack that ends removes the
+        // command line first and then powers its hosts off.
+        let lock = self.power.claim()?;
         qemu.args(self.arguments()?).current_dir(&self.folder).process_group(0);
         let log = self.log_file("qemu");
         qemu.stdin(lock).stdout(open_log(&log)?).stderr(open_log(&log)?);
@@ -95,14 +98,14 @@ impl RackHost {
         Ok(process)
     }
 
-    /// Reads QEMU's command line.
+    /// Reads the command line of QEMU from the rack's directory.
     fn arguments(&self) -> Result<Vec<String>, HostError> {
         let file = self.file("start");
         let arguments = fs::read_to_string(&file).and_then(|text| Ok(serde_json::from_str(&text)?));
         arguments.map_err(HostError::file("read", &file))
     }
 
-    /// Waits until the host runs commands.
+    /// Waits until the host can run commands.
     ///
     /// # Errors
     /// [`HostError::Power`] on timeout or if QEMU has ended.
@@ -110,33 +113,35 @@ impl RackHost {
         self.wait_up_while(|| true)
     }
 
-    pub(super) fn wait_up_while(&self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
+    pub(super) fn wait_up_while(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
         let deadline = Instant::now() + BOOT_TIMEOUT;
         loop {
             match control::run(&self.file("control"), "true", BOOT_PROBE_TIMEOUT) {
                 Ok(_) => return Ok(()),
-                Err(_) if !is_wanted() => return Err(HostError::Interrupted),
-                Err(_) if !self.power.is_on()? => return Err(self.failed("it ended", self.read_log("qemu"))),
+                Err(_) if !should_continue() => return Err(HostError::Interrupted),
+                Err(_) if !self.power.is_on()? => {
+                    return Err(self.failed("QEMU ended during boot", self.read_log("qemu")));
+                }
                 Err(_) if Instant::now() > deadline => {
-                    return Err(self.failed("it did not boot in time", self.console()));
+                    return Err(self.failed("the host did not boot in time", self.console()));
                 }
                 Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
     }
 
-    /// Runs a shell command in the host, for at most a minute.
+    /// Runs a shell command in the host, with a timeout of one minute.
     ///
     /// # Errors
-    /// [`HostError::NoReply`] on timeout; the command continues.
+    /// [`HostError::NoReply`] on timeout. The command then continues in the host.
     pub fn run(&self, command: &str) -> Result<CommandOutput, HostError> {
         self.run_within(command, REPLY_TIMEOUT)
     }
 
-    /// Runs a shell command in the host with a timeout.
+    /// Runs a shell command in the host, with this timeout.
     ///
     /// # Errors
-    /// [`HostError::NoReply`] on timeout; the command continues.
+    /// [`HostError::NoReply`] on timeout. The command then continues in the host.
     pub fn run_within(&self, command: &str, within: Duration) -> Result<CommandOutput, HostError> {
         control::run(&self.file("control"), command, within).map_err(|errno| match errno.kind() {
             io::ErrorKind::TimedOut => HostError::NoReply { host: self.name.clone(), within },
@@ -144,71 +149,72 @@ impl RackHost {
         })
     }
 
-    /// Pauses the host's CPU; its network, clock and devices stop, too.
+    /// Pauses the CPU of the host. The network, clock and devices of the host also stop.
     ///
     /// # Errors
-    /// [`HostError`] if QEMU does not answer.
+    /// [`HostError`] if QEMU does not reply.
     pub fn pause(&self) -> Result<(), HostError> {
         qmp::execute(&self.file("qmp"), "stop", json!({}))
     }
 
-    /// Resumes the host.
+    /// Resumes a paused host.
     ///
     /// # Errors
-    /// [`HostError`] if QEMU does not answer.
+    /// [`HostError`] if QEMU does not reply.
     pub fn resume(&self) -> Result<(), HostError> {
         qmp::execute(&self.file("qmp"), "cont", json!({}))
     }
 
-    /// Connects the host's network link, or disconnects it.
+    /// Connects the network link of the host if `up`, and disconnects the link otherwise.
     ///
     /// # Errors
-    /// [`HostError`] if QEMU does not answer.
+    /// [`HostError`] if QEMU does not reply.
     pub fn set_link(&self, up: bool) -> Result<(), HostError> {
         qmp::execute(&self.file("qmp"), "set_link", json!({"name": "net0", "up": up}))
     }
 
-    /// Powers the host off. Its process has ended on return.
+    /// Powers the host off, and waits until its QEMU process has ended.
     ///
     /// # Errors
     /// [`HostError::Power`] if the process does not end.
     pub fn power_off(&mut self) -> Result<(), HostError> {
         self.power.off()?;
         if let Some(mut process) = self.process.take() {
-            let _ = process.wait(); // reaps a process that has ended
+            let _ = process.wait(); // reaps the process, which has ended
         }
         Ok(())
     }
 
-    /// Powers the host off and on and waits until it is up. Devices keep their content.
+    /// Powers the host off and on, and waits until the host is up. Shared devices and drives keep
+    /// their content.
     ///
     /// # Errors
-    /// As [`RackHost::power_off`], [`RackHost::power_on`] and [`RackHost::wait_up`].
+    /// The errors of [`RackHost::power_off`], [`RackHost::power_on`] and [`RackHost::wait_up`].
     pub fn reboot(&mut self) -> Result<(), HostError> {
         self.power_off()?;
         self.power_on()?;
         self.wait_up()
     }
 
-    /// Returns whether the host's process exists.
+    /// Returns whether the QEMU process of the host is running.
     ///
     /// # Errors
-    /// [`HostError::File`] if its lock cannot be tested.
+    /// [`HostError::File`] if the lock of the process cannot be tested.
     pub fn is_on(&self) -> Result<bool, HostError> {
         self.power.is_on()
     }
 
-    /// Returns the output of its console.
+    /// Returns the console output of the host, or an empty string if the log cannot be read.
     pub fn console(&self) -> String {
         self.read_log("console")
     }
 
-    /// Returns the output of its fourth serial line, `/dev/ttyS3`.
+    /// Returns the output on the host's fourth serial line, `/dev/ttyS3`, to which the agent logs.
     pub fn agent_log(&self) -> String {
         self.read_log("agent")
     }
 
-    /// Returns the path of its shell's socket.
+    /// Returns the path of the socket of the host's shell.
     pub fn shell(&self) -> PathBuf {
         self.file("shell")
     }
@@ -227,12 +233,12 @@ impl RackHost {
         self.folder.join("logs").join(format!("{}.{kind}", self.name))
     }
 
-    fn failed(&self, what: &str, output: String) -> HostError {
-        HostError::Power { host: self.name.clone(), why: format!("{what}:\n{output}") }
+    fn failed(&self, reason: &str, output: String) -> HostError {
+        HostError::Power { host: self.name.clone(), reason: format!("{reason}:\n{output}") }
     }
 }
 
-/// Opens a log for appending.
+/// Opens a log file for appending, and creates the file if it does not exist.
 pub(super) fn open_log(log: &Path) -> Result<File, HostError> {
     File::options().create(true).append(true).open(log).map_err(HostError::file("open", log))
 }

@@ -1,4 +1,5 @@
-//! All hosts of a rack, with the memory that they share. A [`Plan`] defines what they run.
+//! Starts and stops all hosts of a rack, and stores the content of their devices and drives. A
+//! [`Plan`] defines the programs that the hosts run.
 
 use std::{
     fs::{self, File},
@@ -16,29 +17,30 @@ use super::{
 };
 use crate::{Artifacts, HostError};
 
-/// Memory file system for the bytes of devices and drives.
+/// Memory file system that stores the content of devices and drives.
 const SHM_DIR: &str = "/dev/shm";
-/// Directory with a link to the bytes of each device and drive.
+/// Name of the directory with a link to the content of each device and drive.
 const LINKS_DIR: &str = "memory";
-/// Files of a host that are removed with the rack.
+/// Extensions of the files of a host that are removed with the rack.
 const HOST_FILES: &[&str] = &["qmp", "shell", "control", "pid"];
-/// Log files of a host, which are kept.
+/// Extensions of the log files of a host, which are not removed with the rack.
 const HOST_LOGS: &[&str] = &["console", "agent", "qemu"];
-/// Linux's limit of a socket path, in bytes.
+/// Maximum length of a socket path in Linux, in bytes.
 const SOCKET_BYTES_MAX: usize = 107;
 
-/// Running hosts. On drop they are powered off and everything but the logs is removed.
+/// Running hosts of a rack. Drop powers the hosts off and removes their files except the logs.
 #[derive(Debug)]
 pub struct Hosts {
     all: Vec<RackHost>,
     folder: PathBuf,
-    /// Bytes of devices and drives: unnamed files, so that they do not outlive this process.
+    /// Files with the content of devices and drives. The files have no names, so that they do not
+    /// outlive this process.
     memory: Vec<File>,
 }
 
 impl Hosts {
-    /// Prepares the hosts in a directory, powers them on and waits until all are up. They end with
-    /// the calling thread.
+    /// Prepares the hosts in a directory, powers all hosts on, and waits until all hosts are up.
+    /// The hosts are killed when the calling thread ends.
     ///
     /// # Errors
     /// [`HostError`] if a file is missing or a host does not come up.
@@ -53,8 +55,8 @@ impl Hosts {
         self.all.iter_mut().try_for_each(RackHost::power_on)
     }
 
-    pub(super) fn wait_up(&self, is_wanted: impl Fn() -> bool) -> Result<(), HostError> {
-        self.all.iter().try_for_each(|host| host.wait_up_while(&is_wanted))
+    pub(super) fn wait_up(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
+        self.all.iter().try_for_each(|host| host.wait_up_while(&should_continue))
     }
 
     pub(super) fn prepare(artifacts: &Artifacts, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
@@ -65,9 +67,10 @@ impl Hosts {
         check_not_running(&folder, plan)?;
         check_free_memory(plan)?;
         let links = folder.join(LINKS_DIR);
-        let _ = fs::remove_dir_all(&links); // left by a rack that was killed
+        let _ = fs::remove_dir_all(&links); // may exist if an earlier rack was killed
         fs::create_dir(&links).map_err(HostError::file("create", &links))?;
-        let mut hosts = Self { all: Vec::new(), folder, memory: Vec::new() }; // cleans up on drop from here on
+        // If a later step fails, dropping `hosts` removes the files created so far.
+        let mut hosts = Self { all: Vec::new(), folder, memory: Vec::new() };
         initrd::build(artifacts, plan)?.pack(&hosts.folder.join("initrd"))?;
         for device in &plan.devices {
             hosts.add_memory(&hosts.memory_of(device), u64::from(device.gib) << 30)?;
@@ -77,7 +80,7 @@ impl Hosts {
                 hosts.add_memory(&hosts.drive_of(&name, n), u64::from(drive.mib) << 20)?;
             }
             for kind in HOST_LOGS {
-                let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // of an earlier rack
+                let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // may exist from an earlier rack
             }
             let start = hosts.start_of(artifacts, plan, &name)?;
             hosts.all.push(RackHost::prepare(&hosts.folder, &name, &start)?);
@@ -93,61 +96,62 @@ impl Hosts {
         Ok(start)
     }
 
-    /// Creates zero-filled memory, sparse, and a link to it.
+    /// Creates a sparse file of this size, filled with zeros, and a link to the file.
     fn add_memory(&mut self, link: &Path, bytes: u64) -> Result<(), HostError> {
-        let made = tempfile::tempfile_in(SHM_DIR).and_then(|file| file.set_len(bytes).map(|()| file));
-        let file = made.map_err(HostError::file("create a file in", Path::new(SHM_DIR)))?;
+        let file = tempfile::tempfile_in(SHM_DIR).and_then(|file| file.set_len(bytes).map(|()| file));
+        let file = file.map_err(HostError::file("create a file in", Path::new(SHM_DIR)))?;
         let target = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
         symlink(target, link).map_err(HostError::file("create", link))?;
         self.memory.push(file);
         Ok(())
     }
 
-    /// Returns the link to the bytes of a host's drive.
+    /// Returns the path of the link to the content of a host's drive.
     fn drive_of(&self, host: &str, n: usize) -> PathBuf {
         self.folder.join(LINKS_DIR).join(format!("{host}.drive{n}"))
     }
 
-    /// Returns the link to the bytes of a device.
+    /// Returns the path of the link to the content of a device.
     pub fn memory_of(&self, device: &Device) -> PathBuf {
         self.folder.join(LINKS_DIR).join(format!("{:#x}", device.serial))
     }
 
-    /// Returns the directory of the hosts' sockets; logs are in `logs`.
+    /// Returns the directory of the hosts' sockets. Its subdirectory `logs` contains the logs.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns the hosts, by number.
+    /// Returns the hosts, in ascending order of their numbers.
     pub fn all(&self) -> &[RackHost] {
         &self.all
     }
 
-    /// Returns the hosts, by number, for switching their power.
+    /// Returns the hosts, in ascending order of their numbers, so that the caller can switch their
+    /// power.
     pub fn all_mut(&mut self) -> &mut [RackHost] {
         &mut self.all
     }
 }
 
-/// Checks that the memory file system can hold all devices and drives: QEMU is killed by SIGBUS if
-/// it fills up.
+/// Checks that the memory file system has enough space for all devices and drives. If the file
+/// system filled up, SIGBUS would kill QEMU.
 fn check_free_memory(plan: &Plan) -> Result<(), HostError> {
     let devices: u64 = plan.devices.iter().map(|device| u64::from(device.gib) << 10).sum();
     let drives: u64 = plan.drives.iter().map(|drive| u64::from(drive.mib)).sum();
     let needed_mib = devices + drives * u64::try_from(plan.names().len()).unwrap_or(u64::MAX);
-    let found = statvfs(SHM_DIR)
+    let status = statvfs(SHM_DIR)
         .map_err(|errno| HostError::file("get the free space of", Path::new(SHM_DIR))(errno.into()))?;
-    let free_mib = found.f_bavail.saturating_mul(found.f_frsize) >> 20;
+    let free_mib = status.f_bavail.saturating_mul(status.f_frsize) >> 20;
     match needed_mib <= free_mib {
         true => Ok(()),
         false => Err(HostError::OutOfSpace { folder: SHM_DIR, needed_mib, free_mib }),
     }
 }
 
-/// Checks that no hosts run in a directory.
+/// Checks that no host of the plan is running in a directory.
 ///
 /// # Errors
-/// [`HostError::Power`] naming a running host.
+/// [`HostError::Power`] that names a running host.
 pub(super) fn check_not_running(folder: &Path, plan: &Plan) -> Result<(), HostError> {
     let others = plan.names().into_iter().filter(|name| folder.join(format!("{name}.pid")).exists());
     others.map(|name| Power::open(folder, &name)).try_for_each(|power| power?.claim().map(drop))
@@ -164,8 +168,8 @@ fn check_socket_path(folder: &Path) -> Result<(), HostError> {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for host in &mut self.all {
-            // Without this file no other process can power the host on. Files that cannot be
-            // removed are harmless.
+            // Without the `start` file no other process can power the host on. Files that cannot
+            // be removed are harmless.
             let _ = fs::remove_file(self.folder.join(format!("{}.start", host.name())));
             let _ = host.power_off();
             for kind in HOST_FILES {
@@ -182,13 +186,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_larger_than_shm_are_refused_with_both_sizes() {
+    fn devices_larger_than_shm_are_rejected_with_both_sizes() {
         let device = |gib| Device { serial: 1, gib, is_aligned: true };
         check_free_memory(&Plan::new(2, vec![device(0)])).unwrap();
-        let refused = check_free_memory(&Plan::new(2, vec![device(1 << 30)])).unwrap_err().to_string();
-        assert!(
-            refused.starts_with("/dev/shm has ") && refused.contains("need 1099511627776 MiB"),
-            "{refused}"
-        );
+        let error = check_free_memory(&Plan::new(2, vec![device(1 << 30)])).unwrap_err().to_string();
+        assert!(error.starts_with("/dev/shm has ") && error.contains("need 1099511627776 MiB"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! The initrd of all hosts of a rack. Each host's name is on its kernel command line, so they share
-//! one initrd.
+//! Builds the initrd that all hosts of a rack share. A host reads its name from its kernel command
+//! line, so the initrd is the same for all hosts.
 
 use super::{
     control::COMMAND_SERVER_SCRIPT,
@@ -7,11 +7,12 @@ use super::{
 };
 use crate::{Artifacts, GUEST_MODULES, HostError, Initrd, RACK_MODULES};
 
-/// Module that is loaded on demand: it claims all undivided dax ranges as soon as it is loaded.
+/// Kernel module that is not loaded at boot, because it claims all undivided dax ranges when it is
+/// loaded. The agent loads the module.
 const DEFERRED_MODULE: &str = "kmem";
 
-/// Setup before the plan's script: `modprobe` for the deferred module, the network, the command
-/// server and the shell.
+/// Shell script that runs before the script of the plan. Enables `modprobe` of the deferred module,
+/// configures the network, and starts the command server and the shell.
 const SETUP_SCRIPT: &str = r#"
 hostname $HOST
 modules=/lib/modules/$(uname -r)
@@ -27,10 +28,10 @@ stty -F /dev/ttyS3 raw
 control &
 while :; do setsid -c sh -c 'exec sh -i < /dev/ttyS1 > /dev/ttyS1 2>&1'; done &
 "#;
-/// The init process must not end: its kernel would panic.
+/// End of the init script: an endless loop, because the kernel panics if the init process ends.
 const SLEEP_FOREVER: &str = "\nwhile :; do sleep 3600; done";
 
-/// Builds the initrd.
+/// Builds the initrd for the hosts of a plan.
 ///
 /// # Errors
 /// [`HostError`] if a file is missing or cannot be copied.

@@ -1,21 +1,22 @@
-//! Plans of a rack: its hosts with the resulting QEMU command line, and a complete rack with agents and a
-//! manager. Pure: nothing is started or written.
+//! Plans of emulated racks, and the resulting QEMU command lines. [`Plan`] describes the hosts;
+//! [`RackPlan`] adds agents and a manager. This module starts no programs and writes no files.
 
 use std::path::{Path, PathBuf};
 
 use crate::{CPU, CPUS};
 
-/// Kernel version of a rack's hosts: the first of Debian's that can divide CXL memory in
-/// device-dax.
+/// Kernel version of the hosts in a rack. This is Debian's first kernel whose device-dax can divide
+/// CXL memory.
 pub(super) const KERNEL: &str = "6.12";
 /// Default memory size of a host, in GiB.
 const MEMORY_GIB_DEFAULT: u32 = 2;
-/// Offset of QEMU's first CXL window within a GiB, in MiB: memory ends at a multiple of 1 GiB, the
-/// host bridges' registers follow, and windows are aligned to 256 MiB.
+/// Offset of QEMU's first CXL window within its GiB, in MiB. Memory ends at a multiple of 1 GiB, the
+/// registers of the host bridges follow, and windows are aligned to 256 MiB.
 const FIRST_WINDOW_AT_MIB: u32 = 256;
 const GIB_IN_MIB: u32 = 1024;
-/// Bus number of the first device, and its distance to the next.
+/// Bus number of the first CXL device.
 const FIRST_BUS: usize = 32;
+/// Distance between the bus numbers of two neighbouring CXL devices.
 const BUSES_PER_DEVICE: usize = 16;
 
 /// A CXL Type 3 device that all hosts of a rack share.
@@ -23,24 +24,25 @@ const BUSES_PER_DEVICE: usize = 16;
 pub struct Device {
     /// Serial number, as in `/sys/bus/cxl/devices/memN/serial`.
     pub serial: u64,
-    /// Size of its memory, in GiB.
+    /// Memory size of the device, in GiB.
     pub gib: u32,
-    /// Whether its memory starts at a multiple of 1 GiB. Otherwise kernels accept 1 GiB mappings
-    /// but map wrong memory.
+    /// Whether the memory of the device starts at a multiple of 1 GiB. If it does not, kernels
+    /// accept 1 GiB mappings but map the wrong memory.
     pub is_aligned: bool,
 }
 
-/// A private drive of each host: `/dev/vda` and so on.
+/// A private drive of each host. The first drive is `/dev/vda`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drive {
-    /// Size, in MiB.
+    /// Size of the drive, in MiB.
     pub mib: u32,
-    /// Read and write bandwidth, each in MB/s.
+    /// Maximum bandwidth of reads, and of writes, in MB/s.
     pub mb_s: u32,
 }
 
-/// Prepares a host for tenants, as part of [`Plan::script`]: the first drive is swap,
-/// `/sys/fs/cgroup/tenants` has the memory, io and cpu controllers, and the user root exists.
+/// Shell script for [`Plan::script`] that prepares a host for tenants. Uses the first drive as swap,
+/// creates `/sys/fs/cgroup/tenants` with the memory, io and cpu controllers, and creates the user
+/// root.
 pub const TENANT_SETUP_SCRIPT: &str = "
 echo root:x:0:0::/:/bin/sh > /etc/passwd
 mkswap /dev/vda > /dev/null
@@ -50,32 +52,33 @@ mkdir /sys/fs/cgroup/tenants
 echo '+memory +io +cpu' > /sys/fs/cgroup/tenants/cgroup.subtree_control
 ";
 
-/// Plan of a rack's hosts.
+/// Plan of the hosts of a rack.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Number of hosts: `h0`, `h1` and so on.
+    /// Number of hosts. Their names are `h0`, `h1` and so on.
     pub hosts: usize,
-    /// Shared CXL devices.
+    /// CXL devices that all hosts share.
     pub devices: Vec<Device>,
     /// Memory size of each host, in GiB.
     pub memory_gib: u32,
-    /// CPUs of each host. With more than one, nested guests crash occasionally.
+    /// Number of CPUs of each host. With more than one CPU, nested guests crash occasionally.
     pub cpus: u32,
     /// Private drives of each host.
     pub drives: Vec<Drive>,
-    /// Programs in `/bin`, copied with their libraries.
+    /// Programs that are copied to `/bin` of each host, with their libraries.
     pub programs: Vec<PathBuf>,
-    /// Files and their paths in the hosts, such as "guest/6.12". All hosts have the same files;
-    /// `$HOST` is the host's name.
+    /// Files that are copied to all hosts, with their paths in the hosts, such as "guest/6.12".
     pub files: Vec<(PathBuf, String)>,
-    /// Text appended to the kernel command line.
+    /// Text that is appended to the kernel command line.
     pub append: String,
-    /// Shell script that runs after the setup; it may end.
+    /// Shell script that runs on each host after the setup. `$HOST` is the name of the host. The
+    /// host continues to run when the script ends.
     pub script: String,
 }
 
 impl Plan {
-    /// Returns hosts with 2 GiB that run nothing and online no memory.
+    /// Returns a plan of hosts with 2 GiB of memory, no programs and an empty script. The kernel
+    /// leaves hot-plugged memory offline.
     pub fn new(hosts: usize, devices: Vec<Device>) -> Self {
         Self {
             hosts,
@@ -90,13 +93,13 @@ impl Plan {
         }
     }
 
-    /// Returns the hosts' names.
+    /// Returns the names of all hosts.
     pub fn names(&self) -> Vec<String> {
         (0..self.hosts).map(|n| format!("h{n}")).collect()
     }
 
-    /// Returns QEMU's arguments for a host, relative to the rack's directory. `memory` returns the
-    /// path of a device's bytes, `drive` that of a drive.
+    /// Returns the arguments of QEMU for a host. Relative paths refer to the directory of the rack.
+    /// `memory` returns the path of the content of a device, and `drive` that of a drive.
     pub(super) fn arguments(
         &self,
         name: &str,
@@ -112,7 +115,7 @@ impl Plan {
             self.cpus.to_string(),
         ]);
         all.extend(words(&format!("-m {}G -nodefaults -display none -no-reboot", self.memory_gib)));
-        // CXL windows are NUMA nodes of their own only if local memory is a node.
+        // Linux creates separate NUMA nodes for CXL windows only if local memory is a node.
         all.extend(words(&format!("-object memory-backend-ram,id=local,size={}G", self.memory_gib)));
         all.extend(words("-numa node,memdev=local"));
         all.extend(["-kernel".to_owned(), kernel.display().to_string()]);
@@ -122,15 +125,17 @@ impl Plan {
         for (n, device) in self.devices.iter().enumerate() {
             all.extend(device_arguments(n, device, &memory(device)));
         }
-        all.extend(self.drives.iter().enumerate().flat_map(|(n, one)| drive_arguments(n, one, &drive(n))));
+        let drives = self.drives.iter().enumerate();
+        all.extend(drives.flat_map(|(n, planned)| drive_arguments(n, planned, &drive(n))));
         if !self.devices.is_empty() {
-            all.extend(["-M".to_owned(), self.windows().join(",")]); // QEMU requires all windows in one option
+            // QEMU requires all windows in one option.
+            all.extend(["-M".to_owned(), self.windows().join(",")]);
         }
         all
     }
 
-    /// Returns the CXL fixed memory windows. They are contiguous, so an unused window aligns the
-    /// next one.
+    /// Returns the settings of the CXL fixed memory windows. QEMU places windows contiguously, so
+    /// unused windows provide the alignment of the windows that follow.
     fn windows(&self) -> Vec<String> {
         let mut at_mib = FIRST_WINDOW_AT_MIB;
         let mut windows = Vec::new();
@@ -154,8 +159,8 @@ fn words(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
 }
 
-/// Returns the character devices: console, shell, command interface, agent log and QMP; and a user
-/// network that reaches this machine only.
+/// Returns the arguments for the character devices (console, shell, command interface, agent log,
+/// QMP) and for a user-mode network.
 fn character_devices(name: &str) -> Vec<String> {
     words(&format!(
         "-chardev file,id=console,path=logs/{name}.console,append=on -serial chardev:console \
@@ -167,7 +172,8 @@ fn character_devices(name: &str) -> Vec<String> {
     ))
 }
 
-/// Returns a device on a host bridge of its own, whose single decoder is in passthrough mode.
+/// Returns the arguments for a CXL device on a separate host bridge. The bridge has one root port,
+/// so its decoder is in passthrough mode.
 fn device_arguments(n: usize, device: &Device, memory: &Path) -> Vec<String> {
     let (bus, gib, serial) = (FIRST_BUS + n * BUSES_PER_DEVICE, device.gib, device.serial);
     let memory = memory.display().to_string().replace(',', ",,");
@@ -180,7 +186,7 @@ fn device_arguments(n: usize, device: &Device, memory: &Path) -> Vec<String> {
     all
 }
 
-/// Returns a drive throttled to its planned bandwidth.
+/// Returns the arguments for a drive that is throttled to its planned bandwidth.
 fn drive_arguments(n: usize, drive: &Drive, bytes: &Path) -> Vec<String> {
     let (bytes, speed) = (bytes.display().to_string().replace(',', ",,"), u64::from(drive.mb_s) * 1_000_000);
     vec![
@@ -193,46 +199,46 @@ fn drive_arguments(n: usize, drive: &Drive, bytes: &Path) -> Vec<String> {
     ]
 }
 
-/// Executables of a rack.
+/// Paths of the programs that a rack runs.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// `pool-manager`.
+    /// Path of `pool-manager`.
     pub manager: PathBuf,
-    /// `host-agent`.
+    /// Path of `host-agent`.
     pub agent: PathBuf,
-    /// `tarn`.
+    /// Path of `tarn`.
     pub tarn: PathBuf,
-    /// `power-off-host`.
+    /// Path of `power-off-host`, the fence command.
     pub power_off: PathBuf,
 }
 
-/// Configuration of a rack.
+/// Plan of a complete rack, with hosts, agents and a manager.
 #[derive(Clone, Debug)]
 pub struct RackPlan {
-    /// Hosts and devices: 1 GiB is a slice. Their script runs after the agent has started.
+    /// Hosts and devices. A slice is 1 GiB of a device. The script runs after the agent has started.
     pub hosts: Plan,
-    /// Executables.
+    /// Programs of the rack.
     pub programs: Programs,
     /// Backend of the agents: `dax` or `memory_block`.
     pub backend: String,
     /// Lease duration, in seconds.
     pub lease_ttl_s: f64,
-    /// Silence before a host is fenced, in seconds, once all hosts have connected; `None` means
-    /// never.
+    /// Time without contact after which the manager fences a host, in seconds; `None` means never.
+    /// Fencing starts when all hosts have connected.
     pub fence_after_s: Option<f64>,
     /// Folder with `ca.pem`, and `NAME.pem` and `NAME.key` for `pool-manager`, `operator` and each
     /// host; `None` generates them.
     pub certificates: Option<PathBuf>,
-    /// Text appended to rack.toml.
+    /// Text that is inserted into rack.toml before the EMCs and hosts.
     pub rack_toml_extra: String,
-    /// Text appended to the section `[agent]` of each agent's configuration.
+    /// Text that is appended to the section `[agent]` of each agent's configuration.
     pub agent_toml_extra: String,
-    /// Text appended to the section `[backend]`.
+    /// Text that is appended to the section `[backend]` of each agent's configuration.
     pub backend_toml_extra: String,
 }
 
 impl RackPlan {
-    /// Returns a plan with leases of two seconds and without automatic fencing.
+    /// Returns a plan with leases of 2 seconds and without automatic fencing.
     pub fn new(hosts: Plan, programs: Programs, backend: &str) -> Self {
         Self {
             hosts,
@@ -270,11 +276,11 @@ mod tests {
 
     #[test]
     fn unaligned_device_window_starts_off_a_whole_gib() {
-        let bad = "cxl-fmw.0.targets.0=cxl0,cxl-fmw.0.size=4G";
-        assert_eq!(windows(&[device(1, 4, false)]), [bad]);
+        let unaligned = "cxl-fmw.0.targets.0=cxl0,cxl-fmw.0.size=4G";
+        assert_eq!(windows(&[device(1, 4, false)]), [unaligned]);
         let rest =
             ["cxl-fmw.1.targets.0=cxl1,cxl-fmw.1.size=768M", "cxl-fmw.2.targets.0=cxl1,cxl-fmw.2.size=1G"];
-        assert_eq!(windows(&[device(1, 4, false), device(2, 1, true)]), [&[bad][..], &rest].concat());
+        assert_eq!(windows(&[device(1, 4, false), device(2, 1, true)]), [&[unaligned][..], &rest].concat());
         let moved = "cxl-fmw.2.targets.0=cxl1,cxl-fmw.2.size=256M";
         assert_eq!(windows(&[device(1, 4, true), device(2, 1, false)])[2], moved);
     }
@@ -284,7 +290,7 @@ mod tests {
         let plan = Plan::new(2, vec![device(0x1f, 4, true)]);
         let memory = |device: &Device| format!("/m,{}", device.serial).into();
         let all = plan.arguments("h1", Path::new("/k"), memory, |_| PathBuf::new());
-        let has = |word: &str| all.iter().any(|have| have == word);
+        let has = |expected: &str| all.iter().any(|argument| argument == expected);
         assert!(has("memory-backend-file,id=memory0,mem-path=/m,,31,size=4G,share=on"), "{all:?}");
         assert!(has("cxl-type3,bus=port0,volatile-memdev=memory0,id=device0,sn=0x1f"), "{all:?}");
         assert!(has("unix:h1.qmp,server=on,wait=off"), "{all:?}");

@@ -1,6 +1,8 @@
-//! Power of a host: state and reliable power-off. QEMU inherits a lock on the host's pid file as
-//! its standard input. The kernel releases the lock when the process, and with it all access to the
-//! host's memory, is gone; a reused process ID cannot be mistaken for it.
+//! Reports whether a host is on, and powers a host off reliably.
+//!
+//! QEMU inherits a lock on the host's pid file as its standard input. The kernel releases the lock
+//! only when the QEMU process has ended, and then nothing can access the host's memory. Unlike a
+//! process ID, the lock cannot be confused with that of another process.
 
 use std::{
     fs::{self, File},
@@ -19,11 +21,12 @@ use serde_json::json;
 use super::qmp;
 use crate::HostError;
 
-/// Time limit for QEMU to end; it frees gigabytes of memory.
+/// Maximum time for QEMU to end in one attempt. QEMU needs time to free gigabytes of memory.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to end QEMU; it is killed from the second one on.
+/// Maximum number of attempts to end QEMU. The first attempt uses QMP, and later attempts kill
+/// QEMU.
 const ATTEMPTS_MAX: usize = 6;
-/// Time limit for getting the lock, which other processes hold briefly while they test it.
+/// Maximum time to acquire the lock, which other processes hold briefly while they test it.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between tests of the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -37,7 +40,7 @@ pub struct Power {
 }
 
 impl Power {
-    /// Opens the power switch of a host in a rack's directory.
+    /// Opens the power switch of a host in the directory of a rack.
     ///
     /// # Errors
     /// [`HostError::File`] if the directory has no such host.
@@ -52,17 +55,17 @@ impl Power {
         Self { host: host.to_owned(), pid: file("pid"), qmp: file("qmp") }
     }
 
-    /// Returns whether the host's process exists.
+    /// Returns whether the QEMU process of the host is running.
     ///
     /// # Errors
     /// [`HostError::File`] if the lock cannot be tested.
     pub fn is_on(&self) -> Result<bool, HostError> {
         let file = File::open(&self.pid).map_err(HostError::file("open", &self.pid))?;
-        // A shared lock, as several processes may test at the same time.
+        // The test uses a shared lock, because several processes may test at the same time.
         Ok(!self.try_lock(&file, FlockOperation::NonBlockingLockShared)?)
     }
 
-    /// Powers the host off. Its process has certainly ended on return.
+    /// Powers the host off, and returns when its QEMU process has ended.
     ///
     /// # Errors
     /// [`HostError::Power`] if the process does not end.
@@ -71,18 +74,18 @@ impl Power {
             return Ok(());
         }
         for attempt in 0..ATTEMPTS_MAX {
-            let listens = attempt == 0 && qmp::execute(&self.qmp, "quit", json!({})).is_ok();
-            if !listens {
-                self.kill(); // a process that is just starting is ended by the next attempt
+            let is_quitting = attempt == 0 && qmp::execute(&self.qmp, "quit", json!({})).is_ok();
+            if !is_quitting {
+                self.kill(); // if the process ID is not written yet, the next attempt kills
             }
             if self.is_off_within(EXIT_TIMEOUT)? {
                 return Ok(());
             }
         }
-        Err(self.power_error("its process does not end"))
+        Err(self.power_error("the QEMU process does not end"))
     }
 
-    /// Locks the pid file for a process that is about to start.
+    /// Locks the pid file for a QEMU process that is about to start, and returns the locked file.
     ///
     /// # Errors
     /// [`HostError::Power`] if the host is on.
@@ -94,7 +97,7 @@ impl Power {
         let deadline = Instant::now() + LOCK_TIMEOUT;
         while !self.try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
             if Instant::now() > deadline {
-                return Err(self.power_error("it is already running"));
+                return Err(self.power_error("the host is already running"));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -127,7 +130,7 @@ impl Power {
         Ok(true)
     }
 
-    /// Kills the process in the pid file if it holds the lock.
+    /// Kills the process whose ID is in the pid file, if this process holds the lock.
     fn kill(&self) {
         let pid = fs::read_to_string(&self.pid).ok().and_then(|pid| Pid::from_raw(pid.trim().parse().ok()?));
         // The pidfd is opened before the check, so that both refer to the same process.
@@ -136,14 +139,14 @@ impl Power {
         else {
             return;
         };
-        let holds = fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
-        if holds.is_ok_and(|file| file == self.pid) {
+        let stdin = fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
+        if stdin.is_ok_and(|file| file == self.pid) {
             let _ = pidfd_send_signal(&process, Signal::KILL); // fails only if the process has ended
         }
     }
 
-    fn power_error(&self, why: &str) -> HostError {
-        HostError::Power { host: self.host.clone(), why: why.to_owned() }
+    fn power_error(&self, reason: &str) -> HostError {
+        HostError::Power { host: self.host.clone(), reason: reason.to_owned() }
     }
 }
 
@@ -153,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// Starts a process that holds a host's lock and does not answer on QMP.
+    /// Starts a process that holds the lock of a host and does not reply on QMP.
     fn unresponsive_host(power: &Power) -> Child {
         let lock = power.claim().unwrap();
         let process = Command::new("sleep").arg("600").stdin(Stdio::from(lock)).spawn().unwrap();
@@ -162,13 +165,16 @@ mod tests {
     }
 
     #[test]
-    fn unresponsive_host_is_killed_and_no_other_host() {
+    fn powering_off_kills_an_unresponsive_host_but_no_other_host() {
         let folder = tempfile::tempdir().unwrap();
         let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
         let mut hosts = powers.each_ref().map(unresponsive_host);
-        assert!(powers[0].claim().unwrap_err().to_string().contains("h0"), "the host is on");
+        assert!(
+            powers[0].claim().unwrap_err().to_string().contains("h0"),
+            "the power switch of a running host must be locked"
+        );
         let power = Power::open(folder.path(), "h0").unwrap();
-        // A pid file that names another host's process must not get that process killed.
+        // If the pid file of h0 contains the ID of h1's process, that process must not be killed.
         power.write_pid(hosts[1].id()).unwrap();
         power.kill();
         assert_eq!((power.is_on().unwrap(), hosts[1].try_wait().unwrap()), (true, None));
@@ -184,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_host_is_an_error_and_not_off() {
+    fn opening_the_power_switch_of_an_unknown_host_fails() {
         let folder = tempfile::tempdir().unwrap();
         assert!(Power::open(folder.path(), "h0").unwrap_err().to_string().contains("h0.pid"));
         assert!(Power::open(&folder.path().join("nowhere"), "h0").is_err());

@@ -1,5 +1,5 @@
-//! QMP client. Uses one connection per command, as QEMU serves one client at a time and several may
-//! control a host.
+//! Client of the QEMU Machine Protocol (QMP). Uses one connection per command, because QEMU serves
+//! one client at a time and several clients may control a host.
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::socket::connect;
 use crate::HostError;
 
-/// Timeout of each read and write; the machine may be busy.
+/// Timeout of each read and write. Long enough for a busy machine.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Executes a QMP command.
+/// Executes a QMP command on the QEMU process that listens on `socket`.
 ///
 /// # Errors
-/// [`HostError`] if QEMU does not answer or rejects the command.
+/// [`HostError`] if QEMU does not reply, or rejects the command.
 pub(super) fn execute(socket: &Path, command: &str, arguments: Value) -> Result<(), HostError> {
     let failed = || HostError::file("communicate with QEMU at", socket);
     let stream = connect(socket, REPLY_TIMEOUT).map_err(failed())?;
@@ -32,7 +32,8 @@ pub(super) fn execute(socket: &Path, command: &str, arguments: Value) -> Result<
     error.map_or(Ok(()), |output| Err(HostError::Failed { program: format!("QEMU's {command}"), output }))
 }
 
-/// Returns the error of the second reply, if any. Greetings and events are skipped.
+/// Reads two replies: to `qmp_capabilities` and to the command. Returns the first error message in
+/// them, if any. Skips the greeting and events.
 fn read_reply(lines: impl Iterator<Item = io::Result<String>>) -> io::Result<Option<String>> {
     let mut is_negotiated = false;
     for line in lines {
@@ -62,8 +63,8 @@ mod tests {
     fn qmp_reply_is_found_among_greeting_and_events() {
         let event = r#"{"timestamp": {"seconds": 1}, "event": "STOP"}"#;
         assert_eq!(reply_to(&[GREETING, DONE, event, DONE]).unwrap(), None);
-        let refusal = r#"{"error": {"class": "DeviceNotFound", "desc": "Device 'net7' not found"}}"#;
-        assert_eq!(reply_to(&[GREETING, DONE, refusal]).unwrap().unwrap(), "Device 'net7' not found");
+        let rejection = r#"{"error": {"class": "DeviceNotFound", "desc": "Device 'net7' not found"}}"#;
+        assert_eq!(reply_to(&[GREETING, DONE, rejection]).unwrap().unwrap(), "Device 'net7' not found");
     }
 
     #[test]

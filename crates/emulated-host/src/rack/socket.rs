@@ -1,4 +1,5 @@
-//! Connections to QEMU's sockets with timeouts, as QEMU serves one client at a time.
+//! Connects to the sockets of QEMU. Connections have timeouts, because QEMU serves one client at a
+//! time.
 
 use std::{io, os::unix::net::UnixStream, path::Path, time::Duration};
 
@@ -7,12 +8,12 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 
-/// Connects to a socket. Connecting, and each read and write, fails with `WouldBlock` after
-/// `timeout`.
+/// Connects to the socket at `at`. The connection attempt, and each read and write, fails with
+/// `WouldBlock` after `timeout`.
 pub(super) fn connect(at: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    for what in [Timeout::Send, Timeout::Recv] {
-        set_socket_timeout(&socket, what, Some(timeout))?;
+    for direction in [Timeout::Send, Timeout::Recv] {
+        set_socket_timeout(&socket, direction, Some(timeout))?;
     }
     connect_to(&socket, &SocketAddrUnix::new(at)?)?;
     Ok(socket.into())

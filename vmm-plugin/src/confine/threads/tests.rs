@@ -1,5 +1,5 @@
-//! Threads that make forbidden system calls, and a confined process without filters. Each case runs
-//! in a child process, which is this test binary again.
+//! Tests of threads that make forbidden system calls, and of a confined process without seccomp
+//! filters. Each case runs in a child process, which executes this test binary.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -15,16 +15,19 @@ use vm_memory::mmap::{MmapRegion, MmapRegionBuilder};
 use super::*;
 use crate::confine::Confinement;
 
-/// Environment variable of a child: indices of the role and the call.
+/// Environment variable of a child process that makes a forbidden call. The value contains the
+/// indices of the role and of the call.
 const CHILD: &str = "TARN_TEST_CONFINED";
 
-/// Environment variable of a child without filters.
+/// Environment variable of a confined child process without filters. The value is the path of an
+/// existing file.
 const UNFILTERED: &str = "TARN_TEST_UNFILTERED";
+/// Path that does not exist.
 const NOWHERE: &str = "/nowhere";
-/// A user without files.
+/// ID of an unprivileged user and group that own no files.
 const NOBODY: u32 = 65534;
 
-/// A system call that all filters forbid.
+/// Attempt to make a system call that the filters of all roles forbid.
 #[derive(Clone, Copy, Debug)]
 enum ForbiddenCall {
     Open,
@@ -55,6 +58,8 @@ impl ForbiddenCall {
         Self::Thread,
     ];
 
+    /// Returns the name and number of the call as in the error message. Returns `None` if the
+    /// process ends without a message.
     fn call(self) -> Option<&'static str> {
         Some(match self {
             Self::Open => "openat (257)",
@@ -102,8 +107,8 @@ fn map_executable() -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
     MmapRegionBuilder::new(4096).with_mmap_prot(protection).with_mmap_flags(flags).build()
 }
 
-/// Child process: makes a forbidden call on a confined thread. Does nothing without the environment
-/// variable.
+/// Makes a forbidden call on a confined thread. Runs only in a child process, which has the
+/// environment variable [`CHILD`].
 #[test]
 fn forbidden_call_child() {
     let Ok(arguments) = std::env::var(CHILD) else { return };
@@ -125,17 +130,17 @@ fn run(role: usize, attempt: usize) -> Output {
 
 #[test]
 fn forbidden_system_call_ends_process_and_names_thread() {
-    for (at, role) in ThreadRole::ALL.into_iter().enumerate() {
-        for (which, attempt) in ForbiddenCall::ALL.into_iter().enumerate() {
-            let ended = run(at, which);
-            let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+    for (role_index, role) in ThreadRole::ALL.into_iter().enumerate() {
+        for (attempt_index, attempt) in ForbiddenCall::ALL.into_iter().enumerate() {
+            let output = run(role_index, attempt_index);
+            let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
             let Some(call) = attempt.call() else {
-                assert_eq!(ended.status.signal(), Some(libc::SIGSYS), "{role:?} {attempt:?}: {stderr}");
+                assert_eq!(output.status.signal(), Some(libc::SIGSYS), "{role:?} {attempt:?}: {stderr}");
                 continue;
             };
             let expected = format!("error: {} made the forbidden system call {call}", role.name());
             assert!(stderr.contains(&expected), "{role:?} {attempt:?}: {stderr}");
-            assert_eq!(ended.status.code(), Some(exit::FORBIDDEN_SYSCALL.into()), "{role:?} {attempt:?}");
+            assert_eq!(output.status.code(), Some(exit::FORBIDDEN_SYSCALL.into()), "{role:?} {attempt:?}");
         }
     }
 }
@@ -145,8 +150,8 @@ fn default_confinement() -> Confinement {
     Confinement { uid: Some(NOBODY), gid: Some(NOBODY), chroot: None, unconfined: false, seccomp }
 }
 
-/// Child process: enters the confinement and tries to access files and sockets. Does nothing
-/// without the environment variable.
+/// Enters the confinement and tries to access files and sockets. Runs only in a child process,
+/// which has the environment variable [`UNFILTERED`].
 #[test]
 fn confined_without_filters_child() {
     let Ok(existing) = std::env::var(UNFILTERED) else { return };
@@ -177,13 +182,13 @@ fn confinement_denies_files_and_sockets_without_filters() {
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "confine::threads::tests::confined_without_filters_child", "--nocapture"]);
-    let ran = command.env(UNFILTERED, &socket).output().unwrap();
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let output = command.env(UNFILTERED, &socket).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(socket.exists());
 }
 
 #[test]
-fn root_without_a_user_is_refused_unless_unconfined() {
+fn root_without_uid_is_rejected_unless_unconfined() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: needs root");
         return;

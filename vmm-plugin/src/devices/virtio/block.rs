@@ -1,5 +1,6 @@
-//! Block device (VIRTIO 1.2, section 5.2) on a raw image. Written data is durable on the host once
-//! the guest has flushed it, or, for a driver without FLUSH, once the write is completed.
+//! Block device (VIRTIO 1.2, section 5.2) on a raw image or a block device of the host. Written
+//! data is durable on the host after the driver has flushed the device. If the driver does not
+//! support FLUSH, data is durable when the write request completes.
 
 use std::{
     fs::{File, OpenOptions},
@@ -18,16 +19,16 @@ use crate::{memory::GuestMemory, thread_role::ThreadRole};
 
 const VIRTIO_ID_BLOCK: u32 = 2;
 const QUEUE_SIZES: &[u16] = &[256];
-/// Unit of addresses, independent of the disk's block size.
+/// Unit of disk addresses in requests, in bytes. The unit does not depend on the disk's block size.
 const SECTOR_BYTES: u64 = 512;
-/// Bytes copied at a time.
+/// Number of bytes that are copied at a time between the disk and guest memory.
 const CHUNK_BYTES: usize = 128 << 10;
-/// Length of the device ID string.
+/// Length of the device ID string, in bytes.
 const VIRTIO_BLK_ID_BYTES: usize = 20;
 
-/// A request may have up to `seg_max` buffers.
+/// Feature bit: the device limits the data buffers of a request to `seg_max`.
 const VIRTIO_BLK_F_SEG_MAX: u64 = 1 << 2;
-/// Queue size without the request's header and status.
+/// Maximum number of data buffers per request: the queue size minus the header and the status.
 const SEG_MAX: u32 = QUEUE_SIZES[0] as u32 - 2;
 const VIRTIO_BLK_F_RO: u64 = 1 << 5;
 const VIRTIO_BLK_F_FLUSH: u64 = 1 << 9;
@@ -42,44 +43,44 @@ pub enum DiskError {
     /// A system call failed.
     #[error("disk: cannot {doing} {}", path.display())]
     File {
-        /// The failed operation, completing "cannot …".
+        /// Failed operation, completing "cannot …".
         doing: &'static str,
         /// Path of the disk.
         path: PathBuf,
-        /// The underlying error.
+        /// Error returned by the system call.
         #[source]
         errno: io::Error,
     },
-    /// Another process holds a lock on the disk.
+    /// Another process holds a flock or fcntl lock on the disk.
     #[error("disk: {} is in use by another process", .0.display())]
     Locked(PathBuf),
-    /// The size is 0 or not a multiple of the sector size.
+    /// The disk's size is 0 or not a multiple of the sector size.
     #[error("disk: {} has {bytes} bytes: must be a whole number of sectors of {SECTOR_BYTES} bytes, at least one", path.display())]
     Size {
         /// Path of the disk.
         path: PathBuf,
-        /// Size of the disk.
+        /// Size of the disk, in bytes.
         bytes: u64,
     },
 }
 
-/// A block device.
+/// Block device of a guest.
 #[derive(Debug)]
 pub struct VirtioBlock {
     file: File,
     sectors: u64,
     read_only: bool,
-    /// Whether the driver negotiated FLUSH.
+    /// Whether the driver accepted the FLUSH feature.
     driver_flushes: bool,
     device_id: [u8; VIRTIO_BLK_ID_BYTES],
     buffer: Vec<u8>,
 }
 
 impl VirtioBlock {
-    /// Opens and locks a raw image or a block device.
+    /// Opens and locks a raw image or a block device of the host.
     ///
     /// # Errors
-    /// See [`DiskError`].
+    /// [`DiskError`] if the disk cannot be opened or is locked, or if its size is invalid.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
         let failed = |doing| move |errno| DiskError::File { doing, path: path.to_owned(), errno };
         let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed("open"))?;
@@ -88,16 +89,17 @@ impl VirtioBlock {
         } else {
             FlockOperation::NonBlockingLockExclusive
         };
-        // Programs use either flock or fcntl locks, which do not conflict with each other; QEMU
-        // uses fcntl locks.
+        // Both kinds of locks are needed, because flock and fcntl locks do not conflict with each
+        // other. QEMU uses fcntl locks.
         for lock in [flock, fcntl_lock] {
             match lock(&file, request_type) {
                 Err(Errno::WOULDBLOCK | Errno::ACCESS) => return Err(DiskError::Locked(path.to_owned())),
                 other => other.map_err(|errno| failed("lock")(errno.into()))?,
             }
         }
+        // The metadata of a block device does not contain the size, so seek to the end.
         let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0));
-        let bytes = bytes.map_err(|errno| failed("get the size of")(errno.into()))?; // works for block devices, too
+        let bytes = bytes.map_err(|errno| failed("get the size of")(errno.into()))?;
         if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(DiskError::Size { path: path.to_owned(), bytes });
         }
@@ -108,8 +110,8 @@ impl VirtioBlock {
         Ok(Self { file, sectors: bytes / SECTOR_BYTES, read_only, driver_flushes: false, device_id, buffer })
     }
 
-    /// Executes a request on the buffers of a chain. Returns the number of bytes written to them,
-    /// or the status byte.
+    /// Executes a request on the data buffers of a chain. Returns the number of bytes written to
+    /// the buffers, or the status byte of the error.
     fn execute(
         &mut self,
         request: &Request,
@@ -137,7 +139,8 @@ impl VirtioBlock {
         }
     }
 
-    /// Returns the byte offset of a sector range, or an error status if the range is invalid.
+    /// Returns the offset of a sector range on the disk, in bytes. Returns an error status if the
+    /// range is not whole sectors or exceeds the disk.
     fn byte_offset(&self, sector: u64, bytes: u64) -> Result<u64, u8> {
         let whole = bytes.is_multiple_of(SECTOR_BYTES);
         let end = sector.checked_add(bytes / SECTOR_BYTES).filter(|end| whole && *end <= self.sectors);
@@ -173,7 +176,7 @@ fn chunks(at: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-/// A request's header, and the size of its data buffers.
+/// Header of a request, and the size of its data buffers in bytes.
 struct Request {
     request_type: u32,
     sector: u64,
@@ -217,7 +220,8 @@ impl VirtioDevice for VirtioBlock {
         let mut writer = chain.writer(memory)?;
         let (request_type, _reserved): (u32, u32) = (reader.read_obj()?, reader.read_obj()?);
         let sector = reader.read_obj()?;
-        let data_bytes = writer.available_bytes().checked_sub(1).ok_or_else(missing_status_byte)?; // the last byte is the status
+        // The last byte of the chain receives the status.
+        let data_bytes = writer.available_bytes().checked_sub(1).ok_or_else(missing_status_byte)?;
         let mut status = writer.split_at(data_bytes)?;
         let request = Request {
             request_type,
@@ -235,5 +239,5 @@ impl VirtioDevice for VirtioBlock {
 }
 
 fn missing_status_byte() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "no byte for the status")
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the request has no status byte")
 }

@@ -1,5 +1,5 @@
-//! The virtio-mmio transport of one device (VIRTIO 1.2, section 4.2): its registers, as the driver
-//! reads and writes them.
+//! The virtio-mmio transport of one device (VIRTIO 1.2, section 4.2). The driver controls the
+//! device by reading and writing the registers of the transport.
 
 use std::{
     os::fd::RawFd,
@@ -48,13 +48,13 @@ pub(super) mod register {
 
 /// Value of the MagicValue register: "virt".
 const MAGIC_VALUE: u32 = 0x7472_6976;
-/// Value of the Version register: not the legacy interface.
+/// Value of the Version register: 2 means that the device is not legacy.
 const VERSION: u32 = 2;
 const VENDOR_ID: u32 = u32::from_le_bytes(*b"TARN");
 
-/// InterruptStatus: the device has used a buffer.
+/// Bit of InterruptStatus: the device has used a buffer.
 const INTERRUPT_USED_BUFFER: u32 = 1;
-/// InterruptStatus: the device's configuration or status has changed.
+/// Bit of InterruptStatus: the configuration or the status of the device has changed.
 const INTERRUPT_CONFIG_CHANGE: u32 = 2;
 
 /// Device status bits (VIRTIO 1.2, section 2.1).
@@ -64,11 +64,12 @@ pub(super) mod status {
     pub(in super::super) const DEVICE_NEEDS_RESET: u32 = 64;
 }
 
-/// A device behind virtio-mmio registers.
+/// Device with its virtio-mmio registers.
 #[derive(Debug)]
 pub struct MmioTransport {
     state: Mutex<DeviceState>,
-    /// Outside the lock, so that a driver's acknowledgement does not wait for a busy device.
+    /// Pending interrupts (InterruptStatus). Stored outside the lock, so that the driver can
+    /// acknowledge an interrupt while the device is busy.
     interrupts: AtomicU32,
     line: EventFd,
     memory: GuestMemory,
@@ -99,7 +100,7 @@ fn queues(queue_sizes: &[u16]) -> Vec<Queue> {
 }
 
 impl MmioTransport {
-    /// Creates the transport of a device that raises interrupts through `line`.
+    /// Creates the transport of a device. Writes to the irqfd `line` raise interrupts.
     pub fn new(device: Box<dyn VirtioDevice>, line: EventFd, memory: GuestMemory) -> Arc<Self> {
         let (device_type, config_space, queue_sizes) =
             (device.device_type(), device.config_space(), device.queue_sizes());
@@ -126,22 +127,23 @@ impl MmioTransport {
         })
     }
 
-    /// Locks the device. Only tests can poison the lock: in a VMM, a panic ends the process.
+    /// Locks the device. A poisoned lock is possible only in tests, because a panic ends a VMM.
     fn lock(&self) -> MutexGuard<'_, DeviceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the role of the device's thread.
+    /// Returns the role of the thread that serves the device.
     pub(super) fn role(&self) -> ThreadRole {
         self.lock().device.role()
     }
 
-    /// Returns the number of queues.
+    /// Returns the number of queues of the device.
     pub(super) fn queues(&self) -> usize {
         self.queue_sizes.len()
     }
 
-    /// Handles a read by the driver.
+    /// Handles a read of the driver at an offset in the MMIO window. Reads of registers must have 4
+    /// bytes. Other reads are ignored.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if let Some(offset) = offset.checked_sub(register::CONFIG) {
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.config_space.len());
@@ -175,7 +177,8 @@ impl MmioTransport {
         }
     }
 
-    /// Handles a write by the driver.
+    /// Handles a write of the driver at an offset in the MMIO window. Writes that do not have 4
+    /// bytes are ignored.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let Ok(value) = <[u8; 4]>::try_from(data).map(u32::from_le_bytes) else { return };
         match offset {
@@ -203,10 +206,11 @@ impl MmioTransport {
         }
     }
 
-    /// Processes a queue, and raises an interrupt if the driver requests one.
+    /// Processes a queue, and raises an interrupt if the driver requests interrupts.
     ///
     /// # Errors
-    /// [`GuestDriverError`] if the driver violated the protocol; the device then needs a reset.
+    /// [`GuestDriverError`] if the driver violated the protocol. The device then stops until a
+    /// reset.
     pub(super) fn process(&self, number: usize) -> Result<(), GuestDriverError> {
         let mut state = self.lock();
         match state.process(number, &self.memory) {
@@ -221,13 +225,13 @@ impl MmioTransport {
         Ok(())
     }
 
-    /// Returns the descriptor that the device polls besides its queues, and the queue that it
-    /// feeds.
+    /// Returns the event source of the device: a file descriptor, and the index of the queue to
+    /// process when the descriptor is readable.
     pub(super) fn event_source(&self) -> Option<(RawFd, usize)> {
         self.lock().device.event_source()
     }
 
-    /// Returns whether the driver is active and a queue has available buffers.
+    /// Returns whether the device is active and a queue has available buffers.
     pub(super) fn has_buffers(&self, number: usize) -> bool {
         let state = self.lock();
         let queue = state.queues.get(number).filter(|queue| state.is_active() && queue.ready());
@@ -239,7 +243,7 @@ impl MmioTransport {
 
     fn interrupt(&self, reason: u32) {
         self.interrupts.fetch_or(reason, Ordering::SeqCst);
-        let _ = self.line.write(1); // a full counter still raises the interrupt
+        let _ = self.line.write(1); // a full eventfd counter still raises the interrupt
     }
 }
 
@@ -249,7 +253,8 @@ impl DeviceState {
         self.status & (ACTIVE | status::DEVICE_NEEDS_RESET) == ACTIVE
     }
 
-    /// Without VERSION_1 the driver would use the legacy queue layout.
+    /// Returns whether the device accepts the driver's features. VERSION_1 is required, because a
+    /// driver without it would use the legacy queue layout.
     fn accepts_features(&self) -> bool {
         self.driver_features & !self.device_features == 0 && self.driver_features & VIRTIO_F_VERSION_1 != 0
     }
@@ -274,18 +279,18 @@ impl DeviceState {
     }
 
     fn set(&mut self, offset: u64, value: u32) {
-        let running = self.status & status::DRIVER_OK != 0;
-        let features_fixed = self.status & status::FEATURES_OK != 0;
+        let is_driver_ok = self.status & status::DRIVER_OK != 0;
+        let are_features_fixed = self.status & status::FEATURES_OK != 0;
         match offset {
             register::DEVICE_FEATURES_SEL => self.device_features_sel = value,
             register::DRIVER_FEATURES_SEL => self.driver_features_sel = value,
-            register::DRIVER_FEATURES if self.driver_features_sel < 2 && !features_fixed => {
+            register::DRIVER_FEATURES if self.driver_features_sel < 2 && !are_features_fixed => {
                 let shift = 32 * self.driver_features_sel;
                 self.driver_features =
                     self.driver_features & !(u64::from(u32::MAX) << shift) | u64::from(value) << shift;
             }
             register::QUEUE_SEL => self.queue_sel = usize::try_from(value).unwrap_or(usize::MAX),
-            _ if running => {} // queue registers are read-only while the driver is active
+            _ if is_driver_ok => {} // queue registers are read-only while the driver is active
             _ => {
                 if let Some(queue) = self.queues.get_mut(self.queue_sel) {
                     set_queue(queue, offset, value);
@@ -310,5 +315,5 @@ fn set_queue(queue: &mut Queue, offset: u64, value: u32) {
 }
 
 fn low_32_bits(value: u64) -> u32 {
-    u32::try_from(value & u64::from(u32::MAX)).expect("32 bits")
+    u32::try_from(value & u64::from(u32::MAX)).expect("the value is masked to 32 bits")
 }

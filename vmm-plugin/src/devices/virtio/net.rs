@@ -1,5 +1,5 @@
-//! Network device (VIRTIO 1.2, section 5.1) on a tap device of the host: one queue pair, no
-//! offloads.
+//! Network device (VIRTIO 1.2, section 5.1) on a tap device of the host. The device has one queue
+//! pair and no offloads.
 
 use std::{
     fmt,
@@ -16,13 +16,14 @@ const RECEIVE_QUEUE: usize = 0;
 const TRANSMIT_QUEUE: usize = 1;
 const QUEUE_SIZES: &[u16] = &[256, 256];
 const VIRTIO_NET_F_MAC: u64 = 1 << 5;
-/// Maximum frame length, including the virtio-net header.
+/// Maximum length of a frame with its virtio-net header, in bytes.
 const FRAME_BYTES_MAX: usize = 65_562;
+/// Size of the virtio-net header, in bytes.
 const HEADER_BYTES: usize = 12;
-/// Position of `num_buffers` in the header, which the tap device does not fill in.
+/// Byte range of `num_buffers` in the virtio-net header. The tap device does not set this field.
 const NUM_BUFFERS_FIELD: std::ops::Range<usize> = 10..12;
 
-/// A unicast MAC address.
+/// Unicast MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MacAddress(pub [u8; 6]);
 
@@ -32,7 +33,7 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// The text is not a unicast MAC address.
+/// Error returned when a text is not a unicast MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a unicast MAC address, such as 52:54:00:12:34:56")]
 pub struct MacAddressError;
@@ -52,7 +53,7 @@ impl std::str::FromStr for MacAddress {
     }
 }
 
-/// A network device.
+/// Network device of a guest.
 #[derive(Debug)]
 pub struct VirtioNet {
     tap: File,
@@ -62,10 +63,10 @@ pub struct VirtioNet {
 }
 
 impl VirtioNet {
-    /// Opens a tap device as the backend of a network device.
+    /// Creates a network device on the tap device with this name.
     ///
     /// # Errors
-    /// The error of opening the tap device.
+    /// The error returned by [`tap::open`].
     pub fn open(tap_name: &str, mac: MacAddress) -> io::Result<Self> {
         Ok(Self::from_tap(tap::open(tap_name)?, mac))
     }
@@ -76,12 +77,14 @@ impl VirtioNet {
     }
 
     fn receive(&mut self, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, GuestDriverError> {
-        let Ok(bytes) = self.tap.read(&mut self.frame) else { return Ok(None) }; // no frame is available, or the tap device is down
+        // The read fails if no frame is available or the tap device is down.
+        let Ok(bytes) = self.tap.read(&mut self.frame) else { return Ok(None) };
         self.frame[NUM_BUFFERS_FIELD].copy_from_slice(&1_u16.to_le_bytes());
         let mut writer = chain.writer(memory)?;
-        let fits = bytes.min(writer.available_bytes()); // a longer frame is truncated: mergeable buffers are not offered
-        writer.write_all(&self.frame[..fits])?;
-        Ok(Some(u32::try_from(fits).expect("a frame is shorter than 64 KiB + header")))
+        // A frame that exceeds the chain is truncated, because the device has no mergeable buffers.
+        let written = bytes.min(writer.available_bytes());
+        writer.write_all(&self.frame[..written])?;
+        Ok(Some(u32::try_from(written).expect("a frame has at most FRAME_BYTES_MAX bytes")))
     }
 
     fn transmit(&mut self, chain: Chain<'_>, memory: &GuestMemory) -> Result<Option<u32>, GuestDriverError> {
@@ -90,8 +93,9 @@ impl VirtioNet {
         if bytes <= FRAME_BYTES_MAX {
             let frame = &mut self.frame[..bytes];
             reader.read_exact(frame)?;
-            frame[..bytes.min(HEADER_BYTES)].fill(0); // the header could request offloads from the host's kernel, none of which were negotiated
-            let _ = self.tap.write(frame); // frames may be lost
+            // Offloads are not negotiated, so the header must not request offloads from the host.
+            frame[..bytes.min(HEADER_BYTES)].fill(0);
+            let _ = self.tap.write(frame); // a network may lose frames
         }
         Ok(Some(0))
     }

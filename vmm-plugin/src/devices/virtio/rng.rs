@@ -7,10 +7,10 @@ use crate::{memory::GuestMemory, thread_role::ThreadRole};
 
 const VIRTIO_ID_RNG: u32 = 4;
 const QUEUE_SIZES: &[u16] = &[64];
-/// Maximum bytes per request; a driver that needs more sends another request.
+/// Maximum number of bytes per request. A driver that needs more bytes sends another request.
 const REQUEST_BYTES_MAX: usize = 4096;
 
-/// An entropy device.
+/// Entropy device of a guest.
 #[derive(Debug)]
 pub struct VirtioRng;
 
@@ -47,6 +47,6 @@ impl VirtioDevice for VirtioRng {
         let count = rustix::rand::getrandom(&mut random[..requested], rustix::rand::GetRandomFlags::empty());
         let count = count.map_err(std::io::Error::from)?;
         writer.write_all(&random[..count])?;
-        Ok(Some(u32::try_from(count).expect("at most REQUEST_BYTES_MAX")))
+        Ok(Some(u32::try_from(count).expect("the count is at most REQUEST_BYTES_MAX")))
     }
 }

@@ -1,5 +1,5 @@
-//! Thread of one device: sleeps until the driver notifies a queue or the device's event source is
-//! ready.
+//! Thread that serves one virtio device. The thread waits until the driver notifies a queue, or
+//! until the event source of the device is ready.
 
 use std::{
     fmt, io,
@@ -20,22 +20,23 @@ use super::{
 };
 use crate::{confine::threads::SeccompFilters, exit};
 
-/// epoll token of the event source; queues use their index.
+/// epoll token of the event source. The token of a queue is the index of the queue.
 const SOURCE_TOKEN: u64 = u64::MAX;
-/// Events that report a closed event source.
+/// epoll events that report a closed event source.
 const SOURCE_CLOSED: EventSet = EventSet::ERROR.union(EventSet::HANG_UP);
-/// Maximum number of epoll events per wait.
+/// Maximum number of epoll events that one wait returns.
 const EVENTS_PER_WAIT: usize = 8;
 
-/// A device's worker. It runs until the process ends.
+/// Worker of a virtio device. The worker runs until the process ends.
 pub struct Worker {
     name: String,
     transport: Arc<MmioTransport>,
     kicks: Vec<EventFd>,
     epoll: Epoll,
-    /// Event source of the device, and the queue that it feeds.
+    /// File descriptor of the device's event source, and the index of the queue to process when the
+    /// event source is ready.
     source: Option<(RawFd, usize)>,
-    /// Number of logged driver errors.
+    /// Number of driver errors that were logged.
     errors_logged: u32,
 }
 
@@ -46,15 +47,15 @@ impl fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Creates the worker of a device whose MMIO window is at `at`. Queue notifications are
-    /// ioeventfds, so a vCPU does not wait for the device.
+    /// Creates the worker of a device whose MMIO window starts at the guest-physical address `at`.
+    /// Notifications of queues are ioeventfds, so that vCPUs do not wait for the device.
     ///
     /// # Errors
-    /// The error of epoll, eventfd or KVM_IOEVENTFD.
+    /// The error returned by epoll_create1(2), epoll_ctl(2), eventfd(2) or KVM_IOEVENTFD.
     pub fn new(name: String, transport: Arc<MmioTransport>, at: u64, vm: &VmFd) -> io::Result<Self> {
         let epoll = Epoll::new()?;
         let mut kicks = Vec::new();
-        for queue in 0..u32::try_from(transport.queues()).expect("queues are few") {
+        for queue in 0..u32::try_from(transport.queues()).expect("the index of a queue fits") {
             let kick = EventFd::new(EFD_NONBLOCK)?;
             vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
                 .map_err(io::Error::from)?;
@@ -70,16 +71,16 @@ impl Worker {
         Ok(Self { name, transport, kicks, epoll, source, errors_logged: 0 })
     }
 
-    /// Starts the worker's thread.
+    /// Starts the thread of the worker.
     ///
     /// # Errors
-    /// The error of creating the thread.
+    /// The error returned by the operating system if it cannot create the thread.
     pub fn start(mut self, filters: &SeccompFilters) -> io::Result<()> {
         filters.spawn(self.transport.role(), self.name.clone(), move || self.run()).map(drop)
     }
 
-    /// Serves the device. An I/O error is fatal to the VM: a guest cannot continue without a
-    /// device.
+    /// Serves the device. An error of epoll ends the VM, because a guest cannot continue without
+    /// one of its devices.
     fn run(&mut self) {
         loop {
             if let Err(error) = self.wait_and_serve() {
@@ -103,8 +104,8 @@ impl Worker {
                 }
                 (SOURCE_TOKEN, Some((_, queue))) => queue,
                 (queue, _) => {
-                    let queue = usize::try_from(queue).expect("queues are few");
-                    let _ = self.kicks[queue].read(); // notifications may be merged
+                    let queue = usize::try_from(queue).expect("the index of a queue fits");
+                    let _ = self.kicks[queue].read(); // fails if already cleared
                     queue
                 }
             };
@@ -115,23 +116,24 @@ impl Worker {
         Ok(())
     }
 
-    /// Logs a protocol violation, up to a limit per device: a hostile driver could fill the log.
+    /// Logs a protocol violation of the driver. The number of messages per device is limited,
+    /// because a hostile driver could fill the log.
     fn log_driver_error(&mut self, error: &GuestDriverError) {
         if self.errors_logged < DRIVER_ERRORS_LOGGED_PER_DEVICE_MAX {
             self.errors_logged += 1;
             let (name, reason) = (&self.name, units::chain(error));
-            exit::print(&format!("virtio device {name}: {reason}: stopped until reset"));
+            exit::print(&format!("virtio device {name}: stopped until reset: {reason}"));
         }
     }
 
-    /// Stops polling a closed event source, which would be reported as ready forever.
+    /// Stops polling a closed event source, because epoll would report it as ready all the time.
     fn drop_source(&mut self) -> io::Result<()> {
         let Some((descriptor, _)) = self.source.take() else { return Ok(()) };
-        exit::print(&format!("virtio device {}: its host device is gone", self.name));
+        exit::print(&format!("virtio device {}: the host device was closed", self.name));
         self.epoll.ctl(ControlOperation::Delete, descriptor, EpollEvent::default())
     }
 
-    /// Polls the event source only while the queue has available buffers.
+    /// Enables polling of the event source only while the queue has available buffers.
     fn update_source_interest(&self) -> io::Result<()> {
         let Some((descriptor, queue)) = self.source else { return Ok(()) };
         let interest = if self.transport.has_buffers(queue) { EventSet::IN } else { EventSet::empty() };

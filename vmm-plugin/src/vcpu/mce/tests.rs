@@ -1,4 +1,4 @@
-//! Machine checks in a guest of two instructions, on this machine's KVM.
+//! Tests of machine checks with a minimal guest, on the KVM of the test machine.
 
 use std::sync::{Arc, mpsc};
 
@@ -17,11 +17,13 @@ use crate::{
     vcpu::{ExitReason, Gate, Vcpu, VcpuContext},
 };
 
+/// Guest-physical addresses of the guest's code, machine check handler and interrupt table.
 const CODE: u64 = 0x10_0000;
 const HANDLER: u64 = CODE + 0x100;
 const INTERRUPT_TABLE: u64 = 0x3000;
+/// Vector of the machine check exception.
 const MACHINE_CHECK: u64 = 18;
-/// `jmp $`.
+/// Machine code of an endless loop: `jmp $`.
 const SPIN: [u8; 2] = [0xeb, 0xfe];
 const MC_STATUS: u32 = IA32_MC_CTL + 1;
 
@@ -30,7 +32,7 @@ fn checks(vendor: Vendor, is_local: bool) -> MachineChecks {
 }
 
 #[test]
-fn status_bits_are_those_of_qemu() {
+fn status_bits_are_the_same_as_in_qemu() {
     let amd = checks(Vendor::Amd, false);
     assert_eq!(amd.status(true), (0xbc00_0800_0000_0000, 7));
     assert_eq!(amd.status(false), (0x9c00_1800_0000_0000, 5));
@@ -39,7 +41,7 @@ fn status_bits_are_those_of_qemu() {
     assert_eq!(intel.status(false), (0xbd00_0000_0000_00c0, 13));
 }
 
-/// A guest that loops, and requests a reset in its machine check handler.
+/// Guest that runs an endless loop. Its machine check handler requests a reset.
 struct Guest {
     vcpu: Vcpu,
     context: VcpuContext,
@@ -47,7 +49,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Creates the guest; `None` without KVM or without machine checks.
+    /// Creates the guest. Returns `None` if KVM or machine checks are not available.
     fn new() -> Option<Self> {
         let kvm = Kvm::new().map_err(|error| eprintln!("SKIPPED: no /dev/kvm: {error}")).ok()?;
         let local = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
@@ -64,7 +66,7 @@ impl Guest {
         vm.set_tss_address(0xfffb_d000).unwrap();
         vm.create_irq_chip().unwrap();
         memory.register_with(&vm).unwrap();
-        write(memory.guest());
+        write_guest(memory.guest());
         let entry = EntryPoint { address: CODE, parameters: 0, protocol: Protocol::Linux64 };
         let vcpu = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), false).unwrap().remove(0);
         if vcpu.machine_checks.is_none() {
@@ -83,15 +85,15 @@ impl Guest {
         Some(Self { vcpu, context, _vm: vm })
     }
 
-    /// Enables machine checks in the guest.
-    fn handle(&self) {
+    /// Sets the guest's interrupt table and enables machine checks.
+    fn enable_machine_checks(&self) {
         let mut special = self.vcpu.fd.get_sregs().unwrap();
         (special.idt.base, special.idt.limit) = (INTERRUPT_TABLE, 0xfff);
         special.cr4 |= CR4_MCE;
         self.vcpu.fd.set_sregs(&special).unwrap();
     }
 
-    /// Returns the address in this process of a guest-physical address.
+    /// Converts a guest-physical address to an address of this process.
     fn address_of(&self, guest: u64) -> usize {
         use vm_memory::GuestMemoryBackend as _;
         self.context.memory.get_host_address(GuestAddress(guest)).unwrap() as usize
@@ -105,35 +107,37 @@ impl Guest {
     }
 }
 
-/// Writes code, page tables and the interrupt gate of the machine check handler.
-fn write(memory: &GuestMemory) {
+/// Writes the page tables, the code, and the interrupt gate of the machine check handler.
+fn write_guest(memory: &GuestMemory) {
     write_page_tables(memory).unwrap();
     memory.write_slice(&SPIN, GuestAddress(CODE)).unwrap();
     let [low, high] = RESET_PORT.to_le_bytes();
-    let reset = [0x66, 0xba, low, high, 0xb0, RESET_VALUE, 0xee, SPIN[0], SPIN[1]]; // mov dx, PORT; mov al, VALUE; out dx, al
+    // mov dx, PORT; mov al, VALUE; out dx, al
+    let reset = [0x66, 0xba, low, high, 0xb0, RESET_VALUE, 0xee, SPIN[0], SPIN[1]];
     memory.write_slice(&reset, GuestAddress(HANDLER)).unwrap();
     const PRESENT_INTERRUPT_GATE: u64 = 0x8e << 40;
     let gate = HANDLER & 0xffff | 0x10 << 16 | PRESENT_INTERRUPT_GATE | (HANDLER >> 16) << 48;
     memory.write_obj(gate, GuestAddress(INTERRUPT_TABLE + MACHINE_CHECK * 16)).unwrap();
 }
 
-/// Runs a guest that has consumed an error at an address, on a thread with a vCPU's seccomp filter.
+/// Runs a guest that has consumed an error at an address of this process. The thread has the
+/// seccomp filter of a vCPU.
 fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<ExitReason>) {
     rustix::thread::set_no_new_privs(true).unwrap();
     let (sender, receiver) = mpsc::channel();
     let run = move || {
         assert!(poison::in_guest(|| poison::record(at, true)));
         let exit = guest.vcpu.run(&guest.context);
-        let _ = sender.send((guest, exit)); // fails only if the test has failed
+        let _ = sender.send((guest, exit)); // fails only if the receiving test has ended
     };
     SeccompFilters::new(Seccomp::True).unwrap().spawn(ThreadRole::Vcpu, "vcpu0".into(), run).unwrap();
     receiver.recv().unwrap()
 }
 
 #[test]
-fn machine_check_reports_the_poisoned_page() {
+fn machine_check_reports_the_page_with_the_error() {
     let Some(guest) = Guest::new() else { return };
-    guest.handle();
+    guest.enable_machine_checks();
     let at = guest.address_of(0x20_0123);
     let (guest, exit) = run_confined(guest, at);
     assert_eq!(exit, Some(ExitReason::Requested(ExitRequest::Reset)));
@@ -144,11 +148,11 @@ fn machine_check_reports_the_poisoned_page() {
 }
 
 #[test]
-fn machine_check_needs_a_guest_that_can_handle_it() {
+fn error_is_not_reported_to_a_guest_that_cannot_handle_it() {
     let Some(guest) = Guest::new() else { return };
     let (fd, checks) = (&guest.vcpu.fd, guest.vcpu.machine_checks.unwrap());
     assert!(!checks.report(fd, 0x20_0000, true).unwrap(), "CR4.MCE is not set");
-    guest.handle();
+    guest.enable_machine_checks();
     assert!(checks.report(fd, 0x20_0000, true).unwrap());
     assert!(!checks.report(fd, 0x20_1000, true).unwrap(), "a machine check is in progress");
 }

@@ -1,11 +1,11 @@
-//! Devices under attack: arbitrary register accesses, arbitrary queue memory, and descriptor chains
-//! that no correct driver would build.
+//! Tests of virtio devices with hostile drivers: arbitrary register accesses, arbitrary queue
+//! memory, and malformed descriptor chains.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Last descriptor of the attackers' queues.
+/// Highest valid descriptor index in the queues of hostile drivers.
 const LAST_DESCRIPTOR: u16 = 15;
 const VIRTQ_DESC_F_INDIRECT: u16 = 4;
 
@@ -15,19 +15,19 @@ enum Attack {
     WriteUnaligned(u64, Vec<u8>),
     Read(u64, usize),
     WriteQueueMemory(u64, Vec<u8>),
-    /// Descriptors from index 0 on, and the increment of the available index.
+    /// Writes descriptors from index 0 on, and adds a number to the available index.
     Chain(Vec<Descriptor>, u16),
-    /// Moves the used ring, possibly onto other queue memory.
+    /// Sets the address of the used ring, which may overlap other queue memory.
     MoveUsedRing(u32),
     Notify(usize),
-    /// A frame arrives from the host's network.
+    /// Sends a frame of this length from the host to the device.
     ReceiveFrame(usize),
 }
 
-/// One descriptor: address, length, flags, next.
+/// Fields of a descriptor: address, length, flags and next.
 type Descriptor = (u64, u32, u16, u16);
 
-/// Generates descriptors near memory borders, inside the queue itself, and with lengths that
+/// Generates descriptors that are near memory boundaries, inside the queue, or have lengths that
 /// overflow.
 fn descriptors() -> impl Strategy<Value = Vec<Descriptor>> {
     let address = prop_oneof![
@@ -106,7 +106,7 @@ impl Driver {
     }
 }
 
-/// Runs the attacks, and checks that the device works after a reset.
+/// Executes the attacks, then resets and initializes the device again.
 fn attack_and_restart(driver: Driver, host: Option<&UnixDatagram>, attacks: &[Attack]) -> Driver {
     let mut driver = driver.start(VIRTIO_F_EVENT_IDX);
     attacks.iter().for_each(|attack| driver.attack(attack, host));
@@ -117,7 +117,7 @@ proptest! {
     #[test]
     fn arbitrary_disk_driver_does_not_grow_the_file(attacks in attacks()) {
         let (file, _) = disk(4);
-        let mut driver = attack_and_restart(Driver::of(Box::new(VirtioBlock::open(file.path(), false).unwrap())), None, &attacks);
+        let mut driver = attack_and_restart(Driver::new(Box::new(VirtioBlock::open(file.path(), false).unwrap())), None, &attacks);
         prop_assert_eq!(driver.disk(VIRTIO_BLK_T_OUT, 3, &[9; 512], 0).0, VIRTIO_BLK_S_OK);
         prop_assert_eq!(driver.disk(VIRTIO_BLK_T_IN, 3, &[], 512), (VIRTIO_BLK_S_OK, vec![9; 512]));
         prop_assert_eq!(file.as_file().metadata().unwrap().len(), 4 * 512);
@@ -126,14 +126,14 @@ proptest! {
     #[test]
     fn arbitrary_driver_does_not_write_a_read_only_disk(attacks in attacks()) {
         let (file, content) = disk(4);
-        let mut driver = attack_and_restart(Driver::of(Box::new(VirtioBlock::open(file.path(), true).unwrap())), None, &attacks);
+        let mut driver = attack_and_restart(Driver::new(Box::new(VirtioBlock::open(file.path(), true).unwrap())), None, &attacks);
         prop_assert_eq!(driver.disk(VIRTIO_BLK_T_IN, 0, &[], 512).0, VIRTIO_BLK_S_OK);
         prop_assert_eq!(std::fs::read(file.path()).unwrap(), content);
     }
 
     #[test]
     fn arbitrary_rng_driver_does_not_break_the_device(attacks in attacks()) {
-        let mut driver = attack_and_restart(Driver::of(Box::new(VirtioRng)), None, &attacks);
+        let mut driver = attack_and_restart(Driver::new(Box::new(VirtioRng)), None, &attacks);
         driver.add_buffers(&[(64, true)]);
         prop_assert_eq!(driver.memory.read_obj::<u16>(GuestAddress(USED_RING + 2)).unwrap(), 1);
     }
@@ -147,7 +147,7 @@ proptest! {
             prop_assert!(frame[..bytes.min(12)].iter().all(|byte| *byte == 0));
         }
         while host.send(&[5; 60]).is_err() {
-            driver.add_buffers(&[(2000, true)]); // earlier frames fill the socket until buffers are added
+            driver.add_buffers(&[(2000, true)]); // the device must first receive earlier frames
         }
         for _ in 0..3 {
             driver.add_buffers(&[(2000, true)]);
