@@ -154,6 +154,68 @@ global_asm!(
     "4: hlt",
     "  jmp 4b",
     "small_button_end:",
+    // Writes to each 4 KiB page of 512 MiB, then reads 2^22 words of these pages at random
+    // addresses, each of which depends on the previous read. Prints both times in TSC ticks, in
+    // hexadecimal, and powers off.
+    "small_memory:",
+    "  rdtsc",
+    "  shl rdx, 32",
+    "  lea r12, [rax + rdx]",
+    "  mov rbx, 0x10000000",
+    "  mov r8d, 131072",
+    "2: mov [rbx], r8",
+    "  add rbx, 4096",
+    "  dec r8d",
+    "  jnz 2b",
+    "  rdtsc",
+    "  shl rdx, 32",
+    "  lea r13, [rax + rdx]",
+    "  mov r9, 6364136223846793005",
+    "  mov r10, 1442695040888963407",
+    "  mov esi, 1",
+    "  mov ecx, 4194304",
+    "3: imul rsi, r9",
+    "  add rsi, r10",
+    "  mov rax, rsi",
+    "  shr rax, 35",
+    "  and rax, -8",
+    "  add rsi, [rax + 0x10000000]",
+    "  dec ecx",
+    "  jnz 3b",
+    "  rdtsc",
+    "  shl rdx, 32",
+    "  lea r14, [rax + rdx]",
+    "  mov rdi, r13",
+    "  sub rdi, r12",
+    "  call 6f",
+    "  mov rdi, r14",
+    "  sub rdi, r13",
+    "  call 6f",
+    "  mov al, 10",
+    "  mov dx, 0x3f8",
+    "  out dx, al",
+    "  mov dx, 0x600",
+    "  mov al, 0x34",
+    "  out dx, al",
+    "4: hlt",
+    "  jmp 4b",
+    // Writes RDI in hexadecimal, and a space.
+    "6: mov ecx, 16",
+    "  mov dx, 0x3f8",
+    "5: rol rdi, 4",
+    "  mov eax, edi",
+    "  and eax, 15",
+    "  add eax, 48",
+    "  cmp eax, 58",
+    "  jb 7f",
+    "  add eax, 39",
+    "7: out dx, al",
+    "  dec ecx",
+    "  jnz 5b",
+    "  mov al, 32",
+    "  out dx, al",
+    "  ret",
+    "small_memory_end:",
     ".popsection",
 );
 
@@ -219,6 +281,12 @@ guest!(
     /// Returns a guest that prints "." repeatedly until its power button is pressed, then powers
     /// off.
     wait_for_power_button, small_button, small_button_end
+);
+guest!(
+    /// Returns a guest with at least 1 GiB of memory that writes to each 4 KiB page of 512 MiB and
+    /// then reads at random addresses. The guest prints both times, in TSC ticks as hexadecimal
+    /// numbers of 16 digits, and powers off.
+    measure_memory, small_memory, small_memory_end
 );
 
 /// Returns a bzImage that contains only this code. The layout follows the Linux boot protocol:

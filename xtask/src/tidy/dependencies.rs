@@ -44,6 +44,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "benches",
         &[
             "units",
+            "tests",
             "pool",
             "prediction",
             "fairness",

@@ -1,0 +1,122 @@
+//! Compares the speed of guest memory with and without transparent huge pages.
+//!
+//! Goal: with huge pages, the first write to each page takes less time, and random reads take less
+//! time.
+//!
+//! A small guest measures its own memory with the TSC. Runs with and without huge pages alternate.
+//! The benchmark sets `shmem_enabled` of this machine, which requires root, and restores it.
+
+use std::{
+    fs,
+    process::{ExitCode, Stdio},
+};
+
+use benches::{
+    failure::Failure,
+    programs::vmm_plugin,
+    report::{Rounds, ratio, run_and_print, table},
+};
+use clap::Parser;
+use tests::small_guests;
+use tokio::process::Command;
+
+/// Kernel setting of huge pages for memfds.
+const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+/// Number of pages that the guest writes to.
+const WRITES: f64 = 131_072.0;
+/// Number of random reads of the guest.
+const READS: f64 = 4_194_304.0;
+
+/// Measure guest memory with and without huge pages
+#[derive(Debug, Parser)]
+struct Args {
+    /// Number of guests with and without huge pages. The report shows medians
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=50))]
+    rounds: u32,
+    /// Flag that cargo passes to benchmarks, without effect
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    run_and_print("guest_huge_pages", measure(args.rounds)).await
+}
+
+/// Value of [`SETTING`] before the benchmark, restored on drop.
+struct PreviousSetting(String);
+
+impl PreviousSetting {
+    fn read() -> Result<Self, Failure> {
+        let text = fs::read_to_string(SETTING).map_err(Failure::file("read", SETTING))?;
+        let selected = text.split(['[', ']']).nth(1).unwrap_or("never");
+        Ok(Self(selected.to_owned()))
+    }
+}
+
+impl Drop for PreviousSetting {
+    fn drop(&mut self) {
+        if let Err(error) = fs::write(SETTING, &self.0) {
+            eprintln!("cannot restore {SETTING} to {}: {error}", self.0);
+        }
+    }
+}
+
+/// Measurements with one setting, in TSC ticks per access.
+#[derive(Default)]
+struct Ticks {
+    first_write: Rounds,
+    random_read: Rounds,
+}
+
+async fn measure(rounds: u32) -> Result<String, Failure> {
+    let vmm = vmm_plugin()?;
+    let folder = tempfile::tempdir().map_err(Failure::file("create a folder in", std::env::temp_dir()))?;
+    let kernel = folder.path().join("kernel");
+    fs::write(&kernel, small_guests::measure_memory()).map_err(Failure::file("write", &kernel))?;
+    let previous = PreviousSetting::read()?;
+    let settings = ["never", "advise"];
+    let mut all = [Ticks::default(), Ticks::default()];
+    for _ in 0..rounds {
+        for (setting, ticks) in settings.iter().zip(&mut all) {
+            fs::write(SETTING, setting).map_err(Failure::file("write", SETTING))?;
+            let mut guest = Command::new(&vmm);
+            guest.args(["run", "--uid", "65534", "--gid", "65534", "--vm", "v", "--standalone"]);
+            guest.args(["--memory", "size=1GiB", "--kernel"]).arg(&kernel);
+            guest.arg("--run-dir").arg(folder.path().join("run")).kill_on_drop(true);
+            let output = guest.stdin(Stdio::null()).output().await;
+            let output = output.map_err(|source| Failure::Start { program: vmm.clone(), source })?;
+            let console = String::from_utf8_lossy(&output.stdout).into_owned();
+            let times: Vec<u64> =
+                console.split_whitespace().map_while(|word| u64::from_str_radix(word, 16).ok()).collect();
+            let [write, read] = times[..] else {
+                let reply = format!("{console}{}", String::from_utf8_lossy(&output.stderr));
+                return Err(Failure::UnexpectedReply { what: "guest".to_owned(), reply });
+            };
+            ticks.add(write, read);
+        }
+    }
+    drop(previous);
+    let rows: Vec<_> = settings.iter().zip(&all).map(|(setting, ticks)| ticks.row(setting)).collect();
+    let [without, with] = all;
+    let median = |without: &Rounds, with: &Rounds| without.ratio_to(with).median();
+    Ok(format!(
+        "{}{}\n{}\n",
+        table(&["shmem_enabled", "ticks per first write", "ticks per random read"], &rows),
+        ratio("guest_huge_pages_first_write", median(&without.first_write, &with.first_write)),
+        ratio("guest_huge_pages_random_read", median(&without.random_read, &with.random_read)),
+    ))
+}
+
+impl Ticks {
+    #[expect(clippy::cast_precision_loss, reason = "for a ratio")]
+    fn add(&mut self, write: u64, read: u64) {
+        self.first_write.add(write as f64 / WRITES);
+        self.random_read.add(read as f64 / READS);
+    }
+
+    fn row(&self, setting: &str) -> Vec<String> {
+        vec![setting.to_owned(), self.first_write.summary(), self.random_read.summary()]
+    }
+}
