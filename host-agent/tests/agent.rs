@@ -108,7 +108,7 @@ fn vm_that_ends_while_no_agent_runs_is_reported_as_ended() {
     let report = rig.apply(desired_vm(vec![rig.desired_slice(1, 1)]), |_| true);
     assert_eq!(report.ended, ["r-1"]);
     let reply = rig.vmm().request("attach a descriptors");
-    assert!(reply.starts_with("refused VM_ATTACHED VM a was process"), "{reply}");
+    assert!(reply.starts_with("refused VM_ATTACHED VM a was attached to process"), "{reply}");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn vmm_cannot_attach_or_inspect_other_vms() {
         assert_eq!(root.request("reconnect"), "connected");
         for request in ["attach b descriptors", "inspect b"] {
             let reply = root.request(request);
-            let expected = format!("refused OTHER_VM process {} is VM c (r-3)", root.pid());
+            let expected = format!("refused OTHER_VM process {} is attached to VM c (r-3)", root.pid());
             assert!(reply.starts_with(&expected), "{request} on a new connection: {reply}");
         }
         assert!(root.request("attach c descriptors").starts_with("attached"), "the VMM's own VM");

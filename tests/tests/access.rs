@@ -117,7 +117,7 @@ async fn unix_socket_rejects_users_not_named_in_rack_toml() {
     rack.write_rack_toml(&format!("{text}{group}schedulers = [\"{NOBODY}\"]\n"));
     manager.reload();
     rack.wait_for("the role", async |rack| rack.log_of("manager").contains("rack.toml reloaded")).await;
-    assert_rejected(&as_nobody(&tarn, &rack.endpoint(), "get rack"), "for the role admin");
+    assert_rejected(&as_nobody(&tarn, &rack.endpoint(), "get rack"), "with the role admin");
     assert_rejected(&as_nobody(&tarn, &rack.endpoint(), RESERVE), "h0"); // access is granted, but the host has no agent
     drop(manager);
 

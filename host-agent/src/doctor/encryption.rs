@@ -168,7 +168,7 @@ mod tests {
         for (line, ok, begin) in [
             ("quiet mem_encrypt=on", false, "AMD SME is active"),
             ("mem_encrypt=on mem_encrypt=off", true, "none"),
-            ("quiet", true, "possible: AMD SME"),
+            ("quiet", true, "possible: firmware enables AMD SME"),
         ] {
             let (passed, message) = result(&[("proc/cpuinfo", &info), status, ("proc/cmdline", line)]);
             assert!(passed == ok && message.starts_with(begin), "{line}: {passed}, {message}");
