@@ -158,7 +158,7 @@ fn nfcore_task_has_groups_by_process_and_sample() {
 }
 
 /// The test is skipped if the public traces are missing, because they are not part of the
-/// repository. It prints the numbers in README.md.
+/// repository. It prints the numbers in docs/prediction.md.
 #[test]
 fn public_traces_meet_the_target_rate_and_beat_a_fixed_share() {
     if let Some(weeks) = read_public("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek) {
