@@ -65,10 +65,13 @@ impl Agents {
             );
         };
         if fs::metadata(&config.socket).is_ok_and(|socket| socket.file_type().is_socket()) {
-            return Finding::passed("agent", format!("process {pid} is the only agent and has its socket"));
+            return Finding::passed(
+                "agent",
+                format!("process {pid} is the only agent and listens on the agent socket"),
+            );
         }
         let message =
-            format!("process {pid} has no socket {}: VMs cannot get memory", config.socket.display());
+            format!("process {pid} does not listen on {}: VMs cannot get memory", config.socket.display());
         Finding::problem("agent", message, "`systemctl restart host-agent`: guests keep running")
     }
 

@@ -156,14 +156,15 @@ impl SampleBounds {
     }
 }
 
-/// Samples the NUMA nodes of the pages of some files that a process maps.
+/// Counts the pages of `files` that are outside the NUMA nodes `permitted`, in a sample of the
+/// pages that the process `pid` maps.
 ///
-/// One in [`PAGES_PER_SAMPLE`] pages is sampled, or fewer if that exceeds [`PLACEMENT_PAGES_MAX`],
-/// in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel examines only the sampled pages, and
-/// holds the lock of the process's address space for a few pages at a time.
+/// Samples one in [`PAGES_PER_SAMPLE`] pages, but approximately [`PLACEMENT_PAGES_MAX`] pages at
+/// most, in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel examines only the sampled
+/// pages, and holds the lock of the process's address space for a few pages at a time.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// Returns an error if the process has ended or the caller may not inspect it.
 pub fn sample_placement(pid: u32, files: &[FileId], permitted: &BTreeSet<u32>) -> io::Result<Placement> {
     sample_within(SampleBounds::DEFAULT, pid, files, permitted)
 }
