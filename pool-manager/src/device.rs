@@ -262,7 +262,7 @@ pub enum DeviceError {
     Record {
         /// Directory of the EMC.
         path: PathBuf,
-        /// Error of the record's store.
+        /// Error returned by the store that holds the driver's record of grants.
         #[source]
         cause: StoreError,
     },

@@ -85,8 +85,9 @@ fn page(limit: u32) -> usize {
     if limit == 0 { LIST_PAGE_MAX as usize } else { limit.min(LIST_PAGE_MAX) as usize }
 }
 
-/// Parses the key of a page request, after which the page begins; empty for the first page.
-fn after(text: &str) -> Result<ReservationId, Status> {
+/// Parses a pagination cursor: the page begins after this reservation. An empty cursor selects the
+/// first page.
+fn parse_cursor(text: &str) -> Result<ReservationId, Status> {
     match text {
         "" => Ok(ReservationId(0)),
         text => text.parse().map_err(|problem| invalid(Invalid { field: "after", problem })),
@@ -216,7 +217,7 @@ impl admin_server::Admin for Admin {
     ) -> Reply<wire::ListReservationsResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let after = after(&request.after)?;
+        let after = parse_cursor(&request.after)?;
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
         let revision = self.revision()?;
         let piece = |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
@@ -246,7 +247,7 @@ impl admin_server::Admin for Admin {
     ) -> Reply<wire::ListMigrationsResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let after = after(&request.after)?;
+        let after = parse_cursor(&request.after)?;
         let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
         let listed = self.read(move |manager| {
             let ledger = manager.durable();

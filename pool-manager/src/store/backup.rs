@@ -89,12 +89,12 @@ pub fn remove_if_exists(path: &Path) -> Result<(), BackupError> {
     }
 }
 
-/// Copies all entries of `from` into a new file `to`, and returns their numbers. The file appears
-/// atomically after it is complete. The copy of a [snapshot](super::redb::Snapshot) is consistent
-/// even while the manager writes.
+/// Copies all entries of `from` into a new file `to`, and returns the number of entries of each
+/// table. The file appears atomically after it is complete. The copy of a
+/// [snapshot](super::redb::Snapshot) is consistent even while the manager writes.
 ///
 /// # Errors
-/// [`BackupError`] if the file exists or the copy fails. The file is not created then.
+/// [`BackupError`] if `to` exists or the copy fails. An incomplete copy never appears as `to`.
 pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     if to.exists() {
         return Err(BackupError::Exists { path: to.to_owned() });
