@@ -298,9 +298,9 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Returns the active reservations on a host, or with slices of an EMC. For an EMC, this
-    /// includes reservations that may have slices on it because their host has not reported since a
-    /// restore.
+    /// Returns the active reservations of a host, or those that have slices of an EMC; none for a
+    /// slice. For an EMC, the result includes reservations of hosts that have not reported since a
+    /// restore, because these reservations may have slices of the EMC.
     ///
     /// # Errors
     /// Returns an error if the host, EMC or slice does not exist.
