@@ -266,8 +266,8 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-/// Locks the file that identifies this host, which is its token or the key of its certificate,
-/// until the result is dropped. So two agents of the same host cannot run on one machine, even with
+/// Locks the file that identifies this host, until the result is dropped: the token of the host or
+/// the key of its certificate. So two agents of the same host cannot run on one machine, even with
 /// different runtime directories.
 fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
     let key = config.tls.as_ref().map(|tls| &tls.key);

@@ -1,5 +1,6 @@
 //! Session with the manager: connects, identifies the agent, passes desired states to the driver
-//! and reports to the manager, and reconnects after a delay. Guests are not affected by its end.
+//! and reports to the manager, and reconnects after a delay. The end of a session does not affect
+//! guests.
 
 use std::{
     path::PathBuf,

@@ -44,8 +44,8 @@ impl Agents {
         self.ours.is_some()
     }
 
-    /// Checks that one agent runs and listens on its socket. Several agents conflict only if they
-    /// use CXL memory.
+    /// Checks that one agent runs and listens on the agent socket. Several agents conflict only if
+    /// they use CXL memory.
     pub(super) fn single_agent(&self, config: &Config, uses_cxl: bool) -> Finding {
         if uses_cxl && !self.others.is_empty() {
             let message =

@@ -11,7 +11,7 @@ use units::Bytes;
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// Parent directory of cgroups, each of which is a tenant.
+/// Parent directory of cgroups. Each of the cgroups is a tenant.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     folder: PathBuf,
@@ -40,8 +40,8 @@ pub struct Counters {
     /// Bytes read from and written to all other devices.
     pub other_device_bytes: u64,
     /// Microseconds in which some task was stalled on memory, and on I/O (pressure stall
-    /// information); `None` if the kernel does not count them. A wait for a page can count as both:
-    /// as memory if the page was in use before, as I/O while a limit delays it.
+    /// information); `None` if the kernel does not count stalls. A wait for a page can count as
+    /// both: as memory if the page was in use before, as I/O while a limit delays it.
     pub stalled_us: Option<(u64, u64)>,
 }
 

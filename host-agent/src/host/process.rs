@@ -26,8 +26,8 @@ use rustix::{
 
 use crate::user::current_user;
 
-/// Seals of memfds created by [`make_memfd`]. A memfd cannot grow, but can be truncated, which
-/// takes the memory from its users.
+/// Seals of memfds created by [`make_memfd`]. A memfd cannot grow, but it can be truncated to take
+/// the memory from its users.
 const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
 /// Error of the inspection of a process.
@@ -240,8 +240,8 @@ pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
     Ok(users)
 }
 
-/// Creates a memfd with a name and a size in bytes, which cannot grow. [`find_memfd`] can find it
-/// by its name.
+/// Creates a memfd with a name and a size in bytes. The memfd cannot grow. [`find_memfd`] can find
+/// it by its name.
 ///
 /// # Errors
 /// The memfd cannot be created or resized, for example because the limit of descriptors is reached.
@@ -342,7 +342,7 @@ pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
 pub struct FileMappings {
     /// Address ranges of the mappings, in ascending order.
     pub addresses: Vec<Range<usize>>,
-    /// Number of mappings above the limit, which are not in `addresses`.
+    /// Number of mappings that were omitted from `addresses` because of the limit.
     pub omitted: u64,
 }
 

@@ -123,7 +123,7 @@ impl Ranges {
     ///
     /// The caches are flushed in every call, even if the slice is closed already: its users may
     /// have written until they lost access, and an earlier agent may have ended before it flushed
-    /// them.
+    /// the caches.
     pub(super) fn close(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
         slices.remove(index)?;

@@ -1,5 +1,5 @@
-//! Stored shares: the file `symbiosis.json` in the runtime directory. It is written before limits
-//! are set, so that a restarted agent continues from the current shares.
+//! Stored shares: the file `symbiosis.json` in the runtime directory. The file is written before
+//! limits are set, so that a restarted agent continues from the current shares.
 
 use std::{
     collections::BTreeMap,

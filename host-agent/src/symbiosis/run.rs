@@ -1,5 +1,5 @@
-//! Thread that runs the epochs of Symbiosis. It is separate, because calls to the kernel may block
-//! for long. Errors are reported, and do not affect the other functions of the agent.
+//! Thread that runs the epochs of Symbiosis. The thread is separate because calls to the kernel may
+//! block for long. Errors are reported, and do not affect the other functions of the agent.
 
 use std::{
     path::PathBuf,

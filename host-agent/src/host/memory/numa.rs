@@ -83,7 +83,7 @@ fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
     mask
 }
 
-/// Result of migrating misplaced pages, which are pages outside the permitted nodes.
+/// Result of migrating misplaced pages: pages outside the permitted nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigrationResult {
     /// Number of pages that were misplaced.
@@ -124,7 +124,7 @@ pub struct Placement {
     pub present: u64,
     /// Number of sampled pages outside the permitted nodes.
     pub misplaced: u64,
-    /// Number of mappings above the limit [`PLACEMENT_MAPPINGS_MAX`], which were not sampled.
+    /// Number of mappings that were not sampled because of the limit [`PLACEMENT_MAPPINGS_MAX`].
     pub omitted: u64,
 }
 
