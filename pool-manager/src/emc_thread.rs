@@ -45,8 +45,8 @@ pub struct EmcDescription {
     pub rack: String,
 }
 
-/// Starts the thread of an EMC. The thread performs queued calls in batches. It makes each batch
-/// durable, and passes the results to `report`. It checks an idle device every
+/// Starts the thread of an EMC. The thread performs queued calls in batches, makes each batch
+/// durable, and passes the results to `report`. The thread checks an idle device every
 /// [`DEVICE_PROBE_INTERVAL`], and ends when the sender and all its clones are dropped.
 ///
 /// # Errors
@@ -102,7 +102,7 @@ struct EmcCall {
 }
 
 impl EmcSender {
-    /// Queues a call for the thread, which runs as long as this sender exists.
+    /// Queues a call for the thread. The thread runs as long as this sender exists.
     pub fn send(&mut self, call: DeviceCall) {
         self.comparison += u64::from(call == DeviceCall::Contents);
         let _ = self.sender.send(EmcCall { call, comparison: self.comparison });

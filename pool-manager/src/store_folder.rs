@@ -143,7 +143,7 @@ pub fn uuid() -> String {
 }
 
 /// Checks that a directory that belongs to a rack has a ledger file. Must be called before the
-/// store is opened, which would create a missing file.
+/// store is opened, because opening it would create a missing file.
 ///
 /// # Errors
 /// [`StoreFolderError::LedgerLost`] if the file is missing or empty.

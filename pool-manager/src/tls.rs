@@ -168,7 +168,7 @@ struct ValidCertificates {
 }
 
 /// Returns the certificates that are valid now, and their earliest expiry. Logs a warning for each
-/// other certificate, which can remain after the rotation of an authority.
+/// other certificate; such a certificate can remain after the rotation of an authority.
 ///
 /// # Errors
 /// [`TlsError::Unusable`] if no certificate is valid.

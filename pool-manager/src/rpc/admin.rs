@@ -121,8 +121,8 @@ impl Admin {
     }
 }
 
-/// Returns the first `page` entries, and the key after which the next page begins. The key is empty
-/// if there are no more entries.
+/// Returns the first `page` entries, and the cursor of the next page. The cursor is empty if there
+/// are no more entries.
 fn take_page<T>(
     mut entries: impl Iterator<Item = (ReservationId, T)>,
     page: usize,

@@ -165,7 +165,8 @@ fn bearer(metadata: &MetadataMap) -> Option<&str> {
     metadata.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// Returns the client certificate of the connection, which the TLS handshake has verified.
+/// Returns the client certificate of the connection. The TLS handshake has verified the
+/// certificate.
 fn certificate(extensions: &Extensions) -> Option<EndEntityCert<'_>> {
     EndEntityCert::try_from(extensions.get::<Peer>()?.certificates.first()?).ok()
 }

@@ -42,7 +42,7 @@ struct State {
     operations: u64,
     /// Faults to inject, by number of the operation.
     faults: BTreeMap<u64, Fault>,
-    /// Number of writes of which only some sectors were written.
+    /// Number of torn writes: only some of their sectors were written.
     torn: u64,
     /// Number of times that the disk was opened. Operations through earlier handles are rejected.
     opening: u64,
@@ -67,8 +67,8 @@ impl fmt::Debug for FaultyDisk {
 }
 
 impl FaultyDisk {
-    /// Creates an empty disk. `choose(n)` must return a number below `n`, which selects the outcome
-    /// of a fault.
+    /// Creates an empty disk. `choose(n)` selects the outcome of a fault and must return a number
+    /// below `n`.
     pub fn new(choose: impl FnMut(usize) -> usize + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(State {
             choose: Box::new(choose),
@@ -92,7 +92,7 @@ impl FaultyDisk {
         self.state().operations
     }
 
-    /// Returns the number of writes so far of which only some sectors were written.
+    /// Returns the number of torn writes so far.
     pub fn torn_writes(&self) -> u64 {
         self.state().torn
     }
@@ -122,7 +122,7 @@ impl FaultyDisk {
         state.opening += 1;
     }
 
-    /// Passes the contents of the disk to `damage`, which can change them.
+    /// Passes the contents of the disk to `damage`. The function can change them.
     pub fn with_bytes<T>(&self, damage: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut state = self.state();
         let result = damage(&mut state.cached);
