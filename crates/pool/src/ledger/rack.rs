@@ -91,7 +91,8 @@ impl Ledger {
 
     /// Checks that the new hosts and EMCs may be added. After a restore, a new object may have been
     /// part of the rack before, also after an earlier restore of the same backup. Devices and hosts
-    /// may then still use its old number, so every host must report before an addition.
+    /// may still use the old number of such an object, so every host must report before an
+    /// addition.
     fn check_additions(&self, spec: &RackSpec) -> Result<(), Rejection> {
         let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.reported);
         let Some(unreported) = unreported else { return Ok(()) };

@@ -1,4 +1,5 @@
 //! Hosts: silent hosts keep their slices, devices confirm fences, and reports are validated.
+//! `rig.rs` documents the words of the scripts.
 
 use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
