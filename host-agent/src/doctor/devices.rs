@@ -133,7 +133,9 @@ impl DeviceCheck<'_> {
             slices.devices_to_remove().and_then(|to_remove| Ok((to_remove, slices.present_slices()?)));
         let (to_remove, found) = match inspected {
             Ok(inspected) => inspected,
-            Err(error) => return vec![Finding::problem("devices", units::chain(&error), fix(&error))],
+            Err(error) => {
+                return vec![Finding::problem("devices", units::chain(&error), suggest_fix(&error))];
+            }
         };
         let mut problems: Vec<_> = to_remove
             .into_iter()
@@ -196,7 +198,7 @@ impl DeviceCheck<'_> {
     }
 }
 
-fn fix(error: &SliceError) -> &'static str {
+fn suggest_fix(error: &SliceError) -> &'static str {
     match error {
         SliceError::BlocksOnline { .. } => "offline these memory blocks, then `systemctl restart host-agent`",
         SliceError::ForeignDevice { .. } => {

@@ -87,7 +87,7 @@ impl Cgroups {
             if self
                 .files
                 .text(format!("{name}/cgroup.events"))
-                .is_ok_and(|text| value(&text, "populated") == Some(1))
+                .is_ok_and(|text| parse_value(&text, "populated") == Some(1))
             {
                 names.push(name);
             }
@@ -212,7 +212,8 @@ impl Cgroups {
     }
 
     fn parse(&self, name: &str, file: &str, text: &str, key: &'static str) -> Result<u64, SysfsError> {
-        value(text, key).ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), truncated(text), key))
+        parse_value(text, key)
+            .ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), truncate(text), key))
     }
 }
 
@@ -222,12 +223,12 @@ fn limit_text(limit: Option<u64>) -> String {
 }
 
 /// Shortens a text to 100 characters for an error message.
-fn truncated(text: &str) -> String {
+fn truncate(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
 /// Returns the value of a key in lines such as `pgmajfault 17`.
-fn value(text: &str, key: &str) -> Option<u64> {
+fn parse_value(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     rest.trim().parse().ok()
 }
