@@ -260,8 +260,8 @@ impl<'a> Checker<'a> {
     fn rack(&mut self, mut top: Section<'_>) -> Option<Config> {
         self.has_tls = top.has("tls");
         let manager = top.required("manager", Field::section).and_then(|section| self.manager(section));
-        let lease = top.section("lease").map_or(Some(Lease::default()), lease);
-        let policy = top.section("policy").map_or(Some(Policy::default()), policy);
+        let lease = top.section("lease").map_or(Some(Lease::default()), parse_lease);
+        let policy = top.section("policy").map_or(Some(Policy::default()), parse_policy);
         let prediction = top.section("prediction").map_or(Some(Settings::default()), prediction::settings);
         let fence = top.section("fence").map_or(Some(None), |section| fence::command(section).map(Some));
         let is_unix = matches!(&manager, Some(Manager { listen: Listen::Unix(_), .. }));
@@ -300,10 +300,10 @@ impl<'a> Checker<'a> {
         let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(LISTEN_DEFAULT.into())));
         let store = section.required("store", |field| self.directory(field, "manager.store"));
         let metrics_listen = section.optional("metrics_listen", |field| match &listen {
-            Some(Listen::Tcp(listen)) if address(field)? == *listen && listen.port() != 0 => {
+            Some(Listen::Tcp(listen)) if parse_address(field)? == *listen && listen.port() != 0 => {
                 Err("must differ from manager.listen".to_owned())
             }
-            _ => address(field),
+            _ => parse_address(field),
         });
         section.reject_unknown_keys();
         Some(Manager { listen: listen?, store: store?, metrics_listen: metrics_listen? })
@@ -319,7 +319,7 @@ impl<'a> Checker<'a> {
             }
             return reader::absolute(self.base, path).map(Listen::Unix);
         }
-        let listen = Listen::Tcp(address(field)?);
+        let listen = Listen::Tcp(parse_address(field)?);
         let allowed = listen.is_local() || self.has_tls;
         allowed
             .then_some(listen)
@@ -343,9 +343,9 @@ impl<'a> Checker<'a> {
     }
 
     fn emc(&mut self, mut section: Section<'_>) -> Option<Emc> {
-        let name = section.required("name", |field| unique(field.name()?, &mut self.emcs));
+        let name = section.required("name", |field| check_unique(field.name()?, &mut self.emcs));
         let slices = section.required("slices", |field| self.slices(field));
-        let driver = section.required("driver", driver);
+        let driver = section.required("driver", parse_driver);
         let path = section.required("path", |field| self.directory(field, "another EMC"));
         let serial = match driver {
             Some(driver) if !driver.can_revoke() => {
@@ -359,7 +359,7 @@ impl<'a> Checker<'a> {
     }
 
     fn serial(&mut self, field: &Field<'_>) -> Result<String, String> {
-        unique(fence::serial(field)?, &mut self.serials)
+        check_unique(fence::serial(field)?, &mut self.serials)
     }
 
     fn slices(&mut self, field: &Field<'_>) -> Result<u32, String> {
@@ -379,11 +379,11 @@ impl<'a> Checker<'a> {
     }
 
     fn host(&mut self, mut section: Section<'_>) -> Option<Host> {
-        let name = section.required("name", |field| unique(field.name()?, &mut self.hosts));
+        let name = section.required("name", |field| check_unique(field.name()?, &mut self.hosts));
         let cores = section.required("cores", |field| field.integer(1..=CORES_PER_HOST_MAX));
         let local = section.required("local_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
         let emcs = self.attached_emcs(&mut section);
-        let token = section.optional("token_sha256", |field| unique(sha256(field)?, &mut self.tokens));
+        let token = section.optional("token_sha256", |field| check_unique(sha256(field)?, &mut self.tokens));
         section.reject_unknown_keys();
         Some(Host {
             name: name?,
@@ -397,7 +397,7 @@ impl<'a> Checker<'a> {
     fn attached_emcs(&self, section: &mut Section<'_>) -> Option<Vec<Name>> {
         let mut attached = BTreeSet::new();
         let emcs = section.list("emcs", EMCS_PER_HOST_MAX, |field| {
-            let emc = unique(field.name()?, &mut attached)?;
+            let emc = check_unique(field.name()?, &mut attached)?;
             let choices = || self.emcs.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
             if self.emcs.contains(&emc) {
                 Ok(emc)
@@ -410,7 +410,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-fn lease(mut section: Section<'_>) -> Option<Lease> {
+fn parse_lease(mut section: Section<'_>) -> Option<Lease> {
     let default = Lease::default();
     let ttl = section.optional("ttl_s", |field| field.seconds(LEASE_TTL_MIN..=LEASE_TTL_MAX));
     let fence_after = section.optional("fence_after_s", |field| match field.str() {
@@ -428,7 +428,7 @@ fn lease(mut section: Section<'_>) -> Option<Lease> {
     Some(Lease { ttl, fence_after })
 }
 
-fn policy(mut section: Section<'_>) -> Option<Policy> {
+fn parse_policy(mut section: Section<'_>) -> Option<Policy> {
     let default = Policy::default();
     let pool_share = section.optional("pool_share", prediction::fraction);
     let within = section.optional("commit_within_s", |field| field.seconds(Ns::ms(1)..=COMMIT_WITHIN_MAX));
@@ -439,15 +439,15 @@ fn policy(mut section: Section<'_>) -> Option<Policy> {
     })
 }
 
-fn unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {
+fn check_unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {
     if seen.insert(value.clone()) { Ok(value) } else { Err("is a duplicate: must be unique".to_owned()) }
 }
 
-fn address(field: &Field<'_>) -> Result<SocketAddr, String> {
+fn parse_address(field: &Field<'_>) -> Result<SocketAddr, String> {
     field.str()?.parse().map_err(|_| "must be an IP address and a port, such as 127.0.0.1:9750".to_owned())
 }
 
-fn driver(field: &Field<'_>) -> Result<Driver, String> {
+fn parse_driver(field: &Field<'_>) -> Result<Driver, String> {
     let choices = || Driver::ALL.map(Driver::name).join(", ");
     Driver::from_name(field.str()?).ok_or_else(|| format!("no such driver; must be one of {}", choices()))
 }

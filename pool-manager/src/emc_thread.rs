@@ -2,7 +2,7 @@
 //! the rack's slice numbers into slice indices of the device, which start at 0.
 //!
 //! A device that vanished may be replaced by a device with other grants. Only
-//! [`DeviceCall::Contents`] opens a device, after which the manager compares the contents with the
+//! [`DeviceCall::Contents`] opens a device, and the manager then compares the contents with the
 //! ledger. Every call carries the number of the latest comparison. A device that was opened by a
 //! later comparison rejects the call.
 

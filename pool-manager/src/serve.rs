@@ -253,7 +253,7 @@ fn rules(config: &Config) -> Result<Rules, TokenError> {
     Ok(Rules { tokens, access: config.access.clone(), certified })
 }
 
-fn rack(config: &Config) -> RackSpec {
+fn rack_spec(config: &Config) -> RackSpec {
     let emc = |e: &crate::config::Emc| EmcSpec {
         name: e.name.clone(),
         slices: e.slices,
@@ -271,7 +271,7 @@ fn rack(config: &Config) -> RackSpec {
 }
 
 async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
-    handle.request(Request::Configure(rack(config))).await.map_err(ServeError::Configure)?;
+    handle.request(Request::Configure(rack_spec(config))).await.map_err(ServeError::Configure)?;
     handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
 }
 

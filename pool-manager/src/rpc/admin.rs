@@ -81,7 +81,7 @@ impl Admin {
 }
 
 /// Returns the page size for the limit in a request; 0 selects the maximum.
-fn page(limit: u32) -> usize {
+fn page_size(limit: u32) -> usize {
     if limit == 0 { LIST_PAGE_MAX as usize } else { limit.min(LIST_PAGE_MAX) as usize }
 }
 
@@ -192,7 +192,7 @@ impl admin_server::Admin for Admin {
     ) -> Reply<wire::ListSlicesResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let page = page(request.limit);
+        let page = page_size(request.limit);
         let revision = self.revision()?;
         let Piece { entries: slices, next } = self.gather(SliceId(request.from), page, lists::slices).await?;
         Ok(Response::new(wire::ListSlicesResponse { slices, next: next.map(|id| id.0), revision }))
@@ -218,7 +218,7 @@ impl admin_server::Admin for Admin {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let after = parse_cursor(&request.after)?;
-        let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
+        let page = page_size(request.limit).min(RESERVATIONS_PAGE_MAX);
         let revision = self.revision()?;
         let piece = |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
         let Piece { entries, next } = self.gather(after, page, piece).await?;
@@ -248,7 +248,7 @@ impl admin_server::Admin for Admin {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let after = parse_cursor(&request.after)?;
-        let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
+        let page = page_size(request.limit).min(RESERVATIONS_PAGE_MAX);
         let listed = self.read(move |manager| {
             let ledger = manager.durable();
             let (entries, next_after) = take_page(ledger.migrations_after(after), page);
