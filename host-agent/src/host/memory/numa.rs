@@ -56,7 +56,7 @@ fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::
     let size = usize::try_from(bytes).map_err(io::Error::other)?;
     let mapping = FileOffset::new(file.try_clone()?, 0);
     let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
-    let mask = mask(nodes);
+    let mask = node_mask(nodes);
     let bits = mask.len() * u64::BITS as usize + 1; // Linux ignores the last bit
     let start = mapping.as_ptr();
     // SAFETY: the mapping and the mask have the given lengths. The call changes only the policy for
@@ -76,7 +76,7 @@ pub fn nodes_with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
 }
 
 /// Returns the bit mask of a set of nodes, with node 0 in the lowest bit of the first word.
-fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
+fn node_mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
     let word = |node: u32| (node / u64::BITS) as usize;
     let mut mask = vec![0; nodes.last().map_or(1, |last| word(*last) + 1)];
     nodes.iter().for_each(|node| mask[word(*node)] |= 1 << (node % u64::BITS));
@@ -303,8 +303,8 @@ mod tests {
 
     #[test]
     fn node_mask_has_any_size() {
-        assert_eq!(mask(&nodes([0, 2])), [0b101]);
-        assert_eq!(mask(&nodes([63, 64, 200])), [1 << 63, 1, 0, 1 << 8]);
+        assert_eq!(node_mask(&nodes([0, 2])), [0b101]);
+        assert_eq!(node_mask(&nodes([63, 64, 200])), [1 << 63, 1, 0, 1 << 8]);
     }
 
     #[test]
