@@ -72,7 +72,7 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> BackupErr
 }
 
 /// Returns the temporary name under which a file is written before it is renamed to `path`.
-fn partial(path: &Path) -> PathBuf {
+fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".partial");
     name.into()
@@ -99,7 +99,7 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     if to.exists() {
         return Err(BackupError::Exists { path: to.to_owned() });
     }
-    let partial = partial(to);
+    let partial = partial_path(to);
     remove_if_exists(&partial)?;
     let copied = RedbStore::open(UnlockedFile(partial.clone())).and_then(|mut to| copy(from, &mut to));
     let entries = match copied {
@@ -167,7 +167,7 @@ impl Restore<'_> {
         let directory = Directory::take(self.into)?;
         let file = directory.path().join(FILE);
         let before = self.present_generation(&file)?;
-        let partial = partial(&file);
+        let partial = partial_path(&file);
         let restored = self.prepare(&partial, before);
         let generation = match restored {
             Ok(generation) => generation,

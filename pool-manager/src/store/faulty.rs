@@ -158,7 +158,7 @@ impl State {
 
     /// Returns the part of a change that is written: everything, nothing, some sectors, or the
     /// first sectors.
-    fn torn(&mut self, change: Change) -> Vec<Change> {
+    fn tear(&mut self, change: Change) -> Vec<Change> {
         match ((self.choose)(4), change) {
             (0, _) => vec![],
             (1, Change::Write { at, bytes }) => self.sectors_of(at, &bytes, usize::MAX),
@@ -187,7 +187,7 @@ impl State {
     /// failure.
     fn write_back(&mut self) {
         for change in std::mem::take(&mut self.unsynced) {
-            for part in self.torn(change) {
+            for part in self.tear(change) {
                 apply(&mut self.synced, &part);
             }
         }
@@ -276,7 +276,7 @@ impl StorageBackend for Opening {
         let changes = match wrote {
             Ok(()) => vec![change],
             Err(_) if state.off => vec![],
-            Err(_) => state.torn(change),
+            Err(_) => state.tear(change),
         };
         changes.into_iter().for_each(|change| state.change(change));
         wrote
