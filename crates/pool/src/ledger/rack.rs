@@ -392,7 +392,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Completes the fence of a host that no EMC has to confirm.
+    /// Completes the fence of a host if all EMCs have confirmed it or none has to.
     pub fn decide_fence_completed(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -441,8 +441,8 @@ impl Ledger {
     }
 
     /// Records that a host has sent its complete state since the ledger was restored. Breaks each
-    /// reservation of the host that no longer owns all its slices, because another VM may have been
-    /// adopted on these slices.
+    /// of the host's reservations that no longer owns all its slices, because another VM may have
+    /// been adopted on these slices.
     pub fn decide_host_reported(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.must_report) else {
             return Change::default();
