@@ -126,7 +126,8 @@ fn check_block(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Opti
     (zone != MOVABLE).then(problem)
 }
 
-/// Reports memory of the node that processes other than VMs use, if it exceeds the tolerance.
+/// Reports how much of the node's memory processes other than VMs use, if this amount exceeds the
+/// tolerance.
 fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     let meminfo = machine.sys.text(format!("{folder}/meminfo")).ok()?;
     let bytes = usage::foreign_memory(&meminfo)?;

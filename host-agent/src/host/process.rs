@@ -325,7 +325,7 @@ fn has_mapped(pid: u32, file: FileId) -> io::Result<bool> {
 /// Returns the address ranges at which a process maps a file.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mut ranges = Vec::new();
@@ -351,7 +351,7 @@ pub struct FileMappings {
 /// long, so it is read line by line.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>, max: usize) -> io::Result<FileMappings> {
     let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     let mut mappings = FileMappings::default();
@@ -412,7 +412,7 @@ pub struct Mapping {
 /// Returns all mappings of a process, in ascending order of addresses.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn all_mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mapping = |line: &str| {

@@ -95,11 +95,11 @@ pub struct MigrationResult {
     pub failed: BTreeMap<i32, u64>,
 }
 
-/// Migrates the pages of a file that a process maps to the node `to`, except pages on permitted
-/// nodes.
+/// Migrates pages to the node `to`: the pages of a file that a process maps, except pages on
+/// permitted nodes.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn migrate_back(
     pid: u32,
     file: FileId,
@@ -164,7 +164,7 @@ impl SampleBounds {
 /// pages, and holds the lock of the process's address space for a few pages at a time.
 ///
 /// # Errors
-/// Returns an error if the process has ended or the caller may not inspect it.
+/// The process has ended, or the caller may not inspect it.
 pub fn sample_placement(pid: u32, files: &[FileId], permitted: &BTreeSet<u32>) -> io::Result<Placement> {
     sample_within(SampleBounds::DEFAULT, pid, files, permitted)
 }
