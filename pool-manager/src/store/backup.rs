@@ -162,7 +162,7 @@ impl Restore<'_> {
     /// Creates a store from a backup, atomically, and marks it as restored, see [`meta::RESTORED`].
     ///
     /// # Errors
-    /// [`BackupError`] if the restore is not possible. Nothing is changed then.
+    /// [`BackupError`] if the restore is not possible. In this case, nothing is changed.
     pub fn run(&self) -> Result<RestoreResult, BackupError> {
         let directory = Directory::take(self.into)?;
         let file = directory.path().join(FILE);
