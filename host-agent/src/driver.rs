@@ -1,5 +1,5 @@
 //! Driver of the agent: the task that owns the state machine of `pool::agent`, passes events to it
-//! and performs its effects. Long work runs in other threads and tasks, and its result returns as
+//! and performs its effects. Long work runs in other threads and tasks, and its result arrives as
 //! an event.
 
 mod calls;
@@ -299,8 +299,8 @@ impl Driver {
         }
     }
 
-    /// Measures the memory of a VM whose process has just ended. Its files still contain all memory
-    /// that the guest touched.
+    /// Measures the memory of a VM whose process has just ended. The memory files still contain all
+    /// memory that the guest touched.
     fn measure_ended_vm(&self, reservation: ReservationId) {
         if let Some(vm) = self.agent.live_vm(reservation) {
             self.usage.record(reservation, self.host.usage(reservation, &vm));

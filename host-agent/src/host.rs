@@ -113,8 +113,8 @@ pub struct Usage {
     pub local: Option<Bytes>,
     /// Used part of the pool memory.
     pub pool: Option<Bytes>,
-    /// Part of the used pool memory whose pages are on nodes without pool memory, because the
-    /// pool's nodes were full. `None` also for backends whose memory cannot overflow.
+    /// Used pool memory of which the pages are on nodes without pool memory, because the pool's
+    /// nodes were full. `None` also for backends that cannot overflow.
     pub overflow: Option<Bytes>,
 }
 
@@ -136,9 +136,9 @@ pub struct Counters {
 pub enum MemoryForm {
     /// File descriptors.
     Descriptors,
-    /// Paths of files, which the VM's user owns.
+    /// Paths of files that the VM's user owns.
     Paths,
-    /// Paths of the files of slices, which the VM's user owns. The VMM allocates local memory
+    /// Paths of the slices' files. The VM's user owns the files. The VMM allocates local memory
     /// itself.
     SlicePaths,
 }
@@ -235,13 +235,13 @@ pub enum HostError {
     NodeFull {
         /// NUMA node of the slice.
         node: u32,
-        /// Memory of VMs in the slice, which would have to be migrated.
+        /// Memory of VMs that would have to be migrated out of the slice.
         needed: Bytes,
         /// Free memory of the node outside the slice.
         available: Bytes,
     },
-    /// The backend `memory_block` cannot pass memory by path to a VMM of another user than the
-    /// agent's: a memfd has no path that other users may open.
+    /// The backend `memory_block` cannot pass memory by path to a VMM that runs as another user
+    /// than the agent: other users cannot open the path of a memfd.
     #[error(
         "a VMM of user {uid} cannot open memory blocks by path: pass descriptors, or run the VMM as the agent's user"
     )]

@@ -105,7 +105,7 @@ pub struct Metrics {
 }
 
 /// Creates a histogram of durations in seconds, with buckets from 50 µs to 26 s.
-fn seconds() -> Histogram {
+fn seconds_histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
 }
 
@@ -117,7 +117,7 @@ impl Metrics {
             registry: Mutex::new(Registry::with_prefix_and_labels("tarn", labels.into_iter())),
             connected: Gauge::default(),
             commands_rejected: Counter::default(),
-            call_seconds: Family::new_with_constructor(seconds),
+            call_seconds: Family::new_with_constructor(seconds_histogram),
             calls_failed: Family::default(),
             slices: Family::default(),
             vms: Gauge::default(),

@@ -1,6 +1,6 @@
 //! Records of the VMs that run on this host: one file per VM, `vms/RESERVATION.json`, which
-//! contains the process and the memory of the VM. It is written before the process receives memory.
-//! A restarted agent finds its VMs by these records.
+//! contains the process and the memory of the VM. The agent writes the file before the process
+//! receives memory. A restarted agent finds its VMs by these records.
 
 use std::{
     collections::BTreeMap,
@@ -144,7 +144,7 @@ impl Records {
     /// Writes a record durably.
     ///
     /// # Errors
-    /// The record cannot be written durably. It may exist, but can be lost in a crash.
+    /// The record cannot be written durably. The file may exist, but can be lost in a crash.
     pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
         let bytes = serde_json::to_vec_pretty(&self.stored(record))
             .expect("a record of numbers and strings can be serialized");

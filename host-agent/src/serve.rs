@@ -198,7 +198,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     let alive = vms.iter().filter(|adopted| adopted.is_alive).count();
     tracing::info!(vms = vms.len(), alive, "loaded records of VMs");
     let (rack, instance) = (runtime_dir.rack()?, runtime_dir.next_instance()?);
-    let host = host(&config.backend)?;
+    let host = create_host(&config.backend)?;
     let orphans = host.present_slices()?;
     if !orphans.is_empty() {
         tracing::info!(slices = orphans.len(), "found open slices of an earlier agent");
@@ -219,7 +219,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     Ok(PreparedAgent { inputs, session_events: sender, boot_id, instance })
 }
 
-fn host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
+fn create_host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
     match backend {
         Backend::Emulated { local_dir } => {
             make_local_dir(local_dir.as_deref())?;
@@ -227,11 +227,11 @@ fn host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
         }
         Backend::Dax { local_dir, scrub_mib_per_s } => {
             make_local_dir(local_dir.as_deref())?;
-            Ok(Arc::new(Dax::new(ranges(*scrub_mib_per_s)?, local_dir.clone())))
+            Ok(Arc::new(Dax::new(discover_ranges(*scrub_mib_per_s)?, local_dir.clone())))
         }
         Backend::MemoryBlock { local_dir, scrub_mib_per_s } => {
             make_local_dir(local_dir.as_deref())?;
-            let ranges = ranges(*scrub_mib_per_s)?;
+            let ranges = discover_ranges(*scrub_mib_per_s)?;
             Ok(Arc::new(MemoryBlock::new(Sysfs::at(SYS), ranges, local_dir.clone())))
         }
     }
@@ -244,7 +244,7 @@ fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
 }
 
 /// Finds the CXL memory of this machine, and logs each device. Unusable devices are not used.
-fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
+fn discover_ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     let cxl = CxlMemory::discover(&Sysfs::at(SYS))?;
     for Device { name, serial, slices, .. } in &cxl.devices {
         match slices {
@@ -266,8 +266,8 @@ fn ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-/// Locks the file that identifies this host, which is its token or the key of its certificate,
-/// until the result is dropped. So two agents of the same host cannot run on one machine, even with
+/// Locks the file that identifies this host, until the result is dropped: the token of the host or
+/// the key of its certificate. So two agents of the same host cannot run on one machine, even with
 /// different runtime directories.
 fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
     let key = config.tls.as_ref().map(|tls| &tls.key);

@@ -1,5 +1,6 @@
 //! Session with the manager: connects, identifies the agent, passes desired states to the driver
-//! and reports to the manager, and reconnects after a delay. Guests are not affected by its end.
+//! and reports to the manager, and reconnects after a delay. The end of a session does not affect
+//! guests.
 
 use std::{
     path::PathBuf,
@@ -148,7 +149,7 @@ async fn run_session(
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
     let (sender, receiver) = mpsc::channel(REPORTS_QUEUED_MAX);
-    sender.send(hello(identity, known_rack)).await.map_err(|_| SessionError::Closed)?;
+    sender.send(hello_message(identity, known_rack)).await.map_err(|_| SessionError::Closed)?;
     let mut request = Request::new(ReceiverStream::new(receiver));
     if let Some(token) = &identity.token {
         let bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| SessionError::Token)?;
@@ -193,7 +194,7 @@ async fn run_session(
     }
 }
 
-fn hello(identity: &AgentIdentity, rack_uuid: String) -> wire::FromAgent {
+fn hello_message(identity: &AgentIdentity, rack_uuid: String) -> wire::FromAgent {
     let hello = wire::Hello {
         protocol_version: proto::PROTOCOL_VERSION,
         host: identity.host.to_string(),

@@ -27,7 +27,7 @@ pub enum SessionEvent {
     Disconnected,
 }
 
-/// State of the driver that the session reports to the manager.
+/// Driver state that the session reports to the manager.
 #[derive(Clone, Debug)]
 pub struct Reports {
     /// Pending report of the observed state.

@@ -323,8 +323,8 @@ impl Symbiosis {
         Participant { name, weight, enforce, least, measured, memory_max: counters.memory_max }
     }
 
-    /// Returns how a tenant's share is enforced. The setting does not apply to VMs, whose memory is
-    /// never swapped out.
+    /// Returns how a tenant's share is enforced. The setting does not apply to VMs, because their
+    /// memory is never swapped out.
     fn enforcement(&self, name: &Name, is_vm: bool) -> Enforce {
         let configured = self.config.tenants.get(name).map_or(self.config.enforce, |tenant| tenant.enforce);
         if is_vm { Enforce::Tiered } else { configured }

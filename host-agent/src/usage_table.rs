@@ -10,8 +10,8 @@ use units::{Bytes, ReservationId};
 
 use crate::host::Usage;
 
-/// Touched memory of a VM as reported to the manager. It is reported only if both parts are
-/// measured, because one part alone would look like the total.
+/// Touched memory of a VM as reported to the manager: only if both parts are measured, because one
+/// part alone would look like the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TouchedMemory {
     /// Touched part of the local memory.

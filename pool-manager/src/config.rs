@@ -220,7 +220,8 @@ impl Config {
         let text = Text::new(text);
         let document = text.parse();
         let base = path.parent().unwrap_or(Path::new(""));
-        let config = document.as_ref().and_then(|table| Checker::new(base).rack(Section::root(&text, table)));
+        let config =
+            document.as_ref().and_then(|table| Checker::new(base).parse_rack(Section::root(&text, table)));
         drop(document);
         let violations = text.into_violations();
         match config {
@@ -257,11 +258,11 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn rack(&mut self, mut top: Section<'_>) -> Option<Config> {
+    fn parse_rack(&mut self, mut top: Section<'_>) -> Option<Config> {
         self.has_tls = top.has("tls");
-        let manager = top.required("manager", Field::section).and_then(|section| self.manager(section));
-        let lease = top.section("lease").map_or(Some(Lease::default()), lease);
-        let policy = top.section("policy").map_or(Some(Policy::default()), policy);
+        let manager = top.required("manager", Field::section).and_then(|section| self.parse_manager(section));
+        let lease = top.section("lease").map_or(Some(Lease::default()), parse_lease);
+        let policy = top.section("policy").map_or(Some(Policy::default()), parse_policy);
         let prediction = top.section("prediction").map_or(Some(Settings::default()), prediction::settings);
         let fence = top.section("fence").map_or(Some(None), |section| fence::command(section).map(Some));
         let is_unix = matches!(&manager, Some(Manager { listen: Listen::Unix(_), .. }));
@@ -270,11 +271,11 @@ impl<'a> Checker<'a> {
             (Some(section), Some(_)) => access::access(section, is_unix),
             _ => Some(Access::default()),
         };
-        let tls = top.section("tls").map_or(Some(None), |section| self.tls(section).map(Some));
+        let tls = top.section("tls").map_or(Some(None), |section| self.parse_tls(section).map(Some));
         let emcs = top.sections("emc", EMCS_MAX);
-        let emcs: Vec<_> = emcs.into_iter().map(|section| self.emc(section)).collect();
+        let emcs: Vec<_> = emcs.into_iter().map(|section| self.parse_emc(section)).collect();
         let hosts = top.sections("host", HOSTS_MAX);
-        let hosts: Vec<_> = hosts.into_iter().map(|section| self.host(section)).collect();
+        let hosts: Vec<_> = hosts.into_iter().map(|section| self.parse_host(section)).collect();
         let is_complete = top.check(!emcs.is_empty(), "emc", "is missing: at least one [[emc]] is required");
         let is_complete = is_complete.and(top.check(
             !hosts.is_empty(),
@@ -290,26 +291,26 @@ impl<'a> Checker<'a> {
         Some(Config { manager, lease, policy, prediction, fence, access, tls, emcs, hosts })
     }
 
-    fn manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
-        let listen = section.optional("listen", |field| self.listen(field));
+    fn parse_manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
+        let listen = section.optional("listen", |field| self.parse_listen(field));
         section.check(
             !self.has_tls || listen != Some(None),
             "listen",
             "is missing: [tls] requires an IP address and a port",
         );
         let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(LISTEN_DEFAULT.into())));
-        let store = section.required("store", |field| self.directory(field, "manager.store"));
+        let store = section.required("store", |field| self.parse_directory(field, "manager.store"));
         let metrics_listen = section.optional("metrics_listen", |field| match &listen {
-            Some(Listen::Tcp(listen)) if address(field)? == *listen && listen.port() != 0 => {
+            Some(Listen::Tcp(listen)) if parse_address(field)? == *listen && listen.port() != 0 => {
                 Err("must differ from manager.listen".to_owned())
             }
-            _ => address(field),
+            _ => parse_address(field),
         });
         section.reject_unknown_keys();
         Some(Manager { listen: listen?, store: store?, metrics_listen: metrics_listen? })
     }
 
-    fn listen(&self, field: &Field<'_>) -> Result<Listen, String> {
+    fn parse_listen(&self, field: &Field<'_>) -> Result<Listen, String> {
         if let Some(path) = field.str()?.strip_prefix("unix:") {
             if self.has_tls {
                 return Err(
@@ -319,14 +320,14 @@ impl<'a> Checker<'a> {
             }
             return reader::absolute(self.base, path).map(Listen::Unix);
         }
-        let listen = Listen::Tcp(address(field)?);
+        let listen = Listen::Tcp(parse_address(field)?);
         let allowed = listen.is_local() || self.has_tls;
         allowed
             .then_some(listen)
             .ok_or_else(|| "must be a loopback address or unix:/path, because there is no [tls]".to_owned())
     }
 
-    fn tls(&self, mut section: Section<'_>) -> Option<Tls> {
+    fn parse_tls(&self, mut section: Section<'_>) -> Option<Tls> {
         let certificate = section.required("certificate", |field| field.path(self.base));
         let key = section.required("key", |field| field.path(self.base));
         let client_ca = section.required("client_ca", |field| field.path(self.base));
@@ -342,27 +343,27 @@ impl<'a> Checker<'a> {
         })
     }
 
-    fn emc(&mut self, mut section: Section<'_>) -> Option<Emc> {
-        let name = section.required("name", |field| unique(field.name()?, &mut self.emcs));
-        let slices = section.required("slices", |field| self.slices(field));
-        let driver = section.required("driver", driver);
-        let path = section.required("path", |field| self.directory(field, "another EMC"));
+    fn parse_emc(&mut self, mut section: Section<'_>) -> Option<Emc> {
+        let name = section.required("name", |field| check_unique(field.name()?, &mut self.emcs));
+        let slices = section.required("slices", |field| self.parse_slices(field));
+        let driver = section.required("driver", parse_driver);
+        let path = section.required("path", |field| self.parse_directory(field, "another EMC"));
         let serial = match driver {
             Some(driver) if !driver.can_revoke() => {
-                section.required("serial", |field| self.serial(field)).map(Some)
+                section.required("serial", |field| self.parse_serial(field)).map(Some)
             }
             Some(driver) => section.optional("serial", |_| Err(fence::serial_not_allowed(driver))),
-            None => section.optional("serial", |field| self.serial(field)),
+            None => section.optional("serial", |field| self.parse_serial(field)),
         };
         section.reject_unknown_keys();
         Some(Emc { name: name?, slices: slices?, driver: driver?, path: path?, serial: serial? })
     }
 
-    fn serial(&mut self, field: &Field<'_>) -> Result<String, String> {
-        unique(fence::serial(field)?, &mut self.serials)
+    fn parse_serial(&mut self, field: &Field<'_>) -> Result<String, String> {
+        check_unique(fence::serial(field)?, &mut self.serials)
     }
 
-    fn slices(&mut self, field: &Field<'_>) -> Result<u32, String> {
+    fn parse_slices(&mut self, field: &Field<'_>) -> Result<u32, String> {
         let slices = field.integer(1..=SLICES_PER_EMC_MAX)?;
         self.slices = self.slices.saturating_add(slices);
         let fits = self.slices <= SLICES_MAX;
@@ -370,7 +371,7 @@ impl<'a> Checker<'a> {
             .ok_or_else(|| format!("all EMCs together must have at most {SLICES_MAX} slices"))
     }
 
-    fn directory(&mut self, field: &Field<'_>, used_by: &'static str) -> Result<PathBuf, String> {
+    fn parse_directory(&mut self, field: &Field<'_>, used_by: &'static str) -> Result<PathBuf, String> {
         let path = field.path(self.base)?;
         match self.directories.insert(path.clone(), used_by) {
             None => Ok(path),
@@ -378,12 +379,12 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn host(&mut self, mut section: Section<'_>) -> Option<Host> {
-        let name = section.required("name", |field| unique(field.name()?, &mut self.hosts));
+    fn parse_host(&mut self, mut section: Section<'_>) -> Option<Host> {
+        let name = section.required("name", |field| check_unique(field.name()?, &mut self.hosts));
         let cores = section.required("cores", |field| field.integer(1..=CORES_PER_HOST_MAX));
         let local = section.required("local_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
         let emcs = self.attached_emcs(&mut section);
-        let token = section.optional("token_sha256", |field| unique(sha256(field)?, &mut self.tokens));
+        let token = section.optional("token_sha256", |field| check_unique(sha256(field)?, &mut self.tokens));
         section.reject_unknown_keys();
         Some(Host {
             name: name?,
@@ -397,7 +398,7 @@ impl<'a> Checker<'a> {
     fn attached_emcs(&self, section: &mut Section<'_>) -> Option<Vec<Name>> {
         let mut attached = BTreeSet::new();
         let emcs = section.list("emcs", EMCS_PER_HOST_MAX, |field| {
-            let emc = unique(field.name()?, &mut attached)?;
+            let emc = check_unique(field.name()?, &mut attached)?;
             let choices = || self.emcs.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
             if self.emcs.contains(&emc) {
                 Ok(emc)
@@ -410,7 +411,7 @@ impl<'a> Checker<'a> {
     }
 }
 
-fn lease(mut section: Section<'_>) -> Option<Lease> {
+fn parse_lease(mut section: Section<'_>) -> Option<Lease> {
     let default = Lease::default();
     let ttl = section.optional("ttl_s", |field| field.seconds(LEASE_TTL_MIN..=LEASE_TTL_MAX));
     let fence_after = section.optional("fence_after_s", |field| match field.str() {
@@ -428,7 +429,7 @@ fn lease(mut section: Section<'_>) -> Option<Lease> {
     Some(Lease { ttl, fence_after })
 }
 
-fn policy(mut section: Section<'_>) -> Option<Policy> {
+fn parse_policy(mut section: Section<'_>) -> Option<Policy> {
     let default = Policy::default();
     let pool_share = section.optional("pool_share", prediction::fraction);
     let within = section.optional("commit_within_s", |field| field.seconds(Ns::ms(1)..=COMMIT_WITHIN_MAX));
@@ -439,15 +440,15 @@ fn policy(mut section: Section<'_>) -> Option<Policy> {
     })
 }
 
-fn unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {
+fn check_unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {
     if seen.insert(value.clone()) { Ok(value) } else { Err("is a duplicate: must be unique".to_owned()) }
 }
 
-fn address(field: &Field<'_>) -> Result<SocketAddr, String> {
+fn parse_address(field: &Field<'_>) -> Result<SocketAddr, String> {
     field.str()?.parse().map_err(|_| "must be an IP address and a port, such as 127.0.0.1:9750".to_owned())
 }
 
-fn driver(field: &Field<'_>) -> Result<Driver, String> {
+fn parse_driver(field: &Field<'_>) -> Result<Driver, String> {
     let choices = || Driver::ALL.map(Driver::name).join(", ");
     Driver::from_name(field.str()?).ok_or_else(|| format!("no such driver; must be one of {}", choices()))
 }

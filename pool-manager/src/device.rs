@@ -126,7 +126,7 @@ pub trait Device: Send {
     /// the call.
     fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError>;
 
-    /// Returns the grants and epochs of the device, which the manager compares with the ledger.
+    /// Returns the grants and epochs of the device. The manager compares them with the ledger.
     ///
     /// # Errors
     /// [`DeviceError`] if the device cannot be read.
@@ -217,7 +217,7 @@ pub enum DeviceError {
         /// Highest epoch of the slice on the device.
         highest: Epoch,
     },
-    /// Rejection: the slice is granted to another owner, whose access must be revoked first.
+    /// Rejection: the slice is granted to another owner. This owner's access must be revoked first.
     #[error("slice {slice} is held by {host} with epoch {epoch}: it must be revoked first")]
     Held {
         /// Number of the slice on this EMC.
@@ -262,7 +262,7 @@ pub enum DeviceError {
     Record {
         /// Directory of the EMC.
         path: PathBuf,
-        /// Error of the record's store.
+        /// Error returned by the store that holds the driver's record of grants.
         #[source]
         cause: StoreError,
     },

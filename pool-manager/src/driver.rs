@@ -79,7 +79,7 @@ pub enum DriverError {
 
 type ReplyResult = Result<RequestReply, Rejection>;
 
-/// Operation on the store that does not change the ledger.
+/// Store operation that does not change the ledger.
 enum StoreTask {
     /// Creates a snapshot of the store, which the caller reads on another thread.
     Snapshot(oneshot::Sender<Result<Box<dyn Scan>, StoreError>>),

@@ -2,7 +2,7 @@
 //! the rack's slice numbers into slice indices of the device, which start at 0.
 //!
 //! A device that vanished may be replaced by a device with other grants. Only
-//! [`DeviceCall::Contents`] opens a device, after which the manager compares the contents with the
+//! [`DeviceCall::Contents`] opens a device, and the manager then compares the contents with the
 //! ledger. Every call carries the number of the latest comparison. A device that was opened by a
 //! later comparison rejects the call.
 
@@ -45,8 +45,8 @@ pub struct EmcDescription {
     pub rack: String,
 }
 
-/// Starts the thread of an EMC. The thread performs queued calls in batches. It makes each batch
-/// durable, and passes the results to `report`. It checks an idle device every
+/// Starts the thread of an EMC. The thread performs queued calls in batches, makes each batch
+/// durable, and passes the results to `report`. The thread checks an idle device every
 /// [`DEVICE_PROBE_INTERVAL`], and ends when the sender and all its clones are dropped.
 ///
 /// # Errors
@@ -102,7 +102,7 @@ struct EmcCall {
 }
 
 impl EmcSender {
-    /// Queues a call for the thread, which runs as long as this sender exists.
+    /// Queues a call for the thread. The thread runs as long as this sender exists.
     pub fn send(&mut self, call: DeviceCall) {
         self.comparison += u64::from(call == DeviceCall::Contents);
         let _ = self.sender.send(EmcCall { call, comparison: self.comparison });

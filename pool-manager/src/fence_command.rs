@@ -13,7 +13,7 @@ use tokio::{
 };
 use units::{Ns, limits::FENCE_OUTPUT_BYTES_MAX};
 
-/// Placeholder in the fence command, which is replaced by the host's name.
+/// Placeholder for the host's name in the fence command.
 pub const HOST_PLACEHOLDER: &str = "{host}";
 /// Maximum wait for a killed process to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);

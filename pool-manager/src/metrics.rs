@@ -110,7 +110,7 @@ struct PointLabel {
 }
 
 /// Returns a histogram of times from 50 µs to about 26 s.
-fn seconds() -> Histogram {
+fn seconds_histogram() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
 }
 
@@ -174,13 +174,13 @@ impl Default for Metrics {
             state_since: Mutex::default(),
             store_failures: Counter::default(),
             batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
-            reserve_seconds: seconds(),
-            plan_seconds: seconds(),
+            reserve_seconds: seconds_histogram(),
+            plan_seconds: seconds_histogram(),
             vm_outcomes: Family::default(),
             outcomes: Gauge::default(),
             models: Family::default(),
             operating_point: Family::default(),
-            transition_seconds: Family::new_with_constructor(seconds),
+            transition_seconds: Family::new_with_constructor(seconds_histogram),
             scrubbed_bytes: Counter::default(),
             lease_expired: Counter::default(),
             slices: Family::default(),

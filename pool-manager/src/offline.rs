@@ -72,8 +72,8 @@ pub enum OfflineError {
     },
 }
 
-/// Creates a new rack and its tokens in the store's directory, which must never have contained a
-/// rack.
+/// Creates a new rack and its tokens in the store's directory. The directory must never have
+/// contained a rack.
 ///
 /// # Errors
 /// [`OfflineError`] if `rack.toml` is invalid, or the directory contains or contained a rack.

@@ -1,6 +1,6 @@
-//! Chooses the operating point of both predictions. It puts the most memory on the pool within the
-//! operator's limits (Pond, Eq. 1, solved in `prediction::combination`). It is chosen again when
-//! models, outcomes or the mix of VMs change.
+//! Chooses the operating point of both predictions: the point that puts the most memory on the pool
+//! within the operator's limits (Pond, Eq. 1, solved in `prediction::combination`). The point is
+//! chosen again when models, outcomes or the mix of VMs change.
 
 use prediction::{
     combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, solve},
@@ -51,7 +51,7 @@ const RATES: [f64; 14] =
 const NO_RISK: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
 
 impl OperatingPoint {
-    /// Returns the operating point without models, which uses no pool memory.
+    /// Returns the operating point without models. This point uses no pool memory.
     pub fn without_pool(limits: OperatorLimits) -> Self {
         Self::choose(&Calibration::default(), &[], Fraction::default(), limits)
     }

@@ -155,7 +155,7 @@ pub fn plan(
     actor: Actor,
 ) -> (wire::PlanVmResponse, Decision) {
     let SplitDecision { split, model, facts, .. } = split_decision;
-    let fit = |candidate| Fit { fits: fits(&candidate, plan, split), candidate };
+    let fit = |candidate| Fit { fits: check_fit(&candidate, plan, split), candidate };
     let mut fits: Vec<Fit> = candidates.into_iter().map(fit).collect();
     let tightness = |Fit { candidate, fits }: &Fit| {
         (fits.is_err(), candidate.free_cores, candidate.free_local, candidate.host.clone())
@@ -187,7 +187,7 @@ pub fn plan(
 ///
 /// # Errors
 /// Returns the reason why the VM does not fit, such as the missing resource.
-fn fits(candidate: &HostCandidate, plan: &Plan, split: Split) -> Result<(), String> {
+fn check_fit(candidate: &HostCandidate, plan: &Plan, split: Split) -> Result<(), String> {
     let slices = slices_of(split);
     if let Some(why) = candidate.unschedulable {
         Err(why.to_owned())

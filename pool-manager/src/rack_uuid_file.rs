@@ -26,8 +26,8 @@ pub fn read(folder: &Path) -> io::Result<Option<String>> {
 /// Assigns a directory to a rack, durably and atomically.
 ///
 /// # Errors
-/// Returns the error of the operating system if the file cannot be written. The directory belongs
-/// to no rack then.
+/// Returns the error of the operating system if the file cannot be written. In this case, the
+/// directory belongs to no rack.
 pub fn write(folder: &Path, rack_uuid: &str) -> io::Result<()> {
     let partial = folder.join(format!("{RACK_UUID_FILE}.partial"));
     let mut file = private().create(true).truncate(true).open(&partial)?;

@@ -57,8 +57,8 @@ pub fn write(record: &Record) -> Write {
     }
 }
 
-/// Returns the writes that remove the marks of a restored store. They are part of the first batch
-/// after a restore.
+/// Returns the writes that remove the marks of a restored store. These writes are part of the first
+/// batch after a restore.
 pub fn clear_restored_marks() -> [Write; 2] {
     [meta::RESTORED, meta::GENERATION].map(|key| Write::Delete { table: Table::Meta, key: key.to_vec() })
 }

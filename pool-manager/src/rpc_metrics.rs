@@ -87,8 +87,8 @@ impl RpcMetrics {
     }
 }
 
-/// Guard of one call, which counts the finished call when it is dropped. The code of a call that
-/// the client abandons is `Cancelled`.
+/// Guard that counts one call as finished when it is dropped. The code of a call that the client
+/// abandons is `Cancelled`.
 pub(crate) struct Call {
     metrics: Arc<RpcMetrics>,
     method: Method,

@@ -108,8 +108,8 @@ fn io(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(std::io
 /// Runs the manager until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`ServeError`] if configuration, store, tokens or sockets cannot be used. No request has been
-/// served then.
+/// [`ServeError`] if configuration, store, tokens or sockets cannot be used. In this case, no
+/// request has been served.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
     let rack_uuid = store_folder::uuid();
@@ -135,7 +135,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     result
 }
 
-/// Contents of the store that do not belong to the ledger.
+/// Store contents that do not belong to the ledger.
 struct StoredState {
     forecasts: forecasts::StoredForecasts,
     weights: shares::StoredWeights,
@@ -253,7 +253,7 @@ fn rules(config: &Config) -> Result<Rules, TokenError> {
     Ok(Rules { tokens, access: config.access.clone(), certified })
 }
 
-fn rack(config: &Config) -> RackSpec {
+fn rack_spec(config: &Config) -> RackSpec {
     let emc = |e: &crate::config::Emc| EmcSpec {
         name: e.name.clone(),
         slices: e.slices,
@@ -271,7 +271,7 @@ fn rack(config: &Config) -> RackSpec {
 }
 
 async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
-    handle.request(Request::Configure(rack(config))).await.map_err(ServeError::Configure)?;
+    handle.request(Request::Configure(rack_spec(config))).await.map_err(ServeError::Configure)?;
     handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
 }
 

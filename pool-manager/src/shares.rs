@@ -160,7 +160,8 @@ impl Shares {
     /// get the same name.
     ///
     /// # Errors
-    /// [`DriverError`] if the store failed or the manager is stopping. Nothing is deleted then.
+    /// [`DriverError`] if the store failed or the manager is stopping. In this case, nothing is
+    /// deleted.
     pub async fn remove_departed_hosts(&self) -> Result<(), DriverError> {
         let _guard = self.write_lock.lock().await;
         let hosts: BTreeSet<Name> = self.driver.read(|manager, _| {

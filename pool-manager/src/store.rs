@@ -171,7 +171,7 @@ pub trait Store: Scan {
     /// [`StoreError`] if the store cannot be opened. The caller may try again.
     fn reopen(&mut self) -> Result<(), StoreError>;
 
-    /// Returns a consistent snapshot, which can be read while the store is written.
+    /// Returns a consistent snapshot that can be read while the store is written.
     ///
     /// # Errors
     /// [`StoreError`] if an earlier write failed.

@@ -143,7 +143,7 @@ pub fn uuid() -> String {
 }
 
 /// Checks that a directory that belongs to a rack has a ledger file. Must be called before the
-/// store is opened, which would create a missing file.
+/// store is opened, because opening it would create a missing file.
 ///
 /// # Errors
 /// [`StoreFolderError::LedgerLost`] if the file is missing or empty.
@@ -154,7 +154,7 @@ pub fn check_file(folder: &Path) -> Result<(), StoreFolderError> {
         Some(true) => "is empty",
         None => "is missing",
     };
-    evidence(folder)?
+    find_evidence(folder)?
         .map_or(Ok(()), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }))
 }
 
@@ -166,7 +166,7 @@ pub fn check_file(folder: &Path) -> Result<(), StoreFolderError> {
 pub fn check_rack(folder: &Path, meta: Option<&Meta>) -> Result<(), StoreFolderError> {
     let Some(meta) = meta else {
         let (ledger, defect) = (folder.join(FILE), "contains no rack");
-        return evidence(folder)?
+        return find_evidence(folder)?
             .map_or(Ok(()), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
     };
     match rack_of_folder(folder)? {
@@ -180,7 +180,7 @@ pub fn check_rack(folder: &Path, meta: Option<&Meta>) -> Result<(), StoreFolderE
 
 /// Returns a description of the file or directory that proves that `folder` belongs to a rack. Does
 /// not consider the ledger.
-fn evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
+fn find_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
     if let Some(folder_rack) = rack_of_folder(folder)? {
         return Ok(Some(format!("{RACK_UUID_FILE} {folder_rack}")));
     }

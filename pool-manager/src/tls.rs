@@ -75,16 +75,16 @@ impl LoadedTls {
 /// [`TlsError`] if a file is missing or not PEM, a certificate is expired or not yet valid, or the
 /// key is accessible to all users or belongs to another certificate.
 pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
-    let chain = certificates("certificate", &tls.certificate)?;
-    let key = key(&tls.key)?;
-    let authorities = certificates("client_ca", &tls.client_ca)?;
+    let chain = read_certificates("certificate", &tls.certificate)?;
+    let key = read_key(&tls.key)?;
+    let authorities = read_certificates("client_ca", &tls.client_ca)?;
     let names = alternative_names(&parse("certificate", &tls.certificate, &chain[0])?);
     let leaf = &chain[..1]; // clients verify the other certificates of the chain
     let own = valid_certificates("certificate", &tls.certificate, leaf)?;
     let authority = valid_certificates("client_ca", &tls.client_ca, &authorities)?;
     let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(
-        roots(&tls.client_ca, authority.certificates)?,
+        root_store(&tls.client_ca, authority.certificates)?,
         Arc::clone(&provider),
     );
     let verifier = verifier
@@ -115,7 +115,7 @@ fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(path).map_err(|errno| TlsError::Read { field, path: path.to_owned(), errno })
 }
 
-fn certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn read_certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(field, path)?).collect();
     let parsed = parsed.map_err(|error| {
         unusable(field, path, format!("must contain certificates in PEM format: {error}"))
@@ -126,7 +126,7 @@ fn certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'
     Ok(parsed)
 }
 
-fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let text = read("key", path)?;
     let mode = fs::metadata(path)
         .map_err(|errno| TlsError::Read { field: "key", path: path.to_owned(), errno })?
@@ -143,7 +143,10 @@ fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
         .map_err(|error| unusable("key", path, format!("must contain a private key in PEM format: {error}")))
 }
 
-fn roots(path: &Path, authorities: Vec<CertificateDer<'static>>) -> Result<Arc<RootCertStore>, TlsError> {
+fn root_store(
+    path: &Path,
+    authorities: Vec<CertificateDer<'static>>,
+) -> Result<Arc<RootCertStore>, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
         roots.add(authority).map_err(|error| unusable("client_ca", path, error))?;
@@ -168,7 +171,7 @@ struct ValidCertificates {
 }
 
 /// Returns the certificates that are valid now, and their earliest expiry. Logs a warning for each
-/// other certificate, which can remain after the rotation of an authority.
+/// other certificate; such a certificate can remain after the rotation of an authority.
 ///
 /// # Errors
 /// [`TlsError::Unusable`] if no certificate is valid.

@@ -170,7 +170,7 @@ pub fn build(
     let vm = create_vm(&kvm)?;
     let bits = address_bits(&kvm)?;
     if config.agent.is_some() {
-        boot::check(&config.kernel, &Layout::new(&source::preview(config)?, bits)?, &windows)?;
+        boot::check(&config.kernel, &Layout::new(&source::preview_shape(config)?, bits)?, &windows)?;
     }
     let Source { shape, backings } = source::acquire(config)?;
     let layout = Layout::new(&shape, bits)?;

@@ -89,7 +89,7 @@ pub fn acquire(config: &Config) -> Result<Source, SourceError> {
 /// # Errors
 /// [`SourceError::Agent`] if the agent does not respond. [`SourceError::Unusable`] or
 /// [`SourceError::Sizes`] if the reservation does not match the options.
-pub fn preview(config: &Config) -> Result<Shape, SourceError> {
+pub fn preview_shape(config: &Config) -> Result<Shape, SourceError> {
     let Some(socket) = &config.agent else { return Ok(placeholder_shape(config)) };
     let inspected = with_agent(config, socket, |agent, vm| match agent.inspect(vm) {
         Ok(memory) => Ok(Some(memory)),

@@ -85,8 +85,9 @@ struct TenantRow {
     memory_share: f64,
     /// Bandwidth, as a fraction of the link.
     bandwidth_share: f64,
-    /// Throughput relative to an equal split, from exact miss ratios.
-    throughput_of_equal_split: f64,
+    /// Throughput divided by the throughput with an equal split, computed from exact miss ratios.
+    #[serde(rename = "throughput_of_equal_split")]
+    throughput_vs_equal_split: f64,
 }
 
 /// Certificate of the market, computed from the estimated utilities.
@@ -113,7 +114,7 @@ impl Row for SchemeRow {
         col("STATUS", |l| l.certificate.as_ref().map_or("-".to_owned(), |c| c.status.to_owned())),
         col("ENVY", |l| l.certificate.as_ref().and_then(|c| c.envy).map_or("-".to_owned(), super::percent)),
         wide("TENANTS", |l| {
-            let tenants = l.tenants.iter().map(|t| format!("{} {:.2}", t.trace, t.throughput_of_equal_split));
+            let tenants = l.tenants.iter().map(|t| format!("{} {:.2}", t.trace, t.throughput_vs_equal_split));
             tenants.collect::<Vec<_>>().join(", ")
         }),
     ];
@@ -229,7 +230,7 @@ fn rows_of(ComparedMix { mix, outcomes }: &ComparedMix) -> Vec<SchemeRow> {
                 kind: format!("{:?}", mix.tenants[at].kind(equal)).to_lowercase(),
                 memory_share: outcome.shares[at].memory,
                 bandwidth_share: outcome.shares[at].bandwidth,
-                throughput_of_equal_split: outcome.against_equal[at],
+                throughput_vs_equal_split: outcome.against_equal[at],
             })
             .collect(),
         certificate: outcome.certificate.as_ref().map(|certificate| CertificateRow {

@@ -415,10 +415,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Creates an agent. It opens the slices of the VMs in `found` again and watches their
-    /// processes; VMs whose process has ended are reported. `rack` is the rack that this host
-    /// served before. `places` are the locations of slices that an earlier instance may have left
-    /// open; see [`Handle::place`].
+    /// Creates an agent. The agent opens the slices of the VMs in `found` again and watches their
+    /// processes. It reports VMs whose process has ended. `rack` is the rack that this host served
+    /// before. `places` are the locations of slices that an earlier instance may have left open;
+    /// see [`Handle::place`].
     pub fn new(
         now: Ns,
         instance: InstanceId,

@@ -172,7 +172,7 @@ pub enum DecisionKind {
     },
     /// The weights of a host's tenants changed.
     WeightsChanged {
-        /// All tenants of the host that have a weight, with their weights.
+        /// The host's tenants that have a weight, with their weights.
         weights: Vec<(Name, f64)>,
     },
 }

@@ -175,8 +175,8 @@ impl HostEntry {
         self.held.range(emc.first..emc.end()).next().copied()
     }
 
-    /// Returns the attached EMCs that the host cannot use, each with the reason. Not durable,
-    /// because the agent reports them again after a restart of the manager.
+    /// Returns the attached EMCs that the host cannot use, each with the reason. This set is not
+    /// durable, because the agent reports them again after a restart of the manager.
     pub fn unseen(&self) -> &BTreeMap<EmcId, String> {
         &self.unseen
     }
@@ -627,7 +627,7 @@ impl Ledger {
         self.reservations.get(&id)
     }
 
-    /// Returns the newest ended reservation of a VM that is still recorded.
+    /// Returns the newest of a VM's ended reservations that are still recorded.
     pub fn ended_of(&self, vm: &Name) -> Option<ReservationId> {
         self.ended_of_vm.get(vm)?.last().copied()
     }

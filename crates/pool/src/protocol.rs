@@ -147,8 +147,7 @@ pub struct DesiredVm {
 pub struct ObservedState {
     /// Number of this report in its session, from 1.
     pub sequence: u64,
-    /// Number of the report that precedes this report. It is below `sequence - 1` if this report
-    /// merges several reports.
+    /// Number of the preceding report; below `sequence - 1` if this report merges several reports.
     pub after: u64,
     /// Index of this part of the report, from 0; see [`ObservedState::into_parts`].
     pub part: usize,

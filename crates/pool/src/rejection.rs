@@ -129,7 +129,7 @@ pub enum Rejection {
         /// The VM that may use the slice, or the host that has not reported.
         why: String,
     },
-    /// The host or EMC is not in the restored backup. It may be in use under numbers that the
+    /// The host or EMC is not in the restored backup. It may be in use under a number that the
     /// ledger does not contain.
     #[error(
         "{what} is not in the restored ledger: it can be added when every host has reported, and host {unreported} has not reported"

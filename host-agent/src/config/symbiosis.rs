@@ -21,7 +21,7 @@ use super::{InvalidValue, invalid};
 /// Settings of Symbiosis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Symbiosis {
-    /// Directory of cgroup v2, each of whose child cgroups is a tenant.
+    /// Directory of cgroup v2. Each child cgroup is a tenant.
     pub cgroups: PathBuf,
     /// Resources that the tenants share.
     pub supply: Supply,

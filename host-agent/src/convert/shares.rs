@@ -22,14 +22,14 @@ pub fn shares(report: Report) -> wire::Shares {
         at_unix_ms: report.at.0,
         supply: Some(share(report.supply.all())),
         state: state.into(),
-        reason: truncated(report.reason),
+        reason: truncate_text(report.reason),
         tenants: report.tenants.into_iter().map(tenant).collect(),
         certificate: report.certificate.map(certificate),
     }
 }
 
 /// Shortens a text to the length that the manager accepts, at a character boundary.
-fn truncated(mut text: String) -> String {
+fn truncate_text(mut text: String) -> String {
     let ends = text.char_indices().map(|(at, letter)| at + letter.len_utf8());
     let end = ends.take_while(|end| *end <= SHARES_TEXT_BYTES_MAX).last();
     text.truncate(end.unwrap_or(0));
@@ -62,7 +62,7 @@ fn tenant(report: TenantReport) -> wire::TenantShare {
         gain: clamped(report.gain),
         access_source: access_source.to_owned(),
         error: report.error.clamp(0.0, 1.0),
-        problem: truncated(report.problem),
+        problem: truncate_text(report.problem),
     }
 }
 

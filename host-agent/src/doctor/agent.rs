@@ -44,8 +44,8 @@ impl Agents {
         self.ours.is_some()
     }
 
-    /// Checks that one agent runs and listens on its socket. Several agents conflict only if they
-    /// use CXL memory.
+    /// Checks that one agent runs and listens on the agent socket. Several agents conflict only if
+    /// they use CXL memory.
     pub(super) fn single_agent(&self, config: &Config, uses_cxl: bool) -> Finding {
         if uses_cxl && !self.others.is_empty() {
             let message =
@@ -65,10 +65,13 @@ impl Agents {
             );
         };
         if fs::metadata(&config.socket).is_ok_and(|socket| socket.file_type().is_socket()) {
-            return Finding::passed("agent", format!("process {pid} is the only agent and has its socket"));
+            return Finding::passed(
+                "agent",
+                format!("process {pid} is the only agent and listens on the agent socket"),
+            );
         }
         let message =
-            format!("process {pid} has no socket {}: VMs cannot get memory", config.socket.display());
+            format!("process {pid} does not listen on {}: VMs cannot get memory", config.socket.display());
         Finding::problem("agent", message, "`systemctl restart host-agent`: guests keep running")
     }
 

@@ -44,7 +44,7 @@ pub(super) fn all(
         let region = slices.region();
         nodes.entry(slices.node()).or_default().push(region.base..region.base + region.bytes.get());
     }
-    (devices.iter().flat_map(|device| check.device(device)).collect(), nodes)
+    (devices.iter().flat_map(|device| check.check_device(device)).collect(), nodes)
 }
 
 fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
@@ -83,12 +83,12 @@ fn soft_reserved(iomem: &str) -> Option<Bytes> {
 }
 
 impl DeviceCheck<'_> {
-    fn device(&self, device: &InspectedDevice) -> Vec<Finding> {
+    fn check_device(&self, device: &InspectedDevice) -> Vec<Finding> {
         let restart =
             "after the fix, `systemctl restart host-agent`: the agent discovers devices when it starts";
         let found = match &device.state {
             Err(problem) => vec![Finding::problem("devices", units::chain(problem), restart)],
-            Ok(DeviceState::Present(slices)) => self.slices(&device.serial, slices),
+            Ok(DeviceState::Present(slices)) => self.check_slices(&device.serial, slices),
             Ok(DeviceState::Unbound(name)) => vec![self.pending(format!("{name} has no driver"))],
             Ok(DeviceState::Incomplete(name)) => vec![self.pending(format!("{name} is incomplete"))],
             Ok(DeviceState::NoRegion { window, start }) => vec![match slices::alignment(*start) {
@@ -128,12 +128,14 @@ impl DeviceCheck<'_> {
         }
     }
 
-    fn slices(&self, serial: &str, slices: &Slices) -> Vec<Finding> {
+    fn check_slices(&self, serial: &str, slices: &Slices) -> Vec<Finding> {
         let inspected =
             slices.devices_to_remove().and_then(|to_remove| Ok((to_remove, slices.present_slices()?)));
         let (to_remove, found) = match inspected {
             Ok(inspected) => inspected,
-            Err(error) => return vec![Finding::problem("devices", units::chain(&error), fix(&error))],
+            Err(error) => {
+                return vec![Finding::problem("devices", units::chain(&error), suggest_fix(&error))];
+            }
         };
         let mut problems: Vec<_> = to_remove
             .into_iter()
@@ -142,7 +144,7 @@ impl DeviceCheck<'_> {
             .collect();
         for (index, found) in &found {
             let place = SliceName { serial: serial.to_owned(), index: *index }.to_string();
-            problems.extend(self.slice(slices, *index, found, &place));
+            problems.extend(self.check_slice(slices, *index, found, &place));
         }
         let region = slices.region();
         problems_or(problems, || {
@@ -158,7 +160,7 @@ impl DeviceCheck<'_> {
     }
 
     /// Checks one slice that has a dax device.
-    fn slice(&self, slices: &Slices, index: u32, found: &PresentSlice, place: &str) -> Option<Finding> {
+    fn check_slice(&self, slices: &Slices, index: u32, found: &PresentSlice, place: &str) -> Option<Finding> {
         if found.driver.is_none() {
             return self.partial_slice(place.to_owned(), "it has no driver");
         }
@@ -196,7 +198,7 @@ impl DeviceCheck<'_> {
     }
 }
 
-fn fix(error: &SliceError) -> &'static str {
+fn suggest_fix(error: &SliceError) -> &'static str {
     match error {
         SliceError::BlocksOnline { .. } => "offline these memory blocks, then `systemctl restart host-agent`",
         SliceError::ForeignDevice { .. } => {

@@ -31,7 +31,7 @@ enum State {
 /// problem.
 pub(super) fn of_memory(machine: &Machine) -> Finding {
     let cpuinfo = machine.proc.text("cpuinfo").unwrap_or_default();
-    let states = [tsme(machine, &cpuinfo), sme(machine, &cpuinfo), tme(machine, &cpuinfo)];
+    let states = [check_tsme(machine, &cpuinfo), check_sme(machine, &cpuinfo), check_tme(machine, &cpuinfo)];
     let active = states.iter().find(|state| matches!(state, State::Active(..)));
     let worst = active.or_else(|| states.iter().find(|state| matches!(state, State::Possible(..))));
     match worst {
@@ -50,7 +50,7 @@ pub(super) fn of_memory(machine: &Machine) -> Finding {
 }
 
 /// Checks AMD TSME (transparent SME). Firmware enables it, and /proc/cpuinfo does not show it.
-fn tsme(machine: &Machine, cpuinfo: &str) -> State {
+fn check_tsme(machine: &Machine, cpuinfo: &str) -> State {
     let devices = machine.sys.numbered(SECURE_PROCESSORS, "").unwrap_or_default();
     let status = |device: &String| machine.sys.text(format!("{SECURE_PROCESSORS}/{device}/tsme_status")).ok();
     let statuses: Vec<String> = devices.iter().filter_map(status).collect();
@@ -69,7 +69,7 @@ fn tsme(machine: &Machine, cpuinfo: &str) -> State {
 
 /// Checks AMD SME, by which the kernel encrypts its memory. Linux shows the flag `sme` only if
 /// firmware has enabled SME.
-fn sme(machine: &Machine, cpuinfo: &str) -> State {
+fn check_sme(machine: &Machine, cpuinfo: &str) -> State {
     let remedy = "add `mem_encrypt=off` to the kernel command line of all hosts that share the device";
     let line = machine.proc.text("cmdline").unwrap_or_default();
     let setting = line.split_whitespace().rev().find_map(|word| word.strip_prefix("mem_encrypt="));
@@ -84,7 +84,7 @@ fn sme(machine: &Machine, cpuinfo: &str) -> State {
 
 /// Checks Intel TME. The flag `tme` only shows that the processor supports TME; an MSR shows
 /// whether firmware has enabled it.
-fn tme(machine: &Machine, cpuinfo: &str) -> State {
+fn check_tme(machine: &Machine, cpuinfo: &str) -> State {
     let remedy =
         "disable TME in the firmware of all hosts that share the device, or exclude CXL memory from TME";
     if !has_flag(cpuinfo, "tme") {

@@ -60,8 +60,8 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
     })
 }
 
-/// Reports a file on which users other than the owner have any of the permissions `others`, or
-/// whose permissions cannot be read.
+/// Reports a file if users other than the owner have any of the permissions `others`, or if its
+/// permissions cannot be read.
 fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
     let path_text = path.display();
     let mode = match fs::File::open(path).and_then(|file| file.metadata()) {
@@ -104,7 +104,8 @@ pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
     }
 }
 
-/// Checks whether the agent's VM records can be read. Also returns the locations of their slices.
+/// Checks whether the agent's VM records can be read. Also returns the locations of the slices in
+/// these records.
 pub(super) fn records(runtime_dir: &Path) -> (Finding, BTreeSet<String>) {
     match records::recorded_vms(runtime_dir) {
         Ok(all) => {

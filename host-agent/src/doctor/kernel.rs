@@ -121,7 +121,7 @@ pub(super) fn modules(machine: &Machine, used: MemoryUse) -> Vec<Finding> {
         (false, _) => Some(Finding::problem(
             "modules",
             format!("{name} is neither loaded nor installed for kernel {release}"),
-            format!("boot a kernel with CONFIG_{}, or install the package with the other modules of this kernel", option(name)),
+            format!("boot a kernel with CONFIG_{}, or install the package with the other modules of this kernel", config_option(name)),
         )),
     });
     problems_or(problems.collect(), || {
@@ -137,7 +137,7 @@ fn is_listed(list: &str, name: &str) -> bool {
 }
 
 /// Returns the kernel configuration option of a module, without `CONFIG_`.
-fn option(module: &str) -> String {
+fn config_option(module: &str) -> String {
     match module {
         "device_dax" => "DEV_DAX".to_owned(),
         "dax_cxl" => "DEV_DAX_CXL".to_owned(),
@@ -166,7 +166,7 @@ pub(super) fn check_auto_online(machine: &Machine) -> Finding {
             ),
             format!("{now}; for the next boot, {later}"),
         ),
-        Err(error) => unknown(&error),
+        Err(error) => unknown_state(&error),
     }
 }
 
@@ -174,7 +174,7 @@ fn stays_offline_at_boot(proc: &Sysfs) -> bool {
     proc.text("cmdline").is_ok_and(|line| line.split_whitespace().any(|word| word == STAYS_OFFLINE))
 }
 
-fn unknown(error: &SysfsError) -> Finding {
+fn unknown_state(error: &SysfsError) -> Finding {
     let message =
         if error.is_gone() { "this kernel has no memory hotplug".to_owned() } else { units::chain(error) };
     Finding::problem(

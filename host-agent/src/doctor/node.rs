@@ -63,9 +63,9 @@ pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<F
     if !machine.sys.has(&folder) {
         return vec![Finding::passed("node", "has no memory").of(format!("node {node}"))];
     }
-    let mut problems: Vec<_> = processors(machine, &folder).into_iter().collect();
-    match online(machine, &folder) {
-        Ok(blocks) => problems.extend(blocks.iter().filter_map(|block| misplaced(machine, block, regions))),
+    let mut problems: Vec<_> = check_processors(machine, &folder).into_iter().collect();
+    match online_blocks(machine, &folder) {
+        Ok(blocks) => problems.extend(blocks.iter().filter_map(|block| check_block(machine, block, regions))),
         Err(error) => problems.push(Finding::problem("node", units::chain(&error), RUN_AS_ROOT)),
     }
     problems.extend(foreign_memory(machine, &folder));
@@ -78,7 +78,7 @@ pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<F
     problems_or(problems, passed).into_iter().map(|finding| finding.of(format!("node {node}"))).collect()
 }
 
-fn processors(machine: &Machine, folder: &str) -> Option<Finding> {
+fn check_processors(machine: &Machine, folder: &str) -> Option<Finding> {
     let list = machine.sys.text(format!("{folder}/cpulist")).unwrap_or_default();
     let fix =
         "change the firmware (SRAT, CEDT); until then set `kind = \"dax\"` under [backend] in host.toml";
@@ -92,7 +92,7 @@ fn processors(machine: &Machine, folder: &str) -> Option<Finding> {
     (!list.is_empty()).then(problem)
 }
 
-fn online(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsError> {
+fn online_blocks(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsError> {
     let state = |name: String| {
         let state = machine.sys.text(format!("{}/{name}/state", blocks::FOLDER))?;
         Ok(Block { name, state })
@@ -103,7 +103,7 @@ fn online(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsError> {
 
 /// Reports an online memory block that is outside of all slices, or that may never go offline again
 /// because its zone can contain unmovable pages.
-fn misplaced(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option<Finding> {
+fn check_block(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option<Finding> {
     let (name, at) = (&block.name, blocks::range(&machine.sys, block).ok()?);
     let offline = format!("`echo offline > /sys/{}/{name}/state`", blocks::FOLDER);
     if !regions.iter().any(|region| region.start <= at.start && at.end <= region.end) {
@@ -126,7 +126,8 @@ fn misplaced(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option
     (zone != MOVABLE).then(problem)
 }
 
-/// Reports memory of the node that processes other than VMs use, if it exceeds the tolerance.
+/// Reports how much of the node's memory processes other than VMs use, if this amount exceeds the
+/// tolerance.
 fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     let meminfo = machine.sys.text(format!("{folder}/meminfo")).ok()?;
     let bytes = usage::foreign_memory(&meminfo)?;

@@ -14,7 +14,8 @@ const CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 
 /// Runs all checks for Symbiosis.
 pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
-    let problems = cgroups(&symbiosis.cgroups).into_iter().chain(swap(machine, symbiosis)).collect();
+    let problems =
+        check_cgroups(&symbiosis.cgroups).into_iter().chain(check_swap(machine, symbiosis)).collect();
     let mut findings = problems_or(problems, || {
         let (cgroups, remote) = (symbiosis.cgroups.display(), symbiosis.remote.display());
         Finding::passed(
@@ -64,7 +65,7 @@ fn access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
     }
 }
 
-fn cgroups(folder: &Path) -> Option<Finding> {
+fn check_cgroups(folder: &Path) -> Option<Finding> {
     let dir = folder.display();
     let problem = |message, fix| Some(Finding::problem("tenants", message, fix));
     let Ok(controllers) = Sysfs::at(folder).text("cgroup.subtree_control") else {
@@ -85,7 +86,7 @@ fn cgroups(folder: &Path) -> Option<Finding> {
     problem(format!("symbiosis.cgroups: cgroups in {dir} lack the controllers {}", missing.join(", ")), fix)
 }
 
-fn swap(machine: &Machine, symbiosis: &Symbiosis) -> Option<Finding> {
+fn check_swap(machine: &Machine, symbiosis: &Symbiosis) -> Option<Finding> {
     let problem = |message: String, fix: String| Some(Finding::problem("tenants", message, fix));
     let device = symbiosis.remote.display();
     match Remote::open(&symbiosis.remote, Path::new("/sys")) {

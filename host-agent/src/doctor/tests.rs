@@ -262,7 +262,7 @@ fn missing_agent_second_agent_and_missing_socket_are_reported() {
     host.assert_problem(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
     fs::remove_dir_all(host.tree.path("proc/99")).unwrap();
     fs::remove_file(host.tree.path("run/host-memory.sock")).unwrap();
-    host.assert_problem(&["agent", "process 4711 has no socket", "`systemctl restart host-agent`"]);
+    host.assert_problem(&["agent", "process 4711 does not listen on", "`systemctl restart host-agent`"]);
     host.without_agent().assert_problem(&["agent", "`systemctl start host-agent`"]);
 }
 

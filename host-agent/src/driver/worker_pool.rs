@@ -19,7 +19,7 @@ use units::limits::{HOST_CALLS_IN_FLIGHT_MAX, HOST_RECLAIM_CALLS_IN_FLIGHT_MAX};
 /// Host call, which returns its result as an event.
 type Call = Box<dyn FnOnce() -> Event + Send>;
 
-/// Result of a call, or the panic of a call, which leaves a slice in an unknown state.
+/// Result of a call, or the payload of a panic. A panic leaves a slice in an unknown state.
 pub(super) type CallResult = Result<Event, Box<dyn Any + Send>>;
 
 #[derive(Default)]

@@ -73,7 +73,8 @@ impl AccessProfile {
     }
 
     /// Returns the histogram of access counts of blocks of `bytes` bytes, in [`SAMPLES_PER_RESULT`]
-    /// samples. A block consists of pages with similar access rates, which need not be adjacent.
+    /// samples. A block consists of pages with similar access rates. These pages need not be
+    /// adjacent.
     pub fn histogram(&self, bytes: u64) -> Histogram {
         let mut regions: Vec<Region> = self.accessed_regions().copied().collect();
         regions.sort_by(|a, b| b.touched.total_cmp(&a.touched));

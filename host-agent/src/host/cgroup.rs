@@ -11,7 +11,7 @@ use units::Bytes;
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// Parent directory of cgroups, each of which is a tenant.
+/// Parent directory of cgroups. Each of the cgroups is a tenant.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     folder: PathBuf,
@@ -40,8 +40,8 @@ pub struct Counters {
     /// Bytes read from and written to all other devices.
     pub other_device_bytes: u64,
     /// Microseconds in which some task was stalled on memory, and on I/O (pressure stall
-    /// information); `None` if the kernel does not count them. A wait for a page can count as both:
-    /// as memory if the page was in use before, as I/O while a limit delays it.
+    /// information); `None` if the kernel does not count stalls. A wait for a page can count as
+    /// both: as memory if the page was in use before, as I/O while a limit delays it.
     pub stalled_us: Option<(u64, u64)>,
 }
 
@@ -87,7 +87,7 @@ impl Cgroups {
             if self
                 .files
                 .text(format!("{name}/cgroup.events"))
-                .is_ok_and(|text| value(&text, "populated") == Some(1))
+                .is_ok_and(|text| parse_value(&text, "populated") == Some(1))
             {
                 names.push(name);
             }
@@ -212,7 +212,8 @@ impl Cgroups {
     }
 
     fn parse(&self, name: &str, file: &str, text: &str, key: &'static str) -> Result<u64, SysfsError> {
-        value(text, key).ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), truncated(text), key))
+        parse_value(text, key)
+            .ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), truncate(text), key))
     }
 }
 
@@ -222,12 +223,12 @@ fn limit_text(limit: Option<u64>) -> String {
 }
 
 /// Shortens a text to 100 characters for an error message.
-fn truncated(text: &str) -> String {
+fn truncate(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
 /// Returns the value of a key in lines such as `pgmajfault 17`.
-fn value(text: &str, key: &str) -> Option<u64> {
+fn parse_value(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     rest.trim().parse().ok()
 }

@@ -67,7 +67,7 @@ impl Damon {
     /// separately. Tenants with only device memory get an empty result.
     ///
     /// # Errors
-    /// [`DamonError`], after which no process is monitored.
+    /// [`DamonError`]. No process is monitored after an error.
     pub fn start(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
         self.check_available()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;

@@ -1,4 +1,4 @@
-//! Backend `dax`: slices are dax devices of CXL memory, which VMMs map. The kernel allocates no
+//! Backend `dax`: each slice is a dax device of CXL memory that VMMs map. The kernel allocates no
 //! other memory from them, so that access can be revoked while a VM runs. The device of a slice
 //! exists while the slice is assigned to this host. The manager coordinates several hosts.
 

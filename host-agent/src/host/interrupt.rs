@@ -1,5 +1,5 @@
-//! Execution of system calls that may never return, such as offlining memory that is in use. They
-//! run in a separate thread, which is interrupted by a signal after a time limit.
+//! Execution of system calls that may never return, such as offlining memory that is in use. Each
+//! call runs in a separate thread, which a signal interrupts after a time limit.
 
 use std::{
     io,

@@ -41,12 +41,12 @@ pub(super) struct LocalMemory {
 }
 
 impl LocalMemory {
-    /// Creates an empty table, whose memory may be on all nodes.
+    /// Creates an empty table. The memory of its VMs may be on all nodes.
     pub(super) fn new(dir: Option<PathBuf>) -> Self {
         Self::with_excluded_nodes(dir, BTreeSet::new())
     }
 
-    /// Creates an empty table, whose memory is never on the excluded nodes.
+    /// Creates an empty table. The memory of its VMs is never on the excluded nodes.
     pub(super) fn with_excluded_nodes(dir: Option<PathBuf>, excluded_nodes: BTreeSet<u32>) -> Self {
         Self { dir, excluded_nodes, memfds: Mutex::default() }
     }
@@ -92,8 +92,8 @@ impl LocalMemory {
     }
 
     /// Returns how much of a running VM's local memory is backed by pages; `None` if unknown. A
-    /// running guest has touched some memory. If its file has no page, its VMM uses other memory,
-    /// such as huge pages, which is not measured.
+    /// running guest has touched some memory. If the file of its local memory has no page, its VMM
+    /// uses other memory that is not measured, such as huge pages.
     pub(super) fn allocated(&self, reservation: ReservationId, vm: &ObservedVm) -> Option<Bytes> {
         if vm.local == Bytes::ZERO {
             return Some(Bytes::ZERO);
@@ -154,7 +154,7 @@ impl LocalMemory {
     }
 }
 
-/// Returns the name of a VM's memfd, which /proc/PID/fd shows.
+/// Returns the name of a VM's memfd, as shown in /proc/PID/fd.
 fn memfd_name(reservation: ReservationId) -> String {
     format!("tarn-local-{reservation}")
 }

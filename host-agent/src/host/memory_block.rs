@@ -111,8 +111,8 @@ impl MemoryBlock {
         Ok(switch(&self.sysfs, &slices.blocks(index)?, TargetState::Online)?)
     }
 
-    /// Returns the memfd of a slice. A VM of an earlier agent still has its memfd, which is reused
-    /// unless `is_new`; otherwise a new memfd is created.
+    /// Returns the memfd of a slice. If a VM still has the memfd that an earlier agent created for
+    /// the slice, it is reused unless `is_new`; otherwise a new memfd is created.
     fn file(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
         let name = file_name(holding);
         let existing = if is_new { None } else { process::find_memfd(&name)? };
@@ -163,8 +163,7 @@ impl MemoryBlock {
         let used_blocks = self.used_blocks(slices, index)?; // count again: earlier removals moved pages
         self.check_free_space(slices.node(), &used_blocks)?;
         let blocks: Vec<Block> = used_blocks.into_iter().map(|used| used.block).collect();
-        // Count the pages of a failed block before pages are migrated back, which may fill it
-        // again.
+        // Count the pages of a failed block first: migrating pages back may fill the block again.
         let switched =
             switch(&self.sysfs, &blocks, TargetState::Offline).map_err(|error| self.add_page_count(error));
         self.migrate_back(slices.node());
@@ -234,7 +233,7 @@ impl MemoryBlock {
         Some(placed.misplaced_fraction().of(pool))
     }
 
-    /// Returns the memfds of all VMs that are not pinned, whose pages may be migrated.
+    /// Returns the memfds of all VMs that are not pinned. Their pages may be migrated.
     fn movable_files(&self) -> Vec<Arc<OwnedFd>> {
         self.open.files_without(&self.pinned())
     }
@@ -340,7 +339,7 @@ impl Host for MemoryBlock {
     }
 }
 
-/// Returns the name of a slice's memfd, which /proc/PID/fd shows.
+/// Returns the name of a slice's memfd, as shown in /proc/PID/fd.
 fn file_name(holding: Holding) -> String {
     format!("tarn-slice-{}.{}", holding.slice, holding.epoch)
 }

@@ -26,8 +26,8 @@ use rustix::{
 
 use crate::user::current_user;
 
-/// Seals of memfds created by [`make_memfd`]. A memfd cannot grow, but can be truncated, which
-/// takes the memory from its users.
+/// Seals of memfds created by [`make_memfd`]. A memfd cannot grow, but it can be truncated to take
+/// the memory from its users.
 const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
 /// Error of the inspection of a process.
@@ -79,8 +79,8 @@ pub fn boot_id() -> Result<String, ProcessError> {
 /// # Errors
 /// [`ProcessError::Gone`] if no process has this pid, or /proc cannot be read.
 pub fn identify(pid: u32) -> Result<Process, ProcessError> {
-    let started = started(pid)?.ok_or(ProcessError::Gone { pid })?;
-    Ok(Process { pid, started, cgroup: cgroup(pid)? })
+    let started = read_start_time(pid)?.ok_or(ProcessError::Gone { pid })?;
+    Ok(Process { pid, started, cgroup: read_cgroup(pid)? })
 }
 
 /// Handle (pidfd) of a process, which never refers to a later process of the same pid.
@@ -102,7 +102,7 @@ impl ProcessHandle {
         };
         // If the pid was reused, the handle refers to the wrong process. So compare the start times
         // after opening.
-        let is_same = started(process.pid)? == Some(process.started);
+        let is_same = read_start_time(process.pid)? == Some(process.started);
         let is_running = !handle.has_ended().map_err(io_error("poll", path()))?;
         Ok((is_same && is_running).then_some(handle))
     }
@@ -141,7 +141,7 @@ impl From<ProcessHandle> for OwnedFd {
 }
 
 /// Returns the start time of a process, in clock ticks since boot; `None` if it does not exist.
-fn started(pid: u32) -> Result<Option<u64>, ProcessError> {
+fn read_start_time(pid: u32) -> Result<Option<u64>, ProcessError> {
     let path = PathBuf::from(format!("/proc/{pid}/stat"));
     let text = match fs::read_to_string(&path) {
         Err(errno) if is_gone(&errno) => return Ok(None),
@@ -165,7 +165,7 @@ fn is_zombie(pid: u32) -> bool {
     stat.map_or(true, |stat| matches!(fields_after_name(&stat).next(), Some("Z" | "X") | None))
 }
 
-fn cgroup(pid: u32) -> Result<String, ProcessError> {
+fn read_cgroup(pid: u32) -> Result<String, ProcessError> {
     let path = format!("/proc/{pid}/cgroup");
     let text = fs::read_to_string(&path).map_err(io_error("read", &path))?;
     Ok(text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default().to_owned())
@@ -240,8 +240,8 @@ pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
     Ok(users)
 }
 
-/// Creates a memfd with a name and a size in bytes, which cannot grow. [`find_memfd`] can find it
-/// by its name.
+/// Creates a memfd with a name and a size in bytes. The memfd cannot grow. [`find_memfd`] can find
+/// it by its name.
 ///
 /// # Errors
 /// The memfd cannot be created or resized, for example because the limit of descriptors is reached.
@@ -325,13 +325,13 @@ fn has_mapped(pid: u32, file: FileId) -> io::Result<bool> {
 /// Returns the address ranges at which a process maps a file.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mut ranges = Vec::new();
     for line in maps.lines() {
         if maps_file(pid, line, file)? {
-            ranges.extend(addresses(line));
+            ranges.extend(parse_addresses(line));
         }
     }
     Ok(ranges)
@@ -342,7 +342,7 @@ pub fn mappings(pid: u32, file: FileId) -> io::Result<Vec<Range<usize>>> {
 pub struct FileMappings {
     /// Address ranges of the mappings, in ascending order.
     pub addresses: Vec<Range<usize>>,
-    /// Number of mappings above the limit, which are not in `addresses`.
+    /// Number of mappings that were omitted from `addresses` because of the limit.
     pub omitted: u64,
 }
 
@@ -351,7 +351,7 @@ pub struct FileMappings {
 /// long, so it is read line by line.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>, max: usize) -> io::Result<FileMappings> {
     let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     let mut mappings = FileMappings::default();
@@ -362,7 +362,7 @@ pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>, max: usize) -> io::Result
             continue;
         }
         if mappings.addresses.len() < max {
-            mappings.addresses.extend(addresses(&line));
+            mappings.addresses.extend(parse_addresses(&line));
         } else {
             mappings.omitted += 1;
         }
@@ -412,12 +412,12 @@ pub struct Mapping {
 /// Returns all mappings of a process, in ascending order of addresses.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn all_mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mapping = |line: &str| {
         let is_device = is_shared_file(line) && maps_device(pid, line);
-        Some(Mapping { addresses: addresses(line)?, is_device })
+        Some(Mapping { addresses: parse_addresses(line)?, is_device })
     };
     Ok(maps.lines().filter_map(mapping).collect())
 }
@@ -437,7 +437,7 @@ fn maps_device(pid: u32, line: &str) -> bool {
 
 /// Returns the address range in a line of /proc/PID/maps, such as
 /// `7f0000000000-7f0040000000 rw-s ...`.
-fn addresses(line: &str) -> Option<Range<usize>> {
+fn parse_addresses(line: &str) -> Option<Range<usize>> {
     let (start, end) = line.split_whitespace().next()?.split_once('-')?;
     Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
 }

@@ -116,14 +116,14 @@ impl Ranges {
     /// Checks that no process has a slice open or mapped.
     pub(super) fn check_unused(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
-        slices.present_slices()?.get(&index).map_or(Ok(()), |present| check_unused(&node(present)))
+        slices.present_slices()?.get(&index).map_or(Ok(()), |present| check_unused(&device_node(present)))
     }
 
     /// Revokes a slice from its users, and removes its data from the caches of this host.
     ///
     /// The caches are flushed in every call, even if the slice is closed already: its users may
     /// have written until they lost access, and an earlier agent may have ended before it flushed
-    /// them.
+    /// the caches.
     pub(super) fn close(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
         slices.remove(index)?;
@@ -150,27 +150,27 @@ impl Ranges {
     }
 }
 
-fn node(present: &PresentSlice) -> PathBuf {
+fn device_node(present: &PresentSlice) -> PathBuf {
     Path::new(DEV_FOLDER).join(&present.device)
 }
 
 fn open(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     let present = slices.ensure_devdax(index)?;
-    Ok((open_node(&present)?, node(&present)))
+    Ok((open_node(&present)?, device_node(&present)))
 }
 
 /// Opens a slice after checking that no process uses it. Without the check, a process that still
 /// maps a device of an earlier epoch could write to the slice.
 fn open_unused(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     if let Some(present) = slices.present_slices()?.get(&index) {
-        check_unused(&node(present))?;
+        check_unused(&device_node(present))?;
     }
     open(slices, index)
 }
 
 /// Opens the device node in /dev, and checks that it belongs to the slice's device.
 fn open_node(present: &PresentSlice) -> Result<File, HostError> {
-    let path = node(present);
+    let path = device_node(present);
     let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(&path);
     let file = opened.map_err(|errno| HostError::io("open", &path, errno))?;
     let metadata = file.metadata().map_err(|errno| HostError::io("stat", &path, errno))?;

@@ -73,7 +73,7 @@ impl Remote {
 
     fn numbered(path: &Path, number: String, sys: &Path) -> Self {
         let files = Sysfs::at(sys.join("dev/block").join(&number));
-        let last = reads(&files).unwrap_or_default();
+        let last = read_counters(&files).unwrap_or_default();
         Self { path: path.to_owned(), number, files, last, lowest_latency_s: None }
     }
 
@@ -103,7 +103,7 @@ impl Remote {
     /// Returns an estimate of the device's read latency without queueing, in seconds: the lowest
     /// recent mean. Updates it from the reads since the last call if these are enough.
     pub fn read_latency_s(&mut self) -> f64 {
-        if let Ok(now) = reads(&self.files) {
+        if let Ok(now) = read_counters(&self.files) {
             let (count, ms) =
                 (now.count.saturating_sub(self.last.count), now.ms.saturating_sub(self.last.ms));
             if count >= READS_MIN {
@@ -138,7 +138,7 @@ fn disk_of(number: &str, sys: &Path) -> String {
 
 /// Reads the counters in a device's `stat`, which begins with reads, merged reads, sectors, and
 /// milliseconds.
-fn reads(files: &Sysfs) -> Result<Reads, SysfsError> {
+fn read_counters(files: &Sysfs) -> Result<Reads, SysfsError> {
     let text = files.text("stat")?;
     let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     match numbers[..] {

@@ -37,8 +37,8 @@ const HZ_MAX: f64 = 1000.0;
 /// Fraction of the ring buffer that the samples of one epoch may fill at the nominal rate; the
 /// kernel may exceed the rate.
 const BUFFER_FILL_MAX: f64 = 2.0 / 3.0;
-/// File with the kernel's limit of the sampling rate, which the kernel lowers if samples take too
-/// long.
+/// File with the kernel's limit of the sampling rate. The kernel lowers this limit if samples take
+/// too long.
 const KERNEL_HZ_MAX_FILE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
 /// Minimum number of samples of a tenant for a result.
 const SAMPLES_MIN: usize = 1000;
@@ -46,9 +46,9 @@ const SAMPLES_MIN: usize = 1000;
 const USER_MAX: u64 = u64::MAX >> 1;
 /// Bits of the processor mode in a perf record.
 const MODE: u16 = 7;
-/// Processor mode of a guest's kernel, whose addresses are not addresses of the process.
+/// Processor mode of a guest's kernel. The sampled addresses are not addresses of the process.
 const GUEST_KERNEL: u16 = 4;
-/// Processor mode of a guest's processes, whose addresses are not addresses of the process.
+/// Processor mode of a guest's processes. The sampled addresses are not addresses of the process.
 const GUEST_USER: u16 = 5;
 
 /// Default number of accesses per visit to a page: the number of its cache lines.
@@ -236,7 +236,7 @@ impl Ring {
         let (count, (enabled, running)) = self.read()?;
         let (enabled, running) = (enabled - self.times.0, running - self.times.1);
         if has_begun && enabled.is_zero() {
-            // The processor went offline, which removed the event.
+            // The event was removed because the processor went offline.
             return Err(Errno::NODEV.into());
         }
         let total = if running.is_zero() { 0.0 } else { count * enabled.div_duration_f64(running) };

@@ -324,8 +324,9 @@ impl Slices {
         self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether [`Slices::open`] keeps a device: a slice or an empty seed device. It removes
-    /// an empty device and the memory of a seed device. Other devices belong to another program.
+    /// Returns whether [`Slices::open`] keeps a device: a slice or an empty seed device. `open`
+    /// deletes empty devices and releases the memory of a seed device. Other devices belong to
+    /// another program.
     ///
     /// # Errors
     /// [`SliceError::ForeignDevice`] if the device belongs to another program.
@@ -388,9 +389,9 @@ impl Slices {
 }
 
 /// Returns the device that was created between two listings: a device with a new name, else an
-/// empty device with a reused name. A name can be reused if an abandoned step, which does not hold
-/// the lock of names, deleted its device between the listings; `ended` contains the devices of such
-/// steps.
+/// empty device with a reused name. A name can be reused if an abandoned step deleted the device of
+/// this name between the listings, because such a step does not hold the lock of names; `ended`
+/// contains the devices of such steps.
 fn new_device(before: &[Device], ended: &BTreeSet<String>, after: Vec<Device>) -> Option<Device> {
     let (new, old): (Vec<_>, Vec<_>) =
         after.into_iter().partition(|device| !before.iter().any(|old| old.name == device.name));

@@ -42,7 +42,7 @@ pub(super) fn make_zero(file: &File, bytes: u64) -> io::Result<()> {
 
 /// Zeroes a file by writing, for file systems without hole punching.
 fn write_zeros(file: &File, bytes: u64) -> io::Result<()> {
-    steps(0..bytes).try_for_each(|step| file.write_all_at(zeros(&step), step.start))
+    split_into_steps(0..bytes).try_for_each(|step| file.write_all_at(zeros(&step), step.start))
 }
 
 /// Returns the next allocated range at or after `from`; `None` if there is only a hole.
@@ -62,7 +62,7 @@ fn next_data(file: &File, from: u64, bytes: u64) -> io::Result<Option<Range<u64>
 
 fn not_zero_in(file: &File, data: Range<u64>) -> io::Result<Option<u64>> {
     let mut buffer = vec![0; STEP];
-    for step in steps(data) {
+    for step in split_into_steps(data) {
         let zeros = zeros(&step);
         let read = &mut buffer[..zeros.len()];
         file.read_exact_at(read, step.start)?;
@@ -78,7 +78,7 @@ fn zeros(step: &Range<u64>) -> &'static [u8] {
     &ZEROS[..bytes]
 }
 
-fn steps(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+fn split_into_steps(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range.step_by(STEP).map(move |start| start..end.min(start + STEP as u64))
 }

@@ -19,14 +19,14 @@ pub(super) type ReplyMessages = Vec<(wire::HostMemoryReply, Vec<Arc<OwnedFd>>)>;
 /// Upper bound, in bytes, of the encoding around all regions of a datagram, and around each region.
 const OVERHEAD_BYTES: usize = 64;
 
-fn message(reply: Reply) -> wire::HostMemoryReply {
+fn to_message(reply: Reply) -> wire::HostMemoryReply {
     wire::HostMemoryReply { reply: Some(reply) }
 }
 
 /// Creates a rejection with a machine-readable reason and a message.
 pub(super) fn rejection(reason: &str, text: String) -> ReplyMessages {
     let rejection = wire::Rejection { reason: reason.to_owned(), message: text };
-    vec![(message(Reply::Rejection(rejection)), Vec::new())]
+    vec![(to_message(Reply::Rejection(rejection)), Vec::new())]
 }
 
 fn driver_rejection(error: &DriverError) -> ReplyMessages {
@@ -45,14 +45,14 @@ fn driver_rejection(error: &DriverError) -> ReplyMessages {
 
 pub(super) fn memory(result: Result<VmMemory, DriverError>) -> ReplyMessages {
     match result {
-        Ok(VmMemory { regions, pinned }) => split(regions, pinned),
+        Ok(VmMemory { regions, pinned }) => split_into_messages(regions, pinned),
         Err(error) => driver_rejection(&error),
     }
 }
 
 /// Splits regions into messages that fit into a datagram. All messages except the last have `more`
 /// set.
-fn split(regions: Vec<MemoryRegion>, pinned: bool) -> ReplyMessages {
+fn split_into_messages(regions: Vec<MemoryRegion>, pinned: bool) -> ReplyMessages {
     let mut messages = vec![MemoryMessage::default()];
     for region in regions {
         let (region, descriptor) = wire_region(region);
@@ -65,7 +65,7 @@ fn split(regions: Vec<MemoryRegion>, pinned: bool) -> ReplyMessages {
     let last = messages.len() - 1;
     let memory = |(at, part): (usize, MemoryMessage)| {
         let memory = wire::Memory { regions: part.regions, more: at < last, pinned };
-        (message(Reply::Memory(memory)), part.descriptors)
+        (to_message(Reply::Memory(memory)), part.descriptors)
     };
     messages.into_iter().enumerate().map(memory).collect()
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     fn check_split(parts: u32, path_bytes: usize, expected: usize) {
-        let reply = split((0..parts).map(|slice| part(slice, path_bytes)).collect(), false);
+        let reply = split_into_messages((0..parts).map(|slice| part(slice, path_bytes)).collect(), false);
         assert_eq!(reply.len(), expected);
         let mut slices = Vec::new();
         for (at, (message, _)) in reply.iter().enumerate() {

@@ -42,7 +42,7 @@ pub(super) struct AccessMonitor {
     damon: Damon,
     /// Tenants that DAMON monitors in this epoch, in the order of its results.
     monitored: Vec<Name>,
-    /// Device memory of each monitored tenant, in bytes, which DAMON does not monitor.
+    /// Device memory of each monitored tenant, in bytes. DAMON does not monitor this memory.
     unmonitored: BTreeMap<Name, u64>,
     /// Last tenant with a result of DAMON.
     last_monitored: Option<Name>,
@@ -163,7 +163,8 @@ impl AccessMonitor {
             |(name, _): &(Name, Vec<u32>)| self.last_monitored.as_ref().is_some_and(|last| name <= last);
         let first = all.iter().position(|tenant| !is_done(tenant)).unwrap_or(0);
         all.rotate_left(first);
-        // Mappings are examined only if processes may have device memory, which is excluded.
+        // Device memory is excluded. Mappings are examined only if processes may have device
+        // memory.
         let devices = self.sys.numbered("bus/dax/devices", "dax").unwrap_or_default();
         let target = if devices.is_empty() { Target::whole } else { Target::of };
         let targets = |processes: Vec<u32>| processes.into_iter().map(target).collect();

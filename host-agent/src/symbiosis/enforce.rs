@@ -105,24 +105,26 @@ pub(super) fn enforce(requests: &[LimitRequest<'_>]) -> Result<Vec<(Name, String
     for request in requests {
         match request.change() {
             Ok(change) => changes.extend(change),
-            Err(_) if !request.enforcer.exists(request.tenant) => failed.push(vanished(request.tenant)),
-            Err(error) => return Err(message(request.tenant, &error)),
+            Err(_) if !request.enforcer.exists(request.tenant) => {
+                failed.push(vanished_failure(request.tenant))
+            }
+            Err(error) => return Err(failure_message(request.tenant, &error)),
         }
     }
     for (at, change) in changes.iter().enumerate() {
         match change.set(&change.lower()) {
             Ok(()) => {}
-            Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished(change.tenant)),
+            Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished_failure(change.tenant)),
             Err(error) => {
                 undo(&changes[..=at]);
-                return Err(message(change.tenant, &error));
+                return Err(failure_message(change.tenant, &error));
             }
         }
     }
     for change in changes.iter().filter(|change| change.lower() != change.to) {
         match change.set(&change.to) {
             Ok(()) => {}
-            Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished(change.tenant)),
+            Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished_failure(change.tenant)),
             Err(error) => failed.push((change.tenant.clone(), units::chain(&error))),
         }
     }
@@ -166,11 +168,11 @@ fn undo(changes: &[LimitChange<'_>]) {
     }
 }
 
-fn vanished(tenant: &Name) -> (Name, String) {
+fn vanished_failure(tenant: &Name) -> (Name, String) {
     (tenant.clone(), "cgroup does not exist".to_owned())
 }
 
-fn message(tenant: &Name, error: &SysfsError) -> String {
+fn failure_message(tenant: &Name, error: &SysfsError) -> String {
     format!("{tenant}: {}", units::chain(error))
 }
 

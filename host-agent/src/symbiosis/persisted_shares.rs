@@ -1,5 +1,5 @@
-//! Stored shares: the file `symbiosis.json` in the runtime directory. It is written before limits
-//! are set, so that a restarted agent continues from the current shares.
+//! Stored shares: the file `symbiosis.json` in the runtime directory. The file is written before
+//! limits are set, so that a restarted agent continues from the current shares.
 
 use std::{
     collections::BTreeMap,
@@ -83,7 +83,7 @@ impl PersistedShares {
                 && stored.memory_mib <= memory_mib
                 && stored.bandwidth_mb_s <= bandwidth_mb_s;
             let share = Share { memory_mib: stored.memory_mib, bandwidth_mb_s: stored.bandwidth_mb_s };
-            let error = || serde::de::Error::custom(format!("{name} has a weight or a share out of range"));
+            let error = || serde::de::Error::custom(format!("tenant {name}: weight or share out of range"));
             if is_valid {
                 Ok((Arc::from(&*name), WeightedShare { weight: stored.weight, share }))
             } else {
@@ -181,7 +181,7 @@ mod tests {
         };
         load("1.0", 10).unwrap();
         for error in [load("0.0", 10), load("1.0", 11), load("1e9", 1)] {
-            assert!(units::chain(&error.unwrap_err()).contains("db has a weight or a share out of range"));
+            assert!(units::chain(&error.unwrap_err()).contains("tenant db: weight or share out of range"));
         }
     }
 }

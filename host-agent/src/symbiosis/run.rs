@@ -1,5 +1,5 @@
-//! Thread that runs the epochs of Symbiosis. It is separate, because calls to the kernel may block
-//! for long. Errors are reported, and do not affect the other functions of the agent.
+//! Thread that runs the epochs of Symbiosis. The thread is separate because calls to the kernel may
+//! block for long. Errors are reported, and do not affect the other functions of the agent.
 
 use std::{
     path::PathBuf,
@@ -38,7 +38,7 @@ impl EpochRunner {
     /// Starts the thread.
     pub fn start(self) -> SymbiosisThread {
         let (stop, stopped) = mpsc::channel();
-        let epochs = tokio::task::spawn_blocking(move || self.epochs(&stopped));
+        let epochs = tokio::task::spawn_blocking(move || self.run_epochs(&stopped));
         tokio::spawn(async move {
             if let Err(error) = epochs.await {
                 tracing::error!(%error, "Symbiosis ended unexpectedly; restart the agent");
@@ -49,7 +49,7 @@ impl EpochRunner {
 
     /// Runs epochs until the sender of `stopped` is dropped. A failed initialization is retried in
     /// every epoch.
-    fn epochs(&self, stopped: &mpsc::Receiver<()>) {
+    fn run_epochs(&self, stopped: &mpsc::Receiver<()>) {
         let (started, mut opened) = (Instant::now(), None);
         for number in 1.. {
             let symbiosis = match opened.take().map_or_else(|| self.open(), Ok) {

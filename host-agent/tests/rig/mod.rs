@@ -225,8 +225,8 @@ impl Rig {
         self.to_agent.as_ref().expect("an agent has connected").send(message).expect("the session runs");
     }
 
-    /// Waits for a report on the latest desired state that meets the condition. Requests a complete
-    /// report after each incomplete report.
+    /// Waits until a report on the latest desired state meets the condition. Requests a complete
+    /// report after each incomplete one.
     #[track_caller]
     pub fn wait(&mut self, is_expected: impl Fn(&wire::ObservedState) -> bool) -> wire::ObservedState {
         let until = Instant::now() + TIMEOUT;

@@ -27,9 +27,9 @@ impl Access {
 }
 
 pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> {
-    let group = section.optional("group", group);
-    let schedulers = section.list("schedulers", ROLE_NAMES_MAX, user);
-    let admins = section.list("admins", ROLE_NAMES_MAX, user);
+    let group = section.optional("group", parse_group);
+    let schedulers = section.list("schedulers", ROLE_NAMES_MAX, parse_user);
+    let admins = section.list("admins", ROLE_NAMES_MAX, parse_user);
     let rule =
         "requires manager.listen = \"unix:/path\"; clients of an IP address use tokens or certificates";
     for key in ["group", "schedulers", "admins"] {
@@ -47,7 +47,7 @@ pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> 
     Some(Access { group, schedulers: schedulers.into_iter().collect(), admins: admins.into_iter().collect() })
 }
 
-fn user(field: &Field<'_>) -> Result<u32, String> {
+fn parse_user(field: &Field<'_>) -> Result<u32, String> {
     let name = field.str()?;
     let rule = || "no such user on this machine; must be a user's name or number in quotes".to_owned();
     if let Ok(uid) = name.parse() {
@@ -57,7 +57,7 @@ fn user(field: &Field<'_>) -> Result<u32, String> {
     found.map(|user| user.uid.as_raw()).ok_or_else(rule)
 }
 
-fn group(field: &Field<'_>) -> Result<u32, String> {
+fn parse_group(field: &Field<'_>) -> Result<u32, String> {
     let name = field.str()?;
     let rule = || "no such group on this machine; must be a group's name or number in quotes".to_owned();
     if let Ok(gid) = name.parse() {

@@ -50,7 +50,7 @@ pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
     })
 }
 
-/// Returns the error for a serial number of an EMC whose driver can revoke access.
+/// Returns the error for an EMC that has a serial number although its driver can revoke access.
 pub(super) fn serial_not_allowed(driver: Driver) -> String {
     let allowed: Vec<_> =
         Driver::ALL.into_iter().filter(|driver| !driver.can_revoke()).map(Driver::name).collect();

@@ -117,7 +117,7 @@ impl<'a> Section<'a> {
         self.remaining.contains_key(key)
     }
 
-    /// Returns whether the file contains the field, which the caller must have taken before.
+    /// Returns whether the file contains a field that the caller has taken before.
     pub(super) fn is_present(&self, key: &str) -> bool {
         self.present.contains(key)
     }

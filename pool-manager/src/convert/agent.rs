@@ -78,8 +78,8 @@ pub fn report(h: wire::ObservedState) -> Result<ObservedState, Invalid> {
         whole: h.complete,
         online: h.online.into_iter().map(holding).collect(),
         released: h.released.into_iter().map(holding).collect(),
-        scrubbed: h.scrubbed.into_iter().map(scrubbed).collect(),
-        failed: h.failed.into_iter().map(failed).collect::<Result<_, _>>()?,
+        scrubbed: h.scrubbed.into_iter().map(scrub_report).collect(),
+        failed: h.failed.into_iter().map(slice_failure).collect::<Result<_, _>>()?,
         vms: h.vms.into_iter().map(observed_vm).collect::<Result<BTreeMap<_, _>, _>>()?,
         ended: h.ended.iter().map(|id| reservation(id)).collect::<Result<_, _>>()?,
         clean: h.clean,
@@ -98,7 +98,7 @@ pub fn touched(reports: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Byte
     reports.into_iter().map(touched).collect()
 }
 
-fn scrubbed(s: wire::ScrubResult) -> ScrubReport {
+fn scrub_report(s: wire::ScrubResult) -> ScrubReport {
     ScrubReport {
         holding: Holding { slice: SliceId(s.slice), epoch: Epoch(s.epoch) },
         started: UnixMs(s.started_unix_ms),
@@ -107,7 +107,7 @@ fn scrubbed(s: wire::ScrubResult) -> ScrubReport {
     }
 }
 
-fn failed(f: wire::SliceFailure) -> Result<SliceFailure, Invalid> {
+fn slice_failure(f: wire::SliceFailure) -> Result<SliceFailure, Invalid> {
     let reason = match f.reason() {
         wire::SliceFailureReason::NotZero => FailureReason::NotZero,
         wire::SliceFailureReason::Host => FailureReason::Host,

@@ -1,4 +1,4 @@
-//! Validates the properties of a VM that are inputs of predictions.
+//! Validates the VM properties that are inputs of predictions.
 
 use std::collections::HashMap;
 

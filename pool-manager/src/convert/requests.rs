@@ -25,7 +25,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// Creates the error for `value`, which violates `rule`.
+    /// Creates the error for a `value` that violates `rule`.
     pub fn new(field: &'static str, value: impl std::fmt::Display, rule: impl std::fmt::Display) -> Self {
         Self { field, problem: format!("{value} {rule}") }
     }

@@ -78,53 +78,53 @@ pub fn share_report(host: &Name, shares: wire::Shares) -> Result<ShareReport, In
     if shares.state() == wire::ShareState::Unspecified {
         return Err(Invalid::new("shares.state", shares.state, "must be SET, UNCHANGED or BLOCKED"));
     }
-    text("shares.reason", &shares.reason)?;
-    share("shares.supply", shares.supply.as_ref())?;
+    check_text("shares.reason", &shares.reason)?;
+    check_share("shares.supply", shares.supply.as_ref())?;
     at_most_tenants("shares.tenants", shares.tenants.len())?;
     let mut names = BTreeSet::new();
     for share in &shares.tenants {
         let name = named("shares.tenants.tenant", &share.tenant)?;
-        tenant(share).map_err(with_tenant(&name))?;
+        check_tenant(share).map_err(with_tenant(&name))?;
         if !names.insert(name) {
             let rule = "is a duplicate: each tenant must appear once";
             return Err(Invalid::new("shares.tenants.tenant", format!("{:?}", share.tenant), rule));
         }
     }
-    shares.certificate.as_ref().map_or(Ok(()), certificate)?;
+    shares.certificate.as_ref().map_or(Ok(()), check_certificate)?;
     Ok(ShareReport(wire::Shares { host: host.to_string(), ..shares }))
 }
 
-fn tenant(t: &wire::TenantShare) -> Result<(), Invalid> {
+fn check_tenant(t: &wire::TenantShare) -> Result<(), Invalid> {
     if !is_weight(t.weight) {
         let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
         return Err(Invalid::new("shares.tenants.weight", t.weight, rule));
     }
     one_of("shares.tenants.enforcer", &t.enforcer, &ENFORCERS)?;
-    share("shares.tenants.fair", t.fair.as_ref())?;
-    share("shares.tenants.share", t.share.as_ref())?;
-    mib("shares.tenants.memory_used_mib", t.memory_used_mib)?;
-    number("shares.tenants.bandwidth_used_mb_s", t.bandwidth_used_mb_s, NUMBER)?;
-    number("shares.tenants.stalled", t.stalled, FRACTION)?;
-    number("shares.tenants.bandwidth_demand_mb_s", t.bandwidth_demand_mb_s, NUMBER)?;
-    number("shares.tenants.gain", t.gain, NUMBER)?;
+    check_share("shares.tenants.fair", t.fair.as_ref())?;
+    check_share("shares.tenants.share", t.share.as_ref())?;
+    check_mib("shares.tenants.memory_used_mib", t.memory_used_mib)?;
+    check_number("shares.tenants.bandwidth_used_mb_s", t.bandwidth_used_mb_s, NUMBER)?;
+    check_number("shares.tenants.stalled", t.stalled, FRACTION)?;
+    check_number("shares.tenants.bandwidth_demand_mb_s", t.bandwidth_demand_mb_s, NUMBER)?;
+    check_number("shares.tenants.gain", t.gain, NUMBER)?;
     one_of("shares.tenants.access_source", &t.access_source, &ACCESS_SOURCES)?;
-    number("shares.tenants.error", t.error, FRACTION)?;
-    text("shares.tenants.problem", &t.problem)
+    check_number("shares.tenants.error", t.error, FRACTION)?;
+    check_text("shares.tenants.problem", &t.problem)
 }
 
-fn certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
-    text("shares.certificate.status", &c.status)?;
-    number("shares.certificate.memory_price", c.memory_price, FRACTION)?;
-    number("shares.certificate.dividend", c.dividend, 1.0..=SHARES_NUMBER_MAX)?;
-    number("shares.certificate.step", c.step, FRACTION)?;
-    number("shares.certificate.memory_excess", c.memory_excess, FRACTION)?;
-    number("shares.certificate.bandwidth_excess", c.bandwidth_excess, FRACTION)?;
-    number("shares.certificate.budget_excess", c.budget_excess, NUMBER)?;
-    number("shares.certificate.sharing_incentive", c.sharing_incentive, NUMBER)?;
+fn check_certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
+    check_text("shares.certificate.status", &c.status)?;
+    check_number("shares.certificate.memory_price", c.memory_price, FRACTION)?;
+    check_number("shares.certificate.dividend", c.dividend, 1.0..=SHARES_NUMBER_MAX)?;
+    check_number("shares.certificate.step", c.step, FRACTION)?;
+    check_number("shares.certificate.memory_excess", c.memory_excess, FRACTION)?;
+    check_number("shares.certificate.bandwidth_excess", c.bandwidth_excess, FRACTION)?;
+    check_number("shares.certificate.budget_excess", c.budget_excess, NUMBER)?;
+    check_number("shares.certificate.sharing_incentive", c.sharing_incentive, NUMBER)?;
     if !c.worst_off.is_empty() {
         named("shares.certificate.worst_off", &c.worst_off)?;
     }
-    c.envy.map_or(Ok(()), |envy| number("shares.certificate.envy", envy, NUMBER))
+    c.envy.map_or(Ok(()), |envy| check_number("shares.certificate.envy", envy, NUMBER))
 }
 
 /// Adds the tenant's name to an error message.
@@ -138,21 +138,21 @@ fn at_most_tenants(field: &'static str, count: usize) -> Result<(), Invalid> {
 }
 
 /// Checks that a value is within a range. NaN is always rejected.
-fn number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), Invalid> {
+fn check_number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), Invalid> {
     let rule = || format!("must be a number from {} to {}", within.start(), within.end());
     if within.contains(&value) { Ok(()) } else { Err(Invalid::new(field, value, rule())) }
 }
 
-fn mib(field: &'static str, mib: u64) -> Result<(), Invalid> {
+fn check_mib(field: &'static str, mib: u64) -> Result<(), Invalid> {
     let rule = || format!("must be at most {LOCAL_MIB_PER_HOST_MAX}");
     if mib <= LOCAL_MIB_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, mib, rule())) }
 }
 
 /// Validates a share of memory and bandwidth, if it is present.
-fn share(field: &'static str, share: Option<&wire::Share>) -> Result<(), Invalid> {
+fn check_share(field: &'static str, share: Option<&wire::Share>) -> Result<(), Invalid> {
     let Some(share) = share else { return Ok(()) };
-    mib(field, share.memory_mib)?;
-    number(field, share.bandwidth_mb_s as f64, NUMBER)
+    check_mib(field, share.memory_mib)?;
+    check_number(field, share.bandwidth_mb_s as f64, NUMBER)
 }
 
 fn one_of(field: &'static str, value: &str, choices: &[&str]) -> Result<(), Invalid> {
@@ -161,7 +161,7 @@ fn one_of(field: &'static str, value: &str, choices: &[&str]) -> Result<(), Inva
     if choices.contains(&value) { Ok(()) } else { Err(Invalid::new(field, shown(), rule())) }
 }
 
-fn text(field: &'static str, text: &str) -> Result<(), Invalid> {
+fn check_text(field: &'static str, text: &str) -> Result<(), Invalid> {
     let rule = || format!("bytes: must be at most {SHARES_TEXT_BYTES_MAX}");
     if text.len() <= SHARES_TEXT_BYTES_MAX { Ok(()) } else { Err(Invalid::new(field, text.len(), rule())) }
 }

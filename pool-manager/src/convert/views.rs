@@ -306,7 +306,7 @@ pub fn alarm(a: Alarm) -> wire::Alarm {
 }
 
 /// Converts a durable change into events for watchers. Events contain the current state of the
-/// changed objects, which can be newer than the change.
+/// changed objects. This state can be newer than the change.
 pub fn events(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
     use wire::event::Change;
     let ledger = manager.durable();

@@ -41,7 +41,7 @@ const EPOCHS: RangeInclusive<u64> = 1..=u64::MAX >> 1;
 #[derive(Debug)]
 pub struct Emulated {
     directory: PathBuf,
-    /// Path of `slices` in the directory, which is the prefix of handles.
+    /// Path of `slices` in the directory. This path is the prefix of handles.
     files: PathBuf,
     files_fd: File,
     epochs: File,
@@ -143,8 +143,8 @@ impl Emulated {
         owners_by_slice.into_iter().try_for_each(|(slice, owners)| self.load_slice(slice, owners))
     }
 
-    /// Loads a slice. Only the file with the highest epoch can be a grant. The others are left from
-    /// interrupted revocations, which this function completes.
+    /// Loads a slice. Only the file with the highest epoch can be a grant. The other files are left
+    /// from interrupted revocations; this function completes the revocations.
     fn load_slice(&mut self, slice: u32, mut owners: Vec<Owner>) -> Result<(), DeviceError> {
         let history = *self.history(slice)?;
         owners.sort_by_key(|owner| owner.epoch);

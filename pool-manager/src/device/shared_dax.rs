@@ -62,7 +62,7 @@ impl SharedDax {
         Self::with_store(Box::new(store.map_err(record_error(path))?), path, slices, serial)
     }
 
-    /// Opens the record in `store`, which tests replace.
+    /// Opens the record in `store`. Tests pass other stores.
     fn with_store(
         store: Box<dyn Store>,
         path: &Path,

@@ -40,7 +40,7 @@ pub(super) fn start(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: 
 }
 
 /// Reports the result of a fence command to the waiting EMCs. A success does not count if the host
-/// reconnected in the meantime, because the host may have new grants, or may be fenced again.
+/// reconnected in the meantime, because the host can have new grants or be fenced again.
 fn report(shared: &Shared, host: HostId, since: Option<UnixMs>, result: Result<(), String>) {
     let mut core = shared.lock();
     let waiting = core.pending_fences.remove(&host).unwrap_or_default();

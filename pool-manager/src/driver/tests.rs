@@ -119,7 +119,7 @@ struct TestDriver {
     directory: tempfile::TempDir,
 }
 
-fn name(text: &str) -> Name {
+fn parse_name(text: &str) -> Name {
     Name::new(text).unwrap()
 }
 
@@ -172,11 +172,11 @@ impl TestDriver {
         slices: u32,
         wait: bool,
     ) -> tokio::task::JoinHandle<Result<RequestReply, DriverError>> {
-        let request = RequestKey { client: name("test"), id: RequestId::new(vm).unwrap() };
+        let request = RequestKey { client: parse_name("test"), id: RequestId::new(vm).unwrap() };
         let reserve = Reserve {
             request,
-            host: name("h"),
-            vm: name(vm),
+            host: parse_name("h"),
+            vm: parse_name(vm),
             slices,
             local: Bytes::ZERO,
             cores: 1,
@@ -192,8 +192,9 @@ impl TestDriver {
 /// Returns a rack with one host and one EMC. The EMC's directory is the same for all names.
 fn rack(directory: &std::path::Path, emc: &str, slices: u32) -> RackSpec {
     let path = directory.join("emc").display().to_string();
-    let spec = EmcSpec { name: name(emc), slices, driver: "emulated".into(), path, serial: None };
-    let host = HostSpec { name: name("h"), cores: 4096, local: Bytes::gib(64), emcs: vec![name(emc)] };
+    let spec = EmcSpec { name: parse_name(emc), slices, driver: "emulated".into(), path, serial: None };
+    let host =
+        HostSpec { name: parse_name("h"), cores: 4096, local: Bytes::gib(64), emcs: vec![parse_name(emc)] };
     RackSpec { emcs: vec![spec], hosts: vec![host] }
 }
 
@@ -257,30 +258,31 @@ async fn device_is_closed_if_its_failed_removal_is_on_disk() {
     driver.gate.set(GateMode::FailsAfterWrite);
     let removed = driver.handle.request(Request::Configure(rack(other.path(), "f", 3))).await;
     assert!(matches!(removed, Err(DriverError::Rejection(Rejection::StoreFailed))), "{removed:?}");
-    driver.until(|manager| manager.durable().emc_named(&name("e")).is_none()).await;
+    driver.until(|manager| manager.durable().emc_named(&parse_name("e")).is_none()).await;
     driver.handle.request(Request::Configure(rack(driver.directory.path(), "e", 3))).await.unwrap();
     driver
         .until(|manager| {
-            let added = manager.durable().emc_named(&name("e")).and_then(|id| manager.durable().emc(id));
+            let added =
+                manager.durable().emc_named(&parse_name("e")).and_then(|id| manager.durable().emc(id));
             added.is_some_and(|entry| entry.up)
         })
         .await;
 }
 
 fn release(vm: &str) -> Request {
-    let actor = Actor::Client(name("test"));
-    Request::Release { target: Target::Vm(name(vm)), force: false, reason: String::new(), actor }
+    let actor = Actor::Client(parse_name("test"));
+    Request::Release { target: Target::Vm(parse_name(vm)), force: false, reason: String::new(), actor }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_for_slices_do_not_block_other_requests() {
     let driver = TestDriver::start(8).await;
     let first = driver.reserve("v", 1, true);
-    driver.until(|manager| manager.durable().reservation_of(&name("v")).is_some()).await;
+    driver.until(|manager| manager.durable().reservation_of(&parse_name("v")).is_some()).await;
     let waiters: Vec<_> = (0..REQUESTS_QUEUED_MAX)
         .map(|_| {
             let handle = driver.handle.clone();
-            let wait = Request::WaitReady { target: Target::Vm(name("v")), within: Ns::secs(3600) };
+            let wait = Request::WaitReady { target: Target::Vm(parse_name("v")), within: Ns::secs(3600) };
             tokio::spawn(async move { handle.request(wait).await })
         })
         .collect();

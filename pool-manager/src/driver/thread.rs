@@ -224,7 +224,7 @@ impl DriverThread {
         }
     }
 
-    /// Ends the threads of removed EMCs, which closes their devices. A new EMC may use the same
+    /// Ends the threads of removed EMCs, and so closes their devices. A new EMC may use the same
     /// path.
     fn close_removed(&mut self, records: &[Record]) {
         for record in records {
@@ -273,7 +273,7 @@ impl DriverThread {
     }
 }
 
-/// Sends replies from a task of the runtime, which is woken once per batch instead of once per
+/// Sends replies from a task of the runtime. The task is woken once per batch instead of once per
 /// reply.
 async fn deliver_replies(mut replies: mpsc::UnboundedReceiver<Vec<Reply>>) {
     while let Some(batch) = replies.recv().await {

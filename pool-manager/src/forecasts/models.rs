@@ -33,7 +33,7 @@ use crate::{
 const RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
 /// Target rate of overpredictions for comparisons if the operating point has none.
 const COMPARISON_RATE: f64 = 0.04;
-/// Seed of the random numbers in training. It is constant, so that training is reproducible.
+/// Seed of the random numbers in training; constant, so that training is reproducible.
 const SEED: u64 = 1;
 /// Nice value of training threads, so that they use otherwise idle processors.
 const NICE: i32 = 10;

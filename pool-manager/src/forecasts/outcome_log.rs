@@ -151,8 +151,8 @@ impl Forecasts {
         }
     }
 
-    /// Rebuilds the history of all groups from the stored outcomes. This removes expired outcomes,
-    /// which the history of a group cannot forget otherwise.
+    /// Rebuilds the history of all groups from the stored outcomes. The rebuilt history excludes
+    /// expired outcomes. A history cannot remove single outcomes.
     async fn rebuild_history(&self) {
         self.flush().await;
         let built_from = self.read().next_outcome();

@@ -399,7 +399,7 @@ pub struct PointInputs {
 }
 
 impl PointInputs {
-    /// Chooses the operating point, which takes a few milliseconds.
+    /// Chooses the operating point. The computation takes a few milliseconds.
     pub fn choose(&self) -> OperatingPoint {
         OperatingPoint::choose(&self.calibration, &self.cutoffs, self.counters_fraction, self.limits)
     }

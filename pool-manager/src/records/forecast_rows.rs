@@ -69,19 +69,19 @@ enum Row<T> {
     V1(T),
 }
 
-fn put<T: Serialize>(table: Table, key: Vec<u8>, row: T) -> Write {
+fn put_row<T: Serialize>(table: Table, key: Vec<u8>, row: T) -> Write {
     let value =
         postcard::to_stdvec(&Row::V1(row)).expect("postcard fails only for sequences of unknown length");
     Write::Put { table, key, value }
 }
 
-fn row<T: DeserializeOwned>(value: &[u8]) -> Result<T, postcard::Error> {
+fn decode_row<T: DeserializeOwned>(value: &[u8]) -> Result<T, postcard::Error> {
     postcard::from_bytes(value).map(|Row::V1(row)| row)
 }
 
 /// Returns the write that stores an ended VM under a unique number.
 pub fn put_outcome(number: u64, vm: &EndedVm) -> Write {
-    put(Table::Outcomes, number.to_be_bytes().to_vec(), vm)
+    put_row(Table::Outcomes, number.to_be_bytes().to_vec(), vm)
 }
 
 /// Returns the write that deletes an ended VM.
@@ -91,7 +91,7 @@ pub fn delete_outcome(number: u64) -> Write {
 
 /// Returns the write that stores properties and prediction of a running VM.
 pub fn put_start(reservation: ReservationId, start: &VmStart) -> Write {
-    put(Table::Forecasts, reservation.0.to_be_bytes().to_vec(), start)
+    put_row(Table::Forecasts, reservation.0.to_be_bytes().to_vec(), start)
 }
 
 /// Returns the write that deletes properties and prediction of a VM.
@@ -111,7 +111,7 @@ pub fn delete_model(kind: Kind, version: u32) -> Write {
 
 /// Returns the write that stores the versions of a kind of model.
 pub fn put_versions(kind: Kind, versions: &ModelVersions) -> Write {
-    put(Table::Models, vec![tag(kind)], versions)
+    put_row(Table::Models, vec![tag(kind)], versions)
 }
 
 fn model_key(kind: Kind, version: u32) -> Vec<u8> {
@@ -146,17 +146,17 @@ pub struct StoredForecasts {
 /// [`StoreError`] if the store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
     let mut loaded = StoredForecasts { outcomes: outcomes(store)?, ..StoredForecasts::default() };
-    store.scan(
-        Table::Forecasts,
-        &mut |key, value| match (key.try_into().map(u64::from_be_bytes), row(value)) {
-            (Ok(id), Ok(start)) => loaded.starts.push((ReservationId(id), start)),
-            _ => log_unreadable(Table::Forecasts, key),
-        },
-    )?;
+    store.scan(Table::Forecasts, &mut |key, value| match (
+        key.try_into().map(u64::from_be_bytes),
+        decode_row(value),
+    ) {
+        (Ok(id), Ok(start)) => loaded.starts.push((ReservationId(id), start)),
+        _ => log_unreadable(Table::Forecasts, key),
+    })?;
     store.scan(Table::Models, &mut |key, value| {
         let kind = Kind::ALL.into_iter().find(|kind| key.first() == Some(&tag(*kind)));
         match (kind, &key[1.min(key.len())..]) {
-            (Some(kind), []) => match row(value) {
+            (Some(kind), []) => match decode_row(value) {
                 Ok(versions) => loaded.versions.push((kind, versions)),
                 Err(_) => log_unreadable(Table::Models, key),
             },
@@ -190,13 +190,13 @@ pub fn load_model(store: &mut dyn Scan, kind: Kind, version: u32) -> Result<Opti
 /// [`StoreError`] if the store cannot be read.
 pub fn outcomes(store: &mut dyn Scan) -> Result<Vec<(u64, EndedVm)>, StoreError> {
     let mut outcomes = Vec::new();
-    store.scan(
-        Table::Outcomes,
-        &mut |key, value| match (key.try_into().map(u64::from_be_bytes), row(value)) {
-            (Ok(number), Ok(vm)) => outcomes.push((number, vm)),
-            _ => log_unreadable(Table::Outcomes, key),
-        },
-    )?;
+    store.scan(Table::Outcomes, &mut |key, value| match (
+        key.try_into().map(u64::from_be_bytes),
+        decode_row(value),
+    ) {
+        (Ok(number), Ok(vm)) => outcomes.push((number, vm)),
+        _ => log_unreadable(Table::Outcomes, key),
+    })?;
     Ok(outcomes)
 }
 
@@ -210,9 +210,9 @@ fn log_unreadable(table: Table, key: &[u8]) {
 /// Returns an error if the entry cannot be decoded or the model file is damaged.
 pub fn check_row(table: Table, key: &[u8], value: &[u8]) -> Result<(), postcard::Error> {
     match table {
-        Table::Outcomes => row::<EndedVm>(value).map(drop),
-        Table::Forecasts => row::<VmStart>(value).map(drop),
-        _ if key.len() == 1 => row::<ModelVersions>(value).map(drop),
+        Table::Outcomes => decode_row::<EndedVm>(value).map(drop),
+        Table::Forecasts => decode_row::<VmStart>(value).map(drop),
+        _ if key.len() == 1 => decode_row::<ModelVersions>(value).map(drop),
         _ => match ModelFile::read(value) {
             Ok(_) | Err(FileError::Layout(_) | FileError::Features) => Ok(()), // a model of another version is not used, which is harmless
             Err(_) => Err(postcard::Error::DeserializeBadEncoding),

@@ -81,12 +81,13 @@ impl Admin {
 }
 
 /// Returns the page size for the limit in a request; 0 selects the maximum.
-fn page(limit: u32) -> usize {
+fn page_size(limit: u32) -> usize {
     if limit == 0 { LIST_PAGE_MAX as usize } else { limit.min(LIST_PAGE_MAX) as usize }
 }
 
-/// Parses the key of a page request, after which the page begins; empty for the first page.
-fn after(text: &str) -> Result<ReservationId, Status> {
+/// Parses a pagination cursor: the page begins after this reservation. An empty cursor selects the
+/// first page.
+fn parse_cursor(text: &str) -> Result<ReservationId, Status> {
     match text {
         "" => Ok(ReservationId(0)),
         text => text.parse().map_err(|problem| invalid(Invalid { field: "after", problem })),
@@ -120,8 +121,8 @@ impl Admin {
     }
 }
 
-/// Returns the first `page` entries, and the key after which the next page begins. The key is empty
-/// if there are no more entries.
+/// Returns the first `page` entries, and the cursor of the next page. The cursor is empty if there
+/// are no more entries.
 fn take_page<T>(
     mut entries: impl Iterator<Item = (ReservationId, T)>,
     page: usize,
@@ -191,7 +192,7 @@ impl admin_server::Admin for Admin {
     ) -> Reply<wire::ListSlicesResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let page = page(request.limit);
+        let page = page_size(request.limit);
         let revision = self.revision()?;
         let Piece { entries: slices, next } = self.gather(SliceId(request.from), page, lists::slices).await?;
         Ok(Response::new(wire::ListSlicesResponse { slices, next: next.map(|id| id.0), revision }))
@@ -216,8 +217,8 @@ impl admin_server::Admin for Admin {
     ) -> Reply<wire::ListReservationsResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let after = after(&request.after)?;
-        let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
+        let after = parse_cursor(&request.after)?;
+        let page = page_size(request.limit).min(RESERVATIONS_PAGE_MAX);
         let revision = self.revision()?;
         let piece = |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
         let Piece { entries, next } = self.gather(after, page, piece).await?;
@@ -246,8 +247,8 @@ impl admin_server::Admin for Admin {
     ) -> Reply<wire::ListMigrationsResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let after = after(&request.after)?;
-        let page = page(request.limit).min(RESERVATIONS_PAGE_MAX);
+        let after = parse_cursor(&request.after)?;
+        let page = page_size(request.limit).min(RESERVATIONS_PAGE_MAX);
         let listed = self.read(move |manager| {
             let ledger = manager.durable();
             let (entries, next_after) = take_page(ledger.migrations_after(after), page);

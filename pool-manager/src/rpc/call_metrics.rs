@@ -37,7 +37,7 @@ impl<S> fmt::Debug for CountedService<S> {
 }
 
 impl<S> CountedService<S> {
-    /// Wraps a service, whose calls are counted in `metrics`.
+    /// Wraps a service and counts its calls in `metrics`.
     pub fn new(service: S, metrics: &Arc<RpcMetrics>) -> Self {
         Self { service, metrics: Arc::clone(metrics) }
     }
@@ -74,20 +74,21 @@ where
     }
 }
 
-/// Changes the status of a request that cannot be decoded from INTERNAL, which tonic reports, to
-/// INVALID_ARGUMENT.
+/// Changes the status of a request that cannot be decoded to INVALID_ARGUMENT; tonic reports
+/// INTERNAL.
 fn reclassify_decode_error(headers: &mut http::HeaderMap) {
     if let Some(status) = Status::from_header_map(headers)
         && status.code() == Code::Internal
         && status.message().starts_with(UNDECODABLE)
     {
         let status = status::coded(Code::InvalidArgument, "MALFORMED_MESSAGE", status.message().to_owned());
-        // This fails only for a message that a header cannot contain. The status is unchanged then.
+        // `add_header` fails only if a header cannot contain the message, and then leaves the
+        // status unchanged.
         let _ = status.add_header(headers);
     }
 }
 
-/// Body of a response, which records the status of the call from the trailers.
+/// Response body that records the status of the call from the trailers.
 struct CountedBody {
     body: Body,
     call: Call,

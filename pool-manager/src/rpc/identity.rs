@@ -86,10 +86,10 @@ impl Identity {
     ) -> Result<(), Status> {
         let rules = self.rules();
         let admitted = if rules.certified.is_some() {
-            let is_host = certificate(extensions).is_some_and(|leaf| is_named(&leaf, host));
+            let is_host = client_certificate(extensions).is_some_and(|leaf| is_named(&leaf, host));
             is_host.then_some(()).ok_or_else(|| format!("certificate: must contain the name of host {host}"))
         } else {
-            let is_host = bearer(metadata).is_some_and(|token| rules.tokens.admits(host, token));
+            let is_host = bearer_token(metadata).is_some_and(|token| rules.tokens.admits(host, token));
             let problem = || format!("authorization: must be \"Bearer\" and the token of host {host}");
             is_host.then_some(()).ok_or_else(problem)
         };
@@ -125,7 +125,7 @@ fn certified_client(
     admins: &[Name],
     role: Role,
 ) -> Result<Option<Name>, String> {
-    let leaf = certificate(extensions);
+    let leaf = client_certificate(extensions);
     let find = |names: &[Name]| {
         names.iter().find(|name| leaf.as_ref().is_some_and(|leaf| is_named(leaf, name))).cloned()
     };
@@ -148,7 +148,7 @@ fn local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Op
         }
         _ => None,
     };
-    let token = bearer(request.metadata());
+    let token = bearer_token(request.metadata());
     let has_token = |role| token.is_some_and(|token| rules.tokens.admits_role(role, token));
     let by_token =
         || Role::ALL.into_iter().any(|held| held.includes(role) && has_token(held)).then_some(None);
@@ -161,12 +161,13 @@ fn local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Op
     })
 }
 
-fn bearer(metadata: &MetadataMap) -> Option<&str> {
+fn bearer_token(metadata: &MetadataMap) -> Option<&str> {
     metadata.get("authorization")?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// Returns the client certificate of the connection, which the TLS handshake has verified.
-fn certificate(extensions: &Extensions) -> Option<EndEntityCert<'_>> {
+/// Returns the client certificate of the connection. The TLS handshake has verified the
+/// certificate.
+fn client_certificate(extensions: &Extensions) -> Option<EndEntityCert<'_>> {
     EndEntityCert::try_from(extensions.get::<Peer>()?.certificates.first()?).ok()
 }
 

@@ -21,8 +21,7 @@ use crate::{
     records::forecast_rows::{EndedVm, VmStart},
 };
 
-/// Validates the outcomes of ended VMs. `now` is the current time, after which no VM can have
-/// ended.
+/// Validates the outcomes of ended VMs. `now` is the current time; no VM can have ended later.
 ///
 /// # Errors
 /// [`Invalid`] for the first invalid outcome, with its index.

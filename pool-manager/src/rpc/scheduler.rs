@@ -43,8 +43,8 @@ impl Scheduler {
     }
 }
 
-/// Returns the status for a reply of the wrong type, which the driver sends only because of a
-/// bug.
+/// Returns the status for a reply of the wrong type. The driver sends such a reply only because of
+/// a bug.
 pub(super) fn unexpected(reply: &RequestReply) -> Status {
     Status::internal(format!("internal error: unexpected reply {reply:?}"))
 }

@@ -72,7 +72,7 @@ fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> BackupErr
 }
 
 /// Returns the temporary name under which a file is written before it is renamed to `path`.
-fn partial(path: &Path) -> PathBuf {
+fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".partial");
     name.into()
@@ -89,17 +89,17 @@ pub fn remove_if_exists(path: &Path) -> Result<(), BackupError> {
     }
 }
 
-/// Copies all entries of `from` into a new file `to`, and returns their numbers. The file appears
-/// atomically after it is complete. The copy of a [snapshot](super::redb::Snapshot) is consistent
-/// even while the manager writes.
+/// Copies all entries of `from` into a new file `to`, and returns the number of entries of each
+/// table. The file appears atomically after it is complete. The copy of a
+/// [snapshot](super::redb::Snapshot) is consistent even while the manager writes.
 ///
 /// # Errors
-/// [`BackupError`] if the file exists or the copy fails. The file is not created then.
+/// [`BackupError`] if `to` exists or the copy fails. An incomplete copy never appears as `to`.
 pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     if to.exists() {
         return Err(BackupError::Exists { path: to.to_owned() });
     }
-    let partial = partial(to);
+    let partial = partial_path(to);
     remove_if_exists(&partial)?;
     let copied = RedbStore::open(UnlockedFile(partial.clone())).and_then(|mut to| copy(from, &mut to));
     let entries = match copied {
@@ -162,12 +162,12 @@ impl Restore<'_> {
     /// Creates a store from a backup, atomically, and marks it as restored, see [`meta::RESTORED`].
     ///
     /// # Errors
-    /// [`BackupError`] if the restore is not possible. Nothing is changed then.
+    /// [`BackupError`] if the restore is not possible. In this case, nothing is changed.
     pub fn run(&self) -> Result<RestoreResult, BackupError> {
         let directory = Directory::take(self.into)?;
         let file = directory.path().join(FILE);
         let before = self.present_generation(&file)?;
-        let partial = partial(&file);
+        let partial = partial_path(&file);
         let restored = self.prepare(&partial, before);
         let generation = match restored {
             Ok(generation) => generation,

@@ -18,7 +18,7 @@ pub const FILE: &str = "ledger.redb";
 /// Name of the file that a process locks to use the directory.
 pub const LOCK: &str = "lock";
 
-/// Place where the bytes of a store are kept, which tests replace by a simulated disk.
+/// Storage for the bytes of a store. Tests use a simulated disk.
 pub trait Disk: Send {
     /// Handle of the open storage, as redb requires it.
     type Backend: StorageBackend;
@@ -179,7 +179,7 @@ pub(crate) fn private() -> OpenOptions {
     options
 }
 
-/// Syncs the parent directory of `path`, which makes the creation, renaming or removal of the file
+/// Syncs the parent directory of `path`, to make the creation, renaming or removal of the file
 /// durable.
 pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

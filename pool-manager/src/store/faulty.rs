@@ -1,4 +1,4 @@
-//! Simulated disk for tests that injects faults. Synced data survives a power failure, and an
+//! Simulated disk that injects faults, for tests. Synced data survives a power failure, and an
 //! arbitrary subset of unsynced sectors survives. A failed sync may write some data and marks the
 //! rest as clean. A failed write may be partial. A function chooses the outcomes, so that a seed
 //! reproduces a failure.
@@ -42,7 +42,7 @@ struct State {
     operations: u64,
     /// Faults to inject, by number of the operation.
     faults: BTreeMap<u64, Fault>,
-    /// Number of writes of which only some sectors were written.
+    /// Number of torn writes: only some of their sectors were written.
     torn: u64,
     /// Number of times that the disk was opened. Operations through earlier handles are rejected.
     opening: u64,
@@ -67,8 +67,8 @@ impl fmt::Debug for FaultyDisk {
 }
 
 impl FaultyDisk {
-    /// Creates an empty disk. `choose(n)` must return a number below `n`, which selects the outcome
-    /// of a fault.
+    /// Creates an empty disk. `choose(n)` selects the outcome of a fault and must return a number
+    /// below `n`.
     pub fn new(choose: impl FnMut(usize) -> usize + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(State {
             choose: Box::new(choose),
@@ -92,7 +92,7 @@ impl FaultyDisk {
         self.state().operations
     }
 
-    /// Returns the number of writes so far of which only some sectors were written.
+    /// Returns the number of torn writes so far.
     pub fn torn_writes(&self) -> u64 {
         self.state().torn
     }
@@ -122,7 +122,7 @@ impl FaultyDisk {
         state.opening += 1;
     }
 
-    /// Passes the contents of the disk to `damage`, which can change them.
+    /// Passes the contents of the disk to `damage`. The function can change them.
     pub fn with_bytes<T>(&self, damage: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut state = self.state();
         let result = damage(&mut state.cached);
@@ -158,7 +158,7 @@ impl State {
 
     /// Returns the part of a change that is written: everything, nothing, some sectors, or the
     /// first sectors.
-    fn torn(&mut self, change: Change) -> Vec<Change> {
+    fn tear(&mut self, change: Change) -> Vec<Change> {
         match ((self.choose)(4), change) {
             (0, _) => vec![],
             (1, Change::Write { at, bytes }) => self.sectors_of(at, &bytes, usize::MAX),
@@ -187,7 +187,7 @@ impl State {
     /// failure.
     fn write_back(&mut self) {
         for change in std::mem::take(&mut self.unsynced) {
-            for part in self.torn(change) {
+            for part in self.tear(change) {
                 apply(&mut self.synced, &part);
             }
         }
@@ -276,7 +276,7 @@ impl StorageBackend for Opening {
         let changes = match wrote {
             Ok(()) => vec![change],
             Err(_) if state.off => vec![],
-            Err(_) => state.torn(change),
+            Err(_) => state.tear(change),
         };
         changes.into_iter().for_each(|change| state.change(change));
         wrote

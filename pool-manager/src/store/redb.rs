@@ -97,7 +97,7 @@ impl<D: Disk> RedbStore<D> {
 
     fn read(&self) -> Result<Snapshot, StoreError> {
         let place = self.disk.place();
-        let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
+        let database = self.database.as_ref().ok_or_else(|| poisoned_error(place))?;
         let transaction = catch_redb_panic(place, "read", || Ok(database.begin_read()?))?;
         Ok(Snapshot { transaction, place: place.to_owned() })
     }
@@ -142,7 +142,7 @@ impl<D: Disk> Scan for RedbStore<D> {
 impl<D: Disk> Store for RedbStore<D> {
     fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError> {
         let place = self.disk.place();
-        let database = self.database.as_ref().ok_or_else(|| poisoned(place))?;
+        let database = self.database.as_ref().ok_or_else(|| poisoned_error(place))?;
         let result = catch_redb_panic(place, "write", || commit(database, batch));
         if result.is_err() {
             self.close();
@@ -305,7 +305,7 @@ fn commit(database: &Database, batch: &[Write]) -> Result<(), ::redb::Error> {
     Ok(transaction.commit()?)
 }
 
-fn poisoned(place: &Path) -> StoreError {
+fn poisoned_error(place: &Path) -> StoreError {
     StoreError::Poisoned { place: place.to_owned() }
 }
 

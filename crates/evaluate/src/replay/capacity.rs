@@ -190,8 +190,9 @@ mod tests {
         for contained_in in 0..3 {
             let mut free = free(4);
             let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
-            // A snapshot with the VM may arrive before the reply, and a snapshot without the VM may
-            // arrive after it. Neither may change the counted cores.
+            // A snapshot that includes the VM can arrive before the reply to its reservation, and
+            // one that omits the VM can arrive after this reply. The number of free cores must be
+            // correct in both cases.
             free.apply(snapshot(if contained_in == 0 { 2 } else { 4 }));
             assert_eq!(free.now().hosts["a"].cores, 2);
             free.accepted(&place);

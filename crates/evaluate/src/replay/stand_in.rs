@@ -199,10 +199,10 @@ fn map_shared(received: &ReceivedSlice) -> io::Result<MmapRegion> {
     MmapRegion::from_file(file, bytes).map_err(io::Error::other)
 }
 
-/// Returns the pattern of a VM for MiB number `n` of a slice. The pattern is unique for the owner
-/// and the slice, and contains no zero bytes.
-fn pattern(vm: &str, number: u32, epoch: u64, n: usize) -> Vec<u8> {
-    let text = format!("{vm} {number} {epoch} {n}\n");
+/// Returns the pattern of a VM for one MiB of a slice, by its index. The pattern is unique for the
+/// owner and the slice, and contains no zero bytes.
+fn pattern(vm: &str, slice: u32, epoch: u64, mib_index: usize) -> Vec<u8> {
+    let text = format!("{vm} {slice} {epoch} {mib_index}\n");
     let mut bytes = text.repeat(MIB.div_ceil(text.len())).into_bytes();
     bytes.truncate(MIB);
     bytes

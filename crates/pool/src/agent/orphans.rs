@@ -91,8 +91,8 @@ impl Agent {
         }
     }
 
-    /// Returns the locations of slices that are in the desired state or open, or that a VM has or
-    /// had.
+    /// Returns the locations of slices that are open or in the desired state, and of slices that a
+    /// VM has or had.
     fn places_in_use(&self) -> BTreeSet<Arc<str>> {
         let desired = self.orders.iter().filter(|(holding, _)| !self.has_reportable_failure(holding));
         let ordered = desired.map(|(_, order)| order.handle());

@@ -47,7 +47,7 @@ impl SliceStatus {
 pub(super) struct Attempts {
     count: u32,
     failure: HostFailure,
-    /// Time of the next attempt; `None` if the slice was not zeroed, which is not retried.
+    /// Time of the next attempt; `None` if the slice was not zeroed: such a failure is not retried.
     pub(super) next: Option<Ns>,
 }
 

@@ -1,5 +1,8 @@
-//! Tests of the agent's invariants: scenarios written as lines of words, and properties over random
-//! desired states, failures and crashes.
+//! Tests of the agent's invariants: scripts of words, and properties over random desired states,
+//! failures and crashes. A script test compares the output of the last word.
+//!
+//! In words, `S.E` is epoch E of slice S; VMs are `a`, `b`; `+` separates several slices, and `:`
+//! separates several parts.
 //!
 //! Input words: `up` (a manager of rack R accepts the agent), `up:Q` (a manager of rack Q), `down`,
 //! `report` (the manager requests a complete report), `desired:N:PARTS` (desired state of version

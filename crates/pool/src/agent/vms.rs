@@ -113,13 +113,13 @@ impl Agent {
         self.vms
             .iter()
             .filter(|(_, vm)| vm.is_running())
-            .map(|(id, vm)| (*id, reported(&vm.record)))
+            .map(|(id, vm)| (*id, observed_vm(&vm.record)))
             .collect()
     }
 
     /// Returns a VM with a running process.
     pub fn live_vm(&self, reservation: ReservationId) -> Option<ObservedVm> {
-        self.vms.get(&reservation).filter(|vm| vm.is_running()).map(|vm| reported(&vm.record))
+        self.vms.get(&reservation).filter(|vm| vm.is_running()).map(|vm| observed_vm(&vm.record))
     }
 
     pub(super) fn ended_vms(&self) -> Vec<ReservationId> {
@@ -359,7 +359,7 @@ impl Agent {
     }
 }
 
-fn reported(record: &VmRecord) -> ObservedVm {
+fn observed_vm(record: &VmRecord) -> ObservedVm {
     ObservedVm {
         vm: record.vm.clone(),
         pid: record.process.pid,

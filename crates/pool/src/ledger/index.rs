@@ -52,8 +52,8 @@ impl EmcEntry {
     }
 
     /// Returns the slices that wait for a claim of a VM after a restore, lowest first. Excludes
-    /// slices that a host outside the rack may reach: a VM may use such a slice, so it waits for an
-    /// operator.
+    /// slices that a host outside the rack may reach: such a slice waits for an operator, because a
+    /// VM may use it.
     pub fn unclaimed(&self) -> impl Iterator<Item = SliceId> {
         self.unclaimed.iter().copied()
     }

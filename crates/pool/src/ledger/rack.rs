@@ -91,7 +91,8 @@ impl Ledger {
 
     /// Checks that the new hosts and EMCs may be added. After a restore, a new object may have been
     /// part of the rack before, also after an earlier restore of the same backup. Devices and hosts
-    /// may then still use its old number, so every host must report before an addition.
+    /// may still use the old number of such an object, so every host must report before an
+    /// addition.
     fn check_additions(&self, spec: &RackSpec) -> Result<(), Rejection> {
         let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.reported);
         let Some(unreported) = unreported else { return Ok(()) };
@@ -298,9 +299,9 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Returns the active reservations on a host, or with slices of an EMC. For an EMC, this
-    /// includes reservations that may have slices on it because their host has not reported since a
-    /// restore.
+    /// Returns the active reservations of a host, or those that have slices of an EMC; none for a
+    /// slice. For an EMC, the result includes reservations of hosts that have not reported since a
+    /// restore, because these reservations may have slices of the EMC.
     ///
     /// # Errors
     /// Returns an error if the host, EMC or slice does not exist.
@@ -391,7 +392,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Completes the fence of a host that no EMC has to confirm.
+    /// Completes the fence of a host if all EMCs have confirmed it or none has to.
     pub fn decide_fence_completed(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -440,8 +441,8 @@ impl Ledger {
     }
 
     /// Records that a host has sent its complete state since the ledger was restored. Breaks each
-    /// reservation of the host that no longer owns all its slices, because another VM may have been
-    /// adopted on these slices.
+    /// of the host's reservations that no longer owns all its slices, because another VM may have
+    /// been adopted on these slices.
     pub fn decide_host_reported(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.must_report) else {
             return Change::default();

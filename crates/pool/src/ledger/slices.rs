@@ -1,4 +1,4 @@
-//! Changes of slices that no request causes: reports of devices and hosts, quarantine, and restore.
+//! Slice changes that no request causes: reports of devices and hosts, quarantine, and restore.
 
 use std::collections::BTreeSet;
 

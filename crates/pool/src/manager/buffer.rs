@@ -52,7 +52,7 @@ impl Buffer {
     /// Records that a reservation took this number of slices.
     pub fn record_demand(&mut self, now: Ns, slices: u32) {
         self.roll(now);
-        let demand = &mut self.demand[slot(self.window)];
+        let demand = &mut self.demand[slot_index(self.window)];
         *demand = demand.saturating_add(slices);
     }
 
@@ -63,7 +63,7 @@ impl Buffer {
             "draining" | "scrubbing" => drop(self.draining.entry(slice).or_insert(now)),
             _ => {
                 let started = self.draining.remove(&slice).filter(|_| to == "free");
-                let longest = &mut self.drain_times[slot(self.window)];
+                let longest = &mut self.drain_times[slot_index(self.window)];
                 *longest =
                     (*longest).max(started.map_or(Ns::ZERO, |started| Ns(now.0.saturating_sub(started.0))));
             }
@@ -90,7 +90,7 @@ impl Buffer {
     fn demand_in(&self, end: u64, back: u64) -> u32 {
         let oldest = (self.window + 1).saturating_sub(WINDOWS as u64);
         let window = end.checked_sub(back).filter(|window| *window >= oldest);
-        window.map_or(0, |window| self.demand[slot(window)])
+        window.map_or(0, |window| self.demand[slot_index(window)])
     }
 
     /// Returns the maximum number of slices that one host may scrub at a time.
@@ -105,7 +105,7 @@ impl Buffer {
         let window = now.0 / WINDOW.0;
         let passed = window.saturating_sub(self.window);
         for step in 1..=passed.min(WINDOWS as u64) {
-            let expired = slot(self.window + step);
+            let expired = slot_index(self.window + step);
             (self.demand[expired], self.drain_times[expired]) = (0, Ns::ZERO);
         }
         self.window = window;
@@ -113,7 +113,7 @@ impl Buffer {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the result is less than WINDOWS")]
-fn slot(window: u64) -> usize {
+fn slot_index(window: u64) -> usize {
     (window % WINDOWS as u64) as usize
 }
 

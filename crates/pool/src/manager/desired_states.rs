@@ -269,8 +269,7 @@ impl Manager {
         })
     }
 
-    /// Adds the release or scrub of a slice that the host must perform. Returns whether there is
-    /// one.
+    /// Adds the slice if the host must release or scrub it. Returns whether this is the case.
     fn add_slice(&self, host: HostId, slice: SliceId, desired: &mut DesiredState) -> bool {
         let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
             return false;

@@ -228,7 +228,7 @@ impl Manager {
         self.head.host(host).is_some_and(|entry| entry.host.emcs.iter().any(starting))
     }
 
-    /// Returns the first EMC of a host that was not compared with the ledger, because the EMC is
+    /// Returns the first of a host's EMCs that was not compared with the ledger, because the EMC is
     /// starting or has failed.
     pub(super) fn uncompared_emc(&self, host: HostId) -> Option<EmcId> {
         let emcs = &self.head.host(host)?.host.emcs;

@@ -97,8 +97,8 @@ impl Manager {
         if self.faults.record_failure(when, slice, error.clone()) {
             return;
         }
-        // The failed call may have had a partial effect, so its host may be able to reach the
-        // slice.
+        // The failed call may have had a partial effect, so the host of the grant may be able to
+        // reach the slice.
         let why = Quarantine::DeviceFailed { host: slot.holder(), errno: error.errno };
         self.quarantine(when, slice, Event::Quarantine(why), &error.message);
     }

@@ -40,8 +40,8 @@ pub(super) struct Link {
     pub(super) draft: Option<Draft>,
 }
 
-/// Older agent of the same boot, or agent of another boot, that was rejected because another agent
-/// represents the host.
+/// Agent that was rejected because another agent represents the host: an older agent with the same
+/// boot id, or an agent with another boot id.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RejectedAgent {
     pub(super) instance: InstanceId,

@@ -137,7 +137,7 @@ fn two_leases(ttl: Ns) -> Ns {
     Ns(ttl.0.saturating_mul(2))
 }
 
-/// Guard of a link that the caller may change.
+/// Guard through which the caller may change a link.
 pub(super) struct LinkMut<'a> {
     links: &'a mut Links,
     host: HostId,

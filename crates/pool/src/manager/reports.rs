@@ -225,8 +225,8 @@ impl Manager {
         }
     }
 
-    /// Applies the report of a host that is clean. A fenced host is clean only in reply to a
-    /// desired state that contains the fence.
+    /// Applies a report that the host is clean. A fenced host is clean only in reply to a desired
+    /// state that contains the fence.
     fn apply_clean(&mut self, when: When, host: HostId, report: &ObservedState) {
         let fence_sent = self.links.get(&host).and_then(|link| link.fence_sent);
         if report.clean && fence_sent.is_some_and(|fence_sent| report.number >= fence_sent) {

@@ -100,9 +100,9 @@ impl Manager {
         }
     }
 
-    /// Records reported slices whose epochs are above the epochs of the restored ledger and of the
-    /// EMC, whose record may be lost. The ledger then never uses these epochs again. If the EMC
-    /// cannot revoke access, the host becomes the holder of the slice.
+    /// Records reported slices if their epochs are higher than in the restored ledger and in the
+    /// EMC's record of grants, which may be lost. The ledger then never uses these epochs again. If
+    /// the EMC cannot revoke access, the host becomes the holder of the slice.
     fn claim_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
         if !self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
             return;

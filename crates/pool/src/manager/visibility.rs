@@ -19,7 +19,7 @@ impl Manager {
     /// devices in rack.toml are assumed to be visible.
     pub(super) fn update_visibility(&mut self, when: When, host: HostId) {
         let Some(hello) = self.links.get(&host).and_then(|link| link.hello()) else { return };
-        let unseen = unseen(&self.durable, host, &hello.devices);
+        let unseen = unseen_emcs(&self.durable, host, &hello.devices);
         if unseen.is_empty() {
             self.unseen_since.remove(&host);
         } else {
@@ -50,7 +50,7 @@ impl Manager {
 }
 
 /// Returns the attached EMCs that a host cannot use, each with the reason.
-fn unseen(ledger: &Ledger, host: HostId, visible: &[SeenDevice]) -> BTreeMap<EmcId, String> {
+fn unseen_emcs(ledger: &Ledger, host: HostId, visible: &[SeenDevice]) -> BTreeMap<EmcId, String> {
     let attached = ledger.host(host).into_iter().flat_map(|entry| &entry.host.emcs);
     attached.filter_map(|emc| Some((*emc, unusable_reason(&ledger.emc(*emc)?.emc, visible)?))).collect()
 }

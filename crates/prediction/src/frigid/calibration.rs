@@ -120,11 +120,13 @@ impl Calibration {
         }
     }
 
-    /// Returns the risk limit with the lowest risk multiplier for the target rate `rate`. With this
-    /// multiplier, the overprediction rate of the recent outcomes, plus a margin for chance, would
-    /// not exceed the target rate. The rate of each of the latest windows would not exceed the
-    /// target rate significantly. Returns `None` while there are too few outcomes. A target rate of
-    /// 1 % requires hundreds of outcomes.
+    /// Returns the risk limit with the lowest risk multiplier that meets two conditions:
+    /// - The overprediction rate of the recent outcomes, plus [`RATE_MARGIN_SIGMAS`] standard
+    ///   deviations, is at most the target rate `rate`.
+    /// - In none of the [`RECENT_WINDOWS`] is the overprediction rate significantly above `rate`.
+    ///
+    /// Returns `None` if the highest multiplier does not meet them, in particular if there are too
+    /// few outcomes: a target rate of 1 % requires hundreds.
     pub fn risk_limit(&self, rate: Fraction) -> Option<RiskLimit> {
         let (mut low, mut high) = RISK_MULTIPLIER_RANGE;
         if !self.is_within_rate(high, rate) {

@@ -20,7 +20,7 @@ pub struct ShareSensitivity {
 }
 
 /// Number of points of the sensitivity curve per equal share.
-const STEPS: u32 = 8;
+const POINTS_PER_SHARE: u32 = 8;
 /// End of the sensitivity curve, in equal shares.
 const SHARES: u32 = 3;
 /// Factor by which [`memory_preference`] raises and lowers a share.
@@ -31,7 +31,7 @@ const SCALE_FACTOR: f64 = 2.0;
 pub fn share_sensitivity(tenant: &Tenant, equal: Bundle) -> Vec<ShareSensitivity> {
     let baseline = tenant.throughput(equal);
     let at = |step: u32| {
-        let times = f64::from(step) / f64::from(STEPS);
+        let times = f64::from(step) / f64::from(POINTS_PER_SHARE);
         let (more_memory, more_bandwidth) = scaled(equal, times);
         ShareSensitivity {
             times,
@@ -39,7 +39,7 @@ pub fn share_sensitivity(tenant: &Tenant, equal: Bundle) -> Vec<ShareSensitivity
             by_bandwidth: tenant.throughput(more_bandwidth) / baseline,
         }
     };
-    (STEPS / 4..=STEPS * SHARES).map(at).collect()
+    (POINTS_PER_SHARE / 4..=POINTS_PER_SHARE * SHARES).map(at).collect()
 }
 
 /// Returns two bundles: one with scaled memory, one with scaled bandwidth.

@@ -77,7 +77,7 @@ impl Outcome {
 /// on the shares of the previous epoch.
 const EPOCHS: u32 = 10;
 /// Number of steps into which Harvest and Trade divide each resource (1/ε in Spirit).
-const STEPS: f64 = 200.0;
+const RESOURCE_STEPS: f64 = 200.0;
 /// Upper bound on the moves of Harvest and on the trades of Trade.
 const MOVES_MAX: u32 = 400;
 
@@ -96,7 +96,7 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
         tenants,
         curves: &curves,
         equal,
-        step: Bundle { memory: host.memory / STEPS, bandwidth: 1.0 / STEPS },
+        step: Bundle { memory: host.memory / RESOURCE_STEPS, bandwidth: 1.0 / RESOURCE_STEPS },
     };
     vec![
         result(Scheme::EqualSplit, tenants, equal, vec![equal; tenants.len()], None),

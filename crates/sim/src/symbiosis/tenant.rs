@@ -38,29 +38,35 @@ pub struct Tenant {
 pub struct Curve(Vec<f64>);
 
 /// Number of steps of a [`Curve`] from 0 to the whole footprint.
-const STEPS: u32 = 1000;
+const CURVE_STEPS: u32 = 1000;
 /// Upper bound on the number of pages sampled for reuse distances.
 pub(super) const SAMPLED_PAGES_MAX: usize = 8192;
 
 impl Curve {
     fn of(model: &impl MissModel, footprint: f64) -> Self {
-        Self((0..=STEPS).map(|at| model.misses(f64::from(at) / f64::from(STEPS) * footprint)).collect())
+        Self(
+            (0..=CURVE_STEPS)
+                .map(|at| model.misses(f64::from(at) / f64::from(CURVE_STEPS) * footprint))
+                .collect(),
+        )
     }
 
     /// Returns the miss ratio with `part` of the footprint in memory, from 0 to 1. Interpolates
     /// linearly between points.
     pub fn misses(&self, part: f64) -> f64 {
-        let place = part.clamp(0.0, 1.0) * f64::from(STEPS);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to STEPS")]
+        let place = part.clamp(0.0, 1.0) * f64::from(CURVE_STEPS);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to CURVE_STEPS")]
         let below = place.floor() as usize;
-        let above = (below + 1).min(STEPS as usize);
+        let above = (below + 1).min(CURVE_STEPS as usize);
         self.0[below] + (place - place.floor()) * (self.0[above] - self.0[below])
     }
 
     /// Converts the curve into knots, with memory as a fraction of the footprint.
     pub fn knots(&self) -> Vec<Knot> {
-        let knot =
-            |(at, misses): (u32, &f64)| Knot { memory: f64::from(at) / f64::from(STEPS), misses: *misses };
+        let knot = |(at, misses): (u32, &f64)| Knot {
+            memory: f64::from(at) / f64::from(CURVE_STEPS),
+            misses: *misses,
+        };
         (0..).zip(&self.0).map(knot).collect()
     }
 }

@@ -38,9 +38,9 @@ pub(super) struct ManagerProcess {
 pub(super) struct RunningManager {
     pub(super) manager: Manager,
     incarnation: u64,
-    /// Rack time at the start of this run.
+    /// Rack time at which this manager process started.
     rack_time_at_start: Ns,
-    /// Time of the world at the start of this run.
+    /// Simulated time at which this manager process started.
     started_at: Ns,
     /// Token of the request that submits rack.toml at start, until the reply arrives.
     pub(super) ready: Option<Token>,

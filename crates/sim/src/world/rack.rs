@@ -47,7 +47,7 @@ impl RackFile {
     }
 
     /// Returns the versions of rack.toml that may be durable.
-    pub(super) fn possible(&self) -> impl Iterator<Item = &RackSpec> {
+    pub(super) fn possible_specs(&self) -> impl Iterator<Item = &RackSpec> {
         std::iter::once(&self.spec).chain(&self.previous)
     }
 }

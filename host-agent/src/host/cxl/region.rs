@@ -27,21 +27,21 @@ pub(super) enum RegionState {
 
 /// Deletes an incomplete region of a device, and returns the state of its region.
 pub(super) fn prepare(sysfs: &Sysfs, memdev: &Memdev) -> Result<RegionState, Problem> {
-    let endpoint = endpoint(sysfs, memdev)?;
+    let endpoint = find_endpoint(sysfs, memdev)?;
     remove_incomplete(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
-    state(sysfs, memdev, &endpoint)
+    read_state(sysfs, memdev, &endpoint)
 }
 
 /// Returns the state of a device's region, without changing it.
 pub(super) fn inspect(sysfs: &Sysfs, memdev: &Memdev) -> Result<DeviceState, Problem> {
-    let endpoint = endpoint(sysfs, memdev)?;
+    let endpoint = find_endpoint(sysfs, memdev)?;
     let decoders = topology::decoders(sysfs, &endpoint)?;
     for window in topology::windows(sysfs, &endpoint)? {
-        if let Some(name) = incomplete(sysfs, &window, &decoders)?.pop() {
+        if let Some(name) = incomplete_regions(sysfs, &window, &decoders)?.pop() {
             return Ok(DeviceState::Incomplete(name));
         }
     }
-    match state(sysfs, memdev, &endpoint)? {
+    match read_state(sysfs, memdev, &endpoint)? {
         RegionState::Present(name) => inspect_existing(sysfs, name),
         RegionState::Missing(RegionPlan { bytes, windows, rejected, .. }) => {
             let best = windows.into_iter().next();
@@ -52,14 +52,14 @@ pub(super) fn inspect(sysfs: &Sysfs, memdev: &Memdev) -> Result<DeviceState, Pro
 }
 
 fn inspect_existing(sysfs: &Sysfs, name: String) -> Result<DeviceState, Problem> {
-    let folder = usable(sysfs, &name)?;
+    let folder = usable_folder(sysfs, &name)?;
     if sysfs.driver(&folder)?.is_none() {
         return Ok(DeviceState::Unbound(name));
     }
-    Ok(DeviceState::Present(Slices::inspect(sysfs, region(sysfs, &folder, &name)?)?))
+    Ok(DeviceState::Present(Slices::inspect(sysfs, read_region(sysfs, &folder, &name)?)?))
 }
 
-fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<PathBuf, Problem> {
+fn find_endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<PathBuf, Problem> {
     if memdev.bytes.slices_floor() == Bytes::ZERO {
         return Err(Problem::TooSmall { bytes: memdev.bytes });
     }
@@ -67,7 +67,7 @@ fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<PathBuf, Problem> {
     topology::endpoint(sysfs, memdev)?.ok_or_else(no_endpoint)
 }
 
-fn state(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionState, Problem> {
+fn read_state(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionState, Problem> {
     let decoders = topology::decoders(sysfs, endpoint)?;
     match &*decoders.iter().filter(|decoder| !decoder.region.is_empty()).collect::<Vec<_>>() {
         [] => {
@@ -84,15 +84,15 @@ fn state(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionState,
 
 /// Binds the existing region to its driver if necessary, and returns it.
 pub(super) fn use_existing(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
-    let folder = usable(sysfs, name)?;
+    let folder = usable_folder(sysfs, name)?;
     if sysfs.driver(&folder)?.is_none() {
         slices::check_online_policy(sysfs)?;
         sysfs.write(BIND_FILE, name)?;
     }
-    region(sysfs, &folder, name)
+    read_region(sysfs, &folder, name)
 }
 
-fn usable(sysfs: &Sysfs, name: &str) -> Result<PathBuf, Problem> {
+fn usable_folder(sysfs: &Sysfs, name: &str) -> Result<PathBuf, Problem> {
     let folder = sysfs.target(Path::new(BUS).join(name))?;
     let ways = sysfs.number(folder.join("interleave_ways"))?;
     if ways != 1 {
@@ -102,7 +102,7 @@ fn usable(sysfs: &Sysfs, name: &str) -> Result<PathBuf, Problem> {
     if mode == "ram" { Ok(folder) } else { Err(Problem::NotRam { region: name.to_owned(), mode }) }
 }
 
-fn region(sysfs: &Sysfs, folder: &Path, name: &str) -> Result<Region, Problem> {
+fn read_region(sysfs: &Sysfs, folder: &Path, name: &str) -> Result<Region, Problem> {
     Ok(Region {
         base: sysfs.number(folder.join("resource"))?,
         bytes: Bytes::new(sysfs.number(folder.join("size"))?),
@@ -158,7 +158,7 @@ fn create_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) ->
 /// Deletes regions that were never committed and contain no other device.
 fn remove_incomplete(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) -> Result<(), SysfsError> {
     for window in windows {
-        for name in incomplete(sysfs, window, decoders)? {
+        for name in incomplete_regions(sysfs, window, decoders)? {
             tracing::warn!(region = name, window = window.name, "deleting incomplete CXL region");
             sysfs.write(window.folder.join("delete_region"), &name)?;
         }
@@ -166,7 +166,11 @@ fn remove_incomplete(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) ->
     Ok(())
 }
 
-fn incomplete(sysfs: &Sysfs, window: &Window, decoders: &[Decoder]) -> Result<Vec<String>, SysfsError> {
+fn incomplete_regions(
+    sysfs: &Sysfs,
+    window: &Window,
+    decoders: &[Decoder],
+) -> Result<Vec<String>, SysfsError> {
     let mut names = Vec::new();
     for name in sysfs.numbered(&window.folder, "region")? {
         if is_incomplete(sysfs, &window.folder.join(&name), decoders)? {

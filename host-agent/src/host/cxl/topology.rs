@@ -77,10 +77,10 @@ pub(super) struct Window {
 pub(super) fn windows(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Window>, SysfsError> {
     let Some((root, _)) = root_and_bridge(endpoint) else { return Ok(Vec::new()) };
     let names = sysfs.numbered(root, "decoder")?;
-    names.into_iter().map(|name| window(sysfs, root.join(&name), name)).collect()
+    names.into_iter().map(|name| read_window(sysfs, root.join(&name), name)).collect()
 }
 
-fn window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, SysfsError> {
+fn read_window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, SysfsError> {
     let text = sysfs.text(folder.join("target_list"))?;
     let targets = text.split(',').map(str::parse).collect::<Result<_, _>>();
     Ok(Window {

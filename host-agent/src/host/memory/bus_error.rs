@@ -1,7 +1,7 @@
 //! Handling of memory that is removed or damaged while this process accesses it. The kernel then
-//! raises SIGBUS in the accessing thread, which ends the process by default. Within [`survive`],
-//! the signal handler replaces the whole mapping by empty pages, the thread continues, and
-//! `survive` returns an error. A bus error outside `survive` is a bug and ends the process.
+//! raises SIGBUS in the accessing thread. This signal ends the process by default. Within
+//! [`survive`], the signal handler replaces the whole mapping by empty pages, the thread continues,
+//! and `survive` returns an error. A bus error outside `survive` is a bug and ends the process.
 
 use std::{
     io,

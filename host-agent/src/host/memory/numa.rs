@@ -56,7 +56,7 @@ fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::
     let size = usize::try_from(bytes).map_err(io::Error::other)?;
     let mapping = FileOffset::new(file.try_clone()?, 0);
     let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
-    let mask = mask(nodes);
+    let mask = node_mask(nodes);
     let bits = mask.len() * u64::BITS as usize + 1; // Linux ignores the last bit
     let start = mapping.as_ptr();
     // SAFETY: the mapping and the mask have the given lengths. The call changes only the policy for
@@ -76,14 +76,14 @@ pub fn nodes_with_memory(nodes: &Path) -> io::Result<BTreeSet<u32>> {
 }
 
 /// Returns the bit mask of a set of nodes, with node 0 in the lowest bit of the first word.
-fn mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
+fn node_mask(nodes: &BTreeSet<u32>) -> Vec<u64> {
     let word = |node: u32| (node / u64::BITS) as usize;
     let mut mask = vec![0; nodes.last().map_or(1, |last| word(*last) + 1)];
     nodes.iter().for_each(|node| mask[word(*node)] |= 1 << (node % u64::BITS));
     mask
 }
 
-/// Result of migrating misplaced pages, which are pages outside the permitted nodes.
+/// Result of migrating misplaced pages: pages outside the permitted nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigrationResult {
     /// Number of pages that were misplaced.
@@ -95,11 +95,11 @@ pub struct MigrationResult {
     pub failed: BTreeMap<i32, u64>,
 }
 
-/// Migrates the pages of a file that a process maps to the node `to`, except pages on permitted
-/// nodes.
+/// Migrates pages to the node `to`: the pages of a file that a process maps, except pages on
+/// permitted nodes.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn migrate_back(
     pid: u32,
     file: FileId,
@@ -124,7 +124,7 @@ pub struct Placement {
     pub present: u64,
     /// Number of sampled pages outside the permitted nodes.
     pub misplaced: u64,
-    /// Number of mappings above the limit [`PLACEMENT_MAPPINGS_MAX`], which were not sampled.
+    /// Number of mappings that were not sampled because of the limit [`PLACEMENT_MAPPINGS_MAX`].
     pub omitted: u64,
 }
 
@@ -156,14 +156,15 @@ impl SampleBounds {
     }
 }
 
-/// Samples the NUMA nodes of the pages of some files that a process maps.
+/// Counts the pages of `files` that are outside the NUMA nodes `permitted`, in a sample of the
+/// pages that the process `pid` maps.
 ///
-/// One in [`PAGES_PER_SAMPLE`] pages is sampled, or fewer if that exceeds [`PLACEMENT_PAGES_MAX`],
-/// in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel examines only the sampled pages, and
-/// holds the lock of the process's address space for a few pages at a time.
+/// Samples one in [`PAGES_PER_SAMPLE`] pages, but approximately [`PLACEMENT_PAGES_MAX`] pages at
+/// most, in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel examines only the sampled
+/// pages, and holds the lock of the process's address space for a few pages at a time.
 ///
 /// # Errors
-/// The process has ended, or may not be inspected.
+/// The process has ended, or the caller may not inspect it.
 pub fn sample_placement(pid: u32, files: &[FileId], permitted: &BTreeSet<u32>) -> io::Result<Placement> {
     sample_within(SampleBounds::DEFAULT, pid, files, permitted)
 }
@@ -302,8 +303,8 @@ mod tests {
 
     #[test]
     fn node_mask_has_any_size() {
-        assert_eq!(mask(&nodes([0, 2])), [0b101]);
-        assert_eq!(mask(&nodes([63, 64, 200])), [1 << 63, 1, 0, 1 << 8]);
+        assert_eq!(node_mask(&nodes([0, 2])), [0b101]);
+        assert_eq!(node_mask(&nodes([63, 64, 200])), [1 << 63, 1, 0, 1 << 8]);
     }
 
     #[test]

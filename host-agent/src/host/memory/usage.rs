@@ -39,9 +39,9 @@ pub fn of_node(nodes: &Path, node: u32) -> Result<Node, HostError> {
     Ok(Node { total: part("MemTotal:")?, free: part("MemFree:")? })
 }
 
-/// Returns the memory of a node that is not used by VMs: anonymous memory and the page cache, from
-/// the node's `meminfo`. Memory of VMs consists of files in memory (`Shmem`) and is not counted.
-/// `None` if a line is missing.
+/// Returns how much of a node's memory is not used by VMs: anonymous memory and the page cache,
+/// from the node's `meminfo`. Memory of VMs consists of files in memory (`Shmem`) and is not
+/// counted. `None` if a line is missing.
 pub fn foreign_memory(meminfo: &str) -> Option<Bytes> {
     let part = |name| kib_of(meminfo, name).map(Bytes::get);
     let files = part("FilePages:")?.saturating_sub(part("Shmem:")?);

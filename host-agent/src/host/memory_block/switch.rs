@@ -87,7 +87,7 @@ fn restored_text(restored: &Result<Vec<String>, Box<SysfsError>>) -> String {
 pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: TargetState) -> Result<(), BlockSwitchError> {
     let arguments = (sysfs.clone(), blocks.to_vec());
     let switched = interrupt::run_interruptible(BLOCK_OFFLINE_MAX, move |steps| {
-        all(&arguments.0, &arguments.1, to, steps)
+        switch_all(&arguments.0, &arguments.1, to, steps)
     });
     switched.unwrap_or_else(|errno| {
         let block = blocks.first().map_or_else(String::new, |block| block.name.clone());
@@ -103,7 +103,12 @@ pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: TargetState) -> Result<(), Bl
     })
 }
 
-fn all(sysfs: &Sysfs, blocks: &[Block], to: TargetState, steps: &Steps<'_>) -> Result<(), BlockSwitchError> {
+fn switch_all(
+    sysfs: &Sysfs,
+    blocks: &[Block],
+    to: TargetState,
+    steps: &Steps<'_>,
+) -> Result<(), BlockSwitchError> {
     let of = blocks.len();
     let failure = |block: &Block, errno| BlockSwitchError {
         block: block.name.clone(),

@@ -95,8 +95,9 @@ pub(super) fn pages(accesses: &[Access]) -> impl Iterator<Item = &[Access]> {
     accesses.chunk_by(|a, b| a.page == b.page)
 }
 
-/// Estimates access rates from a process's accesses, sorted by page, that were sampled within
-/// `seconds`. The tenant has `tenant_pages` pages, of which `sampled`, at least one, were sampled.
+/// Estimates access rates from the accesses of a process that were sampled within `seconds`, sorted
+/// by page. The tenant has `tenant_pages` pages. The samples contain `sampled` of them, at least
+/// one.
 pub(super) fn of(accesses: &[Access], tenant_pages: u64, sampled: usize, seconds: f64) -> Vec<Rate> {
     // The maximum distance within a group never exceeds the tenant's memory.
     let gap_max = (GAP_FACTOR_MAX * (tenant_pages / sampled as u64).max(1)).min(tenant_pages);

@@ -63,7 +63,7 @@ impl Source {
             u32::try_from(kind).map_err(|_| sys.unreadable(file, kind.to_string(), "an event type"))?;
         // Count instructions instead of cycles, so that stalls do not count as accesses.
         let counts = format!("{DEVICES}/ibs_op/format/cnt_ctl");
-        let config = if sys.has(&counts) { bit(sys, &counts)? } else { 0 };
+        let config = if sys.has(&counts) { read_config_bit(sys, &counts)? } else { 0 };
         let event_name = "instructions that load or store (IBS)";
         Ok(Self {
             access_source: AccessSource::Ibs,
@@ -88,7 +88,7 @@ impl Source {
 }
 
 /// Returns a value with the bit set that a file such as `config:19` names.
-fn bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
+fn read_config_bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
     let text = sys.text(file)?;
     let bit = text.strip_prefix("config:").and_then(|bit| bit.parse().ok());
     bit.and_then(|bit| 1_u64.checked_shl(bit)).ok_or_else(|| sys.unreadable(file, text, "config:BIT"))

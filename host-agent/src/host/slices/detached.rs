@@ -1,7 +1,7 @@
 //! Execution of steps in which the kernel may block forever. Unbinding a driver waits until no page
 //! of the device is pinned, for example by VFIO or io_uring, and signals do not end that wait. Each
-//! step runs in its own thread, which is abandoned after a time limit, so that a stuck slice does
-//! not delay other slices.
+//! step runs in its own thread. The thread is abandoned after a time limit, so that a stuck slice
+//! does not delay other slices.
 
 use std::{
     collections::BTreeSet,
@@ -49,7 +49,7 @@ impl Default for DetachedSteps {
 }
 
 impl DetachedSteps {
-    /// Creates an empty set with a time limit, after which steps are abandoned.
+    /// Creates an empty set. Steps are abandoned after the time limit.
     pub(super) fn with_timeout(timeout: Duration) -> Self {
         Self { timeout, devices: Arc::default() }
     }

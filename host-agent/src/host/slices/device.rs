@@ -131,7 +131,7 @@ pub(super) fn node(sysfs: &Sysfs, folder: &Path) -> Result<u32, SysfsError> {
 
 fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError> {
     let device = folder.join(&name);
-    let extent = extent(sysfs, &device)?;
+    let extent = read_extent(sysfs, &device)?;
     let (align, driver) = (sysfs.number(device.join("align"))?, sysfs.driver(&device)?);
     let driver = match driver {
         None => None,
@@ -140,10 +140,10 @@ fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError
             driver => driver,
         },
     };
-    Ok(Device { number: number(sysfs, &device)?, name, extent, align, driver })
+    Ok(Device { number: read_device_number(sysfs, &device)?, name, extent, align, driver })
 }
 
-fn number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
+fn read_device_number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
     let text = sysfs.text(device.join("dev"))?;
     let parts =
         text.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
@@ -155,7 +155,7 @@ fn number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
 
 /// Returns the memory of a device. Mappings are only counted by their directory names: Linux 6.12
 /// deadlocks if the files of a mapping are read while the device's memory is released.
-fn extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {
+fn read_extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {
     let bytes = sysfs.number(device.join("size"))?;
     match sysfs.numbered(device, "mapping")?.len() {
         _ if bytes == 0 => Ok(Extent::Empty),

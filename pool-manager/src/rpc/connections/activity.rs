@@ -110,7 +110,7 @@ impl<S> Layer<S> for CountCallsLayer {
     }
 }
 
-/// Wrapper of a service that counts open calls.
+/// Wrapper that counts the open calls of a service.
 #[derive(Clone, Debug)]
 pub struct CountCalls<S> {
     inner: S,

@@ -53,8 +53,8 @@ impl ConnectionLimiter {
         self.counts.lock().expect("no thread panics under this lock")
     }
 
-    /// Returns a permit for a new connection, which has no authorized request yet. Connections of
-    /// root and the manager's user are limited only in total.
+    /// Returns a permit for a new connection without an authorized request. Connections of root and
+    /// the manager's user are limited only in total.
     ///
     /// # Errors
     /// Returns a description of the limit that is reached.

@@ -53,7 +53,9 @@ struct Row {
     misses: f64,
     /// Throughput; 1 without any slowdown.
     throughput: f64,
-    throughput_of_equal_split: f64,
+    /// Throughput with an equal split, on the same scale.
+    #[serde(rename = "throughput_of_equal_split")]
+    equal_split_throughput: f64,
 }
 
 /// Simulates the changes and draws the figure. Returns `None` if there are fewer than two traces.
@@ -131,7 +133,7 @@ fn row(tenant: &TenantEpoch, names: &[String; 2]) -> Row {
         bandwidth_share: tenant.share.bandwidth,
         misses: tenant.misses,
         throughput: tenant.throughput,
-        throughput_of_equal_split: tenant.equal_split_throughput,
+        equal_split_throughput: tenant.equal_split_throughput,
     }
 }
 

@@ -1,5 +1,5 @@
 //! Running VMs that cannot be adopted after a restore: their slices remain quarantined, and each VM
-//! has an alarm with its start time.
+//! has an alarm with its start time. `rig.rs` documents the words of the scripts.
 
 use units::{
     Bytes, ReservationId, UnixMs,

@@ -1,4 +1,4 @@
-//! Alarms and the start times of their conditions.
+//! Alarms and the start times of their conditions. `rig.rs` documents the words of the scripts.
 
 use units::UnixMs;
 

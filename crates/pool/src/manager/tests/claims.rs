@@ -1,5 +1,6 @@
 //! Reports of slices that the ledger or EMC does not assign to the host. Causes are restores from
-//! older backups, and EMCs with a lost record or the record of another rack.
+//! older backups, and EMCs with a lost record or the record of another rack. `rig.rs` documents the
+//! words of the scripts.
 
 use super::rig::Rig;
 

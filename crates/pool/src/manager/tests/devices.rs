@@ -1,5 +1,5 @@
 //! Devices: calls are repeated until the device confirms them, and differences from the ledger lead
-//! to quarantine.
+//! to quarantine. `rig.rs` documents the words of the scripts.
 
 use units::limits::SLICE_ALARMS_MAX;
 use units::{Epoch, SliceId};

@@ -1,4 +1,5 @@
-//! Conditions under which device calls, desired states and requalifications must wait.
+//! Conditions under which device calls, desired states and requalifications must wait. `rig.rs`
+//! documents the words of the scripts.
 
 use super::rig::Rig;
 

@@ -1,4 +1,5 @@
 //! Hosts: silent hosts keep their slices, devices confirm fences, and reports are validated.
+//! `rig.rs` documents the words of the scripts.
 
 use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
@@ -14,7 +15,7 @@ fn changes_beyond_the_limit_become_a_complete_state() {
     assert!(!changes.is_complete() && changes.len() == DELTA_CHANGES_PER_HOST_MAX);
     changes.add(Some(SliceId(0)), []);
     assert!(changes.is_complete() && changes.len() == 0);
-    assert!(changes.is_awaited(), "a complete desired state remains awaited");
+    assert!(changes.is_awaited(), "a caller still waits after the change to a complete state");
 }
 
 #[test]
@@ -318,8 +319,9 @@ fn restarted_host_ends_its_vms_and_releases_their_slices() {
     assert!(rig.has_decision(&Subject::Vm(name("a")), "its host has restarted"));
 }
 
-/// A host restarts and is removed before both decisions are durable. The durable state may still
-/// contain VMs from before the restart, so the host must receive no desired state.
+/// A host restarts and is then removed, and neither decision is durable yet. The durable state may
+/// still contain VMs from before the restart, so the manager must not send the host a desired
+/// state.
 #[test]
 fn host_is_sent_nothing_while_its_restart_and_removal_are_written() {
     let mut rig = Rig::connected();
@@ -427,8 +429,8 @@ fn agent_of_another_boot_is_accepted_after_the_lease() {
     assert_eq!(rig.run("state:h1"), "Up");
 }
 
-/// An agent of another boot connects while the host's agent restarts. If the host has VMs, the
-/// agent must wait until the lease ends.
+/// An agent with a different boot ID connects while the host's agent restarts. If the host has VMs,
+/// the new agent must wait until the host's lease expires.
 #[test]
 fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     let mut rig = Rig::connected();
@@ -440,8 +442,8 @@ fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     );
 }
 
-/// The manager has just started, and no agent has connected. An agent of another boot must wait
-/// until the lease ends, if the host has VMs.
+/// The manager has just started, and no agent has connected. If the host has VMs, an agent with a
+/// different boot ID must wait until the host's lease expires.
 #[test]
 fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
     let mut rig = Rig::connected();

@@ -1,4 +1,5 @@
-//! Work in pieces of bounded size, with other events between the pieces.
+//! Work in pieces of bounded size, with other events between the pieces. `rig.rs` documents the
+//! words of the scripts.
 
 use super::rig::Rig;
 

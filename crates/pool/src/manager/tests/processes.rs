@@ -1,4 +1,5 @@
-//! Processes of VMs in reports, and cores that released VMs use while their processes run.
+//! Processes of VMs in reports, and cores that released VMs use while their processes run. `rig.rs`
+//! documents the words of the scripts.
 
 use units::ReservationId;
 

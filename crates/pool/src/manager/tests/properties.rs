@@ -1,5 +1,6 @@
 //! Property tests of the manager with random requests, reports, failures, restarts and silence. The
 //! [rig](super::rig) checks every effect, and the tests here check invariants over several effects.
+//! `rig.rs` documents the words of the scripts.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Reports that are outdated, too early, or contain slices of other owners.
+//! Reports that are outdated, too early, or contain slices of other owners. `rig.rs` documents the
+//! words of the scripts.
 
 use units::{UnixMs, limits::DESIRED_STATE_RESEND_AFTER};
 

@@ -1,4 +1,5 @@
-//! Guarantees for clients: durable replies, repeated requests, waiting and limits.
+//! Guarantees for clients: durable replies, repeated requests, waiting and limits. `rig.rs`
+//! documents the words of the scripts.
 
 use units::Ns;
 use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};

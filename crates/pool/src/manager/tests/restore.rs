@@ -1,5 +1,5 @@
 //! Restore of the ledger from a backup. A running VM must keep its memory, even if the backup does
-//! not contain the VM and an EMC has failed.
+//! not contain the VM and an EMC has failed. `rig.rs` documents the words of the scripts.
 
 use super::rig::{Rig, name};
 use crate::audit::Subject;

@@ -1,5 +1,6 @@
 //! Restore from a backup that is older than a change of the rack. VMs on hosts, connections and
-//! EMCs that the backup does not contain must keep their memory.
+//! EMCs that the backup does not contain must keep their memory. `rig.rs` documents the words of
+//! the scripts.
 
 use units::{
     HostId, SliceId,

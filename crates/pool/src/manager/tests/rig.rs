@@ -1,4 +1,11 @@
-//! Test rig: one manager with a simulated store, devices and agents. Test scripts consist of words.
+//! Test rig: one manager with a simulated store, devices and agents. A test script consists of
+//! lines `WORDS | OUTPUT`: [`Rig::check`] runs the words and compares their whole output with
+//! OUTPUT. Without `|`, the output is not compared. A word may be repeated. Words have the form
+//! `VERB` or `VERB:ARGUMENTS`.
+//!
+//! Notation: VMs are `a`, `b`, hosts `h1`, `h2`, and EMCs `e1`, `e2`. `0.1` is epoch 1 of slice 0;
+//! `+` separates several slices. `e1=4` is an EMC with 4 slices, `e1=4!` one that cannot revoke
+//! access, and `h1:e1+e2` a host that is attached to two EMCs.
 //!
 //! Requests. `RESERVE` is for example `a@h1=2`, which reserves 2 slices for VM a on h1. A suffix
 //! `!5` sets request id 5, `!c/5` sets request id 5 of client c, and a final `~` waits 1 s for the
@@ -27,12 +34,15 @@
 //! Devices: `device` (completes all calls), `break:e1`, `recover:e1`, `fault:3`, `repair:3` (grants
 //! and revocations of slice 3 fail or work), `stops:e1` (e1 has a command that stops machines).
 //!
-//! Time: `tick:MS`, `go` (store, devices and agents act until the rig is idle).
+//! Time: `tick:MS` (MS milliseconds pass, and the manager handles timers that are due), `go`
+//! (store, devices and agents act until the rig is idle).
 //!
 //! Queries: `slices`, `alarms`, `state:h1`.
 //!
 //! Output: `store`, `reload`, `e1.grant(0.1>h1)`, `h1<a=0.1;release=1.1` (a desired state),
-//! `h1<report` (a report request), `h1.close(LeaseExpired)`, `reserve:a->ok(0,1)`.
+//! `h1<report` (a report request), `h1.close(LeaseExpired)` (the reason why the manager closed the
+//! session), `h1.close(FalseClaim:4.1)` (the host claimed a slice that it cannot own),
+//! `reserve:a->ok(0,1)` (a reply, with slices 0 and 1).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;

@@ -1,4 +1,5 @@
-//! Number of concurrent scrubs, and their distribution over hosts.
+//! Number of concurrent scrubs, and their distribution over hosts. `rig.rs` documents the words of
+//! the scripts.
 
 use super::rig::Rig;
 

@@ -1,5 +1,5 @@
 //! Devices that cannot revoke access: a host keeps its slices until it has released them or is
-//! proven to have stopped.
+//! proven to have stopped. `rig.rs` documents the words of the scripts.
 
 use super::rig::{Rig, name};
 use crate::{

@@ -1,4 +1,4 @@
-//! Restarts of the manager and failed writes.
+//! Restarts of the manager and failed writes. `rig.rs` documents the words of the scripts.
 
 use units::limits::{AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH};
 

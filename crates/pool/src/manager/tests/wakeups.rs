@@ -1,5 +1,5 @@
 //! Wakeups: the manager returns the time of its next due work, and performs it without any other
-//! event.
+//! event. `rig.rs` documents the words of the scripts.
 
 use units::{Ns, UnixMs, limits::MIGRATION_REQUEST_RETRY_AFTER};
 

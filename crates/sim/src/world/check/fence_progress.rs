@@ -59,8 +59,8 @@ impl GroundTruth {
         fencing.flat_map(with_emcs).filter(|(emc, _)| self.emc(*emc).is_some_and(can_revoke)).collect()
     }
 
-    /// Returns slices of VMs, with their reservation, whose epoch is missing from the record of
-    /// their device. The manager treats such a device as failed.
+    /// Returns the slices of VMs for which the device's record lacks the slice's epoch, each with
+    /// its reservation. The manager treats such a device as failed.
     pub(in crate::world) fn slices_missing_from<'a>(
         &'a self,
         devices: &'a [Device],

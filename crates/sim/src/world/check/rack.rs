@@ -158,9 +158,9 @@ impl World {
     /// outstanding.
     pub(in crate::world) fn check_rack(&mut self) {
         let disk = self.truth.rack();
-        if !self.rack.possible().any(|rack| by_name(rack) == disk) {
+        if !self.rack.possible_specs().any(|rack| by_name(rack) == disk) {
             let description =
-                format!("{disk:?} on disk, {:?} requested", self.rack.possible().collect::<Vec<_>>());
+                format!("{disk:?} on disk, {:?} requested", self.rack.possible_specs().collect::<Vec<_>>());
             self.report_violation("a change of rack.toml is accepted or refused as a whole", description);
         }
     }
