@@ -161,7 +161,7 @@ async fn invalid_weights_are_rejected_without_side_effects() {
         set(&rack, "h0", "web=1 web=2").await,
         invalid,
         "BAD_VALUE",
-        &["weights.tenant", "web", "twice"],
+        &["weights.tenant", "web", "duplicate"],
     );
     let many: String = (0..256).map(|n| format!("t{n}=1 ")).collect();
     assert_rejected(set(&rack, "h0", &many).await, invalid, "BAD_VALUE", &["weights", "257", "at most 256"]);
