@@ -29,7 +29,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const MIB: usize = 1 << 20;
 /// Path of the socket on which an agent provides memory to VMs.
-const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
+pub const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
 /// Shell script that prints one line per slice in a kernel: serial number of the device, index of
 /// the slice, driver, and number of memory blocks that are not offline.
 const LIST_SLICES_SCRIPT: &str = r#"
@@ -212,12 +212,20 @@ impl EmulatedRack {
     /// Starts a stand-in process that uses the slices of a VM like a VMM. Returns the slices that
     /// were not zeroed.
     pub fn start_vm(&self, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
+        self.start_stand_in(host, vm, &stand_in(vm, touch_mib))
+    }
+
+    /// Starts a stand-in process like [`EmulatedRack::start_vm`], as a user of the host.
+    pub fn start_vm_as(&self, user: &str, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
+        self.start_stand_in(host, vm, &format!("su -s /bin/sh {user} -c 'exec {}'", stand_in(vm, touch_mib)))
+    }
+
+    fn start_stand_in(&self, host: usize, vm: &str, command: &str) -> Vec<u64> {
         self.run(
             host,
             &format!(
                 "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
-                 tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {touch_mib} --look {touch_mib} < /run/{vm}.in > /run/{vm}.out \
-                 2> /run/{vm}.err & echo $! > /run/{vm}.pid"
+                 {command} < /run/{vm}.in > /run/{vm}.out 2> /run/{vm}.err & echo $! > /run/{vm}.pid"
             ),
         );
         self.wait_until(&format!("{vm} has checked its slices"), |rack| {
@@ -403,6 +411,11 @@ fn read_kernel_slices(
         }
     }
     Ok(slices)
+}
+
+/// Returns the command of a stand-in process of a VM.
+fn stand_in(vm: &str, touch_mib: u32) -> String {
+    format!("tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {touch_mib} --look {touch_mib}")
 }
 
 fn is_zero(file: &File, range: Range<u64>) -> bool {

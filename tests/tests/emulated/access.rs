@@ -5,12 +5,10 @@ use std::{fs, path::Path, process::Command};
 
 use emulated_host::rack::{CommandOutput, RackPlan};
 use tests::{
-    emulated_rack::{EmulatedRack, TIMEOUT, plan},
+    emulated_rack::{EmulatedRack, SOCKET, TIMEOUT, plan},
     rack::programs,
 };
 
-/// Socket on which agents provide memory.
-const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
 /// Memory that a VM writes into its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// User of the VM.
@@ -65,23 +63,6 @@ fn reserve_for(rack: &EmulatedRack, vm: &str, uid: u32) {
     rack.tarn(&format!("commit {vm}"));
 }
 
-/// Starts a process of a user that uses a VM's slice, and waits until it has written to the slice.
-fn start_vm_as(rack: &EmulatedRack, user: &str, vm: &str) {
-    let command = format!("exec tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {TOUCH_MIB} --look 1");
-    rack.run(
-        0,
-        &format!(
-            "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
-             su -s /bin/sh {user} -c '{command}' < /run/{vm}.in > /run/{vm}.out 2> /run/{vm}.err &"
-        ),
-    );
-    rack.wait_until(&format!("{vm} has written"), |rack| {
-        let errors = rack.run(0, &format!("cat /run/{vm}.err"));
-        assert_eq!(errors, "", "{vm}: {}", rack.logs());
-        rack.run(0, &format!("wc -l < /run/{vm}.out")).trim() == "1"
-    });
-}
-
 /// Checks which users can attach the VM of the tenant.
 fn assert_attach_is_limited(rack: &EmulatedRack) {
     let attach = format!("tarn stand-in-vm --socket {SOCKET} --vm bound --touch 1 --look 1 < /dev/null");
@@ -126,11 +107,11 @@ fn assert_host_has_only_its_own_role(rack: &EmulatedRack) {
          --cert h1.pem --key h1.key release bound --force --reason test"
     ));
     assert!(release.status != 0 && release.text.contains("role"), "{}", release.text);
-    let agent = run(
-        "cd /etc/tarn && sed -e 's/host = \"h1\"/host = \"h0\"/' -e s,/run/tarn-agent,/run/other, h1.toml > h0-by-h1.toml && \
-         timeout 10 host-agent serve --config h0-by-h1.toml",
-    );
-    assert!(agent.text.contains("h0") && !agent.text.contains("connected to the manager"), "{}", agent.text);
+    let agent = run("cd /etc/tarn && cp h1.key copy.key && chmod 600 copy.key && \
+         sed -e 's/host = \"h1\"/host = \"h0\"/' -e s/h1.key/copy.key/ -e s,/run/tarn-agent,/run/other, h1.toml > h0-by-h1.toml && \
+         timeout 10 host-agent serve --config h0-by-h1.toml");
+    assert!(agent.text.contains("certificate: must contain the name of host h0"), "{}", agent.text);
+    assert!(!agent.text.contains("connected to the manager"), "{}", agent.text);
     assert_eq!(rack.host_state(0), "up");
 }
 
@@ -150,7 +131,7 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
     for user in [TENANT, NEIGHBOUR, STRANGER] {
         assert_denied(&rack, user, &open, "Permission denied");
     }
-    start_vm_as(&rack, TENANT, "bound");
+    assert_eq!(rack.start_vm_as(TENANT, 0, "bound", TOUCH_MIB), [0; 0]);
     assert_process_is_protected(&rack, &pid_of(&rack, "tarn"));
     assert_host_has_only_its_own_role(&rack);
     assert_eq!(rack.end_vm(0, "bound"), [0; 0]);
@@ -188,7 +169,7 @@ fn users_cannot_access_memory_of_others_with_memory_blocks() {
     assert_attach_is_limited(&rack);
     let inspect = format!("vmm-plugin args --vmm qemu --agent {SOCKET} --vm bound --kernel /etc/passwd");
     assert_denied(&rack, TENANT, &inspect, "cannot open memory blocks by path");
-    start_vm_as(&rack, TENANT, "bound");
+    assert_eq!(rack.start_vm_as(TENANT, 0, "bound", TOUCH_MIB), [0; 0]);
     assert_process_is_protected(&rack, &pid_of(&rack, "tarn"));
     assert_process_is_protected(&rack, &pid_of(&rack, "host-agent"));
 

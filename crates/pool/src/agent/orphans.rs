@@ -1,7 +1,8 @@
 //! Orphaned slices: resources of slices that were left open by an earlier instance of the agent or
 //! by a failed call. An orphan that the desired state contains is opened again. Every other orphan
 //! is closed, even if the agent is releasing its slice, before the agent reports the slice as
-//! released. Running VMs are not affected, because the memory of every process is recorded.
+//! released. Running VMs are not affected, because the memory of every process is recorded. A host
+//! does not close an orphan that a process still uses, such as a child of a VM that ended.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
