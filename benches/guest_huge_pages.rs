@@ -4,6 +4,8 @@
 //! time.
 //!
 //! A small guest measures its own memory with the TSC. Runs with and without huge pages alternate.
+//! Before, the benchmark writes to most of the available memory. Otherwise, if this machine is a
+//! virtual machine, a run also measures how its hypervisor provides memory at the first write.
 //! The benchmark sets `shmem_enabled` of this machine, which requires root, and restores it.
 
 use std::{
@@ -22,6 +24,8 @@ use tokio::process::Command;
 
 /// Kernel setting of huge pages for memfds.
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+/// Kernel file with the available memory.
+const MEMINFO: &str = "/proc/meminfo";
 /// Number of pages that the guest writes to.
 const WRITES: f64 = 131_072.0;
 /// Number of random reads of the guest.
@@ -82,6 +86,7 @@ async fn measure(rounds: u32) -> Result<String, Failure> {
     let folder = tempfile::tempdir().map_err(Failure::file("create a folder in", std::env::temp_dir()))?;
     let kernel = folder.path().join("kernel");
     fs::write(&kernel, small_guests::measure_memory()).map_err(Failure::file("write", &kernel))?;
+    write_available_memory()?;
     let previous = PreviousSetting::read()?;
     let settings = ["never", "advise"];
     let mut all = [Ticks::default(), Ticks::default()];
@@ -114,6 +119,16 @@ async fn measure(rounds: u32) -> Result<String, Failure> {
         ratio("guest_huge_pages_first_write", median(&without.first_write, &with.first_write)),
         ratio("guest_huge_pages_random_read", median(&without.random_read, &with.random_read)),
     ))
+}
+
+/// Writes to two thirds of the available memory of this machine.
+fn write_available_memory() -> Result<(), Failure> {
+    let text = fs::read_to_string(MEMINFO).map_err(Failure::file("read", MEMINFO))?;
+    let available = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib: Option<usize> = available.and_then(|value| value.trim().strip_suffix(" kB")?.parse().ok());
+    let kib = kib.ok_or_else(|| Failure::UnexpectedReply { what: MEMINFO.to_owned(), reply: text })?;
+    std::hint::black_box(vec![1_u8; kib * 2 / 3 * 1024]);
+    Ok(())
 }
 
 impl Ticks {

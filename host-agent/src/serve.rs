@@ -5,17 +5,17 @@
 //! the manager or listens on its socket.
 
 use std::{
-    fs::{DirBuilder, File, TryLockError},
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroU64},
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use pool::agent::Agent;
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, geteuid, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::{
     net::TcpListener,
@@ -59,6 +59,8 @@ const SESSION_EVENTS_QUEUED_MAX: usize = 4;
 const SYS: &str = "/sys";
 /// File with the list of active swap devices.
 const SWAPS: &str = "/proc/swaps";
+/// Directory with a lock file for each host name of this machine, for agents that run as root.
+const HOST_LOCKS: &str = "/run/tarn-agent/hosts";
 /// Bytes per MiB.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("1 MiB is not zero");
 
@@ -105,8 +107,16 @@ pub enum ServeError {
     HostInUse {
         /// Name of the host.
         host: Name,
-        /// File of the host's token, or of the key of its certificate.
+        /// Lock file of the host.
         path: PathBuf,
+    },
+    /// The directory of the lock files belongs to another user.
+    #[error("{} belongs to user {owner}: must belong to the user of host-agent", directory.display())]
+    ForeignLocks {
+        /// Directory of the lock files.
+        directory: PathBuf,
+        /// Its owner.
+        owner: u32,
     },
     /// The task of the driver ended.
     #[error("the driver ended unexpectedly")]
@@ -136,7 +146,7 @@ pub fn check_config(path: &Path) -> Result<(), ServeError> {
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     let token = read_secrets(&config)?;
-    let _identity_lock = lock_identity(&config)?;
+    let _host_lock = lock_host(&config)?;
     let signals = (listen_for(SignalKind::terminate())?, listen_for(SignalKind::interrupt())?);
     raise_descriptor_limit();
     let PreparedAgent { inputs, session_events, boot_id, instance } = prepare(&config)?;
@@ -266,18 +276,28 @@ fn discover_ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
     Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-/// Locks the file that identifies this host, until the result is dropped: the token of the host or
-/// the key of its certificate. So two agents of the same host cannot run on one machine, even with
-/// different runtime directories.
-fn lock_identity(config: &Config) -> Result<Option<File>, ServeError> {
-    let key = config.tls.as_ref().map(|tls| &tls.key);
-    let Some(path) = config.token_file.as_ref().or(key) else { return Ok(None) };
-    let file = File::open(path).map_err(io_error("open", path.display()))?;
+/// Prevents two agents of the same host on this machine until the result is dropped, even if they
+/// have different runtime directories or copies of the host's token or key.
+fn lock_host(config: &Config) -> Result<File, ServeError> {
+    let uid = geteuid().as_raw();
+    let directory = if geteuid().is_root() {
+        PathBuf::from(HOST_LOCKS)
+    } else {
+        std::env::temp_dir().join(format!("tarn-agent-{uid}"))
+    };
+    let made = DirBuilder::new().recursive(true).mode(0o711).create(&directory);
+    made.map_err(io_error("create", directory.display()))?;
+    let owner = fs::symlink_metadata(&directory).map_err(io_error("inspect", directory.display()))?.uid();
+    if owner != uid {
+        return Err(ServeError::ForeignLocks { directory, owner });
+    }
+    let path = directory.join(format!("{}@{}", config.host, config.manager.replace('/', "-")));
+    let mut options = OpenOptions::new();
+    let opened = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = opened.map_err(io_error("open", path.display()))?;
     match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(TryLockError::WouldBlock) => {
-            Err(ServeError::HostInUse { host: config.host.clone(), path: path.clone() })
-        }
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(ServeError::HostInUse { host: config.host.clone(), path }),
         Err(TryLockError::Error(errno)) => Err(io_error("lock", path.display())(errno)),
     }
 }

@@ -219,13 +219,13 @@ impl Rack {
     /// Starts the agent of a host.
     pub fn start_agent(&mut self, host: usize) {
         let dir = self.dir.path().join(format!("h{host}"));
-        self.agents[host] = Some(self.spawn_agent(host, &dir, &self.token_file(host)));
+        self.agents[host] = Some(self.spawn_agent(host, &dir, self.endpoint()));
     }
 
-    /// Starts a second agent for a host, with a separate runtime directory. Dropping the returned
-    /// process kills the agent.
-    pub fn start_second_agent(&self, host: usize, token_file: &Path) -> Process {
-        self.spawn_agent(host, &self.dir.path().join(format!("h{host}-second")), token_file)
+    /// Starts a second agent for a host, with a separate runtime directory, a copy of the token and
+    /// the manager's address as given. Dropping the returned process kills the agent.
+    pub fn start_second_agent(&self, host: usize, manager: String) -> Process {
+        self.spawn_agent(host, &self.dir.path().join(format!("h{host}-second")), manager)
     }
 
     /// Returns the path of the token file of a host.
@@ -233,13 +233,15 @@ impl Rack {
         self.dir.path().join(format!("store/tokens/h{host}.token"))
     }
 
-    fn spawn_agent(&self, host: usize, dir: &Path, token: &Path) -> Process {
+    fn spawn_agent(&self, host: usize, dir: &Path, manager: String) -> Process {
         fs::create_dir_all(dir).expect("the folder is writable");
+        let token = dir.join("token");
+        fs::copy(self.token_file(host), &token).expect("the manager created the token");
         let text = AgentConfig {
             host: format!("h{host}"),
-            manager: self.endpoint(),
+            manager,
             runtime_dir: dir.to_owned(),
-            token_file: token.to_owned(),
+            token_file: token,
             extra: self.plan.agent_toml_extra.clone(),
         };
         let config = dir.join("host.toml");

@@ -149,7 +149,8 @@ pub enum Effect {
 /// Reason why the manager closes an agent's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// A newer instance, or a newer connection of the same instance, is now the host's agent.
+    /// Another agent represents the host: a newer connection of the same instance, an agent that
+    /// replaced this one after its lease, or the connected agent that this one cannot replace.
     Superseded,
     /// The agent reported a slice and epoch that its host never received.
     FalseClaim(SliceId, Epoch),

@@ -302,7 +302,8 @@ pub enum FailureReason {
 /// Identity of a host's agent, sent at the start of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Agent instance. A session of a newer instance replaces the session of an older instance.
+    /// Agent instance. A newer session of the same instance replaces the older one. Another
+    /// instance is rejected while the host's agent is connected and its lease is valid.
     pub instance: InstanceId,
     /// Boot id of the machine; a restart of the machine changes it.
     pub boot_id: String,

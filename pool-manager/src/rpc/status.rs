@@ -95,7 +95,7 @@ fn code(rejection: &Rejection) -> Code {
 pub fn closed(why: CloseReason) -> Status {
     match why {
         CloseReason::Superseded => {
-            status(Code::Aborted, "SUPERSEDED", "a newer agent is connected for this host".into())
+            status(Code::Aborted, "SUPERSEDED", "another agent represents this host".into())
         }
         CloseReason::FalseClaim(slice, epoch) => forbidden(
             "INVALID_REPORT",

@@ -61,7 +61,7 @@ impl Manager {
 
     pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
         let Some(link) = self.links.get(&host) else { return self.close(session, CloseReason::HostRemoved) };
-        if link.has_newer_agent(&hello, when.now, self.settings.lease_ttl) {
+        if link.has_other_agent(&hello, when.now, self.settings.lease_ttl) {
             return self.reject_agent(when, session, host, hello.instance);
         }
         if self.must_await_lease(link, when, host, &hello) {
@@ -80,7 +80,7 @@ impl Manager {
         self.sessions.insert(session, host);
         let last_message_wall = Some(when.wall);
         let rejected = self.links.get(&host).and_then(Link::rejected);
-        let rejected = rejected.filter(|rejected| rejected.instance < hello.instance);
+        let rejected = rejected.filter(|rejected| rejected.instance != hello.instance);
         let link = Link {
             session: Some(session),
             hello: Some(hello),

@@ -40,8 +40,7 @@ pub(super) struct Link {
     pub(super) draft: Option<Draft>,
 }
 
-/// Agent that was rejected because another agent represents the host: an older agent with the same
-/// boot id, or an agent with another boot id.
+/// Agent that was rejected because another agent represents the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RejectedAgent {
     pub(super) instance: InstanceId,
@@ -193,11 +192,15 @@ impl Link {
         self.rejected
     }
 
-    /// Returns whether the host's agent is a newer instance of the same boot that is connected or
-    /// has a valid lease.
-    pub(super) fn has_newer_agent(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
-        let newer = |led: &Hello| led.instance > hello.instance && led.boot_id == hello.boot_id;
-        self.hello.as_ref().is_some_and(newer) && (self.is_connected() || now < self.lease_end(ttl))
+    /// Returns whether another agent of the same boot represents the host: its lease is valid, and it
+    /// is connected or newer.
+    pub(super) fn has_other_agent(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
+        let is_other = |led: &Hello| {
+            led.boot_id == hello.boot_id
+                && led.instance != hello.instance
+                && (self.is_connected() || led.instance > hello.instance)
+        };
+        self.hello.as_ref().is_some_and(is_other) && now < self.lease_end(ttl)
     }
 
     /// Returns the rack time from which the next pending desired state may be sent.

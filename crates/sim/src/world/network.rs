@@ -297,8 +297,8 @@ impl World {
     }
 
     /// Connects a duplicate agent while the agent of a host is connected with a valid lease. The
-    /// duplicate is an older instance of the same boot or an agent of another machine. The manager
-    /// must reject the duplicate.
+    /// duplicate is another instance of the same boot, older or newer, or an agent of another
+    /// machine. The manager must reject the duplicate.
     pub(super) fn connect_duplicate_agent(&mut self, host: HostId) {
         let current =
             self.network.sessions.values().find(|session| session.host == host && session.open_at_manager);
@@ -306,8 +306,8 @@ impl World {
         if !self.manager_process.is_settled() || !self.is_lease_valid(host) {
             return;
         }
-        let older = self.chance(0.5);
-        let (instance, boot) = if older { (instance - 1, boot) } else { (instance, boot + 1000) };
+        let duplicates = [(instance - 1, boot), (instance + 1000, boot), (instance, boot + 1000)];
+        let (instance, boot) = self.pick(&duplicates).unwrap_or(duplicates[0]);
         self.network.sessions_opened += 1;
         let id = SessionId(self.network.sessions_opened);
         self.log(|| format!("a second agent connects as {host}, instance {instance}, session {}", id.0));

@@ -375,34 +375,54 @@ fn host_claiming_a_slice_never_granted_is_disconnected() {
     rig().check("report:h3:online=2.1 | h3.close(FalseClaim:2.1)");
 }
 
+/// A second agent of the same boot, such as one with a copied token, must not replace the connected
+/// agent, whichever of the two started later.
 #[test]
-fn newest_agent_replaces_older_agents() {
+fn connected_agent_is_not_replaced_during_its_lease() {
     Rig::connected().check(
-        "up:h1#5 | h1.close(Superseded) h1<nothing
-         up:h1#4 | h1.close(Superseded)
-         state:h1 | Up
-         up:h1#6 | h1.close(Superseded) h1<nothing
-         up:h1#2/b2 tick:10 stored | store h1<nothing",
+        "reserve:a@h1=1 go commit:a go
+         copy:h1#5 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up
+         copy:h1#0 state:h1 | h1.close(Superseded) Up
+         report:h1:online=0.1 slices | 0.1:online@h1",
     );
 }
 
-/// A second agent with the same configuration runs for a short time. After its lease, the first
-/// agent must be accepted again.
+/// The lease of the connected agent expires, because its network failed silently.
 #[test]
-fn older_agent_is_accepted_after_newer_agent_is_gone() {
-    let mut rig = Rig::connected();
-    rig.check(
-        "reserve:a@h1=1 go commit:a go
-         up:h1#9 | h1.close(Superseded) h1<a=0.1
-         go up:h1#1 alarms state:h1 | h1.close(Superseded) HOST_CONTESTED Up",
+fn connected_agent_is_replaced_after_its_lease() {
+    Rig::connected().check(
+        "tick:2000 report:h2 report:h3 tick:1999 copy:h1#5 | h1.close(Superseded)
+         tick:1 up:h1#5 state:h1 alarms | h1.close(LeaseExpired) h1<nothing Up",
     );
-    // The newer agent connects and ends.
-    rig.run("up:h1#9 go down:h1");
+}
+
+#[test]
+fn restarted_agent_is_accepted_at_once() {
+    Rig::connected().check(
+        "reserve:a@h1=1 go commit:a go
+         down:h1 up:h1#5 state:h1 alarms | h1<a=0.1 Up",
+    );
+}
+
+/// A host's newer agent ends, and an older one connects, such as one that was paused. It must wait
+/// until the lease of the newer agent expires.
+#[test]
+fn older_agent_waits_for_the_lease_of_the_newer_agent() {
+    let mut rig = Rig::connected();
+    rig.run("down:h1 up:h1#9 go down:h1");
     rig.check(
         "tick:2000 report:h2 report:h3 tick:1999 up:h1#1 state:h1 | h1.close(Superseded) Silent
          tick:1 state:h1 alarms | Unknown HOST_UNKNOWN HOST_CONTESTED
-         up:h1#1 go state:h1 alarms | h1<a=0.1 Up",
+         up:h1#1 go state:h1 alarms | h1<nothing Up",
     );
+}
+
+/// The alarm remains while the rejected agent tries to connect, also if the host's agent reconnects
+/// meanwhile.
+#[test]
+fn contested_alarm_outlives_a_reconnection() {
+    Rig::connected()
+        .check("copy:h1#9 down:h1 up:h1#1 go alarms | h1.close(Superseded) h1<nothing HOST_CONTESTED");
 }
 
 /// An agent on another machine connects with the credentials of a host whose agent is connected. It
@@ -461,13 +481,12 @@ fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
 #[test]
 fn contested_alarm_ends_two_leases_after_last_attempt() {
     let mut rig = Rig::connected();
-    rig.run("up:h1#9 go");
     rig.manager.take_changed();
-    rig.run("up:h1#1");
+    rig.run("copy:h1#9");
     assert!(rig.manager.take_changed(), "watchers are notified of the alarm");
     for _ in 0..7 {
         assert_eq!(rig.run("tick:1000 alarms"), "HOST_CONTESTED");
-        rig.run("up:h1#9 report:h2 report:h3 go");
+        rig.run("report:h1 report:h2 report:h3 go");
     }
     assert_eq!(rig.run("tick:999 alarms"), "HOST_CONTESTED");
     assert_eq!(rig.run("tick:1 alarms"), "");

@@ -84,7 +84,7 @@ fn claim_is_checked_only_after_its_device_is_compared() {
 #[test]
 fn agent_reconnects_as_the_same_instance() {
     Rig::connected().check(
-        "up:h1#5 down:h1 | h1.close(Superseded) h1<nothing
+        "up:h1#5 down:h1 | h1<nothing
          up:h1#5 | h1<nothing
          state:h1 | Up",
     );

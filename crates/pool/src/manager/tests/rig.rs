@@ -120,7 +120,7 @@ struct Device {
     reached: BTreeSet<(SliceId, Epoch, HostId)>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Agent {
     instance: u64,
     boot: String,
@@ -630,21 +630,24 @@ impl Rig {
         entry.map_or_else(|| format!("{host}"), |entry| entry.host.name.to_string())
     }
 
-    /// Connects an agent. With `restarts`, the machine restarted, and its previous connection is
-    /// closed. Otherwise the agent is a copy on another machine.
+    /// Connects an agent. With `restarts`, the agent or its machine restarted, and its previous
+    /// connection is closed, unless the agent reconnects as the same instance. Otherwise the agent is a copy, which may run on another machine.
     fn connect_agent(&mut self, rest: &str, restarts: bool) {
         let (rest, boot) = rest.split_once('/').unwrap_or((rest, "b1"));
         let (host, instance) = rest.split_once('#').map_or((rest, None), |(h, i)| (h, Some(i)));
         let id = self.host(host);
         let devices = self.visible_devices(id);
-        let restarted =
-            self.agents.get(&id).filter(|agent| agent.boot != boot).and_then(|agent| agent.session);
-        if restarts && restarted.is_some_and(|session| self.sessions.contains_key(&session)) {
-            // A restarting machine closes its connections.
+        let earlier = self.agents.get(&id).cloned();
+        let last = earlier.as_ref().map_or(0, |agent| agent.instance);
+        let instance = instance.map_or(last + 1, |i| i.parse().unwrap());
+        let restarted = earlier.as_ref().filter(|agent| agent.boot != boot || instance != last);
+        let open = restarted.and_then(|agent| agent.session).filter(|id| self.sessions.contains_key(id));
+        if restarts && open.is_some() {
+            // The connections of an ended process are closed.
             self.disconnect_agent(host);
         }
         let agent = self.agents.entry(id).or_default();
-        agent.instance = instance.map_or(agent.instance + 1, |i| i.parse().unwrap());
+        agent.instance = instance;
         self.connections += 1;
         let session = SessionId(self.connections);
         self.sessions.insert(session, id);
@@ -660,6 +663,10 @@ impl Rig {
             self.remove_reached(id, |_| true);
         }
         self.handle_event(Event::AgentUp(session, id, hello));
+        if !restarts && !self.sessions.contains_key(&session) {
+            // The copy was rejected, and the host's agent is unaffected.
+            self.agents.extend(earlier.map(|earlier| (id, earlier)));
+        }
     }
 
     /// Returns the shared devices that the agent of a host reports.
