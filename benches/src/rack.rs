@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use local_rack::{AgentConfig, Emc, Host, Process, RackConfig};
+use local_rack::{AgentConfig, Emc, Host, Process, ProcessError, RackConfig};
 use proto::bearer::{Bearer, ClientChannel};
 use proto::v1::{
     self as wire, HostState, ReservationRef, admin_client::AdminClient, scheduler_client::SchedulerClient,
@@ -123,6 +123,7 @@ impl Rack {
             config,
             listen,
         };
+        rack.create_store()?;
         rack.start_manager()?;
         rack.wait_manager_ready().await?;
         for host in 0..plan.hosts {
@@ -141,7 +142,7 @@ impl Rack {
         connect(&self.uri(), &self.bearer()?, count).await
     }
 
-    /// Reads the token of the role Admin, which the manager creates when it starts.
+    /// Reads the token of the role Admin, which `pool-manager init` creates.
     ///
     /// # Errors
     /// [`Failure`] if the token does not exist yet.
@@ -158,6 +159,16 @@ impl Rack {
     /// Returns the URI to which clients of the manager connect.
     pub fn uri(&self) -> String {
         format!("http://{}", self.listen)
+    }
+
+    fn create_store(&self) -> Result<(), Failure> {
+        let mut command = Command::new(&self.programs.pool_manager);
+        let mut init = self.start_process("init", command.args(["init", "--config"]).arg(&self.config))?;
+        let status = init.wait()?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(ProcessError::Ended { name: "pool-manager init".to_owned(), status, log: init.log_tail() }.into())
     }
 
     /// Starts the manager without waiting for its first reply.
@@ -185,11 +196,7 @@ impl Rack {
         let uri = self.uri();
         wait_until("a reply from the manager", MANAGER_TIMEOUT, async || {
             self.check_running()?;
-            let bearer = match self.bearer() {
-                Ok(bearer) => bearer,
-                // The manager creates the token before its first reply.
-                Err(failure) => return Ok(Err(failure.error_chain())),
-            };
+            let bearer = self.bearer()?;
             Ok(query_rack(&uri, &bearer).await.map_err(|failure| failure.error_chain()))
         })
         .await

@@ -2,7 +2,7 @@
 //! running rack can apply a changed configuration.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fmt, fs, io,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -18,9 +18,11 @@ use units::{
 };
 
 use crate::{device::Driver, fence_command::FenceCommand, forecasts::Settings};
+use directories::Directories;
 use reader::{Field, Section, Text};
 
 mod access;
+mod directories;
 mod fence;
 mod immutable;
 mod prediction;
@@ -63,6 +65,9 @@ pub struct Manager {
     /// Address of the Prometheus endpoint; `None` disables it.
     pub metrics_listen: Option<SocketAddr>,
 }
+
+/// Maximum length of the path of a unix socket on Linux, in bytes.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Path of the unix socket if `manager.listen` is not set.
 pub const LISTEN_DEFAULT: &str = "/run/tarn/manager.sock";
@@ -207,8 +212,9 @@ impl Config {
     /// [`ConfigError::Read`], or [`ConfigError::Invalid`] with all violations.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let read = |errno| ConfigError::Read { path: path.to_owned(), errno };
-        let text = fs::read_to_string(path).map_err(read)?;
-        Self::parse(&text, path)
+        let bytes = fs::read(path).map_err(read)?;
+        let invalid = |violation| ConfigError::Invalid { path: path.to_owned(), violations: vec![violation] };
+        Self::parse(reader::decode(&bytes).map_err(invalid)?, path)
     }
 
     /// Parses and validates the contents of a configuration file. `path` appears in messages, and
@@ -240,7 +246,7 @@ struct Checker<'a> {
     emcs: BTreeSet<Name>,
     serials: BTreeSet<String>,
     hosts: BTreeSet<Name>,
-    directories: BTreeMap<PathBuf, &'static str>,
+    directories: Directories,
     tokens: BTreeSet<[u8; 32]>,
 }
 
@@ -253,7 +259,7 @@ impl<'a> Checker<'a> {
             emcs: BTreeSet::new(),
             serials: BTreeSet::new(),
             hosts: BTreeSet::new(),
-            directories: BTreeMap::new(),
+            directories: Directories::default(),
             tokens: BTreeSet::new(),
         }
     }
@@ -276,14 +282,10 @@ impl<'a> Checker<'a> {
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.parse_emc(section)).collect();
         let hosts = top.sections("host", HOSTS_MAX);
         let hosts: Vec<_> = hosts.into_iter().map(|section| self.parse_host(section)).collect();
-        let is_complete = top.check(!emcs.is_empty(), "emc", "is missing: at least one [[emc]] is required");
-        let is_complete = is_complete.and(top.check(
-            !hosts.is_empty(),
-            "host",
-            "is missing: at least one [[host]] is required",
-        ));
+        let has_emc = top.check(!emcs.is_empty(), "emc", "at least one [[emc]] is required");
+        let has_host = top.check(!hosts.is_empty(), "host", "at least one [[host]] is required");
         top.reject_unknown_keys();
-        is_complete?;
+        has_emc.and(has_host)?;
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
         let (lease, policy, prediction, fence) = (lease?, policy?, prediction?, fence?);
@@ -299,7 +301,7 @@ impl<'a> Checker<'a> {
             "is missing: [tls] requires an IP address and a port",
         );
         let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(LISTEN_DEFAULT.into())));
-        let store = section.required("store", |field| self.parse_directory(field, "manager.store"));
+        let store = section.required("store", |field| self.parse_directory(field));
         let metrics_listen = section.optional("metrics_listen", |field| match &listen {
             Some(Listen::Tcp(listen)) if parse_address(field)? == *listen && listen.port() != 0 => {
                 Err("must differ from manager.listen".to_owned())
@@ -318,13 +320,21 @@ impl<'a> Checker<'a> {
                         .into(),
                 );
             }
-            return reader::absolute(self.base, path).map(Listen::Unix);
+            return self.parse_socket_path(path).map(Listen::Unix);
         }
         let listen = Listen::Tcp(parse_address(field)?);
         let allowed = listen.is_local() || self.has_tls;
         allowed
             .then_some(listen)
             .ok_or_else(|| "must be a loopback address or unix:/path, because there is no [tls]".to_owned())
+    }
+
+    fn parse_socket_path(&self, path: &str) -> Result<PathBuf, String> {
+        let path = reader::absolute(self.base, path)?;
+        let bytes = path.as_os_str().len();
+        let rule =
+            || format!("has {bytes} bytes as an absolute path: must have at most {SOCKET_PATH_BYTES_MAX}");
+        (bytes <= SOCKET_PATH_BYTES_MAX).then_some(path).ok_or_else(rule)
     }
 
     fn parse_tls(&self, mut section: Section<'_>) -> Option<Tls> {
@@ -347,7 +357,7 @@ impl<'a> Checker<'a> {
         let name = section.required("name", |field| check_unique(field.name()?, &mut self.emcs));
         let slices = section.required("slices", |field| self.parse_slices(field));
         let driver = section.required("driver", parse_driver);
-        let path = section.required("path", |field| self.parse_directory(field, "another EMC"));
+        let path = section.required("path", |field| self.parse_directory(field));
         let serial = match driver {
             Some(driver) if !driver.can_revoke() => {
                 section.required("serial", |field| self.parse_serial(field)).map(Some)
@@ -366,17 +376,15 @@ impl<'a> Checker<'a> {
     fn parse_slices(&mut self, field: &Field<'_>) -> Result<u32, String> {
         let slices = field.integer(1..=SLICES_PER_EMC_MAX)?;
         self.slices = self.slices.saturating_add(slices);
-        let fits = self.slices <= SLICES_MAX;
-        fits.then_some(slices)
-            .ok_or_else(|| format!("all EMCs together must have at most {SLICES_MAX} slices"))
+        let sum = self.slices;
+        let rule = || format!("all EMCs together have at least {sum} slices: must have at most {SLICES_MAX}");
+        (sum <= SLICES_MAX).then_some(slices).ok_or_else(rule)
     }
 
-    fn parse_directory(&mut self, field: &Field<'_>, used_by: &'static str) -> Result<PathBuf, String> {
+    fn parse_directory(&mut self, field: &Field<'_>) -> Result<PathBuf, String> {
         let path = field.path(self.base)?;
-        match self.directories.insert(path.clone(), used_by) {
-            None => Ok(path),
-            Some(other) => Err(format!("is already the path of {other}: must be unique")),
-        }
+        self.directories.add(field.field_path(), &path)?;
+        Ok(path)
     }
 
     fn parse_host(&mut self, mut section: Section<'_>) -> Option<Host> {
@@ -412,7 +420,6 @@ impl<'a> Checker<'a> {
 }
 
 fn parse_lease(mut section: Section<'_>) -> Option<Lease> {
-    let default = Lease::default();
     let ttl = section.optional("ttl_s", |field| field.seconds(LEASE_TTL_MIN..=LEASE_TTL_MAX));
     let fence_after = section.optional("fence_after_s", |field| match field.str() {
         Ok("never") => Ok(None),
@@ -421,12 +428,28 @@ fn parse_lease(mut section: Section<'_>) -> Option<Lease> {
             .map(Some)
             .map_err(|rule| format!("{rule}, or \"never\"")),
     });
-    let (ttl, fence_after) = (ttl?.unwrap_or(default.ttl), fence_after?.unwrap_or(default.fence_after));
-    // A rejected agent retries only once per lease. Its host must not be fenced before the retry.
-    let rule = "must not be shorter than ttl_s";
-    section.check(fence_after.is_none_or(|after| after >= ttl), "fence_after_s", rule)?;
+    let lease = ttl.zip(fence_after).and_then(|(ttl, fence_after)| check_lease(&section, ttl, fence_after));
     section.reject_unknown_keys();
-    Some(Lease { ttl, fence_after })
+    lease
+}
+
+/// Checks the relation of both times. A rejected agent retries only once per lease, and its host
+/// must not be fenced before the retry.
+fn check_lease(section: &Section<'_>, ttl: Option<Ns>, fence_after: Option<Option<Ns>>) -> Option<Lease> {
+    let default = Lease::default();
+    let lease =
+        Lease { ttl: ttl.unwrap_or(default.ttl), fence_after: fence_after.unwrap_or(default.fence_after) };
+    let Some(after) = lease.fence_after else { return Some(lease) };
+    let shown = |is_default, value: Ns| {
+        format!("{}{}", if is_default { "default " } else { "" }, value.as_duration().as_secs_f64())
+    };
+    let (ttl, after) = (shown(ttl.is_none(), lease.ttl), shown(fence_after.is_none(), after));
+    let (key, rule) = match fence_after {
+        Some(_) => ("fence_after_s", format!("must not be shorter than lease.ttl_s ({ttl})")),
+        None => ("ttl_s", format!("must not be longer than lease.fence_after_s ({after})")),
+    };
+    section.check(lease.fence_after >= Some(lease.ttl), key, &rule)?;
+    Some(lease)
 }
 
 fn parse_policy(mut section: Section<'_>) -> Option<Policy> {

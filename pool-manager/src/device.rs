@@ -9,7 +9,7 @@ use std::{
 use units::{Epoch, HostId};
 
 use crate::{
-    rack_uuid_file::{self, RACK_UUID_FILE},
+    rack_uuid_file::{self, RACK_UUID_FILE, RackUuidFile},
     store::StoreError,
 };
 
@@ -73,8 +73,8 @@ impl Driver {
     /// revoke access.
     ///
     /// # Errors
-    /// [`DeviceError::OtherRack`] before any change, [`DeviceError::Io`], or an error of the
-    /// driver.
+    /// [`DeviceError::OtherRack`] or [`DeviceError::DamagedRackUuid`] before any change,
+    /// [`DeviceError::Io`], or an error of the driver.
     pub fn open(
         self,
         path: &Path,
@@ -84,15 +84,22 @@ impl Driver {
     ) -> Result<Box<dyn Device>, DeviceError> {
         let io_error = |doing| move |errno| DeviceError::Io { doing, path: path.join(RACK_UUID_FILE), errno };
         let owner = rack_uuid_file::read(path).map_err(io_error("read"))?;
-        if let Some(owner) = owner.as_ref().filter(|owner| *owner != rack) {
-            let (path, owner, rack) = (path.to_owned(), owner.clone(), rack.to_owned());
-            return Err(DeviceError::OtherRack { path, owner, rack });
+        let is_assigned = owner.is_some();
+        match owner {
+            Some(RackUuidFile::Uuid(owner)) if owner != rack => {
+                return Err(DeviceError::OtherRack { path: path.to_owned(), owner, rack: rack.to_owned() });
+            }
+            Some(RackUuidFile::Damaged(found)) => {
+                let (path, rack) = (path.to_owned(), rack.to_owned());
+                return Err(DeviceError::DamagedRackUuid { path, found, rack });
+            }
+            _ => {}
         }
         let device: Box<dyn Device> = match self {
             Self::Emulated => Box::new(Emulated::open(path, slices)?),
             Self::SharedDax => Box::new(SharedDax::open(path, slices, serial)?),
         };
-        if owner.is_none() {
+        if !is_assigned {
             rack_uuid_file::write(path, rack).map_err(io_error("write"))?;
         }
         Ok(device)
@@ -170,7 +177,8 @@ pub struct Contents {
 pub enum DeviceError {
     /// The EMC belongs to another rack.
     #[error(
-        "{} is an EMC of rack {owner}, not of this rack {rack}: if rack {owner} no longer exists and none of its VMs runs, remove the directory",
+        "{0}/{RACK_UUID_FILE} contains rack {owner}, expected {rack}: if the manager runs with the wrong store, mount or restore the store \
+         of rack {owner}; if emc.path is wrong, remove the EMC and add it under another name; remove {0} only if rack {owner} no longer exists and none of its VMs runs",
         path.display()
     )]
     OtherRack {
@@ -178,6 +186,20 @@ pub enum DeviceError {
         path: PathBuf,
         /// UUID of the rack to which the EMC belongs.
         owner: String,
+        /// UUID of this rack.
+        rack: String,
+    },
+    /// The rack UUID file of the EMC contains no UUID.
+    #[error(
+        "{0}/{RACK_UUID_FILE} is damaged: contains {found:?}, expected {rack}: if {0} is the directory of this EMC of rack {rack}, remove \
+         the file, and pool-manager writes it again; otherwise remove the EMC and add it under another name with the right path",
+        path.display()
+    )]
+    DamagedRackUuid {
+        /// Directory of the EMC.
+        path: PathBuf,
+        /// Beginning of the file.
+        found: String,
         /// UUID of this rack.
         rack: String,
     },
@@ -290,3 +312,6 @@ pub enum DeviceError {
         errno: io::Error,
     },
 }
+
+#[cfg(test)]
+mod tests;

@@ -28,7 +28,7 @@ use pool::{
     ledger::When,
     manager::{CloseReason, DeviceReply, Event, Manager, Request, RequestReply, SessionId, Settings, Token},
     protocol::{DesiredState, Hello, ObservedState},
-    record::Meta,
+    record::{Meta, Record},
     rejection::Rejection,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
@@ -44,7 +44,7 @@ use crate::{
     fence_command::FenceCommand,
     ledger_store::{self, LedgerStore},
     metrics::Metrics,
-    records::{LoadError, StoreContents},
+    records::LoadError,
     store::{Scan, Store, StoreError, Write},
     write_chunk::WriteChunk,
 };
@@ -418,10 +418,12 @@ pub struct InitialState {
     pub settings: Settings,
     /// Command that powers off a host whose access to an EMC cannot be revoked.
     pub fence_command: Option<FenceCommand>,
-    /// Contents of the store at the start.
-    pub loaded: StoreContents,
-    /// UUID of the rack; used only if the store is empty.
-    pub rack_uuid: String,
+    /// Metadata of the ledger.
+    pub meta: Meta,
+    /// Records of the ledger.
+    pub records: Vec<Record>,
+    /// Whether the store was restored from a backup since the last start.
+    pub restored: bool,
 }
 
 /// Receiver that completes when the driver's thread has ended.
@@ -437,17 +439,16 @@ pub fn start(
     store: Box<dyn Store>,
     metrics: Arc<Metrics>,
 ) -> std::io::Result<(Handle, DriverEnd)> {
-    let restored = initial.loaded.restored;
-    let meta = initial.loaded.meta.unwrap_or_else(|| Meta::new(initial.rack_uuid));
+    let InitialState { settings, fence_command, meta, records, restored } = initial;
     let clock = Clock { base: meta.rack_time, started: Instant::now() };
-    let mut manager = Manager::new(initial.settings);
-    manager.handle(clock.now(), Event::Loaded { meta, records: initial.loaded.records, restored });
+    let mut manager = Manager::new(settings);
+    manager.handle(clock.now(), Event::Loaded { meta, records, restored });
     let core = Core {
         manager,
         replies: HashMap::new(),
         sessions: HashMap::new(),
         store_tasks: VecDeque::new(),
-        fence_command: initial.fence_command,
+        fence_command,
         pending_fences: HashMap::new(),
         next_token: 0,
         next_session: 0,

@@ -270,6 +270,9 @@ mod tests {
 
     use super::*;
 
+    const RACK: &str = "11111111-2222-3333-4444-555555555555";
+    const OTHER: &str = "99999999-2222-3333-4444-555555555555";
+
     fn emc(directory: &std::path::Path) -> EmcDescription {
         EmcDescription {
             id: EmcId(0),
@@ -279,7 +282,7 @@ mod tests {
             serial: String::new(),
             first: SliceId(100),
             slices: 60,
-            rack: "r".to_owned(),
+            rack: RACK.to_owned(),
         }
     }
 
@@ -335,7 +338,7 @@ mod tests {
         let (emc, mut device) = (emc(directory.path()), DeviceState::default());
         perform_calls(&emc, &mut device, vec![grant(107)]);
         drop(device);
-        let other = EmcDescription { rack: "other".to_owned(), ..emc.clone() };
+        let other = EmcDescription { rack: OTHER.to_owned(), ..emc.clone() };
         let stale = directory.path().join("slices/00007.0.h0"); // the owning rack would delete this stale file
         std::fs::write(&stale, "").unwrap();
         let rejection =
@@ -346,7 +349,7 @@ mod tests {
         });
         let errors: Vec<_> = errors.collect();
         assert!(
-            errors.len() == 2 && errors[0].contains("an EMC of rack r, not of this rack other"),
+            errors.len() == 2 && errors[0].contains(&format!("contains rack {RACK}, expected {OTHER}")),
             "{errors:?}"
         );
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());

@@ -1,7 +1,7 @@
 //! Commands that run without a running manager: init, check, backup and restore.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -38,26 +38,27 @@ pub enum OfflineError {
     StoreFolder(#[from] StoreFolderError),
     /// The manager is not permitted to change the socket's group.
     #[error(
-        "access.group: the manager's user is not a member of group {group}: add it, for example with SupplementaryGroups= in the systemd unit"
+        "{}: access.group: group {group}: the manager's user must be a member; add it, for example with SupplementaryGroups= in the systemd unit",
+        path.display()
     )]
     Group {
+        /// Configuration file.
+        path: PathBuf,
         /// Id of the configured group.
         group: u32,
     },
     /// A certificate or key cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
+    #[error("{}", path.display())]
+    Tls {
+        /// Configuration file that names the certificate or key.
+        path: PathBuf,
+        /// Field and rule.
+        #[source]
+        error: TlsError,
+    },
     /// A token file cannot be read or written.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The store contains no rack.
-    #[error(
-        "store {place} contains no rack: create a rack with `pool-manager init`, or restore one with `pool-manager restore`"
-    )]
-    NoRack {
-        /// Directory of the store.
-        place: String,
-    },
     /// The store contains invalid entries.
     #[error(
         "store {place}: {invalid} entries are invalid ({errors}): restore a backup with `pool-manager restore`"
@@ -106,10 +107,10 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         config.emcs.len()
     );
     if let Some(group) = config.access.group.filter(|group| !may_assign(*group)) {
-        return Err(OfflineError::Group { group });
+        return Err(OfflineError::Group { path: path.to_owned(), group });
     }
     if let Some(tls) = &config.tls {
-        let loaded = tls::load(tls)?;
+        let loaded = tls::load(tls).map_err(|error| OfflineError::Tls { path: path.to_owned(), error })?;
         let (names, days) = (loaded.names.join(", "), loaded.days_left());
         println!("{}: certificate of {names}: ok, {days} days left", tls.certificate.display());
         if days < tls::EXPIRY_WARNING_DAYS {
@@ -138,7 +139,7 @@ fn may_assign(group: u32) -> bool {
 pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
-    store_folder::check_file(&config.manager.store)?;
+    store_folder::check_file(&config.manager.store, path)?;
     let mut store = RedbStore::open_existing(&config.manager.store)?;
     let checked = backup::check(&mut store, &mut |table, key, value| {
         records::check_entry(table, key, value).map_err(|error| error.to_string())
@@ -153,10 +154,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
         });
     }
     let meta = records::load(&mut store)?.meta;
-    store_folder::check_rack(&config.manager.store, meta.as_ref())?;
-    let Some(meta) = meta else {
-        return Err(OfflineError::NoRack { place: place.to_string() });
-    };
+    let meta = store_folder::check_rack(&config.manager.store, meta, path)?;
     let (uuid, revision, entries) = (meta.rack_uuid, meta.revision.0, checked.entries.values().sum::<u64>());
     println!("{place}: rack {uuid}, revision {revision}, {entries} entries: ok");
     Ok(())
@@ -169,6 +167,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
 /// written.
 pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
+    store_folder::check_file(&config.manager.store, path)?;
     let mut store = RedbStore::open_existing(&config.manager.store)?;
     let entries = backup::backup(&mut store, to)?;
     println!(

@@ -11,16 +11,46 @@ use crate::store::disk::{private, sync_parent};
 /// Name of the file that contains the UUID of the rack.
 pub const RACK_UUID_FILE: &str = "rack-uuid";
 
-/// Returns the UUID of the rack to which a directory belongs; `None` if it belongs to no rack.
+/// Lengths of the groups of hexadecimal digits in a UUID.
+const UUID_GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
+/// Maximum number of characters of a damaged file in a message.
+const SHOWN_CHARS_MAX: usize = 80;
+
+/// Contents of a rack UUID file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RackUuidFile {
+    /// UUID of the rack to which the directory belongs.
+    Uuid(String),
+    /// Beginning of a file that does not contain a UUID. The file shows that the directory belongs
+    /// to a rack, but not to which one.
+    Damaged(String),
+}
+
+/// Reads the file of a directory; `None` if the directory belongs to no rack.
 ///
 /// # Errors
 /// Returns the error of the operating system if the file cannot be read.
-pub fn read(folder: &Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(folder.join(RACK_UUID_FILE)) {
-        Ok(text) => Ok(Some(text.trim_end().to_owned())),
+pub fn read(folder: &Path) -> io::Result<Option<RackUuidFile>> {
+    match fs::read(folder.join(RACK_UUID_FILE)) {
+        Ok(bytes) => Ok(Some(parse(&String::from_utf8_lossy(&bytes)))),
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(errno) => Err(errno),
     }
+}
+
+fn parse(text: &str) -> RackUuidFile {
+    let text = text.trim_end();
+    if is_uuid(text) {
+        RackUuidFile::Uuid(text.to_owned())
+    } else {
+        RackUuidFile::Damaged(text.chars().take(SHOWN_CHARS_MAX).collect())
+    }
+}
+
+fn is_uuid(text: &str) -> bool {
+    let groups: Vec<&str> = text.split('-').collect();
+    let is_hex = |group: &&str| group.bytes().all(|digit| digit.is_ascii_hexdigit());
+    groups.iter().map(|group| group.len()).eq(UUID_GROUPS) && groups.iter().all(is_hex)
 }
 
 /// Assigns a directory to a rack, durably and atomically.

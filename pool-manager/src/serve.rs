@@ -2,7 +2,7 @@
 //! manager.
 //!
 //! Before the first request is served, the store is loaded and the configuration of the rack is
-//! durable.
+//! durable. The manager never creates a rack: the store must exist.
 
 use std::{
     path::{Path, PathBuf},
@@ -76,14 +76,26 @@ pub enum ServeError {
     #[error(transparent)]
     Token(#[from] TokenError),
     /// A certificate or key cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
+    #[error("{}", path.display())]
+    Tls {
+        /// Configuration file that names the certificate or key.
+        path: PathBuf,
+        /// Field and rule.
+        #[source]
+        error: TlsError,
+    },
     /// The unix socket cannot be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// The ledger rejects the configuration of the rack.
-    #[error("the ledger rejects rack.toml")]
-    Configure(#[source] DriverError),
+    #[error("the ledger rejects {}", path.display())]
+    Configure {
+        /// Configuration file.
+        path: PathBuf,
+        /// Error returned by the ledger.
+        #[source]
+        error: DriverError,
+    },
     /// A reload changes settings that require a restart.
     #[error("{0}")]
     ImmutableSetting(String),
@@ -112,20 +124,17 @@ fn io(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(std::io
 /// request has been served.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
-    let rack_uuid = store_folder::uuid();
-    let OpenedStore { mut store, loaded, is_new } = store_folder::open(&config.manager.store, &rack_uuid)?;
-    if is_new {
-        tracing::info!(rack_uuid, store = %config.manager.store.display(), "created a new rack");
-    }
+    let opened = store_folder::open(&config.manager.store, &path)?;
+    let OpenedStore { mut store, meta, records, restored } = opened;
     let rejections = Arc::new(RejectionLog::default());
     let rules = rules(&config)?; // must follow the opening of the store, which takes existing tokens as a sign of a lost ledger
     let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
-    let (tls, tls_receiver) = watch::channel(tls_config(&config)?);
+    let (tls, tls_receiver) = watch::channel(tls_config(&path, &config)?);
     let access = AccessControl { identity, rejections, tls, tls_receiver };
     let metrics = Arc::new(Metrics::default());
     let stored = StoredState { forecasts: forecasts::load(&mut store)?, weights: shares::load(&mut store)? };
-    let initial =
-        InitialState { settings: settings(&config), fence_command: config.fence.clone(), loaded, rack_uuid };
+    let (settings, fence_command) = (settings(&config), config.fence.clone());
+    let initial = InitialState { settings, fence_command, meta, records, restored };
     let (handle, driver) = driver::start(initial, boxed(store), Arc::clone(&metrics))
         .map_err(io("start", "the thread of the ledger"))?;
     let result = serve_rack(&path, config, &handle, stored, access, metrics).await;
@@ -158,7 +167,7 @@ async fn serve_rack(
     access: AccessControl,
     metrics: Arc<Metrics>,
 ) -> Result<(), ServeError> {
-    configure(handle, &config).await?;
+    configure(path, handle, &config).await?;
     let (policy, policy_receiver) = watch::channel(policy(&config));
     let (settings, settings_receiver) = watch::channel(config.prediction);
     let forecasts = Forecasts::new(stored.forecasts, handle.clone(), Arc::clone(&metrics), settings_receiver);
@@ -270,9 +279,10 @@ fn rack_spec(config: &Config) -> RackSpec {
     RackSpec { emcs: config.emcs.iter().map(emc).collect(), hosts: config.hosts.iter().map(host).collect() }
 }
 
-async fn configure(handle: &Handle, config: &Config) -> Result<(), ServeError> {
-    handle.request(Request::Configure(rack_spec(config))).await.map_err(ServeError::Configure)?;
-    handle.set(settings(config), config.fence.clone()).map_err(ServeError::Configure)
+async fn configure(path: &Path, handle: &Handle, config: &Config) -> Result<(), ServeError> {
+    let rejected = |error| ServeError::Configure { path: path.to_owned(), error };
+    handle.request(Request::Configure(rack_spec(config))).await.map_err(rejected)?;
+    handle.set(settings(config), config.fence.clone()).map_err(rejected)
 }
 
 /// Channels and objects to which a reload sends changed settings.
@@ -333,8 +343,8 @@ async fn reload(
     if !changes.is_empty() {
         return Err(ServeError::ImmutableSetting(changes.join("; ")));
     }
-    let (rules, tls) = (rules(&new)?, tls_config(&new)?);
-    configure(handle, &new).await?;
+    let (rules, tls) = (rules(&new)?, tls_config(path, &new)?);
+    configure(path, handle, &new).await?;
     access.identity.replace(rules);
     access.tls.send_replace(tls);
     Ok(new)
@@ -373,9 +383,9 @@ fn router(shared: Shared) -> Router {
         .add_service(CountedService::new(agent, &rpc))
 }
 
-fn tls_config(config: &Config) -> Result<TlsConfig, TlsError> {
+fn tls_config(path: &Path, config: &Config) -> Result<TlsConfig, ServeError> {
     let Some(tls) = &config.tls else { return Ok(None) };
-    let loaded = tls::load(tls)?;
+    let loaded = tls::load(tls).map_err(|error| ServeError::Tls { path: path.to_owned(), error })?;
     let days_left = loaded.days_left();
     if days_left < tls::EXPIRY_WARNING_DAYS {
         tracing::warn!(certificate = %tls.certificate.display(), days_left, "a certificate expires soon");
@@ -386,7 +396,8 @@ fn tls_config(config: &Config) -> Result<TlsConfig, TlsError> {
 async fn listen(config: &Config) -> Result<Listener, ServeError> {
     match &config.manager.listen {
         Listen::Tcp(address) => {
-            Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(io("listen on", address))?))
+            let failed = io("listen on", format!("manager.listen {address}"));
+            Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(failed)?))
         }
         Listen::Unix(path) => {
             let listener = connections::bind(path, config.access.group)?;
@@ -405,7 +416,8 @@ async fn export(
     shared: Shared,
     stopping: watch::Receiver<bool>,
 ) -> Result<JoinHandle<()>, ServeError> {
-    let listener = TcpListener::bind(address).await.map_err(io("listen on", address))?;
+    let failed = io("listen on", format!("manager.metrics_listen {address}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
     let page = move || {
         let shared = shared.clone();
         async move {
@@ -440,3 +452,6 @@ async fn watchdog(handle: Handle) {
         last = iterations;
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,18 +1,21 @@
-//! Creates the rack in the directory of a store, and detects a lost ledger.
+//! Creates the rack in the directory of a store, opens it, and detects a missing or lost ledger.
+//!
+//! Only [`init`] creates a rack. A missing or empty directory can be the mount point of a disk that
+//! is not mounted, and a new rack there would take the slices of the rack on this disk.
 //!
 //! A directory contains a rack once the ledger has its metadata. The [`mod@rack_uuid_file`] and the
 //! hosts' tokens are written afterwards. A directory that has one of these files but no ledger has
 //! lost its ledger. Creating a new rack there would lose the owners of slices.
 
 use std::{
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use pool::record::{Meta, Record};
 
 use crate::{
-    rack_uuid_file::{self, RACK_UUID_FILE},
+    rack_uuid_file::{self, RACK_UUID_FILE, RackUuidFile},
     records::{self, LoadError, StoreContents},
     store::{
         Store, StoreError,
@@ -36,22 +39,51 @@ pub enum StoreFolderError {
         ledger: PathBuf,
         /// Defect of the ledger, such as "is missing".
         defect: &'static str,
-        /// File that proves that the directory belongs to a rack.
+        /// File that proves that the directory belongs to a rack, and its contents.
         evidence: String,
+    },
+    /// The directory contains no rack, and no evidence that it ever contained one.
+    #[error(
+        "no store at {}: {defect}: mount the file system of the existing store, or restore a backup with \
+         `pool-manager restore --config {1} --from BACKUP`; only to create a new rack, run `pool-manager init --config {1}`",
+        folder.display(), rack_toml.display()
+    )]
+    NoRack {
+        /// Directory of the store.
+        folder: PathBuf,
+        /// Reason, such as "the folder does not exist".
+        defect: &'static str,
+        /// Configuration file that names the directory.
+        rack_toml: PathBuf,
     },
     /// The ledger belongs to another rack.
     #[error(
-        "the ledger in {} belongs to rack {ledger}, but the directory belongs to rack {folder_rack}: restore a backup of rack {folder_rack}; \
-         to use rack {ledger} here, remove the file {RACK_UUID_FILE}",
+        "{}/{RACK_UUID_FILE} contains rack {folder_rack}, expected {ledger_rack}, the rack of {FILE}: if manager.store is wrong, correct it; \
+         if the ledger is the wrong one, restore a backup of rack {folder_rack} with `pool-manager restore`; \
+         to continue with rack {ledger_rack}, remove the file {RACK_UUID_FILE}",
         folder.display()
     )]
     OtherRack {
         /// Directory of the store.
         folder: PathBuf,
         /// UUID of the rack in the ledger.
-        ledger: String,
+        ledger_rack: String,
         /// UUID of the rack in the file [`RACK_UUID_FILE`].
         folder_rack: String,
+    },
+    /// The file [`RACK_UUID_FILE`] contains no UUID.
+    #[error(
+        "{}/{RACK_UUID_FILE} is damaged: contains {found:?}, expected {ledger_rack}, the rack of {FILE}: if this is the rack of the folder, \
+         remove the file, and pool-manager writes it again; otherwise restore a backup with `pool-manager restore`",
+        folder.display()
+    )]
+    DamagedRackUuid {
+        /// Directory of the store.
+        folder: PathBuf,
+        /// Beginning of the file.
+        found: String,
+        /// UUID of the rack in the ledger.
+        ledger_rack: String,
     },
     /// `pool-manager init` was run in a directory that contains a rack.
     #[error("{} already contains rack {rack_uuid}: nothing was changed", folder.display())]
@@ -84,53 +116,60 @@ pub enum StoreFolderError {
 pub struct OpenedStore {
     /// Open store of the directory.
     pub store: RedbStore,
-    /// Ledger in the store; `meta` is always present.
-    pub loaded: StoreContents,
-    /// Whether this call created the rack.
-    pub is_new: bool,
+    /// Metadata of the ledger.
+    pub meta: Meta,
+    /// Records of the ledger.
+    pub records: Vec<Record>,
+    /// Whether the store was restored from a backup since the last start.
+    pub restored: bool,
 }
 
 impl std::fmt::Debug for OpenedStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OpenedStore").field("is_new", &self.is_new).finish_non_exhaustive()
+        f.debug_struct("OpenedStore").field("meta", &self.meta).finish_non_exhaustive()
     }
 }
 
-/// Opens the store in a directory. Creates a rack with UUID `new_uuid` if the directory never
-/// contained one.
+/// Opens the store of an existing rack. `rack_toml` is the configuration file, for messages.
 ///
 /// # Errors
-/// [`StoreFolderError`] if the directory lost its ledger, contains the ledger of another rack, or
-/// cannot be used. The first two leave the directory unchanged.
-pub fn open(folder: &Path, new_uuid: &str) -> Result<OpenedStore, StoreFolderError> {
-    check_file(folder)?;
-    let mut store = RedbStore::open_directory(folder)?;
-    let mut loaded = records::load(&mut store)?;
-    check_rack(folder, loaded.meta.as_ref())?;
-    let is_new = loaded.meta.is_none();
-    if is_new {
-        let meta = Meta::new(new_uuid.to_owned());
-        store.commit(&[records::write(&Record::Meta(meta.clone()))])?;
-        loaded.meta = Some(meta);
-    }
-    if let (None, Some(meta)) = (rack_of_folder(folder)?, &loaded.meta) {
-        rack_uuid_file::write(folder, &meta.rack_uuid).map_err(io_error("write", folder))?;
-    }
-    Ok(OpenedStore { store, loaded, is_new })
+/// [`StoreFolderError`] if the directory contains no rack, lost its ledger, contains the ledger of
+/// another rack, or cannot be used. None of these errors creates a directory or a ledger.
+pub fn open(folder: &Path, rack_toml: &Path) -> Result<OpenedStore, StoreFolderError> {
+    check_file(folder, rack_toml)?;
+    let mut store = RedbStore::open_existing(folder)?;
+    let StoreContents { meta, records, restored } = records::load(&mut store)?;
+    let meta = check_rack(folder, meta, rack_toml)?;
+    write_missing_uuid(folder, &meta)?;
+    Ok(OpenedStore { store, meta, records, restored })
 }
 
 /// Creates a rack with UUID `new_uuid` in a directory that never contained one.
 ///
 /// # Errors
-/// [`StoreFolderError::RackExists`] if the directory contains a rack, or an error of [`open`].
+/// [`StoreFolderError::RackExists`] if the directory contains a rack, or another
+/// [`StoreFolderError`] if it lost its ledger, contains the ledger of another rack, or cannot be
+/// used.
 pub fn init(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
-    let opened = open(folder, new_uuid)?;
-    match opened.loaded.meta {
-        Some(Meta { rack_uuid, .. }) if !opened.is_new => {
-            Err(StoreFolderError::RackExists { folder: folder.to_owned(), rack_uuid })
-        }
-        _ => Ok(()),
+    find_file_defect(folder)?;
+    let mut store = RedbStore::open_directory(folder)?;
+    let meta = verify_rack(folder, records::load(&mut store)?.meta)?;
+    if let Some(meta) = meta {
+        write_missing_uuid(folder, &meta)?;
+        return Err(StoreFolderError::RackExists { folder: folder.to_owned(), rack_uuid: meta.rack_uuid });
     }
+    let meta = Meta::new(new_uuid.to_owned());
+    store.commit(&[records::write(&Record::Meta(meta.clone()))])?;
+    write_missing_uuid(folder, &meta)
+}
+
+/// Writes the rack UUID file, unless it exists. A crash during [`init`] can leave a rack without
+/// this file.
+fn write_missing_uuid(folder: &Path, meta: &Meta) -> Result<(), StoreFolderError> {
+    if rack_of_folder(folder)?.is_none() {
+        rack_uuid_file::write(folder, &meta.rack_uuid).map_err(io_error("write", folder))?;
+    }
+    Ok(())
 }
 
 /// Returns a new UUID from random numbers of the kernel.
@@ -142,53 +181,97 @@ pub fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Checks that a directory that belongs to a rack has a ledger file. Must be called before the
-/// store is opened, because opening it would create a missing file.
+/// Checks that the directory has a ledger file. Must be called before the store is opened, because
+/// opening an empty file would write to it. `rack_toml` is the configuration file, for messages.
 ///
 /// # Errors
-/// [`StoreFolderError::LedgerLost`] if the file is missing or empty.
-pub fn check_file(folder: &Path) -> Result<(), StoreFolderError> {
-    let ledger = folder.join(FILE);
-    let defect = match redb::is_blank(&ledger)? {
-        Some(false) => return Ok(()),
-        Some(true) => "is empty",
-        None => "is missing",
-    };
-    find_evidence(folder)?
-        .map_or(Ok(()), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }))
+/// [`StoreFolderError::LedgerLost`] or [`StoreFolderError::NoRack`] if the file is missing or empty.
+pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderError> {
+    find_file_defect(folder)?.map_or(Ok(()), |defect| Err(no_rack(folder, defect, rack_toml)))
 }
 
-/// Checks that the ledger and its directory belong to the same rack.
+/// Checks that the ledger contains a rack, and that its directory belongs to the same rack. Returns
+/// the metadata of the ledger. `rack_toml` is the configuration file, for messages.
 ///
 /// # Errors
-/// [`StoreFolderError::LedgerLost`] if the ledger has no rack, [`StoreFolderError::OtherRack`] if
-/// the racks differ.
-pub fn check_rack(folder: &Path, meta: Option<&Meta>) -> Result<(), StoreFolderError> {
+/// [`StoreFolderError::LedgerLost`] or [`StoreFolderError::NoRack`] if the ledger has no rack,
+/// [`StoreFolderError::OtherRack`] or [`StoreFolderError::DamagedRackUuid`] if the directory does
+/// not belong to the rack of the ledger.
+pub fn check_rack(folder: &Path, meta: Option<Meta>, rack_toml: &Path) -> Result<Meta, StoreFolderError> {
+    verify_rack(folder, meta)?.ok_or_else(|| no_rack(folder, "ledger.redb contains no rack", rack_toml))
+}
+
+fn no_rack(folder: &Path, defect: &'static str, rack_toml: &Path) -> StoreFolderError {
+    StoreFolderError::NoRack { folder: folder.to_owned(), defect, rack_toml: rack_toml.to_owned() }
+}
+
+/// Returns the defect of a ledger file that is missing or empty, or `None` if the file has contents.
+///
+/// # Errors
+/// [`StoreFolderError::LedgerLost`] if the file has a defect, but the directory belongs to a rack.
+fn find_file_defect(folder: &Path) -> Result<Option<&'static str>, StoreFolderError> {
+    let ledger = folder.join(FILE);
+    let (lost, defect) = match redb::is_blank(&ledger)? {
+        Some(false) => return Ok(None),
+        Some(true) => ("is empty", "ledger.redb is empty"),
+        None => ("is missing", describe_missing(folder)?),
+    };
+    match find_evidence(folder)? {
+        Some(evidence) => Err(StoreFolderError::LedgerLost { ledger, defect: lost, evidence }),
+        None => Ok(Some(defect)),
+    }
+}
+
+/// Returns the reason for a missing ledger file.
+fn describe_missing(folder: &Path) -> Result<&'static str, StoreFolderError> {
+    let list = |errno| StoreFolderError::Io { doing: "list", path: folder.to_owned(), errno };
+    match fs::read_dir(folder) {
+        Ok(mut entries) => {
+            Ok(if entries.next().is_none() { "the folder is empty" } else { "ledger.redb is missing" })
+        }
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok("the folder does not exist"),
+        Err(errno) => Err(list(errno)),
+    }
+}
+
+/// Checks that the ledger and its directory belong to the same rack. Returns the metadata of the
+/// ledger, or `None` if neither belongs to a rack.
+///
+/// # Errors
+/// [`StoreFolderError`] if only one of them belongs to a rack, or the racks differ.
+fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreFolderError> {
     let Some(meta) = meta else {
         let (ledger, defect) = (folder.join(FILE), "contains no rack");
         return find_evidence(folder)?
-            .map_or(Ok(()), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
+            .map_or(Ok(None), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
     };
-    match rack_of_folder(folder)? {
-        Some(folder_rack) if folder_rack != meta.rack_uuid => {
-            let (folder, ledger) = (folder.to_owned(), meta.rack_uuid.clone());
-            Err(StoreFolderError::OtherRack { folder, ledger, folder_rack })
+    let (folder, ledger_rack) = (folder.to_owned(), meta.rack_uuid.clone());
+    match rack_of_folder(&folder)? {
+        Some(RackUuidFile::Uuid(folder_rack)) if folder_rack != meta.rack_uuid => {
+            Err(StoreFolderError::OtherRack { folder, ledger_rack, folder_rack })
         }
-        _ => Ok(()),
+        Some(RackUuidFile::Damaged(found)) => {
+            Err(StoreFolderError::DamagedRackUuid { folder, found, ledger_rack })
+        }
+        _ => Ok(Some(meta)),
     }
 }
 
 /// Returns a description of the file or directory that proves that `folder` belongs to a rack. Does
 /// not consider the ledger.
 fn find_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
-    if let Some(folder_rack) = rack_of_folder(folder)? {
-        return Ok(Some(format!("{RACK_UUID_FILE} {folder_rack}")));
-    }
-    let tokens = tokens::directory(folder);
-    Ok(tokens.exists().then(|| tokens.display().to_string()))
+    let file = folder.join(RACK_UUID_FILE);
+    Ok(match rack_of_folder(folder)? {
+        Some(RackUuidFile::Uuid(rack)) => Some(format!("{} contains rack {rack}", file.display())),
+        Some(RackUuidFile::Damaged(found)) => Some(format!("{} contains {found:?}", file.display())),
+        None => {
+            let tokens = tokens::directory(folder);
+            tokens.exists().then(|| format!("{} exists", tokens.display()))
+        }
+    })
 }
 
-fn rack_of_folder(folder: &Path) -> Result<Option<String>, StoreFolderError> {
+fn rack_of_folder(folder: &Path) -> Result<Option<RackUuidFile>, StoreFolderError> {
     rack_uuid_file::read(folder).map_err(io_error("read", folder))
 }
 
@@ -204,6 +287,7 @@ mod tests {
     use super::*;
 
     const UUID: &str = "11111111-2222-3333-4444-555555555555";
+    const RACK_TOML: &str = "/etc/tarn/rack.toml";
     const OTHER: &str = "99999999-2222-3333-4444-555555555555";
 
     /// Creates a directory with a rack and the directory of its tokens.
@@ -215,16 +299,70 @@ mod tests {
     }
 
     fn uuid_of(folder: &Path) -> String {
-        open(folder, OTHER).unwrap().loaded.meta.unwrap().rack_uuid
+        open(folder, RACK_TOML.as_ref()).unwrap().meta.rack_uuid
+    }
+
+    fn error_of_open(folder: &Path) -> String {
+        open(folder, RACK_TOML.as_ref()).unwrap_err().to_string()
     }
 
     #[test]
-    fn rack_is_created_in_an_empty_directory() {
+    fn init_creates_a_rack_in_an_empty_directory() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(open(&folder.path().join("new"), UUID).unwrap().is_new);
+        init(&folder.path().join("new"), UUID).unwrap();
         assert_eq!(uuid_of(&folder.path().join("new")), UUID);
         fs::write(folder.path().join(FILE), "").unwrap(); // a crash during the creation of the store leaves an empty file
-        assert!(open(folder.path(), UUID).unwrap().is_new);
+        init(folder.path(), UUID).unwrap();
+        assert_eq!(uuid_of(folder.path()), UUID);
+    }
+
+    #[test]
+    fn open_without_a_rack_fails_and_names_the_remedies() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(RedbStore::open_directory(folder.path()).unwrap()); // a crash during init leaves such a ledger
+        let error = error_of_open(folder.path());
+        let expected = format!(
+            "no store at {}: ledger.redb contains no rack: mount the file system of the existing store, or restore a backup with \
+             `pool-manager restore --config {RACK_TOML} --from BACKUP`; only to create a new rack, run `pool-manager init --config {RACK_TOML}`",
+            folder.path().display()
+        );
+        assert_eq!(error, expected);
+        init(folder.path(), UUID).unwrap();
+        assert_eq!(uuid_of(folder.path()), UUID);
+    }
+
+    #[test]
+    fn missing_rack_uuid_file_is_written_by_open() {
+        let folder = rack_folder();
+        fs::remove_file(folder.path().join(RACK_UUID_FILE)).unwrap();
+        assert_eq!(uuid_of(folder.path()), UUID);
+        let file = fs::read_to_string(folder.path().join(RACK_UUID_FILE)).unwrap();
+        assert_eq!(file.trim_end(), UUID);
+    }
+
+    #[test]
+    fn damaged_rack_uuid_file_is_not_another_rack() {
+        for (contents, found) in [
+            (&b""[..], "\"\""),
+            (b"\xff", "\"\u{fffd}\""),
+            (&UUID.as_bytes()[1..], &format!("{:?}", &UUID[1..])),
+        ] {
+            let folder = rack_folder();
+            let file = folder.path().join(RACK_UUID_FILE);
+            fs::write(&file, contents).unwrap();
+            for error in [error_of_open(folder.path()), init(folder.path(), OTHER).unwrap_err().to_string()] {
+                let expected = format!(
+                    "{} is damaged: contains {found}, expected {UUID}, the rack of ledger.redb: ",
+                    file.display()
+                );
+                assert!(error.starts_with(&expected) && error.contains("remove the file"), "{error}");
+            }
+            assert_eq!(fs::read(&file).unwrap(), contents);
+            fs::remove_file(folder.path().join(FILE)).unwrap();
+            let lost = error_of_open(folder.path());
+            assert!(lost.contains(&format!("{} contains {found}", file.display())), "{lost}");
+            assert!(lost.contains("pool-manager restore"), "{lost}");
+        }
     }
 
     #[test]
@@ -249,8 +387,9 @@ mod tests {
                     Some(zeros) => fs::write(&ledger, vec![0; zeros]).unwrap(),
                 }
                 let before = fs::read(&ledger).ok();
-                for error in [open(folder.path(), OTHER).map(drop), init(folder.path(), OTHER)] {
-                    let error = error.unwrap_err().to_string();
+                for error in
+                    [error_of_open(folder.path()), init(folder.path(), OTHER).unwrap_err().to_string()]
+                {
                     assert!(error.contains(defect) && error.contains("pool-manager restore"), "{error}");
                 }
                 assert_eq!(fs::read(&ledger).ok(), before);
@@ -263,7 +402,7 @@ mod tests {
         let folder = rack_folder();
         fs::remove_file(folder.path().join(FILE)).unwrap();
         drop(RedbStore::open_directory(folder.path()).unwrap());
-        let error = open(folder.path(), OTHER).unwrap_err().to_string();
+        let error = error_of_open(folder.path());
         assert!(error.contains("contains no rack"), "{error}");
     }
 
@@ -272,7 +411,11 @@ mod tests {
         let (folder, other) = (rack_folder(), tempfile::tempdir().unwrap());
         init(other.path(), OTHER).unwrap();
         fs::copy(other.path().join(FILE), folder.path().join(FILE)).unwrap();
-        let error = open(folder.path(), UUID).unwrap_err().to_string();
-        assert!(error.contains(UUID) && error.contains(OTHER), "{error}");
+        let error = error_of_open(folder.path());
+        let file = folder.path().join(RACK_UUID_FILE);
+        let expected =
+            format!("{} contains rack {UUID}, expected {OTHER}, the rack of ledger.redb: ", file.display());
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(error.contains(&format!("restore a backup of rack {UUID}")), "{error}");
     }
 }

@@ -171,8 +171,18 @@ impl Rack {
         fs::read_to_string(self.log_path(name)).unwrap_or_default()
     }
 
-    /// Starts the manager and waits until the manager replies to a request.
+    /// Creates the store of the rack with `pool-manager init`, unless it exists.
+    pub fn create_store(&self) {
+        if !self.dir.path().join("store/ledger.redb").exists() {
+            let (ok, output) = self.pool_manager(&["init"]);
+            assert!(ok, "{output}");
+        }
+    }
+
+    /// Starts the manager and waits until the manager replies to a request. Creates the store
+    /// before the first start.
     pub async fn start_manager(&mut self) {
+        self.create_store();
         let mut command = Command::new(programs().join("pool-manager"));
         command.args(["serve", "--config"]).arg(self.rack_toml_path());
         self.manager = Some(self.start_process("manager", &mut command));

@@ -31,6 +31,7 @@ struct Manager(Child);
 impl Manager {
     async fn start(rack: &Rack, rack_toml: &str) -> Self {
         rack.write_rack_toml(rack_toml);
+        rack.create_store();
         let log = fs::File::create(rack.dir().join("manager.log")).unwrap();
         let mut command = Command::new(programs().join("pool-manager"));
         let manager =
@@ -235,6 +236,7 @@ async fn file_at_socket_path_and_active_socket_are_not_replaced() {
     let mut rack = Rack::new(Plan::small(2));
     let path = rack.dir().join("manager.sock");
     fs::write(&path, "data").unwrap();
+    rack.create_store();
     let (ok, output) = rack.pool_manager(&["serve"]);
     assert!(!ok && output.contains("manager.sock is not a socket"), "{output}");
     assert_eq!(fs::read(&path).unwrap(), b"data");
@@ -244,6 +246,7 @@ async fn file_at_socket_path_and_active_socket_are_not_replaced() {
     rack.start_manager().await; // the start succeeds because the stale socket is replaced
     let other = Rack::new(Plan::small(2));
     other.write_rack_toml(&other.rack_toml().replace(&other.endpoint(), &rack.endpoint()));
+    other.create_store();
     let (ok, output) = other.pool_manager(&["serve"]);
     assert!(!ok && output.contains("another process listens on"), "{output}");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

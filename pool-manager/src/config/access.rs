@@ -32,18 +32,19 @@ pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> 
     let admins = section.list("admins", ROLE_NAMES_MAX, parse_user);
     let rule =
         "requires manager.listen = \"unix:/path\"; clients of an IP address use tokens or certificates";
-    for key in ["group", "schedulers", "admins"] {
-        section.check(is_unix || !section.is_present(key), key, rule)?;
-    }
-    let (group, schedulers, admins): (_, Vec<_>, Vec<_>) = (group?, schedulers?, admins?);
-    let reachable = group.is_some() || schedulers.is_empty() && admins.is_empty();
+    let allowed = ["group", "schedulers", "admins"]
+        .map(|key| section.check(is_unix || !section.is_present(key), key, rule));
+    let names_users = |list: &Option<Vec<u32>>| list.as_ref().is_some_and(|users| !users.is_empty());
+    let needs_group = is_unix && (names_users(&schedulers) || names_users(&admins));
     let reachable = section.check(
-        reachable,
+        !needs_group || section.is_present("group"),
         "group",
         "is missing: without it only root and the manager's user can connect",
     );
     section.reject_unknown_keys();
+    allowed.into_iter().collect::<Option<()>>()?;
     reachable?;
+    let (group, schedulers, admins) = (group?, schedulers?, admins?);
     Some(Access { group, schedulers: schedulers.into_iter().collect(), admins: admins.into_iter().collect() })
 }
 

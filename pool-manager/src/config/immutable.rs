@@ -1,15 +1,21 @@
 //! Settings that a reload cannot change. The ledger decides on all other changes of the rack.
 
+use std::fmt::Display;
+
 use units::Name;
 
 use super::{Config, Emc, Host};
 
 /// Changed setting that a reload cannot apply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {rule}")]
+#[error("{field} = {after}: was {before}: {rule}")]
 pub struct ImmutableSetting {
     /// Path of the setting, such as `manager.store` or `host h0: emcs`.
     pub field: String,
+    /// Value in use.
+    pub before: String,
+    /// Rejected new value.
+    pub after: String,
     /// Violated rule, and how to change the setting instead.
     pub rule: &'static str,
 }
@@ -31,37 +37,57 @@ pub fn immutable_changes(old: &Config, new: &Config) -> Vec<ImmutableSetting> {
 
 fn immutable_changes_of_manager(old: &Config, new: &Config) -> Vec<ImmutableSetting> {
     let (before, after) = (&old.manager, &new.manager);
-    let changed = [
-        ("manager.listen", before.listen != after.listen),
-        ("manager.store", before.store != after.store),
-        ("manager.metrics_listen", before.metrics_listen != after.metrics_listen),
-        ("access.group", old.access.group != new.access.group),
-        ("tls", old.tls.is_some() != new.tls.is_some()),
+    let presence = |config: &Config| if config.tls.is_some() { "set" } else { "unset" };
+    let settings = [
+        ("manager.listen", before.listen.to_string(), after.listen.to_string()),
+        ("manager.store", before.store.display().to_string(), after.store.display().to_string()),
+        ("manager.metrics_listen", optional(before.metrics_listen), optional(after.metrics_listen)),
+        ("access.group", optional(old.access.group), optional(new.access.group)),
+        ("tls", presence(old).to_owned(), presence(new).to_owned()),
     ];
-    let changed = changed.into_iter().filter(|(_, changed)| *changed);
-    changed.map(|(field, _)| ImmutableSetting { field: field.to_owned(), rule: RESTART_REQUIRED }).collect()
+    changed(settings, "", RESTART_REQUIRED)
 }
 
 fn immutable_changes_of_emc(before: &Emc, after: &Emc) -> Vec<ImmutableSetting> {
-    let changed = [
-        ("slices", before.slices != after.slices),
-        ("driver", before.driver != after.driver),
-        ("path", before.path != after.path),
-        ("serial", before.serial != after.serial),
+    let settings = [
+        ("slices", before.slices.to_string(), after.slices.to_string()),
+        ("driver", before.driver.name().to_owned(), after.driver.name().to_owned()),
+        ("path", before.path.display().to_string(), after.path.display().to_string()),
+        ("serial", optional(before.serial.as_ref()), optional(after.serial.as_ref())),
     ];
-    let changed = changed.into_iter().filter(|(_, changed)| *changed);
+    changed(settings, &format!("emc {}: ", after.name), EMC_SETTING_FIXED)
+}
+
+/// Returns the settings whose values differ. Each setting has a name, its value in use and its new
+/// value.
+fn changed<const N: usize>(
+    settings: [(&str, String, String); N],
+    prefix: &str,
+    rule: &'static str,
+) -> Vec<ImmutableSetting> {
+    let changed = settings.into_iter().filter(|(_, before, after)| before != after);
     changed
-        .map(|(field, _)| ImmutableSetting {
-            field: format!("emc {}: {field}", after.name),
-            rule: EMC_SETTING_FIXED,
+        .map(|(name, before, after)| ImmutableSetting {
+            field: format!("{prefix}{name}"),
+            before,
+            after,
+            rule,
         })
         .collect()
 }
 
+fn optional(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "unset".to_owned(), |value| value.to_string())
+}
+
 fn immutable_change_of_host(before: &Host, after: &Host) -> Option<ImmutableSetting> {
     let lost = before.emcs.iter().any(|emc| !after.emcs.contains(emc));
+    let list =
+        |host: &Host| format!("[{}]", host.emcs.iter().map(Name::as_str).collect::<Vec<_>>().join(", "));
     lost.then(|| ImmutableSetting {
         field: format!("host {}: emcs", after.name),
+        before: list(before),
+        after: list(after),
         rule: EMC_REMOVED_FROM_HOST,
     })
 }

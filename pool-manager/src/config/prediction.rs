@@ -33,5 +33,6 @@ pub(super) fn settings(mut section: Section<'_>) -> Option<Settings> {
 }
 
 pub(super) fn fraction(field: &Field<'_>) -> Result<Fraction, String> {
-    Fraction::new(field.number()?).map_err(|_| "must be a fraction between 0 and 1".to_owned())
+    let fraction = field.number().ok().and_then(|number| Fraction::new(number).ok());
+    fraction.ok_or_else(|| "must be a fraction from 0 to 1".to_owned())
 }

@@ -3,7 +3,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt::{self, Display},
     ops::RangeInclusive,
     path::{Path, PathBuf},
@@ -44,6 +44,23 @@ impl Display for Violation {
     }
 }
 
+/// Decodes the contents of a configuration file.
+///
+/// # Errors
+/// [`Violation`] with the line of the first invalid byte if the contents are not UTF-8.
+pub(super) fn decode(bytes: &[u8]) -> Result<&str, Violation> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let (valid, invalid) = bytes.split_at(error.valid_up_to());
+        let rule = format!("must be UTF-8, but contains the byte {:#04x}", invalid[0]);
+        Violation { line: Some(line_at(valid)), field: String::new(), value: None, rule }
+    })
+}
+
+/// Returns the number of the line that follows `before`, the beginning of a file.
+fn line_at(before: &[u8]) -> usize {
+    before.iter().filter(|byte| **byte == b'\n').count() + 1
+}
+
 /// Contents of a configuration file, and the violations found so far.
 #[derive(Debug)]
 pub(super) struct Text<'a> {
@@ -74,8 +91,7 @@ impl<'a> Text<'a> {
     }
 
     fn report(&self, offset: Option<usize>, field: String, value: Option<String>, rule: String) {
-        let line =
-            offset.map(|offset| self.text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1);
+        let line = offset.map(|offset| line_at(&self.text.as_bytes()[..offset]));
         self.violations.borrow_mut().push(Violation { line, field, value, rule });
     }
 }
@@ -89,7 +105,7 @@ pub(super) struct Section<'a> {
     offset: Option<usize>,
     remaining: BTreeMap<&'a str, (usize, &'a Spanned<DeValue<'a>>)>,
     known: Vec<&'static str>,
-    present: BTreeSet<&'static str>,
+    present: BTreeMap<&'static str, Field<'a>>,
 }
 
 impl<'a> Section<'a> {
@@ -99,14 +115,15 @@ impl<'a> Section<'a> {
 
     fn new(text: &'a Text<'a>, path: String, offset: Option<usize>, table: &'a DeTable<'a>) -> Self {
         let entries = table.iter().map(|(key, value)| (key.get_ref().as_ref(), (key.span().start, value)));
-        Self { text, path, offset, remaining: entries.collect(), known: Vec::new(), present: BTreeSet::new() }
+        Self { text, path, offset, remaining: entries.collect(), known: Vec::new(), present: BTreeMap::new() }
     }
 
     fn take(&mut self, key: &'static str) -> Option<Field<'a>> {
         self.known.push(key);
         let (_, value) = self.remaining.remove(key)?;
-        self.present.insert(key);
-        Some(Field { text: self.text, path: self.field(key), value })
+        let field = Field { text: self.text, path: self.field(key), value };
+        self.present.insert(key, field.clone());
+        Some(field)
     }
 
     fn field(&self, key: &str) -> String {
@@ -119,7 +136,7 @@ impl<'a> Section<'a> {
 
     /// Returns whether the file contains a field that the caller has taken before.
     pub(super) fn is_present(&self, key: &str) -> bool {
-        self.present.contains(key)
+        self.present.contains_key(key)
     }
 
     /// Takes a required field. Returns `None` after reporting that it is missing or invalid.
@@ -168,10 +185,14 @@ impl<'a> Section<'a> {
         items.iter().filter_map(|item| item.read(Field::section)).collect()
     }
 
-    /// Reports that field `key` violates `rule`, and returns `None`, unless `holds` is true.
+    /// Reports that field `key` violates `rule`, and returns `None`, unless `holds` is true. The
+    /// report has the value of the field if the caller has taken the field before.
     pub(super) fn check(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
         if !holds {
-            self.text.report(self.offset, self.field(key), None, rule.to_owned());
+            match self.present.get(key) {
+                Some(field) => field.report(rule.to_owned()),
+                None => self.text.report(self.offset, self.field(key), None, rule.to_owned()),
+            }
         }
         holds.then_some(())
     }
@@ -186,7 +207,7 @@ impl<'a> Section<'a> {
 }
 
 /// Value of a field, with its path and its position in the file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Field<'a> {
     text: &'a Text<'a>,
     path: String,
@@ -203,6 +224,11 @@ impl<'a> Field<'a> {
         let shown = self.text.text[span.clone()].lines().next().unwrap_or_default();
         let shown = shown.chars().take(SHOWN_CHARS_MAX).collect();
         self.text.report(Some(span.start), self.path.clone(), Some(shown), rule);
+    }
+
+    /// Returns the path of the field, such as `emc[0].path`.
+    pub(super) fn field_path(&self) -> &str {
+        &self.path
     }
 
     pub(super) fn section(&self) -> Result<Section<'a>, String> {
@@ -267,6 +293,7 @@ impl<'a> Field<'a> {
 pub(super) fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
+        path if path.contains('\0') => Err("must not contain a NUL character".to_owned()),
         path => std::path::absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
     }
 }

@@ -90,7 +90,7 @@ fn prediction_section_sets_limits_and_retention() {
     assert_eq!((settings.limits.exceed_max.get(), settings.retention), (0.01, Ns::secs(86400)));
     assert_eq!(settings.limits.overpredicted_exceeds.get(), 0.5);
     for (lines, expected) in [
-        ("exceed_max = 2", "line 7: prediction.exceed_max = 2: must be a fraction between 0 and 1"),
+        ("exceed_max = 2", "line 7: prediction.exceed_max = 2: must be a fraction from 0 to 1"),
         (
             "keep_s = 60",
             "line 7: prediction.keep_s = 60: must be a number of seconds from 86400 to 316224000",
@@ -129,7 +129,7 @@ fn unknown_key_is_an_error() {
     check(
         "[[host]]",
         "[[hosts]]",
-        "host: is missing: at least one [[host]] is required\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, access, tls, emc, host",
+        "host: at least one [[host]] is required\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, access, tls, emc, host",
     );
     check(
         "cores = 32",
@@ -140,7 +140,7 @@ fn unknown_key_is_an_error() {
 
 #[test]
 fn host_with_unknown_or_repeated_emcs_is_rejected() {
-    check(r#"["emc0", "emc1"]"#, "[]", "line 18: host[0].emcs: must name at least one EMC");
+    check(r#"["emc0", "emc1"]"#, "[]", "line 22: host[0].emcs = []: must name at least one EMC");
     check(
         r#""emc1"]"#,
         r#""emc2"]"#,
@@ -160,12 +160,12 @@ fn duplicate_names_and_paths_are_rejected() {
     check(
         "path = \"emc1\"",
         "path = \"/dev/shm/emc0\"",
-        "line 16: emc[1].path = \"/dev/shm/emc0\": is already the path of another EMC: must be unique",
+        "line 16: emc[1].path = \"/dev/shm/emc0\": is already emc[0].path: must be unique",
     );
     check(
         "path = \"emc1\"",
         "path = \"./store\"",
-        "line 16: emc[1].path = \"./store\": is already the path of manager.store: must be unique",
+        "line 16: emc[1].path = \"./store\": is already manager.store: must be unique",
     );
     let second = "[[host]]\nname = \"h0\"\ncores = 1\nlocal_mib = 1\nemcs = [\"emc0\"]\n\n[[host]]";
     check("[[host]]", second, "line 25: host[1].name = \"h0\": is a duplicate: must be unique");
@@ -200,7 +200,9 @@ fn sizes_outside_their_limits_are_rejected() {
     let many: String = (0..16).map(|i| full.replace("\"e\"", &format!("\"x{i}\""))).collect();
     let error = parse(&format!("{RACK}{many}")).unwrap_err().to_string();
     assert!(
-        error.ends_with("emc[17].slices = 16384: all EMCs together must have at most 262144 slices"),
+        error.ends_with(
+            "emc[17].slices = 16384: all EMCs together have at least 262272 slices: must have at most 262144"
+        ),
         "{error}"
     );
 }
@@ -252,8 +254,8 @@ fn times_and_fractions_outside_limits_are_rejected() {
         &section("[policy]\ncommit_within_s = 0"),
         "line 19: policy.commit_within_s = 0: must be a number of seconds from 0.001 to 86400",
     );
-    for value in ["1.5", "-0.1", "nan"] {
-        let expected = format!("line 19: policy.pool_share = {value}: must be a fraction between 0 and 1");
+    for value in ["1.5", "-0.1", "nan", "\"half\""] {
+        let expected = format!("line 19: policy.pool_share = {value}: must be a fraction from 0 to 1");
         check("[[host]]", &section(&format!("[policy]\npool_share = {value}")), &expected);
     }
 }
@@ -298,11 +300,11 @@ fn fence_command_requires_host_placeholder_and_has_a_deadline() {
     assert_eq!(within, Ns::ms(2500));
     for (value, expected) in [
         ("", "line 24: fence.command: is missing"),
-        ("command = []", "line 24: fence.command: must begin with a program"),
+        ("command = []", "line 25: fence.command = []: must begin with a program"),
         ("command = \"off {host}\"", "line 25: fence.command = \"off {host}\": must be a list"),
         (
             "command = [\"off\"]",
-            "line 24: fence.command: must have {host} in one of its arguments, which is replaced by the host's name",
+            "line 25: fence.command = [\"off\"]: must have {host} in one of its arguments, which is replaced by the host's name",
         ),
         (
             "command = [\"{host}\"]\nwithin_s = 0",
@@ -359,14 +361,16 @@ fn reload_reports_immutable_changes() {
     new.emcs[0].slices = 128;
     new.emcs[0].serial = Some("0x1".into());
     new.hosts[0].emcs.pop();
+    new.manager.metrics_listen = Some("127.0.0.1:9751".parse().unwrap());
     let changes: Vec<String> = immutable_changes(&old, &new).iter().map(ToString::to_string).collect();
     assert_eq!(
         changes,
         [
-            "manager.store: a change requires a restart of pool-manager",
-            "emc emc0: slices: cannot change: drain the EMC, remove it, and add it under another name",
-            "emc emc0: serial: cannot change: drain the EMC, remove it, and add it under another name",
-            "host h0: emcs: cannot remove an EMC of a host: drain and remove the host, then add it again",
+            "manager.store = /elsewhere: was /etc/tarn/store: a change requires a restart of pool-manager",
+            "manager.metrics_listen = 127.0.0.1:9751: was unset: a change requires a restart of pool-manager",
+            "emc emc0: slices = 128: was 64: cannot change: drain the EMC, remove it, and add it under another name",
+            "emc emc0: serial = 0x1: was unset: cannot change: drain the EMC, remove it, and add it under another name",
+            "host h0: emcs = [emc0]: was [emc0, emc1]: cannot remove an EMC of a host: drain and remove the host, then add it again",
         ]
     );
 }
@@ -398,14 +402,98 @@ fn access_section_accepts_user_names_and_numbers() {
 #[test]
 fn access_section_without_a_unix_socket_is_rejected() {
     let error = parse(&format!("{RACK}\n[access]\ngroup = \"0\"\n")).unwrap_err().to_string();
-    assert!(error.contains("access.group: requires manager.listen = \"unix:/path\""), "{error}");
+    assert!(
+        error.contains("line 25: access.group = \"0\": requires manager.listen = \"unix:/path\""),
+        "{error}"
+    );
+}
+
+/// Returns the validation errors of [`RACK`] with additional lines at its end.
+fn error_with(lines: &str) -> String {
+    let error = parse(&format!("{RACK}{lines}")).expect_err(lines).to_string();
+    error.replace("/etc/tarn/rack.toml: ", "")
 }
 
 #[test]
 fn fence_after_shorter_than_the_lease_is_rejected() {
-    let lease =
-        |ttl: &str, after: &str| parse(&format!("{RACK}\n[lease]\nttl_s = {ttl}\nfence_after_s = {after}"));
-    let error = lease("2", "1.9").unwrap_err().to_string();
-    assert!(error.contains("lease.fence_after_s: must not be shorter than ttl_s"), "{error}");
-    assert!(lease("2", "2").is_ok() && lease("2", "\"never\"").is_ok());
+    for (lines, expected) in [
+        (
+            "ttl_s = 2\nfence_after_s = 1.9",
+            "line 25: lease.fence_after_s = 1.9: must not be shorter than lease.ttl_s (2)",
+        ),
+        (
+            "fence_after_s = 5",
+            "line 24: lease.fence_after_s = 5: must not be shorter than lease.ttl_s (default 10)",
+        ),
+        (
+            "ttl_s = 700.5",
+            "line 24: lease.ttl_s = 700.5: must not be longer than lease.fence_after_s (default 600)",
+        ),
+    ] {
+        assert_eq!(error_with(&format!("[lease]\n{lines}\n")), expected);
+    }
+    for after in ["2", "\"never\""] {
+        parse(&format!("{RACK}[lease]\nttl_s = 2\nfence_after_s = {after}\n")).unwrap();
+    }
+}
+
+#[test]
+fn violations_in_a_section_do_not_hide_unknown_keys() {
+    assert_eq!(
+        error_with("[lease]\nttl_s = 0\nttl = 1\n"),
+        "line 24: lease.ttl_s = 0: must be a number of seconds from 0.2 to 3600\n\
+         line 25: lease.ttl: unknown key; must be one of ttl_s, fence_after_s"
+    );
+    let access = error_with("[access]\ngroup = \"0\"\nadmins = [\"0\"]\nusers = []\n");
+    for part in ["line 24: access.group = \"0\": requires", "line 25: access.admins = [\"0\"]: requires"] {
+        assert!(access.contains(part), "{access}");
+    }
+    assert!(access.ends_with("line 26: access.users: unknown key; must be one of group, schedulers, admins"));
+}
+
+#[test]
+fn nested_directories_are_rejected() {
+    for (path, expected) in [
+        ("/dev/shm/emc0/slices", "is inside emc[0].path (/dev/shm/emc0)"),
+        ("/dev/shm/x/../emc0/slices", "is inside emc[0].path (/dev/shm/emc0)"),
+        ("/dev/shm", "contains emc[0].path (/dev/shm/emc0)"),
+        ("store/emc1", "is inside manager.store (/etc/tarn/store)"),
+        (".", "contains manager.store (/etc/tarn/store)"),
+    ] {
+        let expected = format!("line 16: emc[1].path = {path:?}: {expected}: must be separate directories");
+        check("path = \"emc1\"", &format!("path = {path:?}"), &expected);
+    }
+    for path in ["/dev/shm/emc01", "/dev/shm/emc0/../emc1"] {
+        parse(&RACK.replace("path = \"emc1\"", &format!("path = {path:?}"))).unwrap();
+    }
+}
+
+#[test]
+fn unix_socket_path_longer_than_107_bytes_is_rejected() {
+    let listen = |path: &str| RACK.replace("127.0.0.1:9750", &format!("unix:{path}"));
+    let longest = format!("/{}", "x".repeat(106));
+    parse(&listen(&longest)).unwrap();
+    let error = parse(&listen(&format!("{longest}y"))).unwrap_err().to_string();
+    assert!(error.starts_with("/etc/tarn/rack.toml: line 3: manager.listen = \"unix:/xxx"), "{error}");
+    assert!(error.ends_with(": has 108 bytes as an absolute path: must have at most 107"), "{error}");
+    let relative = parse(&listen(&"x".repeat(99))).unwrap_err().to_string();
+    assert!(relative.ends_with(": has 109 bytes as an absolute path: must have at most 107"), "{relative}");
+}
+
+#[test]
+fn path_with_nul_character_is_rejected() {
+    check(
+        "store = \"store\"",
+        "store = \"a\\u0000b\"",
+        "line 4: manager.store = \"a\\u0000b\": must not contain a NUL character",
+    );
+}
+
+#[test]
+fn file_in_another_encoding_is_rejected_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rack.toml");
+    fs::write(&path, b"[manager]\n# caf\xe9\nstore = \"store\"\n").unwrap();
+    let error = Config::load(&path).unwrap_err().to_string();
+    assert_eq!(error, format!("{}: line 2: must be UTF-8, but contains the byte 0xe9", path.display()));
 }

@@ -138,7 +138,9 @@ impl TestDriver {
             free: Arc::clone(&free),
         });
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
-        let initial = InitialState { settings, fence_command: None, loaded, rack_uuid: "a rack".into() };
+        let meta = loaded.meta.unwrap_or_else(|| Meta::new("11111111-2222-3333-4444-555555555555".into()));
+        let (records, restored) = (loaded.records, loaded.restored);
+        let initial = InitialState { settings, fence_command: None, meta, records, restored };
         let (handle, ended) = super::start(initial, store, Arc::new(Metrics::default())).unwrap();
         handle.request(Request::Configure(rack(directory.path(), "e", slices))).await.unwrap();
         let (outbox, messages) = mpsc::channel(64);

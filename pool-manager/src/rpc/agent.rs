@@ -69,7 +69,7 @@ impl agent_server::Agent for Agent {
             host.ok_or_else(|| forbidden("HOST_NOT_FOUND", format!("host: {name} is not in this rack")))?;
         if !claimed_rack.is_empty() && claimed_rack != rack_uuid {
             let message = format!(
-                "rack_uuid: the agent belongs to rack {claimed_rack}, not to this rack {rack_uuid}: remove the host from the other rack first"
+                "rack_uuid: the host belongs to rack {claimed_rack}, expected {rack_uuid}: if this manager runs with the wrong store, mount or restore the store of rack {claimed_rack}; to move the host, remove it from rack {claimed_rack} first"
             );
             return Err(precondition("OTHER_RACK", message));
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pool::{
     ledger::{HostSpec, RackSpec},
     manager::Settings,
+    record::Meta,
 };
 use units::{Bytes, Ns};
 
@@ -46,7 +47,9 @@ impl TestManager {
         let mut store = RedbStore::open(disk.clone()).unwrap();
         let (loaded, stored_weights) = (records::load(&mut store).unwrap(), load(&mut store).unwrap());
         let settings = Settings { lease_ttl: Ns::secs(3600), fence_after: None };
-        let initial = InitialState { settings, fence_command: None, loaded, rack_uuid: "a rack".into() };
+        let meta = loaded.meta.unwrap_or_else(|| Meta::new("11111111-2222-3333-4444-555555555555".into()));
+        let (records, restored) = (loaded.records, loaded.restored);
+        let initial = InitialState { settings, fence_command: None, meta, records, restored };
         let (handle, ended) =
             crate::driver::start(initial, Box::new(store), Arc::new(Metrics::default())).unwrap();
         let host =

@@ -214,8 +214,8 @@ impl Restore<'_> {
     }
 
     /// Links the existing store under a second name, and returns the second name. The first name
-    /// stays until the new store replaces it, because a manager would create an empty store if the
-    /// name were missing.
+    /// stays until the new store replaces it, because a manager that starts in between would find
+    /// no ledger.
     fn keep_replaced(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
         if !file.exists() {
             return Ok(None);

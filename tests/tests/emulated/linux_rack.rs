@@ -67,8 +67,8 @@ rounds() { grep -c '^ROUND' /run/$1.console; }
 more() { [ $(rounds $1) -gt $2 ]; }
 # progress VM WHEN: two more rounds
 progress() { wait_for more $1 $(($(rounds $1)+1)); echo "PROGRESS $2"; }
+pool-manager init --config /run/rack.toml
 manager
-wait_for test -s /run/store/tokens/h0.token
 agent
 wait_for up
 "#;

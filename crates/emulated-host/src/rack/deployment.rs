@@ -69,6 +69,7 @@ impl Rack {
         let hosts = Hosts::prepare(artifacts, &hosts, &folder)?;
         let mut rack = Self { plan, port, manager: None, hosts };
         rack.hosts.power_on()?; // hosts boot while the manager starts
+        rack.create_store()?;
         rack.start_manager()?;
         rack.hosts.wait_up(&should_continue)?;
         rack.wait_hosts_up(&should_continue)?;
@@ -123,6 +124,19 @@ impl Rack {
     /// Returns the path of a script that runs `tarn` with the credentials of the operator.
     pub fn tarn_script(&self) -> PathBuf {
         self.manager_dir("tarn")
+    }
+
+    /// Creates the store of the rack.
+    fn create_store(&self) -> Result<(), HostError> {
+        let program = &self.plan.programs.manager;
+        let mut init = Command::new(program);
+        let init = init.args(["init", "--config"]).arg(self.manager_dir("rack.toml")).output();
+        let output = init.map_err(HostError::start(program))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let output = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(HostError::Failed { program: "pool-manager init".to_owned(), output })
     }
 
     /// Starts the manager, which must not be running.

@@ -22,6 +22,8 @@ use rustix::{
     },
 };
 
+use crate::config::SOCKET_PATH_BYTES_MAX;
+
 /// Maximum number of connections that the kernel queues before they are accepted.
 const BACKLOG: i32 = 1024;
 
@@ -35,7 +37,7 @@ pub enum SocketError {
     #[error("manager.listen: another process listens on {}: stop the process or choose another path", .0.display())]
     InUse(PathBuf),
     /// The path exceeds the length limit of socket addresses.
-    #[error("manager.listen: the path {} is too long for a socket: must be at most 107 bytes", .0.display())]
+    #[error("manager.listen: the path {} is too long for a socket: must have at most {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]
     TooLong(PathBuf),
     /// A system call failed.
     #[error("manager.listen: cannot {doing} {}", path.display())]
