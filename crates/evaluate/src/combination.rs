@@ -1,6 +1,7 @@
 //! `tarn evaluate combination`: computes how much memory both predictions together place on the
-//! pool, within a limit on VMs slowed down beyond the PDM. The inputs are the operating points of
-//! the other two evaluations. `prediction::combination` selects the best pair.
+//! pool, within a limit on VMs slowed down beyond the PDM. The inputs are the operating points that
+//! `tarn evaluate frigid` and `tarn evaluate sensitivity` measure. `prediction::combination`
+//! selects the best pair.
 
 use std::path::PathBuf;
 
@@ -20,9 +21,8 @@ use units::Fraction;
 use super::{
     figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle},
     frigid::{Vms, custom_columns_help},
-    percent,
+    parse_percent, percent,
     sensitivity::{self, SplitWorkloads},
-    share,
 };
 
 /// Options of `tarn evaluate combination`: VMs, workloads and the permitted risk.
@@ -33,15 +33,15 @@ pub struct Combination {
     #[command(flatten)]
     split_workloads: SplitWorkloads,
     /// X: VMs that may be slowed down beyond the PDM, in percent of all VMs
-    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = share)]
+    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = parse_percent)]
     exceed_max: Fraction,
     /// h: VMs with enough history to predict their sensitivity, in percent of all VMs; 80 in Pond
     /// 6.1
-    #[arg(long, value_name = "PERCENT", default_value = "80", value_parser = share)]
+    #[arg(long, value_name = "PERCENT", default_value = "80", value_parser = parse_percent)]
     history: Fraction,
     /// r: VMs slowed down beyond the PDM among those with overpredicted frigid memory, in percent;
     /// about 25 for a PDM of 5 % in Pond 6.5
-    #[arg(long, value_name = "PERCENT", default_value = "25", value_parser = share)]
+    #[arg(long, value_name = "PERCENT", default_value = "25", value_parser = parse_percent)]
     overpredicted_exceeds: Fraction,
     /// Draw memory on the pool against VMs expected to be slowed down beyond the PDM, for both
     /// predictions together and for each alone, as SVG (Pond figure 10d)
@@ -74,24 +74,24 @@ pub(super) fn run(args: &Combination, format: Format) -> Result<(), Failure> {
     let workloads = args.split_workloads.workloads.read(format)?;
     let results = args.split_workloads.evaluate_for_figure(&workloads)?;
     let (_, scores_by_method) = args.vms.compare(format)?;
-    let points = Points::new(&results, &scores_by_method);
-    let combined = Combined::new(args, &points);
+    let points = OperatingPoints::new(&results, &scores_by_method);
+    let combined = CombinedResult::new(args, &points);
     print::value(format, &combined, |_| combined.text())?;
     args.figure.as_ref().map_or(Ok(()), |path| figure::write(path, &combined.draw(&points)))
 }
 
 /// Measured operating points of each prediction.
-struct Points {
+struct OperatingPoints {
     insensitive: Vec<InsensitivityPoint>,
     frigid: Vec<FrigidPoint>,
     /// Operating points with a fixed frigid fraction for all VMs, for comparison.
     fixed: Vec<FrigidPoint>,
 }
 
-impl Points {
+impl OperatingPoints {
     /// Collects the operating points. For sensitivity, the thresholds are learnt from training
-    /// data, not chosen in hindsight. Frigid memory is rounded down to whole slices, as it is
-    /// placed.
+    /// data, not chosen in hindsight. Frigid memory is rounded down to whole slices, as in a real
+    /// placement.
     fn new(results: &[BacktestResult], scores_by_method: &[MethodScores]) -> Self {
         let fraction = |value: f64| Fraction::new(value).expect("a part of a count is a fraction");
         let insensitivity_point = |result: &BacktestResult| InsensitivityPoint {
@@ -115,12 +115,12 @@ impl Points {
 
 /// Printed result of the evaluation.
 #[derive(Debug, Serialize)]
-struct Combined {
+struct CombinedResult {
     /// Whether the workloads come from a processor model instead of measurements.
     modelled: bool,
     inputs: Inputs,
     chosen: CombinedPoint,
-    alone: Alone,
+    alone: SinglePredictions,
     frontier: Vec<CombinedPoint>,
 }
 
@@ -137,14 +137,14 @@ struct Inputs {
 
 /// Best operating points if only one prediction, or a fixed frigid fraction, is used.
 #[derive(Debug, Serialize)]
-struct Alone {
+struct SinglePredictions {
     frigid: CombinedPoint,
     insensitive: CombinedPoint,
     fixed: CombinedPoint,
 }
 
-impl Combined {
-    fn new(args: &Combination, Points { insensitive, frigid, fixed }: &Points) -> Self {
+impl CombinedResult {
+    fn new(args: &Combination, OperatingPoints { insensitive, frigid, fixed }: &OperatingPoints) -> Self {
         let mix = VmMix { history: args.history, exceeds: args.overpredicted_exceeds };
         let chosen = |insensitive: &[InsensitivityPoint], frigid: &[FrigidPoint]| {
             solve(insensitive, frigid, mix, args.exceed_max)
@@ -159,7 +159,7 @@ impl Combined {
                 frigid: frigid.clone(),
             },
             chosen: chosen(insensitive, frigid),
-            alone: Alone {
+            alone: SinglePredictions {
                 frigid: chosen(&[], frigid),
                 insensitive: chosen(insensitive, &[]),
                 fixed: chosen(&[], fixed),
@@ -169,7 +169,7 @@ impl Combined {
     }
 
     fn text(&self) -> String {
-        let Alone { frigid, insensitive, fixed } = self.alone;
+        let SinglePredictions { frigid, insensitive, fixed } = self.alone;
         let chosen = [
             ("both predictions", self.chosen),
             ("frigid memory alone", frigid),
@@ -182,19 +182,23 @@ impl Combined {
     }
 
     /// Draws figure 10d of Pond.
-    fn draw(&self, Points { insensitive, frigid, fixed }: &Points) -> Figure {
+    fn draw(&self, OperatingPoints { insensitive, frigid, fixed }: &OperatingPoints) -> Figure {
         let mix = self.inputs.mix;
         let line = |index, name: &str, pairs: &[CombinedPoint]| Series {
             name: name.to_owned(),
             style: SeriesStyle::Line(index),
-            points: pairs.iter().map(point).collect(),
+            points: pairs.iter().map(to_point).collect(),
         };
         let series = vec![
             line(0, "both predictions", &self.frontier),
             line(1, "frigid memory alone", &frontier(&[], frigid, mix)),
             line(2, "insensitivity alone", &frontier(insensitive, &[], mix)),
             line(3, "a fixed share of each VM", &frontier(&[], fixed, mix)),
-            Series { name: "chosen".to_owned(), style: SeriesStyle::Ring, points: vec![point(&self.chosen)] },
+            Series {
+                name: "chosen".to_owned(),
+                style: SeriesStyle::Ring,
+                points: vec![to_point(&self.chosen)],
+            },
             Series {
                 name: format!("allowed (X): {}", percent(self.inputs.exceed_max.get())),
                 style: SeriesStyle::VerticalLine,
@@ -214,7 +218,7 @@ impl Combined {
     }
 }
 
-fn point(pair: &CombinedPoint) -> Point {
+fn to_point(pair: &CombinedPoint) -> Point {
     Point::new(pair.miss, pair.pool)
 }
 
@@ -228,7 +232,7 @@ impl Row for ChosenPoint {
     const COLUMNS: &'static [Column<Self>] = &[
         col("METHOD", |c| c.method.to_owned()),
         col("POOL MEMORY", |c| percent(c.point.pool)),
-        col("BEYOND PDM", |c| small_percent(c.point.miss)),
+        col("BEYOND PDM", |c| format_small_percent(c.point.miss)),
         col("INSENSITIVE", |c| percent(c.point.insensitive.placed.get())),
         col("FALSE POSITIVES", |c| percent(c.point.insensitive.fp.get())),
         col("FRIGID", |c| percent(c.point.frigid.share.get())),
@@ -242,7 +246,7 @@ struct FrontierPoint(CombinedPoint);
 impl Row for FrontierPoint {
     const COLUMNS: &'static [Column<Self>] = &[
         col("POOL MEMORY", |p| percent(p.0.pool)),
-        col("BEYOND PDM", |p| small_percent(p.0.miss)),
+        col("BEYOND PDM", |p| format_small_percent(p.0.miss)),
         col("INSENSITIVE", |p| percent(p.0.insensitive.placed.get())),
         col("FALSE POSITIVES", |p| percent(p.0.insensitive.fp.get())),
         col("FRIGID", |p| percent(p.0.frigid.share.get())),
@@ -251,6 +255,6 @@ impl Row for FrontierPoint {
 }
 
 /// Formats a small fraction as a percentage with two decimals.
-fn small_percent(share: f64) -> String {
+fn format_small_percent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }

@@ -15,8 +15,8 @@ use plotters::{
     prelude::*,
 };
 
+use scale::AxisRange;
 pub(super) use scale::Scale;
-use scale::Span;
 
 /// Figure with one or more panels side by side.
 #[derive(Clone, Debug)]
@@ -68,13 +68,13 @@ pub(super) enum SeriesStyle {
 pub(super) struct Point {
     pub x: f64,
     pub y: f64,
-    pub bar: Option<(f64, f64)>,
+    pub error_bar: Option<(f64, f64)>,
 }
 
 impl Point {
     /// Creates a point without an error bar.
     pub fn new(x: f64, y: f64) -> Self {
-        Self { x, y, bar: None }
+        Self { x, y, error_bar: None }
     }
 }
 
@@ -90,21 +90,21 @@ const COLOURS: [RGBColor; 6] = [
 /// Dashes of the series: lengths of dash and gap in pixels; `None` is a solid line.
 const DASHES: [Option<(i32, i32)>; 6] =
     [None, Some((9, 4)), Some((3, 3)), Some((14, 4)), Some((6, 6)), Some((2, 5))];
-const MARK_PX: i32 = 4;
+const MARK_RADIUS_PX: i32 = 4;
 /// Horizontal offsets of the lines with error bars, so that error bars at the same x do not
 /// overlap.
 const SERIES_OFFSET_PX: [i32; 3] = [-4, 0, 4];
-/// Fraction of the width of a name on the axis that the bars for this name use.
-const GROUP_WIDTH: f64 = 0.8;
+/// Fraction of a name's width on the axis that the bars for this name cover.
+const BARS_WIDTH_FRACTION: f64 = 0.8;
 
-const WIDTH_PX: u32 = 600;
-const PLOT_PX: u32 = 400;
-const TITLE_PX: u32 = 44;
-const LEGEND_LINE_PX: u32 = 22;
+const PANEL_WIDTH_PX: u32 = 600;
+const PLOT_HEIGHT_PX: u32 = 400;
+const TITLE_HEIGHT_PX: u32 = 44;
+const LEGEND_LINE_HEIGHT_PX: u32 = 22;
 const LEGEND_LEFT_PX: i32 = 70;
-const SAMPLE_PX: i32 = 40;
+const LEGEND_SAMPLE_WIDTH_PX: i32 = 40;
 const MARGIN_PX: u32 = 14;
-const LABELS_PX: u32 = 48;
+const AXIS_LABELS_HEIGHT_PX: u32 = 48;
 const GREY: RGBColor = RGBColor(90, 90, 90);
 const PALE: RGBColor = RGBColor(225, 225, 225);
 
@@ -128,13 +128,13 @@ pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
 /// # Errors
 /// [`Failure::File`] if the file cannot be written.
 pub(super) fn check_writable(path: &Path) -> Result<(), Failure> {
-    let partial = partial(path);
+    let partial = temporary_path(path);
     let created = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
     created.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
 }
 
-/// Returns the name of the temporary file for an atomic write.
-fn partial(path: &Path) -> PathBuf {
+/// Returns the path of the temporary file for an atomic write.
+fn temporary_path(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     partial.into()
@@ -145,7 +145,7 @@ fn partial(path: &Path) -> PathBuf {
 /// # Errors
 /// [`Failure::File`] if the file cannot be written.
 pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let partial = partial(path);
+    let partial = temporary_path(path);
     let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
         // This error is ignored: the temporary file may not exist, and the first error is reported.
@@ -157,18 +157,19 @@ pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure>
 fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
     let mut svg = String::new();
     let lines = panels.iter().map(|panel| panel.series.len()).max().unwrap_or_default();
-    let legend = u32::try_from(lines)? * LEGEND_LINE_PX + 2 * MARGIN_PX;
-    let plot_px = PLOT_PX + panels.iter().map(|panel| panel.x.extra_label_px()).max().unwrap_or_default();
-    let width = WIDTH_PX * u32::try_from(panels.len())?;
+    let legend = u32::try_from(lines)? * LEGEND_LINE_HEIGHT_PX + 2 * MARGIN_PX;
+    let plot_px =
+        PLOT_HEIGHT_PX + panels.iter().map(|panel| panel.x.extra_label_px()).max().unwrap_or_default();
+    let width = PANEL_WIDTH_PX * u32::try_from(panels.len())?;
     {
-        let root =
-            SVGBackend::with_string(&mut svg, (width, TITLE_PX + plot_px + legend)).into_drawing_area();
+        let root = SVGBackend::with_string(&mut svg, (width, TITLE_HEIGHT_PX + plot_px + legend))
+            .into_drawing_area();
         root.fill(&WHITE)?;
         for (panel, area) in panels.iter().zip(root.split_evenly((1, panels.len()))) {
-            let (title, rest) = area.split_vertically(TITLE_PX);
+            let (title, rest) = area.split_vertically(TITLE_HEIGHT_PX);
             let (plot, legend) = rest.split_vertically(plot_px);
-            let middle = i32::try_from(WIDTH_PX / 2)?;
-            title.draw(&Text::new(panel.title.clone(), (middle, 16), font(17).pos(CENTRE)))?;
+            let middle = i32::try_from(PANEL_WIDTH_PX / 2)?;
+            title.draw(&Text::new(panel.title.clone(), (middle, 16), font(17).pos(CENTRE_ANCHOR)))?;
             panel.draw(&plot)?;
             panel.draw_legend(&legend)?;
         }
@@ -177,12 +178,12 @@ fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + S
     Ok(svg)
 }
 
-const CENTRE: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
+const CENTRE_ANCHOR: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
     h_pos: plotters::style::text_anchor::HPos::Center,
     v_pos: plotters::style::text_anchor::VPos::Top,
 };
 
-const VERTICAL: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
+const VERTICAL_TEXT_ANCHOR: plotters::style::text_anchor::Pos = plotters::style::text_anchor::Pos {
     h_pos: plotters::style::text_anchor::HPos::Right,
     v_pos: plotters::style::text_anchor::VPos::Top,
 };
@@ -196,17 +197,17 @@ struct Frame<'a, 'b> {
     area: &'a Area<'b>,
     chart: &'a Chart<'b>,
     scales: [&'a Scale; 2],
-    x: Span,
-    y: Span,
+    x: AxisRange,
+    y: AxisRange,
 }
 
 impl Frame<'_, '_> {
     /// Converts values in the units of the scales to pixels.
-    fn at(&self, x: f64, y: f64) -> PixelPosition {
-        self.at_place(self.scales[0].place(x), self.scales[1].place(y))
+    fn pixel(&self, x: f64, y: f64) -> PixelPosition {
+        self.pixel_of_position(self.scales[0].position(x), self.scales[1].position(y))
     }
 
-    fn at_place(&self, x: f64, y: f64) -> PixelPosition {
+    fn pixel_of_position(&self, x: f64, y: f64) -> PixelPosition {
         let (left_px, top_px) = self.area.get_base_pixel();
         let (x, y) = self.chart.backend_coord(&(x, y));
         (x - left_px, y - top_px)
@@ -214,22 +215,23 @@ impl Frame<'_, '_> {
 
     /// Returns the width of the axis per name, in pixels.
     fn name_px(&self, names: usize) -> f64 {
-        f64::from(self.at_place(self.x.to, 0.0).0 - self.at_place(self.x.from, 0.0).0) / names.max(1) as f64
+        f64::from(self.pixel_of_position(self.x.to, 0.0).0 - self.pixel_of_position(self.x.from, 0.0).0)
+            / names.max(1) as f64
     }
 }
 
 impl Panel {
     /// Draws the axes with their labels, and all series.
     fn draw(&self, area: &Area<'_>) -> DrawResult {
-        let visible: Vec<Series> = self.series.iter().map(|series| series.within(self.x_max)).collect();
+        let visible: Vec<Series> = self.series.iter().map(|series| series.clipped_to(self.x_max)).collect();
         let points = || visible.iter().flat_map(|series| &series.points);
-        let heights = || points().flat_map(|point| [Some((point.y, point.y)), point.bar]).flatten();
-        let x = self.x.span(points().map(|point| point.x));
-        let y = self.y.span(heights().flat_map(|(low, high)| [low, high]));
+        let heights = || points().flat_map(|point| [Some((point.y, point.y)), point.error_bar]).flatten();
+        let x = self.x.axis_range(points().map(|point| point.x));
+        let y = self.y.axis_range(heights().flat_map(|(low, high)| [low, high]));
         let mut chart = ChartBuilder::on(area)
-            .margin_right(if self.x == Scale::Powers { 2 * MARGIN_PX } else { MARGIN_PX })
+            .margin_right(if self.x == Scale::Logarithmic { 2 * MARGIN_PX } else { MARGIN_PX })
             .margin_left(MARGIN_PX)
-            .x_label_area_size(LABELS_PX + self.x.extra_label_px())
+            .x_label_area_size(AXIS_LABELS_HEIGHT_PX + self.x.extra_label_px())
             .y_label_area_size(54)
             .build_cartesian_2d(x.from..x.to, y.from..y.to)?;
         let (x_label, y_label) = (|at: &f64| self.x.label(*at), |at: &f64| self.y.label(*at));
@@ -241,8 +243,8 @@ impl Panel {
             .label_style(font(13))
             .x_label_formatter(&x_label)
             .y_label_formatter(&y_label)
-            .x_labels(self.x.labels(x))
-            .y_labels(self.y.labels(y))
+            .x_labels(self.x.labels_max(x))
+            .y_labels(self.y.labels_max(y))
             .max_light_lines(0)
             .bold_line_style(PALE)
             .draw()?;
@@ -256,13 +258,14 @@ impl Panel {
         let Scale::Names(names) = &self.x else { return Ok(()) };
         for (name, x) in names.iter().zip(0_i32..) {
             let edge = f64::from(x) + 0.5;
-            let (foot, top) = (frame.at_place(edge, frame.y.from), frame.at_place(edge, frame.y.to));
+            let (foot, top) =
+                (frame.pixel_of_position(edge, frame.y.from), frame.pixel_of_position(edge, frame.y.to));
             frame.area.draw(&PathElement::new(vec![foot, top], PALE))?;
-            let (x, y) = frame.at_place(f64::from(x), frame.y.from);
-            let (style, px) = if self.x.names_are_vertical() {
-                (font(12).transform(FontTransform::Rotate270).pos(VERTICAL), (x - 7, y + 6))
+            let (x, y) = frame.pixel_of_position(f64::from(x), frame.y.from);
+            let (style, px) = if self.x.are_names_vertical() {
+                (font(12).transform(FontTransform::Rotate270).pos(VERTICAL_TEXT_ANCHOR), (x - 7, y + 6))
             } else {
-                (font(13).pos(CENTRE), (x, y + 8))
+                (font(13).pos(CENTRE_ANCHOR), (x, y + 8))
             };
             frame.area.draw(&Text::new(name.clone(), px, style))?;
         }
@@ -276,7 +279,7 @@ impl Panel {
         match &self.x {
             Scale::Names(names) if is_grouped(series.style) => {
                 let count = |series: &[Series]| series.iter().filter(|s| is_grouped(s.style)).count() as f64;
-                let group = GROUP_WIDTH * frame.name_px(names.len());
+                let group = BARS_WIDTH_FRACTION * frame.name_px(names.len());
                 let (before, all) = (count(&self.series[..index]), count(&self.series));
                 BarSlot {
                     offset: round_px(group * ((before + 0.5) / all - 0.5)),
@@ -290,27 +293,31 @@ impl Panel {
     /// Draws the legend, one line per series.
     fn draw_legend(&self, area: &Area<'_>) -> DrawResult {
         for (series, index) in self.series.iter().zip(0..) {
-            let y = i32::try_from(LEGEND_LINE_PX)? * index + 18;
-            let middle = LEGEND_LEFT_PX + SAMPLE_PX / 2;
+            let y = i32::try_from(LEGEND_LINE_HEIGHT_PX)? * index + 18;
+            let middle = LEGEND_LEFT_PX + LEGEND_SAMPLE_WIDTH_PX / 2;
             let ends = match series.style {
                 SeriesStyle::VerticalLine => [(middle, y + 9), (middle, y - 9)],
-                _ => [(LEGEND_LEFT_PX, y), (LEGEND_LEFT_PX + SAMPLE_PX, y)],
+                _ => [(LEGEND_LEFT_PX, y), (LEGEND_LEFT_PX + LEGEND_SAMPLE_WIDTH_PX, y)],
             };
             if !matches!(
                 series.style,
                 SeriesStyle::Dots | SeriesStyle::Ring | SeriesStyle::Mark(_) | SeriesStyle::Bar(_)
             ) {
-                line(area, series.style, &ends)?;
+                draw_line(area, series.style, &ends)?;
             }
-            mark(area, series.style, (middle, y))?;
-            area.draw(&Text::new(series.name.clone(), (LEGEND_LEFT_PX + SAMPLE_PX + 12, y - 5), font(14)))?;
+            draw_mark(area, series.style, (middle, y))?;
+            area.draw(&Text::new(
+                series.name.clone(),
+                (LEGEND_LEFT_PX + LEGEND_SAMPLE_WIDTH_PX + 12, y - 5),
+                font(14),
+            ))?;
         }
         Ok(())
     }
 }
 
 impl Series {
-    fn within(&self, x_max: f64) -> Self {
+    fn clipped_to(&self, x_max: f64) -> Self {
         let points = self.points.iter().filter(|point| point.x <= x_max).copied().collect();
         Self { points, ..self.clone() }
     }
@@ -319,34 +326,34 @@ impl Series {
         let (area, style) = (frame.area, self.style);
         for point in &self.points {
             let ((x, y), (left, foot), (right, top)) = (
-                frame.at(point.x, point.y),
-                frame.at_place(frame.x.from, frame.y.from),
-                frame.at_place(frame.x.to, frame.y.to),
+                frame.pixel(point.x, point.y),
+                frame.pixel_of_position(frame.x.from, frame.y.from),
+                frame.pixel_of_position(frame.x.to, frame.y.to),
             );
             match style {
-                SeriesStyle::HorizontalLine => line(area, style, &[(left, y), (right, y)])?,
-                SeriesStyle::VerticalLine => line(area, style, &[(x, foot), (x, top)])?,
-                SeriesStyle::Bar(_) => block(area, style, frame.at(point.x, 0.0), (x, y), slot)?,
+                SeriesStyle::HorizontalLine => draw_line(area, style, &[(left, y), (right, y)])?,
+                SeriesStyle::VerticalLine => draw_line(area, style, &[(x, foot), (x, top)])?,
+                SeriesStyle::Bar(_) => draw_bar(area, style, frame.pixel(point.x, 0.0), (x, y), slot)?,
                 SeriesStyle::Line(_) | SeriesStyle::Mark(_) | SeriesStyle::Dots | SeriesStyle::Ring => {}
             }
         }
         let at = |x, y| {
-            let (x, y) = frame.at(x, y);
+            let (x, y) = frame.pixel(x, y);
             (x + slot.offset, y)
         };
-        for (point, (low, high)) in self.points.iter().filter_map(|point| Some((point, point.bar?))) {
-            bar(area, style, at(point.x, low), at(point.x, high))?;
+        for (point, (low, high)) in self.points.iter().filter_map(|point| Some((point, point.error_bar?))) {
+            draw_error_bar(area, style, at(point.x, low), at(point.x, high))?;
         }
         let path: Vec<PixelPosition> = self.points.iter().map(|point| at(point.x, point.y)).collect();
         if let SeriesStyle::Line(_) = style {
-            line(area, style, &path)?;
+            draw_line(area, style, &path)?;
         }
-        path.into_iter().try_for_each(|px| mark(area, style, px))
+        path.into_iter().try_for_each(|px| draw_mark(area, style, px))
     }
 
     fn offset_px(&self) -> i32 {
         match self.style {
-            SeriesStyle::Line(index) if self.points.iter().any(|point| point.bar.is_some()) => {
+            SeriesStyle::Line(index) if self.points.iter().any(|point| point.error_bar.is_some()) => {
                 SERIES_OFFSET_PX[index % SERIES_OFFSET_PX.len()]
             }
             _ => 0,
@@ -379,7 +386,7 @@ fn colour(style: SeriesStyle) -> RGBColor {
     }
 }
 
-fn line(area: &Area<'_>, style: SeriesStyle, path: &[PixelPosition]) -> DrawResult {
+fn draw_line(area: &Area<'_>, style: SeriesStyle, path: &[PixelPosition]) -> DrawResult {
     let (width, dashes) = match style {
         SeriesStyle::Line(index) => (2, DASHES[index % DASHES.len()]),
         SeriesStyle::Mark(_)
@@ -398,7 +405,7 @@ fn line(area: &Area<'_>, style: SeriesStyle, path: &[PixelPosition]) -> DrawResu
 }
 
 /// Draws a bar in a pale colour, so that its mark and error bar are visible.
-fn block(
+fn draw_bar(
     area: &Area<'_>,
     style: SeriesStyle,
     (_, from): PixelPosition,
@@ -411,7 +418,12 @@ fn block(
     Ok(area.draw(&Rectangle::new(corners, colour(style).stroke_width(1)))?)
 }
 
-fn bar(area: &Area<'_>, style: SeriesStyle, (x, low): PixelPosition, (_, high): PixelPosition) -> DrawResult {
+fn draw_error_bar(
+    area: &Area<'_>,
+    style: SeriesStyle,
+    (x, low): PixelPosition,
+    (_, high): PixelPosition,
+) -> DrawResult {
     let style = colour(style).mix(0.6).stroke_width(1);
     let cap = |y| vec![(x - 2, y), (x + 2, y)];
     for path in [vec![(x, low), (x, high)], cap(low), cap(high)] {
@@ -420,8 +432,8 @@ fn bar(area: &Area<'_>, style: SeriesStyle, (x, low): PixelPosition, (_, high): 
     Ok(())
 }
 
-fn mark(area: &Area<'_>, style: SeriesStyle, (x, y): PixelPosition) -> DrawResult {
-    const M: i32 = MARK_PX;
+fn draw_mark(area: &Area<'_>, style: SeriesStyle, (x, y): PixelPosition) -> DrawResult {
+    const M: i32 = MARK_RADIUS_PX;
     let index = match style {
         SeriesStyle::Dots => {
             return Ok(area.draw(&Circle::new((x, y), 3, colour(style).mix(0.5).filled()))?);

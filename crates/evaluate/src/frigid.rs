@@ -20,7 +20,7 @@ use units::Fraction;
 
 use super::{
     figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle},
-    percent, rates,
+    percent, printed_rates,
 };
 
 /// Options of `tarn evaluate frigid`: tables of ended VMs, and the figure.
@@ -88,11 +88,12 @@ pub fn custom_columns_help() -> String {
 /// [`Failure::File`] if a file cannot be read or written, or a row of a table is invalid.
 pub(super) fn run(args: &Frigid, format: Format) -> Result<(), Failure> {
     let Some(path) = &args.figure else {
-        let results = args.vms.evaluate(format, |train, test| backtest::run(train, test, &rates()))?;
+        let results =
+            args.vms.evaluate(format, |train, test| backtest::run(train, test, &printed_rates()))?;
         return print::list(format, &results.into_iter().map(ResultRow).collect::<Vec<_>>());
     };
     let (mut results, scores_by_method) = args.vms.compare(format)?;
-    results.retain(|result| rates().iter().any(|rate| rate.get() == result.rate_target));
+    results.retain(|result| printed_rates().iter().any(|rate| rate.get() == result.rate_target));
     print::list(format, &results.into_iter().map(ResultRow).collect::<Vec<_>>())?;
     figure::write(path, &draw(&scores_by_method))
 }
@@ -138,7 +139,7 @@ impl Vms {
     }
 }
 
-/// Returns whether a VM of `train` ended before the last VM of `test` started. Otherwise no
+/// Returns whether a VM of `train` ended before the last VM of `test` started. If none did, no
 /// prediction can be trained on `train`.
 fn has_trainable_vms(train: &[VmSample], test: &[VmSample]) -> bool {
     let first_end = train.iter().map(|sample| sample.outcome.ended).min();
@@ -149,7 +150,7 @@ fn has_trainable_vms(train: &[VmSample], test: &[VmSample]) -> bool {
 fn draw(scores_by_method: &[MethodScores]) -> Figure {
     let points = |scores: &[Score]| scores.iter().map(|score| Point::new(score.rate, score.share)).collect();
     let series = scores_by_method.iter().map(|line| {
-        let (index, name) = legend(line.method);
+        let (index, name) = legend_entry(line.method);
         Series { name: name.to_owned(), style: SeriesStyle::Line(index), points: points(&line.scores) }
     });
     let mut series: Vec<Series> = series.collect();
@@ -166,12 +167,14 @@ fn draw(scores_by_method: &[MethodScores]) -> Figure {
 }
 
 /// Returns the index of a method in the legend, and its name.
-fn legend(method: Method) -> (usize, &'static str) {
+fn legend_entry(method: Method) -> (usize, &'static str) {
     match method {
         Method::Calibrated => (0, "Tarn: trees and margins, one risk multiplier"),
         Method::TreeQuantile => (1, "trees alone: one quantile for all VMs"),
-        Method::GroupMinimum => (2, "minimum of similar VMs so far, minus 0 to 40 points"),
-        Method::OwnerMinimum => (3, "minimum of the customer's or the same VM so far, minus 0 to 40 points"),
+        Method::GroupMinimum => (2, "minimum of similar VMs so far, minus 0 to 40 percentage points"),
+        Method::OwnerMinimum => {
+            (3, "minimum of the customer's or the same VM so far, minus 0 to 40 percentage points")
+        }
         Method::FixedShare => (4, "a fixed share of each VM"),
     }
 }

@@ -22,11 +22,11 @@ pub use frigid::custom_columns_help;
 pub use sensitivity::LABEL_COLUMNS;
 
 /// Returns the target rates of overpredictions and false positives at which results are printed.
-fn rates() -> [Fraction; 4] {
+fn printed_rates() -> [Fraction; 4] {
     [0.01, 0.02, 0.04, 0.1].map(|rate| Fraction::new(rate).expect("a rate is a fraction"))
 }
 
-/// Subject that `tarn evaluate` evaluates.
+/// Prediction or mechanism that `tarn evaluate` evaluates.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Subject {
     /// Predictions of frigid memory, which VMs never touch. Each VM of --test is predicted by a
@@ -62,7 +62,7 @@ pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
 }
 
 /// Parses a percentage from 0 to 100.
-fn share(text: &str) -> Result<Fraction, String> {
+fn parse_percent(text: &str) -> Result<Fraction, String> {
     let percent: Option<f64> = text.parse().ok();
     let share = percent.and_then(|percent| Fraction::new(percent / 100.0).ok());
     share.ok_or_else(|| "must be a percentage from 0 to 100".to_owned())

@@ -39,7 +39,7 @@ use capacity::FreeCapacity;
 use journal::Journal;
 use player::Player;
 use report::Report;
-use stand_ins::StandIns;
+use stand_ins::StandInLauncher;
 use tally::Tally;
 use watcher::SnapshotReceiver;
 
@@ -81,15 +81,16 @@ pub struct Args {
 
 /// State of a replay, shared by the tasks of its VMs.
 #[derive(Debug)]
-struct Rack {
+struct ReplayState {
     manager: Connection,
-    /// Random text in names of VMs and requests, so that they differ from those of other replays.
-    run: String,
+    /// Random part of the names of VMs and requests. It distinguishes them from those of other
+    /// replays.
+    run_name: String,
     journal: Mutex<Journal>,
     tally: Mutex<Tally>,
     free: Arc<Mutex<FreeCapacity>>,
     snapshots: SnapshotReceiver,
-    stand_ins: StandIns,
+    stand_ins: StandInLauncher,
     settle: Duration,
 }
 
@@ -102,18 +103,18 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     let arrivals = input::read(&args)?;
     let manager = Connection::open(&input::endpoint(args.rack.as_deref(), global)?).await?;
     let (emcs, hosts) = (lists::emcs(&manager).await?, lists::hosts(&manager).await?);
-    let dirty_before = dirty_slices::quarantined(&manager).await?;
+    let dirty_before = dirty_slices::find_quarantined(&manager).await?;
     let free = Arc::default();
     let (watcher_task, snapshots) = watcher::start(&manager, &free).await?;
     let scanner = reachability::Scanner::start(manager.clone(), &emcs);
-    let rack = Arc::new(Rack {
+    let rack = Arc::new(ReplayState {
         manager,
-        run: run_name()?,
+        run_name: random_run_name()?,
         journal: Mutex::new(Journal::open(args.log.as_deref())?),
         tally: Mutex::default(),
         free,
         snapshots,
-        stand_ins: StandIns::new(&hosts, args.touch)?,
+        stand_ins: StandInLauncher::new(&hosts, args.touch)?,
         settle: Ns::ms(args.settle).as_duration(),
     });
     let clients = u32::try_from(args.max_clients).expect("the option is at most 1024");
@@ -123,13 +124,13 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
         finished = player.play_all(&arrivals) => finished.map(|()| false)?,
         signal = tokio::signal::ctrl_c() => signal.map(|()| true).map_err(Failure::Output)?,
     };
-    let results = report::Results {
+    let results = report::ReplayResults {
         requested: arrivals.len(),
         duration: started.elapsed(),
-        lost_reservations: player.find_losses().await?,
-        dirty: dirty_slices::quarantined(&rack.manager).await?.difference(&dirty_before).count(),
+        lost_reservations: player.find_lost_reservations().await?,
+        dirty: dirty_slices::find_quarantined(&rack.manager).await?.difference(&dirty_before).count(),
         stranded_mean: player.stranded_mean(),
-        reachability: scanner.end().await,
+        reachability: scanner.stop().await,
     };
     player.release_all().await?;
     watcher_task.abort();
@@ -142,7 +143,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
 }
 
 /// Returns a random name for this replay, which is part of the names of its VMs and requests.
-fn run_name() -> Result<String, Failure> {
+fn random_run_name() -> Result<String, Failure> {
     let mut random = [0_u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|errno| Failure::Protocol(format!("cannot read random numbers: {errno}")))?;

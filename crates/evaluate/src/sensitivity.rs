@@ -24,7 +24,7 @@ use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 
 use super::{
     figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle},
-    percent, rates,
+    percent, printed_rates,
 };
 
 /// Options of `tarn evaluate sensitivity`: workloads, and the figure.
@@ -38,7 +38,7 @@ pub struct Sensitivity {
     figure: Option<PathBuf>,
 }
 
-/// Workloads, and how many times they are split at random.
+/// Workloads, and the number of random splits.
 #[derive(Clone, Debug, Args)]
 pub(super) struct SplitWorkloads {
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub struct Workloads {
     #[arg(long, value_name = "FILE", conflicts_with = "labels")]
     trace: Vec<PathBuf>,
     /// Permitted slowdown, in percent: the performance degradation margin
-    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = margin)]
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_margin)]
     pub pdm: Fraction,
 }
 
@@ -93,17 +93,17 @@ pub(super) fn help() -> String {
     format!("{LABEL_COLUMNS}\n{OUTPUT_HELP}")
 }
 
-/// Number of inputs with which each modelled program runs.
-const INPUTS: u64 = 3;
+/// Number of different inputs of each modelled program.
+const INPUTS_PER_PROGRAM: u64 = 3;
 /// Synthetic local memory: idle latency in ns, and bandwidth per core in GB/s.
-const LOCAL: (f64, f64) = (100.0, 8.0);
+const SYNTHETIC_LOCAL_MEMORY: (f64, f64) = (100.0, 8.0);
 /// Synthetic pool memory: idle latency in ns, and bandwidth per core in GB/s.
-const POOL: (f64, f64) = (250.0, 6.0);
+const SYNTHETIC_POOL_MEMORY: (f64, f64) = (250.0, 6.0);
 /// Seed of random splits and of noise in modelled counters. It is fixed, so that results are
 /// reproducible.
 const SEED: u64 = 1;
 
-fn margin(text: &str) -> Result<Fraction, String> {
+fn parse_margin(text: &str) -> Result<Fraction, String> {
     let percent: Option<f64> = text.parse().ok().filter(|percent| (0.1..=100.0).contains(percent));
     let margin = percent.and_then(|percent| Fraction::new(percent / 100.0).ok());
     margin.ok_or_else(|| "must be a percentage from 0.1 to 100".to_owned())
@@ -126,10 +126,11 @@ pub(super) fn run(args: &Sensitivity, format: Format) -> Result<(), Failure> {
         print::list(format, &rows.collect::<Vec<_>>())
     };
     let Some(path) = &args.figure else {
-        return list(&args.split_workloads.evaluate(&workloads, &rates())?);
+        return list(&args.split_workloads.evaluate(&workloads, &printed_rates())?);
     };
     let results = args.split_workloads.evaluate_for_figure(&workloads)?;
-    let is_printed = |result: &&BacktestResult| rates().iter().any(|rate| rate.get() == result.fp_target);
+    let is_printed =
+        |result: &&BacktestResult| printed_rates().iter().any(|rate| rate.get() == result.fp_target);
     list(&results.iter().filter(is_printed).copied().collect::<Vec<_>>())?;
     figure::write(path, &draw(&workloads, &results, args.split_workloads.workloads.pdm, modelled))
 }
@@ -148,7 +149,7 @@ impl Workloads {
     pub fn read(&self, format: Format) -> Result<Vec<Workload>, Failure> {
         let workloads = match &self.labels {
             Some(path) => open::read(path, read_labels)?,
-            None => modelled(self, format)?,
+            None => create_modelled(self, format)?,
         };
         let slowed = workloads.iter().filter(|workload| workload.slowdown > self.pdm.get()).count();
         let (runs, pdm) = (workloads.len(), percent(self.pdm.get()));
@@ -185,7 +186,7 @@ struct ResultRow {
 }
 
 /// Creates the modelled workloads: synthetic programs, and programs that replay the traces.
-fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> {
+fn create_modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> {
     print::note(
         format,
         "the workloads, their counters and their slowdowns are MODELLED, not measured; use --labels for measured workloads",
@@ -195,7 +196,8 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
             let server = |name: &str| open::read(path, |bytes| read_latency(bytes, name));
             [server("ddr5")?, server("cxl")?]
         }
-        None => [LOCAL, POOL].map(|(idle_ns, gb_per_s)| Memory::synthetic(idle_ns, gb_per_s)),
+        None => [SYNTHETIC_LOCAL_MEMORY, SYNTHETIC_POOL_MEMORY]
+            .map(|(idle_ns, gb_per_s)| Memory::synthetic(idle_ns, gb_per_s)),
     };
     let mut rng = Pcg64Mcg::seed_from_u64(SEED);
     let mut workloads = Vec::new();
@@ -205,7 +207,7 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
         workloads.push(Workload { program: program.to_owned(), counters, slowdown });
     };
     for kernel in family() {
-        (0..INPUTS).for_each(|input| run(&kernel.name, &kernel.program(input)));
+        (0..INPUTS_PER_PROGRAM).for_each(|input| run(&kernel.name, &kernel.program(input)));
     }
     for path in &args.trace {
         for (added, programs) in open::read(path, read_trace)? {
@@ -254,9 +256,9 @@ fn placement_panel(results: &[BacktestResult], title: String) -> Panel {
     let dram_bound = "DRAM bound, best threshold in hindsight";
     let memory_bound = "memory bound, best threshold in hindsight";
     let series = vec![
-        line(0, forest, |result| hindsight(result, &result.forest)),
-        line(1, dram_bound, |result| hindsight(result, &result.dram_bound)),
-        line(2, memory_bound, |result| hindsight(result, &result.memory_bound)),
+        line(0, forest, |result| hindsight_point(result, &result.forest)),
+        line(1, dram_bound, |result| hindsight_point(result, &result.dram_bound)),
+        line(2, memory_bound, |result| hindsight_point(result, &result.memory_bound)),
         line(3, "forest, threshold learnt from the training half", |result| {
             Point::new(result.forest.tuned_fp, result.forest.tuned_placed)
         }),
@@ -272,29 +274,29 @@ fn placement_panel(results: &[BacktestResult], title: String) -> Panel {
     }
 }
 
-fn hindsight(result: &BacktestResult, placed: &PlacementStats) -> Point {
+fn hindsight_point(result: &BacktestResult, placed: &PlacementStats) -> Point {
     let PlacementStats { placed, placed_p1, placed_p99, .. } = *placed;
-    Point { x: result.fp_target, y: placed, bar: Some((placed_p1, placed_p99)) }
+    Point { x: result.fp_target, y: placed, error_bar: Some((placed_p1, placed_p99)) }
 }
 
 impl Row for ResultRow {
     const COLUMNS: &'static [Column<Self>] = &[
         col("TARGET RATE", |t| percent(t.result.fp_target)),
-        col("FOREST", |t| placed(&t.result.forest)),
-        col("DRAM BOUND", |t| placed(&t.result.dram_bound)),
-        col("MEMORY BOUND", |t| placed(&t.result.memory_bound)),
-        col("FOREST (LEARNT)", |t| learnt(&t.result.forest)),
-        wide("DRAM BOUND (LEARNT)", |t| learnt(&t.result.dram_bound)),
-        wide("MEMORY BOUND (LEARNT)", |t| learnt(&t.result.memory_bound)),
+        col("FOREST", |t| format_placed(&t.result.forest)),
+        col("DRAM BOUND", |t| format_placed(&t.result.dram_bound)),
+        col("MEMORY BOUND", |t| format_placed(&t.result.memory_bound)),
+        col("FOREST (LEARNT)", |t| format_learnt(&t.result.forest)),
+        wide("DRAM BOUND (LEARNT)", |t| format_learnt(&t.result.dram_bound)),
+        wide("MEMORY BOUND (LEARNT)", |t| format_learnt(&t.result.memory_bound)),
         wide("MODELLED", |t| t.modelled.to_string()),
     ];
 }
 
-fn placed(placed: &PlacementStats) -> String {
+fn format_placed(placed: &PlacementStats) -> String {
     let PlacementStats { placed, placed_p1, placed_p99, .. } = *placed;
     format!("{} ({} to {})", percent(placed), percent(placed_p1), percent(placed_p99))
 }
 
-fn learnt(placed: &PlacementStats) -> String {
+fn format_learnt(placed: &PlacementStats) -> String {
     format!("{}, {} wrong", percent(placed.tuned_placed), percent(placed.tuned_fp))
 }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use sim::symbiosis::{AccessTraceError, Host, Mix, Outcome, Tenant, compare, mixes, read};
 use units::Fraction;
 
-use super::{figure, share};
+use super::{figure, parse_percent};
 
 /// Options of `tarn evaluate symbiosis`.
 #[derive(Clone, Debug, Args)]
@@ -27,7 +27,7 @@ pub struct Symbiosis {
     #[arg(long, value_name = "DIR")]
     traces: PathBuf,
     /// Local memory, in percent of the tenants' footprints
-    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = positive_share)]
+    #[arg(long, value_name = "PERCENT", default_value = "20", value_parser = parse_positive_percent)]
     memory: Fraction,
     /// Also write the results to this file, as JSON
     #[arg(long, value_name = "FILE")]
@@ -57,8 +57,8 @@ ratios, from the reuse distances of at most 8,192 sampled pages. All tenants hav
 low miss cost, so that it is mostly compute-bound.";
 
 /// Parses a percentage from 1 to 100.
-fn positive_share(text: &str) -> Result<Fraction, String> {
-    share(text)
+fn parse_positive_percent(text: &str) -> Result<Fraction, String> {
+    parse_percent(text)
         .ok()
         .filter(|share| share.get() >= 0.01)
         .ok_or_else(|| "must be a percentage from 1 to 100".to_owned())
@@ -128,14 +128,14 @@ pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
     args.figures.as_deref().map_or(Ok(()), figures::create_folder)?;
     // The computation takes minutes, so an unwritable output file is reported before it.
     args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
-    let traces = traces(&args.traces, format)?;
+    let traces = read_traces(&args.traces, format)?;
     let tenants: Vec<Tenant> = traces.iter().map(|trace| trace.tenant.clone()).collect();
     let compared: Vec<ComparedMix> =
         mixes(&tenants).into_iter().map(|mix| ComparedMix::new(mix, args.memory)).collect();
-    let rows_of: Vec<SchemeRow> = compared.iter().flat_map(rows_of).collect();
-    print::value(format, &rows_of, |is_wide| rows(&rows_of, is_wide))?;
+    let scheme_rows: Vec<SchemeRow> = compared.iter().flat_map(to_rows).collect();
+    print::value(format, &scheme_rows, |is_wide| rows(&scheme_rows, is_wide))?;
     if let Some(path) = &args.json {
-        figure::write_atomically(path, &json(path, &rows_of)?)?;
+        figure::write_atomically(path, &to_json(path, &scheme_rows)?)?;
     }
     let Some(folder) = &args.figures else { return Ok(()) };
     figures::write_all(
@@ -146,7 +146,7 @@ pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
 }
 
 /// Serializes results as JSON. An error names the output file.
-fn json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
+fn to_json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let failed = |error| Failure::File {
         operation: "write",
         path: path.to_owned(),
@@ -163,7 +163,7 @@ struct Trace {
     tenant: Tenant,
 }
 
-fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
+fn read_traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
     let failed = |errno| Failure::File { operation: "read", path: folder.to_owned(), errno };
     let entries: io::Result<Vec<PathBuf>> =
         fs::read_dir(folder).map_err(failed)?.map(|entry| Ok(entry?.path())).collect();
@@ -172,13 +172,13 @@ fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
     paths.sort();
     let mut traces = Vec::new();
     for (name, path) in paths {
-        match accesses(&path)? {
+        match read_accesses(&path)? {
             Ok(accesses) => traces.push(Trace { path, tenant: Tenant::new(name, &accesses, 1.0, 1.0) }),
             Err(reason) => print::note(format, &format!("skipping {}: {reason}", path.display())),
         }
     }
     if traces.is_empty() {
-        let message = "no trace found: must contain a *.csv or *.csv.gz file with a column `key`, `lbn` or `addr` and enough accesses";
+        let message = "no trace found: the directory must contain a *.csv or *.csv.gz file with a column `key`, `lbn` or `addr` and enough accesses";
         return Err(failed(io::Error::other(message)));
     }
     Ok(traces)
@@ -186,7 +186,7 @@ fn traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
 
 /// Reads the accesses in a table. The inner error is the reason why the table is not a trace, or
 /// has an unsuitable length.
-fn accesses(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
+fn read_accesses(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
     open::read(path, |input| match read(input) {
         Err(reason @ (AccessTraceError::MissingColumn | AccessTraceError::InvalidLength(_))) => {
             Ok(Err(reason))
@@ -217,7 +217,7 @@ impl ComparedMix {
     }
 }
 
-fn rows_of(ComparedMix { mix, outcomes }: &ComparedMix) -> Vec<SchemeRow> {
+fn to_rows(ComparedMix { mix, outcomes }: &ComparedMix) -> Vec<SchemeRow> {
     let equal = outcomes[0].shares[0];
     let line = |outcome: &Outcome| SchemeRow {
         mix: mix.name.clone(),

@@ -87,7 +87,7 @@ impl MissCurve {
 
 /// Estimates the index of the first knot beyond `memory` MiB. The estimate is exact if knots are
 /// equally spaced.
-fn index_estimate(knots: &[Knot], memory: f64) -> usize {
+fn estimate_index(knots: &[Knot], memory: f64) -> usize {
     let last = knots.len() - 1;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "NaN becomes 0")]
     let before = (memory / knots[last].memory * last as f64) as usize;
@@ -98,7 +98,7 @@ fn index_estimate(knots: &[Knot], memory: f64) -> usize {
 /// of memory. The miss ratio is constant before the first and beyond the last knot.
 pub(crate) fn interpolate(knots: &[Knot], memory: f64) -> f64 {
     let above =
-        partition_point_near(knots.len(), index_estimate(knots, memory), |at| knots[at].memory <= memory);
+        partition_point_near(knots.len(), estimate_index(knots, memory), |at| knots[at].memory <= memory);
     match (above.checked_sub(1).map(|below| knots[below]), knots.get(above)) {
         (Some(below), Some(above)) => {
             let part = (memory - below.memory) / (above.memory - below.memory);
@@ -109,18 +109,18 @@ pub(crate) fn interpolate(knots: &[Knot], memory: f64) -> f64 {
     }
 }
 
-/// Returns whether `knots` already form a convex, decreasing curve, as the knots of a model usually
-/// do. Reads each knot once.
+/// Returns whether `knots` already form a convex, decreasing curve. This is usually the case for
+/// the knots of a model. Reads each knot once.
 fn is_convex_curve(knots: &[Knot]) -> bool {
     let (Some(first), Some(last)) = (knots.first(), knots.last()) else { return false };
-    let falls = |two: &[Knot]| (two[1].memory > two[0].memory) & (two[1].misses < two[0].misses);
+    let is_falling = |two: &[Knot]| (two[1].memory > two[0].memory) & (two[1].misses < two[0].misses);
     knots.len() <= CURVE_KNOTS_MAX
         && (first.memory == 0.0 && first.misses <= 1.0)
         && (last.memory.is_finite() && last.misses >= 0.0)
-        && knots.windows(2).take(1).all(falls)
-        && knots
-            .windows(3)
-            .fold(true, |so_far, three| so_far & falls(&three[1..]) & !is_above(three[1], three[0], three[2]))
+        && knots.windows(2).take(1).all(is_falling)
+        && knots.windows(3).fold(true, |so_far, three| {
+            so_far & is_falling(&three[1..]) & !is_above(three[1], three[0], three[2])
+        })
 }
 
 /// Checks that `knots` are valid and in ascending order of memory. The curve may be non-convex.

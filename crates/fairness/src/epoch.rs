@@ -20,20 +20,20 @@ const STEP_MAX: f64 = 0.5;
 /// Upper bound of a limited step, as a fraction of the fair share: `STEP_MAX` plus a margin for
 /// rounding and for distributed unsold supply.
 const STEP_MAX_ROUNDED: f64 = 1.2 * STEP_MAX;
-/// Fraction of its fair share that each tenant always keeps. Estimates may be wrong, and a tenant
-/// without memory or bandwidth would stop. The fraction is larger for bandwidth, because a tenant
-/// needs bandwidth to fill memory that it receives.
+/// Fraction of the fair share that each tenant always keeps, because estimates may be wrong and a
+/// tenant without memory or bandwidth would stop. The fraction is larger for bandwidth, because a
+/// tenant needs bandwidth to fill memory that it receives.
 const RESERVED_FRACTION: Bundle = Bundle { memory: 0.1, bandwidth: 0.5 };
 /// Smallest change of a share that is applied, as a fraction of the fair share. It is the accuracy
 /// of measured memory sizes.
 const CHANGE_MIN: f64 = 0.05;
 /// Relative margin that keeps a fair share of one unit from being rounded down to 0 units.
-const UNIT_ROUNDING: f64 = 1e-9;
-/// Smallest increase of the logarithm of the geometric mean of throughputs for which shares are
-/// changed. Spirit's allocator requires a factor of 1.005.
+const UNIT_ROUNDING_MARGIN: f64 = 1e-9;
+/// Shares change only if the logarithm of the geometric mean of throughputs increases by more than
+/// this value. Spirit's allocator requires a factor of 1.005.
 const LOG_MEAN_GAIN_MIN: f64 = 0.005;
-/// Largest relative shortfall of a tenant's throughput against an equal split for which shares may
-/// stay unchanged. It is the accuracy of estimated throughputs.
+/// Shares may stay unchanged only if no tenant's throughput is below its throughput with an equal
+/// split by more than this fraction. It is the accuracy of estimated throughputs.
 const SHORTFALL_MAX: f64 = 0.02;
 
 /// Shares that are in force, and the supply and weights from which they were computed.
@@ -130,7 +130,7 @@ impl EpochAllocator {
         supply: Supply,
         members: &[Member<U>],
     ) -> Result<Decision, MarketError> {
-        let tenants = tenants(supply, members);
+        let tenants = market_tenants(supply, members);
         let market = Market::new(supply, &tenants)?;
         let current = self.current_bundles(&market, members);
         let mut outcome = market
@@ -209,7 +209,7 @@ impl EpochAllocator {
         for (at, bundle) in current.iter_mut().enumerate() {
             *bundle = market.within_limits(at, bundle.scale(scale));
         }
-        market.cut_to_supply(&mut current);
+        market.reduce_to_supply(&mut current);
         current
     }
 }
@@ -250,7 +250,7 @@ impl AppliedShares {
 
 /// Converts members to tenants of a market. Raises each minimum share to [`RESERVED_FRACTION`] of
 /// the fair share, and to one unit if the fair share is at least one unit.
-fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
+fn market_tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
     let weights = normalized_weights(supply, members.iter().map(|member| member.weight).collect());
     let min_share = |member: &Member<U>, weight: f64| {
         let fair = Bundle::from(supply.all()).scale(Bundle { memory: weight, bandwidth: weight });
@@ -272,7 +272,7 @@ fn tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
 /// least one unit of both goods, if the supply suffices.
 fn normalized_weights(supply: Supply, weights: Vec<f64>) -> Vec<f64> {
     let units = supply.memory_mib.min(supply.bandwidth_mb_s) as f64;
-    let min = (1.0 + UNIT_ROUNDING) / units;
+    let min = (1.0 + UNIT_ROUNDING_MARGIN) / units;
     let is_feasible =
         min * weights.len() as f64 <= 1.0 && weights.iter().all(|weight| weight.is_finite() && *weight > 0.0);
     if !is_feasible {
@@ -302,7 +302,7 @@ fn is_worthwhile<U: Utility>(market: &Market<'_, U>, current: &[Bundle], new: &[
         return false;
     }
     let is_short = |(at, bundle): (usize, &Bundle)| market.gain(at, *bundle) < 1.0 - SHORTFALL_MAX;
-    market.mean_gain(new) - market.mean_gain(current) > LOG_MEAN_GAIN_MIN
+    market.log_mean_gain(new) - market.log_mean_gain(current) > LOG_MEAN_GAIN_MIN
         || current.iter().enumerate().any(is_short)
 }
 

@@ -222,8 +222,8 @@ pub struct MarketWarmStart {
 pub struct ClearingOptions {
     /// [`Outcome::warm_start`] of the last market, or the default for the first market.
     pub warm_start: MarketWarmStart,
-    /// Counter that rotates the choice of the tenant with the remainder among equally good
-    /// candidates. Callers increment the counter every epoch.
+    /// Counter that rotates which of several equally good candidates gets the remainder. Callers
+    /// increment the counter every epoch.
     pub turn: usize,
 }
 
@@ -310,7 +310,7 @@ impl<'a, U: Utility> Market<'a, U> {
 
     /// Reduces bundles until their sum does not exceed the supply. Each bundle is reduced in
     /// proportion to the amount by which it exceeds the minimum share of its tenant.
-    pub(crate) fn cut_to_supply(&self, bundles: &mut [Bundle]) {
+    pub(crate) fn reduce_to_supply(&self, bundles: &mut [Bundle]) {
         let over = bundles.iter().copied().sum::<Bundle>().minus(self.all());
         if over.memory <= 0.0 && over.bandwidth <= 0.0 {
             return;

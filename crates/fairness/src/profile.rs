@@ -35,18 +35,19 @@ pub trait MissModel {
     /// Returns the approximate standard error of miss ratios, 0 to 1.
     fn error(&self) -> f64;
 
-    /// Returns points of the miss-ratio curve in ascending order of memory, denser for small sizes.
-    /// The points are not convex if the miss ratio drops abruptly at some size.
+    /// Returns points of the miss-ratio curve in ascending order of memory, closer together at
+    /// small sizes. The curve through the points is not convex if the miss ratio drops abruptly at
+    /// some size.
     fn knots(&self) -> Vec<Knot> {
-        let size = |at: u32| self.footprint() * (f64::from(at) / f64::from(INTERVALS)).powi(2);
-        let knots = (0..=INTERVALS).map(size).map(|memory| Knot { memory, misses: self.misses(memory) });
+        let size = |at: u32| self.footprint() * (f64::from(at) / f64::from(KNOT_INTERVALS)).powi(2);
+        let knots = (0..=KNOT_INTERVALS).map(size).map(|memory| Knot { memory, misses: self.misses(memory) });
         let mut knots: Vec<Knot> = knots.collect();
         knots.dedup_by(|next, last| next.memory <= last.memory);
         knots
     }
 
-    /// Returns the lower convex hull of [`Self::knots`], for which the market computes demand
-    /// exactly.
+    /// Returns the lower convex hull of [`Self::knots`]. The market computes demand exactly for a
+    /// convex curve.
     ///
     /// # Errors
     /// Returns a [`CurveError`] if the model returns a miss ratio out of range.
@@ -56,7 +57,7 @@ pub trait MissModel {
 }
 
 /// Number of intervals into which [`MissModel::knots`] divides the footprint.
-const INTERVALS: u32 = 64;
+const KNOT_INTERVALS: u32 = 64;
 
 #[cfg(test)]
 mod tests;

@@ -1,21 +1,21 @@
 //! Choice of the operating points of both predictions (Pond, section 4.6, Eq. 1). A VM predicted to
-//! be insensitive is placed on the pool with all its memory. Of every other VM, only the memory
-//! predicted to be frigid is placed on the pool. Given the measured operating points of each
-//! prediction, this module chooses the pair of points that places most memory on the pool.
-//! `frigid::backtest` and `sensitivity::backtest` measure the points.
+//! be insensitive is placed on the pool entirely. For all other VMs, only the memory predicted to
+//! be frigid is placed on the pool. Given the measured operating points of each prediction, this
+//! module chooses the pair of points that places the most memory on the pool. `frigid::backtest`
+//! and `sensitivity::backtest` measure the points.
 //!
-//! Erratum. Eq. 1 is printed as: maximize LI + FM subject to FP + OP <= X. This sum adds a share of
-//! VMs to a share of memory. It counts the frigid memory of VMs that are already on the pool, and
-//! counts every overprediction as a miss. The printed form would forbid the paper's own operating
-//! point (40 % of memory at X = 2 %, section 6.4.3). This module solves the corrected form, where h
-//! is the share of VMs with a history and r the probability that an overpredicted VM is slowed down
-//! beyond the margin:
+//! Erratum. Eq. 1 is printed as: maximize LI + FM subject to FP + OP <= X. This sum adds a fraction
+//! of VMs to a fraction of memory. It counts the frigid memory of VMs that are already on the pool,
+//! and counts every overprediction as a miss. The printed form would forbid the paper's own
+//! operating point (40 % of memory at X = 2 %, section 6.4.3). This module solves the corrected
+//! form, where h is the fraction of VMs with a history and r the probability that an overpredicted
+//! VM is slowed down beyond the margin:
 //!
 //! - maximize `pool = h LI + (1 - h LI) FM`
 //! - subject to `miss = h FP + (1 - h LI) OP r <= X`
 //!
 //! The corrected form makes two assumptions: VMs with a history are as large as other VMs, and VMs
-//! that are not placed with all their memory are overpredicted as often as all VMs.
+//! that are not placed entirely on the pool are overpredicted as often as all VMs.
 
 use serde::{Deserialize, Serialize};
 use units::Fraction;
@@ -23,27 +23,27 @@ use units::Fraction;
 /// Operating point of the latency-sensitivity prediction. The default places no workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InsensitivityPoint {
-    /// FP: share of all workloads that are placed on the pool although they are sensitive (false
+    /// FP: fraction of all workloads that are placed on the pool although they are sensitive (false
     /// positives); at most `placed`.
     pub fp: Fraction,
-    /// LI: share of all workloads that are placed on the pool with all their memory.
+    /// LI: fraction of all workloads that are placed entirely on the pool.
     pub placed: Fraction,
 }
 
 /// Operating point of the frigid-memory prediction. The default places no memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FrigidPoint {
-    /// OP: share of the predicted VMs whose frigid memory is overpredicted.
+    /// OP: fraction of the predicted VMs whose frigid memory is overpredicted.
     pub op: Fraction,
-    /// FM: share of the memory of all predicted VMs that is placed on the pool.
+    /// FM: fraction of the memory of all predicted VMs that is placed on the pool.
     pub share: Fraction,
 }
 
-/// Properties of all VMs together, on which the combined result depends.
+/// Properties of the whole set of VMs that determine the combined result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmMix {
-    /// h: share of all VMs that have enough history to predict sensitivity. Other VMs are never
-    /// placed with all their memory. Pond has 0.8 (section 6.1).
+    /// h: fraction of all VMs that have enough history to predict sensitivity. Other VMs are never
+    /// placed entirely on the pool. Pond has 0.8 (section 6.1).
     pub history: Fraction,
     /// r: probability that an overpredicted VM is slowed down beyond the margin. Pond has about
     /// 0.25 for a margin of 5 % (section 6.5).
@@ -55,12 +55,12 @@ pub struct VmMix {
 pub struct CombinedPoint {
     /// Operating point of the sensitivity prediction.
     pub insensitive: InsensitivityPoint,
-    /// Operating point of the frigid-memory prediction, for all VMs that are not placed with all
-    /// their memory.
+    /// Operating point of the frigid-memory prediction, for all VMs that are not placed entirely on
+    /// the pool.
     pub frigid: FrigidPoint,
-    /// Expected share of all memory that is on the pool, 0 to 1.
+    /// Expected fraction of all memory that is on the pool, 0 to 1.
     pub pool: f64,
-    /// Expected share of all VMs that are slowed down beyond the margin (scheduling
+    /// Expected fraction of all VMs that are slowed down beyond the margin (scheduling
     /// mispredictions), 0 to 1.
     pub miss: f64,
 }
@@ -78,19 +78,19 @@ impl CombinedPoint {
         }
     }
 
-    /// Returns the key by which pairs with the same `pool` and `miss` are sorted, so that the
-    /// result does not depend on the order of the points.
-    fn tie_breaker(&self) -> [f64; 4] {
+    /// Returns the sort key of pairs with equal `pool` and `miss`. It makes the result independent
+    /// of the order of the points.
+    fn tie_break_key(&self) -> [f64; 4] {
         let Self { insensitive, frigid, .. } = self;
         [insensitive.fp, insensitive.placed, frigid.op, frigid.share].map(Fraction::get)
     }
 }
 
-/// Returns the pair with the most memory on the pool whose expected share of misses is at most `x`.
-/// A miss is a VM that is slowed down beyond the margin. Of several pairs with equal memory,
-/// returns the pair with the fewest misses. Points are not interpolated. The pair that places
-/// nothing is always allowed, so that a result always exists. Points may be in any order and may
-/// repeat.
+/// Chooses the pair that places the most memory on the pool, among all pairs with an expected
+/// fraction of misses of at most `x`. A miss is a VM that is slowed down beyond the margin. Of
+/// several pairs with equal memory, the pair with the fewest misses is chosen. Points are not
+/// interpolated. The pair that places nothing is always allowed, so that a result always exists.
+/// Points may be in any order and may repeat.
 pub fn solve(
     insensitive: &[InsensitivityPoint],
     frigid: &[FrigidPoint],
@@ -116,9 +116,9 @@ pub fn frontier(
     let mut points: Vec<CombinedPoint> =
         pairs.map(|(left, right)| CombinedPoint::new(left, right, mix)).collect();
     points.sort_unstable_by(|left, right| {
-        let by_tie_breaker =
-            || left.tie_breaker().partial_cmp(&right.tie_breaker()).expect("fractions are never NaN");
-        left.miss.total_cmp(&right.miss).then(right.pool.total_cmp(&left.pool)).then_with(by_tie_breaker)
+        let by_tie_break_key =
+            || left.tie_break_key().partial_cmp(&right.tie_break_key()).expect("fractions are never NaN");
+        left.miss.total_cmp(&right.miss).then(right.pool.total_cmp(&left.pool)).then_with(by_tie_break_key)
     });
     let mut pool_max = f64::NEG_INFINITY;
     points.retain(|point| {

@@ -17,7 +17,7 @@ use crate::{
 pub const FORMAT_VERSION: u64 = 1;
 
 /// Largest number of backtest results in a file.
-const METRICS_MAX: usize = 16;
+const BACKTEST_RESULTS_MAX: usize = 16;
 
 /// Content of a model file: a model and its origin.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub enum Content {
     Frigid {
         /// Names of the features, in the order of a row.
         features: Vec<String>,
-        /// Model that predicts the untouched share.
+        /// Model that predicts the untouched fraction.
         model: frigid::Model,
         /// Recent outcomes, each with the prediction of a model that was trained in the same way.
         calibration: Calibration,
@@ -120,7 +120,7 @@ pub enum FileError {
 
 /// Part of a model file that is decoded first, because it is the same in every format version.
 #[derive(Deserialize)]
-struct Head {
+struct VersionHeader {
     tarn_model: u64,
 }
 
@@ -167,7 +167,7 @@ impl ModelFile {
         if bytes.len() > MODEL_BYTES_MAX {
             return Err(FileError::TooLarge(bytes.len()));
         }
-        let Head { tarn_model } =
+        let VersionHeader { tarn_model } =
             serde_json::from_slice(bytes).map_err(|error| decode_error(bytes, &error))?;
         if tarn_model != FORMAT_VERSION {
             return Err(FileError::Layout(tarn_model));
@@ -175,10 +175,10 @@ impl ModelFile {
         let file: Self = serde_json::from_slice(bytes).map_err(|error| decode_error(bytes, &error))?;
         let Provenance { made_by, trained_by, metrics, .. } = &file.provenance;
         let is_name = |text: &String| text.len() <= NAME_BYTES_MAX && !text.contains(char::is_control);
-        if !is_name(made_by) || !is_name(trained_by) || metrics.len() > METRICS_MAX {
+        if !is_name(made_by) || !is_name(trained_by) || metrics.len() > BACKTEST_RESULTS_MAX {
             return Err(FileError::NotAModel(format!(
                 "invalid provenance: made_by and trained_by must be at most {NAME_BYTES_MAX} bytes without control \
-                 characters, metrics must have at most {METRICS_MAX} entries"
+                 characters, metrics must have at most {BACKTEST_RESULTS_MAX} entries"
             )));
         }
         if file.matches_this_version() { Ok(file) } else { Err(FileError::Features) }
@@ -189,10 +189,10 @@ impl ModelFile {
         match &self.content {
             Content::Frigid { features, model, calibration } => {
                 features.iter().eq(&feature_names().collect::<Vec<_>>())
-                    && model.fits()
+                    && model.is_compatible()
                     && calibration.is_valid()
             }
-            Content::Sensitivity { features, model } => features == &COUNTERS && model.fits(),
+            Content::Sensitivity { features, model } => features == &COUNTERS && model.is_compatible(),
         }
     }
 }
@@ -200,9 +200,9 @@ impl ModelFile {
 /// Converts a JSON error. JSON that ends within a number counts as truncated, although serde_json
 /// reports a syntax error.
 fn decode_error(bytes: &[u8], error: &serde_json::Error) -> FileError {
-    let is_open = bytes.starts_with(b"{") && !bytes.trim_ascii_end().ends_with(b"}");
-    let is_open = is_open && !error.to_string().starts_with("trailing characters");
-    if error.is_eof() || is_open {
+    let is_unclosed = bytes.starts_with(b"{") && !bytes.trim_ascii_end().ends_with(b"}");
+    let is_unclosed = is_unclosed && !error.to_string().starts_with("trailing characters");
+    if error.is_eof() || is_unclosed {
         FileError::Truncated(bytes.len())
     } else {
         FileError::NotAModel(error.to_string())

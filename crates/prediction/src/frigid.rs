@@ -1,6 +1,6 @@
 //! Prediction of frigid memory: memory that a VM never touches (Pond, section 4.6). Quantile
-//! regression trees predict the untouched share of a VM's memory. Recent outcomes determine the
-//! risk multiplier, and risk is allocated to the VMs that gain most memory by it.
+//! regression trees predict the untouched fraction of a VM's memory. Recent outcomes determine the
+//! risk multiplier, which weighs the risk of each VM against the pool memory that it gains.
 
 pub mod backtest;
 mod baseline;

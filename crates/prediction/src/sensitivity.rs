@@ -1,7 +1,7 @@
 //! Latency sensitivity (Pond, sections 4.6 and 6.4.1). A workload is sensitive if pool memory slows
 //! it down by more than the performance degradation margin (PDM). A random forest predicts the
-//! probability of that from core counters measured with local memory. Two baselines use a threshold
-//! on a single counter.
+//! probability that a workload is sensitive from core counters measured with local memory. Two
+//! baselines use a threshold on a single counter.
 
 pub mod backtest;
 mod evaluation_error;
@@ -17,7 +17,7 @@ use crate::trees::{
 };
 
 /// Names of the core counters, after Intel's top-down method. All except the last five are
-/// fractions of slots or cycles, 0 to 1.
+/// fractions of pipeline slots or cycles, 0 to 1.
 pub const COUNTERS: [&str; 17] = [
     "retiring",
     "frontend_bound",
@@ -37,11 +37,11 @@ pub const COUNTERS: [&str; 17] = [
     "l3_mpki",
     "memory_level_parallelism",
 ];
-/// Index in [`COUNTERS`] of the fraction of slots that wait for the core's execution units.
+/// Index in [`COUNTERS`] of the core-bound fraction of pipeline slots.
 pub const CORE_BOUND: usize = 3;
-/// Index in [`COUNTERS`] of the fraction of slots that wait for memory or a cache.
+/// Index in [`COUNTERS`] of the memory-bound fraction of pipeline slots.
 pub const MEMORY_BOUND: usize = 4;
-/// Index in [`COUNTERS`] of the fraction of cycles that wait for memory beyond the caches.
+/// Index in [`COUNTERS`] of the DRAM-bound fraction of cycles.
 pub const DRAM_BOUND: usize = 11;
 
 /// Returns the names and values of all measured counters. Counters that are NaN were not measured.
@@ -49,7 +49,7 @@ pub fn measured_counters(counters: &[f64; COUNTERS.len()]) -> impl Iterator<Item
     COUNTERS.into_iter().zip(counters.iter().copied()).filter(|(_, counter)| !counter.is_nan())
 }
 
-/// Workload with its core counters with local memory and its slowdown with pool memory.
+/// Workload: core counters measured with local memory, and slowdown with pool memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     /// Name of the program. Several workloads have the same name if they run the same program with
@@ -64,7 +64,7 @@ pub struct Workload {
 /// Parameters of the random forest. Leaves are small, and each split tries a quarter of the
 /// counters.
 const FOREST_PARAMS: ForestParams =
-    ForestParams { trees: 200, tree: TreeParams { leaves_max: 64, leaf_rows_min: 2, columns_tried: 0.25 } };
+    ForestParams { trees: 200, tree: TreeParams { leaves_max: 64, leaf_rows_min: 2, column_fraction: 0.25 } };
 
 /// Trains a forest that predicts the probability of a slowdown above `pdm`. The bootstrap draws
 /// programs, each with all its workloads.

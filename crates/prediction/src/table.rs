@@ -112,15 +112,15 @@ pub struct UnclosedQuote {
 /// row is invalid, or there are no or too many rows.
 pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<VmSample>, TableError> {
     let mut table = csv::Reader::from_reader(NewlineNormalizer::new(input));
-    let names = table.headers().map_err(csv_error)?.clone();
+    let names = table.headers().map_err(to_table_error)?.clone();
     let columns = layouts::Columns::find(layout, &names)?;
     let (mut rows, mut record) = (Vec::new(), StringRecord::new());
-    while table.read_record(&mut record).map_err(csv_error)? {
+    while table.read_record(&mut record).map_err(to_table_error)? {
         if rows.len() == TRACE_ROWS_MAX {
             return Err(TableError::TooManyRows);
         }
         check_quotes(&record)?;
-        rows.extend(columns.row(&record)?);
+        rows.extend(columns.to_sample(&record)?);
     }
     if rows.is_empty() { Err(TableError::Empty) } else { Ok(rows) }
 }
@@ -128,16 +128,16 @@ pub fn read(input: impl io::Read, layout: Layout) -> Result<Vec<VmSample>, Table
 /// Checks that no value contains a line break.
 pub(crate) fn check_quotes(record: &StringRecord) -> Result<(), UnclosedQuote> {
     let is_closed = !record.iter().any(|value| value.contains('\n'));
-    if is_closed { Ok(()) } else { Err(UnclosedQuote { line: line(record) }) }
+    if is_closed { Ok(()) } else { Err(UnclosedQuote { line: line_number(record) }) }
 }
 
 /// Returns the line number of a record, from 1.
-pub(crate) fn line(record: &StringRecord) -> u64 {
+pub(crate) fn line_number(record: &StringRecord) -> u64 {
     record.position().map_or(1, csv::Position::line)
 }
 
 /// Converts an error of the CSV reader.
-fn csv_error(error: csv::Error) -> TableError {
+fn to_table_error(error: csv::Error) -> TableError {
     let line = error.position().map_or(1, csv::Position::line);
     let reason = match error.kind() {
         csv::ErrorKind::Utf8 { .. } => "must be UTF-8".to_owned(),

@@ -23,21 +23,21 @@ const ZERO_THRESHOLD: f64 = 1e-35_f32 as f64;
 pub struct Node {
     /// Index of the tested feature in the row.
     pub feature: usize,
-    /// Condition on the feature value for the first child.
+    /// Condition on the feature value for the left child.
     pub test: SplitRule,
-    /// Whether a missing value (NaN) leads to the first child.
+    /// Whether a missing value (NaN) leads to the left child.
     pub missing_first: bool,
     /// Whether 0 counts as a missing value.
     pub zero_is_missing: bool,
-    /// First and second child.
+    /// Left and right child.
     pub children: [Child; 2],
 }
 
-/// Condition on a feature value under which a node leads to its first child.
+/// Condition on a feature value under which a node leads to its left child.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SplitRule {
-    /// The value is at most this limit.
+    /// The value is at most this split threshold.
     AtMost(f64),
     /// The value, truncated to an integer, is in the set with this index in [`Tree::sets`].
     OneOf(usize),
@@ -97,8 +97,8 @@ pub enum InvalidTree {
     /// The ensemble has no output.
     #[error("the ensemble has no output: must have at least one")]
     NoOutput,
-    /// A start value, a limit or a leaf value is not finite.
-    #[error("a start value, limit or leaf value is NaN or infinite: must be finite")]
+    /// A start value, a split threshold or a leaf value is not finite.
+    #[error("a start value, split threshold or leaf value is NaN or infinite: must be finite")]
     NotFinite,
 }
 
@@ -115,8 +115,8 @@ pub struct Ensemble {
     roots: Vec<PackedRoot>,
     /// Inner nodes and leaves of all trees.
     nodes: Vec<PackedNode>,
-    /// Leaf index of each entry of `nodes`; 0 for inner nodes. The values of a leaf in `leaves`
-    /// start at its index multiplied by the number of outputs.
+    /// Leaf index of each entry of `nodes`; 0 for inner nodes. The values of leaf `i` start in
+    /// `leaves` at `i` multiplied by the number of outputs.
     leaf: Vec<u32>,
     /// Leaf values of all trees.
     leaves: Vec<f64>,
@@ -138,11 +138,11 @@ struct PackedRoot {
 /// Inner node or leaf in the evaluation layout. It is small, so that many fit into the CPU cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct PackedNode {
-    /// Limit of a numeric node, or set index of a categorical node.
+    /// Split threshold of a numeric node, or set index of a categorical node.
     at_most: f64,
-    /// Index of the first child. The second child follows the first. The first child of a leaf is
+    /// Index of the left child. The second child follows the first. The first child of a leaf is
     /// the leaf itself, so that further steps do not leave it.
-    first_child: u32,
+    left_child: u32,
     feature: u16,
     missing_first: bool,
     kind: NodeKind,
@@ -196,7 +196,7 @@ impl Ensemble {
         let packed = PackedTree::new(self, tree)?;
         self.is_numeric &=
             packed.nodes.iter().all(|packed| matches!(packed.kind, NodeKind::Leaf | NodeKind::AtMost));
-        self.roots.push(PackedRoot { packed: index(self.nodes.len())?, depth: packed.depth });
+        self.roots.push(PackedRoot { packed: to_u32_index(self.nodes.len())?, depth: packed.depth });
         self.nodes.extend(packed.nodes);
         self.leaf.extend(packed.leaf);
         self.leaves.extend_from_slice(&tree.leaves);
@@ -207,13 +207,17 @@ impl Ensemble {
     /// Predicts the outputs for a row and writes them to `outputs`.
     ///
     /// # Panics
-    /// Panics if the length of `row` is not the number of features, or that of `outputs` is not the
-    /// number of outputs.
+    /// Panics if the length of `row` differs from the number of features, or the length of
+    /// `outputs` from the number of outputs.
     pub fn predict(&self, row: &[f64], outputs: &mut [f64]) {
         assert_eq!(row.len(), self.features, "the row must have as many values as the ensemble has features");
         outputs.copy_from_slice(&self.start);
         for roots in self.roots.chunks(INTERLEAVED_TREES) {
-            let at = if self.is_numeric { self.walk_interleaved(roots, row) } else { self.walk(roots, row) };
+            let at = if self.is_numeric {
+                self.find_leaves_interleaved(roots, row)
+            } else {
+                self.find_leaves(roots, row)
+            };
             for packed in &at[..roots.len()] {
                 let leaf = self.leaf[*packed as usize] as usize * outputs.len();
                 let leaf_values = &self.leaves[leaf..leaf + outputs.len()];
@@ -234,23 +238,23 @@ impl Ensemble {
     }
 
     /// Returns the packed index of the leaf that a row reaches in each tree. All nodes must be
-    /// numeric. The number of steps is that of the deepest tree, so that the loop has no branches.
-    fn walk_interleaved(&self, roots: &[PackedRoot], row: &[f64]) -> [u32; INTERLEAVED_TREES] {
+    /// numeric. All trees take as many steps as the deepest tree, so that the loop has no branches.
+    fn find_leaves_interleaved(&self, roots: &[PackedRoot], row: &[f64]) -> [u32; INTERLEAVED_TREES] {
         let mut at = [roots[0].packed; INTERLEAVED_TREES];
         at.iter_mut().zip(roots).for_each(|(at, root)| *at = root.packed);
         for _ in 0..roots.iter().map(|root| root.depth).max().unwrap_or(0) {
             for at in &mut at {
                 let packed = &self.nodes[*at as usize];
                 let number = row[usize::from(packed.feature)];
-                let is_first = (number <= packed.at_most) | (number.is_nan() & packed.missing_first);
-                *at = packed.first_child + u32::from(!is_first);
+                let is_left = (number <= packed.at_most) | (number.is_nan() & packed.missing_first);
+                *at = packed.left_child + u32::from(!is_left);
             }
         }
         at
     }
 
     /// Returns the packed index of the leaf that a row reaches in each tree.
-    fn walk(&self, roots: &[PackedRoot], row: &[f64]) -> [u32; INTERLEAVED_TREES] {
+    fn find_leaves(&self, roots: &[PackedRoot], row: &[f64]) -> [u32; INTERLEAVED_TREES] {
         let mut at = [0; INTERLEAVED_TREES];
         for (at, root) in at.iter_mut().zip(roots) {
             *at = root.packed;
@@ -259,15 +263,14 @@ impl Ensemble {
                 if packed.kind == NodeKind::Leaf {
                     break;
                 }
-                *at =
-                    packed.first_child + u32::from(!self.is_first(packed, row[usize::from(packed.feature)]));
+                *at = packed.left_child + u32::from(!self.is_left(packed, row[usize::from(packed.feature)]));
             }
         }
         at
     }
 
-    /// Returns whether a feature value leads to the first child of a node.
-    fn is_first(&self, packed: &PackedNode, number: f64) -> bool {
+    /// Returns whether a feature value leads to the left child of a node.
+    fn is_left(&self, packed: &PackedNode, number: f64) -> bool {
         match packed.kind {
             _ if number.is_nan() => packed.missing_first,
             NodeKind::AtMostZeroMissing if number.abs() <= ZERO_THRESHOLD => packed.missing_first,
@@ -314,18 +317,20 @@ impl PackedTree {
         let mut next = 1;
         while let Some((child, depth)) = pending.pop_front() {
             packed.depth = depth;
-            let here = index(ensemble.nodes.len() + packed.nodes.len())?;
+            let here = to_u32_index(ensemble.nodes.len() + packed.nodes.len())?;
             match child {
                 Child::Leaf(leaf) => {
-                    packed.nodes.push(PackedNode::leaf(here));
-                    packed.leaf.push(index(ensemble.leaves.len() / outputs + leaf)?);
+                    packed.nodes.push(PackedNode::new_leaf(here));
+                    packed.leaf.push(to_u32_index(ensemble.leaves.len() / outputs + leaf)?);
                 }
                 Child::Node(at) => {
                     let node = tree.checked_node(at, ensemble.features, leaves)?;
                     if std::mem::replace(&mut is_placed[at], true) {
                         return Err(InvalidTree::MultipleParents(at));
                     }
-                    packed.nodes.push(node.packed(index(ensemble.nodes.len() + next)?, ensemble.sets.len())?);
+                    packed.nodes.push(
+                        node.to_packed(to_u32_index(ensemble.nodes.len() + next)?, ensemble.sets.len())?,
+                    );
                     packed.leaf.push(0);
                     next += 2;
                     pending.extend(node.children.map(|child| (child, depth + 1)));
@@ -360,23 +365,23 @@ impl Tree {
 
 impl Node {
     /// Converts the node to the evaluation layout. `sets` is the number of sets of earlier trees.
-    fn packed(&self, first_child: u32, sets: usize) -> Result<PackedNode, InvalidTree> {
+    fn to_packed(&self, left_child: u32, sets: usize) -> Result<PackedNode, InvalidTree> {
         let (at_most, kind) = match self.test {
             SplitRule::AtMost(at_most) if self.zero_is_missing => (at_most, NodeKind::AtMostZeroMissing),
             SplitRule::AtMost(at_most) => (at_most, NodeKind::AtMost),
-            SplitRule::OneOf(set) => (f64::from(index(sets + set)?), NodeKind::OneOf),
+            SplitRule::OneOf(set) => (f64::from(to_u32_index(sets + set)?), NodeKind::OneOf),
         };
         let feature = u16::try_from(self.feature).map_err(|_| InvalidTree::TooLarge)?;
-        Ok(PackedNode { at_most, first_child, feature, missing_first: self.missing_first, kind })
+        Ok(PackedNode { at_most, left_child, feature, missing_first: self.missing_first, kind })
     }
 }
 
 impl PackedNode {
     /// Creates a leaf at the packed index `index`. Every feature value leads to the leaf itself.
-    fn leaf(index: u32) -> Self {
+    fn new_leaf(index: u32) -> Self {
         Self {
             at_most: f64::INFINITY,
-            first_child: index,
+            left_child: index,
             feature: 0,
             missing_first: true,
             kind: NodeKind::Leaf,
@@ -385,7 +390,7 @@ impl PackedNode {
 }
 
 /// Converts an index to 32 bits.
-fn index(n: usize) -> Result<u32, InvalidTree> {
+fn to_u32_index(n: usize) -> Result<u32, InvalidTree> {
     u32::try_from(n).map_err(|_| InvalidTree::TooLarge)
 }
 

@@ -8,14 +8,14 @@ pub(crate) enum Scale {
     /// Linear scale of numbers.
     Number,
     /// Logarithmic scale of positive numbers, labelled with powers of ten.
-    Powers,
+    Logarithmic,
     /// Scale of names. The value of a name is its index.
     Names(Vec<String>),
 }
 
 /// Range of an axis, as positions.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct AxisRange {
     pub from: f64,
     pub to: f64,
 }
@@ -29,65 +29,68 @@ const VERTICAL_NAME_PX: u32 = 142;
 
 impl Scale {
     /// Converts a value to its position on the axis.
-    pub(super) fn place(&self, value: f64) -> f64 {
+    pub(super) fn position(&self, value: f64) -> f64 {
         match self {
             Self::Percent => 100.0 * value,
-            Self::Powers => value.log10(),
+            Self::Logarithmic => value.log10(),
             Self::Number | Self::Names(_) => value,
         }
     }
 
     /// Returns the range of an axis that contains all values.
-    pub(super) fn span(&self, values: impl Iterator<Item = f64>) -> Span {
-        let places = values.map(|value| self.place(value));
-        let (low, high) = places
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), place| (low.min(place), high.max(place)));
+    pub(super) fn axis_range(&self, values: impl Iterator<Item = f64>) -> AxisRange {
+        let positions = values.map(|value| self.position(value));
+        let (low, high) = positions.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), position| {
+            (low.min(position), high.max(position))
+        });
         match self {
-            Self::Names(names) => Span { from: -0.5, to: names.len() as f64 - 0.5 },
-            Self::Powers => {
+            Self::Names(names) => AxisRange { from: -0.5, to: names.len() as f64 - 0.5 },
+            Self::Logarithmic => {
                 let from = if low.is_finite() { low.floor() } else { 0.0 };
-                Span { from, to: high.ceil().max(from + 1.0) }
+                AxisRange { from, to: high.ceil().max(from + 1.0) }
             }
             Self::Percent | Self::Number => {
-                let from = if low < 0.0 { -round_up(-low) } else { 0.0 };
-                let to = if high <= 0.0 && from < 0.0 { 0.0 } else { round_up(high) };
-                Span { from, to }
+                let from = if low < 0.0 { -round_up_to_label(-low) } else { 0.0 };
+                let to = if high <= 0.0 && from < 0.0 { 0.0 } else { round_up_to_label(high) };
+                AxisRange { from, to }
             }
         }
     }
 
     /// Returns the label at a position; empty if the position has no label.
-    pub(super) fn label(&self, place: f64) -> String {
+    pub(super) fn label(&self, position: f64) -> String {
         match self {
-            Self::Percent | Self::Number => format!("{}", (place * 100.0).round() / 100.0),
-            Self::Powers if (place - place.round()).abs() < 1e-6 => power(place.round()),
-            Self::Powers | Self::Names(_) => String::new(),
+            Self::Percent | Self::Number => format!("{}", (position * 100.0).round() / 100.0),
+            Self::Logarithmic if (position - position.round()).abs() < 1e-6 => {
+                format_power_of_ten(position.round())
+            }
+            Self::Logarithmic | Self::Names(_) => String::new(),
         }
     }
 
     /// Returns the maximum number of labels of an axis with this range.
-    pub(super) fn labels(&self, span: Span) -> usize {
+    pub(super) fn labels_max(&self, span: AxisRange) -> usize {
         match self {
             Self::Percent | Self::Number => LABELS_MAX,
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "powers of ten")]
-            Self::Powers => (span.to - span.from) as usize + 1,
+            Self::Logarithmic => (span.to - span.from) as usize + 1,
             Self::Names(_) => 0,
         }
     }
 
     /// Returns the space that labels need in addition to the space for numbers, in pixels.
     pub(super) fn extra_label_px(&self) -> u32 {
-        if self.names_are_vertical() { VERTICAL_NAME_PX } else { 0 }
+        if self.are_names_vertical() { VERTICAL_NAME_PX } else { 0 }
     }
 
     /// Returns whether the names are written vertically, because they do not fit side by side.
-    pub(super) fn names_are_vertical(&self) -> bool {
+    pub(super) fn are_names_vertical(&self) -> bool {
         matches!(self, Self::Names(names) if names.len() > HORIZONTAL_NAMES_MAX)
     }
 }
 
 /// Formats a power of ten as a decimal number, such as 0.01 for the exponent -2.
-fn power(exponent: f64) -> String {
+fn format_power_of_ten(exponent: f64) -> String {
     let digits = exponent.abs();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "digits of a number")]
     let digits = digits as usize;
@@ -100,7 +103,7 @@ fn power(exponent: f64) -> String {
 
 /// Rounds a value up to a multiple of 1, 2 or 5 times a power of ten, so that an axis ends with a
 /// label.
-fn round_up(value: f64) -> f64 {
+fn round_up_to_label(value: f64) -> f64 {
     let value = value.max(0.1);
     let magnitude = 10_f64.powf(value.log10().floor() - 1.0);
     let steps = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0].map(|step| step * magnitude);
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
 
     fn ends(scale: &Scale, values: &[f64]) -> (f64, f64) {
-        let span = scale.span(values.iter().copied());
+        let span = scale.axis_range(values.iter().copied());
         (span.from, span.to)
     }
 
@@ -128,18 +131,18 @@ mod tests {
 
     #[test]
     fn logarithmic_axis_has_labels_only_at_powers_of_ten() {
-        let span = Scale::Powers.span([0.3, 1536.0].into_iter());
-        assert_eq!((span.from, span.to, Scale::Powers.labels(span)), (-1.0, 4.0, 6));
-        let labels = [-2.0, -1.0, 0.0, 0.5, 4.0].map(|place| Scale::Powers.label(place));
+        let span = Scale::Logarithmic.axis_range([0.3, 1536.0].into_iter());
+        assert_eq!((span.from, span.to, Scale::Logarithmic.labels_max(span)), (-1.0, 4.0, 6));
+        let labels = [-2.0, -1.0, 0.0, 0.5, 4.0].map(|position| Scale::Logarithmic.label(position));
         assert_eq!(labels, ["0.01", "0.1", "1", "", "10000"]);
-        assert_eq!(ends(&Scale::Powers, &[]), (0.0, 1.0));
+        assert_eq!(ends(&Scale::Logarithmic, &[]), (0.0, 1.0));
     }
 
     #[test]
-    fn axis_of_names_is_vertical_above_four_names() {
+    fn names_are_vertical_above_four_names() {
         let names = |count: usize| Scale::Names(vec!["a".to_owned(); count]);
         assert_eq!(ends(&names(3), &[7.0]), (-0.5, 2.5));
-        assert!(!names(4).names_are_vertical() && names(5).names_are_vertical());
+        assert!(!names(4).are_names_vertical() && names(5).are_names_vertical());
         assert_eq!((names(4).extra_label_px(), Scale::Percent.extra_label_px()), (0, 0));
     }
 }

@@ -16,10 +16,10 @@ use units::{
     },
 };
 
-use super::{Rack, journal::Action};
+use super::{ReplayState, journal::Action};
 
 /// Client name that a replay sends in its reservations.
-const CLIENT: &str = "replay";
+const CLIENT_NAME: &str = "replay";
 
 /// Performs a call, and retries it with increasing delays while the manager is unavailable, for at
 /// most [`REPLAY_UNAVAILABLE_MAX`].
@@ -56,11 +56,11 @@ pub(super) fn is_rejection(failure: &Failure) -> bool {
     )
 }
 
-fn by_id(reservation: &v1::Reservation) -> Option<v1::ReservationRef> {
+fn to_reservation_ref(reservation: &v1::Reservation) -> Option<v1::ReservationRef> {
     Some(v1::ReservationRef { reservation: reservation.reservation.clone(), vm: String::new() })
 }
 
-impl Rack {
+impl ReplayState {
     /// Reserves memory for a VM on a host. The duration of the successful call is recorded for
     /// `reserve_ms` in the report.
     pub(super) async fn reserve(
@@ -76,7 +76,7 @@ impl Rack {
             pool_bytes: Bytes::slices(placement.slices).get(),
             local_bytes: placement.local.get(),
             cores: placement.cores,
-            client: CLIENT.to_owned(),
+            client: CLIENT_NAME.to_owned(),
             // Stand-in processes run as the user of this process, and must be allowed to attach.
             uid: Some(rustix::process::geteuid().as_raw()),
             ..Default::default()
@@ -88,41 +88,41 @@ impl Rack {
         };
         let (reservation, duration) = retry_while_unavailable(call).await?;
         self.tally().record_reserve(duration);
-        self.journal().reserved(&reservation)?;
+        self.journal().record_reservation(&reservation)?;
         Ok(reservation)
     }
 
     /// Waits until all slices of a reservation are online.
     pub(super) async fn wait_ready(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
         let timeout_ms = REPLAY_READY_TIMEOUT.as_ms();
-        let request = v1::WaitReadyRequest { target: by_id(reservation), timeout_ms };
+        let request = v1::WaitReadyRequest { target: to_reservation_ref(reservation), timeout_ms };
         let span = REPLAY_READY_TIMEOUT.after(RESPONSE_TIMEOUT_SLACK).as_duration();
         let call = || async {
             self.manager.call_within(span, self.manager.scheduler().wait_ready(request.clone())).await
         };
         let ready = retry_while_unavailable(call).await?;
-        self.journal().confirmed(Action::Ready, &ready)
+        self.journal().record_confirmation(Action::Ready, &ready)
     }
 
     /// Commits the reservation of a VM.
     pub(super) async fn commit(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
-        let request = v1::CommitRequest { target: by_id(reservation) };
+        let request = v1::CommitRequest { target: to_reservation_ref(reservation) };
         let call = || async { self.manager.call(self.manager.scheduler().commit(request.clone())).await };
         let committed = retry_while_unavailable(call).await?;
-        self.journal().confirmed(Action::Commit, &committed)
+        self.journal().record_confirmation(Action::Commit, &committed)
     }
 
     /// Releases the reservation of a VM. A reservation that the manager does not find counts as
     /// released.
     pub(super) async fn release(&self, reservation: &v1::Reservation) -> Result<(), Failure> {
-        self.journal().releasing(reservation);
-        let request = v1::ReleaseRequest { target: by_id(reservation), ..Default::default() };
+        self.journal().record_release_request(reservation);
+        let request = v1::ReleaseRequest { target: to_reservation_ref(reservation), ..Default::default() };
         let call = || async { self.manager.call(self.manager.scheduler().release(request.clone())).await };
         match retry_while_unavailable(call).await {
             Err(Failure::Rejected(status)) if status.code() == Code::NotFound => {
-                self.journal().released(reservation)
+                self.journal().record_release(reservation)
             }
-            reply => self.journal().released(&reply?),
+            reply => self.journal().record_release(&reply?),
         }
     }
 }

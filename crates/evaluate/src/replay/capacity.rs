@@ -16,7 +16,7 @@ pub(super) struct FreeCapacity {
     snapshot: Capacity,
     /// Free cores and local memory of each host before the VMs of this replay are subtracted.
     total: BTreeMap<Name, (u32, Bytes)>,
-    now: Capacity,
+    current: Capacity,
     placements: BTreeMap<u64, PlacementState>,
     next: u64,
 }
@@ -47,8 +47,8 @@ pub(super) struct PlacedVm {
 
 impl FreeCapacity {
     /// Returns the current free capacity.
-    pub(super) fn now(&self) -> &Capacity {
-        &self.now
+    pub(super) fn current(&self) -> &Capacity {
+        &self.current
     }
 
     /// Applies a newer snapshot of the manager.
@@ -84,21 +84,21 @@ impl FreeCapacity {
     }
 
     fn recompute(&mut self) {
-        self.now = self.snapshot.clone();
-        for (host, host_capacity) in &mut self.now.hosts {
+        self.current = self.snapshot.clone();
+        for (host, host_capacity) in &mut self.current.hosts {
             (host_capacity.cores, host_capacity.local) = self.total.get(host).copied().unwrap_or_default();
         }
         for PlacementState { placement, slices } in self.placements.values() {
             let missing = if *slices == SnapshotState::Contained { 0 } else { placement.slices };
-            self.now.take(&Placement { slices: missing, ..placement.clone() });
+            self.current.take(&Placement { slices: missing, ..placement.clone() });
         }
     }
 
     /// Selects the best placement for a VM and subtracts it from the free capacity. Returns `None`
     /// if the VM does not fit on any host outside `excluded`.
     pub(super) fn place(&mut self, shape: VmShape, excluded: &BTreeSet<Name>) -> Option<PlacedVm> {
-        let placement = packing::place(shape, &self.now, excluded)?;
-        self.now.take(&placement);
+        let placement = packing::place(shape, &self.current, excluded)?;
+        self.current.take(&placement);
         let number = self.next;
         self.next += 1;
         self.placements
@@ -107,21 +107,21 @@ impl FreeCapacity {
     }
 
     /// Records that the manager accepted a placement.
-    pub(super) fn accepted(&mut self, vm: &PlacedVm) {
+    pub(super) fn record_accepted(&mut self, vm: &PlacedVm) {
         if let Some(placement) = self.placements.get_mut(&vm.number) {
             placement.slices = SnapshotState::InNext;
         }
     }
 
     /// Frees the capacity of a placement whose VM ended or was rejected.
-    pub(super) fn removed(&mut self, vm: &PlacedVm) {
+    pub(super) fn remove_placement(&mut self, vm: &PlacedVm) {
         self.placements.remove(&vm.number);
         self.recompute();
     }
 
     /// Returns whether a VM would fit if the draining slices, counted per EMC, were free.
     pub(super) fn would_fit(&self, shape: VmShape, draining: &BTreeMap<Name, u32>) -> bool {
-        let mut later = self.now.clone();
+        let mut later = self.current.clone();
         for (emc, slices) in draining {
             *later.slices.entry(emc.clone()).or_default() += slices;
         }
@@ -194,35 +194,35 @@ mod tests {
             // one that omits the VM can arrive after this reply. The number of free cores must be
             // correct in both cases.
             free.apply(snapshot(if contained_in == 0 { 2 } else { 4 }));
-            assert_eq!(free.now().hosts["a"].cores, 2);
-            free.accepted(&place);
+            assert_eq!(free.current().hosts["a"].cores, 2);
+            free.record_accepted(&place);
             free.apply(snapshot(if contained_in == 1 { 2 } else { 4 }));
-            assert_eq!(free.now().hosts["a"].cores, 2);
-            free.removed(&place);
-            assert_eq!(free.now().hosts["a"].cores, 4, "a released VM frees its cores at once");
+            assert_eq!(free.current().hosts["a"].cores, 2);
+            free.remove_placement(&place);
+            assert_eq!(free.current().hosts["a"].cores, 4, "a released VM frees its cores at once");
         }
     }
 
     #[test]
-    fn exact_snapshot_shows_use_by_others() {
+    fn exact_snapshot_includes_capacity_used_by_other_clients() {
         let mut free = free(8);
         let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
-        free.accepted(&place);
+        free.record_accepted(&place);
         free.apply_exact(snapshot(3));
-        assert_eq!(free.now().hosts["a"].cores, 3);
-        free.removed(&place);
-        assert_eq!(free.now().hosts["a"].cores, 5);
+        assert_eq!(free.current().hosts["a"].cores, 3);
+        free.remove_placement(&place);
+        assert_eq!(free.current().hosts["a"].cores, 5);
     }
 
     #[test]
     fn slices_stay_reserved_until_snapshot_after_reply() {
         let mut free = free(8);
         let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
-        let slices = |free: &FreeCapacity| free.now().slices["e"];
+        let slices = |free: &FreeCapacity| free.current().slices["e"];
         assert_eq!(slices(&free), 3);
         free.apply(snapshot(8));
         assert_eq!(slices(&free), 3);
-        free.accepted(&place);
+        free.record_accepted(&place);
         free.apply(snapshot(8));
         assert_eq!(slices(&free), 4, "the snapshot already excludes the slices of the VM");
     }
@@ -231,12 +231,12 @@ mod tests {
     fn capacity_of_rejected_placement_is_free_at_once() {
         let mut free = free(2);
         let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
-        free.removed(&place);
-        assert_eq!(*free.now(), snapshot(2));
+        free.remove_placement(&place);
+        assert_eq!(*free.current(), snapshot(2));
     }
 
     #[test]
-    fn draining_slices_help_only_if_nothing_else_is_short() {
+    fn draining_slices_help_only_if_other_capacity_suffices() {
         let free = free(4);
         let draining = BTreeMap::from([(Name::new("e").unwrap(), 4)]);
         let shape = |cores, gib| VmShape { cores, memory: Bytes::gib(gib) };

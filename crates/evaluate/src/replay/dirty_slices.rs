@@ -13,7 +13,7 @@ use super::calls::retry_while_unavailable;
 const DIRTY_REASON: &str = "was not zeroed when its host received it";
 
 /// Returns the slices that are quarantined because they were not zeroed.
-pub(super) async fn quarantined(manager: &Connection) -> Result<BTreeSet<u32>, Failure> {
+pub(super) async fn find_quarantined(manager: &Connection) -> Result<BTreeSet<u32>, Failure> {
     let slices = retry_while_unavailable(|| lists::slices(manager, 0, u32::MAX)).await?;
     Ok(slices.into_iter().filter(is_dirty).map(|slice| slice.slice).collect())
 }

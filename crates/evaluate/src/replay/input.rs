@@ -72,7 +72,7 @@ fn print_skipped(trace: &Trace) -> Result<(), Failure> {
 /// Returns the options of the connection. Without --endpoint, the endpoint is read from rack.toml.
 pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, Failure> {
     let listen = match rack {
-        Some(path) if global.endpoint.is_none() => Some(listen(path)?),
+        Some(path) if global.endpoint.is_none() => Some(read_listen_endpoint(path)?),
         _ => None,
     };
     Ok(Global { endpoint: global.endpoint.clone().or(listen), ..global.clone() })
@@ -80,7 +80,7 @@ pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, F
 
 /// Reads the manager's address from rack.toml and returns it as an endpoint. Other keys are not
 /// checked, because the manager checks them.
-fn listen(path: &Path) -> Result<String, Failure> {
+fn read_listen_endpoint(path: &Path) -> Result<String, Failure> {
     let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
     let invalid = |problem: String| failed(io::Error::new(io::ErrorKind::InvalidData, problem));
     let text = fs::read_to_string(path).map_err(failed)?;
@@ -107,7 +107,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rack.toml");
         fs::write(&path, text).unwrap();
-        let uri = listen(&path).map_err(|failure| std::error::Error::source(&failure).unwrap().to_string());
+        let uri = read_listen_endpoint(&path)
+            .map_err(|failure| std::error::Error::source(&failure).unwrap().to_string());
         uri.map(|uri| uri.replace(folder.path().to_str().unwrap(), "FOLDER"))
     }
 

@@ -29,16 +29,16 @@ pub(super) struct HeldReservation {
     pub(super) host: String,
     pub(super) slices: Vec<u32>,
     /// Whether all slices of the reservation were reported online.
-    pub(super) ready: bool,
+    pub(super) is_ready: bool,
     /// Whether the commit was acknowledged.
-    pub(super) committed: bool,
+    pub(super) is_committed: bool,
     /// Whether the release was requested. The reservation may then be absent from the ledger.
-    pub(super) releasing: bool,
+    pub(super) is_releasing: bool,
 }
 
 /// Reservations and releases that the manager acknowledged, by reservation ID.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Acknowledged {
+pub(super) struct AcknowledgedState {
     pub(super) held: BTreeMap<String, HeldReservation>,
     pub(super) released: BTreeSet<String>,
 }
@@ -46,7 +46,7 @@ pub(super) struct Acknowledged {
 /// Statistics about the owners of slices.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SliceMovement {
-    /// Number of times that a slice was reserved on another host than before.
+    /// Number of reservations of a slice on a different host than its previous reservation.
     pub(super) moved: u64,
     /// Largest number of slices that were reserved at the same time.
     pub(super) peak: u64,
@@ -56,16 +56,16 @@ pub(super) struct SliceMovement {
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     log: Option<(PathBuf, File)>,
-    acknowledged: Acknowledged,
+    acknowledged: AcknowledgedState,
     movement: SliceMovement,
     last_host: BTreeMap<u32, String>,
     /// Reservation that owns each slice. After a fence, a slice may have a new reservation before
     /// the old reservation is released.
-    in_use: BTreeMap<u32, String>,
+    owner_by_slice: BTreeMap<u32, String>,
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct LogLine<'a> {
     action: Action,
     request_id: &'a str,
     reservation: &'a str,
@@ -84,7 +84,7 @@ impl Journal {
         Ok(Self { log: log.map(open).transpose()?, ..Self::default() })
     }
 
-    pub(super) fn acknowledged(&self) -> Acknowledged {
+    pub(super) fn acknowledged(&self) -> AcknowledgedState {
         self.acknowledged.clone()
     }
 
@@ -93,47 +93,51 @@ impl Journal {
     }
 
     /// Records an acknowledged reservation.
-    pub(super) fn reserved(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
+    pub(super) fn record_reservation(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
         for slice in &reservation.slices {
             let previous = self.last_host.insert(*slice, reservation.host.clone());
             self.movement.moved += u64::from(previous.is_some_and(|host| host != reservation.host));
-            self.in_use.insert(*slice, reservation.reservation.clone());
+            self.owner_by_slice.insert(*slice, reservation.reservation.clone());
         }
-        self.movement.peak = self.movement.peak.max(self.in_use.len() as u64);
+        self.movement.peak = self.movement.peak.max(self.owner_by_slice.len() as u64);
         let held = HeldReservation {
             vm: reservation.vm.clone(),
             host: reservation.host.clone(),
             slices: reservation.slices.clone(),
-            ready: false,
-            committed: false,
-            releasing: false,
+            is_ready: false,
+            is_committed: false,
+            is_releasing: false,
         };
         self.acknowledged.held.insert(reservation.reservation.clone(), held);
         self.write(Action::Reserve, reservation)
     }
 
     /// Records that a reservation is ready or committed.
-    pub(super) fn confirmed(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
+    pub(super) fn record_confirmation(
+        &mut self,
+        action: Action,
+        reservation: &v1::Reservation,
+    ) -> Result<(), Failure> {
         if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
-            held.ready |= action == Action::Ready;
-            held.committed |= action == Action::Commit;
+            held.is_ready |= action == Action::Ready;
+            held.is_committed |= action == Action::Commit;
         }
         self.write(action, reservation)
     }
 
     /// Records that a release is about to be requested.
-    pub(super) fn releasing(&mut self, reservation: &v1::Reservation) {
+    pub(super) fn record_release_request(&mut self, reservation: &v1::Reservation) {
         if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
-            held.releasing = true;
+            held.is_releasing = true;
         }
     }
 
     /// Records an acknowledged release.
-    pub(super) fn released(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
+    pub(super) fn record_release(&mut self, reservation: &v1::Reservation) -> Result<(), Failure> {
         if let Some(held) = self.acknowledged.held.remove(&reservation.reservation) {
             for slice in &held.slices {
-                if self.in_use.get(slice) == Some(&reservation.reservation) {
-                    self.in_use.remove(slice);
+                if self.owner_by_slice.get(slice) == Some(&reservation.reservation) {
+                    self.owner_by_slice.remove(slice);
                 }
             }
             self.acknowledged.released.insert(reservation.reservation.clone());
@@ -144,7 +148,7 @@ impl Journal {
     fn write(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
         let Some((path, file)) = &mut self.log else { return Ok(()) };
         let v1::Reservation { request_id, reservation, vm, host, slices, .. } = reservation;
-        let line = Line { action, request_id, reservation, vm, host, slices };
+        let line = LogLine { action, request_id, reservation, vm, host, slices };
         let mut text = serde_json::to_vec(&line).expect("texts and numbers serialize to JSON");
         text.push(b'\n');
         file.write_all(&text).map_err(|errno| Failure::File { operation: "write", path: path.clone(), errno })
@@ -170,22 +174,26 @@ mod tests {
         let mut journal = Journal::default();
         for (id, host) in [("r-1", "a"), ("r-2", "a"), ("r-3", "b"), ("r-4", "a")] {
             let r = reservation(id, host, &[7, 8]);
-            journal.reserved(&r).unwrap();
-            journal.released(&r).unwrap();
+            journal.record_reservation(&r).unwrap();
+            journal.record_release(&r).unwrap();
         }
         assert_eq!(journal.slice_movement().moved, 4);
-        assert_eq!((journal.in_use.len(), journal.slice_movement().peak), (0, 2));
+        assert_eq!((journal.owner_by_slice.len(), journal.slice_movement().peak), (0, 2));
     }
 
     #[test]
     fn slice_of_fenced_vm_counts_as_in_use_once() {
         let mut journal = Journal::default();
         let (fenced, next) = (reservation("r-1", "a", &[7]), reservation("r-2", "b", &[7]));
-        journal.reserved(&fenced).unwrap();
-        journal.reserved(&next).unwrap();
+        journal.record_reservation(&fenced).unwrap();
+        journal.record_reservation(&next).unwrap();
         assert_eq!(journal.slice_movement().peak, 1);
-        journal.released(&fenced).unwrap();
-        assert_eq!(journal.in_use.len(), 1, "releasing the fenced VM does not free the slice of the next VM");
+        journal.record_release(&fenced).unwrap();
+        assert_eq!(
+            journal.owner_by_slice.len(),
+            1,
+            "releasing the fenced VM does not free the slice of the next VM"
+        );
     }
 
     #[test]
@@ -194,9 +202,9 @@ mod tests {
         let path = folder.path().join("log");
         let mut journal = Journal::open(Some(&path)).unwrap();
         let r = reservation("r-1", "a", &[3]);
-        journal.reserved(&r).unwrap();
-        journal.confirmed(Action::Commit, &r).unwrap();
-        journal.released(&r).unwrap();
+        journal.record_reservation(&r).unwrap();
+        journal.record_confirmation(Action::Commit, &r).unwrap();
+        journal.record_release(&r).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -12,9 +12,9 @@ use proto::v1::{self, ReservationState, SliceState};
 use units::limits::{REPLAY_CHECK_INTERVAL, REPLAY_COMPARISONS};
 
 use super::{
-    Rack,
+    ReplayState,
     calls::retry_while_unavailable,
-    journal::{Acknowledged, HeldReservation},
+    journal::{AcknowledgedState, HeldReservation},
 };
 
 /// Reasons of the manager for ending a reservation without a release. The ledger contained a
@@ -28,9 +28,9 @@ struct LedgerContents {
     slices: BTreeMap<u32, v1::Slice>,
 }
 
-/// Returns the reservations for which the ledger contradicts the manager's replies. The ledger is
-/// read in parts while it changes, so a difference counts only if repeated comparisons confirm it.
-pub(super) async fn find(rack: Arc<Rack>) -> Result<BTreeSet<String>, Failure> {
+/// Returns the acknowledged reservations that the ledger contradicts. The ledger is read in parts
+/// while it changes, so a difference counts only if repeated comparisons confirm it.
+pub(super) async fn find(rack: Arc<ReplayState>) -> Result<BTreeSet<String>, Failure> {
     let before = rack.journal().acknowledged();
     let ledger = LedgerContents::read(&rack).await?;
     let mut lost = find_missing(&before, &rack.journal().acknowledged(), &ledger);
@@ -41,13 +41,13 @@ pub(super) async fn find(rack: Arc<Rack>) -> Result<BTreeSet<String>, Failure> {
         tokio::time::sleep(REPLAY_CHECK_INTERVAL.as_duration()).await;
         let now = rack.journal().acknowledged();
         let ledger = LedgerContents::read(&rack).await?;
-        lost.retain(|reservation| !is_explained(reservation, &now, &ledger));
+        lost.retain(|reservation| !is_present_or_ended(reservation, &now, &ledger));
     }
     Ok(lost)
 }
 
 impl LedgerContents {
-    async fn read(rack: &Rack) -> Result<Self, Failure> {
+    async fn read(rack: &ReplayState) -> Result<Self, Failure> {
         let reservations = retry_while_unavailable(|| lists::reservations(&rack.manager, true)).await?;
         let slices = retry_while_unavailable(|| lists::slices(&rack.manager, 0, u32::MAX)).await?;
         Ok(Self {
@@ -57,11 +57,14 @@ impl LedgerContents {
     }
 }
 
-fn find_missing(before: &Acknowledged, after: &Acknowledged, ledger: &LedgerContents) -> BTreeSet<String> {
-    let throughout = before
-        .held
-        .iter()
-        .filter(|(id, held)| !held.releasing && after.held.get(*id).is_some_and(|later| !later.releasing));
+fn find_missing(
+    before: &AcknowledgedState,
+    after: &AcknowledgedState,
+    ledger: &LedgerContents,
+) -> BTreeSet<String> {
+    let throughout = before.held.iter().filter(|(id, held)| {
+        !held.is_releasing && after.held.get(*id).is_some_and(|later| !later.is_releasing)
+    });
     let lost =
         throughout.filter(|(id, held)| !is_in_ledger(held, ledger.reservations.get(*id), &ledger.slices));
     let reappeared = before.released.iter().filter(|id| ledger.reservations.get(*id).is_some_and(is_active));
@@ -69,15 +72,15 @@ fn find_missing(before: &Acknowledged, after: &Acknowledged, ledger: &LedgerCont
 }
 
 /// Returns whether a later comparison shows that a reservation was not lost: it is present, or it
-/// ended without a release. A release after the first comparison does not show that.
-fn is_explained(id: &str, now: &Acknowledged, ledger: &LedgerContents) -> bool {
+/// ended without a release. A release after the first comparison does not prove that.
+fn is_present_or_ended(id: &str, now: &AcknowledgedState, ledger: &LedgerContents) -> bool {
     let Some(reservation) = ledger.reservations.get(id) else { return false };
     let is_present =
-        |held: &HeldReservation| !held.releasing && is_in_ledger(held, Some(reservation), &ledger.slices);
-    ended_by_itself(reservation) || now.held.get(id).is_some_and(is_present)
+        |held: &HeldReservation| !held.is_releasing && is_in_ledger(held, Some(reservation), &ledger.slices);
+    ended_without_release(reservation) || now.held.get(id).is_some_and(is_present)
 }
 
-fn ended_by_itself(reservation: &v1::Reservation) -> bool {
+fn ended_without_release(reservation: &v1::Reservation) -> bool {
     !is_active(reservation) && END_REASONS.iter().any(|end| reservation.reason().contains(end))
 }
 
@@ -94,21 +97,23 @@ fn is_in_ledger(
 ) -> bool {
     let Some(ledger) = reservation else { return false };
     let is_same = ledger.host == held.host && ledger.vm == held.vm && ledger.slices == held.slices;
-    let stage = match ledger.state() {
+    let is_stage_valid = match ledger.state() {
         ReservationState::Committed => true,
-        ReservationState::Assigned | ReservationState::Ready => !held.committed,
-        ReservationState::Released => return is_same && ended_by_itself(ledger),
+        ReservationState::Assigned | ReservationState::Ready => !held.is_committed,
+        ReservationState::Released => return is_same && ended_without_release(ledger),
         // A reservation may only break before it is ready: WaitReady then fails, and the replay
         // tries another host.
-        ReservationState::Broken => return is_same && !held.ready,
+        ReservationState::Broken => return is_same && !held.is_ready,
         ReservationState::Unspecified => false,
     };
-    is_same && stage && held.slices.iter().all(|slice| slices.get(slice).is_some_and(|s| is_owned(s, held)))
+    is_same
+        && is_stage_valid
+        && held.slices.iter().all(|slice| slices.get(slice).is_some_and(|s| is_owned_by(s, held)))
 }
 
 /// Returns whether the reservation owns the slice. A draining slice still belongs to its owner, for
 /// example during a fence.
-fn is_owned(slice: &v1::Slice, held: &HeldReservation) -> bool {
+fn is_owned_by(slice: &v1::Slice, held: &HeldReservation) -> bool {
     let owned = [SliceState::Assigned, SliceState::Onlining, SliceState::Online, SliceState::Draining];
     owned.contains(&slice.state()) && slice.host() == held.host && slice.vm() == held.vm
 }
@@ -122,14 +127,14 @@ mod tests {
             vm: "v".into(),
             host: "a".into(),
             slices: vec![4],
-            ready: true,
-            committed: true,
-            releasing: false,
+            is_ready: true,
+            is_committed: true,
+            is_releasing: false,
         }
     }
 
-    fn acknowledged(held: HeldReservation) -> Acknowledged {
-        Acknowledged { held: BTreeMap::from([("r-1".into(), held)]), released: ["r-0".into()].into() }
+    fn acknowledged(held: HeldReservation) -> AcknowledgedState {
+        AcknowledgedState { held: BTreeMap::from([("r-1".into(), held)]), released: ["r-0".into()].into() }
     }
 
     fn ledger() -> LedgerContents {
@@ -202,23 +207,27 @@ mod tests {
     }
 
     #[test]
-    fn later_end_explains_a_difference_but_later_release_does_not() {
+    fn later_end_disproves_a_loss_but_later_release_does_not() {
         let mut ledger = ledger();
-        assert!(is_explained("r-1", &acknowledged(held()), &ledger), "the reservation is present");
-        assert!(!is_explained("r-1", &acknowledged(held()), &LedgerContents::default()));
-        assert!(!is_explained("r-1", &Acknowledged::default(), &ledger), "the VM was released later");
+        assert!(is_present_or_ended("r-1", &acknowledged(held()), &ledger), "the reservation is present");
+        assert!(!is_present_or_ended("r-1", &acknowledged(held()), &LedgerContents::default()));
+        assert!(
+            !is_present_or_ended("r-1", &AcknowledgedState::default(), &ledger),
+            "the VM was released later"
+        );
         let reservation = ledger.reservations.get_mut("r-1").unwrap();
         reservation.set_state(ReservationState::Released);
         reservation.reason = Some("its host was fenced".into());
-        assert!(is_explained("r-1", &Acknowledged::default(), &ledger));
+        assert!(is_present_or_ended("r-1", &AcknowledgedState::default(), &ledger));
     }
 
     #[test]
     fn releasing_reservation_may_be_present_or_absent() {
-        let releasing = acknowledged(HeldReservation { releasing: true, ..held() });
+        let releasing = acknowledged(HeldReservation { is_releasing: true, ..held() });
         assert_eq!(find_missing(&acknowledged(held()), &releasing, &LedgerContents::default()).len(), 0);
         assert_eq!(
-            find_missing(&acknowledged(held()), &Acknowledged::default(), &LedgerContents::default()).len(),
+            find_missing(&acknowledged(held()), &AcknowledgedState::default(), &LedgerContents::default())
+                .len(),
             0
         );
     }

@@ -22,7 +22,7 @@ use tokio::{
 use units::{Bytes, Name, Ns};
 
 use super::{
-    Rack,
+    ReplayState,
     calls::retry_while_unavailable,
     capacity::{PlacedVm, parse_name},
     lost_reservations,
@@ -36,7 +36,7 @@ const PROGRESS_TEMPLATE: &str = "{elapsed_precise} [{wide_bar}] {pos}/{len} even
 /// State of a replay in progress.
 #[derive(Debug)]
 pub(super) struct Player {
-    rack: Arc<Rack>,
+    rack: Arc<ReplayState>,
     permits: Arc<Semaphore>,
     clients: u32,
     vm_tasks: JoinSet<Result<(), Failure>>,
@@ -44,18 +44,18 @@ pub(super) struct Player {
     comparisons: JoinSet<Result<BTreeSet<String>, Failure>>,
     /// Acknowledged reservations that were missing in the ledger.
     lost: BTreeSet<String>,
-    returns: u64,
+    reconnects: u64,
     /// Number of draining slices that did not become free within the settle time.
     stuck_slices: u32,
     /// Whether no request was sent since the last exact snapshot.
     is_snapshot_exact: bool,
-    stranded: Stranded,
+    stranded: StrandedMemory,
     bar: ProgressBar,
 }
 
 /// Stranded local memory, integrated over the time of the trace to compute its mean.
 #[derive(Clone, Copy, Debug)]
-struct Stranded {
+struct StrandedMemory {
     shape: VmShape,
     since: Ns,
     now: Bytes,
@@ -65,9 +65,11 @@ struct Stranded {
 
 impl Player {
     /// Creates a replay that has not started yet. `clients` is the number of concurrent calls.
-    pub(super) fn new(rack: Arc<Rack>, arrivals: &[Arrival], clients: u32) -> Self {
-        let shape = median(arrivals.iter().map(shape)).unwrap_or(VmShape { cores: 1, memory: Bytes::gib(1) });
-        let stranded = Stranded { shape, since: Ns::ZERO, now: Bytes::ZERO, byte_seconds: 0.0, seconds: 0.0 };
+    pub(super) fn new(rack: Arc<ReplayState>, arrivals: &[Arrival], clients: u32) -> Self {
+        let shape =
+            median(arrivals.iter().map(vm_shape)).unwrap_or(VmShape { cores: 1, memory: Bytes::gib(1) });
+        let stranded =
+            StrandedMemory { shape, since: Ns::ZERO, now: Bytes::ZERO, byte_seconds: 0.0, seconds: 0.0 };
         let bar = ProgressBar::new(0);
         bar.set_style(ProgressStyle::with_template(PROGRESS_TEMPLATE).expect("the template is valid"));
         Self {
@@ -78,7 +80,7 @@ impl Player {
             running: BTreeMap::new(),
             comparisons: JoinSet::new(),
             lost: BTreeSet::new(),
-            returns: 0,
+            reconnects: 0,
             stuck_slices: 0,
             is_snapshot_exact: false,
             stranded,
@@ -101,7 +103,7 @@ impl Player {
     }
 
     async fn play_event(&mut self, event: Event, arrivals: &[Arrival]) -> Result<(), Failure> {
-        let now = self.rack.free().now().stranded(self.stranded.shape);
+        let now = self.rack.free_capacity().current().stranded(self.stranded.shape);
         self.stranded.advance(event.at, now);
         match event.kind {
             EventKind::Arrive => self.arrive(event.index, &arrivals[event.index]).await,
@@ -110,9 +112,9 @@ impl Player {
     }
 
     async fn arrive(&mut self, index: usize, arrival: &Arrival) -> Result<(), Failure> {
-        let shape = shape(arrival);
-        let permit = self.permit().await?;
-        let placed = self.rack.free().place(shape, &BTreeSet::new());
+        let shape = vm_shape(arrival);
+        let permit = self.acquire_permit().await?;
+        let placed = self.rack.free_capacity().place(shape, &BTreeSet::new());
         let place = match placed {
             Some(place) => Some((place, permit)),
             None => {
@@ -125,7 +127,7 @@ impl Player {
             return Ok(());
         };
         self.is_snapshot_exact = false;
-        let vm = Vm { name: format!("vm{}.{}", arrival.line, self.rack.run), shape };
+        let vm = Vm { name: format!("vm{}.{}", arrival.line, self.rack.run_name), shape };
         let (depart, running) = oneshot::channel();
         self.running.insert(index, depart);
         self.vm_tasks.spawn(vm_lifecycle::run(Arc::clone(&self.rack), vm, place, permit, running));
@@ -137,7 +139,7 @@ impl Player {
     async fn depart(&mut self, index: usize) -> Result<(), Failure> {
         if let Some(depart) = self.running.remove(&index).filter(|depart| !depart.is_closed()) {
             self.is_snapshot_exact = false;
-            let permit = self.permit().await?;
+            let permit = self.acquire_permit().await?;
             // Sending fails if the stand-in has just died. The task of the VM then releases the
             // memory.
             drop(depart.send(permit));
@@ -145,7 +147,7 @@ impl Player {
         Ok(())
     }
 
-    async fn permit(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    async fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Ok(Arc::clone(&self.permits).acquire_owned().await.expect("the semaphore is never closed"))
     }
 
@@ -163,15 +165,15 @@ impl Player {
     ) -> Result<Option<(PlacedVm, OwnedSemaphorePermit)>, Failure> {
         self.wait_for_calls().await?;
         if !self.is_snapshot_exact {
-            watcher::exact(&self.rack.manager, &self.rack.free).await?;
+            watcher::apply_exact_snapshot(&self.rack.manager, &self.rack.free).await?;
             self.is_snapshot_exact = true;
         }
-        let mut place = self.rack.free().place(shape, &BTreeSet::new());
+        let mut place = self.rack.free_capacity().place(shape, &BTreeSet::new());
         if place.is_none() {
             place = self.wait_for_slices(shape).await?;
         }
         match place {
-            Some(place) => Ok(Some((place, self.permit().await?))),
+            Some(place) => Ok(Some((place, self.acquire_permit().await?))),
             None => Ok(None),
         }
     }
@@ -182,26 +184,26 @@ impl Player {
         }
         let mut snapshots = self.rack.snapshots.clone();
         snapshots.mark_seen();
-        let draining = self.draining().await?;
+        let draining = self.draining_slices().await?;
         let slices = draining.values().sum();
         self.stuck_slices = self.stuck_slices.min(slices);
-        if slices == self.stuck_slices || !self.rack.free().would_fit(shape, &draining) {
+        if slices == self.stuck_slices || !self.rack.free_capacity().would_fit(shape, &draining) {
             return Ok(None);
         }
         let deadline = Instant::now() + self.rack.settle;
         loop {
-            let place = self.rack.free().place(shape, &BTreeSet::new());
+            let place = self.rack.free_capacity().place(shape, &BTreeSet::new());
             if place.is_some() {
                 return Ok(place);
             }
             if timeout_at(deadline, snapshots.wait_for_newer()).await.is_err() {
-                self.stuck_slices = self.draining().await?.values().sum();
+                self.stuck_slices = self.draining_slices().await?.values().sum();
                 return Ok(None);
             }
         }
     }
 
-    async fn draining(&self) -> Result<BTreeMap<Name, u32>, Failure> {
+    async fn draining_slices(&self) -> Result<BTreeMap<Name, u32>, Failure> {
         let emcs = retry_while_unavailable(|| lists::emcs(&self.rack.manager)).await?;
         emcs.into_iter().map(|emc| Ok((parse_name(emc.emc)?, emc.draining))).collect()
     }
@@ -215,9 +217,9 @@ impl Player {
         while let Some(comparison) = self.comparisons.try_join_next() {
             self.lost.extend(join_result(comparison)?);
         }
-        let returns = self.rack.snapshots.returns();
-        if returns != self.returns {
-            self.returns = returns;
+        let reconnects = self.rack.snapshots.reconnects();
+        if reconnects != self.reconnects {
+            self.reconnects = reconnects;
             self.comparisons.spawn(lost_reservations::find(Arc::clone(&self.rack)));
         }
         let tally = self.rack.tally();
@@ -227,7 +229,7 @@ impl Player {
 
     /// Compares the journal with the ledger a last time. Returns the number of reservations that
     /// were missing in any comparison.
-    pub(super) async fn find_losses(&mut self) -> Result<usize, Failure> {
+    pub(super) async fn find_lost_reservations(&mut self) -> Result<usize, Failure> {
         while let Some(comparison) = self.comparisons.join_next().await {
             self.lost.extend(join_result(comparison)?);
         }
@@ -253,7 +255,7 @@ impl Player {
     }
 }
 
-fn shape(arrival: &Arrival) -> VmShape {
+fn vm_shape(arrival: &Arrival) -> VmShape {
     VmShape { cores: arrival.cores, memory: arrival.memory }
 }
 
@@ -262,7 +264,7 @@ fn join_result<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Fai
 }
 
 #[expect(clippy::cast_precision_loss, reason = "means of sizes and times need no more than 52 bits")]
-impl Stranded {
+impl StrandedMemory {
     /// Adds the time since the last event, and sets the stranded memory from `at` on.
     fn advance(&mut self, at: Ns, now: Bytes) {
         let seconds = at.since(self.since).0 as f64 / 1e9;
@@ -284,7 +286,7 @@ mod tests {
     fn stranded_memory_is_weighted_by_duration() {
         let shape = VmShape { cores: 1, memory: Bytes::gib(1) };
         let mut stranded =
-            Stranded { shape, since: Ns::ZERO, now: Bytes::ZERO, byte_seconds: 0.0, seconds: 0.0 };
+            StrandedMemory { shape, since: Ns::ZERO, now: Bytes::ZERO, byte_seconds: 0.0, seconds: 0.0 };
         stranded.advance(Ns::ZERO, Bytes::new(10));
         assert!((stranded.mean() - 10.0).abs() < 1e-9, "without elapsed time the mean is the current value");
         stranded.advance(Ns::secs(30), Bytes::new(50));

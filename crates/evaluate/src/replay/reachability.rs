@@ -19,11 +19,11 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use units::limits::REPLAY_CHECK_INTERVAL;
 
 /// Name of the driver whose grants are files.
-const EMULATED: &str = "emulated";
+const EMULATED_DRIVER: &str = "emulated";
 /// Name of the file in an EMC's directory that the manager keeps locked.
-const LOCK: &str = "lock";
+const LOCK_FILE: &str = "lock";
 /// Suffix that /proc adds to the path of a deleted file.
-const DELETED: &str = " (deleted)";
+const DELETED_SUFFIX: &str = " (deleted)";
 
 /// Emulated pool device on this machine.
 #[derive(Clone, Debug)]
@@ -75,14 +75,14 @@ pub(super) struct Scanner {
 impl Scanner {
     /// Starts the periodic scans for these EMCs.
     pub(super) fn start(manager: Connection, emcs: &[v1::Emc]) -> Self {
-        let local: Vec<Emc> = emcs.iter().filter_map(Emc::local).collect();
+        let local: Vec<Emc> = emcs.iter().filter_map(Emc::from_local).collect();
         let reachability = Reachability { emcs: emcs.len(), ..Reachability::default() };
         let (stop, stopped) = oneshot::channel();
         Self { stop, task: tokio::spawn(scan_until_stopped(stopped, manager, local, reachability)) }
     }
 
     /// Stops the periodic scans after two more scans, and returns the combined result.
-    pub(super) async fn end(self) -> Reachability {
+    pub(super) async fn stop(self) -> Reachability {
         // Dropping the sender stops the task.
         drop(self.stop);
         self.task.await.unwrap_or_default()
@@ -137,12 +137,12 @@ impl Reachability {
     }
 
     /// Returns the reason why the check is incomplete, or `None` if it is complete.
-    pub(super) fn unknown_reason(&self) -> Option<&'static str> {
+    pub(super) fn incomplete_reason(&self) -> Option<&'static str> {
         if self.scans < 2 {
             Some("fewer than two scans were completed")
         } else if self.managed.len() < self.emcs {
             Some(
-                "an EMC is not emulated, or its manager does not run on this machine with readable files in /proc",
+                "an EMC is not emulated, or the open files of its manager are not readable in /proc of this machine",
             )
         } else if self.is_incomplete {
             Some("some mappings of processes are not readable in /proc; run as root")
@@ -153,13 +153,13 @@ impl Reachability {
 }
 
 impl Emc {
-    fn local(emc: &v1::Emc) -> Option<Self> {
-        let folder = fs::canonicalize(&emc.path).ok().filter(|_| emc.driver == EMULATED)?;
+    fn from_local(emc: &v1::Emc) -> Option<Self> {
+        let folder = fs::canonicalize(&emc.path).ok().filter(|_| emc.driver == EMULATED_DRIVER)?;
         Some(Self { folder, first: emc.first_slice, slices: emc.slices })
     }
 
     /// Parses a path as a grant of this EMC. Returns `None` for other paths.
-    fn grant(&self, path: &Path) -> Option<Grant> {
+    fn parse_grant(&self, path: &Path) -> Option<Grant> {
         let name = path.strip_prefix(&self.folder).ok()?.strip_prefix("slices").ok()?.to_str()?;
         let mut parts = name.split('.');
         let index: u32 = parts.next()?.parse().ok().filter(|index| *index < self.slices)?;
@@ -176,13 +176,13 @@ fn scan(emcs: &[Emc]) -> Scan {
     };
     for process in processes.flatten().map(|entry| entry.path()).filter(|path| is_process(path)) {
         // A process that has ended, or that belongs to another user, is skipped.
-        let _ = scan.process(&process, emcs);
+        let _ = scan.scan_process(&process, emcs);
     }
     scan
 }
 
 impl Scan {
-    fn process(&mut self, process: &Path, emcs: &[Emc]) -> io::Result<()> {
+    fn scan_process(&mut self, process: &Path, emcs: &[Emc]) -> io::Result<()> {
         let mut open = Vec::new();
         for entry in fs::read_dir(process.join("fd"))?.flatten() {
             if let Ok(target) = fs::read_link(entry.path()) {
@@ -190,7 +190,7 @@ impl Scan {
             }
         }
         let holds_lock = |(n, emc): (usize, &Emc)| {
-            let lock = emc.folder.join(LOCK);
+            let lock = emc.folder.join(LOCK_FILE);
             open.iter().any(|(target, _)| *target == lock).then_some(n)
         };
         let managed: Vec<usize> = emcs.iter().enumerate().filter_map(holds_lock).collect();
@@ -199,31 +199,31 @@ impl Scan {
             return Ok(());
         }
         for (target, link) in open {
-            self.add_target(&target, &link, emcs);
+            self.add_reachable_grant(&target, &link, emcs);
         }
-        self.mappings(process, &fs::read_to_string(process.join("maps"))?, emcs);
+        self.scan_mappings(process, &fs::read_to_string(process.join("maps"))?, emcs);
         Ok(())
     }
 
-    fn mappings(&mut self, process: &Path, maps: &str, emcs: &[Emc]) {
+    fn scan_mappings(&mut self, process: &Path, maps: &str, emcs: &[Emc]) {
         for line in maps.lines() {
             let mut columns = line.splitn(6, ' ');
             if let (Some(range), Some(path)) = (columns.next(), columns.nth(4)) {
                 let target = Path::new(path.trim_start());
-                self.add_target(target, &process.join("map_files").join(range), emcs);
+                self.add_reachable_grant(target, &process.join("map_files").join(range), emcs);
             }
         }
     }
 
     /// Adds the grant with the path `target` if its file is not empty. `link` is the link to the
     /// file in /proc.
-    fn add_target(&mut self, target: &Path, link: &Path, emcs: &[Emc]) {
+    fn add_reachable_grant(&mut self, target: &Path, link: &Path, emcs: &[Emc]) {
         let text = target.to_str().unwrap_or_default();
-        let (path, deleted) = match text.strip_suffix(DELETED) {
+        let (path, deleted) = match text.strip_suffix(DELETED_SUFFIX) {
             Some(path) => (Path::new(path), true),
             None => (target, false),
         };
-        let Some(grant) = emcs.iter().find_map(|emc| emc.grant(path)) else { return };
+        let Some(grant) = emcs.iter().find_map(|emc| emc.parse_grant(path)) else { return };
         match fs::metadata(link) {
             Ok(file) if file.len() > 0 => drop(self.reachable.insert(grant)),
             Ok(_) => {}
@@ -244,17 +244,22 @@ mod tests {
     use super::*;
 
     /// Creates the directory of an emulated device with 8 slices, numbered from 100.
-    fn device() -> (tempfile::TempDir, Vec<Emc>) {
+    fn create_device() -> (tempfile::TempDir, Vec<Emc>) {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("slices")).unwrap();
         let path = folder.path().to_str().unwrap().to_owned();
-        let emc =
-            v1::Emc { path, driver: EMULATED.into(), first_slice: 100, slices: 8, ..Default::default() };
-        let local = Emc::local(&emc).unwrap();
+        let emc = v1::Emc {
+            path,
+            driver: EMULATED_DRIVER.into(),
+            first_slice: 100,
+            slices: 8,
+            ..Default::default()
+        };
+        let local = Emc::from_local(&emc).unwrap();
         (folder, vec![local])
     }
 
-    fn grant(folder: &tempfile::TempDir, name: &str) -> fs::File {
+    fn create_grant(folder: &tempfile::TempDir, name: &str) -> fs::File {
         let file = fs::File::create_new(folder.path().join("slices").join(name)).unwrap();
         file.set_len(4096).unwrap();
         file
@@ -266,8 +271,8 @@ mod tests {
 
     #[test]
     fn open_grant_is_reachable_until_revoked() {
-        let (folder, emcs) = device();
-        let file = grant(&folder, "00003.7.h1");
+        let (folder, emcs) = create_device();
+        let file = create_grant(&folder, "00003.7.h1");
         assert_eq!(reachable(&emcs), [(103, 7)]);
         fs::remove_file(folder.path().join("slices/00003.7.h1")).unwrap();
         assert_eq!(reachable(&emcs), [(103, 7)], "an unlinked file is still reachable");
@@ -277,7 +282,7 @@ mod tests {
 
     #[test]
     fn mapped_grant_is_reachable_after_descriptor_is_closed() {
-        let (folder, emcs) = device();
+        let (folder, emcs) = create_device();
         let path = folder.path().join("slices/00001.2.h0");
         let file = fs::File::options().read(true).write(true).create_new(true).open(path).unwrap();
         file.set_len(4096).unwrap();
@@ -290,15 +295,15 @@ mod tests {
 
     #[test]
     fn process_that_opens_the_lock_is_ignored_as_manager() {
-        let (folder, emcs) = device();
-        let _grant = grant(&folder, "00003.7.h1");
+        let (folder, emcs) = create_device();
+        let _grant = create_grant(&folder, "00003.7.h1");
         assert!(scan(&emcs).managed.is_empty());
-        let _lock = fs::File::create(folder.path().join(LOCK)).unwrap();
+        let _lock = fs::File::create(folder.path().join(LOCK_FILE)).unwrap();
         assert_eq!(scan(&emcs).managed.len(), 1);
         assert_eq!(reachable(&emcs), []);
     }
 
-    fn scans(scans: &[&[(u32, u64)]], ledger: &[(u32, u64)]) -> Vec<u32> {
+    fn double_owned_after(scans: &[&[(u32, u64)]], ledger: &[(u32, u64)]) -> Vec<u32> {
         let mut reachability = Reachability::default();
         for scan in scans {
             let grants = scan.iter().map(|(slice, epoch)| Grant { slice: *slice, epoch: *epoch });
@@ -310,27 +315,28 @@ mod tests {
 
     #[test]
     fn slice_with_two_reachable_grants_has_two_owners() {
-        assert_eq!(scans(&[&[(1, 4), (1, 5)], &[(1, 4), (1, 5)]], &[]), [1]);
-        assert_eq!(scans(&[&[(1, 4), (2, 5)], &[(1, 4), (2, 5)]], &[]), [0; 0]);
+        assert_eq!(double_owned_after(&[&[(1, 4), (1, 5)], &[(1, 4), (1, 5)]], &[]), [1]);
+        assert_eq!(double_owned_after(&[&[(1, 4), (2, 5)], &[(1, 4), (2, 5)]], &[]), [0; 0]);
     }
 
     #[test]
     fn reachable_grant_superseded_in_ledger_is_second_owner() {
-        assert_eq!(scans(&[&[(1, 4)], &[(1, 4)]], &[(1, 5)]), [1]);
-        assert_eq!(scans(&[&[(1, 5)], &[(1, 5)]], &[(1, 5)]), [0; 0]);
+        assert_eq!(double_owned_after(&[&[(1, 4)], &[(1, 4)]], &[(1, 5)]), [1]);
+        assert_eq!(double_owned_after(&[&[(1, 5)], &[(1, 5)]], &[(1, 5)]), [0; 0]);
     }
 
     #[test]
     fn grant_superseded_during_one_scan_is_not_second_owner() {
-        assert_eq!(scans(&[&[(1, 4), (1, 5)], &[(1, 5)], &[(1, 5), (1, 6)]], &[]), [0; 0]);
+        assert_eq!(double_owned_after(&[&[(1, 4), (1, 5)], &[(1, 5)], &[(1, 5), (1, 6)]], &[]), [0; 0]);
     }
 
     #[test]
     fn check_is_incomplete_for_device_on_other_machine() {
-        let remote = v1::Emc { path: "/nowhere".into(), driver: EMULATED.into(), ..Default::default() };
-        assert!(Emc::local(&remote).is_none());
+        let remote =
+            v1::Emc { path: "/nowhere".into(), driver: EMULATED_DRIVER.into(), ..Default::default() };
+        assert!(Emc::from_local(&remote).is_none());
         let reachability = Reachability { scans: 9, emcs: 1, ..Reachability::default() };
-        assert!(reachability.unknown_reason().is_some());
-        assert!(Reachability { managed: [0].into(), ..reachability }.unknown_reason().is_none());
+        assert!(reachability.incomplete_reason().is_some());
+        assert!(Reachability { managed: [0].into(), ..reachability }.incomplete_reason().is_none());
     }
 }

@@ -17,14 +17,14 @@ use hdrhistogram::Histogram;
 use proto::v1;
 use serde::Serialize;
 
-use super::{Args, Rack, reachability::Reachability};
+use super::{Args, ReplayState, reachability::Reachability};
 
 /// Report of a replay.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     vms: Vms,
     slices: Slices,
-    stranded: Stranded,
+    stranded: StrandedMemory,
     reserve_ms: Quantiles,
     ready_ms: Quantiles,
     audit: Audit,
@@ -50,7 +50,7 @@ struct Slices {
 }
 
 #[derive(Debug, Serialize)]
-struct Stranded {
+struct StrandedMemory {
     local_bytes_mean: u64,
     share_mean: Option<f64>,
 }
@@ -73,7 +73,7 @@ struct Audit {
 
 /// Results of a replay that are not in the tally or the journal.
 #[derive(Debug)]
-pub(super) struct Results {
+pub(super) struct ReplayResults {
     pub(super) requested: usize,
     pub(super) stranded_mean: f64,
     pub(super) lost_reservations: usize,
@@ -84,11 +84,16 @@ pub(super) struct Results {
 }
 
 impl Report {
-    pub(super) fn new(rack: &Rack, emcs: &[v1::Emc], hosts: &[v1::Host], results: &Results) -> Self {
+    pub(super) fn new(
+        rack: &ReplayState,
+        emcs: &[v1::Emc],
+        hosts: &[v1::Host],
+        results: &ReplayResults,
+    ) -> Self {
         let (tally, movement) = (rack.tally(), rack.journal().slice_movement());
         let dirty = tally.dirty + results.dirty as u64;
         // A slice that was never granted cannot be dirty.
-        let is_dirt_checked = tally.read > 0 || dirty > 0 || movement.peak == 0;
+        let is_zeroing_checked = tally.read > 0 || dirty > 0 || movement.peak == 0;
         let local: u64 = hosts.iter().map(|host| host.local_bytes).sum();
         Self {
             vms: Vms {
@@ -102,17 +107,17 @@ impl Report {
                 moved_between_hosts: movement.moved,
                 peak_in_use: movement.peak,
             },
-            stranded: Stranded::new(results.stranded_mean, local),
+            stranded: StrandedMemory::new(results.stranded_mean, local),
             reserve_ms: Quantiles::from_histogram(&tally.reserve),
             ready_ms: Quantiles::from_histogram(&tally.ready),
             audit: Audit {
-                double_owned: double_owned(&results.reachability, &tally.overwritten),
-                granted_dirty: is_dirt_checked.then_some(dirty),
+                double_owned: count_double_owned(&results.reachability, &tally.overwritten),
+                granted_dirty: is_zeroing_checked.then_some(dirty),
                 acknowledged_lost: Some(results.lost_reservations as u64),
                 slices_read: tally.read,
             },
             duration_s: results.duration.as_secs_f64(),
-            missing_checks: missing_checks(&results.reachability, &tally, is_dirt_checked),
+            missing_checks: describe_missing_checks(&results.reachability, &tally, is_zeroing_checked),
         }
     }
 
@@ -148,19 +153,22 @@ impl Report {
 
 /// Returns the number of slices with two owners. An overwritten slice counts, too, even if the
 /// reachability check is incomplete.
-fn double_owned(reachability: &Reachability, overwritten: &std::collections::BTreeSet<u32>) -> Option<u64> {
+fn count_double_owned(
+    reachability: &Reachability,
+    overwritten: &std::collections::BTreeSet<u32>,
+) -> Option<u64> {
     let count = reachability.double_owned.union(overwritten).count() as u64;
-    if reachability.unknown_reason().is_some() && count == 0 { None } else { Some(count) }
+    if reachability.incomplete_reason().is_some() && count == 0 { None } else { Some(count) }
 }
 
-fn missing_checks(
+fn describe_missing_checks(
     reachability: &Reachability,
     tally: &super::tally::Tally,
-    is_dirt_checked: bool,
+    is_zeroing_checked: bool,
 ) -> Vec<String> {
     let mut lines = Vec::new();
-    lines.extend(reachability.unknown_reason().map(|reason| format!("double_owned is unknown: {reason}")));
-    if !is_dirt_checked {
+    lines.extend(reachability.incomplete_reason().map(|reason| format!("double_owned is unknown: {reason}")));
+    if !is_zeroing_checked {
         lines.push("granted_dirty is unknown: no stand-in process read a slice".to_owned());
     }
     let unread = tally.unread.iter();
@@ -168,7 +176,7 @@ fn missing_checks(
     lines
 }
 
-impl Stranded {
+impl StrandedMemory {
     #[expect(clippy::cast_precision_loss, reason = "shares need no more than 52 bits")]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of sizes is a size")]
     fn new(mean: f64, local: u64) -> Self {
@@ -194,9 +202,9 @@ impl Row for Report {
         col("SLICES", |r| r.slices.capacity.to_string()),
         col("SLICES MOVED BETWEEN HOSTS", |r| r.slices.moved_between_hosts.to_string()),
         col("PEAK SLICES IN USE", |r| r.slices.peak_in_use.to_string()),
-        col("LOCAL MEMORY STRANDED", |r| stranded(&r.stranded)),
-        col("RESERVE P50, P99", |r| quantiles(&r.reserve_ms)),
-        col("READY P50, P99", |r| quantiles(&r.ready_ms)),
+        col("LOCAL MEMORY STRANDED", |r| format_stranded(&r.stranded)),
+        col("RESERVE P50, P99", |r| format_quantiles(&r.reserve_ms)),
+        col("READY P50, P99", |r| format_quantiles(&r.ready_ms)),
         col("AUDIT: DOUBLE OWNED", |r| count_or_unknown(r.audit.double_owned)),
         col("AUDIT: GRANTED DIRTY", |r| count_or_unknown(r.audit.granted_dirty)),
         col("AUDIT: ACKNOWLEDGED LOST", |r| count_or_unknown(r.audit.acknowledged_lost)),
@@ -210,12 +218,12 @@ fn count_or_unknown(number: Option<u64>) -> String {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown with one digit")]
-fn stranded(stranded: &Stranded) -> String {
+fn format_stranded(stranded: &StrandedMemory) -> String {
     let share = stranded.share_mean.map(|share| format!(" ({:.1} %)", share * 100.0));
     format!("{:.1} GiB{}", stranded.local_bytes_mean as f64 / (1 << 30) as f64, share.unwrap_or_default())
 }
 
-fn quantiles(quantiles: &Quantiles) -> String {
+fn format_quantiles(quantiles: &Quantiles) -> String {
     match (quantiles.p50, quantiles.p99) {
         (Some(p50), Some(p99)) => format!("{p50:.2} ms, {p99:.2} ms"),
         _ => "none".to_owned(),

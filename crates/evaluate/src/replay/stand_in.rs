@@ -80,19 +80,22 @@ struct Slice {
 /// written.
 pub fn run(args: &StandIn) -> Result<(), Failure> {
     let failed = |operation| move |errno| Failure::File { operation, path: args.socket.clone(), errno };
-    let slices = slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
-    let dirty = dirty(&slices, args.look).map_err(failed("read slices of"))?;
+    let slices = attach_slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
+    let dirty = find_dirty(&slices, args.look).map_err(failed("read slices of"))?;
     let numbers = slices.iter().map(|received| received.slice).collect();
-    let mapped = slices.into_iter().map(map).collect::<io::Result<Vec<_>>>();
+    let mapped = slices.into_iter().map(map_slice).collect::<io::Result<Vec<_>>>();
     let mapped = mapped.map_err(failed("map slices of"))?;
-    let pages = usize::try_from(args.touch).expect("limited by the option") * MIB;
-    mapped.iter().try_for_each(|slice| write(slice, &args.vm, pages)).map_err(failed("write slices of"))?;
+    let touched_bytes = usize::try_from(args.touch).expect("limited by the option") * MIB;
+    mapped
+        .iter()
+        .try_for_each(|slice| write_pattern(slice, &args.vm, touched_bytes))
+        .map_err(failed("write slices of"))?;
     print_line(&InitialFindings { vm: args.vm.clone(), slices: numbers, dirty })?;
     io::stdin()
         .lock()
         .read_to_end(&mut Vec::new())
         .map_err(failed("wait for the end of stdin with slices of"))?;
-    let changed = mapped.iter().filter_map(|slice| match is_intact(slice, &args.vm, pages) {
+    let changed = mapped.iter().filter_map(|slice| match is_intact(slice, &args.vm, touched_bytes) {
         Ok(true) => None,
         Ok(false) => Some(Ok(slice.number)),
         Err(errno) => Some(Err(errno)),
@@ -102,7 +105,7 @@ pub fn run(args: &StandIn) -> Result<(), Failure> {
 }
 
 /// Attaches to a VM as its VMM, and returns the VM's slices.
-fn slices(socket: &Path, vm: &str) -> io::Result<Vec<ReceivedSlice>> {
+fn attach_slices(socket: &Path, vm: &str) -> io::Result<Vec<ReceivedSlice>> {
     let to_io_error = |error: ClientError| io::Error::other(units::chain(&error));
     let client = Client::connect(socket).map_err(to_io_error)?;
     let memory = client.attach(vm, MemoryForm::Descriptors).map_err(to_io_error)?;
@@ -119,10 +122,10 @@ fn print_line<T: Serialize>(line: &T) -> Result<(), Failure> {
 }
 
 /// Returns the slices that contain non-zero bytes. Holes in files are not read.
-fn dirty(slices: &[ReceivedSlice], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
+fn find_dirty(slices: &[ReceivedSlice], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
     for received in slices {
-        let is_zero = match is_device(&received.file)? {
+        let is_zero = match is_device_dax(&received.file)? {
             true => is_zero_mapped(received, look_mib)?,
             false => {
                 is_zero(&received.file, received.offset, received.offset.saturating_add(received.bytes))?
@@ -136,7 +139,7 @@ fn dirty(slices: &[ReceivedSlice], look_mib: Option<u64>) -> io::Result<Vec<u32>
 }
 
 /// Returns whether a file is a device-dax device, which has no holes and can only be mapped.
-fn is_device(file: &File) -> io::Result<bool> {
+fn is_device_dax(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.file_type().is_char_device())
 }
 
@@ -187,7 +190,7 @@ fn is_zero_range(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
 }
 
 /// Maps a slice and closes its file descriptor. The mapping stays valid.
-fn map(received: ReceivedSlice) -> io::Result<Slice> {
+fn map_slice(received: ReceivedSlice) -> io::Result<Slice> {
     let memory = map_shared(&received)?;
     Ok(Slice { number: received.slice, epoch: received.epoch, memory })
 }
@@ -208,19 +211,19 @@ fn pattern(vm: &str, slice: u32, epoch: u64, mib_index: usize) -> Vec<u8> {
     bytes
 }
 
-fn write(slice: &Slice, vm: &str, touched: usize) -> io::Result<()> {
+fn write_pattern(slice: &Slice, vm: &str, touched_bytes: usize) -> io::Result<()> {
     let memory = slice.memory.as_volatile_slice();
-    for at in (0..touched).step_by(MIB) {
+    for at in (0..touched_bytes).step_by(MIB) {
         let bytes = pattern(vm, slice.number, slice.epoch, at / MIB);
         memory.write_slice(&bytes, at).map_err(io::Error::other)?;
     }
     Ok(())
 }
 
-fn is_intact(slice: &Slice, vm: &str, touched: usize) -> io::Result<bool> {
+fn is_intact(slice: &Slice, vm: &str, touched_bytes: usize) -> io::Result<bool> {
     let memory = slice.memory.as_volatile_slice();
     let mut bytes = vec![0; MIB];
-    for at in (0..touched).step_by(MIB) {
+    for at in (0..touched_bytes).step_by(MIB) {
         memory.read_slice(&mut bytes, at).map_err(io::Error::other)?;
         if bytes != pattern(vm, slice.number, slice.epoch, at / MIB) {
             return Ok(false);
@@ -233,7 +236,7 @@ fn is_intact(slice: &Slice, vm: &str, touched: usize) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    fn received() -> ReceivedSlice {
+    fn received_slice() -> ReceivedSlice {
         let file = tempfile::tempfile().unwrap();
         file.set_len(SLICE.get()).unwrap();
         ReceivedSlice { slice: 5, epoch: 2, offset: 0, bytes: SLICE.get(), file }
@@ -241,31 +244,31 @@ mod tests {
 
     #[test]
     fn slice_with_one_nonzero_byte_is_dirty() {
-        let received = received();
-        assert_eq!(dirty(std::slice::from_ref(&received), None).unwrap(), [0; 0]);
+        let received = received_slice();
+        assert_eq!(find_dirty(std::slice::from_ref(&received), None).unwrap(), [0; 0]);
         received.file.write_all_at(&[0; 9], 12_345).unwrap();
         assert_eq!(
-            dirty(std::slice::from_ref(&received), None).unwrap(),
+            find_dirty(std::slice::from_ref(&received), None).unwrap(),
             [0; 0],
             "written zeros are not dirty"
         );
         received.file.write_all_at(&[1], SLICE.get() - 1).unwrap();
-        assert_eq!(dirty(&[received], None).unwrap(), [5]);
+        assert_eq!(find_dirty(&[received], None).unwrap(), [5]);
     }
 
     #[test]
     fn truncated_slice_is_an_error() {
-        let received = received();
+        let received = received_slice();
         received.file.set_len(4096).unwrap();
-        assert!(dirty(&[received], None).is_err());
+        assert!(find_dirty(&[received], None).is_err());
     }
 
     #[test]
     fn pattern_overwritten_by_another_vm_is_detected() {
-        let received = received();
+        let received = received_slice();
         let file = received.file.try_clone().unwrap();
-        let slice = map(received).unwrap();
-        write(&slice, "a", 2 * MIB).unwrap();
+        let slice = map_slice(received).unwrap();
+        write_pattern(&slice, "a", 2 * MIB).unwrap();
         assert!(is_intact(&slice, "a", 2 * MIB).unwrap());
         assert!(!is_intact(&slice, "b", MIB).unwrap());
         file.write_all_at(b"x", MIB as u64 + 7).unwrap();

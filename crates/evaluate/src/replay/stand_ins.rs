@@ -23,11 +23,11 @@ use super::stand_in::{FinalFindings, InitialFindings};
 
 /// Settings for starting stand-in processes.
 #[derive(Debug)]
-pub(super) struct StandIns {
+pub(super) struct StandInLauncher {
     program: PathBuf,
     touch_mib: u64,
     sockets: BTreeMap<String, PathBuf>,
-    permit: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 /// Result of starting a stand-in.
@@ -50,7 +50,7 @@ pub(super) struct RunningStandIn {
     _permit: OwnedSemaphorePermit,
 }
 
-impl StandIns {
+impl StandInLauncher {
     /// Creates the settings, with the sockets of the agents of all hosts.
     pub(super) fn new(hosts: &[v1::Host], touch_mib: u64) -> Result<Self, Failure> {
         let program = std::env::current_exe();
@@ -61,7 +61,7 @@ impl StandIns {
         })?;
         let socket = |host: &v1::Host| (host.host.clone(), PathBuf::from(&host.host_memory_socket));
         let sockets = hosts.iter().filter(|host| !host.host_memory_socket.is_empty()).map(socket).collect();
-        Ok(Self { program, touch_mib, sockets, permit: Arc::new(Semaphore::new(REPLAY_STAND_INS_MAX)) })
+        Ok(Self { program, touch_mib, sockets, permits: Arc::new(Semaphore::new(REPLAY_STAND_INS_MAX)) })
     }
 
     /// Starts a stand-in for a VM and waits until it uses the VM's slices.
@@ -69,7 +69,7 @@ impl StandIns {
         let Some(socket) = self.sockets.get(host).filter(|socket| socket.exists()) else {
             return StartResult::Unavailable(format!("the agent of {host} is not on this machine"));
         };
-        let Ok(permit) = Arc::clone(&self.permit).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
             return StartResult::Unavailable(format!(
                 "the limit of {REPLAY_STAND_INS_MAX} stand-ins is reached"
             ));
@@ -129,7 +129,7 @@ fn describe(status: ExitStatus) -> String {
 
 impl RunningStandIn {
     /// Waits until the stand-in ends by itself, which is a failure.
-    pub(super) async fn wait_for_death(&mut self) -> io::Result<ExitStatus> {
+    pub(super) async fn wait_for_exit(&mut self) -> io::Result<ExitStatus> {
         // `Child::wait` closes stdin, which would end the stand-in. Waiting for a line does not.
         self.lines.next_line().await?;
         self.child.wait().await

@@ -1,4 +1,4 @@
-//! Counters and latency histograms of a replay, from which `report.rs` creates the report.
+//! Counters and latency histograms of a replay. `report.rs` creates the report from them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ pub(super) struct Tally {
     pub(super) lost: u64,
     /// Number of slices that a stand-in read before using them.
     pub(super) read: u64,
-    /// Number of slices that a stand-in found not to be zeroed.
+    /// Number of slices in which a stand-in found non-zero bytes.
     pub(super) dirty: u64,
     /// Slices whose pattern was overwritten while a stand-in used them.
     pub(super) overwritten: BTreeSet<u32>,

@@ -16,7 +16,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use units::{Name, limits::REPLAY_ATTEMPTS_MAX};
 
 use super::{
-    Rack,
+    ReplayState,
     calls::is_rejection,
     capacity::{FreeCapacity, PlacedVm},
     journal::Journal,
@@ -44,7 +44,7 @@ struct RunningVm {
 /// Runs a VM from its arrival to its departure. A permit allows one concurrent call: the caller
 /// passes one permit for the arrival, and sends another for the departure.
 pub(super) async fn run(
-    rack: Arc<Rack>,
+    rack: Arc<ReplayState>,
     vm: Vm,
     place: PlacedVm,
     arrival_permit: OwnedSemaphorePermit,
@@ -60,11 +60,11 @@ pub(super) async fn run(
         Some(mut stand_in) => tokio::select! {
             permit = departure => {
                 let findings = stand_in.end().await;
-                count_end(&rack, findings.map(|findings| findings.overwritten));
+                record_end(&rack, findings.map(|findings| findings.overwritten));
                 release(&rack, &running.place, &running.reservation).await?;
                 drop(permit);
             }
-            _ = stand_in.wait_for_death() => {
+            _ = stand_in.wait_for_exit() => {
                 rack.tally().lost += 1;
                 release(&rack, &running.place, &running.reservation).await?;
             }
@@ -78,22 +78,21 @@ pub(super) async fn run(
     Ok(())
 }
 
-async fn release(rack: &Rack, place: &PlacedVm, reservation: &v1::Reservation) -> Result<(), Failure> {
+async fn release(rack: &ReplayState, place: &PlacedVm, reservation: &v1::Reservation) -> Result<(), Failure> {
     rack.release(reservation).await?;
-    rack.free().removed(place);
+    rack.free_capacity().remove_placement(place);
     Ok(())
 }
 
-fn count_end(rack: &Rack, overwritten: Option<Vec<u32>>) {
+fn record_end(rack: &ReplayState, overwritten: Option<Vec<u32>>) {
     match overwritten {
         Some(slices) => rack.tally().overwritten.extend(slices),
         None => rack.tally().lost += 1,
     }
 }
 
-/// Tries hosts from the best one on until a host accepts the VM. Returns `None` if every host
-/// rejects the VM.
-async fn place_vm(rack: &Rack, vm: &Vm, first: PlacedVm) -> Result<Option<RunningVm>, Failure> {
+/// Tries hosts, best first, until one accepts the VM. Returns `None` if every host rejects the VM.
+async fn place_vm(rack: &ReplayState, vm: &Vm, first: PlacedVm) -> Result<Option<RunningVm>, Failure> {
     let (mut place, mut tried) = (first, BTreeSet::new());
     for attempt in 0..REPLAY_ATTEMPTS_MAX {
         if let Some(running) = try_host(rack, vm, &place, attempt).await? {
@@ -111,23 +110,23 @@ async fn place_vm(rack: &Rack, vm: &Vm, first: PlacedVm) -> Result<Option<Runnin
 /// Returns a placement on the best host that was not tried yet. If there is none, requests a new
 /// snapshot and returns a placement on the best of all hosts.
 async fn next_placement(
-    rack: &Rack,
+    rack: &ReplayState,
     shape: VmShape,
     tried: &mut BTreeSet<Name>,
 ) -> Result<Option<PlacedVm>, Failure> {
-    let next = rack.free().place(shape, tried);
+    let next = rack.free_capacity().place(shape, tried);
     if next.is_some() {
         return Ok(next);
     }
-    watcher::fresh(&rack.manager, &rack.free).await?;
+    watcher::apply_fresh_snapshot(&rack.manager, &rack.free).await?;
     tried.clear();
-    Ok(rack.free().place(shape, tried))
+    Ok(rack.free_capacity().place(shape, tried))
 }
 
 /// Tries to run a VM on a host. Returns `None` if the host rejected the VM. The memory of the VM is
 /// then released.
 async fn try_host(
-    rack: &Rack,
+    rack: &ReplayState,
     vm: &Vm,
     place: &PlacedVm,
     attempt: usize,
@@ -136,11 +135,11 @@ async fn try_host(
     let reservation = match rack.reserve(&vm.name, &place.placement, attempt).await {
         Ok(reservation) => reservation,
         Err(failure) => {
-            rack.free().removed(place);
+            rack.free_capacity().remove_placement(place);
             return if is_rejection(&failure) { Ok(None) } else { Err(failure) };
         }
     };
-    rack.free().accepted(place);
+    rack.free_capacity().record_accepted(place);
     let started = match start_vm(rack, vm, &reservation, reserve_started).await {
         Ok(started) => started,
         Err(failure) if is_rejection(&failure) => None,
@@ -155,7 +154,7 @@ async fn try_host(
 /// Waits for the memory of a VM, starts its stand-in and commits the reservation. Returns `None` if
 /// the stand-in failed, and `Some(None)` if the VM runs without a stand-in.
 async fn start_vm(
-    rack: &Rack,
+    rack: &ReplayState,
     vm: &Vm,
     reservation: &v1::Reservation,
     reserve_started: Instant,
@@ -184,8 +183,8 @@ async fn start_vm(
 
 const LOCK_NOT_POISONED: &str = "no holder of this lock panics";
 
-impl Rack {
-    pub(super) fn free(&self) -> MutexGuard<'_, FreeCapacity> {
+impl ReplayState {
+    pub(super) fn free_capacity(&self) -> MutexGuard<'_, FreeCapacity> {
         self.free.lock().expect(LOCK_NOT_POISONED)
     }
 

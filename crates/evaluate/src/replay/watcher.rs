@@ -15,17 +15,17 @@ use super::{calls, capacity, capacity::FreeCapacity};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WatcherState {
     /// Number of times that the manager became available again.
-    pub(super) returns: u64,
+    pub(super) reconnects: u64,
 }
 
-/// Handle with which tasks wait for newer snapshots.
+/// Handle by which tasks wait for newer snapshots.
 #[derive(Clone, Debug)]
 pub(super) struct SnapshotReceiver(watch::Receiver<WatcherState>);
 
 impl SnapshotReceiver {
     /// Returns the number of times that the manager became available again.
-    pub(super) fn returns(&self) -> u64 {
-        self.0.borrow().returns
+    pub(super) fn reconnects(&self) -> u64 {
+        self.0.borrow().reconnects
     }
 
     /// Marks all earlier snapshots as seen, so that [`Self::wait_for_newer`] ignores them.
@@ -47,38 +47,45 @@ pub(super) async fn start(
     manager: &Connection,
     free: &Arc<Mutex<FreeCapacity>>,
 ) -> Result<(JoinHandle<Failure>, SnapshotReceiver), Failure> {
-    let snapshots = open(manager).await?;
+    let snapshots = open_stream(manager).await?;
     let (mut sender, receiver) = watch::channel(WatcherState::default());
     let (manager, free) = (manager.clone(), Arc::clone(free));
-    let mut snapshots = first(snapshots, |capacity| lock(&free).apply(capacity)).await?;
+    let mut snapshots = apply_first(snapshots, |capacity| lock(&free).apply(capacity)).await?;
     let task = tokio::spawn(async move {
         loop {
             let failure = follow(&mut snapshots, &free, &mut sender).await;
-            let reopen =
-                || async { first(open(&manager).await?, |capacity| lock(&free).apply(capacity)).await };
+            let reopen = || async {
+                apply_first(open_stream(&manager).await?, |capacity| lock(&free).apply(capacity)).await
+            };
             snapshots = match calls::retry_while_unavailable(reopen).await {
                 Ok(snapshots) => snapshots,
                 Err(_) => return failure,
             };
-            sender.send_modify(|state| state.returns += 1);
+            sender.send_modify(|state| state.reconnects += 1);
         }
     });
     Ok((task, SnapshotReceiver(receiver)))
 }
 
 /// Requests and applies a new snapshot, which reflects every acknowledged request.
-pub(super) async fn fresh(manager: &Connection, free: &Mutex<FreeCapacity>) -> Result<(), Failure> {
+pub(super) async fn apply_fresh_snapshot(
+    manager: &Connection,
+    free: &Mutex<FreeCapacity>,
+) -> Result<(), Failure> {
     calls::retry_while_unavailable(|| async {
-        first(open(manager).await?, |capacity| lock(free).apply(capacity)).await
+        apply_first(open_stream(manager).await?, |capacity| lock(free).apply(capacity)).await
     })
     .await
     .map(drop)
 }
 
 /// Requests and applies a new snapshot while no call is in progress, so that it is exact.
-pub(super) async fn exact(manager: &Connection, free: &Mutex<FreeCapacity>) -> Result<(), Failure> {
+pub(super) async fn apply_exact_snapshot(
+    manager: &Connection,
+    free: &Mutex<FreeCapacity>,
+) -> Result<(), Failure> {
     calls::retry_while_unavailable(|| async {
-        first(open(manager).await?, |capacity| lock(free).apply_exact(capacity)).await
+        apply_first(open_stream(manager).await?, |capacity| lock(free).apply_exact(capacity)).await
     })
     .await
     .map(drop)
@@ -88,11 +95,11 @@ fn lock(free: &Mutex<FreeCapacity>) -> MutexGuard<'_, FreeCapacity> {
     free.lock().expect("no holder of this lock panics")
 }
 
-async fn open(manager: &Connection) -> Result<Streaming<v1::Capacity>, Failure> {
+async fn open_stream(manager: &Connection) -> Result<Streaming<v1::Capacity>, Failure> {
     manager.call(manager.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await
 }
 
-async fn first(
+async fn apply_first(
     mut snapshots: Streaming<v1::Capacity>,
     apply: impl FnOnce(Capacity),
 ) -> Result<Streaming<v1::Capacity>, Failure> {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use sim::symbiosis::{Host, SMALL_HOST_TENANTS, Tenant};
 use units::Fraction;
 
-use super::{ComparedMix, Trace, json};
+use super::{ComparedMix, Trace, to_json};
 use crate::figure::{self, Figure, Point, Series, SeriesStyle};
 
 /// Traces, tenants and results of schemes, from which the figures are drawn.
@@ -49,17 +49,17 @@ pub(super) fn create_folder(folder: &Path) -> Result<(), Failure> {
 /// [`Failure::File`] if a file cannot be written, or a trace cannot be read again.
 pub(super) fn write_all(folder: &Path, inputs: &FigureInputs, format: Format) -> Result<(), Failure> {
     let (figure, numbers) = kinds::draw(inputs);
-    write(folder, "figure-1", &figure, &numbers)?;
+    write_figure(folder, "figure-1", &figure, &numbers)?;
     let (figure, numbers) = rounds::draw(inputs);
-    write(folder, "figure-3", &figure, &numbers)?;
-    let (figure, numbers) = gains::by_kind(inputs);
-    write(folder, "figure-6", &figure, &numbers)?;
-    let (figure, numbers) = gains::by_mix(inputs);
-    write(folder, "figure-6-mixes", &figure, &numbers)?;
+    write_figure(folder, "figure-3", &figure, &numbers)?;
+    let (figure, numbers) = gains::draw_by_kind(inputs);
+    write_figure(folder, "figure-6", &figure, &numbers)?;
+    let (figure, numbers) = gains::draw_by_mix(inputs);
+    write_figure(folder, "figure-6-mixes", &figure, &numbers)?;
     let (figure, numbers) = time::draw(inputs);
-    write(folder, "figure-8", &figure, &numbers)?;
+    write_figure(folder, "figure-8", &figure, &numbers)?;
     match changes::draw(inputs, format)? {
-        Some((figure, numbers)) => write(folder, "figure-9", &figure, &numbers),
+        Some((figure, numbers)) => write_figure(folder, "figure-9", &figure, &numbers),
         None => {
             print::note(format, "figure 9 is not drawn: it needs at least two traces");
             Ok(())
@@ -67,17 +67,17 @@ pub(super) fn write_all(folder: &Path, inputs: &FigureInputs, format: Format) ->
     }
 }
 
-fn write(folder: &Path, name: &str, figure: &Figure, numbers: &impl Serialize) -> Result<(), Failure> {
+fn write_figure(folder: &Path, name: &str, figure: &Figure, numbers: &impl Serialize) -> Result<(), Failure> {
     let json_path = folder.join(format!("{name}.json"));
-    figure::write_atomically(&json_path, &json(&json_path, numbers)?)?;
+    figure::write_atomically(&json_path, &to_json(&json_path, numbers)?)?;
     figure::write(&folder.join(format!("{name}.svg")), figure)
 }
 
-fn line(index: usize, name: impl Into<String>, points: impl Iterator<Item = (f64, f64)>) -> Series {
+fn line_series(index: usize, name: impl Into<String>, points: impl Iterator<Item = (f64, f64)>) -> Series {
     let points = points.map(|(x, y)| Point::new(x, y)).collect();
     Series { name: name.into(), style: SeriesStyle::Line(index), points }
 }
 
-fn horizontal(name: &str, y: f64) -> Series {
+fn horizontal_line_series(name: &str, y: f64) -> Series {
     Series { name: name.to_owned(), style: SeriesStyle::HorizontalLine, points: vec![Point::new(0.0, y)] }
 }

@@ -37,7 +37,7 @@ fn key_value() -> TestMember {
 }
 
 /// Returns the tenants with names by their index: t0, t1, and so on.
-fn named(members: &[TestMember]) -> Vec<TestMember> {
+fn with_names(members: &[TestMember]) -> Vec<TestMember> {
     let named =
         |(at, member): (usize, &TestMember)| Member { name: format!("t{at}").into(), ..member.clone() };
     members.iter().enumerate().map(named).collect()
@@ -53,7 +53,7 @@ fn sum(shares: &[Share]) -> Share {
 /// Runs epochs until shares no longer change, and returns the final shares.
 fn converge(epochs: &mut EpochAllocator, tenants: &[TestMember]) -> Vec<Share> {
     for _ in 0..20 {
-        let decision = epochs.decide(SUPPLY, &named(tenants)).unwrap();
+        let decision = epochs.decide(SUPPLY, &with_names(tenants)).unwrap();
         if decision.change == Change::Unchanged {
             return decision.shares;
         }
@@ -70,12 +70,12 @@ fn changed_tenant_gets_its_new_share_within_two_epochs() {
     let current = converge(&mut epochs, &before)[0];
     let final_share = converge(&mut EpochAllocator::default(), &after)[0];
     assert!(final_share.memory_mib > 2 * current.memory_mib, "{current:?} {final_share:?}");
-    let first = epochs.decide(SUPPLY, &named(&after)).unwrap();
+    let first = epochs.decide(SUPPLY, &with_names(&after)).unwrap();
     assert!(
         first.shares[0].memory_mib as f64 <= current.memory_mib as f64 + STEP_MAX * 1000.0 + 1.0,
         "change exceeds the step limit"
     );
-    let second = epochs.decide(SUPPLY, &named(&after)).unwrap().shares[0];
+    let second = epochs.decide(SUPPLY, &with_names(&after)).unwrap().shares[0];
     assert!(
         second.memory_mib as f64 >= 0.95 * final_share.memory_mib as f64,
         "{second:?} of {final_share:?}"
@@ -94,7 +94,7 @@ fn noise_does_not_change_shares() {
             tenant(8000.0 * noise, 50.0, 20.0),
             tenant(8000.0, 50.0 / noise, 20.0),
         ];
-        let decision = epochs.decide(SUPPLY, &named(&noisy)).unwrap();
+        let decision = epochs.decide(SUPPLY, &with_names(&noisy)).unwrap();
         assert_eq!((decision.change, decision.shares), (Change::Unchanged, shares.clone()));
     }
 }
@@ -105,7 +105,7 @@ fn changed_weight_takes_effect_in_the_next_epoch() {
     let mut tenants = [key_value(), key_value(), key_value()];
     let before = converge(&mut epochs, &tenants);
     tenants[1].weight = 2.0;
-    let decision = epochs.decide(SUPPLY, &named(&tenants)).unwrap();
+    let decision = epochs.decide(SUPPLY, &with_names(&tenants)).unwrap();
     assert_ne!(decision.change, Change::Unchanged);
     assert_eq!(decision.fair[1], Share { memory_mib: 3000, bandwidth_mb_s: 600 });
     assert!(decision.shares[1].memory_mib > before[1].memory_mib, "{decision:?}");
@@ -117,7 +117,7 @@ fn new_tenant_gets_a_share_and_departed_tenant_frees_its_share() {
     let two = [stream(), key_value()];
     converge(&mut epochs, &two);
     let three = [stream(), key_value(), key_value()];
-    let decision = epochs.decide(SUPPLY, &named(&three)).unwrap();
+    let decision = epochs.decide(SUPPLY, &with_names(&three)).unwrap();
     let fair = 2000.0;
     assert!((decision.shares[2].memory_mib as f64 - fair).abs() <= STEP_MAX * fair + 1.0, "{decision:?}");
     let after = converge(&mut epochs, &two);
@@ -133,7 +133,7 @@ fn change_of_a_single_epoch_is_limited() {
     let other = [key_value(), stream(), stream(), stream()];
     let fair_share_mib = 1500.0;
     for (at, tenants) in [&other, &quiet, &other, &quiet].into_iter().enumerate() {
-        let decision = epochs.decide(SUPPLY, &named(tenants)).unwrap();
+        let decision = epochs.decide(SUPPLY, &with_names(tenants)).unwrap();
         let moved = decision.shares[1].memory_mib.abs_diff(before[1].memory_mib);
         assert!(
             moved as f64 <= STEP_MAX * fair_share_mib + 1.0,
@@ -149,11 +149,11 @@ fn invalid_input_leaves_state_unchanged() {
     converge(&mut epochs, &tenants);
     let before = epochs.applied().cloned();
     tenants[0].weight = 0.0;
-    epochs.decide(SUPPLY, &named(&tenants)).unwrap_err();
+    epochs.decide(SUPPLY, &with_names(&tenants)).unwrap_err();
     tenants[0].weight = 1.0;
     // The minimum exceeds the fair share of 3000 MiB.
     tenants[1].min.memory_mib = 4000;
-    epochs.decide(SUPPLY, &named(&tenants)).unwrap_err();
+    epochs.decide(SUPPLY, &with_names(&tenants)).unwrap_err();
     assert_eq!(epochs.applied().cloned(), before);
 }
 
@@ -163,7 +163,7 @@ fn restart_resumes_from_applied_shares() {
     let tenants = [stream(), key_value(), key_value()];
     let shares = converge(&mut epochs, &tenants);
     let mut restarted = EpochAllocator::resume(epochs.applied().cloned());
-    let decision = restarted.decide(SUPPLY, &named(&tenants)).unwrap();
+    let decision = restarted.decide(SUPPLY, &with_names(&tenants)).unwrap();
     assert_eq!((decision.change, decision.shares), (Change::Unchanged, shares));
 }
 
@@ -181,7 +181,7 @@ fn minimum_share_holds_when_another_weight_rises() {
     let names = ["t0", "t1", "t2"].map(Arc::from);
     let tenants = names.into_iter().zip(shares.map(weighted)).collect();
     let mut epochs = EpochAllocator::resume(Some(AppliedShares { supply: SUPPLY, tenants }));
-    let mut members = named(&[stream(), key_value(), key_value()]);
+    let mut members = with_names(&[stream(), key_value(), key_value()]);
     members[0].weight = 3.0;
     members[2].min.memory_mib = 1200;
     for _ in 0..4 {
@@ -193,7 +193,7 @@ fn minimum_share_holds_when_another_weight_rises() {
 
 #[test]
 fn tenant_with_fair_share_below_one_unit_gets_one_unit() {
-    let mut members = named(&[stream(), key_value()]);
+    let mut members = with_names(&[stream(), key_value()]);
     members[0].weight = 20.0;
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 16 };
     let decision = EpochAllocator::default().decide(supply, &members).unwrap();
@@ -206,7 +206,7 @@ fn tenant_with_fair_share_below_one_unit_gets_one_unit() {
 
 #[test]
 fn supply_with_fewer_units_than_tenants_is_accepted() {
-    let members = named(&vec![key_value(); 5]);
+    let members = with_names(&vec![key_value(); 5]);
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 3 };
     let mut epochs = EpochAllocator::default();
     for _ in 0..3 {
@@ -220,13 +220,13 @@ proptest! {
 
     /// Tenants appear and disappear between epochs, and their utilities and weights change.
     #[test]
-    fn epochs_respect_supply_minimum_and_step_limit(
+    fn shares_respect_supply_minimum_and_step_limit(
         epochs_of in vec(vec(any_tenant(), 1..8), 1..6),
     ) {
         let mut epochs = EpochAllocator::default();
         for tenants in epochs_of {
-            let members = named(&tenants);
-            let tenants = super::tenants(SUPPLY, &members);
+            let members = with_names(&tenants);
+            let tenants = market_tenants(SUPPLY, &members);
             let market = Market::new(SUPPLY, &tenants).unwrap();
             let current = epochs.current_bundles(&market, &members);
             let decision = epochs.decide(SUPPLY, &members).unwrap();

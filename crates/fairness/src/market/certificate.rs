@@ -68,14 +68,14 @@ impl<U: Utility> Market<'_, U> {
                 memory: left(given.memory, sold.memory),
                 bandwidth: left(given.bandwidth, sold.bandwidth),
             },
-            overspent: self.overspent(outcome),
+            overspent: self.largest_overspending(outcome),
             sharing_incentive,
             worst_off,
-            envy: (self.tenants.len() <= ENVY_CHECK_TENANTS_MAX).then(|| self.envy(&outcome.bought)),
+            envy: (self.tenants.len() <= ENVY_CHECK_TENANTS_MAX).then(|| self.largest_envy(&outcome.bought)),
         }
     }
 
-    fn overspent(&self, outcome: &Outcome) -> f64 {
+    fn largest_overspending(&self, outcome: &Outcome) -> f64 {
         let prices = self.prices(outcome.memory_price);
         let spent = |(tenant, bundle): (usize, &Bundle)| {
             prices.cost_of(*bundle) / (outcome.dividend * self.weight(tenant)) - 1.0
@@ -83,13 +83,13 @@ impl<U: Utility> Market<'_, U> {
         outcome.bought.iter().enumerate().map(spent).fold(0.0, f64::max)
     }
 
-    fn envy(&self, bought: &[Bundle]) -> f64 {
+    fn largest_envy(&self, bought: &[Bundle]) -> f64 {
         let mut max: f64 = 0.0;
         for (tenant, own) in bought.iter().enumerate() {
             let value = |bundle| self.tenants[tenant].utility.value(bundle);
             let own = value(*own);
             for (other, bundle) in bought.iter().enumerate() {
-                let theirs = value(self.scaled(*bundle, other, tenant));
+                let theirs = value(self.scale_to_weight(*bundle, other, tenant));
                 if theirs > own {
                     max = max.max(theirs / own - 1.0);
                 }
@@ -100,7 +100,7 @@ impl<U: Utility> Market<'_, U> {
 
     /// Scales the bundle of the tenant `owner` by the ratio of the weights of `to` and `owner`
     /// (Spirit, section 7). The result is limited to the maximum share of `to`.
-    pub(super) fn scaled(&self, bundle: Bundle, owner: usize, to: usize) -> Bundle {
+    pub(super) fn scale_to_weight(&self, bundle: Bundle, owner: usize, to: usize) -> Bundle {
         let (ratio, max) = (self.weight(to) / self.weight(owner), self.limits(to).max);
         Bundle {
             memory: (bundle.memory * ratio).min(max.memory),

@@ -10,8 +10,8 @@ use super::{
     utility::{Utility, WarmStart},
 };
 
-/// Largest relative loss of throughput by a mixture of two demands at nearly the same price for
-/// which a tenant's demand counts as continuous.
+/// A tenant's demand counts as continuous if a mixture of its demands at two nearly equal prices
+/// loses at most this fraction of throughput.
 const MIX_LOSS_MAX: f64 = 1e-3;
 /// Relative difference up to which two dividends count as equal.
 const EQUAL_DIVIDEND_TOLERANCE: f64 = 1e-6;
@@ -59,14 +59,14 @@ fn clear_at_bracket<U: Utility>(
         return market.verify_mixtures(Status::Exact, bracket.above.bundles.clone());
     };
     let mixed = bracket_demand.mixtures();
-    let discontinuous = bracket_demand.discontinuous(&mixed);
+    let discontinuous = bracket_demand.discontinuous_tenants(&mixed);
     if discontinuous.is_empty() {
         return market.verify_mixtures(Status::Mixed, mixed);
     }
     let whole = bracket_demand
-        .pack_whole(&discontinuous, None)
+        .assign_whole_demands(&discontinuous, None)
         .and_then(|(bundles, _)| market.verify(Status::Whole, bundles));
-    whole.or_else(|| bracket_demand.one_marginal(&discontinuous, turn))
+    whole.or_else(|| bracket_demand.clear_with_one_marginal(&discontinuous, turn))
 }
 
 /// Demand of all tenants at both ends of a price bracket.
@@ -78,8 +78,8 @@ struct BracketDemand<'a, U> {
     bandwidth: &'a [Bundle],
     /// Prices per unit at the lower and at the higher memory price.
     prices: (Prices, Prices),
-    /// Fraction of the lower price's demand, 0 to 1, in the mixtures that together buy exactly all
-    /// memory. The fraction is the same for all tenants.
+    /// Fraction of the demand at the lower price in each tenant's mixture, 0 to 1. It is the same
+    /// for all tenants and is chosen so that the mixtures together buy exactly all memory.
     mix_fraction: f64,
     /// Whether both ends of the bracket have the same dividend. With different dividends, the value
     /// of a tenant's demand jumps between the ends.
@@ -99,13 +99,13 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         Some(Self { market, memory, bandwidth, prices, mix_fraction, has_equal_dividends })
     }
 
-    /// Clears markets with discontinuous demand for which `clear_at_bracket` finds no allocation.
-    /// First tries to give one tenant its demand and to clear the other tenants as a separate
-    /// market. Then tries mixtures for all tenants. Some tenants may then lose compared with their
-    /// demand, but no tenant may lose compared with an equal split.
+    /// Clears a market with discontinuous demand if `clear_at_bracket` finds no allocation. First
+    /// tries to give one tenant its demand and to clear the other tenants as a separate market.
+    /// Then tries mixtures for all tenants. Some tenants may then lose compared with their demand,
+    /// but no tenant may lose compared with an equal split.
     fn clear_with_losses(&self, price: f64, turn: usize) -> Option<Clearing> {
         let mixed = self.mixtures();
-        let fixed = self.one_fixed(&self.discontinuous(&mixed), price, turn);
+        let fixed = self.clear_with_one_fixed(&self.discontinuous_tenants(&mixed), price, turn);
         fixed.or_else(|| self.market.verify(Status::Mixed, mixed))
     }
 
@@ -120,9 +120,10 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         self.bandwidth[tenant].interpolate(self.memory[tenant], part)
     }
 
-    /// Returns the tenants with discontinuous demand, which lose throughput by a mixture. They are
-    /// in descending order of the ratio of both demands' values, lower memory price to higher.
-    fn discontinuous(&self, mixed: &[Bundle]) -> Vec<usize> {
+    /// Returns the tenants with discontinuous demand, which would lose throughput by a mixture. The
+    /// order is by descending ratio of the value of the demand at the lower memory price to the
+    /// value of the demand at the higher memory price.
+    fn discontinuous_tenants(&self, mixed: &[Bundle]) -> Vec<usize> {
         let value = |tenant: usize, bundle| self.market.tenants[tenant].utility.value(bundle);
         let loses = |tenant: &usize| {
             if self.is_mixture_lossless(*tenant) {
@@ -170,12 +171,12 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     /// Gives one tenant with discontinuous demand the remainder, and the other tenants with
     /// discontinuous demand one of their demands whole. The remainder goes to the tenant that gains
     /// most. `turn` rotates the choice between equal gains.
-    fn one_marginal(&self, discontinuous: &[usize], turn: usize) -> Option<Clearing> {
+    fn clear_with_one_marginal(&self, discontinuous: &[usize], turn: usize) -> Option<Clearing> {
         let first = turn % discontinuous.len();
         let candidates =
             discontinuous[first..].iter().chain(&discontinuous[..first]).take(MARGINAL_CANDIDATES_MAX);
-        let packings =
-            candidates.filter_map(|tenant| Some((*tenant, self.pack_whole(discontinuous, Some(*tenant))?)));
+        let packings = candidates
+            .filter_map(|tenant| Some((*tenant, self.assign_whole_demands(discontinuous, Some(*tenant))?)));
         let best = packings.reduce(|best, next| {
             if next.1.1 > best.1.1 * (1.0 + SHARING_INCENTIVE_TOLERANCE) { next } else { best }
         });
@@ -185,20 +186,20 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
 
     /// Gives one tenant with discontinuous demand one of its demands whole, and clears the other
     /// tenants as a separate market. Returns the allocation with the largest mean gain.
-    fn one_fixed(&self, discontinuous: &[usize], price: f64, turn: usize) -> Option<Clearing> {
+    fn clear_with_one_fixed(&self, discontinuous: &[usize], price: f64, turn: usize) -> Option<Clearing> {
         let demands = |tenant: &usize| [(*tenant, self.memory[*tenant]), (*tenant, self.bandwidth[*tenant])];
         let fixed = discontinuous.iter().take(FIXED_CANDIDATES_MAX).flat_map(demands);
         let clearing = fixed.filter_map(|(tenant, bundle)| {
-            let bundles = self.clear_rest_of_market(tenant, bundle, price, turn)?;
+            let bundles = self.clear_other_tenants(tenant, bundle, price, turn)?;
             let clearing = self.market.verify(Status::OneFixed { tenant }, bundles)?;
-            Some((self.market.mean_gain(&clearing.bundles), clearing))
+            Some((self.market.log_mean_gain(&clearing.bundles), clearing))
         });
         clearing.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, clearing)| clearing)
     }
 
     /// Gives `bundle` to the tenant `fixed`, and clears the other tenants as a separate market with
     /// the remaining supply. Returns the bundles of all tenants, or `None` if that is impossible.
-    fn clear_rest_of_market(
+    fn clear_other_tenants(
         &self,
         fixed: usize,
         bundle: Bundle,
@@ -207,8 +208,8 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     ) -> Option<Vec<Bundle>> {
         let others = (0..self.memory.len()).filter(|tenant| *tenant != fixed);
         let tenants: Vec<Tenant<&dyn Utility>> =
-            others.map(|tenant| self.market.tenants[tenant].borrowed()).collect();
-        let left = self.unallocated(&[bundle]);
+            others.map(|tenant| self.market.tenants[tenant].with_borrowed_utility()).collect();
+        let left = self.unallocated_supply(&[bundle]);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the supply")]
         let supply = Supply { memory_mib: left.memory as u64, bandwidth_mb_s: left.bandwidth as u64 };
         let weights: f64 = tenants.iter().map(|tenant| tenant.weight).sum();
@@ -232,11 +233,15 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     /// memory is left, or else their demand at the higher memory price. Gives the other tenants
     /// mixtures, and the marginal tenant, if any, the remainder. Returns the bundles and the gain
     /// of the marginal tenant, or `None` if the bundles do not fit the supply.
-    fn pack_whole(&self, discontinuous: &[usize], marginal: Option<usize>) -> Option<(Vec<Bundle>, f64)> {
+    fn assign_whole_demands(
+        &self,
+        discontinuous: &[usize],
+        marginal: Option<usize>,
+    ) -> Option<(Vec<Bundle>, f64)> {
         let mut is_discontinuous = vec![false; self.memory.len()];
         discontinuous.iter().for_each(|tenant| is_discontinuous[*tenant] = true);
         let mut bundles = self.bandwidth.to_vec();
-        let mut left = self.unallocated(&bundles).memory;
+        let mut left = self.unallocated_supply(&bundles).memory;
         for tenant in discontinuous.iter().copied().filter(|tenant| Some(*tenant) != marginal) {
             let more = self.memory[tenant].memory - self.bandwidth[tenant].memory;
             if more <= left {
@@ -255,22 +260,22 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         let part = if mixable > 0.0 { (left / mixable).clamp(0.0, 1.0) } else { 0.0 };
         let Some(marginal) = marginal else {
             let mixed = mixes(part);
-            let left = self.market.fraction_of_supply(self.unallocated(&mixed));
+            let left = self.market.fraction_of_supply(self.unallocated_supply(&mixed));
             let fits =
                 left.memory.abs() <= UNALLOCATED_TOLERANCE && left.bandwidth.abs() <= UNALLOCATED_TOLERANCE;
             return fits.then_some((mixed, 1.0));
         };
         let candidates =
-            [part, 0.0, 1.0].into_iter().filter_map(|part| self.assign_rest(mixes(part), marginal));
+            [part, 0.0, 1.0].into_iter().filter_map(|part| self.assign_remainder(mixes(part), marginal));
         candidates.reduce(|best, next| if next.1 > best.1 { next } else { best })
     }
 
     /// Gives the remainder of the supply to the marginal tenant. Returns all bundles and the gain
     /// of this tenant, or `None` if the remainder is less than its minimum share.
-    fn assign_rest(&self, mut bundles: Vec<Bundle>, marginal: usize) -> Option<(Vec<Bundle>, f64)> {
+    fn assign_remainder(&self, mut bundles: Vec<Bundle>, marginal: usize) -> Option<(Vec<Bundle>, f64)> {
         bundles[marginal] = Bundle::default();
         let all = Bundle::from(self.market.supply.all());
-        let rest = self.unallocated(&bundles);
+        let rest = self.unallocated_supply(&bundles);
         // Treat a remainder within rounding error, which may be negative, as 0.
         let snap_to_zero =
             |rest: f64, all: f64| if rest.abs() <= UNALLOCATED_TOLERANCE * all { 0.0 } else { rest };
@@ -291,7 +296,7 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     }
 
     /// Returns the supply that `bundles` leave unallocated; negative if they exceed the supply.
-    fn unallocated(&self, bundles: &[Bundle]) -> Bundle {
+    fn unallocated_supply(&self, bundles: &[Bundle]) -> Bundle {
         self.market.all().minus(bundles.iter().copied().sum())
     }
 }
@@ -318,8 +323,8 @@ impl<U: Utility> Market<'_, U> {
         self.verify_for(status, bundles, |tenant| !self.tenants[tenant].utility.is_convex())
     }
 
-    /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive of
-    /// a tenant for which `needs_check` is true.
+    /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive.
+    /// Sharing incentive is checked only for the tenants that `needs_check` selects.
     fn verify_for(
         &self,
         status: Status,
@@ -335,7 +340,7 @@ impl<U: Utility> Market<'_, U> {
     }
 
     /// Returns the logarithm of the geometric mean of all gains, weighted by the tenants' weights.
-    pub(crate) fn mean_gain(&self, bundles: &[Bundle]) -> f64 {
+    pub(crate) fn log_mean_gain(&self, bundles: &[Bundle]) -> f64 {
         let gain = |(tenant, bundle): (usize, &Bundle)| {
             self.weight(tenant) * self.gain(tenant, *bundle).max(GAIN_FLOOR).ln()
         };
@@ -345,7 +350,7 @@ impl<U: Utility> Market<'_, U> {
 
 impl<U: Utility> Tenant<U> {
     /// Returns the same tenant with a borrowed utility.
-    fn borrowed(&self) -> Tenant<&dyn Utility> {
+    fn with_borrowed_utility(&self) -> Tenant<&dyn Utility> {
         Tenant { weight: self.weight, min: self.min, max: self.max, utility: &self.utility }
     }
 }

@@ -1,8 +1,8 @@
 //! Demand of an arbitrary monotone utility by search on a grid.
 //!
 //! Spirit (section 4.1) evaluates every point of a 200 × 200 grid, or of a window around the last
-//! share. Here the search is limited to about 200 points on the budget line. No point between two
-//! others is worth more than the larger memory of the two with the larger bandwidth of the two.
+//! share. Here the search is limited to about 200 points on the budget line. A point between two
+//! others is worth at most the bundle with the larger memory and the larger bandwidth of the two.
 //! Branch and bound with this upper bound skips most points.
 
 use super::{
@@ -10,8 +10,8 @@ use super::{
     utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
 };
 
-/// Number of steps into which the affordable memory is divided. Spirit's 1/ε is a number of steps
-/// of the whole memory.
+/// Number of steps into which the affordable memory is divided. Spirit divides the whole memory
+/// into 1/ε steps.
 const GRID_STEPS: f64 = 200.0;
 /// Relative tolerance for rounding errors of prices.
 const PRICE_ROUNDING: f64 = 1e-12;
@@ -39,7 +39,7 @@ impl<F: Fn(Bundle) -> f64> Utility for Grid<F> {
 
     fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
         let line = BudgetLine::new(self, constraint, within);
-        let best = line.best(warm.position);
+        let best = line.best_point(warm.position);
         warm.position = best.at;
         let bundle = if line.has_slack(best) { line.minimize_cost(best) } else { best.bundle };
         let unspent = constraint.budget - constraint.prices.cost_of(bundle);
@@ -88,7 +88,7 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     fn new(grid: &'a Grid<F>, constraint: &BudgetConstraint, within: &'a Limits) -> Self {
         let BudgetConstraint { budget, prices } = *constraint;
         let (min, max) = (within.min, within.max);
-        let affordable_units = affordable(budget - prices.bandwidth * min.bandwidth, prices.memory);
+        let affordable_units = max_units(budget - prices.bandwidth * min.bandwidth, prices.memory);
         let memory_max = whole_units(affordable_units, min.memory, max.memory);
         let step = ((memory_max - min.memory) / GRID_STEPS).floor().max(1.0);
         let last = grid_index((memory_max - min.memory) / step);
@@ -103,7 +103,7 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     /// Returns the bandwidth affordable in addition to `memory` MiB, in whole MB/s within the
     /// limits.
     fn affordable_bandwidth(&self, memory: f64) -> f64 {
-        let affordable_units = affordable(self.budget - self.prices.memory * memory, self.prices.bandwidth);
+        let affordable_units = max_units(self.budget - self.prices.memory * memory, self.prices.bandwidth);
         whole_units(affordable_units, self.within.min.bandwidth, self.within.max.bandwidth)
     }
 
@@ -116,27 +116,27 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         self.evaluate(at, Bundle { memory, bandwidth: self.affordable_bandwidth(memory) })
     }
 
-    /// Returns the point with the same fraction of the supply in both goods, which is the budget.
-    /// It is affordable because the whole supply usually costs 1. In a market that sells less than
-    /// the supply of the grid (`Status::OneFixed`), the grid's supply costs more, and the fraction
-    /// is reduced.
-    fn diagonal(&self) -> Point {
+    /// Returns the point at which both goods are the same fraction of the supply. The fraction
+    /// equals the budget, because the whole supply usually costs 1. In a market that sells less
+    /// than the supply of the grid (`Status::OneFixed`), the grid's supply costs more, and the
+    /// fraction is reduced.
+    fn diagonal_point(&self) -> Point {
         let Limits { min, max } = *self.within;
         let all = Bundle::from(self.grid.supply.all());
         let costs = self.prices.cost_of(all);
         let part = if costs > 1.0 + PRICE_ROUNDING { self.budget / costs } else { self.budget };
         let memory = (part * all.memory).min(max.memory).max(min.memory);
-        let left = affordable(self.budget - self.prices.memory * memory, self.prices.bandwidth);
+        let left = max_units(self.budget - self.prices.memory * memory, self.prices.bandwidth);
         let bandwidth = (part * all.bandwidth).min(left * (1.0 + PRICE_ROUNDING));
         let at = grid_index((memory - min.memory) / self.step);
         self.evaluate(at, Bundle { memory, bandwidth: bandwidth.min(max.bandwidth).max(min.bandwidth) })
     }
 
     /// Returns the point of the highest value. `hint` is the grid index of the last answer.
-    fn best(&self, hint: u32) -> Point {
+    fn best_point(&self, hint: u32) -> Point {
         let (first, last) = (self.point(0), self.point(self.last));
         let candidates = [self.point(hint.min(self.last)), first, last];
-        let mut best = candidates.into_iter().fold(self.diagonal(), better);
+        let mut best = candidates.into_iter().fold(self.diagonal_point(), higher_value_point);
         self.search_between(first, last, &mut best);
         best
     }
@@ -148,12 +148,12 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
             return;
         }
         let middle = self.point(from.at.midpoint(to.at));
-        *best = better(*best, middle);
+        *best = higher_value_point(*best, middle);
         self.search_between(from, middle, best);
         self.search_between(middle, to, best);
     }
 
-    /// Returns whether the bundle of a point has the same value with one unit less of a good.
+    /// Returns whether the bundle of a point keeps its value with one unit less of a good.
     fn has_slack(&self, Point { bundle, value: target, .. }: Point) -> bool {
         let less = Bundle { memory: bundle.memory - 1.0, bandwidth: bundle.bandwidth - 1.0 };
         let min = self.within.min;
@@ -162,13 +162,13 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
             || less.memory >= min.memory && is_enough(Bundle { memory: less.memory, ..bundle })
     }
 
-    /// Returns the cheapest bundle that has at least the value of a point.
+    /// Returns the cheapest bundle whose value is at least that of a point.
     fn minimize_cost(&self, Point { bundle: start, value: target, .. }: Point) -> Bundle {
         let (first, last) = (self.iso_value_point(0, target), self.iso_value_point(self.last, target));
         let bandwidth = self.min_bandwidth(start.memory, target).unwrap_or(f64::INFINITY);
         let start = Bundle { bandwidth: start.bandwidth.min(bandwidth), ..start };
         let mut best =
-            [first.bundle, last.bundle].into_iter().fold(start, |best, next| self.cheaper(best, next));
+            [first.bundle, last.bundle].into_iter().fold(start, |best, next| self.cheaper_bundle(best, next));
         self.minimize_cost_between(first, last, target, &mut best);
         Bundle { memory: self.min_memory(best, target), ..best }
     }
@@ -180,12 +180,12 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
             return;
         }
         let middle = self.iso_value_point(from.at.midpoint(to.at), target);
-        *best = self.cheaper(*best, middle.bundle);
+        *best = self.cheaper_bundle(*best, middle.bundle);
         self.minimize_cost_between(from, middle, target, best);
         self.minimize_cost_between(middle, to, target, best);
     }
 
-    fn cheaper(&self, one: Bundle, other: Bundle) -> Bundle {
+    fn cheaper_bundle(&self, one: Bundle, other: Bundle) -> Bundle {
         if self.prices.cost_of(other) < self.prices.cost_of(one) { other } else { one }
     }
 
@@ -195,8 +195,9 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         IsoValuePoint { at, bundle: Bundle { memory, bandwidth } }
     }
 
-    /// Returns the smallest bandwidth within the limits, in whole MB/s, with which `memory` MiB
-    /// have at least the value `target`. Returns `None` if the largest bandwidth is not enough.
+    /// Returns the smallest bandwidth within the limits, in whole MB/s, that gives a bundle with
+    /// `memory` MiB at least the value `target`. Returns `None` if the largest bandwidth is not
+    /// enough.
     fn min_bandwidth(&self, memory: f64, target: f64) -> Option<f64> {
         let is_enough = |bandwidth| self.grid.value(Bundle { memory, bandwidth }) >= target;
         let Limits { min, max } = *self.within;
@@ -211,9 +212,8 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     }
 }
 
-/// Returns the smallest whole number above `from` for which `is_enough` is true, by bisection.
-/// Returns `from` or `to` if no whole number between them is the smallest. `is_enough` must be true
-/// for `to`.
+/// Returns the smallest amount from `from` to `to` that is enough, by bisection. Only whole numbers
+/// and the two bounds, which may be fractions, are tried. `to` must be enough.
 fn bisect_min(from: f64, to: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
     if is_enough(from) {
         return from;
@@ -230,7 +230,7 @@ fn bisect_min(from: f64, to: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
 }
 
 /// Returns the point of the higher value, or `one` if both values are equal.
-fn better(one: Point, other: Point) -> Point {
+fn higher_value_point(one: Point, other: Point) -> Point {
     if other.value > one.value { other } else { one }
 }
 
@@ -242,7 +242,7 @@ fn grid_index(position: f64) -> u32 {
 }
 
 /// Returns the number of units that `budget` buys at `price` per unit; infinite for a price of 0.
-fn affordable(budget: f64, price: f64) -> f64 {
+fn max_units(budget: f64, price: f64) -> f64 {
     if price == 0.0 { f64::INFINITY } else { budget / price }
 }
 

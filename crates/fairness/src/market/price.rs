@@ -51,11 +51,12 @@ const INTERPOLATION_WIDTH_MAX: f64 = 3.0;
 const JUMP_FRACTION: f64 = 0.25;
 /// Largest number of tenants with a jump whose demand is evaluated separately.
 const JUMPING_TENANTS_MAX: usize = 4;
-/// Fraction of the bracket's width to which a jump is located if the demand of the other tenants
-/// changes as much. A more precise location would not help then.
+/// Precision with which a jump is located, as a fraction of the bracket's width, if the demand of
+/// the other tenants changes by at least as much as the jump. Higher precision would not help in
+/// this case.
 const JUMP_LOCATION_FRACTION: f64 = 1.0 / 64.0;
-/// Ratio of the number of tenants to the size of the sample from which the starting price is
-/// estimated.
+/// The starting price is estimated from a sample of the tenants. The size of the sample is the
+/// number of tenants divided by this number.
 const ESTIMATE_SAMPLE_DIVISOR: usize = 16;
 /// Smallest sample, in tenants, from which the starting price is estimated.
 const ESTIMATE_SAMPLE_MIN: usize = 32;
@@ -96,7 +97,7 @@ pub(super) fn bracket_price<U: Utility>(
 ) -> ClearingBracket {
     let is_within = |price: &f64| *price > 0.0 && *price < 1.0;
     let last = last.filter(is_within).or_else(|| estimate_price(market, warm_starts).filter(is_within));
-    let active = ActiveSet::all(market.tenants.len());
+    let active = ActiveSet::new(market.tenants.len());
     PriceSearch {
         market,
         warm_starts,
@@ -104,7 +105,7 @@ pub(super) fn bracket_price<U: Utility>(
         rounds: 0,
         rounds_max: PRICE_ROUNDS_MAX,
         scratch: Round::default(),
-        shrinks_active_set: true,
+        may_shrink_active_set: true,
     }
     .run(log_ratio(last.unwrap_or(0.5)), last.is_some())
 }
@@ -130,7 +131,7 @@ struct PriceSearch<'a, 'b, U> {
     /// Outdated round whose buffers the next evaluation reuses.
     scratch: Round,
     /// Whether tenants may be removed from the active set.
-    shrinks_active_set: bool,
+    may_shrink_active_set: bool,
 }
 
 /// Evaluated point of the search.
@@ -162,7 +163,7 @@ struct MoveStreak {
 impl MoveStreak {
     /// Returns the factor by which the interpolated step is multiplied after the same end of the
     /// bracket has moved `moves` times in a row.
-    fn overshoot(moves: u32) -> f64 {
+    fn overshoot_factor(moves: u32) -> f64 {
         f64::from(moves.saturating_sub(1)).exp2()
     }
 }
@@ -189,7 +190,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     }
 
     fn evaluate_point(&mut self, mut at: PricePoint) -> PricePoint {
-        at.round.evaluate(self.market, &self.active, price(at.ratio), self.warm_starts);
+        at.round.evaluate(self.market, &self.active, memory_price(at.ratio), self.warm_starts);
         at
     }
 
@@ -198,8 +199,8 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         ClearingBracket { below: None, above: at.round, rounds: self.rounds }
     }
 
-    /// Searches from the logarithm of the price ratio `first`. `is_near` is whether the clearing
-    /// price is expected near it.
+    /// Searches from `first`, a logarithm of the price ratio. `is_near` is set if the clearing
+    /// price is expected near `first`.
     fn run(mut self, first: f64, is_near: bool) -> ClearingBracket {
         let first = self.evaluate(first);
         // Demand usually falls faster than the square root of the price ratio rises. With this
@@ -273,7 +274,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     /// the bracket.
     fn shrink_active_set(&mut self, low: &mut PricePoint, high: &mut PricePoint) {
         let is_priced = low.ratio >= -LOG_RATIO_MAX && high.ratio <= LOG_RATIO_MAX;
-        if self.shrinks_active_set && is_priced {
+        if self.may_shrink_active_set && is_priced {
             self.active.shrink(self.market, &mut low.round, &mut high.round);
         }
     }
@@ -321,8 +322,8 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     /// Restarts the search near `near` with all tenants active, after the demand of an inactive
     /// tenant has changed.
     fn restart_with_all(mut self, near: f64) -> ClearingBracket {
-        (self.shrinks_active_set, self.rounds_max) = (false, self.rounds + PRICE_ROUNDS_MAX);
-        self.active = ActiveSet::all(self.warm_starts.len());
+        (self.may_shrink_active_set, self.rounds_max) = (false, self.rounds + PRICE_ROUNDS_MAX);
+        self.active = ActiveSet::new(self.warm_starts.len());
         self.run(near, true)
     }
 
@@ -340,9 +341,9 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         }
         let estimate = self.interpolate(low, high);
         let ratio = if estimate < middle {
-            (from + (estimate - from) * MoveStreak::overshoot(streak.low)).min(middle)
+            (from + (estimate - from) * MoveStreak::overshoot_factor(streak.low)).min(middle)
         } else {
-            (to - (to - estimate) * MoveStreak::overshoot(streak.high)).max(middle)
+            (to - (to - estimate) * MoveStreak::overshoot_factor(streak.high)).max(middle)
         };
         if ratio > from && ratio < to { ratio } else { middle }
     }
@@ -354,11 +355,11 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         let memory =
             |point: &PricePoint, at: usize| market.fraction_of_supply(point.round.bundles[at]).memory;
         let jump = JUMP_FRACTION * (low.round.sum.memory - high.round.sum.memory);
-        let jumps = |at: &usize| memory(low, *at) - memory(high, *at) > jump;
+        let has_jump = |at: &usize| memory(low, *at) - memory(high, *at) > jump;
         let jumping: Vec<_> =
-            (0..self.active.tenants.len()).filter(jumps).take(JUMPING_TENANTS_MAX).collect();
+            (0..self.active.tenants.len()).filter(has_jump).take(JUMPING_TENANTS_MAX).collect();
         if jumping.is_empty() {
-            return secant(low, high);
+            return secant_estimate(low, high);
         }
         let others = |point: &PricePoint| {
             point.round.sum.memory - jumping.iter().map(|at| memory(point, *at)).sum::<f64>()
@@ -375,7 +376,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
             let part = (middle - low.ratio) / (high.ratio - low.ratio);
             let between = |low: f64, high: f64| low + part * (high - low);
             let (prices, dividend) =
-                (market.prices(price(middle)), between(low.round.dividend, high.round.dividend));
+                (market.prices(memory_price(middle)), between(low.round.dividend, high.round.dividend));
             let mut sum = between(others_low, others_high);
             for at in &jumping {
                 let tenant = self.active.tenants[*at];
@@ -429,7 +430,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
 
 /// Returns the price of all memory, 0 to 1, for a logarithm of the price ratio. For a logarithm
 /// beyond [`LOG_RATIO_MAX`], the price is exactly 0 or 1.
-fn price(ratio: f64) -> f64 {
+fn memory_price(ratio: f64) -> f64 {
     if ratio.abs() > LOG_RATIO_MAX {
         if ratio > 0.0 { 1.0 } else { 0.0 }
     } else {
@@ -453,7 +454,7 @@ fn log_ratio(price: f64) -> f64 {
 
 /// Estimates the logarithm of the price ratio at which memory is sold exactly. The logarithm of
 /// demand is interpolated linearly between both ends of the bracket (secant method).
-fn secant(low: &PricePoint, high: &PricePoint) -> f64 {
+fn secant_estimate(low: &PricePoint, high: &PricePoint) -> f64 {
     let (over, under) = (low.round.sum.memory.ln(), -high.round.sum.memory.max(DEMAND_FLOOR).ln());
     low.ratio + (high.ratio - low.ratio) * over / (over + under)
 }

@@ -17,14 +17,15 @@ use super::{
     utility::Utility,
 };
 
-/// Amounts of a good that one trade may move, in units of `STEP`.
-const STEPS: [f64; 4] = [0.0, 0.25, 2.0, 16.0];
-/// Unit of the amounts that a trade moves, as a fraction of the supply.
-const STEP: f64 = 1.0 / 200.0;
-/// Number of possible moves of a good: each of `STEPS` in both directions, with 0 counted once.
-const MOVE_COUNT: usize = 2 * STEPS.len() - 1;
-/// Smallest increase of the logarithm of the geometric mean of throughputs for which a trade is
-/// made.
+/// Numbers of steps by which one trade may move a good.
+const MOVE_STEPS: [f64; 4] = [0.0, 0.25, 2.0, 16.0];
+/// Size of one step, as a fraction of the supply of a good.
+const STEP_FRACTION: f64 = 1.0 / 200.0;
+/// Number of possible moves of a good: each of `MOVE_STEPS` in both directions, with 0 counted
+/// once.
+const MOVE_COUNT: usize = 2 * MOVE_STEPS.len() - 1;
+/// A trade is made only if it increases the logarithm of the geometric mean of throughputs by more
+/// than this value.
 const LOG_MEAN_GAIN_MIN: f64 = 1e-5;
 /// Approximate number of steps of the coarse grid. It is rounded down to a multiple of the number
 /// of tenants, so that the grid contains the fair share of tenants with equal weights. With other
@@ -33,7 +34,7 @@ const COARSE_STEPS: usize = 96;
 /// Relative tolerance for rounding errors of throughputs.
 const VALUE_ROUNDING: f64 = 1e-12;
 /// Largest relative envy that counts as rounding error.
-const ENVY_MAX: f64 = 1e-6;
+const ENVY_TOLERANCE: f64 = 1e-6;
 
 /// Options of [`Market::refine`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,7 +69,7 @@ impl<U: Utility> Market<'_, U> {
             }
         }
         outcome.refinements = best.trades;
-        outcome.bought = best.bundles();
+        outcome.bought = best.into_bundles();
         outcome.shares = rounding::round_to_units(self, &outcome.bought);
     }
 }
@@ -77,7 +78,7 @@ impl<U: Utility> Market<'_, U> {
     /// Returns whether two tenants have equal weights and value all probed bundles equally.
     fn are_equivalent(&self, one: usize, other: usize) -> bool {
         let all = Bundle::from(self.supply.all());
-        let parts = || PROBES.into_iter().map(|part| part / self.tenants.len() as f64);
+        let parts = || PROBE_AMOUNTS.into_iter().map(|part| part / self.tenants.len() as f64);
         let mut probes = parts().flat_map(|memory| parts().map(move |bandwidth| (memory, bandwidth)));
         let value = |tenant: usize, bundle| self.tenants[tenant].utility.value(bundle);
         self.tenants[one].weight == self.tenants[other].weight
@@ -90,7 +91,7 @@ impl<U: Utility> Market<'_, U> {
 
 /// Amounts of each good at which the values of two tenants are compared, as multiples of an equal
 /// share.
-const PROBES: [f64; 4] = [0.3, 0.9, 1.7, 3.1];
+const PROBE_AMOUNTS: [f64; 4] = [0.3, 0.9, 1.7, 3.1];
 
 /// Group of tenants with equal weights, utilities and bundles. A trade changes all their bundles
 /// equally.
@@ -113,7 +114,7 @@ struct Refinement<'a, 'b, U> {
     value_min: Vec<f64>,
     /// Number of trades made so far.
     trades: u32,
-    /// Amounts of both goods in one [`STEP`], in MiB and MB/s.
+    /// Size of one step of both goods, in MiB and MB/s.
     step: Bundle,
 }
 
@@ -128,17 +129,17 @@ struct Trade {
     memory: usize,
     /// Move of bandwidth of the group `from`.
     bandwidth: usize,
-    /// Increase of the logarithm of the geometric mean.
+    /// Increase of the logarithm of the weighted geometric mean of throughputs.
     gain: f64,
 }
 
 /// Index of the move that moves nothing.
-const NO_MOVE: usize = STEPS.len() - 1;
+const NO_MOVE: usize = MOVE_STEPS.len() - 1;
 
 /// Returns the number of steps by which a move changes the amount of a good, negative or positive.
 /// `move_index` is an index into [`Group::log_values`].
 fn steps_of(move_index: usize) -> f64 {
-    if move_index < NO_MOVE { -STEPS[NO_MOVE - move_index] } else { STEPS[move_index - NO_MOVE] }
+    if move_index < NO_MOVE { -MOVE_STEPS[NO_MOVE - move_index] } else { MOVE_STEPS[move_index - NO_MOVE] }
 }
 
 /// Returns the index of the move by the same amount in the other direction.
@@ -169,7 +170,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
             }
         }
         let all = Bundle::from(market.supply.all());
-        let step = Bundle { memory: all.memory * STEP, bandwidth: all.bandwidth * STEP };
+        let step = Bundle { memory: all.memory * STEP_FRACTION, bandwidth: all.bandwidth * STEP_FRACTION };
         let mut refinement = Self { market, groups, options, value_min, trades: 0, step };
         (0..refinement.groups.len()).for_each(|group| refinement.update_log_values(group));
         refinement
@@ -177,7 +178,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
 
     /// Makes trades until no acceptable trade is left, at most [`REFINEMENTS_MAX`] trades.
     fn run(&mut self) {
-        while self.trades < REFINEMENTS_MAX && self.step() {
+        while self.trades < REFINEMENTS_MAX && self.make_best_trade() {
             self.trades += 1;
         }
     }
@@ -249,13 +250,13 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
     }
 
     /// Makes the acceptable trade with the largest gain. Returns whether a trade was made.
-    fn step(&mut self) -> bool {
-        let mut trades = self.trades();
+    fn make_best_trade(&mut self) -> bool {
+        let mut trades = self.profitable_trades();
         trades.sort_by(|one, other| other.gain.total_cmp(&one.gain));
         let Some(trade) = trades
             .into_iter()
             .take(TRADE_CANDIDATES_MAX)
-            .find(|trade| !self.options.envy_free || self.keeps_envy_free(trade))
+            .find(|trade| !self.options.envy_free || self.is_envy_free_after(trade))
         else {
             return false;
         };
@@ -268,7 +269,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
     }
 
     /// Returns all trades that raise the mean by more than [`LOG_MEAN_GAIN_MIN`].
-    fn trades(&self) -> Vec<Trade> {
+    fn profitable_trades(&self) -> Vec<Trade> {
         let mut trades = Vec::new();
         for (from, giver) in self.groups.iter().enumerate() {
             for (to, receiver) in self.groups.iter().enumerate().filter(|(to, _)| *to != from) {
@@ -289,7 +290,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
 
     /// Returns whether no tenant of the two groups of a trade envies, or is envied by, another
     /// tenant after the trade.
-    fn keeps_envy_free(&self, trade: &Trade) -> bool {
+    fn is_envy_free_after(&self, trade: &Trade) -> bool {
         let giver = self.bundle_after(trade.from, opposite(trade.memory), trade.bandwidth);
         let receiver = self.bundle_after(trade.to, trade.memory, opposite(trade.bandwidth));
         let bundle = |group: usize| match group {
@@ -302,8 +303,9 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
             one != other
                 && self.groups[one].tenants.iter().any(|tenant| {
                     let value = |bundle| self.market.tenants[*tenant].utility.value(bundle);
-                    let theirs = self.market.scaled(bundle(other), self.groups[other].tenants[0], *tenant);
-                    value(theirs) > value(bundle(one)) * (1.0 + ENVY_MAX)
+                    let theirs =
+                        self.market.scale_to_weight(bundle(other), self.groups[other].tenants[0], *tenant);
+                    value(theirs) > value(bundle(one)) * (1.0 + ENVY_TOLERANCE)
                 })
         };
         // A trade changes the bundles of two groups only. Envy can arise only from or toward these
@@ -312,7 +314,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
             && groups.clone().all(|group| !envies(trade.from, group) && !envies(trade.to, group))
     }
 
-    fn bundles(self) -> Vec<Bundle> {
+    fn into_bundles(self) -> Vec<Bundle> {
         let mut bundles = vec![Bundle::default(); self.value_min.len()];
         for group in &self.groups {
             group.tenants.iter().for_each(|tenant| bundles[*tenant] = group.bundle);

@@ -9,7 +9,7 @@ use super::{
     utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
 };
 
-/// Fraction of a budget up to which an unspent rest counts as rounding error.
+/// Fraction of a budget up to which an unspent remainder counts as rounding error.
 const UNSPENT_TOLERANCE: f64 = 1e-9;
 
 /// Number of tenants whose data is prefetched together before their demand is evaluated.
@@ -37,13 +37,13 @@ pub(super) struct Round {
 pub(super) struct ActiveSet {
     /// Indices of the active tenants in ascending order.
     pub tenants: Vec<usize>,
-    /// Dividend with which each evaluation starts.
+    /// Dividend at which each evaluation starts.
     first_dividend: f64,
-    /// Inactive tenants that demand a fixed amount of memory at any price and spend the rest of
-    /// their budget on bandwidth.
+    /// Inactive tenants that demand a fixed amount of memory at any price and spend their remaining
+    /// budget on bandwidth.
     fixed_memory: FixedDemand,
-    /// Inactive tenants that demand a fixed amount of bandwidth at any price and spend the rest of
-    /// their budget on memory.
+    /// Inactive tenants that demand a fixed amount of bandwidth at any price and spend their
+    /// remaining budget on memory.
     fixed_bandwidth: FixedDemand,
     /// Total demand of inactive satiated tenants.
     satiated_demand: Bundle,
@@ -64,7 +64,7 @@ impl FixedDemand {
         self.weight += weight;
     }
 
-    /// Returns the amount of the other good that these tenants buy with the rest of their budgets.
+    /// Returns the amount of the other good that these tenants buy with their remaining budgets.
     fn remaining_demand(&self, dividend: f64, price: f64, other_price: f64) -> f64 {
         if self.weight > 0.0 { (dividend * self.weight - price * self.amount) / other_price } else { 0.0 }
     }
@@ -72,7 +72,7 @@ impl FixedDemand {
 
 impl ActiveSet {
     /// Creates a set of `tenants` tenants, all of them active.
-    pub fn all(tenants: usize) -> Self {
+    pub fn new(tenants: usize) -> Self {
         Self {
             tenants: (0..tenants).collect(),
             first_dividend: 1.0,
@@ -88,7 +88,7 @@ impl ActiveSet {
         let mut all = std::mem::take(&mut self.tenants);
         all.clear();
         all.extend(0..tenants);
-        *self = Self { tenants: all, first_dividend: dividend, ..Self::all(0) };
+        *self = Self { tenants: all, first_dividend: dividend, ..Self::new(0) };
     }
 
     /// Removes tenants that make the same choice at both prices from the set and from both rounds.
@@ -103,7 +103,7 @@ impl ActiveSet {
             let satiated =
                 (low.is_satiated(one, low_prices, weight), high.is_satiated(other, high_prices, weight));
             let is_fixed = market.tenants[tenant].utility.is_convex()
-                && self.try_fix((one, satiated.0), (other, satiated.1), weight);
+                && self.try_deactivate((one, satiated.0), (other, satiated.1), weight);
             if !is_fixed {
                 (self.tenants[kept], low.bundles[kept], high.bundles[kept]) = (tenant, one, other);
                 kept += 1;
@@ -115,9 +115,9 @@ impl ActiveSet {
     }
 
     /// Adds the demand of a tenant to the demand of inactive tenants if the tenant makes the same
-    /// choice at two prices. Returns whether it does. `one` and `other` are the demand at each
-    /// price and whether the tenant is satiated at that price.
-    fn try_fix(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
+    /// choice at two prices. Returns whether the demand was added. `one` and `other` are the demand
+    /// at each price and whether the tenant is satiated at that price.
+    fn try_deactivate(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
         // If memory differs by more than the tolerance, bandwidth often differs at prices between.
         let is_near = || (one.0.memory - other.0.memory).abs() <= SAME_CHOICE_TOLERANCE * other.0.memory;
         match (one, other) {
@@ -165,7 +165,7 @@ struct Spending {
 }
 
 impl Spending {
-    /// Returns the dividend with which the whole budget is spent if no tenant changes its choice.
+    /// Returns the dividend at which the whole budget is spent if no tenant changes its choice.
     /// Returns exactly 1 if no tenant is satiated, despite rounding in the sum of weights.
     fn clearing_dividend(&self) -> f64 {
         if 1.0 - self.unsatiated_weight < WEIGHT_FRACTION_MIN / 2.0 {
@@ -176,18 +176,18 @@ impl Spending {
     }
 
     /// Returns the total spending with `dividend`, as a fraction of all budgets without a dividend.
-    fn spent(&self, dividend: f64) -> f64 {
+    fn total_spending(&self, dividend: f64) -> f64 {
         self.satiated_spending + self.unsatiated_weight * dividend
     }
 }
 
 impl Round {
-    /// Evaluates the demand of all active tenants at `price`. Finds the smallest dividend with
-    /// which the whole budget is spent or all tenants are satiated.
+    /// Evaluates the demand of all active tenants at `price`. Finds the smallest dividend at which
+    /// the whole budget is spent or all tenants are satiated.
     ///
     /// Weights sum to 1, and so do budgets without a dividend. Unsatiated tenants spend their whole
-    /// budget, so that a dividend that spends the rest can be computed directly. If this dividend
-    /// satiates more tenants, the computation is repeated.
+    /// budget, so that a dividend that spends the unspent budget of satiated tenants can be
+    /// computed directly. If this dividend satiates more tenants, the computation is repeated.
     pub fn evaluate<U: Utility>(
         &mut self,
         market: &Market<'_, U>,
@@ -211,13 +211,13 @@ impl Round {
             }
             let next = self.evaluate_with_dividend(market, active, target, warm_starts);
             evaluated = target;
-            if next.spent(target) <= 1.0 + 1e-12 {
+            if next.total_spending(target) <= 1.0 + 1e-12 {
                 (spending, self.dividend) = (next, target);
                 target = spending.clearing_dividend();
             } else {
                 // With the larger budget, a satiated tenant has become unsatiated, and spending
                 // exceeds the budget. Try the smaller dividend that spends the budget exactly. If
-                // no dividend does, keep the last one with which part of the budget is unspent.
+                // no dividend does, keep the last dividend that leaves part of the budget unspent.
                 target =
                     if next.clearing_dividend() < target { next.clearing_dividend() } else { self.dividend };
             }
@@ -227,8 +227,8 @@ impl Round {
         }
     }
 
-    /// Extends this round from the active tenants, `tenants`, to all tenants. The demand of
-    /// inactive tenants is copied from the round `near` at a nearby price, because it is the same.
+    /// Extends this round from the active tenants, `tenants`, to all tenants. Copies the demand of
+    /// inactive tenants from the round `near` at a nearby price, where it is the same.
     pub fn extend_from<U: Utility>(&mut self, market: &Market<'_, U>, tenants: &[usize], near: &Self) {
         let bundles = self.bundles.clone();
         self.bundles.clone_from(&near.bundles);

@@ -15,7 +15,7 @@ pub(super) fn round_to_units<U: Utility>(market: &Market<'_, U>, bought: &[Bundl
     let all = market.supply.all();
     // The sum of bundles may exceed the supply by rounding error.
     let mut bundles = bought.to_vec();
-    market.cut_to_supply(&mut bundles);
+    market.reduce_to_supply(&mut bundles);
     distribute_unsold(market, &mut bundles, |bundle| &mut bundle.memory);
     distribute_unsold(market, &mut bundles, |bundle| &mut bundle.bandwidth);
     let memory = round_cumulatively(bundles.iter().map(|bundle| bundle.memory), all.memory_mib);

@@ -14,9 +14,9 @@
 //! neither gain by more bandwidth nor lose by less. Here `wanted` is one number for all bundles;
 //! see [`crate::profile::wanted`].
 //!
-//! If all of the budget is spent on memory, it buys a size `reach`. For a convex miss-ratio curve,
-//! the best memory size is the point at which a line through `(reach, 0)` is tangent to the curve.
-//! This point is a knot, which is found by a search among the knots.
+//! A tenant that spends its whole budget on memory can buy `reach` MiB. For a convex miss-ratio
+//! curve, the best memory size is the point at which a line through `(reach, 0)` is tangent to the
+//! curve. This point is a knot, which is found by a search among the knots.
 
 use std::hint::black_box;
 
@@ -28,8 +28,8 @@ use super::{
 };
 use crate::curve::{Knot, MissCurve, partition_point_near};
 
-/// Utility by the slowdown model. The value of a bundle is the throughput relative to a tenant
-/// without slowdown, 0 to 1.
+/// Utility according to the slowdown model. The value of a bundle is the throughput relative to a
+/// tenant without slowdown, 0 to 1.
 #[derive(Clone, Debug)]
 pub struct Slowdown {
     curve: MissCurve,
@@ -78,11 +78,11 @@ impl Slowdown {
     /// Returns the slowdown factor with a bundle, at least 1. The factor is infinite if the tenant
     /// needs bandwidth and the bundle has none.
     pub fn slowdown(&self, bundle: Bundle) -> f64 {
-        self.with_misses(self.curve.misses(bundle.memory), bundle.bandwidth)
+        self.slowdown_with_miss_ratio(self.curve.misses(bundle.memory), bundle.bandwidth)
     }
 
     /// Returns the slowdown factor for a miss ratio (0 to 1) and a bandwidth in MB/s.
-    pub(crate) fn with_misses(&self, misses: f64, bandwidth: f64) -> f64 {
+    pub(crate) fn slowdown_with_miss_ratio(&self, misses: f64, bandwidth: f64) -> f64 {
         if misses == 0.0 || self.gamma == 0.0 {
             return 1.0;
         }
@@ -98,7 +98,7 @@ impl Slowdown {
     /// Returns the smallest bundle within the limits whose value does not rise with more of either
     /// good. Memory is determined first, because a tenant without misses needs no bandwidth.
     #[inline(always)]
-    fn satiation(&self, within: &Limits) -> Bundle {
+    fn satiation_bundle(&self, within: &Limits) -> Bundle {
         let last = self.last;
         let useful = if self.gamma == 0.0 { 0.0 } else { last.memory };
         let memory = clamp(useful, within.min.memory, within.max.memory);
@@ -110,17 +110,17 @@ impl Slowdown {
     /// Returns the memory size, in MiB, at which a line through `(reach, 0)` is tangent to the
     /// curve.
     #[inline(always)]
-    fn tangent(&self, reach: f64, warm: &mut WarmStart) -> f64 {
+    fn tangent_memory(&self, reach: f64, warm: &mut WarmStart) -> f64 {
         // When the price bracket is narrow, most tenants stay at the same knot. The last answer is
         // then still valid, and the curve is not read.
         if reach > warm.lower && reach <= warm.upper {
             return warm.answer;
         }
-        self.tangent_of_curve(reach, warm)
+        self.compute_tangent_memory(reach, warm)
     }
 
-    /// Computes [`Self::tangent`] from the curve and updates `warm`.
-    fn tangent_of_curve(&self, reach: f64, warm: &mut WarmStart) -> f64 {
+    /// Computes [`Self::tangent_memory`] from the curve and updates `warm`.
+    fn compute_tangent_memory(&self, reach: f64, warm: &mut WarmStart) -> f64 {
         let knots = self.curve.knots();
         // The next knot is better if the line through this knot and the next meets the memory axis
         // before `reach`. The intercepts of these lines increase from knot to knot.
@@ -165,7 +165,7 @@ impl Utility for Slowdown {
     #[inline(always)]
     fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
         let BudgetConstraint { budget, prices } = *constraint;
-        let satiation = self.satiation(within);
+        let satiation = self.satiation_bundle(within);
         if prices.cost_of(satiation) <= budget {
             return Demand { bundle: satiation, satiated: true };
         }
@@ -188,7 +188,7 @@ impl Utility for Slowdown {
         let max = clamp(affordable_memory(min.bandwidth), 0.0, satiation.memory);
         let memory_with_useful = affordable_memory(useful);
         let low = clamp(memory_with_useful, min.memory, max);
-        let memory = clamp(self.tangent(budget * memory_per_cost, warm), low, max);
+        let memory = clamp(self.tangent_memory(budget * memory_per_cost, warm), low, max);
         let affordable_bandwidth = (budget - prices.memory * memory) * bandwidth_per_cost;
         // If the bandwidth price is near 0, `affordable_bandwidth` is the quotient of two small
         // numbers and less precise than `useful`.

@@ -3,9 +3,9 @@
 //!
 //! The state after each tenant is the number of steps of both goods assigned so far.
 
-/// Value of each number of steps of memory and bandwidth to one tenant. Each number of memory steps
-/// is a row of `steps + 1` entries, one for each number of bandwidth steps. `-∞` marks a forbidden
-/// entry.
+/// Value to one tenant of each combination of memory steps and bandwidth steps. For each number of
+/// memory steps, the table has a row of `steps + 1` entries, one for each number of bandwidth
+/// steps. `-∞` marks a forbidden entry.
 pub type Table = Vec<f32>;
 
 /// Returns the steps of memory and of bandwidth for each tenant that maximize the sum of values.

@@ -17,8 +17,8 @@ const STEP_LOSS_MAX: f64 = 1e-6;
 impl<U: Utility> Market<'_, U> {
     /// Moves an outcome toward the current bundles, `last`, so that no tenant's share of a good
     /// changes by more than the fraction `max` of its fair share. Spirit's five steps of 1/200
-    /// correspond to 0.15 with six tenants. Returns the fraction of the change that remains, more
-    /// than 0 and at most 1. Returns 1 if the outcome is not modified.
+    /// correspond to 0.15 with six tenants. Returns the fraction of the change that is applied,
+    /// more than 0 and at most 1. Returns 1 if the outcome is not modified.
     ///
     /// # Panics
     /// Panics if the length of `last` differs from the number of tenants of this market.

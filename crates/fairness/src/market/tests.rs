@@ -6,19 +6,20 @@ mod vectors;
 use super::*;
 
 /// Supply of 10¹² units of each good, so that rounding to whole units is negligible.
-pub(super) const FINE: Supply = Supply { memory_mib: 1_000_000_000_000, bandwidth_mb_s: 1_000_000_000_000 };
+pub(super) const FINE_SUPPLY: Supply =
+    Supply { memory_mib: 1_000_000_000_000, bandwidth_mb_s: 1_000_000_000_000 };
 
 /// Converts a bundle to fractions of the supply.
 pub(super) fn fractions(bundle: Bundle) -> (f64, f64) {
-    (bundle.memory / FINE.memory_mib as f64, bundle.bandwidth / FINE.bandwidth_mb_s as f64)
+    (bundle.memory / FINE_SUPPLY.memory_mib as f64, bundle.bandwidth / FINE_SUPPLY.bandwidth_mb_s as f64)
 }
 
 /// Boxed utility of any type.
 pub(super) type BoxedUtility = Box<dyn Utility>;
 
-/// Clears a market of these tenants with the supply [`FINE`].
-pub(super) fn cleared(tenants: &[Tenant<BoxedUtility>]) -> (Outcome, Certificate) {
-    let market = Market::new(FINE, tenants).unwrap();
+/// Clears a market of these tenants with the supply [`FINE_SUPPLY`].
+pub(super) fn clear_market(tenants: &[Tenant<BoxedUtility>]) -> (Outcome, Certificate) {
+    let market = Market::new(FINE_SUPPLY, tenants).unwrap();
     let outcome = market.clear(ClearingOptions::default());
     let certificate = market.certify(&outcome);
     (outcome, certificate)
@@ -26,35 +27,44 @@ pub(super) fn cleared(tenants: &[Tenant<BoxedUtility>]) -> (Outcome, Certificate
 
 /// Creates a utility on a grid from a function of both goods as fractions of the supply.
 pub(super) fn grid(value: impl Fn(f64, f64) -> f64 + 'static) -> BoxedUtility {
-    Box::new(Grid::new(FINE, move |bundle| {
+    Box::new(Grid::new(FINE_SUPPLY, move |bundle| {
         let (memory, bandwidth) = fractions(bundle);
         value(memory, bandwidth)
     }))
 }
 
 pub(super) fn equal_tenants(utilities: Vec<BoxedUtility>) -> Vec<Tenant<BoxedUtility>> {
-    utilities.into_iter().map(|utility| Tenant::new(1.0, FINE, utility)).collect()
+    utilities.into_iter().map(|utility| Tenant::new(1.0, FINE_SUPPLY, utility)).collect()
 }
 
 #[test]
 fn market_without_tenants_supply_or_weights_is_rejected() {
-    let one = |weight| vec![Tenant::new(weight, FINE, grid(|c, _| c))];
+    let one = |weight| vec![Tenant::new(weight, FINE_SUPPLY, grid(|c, _| c))];
     let error =
         |supply, tenants: &[Tenant<BoxedUtility>]| Market::new(supply, tenants).map(drop).unwrap_err();
-    assert_eq!(error(FINE, &[]), MarketError::NoTenants);
-    assert_eq!(error(Supply { memory_mib: 0, ..FINE }, &one(1.0)), MarketError::EmptySupply("memory"));
-    assert_eq!(error(Supply { bandwidth_mb_s: 0, ..FINE }, &one(1.0)), MarketError::EmptySupply("bandwidth"));
+    assert_eq!(error(FINE_SUPPLY, &[]), MarketError::NoTenants);
+    assert_eq!(error(Supply { memory_mib: 0, ..FINE_SUPPLY }, &one(1.0)), MarketError::EmptySupply("memory"));
+    assert_eq!(
+        error(Supply { bandwidth_mb_s: 0, ..FINE_SUPPLY }, &one(1.0)),
+        MarketError::EmptySupply("bandwidth")
+    );
     for weight in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let text = error(FINE, &one(weight)).to_string();
+        let text = error(FINE_SUPPLY, &one(weight)).to_string();
         let rule = "must be positive and at least a billionth of the sum of all weights";
         assert_eq!(text, format!("tenant 0: weight {weight} {rule}"));
     }
     let weights_1_and = |weight| [one(1.0), one(weight)].into_iter().flatten().collect::<Vec<_>>();
-    assert_eq!(error(FINE, &weights_1_and(1e-12)), MarketError::InvalidWeight { tenant: 1, value: 1e-12 });
-    assert_eq!(error(FINE, &weights_1_and(1e308)), MarketError::InvalidWeight { tenant: 0, value: 1.0 });
+    assert_eq!(
+        error(FINE_SUPPLY, &weights_1_and(1e-12)),
+        MarketError::InvalidWeight { tenant: 1, value: 1e-12 }
+    );
+    assert_eq!(
+        error(FINE_SUPPLY, &weights_1_and(1e308)),
+        MarketError::InvalidWeight { tenant: 0, value: 1.0 }
+    );
     let too_large = 1 << 60;
     assert_eq!(
-        error(Supply { memory_mib: too_large, ..FINE }, &one(1.0)),
+        error(Supply { memory_mib: too_large, ..FINE_SUPPLY }, &one(1.0)),
         MarketError::SupplyTooLarge(too_large)
     );
 }
@@ -85,8 +95,8 @@ fn limits_that_exclude_the_fair_share_are_rejected() {
 #[test]
 fn single_tenant_gets_the_whole_supply() {
     for utility in [grid(|c, _| c), grid(|_, b| b), grid(|_, _| 1.0), grid(|c, b| c * b)] {
-        let (outcome, _) = cleared(&equal_tenants(vec![utility]));
-        assert_eq!(outcome.shares, [FINE.all()]);
+        let (outcome, _) = clear_market(&equal_tenants(vec![utility]));
+        assert_eq!(outcome.shares, [FINE_SUPPLY.all()]);
     }
 }
 
@@ -94,20 +104,20 @@ fn single_tenant_gets_the_whole_supply() {
 fn unsold_supply_is_distributed_by_weight() {
     let mut tenants = equal_tenants(vec![grid(|_, _| 1.0), grid(|_, _| 1.0)]);
     tenants[1].weight = 3.0;
-    let (outcome, certificate) = cleared(&tenants);
-    let quarter = FINE.memory_mib / 4;
+    let (outcome, certificate) = clear_market(&tenants);
+    let quarter = FINE_SUPPLY.memory_mib / 4;
     assert_eq!(outcome.shares[0], Share { memory_mib: quarter, bandwidth_mb_s: quarter });
     assert_eq!(certificate.sold, Bundle::default());
     assert!((certificate.left_over.memory - 1.0).abs() < 1e-9);
 }
 
 #[test]
-fn working_sets_above_the_fair_share_are_cleared() {
+fn market_clears_if_working_sets_exceed_the_fair_share() {
     // The memory holds 13 of 24 working sets. The remainder of 0.063 is more than a fair share of
     // 0.042 and less than a working set of 0.072. Giving one tenant its demand does not help the
     // other tenants.
     let jumping = || grid(|c: f64, b: f64| if c >= 0.0721 { 2.0 * (0.5 + b) } else { 0.5 + b });
-    let (outcome, certificate) = cleared(&equal_tenants((0..24).map(|_| jumping()).collect()));
+    let (outcome, certificate) = clear_market(&equal_tenants((0..24).map(|_| jumping()).collect()));
     assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?} {certificate:?}", outcome.status);
 }
 
@@ -116,9 +126,11 @@ fn budget_of_a_capped_tenant_becomes_a_dividend() {
     let product = || grid(|c: f64, b: f64| c * b);
     let mut tenants =
         equal_tenants(vec![grid(|c: f64, b: f64| c.min(0.1) + b.min(0.1)), product(), product()]);
-    tenants[1].max =
-        Share { memory_mib: 2 * FINE.memory_mib / 5, bandwidth_mb_s: 2 * FINE.bandwidth_mb_s / 5 };
-    let (outcome, certificate) = cleared(&tenants);
+    tenants[1].max = Share {
+        memory_mib: 2 * FINE_SUPPLY.memory_mib / 5,
+        bandwidth_mb_s: 2 * FINE_SUPPLY.bandwidth_mb_s / 5,
+    };
+    let (outcome, certificate) = clear_market(&tenants);
     assert!((outcome.dividend - 1.5).abs() <= 0.01, "{certificate:?}");
     for (tenant, share) in [(0, 0.1), (1, 0.4), (2, 0.5)] {
         let (memory, bandwidth) = fractions(outcome.bought[tenant]);
@@ -140,10 +152,10 @@ fn free_bandwidth_is_added_to_memory_only_demand() {
 #[test]
 fn unsold_supply_respects_maximum_shares() {
     let mut tenants = equal_tenants(vec![grid(|_, _| 1.0), grid(|_, _| 1.0)]);
-    tenants[0].max.memory_mib = FINE.memory_mib / 2;
-    let (outcome, _) = cleared(&tenants);
-    assert_eq!(outcome.shares[0].memory_mib, FINE.memory_mib / 2);
-    assert_eq!(outcome.shares[1].memory_mib, FINE.memory_mib / 2);
+    tenants[0].max.memory_mib = FINE_SUPPLY.memory_mib / 2;
+    let (outcome, _) = clear_market(&tenants);
+    assert_eq!(outcome.shares[0].memory_mib, FINE_SUPPLY.memory_mib / 2);
+    assert_eq!(outcome.shares[1].memory_mib, FINE_SUPPLY.memory_mib / 2);
 }
 
 #[test]

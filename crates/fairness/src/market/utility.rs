@@ -31,9 +31,9 @@ pub struct Demand {
     pub satiated: bool,
 }
 
-/// State of a tenant from the last evaluation of its demand in a market, from which the next
-/// evaluation starts. Before the first evaluation all fields are 0, except `position` if it is
-/// known from the last market. Each utility defines the meaning of `position` and of the query.
+/// State that an evaluation of a tenant's demand leaves for the next evaluation in the same market.
+/// Before the first evaluation all fields are 0, except `position` if it is known from the last
+/// market. Each utility defines the meaning of `position` and of the query.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WarmStart {
     /// Position of the last answer, such as an index of a knot or of a grid point. Only this field
@@ -65,7 +65,7 @@ pub trait Utility {
     /// Returns whether the utility behaves like the slowdown model with a convex miss-ratio curve.
     /// Such a utility has three properties:
     ///
-    /// - A bundle between two others is worth no less than the worse of the two.
+    /// - A bundle between two other bundles is worth no less than the worse of the two.
     /// - With constant memory, a relative loss of bandwidth causes no larger relative loss of
     ///   throughput.
     /// - If a tenant spends its whole budget and demands the same memory at two prices, it usually
@@ -83,9 +83,9 @@ pub trait Utility {
     /// `warm` holds the state of the last evaluation of this tenant, and is updated.
     fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand;
 
-    /// Prepares for an evaluation of the demand that follows soon. An implementation may start to
-    /// load its data into the CPU cache, so that cache misses of many tenants overlap. Results must
-    /// not depend on this call.
+    /// Prepares for an imminent evaluation of the demand. An implementation may start to load its
+    /// data into the CPU cache, so that cache misses of many tenants overlap. Results must not
+    /// depend on this call.
     fn prefetch(&self, _warm: &WarmStart) {}
 }
 

@@ -1,8 +1,8 @@
 //! Bandwidth that a tenant could use.
 
-/// Fraction of its bandwidth limit from which a tenant counts as saturated. It is less than 1
-/// because a link is never used completely.
-const SATURATION: f64 = 0.8;
+/// A tenant that uses at least this fraction of its bandwidth limit counts as saturated. The
+/// fraction is less than 1 because a link is never used completely.
+const SATURATED_FRACTION_MIN: f64 = 0.8;
 
 /// Returns the bandwidth that a tenant could use, in MB/s. It is the bandwidth `used`, or the
 /// bandwidth of the whole link if the tenant saturates its limit, because more demand is then not
@@ -13,5 +13,5 @@ const SATURATION: f64 = 0.8;
 /// by less. Here the wanted bandwidth is one number for all bundles, and it is not multiplied by
 /// the miss ratio a second time.
 pub fn wanted(used: f64, limit: f64, link: f64) -> f64 {
-    if used >= SATURATION * limit { link } else { used }
+    if used >= SATURATED_FRACTION_MIN * limit { link } else { used }
 }

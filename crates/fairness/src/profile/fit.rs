@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::{
     MissModel as _,
-    power_law::{PowerLaw, falling_integral},
+    power_law::{PowerLaw, power_law_integral},
 };
 
 /// Access counts of sampled pages.
@@ -30,7 +30,7 @@ impl Histogram {
         Self::with_unit(counts, 1)
     }
 
-    /// Creates a histogram from counts in fractions of a sample: a count of `unit` is one sample.
+    /// Creates a histogram from scaled counts: a count of `unit` corresponds to one sample.
     pub fn with_unit(counts: impl IntoIterator<Item = u32>, unit: u32) -> Self {
         let mut counts: Vec<u32> = counts.into_iter().filter(|count| *count > 0).collect();
         counts.sort_unstable_by(|one, other| other.cmp(one));
@@ -57,12 +57,12 @@ pub struct MeasuredMissRatio {
     pub pages_per_mib: f64,
 }
 
-/// Error for samples or measurements that cannot be fitted.
+/// Error for samples or measurements to which no power law can be fitted.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 pub enum FitError {
     /// There are too few samples or sampled pages.
     #[error(
-        "too few samples: {samples} of {pages} pages, must be at least {SAMPLES_MIN} of {PAGES_MIN} pages"
+        "too few samples: {samples} on {pages} pages, must be at least {SAMPLES_MIN} on {PAGES_MIN} pages"
     )]
     TooFewSamples {
         /// Number of samples in the histogram.
@@ -87,7 +87,7 @@ const SAMPLES_MIN: u64 = 64;
 /// Smallest number of sampled pages for a fit.
 const PAGES_MIN: usize = 8;
 /// Largest number of rank groups. The end ranks of the groups grow by a constant factor.
-const GROUPS: usize = 48;
+const RANK_GROUPS_MAX: usize = 48;
 /// Smallest slope, the exponent α3, that a fit returns.
 const SLOPE_MIN: f64 = -6.0;
 /// Largest slope, the exponent α3, that a fit returns.
@@ -105,7 +105,7 @@ pub fn fit(histogram: &Histogram, measured: &MeasuredMissRatio) -> Result<PowerL
     }
     check(measured)?;
     let pages = measured.pages.max(sampled_pages as f64);
-    let (scale, slope) = Shape::new(&histogram.counts).least_squares();
+    let (scale, slope) = RankGroups::new(&histogram.counts).least_squares();
     let error = (measured.misses * (1.0 - measured.misses) / samples as f64).sqrt().max(1.0 / samples as f64);
     let law = PowerLaw {
         scale,
@@ -116,7 +116,7 @@ pub fn fit(histogram: &Histogram, measured: &MeasuredMissRatio) -> Result<PowerL
         pages_per_mib: measured.pages_per_mib,
         error,
     };
-    let law = pass_through(law, measured.local.min(pages), 1.0 - measured.misses);
+    let law = adjust_to_miss_ratio(law, measured.local.min(pages), 1.0 - measured.misses);
     Ok(PowerLaw { scan_fraction: scan_fraction(&law, measured), ..law })
 }
 
@@ -160,15 +160,16 @@ fn check(measured: &MeasuredMissRatio) -> Result<(), FitError> {
     Ok(())
 }
 
-/// Performs the second phase: adjusts the floor of the law so that the first `local` pages receive
-/// the fraction `hits` of all accesses. If no floor of at least 0 achieves that, adjusts the slope.
-fn pass_through(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
+/// Performs the second phase of the fit: adjusts the floor of the law so that the first `local`
+/// pages receive the fraction `hits` of all accesses. If no floor of at least 0 achieves that,
+/// adjusts the slope.
+fn adjust_to_miss_ratio(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
     let all = law.pages;
     if local <= 0.0 || local >= all {
         // A miss ratio measured with no or all pages in local memory does not constrain the curve.
         return law;
     }
-    let integral = |slope, rank| falling_integral(law.scale, slope, rank);
+    let integral = |slope, rank| power_law_integral(law.scale, slope, rank);
     let floor = (hits * integral(law.slope, all) - integral(law.slope, local)) / (local - hits * all);
     if floor.is_finite() && floor >= 0.0 {
         return PowerLaw { floor, ..law };
@@ -185,8 +186,8 @@ fn pass_through(law: PowerLaw, local: f64, hits: f64) -> PowerLaw {
 /// Number of bisections of the slope. They narrow its range of 6 to less than 1e-11.
 const SLOPE_BISECTIONS: u32 = 40;
 
-/// Mean access counts of groups of ranks, to which the first phase fits the law.
-struct Shape {
+/// Mean access counts by group of ranks. The first phase fits the law to them.
+struct RankGroups {
     groups: Vec<Group>,
 }
 
@@ -202,11 +203,11 @@ struct Group {
     weight: f64,
 }
 
-impl Shape {
-    /// Groups counts in descending order by rank, in at most [`GROUPS`] log-spaced groups.
+impl RankGroups {
+    /// Groups counts in descending order by rank, in at most [`RANK_GROUPS_MAX`] log-spaced groups.
     fn new(counts: &[u32]) -> Self {
-        let growth = (counts.len() as f64).powf(1.0 / GROUPS as f64);
-        let mut groups = Vec::with_capacity(GROUPS);
+        let growth = (counts.len() as f64).powf(1.0 / RANK_GROUPS_MAX as f64);
+        let mut groups = Vec::with_capacity(RANK_GROUPS_MAX);
         let (mut from, mut edge) = (0, 1.0_f64);
         while from < counts.len() {
             edge = (edge * growth).max(from as f64 + 1.0);
@@ -225,7 +226,7 @@ impl Shape {
     }
 
     /// Fits scale and slope to the logarithms of counts by the Levenberg-Marquardt method. Returns
-    /// both in this order.
+    /// the scale and the slope, in this order.
     fn least_squares(&self) -> (f64, f64) {
         let last = self.groups[self.groups.len() - 1].to;
         let mut at = [(last / 20.0).max(1.0).ln(), -1.0];
@@ -260,7 +261,7 @@ impl Shape {
         let scale = log_scale.exp();
         let shape = |group: &Group| {
             let accesses =
-                falling_integral(scale, slope, group.to) - falling_integral(scale, slope, group.from);
+                power_law_integral(scale, slope, group.to) - power_law_integral(scale, slope, group.from);
             group.log_count - (accesses / (group.to - group.from)).ln()
         };
         let residuals: Vec<f64> = self.groups.iter().map(shape).collect();
@@ -309,7 +310,7 @@ impl Shape {
 
 /// Largest number of steps of the least-squares fit.
 const ITERATIONS_MAX: u32 = 40;
-/// Change of a parameter by which derivatives of residuals are computed.
+/// Change of a parameter for finite differences, which approximate derivatives of residuals.
 const FINITE_DIFFERENCE: f64 = 1e-5;
 /// Damping above which steps are too small to improve the fit.
 const DAMPING_MAX: f64 = 1e8;

@@ -66,18 +66,19 @@ pub struct SampleError {
     pub rule: &'static str,
 }
 
-/// Total time of work and stalls, as a fraction of the epoch, below which the epoch is idle: it is
-/// too short for an estimate of stalls.
+/// An epoch counts as idle if the time of work and stalls is below this fraction of its length. The
+/// time is then too short to estimate stalls.
 const IDLE_FRACTION_MAX: f64 = 0.002;
 /// Lower bound of the estimated speedup of a throttled tenant if its bandwidth limit were lifted.
 const SPEEDUP_MIN: f64 = 1.25;
 /// Upper bound of the estimated speedup of a throttled tenant. If more speedup is possible, the
 /// measurements of the next epoch show it.
 const SPEEDUP_MAX: f64 = 4.0;
-/// Fraction of an epoch from which a tenant counts as stalled all the time.
-const STALL_SATURATION: f64 = 0.8;
-/// Smallest ratio of the measured stall time to the sum of miss latencies for which threads are
-/// assumed to stall one at a time. A smaller ratio means that stalls of several threads overlap.
+/// A tenant that is stalled for at least this fraction of an epoch counts as stalled all the time.
+const STALLED_FRACTION_MIN: f64 = 0.8;
+/// If the ratio of the measured stall time to the sum of miss latencies is at least this value,
+/// threads are assumed to stall one at a time. A smaller ratio means that stalls of several threads
+/// overlap.
 const SINGLE_THREAD_STALL_MIN: f64 = 0.7;
 /// Lower bound of the latency of a miss, in seconds, against division by 0. It is far below the
 /// latency of any device.
@@ -129,14 +130,14 @@ impl Learner {
         self.footprint = (sample.local_mib + sample.remote_mib).max(1.0);
         let speedup = sample.unthrottled_speedup(link);
         self.wanted = (sample.used_mb_s * speedup).min(link);
-        if sample.work_s + sample.stall_s().max(sample.stalled_s.unwrap_or(0.0))
+        if sample.work_s + sample.idle_link_stall_s().max(sample.stalled_s.unwrap_or(0.0))
             < IDLE_FRACTION_MAX * sample.duration_s
         {
             return Ok(());
         }
         // If this epoch has too few samples for a fit, the power law of an earlier epoch is kept.
         if let Some(miss_ratio) = sample.miss_ratio() {
-            let miss_ratio = RunningMean::with(self.miss_ratio, miss_ratio);
+            let miss_ratio = RunningMean::add_or_restart(self.miss_ratio, miss_ratio);
             self.miss_ratio = Some(miss_ratio);
             self.law = sample.power_law(miss_ratio.value).and_then(Result::ok).or(self.law);
         }
@@ -147,7 +148,7 @@ impl Learner {
         let pages_per_second = self.pages_per_second.unwrap_or(self.footprint * PAGES_PER_MIB);
         let accesses_per_work_s = pages_per_second * sample.duration_s / work;
         self.stall_ratio_without_memory = (accesses_per_work_s * sample.miss_latency_s).min(STALL_RATIO_MAX);
-        let stall_ratio = (sample.stall_s() / work).min(STALL_RATIO_MAX);
+        let stall_ratio = (sample.idle_link_stall_s() / work).min(STALL_RATIO_MAX);
         let model = self.model();
         self.stalls.record(sample.local_mib.max(1.0), stall_ratio, model);
         self.traffic = sample.traffic(speedup, stall_ratio);
@@ -195,13 +196,13 @@ impl Learner {
         self.law.as_ref().map_or(UNKNOWN_MISS_RATIO_ERROR, MissModel::error)
     }
 
-    /// Returns the memory sizes of the stall curve in MiB, in ascending order: sizes denser near 0,
-    /// the measured sizes, and the memory limit of the tenant.
+    /// Returns the memory sizes of the stall curve in MiB, in ascending order: grid sizes that are
+    /// closer together near 0, the measured sizes, and the memory limit of the tenant.
     fn curve_sizes(&self, memory_max: f64) -> Vec<f64> {
         let even_in_square_root = (0..=CURVE_INTERVALS)
             .map(|at| self.footprint * (f64::from(at) / f64::from(CURVE_INTERVALS)).powi(2));
         let mut sizes: Vec<f64> = even_in_square_root
-            .chain(self.stalls.sizes())
+            .chain(self.stalls.measured_sizes())
             .chain(Some(memory_max).filter(|memory_max| memory_max.is_finite()))
             .collect();
         sizes.sort_by(f64::total_cmp);
@@ -252,7 +253,7 @@ impl Sample {
     }
 
     /// Returns the total time that the misses would have taken on an idle link, in seconds.
-    fn stall_s(&self) -> f64 {
+    fn idle_link_stall_s(&self) -> f64 {
         self.misses * self.miss_latency_s
     }
 
@@ -268,12 +269,13 @@ impl Sample {
         // The measured stall time counts simultaneous stalls of several threads once. The number of
         // stalled threads is unknown if the tenant was stalled nearly all the time, or for a
         // shorter time than its misses take.
-        if stalled >= STALL_SATURATION * self.duration_s || stalled < SINGLE_THREAD_STALL_MIN * self.stall_s()
+        if stalled >= STALLED_FRACTION_MIN * self.duration_s
+            || stalled < SINGLE_THREAD_STALL_MIN * self.idle_link_stall_s()
         {
             return speedup_by_bandwidth.min(SPEEDUP_MAX);
         }
         let stalled = stalled * (self.work_s / self.duration_s).max(1.0);
-        ((self.bounded_work_s() + stalled) / (self.bounded_work_s() + self.stall_s()))
+        ((self.bounded_work_s() + stalled) / (self.bounded_work_s() + self.idle_link_stall_s()))
             .clamp(SPEEDUP_MIN, SPEEDUP_MAX)
     }
 
@@ -283,12 +285,12 @@ impl Sample {
         let used = self.used_mb_s * speedup;
         let read_mb_s = (self.pages_in * PAGE_MB / self.duration_s * speedup).min(used);
         // If the tenant did not stall, assume that it would read one page per miss latency.
-        let per_stall_second = if stall_ratio > 0.0 {
+        let mb_per_stall_second = if stall_ratio > 0.0 {
             read_mb_s * (1.0 + stall_ratio) / stall_ratio
         } else {
             PAGE_MB / self.miss_latency_s.max(MISS_LATENCY_MIN_S)
         };
-        LinkTraffic { per_stall_second, per_work_second: (used - read_mb_s) * (1.0 + stall_ratio) }
+        LinkTraffic { mb_per_stall_second, mb_per_work_second: (used - read_mb_s) * (1.0 + stall_ratio) }
     }
 
     /// Returns the fraction of accesses that missed, or `None` if accesses are not monitored. A

@@ -7,8 +7,8 @@ use super::MissModel;
 /// frequencies matter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerLaw {
-    /// Scale α2 of the rank, in pages, more than 0. The larger the scale, the later the frequency
-    /// falls.
+    /// Scale α2 of the rank, in pages, more than 0. With a larger scale, the frequency falls at
+    /// higher ranks.
     pub scale: f64,
     /// Exponent α3, at most 0.
     pub slope: f64,
@@ -28,12 +28,12 @@ pub struct PowerLaw {
 impl PowerLaw {
     /// Returns the integral of `g` from 0 to `rank`, divided by α1.
     fn access_integral(&self, rank: f64) -> f64 {
-        falling_integral(self.scale, self.slope, rank) + self.floor * rank
+        power_law_integral(self.scale, self.slope, rank) + self.floor * rank
     }
 }
 
 /// Returns the integral of `(1 + x/scale)^slope` from 0 to `rank`.
-pub(super) fn falling_integral(scale: f64, slope: f64, rank: f64) -> f64 {
+pub(super) fn power_law_integral(scale: f64, slope: f64, rank: f64) -> f64 {
     let log = (rank / scale).ln_1p();
     let power = slope + 1.0;
     // For a slope of -1, the closed form is 0/0. Its limit is `scale * log`.

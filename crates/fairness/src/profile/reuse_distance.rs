@@ -83,7 +83,7 @@ impl ReuseDistances {
         match self.last_access.remove(&page) {
             Some(at) => {
                 // The reuse distance includes the page itself.
-                let distance = 1.0 + self.order.after(at) as f64 / rate;
+                let distance = 1.0 + self.order.live_positions_after(at) as f64 / rate;
                 let bucket = self.buckets.entry(bucket_index(distance)).or_default();
                 bucket.accesses += 1.0 / rate;
                 bucket.distance_max = bucket.distance_max.max(distance);
@@ -124,7 +124,7 @@ impl ReuseDistances {
     }
 
     /// Returns the number of all accesses as estimated from the sampled accesses.
-    fn estimated(&self) -> f64 {
+    fn estimated_accesses(&self) -> f64 {
         self.first_accesses + self.buckets.values().map(|bucket| bucket.accesses).sum::<f64>()
     }
 }
@@ -143,7 +143,7 @@ impl MissModel for ReuseDistances {
         // The few most accessed pages may be missing from the sample or be overrepresented. The
         // difference between the actual and the estimated number of accesses is attributed to these
         // pages (SHARDS-adj).
-        let correction = self.accesses - self.estimated();
+        let correction = self.accesses - self.estimated_accesses();
         let hits = if pages >= 1.0 { hits + correction } else { 0.0 };
         (1.0 - hits / self.accesses).clamp(0.0, 1.0)
     }
@@ -178,8 +178,9 @@ fn bucket_start(index: u32) -> f64 {
 }
 
 impl Bucket {
-    /// Returns the number of accesses in this bucket that hit with `pages` pages of memory. It
-    /// rises linearly from 0 at the start of the bucket to all at the largest reuse distance.
+    /// Returns the number of accesses in this bucket that hit with `pages` pages of memory. The
+    /// number rises linearly from 0 at the start of the bucket to all accesses at the largest reuse
+    /// distance.
     fn hits(&self, index: u32, pages: f64) -> f64 {
         let start = bucket_start(index);
         if pages >= self.distance_max {
@@ -196,7 +197,7 @@ impl Bucket {
 struct AccessOrder {
     /// Fenwick tree: sums of ranges of live positions.
     sums: Vec<u32>,
-    /// Number of positions before the order must be compacted.
+    /// Largest number of positions. When all are assigned, the order is compacted.
     positions: usize,
     /// Number of assigned positions, live or not.
     used: usize,
@@ -228,7 +229,7 @@ impl AccessOrder {
     }
 
     /// Returns the number of live positions after the live position `at`.
-    fn after(&self, at: usize) -> usize {
+    fn live_positions_after(&self, at: usize) -> usize {
         let (mut index, mut up_to_at) = (at + 1, 0_u32);
         while index > 0 {
             up_to_at = up_to_at.wrapping_add(self.sums[index]);

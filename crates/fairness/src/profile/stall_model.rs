@@ -16,15 +16,15 @@ const MEAN_SAMPLES_MAX: f64 = 8.0;
 const MEAN_TOLERANCE: f64 = 0.15;
 /// Stall ratio below which stalls are measurement noise, in seconds per second of work.
 pub(super) const STALL_NOISE_FLOOR: f64 = 0.01;
-/// Smallest stall ratio from which the stall ratio with less memory is extrapolated, in seconds per
+/// Lower bound of a measured stall ratio before it is extrapolated to less memory, in seconds per
 /// second of work. Extrapolation from 0 would always give 0.
 const STALL_RATIO_MIN: f64 = 0.25 * STALL_NOISE_FLOOR;
 /// Relative difference up to which the stall ratios at two memory sizes count as equal.
 const EQUAL_STALL_TOLERANCE: f64 = 0.05;
 /// Factor between the measured and the predicted stall ratio above which a phase change is assumed.
 const PHASE_CHANGE_FACTOR: f64 = 2.0;
-/// Smallest difference between the measured and the predicted stall ratio of a phase change, in
-/// seconds per second of work.
+/// Smallest difference between the measured and the predicted stall ratio that counts as a phase
+/// change, in seconds per second of work.
 const PHASE_CHANGE_DIFFERENCE_MIN: f64 = 0.1;
 
 /// Stall ratio measured at one memory size.
@@ -49,7 +49,7 @@ pub(super) struct RunningMean {
 impl RunningMean {
     /// Returns the mean `before` with the measurement `value` added. Returns a new mean if `value`
     /// differs from `before` by more than [`MEAN_TOLERANCE`].
-    pub(super) fn with(before: Option<Self>, value: f64) -> Self {
+    pub(super) fn add_or_restart(before: Option<Self>, value: f64) -> Self {
         let before = before.filter(|before| (before.value - value).abs() <= MEAN_TOLERANCE * before.value);
         let count = before.map_or(1.0, |before| (before.count + 1.0).min(MEAN_SAMPLES_MAX));
         Self { value: before.map_or(value, |before| before.value + (value - before.value) / count), count }
@@ -76,9 +76,10 @@ impl StallModel {
         self.points.iter_mut().for_each(|point| point.age += 1);
         let is_near = |point: &StallPoint| (point.memory - memory).abs() <= SAME_SIZE_TOLERANCE * memory;
         let near = self.points.iter().position(is_near).map(|at| self.points.remove(at));
-        let mean = RunningMean::with(near.map(|near| near.stall_ratio), stall_ratio);
+        let mean = RunningMean::add_or_restart(near.map(|near| near.stall_ratio), stall_ratio);
         let stall_ratio = mean.value;
-        // Stalls cannot increase with memory. A point with which they would is outdated.
+        // Stalls cannot increase with memory. A point that contradicts the new measurement is
+        // outdated.
         self.points.retain(|point| {
             point.age < STALL_POINT_EPOCHS_MAX
                 && if point.memory < memory {
@@ -120,8 +121,8 @@ impl StallModel {
         }
     }
 
-    /// Returns the memory sizes with a measurement, in MiB, in ascending order.
-    pub(super) fn sizes(&self) -> impl Iterator<Item = f64> + '_ {
+    /// Returns the memory sizes at which stalls were measured, in MiB, in ascending order.
+    pub(super) fn measured_sizes(&self) -> impl Iterator<Item = f64> + '_ {
         self.points.iter().map(|point| point.memory)
     }
 }
@@ -139,9 +140,9 @@ fn interpolate(less: &StallPoint, more: &StallPoint, memory: f64, model: impl Fn
 }
 
 /// Extrapolates the stall ratio from the nearest point by scaling the model. If the model predicts
-/// no stalls at that point, the modeled stall ratio is added to the measured one. A measured stall
-/// ratio of 0 is raised to `STALL_RATIO_MIN` for less memory than measured, because the scale would
-/// otherwise be 0.
+/// no stalls at that point, the modeled stall ratio is added to the measured one. For less memory
+/// than measured, the measured stall ratio is raised to at least `STALL_RATIO_MIN`, because scaling
+/// 0 would always give 0.
 fn extrapolate(nearest: &StallPoint, memory: f64, model: impl Fn(f64) -> f64) -> f64 {
     let stall_ratio = nearest.stall_ratio.value;
     let (model_at_point, model_at_memory) = (model(nearest.memory), model(memory));
@@ -160,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// Linear model: a stall ratio of 1 without memory, falling to 0 at 100 MiB.
+    /// Linear model: the stall ratio is 1 without memory and falls to 0 at 100 MiB.
     fn linear_model(memory: f64) -> f64 {
         (1.0 - memory / 100.0).max(0.0)
     }
@@ -210,7 +211,7 @@ mod tests {
         for _ in 0..STALL_POINT_EPOCHS_MAX {
             stalls.record(80.0, 0.2, linear_model);
         }
-        assert_eq!(stalls.sizes().collect::<Vec<_>>(), [80.0]);
+        assert_eq!(stalls.measured_sizes().collect::<Vec<_>>(), [80.0]);
     }
 
     proptest! {
@@ -221,7 +222,7 @@ mod tests {
             let mut stalls = StallModel::default();
             for (memory, stall_ratio) in measured {
                 stalls.record(memory, stall_ratio, linear_model);
-                prop_assert!(stalls.sizes().count() <= STALL_POINTS_MAX);
+                prop_assert!(stalls.measured_sizes().count() <= STALL_POINTS_MAX);
             }
             let all: Vec<f64> = (0..=220).map(|memory| stalls.predict(f64::from(memory), linear_model)).collect();
             prop_assert!(all.iter().all(|stalls| stalls.is_finite() && *stalls >= 0.0), "{all:?}");

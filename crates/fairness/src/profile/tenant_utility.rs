@@ -14,28 +14,28 @@ use crate::{
     },
 };
 
-/// Largest relative difference between the slowdown of a curve and the slowdown of its convex hull
-/// for which the hull replaces the curve. A loop that almost fits into memory misses on every
-/// access, but its hull predicts hits.
+/// The convex hull replaces a curve only if their slowdowns differ by at most this fraction.
+/// Otherwise the hull may be wrong: a loop that almost fits into memory misses on every access, but
+/// the hull of its curve predicts hits.
 const CONVEXITY_GAP_MAX: f64 = 0.02;
 
-/// Largest difference between a miss ratio and the miss ratio of the convex hull for which the hull
-/// replaces the curve. For tenants with few stalls, the slowdown alone would not show the
-/// difference.
+/// The convex hull replaces a curve only if their miss ratios differ by at most this much. For
+/// tenants with few stalls, the slowdown alone would not show the difference.
 const CONVEXITY_MISS_GAP_MAX: f64 = 0.05;
 
-/// Exponent that sets how sharply throughput changes from stall-bound to link-bound. A tenant loses
-/// a sixth of its throughput by queueing if the link carries exactly its unthrottled traffic, and a
-/// sixtieth with twice that bandwidth.
+/// Exponent that sets how sharply throughput changes from stall-bound to link-bound. Because of
+/// queueing, a tenant loses a sixth of its throughput if its bandwidth equals its unthrottled
+/// traffic, and a sixtieth with twice that bandwidth.
 const KNEE_EXPONENT: i32 = 4;
 
 /// Link traffic of an unthrottled tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkTraffic {
-    /// Traffic in MB per second of stall: pages read by page faults and readahead.
-    pub per_stall_second: f64,
-    /// Traffic in MB per second of work that does not depend on local memory: mostly writes.
-    pub per_work_second: f64,
+    /// Traffic of page faults and readahead, in MB per second of stall.
+    pub mb_per_stall_second: f64,
+    /// Traffic that does not depend on the amount of local memory, mostly writes; in MB per second
+    /// of work.
+    pub mb_per_work_second: f64,
 }
 
 /// Utility of a tenant, by the method that computes its demand.
@@ -79,7 +79,7 @@ impl TenantUtility {
         }
         let measured = MonotoneCurve::new(knots);
         let value = move |bundle: Bundle| {
-            slowdown.with_misses(measured.misses(bundle.memory), bundle.bandwidth).recip()
+            slowdown.slowdown_with_miss_ratio(measured.misses(bundle.memory), bundle.bandwidth).recip()
         };
         Ok(Self::Searched(Grid::new(supply, Box::new(value))))
     }
@@ -104,12 +104,12 @@ impl TenantUtility {
         traffic: LinkTraffic,
     ) -> Result<Self, UtilityError> {
         check_knots(&knots)?;
-        Slowdown::check(gamma, traffic.per_stall_second)?;
-        Slowdown::check(gamma, traffic.per_work_second)?;
+        Slowdown::check(gamma, traffic.mb_per_stall_second)?;
+        Slowdown::check(gamma, traffic.mb_per_work_second)?;
         let measured = MonotoneCurve::new(knots);
         let value = move |bundle: Bundle| {
             let stall_ratio = gamma * measured.misses(bundle.memory);
-            let traffic_mb = stall_ratio * traffic.per_stall_second + traffic.per_work_second;
+            let traffic_mb = stall_ratio * traffic.mb_per_stall_second + traffic.mb_per_work_second;
             let link = if traffic_mb > 0.0 { traffic_mb / bundle.bandwidth } else { 0.0 };
             // Stalls below the noise floor are not measurable. If such stalls counted, the tenant
             // would keep memory that other tenants need.

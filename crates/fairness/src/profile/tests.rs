@@ -10,7 +10,7 @@ use super::*;
 use crate::market::{Bundle, Slowdown, Supply, Utility};
 
 /// Number of pages of 4 KiB per MiB.
-const PER_MIB: f64 = 256.0;
+const PAGES_PER_MIB: f64 = 256.0;
 
 /// Tenant that accesses pages with frequencies by Zipf's law.
 struct Zipf {
@@ -42,7 +42,7 @@ impl Zipf {
         self.cumulated.partition_point(|sum| *sum <= at) as u64
     }
 
-    fn sampled(&self, samples: usize, seed: u64) -> Histogram {
+    fn sample_histogram(&self, samples: usize, seed: u64) -> Histogram {
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
         let mut counts: BTreeMap<u64, u32> = BTreeMap::new();
         (0..samples).for_each(|_| *counts.entry(self.random_page(&mut rng)).or_default() += 1);
@@ -54,7 +54,7 @@ impl Zipf {
             pages: self.pages() as f64,
             local: local as f64,
             misses: self.misses(local),
-            pages_per_mib: PER_MIB,
+            pages_per_mib: PAGES_PER_MIB,
         }
     }
 }
@@ -81,9 +81,9 @@ fn fit_extrapolates_from_half_to_twice_the_memory() {
     for (skew, pages, samples) in vectors {
         let zipf = Zipf::new(skew, pages);
         let local = pages / 5;
-        let law = fit(&zipf.sampled(samples, 1), &zipf.measured(local)).unwrap();
+        let law = fit(&zipf.sample_histogram(samples, 1), &zipf.measured(local)).unwrap();
         for memory in [local / 2, local, local * 3 / 2, local * 2] {
-            let (estimate, truth) = (law.misses(memory as f64 / PER_MIB), zipf.misses(memory));
+            let (estimate, truth) = (law.misses(memory as f64 / PAGES_PER_MIB), zipf.misses(memory));
             assert_near(
                 estimate,
                 truth,
@@ -115,19 +115,24 @@ fn fit_separates_a_hot_set_from_a_uniform_scan() {
         pages: pages as f64,
         local: local as f64,
         misses: misses(local),
-        pages_per_mib: PER_MIB,
+        pages_per_mib: PAGES_PER_MIB,
     };
     let law = fit(&Histogram::new(counts.into_values()), &measured).unwrap();
     for memory in [30_000, 40_000, 60_000, 80_000, 160_000] {
-        assert_near(law.misses(memory as f64 / PER_MIB), misses(memory), 0.06, &format!("{memory} pages"));
+        assert_near(
+            law.misses(memory as f64 / PAGES_PER_MIB),
+            misses(memory),
+            0.06,
+            &format!("{memory} pages"),
+        );
     }
 }
 
-/// Performs the second phase as in the paper: gradient descent by finite differences until the miss
-/// ratio matches, with at most ten thousand steps.
+/// Performs the second phase of the fit as in the paper: gradient descent by finite differences
+/// until the miss ratio matches, with at most ten thousand steps.
 fn gradient_descent(mut law: PowerLaw, measured: &MeasuredMissRatio) -> PowerLaw {
     let squared_error =
-        |law: &PowerLaw| (law.misses(measured.local / PER_MIB) / measured.misses - 1.0).powi(2);
+        |law: &PowerLaw| (law.misses(measured.local / PAGES_PER_MIB) / measured.misses - 1.0).powi(2);
     for _ in 0..10_000 {
         let here = squared_error(&law);
         if here < 1e-10 {
@@ -146,10 +151,10 @@ fn gradient_descent(mut law: PowerLaw, measured: &MeasuredMissRatio) -> PowerLaw
 fn second_phase_matches_the_papers_gradient_descent() {
     let zipf = Zipf::new(0.9, 50_000);
     let measured = zipf.measured(10_000);
-    let law = fit(&zipf.sampled(20_000, 3), &measured).unwrap();
+    let law = fit(&zipf.sample_histogram(20_000, 3), &measured).unwrap();
     let by_descent = gradient_descent(PowerLaw { slope: law.slope + 0.1, floor: 0.0, ..law }, &measured);
     for memory in [5_000.0, 10_000.0, 20_000.0, 40_000.0] {
-        let memory = memory / PER_MIB;
+        let memory = memory / PAGES_PER_MIB;
         assert_near(law.misses(memory), by_descent.misses(memory), 0.02, "miss ratio");
     }
 }
@@ -157,13 +162,13 @@ fn second_phase_matches_the_papers_gradient_descent() {
 #[test]
 fn fit_ignores_miss_ratio_at_zero_or_full_memory() {
     let zipf = Zipf::new(0.9, 50_000);
-    let histogram = zipf.sampled(20_000, 3);
+    let histogram = zipf.sample_histogram(20_000, 3);
     let middle = fit(&histogram, &zipf.measured(10_000)).unwrap();
     let measured =
-        |local, misses| MeasuredMissRatio { pages: 50_000.0, local, misses, pages_per_mib: PER_MIB };
+        |local, misses| MeasuredMissRatio { pages: 50_000.0, local, misses, pages_per_mib: PAGES_PER_MIB };
     for (local, misses) in [(50_000.0, 0.0), (60_000.0, 0.0), (50_000.0, 0.1), (0.0, 1.0), (0.0, 0.5)] {
         let law = fit(&histogram, &measured(local, misses)).unwrap();
-        let memory = 10_000.0 / PER_MIB;
+        let memory = 10_000.0 / PAGES_PER_MIB;
         assert_near(law.misses(memory), middle.misses(memory), 0.1, &format!("{local} pages, {misses}"));
     }
 }
@@ -171,10 +176,10 @@ fn fit_ignores_miss_ratio_at_zero_or_full_memory() {
 #[test]
 fn invalid_samples_and_measurements_are_rejected() {
     let few = Histogram::new([0, 5, 3]);
-    let measured = MeasuredMissRatio { pages: 100.0, local: 50.0, misses: 0.1, pages_per_mib: PER_MIB };
+    let measured = MeasuredMissRatio { pages: 100.0, local: 50.0, misses: 0.1, pages_per_mib: PAGES_PER_MIB };
     assert_eq!(
         fit(&few, &measured).unwrap_err().to_string(),
-        "too few samples: 8 of 2 pages, must be at least 64 of 8 pages"
+        "too few samples: 8 on 2 pages, must be at least 64 on 8 pages"
     );
     let enough = Histogram::new(vec![8; 100]);
     let error = |measured: MeasuredMissRatio| fit(&enough, &measured).unwrap_err().to_string();
@@ -243,7 +248,7 @@ fn lru_misses(accesses: &[u64], pages: usize) -> f64 {
     f64::from(misses) / accesses.len() as f64
 }
 
-fn sampled_reuse(accesses: &[u64], pages_max: usize) -> ReuseDistances {
+fn reuse_distances(accesses: &[u64], pages_max: usize) -> ReuseDistances {
     let mut reuse = ReuseDistances::new(pages_max, 1.0);
     accesses.iter().for_each(|page| reuse.touch(*page));
     reuse
@@ -252,7 +257,7 @@ fn sampled_reuse(accesses: &[u64], pages_max: usize) -> ReuseDistances {
 proptest! {
     #[test]
     fn miss_ratio_is_exact_if_all_pages_are_sampled(accesses in vec(0_u64..40, 1..400)) {
-        let reuse = sampled_reuse(&accesses, 64);
+        let reuse = reuse_distances(&accesses, 64);
         for pages in 1_usize..45 {
             prop_assert!((reuse.misses(pages as f64) - lru_misses(&accesses, pages)).abs() <= 1e-9, "{pages} pages");
         }
@@ -267,7 +272,7 @@ proptest! {
     ) {
         let histogram = Histogram::new(counts.iter().copied().chain([9; 9]));
         let pages = 209.0 * of_pages;
-        let measured = MeasuredMissRatio { pages, local: local * pages, misses, pages_per_mib: PER_MIB };
+        let measured = MeasuredMissRatio { pages, local: local * pages, misses, pages_per_mib: PAGES_PER_MIB };
         let law = fit(&histogram, &measured).unwrap();
         let sizes = [0.0, 0.1, 0.5, 0.9, 1.0, 2.0].map(|part| law.misses(part * law.footprint()));
         prop_assert!(sizes.is_sorted_by(|one, next| one >= next), "{law:?}: {sizes:?}");
@@ -290,17 +295,17 @@ proptest! {
     #[test]
     fn stall_utility_is_limited_by_stalls_or_by_the_link(
         stall_ratio in 0.0..50.0_f64,
-        per_stall_second in 0.0..500.0,
-        per_work_second in 0.0..50.0,
+        mb_per_stall_second in 0.0..500.0,
+        mb_per_work_second in 0.0..50.0,
         memory in 0.0..100.0_f64,
         bandwidth in 1.0..100.0,
     ) {
         let supply = Supply { memory_mib: 100, bandwidth_mb_s: 100 };
         let knots = vec![Knot { memory: 0.0, misses: 1.0 }, Knot { memory: 80.0, misses: 0.0 }];
-        let utility = TenantUtility::from_stalls(supply, knots, stall_ratio, LinkTraffic { per_stall_second, per_work_second }).unwrap();
+        let utility = TenantUtility::from_stalls(supply, knots, stall_ratio, LinkTraffic { mb_per_stall_second, mb_per_work_second }).unwrap();
         let value = |memory, bandwidth| utility.value(Bundle { memory, bandwidth });
         let stalled = stall_ratio * (1.0 - memory / 80.0).max(0.0);
-        let run_time = (1.0 + stalled).max((stalled * per_stall_second + per_work_second) / bandwidth);
+        let run_time = (1.0 + stalled).max((stalled * mb_per_stall_second + mb_per_work_second) / bandwidth);
         // The value may be lower than 1 / run_time by up to a sixth if stalls and link take the
         // same time. It may be slightly higher because stalls below the noise floor are ignored.
         let ratio = run_time * value(memory, bandwidth);
@@ -315,7 +320,7 @@ fn sample_of_one_percent_of_pages_estimates_the_miss_ratio() {
     let zipf = Zipf::new(0.8, 100_000);
     let mut rng = Pcg64Mcg::seed_from_u64(5);
     let accesses: Vec<u64> = (0..1_000_000).map(|_| zipf.random_page(&mut rng)).collect();
-    let (all, sample) = (sampled_reuse(&accesses, 200_000), sampled_reuse(&accesses, 1_000));
+    let (all, sample) = (reuse_distances(&accesses, 200_000), reuse_distances(&accesses, 1_000));
     for pages in [1_000.0, 3_000.0, 10_000.0, 30_000.0, 80_000.0] {
         assert_near(sample.misses(pages), all.misses(pages), 0.04, &format!("{pages} pages"));
     }
@@ -324,8 +329,8 @@ fn sample_of_one_percent_of_pages_estimates_the_miss_ratio() {
 #[test]
 fn loop_misses_until_it_fits_entirely() {
     let accesses: Vec<u64> = (0..200_000).map(|at| at % 10_000).collect();
-    let sample = sampled_reuse(&accesses, 1_000);
-    let all = sampled_reuse(&accesses, 20_000);
+    let sample = reuse_distances(&accesses, 1_000);
+    let all = reuse_distances(&accesses, 20_000);
     assert_near(all.misses(9_800.0), 1.0, 1e-9, "all pages sampled, loop does not fit");
     assert_near(all.misses(10_000.0), 0.05, 1e-9, "all pages sampled, loop fits");
     assert_near(all.footprint(), 10_000.0, 1e-9, "footprint");

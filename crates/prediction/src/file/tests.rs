@@ -125,7 +125,7 @@ fn truncated_file_is_rejected_at_every_length() {
 }
 
 #[test]
-fn file_of_other_version_features_or_format_is_rejected() {
+fn file_with_other_version_features_or_format_is_rejected() {
     let error = ModelFile::read(br#"{"tarn_model": 2, "anything": []}"#).unwrap_err().to_string();
     assert!(error.starts_with("tarn_model = 2: must be 1"), "{error}");
     let text = String::from_utf8(frigid_file().write().unwrap()).unwrap();

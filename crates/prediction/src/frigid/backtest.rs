@@ -32,28 +32,28 @@ pub use super::{
     sample::VmSample,
     score::Score,
 };
-use crate::trees::boost::rank;
+use crate::trees::boost::quantile_index;
 
 /// Result of a backtest at one target rate of overpredictions. All values except `vms` are
 /// fractions, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BacktestResult {
-    /// Target share of overpredicted VMs.
+    /// Target fraction of overpredicted VMs.
     #[serde(rename = "rate_asked")]
     pub rate_target: f64,
-    /// Observed share of overpredicted VMs.
+    /// Observed fraction of overpredicted VMs.
     pub rate_actual: f64,
     /// Sum of predicted frigid memory divided by the sum of requested memory.
     pub frigid_share: f64,
     /// Sum of predicted frigid memory, rounded down to whole slices for each VM, divided by the sum
     /// of requested memory.
     pub slice_share: f64,
-    /// Share of VMs that are overpredicted after the prediction is rounded down to whole slices.
+    /// Fraction of VMs that are overpredicted after the prediction is rounded down to whole slices.
     pub slice_rate: f64,
-    /// Share of requested memory that a fixed share for all VMs predicts. The fixed share is the
-    /// quantile of the training VMs' untouched shares at the target rate.
+    /// Predicted fraction of requested memory if the same fixed share is predicted for all VMs. The
+    /// fixed share is the quantile of the training VMs' untouched fractions at the target rate.
     pub static_share: f64,
-    /// Share of VMs that the fixed share overpredicts.
+    /// Fraction of VMs that are overpredicted with the fixed share.
     pub static_rate: f64,
     /// Number of tested VMs.
     pub vms: u32,
@@ -65,15 +65,15 @@ pub struct BacktestResult {
 pub struct EmptyTestSet;
 
 /// Number of reliable outcomes before the first training of a model.
-const FIRST_TRAINING: usize = 50;
+const FIRST_TRAINING_OUTCOMES: usize = 50;
 /// Factor by which the number of outcomes grows from one training to the next.
 const TRAINING_GROWTH: f64 = 1.1;
 /// Number of outcomes between two updates of the risk limits.
-const RISK_LIMIT_EVERY: usize = 20;
+const RISK_LIMIT_UPDATE_OUTCOMES: usize = 20;
 
-/// Backtests each target rate on the VMs of `test`. Models are trained on the VMs of `train` (which
-/// may be empty) and of `test` that have ended. VMs that start at the same time are predicted
-/// without each other's outcomes.
+/// Backtests each target rate on the VMs of `test`. A VM is predicted by models that are trained on
+/// the VMs of `train` and `test` that ended before its start. `train` may be empty. VMs that start
+/// at the same time are predicted without each other's outcomes.
 ///
 /// # Errors
 /// Returns [`EmptyTestSet`] if `test` has no reliable outcome.
@@ -83,11 +83,11 @@ pub fn run(
     rates: &[Fraction],
 ) -> Result<Vec<BacktestResult>, EmptyTestSet> {
     let backtest = Backtest::replay_all(train, test, rates, Vec::new())?;
-    Ok(backtest.policies.iter().map(Policy::result).collect())
+    Ok(backtest.rate_backtests.iter().map(RateBacktest::result).collect())
 }
 
-/// Does the same as [`run`], and also scores every other prediction method on the same VMs with the
-/// same inputs.
+/// Runs the same backtest as [`run`], and also scores all other prediction methods on the same VMs
+/// with the same inputs.
 ///
 /// # Errors
 /// Returns [`EmptyTestSet`] if `test` has no reliable outcome.
@@ -96,15 +96,17 @@ pub fn compare(
     test: &[VmSample],
     rates: &[Fraction],
 ) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), EmptyTestSet> {
-    let Backtest { policies, baselines, .. } =
+    let Backtest { rate_backtests, baselines, .. } =
         Backtest::replay_all(train, test, rates, Baseline::all(rates))?;
-    let of = |method, sum: fn(&Policy) -> ScoreSum| MethodScores {
+    let of = |method, sum: fn(&RateBacktest) -> ScoreSum| MethodScores {
         method,
-        scores: policies.iter().map(|policy| sum(policy).score()).collect(),
+        scores: rate_backtests.iter().map(|rate_backtest| sum(rate_backtest).score()).collect(),
     };
-    let method_scores =
-        [of(Method::Calibrated, |policy| policy.calibrated), of(Method::FixedShare, |policy| policy.fixed)];
-    let results = policies.iter().map(Policy::result).collect();
+    let method_scores = [
+        of(Method::Calibrated, |rate_backtest| rate_backtest.calibrated),
+        of(Method::FixedShare, |rate_backtest| rate_backtest.fixed),
+    ];
+    let results = rate_backtests.iter().map(RateBacktest::result).collect();
     Ok((results, method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect()))
 }
 
@@ -125,7 +127,7 @@ pub struct TrainedModel {
 
 /// Error for a training set with too few reliable outcomes. The field is their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the training set has {0} reliable outcomes: must be at least {FIRST_TRAINING}")]
+#[error("the training set has {0} reliable outcomes: must be at least {FIRST_TRAINING_OUTCOMES}")]
 pub struct TooFewOutcomes(usize);
 
 /// Trains a model on all outcomes, and backtests models trained on earlier outcomes on later VMs.
@@ -141,17 +143,17 @@ pub fn train(
     let outcomes = trusted.clone().count();
     let begins = trusted.clone().map(|sample| sample.request.begins).min();
     let ends = trusted.map(|sample| sample.outcome.ended).max();
-    let Some(window) = begins.zip(ends).filter(|_| outcomes >= FIRST_TRAINING) else {
+    let Some(window) = begins.zip(ends).filter(|_| outcomes >= FIRST_TRAINING_OUTCOMES) else {
         return Err(TooFewOutcomes(outcomes));
     };
     // A calibration keeps only the latest outcomes. Predictions for earlier VMs are not needed.
-    let first = outcomes.saturating_sub(CALIBRATION_OUTCOMES_MAX).max(FIRST_TRAINING);
+    let first = outcomes.saturating_sub(CALIBRATION_OUTCOMES_MAX).max(FIRST_TRAINING_OUTCOMES);
     let mut backtest = Backtest { tests_unpredicted: false, ..Backtest::new(source, first, rates) };
     let samples: Vec<&VmSample> = samples.iter().collect();
     backtest.replay(&samples, 0);
-    backtest.end_until(UnixMs(u64::MAX), &samples);
+    backtest.end_vms_before(UnixMs(u64::MAX), &samples);
     let (model, calibration) = (backtest.fit(), backtest.online.calibration().clone());
-    let results = backtest.policies.iter().map(Policy::result).collect();
+    let results = backtest.rate_backtests.iter().map(RateBacktest::result).collect();
     Ok(TrainedModel { model, calibration, results, outcomes, window })
 }
 
@@ -162,24 +164,24 @@ pub fn calibrate(model: &Model, samples: &[VmSample], after: UnixMs) -> Calibrat
     backtest.online.set_model(model.clone());
     let samples: Vec<&VmSample> = samples.iter().collect();
     backtest.replay(&samples, 0);
-    backtest.end_until(UnixMs(u64::MAX), &samples);
+    backtest.end_vms_before(UnixMs(u64::MAX), &samples);
     backtest.online.calibration().clone()
 }
 
-/// Returns the row of features of each VM at its start, and its untouched share, in the order of
-/// starts.
+/// Returns the features of each VM at its start and the untouched fraction of its memory, ordered
+/// by start time.
 pub fn features_at_start(samples: &[VmSample]) -> Vec<([f64; FEATURES], Fraction)> {
     let samples: Vec<&VmSample> = samples.iter().collect();
     let mut backtest = Backtest::new(&ModelSource::Trained, usize::MAX, &[]);
     let mut start = |at: usize| {
-        backtest.end_until(samples[at].request.begins, &samples);
-        (backtest.start(at, samples[at], false), samples[at].outcome.untouched)
+        backtest.end_vms_before(samples[at].request.begins, &samples);
+        (backtest.start_vm(at, samples[at], false), samples[at].outcome.untouched)
     };
-    start_order(&samples).into_iter().map(&mut start).collect()
+    indexes_by_start(&samples).into_iter().map(&mut start).collect()
 }
 
-/// Returns the indexes of the samples in the order of starts.
-fn start_order(samples: &[&VmSample]) -> Vec<usize> {
+/// Returns the indexes of the samples, ordered by start time.
+fn indexes_by_start(samples: &[&VmSample]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..samples.len()).collect();
     order.sort_by_key(|sample| samples[*sample].request.begins);
     order
@@ -189,20 +191,21 @@ fn start_order(samples: &[&VmSample]) -> Vec<usize> {
 struct Backtest<'a> {
     online: OnlinePredictor,
     source: &'a ModelSource,
-    /// Latest outcomes: the row of features at the start of the VM, and its untouched share.
+    /// Training set of the latest outcomes: features of each VM at its start, and the untouched
+    /// fraction of its memory.
     training: VecDeque<([f64; FEATURES], f64)>,
     /// Number of reliable outcomes so far.
     outcomes_seen: usize,
-    policies: Vec<Policy>,
+    rate_backtests: Vec<RateBacktest>,
     baselines: Vec<Baseline>,
     /// Number of outcomes at which the next training is due.
     train_at: usize,
     /// Number of outcomes at the last update of the risk limits.
     limits_set_at: usize,
-    /// Whether VMs are scored that started before the first training. Their prediction is 0.
+    /// Whether VMs that started before the first training are scored. Their prediction is 0.
     tests_unpredicted: bool,
-    /// If set, only VMs that started after this time calibrate the model. Earlier VMs may be in its
-    /// training set.
+    /// If set, only VMs that started after this time calibrate the model. Earlier VMs may be in the
+    /// training set of the model.
     calibrates_after: Option<UnixMs>,
     /// End and sample index of each running VM.
     running: BinaryHeap<Reverse<(UnixMs, usize)>>,
@@ -222,7 +225,8 @@ impl<'a> Backtest<'a> {
             return Err(EmptyTestSet);
         }
         let samples: Vec<&VmSample> = train.iter().chain(test).collect();
-        let mut backtest = Self { baselines, ..Self::new(&ModelSource::Trained, FIRST_TRAINING, rates) };
+        let mut backtest =
+            Self { baselines, ..Self::new(&ModelSource::Trained, FIRST_TRAINING_OUTCOMES, rates) };
         backtest.replay(&samples, train.len());
         Ok(backtest)
     }
@@ -234,7 +238,7 @@ impl<'a> Backtest<'a> {
             source,
             training: VecDeque::new(),
             outcomes_seen: 0,
-            policies: rates.iter().map(|rate| Policy::new(*rate)).collect(),
+            rate_backtests: rates.iter().map(|rate| RateBacktest::new(*rate)).collect(),
             baselines: Vec::new(),
             train_at: first,
             limits_set_at: 0,
@@ -245,19 +249,19 @@ impl<'a> Backtest<'a> {
         }
     }
 
-    /// Replays all samples in the order of starts. Scores the samples with an index of at least
+    /// Replays all samples, ordered by start time. Scores the samples with an index of at least
     /// `tested`.
     fn replay(&mut self, samples: &[&VmSample], tested: usize) {
-        for at in start_order(samples) {
+        for at in indexes_by_start(samples) {
             let sample = samples[at];
-            self.end_until(sample.request.begins, samples);
+            self.end_vms_before(sample.request.begins, samples);
             self.update();
-            self.start(at, sample, at >= tested);
+            self.start_vm(at, sample, at >= tested);
         }
     }
 
     /// Records the outcomes of all VMs that ended before `now`.
-    fn end_until(&mut self, now: UnixMs, samples: &[&VmSample]) {
+    fn end_vms_before(&mut self, now: UnixMs, samples: &[&VmSample]) {
         while self.running.peek().is_some_and(|Reverse((ended, _))| *ended < now) {
             let Reverse((_, at)) = self.running.pop().expect("`peek` returned a VM");
             let assessment = self.assessments.remove(&at).expect("a running VM has an assessment");
@@ -294,10 +298,10 @@ impl<'a> Backtest<'a> {
             let next = (self.outcomes_seen as f64 * TRAINING_GROWTH).ceil() as usize;
             self.train_at = next;
         }
-        if self.outcomes_seen >= self.limits_set_at + RISK_LIMIT_EVERY {
+        if self.outcomes_seen >= self.limits_set_at + RISK_LIMIT_UPDATE_OUTCOMES {
             self.limits_set_at = self.outcomes_seen;
-            for policy in &mut self.policies {
-                policy.risk_limit = self.online.calibration().risk_limit(policy.rate);
+            for rate_backtest in &mut self.rate_backtests {
+                rate_backtest.risk_limit = self.online.calibration().risk_limit(rate_backtest.rate);
             }
         }
     }
@@ -307,28 +311,30 @@ impl<'a> Backtest<'a> {
         let (features, mut untouched): (Vec<_>, Vec<f64>) = self.training.iter().copied().unzip();
         let model = self.source.fit(&features, &untouched, self.outcomes_seen as u64);
         untouched.sort_unstable_by(f64::total_cmp);
-        for policy in &mut self.policies {
-            let fixed_share = untouched[rank(untouched.len(), policy.rate.get())];
-            policy.fixed_share = Fraction::new(fixed_share).expect("an untouched share is a fraction");
+        for rate_backtest in &mut self.rate_backtests {
+            let fixed_share = untouched[quantile_index(untouched.len(), rate_backtest.rate.get())];
+            rate_backtest.fixed_share = Fraction::new(fixed_share).expect("an untouched share is a fraction");
         }
         model
     }
 
     /// Starts a VM: predicts it, scores the prediction if the VM is tested, and returns the row of
     /// features.
-    fn start(&mut self, at: usize, sample: &VmSample, is_tested: bool) -> [f64; FEATURES] {
+    fn start_vm(&mut self, at: usize, sample: &VmSample, is_tested: bool) -> [f64; FEATURES] {
         let assessment = self.online.assess(&sample.request);
         let features = assessment.features;
         if is_tested && sample.is_trusted && (self.tests_unpredicted || assessment.prediction.is_some()) {
-            self.policies.iter_mut().for_each(|policy| policy.test(sample, assessment.prediction));
-            self.test_baselines(sample, &assessment.features);
+            self.rate_backtests
+                .iter_mut()
+                .for_each(|rate_backtest| rate_backtest.score_vm(sample, assessment.prediction));
+            self.score_baselines(sample, &assessment.features);
         }
         self.assessments.insert(at, assessment);
         self.running.push(Reverse((sample.outcome.ended.max(sample.request.begins), at)));
         features
     }
 
-    fn test_baselines(&mut self, sample: &VmSample, features: &[f64; FEATURES]) {
+    fn score_baselines(&mut self, sample: &VmSample, features: &[f64; FEATURES]) {
         if !self.baselines.is_empty() {
             let trees = self.online.model().map(|model| model.curve_of_trees(features));
             self.baselines.iter_mut().for_each(|baseline| baseline.add(sample, features, trees));
@@ -336,9 +342,9 @@ impl<'a> Backtest<'a> {
     }
 }
 
-/// Target rate, with its current risk limit and the scores so far.
-struct Policy {
-    /// Target share of overpredicted VMs.
+/// State for one target rate: the current risk limit and the scores so far.
+struct RateBacktest {
+    /// Target fraction of overpredicted VMs.
     rate: Fraction,
     /// Current risk limit. `None` while there are too few outcomes; the prediction is then 0.
     risk_limit: Option<RiskLimit>,
@@ -350,7 +356,7 @@ struct Policy {
     fixed: ScoreSum,
 }
 
-impl Policy {
+impl RateBacktest {
     fn new(rate: Fraction) -> Self {
         Self {
             rate,
@@ -362,7 +368,7 @@ impl Policy {
     }
 
     /// Scores the calibrated prediction and the fixed share for one VM.
-    fn test(&mut self, sample: &VmSample, prediction: Option<RiskPrediction>) {
+    fn score_vm(&mut self, sample: &VmSample, prediction: Option<RiskPrediction>) {
         let allocation = prediction
             .zip(self.risk_limit)
             .map(|(prediction, risk_limit)| prediction.allocation(sample.request.requested, risk_limit));

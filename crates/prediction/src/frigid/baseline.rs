@@ -5,27 +5,27 @@
 use units::Fraction;
 
 use super::{
-    history::{FEATURES, lowest, narrowest_group},
+    history::{FEATURES, lowest_untouched, narrowest_group},
     outcome::Groups,
     risk::{Curve, QUANTILE_LEVELS},
     sample::VmSample,
     score::{Score, ScoreSum},
 };
 
-/// Method that predicts the untouched share of a VM.
+/// Method that predicts the untouched fraction of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Trees and margins, with one risk multiplier for all VMs that is calibrated on recent
-    /// outcomes. This is the method that Tarn serves.
+    /// Trees and margins. One risk multiplier for all VMs is calibrated on recent outcomes. Tarn
+    /// serves the predictions of this method.
     Calibrated,
     /// Quantile of the trees at the target rate, for each VM. This is the paper's method.
     TreeQuantile,
-    /// Fixed share for all VMs: the quantile of the training VMs' untouched shares at the target
+    /// Fixed share for all VMs: the quantile of the training VMs' untouched fractions at the target
     /// rate.
     FixedShare,
-    /// Lowest untouched share in the narrowest group with an outcome, less a constant.
+    /// Lowest untouched fraction in the narrowest group with an outcome, minus a constant.
     GroupMinimum,
-    /// Lowest untouched share of the VMs of the same owner, less a constant.
+    /// Lowest untouched fraction of the VMs of the same owner, minus a constant.
     OwnerMinimum,
 }
 
@@ -38,14 +38,14 @@ pub struct MethodScores {
     pub scores: Vec<Score>,
 }
 
-/// Constants that the minimum rules subtract from the lowest untouched share.
+/// Constants that the minimum rules subtract from the lowest untouched fraction.
 const REDUCTIONS: [f64; 12] = [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4];
 
 /// Baseline at one setting, with the sum of its scores.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Baseline {
     method: Method,
-    /// Target rate, or constant to subtract from the lowest untouched share.
+    /// Target rate, or constant to subtract from the lowest untouched fraction.
     setting: f64,
     sum: ScoreSum,
 }
@@ -63,8 +63,8 @@ impl Baseline {
             .collect()
     }
 
-    /// Predicts the untouched share of a VM from its features and the tree quantiles at its start,
-    /// and adds the score of the prediction. Predicts 0 without a history or a model.
+    /// Predicts the untouched fraction of a VM from its features and the tree quantiles at its
+    /// start, and adds the score of the prediction. Predicts 0 without a history or a model.
     pub fn add(&mut self, sample: &VmSample, features: &[f64; FEATURES], trees: Option<Curve>) {
         let reduced = |lowest: f64| lowest - self.setting;
         let share = match self.method {
@@ -73,7 +73,9 @@ impl Baseline {
                 .rposition(|level| *level <= self.setting)
                 .and_then(|level| Some(trees?.at_level(level))),
             Method::GroupMinimum => narrowest_group(features).map(|(_, _, lowest)| reduced(lowest)),
-            Method::OwnerMinimum => lowest(features, owner_group(&sample.request.groups)).map(reduced),
+            Method::OwnerMinimum => {
+                lowest_untouched(features, owner_group_index(&sample.request.groups)).map(reduced)
+            }
             Method::Calibrated | Method::FixedShare => None,
         };
         let share = Fraction::new(share.unwrap_or_default().max(0.0))
@@ -92,6 +94,6 @@ impl Baseline {
 }
 
 /// Returns the index of the group that [`Groups::owner`] names.
-fn owner_group(groups: &Groups) -> usize {
+fn owner_group_index(groups: &Groups) -> usize {
     usize::from(!groups.key.is_empty())
 }

@@ -13,7 +13,7 @@ use units::{
 };
 
 use super::{
-    history::as_gib,
+    history::to_gib,
     risk::{Curve, QUANTILE_LEVELS, RiskLimit},
 };
 
@@ -22,14 +22,14 @@ use super::{
 pub struct CalibrationSample {
     /// Start time of the VM.
     pub begins: UnixMs,
-    /// Predicted quantiles of the untouched share.
+    /// Predicted quantiles of the untouched fraction.
     pub curve: Curve,
     /// Owner margin of the prediction, at least 1.
     #[serde(rename = "caution")]
     pub owner_margin: f64,
     /// Requested memory, above 0.
     pub requested: Bytes,
-    /// Share of the requested memory that the VM never touched.
+    /// Fraction of the requested memory that the VM never touched.
     pub untouched: Fraction,
 }
 
@@ -50,11 +50,12 @@ struct OwnerCounts {
     overpredictions: f64,
 }
 
-/// Index in [`QUANTILE_LEVELS`] of the level at which an owner's overpredictions are counted, 0.1.
-const OWNER_LEVEL: usize = 9;
-/// Smallest number of outcomes of an owner with a margin above 1.
+/// Index in [`QUANTILE_LEVELS`] of the level 0.1, at which the overpredictions of an owner are
+/// counted.
+const OWNER_LEVEL_INDEX: usize = 9;
+/// Smallest number of outcomes with which an owner can get a margin above 1.
 const OWNER_OUTCOMES_MIN: f64 = 100.0;
-/// Number of outcomes from which the counts of an owner decay.
+/// Number of outcomes of an owner above which older outcomes decay.
 const OWNER_OUTCOMES_WINDOW: f64 = 200.0;
 /// Number of standard deviations by which an owner's overpredictions must exceed their expected
 /// number to be significant.
@@ -67,18 +68,19 @@ const RISK_MULTIPLIER_RANGE: (f64, f64) = (0.01, 1e6);
 /// Number of bisections of the logarithm of the risk multiplier. They reach a precision of 0.01 %.
 const BISECTION_STEPS: usize = 18;
 /// Number of standard deviations by which the observed overprediction rate must be below the target
-/// rate. The margin is needed because the risk multiplier is chosen by the observed rate.
+/// rate. The margin is needed because the risk multiplier is chosen by the same observed rate.
 const RATE_MARGIN_SIGMAS: f64 = 1.0;
-/// Numbers of latest outcomes in which the overprediction rate must not exceed the target rate
-/// significantly. These windows show a change of the VM mix earlier than the rate of all outcomes.
-const RECENT_WINDOWS: [usize; 4] = [50, 150, 450, 1350];
+/// Sizes of the windows of latest outcomes. In none of them may the overprediction rate
+/// significantly exceed the target rate. The windows show a change of the VM mix earlier than the
+/// rate of all outcomes.
+const RECENT_WINDOW_OUTCOMES: [usize; 4] = [50, 150, 450, 1350];
 
 impl Calibration {
     /// Adds a sample, and updates the counts of the VM's owner if it is known.
     pub fn add(&mut self, owner: Option<String>, sample: CalibrationSample) {
         if let Some(owner) = owner {
             self.evict_owners_for(&owner);
-            let is_overpredicted = sample.curve.at_level(OWNER_LEVEL) > sample.untouched.get();
+            let is_overpredicted = sample.curve.at_level(OWNER_LEVEL_INDEX) > sample.untouched.get();
             let counts = self.owners.entry(owner).or_default();
             let decay =
                 if counts.outcomes < OWNER_OUTCOMES_WINDOW { 1.0 } else { 1.0 - 1.0 / OWNER_OUTCOMES_WINDOW };
@@ -111,7 +113,7 @@ impl Calibration {
     /// if the observed rate is not significantly higher, or if the owner is unknown.
     pub fn owner_margin(&self, owner: Option<&String>) -> f64 {
         let counts = owner.and_then(|owner| self.owners.get(owner)).copied().unwrap_or_default();
-        let expected = QUANTILE_LEVELS[OWNER_LEVEL] * counts.outcomes;
+        let expected = QUANTILE_LEVELS[OWNER_LEVEL_INDEX] * counts.outcomes;
         let significant = expected + SIGNIFICANCE_SIGMAS * expected.sqrt();
         if counts.outcomes < OWNER_OUTCOMES_MIN || counts.overpredictions <= significant {
             1.0
@@ -123,10 +125,11 @@ impl Calibration {
     /// Returns the risk limit with the lowest risk multiplier that meets two conditions:
     /// - The overprediction rate of the recent outcomes, plus [`RATE_MARGIN_SIGMAS`] standard
     ///   deviations, is at most the target rate `rate`.
-    /// - In none of the [`RECENT_WINDOWS`] is the overprediction rate significantly above `rate`.
+    /// - In no window of [`RECENT_WINDOW_OUTCOMES`] is the overprediction rate significantly above
+    ///   `rate`.
     ///
-    /// Returns `None` if the highest multiplier does not meet them, in particular if there are too
-    /// few outcomes: a target rate of 1 % requires hundreds.
+    /// Returns `None` if the highest multiplier does not meet these conditions, in particular if
+    /// there are too few outcomes: a target rate of 1 % requires hundreds of outcomes.
     pub fn risk_limit(&self, rate: Fraction) -> Option<RiskLimit> {
         let (mut low, mut high) = RISK_MULTIPLIER_RANGE;
         if !self.is_within_rate(high, rate) {
@@ -139,15 +142,15 @@ impl Calibration {
         Some(RiskLimit::new(high, rate))
     }
 
-    /// Returns the share of the memory of recent VMs that would have been allocated from the pool
-    /// under a risk limit, in whole slices for each VM. Returns 0 without outcomes.
+    /// Returns the fraction of the memory of recent VMs that would have been allocated from the
+    /// pool under a risk limit, in whole slices for each VM. Returns 0 without outcomes.
     pub fn slice_share(&self, risk_limit: RiskLimit) -> f64 {
         let (mut slice_share, mut requested) = (0.0, 0.0);
         for sample in &self.recent {
             let allocation = sample.curve.allocation(sample.requested, risk_limit, sample.owner_margin);
             let share = Fraction::new(allocation.share).expect("an allocated share is a fraction");
-            slice_share += as_gib(share.of(sample.requested).slices_floor());
-            requested += as_gib(sample.requested);
+            slice_share += to_gib(share.of(sample.requested).slices_floor());
+            requested += to_gib(sample.requested);
         }
         if self.recent.is_empty() { 0.0 } else { slice_share / requested }
     }
@@ -181,7 +184,7 @@ impl Calibration {
             let allocation = sample.curve.allocation(sample.requested, risk_limit, sample.owner_margin);
             allowed += rate.get();
             overpredictions += f64::from(u8::from(allocation.share > sample.untouched.get()));
-            if RECENT_WINDOWS.contains(&(at + 1)) && overpredictions > allowed + f64::sqrt(allowed) {
+            if RECENT_WINDOW_OUTCOMES.contains(&(at + 1)) && overpredictions > allowed + f64::sqrt(allowed) {
                 return false;
             }
         }

@@ -1,6 +1,6 @@
 //! Features of a VM, from its request and from the outcomes of similar VMs. The features of each
-//! group of similar VMs are order statistics of untouched shares, their recency, trend and count,
-//! and how often the untouched share was low. Unknown features are NaN.
+//! group of similar VMs are order statistics of untouched fractions, their recency, trend and
+//! count, and how often the untouched fraction was low. Unknown features are NaN.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,8 +10,8 @@ use super::outcome::{Groups, Outcome, Usage, VmRequest};
 
 /// Names of the features from the request.
 const REQUEST_FEATURES: [&str; 3] = ["requested_gib", "cores", "gib_per_core"];
-/// Names of the features of each group. Untouched shares are relative to the current request: if an
-/// earlier VM touched 6 GiB, the untouched share of a request of 12 GiB is one half.
+/// Names of the features of each group. Untouched fractions are relative to the current request: if
+/// an earlier VM touched 6 GiB, the untouched fraction of a request of 12 GiB is one half.
 const GROUP_FEATURES: [&str; 21] = [
     "count",
     "hours_ago",
@@ -40,8 +40,9 @@ const GROUP_FEATURES: [&str; 21] = [
 const COUNT_INDEX: usize = 0;
 /// Index of the feature `lowest` in [`GROUP_FEATURES`].
 const LOWEST_INDEX: usize = 4;
-/// Thresholds of the features `below_10` to `below_70`, which count lower untouched shares.
-const BELOW_SHARES: [f64; 4] = [0.1, 0.3, 0.5, 0.7];
+/// Thresholds of the features `below_10` to `below_70`. Each feature is the fraction of outcomes
+/// with an untouched fraction below its threshold.
+const BELOW_THRESHOLDS: [f64; 4] = [0.1, 0.3, 0.5, 0.7];
 
 /// Number of features of a VM, and length of a row of features.
 pub const FEATURES: usize = REQUEST_FEATURES.len() + Groups::COUNT * GROUP_FEATURES.len();
@@ -73,7 +74,7 @@ impl History {
 
     /// Computes the features of a VM that is about to start.
     pub fn features(&self, request: &VmRequest) -> [f64; FEATURES] {
-        let gib = as_gib(request.requested);
+        let gib = to_gib(request.requested);
         let mut row = [f64::NAN; FEATURES];
         let (request_features, groups_features) = row.split_at_mut(REQUEST_FEATURES.len());
         let per_core = request.cores.filter(|cores| *cores > 0.0).map_or(f64::NAN, |cores| gib / cores);
@@ -90,8 +91,8 @@ impl History {
     }
 }
 
-/// Returns the narrowest group of a VM with an outcome at its start, from its row of features: the
-/// index of the group, its number of outcomes, and its lowest untouched share.
+/// Returns the narrowest group of a VM that had an outcome when the VM started, from the VM's row
+/// of features: the index of the group, its number of outcomes, and its lowest untouched fraction.
 pub(super) fn narrowest_group(features: &[f64; FEATURES]) -> Option<(usize, f64, f64)> {
     let mut groups = features[REQUEST_FEATURES.len()..].chunks_exact(GROUP_FEATURES.len()).enumerate();
     groups
@@ -99,9 +100,9 @@ pub(super) fn narrowest_group(features: &[f64; FEATURES]) -> Option<(usize, f64,
         .map(|(at, group)| (at, group[COUNT_INDEX], group[LOWEST_INDEX]))
 }
 
-/// Returns the lowest untouched share in the group with this index, from a row of features. Returns
-/// `None` if the group has no outcome.
-pub(super) fn lowest(features: &[f64; FEATURES], group: usize) -> Option<f64> {
+/// Returns the lowest untouched fraction in the group with this index, from a row of features.
+/// Returns `None` if the group has no outcome.
+pub(super) fn lowest_untouched(features: &[f64; FEATURES], group: usize) -> Option<f64> {
     let lowest = features[REQUEST_FEATURES.len() + group * GROUP_FEATURES.len() + LOWEST_INDEX];
     (!lowest.is_nan()).then_some(lowest)
 }
@@ -111,13 +112,13 @@ pub(super) fn lowest(features: &[f64; FEATURES], group: usize) -> Option<f64> {
 struct Group {
     /// Number of outcomes.
     count: u32,
-    /// Lowest untouched share.
+    /// Lowest untouched fraction.
     lowest: f64,
     /// Largest peak memory.
     highest: Bytes,
-    /// Number of outcomes with an untouched share below each of [`BELOW_SHARES`].
-    below: [u32; BELOW_SHARES.len()],
-    /// Latest outcomes in the order of their end, at most [`OUTCOMES_PER_GROUP_MAX`].
+    /// Number of outcomes with an untouched fraction below each of [`BELOW_THRESHOLDS`].
+    below: [u32; BELOW_THRESHOLDS.len()],
+    /// Latest outcomes, ordered by the end time of the VM, at most [`OUTCOMES_PER_GROUP_MAX`].
     recent: VecDeque<RecentOutcome>,
 }
 
@@ -135,7 +136,7 @@ struct RecentOutcome {
 
 impl Group {
     fn new() -> Self {
-        let (below, recent) = ([0; BELOW_SHARES.len()], VecDeque::with_capacity(1));
+        let (below, recent) = ([0; BELOW_THRESHOLDS.len()], VecDeque::with_capacity(1));
         Self { count: 0, lowest: 1.0, highest: Bytes::new(0), below, recent }
     }
 
@@ -145,9 +146,9 @@ impl Group {
         self.count = self.count.saturating_add(1);
         self.lowest = self.lowest.min(untouched);
         self.highest = self.highest.max(peak);
-        self.below.iter_mut().zip(BELOW_SHARES).for_each(|(n, share)| *n += u32::from(untouched < share));
+        self.below.iter_mut().zip(BELOW_THRESHOLDS).for_each(|(n, share)| *n += u32::from(untouched < share));
         let (ended, requested, usage) = (outcome.ended, request.requested, outcome.usage);
-        // Outcomes may be added in a different order than that of their end.
+        // Outcomes are not always added in the order in which the VMs ended.
         let at = self.recent.partition_point(|outcome| outcome.ended <= ended);
         self.recent.insert(at, RecentOutcome { ended, requested, peak, usage });
         if self.recent.len() > OUTCOMES_PER_GROUP_MAX {
@@ -157,10 +158,10 @@ impl Group {
 
     /// Computes [`GROUP_FEATURES`] for a VM that is about to start.
     fn features(&self, request: &VmRequest) -> [f64; GROUP_FEATURES.len()] {
-        let untouched_share = |used: Bytes| 1.0 - (as_gib(used) / as_gib(request.requested)).min(1.0);
-        let untouched_if_measured = |used: Option<Bytes>| used.map_or(f64::NAN, untouched_share);
+        let untouched_fraction = |used: Bytes| 1.0 - (to_gib(used) / to_gib(request.requested)).min(1.0);
+        let untouched_if_measured = |used: Option<Bytes>| used.map_or(f64::NAN, untouched_fraction);
         let latest: Vec<f64> =
-            self.recent.iter().rev().map(|outcome| untouched_share(outcome.peak)).collect();
+            self.recent.iter().rev().map(|outcome| untouched_fraction(outcome.peak)).collect();
         let last = self.recent.back().expect("a group has at least one outcome");
         let mut sorted = latest.clone();
         sorted.sort_unstable_by(f64::total_cmp);
@@ -174,7 +175,7 @@ impl Group {
             request.begins.0.saturating_sub(last.ended.0) as f64 / 3.6e6,
             latest[0],
             latest.get(1).copied().unwrap_or(f64::NAN),
-            untouched_share(self.highest),
+            untouched_fraction(self.highest),
             self.lowest,
             latest.iter().take(4).copied().fold(1.0, f64::min),
             sorted.get(1).copied().unwrap_or(f64::NAN),
@@ -183,7 +184,7 @@ impl Group {
             mean,
             if n > 1 { spread } else { f64::NAN },
             latest[0] - mean,
-            as_gib(request.requested) / as_gib(last.requested),
+            to_gib(request.requested) / to_gib(last.requested),
             untouched_if_measured(last.usage.p99),
             untouched_if_measured(last.usage.mean),
             last.usage.busy_percent.unwrap_or(f64::NAN),
@@ -196,6 +197,6 @@ impl Group {
 }
 
 /// Converts a memory size to GiB, the unit of memory in features.
-pub(super) fn as_gib(bytes: Bytes) -> f64 {
+pub(super) fn to_gib(bytes: Bytes) -> f64 {
     bytes.get() as f64 / Bytes::gib(1).get() as f64
 }

@@ -1,8 +1,8 @@
-//! Margins below the lowest untouched share of similar VMs, by group and number of outcomes.
+//! Margins below the lowest untouched fraction of similar VMs, by group and number of outcomes.
 //!
-//! Operators commonly predict the lowest untouched share so far minus a constant, such as 0.1. Here
-//! the constants are learned from outcomes. For VMs with a history, this rule alone is nearly as
-//! accurate as trees, and less sensitive to drift.
+//! Operators commonly predict the lowest untouched fraction so far minus a constant, such as 0.1.
+//! Here the constants are learned from outcomes. For VMs with a history, this rule alone is nearly
+//! as accurate as trees, and less sensitive to drift.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,18 @@ use super::{
     history::{FEATURES, narrowest_group},
     risk::QUANTILE_LEVELS,
 };
-use crate::trees::boost::rank;
+use crate::trees::boost::quantile_index;
 
 /// Smallest number of outcomes from which the margins of a group and bucket are learned.
-const OUTCOMES_MIN: usize = 50;
-/// Lower bounds of the buckets for the number of outcomes of a group, except the first bucket.
+const MARGIN_OUTCOMES_MIN: usize = 50;
+/// Buckets of the number of outcomes of a group: lower bound of each bucket except the first, which
+/// starts at one outcome.
 const BUCKET_STARTS: [f64; 5] = [2.0, 3.0, 5.0, 9.0, 30.0];
 
 /// Kind of group (by its index in `Groups::NAMES`), and bucket of its number of outcomes.
 type MarginKey = (usize, usize);
 
-/// Learned margins: values to add to the lowest untouched share of a group, for each quantile
+/// Learned margins: values to add to the lowest untouched fraction of a group, for each quantile
 /// level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Vec<MarginRow>", from = "Vec<MarginRow>")]
@@ -44,7 +45,7 @@ impl From<Vec<MarginRow>> for Margins {
 }
 
 impl Margins {
-    /// Learns margins from the features and untouched shares of ended VMs.
+    /// Learns margins from the features and untouched fractions of ended VMs.
     pub(super) fn learn<'a>(outcomes: impl Iterator<Item = (&'a [f64; FEATURES], f64)>) -> Self {
         let mut differences: BTreeMap<MarginKey, Vec<f64>> = BTreeMap::new();
         for (features, untouched) in outcomes {
@@ -52,19 +53,20 @@ impl Margins {
                 differences.entry(key).or_default().push(untouched - lowest);
             }
         }
-        let sufficient = differences.into_iter().filter(|(_, differences)| differences.len() >= OUTCOMES_MIN);
+        let sufficient =
+            differences.into_iter().filter(|(_, differences)| differences.len() >= MARGIN_OUTCOMES_MIN);
         Self(sufficient.map(|(key, differences)| (key, quantiles_of(differences))).collect())
     }
 
-    /// Returns the predicted untouched share at each quantile level. Returns `None` if no margins
-    /// were learned for the VM's narrowest group with an outcome.
-    pub(super) fn shares(&self, features: &[f64; FEATURES]) -> Option<[f64; QUANTILE_LEVELS.len()]> {
+    /// Returns the predicted untouched fraction at each quantile level. Returns `None` if no
+    /// margins were learned for the VM's narrowest group with an outcome.
+    pub(super) fn predict_shares(&self, features: &[f64; FEATURES]) -> Option<[f64; QUANTILE_LEVELS.len()]> {
         let (key, lowest) = key_and_lowest(features)?;
         self.0.get(&key).map(|margins| margins.map(|margin| lowest + margin))
     }
 }
 
-/// Returns the key and the lowest untouched share of the narrowest group with an outcome.
+/// Returns the key and the lowest untouched fraction of the narrowest group with an outcome.
 fn key_and_lowest(features: &[f64; FEATURES]) -> Option<(MarginKey, f64)> {
     let (group, count, lowest) = narrowest_group(features)?;
     Some(((group, BUCKET_STARTS.partition_point(|start| *start <= count)), lowest))
@@ -76,5 +78,5 @@ fn key_and_lowest(features: &[f64; FEATURES]) -> Option<(MarginKey, f64)> {
 /// Panics if `numbers` is empty.
 pub(super) fn quantiles_of(mut numbers: Vec<f64>) -> [f64; QUANTILE_LEVELS.len()] {
     numbers.sort_unstable_by(f64::total_cmp);
-    QUANTILE_LEVELS.map(|level| numbers[rank(numbers.len(), level)])
+    QUANTILE_LEVELS.map(|level| numbers[quantile_index(numbers.len(), level)])
 }

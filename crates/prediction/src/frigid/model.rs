@@ -21,14 +21,14 @@ use crate::{
 /// few dozen settings with similar results.
 const BOOST_PARAMS: BoostParams = BoostParams {
     trees: 200,
-    rate: 0.05,
-    tree: TreeParams { leaves_max: 6, leaf_rows_min: 15, columns_tried: 0.3 },
-    rows_tried: 0.5,
+    learning_rate: 0.05,
+    tree: TreeParams { leaves_max: 6, leaf_rows_min: 15, column_fraction: 0.3 },
+    row_fraction: 0.5,
 };
-/// Weight of the margins in the weighted mean with the trees, 0 to 1.
+/// Weight of the margins in the weighted mean of margins and trees, 0 to 1.
 const MARGINS_WEIGHT: f64 = 0.3;
 
-/// Model that predicts the untouched share of a VM's memory.
+/// Model that predicts the untouched fraction of a VM's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Model(Predictor);
 
@@ -41,10 +41,10 @@ enum Predictor {
     Trained {
         /// Trees with one output for each quantile level.
         trees: Ensemble,
-        /// Margins below the lowest untouched share of similar VMs.
+        /// Margins below the lowest untouched fraction of similar VMs.
         margins: Margins,
     },
-    /// Model trained elsewhere, whose output is the untouched share.
+    /// Model trained elsewhere, whose output is the untouched fraction.
     #[serde(rename = "foreign")]
     Imported {
         model: ImportedModel,
@@ -54,7 +54,7 @@ enum Predictor {
     },
 }
 
-/// Kind of model that a training creates.
+/// Kind of model that training creates.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
     /// Trees and margins trained on the outcomes.
@@ -66,8 +66,8 @@ pub enum ModelSource {
 
 impl ModelSource {
     /// Trains a model, or fits the offsets of the imported model, on outcomes. `features` is the
-    /// row of features of each VM before its start, and `untouched` the untouched share of each VM.
-    /// The result is deterministic for the same arguments.
+    /// row of features of each VM before its start, and `untouched` the untouched fraction of each
+    /// VM. The result is deterministic for the same arguments.
     ///
     /// # Panics
     /// Panics if there is no row, or if the lengths of `features` and `untouched` differ.
@@ -87,7 +87,7 @@ impl ModelSource {
 
 impl Model {
     /// Trains a model on outcomes. `features` is the row of features of each VM before its start,
-    /// and `untouched` the untouched share of each VM. The result is deterministic for the same
+    /// and `untouched` the untouched fraction of each VM. The result is deterministic for the same
     /// arguments.
     ///
     /// # Panics
@@ -101,12 +101,12 @@ impl Model {
         })
     }
 
-    /// Predicts the untouched share of a VM's memory at each quantile level.
+    /// Predicts the untouched fraction of a VM's memory at each quantile level.
     pub fn curve(&self, features: &[f64; FEATURES]) -> Curve {
         match &self.0 {
             Predictor::Trained { trees, margins } => {
-                let mut shares = shares(trees, features);
-                if let Some(margin_shares) = margins.shares(features) {
+                let mut shares = predict_shares(trees, features);
+                if let Some(margin_shares) = margins.predict_shares(features) {
                     let blend = |(share, margin_share): (&mut f64, f64)| {
                         *share += MARGINS_WEIGHT * (margin_share - *share)
                     };
@@ -121,27 +121,28 @@ impl Model {
         }
     }
 
-    /// Predicts the untouched share at each quantile level from the trees alone, without margins.
+    /// Predicts the untouched fraction at each quantile level from the trees alone, without
+    /// margins.
     pub(super) fn curve_of_trees(&self, features: &[f64; FEATURES]) -> Curve {
         match &self.0 {
-            Predictor::Trained { trees, .. } => Curve::new(shares(trees, features)),
+            Predictor::Trained { trees, .. } => Curve::new(predict_shares(trees, features)),
             Predictor::Imported { .. } => self.curve(features),
         }
     }
 
     /// Returns whether the model has the features and quantile levels of this version of Tarn.
-    pub(crate) fn fits(&self) -> bool {
+    pub(crate) fn is_compatible(&self) -> bool {
         match &self.0 {
             Predictor::Trained { trees, .. } => {
                 trees.features() == FEATURES && trees.outputs() == QUANTILE_LEVELS.len()
             }
-            Predictor::Imported { model, .. } => model.fits(FEATURES),
+            Predictor::Imported { model, .. } => model.is_compatible(FEATURES),
         }
     }
 }
 
-/// Predicts the untouched share at each quantile level from trees.
-fn shares(trees: &Ensemble, features: &[f64; FEATURES]) -> [f64; QUANTILE_LEVELS.len()] {
+/// Predicts the untouched fraction at each quantile level from trees.
+fn predict_shares(trees: &Ensemble, features: &[f64; FEATURES]) -> [f64; QUANTILE_LEVELS.len()] {
     let mut shares = [0.0; QUANTILE_LEVELS.len()];
     trees.predict(features, &mut shares);
     shares

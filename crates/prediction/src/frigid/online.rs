@@ -31,10 +31,10 @@ pub struct VmAssessment {
     pub prediction: Option<RiskPrediction>,
 }
 
-/// Prediction of the untouched share of a VM's memory.
+/// Prediction of the untouched fraction of a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RiskPrediction {
-    /// Predicted quantiles of the untouched share.
+    /// Predicted quantiles of the untouched fraction.
     pub curve: Curve,
     /// Ratio of the observed to the expected rate of overpredictions of the VM's owner, at least 1.
     /// Risks are multiplied by this factor.
@@ -43,7 +43,8 @@ pub struct RiskPrediction {
 }
 
 impl RiskPrediction {
-    /// Returns the share of the VM's memory to allocate from the pool under a risk limit.
+    /// Returns the fraction of the VM's memory to allocate from the pool under a risk limit, and
+    /// its risk.
     pub fn allocation(&self, requested: Bytes, risk_limit: RiskLimit) -> RiskAllocation {
         self.curve.allocation(requested, risk_limit, self.owner_margin)
     }
@@ -67,8 +68,8 @@ impl OnlinePredictor {
         VmAssessment { features, prediction }
     }
 
-    /// Records the outcome of an ended VM. `prediction` is the prediction of the serving model
-    /// before the VM started, if any. It updates the calibration.
+    /// Records the outcome of an ended VM. `prediction` is the prediction that the serving model
+    /// made before the VM started, if any. If present, it updates the calibration.
     pub fn record_outcome(
         &mut self,
         request: &VmRequest,
@@ -81,7 +82,7 @@ impl OnlinePredictor {
         }
     }
 
-    /// Replaces the history of outcomes, such as to drop expired outcomes.
+    /// Replaces the history of outcomes, for example to drop expired outcomes.
     pub fn set_history(&mut self, history: History) {
         self.history = history;
     }

@@ -54,7 +54,7 @@ pub struct VmRequest {
 pub struct Outcome {
     /// End time of the VM.
     pub ended: UnixMs,
-    /// Share of the requested memory that the VM never touched.
+    /// Fraction of the requested memory that the VM never touched.
     pub untouched: Fraction,
     /// Other measurements of the VM.
     pub usage: Usage,

@@ -1,4 +1,5 @@
-//! Choice of the share of a VM's memory to allocate from the pool, given the risk of each share.
+//! Choice of the fraction of a VM's memory to allocate from the pool, given the risk of each
+//! fraction.
 //!
 //! Pond uses the same quantile for every VM, and so accepts the same risk for 1 GiB as for 100 GiB.
 //! The operator limits the number of overpredicted VMs (OP, and thereby X, of Eq. 1). The gained
@@ -8,18 +9,18 @@
 use serde::{Deserialize, Serialize};
 use units::{Bytes, Fraction};
 
-use super::history::as_gib;
+use super::history::to_gib;
 
-/// Quantile levels for which a model predicts the untouched share, ascending.
+/// Quantile levels for which a model predicts the untouched fraction, ascending.
 pub const QUANTILE_LEVELS: [f64; 15] =
     [0.003, 0.006, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.14, 0.2, 0.3, 0.4, 0.5];
 /// Largest risk of one VM, as a multiple of the target rate of all VMs. It prevents a
 /// concentration of the risk on a few VMs.
 const RISK_TO_RATE_MAX: f64 = 5.0;
 
-/// Predicted quantiles of the untouched share of a VM's memory, one for each of
+/// Predicted quantiles of the untouched fraction of a VM's memory, one for each of
 /// [`QUANTILE_LEVELS`], ascending. The probability that a quantile exceeds the actual untouched
-/// share (an overprediction) is its level.
+/// fraction (an overprediction) is its level.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "[f64; QUANTILE_LEVELS.len()]")]
 pub struct Curve([f64; QUANTILE_LEVELS.len()]);
@@ -33,11 +34,11 @@ pub struct RiskLimit {
     pub risk_max: f64,
 }
 
-/// Share of a VM's memory that is allocated from the pool, and its risk. The default allocates no
-/// memory.
+/// Fraction of a VM's memory that is allocated from the pool, and its risk. The default allocates
+/// no memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RiskAllocation {
-    /// Allocated share of the VM's memory, 0 to 1.
+    /// Allocated fraction of the VM's memory, 0 to 1.
     pub share: f64,
     /// Predicted probability of an overprediction, multiplied by the owner margin.
     pub risk: f64,
@@ -66,12 +67,12 @@ impl Curve {
         Self(shares)
     }
 
-    /// Returns the share that maximizes the gained GiB minus the risk multiplied by the risk
-    /// multiplier. Returns the default, which allocates no memory, if no share is worth its risk.
-    /// Risks are multiplied by the owner margin.
+    /// Returns the allocation that maximizes the gained GiB minus the product of risk and risk
+    /// multiplier. Returns the default, which allocates no memory, if no allocation is worth its
+    /// risk. Risks are multiplied by the owner margin.
     pub fn allocation(&self, requested: Bytes, risk_limit: RiskLimit, owner_margin: f64) -> RiskAllocation {
         let net_gain = |allocation: &RiskAllocation| {
-            as_gib(requested) * allocation.share - risk_limit.risk_multiplier * allocation.risk
+            to_gib(requested) * allocation.share - risk_limit.risk_multiplier * allocation.risk
         };
         let allocations = self
             .0
@@ -84,7 +85,7 @@ impl Curve {
         })
     }
 
-    /// Returns the untouched share at the quantile level with this index in [`QUANTILE_LEVELS`].
+    /// Returns the untouched fraction at the quantile level with this index in [`QUANTILE_LEVELS`].
     ///
     /// # Panics
     /// Panics if the index is out of range.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use units::Fraction;
 
-use super::{history::as_gib, sample::VmSample};
+use super::{history::to_gib, sample::VmSample};
 
 /// Sums over all scored predictions of a method.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,12 +25,12 @@ pub(super) struct ScoreSum {
 /// Score of a prediction method at one setting. All values are fractions, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Score {
-    /// Share of VMs whose prediction exceeded their untouched memory.
+    /// Fraction of VMs whose prediction exceeded their untouched memory.
     pub rate: f64,
     /// Sum of predicted memory divided by the sum of requested memory.
     pub share: f64,
-    /// Share of VMs whose prediction exceeded their untouched memory after rounding down to whole
-    /// slices.
+    /// Fraction of VMs whose prediction exceeded their untouched memory after rounding down to
+    /// whole slices.
     pub slice_rate: f64,
     /// Sum of predicted memory, rounded down to whole slices for each VM, divided by the sum of
     /// requested memory.
@@ -38,7 +38,7 @@ pub struct Score {
 }
 
 impl ScoreSum {
-    /// Adds the predicted share of a VM, which is compared with the outcome of the VM.
+    /// Adds the predicted untouched fraction of a VM, and compares it with the outcome of the VM.
     pub fn add(&mut self, share: Fraction, sample: &VmSample) {
         let requested = sample.request.requested;
         let untouched = sample.outcome.untouched;
@@ -46,9 +46,9 @@ impl ScoreSum {
         self.vms += 1;
         self.overpredicted += u32::from(share > untouched);
         self.overpredicted_in_slices += u32::from(in_slices > untouched.of(requested));
-        self.predicted_gib += share.get() * as_gib(requested);
-        self.slices_gib += as_gib(in_slices);
-        self.requested_gib += as_gib(requested);
+        self.predicted_gib += share.get() * to_gib(requested);
+        self.slices_gib += to_gib(in_slices);
+        self.requested_gib += to_gib(requested);
     }
 
     /// Returns the score of all added predictions. All values are 0 if no prediction was added.

@@ -38,8 +38,8 @@ fn row(key: &str, gib: u64, hour: u64, untouched: f64) -> VmSample {
 }
 
 /// Returns samples of 20 customers. The VMs of half of the customers leave 50 to 60 % untouched,
-/// and all other VMs a random share.
-fn customers(rng: &mut Pcg64Mcg, rows: u64) -> Vec<VmSample> {
+/// and all other VMs a random fraction.
+fn customer_samples(rng: &mut Pcg64Mcg, rows: u64) -> Vec<VmSample> {
     let mut sample = |n: u64| {
         let customer = rng.random_range(0..20);
         let untouched = match customer {
@@ -107,8 +107,8 @@ proptest! {
     #[test]
     fn later_outcomes_do_not_change_predictions(seed: u64, hour in 15..60_u64) {
         let mut rng = Pcg64Mcg::seed_from_u64(seed);
-        let past = customers(&mut rng, 300);
-        let test: Vec<VmSample> = customers(&mut rng, 300).into_iter().filter(|row| row.request.begins.0 <= hour * HOUR_MS).collect();
+        let past = customer_samples(&mut rng, 300);
+        let test: Vec<VmSample> = customer_samples(&mut rng, 300).into_iter().filter(|row| row.request.begins.0 <= hour * HOUR_MS).collect();
         let mut other_future = past.clone();
         for row in other_future.iter_mut().filter(|row| row.outcome.ended.0 >= hour * HOUR_MS) {
             row.outcome.untouched = fraction(rng.random());
@@ -118,7 +118,7 @@ proptest! {
     }
 }
 
-/// Returns `count` calibration samples, of which the first `overpredicted` are overpredictions.
+/// Returns `count` calibration samples. The first `overpredicted` of them are overpredictions.
 fn samples(overpredicted: u32, count: u32) -> impl Iterator<Item = CalibrationSample> {
     (0..count).map(move |n| CalibrationSample {
         begins: UnixMs(n.into()),
@@ -184,7 +184,7 @@ fn owner_margin_requires_significant_overprediction() {
 #[test]
 fn backtest_meets_target_rate_and_beats_fixed_share() {
     let mut rng = Pcg64Mcg::seed_from_u64(1);
-    let (train, test) = (customers(&mut rng, 3000), customers(&mut rng, 3000));
+    let (train, test) = (customer_samples(&mut rng, 3000), customer_samples(&mut rng, 3000));
     for BacktestResult {
         rate_target,
         rate_actual,
@@ -235,7 +235,7 @@ fn vm_that_ends_when_another_starts_is_not_trained_on() {
 #[test]
 fn unreliable_outcomes_are_neither_trained_nor_tested() {
     let mut rng = Pcg64Mcg::seed_from_u64(2);
-    let (train, test) = (customers(&mut rng, 1000), customers(&mut rng, 1000));
+    let (train, test) = (customer_samples(&mut rng, 1000), customer_samples(&mut rng, 1000));
     let with_unreliable = |samples: &[VmSample]| -> Vec<VmSample> {
         let unreliable = (0..250).map(|hour| VmSample { is_trusted: false, ..row("c1", 32, hour, 0.0) });
         samples.iter().cloned().chain(unreliable).collect()
@@ -263,7 +263,7 @@ fn margins_use_the_narrowest_group_with_an_outcome() {
         let groups = Groups { vm: vm.into(), key: key.into(), ..Groups::default() };
         VmRequest { groups, ..row("", 8, 300, 0.0).request }
     };
-    let shares = |request: &VmRequest| margins.shares(&history.features(request));
+    let shares = |request: &VmRequest| margins.predict_shares(&history.features(request));
     assert_eq!(
         narrowest_group(&history.features(&request("vm1", "c"))).unwrap().0,
         0,
@@ -295,8 +295,8 @@ fn group_features_cover_the_latest_outcomes_and_all_extremes() {
         let at = feature_names().position(|other| other == format!("key.{name}")).unwrap();
         (features[at] * 1000.0).round() / 1000.0
     };
-    // Features that are not extremes or counts cover the latest 64 outcomes, with untouched shares
-    // of 0.36 to 0.99.
+    // Features that are not extremes or counts cover the latest 64 outcomes, with untouched
+    // fractions of 0.36 to 0.99.
     let expected = [
         ("count", 100.0),
         ("last", 0.99),
@@ -367,7 +367,7 @@ fn scores(all: &[MethodScores], method: Method) -> &[Score] {
 #[test]
 fn compare_scores_all_methods_without_changing_results() {
     let mut rng = Pcg64Mcg::seed_from_u64(3);
-    let (train, test) = (customers(&mut rng, 1000), customers(&mut rng, 500));
+    let (train, test) = (customer_samples(&mut rng, 1000), customer_samples(&mut rng, 500));
     let (results, all) = backtest::compare(&train, &test, &rates(&QUANTILE_LEVELS[..12])).unwrap();
     assert_eq!(results, run(&train, &test, &QUANTILE_LEVELS[..12]));
     for (result, (calibrated, fixed)) in
@@ -379,7 +379,7 @@ fn compare_scores_all_methods_without_changing_results() {
     }
     let trees = scores(&all, Method::TreeQuantile);
     assert!(trees.is_sorted_by_key(|score| (score.rate, score.share)), "{trees:?}");
-    // A larger constant to subtract reduces the predicted share and the rate of overpredictions.
+    // Subtracting a larger constant reduces the predicted memory and the rate of overpredictions.
     for rule in [Method::GroupMinimum, Method::OwnerMinimum] {
         let scores = scores(&all, rule);
         assert!(

@@ -14,11 +14,11 @@ pub enum Format {
     Onnx,
 }
 
-/// Model trained elsewhere, from which one output is used.
+/// Model trained elsewhere. One of its outputs is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImportedModel {
     model: Model,
-    /// Index in Tarn's row of features of each feature of the model.
+    /// For each feature of the model, its index in Tarn's row of features.
     columns: Vec<usize>,
     /// Index of the output that is used.
     #[serde(rename = "answer")]
@@ -50,7 +50,8 @@ pub enum ImportError {
         "unknown feature {0:?}: must be one of the columns that `tarn telemetry export --features` writes"
     )]
     Feature(String),
-    /// The features of the model have no names, and their number is not that of Tarn's features.
+    /// The features of the model have no names, and their number differs from the number of Tarn's
+    /// features.
     #[error(
         "the model has {found} features without names: must have {expected}, in the order of the columns that \
          `tarn telemetry export --features` writes"
@@ -77,12 +78,12 @@ impl ImportedModel {
             Format::LightGbm => {
                 let text = std::str::from_utf8(bytes).map_err(|_| ImportError::NotText)?;
                 let model = lightgbm::Model::read(text)?;
-                let columns = by_name(&model.features, names)?;
+                let columns = match_by_name(&model.features, names)?;
                 Ok(Self { model: Model::Lightgbm(model), columns, output: 0 })
             }
             Format::Onnx => {
                 let model = onnx::Model::read(bytes)?;
-                let columns = in_order(model.features(), names)?;
+                let columns = match_by_position(model.features(), names)?;
                 let output = match model.outputs() {
                     1 => 0,
                     2 if model.classes().len() == 2 => 1,
@@ -96,7 +97,7 @@ impl ImportedModel {
     /// Predicts the output for a row of Tarn's features.
     ///
     /// # Panics
-    /// Panics if the row is shorter than the list of names with which the model was read.
+    /// Panics if the row is shorter than the list of names that was passed to [`Self::read`].
     pub fn predict(&self, row: &[f64]) -> f64 {
         let row: Vec<f64> = self.columns.iter().map(|column| row[*column]).collect();
         match &self.model {
@@ -110,7 +111,7 @@ impl ImportedModel {
     }
 
     /// Returns whether the model can predict from rows of `row_features` features.
-    pub(crate) fn fits(&self, row_features: usize) -> bool {
+    pub(crate) fn is_compatible(&self, row_features: usize) -> bool {
         let (features, outputs) = match &self.model {
             Model::Lightgbm(model) => (model.trees.features(), model.trees.outputs()),
             Model::Onnx(model) => (model.features(), model.outputs()),
@@ -123,9 +124,9 @@ impl ImportedModel {
 
 /// Returns the index in `names` of each feature of a LightGBM model. LightGBM names features
 /// without a name `Column_0`, `Column_1`, and so on; these are matched by position.
-fn by_name(model_features: &[String], names: &[String]) -> Result<Vec<usize>, ImportError> {
+fn match_by_name(model_features: &[String], names: &[String]) -> Result<Vec<usize>, ImportError> {
     if model_features.iter().enumerate().all(|(at, name)| *name == format!("Column_{at}")) {
-        return in_order(model_features.len(), names);
+        return match_by_position(model_features.len(), names);
     }
     let position_of = |feature: &String| names.iter().position(|name| name == feature);
     let columns = model_features
@@ -135,7 +136,7 @@ fn by_name(model_features: &[String], names: &[String]) -> Result<Vec<usize>, Im
 }
 
 /// Returns the indexes of all `names`, for a model with `found` features without names.
-fn in_order(found: usize, names: &[String]) -> Result<Vec<usize>, ImportError> {
+fn match_by_position(found: usize, names: &[String]) -> Result<Vec<usize>, ImportError> {
     let expected = names.len();
     if found == expected {
         Ok((0..expected).collect())

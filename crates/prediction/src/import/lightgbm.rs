@@ -33,7 +33,7 @@ pub struct Model {
 /// Error from reading a LightGBM model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// The first line of the text is not that of a model.
+    /// The text does not start with the first line of a LightGBM model.
     #[error("not a LightGBM text model: the first line must be `tree`")]
     NotAModel,
     /// The text is truncated, for this reason.
@@ -84,17 +84,17 @@ impl Model {
         if last.checked_add(1) != Some(features.len()) {
             return Err(head.error("feature_names", "must list max_feature_idx + 1 features"));
         }
-        let link = link(&head)?;
+        let link = read_link(&head)?;
         let sections: Vec<&str> = trees.split("\nTree=").collect();
         if head.list::<u64>("tree_sizes")?.len() != sections.len() {
-            return Err(ParseError::Truncated("tree_sizes lists a different number of trees"));
+            return Err(ParseError::Truncated("tree_sizes must list as many trees as the text contains"));
         }
         // LightGBM sums boosted trees, but averages the trees of a random forest.
-        let scale = if head.has("average_output") { 1.0 / sections.len() as f64 } else { 1.0 };
+        let scale = if head.has_key("average_output") { 1.0 / sections.len() as f64 } else { 1.0 };
         let mut ensemble = Ensemble::new(features.len(), vec![0.0]);
         for section in sections {
             let section = Section::from_tree(section);
-            let tree = tree(&section, scale)?;
+            let tree = read_tree(&section, scale)?;
             ensemble.push(&tree).map_err(|reason| ParseError::Tree { section: section.name, reason })?;
         }
         Ok(Self { trees: ensemble, link, features })
@@ -121,7 +121,7 @@ impl Link {
 }
 
 /// Reads the objective and returns its link function.
-fn link(head: &Section<'_>) -> Result<Link, ParseError> {
+fn read_link(head: &Section<'_>) -> Result<Link, ParseError> {
     let objective = head.text("objective")?;
     let mut words = objective.split_whitespace();
     let name = words.next().unwrap_or_default();
@@ -140,8 +140,8 @@ fn link(head: &Section<'_>) -> Result<Link, ParseError> {
 }
 
 /// Reads a tree. Its leaf values are multiplied by `scale`.
-fn tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
-    if section.has("is_linear") {
+fn read_tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
+    if section.has_key("is_linear") {
         section.require("is_linear", |linear| linear == "0", "must be 0: linear trees are not supported")?;
     }
     let leaves: Vec<f64> = section.list("leaf_value")?;
@@ -154,8 +154,8 @@ fn tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
         return Ok(Tree { leaves, ..Tree::default() });
     }
     let arrays = NodeArrays::read(section, count - 1)?;
-    let nodes = (0..count - 1).map(|at| arrays.node(at)).collect();
-    Ok(Tree { nodes, leaves, sets: sets(section)? })
+    let nodes = (0..count - 1).map(|at| arrays.to_node(at)).collect();
+    Ok(Tree { nodes, leaves, sets: read_sets(section)? })
 }
 
 /// Nodes of a tree as LightGBM stores them, one array for each field.
@@ -193,7 +193,7 @@ impl NodeArrays {
     /// Converts the node at an index. In `decision_type`, bit 0 means categorical, and bit 1 that
     /// missing values lead to the left child. Bits 2 and 3 are the kind of missing values: 0 for
     /// none, 1 for zero, 2 for NaN. LightGBM treats NaN as 0 if the kind is none.
-    fn node(&self, at: usize) -> Node {
+    fn to_node(&self, at: usize) -> Node {
         let (decision, threshold) = (self.decisions[at], self.thresholds[at]);
         let is_categorical = decision & 1 == 1;
         let (missing_left, missing) = (decision & 2 == 2, decision >> 2 & 3);
@@ -209,13 +209,13 @@ impl NodeArrays {
                 _ => missing_left,
             },
             zero_is_missing: missing == 1 && !is_categorical,
-            children: [&self.children[0], &self.children[1]].map(|children| child(children[at])),
+            children: [&self.children[0], &self.children[1]].map(|children| to_child(children[at])),
         }
     }
 }
 
 /// Converts a child of a node. LightGBM stores a leaf as the bitwise complement of its index.
-fn child(number: i64) -> Child {
+fn to_child(number: i64) -> Child {
     match usize::try_from(number) {
         Ok(node) => Child::Node(node),
         Err(_) => Child::Leaf(
@@ -226,7 +226,7 @@ fn child(number: i64) -> Child {
 
 /// Reads the sets of categories of a tree. `cat_threshold` contains all bit sets, and
 /// `cat_boundaries` the start of each set and the end of the last.
-fn sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, ParseError> {
+fn read_sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, ParseError> {
     if section.number::<usize>("num_cat")? == 0 {
         return Ok(Vec::new());
     }
@@ -257,7 +257,7 @@ impl<'a> Section<'a> {
         Self::new(&format!("tree {}", number.trim()), lines)
     }
 
-    fn has(&self, key: &str) -> bool {
+    fn has_key(&self, key: &str) -> bool {
         self.lines.contains_key(key)
     }
 

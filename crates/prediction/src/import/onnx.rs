@@ -10,7 +10,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use self::{
-    forest::{CLASS_LEAVES, Forest, Settings, TARGET_LEAVES, invalid_attribute},
+    forest::{Attributes, CLASS_LEAVES, Forest, TARGET_LEAVES, invalid_attribute},
     graph::{ModelProto, NodeProto, ValueInfoProto},
 };
 use crate::trees::{Ensemble, InvalidTree};
@@ -56,9 +56,9 @@ pub enum ParseError {
 /// value.
 const PASS_THROUGH_OPS: [&str; 3] = ["Cast", "ZipMap", "Identity"];
 /// Value of `TensorProto.DataType` for 32-bit floats.
-const FLOAT: i32 = 1;
+const TENSOR_FLOAT: i32 = 1;
 /// Value of `TensorProto.DataType` for 64-bit floats.
-const DOUBLE: i64 = 11;
+const TENSOR_DOUBLE: i64 = 11;
 
 impl Model {
     /// Reads an ONNX model.
@@ -82,15 +82,15 @@ impl Model {
                 "the input of the ensemble must be the input of the graph".to_owned(),
             ));
         }
-        let settings = Settings(node);
-        settings.require_absent("nodes_values_as_tensor")?;
-        settings.require_absent("base_values_as_tensor")?;
-        settings.one_of("post_transform", &["NONE"], "must be NONE")?;
+        let attributes = Attributes(node);
+        attributes.require_absent("nodes_values_as_tensor")?;
+        attributes.require_absent("base_values_as_tensor")?;
+        attributes.one_of("post_transform", &["NONE"], "must be NONE")?;
         match node.op_type.as_str() {
-            "TreeEnsembleClassifier" => classifier(&settings, width(input)?),
-            "TreeEnsembleRegressor" => regressor(&settings, width(input)?),
+            "TreeEnsembleClassifier" => read_classifier(&attributes, input_width(input)?),
+            "TreeEnsembleRegressor" => read_regressor(&attributes, input_width(input)?),
             other => Err(ParseError::Graph(format!(
-                "operator {other} must be TreeEnsembleClassifier or TreeEnsembleRegressor"
+                "unsupported operator {other}: must be TreeEnsembleClassifier or TreeEnsembleRegressor"
             ))),
         }
     }
@@ -114,8 +114,8 @@ impl Model {
     /// target. The row is rounded to 32-bit floats, because ONNX trees compare these.
     ///
     /// # Panics
-    /// Panics if the length of `row` is not the number of features, or that of `outputs` is not the
-    /// number of outputs.
+    /// Panics if the length of `row` differs from the number of features, or the length of
+    /// `outputs` from the number of outputs.
     pub fn predict(&self, row: &[f64], outputs: &mut [f64]) {
         #[expect(clippy::cast_possible_truncation, reason = "ONNX runtimes take 32-bit floats")]
         let row: Vec<f64> = row.iter().map(|number| f64::from(*number as f32)).collect();
@@ -146,8 +146,13 @@ fn check_casts(nodes: &[NodeProto], ensemble: &NodeProto) -> Result<(), ParseErr
     // The first of two outputs of a classifier is the class label.
     let scores = ensemble.output.last();
     let is_cast_of_scores = |node: &&NodeProto| node.op_type == "Cast" && node.input.first() == scores;
-    let to = |node: &NodeProto| Settings(node).int("to").unwrap_or_default();
-    match nodes.iter().filter(is_cast_of_scores).map(to).find(|to| ![i64::from(FLOAT), DOUBLE].contains(to)) {
+    let to = |node: &NodeProto| Attributes(node).int("to").unwrap_or_default();
+    match nodes
+        .iter()
+        .filter(is_cast_of_scores)
+        .map(to)
+        .find(|to| ![i64::from(TENSOR_FLOAT), TENSOR_DOUBLE].contains(to))
+    {
         Some(to) => Err(invalid_attribute(
             "to",
             to,
@@ -158,22 +163,22 @@ fn check_casts(nodes: &[NodeProto], ensemble: &NodeProto) -> Result<(), ParseErr
 }
 
 /// Returns the number of features that the graph declares for its input; 0 if it declares none.
-fn width(input: &ValueInfoProto) -> Result<usize, ParseError> {
+fn input_width(input: &ValueInfoProto) -> Result<usize, ParseError> {
     let tensor = input.r#type.as_ref().and_then(|of| of.tensor_type.as_ref());
     let kind = tensor.map(|tensor| tensor.elem_type);
-    if kind != Some(FLOAT) {
+    if kind != Some(TENSOR_FLOAT) {
         return Err(ParseError::Graph("the input of the graph must be a tensor of 32-bit floats".to_owned()));
     }
     let dims = tensor.and_then(|tensor| tensor.shape.as_ref()).map_or(&[][..], |shape| &shape.dim);
     Ok(dims.get(1).and_then(|dim| usize::try_from(dim.dim_value).ok()).unwrap_or(0))
 }
 
-/// Reads the ensemble of a TreeEnsembleClassifier. For two classes, skl2onnx writes leaf weights of
-/// the first class id only. These are the scores of the second class, and the score of the first
+/// Reads the ensemble of a TreeEnsembleClassifier. For two classes, skl2onnx writes leaf weights
+/// only with the first class id. They are the scores of the second class. The score of the first
 /// class is the complement.
-fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError> {
-    let mut classes = settings.texts("classlabels_strings");
-    classes.extend(settings.ints("classlabels_int64s").iter().map(ToString::to_string));
+fn read_classifier(attributes: &Attributes<'_>, width: usize) -> Result<Model, ParseError> {
+    let mut classes = attributes.texts("classlabels_strings");
+    classes.extend(attributes.ints("classlabels_int64s").iter().map(ToString::to_string));
     if classes.is_empty() {
         return Err(invalid_attribute(
             "classlabels_strings",
@@ -181,22 +186,22 @@ fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError
             "must list the names of the classes if classlabels_int64s does not",
         ));
     }
-    settings.require_absent("base_values")?;
-    let forest = Forest::read(settings, &CLASS_LEAVES, classes.len())?;
-    let only_output = forest.only_output().filter(|_| classes.len() == 2);
-    if only_output == Some(1) {
+    attributes.require_absent("base_values")?;
+    let forest = Forest::read(attributes, &CLASS_LEAVES, classes.len())?;
+    let single_output = forest.single_output().filter(|_| classes.len() == 2);
+    if single_output == Some(1) {
         return Err(invalid_attribute(
             "class_ids",
             1,
             "must be 0 for all leaf weights of a model with two classes, or contain both classes",
         ));
     }
-    let is_complement = only_output.is_some();
+    let is_complement = single_output.is_some();
     if is_complement && !forest.has_nonnegative_weights() {
         return Err(invalid_attribute(
             "class_weights",
             "a negative number",
-            "must be at least 0 if all leaf weights are of the first of two classes",
+            "must be at least 0 if all leaf weights belong to the first of two classes",
         ));
     }
     let start = if is_complement { vec![1.0, 0.0] } else { vec![0.0; classes.len()] };
@@ -217,13 +222,13 @@ fn classifier(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError
 }
 
 /// Reads the ensemble of a TreeEnsembleRegressor.
-fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError> {
-    let targets = settings.int("n_targets").unwrap_or(1);
+fn read_regressor(attributes: &Attributes<'_>, width: usize) -> Result<Model, ParseError> {
+    let targets = attributes.int("n_targets").unwrap_or(1);
     let outputs = usize::try_from(targets).ok().filter(|n| (1..=TARGETS_MAX).contains(n));
     let outputs = outputs.ok_or_else(|| invalid_attribute("n_targets", targets, "must be from 1 to 1024"))?;
     let rule = "must be SUM or AVERAGE";
-    let is_mean = settings.one_of("aggregate_function", &["SUM", "AVERAGE"], rule)? == "AVERAGE";
-    let base = settings.floats("base_values");
+    let is_mean = attributes.one_of("aggregate_function", &["SUM", "AVERAGE"], rule)? == "AVERAGE";
+    let base = attributes.floats("base_values");
     if !base.is_empty() && base.len() != outputs {
         return Err(invalid_attribute(
             "base_values",
@@ -233,7 +238,7 @@ fn regressor(settings: &Settings<'_>, width: usize) -> Result<Model, ParseError>
     }
     let mut start = vec![0.0; outputs];
     start.iter_mut().zip(base).for_each(|(start, base)| *start = f64::from(*base));
-    let forest = Forest::read(settings, &TARGET_LEAVES, outputs)?;
+    let forest = Forest::read(attributes, &TARGET_LEAVES, outputs)?;
     let mut trees = Ensemble::new(width.max(forest.features()), start);
     forest.push_trees(&mut trees, |leaf, outputs, trees| {
         let mut weights = vec![0.0; outputs];

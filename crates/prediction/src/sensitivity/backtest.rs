@@ -12,37 +12,37 @@ use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 pub use super::evaluation_error::EvaluationError;
 use super::{DRAM_BOUND, MEMORY_BOUND, Workload, train_forest};
 
-/// Shares of all workloads that a method places on the pool at a target rate of false positives.
+/// Fractions of all workloads that a method places on the pool at a target rate of false positives.
 /// All shares are 0 to 1, and statistics are over the splits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PlacementStats {
-    /// Mean share of placed workloads with the best cutoff for the held-out half, which is known
+    /// Mean fraction of placed workloads with the best cutoff for the held-out half, which is known
     /// only in hindsight.
     pub placed: f64,
-    /// Standard deviation of the share of placed workloads.
+    /// Standard deviation of the fraction of placed workloads.
     pub placed_sd: f64,
-    /// 1st percentile of the share of placed workloads.
+    /// 1st percentile of the fraction of placed workloads.
     pub placed_p1: f64,
-    /// 99th percentile of the share of placed workloads.
+    /// 99th percentile of the fraction of placed workloads.
     pub placed_p99: f64,
-    /// Mean share of placed workloads with the best cutoff for the training half.
+    /// Mean fraction of placed workloads with the best cutoff for the training half.
     pub tuned_placed: f64,
-    /// Mean share of false positives with the best cutoff for the training half.
+    /// Mean fraction of false positives with the best cutoff for the training half.
     pub tuned_fp: f64,
 }
 
 /// Result of a backtest at one target rate of false positives.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct BacktestResult {
-    /// Target share of workloads that are placed although they are slowed down beyond the margin, 0
-    /// to 1.
+    /// Target fraction of workloads that are placed although they are slowed down beyond the
+    /// margin, 0 to 1.
     #[serde(rename = "fp_asked")]
     pub fp_target: f64,
     /// Result of the random forest.
     pub forest: PlacementStats,
-    /// Result of a threshold on the fraction of cycles that wait for memory beyond the caches.
+    /// Result of a threshold on the DRAM-bound fraction of cycles.
     pub dram_bound: PlacementStats,
-    /// Result of a threshold on the fraction of slots that wait for memory or caches.
+    /// Result of a threshold on the memory-bound fraction of pipeline slots.
     pub memory_bound: PlacementStats,
 }
 
@@ -112,7 +112,7 @@ fn score_split(train: &[&Workload], test: &[&Workload], pdm: f64, seed: u64) -> 
     };
     let threshold = |counter: usize| {
         let scores = |workloads: &[&Workload]| -> Vec<(f64, bool)> {
-            // Workloads without a measured counter are placed last.
+            // Workloads for which the counter was not measured are placed last.
             let score = |workload: &&Workload| workload.counters[counter];
             let or_last = |score: f64| if score.is_nan() { f64::INFINITY } else { score };
             workloads.iter().map(|workload| (or_last(score(workload)), is_slowed(workload))).collect()
@@ -125,7 +125,7 @@ fn score_split(train: &[&Workload], test: &[&Workload], pdm: f64, seed: u64) -> 
 /// Results of one method at one target rate over all splits.
 #[derive(Clone, Debug, Default)]
 struct MethodTotals {
-    /// Share of placed workloads of each split.
+    /// Fraction of placed workloads of each split.
     placed: Vec<f64>,
     /// Sum over the splits of [`PlacementStats::tuned_placed`].
     tuned_placed: f64,
@@ -167,7 +167,8 @@ impl MethodTotals {
 }
 
 /// Returns the highest cutoff at which at most the fraction `rate` of all workloads are false
-/// positives, and the share of placed workloads. Workloads with equal scores are placed together.
+/// positives, and the fraction of placed workloads. Workloads with equal scores are placed
+/// together.
 fn best_cutoff(scores: &[(f64, bool)], rate: f64) -> (f64, f64) {
     let mut sorted = scores.to_vec();
     sorted.sort_unstable_by(|(one, _), (other, _)| one.total_cmp(other));

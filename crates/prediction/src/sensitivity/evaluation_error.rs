@@ -1,4 +1,4 @@
-//! Error of the training and the evaluation of sensitivity models.
+//! Error of training and evaluating sensitivity models.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +9,12 @@ use super::Workload;
 /// Error from training or evaluating a sensitivity model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluationError {
-    /// The workloads are of this number of programs, which is less than the minimum.
-    #[error("the labels are of {0} programs: must be at least {PROGRAMS_MIN}")]
+    /// The workloads run too few different programs. The field is the number of programs.
+    #[error("the labelled workloads run {0} different programs: must be at least {PROGRAMS_MIN}")]
     TooFewPrograms(usize),
     /// All workloads are slowed down beyond the margin, or none of them.
     #[error(
-        "all or none of the workloads are slowed down beyond the margin (PDM): must be some of both classes"
+        "all or none of the workloads are slowed down beyond the margin (PDM): must be some, but not all"
     )]
     SingleClass,
     /// The number of splits is out of range.
@@ -26,8 +26,8 @@ pub enum EvaluationError {
 const PROGRAMS_MIN: usize = 10;
 
 impl EvaluationError {
-    /// Checks that there are enough programs, and workloads that are slowed down beyond the margin
-    /// and others that are not.
+    /// Checks that there are enough programs, and that some but not all workloads are slowed down
+    /// beyond the margin.
     pub(super) fn check(workloads: &[Workload], pdm: Fraction) -> Result<(), Self> {
         let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
         let slowed = workloads.iter().filter(|workload| workload.slowdown > pdm.get()).count();

@@ -4,7 +4,7 @@
 use std::{io, ops::RangeInclusive};
 
 use super::{COUNTERS, Workload};
-use crate::table::{InvalidValue, NewlineNormalizer, UnclosedQuote, check_quotes, line};
+use crate::table::{InvalidValue, NewlineNormalizer, UnclosedQuote, check_quotes, line_number};
 
 /// Error from reading labelled workloads.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ pub fn read_labels(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
         let number = |column: usize, field: &'static str, range: RangeInclusive<f64>, rule| {
             let number = record[column].trim().parse().ok().filter(|number| range.contains(number));
             number.ok_or_else(|| InvalidValue {
-                line: line(&record),
+                line: line_number(&record),
                 field,
                 value: record[column].to_owned(),
                 rule,

@@ -39,10 +39,10 @@ enum Predictor {
 pub struct Cutoff {
     /// Highest predicted probability of a placed workload.
     pub at_most: f64,
-    /// Share of all workloads that are placed although they are slowed down beyond the margin
+    /// Fraction of all workloads that are placed although they are slowed down beyond the margin
     /// (false positives), 0 to 1.
     pub fp: f64,
-    /// Share of all workloads that are placed, 0 to 1.
+    /// Fraction of all workloads that are placed, 0 to 1.
     pub placed: f64,
 }
 
@@ -60,7 +60,11 @@ impl Model {
         let fitted = train_forest(&workloads.iter().collect::<Vec<_>>(), pdm.get(), seed);
         let scored = workloads.iter().zip(fitted.out_of_bag);
         let scored = scored.filter_map(|(workload, scored)| Some((scored?, workload.slowdown > pdm.get())));
-        Ok(Self { predictor: Predictor::Trained(fitted.forest), pdm, cutoffs: cutoffs(scored.collect()) })
+        Ok(Self {
+            predictor: Predictor::Trained(fitted.forest),
+            pdm,
+            cutoffs: compute_cutoffs(scored.collect()),
+        })
     }
 
     /// Creates a model from an imported model. Cutoffs are computed from `workloads`, which should
@@ -77,7 +81,7 @@ impl Model {
         EvaluationError::check(workloads, pdm)?;
         let scored = |workload: &Workload| (model.predict(&workload.counters), workload.slowdown > pdm.get());
         let scored = workloads.iter().map(scored).filter(|(scored, _)| !scored.is_nan()).collect();
-        Ok(Self { predictor: Predictor::Imported(model), pdm, cutoffs: cutoffs(scored) })
+        Ok(Self { predictor: Predictor::Imported(model), pdm, cutoffs: compute_cutoffs(scored) })
     }
 
     /// Predicts the probability that a workload is slowed down beyond the margin. Counters that
@@ -90,17 +94,17 @@ impl Model {
     }
 
     /// Returns the cutoffs in ascending order of false positives. Each cutoff places the largest
-    /// possible share of workloads for its false positives.
+    /// possible fraction of workloads for its false positives.
     pub fn cutoffs(&self) -> &[Cutoff] {
         &self.cutoffs
     }
 
     /// Returns whether the model has the counters of this version of Tarn and the shares of its
     /// cutoffs are in range.
-    pub(crate) fn fits(&self) -> bool {
+    pub(crate) fn is_compatible(&self) -> bool {
         let fits = match &self.predictor {
             Predictor::Trained(forest) => forest.features() == COUNTERS.len() && forest.outputs() == 1,
-            Predictor::Imported(model) => model.fits(COUNTERS.len()),
+            Predictor::Imported(model) => model.is_compatible(COUNTERS.len()),
         };
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
         fits && self.cutoffs.len() <= CUTOFFS_MAX
@@ -108,10 +112,10 @@ impl Model {
     }
 }
 
-/// Computes the cutoff that places most workloads for each number of false positives. `scored` is
-/// the predicted probability of each workload, and whether it is slowed down beyond the margin.
+/// Computes the cutoff that places the most workloads for each number of false positives. `scored`
+/// is the predicted probability of each workload, and whether it is slowed down beyond the margin.
 /// Workloads with equal probability are placed together.
-fn cutoffs(mut scored: Vec<(f64, bool)>) -> Vec<Cutoff> {
+fn compute_cutoffs(mut scored: Vec<(f64, bool)>) -> Vec<Cutoff> {
     scored.sort_unstable_by(|(one, _), (other, _)| one.total_cmp(other));
     let all = scored.len() as f64;
     let (mut slowed, mut accepted, mut cutoffs) = (0_u32, 0_u32, Vec::<Cutoff>::new());

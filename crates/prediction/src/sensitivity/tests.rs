@@ -30,7 +30,8 @@ fn workloads(programs: u32) -> Vec<Workload> {
 fn forest_beats_single_counter_thresholds() {
     let rates = [fraction(0.02), fraction(0.1)];
     for result in run(&workloads(120), fraction(0.05), &rates, 20, 1).unwrap() {
-        // Half of the programs, and a tenth of the others, are not slowed down beyond the margin.
+        // Half of the programs, and a tenth of the other half, are not slowed down beyond the
+        // margin.
         assert!(result.forest.placed > 0.5, "{result:?}");
         assert!(
             result.forest.placed > result.dram_bound.placed + 0.2

@@ -6,7 +6,7 @@ use units::{
     limits::{CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, TRACE_SECONDS_MAX},
 };
 
-use super::{CUSTOM_COLUMNS, InvalidValue, Layout, TableError, line};
+use super::{CUSTOM_COLUMNS, InvalidValue, Layout, TableError, line_number};
 use crate::frigid::{Groups, Outcome, Usage, VmRequest, backtest::VmSample};
 
 const MEMORY_RULE: &str = "must be a number above 0 and at most 64 TiB";
@@ -30,7 +30,7 @@ const _: () = assert!(
     "the limit must match the texts of the rules for seconds and milliseconds"
 );
 /// Largest memory size, in bytes.
-const MEMORY_MAX: f64 = (LOCAL_MIB_PER_HOST_MAX << 20) as f64;
+const MEMORY_BYTES_MAX: f64 = (LOCAL_MIB_PER_HOST_MAX << 20) as f64;
 /// Largest CPU utilization, in percent of one core. It allows for hosts with thousands of cores.
 const PERCENT_MAX: f64 = 1e6;
 const MILLISECONDS_MAX: u64 = TRACE_SECONDS_MAX * 1000;
@@ -78,12 +78,12 @@ impl Columns {
     }
 
     /// Converts one record to a sample. Returns `None` for a week in which the VM had no memory.
-    pub(super) fn row(&self, record: &StringRecord) -> Result<Option<VmSample>, TableError> {
+    pub(super) fn to_sample(&self, record: &StringRecord) -> Result<Option<VmSample>, TableError> {
         let row = RowReader { columns: self, record };
         match self.layout {
-            Layout::BitbrainsWeek => row.bitbrains_row(),
-            Layout::NfcoreTasks => row.nfcore_row().map(Some),
-            Layout::Custom => row.custom_row().map(Some),
+            Layout::BitbrainsWeek => row.to_bitbrains_sample(),
+            Layout::NfcoreTasks => row.to_nfcore_sample().map(Some),
+            Layout::Custom => row.to_custom_sample().map(Some),
         }
     }
 }
@@ -120,7 +120,7 @@ struct RowReader<'a> {
 impl RowReader<'_> {
     /// Converts one week of a VM to a sample. Earlier weeks of the same VM are its history, because
     /// they have the same VM name.
-    fn bitbrains_row(&self) -> Result<Option<VmSample>, TableError> {
+    fn to_bitbrains_sample(&self) -> Result<Option<VmSample>, TableError> {
         let capacity = self.memory_or_zero("mem_cap_kb", KIB)?;
         if capacity == Bytes::new(0) {
             return Ok(None);
@@ -143,7 +143,7 @@ impl RowReader<'_> {
             outcome: Outcome {
                 // The sample ends before the next week of the same VM starts.
                 ended: UnixMs((week + 1) * WEEK_MS - 1),
-                untouched: self.share("untouched_frac")?,
+                untouched: self.untouched_fraction("untouched_frac")?,
                 usage,
             },
             is_trusted: !self.flag("suspect")?,
@@ -152,7 +152,7 @@ impl RowReader<'_> {
 
     /// Converts a workflow task to a sample. Tasks of the same process and attempt have the same
     /// owner. Tasks of the same process and input sample count as the same VM.
-    fn nfcore_row(&self) -> Result<VmSample, TableError> {
+    fn to_nfcore_sample(&self) -> Result<VmSample, TableError> {
         let begins = self.integer("start_ms", MILLISECONDS_MAX, MILLISECONDS_RULE)?;
         let ended = self.integer("complete_ms", MILLISECONDS_MAX, MILLISECONDS_RULE)?;
         self.check(begins <= ended, "complete_ms", ORDER_RULE)?;
@@ -171,7 +171,7 @@ impl RowReader<'_> {
             },
             outcome: Outcome {
                 ended: UnixMs(ended),
-                untouched: self.share("untouched_frac")?,
+                untouched: self.untouched_fraction("untouched_frac")?,
                 usage: Usage::default(),
             },
             is_trusted: true,
@@ -179,10 +179,10 @@ impl RowReader<'_> {
     }
 
     /// Converts a row of a custom table to a sample.
-    fn custom_row(&self) -> Result<VmSample, TableError> {
+    fn to_custom_sample(&self) -> Result<VmSample, TableError> {
         let requested = self.memory("requested_gib", GIB)?;
         let peak = self.memory_or_zero("peak_gib", GIB)?;
-        let [began, ended] = [self.time("began_s")?, self.time("ended_s")?];
+        let [began, ended] = [self.timestamp("began_s")?, self.timestamp("ended_s")?];
         self.check(began <= ended, "ended_s", ORDER_RULE)?;
         let untouched = 1.0 - (peak.get() as f64 / requested.get() as f64).min(1.0);
         let group = |name| self.text(name).to_owned();
@@ -231,29 +231,29 @@ impl RowReader<'_> {
 
     /// Reads a memory size above 0. `unit` is the number of bytes per unit of the column.
     fn memory(&self, name: &'static str, unit: f64) -> Result<Bytes, TableError> {
-        let memory = self.scaled(name, unit, MEMORY_RULE)?;
+        let memory = self.memory_in_unit(name, unit, MEMORY_RULE)?;
         self.check(memory > Bytes::new(0), name, MEMORY_RULE)?;
         Ok(memory)
     }
 
     fn memory_or_zero(&self, name: &'static str, unit: f64) -> Result<Bytes, TableError> {
-        self.scaled(name, unit, MEMORY_OR_ZERO_RULE)
+        self.memory_in_unit(name, unit, MEMORY_OR_ZERO_RULE)
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
-    fn scaled(&self, name: &'static str, unit: f64, rule: &'static str) -> Result<Bytes, TableError> {
-        Ok(Bytes::new((self.number(name, 0.0, MEMORY_MAX / unit, rule)? * unit) as u64))
+    fn memory_in_unit(&self, name: &'static str, unit: f64, rule: &'static str) -> Result<Bytes, TableError> {
+        Ok(Bytes::new((self.number(name, 0.0, MEMORY_BYTES_MAX / unit, rule)? * unit) as u64))
     }
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]
-    fn time(&self, name: &'static str) -> Result<UnixMs, TableError> {
+    fn timestamp(&self, name: &'static str) -> Result<UnixMs, TableError> {
         let seconds = self.number(name, 0.0, TRACE_SECONDS_MAX as f64, SECONDS_RULE)?;
         Ok(UnixMs((seconds * 1000.0) as u64))
     }
 
     /// Reads an untouched fraction. A negative fraction, for a VM that used more memory than it
     /// requested, counts as 0.
-    fn share(&self, name: &'static str) -> Result<Fraction, TableError> {
+    fn untouched_fraction(&self, name: &'static str) -> Result<Fraction, TableError> {
         let share = self.number(name, f64::MIN, 1.0, SHARE_RULE)?;
         Ok(Fraction::new(share.max(0.0)).expect("`number` has checked the range"))
     }
@@ -266,7 +266,7 @@ impl RowReader<'_> {
 
     fn check(&self, is_valid: bool, field: &'static str, rule: &'static str) -> Result<(), TableError> {
         let value = || self.text(field).chars().take(SHOWN_CHARS_MAX).collect();
-        let error = || InvalidValue { line: line(self.record), field, value: value(), rule };
+        let error = || InvalidValue { line: line_number(self.record), field, value: value(), rule };
         if is_valid { Ok(()) } else { Err(error().into()) }
     }
 }

@@ -36,9 +36,9 @@ impl Columns {
 }
 
 /// Index of the bin for missing values.
-pub(super) const MISSING: u8 = u8::MAX;
+pub(super) const MISSING_BIN: u8 = u8::MAX;
 /// Largest number of bins for values that are not missing.
-const BINS_MAX: usize = MISSING as usize;
+const BINS_MAX: usize = MISSING_BIN as usize;
 
 /// Table of training data with values replaced by bins.
 #[derive(Clone, Debug)]
@@ -81,9 +81,9 @@ impl BinnedColumns {
 
 impl Column {
     fn new(numbers: &[f64]) -> Self {
-        let borders = borders(numbers);
+        let borders = compute_borders(numbers);
         let bin = |number: &f64| match number.is_nan() {
-            true => MISSING,
+            true => MISSING_BIN,
             false => {
                 u8::try_from(borders.partition_point(|border| border < number)).expect("at most 255 bins")
             }
@@ -93,7 +93,7 @@ impl Column {
 }
 
 /// Computes the borders between bins. Each border is midway between two successive distinct values.
-fn borders(numbers: &[f64]) -> Vec<f64> {
+fn compute_borders(numbers: &[f64]) -> Vec<f64> {
     let mut sorted: Vec<f64> = numbers.iter().copied().filter(|number| !number.is_nan()).collect();
     sorted.sort_unstable_by(f64::total_cmp);
     let distinct = sorted.chunk_by(|a, b| a == b).count();
@@ -103,7 +103,7 @@ fn borders(numbers: &[f64]) -> Vec<f64> {
     for pair in runs.windows(2) {
         count += pair[0].len();
         if count as f64 >= next && borders.len() + 1 < BINS_MAX {
-            borders.push(between(pair[0][0], pair[1][0]));
+            borders.push(midpoint_below(pair[0][0], pair[1][0]));
             next = count as f64 + bin_size;
         }
     }
@@ -112,7 +112,7 @@ fn borders(numbers: &[f64]) -> Vec<f64> {
 
 /// Returns the midpoint of two numbers, or `lower` if rounding makes the midpoint equal to `upper`.
 /// The result is at least `lower` and less than `upper`.
-fn between(lower: f64, upper: f64) -> f64 {
+fn midpoint_below(lower: f64, upper: f64) -> f64 {
     let middle = lower / 2.0 + upper / 2.0;
     if lower <= middle && middle < upper { middle } else { lower }
 }

@@ -6,7 +6,7 @@ use rand_pcg::Pcg64Mcg;
 
 use super::{
     BinnedColumns, Columns, Ensemble, TreeParams,
-    grow::{GrownTree, grow},
+    grow::{GrownTree, grow_tree},
 };
 
 /// Parameters of gradient boosting.
@@ -15,11 +15,11 @@ pub struct BoostParams {
     /// Number of trees.
     pub trees: usize,
     /// Learning rate, above 0 and at most 1.
-    pub rate: f64,
+    pub learning_rate: f64,
     /// Parameters of each tree.
     pub tree: TreeParams,
     /// Fraction of the rows on which each tree is grown, above 0 and at most 1.
-    pub rows_tried: f64,
+    pub row_fraction: f64,
 }
 
 /// Expected number of rows below a quantile at which the update of a leaf is halved. A leaf of 20
@@ -47,27 +47,27 @@ pub fn fit_quantiles(
     let mut ensemble = Ensemble::new(columns.columns(), start.clone());
     let mut predictions: Vec<f64> = start.repeat(targets.len());
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of the rows")]
-    let sampled = ((targets.len() as f64 * params.rows_tried).ceil() as usize).clamp(1, targets.len());
+    let sampled = ((targets.len() as f64 * params.row_fraction).ceil() as usize).clamp(1, targets.len());
     for _ in 0..params.trees {
-        let ranks = ranks(targets, &predictions, levels);
-        let mut rows = sample(&mut rng, targets.len(), sampled);
-        let grown = grow(&binned, &mut rows, &ranks, &params.tree, &mut rng);
-        let leaves = leaf_updates(&grown, &rows, targets, &predictions, levels, params.rate);
+        let ranks = compute_ranks(targets, &predictions, levels);
+        let mut rows = sample_rows(&mut rng, targets.len(), sampled);
+        let grown = grow_tree(&binned, &mut rows, &ranks, &params.tree, &mut rng);
+        let leaves = leaf_updates(&grown, &rows, targets, &predictions, levels, params.learning_rate);
         for row in 0..targets.len() {
-            let leaf = grown.leaf(&binned, row) * levels.len();
+            let leaf = grown.leaf_of_row(&binned, row) * levels.len();
             let updates = &leaves[leaf..leaf + levels.len()];
             let row_predictions = &mut predictions[row * levels.len()..(row + 1) * levels.len()];
             row_predictions.iter_mut().zip(updates).for_each(|(prediction, update)| *prediction += update);
         }
-        ensemble.push(&grown.tree(leaves)).expect("a grown tree is well-formed");
+        ensemble.push(&grown.into_tree(leaves)).expect("a grown tree is well-formed");
     }
     ensemble
 }
 
-/// Computes the rank of each target among its predicted quantiles, on which trees are grown. Up to
-/// a constant, the rank is minus the number of predicted quantiles above the target. It is the
-/// negative sum of the gradients of the quantile losses.
-fn ranks(targets: &[f64], predictions: &[f64], levels: &[f64]) -> Vec<f64> {
+/// Computes the rank of each target among its predicted quantiles. Trees are grown on these ranks.
+/// Up to a constant, a rank is the negative number of predicted quantiles above the target. It
+/// equals the negative sum of the gradients of the quantile losses.
+fn compute_ranks(targets: &[f64], predictions: &[f64], levels: &[f64]) -> Vec<f64> {
     let level_sum: f64 = levels.iter().sum();
     let above = |target: f64, quantiles: &[f64]| {
         quantiles.iter().filter(|quantile| target < **quantile).count() as f64
@@ -103,7 +103,7 @@ fn leaf_updates(
 
 /// Returns the quantile of `numbers` at a level, without interpolation. Reorders `numbers`.
 fn quantile(numbers: &mut [f64], level: f64) -> f64 {
-    *numbers.select_nth_unstable_by(rank(numbers.len(), level), f64::total_cmp).1
+    *numbers.select_nth_unstable_by(quantile_index(numbers.len(), level), f64::total_cmp).1
 }
 
 /// Returns the index of the quantile at a level (0 to 1) in a sorted array of `numbers` numbers.
@@ -111,12 +111,12 @@ fn quantile(numbers: &mut [f64], level: f64) -> f64 {
 /// # Panics
 /// Panics if `numbers` is 0.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank among the numbers")]
-pub(crate) fn rank(numbers: usize, level: f64) -> usize {
+pub(crate) fn quantile_index(numbers: usize, level: f64) -> usize {
     ((numbers as f64 * level) as usize).min(numbers - 1)
 }
 
 /// Draws `count` of `rows` row indexes without replacement, in ascending order.
-fn sample(rng: &mut impl Rng, rows: usize, count: usize) -> Vec<u32> {
+fn sample_rows(rng: &mut impl Rng, rows: usize, count: usize) -> Vec<u32> {
     let mut all: Vec<u32> = (0..u32::try_from(rows).expect("fewer rows than u32::MAX")).collect();
     let mut sampled = all.partial_shuffle(rng, count).0.to_vec();
     // Sorted rows are read faster, because memory is accessed sequentially.

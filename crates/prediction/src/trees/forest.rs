@@ -1,11 +1,12 @@
 //! Random forest: each tree is grown on a bootstrap sample of groups of rows, with a random subset
 //! of the columns for each split. The prediction is the mean over all trees. Groups are sampled as
-//! a whole, so that trees for the out-of-bag prediction of a row were grown without its group.
+//! a whole: the trees that make the out-of-bag prediction of a row were grown without any row of
+//! its group.
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{BinnedColumns, Columns, Ensemble, TreeParams, grow::grow};
+use super::{BinnedColumns, Columns, Ensemble, TreeParams, grow::grow_tree};
 
 /// Parameters for training a forest.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,24 +48,24 @@ pub fn fit_forest(
     let mut out_of_bag = vec![(0.0, 0_u32); targets.len()];
     for _ in 0..params.trees {
         let (mut rows, left_out) = draw_groups(&mut rng, groups);
-        let grown = grow(&binned, &mut rows, targets, &params.tree, &mut rng);
+        let grown = grow_tree(&binned, &mut rows, targets, &params.tree, &mut rng);
         let mean =
             |rows: &[u32]| rows.iter().map(|row| targets[*row as usize]).sum::<f64>() / rows.len() as f64;
         let means: Vec<f64> = grown.leaves.iter().map(|leaf| mean(&rows[leaf.clone()])).collect();
         for row in left_out {
             let (sum, trees) = &mut out_of_bag[row];
-            *sum += means[grown.leaf(&binned, row)];
+            *sum += means[grown.leaf_of_row(&binned, row)];
             *trees += 1;
         }
         let leaf_values: Vec<f64> = means.iter().map(|mean| mean / params.trees as f64).collect();
-        forest.push(&grown.tree(leaf_values)).expect("a grown tree is well-formed");
+        forest.push(&grown.into_tree(leaf_values)).expect("a grown tree is well-formed");
     }
     let out_of_bag = out_of_bag.into_iter().map(|(sum, trees)| (trees > 0).then(|| sum / f64::from(trees)));
     FittedForest { forest, out_of_bag: out_of_bag.collect() }
 }
 
-/// Draws a bootstrap sample of groups, with replacement and of the same size. Returns the rows of
-/// the drawn groups, and the rows of the groups that were not drawn.
+/// Draws a bootstrap sample of groups: as many groups as there are, with replacement. Returns the
+/// rows of the drawn groups, and the rows of the groups that were not drawn.
 fn draw_groups(rng: &mut impl Rng, groups: &[usize]) -> (Vec<u32>, Vec<usize>) {
     let count = groups.iter().max().map_or(0, |last| last + 1);
     let mut times = vec![0_u32; count];

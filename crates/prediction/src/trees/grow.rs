@@ -7,7 +7,7 @@ use rand::{Rng, seq::SliceRandom as _};
 
 use super::{
     Child, Node, SplitRule, Tree,
-    bins::{BinnedColumns, MISSING},
+    bins::{BinnedColumns, MISSING_BIN},
 };
 
 /// Parameters for growing a tree.
@@ -18,20 +18,20 @@ pub struct TreeParams {
     /// Smallest number of training rows in a leaf.
     pub leaf_rows_min: usize,
     /// Fraction of the columns that are tried for each split, above 0 and at most 1.
-    pub columns_tried: f64,
+    pub column_fraction: f64,
 }
 
 /// Grown tree without leaf values.
 #[derive(Debug)]
 pub(super) struct GrownTree {
     pub(super) nodes: Vec<Node>,
-    /// Range of each leaf's training rows in the rows reordered by leaf.
+    /// Range of each leaf in the training rows, which are reordered by leaf.
     pub(super) leaves: Vec<Range<usize>>,
-    /// Last bin of each node that leads to its first child.
-    last_bins: Vec<u8>,
+    /// Split threshold of each node: rows with a bin index up to this go to the left child.
+    split_bins: Vec<u8>,
 }
 
-/// Leaf that may be split, with its best split.
+/// Leaf that may be split, with the best split.
 #[derive(Debug)]
 struct SplitCandidate {
     /// Reduction of the sum of squared errors by the split.
@@ -47,15 +47,15 @@ struct SplitCandidate {
 #[derive(Clone, Copy, Debug)]
 struct SplitPoint {
     column: usize,
-    /// Last bin that leads to the first child.
-    last_bin: u8,
-    /// Whether missing values lead to the first child.
+    /// Split threshold: rows with a bin index up to this go to the left child.
+    split_bin: u8,
+    /// Whether missing values lead to the left child.
     missing_first: bool,
 }
 
 /// Grows a tree on the training rows `rows` of the binned columns, and reorders `rows` by leaf.
 /// `target` has one value per row of the columns.
-pub(super) fn grow(
+pub(super) fn grow_tree(
     binned: &BinnedColumns,
     rows: &mut [u32],
     target: &[f64],
@@ -64,7 +64,7 @@ pub(super) fn grow(
 ) -> GrownTree {
     let columns = (0..binned.columns()).collect();
     let mut grower = Grower { binned, target, params, columns, sums: Histogram::default() };
-    let mut grown = GrownTree { nodes: Vec::new(), leaves: Vec::new(), last_bins: Vec::new() };
+    let mut grown = GrownTree { nodes: Vec::new(), leaves: Vec::new(), split_bins: Vec::new() };
     let mut candidates = BinaryHeap::new();
     let mut leaves = 1;
     grower.add_candidate(rows, 0..rows.len(), None, &mut candidates, &mut grown, rng);
@@ -75,7 +75,7 @@ pub(super) fn grow(
         }
         let middle = best_split.rows.start
             + grower.partition(&mut rows[best_split.rows.clone()], best_split.split_point);
-        let node = grown.split(binned, best_split.split_point, best_split.parent);
+        let node = grown.add_split_node(binned, best_split.split_point, best_split.parent);
         leaves += 1;
         for (side, child_rows) in
             [best_split.rows.start..middle, middle..best_split.rows.end].into_iter().enumerate()
@@ -88,7 +88,7 @@ pub(super) fn grow(
 
 impl GrownTree {
     /// Returns the index of the leaf that a training row reaches.
-    pub(super) fn leaf(&self, binned: &BinnedColumns, row: usize) -> usize {
+    pub(super) fn leaf_of_row(&self, binned: &BinnedColumns, row: usize) -> usize {
         let mut at = if self.nodes.is_empty() { Child::Leaf(0) } else { Child::Node(0) };
         loop {
             match at {
@@ -96,38 +96,39 @@ impl GrownTree {
                 Child::Node(node) => {
                     let Node { feature, missing_first, children, .. } = self.nodes[node];
                     let bin = binned.bins(feature)[row];
-                    let is_first = if bin == MISSING { missing_first } else { bin <= self.last_bins[node] };
-                    at = children[usize::from(!is_first)];
+                    let is_left =
+                        if bin == MISSING_BIN { missing_first } else { bin <= self.split_bins[node] };
+                    at = children[usize::from(!is_left)];
                 }
             }
         }
     }
 
     /// Creates a tree with these leaf values, leaf by leaf with one value per output.
-    pub(super) fn tree(self, leaves: Vec<f64>) -> Tree {
+    pub(super) fn into_tree(self, leaves: Vec<f64>) -> Tree {
         Tree { nodes: self.nodes, leaves, sets: Vec::new() }
     }
 
     /// Adds a node with this split below `parent`, and returns its index. Its children must be
     /// attached later.
-    fn split(
+    fn add_split_node(
         &mut self,
         binned: &BinnedColumns,
         split_point: SplitPoint,
         parent: Option<(usize, usize)>,
     ) -> usize {
         let node = self.nodes.len();
-        let border = binned.borders(split_point.column).get(usize::from(split_point.last_bin));
+        let border = binned.borders(split_point.column).get(usize::from(split_point.split_bin));
         self.nodes.push(Node {
             feature: split_point.column,
-            // The last bin has no upper border: only missing values lead to the second child.
+            // The last bin has no upper border: only missing values lead to the right child.
             test: SplitRule::AtMost(border.copied().unwrap_or(f64::MAX)),
             missing_first: split_point.missing_first,
             zero_is_missing: false,
             // `attach` replaces these placeholders.
             children: [Child::Leaf(usize::MAX); 2],
         });
-        self.last_bins.push(split_point.last_bin);
+        self.split_bins.push(split_point.split_bin);
         self.attach(parent, Child::Node(node));
         node
     }
@@ -200,12 +201,12 @@ impl Grower<'_> {
             clippy::cast_sign_loss,
             reason = "a fraction of the columns"
         )]
-        let tried = ((columns as f64 * self.params.columns_tried).ceil() as usize).clamp(1, columns);
+        let tried = ((columns as f64 * self.params.column_fraction).ceil() as usize).clamp(1, columns);
         let mut best_split: Option<(f64, SplitPoint)> = None;
         self.columns.partial_shuffle(rng, tried);
         for at in 0..tried {
             // `partial_shuffle` moves the drawn elements to the end of the slice.
-            let split = self.best_split_of(rows, self.columns[columns - 1 - at]);
+            let split = self.best_split_of_column(rows, self.columns[columns - 1 - at]);
             best_split =
                 split.filter(|(gain, _)| best_split.is_none_or(|(best, _)| *gain > best)).or(best_split);
         }
@@ -213,24 +214,24 @@ impl Grower<'_> {
     }
 
     /// Returns the best split of a leaf at a border of one column, and its gain.
-    fn best_split_of(&mut self, rows: &[u32], column: usize) -> Option<(f64, SplitPoint)> {
+    fn best_split_of_column(&mut self, rows: &[u32], column: usize) -> Option<(f64, SplitPoint)> {
         let bins = self.binned.bins(column);
         let last = self.binned.borders(column).len();
         self.sums.sums[..=last].fill(0.0);
         self.sums.rows[..=last].fill(0);
-        self.sums.sums[usize::from(MISSING)] = 0.0;
-        self.sums.rows[usize::from(MISSING)] = 0;
+        self.sums.sums[usize::from(MISSING_BIN)] = 0.0;
+        self.sums.rows[usize::from(MISSING_BIN)] = 0;
         for row in rows {
             let bin = usize::from(bins[*row as usize]);
             self.sums.sums[bin] += self.target[*row as usize];
             self.sums.rows[bin] += 1;
         }
-        self.scan(rows.len(), column, last)
+        self.best_split_in_histogram(rows.len(), column, last)
     }
 
     /// Finds the best split in the histogram of a column with the last bin `last`.
-    fn scan(&self, rows: usize, column: usize, last: usize) -> Option<(f64, SplitPoint)> {
-        let missing = usize::from(MISSING);
+    fn best_split_in_histogram(&self, rows: usize, column: usize, last: usize) -> Option<(f64, SplitPoint)> {
+        let missing = usize::from(MISSING_BIN);
         let (missing_sum, missing_rows) = (self.sums.sums[missing], self.sums.rows[missing] as usize);
         let total: f64 = self.sums.sums[..=last].iter().sum::<f64>() + missing_sum;
         let unsplit = total * total / rows as f64;
@@ -250,11 +251,11 @@ impl Grower<'_> {
                 let gain = left * left / left_rows as f64 + right * right / right_rows as f64 - unsplit;
                 if gain > best_gain {
                     best_gain = gain;
-                    let last_bin = u8::try_from(bin).expect("a column has at most 255 bins");
+                    let split_bin = u8::try_from(bin).expect("a column has at most 255 bins");
                     // If no training row has a missing value, missing values of later rows lead to
                     // the child with more training rows.
                     let missing_first = if missing_rows == 0 { 2 * count > rows } else { missing_first };
-                    best_split = Some((gain, SplitPoint { column, last_bin, missing_first }));
+                    best_split = Some((gain, SplitPoint { column, split_bin, missing_first }));
                 }
                 if missing_rows == 0 {
                     break;
@@ -264,16 +265,16 @@ impl Grower<'_> {
         best_split
     }
 
-    /// Moves the rows of the first child to the front, and returns the number of these rows.
+    /// Moves the rows of the left child to the front, and returns the number of these rows.
     fn partition(&self, rows: &mut [u32], split_point: SplitPoint) -> usize {
         let bins = self.binned.bins(split_point.column);
-        let is_first = |row: u32| match bins[row as usize] {
-            MISSING => split_point.missing_first,
-            bin => bin <= split_point.last_bin,
+        let is_left = |row: u32| match bins[row as usize] {
+            MISSING_BIN => split_point.missing_first,
+            bin => bin <= split_point.split_bin,
         };
         let mut middle = 0;
         for at in 0..rows.len() {
-            if is_first(rows[at]) {
+            if is_left(rows[at]) {
                 rows.swap(middle, at);
                 middle += 1;
             }

@@ -1,5 +1,4 @@
-//! Serialized form of an ensemble: a list of trees, each of which is checked when the ensemble is
-//! read.
+//! Serialized form of an ensemble: a list of trees. Each tree is checked when the ensemble is read.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +14,7 @@ pub(super) struct StoredEnsemble {
 
 impl From<Ensemble> for StoredEnsemble {
     fn from(ensemble: Ensemble) -> Self {
-        let trees = (0..ensemble.trees()).map(|tree| ensemble.tree(tree)).collect();
+        let trees = (0..ensemble.trees()).map(|tree| ensemble.unpack_tree(tree)).collect();
         Self { features: ensemble.features, start: ensemble.start, trees }
     }
 }
@@ -45,7 +44,7 @@ impl TryFrom<StoredEnsemble> for Ensemble {
 
 impl Ensemble {
     /// Converts the tree with this index back from the evaluation layout.
-    fn tree(&self, tree: usize) -> Tree {
+    fn unpack_tree(&self, tree: usize) -> Tree {
         let first = self.roots[tree].packed as usize;
         let end = self.roots.get(tree + 1).map_or(self.nodes.len(), |next| next.packed as usize);
         let outputs = self.outputs();
@@ -65,14 +64,14 @@ impl Ensemble {
         let is_node = |packed: &&PackedNode| packed.kind != NodeKind::Leaf;
         let nodes = self.nodes[first..end].iter().filter(is_node);
         let nodes = nodes.map(|packed| {
-            let first_child = packed.first_child as usize - first;
-            self.node(packed, [children[first_child], children[first_child + 1]], &mut sets)
+            let left_child = packed.left_child as usize - first;
+            self.unpack_node(packed, [children[left_child], children[left_child + 1]], &mut sets)
         });
         Tree { nodes: nodes.collect(), leaves, sets }
     }
 
     /// Converts an inner node back from the evaluation layout. Its set, if any, is added to `sets`.
-    fn node(&self, packed: &PackedNode, children: [Child; 2], sets: &mut Vec<Vec<u32>>) -> Node {
+    fn unpack_node(&self, packed: &PackedNode, children: [Child; 2], sets: &mut Vec<Vec<u32>>) -> Node {
         let test = if packed.kind == NodeKind::OneOf {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a set index")]
             sets.push(self.sets[packed.at_most as usize].clone());

@@ -6,11 +6,11 @@ use rand_pcg::Pcg64Mcg;
 
 use super::{
     boost::{BoostParams, fit_quantiles},
-    grow::grow,
+    grow::grow_tree,
     *,
 };
 
-const PARAMS: TreeParams = TreeParams { leaves_max: 8, leaf_rows_min: 2, columns_tried: 1.0 };
+const PARAMS: TreeParams = TreeParams { leaves_max: 8, leaf_rows_min: 2, column_fraction: 1.0 };
 
 fn columns(rows: &[Vec<f64>]) -> Columns {
     let mut columns = Columns::new(rows[0].len());
@@ -53,12 +53,12 @@ proptest! {
         let targets: Vec<f64> = rows.iter().map(|_| rng.random()).collect();
         let binned = BinnedColumns::new(&columns(&rows));
         let mut all: Vec<u32> = (0..).take(rows.len()).collect();
-        let grown = grow(&binned, &mut all, &targets, &PARAMS, &mut rng);
+        let grown = grow_tree(&binned, &mut all, &targets, &PARAMS, &mut rng);
         prop_assert!(grown.leaves.len() <= PARAMS.leaves_max);
         let mut sorted = all.clone();
         sorted.sort_unstable();
         prop_assert!(sorted.into_iter().eq((0..).take(rows.len())), "each row must be in one leaf");
-        let leaf_by_bins: Vec<usize> = (0..rows.len()).map(|row| grown.leaf(&binned, row)).collect();
+        let leaf_by_bins: Vec<usize> = (0..rows.len()).map(|row| grown.leaf_of_row(&binned, row)).collect();
         for (leaf, range) in grown.leaves.iter().enumerate() {
             let leaf_rows = &all[range.clone()];
             prop_assert!(leaf_rows.iter().all(|row| leaf_by_bins[*row as usize] == leaf), "a row reaches another leaf");
@@ -66,7 +66,7 @@ proptest! {
         }
         let leaf_indexes = (0..).take(grown.leaves.len()).map(f64::from).collect();
         let mut ensemble = Ensemble::new(3, vec![0.0]);
-        ensemble.push(&grown.tree(leaf_indexes)).unwrap();
+        ensemble.push(&grown.into_tree(leaf_indexes)).unwrap();
         for (row, leaf) in rows.iter().zip(leaf_by_bins) {
             prop_assert_eq!(ensemble.predict_one(row), leaf as f64);
         }
@@ -84,9 +84,9 @@ fn predicted_quantiles_are_correct_for_unseen_rows() {
     let (rows, targets) = draw(4000);
     let params = BoostParams {
         trees: 100,
-        rate: 0.1,
+        learning_rate: 0.1,
         tree: TreeParams { leaf_rows_min: 20, ..PARAMS },
-        rows_tried: 0.7,
+        row_fraction: 0.7,
     };
     let levels = [0.02, 0.1, 0.5];
     let ensemble = fit_quantiles(&columns(&rows), &targets, &levels, &params, 1);
@@ -117,7 +117,7 @@ fn predicted_quantiles_are_correct_for_unseen_rows() {
 fn same_rows_and_seed_give_same_trees() {
     let rows: Vec<Vec<f64>> = (0..200).map(|n| vec![f64::from(n % 17), f64::from(n % 5)]).collect();
     let targets: Vec<f64> = (0..200).map(|n| f64::from(n % 7)).collect();
-    let params = BoostParams { trees: 5, rate: 0.5, tree: PARAMS, rows_tried: 0.5 };
+    let params = BoostParams { trees: 5, learning_rate: 0.5, tree: PARAMS, row_fraction: 0.5 };
     let trained = |seed| fit_quantiles(&columns(&rows), &targets, &[0.1, 0.5], &params, seed);
     assert_eq!(trained(3), trained(3));
     assert_ne!(trained(3), trained(4));
@@ -127,13 +127,13 @@ fn same_rows_and_seed_give_same_trees() {
 fn empty_and_constant_columns_are_never_split() {
     let rows = vec![vec![f64::NAN, 1.0]; 40];
     let targets: Vec<f64> = (0..40).map(f64::from).collect();
-    let params = BoostParams { trees: 3, rate: 1.0, tree: PARAMS, rows_tried: 1.0 };
+    let params = BoostParams { trees: 3, learning_rate: 1.0, tree: PARAMS, row_fraction: 1.0 };
     let ensemble = fit_quantiles(&columns(&rows), &targets, &[0.5], &params, 1);
     assert_eq!(ensemble.predict_one(&[f64::NAN, 1.0]), ensemble.predict_one(&[5.0, -1.0]));
 }
 
 #[test]
-fn missing_value_reaches_the_child_that_the_node_sets() {
+fn missing_value_goes_to_the_child_set_in_the_node() {
     let mut tree = stump(SplitRule::AtMost(0.5));
     for (missing_first, zero_is_missing, expected) in [(false, false, [1.0, 2.0]), (true, true, [1.0, 1.0])] {
         tree.nodes[0] = Node { missing_first, zero_is_missing, ..tree.nodes[0] };
@@ -195,12 +195,12 @@ fn malformed_tree_is_rejected_and_not_added() {
 }
 
 #[test]
-fn split_of_missing_values_only_round_trips() {
+fn tree_that_splits_only_missing_values_round_trips() {
     let mut columns = Columns::new(1);
     let number = |row: u32| if row.is_multiple_of(2) { f64::NAN } else { f64::from(row) };
     (0..40).for_each(|row| columns.push(&[number(row)]));
     let targets: Vec<f64> = (0..40_u32).map(|row| f64::from(u8::from(row.is_multiple_of(2)))).collect();
-    let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
+    let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, column_fraction: 1.0 };
     let params = forest::ForestParams { trees: 3, tree };
     let forest = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1).forest;
     let decoded: Ensemble = serde_json::from_slice(&serde_json::to_vec(&forest).unwrap()).unwrap();
@@ -215,7 +215,7 @@ fn missing_value_without_training_rows_follows_the_majority() {
     let mut columns = Columns::new(1);
     (0..40).for_each(|row| columns.push(&[f64::from(row)]));
     let targets: Vec<f64> = (0..40).map(|row| f64::from(u8::from(row >= 30))).collect();
-    let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, columns_tried: 1.0 };
+    let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, column_fraction: 1.0 };
     let params = forest::ForestParams { trees: 20, tree };
     let forest = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1).forest;
     assert!(

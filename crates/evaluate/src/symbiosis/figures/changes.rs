@@ -9,12 +9,12 @@ use sim::symbiosis::{
     change_responses, most_different, simulate_changes,
 };
 
-use super::{super::accesses, FigureInputs, line};
+use super::{super::read_accesses, FigureInputs, line_series};
 use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
 /// Data of figure 9 as JSON: all epochs, and the response of the shares to each change.
 #[derive(Serialize)]
-pub(super) struct Numbers {
+pub(super) struct FigureData {
     activities: [String; 2],
     #[serde(rename = "followed")]
     changes: Vec<Change>,
@@ -59,27 +59,27 @@ struct Row {
 }
 
 /// Simulates the changes and draws the figure. Returns `None` if there are fewer than two traces.
-pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figure, Numbers)>, Failure> {
+pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figure, FigureData)>, Failure> {
     let Some((stream, cache)) = most_different(&inputs.tenants, inputs.host().equal(SMALL_HOST_TENANTS))
     else {
         return Ok(None);
     };
     let read = |at: usize| -> Result<(String, Vec<u32>), Failure> {
         let name = inputs.tenants[at].name.clone();
-        Ok((name, accesses(&inputs.traces[at].path)?.unwrap_or_default()))
+        Ok((name, read_accesses(&inputs.traces[at].path)?.unwrap_or_default()))
     };
     let activities = Activity::pair([read(stream)?, read(cache)?]);
     let epochs = simulate_changes(&activities, inputs.memory.get(), &CHANGES);
     let names = activities.map(|activity| activity.name);
     let responses = change_responses(&epochs, &CHANGES);
     responses.iter().for_each(|response| print::note(format, &describe(response, &names)));
-    let figure = figure(&epochs, &names);
-    let change = |response: &ChangeResponse| change(response, &names);
-    let numbers = Numbers {
+    let figure = draw_figure(&epochs, &names);
+    let change = |response: &ChangeResponse| to_change(response, &names);
+    let numbers = FigureData {
         changes: responses.iter().map(change).collect(),
         epochs: epochs
             .iter()
-            .map(|epoch| epoch.tenants.iter().map(|tenant| row(tenant, &names)).collect())
+            .map(|epoch| epoch.tenants.iter().map(|tenant| to_row(tenant, &names)).collect())
             .collect(),
         activities: names,
     };
@@ -109,7 +109,7 @@ fn describe(response: &ChangeResponse, names: &[String; 2]) -> String {
     )
 }
 
-fn change(response: &ChangeResponse, names: &[String; 2]) -> Change {
+fn to_change(response: &ChangeResponse, names: &[String; 2]) -> Change {
     Change {
         epoch: response.change.epoch + 1,
         tenant: response.change.tenant + 1,
@@ -126,7 +126,7 @@ fn change(response: &ChangeResponse, names: &[String; 2]) -> Change {
     }
 }
 
-fn row(tenant: &TenantEpoch, names: &[String; 2]) -> Row {
+fn to_row(tenant: &TenantEpoch, names: &[String; 2]) -> Row {
     Row {
         activity: names[tenant.activity].clone(),
         memory_share: tenant.share.memory,
@@ -137,10 +137,10 @@ fn row(tenant: &TenantEpoch, names: &[String; 2]) -> Row {
     }
 }
 
-fn figure(epochs: &[Epoch], names: &[String; 2]) -> Figure {
+fn draw_figure(epochs: &[Epoch], names: &[String; 2]) -> Figure {
     let panel = |title: &str, y_title, value: fn(&TenantEpoch) -> f64| {
         let mut series: Vec<Series> =
-            (0..TENANTS).map(|tenant| of_tenant(epochs, tenant, names, value)).collect();
+            (0..TENANTS).map(|tenant| tenant_series(epochs, tenant, names, value)).collect();
         series.push(change_markers());
         Panel {
             title: title.to_owned(),
@@ -161,12 +161,17 @@ fn figure(epochs: &[Epoch], names: &[String; 2]) -> Figure {
     ])
 }
 
-fn of_tenant(epochs: &[Epoch], tenant: usize, names: &[String; 2], value: fn(&TenantEpoch) -> f64) -> Series {
+fn tenant_series(
+    epochs: &[Epoch],
+    tenant: usize,
+    names: &[String; 2],
+    value: fn(&TenantEpoch) -> f64,
+) -> Series {
     let changes = CHANGES.iter().filter(|change| change.tenant == tenant);
     let changes: String =
         changes.map(|change| format!(", {} from {}", names[change.to], change.epoch + 1)).collect();
     let points = (1_u32..).zip(epochs).map(|(n, epoch)| (f64::from(n), value(&epoch.tenants[tenant])));
-    line(tenant, format!("tenant {}: {}{changes}", tenant + 1, names[0]), points)
+    line_series(tenant, format!("tenant {}: {}{changes}", tenant + 1, names[0]), points)
 }
 
 /// Returns vertical lines between the epochs before and after each change.

@@ -52,7 +52,7 @@ pub(super) struct MixGain {
 
 /// Draws the gains by kind of tenant for the large mix, with the given memory and with twice as
 /// much.
-pub(super) fn by_kind(inputs: &FigureInputs) -> (Figure, Vec<KindGain>) {
+pub(super) fn draw_by_kind(inputs: &FigureInputs) -> (Figure, Vec<KindGain>) {
     let large_mix = inputs.compared.iter().find(|compared| compared.mix.tenants.len() > SMALL_HOST_TENANTS);
     let ComparedMix { mix, outcomes } = large_mix.expect("there is a mix of all traces");
     let twice = Fraction::new((2.0 * inputs.memory.get()).min(1.0)).expect("the fraction is at most 1");
@@ -62,7 +62,7 @@ pub(super) fn by_kind(inputs: &FigureInputs) -> (Figure, Vec<KindGain>) {
         let host = sim::symbiosis::Host { memory: memory.get() * mix.tenants.len() as f64 };
         let equal = host.equal(mix.tenants.len());
         let kinds: Vec<Kind> = mix.tenants.iter().map(|tenant| tenant.kind(equal)).collect();
-        let rows = rows(memory, &mix.name, &kinds, outcomes);
+        let rows = compute_gains(memory, &mix.name, &kinds, outcomes);
         let title =
             format!("{label} {} tenants, memory for {} of footprints", kinds.len(), percent(memory.get()));
         (panel(title, &kinds, &rows), rows)
@@ -72,7 +72,7 @@ pub(super) fn by_kind(inputs: &FigureInputs) -> (Figure, Vec<KindGain>) {
     (Figure(vec![panel_a, panel_b]), numbers)
 }
 
-fn rows(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Vec<KindGain> {
+fn compute_gains(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcome]) -> Vec<KindGain> {
     let mut rows = Vec::new();
     for (scheme, _) in SCHEMES {
         let Some(outcome) = outcomes.iter().find(|outcome| outcome.scheme == scheme) else { continue };
@@ -111,7 +111,7 @@ fn panel(title: String, kinds: &[Kind], rows: &[KindGain]) -> Panel {
         points: rows
             .iter()
             .filter(|row| row.scheme == scheme.name())
-            .map(|row| Point { x: place(row.kind), y: row.mean, bar: Some((row.worst, row.best)) })
+            .map(|row| Point { x: place(row.kind), y: row.mean, error_bar: Some((row.worst, row.best)) })
             .collect(),
     });
     Panel {
@@ -126,7 +126,7 @@ fn panel(title: String, kinds: &[Kind], rows: &[KindGain]) -> Panel {
 }
 
 /// Draws the gains of all schemes for each mix.
-pub(super) fn by_mix(inputs: &FigureInputs) -> (Figure, Vec<MixGain>) {
+pub(super) fn draw_by_mix(inputs: &FigureInputs) -> (Figure, Vec<MixGain>) {
     let panel = |title: &str, y_title, value: fn(&Outcome) -> f64| Panel {
         title: title.to_owned(),
         x_title: "",
@@ -140,7 +140,7 @@ pub(super) fn by_mix(inputs: &FigureInputs) -> (Figure, Vec<MixGain>) {
             .map(|(index, (scheme, name))| Series {
                 name: (*name).to_owned(),
                 style: SeriesStyle::Mark(index),
-                points: of_scheme(inputs, *scheme)
+                points: outcomes_of_scheme(inputs, *scheme)
                     .map(|(x, outcome)| Point::new(x, value(outcome)))
                     .collect(),
             })
@@ -168,7 +168,7 @@ pub(super) fn by_mix(inputs: &FigureInputs) -> (Figure, Vec<MixGain>) {
 }
 
 /// Returns the outcomes of a scheme, each with the index of its mix.
-fn of_scheme(inputs: &FigureInputs, scheme: Scheme) -> impl Iterator<Item = (f64, &Outcome)> {
+fn outcomes_of_scheme(inputs: &FigureInputs, scheme: Scheme) -> impl Iterator<Item = (f64, &Outcome)> {
     inputs.compared.iter().enumerate().filter_map(move |(index, compared)| {
         Some((index as f64, compared.outcomes.iter().find(|outcome| outcome.scheme == scheme)?))
     })

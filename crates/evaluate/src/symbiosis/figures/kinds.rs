@@ -5,7 +5,7 @@ use sim::symbiosis::{
     Kind, SMALL_HOST_TENANTS, Tenant, memory_and_compute_bound, memory_preference, share_sensitivity, typical,
 };
 
-use super::{FigureInputs, line};
+use super::{FigureInputs, line_series};
 use crate::figure::{Figure, Panel, Scale};
 
 /// Kinds of tenants, with their names in the legend.
@@ -21,7 +21,8 @@ pub(super) struct Row {
     trace: String,
     gamma: f64,
     kind: String,
-    /// Log ratio of throughputs with twice and with half the memory, minus the same for bandwidth.
+    /// Logarithm of the ratio of the throughputs with twice and with half the memory, minus the
+    /// same logarithm for bandwidth.
     #[serde(rename = "leaning")]
     memory_preference: f64,
     is_drawn: bool,
@@ -61,7 +62,7 @@ pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
             .map(|(index, name, tenant)| {
                 let points = share_sensitivity(tenant, equal);
                 let name = format!("{name}: {}, miss penalty of {:.0} hits", tenant.name, tenant.gamma);
-                line(*index, name, points.iter().map(|at| (at.times, value(at))))
+                line_series(*index, name, points.iter().map(|at| (at.times, value(at))))
             })
             .collect(),
     };

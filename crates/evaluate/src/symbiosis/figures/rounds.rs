@@ -4,7 +4,7 @@
 use serde::Serialize;
 use sim::symbiosis::{Auction, Mix, Outcome, Round, SMALL_HOST_TENANTS, Scheme, auction};
 
-use super::{ComparedMix, FigureInputs, horizontal, line};
+use super::{ComparedMix, FigureInputs, horizontal_line_series, line_series};
 use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
 /// Largest demand that is drawn, relative to the supply.
@@ -12,7 +12,7 @@ const DEMAND_DRAWN_MAX: f64 = 2.0;
 
 /// Data of figure 3 as JSON.
 #[derive(Serialize)]
-pub(super) struct Numbers {
+pub(super) struct FigureData {
     mix: String,
     traces: Vec<String>,
     status: String,
@@ -40,17 +40,17 @@ struct Share {
     bandwidth: f64,
 }
 
-pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Numbers) {
+pub(super) fn draw(inputs: &FigureInputs) -> (Figure, FigureData) {
     let mix = mix_with_largest_gain(&inputs.compared);
     let auction = auction(&mix.tenants, inputs.host());
-    let figure = Figure(vec![demand(mix, &auction), rounds(&auction)]);
+    let figure = Figure(vec![demand_panel(mix, &auction), rounds_panel(&auction)]);
     let row = |round: &Round| Row {
         memory_price: round.price,
         dividend: round.dividend,
         memory_demand: round.sum.memory,
         bandwidth_demand: round.sum.bandwidth,
     };
-    let numbers = Numbers {
+    let numbers = FigureData {
         mix: mix.name.clone(),
         traces: mix.tenants.iter().map(|tenant| tenant.name.clone()).collect(),
         status: format!("{:?}", auction.status),
@@ -76,7 +76,7 @@ fn mix_with_largest_gain(compared: &[ComparedMix]) -> &Mix {
     &largest.expect("there is a small mix for each trace").mix
 }
 
-fn demand(mix: &Mix, auction: &Auction) -> Panel {
+fn demand_panel(mix: &Mix, auction: &Auction) -> Panel {
     let of = |resource: fn(&Round) -> f64| {
         let all = auction.demand.iter().map(move |round| (round.price, resource(round)));
         all.filter(|(_, demand)| *demand <= DEMAND_DRAWN_MAX)
@@ -89,9 +89,9 @@ fn demand(mix: &Mix, auction: &Auction) -> Panel {
         y: Scale::Percent,
         x_max: 1.0,
         series: vec![
-            line(0, "memory", of(|round| round.sum.memory)),
-            line(1, "bandwidth", of(|round| round.sum.bandwidth)),
-            horizontal("supply", 1.0),
+            line_series(0, "memory", of(|round| round.sum.memory)),
+            line_series(1, "bandwidth", of(|round| round.sum.bandwidth)),
+            horizontal_line_series("supply", 1.0),
             Series {
                 name: "clearing price".to_owned(),
                 style: SeriesStyle::VerticalLine,
@@ -101,7 +101,7 @@ fn demand(mix: &Mix, auction: &Auction) -> Panel {
     }
 }
 
-fn rounds(auction: &Auction) -> Panel {
+fn rounds_panel(auction: &Auction) -> Panel {
     let of = |resource: fn(&Round) -> f64| {
         (1_u32..).zip(&auction.rounds).map(move |(n, r)| (f64::from(n), resource(r)))
     };
@@ -113,10 +113,10 @@ fn rounds(auction: &Auction) -> Panel {
         y: Scale::Percent,
         x_max: f64::INFINITY,
         series: vec![
-            line(0, "memory", of(|round| round.sum.memory)),
-            line(1, "bandwidth", of(|round| round.sum.bandwidth)),
-            line(2, "price of memory", of(|round| round.price)),
-            horizontal("supply", 1.0),
+            line_series(0, "memory", of(|round| round.sum.memory)),
+            line_series(1, "bandwidth", of(|round| round.sum.bandwidth)),
+            line_series(2, "price of memory", of(|round| round.price)),
+            horizontal_line_series("supply", 1.0),
         ],
     }
 }

@@ -10,17 +10,17 @@ use serde::Serialize;
 use sim::symbiosis::ScalingTenants;
 use units::limits::REFINEMENT_TENANTS_MAX;
 
-use super::{FigureInputs, line};
+use super::{FigureInputs, line_series};
 use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
 /// Number of tenants of the first market. Each next market has twice as many tenants.
-const FIRST: usize = 6;
+const FIRST_MARKET_TENANTS: usize = 6;
 /// Maximum number of measured markets.
-const MARKETS: u32 = 9;
-/// Time for which a measured call is repeated.
-const MEASURED_DURATION: Duration = Duration::from_millis(300);
+const MARKETS_MAX: u32 = 9;
+/// Duration for which a measured call is repeated.
+const MEASUREMENT_DURATION: Duration = Duration::from_millis(300);
 /// Run time of a market, in milliseconds, above which no larger market is measured.
-const SLOW_MS: f64 = 2_000.0;
+const SLOW_MARKET_MS: f64 = 2_000.0;
 /// Upper bounds from Spirit, section 6.2: number of tenants, and run time in milliseconds.
 const SPIRIT_BOUNDS: [(f64, f64); 2] = [(24.0, 1_000.0), (1_000.0, 20_000.0)];
 
@@ -42,19 +42,24 @@ pub(super) struct Row {
 
 pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
     let mut rows: Vec<Row> = Vec::new();
-    for double in 0..MARKETS {
-        if rows.last().is_some_and(|row| row.cold_ms.max(row.refined_ms.unwrap_or_default()) > SLOW_MS) {
+    for double in 0..MARKETS_MAX {
+        if rows.last().is_some_and(|row| row.cold_ms.max(row.refined_ms.unwrap_or_default()) > SLOW_MARKET_MS)
+        {
             break;
         }
-        rows.push(Row::measure(&ScalingTenants::new(&inputs.tenants, FIRST << double, inputs.memory.get())));
+        rows.push(Row::measure(&ScalingTenants::new(
+            &inputs.tenants,
+            FIRST_MARKET_TENANTS << double,
+            inputs.memory.get(),
+        )));
     }
     let of = |time: fn(&Row) -> Option<f64>| {
         rows.iter().filter_map(move |row| Some((row.tenants as f64, time(row)?)))
     };
     let series = vec![
-        line(0, "market, from miss ratios to shares", of(|row| Some(row.cold_ms))),
-        line(1, "market one epoch later, with a warm start", of(|row| Some(row.warm_ms))),
-        line(
+        line_series(0, "market, from miss ratios to shares", of(|row| Some(row.cold_ms))),
+        line_series(1, "market one epoch later, with a warm start", of(|row| Some(row.warm_ms))),
+        line_series(
             2,
             format!("market with refinement, up to {REFINEMENT_TENANTS_MAX} tenants"),
             of(|row| row.refined_ms),
@@ -69,8 +74,8 @@ pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
         title: "Run time of a market".to_owned(),
         x_title: "Tenants",
         y_title: "Time (ms)",
-        x: Scale::Powers,
-        y: Scale::Powers,
+        x: Scale::Logarithmic,
+        y: Scale::Logarithmic,
         x_max: f64::INFINITY,
         series,
     };
@@ -94,11 +99,11 @@ impl Row {
     }
 }
 
-/// Calls a function for [`MEASURED_DURATION`], but at least once. Returns the median run time in
+/// Calls a function for [`MEASUREMENT_DURATION`], but at least once. Returns the median run time in
 /// milliseconds.
 fn median_ms<T>(call: impl Fn() -> T) -> f64 {
     let (mut times, started) = (Vec::new(), Instant::now());
-    while times.is_empty() || started.elapsed() < MEASURED_DURATION {
+    while times.is_empty() || started.elapsed() < MEASUREMENT_DURATION {
         let start = Instant::now();
         let result = black_box(call());
         times.push(start.elapsed().as_secs_f64() * 1e3);

@@ -10,7 +10,7 @@ use crate::profile::{Histogram, Learner, PageAccesses, Sample};
 /// Duration of an epoch, in seconds.
 const EPOCH_S: f64 = 30.0;
 /// Latency of a page fault on an idle link, in seconds.
-const MISS_S: f64 = 50e-6;
+const MISS_LATENCY_S: f64 = 50e-6;
 /// Size of a page of 4 KiB, in MB.
 const PAGE_MB: f64 = 4096.0 / 1e6;
 const PAGES_PER_MIB: f64 = 256.0;
@@ -50,7 +50,7 @@ impl SimulatedTenant {
     fn throughput(&self, share: Share) -> f64 {
         let misses = self.accesses * self.misses(share.memory_mib as f64);
         let link_pages_per_s = share.bandwidth_mb_s as f64 / PAGE_MB;
-        let stall_bound = self.threads / (1.0 + misses * MISS_S);
+        let stall_bound = self.threads / (1.0 + misses * MISS_LATENCY_S);
         if misses > 0.0 { stall_bound.min(link_pages_per_s / misses) } else { stall_bound }
     }
 
@@ -67,7 +67,7 @@ impl SimulatedTenant {
             work_s: work * EPOCH_S * noise(),
             misses: misses * EPOCH_S * noise(),
             pages_in: misses * EPOCH_S * noise(),
-            miss_latency_s: MISS_S * noise(),
+            miss_latency_s: MISS_LATENCY_S * noise(),
             used_mb_s: misses * PAGE_MB * noise(),
             limit_mb_s: share.bandwidth_mb_s as f64,
             // Threads stall independently. The first factor is the probability that at least one

@@ -5,9 +5,9 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::curve::{Knot, MissCurve};
 
-/// Parameters of a utility, from which the utility can be created several times.
+/// Parameters of a utility. The utility can be created from them several times.
 #[derive(Clone, Debug)]
-enum Kind {
+enum UtilityKind {
     /// Spirit's slowdown with a convex miss-ratio curve, solved exactly.
     Slowdown { skew: f64, footprint: f64, floor: f64, wanted: f64 },
     /// Cobb-Douglas utility.
@@ -28,17 +28,17 @@ enum Kind {
     Bandwidth,
 }
 
-impl Kind {
+impl UtilityKind {
     fn utility(&self) -> BoxedUtility {
         match self.clone() {
             Self::Slowdown { skew, footprint, floor, wanted } => {
                 let knot = |at: u32| {
                     let part = f64::from(at) / 32.0;
                     let misses = floor + (1.0 - floor) * (1.0 - part.powf(skew));
-                    Knot { memory: part * footprint * FINE.memory_mib as f64, misses }
+                    Knot { memory: part * footprint * FINE_SUPPLY.memory_mib as f64, misses }
                 };
                 let curve = MissCurve::new((0..=32).map(knot).collect()).unwrap();
-                Box::new(Slowdown::new(curve, 100.0, wanted * FINE.bandwidth_mb_s as f64).unwrap())
+                Box::new(Slowdown::new(curve, 100.0, wanted * FINE_SUPPLY.bandwidth_mb_s as f64).unwrap())
             }
             Self::Product { memory } => grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory)),
             Self::Leontief { ratio } => grid(move |c, b| (c / ratio).min(b)),
@@ -55,19 +55,15 @@ impl Kind {
     }
 }
 
-fn slowdown() -> impl Strategy<Value = Kind> {
-    (0.1..1.0, 0.05..2.0, 0.001..0.3, 0.0..2.0).prop_map(|(skew, footprint, floor, wanted)| Kind::Slowdown {
-        skew,
-        footprint,
-        floor,
-        wanted,
-    })
+fn slowdown() -> impl Strategy<Value = UtilityKind> {
+    (0.1..1.0, 0.05..2.0, 0.001..0.3, 0.0..2.0)
+        .prop_map(|(skew, footprint, floor, wanted)| UtilityKind::Slowdown { skew, footprint, floor, wanted })
 }
 
 /// Tenants without misses if all their pages fit into memory. They then need no bandwidth, so that
 /// their throughput jumps with the last page.
-fn slowdown_without_floor() -> impl Strategy<Value = Kind> {
-    (0.1..1.0, 0.05..2.0, 0.0..2.0).prop_map(|(skew, footprint, wanted)| Kind::Slowdown {
+fn slowdown_without_floor() -> impl Strategy<Value = UtilityKind> {
+    (0.1..1.0, 0.05..2.0, 0.0..2.0).prop_map(|(skew, footprint, wanted)| UtilityKind::Slowdown {
         skew,
         footprint,
         floor: 0.0,
@@ -75,21 +71,21 @@ fn slowdown_without_floor() -> impl Strategy<Value = Kind> {
     })
 }
 
-fn quasi_concave() -> impl Strategy<Value = Kind> {
+fn quasi_concave() -> impl Strategy<Value = UtilityKind> {
     prop_oneof![
         slowdown(),
-        (0.05..0.95).prop_map(|memory| Kind::Product { memory }),
-        (0.1..10.0).prop_map(|ratio| Kind::Leontief { ratio }),
-        (0.0..0.5, 0.0..0.5).prop_map(|(memory, bandwidth)| Kind::Satiated { memory, bandwidth }),
-        Just(Kind::Flat),
-        Just(Kind::Memory),
-        Just(Kind::Bandwidth),
+        (0.05..0.95).prop_map(|memory| UtilityKind::Product { memory }),
+        (0.1..10.0).prop_map(|ratio| UtilityKind::Leontief { ratio }),
+        (0.0..0.5, 0.0..0.5).prop_map(|(memory, bandwidth)| UtilityKind::Satiated { memory, bandwidth }),
+        Just(UtilityKind::Flat),
+        Just(UtilityKind::Memory),
+        Just(UtilityKind::Bandwidth),
     ]
 }
 
-fn any_kind() -> impl Strategy<Value = Kind> {
-    let working_sets = vec(0.0..1.0, 1..4).prop_map(|sizes| Kind::WorkingSets { sizes });
-    prop_oneof![3 => quasi_concave(), 1 => slowdown_without_floor(), 1 => working_sets, 1 => (0.3..3.0).prop_map(|ratio| Kind::Either { ratio })]
+fn any_kind() -> impl Strategy<Value = UtilityKind> {
+    let working_sets = vec(0.0..1.0, 1..4).prop_map(|sizes| UtilityKind::WorkingSets { sizes });
+    prop_oneof![3 => quasi_concave(), 1 => slowdown_without_floor(), 1 => working_sets, 1 => (0.3..3.0).prop_map(|ratio| UtilityKind::Either { ratio })]
 }
 
 /// Random weights that differ by a small factor, or by up to six orders of magnitude.
@@ -97,12 +93,15 @@ fn weight() -> impl Strategy<Value = f64> {
     prop_oneof![4 => 0.5..2.0, 1 => Just(1e-3), 1 => Just(1e3)]
 }
 
-fn market_of(kind: impl Strategy<Value = Kind>, max: usize) -> impl Strategy<Value = Vec<(f64, Kind)>> {
+fn market_of(
+    kind: impl Strategy<Value = UtilityKind>,
+    max: usize,
+) -> impl Strategy<Value = Vec<(f64, UtilityKind)>> {
     vec((weight(), kind), 2..=max)
 }
 
-fn tenants(of: &[(f64, Kind)]) -> Vec<Tenant<BoxedUtility>> {
-    of.iter().map(|(weight, kind)| Tenant::new(*weight, FINE, kind.utility())).collect()
+fn tenants(of: &[(f64, UtilityKind)]) -> Vec<Tenant<BoxedUtility>> {
+    of.iter().map(|(weight, kind)| Tenant::new(*weight, FINE_SUPPLY, kind.utility())).collect()
 }
 
 /// Returns the largest difference between two bundles in a good, as a fraction of the supply.
@@ -111,9 +110,9 @@ fn distance(one: Bundle, other: Bundle) -> f64 {
     (one.0 - other.0).abs().max((one.1 - other.1).abs())
 }
 
-/// Largest step of a grid, as a fraction of the supply. A tenant may not be able to spend the
-/// budget for less than a step.
-const STEP: f64 = 1.0 / 200.0;
+/// Largest step of a grid, as a fraction of the supply. A tenant may be unable to spend a remaining
+/// budget that buys less than a step.
+const GRID_STEP: f64 = 1.0 / 200.0;
 
 /// Cobb-Douglas utility with exact demand: a fixed fraction of the budget is spent on each good.
 struct Product(f64);
@@ -152,8 +151,8 @@ impl Utility for PriceDependent {
 
     fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut WarmStart) -> Demand {
         let BudgetConstraint { budget, prices } = *constraint;
-        let is_in_range = self.range.contains(&(prices.memory * FINE.memory_mib as f64));
-        let memory = budget * FINE.memory_mib as f64 * if is_in_range { 0.9 } else { 0.5 };
+        let is_in_range = self.range.contains(&(prices.memory * FINE_SUPPLY.memory_mib as f64));
+        let memory = budget * FINE_SUPPLY.memory_mib as f64 * if is_in_range { 0.9 } else { 0.5 };
         Demand {
             bundle: Bundle { memory, bandwidth: (budget - memory * prices.memory) / prices.bandwidth },
             satiated: false,
@@ -169,9 +168,9 @@ fn demand_change_of_inactive_tenant_does_not_change_the_outcome() {
             let others = (1..9).map(|at| Box::new(Product(f64::from(at) / 10.0)) as BoxedUtility);
             let tenants: Vec<_> = others
                 .chain([Box::new(price_dependent) as BoxedUtility])
-                .map(|one| Tenant::new(1.0, FINE, one))
+                .map(|one| Tenant::new(1.0, FINE_SUPPLY, one))
                 .collect();
-            let market = Market::new(FINE, &tenants).unwrap();
+            let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
             let outcome = market.clear(ClearingOptions::default());
             let certificate = market.certify(&outcome);
             assert!(
@@ -196,18 +195,18 @@ proptest! {
         turn in 0_usize..100,
     ) {
         let tenants = tenants(&of);
-        let market = Market::new(FINE, &tenants).unwrap();
+        let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
         let outcome = market.clear(ClearingOptions { turn, ..ClearingOptions::default() });
         let certificate = market.certify(&outcome);
         let memory: u64 = outcome.shares.iter().map(|share| share.memory_mib).sum();
         let bandwidth: u64 = outcome.shares.iter().map(|share| share.bandwidth_mb_s).sum();
-        prop_assert!(memory <= FINE.memory_mib && bandwidth <= FINE.bandwidth_mb_s);
+        prop_assert!(memory <= FINE_SUPPLY.memory_mib && bandwidth <= FINE_SUPPLY.bandwidth_mb_s);
         prop_assert!(certificate.sold.memory <= 1.0 + 1e-9, "{:?}", certificate);
         prop_assert!(certificate.sold.bandwidth <= 1.0 + 1e-9, "{:?}", certificate);
         prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?}", certificate);
         prop_assert!(outcome.rounds <= 2 * units::limits::PRICE_ROUNDS_MAX, "{:?}", certificate);
         let marginal = match outcome.status { Status::OneMarginal { tenant } => Some(tenant), _ => None };
-        let (all, prices) = (Bundle::from(FINE.all()), market.prices(outcome.memory_price));
+        let (all, prices) = (Bundle::from(FINE_SUPPLY.all()), market.prices(outcome.memory_price));
         for (tenant, bundle) in outcome.bought.iter().enumerate() {
             prop_assert!(bundle.memory >= 0.0 && bundle.memory <= all.memory);
             prop_assert!(bundle.bandwidth >= 0.0 && bundle.bandwidth <= all.bandwidth);
@@ -222,7 +221,7 @@ proptest! {
     #[test]
     fn limits_hold_for_any_utility_and_few_units(
         of in vec((weight(), any_kind(), 0.0..1.0, 0.0..1.0, 1.0..4.0, 1.0..4.0), 2..16),
-        supply in prop_oneof![Just(FINE), (1_u64..400, 1_u64..100).prop_map(|(m, b)| Supply { memory_mib: m, bandwidth_mb_s: b })],
+        supply in prop_oneof![Just(FINE_SUPPLY), (1_u64..400, 1_u64..100).prop_map(|(m, b)| Supply { memory_mib: m, bandwidth_mb_s: b })],
     ) {
         let weights: f64 = of.iter().map(|one| one.0).sum();
         let units = |all: u64, part: f64| Bundle { memory: all as f64 * part, bandwidth: 0.0 }.floor().memory_mib;
@@ -256,7 +255,7 @@ proptest! {
         of in market_of(slowdown(), 64),
     ) {
         let tenants = tenants(&of);
-        let (outcome, certificate) = cleared(&tenants);
+        let (outcome, certificate) = clear_market(&tenants);
         prop_assert!(matches!(outcome.status, Status::Exact | Status::Mixed), "{certificate:?}");
         prop_assert!(certificate.envy.unwrap() <= 1e-6, "{certificate:?}");
         prop_assert!(certificate.overspent <= 1e-6, "{certificate:?}");
@@ -267,25 +266,25 @@ proptest! {
             tenants.iter().enumerate().map(|(at, tenant)| tenant.utility.value(bundle(at))).collect()
         };
         // Supply may stay unsold only if the whole supply would not raise the value of any tenant.
-        let all_satiated = values(&|at| outcome.bought[at]) == values(&|_| FINE.all().into());
+        let all_satiated = values(&|at| outcome.bought[at]) == values(&|_| FINE_SUPPLY.all().into());
         prop_assert!(unsold <= 1e-9 || all_satiated, "{certificate:?}");
     }
 
     #[test]
     fn envy_with_grid_utilities_is_at_most_one_grid_step(of in market_of(quasi_concave(), 12)) {
         let tenants = tenants(&of);
-        let market = Market::new(FINE, &tenants).unwrap();
+        let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
         let outcome = market.clear(ClearingOptions::default());
         prop_assert!(outcome.status != Status::FallbackFair, "{:?}", market.certify(&outcome));
         for (tenant, own) in outcome.bought.iter().enumerate() {
-            let all = Bundle::from(FINE.all());
+            let all = Bundle::from(FINE_SUPPLY.all());
             let one_step_more = Bundle {
-                memory: own.memory + STEP * all.memory,
-                bandwidth: own.bandwidth + STEP * all.bandwidth,
+                memory: own.memory + GRID_STEP * all.memory,
+                bandwidth: own.bandwidth + GRID_STEP * all.bandwidth,
             };
             let own = tenants[tenant].utility.value(one_step_more);
             for (other, bundle) in outcome.bought.iter().enumerate() {
-                let theirs = tenants[tenant].utility.value(market.scaled(*bundle, other, tenant));
+                let theirs = tenants[tenant].utility.value(market.scale_to_weight(*bundle, other, tenant));
                 prop_assert!(theirs <= own * (1.0 + 1e-6), "{tenant} envies {other}: {:?}", market.certify(&outcome));
             }
         }
@@ -295,15 +294,15 @@ proptest! {
     fn equal_tenants_get_equal_bundles(of in market_of(quasi_concave(), 8), twin in 0_usize..8) {
         let twin = twin % of.len();
         let with_twin: Vec<_> = of.iter().cloned().chain([of[twin].clone()]).collect();
-        let (outcome, certificate) = cleared(&tenants(&with_twin));
+        let (outcome, certificate) = clear_market(&tenants(&with_twin));
         prop_assert!(distance(outcome.bought[twin], outcome.bought[of.len()]) <= 1e-9, "{certificate:?}");
     }
 
     #[test]
     fn tenant_order_is_irrelevant(of in market_of(slowdown(), 24)) {
-        let (in_order, _) = cleared(&tenants(&of));
+        let (in_order, _) = clear_market(&tenants(&of));
         let reversed: Vec<_> = of.iter().rev().cloned().collect();
-        let (in_reverse, _) = cleared(&tenants(&reversed));
+        let (in_reverse, _) = clear_market(&tenants(&reversed));
         for (one, other) in in_order.bought.iter().zip(in_reverse.bought.iter().rev()) {
             prop_assert!(distance(*one, *other) <= 1e-6, "{one:?} {other:?}");
         }
@@ -315,27 +314,27 @@ proptest! {
         times in 0.001..1000.0,
         power in 0.5..3.0,
     ) {
-        struct Rescaled(BoxedUtility, f64, f64);
-        impl Utility for Rescaled {
+        struct RescaledUtility(BoxedUtility, f64, f64);
+        impl Utility for RescaledUtility {
             fn value(&self, bundle: Bundle) -> f64 {
                 self.1 * self.0.value(bundle).powf(self.2)
             }
             fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
-                Grid::new(FINE, |bundle| self.value(bundle)).demand(constraint, within, warm)
+                Grid::new(FINE_SUPPLY, |bundle| self.value(bundle)).demand(constraint, within, warm)
             }
         }
         let plain: Vec<_> = of.iter().map(|(weight, kind)| {
-            Tenant::new(*weight, FINE, Box::new(Rescaled(kind.utility(), 1.0, 1.0)) as BoxedUtility)
+            Tenant::new(*weight, FINE_SUPPLY, Box::new(RescaledUtility(kind.utility(), 1.0, 1.0)) as BoxedUtility)
         }).collect();
         let rescaled: Vec<_> = of.iter().map(|(weight, kind)| {
-            Tenant::new(*weight, FINE, Box::new(Rescaled(kind.utility(), times, power)) as BoxedUtility)
+            Tenant::new(*weight, FINE_SUPPLY, Box::new(RescaledUtility(kind.utility(), times, power)) as BoxedUtility)
         }).collect();
-        let ((one, _), (other, _)) = (cleared(&plain), cleared(&rescaled));
+        let ((one, _), (other, _)) = (clear_market(&plain), clear_market(&rescaled));
         for (tenant, (a, b)) in one.bought.iter().zip(&other.bought).enumerate() {
             // A tenant may get a different bundle if both bundles have the same value.
             let value = |bundle| plain[tenant].utility.value(bundle);
             let is_same = (value(*a) - value(*b)).abs() <= 1e-9 * value(*a);
-            prop_assert!(is_same || distance(*a, *b) <= 2.0 * STEP, "{a:?} {b:?}");
+            prop_assert!(is_same || distance(*a, *b) <= 2.0 * GRID_STEP, "{a:?} {b:?}");
         }
     }
 
@@ -347,13 +346,13 @@ proptest! {
         // A tenant of half the weight demands half as much only if its utility is homogeneous, such
         // as Cobb-Douglas.
         let tenants = |of: &[(f64, f64)]| -> Vec<Tenant<BoxedUtility>> {
-            of.iter().map(|(weight, memory)| Tenant::new(*weight, FINE, Box::new(Product(*memory)) as BoxedUtility)).collect()
+            of.iter().map(|(weight, memory)| Tenant::new(*weight, FINE_SUPPLY, Box::new(Product(*memory)) as BoxedUtility)).collect()
         };
         let split = split % of.len();
         let mut halves = of.clone();
         halves[split].0 /= 2.0;
         halves.push(halves[split]);
-        let ((whole, _), (halved, certificate)) = (cleared(&tenants(&of)), cleared(&tenants(&halves)));
+        let ((whole, _), (halved, certificate)) = (clear_market(&tenants(&of)), clear_market(&tenants(&halves)));
         let mut sum = halved.bought[split];
         sum.add(halved.bought[of.len()]);
         prop_assert!(distance(sum, whole.bought[split]) <= 1e-6, "{sum:?} {:?}: {certificate:?}", whole.bought[split]);
@@ -366,7 +365,7 @@ proptest! {
         positions in vec(0_u32..100, 24),
     ) {
         let tenants = tenants(&of);
-        let market = Market::new(FINE, &tenants).unwrap();
+        let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
         let cold = market.clear(ClearingOptions::default());
         let warm_start = MarketWarmStart { memory_price: Some(price), positions: positions[..tenants.len()].to_vec() };
         let warm = market.clear(ClearingOptions { warm_start, turn: 0 });
@@ -388,14 +387,14 @@ proptest! {
     #[test]
     fn two_tenant_outcome_is_pareto_efficient(one in quasi_concave(), other in quasi_concave(), weight in 0.2..5.0) {
         let tenants = tenants(&[(1.0, one), (weight, other)]);
-        let (outcome, certificate) = cleared(&tenants);
-        let all = Bundle::from(FINE.all());
+        let (outcome, certificate) = clear_market(&tenants);
+        let all = Bundle::from(FINE_SUPPLY.all());
         let value = |at: usize, bundle| tenants[at].utility.value(bundle);
         let values = [0, 1].map(|at| {
-            // One grid step of both goods is added, because a tenant may not be able to spend the
-            // budget for less than a step.
+            // One grid step of both goods is added, because a tenant may be unable to spend a
+            // remaining budget that buys less than a step.
             let Bundle { memory, bandwidth } = outcome.bought[at];
-            value(at, Bundle { memory: memory + STEP * all.memory, bandwidth: bandwidth + STEP * all.bandwidth })
+            value(at, Bundle { memory: memory + GRID_STEP * all.memory, bandwidth: bandwidth + GRID_STEP * all.bandwidth })
         });
         for c in 0..=40 {
             for b in 0..=40 {
@@ -416,7 +415,7 @@ proptest! {
         envy_free in any::<bool>(),
     ) {
         let tenants = tenants(&of);
-        let market = Market::new(FINE, &tenants).unwrap();
+        let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
         let plain = market.clear(ClearingOptions::default());
         let mut refined = plain.clone();
         market.refine(&mut refined, RefineOptions { envy_free, margin: 0.0 });
@@ -432,14 +431,14 @@ proptest! {
         }
         let memory: u64 = refined.shares.iter().map(|share| share.memory_mib).sum();
         let bandwidth: u64 = refined.shares.iter().map(|share| share.bandwidth_mb_s).sum();
-        prop_assert!(memory <= FINE.memory_mib && bandwidth <= FINE.bandwidth_mb_s);
+        prop_assert!(memory <= FINE_SUPPLY.memory_mib && bandwidth <= FINE_SUPPLY.bandwidth_mb_s);
     }
 
     #[test]
     fn limited_steps_reach_the_outcome_and_keep_guarantees(of in market_of(slowdown(), 12)) {
         const STEP_LIMIT: f64 = 0.15;
         let tenants = tenants(&of);
-        let market = Market::new(FINE, &tenants).unwrap();
+        let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
         let end = market.clear(ClearingOptions::default());
         let mut last: Vec<Bundle> = (0..tenants.len()).map(|tenant| market.fair_share(tenant)).collect();
         let mut steps = 0;
@@ -467,11 +466,12 @@ proptest! {
     }
 }
 
-/// Regression test with tenants for which several prices clear the market. The order of tenants
-/// changes the rounding of sums, which must not change the price.
+/// Regression test: several prices clear the market of these tenants. The order of tenants changes
+/// the rounding of sums, which must not change the price.
 #[test]
 fn tenant_order_is_irrelevant_with_several_clearing_prices() {
-    let one = |(skew, footprint, floor, wanted)| (1000.0, Kind::Slowdown { skew, footprint, floor, wanted });
+    let one =
+        |(skew, footprint, floor, wanted)| (1000.0, UtilityKind::Slowdown { skew, footprint, floor, wanted });
     let in_order = [
         (0.832_367_248_158_470_6, 1.143_252_095_815_549_2, 0.176_880_239_242_555_72, 1.763_220_427_824_44),
         (0.940_257_794_027_234_6, 1.805_059_625_165_394_5, 0.151_042_971_563_708_22, 1.301_524_306_824_877_9),
@@ -479,6 +479,6 @@ fn tenant_order_is_irrelevant_with_several_clearing_prices() {
     ]
     .map(one);
     let reversed: Vec<_> = in_order.iter().rev().cloned().collect();
-    let (in_order, in_reverse) = (cleared(&tenants(&in_order)).0, cleared(&tenants(&reversed)).0);
+    let (in_order, in_reverse) = (clear_market(&tenants(&in_order)).0, clear_market(&tenants(&reversed)).0);
     assert!((in_order.memory_price - in_reverse.memory_price).abs() < 1e-9, "{in_order:?} {in_reverse:?}");
 }

@@ -4,9 +4,9 @@ use super::*;
 use crate::curve::{Knot, MissCurve};
 
 /// Utility `f(c, b) = c²/2 + cb` of Spirit's figure 3, with its demand in closed form.
-struct Toy;
+struct PaperUtility;
 
-impl Utility for Toy {
+impl Utility for PaperUtility {
     fn value(&self, bundle: Bundle) -> f64 {
         let (c, b) = fractions(bundle);
         c * c / 2.0 + c * b
@@ -14,7 +14,7 @@ impl Utility for Toy {
 
     fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut WarmStart) -> Demand {
         let BudgetConstraint { budget, prices } = *constraint;
-        let all = Bundle::from(FINE.all());
+        let all = Bundle::from(FINE_SUPPLY.all());
         let (price, other) = (prices.memory * all.memory, prices.bandwidth * all.bandwidth);
         let c = if price <= 0.5 { budget / price } else { budget / (3.0 * price - 1.0) };
         let c = c.min(1.0);
@@ -42,14 +42,14 @@ impl Utility for SingleGood {
 }
 
 /// Returns the three tenants of Spirit's figure 3.
-fn toy_tenants(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
+fn paper_tenants(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
     let utilities: [BoxedUtility; 3] = [
-        Box::new(Toy),
+        Box::new(PaperUtility),
         Box::new(SingleGood(|bundle| bundle.bandwidth)),
         Box::new(SingleGood(|bundle| bundle.memory)),
     ];
     let tenants = utilities.into_iter().zip(weights);
-    tenants.map(|(utility, weight)| Tenant::new(weight, FINE, utility)).collect()
+    tenants.map(|(utility, weight)| Tenant::new(weight, FINE_SUPPLY, utility)).collect()
 }
 
 fn assert_near(actual: f64, expected: f64, tolerance: f64, context: &str) {
@@ -70,14 +70,14 @@ fn paper_example_clears_at_the_closed_form_prices() {
         ([0.9, 0.05, 0.05],     0.658004215, (0.924012645, 0.853799368), 0.146200632, 0.075987355, 1.215821096),
     ];
     for (weights, price, (c1, b1), b2, c3, f1) in vectors {
-        let (outcome, certificate) = cleared(&toy_tenants(weights));
+        let (outcome, certificate) = clear_market(&paper_tenants(weights));
         let context = format!("{weights:?}, {:?}", outcome.status);
         assert_near(outcome.memory_price, price, 1e-9, &context);
         let [one, two, three] = [0, 1, 2].map(|tenant| fractions(outcome.bought[tenant]));
         for (actual, expected) in [(one.0, c1), (one.1, b1), (two.1, b2), (three.0, c3)] {
             assert_near(actual, expected, 1e-9, &context);
         }
-        assert_near(Toy.value(outcome.bought[0]), f1, 1e-9, &context);
+        assert_near(PaperUtility.value(outcome.bought[0]), f1, 1e-9, &context);
         assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{context}: {certificate:?}");
         assert!(certificate.envy.unwrap() <= 1e-9, "{context}: {certificate:?}");
         assert_near(certificate.sold.memory, 1.0, 1e-9, &context);
@@ -89,7 +89,7 @@ fn paper_example_clears_at_the_closed_form_prices() {
 fn unspent_budget_becomes_a_dividend() {
     let satiated = grid(|c: f64, b: f64| c.min(0.1) + b.min(0.1));
     let (outcome, certificate) =
-        cleared(&equal_tenants(vec![satiated, grid(|c: f64, b: f64| (c * b).sqrt())]));
+        clear_market(&equal_tenants(vec![satiated, grid(|c: f64, b: f64| (c * b).sqrt())]));
     assert_near(outcome.dividend, 1.8, 1e-6, "dividend");
     assert_near(outcome.memory_price, 0.5, 1e-6, "price");
     for (tenant, share) in [(0, 0.1), (1, 0.9)] {
@@ -103,7 +103,7 @@ fn unspent_budget_becomes_a_dividend() {
 
 #[test]
 fn indifferent_tenant_leaves_both_goods_to_the_others() {
-    let (outcome, _) = cleared(&equal_tenants(vec![grid(|_, _| 1.0), grid(|_, b| b), grid(|c, _| c)]));
+    let (outcome, _) = clear_market(&equal_tenants(vec![grid(|_, _| 1.0), grid(|_, b| b), grid(|c, _| c)]));
     assert_near(fractions(outcome.bought[1]).1, 1.0, 1e-6, "bandwidth");
     assert_near(fractions(outcome.bought[2]).0, 1.0, 1e-6, "memory");
 }
@@ -111,7 +111,7 @@ fn indifferent_tenant_leaves_both_goods_to_the_others() {
 #[test]
 fn abundant_good_is_free_and_the_other_good_is_split_by_weight() {
     let small = || grid(|c: f64, b: f64| c * (0.1 + b.min(0.2)));
-    let (outcome, certificate) = cleared(&equal_tenants(vec![small(), small(), small()]));
+    let (outcome, certificate) = clear_market(&equal_tenants(vec![small(), small(), small()]));
     assert_near(outcome.memory_price, 1.0, 1e-9, "price");
     for bundle in &outcome.bought {
         assert_near(fractions(*bundle).0, 1.0 / 3.0, 0.005, "memory");
@@ -121,9 +121,9 @@ fn abundant_good_is_free_and_the_other_good_is_split_by_weight() {
 }
 
 #[test]
-fn two_tenants_using_one_good_get_one_good_each() {
+fn two_tenants_that_use_only_one_good_get_one_good_each() {
     let either = || grid(|c: f64, b: f64| c.max(b));
-    let (outcome, certificate) = cleared(&equal_tenants(vec![either(), either()]));
+    let (outcome, certificate) = clear_market(&equal_tenants(vec![either(), either()]));
     assert_near(outcome.memory_price, 0.5, 1e-6, "price");
     let mut bought: Vec<_> = outcome.bought.iter().copied().map(fractions).collect();
     bought.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -133,10 +133,10 @@ fn two_tenants_using_one_good_get_one_good_each() {
 }
 
 #[test]
-fn marginal_of_three_tenants_using_one_good_gets_fair_share() {
+fn marginal_tenant_of_three_gets_its_fair_share() {
     let either = || grid(|c: f64, b: f64| c.max(b));
     let tenants = equal_tenants(vec![either(), either(), either()]);
-    let market = Market::new(FINE, &tenants).unwrap();
+    let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
     let marginal = |turn| {
         let outcome = market.clear(ClearingOptions { turn, ..ClearingOptions::default() });
         let Status::OneMarginal { tenant } = outcome.status else { panic!("{:?}", outcome.status) };
@@ -179,15 +179,15 @@ fn six_scaled_tenants(times: f64) -> Vec<Tenant<BoxedUtility>> {
 
 #[test]
 fn exact_and_grid_utilities_agree() {
-    let (exact, certificate) = cleared(&six_tenants());
+    let (exact, certificate) = clear_market(&six_tenants());
     assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{certificate:?}");
     assert!(certificate.envy.unwrap() <= 1e-9, "{certificate:?}");
     assert!(certificate.overspent <= 1e-6, "{certificate:?}");
     let on_grid = six_tenants().into_iter().map(|tenant| Tenant {
-        utility: Box::new(Grid::new(FINE, move |bundle| tenant.utility.value(bundle))) as BoxedUtility,
+        utility: Box::new(Grid::new(FINE_SUPPLY, move |bundle| tenant.utility.value(bundle))) as BoxedUtility,
         ..tenant
     });
-    let (grid, _) = cleared(&on_grid.collect::<Vec<_>>());
+    let (grid, _) = clear_market(&on_grid.collect::<Vec<_>>());
     assert_near(exact.memory_price, grid.memory_price, 0.01, "price");
     for (tenant, one) in six_tenants().iter().enumerate() {
         let ratio = one.utility.value(grid.bought[tenant]) / one.utility.value(exact.bought[tenant]);
@@ -198,7 +198,7 @@ fn exact_and_grid_utilities_agree() {
 #[test]
 fn warm_start_needs_fewer_rounds_for_the_same_shares() {
     let tenants = six_tenants();
-    let market = Market::new(FINE, &tenants).unwrap();
+    let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
     let cold = market.clear(ClearingOptions::default());
     let warm = market.clear(ClearingOptions { warm_start: cold.warm_start.clone(), turn: 0 });
     assert_near(warm.memory_price, cold.memory_price, 1e-9, "price");
@@ -214,7 +214,7 @@ fn sample_sets_the_starting_price_but_not_the_clearing_price() {
     // The price estimated from the sample is 0.25, but the clearing price is 0.5.
     let spends = |memory: f64| grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory));
     let tenants: Vec<_> = (0..1200).map(|tenant| spends(if tenant < 600 { 0.25 } else { 0.75 })).collect();
-    let (outcome, certificate) = cleared(&equal_tenants(tenants));
+    let (outcome, certificate) = clear_market(&equal_tenants(tenants));
     assert_near(outcome.memory_price, 0.5, 0.01, "price");
     assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{certificate:?}");
     assert!(matches!(outcome.status, Status::Exact | Status::Mixed), "{certificate:?}");
@@ -222,8 +222,9 @@ fn sample_sets_the_starting_price_but_not_the_clearing_price() {
 
 #[test]
 fn replicated_tenants_clear_at_the_same_price() {
-    let (few, _) = cleared(&six_tenants());
-    let (many, certificate) = cleared(&(0..200).flat_map(|_| six_scaled_tenants(200.0)).collect::<Vec<_>>());
+    let (few, _) = clear_market(&six_tenants());
+    let (many, certificate) =
+        clear_market(&(0..200).flat_map(|_| six_scaled_tenants(200.0)).collect::<Vec<_>>());
     assert_near(many.memory_price, few.memory_price, 1e-9, "price");
     assert!(certificate.sharing_incentive >= 1.0 - 1e-9, "{certificate:?}");
 }

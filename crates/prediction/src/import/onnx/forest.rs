@@ -9,15 +9,15 @@ use super::{
 use crate::trees::{Child, Ensemble, Node, SplitRule, Tree};
 
 /// Identifier of a node in an ensemble: the id of the tree, and the id of the node in the tree.
-type Id = (i64, i64);
+type NodeId = (i64, i64);
 
 /// Weights of a leaf: pairs of an output index and the weight for this output.
 type LeafWeights = Vec<(usize, f64)>;
 
 /// Attributes of an ONNX operator, by name.
-pub(super) struct Settings<'a>(pub(super) &'a NodeProto);
+pub(super) struct Attributes<'a>(pub(super) &'a NodeProto);
 
-impl<'a> Settings<'a> {
+impl<'a> Attributes<'a> {
     /// Returns the attribute of this name.
     fn find(&self, name: &str) -> Option<&'a AttributeProto> {
         self.0.attribute.iter().find(|attribute| attribute.name == name)
@@ -46,7 +46,7 @@ impl<'a> Settings<'a> {
         self.find(name).map(|attribute| attribute.i)
     }
 
-    /// Checks that an attribute is absent that would change the output and is not supported.
+    /// Checks that an unsupported attribute, which would change the output, is absent.
     pub(super) fn require_absent(&self, name: &'static str) -> Result<(), ParseError> {
         match self.find(name) {
             None => Ok(()),
@@ -109,34 +109,34 @@ pub(super) const TARGET_LEAVES: LeafAttributes = LeafAttributes {
 pub(super) struct Forest {
     /// Number of outputs of the ensemble.
     outputs: usize,
-    nodes: BTreeMap<Id, OnnxNode>,
-    leaf_weights: BTreeMap<Id, LeafWeights>,
+    nodes: BTreeMap<NodeId, OnnxNode>,
+    leaf_weights: BTreeMap<NodeId, LeafWeights>,
 }
 
 /// Node of an ONNX tree: an inner node or a leaf.
 struct OnnxNode {
-    /// `LEAF`, or the comparison of the feature with `value`.
+    /// Mode in ONNX: `LEAF`, or the comparison of the feature with `value`.
     mode: String,
     feature: usize,
     value: f32,
     /// Whether NaN leads to the child for a true comparison.
     missing_true: bool,
     /// Children for a true and for a false comparison.
-    children: [Id; 2],
+    children: [NodeId; 2],
 }
 
 impl Forest {
     /// Reads the nodes and leaf weights of an ensemble with `outputs` outputs.
     pub(super) fn read(
-        settings: &Settings<'_>,
+        attributes: &Attributes<'_>,
         leaves: &LeafAttributes,
         outputs: usize,
     ) -> Result<Self, ParseError> {
-        let mut leaf_weights: BTreeMap<Id, LeafWeights> = BTreeMap::new();
-        let weights = settings.floats(leaves.weights);
+        let mut leaf_weights: BTreeMap<NodeId, LeafWeights> = BTreeMap::new();
+        let weights = attributes.floats(leaves.weights);
         let [trees, nodes, output_ids] = [leaves.trees, leaves.nodes, leaves.outputs].map(|name| {
             let rule = "must have one entry for each leaf weight";
-            check_length(name, settings.ints(name), weights.len(), rule)
+            check_length(name, attributes.ints(name), weights.len(), rule)
         });
         let (trees, nodes, output_ids) = (trees?, nodes?, output_ids?);
         for (at, weight) in weights.iter().enumerate() {
@@ -146,11 +146,10 @@ impl Forest {
             })?;
             leaf_weights.entry((trees[at], nodes[at])).or_default().push((output, f64::from(*weight)));
         }
-        Ok(Self { outputs, nodes: read_nodes(settings)?, leaf_weights })
+        Ok(Self { outputs, nodes: read_nodes(attributes)?, leaf_weights })
     }
 
-    /// Returns the smallest number of features with which all feature indexes of nodes are in
-    /// range.
+    /// Returns the number of features that the nodes require: the highest feature index plus 1.
     pub(super) fn features(&self) -> usize {
         self.nodes.values().filter(|node| node.mode != "LEAF").map(|node| node.feature + 1).max().unwrap_or(0)
     }
@@ -160,8 +159,8 @@ impl Forest {
         self.leaf_weights.values().flatten().all(|(_, weight)| *weight >= 0.0)
     }
 
-    /// Returns the output index of all leaf weights, or `None` if they have different indexes.
-    pub(super) fn only_output(&self) -> Option<usize> {
+    /// Returns the output index if it is the same for all leaf weights, or else `None`.
+    pub(super) fn single_output(&self) -> Option<usize> {
         let mut outputs = self.leaf_weights.values().flatten().map(|(output, _)| *output);
         let first = outputs.next()?;
         outputs.all(|output| output == first).then_some(first)
@@ -190,7 +189,7 @@ impl Forest {
             || ParseError::Graph(format!("the nodes of tree {id} do not form one connected tree"));
         let nodes = self.nodes.range((id, i64::MIN)..=(id, i64::MAX));
         let branches = || nodes.clone().filter(|(_, node)| node.mode != "LEAF");
-        let children: BTreeSet<Id> = branches().flat_map(|(_, node)| node.children).collect();
+        let children: BTreeSet<NodeId> = branches().flat_map(|(_, node)| node.children).collect();
         let mut roots = nodes.clone().map(|(id, _)| *id).filter(|id| !children.contains(id));
         let (Some(root), None) = (roots.next(), roots.next()) else { return Err(disconnected()) };
         let mut tree = Tree::default();
@@ -220,10 +219,10 @@ impl Forest {
 }
 
 impl OnnxNode {
-    /// Converts an inner node, and returns it with its first and second child. In ONNX, a true
+    /// Converts an inner node, and returns it with its left and right child. In ONNX, a true
     /// comparison leads to the true child, and NaN to the false child unless `missing_true` is set.
-    /// In the result, values that are at most the limit lead to the first child.
-    fn to_split(&self) -> Result<(Node, [Id; 2]), ParseError> {
+    /// In the result, values up to the split threshold lead to the left child.
+    fn to_split(&self) -> Result<(Node, [NodeId; 2]), ParseError> {
         let [if_true, if_false] = self.children;
         let (at_most, children, missing_first) = match self.mode.as_str() {
             "BRANCH_LEQ" => (self.value, [if_true, if_false], self.missing_true),
@@ -251,16 +250,16 @@ impl OnnxNode {
 }
 
 /// Reads the nodes of all trees.
-fn read_nodes(settings: &Settings<'_>) -> Result<BTreeMap<Id, OnnxNode>, ParseError> {
+fn read_nodes(attributes: &Attributes<'_>) -> Result<BTreeMap<NodeId, OnnxNode>, ParseError> {
     let rule = "must have as many entries as nodes_modes";
-    let modes = settings.texts("nodes_modes");
-    let ints = |name| check_length(name, settings.ints(name), modes.len(), rule);
+    let modes = attributes.texts("nodes_modes");
+    let ints = |name| check_length(name, attributes.ints(name), modes.len(), rule);
     let [trees, nodes, features, if_true, if_false] =
         ["nodes_treeids", "nodes_nodeids", "nodes_featureids", "nodes_truenodeids", "nodes_falsenodeids"]
             .map(ints);
     let (trees, nodes, features, if_true, if_false) = (trees?, nodes?, features?, if_true?, if_false?);
-    let values = check_length("nodes_values", settings.floats("nodes_values"), modes.len(), rule)?;
-    let missing = settings.ints("nodes_missing_value_tracks_true");
+    let values = check_length("nodes_values", attributes.floats("nodes_values"), modes.len(), rule)?;
+    let missing = attributes.ints("nodes_missing_value_tracks_true");
     let mut nodes_by_id = BTreeMap::new();
     for (at, mode) in modes.into_iter().enumerate() {
         let (id, feature) = ((trees[at], nodes[at]), features[at]);
