@@ -221,7 +221,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
             serial = device.serial,
             "cannot check the slices of a device, so this host is never reported as clean"
         );
-        agent.set_hidden_remains();
+        agent.assume_undetected_orphans();
     }
     let (sender, session_events) = mpsc::channel(SESSION_EVENTS_QUEUED_MAX);
     let metrics = Arc::new(Metrics::new(&config.host, config.backend.name()));

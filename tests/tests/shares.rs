@@ -211,7 +211,7 @@ async fn command_line_sets_weights_and_shows_shares() {
     let (_, explained, _) = tarn("explain shares h0");
     assert!(explained.contains("  epoch 1 of host h0: shares updated\n"), "{explained}");
     let (_, explained, _) = tarn("explain host h0");
-    assert!(explained.contains("weigh host h0 (by scheduler)\n  set now: web=2\n"), "{explained}");
+    assert!(explained.contains("weigh host h0 (by scheduler)\n  weights: web=2\n"), "{explained}");
 }
 
 #[tokio::test]

@@ -8,9 +8,10 @@
 //!   Attach ─▶ Record ─▶ Recorded ─▶ Watch, PassMemory ─▶ ProcessGone ──────────────┘
 //! ```
 //!
-//! The agent is level-triggered: desired states add up to the complete desired state of the host.
-//! Applying a desired state twice, or a newer desired state afterwards, has the same result. Slices
-//! and VMs that a message does not contain remain unchanged.
+//! The agent is level-triggered: it acts on the complete desired state of the host, which it
+//! maintains from complete messages and messages with changes. Applying a message twice has no
+//! further effect. A message with changes leaves all slices and VMs that it does not contain
+//! unchanged.
 
 mod orphans;
 mod slices;
@@ -37,14 +38,14 @@ use crate::protocol::{
     SliceFailure,
 };
 
-/// Identifies a request of a process for the memory of its VM, until the reply.
+/// Identifies a process's request for the memory of its VM, until the agent has replied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// Process on the host. The start time distinguishes processes that had the same pid.
+/// Process on the host. The start time distinguishes processes with a reused process ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Process id on the host.
+    /// Process ID on the host.
     pub pid: u32,
     /// Start time, in clock ticks since the boot of the machine.
     pub started: u64,
@@ -53,7 +54,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Returns whether both values are the same process; the control groups may differ.
+    /// Returns whether both values identify the same process; the control groups may differ.
     pub fn is(&self, other: &Self) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
@@ -64,16 +65,16 @@ impl Process {
 pub struct Caller {
     /// Process that sent the request.
     pub process: Process,
-    /// User of the process when it connected. A VMM that gave up root privileges after it connected
-    /// counts as root.
+    /// User of the process when it connected. A VMM that drops its root privileges after it has
+    /// connected counts as root.
     pub uid: UserId,
 }
 
-/// Record of the process of a VM and its memory. The record is durable before the process gets the
-/// first descriptor.
+/// Record of a VM's process and of the memory that the process gets. The record is durable before
+/// the process gets the first file descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmRecord {
-    /// Number of the VM's reservation.
+    /// ID of the VM's reservation.
     pub reservation: ReservationId,
     /// Name of the VM.
     pub vm: Name,
@@ -89,16 +90,16 @@ pub struct VmRecord {
     pub slices: BTreeMap<Holding, Handle>,
 }
 
-/// Record that an agent found when it started.
+/// Record of a VM that the agent found when it started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveredVm {
     /// Recorded process and memory.
     pub record: VmRecord,
-    /// Whether the recorded process still runs.
+    /// Whether the recorded process is still running.
     pub is_alive: bool,
 }
 
-/// Result of a successful host call.
+/// Result of a successful host call for a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SliceOutcome {
     /// The slice can be passed to its VM.
@@ -109,7 +110,8 @@ pub enum SliceOutcome {
     Scrubbed(ScrubReport),
 }
 
-/// Error of a host call for a slice. A failed open or scrub may have left the slice open.
+/// Error of a host call for a slice. A failed call to open or scrub the slice may have left it
+/// open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFailure {
     /// Kind of the failure.
@@ -123,7 +125,7 @@ pub struct HostFailure {
 pub enum Event {
     /// A manager accepted the connection.
     SessionUp {
-        /// Unique id of the manager's rack.
+        /// Unique ID of the manager's rack.
         rack: String,
         /// Time after the last message of the agent at which the host's lease expires.
         lease_ttl: Ns,
@@ -132,14 +134,14 @@ pub enum Event {
     SessionDown,
     /// The manager sent a desired state.
     DesiredState {
-        /// Unique id of the manager's rack.
+        /// Unique ID of the manager's rack.
         rack: String,
         /// Desired state of the host.
         desired: DesiredState,
     },
     /// The manager requested a complete report.
     ReportRequested,
-    /// A host call for a slice has ended.
+    /// A host call to open, close or scrub a slice has ended.
     Done {
         /// Slice and epoch of the call.
         holding: Holding,
@@ -148,14 +150,14 @@ pub enum Event {
     },
     /// A call to close an orphaned slice has ended.
     OrphanClosed {
-        /// Location of the orphan; see [`Handle::place`].
+        /// Location of the orphaned slice; see [`Handle::place`].
         place: Arc<str>,
         /// Outcome of the call.
         result: Result<(), HostFailure>,
     },
     /// A process requested the memory of a VM.
     Attach {
-        /// Identifies the request in the reply.
+        /// Identifies the request, so that the reply can refer to it.
         ticket: Ticket,
         /// Name of the VM.
         vm: Name,
@@ -164,14 +166,14 @@ pub enum Event {
     },
     /// The write of a VM's record has ended.
     Recorded {
-        /// Number of the VM's reservation.
+        /// ID of the VM's reservation.
         reservation: ReservationId,
-        /// `Ok` if the record is durable; otherwise the error of the write.
+        /// `Ok` if the record is durable; otherwise a description of the error.
         result: Result<(), String>,
     },
     /// A watched process has ended; its mappings no longer exist.
     ProcessGone {
-        /// Number of the VM's reservation.
+        /// ID of the VM's reservation.
         reservation: ReservationId,
     },
     /// Time has passed; deadlines may be due.
@@ -181,14 +183,14 @@ pub enum Event {
 /// Output of the agent. Effects must be performed in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Open a slice so that a VM can get it. Idempotent.
+    /// Open a slice, so that it can be passed to a VM. Idempotent.
     Online {
         /// Slice and epoch.
         holding: Holding,
         /// Location of the slice on this host.
         handle: Handle,
-        /// Whether to check that the slice is zeroed, because no process has received it under this
-        /// epoch.
+        /// Whether to check that the slice is zeroed. Set until a process has received the slice
+        /// under this epoch.
         check_zero: bool,
     },
     /// Close a slice. Idempotent.
@@ -197,8 +199,8 @@ pub enum Effect {
         holding: Holding,
         /// Location of the slice on this host.
         handle: Handle,
-        /// Whether to check that no process has the slice any more, because a process received it.
-        /// A child of the VM's process may still have it.
+        /// Whether to check that no process uses the slice any more. Set if a process received the
+        /// slice, because a child of this process may still use it.
         verify: bool,
     },
     /// Zero, verify and close a slice. Idempotent.
@@ -208,9 +210,9 @@ pub enum Effect {
         /// Location of the slice on this host.
         handle: Handle,
     },
-    /// Close a slice that an earlier instance or a failed call left open. Idempotent.
+    /// Close an orphaned slice, which an earlier instance or a failed call left open. Idempotent.
     CloseOrphan {
-        /// Location of the orphan; see [`Handle::place`].
+        /// Location of the orphaned slice; see [`Handle::place`].
         place: Arc<str>,
     },
     /// Write and sync this record, then report [`Event::Recorded`].
@@ -219,21 +221,21 @@ pub enum Effect {
     DeleteRecord(ReservationId),
     /// Pass a VM's memory to the process that requested it.
     PassMemory {
-        /// Request to answer.
+        /// Request to which to reply.
         ticket: Ticket,
         /// Memory of the VM.
         record: VmRecord,
     },
-    /// Reject the request of a process for memory.
+    /// Reject a process's request for memory.
     Refuse {
-        /// Request to answer.
+        /// Request to which to reply.
         ticket: Ticket,
         /// Reason of the rejection.
         why: Refusal,
     },
     /// Report [`Event::ProcessGone`] when this process has ended.
     Watch {
-        /// Number of the VM's reservation.
+        /// ID of the VM's reservation.
         reservation: ReservationId,
         /// Process to watch.
         process: Process,
@@ -246,7 +248,7 @@ pub enum Effect {
     SendReport(ObservedState),
     /// Record durably that this host serves this rack.
     RecordRack {
-        /// Unique id of the rack.
+        /// Unique ID of the rack.
         rack: String,
     },
     /// Close the connection, because the manager belongs to another rack.
@@ -262,7 +264,7 @@ pub enum Refusal {
     /// The desired state does not contain the VM.
     #[error("no VM {0} on this host")]
     VmUnknown(Name),
-    /// Some slices of the VM are not online, because they are coming online or being released.
+    /// Some slices of the VM are not online: they are still being opened, or are being released.
     #[error("{online} of {slices} slices of VM {vm} are online")]
     NotReady {
         /// Name of the VM.
@@ -272,20 +274,20 @@ pub enum Refusal {
         /// Number of slices of the VM.
         slices: usize,
     },
-    /// Another process has the VM's memory.
+    /// Another running process has the VM's memory.
     #[error("VM {vm} is attached to process {pid}, which still runs")]
     Attached {
         /// Name of the VM.
         vm: Name,
-        /// Id of the other process.
+        /// ID of the other process.
         pid: u32,
     },
-    /// Another process had the VM's memory; a new process must not get its data.
+    /// Another process, which has ended, had the VM's memory; a new process must not get its data.
     #[error("VM {vm} was attached to process {pid}, which has ended: create a new reservation")]
     Ended {
         /// Name of the VM.
         vm: Name,
-        /// Id of the ended process.
+        /// ID of the ended process.
         pid: u32,
     },
     /// The caller is not a permitted user of the VM's memory.
@@ -299,7 +301,7 @@ pub enum Refusal {
         user: UserId,
         /// User of the caller.
         caller: UserId,
-        /// Hint if the reservation has no user; otherwise empty.
+        /// Hint that the reservation has no user; empty if it has one.
         hint: &'static str,
     },
     /// The caller is already the process of another VM.
@@ -307,7 +309,7 @@ pub enum Refusal {
     OtherVm {
         /// Name of the requested VM.
         vm: Name,
-        /// Id of the calling process.
+        /// ID of the calling process.
         pid: u32,
         /// Name of the VM that the process belongs to.
         own: Name,
@@ -330,25 +332,25 @@ pub enum Refusal {
     "this host serves rack {ours}, not rack {theirs}: if the host was moved, empty its runtime directory"
 )]
 pub struct OtherRack {
-    /// Unique id of the rack that this host serves.
+    /// Unique ID of the rack that this host serves.
     pub ours: String,
-    /// Unique id of the manager's rack.
+    /// Unique ID of the manager's rack.
     pub theirs: String,
 }
 
 /// Reason why the agent rejected a desired state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandRejected {
-    /// A newer version was received before.
+    /// The agent has already applied a newer version.
     #[error("desired state is older than version {newest}")]
     Old {
-        /// Newest version that was applied.
+        /// Latest applied version.
         newest: DesiredVersion,
     },
-    /// The message contains changes to a version that is not the latest applied version.
+    /// The base version of the message is not the latest applied version.
     #[error("desired state changes version {base}, but the latest applied version is {newest}")]
     OtherBase {
-        /// Version that the message changes.
+        /// Base version of the message.
         base: DesiredVersion,
         /// Latest applied version.
         newest: DesiredVersion,
@@ -373,16 +375,16 @@ pub enum CommandRejected {
 #[derive(Debug)]
 pub struct Agent {
     instance: InstanceId,
-    /// User of VMs whose reservation has no user.
+    /// User who may access the memory of VMs whose reservation has no user.
     user: UserId,
     rack: Option<String>,
     now: Ns,
     /// Interval of heartbeats; `None` while no manager is connected.
     heartbeat: Option<Ns>,
     reported_at: Ns,
-    /// Number of the latest report in this session.
+    /// Sequence number of the latest report in this session.
     sequence: u64,
-    /// Whether a report is due.
+    /// Whether the next report must be sent as soon as possible.
     dirty: bool,
     /// Whether the next report must be complete.
     full_report_due: bool,
@@ -396,17 +398,17 @@ pub struct Agent {
     desired_vms: BTreeMap<ReservationId, DesiredVm>,
     orders: BTreeMap<Holding, Order>,
     slices: BTreeMap<Holding, SliceStatus>,
-    /// Released slices, until the desired state no longer contains their release.
+    /// Released slices, each until the desired state no longer contains its release.
     released: BTreeSet<Holding>,
     scrubbed: BTreeMap<Holding, ScrubReport>,
     attempts: BTreeMap<Holding, Attempts>,
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
     orphans: OrphanedSlices,
-    /// Whether slices that the agent cannot detect may be in use on this machine.
-    has_hidden_remains: bool,
-    /// Number of calls in progress that open or close a slice. Scrubs are not counted, because they
-    /// take longer.
+    /// Whether this machine may have orphaned slices that the agent cannot detect.
+    may_have_undetected_orphans: bool,
+    /// Number of calls in progress that open or close a slice. Excludes scrubs, because they take
+    /// longer.
     calls: usize,
     vms: BTreeMap<ReservationId, Vm>,
     /// VM that has or had each slice.
@@ -415,15 +417,15 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Creates an agent. The agent opens the slices of the VMs in `found` again and watches their
-    /// processes. It reports VMs whose process has ended. `rack` is the rack that this host served
-    /// before. `places` are the locations of slices that an earlier instance may have left open;
-    /// see [`Handle::place`].
+    /// Creates an agent. The agent reopens the slices of the VMs in `recovered` and watches their
+    /// processes; it reports the VMs whose process has ended. `rack` is the unique ID of the rack
+    /// that this host served before. `places` are the locations of slices that an earlier instance
+    /// may have left open; see [`Handle::place`].
     pub fn new(
         now: Ns,
         instance: InstanceId,
         rack: Option<String>,
-        found: Vec<RecoveredVm>,
+        recovered: Vec<RecoveredVm>,
         places: Vec<Arc<str>>,
     ) -> Self {
         let mut agent = Self {
@@ -449,24 +451,25 @@ impl Agent {
             scrubs_waiting: BTreeSet::new(),
             scrubs_running: 0,
             orphans: OrphanedSlices::new(places),
-            has_hidden_remains: false,
+            may_have_undetected_orphans: false,
             calls: 0,
             vms: BTreeMap::new(),
             slice_vms: BTreeMap::new(),
             effects: VecDeque::new(),
         };
-        found.into_iter().for_each(|adopted| agent.adopt(adopted));
+        recovered.into_iter().for_each(|vm| agent.adopt(vm));
         agent
     }
 
-    /// Records that the agent cannot detect all slices left by an earlier instance. The host then
-    /// never reports that it is clean.
-    pub fn set_hidden_remains(&mut self) {
-        self.has_hidden_remains = true;
+    /// Records that the agent cannot detect all orphaned slices of an earlier instance. The host
+    /// then never reports that it is clean.
+    pub fn assume_undetected_orphans(&mut self) {
+        self.may_have_undetected_orphans = true;
     }
 
-    /// Sets the user of VMs whose reservation has no user; the default is root.
-    pub fn set_user(&mut self, user: UserId) {
+    /// Sets the user who may access the memory of VMs whose reservation has no user. Initially
+    /// root.
+    pub fn set_default_user(&mut self, user: UserId) {
         self.user = user;
     }
 
@@ -485,7 +488,7 @@ impl Agent {
             Event::ProcessGone { reservation } => self.on_process_gone(reservation),
             Event::Tick => {}
         }
-        self.retry();
+        self.retry_failed_calls();
         self.close_orphans();
         self.drop_ended_vms();
         if self.heartbeat.is_some_and(|every| self.now >= self.reported_at.after(every)) {
@@ -493,7 +496,7 @@ impl Agent {
         }
     }
 
-    /// Returns the oldest effect. A report is returned after all other effects, so that several
+    /// Returns the next effect. A report is returned after all other effects, so that several
     /// events share one report.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front().or_else(|| {
@@ -501,8 +504,8 @@ impl Agent {
         })
     }
 
-    /// Returns the time of the next report of changes, if any. Results of short calls share a
-    /// report, unless the calls take long.
+    /// Returns the time of the next report of changes, if any. While calls are in progress, the
+    /// report is delayed, so that the results of several calls share it.
     fn report_due(&self) -> Option<Ns> {
         let due = if self.calls == 0 { Ns::ZERO } else { self.reported_at.after(OBSERVED_STATE_LINGER) };
         (self.heartbeat.is_some() && self.dirty).then_some(due)
@@ -530,9 +533,9 @@ impl Agent {
     pub fn next_wakeup(&self) -> Option<Ns> {
         let heartbeat = self.heartbeat.map(|every| self.reported_at.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
-        // A report that is already due is an effect.
+        // A report that is already due is returned as an effect.
         let report = self.report_due().filter(|due| *due > self.now);
-        let wakeups = [heartbeat, retry, self.next_forget(), self.orphans.next_wakeup(), report];
+        let wakeups = [heartbeat, retry, self.next_vm_removal(), self.orphans.next_wakeup(), report];
         wakeups.into_iter().flatten().min()
     }
 
@@ -548,9 +551,9 @@ impl Agent {
         online: Vec<Holding>,
         vms: BTreeMap<ReservationId, ObservedVm>,
     ) -> ObservedState {
-        let failed = self.attempts.iter().filter(|(holding, _)| !self.may_leave_remains(holding));
+        let failed = self.attempts.iter().filter(|(holding, _)| !self.may_leave_orphan(holding));
         let failed = failed.filter_map(|(holding, attempts)| {
-            let HostFailure { reason, message } = attempts.reportable()?.clone();
+            let HostFailure { reason, message } = attempts.reportable_failure()?.clone();
             Some(SliceFailure { holding: *holding, reason, message })
         });
         ObservedState {
@@ -569,12 +572,12 @@ impl Agent {
             clean: self.slices.is_empty()
                 && self.slice_vms.is_empty()
                 && self.orphans.is_empty()
-                && !self.has_hidden_remains
+                && !self.may_have_undetected_orphans
                 && !self.vms.values().any(Vm::is_alive),
         }
     }
 
-    /// Returns the unique id of the rack that this host serves, after a manager has accepted it.
+    /// Returns the unique ID of the rack that this host serves, after a manager has accepted it.
     pub fn rack(&self) -> Option<&str> {
         self.rack.as_deref()
     }
@@ -615,8 +618,8 @@ impl Agent {
         }
     }
 
-    /// Checks whether the agent must reject a desired state: it is old, or for another agent or
-    /// rack.
+    /// Checks that the agent can apply a desired state: it is for this rack and agent instance, is
+    /// not older than the latest applied version, and has this version as its base, if any.
     fn validate(&self, rack: &str, desired: &DesiredState) -> Result<(), CommandRejected> {
         let ours = self.rack.as_deref().ok_or(CommandRejected::NoRack)?;
         if ours != rack {

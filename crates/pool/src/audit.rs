@@ -1,5 +1,5 @@
-//! Audit log: decisions with their inputs. Decisions are stored in compact form and formatted on
-//! request.
+//! Audit log: decisions of the manager with their inputs. Decisions are stored in compact form and
+//! formatted for operators on request.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub enum Subject {
     Host(Name),
     /// An EMC, by name.
     Emc(Name),
-    /// A slice, by number.
+    /// A slice, by ID.
     Slice(SliceId),
     /// The whole rack.
     Rack,
@@ -58,20 +58,21 @@ pub enum DecisionKind {
         local: Bytes,
         /// Pool memory of the VM.
         pool: Bytes,
-        /// Thresholds and inputs by name.
+        /// Inputs and thresholds, as pairs of name and value.
         facts: Vec<(String, String)>,
-        /// Candidate hosts; for each unsuitable host, the reason.
+        /// Candidate hosts, each with `Ok` or the reason why it is unsuitable.
         hosts: Vec<(Name, Result<(), String>)>,
     },
-    /// A host became owner of slices for a VM.
+    /// Memory and cores were reserved for a VM.
     Reserved {
-        /// Number of the new reservation.
+        /// ID of the new reservation.
         reservation: ReservationId,
         /// Host of the reservation.
         host: Name,
-        /// For each chosen EMC: slices taken, and free slices before.
+        /// Each chosen EMC, with the number of slices taken and the number of free slices before.
         taken: Vec<(Name, u32, u32)>,
-        /// For each other EMC of the host: free slices, and the reason why it was not chosen.
+        /// Each other EMC of the host, with its number of free slices and the reason why it was not
+        /// chosen.
         others: Vec<(Name, u32, ExclusionReason)>,
         /// Local memory reserved.
         local: Bytes,
@@ -87,7 +88,7 @@ pub enum DecisionKind {
     },
     /// A reservation cannot become ready or lost a slice.
     Broken {
-        /// Reason of the failure.
+        /// Reason why the reservation is broken.
         why: String,
     },
     /// The host or EMC no longer accepts reservations.
@@ -100,14 +101,14 @@ pub enum DecisionKind {
         /// Reason given by the caller.
         reason: String,
     },
-    /// The scheduler is requested to migrate the VMs of a host or EMC.
+    /// A host or EMC is being drained: the scheduler was requested to migrate its VMs.
     Draining {
         /// Reason given by the caller.
         reason: String,
         /// Number of VMs to migrate.
         vms: u32,
     },
-    /// A fence of a host began.
+    /// Fencing of a host began.
     Fencing {
         /// Reason of the fence.
         reason: String,
@@ -131,7 +132,8 @@ pub enum DecisionKind {
         /// Reason of the requalification.
         reason: String,
     },
-    /// A running VM was adopted; a restored ledger did not assign the VM's slices to it.
+    /// A running VM was adopted whose slices the ledger had not assigned to it, for example after a
+    /// restore.
     RecoveredVm {
         /// Slices that the VM uses.
         slices: Vec<SliceId>,
@@ -155,24 +157,24 @@ pub enum DecisionKind {
         /// Changes, one sentence each.
         changes: Vec<String>,
     },
-    /// A host reported during a fence that it was clean. Only earlier versions recorded this; newer
-    /// versions record [`DecisionKind::Returned`].
+    /// A fenced host reported that it was clean. Recorded only by earlier versions; newer versions
+    /// record [`DecisionKind::Returned`].
     HostEmptied {
         /// Evidence that the host is clean.
         proof: String,
     },
-    /// The model of this kind that serves predictions changed.
+    /// Another model became the serving model of its kind.
     ModelChanged {
         /// Kind of the model.
         kind: String,
-        /// Version of the new model; `None` if no model serves.
+        /// Version of the new serving model; `None` if predictions of this kind use no model now.
         version: Option<u32>,
-        /// Version of the previous model; `None` if no model served.
+        /// Version of the previous serving model; `None` if there was none.
         before: Option<u32>,
     },
     /// The weights of a host's tenants changed.
     WeightsChanged {
-        /// The host's tenants that have a weight, with their weights.
+        /// Tenants of the host that have a weight, each with its weight.
         weights: Vec<(Name, f64)>,
     },
 }
@@ -190,11 +192,11 @@ pub enum ExclusionReason {
     Failed,
     /// The EMC is draining.
     Draining,
-    /// The host does not report the EMC's device.
+    /// The host does not detect the EMC's device or cannot use it.
     NotSeen,
     /// The EMC has not confirmed the latest fence of the host.
     FenceUnconfirmed,
-    /// The chosen EMC has the same number of free slices.
+    /// The chosen EMC has the same number of free slices; the tie was broken by ID.
     Tied,
 }
 
@@ -238,96 +240,99 @@ impl std::fmt::Display for Actor {
 /// Decision as text, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DecisionText {
-    /// Name of the action, one word.
+    /// Name of the action, without spaces.
     pub action: &'static str,
     /// Reason of the decision, one sentence.
     pub why: String,
     /// Policy or model, with its version.
     pub model: String,
-    /// Inputs, thresholds and outcomes by name.
+    /// Inputs, thresholds and outcomes, by name.
     pub facts: BTreeMap<String, String>,
     /// Alternatives, each with the reason why it was rejected.
     pub alternatives: Vec<String>,
 }
 
-/// Name and version of the rule that chooses slices. The version changes with the rule.
+/// Name and version of the placement rule. Every change of the rule increases the version.
 pub const PLACEMENT_RULE: &str = "one-emc-most-free/1";
 
 impl DecisionKind {
     /// Formats the decision for operators.
     pub fn describe(&self) -> DecisionText {
-        let plain = |action, why: String| DecisionText { action, why, ..DecisionText::default() };
+        let without_facts = |action, why: String| DecisionText { action, why, ..DecisionText::default() };
         match self {
             Self::Planned { model, memory, local, pool, facts, hosts } => DecisionText {
                 action: "plan",
                 why: format!("{pool} of {memory} may come from the pool, {local} stays local"),
                 model: model.clone(),
                 facts: facts.iter().cloned().collect(),
-                alternatives: hosts.iter().map(|(host, fits)| host_text(host, fits)).collect(),
+                alternatives: hosts.iter().map(|(host, fits)| describe_host(host, fits)).collect(),
             },
             Self::Reserved { reservation, host, taken, others, local, cores } => {
-                reserved_text(*reservation, host, taken, others, *local, *cores)
+                describe_reservation(*reservation, host, taken, others, *local, *cores)
             }
-            Self::Committed => plain("commit", "the VM was started".into()),
-            Self::Ended { why } => plain("end", why.clone()),
-            Self::Broken { why } => plain("break", why.clone()),
-            Self::Cordoned { reason } => plain("cordon", reason.clone()),
-            Self::Uncordoned { reason } => plain("uncordon", reason.clone()),
+            Self::Committed => without_facts("commit", "the VM was started".into()),
+            Self::Ended { why } => without_facts("end", why.clone()),
+            Self::Broken { why } => without_facts("break", why.clone()),
+            Self::Cordoned { reason } => without_facts("cordon", reason.clone()),
+            Self::Uncordoned { reason } => without_facts("uncordon", reason.clone()),
             Self::Draining { reason, vms } => {
-                plain("drain", with_count(reason, *vms, "VM to migrate", "VMs to migrate"))
+                without_facts("drain", append_count(reason, *vms, "VM to migrate", "VMs to migrate"))
             }
             Self::Fencing { reason, slices } => {
-                plain("fence", with_count(reason, *slices, "slice", "slices"))
+                without_facts("fence", append_count(reason, *slices, "slice", "slices"))
             }
-            Self::Fenced => plain("fenced", "every device has revoked the host's access".into()),
-            Self::HostEmptied { proof } => plain("let-go", proof.clone()),
-            Self::Returned { proof } => plain("return", proof.clone()),
-            Self::Quarantined { why } => plain("quarantine", why.clone()),
-            Self::Requalified { reason } => plain("requalify", reason.clone()),
+            Self::Fenced => without_facts("fenced", "every device has revoked the host's access".into()),
+            Self::HostEmptied { proof } => without_facts("host-clean", proof.clone()),
+            Self::Returned { proof } => without_facts("return", proof.clone()),
+            Self::Quarantined { why } => without_facts("quarantine", why.clone()),
+            Self::Requalified { reason } => without_facts("requalify", reason.clone()),
             Self::RecoveredVm { slices } => {
                 let count = u32::try_from(slices.len()).unwrap_or(u32::MAX);
-                plain("adopt", with_count("found running", count, "slice", "slices"))
+                without_facts("adopt", append_count("found running", count, "slice", "slices"))
             }
-            Self::MigrationRequested { why } => plain("ask-migration", why.clone()),
-            Self::MigrationWithdrawn => plain("withdraw-migration", "the drain was cancelled".into()),
+            Self::MigrationRequested { why } => without_facts("request-migration", why.clone()),
+            Self::MigrationWithdrawn => without_facts("withdraw-migration", "the drain was cancelled".into()),
             Self::MigrationAnswered { answer, explanation } if explanation.is_empty() => {
-                plain("answer-migration", answer.clone())
+                without_facts("answer-migration", answer.clone())
             }
             Self::MigrationAnswered { answer, explanation } => {
-                plain("answer-migration", format!("{answer}: {explanation}"))
+                without_facts("answer-migration", format!("{answer}: {explanation}"))
             }
-            Self::Configured { changes } => plain("configure", changes.join("; ")),
+            Self::Configured { changes } => without_facts("configure", changes.join("; ")),
             Self::ModelChanged { kind, version, before } => {
                 let model_name =
                     |version: &Option<u32>| version.map_or("none".into(), |of| format!("{kind}/{of}"));
-                plain("serve-model", format!("{} replaces {}", model_name(version), model_name(before)))
+                without_facts(
+                    "serve-model",
+                    format!("{} replaces {}", model_name(version), model_name(before)),
+                )
             }
             Self::WeightsChanged { weights } if weights.is_empty() => {
-                plain("weigh", "no tenant has a weight".into())
+                without_facts("weigh", "no tenant has a weight".into())
             }
             Self::WeightsChanged { weights } => {
                 let all: Vec<_> =
                     weights.iter().map(|(tenant, weight)| format!("{tenant}={weight}")).collect();
-                plain("weigh", format!("set now: {}", all.join(" ")))
+                without_facts("weigh", format!("weights: {}", all.join(" ")))
             }
         }
     }
 }
 
 /// Appends the count to the reason: "maintenance (3 slices)", or "3 slices" without a reason.
-fn with_count(reason: &str, count: u32, one: &str, many: &str) -> String {
+fn append_count(reason: &str, count: u32, one: &str, many: &str) -> String {
     let counted = format!("{count} {}", if count == 1 { one } else { many });
     if reason.is_empty() { counted } else { format!("{reason} ({counted})") }
 }
 
-fn host_text(host: &Name, fits: &Result<(), String>) -> String {
+fn describe_host(host: &Name, fits: &Result<(), String>) -> String {
     match fits {
         Ok(()) => format!("host {host}: fits"),
         Err(why) => format!("host {host}: {why}"),
     }
 }
 
-fn reserved_text(
+fn describe_reservation(
     reservation: ReservationId,
     host: &Name,
     taken: &[(Name, u32, u32)],
@@ -431,6 +436,6 @@ mod tests {
             DecisionKind::WeightsChanged { weights: weights.to_vec() }.describe().why
         };
         assert_eq!(weighed(&[]), "no tenant has a weight");
-        assert_eq!(weighed(&[(name("a"), 2.0)]), "set now: a=2");
+        assert_eq!(weighed(&[(name("a"), 2.0)]), "weights: a=2");
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A decision changes nothing: every `decide_*` returns a [`Change`] or a
 //! [`Rejection`](crate::rejection::Rejection), and only [`Ledger::apply`] changes the ledger. The
-//! ledger calls no device and sends no message. The [manager](crate::manager) makes changes durable
-//! and then acts on them.
+//! ledger calls no device and sends no message. The [manager](crate::manager) makes changes
+//! durable, and only then performs their effects.
 
 pub(crate) mod ended;
 mod index;
@@ -26,7 +26,7 @@ use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixM
 use self::{ended::EndedRequests, index::Progress, slots::Slots};
 pub use self::{
     lifecycle::Target,
-    rack::{EmcSpec, HostSpec, Place, RackSpec},
+    rack::{EmcSpec, HostSpec, RackSpec, SchedulingTarget},
     reserve::{Reserve, ReserveOutcome},
 };
 use crate::{
@@ -61,22 +61,21 @@ pub struct Ledger {
     by_emc_name: BTreeMap<Name, EmcId>,
     by_host_name: BTreeMap<Name, HostId>,
     by_vm: IndexMap<Name, ReservationId, FxBuildHasher>,
-    /// Ended reservations that are still recorded, by VM.
+    /// Ended reservations that are not yet deleted, by VM.
     ended_of_vm: BTreeMap<Name, BTreeSet<ReservationId>>,
     by_request: IndexMap<RequestKey, ReservationId, FxBuildHasher>,
     deadlines: BTreeSet<(Ns, ReservationId)>,
     broken: BTreeSet<ReservationId>,
     /// Retry times of declined migration requests, with their reservations.
     declined: BTreeSet<(Ns, ReservationId)>,
-    /// Ended reservations without outstanding slices and without a running process; these can
-    /// expire.
+    /// Ended reservations that can expire: they have no outstanding slices and no running process.
     ended: EndedRequests,
-    /// Number of slices that serve each reservation or drain from it. Reservations without such
-    /// slices have no entry.
+    /// Number of outstanding slices of each reservation: slices that serve the reservation or are
+    /// still draining. Reservations without outstanding slices have no entry.
     outstanding_slices: IndexMap<ReservationId, u32, FxBuildHasher>,
     progress: IndexMap<ReservationId, Progress, FxBuildHasher>,
-    /// Slices held by hosts that are not in the rack, by host.
-    held_outside: BTreeMap<HostId, BTreeSet<SliceId>>,
+    /// Slices that hosts outside the rack may still reach, by host.
+    held_outside_rack: BTreeMap<HostId, BTreeSet<SliceId>>,
 }
 
 /// An EMC with values derived from its slots.
@@ -90,14 +89,14 @@ pub struct EmcEntry {
     to_scrub: BTreeSet<SliceId>,
     draining: u32,
     /// Number of slices in each state, in the order of [`STATE_NAMES`].
-    in_state: [u32; STATE_NAMES.len()],
+    slices_by_state: [u32; STATE_NAMES.len()],
     quarantined: BTreeSet<SliceId>,
     unclaimed: BTreeSet<SliceId>,
-    /// Hosts that may scrub slices of this EMC, in ascending order of the number of slices that
-    /// they scrub.
+    /// Hosts that may scrub slices of this EMC, each with the number of slices that it scrubs, in
+    /// ascending order of this number.
     scrubbers: BTreeSet<(usize, HostId)>,
     /// Number of attached hosts that have not reported since a restore.
-    unreported: u32,
+    unreported_hosts: u32,
 }
 
 /// A host with values derived from its reservations and slots.
@@ -108,19 +107,19 @@ pub struct HostEntry {
     held: BTreeSet<SliceId>,
     scrubs: BTreeSet<SliceId>,
     /// Whether the host's agent is connected with a valid lease, as last set by the manager.
-    live: bool,
+    is_live: bool,
     /// Whether the host sent a complete report since the ledger was loaded. Not durable.
-    reported: bool,
+    has_reported: bool,
     reservations: BTreeSet<ReservationId>,
     /// Ended reservations whose VM's process still runs on the host.
     ended_with_process: BTreeSet<ReservationId>,
     cores_used: u32,
     local_used: Bytes,
-    unseen: BTreeMap<EmcId, String>,
+    unusable_emcs: BTreeMap<EmcId, String>,
 }
 
 impl EmcEntry {
-    /// Returns the number of slices available for reservations.
+    /// Returns the number of free slices.
     #[expect(clippy::cast_possible_truncation, reason = "an EMC has at most SLICES_PER_EMC_MAX slices")]
     pub fn free(&self) -> u32 {
         self.free.len() as u32
@@ -170,18 +169,18 @@ impl HostEntry {
         self.reservations.range(from..).copied()
     }
 
-    /// Returns the lowest slice of an EMC that the host may still reach, if any.
+    /// Returns the lowest slice of the EMC that the host may still reach, if any.
     pub fn held_on(&self, emc: &Emc) -> Option<SliceId> {
         self.held.range(emc.first..emc.end()).next().copied()
     }
 
-    /// Returns the attached EMCs that the host cannot use, each with the reason. This set is not
-    /// durable, because the agent reports them again after a restart of the manager.
-    pub fn unseen(&self) -> &BTreeMap<EmcId, String> {
-        &self.unseen
+    /// Returns the attached EMCs that the host cannot use, each with the reason. Not durable,
+    /// because the agent reports its devices again after a restart of the manager.
+    pub fn unusable_emcs(&self) -> &BTreeMap<EmcId, String> {
+        &self.unusable_emcs
     }
 
-    /// Returns the number of slices that the host scrubs or is chosen to scrub.
+    /// Returns the number of slices that the host scrubs or was chosen to scrub.
     pub fn scrubbing(&self) -> usize {
         self.scrubs.len()
     }
@@ -191,15 +190,15 @@ impl HostEntry {
         self.reservations.iter().copied()
     }
 
-    /// Returns the ended reservations whose VM's process still runs on the host. They still use
-    /// cores and local memory.
+    /// Returns the ended reservations whose VM's process still runs on the host. These processes
+    /// still use cores and local memory.
     pub fn ended_with_process(&self) -> impl ExactSizeIterator<Item = ReservationId> {
         self.ended_with_process.iter().copied()
     }
 
     /// Adds the reservation's cores and local memory to the used resources, if the reservation is
     /// active or its VM's process runs.
-    fn count_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
+    fn add_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         if reservation.is_active() {
             self.reservations.insert(id);
         } else if reservation.has_process {
@@ -211,8 +210,8 @@ impl HostEntry {
         self.local_used = [self.local_used, reservation.local].into_iter().sum();
     }
 
-    /// Reverts [`HostEntry::count_reservation`] for a reservation.
-    fn uncount_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
+    /// Reverts [`HostEntry::add_reservation`] for a reservation.
+    fn remove_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         if self.reservations.remove(&id) || self.ended_with_process.remove(&id) {
             self.cores_used = self.cores_used.saturating_sub(reservation.cores);
             self.local_used = self.local_used.saturating_sub(reservation.local);
@@ -231,7 +230,7 @@ impl HostEntry {
 }
 
 impl Ledger {
-    /// Creates the ledger of a rack without hosts and EMCs.
+    /// Creates a ledger without hosts and EMCs.
     pub fn new(meta: Meta) -> Self {
         let mut ledger = Self {
             meta: Meta::new(String::new()),
@@ -251,7 +250,7 @@ impl Ledger {
             ended: EndedRequests::default(),
             outstanding_slices: IndexMap::default(),
             progress: IndexMap::default(),
-            held_outside: BTreeMap::new(),
+            held_outside_rack: BTreeMap::new(),
         };
         ledger.install(Record::Meta(meta));
         ledger
@@ -260,7 +259,7 @@ impl Ledger {
     /// Builds a ledger from all records of a store, in any order.
     pub fn load(meta: Meta, records: impl IntoIterator<Item = Record>) -> Self {
         let mut records: Vec<_> = records.into_iter().collect();
-        // Install EMCs and hosts before slices, and slices before reservations.
+        // EMCs and hosts must precede slices, and slices must precede reservations.
         records.sort_by_key(Record::key);
         for record in &mut records {
             if let Record::Host(_, host) = record
@@ -275,9 +274,8 @@ impl Ledger {
         ledger
     }
 
-    /// Applies a change and returns its records with their final decision numbers. The records must
-    /// be durable before any effect leaves the process. All changes of the ledger go through this
-    /// function.
+    /// Applies a change and returns its records, in which decisions have their final sequence
+    /// numbers. The records must be durable before any effect leaves the process.
     pub fn apply(&mut self, change: Change) -> Vec<Record> {
         let mut records = change.0;
         for record in &mut records {
@@ -313,19 +311,19 @@ impl Ledger {
         }
         self.slots.add(id, emc.first, emc.slices);
         let free = emc.range().collect();
-        let mut in_state = [0; STATE_NAMES.len()];
-        in_state[Slot::default().state_index()] = emc.slices;
+        let mut slices_by_state = [0; STATE_NAMES.len()];
+        slices_by_state[Slot::default().state_index()] = emc.slices;
         let entry = EmcEntry {
             emc,
             up: true,
             free,
             to_scrub: BTreeSet::new(),
             draining: 0,
-            in_state,
+            slices_by_state,
             quarantined: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
             scrubbers: BTreeSet::new(),
-            unreported: 0,
+            unreported_hosts: 0,
         };
         // No host is attached yet, because EMCs precede hosts in every change.
         self.emcs.insert(id, entry);
@@ -342,25 +340,25 @@ impl Ledger {
             }
             return;
         }
-        // A device may report a host before rack.toml contains the host. Slices that were
-        // quarantined for this reason belong to the new host.
-        let held = self.held_outside.remove(&id).unwrap_or_default();
+        // A device may have reported grants to this host before the host was in rack.toml. The
+        // slices of these grants are quarantined, and the new host becomes their holder.
+        let held = self.held_outside_rack.remove(&id).unwrap_or_default();
         let slot = |slice: &SliceId| self.slot(*slice).unwrap_or_default();
         let scrubs = held.iter().filter(|slice| slot(slice).is_being_scrubbed()).copied().collect();
         let entry = HostEntry {
             host,
             held,
             scrubs,
-            live: false,
-            reported: false,
+            is_live: false,
+            has_reported: false,
             reservations: BTreeSet::new(),
             ended_with_process: BTreeSet::new(),
             cores_used: 0,
             local_used: Bytes::ZERO,
-            unseen: BTreeMap::new(),
+            unusable_emcs: BTreeMap::new(),
         };
         self.hosts.insert(id, entry);
-        self.host_added(id);
+        self.index_added_host(id);
     }
 
     fn install_slot(&mut self, id: SliceId, slot: Slot) {
@@ -369,25 +367,25 @@ impl Ledger {
         self.update_holder(id, old, slot);
         self.update_progress(id, old, slot);
         if old.reservation() != slot.reservation() {
-            old.reservation().into_iter().for_each(|id| self.slice_returned(id));
-            slot.reservation().into_iter().for_each(|id| self.slice_taken(id));
+            old.reservation().into_iter().for_each(|id| self.remove_outstanding_slice(id));
+            slot.reservation().into_iter().for_each(|id| self.add_outstanding_slice(id));
         }
         let Some(entry) = self.emcs.get_mut(&emc) else { return };
-        entry.uncount_slot(id, old);
-        entry.count_slot(id, slot);
+        entry.unindex_slot(id, old);
+        entry.index_slot(id, slot);
         if old.is_quarantined() || slot.is_quarantined() {
             self.update_unclaimed(id);
         }
     }
 
-    fn slice_taken(&mut self, id: ReservationId) {
+    fn add_outstanding_slice(&mut self, id: ReservationId) {
         *self.outstanding_slices.entry(id).or_default() += 1;
         if let Some((client, at)) = self.ended_request(id) {
             self.ended.remove(&client, (at, id));
         }
     }
 
-    fn slice_returned(&mut self, id: ReservationId) {
+    fn remove_outstanding_slice(&mut self, id: ReservationId) {
         let Some(out) = self.outstanding_slices.get_mut(&id) else { return };
         *out -= 1;
         if *out > 0 {
@@ -415,7 +413,7 @@ impl Ledger {
             self.by_vm.insert(reservation.vm.clone(), id);
         }
         if let Some(entry) = self.hosts.get_mut(&reservation.host) {
-            entry.count_reservation(id, &reservation);
+            entry.add_reservation(id, &reservation);
         }
         match reservation.stage {
             Stage::Ended { at, .. } => {
@@ -437,7 +435,8 @@ impl Ledger {
     }
 
     /// Returns whether reservations of a host expire. They do not expire between a restore and the
-    /// host's first report: a VM that is only reserved in the backup may be committed and running.
+    /// host's first report, because a reservation that is uncommitted in the backup may have been
+    /// committed later.
     fn has_deadlines(&self, host: HostId) -> bool {
         self.hosts.get(&host).is_none_or(|entry| !entry.host.must_report)
     }
@@ -461,7 +460,7 @@ impl Ledger {
             self.by_vm.swap_remove(&old.vm);
         }
         if let Some(entry) = self.hosts.get_mut(&old.host) {
-            entry.uncount_reservation(id, old);
+            entry.remove_reservation(id, old);
         }
         if let Some(deadline) = old.stage.deadline() {
             self.deadlines.remove(&(deadline, id));
@@ -518,11 +517,11 @@ impl Ledger {
             Key::Host(id) => {
                 if let Some(old) = self.hosts.remove(&id) {
                     self.by_host_name.remove(&old.host.name);
-                    self.host_removed(id, &old);
+                    self.unindex_removed_host(id, &old);
                 }
             }
             Key::Migration(id) => self.remove_migration(id),
-            // The meta record stores the range of recorded decisions.
+            // The meta record contains the range of stored decisions.
             Key::Decision(_) | Key::Slice(_) | Key::Meta => {}
         }
     }
@@ -546,7 +545,8 @@ impl Ledger {
         &self.meta
     }
 
-    /// Returns the ledger's identity, revision and counters, for the manager's durable writes.
+    /// Returns mutable access to the ledger's identity, revision and counters, for the manager's
+    /// durable writes.
     pub(crate) fn meta_mut(&mut self) -> &mut Meta {
         &mut self.meta
     }
@@ -558,7 +558,7 @@ impl Ledger {
 
     /// Returns the slots of all existing slices, in ascending order from `from`.
     pub fn slots_from(&self, from: SliceId) -> impl Iterator<Item = (SliceId, EmcId, Slot)> {
-        self.slots.from(from)
+        self.slots.iter_from(from)
     }
 
     /// Returns the EMC that contains a slice.
@@ -566,12 +566,12 @@ impl Ledger {
         self.slots.emc_of(slice)
     }
 
-    /// Returns all EMCs, in ascending order of their numbers.
+    /// Returns all EMCs, in ascending order of their IDs.
     pub fn emcs(&self) -> impl ExactSizeIterator<Item = (EmcId, &EmcEntry)> {
         self.emcs.iter().map(|(id, entry)| (*id, entry))
     }
 
-    /// Returns the EMC with this number.
+    /// Returns the EMC with this ID.
     pub fn emc(&self, id: EmcId) -> Option<&EmcEntry> {
         self.emcs.get(&id)
     }
@@ -585,36 +585,36 @@ impl Ledger {
     }
 
     /// Sets the attached EMCs that a host cannot use, each with the reason. Not durable.
-    pub fn set_unseen(&mut self, id: HostId, unseen: BTreeMap<EmcId, String>) {
-        self.change_host(id, |entry| entry.unseen = unseen);
+    pub fn set_unusable_emcs(&mut self, id: HostId, unusable_emcs: BTreeMap<EmcId, String>) {
+        self.change_host(id, |entry| entry.unusable_emcs = unusable_emcs);
     }
 
-    /// Returns all hosts, in ascending order of their numbers.
+    /// Returns all hosts, in ascending order of their IDs.
     pub fn hosts(&self) -> impl ExactSizeIterator<Item = (HostId, &HostEntry)> {
         self.hosts.iter().map(|(id, entry)| (*id, entry))
     }
 
-    /// Returns all hosts with numbers of at least `from`, in ascending order.
+    /// Returns all hosts with IDs of at least `from`, in ascending order.
     pub fn hosts_from(&self, from: HostId) -> impl Iterator<Item = (HostId, &HostEntry)> {
         self.hosts.range(from..).map(|(id, entry)| (*id, entry))
     }
 
-    /// Returns the host with this number.
+    /// Returns the host with this ID.
     pub fn host(&self, id: HostId) -> Option<&HostEntry> {
         self.hosts.get(&id)
     }
 
-    /// Returns the number of the host with this name.
+    /// Returns the ID of the host with this name.
     pub fn host_named(&self, name: &Name) -> Option<HostId> {
         self.by_host_name.get(name).copied()
     }
 
-    /// Returns the number of the EMC with this name.
+    /// Returns the ID of the EMC with this name.
     pub fn emc_named(&self, name: &Name) -> Option<EmcId> {
         self.by_emc_name.get(name).copied()
     }
 
-    /// Returns all recorded reservations with numbers above `after`, in ascending order.
+    /// Returns all recorded reservations with IDs above `after`, in ascending order.
     pub fn reservations_after(
         &self,
         after: ReservationId,
@@ -622,13 +622,14 @@ impl Ledger {
         self.reservations.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, r)| (*id, r))
     }
 
-    /// Returns the reservation with this number, even if it has ended but is still recorded.
+    /// Returns the reservation with this ID. Ended reservations are included until they are
+    /// deleted.
     pub fn reservation(&self, id: ReservationId) -> Option<&Reservation> {
         self.reservations.get(&id)
     }
 
-    /// Returns the newest of a VM's ended reservations that are still recorded.
-    pub fn ended_of(&self, vm: &Name) -> Option<ReservationId> {
+    /// Returns the newest ended reservation of a VM that is not yet deleted.
+    pub fn newest_ended_reservation_of(&self, vm: &Name) -> Option<ReservationId> {
         self.ended_of_vm.get(vm)?.last().copied()
     }
 
@@ -648,28 +649,28 @@ impl Ledger {
     }
 
     /// Returns whether the host may reach the slice under exactly this epoch. Takes constant time,
-    /// because a report contains thousands of slices.
+    /// because a report may contain thousands of slices.
     pub fn is_held(&self, host: HostId, slice: SliceId, epoch: Epoch) -> bool {
         let slot = self.slots.get(slice);
         slot.is_some_and(|slot| slot.epoch == epoch && slot.holder() == Some(host))
     }
 
     /// Returns whether the slice is online under exactly this epoch. Takes constant time, because a
-    /// report contains thousands of slices.
+    /// report may contain thousands of slices.
     pub fn is_online(&self, slice: SliceId, epoch: Epoch) -> bool {
         let slot = self.slots.get(slice);
         slot.is_some_and(|slot| slot.epoch == epoch && matches!(slot.state, State::Online(_)))
     }
 }
 
-/// Creates the record of a decision; [`Ledger::apply`] sets its number.
+/// Creates the record of a decision; [`Ledger::apply`] sets its sequence number.
 fn decision(when: When, actor: Actor, subject: Subject, what: DecisionKind) -> Record {
     Record::Decision(0, Decision { at: when.wall, actor, subject, what })
 }
 
 impl EmcEntry {
-    fn uncount_slot(&mut self, id: SliceId, old: Slot) {
-        self.in_state[old.state_index()] -= 1;
+    fn unindex_slot(&mut self, id: SliceId, old: Slot) {
+        self.slices_by_state[old.state_index()] -= 1;
         match old.state {
             State::Free => drop(self.free.remove(&id)),
             State::Scrubbing(scrub) => {
@@ -684,8 +685,8 @@ impl EmcEntry {
         }
     }
 
-    fn count_slot(&mut self, id: SliceId, new: Slot) {
-        self.in_state[new.state_index()] += 1;
+    fn index_slot(&mut self, id: SliceId, new: Slot) {
+        self.slices_by_state[new.state_index()] += 1;
         match new.state {
             State::Free => drop(self.free.insert(id)),
             State::Scrubbing(scrub) => {

@@ -1,11 +1,11 @@
 //! The manager's end of the protocol: turns events into effects, and performs no effect itself. All
-//! invariants depend on one order, which the manager keeps: it decides, then stores the decision,
-//! and only then replies, calls devices and sends desired states.
+//! invariants depend on the order of its work: the manager decides, then stores the decision, and
+//! only then replies, calls devices and sends desired states.
 //!
 //! The manager has two ledgers. `head` contains every decision immediately, so that concurrent
 //! requests never choose the same slice. `durable` contains the decisions that the store has
 //! confirmed. Everything that leaves the process (replies, device calls, desired states, lists) is
-//! derived from `durable`, so it never has to be retracted. New decisions are collected in the open
+//! derived from `durable`, so none of it is ever retracted. New decisions are collected in the open
 //! batch while another batch is being written.
 //!
 //! ```text
@@ -14,8 +14,8 @@
 //!                                                                        └▶ Send ─▶ event
 //! ```
 //!
-//! The outcome of a failed write is unknown. All waiting callers then get UNAVAILABLE, and the
-//! store is loaded again.
+//! The outcome of a failed write is unknown. After a failed write, all waiting callers get
+//! UNAVAILABLE, and the store is loaded again.
 
 mod buffer;
 mod comparison;
@@ -39,8 +39,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use units::limits::{
-    AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH, BATCH_CHANGES_MAX, BATCH_LINGER, LEDGER_PIECE_MAX,
-    RESTORES_LOST_MAX, SLICES_LOST_MAX,
+    AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH, BATCH_CHANGES_MAX, BATCH_LINGER,
+    LEDGER_CHUNK_SLICES_MAX, RESTORES_LOST_MAX, SLICES_LOST_MAX,
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
@@ -83,7 +83,7 @@ pub struct Settings {
 /// Input of the manager.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// Contents of the store. This is the first event, and follows every failed write.
+    /// The store was loaded. This is the first event, and is repeated after every failed write.
     Loaded {
         /// Identity, revision and counters of the ledger.
         meta: Meta,
@@ -94,7 +94,7 @@ pub enum Event {
     },
     /// A client sent a request.
     Request(Token, Request),
-    /// The caller does not wait for its reply any more.
+    /// The caller no longer waits for its reply.
     CallerGone(Token),
     /// A write of a batch has ended.
     Stored {
@@ -149,10 +149,11 @@ pub enum Effect {
 /// Reason why the manager closes an agent's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// Another agent represents the host: a newer connection of the same instance, an agent that
-    /// replaced this one after its lease, or the connected agent that this one cannot replace.
+    /// Another connection represents the host: a newer connection of the same agent instance, an
+    /// agent that replaced this agent after its lease expired, or the connected agent that this
+    /// agent cannot replace.
     Superseded,
-    /// The agent reported a slice and epoch that its host never received.
+    /// The agent reported a slice and an epoch that its host cannot have.
     FalseClaim(SliceId, Epoch),
     /// The lease of the host expired.
     LeaseExpired,
@@ -180,7 +181,7 @@ struct Batch {
     records: BTreeMap<Key, Record>,
     replies: Vec<(Token, Reply)>,
     waiting: Vec<(Token, ReservationId, Ns)>,
-    /// Time of the first decision of the batch.
+    /// Rack time of the first decision of the batch.
     since: Ns,
     /// Whether a caller waits for the batch, so that it must be written without delay.
     urgent: bool,
@@ -190,15 +191,16 @@ struct Batch {
 #[derive(Clone, Debug)]
 enum Reply {
     Reservation(ReservationId),
-    /// Reply to a cordon, uncordon, drain or fence. The reply to a drain lists the VMs to migrate.
-    Place {
-        place: crate::ledger::Place,
+    /// Reply to a cordon, uncordon, drain or fence. If `drains` is set, the reply lists the VMs
+    /// that must be migrated.
+    Scheduled {
+        place: crate::ledger::SchedulingTarget,
         drains: bool,
     },
     Migration(ReservationId),
     Done,
-    /// Rejection. The decision may depend on records that are not durable yet: the message may name
-    /// a reservation that does not exist after a failed write.
+    /// Rejection. It is sent only after earlier decisions became durable, because it may depend on
+    /// them: for example, it may name a reservation that a failed write would lose.
     Rejected(Rejection),
 }
 
@@ -210,50 +212,53 @@ pub struct Manager {
     durable: Ledger,
     loaded: bool,
     loaded_at: UnixMs,
-    /// Upper end of the slice numbers that EMCs missing in a restored ledger can have had.
+    /// First slice ID that no EMC can have had. EMCs that are missing in a restored ledger had
+    /// lower slice IDs.
     lost_slices_end: SliceId,
     open: Batch,
     writing: Option<(Batch, Arc<Vec<Record>>)>,
-    batches: u64,
+    /// Number of batches written since the start of the manager.
+    batch_count: u64,
     links: Links,
     sessions: BTreeMap<SessionId, HostId>,
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
     faults: SliceFaults,
-    /// Fence calls in progress. The value is whether the host is known to have stopped.
-    fencing: BTreeMap<(EmcId, HostId), bool>,
+    /// Fence calls in progress. The value states whether the host was known to have stopped.
+    fence_calls: BTreeMap<(EmcId, HostId), bool>,
     stop_attempts: StopAttempts,
     /// Running VMs that the ledger could not adopt, by host.
     unadopted: BTreeMap<HostId, Vec<UnadoptedVm>>,
     handles: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
-    /// Handles and locations from comparisons of devices. Hosts receive them with the next durable
+    /// Handles and locations found by comparisons of EMCs. Hosts receive them with the next durable
     /// revision.
     pending_handles: BTreeMap<SliceId, (Epoch, Handle)>,
     pending_places: BTreeMap<SliceId, Handle>,
     waiters: BTreeMap<ReservationId, Vec<(Ns, Token)>>,
     waiter_deadlines: BTreeSet<(Ns, Token, ReservationId)>,
-    /// Reservation and deadline of each waiting caller, to find the entry of a caller that leaves.
+    /// Reservation and deadline of each waiting caller. Used to remove a caller that no longer
+    /// waits.
     waiting: BTreeMap<Token, (Ns, ReservationId)>,
     buffer: Buffer,
     /// Time since which the store's disk has too little space for reservations, wall clock.
     store_low_since: Option<UnixMs>,
     /// Time of each quarantine since the ledger was loaded, wall clock.
     quarantined_at: BTreeMap<SliceId, UnixMs>,
-    /// Time since which a host does not report an attached device, wall clock.
-    unseen_since: BTreeMap<HostId, UnixMs>,
+    /// Time since which a host cannot use one of its attached EMCs, wall clock.
+    unusable_emcs_since: BTreeMap<HostId, UnixMs>,
     leases_expired: u64,
-    /// Number of events that may change whether a reported VM can be adopted: loads of the ledger,
-    /// comparisons of EMCs, and quarantines. A host without a complete report since the latest such
-    /// event must send a complete report.
+    /// Number of events so far that may change whether a reported VM can be adopted: loads of the
+    /// ledger, comparisons of EMCs, and quarantines. After such an event, every host must send a
+    /// complete report.
     adoption_events: u64,
     /// EMCs whose contents are being compared with the ledger.
     comparisons: BTreeMap<EmcId, Comparison>,
     /// Maximum number of slices that one event processes.
-    piece: usize,
+    chunk_size: usize,
     /// Number of times that the ledger was loaded.
     loads: u64,
-    /// Whether an event other than a request arrived since the last upkeep. Requests need no
+    /// Whether an event that requires upkeep arrived since the last upkeep. Requests do not require
     /// upkeep.
     upkeep_due: bool,
     prune_at: Ns,
@@ -276,13 +281,13 @@ impl Manager {
             lost_slices_end: SliceId(0),
             open: Batch::default(),
             writing: None,
-            batches: 0,
+            batch_count: 0,
             links: Links::default(),
             sessions: BTreeMap::new(),
             devices: BTreeMap::new(),
             calls: BTreeMap::new(),
             faults: SliceFaults::default(),
-            fencing: BTreeMap::new(),
+            fence_calls: BTreeMap::new(),
             stop_attempts: StopAttempts::default(),
             unadopted: BTreeMap::new(),
             handles: BTreeMap::new(),
@@ -295,11 +300,11 @@ impl Manager {
             buffer: Buffer::default(),
             store_low_since: None,
             quarantined_at: BTreeMap::new(),
-            unseen_since: BTreeMap::new(),
+            unusable_emcs_since: BTreeMap::new(),
             leases_expired: 0,
             adoption_events: 0,
             comparisons: BTreeMap::new(),
-            piece: LEDGER_PIECE_MAX,
+            chunk_size: LEDGER_CHUNK_SLICES_MAX,
             loads: 0,
             upkeep_due: false,
             prune_at: Ns::ZERO,
@@ -310,8 +315,8 @@ impl Manager {
 
     /// Sets the maximum number of slices that one event processes in comparisons and complete
     /// desired states.
-    pub fn set_piece(&mut self, slices: usize) {
-        self.piece = slices.max(1);
+    pub fn set_chunk_size(&mut self, slices: usize) {
+        self.chunk_size = slices.max(1);
     }
 
     /// Returns the durable ledger, which is the only ledger visible outside of the manager.
@@ -319,7 +324,7 @@ impl Manager {
         &self.durable
     }
 
-    /// Replaces the settings of the operator.
+    /// Replaces the settings.
     pub fn set(&mut self, settings: Settings) {
         self.settings = settings;
     }
@@ -329,24 +334,23 @@ impl Manager {
         self.open.records.len() >= BATCH_CHANGES_MAX
     }
 
-    /// Returns whether some decisions are not durable yet.
+    /// Returns whether any decision is not durable yet.
     pub fn is_writing(&self) -> bool {
         self.writing.is_some() || !self.open.records.is_empty()
     }
 
-    /// Returns whether state that is not durable but visible to watchers changed since the last
-    /// call.
+    /// Returns whether non-durable state that watchers can see changed since the last call.
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
-    /// Returns whether the caller has work before [`Manager::next_wakeup`]: effects to perform or a
-    /// change to publish.
+    /// Returns whether the caller must act before [`Manager::next_wakeup`], because effects or
+    /// changes are pending.
     pub fn has_pending_work(&self) -> bool {
         !self.effects.is_empty() || self.changed
     }
 
-    /// Returns the oldest effect that was not performed yet, if any.
+    /// Removes and returns the oldest pending effect, if any.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -396,7 +400,7 @@ impl Manager {
             waiter,
             links,
             self.next_upkeep(),
-            self.next_fence(),
+            self.next_machine_stop(),
             self.faults.next_retry(),
         ];
         others.into_iter().flatten().chain(devices).min()
@@ -409,13 +413,13 @@ impl Manager {
         self.head = self.durable.clone();
         self.open = Batch::default();
         self.writing = None;
-        // Replies of devices during the load were ignored.
+        // Device replies that arrived during the load were ignored.
         self.stop_attempts.clear();
         (self.loaded, self.loaded_at) = (true, when.wall);
         if restored {
-            // Desired states and fences of the backup are outdated, so the change applies before
-            // the first effect.
-            let change = self.durable.decide_restored();
+            // Desired states and fences derived from the backup would be outdated, so the change is
+            // applied before the first effect.
+            let change = self.durable.decide_restore();
             self.durable.apply(change.clone());
             self.change(when, change);
             self.open.urgent = true;
@@ -424,20 +428,20 @@ impl Manager {
         self.lost_slices_end = SliceId(self.head.meta().next_slice.0.saturating_add(lost));
         self.drop_removed();
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
-        hosts.iter().for_each(|host| self.expect_host(when, *host));
-        // The completion of a fence may not have become durable.
+        hosts.iter().for_each(|host| self.ensure_link(when, *host));
+        // The decision that completed a fence may not have become durable.
         hosts.iter().for_each(|host| self.complete_fence(when, *host));
         // Connected hosts may have received older desired states.
         hosts.into_iter().for_each(|host| self.notify_host(host));
         (self.loads, self.adoption_events) = (self.loads + 1, self.adoption_events + 1);
         self.reapply_boot_ids(when);
-        self.retry_silence_fences(when);
+        self.reschedule_silence_fences(when);
         self.store_pending_handles(when);
         emcs.into_iter().for_each(|emc| self.compare_emc(emc));
     }
 
-    /// Removes the hosts and EMCs that the loaded ledger does not contain: their removal became
-    /// durable although the store reported an error.
+    /// Removes the state of hosts and EMCs that the loaded ledger no longer contains, because their
+    /// removal became durable although the store reported an error.
     fn drop_removed(&mut self) {
         let hosts = self.links.iter().map(|(host, _)| *host).filter(|host| self.head.host(*host).is_none());
         hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drop_host(host));
@@ -462,7 +466,8 @@ impl Manager {
             if let Record::Emc(id, _) = &record
                 && !self.devices.contains_key(id)
             {
-                // Do not use slices of a new EMC before its contents are compared.
+                // The slices of a new EMC must not be used before its contents are compared with
+                // the ledger.
                 self.head.set_emc_up(*id, false);
             }
             self.open.urgent |= self.is_awaited(&record);
@@ -506,9 +511,9 @@ impl Manager {
         if !self.loaded || self.writing.is_some() || self.open.records.is_empty() || !due {
             return;
         }
-        self.batches += 1;
+        self.batch_count += 1;
         let mut batch = std::mem::take(&mut self.open);
-        batch.number = self.batches;
+        batch.number = self.batch_count;
         self.prune_decisions(&mut batch);
         let meta = self.head.meta_mut();
         meta.revision = meta.revision.next();
@@ -550,7 +555,7 @@ impl Manager {
         for (token, reply) in batch.replies {
             self.reply_now(token, reply);
         }
-        let transitions = self.transitions(&before);
+        let transitions = self.state_transitions(&before);
         transitions.iter().for_each(|(slice, _, to)| self.buffer.record_state_change(when.now, *slice, to));
         self.record_quarantine_times(when, &transitions);
         let revision = self.durable.meta().revision;
@@ -565,7 +570,7 @@ impl Manager {
         }
     }
 
-    fn transitions(
+    fn state_transitions(
         &self,
         before: &BTreeMap<SliceId, crate::slice::Slot>,
     ) -> Vec<(SliceId, &'static str, &'static str)> {
@@ -576,7 +581,8 @@ impl Manager {
         changed.collect()
     }
 
-    /// Notifies hosts, calls devices and replies to callers after a record became durable.
+    /// Notifies hosts, calls devices and replies to callers because of a record that became
+    /// durable.
     fn apply_consequences(
         &mut self,
         when: When,
@@ -608,14 +614,14 @@ impl Manager {
                 self.reply_to_waiters(*id);
             }
             Record::Host(id, host) => {
-                self.expect_host(when, *id);
+                self.ensure_link(when, *id);
                 self.notify_host(*id);
                 if host.fence == Fence::Fenced {
                     self.clear_unadopted(*id);
                 }
                 self.drive_fence(when, *id);
             }
-            Record::Emc(id, _) => self.expect_emc(*id),
+            Record::Emc(id, _) => self.compare_new_emc(*id),
             Record::Deleted(Key::Host(id)) => self.drop_host(*id),
             Record::Deleted(Key::Emc(id)) => self.drop_emc(*id),
             Record::Deleted(Key::Slice(id)) => self.drop_slice(*id),
@@ -638,7 +644,7 @@ impl Manager {
     }
 }
 
-/// Returns a change that stores a decision made outside the ledger.
+/// Returns a change that records a decision made outside the ledger.
 pub fn decision_change(decision: Decision) -> Change {
     Change(vec![Record::Decision(0, decision)])
 }

@@ -1,13 +1,13 @@
 //! Messages between manager and agent: the manager sends a [`DesiredState`], and the agent sends an
 //! [`ObservedState`]. Each side sends its complete state of one host at the start of a session and
-//! whenever the two sides may differ. A lost message therefore delays progress but causes no wrong
-//! state. The services transport the messages.
+//! whenever the two sides may differ. A lost message therefore delays progress but never causes a
+//! wrong state. The services transport the messages.
 //!
 //! The complete state of thousands of slices is long and mostly unchanged. A `DesiredState` may
-//! therefore contain only the changes since an earlier version, which the message names. An agent
-//! with another version ignores such a message and soon receives the complete state. An
-//! `ObservedState` may leave out VMs and slices of earlier reports: a missing entry retracts
-//! nothing.
+//! therefore contain only the changes since an earlier version, the base version. An agent that has
+//! applied another version ignores such a message and soon receives the complete state. An
+//! `ObservedState` may leave out VMs and slices of earlier reports: entries of earlier reports
+//! remain valid.
 //!
 //! Reports are numbered within a session. The manager therefore detects a missing report in
 //! constant time and requests a complete report. A heartbeat is a report without changes.
@@ -20,7 +20,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, SliceId, UnixMs, UserId};
 
-/// One ownership of one slice: the slice, and the epoch of the owner.
+/// A slice and the epoch under which its owner holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Holding {
     /// Owned slice.
@@ -29,13 +29,13 @@ pub struct Holding {
     pub epoch: Epoch,
 }
 
-/// Location of a grant on a host.
+/// Location at which a host can open a granted slice.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Handle {
     /// Name of the EMC.
     pub emc: Arc<str>,
-    /// Name by which the EMC's driver opens the grant on a host; for `emulated`, the path of its
-    /// file.
+    /// Name by which the EMC's driver opens the granted slice on a host; for the driver `emulated`,
+    /// the path of the slice's file.
     pub place: Arc<str>,
 }
 
@@ -51,15 +51,16 @@ impl Handle {
 pub struct DesiredState {
     /// Version of this state; a higher version replaces a lower version.
     pub number: DesiredVersion,
-    /// Version to which this message adds changes; `None` if the message is complete.
+    /// Base version, to which the changes in this message apply; `None` if the message contains the
+    /// complete state.
     pub base: Option<DesiredVersion>,
     /// Agent instance that must apply the state; other instances ignore the message.
     pub instance: InstanceId,
-    /// VMs with the slices to bring online, by reservation.
+    /// VMs whose slices the agent must bring online, by reservation.
     pub vms: BTreeMap<ReservationId, DesiredVm>,
-    /// Slices to release. The agent reports each release with the same epoch.
+    /// Slices that the agent must release. It reports each release with the same epoch.
     pub release: BTreeMap<Holding, DesiredRelease>,
-    /// Slices to zero, verify and release.
+    /// Slices that the agent must zero, verify and release.
     pub scrub: BTreeMap<Holding, Handle>,
     /// Entries of the base version that no longer apply.
     pub removals: Removals,
@@ -71,9 +72,9 @@ pub struct DesiredState {
 /// Entries of an earlier desired state that no longer apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removals {
-    /// Reservations that have no VM on this host any more.
+    /// Reservations whose VM no longer belongs to this host.
     pub vms: BTreeSet<ReservationId>,
-    /// Slices that need no action any more, unless a VM of the same message contains them.
+    /// Slices that require no action any more. Slices of a VM in the same message are excepted.
     pub slices: BTreeSet<SliceId>,
 }
 
@@ -93,8 +94,8 @@ impl DesiredState {
         }
         self.vms.retain(|id, _| !newer.removals.vms.contains(id));
         for slice in newer.slices().collect::<Vec<_>>() {
-            take_slice(&mut self.release, slice).for_each(drop);
-            take_slice(&mut self.scrub, slice).for_each(drop);
+            take_entries_of_slice(&mut self.release, slice).for_each(drop);
+            take_entries_of_slice(&mut self.scrub, slice).for_each(drop);
         }
         self.vms.extend(newer.vms);
         self.release.extend(newer.release);
@@ -103,17 +104,17 @@ impl DesiredState {
     }
 }
 
-/// Removes and returns all entries of a slice, for every epoch.
-pub(crate) fn take_slice<T>(
+/// Removes the entries of a slice for all epochs, and returns them.
+pub(crate) fn take_entries_of_slice<T>(
     entries: &mut BTreeMap<Holding, T>,
     slice: SliceId,
 ) -> impl Iterator<Item = (Holding, T)> {
-    let owners = entries.range(owners_of(slice)).map(|(holding, _)| *holding).collect::<Vec<_>>();
+    let owners = entries.range(epochs_of(slice)).map(|(holding, _)| *holding).collect::<Vec<_>>();
     owners.into_iter().filter_map(|holding| entries.remove_entry(&holding))
 }
 
-/// Returns the range of keys that contains every epoch of a slice.
-pub(crate) fn owners_of(slice: SliceId) -> std::ops::RangeInclusive<Holding> {
+/// Returns the range of keys of a slice for all epochs.
+pub(crate) fn epochs_of(slice: SliceId) -> std::ops::RangeInclusive<Holding> {
     Holding { slice, epoch: Epoch(0) }..=Holding { slice, epoch: Epoch(u64::MAX) }
 }
 
@@ -145,9 +146,10 @@ pub struct DesiredVm {
 /// Observed state of one host, reported by its agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedState {
-    /// Number of this report in its session, from 1.
+    /// Sequence number of this report in its session, from 1.
     pub sequence: u64,
-    /// Number of the preceding report; below `sequence - 1` if this report merges several reports.
+    /// Sequence number of the preceding report. Less than `sequence - 1` if this report merges
+    /// several reports.
     pub after: u64,
     /// Index of this part of the report, from 0; see [`ObservedState::into_parts`].
     pub part: usize,
@@ -155,12 +157,13 @@ pub struct ObservedState {
     pub is_continued: bool,
     /// Version of the desired state that the agent applied; 0 before the first version.
     pub number: DesiredVersion,
-    /// Whether `online` and `vms` are complete. Otherwise entries of earlier reports are left out.
+    /// Whether `online` and `vms` are complete; otherwise they contain only changes since earlier
+    /// reports.
     pub whole: bool,
     /// Slices that their VMs can use.
     pub online: Vec<Holding>,
-    /// Released slices, which no process maps. The agent repeats an entry while the desired state
-    /// contains the slice.
+    /// Released slices; no process maps them any more. The agent repeats an entry while the desired
+    /// state contains the slice.
     pub released: Vec<Holding>,
     /// Zeroed and verified slices. The agent repeats an entry while the desired state contains the
     /// slice.
@@ -173,15 +176,15 @@ pub struct ObservedState {
     /// Reservations whose registered process has ended. The agent repeats an entry while the
     /// desired state contains the reservation.
     pub ended: Vec<ReservationId>,
-    /// Whether no registered process, mapping or descriptor from before this agent instance
-    /// remains.
+    /// Whether the host is clean: no registered process, mapping or descriptor from before this
+    /// agent instance remains.
     pub clean: bool,
 }
 
 impl ObservedState {
-    /// Returns the slices of the host's VMs, then the slices that are online. After a restart of
-    /// the agent, a VM's slice is not online until the agent has opened it. A slice may occur
-    /// twice.
+    /// Returns the slices of the host's VMs, followed by the online slices. A slice may occur
+    /// twice. Online slices alone would be incomplete: after a restart, the agent has not yet
+    /// opened all slices of its VMs.
     pub fn holdings(&self) -> impl Iterator<Item = &Holding> {
         self.vms.values().flat_map(|vm| &vm.slices).chain(&self.online)
     }
@@ -202,13 +205,14 @@ impl ObservedState {
         Self { after: self.after, whole: self.whole, online, vms, ..newer }
     }
 
-    /// Splits a report into parts of at most `max_facts` facts each, so that applying a part takes
-    /// bounded time. A VM counts as one fact plus one fact for each slice. A VM is never split.
-    pub fn into_parts(mut self, max_facts: usize) -> Vec<Self> {
+    /// Splits a report into parts of at most `max_entries` entries each, so that applying a part
+    /// takes bounded time. A VM counts as one entry plus one entry for each of its slices. A VM is
+    /// never split, even if its part exceeds the maximum.
+    pub fn into_parts(mut self, max_entries: usize) -> Vec<Self> {
         let (online, vms) = (std::mem::take(&mut self.online), std::mem::take(&mut self.vms));
         let (released, scrubbed) = (std::mem::take(&mut self.released), std::mem::take(&mut self.scrubbed));
         let (failed, ended) = (std::mem::take(&mut self.failed), std::mem::take(&mut self.ended));
-        let mut parts = Parts { max_facts, remaining: max_facts, parts: vec![self] };
+        let mut parts = Parts { max_entries, remaining: max_entries, parts: vec![self] };
         online.into_iter().for_each(|holding| parts.next(1).online.push(holding));
         released.into_iter().for_each(|holding| parts.next(1).released.push(holding));
         scrubbed.into_iter().for_each(|scrubbed| parts.next(1).scrubbed.push(scrubbed));
@@ -223,7 +227,7 @@ impl ObservedState {
     }
 
     /// Returns the same report without slices, VMs and failures.
-    fn without_facts(&self) -> Self {
+    fn without_entries(&self) -> Self {
         let Self { sequence, after, number, whole, clean, .. } = *self;
         Self { sequence, after, number, whole, clean, ..Self::default() }
     }
@@ -231,18 +235,18 @@ impl ObservedState {
 
 /// Parts of a report while [`ObservedState::into_parts`] splits it.
 struct Parts {
-    max_facts: usize,
-    /// Remaining capacity of the last part, in facts.
+    max_entries: usize,
+    /// Remaining capacity of the last part, in entries.
     remaining: usize,
     parts: Vec<ObservedState>,
 }
 
 impl Parts {
-    /// Returns the part for the next fact, which counts as `size` facts.
+    /// Returns the part for the next VM or slice, which counts as `size` entries.
     fn next(&mut self, size: usize) -> &mut ObservedState {
-        if size > self.remaining && self.remaining < self.max_facts {
-            self.parts.push(self.parts[0].without_facts());
-            self.remaining = self.max_facts;
+        if size > self.remaining && self.remaining < self.max_entries {
+            self.parts.push(self.parts[0].without_entries());
+            self.remaining = self.max_entries;
         }
         self.remaining = self.remaining.saturating_sub(size);
         self.parts.last_mut().expect("the list of parts is never empty")
@@ -254,7 +258,7 @@ impl Parts {
 pub struct ObservedVm {
     /// Name of the VM.
     pub vm: Name,
-    /// Id of the VM's process on its host.
+    /// ID of the VM's process on its host.
     pub pid: u32,
     /// Slices that the VM received.
     pub slices: Vec<Holding>,
@@ -269,7 +273,7 @@ pub struct ObservedVm {
 /// Report of a scrubber that zeroed and verified a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ScrubReport {
-    /// Zeroed slice, and the epoch of the scrubber.
+    /// Zeroed slice, and the epoch under which the scrubber holds it.
     pub holding: Holding,
     /// Start of the scrub, wall clock.
     pub started: UnixMs,
@@ -282,11 +286,11 @@ pub struct ScrubReport {
 /// Failed operation on a slice, reported by an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceFailure {
-    /// Slice, and the epoch of the host.
+    /// Slice, and the epoch under which the host holds it.
     pub holding: Holding,
     /// Kind of the failure.
     pub reason: FailureReason,
-    /// Description by the agent, with errno.
+    /// Description by the agent; contains errno.
     pub message: String,
 }
 
@@ -299,17 +303,17 @@ pub enum FailureReason {
     Host,
 }
 
-/// Identity of a host's agent, sent at the start of a session.
+/// Identity of a host's agent, sent by the agent at the start of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Agent instance. A newer session of the same instance replaces the older one. Another
     /// instance is rejected while the host's agent is connected and its lease is valid.
     pub instance: InstanceId,
-    /// Boot id of the machine; a restart of the machine changes it.
+    /// Boot ID of the machine; a restart of the machine changes it.
     pub boot_id: String,
-    /// Address of the socket from which a VMM on this host gets its memory.
+    /// Address of the socket through which VMMs on this host request memory.
     pub host_memory_socket: String,
-    /// Shared pool devices on the machine's buses.
+    /// Shared pool devices that the host detects on its buses.
     pub devices: Vec<SeenDevice>,
 }
 
@@ -357,19 +361,19 @@ mod tests {
             ended: vec![ReservationId(3)],
             ..ObservedState::default()
         };
-        for max_facts in 1..20 {
-            let parts = whole.clone().into_parts(max_facts);
+        for max_entries in 1..20 {
+            let parts = whole.clone().into_parts(max_entries);
             let facts = |part: &ObservedState| {
                 part.online.len() + part.released.len() + part.ended.len() + 2 * part.vms.len()
             };
-            assert!(parts.iter().all(|part| facts(part) <= max_facts.max(2)), "{max_facts}: {parts:?}");
-            assert!(parts.len() <= 13usize.div_ceil(max_facts) * 2, "{max_facts}: {} parts", parts.len());
+            assert!(parts.iter().all(|part| facts(part) <= max_entries.max(2)), "{max_entries}: {parts:?}");
+            assert!(parts.len() <= 13usize.div_ceil(max_entries) * 2, "{max_entries}: {} parts", parts.len());
             let (last, before) = parts.split_last().unwrap();
-            assert!(!last.is_continued && before.iter().all(|part| part.is_continued), "{max_facts}");
-            assert!(parts.iter().map(|part| part.part).eq(0..parts.len()), "{max_facts}");
+            assert!(!last.is_continued && before.iter().all(|part| part.is_continued), "{max_entries}");
+            assert!(parts.iter().map(|part| part.part).eq(0..parts.len()), "{max_entries}");
             let head =
                 |part: &ObservedState| (part.sequence, part.after, part.number, part.whole, part.clean);
-            assert!(parts.iter().all(|part| head(part) == head(&whole)), "{max_facts}: {parts:?}");
+            assert!(parts.iter().all(|part| head(part) == head(&whole)), "{max_entries}: {parts:?}");
             let sum = parts.iter().cloned().reduce(|mut sum, part| {
                 sum.online.extend(part.online);
                 sum.released.extend(part.released);
@@ -377,7 +381,7 @@ mod tests {
                 sum.vms.extend(part.vms);
                 ObservedState { is_continued: part.is_continued, ..sum }
             });
-            assert_eq!(sum.as_ref(), Some(&whole), "{max_facts}");
+            assert_eq!(sum.as_ref(), Some(&whole), "{max_entries}");
         }
         assert_eq!(ObservedState::default().into_parts(1), [ObservedState::default()]);
     }

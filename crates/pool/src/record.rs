@@ -1,5 +1,5 @@
 //! Durable records of the ledger. Applying all records in order yields the ledger. The store
-//! encodes them.
+//! encodes the records.
 
 use std::collections::BTreeSet;
 
@@ -13,17 +13,17 @@ use crate::{audit::Decision, slice::Slot};
 pub enum Record {
     /// Identity, revision and counters of the ledger.
     Meta(Meta),
-    /// An EMC, by its number.
+    /// An EMC, by ID.
     Emc(EmcId, Emc),
-    /// A host, by its number.
+    /// A host, by ID.
     Host(HostId, Host),
-    /// State of a slice, by its number. A slice without a record is free and never had an owner.
+    /// State of a slice, by ID. A slice without a record is free and never had an owner.
     Slice(SliceId, Slot),
-    /// Reservation of memory for a VM, by its number.
+    /// Reservation of memory for a VM, by ID.
     Reservation(ReservationId, Reservation),
-    /// Migration request, by the number of the VM's reservation.
+    /// Migration request, by the ID of the VM's reservation.
     Migration(ReservationId, Migration),
-    /// A decision, by its number.
+    /// A decision, by sequence number.
     Decision(u64, Decision),
     /// Deletion of the record with this key.
     Deleted(Key),
@@ -67,30 +67,30 @@ impl Record {
 /// Identity, revision and counters of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
-    /// Unique id of the rack.
+    /// Unique ID of the rack.
     pub rack_uuid: String,
-    /// Counter of ledger versions, from 1. Each restore from a backup increases it.
+    /// Generation of the ledger, from 1. Each restore from a backup increases it.
     pub generation: u64,
-    /// Number of the latest durable batch. Each batch increases it.
+    /// Revision of the latest durable batch. Each batch increases it.
     pub revision: Revision,
     /// Rack time of the latest batch. Rack time is the total running time of the manager.
     pub rack_time: Ns,
-    /// Number of the next reservation.
+    /// ID of the next reservation.
     pub next_reservation: ReservationId,
-    /// Number of the next decision.
+    /// Sequence number of the next decision.
     pub next_decision: u64,
-    /// Number of the oldest decision that is still stored.
+    /// Sequence number of the oldest stored decision.
     pub first_decision: u64,
-    /// Number of the next host.
+    /// ID of the next host.
     pub next_host: HostId,
-    /// Number of the next EMC.
+    /// ID of the next EMC.
     pub next_emc: EmcId,
-    /// First slice of the next EMC.
+    /// ID of the first slice of the next EMC.
     pub next_slice: SliceId,
 }
 
 impl Meta {
-    /// Creates the state of a new rack.
+    /// Creates the meta record of a new rack.
     pub fn new(rack_uuid: String) -> Self {
         Self {
             rack_uuid,
@@ -124,7 +124,7 @@ pub enum Scheduling {
 pub struct Emc {
     /// Name of the EMC in rack.toml.
     pub name: Name,
-    /// Lowest slice of the EMC.
+    /// First slice of the EMC; the IDs of its slices are consecutive.
     pub first: SliceId,
     /// Number of slices that the EMC provides.
     pub slices: u32,
@@ -134,13 +134,14 @@ pub struct Emc {
     pub path: String,
     /// Whether the EMC accepts new reservations.
     pub scheduling: Scheduling,
-    /// Serial number of a device that is attached to the buses of its hosts; otherwise `None`.
-    /// Every attached host can access all memory of such a device.
+    /// Serial number of a shared device, which is attached to the buses of its hosts; `None` for
+    /// other devices. Every attached host can access all memory of a shared device.
     #[serde(deserialize_with = "default_if_absent")]
     pub serial: Option<String>,
 }
 
-/// Deserializes the last field of a record, or its default if an earlier version wrote the record.
+/// Deserializes a trailing field of a record. Returns the default if an earlier version wrote the
+/// record without this field.
 fn default_if_absent<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
 ) -> Result<T, D::Error> {
@@ -159,7 +160,7 @@ impl Emc {
         (self.first.0..self.end().0).map(SliceId)
     }
 
-    /// Returns the number after the highest slice of the EMC.
+    /// Returns the ID after the EMC's last slice.
     pub fn end(&self) -> SliceId {
         SliceId(self.first.0.saturating_add(self.slices))
     }
@@ -185,16 +186,16 @@ pub struct Host {
     pub scheduling: Scheduling,
     /// State of the host's fence.
     pub fence: Fence,
-    /// Boot id of the host at its latest connection; a restart of the machine changes it.
+    /// Boot ID of the host at its latest connection; a restart of the machine changes it.
     pub boot_id: String,
     /// Whether the host has not reported since the ledger was restored from a backup.
     pub must_report: bool,
-    /// EMCs that have not confirmed the latest fence of the host. Until an EMC confirms the fence,
-    /// it grants the host no slices, even after the host has returned.
+    /// EMCs that have not confirmed the latest fence of the host. The host gets no slices of such
+    /// an EMC, even after the host has returned.
     #[serde(deserialize_with = "default_if_absent")]
     pub unconfirmed_fences: BTreeSet<EmcId>,
-    /// EMCs to which the ledger does not attach the host and that have confirmed the current fence.
-    /// A restored ledger may lack some of the attachments.
+    /// EMCs that have confirmed the current fence although the host is not attached to them
+    /// according to the ledger. A restored ledger may lack some attachments.
     #[serde(deserialize_with = "default_if_absent")]
     pub unwired_fences: BTreeSet<EmcId>,
     /// Start of the current fence, wall clock; 0 if an earlier version recorded the fence.
@@ -203,7 +204,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Returns whether the host is fenced and this EMC has confirmed it.
+    /// Returns whether this EMC has confirmed the host's current fence.
     pub fn is_fenced_at(&self, emc: EmcId) -> bool {
         match self.fence {
             Fence::None => false,
@@ -215,21 +216,21 @@ impl Host {
     }
 
     /// Returns whether the host may have attachments and slices that a restored ledger does not
-    /// contain. This holds if the host has not reported since the restore, or is fenced.
-    pub(crate) fn may_exceed_ledger(&self) -> bool {
+    /// contain. Such a host has not reported since the restore, or is fenced.
+    pub(crate) fn may_have_unrecorded_slices(&self) -> bool {
         self.must_report || self.fence != Fence::None
     }
 
-    /// Returns whether slices of an EMC must wait for this host's report after a restore. They need
-    /// not wait if the EMC has fenced the host since the restore. A fence that was complete in the
-    /// backup may be outdated and does not count.
+    /// Returns whether slices of an EMC must wait for this host's report after a restore. If the
+    /// EMC has fenced the host since the restore, its slices do not wait. A fence that was complete
+    /// in the backup may be outdated and is ignored.
     pub fn must_report_on(&self, emc: EmcId) -> bool {
         let cut = matches!(self.fence, Fence::Fencing { .. }) && self.is_fenced_at(emc);
         self.must_report && !cut
     }
 
-    /// Requires every EMC to confirm an incomplete fence again, because the fence is from a backup
-    /// or from a version without [`Host::unconfirmed_fences`].
+    /// Requires every EMC to confirm an incomplete fence again: a backup, or a version without
+    /// [`Host::unconfirmed_fences`], may lack EMCs that must still confirm it.
     pub(crate) fn restart_fence(&mut self) {
         if matches!(self.fence, Fence::Fencing { .. }) {
             self.unconfirmed_fences.extend(&self.emcs);
@@ -248,17 +249,17 @@ pub enum Fence {
         /// Whether an operator confirmed that the machine is powered off.
         powered_off: bool,
     },
-    /// The fence is complete. It ends when the host returns with another boot id or reports that it
-    /// is clean.
+    /// The fence is complete. It ends when the host reconnects with another boot ID or reports that
+    /// it is clean.
     Fenced,
 }
 
-/// Identity of a request. It makes repeated requests idempotent.
+/// Identity of a request. The manager uses it to recognize repeated requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestKey {
     /// Client that sent the request.
     pub client: Name,
-    /// Id that the client chose for the request.
+    /// ID that the client chose for the request.
     pub id: RequestId,
 }
 
@@ -279,7 +280,7 @@ pub struct Reservation {
     pub pinned: bool,
     /// Request that created the reservation.
     pub request: RequestKey,
-    /// Time between the reservation and its deadline for the commit.
+    /// Time from the creation of the reservation to its commit deadline.
     pub commit_within: Ns,
     /// Time of creation, wall clock.
     pub created: UnixMs,
@@ -288,9 +289,8 @@ pub struct Reservation {
     /// User who may access the VM's memory, in addition to root; `None` for the agent's user.
     #[serde(deserialize_with = "default_if_absent")]
     pub uid: Option<UserId>,
-    /// Whether the host reported a running process of the VM and has not reported the end of this
-    /// process. While the process runs, it uses cores and local memory, even after the reservation
-    /// ended.
+    /// Whether the host reported a running process of the VM and not yet its end. The process uses
+    /// cores and local memory until it ends, even if the reservation has ended before.
     #[serde(deserialize_with = "default_if_absent")]
     pub has_process: bool,
 }
@@ -300,22 +300,22 @@ pub struct Reservation {
 pub enum Stage {
     /// The reservation was created; the scheduler has not committed it.
     Reserved {
-        /// Deadline for the commit, rack time.
+        /// Commit deadline, rack time.
         deadline: Ns,
-        /// Deadline for the commit, wall clock. Downtime of the manager moves it to a later time.
+        /// Commit deadline, wall clock, estimated at creation. Downtime of the manager postpones
+        /// the actual deadline.
         deadline_unix: UnixMs,
     },
     /// The reservation is committed: its VM was started.
     Committed,
     /// The reservation cannot become ready, or lost a slice. The scheduler must release it.
     Broken {
-        /// Reason of the failure.
+        /// Reason why the reservation is broken.
         why: String,
-        /// Deadline of the uncommitted reservation, rack time; `None` if the reservation was
-        /// committed.
+        /// Commit deadline, rack time; `None` if the reservation was committed.
         #[serde(deserialize_with = "default_if_absent")]
         deadline: Option<Ns>,
-        /// Time of the failure; 0 if recorded by an earlier version.
+        /// Time at which the reservation broke, wall clock; 0 if recorded by an earlier version.
         #[serde(deserialize_with = "default_if_absent")]
         at: UnixMs,
     },
@@ -330,7 +330,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Returns the rack time at which the reservation expires if it is not committed.
+    /// Returns the commit deadline in rack time; `None` if the reservation cannot expire.
     pub fn deadline(&self) -> Option<Ns> {
         match self {
             Self::Reserved { deadline, .. } => Some(*deadline),
@@ -345,7 +345,7 @@ impl Stage {
 pub enum EndedBy {
     /// A client released the reservation.
     Released {
-        /// Whether the release was forced, even if the VM was running.
+        /// Whether the release was forced, so that even a running VM lost its memory.
         force: bool,
         /// Reason given by the caller.
         reason: String,
@@ -361,8 +361,8 @@ pub enum EndedBy {
 }
 
 impl EndedBy {
-    /// Returns whether the VM's process may still run after an end for this cause.
-    pub(crate) fn leaves_process(&self) -> bool {
+    /// Returns whether the VM's process may still run after the reservation ended for this cause.
+    pub(crate) fn may_leave_process(&self) -> bool {
         match self {
             Self::Released { .. } | Self::Deadline => true,
             Self::ProcessGone | Self::HostFenced | Self::HostRestarted => false,
@@ -406,7 +406,7 @@ pub struct Migration {
     pub answer: MigrationAnswer,
     /// Explanation of the answer by the scheduler; may be empty.
     pub explanation: String,
-    /// Rack time at which a declined request is repeated; `None` if no repetition is due.
+    /// Rack time at which a declined request is repeated; `None` if the request was not declined.
     pub retry_at: Option<Ns>,
 }
 
@@ -431,8 +431,8 @@ mod tests {
 
     use super::*;
 
-    /// The host of EMCs 1 and 2 has not reported since the restore, and EMC 1 has confirmed the
-    /// fence.
+    /// The host is attached to EMCs 1 and 2 and has not reported since the restore. EMC 1 has
+    /// confirmed the fence.
     #[test]
     fn report_is_due_except_on_emcs_that_confirmed_current_fence() {
         let [none, under_way, complete] = [Fence::None, Fence::Fencing { powered_off: false }, Fence::Fenced]

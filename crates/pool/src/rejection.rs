@@ -31,17 +31,17 @@ pub enum Rejection {
         field: &'static str,
         /// Rejected value.
         value: String,
-        /// Rule of the field, as "must be ...".
+        /// Rule that the value violates, in the form "must be ...".
         rule: &'static str,
     },
-    /// A request id was reused with other content.
+    /// A request ID was reused with other content.
     #[error("request_id {id} was used for {reservation} with other content: {differs} differs")]
     RequestReused {
-        /// Reused request id.
+        /// Reused request ID.
         id: RequestId,
         /// Reservation that the first request created.
         reservation: ReservationId,
-        /// Name of the first field that differs.
+        /// Name of the first field whose value differs.
         differs: &'static str,
     },
     /// The VM already has another reservation.
@@ -67,7 +67,7 @@ pub enum Rejection {
     #[error("host {0} has not reported since the manager started")]
     HostExpected(Name),
     /// The reachable EMCs have too few free slices.
-    #[error("host {host} can reach {free} free slices, {requested} needed{}", not_counted(.closed))]
+    #[error("host {host} can reach {free} free slices, {requested} needed{}", format_excluded_emcs(.closed))]
     OutOfSlices {
         /// Name of the host.
         host: Name,
@@ -75,7 +75,7 @@ pub enum Rejection {
         requested: u32,
         /// Number of free slices on usable EMCs.
         free: u32,
-        /// Attached EMCs that cannot be used: name, free slices and reason.
+        /// Attached EMCs that cannot be used, each with its number of free slices and the reason.
         closed: Vec<(Name, u32, ExclusionReason)>,
     },
     /// The host has too little free local memory.
@@ -99,38 +99,38 @@ pub enum Rejection {
         free: u32,
     },
     /// The store's disk is nearly full.
-    #[error("the store's disk is nearly full: releases work, new reservations do not")]
+    #[error("the store's disk is nearly full: releases are accepted, new reservations are not")]
     StoreFull,
     /// The reservation's state does not permit the request.
-    #[error("reservation {reservation} is {state}, which does not accept {what}")]
+    #[error("reservation {reservation} is {state}: cannot {what}")]
     WrongState {
-        /// Number of the reservation.
+        /// ID of the reservation.
         reservation: ReservationId,
         /// State of the reservation.
         state: String,
-        /// Request that was rejected.
+        /// Rejected action, which completes the sentence "cannot ...".
         what: &'static str,
     },
     /// The slice's state does not permit the request.
-    #[error("slice {slice} is {state}, which does not accept {what}")]
+    #[error("slice {slice} is {state}: cannot {what}")]
     SliceWrongState {
-        /// Number of the slice.
+        /// ID of the slice.
         slice: SliceId,
         /// State of the slice.
         state: &'static str,
-        /// Request that was rejected.
+        /// Rejected action, which completes the sentence "cannot ...".
         what: &'static str,
     },
     /// The slice cannot be requalified because a running VM may use it.
     #[error("slice {slice} remains quarantined: {why}")]
     SliceInDoubt {
-        /// Number of the slice.
+        /// ID of the slice.
         slice: SliceId,
-        /// The VM that may use the slice, or the host that has not reported.
+        /// Description of the VM that may use the slice, or of the host that has not reported.
         why: String,
     },
-    /// The host or EMC is not in the restored backup. It may be in use under a number that the
-    /// ledger does not contain.
+    /// The host or EMC is not in the restored backup. A device or another host may still use an ID
+    /// that the ledger does not contain.
     #[error(
         "{what} is not in the restored ledger: it can be added when every host has reported, and host {unreported} has not reported"
     )]
@@ -148,7 +148,7 @@ pub enum Rejection {
     NotDrained {
         /// Object to remove: "host h1" or "emc e1".
         what: String,
-        /// Remaining users of the object.
+        /// Description of the remaining use of the object.
         why: String,
     },
     /// The field cannot change while the rack runs.
@@ -179,7 +179,7 @@ pub enum Rejection {
     /// The slices did not come online within the time limit. The reservation is unchanged.
     #[error("reservation {reservation} has {online} of {slices} slices online at the end of the time limit")]
     NotReadyBeforeTimeout {
-        /// Number of the reservation.
+        /// ID of the reservation.
         reservation: ReservationId,
         /// Number of slices online.
         online: u32,
@@ -188,8 +188,8 @@ pub enum Rejection {
     },
 }
 
-/// Formats the EMCs that cannot be used: "; not counted: 4 on e1 (cordoned)".
-fn not_counted(closed: &[(Name, u32, ExclusionReason)]) -> String {
+/// Formats the EMCs that cannot be used, for example "; not counted: 4 on e1 (cordoned)".
+fn format_excluded_emcs(closed: &[(Name, u32, ExclusionReason)]) -> String {
     let each = closed.iter().map(|(emc, free, why)| format!("{free} on {emc} ({why})"));
     let each = each.collect::<Vec<_>>().join(", ");
     if each.is_empty() { each } else { format!("; not counted: {each}") }

@@ -9,14 +9,14 @@
 //!   Scrubbing(revoking) ◀── Scrubbed ── Scrubbing(working) ◀── Granted ── (granting) ◀── (waiting)
 //! ```
 //!
-//! Every change of owner, to a VM's host or to a scrubber, uses a new [`Epoch`]. A slice never has
-//! two owners: a grant follows only from `Free` or `Scrubbing(waiting)`, and the slice enters both
-//! states only after the device has revoked the previous grant.
+//! Each new owner of a slice, a VM's host or a scrubber, gets a new [`Epoch`]. A slice never has
+//! two owners: it is granted only after the states `Free` and `Scrubbing(waiting)`, and it enters
+//! these states only after the device has revoked the previous grant.
 //!
 //! Some devices cannot revoke access: they only record the revocation, and a host can reach a slice
-//! until the host releases it. For all devices, [`Call::Revoke`] therefore follows only from a
-//! release of this epoch by the host (`Released`, `Scrubbed`), from a proven stop of the host
-//! (`OwnerFenced`), or from a grant that was never sent to the host (`Assigned`, `Granting`).
+//! until the host releases it. For all devices, [`Call::Revoke`] is therefore made only in three
+//! cases: the host released the slice of this epoch (`Released`, `Scrubbed`), the host is proven to
+//! have stopped (`OwnerFenced`), or the grant was never sent to the host (`Assigned`, `Granting`).
 //!
 //! Without such evidence, a faulty slice is quarantined. Before the slice is used again, the host
 //! must release it (`Scrubbing(leaving)`), unless the device can revoke access. A reported failure
@@ -34,11 +34,11 @@ pub struct Slot {
     pub epoch: Epoch,
     /// Current state of the slice.
     pub state: State,
-    /// Receipt of the latest scrub; `None` before the first scrub.
+    /// Evidence of the latest scrub; `None` before the first scrub.
     pub receipt: Option<Receipt>,
 }
 
-/// State of a slice. It determines the next device call and the events that the slice accepts.
+/// State of a slice. The state determines the next device call and the accepted events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum State {
     /// The slice is zeroed and has no owner.
@@ -50,11 +50,11 @@ pub enum State {
     Onlining(Owner),
     /// The host reported the slice online; its VM can use the memory.
     Online(Owner),
-    /// The slice is being taken from its owner.
+    /// The owner's access to the slice is being ended.
     Draining(Owner, Drain),
     /// A host owns the slice in order to zero it.
     Scrubbing(Scrub),
-    /// The slice is excluded from allocation until an operator or a host's report requalifies it.
+    /// The slice is not allocated until an operator or a host's report requalifies it.
     Quarantined(Quarantine),
 }
 
@@ -72,7 +72,7 @@ pub struct Owner {
 pub enum Drain {
     /// The manager waits for the host to release the slice.
     Host {
-        /// Whether the host takes the slice even from a running VM.
+        /// Whether the host must release the slice even if a running VM uses it.
         force: bool,
     },
     /// The host has released the slice or never received it; the device must revoke the grant.
@@ -82,9 +82,9 @@ pub enum Drain {
 /// Stage of a scrub, which zeroes a slice between two owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scrub {
-    /// The device has revoked all access; no scrubber is chosen.
+    /// The device has revoked all access; the slice waits for a scrubber.
     Waiting,
-    /// A scrubber is chosen; the device has not confirmed its grant.
+    /// The ledger chose this scrubber; the device has not confirmed the grant to it.
     Granting(HostId),
     /// The device has granted the slice to this scrubber, which zeroes and verifies it.
     Working(HostId),
@@ -95,8 +95,8 @@ pub enum Scrub {
         /// Whether the scrubber reported the slice zeroed; otherwise another scrub follows.
         verified: bool,
     },
-    /// The slice was quarantined, its host may still reach it, and the device cannot revoke access.
-    /// The manager waits for this host to release the slice.
+    /// The slice was requalified, but this host may still reach it and the device cannot revoke
+    /// access. The manager waits for the host to release the slice.
     Leaving(HostId),
 }
 
@@ -105,7 +105,7 @@ pub enum Scrub {
 pub enum Quarantine {
     /// The slice was not zeroed when its host received it.
     Dirty {
-        /// Host that reported the slice.
+        /// Host that reported that the slice was not zeroed.
         host: HostId,
         /// Whether the device has revoked the host's access since the report.
         revoked: bool,
@@ -126,7 +126,7 @@ pub enum Quarantine {
     LostGrant,
     /// The ledger was restored from a backup, and not all hosts have reported.
     Restored {
-        /// Owner according to the device, if any.
+        /// Owner according to the device; `None` if the device has no grant.
         host: Option<HostId>,
     },
     /// The record of a device that cannot revoke access does not contain the ledger's grant.
@@ -163,7 +163,7 @@ pub enum Event {
     Onlined(HostId, Epoch),
     /// The reservation no longer needs the slice: its VM ended or will not start.
     Release {
-        /// Whether to take the slice even from a running VM.
+        /// Whether the host must release the slice even if a running VM uses it.
         force: bool,
     },
     /// The host reports that it released the slice of this epoch.
@@ -176,21 +176,21 @@ pub enum Event {
     Scrubbed(HostId, ScrubReport),
     /// The scrubber reports that it cannot zero the slice.
     ScrubFailed(HostId, Epoch),
-    /// The host reports that the slice was not zeroed when it arrived.
+    /// The host reports that the slice was not zeroed when the host received it.
     FoundDirty(HostId, Epoch),
     /// The device has revoked all access of this host.
     OwnerFenced(HostId),
-    /// A fault puts the slice in quarantine.
+    /// The slice is quarantined for this reason.
     Quarantine(Quarantine),
     /// An operator, or a host's report, returns a quarantined slice to circulation.
     Requalify {
-        /// Whether the host need not release the slice, because the device can revoke access or the
-        /// host has stopped.
+        /// Whether the slice can be used again without a release by the host, because the device
+        /// can revoke access or the host has stopped.
         is_released: bool,
     },
-    /// A host's report and the device agree that this owner uses a quarantined slice.
+    /// The host's report and the device both show that this owner uses the quarantined slice.
     Adopt(Owner, Epoch),
-    /// The device reports a higher epoch than the ledger, which is outdated.
+    /// The device reports a higher epoch than the ledger, so the ledger is outdated.
     Raise(Epoch),
 }
 
@@ -280,7 +280,7 @@ impl Slot {
             }
             (_, E::Quarantine(why)) => with_state(S::Quarantined(why)),
             (S::Quarantined(why), E::Requalify { is_released }) => {
-                with_state(S::Scrubbing(why.scrub_after_requalify(is_released)))
+                with_state(S::Scrubbing(why.first_scrub_stage(is_released)))
             }
             (S::Scrubbing(Scrub::Leaving(host)), E::Released(by, e)) if by == host && e == epoch => {
                 with_state(S::Scrubbing(Scrub::Revoking { host: Some(host), verified: false }))
@@ -320,7 +320,7 @@ impl Slot {
         }
     }
 
-    /// Returns whether a scrubber is chosen or owns the slice.
+    /// Returns whether a scrubber was chosen for the slice or owns it.
     pub fn is_being_scrubbed(self) -> bool {
         matches!(self.state, State::Scrubbing(Scrub::Granting(_) | Scrub::Working(_)))
     }
@@ -330,8 +330,9 @@ impl Slot {
         matches!(self.state, State::Quarantined(_))
     }
 
-    /// Returns the device call that this state requires, if any. `can_revoke` is whether the device
-    /// can revoke access. Calls are idempotent for each slice and epoch, so they can be repeated.
+    /// Returns the device call that this state requires, if any. `can_revoke` states whether the
+    /// device can revoke access. Calls are idempotent for each slice and epoch, so they can be
+    /// repeated.
     pub fn device_call(self, can_revoke: bool) -> Option<Call> {
         match self.state {
             State::Assigned(owner) => Some(Call::Grant { epoch: self.epoch, host: owner.host }),
@@ -392,7 +393,7 @@ pub enum Call {
 }
 
 impl Quarantine {
-    /// Returns the host that may still reach the slice.
+    /// Returns the host that may still reach the quarantined slice, if any.
     pub fn host(self) -> Option<HostId> {
         match self {
             Self::Dirty { host, revoked } | Self::ScrubFailed { host, revoked } => (!revoked).then_some(host),
@@ -402,9 +403,8 @@ impl Quarantine {
         }
     }
 
-    /// Returns whether the owner of the slice is, or may be, different at the device and in the
-    /// ledger.
-    pub(crate) fn is_about_owner(self) -> bool {
+    /// Returns whether device and ledger disagree, or may disagree, on the owner of the slice.
+    pub(crate) fn has_uncertain_owner(self) -> bool {
         match self {
             Self::UnknownGrant { .. } | Self::LostGrant | Self::Restored { .. } | Self::LostRecord { .. } => {
                 true
@@ -415,7 +415,7 @@ impl Quarantine {
 
     /// Returns the first scrub stage of a requalified slice. A host that may still reach the slice
     /// must release it first, unless `is_released`.
-    fn scrub_after_requalify(self, is_released: bool) -> Scrub {
+    fn first_scrub_stage(self, is_released: bool) -> Scrub {
         match self.host() {
             Some(host) if !is_released => Scrub::Leaving(host),
             host => Scrub::Revoking { host, verified: false },
@@ -465,9 +465,9 @@ mod tests {
         ScrubReport { holding, started: UnixMs(0), ended: UnixMs(1), verified: Bytes::gib(1) }
     }
 
-    /// Applies events, written as words, to a new slot. Compares the final state, or the first
-    /// rejected event, with `expected`.
-    fn check(events: &str, expected: &str) {
+    /// Applies events, written as words, to a new slot. Asserts that the final state, or else the
+    /// first rejected event, equals `expected`.
+    fn assert_result(events: &str, expected: &str) {
         let mut slot = Slot::default();
         for word in events.split_whitespace() {
             let event = match word {
@@ -513,70 +513,82 @@ mod tests {
     #[test]
     fn full_cycle_gives_every_owner_a_new_epoch() {
         let once = "assign granted onlined release released revoked scrub granted scrubbed revoked";
-        check(once, "free epoch 2");
-        check(&format!("{once} {once}"), "free epoch 4");
+        assert_result(once, "free epoch 2");
+        assert_result(&format!("{once} {once}"), "free epoch 4");
     }
 
     #[test]
     fn slice_released_before_grant_needs_no_host_release() {
-        check("assign release revoked", "scrubbing epoch 1");
+        assert_result("assign release revoked", "scrubbing epoch 1");
     }
 
     #[test]
     fn event_of_another_host_or_epoch_is_refused() {
-        check("assign granted onlined-by-other", "onlined-by-other refused while onlining");
-        check("assign granted onlined release released-by-other", "released-by-other refused while draining");
-        check("assign granted-late", "granted-late refused while assigned");
-        check("assign release revoked scrub granted scrubbed-late", "scrubbed-late refused while scrubbing");
-        check("assign granted release released revoked-late", "revoked-late refused while draining");
+        assert_result("assign granted onlined-by-other", "onlined-by-other refused while onlining");
+        assert_result(
+            "assign granted onlined release released-by-other",
+            "released-by-other refused while draining",
+        );
+        assert_result("assign granted-late", "granted-late refused while assigned");
+        assert_result(
+            "assign release revoked scrub granted scrubbed-late",
+            "scrubbed-late refused while scrubbing",
+        );
+        assert_result("assign granted release released revoked-late", "revoked-late refused while draining");
     }
 
     #[test]
     fn late_or_foreign_scrub_event_is_refused() {
         let scrub = "assign release revoked scrub";
-        check(&format!("{scrub} granted-late"), "granted-late refused while scrubbing");
-        check(&format!("{scrub} granted scrubbed revoked-late"), "revoked-late refused while scrubbing");
+        assert_result(&format!("{scrub} granted-late"), "granted-late refused while scrubbing");
+        assert_result(
+            &format!("{scrub} granted scrubbed revoked-late"),
+            "revoked-late refused while scrubbing",
+        );
         for word in ["scrub-failed-late", "scrub-failed-by-other"] {
-            check(&format!("{scrub} granted {word}"), &format!("{word} refused while scrubbing"));
+            assert_result(&format!("{scrub} granted {word}"), &format!("{word} refused while scrubbing"));
         }
-        check(&format!("{scrub} granted scrub-failed"), "quarantined epoch 2");
+        assert_result(&format!("{scrub} granted scrub-failed"), "quarantined epoch 2");
     }
 
     #[test]
     fn late_or_foreign_quarantine_event_is_refused() {
         for word in ["dirty-late", "dirty-by-other"] {
-            check(&format!("assign granted {word}"), &format!("{word} refused while onlining"));
+            assert_result(&format!("assign granted {word}"), &format!("{word} refused while onlining"));
         }
         let quarantined = "revoked-late refused while quarantined";
-        check("assign granted dirty revoked-late", quarantined);
-        check("assign release revoked scrub granted scrub-failed revoked-late", quarantined);
+        assert_result("assign granted dirty revoked-late", quarantined);
+        assert_result("assign release revoked scrub granted scrub-failed revoked-late", quarantined);
     }
 
     #[test]
     fn fence_of_another_host_does_not_affect_owner() {
-        check("assign granted onlined scrubber-fenced", "scrubber-fenced refused while online");
-        check("assign release revoked scrub granted fenced", "fenced refused while scrubbing");
+        assert_result("assign granted onlined scrubber-fenced", "scrubber-fenced refused while online");
+        assert_result("assign release revoked scrub granted fenced", "fenced refused while scrubbing");
     }
 
     #[test]
     fn epoch_is_raised_and_never_lowered() {
-        check("assign raise", "assigned epoch 6");
-        check("assign raise-same", "raise-same refused while assigned");
-        check("assign raise-lower", "raise-lower refused while assigned");
+        assert_result("assign raise", "assigned epoch 6");
+        assert_result("assign raise-same", "raise-same refused while assigned");
+        assert_result("assign raise-lower", "raise-lower refused while assigned");
     }
 
     #[test]
     fn slice_is_not_granted_again_before_device_revoked() {
-        check("assign granted onlined release scrub", "scrub refused while draining");
-        check("assign granted onlined release released assign", "assign refused while draining");
-        check("assign release revoked assign", "assign refused while scrubbing");
-        check("assign release revoked scrub granted scrubbed assign", "assign refused while scrubbing");
+        assert_result("assign granted onlined release scrub", "scrub refused while draining");
+        assert_result("assign granted onlined release released assign", "assign refused while draining");
+        assert_result("assign release revoked assign", "assign refused while scrubbing");
+        assert_result(
+            "assign release revoked scrub granted scrubbed assign",
+            "assign refused while scrubbing",
+        );
     }
 
     #[test]
     fn fenced_scrubber_leaves_slice_unverified() {
-        check("assign release revoked scrub granted scrubber-fenced revoked", "scrubbing epoch 2");
-        check(
+        assert_result("assign release revoked scrub granted scrubber-fenced revoked", "scrubbing epoch 2");
+        assert_result(
             "assign release revoked scrub granted scrubber-fenced revoked assign",
             "assign refused while scrubbing",
         );
@@ -584,15 +596,15 @@ mod tests {
 
     #[test]
     fn slice_of_fenced_host_is_revoked_then_scrubbed() {
-        check("assign granted onlined fenced revoked", "scrubbing epoch 1");
-        check("assign granted onlined release fenced revoked", "scrubbing epoch 1");
+        assert_result("assign granted onlined fenced revoked", "scrubbing epoch 1");
+        assert_result("assign granted onlined release fenced revoked", "scrubbing epoch 1");
     }
 
     #[test]
     fn dirty_slice_stays_quarantined_until_scrubbed() {
-        check("assign granted dirty revoked", "quarantined epoch 1");
-        check("assign granted dirty revoked assign", "assign refused while quarantined");
-        check(
+        assert_result("assign granted dirty revoked", "quarantined epoch 1");
+        assert_result("assign granted dirty revoked assign", "assign refused while quarantined");
+        assert_result(
             "assign granted dirty revoked requalify revoked scrub granted scrubbed revoked",
             "free epoch 2",
         );
@@ -600,14 +612,14 @@ mod tests {
 
     #[test]
     fn requalified_slice_waits_for_release_or_fence_of_its_host() {
-        check("assign granted dirty requalify-unreleased scrub", "scrub refused while draining");
-        check("assign granted dirty requalify-unreleased revoked", "revoked refused while draining");
-        check(
+        assert_result("assign granted dirty requalify-unreleased scrub", "scrub refused while draining");
+        assert_result("assign granted dirty requalify-unreleased revoked", "revoked refused while draining");
+        assert_result(
             "assign granted dirty requalify-unreleased released-by-other",
             "released-by-other refused while draining",
         );
-        check("assign granted dirty requalify-unreleased released revoked", "scrubbing epoch 1");
-        check("assign granted dirty requalify-unreleased fenced revoked", "scrubbing epoch 1");
+        assert_result("assign granted dirty requalify-unreleased released revoked", "scrubbing epoch 1");
+        assert_result("assign granted dirty requalify-unreleased fenced revoked", "scrubbing epoch 1");
     }
 
     #[test]
@@ -642,8 +654,8 @@ mod tests {
     }
 
     proptest! {
-        /// Simulates the device with one grant at a time. The ledger must never assign a slice that
-        /// another host can reach at the device.
+        /// Models a device with at most one grant per slice. The ledger must never assign a slice
+        /// while another host can reach it at the device.
         #[test]
         fn slice_has_at_most_one_owner(events in prop::collection::vec(any_event(), 0..60)) {
             let mut slot = Slot::default();

@@ -216,7 +216,7 @@ async fn weight_changes_are_recorded_with_their_actor() {
     let actual: Vec<_> = decisions.iter().map(|(_, d)| (d.actor.to_string(), d.what.describe())).collect();
     let actual: Vec<_> =
         actual.iter().map(|(actor, text)| (actor.as_str(), text.action, text.why.as_str())).collect();
-    let expected = [("nova", "weigh", "set now: db=0.5 web=2"), ("nova", "weigh", "no tenant has a weight")];
+    let expected = [("nova", "weigh", "weights: db=0.5 web=2"), ("nova", "weigh", "no tenant has a weight")];
     assert_eq!(actual, expected);
 }
 

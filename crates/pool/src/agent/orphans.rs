@@ -1,8 +1,8 @@
-//! Orphaned slices: resources of slices that were left open by an earlier instance of the agent or
-//! by a failed call. An orphan that the desired state contains is opened again. Every other orphan
-//! is closed, even if the agent is releasing its slice, before the agent reports the slice as
-//! released. Running VMs are not affected, because the memory of every process is recorded. A host
-//! does not close an orphan that a process still uses, such as a child of a VM that ended.
+//! Orphaned slices: slices that an earlier instance of the agent or a failed call left open. An
+//! orphaned slice that the desired state contains is opened again. Every other orphaned slice is
+//! closed before the agent reports it as released. Running VMs are not affected, because their
+//! slices are recorded. The host refuses to close an orphaned slice that a process still uses, such
+//! as a child of a VM that has ended.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,17 +15,17 @@ use units::{DesiredVersion, Ns};
 use super::{Agent, Effect, HostFailure, Order, SliceStatus};
 use crate::protocol::{Handle, Holding};
 
-/// Possible orphans by their location; see [`Handle::place`]. Epochs of an earlier instance are
-/// irrelevant.
+/// Locations that may have an orphaned slice; see [`Handle::place`]. The epoch of an orphaned slice
+/// is unknown and not needed.
 #[derive(Debug, Default)]
 pub(super) struct OrphanedSlices(BTreeMap<Arc<str>, State>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Waits for a desired state or, after a failed attempt, until the given time.
+    /// Waits for the first desired state or, after a failed attempt, until the given time.
     Waiting(Option<Ns>),
-    /// A call to close the orphan is in progress.
-    Clearing,
+    /// A call to close the orphaned slice is in progress.
+    Closing,
 }
 
 impl OrphanedSlices {
@@ -37,7 +37,7 @@ impl OrphanedSlices {
         self.0.is_empty()
     }
 
-    /// Records that this location may have an orphan.
+    /// Records that this location may have an orphaned slice.
     pub(super) fn insert(&mut self, handle: &Handle) {
         self.0.insert(Arc::clone(&handle.place), State::Waiting(None));
     }
@@ -46,13 +46,13 @@ impl OrphanedSlices {
         self.0.contains_key(&handle.place)
     }
 
-    /// Records that the location has no orphan any more.
+    /// Records that this location has no orphaned slice any more.
     pub(super) fn remove(&mut self, handle: &Handle) {
         self.0.remove(&handle.place);
     }
 
-    fn is_clearing(&self, place: &str) -> bool {
-        self.0.get(place) == Some(&State::Clearing)
+    fn is_closing(&self, place: &str) -> bool {
+        self.0.get(place) == Some(&State::Closing)
     }
 
     pub(super) fn next_wakeup(&self) -> Option<Ns> {
@@ -60,7 +60,7 @@ impl OrphanedSlices {
         self.0.values().filter_map(at).min()
     }
 
-    /// Returns the locations of orphans that may be processed now.
+    /// Returns the locations of orphaned slices whose next step is due.
     fn due(&self, now: Ns) -> impl Iterator<Item = &Arc<str>> {
         let due = move |state: &State| matches!(state, State::Waiting(at) if at.is_none_or(|at| at <= now));
         self.0.iter().filter(move |(_, state)| due(state)).map(|(place, _)| place)
@@ -68,23 +68,23 @@ impl OrphanedSlices {
 }
 
 impl Agent {
-    /// Returns whether a slice must wait until the orphan at its location is closed.
-    pub(super) fn is_being_cleared(&self, holding: Holding) -> bool {
+    /// Returns whether a slice must wait until the orphaned slice at its location is closed.
+    pub(super) fn must_wait_for_orphan(&self, holding: Holding) -> bool {
         let handle = self.orders.get(&holding).map(Order::handle);
-        handle.is_some_and(|handle| self.orphans.is_clearing(&handle.place))
+        handle.is_some_and(|handle| self.orphans.is_closing(&handle.place))
     }
 
-    /// Closes the orphans at locations that are not in use. Does nothing before the first desired
-    /// state.
+    /// Closes the orphaned slices at locations that are not in use. Does nothing before the first
+    /// desired state.
     pub(super) fn close_orphans(&mut self) {
         if self.orphans.is_empty() || self.newest == DesiredVersion::default() {
             return;
         }
         let in_use = self.places_in_use();
         for place in self.orphans.due(self.now).cloned().collect::<Vec<_>>() {
-            // Calls for a desired slice also handle its orphan.
+            // The calls for a desired slice also handle the orphaned slice at its location.
             let desired = in_use.contains(&place);
-            let state = if desired { State::Waiting(None) } else { State::Clearing };
+            let state = if desired { State::Waiting(None) } else { State::Closing };
             self.orphans.0.insert(Arc::clone(&place), state);
             if !desired {
                 self.effects.push_back(Effect::CloseOrphan { place });
@@ -92,8 +92,8 @@ impl Agent {
         }
     }
 
-    /// Returns the locations of slices that are open or in the desired state, and of slices that a
-    /// VM has or had.
+    /// Returns the locations of slices that are open, are in the desired state, or belong to the
+    /// record of a VM.
     fn places_in_use(&self) -> BTreeSet<Arc<str>> {
         let desired = self.orders.iter().filter(|(holding, _)| !self.has_reportable_failure(holding));
         let ordered = desired.map(|(_, order)| order.handle());
@@ -102,13 +102,13 @@ impl Agent {
         ordered.chain(open).chain(vm_slices).map(|handle| Arc::clone(&handle.place)).collect()
     }
 
-    /// Returns whether the agent has a failure of the slice to report.
+    /// Returns whether the agent must report a failure of the slice.
     fn has_reportable_failure(&self, holding: &Holding) -> bool {
-        self.attempts.get(holding).is_some_and(|attempts| attempts.reportable().is_some())
+        self.attempts.get(holding).is_some_and(|attempts| attempts.reportable_failure().is_some())
     }
 
-    /// Returns whether the last or the current attempt for a slice may have left an orphan.
-    pub(super) fn may_leave_remains(&self, holding: &Holding) -> bool {
+    /// Returns whether the latest or current call for a slice may leave an orphaned slice.
+    pub(super) fn may_leave_orphan(&self, holding: &Holding) -> bool {
         let in_progress =
             matches!(self.slices.get(holding), Some(SliceStatus::Opening(_) | SliceStatus::Scrubbing(_)));
         in_progress || self.orders.get(holding).is_some_and(|order| self.orphans.contains(order.handle()))
@@ -123,9 +123,9 @@ impl Agent {
             }
         }
         self.dirty = true;
-        let concerned = |(_, order): &(&Holding, &Order)| order.handle().place == *place;
+        let has_place = |(_, order): &(&Holding, &Order)| order.handle().place == *place;
         let waiting: Vec<Holding> =
-            self.orders.iter().filter(concerned).map(|(holding, _)| *holding).collect();
+            self.orders.iter().filter(has_place).map(|(holding, _)| *holding).collect();
         waiting.into_iter().for_each(|holding| self.step(holding));
     }
 }

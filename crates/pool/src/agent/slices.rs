@@ -1,5 +1,5 @@
-//! Slices of a host. Each slice has at most one call in progress, is released before a later owner
-//! uses it, and is retried after failures.
+//! Slices of a host. Each slice has at most one call in progress. It is released before a later
+//! owner uses it. Failed calls are repeated.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use units::{Epoch, Ns, ReservationId, SliceId};
 
 use super::{Agent, Effect, HostFailure, SliceOutcome};
 use crate::protocol::{
-    DesiredRelease, DesiredState, DesiredVm, FailureReason, Handle, Holding, owners_of, take_slice,
+    DesiredRelease, DesiredState, DesiredVm, FailureReason, Handle, Holding, epochs_of, take_entries_of_slice,
 };
 
 /// Desired state of one slice, from the manager's message.
@@ -22,7 +22,7 @@ pub(super) enum Order {
     Scrub(Handle),
 }
 
-/// State of one slice on this host; a closed slice has no entry.
+/// State of one open slice on this host; closed slices have no state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum SliceStatus {
     Opening(Handle),
@@ -47,13 +47,14 @@ impl SliceStatus {
 pub(super) struct Attempts {
     count: u32,
     failure: HostFailure,
-    /// Time of the next attempt; `None` if the slice was not zeroed: such a failure is not retried.
+    /// Time of the next attempt; `None` if the slice was not zeroed, because this failure is not
+    /// retried.
     pub(super) next: Option<Ns>,
 }
 
 impl Attempts {
-    /// Returns the failure if it must be reported: because it is final, or because it was repeated.
-    pub(super) fn reportable(&self) -> Option<&HostFailure> {
+    /// Returns the failure if it must be reported: it is not retried, or it occurred repeatedly.
+    pub(super) fn reportable_failure(&self) -> Option<&HostFailure> {
         (self.next.is_none() || self.count >= HOST_FAILURES_REPORTED_AFTER).then_some(&self.failure)
     }
 }
@@ -61,20 +62,20 @@ impl Attempts {
 impl Agent {
     /// Applies a desired state, which is complete or contains only changes.
     pub(super) fn apply_desired_state(&mut self, desired: DesiredState) {
-        // A fence affects every slice.
+        // The start or end of a fence affects every slice.
         let affects_all = desired.base.is_none() || desired.fenced != self.fenced;
-        let mut touched = self.affected_slices(&desired);
+        let mut affected = self.affected_slices(&desired);
         let mut before = BTreeMap::new();
         if desired.base.is_none() {
             before = std::mem::take(&mut self.orders);
             self.desired_vms.clear();
         }
-        touched.iter().for_each(|slice| before.extend(take_slice(&mut self.orders, *slice)));
+        affected.iter().for_each(|slice| before.extend(take_entries_of_slice(&mut self.orders, *slice)));
         if affects_all {
             let known = self.orders.keys().chain(before.keys());
             // Includes slices of ended VMs, because a child process may still use them.
             let present = self.slices.keys().chain(self.slice_vms.keys());
-            touched.extend(known.chain(present).map(|holding| holding.slice));
+            affected.extend(known.chain(present).map(|holding| holding.slice));
         }
         self.fenced = desired.fenced;
         for (id, vm) in &desired.vms {
@@ -88,11 +89,12 @@ impl Agent {
             .extend(desired.release.into_iter().map(|(holding, release)| (holding, Order::Release(release))));
         desired.removals.vms.iter().for_each(|id| drop(self.desired_vms.remove(id)));
         self.desired_vms.extend(desired.vms);
-        self.drop_results(&before, &touched);
-        self.reconcile(&touched);
+        self.drop_results(&before, &affected);
+        self.reconcile(&affected);
     }
 
-    /// Returns the slices that the message contains, and the previous slices of its VMs.
+    /// Returns the slices that the message contains, and the previous slices of the VMs that it
+    /// contains.
     fn affected_slices(&self, desired: &DesiredState) -> BTreeSet<SliceId> {
         let held = |vm: &DesiredVm| vm.slices.keys().map(|h| h.slice).collect::<Vec<_>>();
         let changed = desired.removals.vms.iter().chain(desired.vms.keys());
@@ -100,18 +102,18 @@ impl Agent {
         desired.slices().chain(before).collect()
     }
 
-    /// Drops results that the desired state no longer requires; until then, every report repeats
-    /// them. Failures to close a slice outside the desired state remain, because a fence or a later
-    /// owner requires that the slice is closed.
-    fn drop_results(&mut self, before: &BTreeMap<Holding, Order>, touched: &BTreeSet<SliceId>) {
-        let touched = self.attempts.keys().filter(|holding| touched.contains(&holding.slice)).copied();
-        let touched: Vec<(Holding, bool)> = touched.map(|h| (h, self.must_release(h).is_some())).collect();
+    /// Removes results of calls that the desired state no longer requires. Until then, every report
+    /// repeats them. A failure to close a slice that is not in the desired state remains while a
+    /// fence or a later owner requires that the slice is closed.
+    fn drop_results(&mut self, before: &BTreeMap<Holding, Order>, affected: &BTreeSet<SliceId>) {
+        let affected = self.attempts.keys().filter(|holding| affected.contains(&holding.slice)).copied();
+        let affected: Vec<(Holding, bool)> = affected.map(|h| (h, self.must_release(h).is_some())).collect();
         let orders = &self.orders;
         self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release(_))));
         self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(Order::Scrub(_))));
         self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
         let kind = |order: &Order| std::mem::discriminant(order);
-        for (holding, must_release) in touched {
+        for (holding, must_release) in affected {
             let requested = orders.get(&holding).map(kind);
             if requested != before.get(&holding).map(kind) || (requested.is_none() && !must_release) {
                 self.attempts.remove(&holding);
@@ -119,14 +121,14 @@ impl Agent {
         }
     }
 
-    /// Starts the calls that lead from the observed to the desired state. Releases start before
-    /// slices are opened or scrubbed.
-    fn reconcile(&mut self, touched: &BTreeSet<SliceId>) {
+    /// Starts the calls that change the observed state into the desired state. Releases start
+    /// before slices are opened or scrubbed.
+    fn reconcile(&mut self, affected: &BTreeSet<SliceId>) {
         let (mut releases, mut acquisitions) = (Vec::new(), Vec::new());
-        for slice in touched {
-            releases.extend(self.slices.range(owners_of(*slice)).map(|(holding, _)| *holding));
-            releases.extend(self.slice_vms.range(owners_of(*slice)).map(|(holding, _)| *holding));
-            for (holding, order) in self.orders.range(owners_of(*slice)) {
+        for slice in affected {
+            releases.extend(self.slices.range(epochs_of(*slice)).map(|(holding, _)| *holding));
+            releases.extend(self.slice_vms.range(epochs_of(*slice)).map(|(holding, _)| *holding));
+            for (holding, order) in self.orders.range(epochs_of(*slice)) {
                 if order.is_release() { releases.push(*holding) } else { acquisitions.push(*holding) }
             }
         }
@@ -144,8 +146,8 @@ impl Agent {
         self.acquire(holding);
     }
 
-    /// Closes a slice that must leave the host, if no running VM uses the slice or the release is
-    /// forced.
+    /// Starts to close a slice that the host must release, if no running VM uses the slice or the
+    /// release is forced.
     fn release_slice(&mut self, holding: Holding) {
         let Some(force) = self.must_release(holding) else { return };
         if self.released.contains(&holding) || self.is_blocked(holding) || (self.is_in_use(holding) && !force)
@@ -164,9 +166,9 @@ impl Agent {
             (Some(SliceStatus::Online(handle)), _) => handle.clone(),
             // A call is in progress.
             (Some(_), _) => return,
-            // The slice is of an ended VM, or was left open by an earlier instance.
+            // The slice belonged to an ended VM, or an earlier instance left it open.
             (None, Some(handle)) => handle,
-            // The slice is closed, and no request contains its location.
+            // The slice is closed, and its location is unknown.
             (None, None) => return,
         };
         self.slices.insert(holding, SliceStatus::Closing(handle.clone()));
@@ -174,7 +176,8 @@ impl Agent {
         self.effects.push_back(Effect::Offline { holding, handle, verify });
     }
 
-    /// Returns `Some` if a slice must leave this host; the value is whether to close it by force.
+    /// Returns `Some` if the host must release a slice; the value states whether the release is
+    /// forced.
     fn must_release(&self, holding: Holding) -> Option<bool> {
         match self.orders.get(&holding) {
             Some(Order::Release(release)) => Some(release.force),
@@ -183,19 +186,19 @@ impl Agent {
         }
     }
 
-    /// Returns whether the desired state contains a later owner of the slice, so that this
-    /// ownership has ended.
+    /// Returns whether the desired state contains the slice with a later epoch, so that the
+    /// ownership under this epoch has ended.
     fn has_later_owner(&self, holding: Holding) -> bool {
-        self.orders.range(later_owners_of(holding)).next().is_some()
+        self.orders.range(later_epochs_of(holding)).next().is_some()
     }
 
-    /// Returns whether a later owner has or had the memory at this location. The memory then no
-    /// longer belongs to the recorded VM.
+    /// Returns whether a later owner of the slice has or had the memory at the same location. The
+    /// memory then no longer belongs to the recorded VM.
     fn is_reassigned(&self, holding: Holding, old_handle: &Handle) -> bool {
-        let ordered = self.orders.range(later_owners_of(holding)).map(|(_, order)| order.handle().clone());
+        let ordered = self.orders.range(later_epochs_of(holding)).map(|(_, order)| order.handle().clone());
         let with_vms = self
             .slice_vms
-            .range(later_owners_of(holding))
+            .range(later_epochs_of(holding))
             .filter_map(|(holding, _)| self.recorded_handle(*holding));
         ordered.chain(with_vms).any(|handle| handle.place == old_handle.place)
     }
@@ -266,7 +269,7 @@ impl Agent {
         self.newly_online.insert(holding);
     }
 
-    /// Handles a failed call, which may have left an orphan of the slice.
+    /// Handles a failed call, which may have left an orphaned slice.
     fn on_failed(&mut self, holding: Holding, status: &SliceStatus, failure: HostFailure) {
         match status {
             SliceStatus::Closing(handle) => {
@@ -280,7 +283,7 @@ impl Agent {
         }
         self.record_failure(holding, status, failure);
         if matches!(status, SliceStatus::Scrubbing(_)) {
-            self.next_scrub();
+            self.start_waiting_scrubs();
         }
     }
 
@@ -305,10 +308,10 @@ impl Agent {
         if matches!(self.orders.get(&holding), Some(Order::Scrub(_))) {
             self.scrubbed.insert(holding, scrubbed);
         }
-        self.next_scrub();
+        self.start_waiting_scrubs();
     }
 
-    fn next_scrub(&mut self) {
+    fn start_waiting_scrubs(&mut self) {
         self.scrubs_running -= 1;
         while self.scrubs_running < SCRUBS_PER_HOST_MAX
             && let Some(next) = self.scrubs_waiting.pop_first()
@@ -332,32 +335,32 @@ impl Agent {
         self.attempts.insert(holding, Attempts { count, failure, next });
     }
 
-    /// Returns whether no attempt for the slice may start now.
+    /// Returns whether no call for the slice may start now.
     fn is_blocked(&self, holding: Holding) -> bool {
-        self.is_being_cleared(holding) || self.has_failed(holding)
+        self.must_wait_for_orphan(holding) || self.has_failed(holding)
     }
 
     fn has_failed(&self, holding: Holding) -> bool {
         self.attempts.get(&holding).is_some_and(|attempts| match attempts.next {
             Some(at) => self.now < at,
-            // A slice that was not zeroed is not opened again, but may be released.
+            // A slice that was not zeroed may be released, but is not opened again.
             None => self.must_release(holding).is_none(),
         })
     }
 
-    pub(super) fn retry(&mut self) {
+    pub(super) fn retry_failed_calls(&mut self) {
         let due = self.attempts.iter().filter(|(_, a)| a.next.is_some_and(|at| at <= self.now));
         for holding in due.map(|(holding, _)| *holding).collect::<Vec<_>>() {
             self.step(holding);
             if let Some(attempts) = self.attempts.get_mut(&holding) {
-                // Without a new time, the attempt would remain due.
+                // If no call could start, the attempt must not remain due.
                 attempts.next = Some(self.now.after(HOST_RETRY));
             }
         }
     }
 }
 
-fn later_owners_of(Holding { slice, epoch }: Holding) -> RangeInclusive<Holding> {
+fn later_epochs_of(Holding { slice, epoch }: Holding) -> RangeInclusive<Holding> {
     Holding { slice, epoch: epoch.next() }..=Holding { slice, epoch: Epoch(u64::MAX) }
 }
 

@@ -647,7 +647,7 @@ fn host_is_not_clean_while_a_child_of_an_ended_vm_has_a_slice() {
 fn host_with_hidden_devices_never_reports_clean() {
     let mut agent = Agent::new(Ns::ZERO, INSTANCE, Some("R".to_owned()), Vec::new(), Vec::new());
     assert!(agent.observed_state().clean);
-    agent.set_hidden_remains();
+    agent.assume_undetected_orphans();
     assert!(!agent.observed_state().clean);
 }
 

@@ -9,7 +9,7 @@ use units::{Name, Ns, ReservationId, UserId};
 use super::{Agent, Caller, Effect, Process, RecoveredVm, Refusal, Ticket, VmRecord};
 use crate::protocol::{DesiredVm, Handle, Holding, ObservedVm};
 
-/// VM with a process that is being recorded, runs or has ended.
+/// VM whose process is being recorded, is running or has ended.
 #[derive(Clone, Debug)]
 pub(super) struct Vm {
     record: VmRecord,
@@ -18,14 +18,14 @@ pub(super) struct Vm {
 
 #[derive(Clone, Debug)]
 enum VmPhase {
-    /// The record is being written; these requests wait for the write.
+    /// The record is being written; these requests are answered after the write.
     Recording(Vec<Ticket>),
     /// The process received its memory.
     Running,
     /// The process has ended.
     Ended {
-        /// Time since which desired states do not contain the VM. A manager that has just started
-        /// may not contain the VM yet.
+        /// Time since which desired states do not contain the VM; `None` while they do. The desired
+        /// state of a newly started manager may lack the VM at first.
         absent_since: Option<Ns>,
     },
 }
@@ -39,7 +39,7 @@ enum Permission {
 }
 
 impl Vm {
-    /// Returns whether a process has the VM's memory or will get it.
+    /// Returns whether the VM has a process that has the VM's memory or will get it.
     pub(super) fn is_alive(&self) -> bool {
         !matches!(self.phase, VmPhase::Ended { .. })
     }
@@ -86,15 +86,15 @@ impl Agent {
         self.slice_vms.get(&holding).and_then(|id| self.vms.get(id)).is_some_and(Vm::is_alive)
     }
 
-    /// Returns the recorded location of a slice that a VM has or had.
+    /// Returns the location of a slice from the record of the VM that has or had it.
     pub(super) fn recorded_handle(&self, holding: Holding) -> Option<Handle> {
         let reservation = self.slice_vms.get(&holding)?;
         self.vms.get(reservation)?.record.slices.get(&holding).cloned()
     }
 
-    /// Removes a slice from the record of the VM that has or had it. The record is rewritten after
-    /// its last slice is removed. Otherwise a restarted agent would look for slices that may
-    /// already have other owners.
+    /// Removes a slice from the record of the VM that has or had it. When its last slice is
+    /// removed, the record is written again. Otherwise a restarted agent would look for slices that
+    /// may already have other owners.
     pub(super) fn remove_from_record(&mut self, holding: Holding) {
         if let Some(vm) = self.slice_vms.remove(&holding).and_then(|id| self.vms.get_mut(&id)) {
             vm.record.slices.remove(&holding);
@@ -126,25 +126,25 @@ impl Agent {
         self.vms.iter().filter(|(_, vm)| !vm.is_alive()).map(|(id, _)| *id).collect()
     }
 
-    /// Handles the request of a process for a VM's memory. Replies now, or after the VM's record is
-    /// durable.
+    /// Handles a process's request for a VM's memory. Replies immediately, or after the VM's record
+    /// is durable.
     pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, caller: Caller) {
         let outcome = match self.authorize(vm, &caller) {
-            Ok(Permission::SameProcess(id)) => self.rejoin(ticket, id),
+            Ok(Permission::SameProcess(id)) => self.repeat_reply(ticket, id),
             Ok(Permission::FirstProcess(id, desired)) => {
-                self.record(ticket, id, desired, caller.process).map(|()| None)
+                self.record_process(ticket, id, desired, caller.process).map(|()| None)
             }
             Err(why) => Err(why),
         };
         match outcome {
             Ok(Some(record)) => self.effects.push_back(Effect::PassMemory { ticket, record }),
-            // The reply follows after the record is durable.
+            // The reply follows when the record is durable.
             Ok(None) => {}
             Err(why) => self.effects.push_back(Effect::Refuse { ticket, why }),
         }
     }
 
-    /// Returns the memory that a process would get now, without recording the process.
+    /// Returns the memory that a process would get now. Does not record the process.
     ///
     /// # Errors
     /// Returns the reason why the request would be rejected.
@@ -160,7 +160,7 @@ impl Agent {
         let desired = self.desired_vm(vm);
         let known = desired.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &caller.process));
         match (known.and_then(|id| self.vms.get(&id)), desired) {
-            (Some(known), _) if known.is(&caller.process) => {
+            (Some(known), _) if known.is_live_process(&caller.process) => {
                 Ok(Permission::SameProcess(known.record.reservation))
             }
             (Some(known), _) => {
@@ -169,7 +169,7 @@ impl Agent {
             }
             (None, Some((id, desired))) => {
                 self.check_user(vm, desired.uid, caller)?;
-                self.check_is_not_other_vm(vm, &caller.process)?;
+                self.check_has_no_other_vm(vm, &caller.process)?;
                 Ok(Permission::FirstProcess(id, desired))
             }
             (None, None) => Err(Refusal::VmUnknown(vm.clone())),
@@ -194,8 +194,8 @@ impl Agent {
 
     /// Checks that the process does not belong to another VM. A guest that took over its VMM must
     /// not get the memory of another VM, even through a new connection.
-    fn check_is_not_other_vm(&self, vm: &Name, process: &Process) -> Result<(), Refusal> {
-        let Some(own) = self.vms.values().find(|known| known.is(process)) else { return Ok(()) };
+    fn check_has_no_other_vm(&self, vm: &Name, process: &Process) -> Result<(), Refusal> {
+        let Some(own) = self.vms.values().find(|known| known.is_live_process(process)) else { return Ok(()) };
         let VmRecord { vm: own, reservation, process, .. } = &own.record;
         Err(Refusal::OtherVm {
             vm: vm.clone(),
@@ -210,16 +210,21 @@ impl Agent {
         desired.map(|(id, desired)| (*id, desired.clone()))
     }
 
-    /// Returns the VM with this name and process. The desired state need not contain the VM.
+    /// Returns the reservation of the running VM with this name and process, even if the desired
+    /// state does not contain the VM.
     pub fn vm_of(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
         let is_match =
             |known: &&Vm| known.is_running() && known.record.vm == *vm && known.record.process.is(process);
         self.vms.values().find(is_match).map(|known| known.record.reservation)
     }
 
-    /// Repeats the reply to the VM's own process. If the record is still being written, the reply
-    /// waits for the write.
-    fn rejoin(&mut self, ticket: Ticket, reservation: ReservationId) -> Result<Option<VmRecord>, Refusal> {
+    /// Replies again to the VM's own process. If the VM's record is still being written, the reply
+    /// follows after the write.
+    fn repeat_reply(
+        &mut self,
+        ticket: Ticket,
+        reservation: ReservationId,
+    ) -> Result<Option<VmRecord>, Refusal> {
         let vm = self.vms.get_mut(&reservation).expect("an authorized process belongs to a registered VM");
         if let VmPhase::Recording(tickets) = &mut vm.phase {
             tickets.push(ticket);
@@ -229,7 +234,8 @@ impl Agent {
         self.complete_memory(record).map(Some)
     }
 
-    /// Returns the memory of a VM if all slices are online; a process never gets a part of it.
+    /// Returns the memory of a VM if all slices are online: a process gets all of its memory or
+    /// none.
     fn complete_memory(&self, record: VmRecord) -> Result<VmRecord, Refusal> {
         let online = record.slices.keys().filter(|holding| self.is_online(**holding)).count();
         let slices = record.slices.len();
@@ -237,7 +243,7 @@ impl Agent {
     }
 
     /// Records a process as the first process of a VM, before it gets memory.
-    fn record(
+    fn record_process(
         &mut self,
         ticket: Ticket,
         reservation: ReservationId,
@@ -250,7 +256,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Returns the memory for the first process of a VM, if no slice is recorded for another VM.
+    /// Returns the record of a VM's first process, if no slice is in the record of another VM.
     fn first_record(
         &self,
         reservation: ReservationId,
@@ -275,23 +281,24 @@ impl Agent {
         let recorded = result.map_err(|message| Refusal::NotRecorded { vm: vm.clone(), message });
         let desired = self.is_desired(&record).then_some(()).ok_or(Refusal::VmUnknown(vm));
         match recorded.and(desired).and_then(|()| self.complete_memory(record)) {
-            Ok(record) => self.run(record, tickets),
-            Err(why) => self.drop_unwritten(reservation, tickets, &why),
+            Ok(record) => self.start_running(record, tickets),
+            Err(why) => self.drop_unrecorded_vm(reservation, tickets, &why),
         }
     }
 
-    fn run(&mut self, record: VmRecord, tickets: Vec<Ticket>) {
+    fn start_running(&mut self, record: VmRecord, tickets: Vec<Ticket>) {
         let (reservation, process) = (record.reservation, record.process.clone());
         self.vms.entry(reservation).and_modify(|vm| vm.phase = VmPhase::Running);
         self.effects.push_back(Effect::Watch { reservation, process });
         self.newly_running.insert(reservation);
         self.dirty = true;
-        let hand_out = |ticket| Effect::PassMemory { ticket, record: record.clone() };
-        self.effects.extend(tickets.into_iter().map(hand_out));
+        let pass_memory = |ticket| Effect::PassMemory { ticket, record: record.clone() };
+        self.effects.extend(tickets.into_iter().map(pass_memory));
     }
 
-    /// Drops a VM whose record could not be written or whose memory is no longer available.
-    fn drop_unwritten(&mut self, reservation: ReservationId, tickets: Vec<Ticket>, why: &Refusal) {
+    /// Removes a VM whose record could not be written or whose memory is no longer available, and
+    /// rejects the waiting requests.
+    fn drop_unrecorded_vm(&mut self, reservation: ReservationId, tickets: Vec<Ticket>, why: &Refusal) {
         let vm = self.unregister(reservation);
         let refuse = |ticket| Effect::Refuse { ticket, why: why.clone() };
         self.effects.extend(tickets.into_iter().map(refuse));
@@ -322,8 +329,8 @@ impl Agent {
         self.desired_vms.contains_key(&record.reservation)
     }
 
-    /// Updates the time since which desired states do not contain an ended VM. The agent reports an
-    /// ended VM until the VM was absent for [`ENDED_VM_REPORTED_FOR`].
+    /// Updates the times since which desired states do not contain the ended VMs. The agent reports
+    /// an ended VM until the VM has been absent for [`ENDED_VM_REPORTED_FOR`].
     pub(super) fn update_absence(&mut self) {
         let (now, desired) = (self.now, &self.desired_vms);
         for vm in self.vms.values_mut() {
@@ -334,12 +341,12 @@ impl Agent {
         }
     }
 
-    pub(super) fn next_forget(&self) -> Option<Ns> {
-        self.vms.values().filter_map(|vm| self.drop_at(vm)).min()
+    pub(super) fn next_vm_removal(&self) -> Option<Ns> {
+        self.vms.values().filter_map(|vm| self.removal_time(vm)).min()
     }
 
     pub(super) fn drop_ended_vms(&mut self) {
-        let at = |vm: &Vm| Some((self.drop_at(vm)?, vm.record.reservation));
+        let at = |vm: &Vm| Some((self.removal_time(vm)?, vm.record.reservation));
         let mut ended: Vec<_> = self.vms.values().filter_map(at).collect();
         ended.sort_unstable();
         let excess = ended.len().saturating_sub(ENDED_VMS_REPORTED_MAX);
@@ -350,9 +357,9 @@ impl Agent {
         }
     }
 
-    /// Returns the time at which an ended VM is dropped. A VM with an open slice is not dropped,
-    /// because another process could otherwise get its data.
-    fn drop_at(&self, vm: &Vm) -> Option<Ns> {
+    /// Returns the time at which an ended VM is removed; `None` while it must be kept. A VM with an
+    /// open slice is kept, because another process could otherwise get its data.
+    fn removal_time(&self, vm: &Vm) -> Option<Ns> {
         let VmPhase::Ended { absent_since: Some(since) } = vm.phase else { return None };
         let closed = !vm.record.slices.keys().any(|holding| self.slices.contains_key(holding));
         closed.then(|| since.after(ENDED_VM_REPORTED_FOR))
@@ -371,8 +378,8 @@ fn observed_vm(record: &VmRecord) -> ObservedVm {
 }
 
 impl Vm {
-    /// Returns whether this process is the VM's process and may still run.
-    fn is(&self, process: &Process) -> bool {
+    /// Returns whether this process is the VM's process and may still be running.
+    fn is_live_process(&self, process: &Process) -> bool {
         self.is_alive() && self.record.process.is(process)
     }
 

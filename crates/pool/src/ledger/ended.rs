@@ -1,14 +1,15 @@
-//! Stored request ids of ended reservations: their limits, and the order in which they expire.
+//! Stored request IDs of ended reservations: their limits, and the order in which they expire.
 //!
-//! Only reservations whose slices are all released and whose process has ended are listed. Their
-//! number is limited per client and in total. All indexes are derived from the set of entries, so
-//! that a ledger loaded from its records expires entries in the same order.
+//! The index contains only ended reservations without outstanding slices and without a running
+//! process. Their number is limited per client and in total. All indexes are derived from the set
+//! of entries, so that a ledger loaded from its records expires entries in the same order.
 //!
 //! Client names are authenticated only under mTLS. Without mTLS, a caller can use a new name for
-//! each request, so a quota per name protects no client. The age of a client cannot be forged.
-//! Above the total limit, ids of clients without an entry older than [`CLIENT_ESTABLISHED_AFTER`]
-//! expire first, in order of age. A flood of requests under many names therefore displaces only ids
-//! of new clients. Without new clients, the client with the most ids loses its oldest id.
+//! each request, so a limit per name does not protect other clients. But a caller cannot forge the
+//! age of a client. Above the total limit, IDs of clients without an entry older than
+//! [`CLIENT_ESTABLISHED_AFTER`] expire first, in order of age. A flood of requests under many names
+//! therefore displaces only IDs of new clients. Without new clients, the client with the most IDs
+//! loses its oldest ID.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,18 +18,18 @@ use units::limits::{
 };
 use units::{Name, Ns, ReservationId};
 
-/// Rack time at which a reservation ended, and the number of the reservation.
+/// Rack time at which a reservation ended, and the ID of the reservation.
 type Entry = (Ns, ReservationId);
 
-/// Limits of the stored request ids.
+/// Limits on the number of stored request IDs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct RequestLimits {
     pub per_client: usize,
     pub total: usize,
     pub established_after: Ns,
 }
 
-impl Default for Bounds {
+impl Default for RequestLimits {
     fn default() -> Self {
         Self {
             per_client: ENDED_REQUESTS_PER_CLIENT_MAX,
@@ -41,12 +42,12 @@ impl Default for Bounds {
 /// Index of the ended reservations that may expire.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EndedRequests {
-    pub(super) bounds: Bounds,
+    pub(super) bounds: RequestLimits,
     all: BTreeSet<Entry>,
     by_client: BTreeMap<Name, BTreeSet<Entry>>,
-    /// Clients, in order of their number of entries.
+    /// Clients, each with its number of entries, in ascending order of this number.
     by_count: BTreeSet<(usize, Name)>,
-    /// Clients, in order of their oldest entry.
+    /// Clients, by their oldest entry.
     by_oldest: BTreeMap<Entry, Name>,
 }
 
@@ -95,9 +96,9 @@ impl EndedRequests {
     }
 
     /// Returns the reservation to delete next because a client, or all clients together, exceed
-    /// their limit. Skips reservations that ended at `durable_until` or later, because the reply to
-    /// their release may not be durable yet.
-    pub(super) fn excess(&self, now: Ns, durable_until: Ns) -> Option<ReservationId> {
+    /// their limit. Excludes reservations that ended at `durable_until` or later, because their end
+    /// may not be durable yet.
+    pub(super) fn next_excess(&self, now: Ns, durable_until: Ns) -> Option<ReservationId> {
         if !self.has_excess() {
             return None;
         }
@@ -107,13 +108,14 @@ impl EndedRequests {
         let chosen = if *most > self.bounds.per_client {
             oldest_of_most()
         } else {
-            self.oldest_of_newcomers(now).filter(is_durable).or_else(oldest_of_most)
+            self.oldest_of_new_clients(now).filter(is_durable).or_else(oldest_of_most)
         };
         chosen.map(|(_, id)| id)
     }
 
-    /// Returns the oldest entry among the clients whose entries are all recent.
-    fn oldest_of_newcomers(&self, now: Ns) -> Option<Entry> {
+    /// Returns the oldest entry among the clients that are not established: all their entries are
+    /// recent.
+    fn oldest_of_new_clients(&self, now: Ns) -> Option<Entry> {
         let since = Ns((now.0 + 1).saturating_sub(self.bounds.established_after.0));
         self.by_oldest.range((since, ReservationId(0))..).next().map(|(entry, _)| *entry)
     }
@@ -125,7 +127,7 @@ impl EndedRequests {
 
     /// Checks that all indexes agree, and returns the entries by client.
     #[cfg(test)]
-    pub(super) fn checked(&self) -> &BTreeMap<Name, BTreeSet<Entry>> {
+    pub(super) fn check_indexes(&self) -> &BTreeMap<Name, BTreeSet<Entry>> {
         let all: BTreeSet<Entry> = self.by_client.values().flatten().copied().collect();
         assert_eq!(all, self.all);
         let count = self.by_client.iter().map(|(client, entries)| (entries.len(), client.clone()));

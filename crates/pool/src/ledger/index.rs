@@ -1,5 +1,5 @@
-//! Indexes over the records. Each installed record updates them, so that no decision scans all
-//! slices, hosts or reservations.
+//! Indexes of the ledger, derived from its records. Each applied record updates them, so that no
+//! decision scans all slices, hosts or reservations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use crate::{
     slice::{Quarantine, STATE_NAMES, Slot, State},
 };
 
-/// Number of a reservation's slices in each stage of coming online.
+/// Numbers of a reservation's slices that are granted and online.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     /// Slices that the device granted to the host.
     granted: u32,
-    /// Slices that the host reported online; `granted` also counts them.
+    /// Slices that the host reported online; included in `granted`.
     online: u32,
 }
 
@@ -40,20 +40,21 @@ impl Progress {
 
 impl EmcEntry {
     /// Returns the lowest slice that waits for a scrubber, and the host that scrubs the fewest
-    /// slices. Returns `None` if no slice waits, or if every host scrubs at least `pace` slices.
-    pub fn next_scrub(&self, pace: usize) -> Option<(SliceId, HostId)> {
-        let (_, host) = self.scrubbers.first().filter(|(busy, _)| *busy < pace)?;
+    /// slices. Returns `None` if no slice waits, or if every host scrubs at least `scrubs_per_host`
+    /// slices.
+    pub fn next_scrub(&self, scrubs_per_host: usize) -> Option<(SliceId, HostId)> {
+        let (_, host) = self.scrubbers.first().filter(|(busy, _)| *busy < scrubs_per_host)?;
         Some((*self.to_scrub.first()?, *host))
     }
 
     /// Returns the name of each slice state with the number of slices in this state.
     pub fn states(&self) -> impl Iterator<Item = (&'static str, u32)> {
-        STATE_NAMES.into_iter().zip(self.in_state)
+        STATE_NAMES.into_iter().zip(self.slices_by_state)
     }
 
-    /// Returns the slices that wait for a claim of a VM after a restore, lowest first. Excludes
-    /// slices that a host outside the rack may reach: such a slice waits for an operator, because a
-    /// VM may use it.
+    /// Returns the slices that no reported VM has claimed since a restore, lowest first. Excludes
+    /// slices that a host outside the rack may reach: they wait for an operator, because this host
+    /// cannot report whether a VM uses them.
     pub fn unclaimed(&self) -> impl Iterator<Item = SliceId> {
         self.unclaimed.iter().copied()
     }
@@ -71,13 +72,13 @@ impl EmcEntry {
     }
 
     /// Returns whether an attached host has not reported since a restore.
-    pub(super) fn awaits_attached_hosts(&self) -> bool {
-        self.unreported > 0
+    pub(super) fn has_unreported_host(&self) -> bool {
+        self.unreported_hosts > 0
     }
 }
 
 impl HostEntry {
-    /// Returns slices that the host scrubs or is chosen to scrub, lowest first.
+    /// Returns the slices that the host scrubs or was chosen to scrub, lowest first.
     pub fn scrubs(&self) -> impl ExactSizeIterator<Item = SliceId> {
         self.scrubs.iter().copied()
     }
@@ -86,15 +87,16 @@ impl HostEntry {
     /// manager.
     #[cfg(test)]
     pub(crate) fn is_live(&self) -> bool {
-        self.live
+        self.is_live
     }
 
     /// Returns the EMCs whose slices the host may scrub.
     fn scrubbable_emcs(&self) -> impl Iterator<Item = EmcId> {
-        let can_scrub = self.live && self.host.fence == Fence::None && !self.host.must_report;
+        let can_scrub = self.is_live && self.host.fence == Fence::None && !self.host.must_report;
         let attached = self.host.emcs.iter().filter(move |_| can_scrub);
-        let is_usable =
-            |emc: &&EmcId| !self.unseen.contains_key(*emc) && !self.host.unconfirmed_fences.contains(*emc);
+        let is_usable = |emc: &&EmcId| {
+            !self.unusable_emcs.contains_key(*emc) && !self.host.unconfirmed_fences.contains(*emc)
+        };
         attached.filter(is_usable).copied()
     }
 }
@@ -103,15 +105,15 @@ impl Ledger {
     /// Sets whether a host's agent is connected with a valid lease. Only hosts with a valid lease
     /// scrub slices. Not durable.
     pub fn set_live(&mut self, id: HostId, live: bool) {
-        if self.hosts.get(&id).is_some_and(|entry| entry.live != live) {
-            self.change_host(id, |entry| entry.live = live);
+        if self.hosts.get(&id).is_some_and(|entry| entry.is_live != live) {
+            self.change_host(id, |entry| entry.is_live = live);
         }
     }
 
     /// Records that a host sent a complete report after the ledger was loaded. Not durable.
     pub fn set_reported(&mut self, id: HostId) {
         if let Some(entry) = self.hosts.get_mut(&id) {
-            entry.reported = true;
+            entry.has_reported = true;
         }
     }
 
@@ -126,7 +128,7 @@ impl Ledger {
     }
 
     /// Adds a new host to the indexes of EMCs and unclaimed slices.
-    pub(super) fn host_added(&mut self, id: HostId) {
+    pub(super) fn index_added_host(&mut self, id: HostId) {
         let Some(entry) = self.hosts.get(&id) else { return };
         index_host(&mut self.emcs, id, entry);
         let held: Vec<SliceId> = entry.held().collect();
@@ -134,15 +136,15 @@ impl Ledger {
     }
 
     /// Removes a host from the indexes of EMCs and unclaimed slices.
-    pub(super) fn host_removed(&mut self, id: HostId, old: &HostEntry) {
+    pub(super) fn unindex_removed_host(&mut self, id: HostId, old: &HostEntry) {
         unindex_host(&mut self.emcs, id, old);
         if !old.held.is_empty() {
-            self.held_outside.insert(id, old.held.clone());
+            self.held_outside_rack.insert(id, old.held.clone());
         }
         old.held().for_each(|slice| self.update_unclaimed(slice));
     }
 
-    /// Moves a slice from its old holder to its new holder.
+    /// Updates the holder and the scrubber of a slice after a change of its slot.
     pub(super) fn update_holder(&mut self, id: SliceId, old: Slot, new: Slot) {
         let scrubber = |slot: Slot| slot.holder().filter(|_| slot.is_being_scrubbed());
         if scrubber(old) != scrubber(new) {
@@ -169,14 +171,14 @@ impl Ledger {
         if let Some(entry) = self.hosts.get_mut(&host) {
             return change(&mut entry.held);
         }
-        let held = self.held_outside.entry(host).or_default();
+        let held = self.held_outside_rack.entry(host).or_default();
         change(held);
         if held.is_empty() {
-            self.held_outside.remove(&host);
+            self.held_outside_rack.remove(&host);
         }
     }
 
-    /// Updates the index of slices that wait for a claim of a VM.
+    /// Updates whether a slice is in the index of unclaimed slices.
     pub(super) fn update_unclaimed(&mut self, slice: SliceId) {
         let is_unclaimed =
             self.slot(slice).is_some_and(|slot| is_restored(slot) && self.can_holder_report(slot));
@@ -188,7 +190,8 @@ impl Ledger {
         }
     }
 
-    /// Updates the progress of the slice's reservations before and after a change of its slot.
+    /// Updates the progress of the reservations that the slice served before and serves after a
+    /// change of its slot.
     pub(super) fn update_progress(&mut self, slice: SliceId, old: Slot, new: Slot) {
         if let Some((id, progress)) = self.progress_of(slice, old) {
             progress.subtract(Progress::of(old, id));
@@ -234,7 +237,7 @@ impl Ledger {
 
 fn index_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry) {
     for emc in host.host.emcs.iter().filter(|emc| host.host.must_report_on(**emc)) {
-        emcs.entry(*emc).and_modify(|entry| entry.unreported += 1);
+        emcs.entry(*emc).and_modify(|entry| entry.unreported_hosts += 1);
     }
     for emc in host.scrubbable_emcs() {
         emcs.entry(emc).and_modify(|entry| _ = entry.scrubbers.insert((host.scrubs.len(), id)));
@@ -243,7 +246,7 @@ fn index_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry
 
 fn unindex_host(emcs: &mut BTreeMap<EmcId, EmcEntry>, id: HostId, host: &HostEntry) {
     for emc in host.host.emcs.iter().filter(|emc| host.host.must_report_on(**emc)) {
-        emcs.entry(*emc).and_modify(|entry| entry.unreported -= 1);
+        emcs.entry(*emc).and_modify(|entry| entry.unreported_hosts -= 1);
     }
     for emc in host.scrubbable_emcs() {
         emcs.entry(emc).and_modify(|entry| _ = entry.scrubbers.remove(&(host.scrubs.len(), id)));

@@ -10,14 +10,14 @@ use crate::{
     slice::Event,
 };
 
-/// Note appended to the reason of an end while the VM's process still runs.
-const STILL_RUNNING: &str =
+/// Note appended to the cause of a reservation's end while its VM's process still runs.
+const PROCESS_STILL_RUNS_NOTE: &str =
     "; its process still runs, and its cores and local memory stay in use until it ends";
 
 /// Reference to a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Reference by the reservation's number.
+    /// Reference by the reservation's ID.
     Reservation(ReservationId),
     /// Reference by VM name: the active reservation, or else the newest ended reservation. A
     /// repeated release therefore finds the reservation that it released.
@@ -25,22 +25,23 @@ pub enum Target {
 }
 
 impl Ledger {
-    /// Returns the number of the referenced reservation.
+    /// Returns the ID of the referenced reservation.
     ///
     /// # Errors
-    /// Returns an error if the reservation does not exist or was deleted.
+    /// Returns [`Rejection::NoSuchReservation`] or [`Rejection::NoSuchVm`] if the reservation does
+    /// not exist or was deleted.
     pub fn find(&self, target: &Target) -> Result<ReservationId, Rejection> {
         match target {
             Target::Reservation(id) if self.reservations.contains_key(id) => Ok(*id),
             Target::Reservation(id) => Err(Rejection::NoSuchReservation(*id)),
             Target::Vm(vm) => {
-                let found = self.reservation_of(vm).or_else(|| self.ended_of(vm));
+                let found = self.reservation_of(vm).or_else(|| self.newest_ended_reservation_of(vm));
                 found.ok_or_else(|| Rejection::NoSuchVm(vm.clone()))
             }
         }
     }
 
-    /// Commits a reservation. The change is empty if the reservation was committed before.
+    /// Commits a reservation. The change is empty if the reservation is already committed.
     ///
     /// # Errors
     /// Returns an error if the reservation does not exist, has ended or is broken.
@@ -55,18 +56,18 @@ impl Ledger {
             Stage::Broken { why, .. } => Err(Rejection::WrongState {
                 reservation: id,
                 state: format!("broken ({why})"),
-                what: "commit",
+                what: "commit it",
             }),
             Stage::Ended { why, .. } => Err(Rejection::WrongState {
                 reservation: id,
                 state: format!("ended ({why})"),
-                what: "commit",
+                what: "commit it",
             }),
         }
     }
 
-    /// Ends a reservation; its slices drain. The change is empty if the reservation has ended
-    /// before, unless `force` is new.
+    /// Ends a reservation and starts to drain its slices. The change is empty if the reservation
+    /// has already ended, unless the end is now forced.
     ///
     /// # Errors
     /// Returns an error if the reservation does not exist.
@@ -81,8 +82,8 @@ impl Ledger {
         let force = matches!(why, EndedBy::Released { force: true, .. });
         let mut records = self.release_slices(id, reservation, force);
         if reservation.is_active() {
-            let has_process = reservation.has_process && why.leaves_process();
-            let note = if has_process { STILL_RUNNING } else { "" };
+            let has_process = reservation.has_process && why.may_leave_process();
+            let note = if has_process { PROCESS_STILL_RUNS_NOTE } else { "" };
             let what = DecisionKind::Ended { why: format!("{why}{note}") };
             let stage = Stage::Ended { at: when.now, why };
             records.push(Record::Reservation(id, Reservation { stage, has_process, ..reservation.clone() }));
@@ -92,22 +93,25 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Records whether the process of a reservation's VM runs. The change is empty if the ledger
-    /// already contains this state.
+    /// Records whether the process of a reservation's VM runs. The change is empty if this is
+    /// already recorded.
     pub fn decide_process(&self, when: When, id: ReservationId, has_process: bool, actor: Actor) -> Change {
         let Some(old) = self.reservations.get(&id).filter(|old| old.has_process != has_process) else {
             return Change::default();
         };
         let mut records = vec![Record::Reservation(id, Reservation { has_process, ..old.clone() })];
         if !old.is_active() {
-            let why =
-                if has_process { format!("ended{STILL_RUNNING}") } else { EndedBy::ProcessGone.to_string() };
+            let why = if has_process {
+                format!("ended{PROCESS_STILL_RUNS_NOTE}")
+            } else {
+                EndedBy::ProcessGone.to_string()
+            };
             records.push(decision(when, actor, Subject::Vm(old.vm.clone()), DecisionKind::Ended { why }));
         }
         Change(records)
     }
 
-    /// Returns the records of the reservation's slices that start to drain.
+    /// Returns the records that start to drain the reservation's slices.
     fn release_slices(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
         let own = reservation.slices.iter().filter_map(|s| Some((*s, self.slot(*s)?)));
         let own = own.filter(|(_, slot)| slot.reservation() == Some(id));
@@ -134,17 +138,17 @@ impl Ledger {
     }
 
     /// Returns the broken reservations, in ascending order.
-    pub fn broken(&self) -> impl ExactSizeIterator<Item = (ReservationId, &Reservation)> {
+    pub fn broken_reservations(&self) -> impl ExactSizeIterator<Item = (ReservationId, &Reservation)> {
         self.broken.iter().map(|id| (*id, &self.reservations[id]))
     }
 
     /// Returns at most `limit` reservations with an expired deadline, earliest deadline first.
-    pub fn overdue(&self, when: When, limit: usize) -> Vec<ReservationId> {
+    pub fn overdue_reservations(&self, when: When, limit: usize) -> Vec<ReservationId> {
         self.deadlines.iter().take_while(|(at, _)| *at <= when.now).take(limit).map(|(_, id)| *id).collect()
     }
 
-    /// Deletes at most `limit` expired reservations. Keeps reservations with draining slices or a
-    /// running process.
+    /// Deletes at most `limit` ended reservations whose retention time has passed. Keeps
+    /// reservations with draining slices or a running process.
     pub fn decide_prune(&self, when: When, limit: usize) -> Change {
         let expired = self.ended.expired(when.now).take(limit);
         Change(expired.map(|id| Record::Deleted(Key::Reservation(id))).collect())
@@ -153,7 +157,7 @@ impl Ledger {
     /// Deletes the next ended reservation that exceeds the limits; see [`super::ended`]. Keeps
     /// reservations that ended at `durable_until` or later.
     pub fn decide_evict(&self, when: When, durable_until: Ns) -> Option<Change> {
-        let id = self.ended.excess(when.now, durable_until)?;
+        let id = self.ended.next_excess(when.now, durable_until)?;
         Some(Change(vec![Record::Deleted(Key::Reservation(id))]))
     }
 
@@ -163,7 +167,7 @@ impl Ledger {
     }
 
     #[cfg(test)]
-    pub(crate) fn bound_ended_requests(&mut self, bounds: super::ended::Bounds) {
+    pub(crate) fn set_ended_request_limits(&mut self, bounds: super::ended::RequestLimits) {
         self.ended.bounds = bounds;
     }
 }

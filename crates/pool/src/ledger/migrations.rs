@@ -1,13 +1,13 @@
-//! Migration requests. A drain creates a request, and the scheduler answers it and migrates the VM.
-//! A declined request is repeated. A request ends when its drain is cancelled or its reservation
-//! ends.
+//! Migration requests. A drain creates a request for each VM. The scheduler answers the request and
+//! migrates the VM. A declined request is repeated. A request ends when the drain is cancelled or
+//! the reservation ends.
 
 use std::ops::Bound;
 
 use units::limits::MIGRATION_REQUEST_RETRY_AFTER;
 use units::{Name, ReservationId};
 
-use super::{Change, Ledger, When, decision, rack::Place};
+use super::{Change, Ledger, When, decision, rack::SchedulingTarget};
 use crate::{
     audit::{Actor, DecisionKind, Subject},
     record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
@@ -15,13 +15,12 @@ use crate::{
 };
 
 impl Ledger {
-    /// Returns all migration requests, in ascending order of their reservations.
+    /// Returns all migration requests, in ascending order of reservation IDs.
     pub fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
         self.migrations.iter().map(|(id, m)| (*id, m))
     }
 
-    /// Returns the migration requests of reservations with numbers above `after`, in ascending
-    /// order.
+    /// Returns the migration requests of reservations with IDs above `after`, in ascending order.
     pub fn migrations_after(
         &self,
         after: ReservationId,
@@ -86,43 +85,46 @@ impl Ledger {
         self.declined.first().map(|(at, _)| *at)
     }
 
-    /// Returns the changes of migration requests after a new scheduling of a host or EMC. A drain
-    /// requests the migration of every affected VM. The end of a drain withdraws the requests,
-    /// except for VMs on another draining host or EMC.
-    pub(super) fn migrations_for(
+    /// Returns the records of migration requests for a change of scheduling. A drain requests the
+    /// migration of every affected VM. The end of a drain withdraws the requests, except for VMs on
+    /// another draining host or EMC.
+    pub(super) fn migration_changes(
         &self,
         when: When,
-        place: &Place,
+        target: &SchedulingTarget,
         to: Scheduling,
         affected: &[ReservationId],
     ) -> Vec<Record> {
-        let why = drain_reason(place);
+        let why = drain_reason(target);
         if to == Scheduling::Draining {
             let unrequested = affected.iter().filter(|id| !self.migrations.contains_key(id));
             return unrequested.flat_map(|id| self.migration_request(when, *id, &why)).collect();
         }
-        self.withdraw_migrations(when, std::slice::from_ref(place))
+        self.withdraw_migrations(when, std::slice::from_ref(target))
     }
 
-    /// Returns the records that withdraw the migration requests of hosts and EMCs that no longer
-    /// drain or were removed. A request remains if the VM is on another draining host or EMC.
-    pub(super) fn withdraw_migrations(&self, when: When, places: &[Place]) -> Vec<Record> {
-        let reasons: Vec<String> = places.iter().map(drain_reason).collect();
+    /// Returns the records that withdraw the migration requests of hosts and EMCs that are no
+    /// longer draining or were removed. A request remains if the VM is on another draining host or
+    /// EMC.
+    pub(super) fn withdraw_migrations(&self, when: When, targets: &[SchedulingTarget]) -> Vec<Record> {
+        let reasons: Vec<String> = targets.iter().map(drain_reason).collect();
         let affected = self.migrations.iter().filter(|(_, migration)| reasons.contains(&migration.why));
-        affected.flat_map(|(id, migration)| self.migration_withdrawal(when, *id, migration, places)).collect()
+        affected
+            .flat_map(|(id, migration)| self.migration_withdrawal(when, *id, migration, targets))
+            .collect()
     }
 
-    /// Returns a migration request for an adopted VM if its host or an EMC of its slices is
-    /// draining.
+    /// Returns the records of a migration request for an adopted VM if its host or an EMC of its
+    /// slices is draining.
     pub(super) fn migration_if_draining(
         &self,
         when: When,
         id: ReservationId,
         reservation: &Reservation,
     ) -> Option<[Record; 2]> {
-        let place = self.draining_places(reservation).next()?;
+        let target = self.draining_targets(reservation).next()?;
         let unrequested = !self.migrations.contains_key(&id);
-        unrequested.then(|| migration_request(when, id, reservation, &drain_reason(&place)))
+        unrequested.then(|| migration_request(when, id, reservation, &drain_reason(&target)))
     }
 
     fn migration_request(&self, when: When, id: ReservationId, why: &str) -> [Record; 2] {
@@ -134,9 +136,9 @@ impl Ledger {
         when: When,
         id: ReservationId,
         m: &Migration,
-        from: &[Place],
+        from: &[SchedulingTarget],
     ) -> Vec<Record> {
-        match self.other_drain_of(id, from) {
+        match self.other_draining_target(id, from) {
             Some(other) => vec![Record::Migration(id, Migration { why: drain_reason(&other), ..m.clone() })],
             None => vec![
                 Record::Deleted(Key::Migration(id)),
@@ -145,20 +147,24 @@ impl Ledger {
         }
     }
 
-    /// Returns a draining host or EMC of the VM that is not in `than`.
-    fn other_drain_of(&self, id: ReservationId, than: &[Place]) -> Option<Place> {
-        self.draining_places(self.reservations.get(&id)?).find(|place| !than.contains(place))
+    /// Returns a draining host or EMC of the VM that is not in `excluded`.
+    fn other_draining_target(
+        &self,
+        id: ReservationId,
+        excluded: &[SchedulingTarget],
+    ) -> Option<SchedulingTarget> {
+        self.draining_targets(self.reservations.get(&id)?).find(|target| !excluded.contains(target))
     }
 
-    /// Returns the draining host and EMCs of a reservation.
-    fn draining_places(&self, reservation: &Reservation) -> impl Iterator<Item = Place> {
+    /// Returns the host and the EMCs of a reservation that are draining.
+    fn draining_targets(&self, reservation: &Reservation) -> impl Iterator<Item = SchedulingTarget> {
         let host = self.hosts.get(&reservation.host).map(|entry| &entry.host);
         let host = host.filter(|host| host.scheduling == Scheduling::Draining);
         let emcs = self.emcs.values().map(|entry| &entry.emc).filter(|emc| {
             emc.scheduling == Scheduling::Draining && reservation.slices.iter().any(|s| emc.contains(*s))
         });
-        let places = host.map(|host| Place::Host(host.name.clone())).into_iter();
-        places.chain(emcs.map(|emc| Place::Emc(emc.name.clone())))
+        let targets = host.map(|host| SchedulingTarget::Host(host.name.clone())).into_iter();
+        targets.chain(emcs.map(|emc| SchedulingTarget::Emc(emc.name.clone())))
     }
 }
 
@@ -177,11 +183,11 @@ fn migration_request(when: When, id: ReservationId, reservation: &Reservation, w
     [Record::Migration(id, migration), decision]
 }
 
-fn drain_reason(place: &Place) -> String {
-    match place {
-        Place::Host(name) => format!("host {name} is draining"),
-        Place::Emc(name) => format!("emc {name} is draining"),
-        Place::Slice(slice) => format!("slice {slice} is draining"),
+fn drain_reason(target: &SchedulingTarget) -> String {
+    match target {
+        SchedulingTarget::Host(name) => format!("host {name} is draining"),
+        SchedulingTarget::Emc(name) => format!("emc {name} is draining"),
+        SchedulingTarget::Slice(slice) => format!("slice {slice} is draining"),
     }
 }
 

@@ -35,8 +35,8 @@ pub struct EmcSpec {
     pub driver: String,
     /// Path of the device, in the form that the driver expects.
     pub path: String,
-    /// Serial number of a device that is attached to the buses of its hosts; otherwise `None`. Such
-    /// a device cannot revoke access.
+    /// Serial number of a shared device, which is attached to the buses of its hosts; `None` for
+    /// other devices. A shared device cannot revoke access.
     pub serial: Option<String>,
 }
 
@@ -55,28 +55,28 @@ pub struct HostSpec {
 
 /// Target of a cordon, uncordon or drain request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum SchedulingTarget {
     /// A host, by name.
     Host(Name),
     /// An EMC, by name.
     Emc(Name),
-    /// A slice, by number. Only the uncordon of a quarantined slice is valid.
+    /// A slice, by ID. The only valid request is to uncordon a quarantined slice.
     Slice(SliceId),
 }
 
-/// Reason why the host and its connections cannot be removed after a restore: the host may run VMs
+/// Reason why a host or its attachments cannot be removed after a restore: the host may run VMs
 /// that the backup does not contain.
-const UNREPORTED: &str = "it has not reported since the ledger was restored";
+const NOT_REPORTED_SINCE_RESTORE: &str = "it has not reported since the ledger was restored";
 
 impl Ledger {
-    /// Decides the changes of a new rack.toml. A change may add hosts and EMCs, change a host's
-    /// cores and local memory, and attach a host to more EMCs. It may remove hosts, EMCs and
-    /// attachments that are not in use.
+    /// Applies a new rack.toml. It may add hosts and EMCs, change a host's cores and local memory,
+    /// and attach a host to more EMCs. It may remove hosts, EMCs and attachments that are not in
+    /// use.
     ///
     /// # Errors
-    /// Returns an error if a change removes an object in use, changes a field that a running rack
-    /// cannot change, or exceeds a limit. After a restore, also returns an error for additions
-    /// until every host has reported.
+    /// Returns an error if rack.toml removes an object in use, changes an immutable field, or
+    /// exceeds a limit. After a restore, also returns an error for additions until every host has
+    /// reported.
     pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Rejection> {
         self.check_additions(spec)?;
         let mut changes = Vec::new();
@@ -89,12 +89,11 @@ impl Ledger {
         Ok(Change(records))
     }
 
-    /// Checks that the new hosts and EMCs may be added. After a restore, a new object may have been
-    /// part of the rack before, also after an earlier restore of the same backup. Devices and hosts
-    /// may still use the old number of such an object, so every host must report before an
-    /// addition.
+    /// Checks that the new hosts and EMCs may be added. After a restore, every host must report
+    /// before an addition: a new object may have been part of the rack after the backup, and
+    /// devices and hosts may still use its old ID.
     fn check_additions(&self, spec: &RackSpec) -> Result<(), Rejection> {
-        let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.reported);
+        let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.has_reported);
         let Some(unreported) = unreported else { return Ok(()) };
         let emc = spec.emcs.iter().find(|emc| self.emc_named(&emc.name).is_none());
         let host = spec.hosts.iter().find(|host| self.host_named(&host.name).is_none());
@@ -105,10 +104,9 @@ impl Ledger {
         }
     }
 
-    /// Reserves host numbers that a device reports and the ledger does not contain, so that a new
-    /// host does not get such a number. The number may belong to a host that was added after an
-    /// earlier restore of the same backup. Ignores numbers at or above the next number plus
-    /// [`HOSTS_LOST_MAX`].
+    /// Reserves host IDs that a device reports and the ledger does not contain, so that a new host
+    /// does not get such an ID. The ID may belong to a host that was added after an earlier restore
+    /// of the same backup. Ignores IDs at or above the next ID plus [`HOSTS_LOST_MAX`].
     pub fn decide_reserve_host_ids(&self, hosts: impl IntoIterator<Item = HostId>) -> Change {
         let next = self.meta.next_host.0;
         let lost = next..next.saturating_add(HOSTS_LOST_MAX);
@@ -140,13 +138,13 @@ impl Ledger {
                 }
                 None => {
                     let id = next;
-                    next = EmcId(number_after(next.0, 1, "EMCs ever added", EMCS_EVER_MAX)?);
+                    next = EmcId(next_free_id(next.0, 1, "EMCs ever added", EMCS_EVER_MAX)?);
                     changes.push(format!(
                         "emc {} added with {} slices from {first}",
                         emc_spec.name, emc_spec.slices
                     ));
                     records.push(Record::Emc(id, new_emc(emc_spec, first)));
-                    first = SliceId(number_after(
+                    first = SliceId(next_free_id(
                         first.0,
                         emc_spec.slices,
                         "slices ever added",
@@ -166,7 +164,7 @@ impl Ledger {
             changes.push(format!("emc {} removed", entry.emc.name));
             records.extend(entry.emc.range().map(|s| Record::Deleted(Key::Slice(s))));
             records.push(Record::Deleted(Key::Emc(*id)));
-            removed.push(Place::Emc(entry.emc.name.clone()));
+            removed.push(SchedulingTarget::Emc(entry.emc.name.clone()));
         }
         records.extend(self.withdraw_migrations(when, &removed));
         Ok(ids)
@@ -183,34 +181,35 @@ impl Ledger {
         check_limit("hosts", spec.hosts.len() as u64, HOSTS_MAX as u64)?;
         let mut next = self.meta.next_host;
         for host_spec in &spec.hosts {
-            let connections = host_spec
+            let attachments = host_spec
                 .emcs
                 .iter()
                 .map(|name| emcs.get(name).copied().ok_or(Rejection::NoSuchEmc(name.clone())));
-            let connections: Vec<EmcId> = connections.collect::<Result<_, _>>()?;
+            let attachments: Vec<EmcId> = attachments.collect::<Result<_, _>>()?;
             match self.host_named(&host_spec.name) {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
-                    let unconfirmed_fences = unconfirmed_after_attachment_change(old, &connections, emcs);
+                    let unconfirmed_fences = unconfirmed_after_attachment_change(old, &attachments, emcs);
                     let mut host = Host {
                         cores: host_spec.cores,
                         local: host_spec.local,
-                        emcs: connections,
+                        emcs: attachments,
                         unconfirmed_fences,
                         ..old.clone()
                     };
                     if host != self.hosts[&id].host {
-                        self.check_connections_in_use(&self.hosts[&id], &host)?;
+                        self.check_attachments_in_use(&self.hosts[&id], &host)?;
                         changes.push(format!("host {} changed", host_spec.name));
-                        // Removing the last unconfirmed EMC completes the fence.
+                        // The fence is complete if the last EMC that had not confirmed it was
+                        // removed.
                         records.extend(complete_fence(when, &mut host));
                         records.push(Record::Host(id, host));
                     }
                 }
                 None => {
                     changes.push(format!("host {} added", host_spec.name));
-                    records.push(Record::Host(next, new_host(host_spec, connections)));
-                    next = HostId(number_after(next.0, 1, "hosts ever added", HOSTS_EVER_MAX)?);
+                    records.push(Record::Host(next, new_host(host_spec, attachments)));
+                    next = HostId(next_free_id(next.0, 1, "hosts ever added", HOSTS_EVER_MAX)?);
                 }
             }
         }
@@ -218,7 +217,10 @@ impl Ledger {
         for (id, entry) in self.hosts.iter().filter(|(_, entry)| !remaining.contains(&entry.host.name)) {
             let what = || format!("host {}", entry.host.name);
             if entry.host.must_report {
-                return Err(Rejection::NotDrained { what: what(), why: UNREPORTED.to_owned() });
+                return Err(Rejection::NotDrained {
+                    what: what(),
+                    why: NOT_REPORTED_SINCE_RESTORE.to_owned(),
+                });
             }
             let vms = entry.reservations.len() + entry.ended_with_process.len();
             if !entry.held.is_empty() || vms > 0 {
@@ -231,10 +233,10 @@ impl Ledger {
         Ok(())
     }
 
-    fn check_connections_in_use(&self, old: &HostEntry, new: &Host) -> Result<(), Rejection> {
-        let what = || format!("a connection of host {}", new.name);
+    fn check_attachments_in_use(&self, old: &HostEntry, new: &Host) -> Result<(), Rejection> {
+        let what = || format!("an attachment of host {}", new.name);
         if old.host.must_report && old.host.emcs.iter().any(|emc| !new.emcs.contains(emc)) {
-            return Err(Rejection::NotDrained { what: what(), why: UNREPORTED.to_owned() });
+            return Err(Rejection::NotDrained { what: what(), why: NOT_REPORTED_SINCE_RESTORE.to_owned() });
         }
         let in_use = old.held().find(|s| self.emc_of(*s).is_some_and(|emc| !new.emcs.contains(&emc)));
         match in_use {
@@ -253,31 +255,31 @@ impl Ledger {
     pub fn decide_scheduling(
         &self,
         when: When,
-        place: &Place,
+        target: &SchedulingTarget,
         to: Scheduling,
         actor: Actor,
         reason: &str,
     ) -> Result<Change, Rejection> {
-        let affected = self.reservations_at(place)?;
-        let (subject, now, record) = match place {
-            Place::Slice(slice) if to == Scheduling::Enabled => {
+        let affected = self.reservations_at(target)?;
+        let (subject, now, record) = match target {
+            SchedulingTarget::Slice(slice) if to == Scheduling::Enabled => {
                 return self.decide_requalify(when, *slice, actor, reason);
             }
-            Place::Slice(slice) => {
+            SchedulingTarget::Slice(slice) => {
                 let (slice, what) = (
                     *slice,
-                    "cordon or drain: a slice accepts only uncordon, and only while it is quarantined",
+                    "cordon or drain it: a slice can only be uncordoned, and only while it is quarantined",
                 );
                 let state = self.slot(slice).map_or("unknown", super::Slot::state_name);
                 return Err(Rejection::SliceWrongState { slice, state, what });
             }
-            Place::Host(name) => {
+            SchedulingTarget::Host(name) => {
                 let id = self.host_named(name).ok_or_else(|| Rejection::NoSuchHost(name.clone()))?;
                 let host = self.hosts[&id].host.clone();
                 let now = host.scheduling;
                 (Subject::Host(name.clone()), now, Record::Host(id, Host { scheduling: to, ..host }))
             }
-            Place::Emc(name) => {
+            SchedulingTarget::Emc(name) => {
                 let id = self.emc_named(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
                 let emc = self.emcs[&id].emc.clone();
                 let now = emc.scheduling;
@@ -294,24 +296,24 @@ impl Ledger {
             Scheduling::Cordoned => DecisionKind::Cordoned { reason },
             Scheduling::Draining => DecisionKind::Draining { reason, vms },
         };
-        records.extend(self.migrations_for(when, place, to, &affected));
+        records.extend(self.migration_changes(when, target, to, &affected));
         records.push(decision(when, actor, subject, what));
         Ok(Change(records))
     }
 
-    /// Returns the active reservations of a host, or those that have slices of an EMC; none for a
-    /// slice. For an EMC, the result includes reservations of hosts that have not reported since a
-    /// restore, because these reservations may have slices of the EMC.
+    /// Returns the active reservations of a host, or the active reservations with slices of an EMC.
+    /// Returns none for a slice. For an EMC, this includes reservations with recorded slices of the
+    /// EMC whose host has not reported since a restore: the host may still use these slices.
     ///
     /// # Errors
     /// Returns an error if the host, EMC or slice does not exist.
-    pub fn reservations_at(&self, place: &Place) -> Result<Vec<units::ReservationId>, Rejection> {
-        match place {
-            Place::Host(name) => {
+    pub fn reservations_at(&self, target: &SchedulingTarget) -> Result<Vec<units::ReservationId>, Rejection> {
+        match target {
+            SchedulingTarget::Host(name) => {
                 let id = self.host_named(name).ok_or_else(|| Rejection::NoSuchHost(name.clone()))?;
                 Ok(self.hosts[&id].reservations().collect())
             }
-            Place::Emc(name) => {
+            SchedulingTarget::Emc(name) => {
                 let id = self.emc_named(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
                 let emc = &self.emcs[&id].emc;
                 let owners = emc.range().filter_map(|slice| self.slot(slice)?.reservation());
@@ -324,15 +326,15 @@ impl Ledger {
                     .filter(|id| self.reservations.get(id).is_some_and(Reservation::is_active));
                 Ok(active.collect::<BTreeSet<_>>().into_iter().collect())
             }
-            Place::Slice(slice) => {
+            SchedulingTarget::Slice(slice) => {
                 self.slot(*slice).map(|_| Vec::new()).ok_or(Rejection::NoSuchSlice(*slice))
             }
         }
     }
 
-    /// Records the intent to fence a host, before the manager calls any device. The host's
-    /// reservations end. Every EMC that is attached or has slices of the host must confirm the
-    /// fence. The change is empty if the host is already fenced or being fenced, unless
+    /// Records the intent to fence a host, before the manager calls any device. Ends the host's
+    /// reservations. Every EMC to which the host is attached, or of which it may reach slices, must
+    /// confirm the fence. The change is empty if the host is already fenced or being fenced, unless
     /// `powered_off` is new.
     pub fn decide_fence(
         &self,
@@ -350,24 +352,31 @@ impl Ledger {
         let mut fencing = Host { fence: Fence::Fencing { powered_off }, ..entry.host.clone() };
         if !is_newly_confirmed {
             fencing.fenced_at = when.wall;
-            // Includes EMCs whose connection to the host was removed.
-            let holds_on = entry.held().filter_map(|slice| self.emc_of(slice));
-            // A restored ledger may lack some connections of the host.
+            // Includes EMCs whose attachment to the host was removed.
+            let has_slices_on = entry.held().filter_map(|slice| self.emc_of(slice));
+            // A restored ledger may lack some attachments of the host.
             let uncertain = self.emcs.keys().filter(|_| entry.host.must_report);
-            let to_confirm = holds_on.chain(entry.host.emcs.iter().copied()).chain(uncertain.copied());
+            let to_confirm = has_slices_on.chain(entry.host.emcs.iter().copied()).chain(uncertain.copied());
             fencing.unconfirmed_fences.extend(to_confirm);
             fencing.unwired_fences.clear();
         }
         let mut records = vec![Record::Host(host, fencing)];
-        records.extend(self.end_all(when, entry, &EndedBy::HostFenced, &Actor::Manager));
+        records.extend(self.end_all_reservations(when, entry, &EndedBy::HostFenced, &Actor::Manager));
         let slices = u32::try_from(entry.held.len()).unwrap_or(u32::MAX);
         let what = DecisionKind::Fencing { reason: reason.to_owned(), slices };
         records.push(decision(when, actor, Subject::Host(entry.host.name.clone()), what));
         Change(records)
     }
 
-    /// Ends all reservations of a host, and the processes of its ended reservations.
-    fn end_all(&self, when: When, entry: &HostEntry, why: &EndedBy, actor: &Actor) -> Vec<Record> {
+    /// Ends all active reservations of a host, and records that the processes of its ended
+    /// reservations have exited.
+    fn end_all_reservations(
+        &self,
+        when: When,
+        entry: &HostEntry,
+        why: &EndedBy,
+        actor: &Actor,
+    ) -> Vec<Record> {
         let ends = entry.reservations().map(|id| self.decide_end(when, id, why.clone(), actor.clone()));
         let ends = ends.filter_map(Result::ok);
         let gone = entry.ended_with_process().map(|id| self.decide_process(when, id, false, actor.clone()));
@@ -392,7 +401,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Completes the fence of a host if all EMCs have confirmed it or none has to.
+    /// Completes the fence of a host if no EMC must still confirm it.
     pub fn decide_fence_completed(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
@@ -411,17 +420,20 @@ impl Ledger {
         records.collect()
     }
 
-    /// Applies the boot id and state that an agent reports. A host that restarted, or is clean, has
-    /// released everything: its fence ends, but EMCs that have not confirmed the fence must still
-    /// do so. A restart also ends the host's VMs.
+    /// Applies a boot ID, and whether the host is clean, as reported by an agent. A host that
+    /// restarted or is clean has released all slices, so its fence ends. EMCs that have not
+    /// confirmed the fence must still confirm it. A restart also ends the host's VMs.
     pub fn decide_agent_identity(&self, when: When, host: HostId, boot_id: &str, clean: bool) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
         let rebooted = !new.boot_id.is_empty() && new.boot_id != boot_id;
         new.boot_id = boot_id.to_owned();
         let actor = Actor::Agent(new.name.clone());
-        let mut records =
-            if rebooted { self.end_all(when, entry, &EndedBy::HostRestarted, &actor) } else { Vec::new() };
+        let mut records = if rebooted {
+            self.end_all_reservations(when, entry, &EndedBy::HostRestarted, &actor)
+        } else {
+            Vec::new()
+        };
         if new.fence != Fence::None && (rebooted || clean) {
             new.fence = Fence::None;
             new.unwired_fences.clear();
@@ -459,7 +471,7 @@ impl Ledger {
     }
 }
 
-/// Completes a fence if every EMC has confirmed it.
+/// Completes a fence if every EMC has confirmed it. Returns the record of the decision.
 fn complete_fence(when: When, host: &mut Host) -> Option<Record> {
     if !matches!(host.fence, Fence::Fencing { .. }) || !host.unconfirmed_fences.is_empty() {
         return None;
@@ -468,15 +480,15 @@ fn complete_fence(when: When, host: &mut Host) -> Option<Record> {
     Some(decision(when, Actor::Manager, Subject::Host(host.name.clone()), DecisionKind::Fenced))
 }
 
-/// Returns the EMCs that must still confirm the host's fence after its connections changed. These
-/// are the unconfirmed EMCs that remain in the rack. For a fenced host, they include newly attached
-/// EMCs, which may have granted slices to the host.
+/// Returns the EMCs that must still confirm the host's fence after its attachments changed: the
+/// unconfirmed EMCs that remain in the rack and, for a fenced host, the newly attached EMCs. A
+/// newly attached EMC may have granted slices to the host before.
 fn unconfirmed_after_attachment_change(
     old: &Host,
-    connections: &[EmcId],
+    attachments: &[EmcId],
     emcs: &BTreeMap<Name, EmcId>,
 ) -> BTreeSet<EmcId> {
-    let added = connections.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
+    let added = attachments.iter().filter(|emc| old.fence != Fence::None && !old.emcs.contains(emc));
     let left = old.unconfirmed_fences.iter().filter(|emc| emcs.values().any(|id| id == *emc));
     left.chain(added).copied().collect()
 }
@@ -497,9 +509,9 @@ fn check_limit(what: &'static str, n: u64, max: u64) -> Result<(), Rejection> {
     if n <= max { Ok(()) } else { Err(Rejection::LimitExceeded { what, max }) }
 }
 
-/// Returns the next free number after taking `count` numbers from `first`. Numbers are never
-/// reused, because devices, hosts and records of ended reservations may still contain them.
-fn number_after(first: u32, count: u32, what: &'static str, max: u32) -> Result<u32, Rejection> {
+/// Returns the next free ID after `count` IDs from `first` are used. IDs are never reused, because
+/// devices, hosts and records of ended reservations may still contain them.
+fn next_free_id(first: u32, count: u32, what: &'static str, max: u32) -> Result<u32, Rejection> {
     let next = first.checked_add(count).filter(|next| *next <= max);
     next.ok_or(Rejection::LimitExceeded { what, max: u64::from(max) })
 }

@@ -1,6 +1,6 @@
 //! Reservations: capacity checks, choice of slices, and repeated requests. If possible, all slices
-//! of a VM are from one EMC, because an EMC is a failure domain (Pond, 4.4). The EMC with the most
-//! free slices is chosen, to balance load.
+//! of a VM are from one EMC, because an EMC is a failure domain (Pond, section 4.4). To balance
+//! load, the EMC with the most free slices is chosen.
 
 use smallvec::SmallVec;
 use units::limits::{RESERVATIONS_PER_HOST_MAX, SLICES_PER_HOST_MAX};
@@ -33,8 +33,7 @@ pub struct Reserve {
     pub pinned: bool,
     /// Time until the reservation expires if it is not committed.
     pub commit_within: Ns,
-    /// User of the host who may access the VM's memory, in addition to root; `None` for the agent's
-    /// user.
+    /// User who may access the VM's memory, in addition to root; `None` for the agent's user.
     pub uid: Option<UserId>,
 }
 
@@ -59,12 +58,12 @@ impl Ledger {
     /// Decides a request to reserve memory and cores for a VM.
     ///
     /// # Errors
-    /// Returns an error if the request id was used with other content or the VM has an active
+    /// Returns an error if the request ID was used with other content or the VM has an active
     /// reservation. Also returns an error if the host accepts no reservations or has too little
     /// capacity.
     pub fn decide_reserve(&self, when: When, request: Reserve) -> Result<ReserveOutcome, Rejection> {
         if let Some(id) = self.by_request.get(&request.request) {
-            return self.repeated(*id, &request);
+            return self.resolve_repeated_request(*id, &request);
         }
         if let Some(id) = self.by_vm.get(&request.vm) {
             return Err(self.vm_already_reserved(*id, &request.vm));
@@ -73,16 +72,20 @@ impl Ledger {
             self.host_named(&request.host).ok_or_else(|| Rejection::NoSuchHost(request.host.clone()))?;
         let host = &self.hosts[&host_id];
         check_capacity(host, &request)?;
-        let placement = self.choose(host, &request)?;
+        let placement = self.choose_emcs(host, &request)?;
         Ok(ReserveOutcome::New(
             self.meta.next_reservation,
             self.reservation_change(when, request, host_id, &placement),
         ))
     }
 
-    fn repeated(&self, id: ReservationId, request: &Reserve) -> Result<ReserveOutcome, Rejection> {
+    fn resolve_repeated_request(
+        &self,
+        id: ReservationId,
+        request: &Reserve,
+    ) -> Result<ReserveOutcome, Rejection> {
         let existing = &self.reservations[&id];
-        // The ledger does not contain the name of a removed host.
+        // The host may have been removed; the ledger no longer contains its name.
         let host = self.hosts.get(&existing.host).map(|entry| &entry.host.name);
         let same = [
             ("vm", existing.vm == request.vm),
@@ -107,9 +110,9 @@ impl Ledger {
         Rejection::VmAlreadyReserved { vm: vm.clone(), reservation: id, host }
     }
 
-    /// Takes slices from the EMCs with the most free slices first. If one EMC has enough free
-    /// slices, all slices are from one EMC; otherwise from as few EMCs as possible.
-    fn choose(&self, host: &HostEntry, request: &Reserve) -> Result<Placement, Rejection> {
+    /// Allocates slices from the EMCs with the most free slices first. If one EMC has enough free
+    /// slices, all slices are from this EMC; otherwise they are from as few EMCs as possible.
+    fn choose_emcs(&self, host: &HostEntry, request: &Reserve) -> Result<Placement, Rejection> {
         let mut placement = Placement::new();
         if request.slices == 0 {
             return Ok(placement);
@@ -130,25 +133,25 @@ impl Ledger {
                 host: request.host.clone(),
                 requested: request.slices,
                 free: request.slices - missing,
-                closed: self.closed_to(host),
+                closed: self.excluded_emcs(host),
             });
         }
         Ok(placement)
     }
 
-    /// Returns the attached EMCs that have free slices but cannot be used now, each with the
-    /// reason.
-    fn closed_to(&self, host: &HostEntry) -> Vec<(Name, u32, ExclusionReason)> {
+    /// Returns the attached EMCs that have free slices but cannot be used now, each with its number
+    /// of free slices and the reason.
+    fn excluded_emcs(&self, host: &HostEntry) -> Vec<(Name, u32, ExclusionReason)> {
         let attached = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
-        let closed =
-            attached.filter_map(|(id, e)| Some((e.emc.name.clone(), e.free(), not_chosen(host, id, e)?)));
+        let closed = attached
+            .filter_map(|(id, e)| Some((e.emc.name.clone(), e.free(), exclusion_reason(host, id, e)?)));
         closed.filter(|(_, free, _)| *free > 0).collect()
     }
 
     /// Returns the EMCs from which new reservations of a host may get slices.
     pub fn reach<'a>(&'a self, host: &'a HostEntry) -> impl Iterator<Item = (EmcId, &'a EmcEntry)> {
         let entries = host.host.emcs.iter().filter_map(|id| Some((*id, self.emcs.get(id)?)));
-        entries.filter(|(id, entry)| not_chosen(host, *id, entry).is_none())
+        entries.filter(|(id, entry)| exclusion_reason(host, *id, entry).is_none())
     }
 
     fn reservation_change(
@@ -217,7 +220,7 @@ impl Ledger {
                     _ if most_free == Some(free) => ExclusionReason::Tied,
                     _ => ExclusionReason::Fuller,
                 };
-                others.push((name, free, not_chosen(host, *id, entry).unwrap_or(fewer)));
+                others.push((name, free, exclusion_reason(host, *id, entry).unwrap_or(fewer)));
             }
         }
         DecisionKind::Reserved {
@@ -231,8 +234,8 @@ impl Ledger {
     }
 }
 
-fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<ExclusionReason> {
-    if host.unseen().contains_key(&emc) {
+fn exclusion_reason(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<ExclusionReason> {
+    if host.unusable_emcs().contains_key(&emc) {
         return Some(ExclusionReason::NotSeen);
     }
     if entry.up && host.host.unconfirmed_fences.contains(&emc) {
@@ -246,8 +249,9 @@ fn not_chosen(host: &HostEntry, emc: EmcId, entry: &EmcEntry) -> Option<Exclusio
     }
 }
 
-/// Returns the reason why a host accepts no reservations, according to the ledger.
-pub(super) fn not_schedulable(host: &HostEntry) -> Option<&'static str> {
+/// Returns the reason why a host accepts no reservations according to the ledger; `None` if it
+/// accepts them.
+pub(super) fn unschedulable_reason(host: &HostEntry) -> Option<&'static str> {
     match (host.host.fence, host.host.scheduling, host.host.must_report) {
         (Fence::Fencing { .. }, _, _) => Some("being fenced"),
         (Fence::Fenced, _, _) => Some("fenced"),
@@ -260,14 +264,14 @@ pub(super) fn not_schedulable(host: &HostEntry) -> Option<&'static str> {
 
 impl HostEntry {
     /// Returns the reason why the host accepts no reservations; `None` if it accepts them.
-    pub fn not_schedulable(&self) -> Option<&'static str> {
-        not_schedulable(self)
+    pub fn unschedulable_reason(&self) -> Option<&'static str> {
+        unschedulable_reason(self)
     }
 }
 
 fn check_capacity(host: &HostEntry, request: &Reserve) -> Result<(), Rejection> {
     let name = || request.host.clone();
-    if let Some(why) = not_schedulable(host) {
+    if let Some(why) = unschedulable_reason(host) {
         return Err(Rejection::HostNotSchedulable { host: name(), why });
     }
     if host.cores_free() < request.cores {

@@ -1,4 +1,5 @@
-//! Slice changes that no request causes: reports of devices and hosts, quarantine, and restore.
+//! Changes of slices that do not come from reservations: reports of devices and hosts, quarantine,
+//! and restore.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +16,8 @@ use crate::{
 };
 
 impl Ledger {
-    /// Applies an event to a slice. Returns `None` if the slice's state does not accept the event,
-    /// because reports may be late or repeated.
+    /// Applies an event to a slice. Returns `None` if the slice's state does not accept the event:
+    /// reports may be late or repeated.
     pub fn decide_slice(&self, slice: SliceId, event: Event) -> Option<Change> {
         let next = self.slot(slice)?.step(event).ok()?;
         Some(Change(vec![Record::Slice(slice, next)]))
@@ -38,16 +39,17 @@ impl Ledger {
         let what = DecisionKind::Quarantined { why: why.clone() };
         let mut records =
             vec![Record::Slice(slice, next), decision(when, Actor::Manager, Subject::Slice(slice), what)];
-        records.extend(self.fence_to_confirm(slice, next));
+        records.extend(self.require_fence_confirmation(slice, next));
         if let Some(id) = slot.reservation() {
             records.extend(self.decide_break(when, id, format!("slice {slice} is quarantined: {why}")).0);
         }
         Some(Change(records))
     }
 
-    /// Requires the EMC of a slice to confirm the fence of the slice's holder, if the fence did not
-    /// include this EMC. A restored ledger may lack the connection between the host and the EMC.
-    fn fence_to_confirm(&self, slice: SliceId, slot: Slot) -> Option<Record> {
+    /// If the holder of the slice is fenced without confirmation by the slice's EMC, requires the
+    /// EMC to confirm the fence. A restored ledger may lack the connection between the host and the
+    /// EMC.
+    fn require_fence_confirmation(&self, slice: SliceId, slot: Slot) -> Option<Record> {
         let (id, emc) = (slot.holder()?, self.emc_of(slice)?);
         let host = &self.hosts.get(&id)?.host;
         let confirms = host.unconfirmed_fences.contains(&emc) || host.is_fenced_at(emc);
@@ -62,8 +64,8 @@ impl Ledger {
     }
 
     /// Requalifies a quarantined slice on an operator's request. If the slice's holder is outside
-    /// the rack and cannot report, the request itself confirms that the holder has released the
-    /// slice.
+    /// the rack, it cannot report a release; the request then counts as confirmation that it has
+    /// released the slice.
     ///
     /// # Errors
     /// Returns an error if the slice does not exist or is not quarantined.
@@ -75,9 +77,9 @@ impl Ledger {
         reason: &str,
     ) -> Result<Change, Rejection> {
         let slot = self.slot(slice).ok_or(Rejection::NoSuchSlice(slice))?;
-        let what = "uncordon";
+        let what = "uncordon it";
         let rejection = Rejection::SliceWrongState { slice, state: slot.state_name(), what };
-        let is_released = self.needs_no_release(slice, slot) || !self.can_holder_report(slot);
+        let is_released = self.is_revocation_sufficient(slice, slot) || !self.can_holder_report(slot);
         let next = slot.step(Event::Requalify { is_released }).map_err(|_| rejection)?;
         let decision_kind = DecisionKind::Requalified { reason: reason.to_owned() };
         Ok(Change(vec![
@@ -86,8 +88,9 @@ impl Ledger {
         ]))
     }
 
-    /// Returns whether a revocation by the device suffices to cut off the slice's holder.
-    fn needs_no_release(&self, slice: SliceId, slot: Slot) -> bool {
+    /// Returns whether a revocation by the device suffices, so that the slice's holder need not
+    /// release the slice.
+    fn is_revocation_sufficient(&self, slice: SliceId, slot: Slot) -> bool {
         self.can_revoke(slice) || self.is_unreachable(slice, slot)
     }
 
@@ -105,14 +108,14 @@ impl Ledger {
     }
 
     /// Returns whether a host that may reach slices of an EMC has not reported since a restore.
-    /// Such a host is attached to the EMC or holds a grant of it.
+    /// Such a host is attached to the EMC or holds a slice of it.
     pub fn awaits_reports(&self, emc: EmcId) -> bool {
         let Some(entry) = self.emcs.get(&emc) else { return false };
-        entry.awaits_attached_hosts() || self.unreported_on(emc).next().is_some()
+        entry.has_unreported_host() || self.unreported_hosts_on(emc).next().is_some()
     }
 
     /// Returns the hosts that may reach slices of an EMC and have not reported since a restore.
-    pub(crate) fn unreported_on(&self, emc: EmcId) -> impl Iterator<Item = &Host> {
+    pub(crate) fn unreported_hosts_on(&self, emc: EmcId) -> impl Iterator<Item = &Host> {
         let entry = self.emcs.get(&emc);
         let unreported = self.hosts.values().filter(move |entry| entry.host.must_report_on(emc));
         let may_reach = move |host: &&HostEntry| {
@@ -121,9 +124,9 @@ impl Ledger {
         unreported.filter(may_reach).map(|entry| &entry.host)
     }
 
-    /// Returns the epoch of the slice's grant to a VM. A device without this epoch was replaced or
-    /// emptied. Draining slices are excluded, so that an EMC with a lost record works again after
-    /// its VMs have ended.
+    /// Returns the epoch under which the slice is granted to a VM, if any. A device that has no
+    /// record of this epoch was replaced or emptied. Draining slices are excluded, so that an EMC
+    /// with a lost record becomes usable again after the VMs with its slices have ended.
     pub fn granted_epoch(&self, slice: SliceId) -> Option<Epoch> {
         let slot = self.slot(slice)?;
         matches!(slot.state, State::Onlining(_) | State::Online(_)).then_some(slot.epoch)
@@ -134,10 +137,10 @@ impl Ledger {
         self.emc_of(slice).is_some_and(|emc| self.emcs[&emc].emc.can_revoke())
     }
 
-    /// Requalifies unclaimed slices after a restore, once every host has reported. The holder of a
-    /// slice must release it first, even if the device can revoke access, because a process that
-    /// outlives its VM may still use the memory.
-    pub fn decide_release_unclaimed(&self, slices: &[SliceId]) -> Change {
+    /// Requalifies unclaimed slices after a restore, once every host has reported. Even if the
+    /// device can revoke access, the holder of a slice must release it first, because a process
+    /// that outlived its VM may still use the memory.
+    pub fn decide_requalify_unclaimed(&self, slices: &[SliceId]) -> Change {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
             let is_released = self.is_unreachable(*slice, slot);
@@ -150,13 +153,13 @@ impl Ledger {
 
     /// Adopts a running VM on slices that the ledger does not assign to it.
     ///
-    /// Reservation numbers increase, and a VM has one active reservation. If two reservations have
-    /// the same VM name, the reservation with the lower number is therefore the earlier one and was
-    /// released. The slices of the earlier reservation drain until its process ends.
+    /// Reservation IDs increase, and a VM has at most one active reservation. If two reservations
+    /// have the same VM name, the reservation with the lower ID is therefore the earlier one and
+    /// was released. The slices of the earlier reservation drain until its process ends.
     ///
-    /// Returns `None` if the device does not confirm a slice. Also returns `None` if an earlier
-    /// reservation of this name still has slices and `id` is at or above the next reservation
-    /// number, because the order of the two reservations is then unknown.
+    /// Returns `None` if the device does not confirm a slice. Also returns `None` if another active
+    /// reservation of this VM name has slices and `id` is at or above the next reservation ID,
+    /// because the order of the two reservations is then unknown.
     pub fn decide_adopt(
         &self,
         when: When,
@@ -168,13 +171,13 @@ impl Ledger {
         let known = self.reservations.get(&id);
         let ended = match known.map(|known| &known.stage) {
             Some(ended @ Stage::Ended { .. }) => Some(ended.clone()),
-            _ if other > Some(id) => Some(Stage::Ended { at: when.now, why: superseded_by_later_vm() }),
+            _ if other > Some(id) => Some(Stage::Ended { at: when.now, why: end_by_later_vm() }),
             _ => None,
         };
         let owner = Owner { host, reservation: id };
         let mut records = Vec::with_capacity(vm.slices.len() + 2);
         for holding in &vm.slices {
-            let online = self.adopted(*holding, owner)?;
+            let online = self.adopted_slot(*holding, owner)?;
             let next = match ended {
                 Some(_) => online.step(Event::Release { force: false }).ok()?,
                 None => online,
@@ -186,7 +189,7 @@ impl Ledger {
                 // This ledger never assigned `id`, so the order of the two reservations is unknown.
                 return None;
             }
-            records.extend(self.decide_end(when, earlier, superseded_by_later_vm(), Actor::Manager).ok()?.0);
+            records.extend(self.decide_end(when, earlier, end_by_later_vm(), Actor::Manager).ok()?.0);
         }
         let mut ids: Vec<_> = vm.slices.iter().map(|holding| holding.slice).collect();
         ids.sort_unstable();
@@ -212,17 +215,17 @@ impl Ledger {
         self.reservations[&id].slices.iter().any(own)
     }
 
-    /// Returns the slot of a slice that the running VM uses. The ledger assigned the slice to the
-    /// VM, or the device confirms the VM's epoch.
-    fn adopted(&self, holding: Holding, owner: Owner) -> Option<Slot> {
+    /// Returns the online slot of a slice that the running VM uses. Returns `None` unless the
+    /// ledger assigned the slice to the VM or the device confirms the VM's epoch.
+    fn adopted_slot(&self, holding: Holding, owner: Owner) -> Option<Slot> {
         let slot = self.slot(holding.slice)?;
         let own = slot.epoch == holding.epoch && slot.state == State::Online(owner);
         if own { Some(slot) } else { slot.step(Event::Adopt(owner, holding.epoch)).ok() }
     }
 
-    /// Reserves slice numbers that a host holds and the ledger does not contain, so that a new EMC
-    /// does not get them. The numbers may belong to an EMC that was added after an earlier restore
-    /// of the same backup. Ignores numbers from `end`, because no EMC ever had them.
+    /// Reserves slice IDs that a host reports and the ledger does not contain, so that a new EMC
+    /// does not get them. The IDs may belong to an EMC that was added after an earlier restore of
+    /// the same backup. Ignores IDs at or above `end`, because no EMC ever had them.
     pub fn decide_reserve_slice_ids(
         &self,
         slices: impl IntoIterator<Item = SliceId>,
@@ -235,7 +238,7 @@ impl Ledger {
     }
 
     /// Creates a reservation for a reported VM that the restored ledger does not contain. The
-    /// report does not contain cores, so the reservation has 0.
+    /// report does not contain cores, so the reservation has 0 cores.
     fn lost_reservation(&self, when: When, id: ReservationId, host: HostId, vm: &ObservedVm) -> Reservation {
         let request = format!("restored:{}:{}", self.meta.generation, id.0);
         Reservation {
@@ -258,15 +261,15 @@ impl Ledger {
     }
 
     /// Quarantines every slice after a restore. The backup is older than the state of the rack, so
-    /// nothing in it is reliable before the hosts have reported:
+    /// the following holds until the hosts have reported:
     ///
     /// - Fences are outdated: a fenced host may run VMs again.
-    /// - Boot ids are outdated: a different boot id does not prove that the host has released
+    /// - Boot IDs are outdated: a different boot ID does not prove that the host has released
     ///   memory that it received after the backup.
-    /// - Reservation numbers continue above all numbers used after the backup and after other
-    ///   restores of the same backup.
-    /// - 32-bit numbers of hosts and slices continue above all numbers used after the backup.
-    pub fn decide_restored(&self) -> Change {
+    /// - Reservation IDs continue above all IDs used after the backup and after other restores of
+    ///   the same backup.
+    /// - The 32-bit IDs of hosts and slices continue above all IDs used after the backup.
+    pub fn decide_restore(&self) -> Change {
         let slices = self.slots_from(SliceId(0)).map(|(slice, _, slot)| {
             let why = Quarantine::Restored { host: slot.holder() };
             Record::Slice(slice, Slot { state: State::Quarantined(why), ..slot })
@@ -279,8 +282,8 @@ impl Ledger {
             Record::Host(*id, host)
         });
         let Meta { generation, next_reservation, next_host, next_slice, .. } = self.meta;
-        // The generation gives each restore its own range of reservation numbers. The `min` avoids
-        // an overflow; the limit is reached in the year 2106.
+        // The generation gives each restore its own range of reservation IDs. The `min` avoids an
+        // overflow; the limit is reached in the year 2106.
         let of_generation = generation.min(u64::MAX / RESERVATIONS_LOST_MAX - 1) * RESERVATIONS_LOST_MAX;
         let unused = next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX).max(of_generation);
         let meta = Meta {
@@ -292,7 +295,7 @@ impl Ledger {
         Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())
     }
 
-    /// Returns the quarantined slices that wait for an operator's decision, with the reason.
+    /// Returns the quarantined slices that wait for an operator's decision, each with the reason.
     pub fn quarantined(&self) -> impl Iterator<Item = (SliceId, Quarantine)> {
         let slices = self.emcs.values().flat_map(EmcEntry::quarantined_for_operator);
         slices.filter_map(|slice| match self.slot(slice)?.state {
@@ -302,8 +305,8 @@ impl Ledger {
     }
 }
 
-/// Returns the end of a reservation whose VM name was reserved again. The reservation must have
-/// been released, or its host was lost.
-fn superseded_by_later_vm() -> EndedBy {
+/// Returns the cause of end of a reservation whose VM was later reserved again. Such a reservation
+/// was released after the backup, or its host was lost.
+fn end_by_later_vm() -> EndedBy {
     EndedBy::Released { force: false, reason: "a later VM of this name was found running".into() }
 }

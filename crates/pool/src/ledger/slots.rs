@@ -1,5 +1,5 @@
-//! Slots of the existing slices, grouped by EMC. Slice numbers are never reused: they increase as
-//! EMCs are added and removed. The memory used is proportional to the number of existing slices.
+//! Slots of the existing slices, grouped by EMC. Slice IDs are never reused, so removed EMCs leave
+//! gaps. The used memory is proportional to the number of existing slices.
 
 use units::{EmcId, SliceId};
 
@@ -27,8 +27,8 @@ impl Slots {
         self.0.retain(|of| of.emc != emc);
     }
 
-    /// Returns the index of a slice's EMC and the index of the slice on it. Uses a binary search
-    /// over at most [`units::limits::EMCS_MAX`] EMCs.
+    /// Returns the index of a slice's EMC and the index of the slice on this EMC. Uses a binary
+    /// search over at most [`units::limits::EMCS_MAX`] EMCs.
     fn find(&self, slice: SliceId) -> Option<(usize, usize)> {
         let emc = self.0.partition_point(|of| of.first <= slice).checked_sub(1)?;
         let index = (slice.0 - self.0[emc].first.0) as usize;
@@ -43,15 +43,16 @@ impl Slots {
         self.find(slice).map(|(emc, _)| self.0[emc].emc)
     }
 
-    /// Replaces the slot of a slice. Returns the slice's EMC and the previous slot.
+    /// Replaces the slot of a slice. Returns the slice's EMC and the previous slot, or `None` if
+    /// the slice does not exist.
     pub(super) fn replace(&mut self, slice: SliceId, slot: Slot) -> Option<(EmcId, Slot)> {
         let (emc, index) = self.find(slice)?;
         let of = &mut self.0[emc];
         Some((of.emc, std::mem::replace(&mut of.slots[index], slot)))
     }
 
-    /// Returns all slots with slice numbers of at least `from`, in ascending order.
-    pub(super) fn from(&self, from: SliceId) -> impl Iterator<Item = (SliceId, EmcId, Slot)> {
+    /// Returns all slots with slice IDs of at least `from`, in ascending order.
+    pub(super) fn iter_from(&self, from: SliceId) -> impl Iterator<Item = (SliceId, EmcId, Slot)> {
         self.0.iter().flat_map(move |EmcSlots { first, emc, slots }| {
             let skipped = from.0.saturating_sub(first.0);
             let numbered = (first.0..).zip(slots).skip(skipped as usize);

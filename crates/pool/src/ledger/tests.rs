@@ -128,7 +128,7 @@ impl Rack {
         self.apply(change);
     }
 
-    fn schedule(&mut self, place: Place, to: Scheduling) {
+    fn schedule(&mut self, place: SchedulingTarget, to: Scheduling) {
         let change = self.ledger.decide_scheduling(at(2), &place, to, tester(), "why").unwrap();
         self.apply(change);
     }
@@ -262,8 +262,12 @@ fn cordoned_draining_or_failed_emc_is_excluded() {
     for stop in [ExclusionReason::Cordoned, ExclusionReason::Draining, ExclusionReason::Failed] {
         let mut rack = Rack::new("e1=8 e2=4 h1:e1+e2");
         match stop {
-            ExclusionReason::Cordoned => rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned),
-            ExclusionReason::Draining => rack.schedule(Place::Emc(name("e1")), Scheduling::Draining),
+            ExclusionReason::Cordoned => {
+                rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned)
+            }
+            ExclusionReason::Draining => {
+                rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Draining)
+            }
             _ => rack.ledger.set_emc_up(rack.ledger.emc_named(&name("e1")).unwrap(), false),
         }
         assert_eq!(rack.reserve_slices("a", "h1", 1), [8], "{stop}");
@@ -277,11 +281,11 @@ fn cordoned_draining_or_failed_emc_is_excluded() {
 fn cordoned_draining_or_fenced_host_rejects_reservations() {
     let mut rack = Rack::new("e1=8 h1:e1");
     for (to, why) in [(Scheduling::Cordoned, "cordoned"), (Scheduling::Draining, "draining")] {
-        rack.schedule(Place::Host(name("h1")), to);
+        rack.schedule(SchedulingTarget::Host(name("h1")), to);
         let denied = Rejection::HostNotSchedulable { host: name("h1"), why };
         assert_eq!(rack.reserve(reserve_request("a", "h1", 0)), Err(denied));
     }
-    rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
+    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Enabled);
     let fence = rack.ledger.decide_fence(at(1), HostId(0), false, tester(), "why");
     rack.apply(fence);
     let denied = Rejection::HostNotSchedulable { host: name("h1"), why: "being fenced" };
@@ -376,10 +380,10 @@ fn uncommitted_reservation_is_overdue_at_its_deadline() {
     let deadline = at(1).now.after(COMMIT_WITHIN);
     assert_eq!(rack.ledger.next_expiry(), Some(deadline));
     let before = When { now: Ns(deadline.0 - 1), ..at(1) };
-    assert_eq!(rack.ledger.overdue(before, 9), []);
-    assert_eq!(rack.ledger.overdue(When { now: deadline, ..at(1) }, 9), [id]);
+    assert_eq!(rack.ledger.overdue_reservations(before, 9), []);
+    assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), [id]);
     rack.end(id, EndedBy::Deadline);
-    assert_eq!(rack.ledger.overdue(When { now: deadline, ..at(1) }, 9), []);
+    assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), []);
 }
 
 #[test]
@@ -433,7 +437,7 @@ fn configuration_cannot_remove_parts_in_use() {
     };
     assert_eq!(refused(&mut rack, "e2=4 h1:e2 h2:e2"), "emc e1");
     assert_eq!(refused(&mut rack, "e1=4 e2=4 h2:e2"), "host h1");
-    assert_eq!(refused(&mut rack, "e1=4 e2=4 h1:e2 h2:e2"), "a connection of host h1");
+    assert_eq!(refused(&mut rack, "e1=4 e2=4 h1:e2 h2:e2"), "an attachment of host h1");
     assert_eq!(refused(&mut rack, "e1=5 e2=4 h1:e1+e2 h2:e2"), "slices of emc e1");
     rack.configure("e1=4 h1:e1").expect("the second host and EMC are not in use");
     rack.end(id, released());
@@ -458,9 +462,9 @@ fn drain_requests_migrations_and_enable_withdraws_them() {
     let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     let b = rack.reserve(reserve_request("b", "h2", 1)).unwrap();
     let migrating = |rack: &Rack| rack.ledger.migrations().map(|(id, _)| id).collect::<Vec<_>>();
-    rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Draining);
     assert_eq!(migrating(&rack), [a]);
-    rack.schedule(Place::Host(name("h2")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Host(name("h2")), Scheduling::Draining);
     assert_eq!(migrating(&rack), [a, b]);
     let answer = |vm: &str| {
         rack.ledger.decide_migration(at(3), &name(vm), MigrationAnswer::Accepted, "soon".into(), tester())
@@ -470,7 +474,7 @@ fn drain_requests_migrations_and_enable_withdraws_them() {
     assert_eq!(id, a);
     rack.apply(change);
     assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted);
-    rack.schedule(Place::Host(name("h2")), Scheduling::Enabled);
+    rack.schedule(SchedulingTarget::Host(name("h2")), Scheduling::Enabled);
     assert_eq!(migrating(&rack), [a]);
     rack.end(a, released());
     assert_eq!(migrating(&rack), [], "an ended VM has no migration");
@@ -480,22 +484,22 @@ fn drain_requests_migrations_and_enable_withdraws_them() {
 fn vm_under_two_drains_has_one_migration_until_both_end() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let (_, accepted) = rack
         .ledger
         .decide_migration(at(3), &name("a"), MigrationAnswer::Accepted, "soon".into(), tester())
         .unwrap();
     rack.apply(accepted);
-    rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Draining);
     assert_eq!(
         rack.ledger.migrations[&a].answer,
         MigrationAnswer::Accepted,
         "the answer remains accepted under the second drain"
     );
-    rack.schedule(Place::Host(name("h1")), Scheduling::Enabled);
+    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Enabled);
     let asked = &rack.ledger.migrations[&a];
     assert_eq!((asked.why.as_str(), asked.answer), ("emc e1 is draining", MigrationAnswer::Accepted));
-    rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned);
+    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned);
     assert_eq!(rack.ledger.migrations().count(), 0, "a cordon requests no migration");
 }
 
@@ -503,7 +507,7 @@ fn vm_under_two_drains_has_one_migration_until_both_end() {
 fn declined_migration_is_requested_again_after_the_delay() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let (_, declined) = rack
         .ledger
         .decide_migration(at(3), &name("a"), MigrationAnswer::Declined, "busy".into(), tester())
@@ -637,10 +641,10 @@ fn uncommitted_broken_reservation_still_ends_at_its_deadline() {
         let change = rack.ledger.decide_break(at(1), id, "a slice did not come online".into());
         rack.apply(change);
         for ledger in [&rack.ledger, &Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned())] {
-            assert_eq!(ledger.overdue(When { now: deadline, ..at(1) }, 9).len(), overdue);
+            assert_eq!(ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9).len(), overdue);
         }
         rack.end(id, EndedBy::Deadline);
-        assert_eq!(rack.ledger.overdue(When { now: deadline, ..at(1) }, 9), []);
+        assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), []);
     }
 }
 
@@ -657,7 +661,7 @@ fn quarantined_slice_breaks_its_reservation_until_requalified() {
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").quarantined()), (2, 1));
     let refused = rack.ledger.decide_requalify(at(3), SliceId(2), tester(), "why");
     assert!(matches!(refused, Err(Rejection::SliceWrongState { state: "free", .. })));
-    rack.schedule(Place::Slice(SliceId(0)), Scheduling::Enabled);
+    rack.schedule(SchedulingTarget::Slice(SliceId(0)), Scheduling::Enabled);
     assert_eq!((rack.emc("e1").draining(), rack.emc("e1").quarantined()), (1, 0));
 }
 
@@ -667,7 +671,7 @@ fn restored() -> (Rack, ReservationId) {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.online(0);
-    let change = rack.ledger.decide_restored();
+    let change = rack.ledger.decide_restore();
     rack.apply(change);
     assert_eq!(rack.emc("e1").quarantined(), 4, "every slice is quarantined");
     rack.slice(1, Event::Raise(Epoch(5)));
@@ -727,7 +731,7 @@ fn ended_vm_keeps_its_slices_after_a_restore_until_it_stops() {
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.online(0);
     rack.end(id, released());
-    let change = rack.ledger.decide_restored();
+    let change = rack.ledger.decide_restore();
     rack.apply(change);
     let change = rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, 1)]));
     rack.apply(change.unwrap());
@@ -753,7 +757,7 @@ fn unclaimed_slices_are_scrubbed_and_break_their_reservation() {
         let change = rack.ledger.decide_host_reported(at(3), host);
         rack.apply(change);
     }
-    let change = rack.ledger.decide_release_unclaimed(&all);
+    let change = rack.ledger.decide_requalify_unclaimed(&all);
     rack.apply(change);
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").draining()), (0, 4));
     let Stage::Broken { why, .. } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };

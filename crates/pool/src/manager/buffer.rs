@@ -1,12 +1,14 @@
-//! Target size of the buffer of free slices, so that starting a VM never waits for reclamation.
+//! Target size of the buffer of free slices. With this buffer, starting a VM does not wait for
+//! released slices to be scrubbed.
 //!
 //! Pond (4.4, 4.5) finds that offlining at 1 to 10 GB/s suffices if a buffer of free slices is kept
-//! and refilled in the background. Here, the target follows demand and measured drain time. It is
-//! the largest demand in any recent period that is as long as the slowest recent drain of a slice.
+//! and refilled in the background. Here, the target is computed from recent demand and drain times:
+//! it is the largest demand in any recent period that is as long as the slowest recent drain of a
+//! slice.
 //!
-//! Below the target, scrubbing runs at full pace. It also runs at full pace while so many slices
-//! wait for a scrub that the next wave of VMs could exceed the buffer. Otherwise scrubbing is slow,
-//! to save the memory bandwidth of tenants.
+//! Below the target, scrubbing runs at full speed. It also runs at full speed while many slices
+//! wait to be scrubbed, because a burst of new VMs could exceed the buffer. Otherwise scrubbing is
+//! slow, to save the tenants' memory bandwidth.
 
 use std::collections::BTreeMap;
 
@@ -14,19 +16,20 @@ use units::limits::SCRUBS_PER_HOST_MAX;
 use units::{Ns, SliceId};
 
 /// Length of a window of demand statistics.
-const WINDOW: Ns = Ns::secs(10);
-/// Number of stored windows, so that demand of the last minute is available.
-const WINDOWS: usize = 6;
+const WINDOW_LENGTH: Ns = Ns::secs(10);
+/// Number of stored windows; together they cover the last minute.
+const WINDOW_COUNT: usize = 6;
 /// Smallest target, in slices.
-const TARGET_MIN: u32 = 4;
+const TARGET_MIN_SLICES: u32 = 4;
 /// Largest target, as a divisor of the pool size.
 const TARGET_MAX_POOL_DIVISOR: u32 = 4;
 /// Number of slices that one host scrubs at a time while the buffer is full.
 const SLOW_SCRUBS_PER_HOST: usize = 4;
-/// Largest backlog for slow scrubbing, as a divisor of the pool size.
+/// Largest number of slices waiting for a scrub with which scrubbing stays slow, as a divisor of
+/// the pool size.
 const BACKLOG_MAX_POOL_DIVISOR: u32 = 16;
 
-/// Slices of the pool by their availability.
+/// Numbers of slices in the pool, by availability.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Supply {
     /// Number of all slices.
@@ -41,9 +44,9 @@ pub struct Supply {
 #[derive(Clone, Debug, Default)]
 pub struct Buffer {
     window: u64,
-    demand: [u32; WINDOWS],
+    demand: [u32; WINDOW_COUNT],
     /// Longest drain that ended in each window.
-    drain_times: [Ns; WINDOWS],
+    drain_times: [Ns; WINDOW_COUNT],
     /// Start of each drain in progress, in rack time.
     draining: BTreeMap<SliceId, Ns>,
 }
@@ -51,46 +54,46 @@ pub struct Buffer {
 impl Buffer {
     /// Records that a reservation took this number of slices.
     pub fn record_demand(&mut self, now: Ns, slices: u32) {
-        self.roll(now);
-        let demand = &mut self.demand[slot_index(self.window)];
+        self.drop_expired_windows(now);
+        let demand = &mut self.demand[window_index(self.window)];
         *demand = demand.saturating_add(slices);
     }
 
     /// Records that a slice changed to the state with this name.
     pub fn record_state_change(&mut self, now: Ns, slice: SliceId, to: &str) {
-        self.roll(now);
+        self.drop_expired_windows(now);
         match to {
             "draining" | "scrubbing" => drop(self.draining.entry(slice).or_insert(now)),
             _ => {
                 let started = self.draining.remove(&slice).filter(|_| to == "free");
-                let longest = &mut self.drain_times[slot_index(self.window)];
+                let longest = &mut self.drain_times[window_index(self.window)];
                 *longest =
                     (*longest).max(started.map_or(Ns::ZERO, |started| Ns(now.0.saturating_sub(started.0))));
             }
         }
     }
 
-    /// Returns the longest recent time that a slice took from the start of its release until it was
-    /// free; 0 if no slice became free recently.
+    /// Returns the longest recent drain time: the time from the start of a slice's release until
+    /// the slice was free. Returns 0 if no slice became free recently.
     pub fn drain_time(&self) -> Ns {
         self.drain_times.iter().copied().max().unwrap_or_default()
     }
 
     /// Returns the target number of free slices for a pool of this size.
     pub fn target(&self, pool: u32) -> u32 {
-        let windows = self.drain_time().0.div_ceil(WINDOW.0).clamp(1, WINDOWS as u64);
-        let ends = (0..WINDOWS as u64).map(|back| self.window.saturating_sub(back));
+        let windows = self.drain_time().0.div_ceil(WINDOW_LENGTH.0).clamp(1, WINDOW_COUNT as u64);
+        let ends = (0..WINDOW_COUNT as u64).map(|back| self.window.saturating_sub(back));
         let demand =
             |end: u64| (0..windows).map(|back| self.demand_in(end, back)).fold(0, u32::saturating_add);
         let busiest = ends.map(demand).max().unwrap_or(0);
-        busiest.max(TARGET_MIN).min(pool / TARGET_MAX_POOL_DIVISOR)
+        busiest.max(TARGET_MIN_SLICES).min(pool / TARGET_MAX_POOL_DIVISOR)
     }
 
     /// Returns the demand of the window that is `back` windows before window `end`.
     fn demand_in(&self, end: u64, back: u64) -> u32 {
-        let oldest = (self.window + 1).saturating_sub(WINDOWS as u64);
+        let oldest = (self.window + 1).saturating_sub(WINDOW_COUNT as u64);
         let window = end.checked_sub(back).filter(|window| *window >= oldest);
-        window.map_or(0, |window| self.demand[slot_index(window)])
+        window.map_or(0, |window| self.demand[window_index(window)])
     }
 
     /// Returns the maximum number of slices that one host may scrub at a time.
@@ -101,20 +104,20 @@ impl Buffer {
     }
 
     /// Drops the statistics of expired windows.
-    pub fn roll(&mut self, now: Ns) {
-        let window = now.0 / WINDOW.0;
+    pub fn drop_expired_windows(&mut self, now: Ns) {
+        let window = now.0 / WINDOW_LENGTH.0;
         let passed = window.saturating_sub(self.window);
-        for step in 1..=passed.min(WINDOWS as u64) {
-            let expired = slot_index(self.window + step);
+        for step in 1..=passed.min(WINDOW_COUNT as u64) {
+            let expired = window_index(self.window + step);
             (self.demand[expired], self.drain_times[expired]) = (0, Ns::ZERO);
         }
         self.window = window;
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the result is less than WINDOWS")]
-fn slot_index(window: u64) -> usize {
-    (window % WINDOWS as u64) as usize
+#[expect(clippy::cast_possible_truncation, reason = "the result is less than WINDOW_COUNT")]
+fn window_index(window: u64) -> usize {
+    (window % WINDOW_COUNT as u64) as usize
 }
 
 #[cfg(test)]
@@ -129,10 +132,10 @@ mod tests {
         buffer.record_demand(Ns::secs(12), 5);
         assert_eq!(buffer.target(1000), 40);
         assert_eq!(buffer.target(100), 25, "the target is at most a quarter of the pool");
-        buffer.roll(Ns::secs(65));
+        buffer.drop_expired_windows(Ns::secs(65));
         assert_eq!(buffer.target(1000), 5, "demand of expired windows is dropped");
-        buffer.roll(Ns::secs(1000));
-        assert_eq!(buffer.target(1000), TARGET_MIN);
+        buffer.drop_expired_windows(Ns::secs(1000));
+        assert_eq!(buffer.target(1000), TARGET_MIN_SLICES);
     }
 
     #[test]
@@ -155,7 +158,7 @@ mod tests {
         buffer.record_state_change(Ns::secs(48), SliceId(2), "quarantined");
         buffer.record_state_change(Ns::secs(58), SliceId(2), "free");
         assert_eq!(buffer.drain_time(), Ns::secs(25), "a quarantined slice does not count");
-        buffer.roll(Ns::secs(110));
+        buffer.drop_expired_windows(Ns::secs(110));
         assert_eq!(buffer.drain_time(), Ns::ZERO, "drain times of expired windows are dropped");
     }
 

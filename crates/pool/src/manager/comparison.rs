@@ -1,8 +1,8 @@
-//! Compares an EMC's contents with the ledger. An EMC may have thousands of slices, so the
-//! comparison runs in pieces of bounded size and other requests do not wait. The EMC is not used
+//! Compares an EMC's contents with the ledger. An EMC may have thousands of slices. The comparison
+//! therefore runs in chunks of bounded size, so that requests do not wait. The EMC is not used
 //! before all its slices are compared.
 //!
-//! The manager calls the device only for fences during a comparison, so the grants remain as
+//! During a comparison, the manager calls the device only for fences, so the grants remain as
 //! reported. Each slice is compared with its current state in the ledger. A completed fence
 //! restarts the comparison.
 
@@ -19,7 +19,7 @@ use crate::{ledger::When, protocol::Handle};
 pub(super) struct Comparison {
     contents: Contents,
     phase: Phase,
-    /// First slice of the next piece of the comparison.
+    /// First slice of the next chunk of the comparison.
     next: SliceId,
 }
 
@@ -67,29 +67,29 @@ impl Manager {
         self.continue_comparison(when, emc);
     }
 
-    /// Processes the next piece of the first comparison in progress.
+    /// Processes the next chunk of the first comparison in progress.
     pub(super) fn continue_comparisons(&mut self, when: When) {
         if let Some(emc) = self.comparisons.first_key_value().map(|(emc, _)| *emc) {
             self.continue_comparison(when, emc);
         }
     }
 
-    /// Processes the next piece of an EMC's comparison. Quarantines slices on which ledger and
-    /// device differ. A device without the epoch of a VM's slice was replaced or emptied: the EMC
-    /// is then treated as failed, and no slice changes.
+    /// Processes the next chunk of an EMC's comparison. Quarantines slices for which ledger and
+    /// device differ. If the device has no record of a VM's grant, it was replaced or emptied: the
+    /// EMC then counts as failed, and no slice changes.
     fn continue_comparison(&mut self, when: When, emc: EmcId) {
         let Some(mut comparison) = self.comparisons.remove(&emc) else { return };
         let Some(end) = self.head.emc(emc).map(|entry| entry.emc.end()) else { return };
-        let mut remaining = u32::try_from(self.piece).unwrap_or(u32::MAX);
+        let mut remaining = u32::try_from(self.chunk_size).unwrap_or(u32::MAX);
         while remaining > 0 {
             let last = SliceId(comparison.next.0.saturating_add(remaining).min(end.0));
-            let piece = || (comparison.next.0..last.0).map(SliceId);
+            let chunk = || (comparison.next.0..last.0).map(SliceId);
             remaining -= last.0 - comparison.next.0;
             let result = match comparison.phase {
-                Phase::Check => self.check_piece(&comparison, piece()),
-                Phase::Compare => self.compare_piece(when, &comparison, piece()),
+                Phase::Check => self.check_chunk(&comparison, chunk()),
+                Phase::Compare => self.compare_chunk(when, &comparison, chunk()),
                 Phase::Drive => {
-                    piece().for_each(|slice| self.drive_slice(slice));
+                    chunk().for_each(|slice| self.drive_slice(slice));
                     Ok(())
                 }
             };
@@ -114,14 +114,14 @@ impl Manager {
         self.comparisons.insert(emc, comparison);
     }
 
-    /// Checks a piece for evidence that the device was replaced or its record is damaged; the error
-    /// describes the evidence.
-    fn check_piece(
+    /// Checks a chunk of slices for evidence that the device was replaced or its record is damaged.
+    /// The error describes the evidence.
+    fn check_chunk(
         &self,
         comparison: &Comparison,
-        mut piece: impl Iterator<Item = SliceId>,
+        mut chunk: impl Iterator<Item = SliceId>,
     ) -> Result<(), String> {
-        piece.try_for_each(|slice| {
+        chunk.try_for_each(|slice| {
             let known = comparison.highest(slice);
             if known.0 > OWNER_EPOCH_MAX {
                 return Err(format!("the device's record is damaged: epoch {known} of slice {slice} is out of range"));
@@ -136,21 +136,21 @@ impl Manager {
         })
     }
 
-    fn compare_piece(
+    fn compare_chunk(
         &mut self,
         when: When,
         comparison: &Comparison,
-        piece: impl Iterator<Item = SliceId> + Clone,
+        chunk: impl Iterator<Item = SliceId> + Clone,
     ) -> Result<(), String> {
         // Slices may have changed since the check phase.
-        self.check_piece(comparison, piece.clone())?;
-        let granted = piece.clone().filter_map(|slice| Some(comparison.grant(slice)?.host));
+        self.check_chunk(comparison, chunk.clone())?;
+        let granted = chunk.clone().filter_map(|slice| Some(comparison.grant(slice)?.host));
         let change = self.head.decide_reserve_host_ids(granted);
         self.change(when, change);
-        for slice in piece {
+        for slice in chunk {
             let slot = self.head.slot(slice).unwrap_or_default();
             let (highest, grant) = (comparison.highest(slice), comparison.grant(slice));
-            self.compare(when, slice, slot, highest, grant);
+            self.compare_slice(when, slice, slot, highest, grant);
             if let Some(place) =
                 comparison.place(slice).filter(|place| self.places.get(&slice) != Some(place))
             {
@@ -168,7 +168,7 @@ impl Manager {
 
     /// Ends a comparison and puts the EMC into use.
     fn end_comparison(&mut self, emc: EmcId) {
-        // VMs that could not be adopted before may be adoptable now.
+        // VMs that could not be adopted before may now be adopted.
         self.adoption_events += 1;
         self.devices.insert(emc, DeviceLink::up());
         self.set_emc_up(emc, true);

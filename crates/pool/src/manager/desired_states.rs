@@ -1,9 +1,9 @@
 //! Sends desired states to hosts: either the changes since the last version or the complete state.
-//! At most one desired state per host is unanswered.
+//! Each host has at most one unanswered desired state.
 //!
-//! A complete desired state is built in pieces of bounded size, so that other requests do not wait.
-//! Each slice and reservation of the host is added in its current state. Changes during the
-//! construction are recorded and added at the end, so that the result matches the durable ledger.
+//! A complete desired state is built in chunks of bounded size, so that requests do not wait. Each
+//! slice and reservation of the host is added in its current state. Changes that become durable
+//! meanwhile are recorded and applied at the end, so that the result matches the durable ledger.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +15,20 @@ use super::{
 };
 use crate::{
     ledger::{HostEntry, Ledger, When},
-    protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, Removals, take_slice},
+    protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, Removals, take_entries_of_slice},
     record::{Fence, Reservation, Stage},
     slice::{Drain, Scrub, State},
 };
 
 impl Manager {
-    /// Adds the next piece to the complete desired state of a host, or begins a new one. Returns
-    /// the desired state after its last piece.
+    /// Adds the next chunk to the draft of a host's complete desired state, or starts a draft.
+    /// Returns the desired state after the last chunk.
     fn continue_draft(&mut self, host: HostId) -> Option<DesiredState> {
         let empty = self.empty_desired_state(host)?;
         let mut draft = self.links.get_mut(&host)?.draft.take().unwrap_or_default();
         let mut desired = draft.desired.take().unwrap_or_else(|| empty.clone());
         (desired.number, desired.instance, desired.fenced) = (empty.number, empty.instance, empty.fenced);
-        if !desired.fenced && !self.add_piece(host, &mut draft, &mut desired) {
+        if !desired.fenced && !self.add_chunk(host, &mut draft, &mut desired) {
             draft.desired = Some(desired);
             return self.keep_draft(host, draft);
         }
@@ -37,7 +37,7 @@ impl Manager {
             return Some(empty);
         }
         if changes.all {
-            // Too many changes to list them; start again.
+            // There were too many changes to list, so the draft is started again.
             return self.keep_draft(host, Draft::default());
         }
         self.add_changes(host, &changes, &mut desired);
@@ -49,11 +49,11 @@ impl Manager {
         None
     }
 
-    /// Adds the next slices and reservations to a complete desired state. Returns whether all were
-    /// added.
-    fn add_piece(&self, host: HostId, draft: &mut Draft, desired: &mut DesiredState) -> bool {
+    /// Adds the next chunk of slices and reservations to a complete desired state. Returns whether
+    /// all slices and reservations were added.
+    fn add_chunk(&self, host: HostId, draft: &mut Draft, desired: &mut DesiredState) -> bool {
         let Some(entry) = self.durable.host(host) else { return true };
-        let mut remaining = self.piece;
+        let mut remaining = self.chunk_size;
         for slice in entry.held_from(draft.next_slice) {
             if remaining == 0 {
                 return false;
@@ -79,14 +79,14 @@ impl Manager {
             self.add_vm(host, *id, desired);
         }
         for slice in &changes.slices {
-            take_slice(&mut desired.release, *slice).for_each(drop);
-            take_slice(&mut desired.scrub, *slice).for_each(drop);
+            take_entries_of_slice(&mut desired.release, *slice).for_each(drop);
+            take_entries_of_slice(&mut desired.scrub, *slice).for_each(drop);
             self.add_slice(host, *slice, desired);
         }
     }
 
-    /// Lets the next desired state of a reservation's host be sent without delay, because a caller
-    /// waits for the reservation's slices.
+    /// Expedites the next desired state of a reservation's host, because a caller waits for the
+    /// reservation's slices.
     pub(super) fn expedite_desired_state(&mut self, id: ReservationId) {
         let host = self.durable.reservation(id).map(|reservation| reservation.host);
         if let Some(mut link) = host.and_then(|host| self.links.get_mut(&host)) {
@@ -132,8 +132,8 @@ impl Manager {
             if let Some(mut link) = self.links.get_mut(&host) {
                 link.desired_state_due = false;
             }
-            // When the pending decision becomes durable or is lost, another desired state will be
-            // due.
+            // Another desired state becomes due when the pending decision becomes durable or is
+            // lost.
             if self.is_superseded(host) {
                 self.postpone_resend(when, host);
             } else {
@@ -142,13 +142,14 @@ impl Manager {
         }
     }
 
-    /// Returns whether a pending decision makes the durable state wrong for this host.
+    /// Returns whether a pending decision makes the desired state of the durable ledger wrong for
+    /// this host.
     fn is_superseded(&self, host: HostId) -> bool {
         self.has_pending_fence(host) || self.has_pending_scrub_end(host) || self.has_pending_restart(host)
     }
 
-    /// Returns whether a restart or the removal of a host is decided and not durable yet. The
-    /// durable state would open slices with old data for VMs that have ended.
+    /// Returns whether the restart or removal of a host is decided but not durable yet. The desired
+    /// state of the durable ledger would open slices with old data for VMs that have ended.
     fn has_pending_restart(&self, host: HostId) -> bool {
         let Some(before) = self.durable.host(host) else { return false };
         let Some(after) = self.head.host(host) else { return true };
@@ -156,17 +157,17 @@ impl Manager {
         before.fence == Fence::None && !before.boot_id.is_empty() && after.boot_id != before.boot_id
     }
 
-    /// Returns whether a fence of a host is decided and not durable yet. The host was not connected
-    /// at the decision. If an operator confirmed that it is powered off, it must not use slices of
-    /// an older state.
+    /// Returns whether the fence of a host is decided but not durable yet. If an operator confirmed
+    /// that the host is powered off and it then connects, it must not receive slices of the state
+    /// before the fence.
     fn has_pending_fence(&self, host: HostId) -> bool {
         let fence = |ledger: &Ledger| ledger.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         fence(&self.durable) == Fence::None && fence(&self.head) != Fence::None
     }
 
-    /// Returns whether the end of a host's scrub is decided and not durable yet. The durable state
-    /// still contains the scrub. An agent that receives the scrub for the first time would zero a
-    /// slice that may already have another owner.
+    /// Returns whether the end of a host's scrub is decided but not durable yet, and the scrub was
+    /// never sent to the host. The desired state of the durable ledger still contains the scrub, so
+    /// the agent would zero a slice that may already have another owner.
     fn has_pending_scrub_end(&self, host: HostId) -> bool {
         let sent = self.links.get(&host).map(|link| &link.scrubs_sent);
         let mut scrubs = self.durable.host(host).into_iter().flat_map(HostEntry::scrubs);
@@ -185,7 +186,7 @@ impl Manager {
         }
     }
 
-    /// Schedules complete desired states for hosts that did not answer in time.
+    /// Schedules complete desired states for hosts that have not answered in time.
     pub(super) fn resend_desired_states(&mut self, when: When) {
         for host in self.links.resends_due(when.now) {
             self.notify_host(host);
@@ -213,7 +214,7 @@ impl Manager {
         self.effects.push_back(Effect::Send(session, desired));
     }
 
-    /// Returns the changes since version `base`, or `None` if only a complete state is possible.
+    /// Returns the changes since version `base`, or `None` if the host needs a complete state.
     fn desired_changes(
         &self,
         host: HostId,
@@ -269,7 +270,7 @@ impl Manager {
         })
     }
 
-    /// Adds the slice if the host must release or scrub it. Returns whether this is the case.
+    /// Adds the slice if the host must release or scrub it. Returns whether the slice was added.
     fn add_slice(&self, host: HostId, slice: SliceId, desired: &mut DesiredState) -> bool {
         let Some(slot) = self.durable.slot(slice).filter(|slot| slot.holder() == Some(host)) else {
             return false;
@@ -281,7 +282,7 @@ impl Manager {
             _ => return false,
         };
         let holding = Holding { slice, epoch: slot.epoch };
-        // Without a comparison of the slice's device, the handle is not available.
+        // The handle is not available before the slice's EMC is compared with the ledger.
         let Some(handle) = self.handle_of(holding) else { return false };
         match release {
             Some(force) => drop(desired.release.insert(holding, DesiredRelease { force, handle })),
@@ -290,7 +291,8 @@ impl Manager {
         true
     }
 
-    /// Adds a VM to which the host must provide memory. Returns whether the VM was added.
+    /// Adds the VM of a reservation if its memory is complete and it may run. Returns whether the
+    /// VM was added.
     fn add_vm(&self, host: HostId, id: ReservationId, desired: &mut DesiredState) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
         let Some(slices) = self.usable(id, reservation) else { return false };
@@ -310,8 +312,8 @@ impl Manager {
         self.durable.is_granted(id, reservation) && reservation.slices.iter().all(has_handle)
     }
 
-    /// Returns the slices of a VM after all of them are granted to it. A desired state therefore
-    /// never contains only a part of a VM's memory, nor a slice on which another VM was adopted
+    /// Returns the slices of a VM, or `None` unless all of them are granted to it. A desired state
+    /// therefore never contains a part of a VM's memory, or a slice on which another VM was adopted
     /// after a restore.
     fn usable(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
         let ended = matches!(reservation.stage, Stage::Broken { .. } | Stage::Ended { .. });

@@ -1,6 +1,6 @@
-//! Devices: each durable slot that requires a device call is retried until the device confirms the
-//! call. Calls are idempotent for each slice and epoch, so they can be repeated after a restart or
-//! a failure.
+//! Device calls. The call that a durable slot requires is repeated until the device confirms it.
+//! Calls are idempotent for each slice and epoch, so they can be repeated after a restart or a
+//! failure.
 
 use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs, limits::DEVICE_RETRY};
 
@@ -37,8 +37,8 @@ pub enum DeviceCall {
     Fence {
         /// Host to fence.
         host: HostId,
-        /// Whether the host is known to have stopped or to be clean. A device that cannot revoke
-        /// access then need not stop the machine.
+        /// Whether the host is known to be powered off or clean. If set, a device that cannot
+        /// revoke access is fenced without stopping the machine.
         powered_off: bool,
     },
 }
@@ -81,20 +81,20 @@ pub enum DeviceReply {
 /// Error of a device call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceFailure {
-    /// The device has granted the slice before, under this epoch or a higher epoch.
+    /// The device has already granted the slice under this epoch or a higher epoch.
     StaleEpoch {
         /// Highest epoch that the device has recorded for the slice.
         highest: Epoch,
     },
-    /// Any other error, as described by the driver. The EMC is treated as failed until its device
-    /// replies again.
+    /// Any other error; the text is the driver's description. The EMC counts as failed until its
+    /// device replies again.
     Error(String),
-    /// The device cannot revoke the host's access, and the machine was not stopped for this reason.
-    /// The device itself works.
+    /// The device cannot revoke the host's access, and the machine was not stopped; the text is the
+    /// reason. The device itself works.
     NotFenced(String),
     /// A grant or revocation failed because of an error of one slice. The device itself works.
     Slice(SliceError),
-    /// The device grants the slice to another owner. The device itself works.
+    /// The device has granted the slice to another owner. The device itself works.
     Held {
         /// Epoch of the existing grant.
         epoch: Epoch,
@@ -119,8 +119,8 @@ pub struct Contents {
     pub grants: Vec<Grant>,
     /// Highest epoch granted for each slice; slices that were never granted are absent.
     pub highest: Vec<(SliceId, Epoch)>,
-    /// Locations of slices, if the location on a host is the same for every grant. They are
-    /// available even for grants that the device has lost.
+    /// Locations of slices whose location on a host is the same for every grant. These locations
+    /// are available even if the device has lost the grant.
     pub places: Vec<(SliceId, Handle)>,
 }
 
@@ -137,7 +137,7 @@ pub struct Grant {
     pub handle: Handle,
 }
 
-/// State of a device that the ledger does not contain.
+/// Volatile state of a device.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceLink {
     pub(super) condition: Condition,
@@ -179,16 +179,16 @@ impl DeviceLink {
 }
 
 impl Manager {
-    /// Begins to compare an EMC that was added to the rack.
-    pub(super) fn expect_emc(&mut self, emc: EmcId) {
+    /// Starts to compare an EMC that was added to the rack.
+    pub(super) fn compare_new_emc(&mut self, emc: EmcId) {
         if !self.devices.contains_key(&emc) {
             self.compare_emc(emc);
         }
     }
 
     /// Requests the contents of an EMC. The EMC is not used before its contents are compared with
-    /// the ledger. The comparison is repeated after each load of the store: results of an earlier
-    /// comparison may not be durable, and replies during the load were ignored.
+    /// the ledger. The comparison is repeated after each load of the store, because results of an
+    /// earlier comparison may not be durable and replies during the load were ignored.
     pub(super) fn compare_emc(&mut self, emc: EmcId) {
         self.drop_comparison(emc);
         let link = self.devices.remove(&emc);
@@ -202,11 +202,11 @@ impl Manager {
     pub(super) fn drop_emc(&mut self, emc: EmcId) {
         self.drop_comparison(emc);
         self.devices.remove(&emc);
-        self.fencing.retain(|(of, _), _| *of != emc);
+        self.fence_calls.retain(|(of, _), _| *of != emc);
         self.stop_attempts.remove_emc(emc);
     }
 
-    /// Drops the state of a slice that was removed with its EMC. Slice numbers are never reused.
+    /// Drops the state of a slice that was removed with its EMC. Slice IDs are never reused.
     pub(super) fn drop_slice(&mut self, slice: SliceId) {
         self.calls.remove(&slice);
         self.faults.remove(slice);
@@ -221,7 +221,8 @@ impl Manager {
         self.durable.set_emc_up(emc, up);
     }
 
-    /// Returns whether an EMC of a host is not yet compared with the ledger and has not failed.
+    /// Returns whether an EMC of a host is starting: it has not been compared with the ledger and
+    /// has not failed.
     pub(super) fn has_starting_emc(&self, host: HostId) -> bool {
         let starting =
             |emc: &EmcId| self.devices.get(emc).is_none_or(|link| link.condition == Condition::Starting);
@@ -230,13 +231,13 @@ impl Manager {
 
     /// Returns the first of a host's EMCs that was not compared with the ledger, because the EMC is
     /// starting or has failed.
-    pub(super) fn uncompared_emc(&self, host: HostId) -> Option<EmcId> {
+    pub(super) fn first_uncompared_emc(&self, host: HostId) -> Option<EmcId> {
         let emcs = &self.head.host(host)?.host.emcs;
         emcs.iter().copied().find(|emc| !self.is_compared(*emc))
     }
 
     pub(super) fn has_uncompared_emc(&self, host: HostId) -> bool {
-        self.uncompared_emc(host).is_some()
+        self.first_uncompared_emc(host).is_some()
     }
 
     pub(super) fn is_compared(&self, emc: EmcId) -> bool {
@@ -257,7 +258,7 @@ impl Manager {
             return drop(self.faults.remove(slice));
         };
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        if self.has_pending_decision(slice) || !up || self.faults.is_paused(slice) {
+        if self.has_pending_decision(slice) || !up || self.faults.is_waiting_for_retry(slice) {
             return;
         }
         if self.calls.contains_key(&slice) || self.is_fenced_at(emc, call) {
@@ -278,7 +279,7 @@ impl Manager {
     }
 
     /// Returns whether a grant must wait because of a fence: its host is fenced, or has returned
-    /// before the EMC confirmed the fence.
+    /// while the EMC has not confirmed the fence.
     fn is_fenced_at(&self, emc: EmcId, call: Call) -> bool {
         let Call::Grant { host, .. } = call else { return false };
         self.head.host(host).is_none_or(|entry| {
@@ -297,19 +298,19 @@ impl Manager {
             DeviceReply::Contents(_) => {}
         }
         if !self.loaded || !self.devices.contains_key(&emc) {
-            // The contents are requested again after the store is loaded.
+            // After the store is loaded, the contents are requested again.
             return;
         }
         match reply {
             DeviceReply::Contents(contents) => self.begin_comparison(when, emc, contents),
             DeviceReply::Granted { slice, epoch, handle } => {
                 self.handles.insert(slice, (epoch, handle));
-                self.slice_event(when, slice, Event::Granted(epoch));
+                self.apply_slice_event(when, slice, Event::Granted(epoch));
                 self.drive_slice(slice);
             }
             DeviceReply::Revoked { slice, epoch } => {
                 self.handles.remove(&slice);
-                self.slice_event(when, slice, Event::Revoked(epoch));
+                self.apply_slice_event(when, slice, Event::Revoked(epoch));
                 self.drive_slice(slice);
             }
             DeviceReply::Fenced { host } => {
@@ -333,7 +334,7 @@ impl Manager {
     fn on_failed(&mut self, when: When, emc: EmcId, call: &DeviceCall, failure: DeviceFailure) {
         match (failure, call) {
             (DeviceFailure::StaleEpoch { highest }, DeviceCall::Grant { slice, host, .. }) => {
-                self.slice_event(when, *slice, Event::Raise(highest));
+                self.apply_slice_event(when, *slice, Event::Raise(highest));
                 let why = Event::Quarantine(Quarantine::UnknownGrant { host: *host });
                 self.quarantine(when, *slice, why, "the device has revoked a later epoch");
             }
@@ -347,7 +348,7 @@ impl Manager {
                 self.on_slice_failed(when, *slice, error);
             }
             (DeviceFailure::Held { epoch, host }, DeviceCall::Grant { slice, .. }) => {
-                self.slice_event(when, *slice, Event::Raise(epoch));
+                self.apply_slice_event(when, *slice, Event::Raise(epoch));
                 let why = Event::Quarantine(Quarantine::UnknownGrant { host });
                 self.quarantine(when, *slice, why, &format!("the device has epoch {epoch}"));
             }
@@ -384,8 +385,8 @@ impl Manager {
         }
     }
 
-    /// Publishes new handles with the next durable revision. Desired states with the same version
-    /// must be equal, so that a reply to one version is not mistaken for a reply to another.
+    /// Lets pending handles be published with a new durable revision. Desired states of the same
+    /// version must be equal, because agents confirm desired states by version.
     pub(super) fn store_pending_handles(&mut self, when: When) {
         if !self.pending_handles.is_empty() || !self.pending_places.is_empty() {
             let meta = self.head.record(Key::Meta);
@@ -416,7 +417,7 @@ impl Manager {
         }
     }
 
-    pub(super) fn compare(
+    pub(super) fn compare_slice(
         &mut self,
         when: When,
         slice: SliceId,
@@ -425,21 +426,21 @@ impl Manager {
         grant: Option<&Grant>,
     ) {
         if highest > slot.epoch {
-            self.slice_event(when, slice, Event::Raise(highest));
+            self.apply_slice_event(when, slice, Event::Raise(highest));
         }
         let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
-        // A device that can revoke access no longer has the grant, so the host need not release the
-        // slice.
+        // If the device can revoke access and no longer has the grant, the host cannot reach the
+        // slice and need not release it.
         if let (None, State::Scrubbing(Scrub::Leaving(host)), true) =
             (grant, slot.state, self.head.can_revoke(slice))
         {
-            return self.slice_event(when, slice, Event::OwnerFenced(host));
+            return self.apply_slice_event(when, slice, Event::OwnerFenced(host));
         }
         // Host that may reach the slice, regardless of the device's record.
         let holder = slot.holder().filter(|_| !self.head.can_revoke(slice));
         let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
-        // Epochs count the owners of a slice. A record with a lower epoch is therefore older than
-        // the ledger or a host's report.
+        // Epochs increase with each owner of a slice. A record with a lower epoch is therefore
+        // older than the ledger, which may include a host's report.
         let is_outdated =
             |grant: &Grant| grant.epoch < slot.epoch && holder.is_some_and(|host| host != grant.host);
         let (why, detail) = match grant {
@@ -462,7 +463,7 @@ impl Manager {
                     format!("the device has epoch {}, the ledger has epoch {}", grant.epoch, slot.epoch);
                 (Quarantine::UnknownGrant { host: grant.host }, detail)
             }
-            // The device may already have performed the fence; the fence call is repeated.
+            // The device may already have performed the fence; the fence call will be repeated.
             None if self.is_being_fenced(slot) => return,
             None if needs_grant(slot)
                 && let Some(host) = holder =>
@@ -492,8 +493,8 @@ impl Manager {
     }
 }
 
-/// Returns whether the slot requires a grant at the device: the device confirmed the grant, and no
-/// revocation was requested.
+/// Returns whether the device must have a grant for the slot: the device has confirmed the grant,
+/// and no revocation was requested since.
 fn needs_grant(slot: Slot) -> bool {
     use crate::slice::Drain;
     matches!(

@@ -1,7 +1,7 @@
-//! Slices whose device calls fail while the device works. Each slice is retried on its own, after a
-//! delay that doubles with every failure. After [`SLICE_ATTEMPTS_MAX`] failures the slice is
-//! quarantined. Calls of other slices continue. Counts are not durable: after a restart they begin
-//! at 0.
+//! Slices whose device calls fail while the device itself works. The call of each slice is retried
+//! separately, after a delay that doubles with every failure. After [`SLICE_ATTEMPTS_MAX`] failures
+//! the slice is quarantined. Calls for other slices continue. Failure counts are not durable: after
+//! a restart they begin at 0.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub(super) struct SliceFault {
     pub(super) error: SliceError,
     pub(super) failures: u32,
     pub(super) since: UnixMs,
-    /// Rack time of the next attempt; `None` after the delay.
+    /// Rack time of the next attempt; `None` once the delay is over.
     retry_at: Option<Ns>,
 }
 
@@ -40,13 +40,13 @@ impl SliceFaults {
         if failures >= SLICE_ATTEMPTS_MAX {
             return false;
         }
-        let retry_at = when.now.after(pause_after(failures));
+        let retry_at = when.now.after(retry_delay(failures));
         self.retries.insert((retry_at, slice));
         self.faults.insert(slice, SliceFault { error, failures, since, retry_at: Some(retry_at) });
         true
     }
 
-    /// Drops the failures of a slice, because a call succeeded or no call is needed.
+    /// Removes the recorded failures of a slice, because a call succeeded or no call is needed.
     pub(super) fn remove(&mut self, slice: SliceId) -> Option<SliceFault> {
         let fault = self.faults.remove(&slice)?;
         if let Some(at) = fault.retry_at {
@@ -55,7 +55,7 @@ impl SliceFaults {
         Some(fault)
     }
 
-    pub(super) fn is_paused(&self, slice: SliceId) -> bool {
+    pub(super) fn is_waiting_for_retry(&self, slice: SliceId) -> bool {
         self.faults.get(&slice).is_some_and(|fault| fault.retry_at.is_some())
     }
 
@@ -63,7 +63,7 @@ impl SliceFaults {
         self.retries.first().map(|(at, _)| *at)
     }
 
-    /// Returns a slice whose delay is over, and ends the delay.
+    /// Removes and returns a scheduled slice whose delay is over, if any.
     fn pop_due(&mut self, now: Ns) -> Option<SliceId> {
         let (at, slice) = self.retries.first().copied().filter(|(at, _)| *at <= now)?;
         self.retries.remove(&(at, slice));
@@ -82,13 +82,13 @@ impl SliceFaults {
     }
 }
 
-fn pause_after(failures: u32) -> Ns {
+fn retry_delay(failures: u32) -> Ns {
     let doubled = SLICE_RETRY_MIN.0.saturating_mul(1 << (failures - 1).min(32));
     Ns(doubled).min(SLICE_RETRY_MAX)
 }
 
 impl Manager {
-    /// Handles a device call that failed for this slice only.
+    /// Handles the failure of a device call that concerns only this slice.
     pub(super) fn on_slice_failed(&mut self, when: When, slice: SliceId, error: SliceError) {
         self.changed = true;
         let can_revoke = self.head.can_revoke(slice);

@@ -1,11 +1,11 @@
 //! Fencing of hosts. After the intent is durable, the manager calls every EMC until all have
-//! confirmed the fence. For an EMC that cannot revoke access, the machine is stopped. Until the
-//! stop is proven, the host keeps its slices, and an alarm gives the reason.
+//! confirmed the fence. If an EMC cannot revoke access, the host's machine must be stopped. Until
+//! the stop is proven, the host keeps its slices, and an alarm gives the reason.
 //!
 //! EMCs are independent. [`Host::unconfirmed_fences`](crate::record::Host::unconfirmed_fences) is
 //! the durable list of EMCs that have not confirmed. A failed EMC without slices of the host delays
-//! neither the fence nor the host's return. The manager calls it when it works again, and until it
-//! has confirmed, it grants the host no slices.
+//! neither the fence nor the host's return. The manager calls this EMC when it works again. Until
+//! the EMC has confirmed the fence, the host gets none of its slices.
 
 use units::limits::FENCE_RETRY;
 use units::{EmcId, HostId, Ns, SliceId, UnixMs};
@@ -30,7 +30,7 @@ impl Manager {
         self.complete_fence(when, host);
     }
 
-    /// Completes the fence of a host if no EMC has to confirm it.
+    /// Completes the fence of a host if no EMC must still confirm it.
     pub(super) fn complete_fence(&mut self, when: When, host: HostId) {
         let change = self.head.decide_fence_completed(when, host);
         self.change(when, change);
@@ -39,25 +39,26 @@ impl Manager {
     /// Calls one EMC to fence a host, or schedules a stop of the host's machine.
     fn drive_fence_at(&mut self, when: When, emc: EmcId, host: HostId) {
         let Some(fence) = self.durable.host(host).map(|entry| entry.host.fence) else { return };
-        // A host returns only after it restarted or reported that it is clean.
+        // If the fence has ended, the host has restarted or reported that it is clean.
         let stopped = matches!(fence, Fence::None | Fence::Fencing { powered_off: true });
         let needs_stop = fence == (Fence::Fencing { powered_off: false });
-        if (stopped || self.can_revoke(emc)) && self.is_to_fence(emc, host, stopped) {
+        if (stopped || self.can_revoke(emc)) && self.needs_fence_call(emc, host, stopped) {
             self.call_fence(emc, host, stopped);
         } else if needs_stop && self.must_stop(emc, host) {
-            self.expect_stop(when, emc, host);
+            self.schedule_stop(when, emc, host);
         }
     }
 
-    /// Schedules a stop of a machine for an EMC, unless an attempt is in progress or scheduled.
-    fn expect_stop(&mut self, when: When, emc: EmcId, host: HostId) {
+    /// Schedules a stop of a host's machine for an EMC, unless an attempt is in progress or
+    /// scheduled.
+    fn schedule_stop(&mut self, when: When, emc: EmcId, host: HostId) {
         let retry_at = self.first_attempt_at(when, host);
         match self.stop_attempts.get(emc, host) {
             None => {
                 let attempt = StopAttempt { why: None, since: when.wall, retry_at };
                 self.stop_attempts.insert(emc, host, attempt);
             }
-            Some(StopAttempt { retry_at: Ns::NEVER, .. }) if !self.fencing.contains_key(&(emc, host)) => {
+            Some(StopAttempt { retry_at: Ns::NEVER, .. }) if !self.fence_calls.contains_key(&(emc, host)) => {
                 self.stop_attempts.set_retry(emc, host, retry_at);
             }
             Some(_) => {}
@@ -71,8 +72,8 @@ impl Manager {
         hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drive_fence_at(when, emc, host));
     }
 
-    /// Continues the fence of a host that became the holder of a slice, for example by a
-    /// comparison. The fence may now require a stop of the host's machine.
+    /// Continues the fence of a host that became the holder of a slice, for example because of a
+    /// comparison. The fence may now require that the host's machine is stopped.
     pub(super) fn drive_fence_of_holder(&mut self, when: When, slice: SliceId, host: HostId) {
         let Some(emc) = self.durable.emc_of(slice) else { return };
         if self.durable.host(host).is_some_and(|entry| entry.host.unconfirmed_fences.contains(&emc)) {
@@ -80,10 +81,11 @@ impl Manager {
         }
     }
 
-    /// Returns whether the fence requires a stop of the machine: the EMC cannot revoke access, and
-    /// the host has slices of the EMC or may have slices that a restored ledger does not contain.
+    /// Returns whether the host's machine must be stopped for the fence: the EMC cannot revoke
+    /// access, and the host has slices of the EMC or may have slices that a restored ledger does
+    /// not contain.
     fn must_stop(&self, emc: EmcId, host: HostId) -> bool {
-        let may_hold = self.holds_on(emc, host) || self.has_not_reported(host);
+        let may_hold = self.has_slices_on(emc, host) || self.has_not_reported(host);
         may_hold && !self.can_revoke(emc) && self.is_fence_unconfirmed(emc, host)
     }
 
@@ -92,16 +94,17 @@ impl Manager {
         self.durable.host(host).is_some_and(|entry| entry.host.must_report)
     }
 
-    /// Returns whether an EMC has not confirmed the fence of a host, both in the durable ledger and
-    /// after pending decisions.
+    /// Returns whether an EMC has not confirmed the fence of a host, according to both the durable
+    /// ledger and the pending decisions.
     fn is_fence_unconfirmed(&self, emc: EmcId, host: HostId) -> bool {
         [&self.durable, &self.head]
             .into_iter()
             .all(|ledger| ledger.host(host).is_some_and(|entry| entry.host.unconfirmed_fences.contains(&emc)))
     }
 
-    /// Returns whether a host may reach slices of an EMC, according to the ledger.
-    fn holds_on(&self, emc: EmcId, host: HostId) -> bool {
+    /// Returns whether a host may reach slices of an EMC, according to the durable ledger or the
+    /// pending decisions.
+    fn has_slices_on(&self, emc: EmcId, host: HostId) -> bool {
         [&self.durable, &self.head].into_iter().any(|ledger| {
             let entries = ledger.host(host).zip(ledger.emc(emc));
             entries.is_some_and(|(host, emc)| host.held_on(&emc.emc).is_some())
@@ -109,15 +112,15 @@ impl Manager {
     }
 
     /// Returns the EMCs that delay the fence of a host. These are EMCs with slices of the host, and
-    /// EMCs that will reply soon. After a restore, they include EMCs that may have unrecorded
-    /// slices of the host: EMCs not yet compared with the ledger, and EMCs that cannot revoke
-    /// access.
-    pub(super) fn fence_waits_for(&self, host: HostId) -> impl Iterator<Item = EmcId> {
+    /// EMCs that will reply soon. Until the host has reported after a restore, they also include
+    /// EMCs that may have unrecorded slices of the host: EMCs not yet compared with the ledger, and
+    /// EMCs that cannot revoke access.
+    pub(super) fn emcs_delaying_fence(&self, host: HostId) -> impl Iterator<Item = EmcId> {
         let entry = self.durable.host(host).into_iter();
         let unconfirmed = entry.flat_map(|entry| entry.host.unconfirmed_fences.iter().copied());
         let restored = self.has_not_reported(host);
         let is_in_doubt = move |emc| restored && (!self.is_compared(emc) || !self.can_revoke(emc));
-        let may_hold = move |emc| self.holds_on(emc, host) || is_in_doubt(emc);
+        let may_hold = move |emc| self.has_slices_on(emc, host) || is_in_doubt(emc);
         unconfirmed.filter(move |emc| may_hold(*emc) || self.will_reply_soon(*emc))
     }
 
@@ -126,35 +129,35 @@ impl Manager {
         link.is_none_or(|link| link.is_starting() || (link.is_up() && self.can_revoke(emc)))
     }
 
-    /// Returns the time of the first stop of a machine. After a start of the manager, agents have
-    /// one lease to connect before their machines are stopped.
+    /// Returns the rack time of the first attempt to stop a machine. After a start of the manager,
+    /// each agent has one lease to connect before its machine is stopped.
     fn first_attempt_at(&self, when: When, host: HostId) -> Ns {
         let unconnected = self.links.get(&host).filter(|link| !link.has_connected());
         unconnected.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
     }
 
-    /// Stops the machines whose attempts are due. A machine with a connected agent is not stopped,
+    /// Starts the stop attempts that are due. A machine with a connected agent is not stopped,
     /// because a report of the agent will prove that the host is clean.
-    pub(super) fn retry_fences(&mut self, when: When) {
+    pub(super) fn stop_due_machines(&mut self, when: When) {
         let emcs = self.next_stops().filter(|(_, at)| *at <= when.now).map(|(emc, _)| emc);
         for emc in emcs.collect::<Vec<_>>() {
             let due = self.stop_attempts.attempts(emc).take_while(|(at, _)| *at <= when.now);
             for host in due.map(|(_, host)| host).collect::<Vec<_>>() {
-                // An attempt without a time is in progress or not needed any more.
+                // The attempt is now in progress or no longer needed.
                 self.stop_attempts.set_retry(emc, host, Ns::NEVER);
-                if self.must_stop(emc, host) && self.is_to_fence(emc, host, false) {
+                if self.must_stop(emc, host) && self.needs_fence_call(emc, host, false) {
                     self.call_fence(emc, host, false);
                 }
             }
         }
     }
 
-    /// Returns the rack time of the next stop of a machine.
-    pub(super) fn next_fence(&self) -> Option<Ns> {
+    /// Returns the rack time of the next attempt to stop a machine.
+    pub(super) fn next_machine_stop(&self) -> Option<Ns> {
         self.next_stops().map(|(_, at)| at).min()
     }
 
-    /// Returns each working EMC for which a machine must be stopped, with the time of the next
+    /// Returns each working EMC with scheduled stops of machines, and the rack time of the next
     /// attempt.
     fn next_stops(&self) -> impl Iterator<Item = (EmcId, Ns)> {
         let next = self.stop_attempts.earliest();
@@ -165,24 +168,25 @@ impl Manager {
         self.durable.emc(emc).is_some_and(|entry| entry.emc.can_revoke())
     }
 
-    /// Returns whether a working EMC must be called to fence a host. A second call is needed if the
-    /// EMC no longer has to stop the machine.
-    fn is_to_fence(&self, emc: EmcId, host: HostId, powered_off: bool) -> bool {
+    /// Returns whether an EMC works and must be called to fence a host. A second call is needed
+    /// once the host is known to be powered off, because the EMC then no longer has to stop the
+    /// machine.
+    fn needs_fence_call(&self, emc: EmcId, host: HostId, powered_off: bool) -> bool {
         let up = self.devices.get(&emc).is_some_and(DeviceLink::is_up);
-        let is_called = self.fencing.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
+        let is_called = self.fence_calls.get(&(emc, host)).is_some_and(|before| *before || !powered_off);
         up && !is_called && self.is_fence_unconfirmed(emc, host)
     }
 
     fn call_fence(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
-        self.fencing.insert((emc, host), powered_off);
+        self.fence_calls.insert((emc, host), powered_off);
         self.effects.push_back(Effect::Device(emc, DeviceCall::Fence { host, powered_off }));
     }
 
     /// Removes a fence call after its reply. If two calls are in progress, the reply to the first
     /// call leaves the second call in progress.
     pub(super) fn on_fence_reply(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
-        if self.fencing.get(&(emc, host)).is_some_and(|is_called| powered_off || !*is_called) {
-            self.fencing.remove(&(emc, host));
+        if self.fence_calls.get(&(emc, host)).is_some_and(|is_called| powered_off || !*is_called) {
+            self.fence_calls.remove(&(emc, host));
         }
     }
 
@@ -192,8 +196,8 @@ impl Manager {
         self.change(when, change);
     }
 
-    /// Records that the machine was not stopped, so the host keeps its slices. Does nothing if the
-    /// stop was proven in another way.
+    /// Records that the machine was not stopped, so the host keeps its slices. Does nothing if a
+    /// stop is no longer needed.
     pub(super) fn on_not_fenced(&mut self, when: When, emc: EmcId, host: HostId, why: String) {
         let fence = self.head.host(host).map(|entry| entry.host.fence);
         if fence == Some(Fence::Fencing { powered_off: false }) {
@@ -204,16 +208,17 @@ impl Manager {
         }
     }
 
-    /// Returns the time since which a host's machine must be stopped, wall clock. A later fence of
-    /// the same host has a different time.
+    /// Returns the time since which a host's machine must be stopped, wall clock, if it must be
+    /// stopped. A later fence of the same host has a different time.
     pub fn stopping_since(&self, host: HostId) -> Option<UnixMs> {
-        self.stop_attempts.of_host(host).next().map(|(_, attempt)| attempt.since)
+        self.stop_attempts.attempts_of_host(host).next().map(|(_, attempt)| attempt.since)
     }
 
-    /// Returns the reason why a fence has not completed and the start of the stop attempts, if a
-    /// stop failed.
+    /// If a stop of the host's machine failed, returns the error and the time since which the
+    /// machine must be stopped.
     pub(super) fn fence_obstacle_since(&self, host: HostId) -> Option<(&str, UnixMs)> {
-        let mut of_host = self.stop_attempts.of_host(host).filter(|(emc, _)| self.must_stop(*emc, host));
+        let mut of_host =
+            self.stop_attempts.attempts_of_host(host).filter(|(emc, _)| self.must_stop(*emc, host));
         of_host.find_map(|(_, attempt)| Some((attempt.why.as_deref()?, attempt.since)))
     }
 }

@@ -1,7 +1,7 @@
-//! Hosts: sessions of their agents, and leases.
+//! Hosts: sessions and leases of their agents.
 //!
-//! A silent host keeps its slices. A host with an expired lease is `unknown`: it gets no new memory
-//! and keeps its slices until its agent returns or the host is fenced.
+//! A silent host keeps its slices. A host whose lease has expired is `unknown`: it gets no new
+//! memory, and it keeps its slices until its agent returns or the host is fenced.
 
 use units::{Epoch, HostId, InstanceId, Ns, SliceId};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Manager {
-    pub(super) fn expect_host(&mut self, when: When, host: HostId) {
+    pub(super) fn ensure_link(&mut self, when: When, host: HostId) {
         if self.links.get(&host).is_none() {
             self.links.insert(host, Link::new(when.now));
         }
@@ -26,10 +26,10 @@ impl Manager {
     }
 
     pub(super) fn drop_host(&mut self, host: HostId) {
-        self.fencing.retain(|(_, of), _| *of != host);
+        self.fence_calls.retain(|(_, of), _| *of != host);
         self.stop_attempts.remove_host(host);
         self.unadopted.remove(&host);
-        self.unseen_since.remove(&host);
+        self.unusable_emcs_since.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
             self.close(session, CloseReason::HostRemoved);
         }
@@ -51,7 +51,7 @@ impl Manager {
     }
 
     /// Updates the indexes that depend on a host's connection and lease. Only hosts with a
-    /// connected agent and a valid lease scrub slices. A host with a connected agent is not
+    /// connected agent and a valid lease scrub slices. Machines with a connected agent are not
     /// stopped.
     fn update_liveness(&mut self, host: HostId) {
         let link = self.links.get(&host);
@@ -65,7 +65,7 @@ impl Manager {
             return self.reject_agent(when, session, host, hello.instance);
         }
         if self.must_await_lease(link, when, host, &hello) {
-            // No other agent is connected. Probably this machine restarted, so no conflict is
+            // If no agent is connected, the machine has probably restarted, so no conflict is
             // reported.
             return match link.is_connected() {
                 true => self.reject_agent(when, session, host, hello.instance),
@@ -79,7 +79,7 @@ impl Manager {
         self.change(when, change);
         self.sessions.insert(session, host);
         let last_message_wall = Some(when.wall);
-        let rejected = self.links.get(&host).and_then(Link::rejected);
+        let rejected = self.links.get(&host).and_then(Link::rejected_agent);
         let rejected = rejected.filter(|rejected| rejected.instance != hello.instance);
         let link = Link {
             session: Some(session),
@@ -93,18 +93,17 @@ impl Manager {
         self.update_visibility(when, host);
     }
 
-    /// Returns whether an agent with another boot id must wait until the host's lease ends. If the
-    /// agent were accepted earlier, the host's VMs would count as ended, although they still run if
-    /// the agent is on another machine. The boot id is compared with the boot id of the connected
-    /// agent, because the ledger lacks it during a load. Without a connected agent, the recorded
-    /// boot id is used.
+    /// Returns whether an agent with another boot ID must wait until the host's lease ends.
+    /// Accepting the agent ends the host's VMs in the ledger, although they still run if the agent
+    /// is on another machine. The boot ID is compared with that of the connected agent, because the
+    /// ledger may lack it during a load; if no agent is connected, with the recorded boot ID.
     fn must_await_lease(&self, link: &Link, when: When, host: HostId, hello: &Hello) -> bool {
         let entry = self.head.host(host);
-        let connected = link.hello.as_ref().filter(|_| link.is_connected()).map(|led| &led.boot_id);
+        let connected = link.hello.as_ref().filter(|_| link.is_connected()).map(|current| &current.boot_id);
         let boot_id = connected.or_else(|| entry.map(|entry| &entry.host.boot_id));
         let is_other = boot_id.is_some_and(|boot_id| !boot_id.is_empty() && *boot_id != hello.boot_id);
-        let is_led = link.is_connected() || entry.is_some_and(|entry| entry.reservations().len() > 0);
-        is_other && is_led && when.now < link.lease_end(self.settings.lease_ttl)
+        let may_run_vms = link.is_connected() || entry.is_some_and(|entry| entry.reservations().len() > 0);
+        is_other && may_run_vms && when.now < link.lease_end(self.settings.lease_ttl)
     }
 
     /// Rejects an agent because another agent represents the host, and records the rejection.
@@ -117,7 +116,7 @@ impl Manager {
         self.close(session, CloseReason::Superseded);
     }
 
-    /// Drops rejected agents that have stopped connecting. A running agent tries to connect at
+    /// Removes rejected agents that no longer try to connect. A running agent tries to connect at
     /// least once per lease.
     fn drop_expired_rejections(&mut self, when: When) {
         for host in self.links.expired_rejections(when.now, self.settings.lease_ttl) {
@@ -131,16 +130,16 @@ impl Manager {
     /// Checks the indexes of links, live hosts and connected hosts against the links.
     #[cfg(test)]
     pub(super) fn check_indexes(&self) {
-        self.links.check();
+        self.links.check_indexes();
         for (host, entry) in self.head.hosts() {
             let live = self.links.get(&host).is_some_and(Link::is_live);
             assert_eq!(entry.is_live(), live, "liveness of {host:?}");
         }
         let connected = self.links.iter().filter(|(_, link)| link.is_connected()).map(|(host, _)| *host);
-        self.stop_attempts.check(&connected.collect());
+        self.stop_attempts.check_indexes(&connected.collect());
     }
 
-    /// Applies the boot ids of connected agents again after a load, because changes from the time
+    /// Applies the boot IDs of connected agents again after a load, because changes from the time
     /// of the load are lost.
     pub(super) fn reapply_boot_ids(&mut self, when: When) {
         let live = self.links.iter().filter(|(_, link)| link.is_connected());
@@ -155,15 +154,15 @@ impl Manager {
         self.disconnect(session);
     }
 
-    pub(super) fn slice_event(&mut self, when: When, slice: SliceId, event: Event) {
+    pub(super) fn apply_slice_event(&mut self, when: When, slice: SliceId, event: Event) {
         if let Some(change) = self.head.decide_slice(slice, event) {
             self.change(when, change);
         }
     }
 
-    /// Makes all silent hosts due for a fence again after a load, because an earlier decision to
-    /// fence may not be durable.
-    pub(super) fn retry_silence_fences(&mut self, when: When) {
+    /// After a load, makes all hosts with an expired lease due for a fence again, because an
+    /// earlier decision to fence them may not be durable.
+    pub(super) fn reschedule_silence_fences(&mut self, when: When) {
         for host in self.links.silent_for(Ns::NEVER, Ns::ZERO) {
             if let Some(mut link) = self.links.get_mut(&host)
                 && let Some((since, _)) = &mut link.unknown_since
@@ -173,7 +172,7 @@ impl Manager {
         }
     }
 
-    /// Ends expired leases, and fences hosts that were silent for too long.
+    /// Ends expired leases, and fences hosts that have been silent for too long since.
     pub(super) fn expire_leases(&mut self, when: When) {
         self.drop_expired_rejections(when);
         for host in self.links.expired_leases(when.now, self.settings.lease_ttl) {
@@ -181,8 +180,8 @@ impl Manager {
         }
         let Some(fence_after) = self.settings.fence_after else { return };
         for host in self.links.silent_for(when.now, fence_after) {
-            if !self.never_started(host) {
-                let reason = format!("silent for {} past its lease", fence_after);
+            if !self.has_never_reported(host) {
+                let reason = format!("silent for {fence_after} since its lease expired");
                 let change = self.head.decide_fence(when, host, false, Actor::Manager, &reason);
                 self.change(when, change);
             }
@@ -195,7 +194,7 @@ impl Manager {
 
     /// Returns whether a host has never reported and cannot have slices. Such a host is shown as
     /// expected and is not fenced.
-    pub(super) fn never_started(&self, host: HostId) -> bool {
+    pub(super) fn has_never_reported(&self, host: HostId) -> bool {
         self.head.host(host).is_some_and(|entry| {
             let has_nothing = entry.held().len() == 0 && entry.reservations().len() == 0;
             has_nothing && entry.host.boot_id.is_empty() && !entry.host.must_report
@@ -207,7 +206,7 @@ impl Manager {
         link.unknown_since = Some((when.now, when.wall));
         let session = link.session;
         drop(link);
-        self.leases_expired += u64::from(!self.never_started(host));
+        self.leases_expired += u64::from(!self.has_never_reported(host));
         self.changed = true;
         self.update_liveness(host);
         if let Some(session) = session {
@@ -216,7 +215,8 @@ impl Manager {
     }
 }
 
-/// Returns the work of a slice's holder in this state of the slice, if any.
+/// Returns the part of a slot that determines the task of the slice's holder, or `None` if the
+/// holder has no task.
 pub(super) fn holder_task(slot: Option<Slot>) -> Option<(Epoch, State)> {
     let slot = slot?;
     match slot.state {

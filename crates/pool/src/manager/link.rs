@@ -1,5 +1,5 @@
-//! State of one host that the ledger does not contain: session and lease of its agent, desired
-//! states sent to it, and its reports.
+//! Volatile state of one host: session and lease of its agent, desired states sent to it, and its
+//! reports.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,7 @@ use crate::{
     protocol::{DesiredState, Hello, Holding},
 };
 
-/// State of a host that the ledger does not contain. Not durable: after a restart of the manager,
-/// every host gets a full lease.
+/// Volatile state of a host. After a restart of the manager, every host gets a full lease.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) session: Option<SessionId>,
@@ -28,15 +27,15 @@ pub(super) struct Link {
     /// Whether changes for the next desired state are pending.
     pub(super) desired_state_due: bool,
     pub(super) pending_changes: PendingChanges,
-    /// Newest version that a report of the agent reflects.
+    /// Newest version of the desired state that the agent has applied, according to its reports.
     pub(super) reflected: DesiredVersion,
-    /// First version of this session that contained the fence, if any.
+    /// First desired state of this session that contained the fence, if any.
     pub(super) fence_sent: Option<DesiredVersion>,
-    /// Scrubs that this session's desired states contained.
+    /// Scrubs that desired states of this session contained.
     pub(super) scrubs_sent: BTreeSet<Holding>,
     pub(super) rejected: Option<RejectedAgent>,
     pub(super) reports: ReportLog,
-    /// Complete desired state that is being built, if any.
+    /// Draft of the complete desired state that is being built, if any.
     pub(super) draft: Option<Draft>,
 }
 
@@ -54,20 +53,21 @@ pub(super) struct SentState {
     pub(super) at: Ns,
 }
 
-/// Changes for a host since its last desired state was built.
+/// Changes that the next desired state of a host must contain.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PendingChanges {
     pub(super) reservations: BTreeSet<ReservationId>,
     pub(super) slices: BTreeSet<SliceId>,
-    /// Whether there are too many changes to list, so that the next desired state must be complete.
+    /// Whether the next desired state must be complete, for example because there are too many
+    /// changes to list.
     pub(super) all: bool,
     /// Whether a caller waits for the effect of the next desired state.
     pub(super) awaited: bool,
 }
 
 impl PendingChanges {
-    /// Records a changed slice, changed reservations, or both. Above the limit, the next desired
-    /// state is complete.
+    /// Adds a changed slice, changed reservations, or both. If the changes exceed the limit, the
+    /// next desired state will be complete.
     pub(super) fn add(&mut self, slice: Option<SliceId>, of: impl IntoIterator<Item = ReservationId>) {
         self.slices.extend(slice);
         self.reservations.extend(of);
@@ -117,13 +117,13 @@ impl Link {
         }
     }
 
-    /// Returns whether the current or latest session has sent a complete report.
+    /// Returns whether the agent has sent a complete report in its current or latest session.
     pub(super) fn has_reported(&self) -> bool {
         self.reports.has_reported()
     }
 
-    /// Records a message of the agent. Returns whether the message reflects an older version than
-    /// an earlier report.
+    /// Records a message of the agent. Returns whether the message is outdated: an earlier report
+    /// reflects a newer version.
     pub(super) fn record_message(&mut self, when: When, reflected: DesiredVersion) -> bool {
         (self.last_message, self.last_message_wall) = (when.now, Some(when.wall));
         let is_outdated = reflected < self.reflected;
@@ -131,7 +131,7 @@ impl Link {
         is_outdated
     }
 
-    /// Stores a partly built desired state and schedules its next piece immediately.
+    /// Stores the draft of a desired state and schedules its next chunk immediately.
     pub(super) fn keep_draft(&mut self, draft: Draft) {
         self.draft = Some(draft);
         self.desired_state_due = true;
@@ -177,8 +177,8 @@ impl Link {
     }
 
     /// Returns the times at which work for the host is due.
-    pub(super) fn due(&self) -> Due {
-        Due {
+    pub(super) fn due_times(&self) -> DueTimes {
+        DueTimes {
             last_message: self.unknown_since.is_none().then_some(self.last_message),
             silent: self.unknown_since.map(|(since, _)| since).filter(|_| !self.is_connected()),
             resend: self.resend_at(),
@@ -188,17 +188,17 @@ impl Link {
     }
 
     /// Returns the latest rejected agent, if any.
-    pub(super) fn rejected(&self) -> Option<RejectedAgent> {
+    pub(super) fn rejected_agent(&self) -> Option<RejectedAgent> {
         self.rejected
     }
 
-    /// Returns whether another agent of the same boot represents the host: its lease is valid, and it
-    /// is connected or newer.
+    /// Returns whether another agent of the same boot represents the host. Such an agent has a
+    /// valid lease, and is connected or has a newer instance ID.
     pub(super) fn has_other_agent(&self, hello: &Hello, now: Ns, ttl: Ns) -> bool {
-        let is_other = |led: &Hello| {
-            led.boot_id == hello.boot_id
-                && led.instance != hello.instance
-                && (self.is_connected() || led.instance > hello.instance)
+        let is_other = |current: &Hello| {
+            current.boot_id == hello.boot_id
+                && current.instance != hello.instance
+                && (self.is_connected() || current.instance > hello.instance)
         };
         self.hello.as_ref().is_some_and(is_other) && now < self.lease_end(ttl)
     }
@@ -223,7 +223,7 @@ impl Link {
     }
 }
 
-/// Complete desired state that is being built in pieces.
+/// Complete desired state that is being built in chunks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Draft {
     pub(super) desired: Option<DesiredState>,
@@ -233,10 +233,10 @@ pub(super) struct Draft {
 
 /// Times at which work for a host is due, in rack time; `None` if no such work is pending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Due {
+pub(super) struct DueTimes {
     /// Time of the latest message, while the lease is valid.
     pub(super) last_message: Option<Ns>,
-    /// End of the lease, while the lease has expired and the agent is not connected.
+    /// End of the lease, once the lease has expired and while the agent is not connected.
     pub(super) silent: Option<Ns>,
     /// Time at which the unanswered desired state is sent again.
     pub(super) resend: Option<Ns>,

@@ -1,4 +1,5 @@
-//! Links of all hosts, indexed by the times at which work is due, so that no event scans all hosts.
+//! Links of all hosts, indexed by the times at which work for a host is due, so that no event scans
+//! all hosts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,9 +8,9 @@ use std::{
 
 use units::{HostId, Ns};
 
-use super::link::{Due, Link};
+use super::link::{DueTimes, Link};
 
-/// Hosts in the order of a time.
+/// Hosts, ordered by the time at which one kind of work is due.
 #[derive(Debug, Default)]
 struct Schedule(BTreeSet<(Ns, HostId)>);
 
@@ -28,7 +29,7 @@ impl Schedule {
         self.0.first().map(|(at, _)| *at)
     }
 
-    /// Returns the hosts whose time plus `delay` has passed, in ascending order of their numbers.
+    /// Returns the hosts whose time plus `delay` has passed, in ascending order of their IDs.
     fn due(&self, now: Ns, delay: Ns) -> Vec<HostId> {
         let due = self.0.iter().take_while(|(at, _)| at.after(delay) <= now);
         let mut hosts: Vec<HostId> = due.map(|(_, host)| *host).collect();
@@ -53,9 +54,9 @@ impl Links {
         self.by_host.get(host)
     }
 
-    /// Returns a guard to change a link; dropping the guard updates the indexes.
+    /// Returns a guard through which a link can be changed. Dropping the guard updates the indexes.
     pub(super) fn get_mut(&mut self, host: &HostId) -> Option<LinkMut<'_>> {
-        let before = self.by_host.get(host)?.due();
+        let before = self.by_host.get(host)?.due_times();
         Some(LinkMut { links: self, host: *host, before })
     }
 
@@ -64,24 +65,24 @@ impl Links {
     }
 
     pub(super) fn insert(&mut self, host: HostId, link: Link) {
-        let after = link.due();
-        let before = self.by_host.insert(host, link).map(|old| old.due()).unwrap_or_default();
+        let after = link.due_times();
+        let before = self.by_host.insert(host, link).map(|old| old.due_times()).unwrap_or_default();
         self.reschedule(host, before, after);
     }
 
     pub(super) fn remove(&mut self, host: &HostId) -> Option<Link> {
         let link = self.by_host.remove(host)?;
-        self.reschedule(*host, link.due(), Due::default());
+        self.reschedule(*host, link.due_times(), DueTimes::default());
         Some(link)
     }
 
-    /// Returns the hosts whose last message is at least `ttl` old and whose lease has not been
-    /// ended yet.
+    /// Returns the hosts whose last message is at least `ttl` old and whose lease has not yet been
+    /// marked as expired.
     pub(super) fn expired_leases(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.last_message.due(now, ttl)
     }
 
-    /// Returns the hosts that are still silent `time` after the end of their lease.
+    /// Returns the hosts that have been silent for at least `time` since the end of their lease.
     pub(super) fn silent_for(&self, now: Ns, time: Ns) -> Vec<HostId> {
         self.silent.due(now, time)
     }
@@ -96,7 +97,7 @@ impl Links {
         self.desired_states.due(now, Ns::ZERO)
     }
 
-    /// Returns the hosts whose latest rejection of an agent is at least two leases ago.
+    /// Returns the hosts for which the latest rejection of an agent is at least two leases ago.
     pub(super) fn expired_rejections(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
         self.rejected.due(now, two_leases(ttl))
     }
@@ -112,7 +113,7 @@ impl Links {
             .min()
     }
 
-    fn reschedule(&mut self, host: HostId, before: Due, after: Due) {
+    fn reschedule(&mut self, host: HostId, before: DueTimes, after: DueTimes) {
         self.last_message.update(host, before.last_message, after.last_message);
         self.silent.update(host, before.silent, after.silent);
         self.resends.update(host, before.resend, after.resend);
@@ -122,9 +123,11 @@ impl Links {
 
     /// Checks the indexes against indexes computed from all links.
     #[cfg(test)]
-    pub(super) fn check(&self) {
+    pub(super) fn check_indexes(&self) {
         let mut computed = Self::default();
-        self.by_host.iter().for_each(|(host, link)| computed.reschedule(*host, Due::default(), link.due()));
+        self.by_host
+            .iter()
+            .for_each(|(host, link)| computed.reschedule(*host, DueTimes::default(), link.due_times()));
         let schedules = |links: &Self| {
             [&links.last_message, &links.silent, &links.resends, &links.desired_states, &links.rejected]
                 .map(|schedule| schedule.0.clone())
@@ -137,11 +140,11 @@ fn two_leases(ttl: Ns) -> Ns {
     Ns(ttl.0.saturating_mul(2))
 }
 
-/// Guard through which the caller may change a link.
+/// Guard for changes of a link; updates the indexes when it is dropped.
 pub(super) struct LinkMut<'a> {
     links: &'a mut Links,
     host: HostId,
-    before: Due,
+    before: DueTimes,
 }
 
 impl Deref for LinkMut<'_> {
@@ -160,7 +163,7 @@ impl DerefMut for LinkMut<'_> {
 
 impl Drop for LinkMut<'_> {
     fn drop(&mut self) {
-        let after = self.due();
+        let after = self.due_times();
         self.links.reschedule(self.host, self.before, after);
     }
 }

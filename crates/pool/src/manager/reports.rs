@@ -1,11 +1,11 @@
-//! Applies reports of hosts. Each entry of a report becomes an event of its slice or VM; late and
-//! repeated entries change nothing. A report is applied in parts of bounded size, and counts as
-//! complete after its last part.
+//! Applies reports of hosts. Each entry of a report becomes an event of its slice or VM. Late and
+//! repeated entries have no effect. A report is applied in parts of bounded size, and counts as
+//! applied after its last part.
 //!
 //! An agent sends a complete report at the start of its session and on request; its other reports
 //! contain only changes. The manager requests a complete report when sequence numbers show that a
-//! report is missing. It also does so while VMs could not be adopted, while the host has not
-//! reported since a restore, and after an event that may allow an adoption.
+//! report is missing. It also requests one while VMs of the host are not adopted, while the host
+//! has not reported since a restore, and after an event that may allow an adoption.
 
 use std::collections::BTreeSet;
 
@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl Manager {
-    /// Applies a report or one part of a report. Only the newest report of a connection is checked
-    /// for invalid slices, because slices in an older report may have been deleted since.
+    /// Applies a report or one part of a report. Checks for slices that the host cannot have,
+    /// unless the report is outdated: its slices may have been removed since.
     pub(super) fn on_report(&mut self, when: When, session: SessionId, report: &ObservedState) {
         let Some(host) = self.sessions.get(&session).copied() else { return };
         let (loads, adoption_events) = (self.loads, self.adoption_events);
@@ -36,7 +36,7 @@ impl Manager {
         }
         drop(link);
         self.reserve_lost_slices(when, host, report);
-        if let Some(claim) = self.false_claim(host, report).filter(|_| !is_outdated) {
+        if let Some(claim) = self.find_false_claim(host, report).filter(|_| !is_outdated) {
             return self.close(session, CloseReason::FalseClaim(claim.slice, claim.epoch));
         }
         self.apply_slices(when, host, report);
@@ -44,29 +44,29 @@ impl Manager {
         self.adopt_reported_vms(when, host, report, &mut partial);
         self.apply_processes(when, host, report, &mut partial);
         if report.is_continued {
-            return self.keep_partial(host, partial);
+            return self.store_partial_report(host, partial);
         }
-        self.apply_clean(when, host, report);
-        if partial.parts.is_some() && partial.loads == self.loads {
-            // Without all parts, entries of earlier parts may be missing.
-            self.end_report(when, host, report, partial);
+        self.apply_clean_report(when, host, report);
+        if partial.received_parts.is_some() && partial.loads == self.loads {
+            // If a part was lost, the report is incomplete and does not count.
+            self.complete_report(when, host, report, partial);
         }
         if !report.whole {
             self.request_report(when, host, session);
         }
     }
 
-    fn keep_partial(&mut self, host: HostId, partial: PartialReport) {
+    fn store_partial_report(&mut self, host: HostId, partial: PartialReport) {
         if let Some(mut link) = self.links.get_mut(&host) {
             link.reports.partial = Some(partial);
         }
     }
 
-    /// Records the completion of a report after its last part.
-    fn end_report(&mut self, when: When, host: HostId, report: &ObservedState, partial: PartialReport) {
+    /// Finishes a report after its last part was applied.
+    fn complete_report(&mut self, when: When, host: HostId, report: &ObservedState, partial: PartialReport) {
         let adoption_events = partial.adoption_events;
         if let Some(mut link) = self.links.get_mut(&host) {
-            link.reports.complete(report);
+            link.reports.record_completion(report);
         }
         if report.whole {
             self.end_missing_processes(when, host, &partial.vms);
@@ -79,67 +79,67 @@ impl Manager {
         }
     }
 
-    /// Requests a complete report of a host that needs to send one, at most once per
+    /// Requests a complete report from a host if one is needed, at most once per
     /// [`DESIRED_STATE_RESEND_AFTER`].
     fn request_report(&mut self, when: When, host: HostId, session: SessionId) {
         if !self.needs_report(host) {
             return;
         }
         let Some(mut link) = self.links.get_mut(&host) else { return };
-        if link.reports.requested.is_some_and(|at| when.now < at.after(DESIRED_STATE_RESEND_AFTER)) {
+        if link.reports.requested_at.is_some_and(|at| when.now < at.after(DESIRED_STATE_RESEND_AFTER)) {
             return;
         }
-        link.reports.requested = Some(when.now);
+        link.reports.requested_at = Some(when.now);
         self.effects.push_back(Effect::RequestReport(session));
     }
 
-    /// Returns whether a host should send a complete report. A fenced host need not, because it
-    /// only reports when its desired state is completed.
+    /// Returns whether a complete report of a host is needed. From a fenced host, the manager only
+    /// needs the report that it is clean.
     fn needs_report(&self, host: HostId) -> bool {
         let Some((link, entry)) = self.links.get(&host).zip(self.head.host(host)) else { return false };
         let (log, host_record) = (&link.reports, &entry.host);
         let in_doubt = || host_record.must_report || self.has_unadopted(host);
         let outdated = || log.complete_since.is_none_or(|since| since < self.adoption_events);
-        host_record.fence == Fence::None && (log.has_gap() || in_doubt() || outdated())
+        host_record.fence == Fence::None && (log.has_missing_report() || in_doubt() || outdated())
     }
 
-    /// Returns a reported slice that this host cannot have: the slice never existed, belongs to
-    /// another host, or has an impossible epoch.
-    fn false_claim(&self, host: HostId, report: &ObservedState) -> Option<Holding> {
+    /// Returns the first reported slice that this host cannot have, if any: the slice never
+    /// existed, another host holds it, or its epoch is impossible.
+    fn find_false_claim(&self, host: HostId, report: &ObservedState) -> Option<Holding> {
         let entry = self.head.host(host)?;
-        report.online.iter().copied().find(|claim| self.is_false(host, entry, *claim))
+        report.online.iter().copied().find(|claim| self.is_false_claim(host, entry, *claim))
     }
 
-    fn is_false(&self, host: HostId, entry: &HostEntry, claim: Holding) -> bool {
+    fn is_false_claim(&self, host: HostId, entry: &HostEntry, claim: Holding) -> bool {
         if self.head.is_held(host, claim.slice, claim.epoch) {
             return false;
         }
         let removed = claim.epoch > Epoch(0) && claim.slice < self.head.meta().next_slice;
         let Some(slot) = self.head.slot(claim.slice) else { return !removed };
         let is_attached = self.head.emc_of(claim.slice).is_some_and(|emc| entry.host.emcs.contains(&emc))
-            || entry.host.may_exceed_ledger();
+            || entry.host.may_have_unrecorded_slices();
         let is_impossible = claim.epoch == Epoch(0) || claim.epoch > slot.epoch;
-        // After a restore, or if the EMC's record is not the ledger's, the host may hold grants
-        // that ledger and device do not contain.
+        // After a restore, or if the EMC's record differs from the ledger, the host may hold grants
+        // that neither contains.
         let in_doubt = slot.is_quarantined() || self.is_uncompared(claim.slice);
         let is_held_by_other =
             claim.epoch == slot.epoch && slot.holder().is_some_and(|holder| holder != host);
-        // A report of a past grant may arrive after the host was detached from the EMC; such a
-        // report is ignored.
+        // A report of a past grant is not false: it may arrive after the host was detached from the
+        // EMC, and is ignored.
         (is_impossible || is_held_by_other) && !(is_attached && in_doubt)
     }
 
     fn apply_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
         let newly_online = report.online.iter().filter(|h| !self.head.is_online(h.slice, h.epoch));
         for holding in newly_online.copied().collect::<Vec<_>>() {
-            self.slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
+            self.apply_slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
         }
         for holding in &report.released {
-            self.slice_event(when, holding.slice, Event::Released(host, holding.epoch));
+            self.apply_slice_event(when, holding.slice, Event::Released(host, holding.epoch));
         }
         for scrubbed in &report.scrubbed {
             if scrubbed.verified >= units::SLICE {
-                self.slice_event(when, scrubbed.holding.slice, Event::Scrubbed(host, *scrubbed));
+                self.apply_slice_event(when, scrubbed.holding.slice, Event::Scrubbed(host, *scrubbed));
             }
         }
         for failed in &report.failed {
@@ -198,7 +198,7 @@ impl Manager {
         self.record_processes(when, host, has_ended, false);
     }
 
-    /// Records the end of all processes that a complete report does not contain.
+    /// Records the end of all processes that are missing in a complete report.
     fn end_missing_processes(&mut self, when: When, host: HostId, running: &BTreeSet<ReservationId>) {
         let Some(entry) = self.head.host(host) else { return };
         let own = entry.reservations().chain(entry.ended_with_process());
@@ -225,9 +225,9 @@ impl Manager {
         }
     }
 
-    /// Applies a report that the host is clean. A fenced host is clean only in reply to a desired
-    /// state that contains the fence.
-    fn apply_clean(&mut self, when: When, host: HostId, report: &ObservedState) {
+    /// Applies a report that the host is clean. Ends a fence only if the agent has applied a
+    /// desired state that contained the fence.
+    fn apply_clean_report(&mut self, when: When, host: HostId, report: &ObservedState) {
         let fence_sent = self.links.get(&host).and_then(|link| link.fence_sent);
         if report.clean && fence_sent.is_some_and(|fence_sent| report.number >= fence_sent) {
             let hello = self.links.get(&host).and_then(Link::hello);

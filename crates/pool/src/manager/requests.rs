@@ -1,5 +1,5 @@
-//! Requests of clients. Each request is decided immediately on `head`, and answered from `durable`
-//! after its batch became durable.
+//! Requests of clients. Each request is decided immediately on `head`. Its reply is derived from
+//! `durable` after its batch became durable.
 
 use units::limits::WAITERS_MAX;
 use units::{HostId, Name, Ns, ReservationId, Revision};
@@ -7,7 +7,7 @@ use units::{HostId, Name, Ns, ReservationId, Revision};
 use super::{Effect, Manager, Reply, Token, decision_change, link::Link};
 use crate::{
     audit::{Actor, Decision},
-    ledger::{Change, Ledger, Place, RackSpec, Reserve, ReserveOutcome, Target, When},
+    ledger::{Change, Ledger, RackSpec, Reserve, ReserveOutcome, SchedulingTarget, Target, When},
     record::{EndedBy, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
     rejection::Rejection,
 };
@@ -15,15 +15,16 @@ use crate::{
 /// Validated request of a client.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Reserves memory for a VM. With `wait`, the reply follows when the slices are online or the
-    /// time limit expires.
+    /// Reserves memory and cores for a VM. With `wait`, the reply is sent when the slices are
+    /// online or the time limit expires.
     Reserve {
         /// Requested memory and cores.
         reserve: Reserve,
         /// Time limit for the slices to come online; `None` replies without waiting.
         wait: Option<Ns>,
     },
-    /// Checks a [`Request::Reserve`] without performing it; the reply is the same.
+    /// Checks a [`Request::Reserve`] without performing it. The reply is the same as for the
+    /// reservation.
     Validate(Reserve),
     /// Waits until all slices of a reservation are online.
     WaitReady {
@@ -39,7 +40,7 @@ pub enum Request {
         /// Client that sent the request.
         actor: Actor,
     },
-    /// Releases a reservation, because its VM ended or will not start.
+    /// Releases a reservation, because its VM has ended or will not start.
     Release {
         /// Reservation to release.
         target: Target,
@@ -53,7 +54,7 @@ pub enum Request {
     /// Cordons, uncordons or drains a host or EMC, or uncordons a slice.
     Schedule {
         /// Host, EMC or slice.
-        place: Place,
+        place: SchedulingTarget,
         /// Requested scheduling.
         to: Scheduling,
         /// Client that sent the request.
@@ -83,7 +84,7 @@ pub enum Request {
         /// Client that sent the request.
         actor: Actor,
     },
-    /// Stores a decision made outside the ledger.
+    /// Records a decision made outside the ledger.
     RecordDecision(Decision),
     /// Applies a new rack.toml.
     Configure(RackSpec),
@@ -117,7 +118,7 @@ pub enum RequestReply {
 /// Reservation with values derived from the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReservationView {
-    /// Number of the reservation.
+    /// ID of the reservation.
     pub id: ReservationId,
     /// Name of the reservation's host; "removed" if the host is no longer in the rack.
     pub host: Name,
@@ -160,13 +161,13 @@ impl Manager {
             }
             Request::Schedule { place, to, actor, reason } => {
                 let allowed = match (&place, to) {
-                    (Place::Slice(slice), Scheduling::Enabled) => self.check_requalify(*slice),
+                    (SchedulingTarget::Slice(slice), Scheduling::Enabled) => self.check_requalify(*slice),
                     _ => Ok(()),
                 };
                 let outcome = self.head.decide_scheduling(when, &place, to, actor, &reason);
                 allowed
                     .and(outcome)
-                    .map(|change| (change, Reply::Place { place, drains: to == Scheduling::Draining }))
+                    .map(|change| (change, Reply::Scheduled { place, drains: to == Scheduling::Draining }))
             }
             Request::Fence { host, powered_off, actor, reason } => {
                 self.on_fence(when, host, powered_off, actor, &reason)
@@ -189,8 +190,8 @@ impl Manager {
         }
     }
 
-    /// Decides a reservation. A repeated request is answered in any state of the host; a new
-    /// request requires a connected host.
+    /// Decides a reservation. A repeated request gets its reply in any state of the host. A new
+    /// request requires that the host's agent has connected and its lease is valid.
     fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<ReserveOutcome, Rejection> {
         let host = self.head.host_named(&reserve.host);
         let outcome = self.head.decide_reserve(when, reserve);
@@ -310,7 +311,7 @@ impl Manager {
         }
         Ok((
             self.head.decide_fence(when, id, powered_off, actor, reason),
-            Reply::Place { place: Place::Host(host), drains: false },
+            Reply::Scheduled { place: SchedulingTarget::Host(host), drains: false },
         ))
     }
 
@@ -320,7 +321,7 @@ impl Manager {
             Reply::Reservation(id) => {
                 self.durable.view(id).map(RequestReply::Reservation).ok_or(Rejection::NoSuchReservation(id))
             }
-            Reply::Place { place, drains } => {
+            Reply::Scheduled { place, drains } => {
                 let waiting =
                     self.durable.reservations_at(&place).ok().filter(|_| drains).unwrap_or_default();
                 let waiting = waiting.iter().filter_map(|id| self.durable.reservation(*id));
@@ -336,8 +337,8 @@ impl Manager {
         self.effects.push_back(Effect::Reply(token, Box::new(answer)));
     }
 
-    /// Checks that another caller may wait for slices. Counts the callers that wait now and the
-    /// callers that will wait after a batch became durable.
+    /// Checks that another caller may wait for slices. The limit includes the callers that will
+    /// wait once a batch is durable.
     fn check_waiter_limit(&self) -> Result<(), Rejection> {
         let in_write = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
         if self.waiter_deadlines.len() + self.open.waiting.len() + in_write < WAITERS_MAX {
@@ -365,7 +366,7 @@ impl Manager {
     }
 
     /// Replies to callers that wait for a reservation if the reservation is ready or cannot become
-    /// ready. Otherwise lets the next desired state of its host be sent without delay.
+    /// ready. Otherwise expedites the next desired state of its host.
     pub(super) fn reply_to_waiters(&mut self, id: ReservationId) {
         if !self.waiters.contains_key(&id) {
             return;
@@ -406,7 +407,7 @@ impl Manager {
 }
 
 fn wrong_state(reservation: ReservationId, state: String) -> Rejection {
-    Rejection::WrongState { reservation, state, what: "a wait for its slices" }
+    Rejection::WrongState { reservation, state, what: "wait for its slices" }
 }
 
 #[cfg(test)]
@@ -453,9 +454,9 @@ mod tests {
         }
     }
 
-    /// Regression test: an operator uncordoned a slice that had been lost with its device. When the
-    /// slice came online for another VM, the broken reservation of the first VM counted the slice
-    /// and was reported as ready.
+    /// Regression test: an operator uncordoned a slice of a broken reservation. When the slice came
+    /// online for another VM, the broken reservation counted the slice as its own and was reported
+    /// as ready.
     #[test]
     fn broken_reservation_ignores_slice_online_for_another_vm() {
         let mut ledger = Ledger::new(Meta::new("rack".into()));

@@ -1,13 +1,13 @@
 //! Adoption of running VMs, and the end of a restore. The ledger of a backup is older than the
 //! state of the rack. Every slice is therefore quarantined until each host that can reach it has
-//! reported. Running VMs are adopted with their slices, and then the unclaimed slices are used
+//! reported. Running VMs are adopted with their slices. Then the unclaimed slices can be used
 //! again.
 //!
-//! A host has reported when three conditions hold. Its agent has applied a desired state of the
-//! restored ledger; from then on it starts no VM that only the lost part of the ledger contained.
-//! Every EMC of the host was compared with the ledger. Every VM in the report was adopted. If an
-//! adoption fails, the host counts as unreported: its slices remain quarantined, and an alarm names
-//! the VM.
+//! A host has reported when three conditions hold. First, its agent has applied a desired state of
+//! the restored ledger; from then on, it passes no memory to VMs that only the lost part of the
+//! ledger contained. Second, every EMC of the host was compared with the ledger. Third, every VM in
+//! the report was adopted. If an adoption fails, the host counts as unreported: its slices remain
+//! quarantined, and an alarm names the VM.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,8 @@ impl Manager {
         }
         partial.unadopted.extend(self.adopt_vms(when, host, report));
         if self.head.host(host).is_some_and(|entry| entry.host.must_report) {
-            partial.is_uncompared |= report.holdings().any(|holding| self.is_uncompared(holding.slice));
+            partial.has_uncompared_slice |=
+                report.holdings().any(|holding| self.is_uncompared(holding.slice));
         }
     }
 
@@ -58,9 +59,8 @@ impl Manager {
         self.unadopted.contains_key(&host)
     }
 
-    /// Records at the end of a complete report whether the host has reported everything since a
-    /// restore. Returns whether the report is valid for adoption; the report of a fenced host is
-    /// not.
+    /// Finishes a complete report: records the VMs that could not be adopted and, after a restore,
+    /// whether the host has reported. Returns `false` without any effect if the host is fenced.
     pub(super) fn finish_complete_report(
         &mut self,
         when: When,
@@ -71,12 +71,12 @@ impl Manager {
         if self.is_fenced_host(host) {
             return false;
         }
-        let PartialReport { unadopted, is_uncompared, .. } = partial;
+        let PartialReport { unadopted, has_uncompared_slice, .. } = partial;
         if !self.head.host(host).is_some_and(|entry| entry.host.must_report) {
             self.set_unadopted(host, unadopted);
             return true;
         }
-        let uncompared = is_uncompared || self.has_uncompared_emc(host);
+        let uncompared = has_uncompared_slice || self.has_uncompared_emc(host);
         let reported = !uncompared && report.number.generation == self.head.meta().generation;
         let all_adopted = unadopted.is_empty();
         self.set_unadopted(host, unadopted);
@@ -90,21 +90,21 @@ impl Manager {
         true
     }
 
-    /// Reserves the slice numbers that a host reports and the restored ledger does not contain. The
-    /// host may have been fenced after the restore.
+    /// Reserves the slice IDs that a host reports and the restored ledger does not contain. Also
+    /// applies to hosts fenced after the restore.
     pub(super) fn reserve_lost_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
-        if self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
+        if self.head.host(host).is_some_and(|entry| entry.host.may_have_unrecorded_slices()) {
             let used = report.holdings().map(|holding| holding.slice);
             let change = self.head.decide_reserve_slice_ids(used, self.lost_slices_end);
             self.change(when, change);
         }
     }
 
-    /// Records reported slices if their epochs are higher than in the restored ledger and in the
-    /// EMC's record of grants, which may be lost. The ledger then never uses these epochs again. If
-    /// the EMC cannot revoke access, the host becomes the holder of the slice.
+    /// Raises the epochs of reported slices whose epochs are higher than in the restored ledger and
+    /// in the EMC's record, so that the ledger never uses these epochs again. If the EMC cannot
+    /// revoke access, the host becomes the holder of such a slice.
     fn claim_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
-        if !self.head.host(host).is_some_and(|entry| entry.host.may_exceed_ledger()) {
+        if !self.head.host(host).is_some_and(|entry| entry.host.may_have_unrecorded_slices()) {
             return;
         }
         for Holding { slice, epoch } in report.holdings().copied() {
@@ -114,7 +114,7 @@ impl Manager {
             if !is_newer || epoch.0 - slot.epoch.0 > EPOCHS_LOST_MAX {
                 continue;
             }
-            self.slice_event(when, slice, Event::Raise(epoch));
+            self.apply_slice_event(when, slice, Event::Raise(epoch));
             if !self.head.can_revoke(slice) && holder != Some(host) {
                 let why = Event::Quarantine(Quarantine::Restored { host: Some(host) });
                 self.quarantine(
@@ -140,15 +140,14 @@ impl Manager {
         unadopted.collect()
     }
 
-    /// Returns whether a reported VM needs adoption. This is the case if one of its slices is
-    /// quarantined because ledger and device differ on the owner. After a restore, it is also the
-    /// case if the ledger has no reservation of the VM, or only an uncommitted reservation without
-    /// slices.
+    /// Returns whether a reported VM needs adoption: one of its slices is quarantined because
+    /// ledger and device may disagree on the owner. After a restore, a VM also needs adoption if
+    /// the ledger has no reservation of it, or only an uncommitted reservation without slices.
     fn is_unknown(&self, host: HostId, id: ReservationId, vm: &ObservedVm) -> bool {
         let restored = self.head.host(host).is_some_and(|entry| entry.host.must_report);
         let in_doubt = |slice: SliceId| {
             let state = self.head.slot(slice).map(|slot| slot.state);
-            matches!(state, Some(State::Quarantined(why)) if why.is_about_owner())
+            matches!(state, Some(State::Quarantined(why)) if why.has_uncertain_owner())
         };
         vm.slices.iter().any(|holding| in_doubt(holding.slice))
             || (restored && self.head.reservation(id).is_none_or(is_uncommitted_without_slices))
@@ -170,8 +169,9 @@ impl Manager {
         records.into_iter().flatten().any(|(epoch, _)| *epoch == holding.epoch)
     }
 
-    /// Returns whether a VM can be adopted under the reservation number that its host reports. The
-    /// number belongs to this VM, or may have been assigned after the backup.
+    /// Returns whether a VM can be adopted under the reservation ID that its host reports. This
+    /// holds if the reservation belongs to this VM and host, or its ID may have been assigned after
+    /// the backup.
     fn can_adopt_as(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
         let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
         let active = self.head.host(host).map_or(0, |entry| entry.reservations().len());
@@ -181,7 +181,7 @@ impl Manager {
         }
     }
 
-    /// Drops the VMs of a fenced host that were not adopted.
+    /// Drops the record of a fenced host's VMs that were not adopted.
     pub(super) fn clear_unadopted(&mut self, host: HostId) {
         self.set_unadopted(host, Vec::new());
     }
@@ -201,9 +201,9 @@ impl Manager {
     /// Checks whether an operator may requalify a quarantined slice.
     ///
     /// # Errors
-    /// Returns [`Rejection::SliceInDoubt`] if a running VM uses the slice according to a report.
-    /// Also returns it if a host that may run a VM on the slice has not reported since a restore or
-    /// since the manager started.
+    /// Returns [`Rejection::SliceInDoubt`] if, according to a report, a running VM uses the slice.
+    /// Also returns it if a host that may run a VM with the slice has not reported since a restore
+    /// or since the manager started.
     pub(super) fn check_requalify(&self, slice: SliceId) -> Result<(), Rejection> {
         let in_doubt = |why| Err(Rejection::SliceInDoubt { slice, why });
         let running = self.unadopted.values().flatten().find(|vm| vm.slices.contains(&slice));
@@ -211,7 +211,7 @@ impl Manager {
             return in_doubt(format!("VM {vm} uses the slice; retry after the VM has ended"));
         }
         let Some(emc) = self.head.emc_of(slice) else { return Ok(()) };
-        if let Some(host) = self.head.unreported_on(emc).next() {
+        if let Some(host) = self.head.unreported_hosts_on(emc).next() {
             return in_doubt(format!("host {} has not reported since the restore", host.name));
         }
         match self.unreported_users(emc, slice).next() {
@@ -223,9 +223,9 @@ impl Manager {
         }
     }
 
-    /// Returns the hosts that may run a VM on a quarantined slice and have not sent a complete
-    /// report in their session. This is the holder of the slice or, if the EMC has lost the grant,
-    /// every host of the EMC. Hosts that the EMC has fenced are excluded.
+    /// Returns the hosts that may run a VM with a quarantined slice and have not sent a complete
+    /// report in their session. The candidates are the holder of the slice or, if the EMC has lost
+    /// the grant, all hosts attached to the EMC. Hosts that the EMC has fenced are excluded.
     fn unreported_users(&self, emc: EmcId, slice: SliceId) -> impl Iterator<Item = &Name> {
         let slot = self.head.slot(slice).unwrap_or_default();
         let lost = matches!(slot.state, State::Quarantined(Quarantine::LostGrant));
@@ -274,7 +274,7 @@ impl Manager {
     }
 
     fn unreported_reason(&self, host: HostId) -> String {
-        let uncompared = self.uncompared_emc(host).and_then(|emc| self.durable.emc(emc));
+        let uncompared = self.first_uncompared_emc(host).and_then(|emc| self.durable.emc(emc));
         match (uncompared, self.unadopted.get(&host)) {
             (Some(entry), _) => format!("EMC {} has not been compared with the ledger", entry.emc.name),
             (None, Some(vms)) => format!("{} of its VMs could not be adopted", vms.len()),

@@ -1,6 +1,6 @@
-//! Machines that must be stopped because an EMC cannot revoke their hosts' access. The attempts are
-//! indexed by time, so that no event scans all of them. While a host's agent is connected, its
-//! machine is not stopped, and its attempts are not in the index.
+//! Pending stops of machines: a host's machine must be stopped if an EMC cannot revoke the host's
+//! access. The attempts are indexed by time, so that no event scans all of them. While a host's
+//! agent is connected, its machine is not stopped, and its attempts are not in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use units::{EmcId, HostId, Ns, UnixMs};
 pub(super) struct StopAttempt {
     /// Error of the latest attempt; `None` before the first error.
     pub(super) why: Option<String>,
-    /// Time since which the machine must be stopped, wall clock.
+    /// Time since which the machine must be stopped, wall clock; later attempts keep it.
     pub(super) since: UnixMs,
     /// Rack time of the next attempt; [`Ns::NEVER`] while an attempt is in progress or not needed.
     pub(super) retry_at: Ns,
@@ -32,7 +32,7 @@ impl StopAttempts {
         self.entries.get(&(host, emc))
     }
 
-    pub(super) fn of_host(&self, host: HostId) -> impl Iterator<Item = (EmcId, &StopAttempt)> {
+    pub(super) fn attempts_of_host(&self, host: HostId) -> impl Iterator<Item = (EmcId, &StopAttempt)> {
         let all = self.entries.range((host, EmcId(0))..=(host, EmcId(u32::MAX)));
         all.map(|((_, emc), attempt)| (*emc, attempt))
     }
@@ -43,37 +43,37 @@ impl StopAttempts {
             return;
         }
         let of_host: Vec<(EmcId, Ns)> =
-            self.of_host(host).map(|(emc, attempt)| (emc, attempt.retry_at)).collect();
+            self.attempts_of_host(host).map(|(emc, attempt)| (emc, attempt.retry_at)).collect();
         if connected {
-            of_host.into_iter().for_each(|(emc, at)| self.unlist(emc, host, at));
+            of_host.into_iter().for_each(|(emc, at)| self.unschedule(emc, host, at));
             self.connected.insert(host);
         } else {
             self.connected.remove(&host);
-            of_host.into_iter().for_each(|(emc, at)| self.list(emc, host, at));
+            of_host.into_iter().for_each(|(emc, at)| self.schedule(emc, host, at));
         }
     }
 
     pub(super) fn insert(&mut self, emc: EmcId, host: HostId, attempt: StopAttempt) {
         self.remove(emc, host);
-        self.list(emc, host, attempt.retry_at);
+        self.schedule(emc, host, attempt.retry_at);
         self.entries.insert((host, emc), attempt);
     }
 
     pub(super) fn set_retry(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
         let Some(attempt) = self.entries.get_mut(&(host, emc)) else { return };
         let before = std::mem::replace(&mut attempt.retry_at, retry_at);
-        self.unlist(emc, host, before);
-        self.list(emc, host, retry_at);
+        self.unschedule(emc, host, before);
+        self.schedule(emc, host, retry_at);
     }
 
     pub(super) fn remove(&mut self, emc: EmcId, host: HostId) {
         if let Some(old) = self.entries.remove(&(host, emc)) {
-            self.unlist(emc, host, old.retry_at);
+            self.unschedule(emc, host, old.retry_at);
         }
     }
 
     pub(super) fn remove_host(&mut self, host: HostId) {
-        let emcs: Vec<EmcId> = self.of_host(host).map(|(emc, _)| emc).collect();
+        let emcs: Vec<EmcId> = self.attempts_of_host(host).map(|(emc, _)| emc).collect();
         emcs.into_iter().for_each(|emc| self.remove(emc, host));
     }
 
@@ -88,7 +88,7 @@ impl StopAttempts {
         self.attempts.clear();
     }
 
-    /// Returns the time of the earliest attempt for each EMC.
+    /// Returns the rack time of the earliest scheduled attempt for each EMC.
     pub(super) fn earliest(&self) -> impl Iterator<Item = (EmcId, Ns)> {
         self.attempts.iter().filter_map(|(emc, attempts)| Some((*emc, attempts.first()?.0)))
     }
@@ -100,20 +100,22 @@ impl StopAttempts {
 
     /// Checks the index against an index computed from all entries.
     #[cfg(test)]
-    pub(super) fn check(&self, connected: &BTreeSet<HostId>) {
+    pub(super) fn check_indexes(&self, connected: &BTreeSet<HostId>) {
         assert_eq!(&self.connected, connected, "hosts with a connected agent");
         let mut computed = Self { connected: connected.clone(), ..Self::default() };
-        self.entries.iter().for_each(|((host, emc), attempt)| computed.list(*emc, *host, attempt.retry_at));
+        self.entries
+            .iter()
+            .for_each(|((host, emc), attempt)| computed.schedule(*emc, *host, attempt.retry_at));
         assert_eq!(self.attempts, computed.attempts, "attempts by EMC");
     }
 
-    fn list(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
+    fn schedule(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
         if retry_at < Ns::NEVER && !self.connected.contains(&host) {
             self.attempts.entry(emc).or_default().insert((retry_at, host));
         }
     }
 
-    fn unlist(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
+    fn unschedule(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
         if let Some(attempts) = self.attempts.get_mut(&emc) {
             attempts.remove(&(retry_at, host));
             if attempts.is_empty() {

@@ -12,10 +12,11 @@ use crate::{
     slice::Event,
 };
 
-/// Maximum number of changes of each kind per round; the remaining changes follow in later rounds.
-const UPKEEP_CHANGES_MAX: usize = BATCH_CHANGES_MAX / 32;
-/// Maximum number of scrubs started per round.
-const SCRUBS_CHOSEN_AT_ONCE_MAX: usize = UPKEEP_CHANGES_MAX / 2;
+/// Maximum number of changes of each kind per round of upkeep; the remaining changes follow in
+/// later rounds.
+const UPKEEP_CHANGES_PER_ROUND_MAX: usize = BATCH_CHANGES_MAX / 32;
+/// Maximum number of scrubs started per round of upkeep.
+const SCRUBS_STARTED_PER_ROUND_MAX: usize = UPKEEP_CHANGES_PER_ROUND_MAX / 2;
 
 impl Manager {
     /// Performs all periodic work that is due.
@@ -24,33 +25,33 @@ impl Manager {
         self.retry_devices(when);
         self.continue_comparisons(when);
         self.retry_slices(when);
-        self.retry_fences(when);
+        self.stop_due_machines(when);
         self.resend_desired_states(when);
         self.expire_waiters(when);
-        self.buffer.roll(when.now);
+        self.buffer.drop_expired_windows(when.now);
         if self.is_full() {
             return;
         }
-        self.end_overdue(when);
-        self.release_restored(when);
+        self.end_overdue_reservations(when);
+        self.requalify_unclaimed_slices(when);
         self.choose_scrubbers(when);
         self.retry_declined_migrations(when);
         self.prune(when);
         self.save_rack_time(when);
     }
 
-    /// Deletes expired requests periodically; if many requests have expired, in every round. The
-    /// change that exceeds a limit of ended requests also deletes the excess. The eviction here
-    /// only affects stores that were written under other limits.
+    /// Deletes expired requests: periodically, or in every round while many requests have expired.
+    /// A change that exceeds a limit of ended requests already deletes the excess, so the eviction
+    /// here only affects stores that were written under other limits.
     fn prune(&mut self, when: When) {
         if when.now < self.prune_at {
             return;
         }
-        let expired = self.head.decide_prune(when, UPKEEP_CHANGES_MAX);
+        let expired = self.head.decide_prune(when, UPKEEP_CHANGES_PER_ROUND_MAX);
         let mut pruned = expired.0.len();
         self.apply(when, expired);
-        pruned += self.evict(when, UPKEEP_CHANGES_MAX - pruned);
-        if pruned < UPKEEP_CHANGES_MAX {
+        pruned += self.evict(when, UPKEEP_CHANGES_PER_ROUND_MAX - pruned);
+        if pruned < UPKEEP_CHANGES_PER_ROUND_MAX {
             self.prune_at = when.now.after(RESERVATION_PRUNE_INTERVAL);
         }
     }
@@ -67,15 +68,15 @@ impl Manager {
     }
 
     fn retry_declined_migrations(&mut self, when: When) {
-        let changes = self.head.decide_migration_retry(when, UPKEEP_CHANGES_MAX);
+        let changes = self.head.decide_migration_retry(when, UPKEEP_CHANGES_PER_ROUND_MAX);
         self.change(when, changes);
     }
 
-    /// Ends reservations with an expired deadline, up to [`UPKEEP_CHANGES_MAX`] changes.
-    fn end_overdue(&mut self, when: When) {
+    /// Ends reservations with an expired deadline, up to [`UPKEEP_CHANGES_PER_ROUND_MAX`] changes.
+    fn end_overdue_reservations(&mut self, when: When) {
         let mut changes = 0;
-        for id in self.head.overdue(when, UPKEEP_CHANGES_MAX) {
-            if changes >= UPKEEP_CHANGES_MAX {
+        for id in self.head.overdue_reservations(when, UPKEEP_CHANGES_PER_ROUND_MAX) {
+            if changes >= UPKEEP_CHANGES_PER_ROUND_MAX {
                 return;
             }
             if let Ok(ended) = self.head.decide_end(when, id, EndedBy::Deadline, Actor::Manager) {
@@ -101,7 +102,8 @@ impl Manager {
     }
 
     /// Assigns slices that wait for a scrub to hosts, starting with the host that scrubs the fewest
-    /// slices. Each EMC gets a share of the round; unused shares go to other EMCs.
+    /// slices. The scrubs of a round are divided evenly among the EMCs; an EMC's unused share goes
+    /// to the other EMCs.
     fn choose_scrubbers(&mut self, when: When) {
         let waiting = self.head.emcs().filter(|(_, e)| e.up && e.to_scrub() > 0);
         let mut emcs: Vec<(u32, EmcId)> = waiting.map(|(id, e)| (e.to_scrub(), id)).collect();
@@ -110,7 +112,7 @@ impl Manager {
         }
         emcs.sort_unstable();
         let scrubs_per_host = self.buffer.scrubs_per_host(self.supply());
-        let mut remaining = SCRUBS_CHOSEN_AT_ONCE_MAX;
+        let mut remaining = SCRUBS_STARTED_PER_ROUND_MAX;
         for (n, (_, emc)) in emcs.iter().enumerate() {
             let share = remaining.div_ceil(emcs.len() - n);
             remaining -= self.choose_scrubbers_on(when, *emc, scrubs_per_host, share);
@@ -124,7 +126,7 @@ impl Manager {
             else {
                 return chosen;
             };
-            self.slice_event(when, slice, Event::ScrubBy(host));
+            self.apply_slice_event(when, slice, Event::ScrubBy(host));
         }
         limit
     }
@@ -139,21 +141,21 @@ impl Manager {
         })
     }
 
-    /// Requalifies unclaimed slices after a restore, once every host that may use them has
-    /// reported.
-    fn release_restored(&mut self, when: When) {
+    /// Requalifies unclaimed slices after a restore, once every host that may use slices of their
+    /// EMC has reported.
+    fn requalify_unclaimed_slices(&mut self, when: When) {
         let waiting = self.head.emcs().filter(|(_, entry)| entry.up && entry.unclaimed().next().is_some());
         let ready = waiting.filter(|(id, _)| !self.head.awaits_reports(*id));
-        let unclaimed = ready.flat_map(|(_, entry)| entry.unclaimed()).take(UPKEEP_CHANGES_MAX);
+        let unclaimed = ready.flat_map(|(_, entry)| entry.unclaimed()).take(UPKEEP_CHANGES_PER_ROUND_MAX);
         let unclaimed: Vec<SliceId> = unclaimed.collect();
         if !unclaimed.is_empty() {
-            let change = self.head.decide_release_unclaimed(&unclaimed);
+            let change = self.head.decide_requalify_unclaimed(&unclaimed);
             self.change(when, change);
         }
     }
 
-    /// Stores rack time periodically, because deadlines depend on it: after a crash, deadlines are
-    /// extended by at most one period.
+    /// Stores the rack time periodically, because deadlines depend on it: a crash then extends
+    /// deadlines by at most one period.
     fn save_rack_time(&mut self, when: When) {
         if self.rack_time_due().is_some_and(|due| when.now >= due) {
             let meta = self.head.record(Key::Meta);
@@ -161,8 +163,8 @@ impl Manager {
         }
     }
 
-    /// Returns the rack time at which rack time must be stored. Returns `None` if a batch is
-    /// already being written, or no deadline depends on rack time.
+    /// Returns the time at which the rack time must be stored. Returns `None` if decisions are
+    /// already waiting for a write, or if no deadline is pending.
     pub(super) fn rack_time_due(&self) -> Option<Ns> {
         let next_deadline =
             self.head.next_expiry().or(self.head.next_prune()).or(self.head.next_migration_retry());

@@ -1,5 +1,5 @@
-//! State that operators see in addition to the ledger: states of hosts and EMCs, and alarms. This
-//! state is not durable.
+//! State that operators see in addition to the ledger: states of hosts and EMCs, and alarms. None
+//! of it is durable.
 
 use units::limits::{RESERVATION_ALARMS_MAX, SLICE_ALARMS_MAX, SLICE_ATTEMPTS_MAX, STORE_FREE_BYTES_MIN};
 use units::{Bytes, EmcId, HostId, Ns, SliceId, UnixMs};
@@ -49,8 +49,8 @@ pub struct Alarm {
     pub subject: Subject,
     /// Description for operators, one sentence.
     pub message: String,
-    /// Start of the condition, wall clock. If the start is unknown: the time at which the ledger
-    /// was loaded.
+    /// Start of the condition, wall clock; the time at which the ledger was loaded if the start is
+    /// unknown.
     pub since: UnixMs,
 }
 
@@ -59,9 +59,13 @@ impl Manager {
     pub fn host_state(&self, host: HostId) -> HostState {
         let fence = self.durable.host(host).map(|entry| entry.host.fence).unwrap_or_default();
         match (fence, self.links.get(&host)) {
-            (Fence::Fencing { .. }, _) if self.fence_waits_for(host).next().is_some() => HostState::Fencing,
+            (Fence::Fencing { .. }, _) if self.emcs_delaying_fence(host).next().is_some() => {
+                HostState::Fencing
+            }
             (Fence::Fencing { .. } | Fence::Fenced, _) => HostState::Fenced,
-            (Fence::None, Some(link)) if link.is_unknown() && self.never_started(host) => HostState::Expected,
+            (Fence::None, Some(link)) if link.is_unknown() && self.has_never_reported(host) => {
+                HostState::Expected
+            }
             (Fence::None, link) => self.link_state(link),
         }
     }
@@ -76,7 +80,8 @@ impl Manager {
         }
     }
 
-    /// Returns the reason why a fence has not completed, if an operator must act.
+    /// If the fence of a host has not completed because its machine was not stopped, returns the
+    /// reason.
     pub fn fence_obstacle(&self, host: HostId) -> Option<&str> {
         self.fence_obstacle_since(host).map(|(why, _)| why)
     }
@@ -96,9 +101,9 @@ impl Manager {
         }
     }
 
-    /// Returns whether a host accepts reservations now.
+    /// Returns whether a host accepts new reservations now.
     pub fn is_schedulable(&self, host: HostId) -> bool {
-        let fit = self.durable.host(host).is_some_and(|entry| entry.not_schedulable().is_none());
+        let fit = self.durable.host(host).is_some_and(|entry| entry.unschedulable_reason().is_none());
         fit && matches!(self.host_state(host), HostState::Up | HostState::Silent)
     }
 
@@ -112,8 +117,8 @@ impl Manager {
         self.buffer.target(self.durable.emcs().map(|(_, e)| e.emc.slices).sum())
     }
 
-    /// Returns the longest recent time that a slice took from the start of its release until it was
-    /// free.
+    /// Returns the longest recent drain time: the time from the start of a slice's release until
+    /// the slice was free.
     pub fn drain_time(&self) -> Ns {
         self.buffer.drain_time()
     }
@@ -132,10 +137,10 @@ impl Manager {
             .collect();
         let usable = |e: &crate::ledger::EmcEntry| if e.up { e.emc.slices - e.quarantined() } else { 0 };
         if self.durable.emcs().map(|(_, e)| usable(e)).sum::<u32>() == 0 {
-            // The capacity is 0 since the latest of these failures.
+            // The capacity has been 0 since the latest of these failures.
             let takes_capacity = |alarm: &&Alarm| matches!(alarm.reason, "EMC_FAILED" | "SLICE_QUARANTINED");
             let since = alarms.iter().filter(takes_capacity).map(|alarm| alarm.since).max();
-            let message = "no slice of the pool is usable: the capacity of 0 is a failure".to_owned();
+            let message = "no slice of the pool is usable".to_owned();
             let since = since.unwrap_or(self.loaded_at);
             alarms.push(Alarm { reason: "CAPACITY_ZERO", subject: Subject::Rack, message, since });
         }
@@ -184,7 +189,7 @@ impl Manager {
                     "HOST_FENCED",
                     self.fenced_since(&entry.host),
                     format!(
-                        "access of host {name} is revoked until it restarts or reports clean{}",
+                        "access of host {name} is revoked until it restarts or reports that it is clean{}",
                         self.unconfirmed_emcs_note(&entry.host)
                     ),
                 ),
@@ -194,11 +199,11 @@ impl Manager {
         })
     }
 
-    /// Returns an alarm for each host that two agents represent.
+    /// Returns an alarm for each host for which a second agent was rejected.
     fn contested_alarms(&self) -> impl Iterator<Item = Alarm> {
         self.durable.hosts().filter_map(|(id, entry)| {
             let link = self.links.get(&id)?;
-            let (rejected, name) = (link.rejected()?, &entry.host.name);
+            let (rejected, name) = (link.rejected_agent()?, &entry.host.name);
             let instance = link.hello()?.instance;
             Some(Alarm {
                 reason: "HOST_CONTESTED",
@@ -223,7 +228,7 @@ impl Manager {
         let (name, since) = (&host.name, self.fenced_since(host));
         let subject = Subject::Host(name.clone());
         let Some((why, since)) = self.fence_obstacle_since(id) else {
-            let waits: Vec<_> = self.fence_waits_for(id).filter_map(|emc| self.emc_name(emc)).collect();
+            let waits: Vec<_> = self.emcs_delaying_fence(id).filter_map(|emc| self.emc_name(emc)).collect();
             let waits = waits.join(", ");
             let message =
                 format!("access of host {name} to its {slices} slices is being revoked: waiting for {waits}");
@@ -236,7 +241,8 @@ impl Manager {
         Alarm { reason: "HOST_NOT_FENCED", subject, message, since }
     }
 
-    /// Returns a note that lists the EMCs whose confirmation the fence does not need.
+    /// Returns a note that lists the EMCs that have not confirmed the fence and whose confirmation
+    /// is not required; empty if there are none.
     fn unconfirmed_emcs_note(&self, host: &Host) -> String {
         let names: Vec<_> = host.unconfirmed_fences.iter().filter_map(|emc| self.emc_name(*emc)).collect();
         if names.is_empty() {
@@ -267,8 +273,8 @@ impl Manager {
     }
 
     /// Returns an alarm for each of the first quarantined slices that wait for an operator, and one
-    /// alarm with the number of the remaining slices. A condition that was loaded with the ledger
-    /// starts at the load.
+    /// alarm with the number of the remaining slices. Quarantines from before the load of the
+    /// ledger are dated to the load.
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
         let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
         let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);
@@ -291,7 +297,7 @@ impl Manager {
     /// Returns an alarm for each of the first broken reservations, and one alarm with the number of
     /// the remaining reservations.
     fn reservation_alarms(&self) -> impl Iterator<Item = Alarm> {
-        let broken = self.durable.broken();
+        let broken = self.durable.broken_reservations();
         let more = broken.len().saturating_sub(RESERVATION_ALARMS_MAX);
         let rest = (more > 0).then(|| Alarm {
             reason: "RESERVATION_BROKEN",
@@ -335,7 +341,8 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// Returns one alarm with the number of conditions beyond the first `listed`.
+    /// Returns one alarm for all conditions beyond the first `listed`, with their number; `None` if
+    /// there are no more.
     pub(super) fn summary_alarm(
         &self,
         reason: &'static str,

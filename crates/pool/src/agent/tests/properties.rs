@@ -60,7 +60,7 @@ struct HostModel {
 impl HostModel {
     fn new() -> Self {
         let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), Vec::new());
-        agent.set_user(user(AGENT));
+        agent.set_default_user(user(AGENT));
         agent.handle(Ns::ZERO, Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
         Self {
             now: Ns::ZERO,
@@ -226,7 +226,7 @@ impl HostModel {
         self.desired_state = None;
         let orphans = self.open_in_kernel.iter().cloned().collect();
         self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), recovered, orphans);
-        self.agent.set_user(user(AGENT));
+        self.agent.set_default_user(user(AGENT));
         self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
     }
 

@@ -25,7 +25,7 @@ fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
     check_ready("attach:b@100/2001", refused);
     let attach = |uid| {
         let (mut agent, _) = run(Vec::new(), "", READY);
-        agent.set_user(user(990));
+        agent.set_default_user(user(990));
         let caller = Caller { process: process(100), uid: user(uid) };
         agent.handle(Ns::secs(1), Event::Attach { ticket: Ticket(1), vm: Name::new("b").unwrap(), caller });
         std::iter::from_fn(|| agent.poll_effect()).any(|effect| matches!(effect, Effect::Record(_)))

@@ -28,8 +28,8 @@ fn host_holds_slices_up_to_the_limit() {
 fn rejection_omits_cordoned_emc_without_free_slices() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     rack.reserve(reserve_request("a", "h1", 4)).unwrap();
-    rack.schedule(Place::Emc(name("e1")), Scheduling::Cordoned);
-    rack.schedule(Place::Emc(name("e2")), Scheduling::Cordoned);
+    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned);
+    rack.schedule(SchedulingTarget::Emc(name("e2")), Scheduling::Cordoned);
     let closed = vec![(name("e2"), 4, ExclusionReason::Cordoned)];
     let denied = Rejection::OutOfSlices { host: name("h1"), requested: 1, free: 0, closed };
     assert_eq!(rack.reserve(reserve_request("b", "h1", 1)), Err(denied));
@@ -48,7 +48,7 @@ fn reservation_is_found_by_its_number() {
 fn reservations_and_migrations_are_listed_after_an_id() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let ids: Vec<_> = ["a", "b", "c"].map(|vm| rack.reserve(reserve_request(vm, "h1", 1)).unwrap()).into();
-    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let after = |id| rack.ledger.reservations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
     assert_eq!((after(ReservationId(0)), after(ids[1])), (ids.clone(), vec![ids[2]]));
     let migrations = |id| rack.ledger.migrations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
@@ -190,7 +190,7 @@ fn host_holds_no_slices_of_a_removed_emc() {
 fn slice_cannot_be_cordoned_or_drained() {
     let rack = Rack::new("e1=4 h1:e1");
     for to in [Scheduling::Cordoned, Scheduling::Draining] {
-        let place = Place::Slice(SliceId(0));
+        let place = SchedulingTarget::Slice(SliceId(0));
         let refused = rack.ledger.decide_scheduling(at(2), &place, to, tester(), "why").unwrap_err();
         assert!(refused.to_string().contains("only uncordon"), "{refused}");
     }
@@ -200,7 +200,7 @@ fn slice_cannot_be_cordoned_or_drained() {
 fn migration_answer_keeps_message_and_time() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let declined = MigrationAnswer::Declined;
     let answer = rack.ledger.decide_migration(at(3), &name("a"), declined, "busy".into(), tester());
     rack.apply(answer.unwrap().1);
@@ -218,7 +218,7 @@ fn migration_answer_keeps_message_and_time() {
 fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
     for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {
         let mut rack = Rack::new(rack_text);
-        let change = rack.ledger.decide_restored();
+        let change = rack.ledger.decide_restore();
         rack.apply(change);
         for (slice, host) in [(0, 0), (1, 7)] {
             rack.slice(slice, Event::Quarantine(Quarantine::Restored { host: Some(HostId(host)) }));
@@ -229,7 +229,7 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
             [1],
             "{rack_text}"
         );
-        let change = rack.ledger.decide_release_unclaimed(&[0, 1, 2].map(SliceId));
+        let change = rack.ledger.decide_requalify_unclaimed(&[0, 1, 2].map(SliceId));
         let changed = change.0.iter().filter(|record| matches!(record, Record::Slice(..)));
         assert_eq!(changed.count(), 2, "{rack_text}");
     }
@@ -241,11 +241,11 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
 fn unclaimed_slice_is_released_by_its_host_first() {
     for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {
         let mut rack = Rack::new(rack_text);
-        let change = rack.ledger.decide_restored();
+        let change = rack.ledger.decide_restore();
         rack.apply(change);
         let host = HostId(0);
         rack.slice(0, Event::Quarantine(Quarantine::Restored { host: Some(host) }));
-        let change = rack.ledger.decide_release_unclaimed(&[0, 1].map(SliceId));
+        let change = rack.ledger.decide_requalify_unclaimed(&[0, 1].map(SliceId));
         rack.apply(change);
         assert_eq!(rack.slot(0).state, State::Scrubbing(Scrub::Leaving(host)), "{rack_text}");
         let revoking = Scrub::Revoking { host: None, verified: false };
@@ -286,7 +286,7 @@ fn restores_of_one_backup_use_distinct_reservation_ids() {
         let mut rack = Rack::new("e1=4 h1:e1");
         rack.reserve(reserve_request("a", "h1", 1)).unwrap();
         rack.ledger.meta_mut().generation = generation;
-        let change = rack.ledger.decide_restored();
+        let change = rack.ledger.decide_restore();
         rack.apply(change);
         rack.ledger.meta().next_reservation.0
     };
@@ -304,7 +304,7 @@ fn restore_at_the_end_of_the_id_spaces_rejects_additions() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let (next_host, next_slice) = (HostId(u32::MAX - 9), SliceId(u32::MAX - 9));
     *rack.ledger.meta_mut() = Meta { next_host, next_slice, ..rack.ledger.meta().clone() };
-    let change = rack.ledger.decide_restored();
+    let change = rack.ledger.decide_restore();
     rack.apply(change);
     let change = rack.ledger.decide_host_reported(at(2), HostId(0));
     rack.apply(change);
@@ -320,7 +320,7 @@ fn restore_at_the_end_of_the_id_spaces_rejects_additions() {
 #[test]
 fn restored_rack_rejects_additions_until_hosts_have_reported() {
     let mut rack = Rack::new("e1=4 h1:e1");
-    let change = rack.ledger.decide_restored();
+    let change = rack.ledger.decide_restore();
     rack.apply(change);
     for addition in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
         assert_eq!(
@@ -352,7 +352,7 @@ fn host_id_named_by_a_device_is_not_reassigned() {
 #[test]
 fn unreported_host_may_be_resized_and_attached_to_more_emcs() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1");
-    let change = rack.ledger.decide_restored();
+    let change = rack.ledger.decide_restore();
     rack.apply(change);
     let mut spec = RackSpec::parse("e1=4 e2=4 h1:e1+e2");
     spec.hosts[0].cores = 32;

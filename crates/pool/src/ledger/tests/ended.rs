@@ -3,11 +3,11 @@
 use units::limits::{ENDED_REQUESTS_MAX, ENDED_REQUESTS_PER_CLIENT_MAX};
 
 use super::*;
-use crate::ledger::ended::Bounds;
+use crate::ledger::ended::RequestLimits;
 
-const BOUNDS: Bounds = Bounds { per_client: 50, total: 100, established_after: Ns::secs(600) };
+const BOUNDS: RequestLimits = RequestLimits { per_client: 50, total: 100, established_after: Ns::secs(600) };
 
-fn bounded(bounds: Bounds) -> Rack {
+fn bounded(bounds: RequestLimits) -> Rack {
     let mut rack = Rack::new("e1=4 h1:e1");
     rack.ledger.ended.bounds = bounds;
     rack
@@ -60,7 +60,7 @@ fn client_without_requests_has_no_entry() {
     let later = When { now: at(2).now.after(REQUEST_ID_RETENTION), ..at(2) };
     let change = rack.ledger.decide_prune(later, 9);
     rack.apply(change);
-    assert!(rack.ledger.ended.checked().is_empty());
+    assert!(rack.ledger.ended.check_indexes().is_empty());
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn established_client_with_most_requests_loses_its_oldest() {
 
 #[test]
 fn request_ended_after_the_durable_batch_is_not_evicted() {
-    let mut rack = bounded(Bounds { total: 1, ..BOUNDS });
+    let mut rack = bounded(RequestLimits { total: 1, ..BOUNDS });
     for n in 0..3 {
         let request =
             Reserve { request: request_key("c", &format!("r{n}")), ..reserve_request("brief", "h1", 0) };
@@ -122,7 +122,7 @@ fn request_ended_after_the_durable_batch_is_not_evicted() {
 
 #[test]
 fn evicted_request_does_not_reserve_an_active_vm_again() {
-    let mut rack = bounded(Bounds { total: 0, ..BOUNDS });
+    let mut rack = bounded(RequestLimits { total: 0, ..BOUNDS });
     let first = Reserve { request: request_key("c", "first"), ..reserve_request("a", "h1", 0) };
     let ended = rack.reserve(first.clone()).unwrap();
     rack.end(ended, released());
@@ -138,7 +138,7 @@ fn evicted_request_does_not_reserve_an_active_vm_again() {
 
 #[test]
 fn request_is_evicted_only_after_its_slices_are_released() {
-    let mut rack = bounded(Bounds { total: 0, ..BOUNDS });
+    let mut rack = bounded(RequestLimits { total: 0, ..BOUNDS });
     let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     (0..2).for_each(|slice| rack.online(slice));
     rack.end(id, released());
@@ -154,6 +154,6 @@ fn request_is_evicted_only_after_its_slices_are_released() {
 
 #[test]
 fn default_bounds_are_the_service_limits() {
-    let Bounds { per_client, total, .. } = Bounds::default();
+    let RequestLimits { per_client, total, .. } = RequestLimits::default();
     assert_eq!((per_client, total), (ENDED_REQUESTS_PER_CLIENT_MAX, ENDED_REQUESTS_MAX));
 }

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ledger::ended::Bounds, slice::Call};
+use crate::{ledger::ended::RequestLimits, slice::Call};
 
 /// Random request or report, which may be invalid.
 #[derive(Clone, Debug)]
@@ -85,8 +85,8 @@ impl Rack {
                 return Ok(());
             }
             Action::SetUnseen { host, emc } => {
-                let unseen = emc.iter().map(|emc| (EmcId(*emc), "why".to_owned())).collect();
-                self.ledger.set_unseen(HostId(*host), unseen);
+                let unusable_emcs = emc.iter().map(|emc| (EmcId(*emc), "why".to_owned())).collect();
+                self.ledger.set_unusable_emcs(HostId(*host), unusable_emcs);
                 return Ok(());
             }
             action => self.decide(*when, action)?,
@@ -96,7 +96,7 @@ impl Rack {
     }
 
     fn upkeep(&mut self, when: When) {
-        for id in self.ledger.overdue(when, 100) {
+        for id in self.ledger.overdue_reservations(when, 100) {
             let change = self.ledger.decide_end(when, id, EndedBy::Deadline, Actor::Manager).unwrap();
             self.apply(change);
         }
@@ -153,7 +153,7 @@ impl Rack {
             Action::AgentIdentity { host, boot, clean } => {
                 ledger.decide_agent_identity(when, HostId(*host), &format!("b{boot}"), *clean)
             }
-            Action::Restore => ledger.decide_restored(),
+            Action::Restore => ledger.decide_restore(),
             Action::HostReported(host) => ledger.decide_host_reported(when, HostId(*host)),
             Action::Adopt { id, vm: number, slices } => {
                 self.adopt(when, ReservationId(*id), &vm(*number), slices)
@@ -162,7 +162,7 @@ impl Rack {
                 let in_quarantine = |slot: Slot| matches!(slot.state, State::Quarantined(_));
                 let is_quarantined = |s: &SliceId| ledger.slot(*s).is_some_and(in_quarantine);
                 let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(is_quarantined).collect();
-                ledger.decide_release_unclaimed(&slices)
+                ledger.decide_requalify_unclaimed(&slices)
             }
             Action::ResolveMigration(number) => {
                 let (_, change) = ledger.decide_migration(
@@ -244,11 +244,11 @@ impl Rack {
     }
 }
 
-fn place_of(number: u8) -> Place {
+fn place_of(number: u8) -> SchedulingTarget {
     match number {
-        0..4 => Place::Host(name(&format!("h{}", number + 1))),
-        4..8 => Place::Emc(name(&format!("e{}", number - 3))),
-        slice => Place::Slice(SliceId(u32::from(slice) - 8)),
+        0..4 => SchedulingTarget::Host(name(&format!("h{}", number + 1))),
+        4..8 => SchedulingTarget::Emc(name(&format!("e{}", number - 3))),
+        slice => SchedulingTarget::Slice(SliceId(u32::from(slice) - 8)),
     }
 }
 
@@ -264,7 +264,10 @@ fn full_state(ledger: &Ledger) -> String {
     let times = (&ledger.deadlines, &ledger.declined);
     let progress: BTreeMap<_, _> = ledger.progress.iter().collect();
     let by_name = (by_vm, &ledger.ended_of_vm, progress);
-    format!("{:#?}", (records, named, by_name, by_request, times, ledger.ended.checked(), outstanding_slices))
+    format!(
+        "{:#?}",
+        (records, named, by_name, by_request, times, ledger.ended.check_indexes(), outstanding_slices)
+    )
 }
 
 /// Checks that the request index matches the reservations and contains every active reservation.
@@ -284,12 +287,12 @@ fn check_requests(ledger: &Ledger) {
             _ => assert_eq!(ledger.by_request.get(&reservation.request), Some(id)),
         }
     }
-    assert_eq!(&ended, ledger.ended.checked());
+    assert_eq!(&ended, ledger.ended.check_indexes());
 }
 
 /// Checks that after upkeep the stored ended requests do not exceed their limits.
 fn check_bounds(ledger: &Ledger) {
-    let ended = ledger.ended.checked();
+    let ended = ledger.ended.check_indexes();
     assert!(ledger.ended.len() <= ledger.ended.bounds.total);
     assert!(ended.values().all(|requests| requests.len() <= ledger.ended.bounds.per_client));
 }
@@ -310,15 +313,16 @@ pub(super) fn check_indexes(ledger: &Ledger) {
             outside.entry(host).or_default().insert(slice);
         }
     }
-    assert_eq!(ledger.held_outside, outside, "slices whose holders are not in the rack");
+    assert_eq!(ledger.held_outside_rack, outside, "slices whose holders are not in the rack");
     for (id, emc) in ledger.emcs() {
         let attached = || ledger.hosts().filter(|(_, host)| host.host.emcs.contains(&id));
         let unreported = attached().filter(|(_, host)| host.host.must_report_on(id)).count();
-        assert_eq!(emc.unreported as usize, unreported, "hosts of {id:?} that have not reported");
+        assert_eq!(emc.unreported_hosts as usize, unreported, "hosts of {id:?} that have not reported");
         let eligible = attached().filter(|(_, host)| {
-            let unusable = host.unseen().contains_key(&id) || host.host.unconfirmed_fences.contains(&id);
+            let unusable =
+                host.unusable_emcs().contains_key(&id) || host.host.unconfirmed_fences.contains(&id);
             let excluded = host.host.must_report || unusable;
-            host.live && host.host.fence == Fence::None && !excluded
+            host.is_live && host.host.fence == Fence::None && !excluded
         });
         let scrubbers: BTreeSet<_> = eligible.map(|(host, entry)| (entry.scrubbing(), host)).collect();
         assert_eq!(emc.scrubbers, scrubbers, "hosts that may scrub slices of {id:?}");
@@ -409,7 +413,7 @@ proptest! {
     #[test]
     fn rejected_decision_changes_nothing_and_totals_are_correct(actions in prop::collection::vec(action(), 0..120)) {
         let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
-        rack.ledger.ended.bounds = Bounds { per_client: 2, total: 3, established_after: Ns::secs(300) };
+        rack.ledger.ended.bounds = RequestLimits { per_client: 2, total: 3, established_after: Ns::secs(300) };
         for action in &actions {
             let before = rack.ledger.clone();
             if rack.perform_action(&mut when, action).is_err() {
@@ -432,8 +436,8 @@ proptest! {
         let mut loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().rev().cloned());
         for (id, host) in rack.ledger.hosts() {
             // Liveness and unusable EMCs are not durable, so copy them.
-            loaded.set_live(id, host.live);
-            loaded.set_unseen(id, host.unseen.clone());
+            loaded.set_live(id, host.is_live);
+            loaded.set_unusable_emcs(id, host.unusable_emcs.clone());
         }
         check_indexes(&loaded);
         prop_assert_eq!(full_state(&loaded), full_state(&rack.ledger));

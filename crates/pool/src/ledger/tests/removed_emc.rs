@@ -8,7 +8,7 @@ use super::*;
 fn broken() -> (Rack, ReservationId) {
     let mut rack = Rack::new("e1=1 e2=1 h1:e1+e2");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.schedule(Place::Emc(name("e1")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Draining);
     rack.slice(0, Event::Granted(Epoch(1)));
     let dirty = Event::FoundDirty(HostId(0), Epoch(1));
     let change = rack.ledger.decide_quarantine(at(2), SliceId(0), dirty, "byte 7").unwrap();
@@ -30,7 +30,7 @@ fn removed_emc_withdraws_its_migration_requests() {
 #[test]
 fn removed_emc_leaves_the_request_of_a_draining_host() {
     let (mut rack, id) = broken();
-    rack.schedule(Place::Host(name("h1")), Scheduling::Draining);
+    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     rack.configure("e2=1 h1:e2").unwrap();
     assert_eq!(rack.ledger.migration(id).unwrap().why, "host h1 is draining");
 }

@@ -8,7 +8,7 @@ use super::rig::Rig;
 fn complete_state_in_pieces_includes_concurrent_changes() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=3 reserve:b@h1=2 go");
-    rig.manager.set_piece(1);
+    rig.manager.set_chunk_size(1);
     let output = rig.run("up:h1");
     assert!(!output.contains("h1<"), "{output}");
     let output = rig.run("reserve:c@h1=1 stored device release:a tick:10 stored");
@@ -21,7 +21,7 @@ fn complete_state_in_pieces_includes_concurrent_changes() {
 fn draft_of_a_fenced_host_is_dropped() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=3 go");
-    rig.manager.set_piece(1);
+    rig.manager.set_chunk_size(1);
     rig.run("up:h1 down:h1 fence:h1 go");
     rig.check("state:h1 | Fenced");
 }
@@ -31,7 +31,7 @@ fn emc_is_up_only_after_its_last_piece_is_compared() {
     let mut rig = Rig::new("e1=4 h1:e1");
     rig.set_grant(3, Some((1, "h1")));
     rig.run("restart");
-    rig.manager.set_piece(1);
+    rig.manager.set_chunk_size(1);
     rig.run("device tick:0");
     let is_up = |rig: &Rig| rig.manager.durable().emcs().all(|(_, emc)| emc.up);
     assert!(!is_up(&rig));

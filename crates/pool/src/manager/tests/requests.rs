@@ -5,14 +5,14 @@ use units::Ns;
 use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};
 
 use super::rig::Rig;
-use crate::{ledger::ended::Bounds, record::Key};
+use crate::{ledger::ended::RequestLimits, record::Key};
 
-const BOUNDS: Bounds = Bounds { per_client: 5, total: 8, established_after: Ns::secs(600) };
+const BOUNDS: RequestLimits = RequestLimits { per_client: 5, total: 8, established_after: Ns::secs(600) };
 
 impl Rig {
-    fn bounded(bounds: Bounds) -> Self {
+    fn bounded(bounds: RequestLimits) -> Self {
         let mut rig = Self::connected();
-        rig.manager.head.bound_ended_requests(bounds);
+        rig.manager.head.set_ended_request_limits(bounds);
         rig
     }
 
@@ -39,7 +39,7 @@ fn ended_requests_beyond_the_limits_are_deleted() {
 
 #[test]
 fn releases_in_one_batch_are_answered_without_retention() {
-    let mut rig = Rig::bounded(Bounds { total: 0, ..BOUNDS });
+    let mut rig = Rig::bounded(RequestLimits { total: 0, ..BOUNDS });
     let vms: Vec<String> = (0..12).map(|n| format!("vm{n}@h1=0!c{n}/r")).collect();
     vms.iter().for_each(|vm| drop(rig.run(&format!("reserve:{vm} stored"))));
     rig.run("tick:1000");
@@ -53,11 +53,11 @@ fn releases_in_one_batch_are_answered_without_retention() {
 
 #[test]
 fn store_written_under_higher_limits_is_pruned_when_idle() {
-    let mut rig = Rig::bounded(Bounds { per_client: 100, total: 100, ..BOUNDS });
+    let mut rig = Rig::bounded(RequestLimits { per_client: 100, total: 100, ..BOUNDS });
     (0..50).for_each(|n| drop(rig.run(&format!("tick:1 reserve:vm@h1=0!r{n} stored release:vm stored"))));
     let soon = rig.now.after(RESERVATION_PRUNE_INTERVAL);
     assert!(rig.manager.next_upkeep() > Some(soon), "no reservation is due for pruning");
-    rig.manager.head.bound_ended_requests(BOUNDS);
+    rig.manager.head.set_ended_request_limits(BOUNDS);
     assert!(rig.manager.next_upkeep() <= Some(soon));
     for _ in 0..3 {
         rig.now = rig.now.max(rig.manager.next_wakeup().unwrap());

@@ -53,7 +53,7 @@ use units::{Bytes, EmcId, Epoch, HostId, InstanceId, Name, Ns, RequestId, Reserv
 
 use crate::{
     audit::{Actor, Subject},
-    ledger::{Place, RackSpec, Reserve, Target, When},
+    ledger::{RackSpec, Reserve, SchedulingTarget, Target, When},
     manager::{
         CloseReason, Contents, DeviceCall, DeviceFailure, DeviceReply, Effect, Event, Grant, Manager,
         Request, RequestReply, SessionId, Settings, SliceError, Token,
@@ -975,11 +975,11 @@ fn slice_failure() -> DeviceFailure {
     DeviceFailure::Slice(SliceError { message: "open /slices/0: it is a directory".into(), errno: Some(21) })
 }
 
-fn parse_place(text: &str) -> Place {
+fn parse_place(text: &str) -> SchedulingTarget {
     match text.as_bytes()[0] {
-        b'h' => Place::Host(name(text)),
-        b'e' => Place::Emc(name(text)),
-        _ => Place::Slice(SliceId(text.parse().unwrap())),
+        b'h' => SchedulingTarget::Host(name(text)),
+        b'e' => SchedulingTarget::Emc(name(text)),
+        _ => SchedulingTarget::Slice(SliceId(text.parse().unwrap())),
     }
 }
 
