@@ -8,7 +8,7 @@ use pool::{
 };
 use units::{
     Bytes, DesiredVersion, HostId,
-    limits::{REPORT_PART_FACTS_MAX, RESERVATIONS_PER_HOST_MAX},
+    limits::{REPORT_PART_ENTRIES_MAX, RESERVATIONS_PER_HOST_MAX},
 };
 
 use crate::{
@@ -29,10 +29,10 @@ pub fn measure() {
     sweep("heartbeat_host_slices", HOST_SLICES, |slices| {
         crate::heartbeat(&mut rack_with_host_slices(slices))
     });
-    sweep("report_part_host_slices", HOST_SLICES, |slices| report(slices, REPORT_PART_FACTS_MAX));
+    sweep("report_part_host_slices", HOST_SLICES, |slices| report(slices, REPORT_PART_ENTRIES_MAX));
     sweep("report_undivided_host_slices", HOST_SLICES, |slices| report(slices, usize::MAX));
     sweep("report_released_part_host_slices", HOST_SLICES, |slices| {
-        report_released(slices, REPORT_PART_FACTS_MAX)
+        report_released(slices, REPORT_PART_ENTRIES_MAX)
     });
     sweep("complete_order_host_slices", HOST_SLICES, complete_order);
     sweep("compare_emc_slices", EMC_SLICES, compare);

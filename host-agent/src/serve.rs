@@ -215,7 +215,7 @@ fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
     }
     vms.iter().filter(|adopted| adopted.is_alive).for_each(|adopted| host.adopt(&adopted.record));
     let mut agent = Agent::new(Ns::ZERO, instance, rack, vms, orphans);
-    agent.set_user(current_user());
+    agent.set_default_user(current_user());
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
         tracing::warn!(
             serial = device.serial,

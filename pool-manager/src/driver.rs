@@ -33,7 +33,7 @@ use pool::{
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use units::limits::{
-    EXPLAIN_CALLS_IN_FLIGHT_MAX, REPORT_PART_FACTS_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX,
+    EXPLAIN_CALLS_IN_FLIGHT_MAX, REPORT_PART_ENTRIES_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX,
     WATCHERS_MAX,
 };
 use units::{EmcId, HostId, Ns, UnixMs};
@@ -351,7 +351,7 @@ impl Handle {
     /// # Errors
     /// [`DriverError::Stopping`] if the manager is stopping.
     pub async fn handle_report(&self, session: SessionId, report: ObservedState) -> Result<(), DriverError> {
-        for part in report.into_parts(REPORT_PART_FACTS_MAX) {
+        for part in report.into_parts(REPORT_PART_ENTRIES_MAX) {
             let is_continued = part.is_continued;
             self.0.handle_event(Event::AgentReport(session, part))?;
             if is_continued {

@@ -124,7 +124,7 @@ fn candidate(manager: &Manager, id: HostId, entry: &HostEntry, split: Split) -> 
     let slices = slices_of(split);
     let reach = || manager.durable().reach(entry).map(|(_, emc)| emc);
     let single = reach().filter(|emc| slices > 0 && emc.free() >= slices).max_by_key(|emc| emc.free());
-    let reason = || entry.not_schedulable().unwrap_or("the host is not up");
+    let reason = || entry.unschedulable_reason().unwrap_or("the host is not up");
     HostCandidate {
         host: entry.host.name.clone(),
         free_cores: entry.cores_free(),

@@ -320,10 +320,10 @@ pub const MIGRATION_REQUEST_RETRY_AFTER: Ns = Ns::secs(600);
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
 /// Maximum number of slices that one event examines while the manager compares an EMC with the
 /// ledger or builds a complete desired state.
-pub const LEDGER_PIECE_MAX: usize = 512;
+pub const LEDGER_CHUNK_SLICES_MAX: usize = 512;
 /// Maximum number of report entries that the manager applies per event. Longer reports are applied
 /// in parts, so that other requests do not wait for them.
-pub const REPORT_PART_FACTS_MAX: usize = 128;
+pub const REPORT_PART_ENTRIES_MAX: usize = 128;
 /// Maximum number of results of one device that the manager processes together.
 pub const DEVICE_RESULTS_PER_BATCH_MAX: usize = 64;
 /// Shortest interval between two desired-state messages to a host while a caller waits.
@@ -361,7 +361,7 @@ pub const RESERVATION_ALARMS_MAX: usize = 256;
 pub const UNADOPTED_ALARMS_MAX: usize = 256;
 /// Maximum number of separate alarms about a host that does not detect a configured device. All
 /// further cases share one alarm.
-pub const SIGHT_ALARMS_MAX: usize = 256;
+pub const DEVICE_NOT_FOUND_ALARMS_MAX: usize = 256;
 /// Number of consecutive failed device calls after which a slice is quarantined.
 pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Delay between two attempts to fence a silent host with the fence command.

@@ -1,7 +1,7 @@
 //! Validates requests of schedulers and operators.
 
 use pool::{
-    ledger::{Place, Reserve, Target},
+    ledger::{Reserve, SchedulingTarget, Target},
     record::RequestKey,
     rejection::Rejection,
 };
@@ -183,12 +183,12 @@ pub fn timeout(ms: u64) -> Result<Ns, Invalid> {
 ///
 /// # Errors
 /// [`Invalid`] unless exactly one of the three is set and well-formed.
-pub fn place(target: Option<wire::Target>) -> Result<Place, Invalid> {
+pub fn place(target: Option<wire::Target>) -> Result<SchedulingTarget, Invalid> {
     let t = target.unwrap_or_default();
     match (t.host.as_str(), t.emc.as_str(), t.slice) {
-        (host, "", None) if !host.is_empty() => Ok(Place::Host(name("target.host", host)?)),
-        ("", emc, None) if !emc.is_empty() => Ok(Place::Emc(name("target.emc", emc)?)),
-        ("", "", Some(slice)) => Ok(Place::Slice(SliceId(slice))),
+        (host, "", None) if !host.is_empty() => Ok(SchedulingTarget::Host(name("target.host", host)?)),
+        ("", emc, None) if !emc.is_empty() => Ok(SchedulingTarget::Emc(name("target.emc", emc)?)),
+        ("", "", Some(slice)) => Ok(SchedulingTarget::Slice(SliceId(slice))),
         ("", "", None) => Err(Invalid::new("target", "is empty:", "must be a host, an emc or a slice")),
         _ => Err(Invalid::new("target", "has several fields:", "must be one of host, emc and slice")),
     }
