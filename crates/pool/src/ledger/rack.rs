@@ -266,10 +266,8 @@ impl Ledger {
                 return self.decide_requalify(when, *slice, actor, reason);
             }
             SchedulingTarget::Slice(slice) => {
-                let (slice, what) = (
-                    *slice,
-                    "cordon or drain it: a slice can only be uncordoned, and only while it is quarantined",
-                );
+                let (slice, what) =
+                    (*slice, "cordon or drain it; slices can only be uncordoned, while they are quarantined");
                 let state = self.slot(slice).map_or("unknown", super::Slot::state_name);
                 return Err(Rejection::SliceWrongState { slice, state, what });
             }

@@ -192,7 +192,7 @@ fn slice_cannot_be_cordoned_or_drained() {
     for to in [Scheduling::Cordoned, Scheduling::Draining] {
         let place = SchedulingTarget::Slice(SliceId(0));
         let refused = rack.ledger.decide_scheduling(at(2), &place, to, tester(), "why").unwrap_err();
-        assert!(refused.to_string().contains("only uncordon"), "{refused}");
+        assert!(refused.to_string().contains("can only be uncordoned"), "{refused}");
     }
 }
 
