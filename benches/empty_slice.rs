@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use benches::report::{Rounds, ratio, table};
+use benches::report::{Rounds, format_ratio, format_table};
 use host_agent::host::memory::{mapped::Mapped, throttle::Throttle};
 use rustix::fs::{MemfdFlags, memfd_create};
 use units::SLICE;
@@ -38,8 +38,11 @@ fn main() {
         memset_times.add(duration_ms(|| memset(&memset_mapping)));
     }
     let row = |name: &str, rounds: &Rounds| vec![name.to_owned(), rounds.summary()];
-    print!("{}", table(&["", "ms/GiB"], &[row("non-temporal", &zero_times), row("memset", &memset_times)]));
-    println!("{}", ratio("empty_slice_vs_memset", memset_times.median() / zero_times.median()));
+    print!(
+        "{}",
+        format_table(&["", "ms/GiB"], &[row("non-temporal", &zero_times), row("memset", &memset_times)])
+    );
+    println!("{}", format_ratio("empty_slice_vs_memset", memset_times.median() / zero_times.median()));
 }
 
 fn memset(region: &MmapRegion<()>) {

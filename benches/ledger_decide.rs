@@ -19,7 +19,7 @@ const EMCS: u32 = 4;
 const SLICES_PER_EMC: u32 = 16_384;
 const HOSTS: u32 = 4;
 const RESERVATIONS: u32 = 4096;
-const SLICES_EACH: u32 = 8;
+const SLICES_PER_RESERVATION: u32 = 8;
 
 fn main() {
     let mut criterion = Criterion::default().measurement_time(Duration::from_secs(3)).configure_from_args();
@@ -37,7 +37,7 @@ fn half_used_ledger() -> Ledger {
     let change = ledger.decide_configure(now(), &rack()).expect("the rack is within all limits");
     ledger.apply(change);
     for number in 0..RESERVATIONS {
-        let decision = ledger.decide_reserve(now(), reserve_request(number, SLICES_EACH));
+        let decision = ledger.decide_reserve(now(), reserve_request(number, SLICES_PER_RESERVATION));
         let Ok(ReserveOutcome::New(_, change)) = decision else {
             panic!("reservation {number} was rejected: {decision:?}")
         };

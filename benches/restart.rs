@@ -17,7 +17,7 @@ use benches::{
     process,
     programs::{Programs, target_folder},
     rack::{Plan, Rack, Reserver, query_rack},
-    report::{Rounds, run_and_print, table},
+    report::{Rounds, format_table, run_and_print},
 };
 use clap::Parser;
 
@@ -81,7 +81,7 @@ async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
         let reserver = Reserver::new(channels[n % channels.len()].clone(), args.plan, "fill");
         reserver.with_slices(u64::from(args.slices_each)).wait_ready()
     };
-    let limits = LoadLimits { after: FILL_TIMEOUT, writes_max: u64::from(args.reservations) };
+    let limits = LoadLimits { duration_max: FILL_TIMEOUT, writes_max: u64::from(args.reservations) };
     let (outcome, _) = load::run((0..CLIENTS).map(writer).collect(), limits).await?;
     eprintln!("  filled: {} reservations in {:.1} s", outcome.writes, outcome.elapsed.as_secs_f64());
     Ok(())
@@ -119,7 +119,7 @@ fn check_free_slices(args: &Args, slices_free: u32) -> Result<(), Failure> {
         return Ok(());
     }
     let reply = format!("{slices_free} slices free after a restart, {expected} before");
-    Err(Failure::UnexpectedReply { what: "get the rack".to_owned(), reply })
+    Err(Failure::UnexpectedReply { subject: "get the rack".to_owned(), reply })
 }
 
 fn report(args: &Args, disk: &Disk, stopped: &Rounds, killed: &Rounds) -> String {
@@ -132,6 +132,6 @@ fn report(args: &Args, disk: &Disk, stopped: &Rounds, killed: &Rounds) -> String
         args.slices_each,
         disk.kind,
         args.rounds,
-        table(&["ms to the first reply", "min-median-max", "goal"], &rows),
+        format_table(&["ms to the first reply", "min-median-max", "goal"], &rows),
     )
 }

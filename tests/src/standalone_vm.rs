@@ -8,17 +8,18 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::rack::programs;
+use crate::rack::programs_dir;
 
 /// Options that give a guest the minimum size of memory.
 pub const SMALL_MEMORY: [&str; 2] = ["--memory", "size=64MiB"];
 /// Options that run the VMM as an unprivileged user. Used if the tests run as root.
-const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
+const UNPRIVILEGED_USER_OPTIONS: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
-/// Adds [`NOBODY`] to a VMM command if the tests run as root, because a VMM refuses to run as root.
+/// Adds [`UNPRIVILEGED_USER_OPTIONS`] to a VMM command if the tests run as root, because a VMM
+/// refuses to run as root.
 pub fn confine(command: &mut Command) {
     if rustix::process::geteuid().is_root() {
-        command.args(NOBODY);
+        command.args(UNPRIVILEGED_USER_OPTIONS);
     }
 }
 
@@ -48,7 +49,7 @@ impl StandaloneVm {
     /// VMM runs as an unprivileged user.
     pub fn command(&self, kernel: &[u8], options: &[&str]) -> Command {
         let kernel = self.write_file("kernel", kernel);
-        let mut command = Command::new(programs().join("vmm-plugin"));
+        let mut command = Command::new(programs_dir().join("vmm-plugin"));
         command.args(["run", "--vm", "v", "--standalone", "--kernel"]).arg(kernel);
         if !options.contains(&"--serial") {
             command.arg("--serial").arg(format!("file={}", self.path("console").display()));
@@ -77,7 +78,7 @@ impl StandaloneVm {
 
     /// Runs a command on the control socket, such as `info v` or `stop v`.
     pub fn control(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(programs().join("vmm-plugin"));
+        let mut command = Command::new(programs_dir().join("vmm-plugin"));
         command.args(arguments).arg("--run-dir").arg(self.run_dir()).stdin(Stdio::null());
         command.output().expect("vmm-plugin runs")
     }

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use tests::{
-    small_guests::{self as code, can_run},
+    small_guests::{self as code, can_run_small_guests},
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
@@ -33,7 +33,7 @@ impl<'a> Guest<'a> {
     }
 
     fn start_touching(vm: &'a StandaloneVm) -> Self {
-        Self::start(vm, &code::touch(), &["--memory", "size=64MiB", "--pool", "size=1GiB"])
+        Self::start(vm, &code::write_pool_memory(), &["--memory", "size=64MiB", "--pool", "size=1GiB"])
     }
 
     /// Waits for further output of the guest.
@@ -112,7 +112,7 @@ impl Drop for InteractiveGuest {
 
 #[test]
 fn info_shows_nodes_and_touched_memory() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     const MIB: u64 = 1 << 20;
@@ -138,12 +138,15 @@ fn info_shows_nodes_and_touched_memory() {
 
 #[test]
 fn paused_guest_stops_until_resumed() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
-    let mut guest =
-        Guest::start(&vm, &code::touch(), &["--cpus=4", "--memory=size=64MiB", "--pool=size=1GiB"]);
+    let mut guest = Guest::start(
+        &vm,
+        &code::write_pool_memory(),
+        &["--cpus=4", "--memory=size=64MiB", "--pool=size=1GiB"],
+    );
     for _ in 0..20 {
         assert_success(vm.control(&["pause", "v"]));
         let output_len = vm.console().len();
@@ -162,7 +165,7 @@ fn paused_guest_stops_until_resumed() {
 
 #[test]
 fn stop_presses_power_button_and_waits_for_exit() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -174,7 +177,7 @@ fn stop_presses_power_button_and_waits_for_exit() {
 
 #[test]
 fn paused_guest_reacts_to_power_button() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -193,7 +196,7 @@ fn paused_guest_reacts_to_power_button() {
 
 #[test]
 fn unresponsive_guest_is_stopping_until_forced() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -211,12 +214,12 @@ fn unresponsive_guest_is_stopping_until_forced() {
 
 #[test]
 fn vm_cannot_run_twice() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
     let mut guest = Guest::start_touching(&vm);
-    let again = vm.run(&code::hello(), &["--memory", "size=64MiB", "--serial", "null"]);
+    let again = vm.run(&code::print_hello(), &["--memory", "size=64MiB", "--serial", "null"]);
     let running = format!("error: VM v is already running: process {} listens on ", guest.process.id());
     assert_rejected(&again, 1, &running);
     guest.wait_for_progress();
@@ -227,7 +230,7 @@ fn vm_cannot_run_twice() {
 
 #[test]
 fn vm_restarts_after_its_vmm_was_killed() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -236,17 +239,18 @@ fn vm_restarts_after_its_vmm_was_killed() {
     guest.process.wait().unwrap();
     assert!(vm.has_socket());
     vm.assert_not_running();
-    let output = vm.run(&code::hello(), &SMALL_MEMORY);
+    let output = vm.run(&code::print_hello(), &SMALL_MEMORY);
     assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
 }
 
 #[test]
 fn ended_vm_is_not_found_and_stale_socket_is_replaced() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
-    let ends: [(&[u8], i32); 3] = [(&code::hello(), 0), (&code::reset(), 10), (&code::crash(), 11)];
+    let ends: [(&[u8], i32); 3] =
+        [(&code::print_hello(), 0), (&code::request_reset(), 10), (&code::cause_triple_fault(), 11)];
     for (kernel, expected) in ends {
         let output = vm.run(kernel, &SMALL_MEMORY);
         assert_eq!(output.status.code(), Some(expected), "{}", stderr_of(&output));
@@ -269,7 +273,7 @@ fn missing_vm_is_not_found() {
 
 #[test]
 fn excess_control_connections_wait_and_succeed() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();

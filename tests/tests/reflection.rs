@@ -29,7 +29,7 @@ async fn reflect(channel: Channel, request: MessageRequest) -> Result<MessageRes
     Ok(response.message_response.expect("a response has content"))
 }
 
-async fn services(channel: Channel) -> BTreeSet<String> {
+async fn list_services(channel: Channel) -> BTreeSet<String> {
     let response = reflect(channel, MessageRequest::ListServices(String::new())).await.unwrap();
     let MessageResponse::ListServicesResponse(list) = response else { panic!("{response:?}") };
     list.service.into_iter().map(|service| service.name).collect()
@@ -108,7 +108,7 @@ impl Decoder for DynamicCodec {
 }
 
 /// Calls a unary method with an empty request.
-async fn call(channel: Channel, method: MethodDescriptor) -> Result<DynamicMessage, Status> {
+async fn call_method(channel: Channel, method: MethodDescriptor) -> Result<DynamicMessage, Status> {
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
     let request = DynamicMessage::new(method.input());
     let mut client = tonic::client::Grpc::new(channel);
@@ -118,7 +118,7 @@ async fn call(channel: Channel, method: MethodDescriptor) -> Result<DynamicMessa
     Ok(response.into_inner())
 }
 
-fn method(pool: &DescriptorPool, service: &str, name: &str) -> MethodDescriptor {
+fn find_method(pool: &DescriptorPool, service: &str, name: &str) -> MethodDescriptor {
     let service = pool.get_service_by_name(service).unwrap();
     service.methods().find(|method| method.name() == name).unwrap()
 }
@@ -128,7 +128,7 @@ async fn reflection_lists_services_of_manager() {
     let mut rack = Rack::new(Plan::small(2));
     rack.start_manager().await;
     let channel = rack.open_channel().await;
-    let listed = services(channel.clone()).await;
+    let listed = list_services(channel.clone()).await;
     assert_eq!(listed, SERVICES.map(str::to_owned).into());
     let mut methods = BTreeSet::new();
     for service in listed.iter().filter(|service| service.starts_with("tarn.")) {
@@ -139,7 +139,7 @@ async fn reflection_lists_services_of_manager() {
     let served = proto::v1::METHODS.iter().filter(|(service, ..)| listed.contains(*service));
     assert_eq!(methods, served.map(|(service, method, _)| format!("{service}.{method}")).collect());
     let pool = descriptor_pool(channel.clone(), "grpc.health.v1.Health").await;
-    call(channel.clone(), method(&pool, "grpc.health.v1.Health", "Check")).await.unwrap();
+    call_method(channel.clone(), find_method(&pool, "grpc.health.v1.Health", "Check")).await.unwrap();
 }
 
 #[tokio::test]
@@ -169,7 +169,7 @@ async fn client_lists_hosts_by_reflection_only() {
     let rack = Rack::start(Plan::small(2)).await;
     let channel = rack.open_channel().await;
     let pool = descriptor_pool(channel.clone(), "tarn.v1.Admin").await;
-    let response = call(channel, method(&pool, "tarn.v1.Admin", "ListHosts")).await.unwrap();
+    let response = call_method(channel, find_method(&pool, "tarn.v1.Admin", "ListHosts")).await.unwrap();
     let hosts = response.get_field_by_name("hosts").unwrap().into_owned();
     let Value::List(hosts) = hosts else { panic!("{hosts:?}") };
     let name = |host: &Value| {

@@ -12,7 +12,7 @@ use emulated_host::{
     rack::{Device, Plan, Programs, Rack, RackHost, RackPlan},
 };
 
-use crate::{artifacts, failure::Failure, repository::root, step::build, wait::Interrupt};
+use crate::{artifacts, failure::Failure, repository::root, step::build_programs, wait::Interrupt};
 
 /// Default folder of a rack, relative to the root of the repository.
 const FOLDER: &str = "target/rack";
@@ -122,16 +122,18 @@ fn run_command(host: &RackHost, command: &str) -> Result<(), Failure> {
 }
 
 fn run_until_interrupted(args: &Args, folder: &std::path::Path) -> Result<(), Failure> {
-    let artifacts = Artifacts::open(&artifacts::ensure()?)?;
+    let artifacts = Artifacts::open(&artifacts::ensure_downloaded()?)?;
     let interrupt = Interrupt::new()?;
     let plan = plan(args, &artifacts)?;
     eprintln!("── booting {} hosts; logs are in {}", args.hosts, folder.join("logs").display());
     let start = std::time::Instant::now();
     let rack =
-        Rack::start(&artifacts, plan, folder, || interrupt.is_unset()).map_err(|error| match error {
-            HostError::Interrupted => Failure::Interrupted,
-            other => other.into(),
-        })?;
+        Rack::start(&artifacts, plan, folder, || interrupt.should_continue()).map_err(
+            |error| match error {
+                HostError::Interrupted => Failure::Interrupted,
+                other => other.into(),
+            },
+        )?;
     println!("the rack is up after {:.0} s\n{}", start.elapsed().as_secs_f64(), usage(&rack));
     while interrupt.pause().is_ok() {}
     eprintln!("── stopping the rack");
@@ -140,7 +142,7 @@ fn run_until_interrupted(args: &Args, folder: &std::path::Path) -> Result<(), Fa
 
 fn plan(args: &Args, artifacts: &Artifacts) -> Result<RackPlan, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "power-off-host", "vmm-plugin"];
-    let [manager, agent, tarn, power_off, vmm] = build(names)?;
+    let [manager, agent, tarn, power_off, vmm] = build_programs(names)?;
     let device = |n| Device { serial: u64::from(n), gib: args.slices, is_aligned: true };
     let mut hosts = Plan::new(usize::from(args.hosts), (1..=args.devices).map(device).collect());
     hosts.programs = vec![vmm, tarn.clone(), artifacts.tool("strace")];

@@ -4,7 +4,7 @@
 
 use std::path::{self, Path, PathBuf};
 
-use crate::{failure::Failure, repository::cargo, step::step};
+use crate::{failure::Failure, repository::cargo, step::run_step};
 
 /// Options of `sim`: a range of seeds, or another simulation.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,12 +48,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let (seeds, from) = (args.seeds.to_string(), args.from.to_string());
     let arguments = ["run", "--release", "--package", "tests", "--bin", "sim", "--"];
-    step("simulation", cargo(&arguments).args(["--seeds", &seeds, "--from", &from]))
+    run_step("simulation", cargo(&arguments).args(["--seeds", &seeds, "--from", &from]))
 }
 
 fn symbiosis(traces: &Path, json: Option<&Path>, figures: Option<&Path>) -> Result<(), Failure> {
     // Paths are relative to the folder of the user, but cargo runs in the root of the repository.
-    let absolute = |given: &Path| path::absolute(given).map_err(Failure::file("find", given));
+    let absolute = |given: &Path| path::absolute(given).map_err(Failure::file_error("find", given));
     let mut tarn =
         cargo(&["run", "--release", "--package", "cli", "--bin", "tarn", "--", "evaluate", "symbiosis"]);
     tarn.arg("--traces").arg(absolute(traces)?);
@@ -62,5 +62,5 @@ fn symbiosis(traces: &Path, json: Option<&Path>, figures: Option<&Path>) -> Resu
             tarn.arg(flag).arg(absolute(given)?);
         }
     }
-    step("symbiosis", &mut tarn)
+    run_step("symbiosis", &mut tarn)
 }

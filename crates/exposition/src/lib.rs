@@ -25,13 +25,13 @@ pub fn page(registries: &[&Registry], program: &str, version: &str) -> Result<St
     }
     let help = "Version of the running program, always 1.";
     let labels = format!("{{program=\"{program}\",version=\"{version}\"}}");
-    add(&mut page, "tarn_build_info", &labels, "gauge", help, "1");
-    process::add_to(&mut page);
+    append_metric(&mut page, "tarn_build_info", &labels, "gauge", help, "1");
+    process::append_metrics(&mut page);
     Ok(page)
 }
 
 /// Appends a metric family with a single sample to a page.
-fn add(page: &mut String, name: &str, labels: &str, kind: &str, help: &str, value: &str) {
+fn append_metric(page: &mut String, name: &str, labels: &str, kind: &str, help: &str, value: &str) {
     let lines = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}\n");
     page.push_str(&lines);
 }

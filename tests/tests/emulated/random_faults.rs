@@ -9,7 +9,7 @@ use tests::emulated_rack::{EmulatedRack, plan};
 /// Seed of the random operations. A run with the same seed repeats the operations, except for their
 /// timing.
 const SEED: u64 = 1;
-const OPERATIONS: usize = 30;
+const OPERATION_COUNT: usize = 30;
 const HOSTS: usize = 3;
 /// Number of slices of each device. The first device has one slice, because QEMU emulates each
 /// access to the first of two devices as MMIO, which takes minutes per slice.
@@ -192,7 +192,7 @@ fn slices_are_free_and_zero_after_random_faults() {
         faults: [None; HOSTS],
         is_manager_down: false,
     };
-    (0..OPERATIONS).for_each(|number| scenario.step(number));
+    (0..OPERATION_COUNT).for_each(|number| scenario.step(number));
     scenario.repair_all();
     let checks = watch.finish();
     println!("no slice was on two hosts in {checks} checks");

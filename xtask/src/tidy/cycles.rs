@@ -20,7 +20,7 @@ struct Import<'a> {
 }
 
 /// Reports each import that is part of a cycle.
-pub fn imports(sources: &Sources) -> Vec<Violation> {
+pub fn check_cycles(sources: &Sources) -> Vec<Violation> {
     let imports = sibling_imports(sources);
     let mut graphs: BTreeMap<_, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
     for import in &imports {
@@ -37,7 +37,7 @@ pub fn imports(sources: &Sources) -> Vec<Violation> {
 }
 
 fn sibling_imports(sources: &Sources) -> Vec<Import<'_>> {
-    let files = sources.shipped().filter_map(|file| Some((file, module_of(&file.path)?)));
+    let files = sources.non_test_files().filter_map(|file| Some((file, module_of(&file.path)?)));
     let files: Vec<_> = files.collect();
     let modules: BTreeSet<_> = files.iter().map(|(_, module)| module.clone()).collect();
     let mut imports = Vec::new();
@@ -103,10 +103,10 @@ fn reaches(graph: &BTreeMap<&str, BTreeSet<&str>>, start: &str, end: &str) -> bo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     fn cycles(files: &[(&str, &str)]) -> Vec<String> {
-        places(&imports(&sources(files)))
+        locations(&check_cycles(&sources(files)))
     }
 
     #[test]

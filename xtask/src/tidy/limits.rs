@@ -1,17 +1,17 @@
 //! Rule: each constant in `limits.rs` is used by another file. Whether the limit is enforced is
 //! checked by the tests of the other file.
 
-use super::{Violation, rust::idents_outside, sources::Sources};
+use super::{Violation, rust::identifiers_outside, sources::Sources};
 
 /// Path of the file with all limits.
 const LIMITS: &str = "crates/units/src/limits.rs";
 
 /// Reports each limit that no other file uses.
-pub fn used(sources: &Sources) -> Vec<Violation> {
+pub fn check_limits_are_used(sources: &Sources) -> Vec<Violation> {
     let Some(limits) = sources.rust.iter().find(|file| file.path == LIMITS) else {
         return vec![violation(1, "file not found".to_owned())];
     };
-    let used = idents_outside(&sources.rust, LIMITS);
+    let used = identifiers_outside(&sources.rust, LIMITS);
     let unused = limits.constants().into_iter().filter(|(_, name)| !used.contains(name));
     unused.map(|(line, name)| violation(line, format!("limit {name} is not used"))).collect()
 }
@@ -23,23 +23,26 @@ fn violation(line: usize, message: String) -> Violation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     const TWO_LIMITS: (&str, &str) = (LIMITS, "pub const A_MAX: u8 = 1;\npub const B_MAX: u8 = A_MAX;\n");
 
     #[test]
     fn unused_limit_is_reported() {
         let user = ("a.rs", "// A_MAX\nfn a() { assert!(1 < limits::B_MAX); }");
-        assert_eq!(places(&used(&sources(&[TWO_LIMITS, user]))), [format!("{LIMITS}:1")]);
+        assert_eq!(locations(&check_limits_are_used(&sources(&[TWO_LIMITS, user]))), [format!("{LIMITS}:1")]);
     }
 
     #[test]
     fn used_limits_pass() {
-        assert_eq!(used(&sources(&[TWO_LIMITS, ("a.rs", "fn a() { b(A_MAX, B_MAX); }")])), []);
+        assert_eq!(
+            check_limits_are_used(&sources(&[TWO_LIMITS, ("a.rs", "fn a() { b(A_MAX, B_MAX); }")])),
+            []
+        );
     }
 
     #[test]
     fn missing_limits_file_is_reported() {
-        assert_eq!(used(&sources(&[])).len(), 1);
+        assert_eq!(check_limits_are_used(&sources(&[])).len(), 1);
     }
 }

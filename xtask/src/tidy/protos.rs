@@ -7,7 +7,7 @@ use super::{Violation, sources::Sources};
 const OWN_PROTOS: &str = "proto/";
 
 /// Reports each declaration without a comment.
-pub fn documented(sources: &Sources) -> Vec<Violation> {
+pub fn check_protos_are_documented(sources: &Sources) -> Vec<Violation> {
     let own = sources.with_suffix(".proto").filter(|(path, _)| path.starts_with(OWN_PROTOS));
     own.flat_map(|(path, text)| undocumented(path, text)).collect()
 }
@@ -40,11 +40,14 @@ fn is_documented_by_rpc(name: &str, line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     #[test]
     fn undocumented_message_is_reported() {
         let text = "// A file.\n\n// A host.\nmessage Host {\n}\nenum State {\n}\nmessage GetRequest {\n}\n";
-        assert_eq!(places(&documented(&sources(&[("proto/a.proto", text)]))), ["proto/a.proto:6"]);
+        assert_eq!(
+            locations(&check_protos_are_documented(&sources(&[("proto/a.proto", text)]))),
+            ["proto/a.proto:6"]
+        );
     }
 }

@@ -22,12 +22,12 @@ const IMPURE_PATHS: &[(&str, &str)] = &[
     ("std::io::stdout", "return the output as a value"),
     ("std::io::stderr", "return the output as a value"),
 ];
-/// Path of the clippy configuration, which disallows the same paths behind macros and aliases.
+/// Path of the clippy configuration, which also disallows these paths in macros and behind aliases.
 const CLIPPY_CONFIG: &str = "crates/.clippy.toml";
 
 /// Reports each use of a path in [`IMPURE_PATHS`] by a pure crate.
-pub fn paths(sources: &Sources) -> Vec<Violation> {
-    let pure = sources.shipped().filter(|file| PURE.iter().any(|name| is_in_crate(&file.path, name)));
+pub fn check_paths(sources: &Sources) -> Vec<Violation> {
+    let pure = sources.non_test_files().filter(|file| PURE.iter().any(|name| is_in_crate(&file.path, name)));
     let paths_used = pure.flat_map(|file| file.paths().into_iter().map(move |at| (file, at)));
     let found = paths_used.filter_map(|(file, (line, path))| {
         let (_, fix) = IMPURE_PATHS.iter().find(|(prefix, _)| is_below(&path, prefix))?;
@@ -50,7 +50,7 @@ fn is_below(path: &str, prefix: &str) -> bool {
 }
 
 /// Reports pure crates that allow unsafe code or override the clippy configuration.
-pub fn guards(sources: &Sources) -> Vec<Violation> {
+pub fn check_guards(sources: &Sources) -> Vec<Violation> {
     let without_config = (!sources.texts.contains_key(CLIPPY_CONFIG))
         .then(|| violation(CLIPPY_CONFIG, "file not found", "restore this file"));
     let overridden = sources
@@ -78,10 +78,13 @@ fn violation(path: &str, message: &str, fix: &'static str) -> Violation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     fn violations(text: &str) -> Vec<String> {
-        places(&paths(&sources(&[("crates/pool/src/ledger.rs", text), ("host-agent/src/a.rs", text)])))
+        locations(&check_paths(&sources(&[
+            ("crates/pool/src/ledger.rs", text),
+            ("host-agent/src/a.rs", text),
+        ])))
     }
 
     #[test]
@@ -109,11 +112,11 @@ mod tests {
         let libs: Vec<String> = PURE.iter().map(|name| format!("{}/src/lib.rs", folder_of(name))).collect();
         let mut files: Vec<(&str, &str)> = libs.iter().map(|lib| (lib.as_str(), text)).collect();
         files.push((CLIPPY_CONFIG, ""));
-        assert_eq!(guards(&sources(&files)), []);
+        assert_eq!(check_guards(&sources(&files)), []);
         files[0].1 = "//! A.\n";
         files.push(("crates/pool/clippy.toml", ""));
         let expected = ["crates/pool/clippy.toml:1", &format!("{}:1", libs[0])];
-        assert_eq!(places(&guards(&sources(&files))), expected);
-        assert_eq!(places(&guards(&sources(&files[..libs.len()])))[0], format!("{CLIPPY_CONFIG}:1"));
+        assert_eq!(locations(&check_guards(&sources(&files))), expected);
+        assert_eq!(locations(&check_guards(&sources(&files[..libs.len()])))[0], format!("{CLIPPY_CONFIG}:1"));
     }
 }

@@ -12,9 +12,9 @@ pub(super) const OPERATOR: &str = "operator";
 const MACHINE_ADDRESS: &str = "10.0.2.2";
 /// Number of cores declared for a host. Larger than the real number, because tests start more VMs
 /// than the host could run.
-const CORES: u32 = 64;
-/// Local memory declared for a host, in MiB. Larger than the real memory, like [`CORES`].
-const LOCAL_MIB: u32 = 64 << 10;
+const DECLARED_CORES: u32 = 64;
+/// Local memory declared for a host, in MiB. Larger than the real memory, like [`DECLARED_CORES`].
+const DECLARED_LOCAL_MIB: u32 = 64 << 10;
 /// Timeout of the fence command, in seconds.
 const FENCE_TIMEOUT_S: u32 = 60;
 
@@ -32,16 +32,18 @@ pub(super) fn rack_toml(plan: &RackPlan, port: u16, rack: &Path) -> String {
         plan.lease_ttl_s, plan.programs.power_off, plan.rack_toml_extra,
     );
     let names: Vec<String> = (0..plan.hosts.devices.len()).map(|n| format!("emc{n}")).collect();
-    let devices = names.iter().zip(&plan.hosts.devices).map(|(name, device)| emc(name, device));
+    let devices = names.iter().zip(&plan.hosts.devices).map(|(name, device)| emc_section(name, device));
     text.extend(devices);
     let host = |host| {
-        format!("[[host]]\nname = {host:?}\ncores = {CORES}\nlocal_mib = {LOCAL_MIB}\nemcs = {names:?}\n")
+        format!(
+            "[[host]]\nname = {host:?}\ncores = {DECLARED_CORES}\nlocal_mib = {DECLARED_LOCAL_MIB}\nemcs = {names:?}\n"
+        )
     };
     text.extend(plan.hosts.names().into_iter().map(host));
     text
 }
 
-fn emc(name: &str, device: &Device) -> String {
+fn emc_section(name: &str, device: &Device) -> String {
     format!(
         "[[emc]]\nname = {name:?}\ndriver = \"shared-dax\"\nslices = {}\nserial = \"{:#x}\"\npath = {name:?}\n",
         device.gib, device.serial
