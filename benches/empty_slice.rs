@@ -17,7 +17,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use units::SLICE;
 use vm_memory::{FileOffset, MmapRegion};
 
-const ROUNDS: usize = 7;
+const ROUND_COUNT: usize = 7;
 
 fn main() {
     let file = File::from(memfd_create("slice", MemfdFlags::CLOEXEC).expect("Linux has memfds"));
@@ -33,7 +33,7 @@ fn main() {
     zero(); // allocates the pages of the file, which both mappings share
     memset(&memset_mapping);
     let (mut zero_times, mut memset_times) = (Rounds::default(), Rounds::default());
-    for _ in 0..ROUNDS {
+    for _ in 0..ROUND_COUNT {
         zero_times.add(duration_ms(zero));
         memset_times.add(duration_ms(|| memset(&memset_mapping)));
     }

@@ -21,7 +21,7 @@ use benches::{
 use libloading::Library;
 use prediction::{frigid::FEATURES, import::lightgbm::Model};
 
-const ROUNDS: usize = 7;
+const ROUND_COUNT: usize = 7;
 /// Number of timed predictions in each round.
 const PREDICTIONS_PER_ROUND: usize = 20_000;
 /// Environment variable with the path of a Python environment that contains LightGBM. `cargo xtask
@@ -60,7 +60,7 @@ fn measure() -> Result<String, Failure> {
         subject: "a model of LightGBM".to_owned(),
         reply: failure.to_string(),
     })?;
-    let mut lightgbm_model = LightGbm::load(&python.library()?, &model)?;
+    let mut lightgbm_model = LightGbm::load(&python.find_library()?, &model)?;
     for row in &rows {
         let (prediction, expected) = (tarn_model.predict(row), lightgbm_model.predict(row));
         let is_equal = (prediction - expected).abs() <= 1e-9 * expected.abs().max(1.0);
@@ -71,7 +71,7 @@ fn measure() -> Result<String, Failure> {
     }
     let (mut tarn_ns, mut lightgbm_ns, mut python_ns) =
         (Rounds::default(), Rounds::default(), Rounds::default());
-    for _ in 0..ROUNDS {
+    for _ in 0..ROUND_COUNT {
         tarn_ns.add(ns_per_prediction(&rows, |row| tarn_model.predict(row)));
         lightgbm_ns.add(ns_per_prediction(&rows, |row| lightgbm_model.predict(row)));
         python_ns.add(python.run("time", folder.path())?.trim().parse().unwrap_or(f64::NAN));
@@ -116,7 +116,7 @@ impl PythonEnvironment {
     }
 
     /// Returns the path of LightGBM's shared library in this environment.
-    fn library(&self) -> Result<PathBuf, Failure> {
+    fn find_library(&self) -> Result<PathBuf, Failure> {
         let lib = self.0.join("lib");
         let versions = std::fs::read_dir(&lib).map_err(Failure::file_error("list", &lib))?;
         let library =

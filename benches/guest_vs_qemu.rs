@@ -90,8 +90,8 @@ fn measure_in_host(rounds: u32, should_continue: impl Fn() -> bool) -> Result<St
     host.add_program(&vmm_plugin()?)?;
     host.add_program_as(&this_program, "guest_vs_qemu")?;
     host.add_qemu()?;
-    let kernel = std::fs::read(artifacts.kernel(KERNEL))
-        .map_err(Failure::file_error("read", artifacts.kernel(KERNEL)))?;
+    let kernel = std::fs::read(artifacts.kernel_path(KERNEL))
+        .map_err(Failure::file_error("read", artifacts.kernel_path(KERNEL)))?;
     let dir = tempfile::tempdir().map_err(Failure::file_error("create a folder in", env::temp_dir()))?;
     let first = dir.path().join("first");
     std::fs::write(&first, guests::patch_first_instructions(kernel))

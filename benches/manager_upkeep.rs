@@ -32,9 +32,9 @@ use units::{Bytes, Ns};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const LARGEST_SIZE: RackSize = RackSize { hosts: 1000, emcs: 64, slices: 65_536 };
-const HOSTS: [u32; 3] = [10, 100, 1000];
-const EMCS: [u32; 3] = [4, 16, 64];
-const SLICES: [u32; 3] = [1024, 16_384, 65_536];
+const HOST_COUNTS: [u32; 3] = [10, 100, 1000];
+const EMC_COUNTS: [u32; 3] = [4, 16, 64];
+const SLICE_COUNTS: [u32; 3] = [1024, 16_384, 65_536];
 /// Measured numbers of slices in use. The largest number leaves free slices for the measured
 /// reservations.
 const FILLED_SLICES: [u32; 3] = [1024, 16_384, 60_000];
@@ -42,36 +42,36 @@ const FILLED_SLICES: [u32; 3] = [1024, 16_384, 60_000];
 /// spreads the VMs evenly over the hosts. The number is large enough to stay within the limit of
 /// VMs per host.
 const FILLED_VM_SLICES: u32 = 15;
-const VM_SLICES: [u32; 3] = [64, 512, 4096];
+const VM_SLICE_COUNTS: [u32; 3] = [64, 512, 4096];
 /// Number of events that each sample measures.
-const EVENTS: u64 = 200;
+const EVENT_COUNT: u64 = 200;
 /// Number of measured upkeep rounds.
 const UPKEEP_ROUNDS: usize = 16;
 
 fn main() {
-    sweep("tick_hosts", HOSTS, |hosts| measure_tick(&mut idle_rack(hosts)));
-    sweep("heartbeat_hosts", HOSTS, |hosts| measure_heartbeat(&mut idle_rack(hosts)));
-    sweep("plan_offers_hosts", HOSTS, |hosts| measure_plan_offers(&idle_rack(hosts)));
-    sweep("tick_unanswered_hosts", HOSTS, |hosts| measure_tick(&mut rack_with_pending_orders(hosts)));
-    sweep("tick_unfenced_hosts", HOSTS, |hosts| measure_tick(&mut rack_with_unfenced_hosts(hosts)));
-    sweep("heartbeat_unfenced_connected_hosts", HOSTS, |hosts| {
+    sweep("tick_hosts", HOST_COUNTS, |hosts| measure_tick(&mut idle_rack(hosts)));
+    sweep("heartbeat_hosts", HOST_COUNTS, |hosts| measure_heartbeat(&mut idle_rack(hosts)));
+    sweep("plan_offers_hosts", HOST_COUNTS, |hosts| measure_plan_offers(&idle_rack(hosts)));
+    sweep("tick_unanswered_hosts", HOST_COUNTS, |hosts| measure_tick(&mut rack_with_pending_orders(hosts)));
+    sweep("tick_unfenced_hosts", HOST_COUNTS, |hosts| measure_tick(&mut rack_with_unfenced_hosts(hosts)));
+    sweep("heartbeat_unfenced_connected_hosts", HOST_COUNTS, |hosts| {
         measure_heartbeat(&mut rack_with_reconnected_hosts(hosts))
     });
-    sweep("tick_held_slices", SLICES, |slices| {
+    sweep("tick_held_slices", SLICE_COUNTS, |slices| {
         measure_tick(
             &mut SimulatedRack::new(InitialState::with_used_slices(LARGEST_SIZE, slices, 8)).into_settled(),
         )
     });
-    sweep("tick_quarantined_slices", SLICES, |slices| {
+    sweep("tick_quarantined_slices", SLICE_COUNTS, |slices| {
         measure_tick(&mut rack_with_quarantined_slices(slices))
     });
-    sweep("compare_emc_held_slices", SLICES, measure_emc_comparison);
-    sweep("choose_scrubbers_emcs", EMCS, measure_scrubber_choice);
-    sweep("choose_scrubbers_none_free_emcs", EMCS, |emcs| {
+    sweep("compare_emc_held_slices", SLICE_COUNTS, measure_emc_comparison);
+    sweep("choose_scrubbers_emcs", EMC_COUNTS, measure_scrubber_choice);
+    sweep("choose_scrubbers_none_free_emcs", EMC_COUNTS, |emcs| {
         measure_tick(&mut rack_without_idle_scrubbers(emcs))
     });
-    sweep("release_restored_slices", SLICES, measure_restored_release);
-    sweep("ready_vm_slices", VM_SLICES, measure_ready_vm);
+    sweep("release_restored_slices", SLICE_COUNTS, measure_restored_release);
+    sweep("ready_vm_slices", VM_SLICE_COUNTS, measure_ready_vm);
     reports::measure();
     lists::measure();
     sweep("reserve_until_ready_held_slices", FILLED_SLICES, measure_reserve_until_ready);
@@ -128,20 +128,20 @@ impl SimulatedRack {
 }
 
 fn measure_tick(rack: &mut SimulatedRack) -> f64 {
-    median_us((0..EVENTS).map(|_| {
+    median_us((0..EVENT_COUNT).map(|_| {
         rack.advance(Ns(1000));
         rack.handle_event(Event::Tick)
     }))
 }
 
 fn measure_heartbeat(rack: &mut SimulatedRack) -> f64 {
-    median_us((0..EVENTS).map(|_| rack.heartbeat(0)))
+    median_us((0..EVENT_COUNT).map(|_| rack.send_heartbeat(0)))
 }
 
 /// Measures the part of a `PlanVm` call that runs under the manager's lock.
 fn measure_plan_offers(rack: &SimulatedRack) -> f64 {
     let split = Split { local: Bytes::gib(4), pool: Bytes::slices(2) };
-    median_us((0..EVENTS).map(|_| rack.time_read(|manager| plan::candidates(manager, split))))
+    median_us((0..EVENT_COUNT).map(|_| rack.time_read(|manager| plan::candidates(manager, split))))
 }
 
 /// Returns a rack with half of its slices in use and no pending work.
@@ -164,7 +164,7 @@ fn rack_with_pending_orders(hosts: u32) -> SimulatedRack {
         for host in 0..hosts {
             rack.submit(reserve(&format!("change-{turn}-{host}"), host, 1, None));
         }
-        while rack.store() || rack.complete_device_calls() {}
+        while rack.complete_store_batch() || rack.complete_device_calls() {}
         rack.advance(Ns::ms(20));
         rack.handle_event(Event::Tick);
     }
@@ -222,7 +222,7 @@ fn measure_scrubber_choice(emcs: u32) -> f64 {
 
 fn measure_upkeep_round_us(rack: &mut SimulatedRack) -> f64 {
     median_us((0..UPKEEP_ROUNDS).map(|_| {
-        rack.store();
+        rack.complete_store_batch();
         rack.advance(Ns::ms(20));
         rack.handle_event(Event::Tick)
     }))
@@ -240,7 +240,7 @@ fn rack_without_idle_scrubbers(emcs: u32) -> SimulatedRack {
         (0..UPKEEP_ROUNDS).for_each(|_| {
             rack.handle_event(Event::Tick);
             rack.advance(Ns::ms(20));
-            rack.store();
+            rack.complete_store_batch();
         });
         let now = scrubs(&rack);
         if now == before {
@@ -290,7 +290,7 @@ fn rack_with_small_hosts(slices: u32) -> SimulatedRack {
 
 fn reserve_one_by_one(rack: &mut SimulatedRack) -> Vec<Duration> {
     rack.take_times();
-    for number in 0..EVENTS {
+    for number in 0..EVENT_COUNT {
         rack.submit(reserve(&format!("one-{number}"), (number % 4) as u32, 1, None));
         rack.settle();
     }
@@ -301,7 +301,7 @@ fn reserve_one_by_one(rack: &mut SimulatedRack) -> Vec<Duration> {
 /// online, with `slices` slices in use on four hosts.
 fn measure_reserve_until_ready(slices: u32) -> f64 {
     let times = reserve_one_by_one(&mut rack_with_small_hosts(slices));
-    to_us(times.into_iter().sum()) / EVENTS as f64
+    to_us(times.into_iter().sum()) / EVENT_COUNT as f64
 }
 
 /// Returns the duration of the longest event while one-slice reservations become online, with

@@ -31,8 +31,8 @@ use proto::bearer::ClientChannel;
 use proto::v1::{self as wire, models_client::ModelsClient, scheduler_client::SchedulerClient};
 use units::{UnixMs, limits::OUTCOMES_PER_REQUEST_MAX};
 
-const CLIENTS: usize = 64;
-const CONNECTIONS: usize = 8;
+const CLIENT_COUNT: usize = 64;
+const CONNECTION_COUNT: usize = 8;
 const GIB: u64 = 1 << 30;
 /// Public tables: path in the folder of public data, and layout.
 const TABLES: [(&str, Layout); 2] = [
@@ -94,7 +94,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     let programs = Programs::find_or_build()?;
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
     let rack = Rack::start(args.plan, &programs, disk.path()).await?;
-    let channels = rack.connect(CONNECTIONS).await?;
+    let channels = rack.connect(CONNECTION_COUNT).await?;
     let samples = load_samples();
     let mut models = ModelsClient::new(channels[0].clone());
     for page in samples.chunks(OUTCOMES_PER_REQUEST_MAX) {
@@ -131,10 +131,10 @@ async fn measure_plans(
 ) -> Result<Outcome, Failure> {
     let planner = |n: usize| Planner {
         scheduler: SchedulerClient::new(channels[n % channels.len()].clone()),
-        requests: requests.iter().skip(n).step_by(CLIENTS).cloned().collect(),
+        requests: requests.iter().skip(n).step_by(CLIENT_COUNT).cloned().collect(),
     };
     let limits = LoadLimits { duration_max: Duration::from_secs(args.seconds), writes_max: u64::MAX };
-    Ok(load::run((0..CLIENTS).map(planner).collect(), limits).await?.0)
+    Ok(load::run((0..CLIENT_COUNT).map(planner).collect(), limits).await?.0)
 }
 
 /// Client that sends `PlanVm` calls one after another.
@@ -242,7 +242,7 @@ fn format_report(
     let rows_of_table = [fixed.row("fixed share"), by_model.row("model")];
     let ratio_of_medians = |ours: &Rounds, theirs: &Rounds| ours.median() / theirs.median();
     format!(
-        "\nPlanVm, {CLIENTS} clients, decisions durable on {}; {} rounds of {} s\n\n{}\ntime train_frigid_{rows} {:.1} s\n{}\n{}\n",
+        "\nPlanVm, {CLIENT_COUNT} clients, decisions durable on {}; {} rounds of {} s\n\n{}\ntime train_frigid_{rows} {:.1} s\n{}\n{}\n",
         disk.kind,
         args.rounds,
         args.seconds,

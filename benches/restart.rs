@@ -29,7 +29,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 /// interval does not distort the times.
 const RETRY_INTERVAL: Duration = Duration::from_micros(500);
 /// Number of concurrent clients that fill the store.
-const CLIENTS: usize = 64;
+const CLIENT_COUNT: usize = 64;
 /// Maximum time to fill the store.
 const FILL_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -82,7 +82,7 @@ async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
         reserver.with_slices(u64::from(args.slices_each)).wait_ready()
     };
     let limits = LoadLimits { duration_max: FILL_TIMEOUT, writes_max: u64::from(args.reservations) };
-    let (outcome, _) = load::run((0..CLIENTS).map(writer).collect(), limits).await?;
+    let (outcome, _) = load::run((0..CLIENT_COUNT).map(writer).collect(), limits).await?;
     eprintln!("  filled: {} reservations in {:.1} s", outcome.writes, outcome.elapsed.as_secs_f64());
     Ok(())
 }

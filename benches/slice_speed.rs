@@ -25,7 +25,7 @@ const GOAL_BYTES_PER_S: f64 = 1e9;
 /// Size of a slice in bytes.
 const SLICE_BYTES: f64 = (1u64 << 30) as f64;
 /// Number of slices of the device. Slices are added and removed one at a time.
-const SLICES: u32 = 2;
+const SLICE_COUNT: u32 = 2;
 /// Memory that a VM writes to fill a slice, in MiB. Less than a slice, because the kernel reserves
 /// some memory of each node.
 const FILL_MIB: u32 = 960;
@@ -127,7 +127,7 @@ impl Backend {
         rack.tarn(&format!("release {first}"))?;
         rack.wait_free(1)?;
         rack.end_vm(&second)?;
-        rack.wait_free(SLICES)
+        rack.wait_free(SLICE_COUNT)
     }
 }
 
@@ -141,7 +141,7 @@ impl SingleHostRack {
     fn start(backend: &str) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir();
         let folder = folder.map_err(Failure::file_error("create a folder in", std::env::temp_dir()))?;
-        let hosts = Plan::new(1, vec![Device { serial: 0x7a0, gib: SLICES, is_aligned: true }]);
+        let hosts = Plan::new(1, vec![Device { serial: 0x7a0, gib: SLICE_COUNT, is_aligned: true }]);
         let mut plan = RackPlan::new(hosts, programs::rack_programs()?, backend);
         plan.hosts.programs.push(plan.programs.tarn.clone());
         plan.agent_toml_extra = format!("metrics_listen = {METRICS_ADDRESS:?}\n");
@@ -174,7 +174,7 @@ impl SingleHostRack {
             }
             None => drop(self.tarn(&format!("release {vm}"))?),
         }
-        self.wait_free(SLICES)
+        self.wait_free(SLICE_COUNT)
     }
 
     fn reserve(&self, vm: &str) -> Result<(), Failure> {

@@ -14,7 +14,7 @@ use pool_manager::{
 use units::{EmcId, HostId, Ns, ReservationId, SliceId};
 
 use crate::{
-    HOSTS, InitialState, LARGEST_SIZE, RackSize, SimulatedRack, idle_rack, longest_us, median_us, sweep,
+    HOST_COUNTS, InitialState, LARGEST_SIZE, RackSize, SimulatedRack, idle_rack, longest_us, median_us, sweep,
 };
 
 /// Measured numbers of slices in use. The largest number is all slices of the rack.
@@ -27,7 +27,9 @@ const DRIVE_TICKS: usize = 256;
 
 /// Measures all kinds of reads and prints the results.
 pub fn measure() {
-    sweep("list_hosts_hosts", HOSTS, |hosts| longest_page_us(&idle_rack(hosts), HostId(0), lists::hosts));
+    sweep("list_hosts_hosts", HOST_COUNTS, |hosts| {
+        longest_page_us(&idle_rack(hosts), HostId(0), lists::hosts)
+    });
     sweep("list_slices_slices", USED_SLICES, |used| {
         longest_page_us(&rack_with_used_slices(used), SliceId(0), |manager, from| {
             lists::slices(manager, from, 8192)
@@ -38,10 +40,10 @@ pub fn measure() {
             lists::reservations(manager, from, false, 256)
         })
     });
-    sweep("metrics_hosts", HOSTS, |hosts| median_read_us(&idle_rack(hosts), Snapshot::of));
+    sweep("metrics_hosts", HOST_COUNTS, |hosts| median_read_us(&idle_rack(hosts), Snapshot::of));
     sweep("metrics_slices", USED_SLICES, |used| median_read_us(&rack_with_used_slices(used), Snapshot::of));
-    sweep("capacity_hosts", HOSTS, |hosts| median_read_us(&idle_rack(hosts), convert::capacity));
-    sweep("alarms_unknown_hosts", HOSTS, |hosts| {
+    sweep("capacity_hosts", HOST_COUNTS, |hosts| median_read_us(&idle_rack(hosts), convert::capacity));
+    sweep("alarms_unknown_hosts", HOST_COUNTS, |hosts| {
         median_read_us(&rack_with_silent_hosts(hosts), Manager::alarms)
     });
     sweep("alarms_quarantined_slices", USED_SLICES, |used| {

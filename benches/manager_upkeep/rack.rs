@@ -23,7 +23,7 @@ use units::{
 };
 
 /// Maximum number of device replies that the manager handles as one batch.
-const REPLIES_PER_BATCH: usize = 64;
+const REPLIES_PER_BATCH_MAX: usize = 64;
 
 /// Numbers of hosts, EMCs and slices of a rack.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +129,7 @@ pub fn request_key(id: &str) -> RequestKey {
     RequestKey { client: name("bench"), id: RequestId::new(id).expect("letters, digits and a dash") }
 }
 
-fn records(start: InitialState) -> Vec<Record> {
+fn initial_records(start: InitialState) -> Vec<Record> {
     let size = start.size;
     let emcs = (0..size.emcs).map(|n| {
         let emc = Emc {
@@ -213,7 +213,7 @@ impl SimulatedRack {
             next_slice: SliceId(start.size.slices),
             ..Meta::new("bench".to_owned())
         };
-        rack.handle_event(Event::Loaded { meta, records: records(start), restored: false });
+        rack.handle_event(Event::Loaded { meta, records: initial_records(start), restored: false });
         if start.fence == Fence::None {
             rack.connect();
         }
@@ -309,7 +309,7 @@ impl SimulatedRack {
     }
 
     /// Completes the oldest pending store batch. Returns whether a batch was pending.
-    pub fn store(&mut self) -> bool {
+    pub fn complete_store_batch(&mut self) -> bool {
         let Some(batch) = self.pending_batches.pop_front() else { return false };
         self.handle_event(Event::Stored { batch, ok: true });
         true
@@ -320,7 +320,7 @@ impl SimulatedRack {
     pub fn complete_device_calls(&mut self) -> bool {
         let Some(emc) = self.pending_calls.front().map(|(emc, _)| *emc) else { return false };
         let count = self.pending_calls.iter().take_while(|(other, _)| *other == emc).count();
-        let calls: Vec<_> = self.pending_calls.drain(..count.min(REPLIES_PER_BATCH)).collect();
+        let calls: Vec<_> = self.pending_calls.drain(..count.min(REPLIES_PER_BATCH_MAX)).collect();
         let events: Vec<_> =
             calls.into_iter().map(|(emc, call)| Event::Device(emc, self.device_reply(emc, call))).collect();
         self.handle_events(events);
@@ -421,7 +421,7 @@ impl SimulatedRack {
 
     /// Sends a report without changes from the agent of a host. Returns the CPU time of the
     /// manager.
-    pub fn heartbeat(&mut self, host: u32) -> Duration {
+    pub fn send_heartbeat(&mut self, host: u32) -> Duration {
         let session = session(host);
         let number =
             self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.desired_state.number);
@@ -432,7 +432,7 @@ impl SimulatedRack {
     /// within 100 ms.
     pub fn settle(&mut self) {
         loop {
-            while self.store() || self.complete_device_calls() || self.run_agent() {}
+            while self.complete_store_batch() || self.complete_device_calls() || self.run_agent() {}
             let due = self.manager.next_wakeup().filter(|at| at.0 <= self.now.0 + Ns::ms(100).0);
             let Some(at) = due else { return };
             self.now = self.now.max(at);

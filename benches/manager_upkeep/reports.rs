@@ -21,8 +21,8 @@ use crate::{
 const HOST_SLICES: [u32; 3] = [64, 512, 4096];
 /// Measured numbers of slices per EMC, in a rack of four EMCs.
 const EMC_SLICES: [u32; 3] = [1024, 4096, 16_384];
-const HOSTS: u32 = 16;
-const ROUNDS: usize = 32;
+const HOST_COUNT: u32 = 16;
+const ROUND_COUNT: usize = 32;
 
 /// Measures all kinds of events and prints the results.
 pub fn measure() {
@@ -41,8 +41,8 @@ pub fn measure() {
 
 /// Returns a rack in which each host owns this number of slices, eight per VM.
 fn rack_with_host_slices(slices: u32) -> SimulatedRack {
-    let size = RackSize { hosts: HOSTS, emcs: 4, slices: 65_536 };
-    SimulatedRack::new(InitialState::with_used_slices(size, slices * HOSTS, 8)).into_settled()
+    let size = RackSize { hosts: HOST_COUNT, emcs: 4, slices: 65_536 };
+    SimulatedRack::new(InitialState::with_used_slices(size, slices * HOST_COUNT, 8)).into_settled()
 }
 
 /// Returns a complete report of the first host.
@@ -80,7 +80,7 @@ fn complete_report(rack: &SimulatedRack, sequence: u64) -> ObservedState {
 /// split into parts of at most `max_facts` facts.
 fn measure_report(slices: u32, max_facts: usize) -> f64 {
     let mut rack = rack_with_host_slices(slices);
-    let longest = (1..=ROUNDS as u64).map(|round| {
+    let longest = (1..=ROUND_COUNT as u64).map(|round| {
         let parts = complete_report(&rack, round).into_parts(max_facts);
         let times = parts.into_iter().map(|part| rack.handle_event(Event::AgentReport(session(0), part)));
         times.max().unwrap_or_default()
@@ -96,7 +96,7 @@ fn measure_release_report(slices: u32, max_facts: usize) -> f64 {
     for vm in names {
         rack.submit(rack::release_request(vm));
     }
-    while rack.store() || rack.complete_device_calls() {}
+    while rack.complete_store_batch() || rack.complete_device_calls() {}
     let released = complete_release_report(&rack);
     rack.take_times();
     for part in released.into_parts(max_facts) {
@@ -120,7 +120,7 @@ fn complete_release_report(rack: &SimulatedRack) -> ObservedState {
 /// Measures the longest event until a reconnected agent receives its complete desired state.
 fn measure_complete_order(slices: u32) -> f64 {
     let mut rack = rack_with_host_slices(slices);
-    let longest = (0..ROUNDS).map(|_| {
+    let longest = (0..ROUND_COUNT).map(|_| {
         rack.take_times();
         rack.reconnect(0);
         while !rack.has_desired_state(0) {
@@ -133,7 +133,7 @@ fn measure_complete_order(slices: u32) -> f64 {
 
 /// Measures the longest event while an EMC is compared with the ledger. All its slices are in use.
 fn measure_comparison(slices: u32) -> f64 {
-    let size = RackSize { hosts: HOSTS, emcs: 4, slices: slices * 4 };
+    let size = RackSize { hosts: HOST_COUNT, emcs: 4, slices: slices * 4 };
     let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, size.slices, 8));
     rack.take_times();
     rack.compare_devices();
@@ -152,7 +152,7 @@ fn measure_fence(slices: u32) -> f64 {
         reason: String::new(),
     });
     for _ in 0..4 {
-        while rack.store() || rack.complete_device_calls() {}
+        while rack.complete_store_batch() || rack.complete_device_calls() {}
         rack.advance(units::Ns::ms(20));
         rack.handle_event(Event::Tick);
     }

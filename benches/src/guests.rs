@@ -21,9 +21,9 @@ const FIRST_OUTPUT: &[u8] = b"FIRST-PROGRAM";
 const FIRST_BYTE: &[u8] = &[1];
 
 /// Machine code of `mov dx, 0x3f8; mov al, 1; out dx, al; hlt; jmp .-1` in real mode.
-const OUTPUT_16: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
-/// Machine code of the instructions in [`OUTPUT_16`], in long mode.
-const OUTPUT_64: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
+const REAL_MODE_CODE: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
+/// Machine code of the instructions in [`REAL_MODE_CODE`], in long mode.
+const LONG_MODE_CODE: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
 
 /// Patches a bzImage so that the first instructions at both entry points write a byte to the serial
 /// port. Firmware starts the setup code in real mode (Linux x86 boot protocol), and vmm-plugin
@@ -35,7 +35,7 @@ pub fn patch_first_instructions(mut kernel: Vec<u8>) -> Vec<u8> {
     const ENTRY_64_OFFSET: usize = 0x200;
     let setup = JUMP_OFFSET + 2 + usize::from(kernel[JUMP_OFFSET + 1]);
     let entry_64 = (usize::from(kernel[SETUP_SECTORS_OFFSET]) + 1) * SECTOR + ENTRY_64_OFFSET;
-    for (at, code) in [(setup, OUTPUT_16), (entry_64, OUTPUT_64)] {
+    for (at, code) in [(setup, REAL_MODE_CODE), (entry_64, LONG_MODE_CODE)] {
         kernel[at..at + code.len()].copy_from_slice(code);
     }
     kernel
@@ -278,6 +278,9 @@ mod tests {
         kernel[0x200..0x206].copy_from_slice(b"\xeb\x6eHdrS");
         let patched = patch_first_instructions(kernel);
         assert_eq!(&patched[0x200..0x206], b"\xeb\x6eHdrS");
-        assert!(patched[0x270..].starts_with(OUTPUT_16) && patched[2048 + 0x200..].starts_with(OUTPUT_64));
+        assert!(
+            patched[0x270..].starts_with(REAL_MODE_CODE)
+                && patched[2048 + 0x200..].starts_with(LONG_MODE_CODE)
+        );
     }
 }

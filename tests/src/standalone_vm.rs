@@ -77,7 +77,7 @@ impl StandaloneVm {
     }
 
     /// Runs a command on the control socket, such as `info v` or `stop v`.
-    pub fn control(&self, arguments: &[&str]) -> Output {
+    pub fn run_control_command(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(programs_dir().join("vmm-plugin"));
         command.args(arguments).arg("--run-dir").arg(self.run_dir()).stdin(Stdio::null());
         command.output().expect("vmm-plugin runs")
@@ -85,14 +85,14 @@ impl StandaloneVm {
 
     /// Returns the output of `vmm-plugin info` as JSON.
     pub fn info(&self) -> serde_json::Value {
-        let output = self.control(&["info", "v", "-o", "json"]);
+        let output = self.run_control_command(&["info", "v", "-o", "json"]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("the output is JSON")
     }
 
     /// Checks that the VM is not running. A stale control socket may exist.
     pub fn assert_not_running(&self) {
-        let output = self.control(&["info", "v"]);
+        let output = self.run_control_command(&["info", "v"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(3), "{stderr}");
         assert!(stderr.starts_with("error: VM v is not running: no listener on "), "{stderr}");

@@ -288,7 +288,7 @@ impl<'a> Authority<'a> {
         Self { folder, issuer }
     }
 
-    fn issue(&self, name: &str, years: (i32, i32)) {
+    fn issue_certificate(&self, name: &str, years: (i32, i32)) {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.not_before = rcgen::date_time_ymd(years.0, 1, 1);
@@ -341,7 +341,7 @@ async fn get_rack_error_code(channel: Channel) -> Option<Code> {
 async fn tls_certificate_determines_the_role() {
     let rack = Rack::new(Plan::small(2));
     let authority = Authority::new(rack.dir());
-    ["manager", "nova", "ops", "h0"].iter().for_each(|name| authority.issue(name, VALID_YEARS));
+    ["manager", "nova", "ops", "h0"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
     let listen = format!("127.0.0.1:{}", find_free_port());
     let text = with_tls(&rack, &listen);
     let _manager = Manager::start(&rack, &text).await;
@@ -369,10 +369,10 @@ async fn tls_certificate_determines_the_role() {
 async fn rejected_certificates_are_logged_with_peer_and_reason() {
     let rack = Rack::new(Plan::small(2));
     let authority = Authority::new(rack.dir());
-    ["manager", "ops"].iter().for_each(|name| authority.issue(name, VALID_YEARS));
-    authority.issue("late", EXPIRED_YEARS);
+    ["manager", "ops"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
+    authority.issue_certificate("late", EXPIRED_YEARS);
     let other_folder = tempfile::tempdir().unwrap();
-    Authority::new(other_folder.path()).issue("stranger", VALID_YEARS);
+    Authority::new(other_folder.path()).issue_certificate("stranger", VALID_YEARS);
     for name in ["stranger.pem", "stranger.key"] {
         fs::copy(other_folder.path().join(name), rack.dir().join(name)).unwrap();
     }
@@ -430,7 +430,7 @@ async fn rejected_certificates_are_logged_with_peer_and_reason() {
 async fn reload_renews_certificates_and_keeps_connections() {
     let rack = Rack::new(Plan::small(2));
     let authority = Authority::new(rack.dir());
-    ["manager", "ops"].iter().for_each(|name| authority.issue(name, VALID_YEARS));
+    ["manager", "ops"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
     let listen = format!("127.0.0.1:{}", find_free_port());
     let manager = Manager::start(&rack, &with_tls(&rack, &listen)).await;
     let existing = connect(rack.dir(), &listen, Some("ops")).await.unwrap();
@@ -442,7 +442,7 @@ async fn reload_renews_certificates_and_keeps_connections() {
     assert_eq!(get_rack_error_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
 
     let renewed = Authority::new(rack.dir()); // also replaces the certificate of the authority
-    ["manager", "ops"].iter().for_each(|name| renewed.issue(name, VALID_YEARS));
+    ["manager", "ops"].iter().for_each(|name| renewed.issue_certificate(name, VALID_YEARS));
     assert!(
         connect(rack.dir(), &listen, Some("ops")).await.is_err(),
         "the new authority accepts the old certificate"
@@ -457,7 +457,7 @@ async fn reload_renews_certificates_and_keeps_connections() {
 async fn configuration_check_reads_certificates_and_keys() {
     let rack = Rack::new(Plan::small(2));
     let authority = Authority::new(rack.dir());
-    authority.issue("manager", VALID_YEARS);
+    authority.issue_certificate("manager", VALID_YEARS);
     rack.write_rack_toml(&with_tls(&rack, "127.0.0.1:9750"));
     let check = || rack.run_pool_manager(&["serve", "--check-config"]);
     let (ok, output) = check();
@@ -465,7 +465,7 @@ async fn configuration_check_reads_certificates_and_keys() {
     fs::set_permissions(rack.dir().join("manager.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let (ok, output) = check();
     assert!(!ok && output.contains("tls.key") && output.contains("has mode 0644"), "{output}");
-    authority.issue("manager", EXPIRED_YEARS);
+    authority.issue_certificate("manager", EXPIRED_YEARS);
     let (ok, output) = check();
     assert!(!ok && output.contains("tls.certificate") && output.contains("expired on"), "{output}");
     fs::remove_file(rack.dir().join("manager.pem")).unwrap();

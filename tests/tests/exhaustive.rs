@@ -139,10 +139,10 @@ impl<const SLICES: usize> Rack<SLICES> {
             rack.hash(&mut hasher);
             hasher.finish()
         };
-        if SLICES == 2 { hash(self).min(hash(&self.swapped())) } else { hash(self) }
+        if SLICES == 2 { hash(self).min(hash(&self.with_slices_swapped())) } else { hash(self) }
     }
 
-    fn swapped(&self) -> Self {
+    fn with_slices_swapped(&self) -> Self {
         let mut other = self.clone();
         other.slots.swap(0, 1);
         other.device.swap(0, 1);
@@ -264,7 +264,7 @@ impl<const SLICES: usize> Rack<SLICES> {
                 Event::Released(host(h), epoch)
             }
             OrderKind::Scrub if host_slice.scrubbed == Some(epoch) => {
-                Event::Scrubbed(host(h), scrubbed(epoch))
+                Event::Scrubbed(host(h), scrub_report(epoch))
             }
             _ => return None,
         };
@@ -382,7 +382,7 @@ impl<const SLICES: usize> Rack<SLICES> {
 }
 
 /// Returns a scrub report. Its slice is always 0, so that both slices are interchangeable.
-fn scrubbed(epoch: Epoch) -> ScrubReport {
+fn scrub_report(epoch: Epoch) -> ScrubReport {
     let holding = Holding { slice: SliceId(0), epoch };
     ScrubReport { holding, started: UnixMs(0), ended: UnixMs(0), verified: units::SLICE }
 }

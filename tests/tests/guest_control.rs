@@ -128,10 +128,10 @@ fn info_shows_nodes_and_touched_memory() {
     let fixed = |key: &str| second["nodes"][1][key].clone();
     assert_eq!((fixed("kind"), fixed("bytes")), ("pool".into(), (1 << 30).into()));
     assert_eq!((second["state"].clone(), second["agent"].clone()), ("running".into(), ().into()));
-    let output = vm.control(&["info", "v"]);
+    let output = vm.run_control_command(&["info", "v"]);
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(report.contains("1     pool   -     1GiB    2MiB"), "{report}");
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     assert_eq!(guest.process.wait().unwrap().code(), Some(12));
     vm.assert_not_running();
 }
@@ -148,18 +148,18 @@ fn paused_guest_stops_until_resumed() {
         &["--cpus=4", "--memory=size=64MiB", "--pool=size=1GiB"],
     );
     for _ in 0..20 {
-        assert_success(vm.control(&["pause", "v"]));
+        assert_success(vm.run_control_command(&["pause", "v"]));
         let output_len = vm.console().len();
-        assert_success(vm.control(&["pause", "v"]));
+        assert_success(vm.run_control_command(&["pause", "v"]));
         assert_eq!(vm.info()["state"], "paused");
         assert_eq!(vm.console().len(), output_len);
-        assert_success(vm.control(&["resume", "v"]));
-        assert_success(vm.control(&["resume", "v"]));
+        assert_success(vm.run_control_command(&["resume", "v"]));
+        assert_success(vm.run_control_command(&["resume", "v"]));
         assert_eq!(vm.info()["state"], "running");
         guest.wait_for_progress();
     }
-    assert_success(vm.control(&["pause", "v"]));
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_success(vm.run_control_command(&["pause", "v"]));
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     assert_eq!(guest.wait_for_exit(), (Some(12), "the guest was stopped at once on request\n".into()));
 }
 
@@ -170,7 +170,7 @@ fn stop_presses_power_button_and_waits_for_exit() {
     }
     let vm = StandaloneVm::new();
     let guest = Guest::start(&vm, &code::wait_for_power_button(), &SMALL_MEMORY);
-    assert_success(vm.control(&["stop", "v"]));
+    assert_success(vm.run_control_command(&["stop", "v"]));
     vm.assert_not_running();
     assert_eq!(guest.wait_for_exit(), (Some(0), String::new()));
 }
@@ -183,11 +183,11 @@ fn paused_guest_reacts_to_power_button() {
     let vm = StandaloneVm::new();
     let start_paused = || {
         let guest = Guest::start(&vm, &code::wait_for_power_button(), &SMALL_MEMORY);
-        assert_success(vm.control(&["pause", "v"]));
+        assert_success(vm.run_control_command(&["pause", "v"]));
         guest
     };
     let guest = start_paused();
-    assert_success(vm.control(&["stop", "v"]));
+    assert_success(vm.run_control_command(&["stop", "v"]));
     assert_eq!(guest.wait_for_exit(), (Some(0), String::new()));
     let guest = start_paused();
     guest.terminate();
@@ -202,13 +202,13 @@ fn unresponsive_guest_is_stopping_until_forced() {
     let vm = StandaloneVm::new();
     let guest = Guest::start_touching(&vm);
     assert_rejected(
-        &vm.control(&["stop", "v", "--timeout", "10ms"]),
+        &vm.run_control_command(&["stop", "v", "--timeout", "10ms"]),
         124,
         "VM v has not ended after 10ms; use --force to stop it at once",
     );
     assert_eq!(vm.info()["state"], "stopping");
-    assert_rejected(&vm.control(&["pause", "v"]), 4, "VM v: the guest is powering off");
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_rejected(&vm.run_control_command(&["pause", "v"]), 4, "VM v: the guest is powering off");
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     assert_eq!(guest.wait_for_exit().0, Some(12));
 }
 
@@ -224,7 +224,7 @@ fn vm_cannot_run_twice() {
     assert_rejected(&again, 1, &running);
     guest.wait_for_progress();
     assert_eq!(vm.info()["state"], "running", "the first VM must continue");
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     guest.wait_for_exit();
 }
 
@@ -266,9 +266,9 @@ fn missing_vm_is_not_found() {
     for command in ["info", "pause", "resume", "stop"] {
         let path: PathBuf = vm.run_dir().join("v.sock");
         let expected = format!("error: VM v is not running: no listener on {}\n", path.display());
-        assert_rejected(&vm.control(&[command, "v"]), 3, &expected);
+        assert_rejected(&vm.run_control_command(&[command, "v"]), 3, &expected);
     }
-    assert_rejected(&vm.control(&["stop", "v", "--timeout", "2days"]), 2, "must be at most 1day");
+    assert_rejected(&vm.run_control_command(&["stop", "v", "--timeout", "2days"]), 2, "must be at most 1day");
 }
 
 #[test]
@@ -283,6 +283,6 @@ fn excess_control_connections_wait_and_succeed() {
             scope.spawn(|| assert_eq!(vm.info()["state"], "running"));
         }
     });
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     guest.wait_for_exit();
 }

@@ -21,7 +21,10 @@ const SERVICES: [&str; 5] =
     ["grpc.health.v1.Health", "tarn.v1.Admin", "tarn.v1.Agent", "tarn.v1.Models", "tarn.v1.Scheduler"];
 
 /// Sends one request to the reflection service and returns the response.
-async fn reflect(channel: Channel, request: MessageRequest) -> Result<MessageResponse, Status> {
+async fn send_reflection_request(
+    channel: Channel,
+    request: MessageRequest,
+) -> Result<MessageResponse, Status> {
     let request = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
     let mut client = ServerReflectionClient::new(channel);
     let responses = client.server_reflection_info(tokio_stream::once(request)).await?;
@@ -30,7 +33,8 @@ async fn reflect(channel: Channel, request: MessageRequest) -> Result<MessageRes
 }
 
 async fn list_services(channel: Channel) -> BTreeSet<String> {
-    let response = reflect(channel, MessageRequest::ListServices(String::new())).await.unwrap();
+    let response =
+        send_reflection_request(channel, MessageRequest::ListServices(String::new())).await.unwrap();
     let MessageResponse::ListServicesResponse(list) = response else { panic!("{response:?}") };
     list.service.into_iter().map(|service| service.name).collect()
 }
@@ -50,7 +54,7 @@ async fn descriptor_pool(channel: Channel, symbol: &str) -> DescriptorPool {
     let mut fetched = BTreeSet::new();
     let mut requests = vec![MessageRequest::FileContainingSymbol(symbol.to_owned())];
     while let Some(request) = requests.pop() {
-        let response = reflect(channel.clone(), request).await.unwrap();
+        let response = send_reflection_request(channel.clone(), request).await.unwrap();
         let MessageResponse::FileDescriptorResponse(response) = response else { panic!("{response:?}") };
         for file in response.file_descriptor_proto {
             let names = FileNames::decode(file.as_slice()).unwrap();
@@ -159,7 +163,7 @@ async fn reflection_has_error_details_but_no_other_services() {
         "grpc.reflection.v1alpha.ServerReflection",
     ] {
         let request = MessageRequest::FileContainingSymbol(name.to_owned());
-        let status = reflect(channel.clone(), request).await.expect_err(name);
+        let status = send_reflection_request(channel.clone(), request).await.expect_err(name);
         assert_eq!(status.code(), Code::NotFound, "{name}");
     }
 }

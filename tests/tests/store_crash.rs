@@ -21,8 +21,8 @@ use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 use sim::world::{BACKUPS_MAX, Store, Summary, World};
 
-const SEEDS: u64 = 300;
-const STEPS: u64 = 3000;
+const SEED_COUNT: u64 = 300;
+const STEP_COUNT: u64 = 3000;
 /// Maximum number of events printed before a failure.
 const PRINTED_EVENTS_MAX: usize = 100;
 /// Average number of commits per injected fault.
@@ -208,19 +208,19 @@ impl Store for DiskStore {
 fn invariants_hold_on_real_store_under_disk_faults() {
     let (power_cuts, torn_writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut sum = Summary::default();
-    for seed in 0..SEEDS {
+    for seed in 0..SEED_COUNT {
         let store = Box::new(DiskStore::new(seed, Arc::clone(&power_cuts), Arc::clone(&torn_writes)));
-        match World::with_store(seed, store).with_event_log(PRINTED_EVENTS_MAX).run(STEPS) {
+        match World::with_store(seed, store).with_event_log(PRINTED_EVENTS_MAX).run(STEP_COUNT) {
             Ok(summary) => sum += summary,
             Err(failure) => panic!("{failure}"),
         }
     }
     let cuts = power_cuts.load(Ordering::Relaxed);
     let torn = torn_writes.load(Ordering::Relaxed);
-    println!("{SEEDS} seeds, {cuts} power failures, {torn} torn writes: {sum:?}");
-    assert!(torn > SEEDS, "too few torn writes: {torn}");
+    println!("{SEED_COUNT} seeds, {cuts} power failures, {torn} torn writes: {sum:?}");
+    assert!(torn > SEED_COUNT, "too few torn writes: {torn}");
     assert!(
-        cuts > SEEDS && sum.reserved > SEEDS && sum.restored > SEEDS / 10,
+        cuts > SEED_COUNT && sum.reserved > SEED_COUNT && sum.restored > SEED_COUNT / 10,
         "too few events: {cuts} power failures, {sum:?}"
     );
 }

@@ -94,17 +94,17 @@ pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
     let suites = [TOOLS_SUITE, "bookworm-backports", "trixie", QEMU_SUITE];
     let apt = Apt::prepare(&folder.join("apt"), &suites)?;
     let unpacked = folder.join("unpacked");
-    fetch_tools(&apt, &unpacked, &folder.join("tools"))?;
+    download_tools(&apt, &unpacked, &folder.join("tools"))?;
     for (name, suite) in KERNELS {
-        fetch_kernel(&apt, suite, &unpacked, &folder, name)?;
+        download_kernel(&apt, suite, &unpacked, &folder, name)?;
     }
-    fetch_qemu(&apt, &unpacked, &folder.join("qemu"))?;
+    download_qemu(&apt, &unpacked, &folder.join("qemu"))?;
     remove_folder(&folder.join("apt"))?;
     fs::write(&marker, expected_marker).map_err(Failure::file_error("write", &marker))?;
     Ok(folder)
 }
 
-fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
+fn download_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     create_folder(&into.join("lib"))?;
     let library_packages = TOOLS_LIBRARIES.iter().map(|(package, _)| *package);
     let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).chain(library_packages).collect();
@@ -116,7 +116,13 @@ fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
 }
 
 /// Downloads the newest kernel of a Debian suite, and keeps only the required files.
-fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, folder: &Path, name: &str) -> Result<(), Failure> {
+fn download_kernel(
+    apt: &Apt,
+    suite: &str,
+    unpacked: &Path,
+    folder: &Path,
+    name: &str,
+) -> Result<(), Failure> {
     let package = apt.first_dependency(suite, NEWEST_KERNEL)?;
     apt.unpack(suite, &[&package], unpacked)?;
     let modules = folder.join(name).join("modules");
@@ -145,7 +151,7 @@ fn copy_module(unpacked: &Path, module: &str, into: &Path, xz: &Path) -> Result<
 }
 
 /// Downloads QEMU from another Debian release, together with the libraries of this release.
-fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
+fn download_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     apt.unpack_with_dependencies(QEMU_SUITE, QEMU_PACKAGE, unpacked)?;
     let libraries = unpacked.join(LIBRARY_DIR);
     let mut list = Command::new(libraries.join(DYNAMIC_LOADER));

@@ -205,7 +205,7 @@ fn wait_until_fenced(
 ) -> Result<(), Failure> {
     for (delay, states, text) in [
         (
-            Some(rack.ttl),
+            Some(rack.lease_ttl),
             ["unknown", "fenced"],
             "the lease of the host expired: the host keeps its slices and gets no new slices",
         ),

@@ -19,7 +19,7 @@ const PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"]
 /// Cargo packages of [`PROGRAMS`], in the same order.
 const PACKAGES: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "cli"];
 /// Other installed files: path in the repository, and path below the root directory.
-const FILES: [(&str, &str); 7] = [
+const INSTALLED_FILES: [(&str, &str); 7] = [
     ("pool-manager/pool-manager.service", "usr/lib/systemd/system/pool-manager.service"),
     ("host-agent/host-agent.service", "usr/lib/systemd/system/host-agent.service"),
     ("pool-manager/sysusers.conf", "usr/lib/sysusers.d/tarn.conf"),
@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     for program in PROGRAMS {
         install(&release.join(program), &args.root.join("usr/bin").join(program), 0o755)?;
     }
-    for (from, to) in FILES {
+    for (from, to) in INSTALLED_FILES {
         install(&root().join(from), &args.root.join(to), 0o644)?;
     }
     let manual_pages = args.root.join("usr/share/man/man1");
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn systemd_units_run_only_installed_programs() {
-        for (from, to) in FILES.iter().filter(|(from, _)| from.ends_with(".service")) {
+        for (from, to) in INSTALLED_FILES.iter().filter(|(from, _)| from.ends_with(".service")) {
             let unit = fs::read_to_string(root().join(from)).unwrap();
             let lines = unit.lines().filter_map(|line| line.strip_prefix("ExecStart"));
             let programs: Vec<_> = lines.filter_map(|line| line.split(['=', ' ']).nth(1)).collect();

@@ -30,7 +30,7 @@ pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
     let folder = root().join("target/libvirt");
     let launcher = folder.join("xmllint");
     if !launcher.exists() {
-        fetch(&folder)?;
+        download(&folder)?;
         // The launcher is written last because its existence marks the folder as complete.
         fs::write(&launcher, XMLLINT_LAUNCHER).map_err(Failure::file_error("write", &launcher))?;
         let executable = fs::Permissions::from_mode(0o755);
@@ -39,7 +39,7 @@ pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-fn fetch(folder: &Path) -> Result<(), Failure> {
+fn download(folder: &Path) -> Result<(), Failure> {
     let _ = fs::remove_dir_all(folder); // an existing folder is incomplete
     let apt = Apt::prepare(&folder.join("apt"), &[SUITE])?;
     apt.unpack(SUITE, &[SCHEMAS_PACKAGE], folder)?;

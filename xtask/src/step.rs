@@ -17,9 +17,9 @@ use crate::{failure::Failure, repository::cargo};
 /// # Errors
 /// Returns an error if the command does not start or exits with a failure.
 pub fn run_step(title: &str, command: &mut Command) -> Result<(), Failure> {
-    let start = begin(title);
+    let start = begin_step(title);
     let status = command.status().map_err(Failure::start_error(title))?;
-    end(title, start, status)
+    end_step(title, start, status)
 }
 
 /// Runs a command as one step of a task, and passes every line of its stdout to `on_line`.
@@ -31,22 +31,22 @@ pub fn run_step_with_output(
     command: &mut Command,
     mut on_line: impl FnMut(&str),
 ) -> Result<(), Failure> {
-    let start = begin(title);
+    let start = begin_step(title);
     let mut process = command.stdout(Stdio::piped()).spawn().map_err(Failure::start_error(title))?;
     let out = process.stdout.take().expect("stdout is a pipe");
     for line in BufReader::new(out).split(b'\n') {
         on_line(&String::from_utf8_lossy(&line.map_err(Failure::start_error(title))?));
     }
     let status = process.wait().map_err(Failure::start_error(title))?;
-    end(title, start, status)
+    end_step(title, start, status)
 }
 
-fn begin(title: &str) -> Instant {
+fn begin_step(title: &str) -> Instant {
     eprintln!("── {title}");
     Instant::now()
 }
 
-fn end(title: &str, start: Instant, status: ExitStatus) -> Result<(), Failure> {
+fn end_step(title: &str, start: Instant, status: ExitStatus) -> Result<(), Failure> {
     if !status.success() {
         return Err(Failure::Step { step: title.to_owned(), status });
     }

@@ -59,11 +59,11 @@ impl Initrd {
         modules: &[&str],
         script: &str,
     ) -> Result<Self, HostError> {
-        let initrd = Self { dir: create_temp_dir()?, cpio: artifacts.tool("cpio") };
-        initrd.add_copy(&artifacts.tool("busybox"), "bin/busybox")?;
+        let initrd = Self { dir: create_temp_dir()?, cpio: artifacts.tool_path("cpio") };
+        initrd.add_copy(&artifacts.tool_path("busybox"), "bin/busybox")?;
         let mut load_modules = String::new();
         for module in modules {
-            if let Some(file) = artifacts.module(kernel, module) {
+            if let Some(file) = artifacts.module_path(kernel, module) {
                 initrd.add_copy(&file, &format!("modules/{module}.ko"))?;
                 load_modules +=
                     &format!("insmod /modules/{module}.ko || echo \"module {module} is missing\"\n");

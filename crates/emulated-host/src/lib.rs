@@ -174,7 +174,7 @@ impl<'a> Host<'a> {
     pub fn new(artifacts: &'a Artifacts, script: &str) -> Result<Self, HostError> {
         let initrd = Initrd::new(artifacts, HOST_KERNEL, HOST_MODULES, script)?;
         for name in KERNELS {
-            initrd.add_copy(&artifacts.kernel(name), &format!("guest/{name}"))?;
+            initrd.add_copy(&artifacts.kernel_path(name), &format!("guest/{name}"))?;
         }
         Ok(Self { artifacts, initrd, memory_mib: 4096 })
     }
@@ -258,7 +258,7 @@ impl<'a> Host<'a> {
     }
 
     fn start(&self, initrd: &Path) -> Result<Child, HostError> {
-        let program = self.artifacts.qemu();
+        let program = self.artifacts.qemu_path();
         // QEMU must end with this program, even if this program is killed.
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL"]).arg(&program);
@@ -266,7 +266,7 @@ impl<'a> Host<'a> {
             .args(["-smp", &CPU_COUNT.to_string(), "-m"])
             .arg(format!("{}M", self.memory_mib))
             .args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel"])
-            .arg(self.artifacts.kernel(HOST_KERNEL))
+            .arg(self.artifacts.kernel_path(HOST_KERNEL))
             .arg("-initrd")
             .arg(initrd)
             .args(["-append", "console=ttyS0 quiet panic=-1"]);

@@ -43,11 +43,11 @@ pub fn program_dir(packages: &[&str]) -> Result<PathBuf, ProgramsError> {
     let test_program = env::current_exe().map_err(|_| ProgramsError::NoTargetDir)?;
     let deps = test_program.parent().filter(|dir| dir.ends_with("deps"));
     let profile_dir = deps.and_then(Path::parent).ok_or(ProgramsError::NoTargetDir)?;
-    build(profile_dir, packages)?;
+    build_programs(profile_dir, packages)?;
     Ok(profile_dir.to_owned())
 }
 
-fn build(profile_dir: &Path, packages: &[&str]) -> Result<(), ProgramsError> {
+fn build_programs(profile_dir: &Path, packages: &[&str]) -> Result<(), ProgramsError> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(&cargo);
     command.args(["build", "--quiet", "--bins"]);

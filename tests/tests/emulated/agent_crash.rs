@@ -56,7 +56,7 @@ while kill -0 $pid 2> /dev/null; do sleep 0.05; done
 /// Returns a plan of two hosts with strace, which share one device of two slices.
 fn plan_with_strace(backend: &str) -> RackPlan {
     let mut plan = plan(2, &[2], backend);
-    plan.hosts.programs.push(artifacts().tool("strace"));
+    plan.hosts.programs.push(artifacts().tool_path("strace"));
     plan
 }
 
@@ -124,7 +124,7 @@ fn kill_during(rack: &EmulatedRack, hosts: &[usize], step: Step, work: impl FnOn
 }
 
 /// Returns the number of slices in the kernels of the scrubber and of the owner.
-fn slice_counts(rack: &EmulatedRack) -> [usize; 2] {
+fn count_kernel_slices(rack: &EmulatedRack) -> [usize; 2] {
     [SCRUBBER, OWNER].map(|host| rack.kernel_slices(host).len())
 }
 
@@ -133,7 +133,7 @@ fn slice_counts(rack: &EmulatedRack) -> [usize; 2] {
 fn run_and_end_vm(rack: &EmulatedRack, step: Step) -> Vec<String> {
     let vm = format!("vm{}{:?}", step.number, step.write_set).to_lowercase();
     let mut writes = kill_during(rack, &[OWNER], step, || rack.reserve(OWNER, &vm, 1));
-    assert_eq!(slice_counts(rack), [0, 2], "{}", rack.logs());
+    assert_eq!(count_kernel_slices(rack), [0, 2], "{}", rack.logs());
     assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
     writes.extend(kill_during(rack, &[OWNER, SCRUBBER], step, || {
         assert_eq!(rack.end_vm(OWNER, &vm), [0; 0], "found data of another VM in the slices");
@@ -141,7 +141,7 @@ fn run_and_end_vm(rack: &EmulatedRack, step: Step) -> Vec<String> {
             rack.slice_states().contains(&"free".to_owned())
         });
     }));
-    rack.wait_until("no host has the slice", |rack| slice_counts(rack) == [0, 1]);
+    rack.wait_until("no host has the slice", |rack| count_kernel_slices(rack) == [0, 1]);
     writes
 }
 
@@ -171,7 +171,7 @@ fn kill_before_every_write(backend: &str, write_sets: &[WriteSet]) -> Vec<String
         write_sets.iter().flat_map(|write_set| kill_at_every_step(&rack, *write_set)).collect();
     assert_eq!(rack.end_vm(OWNER, "stays"), [0; 0], "the data of the second VM was overwritten");
     rack.wait_all_free();
-    assert_eq!(slice_counts(&rack), [0, 0]);
+    assert_eq!(count_kernel_slices(&rack), [0, 0]);
     writes
 }
 

@@ -51,7 +51,7 @@ fn start_rack_with_guest(backend: &str) -> EmulatedRack {
     plan.agent_toml_extra = format!("metrics_listen = {METRICS_ADDRESS:?}\n");
     plan.hosts.memory_gib = HOST_GIB;
     plan.hosts.programs.push(programs_dir().join("vmm-plugin"));
-    let files = [(artifacts.kernel(KERNEL), "guest/kernel"), (initrd, "guest/initrd")];
+    let files = [(artifacts.kernel_path(KERNEL), "guest/kernel"), (initrd, "guest/initrd")];
     plan.hosts.files.extend(files.map(|(from, name)| (from, name.to_owned())));
     let rack = EmulatedRack::start(plan);
     rack.reserve(0, "other0", 1);

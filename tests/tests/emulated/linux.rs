@@ -105,7 +105,7 @@ fn pool_node_is_used_last_and_devices_keep_data() {
     assert_node_used_last(guest_section(&output, "memory"));
     let (guest, code) = guest_section(&output, "devices");
     assert_eq!(code, "0", "{guest}");
-    let written = check_devices(&artifacts.tool("iasl"), guest);
+    let written = check_devices(&artifacts.tool_path("iasl"), guest);
     assert!(
         output.contains(&format!("HOSTDISK {written}")),
         "the disk file on the host must contain the data of the guest: {output}"
@@ -248,13 +248,14 @@ fn guests_boot_with_elf_kernel_multiple_cpu_nodes_and_huge_pages() {
 /// the kernel contains the offset and length of the compressed ELF file (Linux x86 boot protocol).
 /// The last four bytes of the compressed file are the uncompressed length and are skipped.
 fn extract_vmlinux(artifacts: &Artifacts, into: &Path) -> PathBuf {
-    let kernel = std::fs::read(artifacts.kernel("6.1")).unwrap();
+    let kernel = std::fs::read(artifacts.kernel_path("6.1")).unwrap();
     let number = |at: usize| u32::from_le_bytes(kernel[at..at + 4].try_into().unwrap()) as usize;
     let setup = (usize::from(kernel[0x1f1]) + 1) * 512;
     let (at, bytes) = (setup + number(0x248), number(0x24c));
     let (packed, elf) = (into.join("vmlinux.lz4"), into.join("vmlinux"));
     std::fs::write(&packed, &kernel[at..at + bytes - 4]).unwrap();
-    let unpacked = Command::new(artifacts.tool("lz4")).args(["-q", "-d"]).arg(&packed).arg(&elf).status();
+    let unpacked =
+        Command::new(artifacts.tool_path("lz4")).args(["-q", "-d"]).arg(&packed).arg(&elf).status();
     assert!(unpacked.unwrap().success(), "the kernel of Debian 12 must be compressed with lz4");
     elf
 }

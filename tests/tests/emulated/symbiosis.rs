@@ -26,8 +26,8 @@ fn start_rack() -> EmulatedRack {
     plan.hosts.cmdline_extra += " psi=1";
     plan.hosts.drives = vec![Drive { mib: 1024, mb_s: 40 }];
     plan.hosts.programs.extend([
-        artifacts().tool("mbw"),
-        artifacts().tool("memcached"),
+        artifacts().tool_path("mbw"),
+        artifacts().tool_path("memcached"),
         programs_dir().join("zipf-load"),
     ]);
     plan.hosts.script = TENANT_SETUP_SCRIPT.to_owned();

@@ -30,7 +30,7 @@ pub use self::{emulated::DemoGuestArgs, report::GuestReport};
 
 /// rack.toml of the guest's rack. The guest uses all slices; afterwards, a second VM uses all
 /// slices.
-const RACK: &str = r#"
+const RACK_TOML: &str = r#"
 [[emc]]
 name = "emc0"
 slices = 2
@@ -93,7 +93,7 @@ pub fn run(
 ) -> Result<GuestReport, Failure> {
     print_heading("a Linux guest with its pool memory as a NUMA node without CPUs");
     let initrd = Initrd::for_guest(artifacts, KERNEL, &guest_script())?;
-    let boot = BootFiles { kernel: artifacts.kernel(KERNEL), initrd: scratch.file("guest.initrd") };
+    let boot = BootFiles { kernel: artifacts.kernel_path(KERNEL), initrd: scratch.file("guest.initrd") };
     initrd.pack(&boot.initrd)?;
     match boots_on_this_machine(programs, interrupt, scratch, &boot)? {
         Ok(()) => return run_guest_rack(programs, interrupt, &boot),
@@ -136,7 +136,7 @@ pub fn run_guest_rack(
     boot: &BootFiles,
 ) -> Result<GuestReport, Failure> {
     let scratch = Scratch::new()?;
-    let rack = Plan::parse(RACK, "the guest's rack")?.deploy(&scratch)?;
+    let rack = Plan::parse(RACK_TOML, "the guest's rack")?.deploy(&scratch)?;
     let mut services = Services::new(programs, &rack, &scratch);
     let report = run_on_rack(programs, interrupt, boot, &scratch, &rack, &mut services);
     let report = report.inspect_err(|_| services.print_log_tails());

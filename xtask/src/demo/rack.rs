@@ -67,7 +67,7 @@ pub struct Rack {
     /// Names of the hosts.
     pub hosts: Vec<String>,
     /// Duration of a host lease.
-    pub ttl: Duration,
+    pub lease_ttl: Duration,
     /// Time from the expiry of a lease until the host is fenced, or `None` if hosts are not fenced.
     pub fence_after: Option<Duration>,
     slices: Vec<i64>,
@@ -102,8 +102,8 @@ impl Plan {
     /// # Errors
     /// Returns an error if the file cannot be written.
     pub fn deploy(mut self, scratch: &Scratch) -> Result<Rack, Failure> {
-        let listen = format!("unix:{}", scratch.disk().join("manager.sock").display());
-        self.set_paths(&listen, scratch.disk(), scratch.memory());
+        let listen = format!("unix:{}", scratch.disk_dir().join("manager.sock").display());
+        self.set_paths(&listen, scratch.disk_dir(), scratch.memory_dir());
         let file = scratch.file("rack.toml");
         write_file(&file, &self.table.to_string())?;
         let lease = self.table.get("lease").and_then(Value::as_table);
@@ -115,7 +115,7 @@ impl Plan {
                 .filter_map(|host| Some(get_str(host, "name")?.to_owned()))
                 .collect(),
             slices: self.tables("emc").iter().filter_map(|emc| emc.get("slices")?.as_integer()).collect(),
-            ttl: duration("ttl_s").flatten().unwrap_or(TTL_DEFAULT),
+            lease_ttl: duration("ttl_s").flatten().unwrap_or(TTL_DEFAULT),
             fence_after: duration("fence_after_s").unwrap_or(Some(FENCE_AFTER_DEFAULT)),
             file,
             listen,

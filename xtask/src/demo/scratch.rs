@@ -37,12 +37,12 @@ impl Scratch {
     }
 
     /// Returns the folder for the memory of devices.
-    pub fn memory(&self) -> &Path {
+    pub fn memory_dir(&self) -> &Path {
         self.memory.path()
     }
 
     /// Returns the folder for stores, configuration files and logs.
-    pub fn disk(&self) -> &Path {
+    pub fn disk_dir(&self) -> &Path {
         self.disk.path()
     }
 
@@ -63,10 +63,10 @@ impl Scratch {
     /// Returns an error if a folder cannot be removed.
     pub fn remove(self) -> Result<(), Failure> {
         let ended = wait_until("all processes to end", STOP_TIMEOUT, || {
-            Ok(processes::find_by_argument_in(self.disk()).is_empty())
+            Ok(processes::find_by_argument_in(self.disk_dir()).is_empty())
         });
         if ended.is_err() {
-            processes::find_by_argument_in(self.disk()).iter().for_each(processes::Process::kill);
+            processes::find_by_argument_in(self.disk_dir()).iter().for_each(processes::Process::kill);
         }
         for folder in [self.memory, self.disk] {
             let path = folder.path().to_owned();

@@ -24,7 +24,7 @@ const DRIVE_MIB: u32 = 1024;
 /// Size of each of the two arrays of mbw, in MiB.
 const ARRAY_MIB: u32 = 44;
 /// Number of keys in memcached.
-const KEYS: u32 = 22_000;
+const KEY_COUNT: u32 = 22_000;
 /// Size of a value in memcached, so that each key occupies about one page.
 const VALUE_BYTES: u32 = 3900;
 /// Time limit of a command on the host.
@@ -120,8 +120,8 @@ fn plan(artifacts: &Artifacts) -> Result<RackPlan, Failure> {
     let mut hosts = Plan::new(1, vec![Device { serial: 1, gib: 1, is_aligned: true }]);
     hosts.cpus = 2;
     hosts.drives = vec![Drive { mib: DRIVE_MIB, mb_s: LINK_MB_S }];
-    hosts.programs = vec![load, tarn.clone(), artifacts.tool("mbw"), artifacts.tool("memcached")];
-    hosts.files = vec![(artifacts.tool("libstdbuf.so"), "lib/libstdbuf.so".to_owned())];
+    hosts.programs = vec![load, tarn.clone(), artifacts.tool_path("mbw"), artifacts.tool_path("memcached")];
+    hosts.files = vec![(artifacts.tool_path("libstdbuf.so"), "lib/libstdbuf.so".to_owned())];
     hosts.cmdline_extra += " psi=1";
     hosts.script = setup_script();
     Ok(RackPlan::new(hosts, Programs { manager, agent, tarn, power_off }, "dax"))
@@ -135,7 +135,7 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
             "sh -c 'echo $$ > /sys/fs/cgroup/tenants/{tenant}/cgroup.procs; exec {program}' > /tmp/{tenant}.log 2>&1 &"
         )
     };
-    let cache_mib = KEYS / 1024 * 5;
+    let cache_mib = KEY_COUNT / 1024 * 5;
     run_checked(
         host,
         &in_cgroup("cache", &format!("memcached -u root -s /tmp/cache.sock -m {cache_mib} -t 1")),
@@ -143,10 +143,10 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
     run_checked(
         host,
         &format!(
-            "while [ ! -e /tmp/cache.sock ]; do sleep 0.1; done; zipf-load --socket /tmp/cache.sock --keys {KEYS} --value-bytes {VALUE_BYTES} --seconds {LOAD_DURATION_S} > /tmp/load.log 2>&1 &"
+            "while [ ! -e /tmp/cache.sock ]; do sleep 0.1; done; zipf-load --socket /tmp/cache.sock --keys {KEY_COUNT} --value-bytes {VALUE_BYTES} --seconds {LOAD_DURATION_S} > /tmp/load.log 2>&1 &"
         ),
     )?;
-    eprintln!("── filling memcached with {KEYS} keys");
+    eprintln!("── filling memcached with {KEY_COUNT} keys");
     let deadline = Instant::now() + FILL_TIMEOUT;
     loop {
         let output = run_checked(host, "cat /tmp/load.log /tmp/cache.log")?;

@@ -43,7 +43,7 @@ fn sibling_imports(sources: &Sources) -> Vec<Import<'_>> {
     let mut imports = Vec::new();
     for (file, (package, module)) in &files {
         for (line, path) in file.paths() {
-            let Some(mut target) = resolve(module, &path) else { continue };
+            let Some(mut target) = resolve_import(module, &path) else { continue };
             while !target.is_empty() && !modules.contains(&(*package, target.clone())) {
                 target.pop();
             }
@@ -70,7 +70,7 @@ fn module_of(path: &str) -> Option<(&str, ModulePath<'_>)> {
 
 /// Resolves an import of `module` to a path from the root of the crate. Returns `None` for an
 /// import of another crate or of a child module.
-fn resolve<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a>> {
+fn resolve_import<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a>> {
     let mut segments = path.split("::").peekable();
     let mut target = match *segments.peek()? {
         "crate" => Vec::new(),

@@ -60,7 +60,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
 ];
 
 /// Names of the pure crates. The results of a pure crate depend only on its arguments.
-pub const PURE: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
+pub const PURE_CRATES: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
 
 /// External dependencies that pure crates may have. In pure crates, none of them uses a clock,
 /// file, thread, socket or the environment.
@@ -130,8 +130,8 @@ pub fn check_internal_imports(sources: &Sources) -> Vec<Violation> {
 /// tests, in [`PURE_TESTS_ALLOWED_EXTERNAL`].
 pub fn check_external_imports(sources: &Sources) -> Vec<Violation> {
     let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
-    let disallowed =
-        all.filter(|import| PURE.contains(&import.crate_name.as_str()) && !is_allowed_external(import));
+    let disallowed = all
+        .filter(|import| PURE_CRATES.contains(&import.crate_name.as_str()) && !is_allowed_external(import));
     let violation = |import: Import<'_>| Violation {
         path: import.path.to_owned(),
         line: import.line,

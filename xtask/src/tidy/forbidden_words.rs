@@ -5,7 +5,7 @@ use super::{Violation, sources::Sources};
 /// Path of this file, which is exempt because it contains the forbidden words.
 const THIS_FILE: &str = "xtask/src/tidy/forbidden_words.rs";
 /// Forbidden words, each with advice on a replacement.
-const FORBIDDEN: &[(&str, &str)] = &[
+const FORBIDDEN_WORDS: &[(&str, &str)] = &[
     ("TODO", "implement the missing part"),
     ("FIXME", "fix the problem"),
     ("XXX", "describe the problem"),
@@ -23,7 +23,7 @@ pub fn check_forbidden_words(sources: &Sources) -> Vec<Violation> {
     let lines =
         texts.flat_map(|(path, text)| text.lines().enumerate().map(move |(n, line)| (path, n + 1, line)));
     let violations = lines.filter_map(|(path, line, text)| {
-        let (word, fix) = FORBIDDEN.iter().find(|(word, _)| text.contains(word))?;
+        let (word, fix) = FORBIDDEN_WORDS.iter().find(|(word, _)| text.contains(word))?;
         Some(Violation { path: path.clone(), line, message: format!("must not contain {word:?}"), fix })
     });
     violations.collect()

@@ -4,7 +4,7 @@
 
 use super::{
     Violation,
-    dependencies::{PURE, folder_of},
+    dependencies::{PURE_CRATES, folder_of},
     sources::Sources,
 };
 
@@ -27,7 +27,8 @@ const CLIPPY_CONFIG: &str = "crates/.clippy.toml";
 
 /// Reports each use of a path in [`IMPURE_PATHS`] by a pure crate.
 pub fn check_paths(sources: &Sources) -> Vec<Violation> {
-    let pure = sources.non_test_files().filter(|file| PURE.iter().any(|name| is_in_crate(&file.path, name)));
+    let pure =
+        sources.non_test_files().filter(|file| PURE_CRATES.iter().any(|name| is_in_crate(&file.path, name)));
     let paths_used = pure.flat_map(|file| file.paths().into_iter().map(move |at| (file, at)));
     let found = paths_used.filter_map(|(file, (line, path))| {
         let (_, fix) = IMPURE_PATHS.iter().find(|(prefix, _)| is_below(&path, prefix))?;
@@ -53,13 +54,12 @@ fn is_below(path: &str, prefix: &str) -> bool {
 pub fn check_guards(sources: &Sources) -> Vec<Violation> {
     let without_config = (!sources.texts.contains_key(CLIPPY_CONFIG))
         .then(|| violation(CLIPPY_CONFIG, "file not found", "restore this file"));
-    let overridden = sources
-        .texts
-        .keys()
-        .filter(|path| PURE.iter().any(|name| is_in_crate(path, name)) && path.ends_with("clippy.toml"));
+    let overridden = sources.texts.keys().filter(|path| {
+        PURE_CRATES.iter().any(|name| is_in_crate(path, name)) && path.ends_with("clippy.toml")
+    });
     let overridden =
         overridden.map(|path| violation(path, "must not override crates/.clippy.toml", "remove this file"));
-    let without_forbid = PURE.iter().map(|name| format!("{}/src/lib.rs", folder_of(name)));
+    let without_forbid = PURE_CRATES.iter().map(|name| format!("{}/src/lib.rs", folder_of(name)));
     let without_forbid = without_forbid.filter(|path| !forbids_unsafe(sources, path));
     let without_forbid = without_forbid
         .map(|path| violation(&path, "pure crates must forbid unsafe code", "add #![forbid(unsafe_code)]"));
@@ -109,7 +109,8 @@ mod tests {
     #[test]
     fn pure_crate_without_guards_is_reported() {
         let text = "//! A.\n#![forbid(unsafe_code)]\n";
-        let libs: Vec<String> = PURE.iter().map(|name| format!("{}/src/lib.rs", folder_of(name))).collect();
+        let libs: Vec<String> =
+            PURE_CRATES.iter().map(|name| format!("{}/src/lib.rs", folder_of(name))).collect();
         let mut files: Vec<(&str, &str)> = libs.iter().map(|lib| (lib.as_str(), text)).collect();
         files.push((CLIPPY_CONFIG, ""));
         assert_eq!(check_guards(&sources(&files)), []);

@@ -281,20 +281,20 @@ pub fn identifiers_outside(files: &[RustFile], path: &str) -> BTreeSet<String> {
 mod tests {
     use super::*;
 
-    fn file(text: &str) -> RustFile {
+    fn parse_file(text: &str) -> RustFile {
         RustFile::parse("crates/a/src/b.rs", text).unwrap()
     }
 
     #[test]
     fn grouped_imports_are_expanded() {
-        let paths = file("use std::{fs, io::{self, Read}};\nuse a::*;").paths();
+        let paths = parse_file("use std::{fs, io::{self, Read}};\nuse a::*;").paths();
         let expected = [(1, "std::fs"), (1, "std::io::self"), (1, "std::io::Read"), (2, "a::*")];
         assert_eq!(paths, expected.map(|(line, path)| (line, path.to_owned())));
     }
 
     #[test]
     fn test_code_is_skipped() {
-        let file = file("fn a() {}\n#[cfg(test)]\nmod tests {\n    use std::fs;\n    fn b() {}\n}\n");
+        let file = parse_file("fn a() {}\n#[cfg(test)]\nmod tests {\n    use std::fs;\n    fn b() {}\n}\n");
         assert_eq!(file.paths(), []);
         assert_eq!(file.functions(), [(1, ("a".to_owned(), 1))]);
         assert_eq!(file.count_non_test_lines(), 1);
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn comments_and_strings_have_no_identifiers() {
-        let idents = file("// LIMIT\nfn a() { b(\"LIMIT\"); }").identifiers();
+        let idents = parse_file("// LIMIT\nfn a() { b(\"LIMIT\"); }").identifiers();
         assert!(!idents.iter().any(|(_, ident)| ident == "LIMIT"), "{idents:?}");
     }
 

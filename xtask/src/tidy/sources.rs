@@ -7,7 +7,7 @@ use super::rust::RustFile;
 use crate::failure::Failure;
 
 /// Top-level folders that are not read: build results and version control.
-const EXCLUDED: &[&str] = &["target", ".git"];
+const EXCLUDED_FOLDERS: &[&str] = &["target", ".git"];
 /// Maximum depth of nested folders.
 const DEPTH_MAX: usize = 16;
 
@@ -21,7 +21,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Reads all text files below `root`, except the folders in [`EXCLUDED`].
+    /// Reads all text files below `root`, except the folders in [`EXCLUDED_FOLDERS`].
     ///
     /// # Errors
     /// Returns an error if a folder or file cannot be read or a Rust file cannot be parsed.
@@ -72,7 +72,7 @@ fn read_folder(
     for entry in fs::read_dir(&absolute).map_err(Failure::file_error("list", &absolute))? {
         let entry = entry.map_err(Failure::file_error("list", &absolute))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if folder.is_empty() && EXCLUDED.contains(&name.as_str()) {
+        if folder.is_empty() && EXCLUDED_FOLDERS.contains(&name.as_str()) {
             continue;
         }
         let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };

@@ -17,7 +17,7 @@ use crate::HostError;
 /// # Errors
 /// [`HostError::File`] if a file cannot be written.
 pub(super) fn write(folder: &Path, names: &[&str]) -> Result<(), HostError> {
-    let files = generate(names)
+    let files = generate_certificates(names)
         .map_err(|error| HostError::file_error("create certificates in", folder)(io::Error::other(error)))?;
     files.iter().try_for_each(|(name, pem)| {
         let file = folder.join(name);
@@ -42,7 +42,7 @@ pub(super) fn copy(from: &Path, folder: &Path, names: &[&str]) -> Result<(), Hos
 
 /// Generates a CA, and a certificate and a key for each name. Returns the name and the content of
 /// each file.
-fn generate(names: &[&str]) -> Result<Vec<(String, String)>, rcgen::Error> {
+fn generate_certificates(names: &[&str]) -> Result<Vec<(String, String)>, rcgen::Error> {
     let mut authority = CertificateParams::new(Vec::new())?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;

@@ -5,9 +5,9 @@ use std::path::Path;
 use super::plan::{Device, RackPlan};
 
 /// Name in the certificate of the manager.
-pub(super) const MANAGER: &str = "pool-manager";
+pub(super) const MANAGER_NAME: &str = "pool-manager";
 /// Name in the certificate of the operator, which has the scheduler and admin roles.
-pub(super) const OPERATOR: &str = "operator";
+pub(super) const OPERATOR_NAME: &str = "operator";
 /// Address of this machine in the network of the hosts.
 const MACHINE_ADDRESS: &str = "10.0.2.2";
 /// Number of cores declared for a host. Larger than the real number, because tests start more VMs
@@ -27,8 +27,8 @@ pub(super) fn rack_toml(plan: &RackPlan, port: u16, rack: &Path) -> String {
         "[manager]\nlisten = \"127.0.0.1:{port}\"\nstore = \"store\"\n\
          [lease]\nttl_s = {}\nfence_after_s = {fence_after}\n\
          [fence]\ncommand = [{:?}, {rack:?}, \"{{host}}\"]\nwithin_s = {FENCE_TIMEOUT_S}\n\
-         [tls]\ncertificate = \"certificates/{MANAGER}.pem\"\nkey = \"certificates/{MANAGER}.key\"\n\
-         client_ca = \"certificates/ca.pem\"\nschedulers = [\"{OPERATOR}\"]\nadmins = [\"{OPERATOR}\"]\n{}",
+         [tls]\ncertificate = \"certificates/{MANAGER_NAME}.pem\"\nkey = \"certificates/{MANAGER_NAME}.key\"\n\
+         client_ca = \"certificates/ca.pem\"\nschedulers = [\"{OPERATOR_NAME}\"]\nadmins = [\"{OPERATOR_NAME}\"]\n{}",
         plan.lease_ttl_s, plan.programs.power_off, plan.rack_toml_extra,
     );
     let names: Vec<String> = (0..plan.hosts.devices.len()).map(|n| format!("emc{n}")).collect();
@@ -54,7 +54,7 @@ fn emc_section(name: &str, device: &Device) -> String {
 pub(super) fn host_toml(plan: &RackPlan, port: u16, host: &str) -> String {
     format!(
         "[agent]\nhost = {host:?}\nmanager = \"https://{MACHINE_ADDRESS}:{port}\"\nruntime_dir = \"/run/tarn-agent\"\n{}\
-         [tls]\nca = \"ca.pem\"\ncertificate = \"{host}.pem\"\nkey = \"{host}.key\"\nserver_name = \"{MANAGER}\"\n\
+         [tls]\nca = \"ca.pem\"\ncertificate = \"{host}.pem\"\nkey = \"{host}.key\"\nserver_name = \"{MANAGER_NAME}\"\n\
          [backend]\nkind = \"{}\"\n{}",
         plan.agent_toml_extra, plan.backend, plan.backend_toml_extra
     )

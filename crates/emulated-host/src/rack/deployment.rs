@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::{
     certificates,
-    config_files::{self, MANAGER, OPERATOR},
+    config_files::{self, MANAGER_NAME, OPERATOR_NAME},
     host::open_log,
     hosts::{Hosts, check_not_running},
     plan::{Plan, RackPlan},
@@ -110,7 +110,7 @@ impl Rack {
     /// Returns the directory of the certificates. It contains `ca.pem`, and the client certificate
     /// `operator.pem` with its key `operator.key`, which has the scheduler and admin roles. The
     /// server name in the certificate of the manager is `pool-manager`.
-    pub fn certificates(&self) -> PathBuf {
+    pub fn certificates_dir(&self) -> PathBuf {
         self.manager_path("certificates")
     }
 
@@ -218,7 +218,7 @@ fn write_config(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostE
     fs::create_dir_all(&certificates).map_err(HostError::file_error("create", &certificates))?;
     let mut hosts = plan.hosts.clone();
     let names = hosts.names();
-    let all: Vec<&str> = names.iter().map(String::as_str).chain([MANAGER, OPERATOR]).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).chain([MANAGER_NAME, OPERATOR_NAME]).collect();
     match &plan.certificates {
         Some(from) => certificates::copy(from, &certificates, &all)?,
         None => certificates::write(&certificates, &all)?,
@@ -247,8 +247,8 @@ fn write_config(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostE
 /// Returns a shell script that runs `tarn` with the endpoint and the credentials of this rack.
 fn wrapper_script(program: &Path, certificates: &Path, port: u16) -> String {
     format!(
-        "#!/bin/sh\nexport TARN_ENDPOINT=https://127.0.0.1:{port} TARN_SERVER_NAME={MANAGER}\n\
-         export TARN_CA={0:?}/ca.pem TARN_CERT={0:?}/{OPERATOR}.pem TARN_KEY={0:?}/{OPERATOR}.key\nexec {program:?} \"$@\"\n",
+        "#!/bin/sh\nexport TARN_ENDPOINT=https://127.0.0.1:{port} TARN_SERVER_NAME={MANAGER_NAME}\n\
+         export TARN_CA={0:?}/ca.pem TARN_CERT={0:?}/{OPERATOR_NAME}.pem TARN_KEY={0:?}/{OPERATOR_NAME}.key\nexec {program:?} \"$@\"\n",
         certificates
     )
 }

@@ -44,7 +44,7 @@ impl RackHost {
     /// [`HostError`] if a file cannot be written or the host is running.
     pub(super) fn prepare(folder: &Path, name: &str, start: &[String]) -> Result<Self, HostError> {
         let power = Power::in_folder(folder, name);
-        drop(power.claim()?);
+        drop(power.lock_pid_file()?);
         let host = Self { name: name.to_owned(), folder: folder.to_owned(), power, process: None };
         let text = serde_json::to_string(start).expect("arguments are JSON");
         fs::write(host.file_path("start"), text)
@@ -90,7 +90,7 @@ impl RackHost {
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
         // The lock must be taken before the command line is read. A rack that ends removes the
         // command line first and then powers its hosts off.
-        let lock = self.power.claim()?;
+        let lock = self.power.lock_pid_file()?;
         qemu.args(self.read_command_line()?).current_dir(&self.folder).process_group(0);
         let log = self.log_path("qemu");
         qemu.stdin(lock).stdout(open_log(&log)?).stderr(open_log(&log)?);

@@ -12,7 +12,7 @@ use rustix::fs::statvfs;
 use super::{
     host::RackHost,
     initrd,
-    plan::{Device, KERNEL, Plan},
+    plan::{Device, Plan, RACK_KERNEL},
     power::Power,
 };
 use crate::{Artifacts, HostError};
@@ -32,7 +32,7 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// the logs.
 #[derive(Debug)]
 pub struct Hosts {
-    all: Vec<RackHost>,
+    hosts: Vec<RackHost>,
     folder: PathBuf,
     /// Files with the content of devices and drives. The files have no names, so that they do not
     /// outlive this process.
@@ -53,11 +53,11 @@ impl Hosts {
     }
 
     pub(super) fn power_on(&mut self) -> Result<(), HostError> {
-        self.all.iter_mut().try_for_each(RackHost::power_on)
+        self.hosts.iter_mut().try_for_each(RackHost::power_on)
     }
 
     pub(super) fn wait_up(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
-        self.all.iter().try_for_each(|host| host.wait_up_while(&should_continue))
+        self.hosts.iter().try_for_each(|host| host.wait_up_while(&should_continue))
     }
 
     pub(super) fn prepare(artifacts: &Artifacts, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
@@ -71,7 +71,7 @@ impl Hosts {
         let _ = fs::remove_dir_all(&links); // may exist if an earlier rack was killed
         fs::create_dir(&links).map_err(HostError::file_error("create", &links))?;
         // If a later step fails, dropping `hosts` removes the files created so far.
-        let mut hosts = Self { all: Vec::new(), folder, memory: Vec::new() };
+        let mut hosts = Self { hosts: Vec::new(), folder, memory: Vec::new() };
         initrd::build(artifacts, plan)?.pack(&hosts.folder.join("initrd"))?;
         for device in &plan.devices {
             hosts.add_memory(&hosts.device_link(device), u64::from(device.gib) << 30)?;
@@ -84,7 +84,7 @@ impl Hosts {
                 let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // may exist from an earlier rack
             }
             let start = hosts.qemu_command_line(artifacts, plan, &name)?;
-            hosts.all.push(RackHost::prepare(&hosts.folder, &name, &start)?);
+            hosts.hosts.push(RackHost::prepare(&hosts.folder, &name, &start)?);
         }
         Ok(hosts)
     }
@@ -96,9 +96,9 @@ impl Hosts {
         name: &str,
     ) -> Result<Vec<String>, HostError> {
         let resolve = |path: PathBuf| path.canonicalize().map_err(HostError::file_error("resolve", &path));
-        let mut start = vec![resolve(artifacts.qemu())?.display().to_string()];
+        let mut start = vec![resolve(artifacts.qemu_path())?.display().to_string()];
         let (memory, drive) = (|device: &Device| self.device_link(device), |n| self.drive_link(name, n));
-        start.extend(plan.qemu_arguments(name, &resolve(artifacts.kernel(KERNEL))?, memory, drive));
+        start.extend(plan.qemu_arguments(name, &resolve(artifacts.kernel_path(RACK_KERNEL))?, memory, drive));
         Ok(start)
     }
 
@@ -129,13 +129,13 @@ impl Hosts {
 
     /// Returns the hosts, in ascending order of their numbers.
     pub fn as_slice(&self) -> &[RackHost] {
-        &self.all
+        &self.hosts
     }
 
     /// Returns the hosts, in ascending order of their numbers, so that the caller can switch their
     /// power.
     pub fn as_mut_slice(&mut self) -> &mut [RackHost] {
-        &mut self.all
+        &mut self.hosts
     }
 }
 
@@ -160,7 +160,7 @@ fn check_free_memory(plan: &Plan) -> Result<(), HostError> {
 /// [`HostError::Power`] that names a running host.
 pub(super) fn check_not_running(folder: &Path, plan: &Plan) -> Result<(), HostError> {
     let running = plan.names().into_iter().filter(|name| folder.join(format!("{name}.pid")).exists());
-    running.map(|name| Power::open(folder, &name)).try_for_each(|power| power?.claim().map(drop))
+    running.map(|name| Power::open(folder, &name)).try_for_each(|power| power?.lock_pid_file().map(drop))
 }
 
 fn check_socket_path(folder: &Path) -> Result<(), HostError> {
@@ -175,7 +175,7 @@ fn check_socket_path(folder: &Path) -> Result<(), HostError> {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        for host in &mut self.all {
+        for host in &mut self.hosts {
             // Without the `start` file no other process can power the host on. Files that cannot
             // be removed are harmless.
             let _ = fs::remove_file(self.folder.join(format!("{}.start", host.name())));

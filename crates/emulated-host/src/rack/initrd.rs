@@ -38,10 +38,14 @@ const SLEEP_FOREVER: &str = "\nwhile :; do sleep 3600; done";
 pub(super) fn build(artifacts: &Artifacts, plan: &Plan) -> Result<Initrd, HostError> {
     let modules: Vec<&str> =
         GUEST_MODULES.iter().chain(RACK_MODULES).copied().filter(|name| *name != DEFERRED_MODULE).collect();
-    let initrd =
-        Initrd::new(artifacts, KERNEL, &modules, &format!("{SETUP_SCRIPT}{}{SLEEP_FOREVER}", plan.script))?;
+    let initrd = Initrd::new(
+        artifacts,
+        RACK_KERNEL,
+        &modules,
+        &format!("{SETUP_SCRIPT}{}{SLEEP_FOREVER}", plan.script),
+    )?;
     let deferred = artifacts
-        .module(KERNEL, DEFERRED_MODULE)
+        .module_path(RACK_KERNEL, DEFERRED_MODULE)
         .ok_or_else(|| HostError::Missing(DEFERRED_MODULE.into()))?;
     initrd.copy(&deferred, &format!("modules/{DEFERRED_MODULE}.ko"))?;
     initrd.write("bin/control", COMMAND_SERVER_SCRIPT)?;

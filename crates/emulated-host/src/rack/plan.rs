@@ -7,14 +7,14 @@ use crate::{CPU_COUNT, CPU_MODEL};
 
 /// Kernel version of the hosts in a rack. This is Debian's first kernel whose device-dax can divide
 /// CXL memory.
-pub(super) const KERNEL: &str = "6.12";
+pub(super) const RACK_KERNEL: &str = "6.12";
 /// Default memory size of a host, in GiB.
 const MEMORY_GIB_DEFAULT: u32 = 2;
 /// Offset of QEMU's first CXL window from the preceding multiple of 1 GiB, in MiB. RAM ends at a
 /// multiple of 1 GiB. The registers of the host bridges follow, and then the windows, which are
 /// aligned to 256 MiB.
 const FIRST_WINDOW_OFFSET_MIB: u32 = 256;
-const GIB_IN_MIB: u32 = 1024;
+const MIB_PER_GIB: u32 = 1024;
 /// Bus number of the first CXL device.
 const FIRST_BUS: usize = 32;
 /// Distance between the bus numbers of two neighbouring CXL devices.
@@ -142,7 +142,7 @@ impl Plan {
         let mut windows = Vec::new();
         for (n, device) in self.devices.iter().enumerate() {
             let begin_mib = if device.is_aligned { 0 } else { FIRST_WINDOW_OFFSET_MIB };
-            let unused_mib = (GIB_IN_MIB + begin_mib - offset_mib) % GIB_IN_MIB;
+            let unused_mib = (MIB_PER_GIB + begin_mib - offset_mib) % MIB_PER_GIB;
             if unused_mib > 0 {
                 windows.push((n, format!("{unused_mib}M")));
             }

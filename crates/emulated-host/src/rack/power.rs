@@ -91,7 +91,7 @@ impl Power {
     ///
     /// # Errors
     /// [`HostError::Power`] if the host is on.
-    pub(super) fn claim(&self) -> Result<File, HostError> {
+    pub(super) fn lock_pid_file(&self) -> Result<File, HostError> {
         let lock_error = || HostError::file_error("lock", &self.pid_file);
         let mut options = File::options();
         let file = options
@@ -167,7 +167,7 @@ mod tests {
 
     /// Starts a process that holds the lock of a host and does not reply on QMP.
     fn unresponsive_host(power: &Power) -> Child {
-        let lock = power.claim().unwrap();
+        let lock = power.lock_pid_file().unwrap();
         let process = Command::new("sleep").arg("600").stdin(Stdio::from(lock)).spawn().unwrap();
         power.write_pid(process.id()).unwrap();
         process
@@ -179,7 +179,7 @@ mod tests {
         let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
         let mut hosts = powers.each_ref().map(unresponsive_host);
         assert!(
-            powers[0].claim().unwrap_err().to_string().contains("h0"),
+            powers[0].lock_pid_file().unwrap_err().to_string().contains("h0"),
             "the power switch of a running host must be locked"
         );
         let power = Power::open(folder.path(), "h0").unwrap();
