@@ -19,7 +19,7 @@ use emulated_host::rack::{Device, Plan, Programs, Rack, RackHost, RackPlan};
 use rustix::fs::SeekFrom;
 use serde_json::Value;
 
-use crate::{linux_guests::artifacts, rack::programs};
+use crate::{linux_guests::artifacts, rack::programs_dir};
 
 /// Time limit of every wait. It is high because hosts are emulated and test machines are shared.
 pub const TIMEOUT: Duration = Duration::from_secs(600);

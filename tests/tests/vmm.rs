@@ -11,7 +11,7 @@ use std::{
 };
 
 use tests::{
-    rack::programs,
+    rack::programs_dir,
     small_guests::{self as code, can_run_small_guests},
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };

@@ -6,7 +6,7 @@ use std::{fs, path::Path, process::Command};
 use emulated_host::rack::{CommandOutput, RackPlan};
 use tests::{
     emulated_rack::{EmulatedRack, HOST_MEMORY_SOCKET, TIMEOUT, plan},
-    rack::programs,
+    rack::programs_dir,
 };
 
 /// Memory that a VM writes into its slice, in MiB.

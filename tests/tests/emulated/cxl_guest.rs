@@ -5,7 +5,7 @@ use emulated_host::Initrd;
 use tests::{
     emulated_rack::{EmulatedRack, plan},
     linux_guests::artifacts,
-    rack::programs,
+    rack::programs_dir,
 };
 
 /// Version of the guest kernel.

@@ -11,7 +11,7 @@ use emulated_host::{
     HostError,
     rack::{Device, Hosts, Plan, RackHost},
 };
-use tests::{linux_guests::artifacts, rack::programs};
+use tests::{linux_guests::artifacts, rack::programs_dir};
 
 /// Time limit for the reply of a host to a command.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);

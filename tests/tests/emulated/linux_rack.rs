@@ -4,7 +4,7 @@
 
 use tests::{
     linux_guests::{add_guest, artifacts, create_host, run_host, words_after},
-    rack::programs,
+    rack::programs_dir,
 };
 
 /// Shell script that starts a manager and one agent, and defines functions to restart both and to

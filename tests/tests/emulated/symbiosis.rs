@@ -7,7 +7,7 @@ use serde_json::Value;
 use tests::{
     emulated_rack::{EmulatedRack, plan},
     linux_guests::artifacts,
-    rack::programs,
+    rack::programs_dir,
 };
 
 const MEMORY_MIB: u64 = 192;

@@ -3,7 +3,7 @@
 
 use super::{
     control::COMMAND_SERVER_SCRIPT,
-    plan::{KERNEL, Plan},
+    plan::{Plan, RACK_KERNEL},
 };
 use crate::{Artifacts, GUEST_MODULES, HostError, Initrd, RACK_MODULES};
 
@@ -47,12 +47,12 @@ pub(super) fn build(artifacts: &Artifacts, plan: &Plan) -> Result<Initrd, HostEr
     let deferred = artifacts
         .module_path(RACK_KERNEL, DEFERRED_MODULE)
         .ok_or_else(|| HostError::Missing(DEFERRED_MODULE.into()))?;
-    initrd.copy(&deferred, &format!("modules/{DEFERRED_MODULE}.ko"))?;
-    initrd.write("bin/control", COMMAND_SERVER_SCRIPT)?;
+    initrd.add_copy(&deferred, &format!("modules/{DEFERRED_MODULE}.ko"))?;
+    initrd.add_file("bin/control", COMMAND_SERVER_SCRIPT)?;
     for program in &plan.programs {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        initrd.program(program, &format!("bin/{name}"))?;
+        initrd.add_program(program, &format!("bin/{name}"))?;
     }
-    plan.files.iter().try_for_each(|(from, name)| initrd.copy(from, name))?;
+    plan.files.iter().try_for_each(|(from, name)| initrd.add_copy(from, name))?;
     Ok(initrd)
 }
