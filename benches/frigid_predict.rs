@@ -94,7 +94,7 @@ fn ns_per_prediction(rows: &[&[f64]], mut predict: impl FnMut(&[f64]) -> f64) ->
     start.elapsed().as_nanos() as f64 / PREDICTIONS_PER_ROUND as f64
 }
 
-/// Python environment that contains LightGBM, given by its path.
+/// Path of a Python environment that contains LightGBM.
 struct PythonEnvironment(PathBuf);
 
 impl PythonEnvironment {

@@ -1,8 +1,7 @@
 //! Measures the manager's CPU time per event, in racks of up to 1,000 hosts, 64 EMCs and 65,536
 //! slices.
 //!
-//! Goal: an event costs at most 1 ms more than its content requires, for any number of slices in
-//! use.
+//! Goal: the number of slices in use adds at most 1 ms to the time of an event.
 //!
 //! Prints the CPU time as `time NAME_SIZE VALUE us` for each size of the rack. Then prints `growth
 //! NAME EXPONENT`: the time grows in proportion to the size to the power of EXPONENT.
@@ -171,7 +170,7 @@ fn rack_with_pending_orders(hosts: u32) -> SimulatedRack {
     rack
 }
 
-/// Returns a rack in which all hosts own slices of shared EMCs, and fencing of each host fails.
+/// Returns a rack whose hosts all own slices of shared EMCs. Each attempt to fence a host fails.
 fn rack_with_unfenced_hosts(hosts: u32) -> SimulatedRack {
     let size = RackSize { hosts, ..LARGEST_SIZE };
     let fence = Fence::Fencing { powered_off: false };
@@ -273,7 +272,7 @@ fn measure_restored_release(slices: u32) -> f64 {
 }
 
 /// Measures the longest event while a VM of `slices` slices becomes ready for a waiting caller, and
-/// returns its duration divided by `slices`.
+/// returns the duration of this event divided by `slices`.
 fn measure_ready_vm(slices: u32) -> f64 {
     let size = RackSize { hosts: 16, emcs: 4, slices: 65_536 };
     let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, 0, 0)).into_settled();

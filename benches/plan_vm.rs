@@ -2,8 +2,8 @@
 //! durable. Compares a manager that predicts frigid memory by a model with a manager that uses a
 //! fixed fraction.
 //!
-//! Also measures the time to train the model. Its training data come from public tables if these
-//! are available, and are generated otherwise.
+//! Also measures the time to train the model. The training data come from public tables. If no
+//! table is available, the data are generated.
 
 use std::{
     fs::File,
@@ -215,8 +215,8 @@ fn to_outcome(sample: &VmSample) -> wire::Outcome {
     }
 }
 
-/// Returns a request to plan the VM of a sample, with its memory rounded up to GiB. Replaces names
-/// that are invalid in requests.
+/// Returns a request to plan the VM of a sample. Rounds the memory of the VM up to a multiple of 1
+/// GiB. Replaces names that are invalid in requests.
 fn plan_request(sample: &VmSample) -> wire::PlanVmRequest {
     let is_name = sample.request.groups.vm.bytes().all(|byte| byte.is_ascii_alphanumeric());
     wire::PlanVmRequest {

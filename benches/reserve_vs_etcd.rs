@@ -234,7 +234,7 @@ impl<'a> Comparison<'a> {
             .await
     }
 
-    /// Measures calls that the manager rejects as invalid. Such calls do not use the ledger or the
+    /// Measures calls that the manager rejects as invalid, before the calls reach the ledger or the
     /// disk.
     async fn measure_rejected(
         &mut self,

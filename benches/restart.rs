@@ -1,8 +1,9 @@
-//! Measures the time from the start of a manager process to its first reply, after a stop and after
-//! a kill.
+//! Measures the time from the start of a manager process to its first reply. The previous process
+//! was stopped with SIGTERM or SIGKILL.
 //!
-//! Goal: at most 200 ms, with 65,536 slices and 4,096 reservations in its store. The number of free
-//! slices in the reply must be unchanged. Agents reconnect at the same time, as in production.
+//! Goal: at most 200 ms, with 65,536 slices and 4,096 reservations in the store. The restarted
+//! manager must report the same number of free slices as before. Agents reconnect during the
+//! measurement, as in production.
 
 use std::{
     path::PathBuf,

@@ -96,8 +96,8 @@ struct Backend {
     name: &'static str,
     empty: BackendTimes,
     full: BackendTimes,
-    /// Call times of removing a slice whose pages are migrated first. `None` if the backend does
-    /// not migrate pages.
+    /// Call times of the removal of a slice whose pages the kernel migrates first. `None` if the
+    /// backend does not migrate pages.
     migrating: Option<CallTimes>,
 }
 
@@ -131,7 +131,7 @@ impl Backend {
     }
 }
 
-/// Rack of one emulated host, whose agent reports the durations of its calls.
+/// Rack of one emulated host. The agent of the host reports the durations of its calls.
 struct SingleHostRack {
     rack: Rack,
     _folder: tempfile::TempDir,

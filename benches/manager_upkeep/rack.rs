@@ -89,8 +89,8 @@ impl RackSize {
         (0..self.emcs_per_host()).map(|k| EmcId((host * self.emcs_per_host() + k) % self.emcs)).collect()
     }
 
-    /// Returns the host that owns a slice. The host is connected to the slice's EMC, and slices are
-    /// spread evenly over these hosts.
+    /// Returns the host that owns a slice. The slices of an EMC are spread evenly over the hosts
+    /// that are connected to the EMC.
     fn host_of(self, slice: u32) -> HostId {
         let groups = self.emcs / self.emcs_per_host();
         let group = slice / self.slices_per_emc() / self.emcs_per_host();
@@ -242,7 +242,7 @@ impl SimulatedRack {
         cpu_time() - start
     }
 
-    /// Returns the result of a read of the manager, and its CPU time.
+    /// Returns the result and the CPU time of a read of the manager.
     pub fn time_read_with_result<T>(&self, read: impl FnOnce(&Manager) -> T) -> (T, Duration) {
         let start = cpu_time();
         let result = std::hint::black_box(read(&self.manager));
@@ -372,7 +372,7 @@ impl SimulatedRack {
         ids.filter_map(|id| Some(ledger.reservation(id)?.vm.clone())).collect()
     }
 
-    /// Reconnects the agent of a host, which loses its desired state.
+    /// Reconnects the agent of a host. The agent loses its desired state.
     pub fn reconnect(&mut self, host: u32) -> Duration {
         self.agents.remove(&session(host));
         self.handle_event(Event::AgentUp(session(host), HostId(host), hello()))

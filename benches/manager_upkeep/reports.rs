@@ -131,7 +131,8 @@ fn measure_complete_order(slices: u32) -> f64 {
     median_us(longest.collect::<Vec<_>>())
 }
 
-/// Measures the longest event while an EMC is compared with the ledger. All its slices are in use.
+/// Measures the longest event while an EMC is compared with the ledger. All slices of the EMC are
+/// in use.
 fn measure_comparison(slices: u32) -> f64 {
     let size = RackSize { hosts: HOST_COUNT, emcs: 4, slices: slices * 4 };
     let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, size.slices, 8));
@@ -140,7 +141,8 @@ fn measure_comparison(slices: u32) -> f64 {
     longest_us(rack.take_times())
 }
 
-/// Measures the longest event while a host is fenced, until all its slices wait for a scrubber.
+/// Measures the longest event from the fencing of a host until all slices of the host wait for a
+/// scrubber.
 fn measure_fence(slices: u32) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     rack.handle_event(Event::AgentDown(session(0)));

@@ -51,7 +51,7 @@ impl Etcd {
         let uri = format!("http://127.0.0.1:{}", free_port()?);
         let peers = format!("http://127.0.0.1:{}", free_port()?);
         let mut command = Command::new("etcd");
-        // These variables may contain the settings of a production cluster.
+        // The removed variables may contain the settings of a production cluster.
         std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("ETCD_")).for_each(
             |(key, _)| {
                 command.env_remove(key);

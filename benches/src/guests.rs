@@ -10,8 +10,8 @@ use std::{
 
 use crate::failure::Failure;
 
-/// Path of a kernel, without the leading slash, whose first instructions write a byte to the serial
-/// port.
+/// Path of the patched kernel, without the leading slash. The first instructions of this kernel
+/// write a byte to the serial port.
 pub const FIRST_INSTRUCTION_KERNEL: &str = "guest/first-instruction";
 /// Shell script that the guest's `init` runs. Its output marks the start of the first program.
 pub const FIRST_PROGRAM_SCRIPT: &str = "echo FIRST-PROGRAM\nsleep 1000";

@@ -243,8 +243,8 @@ impl Rack {
         Ok(())
     }
 
-    /// Releases these reservations concurrently. Waits until all slices are free, except the slices
-    /// of [`Rack::reserve_and_keep`].
+    /// Releases the given reservations concurrently. Waits until all slices are free, except the
+    /// slices of [`Rack::reserve_and_keep`].
     ///
     /// # Errors
     /// [`Failure`] if a release is rejected, or if a slice is not free within 300 s.
@@ -316,8 +316,8 @@ impl Rack {
 
 /// Number of slices in each reservation of [`Rack::reserve_and_keep`].
 const SLICES_PER_KEPT_RESERVATION: u32 = 500;
-/// Commit deadline of the reservations of [`Rack::reserve_and_keep`], in milliseconds. 24 hours are
-/// the longest permitted deadline, needed because these reservations are never committed.
+/// Commit deadline of the reservations of [`Rack::reserve_and_keep`], in milliseconds. These
+/// reservations are never committed, so the deadline is the longest permitted one, 24 hours.
 const COMMIT_WITHIN_MS: u64 = 24 * 3600 * 1000;
 
 /// Maximum number of concurrent releases.
@@ -412,8 +412,8 @@ impl Writer for Reserver {
     }
 }
 
-/// Client that sends invalid reservations. The manager rejects such reservations before they reach
-/// the ledger, so the latency shows the cost of a call without its execution.
+/// Client that sends invalid reservations. The manager rejects an invalid reservation before it
+/// reaches the ledger, so the latency is the cost of a call without the decision.
 #[derive(Clone, Debug)]
 pub struct InvalidReserver(SchedulerClient<ClientChannel>);
 

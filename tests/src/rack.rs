@@ -68,8 +68,8 @@ pub struct Rack {
     memory: tempfile::TempDir,
 }
 
-/// Returns the folder of the programs: `TARN_BIN_DIR` if set; otherwise the programs are built
-/// once.
+/// Returns the folder of the programs, which is `TARN_BIN_DIR` if set. Otherwise, the programs are
+/// built once.
 pub fn programs_dir() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {

@@ -93,8 +93,8 @@ async fn start_running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Ch
     child
 }
 
-/// Waits until the stand-in process has checked its slices and written its pattern. Returns the
-/// list of slices that were not zeroed, as JSON.
+/// Waits until the stand-in process has checked its slices and written a pattern to the slices.
+/// Returns the list of slices that were not zeroed, as JSON.
 fn read_dirty_slices(child: &mut Child) -> String {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();

@@ -1,6 +1,6 @@
-//! Tests of the commands and configuration snippets in README and docs. Each command line is parsed
-//! by its program, and each configuration snippet is checked by its service. `cargo xtask tidy`
-//! checks links between pages.
+//! Tests of the commands and configuration snippets in README and docs. The program of each command
+//! line parses the command line, and the service of each configuration snippet checks the snippet.
+//! `cargo xtask tidy` checks links between pages.
 
 use std::{
     fs,

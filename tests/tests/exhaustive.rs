@@ -381,7 +381,8 @@ impl<const SLICES: usize> Rack<SLICES> {
     }
 }
 
-/// Returns a scrub report. Its slice is always 0, so that both slices are interchangeable.
+/// Returns a scrub report. The slice in the report is always 0, so that both slices are
+/// interchangeable.
 fn scrub_report(epoch: Epoch) -> ScrubReport {
     let holding = Holding { slice: SliceId(0), epoch };
     ScrubReport { holding, started: UnixMs(0), ended: UnixMs(0), verified: units::SLICE }

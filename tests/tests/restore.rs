@@ -1,5 +1,5 @@
 //! Tests of restoring the store of the manager from a backup while guests run. Each running guest
-//! must keep its memory, even if the backup does not contain its VM or a device is down. Uses real
+//! must keep its memory, even if the backup does not contain the VM or a device is down. Uses real
 //! processes.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
@@ -201,7 +201,8 @@ async fn guests_with_same_vm_name_keep_memory_after_restore() {
     end_guest(new);
 }
 
-/// An EMC was added after the backup. After the restore, its id must not be assigned again.
+/// An EMC was added after the backup. After the restore, the id of this EMC must not be assigned
+/// again.
 #[tokio::test]
 async fn rack_additions_are_rejected_until_restore_completes() {
     let mut rack = Rack::start(Plan::small(2)).await;

@@ -1,6 +1,6 @@
-//! Tests of a device that several hosts share and that cannot fence a host. A host must keep its
-//! slices until it releases them or is powered off. The manager and the fence command are real; the
-//! agents of the hosts are scripted.
+//! Tests of a device that several hosts share. The device cannot fence a host. A host must keep its
+//! slices until the host releases the slices or is powered off. The manager and the fence command
+//! are real; the agents of the hosts are scripted.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1::{self as wire, HostState};

@@ -27,7 +27,7 @@ const STEP_COUNT: u64 = 3000;
 const PRINTED_EVENTS_MAX: usize = 100;
 /// Average number of commits per injected fault.
 const COMMITS_PER_FAULT: u32 = 12;
-/// Number of upcoming disk operations among which a planned fault occurs.
+/// A planned fault occurs at one of this number of next disk operations.
 const FAULT_WINDOW_OPERATIONS: u64 = 12;
 /// Number of disk operations that fail on a full disk.
 const FULL_DISK_OPERATIONS: u64 = 200;

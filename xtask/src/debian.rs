@@ -1,5 +1,6 @@
-//! Debian packages that a task requires. Missing packages are installed if the user is root;
-//! otherwise the task fails with their names. Builds do not require Debian packages.
+//! Debian packages that a task requires. If the user is root, missing packages are installed.
+//! Otherwise, the task fails with the names of the missing packages. Builds do not require Debian
+//! packages.
 
 use std::{env, path::Path, process::Command};
 

@@ -1,6 +1,6 @@
 //! `cargo xtask mutants`: mutation testing of the crate `pool` with cargo-mutants. cargo-mutants is
-//! installed into `target/tools` and configured in `.cargo/mutants.toml`. The task fails if too
-//! many mutants survive, which means that no test detects them.
+//! installed into `target/tools` and configured in `.cargo/mutants.toml`. A mutant survives if no
+//! test detects it. The task fails if too many mutants survive.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command};
 

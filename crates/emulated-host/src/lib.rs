@@ -1,8 +1,8 @@
 //! Emulated hosts of a rack as QEMU guests, for tests, benchmarks and the demo.
 //!
 //! QEMU emulates every instruction, so a host runs on any x86-64 machine, even without KVM. The
-//! host itself has nested KVM, in which Linux guests boot. A host has a Debian kernel and an
-//! initrd, and runs one shell script. `cargo xtask` downloads QEMU and the kernels. Callers
+//! host itself has nested KVM, so Linux guests can boot in the host. A host has a Debian kernel and
+//! an initrd, and runs one shell script. `cargo xtask` downloads QEMU and the kernels. Callers
 //! interpret the output of the script.
 
 #![forbid(unsafe_code)]
@@ -34,8 +34,8 @@ const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// with protection keys and 5-level paging, guests receive spurious exceptions. QEMU warns about
 /// the disabled features, because it does not emulate them.
 const CPU_MODEL: &str = "EPYC,fxsr-opt=off,misalignsse=off,osvw=off,topoext=off,nrip-save=off,xsavec=off";
-/// Number of CPUs of a host. QEMU emulates several CPUs in parallel, and nested guests then crash
-/// or hang occasionally.
+/// Number of CPUs of a host. The number is 1, because QEMU emulates several CPUs in parallel, and
+/// nested guests then crash or hang occasionally.
 const CPU_COUNT: u32 = 1;
 /// Kernel version of hosts that run a single script.
 const HOST_KERNEL: &str = "6.1";

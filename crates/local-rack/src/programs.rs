@@ -31,8 +31,9 @@ pub enum ProgramsError {
     },
 }
 
-/// Returns the directory that contains the programs of `packages`: `TARN_BIN_DIR` if it is set.
-/// Otherwise cargo first builds the programs, in the profile of the calling test or benchmark.
+/// Returns the directory that contains the programs of `packages`. If `TARN_BIN_DIR` is set, this
+/// is its value. Otherwise, cargo first builds the programs in the profile of the calling test or
+/// benchmark.
 ///
 /// # Errors
 /// [`ProgramsError`] if cargo's target directory is not found or the build fails.

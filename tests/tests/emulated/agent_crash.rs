@@ -28,8 +28,9 @@ const DAX_FILES: [&str; 8] = [
 ];
 /// Upper bound on the number of writes of an agent, so that the test ends.
 const STEPS_MAX: u32 = 40;
-/// Script that attaches strace to the agent. strace kills the agent before the n-th write (STEP) of
-/// one of its threads to sysfs, or only to the given files (FILES).
+/// Script that attaches strace to the agent. strace kills the agent before the n-th write of one of
+/// the agent's threads to sysfs. STEP stands for n. FILES stands for options that limit the writes
+/// to some files.
 const ATTACH_STRACE_SCRIPT: &str = r"
 until pid=$(pidof host-agent); do sleep 0.05; done
 strace -f -y -p $pid -o /run/steps FILES -e trace=pwrite64 -e inject=pwrite64:signal=KILL:when=STEP 2> /dev/null &

@@ -15,8 +15,8 @@ use tests::linux_guests::{
     vmm_command, words_after,
 };
 
-/// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. Any two values of different
-/// fields occur together in a shape.
+/// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. The list covers each pair
+/// of values of different fields (pairwise testing).
 const SHAPES: [(&str, u32, &[u64]); 9] = [
     ("6.12", 1, &[1]),
     ("6.1", 1, &[2, 1]),

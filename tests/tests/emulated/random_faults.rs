@@ -107,7 +107,8 @@ impl Scenario {
         self.rack.kill_vm(vm.host, &vm.name);
     }
 
-    /// Releases the memory of a VM by force. Its process ends when the host receives the release.
+    /// Releases the memory of a VM by force. The process of the VM ends when the host receives the
+    /// release.
     fn force_release_random_vm(&mut self) {
         if self.is_manager_down {
             return;
@@ -136,7 +137,7 @@ impl Scenario {
         self.faults[host] = Some(fault);
     }
 
-    /// Restarts the manager if it is down; otherwise repairs the first faulty host.
+    /// Restarts the manager if the manager is down. Otherwise, repairs the first faulty host.
     fn repair_one(&mut self) {
         match self.faults.iter().position(Option::is_some) {
             _ if self.is_manager_down => self.toggle_manager(),

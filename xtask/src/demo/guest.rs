@@ -1,6 +1,6 @@
-//! Last part of the demo: a Linux guest with pool memory, whose slices move to another host
-//! afterwards. This part uses a separate rack of two hosts and one small EMC. If KVM on this
-//! machine cannot boot Linux, the rack and the guest run inside an emulated host.
+//! Last part of the demo: a Linux guest with pool memory. After the guest has ended, its slices
+//! move to another host. This part uses a separate rack of two hosts and one small EMC. If KVM on
+//! this machine cannot boot Linux, the rack and the guest run inside an emulated host.
 
 mod emulated;
 mod report;

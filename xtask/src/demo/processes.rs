@@ -77,7 +77,8 @@ mod tests {
         };
         let mut matching_child = sleeper(&folder.path().join("host.sock"));
         let mut other_child = sleeper(&folder.path().with_extension("other"));
-        // A new process has the command line of its parent until exec, so the search is repeated.
+        // A child process has the command line of its parent until it calls exec, so the search is
+        // repeated.
         let deadline = Instant::now() + Duration::from_secs(10);
         let mut found = Vec::new();
         while found.is_empty() && Instant::now() < deadline {

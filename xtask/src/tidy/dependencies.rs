@@ -62,8 +62,8 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
 /// Names of the pure crates. The results of a pure crate depend only on its arguments.
 pub const PURE_CRATES: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
 
-/// External dependencies that pure crates may have. In pure crates, none of them uses a clock,
-/// file, thread, socket or the environment.
+/// External dependencies that pure crates may have. As used in pure crates, these dependencies use
+/// no clock, file, thread, socket or environment variable.
 const PURE_ALLOWED_EXTERNAL: &[&str] = &[
     "csv",
     "humantime", // used only to format times that are passed as arguments

@@ -108,13 +108,13 @@ impl Rack {
     }
 
     /// Returns the directory of the certificates. It contains `ca.pem`, and the client certificate
-    /// `operator.pem` with its key `operator.key`, which has the scheduler and admin roles. The
-    /// server name in the certificate of the manager is `pool-manager`.
+    /// `operator.pem` with its key `operator.key`. The client certificate has the scheduler and
+    /// admin roles. The server name in the certificate of the manager is `pool-manager`.
     pub fn certificates_dir(&self) -> PathBuf {
         self.manager_path("certificates")
     }
 
-    /// Returns a `tarn` command with these arguments, which uses the credentials of the operator.
+    /// Returns a command that runs `tarn` with these arguments and the credentials of the operator.
     pub fn tarn_command(&self, arguments: &[&str]) -> Command {
         let mut tarn = Command::new(self.manager_path("tarn"));
         tarn.args(arguments).stdin(Stdio::null());

@@ -88,8 +88,8 @@ impl RackHost {
     }
 
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
-        // The lock must be taken before the command line is read. A rack that ends removes the
-        // command line first and then powers its hosts off.
+        // The lock must be taken before the command line is read, because a rack that ends first
+        // removes the command lines and then powers its hosts off.
         let lock = self.power.lock_pid_file()?;
         qemu.args(self.read_command_line()?).current_dir(&self.folder).process_group(0);
         let log = self.log_path("qemu");
@@ -210,7 +210,8 @@ impl RackHost {
         self.read_log("console")
     }
 
-    /// Returns the output on the host's fourth serial line, `/dev/ttyS3`, to which the agent logs.
+    /// Returns the log of the agent, which the agent writes to the host's fourth serial line,
+    /// `/dev/ttyS3`.
     pub fn agent_log(&self) -> String {
         self.read_log("agent")
     }

@@ -1,8 +1,8 @@
 //! Reports whether a host is on, and powers a host off reliably.
 //!
 //! QEMU inherits a lock on the host's pid file as its standard input. The kernel releases the lock
-//! only when the QEMU process has ended, and then nothing can access the host's memory. Unlike a
-//! process ID, the lock cannot be confused with that of another process.
+//! only when the QEMU process has ended. No process can then access the host's memory. Unlike a
+//! process ID, the lock is never reused by another process.
 
 use std::{
     fs::{self, File},

@@ -1,5 +1,5 @@
-//! Runs the guest part of the demo inside an emulated host. The host runs `xtask demo-guest`, whose
-//! output is read from the console of the host.
+//! Runs the guest part of the demo inside an emulated host. The host runs `xtask demo-guest`. The
+//! demo reads the output of this command from the console of the host.
 
 use std::path::PathBuf;
 
