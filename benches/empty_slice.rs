@@ -11,13 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use benches::report::{Rounds, ratio, table};
+use benches::report::{Rounds, format_ratio, format_table};
 use host_agent::host::memory::{mapped::Mapped, throttle::Throttle};
 use rustix::fs::{MemfdFlags, memfd_create};
 use units::SLICE;
 use vm_memory::{FileOffset, MmapRegion};
 
-const ROUNDS: usize = 7;
+const ROUND_COUNT: usize = 7;
 
 fn main() {
     let file = File::from(memfd_create("slice", MemfdFlags::CLOEXEC).expect("Linux has memfds"));
@@ -33,13 +33,16 @@ fn main() {
     zero(); // allocates the pages of the file, which both mappings share
     memset(&memset_mapping);
     let (mut zero_times, mut memset_times) = (Rounds::default(), Rounds::default());
-    for _ in 0..ROUNDS {
+    for _ in 0..ROUND_COUNT {
         zero_times.add(duration_ms(zero));
         memset_times.add(duration_ms(|| memset(&memset_mapping)));
     }
     let row = |name: &str, rounds: &Rounds| vec![name.to_owned(), rounds.summary()];
-    print!("{}", table(&["", "ms/GiB"], &[row("non-temporal", &zero_times), row("memset", &memset_times)]));
-    println!("{}", ratio("empty_slice_vs_memset", memset_times.median() / zero_times.median()));
+    print!(
+        "{}",
+        format_table(&["", "ms/GiB"], &[row("non-temporal", &zero_times), row("memset", &memset_times)])
+    );
+    println!("{}", format_ratio("empty_slice_vs_memset", memset_times.median() / zero_times.median()));
 }
 
 fn memset(region: &MmapRegion<()>) {

@@ -16,18 +16,18 @@ use std::{
 
 use benches::{
     failure::Failure,
-    report::{Rounds, ratio, table},
+    report::{Rounds, format_ratio, format_table},
 };
 use libloading::Library;
 use prediction::{frigid::FEATURES, import::lightgbm::Model};
 
-const ROUNDS: usize = 7;
+const ROUND_COUNT: usize = 7;
 /// Number of timed predictions in each round.
 const PREDICTIONS_PER_ROUND: usize = 20_000;
 /// Environment variable with the path of a Python environment that contains LightGBM. `cargo xtask
 /// bench` creates this environment.
-const LIGHTGBM: &str = "TARN_LIGHTGBM";
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lightgbm/train.py");
+const LIGHTGBM_ENV: &str = "TARN_LIGHTGBM";
+const TRAIN_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lightgbm/train.py");
 
 fn main() -> ExitCode {
     match measure() {
@@ -43,42 +43,45 @@ fn main() -> ExitCode {
 }
 
 fn measure() -> Result<String, Failure> {
-    let python = Python(std::env::var_os(LIGHTGBM).map(PathBuf::from).ok_or(Failure::LightGbmMissing)?);
-    let folder = tempfile::tempdir().map_err(Failure::file("create a folder in", std::env::temp_dir()))?;
+    let python =
+        PythonEnvironment(std::env::var_os(LIGHTGBM_ENV).map(PathBuf::from).ok_or(Failure::LightGbmMissing)?);
+    let folder =
+        tempfile::tempdir().map_err(Failure::file_error("create a folder in", std::env::temp_dir()))?;
     python.run("make", folder.path())?;
     let (model, rows) = (folder.path().join("model.txt"), folder.path().join("rows.f64"));
-    let text = std::fs::read_to_string(&model).map_err(Failure::file("read", &model))?;
-    let bytes = std::fs::read(&rows).map_err(Failure::file("read", &rows))?;
+    let text = std::fs::read_to_string(&model).map_err(Failure::file_error("read", &model))?;
+    let bytes = std::fs::read(&rows).map_err(Failure::file_error("read", &rows))?;
     let numbers = bytes
         .chunks_exact(8)
         .map(|number| f64::from_le_bytes(number.try_into().expect("a chunk has 8 bytes")));
     let numbers: Vec<f64> = numbers.collect();
     let rows: Vec<&[f64]> = numbers.chunks_exact(FEATURES).collect();
     let tarn_model = Model::read(&text).map_err(|failure| Failure::UnexpectedReply {
-        what: "a model of LightGBM".to_owned(),
+        subject: "a model of LightGBM".to_owned(),
         reply: failure.to_string(),
     })?;
-    let mut lightgbm_model = LightGbm::load(&python.library()?, &model)?;
+    let mut lightgbm_model = LightGbm::load(&python.find_library()?, &model)?;
     for row in &rows {
         let (prediction, expected) = (tarn_model.predict(row), lightgbm_model.predict(row));
         let is_equal = (prediction - expected).abs() <= 1e-9 * expected.abs().max(1.0);
         if !is_equal {
             let reply = format!("{prediction}, but LightGBM predicts {expected}");
-            return Err(Failure::UnexpectedReply { what: "prediction of a row".to_owned(), reply });
+            return Err(Failure::UnexpectedReply { subject: "prediction of a row".to_owned(), reply });
         }
     }
     let (mut tarn_ns, mut lightgbm_ns, mut python_ns) =
         (Rounds::default(), Rounds::default(), Rounds::default());
-    for _ in 0..ROUNDS {
+    for _ in 0..ROUND_COUNT {
         tarn_ns.add(ns_per_prediction(&rows, |row| tarn_model.predict(row)));
         lightgbm_ns.add(ns_per_prediction(&rows, |row| lightgbm_model.predict(row)));
         python_ns.add(python.run("time", folder.path())?.trim().parse().unwrap_or(f64::NAN));
     }
     let row = |name: &str, rounds: &Rounds| vec![name.to_owned(), rounds.summary()];
     let rows = [row("Tarn", &tarn_ns), row("LightGBM, C", &lightgbm_ns), row("LightGBM, Python", &python_ns)];
-    let table = table(&["one prediction", "ns"], &rows);
-    let c_ratio = ratio("frigid_predict_vs_lightgbm_c", lightgbm_ns.median() / tarn_ns.median());
-    let python_ratio = ratio("frigid_predict_vs_lightgbm_python", python_ns.median() / tarn_ns.median());
+    let table = format_table(&["one prediction", "ns"], &rows);
+    let c_ratio = format_ratio("frigid_predict_vs_lightgbm_c", lightgbm_ns.median() / tarn_ns.median());
+    let python_ratio =
+        format_ratio("frigid_predict_vs_lightgbm_python", python_ns.median() / tarn_ns.median());
     Ok(format!("{table}{c_ratio}\n{python_ratio}\n"))
 }
 
@@ -91,14 +94,14 @@ fn ns_per_prediction(rows: &[&[f64]], mut predict: impl FnMut(&[f64]) -> f64) ->
     start.elapsed().as_nanos() as f64 / PREDICTIONS_PER_ROUND as f64
 }
 
-/// Python environment that contains LightGBM, given by its path.
-struct Python(PathBuf);
+/// Path of a Python environment that contains LightGBM.
+struct PythonEnvironment(PathBuf);
 
-impl Python {
-    fn run(&self, what: &str, folder: &Path) -> Result<String, Failure> {
+impl PythonEnvironment {
+    fn run(&self, mode: &str, folder: &Path) -> Result<String, Failure> {
         let program = self.0.join("bin/python");
         let mut command = Command::new(&program);
-        command.arg(SCRIPT).arg(what).arg(folder).arg(FEATURES.to_string());
+        command.arg(TRAIN_SCRIPT).arg(mode).arg(folder).arg(FEATURES.to_string());
         let output = command.output().map_err(|source| Failure::Start { program, source })?;
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         match output.status.success() {
@@ -113,9 +116,9 @@ impl Python {
     }
 
     /// Returns the path of LightGBM's shared library in this environment.
-    fn library(&self) -> Result<PathBuf, Failure> {
+    fn find_library(&self) -> Result<PathBuf, Failure> {
         let lib = self.0.join("lib");
-        let versions = std::fs::read_dir(&lib).map_err(Failure::file("list", &lib))?;
+        let versions = std::fs::read_dir(&lib).map_err(Failure::file_error("list", &lib))?;
         let library =
             |version: std::fs::DirEntry| version.path().join("site-packages/lightgbm/lib/lib_lightgbm.so");
         let mut libraries = versions.filter_map(Result::ok).map(library).filter(|library| library.is_file());
@@ -123,8 +126,8 @@ impl Python {
     }
 }
 
-type Create = unsafe extern "C" fn(*const c_char, *mut c_int, *mut *mut c_void) -> c_int;
-type Prepare = unsafe extern "C" fn(
+type CreateFn = unsafe extern "C" fn(*const c_char, *mut c_int, *mut *mut c_void) -> c_int;
+type PrepareFn = unsafe extern "C" fn(
     *mut c_void,
     c_int,
     c_int,
@@ -134,22 +137,22 @@ type Prepare = unsafe extern "C" fn(
     *const c_char,
     *mut *mut c_void,
 ) -> c_int;
-type Predict = unsafe extern "C" fn(*mut c_void, *const c_void, *mut i64, *mut f64) -> c_int;
+type PredictFn = unsafe extern "C" fn(*mut c_void, *const c_void, *mut i64, *mut f64) -> c_int;
 
 /// Model that is loaded into LightGBM's library, prepared for predictions of single rows. The model
 /// and the library are never freed.
 struct LightGbm {
-    predict: Predict,
+    predict: PredictFn,
     fast_config: *mut c_void,
 }
 
 /// Value of LightGBM's constant `C_API_DTYPE_FLOAT64`.
-const F64: c_int = 1;
+const DTYPE_FLOAT64: c_int = 1;
 
 impl LightGbm {
     fn load(library: &Path, model: &Path) -> Result<Self, Failure> {
         let failure = |error: libloading::Error| Failure::UnexpectedReply {
-            what: library.display().to_string(),
+            subject: library.display().to_string(),
             reply: error.to_string(),
         };
         let path =
@@ -158,12 +161,13 @@ impl LightGbm {
         // SAFETY: the initialization of LightGBM's library has no preconditions.
         let library = Box::leak(Box::new(unsafe { Library::new(library) }.map_err(failure)?));
         // SAFETY: the function type matches the declaration in LightGBM's c_api.h.
-        let create: Create = *unsafe { library.get(b"LGBM_BoosterCreateFromModelfile") }.map_err(failure)?;
+        let create: CreateFn =
+            *unsafe { library.get(b"LGBM_BoosterCreateFromModelfile") }.map_err(failure)?;
         // SAFETY: the function type matches the declaration in LightGBM's c_api.h.
-        let prepare: Prepare =
+        let prepare: PrepareFn =
             *unsafe { library.get(b"LGBM_BoosterPredictForMatSingleRowFastInit") }.map_err(failure)?;
         // SAFETY: the function type matches the declaration in LightGBM's c_api.h.
-        let predict: Predict =
+        let predict: PredictFn =
             *unsafe { library.get(b"LGBM_BoosterPredictForMatSingleRowFast") }.map_err(failure)?;
         let features = i32::try_from(FEATURES).expect("a row has few numbers");
         // SAFETY: the path ends with NUL, and both out pointers are valid for writes.
@@ -172,16 +176,26 @@ impl LightGbm {
         // pointer is valid for writes.
         let prepared = unsafe {
             if created == 0 {
-                prepare(booster, 0, 0, -1, F64, features, c"num_threads=1".as_ptr(), &raw mut fast_config)
+                prepare(
+                    booster,
+                    0,
+                    0,
+                    -1,
+                    DTYPE_FLOAT64,
+                    features,
+                    c"num_threads=1".as_ptr(),
+                    &raw mut fast_config,
+                )
             } else {
                 created
             }
         };
         match prepared {
             0 => Ok(Self { predict, fast_config }),
-            code => {
-                Err(Failure::UnexpectedReply { what: "LightGBM".to_owned(), reply: format!("error {code}") })
-            }
+            code => Err(Failure::UnexpectedReply {
+                subject: "LightGBM".to_owned(),
+                reply: format!("error {code}"),
+            }),
         }
     }
 

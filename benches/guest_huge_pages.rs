@@ -4,9 +4,9 @@
 //! time.
 //!
 //! A small guest measures its own memory with the TSC. Runs with and without huge pages alternate.
-//! Before, the benchmark writes to most of the available memory. Otherwise, if this machine is a
-//! virtual machine, a run also measures how its hypervisor provides memory at the first write.
-//! The benchmark sets `shmem_enabled` of this machine, which requires root, and restores it.
+//! The benchmark first writes to most of the available memory. Otherwise, on a virtual machine, a
+//! run would also measure how the hypervisor provides memory at the first write. The benchmark sets
+//! `shmem_enabled` of this machine, which requires root, and restores it.
 
 use std::{
     fs,
@@ -16,20 +16,20 @@ use std::{
 use benches::{
     failure::Failure,
     programs::vmm_plugin,
-    report::{Rounds, ratio, run_and_print, table},
+    report::{Rounds, format_ratio, format_table, run_and_print},
 };
 use clap::Parser;
 use tests::small_guests;
 use tokio::process::Command;
 
 /// Kernel setting of huge pages for memfds.
-const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+const SHMEM_ENABLED_PATH: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 /// Kernel file with the available memory.
-const MEMINFO: &str = "/proc/meminfo";
+const MEMINFO_PATH: &str = "/proc/meminfo";
 /// Number of pages that the guest writes to.
-const WRITES: f64 = 131_072.0;
+const WRITE_COUNT: f64 = 131_072.0;
 /// Number of random reads of the guest.
-const READS: f64 = 4_194_304.0;
+const READ_COUNT: f64 = 4_194_304.0;
 
 /// Measure guest memory with and without huge pages
 #[derive(Debug, Parser)]
@@ -48,12 +48,14 @@ async fn main() -> ExitCode {
     run_and_print("guest_huge_pages", measure(args.rounds)).await
 }
 
-/// Value of [`SETTING`] before the benchmark, restored on drop.
+/// Setting in the file [`SHMEM_ENABLED_PATH`] before the benchmark. Dropping the value restores the
+/// setting.
 struct PreviousSetting(String);
 
 impl PreviousSetting {
     fn read() -> Result<Self, Failure> {
-        let text = fs::read_to_string(SETTING).map_err(Failure::file("read", SETTING))?;
+        let text = fs::read_to_string(SHMEM_ENABLED_PATH)
+            .map_err(Failure::file_error("read", SHMEM_ENABLED_PATH))?;
         let selected = text.split(['[', ']']).nth(1).unwrap_or("never");
         Ok(Self(selected.to_owned()))
     }
@@ -61,8 +63,8 @@ impl PreviousSetting {
 
 impl Drop for PreviousSetting {
     fn drop(&mut self) {
-        if let Err(error) = fs::write(SETTING, &self.0) {
-            eprintln!("cannot restore {SETTING} to {}: {error}", self.0);
+        if let Err(error) = fs::write(SHMEM_ENABLED_PATH, &self.0) {
+            eprintln!("cannot restore {SHMEM_ENABLED_PATH} to {}: {error}", self.0);
         }
     }
 }
@@ -75,7 +77,7 @@ struct Ticks {
 }
 
 async fn measure(rounds: u32) -> Result<String, Failure> {
-    if !small_guests::can_run() {
+    if !small_guests::can_run_small_guests() {
         return Ok(String::new());
     }
     if !rustix::process::geteuid().is_root() {
@@ -83,16 +85,18 @@ async fn measure(rounds: u32) -> Result<String, Failure> {
         return Ok(String::new());
     }
     let vmm = vmm_plugin()?;
-    let folder = tempfile::tempdir().map_err(Failure::file("create a folder in", std::env::temp_dir()))?;
+    let folder =
+        tempfile::tempdir().map_err(Failure::file_error("create a folder in", std::env::temp_dir()))?;
     let kernel = folder.path().join("kernel");
-    fs::write(&kernel, small_guests::measure_memory()).map_err(Failure::file("write", &kernel))?;
+    fs::write(&kernel, small_guests::measure_memory()).map_err(Failure::file_error("write", &kernel))?;
     write_available_memory()?;
     let previous = PreviousSetting::read()?;
     let settings = ["never", "advise"];
     let mut all = [Ticks::default(), Ticks::default()];
     for _ in 0..rounds {
         for (setting, ticks) in settings.iter().zip(&mut all) {
-            fs::write(SETTING, setting).map_err(Failure::file("write", SETTING))?;
+            fs::write(SHMEM_ENABLED_PATH, setting)
+                .map_err(Failure::file_error("write", SHMEM_ENABLED_PATH))?;
             let mut guest = Command::new(&vmm);
             guest.args(["run", "--uid", "65534", "--gid", "65534", "--vm", "v", "--standalone"]);
             guest.args(["--memory", "size=1GiB", "--kernel"]).arg(&kernel);
@@ -104,7 +108,7 @@ async fn measure(rounds: u32) -> Result<String, Failure> {
                 console.split_whitespace().map_while(|word| u64::from_str_radix(word, 16).ok()).collect();
             let [write, read] = times[..] else {
                 let reply = format!("{console}{}", String::from_utf8_lossy(&output.stderr));
-                return Err(Failure::UnexpectedReply { what: "guest".to_owned(), reply });
+                return Err(Failure::UnexpectedReply { subject: "guest".to_owned(), reply });
             };
             ticks.add(write, read);
         }
@@ -115,18 +119,19 @@ async fn measure(rounds: u32) -> Result<String, Failure> {
     let median = |without: &Rounds, with: &Rounds| without.ratio_to(with).median();
     Ok(format!(
         "{}{}\n{}\n",
-        table(&["shmem_enabled", "ticks per first write", "ticks per random read"], &rows),
-        ratio("guest_huge_pages_first_write", median(&without.first_write, &with.first_write)),
-        ratio("guest_huge_pages_random_read", median(&without.random_read, &with.random_read)),
+        format_table(&["shmem_enabled", "ticks per first write", "ticks per random read"], &rows),
+        format_ratio("guest_huge_pages_first_write", median(&without.first_write, &with.first_write)),
+        format_ratio("guest_huge_pages_random_read", median(&without.random_read, &with.random_read)),
     ))
 }
 
 /// Writes to two thirds of the available memory of this machine.
 fn write_available_memory() -> Result<(), Failure> {
-    let text = fs::read_to_string(MEMINFO).map_err(Failure::file("read", MEMINFO))?;
+    let text = fs::read_to_string(MEMINFO_PATH).map_err(Failure::file_error("read", MEMINFO_PATH))?;
     let available = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib: Option<usize> = available.and_then(|value| value.trim().strip_suffix(" kB")?.parse().ok());
-    let kib = kib.ok_or_else(|| Failure::UnexpectedReply { what: MEMINFO.to_owned(), reply: text })?;
+    let kib =
+        kib.ok_or_else(|| Failure::UnexpectedReply { subject: MEMINFO_PATH.to_owned(), reply: text })?;
     std::hint::black_box(vec![1_u8; kib * 2 / 3 * 1024]);
     Ok(())
 }
@@ -134,8 +139,8 @@ fn write_available_memory() -> Result<(), Failure> {
 impl Ticks {
     #[expect(clippy::cast_precision_loss, reason = "for a ratio")]
     fn add(&mut self, write: u64, read: u64) {
-        self.first_write.add(write as f64 / WRITES);
-        self.random_read.add(read as f64 / READS);
+        self.first_write.add(write as f64 / WRITE_COUNT);
+        self.random_read.add(read as f64 / READ_COUNT);
     }
 
     fn row(&self, setting: &str) -> Vec<String> {

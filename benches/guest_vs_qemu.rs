@@ -23,7 +23,7 @@ use benches::{
     failure::Failure,
     guests::{self, Measurement, Vmm},
     programs::vmm_plugin,
-    report::{Rounds, ratio, run_and_print, table},
+    report::{Rounds, format_ratio, format_table, run_and_print},
 };
 use clap::Parser;
 use emulated_host::{Artifacts, Host, Initrd};
@@ -51,11 +51,11 @@ struct Args {
 async fn main() -> ExitCode {
     let args = Args::parse();
     if args.inside {
-        return run_and_print("guest_vs_qemu", async { inside(args.rounds) }).await;
+        return run_and_print("guest_vs_qemu", async { measure_on_this_machine(args.rounds) }).await;
     }
     let cancellation = CancelOnDrop::default();
-    let is_active = cancellation.is_active();
-    let measure = tokio::task::spawn_blocking(move || measure_in_host(args.rounds, is_active));
+    let should_continue = cancellation.should_continue();
+    let measure = tokio::task::spawn_blocking(move || measure_in_host(args.rounds, should_continue));
     run_and_print("guest_vs_qemu", async move {
         let _cancellation = cancellation; // dropped when this future is cancelled
         measure.await.expect("the measurement does not panic")
@@ -68,7 +68,8 @@ async fn main() -> ExitCode {
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl CancelOnDrop {
-    fn is_active(&self) -> impl Fn() -> bool + Send + 'static {
+    /// Returns a function that returns whether this value has not been dropped.
+    fn should_continue(&self) -> impl Fn() -> bool + Send + 'static {
         let dropped = Arc::clone(&self.0);
         move || !dropped.load(Ordering::Relaxed)
     }
@@ -81,35 +82,35 @@ impl Drop for CancelOnDrop {
 }
 
 /// Boots an emulated host, runs all measurements on this host, and returns the report.
-fn measure_in_host(rounds: u32, is_active: impl Fn() -> bool) -> Result<String, Failure> {
+fn measure_in_host(rounds: u32, should_continue: impl Fn() -> bool) -> Result<String, Failure> {
     let artifacts = Artifacts::locate()?;
-    let this_program = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
+    let this_program = env::current_exe().map_err(Failure::file_error("find", "/proc/self/exe"))?;
     let script = format!("guest_vs_qemu --inside --rounds {rounds} 2>&1");
     let host = Host::new(&artifacts, &script)?;
-    host.program(&vmm_plugin()?)?;
-    host.program_as(&this_program, "guest_vs_qemu")?;
-    host.qemu()?;
-    let kernel =
-        std::fs::read(artifacts.kernel(KERNEL)).map_err(Failure::file("read", artifacts.kernel(KERNEL)))?;
-    let dir = tempfile::tempdir().map_err(Failure::file("create a folder in", env::temp_dir()))?;
+    host.add_program(&vmm_plugin()?)?;
+    host.add_program_as(&this_program, "guest_vs_qemu")?;
+    host.add_qemu()?;
+    let kernel = std::fs::read(artifacts.kernel_path(KERNEL))
+        .map_err(Failure::file_error("read", artifacts.kernel_path(KERNEL)))?;
+    let dir = tempfile::tempdir().map_err(Failure::file_error("create a folder in", env::temp_dir()))?;
     let first = dir.path().join("first");
-    std::fs::write(&first, guests::with_first_instruction_output(kernel))
-        .map_err(Failure::file("write", &first))?;
-    host.copy(&first, guests::FIRST_INSTRUCTION)?;
-    host.guest("initrd", &Initrd::for_guest(&artifacts, KERNEL, guests::FIRST_PROGRAM)?)?;
-    let output = host.run(|line| eprintln!("{line}"), is_active)?;
+    std::fs::write(&first, guests::patch_first_instructions(kernel))
+        .map_err(Failure::file_error("write", &first))?;
+    host.add_copy(&first, guests::FIRST_INSTRUCTION_KERNEL)?;
+    host.add_guest_initrd("initrd", &Initrd::for_guest(&artifacts, KERNEL, guests::FIRST_PROGRAM_SCRIPT)?)?;
+    let output = host.run(|line| eprintln!("{line}"), should_continue)?;
     let measurements: Vec<Measurement> = output
         .lines()
         .filter_map(|line| Measurement::parse_line(line.strip_prefix(MEASUREMENT_PREFIX)?))
         .collect();
     if measurements.len() != Vmm::ALL.len() * rounds as usize {
-        return Err(Failure::UnexpectedReply { what: "the emulated host".to_owned(), reply: output });
+        return Err(Failure::UnexpectedReply { subject: "the emulated host".to_owned(), reply: output });
     }
     Ok(report(&measurements))
 }
 
 /// Measures all VMMs in turns. Prints each measurement when it is complete.
-fn inside(rounds: u32) -> Result<String, Failure> {
+fn measure_on_this_machine(rounds: u32) -> Result<String, Failure> {
     for _ in 0..rounds {
         for vmm in Vmm::ALL {
             println!("{MEASUREMENT_PREFIX}{}", guests::measure(vmm)?.to_line());
@@ -140,13 +141,16 @@ fn report(measurements: &[Measurement]) -> String {
         rounds_of(other, value).median() / rounds_of(Vmm::VmmPlugin, value).median()
     };
     let ratios = [
-        ratio(
+        format_ratio(
             "guest_first_instruction_vs_microvm",
             ratio_to_ours(Vmm::Microvm, Measurement::first_instruction_ms),
         ),
-        ratio("guest_first_program_vs_microvm", ratio_to_ours(Vmm::Microvm, Measurement::first_program_ms)),
-        ratio("guest_first_program_vs_pc", ratio_to_ours(Vmm::Pc, Measurement::first_program_ms)),
-        ratio("vmm_memory_vs_microvm", ratio_to_ours(Vmm::Microvm, Measurement::vmm_kib)),
+        format_ratio(
+            "guest_first_program_vs_microvm",
+            ratio_to_ours(Vmm::Microvm, Measurement::first_program_ms),
+        ),
+        format_ratio("guest_first_program_vs_pc", ratio_to_ours(Vmm::Pc, Measurement::first_program_ms)),
+        format_ratio("vmm_memory_vs_microvm", ratio_to_ours(Vmm::Microvm, Measurement::vmm_kib)),
     ];
-    format!("{}\n{}\n", table(&head, &Vmm::ALL.map(row)), ratios.join("\n"))
+    format!("{}\n{}\n", format_table(&head, &Vmm::ALL.map(row)), ratios.join("\n"))
 }

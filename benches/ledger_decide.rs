@@ -15,15 +15,15 @@ use units::{Bytes, Name, Ns, RequestId, UnixMs};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const EMCS: u32 = 4;
+const EMC_COUNT: u32 = 4;
 const SLICES_PER_EMC: u32 = 16_384;
-const HOSTS: u32 = 4;
-const RESERVATIONS: u32 = 4096;
-const SLICES_EACH: u32 = 8;
+const HOST_COUNT: u32 = 4;
+const RESERVATION_COUNT: u32 = 4096;
+const SLICES_PER_RESERVATION: u32 = 8;
 
 fn main() {
     let mut criterion = Criterion::default().measurement_time(Duration::from_secs(3)).configure_from_args();
-    let (ledger, request) = (half_used_ledger(), reserve_request(RESERVATIONS, 1));
+    let (ledger, request) = (half_used_ledger(), reserve_request(RESERVATION_COUNT, 1));
     criterion.bench_function("decide_reserve of one slice (goal: below 200 ns)", |bencher| {
         let decide = |request| black_box(&ledger).decide_reserve(now(), request);
         bencher.iter_batched(|| request.clone(), decide, BatchSize::SmallInput);
@@ -36,8 +36,8 @@ fn half_used_ledger() -> Ledger {
     let mut ledger = Ledger::new(Meta::new("bench".to_owned()));
     let change = ledger.decide_configure(now(), &rack()).expect("the rack is within all limits");
     ledger.apply(change);
-    for number in 0..RESERVATIONS {
-        let decision = ledger.decide_reserve(now(), reserve_request(number, SLICES_EACH));
+    for number in 0..RESERVATION_COUNT {
+        let decision = ledger.decide_reserve(now(), reserve_request(number, SLICES_PER_RESERVATION));
         let Ok(ReserveOutcome::New(_, change)) = decision else {
             panic!("reservation {number} was rejected: {decision:?}")
         };
@@ -58,16 +58,16 @@ fn rack() -> RackSpec {
         name: name(&format!("h{n}")),
         cores: 64,
         local: Bytes::gib(256),
-        emcs: (0..EMCS).map(|emc| name(&format!("emc{emc}"))).collect(),
+        emcs: (0..EMC_COUNT).map(|emc| name(&format!("emc{emc}"))).collect(),
     };
-    RackSpec { emcs: (0..EMCS).map(emc).collect(), hosts: (0..HOSTS).map(host).collect() }
+    RackSpec { emcs: (0..EMC_COUNT).map(emc).collect(), hosts: (0..HOST_COUNT).map(host).collect() }
 }
 
 fn reserve_request(number: u32, slices: u32) -> Reserve {
     let id = RequestId::new(&format!("request-{number}")).expect("letters, digits and a dash");
     Reserve {
         request: RequestKey { client: name("bench"), id },
-        host: name(&format!("h{}", number % HOSTS)),
+        host: name(&format!("h{}", number % HOST_COUNT)),
         vm: name(&format!("vm-{number}")),
         slices,
         local: Bytes::ZERO,

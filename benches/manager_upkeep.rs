@@ -1,11 +1,10 @@
 //! Measures the manager's CPU time per event, in racks of up to 1,000 hosts, 64 EMCs and 65,536
 //! slices.
 //!
-//! Goal: an event costs at most 1 ms more than its content requires, for any number of slices in
-//! use.
+//! Goal: the number of slices in use adds at most 1 ms to the time of an event.
 //!
-//! Prints `time NAME_SIZE VALUE us` (CPU time) for each size of the rack. Then prints `growth NAME
-//! EXPONENT`, where the time grows in proportion to the size to the power of EXPONENT.
+//! Prints the CPU time as `time NAME_SIZE VALUE us` for each size of the rack. Then prints `growth
+//! NAME EXPONENT`: the time grows in proportion to the size to the power of EXPONENT.
 
 #[path = "manager_upkeep/lists.rs"]
 mod lists;
@@ -24,51 +23,58 @@ use pool::{
     slice::{Drain, Owner, Quarantine, Scrub, State},
 };
 use pool_manager::plan::{self, Split};
-use rack::{InitialState, RackSize, SimulatedRack, name, request};
+use rack::{InitialState, RackSize, SimulatedRack, name, request_key};
 use units::{Bytes, Ns};
 
 /// Allocator that pool-manager uses in production.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const FULL: RackSize = RackSize { hosts: 1000, emcs: 64, slices: 65_536 };
-const HOSTS: [u32; 3] = [10, 100, 1000];
-const EMCS: [u32; 3] = [4, 16, 64];
-const SLICES: [u32; 3] = [1024, 16_384, 65_536];
+const LARGEST_SIZE: RackSize = RackSize { hosts: 1000, emcs: 64, slices: 65_536 };
+const HOST_COUNTS: [u32; 3] = [10, 100, 1000];
+const EMC_COUNTS: [u32; 3] = [4, 16, 64];
+const SLICE_COUNTS: [u32; 3] = [1024, 16_384, 65_536];
 /// Measured numbers of slices in use. The largest number leaves free slices for the measured
 /// reservations.
-const FILLED: [u32; 3] = [1024, 16_384, 60_000];
-/// Number of slices of each VM in the racks with [`FILLED`] slices in use. An odd number spreads
-/// the VMs evenly over the hosts. It is large enough to stay within the limit of VMs per host.
+const FILLED_SLICES: [u32; 3] = [1024, 16_384, 60_000];
+/// Number of slices of each VM in the racks with [`FILLED_SLICES`] slices in use. An odd number
+/// spreads the VMs evenly over the hosts. The number is large enough to stay within the limit of
+/// VMs per host.
 const FILLED_VM_SLICES: u32 = 15;
-const VM_SLICES: [u32; 3] = [64, 512, 4096];
+const VM_SLICE_COUNTS: [u32; 3] = [64, 512, 4096];
 /// Number of events that each sample measures.
-const EVENTS: u64 = 200;
+const EVENT_COUNT: u64 = 200;
 /// Number of measured upkeep rounds.
 const UPKEEP_ROUNDS: usize = 16;
 
 fn main() {
-    sweep("tick_hosts", HOSTS, |hosts| tick(&mut idle_rack(hosts)));
-    sweep("heartbeat_hosts", HOSTS, |hosts| heartbeat(&mut idle_rack(hosts)));
-    sweep("plan_offers_hosts", HOSTS, |hosts| plan_offers(&idle_rack(hosts)));
-    sweep("tick_unanswered_hosts", HOSTS, |hosts| tick(&mut rack_with_pending_orders(hosts)));
-    sweep("tick_unfenced_hosts", HOSTS, |hosts| tick(&mut rack_with_unfenced_hosts(hosts)));
-    sweep("heartbeat_unfenced_connected_hosts", HOSTS, |hosts| {
-        heartbeat(&mut rack_with_reconnected_hosts(hosts))
+    sweep("tick_hosts", HOST_COUNTS, |hosts| measure_tick(&mut idle_rack(hosts)));
+    sweep("heartbeat_hosts", HOST_COUNTS, |hosts| measure_heartbeat(&mut idle_rack(hosts)));
+    sweep("plan_offers_hosts", HOST_COUNTS, |hosts| measure_plan_offers(&idle_rack(hosts)));
+    sweep("tick_unanswered_hosts", HOST_COUNTS, |hosts| measure_tick(&mut rack_with_pending_orders(hosts)));
+    sweep("tick_unfenced_hosts", HOST_COUNTS, |hosts| measure_tick(&mut rack_with_unfenced_hosts(hosts)));
+    sweep("heartbeat_unfenced_connected_hosts", HOST_COUNTS, |hosts| {
+        measure_heartbeat(&mut rack_with_reconnected_hosts(hosts))
     });
-    sweep("tick_held_slices", SLICES, |slices| {
-        tick(&mut SimulatedRack::new(InitialState::with_used_slices(FULL, slices, 8)).settled())
+    sweep("tick_held_slices", SLICE_COUNTS, |slices| {
+        measure_tick(
+            &mut SimulatedRack::new(InitialState::with_used_slices(LARGEST_SIZE, slices, 8)).into_settled(),
+        )
     });
-    sweep("tick_quarantined_slices", SLICES, |slices| tick(&mut rack_with_quarantined_slices(slices)));
-    sweep("compare_emc_held_slices", SLICES, compare_emc);
-    sweep("choose_scrubbers_emcs", EMCS, choose_scrubbers);
-    sweep("choose_scrubbers_none_free_emcs", EMCS, |emcs| tick(&mut rack_without_idle_scrubbers(emcs)));
-    sweep("release_restored_slices", SLICES, release_restored);
-    sweep("ready_vm_slices", VM_SLICES, ready_vm);
+    sweep("tick_quarantined_slices", SLICE_COUNTS, |slices| {
+        measure_tick(&mut rack_with_quarantined_slices(slices))
+    });
+    sweep("compare_emc_held_slices", SLICE_COUNTS, measure_emc_comparison);
+    sweep("choose_scrubbers_emcs", EMC_COUNTS, measure_scrubber_choice);
+    sweep("choose_scrubbers_none_free_emcs", EMC_COUNTS, |emcs| {
+        measure_tick(&mut rack_without_idle_scrubbers(emcs))
+    });
+    sweep("release_restored_slices", SLICE_COUNTS, measure_restored_release);
+    sweep("ready_vm_slices", VM_SLICE_COUNTS, measure_ready_vm);
     reports::measure();
     lists::measure();
-    sweep("reserve_until_ready_held_slices", FILLED, reserve_until_ready);
-    sweep("reserve_longest_event_held_slices", FILLED, reserve_longest_event);
+    sweep("reserve_until_ready_held_slices", FILLED_SLICES, measure_reserve_until_ready);
+    sweep("reserve_longest_event_held_slices", FILLED_SLICES, measure_longest_reserve_event);
 }
 
 /// Runs `measure` for each size, and prints the times and their growth exponent. Skips `name` if it
@@ -97,71 +103,76 @@ fn slope(points: &[(f64, f64)]) -> f64 {
     covariance / variance
 }
 
-fn us(time: Duration) -> f64 {
+fn to_us(time: Duration) -> f64 {
     time.as_nanos() as f64 / 1e3
 }
 
 fn median_us(times: impl IntoIterator<Item = Duration>) -> f64 {
     let mut rounds = Rounds::default();
-    times.into_iter().for_each(|time| rounds.add(us(time)));
+    times.into_iter().for_each(|time| rounds.add(to_us(time)));
     rounds.median()
 }
 
 fn longest_us(times: impl IntoIterator<Item = Duration>) -> f64 {
-    us(times.into_iter().max().unwrap_or_default())
+    to_us(times.into_iter().max().unwrap_or_default())
 }
 
 impl SimulatedRack {
     /// Processes all pending events, and discards their durations.
-    fn settled(mut self) -> Self {
+    fn into_settled(mut self) -> Self {
         self.settle();
         self.take_times();
         self
     }
 }
 
-fn tick(rack: &mut SimulatedRack) -> f64 {
-    median_us((0..EVENTS).map(|_| {
+fn measure_tick(rack: &mut SimulatedRack) -> f64 {
+    median_us((0..EVENT_COUNT).map(|_| {
         rack.advance(Ns(1000));
-        rack.event(Event::Tick)
+        rack.handle_event(Event::Tick)
     }))
 }
 
-fn heartbeat(rack: &mut SimulatedRack) -> f64 {
-    median_us((0..EVENTS).map(|_| rack.heartbeat(0)))
+fn measure_heartbeat(rack: &mut SimulatedRack) -> f64 {
+    median_us((0..EVENT_COUNT).map(|_| rack.send_heartbeat(0)))
 }
 
 /// Measures the part of a `PlanVm` call that runs under the manager's lock.
-fn plan_offers(rack: &SimulatedRack) -> f64 {
+fn measure_plan_offers(rack: &SimulatedRack) -> f64 {
     let split = Split { local: Bytes::gib(4), pool: Bytes::slices(2) };
-    median_us((0..EVENTS).map(|_| rack.time_read(|manager| plan::candidates(manager, split))))
+    median_us((0..EVENT_COUNT).map(|_| rack.time_read(|manager| plan::candidates(manager, split))))
 }
 
 /// Returns a rack with half of its slices in use and no pending work.
 fn idle_rack(hosts: u32) -> SimulatedRack {
-    SimulatedRack::new(InitialState::with_used_slices(RackSize { hosts, ..FULL }, FULL.slices / 2, 8))
-        .settled()
+    SimulatedRack::new(InitialState::with_used_slices(
+        RackSize { hosts, ..LARGEST_SIZE },
+        LARGEST_SIZE.slices / 2,
+        8,
+    ))
+    .into_settled()
 }
 
 /// Returns a rack in which each host has an unacknowledged desired state and further changes. All
-/// slices are free initially, because each host reserves two.
+/// slices are free initially, because each host reserves two slices.
 fn rack_with_pending_orders(hosts: u32) -> SimulatedRack {
     let mut rack =
-        SimulatedRack::new(InitialState::with_used_slices(RackSize { hosts, ..FULL }, 0, 8)).settled();
+        SimulatedRack::new(InitialState::with_used_slices(RackSize { hosts, ..LARGEST_SIZE }, 0, 8))
+            .into_settled();
     for turn in 0..2 {
         for host in 0..hosts {
             rack.submit(reserve(&format!("change-{turn}-{host}"), host, 1, None));
         }
-        while rack.store() || rack.complete_device_calls() {}
+        while rack.complete_store_batch() || rack.complete_device_calls() {}
         rack.advance(Ns::ms(20));
-        rack.event(Event::Tick);
+        rack.handle_event(Event::Tick);
     }
     rack
 }
 
-/// Returns a rack in which all hosts own slices of shared EMCs, and fencing of each host fails.
+/// Returns a rack whose hosts all own slices of shared EMCs. Each attempt to fence a host fails.
 fn rack_with_unfenced_hosts(hosts: u32) -> SimulatedRack {
-    let size = RackSize { hosts, ..FULL };
+    let size = RackSize { hosts, ..LARGEST_SIZE };
     let fence = Fence::Fencing { powered_off: false };
     let state = |owner| State::Draining(owner, Drain::Host { force: false });
     let start = InitialState {
@@ -170,10 +181,10 @@ fn rack_with_unfenced_hosts(hosts: u32) -> SimulatedRack {
         is_shared: true,
         ..InitialState::with_used_slices(size, size.slices, 0)
     };
-    let mut rack = SimulatedRack::new(start).settled();
+    let mut rack = SimulatedRack::new(start).into_settled();
     rack.advance(Ns::secs(3601));
-    rack.event(Event::Tick);
-    let rack = rack.settled();
+    rack.handle_event(Event::Tick);
+    let rack = rack.into_settled();
     let alarms = rack.manager.alarms();
     assert!(alarms.iter().any(|alarm| alarm.reason == "HOST_NOT_FENCED"), "{alarms:?}");
     rack
@@ -184,18 +195,19 @@ fn rack_with_unfenced_hosts(hosts: u32) -> SimulatedRack {
 fn rack_with_reconnected_hosts(hosts: u32) -> SimulatedRack {
     let mut rack = rack_with_unfenced_hosts(hosts);
     rack.connect();
-    rack.settled()
+    rack.into_settled()
 }
 
 fn rack_with_quarantined_slices(slices: u32) -> SimulatedRack {
     let state = |_| State::Quarantined(Quarantine::LostGrant);
-    SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(FULL, slices, 0) }).settled()
+    SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(LARGEST_SIZE, slices, 0) })
+        .into_settled()
 }
 
-/// Measures the longest event while 64 EMCs of 1,024 slices are compared with the ledger, of which
-/// `used` slices are in use.
-fn compare_emc(used: u32) -> f64 {
-    let mut rack = SimulatedRack::new(InitialState::with_used_slices(FULL, used, 8));
+/// Measures the longest event while 64 EMCs of 1,024 slices are compared with the ledger. `used`
+/// slices are in use.
+fn measure_emc_comparison(used: u32) -> f64 {
+    let mut rack = SimulatedRack::new(InitialState::with_used_slices(LARGEST_SIZE, used, 8));
     rack.take_times();
     rack.compare_devices();
     longest_us(rack.take_times())
@@ -203,15 +215,15 @@ fn compare_emc(used: u32) -> f64 {
 
 /// Measures upkeep rounds in a rack where slices of all EMCs wait for scrubbers and all hosts are
 /// idle.
-fn choose_scrubbers(emcs: u32) -> f64 {
-    upkeep_round_us(&mut rack_waiting_for_scrubbers(emcs))
+fn measure_scrubber_choice(emcs: u32) -> f64 {
+    measure_upkeep_round_us(&mut rack_waiting_for_scrubbers(emcs))
 }
 
-fn upkeep_round_us(rack: &mut SimulatedRack) -> f64 {
+fn measure_upkeep_round_us(rack: &mut SimulatedRack) -> f64 {
     median_us((0..UPKEEP_ROUNDS).map(|_| {
-        rack.store();
+        rack.complete_store_batch();
         rack.advance(Ns::ms(20));
-        rack.event(Event::Tick)
+        rack.handle_event(Event::Tick)
     }))
 }
 
@@ -225,9 +237,9 @@ fn rack_without_idle_scrubbers(emcs: u32) -> SimulatedRack {
     let mut before = 0;
     loop {
         (0..UPKEEP_ROUNDS).for_each(|_| {
-            rack.event(Event::Tick);
+            rack.handle_event(Event::Tick);
             rack.advance(Ns::ms(20));
-            rack.store();
+            rack.complete_store_batch();
         });
         let now = scrubs(&rack);
         if now == before {
@@ -241,7 +253,7 @@ fn rack_without_idle_scrubbers(emcs: u32) -> SimulatedRack {
 /// compared with the ledger.
 fn rack_waiting_for_scrubbers(emcs: u32) -> SimulatedRack {
     let state = |_| State::Scrubbing(Scrub::Waiting);
-    let size = RackSize { emcs, ..FULL };
+    let size = RackSize { emcs, ..LARGEST_SIZE };
     let mut rack =
         SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(size, size.slices, 0) });
     rack.compare_devices();
@@ -251,19 +263,19 @@ fn rack_waiting_for_scrubbers(emcs: u32) -> SimulatedRack {
 
 /// Measures upkeep rounds that release slices which no host has claimed since a restore of the
 /// ledger from a backup.
-fn release_restored(slices: u32) -> f64 {
+fn measure_restored_release(slices: u32) -> f64 {
     let state = |_: Owner| State::Quarantined(Quarantine::Restored { host: None });
     let mut rack =
-        SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(FULL, slices, 4) });
+        SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(LARGEST_SIZE, slices, 4) });
     rack.compare_devices();
-    upkeep_round_us(&mut rack)
+    measure_upkeep_round_us(&mut rack)
 }
 
 /// Measures the longest event while a VM of `slices` slices becomes ready for a waiting caller, and
-/// returns its duration divided by `slices`.
-fn ready_vm(slices: u32) -> f64 {
+/// returns the duration of this event divided by `slices`.
+fn measure_ready_vm(slices: u32) -> f64 {
     let size = RackSize { hosts: 16, emcs: 4, slices: 65_536 };
-    let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, 0, 0)).settled();
+    let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, 0, 0)).into_settled();
     rack.submit(reserve("large", 0, slices, Some(Ns::secs(300))));
     rack.settle();
     assert_eq!(rack.replies, 1, "the waiting caller must get exactly one reply");
@@ -272,12 +284,12 @@ fn ready_vm(slices: u32) -> f64 {
 
 fn rack_with_small_hosts(slices: u32) -> SimulatedRack {
     let size = RackSize { hosts: 4, emcs: 4, slices: 65_536 };
-    SimulatedRack::new(InitialState::with_used_slices(size, slices, FILLED_VM_SLICES)).settled()
+    SimulatedRack::new(InitialState::with_used_slices(size, slices, FILLED_VM_SLICES)).into_settled()
 }
 
 fn reserve_one_by_one(rack: &mut SimulatedRack) -> Vec<Duration> {
     rack.take_times();
-    for number in 0..EVENTS {
+    for number in 0..EVENT_COUNT {
         rack.submit(reserve(&format!("one-{number}"), (number % 4) as u32, 1, None));
         rack.settle();
     }
@@ -286,20 +298,20 @@ fn reserve_one_by_one(rack: &mut SimulatedRack) -> Vec<Duration> {
 
 /// Returns the mean time of all events that a one-slice reservation causes until the slice is
 /// online, with `slices` slices in use on four hosts.
-fn reserve_until_ready(slices: u32) -> f64 {
+fn measure_reserve_until_ready(slices: u32) -> f64 {
     let times = reserve_one_by_one(&mut rack_with_small_hosts(slices));
-    us(times.into_iter().sum()) / EVENTS as f64
+    to_us(times.into_iter().sum()) / EVENT_COUNT as f64
 }
 
 /// Returns the duration of the longest event while one-slice reservations become online, with
 /// `slices` slices in use on four hosts.
-fn reserve_longest_event(slices: u32) -> f64 {
+fn measure_longest_reserve_event(slices: u32) -> f64 {
     longest_us(reserve_one_by_one(&mut rack_with_small_hosts(slices)))
 }
 
 fn reserve(vm: &str, host: u32, slices: u32, wait: Option<Ns>) -> Request {
     let reserve = Reserve {
-        request: request(vm),
+        request: request_key(vm),
         host: name(&format!("h{host}")),
         vm: name(vm),
         slices,

@@ -2,8 +2,8 @@
 //! durable. Compares a manager that predicts frigid memory by a model with a manager that uses a
 //! fixed fraction.
 //!
-//! Also measures the time to train the model. Its training data come from public tables if these
-//! are available, and are generated otherwise.
+//! Also measures the time to train the model. The training data come from public tables. If no
+//! table is available, the data are generated.
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use benches::{
     load::{self, LoadLimits, Outcome, Writer},
     programs::{Programs, target_folder},
     rack::{Plan, Rack},
-    report::{Rounds, ratio, run_and_print, table},
+    report::{Rounds, format_ratio, format_table, run_and_print},
 };
 use clap::Parser;
 use flate2::read::MultiGzDecoder;
@@ -31,8 +31,8 @@ use proto::bearer::ClientChannel;
 use proto::v1::{self as wire, models_client::ModelsClient, scheduler_client::SchedulerClient};
 use units::{UnixMs, limits::OUTCOMES_PER_REQUEST_MAX};
 
-const CLIENTS: usize = 64;
-const CONNECTIONS: usize = 8;
+const CLIENT_COUNT: usize = 64;
+const CONNECTION_COUNT: usize = 8;
 const GIB: u64 = 1 << 30;
 /// Public tables: path in the folder of public data, and layout.
 const TABLES: [(&str, Layout); 2] = [
@@ -45,7 +45,7 @@ const TIME_COMPRESSION: u64 = 10;
 /// Number of outcomes that are generated if no public table is available.
 const GENERATED_SAMPLES: u64 = 15_000;
 
-/// Measure the cost of a plan
+/// Measure the throughput and latency of PlanVm calls
 #[derive(Debug, Parser)]
 struct Args {
     /// Number of rounds. The report shows medians of all rounds
@@ -94,47 +94,47 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     let programs = Programs::find_or_build()?;
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
     let rack = Rack::start(args.plan, &programs, disk.path()).await?;
-    let channels = rack.connect(CONNECTIONS).await?;
-    let samples = samples();
+    let channels = rack.connect(CONNECTION_COUNT).await?;
+    let samples = load_samples();
     let mut models = ModelsClient::new(channels[0].clone());
     for page in samples.chunks(OUTCOMES_PER_REQUEST_MAX) {
-        let outcomes = page.iter().map(outcome).collect();
+        let outcomes = page.iter().map(to_outcome).collect();
         let added = models.add_outcomes(wire::AddOutcomesRequest { outcomes }).await;
-        added.map_err(Failure::rejected("add outcomes"))?;
+        added.map_err(Failure::rejection("add outcomes"))?;
     }
     let (kind, start) = (wire::ModelKind::Frigid.into(), Instant::now());
     let model = models.train_model(wire::TrainModelRequest { kind, labels: None }).await;
-    let model = model.map_err(Failure::rejected("train a model"))?.into_inner();
+    let model = model.map_err(Failure::rejection("train a model"))?.into_inner();
     let training = start.elapsed();
     let requests: Vec<wire::PlanVmRequest> = samples.iter().map(plan_request).collect();
     let (mut fixed, mut by_model) = (Series::default(), Series::default());
     for round in 0..=args.rounds {
-        let without = plan(&channels, &requests, args).await?;
+        let without = measure_plans(&channels, &requests, args).await?;
         let request = wire::PromoteModelRequest { kind, version: model.version, validate_only: false };
-        models.promote_model(request).await.map_err(Failure::rejected("promote a model"))?;
-        let with = plan(&channels, &requests, args).await?;
+        models.promote_model(request).await.map_err(Failure::rejection("promote a model"))?;
+        let with = measure_plans(&channels, &requests, args).await?;
         let request = wire::RollbackModelRequest { kind };
-        models.rollback_model(request).await.map_err(Failure::rejected("roll a model back"))?;
+        models.rollback_model(request).await.map_err(Failure::rejection("roll a model back"))?;
         if round > 0 {
             fixed.add(&without); // round 0 only warms up
             by_model.add(&with);
         }
     }
-    Ok(report(args, &disk, (model.rows, training), &fixed, &by_model))
+    Ok(format_report(args, &disk, (model.rows, training), &fixed, &by_model))
 }
 
 /// Runs `PlanVm` calls of all clients for the duration in `args`.
-async fn plan(
+async fn measure_plans(
     channels: &[ClientChannel],
     requests: &[wire::PlanVmRequest],
     args: &Args,
 ) -> Result<Outcome, Failure> {
     let planner = |n: usize| Planner {
         scheduler: SchedulerClient::new(channels[n % channels.len()].clone()),
-        requests: requests.iter().skip(n).step_by(CLIENTS).cloned().collect(),
+        requests: requests.iter().skip(n).step_by(CLIENT_COUNT).cloned().collect(),
     };
-    let limits = LoadLimits { after: Duration::from_secs(args.seconds), writes_max: u64::MAX };
-    Ok(load::run((0..CLIENTS).map(planner).collect(), limits).await?.0)
+    let limits = LoadLimits { duration_max: Duration::from_secs(args.seconds), writes_max: u64::MAX };
+    Ok(load::run((0..CLIENT_COUNT).map(planner).collect(), limits).await?.0)
 }
 
 /// Client that sends `PlanVm` calls one after another.
@@ -147,13 +147,13 @@ impl Writer for Planner {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
         let at = usize::try_from(number).expect("usize has 64 bits") % self.requests.len();
         let reply = self.scheduler.plan_vm(self.requests[at].clone()).await;
-        reply.map(drop).map_err(Failure::rejected("plan a VM"))
+        reply.map(drop).map_err(Failure::rejection("plan a VM"))
     }
 }
 
 /// Returns samples of ended VMs from the public tables. Returns generated samples if no table is
 /// available.
-fn samples() -> Vec<VmSample> {
+fn load_samples() -> Vec<VmSample> {
     let folder = std::env::var_os("TARN_DATA")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"), PathBuf::from);
     let table = |(name, layout): (&str, Layout)| {
@@ -196,16 +196,16 @@ fn generate_samples() -> Vec<VmSample> {
     read(text.as_bytes(), Layout::Custom).expect("generated rows are valid")
 }
 
-fn profile(groups: &Groups) -> Option<wire::VmProfile> {
+fn to_profile(groups: &Groups) -> Option<wire::VmProfile> {
     let Groups { key, kind, place, .. } = groups.clone();
     Some(wire::VmProfile { key, kind, place, ..Default::default() })
 }
 
-fn outcome(sample: &VmSample) -> wire::Outcome {
+fn to_outcome(sample: &VmSample) -> wire::Outcome {
     let (request, outcome) = (&sample.request, &sample.outcome);
     wire::Outcome {
         vm: request.groups.vm.clone(),
-        profile: profile(&request.groups),
+        profile: to_profile(&request.groups),
         requested_bytes: request.requested.get(),
         cores: request.cores.unwrap_or_default(),
         started_unix_ms: request.begins.0,
@@ -215,8 +215,8 @@ fn outcome(sample: &VmSample) -> wire::Outcome {
     }
 }
 
-/// Returns a request to plan the VM of a sample, with its memory rounded up to GiB. Replaces names
-/// that are invalid in requests.
+/// Returns a request to plan the VM of a sample. Rounds the memory of the VM up to a multiple of 1
+/// GiB. Replaces names that are invalid in requests.
 fn plan_request(sample: &VmSample) -> wire::PlanVmRequest {
     let is_name = sample.request.groups.vm.bytes().all(|byte| byte.is_ascii_alphanumeric());
     wire::PlanVmRequest {
@@ -228,11 +228,11 @@ fn plan_request(sample: &VmSample) -> wire::PlanVmRequest {
         cores: 4,
         memory_bytes: sample.request.requested.get().div_ceil(GIB) * GIB,
         pinned: false,
-        profile: profile(&sample.request.groups),
+        profile: to_profile(&sample.request.groups),
     }
 }
 
-fn report(
+fn format_report(
     args: &Args,
     disk: &Disk,
     (rows, training): (u64, Duration),
@@ -242,13 +242,16 @@ fn report(
     let rows_of_table = [fixed.row("fixed share"), by_model.row("model")];
     let ratio_of_medians = |ours: &Rounds, theirs: &Rounds| ours.median() / theirs.median();
     format!(
-        "\nPlanVm, {CLIENTS} clients, decisions durable on {}; {} rounds of {} s\n\n{}\ntime train_frigid_{rows} {:.1} s\n{}\n{}\n",
+        "\nPlanVm, {CLIENT_COUNT} clients, decisions durable on {}; {} rounds of {} s\n\n{}\ntime train_frigid_{rows} {:.1} s\n{}\n{}\n",
         disk.kind,
         args.rounds,
         args.seconds,
-        table(&["", "plans/s", "p50 us", "p99 us"], &rows_of_table),
+        format_table(&["", "plans/s", "p50 us", "p99 us"], &rows_of_table),
         training.as_secs_f64(),
-        ratio("plan_64_throughput_vs_fixed_share", ratio_of_medians(&by_model.per_second, &fixed.per_second)),
-        ratio("plan_64_p99_vs_fixed_share", ratio_of_medians(&fixed.p99_us, &by_model.p99_us)),
+        format_ratio(
+            "plan_64_throughput_vs_fixed_share",
+            ratio_of_medians(&by_model.per_second, &fixed.per_second)
+        ),
+        format_ratio("plan_64_p99_vs_fixed_share", ratio_of_medians(&fixed.p99_us, &by_model.p99_us)),
     )
 }

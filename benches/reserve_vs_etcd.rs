@@ -22,15 +22,15 @@ use benches::{
     process,
     programs::{Programs, target_folder},
     rack::{InvalidReserver, Plan, Rack, Reserver},
-    report::{Rounds, ratio, run_and_print, table},
+    report::{Rounds, format_ratio, format_table, run_and_print},
 };
 use clap::{Parser, ValueEnum};
 use proto::bearer::{Bearer, ClientChannel};
 use units::limits::RESERVATIONS_PER_HOST_MAX;
 
-/// Maximum fraction of the rack's slices, and of its permitted reservations, that one round uses,
-/// so that no call is rejected for lack of capacity.
-const ROUND_SHARE_OF_RACK: f64 = 0.75;
+/// Maximum fraction that one round uses of the rack's slices and of the permitted reservations. It
+/// is below 1 so that no call is rejected for lack of capacity.
+const ROUND_RACK_FRACTION: f64 = 0.75;
 /// Maximum number of slices that a round reserves if each call waits until its slice is online.
 const READY_WRITES_MAX: u64 = 4096;
 /// Number of concurrent clients in the loads with many clients.
@@ -94,16 +94,16 @@ async fn measure(args: &Args) -> Result<String, Failure> {
 async fn compare(args: &Args, programs: Option<&Programs>, disk: &Disk) -> Result<String, Failure> {
     let etcd = match args.only {
         Some(Part::Tarn) => None,
-        _ => Some(Etcd::start(&disk.folder("etcd")?, disk.path()).await?),
+        _ => Some(Etcd::start(&disk.create_folder("etcd")?, disk.path()).await?),
     };
     let rack = match programs {
-        Some(programs) => Some(Rack::start(args.plan, programs, &disk.folder("rack")?).await?),
+        Some(programs) => Some(Rack::start(args.plan, programs, &disk.create_folder("rack")?).await?),
         None => None,
     };
     let mut comparison = Comparison::new(args, etcd, rack).await?;
     comparison.warm_up().await?;
     for round in 0..args.rounds {
-        comparison.round(round).await?;
+        comparison.measure_round(round).await?;
     }
     Ok(comparison.report(disk))
 }
@@ -120,15 +120,15 @@ struct Series {
 }
 
 /// CPU times of the server, of all agents, and of the clients, in this order.
-type Cpu = [Duration; 3];
+type CpuTimes = [Duration; 3];
 
 /// Headings of the columns of [`Series::row`]. CPU time is per write, and includes all threads of a
 /// process.
-const HEAD: [&str; 7] =
+const COLUMN_HEADINGS: [&str; 7] =
     ["min-median-max", "writes/s", "p50 us", "p99 us", "server cpu us", "agents cpu us", "clients cpu us"];
 
 impl Series {
-    fn add(&mut self, outcome: &Outcome, before: Cpu, after: Cpu) {
+    fn add(&mut self, outcome: &Outcome, before: CpuTimes, after: CpuTimes) {
         self.per_second.add(outcome.per_second());
         self.p50_us.add(outcome.quantile_us(0.50));
         self.p99_us.add(outcome.quantile_us(0.99));
@@ -203,35 +203,40 @@ impl<'a> Comparison<'a> {
 
     /// Runs a short load that is not measured, to warm up connections, caches and page tables.
     async fn warm_up(&mut self) -> Result<(), Failure> {
-        let limits = LoadLimits { after: Duration::from_millis(300), writes_max: READY_WRITES_MAX };
-        self.etcd(MANY_CLIENTS, "warm", limits, |_| None).await?;
-        self.tarn(MANY_CLIENTS, "warm", limits, false, |_| None).await
+        let limits = LoadLimits { duration_max: Duration::from_millis(300), writes_max: READY_WRITES_MAX };
+        self.measure_etcd(MANY_CLIENTS, "warm", limits, |_| None).await?;
+        self.measure_tarn(MANY_CLIENTS, "warm", limits, false, |_| None).await
     }
 
     /// Measures all loads once. Even rounds start with etcd, odd rounds start with Tarn.
-    async fn round(&mut self, round: u32) -> Result<(), Failure> {
+    async fn measure_round(&mut self, round: u32) -> Result<(), Failure> {
         let name = format!("r{round}");
         let limits = self.limits();
         for turn in [round, round + 1] {
             if turn % 2 == 0 {
-                self.etcd(1, &name, limits, |comparison| Some(&mut comparison.etcd_1)).await?;
-                self.etcd(MANY_CLIENTS, &name, limits, |comparison| Some(&mut comparison.etcd_64)).await?;
-            } else {
-                self.tarn(1, &name, limits, false, |comparison| Some(&mut comparison.tarn_1)).await?;
-                self.tarn(MANY_CLIENTS, &name, limits, false, |comparison| Some(&mut comparison.tarn_64))
+                self.measure_etcd(1, &name, limits, |comparison| Some(&mut comparison.etcd_1)).await?;
+                self.measure_etcd(MANY_CLIENTS, &name, limits, |comparison| Some(&mut comparison.etcd_64))
                     .await?;
+            } else {
+                self.measure_tarn(1, &name, limits, false, |comparison| Some(&mut comparison.tarn_1)).await?;
+                self.measure_tarn(MANY_CLIENTS, &name, limits, false, |comparison| {
+                    Some(&mut comparison.tarn_64)
+                })
+                .await?;
             }
         }
         let limits = LoadLimits { writes_max: READY_WRITES_MAX, ..limits };
-        self.tarn(1, &name, limits, true, |comparison| Some(&mut comparison.ready_1)).await?;
-        self.tarn(MANY_CLIENTS, &name, limits, true, |comparison| Some(&mut comparison.ready_64)).await?;
-        self.rejected(1, limits.after, |comparison| &mut comparison.rejected_1).await?;
-        self.rejected(MANY_CLIENTS, limits.after, |comparison| &mut comparison.rejected_64).await
+        self.measure_tarn(1, &name, limits, true, |comparison| Some(&mut comparison.ready_1)).await?;
+        self.measure_tarn(MANY_CLIENTS, &name, limits, true, |comparison| Some(&mut comparison.ready_64))
+            .await?;
+        self.measure_rejected(1, limits.duration_max, |comparison| &mut comparison.rejected_1).await?;
+        self.measure_rejected(MANY_CLIENTS, limits.duration_max, |comparison| &mut comparison.rejected_64)
+            .await
     }
 
-    /// Measures calls that the manager rejects as invalid. Such calls do not use the ledger or the
+    /// Measures calls that the manager rejects as invalid, before the calls reach the ledger or the
     /// disk.
-    async fn rejected(
+    async fn measure_rejected(
         &mut self,
         clients: usize,
         after: Duration,
@@ -241,7 +246,8 @@ impl<'a> Comparison<'a> {
         let writers =
             (0..clients).map(|n| InvalidReserver::new(channels[n % channels.len()].clone())).collect();
         let before = tarn_cpu(rack);
-        let (outcome, _) = load::run(writers, LoadLimits { after, writes_max: u64::MAX }).await?;
+        let (outcome, _) =
+            load::run(writers, LoadLimits { duration_max: after, writes_max: u64::MAX }).await?;
         let after = tarn_cpu(rack);
         print_progress("tarn, rejected", clients, &outcome);
         series(self).add(&outcome, before, after);
@@ -251,12 +257,12 @@ impl<'a> Comparison<'a> {
     fn limits(&self) -> LoadLimits {
         let plan = self.args.plan;
         let reservations = f64::from(plan.hosts) * RESERVATIONS_PER_HOST_MAX as f64;
-        let writes_max = (f64::from(plan.slices()).min(reservations) * ROUND_SHARE_OF_RACK).floor();
+        let writes_max = (f64::from(plan.slices()).min(reservations) * ROUND_RACK_FRACTION).floor();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a u32")]
-        LoadLimits { after: Duration::from_secs_f64(self.args.seconds), writes_max: writes_max as u64 }
+        LoadLimits { duration_max: Duration::from_secs_f64(self.args.seconds), writes_max: writes_max as u64 }
     }
 
-    async fn etcd(
+    async fn measure_etcd(
         &mut self,
         clients: usize,
         round: &str,
@@ -267,10 +273,10 @@ impl<'a> Comparison<'a> {
         let round = format!("{round}-{clients}");
         let writers =
             (0..clients).map(|n| TwoPuts::new(channels[n % channels.len()].clone(), &round)).collect();
-        let before = [process::cpu(&etcd.process), Duration::ZERO, process::own_cpu()];
+        let before = [process::cpu_time(&etcd.process), Duration::ZERO, process::own_cpu_time()];
         let (outcome, _) = load::run(writers, limits).await?;
         etcd.process.check_running()?;
-        let after = [process::cpu(&etcd.process), Duration::ZERO, process::own_cpu()];
+        let after = [process::cpu_time(&etcd.process), Duration::ZERO, process::own_cpu_time()];
         print_progress("etcd", clients, &outcome);
         if let Some(series) = series(self) {
             series.add(&outcome, before, after);
@@ -278,7 +284,7 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    async fn tarn(
+    async fn measure_tarn(
         &mut self,
         clients: usize,
         round: &str,
@@ -319,7 +325,7 @@ impl<'a> Comparison<'a> {
             self.rejected_1.row("tarn, rejected, 1 client"),
             self.rejected_64.row("tarn, rejected, 64 clients"),
         ]);
-        format!("{}{}\n{}", self.description(disk), table(&HEAD, &rows), self.ratios())
+        format!("{}{}\n{}", self.description(disk), format_table(&COLUMN_HEADINGS, &rows), self.ratios())
     }
 
     fn description(&self, disk: &Disk) -> String {
@@ -357,8 +363,8 @@ impl<'a> Comparison<'a> {
 /// Result of a load of reservations, with the CPU times before and after the load.
 struct MeasuredLoad {
     outcome: Outcome,
-    before: Cpu,
-    after: Cpu,
+    before: CpuTimes,
+    after: CpuTimes,
 }
 
 /// Runs a load of reservations, measures it, and releases all reservations.
@@ -380,13 +386,13 @@ async fn reserve(
 /// Formats the ratio of two medians, and the spread of the ratios of the rounds.
 fn ratios(name: &str, numerator: &Rounds, denominator: &Rounds) -> String {
     let by_round = numerator.ratio_to(denominator).spread(2);
-    let ratio = ratio(name, numerator.median() / denominator.median());
+    let ratio = format_ratio(name, numerator.median() / denominator.median());
     format!("{ratio}\nrounds {name} {by_round}\n")
 }
 
-fn tarn_cpu(rack: &Rack) -> Cpu {
-    let (manager, agents) = rack.cpu();
-    [manager, agents, process::own_cpu()]
+fn tarn_cpu(rack: &Rack) -> CpuTimes {
+    let (manager, agents) = rack.cpu_times();
+    [manager, agents, process::own_cpu_time()]
 }
 
 /// Prints the result of one load to standard error while the benchmark runs.

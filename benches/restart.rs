@@ -1,8 +1,9 @@
-//! Measures the time from the start of a manager process to its first reply, after a stop and after
-//! a kill.
+//! Measures the time from the start of a manager process to its first reply. The previous process
+//! was stopped with SIGTERM or SIGKILL.
 //!
-//! Goal: at most 200 ms, with 65,536 slices and 4,096 reservations in its store. The number of free
-//! slices in the reply must be unchanged. Agents reconnect at the same time, as in production.
+//! Goal: at most 200 ms, with 65,536 slices and 4,096 reservations in the store. The restarted
+//! manager must report the same number of free slices as before. Agents reconnect during the
+//! measurement, as in production.
 
 use std::{
     path::PathBuf,
@@ -17,7 +18,7 @@ use benches::{
     process,
     programs::{Programs, target_folder},
     rack::{Plan, Rack, Reserver, query_rack},
-    report::{Rounds, run_and_print, table},
+    report::{Rounds, format_table, run_and_print},
 };
 use clap::Parser;
 
@@ -29,7 +30,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 /// interval does not distort the times.
 const RETRY_INTERVAL: Duration = Duration::from_micros(500);
 /// Number of concurrent clients that fill the store.
-const CLIENTS: usize = 64;
+const CLIENT_COUNT: usize = 64;
 /// Maximum time to fill the store.
 const FILL_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -81,8 +82,8 @@ async fn fill(rack: &Rack, args: &Args) -> Result<(), Failure> {
         let reserver = Reserver::new(channels[n % channels.len()].clone(), args.plan, "fill");
         reserver.with_slices(u64::from(args.slices_each)).wait_ready()
     };
-    let limits = LoadLimits { after: FILL_TIMEOUT, writes_max: u64::from(args.reservations) };
-    let (outcome, _) = load::run((0..CLIENTS).map(writer).collect(), limits).await?;
+    let limits = LoadLimits { duration_max: FILL_TIMEOUT, writes_max: u64::from(args.reservations) };
+    let (outcome, _) = load::run((0..CLIENT_COUNT).map(writer).collect(), limits).await?;
     eprintln!("  filled: {} reservations in {:.1} s", outcome.writes, outcome.elapsed.as_secs_f64());
     Ok(())
 }
@@ -119,7 +120,7 @@ fn check_free_slices(args: &Args, slices_free: u32) -> Result<(), Failure> {
         return Ok(());
     }
     let reply = format!("{slices_free} slices free after a restart, {expected} before");
-    Err(Failure::UnexpectedReply { what: "get the rack".to_owned(), reply })
+    Err(Failure::UnexpectedReply { subject: "get the rack".to_owned(), reply })
 }
 
 fn report(args: &Args, disk: &Disk, stopped: &Rounds, killed: &Rounds) -> String {
@@ -132,6 +133,6 @@ fn report(args: &Args, disk: &Disk, stopped: &Rounds, killed: &Rounds) -> String
         args.slices_each,
         disk.kind,
         args.rounds,
-        table(&["ms to the first reply", "min-median-max", "goal"], &rows),
+        format_table(&["ms to the first reply", "min-median-max", "goal"], &rows),
     )
 }

@@ -15,7 +15,7 @@ use std::{
 use benches::{
     failure::Failure,
     programs,
-    report::{ratio, table},
+    report::{format_ratio, format_table},
 };
 use clap::Parser;
 use emulated_host::rack::{Device, Plan, Rack, RackPlan};
@@ -23,18 +23,18 @@ use emulated_host::rack::{Device, Plan, Rack, RackPlan};
 /// Goal for the rate of each operation, in bytes per second.
 const GOAL_BYTES_PER_S: f64 = 1e9;
 /// Size of a slice in bytes.
-const SLICE: f64 = (1u64 << 30) as f64;
+const SLICE_BYTES: f64 = (1u64 << 30) as f64;
 /// Number of slices of the device. Slices are added and removed one at a time.
-const SLICES: u32 = 2;
+const SLICE_COUNT: u32 = 2;
 /// Memory that a VM writes to fill a slice, in MiB. Less than a slice, because the kernel reserves
 /// some memory of each node.
 const FILL_MIB: u32 = 960;
 /// Memory that a running VM writes before another slice is removed, in MiB.
 const MOVE_MIB: u32 = 512;
 /// Address at which the agent serves its metrics.
-const METRICS: &str = "127.0.0.1:9751";
+const METRICS_ADDRESS: &str = "127.0.0.1:9751";
 /// Socket on which the agent provides memory.
-const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
+const HOST_MEMORY_SOCKET: &str = "/run/tarn-agent/host-memory.sock";
 /// Names of the agent's operations on a slice, in order of execution.
 const CALL_NAMES: [&str; 3] = ["online", "scrub", "offline"];
 const BACKENDS: [&str; 2] = ["dax", "memory_block"];
@@ -84,7 +84,7 @@ impl CallTimes {
     }
 
     /// Returns the mean duration of a call in seconds.
-    fn mean(self) -> f64 {
+    fn mean_s(self) -> f64 {
         self.seconds / self.count
     }
 }
@@ -96,8 +96,8 @@ struct Backend {
     name: &'static str,
     empty: BackendTimes,
     full: BackendTimes,
-    /// Call times of removing a slice whose pages are migrated first. `None` if the backend does
-    /// not migrate pages.
+    /// Call times of the removal of a slice whose pages the kernel migrates first. `None` if the
+    /// backend does not migrate pages.
     migrating: Option<CallTimes>,
 }
 
@@ -127,11 +127,11 @@ impl Backend {
         rack.tarn(&format!("release {first}"))?;
         rack.wait_free(1)?;
         rack.end_vm(&second)?;
-        rack.wait_free(SLICES)
+        rack.wait_free(SLICE_COUNT)
     }
 }
 
-/// Rack of one emulated host, whose agent reports the durations of its calls.
+/// Rack of one emulated host. The agent of the host reports the durations of its calls.
 struct SingleHostRack {
     rack: Rack,
     _folder: tempfile::TempDir,
@@ -140,11 +140,11 @@ struct SingleHostRack {
 impl SingleHostRack {
     fn start(backend: &str) -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("tarn-rack-").tempdir();
-        let folder = folder.map_err(Failure::file("create a folder in", std::env::temp_dir()))?;
-        let hosts = Plan::new(1, vec![Device { serial: 0x7a0, gib: SLICES, is_aligned: true }]);
+        let folder = folder.map_err(Failure::file_error("create a folder in", std::env::temp_dir()))?;
+        let hosts = Plan::new(1, vec![Device { serial: 0x7a0, gib: SLICE_COUNT, is_aligned: true }]);
         let mut plan = RackPlan::new(hosts, programs::rack_programs()?, backend);
         plan.hosts.programs.push(plan.programs.tarn.clone());
-        plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
+        plan.agent_toml_extra = format!("metrics_listen = {METRICS_ADDRESS:?}\n");
         eprintln!("{backend}: booting a host");
         let rack = Rack::start(&emulated_host::Artifacts::locate()?, plan, folder.path(), || true)?;
         Ok(Self { rack, _folder: folder })
@@ -174,7 +174,7 @@ impl SingleHostRack {
             }
             None => drop(self.tarn(&format!("release {vm}"))?),
         }
-        self.wait_free(SLICES)
+        self.wait_free(SLICE_COUNT)
     }
 
     fn reserve(&self, vm: &str) -> Result<(), Failure> {
@@ -187,7 +187,7 @@ impl SingleHostRack {
     fn start_vm(&self, vm: &str, mib: u32) -> Result<(), Failure> {
         self.run(&format!(
             "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
-             tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {mib} --look 1 < /run/{vm}.in > /run/{vm}.out 2>&1 &"
+             tarn stand-in-vm --socket {HOST_MEMORY_SOCKET} --vm {vm} --touch {mib} --look 1 < /run/{vm}.in > /run/{vm}.out 2>&1 &"
         ))?;
         self.wait_until(&format!("VM {vm} to write its memory"), || {
             Ok(self.run(&format!("cat /run/{vm}.out"))?.contains("dirty"))
@@ -203,12 +203,16 @@ impl SingleHostRack {
         self.wait_until(&format!("{slices} free slices"), free)
     }
 
-    fn wait_until(&self, what: &str, condition: impl Fn() -> Result<bool, Failure>) -> Result<(), Failure> {
+    fn wait_until(&self, event: &str, condition: impl Fn() -> Result<bool, Failure>) -> Result<(), Failure> {
         let deadline = Instant::now() + TIMEOUT;
         while !condition()? {
             if Instant::now() > deadline {
-                let seen = self.rack.hosts().all()[0].agent_log();
-                return Err(Failure::TimedOut { what: what.to_owned(), seconds: TIMEOUT.as_secs(), seen });
+                let last_state = self.rack.hosts().as_slice()[0].agent_log();
+                return Err(Failure::TimedOut {
+                    event: event.to_owned(),
+                    seconds: TIMEOUT.as_secs(),
+                    last_state,
+                });
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -216,34 +220,34 @@ impl SingleHostRack {
     }
 
     fn run(&self, command: &str) -> Result<String, Failure> {
-        Ok(self.rack.hosts().all()[0].run_within(command, TIMEOUT)?.text)
+        Ok(self.rack.hosts().as_slice()[0].run_within(command, TIMEOUT)?.text)
     }
 
     fn tarn(&self, arguments: &str) -> Result<String, Failure> {
         let argument_list: Vec<&str> = arguments.split_whitespace().collect();
-        let mut tarn = self.rack.tarn(&argument_list);
+        let mut tarn = self.rack.tarn_command(&argument_list);
         let output = tarn.output().map_err(|source| Failure::Start { program: "tarn".into(), source })?;
         let reply = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match output.status.success() {
             true => Ok(reply(&output.stdout)),
             false => Err(Failure::UnexpectedReply {
-                what: format!("tarn {arguments}"),
+                subject: format!("tarn {arguments}"),
                 reply: reply(&output.stderr),
             }),
         }
     }
 
     fn call_times(&self) -> Result<BackendTimes, Failure> {
-        let text = self.run(&format!("wget -q -O - http://{METRICS}/metrics"))?;
+        let text = self.run(&format!("wget -q -O - http://{METRICS_ADDRESS}/metrics"))?;
         Ok(CALL_NAMES.map(|call| CallTimes {
-            seconds: sample(&text, "sum", call),
-            count: sample(&text, "count", call),
+            seconds: parse_sample(&text, "sum", call),
+            count: parse_sample(&text, "count", call),
         }))
     }
 }
 
 /// Returns a sample of the agent's histogram of call durations, or 0 before the first call.
-fn sample(text: &str, of: &str, call: &str) -> f64 {
+fn parse_sample(text: &str, of: &str, call: &str) -> f64 {
     let name = format!("tarn_agent_host_call_seconds_{of}{{");
     let label = format!("call=\"{call}\"");
     let line = text.lines().find(|line| line.starts_with(&name) && line.contains(&label));
@@ -260,7 +264,7 @@ fn report(backends: &[Backend]) -> String {
             states.into_iter().filter_map(|(state, call_times)| Some((state, call_times?)))
         {
             let cell = |calls: CallTimes| match calls.count > 0.0 {
-                true => format!("{:.3}", calls.mean()),
+                true => format!("{:.3}", calls.mean_s()),
                 false => "-".to_owned(),
             };
             let mut row = vec![format!("{} {state}", backend.name)];
@@ -268,19 +272,23 @@ fn report(backends: &[Backend]) -> String {
             rows.push(row);
         }
     }
-    let mut text = table(&["seconds for 1 GiB", "online", "scrub", "offline"], &rows);
+    let mut text = format_table(&["seconds for 1 GiB", "online", "scrub", "offline"], &rows);
     for backend in backends {
         let name = backend.name;
         for (state, call_times) in [("empty", backend.empty), ("full", backend.full)] {
             for (call, calls) in CALL_NAMES.iter().zip(call_times) {
-                let ratio_to_goal = SLICE / calls.mean() / GOAL_BYTES_PER_S;
-                let _ =
-                    writeln!(text, "{}", ratio(&format!("{name}_{state}_{call}_vs_1GBps"), ratio_to_goal));
+                let ratio_to_goal = SLICE_BYTES / calls.mean_s() / GOAL_BYTES_PER_S;
+                let _ = writeln!(
+                    text,
+                    "{}",
+                    format_ratio(&format!("{name}_{state}_{call}_vs_1GBps"), ratio_to_goal)
+                );
             }
         }
         if let Some(migrating) = backend.migrating {
-            let ratio_to_goal = SLICE / migrating.mean() / GOAL_BYTES_PER_S;
-            let _ = writeln!(text, "{}", ratio(&format!("{name}_moving_offline_vs_1GBps"), ratio_to_goal));
+            let ratio_to_goal = SLICE_BYTES / migrating.mean_s() / GOAL_BYTES_PER_S;
+            let _ =
+                writeln!(text, "{}", format_ratio(&format!("{name}_moving_offline_vs_1GBps"), ratio_to_goal));
         }
     }
     text

@@ -23,7 +23,7 @@ use std::{
 
 use benches::{
     failure::Failure,
-    report::{Rounds, ratio, table},
+    report::{Rounds, format_ratio, format_table},
 };
 use fairness::{
     market::{
@@ -40,24 +40,24 @@ use tenants::{TenantModel, random_tenants, six_tenants, supply};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const SIZES: [usize; 6] = [3, 24, 100, 1_000, 10_000, 100_000];
+const TENANT_COUNTS: [usize; 6] = [3, 24, 100, 1_000, 10_000, 100_000];
 /// Numbers of tenants in the measured markets with opaque utilities.
-const GRID_SIZES: [usize; 3] = [24, 100, 1_000];
-/// Minimum number of tenants of the markets that are used for the growth exponent of the time.
-const GROWTH_SIZE_MIN: usize = 1_000;
+const GRID_TENANT_COUNTS: [usize; 3] = [24, 100, 1_000];
+/// Minimum number of tenants of a market that counts towards the growth exponent of the time.
+const GROWTH_TENANTS_MIN: usize = 1_000;
 /// Minimum number of tenants for the comparison with the port of Spirit's allocator. The evaluation
 /// of Spirit has 24 tenants.
-const COMPARISON_SIZE_MIN: usize = 24;
+const COMPARISON_TENANTS_MIN: usize = 24;
 /// Epochs after which the slowdown of the port is reported.
 const REPORTED_EPOCHS: [u32; 4] = [1, 5, 10, 20];
 /// Number of epochs of the port that is compared with the market.
-const EPOCHS: u32 = 10;
+const COMPARED_EPOCHS: u32 = 10;
 /// Minimum total duration of the repeated calls of one measurement.
 const REPEAT_DURATION: Duration = Duration::from_millis(500);
 /// Minimum number of repeated calls of one measurement.
 const CALLS_MIN: u32 = 11;
 /// Maximum relative loss of a tenant compared with an equal split, a tolerance for rounding errors.
-const SPLIT_LOSS: f64 = 1e-6;
+const SPLIT_LOSS_MAX: f64 = 1e-6;
 const SEED: u64 = 20_251_013;
 
 fn main() -> ExitCode {
@@ -74,31 +74,34 @@ fn main() -> ExitCode {
 }
 
 fn measure() -> Result<String, Failure> {
-    let sizes = SIZES.into_iter().map(MarketTimes::measure).collect::<Result<Vec<_>, _>>()?;
-    let compared = sizes.iter().filter(|times| times.tenants >= COMPARISON_SIZE_MIN);
+    let sizes = TENANT_COUNTS.into_iter().map(MarketTimes::measure).collect::<Result<Vec<_>, _>>()?;
+    let compared = sizes.iter().filter(|times| times.tenants >= COMPARISON_TENANTS_MIN);
     let ratios: String = compared.map(MarketTimes::ratios).collect();
-    let growth = [growth("cold", &sizes, |times| times.cold), growth("warm", &sizes, |times| times.warm)];
+    let growth = [
+        format_growth("cold", &sizes, |times| times.cold_us),
+        format_growth("warm", &sizes, |times| times.warm_us),
+    ];
     let rows: Vec<_> = sizes.iter().map(MarketTimes::row).collect();
     let lines: String = sizes.iter().map(MarketTimes::lines).collect();
     let head = ["tenants; medians in us", "cold", "warm", "grid, cold", "port, an epoch", "ten"];
     Ok(format!(
         "\n{}\n{lines}{}{}{}{}",
-        table(&head, &rows),
-        fit_time_line(),
+        format_table(&head, &rows),
+        measure_fit(),
         growth.concat(),
         ratios,
-        quality()?
+        format_slowdowns()?
     ))
 }
 
 /// Median times of a market with this number of tenants, in microseconds.
 struct MarketTimes {
     tenants: usize,
-    cold: f64,
-    warm: f64,
-    grid: Option<f64>,
-    epoch: f64,
-    epochs: f64,
+    cold_us: f64,
+    warm_us: f64,
+    grid_us: Option<f64>,
+    port_epoch_us: f64,
+    port_ten_epochs_us: f64,
 }
 
 impl MarketTimes {
@@ -109,31 +112,53 @@ impl MarketTimes {
         let next_epoch: Vec<TenantModel> = models.iter().map(|model| model.next_epoch(&mut random)).collect();
         Ok(Self {
             tenants,
-            cold: median_us(|| models.clone(), |models| cold(models, supply)),
-            warm: warm(next_epoch, supply, &warm_start)?,
-            grid: GRID_SIZES.contains(&tenants).then(|| grid_us(&models, supply)).transpose()?,
-            epoch: median_us(|| SpiritPort::new(&models, supply), |port| run_epochs(port, 1)),
-            epochs: median_us(|| SpiritPort::new(&models, supply), |port| run_epochs(port, EPOCHS)),
+            cold_us: median_us(|| models.clone(), |models| clear_cold(models, supply)),
+            warm_us: measure_warm_us(next_epoch, supply, &warm_start)?,
+            grid_us: GRID_TENANT_COUNTS
+                .contains(&tenants)
+                .then(|| measure_grid_us(&models, supply))
+                .transpose()?,
+            port_epoch_us: median_us(|| SpiritPort::new(&models, supply), |port| run_epochs(port, 1)),
+            port_ten_epochs_us: median_us(
+                || SpiritPort::new(&models, supply),
+                |port| run_epochs(port, COMPARED_EPOCHS),
+            ),
         })
     }
 
     fn row(&self) -> Vec<String> {
         let us = |us: f64| format!("{us:.1}");
-        let grid = self.grid.map_or_else(String::new, us);
-        vec![self.tenants.to_string(), us(self.cold), us(self.warm), grid, us(self.epoch), us(self.epochs)]
+        let grid = self.grid_us.map_or_else(String::new, us);
+        vec![
+            self.tenants.to_string(),
+            us(self.cold_us),
+            us(self.warm_us),
+            grid,
+            us(self.port_epoch_us),
+            us(self.port_ten_epochs_us),
+        ]
     }
 
     fn lines(&self) -> String {
         let line = |kind: &str, us: f64| format!("time symbiosis_{kind}_{} {us:.1} us\n", self.tenants);
-        let grid = self.grid.map_or_else(String::new, |us| line("grid", us));
-        format!("{}{}{grid}{}", line("cold", self.cold), line("warm", self.warm), line("port", self.epoch))
+        let grid = self.grid_us.map_or_else(String::new, |us| line("grid", us));
+        format!(
+            "{}{}{grid}{}",
+            line("cold", self.cold_us),
+            line("warm", self.warm_us),
+            line("port", self.port_epoch_us)
+        )
     }
 
     fn ratios(&self) -> String {
         let line = |what: &str, spirit_us: f64| {
-            ratio(&format!("symbiosis_{}_vs_{what}", self.tenants), spirit_us / self.cold)
+            format_ratio(&format!("symbiosis_{}_vs_{what}", self.tenants), spirit_us / self.cold_us)
         };
-        format!("{}\n{}\n", line("spirit_epoch", self.epoch), line("spirit_ten_epochs", self.epochs))
+        format!(
+            "{}\n{}\n",
+            line("spirit_epoch", self.port_epoch_us),
+            line("spirit_ten_epochs", self.port_ten_epochs_us)
+        )
     }
 }
 
@@ -153,40 +178,44 @@ fn median_us<G, L>(mut input: impl FnMut() -> G, mut call: impl FnMut(G) -> L) -
 }
 
 fn to_tenants(models: Vec<TenantModel>, supply: Supply) -> Vec<Tenant<Slowdown>> {
-    models.into_iter().map(|model| model.tenant(supply)).collect()
+    models.into_iter().map(|model| model.into_tenant(supply)).collect()
 }
 
 /// Computes shares from miss-ratio curves without a warm start. Also returns the tenants, so that
 /// dropping them is not measured.
-fn cold(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
+fn clear_cold(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
     let tenants = to_tenants(models, supply);
-    let outcome = market(&tenants, supply).clear(ClearingOptions::default());
+    let outcome = new_market(&tenants, supply).clear(ClearingOptions::default());
     (tenants, outcome)
 }
 
 /// Measures a market of slightly changed tenants, with the warm start of the previous epoch.
 /// Returns microseconds.
-fn warm(next_epoch: Vec<TenantModel>, supply: Supply, warm_start: &MarketWarmStart) -> Result<f64, Failure> {
+fn measure_warm_us(
+    next_epoch: Vec<TenantModel>,
+    supply: Supply,
+    warm_start: &MarketWarmStart,
+) -> Result<f64, Failure> {
     let tenants = to_tenants(next_epoch, supply);
     let options = || ClearingOptions { warm_start: warm_start.clone(), turn: 1 };
-    check_shares(&tenants, supply, &market(&tenants, supply).clear(options()))?;
-    Ok(median_us(options, |options| market(&tenants, supply).clear(options)))
+    check_shares(&tenants, supply, &new_market(&tenants, supply).clear(options()))?;
+    Ok(median_us(options, |options| new_market(&tenants, supply).clear(options)))
 }
 
 /// Measures a market of tenants with opaque utilities. Returns microseconds.
-fn grid_us(models: &[TenantModel], supply: Supply) -> Result<f64, Failure> {
+fn measure_grid_us(models: &[TenantModel], supply: Supply) -> Result<f64, Failure> {
     let tenant = |model: &TenantModel| {
-        let slowdown = model.clone().slowdown();
+        let slowdown = model.clone().into_slowdown();
         Tenant::new(1.0, supply, Grid::new(supply, move |bundle: Bundle| slowdown.value(bundle)))
     };
     let tenants: Vec<_> = models.iter().map(tenant).collect();
     clear_and_check(&tenants, supply)?;
-    Ok(median_us(|| (), |()| market(&tenants, supply).clear(ClearingOptions::default())))
+    Ok(median_us(|| (), |()| new_market(&tenants, supply).clear(ClearingOptions::default())))
 }
 
 /// Measures the fit of a miss-ratio curve to 40,000 samples. The samples follow Zipf's law over the
 /// pages of 8 GiB.
-fn fit_time_line() -> String {
+fn measure_fit() -> String {
     const PAGES: u32 = 2 << 20;
     const SAMPLES: f64 = 40_000.0;
     let weights: Vec<f64> = (1..=PAGES).map(|rank| f64::from(rank).powf(-0.9)).collect();
@@ -203,17 +232,17 @@ fn fit_time_line() -> String {
 }
 
 fn run_epochs(mut port: SpiritPort, epochs: u32) -> SpiritPort {
-    (0..epochs).for_each(|_| port.epoch());
+    (0..epochs).for_each(|_| port.run_epoch());
     port
 }
 
-fn market<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Market<'_, U> {
+fn new_market<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Market<'_, U> {
     Market::new(supply, tenants).expect("all tenants have equal weights")
 }
 
 /// Clears a market, checks its outcome, and returns the warm start.
 fn clear_and_check<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Result<MarketWarmStart, Failure> {
-    let outcome = market(tenants, supply).clear(ClearingOptions::default());
+    let outcome = new_market(tenants, supply).clear(ClearingOptions::default());
     check_shares(tenants, supply, &outcome)?;
     Ok(outcome.warm_start)
 }
@@ -223,19 +252,19 @@ fn clear_and_check<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Result<
 fn check_shares<U: Utility>(tenants: &[Tenant<U>], supply: Supply, outcome: &Outcome) -> Result<(), Failure> {
     let memory: u64 = outcome.shares.iter().map(|share| share.memory_mib).sum();
     let bandwidth: u64 = outcome.shares.iter().map(|share| share.bandwidth_mb_s).sum();
-    let certificate = market(tenants, supply).certify(outcome);
+    let certificate = new_market(tenants, supply).certify(outcome);
     let is_within_supply = memory <= supply.memory_mib && bandwidth <= supply.bandwidth_mb_s;
-    if is_within_supply && certificate.sharing_incentive >= 1.0 - SPLIT_LOSS {
+    if is_within_supply && certificate.sharing_incentive >= 1.0 - SPLIT_LOSS_MAX {
         return Ok(());
     }
     let reply = format!("shares of {memory} MiB and {bandwidth} MB/s of {supply:?}; {certificate:?}");
-    Err(Failure::UnexpectedReply { what: format!("a market of {} tenants", tenants.len()), reply })
+    Err(Failure::UnexpectedReply { subject: format!("a market of {} tenants", tenants.len()), reply })
 }
 
-/// Formats the exponent by which the time grows with the number of tenants: the slope of a
-/// least-squares line through their logarithms.
-fn growth(kind: &str, sizes: &[MarketTimes], of: fn(&MarketTimes) -> f64) -> String {
-    let large = sizes.iter().filter(|times| times.tenants >= GROWTH_SIZE_MIN);
+/// Formats the growth exponent of the time with the number of tenants: the slope of a least-squares
+/// line through the logarithms of both.
+fn format_growth(kind: &str, sizes: &[MarketTimes], of: fn(&MarketTimes) -> f64) -> String {
+    let large = sizes.iter().filter(|times| times.tenants >= GROWTH_TENANTS_MIN);
     let points: Vec<_> = large.map(|times| ((times.tenants as f64).ln(), of(times).ln())).collect();
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
     let (x, y) = (mean(|point| point.0), mean(|point| point.1));
@@ -245,7 +274,7 @@ fn growth(kind: &str, sizes: &[MarketTimes], of: fn(&MarketTimes) -> f64) -> Str
 }
 
 /// Formats the geometric mean slowdown of six tenants, one line per allocator.
-fn quality() -> Result<String, Failure> {
+fn format_slowdowns() -> Result<String, Failure> {
     let models = six_tenants();
     let supply = supply(models.len());
     let tenants = to_tenants(models.clone(), supply);
@@ -254,7 +283,7 @@ fn quality() -> Result<String, Failure> {
             tenants.iter().zip(bundles).map(|(tenant, bundle)| tenant.utility.slowdown(bundle).ln());
         (slowdowns.sum::<f64>() / tenants.len() as f64).exp()
     };
-    let market = market(&tenants, supply);
+    let market = new_market(&tenants, supply);
     let outcome = market.clear(ClearingOptions::default());
     check_shares(&tenants, supply, &outcome)?;
     let market_slowdown = mean(&mut outcome.shares.iter().map(|share| (*share).into()));
@@ -262,15 +291,15 @@ fn quality() -> Result<String, Failure> {
     let mut lines = format!("slowdown equal_split {split:.3}\n");
     let (mut port, mut slowdown_ratio) = (SpiritPort::new(&models, supply), f64::NAN);
     for epoch in 1..=REPORTED_EPOCHS[REPORTED_EPOCHS.len() - 1] {
-        port.epoch();
+        port.run_epoch();
         let spirit_slowdown = mean(&mut port.bundles());
         if REPORTED_EPOCHS.contains(&epoch) {
             lines += &format!("slowdown spirit_after_{epoch} {spirit_slowdown:.3}\n");
         }
-        if epoch == EPOCHS {
+        if epoch == COMPARED_EPOCHS {
             slowdown_ratio = spirit_slowdown / market_slowdown;
         }
     }
-    let ratio = ratio("symbiosis_slowdown_vs_spirit", slowdown_ratio);
+    let ratio = format_ratio("symbiosis_slowdown_vs_spirit", slowdown_ratio);
     Ok(format!("{lines}slowdown market {market_slowdown:.3}\n{ratio}\n"))
 }

@@ -23,7 +23,7 @@ use units::{
 };
 
 /// Maximum number of device replies that the manager handles as one batch.
-const REPLIES_PER_BATCH: usize = 64;
+const REPLIES_PER_BATCH_MAX: usize = 64;
 
 /// Numbers of hosts, EMCs and slices of a rack.
 #[derive(Clone, Copy, Debug)]
@@ -33,14 +33,14 @@ pub struct RackSize {
     pub slices: u32,
 }
 
-/// Parameters of the records with which the manager starts.
+/// Parameters of the manager's initial records.
 #[derive(Clone, Copy, Debug)]
 pub struct InitialState {
     pub size: RackSize,
     /// Number of slices in use. The slices with the lowest numbers are in use.
     pub used: u32,
     /// Number of slices of each reservation. 0 means no reservations.
-    pub per_vm: u32,
+    pub slices_per_vm: u32,
     /// Returns the state of a used slice with this owner.
     pub state: fn(Owner) -> State,
     pub fence: Fence,
@@ -49,16 +49,17 @@ pub struct InitialState {
 }
 
 impl InitialState {
-    /// Returns parameters for `used` slices that are online, in reservations of `per_vm` slices.
-    pub fn with_used_slices(size: RackSize, used: u32, per_vm: u32) -> Self {
-        Self { size, used, per_vm, state: State::Online, fence: Fence::None, is_shared: false }
+    /// Returns parameters for `used` slices that are online, in reservations of `slices_per_vm`
+    /// slices.
+    pub fn with_used_slices(size: RackSize, used: u32, slices_per_vm: u32) -> Self {
+        Self { size, used, slices_per_vm, state: State::Online, fence: Fence::None, is_shared: false }
     }
 }
 
 /// Simulated agent, with its desired state and the slices that the agent has reported as online.
 struct Agent {
-    order: DesiredState,
-    is_answered: bool,
+    desired_state: DesiredState,
+    has_reported: bool,
     reported: BTreeSet<Holding>,
 }
 
@@ -66,8 +67,8 @@ pub struct SimulatedRack {
     pub manager: Manager,
     now: Ns,
     size: RackSize,
-    stored: VecDeque<u64>,
-    calls: VecDeque<(EmcId, DeviceCall)>,
+    pending_batches: VecDeque<u64>,
+    pending_calls: VecDeque<(EmcId, DeviceCall)>,
     agents: BTreeMap<SessionId, Agent>,
     /// Durations of the events since [`SimulatedRack::take_times`].
     times: Vec<Duration>,
@@ -76,7 +77,7 @@ pub struct SimulatedRack {
 }
 
 impl RackSize {
-    fn per_emc(self) -> u32 {
+    fn slices_per_emc(self) -> u32 {
         self.slices / self.emcs
     }
 
@@ -88,11 +89,11 @@ impl RackSize {
         (0..self.emcs_per_host()).map(|k| EmcId((host * self.emcs_per_host() + k) % self.emcs)).collect()
     }
 
-    /// Returns the host that owns a slice. The host is connected to the slice's EMC, and slices are
-    /// spread evenly over these hosts.
+    /// Returns the host that owns a slice. The slices of an EMC are spread evenly over the hosts
+    /// that are connected to the EMC.
     fn host_of(self, slice: u32) -> HostId {
         let groups = self.emcs / self.emcs_per_host();
-        let group = slice / self.per_emc() / self.emcs_per_host();
+        let group = slice / self.slices_per_emc() / self.emcs_per_host();
         let turns = self.hosts / groups;
         HostId(group + groups * (slice % turns))
     }
@@ -111,7 +112,7 @@ fn hello() -> Hello {
     }
 }
 
-pub fn release(vm: Name) -> pool::manager::Request {
+pub fn release_request(vm: Name) -> pool::manager::Request {
     pool::manager::Request::Release {
         target: pool::ledger::Target::Vm(vm),
         force: true,
@@ -124,17 +125,17 @@ pub fn name(text: &str) -> Name {
     Name::new(text).expect("letters, digits and a dash")
 }
 
-pub fn request(id: &str) -> RequestKey {
+pub fn request_key(id: &str) -> RequestKey {
     RequestKey { client: name("bench"), id: RequestId::new(id).expect("letters, digits and a dash") }
 }
 
-fn records(start: InitialState) -> Vec<Record> {
+fn initial_records(start: InitialState) -> Vec<Record> {
     let size = start.size;
     let emcs = (0..size.emcs).map(|n| {
         let emc = Emc {
             name: name(&format!("emc{n}")),
-            first: SliceId(n * size.per_emc()),
-            slices: size.per_emc(),
+            first: SliceId(n * size.slices_per_emc()),
+            slices: size.slices_per_emc(),
             driver: "emulated".to_owned(),
             path: String::new(),
             scheduling: Scheduling::Enabled,
@@ -159,16 +160,17 @@ fn records(start: InitialState) -> Vec<Record> {
         Record::Host(HostId(n), host)
     });
     let owner = |slice: u32| {
-        let first = slice - slice % start.per_vm.max(1);
+        let first = slice - slice % start.slices_per_vm.max(1);
         Owner { host: size.host_of(first), reservation: ReservationId(u64::from(first) + 1) }
     };
     let slots = (0..start.used).map(|n| {
         let slot = Slot { epoch: Epoch(1), state: (start.state)(owner(n)), receipt: None };
         Record::Slice(SliceId(n), slot)
     });
-    let firsts = (0..start.used).step_by(start.per_vm.max(1) as usize).filter(|_| start.per_vm > 0);
+    let firsts =
+        (0..start.used).step_by(start.slices_per_vm.max(1) as usize).filter(|_| start.slices_per_vm > 0);
     let reservations = firsts.map(|first| {
-        let last = start.used.min(first + start.per_vm);
+        let last = start.used.min(first + start.slices_per_vm);
         let reservation = Reservation {
             vm: name(&format!("held-{first}")),
             host: owner(first).host,
@@ -176,7 +178,7 @@ fn records(start: InitialState) -> Vec<Record> {
             local: Bytes::ZERO,
             cores: 0,
             pinned: false,
-            request: request(&format!("held-{first}")),
+            request: request_key(&format!("held-{first}")),
             commit_within: Ns::secs(300),
             created: UnixMs(0),
             stage: Stage::Committed,
@@ -197,8 +199,8 @@ impl SimulatedRack {
             manager: Manager::new(settings),
             now: Ns::secs(1),
             size: start.size,
-            stored: VecDeque::new(),
-            calls: VecDeque::new(),
+            pending_batches: VecDeque::new(),
+            pending_calls: VecDeque::new(),
             agents: BTreeMap::new(),
             times: Vec::new(),
             tokens: 0,
@@ -211,7 +213,7 @@ impl SimulatedRack {
             next_slice: SliceId(start.size.slices),
             ..Meta::new("bench".to_owned())
         };
-        rack.event(Event::Loaded { meta, records: records(start), restored: false });
+        rack.handle_event(Event::Loaded { meta, records: initial_records(start), restored: false });
         if start.fence == Fence::None {
             rack.connect();
         }
@@ -221,7 +223,7 @@ impl SimulatedRack {
     /// Connects one agent for each host.
     pub fn connect(&mut self) {
         for host in 0..self.size.hosts {
-            self.event(Event::AgentUp(session(host), HostId(host), hello()));
+            self.handle_event(Event::AgentUp(session(host), HostId(host), hello()));
         }
     }
 
@@ -240,7 +242,7 @@ impl SimulatedRack {
         cpu_time() - start
     }
 
-    /// Returns the result of a read of the manager, and its CPU time.
+    /// Returns the result and the CPU time of a read of the manager.
     pub fn time_read_with_result<T>(&self, read: impl FnOnce(&Manager) -> T) -> (T, Duration) {
         let start = cpu_time();
         let result = std::hint::black_box(read(&self.manager));
@@ -249,11 +251,11 @@ impl SimulatedRack {
 
     /// Handles one event and performs its effects. Returns the CPU time of the manager, including
     /// the computation of its next wakeup.
-    pub fn event(&mut self, event: Event) -> Duration {
-        self.events([event])
+    pub fn handle_event(&mut self, event: Event) -> Duration {
+        self.handle_events([event])
     }
 
-    fn events(&mut self, events: impl IntoIterator<Item = Event>) -> Duration {
+    fn handle_events(&mut self, events: impl IntoIterator<Item = Event>) -> Duration {
         let (when, events) = (self.when(), events.into_iter().collect::<Vec<_>>());
         let start = cpu_time();
         for event in events {
@@ -271,7 +273,7 @@ impl SimulatedRack {
 
     pub fn submit(&mut self, request: pool::manager::Request) {
         self.tokens += 1;
-        self.event(Event::Request(Token(self.tokens), request));
+        self.handle_event(Event::Request(Token(self.tokens), request));
     }
 
     /// Returns the durations of all events since the last call of this function.
@@ -281,21 +283,22 @@ impl SimulatedRack {
 
     fn perform(&mut self, effect: Effect) {
         match effect {
-            Effect::Store { batch, .. } => self.stored.push_back(batch),
+            Effect::Store { batch, .. } => self.pending_batches.push_back(batch),
             Effect::Reply(_, reply) => {
                 assert!(reply.is_ok(), "a request was rejected: {reply:?}");
                 self.replies += 1;
             }
-            Effect::Device(emc, call) => self.calls.push_back((emc, call)),
+            Effect::Device(emc, call) => self.pending_calls.push_back((emc, call)),
             Effect::RequestReport(_) => {}
             Effect::Send(session, desired) => match self.agents.get_mut(&session) {
                 Some(agent) => {
-                    agent.order.amend(desired);
-                    agent.is_answered = false;
+                    agent.desired_state.amend(desired);
+                    agent.has_reported = false;
                 }
                 None => {
                     assert!(desired.base.is_none(), "the first desired state must be complete");
-                    let agent = Agent { order: desired, is_answered: false, reported: BTreeSet::new() };
+                    let agent =
+                        Agent { desired_state: desired, has_reported: false, reported: BTreeSet::new() };
                     self.agents.insert(session, agent);
                 }
             },
@@ -306,25 +309,25 @@ impl SimulatedRack {
     }
 
     /// Completes the oldest pending store batch. Returns whether a batch was pending.
-    pub fn store(&mut self) -> bool {
-        let Some(batch) = self.stored.pop_front() else { return false };
-        self.event(Event::Stored { batch, ok: true });
+    pub fn complete_store_batch(&mut self) -> bool {
+        let Some(batch) = self.pending_batches.pop_front() else { return false };
+        self.handle_event(Event::Stored { batch, ok: true });
         true
     }
 
     /// Completes one batch of device calls of one EMC, as pool-manager does. Returns whether a call
     /// was pending.
     pub fn complete_device_calls(&mut self) -> bool {
-        let Some(emc) = self.calls.front().map(|(emc, _)| *emc) else { return false };
-        let count = self.calls.iter().take_while(|(other, _)| *other == emc).count();
-        let calls: Vec<_> = self.calls.drain(..count.min(REPLIES_PER_BATCH)).collect();
+        let Some(emc) = self.pending_calls.front().map(|(emc, _)| *emc) else { return false };
+        let count = self.pending_calls.iter().take_while(|(other, _)| *other == emc).count();
+        let calls: Vec<_> = self.pending_calls.drain(..count.min(REPLIES_PER_BATCH_MAX)).collect();
         let events: Vec<_> =
-            calls.into_iter().map(|(emc, call)| Event::Device(emc, self.complete(emc, call))).collect();
-        self.events(events);
+            calls.into_iter().map(|(emc, call)| Event::Device(emc, self.device_reply(emc, call))).collect();
+        self.handle_events(events);
         true
     }
 
-    fn complete(&self, emc: EmcId, call: DeviceCall) -> DeviceReply {
+    fn device_reply(&self, emc: EmcId, call: DeviceCall) -> DeviceReply {
         match call {
             DeviceCall::Contents => DeviceReply::Contents(self.contents(emc)),
             DeviceCall::Grant { slice, epoch, .. } => {
@@ -342,24 +345,24 @@ impl SimulatedRack {
     pub fn compare_devices(&mut self) {
         while self.compare_device() {}
         while !self.manager.durable().emcs().all(|(_, emc)| emc.up) {
-            self.event(Event::Tick);
+            self.handle_event(Event::Tick);
         }
     }
 
     /// Completes the next `Contents` call. Returns whether such a call was pending.
     fn compare_device(&mut self) -> bool {
-        let Some(at) = self.calls.iter().position(|(_, call)| *call == DeviceCall::Contents) else {
+        let Some(at) = self.pending_calls.iter().position(|(_, call)| *call == DeviceCall::Contents) else {
             return false;
         };
-        let (emc, call) = self.calls.remove(at).expect("the index is valid");
-        let done = self.complete(emc, call);
-        self.event(Event::Device(emc, done));
+        let (emc, call) = self.pending_calls.remove(at).expect("the index is valid");
+        let done = self.device_reply(emc, call);
+        self.handle_event(Event::Device(emc, done));
         true
     }
 
     /// Removes all queued device calls and returns them.
     pub fn take_device_calls(&mut self) -> Vec<DeviceCall> {
-        self.calls.drain(..).map(|(_, call)| call).collect()
+        self.pending_calls.drain(..).map(|(_, call)| call).collect()
     }
 
     /// Returns the names of the VMs with a reservation on a host.
@@ -369,14 +372,14 @@ impl SimulatedRack {
         ids.filter_map(|id| Some(ledger.reservation(id)?.vm.clone())).collect()
     }
 
-    /// Reconnects the agent of a host, which loses its desired state.
+    /// Reconnects the agent of a host. The agent loses its desired state.
     pub fn reconnect(&mut self, host: u32) -> Duration {
         self.agents.remove(&session(host));
-        self.event(Event::AgentUp(session(host), HostId(host), hello()))
+        self.handle_event(Event::AgentUp(session(host), HostId(host), hello()))
     }
 
     /// Returns whether the agent of a host has received a desired state.
-    pub fn has_order(&self, host: u32) -> bool {
+    pub fn has_desired_state(&self, host: u32) -> bool {
         self.agents.contains_key(&session(host))
     }
 
@@ -396,10 +399,10 @@ impl SimulatedRack {
     /// Reports the desired state of one agent as applied. Returns whether an agent had a report
     /// pending.
     pub fn run_agent(&mut self) -> bool {
-        let unanswered = self.agents.iter_mut().find(|(_, agent)| !agent.is_answered);
-        let Some((session, agent)) = unanswered else { return false };
-        agent.is_answered = true;
-        let desired = &agent.order;
+        let pending = self.agents.iter_mut().find(|(_, agent)| !agent.has_reported);
+        let Some((session, agent)) = pending else { return false };
+        agent.has_reported = true;
+        let desired = &agent.desired_state;
         let online = desired.vms.values().flat_map(|vm| vm.slices.keys().copied());
         let online = online.filter(|holding| agent.reported.insert(*holding)).collect();
         let scrubbed =
@@ -412,27 +415,28 @@ impl SimulatedRack {
             ..ObservedState::default()
         };
         let session = *session;
-        self.event(Event::AgentReport(session, observed));
+        self.handle_event(Event::AgentReport(session, observed));
         true
     }
 
     /// Sends a report without changes from the agent of a host. Returns the CPU time of the
     /// manager.
-    pub fn heartbeat(&mut self, host: u32) -> Duration {
+    pub fn send_heartbeat(&mut self, host: u32) -> Duration {
         let session = session(host);
-        let number = self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.order.number);
-        self.event(Event::AgentReport(session, ObservedState { number, ..ObservedState::default() }))
+        let number =
+            self.agents.get(&session).map_or(DesiredVersion::default(), |agent| agent.desired_state.number);
+        self.handle_event(Event::AgentReport(session, ObservedState { number, ..ObservedState::default() }))
     }
 
     /// Completes store and device calls, agent reports and ticks until the manager has no wakeup
     /// within 100 ms.
     pub fn settle(&mut self) {
         loop {
-            while self.store() || self.complete_device_calls() || self.run_agent() {}
+            while self.complete_store_batch() || self.complete_device_calls() || self.run_agent() {}
             let due = self.manager.next_wakeup().filter(|at| at.0 <= self.now.0 + Ns::ms(100).0);
             let Some(at) = due else { return };
             self.now = self.now.max(at);
-            self.event(Event::Tick);
+            self.handle_event(Event::Tick);
         }
     }
 }

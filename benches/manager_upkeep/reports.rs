@@ -21,28 +21,28 @@ use crate::{
 const HOST_SLICES: [u32; 3] = [64, 512, 4096];
 /// Measured numbers of slices per EMC, in a rack of four EMCs.
 const EMC_SLICES: [u32; 3] = [1024, 4096, 16_384];
-const HOSTS: u32 = 16;
-const ROUNDS: usize = 32;
+const HOST_COUNT: u32 = 16;
+const ROUND_COUNT: usize = 32;
 
 /// Measures all kinds of events and prints the results.
 pub fn measure() {
     sweep("heartbeat_host_slices", HOST_SLICES, |slices| {
-        crate::heartbeat(&mut rack_with_host_slices(slices))
+        crate::measure_heartbeat(&mut rack_with_host_slices(slices))
     });
-    sweep("report_part_host_slices", HOST_SLICES, |slices| report(slices, REPORT_PART_ENTRIES_MAX));
-    sweep("report_undivided_host_slices", HOST_SLICES, |slices| report(slices, usize::MAX));
+    sweep("report_part_host_slices", HOST_SLICES, |slices| measure_report(slices, REPORT_PART_ENTRIES_MAX));
+    sweep("report_undivided_host_slices", HOST_SLICES, |slices| measure_report(slices, usize::MAX));
     sweep("report_released_part_host_slices", HOST_SLICES, |slices| {
-        report_released(slices, REPORT_PART_ENTRIES_MAX)
+        measure_release_report(slices, REPORT_PART_ENTRIES_MAX)
     });
-    sweep("complete_order_host_slices", HOST_SLICES, complete_order);
-    sweep("compare_emc_slices", EMC_SLICES, compare);
-    sweep("fence_host_slices", HOST_SLICES, fence);
+    sweep("complete_order_host_slices", HOST_SLICES, measure_complete_order);
+    sweep("compare_emc_slices", EMC_SLICES, measure_comparison);
+    sweep("fence_host_slices", HOST_SLICES, measure_fence);
 }
 
 /// Returns a rack in which each host owns this number of slices, eight per VM.
 fn rack_with_host_slices(slices: u32) -> SimulatedRack {
-    let size = RackSize { hosts: HOSTS, emcs: 4, slices: 65_536 };
-    SimulatedRack::new(InitialState::with_used_slices(size, slices * HOSTS, 8)).settled()
+    let size = RackSize { hosts: HOST_COUNT, emcs: 4, slices: 65_536 };
+    SimulatedRack::new(InitialState::with_used_slices(size, slices * HOST_COUNT, 8)).into_settled()
 }
 
 /// Returns a complete report of the first host.
@@ -78,11 +78,11 @@ fn complete_report(rack: &SimulatedRack, sequence: u64) -> ObservedState {
 
 /// Measures the longest event while a host sends a complete report without changes. The report is
 /// split into parts of at most `max_facts` facts.
-fn report(slices: u32, max_facts: usize) -> f64 {
+fn measure_report(slices: u32, max_facts: usize) -> f64 {
     let mut rack = rack_with_host_slices(slices);
-    let longest = (1..=ROUNDS as u64).map(|round| {
+    let longest = (1..=ROUND_COUNT as u64).map(|round| {
         let parts = complete_report(&rack, round).into_parts(max_facts);
-        let times = parts.into_iter().map(|part| rack.event(Event::AgentReport(session(0), part)));
+        let times = parts.into_iter().map(|part| rack.handle_event(Event::AgentReport(session(0), part)));
         times.max().unwrap_or_default()
     });
     median_us(longest.collect::<Vec<_>>())
@@ -90,17 +90,17 @@ fn report(slices: u32, max_facts: usize) -> f64 {
 
 /// Measures the longest event while the first host reports that it released all its slices. The
 /// report is split into parts of at most `max_facts` facts.
-fn report_released(slices: u32, max_facts: usize) -> f64 {
+fn measure_release_report(slices: u32, max_facts: usize) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     let names: Vec<_> = rack.vms_of(HostId(0));
     for vm in names {
-        rack.submit(rack::release(vm));
+        rack.submit(rack::release_request(vm));
     }
-    while rack.store() || rack.complete_device_calls() {}
+    while rack.complete_store_batch() || rack.complete_device_calls() {}
     let released = complete_release_report(&rack);
     rack.take_times();
     for part in released.into_parts(max_facts) {
-        rack.event(Event::AgentReport(session(0), part));
+        rack.handle_event(Event::AgentReport(session(0), part));
     }
     longest_us(rack.take_times())
 }
@@ -118,32 +118,34 @@ fn complete_release_report(rack: &SimulatedRack) -> ObservedState {
 }
 
 /// Measures the longest event until a reconnected agent receives its complete desired state.
-fn complete_order(slices: u32) -> f64 {
+fn measure_complete_order(slices: u32) -> f64 {
     let mut rack = rack_with_host_slices(slices);
-    let longest = (0..ROUNDS).map(|_| {
+    let longest = (0..ROUND_COUNT).map(|_| {
         rack.take_times();
         rack.reconnect(0);
-        while !rack.has_order(0) {
-            rack.event(Event::Tick);
+        while !rack.has_desired_state(0) {
+            rack.handle_event(Event::Tick);
         }
         rack.take_times().into_iter().max().unwrap_or_default()
     });
     median_us(longest.collect::<Vec<_>>())
 }
 
-/// Measures the longest event while an EMC is compared with the ledger. All its slices are in use.
-fn compare(slices: u32) -> f64 {
-    let size = RackSize { hosts: HOSTS, emcs: 4, slices: slices * 4 };
+/// Measures the longest event while an EMC is compared with the ledger. All slices of the EMC are
+/// in use.
+fn measure_comparison(slices: u32) -> f64 {
+    let size = RackSize { hosts: HOST_COUNT, emcs: 4, slices: slices * 4 };
     let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, size.slices, 8));
     rack.take_times();
     rack.compare_devices();
     longest_us(rack.take_times())
 }
 
-/// Measures the longest event while a host is fenced, until all its slices wait for a scrubber.
-fn fence(slices: u32) -> f64 {
+/// Measures the longest event from the fencing of a host until all slices of the host wait for a
+/// scrubber.
+fn measure_fence(slices: u32) -> f64 {
     let mut rack = rack_with_host_slices(slices);
-    rack.event(Event::AgentDown(session(0)));
+    rack.handle_event(Event::AgentDown(session(0)));
     rack.take_times();
     rack.submit(Request::Fence {
         host: name("h0"),
@@ -152,9 +154,9 @@ fn fence(slices: u32) -> f64 {
         reason: String::new(),
     });
     for _ in 0..4 {
-        while rack.store() || rack.complete_device_calls() {}
+        while rack.complete_store_batch() || rack.complete_device_calls() {}
         rack.advance(units::Ns::ms(20));
-        rack.event(Event::Tick);
+        rack.handle_event(Event::Tick);
     }
     longest_us(rack.take_times())
 }

@@ -9,11 +9,11 @@ use benches::{
     load::LoadLimits,
     programs::Programs,
     rack::{Rack, Reserver},
-    report::table,
+    report::format_table,
 };
 use proto::bearer::ClientChannel;
 
-use super::{Args, HEAD, MANY_CLIENTS, Series, print_progress, ratios, reserve};
+use super::{Args, COLUMN_HEADINGS, MANY_CLIENTS, Series, print_progress, ratios, reserve};
 
 /// Maximum number of reservations in one measurement, the same for all racks. Less than the number
 /// of free slices in the fullest rack.
@@ -24,8 +24,8 @@ struct FilledRack {
     taken: u32,
     rack: Rack,
     channels: Vec<ClientChannel>,
-    one: Series,
-    many: Series,
+    one_client: Series,
+    many_clients: Series,
 }
 
 pub(crate) async fn measure(args: &Args, programs: &Programs, disk: &Disk) -> Result<String, Failure> {
@@ -35,7 +35,7 @@ pub(crate) async fn measure(args: &Args, programs: &Programs, disk: &Disk) -> Re
     }
     for round in 0..args.rounds {
         for rack in &mut racks {
-            rack.round(args, &format!("t{round}")).await?;
+            rack.measure_round(args, &format!("t{round}")).await?;
         }
         racks.reverse();
     }
@@ -45,27 +45,28 @@ pub(crate) async fn measure(args: &Args, programs: &Programs, disk: &Disk) -> Re
 
 fn report(racks: &[FilledRack]) -> String {
     let rows: Vec<_> = racks.iter().flat_map(FilledRack::rows).collect();
-    let mut report = format!("\n{}\n", table(&HEAD, &rows));
+    let mut report = format!("\n{}\n", format_table(&COLUMN_HEADINGS, &rows));
     if let [fewest, .., most] = racks {
-        report += &ratios("reserve_64_taken", &most.many.per_second, &fewest.many.per_second);
-        report += &ratios("reserve_1_taken", &most.one.per_second, &fewest.one.per_second);
+        report += &ratios("reserve_64_taken", &most.many_clients.per_second, &fewest.many_clients.per_second);
+        report += &ratios("reserve_1_taken", &most.one_client.per_second, &fewest.one_client.per_second);
     }
     report
 }
 
 impl FilledRack {
     async fn start(args: &Args, programs: &Programs, disk: &Disk, taken: u32) -> Result<Self, Failure> {
-        let folder = disk.folder(&format!("taken-{taken}"))?;
+        let folder = disk.create_folder(&format!("taken-{taken}"))?;
         let mut rack = Rack::start(args.plan, programs, &folder).await?;
         let channels = rack.connect(args.channels).await?;
         rack.reserve_and_keep(&channels[0], taken).await?;
-        let mut rack = Self { taken, rack, channels, one: Series::default(), many: Series::default() };
+        let mut rack =
+            Self { taken, rack, channels, one_client: Series::default(), many_clients: Series::default() };
         rack.load(args, MANY_CLIENTS, "warm", Duration::from_millis(300)).await?;
-        (rack.one, rack.many) = Default::default();
+        (rack.one_client, rack.many_clients) = Default::default();
         Ok(rack)
     }
 
-    async fn round(&mut self, args: &Args, round: &str) -> Result<(), Failure> {
+    async fn measure_round(&mut self, args: &Args, round: &str) -> Result<(), Failure> {
         for clients in [1, MANY_CLIENTS] {
             self.load(args, clients, round, Duration::from_secs_f64(args.seconds)).await?;
         }
@@ -83,16 +84,16 @@ impl FilledRack {
         let channel = |n: usize| self.channels[n % self.channels.len()].clone();
         let writer = |n: usize| Reserver::new(channel(n), args.plan, &round);
         let writers = (0..clients).map(writer).collect();
-        let limits = LoadLimits { after, writes_max: WRITES_MAX };
+        let limits = LoadLimits { duration_max: after, writes_max: WRITES_MAX };
         let load_result = reserve(&mut self.rack, &self.channels, writers, limits).await?;
         print_progress(&format!("tarn, {} taken", self.taken), clients, &load_result.outcome);
-        let series = if clients == 1 { &mut self.one } else { &mut self.many };
+        let series = if clients == 1 { &mut self.one_client } else { &mut self.many_clients };
         series.add(&load_result.outcome, load_result.before, load_result.after);
         Ok(())
     }
 
     fn rows(&self) -> [Vec<String>; 2] {
         let name = |clients: &str| format!("tarn, {} slices taken, {clients}", self.taken);
-        [self.one.row(&name("1 client")), self.many.row(&name("64 clients"))]
+        [self.one_client.row(&name("1 client")), self.many_clients.row(&name("64 clients"))]
     }
 }

@@ -14,9 +14,9 @@ use tempfile::TempDir;
 use crate::failure::Failure;
 
 /// Number of timed durable writes.
-const SYNCS: usize = 200;
+const SYNC_COUNT: usize = 200;
 /// Data that is appended to a file before each fdatasync(2).
-const SYNC_BYTES: [u8; 4096] = [0xA5; 4096];
+const SYNC_DATA: [u8; 4096] = [0xA5; 4096];
 /// Types of file systems that store files in memory, where fsync has no cost.
 const MEMORY_FILE_SYSTEMS: [&str; 3] = ["tmpfs", "ramfs", "hugetlbfs"];
 
@@ -36,20 +36,20 @@ impl Disk {
     /// # Errors
     /// [`Failure`] if the folder cannot be created or written, or is not on a disk.
     pub fn new(parent: &Path) -> Result<Self, Failure> {
-        fs::create_dir_all(parent).map_err(Failure::file("create", parent))?;
+        fs::create_dir_all(parent).map_err(Failure::file_error("create", parent))?;
         let mounts = fs::read_to_string("/proc/self/mountinfo")
-            .map_err(Failure::file("read", "/proc/self/mountinfo"))?;
-        let parent = parent.canonicalize().map_err(Failure::file("resolve", parent))?;
-        let (kind, device) = file_system(&mounts, &parent);
+            .map_err(Failure::file_error("read", "/proc/self/mountinfo"))?;
+        let parent = parent.canonicalize().map_err(Failure::file_error("resolve", parent))?;
+        let (kind, device) = find_file_system(&mounts, &parent);
         if MEMORY_FILE_SYSTEMS.contains(&kind) {
             return Err(Failure::NotADisk { kind: kind.to_owned(), path: parent });
         }
         let folder = tempfile::Builder::new()
             .prefix("tarn-bench-")
             .tempdir_in(&parent)
-            .map_err(Failure::file("create a folder in", &parent))?;
+            .map_err(Failure::file_error("create a folder in", &parent))?;
         let sync_us = time_syncs(&folder.path().join("sync"))
-            .map_err(Failure::file("write and sync in", folder.path()))?;
+            .map_err(Failure::file_error("write and sync in", folder.path()))?;
         Ok(Self { folder, kind: format!("{kind} on {device}"), sync_us })
     }
 
@@ -62,40 +62,40 @@ impl Disk {
     ///
     /// # Errors
     /// [`Failure`] if the folder cannot be created.
-    pub fn folder(&self, name: &str) -> Result<PathBuf, Failure> {
+    pub fn create_folder(&self, name: &str) -> Result<PathBuf, Failure> {
         let path = self.folder.path().join(name);
-        fs::create_dir(&path).map_err(Failure::file("create", &path))?;
+        fs::create_dir(&path).map_err(Failure::file_error("create", &path))?;
         Ok(path)
     }
 }
 
 fn time_syncs(path: &Path) -> std::io::Result<Histogram<u64>> {
     let mut file = File::create_new(path)?;
-    let mut times = microseconds();
-    for _ in 0..SYNCS {
+    let mut times = new_histogram_us();
+    for _ in 0..SYNC_COUNT {
         let start = Instant::now();
-        file.write_all(&SYNC_BYTES)?;
+        file.write_all(&SYNC_DATA)?;
         file.sync_data()?;
-        record(&mut times, start.elapsed());
+        record_duration(&mut times, start.elapsed());
     }
     fs::remove_file(path)?;
     Ok(times)
 }
 
 /// Returns a histogram of microseconds up to a minute, with three significant digits.
-pub fn microseconds() -> Histogram<u64> {
+pub fn new_histogram_us() -> Histogram<u64> {
     Histogram::new_with_max(60_000_000, 3).expect("three digits up to a minute are allowed")
 }
 
 /// Records a duration in a histogram. Durations above a minute count as a minute.
-pub fn record(times: &mut Histogram<u64>, time: Duration) {
+pub fn record_duration(times: &mut Histogram<u64>, time: Duration) {
     times.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
 }
 
 /// Returns the type and the device of the file system that contains a path. This is the file system
 /// with the longest matching mount point. If several file systems have this mount point, the
 /// function returns the last one in `mountinfo`.
-fn file_system<'a>(mountinfo: &'a str, path: &Path) -> (&'a str, &'a str) {
+fn find_file_system<'a>(mountinfo: &'a str, path: &Path) -> (&'a str, &'a str) {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (mount_fields, source_fields) = line.split_once(" - ")?;
         let mount_point = mount_fields.split(' ').nth(4)?;
@@ -118,9 +118,9 @@ mod tests {
 
     #[test]
     fn file_system_is_that_of_innermost_mount() {
-        assert_eq!(file_system(MOUNTS, Path::new("/work/target")), ("ext4", "/dev/vda"));
-        assert_eq!(file_system(MOUNTS, Path::new("/dev/shm/rack")), ("tmpfs", "tmpfs"));
-        assert_eq!(file_system(MOUNTS, Path::new("/dev/shmem")), ("devtmpfs", "udev"));
+        assert_eq!(find_file_system(MOUNTS, Path::new("/work/target")), ("ext4", "/dev/vda"));
+        assert_eq!(find_file_system(MOUNTS, Path::new("/dev/shm/rack")), ("tmpfs", "tmpfs"));
+        assert_eq!(find_file_system(MOUNTS, Path::new("/dev/shmem")), ("devtmpfs", "udev"));
     }
 
     #[test]

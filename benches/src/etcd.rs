@@ -21,14 +21,14 @@ use crate::{
 };
 
 /// Maximum time from the start of etcd to its first reply.
-const READY_WITHIN: Duration = Duration::from_secs(30);
-/// Value that is stored for a slice. The size equals that of a slice's state, owner, epoch and EMC.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Value that is stored for a slice. It is as long as the state, owner, epoch and EMC of a slice.
 const SLICE_RECORD: [u8; 64] = [0x5A; 64];
-/// Value that is stored for a request ID. The size equals that of the request's reservation,
-/// content hash and times.
+/// Value that is stored for a request ID. It is as long as the reservation, content hash and times
+/// of a request.
 const REQUEST_RECORD: [u8; 100] = [0xC3; 100];
 /// Number of slice keys. Writes reuse these keys, which bounds the number of keys in the store.
-const SLICES: u64 = 65_536;
+const SLICE_KEYS: u64 = 65_536;
 
 /// Running etcd server.
 #[derive(Debug)]
@@ -47,11 +47,11 @@ impl Etcd {
     /// # Errors
     /// [`Failure`] if etcd is not installed or does not reply.
     pub async fn start(folder: &Path, logs: &Path) -> Result<Self, Failure> {
-        let version = version()?;
+        let version = read_version()?;
         let uri = format!("http://127.0.0.1:{}", free_port()?);
         let peers = format!("http://127.0.0.1:{}", free_port()?);
         let mut command = Command::new("etcd");
-        // These variables may contain the settings of a production cluster.
+        // The removed variables may contain the settings of a production cluster.
         std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("ETCD_")).for_each(
             |(key, _)| {
                 command.env_remove(key);
@@ -69,7 +69,7 @@ impl Etcd {
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         command.args(["--initial-cluster", &format!("bench={peers}")]);
         let mut process = Process::start("etcd", &mut command, logs.join("etcd.log"))?;
-        wait_until("a reply from etcd", READY_WITHIN, async || {
+        wait_until("a reply from etcd", READY_TIMEOUT, async || {
             process.check_running()?;
             Ok(check_ready(&uri).await.map_err(|failure| failure.error_chain()))
         })
@@ -81,11 +81,11 @@ impl Etcd {
 async fn check_ready(uri: &str) -> Result<(), Failure> {
     let channel = connect(uri, &Bearer::default(), 1).await?.swap_remove(0);
     let request = RangeRequest { key: b"anything".to_vec() };
-    KvClient::new(channel).range(request).await.map_err(Failure::rejected("read a key of etcd"))?;
+    KvClient::new(channel).range(request).await.map_err(Failure::rejection("read a key of etcd"))?;
     Ok(())
 }
 
-fn version() -> Result<String, Failure> {
+fn read_version() -> Result<String, Failure> {
     let output =
         Command::new("etcd").arg("--version").stdin(Stdio::null()).output().map_err(|source| match source
             .kind()
@@ -112,22 +112,22 @@ impl TwoPuts {
 
 impl Writer for TwoPuts {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
-        let slice = put(format!("slices/{:05}", number % SLICES), SLICE_RECORD.to_vec());
-        let request = put(format!("requests/{}-{number}", self.round), REQUEST_RECORD.to_vec());
+        let slice = put_request(format!("slices/{:05}", number % SLICE_KEYS), SLICE_RECORD.to_vec());
+        let request = put_request(format!("requests/{}-{number}", self.round), REQUEST_RECORD.to_vec());
         let request = TxnRequest { success: vec![slice, request] };
         let reply =
-            self.kv.txn(request).await.map_err(Failure::rejected("put two records into etcd"))?.into_inner();
+            self.kv.txn(request).await.map_err(Failure::rejection("put two records into etcd"))?.into_inner();
         if reply.succeeded && reply.responses.len() == 2 {
             Ok(())
         } else {
             Err(Failure::UnexpectedReply {
-                what: "put two records into etcd".to_owned(),
+                subject: "put two records into etcd".to_owned(),
                 reply: format!("{reply:?}"),
             })
         }
     }
 }
 
-fn put(key: String, value: Vec<u8>) -> RequestOp {
+fn put_request(key: String, value: Vec<u8>) -> RequestOp {
     RequestOp { request: Some(Request::RequestPut(PutRequest { key: key.into_bytes(), value })) }
 }

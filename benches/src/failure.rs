@@ -34,29 +34,29 @@ pub enum Failure {
     )]
     LightGbmMissing,
     /// A condition did not hold in time.
-    #[error("timed out after {seconds} s waiting for {what}; last state: {seen}")]
+    #[error("timed out after {seconds} s waiting for {event}; last state: {last_state}")]
     TimedOut {
-        /// Condition that did not hold.
-        what: String,
+        /// Description of the event that did not occur.
+        event: String,
         /// Time limit in seconds.
         seconds: u64,
         /// State that was observed last.
-        seen: String,
+        last_state: String,
     },
     /// A server rejected a request.
-    #[error("cannot {what}")]
+    #[error("cannot {action}")]
     Rejected {
         /// Description of the request, such as "read a key of etcd".
-        what: String,
+        action: String,
         /// Status that the server returned.
         #[source]
         status: Box<tonic::Status>,
     },
     /// A server or program returned an unexpected reply.
-    #[error("{what}: unexpected reply: {reply}")]
+    #[error("{subject}: unexpected reply: {reply}")]
     UnexpectedReply {
         /// Description of the request, or name of the program.
-        what: String,
+        subject: String,
         /// Text of the reply.
         reply: String,
     },
@@ -70,10 +70,10 @@ pub enum Failure {
         source: tonic::transport::Error,
     },
     /// A file or folder could not be used.
-    #[error("cannot {what} {}", path.display())]
+    #[error("cannot {action} {}", path.display())]
     File {
         /// Description of the operation, such as "read".
-        what: &'static str,
+        action: &'static str,
         /// Path of the file or folder.
         path: PathBuf,
         /// Error of the operating system.
@@ -101,15 +101,15 @@ pub enum Failure {
 
 impl Failure {
     /// Returns a closure for `map_err` that converts an error of a file operation.
-    pub fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+    pub fn file_error(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self::File { what, path, source }
+        move |source| Self::File { action, path, source }
     }
 
     /// Returns a closure for `map_err` that converts the status of a rejected request.
-    pub fn rejected(what: impl Into<String>) -> impl FnOnce(tonic::Status) -> Self {
-        let what = what.into();
-        move |status| Self::Rejected { what, status: Box::new(status) }
+    pub fn rejection(action: impl Into<String>) -> impl FnOnce(tonic::Status) -> Self {
+        let action = action.into();
+        move |status| Self::Rejected { action, status: Box::new(status) }
     }
 
     /// Returns the error message, followed by one line for each cause.

@@ -10,38 +10,38 @@ use std::{
 
 use crate::failure::Failure;
 
-/// Path of a kernel, without the leading slash, whose first instructions write a byte to the serial
-/// port.
-pub const FIRST_INSTRUCTION: &str = "guest/first-instruction";
+/// Path of the patched kernel, without the leading slash. The first instructions of this kernel
+/// write a byte to the serial port.
+pub const FIRST_INSTRUCTION_KERNEL: &str = "guest/first-instruction";
 /// Shell script that the guest's `init` runs. Its output marks the start of the first program.
-pub const FIRST_PROGRAM: &str = "echo FIRST-PROGRAM\nsleep 1000";
-/// Output of [`FIRST_PROGRAM`].
+pub const FIRST_PROGRAM_SCRIPT: &str = "echo FIRST-PROGRAM\nsleep 1000";
+/// Output of [`FIRST_PROGRAM_SCRIPT`].
 const FIRST_OUTPUT: &[u8] = b"FIRST-PROGRAM";
-/// Output of a kernel patched by [`with_first_instruction_output`]. No firmware prints this byte.
+/// Output of a kernel patched by [`patch_first_instructions`]. No firmware prints this byte.
 const FIRST_BYTE: &[u8] = &[1];
 
 /// Machine code of `mov dx, 0x3f8; mov al, 1; out dx, al; hlt; jmp .-1` in real mode.
-const OUTPUT_16: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
-/// Machine code of the instructions in [`OUTPUT_16`], in long mode.
-const OUTPUT_64: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
+const REAL_MODE_CODE: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
+/// Machine code of the instructions in [`REAL_MODE_CODE`], in long mode.
+const LONG_MODE_CODE: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
 
 /// Patches a bzImage so that the first instructions at both entry points write a byte to the serial
 /// port. Firmware starts the setup code in real mode (Linux x86 boot protocol), and vmm-plugin
 /// starts the kernel at the 64-bit entry point.
-pub fn with_first_instruction_output(mut kernel: Vec<u8>) -> Vec<u8> {
+pub fn patch_first_instructions(mut kernel: Vec<u8>) -> Vec<u8> {
     const SECTOR: usize = 512;
-    const SETUP_SECTORS: usize = 0x1f1;
-    const JUMP: usize = 0x200;
-    const ENTRY_64: usize = 0x200;
-    let setup = JUMP + 2 + usize::from(kernel[JUMP + 1]);
-    let entry_64 = (usize::from(kernel[SETUP_SECTORS]) + 1) * SECTOR + ENTRY_64;
-    for (at, code) in [(setup, OUTPUT_16), (entry_64, OUTPUT_64)] {
+    const SETUP_SECTORS_OFFSET: usize = 0x1f1;
+    const JUMP_OFFSET: usize = 0x200;
+    const ENTRY_64_OFFSET: usize = 0x200;
+    let setup = JUMP_OFFSET + 2 + usize::from(kernel[JUMP_OFFSET + 1]);
+    let entry_64 = (usize::from(kernel[SETUP_SECTORS_OFFSET]) + 1) * SECTOR + ENTRY_64_OFFSET;
+    for (at, code) in [(setup, REAL_MODE_CODE), (entry_64, LONG_MODE_CODE)] {
         kernel[at..at + code.len()].copy_from_slice(code);
     }
     kernel
 }
 
-/// Measured VMM, with the machine type in the case of QEMU.
+/// VMM to measure, including the machine type of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vmm {
     /// The VMM of this project, `vmm-plugin`.
@@ -65,7 +65,7 @@ impl Vmm {
         }
     }
 
-    fn launch(self, kernel: &str) -> Command {
+    fn command(self, kernel: &str) -> Command {
         const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1";
         let (kernel, initrd) = (format!("/{kernel}"), "/guest/initrd");
         match self {
@@ -171,12 +171,12 @@ impl Measurement {
 }
 
 /// Launches two guests, one after another, and returns their measurements. The first guest halts
-/// after its first instruction. The second guest boots Linux and runs [`FIRST_PROGRAM`].
+/// after its first instruction. The second guest boots Linux and runs [`FIRST_PROGRAM_SCRIPT`].
 ///
 /// # Errors
 /// [`Failure`] if a VMM does not start, or if its guest does not print the expected output.
 pub fn measure(vmm: Vmm) -> Result<Measurement, Failure> {
-    let mut first_guest = RunningVmm::launch(vmm, FIRST_INSTRUCTION)?;
+    let mut first_guest = RunningVmm::launch(vmm, FIRST_INSTRUCTION_KERNEL)?;
     let first_instruction = first_guest.wait_for_output(FIRST_BYTE)?;
     drop(first_guest);
     let mut guest = RunningVmm::launch(vmm, "guest/6.12")?;
@@ -194,7 +194,7 @@ struct RunningVmm {
 
 impl RunningVmm {
     fn launch(vmm: Vmm, kernel: &str) -> Result<Self, Failure> {
-        let mut command = vmm.launch(kernel);
+        let mut command = vmm.command(kernel);
         let start = Instant::now();
         let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
         let process =
@@ -209,12 +209,13 @@ impl RunningVmm {
         let mut output = Vec::new();
         let mut buffer = [0; 4096];
         while !output.windows(expected.len()).any(|part| part == expected) {
-            let count =
-                console.read(&mut buffer).map_err(Failure::file("read the console of", self.vmm.name()))?;
+            let count = console
+                .read(&mut buffer)
+                .map_err(Failure::file_error("read the console of", self.vmm.name()))?;
             output.extend_from_slice(&buffer[..count]);
             if count == 0 {
                 let reply = String::from_utf8_lossy(&output).into_owned();
-                return Err(Failure::UnexpectedReply { what: self.vmm.name().to_owned(), reply });
+                return Err(Failure::UnexpectedReply { subject: self.vmm.name().to_owned(), reply });
             }
         }
         Ok(self.start.elapsed())
@@ -231,7 +232,7 @@ impl Drop for RunningVmm {
 /// Returns the proportional set size of a VMM process without the guest's memory, in KiB.
 fn vmm_memory_kib(pid: u32) -> Result<u64, Failure> {
     let file = format!("/proc/{pid}/smaps");
-    Ok(pss_without_guest(&fs::read_to_string(&file).map_err(Failure::file("read", file))?))
+    Ok(pss_without_guest(&fs::read_to_string(&file).map_err(Failure::file_error("read", file))?))
 }
 
 /// Returns the sum of the proportional set sizes in `smaps`, in KiB. Excludes memfds, because all
@@ -275,8 +276,11 @@ mod tests {
         let mut kernel = vec![0; 4096];
         kernel[0x1f1] = 3;
         kernel[0x200..0x206].copy_from_slice(b"\xeb\x6eHdrS");
-        let patched = with_first_instruction_output(kernel);
+        let patched = patch_first_instructions(kernel);
         assert_eq!(&patched[0x200..0x206], b"\xeb\x6eHdrS");
-        assert!(patched[0x270..].starts_with(OUTPUT_16) && patched[2048 + 0x200..].starts_with(OUTPUT_64));
+        assert!(
+            patched[0x270..].starts_with(REAL_MODE_CODE)
+                && patched[2048 + 0x200..].starts_with(LONG_MODE_CODE)
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Common parts of the benchmarks: processes of the programs under test, clients that send them
-//! requests, and reports. The file of each benchmark states its goal and method.
+//! Common parts of the benchmarks: processes of the programs under test, clients that send requests
+//! to the programs, and reports. The file of each benchmark states its goal and method.
 #![forbid(unsafe_code)]
 
 pub mod disk;

@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use tokio::task::JoinSet;
 
 use crate::{
-    disk::{microseconds, record},
+    disk::{new_histogram_us, record_duration},
     failure::Failure,
 };
 
@@ -27,7 +27,7 @@ pub trait Writer: Send + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct LoadLimits {
     /// Maximum duration of the load.
-    pub after: Duration,
+    pub duration_max: Duration,
     /// Maximum number of writes of all clients.
     pub writes_max: u64,
 }
@@ -40,18 +40,18 @@ pub struct Outcome {
     /// Time from the first request to the last reply.
     pub elapsed: Duration,
     /// Latency of each write, in microseconds.
-    pub times_us: Histogram<u64>,
+    pub latencies_us: Histogram<u64>,
 }
 
 impl Outcome {
     /// Returns the number of completed writes per second.
     pub fn per_second(&self) -> f64 {
-        self.times_us.len() as f64 / self.elapsed.as_secs_f64()
+        self.latencies_us.len() as f64 / self.elapsed.as_secs_f64()
     }
 
     /// Returns a quantile of the latency, in microseconds. `quantile` ranges from 0 to 1.
     pub fn quantile_us(&self, quantile: f64) -> f64 {
-        self.times_us.value_at_quantile(quantile) as f64
+        self.latencies_us.value_at_quantile(quantile) as f64
     }
 }
 
@@ -63,15 +63,15 @@ pub async fn run<W: Writer>(writers: Vec<W>, limits: LoadLimits) -> Result<(Outc
     let (start, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     let mut clients = JoinSet::new();
     for writer in writers {
-        clients.spawn(run_client(writer, Arc::clone(&next), start + limits.after, limits.writes_max));
+        clients.spawn(run_client(writer, Arc::clone(&next), start + limits.duration_max, limits.writes_max));
     }
-    let (mut times_us, mut writers) = (microseconds(), Vec::new());
+    let (mut latencies_us, mut writers) = (new_histogram_us(), Vec::new());
     while let Some(result) = clients.join_next().await {
         let (writer, times) = result.expect("a client does not panic and is not cancelled")?;
-        times_us.add(times).expect("all histograms have the same range and precision");
+        latencies_us.add(times).expect("all histograms have the same range and precision");
         writers.push(writer);
     }
-    Ok((Outcome { writes: times_us.len(), elapsed: start.elapsed(), times_us }, writers))
+    Ok((Outcome { writes: latencies_us.len(), elapsed: start.elapsed(), latencies_us }, writers))
 }
 
 async fn run_client<W: Writer>(
@@ -80,7 +80,7 @@ async fn run_client<W: Writer>(
     end: Instant,
     writes_max: u64,
 ) -> Result<(W, Histogram<u64>), Failure> {
-    let mut times = microseconds();
+    let mut times = new_histogram_us();
     loop {
         let start = Instant::now();
         if start >= end {
@@ -91,7 +91,7 @@ async fn run_client<W: Writer>(
             break;
         }
         writer.write(number).await?;
-        record(&mut times, start.elapsed());
+        record_duration(&mut times, start.elapsed());
     }
     Ok((writer, times))
 }
@@ -113,25 +113,25 @@ mod tests {
     #[tokio::test]
     async fn writes_are_executed_and_counted_once() {
         let writers = (0..7).map(|_| CountingWriter(Vec::new())).collect();
-        let limits = LoadLimits { after: Duration::from_secs(600), writes_max: 1000 };
+        let limits = LoadLimits { duration_max: Duration::from_secs(600), writes_max: 1000 };
         let (outcome, writers) = run(writers, limits).await.unwrap();
         let mut numbers: Vec<u64> = writers.into_iter().flat_map(|writer| writer.0).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (0..1000).collect::<Vec<_>>());
-        assert_eq!((outcome.writes, outcome.times_us.len()), (1000, 1000));
+        assert_eq!((outcome.writes, outcome.latencies_us.len()), (1000, 1000));
     }
 
     struct RejectedWriter;
 
     impl Writer for RejectedWriter {
         async fn write(&mut self, number: u64) -> Result<(), Failure> {
-            Err(Failure::UnexpectedReply { what: format!("write {number}"), reply: "no".to_owned() })
+            Err(Failure::UnexpectedReply { subject: format!("write {number}"), reply: "no".to_owned() })
         }
     }
 
     #[tokio::test]
     async fn rejected_write_fails_the_load() {
-        let limits = LoadLimits { after: Duration::from_secs(600), writes_max: 10 };
+        let limits = LoadLimits { duration_max: Duration::from_secs(600), writes_max: 10 };
         assert!(run(vec![RejectedWriter], limits).await.is_err());
     }
 }

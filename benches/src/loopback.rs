@@ -20,7 +20,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// [`Failure`] if no port is free.
 pub fn free_port() -> Result<u16, Failure> {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    port.map(|address| address.port()).map_err(Failure::file("find a free port on", Path::new("127.0.0.1")))
+    port.map(|address| address.port())
+        .map_err(Failure::file_error("find a free port on", Path::new("127.0.0.1")))
 }
 
 /// Opens `count` connections to a server. Each request on a connection contains the token `bearer`.
@@ -44,18 +45,18 @@ pub async fn connect(uri: &str, bearer: &Bearer, count: usize) -> Result<Vec<Cli
 /// # Errors
 /// [`Failure`] if the time limit expires or `check` fails.
 pub async fn wait_until<T>(
-    what: &str,
+    event: &str,
     within: Duration,
     mut check: impl AsyncFnMut() -> Result<Result<T, String>, Failure>,
 ) -> Result<T, Failure> {
     let end = Instant::now() + within;
     loop {
-        let seen = match check().await? {
+        let last_state = match check().await? {
             Ok(found) => return Ok(found),
-            Err(seen) => seen,
+            Err(last_state) => last_state,
         };
         if Instant::now() >= end {
-            return Err(Failure::TimedOut { what: what.to_owned(), seconds: within.as_secs(), seen });
+            return Err(Failure::TimedOut { event: event.to_owned(), seconds: within.as_secs(), last_state });
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }

@@ -23,27 +23,28 @@ pub async fn stop(mut process: Process) -> Result<(), Failure> {
     .await
 }
 
-/// Returns the CPU time of the running threads of a process. Threads that have ended do not count.
-pub fn cpu(process: &Process) -> Duration {
-    cpu_of(&format!("/proc/{}/task", process.pid()))
+/// Returns the CPU time of the running threads of a process. Threads that have ended are not
+/// counted.
+pub fn cpu_time(process: &Process) -> Duration {
+    sum_thread_cpu_times(&format!("/proc/{}/task", process.pid()))
 }
 
-/// Returns the CPU time of the running threads of this process. Threads that have ended do not
-/// count.
-pub fn own_cpu() -> Duration {
-    cpu_of("/proc/self/task")
+/// Returns the CPU time of the running threads of this process. Threads that have ended are not
+/// counted.
+pub fn own_cpu_time() -> Duration {
+    sum_thread_cpu_times("/proc/self/task")
 }
 
 /// Returns the CPU time of all threads in the folder `/proc/PID/task`, or 0 if the process has
 /// ended. Reads `schedstat`, which has nanoseconds: a clock tick in `stat` is longer than many
 /// requests.
-fn cpu_of(threads: &str) -> Duration {
+fn sum_thread_cpu_times(threads: &str) -> Duration {
     let threads = fs::read_dir(threads).into_iter().flatten().filter_map(Result::ok);
     let stats = threads.filter_map(|thread| fs::read_to_string(thread.path().join("schedstat")).ok());
-    stats.filter_map(|line| parse_cpu(&line)).sum()
+    stats.filter_map(|line| parse_cpu_time(&line)).sum()
 }
 
-fn parse_cpu(schedstat: &str) -> Option<Duration> {
+fn parse_cpu_time(schedstat: &str) -> Option<Duration> {
     schedstat.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
 
@@ -65,16 +66,16 @@ mod tests {
 
     #[test]
     fn cpu_time_is_first_number_of_schedstat() {
-        assert_eq!(parse_cpu("1170323 5867271 3\n"), Some(Duration::from_nanos(1_170_323)));
-        assert_eq!(parse_cpu(""), None);
+        assert_eq!(parse_cpu_time("1170323 5867271 3\n"), Some(Duration::from_nanos(1_170_323)));
+        assert_eq!(parse_cpu_time(""), None);
     }
 
     #[test]
     fn cpu_time_grows_with_work() {
-        let before = own_cpu();
+        let before = own_cpu_time();
         let has_grown = (0..10_000_000).any(|_| {
             std::hint::black_box([1_u8; 4096]);
-            own_cpu() > before
+            own_cpu_time() > before
         });
         assert!(has_grown);
     }

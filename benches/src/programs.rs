@@ -57,6 +57,6 @@ pub fn rack_programs() -> Result<emulated_host::rack::Programs, Failure> {
 /// # Errors
 /// [`Failure`] if the kernel does not report the path of this program.
 pub fn target_folder() -> Result<PathBuf, Failure> {
-    let test_program = env::current_exe().map_err(Failure::file("find", "/proc/self/exe"))?;
+    let test_program = env::current_exe().map_err(Failure::file_error("find", "/proc/self/exe"))?;
     Ok(test_program.ancestors().nth(3).unwrap_or(Path::new("/")).to_owned())
 }

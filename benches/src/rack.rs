@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Folder in memory for emulated EMCs and for the runtime folders of the agents.
-const MEMORY: &str = "/dev/shm";
+const MEMORY_DIR: &str = "/dev/shm";
 /// Maximum time from the start of the manager to its first reply.
 const MANAGER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time until the agents of all hosts are connected.
@@ -35,7 +35,7 @@ const FREE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of a slice in bytes.
 const SLICE_BYTES: u64 = 1 << 30;
 /// Client name that the benchmark sends in its requests.
-const CLIENT: &str = "bench";
+const CLIENT_NAME: &str = "bench";
 
 /// Numbers of hosts, EMCs and slices of a rack.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -81,7 +81,7 @@ impl Plan {
     }
 }
 
-/// Running rack. Drop kills the processes of the rack and removes its folders.
+/// Running rack. Dropping the value kills the processes of the rack and removes its folders.
 #[derive(Debug)]
 pub struct Rack {
     // Fields are dropped in their order, so that the processes end before their folders are
@@ -95,7 +95,7 @@ pub struct Rack {
     kept_slices: u32,
     programs: Programs,
     logs: PathBuf,
-    config: PathBuf,
+    config_file: PathBuf,
     listen: String,
 }
 
@@ -106,11 +106,11 @@ impl Rack {
     /// # Errors
     /// [`Failure`] if a program does not start or does not reply.
     pub async fn start(plan: Plan, programs: &Programs, folder: &Path) -> Result<Self, Failure> {
-        let memory = tempfile::Builder::new().prefix("tarn-bench-").tempdir_in(MEMORY);
-        let memory = memory.map_err(Failure::file("create a folder in", MEMORY))?;
+        let memory = tempfile::Builder::new().prefix("tarn-bench-").tempdir_in(MEMORY_DIR);
+        let memory = memory.map_err(Failure::file_error("create a folder in", MEMORY_DIR))?;
         let (store, config) = (folder.join("store"), folder.join("rack.toml"));
         let listen = format!("127.0.0.1:{}", free_port()?);
-        write(&config, &plan.config(&listen, &store, memory.path()).to_string())?;
+        write_file(&config, &plan.config(&listen, &store, memory.path()).to_string())?;
         let (programs, logs) = (programs.clone(), folder.to_owned());
         let mut rack = Self {
             manager: None,
@@ -120,7 +120,7 @@ impl Rack {
             kept_slices: 0,
             programs,
             logs,
-            config,
+            config_file: config,
             listen,
         };
         rack.create_store()?;
@@ -148,9 +148,9 @@ impl Rack {
     /// [`Failure`] if the token does not exist yet.
     pub fn bearer(&self) -> Result<Bearer, Failure> {
         let path = self.logs.join("store/roles/admin.token");
-        let token = std::fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
+        let token = std::fs::read_to_string(&path).map_err(Failure::file_error("read", &path))?;
         let failure = |_| Failure::UnexpectedReply {
-            what: "read a token".to_owned(),
+            subject: "read a token".to_owned(),
             reply: path.display().to_string(),
         };
         Bearer::new(token.trim()).map_err(failure)
@@ -177,7 +177,7 @@ impl Rack {
     /// [`Failure`] if the program cannot be started.
     pub fn start_manager(&mut self) -> Result<(), Failure> {
         let mut command = Command::new(&self.programs.pool_manager);
-        command.args(["serve", "--config"]).arg(&self.config);
+        command.args(["serve", "--config"]).arg(&self.config_file);
         self.manager = Some(self.start_process("pool-manager", &mut command)?);
         Ok(())
     }
@@ -210,8 +210,10 @@ impl Rack {
         wait_until("agents of all hosts", HOSTS_TIMEOUT, async || {
             self.check_running()?;
             let mut admin = AdminClient::new(self.connect(1).await?.swap_remove(0));
-            let hosts =
-                admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::rejected("list hosts"))?;
+            let hosts = admin
+                .list_hosts(wire::ListHostsRequest {})
+                .await
+                .map_err(Failure::rejection("list hosts"))?;
             let hosts = hosts.into_inner().hosts;
             let up = hosts.iter().filter(|host| host.state() == HostState::Up).count();
             Ok(if up == hosts.len() { Ok(()) } else { Err(format!("{up} of {} up", hosts.len())) })
@@ -238,18 +240,18 @@ impl Rack {
                 pool_bytes: u64::from(slice_count) * SLICE_BYTES,
                 commit_within_ms: COMMIT_WITHIN_MS,
                 wait_ready: true,
-                client: CLIENT.to_owned(),
+                client: CLIENT_NAME.to_owned(),
                 ..Default::default()
             };
-            scheduler.reserve(request).await.map_err(Failure::rejected("reserve slices"))?;
+            scheduler.reserve(request).await.map_err(Failure::rejection("reserve slices"))?;
             self.check_running()?;
             self.kept_slices += slice_count;
         }
         Ok(())
     }
 
-    /// Releases these reservations concurrently. Waits until all slices are free, except the slices
-    /// of [`Rack::reserve_and_keep`].
+    /// Releases the given reservations concurrently. Waits until all slices are free, except the
+    /// slices of [`Rack::reserve_and_keep`].
     ///
     /// # Errors
     /// [`Failure`] if a release is rejected, or if a slice is not free within 300 s.
@@ -258,8 +260,8 @@ impl Rack {
         channels: &[ClientChannel],
         reserved: Vec<String>,
     ) -> Result<(), Failure> {
-        let mut queues = vec![Vec::new(); RELEASES_AT_ONCE];
-        reserved.into_iter().enumerate().for_each(|(n, id)| queues[n % RELEASES_AT_ONCE].push(id));
+        let mut queues = vec![Vec::new(); CONCURRENT_RELEASES_MAX];
+        reserved.into_iter().enumerate().for_each(|(n, id)| queues[n % CONCURRENT_RELEASES_MAX].push(id));
         let mut releasing = tokio::task::JoinSet::new();
         for (n, queue) in queues.into_iter().enumerate() {
             releasing.spawn(release_all(SchedulerClient::new(channels[n % channels.len()].clone()), queue));
@@ -276,7 +278,7 @@ impl Rack {
         wait_until("all slices to be free", FREE_TIMEOUT, async || {
             self.check_running()?;
             let rack =
-                admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejected("get the rack"))?;
+                admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejection("get the rack"))?;
             let rack = rack.into_inner();
             let seen = format!("{} of {all} free, alarms: {:?}", rack.slices_free, rack.alarms);
             Ok(if rack.slices_free == all { Ok(()) } else { Err(seen) })
@@ -294,9 +296,9 @@ impl Rack {
     }
 
     /// Returns the CPU time of the manager, and the total CPU time of all agents.
-    pub fn cpu(&self) -> (Duration, Duration) {
-        let manager = self.manager.as_ref().map(process::cpu).unwrap_or_default();
-        (manager, self.agents.iter().map(process::cpu).sum())
+    pub fn cpu_times(&self) -> (Duration, Duration) {
+        let manager = self.manager.as_ref().map(process::cpu_time).unwrap_or_default();
+        (manager, self.agents.iter().map(process::cpu_time).sum())
     }
 
     fn start_agent(&self, host: &str, store: &Path) -> Result<Process, Failure> {
@@ -309,7 +311,7 @@ impl Rack {
             token_file: token,
             extra: String::new(),
         };
-        write(&config, &text.to_string())?;
+        write_file(&config, &text.to_string())?;
         let mut command = Command::new(&self.programs.host_agent);
         self.start_process(host, command.args(["serve", "--config"]).arg(&config))
     }
@@ -321,15 +323,15 @@ impl Rack {
 
 /// Number of slices in each reservation of [`Rack::reserve_and_keep`].
 const SLICES_PER_KEPT_RESERVATION: u32 = 500;
-/// Commit deadline of the reservations of [`Rack::reserve_and_keep`], in milliseconds. 24 hours are
-/// the longest permitted deadline, needed because these reservations are never committed.
+/// Commit deadline of the reservations of [`Rack::reserve_and_keep`], in milliseconds. These
+/// reservations are never committed, so the deadline is the longest permitted one, 24 hours.
 const COMMIT_WITHIN_MS: u64 = 24 * 3600 * 1000;
 
 /// Maximum number of concurrent releases.
-const RELEASES_AT_ONCE: usize = 64;
+const CONCURRENT_RELEASES_MAX: usize = 64;
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(Failure::file("write", path))
+fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(Failure::file_error("write", path))
 }
 
 /// Queries a manager for its rack and its hosts, over a new connection. Returns the rack.
@@ -338,8 +340,8 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 /// [`Failure`] if the manager does not reply.
 pub async fn query_rack(uri: &str, bearer: &Bearer) -> Result<wire::Rack, Failure> {
     let mut admin = AdminClient::new(connect(uri, bearer, 1).await?.swap_remove(0));
-    let rack = admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejected("get the rack"))?;
-    admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::rejected("list hosts"))?;
+    let rack = admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejection("get the rack"))?;
+    admin.list_hosts(wire::ListHostsRequest {}).await.map_err(Failure::rejection("list hosts"))?;
     Ok(rack.into_inner())
 }
 
@@ -350,7 +352,7 @@ async fn release_all(
     for reservation in reservations {
         let target = Some(ReservationRef { reservation, ..Default::default() });
         let request = wire::ReleaseRequest { target, ..Default::default() };
-        scheduler.release(request).await.map_err(Failure::rejected("release a reservation"))?;
+        scheduler.release(request).await.map_err(Failure::rejection("release a reservation"))?;
     }
     Ok(())
 }
@@ -397,14 +399,18 @@ impl Writer for Reserver {
             vm: name,
             pool_bytes: self.slices * SLICE_BYTES,
             wait_ready: self.wait_ready,
-            client: CLIENT.to_owned(),
+            client: CLIENT_NAME.to_owned(),
             ..Default::default()
         };
-        let reply =
-            self.scheduler.reserve(request).await.map_err(Failure::rejected("reserve a slice"))?.into_inner();
+        let reply = self
+            .scheduler
+            .reserve(request)
+            .await
+            .map_err(Failure::rejection("reserve a slice"))?
+            .into_inner();
         if reply.slices.len() as u64 != self.slices {
             return Err(Failure::UnexpectedReply {
-                what: "reserve a slice".to_owned(),
+                subject: "reserve a slice".to_owned(),
                 reply: format!("{reply:?}"),
             });
         }
@@ -413,8 +419,8 @@ impl Writer for Reserver {
     }
 }
 
-/// Client that sends invalid reservations. The manager rejects such reservations before they reach
-/// the ledger, so the latency shows the cost of a call without its execution.
+/// Client that sends invalid reservations. The manager rejects an invalid reservation before it
+/// reaches the ledger, so the latency is the cost of a call without the decision.
 #[derive(Clone, Debug)]
 pub struct InvalidReserver(SchedulerClient<ClientChannel>);
 
@@ -427,11 +433,11 @@ impl InvalidReserver {
 
 impl Writer for InvalidReserver {
     async fn write(&mut self, _: u64) -> Result<(), Failure> {
-        let request = wire::ReserveRequest { client: CLIENT.to_owned(), ..Default::default() };
+        let request = wire::ReserveRequest { client: CLIENT_NAME.to_owned(), ..Default::default() };
         match self.0.reserve(request).await {
             Err(status) if status.code() == Code::InvalidArgument => Ok(()),
             other => Err(Failure::UnexpectedReply {
-                what: "send an invalid reservation".to_owned(),
+                subject: "send an invalid reservation".to_owned(),
                 reply: format!("{other:?}"),
             }),
         }

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 pub async fn run_and_print(name: &str, measure: impl Future<Output = Result<String, Failure>>) -> ExitCode {
     let result = tokio::select! {
         report = measure => report,
-        () = interrupted() => Err(Failure::Interrupted),
+        () = wait_for_interrupt() => Err(Failure::Interrupted),
     };
     match result {
         Ok(report) => {
@@ -26,7 +26,7 @@ pub async fn run_and_print(name: &str, measure: impl Future<Output = Result<Stri
     }
 }
 
-async fn interrupted() {
+async fn wait_for_interrupt() {
     let mut terminate = signal(SignalKind::terminate()).expect("a SIGTERM handler can be registered");
     tokio::select! {
         _ = tokio::signal::ctrl_c() => {}
@@ -85,13 +85,13 @@ impl Rounds {
 }
 
 /// Formats a ratio as a line that programs can parse. A higher ratio is better for Tarn.
-pub fn ratio(name: &str, value: f64) -> String {
+pub fn format_ratio(name: &str, value: f64) -> String {
     format!("ratio {name} {value:.2}")
 }
 
 /// Formats a table with a line of column headings. The first column is left-aligned, and all other
 /// columns are right-aligned.
-pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+pub fn format_table(head: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(String::len);
         cells.chain(head.get(column).map(|cell| cell.len())).max().unwrap_or(0)
@@ -135,12 +135,12 @@ mod tests {
 
     #[test]
     fn ratio_is_a_line_of_three_words() {
-        assert_eq!(ratio("reserve_64_p99", 2.345), "ratio reserve_64_p99 2.35");
+        assert_eq!(format_ratio("reserve_64_p99", 2.345), "ratio reserve_64_p99 2.35");
     }
 
     #[test]
     fn columns_have_width_of_widest_cell() {
         let rows = vec![vec!["etcd".to_owned(), "12345".to_owned()]];
-        assert_eq!(table(&["", "a/s"], &rows), "        a/s\netcd  12345\n");
+        assert_eq!(format_table(&["", "a/s"], &rows), "        a/s\netcd  12345\n");
     }
 }

@@ -11,14 +11,14 @@ use rand::Rng;
 
 /// Ratio of the duration of a miss to the duration of a hit (Spirit, section 4.2).
 pub const GAMMA: f64 = 100.0;
-/// Number of linear pieces of a miss-ratio curve, all of the same width.
-pub const PIECES: usize = 64;
+/// Number of linear segments of a miss-ratio curve, all of the same width.
+pub const CURVE_SEGMENTS: usize = 64;
 /// Memory of each tenant in an equal split, in MiB.
 const FAIR_MEMORY_MIB: u64 = 4096;
 /// Bandwidth of each tenant in an equal split, in MB/s.
 const FAIR_BANDWIDTH_MB_S: u64 = 1000;
 /// Maximum relative change of a curve and of the bandwidth demand per epoch.
-const CHANGE: f64 = 0.01;
+const CHANGE_MAX: f64 = 0.01;
 
 /// Returns the total supply for this number of tenants.
 pub fn supply(tenants: usize) -> Supply {
@@ -36,7 +36,7 @@ pub struct TenantModel {
 }
 
 /// Parameter ranges of one kind of tenant.
-struct Kind {
+struct TenantKind {
     /// Exponent of the hit ratio as a function of memory: far below 1 for few hot pages, near 1 for
     /// uniform access.
     skew: Range<f64>,
@@ -46,15 +46,17 @@ struct Kind {
     bandwidth_demand: Range<f64>,
 }
 
-const MEMORY_SENSITIVE: Kind = Kind { skew: 0.15..0.4, footprint: 3.0..8.0, bandwidth_demand: 0.5..2.5 };
-const BANDWIDTH_SENSITIVE: Kind = Kind { skew: 0.9..0.99, footprint: 6.0..12.0, bandwidth_demand: 4.0..8.0 };
+const MEMORY_SENSITIVE: TenantKind =
+    TenantKind { skew: 0.15..0.4, footprint: 3.0..8.0, bandwidth_demand: 0.5..2.5 };
+const BANDWIDTH_SENSITIVE: TenantKind =
+    TenantKind { skew: 0.9..0.99, footprint: 6.0..12.0, bandwidth_demand: 4.0..8.0 };
 /// Range of the miss ratio with unlimited memory.
 const MISS_FLOOR: Range<f64> = 0.001..0.01;
 
 /// Returns random tenants, which are alternately sensitive to memory and to bandwidth.
 pub fn random_tenants(tenants: usize, random: &mut impl Rng) -> Vec<TenantModel> {
     let model = |at: usize| {
-        let Kind { skew, footprint, bandwidth_demand } =
+        let TenantKind { skew, footprint, bandwidth_demand } =
             if at.is_multiple_of(2) { MEMORY_SENSITIVE } else { BANDWIDTH_SENSITIVE };
         let mut sample = |range: Range<f64>| random.random_range(range);
         TenantModel::new(sample(skew), sample(footprint), sample(MISS_FLOOR), sample(bandwidth_demand))
@@ -77,12 +79,12 @@ impl TenantModel {
     /// ratio with unlimited memory.
     fn new(skew: f64, footprint: f64, floor: f64, bandwidth_demand: f64) -> Self {
         let knot = |at: usize| {
-            let part = at as f64 / PIECES as f64;
+            let part = at as f64 / CURVE_SEGMENTS as f64;
             let misses = floor + (1.0 - floor) * (1.0 - part.powf(skew));
             Knot { memory: part * footprint * FAIR_MEMORY_MIB as f64, misses }
         };
         Self {
-            knots: (0..=PIECES).map(knot).collect(),
+            knots: (0..=CURVE_SEGMENTS).map(knot).collect(),
             bandwidth_demand: bandwidth_demand * FAIR_BANDWIDTH_MB_S as f64,
         }
     }
@@ -90,10 +92,10 @@ impl TenantModel {
     /// Returns the tenant of the next epoch. Scales the ends of the miss-ratio curve by random
     /// factors near 1, and the knots in between by interpolated factors.
     pub fn next_epoch(&self, random: &mut impl Rng) -> Self {
-        let mut random_factor = || 1.0 + random.random_range(-CHANGE..CHANGE);
+        let mut random_factor = || 1.0 + random.random_range(-CHANGE_MAX..CHANGE_MAX);
         let (first, last) = (random_factor(), random_factor());
         let changed = |(at, knot): (usize, &Knot)| {
-            let factor = first + (last - first) * at as f64 / PIECES as f64;
+            let factor = first + (last - first) * at as f64 / CURVE_SEGMENTS as f64;
             Knot { misses: (knot.misses * factor).min(1.0), ..*knot }
         };
         Self {
@@ -103,13 +105,13 @@ impl TenantModel {
     }
 
     /// Returns the utility function of the tenant.
-    pub fn slowdown(self) -> Slowdown {
+    pub fn into_slowdown(self) -> Slowdown {
         let curve = MissCurve::new(self.knots).expect("miss ratios are at most 1, and memory increases");
         Slowdown::new(curve, GAMMA, self.bandwidth_demand).expect("the demand is finite")
     }
 
     /// Returns the tenant for a market in which all tenants have equal weights.
-    pub fn tenant(self, supply: Supply) -> Tenant<Slowdown> {
-        Tenant::new(1.0, supply, self.slowdown())
+    pub fn into_tenant(self, supply: Supply) -> Tenant<Slowdown> {
+        Tenant::new(1.0, supply, self.into_slowdown())
     }
 }

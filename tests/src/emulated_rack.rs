@@ -19,7 +19,7 @@ use emulated_host::rack::{Device, Plan, Programs, Rack, RackHost, RackPlan};
 use rustix::fs::SeekFrom;
 use serde_json::Value;
 
-use crate::{linux_guests::artifacts, rack::programs};
+use crate::{linux_guests::artifacts, rack::programs_dir};
 
 /// Time limit of every wait. It is high because hosts are emulated and test machines are shared.
 pub const TIMEOUT: Duration = Duration::from_secs(600);
@@ -29,7 +29,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const OWNER_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const MIB: usize = 1 << 20;
 /// Path of the socket on which an agent provides memory to VMs.
-pub const SOCKET: &str = "/run/tarn-agent/host-memory.sock";
+pub const HOST_MEMORY_SOCKET: &str = "/run/tarn-agent/host-memory.sock";
 /// Shell script that prints one line per slice in a kernel: serial number of the device, index of
 /// the slice, driver, and number of memory blocks that are not offline.
 const LIST_SLICES_SCRIPT: &str = r#"
@@ -84,7 +84,7 @@ pub struct EmulatedRack {
 
 /// Returns the plan of a rack. All hosts share devices with the given numbers of slices.
 pub fn plan(hosts: usize, slices: &[u32], backend: &str) -> RackPlan {
-    let program = |name: &str| programs().join(name);
+    let program = |name: &str| programs_dir().join(name);
     let programs = Programs {
         manager: program("pool-manager"),
         agent: program("host-agent"),
@@ -112,12 +112,12 @@ impl EmulatedRack {
 
     /// Returns the host with this index.
     pub fn host(&self, host: usize) -> &RackHost {
-        &self.rack.hosts().all()[host]
+        &self.rack.hosts().as_slice()[host]
     }
 
     /// Returns the host with this index, to power the host on or off.
     pub fn host_mut(&mut self, host: usize) -> &mut RackHost {
-        &mut self.rack.hosts_mut().all_mut()[host]
+        &mut self.rack.hosts_mut().as_mut_slice()[host]
     }
 
     /// Runs a command on a host and returns its output. The command must succeed.
@@ -131,7 +131,7 @@ impl EmulatedRack {
     /// Runs `tarn` as an operator. The command may fail.
     pub fn try_tarn(&self, arguments: &str) -> Output {
         let arguments: Vec<&str> = arguments.split_whitespace().collect();
-        self.rack.tarn(&arguments).output().expect("tarn runs")
+        self.rack.tarn_command(&arguments).output().expect("tarn runs")
     }
 
     /// Runs `tarn` as an operator and returns its output. The command must succeed.
@@ -143,13 +143,13 @@ impl EmulatedRack {
     }
 
     /// Runs `tarn` with JSON output and returns the parsed output. The command must succeed.
-    pub fn json(&self, arguments: &str) -> Value {
+    pub fn tarn_json(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.tarn(&format!("{arguments} -o json"))).expect("the output is JSON")
     }
 
     /// Returns the states of all slices in the manager, in order.
-    pub fn states(&self) -> Vec<String> {
-        let slices = self.json("get slices");
+    pub fn slice_states(&self) -> Vec<String> {
+        let slices = self.tarn_json("get slices");
         let all = slices.as_array().expect("the output is a list");
         all.iter().map(|slice| slice["state"].as_str().unwrap_or_default().to_owned()).collect()
     }
@@ -161,7 +161,7 @@ impl EmulatedRack {
             let slices = || self.try_tarn("get slices -o wide").stdout;
             assert!(
                 Instant::now() < deadline,
-                "{condition_name}: not within {TIMEOUT:?}\n{}\n{}",
+                "{condition_name}: does not hold within {TIMEOUT:?}\n{}\n{}",
                 String::from_utf8_lossy(&slices()),
                 self.logs()
             );
@@ -171,18 +171,17 @@ impl EmulatedRack {
 
     /// Waits until every slice is free.
     pub fn wait_all_free(&self) {
-        self.wait_until("all slices are free", |rack| rack.states().iter().all(|state| state == "free"));
+        self.wait_until("all slices are free", |rack| {
+            rack.slice_states().iter().all(|state| state == "free")
+        });
     }
 
     /// Returns the last lines of the logs of the manager and of all agents.
     pub fn logs(&self) -> String {
-        let agents = self
-            .rack
-            .hosts()
-            .all()
-            .iter()
-            .map(|host| format!("{} ({}):\n{}\n", host.name(), power(host), tail(&host.agent_log())));
-        format!("manager:\n{}\n{}", tail(&self.rack.manager_log()), agents.collect::<String>())
+        let agents = self.rack.hosts().as_slice().iter().map(|host| {
+            format!("{} ({}):\n{}\n", host.name(), describe_power(host), last_lines(&host.agent_log()))
+        });
+        format!("manager:\n{}\n{}", last_lines(&self.rack.manager_log()), agents.collect::<String>())
     }
 
     /// Returns the slices in the kernel of a host.
@@ -202,7 +201,7 @@ impl EmulatedRack {
     /// this machine; holes of the file are zero.
     pub fn nonzero_slices(&self, device: usize) -> Vec<u32> {
         let device = &self.devices()[device];
-        let file = File::open(self.rack.hosts().memory_of(device))
+        let file = File::open(self.rack.hosts().device_link(device))
             .expect("the memory file of the device can be opened");
         (0..device.gib)
             .filter(|slice| !is_zero(&file, u64::from(*slice) << 30..u64::from(slice + 1) << 30))
@@ -212,12 +211,16 @@ impl EmulatedRack {
     /// Starts a stand-in process that uses the slices of a VM like a VMM. Returns the slices that
     /// were not zeroed.
     pub fn start_vm(&self, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
-        self.start_stand_in(host, vm, &stand_in(vm, touch_mib))
+        self.start_stand_in(host, vm, &stand_in_command(vm, touch_mib))
     }
 
     /// Starts a stand-in process like [`EmulatedRack::start_vm`], as a user of the host.
     pub fn start_vm_as(&self, user: &str, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
-        self.start_stand_in(host, vm, &format!("su -s /bin/sh {user} -c 'exec {}'", stand_in(vm, touch_mib)))
+        self.start_stand_in(
+            host,
+            vm,
+            &format!("su -s /bin/sh {user} -c 'exec {}'", stand_in_command(vm, touch_mib)),
+        )
     }
 
     fn start_stand_in(&self, host: usize, vm: &str, command: &str) -> Vec<u64> {
@@ -262,7 +265,7 @@ impl EmulatedRack {
 
     /// Returns the state of a host in the manager, such as `up`, `unknown` or `fenced`.
     pub fn host_state(&self, host: usize) -> String {
-        self.json("get hosts")[host]["state"].as_str().unwrap_or_default().to_owned()
+        self.tarn_json("get hosts")[host]["state"].as_str().unwrap_or_default().to_owned()
     }
 
     /// Waits until a host is in this state in the manager.
@@ -281,7 +284,7 @@ impl EmulatedRack {
     /// Starts a thread that checks periodically that no slice is on two hosts.
     pub fn watch_owners(&self) -> OwnerWatch {
         let folder = self.rack.hosts().folder();
-        let all = self.rack.hosts().all().iter();
+        let all = self.rack.hosts().as_slice().iter();
         let hosts: Vec<RackHost> =
             all.map(|host| RackHost::find(folder, host.name()).expect("the host was started")).collect();
         let stop = Arc::new(AtomicBool::new(false));
@@ -302,7 +305,7 @@ impl EmulatedRack {
     pub fn assert_kernels_match_manager(&self) {
         let mut online: BTreeMap<String, BTreeSet<SliceLocation>> = BTreeMap::new();
         let mut next_index: BTreeMap<String, u32> = BTreeMap::new();
-        for slice in self.json("get slices").as_array().expect("the output is a list") {
+        for slice in self.tarn_json("get slices").as_array().expect("the output is a list") {
             let text = |field: &str| slice[field].as_str().unwrap_or_default();
             let next = next_index.entry(text("emc").to_owned()).or_default();
             let number: usize =
@@ -318,7 +321,7 @@ impl EmulatedRack {
                 ),
             }
         }
-        for (n, host) in self.rack.hosts().all().iter().enumerate() {
+        for (n, host) in self.rack.hosts().as_slice().iter().enumerate() {
             if host.is_on().expect("the power state is known") {
                 let in_kernel: BTreeSet<SliceLocation> = self.kernel_slices(n).into_keys().collect();
                 let expected = online.remove(host.name()).unwrap_or_default();
@@ -368,8 +371,8 @@ impl Drop for OwnerWatch {
 }
 
 /// Checks that no slice is on two hosts at the same time. For each pair of hosts, reads the slices
-/// of the first, the second and again the first host. A slice in all three results was on both
-/// hosts. Returns `false` if a host did not reply.
+/// of the first host, of the second host, and again of the first host. A slice in all three results
+/// was on both hosts. Returns `false` if a host did not reply.
 fn check_single_owner(hosts: &[RackHost]) -> bool {
     let mut all = true;
     for (n, first) in hosts.iter().enumerate() {
@@ -414,8 +417,8 @@ fn read_kernel_slices(
 }
 
 /// Returns the command of a stand-in process of a VM.
-fn stand_in(vm: &str, touch_mib: u32) -> String {
-    format!("tarn stand-in-vm --socket {SOCKET} --vm {vm} --touch {touch_mib} --look {touch_mib}")
+fn stand_in_command(vm: &str, touch_mib: u32) -> String {
+    format!("tarn stand-in-vm --socket {HOST_MEMORY_SOCKET} --vm {vm} --touch {touch_mib} --look {touch_mib}")
 }
 
 fn is_zero(file: &File, range: Range<u64>) -> bool {
@@ -437,7 +440,7 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
 }
 
 /// Returns the power state of a host for an error message.
-fn power(host: &RackHost) -> &'static str {
+fn describe_power(host: &RackHost) -> &'static str {
     match host.is_on() {
         Ok(true) => "on",
         Ok(false) => "off",
@@ -445,7 +448,7 @@ fn power(host: &RackHost) -> &'static str {
     }
 }
 
-fn tail(log: &str) -> String {
+fn last_lines(log: &str) -> String {
     const LINES: usize = 40;
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(LINES)..].join("\n")

@@ -3,7 +3,7 @@
 
 use emulated_host::{Artifacts, Host, Initrd, nodes::NumaReport};
 
-use crate::rack::programs;
+use crate::rack::programs_dir;
 
 /// Returns the artifacts of emulated hosts.
 pub fn artifacts() -> Artifacts {
@@ -11,20 +11,20 @@ pub fn artifacts() -> Artifacts {
 }
 
 /// Creates an emulated host that contains vmm-plugin and runs a script.
-pub fn host<'a>(artifacts: &'a Artifacts, script: &str) -> Host<'a> {
+pub fn create_host<'a>(artifacts: &'a Artifacts, script: &str) -> Host<'a> {
     let host = Host::new(artifacts, script).expect("the host is created");
-    host.program(&programs().join("vmm-plugin")).expect("vmm-plugin is built");
+    host.add_program(&programs_dir().join("vmm-plugin")).expect("vmm-plugin is built");
     host
 }
 
 /// Adds the initrd of a guest to a host, as `/guest/NAME`. The guest runs `script`.
 pub fn add_guest(host: &Host<'_>, artifacts: &Artifacts, name: &str, kernel: &str, script: &str) {
     let initrd = Initrd::for_guest(artifacts, kernel, script).expect("the file system is created");
-    host.guest(name, &initrd).expect("the initrd is packed");
+    host.add_guest_initrd(name, &initrd).expect("the initrd is packed");
 }
 
 /// Boots a host, waits for the end of its script, and returns the console output.
-pub fn run(host: Host<'_>) -> String {
+pub fn run_host(host: Host<'_>) -> String {
     let output = host.run(|line| println!("{line}"), || true).unwrap_or_else(|error| panic!("{error}"));
     assert!(!output.contains("WAIT-TIMEOUT "), "a wait in the script timed out: {output}");
     output
@@ -32,12 +32,12 @@ pub fn run(host: Host<'_>) -> String {
 
 /// Returns script lines that run a guest. The output of the guest is between the lines `BEGIN NAME`
 /// and `END NAME EXIT_CODE`.
-pub fn launch(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
-    format!("echo BEGIN {name}\n{}\necho END {name} $?\n", command(name, kernel, initrd, options))
+pub fn launch_script(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
+    format!("echo BEGIN {name}\n{}\necho END {name} $?\n", vmm_command(name, kernel, initrd, options))
 }
 
 /// Returns the vmm-plugin command that runs a guest.
-pub fn command(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
+pub fn vmm_command(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
     format!(
         "vmm-plugin run --uid 65534 --gid 65534 --vm {name} --standalone --kernel /guest/{kernel} --initrd /guest/{initrd} \
          --cmdline 'console=ttyS0 quiet panic=-1 pci=off' {options}"
@@ -46,7 +46,7 @@ pub fn command(name: &str, kernel: &str, initrd: &str, options: &str) -> String 
 
 /// Returns the output and the exit code of a guest. The output is between the lines `BEGIN NAME`
 /// and `END NAME EXIT_CODE`.
-pub fn section<'a>(output: &'a str, name: &str) -> (&'a str, &'a str) {
+pub fn guest_section<'a>(output: &'a str, name: &str) -> (&'a str, &'a str) {
     let begin = format!("BEGIN {name}\n");
     let from = output.find(&begin).unwrap_or_else(|| panic!("no {begin:?} in:\n{output}")) + begin.len();
     let end = format!("END {name} ");
@@ -55,7 +55,7 @@ pub fn section<'a>(output: &'a str, name: &str) -> (&'a str, &'a str) {
 }
 
 /// Returns the words after `first` in the first line that starts with the word `first`.
-pub fn words<'a>(output: &'a str, first: &str) -> Vec<&'a str> {
+pub fn words_after<'a>(output: &'a str, first: &str) -> Vec<&'a str> {
     let line = output.lines().find_map(|line| line.strip_prefix(first)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no line starts with {first:?} in:\n{output}")).split_whitespace().collect()
 }

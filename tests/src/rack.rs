@@ -68,9 +68,9 @@ pub struct Rack {
     memory: tempfile::TempDir,
 }
 
-/// Returns the folder of the programs: `TARN_BIN_DIR` if set; otherwise the programs are built
-/// once.
-pub fn programs() -> &'static Path {
+/// Returns the folder of the programs, which is `TARN_BIN_DIR` if set. Otherwise, the programs are
+/// built once.
+pub fn programs_dir() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let packages = ["pool-manager", "host-agent", "vmm-plugin", "cli", "emulated-host"];
@@ -127,7 +127,7 @@ impl Rack {
     }
 
     /// Returns the path of the socket on which the agent of a host provides memory to VMs.
-    pub fn host_memory(&self, host: usize) -> PathBuf {
+    pub fn host_memory_socket(&self, host: usize) -> PathBuf {
         self.dir.path().join(format!("h{host}")).join("host-memory.sock")
     }
 
@@ -167,14 +167,14 @@ impl Rack {
     }
 
     /// Returns the log of a process, such as "manager" or "h0".
-    pub fn log_of(&self, name: &str) -> String {
+    pub fn read_log(&self, name: &str) -> String {
         fs::read_to_string(self.log_path(name)).unwrap_or_default()
     }
 
     /// Creates the store of the rack with `pool-manager init`, unless it exists.
     pub fn create_store(&self) {
         if !self.dir.path().join("store/ledger.redb").exists() {
-            let (ok, output) = self.pool_manager(&["init"]);
+            let (ok, output) = self.run_pool_manager(&["init"]);
             assert!(ok, "{output}");
         }
     }
@@ -183,22 +183,22 @@ impl Rack {
     /// before the first start.
     pub async fn start_manager(&mut self) {
         self.create_store();
-        let mut command = Command::new(programs().join("pool-manager"));
+        let mut command = Command::new(programs_dir().join("pool-manager"));
         command.args(["serve", "--config"]).arg(self.rack_toml_path());
         self.manager = Some(self.start_process("manager", &mut command));
         let start = Instant::now();
-        while self.try_admin().await.is_none() {
+        while self.try_get_rack().await.is_none() {
             self.manager
                 .as_mut()
                 .expect("the manager was started")
                 .check_running()
                 .expect("the manager runs");
-            assert!(start.elapsed() < TIMEOUT, "the manager does not reply: {}", self.log_of("manager"));
+            assert!(start.elapsed() < TIMEOUT, "the manager does not reply: {}", self.read_log("manager"));
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn try_admin(&self) -> Option<wire::Rack> {
+    async fn try_get_rack(&self) -> Option<wire::Rack> {
         let channel = Endpoint::from_shared(self.endpoint()).ok()?.connect().await.ok()?;
         Some(AdminClient::new(channel).get_rack(wire::GetRackRequest {}).await.ok()?.into_inner())
     }
@@ -218,7 +218,7 @@ impl Rack {
         let mut manager = self.manager.take().expect("the process was started");
         manager.signal(Signal::TERM);
         let status = manager.wait().expect("the process is a child");
-        assert!(status.success(), "the manager ended with {status}: {}", self.log_of("manager"));
+        assert!(status.success(), "the manager ended with {status}: {}", self.read_log("manager"));
     }
 
     /// Sends a signal to the manager.
@@ -257,7 +257,7 @@ impl Rack {
         let config = dir.join("host.toml");
         fs::write(&config, text.to_string()).expect("the folder is writable");
         let name = dir.file_name().expect("a folder has a name").to_string_lossy();
-        let mut command = Command::new(programs().join("host-agent"));
+        let mut command = Command::new(programs_dir().join("host-agent"));
         self.start_process(&name, command.args(["serve", "--config"]).arg(config))
     }
 
@@ -295,7 +295,7 @@ impl Rack {
         let start = Instant::now();
         while !condition(self).await {
             let logs = || {
-                ["manager", "h0", "h1"].map(|name| format!("--- {name}\n{}", self.log_of(name))).join("\n")
+                ["manager", "h0", "h1"].map(|name| format!("--- {name}\n{}", self.read_log(name))).join("\n")
             };
             assert!(start.elapsed() < TIMEOUT, "timed out waiting for {event}\n{}", logs());
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -350,16 +350,16 @@ impl Rack {
 
     /// Runs `tarn` with the endpoint of this rack.
     pub fn tarn(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(programs().join("tarn"));
+        let mut command = Command::new(programs_dir().join("tarn"));
         command.args(args).arg("--endpoint").arg(self.endpoint()).stdin(Stdio::null());
         command.output().expect("tarn runs")
     }
 
     /// Runs a command of `pool-manager` with the configuration of this rack. Returns whether the
     /// command succeeded, and its stdout and stderr.
-    pub fn pool_manager(&self, args: &[&str]) -> (bool, String) {
+    pub fn run_pool_manager(&self, args: &[&str]) -> (bool, String) {
         let (command, rest) = args.split_first().expect("the arguments contain a command");
-        let mut run = Command::new(programs().join("pool-manager"));
+        let mut run = Command::new(programs_dir().join("pool-manager"));
         run.arg(command).arg("--config").arg(self.rack_toml_path()).args(rest);
         let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut run = run.expect("pool-manager starts");
@@ -380,9 +380,9 @@ impl Rack {
     /// that the memory is zero, writes to the memory, and runs until the end of its stdin.
     pub fn start_vm(&self, host: usize, vm: &str) -> Child {
         let log = File::options().create(true).append(true).open(self.log_path(&format!("vm-{vm}")));
-        let child = Command::new(programs().join("tarn"))
+        let child = Command::new(programs_dir().join("tarn"))
             .args(["stand-in-vm", "--socket"])
-            .arg(self.host_memory(host))
+            .arg(self.host_memory_socket(host))
             .args(["--vm", vm])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -408,7 +408,7 @@ pub fn send_signal(child: &Child, signal: Signal) {
 }
 
 /// Returns a reserve request for slices, with default values in all other fields.
-pub fn reserve(host: &str, vm: &str, slices: u64, request_id: &str) -> wire::ReserveRequest {
+pub fn reserve_request(host: &str, vm: &str, slices: u64, request_id: &str) -> wire::ReserveRequest {
     wire::ReserveRequest {
         request_id: request_id.into(),
         host: host.into(),

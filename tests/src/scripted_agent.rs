@@ -17,7 +17,7 @@ use tonic::{Request, Status, Streaming};
 use crate::rack::Rack;
 
 /// Interval between the heartbeats of a scripted agent.
-const HEARTBEAT: Duration = Duration::from_millis(200);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Session of an agent with the manager.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct Session {
 }
 
 /// Returns the hello message of an agent with the highest instance number.
-pub fn hello(host: &str) -> wire::Hello {
+pub fn hello_message(host: &str) -> wire::Hello {
     wire::Hello {
         protocol_version: proto::PROTOCOL_VERSION,
         host: host.into(),
@@ -40,7 +40,7 @@ pub fn hello(host: &str) -> wire::Hello {
 }
 
 /// Reads the token that the manager created for a host.
-pub fn token(rack: &Rack, host: &str) -> String {
+pub fn read_token(rack: &Rack, host: &str) -> String {
     let path = rack.dir().join(format!("store/tokens/{host}.token"));
     std::fs::read_to_string(path).expect("the manager created the token").trim().to_owned()
 }
@@ -49,7 +49,7 @@ impl Session {
     /// Connects to the manager and sends a hello message.
     ///
     /// # Errors
-    /// Returns the status with which the manager rejects the session.
+    /// Returns the status of the manager if the manager rejects the session.
     pub async fn connect(rack: &Rack, token: &str, hello: wire::Hello) -> Result<Self, Status> {
         let (outgoing, receiver) = mpsc::channel(4);
         let hello = wire::FromAgent { message: Some(Up::Hello(hello)) };
@@ -63,9 +63,9 @@ impl Session {
 }
 
 /// Serial number of the shared device that scripted agents report.
-pub const SERIAL: &str = "0x1a";
+pub const DEVICE_SERIAL: &str = "0x1a";
 /// Number of slices of the shared device.
-pub const SLICES: u32 = 4;
+pub const DEVICE_SLICES: u32 = 4;
 
 /// Agent that applies every desired state immediately. Dropping the value disconnects the agent.
 #[derive(Debug)]
@@ -75,11 +75,13 @@ pub struct ScriptedAgent {
 }
 
 impl ScriptedAgent {
-    /// Connects as the agent of a host with this boot id. The host has the device [`SERIAL`].
+    /// Connects as the agent of a host with this boot id. The host has the device
+    /// [`DEVICE_SERIAL`].
     pub async fn start(rack: &Rack, host: &str, boot: &str) -> Self {
-        let device = wire::SeenDevice { serial: SERIAL.into(), slices: SLICES, problem: None };
-        let hello = wire::Hello { boot_id: boot.into(), devices: vec![device], ..hello(host) };
-        let session = Session::connect(rack, &token(rack, host), hello).await.expect("the token is valid");
+        let device = wire::SeenDevice { serial: DEVICE_SERIAL.into(), slices: DEVICE_SLICES, problem: None };
+        let hello = wire::Hello { boot_id: boot.into(), devices: vec![device], ..hello_message(host) };
+        let session =
+            Session::connect(rack, &read_token(rack, host), hello).await.expect("the token is valid");
         let handles = Arc::default();
         let task = tokio::spawn(run_agent(session, Arc::clone(&handles)));
         Self { task, handles }
@@ -99,7 +101,7 @@ impl Drop for ScriptedAgent {
 
 async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) {
     let (mut heartbeat, mut observed) =
-        (interval(HEARTBEAT), wire::ObservedState { instance: u64::MAX, ..Default::default() });
+        (interval(HEARTBEAT_INTERVAL), wire::ObservedState { instance: u64::MAX, ..Default::default() });
     loop {
         tokio::select! {
             _ = heartbeat.tick() => {}
@@ -107,7 +109,7 @@ async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) 
                 Ok(Some(wire::ToAgent { message: Some(Down::Desired(desired)) })) => {
                     let handles_of_vms = desired.vms.iter().flat_map(|vm| &vm.slices).map(|slice| slice.handle.clone());
                     handles.lock().expect("no thread panicked with this lock").extend(handles_of_vms);
-                    observed = apply(desired);
+                    observed = to_observed_state(desired);
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => return,
@@ -120,7 +122,7 @@ async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) 
     }
 }
 
-fn apply(desired: wire::DesiredState) -> wire::ObservedState {
+fn to_observed_state(desired: wire::DesiredState) -> wire::ObservedState {
     let slices = desired.vms.iter().flat_map(|vm| &vm.slices);
     let scrubbed = desired.scrub.iter().map(|s| wire::ScrubResult {
         slice: s.slice,

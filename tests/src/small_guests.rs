@@ -4,7 +4,7 @@
 use std::{arch::global_asm, fs::File, io::Write as _};
 
 /// Offset of the entry point from the load address of a bzImage.
-const ENTRY: usize = 0x200;
+const ENTRY_OFFSET: usize = 0x200;
 const SECTOR: usize = 512;
 
 global_asm!(
@@ -218,14 +218,14 @@ macro_rules! guest {
             let (start, end) = (&raw const $start, &raw const $end);
             // SAFETY: both labels enclose the machine code above, which is read-only data of this
             // program.
-            image(unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) })
+            to_bz_image(unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) })
         }
     };
 }
 
 /// Returns whether small guests can run on this machine. If not, reports the skipped tests. Linux
 /// guests do not need this check, because they run inside an emulated host.
-pub fn can_run() -> bool {
+pub fn can_run_small_guests() -> bool {
     let result = File::options().read(true).write(true).open("/dev/kvm");
     result.map_err(|error| report_skipped(&format!("guests on this machine's /dev/kvm: {error}"))).is_ok()
 }
@@ -242,15 +242,15 @@ pub fn report_skipped(part: &str) {
 
 guest!(
     /// Returns a guest that prints "hello" and powers off.
-    hello, small_hello, small_hello_end
+    print_hello, small_hello, small_hello_end
 );
 guest!(
     /// Returns a guest that requests a reset.
-    reset, small_reset, small_reset_end
+    request_reset, small_reset, small_reset_end
 );
 guest!(
     /// Returns a guest that causes a triple fault.
-    crash, small_crash, small_crash_end
+    cause_triple_fault, small_crash, small_crash_end
 );
 guest!(
     /// Returns a guest that prints the memory ranges in the SRAT.
@@ -258,7 +258,7 @@ guest!(
 );
 guest!(
     /// Returns a guest that writes to pool memory in an endless loop and prints its progress.
-    touch, small_touch, small_touch_end
+    write_pool_memory, small_touch, small_touch_end
 );
 guest!(
     /// Returns a guest that writes to another 1 MiB of pool memory, at most 2 MiB, for each byte of
@@ -279,7 +279,7 @@ guest!(
 
 /// Returns a bzImage that contains only this code. The layout follows the Linux boot protocol:
 /// header at 0x1f1, setup sectors, kernel.
-fn image(code: &[u8]) -> Vec<u8> {
+fn to_bz_image(code: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 2 * SECTOR];
     image[0x1f1] = 1; // number of setup sectors after the first
     image[0x202..0x206].copy_from_slice(b"HdrS");
@@ -288,7 +288,7 @@ fn image(code: &[u8]) -> Vec<u8> {
     image[0x214..0x218].copy_from_slice(&0x10_0000_u32.to_le_bytes());
     image[0x236] = 1; // flag: the kernel has a 64-bit entry point
     image[0x22c..0x230].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
-    image.resize(2 * SECTOR + ENTRY, 0);
+    image.resize(2 * SECTOR + ENTRY_OFFSET, 0);
     image.extend_from_slice(code);
     image
 }

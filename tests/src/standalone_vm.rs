@@ -8,17 +8,18 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::rack::programs;
+use crate::rack::programs_dir;
 
 /// Options that give a guest the minimum size of memory.
 pub const SMALL_MEMORY: [&str; 2] = ["--memory", "size=64MiB"];
 /// Options that run the VMM as an unprivileged user. Used if the tests run as root.
-const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
+const UNPRIVILEGED_USER_OPTIONS: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
-/// Adds [`NOBODY`] to a VMM command if the tests run as root, because a VMM refuses to run as root.
+/// Adds [`UNPRIVILEGED_USER_OPTIONS`] to a VMM command if the tests run as root, because a VMM
+/// refuses to run as root.
 pub fn confine(command: &mut Command) {
     if rustix::process::geteuid().is_root() {
-        command.args(NOBODY);
+        command.args(UNPRIVILEGED_USER_OPTIONS);
     }
 }
 
@@ -48,7 +49,7 @@ impl StandaloneVm {
     /// VMM runs as an unprivileged user.
     pub fn command(&self, kernel: &[u8], options: &[&str]) -> Command {
         let kernel = self.write_file("kernel", kernel);
-        let mut command = Command::new(programs().join("vmm-plugin"));
+        let mut command = Command::new(programs_dir().join("vmm-plugin"));
         command.args(["run", "--vm", "v", "--standalone", "--kernel"]).arg(kernel);
         if !options.contains(&"--serial") {
             command.arg("--serial").arg(format!("file={}", self.path("console").display()));
@@ -76,22 +77,22 @@ impl StandaloneVm {
     }
 
     /// Runs a command on the control socket, such as `info v` or `stop v`.
-    pub fn control(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(programs().join("vmm-plugin"));
+    pub fn run_control_command(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(programs_dir().join("vmm-plugin"));
         command.args(arguments).arg("--run-dir").arg(self.run_dir()).stdin(Stdio::null());
         command.output().expect("vmm-plugin runs")
     }
 
     /// Returns the output of `vmm-plugin info` as JSON.
     pub fn info(&self) -> serde_json::Value {
-        let output = self.control(&["info", "v", "-o", "json"]);
+        let output = self.run_control_command(&["info", "v", "-o", "json"]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("the output is JSON")
     }
 
     /// Checks that the VM is not running. A stale control socket may exist.
     pub fn assert_not_running(&self) {
-        let output = self.control(&["info", "v"]);
+        let output = self.run_control_command(&["info", "v"]);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(3), "{stderr}");
         assert!(stderr.starts_with("error: VM v is not running: no listener on "), "{stderr}");

@@ -14,7 +14,7 @@ use std::{
 use proto::v1 as wire;
 use rustix::process::{Pid, Signal, kill_process};
 use tests::{
-    rack::{Plan, Rack, programs, reserve},
+    rack::{Plan, Rack, programs_dir, reserve_request},
     small_guests::report_skipped,
 };
 use tonic::{
@@ -23,7 +23,7 @@ use tonic::{
 };
 
 /// Id of an unprivileged user and group, which exist on Debian.
-const NOBODY: u32 = 65534;
+const NOBODY_ID: u32 = 65534;
 
 /// Manager process that is killed when the value is dropped.
 struct Manager(Child);
@@ -33,10 +33,10 @@ impl Manager {
         rack.write_rack_toml(rack_toml);
         rack.create_store();
         let log = fs::File::create(rack.dir().join("manager.log")).unwrap();
-        let mut command = Command::new(programs().join("pool-manager"));
+        let mut command = Command::new(programs_dir().join("pool-manager"));
         let manager =
             Self(command.args(["serve", "--config"]).arg(rack.rack_toml_path()).stderr(log).spawn().unwrap());
-        rack.wait_for("the manager", async |rack| rack.log_of("manager").contains("pool-manager ready"))
+        rack.wait_for("the manager", async |rack| rack.read_log("manager").contains("pool-manager ready"))
             .await;
         manager
     }
@@ -55,10 +55,10 @@ impl Drop for Manager {
 
 /// Makes the folder of a rack accessible to every user, and copies `tarn` into this folder. Returns
 /// the path of the copy.
-fn open_folder(rack: &Rack) -> PathBuf {
+fn make_folder_accessible(rack: &Rack) -> PathBuf {
     fs::set_permissions(rack.dir(), fs::Permissions::from_mode(0o755)).unwrap();
     let tarn = rack.dir().join("tarn");
-    fs::copy(programs().join("tarn"), &tarn).unwrap();
+    fs::copy(programs_dir().join("tarn"), &tarn).unwrap();
     fs::set_permissions(&tarn, fs::Permissions::from_mode(0o755)).unwrap();
     tarn
 }
@@ -73,10 +73,10 @@ fn can_switch_user() -> bool {
 }
 
 /// Runs `tarn` as an unprivileged user. Requires root.
-fn as_nobody(tarn: &Path, endpoint: &str, words: &str) -> Output {
+fn run_as_nobody(tarn: &Path, endpoint: &str, words: &str) -> Output {
     let mut command = Command::new(tarn);
     command.args(words.split(' ')).args(["--endpoint", endpoint]).env_remove("TARN_TOKEN_FILE");
-    command.uid(NOBODY).gid(NOBODY).output().unwrap()
+    command.uid(NOBODY_ID).gid(NOBODY_ID).output().unwrap()
 }
 
 #[track_caller]
@@ -98,36 +98,36 @@ async fn unix_socket_rejects_users_not_named_in_rack_toml() {
         return;
     }
     let rack = Rack::new(Plan::small(2));
-    let (tarn, text) = (open_folder(&rack), rack.rack_toml());
+    let (tarn, text) = (make_folder_accessible(&rack), rack.rack_toml());
     let manager = Manager::start(&rack, &text).await;
     assert_success(&rack.tarn(&["get", "rack"]));
-    assert_rejected(&as_nobody(&tarn, &rack.endpoint(), "get rack"), "cannot reach a pool manager");
+    assert_rejected(&run_as_nobody(&tarn, &rack.endpoint(), "get rack"), "cannot reach a pool manager");
     drop(manager);
 
-    let group = format!("[access]\ngroup = \"{NOBODY}\"\n");
+    let group = format!("[access]\ngroup = \"{NOBODY_ID}\"\n");
     let manager = Manager::start(&rack, &(text.clone() + &group)).await;
     assert_success(&rack.tarn(&["get", "rack"]));
-    assert_rejected(&as_nobody(&tarn, &rack.endpoint(), "get rack"), "user 65534: must be root");
+    assert_rejected(&run_as_nobody(&tarn, &rack.endpoint(), "get rack"), "user 65534: must be root");
     assert_rejected(
-        &as_nobody(&tarn, &rack.endpoint(), "release v --force --reason x"),
+        &run_as_nobody(&tarn, &rack.endpoint(), "release v --force --reason x"),
         "user 65534: must be root",
     );
-    let log = rack.log_of("manager");
+    let log = rack.read_log("manager");
     assert!(log.contains("rejected") && log.contains("of user 65534"), "{log}");
 
-    rack.write_rack_toml(&format!("{text}{group}schedulers = [\"{NOBODY}\"]\n"));
+    rack.write_rack_toml(&format!("{text}{group}schedulers = [\"{NOBODY_ID}\"]\n"));
     manager.reload();
-    rack.wait_for("the role", async |rack| rack.log_of("manager").contains("rack.toml reloaded")).await;
-    assert_rejected(&as_nobody(&tarn, &rack.endpoint(), "get rack"), "with the role admin");
-    assert_rejected(&as_nobody(&tarn, &rack.endpoint(), RESERVE), "h0"); // access is granted, but the host has no agent
+    rack.wait_for("the role", async |rack| rack.read_log("manager").contains("rack.toml reloaded")).await;
+    assert_rejected(&run_as_nobody(&tarn, &rack.endpoint(), "get rack"), "with the role admin");
+    assert_rejected(&run_as_nobody(&tarn, &rack.endpoint(), RESERVE), "h0"); // access is granted, but the host has no agent
     drop(manager);
 
     let _manager = Manager::start(&rack, &format!("{text}{group}admins = [\"nobody\"]\n")).await;
-    assert_success(&as_nobody(&tarn, &rack.endpoint(), "get rack"));
-    assert_success(&as_nobody(&tarn, &rack.endpoint(), "cordon host h0"));
+    assert_success(&run_as_nobody(&tarn, &rack.endpoint(), "get rack"));
+    assert_success(&run_as_nobody(&tarn, &rack.endpoint(), "cordon host h0"));
 }
 
-fn free_port() -> u16 {
+fn find_free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -137,17 +137,17 @@ async fn loopback_address_requires_role_token() {
         return;
     }
     let rack = Rack::new(Plan::small(2));
-    let tarn = open_folder(&rack);
-    let listen = format!("127.0.0.1:{}", free_port());
+    let tarn = make_folder_accessible(&rack);
+    let listen = format!("127.0.0.1:{}", find_free_port());
     let _manager = Manager::start(&rack, &rack.rack_toml().replace(&rack.endpoint(), &listen)).await;
     let endpoint = format!("http://{listen}");
     for words in ["get rack", "release prod --force --reason x", RESERVE] {
         assert_rejected(
-            &as_nobody(&tarn, &endpoint, words),
+            &run_as_nobody(&tarn, &endpoint, words),
             "authorization: must be \"Bearer\" and the token of the role",
         );
     }
-    let with = |token: &str, words: &str| {
+    let run_with_token = |token: &str, words: &str| {
         let token = rack.dir().join("store").join(token);
         Command::new(&tarn)
             .args(words.split(' '))
@@ -158,12 +158,12 @@ async fn loopback_address_requires_role_token() {
             .output()
             .unwrap()
     };
-    assert_success(&with("roles/admin.token", "get rack"));
-    assert_rejected(&with("roles/admin.token", RESERVE), "h0");
-    assert_rejected(&with("roles/scheduler.token", "get rack"), "the token of the role admin");
-    assert_rejected(&with("roles/scheduler.token", RESERVE), "h0");
-    assert_rejected(&with("tokens/h0.token", "get rack"), "the token of the role admin");
-    let as_other_user = as_nobody(
+    assert_success(&run_with_token("roles/admin.token", "get rack"));
+    assert_rejected(&run_with_token("roles/admin.token", RESERVE), "h0");
+    assert_rejected(&run_with_token("roles/scheduler.token", "get rack"), "the token of the role admin");
+    assert_rejected(&run_with_token("roles/scheduler.token", RESERVE), "h0");
+    assert_rejected(&run_with_token("tokens/h0.token", "get rack"), "the token of the role admin");
+    let as_other_user = run_as_nobody(
         &tarn,
         &endpoint,
         &format!("get rack --token-file {}/store/roles/admin.token", rack.dir().display()),
@@ -172,10 +172,10 @@ async fn loopback_address_requires_role_token() {
 }
 
 #[tokio::test]
-async fn unadmitted_connections_are_limited_and_closed() {
+async fn connections_without_authorized_request_are_limited_and_closed() {
     let rack = Rack::new(Plan::small(2));
     fs::set_permissions(rack.dir(), fs::Permissions::from_mode(0o755)).unwrap();
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = format!("127.0.0.1:{}", find_free_port());
     let _manager = Manager::start(&rack, &rack.rack_toml().replace(&rack.endpoint(), &listen)).await;
     let limit = units::limits::UNADMITTED_CONNECTIONS_PER_SOURCE_MAX;
     let idle_streams: Vec<_> = (0..limit).map(|_| std::net::TcpStream::connect(&listen).unwrap()).collect();
@@ -190,7 +190,7 @@ async fn unadmitted_connections_are_limited_and_closed() {
     };
     assert!(is_closed(extra.read(&mut [0; 1])));
     assert!(
-        rack.log_of("manager")
+        rack.read_log("manager")
             .contains("connections of this source without an authorized request are open already")
     );
     for mut stream in idle_streams {
@@ -203,7 +203,7 @@ async fn unadmitted_connections_are_limited_and_closed() {
         "the first connections were closed before the authentication timeout"
     );
     let token = rack.dir().join("store/roles/admin.token");
-    let mut tarn = Command::new(programs().join("tarn"));
+    let mut tarn = Command::new(programs_dir().join("tarn"));
     tarn.args(["get", "rack", "--endpoint", &format!("http://{listen}"), "--token-file"]).arg(token);
     assert_success(&tarn.output().unwrap());
 }
@@ -211,10 +211,10 @@ async fn unadmitted_connections_are_limited_and_closed() {
 /// Regression test: replies to pings filled the write buffer of the server. The server then stopped
 /// reading and did not poll its idle timer, so that the connection stayed open.
 #[tokio::test]
-async fn connection_of_non_reading_peer_is_closed() {
+async fn connection_of_peer_that_does_not_read_is_closed() {
     use std::io::Write as _;
     let rack = Rack::new(Plan::small(2));
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = format!("127.0.0.1:{}", find_free_port());
     let _manager = Manager::start(&rack, &rack.rack_toml().replace(&rack.endpoint(), &listen)).await;
     let mut stream = std::net::TcpStream::connect(&listen).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -237,7 +237,7 @@ async fn file_at_socket_path_and_active_socket_are_not_replaced() {
     let path = rack.dir().join("manager.sock");
     fs::write(&path, "data").unwrap();
     rack.create_store();
-    let (ok, output) = rack.pool_manager(&["serve"]);
+    let (ok, output) = rack.run_pool_manager(&["serve"]);
     assert!(!ok && output.contains("manager.sock is not a socket"), "{output}");
     assert_eq!(fs::read(&path).unwrap(), b"data");
     fs::remove_file(&path).unwrap();
@@ -247,7 +247,7 @@ async fn file_at_socket_path_and_active_socket_are_not_replaced() {
     let other = Rack::new(Plan::small(2));
     other.write_rack_toml(&other.rack_toml().replace(&other.endpoint(), &rack.endpoint()));
     other.create_store();
-    let (ok, output) = other.pool_manager(&["serve"]);
+    let (ok, output) = other.run_pool_manager(&["serve"]);
     assert!(!ok && output.contains("another process listens on"), "{output}");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     drop(UnixStream::connect(&path).unwrap());
@@ -257,17 +257,17 @@ async fn file_at_socket_path_and_active_socket_are_not_replaced() {
 async fn backup_of_running_manager_restores_its_state() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
-    scheduler.reserve(reserve("h0", "before", 1, "r1")).await.unwrap();
+    scheduler.reserve(reserve_request("h0", "before", 1, "r1")).await.unwrap();
     let file = rack.dir().join("rack.backup");
     assert_success(&rack.tarn(&["backup", "--to", file.to_str().unwrap()]));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    scheduler.reserve(reserve("h1", "after", 1, "r2")).await.unwrap();
+    scheduler.reserve(reserve_request("h1", "after", 1, "r2")).await.unwrap();
     assert_rejected(&rack.tarn(&["backup", "--to", file.to_str().unwrap()]), "must not exist");
     assert!(!rack.dir().join("store/backup.outgoing").exists());
     rack.stop_manager();
     rack.kill_agent(0);
     rack.kill_agent(1);
-    let (ok, output) = rack.pool_manager(&["restore", "--force", "--from", file.to_str().unwrap()]);
+    let (ok, output) = rack.run_pool_manager(&["restore", "--force", "--from", file.to_str().unwrap()]);
     assert!(ok, "{output}");
     rack.start_manager().await;
     let names: Vec<_> = rack.reservations().await.into_iter().map(|r| r.vm).collect();
@@ -291,7 +291,7 @@ impl<'a> Authority<'a> {
         Self { folder, issuer }
     }
 
-    fn issue(&self, name: &str, years: (i32, i32)) {
+    fn issue_certificate(&self, name: &str, years: (i32, i32)) {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.not_before = rcgen::date_time_ymd(years.0, 1, 1);
@@ -307,9 +307,9 @@ impl<'a> Authority<'a> {
 /// Maximum number of attempts for a result that depends on the timing of a connection.
 const ATTEMPTS_MAX: usize = 50;
 /// First and last year of a valid certificate.
-const VALID: (i32, i32) = (2020, 2500);
+const VALID_YEARS: (i32, i32) = (2020, 2500);
 /// First and last year of an expired certificate.
-const EXPIRED: (i32, i32) = (2020, 2021);
+const EXPIRED_YEARS: (i32, i32) = (2020, 2021);
 
 /// Returns rack.toml with a listen address and the section `[tls]`.
 fn with_tls(rack: &Rack, listen: &str) -> String {
@@ -335,7 +335,7 @@ async fn connect(
     Endpoint::from_shared(format!("https://{listen}")).unwrap().tls_config(config).unwrap().connect().await
 }
 
-async fn rack_code(channel: Channel) -> Option<Code> {
+async fn get_rack_error_code(channel: Channel) -> Option<Code> {
     let mut admin = wire::admin_client::AdminClient::new(channel);
     admin.get_rack(wire::GetRackRequest {}).await.err().map(|status| status.code())
 }
@@ -344,8 +344,8 @@ async fn rack_code(channel: Channel) -> Option<Code> {
 async fn tls_certificate_determines_the_role() {
     let rack = Rack::new(Plan::small(2));
     let authority = Authority::new(rack.dir());
-    ["manager", "nova", "ops", "h0"].iter().for_each(|name| authority.issue(name, VALID));
-    let listen = format!("127.0.0.1:{}", free_port());
+    ["manager", "nova", "ops", "h0"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
+    let listen = format!("127.0.0.1:{}", find_free_port());
     let text = with_tls(&rack, &listen);
     let _manager = Manager::start(&rack, &text).await;
     for (name, schedules, administers) in [("nova", true, false), ("ops", true, true), ("h0", false, false)] {
@@ -353,8 +353,8 @@ async fn tls_certificate_determines_the_role() {
         let mut admin = wire::admin_client::AdminClient::new(channel.clone());
         let mut scheduler = wire::scheduler_client::SchedulerClient::new(channel.clone());
         let denied = Some(Code::PermissionDenied);
-        assert_eq!(rack_code(channel).await, if administers { None } else { denied }, "{name}");
-        let code = scheduler.reserve(reserve("nobody", "v", 1, "r1")).await.unwrap_err().code();
+        assert_eq!(get_rack_error_code(channel).await, if administers { None } else { denied }, "{name}");
+        let code = scheduler.reserve(reserve_request("nobody", "v", 1, "r1")).await.unwrap_err().code();
         assert_eq!(code, if schedules { Code::NotFound } else { Code::PermissionDenied }, "{name}");
         let set_weights = wire::SetWeightsRequest { host: "nobody".into(), weights: Vec::new() };
         assert_eq!(scheduler.set_weights(set_weights).await.unwrap_err().code(), code, "{name}");
@@ -364,7 +364,7 @@ async fn tls_certificate_determines_the_role() {
     let public = text.replace("127.0.0.1", "0.0.0.0");
     let public = &public[..public.find("[tls]").unwrap()];
     rack.write_rack_toml(public);
-    let (ok, output) = rack.pool_manager(&["serve", "--check-config"]);
+    let (ok, output) = rack.run_pool_manager(&["serve", "--check-config"]);
     assert!(!ok && output.contains("tls"), "{output}");
 }
 
@@ -372,14 +372,14 @@ async fn tls_certificate_determines_the_role() {
 async fn rejected_certificates_are_logged_with_peer_and_reason() {
     let rack = Rack::new(Plan::small(2));
     let authority = Authority::new(rack.dir());
-    ["manager", "ops"].iter().for_each(|name| authority.issue(name, VALID));
-    authority.issue("late", EXPIRED);
+    ["manager", "ops"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
+    authority.issue_certificate("late", EXPIRED_YEARS);
     let other_folder = tempfile::tempdir().unwrap();
-    Authority::new(other_folder.path()).issue("stranger", VALID);
+    Authority::new(other_folder.path()).issue_certificate("stranger", VALID_YEARS);
     for name in ["stranger.pem", "stranger.key"] {
         fs::copy(other_folder.path().join(name), rack.dir().join(name)).unwrap();
     }
-    let listen = format!("127.0.0.1:{}", free_port());
+    let listen = format!("127.0.0.1:{}", find_free_port());
     let _manager = Manager::start(&rack, &with_tls(&rack, &listen)).await;
     let table = [
         (Some("late"), "certificate expired"),
@@ -388,16 +388,16 @@ async fn rejected_certificates_are_logged_with_peer_and_reason() {
     ];
     for (name, reason) in table {
         if let Ok(channel) = connect(rack.dir(), &listen, name).await {
-            assert!(rack_code(channel).await.is_some(), "{name:?} was admitted");
+            assert!(get_rack_error_code(channel).await.is_some(), "{name:?} was admitted");
         }
         rack.wait_for(reason, async |rack| {
-            rack.log_of("manager").lines().any(|line| line.contains("127.0.0.1:") && line.contains(reason))
+            rack.read_log("manager").lines().any(|line| line.contains("127.0.0.1:") && line.contains(reason))
         })
         .await;
     }
     let tarn = |name: &str| {
         let file = |end: &str| rack.dir().join(format!("{name}.{end}"));
-        let mut tarn = Command::new(programs().join("tarn"));
+        let mut tarn = Command::new(programs_dir().join("tarn"));
         tarn.args([
             "get",
             "rack",
@@ -423,52 +423,52 @@ async fn rejected_certificates_are_logged_with_peer_and_reason() {
     }
     let plain = Endpoint::from_shared(format!("http://{listen}")).unwrap().connect().await;
     if let Ok(channel) = plain {
-        assert!(rack_code(channel).await.is_some(), "a connection without TLS was admitted");
+        assert!(get_rack_error_code(channel).await.is_some(), "a connection without TLS was admitted");
     }
-    rack.wait_for("a log line", async |rack| rack.log_of("manager").contains("InvalidContentType")).await;
-    assert_eq!(rack_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
+    rack.wait_for("a log line", async |rack| rack.read_log("manager").contains("InvalidContentType")).await;
+    assert_eq!(get_rack_error_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
 }
 
 #[tokio::test]
 async fn reload_renews_certificates_and_keeps_connections() {
     let rack = Rack::new(Plan::small(2));
     let authority = Authority::new(rack.dir());
-    ["manager", "ops"].iter().for_each(|name| authority.issue(name, VALID));
-    let listen = format!("127.0.0.1:{}", free_port());
+    ["manager", "ops"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
+    let listen = format!("127.0.0.1:{}", find_free_port());
     let manager = Manager::start(&rack, &with_tls(&rack, &listen)).await;
     let existing = connect(rack.dir(), &listen, Some("ops")).await.unwrap();
-    assert_eq!(rack_code(existing.clone()).await, None);
+    assert_eq!(get_rack_error_code(existing.clone()).await, None);
 
     fs::write(rack.dir().join("manager.key"), "not a key").unwrap();
     manager.reload();
-    rack.wait_for("the rejection", async |rack| rack.log_of("manager").contains("tls.key")).await;
-    assert_eq!(rack_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
+    rack.wait_for("the rejection", async |rack| rack.read_log("manager").contains("tls.key")).await;
+    assert_eq!(get_rack_error_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
 
     let renewed = Authority::new(rack.dir()); // also replaces the certificate of the authority
-    ["manager", "ops"].iter().for_each(|name| renewed.issue(name, VALID));
+    ["manager", "ops"].iter().for_each(|name| renewed.issue_certificate(name, VALID_YEARS));
     assert!(
         connect(rack.dir(), &listen, Some("ops")).await.is_err(),
         "the new authority accepts the old certificate"
     );
     manager.reload();
-    rack.wait_for("the reload", async |rack| rack.log_of("manager").contains("rack.toml reloaded")).await;
-    assert_eq!(rack_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
-    assert_eq!(rack_code(existing).await, None);
+    rack.wait_for("the reload", async |rack| rack.read_log("manager").contains("rack.toml reloaded")).await;
+    assert_eq!(get_rack_error_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
+    assert_eq!(get_rack_error_code(existing).await, None);
 }
 
 #[tokio::test]
 async fn configuration_check_reads_certificates_and_keys() {
     let rack = Rack::new(Plan::small(2));
     let authority = Authority::new(rack.dir());
-    authority.issue("manager", VALID);
+    authority.issue_certificate("manager", VALID_YEARS);
     rack.write_rack_toml(&with_tls(&rack, "127.0.0.1:9750"));
-    let check = || rack.pool_manager(&["serve", "--check-config"]);
+    let check = || rack.run_pool_manager(&["serve", "--check-config"]);
     let (ok, output) = check();
     assert!(ok && output.contains("certificate of manager: ok"), "{output}");
     fs::set_permissions(rack.dir().join("manager.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let (ok, output) = check();
     assert!(!ok && output.contains("tls.key") && output.contains("has mode 0644"), "{output}");
-    authority.issue("manager", EXPIRED);
+    authority.issue_certificate("manager", EXPIRED_YEARS);
     let (ok, output) = check();
     assert!(!ok && output.contains("tls.certificate") && output.contains("expired on"), "{output}");
     fs::remove_file(rack.dir().join("manager.pem")).unwrap();

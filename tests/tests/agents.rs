@@ -7,8 +7,8 @@ use std::process::Child;
 use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Down};
 use rustix::process::Signal;
 use tests::{
-    rack::{Plan, Rack, reserve, vm_ref},
-    scripted_agent::{Session, hello, token},
+    rack::{Plan, Rack, reserve_request, vm_ref},
+    scripted_agent::{Session, hello_message, read_token},
 };
 use tonic::{Code, Status};
 
@@ -41,39 +41,40 @@ impl RawAgent {
 async fn agent_without_token_of_its_host_is_rejected() {
     let mut rack = Rack::new(Plan::small(4));
     rack.start_manager().await;
-    let h1 = token(&rack, "h1");
+    let h1 = read_token(&rack, "h1");
     for (token, host) in [("", "h0"), ("guess", "h0"), (h1.as_str(), "h0")] {
-        let status = connect(&rack, token, hello(host)).await.err().expect("an invalid session was accepted");
+        let status =
+            connect(&rack, token, hello_message(host)).await.err().expect("an invalid session was accepted");
         assert_eq!(status.code(), Code::PermissionDenied, "{status:?}");
         assert!(status.message().contains("h0"), "{status:?}");
     }
-    let status_of_other = connect(&rack, &h1, hello("h9")).await.err().unwrap();
+    let status_of_other = connect(&rack, &h1, hello_message("h9")).await.err().unwrap();
     assert_eq!(status_of_other.code(), Code::PermissionDenied, "{status_of_other:?}");
-    let old = wire::Hello { protocol_version: 99, ..hello("h1") };
+    let old = wire::Hello { protocol_version: 99, ..hello_message("h1") };
     let status = connect(&rack, &h1, old).await.err().unwrap();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("protocol_version: 99"), "{status:?}");
-    let foreign = wire::Hello { rack_uuid: "another".into(), ..hello("h1") };
+    let foreign = wire::Hello { rack_uuid: "another".into(), ..hello_message("h1") };
     let status = connect(&rack, &h1, foreign).await.err().unwrap();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
-    let mut valid = connect(&rack, &h1, hello("h1")).await.unwrap();
+    let mut valid = connect(&rack, &h1, hello_message("h1")).await.unwrap();
     assert!(matches!(valid.0.incoming.message().await.unwrap().unwrap().message, Some(Down::Welcome(_))));
 }
 
 #[tokio::test]
-async fn agent_reporting_slices_of_others_is_disconnected() {
+async fn agent_that_reports_slices_of_other_hosts_is_disconnected() {
     let mut rack = Rack::new(Plan { hosts: vec![vec![0], vec![0, 1]], ..Plan::small(4) });
     rack.start_manager().await;
     rack.start_agent(1);
     rack.wait_hosts_up().await;
-    let request = reserve("h1", "v", 1, "r1");
+    let request = reserve_request("h1", "v", 1, "r1");
     let ready = wire::ReserveRequest { wait_ready: true, ..request };
     let slice_of_other = rack.scheduler().await.reserve(ready).await.unwrap().into_inner().slices[0];
     let before = rack.slices().await;
-    let token = token(&rack, "h0");
+    let token = read_token(&rack, "h0");
     let unreachable = 7;
     for (slice, epoch) in [(0, 7), (slice_of_other, 1), (slice_of_other, 0), (unreachable, 1), (999, 1)] {
-        let mut agent = connect(&rack, &token, hello("h0")).await.unwrap();
+        let mut agent = connect(&rack, &token, hello_message("h0")).await.unwrap();
         let status = agent.report_online(slice, epoch).await;
         assert_eq!(status.code(), Code::PermissionDenied, "slice {slice} epoch {epoch}: {status:?}");
         assert!(status.message().contains(&format!("slice {slice} epoch {epoch}")), "{status:?}");
@@ -82,8 +83,8 @@ async fn agent_reporting_slices_of_others_is_disconnected() {
 }
 
 /// Reserves slices for a VM, starts its stand-in process and commits the reservation.
-async fn running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Child {
-    let request = reserve(&format!("h{host}"), vm, slices, &format!("r-{vm}"));
+async fn start_running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Child {
+    let request = reserve_request(&format!("h{host}"), vm, slices, &format!("r-{vm}"));
     let mut scheduler = rack.scheduler().await;
     scheduler.reserve(wire::ReserveRequest { wait_ready: true, ..request }).await.unwrap();
     let mut child = rack.start_vm(host, vm);
@@ -92,8 +93,8 @@ async fn running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Child {
     child
 }
 
-/// Waits until the stand-in process has checked its slices and written its pattern. Returns the
-/// list of slices that were not zeroed, as JSON.
+/// Waits until the stand-in process has checked its slices and written a pattern to the slices.
+/// Returns the list of slices that were not zeroed, as JSON.
 fn read_dirty_slices(child: &mut Child) -> String {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();
@@ -113,7 +114,7 @@ fn ends_with_intact_memory(mut child: Child) -> bool {
 #[tokio::test]
 async fn vm_outlives_agent_and_manager() {
     let mut rack = Rack::start(Plan::small(4)).await;
-    let vm = running_vm(&rack, 0, "v", 3).await;
+    let vm = start_running_vm(&rack, 0, "v", 3).await;
     rack.kill_agent(0);
     rack.kill_manager();
     rack.start_manager().await;
@@ -130,7 +131,7 @@ async fn vm_outlives_agent_and_manager() {
 #[tokio::test]
 async fn memory_of_dead_vm_process_is_freed() {
     let rack = Rack::start(Plan::small(4)).await;
-    let mut vm = running_vm(&rack, 0, "v", 2).await;
+    let mut vm = start_running_vm(&rack, 0, "v", 2).await;
     vm.kill().unwrap();
     vm.wait().unwrap();
     rack.wait_all_free().await;
@@ -140,7 +141,7 @@ async fn memory_of_dead_vm_process_is_freed() {
 #[tokio::test]
 async fn running_vm_keeps_memory_until_end_or_forced_release() {
     let rack = Rack::start(Plan::small(4)).await;
-    let first = running_vm(&rack, 0, "first", 1).await;
+    let first = start_running_vm(&rack, 0, "first", 1).await;
     let release = |vm, force| wire::ReleaseRequest { target: vm_ref(vm), force, reason: "test".into() };
     rack.scheduler().await.release(release("first", false)).await.unwrap();
     let draining = |slices: Vec<wire::Slice>| slices.iter().any(|s| s.state() == wire::SliceState::Draining);
@@ -148,7 +149,7 @@ async fn running_vm_keeps_memory_until_end_or_forced_release() {
     assert!(ends_with_intact_memory(first));
     rack.wait_all_free().await;
 
-    let mut second = running_vm(&rack, 0, "second", 1).await;
+    let mut second = start_running_vm(&rack, 0, "second", 1).await;
     rack.scheduler().await.release(release("second", true)).await.unwrap();
     rack.wait_all_free().await;
     drop(second.stdin.take());
@@ -172,7 +173,7 @@ async fn released_vm_uses_cores_and_memory_until_process_ends() {
         wait_ready: true,
         cores: whole.cores,
         local_bytes: 1 << 30,
-        ..reserve("h0", "v", 1, "r-v")
+        ..reserve_request("h0", "v", 1, "r-v")
     };
     let mut scheduler = rack.scheduler().await;
     scheduler.reserve(request).await.unwrap();
@@ -190,7 +191,7 @@ async fn released_vm_uses_cores_and_memory_until_process_ends() {
         assert_eq!(host.free_local_bytes, host.local_bytes - (1 << 30));
     };
     assert_in_use(&rack).await;
-    let next = wire::ReserveRequest { cores: 1, ..reserve("h0", "w", 1, "r-w") };
+    let next = wire::ReserveRequest { cores: 1, ..reserve_request("h0", "w", 1, "r-w") };
     let status = rack.scheduler().await.reserve(next.clone()).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert!(tarn(&rack, "get reservations").contains("released, running"));
@@ -214,13 +215,13 @@ async fn released_vm_uses_cores_and_memory_until_process_ends() {
 #[tokio::test]
 async fn dead_host_is_fenced_and_its_slices_are_scrubbed() {
     let mut rack = Rack::start(Plan { lease_ttl_s: 0.5, fence_after_s: Some(0.5), ..Plan::small(2) }).await;
-    let mut lost = running_vm(&rack, 0, "lost", 2).await;
+    let mut lost = start_running_vm(&rack, 0, "lost", 2).await;
     rack.kill_agent(0);
     rack.wait_all_free().await;
     let hosts = rack.hosts().await;
     assert_eq!(hosts[0].state(), wire::HostState::Fenced);
     for vm in ["a", "b"] {
-        let vm = running_vm(&rack, 1, vm, 2).await;
+        let vm = start_running_vm(&rack, 1, vm, 2).await;
         assert!(ends_with_intact_memory(vm));
     }
     drop(lost.stdin.take());
@@ -240,7 +241,7 @@ async fn second_agent_on_same_machine_does_not_start() {
     let rack = Rack::start(Plan::small(2)).await;
     let mut second = rack.start_second_agent(0, rack.endpoint());
     assert_eq!(second.wait().unwrap().code(), Some(1));
-    let log = rack.log_of("h0-second");
+    let log = rack.read_log("h0-second");
     assert!(log.contains("another host-agent runs as host h0 on this machine"), "{log}");
 }
 
@@ -250,7 +251,7 @@ async fn second_agent_on_same_machine_does_not_start() {
 #[tokio::test]
 async fn second_agent_does_not_replace_the_connected_agent() {
     let rack = Rack::start(Plan { lease_ttl_s: 1.0, fence_after_s: Some(2.0), ..Plan::small(2) }).await;
-    let vm = running_vm(&rack, 0, "v", 2).await;
+    let vm = start_running_vm(&rack, 0, "v", 2).await;
     let second = rack.start_second_agent(0, rack.endpoint().replace("/manager.sock", "/./manager.sock"));
     rack.wait_for("a contested host", async |rack| alarm_reasons(rack).await == ["HOST_CONTESTED"]).await;
     tarn(&rack, "release v");
@@ -259,14 +260,14 @@ async fn second_agent_does_not_replace_the_connected_agent() {
     assert_eq!(alarm_reasons(&rack).await, ["HOST_CONTESTED"], "the host keeps its agent");
     second.kill();
     rack.wait_for("no alarm", async |rack| alarm_reasons(rack).await.is_empty()).await;
-    assert!(!rack.log_of("manager").contains("fence"), "{}", rack.log_of("manager"));
+    assert!(!rack.read_log("manager").contains("fence"), "{}", rack.read_log("manager"));
     assert!(ends_with_intact_memory(vm), "the VM must keep its memory");
 }
 
 #[tokio::test]
 async fn silent_host_keeps_slices_without_fencing() {
     let rack = Rack::start(Plan { lease_ttl_s: 0.5, ..Plan::small(2) }).await;
-    let vm = running_vm(&rack, 0, "v", 2).await;
+    let vm = start_running_vm(&rack, 0, "v", 2).await;
     rack.signal_agent(0, Signal::STOP);
     rack.wait_for("the host to be unknown", async |rack| {
         rack.hosts().await[0].state() == wire::HostState::Unknown
@@ -274,7 +275,8 @@ async fn silent_host_keeps_slices_without_fencing() {
     .await;
     let owned = rack.slices().await.iter().filter(|s| s.host.as_deref() == Some("h0")).count();
     assert_eq!(owned, 2, "a silent host must keep its slices");
-    let second_request = rack.scheduler().await.reserve(reserve("h0", "w", 1, "r2")).await.unwrap_err();
+    let second_request =
+        rack.scheduler().await.reserve(reserve_request("h0", "w", 1, "r2")).await.unwrap_err();
     assert!(second_request.message().contains("unknown"), "{second_request:?}");
     let rack_view = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     assert!(rack_view.alarms.iter().any(|a| a.reason == "HOST_UNKNOWN"), "{:?}", rack_view.alarms);

@@ -15,21 +15,21 @@ use std::{
 use proto::v1 as wire;
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64;
-use tests::rack::{Plan, Rack, reservation_ref, reserve};
+use tests::rack::{Plan, Rack, reservation_ref, reserve_request};
 use tonic::{Code, transport::Endpoint};
 
 /// Number of times that a process is killed.
-const KILLS: usize = 20;
+const KILL_COUNT: usize = 20;
 /// Number of concurrent clients of the scheduler API.
-const CLIENTS: u64 = 4;
+const CLIENT_COUNT: u64 = 4;
 
 /// Acknowledged reservations by id: slices, and state of the release. The state is `None` before
-/// the release, `Some(false)` while the release has no reply, and `Some(true)` after its reply.
+/// the release, `Some(false)` until the release is acknowledged, and `Some(true)` afterwards.
 type Acknowledged = Arc<Mutex<BTreeMap<String, (Vec<u32>, Option<bool>)>>>;
 
 /// Reserves and releases memory until `stop` is set. Repeats requests without a reply with the same
 /// request id.
-async fn client(endpoint: String, number: u64, acknowledged: Acknowledged, stop: Arc<AtomicBool>) {
+async fn run_client(endpoint: String, number: u64, acknowledged: Acknowledged, stop: Arc<AtomicBool>) {
     let channel = Endpoint::from_shared(endpoint).unwrap().connect_lazy();
     let mut scheduler = wire::scheduler_client::SchedulerClient::new(channel);
     let mut random = Pcg64::seed_from_u64(number);
@@ -38,7 +38,7 @@ async fn client(endpoint: String, number: u64, acknowledged: Acknowledged, stop:
             return;
         }
         let host = format!("h{}", random.random_range(0..2));
-        let request = reserve(
+        let request = reserve_request(
             &host,
             &format!("v{number}-{round}"),
             random.random_range(1..4),
@@ -75,7 +75,7 @@ async fn client(endpoint: String, number: u64, acknowledged: Acknowledged, stop:
 }
 
 /// Compares the acknowledged reservations with the active reservations of the manager.
-async fn assert_nothing_acknowledged_is_lost(rack: &Rack, acknowledged: &Acknowledged) {
+async fn assert_acknowledged_requests_are_kept(rack: &Rack, acknowledged: &Acknowledged) {
     let expected = acknowledged.lock().unwrap().clone();
     let active: BTreeMap<String, Vec<u32>> =
         rack.reservations().await.into_iter().map(|r| (r.reservation, r.slices)).collect();
@@ -108,15 +108,15 @@ async fn acknowledged_requests_survive_random_kills() {
     let mut random = Pcg64::seed_from_u64(seed);
     let mut rack = Rack::start(Plan::small(32)).await;
     let (acknowledged, stop) = (Acknowledged::default(), Arc::new(AtomicBool::new(false)));
-    let clients: Vec<_> = (0..CLIENTS)
-        .map(|n| tokio::spawn(client(rack.endpoint(), n, Arc::clone(&acknowledged), Arc::clone(&stop))))
+    let clients: Vec<_> = (0..CLIENT_COUNT)
+        .map(|n| tokio::spawn(run_client(rack.endpoint(), n, Arc::clone(&acknowledged), Arc::clone(&stop))))
         .collect();
-    for _ in 0..KILLS {
+    for _ in 0..KILL_COUNT {
         tokio::time::sleep(Duration::from_millis(random.random_range(20..300))).await;
         if random.random_bool(0.6) {
             rack.kill_manager();
             rack.start_manager().await;
-            assert_nothing_acknowledged_is_lost(&rack, &acknowledged).await;
+            assert_acknowledged_requests_are_kept(&rack, &acknowledged).await;
         } else {
             let host = random.random_range(0..2);
             rack.kill_agent(host);
@@ -127,9 +127,9 @@ async fn acknowledged_requests_survive_random_kills() {
     for client in clients {
         client.await.unwrap();
     }
-    assert_nothing_acknowledged_is_lost(&rack, &acknowledged).await;
+    assert_acknowledged_requests_are_kept(&rack, &acknowledged).await;
     let count = acknowledged.lock().unwrap().len();
-    println!("{count} acknowledged reservations survived {KILLS} kills");
+    println!("{count} acknowledged reservations survived {KILL_COUNT} kills");
     assert!(count > 20, "too few acknowledged reservations");
 
     for reservation in rack.reservations().await {

@@ -20,9 +20,9 @@ const HOSTS: usize = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Bounds {
     /// Maximum epoch of a slice.
-    epoch: Epoch,
+    epoch_max: Epoch,
     /// Maximum number of messages in flight.
-    wire: usize,
+    in_flight_max: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -32,7 +32,7 @@ struct Rack<const SLICES: usize> {
     slots: [Slot; SLICES],
     device: [DeviceSlice; SLICES],
     hosts: [Host<SLICES>; HOSTS],
-    wire: Vec<Message>,
+    in_flight: Vec<Message>,
     /// Whether a VM has read data of another VM, which violates an invariant.
     has_leaked_data: bool,
 }
@@ -47,7 +47,7 @@ struct DeviceSlice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Host<const SLICES: usize> {
-    off: bool,
+    is_off: bool,
     slices: [HostSlice; SLICES],
 }
 
@@ -120,13 +120,13 @@ fn owner(h: usize) -> Owner {
 
 impl<const SLICES: usize> Rack<SLICES> {
     fn new(bounds: Bounds) -> Self {
-        let host_state = Host { off: false, slices: [HostSlice::default(); SLICES] };
+        let host_state = Host { is_off: false, slices: [HostSlice::default(); SLICES] };
         Self {
             bounds,
             slots: [Slot::default(); SLICES],
             device: [DeviceSlice::default(); SLICES],
             hosts: [host_state; HOSTS],
-            wire: Vec::new(),
+            in_flight: Vec::new(),
             has_leaked_data: false,
         }
     }
@@ -139,25 +139,25 @@ impl<const SLICES: usize> Rack<SLICES> {
             rack.hash(&mut hasher);
             hasher.finish()
         };
-        if SLICES == 2 { hash(self).min(hash(&self.swapped())) } else { hash(self) }
+        if SLICES == 2 { hash(self).min(hash(&self.with_slices_swapped())) } else { hash(self) }
     }
 
-    fn swapped(&self) -> Self {
+    fn with_slices_swapped(&self) -> Self {
         let mut other = self.clone();
         other.slots.swap(0, 1);
         other.device.swap(0, 1);
         other.hosts.iter_mut().for_each(|host| host.slices.swap(0, 1));
-        for message in &mut other.wire {
+        for message in &mut other.in_flight {
             let (Message::ToHost(_, s, _) | Message::FromHost(_, s, _) | Message::FromDevice(s, _)) = message;
             *s = 1 - *s;
         }
         other
     }
 
-    fn steps(&self) -> Vec<Step> {
-        let mut steps: Vec<Step> = (0..self.wire.len()).map(Step::Lose).collect();
-        steps.extend((0..self.wire.len()).map(Step::Arrive));
-        steps.extend((0..self.wire.len()).map(Step::ArriveAgain));
+    fn possible_steps(&self) -> Vec<Step> {
+        let mut steps: Vec<Step> = (0..self.in_flight.len()).map(Step::Lose).collect();
+        steps.extend((0..self.in_flight.len()).map(Step::Arrive));
+        steps.extend((0..self.in_flight.len()).map(Step::ArriveAgain));
         for h in 0..HOSTS {
             steps.extend([
                 Step::AgentRestarts(h),
@@ -178,7 +178,7 @@ impl<const SLICES: usize> Rack<SLICES> {
     }
 
     /// Returns the state after a step, or `None` if the step is impossible or changes nothing.
-    fn after(&self, step: &Step) -> Option<Self> {
+    fn apply_step(&self, step: &Step) -> Option<Self> {
         let mut next = self.clone();
         let result = match *step {
             Step::Assign(s, h) => next.assign(s, Event::Assign(owner(h))),
@@ -188,23 +188,23 @@ impl<const SLICES: usize> Rack<SLICES> {
             Step::SendOrder(s) => next.send_order(s),
             Step::Report(h, s) => next.report(h, s),
             Step::Lose(m) => {
-                next.wire.remove(m);
+                next.in_flight.remove(m);
                 Some(())
             }
             Step::Arrive(m) => {
-                let message = next.wire.remove(m);
-                next.arrive(&message)
+                let message = next.in_flight.remove(m);
+                next.deliver(&message)
             }
-            Step::ArriveAgain(m) => next.arrive(&self.wire[m]),
+            Step::ArriveAgain(m) => next.deliver(&self.in_flight[m]),
             Step::VmStarts(h, s) => next.vm_starts(h, s),
             Step::VmEnds(h, s) => next.vm_ends(h, s),
             Step::ScrubEnds(h, s) => next.scrub_ends(h, s),
             Step::AgentRestarts(h) => next.agent_restarts(h),
             Step::PowerOff(h) => next.power_off(h),
-            Step::PowerOn(h) => next.hosts[h].off.then(|| next.hosts[h].off = false),
+            Step::PowerOn(h) => next.hosts[h].is_off.then(|| next.hosts[h].is_off = false),
             Step::FencePoweredOff(h) => next.fence(h),
         };
-        result.filter(|()| next.wire.len() <= self.bounds.wire && next != *self).map(|()| next)
+        result.filter(|()| next.in_flight.len() <= self.bounds.in_flight_max && next != *self).map(|()| next)
     }
 
     /// Applies an event with the real state machine. Returns `None` if the event is rejected.
@@ -215,11 +215,11 @@ impl<const SLICES: usize> Rack<SLICES> {
 
     fn assign(&mut self, s: usize, event: Event) -> Option<()> {
         self.apply(s, event)?;
-        (self.slots[s].epoch <= self.bounds.epoch).then_some(())
+        (self.slots[s].epoch <= self.bounds.epoch_max).then_some(())
     }
 
     fn send(&mut self, message: Message) -> Option<()> {
-        (!self.wire.contains(&message)).then(|| self.wire.push(message))
+        (!self.in_flight.contains(&message)).then(|| self.in_flight.push(message))
     }
 
     fn call_device(&mut self, s: usize) -> Option<()> {
@@ -250,28 +250,28 @@ impl<const SLICES: usize> Rack<SLICES> {
             _ => return None,
         };
         let to = to.0 as usize;
-        let connected = !self.hosts[to].off;
-        connected.then(|| self.send(Message::ToHost(to, s, Order { epoch, kind })))?
+        let is_connected = !self.hosts[to].is_off;
+        is_connected.then(|| self.send(Message::ToHost(to, s, Order { epoch, kind })))?
     }
 
     /// Sends the report of a host about one slice, if the host has applied its order.
     fn report(&mut self, h: usize, s: usize) -> Option<()> {
         let host_slice = self.hosts[h].slices[s];
-        let Order { epoch, kind } = host_slice.order.filter(|_| !self.hosts[h].off)?;
+        let Order { epoch, kind } = host_slice.order.filter(|_| !self.hosts[h].is_off)?;
         let event = match kind {
             OrderKind::Online if host_slice.ended != Some(epoch) => Event::Onlined(host(h), epoch),
             OrderKind::Release | OrderKind::ReleaseByForce if host_slice.vm != Some(epoch) => {
                 Event::Released(host(h), epoch)
             }
             OrderKind::Scrub if host_slice.scrubbed == Some(epoch) => {
-                Event::Scrubbed(host(h), scrubbed(epoch))
+                Event::Scrubbed(host(h), scrub_report(epoch))
             }
             _ => return None,
         };
         self.send(Message::FromHost(h, s, event))
     }
 
-    fn arrive(&mut self, message: &Message) -> Option<()> {
+    fn deliver(&mut self, message: &Message) -> Option<()> {
         match *message {
             Message::FromHost(_, s, event) | Message::FromDevice(s, event) => {
                 let _ = self.apply(s, event); // late and repeated events are rejected
@@ -331,19 +331,19 @@ impl<const SLICES: usize> Rack<SLICES> {
     }
 
     fn power_off(&mut self, h: usize) -> Option<()> {
-        self.hosts[h] = Host { off: true, slices: [HostSlice::default(); SLICES] };
+        self.hosts[h] = Host { is_off: true, slices: [HostSlice::default(); SLICES] };
         self.drop_messages(h);
         Some(())
     }
 
     fn drop_messages(&mut self, h: usize) {
         let of_host = |m: &Message| matches!(m, Message::ToHost(x, ..) | Message::FromHost(x, ..) if *x == h);
-        self.wire.retain(|message| !of_host(message));
+        self.in_flight.retain(|message| !of_host(message));
     }
 
     /// Fences a host after the operator has confirmed that the host is off.
     fn fence(&mut self, h: usize) -> Option<()> {
-        self.hosts[h].off.then_some(())?;
+        self.hosts[h].is_off.then_some(())?;
         for s in 0..SLICES {
             self.device[s].grant = self.device[s].grant.filter(|(_, by)| *by != host(h));
             let _ = self.apply(s, Event::OwnerFenced(host(h))); // rejected for slices of other hosts
@@ -374,14 +374,16 @@ impl<const SLICES: usize> Rack<SLICES> {
 
     /// Returns whether every slice is free or can become free only with an epoch above the limit.
     fn is_quiescent(&self) -> bool {
-        let is_out_of_epochs =
-            |slot: &Slot| slot.epoch == self.bounds.epoch && slot.state == State::Scrubbing(Scrub::Waiting);
+        let is_out_of_epochs = |slot: &Slot| {
+            slot.epoch == self.bounds.epoch_max && slot.state == State::Scrubbing(Scrub::Waiting)
+        };
         self.slots.iter().all(|slot| slot.state == State::Free || is_out_of_epochs(slot))
     }
 }
 
-/// Returns a scrub report. Its slice is always 0, so that both slices are interchangeable.
-fn scrubbed(epoch: Epoch) -> ScrubReport {
+/// Returns a scrub report. The slice in the report is always 0, so that both slices are
+/// interchangeable.
+fn scrub_report(epoch: Epoch) -> ScrubReport {
     let holding = Holding { slice: SliceId(0), epoch };
     ScrubReport { holding, started: UnixMs(0), ended: UnixMs(0), verified: units::SLICE }
 }
@@ -395,23 +397,23 @@ struct StateGraph {
     quiescent: Vec<u32>,
 }
 
-fn number(index: usize) -> u32 {
+fn to_u32(index: usize) -> u32 {
     u32::try_from(index).expect("the number of states fits u32")
 }
 
 impl StateGraph {
     /// Explores all states breadth-first and checks the invariants in each state. States are
     /// identified by a 64-bit hash.
-    fn all<const SLICES: usize>(start: Rack<SLICES>) -> Self {
+    fn explore<const SLICES: usize>(start: Rack<SLICES>) -> Self {
         let mut indices = HashMap::from([(start.fingerprint(), 0)]);
         let mut all = Self { parents: vec![None], predecessors: vec![Vec::new()], quiescent: Vec::new() };
         let mut queue = VecDeque::from([(0, start)]);
         while let Some((at, rack)) = queue.pop_front() {
             assert_eq!(rack.violated_invariant(), None, "after {:?}", all.path_to(at));
             all.quiescent.extend(rack.is_quiescent().then_some(at));
-            for step in rack.steps() {
-                let Some(next) = rack.after(&step) else { continue };
-                let new = number(all.parents.len());
+            for step in rack.possible_steps() {
+                let Some(next) = rack.apply_step(&step) else { continue };
+                let new = to_u32(all.parents.len());
                 let index = *indices.entry(next.fingerprint()).or_insert(new);
                 if index == new {
                     all.parents.push(Some((at, step)));
@@ -435,7 +437,7 @@ impl StateGraph {
     }
 
     /// Returns a state from which no path leads to a quiescent state, if any.
-    fn stuck(&self) -> Option<u32> {
+    fn find_stuck_state(&self) -> Option<u32> {
         let mut can_finish = vec![false; self.parents.len()];
         let mut reached = self.quiescent.clone();
         reached.iter().for_each(|index| can_finish[*index as usize] = true);
@@ -446,26 +448,26 @@ impl StateGraph {
                 }
             }
         }
-        can_finish.iter().position(|can_finish| !can_finish).map(number)
+        can_finish.iter().position(|can_finish| !can_finish).map(to_u32)
     }
 }
 
 #[track_caller]
-fn check<const SLICES: usize>(bounds: Bounds, states_min: usize) {
-    let all = StateGraph::all(Rack::<SLICES>::new(bounds));
+fn check_all_states<const SLICES: usize>(bounds: Bounds, states_min: usize) {
+    let all = StateGraph::explore(Rack::<SLICES>::new(bounds));
     println!("{SLICES} slices, {bounds:?}: {} states", all.parents.len());
     assert!(all.parents.len() > states_min, "only {} states", all.parents.len());
-    if let Some(stuck) = all.stuck() {
+    if let Some(stuck) = all.find_stuck_state() {
         panic!("slices cannot become free after {:?}", all.path_to(stuck));
     }
 }
 
 #[test]
 fn one_slice_with_four_owners_is_never_shared_dirty_or_stuck() {
-    check::<1>(Bounds { epoch: Epoch(4), wire: 2 }, 10_000);
+    check_all_states::<1>(Bounds { epoch_max: Epoch(4), in_flight_max: 2 }, 10_000);
 }
 
 #[test]
 fn two_slices_on_two_hosts_are_never_shared_dirty_or_stuck() {
-    check::<2>(Bounds { epoch: Epoch(2), wire: 1 }, 100_000);
+    check_all_states::<2>(Bounds { epoch_max: Epoch(2), in_flight_max: 1 }, 100_000);
 }

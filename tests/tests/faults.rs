@@ -9,7 +9,7 @@ use std::{
 
 use proto::v1 as wire;
 use rustix::process::Signal;
-use tests::rack::{Plan, Rack, programs, reserve, send_signal, vm_ref, wait_for_line};
+use tests::rack::{Plan, Rack, programs_dir, reserve_request, send_signal, vm_ref, wait_for_line};
 
 /// Injects a fault into an emulated EMC.
 fn inject_fault(rack: &Rack, emc: usize, fault: &str) {
@@ -17,10 +17,10 @@ fn inject_fault(rack: &Rack, emc: usize, fault: &str) {
 }
 
 /// Starts a replay of a trace with these rows.
-fn replay(rack: &Rack, rows: &str) -> Child {
+fn start_replay(rack: &Rack, rows: &str) -> Child {
     let trace = rack.dir().join("trace.csv");
     fs::write(&trace, format!("vm_id,arrive_s,depart_s,cores,mem_gb\n{rows}")).unwrap();
-    let mut command = Command::new(programs().join("tarn"));
+    let mut command = Command::new(programs_dir().join("tarn"));
     let out = fs::File::create(rack.dir().join("report.json")).unwrap();
     command
         .args(["replay", "-o", "json", "--endpoint", &rack.endpoint(), "--log"])
@@ -30,7 +30,7 @@ fn replay(rack: &Rack, rows: &str) -> Child {
 
 /// Waits for the end of a replay and returns one count of its audit. The replay must fail if and
 /// only if an audit count is not 0.
-fn audited_count(rack: &Rack, mut replay: Child, name: &str) -> u64 {
+fn wait_for_audit_count(rack: &Rack, mut replay: Child, name: &str) -> u64 {
     let status = replay.wait().unwrap();
     let text = fs::read_to_string(rack.dir().join("report.json")).unwrap();
     let report: serde_json::Value =
@@ -42,7 +42,7 @@ fn audited_count(rack: &Rack, mut replay: Child, name: &str) -> u64 {
 }
 
 /// Returns trace rows of VMs that run one after another. Each VM has 3 GiB of memory.
-fn sequential_vms(from: u64, vms: u64) -> String {
+fn sequential_vm_rows(from: u64, vms: u64) -> String {
     (0..vms).map(|n| format!("{},{},{},1,3\n", from + n, 10 * n + 1, 10 * n + 9)).collect()
 }
 
@@ -53,16 +53,16 @@ fn plan_with_little_memory(slices: u32) -> Plan {
 #[tokio::test]
 async fn audit_of_healthy_rack_is_clean() {
     let rack = Rack::start(plan_with_little_memory(4)).await;
-    let replay = replay(&rack, &sequential_vms(0, 20));
-    assert_eq!(audited_count(&rack, replay, "granted_dirty"), 0);
+    let replay = start_replay(&rack, &sequential_vm_rows(0, 20));
+    assert_eq!(wait_for_audit_count(&rack, replay, "granted_dirty"), 0);
 }
 
 #[tokio::test]
 async fn audit_detects_data_kept_by_device() {
     let rack = Rack::start(plan_with_little_memory(4)).await;
     (0..2).for_each(|emc| inject_fault(&rack, emc, "keep-bytes"));
-    let replay = replay(&rack, &sequential_vms(0, 20));
-    assert!(audited_count(&rack, replay, "granted_dirty") > 0);
+    let replay = start_replay(&rack, &sequential_vm_rows(0, 20));
+    assert!(wait_for_audit_count(&rack, replay, "granted_dirty") > 0);
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn audit_detects_slice_reachable_by_two_hosts() {
         Rack::start(Plan { lease_ttl_s: 0.5, fence_after_s: Some(0.5), ..plan_with_little_memory(4) }).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
-        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h0", "old", 4, "r1") })
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve_request("h0", "old", 4, "r1") })
         .await
         .unwrap();
     let mut old = rack.start_vm(0, "old");
@@ -80,8 +80,8 @@ async fn audit_detects_slice_reachable_by_two_hosts() {
     (0..2).for_each(|emc| inject_fault(&rack, emc, "ignore-revoke"));
     rack.signal_agent(0, Signal::STOP);
     rack.wait_all_free().await; // the manager relies on the faulty reply of the device
-    let replay = replay(&rack, &sequential_vms(0, 20));
-    let count = audited_count(&rack, replay, "double_owned");
+    let replay = start_replay(&rack, &sequential_vm_rows(0, 20));
+    let count = wait_for_audit_count(&rack, replay, "double_owned");
     rack.signal_agent(0, Signal::CONT);
     old.kill().unwrap();
     old.wait().unwrap();
@@ -93,7 +93,7 @@ async fn audit_detects_reservation_lost_by_device() {
     let mut rack = Rack::start(plan_with_little_memory(4)).await;
     // The fault loses the grants of the lowest slices of an EMC. The first VM does not depart and
     // has these slices.
-    let replay = replay(&rack, &format!("0,0,,1,3\n{}", sequential_vms(1, 30)));
+    let replay = start_replay(&rack, &format!("0,0,,1,3\n{}", sequential_vm_rows(1, 30)));
     rack.wait_for("the VM that stays", async |rack| {
         let stays = |r: &wire::Reservation| r.vm.starts_with("vm2.");
         rack.reservations().await.iter().any(|r| stays(r) && r.state() == wire::ReservationState::Committed)
@@ -105,7 +105,7 @@ async fn audit_detects_reservation_lost_by_device() {
     (0..2).for_each(|emc| inject_fault(&rack, emc, "forget-grant"));
     rack.start_manager().await;
     send_signal(&replay, Signal::CONT);
-    assert!(audited_count(&rack, replay, "acknowledged_lost") > 0);
+    assert!(wait_for_audit_count(&rack, replay, "acknowledged_lost") > 0);
 }
 
 /// Waits until an alarm with this reason is raised.
@@ -124,9 +124,9 @@ async fn failed_grant_quarantines_only_its_slice_until_repaired() {
     let blocked = [0, 1].map(|emc| rack.emc_dir(emc).join("slices/00000.1.h0"));
     blocked.iter().for_each(|path| fs::create_dir(path).unwrap());
     let mut scheduler = rack.scheduler().await;
-    scheduler.reserve(reserve("h0", "hit", 1, "r1")).await.unwrap();
+    scheduler.reserve(reserve_request("h0", "hit", 1, "r1")).await.unwrap();
     wait_for_alarm(&rack, "SLICE_FAILING").await;
-    let other = wire::ReserveRequest { wait_ready: true, ..reserve("h1", "other", 3, "r2") };
+    let other = wire::ReserveRequest { wait_ready: true, ..reserve_request("h1", "other", 3, "r2") };
     scheduler.reserve(other).await.unwrap();
     wait_for_alarm(&rack, "SLICE_QUARANTINED").await;
     let hit = rack.reservations().await.into_iter().find(|reservation| reservation.vm == "hit").unwrap();

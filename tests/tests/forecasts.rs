@@ -21,11 +21,11 @@ const GIB: u64 = 1 << 30;
 
 /// Returns outcomes of VMs as CSV, alternating between two customers. VMs of customer "idle" leave
 /// 13 of 16 GiB untouched. VMs of customer "busy" use all memory.
-fn vms(rows: u32) -> String {
-    vms_since(0, rows)
+fn outcome_rows(rows: u32) -> String {
+    outcome_rows_since(0, rows)
 }
 
-fn vms_since(start: u64, rows: u32) -> String {
+fn outcome_rows_since(start: u64, rows: u32) -> String {
     let mut text = "began_s,ended_s,requested_gib,peak_gib,key,cores\n".to_owned();
     for row in 0..rows {
         let (customer, peak) = if row % 2 == 0 { ("idle", 3) } else { ("busy", 16) };
@@ -47,7 +47,7 @@ impl ModelRack {
         Self(Rack::start(Plan { hosts: vec![vec![0]], ..Plan::small(4) }).await)
     }
 
-    fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    fn write_file(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.dir().join(name);
         fs::write(&path, bytes).unwrap();
         path
@@ -80,7 +80,7 @@ impl ModelRack {
 
     /// Imports outcomes of 600 VMs and trains a model. The model is not promoted.
     fn train_model(&self) {
-        self.file("vms.csv", vms(600));
+        self.write_file("vms.csv", outcome_rows(600));
         let added = self.tarn("telemetry import --format csv DIR/vms.csv");
         assert_eq!((&added["added"], &added["duplicates"]), (&600.into(), &0.into()));
         let model = self.tarn("train frigid");
@@ -145,13 +145,13 @@ async fn plan_is_explained_by_inputs_forecast_and_limits() {
 async fn new_model_is_compared_with_serving_model_on_unseen_vms() {
     let rack = ModelRack::new().await;
     let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() - 30 * 24 * 3600;
-    rack.file("earlier.csv", vms_since(start, 600));
+    rack.write_file("earlier.csv", outcome_rows_since(start, 600));
     rack.tarn("telemetry import --format csv --keep-timestamps DIR/earlier.csv");
     rack.tarn("train frigid");
     rack.tarn("promote frigid 1");
     let model = rack.tarn("train frigid");
     assert_eq!(model["comparison"], Value::Null, "no VM started since the training of the serving model");
-    rack.file("later.csv", vms(1400));
+    rack.write_file("later.csv", outcome_rows(1400));
     let added = rack.tarn("telemetry import --format csv DIR/later.csv");
     assert_eq!(
         (&added["added"], &added["duplicates"]),
@@ -225,7 +225,7 @@ async fn models_are_swapped_under_load_without_failed_plans() {
 }
 
 /// Returns a LightGBM text model with one tree, which has one split on this feature.
-fn lightgbm(feature: &str) -> String {
+fn lightgbm_model(feature: &str) -> String {
     format!(
         "tree\nversion=v4\nnum_class=1\nnum_tree_per_iteration=1\nlabel_index=0\nmax_feature_idx=0\nobjective=regression\n\
          feature_names={feature}\nfeature_infos=none\ntree_sizes=1\n\nTree=0\nnum_leaves=2\nnum_cat=0\nsplit_feature=0\n\
@@ -237,7 +237,7 @@ fn lightgbm(feature: &str) -> String {
 async fn imported_model_serves_like_trained_model() {
     let rack = ModelRack::new().await;
     rack.train_model();
-    rack.file("model.txt", lightgbm("key.median"));
+    rack.write_file("model.txt", lightgbm_model("key.median"));
     let model = rack.tarn("import-model frigid --format lightgbm DIR/model.txt");
     assert_eq!((&model["version"], &model["trained_by"]), (&2.into(), &"lightgbm".into()));
     rack.tarn("promote frigid 2");
@@ -245,7 +245,7 @@ async fn imported_model_serves_like_trained_model() {
     assert_eq!(rack.plan("b", "busy").0, 0);
     let (code, exported, _) = rack.run("export-model frigid 2");
     assert_eq!(code, Some(0));
-    rack.file("exported.json", exported);
+    rack.write_file("exported.json", exported);
     assert_eq!(
         rack.tarn("import-model frigid DIR/exported.json")["version"],
         3,
@@ -259,11 +259,11 @@ async fn invalid_models_are_rejected_and_serving_model_remains() {
     rack.train_model();
     rack.tarn("promote frigid 1");
     let (_, exported, _) = rack.run("export-model frigid");
-    rack.file("short.json", &exported.as_bytes()[..exported.len() / 2]);
-    rack.file("later.json", exported.replacen("\"tarn_model\":1", "\"tarn_model\":9", 1));
-    rack.file("model.txt", lightgbm("shoe_size"));
-    rack.file("model.onnx", b"not a graph");
-    rack.file("labels.csv", "program,slowdown\n");
+    rack.write_file("short.json", &exported.as_bytes()[..exported.len() / 2]);
+    rack.write_file("later.json", exported.replacen("\"tarn_model\":1", "\"tarn_model\":9", 1));
+    rack.write_file("model.txt", lightgbm_model("shoe_size"));
+    rack.write_file("model.onnx", b"not a graph");
+    rack.write_file("labels.csv", "program,slowdown\n");
     for (words, expected) in [
         ("import-model frigid DIR/short.json", "content: truncated after"),
         ("import-model frigid DIR/later.json", "content: tarn_model = 9: must be 1"),
@@ -280,7 +280,7 @@ async fn invalid_models_are_rejected_and_serving_model_remains() {
     }
     let (code, _, output) = rack.run("import-model sensitivity DIR/short.json");
     assert!(code != Some(0) && output.contains("truncated after"), "{output}");
-    rack.file("other.json", exported);
+    rack.write_file("other.json", exported);
     let (_, _, output) = rack.run("import-model sensitivity DIR/other.json");
     assert!(output.contains("kind: the file contains a model of frigid: must be of sensitivity"), "{output}");
     assert_eq!(rack.plan("a", "idle"), (12, "frigid/1".to_owned()));
@@ -297,7 +297,7 @@ async fn latency_tolerant_vms_get_all_but_1_gib_from_the_pool() {
         let bound = f64::from(program) / 60.0;
         writeln!(labels, "p{program},{},0.5,,,,{bound},,,,,,,{bound},2,,,,", bound / 5.0).unwrap();
     }
-    rack.file("labels.csv", labels);
+    rack.write_file("labels.csv", labels);
     let model = rack.tarn("train sensitivity --labels DIR/labels.csv");
     assert_eq!((&model["modelled"], &model["rows"]), (&false.into(), &60.into()));
     rack.tarn("promote sensitivity 1");
@@ -324,7 +324,7 @@ async fn latency_tolerant_vms_get_all_but_1_gib_from_the_pool() {
 #[tokio::test]
 async fn outcomes_that_are_too_old_are_counted_and_dropped() {
     let rack = ModelRack::new().await;
-    rack.file("vms.csv", vms(60));
+    rack.write_file("vms.csv", outcome_rows(60));
     let added = rack.tarn("telemetry import --format csv --keep-timestamps DIR/vms.csv");
     assert_eq!((&added["added"], &added["too_old"]), (&0.into(), &60.into()), "the VMs ended in 1970");
 }
@@ -348,7 +348,7 @@ async fn outcomes_round_trip_and_invalid_outcomes_are_rejected() {
     rack.train_model();
     let (_, exported, _) = rack.run("telemetry export");
     assert_eq!(exported.lines().count(), 601);
-    rack.file("exported.csv", &exported);
+    rack.write_file("exported.csv", &exported);
     let repeated = rack.tarn("telemetry import --format csv --keep-timestamps DIR/exported.csv");
     assert_eq!((&repeated["added"], &repeated["duplicates"]), (&0.into(), &600.into()));
     let (_, features, _) = rack.run("telemetry export --features");

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1 as wire;
-use tests::rack::{Plan, Rack, reservation_ref, reserve, vm_ref};
+use tests::rack::{Plan, Rack, reservation_ref, reserve_request, vm_ref};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
@@ -32,7 +32,7 @@ async fn vm_gets_slices_of_one_emc_and_releases_them() {
         wait_ready: true,
         cores: 4,
         local_bytes: 8 << 30,
-        ..reserve("h0", "v", 5, "r1")
+        ..reserve_request("h0", "v", 5, "r1")
     };
     let ready = scheduler.reserve(request.clone()).await.unwrap().into_inner();
     assert_eq!(
@@ -74,16 +74,17 @@ async fn vm_gets_slices_of_one_emc_and_releases_them() {
 #[tokio::test]
 async fn repeated_request_returns_same_reply_after_restart() {
     let mut rack = Rack::start(Plan::small(4)).await;
-    let reply = rack.scheduler().await.reserve(reserve("h0", "v", 2, "same")).await.unwrap().into_inner();
+    let reply =
+        rack.scheduler().await.reserve(reserve_request("h0", "v", 2, "same")).await.unwrap().into_inner();
     for restart in [false, true] {
         if restart {
             rack.kill_manager();
             rack.start_manager().await;
         }
         let repeated =
-            rack.scheduler().await.reserve(reserve("h0", "v", 2, "same")).await.unwrap().into_inner();
+            rack.scheduler().await.reserve(reserve_request("h0", "v", 2, "same")).await.unwrap().into_inner();
         assert_eq!((&repeated.reservation, &repeated.slices), (&reply.reservation, &reply.slices));
-        let changed = rack.scheduler().await.reserve(reserve("h0", "v", 3, "same")).await;
+        let changed = rack.scheduler().await.reserve(reserve_request("h0", "v", 3, "same")).await;
         assert_rejected(changed, Code::AlreadyExists, "REQUEST_ID_REUSED", &["same", "pool_bytes"]);
     }
     assert_eq!(rack.reservations().await.len(), 1);
@@ -94,14 +95,14 @@ async fn invalid_requests_are_rejected_without_side_effects() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
-        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h0", "taken", 1, "r0") })
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve_request("h0", "taken", 1, "r0") })
         .await
         .unwrap();
     rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref("taken") }).await.unwrap();
     let before = (rack.slices().await, rack.reservations().await);
 
     let mut reserve_with = async |change: &dyn Fn(&mut wire::ReserveRequest)| {
-        let mut request = reserve("h0", "v", 1, "r1");
+        let mut request = reserve_request("h0", "v", 1, "r1");
         change(&mut request);
         scheduler.reserve(request).await
     };
@@ -200,7 +201,7 @@ async fn invalid_requests_are_rejected_without_side_effects() {
 #[tokio::test]
 async fn validate_only_request_changes_nothing() {
     let rack = Rack::start(Plan::small(4)).await;
-    let request = wire::ReserveRequest { validate_only: true, ..reserve("h0", "v", 2, "r1") };
+    let request = wire::ReserveRequest { validate_only: true, ..reserve_request("h0", "v", 2, "r1") };
     let preview = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
     assert_eq!(preview.slices.len(), 2);
     assert!(rack.reservations().await.is_empty());
@@ -210,7 +211,7 @@ async fn validate_only_request_changes_nothing() {
 #[tokio::test]
 async fn oversized_message_is_out_of_range() {
     let rack = Rack::start(Plan::small(1)).await;
-    let request = reserve("h0", &"v".repeat(5 << 20), 1, "r1");
+    let request = reserve_request("h0", &"v".repeat(5 << 20), 1, "r1");
     let status = rack.scheduler().await.reserve(request).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
 }
@@ -218,7 +219,7 @@ async fn oversized_message_is_out_of_range() {
 #[tokio::test]
 async fn uncommitted_reservation_expires() {
     let rack = Rack::start(Plan::small(4)).await;
-    let request = wire::ReserveRequest { commit_within_ms: 300, ..reserve("h0", "v", 2, "r1") };
+    let request = wire::ReserveRequest { commit_within_ms: 300, ..reserve_request("h0", "v", 2, "r1") };
     let reply = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
     rack.wait_all_free().await;
     let get = wire::GetReservationRequest { target: reservation_ref(&reply.reservation) };
@@ -243,7 +244,7 @@ async fn cordoned_host_rejects_vms_and_drain_requests_migrations() {
     let rack = Rack::start(Plan::small(4)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
-        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h0", "v", 1, "r1") })
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve_request("h0", "v", 1, "r1") })
         .await
         .unwrap();
     let host = || wire::TargetRequest {
@@ -251,7 +252,7 @@ async fn cordoned_host_rejects_vms_and_drain_requests_migrations() {
         reason: "maintenance".into(),
     };
     rack.admin().await.cordon(host()).await.unwrap();
-    let result = scheduler.reserve(reserve("h0", "w", 1, "r2")).await;
+    let result = scheduler.reserve(reserve_request("h0", "w", 1, "r2")).await;
     assert_rejected(result, Code::FailedPrecondition, "HOST_NOT_SCHEDULABLE", &["h0", "cordoned"]);
 
     let drained = rack.admin().await.drain(host()).await.unwrap().into_inner();
@@ -284,7 +285,7 @@ async fn cordoned_host_rejects_vms_and_drain_requests_migrations() {
     })
     .await;
     rack.admin().await.uncordon(host()).await.unwrap();
-    scheduler.reserve(reserve("h0", "w", 1, "r3")).await.unwrap();
+    scheduler.reserve(reserve_request("h0", "w", 1, "r3")).await.unwrap();
 }
 
 #[tokio::test]
@@ -295,7 +296,10 @@ async fn capacity_watch_sends_current_state_and_changes() {
     let free = |c: &wire::Capacity| c.emcs.iter().map(|e| e.free_slices).sum::<u32>();
     let now = capacity.message().await.unwrap().unwrap();
     assert_eq!((free(&now), now.hosts.len()), (8, 2));
-    scheduler.reserve(wire::ReserveRequest { cores: 3, ..reserve("h1", "v", 3, "r1") }).await.unwrap();
+    scheduler
+        .reserve(wire::ReserveRequest { cores: 3, ..reserve_request("h1", "v", 3, "r1") })
+        .await
+        .unwrap();
     let mut next = capacity.message().await.unwrap().unwrap();
     while free(&next) != 5 {
         next = capacity.message().await.unwrap().unwrap();
@@ -316,7 +320,7 @@ async fn decisions_about_a_vm_are_explained() {
         "a quarter must go to the pool by default"
     );
     assert!(planned.hosts.iter().all(|host| host.fits), "{:?}", planned.hosts);
-    scheduler.reserve(reserve("h0", "v", 4, "r1")).await.unwrap();
+    scheduler.reserve(reserve_request("h0", "v", 4, "r1")).await.unwrap();
     scheduler.release(wire::ReleaseRequest { target: vm_ref("v"), ..Default::default() }).await.unwrap();
     let explained =
         rack.admin().await.explain(wire::ExplainRequest { subject: "vm v".into() }).await.unwrap();

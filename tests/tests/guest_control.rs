@@ -11,7 +11,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use tests::{
-    small_guests::{self as code, can_run},
+    small_guests::{self as code, can_run_small_guests},
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
@@ -33,7 +33,7 @@ impl<'a> Guest<'a> {
     }
 
     fn start_touching(vm: &'a StandaloneVm) -> Self {
-        Self::start(vm, &code::touch(), &["--memory", "size=64MiB", "--pool", "size=1GiB"])
+        Self::start(vm, &code::write_pool_memory(), &["--memory", "size=64MiB", "--pool", "size=1GiB"])
     }
 
     /// Waits for further output of the guest.
@@ -112,7 +112,7 @@ impl Drop for InteractiveGuest {
 
 #[test]
 fn info_shows_nodes_and_touched_memory() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     const MIB: u64 = 1 << 20;
@@ -128,63 +128,66 @@ fn info_shows_nodes_and_touched_memory() {
     let fixed = |key: &str| second["nodes"][1][key].clone();
     assert_eq!((fixed("kind"), fixed("bytes")), ("pool".into(), (1 << 30).into()));
     assert_eq!((second["state"].clone(), second["agent"].clone()), ("running".into(), ().into()));
-    let output = vm.control(&["info", "v"]);
+    let output = vm.run_control_command(&["info", "v"]);
     let report = String::from_utf8(output.stdout).unwrap();
     assert!(report.contains("1     pool   -     1GiB    2MiB"), "{report}");
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     assert_eq!(guest.process.wait().unwrap().code(), Some(12));
     vm.assert_not_running();
 }
 
 #[test]
 fn paused_guest_stops_until_resumed() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
-    let mut guest =
-        Guest::start(&vm, &code::touch(), &["--cpus=4", "--memory=size=64MiB", "--pool=size=1GiB"]);
+    let mut guest = Guest::start(
+        &vm,
+        &code::write_pool_memory(),
+        &["--cpus=4", "--memory=size=64MiB", "--pool=size=1GiB"],
+    );
     for _ in 0..20 {
-        assert_success(vm.control(&["pause", "v"]));
+        assert_success(vm.run_control_command(&["pause", "v"]));
         let output_len = vm.console().len();
-        assert_success(vm.control(&["pause", "v"]));
+        assert_success(vm.run_control_command(&["pause", "v"]));
         assert_eq!(vm.info()["state"], "paused");
         assert_eq!(vm.console().len(), output_len);
-        assert_success(vm.control(&["resume", "v"]));
-        assert_success(vm.control(&["resume", "v"]));
+        assert_success(vm.run_control_command(&["resume", "v"]));
+        assert_success(vm.run_control_command(&["resume", "v"]));
         assert_eq!(vm.info()["state"], "running");
         guest.wait_for_progress();
     }
-    assert_success(vm.control(&["pause", "v"]));
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_success(vm.run_control_command(&["pause", "v"]));
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     assert_eq!(guest.wait_for_exit(), (Some(12), "the guest was stopped at once on request\n".into()));
 }
 
 #[test]
 fn stop_presses_power_button_and_waits_for_exit() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
     let guest = Guest::start(&vm, &code::wait_for_power_button(), &SMALL_MEMORY);
-    assert_success(vm.control(&["stop", "v"]));
+    assert_success(vm.run_control_command(&["stop", "v"]));
     vm.assert_not_running();
     assert_eq!(guest.wait_for_exit(), (Some(0), String::new()));
 }
 
 #[test]
 fn paused_guest_reacts_to_power_button() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
     let start_paused = || {
         let guest = Guest::start(&vm, &code::wait_for_power_button(), &SMALL_MEMORY);
-        assert_success(vm.control(&["pause", "v"]));
+        assert_success(vm.run_control_command(&["pause", "v"]));
         guest
     };
     let guest = start_paused();
-    assert_success(vm.control(&["stop", "v"]));
+    assert_success(vm.run_control_command(&["stop", "v"]));
     assert_eq!(guest.wait_for_exit(), (Some(0), String::new()));
     let guest = start_paused();
     guest.terminate();
@@ -193,41 +196,41 @@ fn paused_guest_reacts_to_power_button() {
 
 #[test]
 fn unresponsive_guest_is_stopping_until_forced() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
     let guest = Guest::start_touching(&vm);
     assert_rejected(
-        &vm.control(&["stop", "v", "--timeout", "10ms"]),
+        &vm.run_control_command(&["stop", "v", "--timeout", "10ms"]),
         124,
         "VM v has not ended after 10ms; use --force to stop it at once",
     );
     assert_eq!(vm.info()["state"], "stopping");
-    assert_rejected(&vm.control(&["pause", "v"]), 4, "VM v: the guest is powering off");
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_rejected(&vm.run_control_command(&["pause", "v"]), 4, "VM v: the guest is powering off");
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     assert_eq!(guest.wait_for_exit().0, Some(12));
 }
 
 #[test]
 fn vm_cannot_run_twice() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
     let mut guest = Guest::start_touching(&vm);
-    let again = vm.run(&code::hello(), &["--memory", "size=64MiB", "--serial", "null"]);
+    let again = vm.run(&code::print_hello(), &["--memory", "size=64MiB", "--serial", "null"]);
     let running = format!("error: VM v is already running: process {} listens on ", guest.process.id());
     assert_rejected(&again, 1, &running);
     guest.wait_for_progress();
     assert_eq!(vm.info()["state"], "running", "the first VM must continue");
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     guest.wait_for_exit();
 }
 
 #[test]
 fn vm_restarts_after_its_vmm_was_killed() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -236,17 +239,18 @@ fn vm_restarts_after_its_vmm_was_killed() {
     guest.process.wait().unwrap();
     assert!(vm.has_socket());
     vm.assert_not_running();
-    let output = vm.run(&code::hello(), &SMALL_MEMORY);
+    let output = vm.run(&code::print_hello(), &SMALL_MEMORY);
     assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
 }
 
 #[test]
 fn ended_vm_is_not_found_and_stale_socket_is_replaced() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
-    let ends: [(&[u8], i32); 3] = [(&code::hello(), 0), (&code::reset(), 10), (&code::crash(), 11)];
+    let ends: [(&[u8], i32); 3] =
+        [(&code::print_hello(), 0), (&code::request_reset(), 10), (&code::cause_triple_fault(), 11)];
     for (kernel, expected) in ends {
         let output = vm.run(kernel, &SMALL_MEMORY);
         assert_eq!(output.status.code(), Some(expected), "{}", stderr_of(&output));
@@ -262,14 +266,14 @@ fn missing_vm_is_not_found() {
     for command in ["info", "pause", "resume", "stop"] {
         let path: PathBuf = vm.run_dir().join("v.sock");
         let expected = format!("error: VM v is not running: no listener on {}\n", path.display());
-        assert_rejected(&vm.control(&[command, "v"]), 3, &expected);
+        assert_rejected(&vm.run_control_command(&[command, "v"]), 3, &expected);
     }
-    assert_rejected(&vm.control(&["stop", "v", "--timeout", "2days"]), 2, "must be at most 1day");
+    assert_rejected(&vm.run_control_command(&["stop", "v", "--timeout", "2days"]), 2, "must be at most 1day");
 }
 
 #[test]
 fn excess_control_connections_wait_and_succeed() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -279,6 +283,6 @@ fn excess_control_connections_wait_and_succeed() {
             scope.spawn(|| assert_eq!(vm.info()["state"], "running"));
         }
     });
-    assert_success(vm.control(&["stop", "v", "--force"]));
+    assert_success(vm.run_control_command(&["stop", "v", "--force"]));
     guest.wait_for_exit();
 }

@@ -12,13 +12,13 @@ use std::{
 
 use proto::v1 as wire;
 use tests::{
-    rack::{Plan, Rack, programs, reserve, vm_ref},
-    small_guests::{self, can_run},
+    rack::{Plan, Rack, programs_dir, reserve_request, vm_ref},
+    small_guests::{self, can_run_small_guests},
     standalone_vm::confine,
 };
 
 /// Local memory of each guest, in bytes.
-const LOCAL: u64 = 64 << 20;
+const LOCAL_BYTES: u64 = 64 << 20;
 
 fn run_dir(rack: &Rack) -> PathBuf {
     rack.dir().join("run")
@@ -32,18 +32,21 @@ struct Guest {
 
 impl Guest {
     async fn start(rack: &Rack, vm: &str, slices: u64) -> Self {
-        let request =
-            wire::ReserveRequest { local_bytes: LOCAL, wait_ready: true, ..reserve("h0", vm, slices, vm) };
+        let request = wire::ReserveRequest {
+            local_bytes: LOCAL_BYTES,
+            wait_ready: true,
+            ..reserve_request("h0", vm, slices, vm)
+        };
         rack.scheduler().await.reserve(request).await.unwrap();
         rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref(vm) }).await.unwrap();
         let path = |suffix: &str| rack.dir().join(format!("{vm}.{suffix}"));
-        fs::write(path("kernel"), small_guests::touch()).unwrap();
+        fs::write(path("kernel"), small_guests::write_pool_memory()).unwrap();
         let console = path("console");
-        let mut command = Command::new(programs().join("vmm-plugin"));
+        let mut command = Command::new(programs_dir().join("vmm-plugin"));
         confine(command.arg("run"));
         let process = command
             .args(["--vm", vm, "--agent"])
-            .arg(rack.host_memory(0))
+            .arg(rack.host_memory_socket(0))
             .arg("--kernel")
             .arg(path("kernel"))
             .arg(format!("--serial=file={}", console.display()))
@@ -86,7 +89,7 @@ impl Drop for Guest {
 
 #[tokio::test]
 async fn guest_with_revoked_slice_ends_and_reports_the_slice() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let rack = Rack::start(Plan::small(2)).await;
@@ -117,7 +120,7 @@ fn touched_bytes(metrics: SocketAddr, vm: &str) -> Option<u64> {
 
 #[tokio::test]
 async fn agent_reports_touched_memory_also_after_restart() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -135,14 +138,14 @@ async fn agent_reports_touched_memory_also_after_restart() {
     assert_eq!(guest.wait_for_exit().1, "", "the VMM must not report an error while the agent is missing");
 }
 
-async fn outcomes(rack: &Rack) -> Vec<wire::Outcome> {
+async fn list_outcomes(rack: &Rack) -> Vec<wire::Outcome> {
     let mut models = wire::models_client::ModelsClient::new(rack.open_channel().await);
     models.list_outcomes(wire::ListOutcomesRequest::default()).await.unwrap().into_inner().outcomes
 }
 
 #[tokio::test]
 async fn touched_memory_of_guest_becomes_its_outcome() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -162,8 +165,8 @@ async fn touched_memory_of_guest_becomes_its_outcome() {
     guest.process.kill().unwrap();
     guest.wait_for_exit();
     rack.wait_all_free().await;
-    rack.wait_for("the outcome to be stored", async |rack| !outcomes(rack).await.is_empty()).await;
-    let [outcome] = &outcomes(&rack).await[..] else { panic!("expected one outcome") };
+    rack.wait_for("the outcome to be stored", async |rack| !list_outcomes(rack).await.is_empty()).await;
+    let [outcome] = &list_outcomes(&rack).await[..] else { panic!("expected one outcome") };
     assert_eq!((outcome.vm.as_str(), outcome.profile.as_ref().unwrap().key.as_str()), ("v", "customer"));
     assert!(outcome.requested_bytes > 1 << 30, "must include the slice and local memory");
     assert!(
@@ -175,7 +178,7 @@ async fn touched_memory_of_guest_becomes_its_outcome() {
 
 #[tokio::test]
 async fn guest_outlives_services_and_frees_slices_when_killed() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let mut rack = Rack::start(Plan::small(2)).await;
@@ -198,13 +201,13 @@ async fn guest_outlives_services_and_frees_slices_when_killed() {
 
 /// Runs a reserved VM with this kernel and these options. Returns the exit code and stderr of the
 /// VMM.
-fn run_reserved(rack: &Rack, kernel: &Path, options: &[&str]) -> (Option<i32>, String) {
-    let mut command = Command::new(programs().join("vmm-plugin"));
+fn run_reserved_vm(rack: &Rack, kernel: &Path, options: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(programs_dir().join("vmm-plugin"));
     command.arg("run");
     if !options.contains(&"--uid") {
         confine(&mut command);
     }
-    command.args(["--vm", "v", "--agent"]).arg(rack.host_memory(0)).arg("--kernel").arg(kernel);
+    command.args(["--vm", "v", "--agent"]).arg(rack.host_memory_socket(0)).arg("--kernel").arg(kernel);
     let serial = if options.contains(&"--serial") { &[][..] } else { &["--serial", "null"] };
     command.args(serial).args(options).arg("--run-dir").arg(run_dir(rack));
     let output = command.stdin(Stdio::null()).output().unwrap();
@@ -212,12 +215,16 @@ fn run_reserved(rack: &Rack, kernel: &Path, options: &[&str]) -> (Option<i32>, S
 }
 
 #[tokio::test]
-async fn run_failing_before_attach_keeps_its_reservation() {
-    if !can_run() {
+async fn vm_that_fails_before_attach_keeps_its_reservation() {
+    if !can_run_small_guests() {
         return;
     }
     let rack = Rack::start(Plan::small(2)).await;
-    let request = wire::ReserveRequest { local_bytes: LOCAL, wait_ready: true, ..reserve("h0", "v", 1, "v") };
+    let request = wire::ReserveRequest {
+        local_bytes: LOCAL_BYTES,
+        wait_ready: true,
+        ..reserve_request("h0", "v", 1, "v")
+    };
     rack.scheduler().await.reserve(request).await.unwrap();
     rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref("v") }).await.unwrap();
     let file = |name: &str, content: &[u8]| {
@@ -225,11 +232,11 @@ async fn run_failing_before_attach_keeps_its_reservation() {
         fs::write(&path, content).unwrap();
         path
     };
-    let (kernel, text) = (file("kernel", &small_guests::hello()), file("text", b"no kernel"));
+    let (kernel, text) = (file("kernel", &small_guests::print_hello()), file("text", b"no kernel"));
     let large = file("large", &[]);
-    fs::File::options().write(true).open(&large).unwrap().set_len(LOCAL).unwrap();
+    fs::File::options().write(true).open(&large).unwrap().set_len(LOCAL_BYTES).unwrap();
     let assert_rejected = |kernel: &Path, options: &[&str], expected: &str| {
-        let (code, stderr) = run_reserved(&rack, kernel, options);
+        let (code, stderr) = run_reserved_vm(&rack, kernel, options);
         assert!(code == Some(1) && stderr.contains(expected), "{options:?}: {code:?}: {stderr}");
     };
     assert_rejected(Path::new("/nowhere"), &[], "kernel: cannot read /nowhere");
@@ -247,7 +254,7 @@ async fn run_failing_before_attach_keeps_its_reservation() {
         "chroot: / is not empty",
     );
     assert_eq!(
-        run_reserved(&rack, &kernel, &[]),
+        run_reserved_vm(&rack, &kernel, &[]),
         (Some(0), String::new()),
         "a valid run must succeed after rejected runs"
     );
@@ -256,15 +263,15 @@ async fn run_failing_before_attach_keeps_its_reservation() {
 
 #[tokio::test]
 async fn unreserved_vm_is_rejected_before_start() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let rack = Rack::start(Plan::small(1)).await;
     let kernel = rack.dir().join("kernel");
-    fs::write(&kernel, small_guests::hello()).unwrap();
-    let mut command = Command::new(programs().join("vmm-plugin"));
+    fs::write(&kernel, small_guests::print_hello()).unwrap();
+    let mut command = Command::new(programs_dir().join("vmm-plugin"));
     confine(command.arg("run"));
-    command.args(["--vm", "nobody", "--agent"]).arg(rack.host_memory(0)).arg("--kernel").arg(kernel);
+    command.args(["--vm", "nobody", "--agent"]).arg(rack.host_memory_socket(0)).arg("--kernel").arg(kernel);
     command.arg("--run-dir").arg(run_dir(&rack));
     let output = command.stdin(Stdio::null()).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tests::{
-    small_guests::{self as code, can_run},
+    small_guests::{self as code, can_run_small_guests},
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
@@ -26,7 +26,7 @@ fn can_drop_root() -> bool {
     if !root {
         eprintln!("SKIPPED: restrictions of a VMM started by root: requires root");
     }
-    root && can_run()
+    root && can_run_small_guests()
 }
 
 fn stderr_of(output: &Output) -> String {
@@ -40,7 +40,7 @@ impl Guest {
     fn start(vm: &StandaloneVm, options: &[&str]) -> Self {
         let mut all = vec!["--memory", "size=64MiB", "--pool", "size=1GiB"];
         all.extend(options);
-        let mut child = vm.command(&code::touch(), &all).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = vm.command(&code::write_pool_memory(), &all).stderr(Stdio::piped()).spawn().unwrap();
         let start = Instant::now();
         while vm.console().len() < 3 {
             assert!(start.elapsed() < TIMEOUT, "no output of the guest within {TIMEOUT:?}");
@@ -52,13 +52,13 @@ impl Guest {
         Self(child)
     }
 
-    fn proc(&self, name: &str) -> PathBuf {
+    fn proc_path(&self, name: &str) -> PathBuf {
         Path::new("/proc").join(self.0.id().to_string()).join(name)
     }
 
-    /// Returns the file /proc/PID/task/TID/status of each thread.
-    fn threads(&self) -> Vec<String> {
-        let tasks = fs::read_dir(self.proc("task")).unwrap();
+    /// Returns the content of /proc/PID/task/TID/status for each thread.
+    fn thread_statuses(&self) -> Vec<String> {
+        let tasks = fs::read_dir(self.proc_path("task")).unwrap();
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap()).collect()
     }
 
@@ -69,8 +69,12 @@ impl Guest {
             line.map(str::trim) == Some(value)
         };
         let start = Instant::now();
-        while !self.threads().iter().all(matches) {
-            assert!(start.elapsed() < TIMEOUT, "{field} is not {value} in all threads: {:?}", self.threads());
+        while !self.thread_statuses().iter().all(matches) {
+            assert!(
+                start.elapsed() < TIMEOUT,
+                "{field} is not {value} in all threads: {:?}",
+                self.thread_statuses()
+            );
         }
     }
 
@@ -96,13 +100,13 @@ fn vmm_threads_have_no_capabilities_even_as_root() {
     }
     let vm = StandaloneVm::new();
     let guest = Guest::start(&vm, &["--unconfined"]);
-    assert!(guest.threads().len() >= 3, "must have threads for main, vCPU and device");
+    assert!(guest.thread_statuses().len() >= 3, "must have threads for main, vCPU and device");
     guest.assert_no_capabilities();
 }
 
 #[test]
 fn vmm_threads_have_seccomp_filters_unless_disabled() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -126,8 +130,8 @@ fn vmm_runs_with_given_user_and_root_folder() {
     guest.assert_thread_status("Uid", &[NOBODY; 4].join("\t"));
     guest.assert_thread_status("Gid", &[NOBODY; 4].join("\t"));
     guest.assert_thread_status("Groups", "");
-    assert_eq!(fs::read_link(guest.proc("root")).unwrap(), folder);
-    assert_eq!(fs::read_link(guest.proc("cwd")).unwrap(), folder);
+    assert_eq!(fs::read_link(guest.proc_path("root")).unwrap(), folder);
+    assert_eq!(fs::read_link(guest.proc_path("cwd")).unwrap(), folder);
 }
 
 #[test]
@@ -136,7 +140,7 @@ fn root_without_uid_is_rejected_before_start() {
         return;
     }
     let vm = StandaloneVm::new();
-    let vmm = vm.command(&code::hello(), &[&SMALL_MEMORY[..], &["--unconfined"]].concat());
+    let vmm = vm.command(&code::print_hello(), &[&SMALL_MEMORY[..], &["--unconfined"]].concat());
     let options: Vec<_> = vmm.get_args().filter(|option| *option != "--unconfined").collect();
     let output = Command::new(vmm.get_program()).args(options).stdin(Stdio::null()).output().unwrap();
     let expected = "error: uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, \
@@ -155,11 +159,11 @@ fn vmm_has_empty_root_and_no_open_directory_by_default() {
     guest.assert_no_capabilities();
     guest.assert_thread_status("Uid", &[NOBODY; 4].join("\t"));
     for directory in ["root", "cwd"] {
-        assert_eq!(fs::read_dir(guest.proc(directory)).unwrap().count(), 0, "{directory}");
-        let error = fs::write(guest.proc(directory).join("file"), b"").unwrap_err();
+        assert_eq!(fs::read_dir(guest.proc_path(directory)).unwrap().count(), 0, "{directory}");
+        let error = fs::write(guest.proc_path(directory).join("file"), b"").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{directory}");
     }
-    for descriptor in fs::read_dir(guest.proc("fd")).unwrap() {
+    for descriptor in fs::read_dir(guest.proc_path("fd")).unwrap() {
         let path = descriptor.unwrap().path();
         assert!(!fs::metadata(&path).unwrap().is_dir(), "{:?}", fs::read_link(&path));
     }
@@ -167,12 +171,12 @@ fn vmm_has_empty_root_and_no_open_directory_by_default() {
 
 #[test]
 fn guest_memory_is_excluded_from_core_dumps() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
     let guest = Guest::start(&vm, &[]);
-    let smaps = fs::read_to_string(guest.proc("smaps")).unwrap();
+    let smaps = fs::read_to_string(guest.proc_path("smaps")).unwrap();
     let lines: Vec<&str> =
         smaps.lines().skip_while(|line| !line.ends_with("/memfd:pool (deleted)")).collect();
     let flags = lines.iter().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
@@ -195,7 +199,7 @@ fn guest_runs_to_its_end_under_all_restrictions() {
         &["--seccomp", "false"],
         &["--uid", NOBODY, "--gid", NOBODY, "--chroot", folder],
     ] {
-        let output = vm.run(&code::hello(), &[&SMALL_MEMORY[..], options].concat());
+        let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY[..], options].concat());
         assert_eq!(
             (output.status.code(), vm.console().as_str()),
             (Some(0), "hello\n"),
@@ -216,7 +220,7 @@ fn impossible_restrictions_are_rejected_before_start() {
     fs::write(full.join("something"), b"").unwrap();
     let folder = full.to_str().unwrap();
     let assert_rejected = |options: &[&str], exit: i32, expected: &str| {
-        let output = vm.run(&code::hello(), &[&SMALL_MEMORY[..], options].concat());
+        let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY[..], options].concat());
         assert_eq!(output.status.code(), Some(exit), "{options:?}: {}", stderr_of(&output));
         assert!(stderr_of(&output).contains(expected), "{options:?}: {}", stderr_of(&output));
         assert_eq!(vm.console(), "", "{options:?}: the guest started");
@@ -248,21 +252,21 @@ fn restrictions_without_root_are_rejected() {
     let folder = vm.path("empty");
     fs::create_dir(&folder).unwrap();
     let run = |options: &[&str]| {
-        let vmm = vm.command(&code::hello(), &[&SMALL_MEMORY[..], options].concat());
+        let vmm = vm.command(&code::print_hello(), &[&SMALL_MEMORY[..], options].concat());
         let mut command = Command::new("setpriv"); // runs the VMM as root without capabilities
         command.arg("--bounding-set=-all").arg(vmm.get_program()).args(vmm.get_args());
         command.stdin(Stdio::null()).output().unwrap()
     };
     let user = ["--uid", NOBODY, "--gid", NOBODY];
-    let assert_rejected = run(&[&user[..], &["--chroot", folder.to_str().unwrap()]].concat());
+    let output = run(&[&user[..], &["--chroot", folder.to_str().unwrap()]].concat());
     let expected = format!(
         "error: chroot: cannot use {} as the root directory; needs root with CAP_SYS_ADMIN: ",
         folder.display()
     );
-    assert!(stderr_of(&assert_rejected).starts_with(&expected), "{}", stderr_of(&assert_rejected));
-    let assert_rejected = run(&user);
+    assert!(stderr_of(&output).starts_with(&expected), "{}", stderr_of(&output));
+    let output = run(&user);
     let expected = "error: chroot: cannot create an empty file system; needs root with CAP_SYS_ADMIN: ";
-    assert!(stderr_of(&assert_rejected).starts_with(expected), "{}", stderr_of(&assert_rejected));
+    assert!(stderr_of(&output).starts_with(expected), "{}", stderr_of(&output));
     let output = run(&["--unconfined"]);
     assert_eq!((output.status.code(), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
 }

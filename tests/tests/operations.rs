@@ -6,14 +6,14 @@ use std::{fs, process::Command};
 
 use proto::v1 as wire;
 use rustix::process::Signal;
-use tests::rack::{Plan, Rack, programs, reserve, vm_ref};
+use tests::rack::{Plan, Rack, programs_dir, reserve_request, vm_ref};
 
 #[tokio::test]
 async fn reload_adds_hosts_and_emcs_and_removes_only_unused_hosts() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
     scheduler
-        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h1", "v", 1, "r1") })
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve_request("h1", "v", 1, "r1") })
         .await
         .unwrap();
     let old = rack.rack_toml();
@@ -33,12 +33,12 @@ async fn reload_adds_hosts_and_emcs_and_removes_only_unused_hosts() {
     let without_h1 = added.replace(h1, "[[host]]\nname = \"h9\"");
     rack.write_rack_toml(&without_h1);
     rack.signal_manager(Signal::HUP);
-    rack.wait_for("the rejection", async |rack| rack.log_of("manager").contains("drain it first")).await;
+    rack.wait_for("the rejection", async |rack| rack.read_log("manager").contains("drain it first")).await;
     assert!(rack.hosts().await.iter().any(|h| h.host == "h1"), "a host in use was removed");
 
     rack.write_rack_toml("[manager]\nlisten = 5\nbogus = true\n");
     rack.signal_manager(Signal::HUP);
-    rack.wait_for("the second rejection", async |rack| rack.log_of("manager").contains("bogus")).await;
+    rack.wait_for("the second rejection", async |rack| rack.read_log("manager").contains("bogus")).await;
     assert_eq!(rack.hosts().await.len(), 3);
 
     scheduler.release(wire::ReleaseRequest { target: vm_ref("v"), ..Default::default() }).await.unwrap();
@@ -54,7 +54,7 @@ async fn reload_adds_hosts_and_emcs_and_removes_only_unused_hosts() {
 async fn watch_survives_manager_restarts() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let capacity_file = rack.dir().join("capacity");
-    let mut watch = Command::new(programs().join("tarn"));
+    let mut watch = Command::new(programs_dir().join("tarn"));
     watch.args(["watch", "capacity", "--endpoint", &rack.endpoint()]);
     let mut watch = watch.stdout(fs::File::create(&capacity_file).unwrap()).spawn().unwrap();
     let last_line_contains = |words: &str| {
@@ -79,10 +79,10 @@ async fn watch_survives_manager_restarts() {
 async fn locked_or_corrupt_store_is_rejected() {
     let mut rack = Rack::new(Plan::small(2));
     rack.start_manager().await;
-    let (ok, output) = rack.pool_manager(&["serve"]);
+    let (ok, output) = rack.run_pool_manager(&["serve"]);
     assert!(!ok && output.contains("in use by another pool-manager"), "{output}");
     rack.stop_manager();
-    let (ok, output) = rack.pool_manager(&["check"]);
+    let (ok, output) = rack.run_pool_manager(&["check"]);
     assert!(ok && output.contains("ok"), "{output}");
 
     let file = fs::read_dir(rack.dir().join("store")).unwrap().map(|entry| entry.unwrap().path());
@@ -92,7 +92,7 @@ async fn locked_or_corrupt_store_is_rejected() {
     bytes[..middle].fill(0x5a);
     fs::write(&file, bytes).unwrap();
     for command in ["check", "serve"] {
-        let (ok, output) = rack.pool_manager(&[command]);
+        let (ok, output) = rack.run_pool_manager(&[command]);
         assert!(!ok && output.contains("corrupt") && output.contains("restore"), "{command}: {output}");
     }
 }
@@ -106,13 +106,13 @@ async fn damaged_store_page_is_detected_or_harmless() {
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
     for vm in ["a", "b", "c"] {
-        let request = wire::ReserveRequest { wait_ready: true, ..reserve("h0", vm, 1, vm) };
+        let request = wire::ReserveRequest { wait_ready: true, ..reserve_request("h0", vm, 1, vm) };
         scheduler.reserve(request).await.unwrap();
     }
     scheduler.release(wire::ReleaseRequest { target: vm_ref("b"), ..Default::default() }).await.unwrap();
     rack.stop_manager();
     let run = |command: &str| {
-        let program = programs().join("pool-manager");
+        let program = programs_dir().join("pool-manager");
         let mut run = Command::new("timeout"); // exits with code 124 if pool-manager hangs
         let output =
             run.arg("20").arg(program).arg(command).arg("--config").arg(rack.rack_toml_path()).output();
@@ -151,38 +151,41 @@ async fn damaged_store_page_is_detected_or_harmless() {
             }
         }
     }
-    assert!(detected > 20, "{detected} damages detected, {harmless} harmless, in {pages} pages");
+    assert!(
+        detected > 20,
+        "too few detected damages: {detected} detected, {harmless} harmless, in {pages} pages"
+    );
 }
 
 #[tokio::test]
 async fn lost_ledger_is_not_treated_as_new_rack() {
     let mut rack = Rack::new(Plan::small(2));
     for command in ["check", "serve"] {
-        let (ok, output) = rack.pool_manager(&[command]);
+        let (ok, output) = rack.run_pool_manager(&[command]);
         let is_clear = output.contains("no store at") && output.contains("`pool-manager init --config ");
         assert!(!ok && is_clear, "{command}: {output}");
         assert!(!rack.dir().join("store").exists(), "{command} created a store");
     }
-    let (ok, output) = rack.pool_manager(&["init"]);
+    let (ok, output) = rack.run_pool_manager(&["init"]);
     assert!(ok && output.contains("created"), "{output}");
-    let (ok, output) = rack.pool_manager(&["init"]);
+    let (ok, output) = rack.run_pool_manager(&["init"]);
     assert!(!ok && output.contains("already"), "{output}");
     rack.start_manager().await;
     let backup = rack.dir().join("backup");
     rack.stop_manager();
-    assert!(rack.pool_manager(&["backup", "--to", backup.to_str().unwrap()]).0);
+    assert!(rack.run_pool_manager(&["backup", "--to", backup.to_str().unwrap()]).0);
 
     let ledger = rack.dir().join("store/ledger.redb");
     for problem in ["is missing", "is empty"] {
         if problem == "is empty" { fs::write(&ledger, "") } else { fs::remove_file(&ledger) }.unwrap();
         for command in ["check", "serve", "init"] {
-            let (ok, output) = rack.pool_manager(&[command]);
+            let (ok, output) = rack.run_pool_manager(&[command]);
             let is_clear = output.contains(problem) && output.contains("pool-manager restore");
             assert!(!ok && is_clear, "{command}: {output}");
         }
         assert_eq!(fs::metadata(&ledger).map_or(0, |file| file.len()), 0, "no new ledger must be created");
     }
-    let (ok, output) = rack.pool_manager(&["restore", "--from", backup.to_str().unwrap()]);
+    let (ok, output) = rack.run_pool_manager(&["restore", "--from", backup.to_str().unwrap()]);
     assert!(ok, "{output}");
     rack.start_manager().await;
 }
@@ -194,7 +197,7 @@ async fn emc_of_another_rack_fails_and_is_not_changed() {
     let mut owner = Rack::start(Plan::small(1)).await;
     let mut scheduler = owner.scheduler().await;
     scheduler
-        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve("h0", "v", 1, "r1") })
+        .reserve(wire::ReserveRequest { wait_ready: true, ..reserve_request("h0", "v", 1, "r1") })
         .await
         .unwrap();
     owner.stop_manager();
@@ -226,14 +229,14 @@ async fn manager_that_cannot_start_reports_reason_and_ends() {
     let good = rack.rack_toml();
     rack.write_rack_toml(&good.replacen("[manager]", &format!("[manager]\nmetrics_listen = \"{port}\""), 1));
     rack.create_store();
-    let (ok, output) = rack.pool_manager(&["serve"]);
+    let (ok, output) = rack.run_pool_manager(&["serve"]);
     assert!(!ok && output.contains(&port.to_string()) && output.contains("in use"), "{output}");
 
     rack.write_rack_toml(&good);
     rack.start_manager().await;
     rack.stop_manager();
     rack.write_rack_toml(&good.replacen("slices = 2", "slices = 1", 1));
-    let (ok, output) = rack.pool_manager(&["serve"]);
+    let (ok, output) = rack.run_pool_manager(&["serve"]);
     assert!(!ok && output.contains("emc0") && output.contains("from 2 to 1"), "{output}");
 }
 
@@ -241,23 +244,23 @@ async fn manager_that_cannot_start_reports_reason_and_ends() {
 async fn invalid_rack_toml_is_rejected_with_all_errors() {
     let rack = Rack::new(Plan::small(2));
     let good = rack.rack_toml();
-    let (ok, output) = rack.pool_manager(&["serve", "--check-config"]);
+    let (ok, output) = rack.run_pool_manager(&["serve", "--check-config"]);
     assert!(ok && output.contains("2 hosts, 2 EMCs, 4 slices"), "{output}");
     let faulty =
         good.replace("name = \"h1\"", "name = \"h0\"").replace("emcs = [\"emc0\"", "emcs = [\"nowhere\"")
             + "[policy]\npool_share = 1.5\n";
     rack.write_rack_toml(&faulty);
-    let (ok, output) = rack.pool_manager(&["serve", "--check-config"]);
+    let (ok, output) = rack.run_pool_manager(&["serve", "--check-config"]);
     assert!(!ok);
     for word in ["h0", "nowhere", "pool_share", "1.5"] {
         assert!(output.contains(word), "{output} does not contain {word}");
     }
     rack.write_rack_toml(&good.replace("ttl_s", "tll_s"));
-    let (ok, output) = rack.pool_manager(&["serve"]);
+    let (ok, output) = rack.run_pool_manager(&["serve"]);
     assert!(!ok && output.contains("tll_s"), "{output}");
     let without_emcs = good.replacen("emcs = [\"emc0\", \"emc1\"]", "emcs = []", 1);
     rack.write_rack_toml(&without_emcs);
-    let (ok, output) = rack.pool_manager(&["serve"]);
+    let (ok, output) = rack.run_pool_manager(&["serve"]);
     assert!(!ok && output.contains("emcs"), "{output}");
 }
 
@@ -266,17 +269,17 @@ async fn log_can_be_json_and_invalid_filter_is_an_error() {
     let rack = Rack::new(Plan::small(2));
     rack.create_store();
     let log = fs::File::create(rack.dir().join("manager.log")).unwrap();
-    let mut manager = Command::new(programs().join("pool-manager"));
+    let mut manager = Command::new(programs_dir().join("pool-manager"));
     manager.args(["serve", "--log-format", "json", "--config"]).arg(rack.rack_toml_path()).stderr(log);
     let mut manager = manager.spawn().unwrap();
-    rack.wait_for("the manager", async |rack| rack.log_of("manager").contains("pool-manager ready")).await;
+    rack.wait_for("the manager", async |rack| rack.read_log("manager").contains("pool-manager ready")).await;
     manager.kill().unwrap();
     manager.wait().unwrap();
     let lines: Vec<serde_json::Value> =
-        rack.log_of("manager").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        rack.read_log("manager").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let ready = lines.iter().find(|line| line["message"] == "pool-manager ready").unwrap();
     assert_eq!((&ready["level"], &ready["listen"]), (&"INFO".into(), &rack.endpoint().into()));
-    let mut invalid = Command::new(programs().join("pool-manager"));
+    let mut invalid = Command::new(programs_dir().join("pool-manager"));
     invalid
         .args(["serve", "--check-config", "--config"])
         .arg(rack.rack_toml_path())

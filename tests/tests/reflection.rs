@@ -21,7 +21,10 @@ const SERVICES: [&str; 5] =
     ["grpc.health.v1.Health", "tarn.v1.Admin", "tarn.v1.Agent", "tarn.v1.Models", "tarn.v1.Scheduler"];
 
 /// Sends one request to the reflection service and returns the response.
-async fn reflect(channel: Channel, request: MessageRequest) -> Result<MessageResponse, Status> {
+async fn send_reflection_request(
+    channel: Channel,
+    request: MessageRequest,
+) -> Result<MessageResponse, Status> {
     let request = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
     let mut client = ServerReflectionClient::new(channel);
     let responses = client.server_reflection_info(tokio_stream::once(request)).await?;
@@ -29,8 +32,9 @@ async fn reflect(channel: Channel, request: MessageRequest) -> Result<MessageRes
     Ok(response.message_response.expect("a response has content"))
 }
 
-async fn services(channel: Channel) -> BTreeSet<String> {
-    let response = reflect(channel, MessageRequest::ListServices(String::new())).await.unwrap();
+async fn list_services(channel: Channel) -> BTreeSet<String> {
+    let response =
+        send_reflection_request(channel, MessageRequest::ListServices(String::new())).await.unwrap();
     let MessageResponse::ListServicesResponse(list) = response else { panic!("{response:?}") };
     list.service.into_iter().map(|service| service.name).collect()
 }
@@ -50,7 +54,7 @@ async fn descriptor_pool(channel: Channel, symbol: &str) -> DescriptorPool {
     let mut fetched = BTreeSet::new();
     let mut requests = vec![MessageRequest::FileContainingSymbol(symbol.to_owned())];
     while let Some(request) = requests.pop() {
-        let response = reflect(channel.clone(), request).await.unwrap();
+        let response = send_reflection_request(channel.clone(), request).await.unwrap();
         let MessageResponse::FileDescriptorResponse(response) = response else { panic!("{response:?}") };
         for file in response.file_descriptor_proto {
             let names = FileNames::decode(file.as_slice()).unwrap();
@@ -108,7 +112,7 @@ impl Decoder for DynamicCodec {
 }
 
 /// Calls a unary method with an empty request.
-async fn call(channel: Channel, method: MethodDescriptor) -> Result<DynamicMessage, Status> {
+async fn call_method(channel: Channel, method: MethodDescriptor) -> Result<DynamicMessage, Status> {
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
     let request = DynamicMessage::new(method.input());
     let mut client = tonic::client::Grpc::new(channel);
@@ -118,7 +122,7 @@ async fn call(channel: Channel, method: MethodDescriptor) -> Result<DynamicMessa
     Ok(response.into_inner())
 }
 
-fn method(pool: &DescriptorPool, service: &str, name: &str) -> MethodDescriptor {
+fn find_method(pool: &DescriptorPool, service: &str, name: &str) -> MethodDescriptor {
     let service = pool.get_service_by_name(service).unwrap();
     service.methods().find(|method| method.name() == name).unwrap()
 }
@@ -128,7 +132,7 @@ async fn reflection_lists_services_of_manager() {
     let mut rack = Rack::new(Plan::small(2));
     rack.start_manager().await;
     let channel = rack.open_channel().await;
-    let listed = services(channel.clone()).await;
+    let listed = list_services(channel.clone()).await;
     assert_eq!(listed, SERVICES.map(str::to_owned).into());
     let mut methods = BTreeSet::new();
     for service in listed.iter().filter(|service| service.starts_with("tarn.")) {
@@ -139,7 +143,7 @@ async fn reflection_lists_services_of_manager() {
     let served = proto::v1::METHODS.iter().filter(|(service, ..)| listed.contains(*service));
     assert_eq!(methods, served.map(|(service, method, _)| format!("{service}.{method}")).collect());
     let pool = descriptor_pool(channel.clone(), "grpc.health.v1.Health").await;
-    call(channel.clone(), method(&pool, "grpc.health.v1.Health", "Check")).await.unwrap();
+    call_method(channel.clone(), find_method(&pool, "grpc.health.v1.Health", "Check")).await.unwrap();
 }
 
 #[tokio::test]
@@ -159,7 +163,7 @@ async fn reflection_has_error_details_but_no_other_services() {
         "grpc.reflection.v1alpha.ServerReflection",
     ] {
         let request = MessageRequest::FileContainingSymbol(name.to_owned());
-        let status = reflect(channel.clone(), request).await.expect_err(name);
+        let status = send_reflection_request(channel.clone(), request).await.expect_err(name);
         assert_eq!(status.code(), Code::NotFound, "{name}");
     }
 }
@@ -169,7 +173,7 @@ async fn client_lists_hosts_by_reflection_only() {
     let rack = Rack::start(Plan::small(2)).await;
     let channel = rack.open_channel().await;
     let pool = descriptor_pool(channel.clone(), "tarn.v1.Admin").await;
-    let response = call(channel, method(&pool, "tarn.v1.Admin", "ListHosts")).await.unwrap();
+    let response = call_method(channel, find_method(&pool, "tarn.v1.Admin", "ListHosts")).await.unwrap();
     let hosts = response.get_field_by_name("hosts").unwrap().into_owned();
     let Value::List(hosts) = hosts else { panic!("{hosts:?}") };
     let name = |host: &Value| {

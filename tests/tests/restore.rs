@@ -1,5 +1,5 @@
 //! Tests of restoring the store of the manager from a backup while guests run. Each running guest
-//! must keep its memory, even if the backup does not contain its VM or a device is down. Uses real
+//! must keep its memory, even if the backup does not contain the VM or a device is down. Uses real
 //! processes.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
@@ -10,19 +10,19 @@ use std::{
 };
 
 use proto::v1 as wire;
-use tests::rack::{Plan, Rack, reserve, vm_ref, wait_for_line};
+use tests::rack::{Plan, Rack, reserve_request, vm_ref, wait_for_line};
 use tonic::Code;
 
 /// Local memory of each VM, in bytes.
 const LOCAL_BYTES: u64 = 64 << 20;
 
 async fn reserve_and_commit(rack: &Rack, vm: &str, host: &str, slices: u64, request: &str) {
-    let wire_request = wire::ReserveRequest {
+    let reserve = wire::ReserveRequest {
         wait_ready: true,
         local_bytes: LOCAL_BYTES,
-        ..reserve(host, vm, slices, request)
+        ..reserve_request(host, vm, slices, request)
     };
-    rack.scheduler().await.reserve(wire_request).await.unwrap();
+    rack.scheduler().await.reserve(reserve).await.unwrap();
     rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref(vm) }).await.unwrap();
 }
 
@@ -43,21 +43,21 @@ fn end_guest(mut guest: Child) {
 fn back_up(rack: &mut Rack) -> PathBuf {
     rack.stop_manager();
     let backup = rack.dir().join("copy");
-    let (ok, output) = rack.pool_manager(&["backup", "--to", backup.to_str().unwrap()]);
+    let (ok, output) = rack.run_pool_manager(&["backup", "--to", backup.to_str().unwrap()]);
     assert!(ok, "{output}");
     backup
 }
 
 fn restore(rack: &Rack, backup: &Path) {
-    let (ok, output) = rack.pool_manager(&["restore", "--from", backup.to_str().unwrap(), "--force"]);
+    let (ok, output) = rack.run_pool_manager(&["restore", "--from", backup.to_str().unwrap(), "--force"]);
     assert!(ok, "{output}");
 }
 
-async fn count(rack: &Rack, state: wire::SliceState) -> usize {
+async fn count_slices(rack: &Rack, state: wire::SliceState) -> usize {
     rack.slices().await.iter().filter(|slice| slice.state() == state).count()
 }
 
-async fn slices_of(rack: &Rack, vm: &str) -> usize {
+async fn count_slices_of(rack: &Rack, vm: &str) -> usize {
     rack.slices().await.iter().filter(|slice| slice.vm.as_deref() == Some(vm)).count()
 }
 
@@ -84,11 +84,12 @@ async fn restored_store_frees_nothing_before_all_hosts_reported() {
     let running = start_guest(&rack, "after", 1, 2, "r2").await;
     let release = wire::ReleaseRequest { target: vm_ref("before"), ..Default::default() };
     rack.scheduler().await.release(release).await.unwrap();
-    rack.wait_for("the slice to be free", async |rack| count(rack, wire::SliceState::Free).await == 4).await;
+    rack.wait_for("the slice to be free", async |rack| count_slices(rack, wire::SliceState::Free).await == 4)
+        .await;
     let before = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     rack.stop_manager();
 
-    let (ok, output) = rack.pool_manager(&["restore", "--from", backup.to_str().unwrap()]);
+    let (ok, output) = rack.run_pool_manager(&["restore", "--from", backup.to_str().unwrap()]);
     assert!(!ok && output.contains("--force"), "{output}");
     restore(&rack, &backup);
     rack.kill_agent(0);
@@ -99,13 +100,15 @@ async fn restored_store_frees_nothing_before_all_hosts_reported() {
     .await;
     let after = rack.admin().await.get_rack(wire::GetRackRequest {}).await.unwrap().into_inner();
     assert!(after.generation > before.generation, "the restore must raise the generation");
-    let free = count(&rack, wire::SliceState::Free).await;
+    let free = count_slices(&rack, wire::SliceState::Free).await;
     assert_eq!(free, 0, "no slice must be free before all hosts have reported");
 
     rack.start_agent(0);
-    rack.wait_for("unclaimed slices to be free", async |rack| count(rack, wire::SliceState::Free).await == 4)
-        .await;
-    assert_eq!(slices_of(&rack, "after").await, 2, "a running VM must keep its memory");
+    rack.wait_for("unclaimed slices to be free", async |rack| {
+        count_slices(rack, wire::SliceState::Free).await == 4
+    })
+    .await;
+    assert_eq!(count_slices_of(&rack, "after").await, 2, "a running VM must keep its memory");
     end_guest(running);
 }
 
@@ -145,21 +148,21 @@ async fn guests_keep_memory_if_store_is_restored_while_emc_is_down() {
     })
     .await;
     assert_eq!(
-        count(&rack, wire::SliceState::Free).await,
+        count_slices(&rack, wire::SliceState::Free).await,
         0,
         "no slice must be free before both EMCs are compared"
     );
-    let request = reserve("h1", "new", 1, "r3");
+    let request = reserve_request("h1", "new", 1, "r3");
     let status = rack.scheduler().await.reserve(request.clone()).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "the host has not reported: {status:?}");
 
     enable_emc(&rack.emc_dir(down));
     rack.wait_for("both VMs to be adopted", async |rack| {
-        slices_of(rack, "both").await == 3 && slices_of(rack, "one").await == 1
+        count_slices_of(rack, "both").await == 3 && count_slices_of(rack, "one").await == 1
     })
     .await;
     wait_for_end_of_restore(&rack).await;
-    assert_eq!(count(&rack, wire::SliceState::Online).await, 4, "{:?}", rack.slices().await);
+    assert_eq!(count_slices(&rack, wire::SliceState::Online).await, 4, "{:?}", rack.slices().await);
     let hosts = rack.hosts().await;
     let local = hosts.iter().map(|host| host.local_bytes - host.free_local_bytes);
     assert_eq!(local.collect::<Vec<_>>(), [LOCAL_BYTES; 2], "the local memory of adopted VMs must be in use");
@@ -188,17 +191,18 @@ async fn guests_with_same_vm_name_keep_memory_after_restore() {
     rack.start_manager().await;
     rack.wait_hosts_up().await;
     rack.wait_for("the reports of both hosts", async |rack| {
-        count(rack, wire::SliceState::Quarantined).await == 0
-            && count(rack, wire::SliceState::Free).await == 1
+        count_slices(rack, wire::SliceState::Quarantined).await == 0
+            && count_slices(rack, wire::SliceState::Free).await == 1
     })
     .await;
     wait_for_end_of_restore(&rack).await;
-    assert_eq!(count(&rack, wire::SliceState::Free).await, 1, "{:?}", rack.slices().await);
+    assert_eq!(count_slices(&rack, wire::SliceState::Free).await, 1, "{:?}", rack.slices().await);
     end_guest(old);
     end_guest(new);
 }
 
-/// An EMC was added after the backup. After the restore, its id must not be assigned again.
+/// An EMC was added after the backup. After the restore, the id of this EMC must not be assigned
+/// again.
 #[tokio::test]
 async fn rack_additions_are_rejected_until_restore_completes() {
     let mut rack = Rack::start(Plan::small(2)).await;
@@ -213,16 +217,16 @@ async fn rack_additions_are_rejected_until_restore_completes() {
     rack.stop_manager();
 
     restore(&rack, &backup);
-    let (ok, output) = rack.pool_manager(&["serve"]);
+    let (ok, output) = rack.run_pool_manager(&["serve"]);
     assert!(!ok && output.contains("emc emc2 is not in the restored ledger"), "{output}");
     rack.write_rack_toml(&old);
     rack.start_manager().await;
     rack.wait_hosts_up().await;
     rack.wait_for("the slices of the backup to be free", async |rack| {
-        count(rack, wire::SliceState::Free).await == 4
+        count_slices(rack, wire::SliceState::Free).await == 4
     })
     .await;
     rack.write_rack_toml(&with_emc2);
     rack.signal_manager(rustix::process::Signal::HUP);
-    rack.wait_for("the new EMC", async |rack| count(rack, wire::SliceState::Free).await == 7).await;
+    rack.wait_for("the new EMC", async |rack| count_slices(rack, wire::SliceState::Free).await == 7).await;
 }

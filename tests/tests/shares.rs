@@ -6,7 +6,7 @@ use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Do
 use rustix::process::Signal;
 use tests::{
     rack::{Plan, Rack},
-    scripted_agent::{Session, hello, token},
+    scripted_agent::{Session, hello_message, read_token},
 };
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
@@ -29,13 +29,13 @@ fn assert_rejected<T: std::fmt::Debug>(
 }
 
 /// Starts a manager without agents.
-async fn rack() -> Rack {
+async fn start_rack() -> Rack {
     let mut rack = Rack::new(Plan::small(1));
     rack.start_manager().await;
     rack
 }
 
-fn weights(text: &str) -> Vec<wire::Weight> {
+fn parse_weights(text: &str) -> Vec<wire::Weight> {
     let weight = |word: &str| {
         let (tenant, weight) = word.split_once('=').unwrap();
         wire::Weight { tenant: tenant.into(), weight: weight.parse().unwrap() }
@@ -43,18 +43,18 @@ fn weights(text: &str) -> Vec<wire::Weight> {
     text.split_whitespace().map(weight).collect()
 }
 
-async fn set(rack: &Rack, host: &str, text: &str) -> Result<Vec<wire::Weight>, Status> {
-    let request = wire::SetWeightsRequest { host: host.into(), weights: weights(text) };
+async fn set_weights(rack: &Rack, host: &str, text: &str) -> Result<Vec<wire::Weight>, Status> {
+    let request = wire::SetWeightsRequest { host: host.into(), weights: parse_weights(text) };
     Ok(rack.scheduler().await.set_weights(request).await?.into_inner().weights)
 }
 
-async fn get(rack: &Rack, host: &str) -> Result<wire::Shares, Status> {
+async fn get_shares(rack: &Rack, host: &str) -> Result<wire::Shares, Status> {
     Ok(rack.admin().await.get_shares(wire::GetSharesRequest { host: host.into() }).await?.into_inner())
 }
 
 /// Connects as the agent of a host and waits for the welcome message.
-async fn agent(rack: &Rack, host: &str) -> Session {
-    let mut session = Session::connect(rack, &token(rack, host), hello(host)).await.unwrap();
+async fn connect_agent(rack: &Rack, host: &str) -> Session {
+    let mut session = Session::connect(rack, &read_token(rack, host), hello_message(host)).await.unwrap();
     let first = session.incoming.message().await.unwrap().unwrap().message;
     assert!(matches!(first, Some(Down::Welcome(_))), "{first:?}");
     session
@@ -73,7 +73,7 @@ async fn send_shares(session: &Session, shares: wire::Shares) {
     session.outgoing.send(wire::FromAgent { message: Some(Up::Shares(shares)) }).await.unwrap();
 }
 
-fn shares(epoch: u64) -> wire::Shares {
+fn example_shares(epoch: u64) -> wire::Shares {
     let share = |memory_mib, bandwidth_mb_s| Some(wire::Share { memory_mib, bandwidth_mb_s });
     let tenant = wire::TenantShare {
         tenant: "web".into(),
@@ -100,36 +100,40 @@ fn shares(epoch: u64) -> wire::Shares {
 
 #[tokio::test]
 async fn agent_gets_weights_after_welcome_and_on_changes() {
-    let mut rack = rack().await;
-    let mut first = agent(&rack, "h0").await;
+    let mut rack = start_rack().await;
+    let mut first = connect_agent(&rack, "h0").await;
     assert_eq!(next_weights(&mut first).await, [], "weights must be sent even if no weight is set");
-    assert_eq!(set(&rack, "h0", "web=2 db=1.5").await.unwrap(), weights("db=1.5 web=2"));
-    assert_eq!(next_weights(&mut first).await, weights("db=1.5 web=2"));
-    set(&rack, "h1", "web=9").await.unwrap();
+    assert_eq!(set_weights(&rack, "h0", "web=2 db=1.5").await.unwrap(), parse_weights("db=1.5 web=2"));
+    assert_eq!(next_weights(&mut first).await, parse_weights("db=1.5 web=2"));
+    set_weights(&rack, "h1", "web=9").await.unwrap();
     assert_eq!(
-        set(&rack, "h0", "db=0").await.unwrap(),
-        weights("web=2"),
+        set_weights(&rack, "h0", "db=0").await.unwrap(),
+        parse_weights("web=2"),
         "a weight of 0 must remove the entry"
     );
     assert_eq!(
         next_weights(&mut first).await,
-        weights("web=2"),
+        parse_weights("web=2"),
         "the agent must not get the weights of another host"
     );
 
     rack.kill_manager();
     rack.start_manager().await;
-    let mut again = agent(&rack, "h0").await;
-    assert_eq!(next_weights(&mut again).await, weights("web=2"), "acknowledged weights must survive a crash");
-    assert_eq!(next_weights(&mut agent(&rack, "h1").await).await, weights("web=9"));
-    assert_eq!(set(&rack, "h0", "").await.unwrap(), weights("web=2"));
+    let mut again = connect_agent(&rack, "h0").await;
+    assert_eq!(
+        next_weights(&mut again).await,
+        parse_weights("web=2"),
+        "acknowledged weights must survive a crash"
+    );
+    assert_eq!(next_weights(&mut connect_agent(&rack, "h1").await).await, parse_weights("web=9"));
+    assert_eq!(set_weights(&rack, "h0", "").await.unwrap(), parse_weights("web=2"));
 }
 
 #[tokio::test]
 async fn weights_of_removed_host_do_not_apply_to_host_of_same_name() {
-    let rack = rack().await;
-    set(&rack, "h0", "web=2").await.unwrap();
-    set(&rack, "h1", "web=9").await.unwrap();
+    let rack = start_rack().await;
+    set_weights(&rack, "h0", "web=2").await.unwrap();
+    set_weights(&rack, "h1", "web=9").await.unwrap();
     let old = rack.rack_toml();
     for (text, there) in [(old.replace("\"h1\"", "\"h9\""), "h9"), (old, "h1")] {
         rack.write_rack_toml(&text);
@@ -139,59 +143,87 @@ async fn weights_of_removed_host_do_not_apply_to_host_of_same_name() {
         })
         .await;
     }
-    assert_eq!(set(&rack, "h0", "").await.unwrap(), weights("web=2"));
-    assert_eq!(set(&rack, "h1", "").await.unwrap(), []);
+    assert_eq!(set_weights(&rack, "h0", "").await.unwrap(), parse_weights("web=2"));
+    assert_eq!(set_weights(&rack, "h1", "").await.unwrap(), []);
 }
 
 #[tokio::test]
 async fn invalid_weights_are_rejected_without_side_effects() {
-    let rack = rack().await;
-    set(&rack, "h0", "web=2").await.unwrap();
+    let rack = start_rack().await;
+    set_weights(&rack, "h0", "web=2").await.unwrap();
     let invalid = Code::InvalidArgument;
-    assert_rejected(set(&rack, "h0", "web=-1").await, invalid, "BAD_VALUE", &["weights.weight", "-1", "web"]);
-    assert_rejected(set(&rack, "h0", "web=NaN").await, invalid, "BAD_VALUE", &["weights.weight", "NaN"]);
     assert_rejected(
-        set(&rack, "h0", "web=1e7").await,
+        set_weights(&rack, "h0", "web=-1").await,
+        invalid,
+        "BAD_VALUE",
+        &["weights.weight", "-1", "web"],
+    );
+    assert_rejected(
+        set_weights(&rack, "h0", "web=NaN").await,
+        invalid,
+        "BAD_VALUE",
+        &["weights.weight", "NaN"],
+    );
+    assert_rejected(
+        set_weights(&rack, "h0", "web=1e7").await,
         invalid,
         "BAD_VALUE",
         &["10000000", "from 0.01 to 10000"],
     );
-    assert_rejected(set(&rack, "h0", "a/b=1").await, invalid, "BAD_VALUE", &["weights.tenant", "a/b"]);
     assert_rejected(
-        set(&rack, "h0", "web=1 web=2").await,
+        set_weights(&rack, "h0", "a/b=1").await,
+        invalid,
+        "BAD_VALUE",
+        &["weights.tenant", "a/b"],
+    );
+    assert_rejected(
+        set_weights(&rack, "h0", "web=1 web=2").await,
         invalid,
         "BAD_VALUE",
         &["weights.tenant", "web", "duplicate"],
     );
     let many: String = (0..256).map(|n| format!("t{n}=1 ")).collect();
-    assert_rejected(set(&rack, "h0", &many).await, invalid, "BAD_VALUE", &["weights", "257", "at most 256"]);
-    assert_rejected(set(&rack, "", "web=1").await, invalid, "BAD_VALUE", &["host"]);
-    assert_rejected(set(&rack, "h9", "web=1").await, Code::NotFound, "HOST_NOT_FOUND", &["h9"]);
-    assert_eq!(set(&rack, "h0", "").await.unwrap(), weights("web=2"));
+    assert_rejected(
+        set_weights(&rack, "h0", &many).await,
+        invalid,
+        "BAD_VALUE",
+        &["weights", "257", "at most 256"],
+    );
+    assert_rejected(set_weights(&rack, "", "web=1").await, invalid, "BAD_VALUE", &["host"]);
+    assert_rejected(set_weights(&rack, "h9", "web=1").await, Code::NotFound, "HOST_NOT_FOUND", &["h9"]);
+    assert_eq!(set_weights(&rack, "h0", "").await.unwrap(), parse_weights("web=2"));
 }
 
 #[tokio::test]
 async fn last_reported_shares_are_shown_until_manager_ends() {
-    let mut rack = rack().await;
-    let none = get(&rack, "h0").await;
+    let mut rack = start_rack().await;
+    let none = get_shares(&rack, "h0").await;
     assert_rejected(none, Code::NotFound, "SHARES_NOT_REPORTED", &["h0", "since the manager started"]);
-    assert_rejected(get(&rack, "h9").await, Code::NotFound, "HOST_NOT_FOUND", &["h9"]);
-    let session = agent(&rack, "h0").await;
-    send_shares(&session, wire::Shares { host: "h1".into(), ..shares(1) }).await;
-    send_shares(&session, shares(2)).await;
-    rack.wait_for("the second epoch", async |rack| get(rack, "h0").await.is_ok_and(|s| s.epoch == 2)).await;
-    assert_eq!(get(&rack, "h0").await.unwrap(), wire::Shares { host: "h0".into(), ..shares(2) });
-    assert_rejected(get(&rack, "h1").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h1"]);
+    assert_rejected(get_shares(&rack, "h9").await, Code::NotFound, "HOST_NOT_FOUND", &["h9"]);
+    let session = connect_agent(&rack, "h0").await;
+    send_shares(&session, wire::Shares { host: "h1".into(), ..example_shares(1) }).await;
+    send_shares(&session, example_shares(2)).await;
+    rack.wait_for("the second epoch", async |rack| get_shares(rack, "h0").await.is_ok_and(|s| s.epoch == 2))
+        .await;
+    assert_eq!(
+        get_shares(&rack, "h0").await.unwrap(),
+        wire::Shares { host: "h0".into(), ..example_shares(2) }
+    );
+    assert_rejected(get_shares(&rack, "h1").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h1"]);
     drop(session);
-    assert_eq!(get(&rack, "h0").await.unwrap().epoch, 2, "the last report must remain after a disconnect");
+    assert_eq!(
+        get_shares(&rack, "h0").await.unwrap().epoch,
+        2,
+        "the last report must remain after a disconnect"
+    );
     rack.kill_manager();
     rack.start_manager().await;
-    assert_rejected(get(&rack, "h0").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h0"]);
+    assert_rejected(get_shares(&rack, "h0").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h0"]);
 }
 
 #[tokio::test]
 async fn command_line_sets_weights_and_shows_shares() {
-    let rack = rack().await;
+    let rack = start_rack().await;
     let tarn = |words: &str| {
         let output = rack.tarn(&words.split_whitespace().collect::<Vec<_>>());
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
@@ -203,9 +235,9 @@ async fn command_line_sets_weights_and_shows_shares() {
     assert!(code == Some(2) && stderr.contains("weights.weight: -1 must be from 0.01 to 10000"), "{stderr}");
     let (code, _, stderr) = tarn("get shares h0");
     assert!(code == Some(3) && stderr.contains("SHARES_NOT_REPORTED"), "{stderr}");
-    let session = agent(&rack, "h0").await;
-    send_shares(&session, shares(1)).await;
-    rack.wait_for("the epoch", async |rack| get(rack, "h0").await.is_ok()).await;
+    let session = connect_agent(&rack, "h0").await;
+    send_shares(&session, example_shares(1)).await;
+    rack.wait_for("the epoch", async |rack| get_shares(rack, "h0").await.is_ok()).await;
     let (_, listed, _) = tarn("get shares h0");
     assert!(listed.contains("web     2       swap      2GiB/1GiB    250MB/s  25.0 %   10.0 %\n"), "{listed}");
     let (_, explained, _) = tarn("explain shares h0");
@@ -216,9 +248,9 @@ async fn command_line_sets_weights_and_shows_shares() {
 
 #[tokio::test]
 async fn agent_with_invalid_shares_is_disconnected() {
-    let rack = rack().await;
-    let mut session = agent(&rack, "h0").await;
-    let mut nonsense = shares(1);
+    let rack = start_rack().await;
+    let mut session = connect_agent(&rack, "h0").await;
+    let mut nonsense = example_shares(1);
     nonsense.tenants[0].gain = f64::NAN;
     send_shares(&session, nonsense).await;
     let status = loop {
@@ -230,5 +262,5 @@ async fn agent_with_invalid_shares_is_disconnected() {
     };
     let expected_words = ["shares.tenants.gain", "NaN", "web"];
     assert_rejected::<()>(Err(status), Code::InvalidArgument, "BAD_VALUE", &expected_words);
-    assert_rejected(get(&rack, "h0").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h0"]);
+    assert_rejected(get_shares(&rack, "h0").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h0"]);
 }

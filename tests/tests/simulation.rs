@@ -6,8 +6,8 @@ use tests::SIMULATION_STEPS;
 
 /// Number of seeds if `TARN_SEEDS` is not set.
 const SEEDS_DEFAULT: u64 = 2000;
-/// Number of events printed before a failure.
-const EVENTS_SHOWN: usize = 100;
+/// Maximum number of events printed before a failure.
+const PRINTED_EVENTS_MAX: usize = 100;
 
 #[test]
 fn invariants_hold_under_all_faults() {
@@ -21,7 +21,7 @@ fn invariants_hold_under_all_faults() {
                 panic!(
                     "{}",
                     World::new(seed)
-                        .with_event_log(EVENTS_SHOWN)
+                        .with_event_log(PRINTED_EVENTS_MAX)
                         .run(SIMULATION_STEPS)
                         .expect_err("a failing seed fails again")
                 )

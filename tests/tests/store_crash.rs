@@ -21,16 +21,16 @@ use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 use sim::world::{BACKUPS_MAX, Store, Summary, World};
 
-const SEEDS: u64 = 300;
-const STEPS: u64 = 3000;
-/// Number of events printed before a failure.
-const EVENTS_SHOWN: usize = 100;
+const SEED_COUNT: u64 = 300;
+const STEP_COUNT: u64 = 3000;
+/// Maximum number of events printed before a failure.
+const PRINTED_EVENTS_MAX: usize = 100;
 /// Average number of commits per injected fault.
-const FAULT_EVERY: u32 = 12;
-/// Number of upcoming disk operations among which a planned fault occurs.
-const OPERATIONS_AHEAD: u64 = 12;
+const COMMITS_PER_FAULT: u32 = 12;
+/// A planned fault occurs at one of this number of next disk operations.
+const FAULT_WINDOW_OPERATIONS: u64 = 12;
 /// Number of disk operations that fail on a full disk.
-const OPERATIONS_FULL: u64 = 200;
+const FULL_DISK_OPERATIONS: u64 = 200;
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
@@ -39,9 +39,9 @@ struct DiskStore {
     disk: FaultyDisk,
     store: Option<RedbStore<FaultyDisk>>,
     rng: Pcg64,
-    calm: bool,
+    has_faults_stopped: bool,
     power_cuts: Arc<AtomicU64>,
-    full: bool,
+    is_full: bool,
     /// Backups of all entries of the store, oldest first.
     backups: Vec<Vec<Write>>,
     generation: u64,
@@ -64,17 +64,17 @@ impl DiskStore {
             disk,
             store: None,
             rng,
-            calm: false,
+            has_faults_stopped: false,
             power_cuts,
             torn_writes,
-            full: false,
+            is_full: false,
             backups: Vec::new(),
             generation: 1,
             restored: false,
         }
     }
 
-    fn write(&mut self, batch: &[Record]) -> bool {
+    fn write_batch(&mut self, batch: &[Record]) -> bool {
         let mut writes: Vec<_> = batch.iter().map(records::write).collect();
         if self.restored {
             writes.extend(records::clear_restored_marks());
@@ -99,15 +99,15 @@ impl DiskStore {
 
     /// Plans a fault at one of the next disk operations.
     fn plan_fault(&mut self, fault: Fault) {
-        let ahead = self.rng.random_range(0..OPERATIONS_AHEAD);
+        let ahead = self.rng.random_range(0..FAULT_WINDOW_OPERATIONS);
         self.disk.fail_at(self.disk.operations() + ahead, fault);
     }
 
     /// Makes every write, sync and change of length fail with ENOSPC, starting at one of the next
     /// disk operations.
     fn plan_full_disk(&mut self) {
-        let first = self.disk.operations() + self.rng.random_range(0..OPERATIONS_AHEAD);
-        (first..first + OPERATIONS_FULL).for_each(|n| self.disk.fail_at(n, Fault::Errno(ENOSPC)));
+        let first = self.disk.operations() + self.rng.random_range(0..FAULT_WINDOW_OPERATIONS);
+        (first..first + FULL_DISK_OPERATIONS).for_each(|n| self.disk.fail_at(n, Fault::Errno(ENOSPC)));
     }
 
     /// Turns the power of the disk off and on. The open store is closed, and planned faults are
@@ -123,23 +123,23 @@ impl DiskStore {
 
 impl Store for DiskStore {
     fn commit(&mut self, batch: &[Record]) -> bool {
-        if self.full {
+        if self.is_full {
             self.plan_full_disk();
-        } else if !self.calm && self.rng.random_ratio(1, FAULT_EVERY) {
+        } else if !self.has_faults_stopped && self.rng.random_ratio(1, COMMITS_PER_FAULT) {
             let fault = if self.rng.random_bool(0.5) { Fault::PowerCut } else { Fault::Errno(EIO) };
             self.plan_fault(fault);
         }
-        self.write(batch)
+        self.write_batch(batch)
     }
 
     /// Crashes the manager. If a batch is in progress, the machine crashes in the middle of its
     /// write.
     fn crash(&mut self, interrupted_batch: Option<&[Record]>) {
         if let Some(batch) = interrupted_batch {
-            if !self.calm {
+            if !self.has_faults_stopped {
                 self.plan_fault(Fault::PowerCut);
             }
-            self.write(batch);
+            self.write_batch(batch);
         }
         if interrupted_batch.is_some() || self.rng.random_bool(0.3) {
             self.restart();
@@ -151,11 +151,11 @@ impl Store for DiskStore {
     fn load(&mut self) -> Option<(Option<Meta>, Vec<Record>)> {
         if self.store.as_mut().is_none_or(|store| store.reopen().is_err()) {
             self.restart();
-            if self.full {
+            if self.is_full {
                 self.plan_full_disk();
             }
             let opened = RedbStore::open(self.disk.clone());
-            assert!(opened.is_ok() || self.full, "a disk with power and space must open: {opened:?}");
+            assert!(opened.is_ok() || self.is_full, "a disk with power and space must open: {opened:?}");
             self.store = opened.ok();
         }
         let loaded = records::load(self.store.as_mut()?).expect("an open store is readable");
@@ -164,7 +164,7 @@ impl Store for DiskStore {
     }
 
     fn stop_faults(&mut self) {
-        (self.calm, self.full) = (true, false);
+        (self.has_faults_stopped, self.is_full) = (true, false);
         self.disk.clear_faults();
     }
 
@@ -177,7 +177,7 @@ impl Store for DiskStore {
     }
 
     fn set_full(&mut self, full: bool) {
-        self.full = full;
+        self.is_full = full;
         self.disk.clear_faults();
     }
 
@@ -187,7 +187,7 @@ impl Store for DiskStore {
         let Some(mut entries) = newest.map(|n| self.backups[n.saturating_sub(age)].clone()) else {
             return false;
         };
-        self.full = false; // a new disk has space
+        self.is_full = false; // a new disk has space
         self.generation += 1;
         entries.push(Write::number(Table::Meta, meta::RESTORED, 1));
         entries.push(Write::number(Table::Meta, meta::GENERATION, self.generation));
@@ -208,19 +208,19 @@ impl Store for DiskStore {
 fn invariants_hold_on_real_store_under_disk_faults() {
     let (power_cuts, torn_writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut sum = Summary::default();
-    for seed in 0..SEEDS {
+    for seed in 0..SEED_COUNT {
         let store = Box::new(DiskStore::new(seed, Arc::clone(&power_cuts), Arc::clone(&torn_writes)));
-        match World::with_store(seed, store).with_event_log(EVENTS_SHOWN).run(STEPS) {
+        match World::with_store(seed, store).with_event_log(PRINTED_EVENTS_MAX).run(STEP_COUNT) {
             Ok(summary) => sum += summary,
             Err(failure) => panic!("{failure}"),
         }
     }
     let cuts = power_cuts.load(Ordering::Relaxed);
     let torn = torn_writes.load(Ordering::Relaxed);
-    println!("{SEEDS} seeds, {cuts} power failures, {torn} torn writes: {sum:?}");
-    assert!(torn > SEEDS, "too few torn writes: {torn}");
+    println!("{SEED_COUNT} seeds, {cuts} power failures, {torn} torn writes: {sum:?}");
+    assert!(torn > SEED_COUNT, "too few torn writes: {torn}");
     assert!(
-        cuts > SEEDS && sum.reserved > SEEDS && sum.restored > SEEDS / 10,
+        cuts > SEED_COUNT && sum.reserved > SEED_COUNT && sum.restored > SEED_COUNT / 10,
         "too few events: {cuts} power failures, {sum:?}"
     );
 }

@@ -11,15 +11,15 @@ use std::{
 };
 
 use tests::{
-    rack::programs,
-    small_guests::{self as code, can_run},
+    rack::programs_dir,
+    small_guests::{self as code, can_run_small_guests},
     standalone_vm::{SMALL_MEMORY, StandaloneVm},
 };
 
 /// Time limit of every wait in these tests.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-fn code(output: &Output) -> Option<i32> {
+fn exit_code(output: &Output) -> Option<i32> {
     output.status.code()
 }
 
@@ -29,30 +29,30 @@ fn stderr_of(output: &Output) -> String {
 
 #[test]
 fn guest_prints_to_console_and_powers_off() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
-    let output = vm.run(&code::hello(), &SMALL_MEMORY);
-    assert_eq!((code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
+    let output = vm.run(&code::print_hello(), &SMALL_MEMORY);
+    assert_eq!((exit_code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
 }
 
 #[test]
 fn reset_and_crash_have_distinct_exit_codes() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
-    let reset = vm.run(&code::reset(), &SMALL_MEMORY);
-    assert_eq!((code(&reset), stderr_of(&reset).as_str()), (Some(10), "the guest requested a reset\n"));
-    let crashed = vm.run(&code::crash(), &SMALL_MEMORY);
-    assert_eq!(code(&crashed), Some(11), "{}", stderr_of(&crashed));
+    let reset = vm.run(&code::request_reset(), &SMALL_MEMORY);
+    assert_eq!((exit_code(&reset), stderr_of(&reset).as_str()), (Some(10), "the guest requested a reset\n"));
+    let crashed = vm.run(&code::cause_triple_fault(), &SMALL_MEMORY);
+    assert_eq!(exit_code(&crashed), Some(11), "{}", stderr_of(&crashed));
     assert!(stderr_of(&crashed).starts_with("error: the guest crashed: vCPU 0: "), "{}", stderr_of(&crashed));
 }
 
 #[test]
 fn guest_finds_srat_nodes_from_root_pointer() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -71,18 +71,18 @@ fn guest_finds_srat_nodes_from_root_pointer() {
         .iter()
         .map(|(node, at, bytes, flags)| format!("{node:016x} {at:016x} {bytes:016x} {flags:016x} \n"))
         .collect();
-    assert_eq!((code(&output), vm.console()), (Some(0), expected), "{}", stderr_of(&output));
+    assert_eq!((exit_code(&output), vm.console()), (Some(0), expected), "{}", stderr_of(&output));
 }
 
 #[test]
 fn unresponsive_guest_is_stopped_by_second_signal() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
     let mut options = SMALL_MEMORY.to_vec();
     options.extend(["--pool", "size=1GiB"]);
-    let mut guest = vm.command(&code::touch(), &options).stderr(Stdio::piped()).spawn().unwrap();
+    let mut guest = vm.command(&code::write_pool_memory(), &options).stderr(Stdio::piped()).spawn().unwrap();
     wait_until(&mut guest, || vm.console().len() > 3);
     for _ in 0..2 {
         let pid = rustix::process::Pid::from_child(&guest);
@@ -117,17 +117,17 @@ fn wait_until(guest: &mut Child, mut condition: impl FnMut() -> bool) {
 
 #[test]
 fn invalid_guests_are_rejected_before_start() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
     let assert_rejected = |kernel: &[u8], options: &[&str], expected: &str| {
         let output = vm.run(kernel, options);
-        assert_eq!(code(&output), Some(1), "{options:?}: {}", stderr_of(&output));
+        assert_eq!(exit_code(&output), Some(1), "{options:?}: {}", stderr_of(&output));
         assert!(stderr_of(&output).contains(expected), "{options:?}: {}", stderr_of(&output));
         assert_eq!(vm.console(), "", "{options:?}: the guest started");
     };
-    let hello = code::hello();
+    let hello = code::print_hello();
     assert_rejected(
         b"#!/bin/sh\n",
         &SMALL_MEMORY,
@@ -202,12 +202,17 @@ fn invalid_guests_are_rejected_before_start() {
     );
     assert_option_rejected("--cmdline", "x".repeat(3000), "cmdline: 3000 bytes are too long: at most 2047");
     let output = vm.run(&hello, &["--cpus", "65"]);
-    assert_eq!(code(&output), Some(2), "the option parser must reject the value: {}", stderr_of(&output));
+    assert_eq!(
+        exit_code(&output),
+        Some(2),
+        "the option parser must reject the value: {}",
+        stderr_of(&output)
+    );
 }
 
 #[test]
 fn locked_disk_is_rejected() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
@@ -215,17 +220,17 @@ fn locked_disk_is_rejected() {
     let lock = File::open(&disk).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let option = format!("path={}", disk.display());
-    let output = vm.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
-    assert_eq!(code(&output), Some(1));
+    let output = vm.run(&code::print_hello(), &["--memory", "size=64MiB", "--disk", &option]);
+    assert_eq!(exit_code(&output), Some(1));
     assert!(stderr_of(&output).contains("is in use by another process"), "{}", stderr_of(&output));
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::Unlock).unwrap(); // also releases the lock for forked processes
-    let output = vm.run(&code::hello(), &["--memory", "size=64MiB", "--disk", &option]);
-    assert_eq!((code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
+    let output = vm.run(&code::print_hello(), &["--memory", "size=64MiB", "--disk", &option]);
+    assert_eq!((exit_code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
 }
 
 #[test]
 fn missing_kvm_permission_is_reported() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let is_world_accessible = fs::metadata("/dev/kvm").unwrap().permissions().mode() & 0o006 != 0;
@@ -240,12 +245,12 @@ fn missing_kvm_permission_is_reported() {
     // copies the program. Otherwise children of this process could inherit a descriptor that is
     // open for writing, and the copy could not be executed.
     let program = vm.path("vmm-plugin");
-    let copied = Command::new("cp").arg(programs().join("vmm-plugin")).arg(&program).status();
+    let copied = Command::new("cp").arg(programs_dir().join("vmm-plugin")).arg(&program).status();
     assert!(copied.unwrap().success());
     fs::set_permissions(vm.path("."), fs::Permissions::from_mode(0o777)).unwrap();
-    let as_root = vm.command(&code::hello(), &[&SMALL_MEMORY[..], &["--unconfined"]].concat());
+    let as_root = vm.command(&code::print_hello(), &[&SMALL_MEMORY[..], &["--unconfined"]].concat());
     let output = Command::new(program).args(as_root.get_args()).uid(65534).gid(65534).output().unwrap();
-    assert_eq!(code(&output), Some(1));
+    assert_eq!(exit_code(&output), Some(1));
     assert_eq!(
         stderr_of(&output),
         "error: /dev/kvm: cannot open it; add this user to the group of the file, usually kvm: Permission denied (os error 13)\n"
@@ -254,12 +259,12 @@ fn missing_kvm_permission_is_reported() {
 
 #[test]
 fn guest_has_at_most_64_cpus() {
-    if !can_run() {
+    if !can_run_small_guests() {
         return;
     }
     let vm = StandaloneVm::new();
-    let output = vm.run(&code::hello(), &[&SMALL_MEMORY[..], &["--cpus", "64"]].concat());
-    assert_eq!((code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
-    let output = vm.run(&code::hello(), &[&SMALL_MEMORY[..], &["--cpus", "65"]].concat());
-    assert_eq!(code(&output), Some(2), "{}", stderr_of(&output));
+    let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY[..], &["--cpus", "64"]].concat());
+    assert_eq!((exit_code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
+    let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY[..], &["--cpus", "65"]].concat());
+    assert_eq!(exit_code(&output), Some(2), "{}", stderr_of(&output));
 }

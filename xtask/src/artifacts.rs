@@ -13,7 +13,7 @@ use emulated_host::{GUEST_MODULES, HOST_MODULES, RACK_MODULES};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::{
-    apt::{Apt, output_of},
+    apt::{Apt, capture_output},
     failure::Failure,
     repository::root,
 };
@@ -24,8 +24,8 @@ const QEMU_PACKAGE: &str = "qemu-system-x86";
 /// Path of QEMU in its package.
 const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 /// Folder of shared libraries in Debian packages.
-const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-const LOADER: &str = "ld-linux-x86-64.so.2";
+const LIBRARY_DIR: &str = "usr/lib/x86_64-linux-gnu";
+const DYNAMIC_LOADER: &str = "ld-linux-x86-64.so.2";
 /// Firmware files and kernel loaders for the QEMU machines `q35`, `pc` and `microvm`.
 const FIRMWARE: &[&str] = &[
     "usr/share/seabios/bios-256k.bin",
@@ -69,20 +69,21 @@ const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
 ///
 /// # Errors
 /// Returns an error if a package cannot be downloaded or unpacked.
-pub fn ensure() -> Result<PathBuf, Failure> {
+pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
     let folder = root().join("target/guests");
-    let contents = format!(
+    let expected_marker = format!(
         "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {TOOLS_LIBRARIES:?} {FIRMWARE:?} {HOST_MODULES:?} {RACK_MODULES:?} {GUEST_MODULES:?}\n{START_QEMU}"
     );
-    let complete = folder.join("complete");
-    if fs::read_to_string(&complete).is_ok_and(|recorded| recorded == contents) {
+    let marker = folder.join("complete");
+    if fs::read_to_string(&marker).is_ok_and(|recorded| recorded == expected_marker) {
         return Ok(folder);
     }
     create_folder(&root().join("target"))?;
-    let lock = fs::File::create(root().join("target/guests.lock")).map_err(Failure::file("lock", &folder))?;
+    let lock =
+        fs::File::create(root().join("target/guests.lock")).map_err(Failure::file_error("lock", &folder))?;
     flock(&lock, FlockOperation::LockExclusive)
-        .map_err(|errno| Failure::file("lock", &folder)(errno.into()))?;
-    if fs::read_to_string(&complete).is_ok_and(|recorded| recorded == contents) {
+        .map_err(|errno| Failure::file_error("lock", &folder)(errno.into()))?;
+    if fs::read_to_string(&marker).is_ok_and(|recorded| recorded == expected_marker) {
         return Ok(folder); // another process has created the folder in the meantime
     }
     eprintln!(
@@ -93,29 +94,35 @@ pub fn ensure() -> Result<PathBuf, Failure> {
     let suites = [TOOLS_SUITE, "bookworm-backports", "trixie", QEMU_SUITE];
     let apt = Apt::prepare(&folder.join("apt"), &suites)?;
     let unpacked = folder.join("unpacked");
-    fetch_tools(&apt, &unpacked, &folder.join("tools"))?;
+    download_tools(&apt, &unpacked, &folder.join("tools"))?;
     for (name, suite) in KERNELS {
-        fetch_kernel(&apt, suite, &unpacked, &folder, name)?;
+        download_kernel(&apt, suite, &unpacked, &folder, name)?;
     }
-    fetch_qemu(&apt, &unpacked, &folder.join("qemu"))?;
+    download_qemu(&apt, &unpacked, &folder.join("qemu"))?;
     remove_folder(&folder.join("apt"))?;
-    fs::write(&complete, contents).map_err(Failure::file("write", &complete))?;
+    fs::write(&marker, expected_marker).map_err(Failure::file_error("write", &marker))?;
     Ok(folder)
 }
 
-fn fetch_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
+fn download_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     create_folder(&into.join("lib"))?;
     let library_packages = TOOLS_LIBRARIES.iter().map(|(package, _)| *package);
     let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).chain(library_packages).collect();
     apt.unpack(TOOLS_SUITE, &packages, unpacked)?;
     TOOLS.iter().try_for_each(|(name, _, program)| copy(&unpacked.join(program), &into.join(name)))?;
-    let library = |name| copy(&unpacked.join(LIBRARIES).join(name), &into.join("lib").join(name));
+    let library = |name| copy(&unpacked.join(LIBRARY_DIR).join(name), &into.join("lib").join(name));
     TOOLS_LIBRARIES.iter().flat_map(|(_, libraries)| *libraries).try_for_each(library)?;
     remove_folder(unpacked)
 }
 
 /// Downloads the newest kernel of a Debian suite, and keeps only the required files.
-fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, folder: &Path, name: &str) -> Result<(), Failure> {
+fn download_kernel(
+    apt: &Apt,
+    suite: &str,
+    unpacked: &Path,
+    folder: &Path,
+    name: &str,
+) -> Result<(), Failure> {
     let package = apt.first_dependency(suite, NEWEST_KERNEL)?;
     apt.unpack(suite, &[&package], unpacked)?;
     let modules = folder.join(name).join("modules");
@@ -123,8 +130,8 @@ fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, folder: &Path, name: &s
     for module in HOST_MODULES.iter().chain(RACK_MODULES).chain(GUEST_MODULES) {
         copy_module(unpacked, module, &modules, &folder.join("tools/xz"))?;
     }
-    let kernel = find(unpacked, |name| name.starts_with("vmlinuz-"))?
-        .ok_or_else(|| Failure::Result(format!("no vmlinuz in the Debian package {package}")))?;
+    let kernel = find_file(unpacked, |name| name.starts_with("vmlinuz-"))?
+        .ok_or_else(|| Failure::BadResult(format!("no vmlinuz in the Debian package {package}")))?;
     copy(&kernel, &folder.join(name).join("vmlinuz"))?;
     remove_folder(unpacked)
 }
@@ -133,30 +140,30 @@ fn fetch_kernel(apt: &Apt, suite: &str, unpacked: &Path, folder: &Path, name: &s
 /// skipped.
 fn copy_module(unpacked: &Path, module: &str, into: &Path, xz: &Path) -> Result<(), Failure> {
     let names = [format!("{module}.ko"), format!("{module}.ko.xz")];
-    let source = find(unpacked, |name| names.iter().any(|expected| expected == name))?;
+    let source = find_file(unpacked, |name| names.iter().any(|expected| expected == name))?;
     let Some(source) = source else { return Ok(()) };
-    let recorded = into.join(source.file_name().unwrap_or_default());
-    copy(&source, &recorded)?;
-    if recorded.extension().is_some_and(|extension| extension == "xz") {
-        output_of(Command::new(xz).args(["--decompress", "--force"]).arg(&recorded))?;
+    let target = into.join(source.file_name().unwrap_or_default());
+    copy(&source, &target)?;
+    if target.extension().is_some_and(|extension| extension == "xz") {
+        capture_output(Command::new(xz).args(["--decompress", "--force"]).arg(&target))?;
     }
     Ok(())
 }
 
 /// Downloads QEMU from another Debian release, together with the libraries of this release.
-fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
+fn download_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     apt.unpack_with_dependencies(QEMU_SUITE, QEMU_PACKAGE, unpacked)?;
-    let libraries = unpacked.join(LIBRARIES);
-    let mut list = Command::new(libraries.join(LOADER));
+    let libraries = unpacked.join(LIBRARY_DIR);
+    let mut list = Command::new(libraries.join(DYNAMIC_LOADER));
     list.arg("--library-path").arg(&libraries).arg("--list").arg(unpacked.join(QEMU_PROGRAM));
-    let libraries_list = output_of(&mut list)?;
+    let libraries_list = capture_output(&mut list)?;
     for folder in ["lib", "share"] {
         create_folder(&into.join(folder))?;
     }
-    // Format of a line: `libz.so.1 => /place/libz.so.1 (0x...)`.
+    // Format of a line: `libz.so.1 => /path/libz.so.1 (0x...)`.
     let paths =
         libraries_list.lines().filter_map(|line| Some(line.split_once(" => ")?.1.rsplit_once(" (")?.0));
-    for library in paths.map(Path::new).chain([&*libraries.join(LOADER)]) {
+    for library in paths.map(Path::new).chain([&*libraries.join(DYNAMIC_LOADER)]) {
         copy(library, &into.join("lib").join(library.file_name().unwrap_or_default()))?;
     }
     for firmware in FIRMWARE.iter().map(|name| unpacked.join(name)) {
@@ -164,30 +171,31 @@ fn fetch_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     }
     copy(&unpacked.join(QEMU_PROGRAM), &into.join("bin"))?;
     let start = into.join("qemu-system-x86_64");
-    fs::write(&start, START_QEMU).map_err(Failure::file("write", &start))?;
-    fs::set_permissions(&start, fs::Permissions::from_mode(0o755)).map_err(Failure::file("write", &start))?;
+    fs::write(&start, START_QEMU).map_err(Failure::file_error("write", &start))?;
+    fs::set_permissions(&start, fs::Permissions::from_mode(0o755))
+        .map_err(Failure::file_error("write", &start))?;
     remove_folder(unpacked)
 }
 
 fn create_folder(folder: &Path) -> Result<(), Failure> {
-    fs::create_dir_all(folder).map_err(Failure::file("create", folder))
+    fs::create_dir_all(folder).map_err(Failure::file_error("create", folder))
 }
 
 fn remove_folder(folder: &Path) -> Result<(), Failure> {
-    fs::remove_dir_all(folder).map_err(Failure::file("remove", folder))
+    fs::remove_dir_all(folder).map_err(Failure::file_error("remove", folder))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
-    fs::copy(from, to).map(drop).map_err(Failure::file("copy", from))
+    fs::copy(from, to).map(drop).map_err(Failure::file_error("copy", from))
 }
 
 /// Returns the first file with a matching name in a folder and its subfolders.
-fn find(folder: &Path, matches_name: impl Fn(&str) -> bool + Copy) -> Result<Option<PathBuf>, Failure> {
-    let entries = fs::read_dir(folder).map_err(Failure::file("read", folder))?;
+fn find_file(folder: &Path, matches_name: impl Fn(&str) -> bool + Copy) -> Result<Option<PathBuf>, Failure> {
+    let entries = fs::read_dir(folder).map_err(Failure::file_error("read", folder))?;
     for entry in entries.filter_map(Result::ok) {
         let path = entry.path();
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            if let Some(source) = find(&path, matches_name)? {
+            if let Some(source) = find_file(&path, matches_name)? {
                 return Ok(Some(source));
             }
         } else if entry.file_name().to_str().is_some_and(matches_name) {

@@ -2,7 +2,7 @@
 //! that Tarn is better. Ratios named `*_taken` compare a nearly full rack with a nearly empty rack
 //! and should be about 1.
 
-use crate::{artifacts, debian, failure::Failure, lightgbm, repository::cargo, step::step_read};
+use crate::{artifacts, debian, failure::Failure, lightgbm, repository::cargo, step::run_step_with_output};
 
 /// Prefix of result lines, which have the format `ratio NAME VALUE`.
 const RATIO_PREFIX: &str = "ratio ";
@@ -19,10 +19,10 @@ pub struct Args {
 /// # Errors
 /// Returns an error if a benchmark fails, or if all benchmarks run and print no ratio.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    debian::ensure(debian::ETCD)?;
-    let (artifacts, python) = (artifacts::ensure()?, lightgbm::ensure()?);
+    debian::ensure_installed(debian::ETCD)?;
+    let (artifacts, python) = (artifacts::ensure_downloaded()?, lightgbm::ensure_installed()?);
     let mut ratios = Vec::new();
-    step_read(
+    run_step_with_output(
         "benchmarks",
         cargo(&["bench", "--package", "benches"])
             .args(args.names.iter().flat_map(|name| ["--bench", name]))
@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         },
     )?;
     if ratios.is_empty() && args.names.is_empty() {
-        return Err(Failure::Result("the benchmarks printed no ratio".to_owned()));
+        return Err(Failure::BadResult("the benchmarks printed no ratio".to_owned()));
     }
     println!("\n{}", ratios.join("\n"));
     Ok(())

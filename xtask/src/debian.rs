@@ -1,9 +1,10 @@
-//! Debian packages that a task requires. Missing packages are installed if the user is root;
-//! otherwise the task fails with their names. Builds do not require Debian packages.
+//! Debian packages that a task requires. If the user is root, missing packages are installed.
+//! Otherwise, the task fails with the names of the missing packages. Builds do not require Debian
+//! packages.
 
 use std::{env, path::Path, process::Command};
 
-use crate::{failure::Failure, step::step};
+use crate::{failure::Failure, step::run_step};
 
 /// Required program and the Debian package that contains this program.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +23,7 @@ pub const ETCD: Requirement = Requirement { program: "etcd", package: "etcd-serv
 /// # Errors
 /// Returns an error if the program is missing and the user is not root, or if the installation
 /// fails.
-pub fn ensure(requirement: Requirement) -> Result<(), Failure> {
+pub fn ensure_installed(requirement: Requirement) -> Result<(), Failure> {
     if is_installed(requirement.program) { Ok(()) } else { install(requirement) }
 }
 
@@ -35,8 +36,11 @@ pub fn install(requirement: Requirement) -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() || !is_installed("apt-get") {
         return Err(Failure::Missing { program, package });
     }
-    step("update package lists", apt().arg("update"))?;
-    step(&format!("install {package}"), apt().args(["install", "--yes", "--no-install-recommends", package]))
+    run_step("update package lists", apt().arg("update"))?;
+    run_step(
+        &format!("install {package}"),
+        apt().args(["install", "--yes", "--no-install-recommends", package]),
+    )
 }
 
 fn apt() -> Command {

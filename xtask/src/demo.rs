@@ -22,7 +22,7 @@ use service::{Programs, Services};
 use slice_history::SliceWatch;
 use tarn_cli::{Host, TarnCli};
 
-use crate::{artifacts, failure::Failure, step::build, wait::Interrupt};
+use crate::{artifacts, failure::Failure, step::build_programs, wait::Interrupt};
 
 /// Options of the demo.
 #[derive(Clone, Debug, clap::Args)]
@@ -53,20 +53,20 @@ const NEXT_STEPS: &str = "
 
 ";
 /// Environment variable with a folder of prebuilt programs.
-pub const BIN_DIR: &str = "TARN_BIN_DIR";
-/// Time of the power loss: fraction of the VMs in the trace that have been placed. All such
-/// fractions are low because a small rack rejects most VMs.
-const POWER_LOSS_AT: f64 = 0.2;
-/// Time at which the manager is killed: fraction of the VMs in the trace that have been placed.
-const MANAGER_KILLED_AT: f64 = 0.3;
-/// Time at which the host restarts: fraction of the VMs in the trace that have been placed.
-const HOST_RETURNS_AT: f64 = 0.4;
+pub const BIN_DIR_ENV: &str = "TARN_BIN_DIR";
+/// Fraction of the VMs in the trace that are placed before a host loses power. This and the next
+/// two fractions are low because a small rack rejects most VMs.
+const POWER_LOSS_FRACTION: f64 = 0.2;
+/// Fraction of the VMs in the trace that are placed before the manager is killed.
+const MANAGER_KILL_FRACTION: f64 = 0.3;
+/// Fraction of the VMs in the trace that are placed before the host restarts.
+const HOST_RETURN_FRACTION: f64 = 0.4;
 
 /// Time limit for the start of the manager and the agents.
-const UP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest lease whose expiry the demo waits for. With a longer lease, the host returns before the
-/// lease expires.
-const LEASE_SHOWN_MAX: Duration = Duration::from_secs(15);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest delay of a lease expiry or a fence that the demo waits for. If the delay is longer, the
+/// host returns before its lease expires.
+const LEASE_WAIT_MAX: Duration = Duration::from_secs(15);
 /// Time limit for all slices to be scrubbed and free after the replay.
 const FREE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Tolerated delay between a deadline of the rack and the resulting state change.
@@ -78,8 +78,8 @@ const DEADLINE_SLACK: Duration = Duration::from_secs(5);
 /// Returns an error if a program fails, a time limit expires, the user interrupts the demo, or the
 /// audit fails.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let programs = programs()?;
-    let artifacts = Artifacts::open(&artifacts::ensure()?)?;
+    let programs = find_programs()?;
+    let artifacts = Artifacts::open(&artifacts::ensure_downloaded()?)?;
     let interrupt = Interrupt::new()?;
     let trace = Trace::new(args.trace.as_deref(), args.limit, args.seed)?;
     let scratch = Scratch::new()?;
@@ -95,13 +95,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     replay_report.check().and(guest.map(drop))
 }
 
-/// Returns the programs in the folder named by [`BIN_DIR`]. Builds the programs if this variable is
-/// not set.
-fn programs() -> Result<Programs, Failure> {
+/// Returns the programs in the folder named by [`BIN_DIR_ENV`]. Builds the programs if this
+/// variable is not set.
+fn find_programs() -> Result<Programs, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "vmm-plugin", "xtask"];
-    let [manager, agent, tarn, vmm, xtask] = match env::var_os(BIN_DIR).map(PathBuf::from) {
+    let [manager, agent, tarn, vmm, xtask] = match env::var_os(BIN_DIR_ENV).map(PathBuf::from) {
         Some(folder) => names.map(|name| folder.join(name)),
-        None => build(names)?,
+        None => build_programs(names)?,
     };
     Ok(Programs { manager, agent, tarn, vmm, xtask })
 }
@@ -115,7 +115,7 @@ fn run_rack(
 ) -> Result<replay_report::ReplayReport, Failure> {
     let rack = Plan::read(args.rack.as_deref())?.deploy(scratch)?;
     let mut services = Services::new(programs, &rack, scratch);
-    let result = scenario(programs, interrupt, trace, scratch, &rack, &mut services);
+    let result = run_scenario(programs, interrupt, trace, scratch, &rack, &mut services);
     // The log of a failed process contains the reason.
     let result = result.inspect_err(|_| services.print_log_tails());
     let stopped = services.stop();
@@ -123,7 +123,7 @@ fn run_rack(
 }
 
 /// Runs the sequence of events and returns the report of the replay.
-fn scenario(
+fn run_scenario(
     programs: &Programs,
     interrupt: &Interrupt,
     trace: &Trace,
@@ -135,9 +135,9 @@ fn scenario(
     print_heading(&format!("starting a rack: {}", rack.summary()));
     services.init_rack()?;
     services.start_manager()?;
-    interrupt.wait_until("a reply of the manager", UP_TIMEOUT, || cli.is_manager_ready())?;
+    interrupt.wait_until("a reply of the manager", START_TIMEOUT, || cli.is_manager_ready())?;
     rack.hosts.iter().try_for_each(|host| services.start_agent(host))?;
-    interrupt.wait_until("all hosts to be up", UP_TIMEOUT, || all_up(&cli))?;
+    interrupt.wait_until("all hosts to be up", START_TIMEOUT, || are_all_hosts_up(&cli))?;
     print_details(&format!(
         "all hosts are up; to watch them: {} --endpoint {} top",
         programs.tarn.display(),
@@ -147,9 +147,9 @@ fn scenario(
     let mut slice_watch = SliceWatch::start(programs, rack, scratch)?;
     print_heading(&format!("replaying VM arrivals and departures: {trace}"));
     let mut replay = Replay::start(programs, rack, trace, scratch)?;
-    replay.wait_for_placements(POWER_LOSS_AT, interrupt, services)?;
+    replay.wait_for_placements(POWER_LOSS_FRACTION, interrupt, services)?;
 
-    print_details(&cli.table("hosts")?);
+    print_details(&cli.get_table("hosts")?);
     let host = host_with_most_slices(&cli)?;
     print_heading(&format!("host {} loses power: its agent and its VMs are killed", host.host));
     let slices = cli.slices_of(&host.host)?;
@@ -157,21 +157,21 @@ fn scenario(
     print_details(&format!("{vms} VMs with pool memory were killed; the host had {} slices", slices.len()));
     wait_until_fenced(&cli, interrupt, rack, &host.host)?;
 
-    replay.wait_for_placements(MANAGER_KILLED_AT, interrupt, services)?;
+    replay.wait_for_placements(MANAGER_KILL_FRACTION, interrupt, services)?;
     slice_watch.stop();
     print_heading(
         "the manager is killed and restarted; guests continue, and the scheduler retries requests without a reply",
     );
     services.kill_manager();
     services.start_manager()?;
-    let elapsed = interrupt.wait_until("a reply of the manager", UP_TIMEOUT, || cli.is_manager_ready())?;
+    let elapsed = interrupt.wait_until("a reply of the manager", START_TIMEOUT, || cli.is_manager_ready())?;
     print_details(&format!("the manager replies again after {:.0} ms", elapsed.as_secs_f64() * 1000.0));
 
-    replay.wait_for_placements(HOST_RETURNS_AT, interrupt, services)?;
+    replay.wait_for_placements(HOST_RETURN_FRACTION, interrupt, services)?;
     print_heading(&format!("host {} restarts", host.host));
     services.start_agent(&host.host)?;
     let elapsed = interrupt
-        .wait_until("the lost host to be up again", UP_TIMEOUT, || cli.has_state(&host.host, &["up"]))?;
+        .wait_until("the lost host to be up again", START_TIMEOUT, || cli.has_state(&host.host, &["up"]))?;
     print_details(&format!(
         "the host reported that it has no slices, and is up after {:.0} ms",
         elapsed.as_secs_f64() * 1000.0
@@ -186,17 +186,17 @@ fn scenario(
     slices
         .iter()
         .filter_map(|slice| slice_watch.history_after(&host.host, *slice))
-        .take(HISTORIES_SHOWN)
+        .take(PRINTED_HISTORIES_MAX)
         .for_each(|history| print_details(&history));
-    print_details(&cli.table("emcs")?);
+    print_details(&cli.get_table("emcs")?);
     Ok(result)
 }
 
-/// Number of slices whose history is printed.
-const HISTORIES_SHOWN: usize = 3;
+/// Maximum number of slices whose history is printed.
+const PRINTED_HISTORIES_MAX: usize = 3;
 
 /// Waits until the lease of a host expires and until the host is fenced. Skips a wait that is
-/// longer than [`LEASE_SHOWN_MAX`].
+/// longer than [`LEASE_WAIT_MAX`].
 fn wait_until_fenced(
     cli: &TarnCli<'_>,
     interrupt: &Interrupt,
@@ -205,7 +205,7 @@ fn wait_until_fenced(
 ) -> Result<(), Failure> {
     for (delay, states, text) in [
         (
-            Some(rack.ttl),
+            Some(rack.lease_ttl),
             ["unknown", "fenced"],
             "the lease of the host expired: the host keeps its slices and gets no new slices",
         ),
@@ -215,10 +215,10 @@ fn wait_until_fenced(
             "the host is fenced: its slices are revoked, scrubbed and reused",
         ),
     ] {
-        let Some(delay) = delay.filter(|delay| *delay <= LEASE_SHOWN_MAX) else {
+        let Some(delay) = delay.filter(|delay| *delay <= LEASE_WAIT_MAX) else {
             print_details(&format!(
                 "the demo waits at most {} s for a lease or a fence: the host keeps its slices until it returns",
-                LEASE_SHOWN_MAX.as_secs()
+                LEASE_WAIT_MAX.as_secs()
             ));
             return Ok(());
         };
@@ -229,7 +229,7 @@ fn wait_until_fenced(
     Ok(())
 }
 
-fn all_up(cli: &TarnCli<'_>) -> Result<bool, Failure> {
+fn are_all_hosts_up(cli: &TarnCli<'_>) -> Result<bool, Failure> {
     Ok(cli.hosts()?.iter().all(|host| host.state == "up"))
 }
 
@@ -251,6 +251,6 @@ fn print_details(text: &str) {
 }
 
 /// Writes text to a file.
-fn write(path: &std::path::Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(Failure::file("write", path))
+fn write_file(path: &std::path::Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(Failure::file_error("write", path))
 }

@@ -56,7 +56,7 @@ pub enum Failure {
         package: &'static str,
     },
     /// Files violate rules of the repository. All violations were printed before.
-    #[error("{0} violations of rules of the repository")]
+    #[error("found {0} violations of the repository's rules")]
     RulesViolated(usize),
     /// An event did not occur within a time limit.
     #[error("timed out after {limit:?} waiting for {event}")]
@@ -77,18 +77,18 @@ pub enum Failure {
     Interrupted,
     /// The task completed with a bad result, such as a failed audit.
     #[error("{0}")]
-    Result(String),
+    BadResult(String),
 }
 
 impl Failure {
     /// Returns a closure for `map_err` that converts an I/O error of a file or folder.
-    pub fn file(operation: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+    pub fn file_error(operation: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         let path = path.as_ref().to_owned();
         move |source| Self::File { operation, path, source }
     }
 
     /// Returns a closure for `map_err` that converts an error from starting a program.
-    pub fn start(program: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub fn start_error(program: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let program = program.into();
         move |source| Self::Start { program, source }
     }

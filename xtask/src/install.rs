@@ -11,7 +11,7 @@ use std::{
 use crate::{
     failure::Failure,
     repository::{cargo, root},
-    step::step,
+    step::run_step,
 };
 
 /// Names of the installed programs.
@@ -19,7 +19,7 @@ const PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"]
 /// Cargo packages of [`PROGRAMS`], in the same order.
 const PACKAGES: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "cli"];
 /// Other installed files: path in the repository, and path below the root directory.
-const FILES: [(&str, &str); 7] = [
+const INSTALLED_FILES: [(&str, &str); 7] = [
     ("pool-manager/pool-manager.service", "usr/lib/systemd/system/pool-manager.service"),
     ("host-agent/host-agent.service", "usr/lib/systemd/system/host-agent.service"),
     ("pool-manager/sysusers.conf", "usr/lib/sysusers.d/tarn.conf"),
@@ -45,18 +45,18 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut build = cargo(&["build", "--release"]);
     build.args(PACKAGES.iter().flat_map(|package| ["-p", package]));
-    step("build the programs", &mut build)?;
+    run_step("build the programs", &mut build)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     let release = target.join("release");
     for program in PROGRAMS {
         install(&release.join(program), &args.root.join("usr/bin").join(program), 0o755)?;
     }
-    for (from, to) in FILES {
+    for (from, to) in INSTALLED_FILES {
         install(&root().join(from), &args.root.join(to), 0o644)?;
     }
     let manual_pages = args.root.join("usr/share/man/man1");
     create_folder(&manual_pages)?;
-    step("write manual pages", Command::new(release.join("tarn")).arg("man").arg(&manual_pages))?;
+    run_step("write manual pages", Command::new(release.join("tarn")).arg("man").arg(&manual_pages))?;
     println!(
         "\nNext, on the machine of the manager: systemd-sysusers; write /etc/tarn/rack.toml (see /usr/share/doc/tarn); \n\
          install -d -o tarn -g tarn -m 700 /var/lib/tarn; runuser -u tarn -- pool-manager init; \n\
@@ -73,16 +73,16 @@ fn install(from: &Path, to: &Path, mode: u32) -> Result<(), Failure> {
     let folder = to.parent().expect("a file has a folder");
     create_folder(folder)?;
     let partial = folder.join(format!(".{}.new", to.file_name().expect("it has a name").display()));
-    fs::copy(from, &partial).map_err(Failure::file("copy", from))?;
+    fs::copy(from, &partial).map_err(Failure::file_error("copy", from))?;
     let result = fs::set_permissions(&partial, fs::Permissions::from_mode(mode));
-    result.map_err(Failure::file("set the mode of", &partial))?;
-    fs::rename(&partial, to).map_err(Failure::file("install", to))?;
+    result.map_err(Failure::file_error("set the mode of", &partial))?;
+    fs::rename(&partial, to).map_err(Failure::file_error("install", to))?;
     println!("{}", to.display());
     Ok(())
 }
 
 fn create_folder(folder: &Path) -> Result<(), Failure> {
-    fs::create_dir_all(folder).map_err(Failure::file("create", folder))
+    fs::create_dir_all(folder).map_err(Failure::file_error("create", folder))
 }
 
 #[cfg(test)]
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn systemd_units_run_only_installed_programs() {
-        for (from, to) in FILES.iter().filter(|(from, _)| from.ends_with(".service")) {
+        for (from, to) in INSTALLED_FILES.iter().filter(|(from, _)| from.ends_with(".service")) {
             let unit = fs::read_to_string(root().join(from)).unwrap();
             let lines = unit.lines().filter_map(|line| line.strip_prefix("ExecStart"));
             let programs: Vec<_> = lines.filter_map(|line| line.split(['=', ' ']).nth(1)).collect();

@@ -14,9 +14,9 @@ pub const FOLDER_ENV: &str = "TARN_LIBVIRT";
 
 const SUITE: &str = "bookworm";
 /// Debian package with the XML schemas.
-const SCHEMAS: &str = "libvirt0";
+const SCHEMAS_PACKAGE: &str = "libvirt0";
 /// Debian package with xmllint.
-const XMLLINT: &str = "libxml2-utils";
+const XMLLINT_PACKAGE: &str = "libxml2-utils";
 /// Shell script that starts xmllint with the libraries in the same folder, wherever this folder is.
 const XMLLINT_LAUNCHER: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\nlibraries=lib/x86_64-linux-gnu\n\
     exec \"$here/$libraries/ld-linux-x86-64.so.2\" --library-path \"$here/$libraries:$here/usr/$libraries\" \
@@ -26,24 +26,24 @@ const XMLLINT_LAUNCHER: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\"
 ///
 /// # Errors
 /// Returns an error if a package cannot be downloaded or unpacked.
-pub fn ensure() -> Result<PathBuf, Failure> {
+pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
     let folder = root().join("target/libvirt");
     let launcher = folder.join("xmllint");
     if !launcher.exists() {
-        fetch(&folder)?;
+        download(&folder)?;
         // The launcher is written last because its existence marks the folder as complete.
-        fs::write(&launcher, XMLLINT_LAUNCHER).map_err(Failure::file("write", &launcher))?;
+        fs::write(&launcher, XMLLINT_LAUNCHER).map_err(Failure::file_error("write", &launcher))?;
         let executable = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(&launcher, executable).map_err(Failure::file("write", &launcher))?;
+        fs::set_permissions(&launcher, executable).map_err(Failure::file_error("write", &launcher))?;
     }
     Ok(folder)
 }
 
-fn fetch(folder: &Path) -> Result<(), Failure> {
+fn download(folder: &Path) -> Result<(), Failure> {
     let _ = fs::remove_dir_all(folder); // an existing folder is incomplete
     let apt = Apt::prepare(&folder.join("apt"), &[SUITE])?;
-    apt.unpack(SUITE, &[SCHEMAS], folder)?;
-    apt.unpack_with_dependencies(SUITE, XMLLINT, folder)?;
-    let lists = folder.join("apt");
-    fs::remove_dir_all(&lists).map_err(Failure::file("remove", &lists))
+    apt.unpack(SUITE, &[SCHEMAS_PACKAGE], folder)?;
+    apt.unpack_with_dependencies(SUITE, XMLLINT_PACKAGE, folder)?;
+    let apt_dir = folder.join("apt");
+    fs::remove_dir_all(&apt_dir).map_err(Failure::file_error("remove", &apt_dir))
 }

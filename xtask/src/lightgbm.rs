@@ -11,7 +11,7 @@ use crate::{
     debian::{self, Requirement},
     failure::Failure,
     repository::root,
-    step::step,
+    step::run_step,
 };
 
 /// Environment variable that passes the folder to the benchmarks.
@@ -23,34 +23,34 @@ const PACKAGES: [&str; 2] = ["lightgbm==4.7.0", "numpy==2.4.6"];
 ///
 /// # Errors
 /// Returns an error if Python or a package cannot be installed.
-pub fn ensure() -> Result<PathBuf, Failure> {
+pub fn ensure_installed() -> Result<PathBuf, Failure> {
     let folder = root().join("target/lightgbm");
     let marker = folder.join("whole");
     let packages = PACKAGES.join("\n");
     if fs::read_to_string(&marker).ok().as_ref() != Some(&packages) {
         let _ = fs::remove_dir_all(&folder); // an existing folder is incomplete or outdated
         create_venv(&folder)?;
-        fs::write(&marker, packages).map_err(Failure::file("write", &marker))?;
+        fs::write(&marker, packages).map_err(Failure::file_error("write", &marker))?;
     }
     Ok(folder)
 }
 
 fn create_venv(folder: &Path) -> Result<(), Failure> {
-    if !runs(Path::new("python3"), "import ensurepip") {
+    if !can_run(Path::new("python3"), "import ensurepip") {
         debian::install(Requirement { program: "python3", package: "python3-venv" })?;
     }
     let mut venv = Command::new("python3");
-    step("create Python virtual environment", venv.args(["-m", "venv"]).arg(folder))?;
+    run_step("create Python virtual environment", venv.args(["-m", "venv"]).arg(folder))?;
     let mut pip = Command::new(folder.join("bin/pip"));
-    step(&format!("install {}", PACKAGES.join(", ")), pip.args(["install", "--quiet"]).args(PACKAGES))?;
-    if !runs(&folder.join("bin/python"), "import lightgbm") {
+    run_step(&format!("install {}", PACKAGES.join(", ")), pip.args(["install", "--quiet"]).args(PACKAGES))?;
+    if !can_run(&folder.join("bin/python"), "import lightgbm") {
         debian::install(Requirement { program: "libgomp.so.1", package: "libgomp1" })?;
     }
     Ok(())
 }
 
 /// Returns whether a Python interpreter runs a statement without an error.
-fn runs(python: &Path, statement: &str) -> bool {
+fn can_run(python: &Path, statement: &str) -> bool {
     let null = || Stdio::null();
     let status = Command::new(python).args(["-c", statement]).stdout(null()).stderr(null()).status();
     status.is_ok_and(|status| status.success())

@@ -1,17 +1,17 @@
 //! `cargo xtask mutants`: mutation testing of the crate `pool` with cargo-mutants. cargo-mutants is
-//! installed into `target/tools` and configured in `.cargo/mutants.toml`. The task fails if too
-//! many mutants survive, which means that no test detects them.
+//! installed into `target/tools` and configured in `.cargo/mutants.toml`. A mutant survives if no
+//! test detects it. The task fails if too many mutants survive.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path, process::Command};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
 
-use crate::{failure::Failure, repository::root, step::step, tools};
+use crate::{failure::Failure, repository::root, step::run_step, tools};
 
 /// Version of cargo-mutants to install.
-const VERSION: &str = "27.1.0";
-/// Percentage of survivors among viable mutants at which the task fails.
+const CARGO_MUTANTS_VERSION: &str = "27.1.0";
+/// Percentage of surviving mutants among viable mutants at which the task fails.
 const SURVIVORS_MAX_PERCENT: f64 = 5.0;
 /// Number of cases of a property test. It is lower than the default of 256, because all tests run
 /// once per mutant.
@@ -23,7 +23,7 @@ const PROPTEST_RNG_SEED: &str = "1";
 const ADDRESS_SPACE_MAX: u64 = 16 << 30;
 /// Exit codes of cargo-mutants after a complete run: all mutants caught (0), some missed (2), some
 /// timed out (3).
-const COMPLETE: [i32; 3] = [0, 2, 3];
+const COMPLETE_EXIT_CODES: [i32; 3] = [0, 2, 3];
 
 /// Options of `mutants`: selection of mutants, and limits.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,16 +48,17 @@ pub struct Args {
 /// Returns an error if cargo-mutants cannot be installed or does not complete, or if too many
 /// mutants survive.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let tool = tools::installed("cargo-mutants", VERSION)?;
+    let tool = tools::ensure_installed("cargo-mutants", CARGO_MUTANTS_VERSION)?;
     let results = root().join("target/mutants");
-    fs::create_dir_all(&results).map_err(Failure::file("create", &results))?;
+    fs::create_dir_all(&results).map_err(Failure::file_error("create", &results))?;
     limit_address_space();
-    match step("test mutants", &mut command(args, &tool, &results)) {
-        Err(Failure::Step { status, .. }) if status.code().is_some_and(|code| COMPLETE.contains(&code)) => {}
+    match run_step("test mutants", &mut command(args, &tool, &results)) {
+        Err(Failure::Step { status, .. })
+            if status.code().is_some_and(|code| COMPLETE_EXIT_CODES.contains(&code)) => {}
         ended => ended?,
     }
     let path = results.join("mutants.out/outcomes.json");
-    let text = fs::read_to_string(&path).map_err(Failure::file("read", &path))?;
+    let text = fs::read_to_string(&path).map_err(Failure::file_error("read", &path))?;
     let tally = Tally::parse(&text)?;
     print!("\n{tally}");
     tally.check()
@@ -127,7 +128,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn viable(&self) -> u64 {
+    fn viable_count(&self) -> u64 {
         self.caught + self.timed_out + self.survived
     }
 }
@@ -164,25 +165,25 @@ impl Tally {
         }
     }
 
-    fn viable(&self) -> u64 {
-        self.files.values().map(Counts::viable).sum()
+    fn viable_count(&self) -> u64 {
+        self.files.values().map(Counts::viable_count).sum()
     }
 
     #[expect(clippy::cast_precision_loss, reason = "the number of mutants is far below 2^53")]
     fn survivors_percent(&self) -> f64 {
-        100.0 * self.survivors.len() as f64 / self.viable().max(1) as f64
+        100.0 * self.survivors.len() as f64 / self.viable_count().max(1) as f64
     }
 
     fn check(&self) -> Result<(), Failure> {
-        if self.viable() == 0 {
-            return Err(Failure::Result("no mutant was tested".to_owned()));
+        if self.viable_count() == 0 {
+            return Err(Failure::BadResult("no mutant was tested".to_owned()));
         }
         let percent = self.survivors_percent();
         if percent < SURVIVORS_MAX_PERCENT {
             return Ok(());
         }
         let limit = SURVIVORS_MAX_PERCENT;
-        Err(Failure::Result(format!("{percent:.1} % of the mutants survive: must be below {limit} %")))
+        Err(Failure::BadResult(format!("{percent:.1} % of the mutants survive: must be below {limit} %")))
     }
 }
 
@@ -191,12 +192,12 @@ impl fmt::Display for Tally {
         writeln!(f, "viable  caught  timed out  survived  file")?;
         for (file, counts) in &self.files {
             let Counts { caught, timed_out, survived, .. } = counts;
-            writeln!(f, "{:>6}  {caught:>6}  {timed_out:>9}  {survived:>8}  {file}", counts.viable())?;
+            writeln!(f, "{:>6}  {caught:>6}  {timed_out:>9}  {survived:>8}  {file}", counts.viable_count())?;
         }
         for survivor in &self.survivors {
             writeln!(f, "survived: {survivor}")?;
         }
-        let (survived, viable) = (self.survivors.len(), self.viable());
+        let (survived, viable) = (self.survivors.len(), self.viable_count());
         writeln!(f, "{survived} of {viable} viable mutants survived ({:.1} %)", self.survivors_percent())
     }
 }
@@ -233,14 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn survivor_share_of_five_percent_fails() {
-        let with = |caught: usize| {
+    fn survivor_fraction_of_five_percent_fails() {
+        let check_with_caught = |caught: usize| {
             let mut outcomes = vec![("a.rs", "CaughtMutant"); caught];
             outcomes.push(("a.rs", "MissedMutant"));
             tally(&outcomes).check()
         };
-        assert!(with(20).is_ok(), "1 of 21");
-        assert!(with(19).is_err(), "1 of 20");
+        assert!(check_with_caught(20).is_ok(), "1 survivor of 21 mutants is below the limit");
+        assert!(check_with_caught(19).is_err(), "1 survivor of 20 mutants reaches the limit");
     }
 
     #[test]

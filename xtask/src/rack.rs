@@ -12,10 +12,10 @@ use emulated_host::{
     rack::{Device, Plan, Programs, Rack, RackHost, RackPlan},
 };
 
-use crate::{artifacts, failure::Failure, repository::root, step::build, wait::Interrupt};
+use crate::{artifacts, failure::Failure, repository::root, step::build_programs, wait::Interrupt};
 
 /// Default folder of a rack, relative to the root of the repository.
-const FOLDER: &str = "target/rack";
+const DEFAULT_FOLDER: &str = "target/rack";
 
 /// Time limit of a command on a host.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(600);
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Dax)]
     backend: Backend,
     /// Folder for sockets and logs [default: target/rack]
-    #[arg(long, value_name = "FOLDER", global = true)]
+    #[arg(long, value_name = "DEFAULT_FOLDER", global = true)]
     dir: Option<PathBuf>,
 }
 
@@ -88,7 +88,7 @@ enum Link {
 /// # Errors
 /// Returns an error if an artifact is missing or a host fails.
 pub fn run(args: Args) -> Result<(), Failure> {
-    let folder = args.dir.clone().unwrap_or_else(|| root().join(FOLDER));
+    let folder = args.dir.clone().unwrap_or_else(|| root().join(DEFAULT_FOLDER));
     let find = |host: &str| RackHost::find(&folder, host);
     match args.operation {
         None => run_until_interrupted(&args, &folder),
@@ -122,16 +122,18 @@ fn run_command(host: &RackHost, command: &str) -> Result<(), Failure> {
 }
 
 fn run_until_interrupted(args: &Args, folder: &std::path::Path) -> Result<(), Failure> {
-    let artifacts = Artifacts::open(&artifacts::ensure()?)?;
+    let artifacts = Artifacts::open(&artifacts::ensure_downloaded()?)?;
     let interrupt = Interrupt::new()?;
     let plan = plan(args, &artifacts)?;
     eprintln!("── booting {} hosts; logs are in {}", args.hosts, folder.join("logs").display());
     let start = std::time::Instant::now();
     let rack =
-        Rack::start(&artifacts, plan, folder, || interrupt.is_unset()).map_err(|error| match error {
-            HostError::Interrupted => Failure::Interrupted,
-            other => other.into(),
-        })?;
+        Rack::start(&artifacts, plan, folder, || interrupt.should_continue()).map_err(
+            |error| match error {
+                HostError::Interrupted => Failure::Interrupted,
+                other => other.into(),
+            },
+        )?;
     println!("the rack is up after {:.0} s\n{}", start.elapsed().as_secs_f64(), usage(&rack));
     while interrupt.pause().is_ok() {}
     eprintln!("── stopping the rack");
@@ -140,10 +142,10 @@ fn run_until_interrupted(args: &Args, folder: &std::path::Path) -> Result<(), Fa
 
 fn plan(args: &Args, artifacts: &Artifacts) -> Result<RackPlan, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "power-off-host", "vmm-plugin"];
-    let [manager, agent, tarn, power_off, vmm] = build(names)?;
+    let [manager, agent, tarn, power_off, vmm] = build_programs(names)?;
     let device = |n| Device { serial: u64::from(n), gib: args.slices, is_aligned: true };
     let mut hosts = Plan::new(usize::from(args.hosts), (1..=args.devices).map(device).collect());
-    hosts.programs = vec![vmm, tarn.clone(), artifacts.tool("strace")];
+    hosts.programs = vec![vmm, tarn.clone(), artifacts.tool_path("strace")];
     let backend = args.backend.to_possible_value().expect("every backend has a name");
     Ok(RackPlan::new(hosts, Programs { manager, agent, tarn, power_off }, backend.get_name()))
 }
@@ -152,7 +154,7 @@ fn plan(args: &Args, artifacts: &Artifacts) -> Result<RackPlan, Failure> {
 fn usage(rack: &Rack) -> String {
     let tarn = rack.tarn_script();
     let folder = rack.hosts().folder().display();
-    let default_folder = root().join(FOLDER);
+    let default_folder = root().join(DEFAULT_FOLDER);
     let dir =
         if rack.hosts().folder() == default_folder { String::new() } else { format!(" --dir {folder}") };
     format!(

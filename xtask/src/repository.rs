@@ -12,8 +12,8 @@ pub fn root() -> PathBuf {
     manifest.parent().expect("xtask is a folder of the repository").to_owned()
 }
 
-/// Prefixes of environment variables that cargo sets for xtask. They are removed for a nested
-/// cargo, which would otherwise detect changes and rebuild packages.
+/// Prefixes of environment variables that cargo sets for xtask. A nested cargo does not get these
+/// variables, because changes of the variables would make cargo rebuild packages.
 const PACKAGE_ENV_PREFIXES: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
 
 /// Returns a cargo command that runs in the root of the repository, with the same cargo as this

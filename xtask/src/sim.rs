@@ -4,7 +4,7 @@
 
 use std::path::{self, Path, PathBuf};
 
-use crate::{failure::Failure, repository::cargo, step::step};
+use crate::{failure::Failure, repository::cargo, step::run_step};
 
 /// Options of `sim`: a range of seeds, or another simulation.
 #[derive(Clone, Debug, clap::Args)]
@@ -44,16 +44,16 @@ enum OtherSimulation {
 /// Returns an error if a seed fails or a trace cannot be read.
 pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(OtherSimulation::Symbiosis { traces, json, figures }) = &args.simulation {
-        return symbiosis(traces, json.as_deref(), figures.as_deref());
+        return run_symbiosis(traces, json.as_deref(), figures.as_deref());
     }
     let (seeds, from) = (args.seeds.to_string(), args.from.to_string());
     let arguments = ["run", "--release", "--package", "tests", "--bin", "sim", "--"];
-    step("simulation", cargo(&arguments).args(["--seeds", &seeds, "--from", &from]))
+    run_step("simulation", cargo(&arguments).args(["--seeds", &seeds, "--from", &from]))
 }
 
-fn symbiosis(traces: &Path, json: Option<&Path>, figures: Option<&Path>) -> Result<(), Failure> {
+fn run_symbiosis(traces: &Path, json: Option<&Path>, figures: Option<&Path>) -> Result<(), Failure> {
     // Paths are relative to the folder of the user, but cargo runs in the root of the repository.
-    let absolute = |given: &Path| path::absolute(given).map_err(Failure::file("find", given));
+    let absolute = |given: &Path| path::absolute(given).map_err(Failure::file_error("find", given));
     let mut tarn =
         cargo(&["run", "--release", "--package", "cli", "--bin", "tarn", "--", "evaluate", "symbiosis"]);
     tarn.arg("--traces").arg(absolute(traces)?);
@@ -62,5 +62,5 @@ fn symbiosis(traces: &Path, json: Option<&Path>, figures: Option<&Path>) -> Resu
             tarn.arg(flag).arg(absolute(given)?);
         }
     }
-    step("symbiosis", &mut tarn)
+    run_step("symbiosis", &mut tarn)
 }

@@ -16,33 +16,37 @@ use crate::{failure::Failure, repository::cargo};
 ///
 /// # Errors
 /// Returns an error if the command does not start or exits with a failure.
-pub fn step(title: &str, command: &mut Command) -> Result<(), Failure> {
-    let start = begin(title);
-    let status = command.status().map_err(Failure::start(title))?;
-    end(title, start, status)
+pub fn run_step(title: &str, command: &mut Command) -> Result<(), Failure> {
+    let start = begin_step(title);
+    let status = command.status().map_err(Failure::start_error(title))?;
+    end_step(title, start, status)
 }
 
 /// Runs a command as one step of a task, and passes every line of its stdout to `on_line`.
 ///
 /// # Errors
 /// Returns an error if the command does not start or exits with a failure.
-pub fn step_read(title: &str, command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<(), Failure> {
-    let start = begin(title);
-    let mut process = command.stdout(Stdio::piped()).spawn().map_err(Failure::start(title))?;
+pub fn run_step_with_output(
+    title: &str,
+    command: &mut Command,
+    mut on_line: impl FnMut(&str),
+) -> Result<(), Failure> {
+    let start = begin_step(title);
+    let mut process = command.stdout(Stdio::piped()).spawn().map_err(Failure::start_error(title))?;
     let out = process.stdout.take().expect("stdout is a pipe");
     for line in BufReader::new(out).split(b'\n') {
-        on_line(&String::from_utf8_lossy(&line.map_err(Failure::start(title))?));
+        on_line(&String::from_utf8_lossy(&line.map_err(Failure::start_error(title))?));
     }
-    let status = process.wait().map_err(Failure::start(title))?;
-    end(title, start, status)
+    let status = process.wait().map_err(Failure::start_error(title))?;
+    end_step(title, start, status)
 }
 
-fn begin(title: &str) -> Instant {
+fn begin_step(title: &str) -> Instant {
     eprintln!("── {title}");
     Instant::now()
 }
 
-fn end(title: &str, start: Instant, status: ExitStatus) -> Result<(), Failure> {
+fn end_step(title: &str, start: Instant, status: ExitStatus) -> Result<(), Failure> {
     if !status.success() {
         return Err(Failure::Step { step: title.to_owned(), status });
     }
@@ -61,11 +65,11 @@ struct BuildMessage {
 ///
 /// # Errors
 /// Returns an error if cargo fails or does not build one of the given programs.
-pub fn build<const N: usize>(programs: [&str; N]) -> Result<[PathBuf; N], Failure> {
+pub fn build_programs<const N: usize>(programs: [&str; N]) -> Result<[PathBuf; N], Failure> {
     let mut command = cargo(&["build", "--workspace", "--bins"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     let mut found = BTreeMap::new();
-    step_read(&format!("build {}", programs.join(", ")), &mut command, |line| {
+    run_step_with_output(&format!("build {}", programs.join(", ")), &mut command, |line| {
         let path = serde_json::from_str::<BuildMessage>(line).ok().and_then(|message| message.executable);
         found.extend(path.and_then(|path| Some((path.file_name()?.to_str()?.to_owned(), path.clone()))));
     })?;

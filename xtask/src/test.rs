@@ -4,11 +4,11 @@ use std::{collections::BTreeSet, fmt, fs, path::Path, time::Instant};
 
 use crate::{
     artifacts,
-    demo::BIN_DIR,
+    demo::BIN_DIR_ENV,
     failure::Failure,
     libvirt,
     repository::{cargo, root},
-    step::{step, step_read},
+    step::{run_step, run_step_with_output},
 };
 
 /// Options of `test`.
@@ -33,15 +33,15 @@ const QUICK_SEEDS: &str = "50";
 /// Returns an error if the build or a test fails, or if a test is ignored.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
-    let (artifacts, libvirt) = (artifacts::ensure()?, libvirt::ensure()?);
+    let (artifacts, libvirt) = (artifacts::ensure_downloaded()?, libvirt::ensure_downloaded()?);
     // System tests start programs of other packages, which `cargo test` does not build. Programs
     // and tests are built together so that they share the built dependencies.
     let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];
-    step("build programs and tests", &mut cargo(&programs_and_tests))?;
+    run_step("build programs and tests", &mut cargo(&programs_and_tests))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
     tests.env(emulated_host::ARTIFACTS_ENV, artifacts).env(libvirt::FOLDER_ENV, libvirt);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
-        tests.env(BIN_DIR, programs); // the programs are in the same folder as xtask
+        tests.env(BIN_DIR_ENV, programs); // the programs are in the same folder as xtask
     }
     if args.quick {
         tests.env(SEEDS_ENV, QUICK_SEEDS);
@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let _ = fs::remove_file(&skipped); // the file may exist from a previous run
     tests.env(SKIPPED_ENV, &skipped);
     let mut tally = Tally::default();
-    let result = step_read("run tests", &mut tests, |line| {
+    let result = run_step_with_output("run tests", &mut tests, |line| {
         println!("{line}");
         tally.add_line(line);
     });
@@ -85,8 +85,8 @@ impl Tally {
     /// Checks that at least one test ran and none was ignored.
     fn check(&self) -> Result<(), Failure> {
         match self {
-            Self { ignored: 1.., .. } => Err(Failure::Result("a test is ignored (#[ignore])".to_owned())),
-            Self { passed: 0, .. } => Err(Failure::Result("no test ran".to_owned())),
+            Self { ignored: 1.., .. } => Err(Failure::BadResult("a test is ignored (#[ignore])".to_owned())),
+            Self { passed: 0, .. } => Err(Failure::BadResult("no test ran".to_owned())),
             Self { .. } => Ok(()),
         }
     }

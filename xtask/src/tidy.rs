@@ -49,22 +49,25 @@ type Rule = fn(&Sources) -> Vec<Violation>;
 
 /// All rules: the statement of the rule, and its function.
 const RULES: &[(&str, Rule)] = &[
-    ("each crate imports only the crates listed for it", dependencies::imports),
-    ("imports between modules have no cycles", cycles::imports),
-    ("pure crates import only listed external crates", dependencies::externals),
-    ("pure crates must not use clocks, files, threads or the environment", pure::paths),
-    ("pure crates forbid unsafe code and use the shared clippy configuration", pure::guards),
-    ("unsafe code is only in the listed files", unsafety::places),
-    ("the first line of each file describes the file", headers::first_lines),
-    ("functions and files do not exceed their maximum length", size::lengths),
-    ("every constant in limits.rs is used", limits::used),
-    ("docs/metrics.md lists every metric", metrics::documented),
-    ("every message, enum and service in proto files has a comment", protos::documented),
-    ("no test has the attribute ignore or should_panic", test_attributes::all),
-    ("names of files and folders are not generic", names::files),
-    ("no file contains markers of unfinished work or paths of one machine", forbidden_words::none_used),
-    ("relative links between pages have a target", links::resolve),
-    ("the code map in ARCHITECTURE.md lists every folder", code_map::matches),
+    ("each crate imports only the crates listed for it", dependencies::check_internal_imports),
+    ("imports between modules have no cycles", cycles::check_cycles),
+    ("pure crates import only listed external crates", dependencies::check_external_imports),
+    ("pure crates must not use clocks, files, threads or the environment", pure::check_paths),
+    ("pure crates forbid unsafe code and use the shared clippy configuration", pure::check_guards),
+    ("unsafe code is only in the listed files", unsafety::check_unsafe_code),
+    ("the first line of each file describes the file", headers::check_first_lines),
+    ("functions and files do not exceed their maximum length", size::check_lengths),
+    ("every constant in limits.rs is used", limits::check_limits_are_used),
+    ("docs/metrics.md lists every metric", metrics::check_metrics_are_documented),
+    ("every message, enum and service in proto files has a comment", protos::check_protos_are_documented),
+    ("no test has the attribute ignore or should_panic", test_attributes::check_attributes),
+    ("names of files and folders are not generic", names::check_names),
+    (
+        "no file contains markers of unfinished work or machine-specific paths",
+        forbidden_words::check_forbidden_words,
+    ),
+    ("relative links between pages have a target", links::check_links),
+    ("the code map in ARCHITECTURE.md lists every folder", code_map::check_code_map),
 ];
 
 /// Checks all rules and prints their violations.
@@ -73,11 +76,12 @@ const RULES: &[(&str, Rule)] = &[
 /// Returns an error if the repository cannot be read or a rule is violated.
 pub fn run() -> Result<(), Failure> {
     let sources = Sources::read(&root())?;
-    let violations: usize = RULES.iter().map(|(statement, rule)| report(statement, rule(&sources))).sum();
+    let violations: usize =
+        RULES.iter().map(|(statement, rule)| print_violations(statement, rule(&sources))).sum();
     if violations > 0 { Err(Failure::RulesViolated(violations)) } else { Ok(()) }
 }
 
-fn report(statement: &str, mut violations: Vec<Violation>) -> usize {
+fn print_violations(statement: &str, mut violations: Vec<Violation>) -> usize {
     violations.sort();
     println!("{} {statement}", if violations.is_empty() { "ok    " } else { "FAILED" });
     violations.iter().for_each(|violation| println!("  {violation}"));

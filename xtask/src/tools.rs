@@ -5,19 +5,19 @@ use std::path::PathBuf;
 use crate::{
     failure::Failure,
     repository::{cargo, root},
-    step::step,
+    step::run_step,
 };
 
 /// Returns the path of a tool, and installs the tool if it is missing.
 ///
 /// # Errors
 /// Returns an error if `cargo install` fails.
-pub fn installed(name: &str, version: &str) -> Result<PathBuf, Failure> {
+pub fn ensure_installed(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let folder = root().join("target/tools").join(format!("{name}-{version}"));
     let program = folder.join("bin").join(name);
     if !program.is_file() {
         let mut install = cargo(&["install", "--locked", name, "--version", version, "--root"]);
-        step(&format!("install {name} {version}"), install.arg(&folder))?;
+        run_step(&format!("install {name} {version}"), install.arg(&folder))?;
     }
     Ok(program)
 }

@@ -32,7 +32,7 @@ impl Interrupt {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&flag))
-                .map_err(Failure::start("signal handling"))?;
+                .map_err(Failure::start_error("signal handling"))?;
         }
         Ok(Self { flag })
     }
@@ -61,13 +61,13 @@ impl Interrupt {
         self.check()
     }
 
-    /// Returns whether the user has not interrupted the task.
-    pub fn is_unset(&self) -> bool {
+    /// Returns whether the task should continue, because the user has not interrupted it.
+    pub fn should_continue(&self) -> bool {
         !self.flag.load(Ordering::Relaxed)
     }
 
     fn check(&self) -> Result<(), Failure> {
-        if self.is_unset() { Ok(()) } else { Err(Failure::Interrupted) }
+        if self.should_continue() { Ok(()) } else { Err(Failure::Interrupted) }
     }
 }
 

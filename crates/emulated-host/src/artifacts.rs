@@ -22,9 +22,9 @@ impl Artifacts {
     /// [`HostError::Missing`] naming the first missing file.
     pub fn open(dir: &Path) -> Result<Self, HostError> {
         let artifacts = Self { dir: dir.to_owned() };
-        let kernels = KERNELS.map(|name| artifacts.kernel(name));
-        let tools = ["busybox", "cpio", "iasl", "lz4"].map(|name| artifacts.tool(name));
-        match kernels.into_iter().chain(tools).chain([artifacts.qemu()]).find(|file| !file.exists()) {
+        let kernels = KERNELS.map(|name| artifacts.kernel_path(name));
+        let tools = ["busybox", "cpio", "iasl", "lz4"].map(|name| artifacts.tool_path(name));
+        match kernels.into_iter().chain(tools).chain([artifacts.qemu_path()]).find(|file| !file.exists()) {
             Some(missing) => Err(HostError::Missing(missing)),
             None => Ok(artifacts),
         }
@@ -41,18 +41,18 @@ impl Artifacts {
     }
 
     /// Returns the path of the kernel with this version, which is one of [`KERNELS`].
-    pub fn kernel(&self, name: &str) -> PathBuf {
+    pub fn kernel_path(&self, name: &str) -> PathBuf {
         self.dir.join(name).join("vmlinuz")
     }
 
     /// Returns the path of a kernel module, or `None` if the module is built into this kernel.
-    pub fn module(&self, kernel: &str, module: &str) -> Option<PathBuf> {
+    pub fn module_path(&self, kernel: &str, module: &str) -> Option<PathBuf> {
         let file = self.dir.join(kernel).join("modules").join(format!("{module}.ko"));
         file.exists().then_some(file)
     }
 
     /// Returns the path of QEMU's executable.
-    pub fn qemu(&self) -> PathBuf {
+    pub fn qemu_path(&self) -> PathBuf {
         self.qemu_folder().join("qemu-system-x86_64")
     }
 
@@ -63,7 +63,7 @@ impl Artifacts {
     }
 
     /// Returns the path of a tool: `busybox`, `cpio`, `iasl` or `lz4`.
-    pub fn tool(&self, name: &str) -> PathBuf {
+    pub fn tool_path(&self, name: &str) -> PathBuf {
         self.dir.join("tools").join(name)
     }
 }

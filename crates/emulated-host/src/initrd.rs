@@ -29,12 +29,12 @@ pub const GUEST_MODULES: &[&str] = &[
 ];
 
 /// Directory in which the dynamic linker searches for libraries.
-const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+const LIBRARY_DIR: &str = "/usr/lib/x86_64-linux-gnu";
 
 /// Creates a temporary directory whose name starts with `tarn-host-`.
-pub(crate) fn folder() -> Result<TempDir, HostError> {
+pub(crate) fn create_temp_dir() -> Result<TempDir, HostError> {
     let folder = tempfile::Builder::new().prefix("tarn-host-").tempdir();
-    folder.map_err(HostError::file("create a directory in", &std::env::temp_dir()))
+    folder.map_err(HostError::file_error("create a directory in", &std::env::temp_dir()))
 }
 
 /// Initrd that is being built in a temporary directory.
@@ -59,28 +59,30 @@ impl Initrd {
         modules: &[&str],
         script: &str,
     ) -> Result<Self, HostError> {
-        let initrd = Self { dir: folder()?, cpio: artifacts.tool("cpio") };
-        initrd.copy(&artifacts.tool("busybox"), "bin/busybox")?;
-        let mut load = String::new();
+        let initrd = Self { dir: create_temp_dir()?, cpio: artifacts.tool_path("cpio") };
+        initrd.add_copy(&artifacts.tool_path("busybox"), "bin/busybox")?;
+        let mut load_modules = String::new();
         for module in modules {
-            if let Some(file) = artifacts.module(kernel, module) {
-                initrd.copy(&file, &format!("modules/{module}.ko"))?;
-                load += &format!("insmod /modules/{module}.ko || echo \"module {module} is missing\"\n");
+            if let Some(file) = artifacts.module_path(kernel, module) {
+                initrd.add_copy(&file, &format!("modules/{module}.ko"))?;
+                load_modules +=
+                    &format!("insmod /modules/{module}.ko || echo \"module {module} is missing\"\n");
             }
         }
         let init = format!(
             "#!/bin/busybox sh\n/bin/busybox --install -s /bin\nexport PATH=/bin\nmkdir -p /proc /sys /dev /tmp /run\n\
              mount -t proc proc /proc\nmount -t sysfs sys /sys\nmount -t devtmpfs dev /dev\nmkdir -p /dev/shm\n\
-             mount -t tmpfs tmp /tmp\nmount -t tmpfs shm /dev/shm\ndmesg -n 1\nifconfig lo up\n{load}{script}\npoweroff -f\n"
+             mount -t tmpfs tmp /tmp\nmount -t tmpfs shm /dev/shm\ndmesg -n 1\nifconfig lo up\n{load_modules}{script}\npoweroff -f\n"
         );
-        initrd.write("init", &init)?;
+        initrd.add_file("init", &init)?;
         Ok(initrd)
     }
 
-    pub(crate) fn path(&self, name: &str) -> Result<PathBuf, HostError> {
+    /// Creates the parent directory of a file in the initrd, and returns the path of the file.
+    pub(crate) fn prepare_path(&self, name: &str) -> Result<PathBuf, HostError> {
         let path = self.dir.path().join(name);
         let folder = path.parent().unwrap_or(self.dir.path());
-        fs::create_dir_all(folder).map_err(HostError::file("create", folder))?;
+        fs::create_dir_all(folder).map_err(HostError::file_error("create", folder))?;
         Ok(path)
     }
 
@@ -88,28 +90,32 @@ impl Initrd {
     ///
     /// # Errors
     /// [`HostError::File`] if the file cannot be written.
-    pub fn write(&self, name: &str, content: &str) -> Result<(), HostError> {
-        let path = self.path(name)?;
-        fs::write(&path, content).map_err(HostError::file("write", &path))?;
+    pub fn add_file(&self, name: &str, content: &str) -> Result<(), HostError> {
+        let path = self.prepare_path(name)?;
+        fs::write(&path, content).map_err(HostError::file_error("write", &path))?;
         let executable = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(&path, executable).map_err(HostError::file("write", &path))
+        fs::set_permissions(&path, executable).map_err(HostError::file_error("write", &path))
     }
 
     /// Adds a copy of a file, at the path `name` in the initrd.
     ///
     /// # Errors
     /// [`HostError::File`] if the file cannot be copied.
-    pub fn copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
-        fs::copy(from, self.path(name)?).map(drop).map_err(HostError::file("copy", from))
+    pub fn add_copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
+        fs::copy(from, self.prepare_path(name)?).map(drop).map_err(HostError::file_error("copy", from))
     }
 
     /// Adds a copy of a directory, at the path `name` in the initrd.
     ///
     /// # Errors
     /// [`HostError::Failed`] if the directory cannot be copied.
-    pub(crate) fn folder(&self, from: &Path, name: &str) -> Result<(), HostError> {
-        run(Command::new("cp").arg("--recursive").arg("--dereference").arg(from).arg(self.path(name)?))
-            .map(drop)
+    pub(crate) fn add_folder(&self, from: &Path, name: &str) -> Result<(), HostError> {
+        run(Command::new("cp")
+            .arg("--recursive")
+            .arg("--dereference")
+            .arg(from)
+            .arg(self.prepare_path(name)?))
+        .map(drop)
     }
 
     /// Adds a program without debug information, and the libraries that it needs. Prefers libraries
@@ -117,14 +123,14 @@ impl Initrd {
     ///
     /// # Errors
     /// [`HostError`] if the program or a library cannot be copied.
-    pub fn program(&self, from: &Path, name: &str) -> Result<(), HostError> {
-        self.copy(from, name)?;
+    pub fn add_program(&self, from: &Path, name: &str) -> Result<(), HostError> {
+        self.add_copy(from, name)?;
         // If strip fails, the file is only larger.
-        let _ = run(Command::new("strip").arg("--strip-debug").arg(self.path(name)?));
-        let beside = from.parent().unwrap_or(Path::new("")).join("lib");
-        let libraries = run(Command::new("ldd").arg(from).env("LD_LIBRARY_PATH", &beside))?;
+        let _ = run(Command::new("strip").arg("--strip-debug").arg(self.prepare_path(name)?));
+        let sibling_lib = from.parent().unwrap_or(Path::new("")).join("lib");
+        let libraries = run(Command::new("ldd").arg(from).env("LD_LIBRARY_PATH", &sibling_lib))?;
         let mut libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
-        libraries.try_for_each(|library| self.copy(library, &library_path(library, &beside)))
+        libraries.try_for_each(|library| self.add_copy(library, &library_path(library, &sibling_lib)))
     }
 
     /// Writes the initrd to the file `into` as a cpio archive.
@@ -132,7 +138,7 @@ impl Initrd {
     /// # Errors
     /// [`HostError`] if the archive cannot be written.
     pub fn pack(&self, into: &Path) -> Result<(), HostError> {
-        let file = File::create(into).map_err(HostError::file("write", into))?;
+        let file = File::create(into).map_err(HostError::file_error("write", into))?;
         let pack = "find . | \"$0\" --create --format=newc --quiet";
         let mut command = Command::new("sh");
         command.args(["-c", pack]).arg(&self.cpio).current_dir(self.dir.path()).stdout(file);
@@ -140,17 +146,17 @@ impl Initrd {
     }
 }
 
-/// Returns the path of a library in the initrd. Libraries from the directory `beside` are placed in
-/// [`LIBRARIES`]. All other libraries keep their path.
-fn library_path(library: &Path, beside: &Path) -> String {
-    let own = library.strip_prefix(beside).map(|name| Path::new(LIBRARIES).join(name));
-    own.unwrap_or_else(|_| library.to_owned()).display().to_string().trim_start_matches('/').to_owned()
+/// Returns the path of a library in the initrd. Libraries from the directory `sibling_lib` are
+/// placed in [`LIBRARY_DIR`]. All other libraries keep their path.
+fn library_path(library: &Path, sibling_lib: &Path) -> String {
+    let private = library.strip_prefix(sibling_lib).map(|name| Path::new(LIBRARY_DIR).join(name));
+    private.unwrap_or_else(|_| library.to_owned()).display().to_string().trim_start_matches('/').to_owned()
 }
 
 /// Runs a program, waits until it ends, and returns its standard output.
 fn run(command: &mut Command) -> Result<String, HostError> {
     let program = PathBuf::from(command.get_program());
-    let output = command.stdin(Stdio::null()).output().map_err(HostError::start(&program))?;
+    let output = command.stdin(Stdio::null()).output().map_err(HostError::start_error(&program))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(HostError::Failed {

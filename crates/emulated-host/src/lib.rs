@@ -1,8 +1,8 @@
 //! Emulated hosts of a rack as QEMU guests, for tests, benchmarks and the demo.
 //!
 //! QEMU emulates every instruction, so a host runs on any x86-64 machine, even without KVM. The
-//! host itself has nested KVM, in which Linux guests boot. A host has a Debian kernel and an
-//! initrd, and runs one shell script. `cargo xtask` downloads QEMU and the kernels. Callers
+//! host itself has nested KVM, so Linux guests can boot in the host. A host has a Debian kernel and
+//! an initrd, and runs one shell script. `cargo xtask` downloads QEMU and the kernels. Callers
 //! interpret the output of the script.
 
 #![forbid(unsafe_code)]
@@ -33,10 +33,10 @@ const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// CPU model of hosts, with AMD virtualization. The model `max` does not work with nested guests:
 /// with protection keys and 5-level paging, guests receive spurious exceptions. QEMU warns about
 /// the disabled features, because it does not emulate them.
-const CPU: &str = "EPYC,fxsr-opt=off,misalignsse=off,osvw=off,topoext=off,nrip-save=off,xsavec=off";
-/// Number of CPUs of a host. QEMU emulates several CPUs in parallel, and nested guests then crash
-/// or hang occasionally.
-const CPUS: u32 = 1;
+const CPU_MODEL: &str = "EPYC,fxsr-opt=off,misalignsse=off,osvw=off,topoext=off,nrip-save=off,xsavec=off";
+/// Number of CPUs of a host. The number is 1, because QEMU emulates several CPUs in parallel, and
+/// nested guests then crash or hang occasionally.
+const CPU_COUNT: u32 = 1;
 /// Kernel version of hosts that run a single script.
 const HOST_KERNEL: &str = "6.1";
 /// Kernel modules of a host, in load order. Modules that are built into the kernel are skipped.
@@ -111,7 +111,7 @@ pub enum HostError {
     },
     /// The path of the rack's directory is too long for the paths of its sockets.
     #[error(
-        "directory {} has a too long path: its socket paths would exceed {bytes_max} bytes",
+        "the path of directory {} is too long: its socket paths would exceed {bytes_max} bytes",
         folder.display()
     )]
     SocketPathTooLong {
@@ -120,16 +120,16 @@ pub enum HostError {
         /// Maximum length of a socket path, in bytes.
         bytes_max: usize,
     },
-    /// The devices and drives do not fit into the memory file system.
+    /// The devices and drives do not fit into the tmpfs.
     #[error(
         "{folder} has {free_mib} MiB free, but the rack's devices and drives need {needed_mib} MiB: remove files there, or plan fewer slices"
     )]
     OutOfSpace {
-        /// Mount point of the file system.
+        /// Mount point of the tmpfs.
         folder: &'static str,
         /// Total size of all devices and drives, in MiB.
         needed_mib: u64,
-        /// Free space in the file system, in MiB.
+        /// Free space in the tmpfs, in MiB.
         free_mib: u64,
     },
     /// The caller cancelled the operation.
@@ -146,12 +146,12 @@ pub enum HostError {
 }
 
 impl HostError {
-    fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |errno| Self::File { action, path, errno }
     }
 
-    fn start(program: &Path) -> impl FnOnce(io::Error) -> Self {
+    fn start_error(program: &Path) -> impl FnOnce(io::Error) -> Self {
         let program = program.display().to_string();
         move |errno| Self::Start { program, errno }
     }
@@ -174,7 +174,7 @@ impl<'a> Host<'a> {
     pub fn new(artifacts: &'a Artifacts, script: &str) -> Result<Self, HostError> {
         let initrd = Initrd::new(artifacts, HOST_KERNEL, HOST_MODULES, script)?;
         for name in KERNELS {
-            initrd.copy(&artifacts.kernel(name), &format!("guest/{name}"))?;
+            initrd.add_copy(&artifacts.kernel_path(name), &format!("guest/{name}"))?;
         }
         Ok(Self { artifacts, initrd, memory_mib: 4096 })
     }
@@ -188,51 +188,51 @@ impl<'a> Host<'a> {
     /// Adds a program to `/bin` under its own name, without debug information.
     ///
     /// # Errors
-    /// The errors of [`Initrd::program`].
-    pub fn program(&self, program: &Path) -> Result<(), HostError> {
-        self.program_as(program, &program.file_name().unwrap_or_default().to_string_lossy())
+    /// The errors of [`Initrd::add_program`].
+    pub fn add_program(&self, program: &Path) -> Result<(), HostError> {
+        self.add_program_as(program, &program.file_name().unwrap_or_default().to_string_lossy())
     }
 
     /// Adds a program to `/bin` under the name `name`, without debug information.
     ///
     /// # Errors
-    /// The errors of [`Initrd::program`].
-    pub fn program_as(&self, program: &Path, name: &str) -> Result<(), HostError> {
-        self.initrd.program(program, &format!("bin/{name}"))
+    /// The errors of [`Initrd::add_program`].
+    pub fn add_program_as(&self, program: &Path, name: &str) -> Result<(), HostError> {
+        self.initrd.add_program(program, &format!("bin/{name}"))
     }
 
     /// Adds a file with this content, at the path `name` in the host.
     ///
     /// # Errors
-    /// The errors of [`Initrd::write`].
-    pub fn file(&self, name: &str, content: &str) -> Result<(), HostError> {
-        self.initrd.write(name, content)
+    /// The errors of [`Initrd::add_file`].
+    pub fn add_file(&self, name: &str, content: &str) -> Result<(), HostError> {
+        self.initrd.add_file(name, content)
     }
 
     /// Adds a copy of a file, at the path `name` in the host.
     ///
     /// # Errors
-    /// The errors of [`Initrd::copy`].
-    pub fn copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
-        self.initrd.copy(from, name)
+    /// The errors of [`Initrd::add_copy`].
+    pub fn add_copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
+        self.initrd.add_copy(from, name)
     }
 
     /// Adds the initrd of a guest as `/guest/NAME`.
     ///
     /// # Errors
     /// The errors of [`Initrd::pack`].
-    pub fn guest(&self, name: &str, initrd: &Initrd) -> Result<(), HostError> {
-        initrd.pack(&self.initrd.path(&format!("guest/{name}"))?)
+    pub fn add_guest_initrd(&self, name: &str, initrd: &Initrd) -> Result<(), HostError> {
+        initrd.pack(&self.initrd.prepare_path(&format!("guest/{name}"))?)
     }
 
     /// Adds QEMU as `/bin/qemu-system-x86_64`, to run guests under the host's KVM.
     ///
     /// # Errors
     /// [`HostError`] if QEMU cannot be copied.
-    pub fn qemu(&self) -> Result<(), HostError> {
-        self.initrd.folder(&self.artifacts.qemu_folder(), "qemu")?;
+    pub fn add_qemu(&self) -> Result<(), HostError> {
+        self.initrd.add_folder(&self.artifacts.qemu_folder(), "qemu")?;
         let start = "#!/bin/sh\nexec /qemu/qemu-system-x86_64 \"$@\"\n";
-        self.initrd.write("bin/qemu-system-x86_64", start)
+        self.initrd.add_file("bin/qemu-system-x86_64", start)
     }
 
     /// Boots the host, runs its script, and returns the console output. Passes each line of the
@@ -247,7 +247,7 @@ impl<'a> Host<'a> {
         on_line: impl FnMut(&str),
         should_continue: impl Fn() -> bool,
     ) -> Result<String, HostError> {
-        let dir = initrd::folder()?;
+        let dir = initrd::create_temp_dir()?;
         let initrd = dir.path().join("initrd");
         self.initrd.pack(&initrd)?;
         let mut qemu = self.start(&initrd)?;
@@ -258,19 +258,19 @@ impl<'a> Host<'a> {
     }
 
     fn start(&self, initrd: &Path) -> Result<Child, HostError> {
-        let program = self.artifacts.qemu();
+        let program = self.artifacts.qemu_path();
         // QEMU must end with this program, even if this program is killed.
         let mut qemu = Command::new("setpriv");
         qemu.args(["--pdeathsig", "KILL"]).arg(&program);
-        qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU])
-            .args(["-smp", &CPUS.to_string(), "-m"])
+        qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU_MODEL])
+            .args(["-smp", &CPU_COUNT.to_string(), "-m"])
             .arg(format!("{}M", self.memory_mib))
             .args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel"])
-            .arg(self.artifacts.kernel(HOST_KERNEL))
+            .arg(self.artifacts.kernel_path(HOST_KERNEL))
             .arg("-initrd")
             .arg(initrd)
             .args(["-append", "console=ttyS0 quiet panic=-1"]);
-        qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(HostError::start(&program))
+        qemu.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(HostError::start_error(&program))
     }
 }
 

@@ -53,8 +53,8 @@ impl NumaReport {
         for line in complete_lines.lines() {
             let fields: Vec<&str> = line.split_whitespace().collect();
             match fields[..] {
-                ["NODE", id, ..] => report.nodes.extend(node(id, &fields)),
-                ["TIER", tier, nodes] => report.tiers.extend(tier.parse().ok().zip(numbers(nodes))),
+                ["NODE", id, ..] => report.nodes.extend(parse_node(id, &fields)),
+                ["TIER", tier, nodes] => report.tiers.extend(tier.parse().ok().zip(parse_number_list(nodes))),
                 ["KERNEL", name] => name.clone_into(&mut report.kernel),
                 _ => {}
             }
@@ -69,19 +69,19 @@ impl NumaReport {
     }
 }
 
-fn node(id: &str, fields: &[&str]) -> Option<Node> {
-    let part = |name: &str| fields.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+fn parse_node(id: &str, fields: &[&str]) -> Option<Node> {
+    let field = |name: &str| fields.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     Some(Node {
         id: id.parse().ok()?,
-        cpus: numbers(part("cpus")?)?,
-        total_kib: part("total")?.parse().ok()?,
-        free_kib: part("free")?.parse().ok()?,
-        distances: numbers(part("distances")?)?,
+        cpus: parse_number_list(field("cpus")?)?,
+        total_kib: field("total")?.parse().ok()?,
+        free_kib: field("free")?.parse().ok()?,
+        distances: parse_number_list(field("distances")?)?,
     })
 }
 
 /// Parses a list of numbers and ranges, such as "0-2,5".
-fn numbers(list: &str) -> Option<Vec<u32>> {
+fn parse_number_list(list: &str) -> Option<Vec<u32>> {
     let mut all = Vec::new();
     for range in list.split(',').filter(|range| !range.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,6 +1,6 @@
 //! A rack of emulated hosts in QEMU. The hosts share CXL devices. Each host has a shell, a command
-//! interface, and a network on which this machine has the address 10.0.2.2. Callers control power,
-//! CPU and network link of a host. A [`Plan`] defines the programs that the hosts run.
+//! interface, and a network. This machine has the address 10.0.2.2 in the network. Callers control
+//! power, CPU and network link of a host. A [`Plan`] defines the programs that the hosts run.
 //!
 //! A rack is one directory with these files:
 //!

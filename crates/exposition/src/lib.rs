@@ -25,13 +25,13 @@ pub fn page(registries: &[&Registry], program: &str, version: &str) -> Result<St
     }
     let help = "Version of the running program, always 1.";
     let labels = format!("{{program=\"{program}\",version=\"{version}\"}}");
-    add(&mut page, "tarn_build_info", &labels, "gauge", help, "1");
-    process::add_to(&mut page);
+    append_metric(&mut page, "tarn_build_info", &labels, "gauge", help, "1");
+    process::append_metrics(&mut page);
     Ok(page)
 }
 
 /// Appends a metric family with a single sample to a page.
-fn add(page: &mut String, name: &str, labels: &str, kind: &str, help: &str, value: &str) {
+fn append_metric(page: &mut String, name: &str, labels: &str, kind: &str, help: &str, value: &str) {
     let lines = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}\n");
     page.push_str(&lines);
 }
@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    fn example() -> String {
+    fn example_page() -> String {
         let mut registry = Registry::with_prefix("tarn");
         registry.register("lease_expired", "Leases that expired", Counter::<u64>::default());
         registry.register_with_unit("scrub", "Zeroed", Unit::Bytes, Counter::<u64>::default());
@@ -83,7 +83,7 @@ mod tests {
     /// Checks that each sample follows the HELP and TYPE lines of its own metric.
     #[test]
     fn samples_follow_metadata_with_their_name() {
-        let page = example();
+        let page = example_page();
         let (mut described, mut typed) = ("", ("", ""));
         for line in page.lines() {
             if let Some(text) = line.strip_prefix("# HELP ") {
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn page_contains_service_build_and_process_metrics() {
-        let page = example();
+        let page = example_page();
         for text in [
             "# HELP tarn_lease_expired_total Leases that expired.\n# TYPE tarn_lease_expired_total counter\n",
             "# TYPE tarn_scrub_bytes_total counter\ntarn_scrub_bytes_total 0\n",

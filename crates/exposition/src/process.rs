@@ -3,32 +3,33 @@
 
 use std::fs;
 
-use crate::add;
+use crate::append_metric;
 
 /// Appends the metrics of this process, read from /proc, to a page.
-pub fn add_to(page: &mut String) {
+pub fn append_metrics(page: &mut String) {
     let mut gauge = |name: &str, help: &str, value: Option<String>| {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         if let Some(value) = value {
-            add(page, name, "", kind, help, &value);
+            append_metric(page, name, "", kind, help, &value);
         }
     };
     let stat = fs::read_to_string("/proc/self/stat").ok();
     let stat = stat.as_deref().and_then(Stat::parse);
-    let of_stat = |value: fn(&Stat) -> String| stat.as_ref().map(value);
+    let stat_value = |value: fn(&Stat) -> String| stat.as_ref().map(value);
     let help = "User and system CPU time in seconds.";
-    gauge("process_cpu_seconds_total", help, of_stat(|stat| seconds(stat.cpu_ticks).to_string()));
-    let start = stat.as_ref().zip(boot_time()).map(|(stat, boot)| boot + seconds(stat.start_ticks));
+    gauge("process_cpu_seconds_total", help, stat_value(|stat| ticks_to_seconds(stat.cpu_ticks).to_string()));
+    let start =
+        stat.as_ref().zip(boot_time_s()).map(|(stat, boot)| boot + ticks_to_seconds(stat.start_ticks));
     let help = "Start time of the process since the Unix epoch in seconds.";
     gauge("process_start_time_seconds", help, start.map(|start| start.to_string()));
     let help = "Resident memory in bytes.";
-    gauge("process_resident_memory_bytes", help, of_stat(|stat| stat.resident_bytes.to_string()));
+    gauge("process_resident_memory_bytes", help, stat_value(|stat| stat.resident_bytes.to_string()));
     let help = "Virtual memory in bytes.";
-    gauge("process_virtual_memory_bytes", help, of_stat(|stat| stat.virtual_bytes.to_string()));
-    gauge("process_threads", "Threads of the process.", of_stat(|stat| stat.threads.to_string()));
+    gauge("process_virtual_memory_bytes", help, stat_value(|stat| stat.virtual_bytes.to_string()));
+    gauge("process_threads", "Threads of the process.", stat_value(|stat| stat.threads.to_string()));
     let open = fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1));
     gauge("process_open_fds", "Open file descriptors.", open.map(|fds| fds.to_string()));
-    gauge("process_max_fds", "Largest number of open file descriptors.", max_fds());
+    gauge("process_max_fds", "Maximum number of open file descriptors.", max_fds());
 }
 
 /// Fields of /proc/self/stat.
@@ -57,11 +58,11 @@ impl Stat {
     }
 }
 
-fn seconds(ticks: u64) -> f64 {
+fn ticks_to_seconds(ticks: u64) -> f64 {
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 
-fn boot_time() -> Option<f64> {
+fn boot_time_s() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.parse().ok()
 }
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn metrics_of_this_process_are_complete() {
         let mut page = String::new();
-        add_to(&mut page);
+        append_metrics(&mut page);
         for name in
             ["cpu_seconds_total", "start_time_seconds", "resident_memory_bytes", "threads", "open_fds"]
         {

@@ -7,14 +7,14 @@ use std::{
 };
 
 /// Environment variable with the directory of prebuilt programs.
-const BIN_DIR: &str = "TARN_BIN_DIR";
+const BIN_DIR_ENV: &str = "TARN_BIN_DIR";
 
 /// Error of [`program_dir`].
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramsError {
     /// Cargo's target directory cannot be derived from the path of this program.
     #[error("cannot find cargo's target directory: this program is not in target/PROFILE/deps")]
-    NoTarget,
+    NoTargetDir,
     /// Cargo cannot be started.
     #[error("cannot start {}", program.display())]
     Start {
@@ -31,23 +31,24 @@ pub enum ProgramsError {
     },
 }
 
-/// Returns the directory that contains the programs of `packages`: `TARN_BIN_DIR` if it is set.
-/// Otherwise cargo first builds the programs, in the profile of the calling test or benchmark.
+/// Returns the directory that contains the programs of `packages`. If `TARN_BIN_DIR` is set, this
+/// is its value. Otherwise, cargo first builds the programs in the profile of the calling test or
+/// benchmark.
 ///
 /// # Errors
 /// [`ProgramsError`] if cargo's target directory is not found or the build fails.
 pub fn program_dir(packages: &[&str]) -> Result<PathBuf, ProgramsError> {
-    if let Some(dir) = env::var_os(BIN_DIR) {
+    if let Some(dir) = env::var_os(BIN_DIR_ENV) {
         return Ok(dir.into());
     }
-    let own = env::current_exe().map_err(|_| ProgramsError::NoTarget)?;
-    let deps = own.parent().filter(|dir| dir.ends_with("deps"));
-    let profile_dir = deps.and_then(Path::parent).ok_or(ProgramsError::NoTarget)?;
-    build(profile_dir, packages)?;
+    let test_program = env::current_exe().map_err(|_| ProgramsError::NoTargetDir)?;
+    let deps = test_program.parent().filter(|dir| dir.ends_with("deps"));
+    let profile_dir = deps.and_then(Path::parent).ok_or(ProgramsError::NoTargetDir)?;
+    build_programs(profile_dir, packages)?;
     Ok(profile_dir.to_owned())
 }
 
-fn build(profile_dir: &Path, packages: &[&str]) -> Result<(), ProgramsError> {
+fn build_programs(profile_dir: &Path, packages: &[&str]) -> Result<(), ProgramsError> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(&cargo);
     command.args(["build", "--quiet", "--bins"]);

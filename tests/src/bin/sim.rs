@@ -11,8 +11,8 @@ use std::{
 use clap::Parser;
 use sim::world::{Failure, Summary, World};
 
-/// Number of events printed before a failure without `--trace`.
-const EVENTS_SHOWN: usize = 60;
+/// Maximum number of events printed before a failure without `--trace`.
+const PRINTED_EVENTS_MAX: usize = 60;
 /// Interval between progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between checks whether all seeds are done.
@@ -119,5 +119,5 @@ impl SeedQueue {
 /// Runs a seed. If the seed fails, runs the seed again with an event log.
 fn run_seed(seed: u64, args: &Args) -> Result<Summary, Box<Failure>> {
     let run = |events| World::new(seed).with_event_log(events).run(args.steps);
-    if args.trace { run(usize::MAX) } else { run(0).or_else(|_| run(EVENTS_SHOWN)) }
+    if args.trace { run(usize::MAX) } else { run(0).or_else(|_| run(PRINTED_EVENTS_MAX)) }
 }

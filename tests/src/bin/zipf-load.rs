@@ -37,7 +37,7 @@ struct Args {
 }
 
 /// Connection to memcached.
-struct Server {
+struct Memcached {
     read: BufReader<UnixStream>,
     write: UnixStream,
     line: String,
@@ -48,9 +48,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let write = UnixStream::connect(&args.socket)?;
     let read = BufReader::new(write.try_clone()?);
-    let mut server = Server { read, write, line: String::new(), value: Vec::new() };
+    let mut memcached = Memcached { read, write, line: String::new(), value: Vec::new() };
     if !args.is_full {
-        server.fill(args.keys, args.value_bytes)?;
+        memcached.fill(args.keys, args.value_bytes)?;
         println!("filled with {} keys of {} bytes", args.keys, args.value_bytes);
     }
     let zipf = Zipf::new(args.keys, args.skew);
@@ -60,14 +60,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (mut hits, mut misses) = (0_u32, 0_u32);
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(1) {
-            if server.get(zipf.key(&mut rng))? { hits += 1 } else { misses += 1 }
+            if memcached.get(zipf.sample_key(&mut rng))? { hits += 1 } else { misses += 1 }
         }
-        println!("{:.0} a second, {misses} absent", f64::from(hits) / start.elapsed().as_secs_f64());
+        println!("{:.0} hits/s, {misses} misses", f64::from(hits) / start.elapsed().as_secs_f64());
     }
     Ok(())
 }
 
-impl Server {
+impl Memcached {
     fn fill(&mut self, keys: usize, bytes: usize) -> io::Result<()> {
         let value = vec![b'v'; bytes];
         for key in 0..keys {
@@ -119,7 +119,7 @@ impl Zipf {
         Self { cumulative: cumulative.collect() }
     }
 
-    fn key(&self, rng: &mut Pcg64Mcg) -> usize {
+    fn sample_key(&self, rng: &mut Pcg64Mcg) -> usize {
         let at = rng.random_range(0.0..self.cumulative[self.cumulative.len() - 1]);
         let rank = self.cumulative.partition_point(|sum| *sum <= at);
         // Multiplication by a large odd number spreads popular keys over all key numbers.

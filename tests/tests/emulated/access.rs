@@ -5,8 +5,8 @@ use std::{fs, path::Path, process::Command};
 
 use emulated_host::rack::{CommandOutput, RackPlan};
 use tests::{
-    emulated_rack::{EmulatedRack, SOCKET, TIMEOUT, plan},
-    rack::programs,
+    emulated_rack::{EmulatedRack, HOST_MEMORY_SOCKET, TIMEOUT, plan},
+    rack::programs_dir,
 };
 
 /// Memory that a VM writes into its slice, in MiB.
@@ -15,7 +15,7 @@ const TOUCH_MIB: u32 = 16;
 const TENANT: &str = "tenant";
 /// User of another VM of the host.
 const NEIGHBOUR: &str = "neighbour";
-/// User who may not attach any VM.
+/// User that may not attach to any VM.
 const STRANGER: &str = "stranger";
 /// Users of each host, and a folder in which a namespace can mount.
 const USERS_SCRIPT: &str = "
@@ -24,33 +24,34 @@ for user in root:0 tenant:1000 neighbour:1001 stranger:1002; do
 done
 mkdir -p /mnt
 ";
-/// Lists the device nodes of slices. The second number of the undivided range is 0.
-const LIST_NODES: &str = r"ls /dev/dax*.[1-9]*";
+/// Command that lists the device nodes of slices. The undivided range is excluded by the number 0
+/// after its dot.
+const LIST_NODES_COMMAND: &str = r"ls /dev/dax*.[1-9]*";
 
-/// Plans hosts with users.
+/// Returns a plan of hosts that have the users in [`USERS_SCRIPT`].
 fn plan_with_users(hosts: usize, backend: &str) -> RackPlan {
     let mut plan = plan(hosts, &[1], backend);
     plan.hosts.script.push_str(USERS_SCRIPT);
-    plan.hosts.programs.push(programs().join("vmm-plugin"));
+    plan.hosts.programs.push(programs_dir().join("vmm-plugin"));
     plan.agent_toml_extra = "allowed_uids = [0, 1000, 1001]\n".to_owned();
     plan
 }
 
 /// Runs a command on host 0 as a user.
-fn as_user(rack: &EmulatedRack, user: &str, command: &str) -> CommandOutput {
+fn run_as_user(rack: &EmulatedRack, user: &str, command: &str) -> CommandOutput {
     let quoted = command.replace('\'', r"'\''");
     rack.host(0).run_within(&format!("su -s /bin/sh {user} -c '{quoted}' 2>&1"), TIMEOUT).unwrap()
 }
 
 #[track_caller]
 fn assert_denied(rack: &EmulatedRack, user: &str, command: &str, expected: &str) {
-    let output = as_user(rack, user, command);
+    let output = run_as_user(rack, user, command);
     assert!(output.status != 0 && output.text.contains(expected), "{user}: {command}: {}", output.text);
 }
 
 #[track_caller]
 fn assert_allowed(rack: &EmulatedRack, user: &str, command: &str) {
-    let output = as_user(rack, user, command);
+    let output = run_as_user(rack, user, command);
     assert_eq!(output.status, 0, "{user}: {command}: {}\n{}", output.text, rack.logs());
 }
 
@@ -65,7 +66,8 @@ fn reserve_for(rack: &EmulatedRack, vm: &str, uid: u32) {
 
 /// Checks which users can attach the VM of the tenant.
 fn assert_attach_is_limited(rack: &EmulatedRack) {
-    let attach = format!("tarn stand-in-vm --socket {SOCKET} --vm bound --touch 1 --look 1 < /dev/null");
+    let attach =
+        format!("tarn stand-in-vm --socket {HOST_MEMORY_SOCKET} --vm bound --touch 1 --look 1 < /dev/null");
     assert_denied(rack, STRANGER, &attach, "PEER_NOT_ALLOWED");
     assert_denied(rack, NEIGHBOUR, &attach, "VM_UNKNOWN");
     for user in [TENANT, NEIGHBOUR, STRANGER] {
@@ -83,7 +85,7 @@ fn assert_process_is_protected(rack: &EmulatedRack, pid: &str) {
     }
 }
 
-/// Returns the process that runs a program.
+/// Returns the ID of the process that runs a program.
 fn pid_of(rack: &EmulatedRack, program: &str) -> String {
     rack.run(0, &format!("pidof {program}")).trim().to_owned()
 }
@@ -123,10 +125,10 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
         certificates: Some(certificates.path().to_owned()),
         ..plan_with_users(2, "dax")
     });
-    let owner = || rack.run(0, &format!("stat -c '%u %a' $({LIST_NODES})")).trim().to_owned();
+    let owner = || rack.run(0, &format!("stat -c '%u %a' $({LIST_NODES_COMMAND})")).trim().to_owned();
     reserve_for(&rack, "bound", 1000);
     assert_attach_is_limited(&rack);
-    let open = format!("exec 9<> $({LIST_NODES})");
+    let open = format!("exec 9<> $({LIST_NODES_COMMAND})");
     assert_eq!(owner(), "0 600");
     for user in [TENANT, NEIGHBOUR, STRANGER] {
         assert_denied(&rack, user, &open, "Permission denied");
@@ -138,7 +140,8 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
     rack.wait_all_free();
 
     reserve_for(&rack, "by-path", 1000);
-    let inspect = format!("vmm-plugin args --vmm qemu --agent {SOCKET} --vm by-path --kernel /etc/passwd");
+    let inspect =
+        format!("vmm-plugin args --vmm qemu --agent {HOST_MEMORY_SOCKET} --vm by-path --kernel /etc/passwd");
     assert_denied(&rack, NEIGHBOUR, &inspect, "VM_UNKNOWN");
     assert_eq!(owner(), "0 600");
     assert_allowed(&rack, TENANT, &inspect);
@@ -156,7 +159,8 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
     assert_denied(&rack, TENANT, &open, "Permission denied");
 }
 
-/// An attack: in a mount namespace, gives a file of root the name of the agent's file for a slice.
+/// Script of an attack: in a mount namespace, gives a file of root the same name as the agent's
+/// file for a slice.
 const RENAME_SCRIPT: &str = r#"
 name="memfd:tarn-slice-0.1 (deleted)"
 mount -t tmpfs none /mnt && cd /mnt && : > "$name" && mount --bind /etc/victim "$name" && mount --move . / &&
@@ -167,7 +171,8 @@ fn users_cannot_access_memory_of_others_with_memory_blocks() {
     let rack = EmulatedRack::start(plan_with_users(1, "memory_block"));
     reserve_for(&rack, "bound", 1000);
     assert_attach_is_limited(&rack);
-    let inspect = format!("vmm-plugin args --vmm qemu --agent {SOCKET} --vm bound --kernel /etc/passwd");
+    let inspect =
+        format!("vmm-plugin args --vmm qemu --agent {HOST_MEMORY_SOCKET} --vm bound --kernel /etc/passwd");
     assert_denied(&rack, TENANT, &inspect, "cannot open memory blocks by path");
     assert_eq!(rack.start_vm_as(TENANT, 0, "bound", TOUCH_MIB), [0; 0]);
     assert_process_is_protected(&rack, &pid_of(&rack, "tarn"));

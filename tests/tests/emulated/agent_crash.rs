@@ -14,7 +14,7 @@ const OWNER: usize = 1;
 /// Memory that a VM writes to its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// Number of memory blocks per slice.
-const BLOCKS: usize = 8;
+const BLOCKS_PER_SLICE: usize = 8;
 /// Sysfs files that an agent writes to create and delete the device-dax device of a slice.
 const DAX_FILES: [&str; 8] = [
     "/create>",
@@ -28,9 +28,10 @@ const DAX_FILES: [&str; 8] = [
 ];
 /// Upper bound on the number of writes of an agent, so that the test ends.
 const STEPS_MAX: u32 = 40;
-/// Script that attaches strace to the agent. strace kills the agent before the n-th write (STEP) of
-/// one of its threads to sysfs, or only to the given files (FILES).
-const ARM_SCRIPT: &str = r"
+/// Script that attaches strace to the agent. strace kills the agent before the n-th write of one of
+/// the agent's threads to sysfs. STEP stands for n. FILES stands for options that limit the writes
+/// to some files.
+const ATTACH_STRACE_SCRIPT: &str = r"
 until pid=$(pidof host-agent); do sleep 0.05; done
 strace -f -y -p $pid -o /run/steps FILES -e trace=pwrite64 -e inject=pwrite64:signal=KILL:when=STEP 2> /dev/null &
 echo $! > /run/strace.pid
@@ -45,18 +46,18 @@ for n in $(seq $first $((first + $(cat $region/size) / block - 1))); do
   echo -P /sys/devices/system/memory/memory$n/state
 done
 )";
-/// Script that prints the write before which strace has killed the agent. If the agent still runs,
-/// detaches strace instead.
-const DISARM_SCRIPT: &str = r"
+/// Script that prints the write that the agent was about to make when strace killed the agent. If
+/// the agent still runs, detaches strace instead.
+const DETACH_STRACE_SCRIPT: &str = r"
 pid=$(cat /run/strace.pid)
 kill -INT $pid 2> /dev/null || grep 'pwrite64(' /run/steps | tail -n 1
 while kill -0 $pid 2> /dev/null; do sleep 0.05; done
 ";
 
 /// Returns a plan of two hosts with strace, which share one device of two slices.
-fn with_strace(backend: &str) -> RackPlan {
+fn plan_with_strace(backend: &str) -> RackPlan {
     let mut plan = plan(2, &[2], backend);
-    plan.hosts.programs.push(artifacts().tool("strace"));
+    plan.hosts.programs.push(artifacts().tool_path("strace"));
     plan
 }
 
@@ -80,7 +81,7 @@ done
 /// are several sets because the agent uses separate threads to switch blocks, unbind drivers and
 /// remove devices.
 #[derive(Clone, Copy, Debug)]
-enum Changes {
+enum WriteSet {
     All,
     Removal,
     DeviceDax,
@@ -88,8 +89,8 @@ enum Changes {
     Blocks,
 }
 
-impl Changes {
-    fn files(self) -> &'static str {
+impl WriteSet {
+    fn strace_options(self) -> &'static str {
         match self {
             Self::All => "",
             Self::Removal => REMOVAL_FILES,
@@ -100,55 +101,59 @@ impl Changes {
     }
 }
 
-/// Write before which an agent is killed: set of files, and number of the write from 1.
+/// Point at which an agent is killed: before write `number`, counted from 1, to a set of files.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    changes: Changes,
+    write_set: WriteSet,
     number: u32,
 }
 
-/// Runs `work` while strace is attached to the agents of these hosts. Returns the writes before
-/// which agents were killed.
+/// Runs `work` while strace is attached to the agents of these hosts. Returns the write that each
+/// killed agent was about to make.
 fn kill_during(rack: &EmulatedRack, hosts: &[usize], step: Step, work: impl FnOnce()) -> Vec<String> {
     for host in hosts {
         rack.run(
             *host,
-            &ARM_SCRIPT.replace("FILES", step.changes.files()).replace("STEP", &step.number.to_string()),
+            &ATTACH_STRACE_SCRIPT
+                .replace("FILES", step.write_set.strace_options())
+                .replace("STEP", &step.number.to_string()),
         );
     }
     work();
-    let writes = hosts.iter().map(|host| rack.run(*host, DISARM_SCRIPT).trim().to_owned());
+    let writes = hosts.iter().map(|host| rack.run(*host, DETACH_STRACE_SCRIPT).trim().to_owned());
     writes.filter(|write| !write.is_empty()).collect()
 }
 
 /// Returns the number of slices in the kernels of the scrubber and of the owner.
-fn slice_counts(rack: &EmulatedRack) -> [usize; 2] {
+fn count_kernel_slices(rack: &EmulatedRack) -> [usize; 2] {
     [SCRUBBER, OWNER].map(|host| rack.kernel_slices(host).len())
 }
 
-/// Starts and ends a VM while each agent is killed at this step. Returns the writes before which
-/// agents were killed.
+/// Starts and ends a VM while each agent is killed at this step. Returns the write that each killed
+/// agent was about to make.
 fn run_and_end_vm(rack: &EmulatedRack, step: Step) -> Vec<String> {
-    let vm = format!("vm{}{:?}", step.number, step.changes).to_lowercase();
+    let vm = format!("vm{}{:?}", step.number, step.write_set).to_lowercase();
     let mut writes = kill_during(rack, &[OWNER], step, || rack.reserve(OWNER, &vm, 1));
-    assert_eq!(slice_counts(rack), [0, 2], "{}", rack.logs());
+    assert_eq!(count_kernel_slices(rack), [0, 2], "{}", rack.logs());
     assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
     writes.extend(kill_during(rack, &[OWNER, SCRUBBER], step, || {
         assert_eq!(rack.end_vm(OWNER, &vm), [0; 0], "found data of another VM in the slices");
-        rack.wait_until("the slice of the VM is free", |rack| rack.states().contains(&"free".to_owned()));
+        rack.wait_until("the slice of the VM is free", |rack| {
+            rack.slice_states().contains(&"free".to_owned())
+        });
     }));
-    rack.wait_until("no host has the slice", |rack| slice_counts(rack) == [0, 1]);
+    rack.wait_until("no host has the slice", |rack| count_kernel_slices(rack) == [0, 1]);
     writes
 }
 
-/// Kills agents at every step until no further write occurs. Returns the writes before which agents
-/// were killed.
-fn kill_at_every_step(rack: &EmulatedRack, changes: Changes) -> Vec<String> {
+/// Kills agents at every step until no further write occurs. Returns the write that each killed
+/// agent was about to make.
+fn kill_at_every_step(rack: &EmulatedRack, write_set: WriteSet) -> Vec<String> {
     let mut all = Vec::new();
     for number in 1.. {
         assert!(number < STEPS_MAX, "too many steps: {all:#?}");
-        let writes = run_and_end_vm(rack, Step { changes, number });
-        println!("step {number} of {changes:?}: {writes:#?}");
+        let writes = run_and_end_vm(rack, Step { write_set, number });
+        println!("step {number} of {write_set:?}: {writes:#?}");
         if writes.is_empty() {
             break;
         }
@@ -159,39 +164,43 @@ fn kill_at_every_step(rack: &EmulatedRack, changes: Changes) -> Vec<String> {
 
 /// Starts a rack and kills agents before every write. A second VM runs during the whole test and
 /// must keep its data.
-fn kill_before_every_write(backend: &str, changes: &[Changes]) -> Vec<String> {
-    let rack = EmulatedRack::start(with_strace(backend));
+fn kill_before_every_write(backend: &str, write_sets: &[WriteSet]) -> Vec<String> {
+    let rack = EmulatedRack::start(plan_with_strace(backend));
     rack.reserve(OWNER, "stays", 1);
     rack.start_vm(OWNER, "stays", TOUCH_MIB);
     let writes: Vec<String> =
-        changes.iter().flat_map(|changes| kill_at_every_step(&rack, *changes)).collect();
+        write_sets.iter().flat_map(|write_set| kill_at_every_step(&rack, *write_set)).collect();
     assert_eq!(rack.end_vm(OWNER, "stays"), [0; 0], "the data of the second VM was overwritten");
     rack.wait_all_free();
-    assert_eq!(slice_counts(&rack), [0, 0]);
+    assert_eq!(count_kernel_slices(&rack), [0, 0]);
     writes
 }
 
 /// Returns the number of writes that contain a pattern.
-fn count(writes: &[String], pattern: &str) -> usize {
+fn count_matching(writes: &[String], pattern: &str) -> usize {
     writes.iter().filter(|write| write.contains(pattern)).count()
 }
 
 #[test]
 fn agent_killed_before_any_device_dax_write_recovers() {
-    let writes = kill_before_every_write("dax", &[Changes::All, Changes::Removal]);
+    let writes = kill_before_every_write("dax", &[WriteSet::All, WriteSet::Removal]);
     for pattern in DAX_FILES {
-        assert!(count(&writes, pattern) > 0, "{pattern}: {writes:#?}");
+        assert!(count_matching(&writes, pattern) > 0, "{pattern}: {writes:#?}");
     }
 }
 
 #[test]
 fn agent_killed_before_any_memory_block_write_recovers() {
-    let changes = [Changes::All, Changes::Removal, Changes::DeviceDax, Changes::Kmem, Changes::Blocks];
-    let writes = kill_before_every_write("memory_block", &changes);
+    let write_sets =
+        [WriteSet::All, WriteSet::Removal, WriteSet::DeviceDax, WriteSet::Kmem, WriteSet::Blocks];
+    let writes = kill_before_every_write("memory_block", &write_sets);
     for pattern in DAX_FILES.iter().chain(&["/kmem/bind>", "/kmem/unbind>"]) {
-        assert!(count(&writes, pattern) > 0, "{pattern}: {writes:#?}");
+        assert!(count_matching(&writes, pattern) > 0, "{pattern}: {writes:#?}");
     }
     for word in ["\"online_movable\"", "\"offline\""] {
-        assert!(count(&writes, word) >= BLOCKS, "too few kills before {word}: {writes:#?}");
+        assert!(
+            count_matching(&writes, word) >= BLOCKS_PER_SLICE,
+            "too few kills before {word}: {writes:#?}"
+        );
     }
 }

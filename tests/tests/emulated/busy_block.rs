@@ -6,7 +6,7 @@ use tests::emulated_rack::{EmulatedRack, KernelSlice, plan};
 /// Memory that a VM writes to its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// Number of memory blocks per slice.
-const BLOCKS: u32 = 8;
+const BLOCKS_PER_SLICE: u32 = 8;
 /// Script that puts a page of the pool node into a pipe, which pins the page.
 const PIN_PAGE_SCRIPT: &str = "
 node=$(tr ',-' '\\n' < /sys/devices/system/node/has_memory | tail -n 1)
@@ -21,7 +21,7 @@ cat /busy/page > /run/pipe
 
 /// Returns the busy slice, which is the only draining slice.
 fn busy_slice(rack: &EmulatedRack) -> KernelSlice {
-    let number = rack.states().iter().position(|state| state == "draining").unwrap();
+    let number = rack.slice_states().iter().position(|state| state == "draining").unwrap();
     let number = u32::try_from(number).unwrap();
     let slice = rack.kernel_slices(0).into_iter().find(|((_, index), _)| *index == number);
     slice.unwrap_or_else(|| panic!("the device is missing: {}", rack.logs())).1
@@ -51,18 +51,18 @@ fn busy_block_is_reported_and_its_slice_stays_online() {
             && message.contains("timed out after 20 s"),
         "{message}"
     );
-    rack.wait_until("all blocks of the slice are online", |rack| busy_slice(rack).blocks == BLOCKS);
+    rack.wait_until("all blocks of the slice are online", |rack| busy_slice(rack).blocks == BLOCKS_PER_SLICE);
     assert_eq!(busy_slice(&rack).driver, "kmem");
 
     rack.reserve(0, "comes", 1);
     assert_eq!(rack.start_vm(0, "comes", TOUCH_MIB), [0; 0]);
     assert_eq!(rack.end_vm(0, "comes"), [0; 0]);
-    rack.wait_until("the other slice is free", |rack| rack.states().contains(&"free".to_owned()));
+    rack.wait_until("the other slice is free", |rack| rack.slice_states().contains(&"free".to_owned()));
     assert_eq!(busy_slice(&rack).driver, "kmem");
 
     rack.run(0, "kill $(cat /run/holder)");
     rack.wait_until("the busy slice is free", |rack| {
-        rack.states().iter().filter(|state| *state == "free").count() == 2
+        rack.slice_states().iter().filter(|state| *state == "free").count() == 2
     });
     assert_eq!(rack.end_vm(0, "stays"), [0; 0], "the data of the other VM was overwritten");
     rack.wait_all_free();

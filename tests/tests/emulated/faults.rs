@@ -10,22 +10,26 @@ use tests::emulated_rack::{EmulatedRack, plan};
 /// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// Setting that limits the scrub rate, so that a test can interrupt a scrub.
-const SCRUB_RATE: &str = "scrub_mib_per_s = 512";
+const SCRUB_RATE_SETTING: &str = "scrub_mib_per_s = 512";
 /// Seconds from the end of a lease until the host is fenced.
 const FENCE_AFTER_S: Option<f64> = Some(6.0);
 /// Duration of a lease in seconds, long enough for agents on a busy machine.
-const LEASE_S: f64 = 3.0;
+const LEASE_TTL_S: f64 = 3.0;
 /// Duration of an outage after the manager has detected it.
 const OUTAGE_DURATION: Duration = Duration::from_secs(4);
 
 fn plan_with_slow_scrub(backend: &str) -> RackPlan {
-    RackPlan { backend_toml_extra: SCRUB_RATE.to_owned(), lease_ttl_s: LEASE_S, ..plan(2, &[2], backend) }
+    RackPlan {
+        backend_toml_extra: SCRUB_RATE_SETTING.to_owned(),
+        lease_ttl_s: LEASE_TTL_S,
+        ..plan(2, &[2], backend)
+    }
 }
 
 /// Returns the state and the host of each slice.
 fn slice_owners(rack: &EmulatedRack) -> Vec<(String, String)> {
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    let slices = rack.json("get slices");
+    let slices = rack.tarn_json("get slices");
     slices.as_array().unwrap().iter().map(|slice| (text(&slice["state"]), text(&slice["host"]))).collect()
 }
 
@@ -35,12 +39,12 @@ fn slices_of_host(rack: &EmulatedRack, host: usize) -> Vec<(usize, String)> {
     all.filter(|(_, (_, of))| *of == format!("h{host}")).map(|(n, (state, _))| (n, state)).collect()
 }
 
-fn count(rack: &EmulatedRack, state: &str) -> usize {
-    rack.states().iter().filter(|slice| *slice == state).count()
+fn count_slices(rack: &EmulatedRack, state: &str) -> usize {
+    rack.slice_states().iter().filter(|slice| *slice == state).count()
 }
 
 /// Waits until a host scrubs a slice, and returns the index of this host.
-fn scrubber(rack: &EmulatedRack) -> usize {
+fn wait_for_scrubber(rack: &EmulatedRack) -> usize {
     let of = |rack: &EmulatedRack| {
         slice_owners(rack).into_iter().find(|(state, host)| state == "scrubbing" && !host.is_empty())
     };
@@ -89,8 +93,8 @@ impl Outage {
     }
 }
 
-/// Runs a VM on h0, with an outage in each phase of its life.
-fn run_vm_through(rack: &mut EmulatedRack, outage: Outage) {
+/// Runs a VM on h0, with an outage in each phase of the VM.
+fn run_vm_with_outages(rack: &mut EmulatedRack, outage: Outage) {
     let vm = &format!("{outage:?}").to_lowercase();
     rack.tarn(&format!("reserve --host h0 --vm {vm} --pool 2GiB --cores 1 --request-id {vm}"));
     outage.run(rack, 0, |_| {});
@@ -102,7 +106,7 @@ fn run_vm_through(rack: &mut EmulatedRack, outage: Outage) {
     assert_eq!(rack.kernel_slices(0).len(), 2);
 
     rack.tarn(&format!("release {vm}"));
-    rack.wait_until("the slices are draining", |rack| count(rack, "draining") == 2);
+    rack.wait_until("the slices are draining", |rack| count_slices(rack, "draining") == 2);
     let mut overwritten = Vec::new();
     outage.run(rack, 0, |rack| {
         if outage != Outage::Paused {
@@ -114,7 +118,7 @@ fn run_vm_through(rack: &mut EmulatedRack, outage: Outage) {
     }
     assert_eq!(overwritten, [0; 0], "found data of another VM in the slices, {outage:?}");
 
-    let scrubber = scrubber(rack);
+    let scrubber = wait_for_scrubber(rack);
     outage.run(rack, scrubber, |_| {});
     rack.wait_all_free();
     rack.assert_kernels_match_manager();
@@ -130,7 +134,7 @@ fn use_all_slices(rack: &EmulatedRack, host: usize, vm: &str) {
 }
 
 /// Checks the final state of a test: kernels match the manager, and all devices are zero.
-fn finish(rack: EmulatedRack, checks: usize) {
+fn assert_final_state(rack: EmulatedRack, checks: usize) {
     println!("no slice was on two hosts in {checks} checks");
     assert!(checks > 5);
     rack.assert_kernels_match_manager();
@@ -139,22 +143,22 @@ fn finish(rack: EmulatedRack, checks: usize) {
 
 #[test]
 fn outage_beyond_lease_keeps_slices_with_device_dax() {
-    run_vm_through_all("dax");
+    run_vm_with_all_outages("dax");
 }
 
 #[test]
 fn outage_beyond_lease_keeps_slices_with_memory_blocks() {
-    run_vm_through_all("memory_block");
+    run_vm_with_all_outages("memory_block");
 }
 
-fn run_vm_through_all(backend: &str) {
+fn run_vm_with_all_outages(backend: &str) {
     let mut rack = EmulatedRack::start(plan_with_slow_scrub(backend));
     let watch = rack.watch_owners();
     for outage in [Outage::Paused, Outage::CutOff, Outage::NoManager] {
-        run_vm_through(&mut rack, outage);
+        run_vm_with_outages(&mut rack, outage);
     }
     use_all_slices(&rack, 1, "after");
-    finish(rack, watch.finish());
+    assert_final_state(rack, watch.finish());
 }
 
 #[test]
@@ -170,7 +174,7 @@ fn slices_of_rebooted_host_are_scrubbed() {
     rack.host_mut(0).power_on().unwrap();
     rack.wait_all_free();
     use_all_slices(&rack, 0, "after");
-    finish(rack, watch.finish());
+    assert_final_state(rack, watch.finish());
 }
 
 #[test]
@@ -187,31 +191,31 @@ fn silent_host_is_fenced_by_command_and_slices_are_reused() {
         rack.wait_host_state(host, "up");
     }
     use_all_slices(&rack, 0, "after");
-    finish(rack, watch.finish());
+    assert_final_state(rack, watch.finish());
 }
 
 /// Starts a VM on h0. Checks that its slices are zeroed before the VM writes to them.
-fn start_on_h0(rack: &EmulatedRack, vm: &str, slices: u32) {
+fn start_vm_on_h0(rack: &EmulatedRack, vm: &str, slices: u32) {
     rack.reserve(0, vm, slices);
     assert_eq!(rack.start_vm(0, vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
 }
 
 fn power_off_h0(rack: &mut EmulatedRack, vm: &str) -> usize {
-    start_on_h0(rack, vm, 2);
+    start_vm_on_h0(rack, vm, 2);
     rack.host_mut(0).power_off().unwrap();
     0
 }
 
 fn pause_h0(rack: &mut EmulatedRack, vm: &str) -> usize {
-    start_on_h0(rack, vm, 2);
+    start_vm_on_h0(rack, vm, 2);
     rack.host(0).pause().unwrap();
     0
 }
 
 fn pause_scrubber(rack: &mut EmulatedRack, vm: &str) -> usize {
-    start_on_h0(rack, vm, 2);
+    start_vm_on_h0(rack, vm, 2);
     assert_eq!(rack.end_vm(0, vm), [0; 0]);
-    let host = scrubber(rack);
+    let host = wait_for_scrubber(rack);
     rack.host(host).pause().unwrap();
     host
 }
@@ -227,7 +231,7 @@ fn unfenceable_host_keeps_slices_until_release_or_confirmation() {
         assert!(!output.status.success(), "{words} must fail, because the agent is connected: {output:?}");
     }
 
-    start_on_h0(&rack, "kept", 1);
+    start_vm_on_h0(&rack, "kept", 1);
     rack.host(0).pause().unwrap();
     assert_host_keeps_slice(&rack, "beside1");
     rack.host(0).resume().unwrap();
@@ -241,19 +245,19 @@ fn unfenceable_host_keeps_slices_until_release_or_confirmation() {
     rack.run(0, "kill $(cat /run/kept.sleep); rm /run/kept.*");
     use_all_slices(&rack, 0, "again");
 
-    start_on_h0(&rack, "off", 1);
+    start_vm_on_h0(&rack, "off", 1);
     rack.host_mut(0).power_off().unwrap();
     assert_host_keeps_slice(&rack, "beside2");
     assert!(rack.try_tarn("fence h0").status.success(), "fence must succeed while fencing is in progress");
     thread::sleep(OUTAGE_DURATION);
-    assert_eq!(count(&rack, "free"), 1);
+    assert_eq!(count_slices(&rack, "free"), 1);
     rack.tarn("fence h0 --confirm-powered-off");
     rack.wait_host_state(0, "fenced");
     rack.wait_all_free();
     rack.host_mut(0).power_on().unwrap();
     rack.wait_host_state(0, "up");
     use_all_slices(&rack, 0, "back");
-    finish(rack, watch.finish());
+    assert_final_state(rack, watch.finish());
 }
 
 /// Checks that h0 keeps its slice and that h1 can use the other slice.
@@ -266,7 +270,7 @@ fn assert_host_keeps_slice(rack: &EmulatedRack, beside: &str) {
     let output = rack.try_tarn("reserve --host h1 --vm more --pool 1GiB --cores 1 --request-id more");
     assert!(!output.status.success(), "reserve must fail, because no other slice is free");
     assert_eq!(rack.end_vm(1, beside), [0; 0]);
-    rack.wait_until("the other slice is free again", |rack| count(rack, "free") == 1);
+    rack.wait_until("the other slice is free again", |rack| count_slices(rack, "free") == 1);
     thread::sleep(OUTAGE_DURATION);
     assert!(
         slice_owners(rack).contains(&("draining".to_owned(), "h0".to_owned())),

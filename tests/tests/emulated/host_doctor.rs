@@ -3,11 +3,11 @@
 use serde_json::Value;
 use tests::emulated_rack::{EmulatedRack, plan};
 
-const DOCTOR: &str = "host-agent doctor --config /etc/tarn/h0.toml -o json 2> /dev/null";
+const DOCTOR_COMMAND: &str = "host-agent doctor --config /etc/tarn/h0.toml -o json 2> /dev/null";
 
 /// Runs a doctor command on the host and returns its findings. The exit code must be 0 exactly if
 /// all findings are ok.
-fn findings(rack: &EmulatedRack, doctor: &str) -> Vec<Value> {
+fn run_doctor(rack: &EmulatedRack, doctor: &str) -> Vec<Value> {
     let output = rack.run(0, &format!("{doctor}; echo $?"));
     let (json, code) = output.trim_end().rsplit_once('\n').unwrap();
     let findings: Vec<Value> = serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {output}"));
@@ -16,8 +16,8 @@ fn findings(rack: &EmulatedRack, doctor: &str) -> Vec<Value> {
 }
 
 /// Returns the problems that the doctor finds, as `check: message`, and the commands that fix them.
-fn problems(rack: &EmulatedRack) -> (Vec<String>, Vec<String>) {
-    let findings_of_host = findings(rack, DOCTOR);
+fn find_problems(rack: &EmulatedRack) -> (Vec<String>, Vec<String>) {
+    let findings_of_host = run_doctor(rack, DOCTOR_COMMAND);
     let failed: Vec<_> = findings_of_host.iter().filter(|finding| finding["ok"] == false).collect();
     let field = |finding: &Value, name: &str| finding[name].as_str().unwrap().to_owned();
     let describe = |finding: &&Value| format!("{}: {}", field(finding, "check"), field(finding, "message"));
@@ -29,25 +29,25 @@ fn problems(rack: &EmulatedRack) -> (Vec<String>, Vec<String>) {
 /// command fixes the problem.
 fn assert_found_and_fixed(rack: &EmulatedRack, inject: &str, expected: &str) {
     rack.run(0, inject);
-    let (found, fixes) = problems(rack);
+    let (found, fixes) = find_problems(rack);
     assert!(found.len() == 1 && found[0].starts_with(expected), "after {inject}: {found:?}");
     rack.run(0, &fixes[0]);
-    assert_eq!(problems(rack).0, [""; 0], "after {}", fixes[0]);
+    assert_eq!(find_problems(rack).0, [""; 0], "after {}", fixes[0]);
 }
 
 #[test]
 fn doctor_finds_problems_and_the_commands_that_fix_them() {
     let rack = EmulatedRack::start(plan(1, &[2], "memory_block"));
-    assert_eq!(problems(&rack).0, [""; 0]);
+    assert_eq!(find_problems(&rack).0, [""; 0]);
 
     let list = "/lib/modules/$(uname -r)/modules.dep";
     rack.run(0, &format!("mv {list} /run"));
-    let (found, _) = problems(&rack);
+    let (found, _) = find_problems(&rack);
     assert!(found.len() == 1 && found[0].starts_with("modules: kmem is neither loaded"), "{found:?}");
     rack.run(0, &format!("mv /run/modules.dep {list}"));
 
     rack.reserve(0, "vm", 1);
-    assert_eq!(problems(&rack).0, [""; 0], "with a slice");
+    assert_eq!(find_problems(&rack).0, [""; 0], "with a slice");
     let policy = "/sys/devices/system/memory/auto_online_blocks";
     assert_found_and_fixed(
         &rack,
@@ -59,11 +59,11 @@ fn doctor_finds_problems_and_the_commands_that_fix_them() {
     assert_found_and_fixed(&rack, "chmod 644 /etc/tarn/h0.key", "secrets: /etc/tarn/h0.key has mode 0644");
 
     rack.run(0, "echo 'somebody:x:1000:1000::/:/bin/sh' > /etc/passwd");
-    let as_user = findings(&rack, &format!("su somebody -c '{DOCTOR}'"));
+    let as_user = run_doctor(&rack, &format!("su somebody -c '{DOCTOR_COMMAND}'"));
     let finding = as_user.iter().find(|finding| finding["check"] == "secrets").unwrap();
     assert!(finding["fix"].as_str().unwrap().contains("sudo host-agent doctor"), "{finding}");
 
-    let both = findings(&rack, "tarn doctor --host-config /etc/tarn/h0.toml -o json 2> /dev/null");
+    let both = run_doctor(&rack, "tarn doctor --host-config /etc/tarn/h0.toml -o json 2> /dev/null");
     let failed: Vec<_> = both.iter().filter(|finding| finding["ok"] == false).collect();
     assert!(
         failed.len() == 1 && failed[0]["check"] == "endpoint",

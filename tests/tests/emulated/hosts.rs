@@ -11,7 +11,7 @@ use emulated_host::{
     HostError,
     rack::{Device, Hosts, Plan, RackHost},
 };
-use tests::{linux_guests::artifacts, rack::programs};
+use tests::{linux_guests::artifacts, rack::programs_dir};
 
 /// Time limit for the reply of a host to a command.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -29,7 +29,7 @@ fn is_silent(host: &RackHost) -> bool {
 }
 
 /// Returns the number of processes whose working directory is this folder.
-fn processes(folder: &Path) -> usize {
+fn count_processes_in(folder: &Path) -> usize {
     let all =
         fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path().join("cwd")).ok());
     all.filter(|path| path == folder).count()
@@ -42,8 +42,8 @@ fn hosts_share_a_device_and_are_controlled_from_outside() {
     let start = Instant::now();
     let mut hosts = Hosts::start(&artifacts(), &Plan::new(2, vec![device.clone()]), folder.path()).unwrap();
     println!("two hosts were up after {:?}", start.elapsed());
-    let memory = hosts.memory_of(&device);
-    let [first, second] = hosts.all_mut() else { panic!("expected two hosts") };
+    let memory = hosts.device_link(&device);
+    let [first, second] = hosts.as_mut_slice() else { panic!("expected two hosts") };
 
     for host in [&*first, second] {
         assert_eq!(
@@ -72,7 +72,7 @@ fn hosts_share_a_device_and_are_controlled_from_outside() {
 
     let boot = command_output(second, "cat /proc/sys/kernel/random/boot_id");
     for _ in 0..2 {
-        let mut power_off = Command::new(programs().join("power-off-host"));
+        let mut power_off = Command::new(programs_dir().join("power-off-host"));
         assert!(
             power_off.arg(folder.path()).arg("h1").status().unwrap().success(),
             "power-off-host must succeed even if the host is off"
@@ -83,9 +83,9 @@ fn hosts_share_a_device_and_are_controlled_from_outside() {
     assert_ne!(command_output(second, "cat /proc/sys/kernel/random/boot_id"), boot);
 
     let path = folder.path().canonicalize().unwrap();
-    assert!(processes(&path) >= 2);
+    assert!(count_processes_in(&path) >= 2);
     drop(hosts);
-    assert_eq!((processes(&path), memory.exists()), (0, false));
+    assert_eq!((count_processes_in(&path), memory.exists()), (0, false));
     let remaining: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(remaining, ["logs"]);
 }

@@ -11,11 +11,12 @@ use emulated_host::{
     nodes::{NumaReport, PRINT_NODES_SCRIPT},
 };
 use tests::linux_guests::{
-    add_guest, artifacts, assert_nodes, command, host, launch, pool_options, run, section, words,
+    add_guest, artifacts, assert_nodes, create_host, guest_section, launch_script, pool_options, run_host,
+    vmm_command, words_after,
 };
 
-/// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. The list contains all pairs
-/// of values.
+/// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. The list covers each pair
+/// of values of different fields (pairwise testing).
 const SHAPES: [(&str, u32, &[u64]); 9] = [
     ("6.12", 1, &[1]),
     ("6.1", 1, &[2, 1]),
@@ -32,7 +33,7 @@ const SHAPES: [(&str, u32, &[u64]); 9] = [
 fn pool_memory_appears_as_nodes_without_cpus() {
     let mut script = String::new();
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
-        script += &launch(
+        script += &launch_script(
             &format!("s{n}"),
             kernel,
             kernel_initrd(kernel),
@@ -40,13 +41,13 @@ fn pool_memory_appears_as_nodes_without_cpus() {
         );
     }
     let artifacts = artifacts();
-    let host = host(&artifacts, &script);
+    let host = create_host(&artifacts, &script);
     for kernel in KERNELS {
         add_guest(&host, &artifacts, kernel_initrd(kernel), kernel, PRINT_NODES_SCRIPT);
     }
-    let output = run(host);
+    let output = run_host(host);
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
-        let (guest, code) = section(&output, &format!("s{n}"));
+        let (guest, code) = guest_section(&output, &format!("s{n}"));
         assert_eq!(code, "0", "{guest}");
         assert_nodes(kernel, *cpus, pools, guest);
     }
@@ -58,7 +59,7 @@ fn kernel_initrd(kernel: &str) -> &'static str {
 
 /// Guest script that writes and reads memory, and prints the free memory of each node before and
 /// after.
-const USE_MEMORY: &str = r#"
+const USE_MEMORY_SCRIPT: &str = r#"
 free() { for n in 0 1; do awk '/MemFree/{printf "%s ", $4}' /sys/devices/system/node/node$n/meminfo; done; }
 mount -t tmpfs -o size=2g big /tmp
 head -c 10485760 /dev/urandom > /tmp/block
@@ -71,7 +72,7 @@ echo "SUMS $(md5sum /tmp/block /tmp/fits* /tmp/spills* | cut -c1-32 | sort | uni
 "#;
 
 /// Guest script that writes and reads a disk, reads random numbers, and prints the ACPI tables.
-const USE_DEVICES: &str = r#"
+const USE_DEVICES_SCRIPT: &str = r#"
 head -c 4194304 /dev/urandom > /tmp/content
 dd if=/tmp/content of=/dev/vda bs=64k conv=fsync 2>/dev/null
 echo 3 > /proc/sys/vm/drop_caches
@@ -91,25 +92,25 @@ fn pool_node_is_used_last_and_devices_keep_data() {
     let script = format!(
         "truncate -s 8M /tmp/disk\nprintf %-512s hello > /tmp/fixed\n{}{}{}\
          echo HOSTDISK $(head -c 4194304 /tmp/disk | md5sum | cut -c1-32)\n",
-        launch("memory", "6.12", "memory", sizes),
-        launch("devices", "6.12", "devices", &format!("{sizes} {disks}")),
-        launch("reboot", "6.1", "reboot", sizes),
+        launch_script("memory", "6.12", "memory", sizes),
+        launch_script("devices", "6.12", "devices", &format!("{sizes} {disks}")),
+        launch_script("reboot", "6.1", "reboot", sizes),
     );
     let artifacts = artifacts();
-    let host = host(&artifacts, &script);
-    add_guest(&host, &artifacts, "memory", "6.12", USE_MEMORY);
-    add_guest(&host, &artifacts, "devices", "6.12", USE_DEVICES);
+    let host = create_host(&artifacts, &script);
+    add_guest(&host, &artifacts, "memory", "6.12", USE_MEMORY_SCRIPT);
+    add_guest(&host, &artifacts, "devices", "6.12", USE_DEVICES_SCRIPT);
     add_guest(&host, &artifacts, "reboot", "6.1", "reboot -f");
-    let output = run(host);
-    assert_node_used_last(section(&output, "memory"));
-    let (guest, code) = section(&output, "devices");
+    let output = run_host(host);
+    assert_node_used_last(guest_section(&output, "memory"));
+    let (guest, code) = guest_section(&output, "devices");
     assert_eq!(code, "0", "{guest}");
-    let written = check_devices(&artifacts.tool("iasl"), guest);
+    let written = check_devices(&artifacts.tool_path("iasl"), guest);
     assert!(
         output.contains(&format!("HOSTDISK {written}")),
         "the disk file on the host must contain the data of the guest: {output}"
     );
-    assert_eq!(section(&output, "reboot").1, "10", "{output}");
+    assert_eq!(guest_section(&output, "reboot").1, "10", "{output}");
 }
 
 /// Checks that a guest uses the pool node only after local memory is full. Pond measured that 0.06
@@ -126,18 +127,18 @@ fn assert_node_used_last((guest, code): (&str, &str)) {
     assert!(on_pool * 1000 < small * 4, "{on_pool} KiB of {small} are on the pool node: {guest}");
     assert!(before[0] - fits[0] > small / 10 * 9, "at least 90 % must be in local memory: {guest}");
     assert!(fits[1] - spills[1] > large / 3, "data beyond local memory must be on the pool node: {guest}");
-    let sums = words(guest, "SUMS");
+    let sums = words_after(guest, "SUMS");
     assert_eq!((sums.len(), sums[0]), (2, "56"), "all copies must be equal: {guest}");
     assert_eq!(code, "0", "{guest}");
 }
 
 /// Checks the output of the device script. Returns the checksum of the data written to the disk.
 fn check_devices(iasl: &Path, guest: &str) -> String {
-    let disk = words(guest, "DISK");
+    let disk = words_after(guest, "DISK");
     assert_eq!((disk[0], disk[2]), (disk[1], "8388608"), "{guest}");
-    assert_eq!(words(guest, "READONLY"), ["1", "hello"], "{guest}");
+    assert_eq!(words_after(guest, "READONLY"), ["1", "hello"], "{guest}");
     assert!(!guest.contains("WRITTEN"), "{guest}");
-    assert_eq!(words(guest, "RNG"), ["virtio_rng.0", "64"], "{guest}");
+    assert_eq!(words_after(guest, "RNG"), ["virtio_rng.0", "64"], "{guest}");
     let tables = guest.lines().filter_map(|line| line.strip_prefix("TABLE ")?.split_once(' '));
     let names: Vec<&str> = tables.clone().map(|(name, _)| name).collect();
     assert_eq!(names, ["APIC", "DSDT", "FACP", "HMAT", "SLIT", "SRAT"], "{guest}");
@@ -149,7 +150,7 @@ fn check_devices(iasl: &Path, guest: &str) -> String {
 fn assert_table_compiles(iasl: &Path, name: &str, base64: &str) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("table.b64"), base64).unwrap();
-    let sh = |script: &str| {
+    let run_script = |script: &str| {
         let process = Command::new("sh")
             .args(["-c", script])
             .env("IASL", iasl)
@@ -161,15 +162,15 @@ fn assert_table_compiles(iasl: &Path, name: &str, base64: &str) {
         assert!(process.status.success(), "{name}: {script}: {output}");
         output
     };
-    sh("base64 -d table.b64 > table.dat");
-    sh("\"$IASL\" -d table.dat");
-    let compiled = sh("\"$IASL\" table.dsl");
+    run_script("base64 -d table.b64 > table.dat");
+    run_script("\"$IASL\" -d table.dat");
+    let compiled = run_script("\"$IASL\" table.dsl");
     assert!(compiled.contains("Compilation successful. 0 Errors"), "{name}: {compiled}");
 }
 
 /// Guest script that waits for the power button. The script prints WAITING after it has opened the
 /// device of the button, because an earlier press is lost.
-const WAIT_FOR_BUTTON: &str = r#"
+const WAIT_FOR_BUTTON_SCRIPT: &str = r#"
 exec 3< /dev/input/event0
 echo "WAITING"
 head -c 1 <&3 > /dev/null
@@ -178,7 +179,7 @@ echo "PRESSED"
 
 /// Guest script that downloads a file over the network card, serves the file over HTTP, and waits
 /// for the power button.
-const USE_NETWORK: &str = r#"
+const USE_NETWORK_SCRIPT: &str = r#"
 exec 3< /dev/input/event0
 ifconfig eth0 10.9.0.2 netmask 255.255.255.0 up
 mkdir /tmp/offered
@@ -198,27 +199,32 @@ fn guests_boot_with_elf_kernel_multiple_cpu_nodes_and_huge_pages() {
          vmm-plugin stop huge\nwait $VMM\necho \"HUGE $?\"\n\
          {} > /tmp/button 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/button; do sleep 0.2; done\nkill $VMM\nwait $VMM\n\
          echo \"BUTTON $?\"\ncat /tmp/button\n",
-        launch("elf", "vmlinux", "nodes-6.1", "--memory size=512MiB --pool size=1GiB"),
-        launch(
+        launch_script("elf", "vmlinux", "nodes-6.1", "--memory size=512MiB --pool size=1GiB"),
+        launch_script(
             "two",
             "6.12",
             "nodes",
             "--cpus 3 --memory size=256MiB,cpus=1 --memory size=256MiB,cpus=2 --pool size=1GiB"
         ),
-        command("huge", "6.12", "button", "--memory size=320MiB,hugepages=on,prefault=on --pool size=1GiB"),
-        command("button", "6.12", "button", "--memory size=256MiB"),
+        vmm_command(
+            "huge",
+            "6.12",
+            "button",
+            "--memory size=320MiB,hugepages=on,prefault=on --pool size=1GiB"
+        ),
+        vmm_command("button", "6.12", "button", "--memory size=256MiB"),
     );
     let artifacts = artifacts();
-    let host = host(&artifacts, &script);
+    let host = create_host(&artifacts, &script);
     let dir = tempfile::tempdir().unwrap();
-    let elf = vmlinux(&artifacts, dir.path());
-    host.copy(&elf, "guest/vmlinux").unwrap();
+    let elf = extract_vmlinux(&artifacts, dir.path());
+    host.add_copy(&elf, "guest/vmlinux").unwrap();
     add_guest(&host, &artifacts, "nodes-6.1", "6.1", PRINT_NODES_SCRIPT);
     add_guest(&host, &artifacts, "nodes", "6.12", PRINT_NODES_SCRIPT);
-    add_guest(&host, &artifacts, "button", "6.12", WAIT_FOR_BUTTON);
-    let output = run(host);
+    add_guest(&host, &artifacts, "button", "6.12", WAIT_FOR_BUTTON_SCRIPT);
+    let output = run_host(host);
     let report = |name| {
-        let (guest, code) = section(&output, name);
+        let (guest, code) = guest_section(&output, name);
         assert_eq!(code, "0", "{guest}");
         NumaReport::parse(guest)
     };
@@ -228,26 +234,28 @@ fn guests_boot_with_elf_kernel_multiple_cpu_nodes_and_huge_pages() {
     let cpus: Vec<_> = two.nodes.iter().map(|node| &node.cpus[..]).collect();
     assert_eq!(cpus, [&[0][..], &[1, 2], &[]], "{two:?}");
     assert_eq!(two.nodes[0].distances, [10, 20, 18], "{two:?}");
-    assert_eq!(words(&output, "HUGEPAGES"), ["160", "0"], "{output}");
-    let touched: Vec<u64> = words(&output, "TOUCHED").iter().map(|bytes| bytes.parse().unwrap()).collect();
+    assert_eq!(words_after(&output, "HUGEPAGES"), ["160", "0"], "{output}");
+    let touched: Vec<u64> =
+        words_after(&output, "TOUCHED").iter().map(|bytes| bytes.parse().unwrap()).collect();
     assert_eq!(touched[0], 320 << 20, "prefaulted memory must be touched: {output}");
     assert!(touched[1] < 100 << 20, "other memory must not be touched: {output}");
-    assert_eq!(words(&output, "HUGE"), ["0"], "{output}");
-    assert_eq!(words(&output, "BUTTON"), ["0"], "SIGTERM must press the power button: {output}");
+    assert_eq!(words_after(&output, "HUGE"), ["0"], "{output}");
+    assert_eq!(words_after(&output, "BUTTON"), ["0"], "SIGTERM must press the power button: {output}");
     assert!(output.contains("PRESSED"), "{output}");
 }
 
 /// Extracts the ELF file from the kernel of Debian 12. This ELF file has a PVH entry. The header of
 /// the kernel contains the offset and length of the compressed ELF file (Linux x86 boot protocol).
-/// Its last four bytes are the uncompressed length and are skipped.
-fn vmlinux(artifacts: &Artifacts, into: &Path) -> PathBuf {
-    let kernel = std::fs::read(artifacts.kernel("6.1")).unwrap();
+/// The last four bytes of the compressed file are the uncompressed length and are skipped.
+fn extract_vmlinux(artifacts: &Artifacts, into: &Path) -> PathBuf {
+    let kernel = std::fs::read(artifacts.kernel_path("6.1")).unwrap();
     let number = |at: usize| u32::from_le_bytes(kernel[at..at + 4].try_into().unwrap()) as usize;
     let setup = (usize::from(kernel[0x1f1]) + 1) * 512;
     let (at, bytes) = (setup + number(0x248), number(0x24c));
     let (packed, elf) = (into.join("vmlinux.lz4"), into.join("vmlinux"));
     std::fs::write(&packed, &kernel[at..at + bytes - 4]).unwrap();
-    let unpacked = Command::new(artifacts.tool("lz4")).args(["-q", "-d"]).arg(&packed).arg(&elf).status();
+    let unpacked =
+        Command::new(artifacts.tool_path("lz4")).args(["-q", "-d"]).arg(&packed).arg(&elf).status();
     assert!(unpacked.unwrap().success(), "the kernel of Debian 12 must be compressed with lz4");
     elf
 }
@@ -260,12 +268,12 @@ fn network_card_transfers_a_megabyte_both_ways() {
          until wget -q -O /tmp/back http://10.9.0.2/file || [ $n -gt 200 ]; do n=$((n+1)); sleep 0.5; done\n\
          kill $VMM\nwait $VMM\necho \"CODE $?\"\n\
          echo \"SENT $(md5sum < /tmp/offered/file)\"\necho \"BACK $(md5sum < /tmp/back)\"\ncat /tmp/console\n",
-        command("net", "6.12", "net", "--memory size=256MiB --net tap=tap0,mac=52:54:00:12:34:56"),
+        vmm_command("net", "6.12", "net", "--memory size=256MiB --net tap=tap0,mac=52:54:00:12:34:56"),
     );
     let artifacts = artifacts();
-    let host = host(&artifacts, &script);
-    add_guest(&host, &artifacts, "net", "6.12", USE_NETWORK);
-    let output = run(host);
-    assert_eq!(words(&output, "CODE"), ["0"], "{output}");
-    assert_eq!(words(&output, "SENT"), words(&output, "BACK"), "{output}");
+    let host = create_host(&artifacts, &script);
+    add_guest(&host, &artifacts, "net", "6.12", USE_NETWORK_SCRIPT);
+    let output = run_host(host);
+    assert_eq!(words_after(&output, "CODE"), ["0"], "{output}");
+    assert_eq!(words_after(&output, "SENT"), words_after(&output, "BACK"), "{output}");
 }

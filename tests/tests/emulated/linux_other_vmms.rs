@@ -2,7 +2,9 @@
 //! guests must have the same NUMA nodes as under the VMM of Tarn.
 
 use emulated_host::nodes::PRINT_NODES_SCRIPT;
-use tests::linux_guests::{add_guest, artifacts, assert_nodes, host, pool_options, run, section, words};
+use tests::linux_guests::{
+    add_guest, artifacts, assert_nodes, create_host, guest_section, pool_options, run_host, words_after,
+};
 
 /// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. If a node has several
 /// slices, some of them are memory devices.
@@ -23,8 +25,8 @@ fn qemu_guest_has_the_same_nodes() {
         );
     }
     let artifacts = artifacts();
-    let host = host(&artifacts, &script);
-    host.qemu().unwrap();
+    let host = create_host(&artifacts, &script);
+    host.add_qemu().unwrap();
     for kernel in emulated_host::KERNELS {
         add_guest(
             &host,
@@ -34,11 +36,11 @@ fn qemu_guest_has_the_same_nodes() {
             &format!("{PRINT_NODES_SCRIPT}\n{PRINT_DISK_SCRIPT}"),
         );
     }
-    let output = run(host);
+    let output = run_host(host);
     for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
-        let (guest, code) = section(&output, &format!("s{n}"));
+        let (guest, code) = guest_section(&output, &format!("s{n}"));
         assert_eq!(code, "0", "{guest}");
-        assert_eq!(words(guest, "DISK"), ["hello", "1"], "{guest}");
+        assert_eq!(words_after(guest, "DISK"), ["hello", "1"], "{guest}");
         assert_nodes(kernel, *cpus, pools, guest);
     }
 }

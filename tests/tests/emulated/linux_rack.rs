@@ -3,8 +3,8 @@
 //! end only its own guest.
 
 use tests::{
-    linux_guests::{add_guest, artifacts, host, run, words},
-    rack::programs,
+    linux_guests::{add_guest, artifacts, create_host, run_host, words_after},
+    rack::programs_dir,
 };
 
 /// Shell script that starts a manager and one agent, and defines functions to restart both and to
@@ -111,13 +111,13 @@ cat /run/sums.console /run/sums.log
 "#
     );
     let output = run_script(&script);
-    let paused = words(&output, "PAUSED");
+    let paused = words_after(&output, "PAUSED");
     assert_eq!(paused[0], paused[1], "a paused guest must not make progress: {output}");
     for when in ["resumed", "without-agent", "new-agent", "without-manager", "new-manager"] {
         assert!(output.contains(&format!("PROGRESS {when}\n")), "{when}: {output}");
     }
     assert!(!output.contains("WRONG") && output.contains("SUMS END"), "{output}");
-    assert_eq!(words(&output, "CODE"), ["0"], "{output}");
+    assert_eq!(words_after(&output, "CODE"), ["0"], "{output}");
     assert!(output.contains("RELEASED"), "{output}");
 }
 
@@ -142,14 +142,14 @@ cat /run/stays.console
 "#
     );
     let output = run_script(&script);
-    assert_eq!(words(&output, "LOST"), ["20"], "{output}");
+    assert_eq!(words_after(&output, "LOST"), ["20"], "{output}");
     assert!(
         output.contains(" lost slice ") && output.contains(" of EMC emc0: the rack revoked it"),
         "{output}"
     );
-    assert_eq!(words(&output, "STARVED"), ["21"], "{output}");
+    assert_eq!(words_after(&output, "STARVED"), ["21"], "{output}");
     assert!(output.contains("host memory exhausted"), "{output}");
-    assert_eq!(words(&output, "STAYED"), ["0"], "{output}");
+    assert_eq!(words_after(&output, "STAYED"), ["0"], "{output}");
     assert!(!output.contains("WRONG"), "{output}");
 }
 
@@ -162,11 +162,11 @@ echo "nothing happened"
 
 fn run_script(script: &str) -> String {
     let artifacts = artifacts();
-    let host = host(&artifacts, script);
+    let host = create_host(&artifacts, script);
     for program in ["pool-manager", "host-agent", "tarn"] {
-        host.program(&programs().join(program)).unwrap();
+        host.add_program(&programs_dir().join(program)).unwrap();
     }
     add_guest(&host, &artifacts, "sums", "6.12", CHECKSUM_SCRIPT);
     add_guest(&host, &artifacts, "greedy", "6.12", EXHAUST_SCRIPT);
-    run(host)
+    run_host(host)
 }

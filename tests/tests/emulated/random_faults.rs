@@ -9,7 +9,7 @@ use tests::emulated_rack::{EmulatedRack, plan};
 /// Seed of the random operations. A run with the same seed repeats the operations, except for their
 /// timing.
 const SEED: u64 = 1;
-const OPERATIONS: usize = 30;
+const OPERATION_COUNT: usize = 30;
 const HOSTS: usize = 3;
 /// Number of slices of each device. The first device has one slice, because QEMU emulates each
 /// access to the first of two devices as MMIO, which takes minutes per slice.
@@ -107,7 +107,8 @@ impl Scenario {
         self.rack.kill_vm(vm.host, &vm.name);
     }
 
-    /// Releases the memory of a VM by force. Its process ends when the host receives the release.
+    /// Releases the memory of a VM by force. The process of the VM ends when the host receives the
+    /// release.
     fn force_release_random_vm(&mut self) {
         if self.is_manager_down {
             return;
@@ -136,7 +137,7 @@ impl Scenario {
         self.faults[host] = Some(fault);
     }
 
-    /// Restarts the manager if it is down; otherwise repairs the first faulty host.
+    /// Restarts the manager if the manager is down. Otherwise, repairs the first faulty host.
     fn repair_one(&mut self) {
         match self.faults.iter().position(Option::is_some) {
             _ if self.is_manager_down => self.toggle_manager(),
@@ -192,7 +193,7 @@ fn slices_are_free_and_zero_after_random_faults() {
         faults: [None; HOSTS],
         is_manager_down: false,
     };
-    (0..OPERATIONS).for_each(|number| scenario.step(number));
+    (0..OPERATION_COUNT).for_each(|number| scenario.step(number));
     scenario.repair_all();
     let checks = watch.finish();
     println!("no slice was on two hosts in {checks} checks");

@@ -13,7 +13,7 @@ const FILL_MIB: u32 = 800;
 
 /// Moves all slices between two hosts in each round. The VM of a round writes the given amount of
 /// memory per slice.
-fn move_all(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
+fn move_all_slices(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
     let mut dirty = Vec::new();
     for (round, touch_mib) in touch_mib.iter().copied().enumerate() {
         let host = round % 2;
@@ -31,7 +31,7 @@ fn move_all(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
         let is_kernel_choice = blocks > 0 && touch_mib < FILL_MIB;
         let (written, minimum) =
             (rack.nonzero_slices(0).len(), if is_kernel_choice { 1 } else { SLICES as usize });
-        assert!(written >= minimum, "data in only {written} slices");
+        assert!(written >= minimum, "{written} slices contain data: must be at least {minimum}");
         assert_eq!(rack.end_vm(host, &vm), [0; 0], "found data of another VM in the slices");
         rack.wait_all_free();
     }
@@ -41,7 +41,7 @@ fn move_all(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[u32]) {
 #[test]
 fn slices_move_between_hosts_zeroed_with_device_dax() {
     let rack = EmulatedRack::start(plan(2, &[SLICES], "dax"));
-    let (checks, ()) = rack.with_owner_watch(|| move_all(&rack, "device_dax", 0, &[TOUCH_MIB; 4]));
+    let (checks, ()) = rack.with_owner_watch(|| move_all_slices(&rack, "device_dax", 0, &[TOUCH_MIB; 4]));
     println!("no slice was on two hosts in {checks} checks");
     assert!(checks > 10);
     assert!(rack.kernel_slices(0).is_empty() && rack.kernel_slices(1).is_empty());
@@ -50,7 +50,8 @@ fn slices_move_between_hosts_zeroed_with_device_dax() {
 #[test]
 fn slices_move_between_hosts_zeroed_with_memory_blocks() {
     let rack = EmulatedRack::start(plan(2, &[SLICES], "memory_block"));
-    let (checks, ()) = rack.with_owner_watch(|| move_all(&rack, "kmem", 8, &[FILL_MIB, FILL_MIB, TOUCH_MIB]));
+    let (checks, ()) =
+        rack.with_owner_watch(|| move_all_slices(&rack, "kmem", 8, &[FILL_MIB, FILL_MIB, TOUCH_MIB]));
     println!("no slice was on two hosts in {checks} checks");
     assert!(checks > 10);
     assert!(rack.kernel_slices(0).is_empty() && rack.kernel_slices(1).is_empty());

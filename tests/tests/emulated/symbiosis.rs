@@ -7,28 +7,28 @@ use serde_json::Value;
 use tests::{
     emulated_rack::{EmulatedRack, plan},
     linux_guests::artifacts,
-    rack::programs,
+    rack::programs_dir,
 };
 
 const MEMORY_MIB: u64 = 192;
 const LINK_MB_S: u64 = 40;
 /// Address of the metrics endpoint of the agent, on its host.
-const METRICS: &str = "127.0.0.1:9751";
+const METRICS_ADDRESS: &str = "127.0.0.1:9751";
 
-fn rack() -> EmulatedRack {
+fn start_rack() -> EmulatedRack {
     let mut plan = plan(1, &[1], "dax");
-    plan.agent_toml_extra = format!("metrics_listen = {METRICS:?}\n");
+    plan.agent_toml_extra = format!("metrics_listen = {METRICS_ADDRESS:?}\n");
     plan.backend_toml_extra = format!(
         "[symbiosis]\ncgroups = \"/sys/fs/cgroup/tenants\"\nmemory_mib = {MEMORY_MIB}\nbandwidth_mb_s = {LINK_MB_S}\n\
          epoch_s = 5\nenforce = \"swap\"\nremote = \"/dev/vda\"\n"
     );
     plan.hosts.cpus = 2;
-    plan.hosts.append += " psi=1";
+    plan.hosts.cmdline_extra += " psi=1";
     plan.hosts.drives = vec![Drive { mib: 1024, mb_s: 40 }];
     plan.hosts.programs.extend([
-        artifacts().tool("mbw"),
-        artifacts().tool("memcached"),
-        programs().join("zipf-load"),
+        artifacts().tool_path("mbw"),
+        artifacts().tool_path("memcached"),
+        programs_dir().join("zipf-load"),
     ]);
     plan.hosts.script = TENANT_SETUP_SCRIPT.to_owned();
     EmulatedRack::start(plan)
@@ -43,39 +43,41 @@ fn start_tenant(rack: &EmulatedRack, tenant: &str, program: &str) {
     );
 }
 
-fn shares(rack: &EmulatedRack) -> Value {
-    let output = rack.rack.tarn(&["get", "shares", "h0", "-o", "json"]).output().unwrap();
+fn get_shares(rack: &EmulatedRack) -> Value {
+    let output = rack.rack.tarn_command(&["get", "shares", "h0", "-o", "json"]).output().unwrap();
     serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
 }
 
 /// Returns the limits of a tenant: `memory.high` in MiB, and `io.max`.
-fn limits(rack: &EmulatedRack, tenant: &str) -> (u64, String) {
+fn read_limits(rack: &EmulatedRack, tenant: &str) -> (u64, String) {
     let output = rack.run(0, &format!("cd /sys/fs/cgroup/tenants/{tenant}; cat memory.high io.max"));
     let (memory, io) = output.split_once('\n').unwrap();
     (memory.parse::<u64>().map_or(u64::MAX, |bytes| bytes >> 20), io.trim().to_owned())
 }
 
-fn metric(rack: &EmulatedRack, name: &str) -> f64 {
-    let text = rack.run(0, &format!("wget -qO- http://{METRICS}/metrics"));
+fn read_metric(rack: &EmulatedRack, name: &str) -> f64 {
+    let text = rack.run(0, &format!("wget -qO- http://{METRICS_ADDRESS}/metrics"));
     let line = text.lines().find(|line| line.starts_with(name));
     line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0.0)
 }
 
 /// Waits for the end of `count` epochs in any state.
 fn wait_epochs(rack: &EmulatedRack, count: u32) {
-    let all =
-        || ["set", "unchanged", "blocked"].iter().map(|state| epochs_with_state(rack, state)).sum::<f64>();
+    let all = || ["set", "unchanged", "blocked"].iter().map(|state| count_epochs(rack, state)).sum::<f64>();
     let before = all();
     rack.wait_until("epochs end", |_| all() >= before + f64::from(count));
 }
 
-fn epochs_with_state(rack: &EmulatedRack, state: &str) -> f64 {
-    metric(rack, &format!("tarn_symbiosis_epochs_total{{host=\"h0\",backend=\"dax\",state=\"{state}\"}}"))
+fn count_epochs(rack: &EmulatedRack, state: &str) -> f64 {
+    read_metric(
+        rack,
+        &format!("tarn_symbiosis_epochs_total{{host=\"h0\",backend=\"dax\",state=\"{state}\"}}"),
+    )
 }
 
 #[test]
 fn tenant_shares_follow_demand_and_survive_faults() {
-    let rack = rack();
+    let rack = start_rack();
     start_tenant(&rack, "cache", "memcached -u root -s /tmp/cache.sock -m 250 -t 1");
     rack.wait_until("memcached listens", |rack| rack.run(0, "ls /tmp/cache.sock; true").starts_with("/tmp"));
     rack.run(
@@ -84,7 +86,7 @@ fn tenant_shares_follow_demand_and_survive_faults() {
     );
     start_tenant(&rack, "stream", "mbw -n 1000000 -t 0 72");
     rack.wait_until("both have limits", |rack| {
-        limits(rack, "cache").0.max(limits(rack, "stream").0) < u64::MAX
+        read_limits(rack, "cache").0.max(read_limits(rack, "stream").0) < u64::MAX
     });
     // The sum of all shares must not exceed the supply after any epoch.
     for _ in 0..6 {
@@ -104,20 +106,20 @@ fn tenant_shares_follow_demand_and_survive_faults() {
             assert!(rate(lines[4]).unwrap() + rate(lines[5]).unwrap() <= LINK_MB_S * 1_000_000, "{output}");
         }
     }
-    let output = shares(&rack);
+    let output = get_shares(&rack);
     let tenants = output.as_array().unwrap_or_else(|| panic!("{output}"));
     assert_eq!(tenants.len(), 2, "{output}");
     for tenant in tenants {
         assert_eq!(tenant["access_source"], "damon", "{output}");
         let name = tenant["tenant"].as_str().unwrap();
-        assert_eq!(tenant["share"]["memory_mib"].as_u64(), Some(limits(&rack, name).0), "{output}");
+        assert_eq!(tenant["share"]["memory_mib"].as_u64(), Some(read_limits(&rack, name).0), "{output}");
     }
 
     assert_killed_agent_changes_no_limits(&rack);
 
     rack.tarn("set weights h0 cache=3");
     rack.wait_until("the weight is applied", |rack| {
-        let output = shares(rack);
+        let output = get_shares(rack);
         let cache =
             output.as_array().and_then(|all| all.iter().find(|tenant| tenant["tenant"] == "cache").cloned());
         cache.is_some_and(|cache| cache["fair"]["memory_mib"].as_u64() == Some(MEMORY_MIB * 3 / 4))
@@ -127,14 +129,14 @@ fn tenant_shares_follow_demand_and_survive_faults() {
     rack.run(0, "kill -9 $(pidof mbw)");
     let remove = "rmdir /sys/fs/cgroup/tenants/stream 2> /dev/null && echo gone; true";
     rack.wait_until("the cgroup of the tenant is removed", |rack| rack.run(0, remove).trim() == "gone");
-    rack.wait_until("the other tenant has its share", |rack| limits(rack, "cache").0 >= MEMORY_MIB - 1);
+    rack.wait_until("the other tenant has its share", |rack| read_limits(rack, "cache").0 >= MEMORY_MIB - 1);
 }
 
 fn assert_killed_agent_changes_no_limits(rack: &EmulatedRack) {
-    let before = (limits(rack, "cache"), limits(rack, "stream"));
+    let before = (read_limits(rack, "cache"), read_limits(rack, "stream"));
     rack.run(0, "kill -9 $(pidof host-agent)");
     rack.wait_until("another agent has started", |rack| rack.run(0, "pidof host-agent; true").trim() != "");
     // The restarted agent only measures its first epoch and does not set shares.
-    rack.wait_until("an epoch has ended", |rack| epochs_with_state(rack, "blocked") >= 1.0);
-    assert_eq!((limits(rack, "cache"), limits(rack, "stream")), before);
+    rack.wait_until("an epoch has ended", |rack| count_epochs(rack, "blocked") >= 1.0);
+    assert_eq!((read_limits(rack, "cache"), read_limits(rack, "stream")), before);
 }

@@ -1,6 +1,6 @@
-//! Last part of the demo: a Linux guest with pool memory, whose slices move to another host
-//! afterwards. This part uses a separate rack of two hosts and one small EMC. If KVM on this
-//! machine cannot boot Linux, the rack and the guest run inside an emulated host.
+//! Last part of the demo: a Linux guest with pool memory. After the guest has ended, its slices
+//! move to another host. This part uses a separate rack of two hosts and one small EMC. If KVM on
+//! this machine cannot boot Linux, the rack and the guest run inside an emulated host.
 
 mod emulated;
 mod report;
@@ -17,10 +17,10 @@ use emulated_host::{
 };
 
 use super::{
-    Interrupt, Programs, UP_TIMEOUT, all_up, print_details, print_heading,
+    Interrupt, Programs, START_TIMEOUT, are_all_hosts_up, print_details, print_heading,
     rack::{Plan, Rack},
     scratch::Scratch,
-    service::{self, Services, command},
+    service::{self, Services, new_command},
     tarn_cli::TarnCli,
 };
 use crate::failure::Failure;
@@ -30,7 +30,7 @@ pub use self::{emulated::DemoGuestArgs, report::GuestReport};
 
 /// rack.toml of the guest's rack. The guest uses all slices; afterwards, a second VM uses all
 /// slices.
-const RACK: &str = r#"
+const RACK_TOML: &str = r#"
 [[emc]]
 name = "emc0"
 slices = 2
@@ -51,10 +51,10 @@ const HOSTS: [&str; 2] = ["h0", "h1"];
 /// Names of the guest and of the second VM.
 const VMS: [&str; 2] = ["guest", "next"];
 /// Options of both reservations.
-const RESERVATION: [&str; 6] = ["--pool", "2GiB", "--local", "512MiB", "--cores", "2"];
+const RESERVE_OPTIONS: [&str; 6] = ["--pool", "2GiB", "--local", "512MiB", "--cores", "2"];
 
 /// Options that run the VMM as an unprivileged user. Used if the demo runs as root.
-const NOBODY: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
+const UNPRIVILEGED_USER_OPTIONS: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
 /// Version of the guest kernel.
 const KERNEL: &str = "6.12";
@@ -73,7 +73,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Kernel and initrd of a guest.
 #[derive(Clone, Debug)]
-pub struct Boot {
+pub struct BootFiles {
     /// Path of the kernel.
     pub kernel: PathBuf,
     /// Path of the initrd, whose `init` runs [`guest_script`].
@@ -93,7 +93,7 @@ pub fn run(
 ) -> Result<GuestReport, Failure> {
     print_heading("a Linux guest with its pool memory as a NUMA node without CPUs");
     let initrd = Initrd::for_guest(artifacts, KERNEL, &guest_script())?;
-    let boot = Boot { kernel: artifacts.kernel(KERNEL), initrd: scratch.file("guest.initrd") };
+    let boot = BootFiles { kernel: artifacts.kernel_path(KERNEL), initrd: scratch.file("guest.initrd") };
     initrd.pack(&boot.initrd)?;
     match boots_on_this_machine(programs, interrupt, scratch, &boot)? {
         Ok(()) => return run_guest_rack(programs, interrupt, &boot),
@@ -108,12 +108,12 @@ fn boots_on_this_machine(
     programs: &Programs,
     interrupt: &Interrupt,
     scratch: &Scratch,
-    boot: &Boot,
+    boot: &BootFiles,
 ) -> Result<Result<(), String>, Failure> {
     let console = scratch.file("probe.console");
-    let mut run = command(&programs.vmm);
+    let mut run = new_command(&programs.vmm);
     run.args(["run", "--vm", "probe", "--standalone", "--memory", "size=512MiB"]);
-    let mut vmm = launch(run, boot, &console, scratch)?;
+    let mut vmm = start_vmm(run, boot, &console, scratch)?;
     let waited = interrupt.wait_until("the first output of a guest", FIRST_OUTPUT_TIMEOUT, || {
         Ok(vmm.exit_status()?.is_some() || !numa_report(&console).kernel.is_empty())
     });
@@ -133,10 +133,10 @@ fn boots_on_this_machine(
 pub fn run_guest_rack(
     programs: &Programs,
     interrupt: &Interrupt,
-    boot: &Boot,
+    boot: &BootFiles,
 ) -> Result<GuestReport, Failure> {
     let scratch = Scratch::new()?;
-    let rack = Plan::parse(RACK, "the guest's rack")?.deploy(&scratch)?;
+    let rack = Plan::parse(RACK_TOML, "the guest's rack")?.deploy(&scratch)?;
     let mut services = Services::new(programs, &rack, &scratch);
     let report = run_on_rack(programs, interrupt, boot, &scratch, &rack, &mut services);
     let report = report.inspect_err(|_| services.print_log_tails());
@@ -148,7 +148,7 @@ pub fn run_guest_rack(
 fn run_on_rack(
     programs: &Programs,
     interrupt: &Interrupt,
-    boot: &Boot,
+    boot: &BootFiles,
     scratch: &Scratch,
     rack: &Rack,
     services: &mut Services<'_>,
@@ -156,9 +156,9 @@ fn run_on_rack(
     let cli = TarnCli::new(programs, rack);
     services.init_rack()?;
     services.start_manager()?;
-    interrupt.wait_until("a reply of the manager", UP_TIMEOUT, || cli.is_manager_ready())?;
+    interrupt.wait_until("a reply of the manager", START_TIMEOUT, || cli.is_manager_ready())?;
     HOSTS.iter().try_for_each(|host| services.start_agent(host))?;
-    interrupt.wait_until("all hosts to be up", UP_TIMEOUT, || all_up(&cli))?;
+    interrupt.wait_until("all hosts to be up", START_TIMEOUT, || are_all_hosts_up(&cli))?;
     print_details(&format!("a small rack is up: {}", rack.summary()));
     reserve(&cli, 0)?;
     let slices = cli.slices_of(HOSTS[0])?;
@@ -168,7 +168,7 @@ fn run_on_rack(
     })?;
     reserve(&cli, 1)?;
     if cli.slices_of(HOSTS[1])? != slices {
-        return Err(Failure::Result(format!("host {} did not receive the slices of the guest", HOSTS[1])));
+        return Err(Failure::BadResult(format!("host {} did not receive the slices of the guest", HOSTS[1])));
     }
     let [from, to] = HOSTS;
     slices.iter().for_each(|slice| print_details(&format!("slice {slice}: {from} → {to}")));
@@ -179,7 +179,7 @@ fn run_on_rack(
 fn reserve(cli: &TarnCli<'_>, index: usize) -> Result<(), Failure> {
     let (host, vm) = (HOSTS[index], VMS[index]);
     let target = ["reserve", "--host", host, "--vm", vm, "--request-id", vm, "--wait-ready"];
-    cli.execute(&[&target[..], &RESERVATION].concat())?;
+    cli.execute(&[&target[..], &RESERVE_OPTIONS].concat())?;
     cli.execute(&["commit", vm])
 }
 
@@ -187,36 +187,37 @@ fn reserve(cli: &TarnCli<'_>, index: usize) -> Result<(), Failure> {
 fn run_guest(
     programs: &Programs,
     interrupt: &Interrupt,
-    boot: &Boot,
+    boot: &BootFiles,
     scratch: &Scratch,
 ) -> Result<GuestReport, Failure> {
     let (console, run_dir) = (scratch.file("guest.console"), scratch.file("vmm"));
-    let mut run = command(&programs.vmm);
+    let mut run = new_command(&programs.vmm);
     run.args(["run", "--vm", VMS[0], "--cpus", "2", "--agent"]);
     run.arg(scratch.runtime_dir(HOSTS[0]).join("host-memory.sock"));
-    let mut vmm = launch(run, boot, &console, scratch)?;
+    let mut vmm = start_vmm(run, boot, &console, scratch)?;
     let waited = interrupt.wait_until("the list of nodes of a guest", NODES_TIMEOUT, || {
         Ok(vmm.exit_status()?.is_some() || !numa_report(&console).kernel.is_empty())
     });
     let report = GuestReport::from_numa_report(&numa_report(&console));
-    let failure =
-        |reason: String| Failure::Result(format!("{reason}:\n{}\n{}", vmm.log_tail(), last_lines(&console)));
+    let failure = |reason: String| {
+        Failure::BadResult(format!("{reason}:\n{}\n{}", vmm.log_tail(), last_lines(&console)))
+    };
     match waited {
         Err(timed_out @ Failure::TimedOut { .. }) => return Err(failure(timed_out.to_string())),
         other => other?,
     };
-    report.lines().iter().for_each(|line| print_details(line));
+    report.to_lines().iter().for_each(|line| print_details(line));
     report.check_nodes().map_err(failure)?;
-    let mut stop = command(&programs.vmm);
+    let mut stop = new_command(&programs.vmm);
     stop.args(["stop", VMS[0], "--run-dir"]).arg(&run_dir);
     let pressed_at = Instant::now();
-    let stopped = stop.status().map_err(Failure::start("vmm-plugin"))?;
+    let stopped = stop.status().map_err(Failure::start_error("vmm-plugin"))?;
     interrupt.wait_until("the guest to power off", STOP_TIMEOUT, || Ok(vmm.exit_status()?.is_some()))?;
     let elapsed = pressed_at.elapsed();
     let status = vmm.exit_status()?.filter(|status| !status.success() || !stopped.success());
     if let Some(status) = status {
         let details = format!("{}\n{}", vmm.log_tail(), last_lines(&console));
-        return Err(Failure::Result(format!("the guest failed: {status}:\n{details}")));
+        return Err(Failure::BadResult(format!("the guest failed: {status}:\n{details}")));
     }
     print_details(&format!(
         "the guest powered off {:.1} s after its power button was pressed",
@@ -226,14 +227,14 @@ fn run_guest(
 }
 
 /// Adds the common options of all guests to a command, and starts the command.
-fn launch(
+fn start_vmm(
     mut run: std::process::Command,
-    boot: &Boot,
+    boot: &BootFiles,
     console: &Path,
     scratch: &Scratch,
 ) -> Result<Process, Failure> {
     if rustix::process::geteuid().is_root() {
-        run.args(NOBODY);
+        run.args(UNPRIVILEGED_USER_OPTIONS);
     }
     run.arg("--run-dir").arg(scratch.file("vmm")).arg("--kernel").arg(&boot.kernel);
     run.arg("--initrd").arg(&boot.initrd).args(["--cmdline", "console=ttyS0 quiet panic=-1 pci=off"]);

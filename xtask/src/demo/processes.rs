@@ -34,15 +34,16 @@ impl Process {
     }
 }
 
-/// Returns all other processes that have this folder, or a path in this folder, as an argument.
-pub fn with_argument_in(folder: &Path) -> Vec<Process> {
+/// Returns all processes, except this process, with this folder or a path in this folder as an
+/// argument.
+pub fn find_by_argument_in(folder: &Path) -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
     let others = pids.filter(|pid| *pid != rustix::process::getpid());
-    others.filter_map(|pid| matching(pid, folder)).collect()
+    others.filter_map(|pid| open_if_matching(pid, folder)).collect()
 }
 
-fn matching(pid: Pid, folder: &Path) -> Option<Process> {
+fn open_if_matching(pid: Pid, folder: &Path) -> Option<Process> {
     // The pidfd is opened before the command line is read, so that both belong to the same process.
     let descriptor = pidfd_open(pid, PidfdFlags::empty()).ok()?;
     let arguments = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
@@ -76,11 +77,12 @@ mod tests {
         };
         let mut matching_child = sleeper(&folder.path().join("host.sock"));
         let mut other_child = sleeper(&folder.path().with_extension("other"));
-        // A new process has the command line of its parent until exec, so the search is repeated.
+        // A child process has the command line of its parent until it calls exec, so the search is
+        // repeated.
         let deadline = Instant::now() + Duration::from_secs(10);
         let mut found = Vec::new();
         while found.is_empty() && Instant::now() < deadline {
-            found = with_argument_in(folder.path());
+            found = find_by_argument_in(folder.path());
         }
         assert_eq!(found.len(), 1);
         found[0].kill();
@@ -88,6 +90,6 @@ mod tests {
         assert_eq!(other_child.try_wait().unwrap(), None);
         other_child.kill().unwrap();
         other_child.wait().unwrap();
-        assert_eq!(with_argument_in(folder.path()).len(), 0);
+        assert_eq!(find_by_argument_in(folder.path()).len(), 0);
     }
 }

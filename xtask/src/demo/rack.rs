@@ -9,7 +9,7 @@ use std::{
 
 use toml::{Table, Value};
 
-use super::{scratch::Scratch, write};
+use super::{scratch::Scratch, write_file};
 use crate::failure::Failure;
 
 /// Default rack.toml. Hosts have little local memory per core, so that traces of VMs fill both the
@@ -67,7 +67,7 @@ pub struct Rack {
     /// Names of the hosts.
     pub hosts: Vec<String>,
     /// Duration of a host lease.
-    pub ttl: Duration,
+    pub lease_ttl: Duration,
     /// Time from the expiry of a lease until the host is fenced, or `None` if hosts are not fenced.
     pub fence_after: Option<Duration>,
     slices: Vec<i64>,
@@ -81,7 +81,7 @@ impl Plan {
     /// Returns an error if the file cannot be read or is not TOML.
     pub fn read(file: Option<&Path>) -> Result<Self, Failure> {
         let text = match file {
-            Some(file) => fs::read_to_string(file).map_err(Failure::file("read", file))?,
+            Some(file) => fs::read_to_string(file).map_err(Failure::file_error("read", file))?,
             None => DEFAULT_RACK.to_owned(),
         };
         Self::parse(&text, &file.unwrap_or(Path::new("the demo's rack")).display().to_string())
@@ -102,20 +102,20 @@ impl Plan {
     /// # Errors
     /// Returns an error if the file cannot be written.
     pub fn deploy(mut self, scratch: &Scratch) -> Result<Rack, Failure> {
-        let listen = format!("unix:{}", scratch.disk().join("manager.sock").display());
-        self.set_paths(&listen, scratch.disk(), scratch.memory());
+        let listen = format!("unix:{}", scratch.disk_dir().join("manager.sock").display());
+        self.set_paths(&listen, scratch.disk_dir(), scratch.memory_dir());
         let file = scratch.file("rack.toml");
-        write(&file, &self.table.to_string())?;
+        write_file(&file, &self.table.to_string())?;
         let lease = self.table.get("lease").and_then(Value::as_table);
-        let duration = |key| lease.and_then(|lease| lease.get(key)).map(seconds);
+        let duration = |key| lease.and_then(|lease| lease.get(key)).map(parse_seconds);
         Ok(Rack {
             hosts: self
                 .tables("host")
                 .iter()
-                .filter_map(|host| Some(text(host, "name")?.to_owned()))
+                .filter_map(|host| Some(get_str(host, "name")?.to_owned()))
                 .collect(),
             slices: self.tables("emc").iter().filter_map(|emc| emc.get("slices")?.as_integer()).collect(),
-            ttl: duration("ttl_s").flatten().unwrap_or(TTL_DEFAULT),
+            lease_ttl: duration("ttl_s").flatten().unwrap_or(TTL_DEFAULT),
             fence_after: duration("fence_after_s").unwrap_or(Some(FENCE_AFTER_DEFAULT)),
             file,
             listen,
@@ -130,12 +130,12 @@ impl Plan {
         if let Some(manager) = manager.as_table_mut() {
             manager.remove("metrics_listen");
             manager.insert("listen".to_owned(), listen.into());
-            manager.insert("store".to_owned(), path(&disk.join("store")));
+            manager.insert("store".to_owned(), path_value(&disk.join("store")));
         }
         for emc in self.tables_mut("emc") {
-            let emc_path = memory.join(text(emc, "name").unwrap_or("emc"));
+            let emc_path = memory.join(get_str(emc, "name").unwrap_or("emc"));
             emc.insert("driver".to_owned(), "emulated".into());
-            emc.insert("path".to_owned(), path(&emc_path));
+            emc.insert("path".to_owned(), path_value(&emc_path));
         }
         self.tables_mut("host").for_each(|host| drop(host.remove("token_sha256")));
     }
@@ -169,16 +169,16 @@ impl Rack {
     }
 }
 
-fn text<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
+fn get_str<'a>(table: &'a Table, key: &str) -> Option<&'a str> {
     table.get(key).and_then(Value::as_str)
 }
 
-fn path(path: &Path) -> Value {
+fn path_value(path: &Path) -> Value {
     Value::String(path.display().to_string())
 }
 
 /// Parses a number of seconds. Returns `None` for other values, such as "never".
-fn seconds(value: &Value) -> Option<Duration> {
+fn parse_seconds(value: &Value) -> Option<Duration> {
     let whole = value.as_integer().and_then(|whole| u64::try_from(whole).ok()).map(Duration::from_secs);
     whole.or_else(|| Duration::try_from_secs_f64(value.as_float()?).ok())
 }
@@ -212,9 +212,9 @@ mod tests {
 
     #[test]
     fn never_is_parsed_as_none() {
-        assert_eq!(seconds(&Value::from("never")), None);
-        assert_eq!(seconds(&Value::from(2)), Some(Duration::from_secs(2)));
-        assert_eq!(seconds(&Value::from(0.5)), Some(Duration::from_millis(500)));
+        assert_eq!(parse_seconds(&Value::from("never")), None);
+        assert_eq!(parse_seconds(&Value::from(2)), Some(Duration::from_secs(2)));
+        assert_eq!(parse_seconds(&Value::from(0.5)), Some(Duration::from_millis(500)));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::{
     rack::Rack,
     replay_report::ReplayReport,
     scratch::Scratch,
-    service::{self, Programs, Services, command},
+    service::{self, Programs, Services, new_command},
 };
 use crate::{failure::Failure, wait::Interrupt};
 use local_rack::Process;
@@ -52,8 +52,8 @@ impl Trace {
         let Some(file) = file else {
             return Ok(Self { source: format!("generated:{limit}"), limit, seed, vms: limit });
         };
-        let rows = rows(file).map_err(Failure::file("read", file))?;
-        let absolute = fs::canonicalize(file).map_err(Failure::file("find", file))?;
+        let rows = count_rows(file).map_err(Failure::file_error("read", file))?;
+        let absolute = fs::canonicalize(file).map_err(Failure::file_error("find", file))?;
         Ok(Self { source: absolute.display().to_string(), limit, seed, vms: rows.min(limit) })
     }
 }
@@ -64,7 +64,7 @@ impl fmt::Display for Trace {
     }
 }
 
-fn rows(file: &Path) -> io::Result<u64> {
+fn count_rows(file: &Path) -> io::Result<u64> {
     let mut text = BufReader::new(File::open(file)?);
     let is_gzip = text.fill_buf()?.starts_with(&GZIP_MAGIC);
     let text: Box<dyn Read> = if is_gzip { Box::new(MultiGzDecoder::new(text)) } else { Box::new(text) };
@@ -92,7 +92,7 @@ impl Replay {
         scratch: &Scratch,
     ) -> Result<Self, Failure> {
         let (log, report) = (scratch.file("replies.jsonl"), scratch.file("report.json"));
-        let mut command = command(&programs.tarn);
+        let mut command = new_command(&programs.tarn);
         command.arg("replay").arg(&trace.source).arg("--rack").arg(&rack.file);
         command.args(["--limit", &trace.limit.to_string(), "--seed", &trace.seed.to_string()]);
         command.arg("--log").arg(&log).arg("--json").arg(&report);
@@ -190,7 +190,7 @@ impl ReplyLog {
         // `tarn replay` creates the file with the first reply.
         self.reader = self.reader.take().or_else(|| File::open(&self.path).ok().map(BufReader::new));
         let Some(log) = &mut self.reader else { return Ok(0) };
-        while log.read_line(&mut self.partial_line).map_err(Failure::file("read", &self.path))? > 0 {
+        while log.read_line(&mut self.partial_line).map_err(Failure::file_error("read", &self.path))? > 0 {
             if self.partial_line.ends_with('\n') {
                 self.reserved += u64::from(self.partial_line.contains(RESERVE_ACTION));
                 self.partial_line.clear();

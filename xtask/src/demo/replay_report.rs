@@ -4,17 +4,17 @@ use std::{fmt, fs, path::Path};
 
 use serde_json::{Value, json};
 
-use super::{guest::GuestReport, write};
+use super::{guest::GuestReport, write_file};
 use crate::failure::Failure;
 
 /// Audit counts that must be 0: JSON pointer and label.
-const AUDITS: &[(&str, &str)] = &[
+const AUDIT_COUNTS: &[(&str, &str)] = &[
     ("/audit/double_owned", "slices with two owners"),
     ("/audit/granted_dirty", "slices granted without a scrub"),
     ("/audit/acknowledged_lost", "acknowledged requests lost"),
 ];
-/// Counts and times without an audit: JSON pointer and label.
-const COUNTS: &[(&str, &str)] = &[
+/// Other counts and times in the report: JSON pointer and label.
+const OTHER_VALUES: &[(&str, &str)] = &[
     ("/vms/requested", "VMs requested"),
     ("/vms/placed", "VMs placed"),
     ("/vms/rejected", "VMs rejected"),
@@ -39,7 +39,7 @@ impl ReplayReport {
     /// # Errors
     /// Returns an error if the file cannot be read or is not JSON.
     pub fn read(file: &Path) -> Result<Self, Failure> {
-        let text = fs::read_to_string(file).map_err(Failure::file("read", file))?;
+        let text = fs::read_to_string(file).map_err(Failure::file_error("read", file))?;
         let report = serde_json::from_str(&text).map_err(|error| Failure::UnexpectedOutput {
             program: "tarn replay".to_owned(),
             reason: error.to_string(),
@@ -61,22 +61,26 @@ impl ReplayReport {
     /// # Errors
     /// Returns an error if the file cannot be written.
     pub fn save(&self, file: Option<&Path>) -> Result<(), Failure> {
-        file.map_or(Ok(()), |file| write(file, &format!("{:#}\n", self.report)))
+        file.map_or(Ok(()), |file| write_file(file, &format!("{:#}\n", self.report)))
     }
 
     /// Checks that all audit counts are present and 0. Missing counts are allowed if no slice was
     /// ever in use.
     ///
     /// # Errors
-    /// Returns [`Failure::Result`] with the counts that are missing or not 0.
+    /// Returns [`Failure::BadResult`] with the counts that are missing or not 0.
     pub fn check(&self) -> Result<(), Failure> {
         let zero = Value::from(0);
         let is_idle = self.value("/slices/peak_in_use") == Some(&zero);
         let failed =
-            AUDITS.iter().filter(|(path, _)| self.value(path).map_or(!is_idle, |count| *count != zero));
+            AUDIT_COUNTS.iter().filter(|(path, _)| self.value(path).map_or(!is_idle, |count| *count != zero));
         let failed: Vec<String> =
             failed.map(|(path, label)| format!("{}: {label}", self.format_value(path))).collect();
-        if failed.is_empty() { Ok(()) } else { Err(Failure::Result(format!("audit: {}", failed.join(", ")))) }
+        if failed.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::BadResult(format!("audit: {}", failed.join(", "))))
+        }
     }
 
     fn value(&self, pointer: &str) -> Option<&Value> {
@@ -96,7 +100,7 @@ impl ReplayReport {
 impl fmt::Display for ReplayReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n● result")?;
-        for (path, label) in COUNTS.iter().chain(AUDITS) {
+        for (path, label) in OTHER_VALUES.iter().chain(AUDIT_COUNTS) {
             writeln!(f, "  {:>10}  {label}", self.format_value(path))?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Temporary folders of the demo: a folder in memory for the devices, and a folder on disk for
+//! Temporary folders of the demo: a folder on a tmpfs for the devices, and a folder on disk for
 //! other files. At the end, both folders are removed and processes that still use them are killed.
 
 use std::{
@@ -11,8 +11,8 @@ use tempfile::TempDir;
 use super::processes;
 use crate::{failure::Failure, wait::wait_until};
 
-/// Folder of the file system in memory.
-const SHARED_MEMORY: &str = "/dev/shm";
+/// Mount point of a tmpfs.
+const TMPFS: &str = "/dev/shm";
 /// Prefix of the names of both folders.
 const PREFIX: &str = "tarn-demo-";
 /// Time limit for remaining processes to end before they are killed.
@@ -26,24 +26,23 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates both folders. If there is no file system in memory, devices are sparse files on
-    /// disk.
+    /// Creates both folders. If there is no tmpfs, devices are sparse files on disk.
     ///
     /// # Errors
     /// Returns an error if a folder cannot be created.
     pub fn new() -> Result<Self, Failure> {
         let temporary = std::env::temp_dir();
-        let memory = Some(Path::new(SHARED_MEMORY)).filter(|memory| memory.is_dir()).unwrap_or(&temporary);
-        Ok(Self { disk: folder(&temporary)?, memory: folder(memory)? })
+        let memory = Some(Path::new(TMPFS)).filter(|memory| memory.is_dir()).unwrap_or(&temporary);
+        Ok(Self { disk: create_temp_folder(&temporary)?, memory: create_temp_folder(memory)? })
     }
 
     /// Returns the folder for the memory of devices.
-    pub fn memory(&self) -> &Path {
+    pub fn memory_dir(&self) -> &Path {
         self.memory.path()
     }
 
     /// Returns the folder for stores, configuration files and logs.
-    pub fn disk(&self) -> &Path {
+    pub fn disk_dir(&self) -> &Path {
         self.disk.path()
     }
 
@@ -64,22 +63,22 @@ impl Scratch {
     /// Returns an error if a folder cannot be removed.
     pub fn remove(self) -> Result<(), Failure> {
         let ended = wait_until("all processes to end", STOP_TIMEOUT, || {
-            Ok(processes::with_argument_in(self.disk()).is_empty())
+            Ok(processes::find_by_argument_in(self.disk_dir()).is_empty())
         });
         if ended.is_err() {
-            processes::with_argument_in(self.disk()).iter().for_each(processes::Process::kill);
+            processes::find_by_argument_in(self.disk_dir()).iter().for_each(processes::Process::kill);
         }
         for folder in [self.memory, self.disk] {
             let path = folder.path().to_owned();
-            folder.close().map_err(Failure::file("remove", path))?;
+            folder.close().map_err(Failure::file_error("remove", path))?;
         }
         Ok(())
     }
 }
 
-fn folder(parent: &Path) -> Result<TempDir, Failure> {
+fn create_temp_folder(parent: &Path) -> Result<TempDir, Failure> {
     tempfile::Builder::new()
         .prefix(PREFIX)
         .tempdir_in(parent)
-        .map_err(Failure::file("create a folder in", parent))
+        .map_err(Failure::file_error("create a folder in", parent))
 }

@@ -13,8 +13,8 @@ use std::{
 use local_rack::{AgentConfig, Process};
 use rustix::process::Signal;
 
-use super::{processes, rack::Rack, scratch::Scratch, write};
-use crate::{failure::Failure, step::step, wait::wait_until};
+use super::{processes, rack::Rack, scratch::Scratch, write_file};
+use crate::{failure::Failure, step::run_step, wait::wait_until};
 
 /// Time limit for a process to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ pub struct Programs {
 
 /// Returns a command for a program, without colours in its log. Removes environment variables of
 /// the user that refer to another rack.
-pub fn command(program: &Path) -> Command {
+pub fn new_command(program: &Path) -> Command {
     let mut command = Command::new(program);
     let names = env::vars_os().map(|(name, _)| name);
     command.env("NO_COLOR", "1");
@@ -86,8 +86,8 @@ impl<'a> Services<'a> {
     /// # Errors
     /// Returns an error if `pool-manager init` fails.
     pub fn init_rack(&self) -> Result<(), Failure> {
-        let mut init = command(&self.programs.manager);
-        step("pool-manager init", init.args(["init", "--config"]).arg(&self.rack.file))
+        let mut init = new_command(&self.programs.manager);
+        run_step("pool-manager init", init.args(["init", "--config"]).arg(&self.rack.file))
     }
 
     /// Starts the manager.
@@ -109,7 +109,7 @@ impl<'a> Services<'a> {
     /// Returns an error if the agent does not start or its configuration cannot be written.
     pub fn start_agent(&mut self, host: &str) -> Result<(), Failure> {
         let runtime = self.scratch.runtime_dir(host);
-        fs::create_dir_all(&runtime).map_err(Failure::file("create", &runtime))?;
+        fs::create_dir_all(&runtime).map_err(Failure::file_error("create", &runtime))?;
         let token = self.scratch.file("store").join("tokens").join(format!("{host}.token"));
         let (file, uri) = (self.scratch.file(&format!("{host}.toml")), self.rack.uri());
         let config = AgentConfig {
@@ -119,7 +119,7 @@ impl<'a> Services<'a> {
             token_file: token,
             extra: String::new(),
         };
-        write(&file, &config.to_string())?;
+        write_file(&file, &config.to_string())?;
         self.start(host, &self.programs.agent, &file)
     }
 
@@ -131,7 +131,7 @@ impl<'a> Services<'a> {
         self.running.remove(host);
         let mut killed = 0;
         for _ in 0..KILL_ROUNDS_MAX {
-            let vms = processes::with_argument_in(&self.scratch.runtime_dir(host));
+            let vms = processes::find_by_argument_in(&self.scratch.runtime_dir(host));
             if vms.is_empty() {
                 return Ok(killed);
             }
@@ -139,7 +139,7 @@ impl<'a> Services<'a> {
             killed += vms.len();
             vms.iter().for_each(processes::Process::wait);
         }
-        Err(Failure::Result(format!(
+        Err(Failure::BadResult(format!(
             "host {host} still has processes after {KILL_ROUNDS_MAX} rounds of SIGKILL"
         )))
     }
@@ -180,7 +180,7 @@ impl<'a> Services<'a> {
     }
 
     fn start(&mut self, name: &str, program: &Path, config: &Path) -> Result<(), Failure> {
-        let mut command = command(program);
+        let mut command = new_command(program);
         command.args(["serve", "--config"]).arg(config);
         let process = start(name, &mut command, self.scratch.file(&format!("{name}.log")))?;
         self.running.insert(name.to_owned(), process);
@@ -196,7 +196,9 @@ fn stop_all(mut processes: Vec<Process>) -> Result<(), Failure> {
     for process in &mut processes {
         if let Some(status) = process.exit_status()?.filter(|status| !status.success()) {
             let (log, tail) = (process.log().display(), process.log_tail());
-            return Err(Failure::Result(format!("a process failed: {status}; last lines of {log}:\n{tail}")));
+            return Err(Failure::BadResult(format!(
+                "a process failed: {status}; last lines of {log}:\n{tail}"
+            )));
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{
     rack::Rack,
     scratch::Scratch,
-    service::{self, Programs, command},
+    service::{self, Programs, new_command},
 };
 use crate::failure::Failure;
 use local_rack::Process;
@@ -40,7 +40,7 @@ impl SliceWatch {
     /// Returns an error if `tarn` does not start.
     pub fn start(programs: &Programs, rack: &Rack, scratch: &Scratch) -> Result<Self, Failure> {
         let log = scratch.file("watch.jsonl");
-        let mut command = command(&programs.tarn);
+        let mut command = new_command(&programs.tarn);
         command.args(["--endpoint", &rack.uri(), "--output", "json", "watch", "events"]);
         Ok(Self { watch: Some(service::start("tarn watch", &mut command, log.clone())?), log })
     }
@@ -53,15 +53,15 @@ impl SliceWatch {
     /// Returns the history of a slice from its last VM on this host to the next VM that owns the
     /// slice. Returns `None` if there are no such VMs.
     pub fn history_after(&self, host: &str, slice: u32) -> Option<String> {
-        history(&fs::read_to_string(&self.log).ok()?, host, slice)
+        format_history(&fs::read_to_string(&self.log).ok()?, host, slice)
     }
 }
 
-fn history(log: &str, host: &str, slice: u32) -> Option<String> {
+fn format_history(log: &str, host: &str, slice: u32) -> Option<String> {
     let events =
         log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok().map(|line| line.slice));
     let mut entries: Vec<HistoryEntry> =
-        events.filter(|event| event.slice == slice).filter_map(history_entry).collect();
+        events.filter(|event| event.slice == slice).filter_map(to_history_entry).collect();
     entries.dedup();
     let from = entries.iter().rposition(|entry| entry.host.as_deref() == Some(host))?;
     let length = entries[from + 1..].iter().position(|entry| entry.host.is_some())?;
@@ -78,7 +78,7 @@ struct HistoryEntry {
     host: Option<String>,
 }
 
-fn history_entry(event: Event) -> Option<HistoryEntry> {
+fn to_history_entry(event: Event) -> Option<HistoryEntry> {
     let Event { state, host, vm, .. } = event;
     match (state.as_str(), host, vm) {
         ("online", Some(host), Some(vm)) => {
@@ -114,7 +114,7 @@ mod tests {
             event(7, "online", "\"h3\"", "\"d\""),
         ]
         .join("\n");
-        assert_eq!(history(&log, "h1", 7).unwrap(), "slice 7: a on h1 → scrubbed by h2 → c on h2");
-        assert_eq!(history(&log, "h1", 8), None);
+        assert_eq!(format_history(&log, "h1", 7).unwrap(), "slice 7: a on h1 → scrubbed by h2 → c on h2");
+        assert_eq!(format_history(&log, "h1", 8), None);
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
     rack::Rack,
-    service::{Programs, command},
+    service::{Programs, new_command},
 };
 use crate::failure::Failure;
 
@@ -61,7 +61,7 @@ impl<'a> TarnCli<'a> {
     /// # Errors
     /// Returns an error if there is no reply or the reply cannot be parsed.
     pub fn hosts(&self) -> Result<Vec<Host>, Failure> {
-        self.json(&["get", "hosts"])
+        self.query_json(&["get", "hosts"])
     }
 
     /// Returns whether a host is in one of these states. Returns `false` if there is no reply.
@@ -81,7 +81,7 @@ impl<'a> TarnCli<'a> {
     /// # Errors
     /// Returns an error if there is no reply or the reply cannot be parsed.
     pub fn slices_of(&self, host: &str) -> Result<Vec<u32>, Failure> {
-        let slices: Vec<Slice> = self.json(&["get", "slices"])?;
+        let slices: Vec<Slice> = self.query_json(&["get", "slices"])?;
         let owned = slices.into_iter().filter(|slice| slice.host.as_deref() == Some(host));
         Ok(owned.map(|slice| slice.slice).collect())
     }
@@ -91,7 +91,7 @@ impl<'a> TarnCli<'a> {
     /// # Errors
     /// Returns an error if there is no reply or the reply cannot be parsed.
     pub fn has_no_draining_slice(&self) -> Result<bool, Failure> {
-        let emcs: Vec<Emc> = self.json(&["get", "emcs"])?;
+        let emcs: Vec<Emc> = self.query_json(&["get", "emcs"])?;
         Ok(emcs.iter().all(|emc| emc.draining == 0))
     }
 
@@ -107,12 +107,12 @@ impl<'a> TarnCli<'a> {
     ///
     /// # Errors
     /// Returns an error if the command fails.
-    pub fn table(&self, kind: &str) -> Result<String, Failure> {
+    pub fn get_table(&self, kind: &str) -> Result<String, Failure> {
         let output = self.run_checked(&["get", kind])?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    fn json<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, Failure> {
+    fn query_json<T: DeserializeOwned>(&self, arguments: &[&str]) -> Result<T, Failure> {
         let arguments = [arguments, &["--output", "json"]].concat();
         let output = self.run_checked(&arguments)?;
         serde_json::from_slice(&output.stdout).map_err(|error| Failure::UnexpectedOutput {
@@ -134,10 +134,10 @@ impl<'a> TarnCli<'a> {
     }
 
     fn run(&self, arguments: &[&str]) -> Result<Output, Failure> {
-        command(self.tarn)
+        new_command(self.tarn)
             .args(["--endpoint", &self.uri])
             .args(arguments)
             .output()
-            .map_err(Failure::start("tarn"))
+            .map_err(Failure::start_error("tarn"))
     }
 }

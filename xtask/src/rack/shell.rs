@@ -21,10 +21,10 @@ const ESCAPE_KEY: u8 = 0x1d;
 /// # Errors
 /// Returns an error if the host is powered off or the connection fails.
 pub fn run(host: &RackHost) -> Result<(), Failure> {
-    let shell = host.shell();
-    let socket = UnixStream::connect(&shell).map_err(Failure::file("connect to", &shell))?;
+    let shell = host.shell_socket();
+    let socket = UnixStream::connect(&shell).map_err(Failure::file_error("connect to", &shell))?;
     let terminal = RawTerminal::new(host);
-    let result = forward(&socket).map_err(Failure::file("communicate with", &shell));
+    let result = forward(&socket).map_err(Failure::file_error("communicate with", &shell));
     drop(terminal);
     println!();
     result
@@ -65,10 +65,12 @@ struct RawTerminal {
 
 impl RawTerminal {
     fn new(host: &RackHost) -> Self {
-        let settings = stty(&["-g"]);
+        let settings = run_stty(&["-g"]);
         if settings.is_some() {
-            stty(&["raw", "-echo"]);
-            if let Some((rows, columns)) = stty(&["size"]).as_deref().and_then(|size| size.split_once(' ')) {
+            run_stty(&["raw", "-echo"]);
+            if let Some((rows, columns)) =
+                run_stty(&["size"]).as_deref().and_then(|size| size.split_once(' '))
+            {
                 // The size affects only line wrapping, so errors are ignored.
                 let _ = host.run(&format!("stty -F /dev/ttyS1 rows {rows} cols {columns}"));
             }
@@ -80,13 +82,13 @@ impl RawTerminal {
 impl Drop for RawTerminal {
     fn drop(&mut self) {
         if let Some(settings) = &self.settings {
-            stty(&[settings]);
+            run_stty(&[settings]);
         }
     }
 }
 
 /// Runs `stty` and returns its output. Returns `None` if stdin is not a terminal.
-fn stty(arguments: &[&str]) -> Option<String> {
+fn run_stty(arguments: &[&str]) -> Option<String> {
     let output =
         Command::new("stty").args(arguments).stdin(Stdio::inherit()).stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())

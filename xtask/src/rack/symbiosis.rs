@@ -13,7 +13,7 @@ use emulated_host::{
     rack::{Device, Drive, Plan, Programs, Rack, RackHost, RackPlan, TENANT_SETUP_SCRIPT},
 };
 
-use crate::{artifacts, failure::Failure, step::build, wait::Interrupt};
+use crate::{artifacts, failure::Failure, step::build_programs, wait::Interrupt};
 
 /// Memory that both programs share, in MiB.
 const MEMORY_MIB: u64 = 112;
@@ -24,7 +24,7 @@ const DRIVE_MIB: u32 = 1024;
 /// Size of each of the two arrays of mbw, in MiB.
 const ARRAY_MIB: u32 = 44;
 /// Number of keys in memcached.
-const KEYS: u32 = 22_000;
+const KEY_COUNT: u32 = 22_000;
 /// Size of a value in memcached, so that each key occupies about one page.
 const VALUE_BYTES: u32 = 3900;
 /// Time limit of a command on the host.
@@ -32,7 +32,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit to fill memcached.
 const FILL_TIMEOUT: Duration = Duration::from_secs(240);
 /// Duration of the load on memcached, in seconds. It is longer than all measurements.
-const LOAD_S: u64 = 3600;
+const LOAD_DURATION_S: u64 = 3600;
 
 /// Options of `rack symbiosis`.
 #[derive(Debug, clap::Args)]
@@ -85,21 +85,23 @@ fn agent_config(epoch_s: u64) -> String {
 /// # Errors
 /// Returns an error if an artifact is missing or a program on the host fails.
 pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
-    let artifacts = Artifacts::open(&artifacts::ensure()?)?;
+    let artifacts = Artifacts::open(&artifacts::ensure_downloaded()?)?;
     let interrupt = Interrupt::new()?;
     let plan = plan(&artifacts)?;
     eprintln!("── booting a host; logs are in {}", folder.join("logs").display());
     let rack =
-        Rack::start(&artifacts, plan, folder, || interrupt.is_unset()).map_err(|error| match error {
-            HostError::Interrupted => Failure::Interrupted,
-            other => other.into(),
-        })?;
-    let host = &rack.hosts().all()[0];
+        Rack::start(&artifacts, plan, folder, || interrupt.should_continue()).map_err(
+            |error| match error {
+                HostError::Interrupted => Failure::Interrupted,
+                other => other.into(),
+            },
+        )?;
+    let host = &rack.hosts().as_slice()[0];
     start_programs(host, &interrupt)?;
     eprintln!("── measuring an equal split of {MEMORY_MIB} MiB and {LINK_MB_S} MB/s for {} s", args.seconds);
     let before = measure(host, args.seconds, &interrupt)?;
     eprintln!("── the agent sets the shares every {} s for {} epochs", args.epoch, args.epochs);
-    command(
+    run_checked(
         host,
         &format!(
             "cat >> /etc/tarn/h0.toml <<'END'\n{}END\nkill $(pidof host-agent)",
@@ -114,13 +116,13 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
 
 fn plan(artifacts: &Artifacts) -> Result<RackPlan, Failure> {
     let names = ["pool-manager", "host-agent", "tarn", "power-off-host", "zipf-load"];
-    let [manager, agent, tarn, power_off, load] = build(names)?;
+    let [manager, agent, tarn, power_off, load] = build_programs(names)?;
     let mut hosts = Plan::new(1, vec![Device { serial: 1, gib: 1, is_aligned: true }]);
     hosts.cpus = 2;
     hosts.drives = vec![Drive { mib: DRIVE_MIB, mb_s: LINK_MB_S }];
-    hosts.programs = vec![load, tarn.clone(), artifacts.tool("mbw"), artifacts.tool("memcached")];
-    hosts.files = vec![(artifacts.tool("libstdbuf.so"), "lib/libstdbuf.so".to_owned())];
-    hosts.append += " psi=1";
+    hosts.programs = vec![load, tarn.clone(), artifacts.tool_path("mbw"), artifacts.tool_path("memcached")];
+    hosts.files = vec![(artifacts.tool_path("libstdbuf.so"), "lib/libstdbuf.so".to_owned())];
+    hosts.cmdline_extra += " psi=1";
     hosts.script = setup_script();
     Ok(RackPlan::new(hosts, Programs { manager, agent, tarn, power_off }, "dax"))
 }
@@ -133,19 +135,22 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
             "sh -c 'echo $$ > /sys/fs/cgroup/tenants/{tenant}/cgroup.procs; exec {program}' > /tmp/{tenant}.log 2>&1 &"
         )
     };
-    let cache_mib = KEYS / 1024 * 5;
-    command(host, &in_cgroup("cache", &format!("memcached -u root -s /tmp/cache.sock -m {cache_mib} -t 1")))?;
-    command(
+    let cache_mib = KEY_COUNT / 1024 * 5;
+    run_checked(
+        host,
+        &in_cgroup("cache", &format!("memcached -u root -s /tmp/cache.sock -m {cache_mib} -t 1")),
+    )?;
+    run_checked(
         host,
         &format!(
-            "while [ ! -e /tmp/cache.sock ]; do sleep 0.1; done; zipf-load --socket /tmp/cache.sock --keys {KEYS} --value-bytes {VALUE_BYTES} --seconds {LOAD_S} > /tmp/load.log 2>&1 &"
+            "while [ ! -e /tmp/cache.sock ]; do sleep 0.1; done; zipf-load --socket /tmp/cache.sock --keys {KEY_COUNT} --value-bytes {VALUE_BYTES} --seconds {LOAD_DURATION_S} > /tmp/load.log 2>&1 &"
         ),
     )?;
-    eprintln!("── filling memcached with {KEYS} keys");
+    eprintln!("── filling memcached with {KEY_COUNT} keys");
     let deadline = Instant::now() + FILL_TIMEOUT;
     loop {
-        let output = command(host, "cat /tmp/load.log /tmp/cache.log")?;
-        if output.contains(" a second") {
+        let output = run_checked(host, "cat /tmp/load.log /tmp/cache.log")?;
+        if output.contains(" hits/s") {
             break;
         }
         if output.contains("rror") || output.contains("can't") {
@@ -158,30 +163,31 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
     }
     // stdbuf makes mbw write each line of output immediately.
     let stream = format!("env LD_PRELOAD=/lib/libstdbuf.so _STDBUF_O=L mbw -n 1000000 -t 0 {ARRAY_MIB}");
-    command(host, &in_cgroup("stream", &stream)).map(drop)
+    run_checked(host, &in_cgroup("stream", &stream)).map(drop)
 }
 
-/// Measures the throughput of both programs for `seconds`, after a third of this time to fill their
-/// memory.
+/// Measures the throughput of both programs for `seconds`. Before that, waits for a third of this
+/// time, in which the programs fill their memory.
 fn measure(host: &RackHost, seconds: u64, interrupt: &Interrupt) -> Result<Throughput, Failure> {
     wait(seconds / 3, interrupt)?;
     let lines = |log: &str| -> Result<usize, Failure> {
-        let count = command(host, &format!("wc -l < /tmp/{log}.log"))?;
+        let count = run_checked(host, &format!("wc -l < /tmp/{log}.log"))?;
         count.trim().parse().map_err(|_| unexpected_output("wc", &count))
     };
     let (stream, load) = (lines("stream")?, lines("load")?);
     wait(seconds, interrupt)?;
-    let new_lines = |log: &str, from: usize| command(host, &format!("tail -n +{} /tmp/{log}.log", from + 1));
+    let new_lines =
+        |log: &str, from: usize| run_checked(host, &format!("tail -n +{} /tmp/{log}.log", from + 1));
     let (stream, load) = (new_lines("stream", stream)?, new_lines("load", load)?);
     Ok(Throughput {
-        mib_per_s: mib_per_s(&stream).ok_or_else(|| unexpected_output("mbw", &stream))?,
-        keys_per_s: keys_per_s(&load).ok_or_else(|| unexpected_output("zipf-load", &load))?,
+        mib_per_s: parse_mib_per_s(&stream).ok_or_else(|| unexpected_output("mbw", &stream))?,
+        keys_per_s: parse_keys_per_s(&load).ok_or_else(|| unexpected_output("zipf-load", &load))?,
     })
 }
 
 /// Returns the mean rate of all copies in the log of mbw, in MiB per second. A line has fields such
 /// as `MiB: 72.0` and `Elapsed: 0.5`, separated by tabs.
-fn mib_per_s(log: &str) -> Option<f64> {
+fn parse_mib_per_s(log: &str) -> Option<f64> {
     let number = |line: &str, name: &str| -> Option<f64> {
         line.split('\t').find_map(|part| part.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
     };
@@ -194,11 +200,10 @@ fn mib_per_s(log: &str) -> Option<f64> {
     (seconds > 0.0).then(|| mib / seconds)
 }
 
-/// Returns the mean rate in the log of the load, in keys per second. A line is in the format
-/// `1234 a second, 0 absent`.
-fn keys_per_s(log: &str) -> Option<f64> {
-    let rates: Vec<f64> =
-        log.lines().filter_map(|line| line.split_once(" a second")?.0.parse().ok()).collect();
+/// Returns the mean rate in the log of the load, in keys per second. A line has the format `1234
+/// hits/s, 0 misses`.
+fn parse_keys_per_s(log: &str) -> Option<f64> {
+    let rates: Vec<f64> = log.lines().filter_map(|line| line.split_once(" hits/s")?.0.parse().ok()).collect();
     (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
 }
 
@@ -215,14 +220,15 @@ fn print_results(host: &RackHost, rack: &Rack, before: Throughput, after: Throug
         let limits = format!(
             "cd /sys/fs/cgroup/tenants/{tenant}; echo $(($(cat memory.high) >> 20)) MiB, $(cat io.max)"
         );
-        print!("{tenant}: {}", command(host, &limits)?);
+        print!("{tenant}: {}", run_checked(host, &limits)?);
     }
-    let shares = rack.tarn(&["explain", "shares", "h0"]).output().map_err(Failure::start("tarn"))?;
+    let shares =
+        rack.tarn_command(&["explain", "shares", "h0"]).output().map_err(Failure::start_error("tarn"))?;
     print!("\n{}", String::from_utf8_lossy(&shares.stdout));
     Ok(())
 }
 
-fn command(host: &RackHost, text: &str) -> Result<String, Failure> {
+fn run_checked(host: &RackHost, text: &str) -> Result<String, Failure> {
     let output = host.run_within(text, COMMAND_TIMEOUT)?;
     match output.status {
         0 => Ok(output.text),
@@ -252,11 +258,11 @@ mod tests {
         let log = "0\tMethod: MEMCPY\tElapsed: 1.50000\tMiB: 72.00000\tCopy: 48.000 MiB/s\n\
             1\tMethod: MEMCPY\tElapsed: 0.50000\tMiB: 72.00000\tCopy: 144.000 MiB/s\n\
             AVG\tMethod: MEMCPY\tElapsed: 1.00000\tMiB: 72.00000\tCopy: 72.000 MiB/s\n";
-        assert_eq!(mib_per_s(log), Some(72.0));
+        assert_eq!(parse_mib_per_s(log), Some(72.0));
         assert_eq!(
-            keys_per_s("filled with 3 keys of 4 bytes\n100 a second, 0 absent\n300 a second, 2 absent\n"),
+            parse_keys_per_s("filled with 3 keys of 4 bytes\n100 hits/s, 0 misses\n300 hits/s, 2 misses\n"),
             Some(200.0)
         );
-        assert_eq!((mib_per_s(""), keys_per_s("")), (None, None));
+        assert_eq!((parse_mib_per_s(""), parse_keys_per_s("")), (None, None));
     }
 }

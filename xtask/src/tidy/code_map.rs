@@ -10,10 +10,10 @@ const ARCHITECTURE: &str = "ARCHITECTURE.md";
 const HEADING: &str = "## Code map";
 
 /// Reports folders that are missing in the map, and lines of the map whose folder does not exist.
-pub fn matches(sources: &Sources) -> Vec<Violation> {
+pub fn check_code_map(sources: &Sources) -> Vec<Violation> {
     let text = sources.texts.get(ARCHITECTURE).map_or("", String::as_str);
     let mapped = mapped_folders(text);
-    let folders = folders(sources);
+    let folders = top_level_folders(sources);
     let stale = mapped.iter().filter(|(_, folder)| !folders.contains(folder.as_str()));
     let stale = stale.map(|(line, folder)| {
         violation(*line, format!("folder {folder} is in the code map but does not exist"))
@@ -40,7 +40,7 @@ fn mapped_folders(text: &str) -> Vec<(usize, String)> {
 
 /// Returns the visible top-level folders of the repository. `crates/` is replaced by the folders in
 /// it.
-fn folders(sources: &Sources) -> BTreeSet<&str> {
+fn top_level_folders(sources: &Sources) -> BTreeSet<&str> {
     let folder = |path: &str| {
         let depth = if path.starts_with("crates/") { 2 } else { 1 };
         path.match_indices('/').nth(depth - 1).map(|(at, _)| at + 1)
@@ -60,7 +60,7 @@ mod tests {
         let files = folders.iter().map(|folder| format!("{folder}Cargo.toml")).collect::<Vec<_>>();
         let files =
             files.iter().map(|path| (path.as_str(), "")).chain([(ARCHITECTURE, MAP)]).collect::<Vec<_>>();
-        matches(&sources(&files)).into_iter().map(|violation| violation.message).collect()
+        check_code_map(&sources(&files)).into_iter().map(|violation| violation.message).collect()
     }
 
     #[test]

@@ -20,7 +20,7 @@ struct Import<'a> {
 }
 
 /// Reports each import that is part of a cycle.
-pub fn imports(sources: &Sources) -> Vec<Violation> {
+pub fn check_cycles(sources: &Sources) -> Vec<Violation> {
     let imports = sibling_imports(sources);
     let mut graphs: BTreeMap<_, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
     for import in &imports {
@@ -37,13 +37,13 @@ pub fn imports(sources: &Sources) -> Vec<Violation> {
 }
 
 fn sibling_imports(sources: &Sources) -> Vec<Import<'_>> {
-    let files = sources.shipped().filter_map(|file| Some((file, module_of(&file.path)?)));
+    let files = sources.non_test_files().filter_map(|file| Some((file, module_of(&file.path)?)));
     let files: Vec<_> = files.collect();
     let modules: BTreeSet<_> = files.iter().map(|(_, module)| module.clone()).collect();
     let mut imports = Vec::new();
     for (file, (package, module)) in &files {
         for (line, path) in file.paths() {
-            let Some(mut target) = resolve(module, &path) else { continue };
+            let Some(mut target) = resolve_import(module, &path) else { continue };
             while !target.is_empty() && !modules.contains(&(*package, target.clone())) {
                 target.pop();
             }
@@ -70,7 +70,7 @@ fn module_of(path: &str) -> Option<(&str, ModulePath<'_>)> {
 
 /// Resolves an import of `module` to a path from the root of the crate. Returns `None` for an
 /// import of another crate or of a child module.
-fn resolve<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a>> {
+fn resolve_import<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a>> {
     let mut segments = path.split("::").peekable();
     let mut target = match *segments.peek()? {
         "crate" => Vec::new(),
@@ -103,10 +103,10 @@ fn reaches(graph: &BTreeMap<&str, BTreeSet<&str>>, start: &str, end: &str) -> bo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     fn cycles(files: &[(&str, &str)]) -> Vec<String> {
-        places(&imports(&sources(files)))
+        locations(&check_cycles(&sources(files)))
     }
 
     #[test]

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::{Violation, sources::Sources};
 
 /// Internal dependencies that each crate may have. Every crate must be listed here.
-const MAY_USE: &[(&str, &[&str])] = &[
+const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
     ("units", &[]),
     ("pool", &["units"]),
     ("prediction", &["units"]),
@@ -60,11 +60,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Names of the pure crates. The results of a pure crate depend only on its arguments.
-pub const PURE: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
+pub const PURE_CRATES: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
 
-/// External dependencies that pure crates may have. In pure crates, none of them uses a clock,
-/// file, thread, socket or the environment.
-const PURE_MAY_USE: &[&str] = &[
+/// External dependencies that pure crates may have. As used in pure crates, these dependencies use
+/// no clock, file, thread, socket or environment variable.
+const PURE_ALLOWED_EXTERNAL: &[&str] = &[
     "csv",
     "humantime", // used only to format times that are passed as arguments
     "indexmap",
@@ -79,7 +79,7 @@ const PURE_MAY_USE: &[&str] = &[
     "thiserror",
 ];
 /// External dependencies that only the tests of pure crates may have.
-const PURE_TESTS_MAY_USE: &[&str] = &["flate2", "postcard", "proptest", "stateright", "toml"];
+const PURE_TESTS_ALLOWED_EXTERNAL: &[&str] = &["flate2", "postcard", "proptest", "stateright", "toml"];
 
 /// Returns the folder of a crate, relative to the root of the repository.
 pub fn folder_of(name: &str) -> String {
@@ -98,59 +98,59 @@ struct Import<'a> {
     path: &'a str,
     line: usize,
     dependency: String,
-    only_tests: bool,
+    is_test_only: bool,
 }
 
 /// Reports internal dependencies that the table does not allow, and crates that are not in the
 /// table.
-pub fn imports(sources: &Sources) -> Vec<Violation> {
+pub fn check_internal_imports(sources: &Sources) -> Vec<Violation> {
     let crates: BTreeMap<String, &str> = manifests(sources).map(|(path, name, _)| (name, path)).collect();
-    let unknown = crates.iter().filter(|(name, _)| allowed(name).is_none()).map(|(name, path)| Violation {
+    let unknown = crates.iter().filter(|(name, _)| allowed_dependencies(name).is_none()).map(|(name, path)| Violation {
         path: (*path).to_owned(),
         line: 1,
         message: format!("crate {name} is not in the table of allowed dependencies"),
-        fix: "add the crate and its allowed dependencies to MAY_USE in xtask/src/tidy/dependencies.rs",
+        fix: "add the crate and its allowed dependencies to ALLOWED_INTERNAL in xtask/src/tidy/dependencies.rs",
     });
     let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
     let forbidden = all.filter(|import| {
         crates.contains_key(&import.dependency)
-            && allowed(&import.crate_name)
+            && allowed_dependencies(&import.crate_name)
                 .is_some_and(|allowed_names| !allowed_names.contains(&import.dependency.as_str()))
     });
     let forbidden = forbidden.map(|import| Violation {
         path: import.path.to_owned(),
         line: import.line,
         message: format!("crate {} must not import {}", import.crate_name, import.dependency),
-        fix: "connect the two crates in a service, or propose a change of MAY_USE in dependencies.rs",
+        fix: "connect the two crates in a service, or propose a change of ALLOWED_INTERNAL in dependencies.rs",
     });
     unknown.chain(forbidden).collect()
 }
 
-/// Reports external dependencies of pure crates that are not in [`PURE_MAY_USE`] or, for tests, in
-/// [`PURE_TESTS_MAY_USE`].
-pub fn externals(sources: &Sources) -> Vec<Violation> {
+/// Reports external dependencies of pure crates that are not in [`PURE_ALLOWED_EXTERNAL`] or, for
+/// tests, in [`PURE_TESTS_ALLOWED_EXTERNAL`].
+pub fn check_external_imports(sources: &Sources) -> Vec<Violation> {
     let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
-    let disallowed =
-        all.filter(|import| PURE.contains(&import.crate_name.as_str()) && !is_allowed_external(import));
+    let disallowed = all
+        .filter(|import| PURE_CRATES.contains(&import.crate_name.as_str()) && !is_allowed_external(import));
     let violation = |import: Import<'_>| Violation {
         path: import.path.to_owned(),
         line: import.line,
         message: format!("pure crate {} must not import {}", import.crate_name, import.dependency),
-        fix: "take the result as an argument; if the dependency is pure, add it to PURE_MAY_USE in dependencies.rs",
+        fix: "take the result as an argument; if the dependency is pure, add it to PURE_ALLOWED_EXTERNAL in dependencies.rs",
     };
     disallowed.map(violation).collect()
 }
 
 fn is_allowed_external(import: &Import<'_>) -> bool {
     let dependency = import.dependency.as_str();
-    let is_internal = MAY_USE.iter().any(|(name, _)| *name == dependency);
+    let is_internal = ALLOWED_INTERNAL.iter().any(|(name, _)| *name == dependency);
     is_internal
-        || PURE_MAY_USE.contains(&dependency)
-        || (import.only_tests && PURE_TESTS_MAY_USE.contains(&dependency))
+        || PURE_ALLOWED_EXTERNAL.contains(&dependency)
+        || (import.is_test_only && PURE_TESTS_ALLOWED_EXTERNAL.contains(&dependency))
 }
 
-fn allowed(crate_name: &str) -> Option<&'static [&'static str]> {
-    MAY_USE.iter().find(|(name, _)| *name == crate_name).map(|(_, allowed_names)| *allowed_names)
+fn allowed_dependencies(crate_name: &str) -> Option<&'static [&'static str]> {
+    ALLOWED_INTERNAL.iter().find(|(name, _)| *name == crate_name).map(|(_, allowed_names)| *allowed_names)
 }
 
 /// Returns the path, package name and content of each manifest.
@@ -174,13 +174,13 @@ fn imports_of<'a>(path: &'a str, crate_name: &str, table: &Table, sources: &Sour
         let entries = content.and_then(Value::as_table).into_iter().flatten();
         entries.map(move |(key, value)| (section == "dev-dependencies", key, value))
     });
-    let import = |(only_tests, key, value): (bool, &String, &Value)| Import {
+    let import = |(is_test_only, key, value): (bool, &String, &Value)| Import {
         crate_name: crate_name.to_owned(),
         path,
         line: 1 + text.lines().position(|line| line.starts_with(key.as_str())).unwrap_or(0),
         // A renamed dependency has the name of its crate in the key `package`.
         dependency: value.get("package").and_then(Value::as_str).unwrap_or(key).to_owned(),
-        only_tests,
+        is_test_only,
     };
     entries_by_section.map(import).collect()
 }
@@ -188,7 +188,7 @@ fn imports_of<'a>(path: &'a str, crate_name: &str, table: &Table, sources: &Sour
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     fn manifest(name: &str, rest: &str) -> String {
         format!("[package]\nname = \"{name}\"\n{rest}")
@@ -207,24 +207,38 @@ mod tests {
     #[test]
     fn allowed_imports_pass() {
         let workspace = workspace("[dependencies]\nunits = { workspace = true }\nserde = \"1\"\n");
-        assert_eq!((imports(&workspace), externals(&workspace)), (vec![], vec![]));
+        assert_eq!(
+            (check_internal_imports(&workspace), check_external_imports(&workspace)),
+            (vec![], vec![])
+        );
     }
 
     #[test]
     fn disallowed_internal_import_is_reported() {
-        assert_eq!(places(&imports(&workspace("[dependencies]\nsim = { workspace = true }\n"))), POOL_LINE_4);
+        assert_eq!(
+            locations(&check_internal_imports(&workspace("[dependencies]\nsim = { workspace = true }\n"))),
+            POOL_LINE_4
+        );
     }
 
     #[test]
     fn dev_build_renamed_and_platform_imports_are_reported() {
-        assert_eq!(places(&imports(&workspace("[dev-dependencies]\nsim = \"1\"\n"))), POOL_LINE_4);
-        assert_eq!(places(&imports(&workspace("[build-dependencies]\nsim = \"1\"\n"))), POOL_LINE_4);
         assert_eq!(
-            places(&imports(&workspace("[dependencies]\nworld = { package = \"sim\" }\n"))),
+            locations(&check_internal_imports(&workspace("[dev-dependencies]\nsim = \"1\"\n"))),
             POOL_LINE_4
         );
         assert_eq!(
-            places(&imports(&workspace("[target.'cfg(unix)'.dependencies]\nsim = \"1\"\n"))),
+            locations(&check_internal_imports(&workspace("[build-dependencies]\nsim = \"1\"\n"))),
+            POOL_LINE_4
+        );
+        assert_eq!(
+            locations(&check_internal_imports(&workspace("[dependencies]\nworld = { package = \"sim\" }\n"))),
+            POOL_LINE_4
+        );
+        assert_eq!(
+            locations(&check_internal_imports(&workspace(
+                "[target.'cfg(unix)'.dependencies]\nsim = \"1\"\n"
+            ))),
             POOL_LINE_4
         );
     }
@@ -232,13 +246,22 @@ mod tests {
     #[test]
     fn crate_missing_in_table_is_reported() {
         let workspace = sources(&[("crates/attic/Cargo.toml", &manifest("attic", ""))]);
-        assert_eq!(places(&imports(&workspace)), ["crates/attic/Cargo.toml:1"]);
+        assert_eq!(locations(&check_internal_imports(&workspace)), ["crates/attic/Cargo.toml:1"]);
     }
 
     #[test]
     fn disallowed_external_import_is_reported() {
-        assert_eq!(places(&externals(&workspace("[dependencies]\ntokio = \"1\"\n"))), POOL_LINE_4);
-        assert_eq!(places(&externals(&workspace("[dependencies]\nproptest = \"1\"\n"))), POOL_LINE_4);
-        assert_eq!(places(&externals(&workspace("[dev-dependencies]\nproptest = \"1\"\n"))), [""; 0]);
+        assert_eq!(
+            locations(&check_external_imports(&workspace("[dependencies]\ntokio = \"1\"\n"))),
+            POOL_LINE_4
+        );
+        assert_eq!(
+            locations(&check_external_imports(&workspace("[dependencies]\nproptest = \"1\"\n"))),
+            POOL_LINE_4
+        );
+        assert_eq!(
+            locations(&check_external_imports(&workspace("[dev-dependencies]\nproptest = \"1\"\n"))),
+            [""; 0]
+        );
     }
 }

@@ -1,11 +1,11 @@
-//! Rule: no file contains markers of unfinished work, debug output, or paths of one machine.
+//! Rule: no file contains markers of unfinished work, debug output, or machine-specific paths.
 
 use super::{Violation, sources::Sources};
 
 /// Path of this file, which is exempt because it contains the forbidden words.
 const THIS_FILE: &str = "xtask/src/tidy/forbidden_words.rs";
 /// Forbidden words, each with advice on a replacement.
-const FORBIDDEN: &[(&str, &str)] = &[
+const FORBIDDEN_WORDS: &[(&str, &str)] = &[
     ("TODO", "implement the missing part"),
     ("FIXME", "fix the problem"),
     ("XXX", "describe the problem"),
@@ -18,12 +18,12 @@ const FORBIDDEN: &[(&str, &str)] = &[
 ];
 
 /// Reports each line with a forbidden word.
-pub fn none_used(sources: &Sources) -> Vec<Violation> {
+pub fn check_forbidden_words(sources: &Sources) -> Vec<Violation> {
     let texts = sources.texts.iter().filter(|(path, _)| *path != THIS_FILE && !path.ends_with(".lock"));
     let lines =
         texts.flat_map(|(path, text)| text.lines().enumerate().map(move |(n, line)| (path, n + 1, line)));
     let violations = lines.filter_map(|(path, line, text)| {
-        let (word, fix) = FORBIDDEN.iter().find(|(word, _)| text.contains(word))?;
+        let (word, fix) = FORBIDDEN_WORDS.iter().find(|(word, _)| text.contains(word))?;
         Some(Violation { path: path.clone(), line, message: format!("must not contain {word:?}"), fix })
     });
     violations.collect()
@@ -32,12 +32,12 @@ pub fn none_used(sources: &Sources) -> Vec<Violation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     #[test]
     fn forbidden_words_are_reported_in_any_file() {
         let files =
             [("a.rs", "//! A.\n// TODO: all of it\n"), ("b.md", "see /home/me/b\n"), ("c.md", "fine\n")];
-        assert_eq!(places(&none_used(&sources(&files))), ["a.rs:2", "b.md:1"]);
+        assert_eq!(locations(&check_forbidden_words(&sources(&files))), ["a.rs:2", "b.md:1"]);
     }
 }

@@ -5,7 +5,7 @@ use super::{Violation, sources::Sources};
 const FIX: &str = "start the file with a comment that describes the purpose of the file";
 
 /// Reports each Rust and proto file whose first line is not a comment.
-pub fn first_lines(sources: &Sources) -> Vec<Violation> {
+pub fn check_first_lines(sources: &Sources) -> Vec<Violation> {
     let rust_files = sources.with_suffix(".rs").filter(|(_, text)| !text.starts_with("//! "));
     let protos = sources.with_suffix(".proto").filter(|(_, text)| !text.starts_with("// "));
     let violation = |(path, _): (&str, &str)| Violation {
@@ -20,11 +20,11 @@ pub fn first_lines(sources: &Sources) -> Vec<Violation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     #[test]
     fn file_without_header_is_reported() {
         let files = [("a.rs", "//! What it is.\n"), ("b.rs", "use std::fs;\n"), ("c.proto", "syntax = 1;")];
-        assert_eq!(places(&first_lines(&sources(&files))), ["b.rs:1", "c.proto:1"]);
+        assert_eq!(locations(&check_first_lines(&sources(&files))), ["b.rs:1", "c.proto:1"]);
     }
 }

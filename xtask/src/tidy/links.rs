@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 use super::{Violation, sources::Sources};
 
 /// Reports each relative link whose target does not exist.
-pub fn resolve(sources: &Sources) -> Vec<Violation> {
+pub fn check_links(sources: &Sources) -> Vec<Violation> {
     let pages = sources.with_suffix(".md");
-    pages.flat_map(|(path, text)| broken(path, text, sources)).collect()
+    pages.flat_map(|(path, text)| broken_links(path, text, sources)).collect()
 }
 
-fn broken(path: &str, text: &str, sources: &Sources) -> Vec<Violation> {
+fn broken_links(path: &str, text: &str, sources: &Sources) -> Vec<Violation> {
     let links =
-        text.lines().enumerate().flat_map(|(n, line)| targets(line).map(move |target| (n + 1, target)));
+        text.lines().enumerate().flat_map(|(n, line)| link_targets(line).map(move |target| (n + 1, target)));
     let broken = links.filter(|(_, target)| !is_external(target) && !has_target(path, target, sources));
     let violation = |(line, target): (usize, &str)| Violation {
         path: path.to_owned(),
@@ -25,7 +25,7 @@ fn broken(path: &str, text: &str, sources: &Sources) -> Vec<Violation> {
 }
 
 /// Returns the targets of all inline links in a line.
-fn targets(line: &str) -> impl Iterator<Item = &str> {
+fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
 
@@ -36,7 +36,7 @@ fn is_external(target: &str) -> bool {
 fn has_target(page: &str, target: &str, sources: &Sources) -> bool {
     let (file, heading) =
         target.split_once('#').map_or((target, None), |(file, heading)| (file, Some(heading)));
-    let file = if file.is_empty() { page.to_owned() } else { relative(page, file) };
+    let file = if file.is_empty() { page.to_owned() } else { to_repository_path(page, file) };
     match (sources.texts.get(&file), heading) {
         (Some(text), Some(heading)) => anchors(text).contains(heading),
         (Some(_), None) => true,
@@ -46,7 +46,7 @@ fn has_target(page: &str, target: &str, sources: &Sources) -> bool {
 }
 
 /// Converts a path relative to a page into a path relative to the root of the repository.
-fn relative(page: &str, file: &str) -> String {
+fn to_repository_path(page: &str, file: &str) -> String {
     let folder = page.rsplit_once('/').map_or("", |(folder, _)| folder);
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
     for part in file.split('/') {
@@ -62,10 +62,10 @@ fn relative(page: &str, file: &str) -> String {
 /// Returns the anchors of all headings in a page, in the format of GitHub and mdBook.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
-    headings.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
+    headings.map(|line| to_anchor(line.trim_start_matches('#').trim())).collect()
 }
 
-fn anchor(heading: &str) -> String {
+fn to_anchor(heading: &str) -> String {
     let lower_case = heading.to_lowercase();
     let anchor = lower_case.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     anchor.map(|c| if c == ' ' { '-' } else { c }).collect()
@@ -74,13 +74,13 @@ fn anchor(heading: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     const TARGET: (&str, &str) = ("docs/b.md", "# Backup and restore\n");
 
     fn violations_of(link: &str) -> Vec<String> {
         let page = format!("# A\n\nSee [it]({link}).\n");
-        places(&resolve(&sources(&[("docs/a.md", &page), TARGET])))
+        locations(&check_links(&sources(&[("docs/a.md", &page), TARGET])))
     }
 
     #[test]

@@ -7,18 +7,18 @@ const REFERENCE: &str = "docs/metrics.md";
 /// Prefix of the names of Tarn metrics.
 const PREFIX: &str = "tarn_";
 /// Prefix of the standard metrics of gRPC servers, which do not have [`PREFIX`].
-const COMMON: &str = "grpc_server_";
+const GRPC_PREFIX: &str = "grpc_server_";
 /// Suffixes that the registry adds to a name for the unit and for counters.
-const ENDINGS: &[&str] = &["", "_total", "_seconds", "_bytes", "_bytes_total"];
+const SUFFIXES: &[&str] = &["", "_total", "_seconds", "_bytes", "_bytes_total"];
 /// Methods of a metrics registry whose first argument is the name of a metric.
 const REGISTER_METHODS: &[&str] = &["register", "register_with_unit"];
 
 /// Reports each metric that the reference does not list.
-pub fn documented(sources: &Sources) -> Vec<Violation> {
+pub fn check_metrics_are_documented(sources: &Sources) -> Vec<Violation> {
     let reference = sources.texts.get(REFERENCE).map_or("", String::as_str);
     let calls = sources
-        .shipped()
-        .flat_map(|file| file.calls_with_text(REGISTER_METHODS).into_iter().map(move |at| (file, at)));
+        .non_test_files()
+        .flat_map(|file| file.first_string_arguments(REGISTER_METHODS).into_iter().map(move |at| (file, at)));
     let missing = calls.filter(|(_, (_, name))| !is_listed(reference, name));
     let violation = |(file, (line, name)): (&super::rust::RustFile, (usize, String))| Violation {
         path: file.path.clone(),
@@ -30,8 +30,8 @@ pub fn documented(sources: &Sources) -> Vec<Violation> {
 }
 
 fn is_listed(reference: &str, name: &str) -> bool {
-    ENDINGS.iter().any(|end| {
-        let prefix = if name.starts_with(COMMON) { "" } else { PREFIX };
+    SUFFIXES.iter().any(|end| {
+        let prefix = if name.starts_with(GRPC_PREFIX) { "" } else { PREFIX };
         let full_name = format!("{prefix}{name}{end}");
         // The reference lists a metric with or without labels.
         reference.contains(&format!("`{full_name}`")) || reference.contains(&format!("`{full_name}{{"))
@@ -41,7 +41,7 @@ fn is_listed(reference: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     #[test]
     fn metric_missing_in_reference_is_reported() {
@@ -49,6 +49,9 @@ mod tests {
                     \x20   r.register_with_unit(\"scrub\", h, u);\n    r.register(\"hidden\", h);\n}\n";
         let reference = "`tarn_slices{emc}`, `tarn_fences_total` and `tarn_scrub_bytes_total`";
         let files = [("pool-manager/src/metrics.rs", code), (REFERENCE, reference)];
-        assert_eq!(places(&documented(&sources(&files))), ["pool-manager/src/metrics.rs:6"]);
+        assert_eq!(
+            locations(&check_metrics_are_documented(&sources(&files))),
+            ["pool-manager/src/metrics.rs:6"]
+        );
     }
 }

@@ -7,14 +7,14 @@ use super::{Violation, sources::Sources};
 const OWN_PROTOS: &str = "proto/";
 
 /// Reports each declaration without a comment.
-pub fn documented(sources: &Sources) -> Vec<Violation> {
+pub fn check_protos_are_documented(sources: &Sources) -> Vec<Violation> {
     let own = sources.with_suffix(".proto").filter(|(path, _)| path.starts_with(OWN_PROTOS));
-    own.flat_map(|(path, text)| undocumented(path, text)).collect()
+    own.flat_map(|(path, text)| undocumented_declarations(path, text)).collect()
 }
 
-fn undocumented(path: &str, text: &str) -> Vec<Violation> {
+fn undocumented_declarations(path: &str, text: &str) -> Vec<Violation> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    let undocumented = lines.iter().enumerate().filter_map(|(n, line)| {
+    let undocumented_declarations = lines.iter().enumerate().filter_map(|(n, line)| {
         let above = n.checked_sub(1).map_or("", |above| lines[above]);
         let name = declared_name(line)?;
         (!above.starts_with("//") && !is_documented_by_rpc(name, line)).then(|| (n + 1, name.to_owned()))
@@ -25,7 +25,7 @@ fn undocumented(path: &str, text: &str) -> Vec<Violation> {
         message: format!("{name} must have a comment"),
         fix: "add a comment above the declaration, with units and ranges",
     };
-    undocumented.map(violation).collect()
+    undocumented_declarations.map(violation).collect()
 }
 
 fn declared_name(line: &str) -> Option<&str> {
@@ -40,11 +40,14 @@ fn is_documented_by_rpc(name: &str, line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     #[test]
     fn undocumented_message_is_reported() {
         let text = "// A file.\n\n// A host.\nmessage Host {\n}\nenum State {\n}\nmessage GetRequest {\n}\n";
-        assert_eq!(places(&documented(&sources(&[("proto/a.proto", text)]))), ["proto/a.proto:6"]);
+        assert_eq!(
+            locations(&check_protos_are_documented(&sources(&[("proto/a.proto", text)]))),
+            ["proto/a.proto:6"]
+        );
     }
 }

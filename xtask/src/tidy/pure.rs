@@ -4,7 +4,7 @@
 
 use super::{
     Violation,
-    dependencies::{PURE, folder_of},
+    dependencies::{PURE_CRATES, folder_of},
     sources::Sources,
 };
 
@@ -22,12 +22,13 @@ const IMPURE_PATHS: &[(&str, &str)] = &[
     ("std::io::stdout", "return the output as a value"),
     ("std::io::stderr", "return the output as a value"),
 ];
-/// Path of the clippy configuration, which disallows the same paths behind macros and aliases.
+/// Path of the clippy configuration, which also disallows these paths in macros and behind aliases.
 const CLIPPY_CONFIG: &str = "crates/.clippy.toml";
 
 /// Reports each use of a path in [`IMPURE_PATHS`] by a pure crate.
-pub fn paths(sources: &Sources) -> Vec<Violation> {
-    let pure = sources.shipped().filter(|file| PURE.iter().any(|name| is_in_crate(&file.path, name)));
+pub fn check_paths(sources: &Sources) -> Vec<Violation> {
+    let pure =
+        sources.non_test_files().filter(|file| PURE_CRATES.iter().any(|name| is_in_crate(&file.path, name)));
     let paths_used = pure.flat_map(|file| file.paths().into_iter().map(move |at| (file, at)));
     let found = paths_used.filter_map(|(file, (line, path))| {
         let (_, fix) = IMPURE_PATHS.iter().find(|(prefix, _)| is_below(&path, prefix))?;
@@ -50,16 +51,15 @@ fn is_below(path: &str, prefix: &str) -> bool {
 }
 
 /// Reports pure crates that allow unsafe code or override the clippy configuration.
-pub fn guards(sources: &Sources) -> Vec<Violation> {
+pub fn check_guards(sources: &Sources) -> Vec<Violation> {
     let without_config = (!sources.texts.contains_key(CLIPPY_CONFIG))
         .then(|| violation(CLIPPY_CONFIG, "file not found", "restore this file"));
-    let overridden = sources
-        .texts
-        .keys()
-        .filter(|path| PURE.iter().any(|name| is_in_crate(path, name)) && path.ends_with("clippy.toml"));
+    let overridden = sources.texts.keys().filter(|path| {
+        PURE_CRATES.iter().any(|name| is_in_crate(path, name)) && path.ends_with("clippy.toml")
+    });
     let overridden =
         overridden.map(|path| violation(path, "must not override crates/.clippy.toml", "remove this file"));
-    let without_forbid = PURE.iter().map(|name| format!("{}/src/lib.rs", folder_of(name)));
+    let without_forbid = PURE_CRATES.iter().map(|name| format!("{}/src/lib.rs", folder_of(name)));
     let without_forbid = without_forbid.filter(|path| !forbids_unsafe(sources, path));
     let without_forbid = without_forbid
         .map(|path| violation(&path, "pure crates must forbid unsafe code", "add #![forbid(unsafe_code)]"));
@@ -78,10 +78,13 @@ fn violation(path: &str, message: &str, fix: &'static str) -> Violation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     fn violations(text: &str) -> Vec<String> {
-        places(&paths(&sources(&[("crates/pool/src/ledger.rs", text), ("host-agent/src/a.rs", text)])))
+        locations(&check_paths(&sources(&[
+            ("crates/pool/src/ledger.rs", text),
+            ("host-agent/src/a.rs", text),
+        ])))
     }
 
     #[test]
@@ -106,14 +109,15 @@ mod tests {
     #[test]
     fn pure_crate_without_guards_is_reported() {
         let text = "//! A.\n#![forbid(unsafe_code)]\n";
-        let libs: Vec<String> = PURE.iter().map(|name| format!("{}/src/lib.rs", folder_of(name))).collect();
+        let libs: Vec<String> =
+            PURE_CRATES.iter().map(|name| format!("{}/src/lib.rs", folder_of(name))).collect();
         let mut files: Vec<(&str, &str)> = libs.iter().map(|lib| (lib.as_str(), text)).collect();
         files.push((CLIPPY_CONFIG, ""));
-        assert_eq!(guards(&sources(&files)), []);
+        assert_eq!(check_guards(&sources(&files)), []);
         files[0].1 = "//! A.\n";
         files.push(("crates/pool/clippy.toml", ""));
         let expected = ["crates/pool/clippy.toml:1", &format!("{}:1", libs[0])];
-        assert_eq!(places(&guards(&sources(&files))), expected);
-        assert_eq!(places(&guards(&sources(&files[..libs.len()])))[0], format!("{CLIPPY_CONFIG}:1"));
+        assert_eq!(locations(&check_guards(&sources(&files))), expected);
+        assert_eq!(locations(&check_guards(&sources(&files[..libs.len()])))[0], format!("{CLIPPY_CONFIG}:1"));
     }
 }

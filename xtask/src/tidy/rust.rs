@@ -20,12 +20,12 @@ pub struct RustFile {
     /// Complete text of the file.
     pub text: String,
     /// Whether the file is compiled only for tests.
-    pub test: bool,
+    pub is_test: bool,
     tree: syn::File,
 }
 
-/// Value with the number of its line, from 1.
-pub type At<T> = (usize, T);
+/// Line number, from 1, and a value from this line.
+pub type WithLine<T> = (usize, T);
 
 impl RustFile {
     /// Parses the text of a file.
@@ -34,46 +34,46 @@ impl RustFile {
     /// Returns an error if the text is not valid Rust.
     pub fn parse(path: &str, text: &str) -> Result<Self, Failure> {
         let tree = syn::parse_file(text)
-            .map_err(|error| Failure::Result(format!("{path}:{}: {error}", error.span().start().line)))?;
+            .map_err(|error| Failure::BadResult(format!("{path}:{}: {error}", error.span().start().line)))?;
         // All files of integration tests and of the package `tests` are test code.
-        let test = path.starts_with("tests/") || path.contains("/tests/");
-        Ok(Self { path: path.to_owned(), text: text.to_owned(), test, tree })
+        let is_test = path.starts_with("tests/") || path.contains("/tests/");
+        Ok(Self { path: path.to_owned(), text: text.to_owned(), is_test, tree })
     }
 
     /// Returns all paths outside of tests. Grouped imports are expanded: `use std::{fs, io::Read}`
     /// is returned as `std::fs` and `std::io::Read`.
-    pub fn paths(&self) -> Vec<At<String>> {
-        let mut visitor = Paths::default();
+    pub fn paths(&self) -> Vec<WithLine<String>> {
+        let mut visitor = PathVisitor::default();
         visitor.visit_file(&self.tree);
         visitor.0
     }
 
     /// Returns all functions outside of tests: first line, name, and number of lines from `fn` to
     /// the closing brace.
-    pub fn functions(&self) -> Vec<At<(String, usize)>> {
-        let mut visitor = Functions::default();
+    pub fn functions(&self) -> Vec<WithLine<(String, usize)>> {
+        let mut visitor = FunctionVisitor::default();
         visitor.visit_file(&self.tree);
         visitor.0
     }
 
     /// Returns all attributes, including those of tests, without spaces: `ignore`, `cfg(test)`.
-    pub fn attributes(&self) -> Vec<At<String>> {
-        let mut visitor = Attributes::default();
+    pub fn attributes(&self) -> Vec<WithLine<String>> {
+        let mut visitor = AttributeVisitor::default();
         visitor.visit_file(&self.tree);
         visitor.0
     }
 
     /// Returns all identifiers, including those in tests and macros. Comments and strings are
     /// skipped.
-    pub fn idents(&self) -> Vec<At<String>> {
+    pub fn identifiers(&self) -> Vec<WithLine<String>> {
         let mut idents = Vec::new();
         let tokens = self.text.parse::<TokenStream>().expect("a parsed file consists of tokens");
-        idents_in(tokens, &mut idents);
+        collect_identifiers(tokens, &mut idents);
         idents
     }
 
     /// Returns the names and lines of all top-level constants.
-    pub fn constants(&self) -> Vec<At<String>> {
+    pub fn constants(&self) -> Vec<WithLine<String>> {
         let constants = self.tree.items.iter().filter_map(|item| match item {
             Item::Const(constant) => Some((constant.ident.span().start().line, constant.ident.to_string())),
             _ => None,
@@ -83,16 +83,16 @@ impl RustFile {
 
     /// Returns the string literals that are passed as the first argument of these methods, outside
     /// of tests.
-    pub fn calls_with_text(&self, methods: &[&str]) -> Vec<At<String>> {
-        let mut visitor = Calls { methods, texts: Vec::new() };
+    pub fn first_string_arguments(&self, methods: &[&str]) -> Vec<WithLine<String>> {
+        let mut visitor = CallVisitor { methods, texts: Vec::new() };
         visitor.visit_file(&self.tree);
         visitor.texts
     }
 
     /// Returns the number of lines outside of tests.
-    pub fn lines_shipped(&self) -> usize {
+    pub fn count_non_test_lines(&self) -> usize {
         let tests = self.tree.items.iter().filter(|item| is_test(attributes_of(item)));
-        self.text.lines().count().saturating_sub(tests.map(|item| lines(item.span())).sum())
+        self.text.lines().count().saturating_sub(tests.map(|item| line_count(item.span())).sum())
     }
 
     /// Returns the names of test modules that this file declares and that have their own file.
@@ -125,11 +125,12 @@ pub fn mark_test_modules(files: &mut [RustFile]) {
     let declared: Vec<String> = declared.collect();
     for file in files {
         let path = file.path.trim_end_matches(".rs");
-        file.test |= declared.iter().any(|module| path == module || path.starts_with(&format!("{module}/")));
+        file.is_test |=
+            declared.iter().any(|module| path == module || path.starts_with(&format!("{module}/")));
     }
 }
 
-fn lines(span: proc_macro2::Span) -> usize {
+fn line_count(span: proc_macro2::Span) -> usize {
     span.end().line + 1 - span.start().line
 }
 
@@ -161,10 +162,10 @@ fn attributes_of(item: &Item) -> &[Attribute] {
     }
 }
 
-fn idents_in(tokens: TokenStream, idents: &mut Vec<At<String>>) {
+fn collect_identifiers(tokens: TokenStream, idents: &mut Vec<WithLine<String>>) {
     for token in tokens {
         match token {
-            TokenTree::Group(group) => idents_in(group.stream(), idents),
+            TokenTree::Group(group) => collect_identifiers(group.stream(), idents),
             TokenTree::Ident(ident) => idents.push((ident.span().start().line, ident.to_string())),
             TokenTree::Punct(_) | TokenTree::Literal(_) => {}
         }
@@ -183,9 +184,9 @@ macro_rules! skip_tests {
 }
 
 #[derive(Default)]
-struct Paths(Vec<At<String>>);
+struct PathVisitor(Vec<WithLine<String>>);
 
-impl<'ast> Visit<'ast> for Paths {
+impl<'ast> Visit<'ast> for PathVisitor {
     skip_tests!();
 
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
@@ -199,7 +200,7 @@ impl<'ast> Visit<'ast> for Paths {
     }
 }
 
-fn expand_imports(prefix: String, tree: &UseTree, paths: &mut Vec<At<String>>) {
+fn expand_imports(prefix: String, tree: &UseTree, paths: &mut Vec<WithLine<String>>) {
     let joined = |name: String| if prefix.is_empty() { name } else { format!("{prefix}::{name}") };
     match tree {
         UseTree::Path(step) => expand_imports(joined(step.ident.to_string()), &step.tree, paths),
@@ -215,9 +216,9 @@ fn expand_imports(prefix: String, tree: &UseTree, paths: &mut Vec<At<String>>) {
 }
 
 #[derive(Default)]
-struct Functions(Vec<At<(String, usize)>>);
+struct FunctionVisitor(Vec<WithLine<(String, usize)>>);
 
-impl Functions {
+impl FunctionVisitor {
     fn add(&mut self, signature: &Signature, body: &Block) {
         let from = signature.fn_token.span().start().line;
         let to = body.brace_token.span.close().end().line;
@@ -225,7 +226,7 @@ impl Functions {
     }
 }
 
-impl<'ast> Visit<'ast> for Functions {
+impl<'ast> Visit<'ast> for FunctionVisitor {
     skip_tests!();
 
     fn visit_item_fn(&mut self, function: &'ast ItemFn) {
@@ -244,12 +245,12 @@ impl<'ast> Visit<'ast> for Functions {
     }
 }
 
-struct Calls<'a> {
+struct CallVisitor<'a> {
     methods: &'a [&'a str],
-    texts: Vec<At<String>>,
+    texts: Vec<WithLine<String>>,
 }
 
-impl<'ast> Visit<'ast> for Calls<'_> {
+impl<'ast> Visit<'ast> for CallVisitor<'_> {
     skip_tests!();
 
     fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
@@ -262,46 +263,46 @@ impl<'ast> Visit<'ast> for Calls<'_> {
 }
 
 #[derive(Default)]
-struct Attributes(Vec<At<String>>);
+struct AttributeVisitor(Vec<WithLine<String>>);
 
-impl<'ast> Visit<'ast> for Attributes {
+impl<'ast> Visit<'ast> for AttributeVisitor {
     fn visit_attribute(&mut self, attribute: &'ast Attribute) {
         self.0.push((attribute.span().start().line, attribute_text(attribute)));
     }
 }
 
 /// Returns the identifiers of all files except one, for rules about unused items.
-pub fn idents_outside(files: &[RustFile], path: &str) -> BTreeSet<String> {
+pub fn identifiers_outside(files: &[RustFile], path: &str) -> BTreeSet<String> {
     let others = files.iter().filter(|file| file.path != path);
-    others.flat_map(|file| file.idents().into_iter().map(|(_, ident)| ident)).collect()
+    others.flat_map(|file| file.identifiers().into_iter().map(|(_, ident)| ident)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn file(text: &str) -> RustFile {
+    fn parse_file(text: &str) -> RustFile {
         RustFile::parse("crates/a/src/b.rs", text).unwrap()
     }
 
     #[test]
     fn grouped_imports_are_expanded() {
-        let paths = file("use std::{fs, io::{self, Read}};\nuse a::*;").paths();
+        let paths = parse_file("use std::{fs, io::{self, Read}};\nuse a::*;").paths();
         let expected = [(1, "std::fs"), (1, "std::io::self"), (1, "std::io::Read"), (2, "a::*")];
         assert_eq!(paths, expected.map(|(line, path)| (line, path.to_owned())));
     }
 
     #[test]
     fn test_code_is_skipped() {
-        let file = file("fn a() {}\n#[cfg(test)]\nmod tests {\n    use std::fs;\n    fn b() {}\n}\n");
+        let file = parse_file("fn a() {}\n#[cfg(test)]\nmod tests {\n    use std::fs;\n    fn b() {}\n}\n");
         assert_eq!(file.paths(), []);
         assert_eq!(file.functions(), [(1, ("a".to_owned(), 1))]);
-        assert_eq!(file.lines_shipped(), 1);
+        assert_eq!(file.count_non_test_lines(), 1);
     }
 
     #[test]
     fn comments_and_strings_have_no_identifiers() {
-        let idents = file("// LIMIT\nfn a() { b(\"LIMIT\"); }").idents();
+        let idents = parse_file("// LIMIT\nfn a() { b(\"LIMIT\"); }").identifiers();
         assert!(!idents.iter().any(|(_, ident)| ident == "LIMIT"), "{idents:?}");
     }
 
@@ -311,11 +312,11 @@ mod tests {
         let mut files = [
             parse("crates/a/src/ledger.rs", "#[cfg(test)]\nmod tests;\nmod life;"),
             parse("crates/a/src/ledger/tests.rs", ""),
-            parse("crates/a/src/ledger/tests/story.rs", ""),
+            parse("crates/a/src/ledger/tests/epochs.rs", ""),
             parse("crates/a/src/ledger/life.rs", ""),
         ];
         mark_test_modules(&mut files);
-        assert_eq!(files.map(|file| file.test), [false, true, true, false]);
+        assert_eq!(files.map(|file| file.is_test), [false, true, true, false]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 const FILE_LINES_MAX: usize = 800;
 
 /// Exceptions: path, function, maximum number of lines, and reason.
-const EXCEPTIONS: &[(&str, &str, usize, &str)] = &[(
+const LENGTH_EXCEPTIONS: &[(&str, &str, usize, &str)] = &[(
     "crates/pool/src/slice.rs",
     "step",
     90,
@@ -16,8 +16,8 @@ const EXCEPTIONS: &[(&str, &str, usize, &str)] = &[(
 )];
 
 /// Reports functions and files that are too long.
-pub fn lengths(sources: &Sources) -> Vec<Violation> {
-    sources.shipped().flat_map(|file| long_functions(file).chain(long_file(file))).collect()
+pub fn check_lengths(sources: &Sources) -> Vec<Violation> {
+    sources.non_test_files().flat_map(|file| long_functions(file).chain(long_file(file))).collect()
 }
 
 fn long_functions(file: &RustFile) -> impl Iterator<Item = Violation> {
@@ -34,12 +34,12 @@ fn long_functions(file: &RustFile) -> impl Iterator<Item = Violation> {
 }
 
 fn lines_max(path: &str, name: &str) -> usize {
-    let exception = EXCEPTIONS.iter().find(|(file, function, ..)| *file == path && *function == name);
+    let exception = LENGTH_EXCEPTIONS.iter().find(|(file, function, ..)| *file == path && *function == name);
     exception.map_or(FUNCTION_LINES_MAX, |(_, _, lines, _)| *lines)
 }
 
 fn long_file(file: &RustFile) -> Option<Violation> {
-    let lines = file.lines_shipped();
+    let lines = file.count_non_test_lines();
     (lines > FILE_LINES_MAX).then(|| Violation {
         path: file.path.clone(),
         line: lines,
@@ -51,7 +51,7 @@ fn long_file(file: &RustFile) -> Option<Violation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places, sources};
+    use crate::tidy::sources::{locations, sources};
 
     fn function_of(lines: usize) -> String {
         format!("//! A.\nfn a() {{\n{}}}\n", "    b();\n".repeat(lines - 2))
@@ -59,27 +59,36 @@ mod tests {
 
     #[test]
     fn function_at_the_limit_passes() {
-        assert_eq!(lengths(&sources(&[("a.rs", &function_of(FUNCTION_LINES_MAX))])), []);
+        assert_eq!(check_lengths(&sources(&[("a.rs", &function_of(FUNCTION_LINES_MAX))])), []);
     }
 
     #[test]
     fn longer_function_is_reported_at_its_first_line() {
-        assert_eq!(places(&lengths(&sources(&[("a.rs", &function_of(FUNCTION_LINES_MAX + 1))]))), ["a.rs:2"]);
+        assert_eq!(
+            locations(&check_lengths(&sources(&[("a.rs", &function_of(FUNCTION_LINES_MAX + 1))]))),
+            ["a.rs:2"]
+        );
     }
 
     #[test]
     fn exceptions_have_their_own_limit() {
-        let (path, name, lines, _) = EXCEPTIONS[0];
+        let (path, name, lines, _) = LENGTH_EXCEPTIONS[0];
         let exception = |lines| function_of(lines).replace("fn a", &format!("fn {name}"));
-        assert_eq!(lengths(&sources(&[(path, &exception(lines))])), []);
-        assert_eq!(places(&lengths(&sources(&[(path, &exception(lines + 1))]))), [format!("{path}:2")]);
+        assert_eq!(check_lengths(&sources(&[(path, &exception(lines))])), []);
+        assert_eq!(
+            locations(&check_lengths(&sources(&[(path, &exception(lines + 1))]))),
+            [format!("{path}:2")]
+        );
     }
 
     #[test]
     fn long_file_is_reported_without_counting_its_tests() {
         let long = "const A: u8 = 0;\n".repeat(FILE_LINES_MAX);
         let tests = format!("#[cfg(test)]\nmod tests {{\n{long}}}\n");
-        assert_eq!(lengths(&sources(&[("a.rs", &format!("{long}{tests}"))])), []);
-        assert_eq!(lengths(&sources(&[("a.rs", &format!("{long}{tests}const B: u8 = 0;\n"))])).len(), 1);
+        assert_eq!(check_lengths(&sources(&[("a.rs", &format!("{long}{tests}"))])), []);
+        assert_eq!(
+            check_lengths(&sources(&[("a.rs", &format!("{long}{tests}const B: u8 = 0;\n"))])).len(),
+            1
+        );
     }
 }

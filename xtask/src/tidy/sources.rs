@@ -7,7 +7,7 @@ use super::rust::RustFile;
 use crate::failure::Failure;
 
 /// Top-level folders that are not read: build results and version control.
-const EXCLUDED: &[&str] = &["target", ".git"];
+const EXCLUDED_FOLDERS: &[&str] = &["target", ".git"];
 /// Maximum depth of nested folders.
 const DEPTH_MAX: usize = 16;
 
@@ -21,13 +21,13 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Reads all text files below `root`, except the folders in [`EXCLUDED`].
+    /// Reads all text files below `root`, except the folders in [`EXCLUDED_FOLDERS`].
     ///
     /// # Errors
     /// Returns an error if a folder or file cannot be read or a Rust file cannot be parsed.
     pub fn read(root: &Path) -> Result<Self, Failure> {
         let mut texts = BTreeMap::new();
-        collect(root, "", DEPTH_MAX, &mut texts)?;
+        read_folder(root, "", DEPTH_MAX, &mut texts)?;
         Self::parse(texts)
     }
 
@@ -51,12 +51,12 @@ impl Sources {
     }
 
     /// Returns the Rust files that are not test code.
-    pub fn shipped(&self) -> impl Iterator<Item = &RustFile> {
-        self.rust.iter().filter(|file| !file.test)
+    pub fn non_test_files(&self) -> impl Iterator<Item = &RustFile> {
+        self.rust.iter().filter(|file| !file.is_test)
     }
 }
 
-fn collect(
+fn read_folder(
     root: &Path,
     folder: &str,
     depth: usize,
@@ -64,24 +64,24 @@ fn collect(
 ) -> Result<(), Failure> {
     let absolute = root.join(folder);
     if depth == 0 {
-        return Err(Failure::Result(format!(
+        return Err(Failure::BadResult(format!(
             "folder {}: must be nested at most {DEPTH_MAX} levels deep",
             absolute.display()
         )));
     }
-    for entry in fs::read_dir(&absolute).map_err(Failure::file("list", &absolute))? {
-        let entry = entry.map_err(Failure::file("list", &absolute))?;
+    for entry in fs::read_dir(&absolute).map_err(Failure::file_error("list", &absolute))? {
+        let entry = entry.map_err(Failure::file_error("list", &absolute))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if folder.is_empty() && EXCLUDED.contains(&name.as_str()) {
+        if folder.is_empty() && EXCLUDED_FOLDERS.contains(&name.as_str()) {
             continue;
         }
         let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
-        let kind = entry.file_type().map_err(Failure::file("stat", entry.path()))?;
+        let kind = entry.file_type().map_err(Failure::file_error("stat", entry.path()))?;
         if kind.is_dir() {
-            collect(root, &path, depth - 1, texts)?;
+            read_folder(root, &path, depth - 1, texts)?;
         } else if kind.is_file() {
             // Binary files are skipped because they have no lines to check.
-            let bytes = fs::read(entry.path()).map_err(Failure::file("read", entry.path()))?;
+            let bytes = fs::read(entry.path()).map_err(Failure::file_error("read", entry.path()))?;
             texts.extend(String::from_utf8(bytes).ok().map(|text| (path, text)));
         }
     }
@@ -95,10 +95,10 @@ pub fn sources(files: &[(&str, &str)]) -> Sources {
     Sources::parse(texts.collect()).unwrap()
 }
 
-/// Returns the sorted places of violations as `path:line`, for tests of rules.
+/// Returns the sorted locations of violations as `path:line`, for tests of rules.
 #[cfg(test)]
-pub fn places(violations: &[super::Violation]) -> Vec<String> {
-    let mut places: Vec<String> = violations.iter().map(|c| format!("{}:{}", c.path, c.line)).collect();
-    places.sort();
-    places
+pub fn locations(violations: &[super::Violation]) -> Vec<String> {
+    let mut locations: Vec<String> = violations.iter().map(|c| format!("{}:{}", c.path, c.line)).collect();
+    locations.sort();
+    locations
 }

@@ -10,7 +10,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("tests/src/small_guests.rs", "the machine code of a guest is the data between two labels"),
     (
         "host-agent/src/host/memory/bus_error.rs",
-        "a signal handler gets its arguments by pointer, and maps memory over a hole",
+        "a signal handler gets its arguments by pointer, and replaces a lost mapping",
     ),
     ("host-agent/src/host/memory/mapped.rs", "non-temporal access to device memory takes addresses"),
     ("host-agent/src/host/memory/numa.rs", "mbind and move_pages take addresses"),
@@ -28,10 +28,10 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
 ];
 
 /// Reports unsafe code in files that are not listed.
-pub fn places(sources: &Sources) -> Vec<Violation> {
+pub fn check_unsafe_code(sources: &Sources) -> Vec<Violation> {
     let others = sources.rust.iter().filter(|file| !UNSAFE_FILES.iter().any(|(path, _)| file.path == *path));
     let violations = others.filter_map(|file| {
-        let (line, _) = file.idents().into_iter().find(|(_, ident)| ident == "unsafe")?;
+        let (line, _) = file.identifiers().into_iter().find(|(_, ident)| ident == "unsafe")?;
         Some(Violation {
             path: file.path.clone(),
             line,
@@ -45,12 +45,12 @@ pub fn places(sources: &Sources) -> Vec<Violation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::sources::{places as at, sources};
+    use crate::tidy::sources::{locations, sources};
 
     #[test]
     fn unsafe_code_in_unlisted_file_is_reported() {
         let safe = ("a.rs", "//! A.\n#![forbid(unsafe_code)]\n// unsafe\n");
         let not = ("b.rs", "//! B.\nfn b() {\n    unsafe { c() }\n}\n");
-        assert_eq!(at(&places(&sources(&[safe, not]))), ["b.rs:3"]);
+        assert_eq!(locations(&check_unsafe_code(&sources(&[safe, not]))), ["b.rs:3"]);
     }
 }

@@ -25,5 +25,5 @@ fn main() -> ExitCode {
 }
 
 fn power_off(folder: &Path, host: &str) -> Result<(), HostError> {
-    Power::open(folder, host)?.off()
+    Power::open(folder, host)?.switch_off()
 }

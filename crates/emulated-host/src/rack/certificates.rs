@@ -17,29 +17,32 @@ use crate::HostError;
 /// # Errors
 /// [`HostError::File`] if a file cannot be written.
 pub(super) fn write(folder: &Path, names: &[&str]) -> Result<(), HostError> {
-    let files = generate(names)
-        .map_err(|error| HostError::file("create certificates in", folder)(io::Error::other(error)))?;
+    let files = generate_certificates(names)
+        .map_err(|error| HostError::file_error("create certificates in", folder)(io::Error::other(error)))?;
     files.iter().try_for_each(|(name, pem)| {
         let file = folder.join(name);
         let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
-        opened.and_then(|mut file| file.write_all(pem.as_bytes())).map_err(HostError::file("write", &file))
+        opened
+            .and_then(|mut file| file.write_all(pem.as_bytes()))
+            .map_err(HostError::file_error("write", &file))
     })
 }
 
-/// Copies such certificates and keys from a folder.
+/// Copies `ca.pem`, and `NAME.pem` and `NAME.key` for each name, from another folder.
 ///
 /// # Errors
 /// [`HostError::File`] if a file is missing or cannot be written.
 pub(super) fn copy(from: &Path, folder: &Path, names: &[&str]) -> Result<(), HostError> {
-    let of_names = names.iter().flat_map(|name| ["pem", "key"].map(|kind| format!("{name}.{kind}")));
-    std::iter::once("ca.pem".to_owned()).chain(of_names).try_for_each(|name| {
+    let file_names = names.iter().flat_map(|name| ["pem", "key"].map(|kind| format!("{name}.{kind}")));
+    std::iter::once("ca.pem".to_owned()).chain(file_names).try_for_each(|name| {
         let file = from.join(&name);
-        fs::copy(&file, folder.join(&name)).map(drop).map_err(HostError::file("copy", &file))
+        fs::copy(&file, folder.join(&name)).map(drop).map_err(HostError::file_error("copy", &file))
     })
 }
 
-/// Returns the name and the content of each file.
-fn generate(names: &[&str]) -> Result<Vec<(String, String)>, rcgen::Error> {
+/// Generates a CA, and a certificate and a key for each name. Returns the name and the content of
+/// each file.
+fn generate_certificates(names: &[&str]) -> Result<Vec<(String, String)>, rcgen::Error> {
     let mut authority = CertificateParams::new(Vec::new())?;
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;

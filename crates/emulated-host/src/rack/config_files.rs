@@ -5,16 +5,16 @@ use std::path::Path;
 use super::plan::{Device, RackPlan};
 
 /// Name in the certificate of the manager.
-pub(super) const MANAGER: &str = "pool-manager";
+pub(super) const MANAGER_NAME: &str = "pool-manager";
 /// Name in the certificate of the operator, which has the scheduler and admin roles.
-pub(super) const OPERATOR: &str = "operator";
+pub(super) const OPERATOR_NAME: &str = "operator";
 /// Address of this machine in the network of the hosts.
 const MACHINE_ADDRESS: &str = "10.0.2.2";
 /// Number of cores declared for a host. Larger than the real number, because tests start more VMs
 /// than the host could run.
-const CORES: u32 = 64;
-/// Local memory declared for a host, in MiB. Larger than the real memory, like [`CORES`].
-const LOCAL_MIB: u32 = 64 << 10;
+const DECLARED_CORES: u32 = 64;
+/// Local memory declared for a host, in MiB. Larger than the real memory, like [`DECLARED_CORES`].
+const DECLARED_LOCAL_MIB: u32 = 64 << 10;
 /// Timeout of the fence command, in seconds.
 const FENCE_TIMEOUT_S: u32 = 60;
 
@@ -27,21 +27,23 @@ pub(super) fn rack_toml(plan: &RackPlan, port: u16, rack: &Path) -> String {
         "[manager]\nlisten = \"127.0.0.1:{port}\"\nstore = \"store\"\n\
          [lease]\nttl_s = {}\nfence_after_s = {fence_after}\n\
          [fence]\ncommand = [{:?}, {rack:?}, \"{{host}}\"]\nwithin_s = {FENCE_TIMEOUT_S}\n\
-         [tls]\ncertificate = \"certificates/{MANAGER}.pem\"\nkey = \"certificates/{MANAGER}.key\"\n\
-         client_ca = \"certificates/ca.pem\"\nschedulers = [\"{OPERATOR}\"]\nadmins = [\"{OPERATOR}\"]\n{}",
+         [tls]\ncertificate = \"certificates/{MANAGER_NAME}.pem\"\nkey = \"certificates/{MANAGER_NAME}.key\"\n\
+         client_ca = \"certificates/ca.pem\"\nschedulers = [\"{OPERATOR_NAME}\"]\nadmins = [\"{OPERATOR_NAME}\"]\n{}",
         plan.lease_ttl_s, plan.programs.power_off, plan.rack_toml_extra,
     );
     let names: Vec<String> = (0..plan.hosts.devices.len()).map(|n| format!("emc{n}")).collect();
-    let devices = names.iter().zip(&plan.hosts.devices).map(|(name, device)| emc(name, device));
+    let devices = names.iter().zip(&plan.hosts.devices).map(|(name, device)| emc_section(name, device));
     text.extend(devices);
     let host = |host| {
-        format!("[[host]]\nname = {host:?}\ncores = {CORES}\nlocal_mib = {LOCAL_MIB}\nemcs = {names:?}\n")
+        format!(
+            "[[host]]\nname = {host:?}\ncores = {DECLARED_CORES}\nlocal_mib = {DECLARED_LOCAL_MIB}\nemcs = {names:?}\n"
+        )
     };
     text.extend(plan.hosts.names().into_iter().map(host));
     text
 }
 
-fn emc(name: &str, device: &Device) -> String {
+fn emc_section(name: &str, device: &Device) -> String {
     format!(
         "[[emc]]\nname = {name:?}\ndriver = \"shared-dax\"\nslices = {}\nserial = \"{:#x}\"\npath = {name:?}\n",
         device.gib, device.serial
@@ -52,7 +54,7 @@ fn emc(name: &str, device: &Device) -> String {
 pub(super) fn host_toml(plan: &RackPlan, port: u16, host: &str) -> String {
     format!(
         "[agent]\nhost = {host:?}\nmanager = \"https://{MACHINE_ADDRESS}:{port}\"\nruntime_dir = \"/run/tarn-agent\"\n{}\
-         [tls]\nca = \"ca.pem\"\ncertificate = \"{host}.pem\"\nkey = \"{host}.key\"\nserver_name = \"{MANAGER}\"\n\
+         [tls]\nca = \"ca.pem\"\ncertificate = \"{host}.pem\"\nkey = \"{host}.key\"\nserver_name = \"{MANAGER_NAME}\"\n\
          [backend]\nkind = \"{}\"\n{}",
         plan.agent_toml_extra, plan.backend, plan.backend_toml_extra
     )

@@ -62,12 +62,12 @@ pub struct CommandOutput {
     pub text: String,
 }
 
-/// Runs a shell command in the host whose control socket is at `at`.
+/// Runs a shell command in the host with this control socket.
 ///
 /// # Errors
 /// `TimedOut` if no reply arrives in time, or the error of the socket. The command continues after
 /// a timeout. A paused host starts the command when it is resumed.
-pub(super) fn run(at: &Path, command: &str, within: Duration) -> io::Result<CommandOutput> {
+pub(super) fn run(socket: &Path, command: &str, within: Duration) -> io::Result<CommandOutput> {
     let deadline = Instant::now() + within;
     let id = format!("{:016x}", RandomState::new().build_hasher().finish());
     let request = request_line(&id, &BASE64.encode(command));
@@ -76,7 +76,7 @@ pub(super) fn run(at: &Path, command: &str, within: Duration) -> io::Result<Comm
         if remaining.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        match send_request(at, &id, &request, remaining.min(RESEND_INTERVAL)) {
+        match send_request(socket, &id, &request, remaining.min(RESEND_INTERVAL)) {
             Err(error) if is_timeout(&error) => {}
             result => return result,
         }
@@ -85,8 +85,8 @@ pub(super) fn run(at: &Path, command: &str, within: Duration) -> io::Result<Comm
 
 /// Sends the request once and reads until the reply is complete or no more data arrives. Deletes
 /// the stored reply on the host after receiving it.
-fn send_request(at: &Path, id: &str, request: &str, read_timeout: Duration) -> io::Result<CommandOutput> {
-    let mut stream = socket::connect(at, read_timeout)?;
+fn send_request(socket: &Path, id: &str, request: &str, read_timeout: Duration) -> io::Result<CommandOutput> {
+    let mut stream = socket::connect(socket, read_timeout)?;
     stream.write_all(request.as_bytes())?;
     let mut received = Vec::new();
     let mut buffer = [0; 64 << 10];

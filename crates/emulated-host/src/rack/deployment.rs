@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::{
     certificates,
-    config_files::{self, MANAGER, OPERATOR},
+    config_files::{self, MANAGER_NAME, OPERATOR_NAME},
     host::open_log,
     hosts::{Hosts, check_not_running},
     plan::{Plan, RackPlan},
@@ -26,7 +26,7 @@ use crate::{Artifacts, HostError};
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between queries of the host states.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Name of the manager's folder, and of its log.
+/// Name of the manager's folder and of the manager's log.
 const MANAGER_FOLDER: &str = "manager";
 /// Shell script that starts the agent, and restarts the agent when it ends. The agent writes to a
 /// pipe instead of a terminal, so its log has no colors.
@@ -38,7 +38,7 @@ while :; do
 done 2>&1 | cat > /dev/ttyS3 &
 ";
 
-/// A running rack. Dropping it stops all processes and removes all files except the logs.
+/// Running rack. Dropping the value stops all processes and removes all files except the logs.
 #[derive(Debug)]
 pub struct Rack {
     plan: RackPlan,
@@ -49,8 +49,8 @@ pub struct Rack {
 
 impl Rack {
     /// Starts a rack in a directory and waits until all hosts are up. The rack ends when the
-    /// calling thread ends. Calls `should_continue` regularly, and cancels the start if it returns
-    /// `false`.
+    /// calling thread ends. Calls `should_continue` regularly, and cancels the start if
+    /// `should_continue` returns `false`.
     ///
     /// # Errors
     /// [`HostError`] if a program is missing or fails, a host does not come up, or the start is
@@ -61,11 +61,11 @@ impl Rack {
         folder: &Path,
         should_continue: impl Fn() -> bool,
     ) -> Result<Self, HostError> {
-        fs::create_dir_all(folder).map_err(HostError::file("create", folder))?;
-        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
+        fs::create_dir_all(folder).map_err(HostError::file_error("create", folder))?;
+        let folder = folder.canonicalize().map_err(HostError::file_error("resolve", folder))?;
         check_not_running(&folder, &plan.hosts)?;
         let port = free_port()?;
-        let hosts = write(&plan, &folder, port)?;
+        let hosts = write_config(&plan, &folder, port)?;
         let hosts = Hosts::prepare(artifacts, &hosts, &folder)?;
         let mut rack = Self { plan, port, manager: None, hosts };
         rack.hosts.power_on()?; // hosts boot while the manager starts
@@ -84,12 +84,13 @@ impl Rack {
 
     /// Enables fencing, which is disabled while the hosts boot and their agents are not connected.
     fn enable_fencing(&self) -> Result<(), HostError> {
-        let file = self.manager_dir("rack.toml");
+        let file = self.manager_path("rack.toml");
         let text = config_files::rack_toml(&self.plan, self.port, self.hosts.folder());
-        fs::write(&file, text).map_err(HostError::file("write", &file))?;
+        fs::write(&file, text).map_err(HostError::file_error("write", &file))?;
         let id = self.manager.as_ref().and_then(|manager| i32::try_from(manager.id()).ok());
         let Some(manager) = id.and_then(Pid::from_raw) else { return Ok(()) };
-        kill_process(manager, Signal::HUP).map_err(|errno| HostError::file("signal", &file)(errno.into()))
+        kill_process(manager, Signal::HUP)
+            .map_err(|errno| HostError::file_error("signal", &file)(errno.into()))
     }
 
     /// Returns the hosts of the rack.
@@ -108,22 +109,22 @@ impl Rack {
     }
 
     /// Returns the directory of the certificates. It contains `ca.pem`, and the client certificate
-    /// `operator.pem` with its key `operator.key`, which has the scheduler and admin roles. The
-    /// server name in the certificate of the manager is `pool-manager`.
-    pub fn certificates(&self) -> PathBuf {
-        self.manager_dir("certificates")
+    /// `operator.pem` with its key `operator.key`. The client certificate has the scheduler and
+    /// admin roles. The server name in the certificate of the manager is `pool-manager`.
+    pub fn certificates_dir(&self) -> PathBuf {
+        self.manager_path("certificates")
     }
 
-    /// Returns a `tarn` command with these arguments, which uses the credentials of the operator.
-    pub fn tarn(&self, words: &[&str]) -> Command {
-        let mut tarn = Command::new(self.manager_dir("tarn"));
-        tarn.args(words).stdin(Stdio::null());
+    /// Returns a command that runs `tarn` with these arguments and the credentials of the operator.
+    pub fn tarn_command(&self, arguments: &[&str]) -> Command {
+        let mut tarn = Command::new(self.manager_path("tarn"));
+        tarn.args(arguments).stdin(Stdio::null());
         tarn
     }
 
     /// Returns the path of a script that runs `tarn` with the credentials of the operator.
     pub fn tarn_script(&self) -> PathBuf {
-        self.manager_dir("tarn")
+        self.manager_path("tarn")
     }
 
     /// Creates the store of the rack.
@@ -147,9 +148,9 @@ impl Rack {
         let log = self.hosts.folder().join("logs").join(MANAGER_FOLDER);
         let mut manager = Command::new("setpriv");
         manager.args(["--pdeathsig", "KILL"]).arg(&self.plan.programs.manager);
-        manager.args(["serve", "--config"]).arg(self.manager_dir("rack.toml")).process_group(0);
+        manager.args(["serve", "--config"]).arg(self.manager_path("rack.toml")).process_group(0);
         manager.stdin(Stdio::null()).stdout(Stdio::null()).stderr(open_log(&log)?);
-        self.manager = Some(manager.spawn().map_err(HostError::start(&self.plan.programs.manager))?);
+        self.manager = Some(manager.spawn().map_err(HostError::start_error(&self.plan.programs.manager))?);
         Ok(())
     }
 
@@ -162,7 +163,7 @@ impl Rack {
         }
     }
 
-    /// Returns the log of the manager; empty if it cannot be read.
+    /// Returns the log of the manager, or an empty string if the log cannot be read.
     pub fn manager_log(&self) -> String {
         fs::read_to_string(self.hosts.folder().join("logs").join(MANAGER_FOLDER)).unwrap_or_default()
     }
@@ -174,7 +175,7 @@ impl Rack {
     /// `should_continue` returns `false`.
     pub fn wait_hosts_up(&mut self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
         let deadline = Instant::now() + BOOT_TIMEOUT;
-        while self.hosts_up()? < self.hosts.all().len() {
+        while self.count_hosts_up()? < self.hosts.as_slice().len() {
             if !should_continue() {
                 return Err(HostError::Interrupted);
             }
@@ -193,18 +194,18 @@ impl Rack {
     }
 
     /// Returns the number of hosts that are up, or 0 if the manager does not reply.
-    fn hosts_up(&self) -> Result<usize, HostError> {
-        let tarn_output = self.tarn(&["get", "hosts", "-o", "json"]).output();
-        let json = tarn_output.map_err(HostError::start(&self.plan.programs.tarn))?.stdout;
+    fn count_hosts_up(&self) -> Result<usize, HostError> {
+        let tarn_output = self.tarn_command(&["get", "hosts", "-o", "json"]).output();
+        let json = tarn_output.map_err(HostError::start_error(&self.plan.programs.tarn))?.stdout;
         let hosts: Vec<Value> = serde_json::from_slice(&json).unwrap_or_default();
         Ok(hosts.iter().filter(|host| host["state"] == "up").count())
     }
 
     fn agent_logs(&self) -> String {
-        self.hosts.all().iter().map(|host| format!("{}:\n{}", host.name(), host.agent_log())).collect()
+        self.hosts.as_slice().iter().map(|host| format!("{}:\n{}", host.name(), host.agent_log())).collect()
     }
 
-    fn manager_dir(&self, name: &str) -> PathBuf {
+    fn manager_path(&self, name: &str) -> PathBuf {
         self.hosts.folder().join(MANAGER_FOLDER).join(name)
     }
 }
@@ -212,45 +213,45 @@ impl Rack {
 impl Drop for Rack {
     fn drop(&mut self) {
         self.kill_manager();
-        let _ = fs::remove_dir_all(self.manager_dir("")); // remaining files are harmless
+        let _ = fs::remove_dir_all(self.manager_path("")); // remaining files are harmless
     }
 }
 
 fn free_port() -> Result<u16, HostError> {
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    Ok(free.map_err(HostError::file("find a free port on", Path::new("127.0.0.1")))?.port())
+    Ok(free.map_err(HostError::file_error("find a free port on", Path::new("127.0.0.1")))?.port())
 }
 
 /// Writes all certificates and configuration files. Returns the plan of the hosts, with agents
 /// added.
-fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
+fn write_config(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
     let manager_dir = folder.join(MANAGER_FOLDER);
     let _ = fs::remove_dir_all(&manager_dir); // may exist if an earlier rack was killed
     let _ = fs::remove_file(folder.join("logs").join(MANAGER_FOLDER));
     let certificates = manager_dir.join("certificates");
-    fs::create_dir_all(&certificates).map_err(HostError::file("create", &certificates))?;
+    fs::create_dir_all(&certificates).map_err(HostError::file_error("create", &certificates))?;
     let mut hosts = plan.hosts.clone();
     let names = hosts.names();
-    let all: Vec<&str> = names.iter().map(String::as_str).chain([MANAGER, OPERATOR]).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).chain([MANAGER_NAME, OPERATOR_NAME]).collect();
     match &plan.certificates {
         Some(from) => certificates::copy(from, &certificates, &all)?,
         None => certificates::write(&certificates, &all)?,
     }
     let write_file = |name: &str, text: String| {
-        fs::write(manager_dir.join(name), text).map_err(HostError::file("write", &manager_dir))
+        fs::write(manager_dir.join(name), text).map_err(HostError::file_error("write", &manager_dir))
     };
     let without_fencing = RackPlan { fence_after_s: None, ..plan.clone() };
     write_file("rack.toml", config_files::rack_toml(&without_fencing, port, folder))?;
-    write_file("tarn", tarn(&plan.programs.tarn, &certificates, port))?;
+    write_file("tarn", wrapper_script(&plan.programs.tarn, &certificates, port))?;
     let executable = fs::Permissions::from_mode(0o755);
     fs::set_permissions(manager_dir.join("tarn"), executable)
-        .map_err(HostError::file("write", &manager_dir))?;
+        .map_err(HostError::file_error("write", &manager_dir))?;
     hosts.files.push((certificates.join("ca.pem"), "etc/tarn/ca.pem".to_owned()));
     for host in &names {
         write_file(&format!("{host}.toml"), config_files::host_toml(plan, port, host))?;
         hosts.files.push((manager_dir.join(format!("{host}.toml")), format!("etc/tarn/{host}.toml")));
-        let of_host = ["pem", "key"].map(|kind| format!("{host}.{kind}"));
-        hosts.files.extend(of_host.map(|name| (certificates.join(&name), format!("etc/tarn/{name}"))));
+        let host_files = ["pem", "key"].map(|kind| format!("{host}.{kind}"));
+        hosts.files.extend(host_files.map(|name| (certificates.join(&name), format!("etc/tarn/{name}"))));
     }
     hosts.programs.push(plan.programs.agent.clone());
     hosts.script = format!("{AGENT_SCRIPT}{}", hosts.script);
@@ -258,10 +259,10 @@ fn write(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostError> {
 }
 
 /// Returns a shell script that runs `tarn` with the endpoint and the credentials of this rack.
-fn tarn(program: &Path, certificates: &Path, port: u16) -> String {
+fn wrapper_script(program: &Path, certificates: &Path, port: u16) -> String {
     format!(
-        "#!/bin/sh\nexport TARN_ENDPOINT=https://127.0.0.1:{port} TARN_SERVER_NAME={MANAGER}\n\
-         export TARN_CA={0:?}/ca.pem TARN_CERT={0:?}/{OPERATOR}.pem TARN_KEY={0:?}/{OPERATOR}.key\nexec {program:?} \"$@\"\n",
+        "#!/bin/sh\nexport TARN_ENDPOINT=https://127.0.0.1:{port} TARN_SERVER_NAME={MANAGER_NAME}\n\
+         export TARN_CA={0:?}/ca.pem TARN_CERT={0:?}/{OPERATOR_NAME}.pem TARN_KEY={0:?}/{OPERATOR_NAME}.key\nexec {program:?} \"$@\"\n",
         certificates
     )
 }

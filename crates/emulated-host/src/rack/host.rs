@@ -28,7 +28,7 @@ const BOOT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between attempts to run a command in a booting host.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Host of a rack. Drop powers the host off, unless another process started the host.
+/// Host of a rack. Dropping the value powers the host off, unless another process started the host.
 #[derive(Debug)]
 pub struct RackHost {
     name: String,
@@ -44,10 +44,11 @@ impl RackHost {
     /// [`HostError`] if a file cannot be written or the host is running.
     pub(super) fn prepare(folder: &Path, name: &str, start: &[String]) -> Result<Self, HostError> {
         let power = Power::in_folder(folder, name);
-        drop(power.claim()?);
+        drop(power.lock_pid_file()?);
         let host = Self { name: name.to_owned(), folder: folder.to_owned(), power, process: None };
         let text = serde_json::to_string(start).expect("arguments are JSON");
-        fs::write(host.file("start"), text).map_err(HostError::file("write", &host.file("start")))?;
+        fs::write(host.file_path("start"), text)
+            .map_err(HostError::file_error("write", &host.file_path("start")))?;
         Ok(host)
     }
 
@@ -57,7 +58,7 @@ impl RackHost {
     /// [`HostError::File`] if the directory has no such host.
     pub fn find(folder: &Path, name: &str) -> Result<Self, HostError> {
         let power = Power::open(folder, name)?;
-        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
+        let folder = folder.canonicalize().map_err(HostError::file_error("resolve", folder))?;
         Ok(Self { name: name.to_owned(), folder, power, process: None })
     }
 
@@ -87,22 +88,22 @@ impl RackHost {
     }
 
     fn start(&self, mut qemu: Command) -> Result<Child, HostError> {
-        // The lock must be taken before the command line is read. A rack that ends removes the
-        // command line first and then powers its hosts off.
-        let lock = self.power.claim()?;
-        qemu.args(self.arguments()?).current_dir(&self.folder).process_group(0);
-        let log = self.log_file("qemu");
+        // The lock must be taken before the command line is read, because a rack that ends first
+        // removes the command lines and then powers its hosts off.
+        let lock = self.power.lock_pid_file()?;
+        qemu.args(self.read_command_line()?).current_dir(&self.folder).process_group(0);
+        let log = self.log_path("qemu");
         qemu.stdin(lock).stdout(open_log(&log)?).stderr(open_log(&log)?);
-        let process = qemu.spawn().map_err(HostError::start(Path::new("QEMU")))?;
+        let process = qemu.spawn().map_err(HostError::start_error(Path::new("QEMU")))?;
         self.power.write_pid(process.id())?;
         Ok(process)
     }
 
     /// Reads the command line of QEMU from the rack's directory.
-    fn arguments(&self) -> Result<Vec<String>, HostError> {
-        let file = self.file("start");
+    fn read_command_line(&self) -> Result<Vec<String>, HostError> {
+        let file = self.file_path("start");
         let arguments = fs::read_to_string(&file).and_then(|text| Ok(serde_json::from_str(&text)?));
-        arguments.map_err(HostError::file("read", &file))
+        arguments.map_err(HostError::file_error("read", &file))
     }
 
     /// Waits until the host can run commands.
@@ -116,14 +117,14 @@ impl RackHost {
     pub(super) fn wait_up_while(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
         let deadline = Instant::now() + BOOT_TIMEOUT;
         loop {
-            match control::run(&self.file("control"), "true", BOOT_PROBE_TIMEOUT) {
+            match control::run(&self.file_path("control"), "true", BOOT_PROBE_TIMEOUT) {
                 Ok(_) => return Ok(()),
                 Err(_) if !should_continue() => return Err(HostError::Interrupted),
                 Err(_) if !self.power.is_on()? => {
-                    return Err(self.failed("QEMU ended during boot", self.read_log("qemu")));
+                    return Err(self.power_error("QEMU ended during boot", self.read_log("qemu")));
                 }
                 Err(_) if Instant::now() > deadline => {
-                    return Err(self.failed("the host did not boot in time", self.console()));
+                    return Err(self.power_error("the host did not boot in time", self.console()));
                 }
                 Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
@@ -143,9 +144,9 @@ impl RackHost {
     /// # Errors
     /// [`HostError::NoReply`] on timeout. The command then continues in the host.
     pub fn run_within(&self, command: &str, within: Duration) -> Result<CommandOutput, HostError> {
-        control::run(&self.file("control"), command, within).map_err(|errno| match errno.kind() {
+        control::run(&self.file_path("control"), command, within).map_err(|errno| match errno.kind() {
             io::ErrorKind::TimedOut => HostError::NoReply { host: self.name.clone(), within },
-            _ => HostError::file("connect to a host at", &self.file("control"))(errno),
+            _ => HostError::file_error("connect to a host at", &self.file_path("control"))(errno),
         })
     }
 
@@ -154,7 +155,7 @@ impl RackHost {
     /// # Errors
     /// [`HostError`] if QEMU does not reply.
     pub fn pause(&self) -> Result<(), HostError> {
-        qmp::execute(&self.file("qmp"), "stop", json!({}))
+        qmp::execute(&self.file_path("qmp"), "stop", json!({}))
     }
 
     /// Resumes a paused host.
@@ -162,7 +163,7 @@ impl RackHost {
     /// # Errors
     /// [`HostError`] if QEMU does not reply.
     pub fn resume(&self) -> Result<(), HostError> {
-        qmp::execute(&self.file("qmp"), "cont", json!({}))
+        qmp::execute(&self.file_path("qmp"), "cont", json!({}))
     }
 
     /// Connects the network link of the host if `up`, and disconnects the link otherwise.
@@ -170,7 +171,7 @@ impl RackHost {
     /// # Errors
     /// [`HostError`] if QEMU does not reply.
     pub fn set_link(&self, up: bool) -> Result<(), HostError> {
-        qmp::execute(&self.file("qmp"), "set_link", json!({"name": "net0", "up": up}))
+        qmp::execute(&self.file_path("qmp"), "set_link", json!({"name": "net0", "up": up}))
     }
 
     /// Powers the host off, and waits until its QEMU process has ended.
@@ -178,7 +179,7 @@ impl RackHost {
     /// # Errors
     /// [`HostError::Power`] if the process does not end.
     pub fn power_off(&mut self) -> Result<(), HostError> {
-        self.power.off()?;
+        self.power.switch_off()?;
         if let Some(mut process) = self.process.take() {
             let _ = process.wait(); // reaps the process, which has ended
         }
@@ -209,38 +210,39 @@ impl RackHost {
         self.read_log("console")
     }
 
-    /// Returns the output on the host's fourth serial line, `/dev/ttyS3`, to which the agent logs.
+    /// Returns the log of the agent, which the agent writes to the host's fourth serial line,
+    /// `/dev/ttyS3`.
     pub fn agent_log(&self) -> String {
         self.read_log("agent")
     }
 
     /// Returns the path of the socket of the host's shell.
-    pub fn shell(&self) -> PathBuf {
-        self.file("shell")
+    pub fn shell_socket(&self) -> PathBuf {
+        self.file_path("shell")
     }
 
     fn read_log(&self, kind: &str) -> String {
-        fs::read(self.log_file(kind))
+        fs::read(self.log_path(kind))
             .map(|output| String::from_utf8_lossy(&output).into_owned())
             .unwrap_or_default()
     }
 
-    fn file(&self, kind: &str) -> PathBuf {
+    fn file_path(&self, kind: &str) -> PathBuf {
         self.folder.join(format!("{}.{kind}", self.name))
     }
 
-    fn log_file(&self, kind: &str) -> PathBuf {
+    fn log_path(&self, kind: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{}.{kind}", self.name))
     }
 
-    fn failed(&self, reason: &str, output: String) -> HostError {
+    fn power_error(&self, reason: &str, output: String) -> HostError {
         HostError::Power { host: self.name.clone(), reason: format!("{reason}:\n{output}") }
     }
 }
 
 /// Opens a log file for appending, and creates the file if it does not exist.
 pub(super) fn open_log(log: &Path) -> Result<File, HostError> {
-    File::options().create(true).append(true).open(log).map_err(HostError::file("open", log))
+    File::options().create(true).append(true).open(log).map_err(HostError::file_error("open", log))
 }
 
 impl Drop for RackHost {

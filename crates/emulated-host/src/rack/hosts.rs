@@ -12,26 +12,27 @@ use rustix::fs::statvfs;
 use super::{
     host::RackHost,
     initrd,
-    plan::{Device, KERNEL, Plan},
+    plan::{Device, Plan, RACK_KERNEL},
     power::Power,
 };
 use crate::{Artifacts, HostError};
 
-/// Memory file system that stores the content of devices and drives.
+/// Mount point of the tmpfs that stores the content of devices and drives.
 const SHM_DIR: &str = "/dev/shm";
 /// Name of the directory with a link to the content of each device and drive.
 const LINKS_DIR: &str = "memory";
 /// Extensions of the files of a host that are removed with the rack.
-const HOST_FILES: &[&str] = &["qmp", "shell", "control", "pid"];
+const HOST_FILE_EXTENSIONS: &[&str] = &["qmp", "shell", "control", "pid"];
 /// Extensions of the log files of a host, which are not removed with the rack.
-const HOST_LOGS: &[&str] = &["console", "agent", "qemu"];
+const HOST_LOG_EXTENSIONS: &[&str] = &["console", "agent", "qemu"];
 /// Maximum length of a socket path in Linux, in bytes.
-const SOCKET_BYTES_MAX: usize = 107;
+const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// Running hosts of a rack. Drop powers the hosts off and removes their files except the logs.
+/// Running hosts of a rack. Dropping the value powers the hosts off and removes their files except
+/// the logs.
 #[derive(Debug)]
 pub struct Hosts {
-    all: Vec<RackHost>,
+    hosts: Vec<RackHost>,
     folder: PathBuf,
     /// Files with the content of devices and drives. The files have no names, so that they do not
     /// outlive this process.
@@ -52,67 +53,72 @@ impl Hosts {
     }
 
     pub(super) fn power_on(&mut self) -> Result<(), HostError> {
-        self.all.iter_mut().try_for_each(RackHost::power_on)
+        self.hosts.iter_mut().try_for_each(RackHost::power_on)
     }
 
     pub(super) fn wait_up(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
-        self.all.iter().try_for_each(|host| host.wait_up_while(&should_continue))
+        self.hosts.iter().try_for_each(|host| host.wait_up_while(&should_continue))
     }
 
     pub(super) fn prepare(artifacts: &Artifacts, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
         let logs = folder.join("logs");
-        fs::create_dir_all(&logs).map_err(HostError::file("create", &logs))?;
-        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
+        fs::create_dir_all(&logs).map_err(HostError::file_error("create", &logs))?;
+        let folder = folder.canonicalize().map_err(HostError::file_error("resolve", folder))?;
         check_socket_path(&folder)?;
         check_not_running(&folder, plan)?;
         check_free_memory(plan)?;
         let links = folder.join(LINKS_DIR);
         let _ = fs::remove_dir_all(&links); // may exist if an earlier rack was killed
-        fs::create_dir(&links).map_err(HostError::file("create", &links))?;
+        fs::create_dir(&links).map_err(HostError::file_error("create", &links))?;
         // If a later step fails, dropping `hosts` removes the files created so far.
-        let mut hosts = Self { all: Vec::new(), folder, memory: Vec::new() };
+        let mut hosts = Self { hosts: Vec::new(), folder, memory: Vec::new() };
         initrd::build(artifacts, plan)?.pack(&hosts.folder.join("initrd"))?;
         for device in &plan.devices {
-            hosts.add_memory(&hosts.memory_of(device), u64::from(device.gib) << 30)?;
+            hosts.add_memory(&hosts.device_link(device), u64::from(device.gib) << 30)?;
         }
         for name in plan.names() {
             for (n, drive) in plan.drives.iter().enumerate() {
-                hosts.add_memory(&hosts.drive_of(&name, n), u64::from(drive.mib) << 20)?;
+                hosts.add_memory(&hosts.drive_link(&name, n), u64::from(drive.mib) << 20)?;
             }
-            for kind in HOST_LOGS {
+            for kind in HOST_LOG_EXTENSIONS {
                 let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // may exist from an earlier rack
             }
-            let start = hosts.start_of(artifacts, plan, &name)?;
-            hosts.all.push(RackHost::prepare(&hosts.folder, &name, &start)?);
+            let start = hosts.qemu_command_line(artifacts, plan, &name)?;
+            hosts.hosts.push(RackHost::prepare(&hosts.folder, &name, &start)?);
         }
         Ok(hosts)
     }
 
-    fn start_of(&self, artifacts: &Artifacts, plan: &Plan, name: &str) -> Result<Vec<String>, HostError> {
-        let resolve = |path: PathBuf| path.canonicalize().map_err(HostError::file("resolve", &path));
-        let mut start = vec![resolve(artifacts.qemu())?.display().to_string()];
-        let (memory, drive) = (|device: &Device| self.memory_of(device), |n| self.drive_of(name, n));
-        start.extend(plan.arguments(name, &resolve(artifacts.kernel(KERNEL))?, memory, drive));
+    fn qemu_command_line(
+        &self,
+        artifacts: &Artifacts,
+        plan: &Plan,
+        name: &str,
+    ) -> Result<Vec<String>, HostError> {
+        let resolve = |path: PathBuf| path.canonicalize().map_err(HostError::file_error("resolve", &path));
+        let mut start = vec![resolve(artifacts.qemu_path())?.display().to_string()];
+        let (memory, drive) = (|device: &Device| self.device_link(device), |n| self.drive_link(name, n));
+        start.extend(plan.qemu_arguments(name, &resolve(artifacts.kernel_path(RACK_KERNEL))?, memory, drive));
         Ok(start)
     }
 
     /// Creates a sparse file of this size, filled with zeros, and a link to the file.
     fn add_memory(&mut self, link: &Path, bytes: u64) -> Result<(), HostError> {
         let file = tempfile::tempfile_in(SHM_DIR).and_then(|file| file.set_len(bytes).map(|()| file));
-        let file = file.map_err(HostError::file("create a file in", Path::new(SHM_DIR)))?;
+        let file = file.map_err(HostError::file_error("create a file in", Path::new(SHM_DIR)))?;
         let target = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
-        symlink(target, link).map_err(HostError::file("create", link))?;
+        symlink(target, link).map_err(HostError::file_error("create", link))?;
         self.memory.push(file);
         Ok(())
     }
 
     /// Returns the path of the link to the content of a host's drive.
-    fn drive_of(&self, host: &str, n: usize) -> PathBuf {
+    fn drive_link(&self, host: &str, n: usize) -> PathBuf {
         self.folder.join(LINKS_DIR).join(format!("{host}.drive{n}"))
     }
 
     /// Returns the path of the link to the content of a device.
-    pub fn memory_of(&self, device: &Device) -> PathBuf {
+    pub fn device_link(&self, device: &Device) -> PathBuf {
         self.folder.join(LINKS_DIR).join(format!("{:#x}", device.serial))
     }
 
@@ -122,25 +128,25 @@ impl Hosts {
     }
 
     /// Returns the hosts, in ascending order of their numbers.
-    pub fn all(&self) -> &[RackHost] {
-        &self.all
+    pub fn as_slice(&self) -> &[RackHost] {
+        &self.hosts
     }
 
     /// Returns the hosts, in ascending order of their numbers, so that the caller can switch their
     /// power.
-    pub fn all_mut(&mut self) -> &mut [RackHost] {
-        &mut self.all
+    pub fn as_mut_slice(&mut self) -> &mut [RackHost] {
+        &mut self.hosts
     }
 }
 
-/// Checks that the memory file system has enough space for all devices and drives. If the file
-/// system filled up, SIGBUS would kill QEMU.
+/// Checks that the tmpfs has enough space for all devices and drives. If the tmpfs filled up,
+/// SIGBUS would kill QEMU.
 fn check_free_memory(plan: &Plan) -> Result<(), HostError> {
     let devices: u64 = plan.devices.iter().map(|device| u64::from(device.gib) << 10).sum();
     let drives: u64 = plan.drives.iter().map(|drive| u64::from(drive.mib)).sum();
     let needed_mib = devices + drives * u64::try_from(plan.names().len()).unwrap_or(u64::MAX);
     let status = statvfs(SHM_DIR)
-        .map_err(|errno| HostError::file("get the free space of", Path::new(SHM_DIR))(errno.into()))?;
+        .map_err(|errno| HostError::file_error("get the free space of", Path::new(SHM_DIR))(errno.into()))?;
     let free_mib = status.f_bavail.saturating_mul(status.f_frsize) >> 20;
     match needed_mib <= free_mib {
         true => Ok(()),
@@ -153,26 +159,28 @@ fn check_free_memory(plan: &Plan) -> Result<(), HostError> {
 /// # Errors
 /// [`HostError::Power`] that names a running host.
 pub(super) fn check_not_running(folder: &Path, plan: &Plan) -> Result<(), HostError> {
-    let others = plan.names().into_iter().filter(|name| folder.join(format!("{name}.pid")).exists());
-    others.map(|name| Power::open(folder, &name)).try_for_each(|power| power?.claim().map(drop))
+    let running = plan.names().into_iter().filter(|name| folder.join(format!("{name}.pid")).exists());
+    running.map(|name| Power::open(folder, &name)).try_for_each(|power| power?.lock_pid_file().map(drop))
 }
 
 fn check_socket_path(folder: &Path) -> Result<(), HostError> {
     let longest = folder.join("h999.control");
-    match longest.as_os_str().len() <= SOCKET_BYTES_MAX {
+    match longest.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
         true => Ok(()),
-        false => Err(HostError::SocketPathTooLong { folder: folder.to_owned(), bytes_max: SOCKET_BYTES_MAX }),
+        false => {
+            Err(HostError::SocketPathTooLong { folder: folder.to_owned(), bytes_max: SOCKET_PATH_BYTES_MAX })
+        }
     }
 }
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        for host in &mut self.all {
+        for host in &mut self.hosts {
             // Without the `start` file no other process can power the host on. Files that cannot
             // be removed are harmless.
             let _ = fs::remove_file(self.folder.join(format!("{}.start", host.name())));
             let _ = host.power_off();
-            for kind in HOST_FILES {
+            for kind in HOST_FILE_EXTENSIONS {
                 let _ = fs::remove_file(self.folder.join(format!("{}.{kind}", host.name())));
             }
         }

@@ -3,7 +3,7 @@
 
 use super::{
     control::COMMAND_SERVER_SCRIPT,
-    plan::{KERNEL, Plan},
+    plan::{Plan, RACK_KERNEL},
 };
 use crate::{Artifacts, GUEST_MODULES, HostError, Initrd, RACK_MODULES};
 
@@ -38,17 +38,21 @@ const SLEEP_FOREVER: &str = "\nwhile :; do sleep 3600; done";
 pub(super) fn build(artifacts: &Artifacts, plan: &Plan) -> Result<Initrd, HostError> {
     let modules: Vec<&str> =
         GUEST_MODULES.iter().chain(RACK_MODULES).copied().filter(|name| *name != DEFERRED_MODULE).collect();
-    let initrd =
-        Initrd::new(artifacts, KERNEL, &modules, &format!("{SETUP_SCRIPT}{}{SLEEP_FOREVER}", plan.script))?;
+    let initrd = Initrd::new(
+        artifacts,
+        RACK_KERNEL,
+        &modules,
+        &format!("{SETUP_SCRIPT}{}{SLEEP_FOREVER}", plan.script),
+    )?;
     let deferred = artifacts
-        .module(KERNEL, DEFERRED_MODULE)
+        .module_path(RACK_KERNEL, DEFERRED_MODULE)
         .ok_or_else(|| HostError::Missing(DEFERRED_MODULE.into()))?;
-    initrd.copy(&deferred, &format!("modules/{DEFERRED_MODULE}.ko"))?;
-    initrd.write("bin/control", COMMAND_SERVER_SCRIPT)?;
+    initrd.add_copy(&deferred, &format!("modules/{DEFERRED_MODULE}.ko"))?;
+    initrd.add_file("bin/control", COMMAND_SERVER_SCRIPT)?;
     for program in &plan.programs {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        initrd.program(program, &format!("bin/{name}"))?;
+        initrd.add_program(program, &format!("bin/{name}"))?;
     }
-    plan.files.iter().try_for_each(|(from, name)| initrd.copy(from, name))?;
+    plan.files.iter().try_for_each(|(from, name)| initrd.add_copy(from, name))?;
     Ok(initrd)
 }

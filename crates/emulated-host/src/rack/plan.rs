@@ -3,17 +3,18 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{CPU, CPUS};
+use crate::{CPU_COUNT, CPU_MODEL};
 
 /// Kernel version of the hosts in a rack. This is Debian's first kernel whose device-dax can divide
 /// CXL memory.
-pub(super) const KERNEL: &str = "6.12";
+pub(super) const RACK_KERNEL: &str = "6.12";
 /// Default memory size of a host, in GiB.
 const MEMORY_GIB_DEFAULT: u32 = 2;
-/// Offset of QEMU's first CXL window within its GiB, in MiB. Memory ends at a multiple of 1 GiB, the
-/// registers of the host bridges follow, and windows are aligned to 256 MiB.
-const FIRST_WINDOW_AT_MIB: u32 = 256;
-const GIB_IN_MIB: u32 = 1024;
+/// Offset of QEMU's first CXL window from the preceding multiple of 1 GiB, in MiB. RAM ends at a
+/// multiple of 1 GiB. The registers of the host bridges follow, and then the windows, which are
+/// aligned to 256 MiB.
+const FIRST_WINDOW_OFFSET_MIB: u32 = 256;
+const MIB_PER_GIB: u32 = 1024;
 /// Bus number of the first CXL device.
 const FIRST_BUS: usize = 32;
 /// Distance between the bus numbers of two neighbouring CXL devices.
@@ -36,13 +37,13 @@ pub struct Device {
 pub struct Drive {
     /// Size of the drive, in MiB.
     pub mib: u32,
-    /// Maximum bandwidth of reads, and of writes, in MB/s.
+    /// Maximum read bandwidth, and maximum write bandwidth, in MB/s.
     pub mb_s: u32,
 }
 
-/// Shell script for [`Plan::script`] that prepares a host for tenants. Uses the first drive as swap,
-/// creates `/sys/fs/cgroup/tenants` with the memory, io and cpu controllers, and creates the user
-/// root.
+/// Shell script for [`Plan::script`] that prepares a host for tenants. Uses the first drive as
+/// swap, creates `/sys/fs/cgroup/tenants` with the memory, io and cpu controllers, and creates the
+/// user root.
 pub const TENANT_SETUP_SCRIPT: &str = "
 echo root:x:0:0::/:/bin/sh > /etc/passwd
 mkswap /dev/vda > /dev/null
@@ -61,7 +62,7 @@ pub struct Plan {
     pub devices: Vec<Device>,
     /// Memory size of each host, in GiB.
     pub memory_gib: u32,
-    /// Number of CPUs of each host. With more than one CPU, nested guests crash occasionally.
+    /// Number of CPUs of each host. With more than one CPU_MODEL, nested guests crash occasionally.
     pub cpus: u32,
     /// Private drives of each host.
     pub drives: Vec<Drive>,
@@ -70,7 +71,7 @@ pub struct Plan {
     /// Files that are copied to all hosts, with their paths in the hosts, such as "guest/6.12".
     pub files: Vec<(PathBuf, String)>,
     /// Text that is appended to the kernel command line.
-    pub append: String,
+    pub cmdline_extra: String,
     /// Shell script that runs on each host after the setup. `$HOST` is the name of the host. The
     /// host continues to run when the script ends.
     pub script: String,
@@ -84,11 +85,11 @@ impl Plan {
             hosts,
             devices,
             memory_gib: MEMORY_GIB_DEFAULT,
-            cpus: CPUS,
+            cpus: CPU_COUNT,
             drives: Vec::new(),
             programs: Vec::new(),
             files: Vec::new(),
-            append: "memhp_default_state=offline".to_owned(),
+            cmdline_extra: "memhp_default_state=offline".to_owned(),
             script: String::new(),
         }
     }
@@ -100,27 +101,27 @@ impl Plan {
 
     /// Returns the arguments of QEMU for a host. Relative paths refer to the directory of the rack.
     /// `memory` returns the path of the content of a device, and `drive` that of a drive.
-    pub(super) fn arguments(
+    pub(super) fn qemu_arguments(
         &self,
         name: &str,
         kernel: &Path,
         memory: impl Fn(&Device) -> PathBuf,
         drive: impl Fn(usize) -> PathBuf,
     ) -> Vec<String> {
-        let mut all = words("-machine q35,cxl=on -accel tcg,thread=multi");
+        let mut all = split_words("-machine q35,cxl=on -accel tcg,thread=multi");
         all.extend([
             "-cpu".to_owned(),
-            format!("{CPU},-hypervisor"),
+            format!("{CPU_MODEL},-hypervisor"),
             "-smp".to_owned(),
             self.cpus.to_string(),
         ]);
-        all.extend(words(&format!("-m {}G -nodefaults -display none -no-reboot", self.memory_gib)));
+        all.extend(split_words(&format!("-m {}G -nodefaults -display none -no-reboot", self.memory_gib)));
         // Linux creates separate NUMA nodes for CXL windows only if local memory is a node.
-        all.extend(words(&format!("-object memory-backend-ram,id=local,size={}G", self.memory_gib)));
-        all.extend(words("-numa node,memdev=local"));
+        all.extend(split_words(&format!("-object memory-backend-ram,id=local,size={}G", self.memory_gib)));
+        all.extend(split_words("-numa node,memdev=local"));
         all.extend(["-kernel".to_owned(), kernel.display().to_string()]);
-        all.extend(words("-initrd initrd -append"));
-        all.push(format!("console=ttyS0 quiet panic=-1 HOST={name} {}", self.append));
+        all.extend(split_words("-initrd initrd -append"));
+        all.push(format!("console=ttyS0 quiet panic=-1 HOST={name} {}", self.cmdline_extra));
         all.extend(character_devices(name));
         for (n, device) in self.devices.iter().enumerate() {
             all.extend(device_arguments(n, device, &memory(device)));
@@ -137,16 +138,16 @@ impl Plan {
     /// Returns the settings of the CXL fixed memory windows. QEMU places windows contiguously, so
     /// unused windows provide the alignment of the windows that follow.
     fn windows(&self) -> Vec<String> {
-        let mut at_mib = FIRST_WINDOW_AT_MIB;
+        let mut offset_mib = FIRST_WINDOW_OFFSET_MIB;
         let mut windows = Vec::new();
         for (n, device) in self.devices.iter().enumerate() {
-            let begin_mib = if device.is_aligned { 0 } else { FIRST_WINDOW_AT_MIB };
-            let unused_mib = (GIB_IN_MIB + begin_mib - at_mib) % GIB_IN_MIB;
+            let begin_mib = if device.is_aligned { 0 } else { FIRST_WINDOW_OFFSET_MIB };
+            let unused_mib = (MIB_PER_GIB + begin_mib - offset_mib) % MIB_PER_GIB;
             if unused_mib > 0 {
                 windows.push((n, format!("{unused_mib}M")));
             }
             windows.push((n, format!("{}G", device.gib)));
-            at_mib = begin_mib;
+            offset_mib = begin_mib;
         }
         let window = |(n, (device, size)): (usize, (usize, String))| {
             format!("cxl-fmw.{n}.targets.0=cxl{device},cxl-fmw.{n}.size={size}")
@@ -155,14 +156,14 @@ impl Plan {
     }
 }
 
-fn words(line: &str) -> Vec<String> {
+fn split_words(line: &str) -> Vec<String> {
     line.split(' ').map(str::to_owned).collect()
 }
 
 /// Returns the arguments for the character devices (console, shell, command interface, agent log,
 /// QMP) and for a user-mode network.
 fn character_devices(name: &str) -> Vec<String> {
-    words(&format!(
+    split_words(&format!(
         "-chardev file,id=console,path=logs/{name}.console,append=on -serial chardev:console \
          -chardev socket,id=shell,path={name}.shell,server=on,wait=off -serial chardev:shell \
          -chardev socket,id=control,path={name}.control,server=on,wait=off -serial chardev:control \
@@ -179,7 +180,7 @@ fn device_arguments(n: usize, device: &Device, memory: &Path) -> Vec<String> {
     let memory = memory.display().to_string().replace(',', ",,");
     let mut all = vec!["-object".to_owned()];
     all.push(format!("memory-backend-file,id=memory{n},mem-path={memory},size={gib}G,share=on"));
-    all.extend(words(&format!(
+    all.extend(split_words(&format!(
         "-device pxb-cxl,bus_nr={bus},bus=pcie.0,id=cxl{n} -device cxl-rp,port=0,bus=cxl{n},id=port{n},chassis={n},slot={n} \
          -device cxl-type3,bus=port{n},volatile-memdev=memory{n},id=device{n},sn={serial:#x}"
     )));
@@ -215,7 +216,8 @@ pub struct Programs {
 /// Plan of a complete rack, with hosts, agents and a manager.
 #[derive(Clone, Debug)]
 pub struct RackPlan {
-    /// Hosts and devices. A slice is 1 GiB of a device. The script runs after the agent has started.
+    /// Hosts and devices. A slice is 1 GiB of a device. The script runs after the agent has
+    /// started.
     pub hosts: Plan,
     /// Programs of the rack.
     pub programs: Programs,
@@ -226,8 +228,8 @@ pub struct RackPlan {
     /// Time without contact after which the manager fences a host, in seconds; `None` means never.
     /// Fencing starts when all hosts have connected.
     pub fence_after_s: Option<f64>,
-    /// Folder with `ca.pem`, and `NAME.pem` and `NAME.key` for `pool-manager`, `operator` and each
-    /// host; `None` generates them.
+    /// Folder that contains `ca.pem`, and `NAME.pem` and `NAME.key` for `pool-manager`, `operator`
+    /// and each host; `None` means that the files are generated.
     pub certificates: Option<PathBuf>,
     /// Text that is inserted into rack.toml before the EMCs and hosts.
     pub rack_toml_extra: String,
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn aligned_device_window_starts_at_a_whole_gib() {
+    fn aligned_device_window_starts_at_a_gib_boundary() {
         let unused = "cxl-fmw.0.targets.0=cxl0,cxl-fmw.0.size=768M";
         let (first, second) =
             ("cxl-fmw.1.targets.0=cxl0,cxl-fmw.1.size=4G", "cxl-fmw.2.targets.0=cxl1,cxl-fmw.2.size=2G");
@@ -275,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_device_window_starts_off_a_whole_gib() {
+    fn unaligned_device_window_does_not_start_at_a_gib_boundary() {
         let unaligned = "cxl-fmw.0.targets.0=cxl0,cxl-fmw.0.size=4G";
         assert_eq!(windows(&[device(1, 4, false)]), [unaligned]);
         let rest =
@@ -289,7 +291,7 @@ mod tests {
     fn hosts_share_device_memory_and_use_only_unix_sockets() {
         let plan = Plan::new(2, vec![device(0x1f, 4, true)]);
         let memory = |device: &Device| format!("/m,{}", device.serial).into();
-        let all = plan.arguments("h1", Path::new("/k"), memory, |_| PathBuf::new());
+        let all = plan.qemu_arguments("h1", Path::new("/k"), memory, |_| PathBuf::new());
         let has = |expected: &str| all.iter().any(|argument| argument == expected);
         assert!(has("memory-backend-file,id=memory0,mem-path=/m,,31,size=4G,share=on"), "{all:?}");
         assert!(has("cxl-type3,bus=port0,volatile-memdev=memory0,id=device0,sn=0x1f"), "{all:?}");
@@ -301,7 +303,7 @@ mod tests {
     #[test]
     fn drive_bandwidth_is_throttled_as_planned() {
         let plan = Plan { drives: vec![Drive { mib: 64, mb_s: 20 }], ..Plan::new(1, Vec::new()) };
-        let all = plan.arguments("h0", Path::new("/k"), |_| PathBuf::new(), |n| format!("/d{n}").into());
+        let all = plan.qemu_arguments("h0", Path::new("/k"), |_| PathBuf::new(), |n| format!("/d{n}").into());
         let drive = all.iter().find(|word| word.starts_with("if=none")).unwrap();
         assert!(
             drive.contains("file=/d0,") && drive.ends_with("bps-read=20000000,throttling.bps-write=20000000"),

@@ -1,8 +1,8 @@
 //! Reports whether a host is on, and powers a host off reliably.
 //!
 //! QEMU inherits a lock on the host's pid file as its standard input. The kernel releases the lock
-//! only when the QEMU process has ended, and then nothing can access the host's memory. Unlike a
-//! process ID, the lock cannot be confused with that of another process.
+//! only when the QEMU process has ended. No process can then access the host's memory. Unlike a
+//! process ID, the lock is never reused by another process.
 
 use std::{
     fs::{self, File},
@@ -35,8 +35,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Clone, Debug)]
 pub struct Power {
     host: String,
-    pid: PathBuf,
-    qmp: PathBuf,
+    pid_file: PathBuf,
+    qmp_socket: PathBuf,
 }
 
 impl Power {
@@ -45,14 +45,16 @@ impl Power {
     /// # Errors
     /// [`HostError::File`] if the directory has no such host.
     pub fn open(folder: &Path, host: &str) -> Result<Self, HostError> {
-        let folder = folder.canonicalize().map_err(HostError::file("resolve", folder))?;
+        let folder = folder.canonicalize().map_err(HostError::file_error("resolve", folder))?;
         let power = Self::in_folder(&folder, host);
-        File::open(&power.pid).map(|_| power.clone()).map_err(HostError::file("open", &power.pid))
+        File::open(&power.pid_file)
+            .map(|_| power.clone())
+            .map_err(HostError::file_error("open", &power.pid_file))
     }
 
     pub(super) fn in_folder(folder: &Path, host: &str) -> Self {
         let file = |kind| folder.join(format!("{host}.{kind}"));
-        Self { host: host.to_owned(), pid: file("pid"), qmp: file("qmp") }
+        Self { host: host.to_owned(), pid_file: file("pid"), qmp_socket: file("qmp") }
     }
 
     /// Returns whether the QEMU process of the host is running.
@@ -60,7 +62,7 @@ impl Power {
     /// # Errors
     /// [`HostError::File`] if the lock cannot be tested.
     pub fn is_on(&self) -> Result<bool, HostError> {
-        let file = File::open(&self.pid).map_err(HostError::file("open", &self.pid))?;
+        let file = File::open(&self.pid_file).map_err(HostError::file_error("open", &self.pid_file))?;
         // The test uses a shared lock, because several processes may test at the same time.
         Ok(!self.try_lock(&file, FlockOperation::NonBlockingLockShared)?)
     }
@@ -69,16 +71,16 @@ impl Power {
     ///
     /// # Errors
     /// [`HostError::Power`] if the process does not end.
-    pub fn off(&self) -> Result<(), HostError> {
+    pub fn switch_off(&self) -> Result<(), HostError> {
         if !self.is_on()? {
             return Ok(());
         }
         for attempt in 0..ATTEMPTS_MAX {
-            let is_quitting = attempt == 0 && qmp::execute(&self.qmp, "quit", json!({})).is_ok();
+            let is_quitting = attempt == 0 && qmp::execute(&self.qmp_socket, "quit", json!({})).is_ok();
             if !is_quitting {
                 self.kill(); // if the process ID is not written yet, the next attempt kills
             }
-            if self.is_off_within(EXIT_TIMEOUT)? {
+            if self.wait_until_off(EXIT_TIMEOUT)? {
                 return Ok(());
             }
         }
@@ -89,11 +91,16 @@ impl Power {
     ///
     /// # Errors
     /// [`HostError::Power`] if the host is on.
-    pub(super) fn claim(&self) -> Result<File, HostError> {
-        let failed = || HostError::file("lock", &self.pid);
+    pub(super) fn lock_pid_file(&self) -> Result<File, HostError> {
+        let lock_error = || HostError::file_error("lock", &self.pid_file);
         let mut options = File::options();
-        let file =
-            options.create(true).truncate(false).read(true).write(true).open(&self.pid).map_err(failed())?;
+        let file = options
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&self.pid_file)
+            .map_err(lock_error())?;
         let deadline = Instant::now() + LOCK_TIMEOUT;
         while !self.try_lock(&file, FlockOperation::NonBlockingLockExclusive)? {
             if Instant::now() > deadline {
@@ -101,25 +108,26 @@ impl Power {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        file.set_len(0).map_err(failed())?;
+        file.set_len(0).map_err(lock_error())?;
         Ok(file)
     }
 
     /// Writes the process ID to the pid file.
     pub(super) fn write_pid(&self, pid: u32) -> Result<(), HostError> {
-        let file = File::options().write(true).open(&self.pid);
-        file.and_then(|mut file| writeln!(file, "{pid}")).map_err(HostError::file("write", &self.pid))
+        let file = File::options().write(true).open(&self.pid_file);
+        file.and_then(|mut file| writeln!(file, "{pid}"))
+            .map_err(HostError::file_error("write", &self.pid_file))
     }
 
     fn try_lock(&self, file: &File, operation: FlockOperation) -> Result<bool, HostError> {
         match flock(file, operation) {
             Ok(()) => Ok(true),
             Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(errno) => Err(HostError::file("lock", &self.pid)(errno.into())),
+            Err(errno) => Err(HostError::file_error("lock", &self.pid_file)(errno.into())),
         }
     }
 
-    fn is_off_within(&self, within: Duration) -> Result<bool, HostError> {
+    fn wait_until_off(&self, within: Duration) -> Result<bool, HostError> {
         let deadline = Instant::now() + within;
         while self.is_on()? {
             if Instant::now() > deadline {
@@ -130,9 +138,10 @@ impl Power {
         Ok(true)
     }
 
-    /// Kills the process whose ID is in the pid file, if this process holds the lock.
+    /// Reads the process ID in the pid file, and kills that process if it holds the lock.
     fn kill(&self) {
-        let pid = fs::read_to_string(&self.pid).ok().and_then(|pid| Pid::from_raw(pid.trim().parse().ok()?));
+        let pid =
+            fs::read_to_string(&self.pid_file).ok().and_then(|pid| Pid::from_raw(pid.trim().parse().ok()?));
         // The pidfd is opened before the check, so that both refer to the same process.
         let Some((pid, process)) =
             pid.and_then(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
@@ -140,7 +149,7 @@ impl Power {
             return;
         };
         let stdin = fs::read_link(format!("/proc/{}/fd/0", pid.as_raw_nonzero()));
-        if stdin.is_ok_and(|file| file == self.pid) {
+        if stdin.is_ok_and(|file| file == self.pid_file) {
             let _ = pidfd_send_signal(&process, Signal::KILL); // fails only if the process has ended
         }
     }
@@ -158,7 +167,7 @@ mod tests {
 
     /// Starts a process that holds the lock of a host and does not reply on QMP.
     fn unresponsive_host(power: &Power) -> Child {
-        let lock = power.claim().unwrap();
+        let lock = power.lock_pid_file().unwrap();
         let process = Command::new("sleep").arg("600").stdin(Stdio::from(lock)).spawn().unwrap();
         power.write_pid(process.id()).unwrap();
         process
@@ -170,7 +179,7 @@ mod tests {
         let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
         let mut hosts = powers.each_ref().map(unresponsive_host);
         assert!(
-            powers[0].claim().unwrap_err().to_string().contains("h0"),
+            powers[0].lock_pid_file().unwrap_err().to_string().contains("h0"),
             "the power switch of a running host must be locked"
         );
         let power = Power::open(folder.path(), "h0").unwrap();
@@ -179,8 +188,8 @@ mod tests {
         power.kill();
         assert_eq!((power.is_on().unwrap(), hosts[1].try_wait().unwrap()), (true, None));
         power.write_pid(hosts[0].id()).unwrap();
-        power.off().unwrap();
-        power.off().unwrap();
+        power.switch_off().unwrap();
+        power.switch_off().unwrap();
         assert!(!power.is_on().unwrap() && powers[1].is_on().unwrap());
         powers[1].kill();
         for host in &mut hosts {

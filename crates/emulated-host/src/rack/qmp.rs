@@ -20,21 +20,21 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Errors
 /// [`HostError`] if QEMU does not reply, or rejects the command.
 pub(super) fn execute(socket: &Path, command: &str, arguments: Value) -> Result<(), HostError> {
-    let failed = || HostError::file("communicate with QEMU at", socket);
-    let stream = connect(socket, REPLY_TIMEOUT).map_err(failed())?;
+    let connection_error = || HostError::file_error("communicate with QEMU at", socket);
+    let stream = connect(socket, REPLY_TIMEOUT).map_err(connection_error())?;
     for message in
         [json!({"execute": "qmp_capabilities"}), json!({"execute": command, "arguments": arguments})]
     {
-        writeln!(&stream, "{message}").map_err(failed())?;
+        writeln!(&stream, "{message}").map_err(connection_error())?;
     }
     let replies = BufReader::new(&stream).lines();
-    let error = read_reply(replies).map_err(failed())?;
+    let error = read_replies(replies).map_err(connection_error())?;
     error.map_or(Ok(()), |output| Err(HostError::Failed { program: format!("QEMU's {command}"), output }))
 }
 
-/// Reads two replies: to `qmp_capabilities` and to the command. Returns the first error message in
-/// them, if any. Skips the greeting and events.
-fn read_reply(lines: impl Iterator<Item = io::Result<String>>) -> io::Result<Option<String>> {
+/// Reads two replies: to `qmp_capabilities` and to the command. Returns the first error message, if
+/// any. Skips the greeting and events.
+fn read_replies(lines: impl Iterator<Item = io::Result<String>>) -> io::Result<Option<String>> {
     let mut is_negotiated = false;
     for line in lines {
         let message: Value = serde_json::from_str(&line?)?;
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     fn reply_to(lines: &[&str]) -> io::Result<Option<String>> {
-        read_reply(lines.iter().map(|line| Ok((*line).to_owned())))
+        read_replies(lines.iter().map(|line| Ok((*line).to_owned())))
     }
 
     const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;

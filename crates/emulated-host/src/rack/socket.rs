@@ -8,13 +8,13 @@ use rustix::net::{
     sockopt::{Timeout, set_socket_timeout},
 };
 
-/// Connects to the socket at `at`. The connection attempt, and each read and write, fails with
+/// Connects to the socket at `path`. The connection attempt, and each read and write, fails with
 /// `WouldBlock` after `timeout`.
-pub(super) fn connect(at: &Path, timeout: Duration) -> io::Result<UnixStream> {
+pub(super) fn connect(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     for direction in [Timeout::Send, Timeout::Recv] {
         set_socket_timeout(&socket, direction, Some(timeout))?;
     }
-    connect_to(&socket, &SocketAddrUnix::new(at)?)?;
+    connect_to(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
 }

@@ -1,16 +1,16 @@
-//! Runs the guest part of the demo inside an emulated host. The host runs `xtask demo-guest`, whose
-//! output is read from the console of the host.
+//! Runs the guest part of the demo inside an emulated host. The host runs `xtask demo-guest`. The
+//! demo reads the output of this command from the console of the host.
 
 use std::path::PathBuf;
 
 use emulated_host::{Artifacts, Host, HostError, Initrd};
 
-use super::{Boot, GuestReport, Interrupt, KERNEL, Programs, run_guest_rack};
+use super::{BootFiles, GuestReport, Interrupt, KERNEL, Programs, run_guest_rack};
 use crate::failure::Failure;
 
 /// Prefix of the output line that contains the report as JSON.
 const RESULT_PREFIX: &str = "GUEST ";
-/// Prefix of output lines that the demo prints.
+/// Prefix of the host's output lines that the demo prints. Other lines are not printed.
 const DETAIL_PREFIX: &str = "    ";
 
 /// Options of `demo-guest`.
@@ -34,20 +34,20 @@ pub(super) fn run(
     );
     let host = Host::new(artifacts, &script)?;
     let programs = [&programs.manager, &programs.agent, &programs.tarn, &programs.vmm, &programs.xtask];
-    programs.into_iter().try_for_each(|program| host.program(program))?;
-    host.guest("initrd", guest)?;
+    programs.into_iter().try_for_each(|program| host.add_program(program))?;
+    host.add_guest_initrd("initrd", guest)?;
     let on_line = |line: &str| {
         if line.starts_with(DETAIL_PREFIX) {
             println!("{line}");
         }
     };
-    let output = host.run(on_line, || interrupt.is_unset()).map_err(|error| match error {
+    let output = host.run(on_line, || interrupt.should_continue()).map_err(|error| match error {
         HostError::Interrupted => Failure::Interrupted,
         other => other.into(),
     })?;
     let result = output.lines().find_map(|line| line.strip_prefix(RESULT_PREFIX));
     let result = result.ok_or_else(|| {
-        Failure::Result(format!("no report of a guest in the output of the emulated host:\n{output}"))
+        Failure::BadResult(format!("no report of a guest in the output of the emulated host:\n{output}"))
     })?;
     serde_json::from_str(result).map_err(|error| Failure::UnexpectedOutput {
         program: "the emulated host".to_owned(),
@@ -61,8 +61,8 @@ impl DemoGuestArgs {
     /// # Errors
     /// Returns the errors of [`run_guest_rack`].
     pub fn run(&self) -> Result<(), Failure> {
-        let boot = Boot { kernel: self.kernel.clone(), initrd: self.initrd.clone() };
-        let report = run_guest_rack(&super::super::programs()?, &Interrupt::new()?, &boot)?;
+        let boot = BootFiles { kernel: self.kernel.clone(), initrd: self.initrd.clone() };
+        let report = run_guest_rack(&super::super::find_programs()?, &Interrupt::new()?, &boot)?;
         let report = serde_json::to_string(&report).expect("a report has only strings and numbers");
         println!("{RESULT_PREFIX}{report}");
         Ok(())

@@ -63,7 +63,7 @@ impl GuestReport {
     }
 
     /// Formats the report as lines of text.
-    pub fn lines(&self) -> Vec<String> {
+    pub fn to_lines(&self) -> Vec<String> {
         let node = |node: &GuestNode| {
             let cpus = match node.cpus.len() {
                 0 => "no CPUs".to_owned(),
