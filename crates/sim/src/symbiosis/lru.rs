@@ -27,25 +27,25 @@ impl Lru {
     /// Sets the capacity in pages. Evicts the least recently used pages beyond the new capacity.
     pub fn resize(&mut self, capacity: usize) {
         self.capacity = capacity;
-        self.shrink();
+        self.evict_excess();
     }
 
     /// Accesses a page and returns whether the page was cached.
     pub fn touch(&mut self, page: u32) -> bool {
         let index = page as usize;
-        let hit = self.previous[index] != ABSENT;
-        if hit {
+        let was_cached = self.previous[index] != ABSENT;
+        if was_cached {
             self.unlink(index);
         }
         let last = self.previous[self.sentinel];
         (self.previous[index], self.next[index]) = (last, self.next[last as usize]);
         (self.next[last as usize], self.previous[self.sentinel]) = (page, page);
         self.len += 1;
-        self.shrink();
-        hit
+        self.evict_excess();
+        was_cached
     }
 
-    fn shrink(&mut self) {
+    fn evict_excess(&mut self) {
         while self.len > self.capacity {
             self.unlink(self.next[self.sentinel] as usize);
         }

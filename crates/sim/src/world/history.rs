@@ -4,7 +4,7 @@ use pool::record::{EndedBy, Meta, Record, RequestKey, Reservation, Stage};
 use units::limits::ENDED_REQUESTS_PER_CLIENT_MAX;
 use units::{Bytes, HostId, Ns, RequestId, ReservationId, UnixMs};
 
-use super::{World, fault_model::name};
+use super::{World, fault_model::numbered_name};
 
 /// Rack time at the start of a world with a long history.
 const PAST_RUN_TIME: Ns = Ns::secs(3600);
@@ -35,14 +35,14 @@ impl World {
 
 fn ended_reservation(n: u64) -> Reservation {
     Reservation {
-        vm: name("old", 0),
+        vm: numbered_name("old", 0),
         host: HostId(0),
         slices: Vec::new(),
         local: Bytes::gib(1),
         cores: 1,
         pinned: false,
         request: RequestKey {
-            client: name("c", 0),
+            client: numbered_name("c", 0),
             id: RequestId::new(&format!("past{n}")).expect("letters with a number are a valid request id"),
         },
         commit_within: Ns::secs(1),

@@ -6,7 +6,7 @@ use super::*;
 
 const MEMORY: f64 = 0.2;
 
-fn equal() -> Bundle {
+fn equal_share() -> Bundle {
     Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 }.equal(SMALL_HOST_TENANTS)
 }
 
@@ -21,7 +21,7 @@ fn traces() -> Vec<Tenant> {
 fn stream_gains_by_bandwidth_and_key_value_by_memory() {
     let tenants = tenants();
     let (stream, key_value) =
-        (share_sensitivity(&tenants[0], equal()), share_sensitivity(&tenants[3], equal()));
+        (share_sensitivity(&tenants[0], equal_share()), share_sensitivity(&tenants[3], equal_share()));
     let at = |times: f64, of: &[ShareSensitivity]| {
         *of.iter().find(|share_sensitivity| share_sensitivity.times == times).unwrap()
     };
@@ -37,17 +37,20 @@ fn stream_gains_by_bandwidth_and_key_value_by_memory() {
 #[test]
 fn most_different_and_typical_tenants_are_selected() {
     let (traces, tenants) = (traces(), tenants());
-    assert_eq!(most_different(&traces, equal()), Some((1, 0)));
-    assert_eq!(most_different(&traces[..1], equal()), None);
-    let name = |kind| typical(&tenants, kind, equal()).map(|tenant| tenant.name.as_str());
+    assert_eq!(most_different(&traces, equal_share()), Some((1, 0)));
+    assert_eq!(most_different(&traces[..1], equal_share()), None);
+    let name = |kind| typical(&tenants, kind, equal_share()).map(|tenant| tenant.name.as_str());
     assert_eq!(name(Kind::Memory), Some("key-value"));
     assert_eq!(name(Kind::Bandwidth), Some("stream"));
-    assert!(memory_preference(typical(&tenants, Kind::Compute, equal()).unwrap(), equal()).abs() < 0.01);
-    assert!(typical(&tenants[..1], Kind::Memory, equal()).is_none());
+    assert!(
+        memory_preference(typical(&tenants, Kind::Compute, equal_share()).unwrap(), equal_share()).abs()
+            < 0.01
+    );
+    assert!(typical(&tenants[..1], Kind::Memory, equal_share()).is_none());
 }
 
 #[test]
-fn recorded_market_reports_all_rounds_and_clears() {
+fn recorded_market_contains_all_rounds_and_clears() {
     let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
     assert_eq!(auction.rounds.len(), auction.tried as usize, "{auction:?}");
     assert!(auction.rounds.iter().any(|round| round.price == auction.price), "{auction:?}");
@@ -90,10 +93,10 @@ fn markets_of_any_size_clear_within_supply() {
 /// Simulates a streaming and a key-value workload that change at run time. The stream returns to a
 /// tenth of its pages in one of eight accesses, so that memory is useful to all tenants.
 fn changing_epochs() -> Vec<Epoch> {
-    let hot = skewed(400, 2).into_iter();
-    let stream = looped(4000).into_iter().zip(hot).take(12_000);
+    let hot = skewed_accesses(400, 2).into_iter();
+    let stream = looped_accesses(4000).into_iter().zip(hot).take(12_000);
     let stream = stream.enumerate().map(|(at, (next, hot))| if at % 8 == 0 { hot } else { next });
-    let traces = [("stream", stream.collect()), ("key-value", skewed(2000, 1))];
+    let traces = [("stream", stream.collect()), ("key-value", skewed_accesses(2000, 1))];
     let traces = traces.map(|(name, touches)| (name.to_owned(), touches));
     simulate_changes(&Activity::pair(traces), MEMORY, &CHANGES)
 }
@@ -164,7 +167,7 @@ fn public_traces_settle_within_two_epochs() {
     };
     let (Some(stream), Some(key_value)) = (read("spec-gzip"), read("lirs-sprite")) else { return };
     let traces = [&stream, &key_value].map(|(name, touches)| Tenant::new(name.clone(), touches, 1.0, 1.0));
-    assert_eq!(most_different(&traces, equal()), Some((0, 1)));
+    assert_eq!(most_different(&traces, equal_share()), Some((0, 1)));
     let epochs = simulate_changes(&Activity::pair([stream, key_value]), MEMORY, &CHANGES);
     for response in change_responses(&epochs, &CHANGES) {
         assert!(response.is_settled_in_time() && response.deviation_max <= 0.1, "{response:?}");
