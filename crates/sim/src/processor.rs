@@ -70,8 +70,12 @@ impl Memory {
     /// Creates a memory with a synthetic curve, which rises from the idle latency to three times
     /// the idle latency at full utilization.
     pub fn synthetic(idle_ns: f64, gb_per_s: f64) -> Self {
-        const RISE: [(f64, f64); 5] = [(0.0, 1.0), (0.5, 1.15), (0.8, 1.5), (0.95, 2.2), (1.0, 3.0)];
-        Self { gb_per_s, curve: RISE.map(|(utilization, times)| (utilization, times * idle_ns)).to_vec() }
+        const RELATIVE_LATENCY_CURVE: [(f64, f64); 5] =
+            [(0.0, 1.0), (0.5, 1.15), (0.8, 1.5), (0.95, 2.2), (1.0, 3.0)];
+        Self {
+            gb_per_s,
+            curve: RELATIVE_LATENCY_CURVE.map(|(utilization, times)| (utilization, times * idle_ns)).to_vec(),
+        }
     }
 
     /// Returns the latency in ns at a utilization, interpolated linearly between the points of the

@@ -57,7 +57,7 @@ enum ScheduledEvent {
     /// The store completes a batch of this run of the manager.
     StoreWritten(u64),
     StoreRead(u64),
-    /// A device performs the first events_queued call of this run of the manager.
+    /// A device performs the first queued call of this run of the manager.
     DeviceCallDue(u64, EmcId),
     /// The fence command of the operator ends. This run of the manager started the command for this
     /// device and host.
@@ -286,9 +286,9 @@ type Records = Arc<Vec<pool::record::Record>>;
 mod tests {
     use super::*;
 
-    const SEEDS: u64 = 150;
-    const STEPS: u64 = 1500;
-    /// Rare events, which may not occur within [`SEEDS`] seeds.
+    const SEED_COUNT: u64 = 150;
+    const STEPS_PER_SEED: u64 = 1500;
+    /// Rare events, which may not occur within [`SEED_COUNT`] seeds.
     const RARE_EVENTS: [&str; 2] = ["long_histories", "migrations_retried"];
 
     /// Verifies that each kind of event occurs, because an invariant is not tested without its
@@ -296,8 +296,8 @@ mod tests {
     #[test]
     fn every_event_kind_occurs_within_150_seeds() {
         let mut sum = Summary::default();
-        for seed in 0..SEEDS {
-            sum += World::new(seed).run(STEPS).expect("every invariant holds");
+        for seed in 0..SEED_COUNT {
+            sum += World::new(seed).run(STEPS_PER_SEED).expect("every invariant holds");
         }
         let mut missing =
             sum.counts().into_iter().filter(|(name, count)| *count == 0 && !RARE_EVENTS.contains(name));

@@ -280,10 +280,10 @@ fn recovered_vm(vm: &str, slices: &str, is_alive: bool) -> RecoveredVm {
     RecoveredVm { record, is_alive }
 }
 
-const ATTACHED: &str = "up desired:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
+const ATTACH_SCRIPT: &str = "up desired:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
 
 fn after_attach(more: &str) -> String {
-    format!("{ATTACHED} {more}")
+    format!("{ATTACH_SCRIPT} {more}")
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn preview_returns_the_memory_or_the_refusal_as_an_attach_would() {
     check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200 recorded:a desired:2", Ok("1.1"));
     check_preview("up", Err("no VM a on this host"));
     check_preview("up desired:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
-    check_preview(ATTACHED, Err("VM a is attached to process 100, which still runs"));
+    check_preview(ATTACH_SCRIPT, Err("VM a is attached to process 100, which still runs"));
     check_preview(
         &after_attach("gone:a"),
         Err("VM a was attached to process 100, which has ended: create a new reservation"),
@@ -451,7 +451,7 @@ fn closed_orphan_can_reopen_and_failed_close_is_retried() {
 #[test]
 fn process_receives_memory_only_after_it_is_recorded() {
     check("up desired:1:a=1.1 ok:1.1 attach:a@100", "record:a");
-    check(ATTACHED, "watch:a@100 pass:1=1.1 changes:1:vms=a");
+    check(ATTACH_SCRIPT, "watch:a@100 pass:1=1.1 changes:1:vms=a");
     check("up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
     check(
         "up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@100 recorded:a",

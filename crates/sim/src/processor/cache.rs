@@ -24,14 +24,14 @@ struct Cache {
 /// Associativity of each cache level, in ways.
 const WAYS: usize = 16;
 /// Marker of an empty way.
-const EMPTY: u64 = u64::MAX;
+const EMPTY_WAY: u64 = u64::MAX;
 
 impl Cache {
     fn new(lines: usize) -> Self {
-        Self { sets: vec![[EMPTY; WAYS]; (lines / WAYS).max(1)] }
+        Self { sets: vec![[EMPTY_WAY; WAYS]; (lines / WAYS).max(1)] }
     }
 
-    fn set(&mut self, line: u64) -> &mut [u64; WAYS] {
+    fn set_of(&mut self, line: u64) -> &mut [u64; WAYS] {
         // Mixing in the upper bits keeps accesses with a constant stride from mapping to one set.
         let mixed = line ^ (line >> 13) ^ (line >> 27);
         let sets = self.sets.len() as u64;
@@ -39,11 +39,11 @@ impl Cache {
     }
 
     /// Inserts a line as the most recently used. Returns whether the cache contained this line, and
-    /// the evicted line or [`EMPTY`].
+    /// the evicted line or [`EMPTY_WAY`].
     fn touch(&mut self, line: u64) -> (bool, u64) {
-        let set = self.set(line);
+        let set = self.set_of(line);
         let at = set.iter().position(|other| *other == line);
-        let evicted = if at.is_some() { EMPTY } else { set[WAYS - 1] };
+        let evicted = if at.is_some() { EMPTY_WAY } else { set[WAYS - 1] };
         set[..=at.unwrap_or(WAYS - 1)].rotate_right(1);
         set[0] = line;
         (at.is_some(), evicted)
@@ -51,11 +51,11 @@ impl Cache {
 
     /// Removes a line. Returns whether the cache contained this line.
     fn remove(&mut self, line: u64) -> bool {
-        let set = self.set(line);
+        let set = self.set_of(line);
         let at = set.iter().position(|other| *other == line);
         if let Some(at) = at {
             set[at..].rotate_left(1);
-            set[WAYS - 1] = EMPTY;
+            set[WAYS - 1] = EMPTY_WAY;
         }
         at.is_some()
     }
@@ -91,10 +91,11 @@ impl Prefetcher {
     /// started, or `None` if the line was not prefetched.
     fn train(&mut self, line: u64, now: u32) -> Option<u32> {
         // An access belongs to a stream if its distance is at most one page, in cache lines.
-        const NEAR: u64 = 64;
+        const STREAM_DISTANCE_MAX: u64 = 64;
         self.now += 1;
         let distance = |stream: &Stream| line.wrapping_sub(stream.last).cast_signed();
-        let is_near = |stream: &Stream| stream.used_at > 0 && distance(stream).unsigned_abs() <= NEAR;
+        let is_near =
+            |stream: &Stream| stream.used_at > 0 && distance(stream).unsigned_abs() <= STREAM_DISTANCE_MAX;
         let Some(at) = self.streams.iter().position(is_near) else {
             let oldest =
                 self.streams.iter_mut().min_by_key(|stream| stream.used_at).expect("STREAMS_MAX is above 0");
@@ -170,7 +171,7 @@ impl Hierarchy {
             return Level::L2;
         }
         let is_l3_hit = l3.remove(line);
-        if evicted != EMPTY {
+        if evicted != EMPTY_WAY {
             l3.touch(evicted);
         }
         match (is_l3_hit, requested_at) {

@@ -149,8 +149,8 @@ impl Kernel {
     /// one of four input sizes.
     pub fn program(&self, input: u64) -> Program {
         // (working-set size in quarters of `lines`, factor of the work) for each input size.
-        const SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)];
-        let (quarters, work) = SIZES[usize::try_from(input % 4).expect("the index is below 4")];
+        const INPUT_SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)];
+        let (quarters, work) = INPUT_SIZES[usize::try_from(input % 4).expect("the index is below 4")];
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,

@@ -92,11 +92,11 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, TraceEr
 
 /// Returns the accesses of a key lookup: first the hash bucket, then the value.
 fn lookup_accesses(key: u64) -> impl Iterator<Item = Access> {
-    const VALUES: u64 = 1 << 40;
+    const VALUES_START_LINE: u64 = 1 << 40;
     let access = |line, instructions, dependency| Access { line, instructions, is_store: false, dependency };
     let value = (0..VALUE_LINES).map(move |at| {
         let dependency = if at == 0 { Dependency::LastLoad } else { Dependency::SameAddress };
-        access(VALUES + key * VALUE_LINES + at, 20, dependency)
+        access(VALUES_START_LINE + key * VALUE_LINES + at, 20, dependency)
     });
     std::iter::once(access(
         key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40,

@@ -209,13 +209,13 @@ impl Estimates<'_> {
         let mut shares = vec![self.equal; self.tenants.len()];
         for _ in 0..MOVES_MAX {
             let Some((one, other, sign)) = self.best_trade(&shares) else { break };
-            shares[one] = self.after_trade(shares[one], sign);
-            shares[other] = self.after_trade(shares[other], -sign);
+            shares[one] = self.share_after_trade(shares[one], sign);
+            shares[other] = self.share_after_trade(shares[other], -sign);
         }
         shares
     }
 
-    fn after_trade(&self, share: Bundle, sign: f64) -> Bundle {
+    fn share_after_trade(&self, share: Bundle, sign: f64) -> Bundle {
         Bundle {
             memory: share.memory + sign * self.step.memory,
             bandwidth: share.bandwidth - sign * self.step.bandwidth,
@@ -231,7 +231,7 @@ impl Estimates<'_> {
             self.relative_throughput(*a, shares[*a]).total_cmp(&self.relative_throughput(*b, shares[*b]))
         });
         let gain = |at: usize, sign: f64| {
-            let after_trade = self.after_trade(shares[at], sign);
+            let after_trade = self.share_after_trade(shares[at], sign);
             let is_possible = after_trade.memory >= 0.0 && after_trade.bandwidth > 0.0;
             let gain = if is_possible {
                 self.relative_throughput(at, after_trade) / self.relative_throughput(at, shares[at]) - 1.0

@@ -73,15 +73,16 @@ impl World {
 mod tests {
     use crate::world::World;
 
-    const SEEDS: u64 = 40;
-    const STEPS: u64 = 1500;
+    const SEED_COUNT: u64 = 40;
+    const STEPS_PER_SEED: u64 = 1500;
 
     /// Decisions use monotonic time only, so jumps of the wall clock must not change the run.
     #[test]
     fn wall_clock_jumps_do_not_change_the_run() {
-        for seed in 0..SEEDS {
-            let jumping = World::new(seed).run(STEPS).expect("every invariant holds");
-            let steady = World::new(seed).with_steady_wall_clock().run(STEPS).expect("every invariant holds");
+        for seed in 0..SEED_COUNT {
+            let jumping = World::new(seed).run(STEPS_PER_SEED).expect("every invariant holds");
+            let steady =
+                World::new(seed).with_steady_wall_clock().run(STEPS_PER_SEED).expect("every invariant holds");
             assert_eq!(jumping, steady, "seed {seed}");
         }
     }

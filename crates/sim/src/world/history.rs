@@ -7,24 +7,24 @@ use units::{Bytes, HostId, Ns, RequestId, ReservationId, UnixMs};
 use super::{World, fault_model::numbered_name};
 
 /// Rack time at the start of a world with a long history.
-const PAST_RUN_TIME: Ns = Ns::secs(3600);
+const PAST_RACK_TIME: Ns = Ns::secs(3600);
 /// Maximum number of attempts to write the history. An attempt fails if the store injects a fault.
-const ATTEMPTS_MAX: usize = 20;
+const HISTORY_WRITE_ATTEMPTS_MAX: usize = 20;
 
 impl World {
-    /// Writes ended reservations up to the limit of one client. Gives up after [`ATTEMPTS_MAX`]
+    /// Writes ended reservations up to the limit of one client. Gives up after [`HISTORY_WRITE_ATTEMPTS_MAX`]
     /// failed attempts.
     pub(super) fn write_long_history(&mut self) {
         let ended = u64::try_from(ENDED_REQUESTS_PER_CLIENT_MAX).expect("the limit fits u64");
         let meta = Meta {
-            rack_time: PAST_RUN_TIME,
+            rack_time: PAST_RACK_TIME,
             next_reservation: ReservationId(ended + 1),
             ..Meta::new("rack".into())
         };
         let records = (1..=ended).map(|n| Record::Reservation(ReservationId(n), ended_reservation(n)));
         let records: Vec<Record> = std::iter::once(Record::Meta(meta)).chain(records).collect();
         // The first load opens the store. Both the load and the commit may fail.
-        for _ in 0..ATTEMPTS_MAX {
+        for _ in 0..HISTORY_WRITE_ATTEMPTS_MAX {
             if self.manager_process.store.load().is_some() && self.manager_process.store.commit(&records) {
                 self.run_log.counts.long_histories += 1;
                 return;

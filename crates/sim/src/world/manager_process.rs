@@ -88,7 +88,7 @@ impl ManagerProcess {
     }
 
     /// Returns the earliest rack time of the decisions in the latest batch.
-    pub(super) fn decided_since(&self) -> Option<Ns> {
+    pub(super) fn earliest_decision_time(&self) -> Option<Ns> {
         self.running.as_ref().map(|running| running.decided_since)
     }
 

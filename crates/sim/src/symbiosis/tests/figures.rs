@@ -4,10 +4,10 @@ use fairness::market::{Bundle, MarketWarmStart};
 
 use super::*;
 
-const MEMORY: f64 = 0.2;
+const FOOTPRINTS_PER_TENANT: f64 = 0.2;
 
 fn equal_share() -> Bundle {
-    Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 }.equal(SMALL_HOST_TENANTS)
+    Host { memory: FOOTPRINTS_PER_TENANT * SMALL_HOST_TENANTS as f64 }.equal(SMALL_HOST_TENANTS)
 }
 
 fn traces() -> Vec<Tenant> {
@@ -51,7 +51,7 @@ fn most_different_and_typical_tenants_are_selected() {
 
 #[test]
 fn recorded_market_contains_all_rounds_and_clears() {
-    let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
+    let auction = auction(&tenants(), Host { memory: FOOTPRINTS_PER_TENANT * SMALL_HOST_TENANTS as f64 });
     assert_eq!(auction.rounds.len(), auction.tried as usize, "{auction:?}");
     assert!(auction.rounds.iter().any(|round| round.price == auction.price), "{auction:?}");
     let excess = |round: &Round| (round.sum.memory - 1.0).abs().max((round.sum.bandwidth - 1.0).abs());
@@ -64,7 +64,7 @@ fn recorded_market_contains_all_rounds_and_clears() {
 
 #[test]
 fn memory_demand_falls_with_price() {
-    let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
+    let auction = auction(&tenants(), Host { memory: FOOTPRINTS_PER_TENANT * SMALL_HOST_TENANTS as f64 });
     // Rounds with a nearly free link are excluded: tenants satiated with bandwidth spend the rest
     // of their money on memory at any price.
     let demand: Vec<&Round> = auction.demand.iter().filter(|round| round.sum.bandwidth < 5.0).collect();
@@ -77,7 +77,7 @@ fn memory_demand_falls_with_price() {
 #[test]
 fn markets_of_any_size_clear_within_supply() {
     for tenants in [1, 5, 70] {
-        let scaling = ScalingTenants::new(&traces(), tenants, MEMORY);
+        let scaling = ScalingTenants::new(&traces(), tenants, FOOTPRINTS_PER_TENANT);
         let bidders = scaling.bidders();
         assert_eq!((bidders.count(), bidders.are_refined()), (tenants, tenants < 70));
         let outcome = bidders.shares(MarketWarmStart::default());
@@ -98,7 +98,7 @@ fn changing_epochs() -> Vec<Epoch> {
     let stream = stream.enumerate().map(|(at, (next, hot))| if at % 8 == 0 { hot } else { next });
     let traces = [("stream", stream.collect()), ("key-value", skewed_accesses(2000, 1))];
     let traces = traces.map(|(name, touches)| (name.to_owned(), touches));
-    simulate_changes(&Activity::pair(traces), MEMORY, &CHANGES)
+    simulate_changes(&Activity::pair(traces), FOOTPRINTS_PER_TENANT, &CHANGES)
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn public_traces_settle_within_two_epochs() {
     let (Some(stream), Some(key_value)) = (read("spec-gzip"), read("lirs-sprite")) else { return };
     let traces = [&stream, &key_value].map(|(name, touches)| Tenant::new(name.clone(), touches, 1.0, 1.0));
     assert_eq!(most_different(&traces, equal_share()), Some((0, 1)));
-    let epochs = simulate_changes(&Activity::pair([stream, key_value]), MEMORY, &CHANGES);
+    let epochs = simulate_changes(&Activity::pair([stream, key_value]), FOOTPRINTS_PER_TENANT, &CHANGES);
     for response in change_responses(&epochs, &CHANGES) {
         assert!(response.is_settled_in_time() && response.deviation_max <= 0.1, "{response:?}");
     }

@@ -29,7 +29,7 @@ struct EmcSlices {
 
 /// Slices, reservations, free cores and free local memory of one host.
 #[derive(Debug, PartialEq, Eq)]
-struct HostUse {
+struct HostUsage {
     held: BTreeSet<SliceId>,
     scrubbing: usize,
     reservations: BTreeSet<ReservationId>,
@@ -41,7 +41,7 @@ struct HostUse {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct DerivedState {
     emcs: BTreeMap<EmcId, EmcSlices>,
-    hosts: BTreeMap<HostId, HostUse>,
+    hosts: BTreeMap<HostId, HostUsage>,
     /// Active reservation and last ended reservation of each VM.
     vms: BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
     /// Number of online slices of each reservation.
@@ -86,7 +86,7 @@ impl GroundTruth {
         for record in self.records.values() {
             match record {
                 Record::Emc(id, emc) => drop(derived.emcs.insert(*id, self.group_emc_slices(emc))),
-                Record::Host(id, host) => drop(derived.hosts.insert(*id, self.host_use(*id, host))),
+                Record::Host(id, host) => drop(derived.hosts.insert(*id, self.host_usage(*id, host))),
                 Record::Reservation(id, reservation) => {
                     derived.add_reservation(*id, reservation);
                     derived.add_deadlines(
@@ -123,7 +123,7 @@ impl GroundTruth {
         slices
     }
 
-    fn host_use(&self, id: HostId, host: &Host) -> HostUse {
+    fn host_usage(&self, id: HostId, host: &Host) -> HostUsage {
         let slots = self.records.values().filter_map(|record| match record {
             Record::Slice(slice, slot) => (holder(slot) == Some(id)).then_some((*slice, slot.state)),
             _ => None,
@@ -135,7 +135,7 @@ impl GroundTruth {
         let own: Vec<_> = own.collect();
         let cores = own.iter().map(|(_, r)| r.cores).sum();
         let local: Bytes = own.iter().map(|(_, r)| r.local).sum();
-        HostUse {
+        HostUsage {
             held: slots.iter().map(|(slice, _)| *slice).collect(),
             scrubbing: slots.iter().filter(|(_, state)| scrubs(state)).count(),
             reservations: own.iter().filter(|(_, r)| !is_ended(r)).map(|(id, _)| *id).collect(),
@@ -209,7 +209,7 @@ impl DerivedState {
             (id, slices)
         });
         let hosts = ledger.hosts().map(|(id, entry)| {
-            let used = HostUse {
+            let used = HostUsage {
                 held: entry.held().collect(),
                 scrubbing: entry.scrubbing(),
                 reservations: entry.reservations().collect(),

@@ -59,7 +59,7 @@ impl World {
         let now = self.current_time().now;
         // If the reservation ended after the previous batch, no record contains its end time. The
         // start of the previous batch is then a lower bound.
-        let ended = ended_at(&deleted).or_else(|| self.manager_process.decided_since());
+        let ended = ended_at(&deleted).or_else(|| self.manager_process.earliest_decision_time());
         let has_expired = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
         if !(has_expired
             || ended_at(&deleted).is_some() && self.truth.exceeds_client_limit(id, &deleted, batch))
@@ -93,6 +93,11 @@ impl World {
             *by_client.entry(&reservation.request.client).or_default() += 1;
         }
         let exceeding = by_client.into_iter().find(|(_, count)| *count > ENDED_REQUESTS_PER_CLIENT_MAX);
-        exceeding.map(|(client, count)| format!("{count} ended reservations of client {client} are kept: must be at most {ENDED_REQUESTS_PER_CLIENT_MAX}"))
+        exceeding.map(|(client, count)| {
+            format!(
+                "client {client}: {count} ended reservations are kept, \
+                 must be at most {ENDED_REQUESTS_PER_CLIENT_MAX}"
+            )
+        })
     }
 }

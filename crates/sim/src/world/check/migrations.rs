@@ -11,7 +11,7 @@ use units::{Name, Ns, ReservationId, SliceId};
 use super::{GroundTruth, Justification, counts::owner, has_ended};
 use crate::world::World;
 
-const INVARIANT: &str = "a migration request has the scheduler's latest answer";
+const MIGRATION_INVARIANT: &str = "a migration request has the scheduler's latest answer";
 
 impl GroundTruth {
     /// Returns all migration requests on disk.
@@ -110,8 +110,11 @@ impl World {
         };
         if ended || !allowed {
             self.report_violation(
-                INVARIANT,
-                format!("the request of reservation {id} changes from {old:?} to {new:?}, reservation ended: {ended}"),
+                MIGRATION_INVARIANT,
+                format!(
+                    "the request of reservation {id} changes from {old:?} to {new:?}, \
+                     reservation ended: {ended}"
+                ),
             );
         }
     }
@@ -120,7 +123,7 @@ impl World {
     /// previous batch.
     fn is_valid_retry_time(&self, at: Ns) -> bool {
         let (first, last) =
-            (self.manager_process.decided_since().unwrap_or_default(), self.current_time().now);
+            (self.manager_process.earliest_decision_time().unwrap_or_default(), self.current_time().now);
         let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);
         due.contains(&at)
     }
@@ -131,7 +134,7 @@ impl World {
             self.truth.reservations_after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
         if !ended && !changes_scheduling(batch) {
             self.report_violation(
-                INVARIANT,
+                MIGRATION_INVARIANT,
                 format!(
                     "reservation {id} has not ended, but its request is deleted: {:?}",
                     self.truth.migration(id)
@@ -148,7 +151,7 @@ impl World {
         let (recorded, sent) = (recorded.count(), self.truth.justifications.count_migration_answers());
         if recorded > sent {
             self.report_violation(
-                INVARIANT,
+                MIGRATION_INVARIANT,
                 format!("{recorded} answers are recorded, but only {sent} were sent"),
             );
         }
