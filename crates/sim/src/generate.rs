@@ -29,7 +29,7 @@ const LIFETIMES_S: [(u32, f64); 4] = [(55, 900.0), (30, 7200.0), (12, 86_400.0),
 /// Mean time between two VM arrivals, in seconds.
 const ARRIVAL_GAP_S: f64 = 120.0;
 /// Relative amplitude of the daily variation of the arrival rate: 0.5 means ±50 %.
-const ARRIVAL_RATE_SWING: f64 = 0.5;
+const ARRIVAL_RATE_AMPLITUDE: f64 = 0.5;
 const DAY_S: f64 = 86_400.0;
 
 /// Generates `count` VMs in order of arrival.
@@ -37,18 +37,18 @@ pub fn generate(seed: u64, count: usize) -> Vec<Arrival> {
     let mut rng = Pcg64::seed_from_u64(seed);
     let mut now = 0.0;
     let vm = |n| {
-        now = next_arrival(&mut rng, now);
+        now = draw_next_arrival(&mut rng, now);
         generate_vm(&mut rng, n, now)
     };
     (1..=count as u64).map(vm).collect()
 }
 
 fn generate_vm(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
-    let cores = pick(rng, &CORES);
-    let memory = Bytes::mib(pick(rng, &MIB_PER_CORE) * u64::from(cores));
-    let mean = pick(rng, &LIFETIMES_S);
-    let arrive = seconds(now);
-    let depart = arrive.after(seconds(exponential(rng, mean).max(1.0)));
+    let cores = draw_weighted(rng, &CORES);
+    let memory = Bytes::mib(draw_weighted(rng, &MIB_PER_CORE) * u64::from(cores));
+    let mean = draw_weighted(rng, &LIFETIMES_S);
+    let arrive = to_whole_seconds(now);
+    let depart = arrive.after(to_whole_seconds(draw_exponential(rng, mean).max(1.0)));
     Arrival {
         line: n,
         id: format!("g{n}"),
@@ -62,22 +62,22 @@ fn generate_vm(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
 
 /// Draws the next arrival time, in seconds, by thinning a Poisson process. Candidates arrive at the
 /// peak rate. A candidate is accepted with probability (current rate / peak rate).
-fn next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
+fn draw_next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
     loop {
-        now += exponential(rng, ARRIVAL_GAP_S / (1.0 + ARRIVAL_RATE_SWING));
-        let rate = 1.0 + ARRIVAL_RATE_SWING * (TAU * now / DAY_S).sin();
-        if rng.random::<f64>() * (1.0 + ARRIVAL_RATE_SWING) < rate {
+        now += draw_exponential(rng, ARRIVAL_GAP_S / (1.0 + ARRIVAL_RATE_AMPLITUDE));
+        let rate = 1.0 + ARRIVAL_RATE_AMPLITUDE * (TAU * now / DAY_S).sin();
+        if rng.random::<f64>() * (1.0 + ARRIVAL_RATE_AMPLITUDE) < rate {
             return now;
         }
     }
 }
 
-fn exponential(rng: &mut Pcg64, mean: f64) -> f64 {
+fn draw_exponential(rng: &mut Pcg64, mean: f64) -> f64 {
     // The random number is below 1, so the logarithm of 1 minus this number is finite.
     -mean * (1.0 - rng.random::<f64>()).ln()
 }
 
-fn pick<T: Copy>(rng: &mut Pcg64, table: &[(u32, T)]) -> T {
+fn draw_weighted<T: Copy>(rng: &mut Pcg64, table: &[(u32, T)]) -> T {
     let total: u32 = table.iter().map(|(weight, _)| weight).sum();
     let mut at = rng.random_range(0..total);
     for (weight, value) in table {
@@ -90,7 +90,7 @@ fn pick<T: Copy>(rng: &mut Pcg64, table: &[(u32, T)]) -> T {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times of a trace are in range")]
-fn seconds(time: f64) -> Ns {
+fn to_whole_seconds(time: f64) -> Ns {
     Ns::secs(time as u64)
 }
 
@@ -98,11 +98,11 @@ fn seconds(time: f64) -> Ns {
 mod tests {
     use super::*;
 
-    fn share(vms: &[Arrival], of: impl Fn(&Arrival) -> bool) -> f64 {
+    fn fraction(vms: &[Arrival], of: impl Fn(&Arrival) -> bool) -> f64 {
         vms.iter().filter(|vm| of(vm)).count() as f64 / vms.len() as f64
     }
 
-    fn life_s(vm: &Arrival) -> u64 {
+    fn lifetime_s(vm: &Arrival) -> u64 {
         vm.depart.unwrap().since(vm.arrive.unwrap()).as_ms() / 1000
     }
 
@@ -117,13 +117,13 @@ mod tests {
     fn generated_vms_follow_documented_distributions() {
         let vms = generate(1, 20_000);
         let close = |a: f64, b: f64| (a - b).abs() < 0.02;
-        assert!(close(share(&vms, |vm| vm.cores == 1), 0.40));
-        assert!(close(share(&vms, |vm| vm.cores == 16), 0.04));
-        assert!(close(share(&vms, |vm| vm.memory == Bytes::mib(1792 * u64::from(vm.cores))), 0.45));
+        assert!(close(fraction(&vms, |vm| vm.cores == 1), 0.40));
+        assert!(close(fraction(&vms, |vm| vm.cores == 16), 0.04));
+        assert!(close(fraction(&vms, |vm| vm.memory == Bytes::mib(1792 * u64::from(vm.cores))), 0.45));
         let hour = |mean: f64| 1.0 - (-3600.0 / mean).exp();
         let within_an_hour: f64 =
             LIFETIMES_S.iter().map(|(w, mean)| f64::from(*w) / 100.0 * hour(*mean)).sum();
-        assert!(close(share(&vms, |vm| life_s(vm) < 3600), within_an_hour));
+        assert!(close(fraction(&vms, |vm| lifetime_s(vm) < 3600), within_an_hour));
         let last = vms.last().unwrap().arrive.unwrap().as_ms() as f64 / 1000.0;
         // The tolerance is 4 %: the trace ends within a day, and the rate varies over the day.
         assert!((last / 20_000.0 / ARRIVAL_GAP_S - 1.0).abs() < 0.04);
@@ -133,14 +133,14 @@ mod tests {
     fn arrival_rate_varies_over_the_day() {
         let vms = generate(1, 20_000);
         let day = |vm: &Arrival| vm.arrive.unwrap().as_ms() / 1000 % 86_400 < 43_200;
-        let expected = 0.5 + ARRIVAL_RATE_SWING / std::f64::consts::PI;
-        assert!((share(&vms, day) - expected).abs() < 0.02);
+        let expected = 0.5 + ARRIVAL_RATE_AMPLITUDE / std::f64::consts::PI;
+        assert!((fraction(&vms, day) - expected).abs() < 0.02);
     }
 
     #[test]
     fn generated_vms_are_ordered_with_positive_lifetimes() {
         let vms = generate(3, 2_000);
         assert!(vms.is_sorted_by_key(|vm| vm.arrive));
-        assert!(vms.iter().all(|vm| life_s(vm) >= 1 && vm.memory.is_whole_mib()));
+        assert!(vms.iter().all(|vm| lifetime_s(vm) >= 1 && vm.memory.is_whole_mib()));
     }
 }

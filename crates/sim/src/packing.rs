@@ -1,10 +1,10 @@
 //! Best-fit scheduler: chooses the host of a VM and the size of its pool memory. Callers reserve
 //! the memory and handle rejections.
 //!
-//! A VM receives local memory first and the rest from the pool. Pool memory is a whole number of
-//! slices, at most the memory of the VM rounded down to whole slices. Hosts where the VM needs no
-//! pool memory are preferred. Ties are resolved by the fewest remaining cores, then the least
-//! remaining local memory, then the name of the host.
+//! A VM receives local memory first and its remaining memory from the pool. Pool memory is a whole
+//! number of slices, at most the memory of the VM rounded down to whole slices. Hosts where the VM
+//! needs no pool memory are preferred. Ties are resolved by the fewest remaining cores, then the
+//! least remaining local memory, then the name of the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +62,7 @@ pub fn place(shape: VmShape, capacity: &Capacity, excluded: &BTreeSet<Name>) -> 
         .iter()
         .filter(|(name, host_capacity)| host_capacity.is_schedulable && !excluded.contains(*name));
     let candidates = is_schedulable.filter_map(|(name, host_capacity)| {
-        let placement = capacity.fit(shape, name, host_capacity)?;
+        let placement = capacity.placement_on(shape, name, host_capacity)?;
         let rank = (
             placement.slices > 0,
             host_capacity.cores - shape.cores,
@@ -75,8 +75,8 @@ pub fn place(shape: VmShape, capacity: &Capacity, excluded: &BTreeSet<Name>) -> 
 }
 
 impl Capacity {
-    fn fit(&self, shape: VmShape, host: &Name, host_capacity: &HostCapacity) -> Option<Placement> {
-        let slices = slices_beyond(shape.memory, host_capacity.local)?;
+    fn placement_on(&self, shape: VmShape, host: &Name, host_capacity: &HostCapacity) -> Option<Placement> {
+        let slices = slices_needed(shape.memory, host_capacity.local)?;
         let fits = shape.cores <= host_capacity.cores && slices <= self.reachable_slices(host_capacity);
         let local = shape.memory.saturating_sub(Bytes::slices(slices));
         fits.then(|| Placement { host: host.clone(), cores: shape.cores, local, slices })
@@ -109,15 +109,15 @@ impl Capacity {
     /// of schedulable hosts on which no VM of this shape fits.
     pub fn stranded(&self, shape: VmShape) -> Bytes {
         let unusable = self.hosts.iter().filter(|(name, host_capacity)| {
-            host_capacity.is_schedulable && self.fit(shape, name, host_capacity).is_none()
+            host_capacity.is_schedulable && self.placement_on(shape, name, host_capacity).is_none()
         });
         unusable.map(|(_, host_capacity)| host_capacity.local).sum()
     }
 }
 
 /// Returns the number of slices that a VM needs in addition to `local` memory. Returns `None` if
-/// the part of `memory` beyond whole slices does not fit into `local`.
-fn slices_beyond(memory: Bytes, local: Bytes) -> Option<u32> {
+/// the fraction of a slice that remains does not fit into `local`.
+fn slices_needed(memory: Bytes, local: Bytes) -> Option<u32> {
     let beyond = memory.saturating_sub(local).get().div_ceil(SLICE.get());
     let slices_max = memory.slices_floor().as_slices()?;
     u32::try_from(beyond).ok().filter(|slices| *slices <= slices_max)
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn fullest_host_without_pool_memory_is_preferred() {
+    fn fullest_host_that_needs_no_pool_memory_is_preferred() {
         let rack = rack("a 8 8192 e;b 4 4096 e;c 2 1024 e;e 9");
         assert_eq!(placement_of(&rack, 2, 1024), "c 1GiB+0");
         assert_eq!(placement_of(&rack, 2, 2048), "b 2GiB+0");

@@ -70,14 +70,18 @@ impl Memory {
     /// Creates a memory with a synthetic curve, which rises from the idle latency to three times
     /// the idle latency at full utilization.
     pub fn synthetic(idle_ns: f64, gb_per_s: f64) -> Self {
-        const RISE: [(f64, f64); 5] = [(0.0, 1.0), (0.5, 1.15), (0.8, 1.5), (0.95, 2.2), (1.0, 3.0)];
-        Self { gb_per_s, curve: RISE.map(|(utilization, times)| (utilization, times * idle_ns)).to_vec() }
+        const RELATIVE_LATENCY_CURVE: [(f64, f64); 5] =
+            [(0.0, 1.0), (0.5, 1.15), (0.8, 1.5), (0.95, 2.2), (1.0, 3.0)];
+        Self {
+            gb_per_s,
+            curve: RELATIVE_LATENCY_CURVE.map(|(utilization, times)| (utilization, times * idle_ns)).to_vec(),
+        }
     }
 
     /// Returns the latency in ns at a utilization, interpolated linearly between the points of the
     /// curve.
     pub fn latency_ns(&self, utilization: f64) -> f64 {
-        let after = self.curve.partition_point(|(share, _)| *share < utilization);
+        let after = self.curve.partition_point(|(point, _)| *point < utilization);
         match (self.curve.get(after.wrapping_sub(1)), self.curve.get(after)) {
             (Some(&(a, low)), Some(&(b, high))) => low + (high - low) * (utilization - a) / (b - a),
             (None, Some(&(_, only))) | (Some(&(_, only)), None) => only,
@@ -99,14 +103,13 @@ pub struct Measurement {
 /// Derived counters are recomputed from the noisy counters.
 pub fn add_noise(counters: &Counters, rng: &mut impl Rng) -> Counters {
     const RELATIVE_NOISE: f64 = 0.05;
-    const FLOOR: f64 = 0.003;
+    const OFFSET_SCALE: f64 = 0.003;
     // Approximates a normal distribution: the sum of twelve uniform numbers from 0 to 1 has mean 6
     // and standard deviation 1.
     let mut normal = || (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
-    counters::with_derived(
-        counters
-            .map(|counter| (counter * (1.0 + RELATIVE_NOISE * normal())).max(0.0) + FLOOR * normal().abs()),
-    )
+    counters::add_derived_counters(counters.map(|counter| {
+        (counter * (1.0 + RELATIVE_NOISE * normal())).max(0.0) + OFFSET_SCALE * normal().abs()
+    }))
 }
 
 /// Runs a program with local memory and with pool memory, and compares the run times.

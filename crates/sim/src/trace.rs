@@ -4,7 +4,7 @@
 //! Two layouts are supported. With a header, columns are matched by name: `vm_id`, `arrive_s`,
 //! `depart_s`, `cores`, `mem_gb` and optionally `app_name`; other columns are ignored. Without a
 //! header, rows must have the eleven columns of Azure's public VM table. Times are in seconds since
-//! the start of the trace. GB values are read as GiB and rounded to whole MiB.
+//! the start of the trace. Memory sizes in GB are read as GiB and rounded to whole MiB.
 
 use std::io::{self, BufRead};
 
@@ -115,29 +115,33 @@ pub enum TraceError {
 pub fn read(input: impl BufRead, strictness: Strictness) -> Result<Trace, TraceError> {
     let mut rows = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
     let mut row = ByteRecord::new();
-    if !next(&mut rows, &mut row)? {
+    if !read_row(&mut rows, &mut row)? {
         return Err(TraceError::Empty);
     }
     let (layout, columns) = layout::detect(&row)?;
     let mut trace = Trace { layout, arrivals: Vec::new(), skipped: 0, first_skipped: None };
-    let mut more = layout == Layout::AzureVmTable || next(&mut rows, &mut row)?;
+    let mut more = layout == Layout::AzureVmTable || read_row(&mut rows, &mut row)?;
     while more {
         if trace.arrivals.len() == TRACE_ROWS_MAX {
             return Err(TraceError::TooManyRows { max: TRACE_ROWS_MAX });
         }
-        trace.add(columns.arrival(&row), strictness)?;
-        more = next(&mut rows, &mut row)?;
+        trace.add_row(columns.parse_arrival(&row), strictness)?;
+        more = read_row(&mut rows, &mut row)?;
     }
     Ok(trace)
 }
 
-fn next<R: io::Read>(rows: &mut csv::Reader<R>, row: &mut ByteRecord) -> Result<bool, TraceError> {
+fn read_row<R: io::Read>(rows: &mut csv::Reader<R>, row: &mut ByteRecord) -> Result<bool, TraceError> {
     let line = rows.position().line();
     rows.read_byte_record(row).map_err(|error| TraceError::Read { line, errno: error.into() })
 }
 
 impl Trace {
-    fn add(&mut self, row: Result<Arrival, MalformedRow>, strictness: Strictness) -> Result<(), TraceError> {
+    fn add_row(
+        &mut self,
+        row: Result<Arrival, MalformedRow>,
+        strictness: Strictness,
+    ) -> Result<(), TraceError> {
         match (row, strictness) {
             (Ok(arrival), _) => self.arrivals.push(arrival),
             (Err(malformed), Strictness::Strict) => return Err(malformed.into()),
@@ -170,12 +174,12 @@ pub struct Event {
     pub index: usize,
 }
 
-/// Returns all events in order of time. At the same time, VMs that run at the start come first,
-/// then departures, which free resources. Arrivals follow, and then departures of VMs that arrive
-/// at this time. Further ties are resolved by row.
+/// Returns all events in order of time. Events at the same time are ordered: first VMs that run at
+/// the start, then departures, then arrivals, then departures of VMs that arrive at this time.
+/// Departures precede arrivals because they free resources. Remaining ties are resolved by row.
 pub fn events(arrivals: &[Arrival]) -> Vec<Event> {
     let mut ranked: Vec<(Rank, Event)> =
-        arrivals.iter().enumerate().flat_map(|(i, a)| events_of(i, a)).collect();
+        arrivals.iter().enumerate().flat_map(|(i, a)| vm_events(i, a)).collect();
     ranked.sort_by_key(|(rank, event)| (event.at, *rank, event.index));
     ranked.into_iter().map(|(_, event)| event).collect()
 }
@@ -189,7 +193,7 @@ enum Rank {
     ImmediateDeparture,
 }
 
-fn events_of(index: usize, vm: &Arrival) -> impl Iterator<Item = (Rank, Event)> {
+fn vm_events(index: usize, vm: &Arrival) -> impl Iterator<Item = (Rank, Event)> {
     let at = vm.arrive.unwrap_or(Ns::ZERO);
     let rank = if vm.arrive.is_some() { Rank::Arrival } else { Rank::Initial };
     let arrival = (rank, Event { at, kind: EventKind::Arrive, index });

@@ -81,7 +81,7 @@ enum ScheduledEvent {
     ReportRequestArrival(SessionId),
     ManagerDetectsClose(SessionId),
     AgentDetectsClose(SessionId),
-    /// A duplicate agent disconnects, if the manager has not rejected this agent before.
+    /// A duplicate agent disconnects, unless the manager has already rejected it.
     DuplicateAgentLeaves(SessionId),
     ClientAction,
     FaultStart,
@@ -97,7 +97,7 @@ pub struct World {
     wall_clock: WallClock,
     steps: u64,
     queue: BTreeMap<(Ns, u64), ScheduledEvent>,
-    queued: u64,
+    events_queued: u64,
     fault_model: FaultModel,
     manager_process: ManagerProcess,
     rack: RackFile,
@@ -135,9 +135,9 @@ impl World {
             wall_clock: WallClock::default(),
             steps: 0,
             queue: BTreeMap::new(),
-            queued: 0,
-            devices: fault_model.devices(),
-            machines: fault_model.machines(),
+            events_queued: 0,
+            devices: fault_model.create_devices(),
+            machines: fault_model.create_machines(),
             manager_process: ManagerProcess::new(store),
             rack: RackFile::new(fault_model.rack.clone()),
             network: Network::default(),
@@ -174,7 +174,7 @@ impl World {
         for _ in 0..steps {
             self.step()?;
         }
-        self.settle()?;
+        self.run_until_quiescent()?;
         Ok(self.run_log.summary(self.steps))
     }
 
@@ -187,7 +187,7 @@ impl World {
             self.now = at;
             self.steps += 1;
             self.dispatch(event);
-            self.check();
+            self.check_invariants();
         }
         self.run_log.failure(self.seed, self.steps).map_or(Ok(()), Err)
     }
@@ -197,21 +197,23 @@ impl World {
             ScheduledEvent::ManagerStart => self.start_manager(),
             ScheduledEvent::ManagerWakeup => self.wake_manager(),
             ScheduledEvent::ManagerBurstEnd(incarnation) => self.end_burst(incarnation),
-            ScheduledEvent::StoreWritten(incarnation) => self.store_done(incarnation),
-            ScheduledEvent::StoreRead(incarnation) => self.store_read(incarnation),
+            ScheduledEvent::StoreWritten(incarnation) => self.complete_store_write(incarnation),
+            ScheduledEvent::StoreRead(incarnation) => self.complete_store_read(incarnation),
             ScheduledEvent::DeviceCallDue(incarnation, emc) => self.make_next_device_call(incarnation, emc),
             ScheduledEvent::FenceCommandEnd(incarnation, emc, host) => {
                 self.end_fence_command(incarnation, emc, host)
             }
-            ScheduledEvent::HostBoot(host) => self.boot(host),
+            ScheduledEvent::HostBoot(host) => self.boot_host(host),
             ScheduledEvent::AgentStart(host, boot) => self.start_agent(host, boot),
             ScheduledEvent::AgentWakeup(host, instance) => self.wake_agent(host, instance),
-            ScheduledEvent::HostCallDone(host, instance, call) => self.host_call_done(host, instance, *call),
-            ScheduledEvent::ProcessExit(host, instance, id) => self.process_exited(host, instance, id),
+            ScheduledEvent::HostCallDone(host, instance, call) => {
+                self.complete_host_call(host, instance, *call)
+            }
+            ScheduledEvent::ProcessExit(host, instance, id) => self.handle_process_exit(host, instance, id),
             ScheduledEvent::ProcessAttach(host, boot, pid) => self.attach_process(host, boot, pid),
             ScheduledEvent::ProcessAction(host, boot, pid) => self.run_process(host, boot, pid),
-            ScheduledEvent::AgentConnect(host, instance) => self.connect(host, instance),
-            ScheduledEvent::SessionAccepted(session) => self.session_accepted(session),
+            ScheduledEvent::AgentConnect(host, instance) => self.connect_agent(host, instance),
+            ScheduledEvent::SessionAccepted(session) => self.accept_session(session),
             ScheduledEvent::ReportArrival(session, report) => self.manager_receives_report(session, *report),
             ScheduledEvent::ReportPartArrival(session, part) => self.manager_receives_part(session, *part),
             ScheduledEvent::DesiredStateArrival(session, desired) => {
@@ -220,7 +222,7 @@ impl World {
             ScheduledEvent::ReportRequestArrival(session) => self.agent_receives_report_request(session),
             ScheduledEvent::ManagerDetectsClose(session) => self.manager_detects_close(session),
             ScheduledEvent::AgentDetectsClose(session) => self.agent_detects_close(session),
-            ScheduledEvent::DuplicateAgentLeaves(session) => self.duplicate_agent_leaves(session),
+            ScheduledEvent::DuplicateAgentLeaves(session) => self.end_duplicate_agent(session),
             ScheduledEvent::ClientAction => self.act_as_client(),
             ScheduledEvent::FaultStart => self.start_fault(),
             ScheduledEvent::FaultEnd(fault) => self.end_fault(fault),
@@ -228,8 +230,8 @@ impl World {
     }
 
     fn schedule_at(&mut self, at: Ns, event: ScheduledEvent) {
-        self.queued += 1; // events for the same time are executed in the order of their scheduling
-        self.queue.insert((at.max(self.now), self.queued), event);
+        self.events_queued += 1; // events for the same time are executed in the order of their scheduling
+        self.queue.insert((at.max(self.now), self.events_queued), event);
     }
 
     fn schedule_after(&mut self, span: Ns, event: ScheduledEvent) {
@@ -238,7 +240,7 @@ impl World {
 
     /// Draws a duration between half and one and a half of `span`. One in twenty durations is ten
     /// times longer.
-    fn random_around(&mut self, span: Ns) -> Ns {
+    fn random_duration_around(&mut self, span: Ns) -> Ns {
         let usual = self.rng.random_range(span.0 / 2..=span.0 * 3 / 2);
         Ns(if self.rng.random_bool(0.05) { usual * 10 } else { usual })
     }
@@ -247,7 +249,7 @@ impl World {
         Ns(self.rng.random_range(min.0..=max.0))
     }
 
-    fn chance(&mut self, probability: f64) -> bool {
+    fn random_bool(&mut self, probability: f64) -> bool {
         self.rng.random_bool(probability)
     }
 
@@ -284,21 +286,21 @@ type Records = Arc<Vec<pool::record::Record>>;
 mod tests {
     use super::*;
 
-    const SEEDS: u64 = 150;
-    const STEPS: u64 = 1500;
-    /// Rare events, which may not occur within [`SEEDS`] seeds.
-    const RARE: [&str; 2] = ["long_histories", "migrations_retried"];
+    const SEED_COUNT: u64 = 150;
+    const STEPS_PER_SEED: u64 = 1500;
+    /// Rare events, which may not occur within [`SEED_COUNT`] seeds.
+    const RARE_EVENTS: [&str; 2] = ["long_histories", "migrations_retried"];
 
     /// Verifies that each kind of event occurs, because an invariant is not tested without its
     /// events.
     #[test]
     fn every_event_kind_occurs_within_150_seeds() {
         let mut sum = Summary::default();
-        for seed in 0..SEEDS {
-            sum += World::new(seed).run(STEPS).expect("every invariant holds");
+        for seed in 0..SEED_COUNT {
+            sum += World::new(seed).run(STEPS_PER_SEED).expect("every invariant holds");
         }
         let mut missing =
-            sum.counts().into_iter().filter(|(name, count)| *count == 0 && !RARE.contains(name));
+            sum.counts().into_iter().filter(|(name, count)| *count == 0 && !RARE_EVENTS.contains(name));
         assert_eq!(missing.next(), None, "{sum:?}");
     }
 }

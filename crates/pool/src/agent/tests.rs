@@ -1,5 +1,5 @@
-//! Tests of the agent's invariants: scripts of words, and properties over random desired states,
-//! failures and crashes. A script test compares the output of the last word.
+//! Tests of the agent: script tests, and property tests with random desired states, failures and
+//! crashes. A script consists of words; a script test compares the output of the last word.
 //!
 //! In words, `S.E` is epoch E of slice S; VMs are `a`, `b`; `+` separates several slices, and `:`
 //! separates several parts.
@@ -57,12 +57,12 @@ fn process(pid: u32) -> Process {
     Process { pid, started: 1, cgroup: "/".to_owned() }
 }
 
-fn user(uid: u32) -> UserId {
+fn user_id(uid: u32) -> UserId {
     UserId::new(uid).unwrap()
 }
 
 /// Returns a process of root.
-fn root(pid: u32) -> Caller {
+fn root_caller(pid: u32) -> Caller {
     Caller { process: process(pid), uid: UserId::ROOT }
 }
 
@@ -83,7 +83,7 @@ fn desired_state(number: u64) -> DesiredState {
     }
 }
 
-fn release(holding: Holding, force: bool) -> DesiredRelease {
+fn desired_release(holding: Holding, force: bool) -> DesiredRelease {
     DesiredRelease { force, handle: handle(holding) }
 }
 
@@ -109,12 +109,16 @@ fn parse_desired_state(text: &str) -> Event {
             Some(("no_slice", list)) => {
                 desired.removals.slices.extend(list.split('+').map(|slice| SliceId(slice.parse().unwrap())));
             }
-            Some(("release", list)) => desired.release.extend(holdings(list).map(|h| (h, release(h, false)))),
-            Some(("force", list)) => desired.release.extend(holdings(list).map(|h| (h, release(h, true)))),
+            Some(("release", list)) => {
+                desired.release.extend(holdings(list).map(|h| (h, desired_release(h, false))))
+            }
+            Some(("force", list)) => {
+                desired.release.extend(holdings(list).map(|h| (h, desired_release(h, true))))
+            }
             Some(("scrub", list)) => desired.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
             Some((vm, list)) => {
                 let (vm, uid) = vm.split_once('/').map_or((vm, None), |(vm, uid)| (vm, Some(uid)));
-                let uid = uid.map(|uid| user(uid.parse().unwrap()));
+                let uid = uid.map(|uid| user_id(uid.parse().unwrap()));
                 desired.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, holdings(list)) });
             }
             None => panic!("unknown part {part}"),
@@ -123,24 +127,24 @@ fn parse_desired_state(text: &str) -> Event {
     Event::DesiredState { rack: rack.to_owned(), desired }
 }
 
-fn scrubbed(holding: Holding, verified: Bytes) -> SliceOutcome {
+fn scrub_outcome(holding: Holding, verified: Bytes) -> SliceOutcome {
     SliceOutcome::Scrubbed(ScrubReport { holding, started: UnixMs(1), ended: UnixMs(2), verified })
 }
 
-fn outcome(agent: &Agent, holding: Holding) -> SliceOutcome {
+fn expected_outcome(agent: &Agent, holding: Holding) -> SliceOutcome {
     match &agent.slices[&holding] {
         SliceStatus::Opening(_) => SliceOutcome::Onlined,
         SliceStatus::Closing(_) => SliceOutcome::Offlined,
-        SliceStatus::Scrubbing(_) => scrubbed(holding, units::SLICE),
+        SliceStatus::Scrubbing(_) => scrub_outcome(holding, units::SLICE),
         SliceStatus::Online(_) => panic!("no call for {holding:?}"),
     }
 }
 
-fn failure(reason: FailureReason) -> HostFailure {
+fn host_failure(reason: FailureReason) -> HostFailure {
     HostFailure { reason, message: "input/output error".to_owned() }
 }
 
-fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
+fn parse_event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
     let (verb, rest) = word.split_once(':').unwrap_or((word, ""));
     match verb {
         "up" => Event::SessionUp {
@@ -149,23 +153,23 @@ fn event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
         },
         "down" => Event::SessionDown,
         "desired" => parse_desired_state(rest),
-        "ok" => Event::Done { holding: holding(rest), result: Ok(outcome(agent, holding(rest))) },
+        "ok" => Event::Done { holding: holding(rest), result: Ok(expected_outcome(agent, holding(rest))) },
         "half" => {
             let holding = holding(rest);
-            Event::Done { holding, result: Ok(scrubbed(holding, Bytes::mib(512))) }
+            Event::Done { holding, result: Ok(scrub_outcome(holding, Bytes::mib(512))) }
         }
-        "fail" => Event::Done { holding: holding(rest), result: Err(failure(FailureReason::Host)) },
-        "dirty" => Event::Done { holding: holding(rest), result: Err(failure(FailureReason::NotZero)) },
+        "fail" => Event::Done { holding: holding(rest), result: Err(host_failure(FailureReason::Host)) },
+        "dirty" => Event::Done { holding: holding(rest), result: Err(host_failure(FailureReason::NotZero)) },
         "closed" => Event::OrphanClosed { place: handle(holding(rest)).place, result: Ok(()) },
         "unclosed" => {
-            let (place, result) = (handle(holding(rest)).place, Err(failure(FailureReason::Host)));
+            let (place, result) = (handle(holding(rest)).place, Err(host_failure(FailureReason::Host)));
             Event::OrphanClosed { place, result }
         }
         "attach" => {
             let (vm, caller) = rest.split_once('@').unwrap();
             let (pid, uid) = caller.split_once('/').unwrap_or((caller, "0"));
             *tickets += 1;
-            let (vm, uid) = (Name::new(vm).unwrap(), user(uid.parse().unwrap()));
+            let (vm, uid) = (Name::new(vm).unwrap(), user_id(uid.parse().unwrap()));
             let caller = Caller { process: process(pid.parse().unwrap()), uid };
             Event::Attach { ticket: Ticket(*tickets), vm, caller }
         }
@@ -226,20 +230,20 @@ fn format_effect(effect: &Effect) -> String {
 }
 
 /// Returns the locations of slices that an earlier instance left open.
-fn orphans(places: &str) -> Vec<Arc<str>> {
+fn orphan_places(places: &str) -> Vec<Arc<str>> {
     holdings(places).map(|holding| handle(holding).place).collect()
 }
 
 /// Runs a script, and returns the agent and the effects of the last word.
 fn run(recovered: Vec<RecoveredVm>, places: &str, script: &str) -> (Agent, String) {
     let mut now = Ns::secs(1);
-    let mut agent = Agent::new(now, INSTANCE, None, recovered, orphans(places));
+    let mut agent = Agent::new(now, INSTANCE, None, recovered, orphan_places(places));
     let (mut tickets, mut last) = (0, String::new());
     for word in script.split_whitespace() {
         if let Some(ms) = word.strip_prefix("tick:") {
             now = now.after(Ns::ms(ms.parse().unwrap()));
         }
-        let event = event(&agent, &mut tickets, word);
+        let event = parse_event(&agent, &mut tickets, word);
         agent.handle(now, event);
         let effects: Vec<_> = std::iter::from_fn(|| agent.poll_effect()).collect();
         last = effects.iter().map(format_effect).collect::<Vec<_>>().join(" ");
@@ -257,11 +261,11 @@ fn check_recovered(recovered: Vec<RecoveredVm>, script: &str, expected: &str) {
 fn check_preview(script: &str, expected: Result<&str, &str>) {
     let (agent, _) = run(Vec::new(), "", script);
     let before = agent.observed_state();
-    let result = agent.preview(&Name::new("a").unwrap(), root(200));
+    let result = agent.preview(&Name::new("a").unwrap(), root_caller(200));
     let result =
         result.map(|record| format_holdings(record.slices.keys().copied())).map_err(|why| why.to_string());
     assert_eq!(result.as_deref().map_err(String::as_str), expected, "after {script}");
-    assert_eq!(agent.observed_state(), before, "a preview changed the state");
+    assert_eq!(agent.observed_state(), before, "a preview must not change the state");
 }
 
 #[track_caller]
@@ -269,29 +273,29 @@ fn check(script: &str, expected: &str) {
     check_recovered(Vec::new(), script, expected);
 }
 
-fn recovered_vm(vm: &str, slices: &str, lives: bool) -> RecoveredVm {
+fn recovered_vm(vm: &str, slices: &str, is_alive: bool) -> RecoveredVm {
     let DesiredVm { vm: name, local, pinned, uid, slices } = desired_vm(vm, holdings(slices));
     let (reservation, process) = (reservation(vm), process(100));
     let record = VmRecord { reservation, vm: name, process, local, pinned, uid, slices };
-    RecoveredVm { record, is_alive: lives }
+    RecoveredVm { record, is_alive }
 }
 
-const ATTACHED: &str = "up desired:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
+const ATTACH_SCRIPT: &str = "up desired:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
 
-fn attached(more: &str) -> String {
-    format!("{ATTACHED} {more}")
+fn after_attach(more: &str) -> String {
+    format!("{ATTACH_SCRIPT} {more}")
 }
 
 #[test]
-fn preview_returns_the_memory_or_the_refusal_of_an_attach() {
+fn preview_returns_the_memory_or_the_refusal_as_an_attach_would() {
     check_preview("up desired:1:a=1.1+2.1 ok:1.1 ok:2.1", Ok("1.1+2.1"));
     check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200", Ok("1.1"));
     check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200 recorded:a desired:2", Ok("1.1"));
     check_preview("up", Err("no VM a on this host"));
     check_preview("up desired:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
-    check_preview(ATTACHED, Err("VM a is attached to process 100, which still runs"));
+    check_preview(ATTACH_SCRIPT, Err("VM a is attached to process 100, which still runs"));
     check_preview(
-        &attached("gone:a"),
+        &after_attach("gone:a"),
         Err("VM a was attached to process 100, which has ended: create a new reservation"),
     );
 }
@@ -339,9 +343,9 @@ fn heartbeat_is_empty_and_requested_report_is_complete() {
 
 #[test]
 fn reports_are_numbered_in_each_session() {
-    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), orphans(""));
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), orphan_places(""));
     let mut sequences = |word: &str| {
-        let event = event(&agent, &mut 0, word);
+        let event = parse_event(&agent, &mut 0, word);
         agent.handle(Ns::ZERO, event);
         let effects = std::iter::from_fn(|| agent.poll_effect());
         let reports = effects.filter_map(|effect| match effect {
@@ -420,7 +424,7 @@ fn orphan_of_an_ended_vm_stays_until_its_release_is_requested() {
 /// The record of ended VM a still contains a slice that was released and passed to VM b. A
 /// restarted agent must not take the slice from VM b.
 #[test]
-fn slice_of_later_owner_is_not_closed_for_recorded_owner() {
+fn slice_of_a_later_owner_is_not_closed_for_an_earlier_owner() {
     let mut before = recovered_vm("a", "1.1", false);
     before.record.slices.insert(holding("1.1"), handle(holding("1.2")));
     let check = |recovered: Vec<RecoveredVm>, script: &str, expected: &str| {
@@ -433,7 +437,7 @@ fn slice_of_later_owner_is_not_closed_for_recorded_owner() {
 }
 
 #[test]
-fn orphan_reopens_after_its_close_and_failed_close_is_retried() {
+fn closed_orphan_can_reopen_and_failed_close_is_retried() {
     let check = |script: &str, expected: &str| {
         assert_eq!(run(Vec::new(), "1.1", script).1, expected, "after {script}");
     };
@@ -447,7 +451,7 @@ fn orphan_reopens_after_its_close_and_failed_close_is_retried() {
 #[test]
 fn process_receives_memory_only_after_it_is_recorded() {
     check("up desired:1:a=1.1 ok:1.1 attach:a@100", "record:a");
-    check(ATTACHED, "watch:a@100 pass:1=1.1 changes:1:vms=a");
+    check(ATTACH_SCRIPT, "watch:a@100 pass:1=1.1 changes:1:vms=a");
     check("up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@100", "");
     check(
         "up desired:1:a=1.1 ok:1.1 attach:a@100 attach:a@100 recorded:a",
@@ -472,11 +476,11 @@ fn vm_without_slices_receives_its_local_memory() {
 
 #[test]
 fn only_its_own_process_attaches_a_vm_again() {
-    check(&attached("attach:a@100"), "pass:2=1.1");
-    check(&attached("down desired:2 attach:a@100"), "pass:2=1.1");
-    check(&attached("attach:a@200"), "refuse:2:VM a is attached to process 100, which still runs");
+    check(&after_attach("attach:a@100"), "pass:2=1.1");
+    check(&after_attach("down desired:2 attach:a@100"), "pass:2=1.1");
+    check(&after_attach("attach:a@200"), "refuse:2:VM a is attached to process 100, which still runs");
     check(
-        &attached("gone:a attach:a@200"),
+        &after_attach("gone:a attach:a@200"),
         "refuse:2:VM a was attached to process 100, which has ended: create a new reservation",
     );
     check(
@@ -499,16 +503,19 @@ fn desired_state_received_during_a_record_write_applies() {
 
 #[test]
 fn slice_of_a_running_vm_is_released_only_by_force() {
-    check(&attached("desired:2:release=1.1"), "report:2:online=1.1:vms=a");
-    check(&attached("desired:2:release=1.1 gone:a"), "free:a offline:1.1?");
-    check(&attached("desired:2:release=1.1 gone:a ok:1.1"), "record:a changes:2:released=1.1:ended=a:clean");
-    check(&attached("desired:2:force=1.1"), "offline:1.1");
-    check(&attached("desired:2:force=1.1 ok:1.1"), "record:a report:2:released=1.1:vms=a");
+    check(&after_attach("desired:2:release=1.1"), "report:2:online=1.1:vms=a");
+    check(&after_attach("desired:2:release=1.1 gone:a"), "free:a offline:1.1?");
+    check(
+        &after_attach("desired:2:release=1.1 gone:a ok:1.1"),
+        "record:a changes:2:released=1.1:ended=a:clean",
+    );
+    check(&after_attach("desired:2:force=1.1"), "offline:1.1");
+    check(&after_attach("desired:2:force=1.1 ok:1.1"), "record:a report:2:released=1.1:vms=a");
 }
 
 #[test]
-fn close_of_slice_used_by_a_process_is_retried() {
-    let gone = attached("desired:2:release=1.1 gone:a fail:1.1");
+fn closing_a_slice_in_use_is_retried() {
+    let gone = after_attach("desired:2:release=1.1 gone:a fail:1.1");
     check(&gone, "changes:2:ended=a");
     check(&format!("{gone} tick:{}", HOST_RETRY.as_ms()), "offline:1.1?");
 }
@@ -534,17 +541,17 @@ fn release_waits_for_the_current_call() {
 #[test]
 fn slice_absent_from_the_desired_state_stays_online() {
     check("up desired:1:a=1.1 ok:1.1 desired:2", "report:2:online=1.1");
-    check(&attached("desired:2"), "report:2:online=1.1:vms=a");
+    check(&after_attach("desired:2"), "report:2:online=1.1:vms=a");
 }
 
 #[test]
 fn earlier_owner_is_closed_before_its_successor_opens() {
     check("up desired:1:a=1.1 ok:1.1 desired:2:b=1.2", "offline:1.1 online:1.2?");
-    check(&attached("desired:2:b=1.2"), "online:1.2?");
+    check(&after_attach("desired:2:b=1.2"), "online:1.2?");
 }
 
 #[test]
-fn close_failure_for_a_later_owner_is_dropped_with_that_owner() {
+fn close_failure_is_reported_only_while_a_later_owner_is_desired() {
     let ms = HOST_RETRY.as_ms();
     let succeeded = "up desired:1:a=1.1 ok:1.1 desired:2:b=1.2 ok:1.2 fail:1.1";
     let failed = format!("{succeeded} tick:{ms} fail:1.1 tick:{ms} fail:1.1");
@@ -554,7 +561,7 @@ fn close_failure_for_a_later_owner_is_dropped_with_that_owner() {
 }
 
 #[test]
-fn releases_precede_new_slices() {
+fn slices_are_released_before_new_slices_open() {
     check("up desired:1:a=7.1 ok:7.1 desired:2:b=1.1:release=7.1", "offline:7.1 online:1.1?");
 }
 
@@ -589,16 +596,16 @@ fn stale_and_foreign_desired_states_are_rejected() {
 
 #[test]
 fn fenced_host_kills_its_vms_and_then_reports_clean() {
-    check(&attached("desired:2:fenced"), "kill:a report:2:online=1.1:vms=a");
-    check(&attached("desired:2:fenced gone:a"), "free:a offline:1.1?");
-    check(&attached("desired:2:fenced gone:a ok:1.1"), "record:a changes:2:ended=a:clean");
+    check(&after_attach("desired:2:fenced"), "kill:a report:2:online=1.1:vms=a");
+    check(&after_attach("desired:2:fenced gone:a"), "free:a offline:1.1?");
+    check(&after_attach("desired:2:fenced gone:a ok:1.1"), "record:a changes:2:ended=a:clean");
     check("up desired:1:a=1.1 ok:1.1 desired:2:fenced", "offline:1.1");
     check("up desired:1:fenced", "report:1:clean");
 }
 
 #[test]
 fn ended_vm_is_reported_until_absent_for_retention_time() {
-    let ended = attached("gone:a");
+    let ended = after_attach("gone:a");
     check(&ended, "free:a changes:1:ended=a");
     let later = ENDED_VM_REPORTED_FOR.as_ms();
     check(&format!("{ended} tick:{later}"), "changes:1:ended=a");
@@ -664,7 +671,7 @@ fn reused_vm_name_is_another_vm() {
     );
     agent.handle(Ns::ZERO, Event::DesiredState { rack: "R".to_owned(), desired: again });
     agent.handle(Ns::ZERO, Event::Done { holding: holding("2.1"), result: Ok(SliceOutcome::Onlined) });
-    let attach = Event::Attach { ticket: Ticket(1), vm: Name::new("a").unwrap(), caller: root(200) };
+    let attach = Event::Attach { ticket: Ticket(1), vm: Name::new("a").unwrap(), caller: root_caller(200) };
     agent.handle(Ns::ZERO, attach);
     agent.handle(Ns::ZERO, Event::Recorded { reservation: ReservationId(2), result: Ok(()) });
     assert_eq!(format_report(&agent.observed_state()), "report:2:online=2.1:vms=ab");

@@ -123,26 +123,26 @@ impl Rack {
         self.ledger.reservation(id).unwrap().slices.iter().map(|s| s.0).collect()
     }
 
-    fn end(&mut self, id: ReservationId, why: EndedBy) {
+    fn end_reservation(&mut self, id: ReservationId, why: EndedBy) {
         let change = self.ledger.decide_end(at(2), id, why, tester()).unwrap();
         self.apply(change);
     }
 
-    fn schedule(&mut self, place: SchedulingTarget, to: Scheduling) {
+    fn set_scheduling(&mut self, place: SchedulingTarget, to: Scheduling) {
         let change = self.ledger.decide_scheduling(at(2), &place, to, tester(), "why").unwrap();
         self.apply(change);
     }
 
-    fn slice(&mut self, slice: u32, event: Event) {
+    fn apply_slice_event(&mut self, slice: u32, event: Event) {
         let change = self.ledger.decide_slice(SliceId(slice), event).expect("the slice accepts the event");
         self.apply(change);
     }
 
     /// Moves a reserved slice to the online state.
-    fn online(&mut self, slice: u32) {
+    fn bring_online(&mut self, slice: u32) {
         let slot = self.slot(slice);
-        self.slice(slice, Event::Granted(slot.epoch));
-        self.slice(slice, Event::Onlined(slot.holder().unwrap(), slot.epoch));
+        self.apply_slice_event(slice, Event::Granted(slot.epoch));
+        self.apply_slice_event(slice, Event::Onlined(slot.holder().unwrap(), slot.epoch));
     }
 
     fn slot(&self, slice: u32) -> Slot {
@@ -167,7 +167,7 @@ impl Rack {
     }
 }
 
-fn released() -> EndedBy {
+fn release_reason() -> EndedBy {
     EndedBy::Released { force: false, reason: String::new() }
 }
 
@@ -176,7 +176,7 @@ fn repeated_request_returns_same_reservation() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     assert_eq!(rack.reserve(reserve_request("a", "h1", 2)), Ok(id));
-    rack.end(id, released());
+    rack.end_reservation(id, release_reason());
     assert_eq!(
         rack.reserve(reserve_request("a", "h1", 2)),
         Ok(id),
@@ -186,7 +186,7 @@ fn repeated_request_returns_same_reservation() {
 }
 
 #[test]
-fn request_id_reused_with_other_content_names_the_difference() {
+fn rejection_of_a_reused_request_id_names_the_changed_field() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let first = reserve_request("a", "h1", 2);
     rack.reserve(first.clone()).unwrap();
@@ -218,12 +218,12 @@ fn vm_has_one_active_reservation() {
     };
     let denied = Rejection::VmAlreadyReserved { vm: name("a"), reservation: id, host: name("h1") };
     assert_eq!(rack.reserve(again("two")), Err(denied));
-    rack.end(id, released());
+    rack.end_reservation(id, release_reason());
     assert_eq!(rack.reserve(again("three")), Ok(ReservationId(id.0 + 1)));
 }
 
 #[test]
-fn slices_come_from_the_emc_with_the_most_free() {
+fn slices_come_from_the_emc_with_the_most_free_slices() {
     let mut rack = Rack::new("e1=4 e2=6 e3=2 h1:e1+e2+e3");
     assert_eq!(rack.reserve_slices("a", "h1", 3), [4, 5, 6]);
     assert_eq!(rack.reserve_slices("b", "h1", 2), [0, 1], "e1 now has the most free slices");
@@ -262,12 +262,8 @@ fn cordoned_draining_or_failed_emc_is_excluded() {
     for stop in [ExclusionReason::Cordoned, ExclusionReason::Draining, ExclusionReason::Failed] {
         let mut rack = Rack::new("e1=8 e2=4 h1:e1+e2");
         match stop {
-            ExclusionReason::Cordoned => {
-                rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned)
-            }
-            ExclusionReason::Draining => {
-                rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Draining)
-            }
+            ExclusionReason::Cordoned => rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned),
+            ExclusionReason::Draining => rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Draining),
             _ => rack.ledger.set_emc_up(rack.ledger.emc_named(&name("e1")).unwrap(), false),
         }
         assert_eq!(rack.reserve_slices("a", "h1", 1), [8], "{stop}");
@@ -281,11 +277,11 @@ fn cordoned_draining_or_failed_emc_is_excluded() {
 fn cordoned_draining_or_fenced_host_rejects_reservations() {
     let mut rack = Rack::new("e1=8 h1:e1");
     for (to, why) in [(Scheduling::Cordoned, "cordoned"), (Scheduling::Draining, "draining")] {
-        rack.schedule(SchedulingTarget::Host(name("h1")), to);
+        rack.set_scheduling(SchedulingTarget::Host(name("h1")), to);
         let denied = Rejection::HostNotSchedulable { host: name("h1"), why };
         assert_eq!(rack.reserve(reserve_request("a", "h1", 0)), Err(denied));
     }
-    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Enabled);
+    rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Enabled);
     let fence = rack.ledger.decide_fence(at(1), HostId(0), false, tester(), "why");
     rack.apply(fence);
     let denied = Rejection::HostNotSchedulable { host: name("h1"), why: "being fenced" };
@@ -324,7 +320,7 @@ fn reservations_per_host_are_limited_regardless_of_size() {
         Rejection::LimitExceeded { what: "reservations on one host", max: RESERVATIONS_PER_HOST_MAX as u64 };
     assert_eq!(rack.reserve(small(RESERVATIONS_PER_HOST_MAX, "h1")), Err(denied));
     rack.reserve(small(RESERVATIONS_PER_HOST_MAX, "h2")).unwrap();
-    rack.end(ReservationId(1), released());
+    rack.end_reservation(ReservationId(1), release_reason());
     rack.reserve(small(RESERVATIONS_PER_HOST_MAX + 1, "h1")).unwrap();
 }
 
@@ -334,13 +330,13 @@ fn ended_vm_is_found_by_name_until_pruned_or_reused() {
     let target = Target::Vm(name("a"));
     assert_eq!(rack.ledger.find(&target), Err(Rejection::NoSuchVm(name("a"))));
     let first = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.end(first, released());
+    rack.end_reservation(first, release_reason());
     assert_eq!(rack.ledger.find(&target), Ok(first), "a repeated release finds its reservation");
     let request =
         RequestKey { id: RequestId::new("another").unwrap(), ..reserve_request("a", "h1", 1).request };
     let second = rack.reserve(Reserve { request, ..reserve_request("a", "h1", 1) }).unwrap();
     assert_eq!(rack.ledger.find(&target), Ok(second));
-    rack.end(second, released());
+    rack.end_reservation(second, release_reason());
     assert_eq!(rack.ledger.find(&target), Ok(second), "the newer of two ended reservations is found");
     for id in [second, first] {
         rack.apply(Change(vec![Record::Deleted(Key::Reservation(id))]));
@@ -356,19 +352,19 @@ fn repeated_commit_and_release_change_nothing() {
     rack.apply(commit);
     assert_eq!(rack.ledger.next_expiry(), None, "a committed reservation has no deadline");
     assert_eq!(rack.ledger.decide_commit(at(3), id, tester()), Ok(Change::default()));
-    rack.online(0);
-    rack.end(id, released());
-    assert_eq!(rack.ledger.decide_end(at(3), id, released(), tester()), Ok(Change::default()));
+    rack.bring_online(0);
+    rack.end_reservation(id, release_reason());
+    assert_eq!(rack.ledger.decide_end(at(3), id, release_reason(), tester()), Ok(Change::default()));
     let Err(Rejection::WrongState { .. }) = rack.ledger.decide_commit(at(3), id, tester()) else { panic!() };
     assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
-    rack.end(id, EndedBy::Released { force: true, reason: String::new() });
+    rack.end_reservation(id, EndedBy::Released { force: true, reason: String::new() });
     assert!(
         matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: true })),
         "a forced release changes the drain"
     );
     let unknown = ReservationId(99);
     assert_eq!(
-        rack.ledger.decide_end(at(3), unknown, released(), tester()),
+        rack.ledger.decide_end(at(3), unknown, release_reason(), tester()),
         Err(Rejection::NoSuchReservation(unknown))
     );
 }
@@ -382,7 +378,7 @@ fn uncommitted_reservation_is_overdue_at_its_deadline() {
     let before = When { now: Ns(deadline.0 - 1), ..at(1) };
     assert_eq!(rack.ledger.overdue_reservations(before, 9), []);
     assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), [id]);
-    rack.end(id, EndedBy::Deadline);
+    rack.end_reservation(id, EndedBy::Deadline);
     assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), []);
 }
 
@@ -393,16 +389,16 @@ fn ended_request_is_kept_for_retention_and_while_slices_drain() {
         rack.reserve(reserve_request("a", "h1", 1)).unwrap(),
         rack.reserve(reserve_request("b", "h1", 0)).unwrap(),
     );
-    rack.online(0);
-    rack.end(a, released());
-    rack.end(b, released());
+    rack.bring_online(0);
+    rack.end_reservation(a, release_reason());
+    rack.end_reservation(b, release_reason());
     let later = |more| When { now: at(2).now.after(REQUEST_ID_RETENTION).after(Ns(more)), ..at(2) };
     let gone =
         |ids: &[ReservationId]| Change(ids.iter().map(|id| Record::Deleted(Key::Reservation(*id))).collect());
     assert_eq!(rack.ledger.decide_prune(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
     assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[b]), "reservation a has a draining slice");
-    rack.slice(0, Event::Released(HostId(0), Epoch(1)));
-    rack.slice(0, Event::Revoked(Epoch(1)));
+    rack.apply_slice_event(0, Event::Released(HostId(0), Epoch(1)));
+    rack.apply_slice_event(0, Event::Revoked(Epoch(1)));
     assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[a, b]));
     assert_eq!(rack.ledger.decide_prune(later(0), 1), gone(&[a]), "the limit is one reservation");
     let change = rack.ledger.decide_prune(later(0), 9);
@@ -440,8 +436,8 @@ fn configuration_cannot_remove_parts_in_use() {
     assert_eq!(refused(&mut rack, "e1=4 e2=4 h1:e2 h2:e2"), "an attachment of host h1");
     assert_eq!(refused(&mut rack, "e1=5 e2=4 h1:e1+e2 h2:e2"), "slices of emc e1");
     rack.configure("e1=4 h1:e1").expect("the second host and EMC are not in use");
-    rack.end(id, released());
-    rack.slice(0, Event::Revoked(Epoch(1)));
+    rack.end_reservation(id, release_reason());
+    rack.apply_slice_event(0, Event::Revoked(Epoch(1)));
     assert_eq!(refused(&mut rack, "e2=4 h1:e2"), "emc e1", "a slice of e1 waits for a scrub");
     rack.configure("e1=4 e3=4 h2:e1+e3").expect("the host has no slices");
     assert_eq!(rack.reserve_slices("b", "h2", 4), [8, 9, 10, 11], "slice numbers are not reused");
@@ -462,9 +458,9 @@ fn drain_requests_migrations_and_enable_withdraws_them() {
     let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     let b = rack.reserve(reserve_request("b", "h2", 1)).unwrap();
     let migrating = |rack: &Rack| rack.ledger.migrations().map(|(id, _)| id).collect::<Vec<_>>();
-    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Draining);
+    rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Draining);
     assert_eq!(migrating(&rack), [a]);
-    rack.schedule(SchedulingTarget::Host(name("h2")), Scheduling::Draining);
+    rack.set_scheduling(SchedulingTarget::Host(name("h2")), Scheduling::Draining);
     assert_eq!(migrating(&rack), [a, b]);
     let answer = |vm: &str| {
         rack.ledger.decide_migration(at(3), &name(vm), MigrationAnswer::Accepted, "soon".into(), tester())
@@ -474,9 +470,9 @@ fn drain_requests_migrations_and_enable_withdraws_them() {
     assert_eq!(id, a);
     rack.apply(change);
     assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted);
-    rack.schedule(SchedulingTarget::Host(name("h2")), Scheduling::Enabled);
+    rack.set_scheduling(SchedulingTarget::Host(name("h2")), Scheduling::Enabled);
     assert_eq!(migrating(&rack), [a]);
-    rack.end(a, released());
+    rack.end_reservation(a, release_reason());
     assert_eq!(migrating(&rack), [], "an ended VM has no migration");
 }
 
@@ -484,22 +480,22 @@ fn drain_requests_migrations_and_enable_withdraws_them() {
 fn vm_under_two_drains_has_one_migration_until_both_end() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
+    rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let (_, accepted) = rack
         .ledger
         .decide_migration(at(3), &name("a"), MigrationAnswer::Accepted, "soon".into(), tester())
         .unwrap();
     rack.apply(accepted);
-    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Draining);
+    rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Draining);
     assert_eq!(
         rack.ledger.migrations[&a].answer,
         MigrationAnswer::Accepted,
         "the answer remains accepted under the second drain"
     );
-    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Enabled);
+    rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Enabled);
     let asked = &rack.ledger.migrations[&a];
     assert_eq!((asked.why.as_str(), asked.answer), ("emc e1 is draining", MigrationAnswer::Accepted));
-    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned);
+    rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned);
     assert_eq!(rack.ledger.migrations().count(), 0, "a cordon requests no migration");
 }
 
@@ -507,7 +503,7 @@ fn vm_under_two_drains_has_one_migration_until_both_end() {
 fn declined_migration_is_requested_again_after_the_delay() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
+    rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let (_, declined) = rack
         .ledger
         .decide_migration(at(3), &name("a"), MigrationAnswer::Declined, "busy".into(), tester())
@@ -528,7 +524,7 @@ fn declined_migration_is_requested_again_after_the_delay() {
 fn fence_ends_reservations_and_slices_wait_for_the_device() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 5)).unwrap();
-    (0..5).for_each(|slice| rack.online(slice));
+    (0..5).for_each(|slice| rack.bring_online(slice));
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
     assert!(!rack.ledger.reservation(id).unwrap().is_active());
@@ -643,7 +639,7 @@ fn uncommitted_broken_reservation_still_ends_at_its_deadline() {
         for ledger in [&rack.ledger, &Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned())] {
             assert_eq!(ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9).len(), overdue);
         }
-        rack.end(id, EndedBy::Deadline);
+        rack.end_reservation(id, EndedBy::Deadline);
         assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), []);
     }
 }
@@ -652,7 +648,7 @@ fn uncommitted_broken_reservation_still_ends_at_its_deadline() {
 fn quarantined_slice_breaks_its_reservation_until_requalified() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
-    rack.slice(0, Event::Granted(Epoch(1)));
+    rack.apply_slice_event(0, Event::Granted(Epoch(1)));
     let dirty = Event::FoundDirty(HostId(0), Epoch(1));
     let change = rack.ledger.decide_quarantine(at(2), SliceId(0), dirty, "byte 7").unwrap();
     rack.apply(change);
@@ -661,21 +657,21 @@ fn quarantined_slice_breaks_its_reservation_until_requalified() {
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").quarantined()), (2, 1));
     let refused = rack.ledger.decide_requalify(at(3), SliceId(2), tester(), "why");
     assert!(matches!(refused, Err(Rejection::SliceWrongState { state: "free", .. })));
-    rack.schedule(SchedulingTarget::Slice(SliceId(0)), Scheduling::Enabled);
+    rack.set_scheduling(SchedulingTarget::Slice(SliceId(0)), Scheduling::Enabled);
     assert_eq!((rack.emc("e1").draining(), rack.emc("e1").quarantined()), (1, 0));
 }
 
 /// Returns a rack restored from a backup in which VM a has slice 0 on h1. The devices also have a
 /// grant of slice 1 to h2.
-fn restored() -> (Rack, ReservationId) {
+fn restored_rack() -> (Rack, ReservationId) {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.online(0);
+    rack.bring_online(0);
     let change = rack.ledger.decide_restore();
     rack.apply(change);
     assert_eq!(rack.emc("e1").quarantined(), 4, "every slice is quarantined");
-    rack.slice(1, Event::Raise(Epoch(5)));
-    rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(1)) }));
+    rack.apply_slice_event(1, Event::Raise(Epoch(5)));
+    rack.apply_slice_event(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(1)) }));
     (rack, id)
 }
 
@@ -689,7 +685,7 @@ fn running_vm<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> ObservedVm {
 
 #[test]
 fn running_vms_keep_their_slices_after_a_restore() {
-    let (mut rack, id) = restored();
+    let (mut rack, id) = restored_rack();
     let adopt = |rack: &Rack, host, id, vm: &str, slice, epoch| {
         rack.ledger.decide_adopt(at(3), host, id, &running_vm(vm, [(slice, epoch)]))
     };
@@ -717,7 +713,7 @@ fn running_vms_keep_their_slices_after_a_restore() {
 
 #[test]
 fn vm_on_another_host_replaces_the_reservation_of_the_backup() {
-    let (mut rack, old) = restored();
+    let (mut rack, old) = restored_rack();
     let new = ReservationId(old.0 + 7);
     let change = rack.ledger.decide_adopt(at(3), HostId(1), new, &running_vm("a", [(1, 5)]));
     rack.apply(change.unwrap());
@@ -729,8 +725,8 @@ fn vm_on_another_host_replaces_the_reservation_of_the_backup() {
 fn ended_vm_keeps_its_slices_after_a_restore_until_it_stops() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.online(0);
-    rack.end(id, released());
+    rack.bring_online(0);
+    rack.end_reservation(id, release_reason());
     let change = rack.ledger.decide_restore();
     rack.apply(change);
     let change = rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, 1)]));
@@ -743,15 +739,15 @@ fn ended_vm_keeps_its_slices_after_a_restore_until_it_stops() {
 fn healthy_vm_is_not_replaced_by_a_claim_of_another_host() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.online(0);
-    rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
+    rack.bring_online(0);
+    rack.apply_slice_event(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     let claim = running_vm("a", [(1, 0)]);
     assert_eq!(rack.ledger.decide_adopt(at(3), HostId(1), ReservationId(id.0 + 1), &claim), None);
 }
 
 #[test]
 fn unclaimed_slices_are_scrubbed_and_break_their_reservation() {
-    let (mut rack, id) = restored();
+    let (mut rack, id) = restored_rack();
     let all: Vec<SliceId> = rack.emc("e1").quarantined_slices().collect();
     for host in [HostId(0), HostId(1)] {
         let change = rack.ledger.decide_host_reported(at(3), host);

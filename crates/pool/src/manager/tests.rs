@@ -10,7 +10,8 @@ mod devices;
 mod driver;
 mod guards;
 mod hosts;
-mod pieces;
+mod long_work;
+
 mod processes;
 mod properties;
 mod reports;

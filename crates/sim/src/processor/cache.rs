@@ -9,7 +9,8 @@ pub(super) enum Level {
     L1,
     L2,
     L3,
-    /// Memory, through a prefetch that started at the timed access with this index.
+    /// Memory, but an earlier prefetch requested the line. It started at the timed access with this
+    /// index.
     Prefetched(u32),
     Memory,
 }
@@ -23,14 +24,14 @@ struct Cache {
 /// Associativity of each cache level, in ways.
 const WAYS: usize = 16;
 /// Marker of an empty way.
-const EMPTY: u64 = u64::MAX;
+const EMPTY_WAY: u64 = u64::MAX;
 
 impl Cache {
     fn new(lines: usize) -> Self {
-        Self { sets: vec![[EMPTY; WAYS]; (lines / WAYS).max(1)] }
+        Self { sets: vec![[EMPTY_WAY; WAYS]; (lines / WAYS).max(1)] }
     }
 
-    fn set(&mut self, line: u64) -> &mut [u64; WAYS] {
+    fn set_of(&mut self, line: u64) -> &mut [u64; WAYS] {
         // Mixing in the upper bits keeps accesses with a constant stride from mapping to one set.
         let mixed = line ^ (line >> 13) ^ (line >> 27);
         let sets = self.sets.len() as u64;
@@ -38,11 +39,11 @@ impl Cache {
     }
 
     /// Inserts a line as the most recently used. Returns whether the cache contained this line, and
-    /// the evicted line or [`EMPTY`].
+    /// the evicted line or [`EMPTY_WAY`].
     fn touch(&mut self, line: u64) -> (bool, u64) {
-        let set = self.set(line);
+        let set = self.set_of(line);
         let at = set.iter().position(|other| *other == line);
-        let evicted = if at.is_some() { EMPTY } else { set[WAYS - 1] };
+        let evicted = if at.is_some() { EMPTY_WAY } else { set[WAYS - 1] };
         set[..=at.unwrap_or(WAYS - 1)].rotate_right(1);
         set[0] = line;
         (at.is_some(), evicted)
@@ -50,20 +51,20 @@ impl Cache {
 
     /// Removes a line. Returns whether the cache contained this line.
     fn remove(&mut self, line: u64) -> bool {
-        let set = self.set(line);
+        let set = self.set_of(line);
         let at = set.iter().position(|other| *other == line);
         if let Some(at) = at {
             set[at..].rotate_left(1);
-            set[WAYS - 1] = EMPTY;
+            set[WAYS - 1] = EMPTY_WAY;
         }
         at.is_some()
     }
 }
 
-/// Number of streams that the prefetcher tracks at the same time.
-const STREAMS: usize = 16;
+/// Maximum number of streams that the prefetcher tracks at the same time.
+const STREAMS_MAX: usize = 16;
 /// Number of equal strides before the prefetcher starts to prefetch a stream.
-const CONFIRM_STEPS: u32 = 2;
+const STRIDES_TO_CONFIRM: u32 = 2;
 /// Prefetch distance: number of lines of a stream that are prefetched ahead.
 const PREFETCH_DISTANCE: usize = 16;
 
@@ -81,22 +82,23 @@ struct Stream {
 /// Stream prefetcher, trained on misses of the L1 cache.
 #[derive(Debug, Default)]
 struct Prefetcher {
-    streams: [Stream; STREAMS],
+    streams: [Stream; STREAMS_MAX],
     now: u64,
 }
 
 impl Prefetcher {
     /// Trains on an access at time `now`. Returns the time at which the prefetch of this line
     /// started, or `None` if the line was not prefetched.
-    fn follow(&mut self, line: u64, now: u32) -> Option<u32> {
+    fn train(&mut self, line: u64, now: u32) -> Option<u32> {
         // An access belongs to a stream if its distance is at most one page, in cache lines.
-        const NEAR: u64 = 64;
+        const STREAM_DISTANCE_MAX: u64 = 64;
         self.now += 1;
         let distance = |stream: &Stream| line.wrapping_sub(stream.last).cast_signed();
-        let is_near = |stream: &Stream| stream.used_at > 0 && distance(stream).unsigned_abs() <= NEAR;
+        let is_near =
+            |stream: &Stream| stream.used_at > 0 && distance(stream).unsigned_abs() <= STREAM_DISTANCE_MAX;
         let Some(at) = self.streams.iter().position(is_near) else {
             let oldest =
-                self.streams.iter_mut().min_by_key(|stream| stream.used_at).expect("STREAMS is above 0");
+                self.streams.iter_mut().min_by_key(|stream| stream.used_at).expect("STREAMS_MAX is above 0");
             *oldest = Stream { last: line, used_at: self.now, ..Stream::default() };
             return None;
         };
@@ -108,26 +110,26 @@ impl Prefetcher {
         let steps_seen = if stride == stream.stride { stream.steps_seen + 1 } else { 0 };
         (stream.last, stream.stride, stream.steps_seen, stream.used_at) =
             (line, stride, steps_seen, self.now);
-        // The prefetch of this line started PREFETCH_DISTANCE steps ago, or when the stream was
-        // confirmed if this was later.
+        // The prefetch of this line started PREFETCH_DISTANCE steps ago or when the stream was
+        // confirmed, whichever is later.
         let requested_at = stream.steps[steps_seen as usize % PREFETCH_DISTANCE];
-        let confirmed_at = stream.steps[CONFIRM_STEPS as usize % PREFETCH_DISTANCE];
+        let confirmed_at = stream.steps[STRIDES_TO_CONFIRM as usize % PREFETCH_DISTANCE];
         stream.steps[steps_seen as usize % PREFETCH_DISTANCE] = now;
-        let is_long = steps_seen as usize >= PREFETCH_DISTANCE + CONFIRM_STEPS as usize;
-        (steps_seen > CONFIRM_STEPS).then_some(if is_long { requested_at } else { confirmed_at })
+        let is_long = steps_seen as usize >= PREFETCH_DISTANCE + STRIDES_TO_CONFIRM as usize;
+        (steps_seen > STRIDES_TO_CONFIRM).then_some(if is_long { requested_at } else { confirmed_at })
     }
 }
 
 /// Largest working set that is loaded into the caches before a program starts, as a multiple of the
 /// cache capacity. Lines of a larger working set would be evicted before their first use.
-const WARMUP_CAPACITY_MAX: u64 = 3;
+const PRELOADED_WORKING_SET_MAX: u64 = 3;
 
 /// Cache hierarchy of a core.
 #[derive(Debug)]
 pub(super) struct Hierarchy {
     levels: [Cache; 3],
     /// Capacity of all levels together, in lines.
-    lines: usize,
+    capacity: usize,
     prefetcher: Prefetcher,
 }
 
@@ -135,7 +137,7 @@ impl Hierarchy {
     pub(super) fn new(core: &Core) -> Self {
         Self {
             levels: core.levels.map(|(lines, _)| Cache::new(lines)),
-            lines: core.levels.iter().map(|(lines, _)| lines).sum(),
+            capacity: core.levels.iter().map(|(lines, _)| lines).sum(),
             prefetcher: Prefetcher::default(),
         }
     }
@@ -143,13 +145,13 @@ impl Hierarchy {
     /// Returns the level at which each timed access hits.
     pub(super) fn simulate(mut self, program: &Program) -> Vec<Level> {
         let memory: u64 = program.memory.iter().map(|lines| lines.end - lines.start).sum();
-        if memory <= WARMUP_CAPACITY_MAX * self.lines as u64 {
+        if memory <= PRELOADED_WORKING_SET_MAX * self.capacity as u64 {
             for line in program.memory.iter().cloned().flatten() {
                 self.touch(line, 0);
             }
         }
-        let (warm, timed) = program.accesses.split_at(program.warm);
-        for access in warm {
+        let (warmup, timed) = program.accesses.split_at(program.warmup);
+        for access in warmup {
             self.touch(access.line, 0);
         }
         let now = |at: usize| u32::try_from(at).expect("the number of accesses fits u32");
@@ -163,13 +165,13 @@ impl Hierarchy {
         if l1.touch(line).0 {
             return Level::L1;
         }
-        let requested_at = self.prefetcher.follow(line, now);
+        let requested_at = self.prefetcher.train(line, now);
         let (is_l2_hit, evicted) = l2.touch(line);
         if is_l2_hit {
             return Level::L2;
         }
         let is_l3_hit = l3.remove(line);
-        if evicted != EMPTY {
+        if evicted != EMPTY_WAY {
             l3.touch(evicted);
         }
         match (is_l3_hit, requested_at) {

@@ -6,7 +6,7 @@ use super::{
     Core,
     cache::Level,
     stream::Program,
-    timing::{CODE_MISS, REFILL, Run},
+    timing::{CODE_MISS_CYCLES, REFILL_CYCLES, Run},
 };
 
 /// Values of all counters of the sensitivity model, in the order of [`COUNTERS`]. All values except
@@ -16,37 +16,37 @@ pub type Counters = [f64; COUNTERS.len()];
 impl Run {
     /// Computes the performance counters of the run.
     pub(super) fn counters(&self, core: &Core, program: &Program, levels: &[Level]) -> Counters {
-        let accesses = &program.accesses[program.warm..];
+        let accesses = &program.accesses[program.warmup..];
         let instructions: f64 = accesses.iter().map(|access| f64::from(access.instructions)).sum();
-        let share = |cycles: f64| cycles / self.cycles;
-        let of_thousand = |n: f64| n / 1000.0 * instructions;
+        let cycle_fraction = |cycles: f64| cycles / self.cycles;
+        let per_thousand = |n: f64| n / 1000.0 * instructions;
         let mpki =
             |from: Level| levels.iter().filter(|level| **level > from).count() as f64 / instructions * 1000.0;
-        with_derived([
-            share(instructions / core.width),
-            share(of_thousand(program.code_misses) * CODE_MISS),
-            share(of_thousand(program.mispredicted) * REFILL),
+        add_derived_counters([
+            cycle_fraction(instructions / core.width),
+            cycle_fraction(per_thousand(program.code_misses) * CODE_MISS_CYCLES),
+            cycle_fraction(per_thousand(program.mispredictions) * REFILL_CYCLES),
             0.0,
             0.0,
-            share(self.stalls.l1),
-            share(self.stalls.l2),
-            share(self.stalls.l3),
-            share(self.stalls.latency),
-            share(self.stalls.bandwidth),
-            share(self.stalls.store),
+            cycle_fraction(self.stalls.l1),
+            cycle_fraction(self.stalls.l2),
+            cycle_fraction(self.stalls.l3),
+            cycle_fraction(self.stalls.latency),
+            cycle_fraction(self.stalls.bandwidth),
+            cycle_fraction(self.stalls.store),
             0.0,
             instructions / self.cycles,
             mpki(Level::L1),
             mpki(Level::L2),
             mpki(Level::L3),
-            if self.any_outstanding > 0.0 { self.outstanding / self.any_outstanding } else { 0.0 },
+            if self.miss_cycles > 0.0 { self.outstanding_cycles / self.miss_cycles } else { 0.0 },
         ])
     }
 }
 
 /// Computes the derived counters [`CORE_BOUND`], [`MEMORY_BOUND`] and [`DRAM_BOUND`] from the other
 /// counters.
-pub(super) fn with_derived(counted: Counters) -> Counters {
+pub(super) fn add_derived_counters(counted: Counters) -> Counters {
     let [retiring, frontend, speculation, _, _, l1, l2, l3, latency, bandwidth, store, ..] = counted;
     let dram = latency + bandwidth;
     let memory = l1 + l2 + l3 + dram + store;

@@ -18,9 +18,9 @@ pub struct Kernel {
     lines: u64,
     /// Number of instructions per memory access.
     work: u32,
-    /// Same value as [`Program::parallel`].
-    parallel: f64,
-    mispredicted: f64,
+    /// Instructions per cycle without stalls, as in [`Program::ideal_ipc`].
+    ideal_ipc: f64,
+    mispredictions: f64,
     code_misses: f64,
 }
 
@@ -51,64 +51,67 @@ enum Pattern {
 /// Returns all synthetic programs.
 pub fn family() -> Vec<Kernel> {
     let mut all = Vec::new();
-    for (lines, work) in pairs(&[10, 14, 17, 20, 22], &[10, 60, 300, 1500]) {
-        all.push(kernel(Pattern::Chase, lines, work));
+    for (lines, work) in size_work_pairs(&[10, 14, 17, 20, 22], &[10, 60, 300, 1500]) {
+        all.push(default_kernel(Pattern::Chase, lines, work));
     }
     for (arrays, writes) in [(1, false), (2, true), (3, true), (4, false)] {
-        for (lines, work) in pairs(&[14, 20], &[8, 40, 200]) {
-            all.push(kernel(Pattern::Stream { arrays, writes }, lines, work));
+        for (lines, work) in size_work_pairs(&[14, 20], &[8, 40, 200]) {
+            all.push(default_kernel(Pattern::Stream { arrays, writes }, lines, work));
         }
     }
     for row in [64, 1024] {
-        for (lines, work) in pairs(&[15, 20], &[20, 80, 300]) {
-            all.push(kernel(Pattern::Stencil { row }, lines, work));
+        for (lines, work) in size_work_pairs(&[15, 20], &[20, 80, 300]) {
+            all.push(default_kernel(Pattern::Stencil { row }, lines, work));
         }
     }
     for (skew, value) in [(0.6, 1), (0.99, 4), (1.2, 16)] {
-        for (lines, work) in pairs(&[14, 18, 22], &[100, 500, 2000]) {
+        for (lines, work) in size_work_pairs(&[14, 18, 22], &[100, 500, 2000]) {
             all.push(Kernel {
-                mispredicted: 4.0,
+                mispredictions: 4.0,
                 code_misses: 6.0,
-                ..kernel(Pattern::KeyValue { skew, value }, lines, work)
+                ..default_kernel(Pattern::KeyValue { skew, value }, lines, work)
             });
         }
     }
     for writes in [false, true] {
-        for (lines, work) in pairs(&[13, 17, 22], &[25, 100, 400]) {
-            all.push(Kernel { mispredicted: 2.0, ..kernel(Pattern::Join { writes }, lines, work) });
+        for (lines, work) in size_work_pairs(&[13, 17, 22], &[25, 100, 400]) {
+            all.push(Kernel { mispredictions: 2.0, ..default_kernel(Pattern::Join { writes }, lines, work) });
         }
     }
     for degree in [4, 32] {
-        for (lines, work) in pairs(&[14, 18, 22], &[10, 60, 300]) {
-            all.push(Kernel { mispredicted: 6.0, ..kernel(Pattern::Graph { degree }, lines, work) });
+        for (lines, work) in size_work_pairs(&[14, 18, 22], &[10, 60, 300]) {
+            all.push(Kernel {
+                mispredictions: 6.0,
+                ..default_kernel(Pattern::Graph { degree }, lines, work)
+            });
         }
     }
-    for (lines, work) in pairs(&[17, 22], &[15, 60, 250, 1000]) {
-        all.push(kernel(Pattern::Scatter, lines, work));
+    for (lines, work) in size_work_pairs(&[17, 22], &[15, 60, 250, 1000]) {
+        all.push(default_kernel(Pattern::Scatter, lines, work));
     }
     for fanout in [4, 16] {
-        for (lines, work) in pairs(&[16, 20, 22], &[60, 300, 1500]) {
-            all.push(Kernel { mispredicted: 5.0, ..kernel(Pattern::Tree { fanout }, lines, work) });
+        for (lines, work) in size_work_pairs(&[16, 20, 22], &[60, 300, 1500]) {
+            all.push(Kernel { mispredictions: 5.0, ..default_kernel(Pattern::Tree { fanout }, lines, work) });
         }
     }
     for chase in [1, 3, 10, 30] {
-        for (lines, work) in pairs(&[18, 22], &[10, 40]) {
-            all.push(kernel(Pattern::Phases { chase }, lines, work));
+        for (lines, work) in size_work_pairs(&[18, 22], &[10, 40]) {
+            all.push(default_kernel(Pattern::Phases { chase }, lines, work));
         }
     }
-    for parallel in [1.2, 2.0, 3.0, 4.0] {
-        for (lines, work) in pairs(&[6, 9, 13], &[5]) {
-            all.push(Kernel { parallel, ..kernel(Pattern::Scatter, lines, work) });
+    for ideal_ipc in [1.2, 2.0, 3.0, 4.0] {
+        for (lines, work) in size_work_pairs(&[6, 9, 13], &[5]) {
+            all.push(Kernel { ideal_ipc, ..default_kernel(Pattern::Scatter, lines, work) });
         }
     }
     for code_misses in [10.0, 20.0, 35.0] {
-        for (lines, work) in pairs(&[12, 17, 21], &[60]) {
+        for (lines, work) in size_work_pairs(&[12, 17, 21], &[60]) {
             let pattern = Pattern::KeyValue { skew: 0.9, value: 2 };
             all.push(Kernel {
                 code_misses,
-                mispredicted: 8.0,
-                parallel: 2.5,
-                ..kernel(pattern, lines, work)
+                mispredictions: 8.0,
+                ideal_ipc: 2.5,
+                ..default_kernel(pattern, lines, work)
             });
         }
     }
@@ -117,12 +120,20 @@ pub fn family() -> Vec<Kernel> {
 }
 
 /// Returns all pairs of a working-set size, given as log2 of the lines, and an amount of work.
-fn pairs(lines: &[u32], work: &[u32]) -> impl Iterator<Item = (u64, u32)> {
+fn size_work_pairs(lines: &[u32], work: &[u32]) -> impl Iterator<Item = (u64, u32)> {
     lines.iter().flat_map(move |lines| work.iter().map(move |work| (1 << lines, *work)))
 }
 
-fn kernel(pattern: Pattern, lines: u64, work: u32) -> Kernel {
-    Kernel { name: String::new(), pattern, lines, work, parallel: 3.2, mispredicted: 0.5, code_misses: 0.2 }
+fn default_kernel(pattern: Pattern, lines: u64, work: u32) -> Kernel {
+    Kernel {
+        name: String::new(),
+        pattern,
+        lines,
+        work,
+        ideal_ipc: 3.2,
+        mispredictions: 0.5,
+        code_misses: 0.2,
+    }
 }
 
 impl Kernel {
@@ -131,15 +142,15 @@ impl Kernel {
         let pattern: String =
             pattern.replace(',', "-").chars().filter(|c| !matches!(c, ' ' | '{' | '}' | ':')).collect();
         let kib = self.lines / 16;
-        self.name = format!("{pattern}-{kib}KiB-{}i-{}p-{}c", self.work, self.parallel, self.code_misses);
+        self.name = format!("{pattern}-{kib}KiB-{}i-{}p-{}c", self.work, self.ideal_ipc, self.code_misses);
     }
 
     /// Generates the program for an input. The input number seeds the random accesses and selects
     /// one of four input sizes.
     pub fn program(&self, input: u64) -> Program {
         // (working-set size in quarters of `lines`, factor of the work) for each input size.
-        const SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)];
-        let (quarters, work) = SIZES[usize::try_from(input % 4).expect("the index is below 4")];
+        const INPUT_SIZES: [(u64, f64); 4] = [(4, 1.0), (3, 1.4), (6, 0.8), (5, 0.6)];
+        let (quarters, work) = INPUT_SIZES[usize::try_from(input % 4).expect("the index is below 4")];
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -153,17 +164,17 @@ impl Kernel {
             edges: 0,
             work,
         };
-        let memory = self.pattern.memory(generator.lines);
+        let memory = self.pattern.working_set(generator.lines);
         while generator.accesses.len() < WARMUP_ACCESSES + TIMED_ACCESSES {
-            generator.emit(self.pattern);
+            generator.emit_iteration(self.pattern);
         }
         generator.accesses.truncate(WARMUP_ACCESSES + TIMED_ACCESSES);
         Program {
             memory,
             accesses: generator.accesses,
-            warm: WARMUP_ACCESSES,
-            parallel: self.parallel,
-            mispredicted: self.mispredicted,
+            warmup: WARMUP_ACCESSES,
+            ideal_ipc: self.ideal_ipc,
+            mispredictions: self.mispredictions,
             code_misses: self.code_misses,
         }
     }
@@ -171,21 +182,21 @@ impl Kernel {
 
 impl Pattern {
     /// Returns the ranges of lines that the pattern accesses repeatedly.
-    fn memory(self, lines: u64) -> Vec<Range<u64>> {
-        let array = |n: u64| n * ARRAY_STRIDE..n * ARRAY_STRIDE + lines;
+    fn working_set(self, lines: u64) -> Vec<Range<u64>> {
+        let array = |n: u64| n * ARRAY_STRIDE_LINES..n * ARRAY_STRIDE_LINES + lines;
         match self {
             Self::Chase | Self::Join { .. } | Self::Graph { .. } | Self::Scatter => vec![array(0)],
             Self::Stream { arrays, .. } => (0..arrays).map(array).collect(),
             Self::Stencil { row } => vec![0..lines + 2 * row, array(1)],
             Self::KeyValue { .. } => vec![array(0), array(1)],
             Self::Tree { .. } => std::iter::once(0..2 * lines).collect(),
-            Self::Phases { .. } => vec![array(0), ARRAY_STRIDE..ARRAY_STRIDE + PHASE_LINES],
+            Self::Phases { .. } => vec![array(0), ARRAY_STRIDE_LINES..ARRAY_STRIDE_LINES + PHASE_ARRAY_LINES],
         }
     }
 }
 
-/// Size of the small array in [`Pattern::Phases`], in lines.
-const PHASE_LINES: u64 = 256;
+/// Size of the small array in [`Pattern::Phases`], in cache lines.
+const PHASE_ARRAY_LINES: u64 = 256;
 
 /// Generator of the accesses of a program.
 struct AccessGenerator {
@@ -199,28 +210,28 @@ struct AccessGenerator {
 
 /// Distance between the arrays of a program, in lines. Larger than every array, so that arrays do
 /// not overlap.
-const ARRAY_STRIDE: u64 = 1 << 32;
+const ARRAY_STRIDE_LINES: u64 = 1 << 32;
 
 impl AccessGenerator {
     /// Emits one iteration of the pattern.
-    fn emit(&mut self, pattern: Pattern) {
+    fn emit_iteration(&mut self, pattern: Pattern) {
         match pattern {
-            Pattern::Chase => self.chase(),
-            Pattern::Stream { arrays, writes } => self.stream(arrays, writes),
-            Pattern::Stencil { row } => self.stencil(row),
-            Pattern::KeyValue { skew, value } => self.key_value(skew, value),
-            Pattern::Join { writes } => self.join(writes),
-            Pattern::Graph { degree } => self.graph(degree),
+            Pattern::Chase => self.emit_chase(),
+            Pattern::Stream { arrays, writes } => self.emit_stream(arrays, writes),
+            Pattern::Stencil { row } => self.emit_stencil(row),
+            Pattern::KeyValue { skew, value } => self.emit_key_value(skew, value),
+            Pattern::Join { writes } => self.emit_join(writes),
+            Pattern::Graph { degree } => self.emit_graph(degree),
             Pattern::Scatter => {
-                let line = self.any_line();
+                let line = self.random_line();
                 self.load(line, Dependency::None);
             }
-            Pattern::Tree { fanout } => self.tree(fanout),
-            Pattern::Phases { chase } => self.phase(chase),
+            Pattern::Tree { fanout } => self.emit_tree(fanout),
+            Pattern::Phases { chase } => self.emit_phase(chase),
         }
     }
 
-    fn any_line(&mut self) -> u64 {
+    fn random_line(&mut self) -> u64 {
         self.rng.random_range(0..self.lines)
     }
 
@@ -236,31 +247,31 @@ impl AccessGenerator {
         self.push(line, true, Dependency::None);
     }
 
-    fn chase(&mut self) {
-        let line = self.any_line();
+    fn emit_chase(&mut self) {
+        let line = self.random_line();
         self.load(line, Dependency::Chain);
     }
 
     /// Emits the next line of each array. A line is accessed once for the eight numbers in it.
-    fn stream(&mut self, arrays: u64, writes: bool) {
+    fn emit_stream(&mut self, arrays: u64, writes: bool) {
         let at = self.accesses.len() as u64 / arrays % self.lines;
         for array in 0..arrays {
-            self.push(array * ARRAY_STRIDE + at, writes && array + 1 == arrays, Dependency::None);
+            self.push(array * ARRAY_STRIDE_LINES + at, writes && array + 1 == arrays, Dependency::None);
         }
     }
 
-    fn stencil(&mut self, row: u64) {
+    fn emit_stencil(&mut self, row: u64) {
         let at = row + self.accesses.len() as u64 / 4 % self.lines;
         for line in [at - row, at, at + row] {
             self.load(line, Dependency::None);
         }
-        self.store(ARRAY_STRIDE + at);
+        self.store(ARRAY_STRIDE_LINES + at);
     }
 
-    fn key_value(&mut self, skew: f64, value: u64) {
-        let key = self.zipf_key(skew);
-        self.load(scatter(key, self.lines / value), Dependency::None);
-        let first_line = ARRAY_STRIDE + scatter(key, self.lines / value) * value;
+    fn emit_key_value(&mut self, skew: f64, value: u64) {
+        let key = self.draw_zipf_key(skew);
+        self.load(hash_below(key, self.lines / value), Dependency::None);
+        let first_line = ARRAY_STRIDE_LINES + hash_below(key, self.lines / value) * value;
         self.load(first_line, Dependency::LastLoad);
         for line in 1..value {
             self.load(first_line + line, Dependency::SameAddress);
@@ -273,54 +284,54 @@ impl AccessGenerator {
         clippy::cast_sign_loss,
         reason = "the key is below the number of lines"
     )]
-    fn zipf_key(&mut self, skew: f64) -> u64 {
+    fn draw_zipf_key(&mut self, skew: f64) -> u64 {
         let (uniform, n) = (self.rng.random::<f64>(), self.lines as f64);
         let power = 1.0 - skew;
         let key = (uniform * (n.powf(power) - 1.0) + 1.0).powf(1.0 / power);
         (key as u64).min(self.lines - 1)
     }
 
-    fn join(&mut self, writes: bool) {
+    fn emit_join(&mut self, writes: bool) {
         let at = self.accesses.len() as u64;
-        self.load(2 * ARRAY_STRIDE + at / 16, Dependency::None);
-        let line = self.any_line();
+        self.load(2 * ARRAY_STRIDE_LINES + at / 16, Dependency::None);
+        let line = self.random_line();
         self.load(line, Dependency::None);
         if writes {
-            self.store(3 * ARRAY_STRIDE + at / 16);
+            self.store(3 * ARRAY_STRIDE_LINES + at / 16);
         }
     }
 
-    fn graph(&mut self, degree: u64) {
+    fn emit_graph(&mut self, degree: u64) {
         for _ in 0..degree {
-            self.load(ARRAY_STRIDE + self.edges / 8, Dependency::None);
-            let line = self.any_line();
+            self.load(ARRAY_STRIDE_LINES + self.edges / 8, Dependency::None);
+            let line = self.random_line();
             self.load(line, Dependency::None);
             self.edges += 1;
         }
-        self.store(2 * ARRAY_STRIDE + self.edges / degree / 8);
+        self.store(2 * ARRAY_STRIDE_LINES + self.edges / degree / 8);
     }
 
-    fn tree(&mut self, fanout: u64) {
+    fn emit_tree(&mut self, fanout: u64) {
         let mut width = 1;
         let key = self.rng.random::<u64>();
         let mut dependency = Dependency::None;
         while width < self.lines {
-            self.load(width + scatter(key, width), dependency);
+            self.load(width + hash_below(key, width), dependency);
             (width, dependency) = (width * fanout, Dependency::LastLoad);
         }
     }
 
-    fn phase(&mut self, chase: u64) {
+    fn emit_phase(&mut self, chase: u64) {
         if self.rng.random_range(0..1000) < chase {
-            self.chase();
+            self.emit_chase();
         } else {
-            let line = ARRAY_STRIDE + self.rng.random_range(0..PHASE_LINES);
+            let line = ARRAY_STRIDE_LINES + self.rng.random_range(0..PHASE_ARRAY_LINES);
             self.load(line, Dependency::None);
         }
     }
 }
 
-/// Hashes a key to a number below `places`.
-fn scatter(key: u64, places: u64) -> u64 {
-    key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) % places.max(1)
+/// Hashes a key to a number below `limit`.
+fn hash_below(key: u64, limit: u64) -> u64 {
+    key.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) % limit.max(1)
 }

@@ -33,17 +33,20 @@ pub enum LatencyError {
         rule: &'static str,
     },
     /// The input has too few points of the selected server.
-    #[error("server {1:?}: {0} rows with sequential reads by {THREADS} threads to d0, must be at least 3")]
+    #[error(
+        "server {1:?}: {0} rows with sequential reads by {MEASURED_THREADS} threads to d0, must be at least 3"
+    )]
     TooFewPoints(usize, String),
 }
 
 /// Number of threads in the measurement. One core gets 1/16 of the measured bandwidth.
-const THREADS: u32 = 16;
-/// Ranges of plausible values, with the rule for error messages.
-const LATENCY_NS: (RangeInclusive<f64>, &str) = (40.0..=1e5, "must be a number from 40 to 100000");
-const BANDWIDTH_MB_S: (RangeInclusive<f64>, &str) = (1.0..=1e7, "must be a number from 1 to 10000000");
+const MEASURED_THREADS: u32 = 16;
+/// Range of plausible latencies, and the rule for the error message.
+const LATENCY_RANGE_NS: (RangeInclusive<f64>, &str) = (40.0..=1e5, "must be a number from 40 to 100000");
+/// Range of plausible bandwidths, and the rule for the error message.
+const BANDWIDTH_RANGE_MB_S: (RangeInclusive<f64>, &str) = (1.0..=1e7, "must be a number from 1 to 10000000");
 
-/// Reads the latency curve of a server. Its bandwidth is scaled to one core.
+/// Reads the latency curve of a server. The bandwidth is scaled to one core.
 ///
 /// # Errors
 /// Returns [`LatencyError`] if the input is not CSV, lacks a column, has a value out of range, or
@@ -64,14 +67,14 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> 
     let (latency, bandwidth) = (find("latency_ns")?, find("bandwidth_mb_s")?);
     let is_selected = |row: &StringRecord| {
         let selectors = [&row[of], &row[dst], &row[threads], &row[mix], &row[random]];
-        selectors == [server, "d0", &THREADS.to_string(), "0", "0"]
+        selectors == [server, "d0", &MEASURED_THREADS.to_string(), "0", "0"]
     };
     let mut points = Vec::new();
     for row in table.records() {
         let row = row?;
         if is_selected(&row) {
-            let mb = parse_in_range(&row, bandwidth, "bandwidth_mb_s", BANDWIDTH_MB_S)?;
-            points.push((mb, parse_in_range(&row, latency, "latency_ns", LATENCY_NS)?));
+            let mb = parse_in_range(&row, bandwidth, "bandwidth_mb_s", BANDWIDTH_RANGE_MB_S)?;
+            points.push((mb, parse_in_range(&row, latency, "latency_ns", LATENCY_RANGE_NS)?));
         }
     }
     if points.len() < 3 {
@@ -85,7 +88,7 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> 
         // Latency never falls as utilization rises: a lower value is measurement noise.
         curve.push((mb / bandwidth_max, ns.max(before)));
     }
-    Ok(Memory { gb_per_s: bandwidth_max / 1000.0 / f64::from(THREADS), curve })
+    Ok(Memory { gb_per_s: bandwidth_max / 1000.0 / f64::from(MEASURED_THREADS), curve })
 }
 
 fn parse_in_range(

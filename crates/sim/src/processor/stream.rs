@@ -39,14 +39,14 @@ pub struct Program {
     /// Lines of the working set. If they fit into the caches, they are loaded before the program
     /// starts.
     pub memory: Vec<Range<u64>>,
-    /// Accesses in program order. The first `warm` accesses only fill the caches.
+    /// Accesses in program order. The first `warmup` accesses only fill the caches.
     pub accesses: Vec<Access>,
     /// Number of accesses before the timed part.
-    pub warm: usize,
+    pub warmup: usize,
     /// Instructions per cycle without stalls, at most the core's width.
-    pub parallel: f64,
+    pub ideal_ipc: f64,
     /// Mispredicted branches per thousand instructions.
-    pub mispredicted: f64,
+    pub mispredictions: f64,
     /// Instruction-cache misses per thousand instructions.
     pub code_misses: f64,
 }

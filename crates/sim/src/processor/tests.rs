@@ -8,10 +8,10 @@ use rand_pcg::Pcg64Mcg;
 use super::*;
 
 fn slowdown(name: &str) -> f64 {
-    measured(name).slowdown
+    measure_kernel(name).slowdown
 }
 
-fn measured(name: &str) -> Measurement {
+fn measure_kernel(name: &str) -> Measurement {
     let kernel =
         family().into_iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"));
     measure(&SERVER, &kernel.program(0), &Memory::synthetic(100.0, 8.0), &Memory::synthetic(250.0, 6.0))
@@ -38,24 +38,24 @@ fn family_has_at_least_150_uniquely_named_programs() {
 
 #[test]
 fn pointer_chase_slows_down_with_memory_unless_cached() {
-    let memory = measured("chase-262144KiB-10i-3.2p-0.2c");
+    let memory = measure_kernel("chase-262144KiB-10i-3.2p-0.2c");
     assert!((1.4..1.5).contains(&memory.slowdown), "slowdown at 250 ns over 100 ns: {}", memory.slowdown);
     assert!(
         counter(&memory, "dram_latency_bound") > 0.5 && counter(&memory, "memory_level_parallelism") < 1.1
     );
-    let cached = measured("chase-64KiB-10i-3.2p-0.2c");
+    let cached = measure_kernel("chase-64KiB-10i-3.2p-0.2c");
     assert!(cached.slowdown < 0.001, "{}", cached.slowdown);
     assert!(counter(&cached, "l3_mpki") == 0.0 && counter(&cached, "dram_bound") == 0.0);
 }
 
 #[test]
-fn working_set_that_fits_the_caches_is_loaded_before_timing() {
+fn working_set_that_fits_the_caches_is_preloaded() {
     for kernel in [
         "chase-1024KiB-10i-3.2p-0.2c",
         "scatter-4KiB-5i-3p-0.2c",
         "keyvalueskew0.99-value4-1024KiB-100i-3.2p-6c",
     ] {
-        let measured = measured(kernel);
+        let measured = measure_kernel(kernel);
         assert!(measured.slowdown < 0.01 && counter(&measured, "l3_mpki") < 0.1, "{kernel}: {measured:?}");
     }
     // A working set of 3 MiB exceeds the L2 cache but fits into L2 and L3 together, so that most
@@ -80,29 +80,29 @@ fn assumed_utilization_matches_simulated_utilization() {
         let program = kernel.program(0);
         let levels = Hierarchy::new(&SERVER).simulate(&program);
         let run = Run::simulate(&SERVER, &program, &levels, &memory);
-        let off = run.channel - run.assumed;
+        let deviation = run.utilization - run.assumed_utilization;
         assert!(
-            run.channel <= 1.0 && (off.abs() < 0.05 || run.channel > 0.8),
+            run.utilization <= 1.0 && (deviation.abs() < 0.05 || run.utilization > 0.8),
             "{name}: assumed utilization {}, simulated utilization {}",
-            run.assumed,
-            run.channel
+            run.assumed_utilization,
+            run.utilization
         );
     }
 }
 
 #[test]
 fn independent_misses_overlap() {
-    let scattered = measured("scatter-262144KiB-250i-3.2p-0.2c");
-    let chased = measured("chase-262144KiB-300i-3.2p-0.2c");
+    let scattered = measure_kernel("scatter-262144KiB-250i-3.2p-0.2c");
+    let chased = measure_kernel("chase-262144KiB-300i-3.2p-0.2c");
     assert!(counter(&scattered, "memory_level_parallelism") > 1.5, "{scattered:?}");
     assert!(counter(&scattered, "dram_bound") < counter(&chased, "dram_bound"), "{scattered:?} {chased:?}");
 }
 
 #[test]
 fn stream_is_bandwidth_bound_and_prefetch_hides_latency() {
-    let fast = measured("streamarrays4-writesfalse-65536KiB-8i-3.2p-0.2c");
+    let fast = measure_kernel("streamarrays4-writesfalse-65536KiB-8i-3.2p-0.2c");
     assert!(counter(&fast, "dram_bandwidth_bound") > counter(&fast, "dram_latency_bound"), "{fast:?}");
-    let slow = measured("streamarrays1-writesfalse-65536KiB-200i-3.2p-0.2c");
+    let slow = measure_kernel("streamarrays1-writesfalse-65536KiB-200i-3.2p-0.2c");
     assert!(counter(&slow, "dram_bound") < 0.05, "{slow:?}");
 }
 
@@ -119,7 +119,7 @@ fn slowdown_is_zero_for_equal_memory_and_never_negative() {
 }
 
 #[test]
-fn cycle_shares_are_within_range() {
+fn counters_are_finite_and_slot_fractions_sum_to_one() {
     for kernel in family().iter().step_by(5) {
         let measured = measure(
             &SERVER,
@@ -203,7 +203,7 @@ fn memory_and_key_traces_are_converted_into_programs() {
 }
 
 #[test]
-fn slowdown_grows_with_share_of_chases() {
+fn slowdown_grows_with_fraction_of_pointer_chases() {
     assert!(
         slowdown("phaseschase1-262144KiB-40i-3.2p-0.2c") < slowdown("phaseschase30-262144KiB-40i-3.2p-0.2c")
     );

@@ -17,13 +17,13 @@ pub(super) struct Run {
     pub(super) cycles: f64,
     pub(super) stalls: Stalls,
     /// Integral of the number of outstanding misses over time, in cycles.
-    pub(super) outstanding: f64,
+    pub(super) outstanding_cycles: f64,
     /// Number of cycles with at least one outstanding miss.
-    pub(super) any_outstanding: f64,
+    pub(super) miss_cycles: f64,
     /// Simulated utilization of the memory channel, from 0 to 1.
-    pub(super) channel: f64,
+    pub(super) utilization: f64,
     /// Assumed utilization, from 0 to 1: the run used the memory latency at this utilization.
-    pub(super) assumed: f64,
+    pub(super) assumed_utilization: f64,
 }
 
 /// Upper bound on bisection steps to find the fixed point of the utilization.
@@ -41,29 +41,29 @@ impl Run {
         let at = |used: f64| {
             let line = 64.0 / memory.gb_per_s * core.ghz;
             let (idle, loaded) = (latency(0.0) * core.ghz, latency(used) * core.ghz);
-            Pipeline::new(core, program, idle, loaded, line).run(&program.accesses[program.warm..], levels)
+            Pipeline::new(core, program, idle, loaded, line).run(&program.accesses[program.warmup..], levels)
         };
         let mut run = at(0.0);
-        if latency(run.channel) <= 1.01 * latency(0.0) {
+        if latency(run.utilization) <= 1.01 * latency(0.0) {
             return run;
         }
         // A higher latency lowers the utilization, so there is exactly one fixed point.
-        let (mut low, mut high) = (0.0, run.channel);
+        let (mut low, mut high) = (0.0, run.utilization);
         for _ in 0..BISECTION_STEPS {
             let middle = f64::midpoint(low, high);
-            run = Self { assumed: middle, ..at(middle) };
-            if (run.channel - run.assumed).abs() < CONVERGENCE_TOLERANCE {
+            run = Self { assumed_utilization: middle, ..at(middle) };
+            if (run.utilization - run.assumed_utilization).abs() < CONVERGENCE_TOLERANCE {
                 break;
             }
-            if run.channel > run.assumed { low = middle } else { high = middle }
+            if run.utilization > run.assumed_utilization { low = middle } else { high = middle }
         }
         run
     }
 }
 
-/// Load that has started and has not left the window.
+/// Load that has started but has not left the window.
 #[derive(Clone, Copy, Debug)]
-struct InFlight {
+struct InFlightLoad {
     instruction: u64,
     ends: f64,
     level: Level,
@@ -76,14 +76,14 @@ struct Pipeline<'a> {
     /// Cycles per instruction without memory stalls.
     cycles_per_instruction: f64,
     /// Latency of a line with an idle channel, in cycles.
-    idle: f64,
+    idle_latency: f64,
     /// Latency of a line at the assumed utilization, in cycles.
-    loaded: f64,
+    loaded_latency: f64,
     /// Time that the channel needs to transfer one line, in cycles.
-    line: f64,
+    line_transfer: f64,
     now: f64,
     instruction: u64,
-    window: VecDeque<InFlight>,
+    window: VecDeque<InFlightLoad>,
     /// Completion times of outstanding misses, in ascending order.
     misses: VecDeque<f64>,
     /// Completion times of outstanding prefetches, in ascending order.
@@ -91,37 +91,43 @@ struct Pipeline<'a> {
     /// Completion times of the stores in the store buffer, in ascending order.
     stores: VecDeque<f64>,
     /// Issue time of each access so far.
-    times: Vec<f64>,
+    issue_times: Vec<f64>,
     /// Completion time of the latest load.
     last_load: f64,
     /// Time at which the address of the latest access was available.
     last_address: f64,
     /// Completion time of the latest access with [`Dependency::Chain`].
     last_chained: f64,
-    /// Time from which on the channel is free.
+    /// Time at which the channel becomes free.
     channel_free: f64,
-    /// Time up to which [`Run::any_outstanding`] has been counted.
+    /// End of the period that [`Run::miss_cycles`] already covers.
     counted_until: f64,
     lines: u64,
     run: Run,
 }
 
 impl<'a> Pipeline<'a> {
-    fn new(core: &'a Core, program: &Program, idle: f64, loaded: f64, line: f64) -> Self {
-        let clear = program.mispredicted * REFILL + program.code_misses * CODE_MISS;
+    fn new(
+        core: &'a Core,
+        program: &Program,
+        idle_latency: f64,
+        loaded_latency: f64,
+        line_transfer: f64,
+    ) -> Self {
+        let clear = program.mispredictions * REFILL_CYCLES + program.code_misses * CODE_MISS_CYCLES;
         Self {
             core,
-            cycles_per_instruction: 1.0 / program.parallel.min(core.width) + clear / 1000.0,
-            idle,
-            loaded,
-            line,
+            cycles_per_instruction: 1.0 / program.ideal_ipc.min(core.width) + clear / 1000.0,
+            idle_latency,
+            loaded_latency,
+            line_transfer,
             now: 0.0,
             instruction: 0,
             window: VecDeque::new(),
             misses: VecDeque::new(),
             prefetches: VecDeque::new(),
             stores: VecDeque::new(),
-            times: Vec::with_capacity(program.accesses.len() - program.warm),
+            issue_times: Vec::with_capacity(program.accesses.len() - program.warmup),
             last_load: 0.0,
             last_address: 0.0,
             last_chained: 0.0,
@@ -137,10 +143,10 @@ impl<'a> Pipeline<'a> {
             self.instruction += u64::from(access.instructions);
             self.now += f64::from(access.instructions) * self.cycles_per_instruction;
             self.retire();
-            self.start(access, *level);
+            self.start_access(access, *level);
         }
         let end = self.window.iter().map(|in_flight| in_flight.ends).fold(self.now, f64::max);
-        self.run.channel = (self.lines as f64 * self.line / end).min(1.0);
+        self.run.utilization = (self.lines as f64 * self.line_transfer / end).min(1.0);
         Run { cycles: end, ..self.run }
     }
 
@@ -158,8 +164,8 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    fn start(&mut self, access: &Access, level: Level) {
-        self.times.push(self.now);
+    fn start_access(&mut self, access: &Access, level: Level) {
+        self.issue_times.push(self.now);
         let address_ready = match access.dependency {
             Dependency::None => self.now,
             Dependency::LastLoad => self.now.max(self.last_load),
@@ -167,69 +173,70 @@ impl<'a> Pipeline<'a> {
             Dependency::Chain => self.now.max(self.last_chained),
         };
         self.last_address = address_ready;
-        let (ends, queued) = self.ends(address_ready, level);
+        let (ends, queued) = self.completion_time(address_ready, level);
         if access.dependency == Dependency::Chain {
             self.last_chained = ends;
         }
         if access.is_store {
-            self.store(ends, level);
+            self.add_store(ends, level);
         } else {
             self.last_load = ends;
-            self.window.push_back(InFlight { instruction: self.instruction, ends, level, queued });
+            self.window.push_back(InFlightLoad { instruction: self.instruction, ends, level, queued });
         }
     }
 
     /// Returns the completion time of an access, and the time that its line waited for the channel.
-    fn ends(&mut self, address_ready: f64, level: Level) -> (f64, f64) {
+    fn completion_time(&mut self, address_ready: f64, level: Level) -> (f64, f64) {
         let level_latency = |at: usize| self.core.levels[at].1;
         match level {
             Level::L1 => (address_ready + level_latency(0), 0.0),
             Level::L2 => (address_ready + level_latency(1), 0.0),
             Level::L3 => (address_ready + level_latency(2), 0.0),
             Level::Memory => {
-                let starts = start_when_free(&mut self.misses, self.core.misses_max, self.now, address_ready);
-                let (ends, queued) = self.fetch(starts);
-                self.count(address_ready, ends);
+                let starts = earliest_start(&mut self.misses, self.core.misses_max, self.now, address_ready);
+                let (ends, queued) = self.fetch_line(starts);
+                self.count_outstanding(address_ready, ends);
                 insert_sorted(&mut self.misses, ends);
                 (ends, queued)
             }
             Level::Prefetched(requested_at) => {
-                let requested_at = self.times.get(requested_at as usize).copied().unwrap_or(address_ready);
-                let starts = start_when_free(
+                let requested_at =
+                    self.issue_times.get(requested_at as usize).copied().unwrap_or(address_ready);
+                let starts = earliest_start(
                     &mut self.prefetches,
                     self.core.prefetches_max,
                     requested_at,
                     requested_at,
                 );
-                let (line_ready, queued) = self.fetch(starts);
+                let (line_ready, queued) = self.fetch_line(starts);
                 insert_sorted(&mut self.prefetches, line_ready);
                 let ends = line_ready.max(address_ready + level_latency(1));
-                self.count(address_ready, ends);
+                self.count_outstanding(address_ready, ends);
                 (ends, queued.min(ends - address_ready))
             }
         }
     }
 
-    /// Fetches a line from memory. Returns its arrival time and the part of the latency above an
-    /// idle channel, in cycles.
-    fn fetch(&mut self, requested_at: f64) -> (f64, f64) {
+    /// Fetches a line from memory. Returns the arrival time of the line, and the latency in excess
+    /// of an idle channel, in cycles.
+    fn fetch_line(&mut self, requested_at: f64) -> (f64, f64) {
         let starts = requested_at.max(self.channel_free);
-        self.channel_free = starts + self.line;
+        self.channel_free = starts + self.line_transfer;
         self.lines += 1;
-        (starts + self.loaded, starts - requested_at + self.loaded - self.idle)
+        (starts + self.loaded_latency, starts - requested_at + self.loaded_latency - self.idle_latency)
     }
 
-    fn count(&mut self, address_ready: f64, ends: f64) {
-        self.run.outstanding += ends - address_ready;
-        self.run.any_outstanding += (ends - self.counted_until.max(address_ready)).max(0.0);
+    fn count_outstanding(&mut self, address_ready: f64, ends: f64) {
+        self.run.outstanding_cycles += ends - address_ready;
+        self.run.miss_cycles += (ends - self.counted_until.max(address_ready)).max(0.0);
         self.counted_until = self.counted_until.max(ends);
     }
 
     /// Adds a store to the store buffer. Stalls only if the buffer is full. A store that misses all
     /// caches also uses the channel for the later write-back of the line.
-    fn store(&mut self, ends: f64, level: Level) {
+    fn add_store(&mut self, ends: f64, level: Level) {
         if level > Level::L3 {
-            self.channel_free += self.line;
+            self.channel_free += self.line_transfer;
             self.lines += 1;
         }
         while self.stores.front().is_some_and(|ends| *ends <= self.now) {
@@ -245,9 +252,9 @@ impl<'a> Pipeline<'a> {
     }
 }
 
-/// Returns the time at which one more access can start, with at most `max` outstanding accesses.
-/// Removes completed accesses from the list.
-fn start_when_free(outstanding: &mut VecDeque<f64>, max: usize, now: f64, earliest: f64) -> f64 {
+/// Returns the time from `earliest` on at which another access can start, with at most `max`
+/// outstanding accesses. Removes completed accesses from the list.
+fn earliest_start(outstanding: &mut VecDeque<f64>, max: usize, now: f64, earliest: f64) -> f64 {
     while outstanding.front().is_some_and(|ends| *ends <= now) {
         outstanding.pop_front();
     }
@@ -264,7 +271,7 @@ fn insert_sorted(ends: &mut VecDeque<f64>, end: f64) {
     ends.insert(at, end);
 }
 
-/// Time to refill the pipeline after a mispredicted branch, in cycles.
-pub(super) const REFILL: f64 = 17.0;
+/// Time to refill the pipeline after a mispredictions branch, in cycles.
+pub(super) const REFILL_CYCLES: f64 = 17.0;
 /// Penalty of an instruction-cache miss, in cycles.
-pub(super) const CODE_MISS: f64 = 25.0;
+pub(super) const CODE_MISS_CYCLES: f64 = 25.0;

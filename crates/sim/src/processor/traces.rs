@@ -1,9 +1,9 @@
 //! Converts traces into programs: traces of memory accesses (columns `op`, `addr` and
 //! `insns_since_prev`) or of keys (column `key`).
 //!
-//! Traces do not record dependencies. A memory trace becomes two programs: one with independent
-//! accesses, and one in which each load depends on the previous load. A key is looked up through a
-//! hash bucket.
+//! Traces do not record dependencies. A memory trace is converted twice: into programs with
+//! independent accesses, and into programs whose loads each depend on the previous load. A key is
+//! looked up through a hash bucket.
 
 use std::io;
 
@@ -28,16 +28,17 @@ pub enum TraceError {
 
 /// Number of accesses of one program, including warm-up.
 const ACCESSES_MIN: usize = WARMUP_ACCESSES + TIMED_ACCESSES;
-/// Upper bound on the programs from one trace. Each program times the next piece of the trace.
-const PIECES_MAX: usize = 4;
+/// Maximum number of programs from one trace. Each program times the next part of the trace.
+const PROGRAMS_MAX: usize = 4;
 /// Exclusive upper bound on keys, so that addresses do not overflow.
-const KEYS_MAX: u64 = 1 << 56;
+const KEY_LIMIT: u64 = 1 << 56;
 /// Number of instructions before the first access of a key lookup.
 const LOOKUP_INSTRUCTIONS: u32 = 400;
 /// Size of a value, in lines.
 const VALUE_LINES: u64 = 4;
 
-/// Reads a trace and converts it into programs, grouped by a suffix for their names.
+/// Reads a trace and converts it into groups of programs. Each group has a suffix for the names of
+/// its programs.
 ///
 /// # Errors
 /// Returns [`TraceError`] if the input is not CSV, lacks columns, has an invalid value, or is too
@@ -47,18 +48,18 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, TraceEr
     let names = table.headers()?.clone();
     let find = |name: &str| names.iter().position(|other| other == name);
     let mut accesses = Vec::new();
-    let accesses_max = PIECES_MAX * ACCESSES_MIN;
+    let accesses_max = PROGRAMS_MAX * ACCESSES_MIN;
     if let Some(key) = find("key") {
         for row in table.records().take(accesses_max / 2) {
             let row = row?;
             let key = row[key]
                 .parse()
                 .ok()
-                .filter(|key| *key < KEYS_MAX)
-                .ok_or_else(|| TraceError::InvalidValue(line(&row)))?;
-            accesses.extend(look_up(key));
+                .filter(|key| *key < KEY_LIMIT)
+                .ok_or_else(|| TraceError::InvalidValue(line_number(&row)))?;
+            accesses.extend(lookup_accesses(key));
         }
-        return Ok(vec![(String::new(), pieces(&accesses)?)]);
+        return Ok(vec![(String::new(), to_programs(&accesses)?)]);
     }
     let (Some(op), Some(addr), Some(instructions_since)) =
         (find("op"), find("addr"), find("insns_since_prev"))
@@ -69,8 +70,9 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, TraceEr
         let row = row?;
         let numbers = row[addr].parse::<u64>().ok().zip(row[instructions_since].parse::<u32>().ok());
         let is_store = &row[op] == "s";
-        let (address, instructions) =
-            numbers.filter(|_| is_store || &row[op] == "l").ok_or(TraceError::InvalidValue(line(&row)))?;
+        let (address, instructions) = numbers
+            .filter(|_| is_store || &row[op] == "l")
+            .ok_or(TraceError::InvalidValue(line_number(&row)))?;
         accesses.push(Access {
             line: address / 64,
             instructions: instructions.max(1),
@@ -85,16 +87,16 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, TraceEr
             ..*access
         })
         .collect();
-    Ok(vec![("-apart".to_owned(), pieces(&accesses)?), ("-chained".to_owned(), pieces(&chained)?)])
+    Ok(vec![("-apart".to_owned(), to_programs(&accesses)?), ("-chained".to_owned(), to_programs(&chained)?)])
 }
 
 /// Returns the accesses of a key lookup: first the hash bucket, then the value.
-fn look_up(key: u64) -> impl Iterator<Item = Access> {
-    const VALUES: u64 = 1 << 40;
+fn lookup_accesses(key: u64) -> impl Iterator<Item = Access> {
+    const VALUES_START_LINE: u64 = 1 << 40;
     let access = |line, instructions, dependency| Access { line, instructions, is_store: false, dependency };
     let value = (0..VALUE_LINES).map(move |at| {
         let dependency = if at == 0 { Dependency::LastLoad } else { Dependency::SameAddress };
-        access(VALUES + key * VALUE_LINES + at, 20, dependency)
+        access(VALUES_START_LINE + key * VALUE_LINES + at, 20, dependency)
     });
     std::iter::once(access(
         key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40,
@@ -104,20 +106,20 @@ fn look_up(key: u64) -> impl Iterator<Item = Access> {
     .chain(value)
 }
 
-fn pieces(accesses: &[Access]) -> Result<Vec<Program>, TraceError> {
-    let ends = (1..=PIECES_MAX).map(|piece| piece * ACCESSES_MIN).take_while(|end| *end <= accesses.len());
+fn to_programs(accesses: &[Access]) -> Result<Vec<Program>, TraceError> {
+    let ends = (1..=PROGRAMS_MAX).map(|count| count * ACCESSES_MIN).take_while(|end| *end <= accesses.len());
     let program = |end: usize| Program {
         memory: Vec::new(),
         accesses: accesses[..end].to_vec(), // all accesses before the timed part are warm-up
-        warm: end - TIMED_ACCESSES,
-        parallel: 2.5,
-        mispredicted: 3.0,
+        warmup: end - TIMED_ACCESSES,
+        ideal_ipc: 2.5,
+        mispredictions: 3.0,
         code_misses: 2.0,
     };
     let programs: Vec<Program> = ends.map(program).collect();
     if programs.is_empty() { Err(TraceError::TooShort(accesses.len())) } else { Ok(programs) }
 }
 
-fn line(row: &csv::StringRecord) -> u64 {
+fn line_number(row: &csv::StringRecord) -> u64 {
     row.position().map_or(0, csv::Position::line)
 }

@@ -25,16 +25,16 @@ pub enum AccessTraceError {
         value: String,
     },
     /// The trace is too short or too long.
-    #[error("{0} accesses: must be at least {TOUCHES_MIN} and at most {TOUCHES_MAX}")]
+    #[error("{0} accesses: must be at least {TRACE_ACCESSES_MIN} and at most {TRACE_ACCESSES_MAX}")]
     InvalidLength(usize),
 }
 
 /// Minimum length of a trace, in accesses.
-const TOUCHES_MIN: usize = 10_000;
+const TRACE_ACCESSES_MIN: usize = 10_000;
 /// Maximum length of a trace, in accesses.
-const TOUCHES_MAX: usize = 64 << 20;
-/// Cache line size in bytes: addresses within one line count as one page.
-const LINE: u64 = 64;
+const TRACE_ACCESSES_MAX: usize = 64 << 20;
+/// Size of a cache line, in bytes. Addresses within one line count as one page.
+const LINE_BYTES: u64 = 64;
 
 /// Reads the accessed pages in order. Pages are numbered from 0 in the order of their first access.
 ///
@@ -44,7 +44,7 @@ const LINE: u64 = 64;
 pub fn read(input: impl io::Read) -> Result<Vec<u32>, AccessTraceError> {
     let mut table = csv::Reader::from_reader(input);
     let names = table.headers()?.clone();
-    let columns = [("key", 1), ("lbn", 1), ("addr", LINE)];
+    let columns = [("key", 1), ("lbn", 1), ("addr", LINE_BYTES)];
     let column = columns
         .into_iter()
         .find_map(|(name, unit)| Some((name, unit, names.iter().position(|other| other == name)?)));
@@ -62,11 +62,11 @@ pub fn read(input: impl io::Read) -> Result<Vec<u32>, AccessTraceError> {
         let next =
             u32::try_from(numbers.len()).map_err(|_| AccessTraceError::InvalidLength(numbers.len()))?;
         touches.push(*numbers.entry(address / unit).or_insert(next));
-        if touches.len() > TOUCHES_MAX {
+        if touches.len() > TRACE_ACCESSES_MAX {
             return Err(AccessTraceError::InvalidLength(touches.len()));
         }
     }
-    if touches.len() < TOUCHES_MIN {
+    if touches.len() < TRACE_ACCESSES_MIN {
         Err(AccessTraceError::InvalidLength(touches.len()))
     } else {
         Ok(touches)

@@ -2,7 +2,7 @@
 //! of these prices.
 //!
 //! In a round, the market queries the demand of every tenant once. Queries to single tenants
-//! between rounds are not recorded as rounds.
+//! between rounds are not part of a round.
 
 use std::cell::RefCell;
 
@@ -15,7 +15,7 @@ use fairness::{
 };
 
 use super::{
-    host::{Host, bundle_of},
+    host::{Host, to_bundle},
     tenant::Tenant,
 };
 
@@ -66,7 +66,7 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     let market = Market::new(supply, &bidders).expect("tenants with equal weights and without limits");
     let outcome = market.clear(ClearingOptions::default());
     let tried = usize::try_from(outcome.rounds).expect("the number of rounds fits usize");
-    let mut rounds = rounds(&queries.borrow(), tenants.len());
+    let mut rounds = group_into_rounds(&queries.borrow(), tenants.len());
     rounds.truncate(tried);
     let price = |step| f64::from(step) / f64::from(PRICE_STEPS);
     Auction {
@@ -75,11 +75,11 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
         tried: outcome.rounds,
         rounds,
         demand: (1..PRICE_STEPS).map(|step| demand_at(price(step), &utilities, supply)).collect(),
-        shares: outcome.shares.iter().map(bundle_of).collect(),
+        shares: outcome.shares.iter().map(to_bundle).collect(),
     }
 }
 
-/// Returns the aggregate demand at a price, where all tenants have equal budgets.
+/// Returns the aggregate demand at a price if all tenants have equal budgets.
 fn demand_at(price: f64, utilities: &[TenantUtility], supply: Supply) -> Round {
     let all = Bundle::from(supply.all());
     let prices =
@@ -89,10 +89,10 @@ fn demand_at(price: f64, utilities: &[TenantUtility], supply: Supply) -> Round {
     let bundles = utilities
         .iter()
         .map(|utility| utility.demand(&budget_constraint, &limits, &mut WarmStart::default()).bundle);
-    Round { price, dividend: 1.0, sum: sum(bundles, supply) }
+    Round { price, dividend: 1.0, sum: sum_as_fractions(bundles, supply) }
 }
 
-fn sum(bundles: impl Iterator<Item = Bundle>, supply: Supply) -> Bundle {
+fn sum_as_fractions(bundles: impl Iterator<Item = Bundle>, supply: Supply) -> Bundle {
     let all = Bundle::from(supply.all());
     bundles.fold(Bundle::default(), |sum, bundle| Bundle {
         memory: sum.memory + bundle.memory / all.memory,
@@ -100,7 +100,7 @@ fn sum(bundles: impl Iterator<Item = Bundle>, supply: Supply) -> Bundle {
     })
 }
 
-/// Query of the market to one tenant, and the demand of this tenant.
+/// Query of the market to one tenant, and the demand that the tenant returned.
 #[derive(Clone, Copy, Debug)]
 struct DemandQuery {
     tenant: usize,
@@ -142,9 +142,9 @@ impl Utility for RecordingUtility<'_> {
     }
 }
 
-/// Returns the rounds: the sequences of queries to all tenants at one price. Successive rounds with
-/// the same price and different dividends are merged: the last round is kept.
-fn rounds(queries: &[DemandQuery], tenants: usize) -> Vec<Round> {
+/// Groups the queries into rounds. A round is a sequence of queries to all tenants at one price. Of
+/// successive rounds with the same price and different dividends, only the last is kept.
+fn group_into_rounds(queries: &[DemandQuery], tenants: usize) -> Vec<Round> {
     let mut rounds: Vec<Round> = Vec::new();
     let mut rest = queries;
     while rest.len() >= tenants {
@@ -160,7 +160,7 @@ fn rounds(queries: &[DemandQuery], tenants: usize) -> Vec<Round> {
         let round = Round {
             price: all[0].price,
             dividend: all[0].budget * tenants as f64,
-            sum: sum(all.iter().map(|query| query.bundle), all[0].supply),
+            sum: sum_as_fractions(all.iter().map(|query| query.bundle), all[0].supply),
         };
         match rounds.last_mut() {
             Some(last) if last.price == round.price => *last = round,

@@ -17,7 +17,7 @@ use fairness::{
 };
 
 use super::{
-    host::{Host, bundle_of},
+    host::{Host, to_bundle},
     lru::Lru,
     mixes::GAMMA,
     tenant::{SAMPLED_PAGES_MAX, throughput},
@@ -33,13 +33,13 @@ pub struct Activity {
     /// Number of different blocks in the trace.
     blocks: u32,
     /// Number of pages per block. An access to a block accesses all its pages in sequence.
-    pages: u32,
+    pages_per_block: u32,
 }
 
 /// Change of the activity of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// Epoch, from 0, at whose start the activity changes.
+    /// Number of the epoch, from 0. The activity changes at the start of this epoch.
     pub epoch: usize,
     /// Index of the tenant whose activity changes.
     pub tenant: usize,
@@ -62,10 +62,10 @@ pub const EPOCHS: usize = 40;
 /// Length of an epoch: number of passes over the trace of activity 0 with an equal split. With
 /// fewer passes, the observed reuse would depend on the position in the trace.
 const EPOCH_PASSES: usize = 4;
-/// Number of epochs after a change until shares must have settled. It is 2 because the shares of
+/// Number of epochs after a change within which shares must settle. It is 2 because the shares of
 /// the first epoch are computed before the change is observed.
 pub const RESPONSE_EPOCHS_MAX: usize = 2;
-/// Maximum relative deviation of a share that counts as settled.
+/// Maximum relative deviation from the long-run share at which a share counts as settled.
 const SETTLED_TOLERANCE: f64 = 0.05;
 
 /// Results of all tenants in one epoch.
@@ -91,26 +91,26 @@ pub struct TenantEpoch {
 }
 
 impl Activity {
-    /// Creates two activities with about equal footprints. The blocks of the trace with fewer
-    /// blocks get more pages.
+    /// Creates two activities with about equal footprints. In the trace with fewer blocks, each
+    /// block has more pages.
     pub fn pair(traces: [(String, Vec<u32>); 2]) -> [Self; 2] {
         let blocks = |touches: &[u32]| touches.iter().max().map_or(1, |last| last + 1);
         let most = traces.iter().map(|(_, touches)| blocks(touches)).max().unwrap_or(1);
         traces.map(|(name, touches)| {
             let blocks = blocks(&touches);
-            let pages = (f64::from(most) / f64::from(blocks)).round();
+            let pages_per_block = (f64::from(most) / f64::from(blocks)).round();
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
                 reason = "the ratio is at most the number of pages of a trace"
             )]
-            let pages = pages as u32;
-            Self { name, touches: touches.into(), blocks, pages }
+            let pages_per_block = pages_per_block as u32;
+            Self { name, touches: touches.into(), blocks, pages_per_block }
         })
     }
 
     fn footprint(&self) -> u32 {
-        self.blocks * self.pages
+        self.blocks * self.pages_per_block
     }
 }
 
@@ -127,7 +127,7 @@ pub fn simulate_changes(activities: &[Activity; 2], memory: f64, changes: &[Chan
         for change in changes.iter().filter(|change| change.epoch == epoch) {
             simulation.tenants[change.tenant].activity = change.to;
         }
-        let tenants = simulation.epoch();
+        let tenants = simulation.run_epoch();
         simulation.allocate(&mut epochs);
         Epoch { tenants }
     };
@@ -168,7 +168,7 @@ impl<'a> HostSimulation<'a> {
         let footprint = f64::from(activities.iter().map(Activity::footprint).max().unwrap_or(1));
         let share = host.equal(TENANTS);
         let mut equal = Lru::new(pages);
-        equal.resize(pages_of(share, footprint));
+        equal.resize(to_pages(share, footprint));
         // Tenants start at different positions, so that tenants with the same activity do not run
         // in step.
         let start_positions =
@@ -189,9 +189,9 @@ impl<'a> HostSimulation<'a> {
         Self { activities, host, footprint, length, tenants }
     }
 
-    fn epoch(&mut self) -> Vec<TenantEpoch> {
+    fn run_epoch(&mut self) -> Vec<TenantEpoch> {
         let Self { activities, host, footprint, length, tenants } = self;
-        tenants.iter_mut().map(|tenant| tenant.epoch(activities, *host, *footprint, *length)).collect()
+        tenants.iter_mut().map(|tenant| tenant.run_epoch(activities, *host, *footprint, *length)).collect()
     }
 
     /// Computes the shares of the next epoch from the reuse observed in this epoch.
@@ -206,7 +206,7 @@ impl<'a> HostSimulation<'a> {
         let decision = epochs.decide(self.host.supply(), &members);
         let decision = decision.expect("tenants with equal weights and without limits");
         for (tenant, share) in self.tenants.iter_mut().zip(&decision.shares) {
-            tenant.share = bundle_of(share);
+            tenant.share = to_bundle(share);
         }
     }
 }
@@ -222,7 +222,7 @@ struct BlockAccess {
 }
 
 /// Converts the local memory of a share into pages.
-fn pages_of(share: Bundle, footprint: f64) -> usize {
+fn to_pages(share: Bundle, footprint: f64) -> usize {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -233,8 +233,14 @@ fn pages_of(share: Bundle, footprint: f64) -> usize {
 }
 
 impl TenantState {
-    fn epoch(&mut self, activities: &[Activity; 2], host: Host, footprint: f64, length: f64) -> TenantEpoch {
-        self.local.resize(pages_of(self.share, footprint));
+    fn run_epoch(
+        &mut self,
+        activities: &[Activity; 2],
+        host: Host,
+        footprint: f64,
+        length: f64,
+    ) -> TenantEpoch {
+        self.local.resize(to_pages(self.share, footprint));
         // Clears the reuse counts of earlier epochs, but keeps the recency of pages.
         self.reuse.decay(0.0);
         let (mut time, mut equal_time) = (self.overrun, 0.0);
@@ -264,19 +270,19 @@ impl TenantState {
         let block = activity.touches[*at];
         *at = (*at + 1) % activity.touches.len();
         let page_offset: u32 = activities[..self.activity].iter().map(Activity::footprint).sum();
-        let first = page_offset + block * activity.pages;
+        let first = page_offset + block * activity.pages_per_block;
         let (mut missed, mut equal_missed) = (0, 0);
-        for page in first..first + activity.pages {
+        for page in first..first + activity.pages_per_block {
             self.reuse.touch(u64::from(page));
             missed += u32::from(!self.local.touch(page));
             equal_missed += u32::from(!self.equal.touch(page));
         }
-        let pages = f64::from(activity.pages);
+        let pages = f64::from(activity.pages_per_block);
         let time = |missed: u32, share: Bundle| {
             pages / throughput(f64::from(missed) / pages, GAMMA, 1.0, share.bandwidth)
         };
         BlockAccess {
-            pages: activity.pages,
+            pages: activity.pages_per_block,
             missed,
             time: time(missed, self.share),
             equal_time: time(equal_missed, equal),
@@ -305,16 +311,16 @@ pub struct ChangeResponse {
 
 impl ChangeResponse {
     /// Returns whether the share has settled two epochs after the change. A settled share deviates
-    /// from the long-run share by at most 5 %. The reference is the long-run share or an equal
-    /// share, whichever is larger.
+    /// from the long-run share by at most 5 % of the long-run share or of an equal share, whichever
+    /// is larger.
     pub fn is_settled_in_time(&self) -> bool {
-        deviation(self.settled, self.long_run) <= SETTLED_TOLERANCE
+        relative_deviation(self.settled, self.long_run) <= SETTLED_TOLERANCE
     }
 }
 
 /// Returns the deviation of a share from the long-run share, relative to the long-run share or an
 /// equal share, whichever is larger. Returns the maximum over memory and bandwidth.
-fn deviation(share: Bundle, long_run: Bundle) -> f64 {
+fn relative_deviation(share: Bundle, long_run: Bundle) -> f64 {
     let relative = |share: f64, run: f64| (share - run).abs() / run.max(1.0 / TENANTS as f64);
     relative(share.memory, long_run.memory).max(relative(share.bandwidth, long_run.bandwidth))
 }
@@ -322,16 +328,16 @@ fn deviation(share: Bundle, long_run: Bundle) -> f64 {
 /// Computes the response of the shares to each change.
 ///
 /// # Panics
-/// Panics if a change is followed by less than three epochs before the next change or the end.
+/// Panics if a change is followed by fewer than three epochs before the next change or the end.
 pub fn change_responses(epochs: &[Epoch], changes: &[Change]) -> Vec<ChangeResponse> {
     let until = |from: usize| {
         let later = changes.iter().map(|change| change.epoch).filter(|epoch| *epoch > from);
         later.min().unwrap_or(epochs.len())
     };
-    changes.iter().map(|change| response_to(epochs, *change, until(change.epoch))).collect()
+    changes.iter().map(|change| compute_response(epochs, *change, until(change.epoch))).collect()
 }
 
-fn response_to(epochs: &[Epoch], change: Change, until: usize) -> ChangeResponse {
+fn compute_response(epochs: &[Epoch], change: Change, until: usize) -> ChangeResponse {
     let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
     let settled = change.epoch + RESPONSE_EPOCHS_MAX;
     assert!(settled < until, "{change:?}: must be at least 3 epochs before epoch {until}");
@@ -339,7 +345,7 @@ fn response_to(epochs: &[Epoch], change: Change, until: usize) -> ChangeResponse
         (settled..until).map(|epoch| resource(share(epoch))).sum::<f64>() / (until - settled) as f64
     };
     let long_run = Bundle { memory: mean(|share| share.memory), bandwidth: mean(|share| share.bandwidth) };
-    let deviation = |epoch: usize| deviation(share(epoch), long_run);
+    let deviation = |epoch: usize| relative_deviation(share(epoch), long_run);
     ChangeResponse {
         change,
         before: share(change.epoch.saturating_sub(1)),

@@ -17,7 +17,7 @@ pub struct Host {
 }
 
 /// Size of a footprint in the market, in MiB. It is large so that rounding to whole MiB has no
-/// effect: one missing unit can cost a tenant a whole jump of its throughput.
+/// effect: a single missing MiB can reduce the throughput of a tenant by a whole jump.
 const FOOTPRINT_MIB: f64 = 1_048_576.0;
 /// Bandwidth of the link in the market, in MB/s. It is large for the same reason as
 /// [`FOOTPRINT_MIB`].
@@ -57,7 +57,7 @@ impl Host {
 }
 
 /// Converts a share of the market into footprints and a fraction of the link.
-pub(super) fn bundle_of(share: &Share) -> Bundle {
+pub(super) fn to_bundle(share: &Share) -> Bundle {
     Bundle {
         memory: share.memory_mib as f64 / FOOTPRINT_MIB,
         bandwidth: share.bandwidth_mb_s as f64 / LINK_MB_S as f64,

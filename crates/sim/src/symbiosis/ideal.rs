@@ -5,12 +5,12 @@ use fairness::market::{Bundle, Table, best_split};
 
 use super::tenant::Tenant;
 
-/// Number of steps of each resource. It is rounded down to a multiple of the number of tenants, so
-/// that an equal split is on the grid.
+/// Number of steps into which each resource is divided. It is rounded down to a multiple of the
+/// number of tenants, so that an equal split is on the grid.
 const GRID_STEPS: usize = 200;
 
 /// Computes the ideal share of each tenant. `memory` is the memory of the host in footprints.
-pub(super) fn ideal(tenants: &[Tenant], memory: f64) -> Vec<Bundle> {
+pub(super) fn ideal_shares(tenants: &[Tenant], memory: f64) -> Vec<Bundle> {
     let steps = (GRID_STEPS / tenants.len()).max(1) * tenants.len();
     let part = |count: usize| count as f64 / steps as f64;
     let share = |(m, b): (usize, usize)| Bundle { memory: part(m) * memory, bandwidth: part(b) };

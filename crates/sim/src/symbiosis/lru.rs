@@ -3,7 +3,7 @@
 /// LRU cache. The cached pages form a circular linked list with a sentinel, in LRU order.
 #[derive(Clone, Debug)]
 pub(super) struct Lru {
-    /// Previous page in the list for each page; `ABSENT` if the page is not cached.
+    /// Previous page in the list for each page; `NOT_CACHED` if the page is not cached.
     previous: Vec<u32>,
     /// Next page in the list for each page.
     next: Vec<u32>,
@@ -13,13 +13,13 @@ pub(super) struct Lru {
     capacity: usize,
 }
 
-const ABSENT: u32 = u32::MAX;
+const NOT_CACHED: u32 = u32::MAX;
 
 impl Lru {
     /// Creates an empty cache with capacity 0 for pages numbered from 0 to `pages` - 1.
     pub fn new(pages: u32) -> Self {
         let sentinel = pages as usize;
-        let mut previous = vec![ABSENT; sentinel + 1];
+        let mut previous = vec![NOT_CACHED; sentinel + 1];
         previous[sentinel] = pages;
         Self { next: previous.clone(), previous, sentinel, len: 0, capacity: 0 }
     }
@@ -27,25 +27,25 @@ impl Lru {
     /// Sets the capacity in pages. Evicts the least recently used pages beyond the new capacity.
     pub fn resize(&mut self, capacity: usize) {
         self.capacity = capacity;
-        self.shrink();
+        self.evict_excess();
     }
 
     /// Accesses a page and returns whether the page was cached.
     pub fn touch(&mut self, page: u32) -> bool {
         let index = page as usize;
-        let hit = self.previous[index] != ABSENT;
-        if hit {
+        let was_cached = self.previous[index] != NOT_CACHED;
+        if was_cached {
             self.unlink(index);
         }
         let last = self.previous[self.sentinel];
         (self.previous[index], self.next[index]) = (last, self.next[last as usize]);
         (self.next[last as usize], self.previous[self.sentinel]) = (page, page);
         self.len += 1;
-        self.shrink();
-        hit
+        self.evict_excess();
+        was_cached
     }
 
-    fn shrink(&mut self) {
+    fn evict_excess(&mut self) {
         while self.len > self.capacity {
             self.unlink(self.next[self.sentinel] as usize);
         }
@@ -55,7 +55,7 @@ impl Lru {
         let (previous, next) = (self.previous[index], self.next[index]);
         self.next[previous as usize] = next;
         self.previous[next as usize] = previous;
-        self.previous[index] = ABSENT;
+        self.previous[index] = NOT_CACHED;
         self.len -= 1;
     }
 }

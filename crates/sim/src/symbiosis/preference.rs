@@ -19,10 +19,10 @@ pub struct ShareSensitivity {
     pub by_bandwidth: f64,
 }
 
-/// Number of points of the sensitivity curve per equal share.
+/// Number of points of the sensitivity curve within one equal share.
 const POINTS_PER_SHARE: u32 = 8;
 /// End of the sensitivity curve, in equal shares.
-const SHARES: u32 = 3;
+const CURVE_END_SHARES: u32 = 3;
 /// Factor by which [`memory_preference`] raises and lowers a share.
 const SCALE_FACTOR: f64 = 2.0;
 
@@ -32,18 +32,18 @@ pub fn share_sensitivity(tenant: &Tenant, equal: Bundle) -> Vec<ShareSensitivity
     let baseline = tenant.throughput(equal);
     let at = |step: u32| {
         let times = f64::from(step) / f64::from(POINTS_PER_SHARE);
-        let (more_memory, more_bandwidth) = scaled(equal, times);
+        let (more_memory, more_bandwidth) = scale_each_resource(equal, times);
         ShareSensitivity {
             times,
             by_memory: tenant.throughput(more_memory) / baseline,
             by_bandwidth: tenant.throughput(more_bandwidth) / baseline,
         }
     };
-    (POINTS_PER_SHARE / 4..=POINTS_PER_SHARE * SHARES).map(at).collect()
+    (POINTS_PER_SHARE / 4..=POINTS_PER_SHARE * CURVE_END_SHARES).map(at).collect()
 }
 
 /// Returns two bundles: one with scaled memory, one with scaled bandwidth.
-fn scaled(equal: Bundle, times: f64) -> (Bundle, Bundle) {
+fn scale_each_resource(equal: Bundle, times: f64) -> (Bundle, Bundle) {
     let memory = Bundle { memory: equal.memory * times, ..equal };
     (memory, Bundle { bandwidth: equal.bandwidth * times, ..equal })
 }
@@ -53,7 +53,7 @@ fn scaled(equal: Bundle, times: f64) -> (Bundle, Bundle) {
 /// memory minus the gain of bandwidth: negative if the tenant prefers bandwidth.
 pub fn memory_preference(tenant: &Tenant, equal: Bundle) -> f64 {
     let ((memory, bandwidth), (less_memory, less_bandwidth)) =
-        (scaled(equal, SCALE_FACTOR), scaled(equal, 1.0 / SCALE_FACTOR));
+        (scale_each_resource(equal, SCALE_FACTOR), scale_each_resource(equal, 1.0 / SCALE_FACTOR));
     let gain = |more, less| (tenant.throughput(more) / tenant.throughput(less)).ln();
     gain(memory, less_memory) - gain(bandwidth, less_bandwidth)
 }

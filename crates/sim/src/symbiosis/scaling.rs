@@ -30,8 +30,9 @@ const GAMMA_SPREAD: f64 = 0.2;
 const GOLDEN_RATIO_CONJUGATE: f64 = 0.618_033_988_749_895;
 
 impl ScalingTenants {
-    /// Creates `tenants` tenants from the traces in turn, with different miss penalties. The host
-    /// has `memory` footprints per tenant. Every sixth tenant is compute-bound, as in the mixes.
+    /// Creates the given number of tenants from the traces in turn, with different miss penalties.
+    /// The host has `memory` footprints per tenant. Every sixth tenant is compute-bound, as in the
+    /// mixes.
     pub fn new(traces: &[Tenant], tenants: usize, memory: f64) -> Self {
         let tenant = |at: usize| {
             let factor = 1.0 + GAMMA_SPREAD * (2.0 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract() - 1.0);
@@ -64,7 +65,7 @@ impl Bidders {
         self.tenants.len()
     }
 
-    /// Returns whether the market is small enough to be refined.
+    /// Returns whether the market is small enough for refinement.
     pub fn are_refined(&self) -> bool {
         self.tenants.len() <= REFINEMENT_TENANTS_MAX
     }

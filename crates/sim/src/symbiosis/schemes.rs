@@ -4,8 +4,8 @@
 use fairness::market::{Bundle, Certificate, ClearingOptions, Market, RefineOptions};
 
 use super::{
-    host::{Host, bundle_of},
-    ideal::ideal,
+    host::{Host, to_bundle},
+    ideal::ideal_shares,
     tenant::{Curve, Tenant},
 };
 
@@ -75,10 +75,10 @@ impl Outcome {
 
 /// Number of market epochs. Several epochs are needed because the measured bandwidth demand depends
 /// on the shares of the previous epoch.
-const EPOCHS: u32 = 10;
+const MARKET_EPOCHS: u32 = 10;
 /// Number of steps into which Harvest and Trade divide each resource (1/ε in Spirit).
 const RESOURCE_STEPS: f64 = 200.0;
-/// Upper bound on the moves of Harvest and on the trades of Trade.
+/// Maximum number of moves in Harvest and of exchanges in Trade.
 const MOVES_MAX: u32 = 400;
 
 /// Runs all allocation schemes for the same tenants and host.
@@ -89,8 +89,8 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     let equal = host.equal(tenants.len());
     let curves: Vec<Curve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
     let market = |scheme, refinement| {
-        let (shares, certificate) = symbiosis(tenants, host, refinement);
-        result(scheme, tenants, equal, shares, Some(certificate))
+        let (shares, certificate) = run_market(tenants, host, refinement);
+        to_outcome(scheme, tenants, equal, shares, Some(certificate))
     };
     let estimates = Estimates {
         tenants,
@@ -99,17 +99,17 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
         step: Bundle { memory: host.memory / RESOURCE_STEPS, bandwidth: 1.0 / RESOURCE_STEPS },
     };
     vec![
-        result(Scheme::EqualSplit, tenants, equal, vec![equal; tenants.len()], None),
-        result(Scheme::Harvest, tenants, equal, estimates.harvest(), None),
-        result(Scheme::Trade, tenants, equal, estimates.trade(), None),
+        to_outcome(Scheme::EqualSplit, tenants, equal, vec![equal; tenants.len()], None),
+        to_outcome(Scheme::Harvest, tenants, equal, estimates.harvest_shares(), None),
+        to_outcome(Scheme::Trade, tenants, equal, estimates.trade_shares(), None),
         market(Scheme::Market, None),
         market(Scheme::WithoutEnvy, Some(RefineOptions { envy_free: true, margin: 0.0 })),
         market(Scheme::Symbiosis, Some(RefineOptions { envy_free: false, margin: 0.0 })),
-        result(Scheme::Ideal, tenants, equal, ideal(tenants, host.memory), None),
+        to_outcome(Scheme::Ideal, tenants, equal, ideal_shares(tenants, host.memory), None),
     ]
 }
 
-fn result(
+fn to_outcome(
     scheme: Scheme,
     tenants: &[Tenant],
     equal: Bundle,
@@ -122,7 +122,7 @@ fn result(
 }
 
 /// Runs the market for several epochs. Each epoch uses the values measured in the previous epoch.
-fn symbiosis(
+fn run_market(
     tenants: &[Tenant],
     host: Host,
     refinement: Option<RefineOptions>,
@@ -130,7 +130,7 @@ fn symbiosis(
     let mut shares = vec![host.equal(tenants.len()); tenants.len()];
     let mut options = ClearingOptions::default();
     let mut certificate = None;
-    for _ in 0..EPOCHS {
+    for _ in 0..MARKET_EPOCHS {
         let utilities =
             tenants.iter().zip(&shares).map(|(tenant, share)| host.measured_utility(tenant, *share));
         let supply = host.supply();
@@ -142,13 +142,13 @@ fn symbiosis(
             market.refine(&mut outcome, refinement);
         }
         certificate = Some(market.certify(&outcome));
-        shares = outcome.shares.iter().map(bundle_of).collect();
+        shares = outcome.shares.iter().map(to_bundle).collect();
         options = ClearingOptions { warm_start: outcome.warm_start, turn: 0 };
     }
-    (shares, certificate.expect("EPOCHS is above 0"))
+    (shares, certificate.expect("MARKET_EPOCHS is above 0"))
 }
 
-/// Inputs of Harvest and Trade: the tenants with their measured curves and the size of a step.
+/// Inputs of the Harvest and Trade schemes: tenants, their measured curves, and the step size.
 struct Estimates<'a> {
     tenants: &'a [Tenant],
     curves: &'a [Curve],
@@ -158,7 +158,7 @@ struct Estimates<'a> {
 
 impl Estimates<'_> {
     /// Estimates the throughput of a tenant relative to an equal split, from its measured curve.
-    fn value(&self, at: usize, share: Bundle) -> f64 {
+    fn relative_throughput(&self, at: usize, share: Bundle) -> f64 {
         let tenant = &self.tenants[at];
         let estimated = |share: Bundle| {
             super::tenant::throughput(
@@ -173,13 +173,15 @@ impl Estimates<'_> {
 
     fn worst_and_best(&self, shares: &[Bundle]) -> (usize, usize) {
         let mut order: Vec<usize> = (0..shares.len()).collect();
-        order.sort_by(|a, b| self.value(*a, shares[*a]).total_cmp(&self.value(*b, shares[*b])));
+        order.sort_by(|a, b| {
+            self.relative_throughput(*a, shares[*a]).total_cmp(&self.relative_throughput(*b, shares[*b]))
+        });
         (order[0], order[order.len() - 1])
     }
 
     /// Computes the shares of the Harvest scheme (PARTIES as adapted by Spirit). Each move compares
     /// the current throughputs only, not the effect of the move.
-    fn harvest(&self) -> Vec<Bundle> {
+    fn harvest_shares(&self) -> Vec<Bundle> {
         let mut shares = vec![self.equal; self.tenants.len()];
         for turn in 0..MOVES_MAX {
             let (worst, best) = self.worst_and_best(&shares);
@@ -203,17 +205,17 @@ impl Estimates<'_> {
     }
 
     /// Computes the shares of the Trade scheme: tenants exchange steps as long as both gain.
-    fn trade(&self) -> Vec<Bundle> {
+    fn trade_shares(&self) -> Vec<Bundle> {
         let mut shares = vec![self.equal; self.tenants.len()];
         for _ in 0..MOVES_MAX {
             let Some((one, other, sign)) = self.best_trade(&shares) else { break };
-            shares[one] = self.after_trade(shares[one], sign);
-            shares[other] = self.after_trade(shares[other], -sign);
+            shares[one] = self.share_after_trade(shares[one], sign);
+            shares[other] = self.share_after_trade(shares[other], -sign);
         }
         shares
     }
 
-    fn after_trade(&self, share: Bundle, sign: f64) -> Bundle {
+    fn share_after_trade(&self, share: Bundle, sign: f64) -> Bundle {
         Bundle {
             memory: share.memory + sign * self.step.memory,
             bandwidth: share.bandwidth - sign * self.step.bandwidth,
@@ -225,12 +227,14 @@ impl Estimates<'_> {
     /// memory and -1.0 if the tenant receives bandwidth.
     fn best_trade(&self, shares: &[Bundle]) -> Option<(usize, usize, f64)> {
         let mut order: Vec<usize> = (0..shares.len()).collect();
-        order.sort_by(|a, b| self.value(*a, shares[*a]).total_cmp(&self.value(*b, shares[*b])));
+        order.sort_by(|a, b| {
+            self.relative_throughput(*a, shares[*a]).total_cmp(&self.relative_throughput(*b, shares[*b]))
+        });
         let gain = |at: usize, sign: f64| {
-            let after_trade = self.after_trade(shares[at], sign);
+            let after_trade = self.share_after_trade(shares[at], sign);
             let is_possible = after_trade.memory >= 0.0 && after_trade.bandwidth > 0.0;
             let gain = if is_possible {
-                self.value(at, after_trade) / self.value(at, shares[at]) - 1.0
+                self.relative_throughput(at, after_trade) / self.relative_throughput(at, shares[at]) - 1.0
             } else {
                 -1.0
             };

@@ -43,7 +43,7 @@ const CURVE_STEPS: u32 = 1000;
 pub(super) const SAMPLED_PAGES_MAX: usize = 8192;
 
 impl Curve {
-    fn of(model: &impl MissModel, footprint: f64) -> Self {
+    fn from_model(model: &impl MissModel, footprint: f64) -> Self {
         Self(
             (0..=CURVE_STEPS)
                 .map(|at| model.misses(f64::from(at) / f64::from(CURVE_STEPS) * footprint))
@@ -51,14 +51,14 @@ impl Curve {
         )
     }
 
-    /// Returns the miss ratio with `part` of the footprint in memory, from 0 to 1. Interpolates
+    /// Returns the miss ratio if the fraction `part` of the footprint is in memory. Interpolates
     /// linearly between points.
     pub fn misses(&self, part: f64) -> f64 {
-        let place = part.clamp(0.0, 1.0) * f64::from(CURVE_STEPS);
+        let position = part.clamp(0.0, 1.0) * f64::from(CURVE_STEPS);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to CURVE_STEPS")]
-        let below = place.floor() as usize;
+        let below = position.floor() as usize;
         let above = (below + 1).min(CURVE_STEPS as usize);
-        self.0[below] + (place - place.floor()) * (self.0[above] - self.0[below])
+        self.0[below] + (position - position.floor()) * (self.0[above] - self.0[below])
     }
 
     /// Converts the curve into knots, with memory as a fraction of the footprint.
@@ -83,7 +83,8 @@ impl Tenant {
             exact.touch(u64::from(*page));
             sampled.touch(u64::from(*page));
         }
-        let (exact_curve, measured) = (Curve::of(&exact, footprint), Curve::of(&sampled, footprint));
+        let (exact_curve, measured) =
+            (Curve::from_model(&exact, footprint), Curve::from_model(&sampled, footprint));
         Self { name, gamma, wanted, exact_curve: Arc::new(exact_curve), measured: Arc::new(measured) }
     }
 
@@ -94,12 +95,12 @@ impl Tenant {
     }
 
     /// Returns the true throughput with a share, relative to a run without misses (from 0 to 1).
-    /// The share is in footprints and as a fraction of the link.
+    /// The share has memory in footprints and bandwidth as a fraction of the link.
     pub fn throughput(&self, share: Bundle) -> f64 {
         throughput(self.exact_curve.misses(share.memory), self.gamma, self.wanted, share.bandwidth)
     }
 
-    /// Returns the bandwidth that the tenant uses of a share, as a fraction of the link.
+    /// Returns the bandwidth that the tenant uses with a share, as a fraction of the link.
     pub fn bandwidth_used(&self, share: Bundle) -> f64 {
         self.wanted.min(share.bandwidth)
     }

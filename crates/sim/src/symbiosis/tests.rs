@@ -7,46 +7,46 @@ use super::*;
 
 mod figures;
 
-fn looped(pages: u32) -> Vec<u32> {
+fn looped_accesses(pages: u32) -> Vec<u32> {
     (0..60_000).map(|at| at % pages).collect()
 }
 
 /// Returns random accesses, skewed to the first pages.
-fn skewed(pages: u32, seed: u64) -> Vec<u32> {
+fn skewed_accesses(pages: u32, seed: u64) -> Vec<u32> {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let touch = |_| {
-        let place: f64 = rng.random_range(0.0..1.0);
+        let position: f64 = rng.random_range(0.0..1.0);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "page numbers fit u32")]
-        let page = (place.powi(6) * f64::from(pages)) as u32;
+        let page = (position.powi(6) * f64::from(pages)) as u32;
         page
     };
     (0..60_000).map(touch).collect()
 }
 
 fn tenants() -> Vec<Tenant> {
-    let key_value = Tenant::new("key-value".to_owned(), &skewed(4000, 1), 100.0, 1.0);
-    let stream = Tenant::new("stream".to_owned(), &looped(4000), 100.0, 1.0);
+    let key_value = Tenant::new("key-value".to_owned(), &skewed_accesses(4000, 1), 100.0, 1.0);
+    let stream = Tenant::new("stream".to_owned(), &looped_accesses(4000), 100.0, 1.0);
     let compute = stream.with_params(0.001, 1.0);
     vec![stream.clone(), stream.clone(), stream, key_value.clone(), key_value, compute]
 }
 
-fn by(scheme: Scheme, outcomes: &[Outcome]) -> &Outcome {
+fn outcome_of(scheme: Scheme, outcomes: &[Outcome]) -> &Outcome {
     outcomes.iter().find(|outcome| outcome.scheme == scheme).unwrap()
 }
 
 #[test]
 fn symbiosis_gains_at_least_90_percent_of_ideal_without_losers() {
     let outcomes = compare(&tenants(), Host { memory: 1.2 });
-    let ours = by(Scheme::Symbiosis, &outcomes);
+    let ours = outcome_of(Scheme::Symbiosis, &outcomes);
     assert!(ours.worst() >= 0.98, "{ours:?}");
-    assert!(ours.gain() >= 0.9 * by(Scheme::Ideal, &outcomes).gain(), "{outcomes:#?}");
-    assert!(ours.gain() > by(Scheme::Harvest, &outcomes).gain());
-    assert!(ours.gain() > by(Scheme::Trade, &outcomes).gain());
-    let without_envy = by(Scheme::WithoutEnvy, &outcomes);
+    assert!(ours.gain() >= 0.9 * outcome_of(Scheme::Ideal, &outcomes).gain(), "{outcomes:#?}");
+    assert!(ours.gain() > outcome_of(Scheme::Harvest, &outcomes).gain());
+    assert!(ours.gain() > outcome_of(Scheme::Trade, &outcomes).gain());
+    let without_envy = outcome_of(Scheme::WithoutEnvy, &outcomes);
     assert!(without_envy.gain() > 0.02, "{without_envy:?}");
     let certificate = without_envy.certificate.as_ref().unwrap();
     assert!(certificate.envy.unwrap() <= 1e-5, "{certificate:?}");
-    let market = by(Scheme::Market, &outcomes);
+    let market = outcome_of(Scheme::Market, &outcomes);
     assert!(market.shares[3].memory > market.shares[0].memory, "{market:?}");
     assert!(market.shares[3].bandwidth < market.shares[0].bandwidth, "{market:?}");
     let (one, other) = (market.shares[0], market.shares[1]);
@@ -82,7 +82,7 @@ fn invalid_access_traces_are_rejected() {
 }
 
 #[test]
-fn public_traces_match_miss_ratios_and_near_ideal_gain() {
+fn public_traces_have_known_miss_ratio_and_near_ideal_gain() {
     let names = ["lirs-2_pools", "lirs-multi3", "lirs-sprite", "spec-mcf", "spec-swim", "spec-twolf"];
     let mut traces = Vec::new();
     for name in names {
@@ -96,7 +96,7 @@ fn public_traces_match_miss_ratios_and_near_ideal_gain() {
     assert!((misses - 0.087).abs() <= 0.02, "{misses}");
     for mix in mixes(&traces).iter().take(2) {
         let outcomes = compare(&mix.tenants, Host { memory: 1.2 });
-        let (ours, ideal) = (by(Scheme::Symbiosis, &outcomes), by(Scheme::Ideal, &outcomes));
+        let (ours, ideal) = (outcome_of(Scheme::Symbiosis, &outcomes), outcome_of(Scheme::Ideal, &outcomes));
         assert!(ours.worst() >= 0.98, "{}: {ours:?}", mix.name);
         assert!(
             ideal.gain() <= 0.02 || ours.gain() >= 0.9 * ideal.gain(),

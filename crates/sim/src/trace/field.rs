@@ -12,7 +12,7 @@ pub(super) const CORES_OVER_24: (&str, u32) = (">24", 30);
 /// Bucket `>64` in Azure's column of memory, and the number of GiB used for this bucket.
 pub(super) const GIB_OVER_64: (&str, u32) = (">64", 70);
 /// Maximum length of an invalid value in an error message, in characters.
-const SHOWN_CHARS_MAX: usize = 80;
+const SHOWN_VALUE_CHARS_MAX: usize = 80;
 const MIB_PER_GIB: f64 = 1024.0;
 
 const CORES_RULE: &str = "must be a whole number of cores from 1 to 4096";
@@ -36,14 +36,14 @@ impl<'a> Field<'a> {
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(Self { line, name, text: text.trim() }),
             Err(_) => {
-                let value = String::from_utf8_lossy(bytes).chars().take(SHOWN_CHARS_MAX).collect();
+                let value = String::from_utf8_lossy(bytes).chars().take(SHOWN_VALUE_CHARS_MAX).collect();
                 Err(MalformedRow { line, field: name, value, rule: "must be UTF-8" })
             }
         }
     }
 
-    pub(super) fn check(&self, is_valid: bool, rule: &'static str) -> Result<(), MalformedRow> {
-        let value = || self.text.chars().take(SHOWN_CHARS_MAX).collect();
+    pub(super) fn check_rule(&self, is_valid: bool, rule: &'static str) -> Result<(), MalformedRow> {
+        let value = || self.text.chars().take(SHOWN_VALUE_CHARS_MAX).collect();
         if is_valid {
             Ok(())
         } else {
@@ -52,7 +52,7 @@ impl<'a> Field<'a> {
     }
 
     fn require<T>(&self, value: Option<T>, rule: &'static str) -> Result<T, MalformedRow> {
-        self.check(value.is_some(), rule)?;
+        self.check_rule(value.is_some(), rule)?;
         Ok(value.expect("checked above"))
     }
 
@@ -61,41 +61,41 @@ impl<'a> Field<'a> {
     }
 
     pub(super) fn non_empty_text(&self) -> Result<&'a str, MalformedRow> {
-        self.check(!self.text.is_empty(), "must not be empty")?;
+        self.check_rule(!self.text.is_empty(), "must not be empty")?;
         Ok(self.text)
     }
 
     /// Parses a time in seconds. Returns `None` for an empty value.
     #[expect(clippy::cast_precision_loss, reason = "a century of seconds is far below 2^53")]
-    pub(super) fn seconds(&self) -> Result<Option<Ns>, MalformedRow> {
+    pub(super) fn parse_seconds(&self) -> Result<Option<Ns>, MalformedRow> {
         if self.text.is_empty() {
             return Ok(None);
         }
-        let seconds = self.number().filter(|s| (0.0..=TRACE_SECONDS_MAX as f64).contains(s));
+        let seconds = self.parse_number().filter(|s| (0.0..=TRACE_SECONDS_MAX as f64).contains(s));
         let span = seconds.and_then(|s| std::time::Duration::try_from_secs_f64(s).ok());
         self.require(span.map(|span| Some(Ns::from(span))), SECONDS_RULE)
     }
 
-    pub(super) fn cores(&self, bucket: Option<(&str, u32)>) -> Result<u32, MalformedRow> {
-        let cores = self.in_bucket(bucket).or_else(|| self.text.parse().ok());
+    pub(super) fn parse_cores(&self, bucket: Option<(&str, u32)>) -> Result<u32, MalformedRow> {
+        let cores = self.bucket_value(bucket).or_else(|| self.text.parse().ok());
         self.require(cores.filter(|cores| (1..=CORES_PER_HOST_MAX).contains(cores)), CORES_RULE)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "64 TiB in MiB is far below 2^53")]
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "range checked above")]
-    pub(super) fn memory(&self, bucket: Option<(&str, u32)>) -> Result<Bytes, MalformedRow> {
-        let gib = self.in_bucket(bucket).map(f64::from).or_else(|| self.number());
+    pub(super) fn parse_memory(&self, bucket: Option<(&str, u32)>) -> Result<Bytes, MalformedRow> {
+        let gib = self.bucket_value(bucket).map(f64::from).or_else(|| self.parse_number());
         let mib = gib.map(|gib| (gib * MIB_PER_GIB).round());
         let mib = mib.filter(|mib| (1.0..=LOCAL_MIB_PER_HOST_MAX as f64).contains(mib));
         self.require(mib.map(|mib| Bytes::mib(mib as u64)), MEMORY_RULE)
     }
 
-    fn in_bucket(&self, bucket: Option<(&str, u32)>) -> Option<u32> {
+    fn bucket_value(&self, bucket: Option<(&str, u32)>) -> Option<u32> {
         bucket.filter(|(name, _)| *name == self.text).map(|(_, value)| value)
     }
 
     /// Parses a decimal number. Returns `None` for `inf`, `nan`, signs and exponents.
-    fn number(&self) -> Option<f64> {
+    fn parse_number(&self) -> Option<f64> {
         let plain = |c: char| c.is_ascii_digit() || c == '.';
         if self.text.chars().all(plain) { self.text.parse().ok() } else { None }
     }

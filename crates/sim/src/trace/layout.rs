@@ -21,7 +21,7 @@ pub enum Layout {
 /// Number of columns in Azure's VM table.
 const AZURE_COLUMNS: usize = 11;
 /// Maximum length of an unknown first row in an error message, in characters.
-const SHOWN_CHARS_MAX: usize = 120;
+const SHOWN_ROW_CHARS_MAX: usize = 120;
 
 /// Indexes and names of the columns that the reader uses.
 #[derive(Clone, Debug)]
@@ -33,35 +33,36 @@ pub(super) struct Columns {
     cores: Column,
     memory: Column,
     app: Option<Column>,
-    buckets: bool,
+    has_buckets: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Column {
     name: &'static str,
-    at: usize,
+    index: usize,
 }
 
 /// Detects the layout and the columns from the first row.
 pub(super) fn detect(first: &ByteRecord) -> Result<(Layout, Columns), TraceError> {
-    if let Some(columns) = Columns::named(first) {
+    if let Some(columns) = Columns::from_header(first) {
         return Ok((Layout::Named, columns));
     }
-    let azure = Columns::azure();
-    let is_word =
-        |column: Column| first.get(column.at).is_some_and(|f| f.first().is_some_and(u8::is_ascii_alphabetic));
+    let azure = Columns::for_azure_table();
+    let is_word = |column: Column| {
+        first.get(column.index).is_some_and(|f| f.first().is_some_and(u8::is_ascii_alphabetic))
+    };
     if first.len() == AZURE_COLUMNS && !(is_word(azure.arrive) && is_word(azure.depart)) {
         return Ok((Layout::AzureVmTable, azure));
     }
     let shown = first.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join(",");
-    Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_CHARS_MAX).collect() })
+    Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_ROW_CHARS_MAX).collect() })
 }
 
 impl Columns {
-    fn named(header: &ByteRecord) -> Option<Self> {
+    fn from_header(header: &ByteRecord) -> Option<Self> {
         let find = |name: &'static str| {
-            let at = header.iter().position(|field| field.trim_ascii() == name.as_bytes())?;
-            Some(Column { name, at })
+            let index = header.iter().position(|field| field.trim_ascii() == name.as_bytes())?;
+            Some(Column { name, index })
         };
         Some(Self {
             count: header.len(),
@@ -71,12 +72,12 @@ impl Columns {
             cores: find("cores")?,
             memory: find("mem_gb")?,
             app: find("app_name"),
-            buckets: false,
+            has_buckets: false,
         })
     }
 
-    fn azure() -> Self {
-        let column = |at, name| Column { name, at };
+    fn for_azure_table() -> Self {
+        let column = |index, name| Column { name, index };
         Self {
             count: AZURE_COLUMNS,
             id: column(0, "vmid"),
@@ -85,29 +86,29 @@ impl Columns {
             cores: column(9, "vmcorecountbucket"),
             memory: column(10, "vmmemorybucket"),
             app: None,
-            buckets: true,
+            has_buckets: true,
         }
     }
 
     /// Converts one row into the arrival of a VM.
-    pub(super) fn arrival(&self, row: &ByteRecord) -> Result<Arrival, MalformedRow> {
+    pub(super) fn parse_arrival(&self, row: &ByteRecord) -> Result<Arrival, MalformedRow> {
         let line = row.position().map_or(0, csv::Position::line);
         if row.len() != self.count {
             let rule = "must have as many columns as the first row";
             return Err(MalformedRow { line, field: "row", value: format!("{} columns", row.len()), rule });
         }
-        let take = |column: Column| Field::new(line, column.name, &row[column.at]);
-        let arrive = take(self.arrive)?.seconds()?;
+        let take = |column: Column| Field::new(line, column.name, &row[column.index]);
+        let arrive = take(self.arrive)?.parse_seconds()?;
         let depart = take(self.depart)?;
-        let (departure, cores, memory) = (depart.seconds()?, take(self.cores)?, take(self.memory)?);
-        depart.check(departure.is_none() || departure >= arrive, "must not be before the arrival")?;
+        let (departure, cores, memory) = (depart.parse_seconds()?, take(self.cores)?, take(self.memory)?);
+        depart.check_rule(departure.is_none() || departure >= arrive, "must not be before the arrival")?;
         Ok(Arrival {
             line,
             id: take(self.id)?.non_empty_text()?.to_owned(),
             arrive,
             depart: departure,
-            cores: cores.cores(self.buckets.then_some(field::CORES_OVER_24))?,
-            memory: memory.memory(self.buckets.then_some(field::GIB_OVER_64))?,
+            cores: cores.parse_cores(self.has_buckets.then_some(field::CORES_OVER_24))?,
+            memory: memory.parse_memory(self.has_buckets.then_some(field::GIB_OVER_64))?,
             app: self.app.map(|app| take(app).map(|field| field.text().to_owned())).transpose()?,
         })
     }

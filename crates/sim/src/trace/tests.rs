@@ -11,7 +11,7 @@ fn trace(text: &str) -> Result<Trace, TraceError> {
 }
 
 /// Returns the VMs of a trace, formatted as `id@arrive-depart:cores/memory` and joined by spaces.
-fn summary(text: &str) -> String {
+fn summarize(text: &str) -> String {
     let time = |at: Option<Ns>| at.map_or(String::new(), |at| format!("{}", at.as_ms() as f64 / 1000.0));
     let format_vm = |vm: &Arrival| {
         format!("{}@{}-{}:{}/{}", vm.id, time(vm.arrive), time(vm.depart), vm.cores, vm.memory)
@@ -26,18 +26,18 @@ fn error_of(text: &str) -> String {
 #[test]
 fn columns_are_matched_by_name_in_any_order() {
     let azure = "vm_id,batch_id,arrive_s,depart_s,censored,life_lo_s,life_hi_s,cores,mem_gb\n0,0,0,300,0,300,300,8,14.0\n";
-    assert_eq!(summary(azure), "0@0-300:8/14GiB");
-    assert_eq!(summary("vm_id,arrive_s,depart_s,cores,mem_gb\na,2,500,4,16\n"), "a@2-500:4/16GiB");
+    assert_eq!(summarize(azure), "0@0-300:8/14GiB");
+    assert_eq!(summarize("vm_id,arrive_s,depart_s,cores,mem_gb\na,2,500,4,16\n"), "a@2-500:4/16GiB");
     let alibaba = "vm_id,app_name,role,cores,mem_gb,gpu_request,max_instance_per_node,arrive_s,scheduled_s,depart_s\n\
                    7,app_0,HN,12,120.0,1,8,,,\n";
-    assert_eq!(summary(alibaba), "7@-:12/120GiB");
+    assert_eq!(summarize(alibaba), "7@-:12/120GiB");
     assert_eq!(trace(alibaba).unwrap().arrivals[0].app.as_deref(), Some("app_0"));
 }
 
 #[test]
 fn azure_table_is_read_without_header_and_with_buckets() {
     let rows = "a+/=,s,d,0,2591700,9.1,1.0,5.2,Delay-insensitive,4,32\nb,s,d,300,,9,1,5,Unknown,>24,>64\n";
-    assert_eq!(summary(rows), "a+/=@0-2591700:4/32GiB b@300-:30/70GiB");
+    assert_eq!(summarize(rows), "a+/=@0-2591700:4/32GiB b@300-:30/70GiB");
     assert_eq!(trace(rows).unwrap().layout, Layout::AzureVmTable);
     assert_eq!(trace(rows).unwrap().arrivals[1].line, 2);
 }
@@ -49,7 +49,7 @@ fn bucket_is_rejected_outside_azure_table() {
 
 #[test]
 fn fractional_gb_is_rounded_to_whole_mib() {
-    assert_eq!(summary(&format!("{HEADER}a,0,,1,0.75\nb,0,,1,1.7501\n")), "a@0-:1/768MiB b@0-:1/1792MiB");
+    assert_eq!(summarize(&format!("{HEADER}a,0,,1,0.75\nb,0,,1,1.7501\n")), "a@0-:1/768MiB b@0-:1/1792MiB");
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn non_utf8_row_is_malformed() {
 }
 
 /// Returns the events of a trace in order: `+id` for an arrival, `-id` for a departure.
-fn order(text: &str) -> String {
+fn event_order(text: &str) -> String {
     let trace = trace(&format!("{HEADER}{text}")).unwrap();
     let sign = |kind| if kind == EventKind::Arrive { '+' } else { '-' };
     let format_event = |e: &Event| format!("{}{}", sign(e.kind), trace.arrivals[e.index].id);
@@ -117,17 +117,17 @@ fn order(text: &str) -> String {
 
 #[test]
 fn departures_precede_arrivals_of_same_time() {
-    assert_eq!(order("a,0,10,1,1\nb,10,,1,1\nc,5,10,1,1\n"), "+a +c -a -c +b");
+    assert_eq!(event_order("a,0,10,1,1\nb,10,,1,1\nc,5,10,1,1\n"), "+a +c -a -c +b");
 }
 
 #[test]
 fn initial_vms_precede_all_other_events() {
-    assert_eq!(order("b,0,9,1,1\na,,0,1,1\n"), "+a -a +b -b");
+    assert_eq!(event_order("b,0,9,1,1\na,,0,1,1\n"), "+a -a +b -b");
 }
 
 #[test]
 fn vm_departing_at_arrival_time_arrives_first() {
-    assert_eq!(order("a,7,7,1,1\nb,7,,1,1\n"), "+a +b -a");
+    assert_eq!(event_order("a,7,7,1,1\nb,7,,1,1\n"), "+a +b -a");
 }
 
 #[test]

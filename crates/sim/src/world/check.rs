@@ -37,7 +37,7 @@ pub(super) struct GroundTruth {
     records: BTreeMap<Key, Record>,
     /// Reservations that the manager acknowledged to clients.
     pub(super) acknowledged: BTreeMap<RequestKey, AckedReservation>,
-    /// Latest grant of each slice, as confirmed by its device.
+    /// Latest grant of each slice, as confirmed by the device of the slice.
     last_grants: BTreeMap<SliceId, LastGrant>,
     justifications: justifications::Justifications,
     /// Reservations that a client released by force.
@@ -48,8 +48,8 @@ pub(super) struct GroundTruth {
     unrevoked_grants: BTreeSet<Holding>,
     /// Requests that were sent at least once while the disk of the store had enough space.
     pub(super) requested_with_space: BTreeSet<RequestKey>,
-    /// Pairs of a device and a host: the device has revoked all access of the host since the latest
-    /// fence of the host began.
+    /// Pairs of a device and a host. The device has revoked all access of the host since the start
+    /// of the latest fence of the host.
     fences_confirmed: BTreeSet<(EmcId, HostId)>,
     handles: desired_state::KnownHandles,
     returns: return_times::SliceReturns,
@@ -125,7 +125,7 @@ impl GroundTruth {
         }
     }
 
-    fn apply(&mut self, record: &Record) {
+    fn apply_record(&mut self, record: &Record) {
         match record {
             Record::Deleted(key) => drop(self.records.remove(key)),
             Record::Decision(..) => {}
@@ -145,7 +145,7 @@ impl GroundTruth {
 
 impl World {
     /// Checks the invariants that must hold after every step.
-    pub(super) fn check(&mut self) {
+    pub(super) fn check_invariants(&mut self) {
         let mut owners: BTreeMap<SliceId, (Epoch, HostId)> = BTreeMap::new();
         let mut conflict = None;
         for machine in &self.machines {
@@ -216,8 +216,8 @@ impl World {
         }
     }
 
-    /// Checks that after a restore no slice is revoked while a process maps the slice. After a
-    /// fence of the host this is allowed, also for slices that the fence could not revoke.
+    /// Checks that no slice is revoked after a restore while a process maps the slice. If the host
+    /// of the process was fenced, the revocation is allowed.
     fn check_restored_slice(&mut self, slice: SliceId, before: Slot, after: Slot) {
         let State::Quarantined(Quarantine::Restored { .. }) = before.state else { return };
         if !matches!(after.state, State::Scrubbing(Scrub::Revoking { .. })) {
@@ -258,15 +258,19 @@ impl World {
         let receipt = slot.receipt.filter(|receipt| receipt.scrubbed.verified >= units::SLICE);
         let receipt = receipt.map(|receipt| receipt.scrubbed.holding);
         if slot.epoch > Epoch(0) && receipt != Some(Holding { slice, epoch: slot.epoch }) {
-            let receipt = receipt
-                .map_or("no complete scrub".into(), |receipt| format!("a scrub of {}", describe(receipt)));
-            let description = format!("slice {slice} is free after epoch {} and has {receipt}", slot.epoch);
+            let receipt = receipt.map_or("found no complete scrub".into(), |receipt| {
+                format!("found a scrub of {}", describe_holding(receipt))
+            });
+            let description = format!(
+                "slice {slice} is free after epoch {}: expected a complete scrub of this epoch, {receipt}",
+                slot.epoch
+            );
             self.report_violation("a slice is zeroed before its next owner uses it", description);
         }
         if self.device(slice).is_shared() && self.device(slice).read(slice) != Pattern::ZERO {
             self.report_violation(
                 "a slice is zeroed before its next owner uses it",
-                format!("slice {slice} is free and not zeroed"),
+                format!("slice {slice} is free but not zeroed"),
             );
         }
     }
@@ -289,30 +293,33 @@ impl World {
     }
 
     fn check_new_reservation(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
-        if self.is_closed(new, batch) {
+        if self.is_forbidden(new, batch) {
             self.report_violation(
                 "a cordoned or draining host or EMC receives no new reservation",
                 format!("{id}: {new:?}"),
             );
         }
-        let latest = self.when().now.after(new.commit_within);
+        let latest = self.current_time().now.after(new.commit_within);
         if let Stage::Reserved { deadline, .. } = new.stage
             && deadline > latest
         {
             self.report_violation(
                 "deadlines are measured in rack time",
-                format!("{id} ends after {latest}: {new:?}"),
+                format!("the deadline of reservation {id} must be at most {latest}: {new:?}"),
             );
         }
         if !self.truth.requested_with_space.contains(&new.request) {
-            self.report_violation("a full disk blocks new reservations", format!("{id}: {new:?}"));
+            self.report_violation(
+                "a full disk blocks new reservations",
+                format!("reservation {id} was never requested with enough disk space: {new:?}"),
+            );
         }
     }
 
-    /// Returns whether a new reservation was not allowed before this batch: its host or an EMC of
-    /// its slices was cordoned, draining or unreachable. A host or EMC that the same batch changes
-    /// counts as allowed, because the change may precede or follow the reservation.
-    fn is_closed(&self, new: &Reservation, batch: &[Record]) -> bool {
+    /// Returns whether a new reservation is forbidden: before this batch, its host or an EMC of its
+    /// slices was cordoned, draining or unreachable. Hosts and EMCs that the batch changes are
+    /// ignored, because the change may precede or follow the reservation.
+    fn is_forbidden(&self, new: &Reservation, batch: &[Record]) -> bool {
         let changes = |key| batch.iter().any(|record| record.key() == key);
         if changes(Key::Host(new.host)) {
             return false;
@@ -334,8 +341,9 @@ impl World {
         !open
     }
 
-    /// Checks that a host is fenced only on request or after a long silence. Also checks that the
-    /// fence of an EMC is recorded only after this EMC has revoked all access of the host.
+    /// Checks that a host is fenced only on request or after a long silence. Also checks that a
+    /// fence is recorded as confirmed by an EMC only after this EMC has revoked all access of the
+    /// host.
     fn check_fencing(&mut self, id: HostId, host: &Host, batch: &[Record]) {
         let (old_fence, unconfirmed_fences) = match self.truth.host(id) {
             Some(old) => (old.fence, old.unconfirmed_fences.clone()),
@@ -360,7 +368,7 @@ impl World {
         if let Some(emc) = missing {
             self.report_violation(
                 "a fence is recorded only after the EMC has confirmed it",
-                format!("the fence of {id} by {emc} is recorded, but {emc} has not confirmed it"),
+                format!("the fence of {id} is recorded as confirmed by {emc}, which has not confirmed it"),
             );
         }
         let old = self.truth.host(id);
@@ -369,7 +377,7 @@ impl World {
             self.check_fence_end(id);
         } else if restarted {
             // The fence may have begun and ended within this batch, so that no record shows it.
-            self.note_returned(id);
+            self.end_shared_access(id);
         }
         if !begins {
             return;
@@ -393,13 +401,13 @@ impl World {
         if let Some(holding) = reachable_holding {
             self.report_violation(
                 "a fenced host cannot reach its former slices",
-                format!("{id} returns from its fence and can still reach {}", describe(holding)),
+                format!("the fence of {id} ends, but {id} can still reach {}", describe_holding(holding)),
             );
         }
-        self.note_returned(id);
+        self.end_shared_access(id);
     }
 
-    fn note_returned(&mut self, id: HostId) {
+    fn end_shared_access(&mut self, id: HostId) {
         let devices = &self.devices;
         let shared = |slice| devices.iter().any(|device| device.is_shared() && device.contains(slice));
         let of_host =
@@ -408,7 +416,7 @@ impl World {
     }
 
     /// Checks that a fenced host cannot reach its former slices. Each EMC must have revoked the
-    /// access of the host or must hold no slice of the host. A slice that could not be revoked must
+    /// access of the host or have no slice of the host. A slice that could not be revoked must
     /// still be recorded as held by the host.
     fn check_fenced_hosts(&mut self) {
         let Some(running) = &self.manager_process.running else { return };
@@ -428,7 +436,7 @@ impl World {
             if let Some(slice) = reachable {
                 self.report_violation(
                     "a fenced host cannot reach its former slices",
-                    format!("{host} is reported as fenced and can still reach slice {slice}"),
+                    format!("{host} is reported as fenced but can still reach slice {slice}"),
                 );
             }
         }
@@ -458,7 +466,7 @@ impl World {
     }
 
     /// Records that the manager has received a message from a host.
-    pub(super) fn note_contact(&mut self, host: HostId) {
+    pub(super) fn record_contact(&mut self, host: HostId) {
         if self.is_long_silent(host) {
             self.truth.silent_hosts.insert(host);
         }
@@ -466,10 +474,10 @@ impl World {
     }
 
     pub(super) fn apply_records(&mut self, records: &[Record]) {
-        records.iter().for_each(|record| self.truth.apply(record));
+        records.iter().for_each(|record| self.truth.apply_record(record));
     }
 
-    /// Forgets acknowledged reservations that a restored store lacks.
+    /// Removes acknowledged reservations that are missing from a restored store.
     pub(super) fn drop_lost_reservations(&mut self, records: &[Record]) {
         let known: BTreeMap<ReservationId, &Reservation> = records
             .iter()
@@ -503,9 +511,9 @@ impl World {
 
     /// Replaces the records after a load of the store, and checks that the store contains every
     /// acknowledged request. The last batch before a crash may be durable or not.
-    pub(super) fn note_loaded(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
+    pub(super) fn handle_load(&mut self, meta: Option<&Meta>, records: &[Record], restored: bool) {
         if !restored {
-            self.note_uncordoned(records);
+            self.end_uncordoned_ownership(records);
         }
         self.truth.drop_unknown_justifications();
         self.truth.records.clear();
@@ -534,20 +542,20 @@ impl World {
             self.truth.end_access(host, *holding);
         }
         report.scrubbed.iter().for_each(|scrubbed| self.truth.end_access(host, scrubbed.holding));
-        self.note_unreported_slices(host, report);
+        self.end_unreported_access(host, report);
         for failed in &report.failed {
-            let scrubber = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
+            let is_scrub = matches!(self.truth.slot(failed.holding.slice).state, State::Scrubbing(_));
             // A revocation ends the access only at devices that can revoke access. At other devices
             // the host must release the slice.
             let can_revoke = !self.device(failed.holding.slice).is_shared();
-            if can_revoke && (failed.reason == FailureReason::NotZero || scrubber) {
+            if can_revoke && (failed.reason == FailureReason::NotZero || is_scrub) {
                 self.truth.end_access(host, failed.holding);
             }
         }
     }
 
     /// Ends the access to slices that the first complete report after a restore does not contain.
-    fn note_unreported_slices(&mut self, host: HostId, report: &ObservedState) {
+    fn end_unreported_access(&mut self, host: HostId, report: &ObservedState) {
         let must_report = self.truth.host(host).is_some_and(|host| host.must_report);
         if !(must_report && report.whole && Some(report.number.generation) == self.truth.generation()) {
             return;
@@ -567,8 +575,10 @@ impl World {
             // revokes its access later.
             let forced = self.truth.force_released.contains(&reservation);
             if shared || !forced {
-                let description =
-                    format!("{host} reports the release of {}, but process {pid} maps it", describe(holding));
+                let description = format!(
+                    "{host} reports the release of {}, but process {pid} maps it",
+                    describe_holding(holding)
+                );
                 self.report_violation("a released slice is mapped by no process", description);
             }
         }
@@ -591,7 +601,9 @@ impl World {
     /// Checks that a process loses memory only through a forced release, a fence or a device
     /// failure.
     pub(super) fn check_memory_loss(&mut self, host: HostId, guest: &Guest, holding: Holding, why: &str) {
-        self.log(|| format!("process {} on {host} loses {}: {why}", guest.process.pid, describe(holding)));
+        self.log(|| {
+            format!("process {} on {host} loses {}: {why}", guest.process.pid, describe_holding(holding))
+        });
         let forced = guest.mapped.get(&holding).is_some_and(|id| self.truth.force_released.contains(id));
         let emc = self.devices.iter().position(|device| device.contains(holding.slice));
         let unconfirmed = |host: &Host| host.unconfirmed_fences.iter().any(|of| Some(of.0 as usize) == emc);
@@ -599,7 +611,7 @@ impl World {
         let lost =
             self.truth.ended_grants.contains(&holding) || self.truth.unrevoked_grants.contains(&holding);
         if !forced && !fenced && !lost {
-            let (pid, vm, lost) = (guest.process.pid, &guest.vm, describe(holding));
+            let (pid, vm, lost) = (guest.process.pid, &guest.vm, describe_holding(holding));
             let description = format!("process {pid} of VM {vm} on {host} loses {lost}: {why}");
             self.report_violation(
                 "a VM loses memory only by a release, a fence or a device failure",
@@ -610,7 +622,7 @@ impl World {
 }
 
 /// Formats the slice and epoch of a holding for a message.
-pub(super) fn describe(holding: Holding) -> String {
+pub(super) fn describe_holding(holding: Holding) -> String {
     format!("slice {} of epoch {}", holding.slice, holding.epoch)
 }
 

@@ -1,5 +1,5 @@
-//! Client workload. Schedulers, launchers and operators send requests, repeat or alter requests,
-//! cancel requests, and check the replies.
+//! Client workload. Schedulers, launchers and operators send, repeat, alter and cancel requests,
+//! and check the replies.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::{
     ScheduledEvent, World,
     check::{AckedReservation, Justification, holder},
     device::Device,
-    fault_model::name,
+    fault_model::numbered_name,
 };
 
 /// Number of latest tenants that clients still send requests for.
@@ -31,10 +31,10 @@ pub(super) struct ClientWorkload {
     tenants: Vec<Tenant>,
     pub(super) pending: BTreeMap<Token, PendingRequest>,
     /// Whether the disk of the store has little free space.
-    store_low: bool,
+    is_disk_space_low: bool,
 }
 
-/// Request of a client for the memory of a VM, and the resulting reservation.
+/// Request of a client for the memory of a VM, and the ID of the resulting reservation.
 #[derive(Clone, Debug)]
 struct Tenant {
     reserve: Reserve,
@@ -72,7 +72,7 @@ pub(super) struct PendingMigrationAnswer {
     /// Migration request on disk when the answer was sent.
     pub(super) request: Option<(ReservationId, Migration)>,
     /// Whether no other answer for this VM was outstanding when the answer was sent.
-    pub(super) is_alone: bool,
+    pub(super) is_only_answer: bool,
 }
 
 impl World {
@@ -80,14 +80,14 @@ impl World {
         if self.faults_stopped {
             return;
         }
-        let pause = self.random_around(self.fault_model.client_interval);
+        let pause = self.random_duration_around(self.fault_model.client_interval);
         self.schedule_after(pause, ScheduledEvent::ClientAction);
         match self.rng.random_range(0..100) {
             0..24 => self.reserve_new(),
             24..32 => self.repeat_reserve(false),
             32..34 => self.repeat_reserve(true),
-            34..40 => self.wait_ready(),
-            40..47 => self.commit(),
+            34..40 => self.wait_until_ready(),
+            40..47 => self.commit_some_reservation(),
             47..59 => self.release_some_vm(),
             59..77 => self.launch_some_vm(),
             77..82 => self.schedule_some_place(),
@@ -96,8 +96,8 @@ impl World {
             88..92 => self.fence_some_host(),
             92..95 => self.uncordon_some_slice(),
             95..96 => self.cancel_some_request(),
-            96..97 => self.set_store_low(!self.clients.store_low),
-            97..99 if self.fault_model.old_backups && self.chance(0.8) => self.change_rack(),
+            96..97 => self.set_disk_space_low(!self.clients.is_disk_space_low),
+            97..99 if self.fault_model.old_backups && self.random_bool(0.8) => self.change_rack(),
             97..99 => self.back_up(),
             _ => self.kill_some_process(),
         }
@@ -123,7 +123,7 @@ impl World {
         justification: Option<Justification>,
     ) {
         if self.manager_process.is_open() {
-            let token = self.manager_process.token();
+            let token = self.manager_process.next_token();
             self.log(|| format!("request {}: {}", token.0, describe_request(&request)));
             self.clients.pending.insert(token, pending);
             if let Some(justification) = justification {
@@ -136,35 +136,35 @@ impl World {
     fn reserve_new(&mut self) {
         let number = self.clients.tenants.len();
         let Some(host) = self.pick(&self.hosts()) else { return };
-        let client = name("c", self.rng.random_range(0..3));
+        let client = numbered_name("c", self.rng.random_range(0..3));
         let id = RequestId::new(&format!("r{number}")).expect("a letter with a number is a valid request id");
         let reserve = Reserve {
             request: RequestKey { client, id },
             host: self.machine(host).name.clone(),
-            vm: name("v", self.rng.random_range(0..VM_NAME_COUNT)),
+            vm: numbered_name("v", self.rng.random_range(0..VM_NAME_COUNT)),
             slices: self.rng.random_range(1..=3),
             local: Bytes::gib(1),
             cores: 1,
             pinned: false,
             commit_within: Ns::ms(self.rng.random_range(200..5000)),
-            uid: (number % 2 == 1).then(|| user(number)),
+            uid: (number % 2 == 1).then(|| user_id_of(number)),
         };
         self.clients.tenants.push(Tenant { reserve, host, id: None });
         self.send_reserve(number, false);
     }
 
-    fn some_tenant(&mut self) -> Option<usize> {
+    fn pick_tenant(&mut self) -> Option<usize> {
         let count = self.clients.tenants.len();
         (count > 0).then(|| self.rng.random_range(count.saturating_sub(ACTIVE_TENANTS_MAX)..count))
     }
 
     /// Returns the VM of a random tenant among the latest.
-    pub(super) fn some_vm(&mut self) -> Option<Name> {
-        self.some_tenant().map(|tenant| self.clients.tenants[tenant].reserve.vm.clone())
+    pub(super) fn pick_vm(&mut self) -> Option<Name> {
+        self.pick_tenant().map(|tenant| self.clients.tenants[tenant].reserve.vm.clone())
     }
 
     fn repeat_reserve(&mut self, altered: bool) {
-        if let Some(tenant) = self.some_tenant() {
+        if let Some(tenant) = self.pick_tenant() {
             self.send_reserve(tenant, altered);
         }
     }
@@ -172,8 +172,8 @@ impl World {
     fn send_reserve(&mut self, tenant: usize, altered: bool) {
         let mut content = self.clients.tenants[tenant].reserve.clone();
         content.slices += u32::from(altered);
-        let wait = self.chance(0.3).then(|| Ns::ms(500));
-        let (had_space, boxed) = (!self.clients.store_low, Box::new(content.clone()));
+        let wait = self.random_bool(0.3).then(|| Ns::ms(500));
+        let (had_space, boxed) = (!self.clients.is_disk_space_low, Box::new(content.clone()));
         if had_space && self.manager_process.is_open() {
             self.truth.requested_with_space.insert(content.request.clone());
         }
@@ -181,30 +181,30 @@ impl World {
         self.send_request(Request::Reserve { reserve: content, wait }, pending);
     }
 
-    fn some_target(&mut self) -> Option<(usize, Target)> {
-        let tenant = self.some_tenant()?;
+    fn pick_target(&mut self) -> Option<(usize, Target)> {
+        let tenant = self.pick_tenant()?;
         let Tenant { reserve, id, .. } = &self.clients.tenants[tenant];
         let (vm, id) = (Target::Vm(reserve.vm.clone()), id.map(Target::Reservation));
-        let by_id = self.chance(0.7);
+        let by_id = self.random_bool(0.7);
         Some((tenant, id.filter(|_| by_id).unwrap_or(vm)))
     }
 
-    fn wait_ready(&mut self) {
-        if let Some((_, target)) = self.some_target() {
+    fn wait_until_ready(&mut self) {
+        if let Some((_, target)) = self.pick_target() {
             let within = self.random_between(Ns::ZERO, Ns::secs(3));
             self.send_request(Request::WaitReady { target, within }, PendingRequest::Wait);
         }
     }
 
-    fn commit(&mut self) {
-        if let Some((_, target)) = self.some_target() {
+    fn commit_some_reservation(&mut self) {
+        if let Some((_, target)) = self.pick_target() {
             self.send_request(Request::Commit { target, actor: Actor::Manager }, PendingRequest::Commit);
         }
     }
 
     fn release_some_vm(&mut self) {
-        if let Some((tenant, target)) = self.some_target() {
-            let force = self.chance(0.25);
+        if let Some((tenant, target)) = self.pick_target() {
+            let force = self.random_bool(0.25);
             let vm = self.clients.tenants[tenant].reserve.vm.clone();
             self.release(vm, target, force);
         }
@@ -221,11 +221,11 @@ impl World {
     }
 
     fn launch_some_vm(&mut self) {
-        let Some(tenant) = self.some_tenant() else { return };
+        let Some(tenant) = self.pick_tenant() else { return };
         let Tenant { reserve, host, .. } = self.clients.tenants[tenant].clone();
-        let on_other_host = self.chance(0.05);
+        let on_other_host = self.random_bool(0.05);
         let host = if on_other_host { self.pick(&self.hosts()).unwrap_or(host) } else { host };
-        self.launch(host, &reserve.vm);
+        self.launch_vm(host, &reserve.vm);
     }
 
     fn schedule_some_place(&mut self) {
@@ -235,11 +235,11 @@ impl World {
         let to = [Scheduling::Enabled, Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining];
         let (place, to) = (self.pick(&places), self.pick(&to));
         if let Some((place, to)) = place.zip(to) {
-            self.schedule(place, to);
+            self.set_scheduling(place, to);
         }
     }
 
-    pub(super) fn schedule(&mut self, place: Place, to: Scheduling) {
+    pub(super) fn set_scheduling(&mut self, place: Place, to: Scheduling) {
         let justification = match place {
             Place::Slice(slice) => Some(Justification::Uncordon(slice)),
             Place::Host(_) | Place::Emc(_) => None,
@@ -253,7 +253,7 @@ impl World {
     /// is off.
     fn fence_some_host(&mut self) {
         let Some(host) = self.pick(&self.hosts()) else { return };
-        let off = !self.machine(host).up;
+        let off = !self.machine(host).is_up;
         let name = self.machine(host).name.clone();
         let justification = Justification::Fence(name.clone());
         let request =
@@ -264,13 +264,14 @@ impl World {
 
     /// Uncordons a random quarantined slice, in the role of an operator.
     pub(super) fn uncordon_some_slice(&mut self) {
-        let slices = self.quarantined();
+        let slices = self.slices_to_uncordon();
         if let Some(slice) = self.pick(&slices) {
             self.uncordon_slice(slice);
         }
     }
 
-    pub(super) fn quarantined(&self) -> Vec<SliceId> {
+    /// Returns the quarantined slices that an operator must uncordon.
+    pub(super) fn slices_to_uncordon(&self) -> Vec<SliceId> {
         // The manager releases slices from quarantine after a restore, except slices of hosts that
         // the backup lacks.
         let returns_by_itself =
@@ -297,7 +298,7 @@ impl World {
         if let Some(outsider) = holder(&slot).filter(|_| !self.is_holder_in_rack(&slot)) {
             self.power_off(outsider);
         }
-        self.schedule(Place::Slice(slice), Scheduling::Enabled);
+        self.set_scheduling(Place::Slice(slice), Scheduling::Enabled);
     }
 
     fn cancel_some_request(&mut self) {
@@ -313,14 +314,14 @@ impl World {
 
     /// Sets whether the free space on the disk of the store is below the limit for new
     /// reservations.
-    pub(super) fn set_store_low(&mut self, low: bool) {
-        self.clients.store_low = low;
+    pub(super) fn set_disk_space_low(&mut self, low: bool) {
+        self.clients.is_disk_space_low = low;
         self.report_store_space();
     }
 
     /// Reports to the manager whether the disk of the store has little free space.
     pub(super) fn report_store_space(&mut self) {
-        let low = self.clients.store_low;
+        let low = self.clients.is_disk_space_low;
         self.handle_manager_event(Event::StoreSpace { low });
     }
 
@@ -339,8 +340,8 @@ impl World {
     }
 
     pub(super) fn handle_reply(&mut self, token: Token, answer: Result<RequestReply, Rejection>) {
-        self.truth.note_justification_reply(token, &answer);
-        if self.manager_process.running.as_ref().is_some_and(|running| running.ready == Some(token)) {
+        self.truth.record_justification_reply(token, &answer);
+        if self.manager_process.running.as_ref().is_some_and(|running| running.start_request == Some(token)) {
             return self.handle_start_reply(&answer);
         }
         let Some(pending) = self.clients.pending.remove(&token) else { return };
@@ -349,18 +350,18 @@ impl World {
         match (pending, answer) {
             (PendingRequest::Configure, answer) => self.handle_rack_reply(&answer),
             (PendingRequest::Reserve { tenant, content, wait, .. }, Ok(RequestReply::Reservation(view))) => {
-                self.check_reserved(tenant, &content, &view);
+                self.check_reserve_reply(tenant, &content, &view);
                 if wait {
                     self.check_ready(&view);
                 }
             }
             (PendingRequest::Reserve { content, wait, .. }, Err(rejection)) => {
-                self.check_repeat_rejected(&content, wait, &rejection);
+                self.check_rejected_repeat(&content, wait, &rejection);
             }
             (PendingRequest::Wait, Ok(RequestReply::Reservation(view))) => self.check_ready(&view),
             (PendingRequest::Commit, Ok(RequestReply::Reservation(view))) => self.check_stage(&view, false),
             (PendingRequest::Release, Ok(RequestReply::Reservation(view))) => {
-                self.run_log.counts.low_space_releases += u64::from(self.clients.store_low);
+                self.run_log.counts.low_space_releases += u64::from(self.clients.is_disk_space_low);
                 self.check_stage(&view, true);
             }
             (PendingRequest::Schedule(Place::Host(_)), Ok(_)) => self.run_log.counts.hosts_scheduled += 1,
@@ -390,7 +391,7 @@ impl World {
         {
             self.report_violation(
                 "a full disk blocks only new reservations",
-                format!("{pending:?} is rejected"),
+                format!("{pending:?} is rejected for lack of disk space"),
             );
         }
     }
@@ -399,8 +400,8 @@ impl World {
     /// after its rack.toml is durable. If the file is rejected, the manager exits and restarts.
     fn handle_start_reply(&mut self, answer: &Result<RequestReply, Rejection>) {
         let Some(running) = &mut self.manager_process.running else { return };
-        running.ready = None;
-        running.open = answer.is_ok();
+        running.start_request = None;
+        running.is_open = answer.is_ok();
         self.handle_rack_reply(answer);
         if answer.is_err() {
             self.kill_manager();
@@ -410,14 +411,17 @@ impl World {
 
     /// Checks that a reply matches its request, is durable, and equals earlier replies to the same
     /// request.
-    fn check_reserved(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
+    fn check_reserve_reply(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
         let reservation = &view.reservation;
         let requested = (&content.vm, content.slices as usize, &content.request, content.uid);
         let on_host = view.host == content.host || !self.truth.has_host(reservation.host);
         if !on_host
             || requested != (&reservation.vm, reservation.slices.len(), &reservation.request, reservation.uid)
         {
-            self.report_violation("a reply matches its request", format!("{content:?} receives {view:?}"));
+            self.report_violation(
+                "a reply matches its request",
+                format!("request {content:?} receives reply {view:?}"),
+            );
         }
         if self.truth.reservation(view.id) != Some(reservation) {
             self.report_violation(
@@ -435,7 +439,7 @@ impl World {
         if let Some(earlier) = earlier.as_ref().filter(|k| (k.id, &k.slices) != (new.id, &new.slices)) {
             self.report_violation(
                 "a repeated request returns the same reply",
-                format!("{earlier:?}, then {new:?}"),
+                format!("the first reply is {earlier:?}, a later reply is {new:?}"),
             );
         }
         if earlier.is_none() {
@@ -446,7 +450,7 @@ impl World {
         self.clients.tenants[tenant].reserve = content.clone();
     }
 
-    fn check_repeat_rejected(&mut self, content: &Reserve, wait: bool, rejection: &Rejection) {
+    fn check_rejected_repeat(&mut self, content: &Reserve, wait: bool, rejection: &Rejection) {
         let Some(acked) = self.truth.acknowledged.get(&content.request).cloned() else { return };
         let altered = acked.slices.len() != content.slices as usize;
         let allowed = match rejection {
@@ -460,7 +464,7 @@ impl World {
         if !allowed {
             self.report_violation(
                 "a repeated request returns the same reply",
-                format!("{acked:?}, then {rejection:?}"),
+                format!("{acked:?} was acknowledged, but a repeat is rejected: {rejection:?}"),
             );
         }
     }
@@ -507,7 +511,7 @@ fn describe_request(request: &Request) -> String {
 }
 
 /// Returns the user id under which the VMs of a tenant run.
-fn user(tenant: usize) -> UserId {
+fn user_id_of(tenant: usize) -> UserId {
     u32::try_from(tenant)
         .ok()
         .and_then(|number| UserId::new(number).ok())

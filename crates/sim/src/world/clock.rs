@@ -34,14 +34,14 @@ impl World {
         self
     }
 
-    pub(super) fn wall(&self) -> UnixMs {
+    pub(super) fn wall_time(&self) -> UnixMs {
         UnixMs(self.now.as_ms() + self.wall_clock.offset_ms)
     }
 
     /// Moves the wall clock forwards or backwards by a random time.
     pub(super) fn jump_wall_clock(&mut self) {
         let ms = self.rng.random_range(0..JUMP_HOURS_MAX * HOUR_MS);
-        let forwards = self.chance(0.5);
+        let forwards = self.random_bool(0.5);
         self.run_log.counts.clock_jumps += 1;
         if self.wall_clock.is_steady {
             return;
@@ -60,11 +60,11 @@ impl World {
         self.now = self.now.after(span);
         let queue = std::mem::take(&mut self.queue);
         self.queue = queue.into_iter().map(|((at, n), event)| ((at.after(span), n), event)).collect();
-        self.manager_process.shift_wakeup(span);
+        self.manager_process.delay_wakeup(span);
         for machine in &mut self.machines {
             machine.frozen_until = machine.frozen_until.after(span);
         }
-        self.network.shift(span);
+        self.network.delay_arrivals(span);
         self.reset_fence_progress();
     }
 }
@@ -73,15 +73,16 @@ impl World {
 mod tests {
     use crate::world::World;
 
-    const SEEDS: u64 = 40;
-    const STEPS: u64 = 1500;
+    const SEED_COUNT: u64 = 40;
+    const STEPS_PER_SEED: u64 = 1500;
 
     /// Decisions use monotonic time only, so jumps of the wall clock must not change the run.
     #[test]
     fn wall_clock_jumps_do_not_change_the_run() {
-        for seed in 0..SEEDS {
-            let jumping = World::new(seed).run(STEPS).expect("every invariant holds");
-            let steady = World::new(seed).with_steady_wall_clock().run(STEPS).expect("every invariant holds");
+        for seed in 0..SEED_COUNT {
+            let jumping = World::new(seed).run(STEPS_PER_SEED).expect("every invariant holds");
+            let steady =
+                World::new(seed).with_steady_wall_clock().run(STEPS_PER_SEED).expect("every invariant holds");
             assert_eq!(jumping, steady, "seed {seed}");
         }
     }

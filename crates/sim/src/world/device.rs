@@ -72,7 +72,7 @@ impl Device {
     }
 
     /// Returns the number of saved versions for [`Device::roll_back`].
-    pub(super) fn snapshots(&self) -> usize {
+    pub(super) fn snapshot_count(&self) -> usize {
         self.snapshots.len()
     }
 
@@ -193,7 +193,7 @@ impl Device {
         Some(Holding { slice, epoch: held })
     }
 
-    /// Revokes all slices of a host, except slices whose calls fail.
+    /// Revokes all slices of a host, except slices with an injected fault.
     fn fence(&mut self, host: HostId) -> Vec<Holding> {
         let of_host = self.grants().into_iter().filter(|(_, _, by)| *by == host);
         let of_host: Vec<_> = of_host.collect();
@@ -204,13 +204,13 @@ impl Device {
         working.into_iter().filter_map(|(slice, epoch, _)| self.revoke(slice, epoch)).collect()
     }
 
-    /// Clears contents and grants, as in a power failure. The highest epochs remain, unless the
-    /// record is also lost (`emptied`), as on a tmpfs. Returns the lost grants.
-    pub(super) fn lose_power(&mut self, emptied: bool) -> Vec<Holding> {
+    /// Clears contents and grants, as in a power failure. The highest epochs are kept, unless the
+    /// record is also lost (`record_lost`), as on a tmpfs. Returns the lost grants.
+    pub(super) fn lose_power(&mut self, record_lost: bool) -> Vec<Holding> {
         let lost = self.grants();
         for record in &mut self.records {
             let (highest_epoch, revoked) =
-                if emptied { Default::default() } else { (record.highest_epoch, record.revoked) };
+                if record_lost { Default::default() } else { (record.highest_epoch, record.revoked) };
             *record = SliceRecord { highest_epoch, revoked, ..SliceRecord::default() };
         }
         lost.into_iter().map(|(slice, epoch, _)| Holding { slice, epoch }).collect()

@@ -61,7 +61,7 @@ impl FaultModel {
             |rng: &mut Pcg64, max: f64| if rng.random_bool(0.5) { rng.random_range(0.0..max) } else { 0.0 };
         Self {
             settings: Settings { lease_ttl, fence_after },
-            rack: rack(rng),
+            rack: random_rack(rng),
             fence_success_rate: rng.random_bool(0.6).then(|| rng.random_range(0.3..1.0)),
             in_order,
             message_loss_rate: if in_order { 0.0 } else { random_rate(rng, 0.2) },
@@ -84,7 +84,7 @@ impl FaultModel {
         }
     }
 
-    pub(super) fn devices(&self) -> Vec<Device> {
+    pub(super) fn create_devices(&self) -> Vec<Device> {
         let mut first = SliceId(0);
         let device = |emc: &EmcSpec| {
             let kind = if emc.serial.is_some() { DeviceKind::SharedDax } else { DeviceKind::Emulated };
@@ -95,7 +95,7 @@ impl FaultModel {
         self.rack.emcs.iter().map(device).collect()
     }
 
-    pub(super) fn machines(&self) -> Vec<Machine> {
+    pub(super) fn create_machines(&self) -> Vec<Machine> {
         let hosts = self.rack.hosts.iter().zip(0..);
         hosts.map(|(host, id)| Machine::new(HostId(id), host.name.clone())).collect()
     }
@@ -103,29 +103,29 @@ impl FaultModel {
 
 /// Returns a random rack of two or three hosts and one or two EMCs. A host is attached to all EMCs
 /// or to one of them.
-fn rack(rng: &mut Pcg64) -> RackSpec {
+fn random_rack(rng: &mut Pcg64) -> RackSpec {
     let count = rng.random_range(1..=2);
-    let emc = |n| emc(n, rng.random_range(2..=5), rng.random_bool(0.5));
+    let emc = |n| emc_spec(n, rng.random_range(2..=5), rng.random_bool(0.5));
     let emcs: Vec<EmcSpec> = (0..count).map(emc).collect();
     let hosts = (0..rng.random_range(2..=3)).map(|n| {
         let single = rng.random_range(0..emcs.len());
         let all = rng.random_bool(0.7);
         let attached = emcs.iter().enumerate().filter(|(i, _)| all || *i == single);
-        host(n, attached.map(|(_, emc)| emc.name.clone()).collect())
+        host_spec(n, attached.map(|(_, emc)| emc.name.clone()).collect())
     });
     let hosts = hosts.collect();
     RackSpec { emcs, hosts }
 }
 
-pub(super) fn emc(n: usize, slices: u32, shared: bool) -> EmcSpec {
+pub(super) fn emc_spec(n: usize, slices: u32, shared: bool) -> EmcSpec {
     let (driver, path, serial) = ("simulated".into(), String::new(), shared.then(|| format!("{n:#x}")));
-    EmcSpec { name: name("e", n), slices, driver, path, serial }
+    EmcSpec { name: numbered_name("e", n), slices, driver, path, serial }
 }
 
-pub(super) fn host(n: usize, emcs: Vec<Name>) -> HostSpec {
-    HostSpec { name: name("h", n), cores: 64, local: Bytes::gib(64), emcs }
+pub(super) fn host_spec(n: usize, emcs: Vec<Name>) -> HostSpec {
+    HostSpec { name: numbered_name("h", n), cores: 64, local: Bytes::gib(64), emcs }
 }
 
-pub(super) fn name(prefix: &str, n: usize) -> Name {
+pub(super) fn numbered_name(prefix: &str, n: usize) -> Name {
     Name::new(&format!("{prefix}{n}")).expect("a letter with a number is a valid name")
 }

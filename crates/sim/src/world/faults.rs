@@ -20,7 +20,7 @@ impl World {
         if self.faults_stopped {
             return;
         }
-        let pause = self.random_around(self.fault_model.fault_interval);
+        let pause = self.random_duration_around(self.fault_model.fault_interval);
         self.schedule_after(pause, ScheduledEvent::FaultStart);
         self.run_log.counts.faults += 1;
         let Some(host) = self.pick(&self.hosts()) else { return };
@@ -45,14 +45,14 @@ impl World {
 
     /// Draws the duration of a fault: up to 300 ms in 70 % of cases, otherwise up to 4 s, which can
     /// exceed all timeouts.
-    pub(super) fn fault_duration(&mut self) -> Ns {
-        let max = if self.chance(0.3) { Ns::secs(4) } else { Ns::ms(300) };
+    pub(super) fn draw_fault_duration(&mut self) -> Ns {
+        let max = if self.random_bool(0.3) { Ns::secs(4) } else { Ns::ms(300) };
         self.random_between(Ns::ms(1), max)
     }
 
     fn crash_manager(&mut self) {
         self.kill_manager();
-        let span = self.fault_duration();
+        let span = self.draw_fault_duration();
         self.schedule_after(span, ScheduledEvent::ManagerStart);
     }
 
@@ -68,34 +68,34 @@ impl World {
         let restored = self.manager_process.store.restore(age);
         self.run_log.counts.restored += u64::from(restored);
         self.log(|| format!("store is restored: {restored}"));
-        if self.chance(0.5) {
+        if self.random_bool(0.5) {
             self.fail_device();
         }
-        let span = self.fault_duration();
+        let span = self.draw_fault_duration();
         self.schedule_after(span, ScheduledEvent::ManagerStart);
     }
 
     /// Returns the number of backups that are newer than the backup to restore. It is 0 in worlds
     /// where a backup must contain all changes of rack.toml.
     fn backup_age(&mut self) -> usize {
-        let may_be_older = self.fault_model.old_backups && self.chance(0.5);
+        let may_be_older = self.fault_model.old_backups && self.random_bool(0.5);
         if may_be_older { self.rng.random_range(0..BACKUPS_MAX) } else { 0 }
     }
 
     fn crash_agent(&mut self, host: HostId) {
         self.kill_agent(host, true);
-        let (boot, span) = (self.machine(host).boot, self.fault_duration());
+        let (boot, span) = (self.machine(host).boot, self.draw_fault_duration());
         self.schedule_after(span, ScheduledEvent::AgentStart(host, boot));
     }
 
     fn crash_host(&mut self, host: HostId) {
         self.power_off(host);
-        let span = self.fault_duration();
+        let span = self.draw_fault_duration();
         self.schedule_after(span, ScheduledEvent::HostBoot(host));
     }
 
     fn freeze_agent(&mut self, host: HostId) {
-        let until = self.now.after(self.fault_duration());
+        let until = self.now.after(self.draw_fault_duration());
         self.log(|| format!("agent of {host} is frozen until {until}"));
         self.machine(host).frozen_until = until;
     }
@@ -103,7 +103,7 @@ impl World {
     fn fail_network(&mut self, host: HostId) {
         self.log(|| format!("network of {host} fails"));
         self.machine(host).is_network_down = true;
-        let span = self.fault_duration();
+        let span = self.draw_fault_duration();
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Network(host)));
     }
 
@@ -111,12 +111,12 @@ impl World {
         let emc = self.rng.random_range(0..self.devices.len());
         self.log(|| format!("emc {emc} fails"));
         self.devices[emc].failed = true;
-        let span = self.fault_duration();
+        let span = self.draw_fault_duration();
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Device(emc)));
     }
 
-    /// Makes all calls to a slice fail for a time. In 40 % of cases, this time is long enough for
-    /// the manager to quarantine the slice.
+    /// Makes all calls for a slice fail for some time. In 40 % of cases, this time is long enough
+    /// for the manager to quarantine the slice.
     fn fail_slice(&mut self) {
         let emc = self.rng.random_range(0..self.devices.len());
         let slices = self.devices[emc].slices();
@@ -124,43 +124,43 @@ impl World {
         self.log(|| format!("slice {slice} fails"));
         self.run_log.counts.slice_faults += 1;
         self.devices[emc].failing_slices.insert(slice);
-        let span = if self.chance(0.4) {
+        let span = if self.random_bool(0.4) {
             self.random_between(Ns::secs(1), Ns::secs(15))
         } else {
-            self.fault_duration()
+            self.draw_fault_duration()
         };
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Slice(emc, slice)));
     }
 
     /// Simulates a power failure of an emulated device. The directory of the device survives,
-    /// unless it is on a tmpfs. A shared device is not affected, because its record is beside the
+    /// unless it is on a tmpfs. A shared device is not affected, because its record is next to the
     /// store of the manager.
     fn fail_device_power(&mut self) {
-        let Some(emc) = self.some_device(|device| !device.is_shared()) else { return };
-        let emptied = self.fault_model.devices_lose_records && self.chance(0.5);
-        self.log(|| format!("emc {emc} loses power, record lost: {emptied}"));
+        let Some(emc) = self.pick_device(|device| !device.is_shared()) else { return };
+        let record_lost = self.fault_model.devices_lose_records && self.random_bool(0.5);
+        self.log(|| format!("emc {emc} loses power, record lost: {record_lost}"));
         self.run_log.counts.device_power_failures += 1;
-        self.run_log.counts.devices_emptied += u64::from(emptied);
-        if emptied {
+        self.run_log.counts.devices_emptied += u64::from(record_lost);
+        if record_lost {
             self.crash_manager(); // a running manager would keep the old directory open
             let affected_hosts = self.hosts().into_iter().filter(|_| self.rng.random_bool(0.5));
             affected_hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.crash_host(host));
         }
-        for holding in self.devices[emc].lose_power(emptied) {
-            self.note_lost_grant(holding);
+        for holding in self.devices[emc].lose_power(record_lost) {
+            self.end_lost_grant(holding);
             self.invalidate_mappings(holding, "power");
         }
     }
 
     /// Empties the record of a shared device, or replaces the record by an older copy. The manager
-    /// is stopped before, because a running manager locks the record.
+    /// is crashed first, because a running manager locks the record.
     fn roll_device_back(&mut self) {
-        let Some(emc) = self.some_device(Device::is_shared).filter(|_| self.fault_model.devices_lose_records)
+        let Some(emc) = self.pick_device(Device::is_shared).filter(|_| self.fault_model.devices_lose_records)
         else {
             return;
         };
         self.crash_manager();
-        let copies = self.devices[emc].snapshots();
+        let copies = self.devices[emc].snapshot_count();
         let version =
             (copies > 0).then(|| self.rng.random_range(0..copies)).filter(|_| self.rng.random_bool(0.8));
         self.log(|| format!("emc {emc} is rolled back to record {version:?} of {copies}"));
@@ -168,7 +168,7 @@ impl World {
         self.run_log.counts.records_rolled_back += 1;
     }
 
-    fn some_device(&mut self, condition: fn(&Device) -> bool) -> Option<usize> {
+    fn pick_device(&mut self, condition: fn(&Device) -> bool) -> Option<usize> {
         let matching = (0..self.devices.len()).filter(|emc| condition(&self.devices[*emc]));
         self.pick(&matching.collect::<Vec<_>>())
     }
@@ -178,11 +178,11 @@ impl World {
     fn fill_disk(&mut self) {
         self.log(|| "the store's disk is full".into());
         self.run_log.counts.full_disks += 1;
-        if self.chance(0.8) {
-            self.set_store_low(true);
+        if self.random_bool(0.8) {
+            self.set_disk_space_low(true);
         }
         self.manager_process.set_disk_full(true);
-        let span = self.fault_duration();
+        let span = self.draw_fault_duration();
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::FullDisk));
     }
 

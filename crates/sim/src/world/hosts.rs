@@ -17,7 +17,7 @@ use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId, UserId};
 
 use super::{
     ScheduledEvent, World,
-    check::describe,
+    check::describe_holding,
     device::{Device, Pattern},
     machine::{Guest, HostCall, Pid, RunningAgent},
 };
@@ -27,7 +27,7 @@ const ATTACH_ATTEMPTS_MAX: u32 = 12;
 /// Delay between two attempts to attach memory.
 const ATTACH_RETRY_DELAY: Ns = Ns::ms(40);
 /// Maximum number of consecutive wakeups without effect. More wakeups indicate a busy loop.
-const IDLE_TICKS_MAX: u32 = 100;
+const IDLE_WAKEUPS_MAX: u32 = 100;
 const OVERDUE_WAKEUP_DELAY: Ns = Ns(20_000);
 const HOST_CALL_DURATION: Ns = Ns(300_000);
 
@@ -41,12 +41,12 @@ impl World {
         device.expect("every slice is on a device").is_mapping_valid(holding, host)
     }
 
-    pub(super) fn boot(&mut self, host: HostId) {
+    pub(super) fn boot_host(&mut self, host: HostId) {
         let machine = self.machine(host);
-        if machine.up {
+        if machine.is_up {
             return;
         }
-        (machine.up, machine.boot, machine.next_pid) = (true, machine.boot + 1, 100);
+        (machine.is_up, machine.boot, machine.next_pid) = (true, machine.boot + 1, 100);
         let boot = machine.boot;
         self.log(|| format!("{host} boots, boot number {boot}"));
         self.schedule_after(Ns::ms(1), ScheduledEvent::AgentStart(host, boot));
@@ -56,9 +56,9 @@ impl World {
     pub(super) fn power_off(&mut self, host: HostId) {
         self.kill_agent(host, false);
         self.log(|| format!("{host} is off"));
-        let loses_records = self.chance(0.5);
+        let loses_records = self.random_bool(0.5);
         let machine = self.machine(host);
-        machine.up = false;
+        machine.is_up = false;
         machine.kernel.clear();
         machine.processes.clear();
         if loses_records {
@@ -69,7 +69,7 @@ impl World {
     pub(super) fn start_agent(&mut self, host: HostId, boot: u64) {
         let now = self.now;
         let machine = self.machine(host);
-        if !machine.up || machine.boot != boot || machine.running.is_some() {
+        if !machine.is_up || machine.boot != boot || machine.running.is_some() {
             return;
         }
         machine.instances += 1;
@@ -78,14 +78,14 @@ impl World {
         let adopt = |record: VmRecord| RecoveredVm { is_alive: machine.is_alive(&record.process), record };
         let adopted_records: Vec<RecoveredVm> = records.into_iter().map(adopt).collect();
         let adopted = adopted_records.len();
-        let places = machine.kernel.iter().map(|holding| place(holding.slice)).collect();
+        let places = machine.kernel.iter().map(|holding| place_of(holding.slice)).collect();
         let agent = Agent::new(now, InstanceId(instance), machine.rack.clone(), adopted_records, places);
         machine.running = Some(RunningAgent {
             agent,
             instance,
             session: None,
             wake: None,
-            idle: 0,
+            idle_wakeups: 0,
             watched: BTreeMap::new(),
             tickets: BTreeMap::new(),
             scrubbing: BTreeSet::new(),
@@ -118,7 +118,7 @@ impl World {
         };
         let records: Vec<VmRecord> = self.queue.values().filter_map(record_write).collect();
         for record in records {
-            if self.chance(0.5) {
+            if self.random_bool(0.5) {
                 self.machine(host).records.insert(record.reservation, record);
             }
         }
@@ -126,7 +126,11 @@ impl World {
 
     /// Reschedules an event to the time at which a frozen agent resumes. Returns `false` if the
     /// agent is not frozen.
-    pub(super) fn postpone(&mut self, host: HostId, retry: impl FnOnce() -> ScheduledEvent) -> bool {
+    pub(super) fn postpone_if_frozen(
+        &mut self,
+        host: HostId,
+        retry: impl FnOnce() -> ScheduledEvent,
+    ) -> bool {
         let until = self.machine(host).frozen_until;
         let frozen = until > self.now;
         if frozen {
@@ -138,20 +142,20 @@ impl World {
     /// Passes one event to an agent and performs the resulting effects.
     pub(super) fn handle_agent_event(&mut self, host: HostId, instance: u64, event: Event) {
         let now = self.now;
-        let Some(running) = self.machine(host).running(instance) else { return };
+        let Some(running) = self.machine(host).find_agent(instance) else { return };
         let tick = matches!(event, Event::Tick);
         running.agent.handle(now, event);
         let mut has_effects = false;
-        while let Some(effect) = self.machine(host).running(instance).and_then(|r| r.agent.poll_effect()) {
+        while let Some(effect) = self.machine(host).find_agent(instance).and_then(|r| r.agent.poll_effect()) {
             has_effects = true;
             self.perform_agent_effect(host, instance, effect);
         }
-        let Some(running) = self.machine(host).running(instance) else { return };
-        running.idle = if tick && !has_effects { running.idle + 1 } else { 0 };
-        if running.idle > IDLE_TICKS_MAX {
+        let Some(running) = self.machine(host).find_agent(instance) else { return };
+        running.idle_wakeups = if tick && !has_effects { running.idle_wakeups + 1 } else { 0 };
+        if running.idle_wakeups > IDLE_WAKEUPS_MAX {
             self.report_violation(
                 "no state machine wakes up repeatedly without work",
-                format!("the agent of {host} has had more than {IDLE_TICKS_MAX} wakeups without effect"),
+                format!("the agent of {host} has had more than {IDLE_WAKEUPS_MAX} wakeups without effect"),
             );
         }
         self.schedule_agent_wakeup(host, instance);
@@ -159,7 +163,7 @@ impl World {
 
     fn schedule_agent_wakeup(&mut self, host: HostId, instance: u64) {
         let now = self.now;
-        let Some(running) = self.machine(host).running(instance) else { return };
+        let Some(running) = self.machine(host).find_agent(instance) else { return };
         let Some(at) = running.agent.next_wakeup() else { return };
         let at = at.max(now.after(OVERDUE_WAKEUP_DELAY));
         if running.wake.is_none_or(|planned| at < planned || planned < now) {
@@ -171,14 +175,14 @@ impl World {
     pub(super) fn wake_agent(&mut self, host: HostId, instance: u64) {
         let now = self.now;
         let Some(running) =
-            self.machine(host).running(instance).filter(|r| r.wake.is_some_and(|at| at <= now))
+            self.machine(host).find_agent(instance).filter(|r| r.wake.is_some_and(|at| at <= now))
         else {
             return;
         };
         running.wake = None;
-        if self.postpone(host, || ScheduledEvent::AgentWakeup(host, instance)) {
+        if self.postpone_if_frozen(host, || ScheduledEvent::AgentWakeup(host, instance)) {
             let until = self.machine(host).frozen_until;
-            self.machine(host).running(instance).expect("the agent is running").wake = Some(until);
+            self.machine(host).find_agent(instance).expect("the agent is running").wake = Some(until);
             return;
         }
         self.handle_agent_event(host, instance, Event::Tick);
@@ -216,7 +220,9 @@ impl World {
                 self.log(|| format!("{host} rejects an attach request: {why}"));
                 self.take_ticket(host, instance, ticket);
             }
-            Effect::Watch { reservation, process } => self.watch(host, instance, reservation, process),
+            Effect::Watch { reservation, process } => {
+                self.watch_process(host, instance, reservation, process)
+            }
             Effect::Kill(id) => self.kill_watched_process(host, instance, id),
             Effect::FreeLocal(_) => {}
             Effect::SendReport(report) => self.send_agent_report(host, report),
@@ -238,12 +244,12 @@ impl World {
     }
 
     pub(super) fn schedule_host_call(&mut self, host: HostId, instance: u64, duration: Ns, call: HostCall) {
-        let span = self.random_around(duration);
+        let span = self.random_duration_around(duration);
         self.schedule_after(span, ScheduledEvent::HostCallDone(host, instance, Box::new(call)));
     }
 
-    pub(super) fn host_call_done(&mut self, host: HostId, instance: u64, call: HostCall) {
-        if self.machine(host).running(instance).is_none() {
+    pub(super) fn complete_host_call(&mut self, host: HostId, instance: u64, call: HostCall) {
+        if self.machine(host).find_agent(instance).is_none() {
             return;
         }
         let (now, until) = (self.now, self.machine(host).frozen_until);
@@ -252,16 +258,16 @@ impl World {
         }
         let event = match call {
             HostCall::Online { holding, check_zero } => {
-                Event::Done { holding, result: self.online(host, holding, check_zero) }
+                Event::Done { holding, result: self.online_slice(host, holding, check_zero) }
             }
             HostCall::Offline { holding, verify } => {
-                Event::Done { holding, result: self.offline(host, holding, verify) }
+                Event::Done { holding, result: self.offline_slice(host, holding, verify) }
             }
             HostCall::Scrub { holding, started } => {
-                Event::Done { holding, result: self.scrub(host, instance, holding, started) }
+                Event::Done { holding, result: self.complete_scrub(host, instance, holding, started) }
             }
             HostCall::Clear(place) => {
-                let result = self.clear(host, &place);
+                let result = self.close_orphan(host, &place);
                 Event::OrphanClosed { place, result }
             }
             HostCall::Record(record) => self.store_record(host, record),
@@ -269,13 +275,13 @@ impl World {
         self.handle_agent_event(host, instance, event);
     }
 
-    pub(super) fn host_call(&mut self) -> Result<(), HostFailure> {
-        let fails = !self.faults_stopped && self.chance(self.fault_model.host_failure_rate);
+    pub(super) fn inject_host_failure(&mut self) -> Result<(), HostFailure> {
+        let fails = !self.faults_stopped && self.random_bool(self.fault_model.host_failure_rate);
         if fails { Err(host_failure(FailureReason::Host, "the host fails")) } else { Ok(()) }
     }
 
-    /// Records that the kernel has a slice of a shared device. This is recorded when a call starts,
-    /// because a failed call may leave the slice in the kernel.
+    /// Records that the kernel may use a slice of a shared device. The function is called at the
+    /// start of a host call, because a failed call may leave the slice in the kernel.
     pub(super) fn add_to_kernel(&mut self, host: HostId, holding: Holding) {
         if self.device(holding.slice).is_shared() {
             self.machine(host).kernel.retain(|mapped| mapped.slice != holding.slice);
@@ -283,38 +289,43 @@ impl World {
         }
     }
 
-    fn clear(&mut self, host: HostId, place: &str) -> Result<(), HostFailure> {
-        self.host_call()?;
-        let is_slice = |holding: &Holding| *self::place(holding.slice) == *place;
+    fn close_orphan(&mut self, host: HostId, place: &str) -> Result<(), HostFailure> {
+        self.inject_host_failure()?;
+        let is_slice = |holding: &Holding| *self::place_of(holding.slice) == *place;
         if self.machine(host).mappings().any(|(holding, _)| is_slice(&holding)) {
-            return Err(host_failure(FailureReason::Host, "still in use"));
+            return Err(host_failure(FailureReason::Host, "the slice is still in use"));
         }
         self.machine(host).kernel.retain(|holding| !is_slice(holding));
         Ok(())
     }
 
-    fn online(
+    fn online_slice(
         &mut self,
         host: HostId,
         holding: Holding,
         check_zero: bool,
     ) -> Result<SliceOutcome, HostFailure> {
-        self.host_call()?;
+        self.inject_host_failure()?;
         if !self.is_mapping_valid(holding, host) {
-            return Err(host_failure(FailureReason::Host, "no such grant"));
+            return Err(host_failure(FailureReason::Host, "the slice is not granted to this host"));
         }
         if check_zero && self.device(holding.slice).read(holding.slice) != Pattern::ZERO {
-            return Err(host_failure(FailureReason::NotZero, "not zero"));
+            return Err(host_failure(FailureReason::NotZero, "the slice is not zeroed"));
         }
         Ok(SliceOutcome::Onlined)
     }
 
-    fn offline(&mut self, host: HostId, holding: Holding, verify: bool) -> Result<SliceOutcome, HostFailure> {
-        self.host_call()?;
+    fn offline_slice(
+        &mut self,
+        host: HostId,
+        holding: Holding,
+        verify: bool,
+    ) -> Result<SliceOutcome, HostFailure> {
+        self.inject_host_failure()?;
         let users = self.machine(host).mappings().filter(|(held, pid)| *held == holding && *pid != 0);
         let users: Vec<Pid> = users.map(|(_, pid)| pid).collect();
         if verify && !users.is_empty() {
-            return Err(host_failure(FailureReason::Host, "still in use"));
+            return Err(host_failure(FailureReason::Host, "the slice is still in use"));
         }
         // A shared device cannot revoke access, so the host removes the mapping.
         if self.device(holding.slice).is_shared() {
@@ -326,7 +337,7 @@ impl World {
 
     fn store_record(&mut self, host: HostId, record: VmRecord) -> Event {
         let reservation = record.reservation;
-        let result = self.host_call().map_err(|failure| failure.message);
+        let result = self.inject_host_failure().map_err(|failure| failure.message);
         if result.is_ok() {
             self.machine(host).records.insert(reservation, record);
         }
@@ -334,11 +345,11 @@ impl World {
     }
 
     /// Starts a process of a VM. The process tries to attach its memory a limited number of times.
-    pub(super) fn launch(&mut self, host: HostId, vm: &Name) {
+    pub(super) fn launch_vm(&mut self, host: HostId, vm: &Name) {
         let pattern = Pattern(self.rng.random_range(1..u64::MAX));
         let started = self.now.0;
         let machine = self.machine(host);
-        if !machine.up {
+        if !machine.is_up {
             return;
         }
         machine.next_pid += 1;
@@ -384,7 +395,7 @@ impl World {
     }
 
     fn take_ticket(&mut self, host: HostId, instance: u64, ticket: Ticket) -> Option<Pid> {
-        self.machine(host).running(instance)?.tickets.remove(&ticket)
+        self.machine(host).find_agent(instance)?.tickets.remove(&ticket)
     }
 
     /// Passes memory to a process, which checks that its slices are zeroed and writes to them.
@@ -414,8 +425,10 @@ impl World {
         }
         let content = self.device(holding.slice).read(holding.slice);
         if content != Pattern::ZERO && content != pattern {
-            let description =
-                format!("process {pid} on {host} reads data of another owner in {}", describe(holding));
+            let description = format!(
+                "process {pid} on {host} reads data of another owner in {}",
+                describe_holding(holding)
+            );
             self.report_violation("a slice is zeroed before its next owner uses it", description);
         }
         self.device(holding.slice).write(holding.slice, pattern);
@@ -442,9 +455,9 @@ impl World {
         self.schedule_after(span, ScheduledEvent::ProcessAction(host, boot, pid));
     }
 
-    fn watch(&mut self, host: HostId, instance: u64, reservation: ReservationId, process: Process) {
+    fn watch_process(&mut self, host: HostId, instance: u64, reservation: ReservationId, process: Process) {
         let alive = self.machine(host).is_alive(&process);
-        if let Some(running) = self.machine(host).running(instance) {
+        if let Some(running) = self.machine(host).find_agent(instance) {
             running.watched.insert(reservation, process);
         }
         if !alive {
@@ -452,18 +465,18 @@ impl World {
         }
     }
 
-    pub(super) fn process_exited(&mut self, host: HostId, instance: u64, id: ReservationId) {
-        if self.postpone(host, || ScheduledEvent::ProcessExit(host, instance, id)) {
+    pub(super) fn handle_process_exit(&mut self, host: HostId, instance: u64, id: ReservationId) {
+        if self.postpone_if_frozen(host, || ScheduledEvent::ProcessExit(host, instance, id)) {
             return;
         }
-        if let Some(running) = self.machine(host).running(instance) {
+        if let Some(running) = self.machine(host).find_agent(instance) {
             running.watched.remove(&id);
             self.handle_agent_event(host, instance, Event::ProcessGone { reservation: id });
         }
     }
 
     fn kill_watched_process(&mut self, host: HostId, instance: u64, id: ReservationId) {
-        let Some(running) = self.machine(host).running(instance) else { return };
+        let Some(running) = self.machine(host).find_agent(instance) else { return };
         let Some(process) = running.watched.get(&id).cloned() else { return };
         if self.machine(host).is_alive(&process) {
             let mapped = self.machine(host).processes[&process.pid].mapped.keys().next().copied();
@@ -477,7 +490,7 @@ impl World {
     /// Ends a process. In 15 % of cases, a child process keeps the memory for some time.
     pub(super) fn end_process(&mut self, host: HostId, pid: Pid) {
         let Some(guest) = self.machine(host).processes.get(&pid).cloned() else { return };
-        let has_child = !self.faults_stopped && !guest.mapped.is_empty() && self.chance(0.15);
+        let has_child = !self.faults_stopped && !guest.mapped.is_empty() && self.random_bool(0.15);
         self.remove_process(host, pid);
         if has_child {
             let started = self.now.0 + 1;
@@ -498,7 +511,7 @@ impl World {
         let instance = running.instance;
         let watched = running.watched.iter().filter(|(_, process)| guest.process.is(process));
         for id in watched.map(|(id, _)| *id).collect::<Vec<_>>() {
-            let span = self.random_around(HOST_CALL_DURATION);
+            let span = self.random_duration_around(HOST_CALL_DURATION);
             self.schedule_after(span, ScheduledEvent::ProcessExit(host, instance, id));
         }
     }
@@ -526,7 +539,7 @@ impl World {
 
 /// Returns the place part of the handle of a slice on a shared device, which is the same for all
 /// owners.
-fn place(slice: SliceId) -> Arc<str> {
+fn place_of(slice: SliceId) -> Arc<str> {
     slice.to_string().into()
 }
 

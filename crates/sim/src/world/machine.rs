@@ -1,6 +1,5 @@
-//! State of one host. It consists of state that survives the machine (name), state that survives
-//! the agent (processes, records), and the running agent. [`hosts`](super::hosts) handles the
-//! events.
+//! State of one host. Some state survives a power-off (name), some survives a crash of the agent
+//! (processes, records). The rest is the running agent. [`hosts`](super::hosts) handles the events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,14 +32,14 @@ pub(super) enum HostCall {
 pub(super) struct Machine {
     pub(super) id: HostId,
     pub(super) name: Name,
-    pub(super) up: bool,
+    pub(super) is_up: bool,
     pub(super) boot: u64,
     pub(super) running: Option<RunningAgent>,
     /// Records of VMs in the runtime directory of the agent.
     pub(super) records: BTreeMap<ReservationId, VmRecord>,
     pub(super) rack: Option<String>,
     pub(super) instances: u64,
-    /// Slices of shared devices that the kernel has, completely or partly.
+    /// Slices of shared devices that the kernel may use, completely or partly.
     pub(super) kernel: BTreeSet<Holding>,
     pub(super) processes: BTreeMap<Pid, Guest>,
     pub(super) next_pid: Pid,
@@ -56,7 +55,7 @@ pub(super) struct RunningAgent {
     pub(super) instance: u64,
     pub(super) session: Option<SessionId>,
     pub(super) wake: Option<Ns>,
-    pub(super) idle: u32,
+    pub(super) idle_wakeups: u32,
     pub(super) watched: BTreeMap<ReservationId, Process>,
     pub(super) tickets: BTreeMap<Ticket, Pid>,
     /// Slices that the agent maps for a scrub.
@@ -81,7 +80,7 @@ impl Machine {
         Self {
             id,
             name,
-            up: false,
+            is_up: false,
             boot: 0,
             running: None,
             records: BTreeMap::new(),
@@ -95,8 +94,8 @@ impl Machine {
         }
     }
 
-    /// Returns the running agent if this is still the same run.
-    pub(super) fn running(&mut self, instance: u64) -> Option<&mut RunningAgent> {
+    /// Returns the running agent if `instance` is still running.
+    pub(super) fn find_agent(&mut self, instance: u64) -> Option<&mut RunningAgent> {
         self.running.as_mut().filter(|running| running.instance == instance)
     }
 

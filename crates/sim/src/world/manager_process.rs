@@ -15,12 +15,12 @@ use units::{EmcId, HostId, Ns, limits::STORE_RETRY};
 use super::{Records, ScheduledEvent, World, store::Store};
 
 /// Maximum number of consecutive wakeups without effect. More wakeups indicate a busy loop.
-const IDLE_TICKS_MAX: u32 = 100;
+const IDLE_WAKEUPS_MAX: u32 = 100;
 /// Delay of a wakeup that is due in the past.
 const OVERDUE_WAKEUP_DELAY: Ns = Ns(20_000);
 /// Maximum number of slices that the manager processes per event. It is small so that comparisons
-/// and desired states have several pieces.
-const PIECE_MAX: usize = 4;
+/// and desired states are split over several events.
+const SLICES_PER_EVENT_MAX: usize = 4;
 /// Mean duration of a device call.
 const DEVICE_CALL_DURATION: Ns = Ns(300_000);
 
@@ -43,19 +43,19 @@ pub(super) struct RunningManager {
     /// Simulated time at which this manager process started.
     started_at: Ns,
     /// Token of the request that submits rack.toml at start, until the reply arrives.
-    pub(super) ready: Option<Token>,
+    pub(super) start_request: Option<Token>,
     /// Whether the manager has loaded its rack.toml and accepts connections.
-    pub(super) open: bool,
+    pub(super) is_open: bool,
     writing: Option<(u64, Records)>,
     /// Rack time at which the write of the latest batch began.
     write_started: Ns,
-    /// Rack time at which the write of the batch before began. The decisions in the latest batch
+    /// Rack time at which the write of the previous batch began. The decisions in the latest batch
     /// were made after this time.
     decided_since: Ns,
     /// For each device, the queue of calls and the completion time of the last call.
     calls: Vec<(VecDeque<DeviceCall>, Ns)>,
     wake: Option<Ns>,
-    idle: u32,
+    idle_wakeups: u32,
     /// Whether the effects of some events have not been performed yet.
     is_bursting: bool,
 }
@@ -65,30 +65,30 @@ impl ManagerProcess {
         Self { running: None, store, disk_full: false, incarnation: 0, tokens: 0 }
     }
 
-    pub(super) fn token(&mut self) -> Token {
+    pub(super) fn next_token(&mut self) -> Token {
         self.tokens += 1;
         Token(self.tokens)
     }
 
-    /// Delays the next wakeup by `span`, in which nothing ran.
-    pub(super) fn shift_wakeup(&mut self, span: Ns) {
+    /// Delays the next wakeup by the time for which all machines were suspended.
+    pub(super) fn delay_wakeup(&mut self, span: Ns) {
         if let Some(running) = &mut self.running {
             running.wake = running.wake.map(|at| at.after(span));
         }
     }
 
-    fn running(&mut self, incarnation: u64) -> Option<&mut RunningManager> {
+    fn find_run(&mut self, incarnation: u64) -> Option<&mut RunningManager> {
         self.running.as_mut().filter(|running| running.incarnation == incarnation)
     }
 
     /// Returns the batch that is being written.
-    pub(super) fn writing(&self) -> Option<&[Record]> {
+    pub(super) fn batch_in_progress(&self) -> Option<&[Record]> {
         let (_, records) = self.running.as_ref()?.writing.as_ref()?;
         Some(records)
     }
 
     /// Returns the earliest rack time of the decisions in the latest batch.
-    pub(super) fn decided_since(&self) -> Option<Ns> {
+    pub(super) fn earliest_decision_time(&self) -> Option<Ns> {
         self.running.as_ref().map(|running| running.decided_since)
     }
 
@@ -100,12 +100,12 @@ impl ManagerProcess {
 
     /// Returns whether the manager accepts connections and all effects have been performed.
     pub(super) fn is_settled(&self) -> bool {
-        self.running.as_ref().is_some_and(|running| running.open && !running.is_bursting)
+        self.running.as_ref().is_some_and(|running| running.is_open && !running.is_bursting)
     }
 
     /// Returns whether the manager accepts connections and requests.
     pub(super) fn is_open(&self) -> bool {
-        self.running.as_ref().is_some_and(|running| running.open)
+        self.running.as_ref().is_some_and(|running| running.is_open)
     }
 }
 
@@ -122,7 +122,7 @@ impl World {
         if restored {
             self.drop_lost_reservations(&records);
         }
-        self.note_loaded(meta.as_ref(), &records, restored);
+        self.handle_load(meta.as_ref(), &records, restored);
         if restored {
             self.choose_restored_rack();
             self.apply_restore();
@@ -131,29 +131,29 @@ impl World {
         self.renew_leases();
         let meta = meta.unwrap_or_else(|| Meta::new("rack".into()));
         self.manager_process.incarnation += 1;
-        let ready = self.manager_process.token();
+        let start_request = self.manager_process.next_token();
         let mut manager = Manager::new(self.fault_model.settings.clone());
-        manager.set_piece(self.rng.random_range(1..=PIECE_MAX));
+        manager.set_piece(self.rng.random_range(1..=SLICES_PER_EVENT_MAX));
         let (incarnation, rack_time_at_start) = (self.manager_process.incarnation, meta.rack_time);
         self.manager_process.running = Some(RunningManager {
             manager,
             incarnation,
             rack_time_at_start,
             started_at: self.now,
-            ready: Some(ready),
-            open: false,
+            start_request: Some(start_request),
+            is_open: false,
             writing: None,
             write_started: rack_time_at_start,
             decided_since: rack_time_at_start,
             calls: self.devices.iter().map(|_| (VecDeque::new(), Ns::ZERO)).collect(),
             wake: None,
-            idle: 0,
+            idle_wakeups: 0,
             is_bursting: false,
         });
         self.log(|| format!("manager starts as incarnation {incarnation}"));
         self.handle_manager_event(Event::Loaded { meta, records, restored });
         let rack = self.rack.spec().clone();
-        self.handle_manager_event(Event::Request(ready, Request::Configure(rack)));
+        self.handle_manager_event(Event::Request(start_request, Request::Configure(rack)));
         self.report_store_space();
     }
 
@@ -165,7 +165,7 @@ impl World {
         self.log(|| "manager is killed".into());
         self.manager_process.store.crash(running.writing.as_ref().map(|(_, records)| records.as_slice()));
         for (calls, emc) in running.calls.into_iter().zip(0..) {
-            let performed = if self.chance(0.5) { calls.0.len() } else { 0 };
+            let performed = if self.random_bool(0.5) { calls.0.len() } else { 0 };
             for call in calls.0.iter().take(performed) {
                 self.perform_device_call(EmcId(emc), call);
             }
@@ -177,8 +177,8 @@ impl World {
     /// Passes one event to the manager and performs the effects. One in five events starts a burst:
     /// further events are passed to the manager before the effects are performed.
     pub(super) fn handle_manager_event(&mut self, event: Event) {
-        let when = self.when();
-        let burst = !self.faults_stopped && self.chance(0.2);
+        let when = self.current_time();
+        let burst = !self.faults_stopped && self.random_bool(0.2);
         let Some(running) = &mut self.manager_process.running else { return };
         let tick = matches!(event, Event::Tick);
         running.manager.handle(when, event);
@@ -194,32 +194,36 @@ impl World {
     }
 
     pub(super) fn end_burst(&mut self, incarnation: u64) {
-        if let Some(running) = self.manager_process.running(incarnation) {
+        if let Some(running) = self.manager_process.find_run(incarnation) {
             running.is_bursting = false;
             self.settle_manager(false);
         }
     }
 
-    pub(super) fn when(&self) -> When {
+    pub(super) fn current_time(&self) -> When {
         let now =
             self.manager_process.running.as_ref().map_or(Ns::ZERO, |running| {
                 running.rack_time_at_start.after(self.now.since(running.started_at))
             });
-        When { now, wall: self.wall() }
+        When { now, wall: self.wall_time() }
     }
 
     fn settle_manager(&mut self, tick: bool) {
-        let when = self.when();
+        let when = self.current_time();
         let Some(running) = &mut self.manager_process.running else { return };
         running.manager.settle(when);
-        let idle = !self.perform_manager() && tick;
+        let idle = !self.perform_manager_effects() && tick;
         let Some(running) = &mut self.manager_process.running else { return };
-        running.idle = if idle { running.idle + 1 } else { 0 };
-        if running.idle > IDLE_TICKS_MAX {
+        running.idle_wakeups = if idle { running.idle_wakeups + 1 } else { 0 };
+        if running.idle_wakeups > IDLE_WAKEUPS_MAX {
             let at = running.manager.next_wakeup();
             self.report_violation(
                 "no state machine wakes up repeatedly without work",
-                format!("the manager, at {}, requests its next wakeup at {at:?}", when.now),
+                format!(
+                    "the manager has had more than {IDLE_WAKEUPS_MAX} wakeups without effect; \
+                     at {}, its next wakeup is at {at:?}",
+                    when.now
+                ),
             );
         }
         self.schedule_manager_wakeup();
@@ -249,8 +253,8 @@ impl World {
         }
     }
 
-    /// Performs all pending effects of the manager. Returns whether there were any.
-    fn perform_manager(&mut self) -> bool {
+    /// Performs all pending effects of the manager. Returns whether any effect was pending.
+    fn perform_manager_effects(&mut self) -> bool {
         let mut has_effects = false;
         while let Some(effect) =
             self.manager_process.running.as_mut().and_then(|running| running.manager.poll_effect())
@@ -268,7 +272,7 @@ impl World {
                 self.log(|| "store is read again".into());
                 let (incarnation, span) = (
                     self.manager_process.incarnation,
-                    self.random_around(self.fault_model.store_write_duration),
+                    self.random_duration_around(self.fault_model.store_write_duration),
                 );
                 self.schedule_after(span, ScheduledEvent::StoreRead(incarnation));
             }
@@ -276,31 +280,31 @@ impl World {
             Effect::Device(emc, call) => self.start_device_call(emc, call),
             Effect::Send(session, desired) => self.send_desired_state(session, desired),
             Effect::RequestReport(session) => self.request_report(session),
-            Effect::Close(session, why) => self.manager_closes(session, &why),
+            Effect::Close(session, why) => self.close_session_by_manager(session, &why),
             Effect::Durable(_) => {}
         }
     }
 
     fn start_store_write(&mut self, batch: u64, records: Records) {
         let incarnation = self.manager_process.incarnation;
-        let now = self.when().now;
+        let now = self.current_time().now;
         let running = self.manager_process.running.as_mut().expect("only a running manager has effects");
         running.writing = Some((batch, records));
         running.decided_since = std::mem::replace(&mut running.write_started, now);
-        let span = self.random_around(self.fault_model.store_write_duration);
+        let span = self.random_duration_around(self.fault_model.store_write_duration);
         self.schedule_after(span, ScheduledEvent::StoreWritten(incarnation));
     }
 
-    pub(super) fn store_done(&mut self, incarnation: u64) {
-        let Some(running) = self.manager_process.running(incarnation) else { return };
+    pub(super) fn complete_store_write(&mut self, incarnation: u64) {
+        let Some(running) = self.manager_process.find_run(incarnation) else { return };
         let Some((batch, records)) = running.writing.take() else { return };
         self.check_batch(&records);
         let ok = self.manager_process.store.commit(&records);
         if ok {
-            self.note_durable(&records);
+            self.apply_durable_batch(&records);
         }
         self.run_log.counts.full_disk_writes += u64::from(!ok && self.manager_process.disk_full);
-        self.note_stored(ok);
+        self.record_stored(ok);
         self.log(|| format!("batch {batch} ok={ok}: {}", describe_records(&records)));
         self.handle_manager_event(Event::Stored { batch, ok });
         if ok {
@@ -309,15 +313,15 @@ impl World {
         }
     }
 
-    pub(super) fn store_read(&mut self, incarnation: u64) {
-        if self.manager_process.running(incarnation).is_none() {
+    pub(super) fn complete_store_read(&mut self, incarnation: u64) {
+        if self.manager_process.find_run(incarnation).is_none() {
             return;
         }
         match self.manager_process.store.load() {
             None => self.schedule_after(STORE_RETRY, ScheduledEvent::StoreRead(incarnation)),
             Some((meta, records)) => {
                 let restored = self.manager_process.store.is_restored();
-                self.note_loaded(meta.as_ref(), &records, restored);
+                self.handle_load(meta.as_ref(), &records, restored);
                 if restored {
                     self.apply_restore();
                 }
@@ -339,7 +343,7 @@ impl World {
         self.log(|| format!("manager -> {emc}: {call:?}"));
         match call {
             DeviceCall::Fence { host, powered_off: false } if self.devices[emc.0 as usize].is_shared() => {
-                let (incarnation, span) = (self.manager_process.incarnation, self.fault_duration());
+                let (incarnation, span) = (self.manager_process.incarnation, self.draw_fault_duration());
                 self.schedule_after(span, ScheduledEvent::FenceCommandEnd(incarnation, emc, host));
             }
             call => self.queue_call(emc, call),
@@ -350,13 +354,13 @@ impl World {
     /// the manager that started the command has crashed.
     pub(super) fn end_fence_command(&mut self, incarnation: u64, emc: EmcId, host: HostId) {
         let fence_success_rate = self.fault_model.fence_success_rate.unwrap_or_default();
-        let stopped = self.chance(fence_success_rate);
+        let stopped = self.random_bool(fence_success_rate);
         if stopped {
             self.power_off(host);
-            let span = self.fault_duration();
+            let span = self.draw_fault_duration();
             self.schedule_after(span, ScheduledEvent::HostBoot(host));
         }
-        let Some(running) = self.manager_process.running(incarnation) else { return };
+        let Some(running) = self.manager_process.find_run(incarnation) else { return };
         let fence = running.manager.durable().host(host).map(|entry| entry.host.fence);
         if stopped && matches!(fence, Some(Fence::Fencing { .. })) {
             return self.queue_call(emc, DeviceCall::Fence { host, powered_off: true });
@@ -367,7 +371,7 @@ impl World {
     }
 
     fn queue_call(&mut self, emc: EmcId, call: DeviceCall) {
-        let (now, span) = (self.now, self.random_around(DEVICE_CALL_DURATION));
+        let (now, span) = (self.now, self.random_duration_around(DEVICE_CALL_DURATION));
         let incarnation = self.manager_process.incarnation;
         let running = self.manager_process.running.as_mut().expect("only a running manager has effects");
         let devices = self.devices.len().max(running.calls.len());
@@ -380,21 +384,21 @@ impl World {
     }
 
     pub(super) fn make_next_device_call(&mut self, incarnation: u64, emc: EmcId) {
-        let Some(running) = self.manager_process.running(incarnation) else { return };
+        let Some(running) = self.manager_process.find_run(incarnation) else { return };
         let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
         let done = self.perform_device_call(emc, &call);
         self.log(|| format!("{emc} -> manager: {done:?}"));
         if let DeviceReply::Contents(_) = done {
-            self.note_contents(emc, done.clone());
+            self.add_pending_contents(emc, done.clone());
             return self.handle_manager_event(Event::Device(emc, done));
         }
-        self.note_device_reply(&done);
+        self.record_device_reply(&done);
         self.handle_manager_event(Event::Device(emc, done));
     }
 
     fn perform_device_call(&mut self, emc: EmcId, call: &DeviceCall) -> DeviceReply {
         let (done, revoked) = self.devices[emc.0 as usize].perform(call);
-        self.note_device_call(emc, call, &done);
+        self.record_device_call(emc, call, &done);
         revoked.into_iter().for_each(|holding| self.invalidate_mappings(holding, "revoked"));
         done
     }

@@ -21,15 +21,20 @@ impl World {
     /// Sends an answer to a migration request. In 15 % of cases, the VM may have no such request.
     pub(super) fn answer_some_migration(&mut self) {
         let requested: Vec<Name> = self.truth.migrations().map(|(_, request)| request.vm.clone()).collect();
-        let requested = if self.chance(0.85) { self.pick(&requested) } else { None };
-        let Some(vm) = requested.or_else(|| self.some_vm()) else { return };
+        let requested = if self.random_bool(0.85) { self.pick(&requested) } else { None };
+        let Some(vm) = requested.or_else(|| self.pick_vm()) else { return };
         let answers = [MigrationAnswer::Accepted, MigrationAnswer::Declined, MigrationAnswer::Done];
         let answer = self.pick(&answers).expect("the list is not empty");
         let message = format!("answer {}", self.rng.random_range(0..u32::MAX));
         let request = self.truth.migration_of(&vm).map(|(id, request)| (id, request.clone()));
-        let is_alone = !self.has_pending_answer(&vm);
-        let pending =
-            PendingMigrationAnswer { vm: vm.clone(), answer, message: message.clone(), request, is_alone };
+        let is_only_answer = !self.has_pending_answer(&vm);
+        let pending = PendingMigrationAnswer {
+            vm: vm.clone(),
+            answer,
+            message: message.clone(),
+            request,
+            is_only_answer,
+        };
         let justification = Justification::MigrationAnswer(vm.clone(), answer);
         let resolve = Request::ResolveMigration { vm, answer, explanation: message, actor: Actor::Manager };
         self.send_justified_request(resolve, PendingRequest::MigrationAnswer(pending), Some(justification));
@@ -48,16 +53,16 @@ impl World {
         pending: &PendingMigrationAnswer,
         answer: &Result<RequestReply, Rejection>,
     ) {
-        let is_alone = pending.is_alone && !self.has_pending_answer(&pending.vm);
+        let is_only_answer = pending.is_only_answer && !self.has_pending_answer(&pending.vm);
         match answer {
             Ok(RequestReply::Migration(id, acknowledged)) => {
                 self.count_answer(pending);
-                self.check_acknowledged(pending, *id, acknowledged, is_alone);
+                self.check_acknowledged_answer(pending, *id, acknowledged, is_only_answer);
             }
             Err(Rejection::NoSuchMigration(_)) => {
                 self.run_log.counts.migration_answers_refused += 1;
                 let current = self.truth.migration_of(&pending.vm).map(|(id, request)| (id, request.clone()));
-                if is_alone && pending.request.is_some() && pending.request == current {
+                if is_only_answer && pending.request.is_some() && pending.request == current {
                     self.report_violation(
                         "a migration request accepts answers until it ends",
                         format!("{pending:?} is rejected"),
@@ -74,12 +79,12 @@ impl World {
         }
     }
 
-    fn check_acknowledged(
+    fn check_acknowledged_answer(
         &mut self,
         pending: &PendingMigrationAnswer,
         id: ReservationId,
         acknowledged: &Migration,
-        is_alone: bool,
+        is_only_answer: bool,
     ) {
         let ended = self.truth.reservation(id).is_none_or(has_ended);
         if ended || self.truth.migration(id) != Some(acknowledged) {
@@ -90,7 +95,7 @@ impl World {
         }
         let is_applied =
             (acknowledged.answer, &acknowledged.explanation) == (pending.answer, &pending.message);
-        if acknowledged.vm != pending.vm || (is_alone && !is_applied) {
+        if acknowledged.vm != pending.vm || (is_only_answer && !is_applied) {
             self.report_violation(
                 "a reply matches its request",
                 format!("{pending:?} receives {acknowledged:?}"),

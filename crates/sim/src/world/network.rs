@@ -21,7 +21,7 @@ const MESSAGE_DELAY: Ns = Ns(150_000);
 const REPORT_PART_DURATION: Ns = Ns(20_000);
 /// Maximum number of entries per part of a report. It is small so that most reports have several
 /// parts.
-const REPORT_PART_MAX: usize = 8;
+const REPORT_PART_ENTRIES_MAX: usize = 8;
 /// Maximum additional delay of a message that is reordered.
 const REORDER_DELAY_MAX: Ns = Ns::ms(600);
 
@@ -29,8 +29,8 @@ const REORDER_DELAY_MAX: Ns = Ns::ms(600);
 pub(super) struct Network {
     sessions: BTreeMap<SessionId, Session>,
     sessions_opened: u64,
-    /// Connections of duplicate agents that the manager must reject, with the host that each
-    /// claims.
+    /// Sessions of duplicate agents, each with the host that the agent claims to be. The manager
+    /// must reject these sessions.
     duplicate_agents: BTreeMap<SessionId, HostId>,
 }
 
@@ -55,8 +55,8 @@ struct Session {
 }
 
 impl Network {
-    /// Delays the arrival times of all sessions by `span`, in which nothing ran.
-    pub(super) fn shift(&mut self, span: Ns) {
+    /// Delays the arrival times of all sessions by the time for which all machines were suspended.
+    pub(super) fn delay_arrivals(&mut self, span: Ns) {
         for session in self.sessions.values_mut() {
             (session.last_to_manager, session.last_to_agent) =
                 (session.last_to_manager.after(span), session.last_to_agent.after(span));
@@ -66,9 +66,9 @@ impl Network {
 
 impl Session {
     /// Adds a desired state to the sum of the desired states sent before.
-    fn add(&mut self, desired: &DesiredState) -> SentStates {
+    fn add_desired_state(&mut self, desired: &DesiredState) -> SentStates {
         match &mut self.sent {
-            Some(sent) => add_state(sent, desired),
+            Some(sent) => add_to_sum(sent, desired),
             None => self.sent = Some(desired.clone()),
         }
         let first = desired.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
@@ -84,7 +84,7 @@ impl Session {
 
 /// Adds the next desired state of a session to the sum. This is a separate implementation that does
 /// not use the code of the agents.
-fn add_state(sum: &mut DesiredState, next: &DesiredState) {
+fn add_to_sum(sum: &mut DesiredState, next: &DesiredState) {
     if next.base.is_none() {
         *sum = next.clone();
         return;
@@ -102,11 +102,11 @@ fn add_state(sum: &mut DesiredState, next: &DesiredState) {
 }
 
 impl World {
-    pub(super) fn connect(&mut self, host: HostId, instance: u64) {
-        if self.postpone(host, || ScheduledEvent::AgentConnect(host, instance)) {
+    pub(super) fn connect_agent(&mut self, host: HostId, instance: u64) {
+        if self.postpone_if_frozen(host, || ScheduledEvent::AgentConnect(host, instance)) {
             return;
         }
-        let Some(hello) = self.hello(host, instance) else { return };
+        let Some(hello) = self.create_hello(host, instance) else { return };
         if !self.manager_process.is_open() || self.machine(host).is_network_down {
             let pause = self.random_between(RECONNECT_BACKOFF_MIN, RECONNECT_BACKOFF_MAX);
             return self.schedule_after(pause, ScheduledEvent::AgentConnect(host, instance));
@@ -134,10 +134,10 @@ impl World {
         self.handle_manager_event(Event::AgentUp(id, host, hello));
     }
 
-    fn hello(&mut self, host: HostId, instance: u64) -> Option<Hello> {
+    fn create_hello(&mut self, host: HostId, instance: u64) -> Option<Hello> {
         let devices = self.visible_devices();
         let machine = self.machine(host);
-        machine.running(instance).filter(|running| running.session.is_none())?;
+        machine.find_agent(instance).filter(|running| running.session.is_none())?;
         Some(Hello {
             instance: InstanceId(instance),
             boot_id: boot_id(machine.boot),
@@ -151,12 +151,12 @@ impl World {
         self.rack.visible_devices.clone()
     }
 
-    pub(super) fn session_accepted(&mut self, id: SessionId) {
+    pub(super) fn accept_session(&mut self, id: SessionId) {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_agent) else {
             return;
         };
         let (host, instance) = (session.host, session.instance);
-        if self.postpone(host, || ScheduledEvent::SessionAccepted(id)) {
+        if self.postpone_if_frozen(host, || ScheduledEvent::SessionAccepted(id)) {
             return;
         }
         let lease_ttl = self.fault_model.settings.lease_ttl;
@@ -166,10 +166,10 @@ impl World {
     pub(super) fn send_desired_state(&mut self, id: SessionId, desired: DesiredState) {
         let Some(session) = self.network.sessions.get_mut(&id) else { return };
         let host = session.host;
-        let sent = session.add(&desired);
+        let sent = session.add_desired_state(&desired);
         self.check_desired_state(&desired, &sent);
         self.log(|| format!("manager -> {host}: {}", describe_state(&desired)));
-        for at in self.arrivals(id, false) {
+        for at in self.draw_arrival_times(id, false) {
             self.schedule_at(at, ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone())));
         }
     }
@@ -178,7 +178,7 @@ impl World {
         let Some(session) = self.network.sessions.get(&id) else { return };
         let host = session.host;
         self.log(|| format!("manager -> {host}: report all"));
-        for at in self.arrivals(id, false) {
+        for at in self.draw_arrival_times(id, false) {
             self.schedule_at(at, ScheduledEvent::ReportRequestArrival(id));
         }
     }
@@ -189,7 +189,7 @@ impl World {
         };
         let (host, instance) = (session.host, session.instance);
         if self.drop_or_delay(host, |()| ScheduledEvent::ReportRequestArrival(id), ())
-            || self.postpone(host, || ScheduledEvent::ReportRequestArrival(id))
+            || self.postpone_if_frozen(host, || ScheduledEvent::ReportRequestArrival(id))
         {
             return;
         }
@@ -199,28 +199,28 @@ impl World {
     pub(super) fn send_report(&mut self, host: HostId, id: SessionId, report: ObservedState) {
         self.check_sent_report(host, &report);
         self.log(|| format!("{host} -> manager: {}", describe_report(&report)));
-        for at in self.arrivals(id, true) {
+        for at in self.draw_arrival_times(id, true) {
             self.schedule_at(at, ScheduledEvent::ReportArrival(id, Box::new(report.clone())));
         }
     }
 
     /// Returns the arrival times of all copies of a message. A lost message has no arrival time; a
     /// duplicated message has two.
-    fn arrivals(&mut self, id: SessionId, to_manager: bool) -> Vec<Ns> {
+    fn draw_arrival_times(&mut self, id: SessionId, to_manager: bool) -> Vec<Ns> {
         let (loss_rate, duplication_rate) =
             (self.fault_model.message_loss_rate, self.fault_model.message_duplication_rate);
         let faults_stopped = self.faults_stopped;
-        if !faults_stopped && self.chance(loss_rate) {
+        if !faults_stopped && self.random_bool(loss_rate) {
             return Vec::new();
         }
-        let copies = 1 + usize::from(!faults_stopped && self.chance(duplication_rate));
-        (0..copies).map(|_| self.arrival(id, to_manager)).collect()
+        let copies = 1 + usize::from(!faults_stopped && self.random_bool(duplication_rate));
+        (0..copies).map(|_| self.draw_arrival_time(id, to_manager)).collect()
     }
 
-    fn arrival(&mut self, id: SessionId, to_manager: bool) -> Ns {
-        let span = self.random_around(MESSAGE_DELAY);
+    fn draw_arrival_time(&mut self, id: SessionId, to_manager: bool) -> Ns {
+        let span = self.random_duration_around(MESSAGE_DELAY);
         let ordered = self.fault_model.in_order || self.faults_stopped;
-        let reordering_max = if ordered || !self.chance(0.15) { Ns::ZERO } else { REORDER_DELAY_MAX };
+        let reordering_max = if ordered || !self.random_bool(0.15) { Ns::ZERO } else { REORDER_DELAY_MAX };
         let reordering = self.random_between(Ns::ZERO, reordering_max);
         let at = self.now.after(MESSAGE_DELAY).after(span).after(reordering);
         let session = self.network.sessions.get_mut(&id).expect("messages are sent on a session");
@@ -244,8 +244,8 @@ impl World {
         ) {
             return;
         }
-        self.note_contact(host);
-        let part_max = self.rng.random_range(1..=REPORT_PART_MAX);
+        self.record_contact(host);
+        let part_max = self.rng.random_range(1..=REPORT_PART_ENTRIES_MAX);
         let mut at = self.now;
         for part in report.into_parts(part_max) {
             self.schedule_at(at, ScheduledEvent::ReportPartArrival(id, Box::new(part)));
@@ -257,7 +257,7 @@ impl World {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
             return;
         };
-        self.note_received_report(session.host, &part);
+        self.record_received_report(session.host, &part);
         self.handle_manager_event(Event::AgentReport(id, part));
     }
 
@@ -273,7 +273,9 @@ impl World {
         ) {
             return;
         }
-        if self.postpone(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone()))) {
+        if self
+            .postpone_if_frozen(host, || ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone())))
+        {
             return;
         }
         self.handle_agent_event(host, instance, AgentEvent::DesiredState { rack: "rack".into(), desired });
@@ -322,7 +324,7 @@ impl World {
         self.handle_manager_event(Event::AgentUp(id, host, hello));
     }
 
-    pub(super) fn duplicate_agent_leaves(&mut self, id: SessionId) {
+    pub(super) fn end_duplicate_agent(&mut self, id: SessionId) {
         if let Some(host) = self.network.duplicate_agents.remove(&id) {
             self.report_violation(
                 "a host has one connected agent",
@@ -332,7 +334,7 @@ impl World {
     }
 
     /// Closes the manager's end of a connection. The agent detects the close later.
-    pub(super) fn manager_closes(&mut self, id: SessionId, reason: &CloseReason) {
+    pub(super) fn close_session_by_manager(&mut self, id: SessionId, reason: &CloseReason) {
         if self.network.duplicate_agents.remove(&id).is_some() {
             self.run_log.counts.duplicate_agents_rejected += u64::from(*reason == CloseReason::Superseded);
             return;
@@ -398,7 +400,7 @@ impl World {
             return self.remove_closed_session(id);
         };
         let (host, instance) = (session.host, session.instance);
-        if self.postpone(host, || ScheduledEvent::AgentDetectsClose(id)) {
+        if self.postpone_if_frozen(host, || ScheduledEvent::AgentDetectsClose(id)) {
             return;
         }
         if self.machine(host).is_network_down {

@@ -1,5 +1,5 @@
-//! Liveness: without further faults, live reservations become ready, released slices become free,
-//! waiting callers get replies, and the store contains the state of the manager.
+//! Liveness: without further faults, active reservations become ready, released slices become free,
+//! waiting callers receive replies, and the store contains the state of the manager.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,9 @@ use units::{Ns, SliceId};
 
 use super::{Failure, ScheduledEvent, World, check::has_ended, machine::Machine};
 
-/// Time limit for reservations to become ready, and for slices to become free.
+/// Time limit for all active reservations to become ready.
 const READY_TIMEOUT: Ns = Ns::secs(60);
+/// Time limit for all slices to become free.
 const FREE_TIMEOUT: Ns = Ns::secs(120);
 /// Time limit for the expiry of old records.
 const EXPIRY_TIMEOUT: Ns = Ns::secs(60);
@@ -25,16 +26,16 @@ impl World {
     ///
     /// # Errors
     /// An invariant was violated, or the world did not become quiescent.
-    pub fn settle(&mut self) -> Result<(), Box<Failure>> {
+    pub fn run_until_quiescent(&mut self) -> Result<(), Box<Failure>> {
         self.stop_all_faults();
         self.run_until_none(READY_TIMEOUT, Self::find_unready_reservation)?;
         self.run_until_none(READY_TIMEOUT, Self::find_wrong_process_record)?;
         self.end_all_processes();
-        self.run_until_none(FREE_TIMEOUT, Self::free_everything)?;
+        self.run_until_none(FREE_TIMEOUT, Self::release_everything)?;
         if self.fault_model.suspends_for_days {
             self.suspend_for_a_day();
         }
-        self.run_until_none(EXPIRY_TIMEOUT, Self::find_unexpired_reservation)?;
+        self.run_until_none(EXPIRY_TIMEOUT, Self::find_undeleted_reservation)?;
         self.compare_with_disk();
         self.run_log.failure(self.seed, self.steps).map_or(Ok(()), Err)
     }
@@ -44,14 +45,14 @@ impl World {
         self.faults_stopped = true;
         self.manager_process.store.stop_faults();
         self.manager_process.set_disk_full(false);
-        self.set_store_low(false);
+        self.set_disk_space_low(false);
         self.schedule_after(Ns::ms(1), ScheduledEvent::ManagerStart);
         for device in &mut self.devices {
             device.failed = false;
             device.failing_slices.clear();
         }
         for host in self.hosts() {
-            self.kill_agent(host, true); // it reports devices added since it started only after a restart
+            self.kill_agent(host, true); // only a restarted agent reports devices added while it ran
             let machine = self.machine(host);
             (machine.is_network_down, machine.frozen_until) = (false, Ns::ZERO);
             let boot = machine.boot;
@@ -67,7 +68,8 @@ impl World {
         }
     }
 
-    /// Runs until `find_missing` returns nothing.
+    /// Runs until `find_missing` returns `None`. Reports a violation if it still returns a
+    /// description after `within`.
     fn run_until_none(
         &mut self,
         within: Ns,
@@ -88,29 +90,35 @@ impl World {
         }
     }
 
-    /// Returns a live reservation that is not ready.
+    /// Returns a description of an active reservation that is not ready, if any.
     fn find_unready_reservation(&mut self) -> Option<String> {
         if !self.manager_process.is_open() {
             return Some("the manager does not accept connections".into());
         }
         self.release_vms_with_lost_slices();
         let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(_));
-        let live = self.truth.reservations().filter(|(_, r)| !has_ended(r));
-        let mut live = live.filter(|(_, r)| !matches!(r.stage, Stage::Broken { .. }));
-        let (id, reservation) = live.find(|(_, r)| !r.slices.iter().all(online))?;
+        let active = self.truth.reservations().filter(|(_, r)| !has_ended(r));
+        let mut active = active.filter(|(_, r)| !matches!(r.stage, Stage::Broken { .. }));
+        let (id, reservation) = active.find(|(_, r)| !r.slices.iter().all(online))?;
         let slots: Vec<_> = reservation.slices.iter().map(|s| (*s, self.truth.slot(*s).state)).collect();
-        Some(format!("VM {} on {} ({id}) is not ready: {slots:?}", reservation.vm, reservation.host))
+        Some(format!(
+            "VM {} on {} (reservation {id}) is not ready: {slots:?}",
+            reservation.vm, reservation.host
+        ))
     }
 
-    /// Returns a reservation whose record disagrees with its host about whether the VM's process runs.
+    /// Returns a description of a reservation, if any, whose record and host disagree about whether
+    /// the process of its VM runs.
     fn find_wrong_process_record(&mut self) -> Option<String> {
         let running: BTreeSet<_> = self.machines.iter().flat_map(Machine::running_vms).collect();
         let mut records = self.truth.reservations();
         let (id, reservation) = records.find(|(id, r)| r.has_process != running.contains(id))?;
-        let recorded = if reservation.has_process { "a running" } else { "no" };
         Some(format!(
-            "{recorded} process of VM {} on {} ({id}) is recorded",
-            reservation.vm, reservation.host
+            "VM {} on {} (reservation {id}): process runs: {}, recorded as running: {}",
+            reservation.vm,
+            reservation.host,
+            running.contains(&id),
+            reservation.has_process
         ))
     }
 
@@ -124,8 +132,9 @@ impl World {
         }
     }
 
-    /// Returns a slice that is not free although it should be. Clients keep releasing reservations.
-    fn free_everything(&mut self) -> Option<String> {
+    /// Releases all reservations, and uncordons all slices and hosts. Returns a description of a
+    /// resource that is not free yet, if any.
+    fn release_everything(&mut self) -> Option<String> {
         self.attach_all_emcs();
         let active: Vec<_> = self
             .truth
@@ -136,10 +145,10 @@ impl World {
         for (id, vm) in active {
             self.release(vm, Target::Reservation(id), false);
         }
-        self.quarantined().into_iter().for_each(|slice| self.uncordon_slice(slice));
+        self.slices_to_uncordon().into_iter().for_each(|slice| self.uncordon_slice(slice));
         for host in self.hosts() {
             let place = Place::Host(self.machine(host).name.clone());
-            self.schedule(place, Scheduling::Enabled);
+            self.set_scheduling(place, Scheduling::Enabled);
         }
         self.find_unfreed_resource()
     }
@@ -148,15 +157,15 @@ impl World {
         let unfreed = self.truth.records().find_map(|record| match record {
             Record::Host(id, host) if host.fence != Fence::None || !host.unconfirmed_fences.is_empty() => {
                 Some(format!(
-                    "{id} is {:?}, fence not confirmed by {:?}",
+                    "fence of {id} is {:?}, not confirmed by {:?}",
                     host.fence, host.unconfirmed_fences
                 ))
             }
             Record::Reservation(id, r) if !has_ended(r) || r.has_process => Some(format!(
-                "VM {} on {} ({id}) is {:?}, has a process: {}",
+                "VM {} on {} (reservation {id}) is {:?}, has a process: {}",
                 r.vm, r.host, r.stage, r.has_process
             )),
-            Record::Slice(id, slot) if slot.state != State::Free && self.has_scrubber(*id, *slot) => {
+            Record::Slice(id, slot) if slot.state != State::Free && self.can_become_free(*id, *slot) => {
                 Some(format!("slice {id} is {slot:?}"))
             }
             _ => None,
@@ -167,9 +176,9 @@ impl World {
         })
     }
 
-    /// Returns whether a slice can make progress. A slice that waits for a scrubber cannot if no
-    /// host is attached to its EMC.
-    fn has_scrubber(&self, slice: SliceId, slot: Slot) -> bool {
+    /// Returns whether a slice can become free. A slice that waits for a scrub cannot if no host is
+    /// attached to its EMC.
+    fn can_become_free(&self, slice: SliceId, slot: Slot) -> bool {
         let emc = self.truth.emc_of(slice);
         let attached = |record: &Record| matches!(record, Record::Host(_, host) if host.emcs.iter().any(|of| Some(*of) == emc));
         self.truth.records().any(attached) || slot.state != State::Scrubbing(Scrub::Waiting)

@@ -16,14 +16,14 @@ use super::{
     check::ByName,
     clients::PendingRequest,
     device::{Device, DeviceKind},
-    fault_model::{emc, host, name},
+    fault_model::{emc_spec, host_spec, numbered_name},
     machine::Machine,
 };
 
-/// Maximum number of hosts, and of EMCs, over the life of a world.
+/// Maximum number of hosts and, separately, of EMCs that a world creates.
 const RACK_NODES_MAX: usize = 4;
 
-/// Current rack.toml. While the outcome of a change is unknown, also the previous rack.toml.
+/// Current rack.toml, and the previous rack.toml while the outcome of a change is unknown.
 #[derive(Debug)]
 pub(super) struct RackFile {
     spec: RackSpec,
@@ -66,7 +66,7 @@ impl World {
             return;
         }
         if self.rack.previous.is_none() {
-            let new = self.changed_rack();
+            let new = self.draw_changed_rack();
             self.rack.previous = Some(std::mem::replace(&mut self.rack.spec, new));
         }
         self.send_request(Request::Configure(self.rack.spec.clone()), PendingRequest::Configure);
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    fn changed_rack(&mut self) -> RackSpec {
+    fn draw_changed_rack(&mut self) -> RackSpec {
         let mut rack = self.rack.spec.clone();
         match self.rng.random_range(0..12) {
             0 => self.add_host(&mut rack),
@@ -135,34 +135,34 @@ impl World {
         if n < RACK_NODES_MAX && unused {
             let emcs = rack.emcs.iter().map(|emc| emc.name.clone());
             let emcs: Vec<Name> = emcs.filter(|_| self.rng.random_bool(0.7)).collect();
-            rack.hosts.push(host(n, emcs));
+            rack.hosts.push(host_spec(n, emcs));
         }
     }
 
     fn add_emc(&mut self, rack: &mut RackSpec) {
         let n = self.devices.len();
         if n < RACK_NODES_MAX && self.truth.next_emc() == Some(n) {
-            let new = emc(n, self.rng.random_range(1..=3), self.rng.random_bool(0.5));
+            let new = emc_spec(n, self.rng.random_range(1..=3), self.rng.random_bool(0.5));
             let attached = rack.hosts.iter_mut().filter(|_| self.rng.random_bool(0.7));
             attached.for_each(|host| host.emcs.push(new.name.clone()));
             rack.emcs.push(new);
         }
     }
 
-    fn some_host<'a>(&mut self, rack: &'a mut RackSpec) -> &'a mut HostSpec {
+    fn pick_host_spec<'a>(&mut self, rack: &'a mut RackSpec) -> &'a mut HostSpec {
         let n = self.rng.random_range(0..rack.hosts.len());
         &mut rack.hosts[n]
     }
 
     fn resize_host(&mut self, rack: &mut RackSpec) {
         let (cores, gib) = (self.rng.random_range(2..=64), self.rng.random_range(2..=64));
-        let host = self.some_host(rack);
+        let host = self.pick_host_spec(rack);
         (host.cores, host.local) = (cores, Bytes::gib(gib));
     }
 
     fn reattach_host(&mut self, rack: &mut RackSpec) {
         let emc = rack.emcs[self.rng.random_range(0..rack.emcs.len())].name.clone();
-        let host = self.some_host(rack);
+        let host = self.pick_host_spec(rack);
         if host.emcs.contains(&emc) {
             host.emcs.retain(|attached| *attached != emc);
         } else {
@@ -175,22 +175,22 @@ impl World {
     fn make_rack_invalid(&mut self, rack: &mut RackSpec) {
         self.add_host(rack);
         self.add_emc(rack);
-        if self.chance(0.5) {
+        if self.random_bool(0.5) {
             rack.emcs[0].slices += 1;
         } else {
-            self.some_host(rack).emcs.push(name("missing", 0));
+            self.pick_host_spec(rack).emcs.push(numbered_name("missing", 0));
         }
     }
 
-    /// Selects the rack.toml for a manager with a restored store. Selects the file of the backup,
-    /// or the current file if that file adds no host or EMC to the backup.
+    /// Selects the rack.toml for a manager with a restored store: the rack.toml of the backup, or
+    /// the current rack.toml if it adds no host or EMC to the backup.
     pub(super) fn choose_restored_rack(&mut self) {
         let (emcs, hosts) = self.truth.rack();
         let spec = &self.rack.spec;
         let adds = spec.emcs.iter().any(|emc| !emcs.contains_key(&emc.name))
             || spec.hosts.iter().any(|host| !hosts.contains_key(&host.name));
         let backup = RackSpec { emcs: emcs.into_values().collect(), hosts: hosts.into_values().collect() };
-        if adds || self.chance(0.5) {
+        if adds || self.random_bool(0.5) {
             (self.rack.spec, self.rack.previous) = (backup, None);
         } else {
             self.rack.previous = Some(backup);
@@ -198,8 +198,8 @@ impl World {
     }
 
     /// Creates the devices and machines of durable hosts and EMCs. Unless old backups are allowed,
-    /// also backs up the store after each change of the rack. Machines and devices that an old
-    /// backup lacks keep running.
+    /// also backs up the store after each change of the rack. Machines and devices that are missing
+    /// from an old backup keep running.
     pub(super) fn apply_rack(&mut self) {
         while let Some(emc) = self
             .truth
@@ -222,7 +222,7 @@ impl World {
                 continue;
             };
             if machine.name != name && machine.reachable().next().is_some() {
-                let description = format!("{id} of {} is assigned to {name}", machine.name);
+                let description = format!("host id {id} of {} is reassigned to {name}", machine.name);
                 self.report_violation("the id of a host with reachable slices is not reused", description);
             }
         }

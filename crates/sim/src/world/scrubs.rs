@@ -13,30 +13,30 @@ const SCRUB_DURATION: Ns = Ns::ms(5);
 
 impl World {
     pub(super) fn start_scrub(&mut self, host: HostId, instance: u64, holding: Holding) {
-        let started = self.wall();
+        let started = self.wall_time();
         self.add_to_kernel(host, holding);
-        if let Some(running) = self.machine(host).running(instance) {
+        if let Some(running) = self.machine(host).find_agent(instance) {
             running.scrubbing.insert(holding);
         }
         self.schedule_host_call(host, instance, SCRUB_DURATION, HostCall::Scrub { holding, started });
     }
 
-    pub(super) fn scrub(
+    pub(super) fn complete_scrub(
         &mut self,
         host: HostId,
         instance: u64,
         holding: Holding,
         started: units::UnixMs,
     ) -> Result<SliceOutcome, HostFailure> {
-        if let Some(running) = self.machine(host).running(instance) {
+        if let Some(running) = self.machine(host).find_agent(instance) {
             running.scrubbing.remove(&holding);
         }
-        self.host_call()?;
+        self.inject_host_failure()?;
         if !self.is_mapping_valid(holding, host) {
-            return Err(host_failure(FailureReason::Host, "no such grant"));
+            return Err(host_failure(FailureReason::Host, "the slice is not granted to this host"));
         }
         // A partial scrub leaves the contents of the slice unchanged.
-        let partial = !self.faults_stopped && self.chance(self.fault_model.partial_scrub_rate);
+        let partial = !self.faults_stopped && self.random_bool(self.fault_model.partial_scrub_rate);
         if !partial {
             self.device(holding.slice).write(holding.slice, Pattern::ZERO);
             self.run_log.counts.scrubbed += 1;
@@ -45,6 +45,6 @@ impl World {
         }
         self.machine(host).kernel.retain(|mapped| mapped.slice != holding.slice);
         let verified = if partial { units::Bytes::mib(1023) } else { units::SLICE };
-        Ok(SliceOutcome::Scrubbed(ScrubReport { holding, started, ended: self.wall(), verified }))
+        Ok(SliceOutcome::Scrubbed(ScrubReport { holding, started, ended: self.wall_time(), verified }))
     }
 }

@@ -61,7 +61,7 @@ impl MemoryStore {
         }
     }
 
-    fn apply(&mut self, records: &[Record]) {
+    fn apply_batch(&mut self, records: &[Record]) {
         self.restored = false;
         for record in records {
             match record {
@@ -77,14 +77,14 @@ impl Store for MemoryStore {
     fn commit(&mut self, records: &[Record]) -> bool {
         let ok = !self.rng.random_bool(self.failure_rate) && !self.full;
         if ok || self.rng.random_bool(0.5) {
-            self.apply(records);
+            self.apply_batch(records);
         }
         ok
     }
 
     fn crash(&mut self, in_progress: Option<&[Record]>) {
         if let Some(records) = in_progress.filter(|_| self.rng.random_bool(0.5)) {
-            self.apply(records);
+            self.apply_batch(records);
         }
     }
 
@@ -97,8 +97,8 @@ impl Store for MemoryStore {
             Record::Meta(meta) => Some(meta.clone()),
             _ => None,
         });
-        let rest = self.records.values().filter(|record| record.key() != Key::Meta);
-        Some((meta, rest.cloned().collect()))
+        let others = self.records.values().filter(|record| record.key() != Key::Meta);
+        Some((meta, others.cloned().collect()))
     }
 
     fn stop_faults(&mut self) {

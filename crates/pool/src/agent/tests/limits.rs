@@ -21,7 +21,7 @@ fn scrubs_beyond_the_limit_wait_for_another_to_end() {
     assert!(next("ok:0.1").starts_with(&format!("scrub:{first}.1 ")));
     assert!(
         next("fail:0.1").starts_with(&format!("scrub:{first}.1 ")),
-        "a failed scrub frees a place for another scrub"
+        "a failed scrub must let another scrub start"
     );
     assert!(next("ok:0.1 ok:1.1").starts_with(&format!("scrub:{second}.1 ")));
     assert!(!next("ok:0.1 ok:1.1 ok:2.1").contains("scrub:"), "no scrub is waiting");
@@ -43,7 +43,7 @@ fn failed_call_wakes_the_agent_for_its_retry() {
     assert_eq!(
         agent.next_wakeup(),
         Some(Ns::secs(1).after(HOST_RETRY)),
-        "the agent wakes to retry the close of the orphan"
+        "the agent must wake up to retry closing the orphaned slice"
     );
 }
 
@@ -56,15 +56,15 @@ fn ended_vm_wakes_the_agent_when_its_retention_expires() {
 }
 
 #[test]
-fn ended_vms_over_the_limit_drop_longest_absent_first() {
+fn longest_absent_ended_vms_over_the_limit_are_dropped() {
     let recovered = (0..=ENDED_VMS_REPORTED_MAX as u64).map(|n| {
         let mut vm = recovered_vm("a", "", false);
         vm.record.reservation = ReservationId(n + 1);
         vm
     });
-    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, recovered.collect(), orphans(""));
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, recovered.collect(), orphan_places(""));
     for (second, word) in ["up", "desired:1", "desired:2"].into_iter().enumerate() {
-        let event = event(&agent, &mut 0, word);
+        let event = parse_event(&agent, &mut 0, word);
         agent.handle(Ns::secs(second as u64), event);
     }
     let reported = agent.ended_vms();
@@ -101,7 +101,7 @@ fn fence_in_a_change_applies_to_every_slice() {
 }
 
 #[test]
-fn record_is_rewritten_only_with_the_last_removed_slice() {
+fn record_is_rewritten_once_after_all_slices_are_removed() {
     let forced =
         "up desired:1:a=1.1+2.1 ok:1.1 ok:2.1 attach:a@100 recorded:a desired:2:force=1.1+2.1 ok:1.1";
     check(forced, "");
@@ -110,15 +110,15 @@ fn record_is_rewritten_only_with_the_last_removed_slice() {
 
 #[test]
 fn failed_record_does_not_affect_other_vms() {
-    let failed = attached("desired:2:a=1.1:b=2.1 ok:2.1 attach:b@200 unrecorded:b");
+    let failed = after_attach("desired:2:a=1.1:b=2.1 ok:2.1 attach:b@200 unrecorded:b");
     check(&format!("{failed} desired:3:release=1.1+2.1"), "offline:2.1");
     check(&format!("{failed} attach:b@200"), "record:b");
 }
 
 #[test]
 fn undesired_vm_is_attached_only_by_its_own_process() {
-    check(&attached("desired:2 attach:a@200"), "refuse:2:no VM a on this host");
-    check(&attached("desired:2 attach:b@100"), "refuse:2:no VM b on this host");
-    check(&attached("desired:2 gone:a attach:a@100"), "refuse:2:no VM a on this host");
-    check(&attached("desired:2 attach:a@100"), "pass:2=1.1");
+    check(&after_attach("desired:2 attach:a@200"), "refuse:2:no VM a on this host");
+    check(&after_attach("desired:2 attach:b@100"), "refuse:2:no VM b on this host");
+    check(&after_attach("desired:2 gone:a attach:a@100"), "refuse:2:no VM a on this host");
+    check(&after_attach("desired:2 attach:a@100"), "pass:2=1.1");
 }

@@ -1,15 +1,15 @@
-//! Property tests of the agent with random desired states, including repeated, reordered and
-//! foreign states. Host calls may be slow or fail, and VMs may end at any time. The host model
-//! checks every effect.
+//! Property tests of the agent with random desired states, including repeated and reordered states
+//! and states for other agents. Host calls may be slow or fail, and VMs may end at any time. The
+//! host model checks every effect.
 
 use units::limits::SCRUBS_PER_HOST_MAX;
 
 use super::*;
 
 /// User of VM a's reservation; VM b's reservation has no user.
-const TENANT: u32 = 2001;
+const TENANT_UID: u32 = 2001;
 /// User that runs the agent.
-const AGENT: u32 = 990;
+const AGENT_UID: u32 = 990;
 
 /// Random event of the host, the manager or a VM.
 #[derive(Clone, Debug)]
@@ -23,13 +23,13 @@ enum Action {
     AdvanceTime { ms: u64 },
 }
 
-fn action() -> impl Strategy<Value = Action> {
+fn any_action() -> impl Strategy<Value = Action> {
     let entries = prop::collection::vec((0..6u8, 0..4u32, 1..3u64), 0..6);
     prop_oneof![
         4 => (1..12u64, 0..12u8, entries, prop::bool::weighted(0.1))
             .prop_map(|(number, foreign, entries, fenced)| Action::DesiredState { number, foreign, entries, fenced }),
         8 => (any::<usize>(), 0..8u8).prop_map(|(which, ok)| Action::HostCallEnds { which, ok }),
-        4 => (0..2u8, 100..102u32, prop::sample::select(vec![0, TENANT, AGENT, 2002]))
+        4 => (0..2u8, 100..102u32, prop::sample::select(vec![0, TENANT_UID, AGENT_UID, 2002]))
             .prop_map(|(vm, pid, uid)| Action::Attach { vm, pid, uid }),
         4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, ok)| Action::RecordWriteEnds { which, ok }),
         1 => any::<usize>().prop_map(|which| Action::ProcessExits { which }),
@@ -43,7 +43,7 @@ struct HostModel {
     now: Ns,
     agent: Agent,
     calls: BTreeMap<Holding, Effect>,
-    to_record: BTreeMap<ReservationId, VmRecord>,
+    pending_records: BTreeMap<ReservationId, VmRecord>,
     disk: BTreeMap<ReservationId, VmRecord>,
     /// Locations of slices that the kernel may still have open.
     open_in_kernel: BTreeSet<Arc<str>>,
@@ -60,13 +60,13 @@ struct HostModel {
 impl HostModel {
     fn new() -> Self {
         let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), Vec::new());
-        agent.set_default_user(user(AGENT));
+        agent.set_default_user(user_id(AGENT_UID));
         agent.handle(Ns::ZERO, Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
         Self {
             now: Ns::ZERO,
             agent,
             calls: BTreeMap::new(),
-            to_record: BTreeMap::new(),
+            pending_records: BTreeMap::new(),
             disk: BTreeMap::new(),
             open_in_kernel: BTreeSet::new(),
             closing: BTreeSet::new(),
@@ -102,7 +102,7 @@ impl HostModel {
     fn handle(&mut self, event: Event) {
         self.agent.handle(self.now, event);
         while let Some(effect) = self.agent.poll_effect() {
-            self.perform(effect);
+            self.perform_effect(effect);
         }
     }
 
@@ -115,8 +115,8 @@ impl HostModel {
         for (kind, slice, epoch) in entries {
             let holding = Holding { slice: SliceId(*slice), epoch: Epoch(*epoch) };
             match kind {
-                0 => drop(desired.release.insert(holding, release(holding, false))),
-                1 => drop(desired.release.insert(holding, release(holding, true))),
+                0 => drop(desired.release.insert(holding, desired_release(holding, false))),
+                1 => drop(desired.release.insert(holding, desired_release(holding, true))),
                 2 => {
                     let scrubbed = Holding { epoch: Epoch(epoch + 10), ..holding };
                     drop(desired.scrub.insert(scrubbed, handle(scrubbed)));
@@ -126,7 +126,7 @@ impl HostModel {
         }
         for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
             if !slices.is_empty() && !fenced {
-                let uid = (vm == "a").then(|| user(TENANT));
+                let uid = (vm == "a").then(|| user_id(TENANT_UID));
                 desired.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, slices.into_iter()) });
             }
         }
@@ -134,11 +134,11 @@ impl HostModel {
         if foreign == 1 {
             desired.instance = InstanceId(4);
         }
-        self.send(rack, desired, foreign > 1);
+        self.send_desired_state(rack, desired, foreign > 1);
     }
 
-    fn send(&mut self, rack: &str, desired: DesiredState, is_own: bool) {
-        let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |order| order.number);
+    fn send_desired_state(&mut self, rack: &str, desired: DesiredState, is_own: bool) {
+        let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |desired| desired.number);
         let is_accepted = is_own && desired.number >= newest;
         let before = (self.agent.observed_state(), self.calls.clone());
         let previous = self.desired_state.clone();
@@ -148,7 +148,7 @@ impl HostModel {
         }
         let desired = match previous {
             Some(before) if desired.number.revision.0.is_multiple_of(2) => {
-                let change = change(&before, &desired);
+                let change = changes_between(&before, &desired);
                 let mut complete = before;
                 complete.amend(change.clone());
                 assert_eq!(complete, desired, "changes must add up to the complete state");
@@ -170,9 +170,9 @@ impl HostModel {
         let Some(holding) = self.calls.keys().copied().nth(which % self.calls.len().max(1)) else { return };
         let call = self.calls.remove(&holding).unwrap();
         let result = match (ok, &call) {
-            (0, _) => Err(failure(FailureReason::Host)),
-            (1, Effect::Online { check_zero: true, .. }) => Err(failure(FailureReason::NotZero)),
-            _ => Ok(outcome(&self.agent, holding)),
+            (0, _) => Err(host_failure(FailureReason::Host)),
+            (1, Effect::Online { check_zero: true, .. }) => Err(host_failure(FailureReason::NotZero)),
+            _ => Ok(expected_outcome(&self.agent, holding)),
         };
         if matches!((&call, &result), (Effect::Offline { .. } | Effect::Scrub { .. }, Ok(_))) {
             self.open_in_kernel.remove(&handle(holding).place);
@@ -187,16 +187,17 @@ impl HostModel {
     fn attach(&mut self, vm: u8, pid: u32, uid: u32) {
         self.tickets += 1;
         let (ticket, vm) = (Ticket(self.tickets), Name::new(["a", "b"][usize::from(vm)]).unwrap());
-        let caller = Caller { process: process(pid), uid: user(uid) };
+        let caller = Caller { process: process(pid), uid: user_id(uid) };
         self.open_tickets.insert(ticket, caller.clone());
         self.handle(Event::Attach { ticket, vm, caller });
     }
 
     fn end_record_write(&mut self, which: usize, ok: bool) {
-        let Some(id) = self.to_record.keys().copied().nth(which % self.to_record.len().max(1)) else {
+        let Some(id) = self.pending_records.keys().copied().nth(which % self.pending_records.len().max(1))
+        else {
             return;
         };
-        let record = self.to_record.remove(&id).unwrap();
+        let record = self.pending_records.remove(&id).unwrap();
         if ok {
             self.disk.insert(id, record);
         }
@@ -219,37 +220,37 @@ impl HostModel {
         let recovered: Vec<_> = recovered.collect();
         self.calls.clear();
         self.closing.clear();
-        self.to_record.clear();
+        self.pending_records.clear();
         self.reported_released.clear();
         self.reported_vms.clear();
         self.open_tickets.clear();
         self.desired_state = None;
         let orphans = self.open_in_kernel.iter().cloned().collect();
         self.agent = Agent::new(self.now, INSTANCE, Some("R".to_owned()), recovered, orphans);
-        self.agent.set_default_user(user(AGENT));
+        self.agent.set_default_user(user_id(AGENT_UID));
         self.handle(Event::SessionUp { rack: "R".to_owned(), lease_ttl: Ns::secs(4) });
     }
 
     /// Checks the invariants of an effect and applies the effect to the model.
-    fn perform(&mut self, effect: Effect) {
+    fn perform_effect(&mut self, effect: Effect) {
         match &effect {
             Effect::Online { holding, check_zero, .. } => {
                 let recorded = self.disk.values().any(|record| record.slices.contains_key(holding));
                 assert!(*check_zero || recorded, "{holding:?} was opened without a check for zeros");
                 self.open_in_kernel.insert(handle(*holding).place);
-                self.call(*holding, effect);
+                self.start_call(*holding, effect);
             }
             Effect::Offline { holding, .. } => {
                 let forced = self.is_forced(*holding);
                 assert!(forced || !self.is_in_use(*holding), "{holding:?} was closed while a VM uses it");
-                self.call(*holding, effect);
+                self.start_call(*holding, effect);
             }
             Effect::Scrub { holding, .. } => {
                 self.open_in_kernel.insert(handle(*holding).place);
-                self.call(*holding, effect);
+                self.start_call(*holding, effect);
             }
-            Effect::CloseOrphan { place } => self.close(place),
-            Effect::Record(record) => drop(self.to_record.insert(record.reservation, record.clone())),
+            Effect::CloseOrphan { place } => self.start_close(place),
+            Effect::Record(record) => drop(self.pending_records.insert(record.reservation, record.clone())),
             Effect::DeleteRecord(id) => {
                 assert!(!self.running.contains_key(id), "the record of a running VM was deleted");
                 self.disk.remove(id);
@@ -274,7 +275,7 @@ impl HostModel {
         }
     }
 
-    fn call(&mut self, holding: Holding, effect: Effect) {
+    fn start_call(&mut self, holding: Holding, effect: Effect) {
         assert!(!self.closing.contains(&handle(holding).place), "two concurrent calls for one slice");
         let before = self.calls.insert(holding, effect);
         assert_eq!(before, None, "two concurrent calls for one slice");
@@ -282,7 +283,7 @@ impl HostModel {
         assert!(scrubs.count() <= SCRUBS_PER_HOST_MAX);
     }
 
-    fn close(&mut self, place: &Arc<str>) {
+    fn start_close(&mut self, place: &Arc<str>) {
         let called = self.calls.keys().any(|holding| handle(*holding).place == *place);
         assert!(!called, "two concurrent calls for one slice");
         let used = self.running.values().flat_map(|vm| vm.slices.values()).any(|h| h.place == *place);
@@ -298,13 +299,13 @@ impl HostModel {
         if ok {
             self.open_in_kernel.remove(&place);
         }
-        let result = if ok { Ok(()) } else { Err(failure(FailureReason::Host)) };
+        let result = if ok { Ok(()) } else { Err(host_failure(FailureReason::Host)) };
         self.handle(Event::OrphanClosed { place, result });
     }
 
     fn is_forced(&self, holding: Holding) -> bool {
-        let order = self.desired_state.as_ref().and_then(|order| order.release.get(&holding));
-        order.is_some_and(|release| release.force)
+        let desired = self.desired_state.as_ref().and_then(|desired| desired.release.get(&holding));
+        desired.is_some_and(|release| release.force)
     }
 
     /// Checks that only root or the VM's user receives the memory, and that a process belongs to
@@ -314,7 +315,7 @@ impl HostModel {
             record.process.is(&caller.process),
             "memory was passed to a process other than the recorded one"
         );
-        let expected = if record.vm.as_str() == "a" { TENANT } else { AGENT };
+        let expected = if record.vm.as_str() == "a" { TENANT_UID } else { AGENT_UID };
         let permitted = [expected, 0].contains(&caller.uid.get());
         let again = self.running.contains_key(&record.reservation);
         assert!(permitted || again, "memory of VM {} was passed to user {}", record.vm, caller.uid);
@@ -348,7 +349,7 @@ impl HostModel {
     }
 
     fn check_report(&mut self, report: &ObservedState) {
-        let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |order| order.number);
+        let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |desired| desired.number);
         assert_eq!(report.number, newest);
         for holding in &report.released {
             let forced = self.is_forced(*holding);
@@ -379,18 +380,18 @@ impl HostModel {
         {
             let is_open = self.open_in_kernel.contains(&handle(failed.holding).place);
             let is_used = self.is_in_use(failed.holding) || self.is_recorded(failed.holding);
-            // A slice that cannot be closed remains open, and the report contains its failure.
+            // A slice that cannot be closed remains open and is reported as failed.
             let must_close =
-                self.desired_state.as_ref().is_some_and(|order| must_release(order, failed.holding));
+                self.desired_state.as_ref().is_some_and(|desired| must_release(desired, failed.holding));
             assert!(!is_open || is_used || must_close, "{:?} was reported failed while open", failed.holding);
         }
     }
 
     /// Completes all calls, and checks that the host reaches the desired state, except for slices
     /// that running VMs use.
-    fn settle(&mut self) {
+    fn check_reaches_desired_state(&mut self) {
         for _ in 0..200 {
-            while !self.calls.is_empty() || !self.to_record.is_empty() || !self.closing.is_empty() {
+            while !self.calls.is_empty() || !self.pending_records.is_empty() || !self.closing.is_empty() {
                 self.end_host_call(0, 2);
                 self.end_close(0, true);
                 self.end_record_write(0, true);
@@ -398,45 +399,46 @@ impl HostModel {
             self.now = self.now.after(HOST_RETRY);
             self.handle(Event::Tick);
         }
-        let Some(order) = self.desired_state.clone() else { return };
+        let Some(desired) = self.desired_state.clone() else { return };
         let report = self.agent.observed_state();
-        for (holding, release) in &order.release {
+        for (holding, release) in &desired.release {
             let waits = !release.force && (self.is_in_use(*holding) || self.is_recorded(*holding));
             assert!(report.released.contains(holding) || waits, "{holding:?} was not released");
         }
-        for holding in order.scrub.keys() {
+        for holding in desired.scrub.keys() {
             assert!(report.scrubbed.iter().any(|s| s.holding == *holding), "{holding:?} was not scrubbed");
         }
-        for (_, vm) in order.vms.iter().filter(|(id, _)| !report.ended.contains(id)) {
-            for holding in vm.slices.keys().filter(|holding| !order.release.contains_key(holding)) {
+        for (_, vm) in desired.vms.iter().filter(|(id, _)| !report.ended.contains(id)) {
+            for holding in vm.slices.keys().filter(|holding| !desired.release.contains_key(holding)) {
                 let failed = report.failed.iter().any(|failed| failed.holding == *holding);
                 assert!(failed || report.online.contains(holding), "{holding:?} did not come online");
             }
         }
         assert!(self.open_tickets.is_empty(), "an attach request is unanswered");
         assert!(
-            !order.fenced || report.clean || !self.running.is_empty(),
+            !desired.fenced || report.clean || !self.running.is_empty(),
             "a fenced host without VMs is not clean"
         );
     }
 }
 
-fn desired_vm_in(order: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
-    order.vms.get(&id)
+fn desired_vm_in(desired: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
+    desired.vms.get(&id)
 }
 
 /// Returns whether a desired state requires that a slice is closed, because of a release, a fence
 /// or a later owner.
-fn must_release(order: &DesiredState, holding: Holding) -> bool {
-    let mentioned = order.vms.values().flat_map(|vm| vm.slices.keys()).chain(order.release.keys());
-    let mut later = mentioned.chain(order.scrub.keys()).filter(|other| other.slice == holding.slice);
-    order.fenced || order.release.contains_key(&holding) || later.any(|other| other.epoch > holding.epoch)
+fn must_release(desired: &DesiredState, holding: Holding) -> bool {
+    let mentioned = desired.vms.values().flat_map(|vm| vm.slices.keys()).chain(desired.release.keys());
+    let mut later = mentioned.chain(desired.scrub.keys()).filter(|other| other.slice == holding.slice);
+    desired.fenced || desired.release.contains_key(&holding) || later.any(|other| other.epoch > holding.epoch)
 }
 
-/// Returns the parts of a desired state that concern one VM and slices with even or odd numbers.
-fn part(order: &DesiredState, odd: bool) -> DesiredState {
+/// Returns the part of a desired state for one VM: VM b and slices with odd numbers if `odd` is
+/// set, otherwise VM a and slices with even numbers.
+fn part_of_vm(desired: &DesiredState, odd: bool) -> DesiredState {
     let is_part = |slice: SliceId| (slice.0 % 2 == 1) == odd;
-    let mut part = order.clone();
+    let mut part = desired.clone();
     part.vms.retain(|id, _| (*id == reservation("b")) == odd);
     part.release.retain(|holding, _| is_part(holding.slice));
     part.scrub.retain(|holding, _| is_part(holding.slice));
@@ -444,11 +446,11 @@ fn part(order: &DesiredState, odd: bool) -> DesiredState {
 }
 
 /// Returns the changes that turn one desired state into another.
-fn change(before: &DesiredState, after: &DesiredState) -> DesiredState {
+fn changes_between(before: &DesiredState, after: &DesiredState) -> DesiredState {
     let mut change = DesiredState { base: Some(before.number), ..desired_state(after.number.revision.0) };
     (change.instance, change.fenced) = (after.instance, after.fenced);
     for odd in [false, true] {
-        let (old, new) = (part(before, odd), part(after, odd));
+        let (old, new) = (part_of_vm(before, odd), part_of_vm(after, odd));
         if (&old.vms, &old.release, &old.scrub) == (&new.vms, &new.release, &new.scrub) {
             continue;
         }
@@ -466,9 +468,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 8 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
-    fn agent_invariants_hold_after_random_events(actions in prop::collection::vec(action(), 0..80)) {
+    fn agent_invariants_hold_after_random_events(actions in prop::collection::vec(any_action(), 0..80)) {
         let mut host = HostModel::new();
         actions.into_iter().for_each(|action| host.perform_action(action));
-        host.settle();
+        host.check_reaches_desired_state();
     }
 }

@@ -3,10 +3,10 @@
 use super::*;
 
 /// Script after which VM a of user 2001 and VM b without a user are ready.
-const READY: &str = "up desired:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
+const READY_SCRIPT: &str = "up desired:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
 
 fn check_ready(more: &str, expected: &str) {
-    check(&format!("{READY} {more}"), expected);
+    check(&format!("{READY_SCRIPT} {more}"), expected);
 }
 
 #[test]
@@ -24,9 +24,9 @@ fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
     let refused = "refuse:1:VM b belongs to user 0: the caller must be user 0 or root, not user 2001; its reservation has no user";
     check_ready("attach:b@100/2001", refused);
     let attach = |uid| {
-        let (mut agent, _) = run(Vec::new(), "", READY);
-        agent.set_default_user(user(990));
-        let caller = Caller { process: process(100), uid: user(uid) };
+        let (mut agent, _) = run(Vec::new(), "", READY_SCRIPT);
+        agent.set_default_user(user_id(990));
+        let caller = Caller { process: process(100), uid: user_id(uid) };
         agent.handle(Ns::secs(1), Event::Attach { ticket: Ticket(1), vm: Name::new("b").unwrap(), caller });
         std::iter::from_fn(|| agent.poll_effect()).any(|effect| matches!(effect, Effect::Record(_)))
     };
@@ -35,13 +35,13 @@ fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
 
 #[test]
 fn preview_is_limited_to_the_users_of_the_memory() {
-    let (agent, _) = run(Vec::new(), "", READY);
+    let (agent, _) = run(Vec::new(), "", READY_SCRIPT);
     let preview = |vm: &str, uid| {
-        let caller = Caller { process: process(100), uid: user(uid) };
+        let caller = Caller { process: process(100), uid: user_id(uid) };
         agent.preview(&Name::new(vm).unwrap(), caller).map(|record| record.uid)
     };
-    assert_eq!(preview("a", 2001), Ok(Some(user(2001))));
-    assert_eq!(preview("a", 0), Ok(Some(user(2001))));
+    assert_eq!(preview("a", 2001), Ok(Some(user_id(2001))));
+    assert_eq!(preview("a", 0), Ok(Some(user_id(2001))));
     assert_eq!(preview("b", 0), Ok(None));
     for (vm, uid) in [("a", 2002), ("b", 2001)] {
         assert!(matches!(preview(vm, uid), Err(Refusal::OtherUser { .. })), "{vm} by {uid}");
@@ -75,17 +75,17 @@ fn process_of_a_vm_cannot_attach_another_vm() {
     check_ready("attach:a@100 recorded:a gone:a attach:b@100", "record:b");
     let restarted = vec![recovered_vm("a", "1.1", true)];
     check_recovered(restarted, "up desired:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
-    let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
-    let preview = agent.preview(&Name::new("b").unwrap(), root(100));
+    let (agent, _) = run(Vec::new(), "", &format!("{READY_SCRIPT} attach:a@100 recorded:a"));
+    let preview = agent.preview(&Name::new("b").unwrap(), root_caller(100));
     assert_eq!(preview.map_err(|why| why.to_string()), Err(refused.to_owned()));
 }
 
 #[test]
 fn reports_name_the_user_of_a_vm_after_a_restart() {
     let users = |agent: &Agent| agent.observed_state().vms.values().map(|vm| vm.uid).collect::<Vec<_>>();
-    let (agent, _) = run(Vec::new(), "", &format!("{READY} attach:a@100 recorded:a"));
-    assert_eq!(users(&agent), [Some(user(2001))]);
+    let (agent, _) = run(Vec::new(), "", &format!("{READY_SCRIPT} attach:a@100 recorded:a"));
+    assert_eq!(users(&agent), [Some(user_id(2001))]);
     let mut recovered = recovered_vm("a", "1.1", true);
-    recovered.record.uid = Some(user(2001));
-    assert_eq!(users(&run(vec![recovered], "", "up").0), [Some(user(2001))]);
+    recovered.record.uid = Some(user_id(2001));
+    assert_eq!(users(&run(vec![recovered], "", "up").0), [Some(user_id(2001))]);
 }

@@ -28,15 +28,15 @@ fn host_holds_slices_up_to_the_limit() {
 fn rejection_omits_cordoned_emc_without_free_slices() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     rack.reserve(reserve_request("a", "h1", 4)).unwrap();
-    rack.schedule(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned);
-    rack.schedule(SchedulingTarget::Emc(name("e2")), Scheduling::Cordoned);
+    rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned);
+    rack.set_scheduling(SchedulingTarget::Emc(name("e2")), Scheduling::Cordoned);
     let closed = vec![(name("e2"), 4, ExclusionReason::Cordoned)];
     let denied = Rejection::OutOfSlices { host: name("h1"), requested: 1, free: 0, closed };
     assert_eq!(rack.reserve(reserve_request("b", "h1", 1)), Err(denied));
 }
 
 #[test]
-fn reservation_is_found_by_its_number() {
+fn reservation_is_found_by_its_id() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     assert_eq!(rack.ledger.find(&Target::Reservation(id)), Ok(id));
@@ -48,7 +48,7 @@ fn reservation_is_found_by_its_number() {
 fn reservations_and_migrations_are_listed_after_an_id() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let ids: Vec<_> = ["a", "b", "c"].map(|vm| rack.reserve(reserve_request(vm, "h1", 1)).unwrap()).into();
-    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
+    rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let after = |id| rack.ledger.reservations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
     assert_eq!((after(ReservationId(0)), after(ids[1])), (ids.clone(), vec![ids[2]]));
     let migrations = |id| rack.ledger.migrations_after(id).map(|(id, _)| id).collect::<Vec<_>>();
@@ -69,7 +69,7 @@ fn ended_reservation_is_due_for_pruning_after_its_retention() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 0)).unwrap();
     assert_eq!(rack.ledger.next_prune(), None);
-    rack.end(id, released());
+    rack.end_reservation(id, release_reason());
     assert_eq!(rack.ledger.next_prune(), Some(at(2).now.after(REQUEST_ID_RETENTION)));
 }
 
@@ -77,7 +77,7 @@ fn ended_reservation_is_due_for_pruning_after_its_retention() {
 fn slice_is_held_and_online_under_its_current_epoch_only() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     rack.reserve(reserve_request("a", "h1", 2)).unwrap();
-    rack.online(0);
+    rack.bring_online(0);
     let held = |host, slice, epoch| rack.ledger.is_held(HostId(host), SliceId(slice), Epoch(epoch));
     let online = |slice, epoch| rack.ledger.is_online(SliceId(slice), Epoch(epoch));
     assert!(held(0, 0, 1) && held(0, 1, 1) && online(0, 1));
@@ -86,29 +86,29 @@ fn slice_is_held_and_online_under_its_current_epoch_only() {
 }
 
 #[test]
-fn scrub_counts_for_its_scrubber_until_it_ends() {
+fn scrub_is_counted_for_its_scrubber_until_it_ends() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let counts =
         |rack: &Rack| (rack.emc("e1").to_scrub(), rack.host("h1").scrubbing(), rack.host("h2").scrubbing());
     let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
     assert_eq!(counts(&rack), (0, 0, 0));
-    rack.end(id, released());
-    (0..2).for_each(|slice| rack.slice(slice, Event::Revoked(Epoch(1))));
+    rack.end_reservation(id, release_reason());
+    (0..2).for_each(|slice| rack.apply_slice_event(slice, Event::Revoked(Epoch(1))));
     assert_eq!(counts(&rack), (2, 0, 0));
-    (0..2).for_each(|slice| rack.slice(slice, Event::ScrubBy(HostId(1))));
-    assert_eq!(counts(&rack), (0, 0, 2), "scrubber chosen");
-    rack.slice(0, Event::Granted(Epoch(2)));
-    assert_eq!(counts(&rack), (0, 0, 2), "granted");
+    (0..2).for_each(|slice| rack.apply_slice_event(slice, Event::ScrubBy(HostId(1))));
+    assert_eq!(counts(&rack), (0, 0, 2), "after a scrubber is chosen");
+    rack.apply_slice_event(0, Event::Granted(Epoch(2)));
+    assert_eq!(counts(&rack), (0, 0, 2), "after the grant");
     let holding = Holding { slice: SliceId(0), epoch: Epoch(2) };
     let scrubbed = ScrubReport { holding, started: UnixMs(1), ended: UnixMs(2), verified: units::SLICE };
-    rack.slice(0, Event::Scrubbed(HostId(1), scrubbed));
-    assert_eq!(counts(&rack), (0, 0, 1), "scrubbed");
+    rack.apply_slice_event(0, Event::Scrubbed(HostId(1), scrubbed));
+    assert_eq!(counts(&rack), (0, 0, 1), "after the scrub");
 }
 
 #[test]
 fn host_holds_slices_granted_before_it_joined_the_rack() {
     let mut rack = Rack::new("e1=4 h1:e1");
-    rack.slice(2, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
+    rack.apply_slice_event(2, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();
     assert_eq!(rack.host("h2").held().collect::<Vec<_>>(), [SliceId(2)]);
 }
@@ -129,13 +129,13 @@ fn host_with_a_reservation_or_slices_is_not_removed() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 0)).unwrap();
     assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "the host has a VM without slices");
-    rack.end(id, released());
+    rack.end_reservation(id, release_reason());
     let id = rack.reserve(reserve_request("b", "h1", 1)).unwrap();
-    rack.online(0);
-    rack.end(id, released());
+    rack.bring_online(0);
+    rack.end_reservation(id, release_reason());
     assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "the host has a draining slice");
-    rack.slice(0, Event::Released(HostId(0), Epoch(1)));
-    rack.slice(0, Event::Revoked(Epoch(1)));
+    rack.apply_slice_event(0, Event::Released(HostId(0), Epoch(1)));
+    rack.apply_slice_event(0, Event::Revoked(Epoch(1)));
     assert_eq!(remove_h1(&mut rack), Ok(()));
 }
 
@@ -154,9 +154,9 @@ fn removed_host_leaves_the_indexes_of_its_emcs() {
 fn progress_decreases_when_slices_leave_online_state() {
     let mut rack = Rack::new("e1=4 h1:e1");
     rack.reserve(reserve_request("a", "h1", 2)).unwrap();
-    (0..2).for_each(|slice| rack.online(slice));
+    (0..2).for_each(|slice| rack.bring_online(slice));
     properties::check_indexes(&rack.ledger);
-    rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
+    rack.apply_slice_event(0, Event::Quarantine(Quarantine::LostGrant));
     properties::check_indexes(&rack.ledger);
 }
 
@@ -165,22 +165,22 @@ fn fence_ends_when_the_last_unconfirmed_emc_is_removed() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let fence = rack.ledger.decide_fence(at(2), HostId(0), false, tester(), "silent");
     rack.apply(fence);
-    let cut_off = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
-    rack.apply(cut_off);
+    let confirmed = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
+    rack.apply(confirmed);
     rack.configure("e1=4 h1:e1").unwrap();
     assert_eq!(rack.host("h1").host.fence, Fence::Fenced);
     let loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned());
     assert_eq!(loaded.host(HostId(0)).unwrap().host.unconfirmed_fences, BTreeSet::new());
 }
 
-/// Releases of slices and the removal of their EMC may be in one batch, from which the ledger may
-/// see only the removal. The host must then hold no slices of the EMC.
+/// One batch may release slices and remove their EMC, and the ledger may apply only the removal.
+/// The host must then hold no slices of the EMC.
 #[test]
 fn host_holds_no_slices_of_a_removed_emc() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let id = rack.reserve(reserve_request("a", "h1", 8)).unwrap();
-    (4..8).for_each(|slice| rack.online(slice));
-    rack.end(id, released());
+    (4..8).for_each(|slice| rack.bring_online(slice));
+    rack.end_reservation(id, release_reason());
     rack.apply(Change(vec![Record::Deleted(Key::Emc(EmcId(1)))]));
     assert!(rack.host("h1").held().all(|slice| slice < SliceId(4)));
     assert_eq!(rack.host("h1").scrubs().len(), 0);
@@ -200,7 +200,7 @@ fn slice_cannot_be_cordoned_or_drained() {
 fn migration_answer_keeps_message_and_time() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.schedule(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
+    rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let declined = MigrationAnswer::Declined;
     let answer = rack.ledger.decide_migration(at(3), &name("a"), declined, "busy".into(), tester());
     rack.apply(answer.unwrap().1);
@@ -212,8 +212,8 @@ fn migration_answer_keeps_message_and_time() {
     assert_eq!(rack.ledger.migrations[&id].requested_at, later.wall);
 }
 
-/// A restored ledger may lack a host on which a VM runs. A slice held by such a host must wait for
-/// an operator.
+/// A host on which a VM runs may be missing from a restored ledger. A slice held by such a host
+/// must wait for an operator.
 #[test]
 fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
     for rack_text in ["e1=4! h1:e1", "e1=4 h1:e1"] {
@@ -221,7 +221,10 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
         let change = rack.ledger.decide_restore();
         rack.apply(change);
         for (slice, host) in [(0, 0), (1, 7)] {
-            rack.slice(slice, Event::Quarantine(Quarantine::Restored { host: Some(HostId(host)) }));
+            rack.apply_slice_event(
+                slice,
+                Event::Quarantine(Quarantine::Restored { host: Some(HostId(host)) }),
+            );
         }
         assert_eq!(rack.emc("e1").unclaimed().collect::<Vec<_>>(), [0, 2, 3].map(SliceId), "{rack_text}");
         assert_eq!(
@@ -244,7 +247,7 @@ fn unclaimed_slice_is_released_by_its_host_first() {
         let change = rack.ledger.decide_restore();
         rack.apply(change);
         let host = HostId(0);
-        rack.slice(0, Event::Quarantine(Quarantine::Restored { host: Some(host) }));
+        rack.apply_slice_event(0, Event::Quarantine(Quarantine::Restored { host: Some(host) }));
         let change = rack.ledger.decide_requalify_unclaimed(&[0, 1].map(SliceId));
         rack.apply(change);
         assert_eq!(rack.slot(0).state, State::Scrubbing(Scrub::Leaving(host)), "{rack_text}");
@@ -257,8 +260,8 @@ fn unclaimed_slice_is_released_by_its_host_first() {
 fn vm_without_its_slices_is_replaced_by_its_later_instance() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.slice(0, Event::Quarantine(Quarantine::LostGrant));
-    rack.slice(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
+    rack.apply_slice_event(0, Event::Quarantine(Quarantine::LostGrant));
+    rack.apply_slice_event(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     let later = ReservationId(id.0 + 100);
     let adopted = rack.ledger.decide_adopt(at(3), HostId(1), later, &running_vm("a", [(1, 0)]));
     rack.apply(adopted.expect("the earlier instance has no slices"));
@@ -269,9 +272,9 @@ fn vm_without_its_slices_is_replaced_by_its_later_instance() {
 fn vm_with_some_of_its_slices_adopts_the_others() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
-    rack.online(0);
-    rack.online(1);
-    rack.slice(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
+    rack.bring_online(0);
+    rack.bring_online(1);
+    rack.apply_slice_event(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
     let adopt =
         |epoch| rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, epoch), (1, 1)]));
     assert_eq!(adopt(0), None, "the epoch is not the device's epoch");

@@ -7,7 +7,7 @@ use crate::ledger::ended::RequestLimits;
 
 const BOUNDS: RequestLimits = RequestLimits { per_client: 50, total: 100, established_after: Ns::secs(600) };
 
-fn bounded(bounds: RequestLimits) -> Rack {
+fn rack_with_bounds(bounds: RequestLimits) -> Rack {
     let mut rack = Rack::new("e1=4 h1:e1");
     rack.ledger.ended.bounds = bounds;
     rack
@@ -22,7 +22,7 @@ impl Rack {
     fn end_request(&mut self, client: &str, id: &str, seconds: u64) -> ReservationId {
         let request = Reserve { request: request_key(client, id), ..reserve_request("brief", "h1", 0) };
         let reservation = self.reserve(request).unwrap();
-        let change = self.ledger.decide_end(at(seconds), reservation, released(), tester()).unwrap();
+        let change = self.ledger.decide_end(at(seconds), reservation, release_reason(), tester()).unwrap();
         self.apply(change);
         self.evict(seconds);
         reservation
@@ -47,7 +47,7 @@ impl Rack {
 
 #[test]
 fn client_over_its_bound_loses_its_oldest_request_ids() {
-    let mut rack = bounded(BOUNDS);
+    let mut rack = rack_with_bounds(BOUNDS);
     let ids: Vec<_> = (0..53).map(|n| rack.end_request("c", &format!("r{n}"), 2)).collect();
     assert_eq!(rack.ledger.reservations.keys().copied().collect::<Vec<_>>(), ids[3..]);
     assert!(rack.disk.keys().filter(|key| matches!(key, Key::Reservation(_))).count() == 50);
@@ -55,7 +55,7 @@ fn client_over_its_bound_loses_its_oldest_request_ids() {
 
 #[test]
 fn client_without_requests_has_no_entry() {
-    let mut rack = bounded(BOUNDS);
+    let mut rack = rack_with_bounds(BOUNDS);
     rack.end_request("c", "r", 2);
     let later = When { now: at(2).now.after(REQUEST_ID_RETENTION), ..at(2) };
     let change = rack.ledger.decide_prune(later, 9);
@@ -66,7 +66,7 @@ fn client_without_requests_has_no_entry() {
 #[test]
 fn flood_under_new_names_spares_established_clients() {
     for requests_per_name in [1, 2, 7, 49_u32] {
-        let mut rack = bounded(BOUNDS);
+        let mut rack = rack_with_bounds(BOUNDS);
         rack.end_requests("honest", "r", 40, 10);
         for n in 0..1000 {
             let client = format!("flood{}", n / requests_per_name);
@@ -74,13 +74,13 @@ fn flood_under_new_names_spares_established_clients() {
             assert!(rack.ledger.ended.len() <= BOUNDS.total);
         }
         assert_eq!(rack.stored_requests("honest"), 40);
-        assert_eq!(rack.ledger.ended.len(), BOUNDS.total, "ids of new clients use the rest of the limit");
+        assert_eq!(rack.ledger.ended.len(), BOUNDS.total, "IDs of new clients use the remaining limit");
     }
 }
 
 #[test]
 fn slow_flood_does_not_displace_established_clients() {
-    let mut rack = bounded(BOUNDS);
+    let mut rack = rack_with_bounds(BOUNDS);
     rack.end_requests("honest", "r", 40, 10);
     for n in 0..600 {
         // The flood sends 120 requests in ten minutes, for 50 minutes.
@@ -91,7 +91,7 @@ fn slow_flood_does_not_displace_established_clients() {
 
 #[test]
 fn established_client_with_most_requests_loses_its_oldest() {
-    let mut rack = bounded(BOUNDS);
+    let mut rack = rack_with_bounds(BOUNDS);
     for (client, requests) in [("a", 30), ("b", 20), ("c", 50)] {
         rack.end_requests(client, "r", requests, 10);
     }
@@ -101,12 +101,12 @@ fn established_client_with_most_requests_loses_its_oldest() {
 
 #[test]
 fn request_ended_after_the_durable_batch_is_not_evicted() {
-    let mut rack = bounded(RequestLimits { total: 1, ..BOUNDS });
+    let mut rack = rack_with_bounds(RequestLimits { total: 1, ..BOUNDS });
     for n in 0..3 {
         let request =
             Reserve { request: request_key("c", &format!("r{n}")), ..reserve_request("brief", "h1", 0) };
         let id = rack.reserve(request).unwrap();
-        let change = rack.ledger.decide_end(at(10 + n), id, released(), tester()).unwrap();
+        let change = rack.ledger.decide_end(at(10 + n), id, release_reason(), tester()).unwrap();
         rack.apply(change);
     }
     let durable_until = at(11).now;
@@ -122,10 +122,10 @@ fn request_ended_after_the_durable_batch_is_not_evicted() {
 
 #[test]
 fn evicted_request_does_not_reserve_an_active_vm_again() {
-    let mut rack = bounded(RequestLimits { total: 0, ..BOUNDS });
+    let mut rack = rack_with_bounds(RequestLimits { total: 0, ..BOUNDS });
     let first = Reserve { request: request_key("c", "first"), ..reserve_request("a", "h1", 0) };
     let ended = rack.reserve(first.clone()).unwrap();
-    rack.end(ended, released());
+    rack.end_reservation(ended, release_reason());
     let second = Reserve { request: request_key("c", "second"), ..first.clone() };
     let active = rack.reserve(second.clone()).unwrap();
     assert_eq!(rack.reserve(first.clone()), Ok(ended), "the repeated request returns the ended reservation");
@@ -138,14 +138,14 @@ fn evicted_request_does_not_reserve_an_active_vm_again() {
 
 #[test]
 fn request_is_evicted_only_after_its_slices_are_released() {
-    let mut rack = bounded(RequestLimits { total: 0, ..BOUNDS });
+    let mut rack = rack_with_bounds(RequestLimits { total: 0, ..BOUNDS });
     let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
-    (0..2).for_each(|slice| rack.online(slice));
-    rack.end(id, released());
+    (0..2).for_each(|slice| rack.bring_online(slice));
+    rack.end_reservation(id, release_reason());
     for slice in 0..2 {
         assert_eq!(rack.ledger.decide_evict(at(9), Ns::NEVER), None);
-        rack.slice(slice, Event::Released(HostId(0), Epoch(1)));
-        rack.slice(slice, Event::Revoked(Epoch(1)));
+        rack.apply_slice_event(slice, Event::Released(HostId(0), Epoch(1)));
+        rack.apply_slice_event(slice, Event::Revoked(Epoch(1)));
     }
     rack.evict(9);
     assert_eq!(rack.ledger.reservations.len(), 0);

@@ -82,7 +82,7 @@ fn exhausted_id_space_is_rejected_and_changes_nothing() {
 }
 
 #[test]
-fn slice_lookup_respects_the_edges_of_each_emc() {
+fn slice_lookup_respects_the_first_and_last_slice_of_each_emc() {
     let mut rack = Rack::new("e1=3 e2=2 e3=4 h1:e1+e2+e3");
     rack.configure("e1=3 e3=4 h1:e1+e3").unwrap();
     rack.configure("e1=3 e3=4 e4=1 h1:e1+e3+e4").unwrap();
@@ -97,7 +97,7 @@ fn slice_lookup_respects_the_edges_of_each_emc() {
 }
 
 #[test]
-fn hosts_are_listed_in_order_from_a_number() {
+fn hosts_are_listed_in_order_from_an_id() {
     let mut rack = Rack::new("e1=1 h1:e1 h2:e1 h3:e1");
     rack.configure("e1=1 h1:e1 h3:e1").unwrap();
     let listed = |from| rack.ledger.hosts_from(HostId(from)).map(|(host, _)| host.0).collect::<Vec<_>>();

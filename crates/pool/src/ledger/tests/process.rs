@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns a rack with a committed VM `a` whose process runs and uses all of host `h1`.
-fn running_vm() -> (Rack, ReservationId) {
+fn rack_with_running_vm() -> (Rack, ReservationId) {
     let mut rack = Rack::new("e1=4 h1:e1");
     let request = Reserve { cores: 16, local: Bytes::gib(64), ..reserve_request("a", "h1", 0) };
     let id = rack.reserve(request).unwrap();
@@ -13,7 +13,7 @@ fn running_vm() -> (Rack, ReservationId) {
     (rack, id)
 }
 
-fn released() -> EndedBy {
+fn release_reason() -> EndedBy {
     EndedBy::Released { force: false, reason: String::new() }
 }
 
@@ -23,31 +23,31 @@ impl Rack {
         self.apply(change);
     }
 
-    fn free(&self) -> (u32, Bytes) {
+    fn free_resources(&self) -> (u32, Bytes) {
         (self.host("h1").cores_free(), self.host("h1").local_free())
     }
 }
 
-const NONE: (u32, Bytes) = (0, Bytes::ZERO);
-const ALL: (u32, Bytes) = (16, Bytes::gib(64));
+const NOTHING_FREE: (u32, Bytes) = (0, Bytes::ZERO);
+const ALL_FREE: (u32, Bytes) = (16, Bytes::gib(64));
 
 #[test]
 fn released_vm_uses_host_until_process_ends() {
-    let (mut rack, id) = running_vm();
-    rack.end(id, released());
-    assert_eq!(rack.free(), NONE);
+    let (mut rack, id) = rack_with_running_vm();
+    rack.end_reservation(id, release_reason());
+    assert_eq!(rack.free_resources(), NOTHING_FREE);
     assert!(rack.ledger.reservation(id).unwrap().has_process);
     let rejection = rack.reserve(reserve_request("b", "h1", 0)).unwrap_err();
     assert!(matches!(rejection, Rejection::OutOfCores { .. }), "{rejection}");
     rack.set_process(id, false);
-    assert_eq!(rack.free(), ALL);
+    assert_eq!(rack.free_resources(), ALL_FREE);
     rack.reserve(reserve_request("b", "h1", 0)).unwrap();
 }
 
 #[test]
 fn audit_of_release_contains_running_process() {
-    let (rack, id) = running_vm();
-    let change = rack.ledger.decide_end(at(2), id, released(), tester()).unwrap();
+    let (rack, id) = rack_with_running_vm();
+    let change = rack.ledger.decide_end(at(2), id, release_reason(), tester()).unwrap();
     let why = change.0.iter().find_map(|record| match record {
         Record::Decision(_, Decision { what: DecisionKind::Ended { why }, .. }) => Some(why.as_str()),
         _ => None,
@@ -59,51 +59,51 @@ fn audit_of_release_contains_running_process() {
 
 #[test]
 fn released_vm_without_process_frees_host() {
-    let (mut rack, id) = running_vm();
+    let (mut rack, id) = rack_with_running_vm();
     rack.set_process(id, false);
-    rack.end(id, released());
-    assert_eq!(rack.free(), ALL);
+    rack.end_reservation(id, release_reason());
+    assert_eq!(rack.free_resources(), ALL_FREE);
 }
 
 #[test]
 fn vm_with_ended_process_frees_host() {
     for why in [EndedBy::ProcessGone, EndedBy::HostFenced, EndedBy::HostRestarted] {
-        let (mut rack, id) = running_vm();
-        rack.end(id, why.clone());
-        assert_eq!(rack.free(), ALL, "{why}");
+        let (mut rack, id) = rack_with_running_vm();
+        rack.end_reservation(id, why.clone());
+        assert_eq!(rack.free_resources(), ALL_FREE, "{why}");
     }
 }
 
 #[test]
 fn process_reported_after_release_uses_host() {
-    let (mut rack, id) = running_vm();
+    let (mut rack, id) = rack_with_running_vm();
     rack.set_process(id, false);
-    rack.end(id, released());
+    rack.end_reservation(id, release_reason());
     rack.set_process(id, true);
-    assert_eq!(rack.free(), NONE);
+    assert_eq!(rack.free_resources(), NOTHING_FREE);
 }
 
 #[test]
 fn fence_and_restart_end_processes_of_released_vms() {
     let h1 = HostId(0);
     for restarts in [false, true] {
-        let (mut rack, id) = running_vm();
+        let (mut rack, id) = rack_with_running_vm();
         let change = rack.ledger.decide_agent_identity(at(2), h1, "b1", false);
         rack.apply(change);
-        rack.end(id, released());
+        rack.end_reservation(id, release_reason());
         let change = match restarts {
             false => rack.ledger.decide_fence(at(3), h1, false, tester(), "why"),
             true => rack.ledger.decide_agent_identity(at(3), h1, "b2", false),
         };
         rack.apply(change);
-        assert_eq!(rack.free(), ALL, "restarts: {restarts}");
+        assert_eq!(rack.free_resources(), ALL_FREE, "restarts: {restarts}");
     }
 }
 
 #[test]
 fn host_with_process_of_released_vm_is_not_removed() {
-    let (mut rack, id) = running_vm();
-    rack.end(id, released());
+    let (mut rack, id) = rack_with_running_vm();
+    rack.end_reservation(id, release_reason());
     assert!(matches!(rack.configure("e1=4"), Err(Rejection::NotDrained { .. })));
     rack.set_process(id, false);
     rack.configure("e1=4").unwrap();
@@ -111,8 +111,8 @@ fn host_with_process_of_released_vm_is_not_removed() {
 
 #[test]
 fn expired_reservation_with_process_is_kept() {
-    let (mut rack, id) = running_vm();
-    rack.end(id, released());
+    let (mut rack, id) = rack_with_running_vm();
+    rack.end_reservation(id, release_reason());
     let late = When { now: at(2).now.after(REQUEST_ID_RETENTION), ..at(2) };
     assert_eq!(rack.ledger.decide_prune(late, 10), Change::default());
     rack.set_process(id, false);
@@ -126,7 +126,7 @@ fn released_vms_with_process_count_for_host_limit() {
         let request = reserve_request(&format!("v{vm}"), "h1", 0);
         let id = rack.reserve(Reserve { cores: 0, local: Bytes::ZERO, ..request }).unwrap();
         rack.set_process(id, true);
-        rack.end(id, released());
+        rack.end_reservation(id, release_reason());
     }
     let rejection = rack.reserve(reserve_request("b", "h1", 0)).unwrap_err();
     assert!(matches!(rejection, Rejection::LimitExceeded { .. }), "{rejection}");

@@ -39,7 +39,7 @@ const RACKS: [&str; 4] = [
     "e2=6 e3=3 h1:e2 h2:e2+e3",
 ];
 
-fn action() -> impl Strategy<Value = Action> {
+fn any_action() -> impl Strategy<Value = Action> {
     prop_oneof![
         8 => (0..6u8, 0..4u8, 0..9u32, 0..9u32, 0..30u8, 0..3u8).prop_map(|(vm, host, slices, cores, request, client)| {
             Action::Reserve { vm, host, slices, cores, request, client }
@@ -68,7 +68,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-fn vm(number: u8) -> Name {
+fn vm_name(number: u8) -> Name {
     name(&format!("vm{number}"))
 }
 
@@ -77,7 +77,7 @@ impl Rack {
         let change = match action {
             Action::AdvanceTime { seconds } => {
                 when.now = when.now.after(Ns::secs(*seconds));
-                self.upkeep(*when);
+                self.perform_upkeep(*when);
                 return Ok(());
             }
             Action::SetLive { host, live } => {
@@ -95,7 +95,7 @@ impl Rack {
         Ok(())
     }
 
-    fn upkeep(&mut self, when: When) {
+    fn perform_upkeep(&mut self, when: When) {
         for id in self.ledger.overdue_reservations(when, 100) {
             let change = self.ledger.decide_end(when, id, EndedBy::Deadline, Actor::Manager).unwrap();
             self.apply(change);
@@ -127,7 +127,7 @@ impl Rack {
             }
             Action::Break(id) => ledger.decide_break(when, ReservationId(*id), "why".into()),
             Action::Process { id, running } => self.report_process(when, ReservationId(*id), *running),
-            Action::Step { slice, kind } => self.step(SliceId(*slice), *kind),
+            Action::Step { slice, kind } => self.usual_change(SliceId(*slice), *kind),
             Action::Quarantine { slice, kind } => {
                 let host = HostId(u32::from(*kind) % 4);
                 let why = match kind % 3 {
@@ -141,7 +141,7 @@ impl Rack {
             }
             Action::Schedule { place, to } => {
                 let to = [Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining][usize::from(*to)];
-                ledger.decide_scheduling(when, &place_of(*place), to, tester(), "why")?
+                ledger.decide_scheduling(when, &place_from(*place), to, tester(), "why")?
             }
             Action::Fence { host, powered_off } => {
                 ledger.decide_fence(when, HostId(*host), *powered_off, tester(), "why")
@@ -156,7 +156,7 @@ impl Rack {
             Action::Restore => ledger.decide_restore(),
             Action::HostReported(host) => ledger.decide_host_reported(when, HostId(*host)),
             Action::Adopt { id, vm: number, slices } => {
-                self.adopt(when, ReservationId(*id), &vm(*number), slices)
+                self.adopt(when, ReservationId(*id), &vm_name(*number), slices)
             }
             Action::ReleaseUnclaimed(slice) => {
                 let in_quarantine = |slot: Slot| matches!(slot.state, State::Quarantined(_));
@@ -167,7 +167,7 @@ impl Rack {
             Action::ResolveMigration(number) => {
                 let (_, change) = ledger.decide_migration(
                     when,
-                    &vm(*number),
+                    &vm_name(*number),
                     [MigrationAnswer::Accepted, MigrationAnswer::Declined, MigrationAnswer::Done]
                         [usize::from(number % 3)],
                     String::new(),
@@ -194,8 +194,8 @@ impl Rack {
         }
     }
 
-    /// Returns the change of an event that the slice's state usually accepts.
-    fn step(&self, slice: SliceId, kind: u8) -> Change {
+    /// Returns the change for an event that the slice usually accepts in its current state.
+    fn usual_change(&self, slice: SliceId, kind: u8) -> Change {
         let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
         let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u32::from(kind) % 3)));
         let scrubbed = ScrubReport {
@@ -234,7 +234,7 @@ impl Rack {
         if reservation.is_some_and(|reservation| reservation.vm != *vm || reservation.host != host)
             || !self.ledger.hosts.contains_key(&host)
         {
-            // The manager does not adopt a VM under the number of another reservation.
+            // The manager does not adopt a VM under the ID of another reservation.
             return Change::default();
         }
         let slices = existing.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
@@ -244,7 +244,7 @@ impl Rack {
     }
 }
 
-fn place_of(number: u8) -> SchedulingTarget {
+fn place_from(number: u8) -> SchedulingTarget {
     match number {
         0..4 => SchedulingTarget::Host(name(&format!("h{}", number + 1))),
         4..8 => SchedulingTarget::Emc(name(&format!("e{}", number - 3))),
@@ -253,7 +253,7 @@ fn place_of(number: u8) -> SchedulingTarget {
 }
 
 /// Formats the complete state of a ledger, including derived indexes, in a fixed order.
-fn full_state(ledger: &Ledger) -> String {
+fn format_full_state(ledger: &Ledger) -> String {
     let by_vm: BTreeMap<_, _> = ledger.by_vm.iter().collect();
     let by_request: BTreeMap<_, _> = ledger.by_request.iter().collect();
     let outstanding_slices: BTreeMap<_, _> = ledger.outstanding_slices.iter().collect();
@@ -290,7 +290,7 @@ fn check_requests(ledger: &Ledger) {
     assert_eq!(&ended, ledger.ended.check_indexes());
 }
 
-/// Checks that after upkeep the stored ended requests do not exceed their limits.
+/// Checks that the stored ended requests are within their limits after upkeep.
 fn check_bounds(ledger: &Ledger) {
     let ended = ledger.ended.check_indexes();
     assert!(ledger.ended.len() <= ledger.ended.bounds.total);
@@ -411,13 +411,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
-    fn rejected_decision_changes_nothing_and_totals_are_correct(actions in prop::collection::vec(action(), 0..120)) {
+    fn rejected_decision_changes_nothing_and_totals_are_correct(actions in prop::collection::vec(any_action(), 0..120)) {
         let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
         rack.ledger.ended.bounds = RequestLimits { per_client: 2, total: 3, established_after: Ns::secs(300) };
         for action in &actions {
             let before = rack.ledger.clone();
             if rack.perform_action(&mut when, action).is_err() {
-                prop_assert_eq!(full_state(&before), full_state(&rack.ledger), "{:?}", action);
+                prop_assert_eq!(format_full_state(&before), format_full_state(&rack.ledger), "{:?}", action);
             }
             check_totals(&rack.ledger);
             if let Action::AdvanceTime { .. } = action {
@@ -428,7 +428,7 @@ proptest! {
 
     /// A ledger loaded from its records must have the same records and derived indexes.
     #[test]
-    fn loaded_ledger_equals_ledger_after_its_decisions(actions in prop::collection::vec(action(), 0..120)) {
+    fn loaded_ledger_equals_ledger_after_its_decisions(actions in prop::collection::vec(any_action(), 0..120)) {
         let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
         for action in &actions {
             let _ = rack.perform_action(&mut when, action);
@@ -440,12 +440,12 @@ proptest! {
             loaded.set_unusable_emcs(id, host.unusable_emcs.clone());
         }
         check_indexes(&loaded);
-        prop_assert_eq!(full_state(&loaded), full_state(&rack.ledger));
+        prop_assert_eq!(format_full_state(&loaded), format_full_state(&rack.ledger));
     }
 
     /// A slice gets a new owner only in a free or scrubbed state, and each owner has a new epoch.
     #[test]
-    fn slice_owners_have_distinct_epochs(actions in prop::collection::vec(action(), 0..120)) {
+    fn slice_owners_have_distinct_epochs(actions in prop::collection::vec(any_action(), 0..120)) {
         let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
         let mut owners: BTreeMap<(SliceId, Epoch), HostId> = BTreeMap::new();
         for action in &actions {

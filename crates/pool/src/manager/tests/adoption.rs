@@ -12,7 +12,7 @@ use crate::protocol::{ObservedState, ObservedVm};
 /// Returns a rack restored from a backup in which VM a (reservation 1) runs on slice 0 of h1. After
 /// the backup, h2 was granted slices 4 and 5. All hosts are connected, and only h2 has not
 /// reported.
-fn restored() -> Rig {
+fn restored_rig() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go");
     let backup = rig.disk.clone();
@@ -33,19 +33,19 @@ fn write_pending(rig: &mut Rig) {
 }
 
 /// Returns each VM with an alarm that it is not adopted, and the start of the alarm.
-fn unadopted(rig: &Rig) -> Vec<(String, UnixMs)> {
+fn unadopted_vms(rig: &Rig) -> Vec<(String, UnixMs)> {
     let alarms = rig.manager.alarms().into_iter().filter(|alarm| alarm.reason == "VM_NOT_ADOPTED");
     alarms.map(|alarm| (alarm.subject.to_string(), alarm.since)).collect()
 }
 
 #[track_caller]
 fn assert_not_adopted(report: &str) {
-    let mut rig = restored();
+    let mut rig = restored_rig();
     rig.run(report);
     write_pending(&mut rig);
     let slices = rig.run("slices");
     assert!(slices.starts_with("0.1:online@h1 ") && slices.contains(" 4.1:quarantined@h2 "), "{slices}");
-    assert_eq!(unadopted(&rig).len(), 1);
+    assert_eq!(unadopted_vms(&rig).len(), 1);
     rig.check("reserve:c@h2=0 | reserve:c->HOST_NOT_SCHEDULABLE");
 }
 
@@ -57,24 +57,24 @@ fn vm_with_id_of_another_reservation_is_not_adopted() {
 
 #[test]
 fn vm_with_unassigned_reservation_id_is_not_adopted() {
-    let unassigned = restored().manager.durable().meta().next_reservation.0 + RESERVATIONS_LOST_MAX;
+    let unassigned = restored_rig().manager.durable().meta().next_reservation.0 + RESERVATIONS_LOST_MAX;
     assert_not_adopted(&format!("report:h2:online=4.1+5.1:vm{unassigned}b=4.1+5.1"));
 }
 
 #[test]
 fn vm_alarm_keeps_its_time_while_the_report_is_unchanged() {
-    let mut rig = restored();
+    let mut rig = restored_rig();
     rig.run("report:h2:vm1b=4.1");
-    let first = unadopted(&rig);
+    let first = unadopted_vms(&rig);
     assert_eq!(first, [("vm b".to_owned(), UnixMs(rig.now.as_ms()))]);
     rig.run("tick:1000 report:h2:vm1b=4.1");
-    assert_eq!(unadopted(&rig), first);
+    assert_eq!(unadopted_vms(&rig), first);
     rig.run("tick:1000 report:h2:vm1c=4.1");
-    let other_vm = unadopted(&rig);
+    let other_vm = unadopted_vms(&rig);
     assert_eq!(other_vm, [("vm c".to_owned(), UnixMs(rig.now.as_ms()))]);
     rig.run("tick:1000 report:h2:vm1c=5.1");
     assert_eq!(
-        unadopted(&rig),
+        unadopted_vms(&rig),
         [("vm c".to_owned(), UnixMs(rig.now.as_ms()))],
         "the alarm restarts when the slices change"
     );
@@ -82,17 +82,17 @@ fn vm_alarm_keeps_its_time_while_the_report_is_unchanged() {
 
 #[test]
 fn vm_alarm_lasts_until_its_host_is_fenced() {
-    let mut rig = restored();
+    let mut rig = restored_rig();
     rig.run("report:h2:vm1b=4.1 cordon:h2 stored");
-    assert_eq!(unadopted(&rig).len(), 1, "the alarm remains after another change of the host");
+    assert_eq!(unadopted_vms(&rig).len(), 1, "the alarm remains after another change of the host");
     rig.run("down:h2 fence:h2 go");
     rig.check("state:h2 | Fenced");
-    assert_eq!(unadopted(&rig), []);
+    assert_eq!(unadopted_vms(&rig), []);
 }
 
 #[test]
 fn vm_not_adopted_notifies_watchers_once() {
-    let mut rig = restored();
+    let mut rig = restored_rig();
     rig.manager.take_changed();
     rig.run("report:h2:vm1b=4.1");
     assert!(rig.manager.take_changed());
@@ -106,7 +106,7 @@ fn pending_restore_alarm_names_the_missing_reports() {
         let alarms = rig.manager.alarms();
         alarms.into_iter().find(|alarm| alarm.reason == "RESTORE_PENDING").unwrap().message
     };
-    let mut rig = restored();
+    let mut rig = restored_rig();
     assert!(message(&rig).contains("has not sent a complete report"));
     rig.run("report:h2:vm1b=4.1");
     assert!(message(&rig).contains("1 of its VMs could not be adopted"));
@@ -116,7 +116,7 @@ fn pending_restore_alarm_names_the_missing_reports() {
 
 #[test]
 fn adopted_vms_per_host_are_limited_across_reports() {
-    let mut rig = restored();
+    let mut rig = restored_rig();
     let h2 = rig.host("h2");
     let vm = |number: usize| {
         let vm = name(&format!("v{number}"));
@@ -124,7 +124,7 @@ fn adopted_vms_per_host_are_limited_across_reports() {
         (ReservationId(100 + number as u64), vm)
     };
     for first in (0..RESERVATIONS_PER_HOST_MAX + 100).step_by(600) {
-        rig.report(
+        rig.send_report(
             h2,
             ObservedState { vms: (first..first + 600).map(vm).collect(), ..ObservedState::default() },
             true,
@@ -136,7 +136,7 @@ fn adopted_vms_per_host_are_limited_across_reports() {
 
 #[test]
 fn vm_reported_with_unsorted_slices_becomes_ready() {
-    let mut rig = Rig::connected().restored("", "reserve:b@h2=2 go commit:b go", "");
+    let mut rig = Rig::connected().into_restored("", "reserve:b@h2=2 go commit:b go", "");
     rig.run("up:h1 up:h2 up:h3 tick:10 report:h1 report:h3 report:h2:online=0.1+1.1:vm1b=1.1+0.1 go");
     rig.check("wait:b | wait:b->ok(0,1)");
 }

@@ -5,7 +5,7 @@ use units::UnixMs;
 use super::rig::{Rig, name};
 use crate::{audit::Subject, manager::Alarm};
 
-fn alarm(rig: &Rig, reason: &str) -> Alarm {
+fn find_alarm(rig: &Rig, reason: &str) -> Alarm {
     let alarms = rig.manager.alarms();
     let undated = alarms.iter().find(|alarm| alarm.since == UnixMs(0));
     assert!(undated.is_none(), "{undated:?}");
@@ -17,16 +17,16 @@ fn alarm(rig: &Rig, reason: &str) -> Alarm {
 fn fence_alarm_starts_with_the_fence() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go down:h1 report:h2 report:h3 tick:2000 report:h2 report:h3 tick:2000");
-    let unknown = alarm(&rig, "HOST_UNKNOWN").since;
+    let unknown = find_alarm(&rig, "HOST_UNKNOWN").since;
     rig.run("report:h2 report:h3 tick:500");
-    let fence = rig.when().wall;
+    let fence = rig.current_time().wall;
     assert!(fence > unknown);
     rig.run("fence:h1 stored");
-    assert_eq!(alarm(&rig, "HOST_FENCING").since, fence);
+    assert_eq!(find_alarm(&rig, "HOST_FENCING").since, fence);
     rig.run("tick:100 go");
-    assert_eq!(alarm(&rig, "HOST_FENCED").since, fence);
+    assert_eq!(find_alarm(&rig, "HOST_FENCED").since, fence);
     rig.run("restart go");
-    assert_eq!(alarm(&rig, "HOST_FENCED").since, fence, "stored in the ledger");
+    assert_eq!(find_alarm(&rig, "HOST_FENCED").since, fence, "the ledger stores the start time");
 }
 
 #[test]
@@ -34,21 +34,25 @@ fn quarantine_alarm_starts_with_the_quarantine() {
     let mut rig = Rig::new("e1=1 h1:e1");
     rig.set_grant(0, Some((1, "h1")));
     rig.run("tick:700 restart device tick:10");
-    let quarantined = rig.when().wall;
+    let quarantined = rig.current_time().wall;
     rig.write_all();
-    assert_eq!(alarm(&rig, "SLICE_QUARANTINED").since, quarantined);
-    assert_eq!(alarm(&rig, "CAPACITY_ZERO").since, quarantined);
+    assert_eq!(find_alarm(&rig, "SLICE_QUARANTINED").since, quarantined);
+    assert_eq!(find_alarm(&rig, "CAPACITY_ZERO").since, quarantined);
     rig.run("tick:500 restart");
-    assert_eq!(alarm(&rig, "SLICE_QUARANTINED").since, rig.when().wall, "unknown after a restart");
+    assert_eq!(
+        find_alarm(&rig, "SLICE_QUARANTINED").since,
+        rig.current_time().wall,
+        "the start time is unknown after a restart"
+    );
 }
 
 #[test]
-fn low_space_alarm_has_its_start_and_limit() {
+fn low_space_alarm_contains_start_time_and_limit() {
     let mut rig = Rig::connected();
     rig.run("tick:300");
-    let low = rig.when().wall;
+    let low = rig.current_time().wall;
     rig.run("low tick:300 low tick:300");
-    let alarm = alarm(&rig, "STORE_LOW_SPACE");
+    let alarm = find_alarm(&rig, "STORE_LOW_SPACE");
     assert_eq!(alarm.since, low);
     assert!(alarm.message.contains("less than 64MiB free"), "{}", alarm.message);
     rig.check("ample alarms |");
@@ -56,9 +60,9 @@ fn low_space_alarm_has_its_start_and_limit() {
 
 #[test]
 fn reservation_broken_by_a_restore_raises_an_alarm() {
-    let mut rig = Rig::connected().restored("reserve:a@h1=1 go commit:a go", "", "");
+    let mut rig = Rig::connected().into_restored("reserve:a@h1=1 go commit:a go", "", "");
     rig.run("up:h1 up:h2 up:h3 tick:10 report:h1 report:h2 report:h3 tick:10 go");
-    let broken = alarm(&rig, "RESERVATION_BROKEN");
+    let broken = find_alarm(&rig, "RESERVATION_BROKEN");
     assert_eq!(broken.subject, Subject::Vm(name("a")));
     assert!(broken.message.contains("was not in use when the hosts reported after a restore"), "{broken:?}");
     rig.run("release:a go");

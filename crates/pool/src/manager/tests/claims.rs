@@ -5,12 +5,12 @@
 use super::rig::Rig;
 
 /// Script that starts VM a on slice 0 of h1.
-const A_RUNS: &str = "reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go";
+const START_VM_A: &str = "reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go";
 
 /// Returns a rack in which VM a runs on slice 0 of h1.
-fn running() -> Rig {
+fn rig_with_running_vm() -> Rig {
     let mut rig = Rig::connected();
-    rig.run(A_RUNS);
+    rig.run(START_VM_A);
     rig
 }
 
@@ -73,19 +73,19 @@ fn assert_fenced_host_adopts_nothing(mut rig: Rig) {
 /// adopted.
 #[test]
 fn vm_of_a_fenced_host_is_not_adopted() {
-    assert_fenced_host_adopts_nothing(running().restored("", "", ""));
+    assert_fenced_host_adopts_nothing(rig_with_running_vm().into_restored("", "", ""));
 }
 
 /// VM a was started after the backup, and its host is fenced. The VM must not be adopted.
 #[test]
 fn lost_vm_of_a_fenced_host_is_not_adopted() {
-    assert_fenced_host_adopts_nothing(Rig::connected().restored("", A_RUNS, ""));
+    assert_fenced_host_adopts_nothing(Rig::connected().into_restored("", START_VM_A, ""));
 }
 
 /// VM a was started after the backup, and its host is fenced. Its slice must become free again.
 #[test]
 fn slice_of_a_vm_on_a_fenced_host_becomes_free() {
-    let mut rig = Rig::connected().restored("", A_RUNS, "");
+    let mut rig = Rig::connected().into_restored("", START_VM_A, "");
     rig.run("poweroff:h1 go up:h1 tick:10 report:h1:early:online=0.1:vm1a=0.1 go");
     rig.run("down:h1 up:h2 up:h3 tick:10 report:h2 report:h3 go tick:100000 go up:h2 up:h3 go");
     rig.check(
@@ -98,7 +98,7 @@ fn slice_of_a_vm_on_a_fenced_host_becomes_free() {
 /// adopted.
 #[test]
 fn host_fenced_by_silence_adopts_nothing() {
-    let mut rig = Rig::connected().restored("", A_RUNS, "");
+    let mut rig = Rig::connected().into_restored("", START_VM_A, "");
     rig.run("up:h2 up:h3 tick:10");
     for _ in 0..40 {
         rig.run("report:h2:part report:h3:part device tick:1900");
@@ -113,7 +113,7 @@ fn host_fenced_by_silence_adopts_nothing() {
 /// requalified.
 #[test]
 fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
-    let mut rig = running();
+    let mut rig = rig_with_running_vm();
     rig.set_grant(0, None);
     rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
     rig.check("slices | 0.1:quarantined");
@@ -125,7 +125,7 @@ fn slice_of_a_running_vm_is_in_doubt_after_a_lost_grant() {
 /// running VM must not be revoked.
 #[test]
 fn vm_survives_a_temporarily_empty_device_directory() {
-    let mut rig = running();
+    let mut rig = rig_with_running_vm();
     rig.set_grant(0, None);
     rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
     // The directory is mounted again.
@@ -135,9 +135,9 @@ fn vm_survives_a_temporarily_empty_device_directory() {
 }
 
 /// Returns a rack in which h1 reports VM b on slice 1. The EMC grants the slice, but the ledger has
-/// no reservation for it. The reservation number of b is too high to have been assigned.
+/// no reservation for it. The reservation ID of b is too high to have been assigned.
 fn vm_on_unknown_grant() -> Rig {
-    let mut rig = running();
+    let mut rig = rig_with_running_vm();
     rig.set_grant(1, Some((1, "h1")));
     let unassigned = u64::MAX / 2;
     let report = format!("report:h1:online=0.1+1.1:vm1a=0.1:vm{unassigned}b=1.1");

@@ -49,7 +49,7 @@ fn grant_missing_from_the_ledger_is_quarantined() {
 
 /// Returns a rack in which VM a runs on slice 0 of e1. The record of e1 was emptied before a
 /// restart of the manager.
-fn emptied_device() -> Rig {
+fn rig_with_emptied_device() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go");
     rig.set_grant(0, None);
@@ -60,7 +60,7 @@ fn emptied_device() -> Rig {
 
 #[test]
 fn device_without_the_epoch_of_a_vm_is_failed() {
-    let mut rig = emptied_device();
+    let mut rig = rig_with_emptied_device();
     rig.check("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
     let message = &rig.manager.alarms()[0].message;
     assert!(message.contains("has no record of epoch 1 of slice 0"), "{message}");
@@ -73,7 +73,7 @@ fn device_without_the_epoch_of_a_vm_is_failed() {
 
 #[test]
 fn foreign_device_reserves_no_host_id_and_grants_nothing() {
-    let mut rig = emptied_device();
+    let mut rig = rig_with_emptied_device();
     rig.set_grant(1, Some((7, "h2")));
     rig.check(
         "tick:1000 device tick:10 | e1.contents
@@ -84,7 +84,7 @@ fn foreign_device_reserves_no_host_id_and_grants_nothing() {
 
 #[test]
 fn device_without_its_record_recovers_after_its_vms_end() {
-    let mut rig = emptied_device();
+    let mut rig = rig_with_emptied_device();
     rig.run("release:a go");
     rig.check(
         "slices alarms | 0.1:draining@h1 EMC_FAILED
@@ -149,7 +149,7 @@ fn device_reply_during_a_reload_is_requested_again() {
 }
 
 #[test]
-fn grant_is_requested_once_and_again_after_a_restart() {
+fn grant_is_requested_once_per_run_of_the_manager() {
     Rig::connected().check(
         "reserve:a@h1=1 stored | store reserve:a->ok(0) e1.grant(0.1>h1)
          tick:100 apply:h1 tick:100 wait:a tick:100 |
@@ -234,7 +234,7 @@ fn slice_is_scrubbed_by_a_live_attached_host() {
 }
 
 /// Returns a rack in which h1 must scrub slice 0.
-fn scrubbing() -> Rig {
+fn rig_with_scrub() -> Rig {
     let mut rig = Rig::connected();
     rig.check(
         "reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 apply:h1 tick:10 stored
@@ -246,7 +246,7 @@ fn scrubbing() -> Rig {
 
 #[test]
 fn only_complete_scrub_of_current_epoch_is_accepted() {
-    scrubbing().check(
+    rig_with_scrub().check(
         "report:h1:half=0.2 report:h1:scrubbed=0.1 report:h1:scrubbed=0.3 tick:10 |
          report:h1:scrubbed=0.2 tick:10 | store
          stored | e1.revoke(0.2) h1<nothing
@@ -260,13 +260,13 @@ fn only_complete_scrub_of_current_epoch_is_accepted() {
 /// scrub: it could zero a slice of the next owner if the device cannot revoke access.
 #[test]
 fn reported_scrub_is_not_sent_to_the_next_agent() {
-    scrubbing().check(
+    rig_with_scrub().check(
         "report:h1:scrubbed=0.2 tick:10 | store
          down:h1 up:h1 tick:10 |
          stored | e1.revoke(0.2) h1<nothing",
     );
     // If the write of the result fails, the new agent must scrub the slice.
-    scrubbing().check(
+    rig_with_scrub().check(
         "report:h1:scrubbed=0.2 tick:10 down:h1 up:h1 lost | store reload
          reload | e1.contents e2.contents h1<scrub=0.2",
     );
@@ -274,7 +274,7 @@ fn reported_scrub_is_not_sent_to_the_next_agent() {
 
 #[test]
 fn slice_that_cannot_be_scrubbed_is_quarantined() {
-    scrubbing().check(
+    rig_with_scrub().check(
         "report:h1:broken=0.2 tick:10 stored | store e1.revoke(0.2) h1<nothing
          device tick:10 stored
          slices alarms | 0.2:quarantined SLICE_QUARANTINED",
@@ -299,7 +299,7 @@ fn unrecorded_fence_is_not_treated_as_lost_grants() {
 
 /// Returns a rack in which device calls for slice 1 of VM b fail. VM a has slice 0, and VM c has
 /// slice 2.
-fn failing_slice() -> Rig {
+fn rig_with_failing_slice() -> Rig {
     let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
     rig.run("up:h1 up:h2 go fault:1 reserve:a@h1=1 reserve:b@h1=1 reserve:c@h1=1 go");
     rig
@@ -307,7 +307,7 @@ fn failing_slice() -> Rig {
 
 #[test]
 fn failing_slice_does_not_affect_others_of_its_device() {
-    failing_slice().check(
+    rig_with_failing_slice().check(
         "slices alarms | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 SLICE_FAILING
          reserve:d@h2=1 go
          slices | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 3.1:online@h2
@@ -318,7 +318,7 @@ fn failing_slice_does_not_affect_others_of_its_device() {
 
 #[test]
 fn failing_slice_is_retried_with_doubling_delays() {
-    failing_slice().check(
+    rig_with_failing_slice().check(
         "tick:179 |
          tick:1 device | e1.grant(1.1>h1)
          tick:399 |
@@ -334,7 +334,7 @@ fn failing_slice_is_retried_with_doubling_delays() {
 
 #[test]
 fn repeatedly_failing_grant_quarantines_slice() {
-    let mut rig = failing_slice();
+    let mut rig = rig_with_failing_slice();
     rig.run("tick:200 go tick:400 go tick:800 go report:h1 report:h2 tick:1600 go report:h1 report:h2 tick:2000 go report:h1 report:h2");
     rig.check(
         "slices alarms | 0.1:online@h1 1.1:quarantined@h1 2.1:online@h1 SLICE_QUARANTINED RESERVATION_BROKEN
@@ -388,7 +388,7 @@ fn host_with_an_unrevokable_slice_is_fenced() {
 
 #[test]
 fn release_of_a_failing_slice_waits_for_its_retry() {
-    failing_slice().check(
+    rig_with_failing_slice().check(
         "release:b go
          slices | 0.1:online@h1 1.1:draining@h1 2.1:online@h1
          repair:1 tick:200 go

@@ -55,8 +55,10 @@ fn effects_and_changes_count_as_pending_work() {
     rig.manager.take_changed();
     assert!(!rig.manager.has_pending_work());
     let target = Target::Vm(name("unknown"));
-    rig.manager
-        .handle(rig.when(), Event::Request(Token(0), Request::Commit { target, actor: Actor::Manager }));
+    rig.manager.handle(
+        rig.current_time(),
+        Event::Request(Token(0), Request::Commit { target, actor: Actor::Manager }),
+    );
     assert!(rig.manager.has_pending_work(), "a reply is pending");
     while rig.manager.poll_effect().is_some() {}
     assert!(!rig.manager.has_pending_work());
@@ -67,8 +69,9 @@ fn decision_of_another_module_is_stored() {
     let mut rig = Rig::connected();
     let what = DecisionKind::Cordoned { reason: "a model serves".to_owned() };
     let decision = Decision { at: UnixMs(1), actor: Actor::Manager, subject: Subject::Rack, what };
-    rig.manager.handle(rig.when(), Event::Request(Token(u64::MAX), Request::RecordDecision(decision)));
-    rig.manager.settle(rig.when());
+    rig.manager
+        .handle(rig.current_time(), Event::Request(Token(u64::MAX), Request::RecordDecision(decision)));
+    rig.manager.settle(rig.current_time());
     let is_stored = std::iter::from_fn(|| rig.manager.poll_effect())
         .any(|effect| format!("{effect:?}").contains("a model serves"));
     assert!(is_stored, "the decision is part of a batch");
@@ -83,7 +86,7 @@ fn one_of_two_waiting_callers_may_disconnect() {
 }
 
 #[test]
-fn requests_that_may_wait_for_slices_are_marked() {
+fn only_wait_requests_may_wait_for_slices() {
     let target = || Target::Vm(name("a"));
     let wait = Request::WaitReady { target: target(), within: units::Ns::secs(1) };
     let commit = Request::Commit { target: target(), actor: Actor::Manager };
@@ -115,7 +118,7 @@ fn silent_host_differs_from_a_host_never_connected() {
 
 #[test]
 fn fence_obstacle_is_the_message_of_the_device() {
-    let mut rig = Rig::connected_with(super::rig::SHARED);
+    let mut rig = Rig::connected_with(super::rig::SHARED_RACK);
     let host = rig.host("h1");
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 fence:h1");
     assert_eq!(rig.manager.fence_obstacle(host), None);
@@ -146,7 +149,7 @@ fn nothing_is_sent_during_a_reload() {
 }
 
 #[test]
-fn machine_stop_is_needed_only_for_a_shared_device() {
+fn machine_is_stopped_only_for_a_shared_device() {
     let since = |rack: &str| {
         let mut rig = Rig::connected_with(rack);
         rig.run("cordon:e1 reserve:a@h1=1 go break:e2 down:h1 fence:h1");
@@ -156,6 +159,6 @@ fn machine_stop_is_needed_only_for_a_shared_device() {
         (rig.manager.stopping_since(rig.host("h1")), UnixMs(rig.now.as_ms()))
     };
     assert_eq!(since(super::rig::RACK).0, None, "the failed device can revoke access itself");
-    let (stopping, now) = since(super::rig::SHARED);
+    let (stopping, now) = since(super::rig::SHARED_RACK);
     assert_eq!(stopping, Some(now));
 }

@@ -5,18 +5,18 @@ use super::rig::Rig;
 
 /// Returns a restored rack whose hosts are connected and have not reported. Every slice is
 /// quarantined.
-fn restored(compared: bool) -> Rig {
+fn restored_rig(compared: bool) -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go restore stored");
     if compared {
-        settle(&mut rig);
+        complete_writes_and_calls(&mut rig);
     }
     rig.run("up:h1 up:h2 up:h3");
     rig
 }
 
 /// Completes all writes and device calls, without reports of agents.
-fn settle(rig: &mut Rig) {
+fn complete_writes_and_calls(rig: &mut Rig) {
     for _ in 0..4 {
         rig.run("device tick:20");
         while rig.is_storing() {
@@ -29,7 +29,7 @@ fn settle(rig: &mut Rig) {
 /// `host`.
 #[track_caller]
 fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, reply: &str) {
-    settle(rig);
+    complete_writes_and_calls(rig);
     let slices = rig.run("slices");
     assert_eq!(slices.matches(":quarantined").count(), quarantined, "{slices}");
     let mut output = rig.run(&format!("validate:{host}@{host}=1"));
@@ -41,7 +41,7 @@ fn assert_restored(rig: &mut Rig, quarantined: usize, host: &str, reply: &str) {
 
 #[test]
 fn partial_report_does_not_end_a_restore() {
-    let mut rig = restored(true);
+    let mut rig = restored_rig(true);
     rig.run("report:h2 report:h3 report:h1:part");
     assert_restored(&mut rig, 8, "h1", "HOST_NOT_SCHEDULABLE");
     rig.run("report:h1 go");
@@ -50,7 +50,7 @@ fn partial_report_does_not_end_a_restore() {
 
 #[test]
 fn unreported_host_keeps_reachable_slices_after_restore() {
-    let mut rig = restored(true);
+    let mut rig = restored_rig(true);
     rig.run("report:h1 report:h2");
     assert_restored(&mut rig, 4, "h3", "HOST_NOT_SCHEDULABLE");
     rig.run("report:h3 go");
@@ -59,13 +59,13 @@ fn unreported_host_keeps_reachable_slices_after_restore() {
 
 #[test]
 fn failed_device_keeps_slices_quarantined_after_last_report() {
-    let mut rig = restored(true);
+    let mut rig = restored_rig(true);
     rig.run("report:h1 report:h2");
     assert_restored(&mut rig, 4, "h1", "OUT_OF_SLICES");
     rig.run("down:h2 fence:h2 stored break:e2");
-    settle(&mut rig);
+    complete_writes_and_calls(&mut rig);
     rig.run("report:h3");
-    settle(&mut rig);
+    complete_writes_and_calls(&mut rig);
     assert_eq!(rig.run("alarms slices").matches(":quarantined").count(), 4);
     rig.run("recover:e2 tick:1000 go");
     assert_restored(&mut rig, 0, "h3", "would(1)");
@@ -73,7 +73,7 @@ fn failed_device_keeps_slices_quarantined_after_last_report() {
 
 #[test]
 fn report_before_the_comparison_does_not_end_a_restore() {
-    let mut rig = restored(false);
+    let mut rig = restored_rig(false);
     rig.run("report:h1 report:h2 report:h3 tick:20 report:h1 report:h2 report:h3");
     assert_restored(&mut rig, 8, "h1", "HOST_NOT_SCHEDULABLE");
     rig.run("report:h1 report:h2 report:h3 go");

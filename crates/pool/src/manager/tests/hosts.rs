@@ -8,7 +8,7 @@ use super::rig::{Rig, name};
 use crate::{audit::Subject, manager::link::PendingChanges, record::Fence};
 
 #[test]
-fn changes_beyond_the_limit_become_a_complete_state() {
+fn changes_beyond_the_limit_are_replaced_by_a_complete_state() {
     let mut changes = PendingChanges::awaited();
     let max = DELTA_CHANGES_PER_HOST_MAX as u64;
     (1..=max).for_each(|id| changes.add(None, [ReservationId(id)]));
@@ -134,7 +134,7 @@ fn silent_host_is_fenced_after_a_failed_write() {
 }
 
 /// Returns a rack in which h1 has all slices of e1, h2 waits for a slice of e2, and e2 has failed.
-fn failed_emc() -> Rig {
+fn rig_with_failed_emc() -> Rig {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=4 go break:e2 reserve:b@h2=1 stored device tick:10");
     rig.check(
@@ -145,7 +145,7 @@ fn failed_emc() -> Rig {
 
 #[test]
 fn failed_emc_without_slices_of_a_host_does_not_delay_its_fence() {
-    failed_emc().check(
+    rig_with_failed_emc().check(
         "down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
          state:h1 | Fencing
          device tick:10 stored | store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1)
@@ -162,7 +162,7 @@ fn failed_emc_without_slices_of_a_host_does_not_delay_its_fence() {
 #[test]
 fn restarted_host_returns_from_a_fence_despite_a_failed_emc() {
     let check_return = |meanwhile: &str| {
-        failed_emc().check(&format!(
+        rig_with_failed_emc().check(&format!(
             "down:h1 fence:h1 go {meanwhile}
              up:h1/b2 go
              state:h1 alarms | Up EMC_FAILED
@@ -179,7 +179,7 @@ fn restarted_host_returns_from_a_fence_despite_a_failed_emc() {
 
 #[test]
 fn clean_host_returns_from_a_fence_despite_a_failed_emc() {
-    failed_emc().check(
+    rig_with_failed_emc().check(
         "down:h1 fence:h1 go
          up:h1 report:h1:early:clean tick:10 state:h1 | h1<fenced Fenced
          report:h1:clean go
@@ -190,7 +190,7 @@ fn clean_host_returns_from_a_fence_despite_a_failed_emc() {
 }
 
 #[test]
-fn failed_emc_keeps_slices_with_their_host_until_it_fences() {
+fn slices_on_a_failed_emc_stay_with_their_host_until_fenced() {
     // Four slices of the VM are on e1, and one is on e2, which has failed.
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device");
@@ -208,7 +208,7 @@ fn failed_emc_keeps_slices_with_their_host_until_it_fences() {
 }
 
 #[test]
-fn host_with_slices_on_a_failed_emc_returns_to_the_others() {
+fn host_with_slices_on_a_failed_emc_can_use_other_emcs_again() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=5 go break:e2 reserve:b@h2=1 stored device down:h1 fence:h1 go");
     rig.check(
@@ -224,7 +224,7 @@ fn host_with_slices_on_a_failed_emc_returns_to_the_others() {
 
 #[test]
 fn returned_host_is_fenced_again_at_every_emc() {
-    failed_emc().check(
+    rig_with_failed_emc().check(
         "down:h1 fence:h1 go up:h1/b2 go reserve:c@h1=1 go
          down:h1 fence:h1 stored | store fence:h1->ok[0] e1.fence(h1)
          state:h1 | Fencing
@@ -237,8 +237,8 @@ fn returned_host_is_fenced_again_at_every_emc() {
 /// The device has a grant to a fenced host that the ledger does not contain. The slice must be
 /// quarantined, and the device must fence the host.
 #[test]
-fn unknown_grant_to_a_fenced_host_is_quarantined_and_fenced() {
-    let mut rig = failed_emc();
+fn slice_with_unknown_grant_to_a_fenced_host_is_quarantined() {
+    let mut rig = rig_with_failed_emc();
     rig.set_grant(6, Some((1, "h1")));
     rig.check(
         "down:h1 fence:h1 go state:h1 | store fence:h1->ok[0] e1.fence(h1) store e1.revoke(0.1) e1.revoke(1.1) e1.revoke(2.1) e1.revoke(3.1) store e1.grant(0.2>h2) e1.grant(1.2>h2) e1.grant(2.2>h2) e1.grant(3.2>h2) store h2<scrub=0.2+1.2+2.2+3.2 store e1.revoke(0.2) e1.revoke(1.2) e1.revoke(2.2) e1.revoke(3.2) h2<nothing store Fenced
@@ -323,7 +323,7 @@ fn restarted_host_ends_its_vms_and_releases_their_slices() {
 /// still contain VMs from before the restart, so the manager must not send the host a desired
 /// state.
 #[test]
-fn host_is_sent_nothing_while_its_restart_and_removal_are_written() {
+fn host_receives_nothing_while_its_restart_and_removal_are_written() {
     let mut rig = Rig::connected();
     let output =
         rig.run("down:h1 tick:10000 up:h1/b2 tick:10 rack:e1=4&e2=4&h2:e1+e2&h3:e2 up:h1/b2 tick:10");
@@ -420,7 +420,7 @@ fn older_agent_waits_for_the_lease_of_the_newer_agent() {
 /// The alarm remains while the rejected agent tries to connect, also if the host's agent reconnects
 /// meanwhile.
 #[test]
-fn contested_alarm_outlives_a_reconnection() {
+fn contested_alarm_remains_after_a_reconnection() {
     Rig::connected()
         .check("copy:h1#9 down:h1 up:h1#1 go alarms | h1.close(Superseded) h1<nothing HOST_CONTESTED");
 }
@@ -428,7 +428,7 @@ fn contested_alarm_outlives_a_reconnection() {
 /// An agent on another machine connects with the credentials of a host whose agent is connected. It
 /// must be rejected, and the host's VMs must not end.
 #[test]
-fn agent_of_another_boot_does_not_evict_a_live_agent() {
+fn agent_of_another_boot_does_not_replace_a_live_agent() {
     let mut rig = Rig::connected();
     rig.check(
         "reserve:a@h1=1 go commit:a go

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use units::{EmcId, Ns};
 
-use super::rig::{RACK, Rig, SHARED};
+use super::rig::{RACK, Rig, SHARED_RACK};
 use crate::{
     ledger::Ledger,
     record::{Key, Record},
@@ -25,13 +25,13 @@ enum Action {
     Restart,
 }
 
-fn rack() -> impl Strategy<Value = &'static str> {
-    prop::sample::select(vec![RACK, SHARED])
+fn any_rack() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec![RACK, SHARED_RACK])
 }
 
 const HOSTS: [&str; 3] = ["h1", "h2", "h3"];
 
-fn action() -> impl Strategy<Value = Action> {
+fn any_action() -> impl Strategy<Value = Action> {
     let vm = || prop::sample::select(vec!["a", "b", "c", "d"]);
     let host = || prop::sample::select(HOSTS.to_vec());
     let run = |text: String| Action::Run(text);
@@ -80,14 +80,14 @@ impl Rig {
                     self.run(&format!("{}:{name}", if *up { "up" } else { "down" }));
                 }
             }
-            Action::Wake => self.wake(),
+            Action::Wake => self.advance_to_wakeup(),
             Action::Restart => drop(self.run("restart")),
         }
     }
 
     /// Advances the time to the manager's next wakeup. Fails if the manager requests the same time
     /// again after ten wakeups.
-    fn wake(&mut self) {
+    fn advance_to_wakeup(&mut self) {
         let Some(at) = self.manager.next_wakeup().filter(|at| *at < Ns::secs(100_000)) else { return };
         self.now = self.now.max(at);
         for _ in 0..10 {
@@ -108,7 +108,7 @@ impl Rig {
 /// have the same slice.
 fn check_slice_counts(ledger: &Ledger) {
     for (id, entry) in ledger.emcs() {
-        let of = |name: &str| count(ledger, id, name);
+        let of = |name: &str| count_slices(ledger, id, name);
         let in_use = of("assigned") + of("onlining") + of("online");
         assert_eq!(entry.free(), of("free"));
         assert_eq!(entry.draining(), of("draining") + of("scrubbing"));
@@ -126,7 +126,7 @@ fn check_slice_counts(ledger: &Ledger) {
     }
 }
 
-fn count(ledger: &Ledger, emc: EmcId, state: &str) -> u32 {
+fn count_slices(ledger: &Ledger, emc: EmcId, state: &str) -> u32 {
     let slots = ledger.slots_from(units::SliceId(0));
     let slices = slots.filter(|(_, of, slot)| *of == emc && slot.state_name() == state).count();
     u32::try_from(slices).unwrap()
@@ -147,7 +147,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4 * ProptestConfig::default().cases, ..ProptestConfig::default() })]
 
     #[test]
-    fn manager_invariants_hold_after_random_events(rack in rack(), actions in prop::collection::vec(action(), 0..150)) {
+    fn manager_invariants_hold_after_random_events(rack in any_rack(), actions in prop::collection::vec(any_action(), 0..150)) {
         let mut rig = Rig::connected_with(rack);
         for action in &actions {
             rig.perform_action(action);
@@ -159,7 +159,7 @@ proptest! {
 
     /// After all failures are repaired and every VM is released, every slice must become free.
     #[test]
-    fn released_slices_become_free_after_random_events(rack in rack(), actions in prop::collection::vec(action(), 0..100)) {
+    fn released_slices_become_free_after_random_events(rack in any_rack(), actions in prop::collection::vec(any_action(), 0..100)) {
         let mut rig = Rig::connected_with(rack);
         actions.iter().for_each(|action| rig.perform_action(action));
         rig.release_everything();

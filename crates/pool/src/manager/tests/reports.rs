@@ -1,9 +1,9 @@
-//! Reports that are outdated, too early, or contain slices of other owners. `rig.rs` documents the
-//! words of the scripts.
+//! Reports that are outdated, sent too early, or contain slices of other owners. `rig.rs` documents
+//! the words of the scripts.
 
 use units::{UnixMs, limits::DESIRED_STATE_RESEND_AFTER};
 
-use super::rig::{Rig, SHARED};
+use super::rig::{Rig, SHARED_RACK};
 
 #[test]
 fn late_claim_of_a_former_owner_is_ignored() {
@@ -30,7 +30,7 @@ fn outdated_report_is_not_checked_for_false_claims() {
 }
 
 #[test]
-fn claim_of_a_slice_waiting_for_a_scrubber_is_ignored() {
+fn claim_of_a_slice_that_waits_for_a_scrub_is_ignored() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go release:a stored tick:10 apply:h1 tick:10 stored down:h2 down:h3 down:h1");
     rig.run("device tick:10 stored");
@@ -58,7 +58,7 @@ fn vm_reported_with_a_dirty_slice_is_not_adopted() {
 }
 
 #[test]
-fn past_claim_is_ignored_but_claim_of_foreign_slice_is_not() {
+fn claim_of_a_former_but_not_of_a_foreign_slice_is_ignored() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go release:a go reserve:a@h1=1!2 go");
     rig.check(
@@ -151,7 +151,7 @@ fn adopted_vm_receives_the_handle_of_its_own_epoch() {
 /// remain with its host.
 #[test]
 fn restored_slice_stays_with_the_host_that_may_reach_it() {
-    let mut rig = Rig::connected_with(SHARED);
+    let mut rig = Rig::connected_with(SHARED_RACK);
     rig.run("cordon:e1 reserve:a@h1=1 go");
     rig.set_grant(4, None);
     rig.run("restore stored device tick:10 stored");

@@ -10,7 +10,7 @@ use crate::{ledger::ended::RequestLimits, record::Key};
 const BOUNDS: RequestLimits = RequestLimits { per_client: 5, total: 8, established_after: Ns::secs(600) };
 
 impl Rig {
-    fn bounded(bounds: RequestLimits) -> Self {
+    fn with_ended_request_bounds(bounds: RequestLimits) -> Self {
         let mut rig = Self::connected();
         rig.manager.head.set_ended_request_limits(bounds);
         rig
@@ -24,7 +24,7 @@ impl Rig {
 #[test]
 fn ended_requests_beyond_the_limits_are_deleted() {
     for names in [1, 100] {
-        let mut rig = Rig::bounded(BOUNDS);
+        let mut rig = Rig::with_ended_request_bounds(BOUNDS);
         for n in 0..100 {
             rig.run(&format!("tick:1 reserve:vm@h1=0!c{}/r{n} stored tick:1 release:vm", n % names));
             assert_eq!(rig.run("stored"), "release:vm->ok()");
@@ -39,12 +39,12 @@ fn ended_requests_beyond_the_limits_are_deleted() {
 
 #[test]
 fn releases_in_one_batch_are_answered_without_retention() {
-    let mut rig = Rig::bounded(RequestLimits { total: 0, ..BOUNDS });
+    let mut rig = Rig::with_ended_request_bounds(RequestLimits { total: 0, ..BOUNDS });
     let vms: Vec<String> = (0..12).map(|n| format!("vm{n}@h1=0!c{n}/r")).collect();
     vms.iter().for_each(|vm| drop(rig.run(&format!("reserve:{vm} stored"))));
     rig.run("tick:1000");
     let releases: Vec<String> = (0..12).map(|n| format!("release:vm{n}")).collect();
-    rig.burst(&releases.iter().map(String::as_str).collect::<Vec<_>>());
+    rig.run_as_burst(&releases.iter().map(String::as_str).collect::<Vec<_>>());
     let output = rig.run("stored");
     assert_eq!(output.matches("->ok()").count(), 12, "{output}");
     rig.run("tick:1 reserve:active@h1=0 stored tick:1000 go");
@@ -53,7 +53,7 @@ fn releases_in_one_batch_are_answered_without_retention() {
 
 #[test]
 fn store_written_under_higher_limits_is_pruned_when_idle() {
-    let mut rig = Rig::bounded(RequestLimits { per_client: 100, total: 100, ..BOUNDS });
+    let mut rig = Rig::with_ended_request_bounds(RequestLimits { per_client: 100, total: 100, ..BOUNDS });
     (0..50).for_each(|n| drop(rig.run(&format!("tick:1 reserve:vm@h1=0!r{n} stored release:vm stored"))));
     let soon = rig.now.after(RESERVATION_PRUNE_INTERVAL);
     assert!(rig.manager.next_upkeep() > Some(soon), "no reservation is due for pruning");
@@ -97,9 +97,9 @@ fn effects_wait_until_their_batch_is_stored() {
 #[test]
 fn concurrent_requests_share_a_write_but_no_slice() {
     let mut rig = Rig::connected();
-    assert_eq!(rig.burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
+    assert_eq!(rig.run_as_burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
     assert_eq!(
-        rig.burst(&["reserve:d@h3=2", "reserve:e@h1=1"]),
+        rig.run_as_burst(&["reserve:d@h3=2", "reserve:e@h1=1"]),
         "",
         "a second write starts before the first has ended"
     );

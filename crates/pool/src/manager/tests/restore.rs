@@ -6,14 +6,14 @@ use crate::audit::Subject;
 
 /// Returns a restored rack without connected agents. The backup is taken after the script `before`;
 /// the ledger loses the effects of the script `after`.
-fn restored(before: &str, after: &str, on_restore: &str) -> Rig {
-    Rig::connected().restored(before, after, on_restore)
+fn restored_rig(before: &str, after: &str, on_restore: &str) -> Rig {
+    Rig::connected().into_restored(before, after, on_restore)
 }
 
 /// Returns a restored rack with a failed EMC e2. VM a on h1 and e1 is in the backup; VM b on h2 and
 /// e2 was started after the backup.
 fn vm_newer_than_backup_on_failed_emc() -> Rig {
-    restored("reserve:a@h1=1 go commit:a go", "reserve:b@h2=1 go commit:b go", "break:e2")
+    restored_rig("reserve:a@h1=1 go commit:a go", "reserve:b@h2=1 go commit:b go", "break:e2")
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn newer_vm_on_failed_emc_keeps_its_slice_on_recovery() {
 
 #[test]
 fn vm_partly_on_failed_emc_keeps_its_other_slices() {
-    let mut rig = restored("", "reserve:a@h1=5 go commit:a go", "break:e2");
+    let mut rig = restored_rig("", "reserve:a@h1=5 go commit:a go", "break:e2");
     rig.run("up:h1 up:h2 up:h3 tick:10");
     let report = "report:h1:online=0.1+1.1+2.1+3.1+4.1:vm1a=0.1+1.1+2.1+3.1+4.1 report:h2 report:h3 go";
     let reported = rig.run(report);
@@ -68,7 +68,7 @@ fn older_vm_drains_when_later_vm_runs_elsewhere() {
     let before = format!("reserve:a@h1=1 go commit:a go {older} go");
     let after = format!("release:a go reserve:a@h2=1!2 go commit:a go {later} go");
     for reports in [[older, later], [later, older]] {
-        let mut rig = restored(&before, &after, "");
+        let mut rig = restored_rig(&before, &after, "");
         rig.run("up:h1 up:h2 up:h3 tick:10");
         let output = rig.run(&format!("{} {} report:h3 go", reports[0], reports[1]));
         assert!(!output.contains("revoke(0.1)") && !output.contains("revoke(4.1)"), "{output}");
@@ -85,15 +85,15 @@ fn older_vm_drains_when_neither_vm_is_in_the_backup() {
     let later = "report:h2:online=4.1:vm2a=4.1";
     let after = format!("reserve:a@h1=1 go {older} release:a go reserve:a@h2=1!2 go {later} go");
     for reports in [[older, later], [later, older]] {
-        let mut rig = restored("", &after, "");
+        let mut rig = restored_rig("", &after, "");
         rig.run(&format!("up:h1 up:h2 up:h3 tick:10 {} {} report:h3 go", reports[0], reports[1]));
         rig.check("slices | 0.1:draining@h1 4.1:online@h2");
     }
 }
 
 #[test]
-fn partial_or_early_report_does_not_count_as_reported() {
-    let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
+fn partial_or_early_report_does_not_count_as_complete() {
+    let mut rig = restored_rig("reserve:a@h1=1 go commit:a go", "", "");
     rig.run("up:h1 up:h2 up:h3 tick:10");
     rig.run("report:h1:part report:h2:early report:h3 tick:10");
     rig.write_all();
@@ -106,7 +106,7 @@ fn partial_or_early_report_does_not_count_as_reported() {
 
 #[test]
 fn report_is_complete_only_with_all_its_parts() {
-    let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
+    let mut rig = restored_rig("reserve:a@h1=1 go commit:a go", "", "");
     rig.run("up:h1 up:h2 up:h3 tick:10 report:h2 report:h3 tick:10");
     for incomplete in ["report:h1:more", "report:h1:nth=2"] {
         rig.run(&format!("{incomplete} tick:10"));
@@ -119,7 +119,7 @@ fn report_is_complete_only_with_all_its_parts() {
 
 #[test]
 fn report_with_parts_from_before_a_reload_is_not_complete() {
-    let mut rig = restored("reserve:a@h1=1 go commit:a go", "", "");
+    let mut rig = restored_rig("reserve:a@h1=1 go commit:a go", "", "");
     rig.run("up:h1 up:h2 up:h3 tick:10 report:h2 report:h3 tick:10");
     rig.write_all();
     rig.run("report:h1:more cordon:e1 lost reload device report:h1:nth=1 tick:10");
@@ -133,7 +133,7 @@ fn report_with_parts_from_before_a_reload_is_not_complete() {
 /// repeated.
 #[test]
 fn fence_in_the_backup_is_not_repeated_after_a_restore() {
-    let mut rig = restored(
+    let mut rig = restored_rig(
         "reserve:a@h1=1 go down:h1 fence:h1 go",
         "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go report:h1:online=4.1:vm2b=4.1 go",
         "",
@@ -147,7 +147,7 @@ fn fence_in_the_backup_is_not_repeated_after_a_restore() {
 /// reservation.
 #[test]
 fn deadline_in_the_backup_waits_for_the_report_of_the_host() {
-    let mut rig = restored("reserve:a@h1=1 go", "commit:a go report:h1:online=0.1:vm1a=0.1 go", "");
+    let mut rig = restored_rig("reserve:a@h1=1 go", "commit:a go report:h1:online=0.1:vm1a=0.1 go", "");
     rig.run("up:h2 up:h3 go tick:301000 go");
     rig.run("up:h1 up:h2 up:h3 go");
     rig.check("slices commit:a | 0.1:online@h1 commit:a->ok(0)");
@@ -163,14 +163,14 @@ fn slice_in_doubt_cannot_be_requalified() {
 
 #[test]
 fn unreported_host_and_its_connections_are_not_removed() {
-    let mut rig = restored("", "reserve:a@h3=1 go commit:a go report:h3:online=4.1:vm1a=4.1", "");
+    let mut rig = restored_rig("", "reserve:a@h3=1 go commit:a go report:h3:online=4.1:vm1a=4.1", "");
     rig.check(
         "rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 | rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2->NOT_DRAINED
          rack:e1=4&e2=4&h1:e1&h2:e1+e2&h3:e2 | rack:e1=4&e2=4&h1:e1&h2:e1+e2&h3:e2->NOT_DRAINED",
     );
 }
 
-/// Reservations made after two restores of one backup must have different numbers.
+/// Reservations made after two restores of one backup must have different IDs.
 #[test]
 fn reservation_ids_differ_between_restores_of_one_backup() {
     let mut rig = Rig::connected();
@@ -188,7 +188,7 @@ fn reservation_ids_differ_between_restores_of_one_backup() {
 /// The other host must not receive the slice.
 #[test]
 fn slice_of_an_adopted_vm_is_not_sent_to_its_former_host() {
-    let mut rig = restored(
+    let mut rig = restored_rig(
         "cordon:e2 reserve:a@h1=1 go",
         "release:a go reserve:b@h2=1 go commit:b go report:h2:online=0.3:vm2b=0.3 go",
         "",
@@ -218,7 +218,7 @@ fn restored_ledger_sends_nothing_before_its_first_write() {
 /// the VM has ended, so it must not end a fence.
 #[test]
 fn boot_id_newer_than_the_backup_does_not_end_a_fence() {
-    let mut rig = restored(
+    let mut rig = restored_rig(
         "down:h1",
         "up:h1/b2 go cordon:e1 go reserve:b@h1=1 go commit:b go report:h1:online=4.1:vm2b=4.1 go",
         "",
@@ -226,7 +226,7 @@ fn boot_id_newer_than_the_backup_does_not_end_a_fence() {
     rig.run("poweroff:h1 lost reload go up:h1/b2 tick:10 report:h1:online=4.1:vm2b=4.1 go");
     rig.run("up:h2 up:h3 go");
     rig.check("slices | 4.1:online@h1");
-    let mut rig = restored("", "up:h1/b2 go", "break:e1 break:e2");
+    let mut rig = restored_rig("", "up:h1/b2 go", "break:e1 break:e2");
     rig.run("tick:5000 tick:60000 go up:h1/b2 tick:10");
     rig.check("state:h1 | Fencing");
     let fence = rig.manager.durable().host(rig.host("h1")).unwrap().host.fence;

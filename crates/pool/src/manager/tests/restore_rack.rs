@@ -12,14 +12,14 @@ use crate::audit::Subject;
 
 /// Returns a restored rack without connected agents. The backup is taken after the script `before`;
 /// the ledger loses the effects of the script `after`.
-fn restored(rack: &str, before: &str, after: &str, on_restore: &str) -> Rig {
-    Rig::new(rack).restored(before, after, on_restore)
+fn restored_rig(rack: &str, before: &str, after: &str, on_restore: &str) -> Rig {
+    Rig::new(rack).into_restored(before, after, on_restore)
 }
 
 /// Returns a restored rack in which VM b runs on h1 and slice 4 of e2. The backup does not contain
 /// h1's connection to e2, and e2 cannot revoke access.
 fn vm_on_connection_newer_than_backup(on_restore: &str) -> Rig {
-    restored(
+    restored_rig(
         "e1=4 e2=4! h1:e1 h2:e1+e2",
         "up:h1 up:h2 go",
         "rack:e1=4&e2=4!&h1:e1+e2&h2:e1+e2 go cordon:e1 up:h1 go reserve:b@h1=1 go commit:b go
@@ -74,7 +74,7 @@ fn fence_waits_for_each_emc_not_compared_since_the_restore() {
 /// fence must stop the machine.
 #[test]
 fn silent_host_without_grants_is_stopped_after_a_restore() {
-    let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "stops:e1");
+    let mut rig = restored_rig("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "stops:e1");
     rig.run("up:h2 tick:10 report:h2 go");
     rig.check("alarms | RESTORE_PENDING CAPACITY_ZERO");
     let mut output = String::new();
@@ -92,7 +92,7 @@ fn silent_host_without_grants_is_stopped_after_a_restore() {
 /// incomplete until an operator confirms the power-off.
 #[test]
 fn unstoppable_host_stays_fencing_after_a_restore() {
-    let mut rig = restored("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "");
+    let mut rig = restored_rig("e1=4! h1:e1 h2:e1", "up:h1 up:h2 go", "", "");
     rig.run("up:h2 tick:10 report:h2 go");
     for _ in 0..40 {
         rig.run("tick:2000 report:h2 go");
@@ -120,7 +120,7 @@ fn report_is_incomplete_until_its_emc_is_compared() {
 
 #[test]
 fn vm_on_newer_host_keeps_its_slice_until_an_operator_decides() {
-    let mut rig = restored(
+    let mut rig = restored_rig(
         "e1=4 h1:e1 h2:e1",
         "up:h1 up:h2 go",
         "rack:e1=4&h1:e1&h2:e1&h3:e1 go up:h3 go reserve:c@h3=1 go commit:c go report:h3:online=0.1:vm1c=0.1 go",
@@ -138,7 +138,7 @@ fn vm_on_newer_host_keeps_its_slice_until_an_operator_decides() {
 /// Returns a restored rack in which VM b runs on h1 and slice 4 of e2. The backup does not contain
 /// e2.
 fn vm_on_emc_newer_than_backup() -> Rig {
-    restored(
+    restored_rig(
         "e1=4 h1:e1",
         "up:h1 go",
         "rack:e1=4&e2=4&h1:e1+e2 go cordon:e1 go reserve:b@h1=1 go commit:b go report:h1:online=4.1:vm1b=4.1 go",
@@ -206,10 +206,10 @@ fn reserved_slice_ids_are_bounded_across_reports() {
 }
 
 /// After the restore, h2, h3 and e2 are added again in another order, while a VM of h3 runs on e2.
-/// The new hosts and EMC must get unused numbers.
+/// The new hosts and EMC must receive unused IDs.
 #[test]
 fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
-    let mut rig = restored(
+    let mut rig = restored_rig(
         "e1=4 h1:e1",
         "up:h1 go",
         "rack:e1=4&e2=4&h1:e1&h2:e2&h3:e2 go up:h2 up:h3 go reserve:c@h3=1 go commit:c go
@@ -229,7 +229,7 @@ fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
 /// e2 was added after the first restore, and the second restore of the same backup does not contain
 /// e2. A report of its slice must not close the connection.
 #[test]
-fn slice_of_an_emc_lost_by_two_restores_is_no_false_claim() {
+fn report_of_an_emc_lost_by_two_restores_is_not_a_false_claim() {
     let mut rig = Rig::new("e1=4 h1:e1");
     rig.run("up:h1 go");
     let backup = rig.disk.clone();
@@ -260,7 +260,8 @@ fn fenced_host_may_claim_slices_missing_from_the_backup() {
 /// reservation, although its deadline in the backup has passed.
 #[test]
 fn running_vm_without_slices_is_committed_by_a_report() {
-    let mut rig = restored("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go", "commit:a go report:h1:vm1a= go", "");
+    let mut rig =
+        restored_rig("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go", "commit:a go report:h1:vm1a= go", "");
     rig.run("up:h1 tick:10 report:h1:vm1a= go tick:301000 report:h1:vm1a= go");
     rig.check("commit:a | commit:a->ok()");
     assert!(rig.has_decision(&Subject::Vm(name("a")), "found running"));
@@ -268,7 +269,7 @@ fn running_vm_without_slices_is_committed_by_a_report() {
 
 #[test]
 fn vm_adopted_on_a_draining_host_gets_a_migration_request() {
-    let mut rig = restored(
+    let mut rig = restored_rig(
         "e1=4 h1:e1 h2:e1",
         "up:h1 up:h2 go drain:h1 go",
         "enable:h1 reserve:b@h1=1 go commit:b go report:h1:online=0.1:vm1b=0.1 go",

@@ -74,7 +74,7 @@ const FENCE_AFTER: Ns = Ns::secs(60);
 /// Rack with two EMCs of four slices. h1 and h2 are attached to both EMCs, h3 only to e2.
 pub(super) const RACK: &str = "e1=4 e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 /// [`RACK`] with an EMC e2 that cannot revoke access.
-pub(super) const SHARED: &str = "e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2";
+pub(super) const SHARED_RACK: &str = "e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2";
 
 pub(super) struct Rig {
     pub(super) manager: Manager,
@@ -117,7 +117,7 @@ struct Device {
     can_stop_machines: bool,
     /// Hosts that received a slice and have not released it. On a shared device, these hosts can
     /// access the slice.
-    reached: BTreeSet<(SliceId, Epoch, HostId)>,
+    accessible: BTreeSet<(SliceId, Epoch, HostId)>,
 }
 
 #[derive(Clone, Default)]
@@ -149,7 +149,7 @@ fn format_holdings(holdings: impl IntoIterator<Item = Holding>) -> String {
     words.join("+")
 }
 
-pub(super) fn scrubbed(holding: Holding, verified: Bytes) -> ScrubReport {
+pub(super) fn scrub_report(holding: Holding, verified: Bytes) -> ScrubReport {
     ScrubReport { holding, started: UnixMs(1), ended: UnixMs(2), verified }
 }
 
@@ -225,7 +225,7 @@ impl Rig {
             "up" => self.connect_agent(rest, true),
             "copy" => self.connect_agent(rest, false),
             "down" => self.disconnect_agent(rest),
-            "report" => self.report_in_words(rest),
+            "report" => self.send_scripted_report(rest),
             "apply" => self.apply_desired_state(self.host(rest)),
             "stored" => self.complete_write(true, true),
             "lost" => self.complete_write(false, false),
@@ -240,14 +240,14 @@ impl Rig {
             "device" => self.complete_device_calls(),
             "break" | "recover" => self.device(rest).broken = verb == "break",
             "stops" => self.device(rest).can_stop_machines = true,
-            "fault" => self.set_slice_works(SliceId(rest.parse().unwrap()), false),
-            "repair" => self.set_slice_works(SliceId(rest.parse().unwrap()), true),
+            "fault" => self.set_slice_working(SliceId(rest.parse().unwrap()), false),
+            "repair" => self.set_slice_working(SliceId(rest.parse().unwrap()), true),
             "tick" => {
                 self.now = self.now.after(Ns::ms(rest.parse().unwrap()));
                 self.handle_event(Event::Tick);
             }
             "go" => self.run_until_idle(),
-            "slices" => self.list_slices(),
+            "slices" => self.output_slices(),
             "alarms" => {
                 let reasons: Vec<_> = self.manager.alarms().iter().map(|a| a.reason.to_owned()).collect();
                 self.output.extend(reasons);
@@ -314,34 +314,34 @@ impl Rig {
         self.handle_event(Event::Request(Token(self.callers.len() as u64 - 1), request));
     }
 
-    pub(super) fn when(&self) -> When {
+    pub(super) fn current_time(&self) -> When {
         When { now: self.now, wall: UnixMs(self.now.as_ms()) }
     }
 
     pub(super) fn handle_event(&mut self, event: Event) {
-        let when = self.when();
+        let when = self.current_time();
         self.manager.handle(when, event);
         self.manager.settle(when);
         while let Some(effect) = self.manager.poll_effect() {
-            self.perform(effect);
+            self.perform_effect(effect);
         }
     }
 
     /// Sends several requests before any effect is performed, as the driver of the manager may do.
-    pub(super) fn burst(&mut self, words: &[&str]) -> String {
+    pub(super) fn run_as_burst(&mut self, words: &[&str]) -> String {
         self.output.clear();
         for word in words {
             let (verb, rest) = word.split_once(':').unwrap();
             let request = self.parse_request(verb, rest);
             self.callers.push(format!("{verb}:{}", rest.split('@').next().unwrap()));
             let token = Token(self.callers.len() as u64 - 1);
-            self.manager.handle(self.when(), Event::Request(token, request));
+            self.manager.handle(self.current_time(), Event::Request(token, request));
         }
         self.handle_event(Event::CallerGone(Token(u64::MAX)));
         std::mem::take(&mut self.output).join(" ")
     }
 
-    fn perform(&mut self, effect: Effect) {
+    fn perform_effect(&mut self, effect: Effect) {
         match effect {
             Effect::Store { batch, records } => {
                 self.pending_writes.push_back((batch, records));
@@ -351,9 +351,9 @@ impl Rig {
                 self.needs_reload = true;
                 self.output.push("reload".into());
             }
-            Effect::Reply(Token(token), answer) => self.reply(token, &answer),
-            Effect::Device(emc, call) => self.on_device_call(emc, call),
-            Effect::Send(session, desired) => self.on_desired_state(session, desired),
+            Effect::Reply(Token(token), answer) => self.record_reply(token, &answer),
+            Effect::Device(emc, call) => self.receive_device_call(emc, call),
+            Effect::Send(session, desired) => self.receive_desired_state(session, desired),
             Effect::RequestReport(session) => {
                 let host = self.sessions[&session];
                 self.output.push(format!("{}<report", self.host_name(host)));
@@ -372,7 +372,7 @@ impl Rig {
         }
     }
 
-    fn reply(&mut self, token: u64, answer: &Result<RequestReply, Rejection>) {
+    fn record_reply(&mut self, token: u64, answer: &Result<RequestReply, Rejection>) {
         let answer = match answer {
             Err(denied) => denied.reason().to_owned(),
             Ok(RequestReply::Reservation(view)) if self.caller(token).starts_with("validate") => {
@@ -402,7 +402,7 @@ impl Rig {
         }
     }
 
-    fn on_device_call(&mut self, emc: EmcId, call: DeviceCall) {
+    fn receive_device_call(&mut self, emc: EmcId, call: DeviceCall) {
         let word = match &call {
             DeviceCall::Contents => "contents".to_owned(),
             DeviceCall::Grant { slice, epoch, host } => {
@@ -437,7 +437,7 @@ impl Rig {
         device.calls.push_back(call);
     }
 
-    fn on_desired_state(&mut self, session: SessionId, desired: DesiredState) {
+    fn receive_desired_state(&mut self, session: SessionId, desired: DesiredState) {
         let host = self.sessions[&session];
         let before = self.agents[&host].desired_state.as_ref().map(|(before, _)| before.clone());
         let mut complete = before.clone().unwrap_or_else(|| desired.clone());
@@ -466,7 +466,7 @@ impl Rig {
         }
         desired.scrub.keys().for_each(|h| self.check_granted(host, *h));
         let sent = desired.vms.values().flat_map(|vm| vm.slices.keys()).chain(desired.scrub.keys());
-        sent.copied().collect::<Vec<_>>().into_iter().for_each(|h| self.add_reached(host, h));
+        sent.copied().collect::<Vec<_>>().into_iter().for_each(|h| self.add_access(host, h));
         let released = |force: bool| {
             format_holdings(desired.release.iter().filter(|(_, r)| r.force == force).map(|(h, _)| *h))
         };
@@ -509,15 +509,15 @@ impl Rig {
         );
     }
 
-    fn add_reached(&mut self, host: HostId, Holding { slice, epoch }: Holding) {
+    fn add_access(&mut self, host: HostId, Holding { slice, epoch }: Holding) {
         let emc = self.manager.durable().emc_of(slice).unwrap();
-        self.devices.get_mut(&emc).unwrap().reached.insert((slice, epoch, host));
+        self.devices.get_mut(&emc).unwrap().accessible.insert((slice, epoch, host));
     }
 
     /// Removes the host's access to the slices that `is_released` selects.
-    fn remove_reached(&mut self, host: HostId, is_released: impl Fn(Holding) -> bool) {
+    fn remove_access(&mut self, host: HostId, is_released: impl Fn(Holding) -> bool) {
         for device in self.devices.values_mut() {
-            device.reached.retain(|(slice, epoch, by)| {
+            device.accessible.retain(|(slice, epoch, by)| {
                 *by != host || !is_released(Holding { slice: *slice, epoch: *epoch })
             });
         }
@@ -526,12 +526,12 @@ impl Rig {
     pub(super) fn complete_write(&mut self, ok: bool, on_disk: bool) {
         let Some((batch, records)) = self.pending_writes.pop_front() else { panic!("no write is pending") };
         if on_disk {
-            self.write(&records);
+            self.write_to_disk(&records);
         }
         self.handle_event(Event::Stored { batch, ok });
     }
 
-    fn write(&mut self, records: &[Record]) {
+    fn write_to_disk(&mut self, records: &[Record]) {
         for record in records {
             match record {
                 Record::Deleted(key) => drop(self.disk.remove(key)),
@@ -544,7 +544,7 @@ impl Rig {
         self.needs_reload = false;
         let mut records = self.disk.clone();
         let Some(Record::Meta(mut meta)) = records.remove(&Key::Meta) else {
-            panic!("no meta recorddata record")
+            panic!("the disk has no meta record")
         };
         self.generation += u64::from(restored);
         meta.generation = if restored { self.generation } else { meta.generation };
@@ -573,7 +573,7 @@ impl Rig {
         self.devices.get_mut(&id).unwrap()
     }
 
-    fn set_slice_works(&mut self, slice: SliceId, works: bool) {
+    fn set_slice_working(&mut self, slice: SliceId, works: bool) {
         let emc = self.manager.durable().emc_of(slice).unwrap();
         let faulty = &mut self.devices.get_mut(&emc).unwrap().faulty;
         if works {
@@ -631,7 +631,8 @@ impl Rig {
     }
 
     /// Connects an agent. With `restarts`, the agent or its machine restarted, and its previous
-    /// connection is closed, unless the agent reconnects as the same instance. Otherwise the agent is a copy, which may run on another machine.
+    /// connection is closed, unless the agent reconnects as the same instance. Otherwise the agent
+    /// is a copy, which may run on another machine.
     fn connect_agent(&mut self, rest: &str, restarts: bool) {
         let (rest, boot) = rest.split_once('/').unwrap_or((rest, "b1"));
         let (host, instance) = rest.split_once('#').map_or((rest, None), |(h, i)| (h, Some(i)));
@@ -660,7 +661,7 @@ impl Rig {
         (agent.session, agent.desired_state, agent.answered) = (Some(session), None, false);
         if std::mem::replace(&mut agent.boot, boot.to_owned()) != boot {
             agent.running.clear();
-            self.remove_reached(id, |_| true);
+            self.remove_access(id, |_| true);
         }
         self.handle_event(Event::AgentUp(session, id, hello));
         if !restarts && !self.sessions.contains_key(&session) {
@@ -686,7 +687,7 @@ impl Rig {
         self.handle_event(Event::AgentDown(session));
     }
 
-    fn report_in_words(&mut self, rest: &str) {
+    fn send_scripted_report(&mut self, rest: &str) {
         let mut parts = rest.split(':');
         let host = self.host(parts.next().unwrap());
         let mut report = ObservedState { whole: true, ..ObservedState::default() };
@@ -705,10 +706,12 @@ impl Rig {
                 Some(("online", list)) => report.online = holdings(list),
                 Some(("released", list)) => report.released = holdings(list),
                 Some(("scrubbed", list)) => {
-                    report.scrubbed.extend(holdings(list).into_iter().map(|h| scrubbed(h, units::SLICE)));
+                    report.scrubbed.extend(holdings(list).into_iter().map(|h| scrub_report(h, units::SLICE)));
                 }
                 Some(("half", list)) => {
-                    report.scrubbed.extend(holdings(list).into_iter().map(|h| scrubbed(h, Bytes::mib(512))));
+                    report
+                        .scrubbed
+                        .extend(holdings(list).into_iter().map(|h| scrub_report(h, Bytes::mib(512))));
                 }
                 Some((kind @ ("dirty" | "broken"), list)) => {
                     let reason = if kind == "dirty" { FailureReason::NotZero } else { FailureReason::Host };
@@ -731,10 +734,10 @@ impl Rig {
                 None => panic!("unknown part {part:?}"),
             }
         }
-        self.report(host, report, early);
+        self.send_report(host, report, early);
     }
 
-    pub(super) fn report(&mut self, host: HostId, mut report: ObservedState, early: bool) {
+    pub(super) fn send_report(&mut self, host: HostId, mut report: ObservedState, early: bool) {
         let agent = self.agents.get_mut(&host).unwrap();
         let Some(session) = agent.session else { return };
         agent.running.extend(report.vms.clone());
@@ -752,7 +755,7 @@ impl Rig {
         }
         let scrubbed = report.scrubbed.iter().filter(|s| s.verified >= units::SLICE).map(|s| s.holding);
         let released: BTreeSet<Holding> = report.released.iter().copied().chain(scrubbed).collect();
-        self.remove_reached(host, |holding| report.clean || released.contains(&holding));
+        self.remove_access(host, |holding| report.clean || released.contains(&holding));
         self.handle_event(Event::AgentReport(session, report));
     }
 
@@ -767,16 +770,16 @@ impl Rig {
             online: desired_slices.chain(in_use.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
             vms: agent.running.clone(),
             released: desired.release.keys().copied().filter(|holding| !agent.uses(*holding)).collect(),
-            scrubbed: desired.scrub.keys().map(|h| scrubbed(*h, units::SLICE)).collect(),
+            scrubbed: desired.scrub.keys().map(|h| scrub_report(*h, units::SLICE)).collect(),
             clean: desired.fenced && agent.running.is_empty(),
             whole: true,
             ..ObservedState::default()
         };
-        self.report(host, report, false);
+        self.send_report(host, report, false);
     }
 
-    /// Lets store, devices and agents act, and time pass up to the next 50 ms, until the rig is
-    /// idle.
+    /// Lets the store, the devices and the agents act until the rig is idle. Advances the time to
+    /// wakeups that are due within 50 ms.
     fn run_until_idle(&mut self) {
         for _ in 0..200 {
             if !self.pending_writes.is_empty() {
@@ -785,7 +788,7 @@ impl Rig {
                 self.load(false);
             } else if self.devices.values().any(|device| !device.calls.is_empty()) {
                 self.complete_device_calls();
-            } else if let Some(host) = self.host_to_answer() {
+            } else if let Some(host) = self.find_unanswered_host() {
                 self.apply_desired_state(host);
             } else if let Some(at) = self.manager.next_wakeup().filter(|at| *at <= self.now.after(Ns::ms(50)))
             {
@@ -798,14 +801,14 @@ impl Rig {
         panic!("the rig does not become idle");
     }
 
-    fn host_to_answer(&self) -> Option<HostId> {
+    fn find_unanswered_host(&self) -> Option<HostId> {
         let must_answer =
             |agent: &Agent| agent.session.is_some() && agent.desired_state.is_some() && !agent.answered;
         self.agents.iter().find(|(_, agent)| must_answer(agent)).map(|(host, _)| *host)
     }
 
     /// Outputs the durable state of every slice that is not free.
-    fn list_slices(&mut self) {
+    fn output_slices(&mut self) {
         let durable = self.manager.durable();
         let words = durable.slots_from(SliceId(0)).filter(|(_, _, slot)| slot.state != State::Free);
         let words = words.map(|(slice, _, slot)| {
@@ -828,7 +831,7 @@ impl Rig {
 
     /// Takes a backup between the scripts `before` and `after`, restores it, and restarts the
     /// manager. The script `on_restore` runs before the restart. No agent is connected afterwards.
-    pub(super) fn restored(mut self, before: &str, after: &str, on_restore: &str) -> Self {
+    pub(super) fn into_restored(mut self, before: &str, after: &str, on_restore: &str) -> Self {
         self.run(before);
         let backup = self.disk.clone();
         self.run(after);
@@ -905,7 +908,7 @@ impl Device {
             }
             DeviceCall::Fence { host, .. } => {
                 self.granted.retain(|slice, (_, owner)| *owner != host || self.faulty.contains(slice));
-                self.reached.retain(|(_, _, by)| *by != host);
+                self.accessible.retain(|(_, _, by)| *by != host);
                 DeviceReply::Fenced { host }
             }
         }
@@ -921,7 +924,8 @@ impl Device {
         }
         if held != Some((epoch, host)) {
             assert_eq!(held, None, "slice {slice} would have two owners");
-            let others = self.reached.iter().find(|(reached, _, by)| *reached == slice && *by != host);
+            let others =
+                self.accessible.iter().find(|(accessible, _, by)| *accessible == slice && *by != host);
             assert!(
                 !self.shared || others.is_none(),
                 "slice {slice} is granted to {host:?} while accessible by {others:?}"
@@ -940,12 +944,11 @@ impl Device {
         }
         self.granted.insert(slice, (epoch, host));
         self.highest.insert(slice, epoch);
-        DeviceReply::Granted { slice, epoch, handle: self.place(slice, epoch) }
+        DeviceReply::Granted { slice, epoch, handle: self.handle(slice, epoch) }
     }
 
-    /// Returns the location of a slice. On a shared device, the location is the same for all
-    /// owners.
-    fn place(&self, slice: SliceId, epoch: Epoch) -> crate::protocol::Handle {
+    /// Returns the handle of a slice. On a shared device, the handle is the same for all owners.
+    fn handle(&self, slice: SliceId, epoch: Epoch) -> crate::protocol::Handle {
         let place = if self.shared { format!("/{slice}") } else { format!("/{slice}.{epoch}") };
         crate::protocol::Handle::new("emc", place)
     }
@@ -955,7 +958,7 @@ impl Device {
             slice: *slice,
             epoch: *epoch,
             host: *host,
-            handle: self.place(*slice, *epoch),
+            handle: self.handle(*slice, *epoch),
         };
         Contents {
             grants: self.granted.iter().map(grant).collect(),
@@ -964,7 +967,7 @@ impl Device {
                 .slices
                 .iter()
                 .filter(|_| self.shared)
-                .map(|s| (*s, self.place(*s, Epoch(0))))
+                .map(|s| (*s, self.handle(*s, Epoch(0))))
                 .collect(),
         }
     }

@@ -385,14 +385,14 @@ fn has_fenced_h1(rig: &Rig, emc: &str) -> bool {
 }
 
 #[test]
-fn emc_not_concerned_by_a_fence_has_not_fenced_the_host() {
+fn emc_that_need_not_confirm_a_fence_has_not_fenced_the_host() {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
     rig.run("down:h1 fence:h1 go");
     assert!(has_fenced_h1(&rig, "e1") && !has_fenced_h1(&rig, "e2"));
 }
 
 #[test]
-fn emc_attached_during_a_fence_has_to_confirm_it() {
+fn emc_attached_during_a_fence_must_confirm_the_fence() {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1 h2:e1+e2 h3:e2");
     rig.run("down:h1 fence:h1 go");
     rig.check("state:h1 | Fenced");

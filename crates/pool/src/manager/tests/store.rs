@@ -84,7 +84,7 @@ fn new_device_is_unused_until_it_is_compared() {
 /// A batch is on disk although its write reported an error. Connected hosts have answered the older
 /// desired state and must receive the new state.
 #[test]
-fn torn_write_is_sent_to_connected_hosts() {
+fn effects_of_a_torn_write_are_sent_to_connected_hosts() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored device tick:10 torn reload go");
     rig.check("slices | 0.1:online@h1");

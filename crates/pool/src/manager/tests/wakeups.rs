@@ -3,13 +3,13 @@
 
 use units::{Ns, UnixMs, limits::MIGRATION_REQUEST_RETRY_AFTER};
 
-use super::rig::{Rig, SHARED, name, settings};
+use super::rig::{Rig, SHARED_RACK, name, settings};
 use crate::manager::{HostState, Settings};
 
 impl Rig {
     /// Advances the time to each wakeup of the manager. Store and devices respond, but agents do
     /// not.
-    fn sleep(&mut self, time: Ns) -> String {
+    fn run_timers(&mut self, time: Ns) -> String {
         let (until, mut output) = (self.now.after(time), String::new());
         for _ in 0..10_000 {
             let Some(at) = self.manager.next_wakeup().filter(|at| *at <= until) else {
@@ -32,26 +32,26 @@ fn silent_host_is_fenced_by_timers_alone() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go down:h2 down:h3");
     let host = rig.host("h1");
-    assert!(!rig.sleep(Ns::ms(3900)).contains("close"));
+    assert!(!rig.run_timers(Ns::ms(3900)).contains("close"));
     assert_eq!(rig.manager.host_state(host), HostState::Up);
-    let expired = rig.sleep(Ns::ms(200));
+    let expired = rig.run_timers(Ns::ms(200));
     assert!(expired.contains("h1.close(LeaseExpired)"), "{expired}");
-    assert!(!rig.sleep(Ns::ms(59_000)).contains("fence(h1)"));
-    assert!(rig.sleep(Ns::secs(2)).contains("fence(h1)"));
+    assert!(!rig.run_timers(Ns::ms(59_000)).contains("fence(h1)"));
+    assert!(rig.run_timers(Ns::secs(2)).contains("fence(h1)"));
     rig.run("up:h2 go");
     assert_eq!(rig.manager.host_state(host), HostState::Fenced);
 }
 
 #[test]
 fn failed_machine_stop_is_retried_by_timers_alone() {
-    let mut rig = Rig::connected_with(SHARED);
+    let mut rig = Rig::connected_with(SHARED_RACK);
     rig.run("cordon:e1 reserve:a@h1=1 go down:h1 down:h2 down:h3 fence:h1 stored device tick:10");
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
-    rig.sleep(Ns::secs(30));
+    rig.run_timers(Ns::secs(30));
     // Stores rack time now, so that it is not stored during the retry.
     rig.run("cordon:h2 stored");
-    assert!(!rig.sleep(Ns::secs(29)).contains("e2.fence(h1)"));
-    assert!(rig.sleep(Ns::secs(2)).contains("e2.fence(h1)"));
+    assert!(!rig.run_timers(Ns::secs(29)).contains("e2.fence(h1)"));
+    assert!(rig.run_timers(Ns::secs(2)).contains("e2.fence(h1)"));
 }
 
 #[test]
@@ -59,9 +59,9 @@ fn uncommitted_reservation_ends_by_timers_alone() {
     let mut rig = Rig::connected();
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
     rig.run("reserve:a@h1=1 go");
-    rig.sleep(Ns::secs(299));
+    rig.run_timers(Ns::secs(299));
     rig.check("slices | 0.1:online@h1");
-    rig.sleep(Ns::secs(2));
+    rig.run_timers(Ns::secs(2));
     rig.check("slices | 0.1:draining@h1");
 }
 
@@ -75,9 +75,9 @@ fn declined_migration_is_requested_again_by_timers_alone() {
         migration.explanation.clone()
     };
     assert_eq!(words(&rig), "busy");
-    rig.sleep(Ns(MIGRATION_REQUEST_RETRY_AFTER.0 - 1_000_000_000));
+    rig.run_timers(Ns(MIGRATION_REQUEST_RETRY_AFTER.0 - 1_000_000_000));
     assert_eq!(words(&rig), "busy");
-    rig.sleep(Ns::secs(2));
+    rig.run_timers(Ns::secs(2));
     assert_eq!(words(&rig), "", "the migration is requested again");
 }
 
@@ -86,16 +86,16 @@ fn failed_device_is_retried_until_removed() {
     let rack = "e1=4&e2=4&e3=4&h1:e1+e2&h2:e1+e2+e3&h3:e2";
     let mut rig = Rig::connected();
     rig.run(&format!("rack:{rack} go break:e3 restart device up:h1 up:h2 up:h3 go"));
-    assert!(rig.sleep(Ns::secs(2)).contains("e3.contents"));
+    assert!(rig.run_timers(Ns::secs(2)).contains("e3.contents"));
     rig.run("up:h1 up:h2 up:h3 go rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2&h3:e2 go");
-    assert!(!rig.sleep(Ns::secs(3)).contains("e3"));
+    assert!(!rig.run_timers(Ns::secs(3)).contains("e3"));
 }
 
 #[test]
 fn changed_settings_apply_to_connected_hosts() {
     let mut rig = Rig::connected();
     rig.manager.set(Settings { lease_ttl: Ns::secs(1), ..settings() });
-    assert!(rig.sleep(Ns::ms(1100)).contains("h1.close(LeaseExpired)"));
+    assert!(rig.run_timers(Ns::ms(1100)).contains("h1.close(LeaseExpired)"));
 }
 
 #[test]
@@ -114,12 +114,12 @@ fn expired_lease_is_counted_and_published_with_its_time() {
     assert!(!rig.manager.is_schedulable(host));
     rig.run("up:h1 cordon:h2 go");
     assert!(rig.manager.is_schedulable(host));
-    assert!(!rig.manager.is_schedulable(rig.host("h2")), "cordoned");
+    assert!(!rig.manager.is_schedulable(rig.host("h2")), "a cordoned host is not schedulable");
 }
 
 #[test]
 fn removed_host_does_not_affect_fences_of_others() {
-    let mut rig = Rig::connected_with(SHARED);
+    let mut rig = Rig::connected_with(SHARED_RACK);
     rig.run("cordon:e1 reserve:a@h1=1 go enable:e1 go down:h1 fence:h1 stored device tick:10");
     rig.check(
         "alarms | HOST_NOT_FENCED

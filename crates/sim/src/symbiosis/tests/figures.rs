@@ -4,10 +4,10 @@ use fairness::market::{Bundle, MarketWarmStart};
 
 use super::*;
 
-const MEMORY: f64 = 0.2;
+const FOOTPRINTS_PER_TENANT: f64 = 0.2;
 
-fn equal() -> Bundle {
-    Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 }.equal(SMALL_HOST_TENANTS)
+fn equal_share() -> Bundle {
+    Host { memory: FOOTPRINTS_PER_TENANT * SMALL_HOST_TENANTS as f64 }.equal(SMALL_HOST_TENANTS)
 }
 
 fn traces() -> Vec<Tenant> {
@@ -21,7 +21,7 @@ fn traces() -> Vec<Tenant> {
 fn stream_gains_by_bandwidth_and_key_value_by_memory() {
     let tenants = tenants();
     let (stream, key_value) =
-        (share_sensitivity(&tenants[0], equal()), share_sensitivity(&tenants[3], equal()));
+        (share_sensitivity(&tenants[0], equal_share()), share_sensitivity(&tenants[3], equal_share()));
     let at = |times: f64, of: &[ShareSensitivity]| {
         *of.iter().find(|share_sensitivity| share_sensitivity.times == times).unwrap()
     };
@@ -37,18 +37,21 @@ fn stream_gains_by_bandwidth_and_key_value_by_memory() {
 #[test]
 fn most_different_and_typical_tenants_are_selected() {
     let (traces, tenants) = (traces(), tenants());
-    assert_eq!(most_different(&traces, equal()), Some((1, 0)));
-    assert_eq!(most_different(&traces[..1], equal()), None);
-    let name = |kind| typical(&tenants, kind, equal()).map(|tenant| tenant.name.as_str());
+    assert_eq!(most_different(&traces, equal_share()), Some((1, 0)));
+    assert_eq!(most_different(&traces[..1], equal_share()), None);
+    let name = |kind| typical(&tenants, kind, equal_share()).map(|tenant| tenant.name.as_str());
     assert_eq!(name(Kind::Memory), Some("key-value"));
     assert_eq!(name(Kind::Bandwidth), Some("stream"));
-    assert!(memory_preference(typical(&tenants, Kind::Compute, equal()).unwrap(), equal()).abs() < 0.01);
-    assert!(typical(&tenants[..1], Kind::Memory, equal()).is_none());
+    assert!(
+        memory_preference(typical(&tenants, Kind::Compute, equal_share()).unwrap(), equal_share()).abs()
+            < 0.01
+    );
+    assert!(typical(&tenants[..1], Kind::Memory, equal_share()).is_none());
 }
 
 #[test]
-fn recorded_market_reports_all_rounds_and_clears() {
-    let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
+fn recorded_market_contains_all_rounds_and_clears() {
+    let auction = auction(&tenants(), Host { memory: FOOTPRINTS_PER_TENANT * SMALL_HOST_TENANTS as f64 });
     assert_eq!(auction.rounds.len(), auction.tried as usize, "{auction:?}");
     assert!(auction.rounds.iter().any(|round| round.price == auction.price), "{auction:?}");
     let excess = |round: &Round| (round.sum.memory - 1.0).abs().max((round.sum.bandwidth - 1.0).abs());
@@ -61,7 +64,7 @@ fn recorded_market_reports_all_rounds_and_clears() {
 
 #[test]
 fn memory_demand_falls_with_price() {
-    let auction = auction(&tenants(), Host { memory: MEMORY * SMALL_HOST_TENANTS as f64 });
+    let auction = auction(&tenants(), Host { memory: FOOTPRINTS_PER_TENANT * SMALL_HOST_TENANTS as f64 });
     // Rounds with a nearly free link are excluded: tenants satiated with bandwidth spend the rest
     // of their money on memory at any price.
     let demand: Vec<&Round> = auction.demand.iter().filter(|round| round.sum.bandwidth < 5.0).collect();
@@ -74,7 +77,7 @@ fn memory_demand_falls_with_price() {
 #[test]
 fn markets_of_any_size_clear_within_supply() {
     for tenants in [1, 5, 70] {
-        let scaling = ScalingTenants::new(&traces(), tenants, MEMORY);
+        let scaling = ScalingTenants::new(&traces(), tenants, FOOTPRINTS_PER_TENANT);
         let bidders = scaling.bidders();
         assert_eq!((bidders.count(), bidders.are_refined()), (tenants, tenants < 70));
         let outcome = bidders.shares(MarketWarmStart::default());
@@ -90,12 +93,12 @@ fn markets_of_any_size_clear_within_supply() {
 /// Simulates a streaming and a key-value workload that change at run time. The stream returns to a
 /// tenth of its pages in one of eight accesses, so that memory is useful to all tenants.
 fn changing_epochs() -> Vec<Epoch> {
-    let hot = skewed(400, 2).into_iter();
-    let stream = looped(4000).into_iter().zip(hot).take(12_000);
+    let hot = skewed_accesses(400, 2).into_iter();
+    let stream = looped_accesses(4000).into_iter().zip(hot).take(12_000);
     let stream = stream.enumerate().map(|(at, (next, hot))| if at % 8 == 0 { hot } else { next });
-    let traces = [("stream", stream.collect()), ("key-value", skewed(2000, 1))];
+    let traces = [("stream", stream.collect()), ("key-value", skewed_accesses(2000, 1))];
     let traces = traces.map(|(name, touches)| (name.to_owned(), touches));
-    simulate_changes(&Activity::pair(traces), MEMORY, &CHANGES)
+    simulate_changes(&Activity::pair(traces), FOOTPRINTS_PER_TENANT, &CHANGES)
 }
 
 #[test]
@@ -164,8 +167,8 @@ fn public_traces_settle_within_two_epochs() {
     };
     let (Some(stream), Some(key_value)) = (read("spec-gzip"), read("lirs-sprite")) else { return };
     let traces = [&stream, &key_value].map(|(name, touches)| Tenant::new(name.clone(), touches, 1.0, 1.0));
-    assert_eq!(most_different(&traces, equal()), Some((0, 1)));
-    let epochs = simulate_changes(&Activity::pair([stream, key_value]), MEMORY, &CHANGES);
+    assert_eq!(most_different(&traces, equal_share()), Some((0, 1)));
+    let epochs = simulate_changes(&Activity::pair([stream, key_value]), FOOTPRINTS_PER_TENANT, &CHANGES);
     for response in change_responses(&epochs, &CHANGES) {
         assert!(response.is_settled_in_time() && response.deviation_max <= 0.1, "{response:?}");
     }

@@ -27,9 +27,9 @@ struct EmcSlices {
     quarantined: BTreeSet<SliceId>,
 }
 
-/// Slices and reservations of one host, and its free cores and memory.
+/// Slices, reservations, free cores and free local memory of one host.
 #[derive(Debug, PartialEq, Eq)]
-struct HostUse {
+struct HostUsage {
     held: BTreeSet<SliceId>,
     scrubbing: usize,
     reservations: BTreeSet<ReservationId>,
@@ -41,7 +41,7 @@ struct HostUse {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct DerivedState {
     emcs: BTreeMap<EmcId, EmcSlices>,
-    hosts: BTreeMap<HostId, HostUse>,
+    hosts: BTreeMap<HostId, HostUsage>,
     /// Active reservation and last ended reservation of each VM.
     vms: BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
     /// Number of online slices of each reservation.
@@ -80,13 +80,13 @@ pub(in crate::world) fn holder(slot: &Slot) -> Option<HostId> {
 }
 
 impl GroundTruth {
-    fn derived(&self) -> DerivedState {
+    fn derived_state(&self) -> DerivedState {
         let mut derived =
             DerivedState { next_migration_retry: self.next_migration_retry(), ..DerivedState::default() };
         for record in self.records.values() {
             match record {
-                Record::Emc(id, emc) => drop(derived.emcs.insert(*id, self.emc_slices(emc))),
-                Record::Host(id, host) => drop(derived.hosts.insert(*id, self.host_use(*id, host))),
+                Record::Emc(id, emc) => drop(derived.emcs.insert(*id, self.group_emc_slices(emc))),
+                Record::Host(id, host) => drop(derived.hosts.insert(*id, self.host_usage(*id, host))),
                 Record::Reservation(id, reservation) => {
                     derived.add_reservation(*id, reservation);
                     derived.add_deadlines(
@@ -94,7 +94,7 @@ impl GroundTruth {
                         self.is_released(*id, reservation),
                         self.has_reported(reservation.host),
                     );
-                    derived.online.insert(*id, self.online(*id, reservation));
+                    derived.online.insert(*id, self.count_online_slices(*id, reservation));
                 }
                 Record::Meta(_)
                 | Record::Slice(..)
@@ -106,7 +106,7 @@ impl GroundTruth {
         derived
     }
 
-    fn emc_slices(&self, emc: &Emc) -> EmcSlices {
+    fn group_emc_slices(&self, emc: &Emc) -> EmcSlices {
         let mut slices = EmcSlices::default();
         for slice in (emc.first.0..emc.first.0 + emc.slices).map(SliceId) {
             match self.slot(slice).state {
@@ -123,7 +123,7 @@ impl GroundTruth {
         slices
     }
 
-    fn host_use(&self, id: HostId, host: &Host) -> HostUse {
+    fn host_usage(&self, id: HostId, host: &Host) -> HostUsage {
         let slots = self.records.values().filter_map(|record| match record {
             Record::Slice(slice, slot) => (holder(slot) == Some(id)).then_some((*slice, slot.state)),
             _ => None,
@@ -135,7 +135,7 @@ impl GroundTruth {
         let own: Vec<_> = own.collect();
         let cores = own.iter().map(|(_, r)| r.cores).sum();
         let local: Bytes = own.iter().map(|(_, r)| r.local).sum();
-        HostUse {
+        HostUsage {
             held: slots.iter().map(|(slice, _)| *slice).collect(),
             scrubbing: slots.iter().filter(|(_, state)| scrubs(state)).count(),
             reservations: own.iter().filter(|(_, r)| !is_ended(r)).map(|(id, _)| *id).collect(),
@@ -155,7 +155,7 @@ impl GroundTruth {
             && reservation.slices.iter().all(|slice| owner(&self.slot(*slice)) != Some(id))
     }
 
-    fn online(&self, id: ReservationId, reservation: &Reservation) -> u32 {
+    fn count_online_slices(&self, id: ReservationId, reservation: &Reservation) -> u32 {
         let own =
             |slice: &&SliceId| matches!(self.slot(**slice).state, State::Online(o) if o.reservation == id);
         u32::try_from(reservation.slices.iter().filter(own).count())
@@ -171,7 +171,7 @@ impl DerivedState {
     fn add_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         let vm = self.vms.entry(reservation.vm.clone()).or_default();
         match &reservation.stage {
-            Stage::Ended { .. } => vm.1 = Some(id), // ids are ascending: the last one remains
+            Stage::Ended { .. } => vm.1 = Some(id), // ids are ascending: the latest one is kept
             Stage::Reserved { .. } | Stage::Committed | Stage::Broken { .. } => vm.0 = Some(id),
         }
     }
@@ -194,7 +194,7 @@ impl DerivedState {
         }
     }
 
-    /// Reads the same values from the ledger of the manager.
+    /// Reads the derived state from the ledger of the manager.
     fn from_ledger(
         ledger: &Ledger,
         vms: &BTreeMap<Name, (Option<ReservationId>, Option<ReservationId>)>,
@@ -209,7 +209,7 @@ impl DerivedState {
             (id, slices)
         });
         let hosts = ledger.hosts().map(|(id, entry)| {
-            let used = HostUse {
+            let used = HostUsage {
                 held: entry.held().collect(),
                 scrubbing: entry.scrubbing(),
                 reservations: entry.reservations().collect(),
@@ -245,7 +245,7 @@ impl World {
     pub(in crate::world) fn compare_with_disk(&mut self) {
         let Some(running) = &self.manager_process.running else { return };
         let ledger = running.manager.durable();
-        let derived = self.truth.derived();
+        let derived = self.truth.derived_state();
         let in_manager = DerivedState::from_ledger(ledger, &derived.vms);
         let differing = self.truth.records.iter().find(|(key, record)| ledger.record(**key) != **record);
         let differing = differing
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// Returns a description of a host or EMC whose lookup by name in the ledger is wrong.
+    /// Returns a description of a wrong lookup of a host or EMC by name, if any.
     fn find_name_error(&self, ledger: &Ledger) -> Option<String> {
         self.truth.records.iter().find_map(|(key, record)| {
             let found = match record {
@@ -268,12 +268,12 @@ impl World {
                 Record::Emc(_, emc) => ledger.emc_named(&emc.name).map(Key::Emc),
                 _ => Some(*key),
             };
-            (found != Some(*key)).then(|| format!("{record:?} is looked up by name as {found:?}"))
+            (found != Some(*key)).then(|| format!("lookup by name of {record:?} returns {found:?}"))
         })
     }
 
-    /// Returns a description if the alarm CAPACITY_ZERO is wrong. The alarm must be raised if and
-    /// only if no slice is usable.
+    /// Returns a description if the alarm CAPACITY_ZERO is wrongly raised or wrongly absent. The
+    /// alarm must be raised if and only if no slice is usable.
     fn find_capacity_error(&self) -> Option<String> {
         let manager = &self.manager_process.running.as_ref()?.manager;
         let up = self.truth.records.values().filter_map(|record| match record {
@@ -281,7 +281,7 @@ impl World {
             _ => None,
         });
         let usable: usize =
-            up.map(|emc| emc.slices as usize - self.truth.emc_slices(emc).quarantined.len()).sum();
+            up.map(|emc| emc.slices as usize - self.truth.group_emc_slices(emc).quarantined.len()).sum();
         let raised = manager.alarms().iter().any(|alarm| alarm.reason == "CAPACITY_ZERO");
         (raised != (usable == 0))
             .then(|| format!("{usable} slices are usable, CAPACITY_ZERO raised: {raised}"))

@@ -11,7 +11,7 @@ use pool::{
 };
 use units::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, SliceId};
 
-use super::{GroundTruth, describe};
+use super::{GroundTruth, describe_holding};
 use crate::world::World;
 
 /// Handles of grants that devices have returned to the running manager.
@@ -21,16 +21,16 @@ pub(super) struct KnownHandles {
     loaded: bool,
     grants: BTreeMap<SliceId, (Epoch, Handle)>,
     places: BTreeMap<SliceId, Handle>,
-    /// Grants in accepted device contents. The manager uses their handles after the next durable
-    /// write.
+    /// Grants in accepted device contents. The manager uses the handles of these grants after the
+    /// next durable write.
     found_grants: Vec<(SliceId, (Epoch, Handle))>,
     /// Handles of slices in accepted device contents, used after the next durable write.
     found_places: Vec<(SliceId, Handle)>,
     /// Device contents that the manager has not accepted yet. The manager compares contents in
-    /// pieces and uses the handles of a piece after the next durable write.
+    /// batches and uses the handles of a batch after the next durable write.
     pending_contents: BTreeMap<EmcId, DeviceReply>,
-    /// Devices whose contents were accepted after the latest durable write was decided. Until the
-    /// next one, the records on disk precede the comparison.
+    /// Devices whose contents the manager accepted after it decided the latest durable write. Until
+    /// the next durable write, the records on disk do not contain the result of this comparison.
     newly_compared: BTreeSet<EmcId>,
     /// Complete scrubs that hosts have reported since the store was loaded.
     ended_scrubs: BTreeSet<(HostId, Holding)>,
@@ -58,7 +58,7 @@ impl KnownHandles {
         self.loaded
     }
 
-    fn note_reply(&mut self, done: &DeviceReply) {
+    fn apply_reply(&mut self, done: &DeviceReply) {
         match done {
             _ if !self.loaded => {}
             DeviceReply::Granted { slice, epoch, handle } => {
@@ -74,7 +74,7 @@ impl KnownHandles {
         }
     }
 
-    fn note_stored(&mut self, ok: bool) {
+    fn record_stored(&mut self, ok: bool) {
         if !ok {
             self.loaded = false;
             self.ended_scrubs.clear();
@@ -102,7 +102,7 @@ impl KnownHandles {
 
 impl GroundTruth {
     /// Computes the complete desired state of a host from the records on disk.
-    fn desired(&self, id: HostId, instance: InstanceId) -> Option<DesiredState> {
+    fn desired_state(&self, id: HostId, instance: InstanceId) -> Option<DesiredState> {
         let host = self.host(id)?;
         let Some(Record::Meta(meta)) = self.records.get(&Key::Meta) else { return None };
         let mut desired = DesiredState {
@@ -117,13 +117,13 @@ impl GroundTruth {
         };
         if !desired.fenced {
             desired.vms = self.desired_vms(id);
-            self.add_slices(id, &mut desired);
+            self.add_releases_and_scrubs(id, &mut desired);
         }
         Some(desired)
     }
 
-    /// Removes slices whose device contents are pending, and VMs with such slices.
-    fn compared_part(&self, mut desired: DesiredState) -> DesiredState {
+    /// Removes slices on devices with pending contents, and VMs with such slices.
+    fn without_pending_slices(&self, mut desired: DesiredState) -> DesiredState {
         let KnownHandles { pending_contents, newly_compared, .. } = &self.handles;
         let is_pending = |emc: EmcId| pending_contents.contains_key(&emc) || newly_compared.contains(&emc);
         let is_compared = |slice: SliceId| self.emc_of(slice).is_none_or(|emc| !is_pending(emc));
@@ -137,7 +137,7 @@ impl GroundTruth {
         let here = self.reservations().filter(|(_, reservation)| reservation.host == host);
         let active = here.filter(|(_, r)| matches!(r.stage, Stage::Reserved { .. } | Stage::Committed));
         let vms = active.filter_map(|(id, reservation)| {
-            let slices = self.granted(id, reservation)?;
+            let slices = self.granted_slices(id, reservation)?;
             let Reservation { vm, local, pinned, uid, .. } = reservation;
             Some((id, DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices }))
         });
@@ -146,7 +146,11 @@ impl GroundTruth {
 
     /// Returns the slices of a reservation with their handles, or `None` if a slice is not granted
     /// to the reservation.
-    fn granted(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
+    fn granted_slices(
+        &self,
+        id: ReservationId,
+        reservation: &Reservation,
+    ) -> Option<BTreeMap<Holding, Handle>> {
         let granted = |slice: &SliceId| {
             let slot = self.slot(*slice);
             let (State::Onlining(owner) | State::Online(owner)) = slot.state else { return None };
@@ -157,7 +161,7 @@ impl GroundTruth {
         reservation.slices.iter().map(granted).collect()
     }
 
-    fn add_slices(&self, host: HostId, desired: &mut DesiredState) {
+    fn add_releases_and_scrubs(&self, host: HostId, desired: &mut DesiredState) {
         for record in self.records.values() {
             let Record::Slice(slice, slot) = record else { continue };
             let holding = Holding { slice: *slice, epoch: slot.epoch };
@@ -180,18 +184,18 @@ impl GroundTruth {
 
 impl World {
     /// Records the reply of a device to the running manager.
-    pub(in crate::world) fn note_device_reply(&mut self, done: &DeviceReply) {
-        self.truth.handles.note_reply(done);
+    pub(in crate::world) fn record_device_reply(&mut self, done: &DeviceReply) {
+        self.truth.handles.apply_reply(done);
     }
 
     /// Records the contents that a device reported to the running manager.
-    pub(in crate::world) fn note_contents(&mut self, emc: EmcId, contents: DeviceReply) {
+    pub(in crate::world) fn add_pending_contents(&mut self, emc: EmcId, contents: DeviceReply) {
         self.truth.handles.pending_contents.insert(emc, contents);
     }
 
     /// Applies the pending contents that the running manager has accepted. The state `Up` of an EMC
     /// shows that the manager has compared its latest contents.
-    fn note_accepted_contents(&mut self) {
+    fn apply_accepted_contents(&mut self) {
         let Some(running) = &self.manager_process.running else { return };
         let handles = &mut self.truth.handles;
         let is_up = |emc: &EmcId| running.manager.emc_state(*emc) == EmcState::Up;
@@ -199,21 +203,21 @@ impl World {
         handles.newly_compared = accepted.iter().copied().collect();
         for emc in accepted {
             if let Some(contents) = handles.pending_contents.remove(&emc) {
-                handles.note_reply(&contents);
+                handles.apply_reply(&contents);
             }
         }
     }
 
     /// Records whether the store committed the current batch of the running manager.
-    pub(in crate::world) fn note_stored(&mut self, ok: bool) {
+    pub(in crate::world) fn record_stored(&mut self, ok: bool) {
         if ok {
-            self.note_accepted_contents();
+            self.apply_accepted_contents();
         }
-        self.truth.handles.note_stored(ok);
+        self.truth.handles.record_stored(ok);
     }
 
     /// Records a report that the running manager received.
-    pub(in crate::world) fn note_received_report(&mut self, host: HostId, report: &ObservedState) {
+    pub(in crate::world) fn record_received_report(&mut self, host: HostId, report: &ObservedState) {
         if self.truth.handles.loaded {
             let complete = report.scrubbed.iter().filter(|scrubbed| scrubbed.verified >= units::SLICE);
             self.truth.handles.ended_scrubs.extend(complete.map(|scrubbed| (host, scrubbed.holding)));
@@ -224,45 +228,54 @@ impl World {
     /// of the host, except for slices whose device contents are pending.
     pub(in crate::world) fn check_desired_state(&mut self, message: &DesiredState, sent: &SentStates) {
         let SentStates { host, sum, .. } = sent;
-        self.check_granted(*host, message);
+        self.check_sent_grants(*host, message);
         self.check_not_superseded(*host);
         self.check_not_outdated(sent);
-        let sum = self.truth.compared_part(sum.clone());
-        let desired =
-            self.truth.desired(*host, sent.instance).map(|desired| self.truth.compared_part(desired));
+        let sum = self.truth.without_pending_slices(sum.clone());
+        let desired = self
+            .truth
+            .desired_state(*host, sent.instance)
+            .map(|desired| self.truth.without_pending_slices(desired));
         if desired.as_ref() != Some(&sum) {
             let description =
-                format!("messages to {host} add up to {sum:?}, its desired state is {desired:?}");
+                format!("messages to {host} add up to {sum:?}, but its desired state is {desired:?}");
             self.report_violation("the messages of a session add up to the desired state", description);
         }
     }
 
-    /// Checks that no VM is sent before the boot id of the session is on disk. Such a VM may have
-    /// ended with the earlier boot. Also checks that no completed scrub is sent again.
+    /// Checks that no message contains a VM before the boot id of the session is on disk, because
+    /// the VM may have ended with the earlier boot. Also checks that no message contains a
+    /// completed scrub.
     fn check_not_outdated(&mut self, sent: &SentStates) {
         let host = self.truth.host(sent.host).filter(|host| host.fence == Fence::None);
         let boot = host.map(|host| host.boot_id.clone()).filter(|boot| !boot.is_empty());
         if !sent.sum.vms.is_empty() && boot.is_some_and(|boot| boot != sent.boot_id) {
-            let description = format!("{} is sent VMs of its earlier boot", sent.host);
+            let description =
+                format!("a message to {} contains VMs of an earlier boot of this host", sent.host);
             self.report_violation("no message contradicts a decision", description);
         }
         let ended = |scrub: &&Holding| self.truth.handles.ended_scrubs.contains(&(sent.host, **scrub));
         if let Some(scrub) = sent.first_scrubs.iter().find(ended).copied() {
-            let description =
-                format!("{} is sent a scrub of {}, which the host has completed", sent.host, describe(scrub));
+            let description = format!(
+                "a message to {} contains a scrub of {}, which this host has completed",
+                sent.host,
+                describe_holding(scrub)
+            );
             self.report_violation("no message contradicts a decision", description);
         }
     }
 
     /// Checks that VMs and scrubs use only slices granted to this host under the current epoch.
-    fn check_granted(&mut self, host: HostId, message: &DesiredState) {
+    fn check_sent_grants(&mut self, host: HostId, message: &DesiredState) {
         let vms = message.vms.values().flat_map(|vm| vm.slices.keys());
         for holding in vms.chain(message.scrub.keys()) {
             match self.truth.last_grants.get_mut(&holding.slice) {
                 Some(grant) if (grant.host, grant.epoch) == (host, holding.epoch) => grant.sent = true,
                 grant => {
-                    let description =
-                        format!("{host} is sent {}, the last grant is {grant:?}", describe(*holding));
+                    let description = format!(
+                        "a message to {host} contains {}, but the latest grant is {grant:?}",
+                        describe_holding(*holding)
+                    );
                     return self.report_violation("records on disk justify every action", description);
                 }
             }
@@ -276,7 +289,7 @@ impl World {
         let ends_vms = |next: &Host| {
             next.fence != Fence::None || (!now.boot_id.is_empty() && now.boot_id != next.boot_id)
         };
-        let batch = self.manager_process.writing().unwrap_or_default();
+        let batch = self.manager_process.batch_in_progress().unwrap_or_default();
         let next = batch.iter().find_map(|record| match record {
             Record::Host(host, next) if *host == id && ends_vms(next) => Some(next.clone()),
             _ => None,
@@ -284,7 +297,7 @@ impl World {
         if let Some(next) = next {
             self.report_violation(
                 "no message contradicts a decision",
-                format!("{id} is sent a desired state while {next:?} is written"),
+                format!("a desired state is sent to {id} while the store writes {next:?}"),
             );
         }
     }

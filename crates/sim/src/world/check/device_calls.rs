@@ -1,5 +1,5 @@
-//! Checks of device calls: the records on disk must justify each call, and a grant must follow the
-//! end of the previous owner's access.
+//! Checks of device calls. The records on disk must justify each call, and a slice must be granted
+//! only after the access of its previous owner has ended.
 
 use pool::{
     manager::{DeviceCall, DeviceReply},
@@ -9,7 +9,7 @@ use pool::{
 };
 use units::{EmcId, Epoch, HostId, SliceId};
 
-use super::{GroundTruth, LastGrant, describe};
+use super::{GroundTruth, LastGrant, describe_holding};
 use crate::world::World;
 
 /// Device call that the record of a slice on disk justifies.
@@ -23,7 +23,7 @@ enum ExpectedCall {
 
 /// Returns the device call that the state of a slice on disk justifies. Any other call is a
 /// violation.
-fn expected_call(slot: &Slot, can_revoke: bool) -> Option<ExpectedCall> {
+fn justified_call(slot: &Slot, can_revoke: bool) -> Option<ExpectedCall> {
     match slot.state {
         State::Assigned(owner) => Some(ExpectedCall::Grant(owner.host)),
         State::Scrubbing(Scrub::Granting(scrubber)) => Some(ExpectedCall::Grant(scrubber)),
@@ -78,7 +78,7 @@ impl GroundTruth {
         let expected = |slice: SliceId, epoch: Epoch| {
             let slot = self.slot(slice);
             let on_device = (device.first.0..device.first.0 + device.slices).contains(&slice.0);
-            expected_call(&slot, device.serial.is_none()).filter(|_| on_device && slot.epoch == epoch)
+            justified_call(&slot, device.serial.is_none()).filter(|_| on_device && slot.epoch == epoch)
         };
         match *call {
             DeviceCall::Contents => true,
@@ -90,8 +90,8 @@ impl GroundTruth {
             }
             DeviceCall::Revoke { slice, epoch } => expected(slice, epoch) == Some(ExpectedCall::Revoke),
             DeviceCall::Fence { host, powered_off } => {
-                // A host without a fence has returned and proven that no mapping is left. Its
-                // machine need not be stopped, so the call sets `powered_off`.
+                // A host without a fence has returned and has proven that it has no mapping left.
+                // The call therefore sets `powered_off`, although the machine need not be off.
                 let allowed = match self.host(host).map(|host| host.fence) {
                     Some(Fence::Fencing { powered_off: confirmed_off }) => confirmed_off || !powered_off,
                     Some(Fence::Fenced) => !powered_off,
@@ -115,18 +115,18 @@ impl World {
         }
     }
 
-    /// Records the result of a device call, and checks that a grant follows the end of the previous
-    /// owner's access.
-    pub(in crate::world) fn note_device_call(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceReply) {
+    /// Records the result of a device call. Checks that a slice is granted only after the access of
+    /// its previous owner has ended.
+    pub(in crate::world) fn record_device_call(&mut self, emc: EmcId, call: &DeviceCall, done: &DeviceReply) {
         match (call, done) {
             (DeviceCall::Grant { host, .. }, DeviceReply::Granted { slice, epoch, .. }) => {
-                self.note_grant(*slice, *epoch, *host);
+                self.record_grant(*slice, *epoch, *host);
             }
-            (DeviceCall::Revoke { slice, .. }, _) => self.note_late_revocation(*slice),
+            (DeviceCall::Revoke { slice, .. }, _) => self.end_revoked_access(*slice),
             (_, DeviceReply::Fenced { host }) => {
                 self.check_host_stopped(emc, *host);
                 self.truth.fences_confirmed.insert((emc, *host));
-                self.note_fenced_slices(&self.devices[emc.0 as usize].slices(), *host);
+                self.end_fenced_access(&self.devices[emc.0 as usize].slices(), *host);
             }
             _ => {}
         }
@@ -134,7 +134,7 @@ impl World {
 
     /// Ends the access of a fenced host to its slices on a device. A slice that the device could
     /// not revoke remains with the host until a later revocation.
-    fn note_fenced_slices(&mut self, slices: &[SliceId], host: HostId) {
+    fn end_fenced_access(&mut self, slices: &[SliceId], host: HostId) {
         for slice in slices {
             let Some(grant) = self.truth.last_grants.get(slice).copied().filter(|grant| grant.host == host)
             else {
@@ -151,8 +151,8 @@ impl World {
         }
     }
 
-    /// Ends the access to a slice whose revocation failed during a fence and has succeeded now.
-    fn note_late_revocation(&mut self, slice: SliceId) {
+    /// Ends the access to a slice if its revocation failed during a fence but has succeeded now.
+    fn end_revoked_access(&mut self, slice: SliceId) {
         let Some(grant) = self.truth.last_grants.get(&slice).copied() else { return };
         let holding = Holding { slice, epoch: grant.epoch };
         if self.truth.unrevoked_grants.contains(&holding)
@@ -170,12 +170,12 @@ impl World {
         if let Some(holding) = reachable {
             self.report_violation(
                 "a fenced host cannot reach its former slices",
-                format!("{host} is recorded as fenced but can still reach {}", describe(holding)),
+                format!("{host} is recorded as fenced but can still reach {}", describe_holding(holding)),
             );
         }
     }
 
-    fn note_grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
+    fn record_grant(&mut self, slice: SliceId, epoch: Epoch, host: HostId) {
         let before = self.truth.last_grants.get(&slice).copied();
         if before.is_some_and(|grant| (grant.epoch, grant.host) == (epoch, host)) {
             return;
@@ -198,7 +198,7 @@ impl World {
     }
 
     /// Ends a grant after a power failure of its device.
-    pub(in crate::world) fn note_lost_grant(&mut self, holding: Holding) {
+    pub(in crate::world) fn end_lost_grant(&mut self, holding: Holding) {
         self.truth.ended_grants.insert(holding);
         self.end_ownership(holding.slice);
     }

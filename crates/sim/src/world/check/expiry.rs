@@ -33,8 +33,8 @@ impl GroundTruth {
         self.reservations().filter(move |(id, _)| !changed(id)).chain(new)
     }
 
-    /// Returns whether the client of an ended reservation has reached its limit with reservations
-    /// that ended later.
+    /// Returns whether the reservations of the same client that ended later already reach the limit
+    /// of this client.
     fn exceeds_client_limit(&self, id: ReservationId, deleted: &Reservation, batch: &[Record]) -> bool {
         let same = self.reservations_after(batch).filter(|(_, r)| r.request.client == deleted.request.client);
         let later = same.filter_map(|(other, r)| Some((ended_at(r)?, other)));
@@ -56,43 +56,48 @@ impl World {
     /// its slices were drained.
     pub(super) fn check_expiry(&mut self, id: ReservationId, batch: &[Record]) {
         let Some(deleted) = self.truth.reservation(id).cloned() else { return };
-        let now = self.when().now;
-        // If the reservation ended after the previous batch, no record contains the time of its
-        // end. The start of the previous batch is then a lower bound.
-        let ended = ended_at(&deleted).or_else(|| self.manager_process.decided_since());
+        let now = self.current_time().now;
+        // If the reservation ended after the previous batch, no record contains its end time. The
+        // start of the previous batch is then a lower bound.
+        let ended = ended_at(&deleted).or_else(|| self.manager_process.earliest_decision_time());
         let has_expired = ended.is_some_and(|at| now >= at.after(REQUEST_ID_RETENTION));
         if !(has_expired
             || ended_at(&deleted).is_some() && self.truth.exceeds_client_limit(id, &deleted, batch))
         {
             self.report_violation(
                 "a request id is kept for a day after its reservation ends",
-                format!("{id} is deleted too early: {deleted:?}"),
+                format!("reservation {id} is deleted before its request id expires: {deleted:?}"),
             );
         }
         if deleted.slices.iter().any(|slice| self.truth.is_owned_after(*slice, id, batch)) {
             self.report_violation(
                 "a request id is kept for a day after its reservation ends",
-                format!("{id} is deleted while its slices drain: {deleted:?}"),
+                format!("reservation {id} is deleted while its slices drain: {deleted:?}"),
             );
         }
         self.truth.acknowledged.retain(|_, acked| acked.id != id);
     }
 
     /// Returns a description of a reservation that should have been deleted, or of a client with
-    /// too many ended reservations.
-    pub(in crate::world) fn find_unexpired_reservation(&mut self) -> Option<String> {
-        let now = self.when().now;
+    /// too many ended reservations, if any.
+    pub(in crate::world) fn find_undeleted_reservation(&mut self) -> Option<String> {
+        let now = self.current_time().now;
         let mut by_client: BTreeMap<&Name, usize> = BTreeMap::new();
         for (id, reservation) in self.truth.reservations() {
             let Some(at) = ended_at(reservation).filter(|_| self.truth.is_released(id, reservation)) else {
                 continue;
             };
             if now >= at.after(REQUEST_ID_RETENTION).after(RESERVATION_PRUNE_INTERVAL) {
-                return Some(format!("{id} ended at {at} and is not deleted at {now}"));
+                return Some(format!("reservation {id} ended at {at} but still exists at {now}"));
             }
             *by_client.entry(&reservation.request.client).or_default() += 1;
         }
         let exceeding = by_client.into_iter().find(|(_, count)| *count > ENDED_REQUESTS_PER_CLIENT_MAX);
-        exceeding.map(|(client, count)| format!("{count} ended reservations of client {client} are kept"))
+        exceeding.map(|(client, count)| {
+            format!(
+                "client {client}: {count} ended reservations are kept, \
+                 must be at most {ENDED_REQUESTS_PER_CLIENT_MAX}"
+            )
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! Checks of the progress of fences. A working device that can revoke access must fence a host
-//! within a time limit. The slices of the host on this device must then start to drain. This must
-//! also hold while other devices of the host have failed.
+//! within a time limit. The slices of the host on this device must then start to drain. Failed
+//! devices of the same host must not delay this fence.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use crate::world::{World, device::Device};
 /// Time limit of a fence by a working device.
 const FENCE_TIMEOUT: Ns = Ns::ms(500);
 
-/// Times from which on a fence can make progress.
+/// Earliest times at which fences can make progress.
 #[derive(Debug, Default)]
 pub(super) struct FenceProgress {
-    /// Start of the fence of a host by a device.
+    /// Start time of each fence, by device and host.
     fences: BTreeMap<(EmcId, HostId), Ns>,
     /// Earliest time of the next call to a device. The manager retries a failed device after a
     /// delay.
@@ -45,7 +45,7 @@ fn is_ended_by_fence(state: State, fenced: HostId) -> bool {
 }
 
 impl GroundTruth {
-    /// Returns the pairs of a device and a host that the device must fence. Includes only devices
+    /// Returns the pending fences as pairs of a device and the host to fence. Includes only devices
     /// that can revoke access.
     fn pending_fences(&self) -> Vec<(EmcId, HostId)> {
         let hosts = self.records.range(Key::Host(HostId(0))..Key::Slice(SliceId(0)));
@@ -59,8 +59,8 @@ impl GroundTruth {
         fencing.flat_map(with_emcs).filter(|(emc, _)| self.emc(*emc).is_some_and(can_revoke)).collect()
     }
 
-    /// Returns the slices of VMs for which the device's record lacks the slice's epoch, each with
-    /// its reservation. The manager treats such a device as failed.
+    /// Returns the VM slices whose epoch their device has not recorded, each with its reservation.
+    /// The manager treats a device without this epoch as failed.
     pub(in crate::world) fn slices_missing_from<'a>(
         &'a self,
         devices: &'a [Device],
@@ -78,7 +78,7 @@ impl GroundTruth {
         })
     }
 
-    fn undrained_slice(&self, emc: EmcId, host: HostId) -> Option<SliceId> {
+    fn find_undrained_slice(&self, emc: EmcId, host: HostId) -> Option<SliceId> {
         let emc = self.emc(emc)?;
         let mut slices = (emc.first.0..emc.first.0 + emc.slices).map(SliceId);
         slices.find(|slice| is_ended_by_fence(self.slot(*slice).state, host))
@@ -108,7 +108,7 @@ impl World {
             let since =
                 self.truth.fence_progress.devices.get(&emc).map_or(since, |usable| since.max(*usable));
             let overdue = now > since.after(FENCE_TIMEOUT);
-            if let Some(slice) = self.truth.undrained_slice(emc, host).filter(|_| overdue) {
+            if let Some(slice) = self.truth.find_undrained_slice(emc, host).filter(|_| overdue) {
                 let description =
                     format!("{emc} works but has not fenced {host}: slice {slice} does not drain");
                 self.report_violation("a working EMC fences a host independently of other EMCs", description);

@@ -44,7 +44,7 @@ impl Justifications {
     }
 
     /// Returns the number of answers to migration requests that may not be durable yet.
-    pub(super) fn migration_answers(&self) -> usize {
+    pub(super) fn count_migration_answers(&self) -> usize {
         self.open().filter(|open| matches!(open, Justification::MigrationAnswer(..))).count()
     }
 }
@@ -58,7 +58,7 @@ impl GroundTruth {
         self.justifications.unanswered.insert(token, justification);
     }
 
-    pub(in crate::world) fn note_justification_reply(
+    pub(in crate::world) fn record_justification_reply(
         &mut self,
         token: Token,
         answer: &Result<RequestReply, Rejection>,
@@ -81,7 +81,7 @@ impl GroundTruth {
 
 impl World {
     /// Ends the ownership of slices that durable records release from quarantine on request.
-    pub(super) fn note_uncordoned(&mut self, records: &[Record]) {
+    pub(super) fn end_uncordoned_ownership(&mut self, records: &[Record]) {
         for record in records {
             let Record::Slice(slice, slot) = record else { continue };
             let returns = is_quarantined(self.truth.slot(*slice)) && !is_quarantined(*slot);

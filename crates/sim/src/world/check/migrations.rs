@@ -11,7 +11,7 @@ use units::{Name, Ns, ReservationId, SliceId};
 use super::{GroundTruth, Justification, counts::owner, has_ended};
 use crate::world::World;
 
-const INVARIANT: &str = "a migration request has the scheduler's latest answer";
+const MIGRATION_INVARIANT: &str = "a migration request has the scheduler's latest answer";
 
 impl GroundTruth {
     /// Returns all migration requests on disk.
@@ -42,7 +42,7 @@ impl GroundTruth {
         self.migrations().filter_map(|(_, migration)| migration.retry_at).min()
     }
 
-    fn drains(&self, reservation: &Reservation, owns: impl Fn(SliceId) -> bool) -> bool {
+    fn must_move(&self, reservation: &Reservation, owns: impl Fn(SliceId) -> bool) -> bool {
         let host = self.host(reservation.host).is_some_and(|host| host.scheduling == Scheduling::Draining);
         let on_draining_emc = |slice: &SliceId| {
             let emc = self.emc_of(*slice).and_then(|emc| self.emc(emc));
@@ -51,21 +51,25 @@ impl GroundTruth {
         host || reservation.slices.iter().any(on_draining_emc)
     }
 
-    /// Returns a description of an error: a migration request for a VM that has ended or need not
-    /// move, or a VM that must move without a request.
+    /// Returns a description of the first error, if any: a migration request for a VM that has
+    /// ended or need not move, or a VM that must move but has no request.
     pub(super) fn find_migration_error(&self) -> Option<String> {
         let unneeded = self.migrations().find(|(id, _)| {
             let active = self.reservation(*id).filter(|reservation| !has_ended(reservation));
-            !active.is_some_and(|reservation| self.drains(reservation, |_| true))
+            !active.is_some_and(|reservation| self.must_move(reservation, |_| true))
         });
         let owned = |id| move |slice| owner(&self.slot(slice)) == Some(id);
         let mut active = self.reservations().filter(|(_, reservation)| !has_ended(reservation));
-        let missing = active.find(|(id, r)| self.migration(*id).is_none() && self.drains(r, owned(*id)));
+        let missing = active.find(|(id, r)| self.migration(*id).is_none() && self.must_move(r, owned(*id)));
         unneeded
-            .map(|(id, request)| format!("{id} has {request:?}, but its host and EMCs do not drain"))
+            .map(|(id, request)| {
+                format!("reservation {id} has {request:?}, but its host and EMCs do not drain")
+            })
             .or_else(|| {
                 missing.map(|(id, r)| {
-                    format!("{id} is on a draining host or EMC and has no migration request: {r:?}")
+                    format!(
+                        "reservation {id} is on a draining host or EMC but has no migration request: {r:?}"
+                    )
                 })
             })
     }
@@ -81,7 +85,7 @@ impl World {
     /// Checks a migration request before the store writes the request. A new answer must come from
     /// the scheduler. A declined request must contain the time of its retry.
     pub(super) fn check_migration(&mut self, id: ReservationId, new: &Migration, batch: &[Record]) {
-        let now = self.when().now;
+        let now = self.current_time().now;
         let old = self.truth.migration(id).cloned();
         let ended =
             self.truth.reservations_after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
@@ -100,22 +104,26 @@ impl World {
                 new.retry_at.is_none() && (!changed || justified)
             }
             MigrationAnswer::Declined if changed => {
-                justified && new.retry_at.is_some_and(|at| self.is_due_at_retry_time(at))
+                justified && new.retry_at.is_some_and(|at| self.is_valid_retry_time(at))
             }
             MigrationAnswer::Declined => new.retry_at == old.as_ref().and_then(|old| old.retry_at),
         };
         if ended || !allowed {
             self.report_violation(
-                INVARIANT,
-                format!("the request of {id} changes from {old:?} to {new:?}, ended: {ended}"),
+                MIGRATION_INVARIANT,
+                format!(
+                    "the request of reservation {id} changes from {old:?} to {new:?}, \
+                     reservation ended: {ended}"
+                ),
             );
         }
     }
 
     /// Returns whether `at` is a valid retry time for a request that was declined since the
     /// previous batch.
-    fn is_due_at_retry_time(&self, at: Ns) -> bool {
-        let (first, last) = (self.manager_process.decided_since().unwrap_or_default(), self.when().now);
+    fn is_valid_retry_time(&self, at: Ns) -> bool {
+        let (first, last) =
+            (self.manager_process.earliest_decision_time().unwrap_or_default(), self.current_time().now);
         let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);
         due.contains(&at)
     }
@@ -126,8 +134,11 @@ impl World {
             self.truth.reservations_after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
         if !ended && !changes_scheduling(batch) {
             self.report_violation(
-                INVARIANT,
-                format!("{id} has not ended and loses {:?}", self.truth.migration(id)),
+                MIGRATION_INVARIANT,
+                format!(
+                    "reservation {id} has not ended, but its request is deleted: {:?}",
+                    self.truth.migration(id)
+                ),
             );
         }
     }
@@ -137,9 +148,12 @@ impl World {
         let recorded = batch.iter().filter(|record| {
             matches!(record, Record::Decision(_, decision) if matches!(decision.what, DecisionKind::MigrationAnswered { .. }))
         });
-        let (recorded, sent) = (recorded.count(), self.truth.justifications.migration_answers());
+        let (recorded, sent) = (recorded.count(), self.truth.justifications.count_migration_answers());
         if recorded > sent {
-            self.report_violation(INVARIANT, format!("{recorded} answers are recorded, {sent} were sent"));
+            self.report_violation(
+                MIGRATION_INVARIANT,
+                format!("{recorded} answers are recorded, but only {sent} were sent"),
+            );
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::world::World;
 /// EMCs and hosts of a rack, by name.
 pub(in crate::world) type ByName = (BTreeMap<Name, EmcSpec>, BTreeMap<Name, HostSpec>);
 
-fn by_name(rack: &RackSpec) -> ByName {
+fn group_by_name(rack: &RackSpec) -> ByName {
     let emcs = rack.emcs.iter().map(|emc| (emc.name.clone(), emc.clone()));
     let hosts = rack.hosts.iter().map(|host| (host.name.clone(), host.clone()));
     (emcs.collect(), hosts.collect())
@@ -66,7 +66,8 @@ impl GroundTruth {
         slots.map(freed).collect()
     }
 
-    /// Returns a description of a slice or reservation in use that a change of the rack removes.
+    /// Returns a description of a slice or reservation in use that a change of the rack removes, if
+    /// any.
     fn find_removed_in_use(&self, record: &Record, batch: &[Record]) -> Option<String> {
         let slots = self.slots_after(batch);
         let mut held = slots.iter().filter_map(|(slice, slot)| Some((*slice, holder(slot)?)));
@@ -77,7 +78,9 @@ impl GroundTruth {
                 };
                 let slice =
                     held.find(|(slice, host)| host == id && self.emc_of(*slice).is_some_and(is_detached));
-                slice.map(|(slice, _)| format!("{id} is detached from the EMC of slice {slice}"))
+                slice.map(|(slice, _)| {
+                    format!("{id} is detached from the EMC of slice {slice}, which it holds")
+                })
             }
             Record::Deleted(Key::Host(id)) => {
                 let active = self.reservations().find(|(_, r)| r.host == *id && !has_ended(r));
@@ -88,14 +91,15 @@ impl GroundTruth {
                 };
                 let active = active.map(|(id, _)| id).filter(|active| !ended(active));
                 let slice = held.find(|(_, host)| host == id).map(|(slice, _)| slice);
-                (active.is_some() || slice.is_some())
-                    .then(|| format!("{id} is removed with {active:?} and slice {slice:?}"))
+                (active.is_some() || slice.is_some()).then(|| {
+                    format!("{id} is removed while it has reservation {active:?} and slice {slice:?}")
+                })
             }
             Record::Deleted(Key::Emc(id)) => {
                 let used = slots
                     .iter()
                     .find(|(slice, slot)| self.emc_of(**slice) == Some(*id) && slot.state != State::Free);
-                used.map(|(slice, slot)| format!("{id} is removed with slice {slice}: {slot:?}"))
+                used.map(|(slice, slot)| format!("{id} is removed while slice {slice} is in use: {slot:?}"))
             }
             _ => None,
         }
@@ -158,7 +162,7 @@ impl World {
     /// outstanding.
     pub(in crate::world) fn check_rack(&mut self) {
         let disk = self.truth.rack();
-        if !self.rack.possible_specs().any(|rack| by_name(rack) == disk) {
+        if !self.rack.possible_specs().any(|rack| group_by_name(rack) == disk) {
             let description =
                 format!("{disk:?} on disk, {:?} requested", self.rack.possible_specs().collect::<Vec<_>>());
             self.report_violation("a change of rack.toml is accepted or refused as a whole", description);

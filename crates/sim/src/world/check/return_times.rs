@@ -1,6 +1,6 @@
-//! Check of the return time of slices: the time from the end of use to free. The time is measured
-//! from durable writes and compared with the time that the manager reports. The manager uses this
-//! time to size its buffer of free slices.
+//! Checks the return time of slices: the time from the end of use until the slice is free. The time
+//! is measured from durable writes and compared with the time that the manager reports. The manager
+//! uses this time to size its buffer of free slices.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use super::GroundTruth;
 use crate::world::World;
 
 /// Length of one measuring window of the manager.
-const WINDOW: Ns = Ns::secs(10);
+const WINDOW_DURATION: Ns = Ns::secs(10);
 /// Number of measuring windows of the manager, including the current window.
-const WINDOWS: u64 = 6;
+const WINDOW_COUNT: u64 = 6;
 
 /// Return times of slices during the current run of the manager.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ enum Stage {
     Quarantined,
 }
 
-fn stage(state: State) -> Stage {
+fn stage_of(state: State) -> Stage {
     match state {
         State::Free => Stage::Free,
         State::Assigned(_) => Stage::Assigned,
@@ -53,7 +53,7 @@ fn stage(state: State) -> Stage {
 }
 
 impl SliceReturns {
-    fn note_stage(&mut self, now: Ns, slice: SliceId, to: Stage) {
+    fn record_stage(&mut self, now: Ns, slice: SliceId, to: Stage) {
         self.changed = true;
         match to {
             Stage::Draining | Stage::Scrubbing => drop(self.since.entry(slice).or_insert(now)),
@@ -67,9 +67,9 @@ impl SliceReturns {
         }
     }
 
-    fn longest(&self, now: Ns) -> Ns {
-        let oldest = (now.0 / WINDOW.0).saturating_sub(WINDOWS - 1);
-        let latest = self.done.iter().filter(|(at, _)| at.0 / WINDOW.0 >= oldest);
+    fn longest_return(&self, now: Ns) -> Ns {
+        let oldest = (now.0 / WINDOW_DURATION.0).saturating_sub(WINDOW_COUNT - 1);
+        let latest = self.done.iter().filter(|(at, _)| at.0 / WINDOW_DURATION.0 >= oldest);
         latest.map(|(_, duration)| *duration).max().unwrap_or_default()
     }
 }
@@ -77,14 +77,14 @@ impl SliceReturns {
 impl GroundTruth {
     /// Records the stage changes in a batch that has just become durable, before the batch is
     /// applied.
-    fn note_stages(&mut self, now: Ns, records: &[Record]) {
+    fn record_stages(&mut self, now: Ns, records: &[Record]) {
         self.returns.changed = false;
         for record in records {
             if let Record::Slice(slice, slot) = record {
                 let (from, to) = (self.slot(*slice).state, slot.state);
-                let (from, to) = (stage(from), stage(to));
+                let (from, to) = (stage_of(from), stage_of(to));
                 if from != to {
-                    self.returns.note_stage(now, *slice, to);
+                    self.returns.record_stage(now, *slice, to);
                 }
             }
         }
@@ -93,26 +93,27 @@ impl GroundTruth {
 
 impl World {
     /// Applies a durable batch of the running manager to the recorded state.
-    pub(in crate::world) fn note_durable(&mut self, records: &[Record]) {
-        let now = self.when().now;
-        self.truth.note_stages(now, records);
-        self.note_uncordoned(records);
+    pub(in crate::world) fn apply_durable_batch(&mut self, records: &[Record]) {
+        let now = self.current_time().now;
+        self.truth.record_stages(now, records);
+        self.end_uncordoned_ownership(records);
         self.apply_records(records);
         self.apply_rack_changes(records);
     }
 
-    /// Compares the longest return time with that of the manager. Does so only after a write that
-    /// changed the stage of a slice, because the manager drops expired windows at such a write.
+    /// Compares the longest return time with the value that the manager reports. Only a write that
+    /// changed the stage of a slice is followed by a comparison, because the manager drops expired
+    /// windows at such a write.
     pub(in crate::world) fn check_return_times(&mut self) {
-        let now = self.when().now;
+        let now = self.current_time().now;
         let Some(running) = self.manager_process.running.as_ref().filter(|_| self.truth.returns.changed)
         else {
             return;
         };
-        let (reported, longest) = (running.manager.drain_time(), self.truth.returns.longest(now));
+        let (reported, longest) = (running.manager.drain_time(), self.truth.returns.longest_return(now));
         if reported != longest {
             let description =
-                format!("slices took up to {longest} to return, the manager reports {reported}");
+                format!("slices took up to {longest} to return, but the manager reports {reported}");
             self.report_violation("the state of the manager equals the records on disk", description);
         }
     }

@@ -1,11 +1,11 @@
-//! Work in pieces of bounded size, with other events between the pieces. `rig.rs` documents the
-//! words of the scripts.
+//! Long work that the manager splits into bounded steps, with other events between the steps.
+//! `rig.rs` documents the words of the scripts.
 
 use super::rig::Rig;
 
 /// The rig compares every sent desired state with the durable ledger.
 #[test]
-fn complete_state_in_pieces_includes_concurrent_changes() {
+fn state_built_in_several_steps_includes_concurrent_changes() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=3 reserve:b@h1=2 go");
     rig.manager.set_chunk_size(1);
@@ -18,7 +18,7 @@ fn complete_state_in_pieces_includes_concurrent_changes() {
 }
 
 #[test]
-fn draft_of_a_fenced_host_is_dropped() {
+fn unfinished_desired_state_of_a_fenced_host_is_dropped() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=3 go");
     rig.manager.set_chunk_size(1);
@@ -27,7 +27,7 @@ fn draft_of_a_fenced_host_is_dropped() {
 }
 
 #[test]
-fn emc_is_up_only_after_its_last_piece_is_compared() {
+fn emc_is_up_only_after_all_its_slices_are_compared() {
     let mut rig = Rig::new("e1=4 h1:e1");
     rig.set_grant(3, Some((1, "h1")));
     rig.run("restart");
