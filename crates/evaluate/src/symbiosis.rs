@@ -230,7 +230,7 @@ fn to_rows(ComparedMix { mix, outcomes }: &ComparedMix) -> Vec<SchemeRow> {
                 kind: format!("{:?}", mix.tenants[at].kind(equal)).to_lowercase(),
                 memory_share: outcome.shares[at].memory,
                 bandwidth_share: outcome.shares[at].bandwidth,
-                throughput_vs_equal_split: outcome.against_equal[at],
+                throughput_vs_equal_split: outcome.relative_throughputs[at],
             })
             .collect(),
         certificate: outcome.certificate.as_ref().map(|certificate| CertificateRow {

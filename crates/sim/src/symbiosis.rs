@@ -26,8 +26,10 @@ pub use change::{
     change_responses, simulate_changes,
 };
 pub use host::Host;
-pub use mixes::{Mix, SMALL_HOST_TENANTS, memory_and_compute_bound, mixes};
-pub use preference::{ShareSensitivity, memory_preference, most_different, share_sensitivity, typical};
+pub use mixes::{Mix, SMALL_HOST_TENANTS, memory_and_compute_bound_tenants, mixes};
+pub use preference::{
+    ShareSensitivity, memory_preference, most_different_traces, share_sensitivity, typical,
+};
 pub use scaling::{Bidders, ScalingTenants};
 pub use schemes::{Outcome, Scheme, compare};
 pub use tenant::{Curve, Kind, Tenant};

@@ -262,8 +262,12 @@ fn cordoned_draining_or_failed_emc_is_excluded() {
     for stop in [ExclusionReason::Cordoned, ExclusionReason::Draining, ExclusionReason::Failed] {
         let mut rack = Rack::new("e1=8 e2=4 h1:e1+e2");
         match stop {
-            ExclusionReason::Cordoned => rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned),
-            ExclusionReason::Draining => rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Draining),
+            ExclusionReason::Cordoned => {
+                rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned)
+            }
+            ExclusionReason::Draining => {
+                rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Draining)
+            }
             _ => rack.ledger.set_emc_up(rack.ledger.emc_named(&name("e1")).unwrap(), false),
         }
         assert_eq!(rack.reserve_slices("a", "h1", 1), [8], "{stop}");

@@ -41,7 +41,7 @@ pub fn mixes(traces: &[Tenant]) -> Vec<Mix> {
 }
 
 /// Returns two tenants for every trace: one memory-bound, one compute-bound.
-pub fn memory_and_compute_bound(traces: &[Tenant]) -> Vec<Tenant> {
+pub fn memory_and_compute_bound_tenants(traces: &[Tenant]) -> Vec<Tenant> {
     let of = |gamma| traces.iter().map(move |trace| trace.with_params(gamma, 1.0));
     of(GAMMA).chain(of(GAMMA_COMPUTE)).collect()
 }

@@ -69,7 +69,7 @@ pub fn typical(tenants: &[Tenant], kind: Kind, equal: Bundle) -> Option<&Tenant>
 /// Returns the indexes of the trace that prefers bandwidth most and of the trace that prefers
 /// memory most. All traces are compared as memory-bound tenants. Returns `None` for fewer than two
 /// traces.
-pub fn most_different(traces: &[Tenant], equal: Bundle) -> Option<(usize, usize)> {
+pub fn most_different_traces(traces: &[Tenant], equal: Bundle) -> Option<(usize, usize)> {
     let preferences: Vec<f64> =
         traces.iter().map(|trace| memory_preference(&trace.with_params(GAMMA, 1.0), equal)).collect();
     let mut order: Vec<usize> = (0..traces.len()).collect();

@@ -66,7 +66,7 @@ impl Bidders {
     }
 
     /// Returns whether the market is small enough for refinement.
-    pub fn are_refined(&self) -> bool {
+    pub fn is_refinement_possible(&self) -> bool {
         self.tenants.len() <= REFINEMENT_TENANTS_MAX
     }
 

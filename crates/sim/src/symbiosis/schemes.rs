@@ -54,7 +54,7 @@ pub struct Outcome {
     /// Share of each tenant: memory in footprints, bandwidth as a fraction of the link.
     pub shares: Vec<Bundle>,
     /// True throughput of each tenant, relative to its throughput with an equal split.
-    pub against_equal: Vec<f64>,
+    pub relative_throughputs: Vec<f64>,
     /// Certificate of the market, computed from the utilities that the tenants report. `None` for
     /// schemes without a market.
     pub certificate: Option<Certificate>,
@@ -63,13 +63,13 @@ pub struct Outcome {
 impl Outcome {
     /// Returns the geometric mean of the relative throughputs minus 1: 0.1 is a gain of 10 %.
     pub fn gain(&self) -> f64 {
-        let logs: f64 = self.against_equal.iter().map(|times| times.ln()).sum();
-        (logs / self.against_equal.len() as f64).exp() - 1.0
+        let logs: f64 = self.relative_throughputs.iter().map(|times| times.ln()).sum();
+        (logs / self.relative_throughputs.len() as f64).exp() - 1.0
     }
 
     /// Returns the lowest relative throughput of all tenants.
     pub fn worst(&self) -> f64 {
-        self.against_equal.iter().copied().fold(f64::INFINITY, f64::min)
+        self.relative_throughputs.iter().copied().fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -117,8 +117,8 @@ fn to_outcome(
     certificate: Option<Certificate>,
 ) -> Outcome {
     let times = |(tenant, share): (&Tenant, &Bundle)| tenant.throughput(*share) / tenant.throughput(equal);
-    let against_equal = tenants.iter().zip(&shares).map(times).collect();
-    Outcome { scheme, shares, against_equal, certificate }
+    let relative_throughputs = tenants.iter().zip(&shares).map(times).collect();
+    Outcome { scheme, shares, relative_throughputs, certificate }
 }
 
 /// Runs the market for several epochs. Each epoch uses the values measured in the previous epoch.

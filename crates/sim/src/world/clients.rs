@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use pool::{
     audit::Actor,
-    ledger::{Place, Reserve, Target},
+    ledger::{Reserve, SchedulingTarget, Target},
     manager::{Event, Request, RequestReply, ReservationView, Token},
     record::{Migration, MigrationAnswer, Record, RequestKey, Scheduling, Stage},
     rejection::Rejection,
@@ -59,7 +59,7 @@ pub(super) enum PendingRequest {
         connected: bool,
     },
     Configure,
-    Schedule(Place),
+    Schedule(SchedulingTarget),
     MigrationAnswer(PendingMigrationAnswer),
 }
 
@@ -229,9 +229,9 @@ impl World {
     }
 
     fn schedule_some_place(&mut self) {
-        let hosts = self.rack.spec().hosts.iter().map(|host| Place::Host(host.name.clone()));
-        let emcs = self.rack.spec().emcs.iter().map(|emc| Place::Emc(emc.name.clone()));
-        let places: Vec<Place> = hosts.chain(emcs).collect();
+        let hosts = self.rack.spec().hosts.iter().map(|host| SchedulingTarget::Host(host.name.clone()));
+        let emcs = self.rack.spec().emcs.iter().map(|emc| SchedulingTarget::Emc(emc.name.clone()));
+        let places: Vec<SchedulingTarget> = hosts.chain(emcs).collect();
         let to = [Scheduling::Enabled, Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining];
         let (place, to) = (self.pick(&places), self.pick(&to));
         if let Some((place, to)) = place.zip(to) {
@@ -239,10 +239,10 @@ impl World {
         }
     }
 
-    pub(super) fn set_scheduling(&mut self, place: Place, to: Scheduling) {
+    pub(super) fn set_scheduling(&mut self, place: SchedulingTarget, to: Scheduling) {
         let justification = match place {
-            Place::Slice(slice) => Some(Justification::Uncordon(slice)),
-            Place::Host(_) | Place::Emc(_) => None,
+            SchedulingTarget::Slice(slice) => Some(Justification::Uncordon(slice)),
+            SchedulingTarget::Host(_) | SchedulingTarget::Emc(_) => None,
         };
         let pending = PendingRequest::Schedule(place.clone());
         let request = Request::Schedule { place, to, actor: Actor::Manager, reason: "maintenance".into() };
@@ -298,7 +298,7 @@ impl World {
         if let Some(outsider) = holder(&slot).filter(|_| !self.is_holder_in_rack(&slot)) {
             self.power_off(outsider);
         }
-        self.set_scheduling(Place::Slice(slice), Scheduling::Enabled);
+        self.set_scheduling(SchedulingTarget::Slice(slice), Scheduling::Enabled);
     }
 
     fn cancel_some_request(&mut self) {
@@ -364,8 +364,12 @@ impl World {
                 self.run_log.counts.low_space_releases += u64::from(self.clients.is_disk_space_low);
                 self.check_stage(&view, true);
             }
-            (PendingRequest::Schedule(Place::Host(_)), Ok(_)) => self.run_log.counts.hosts_scheduled += 1,
-            (PendingRequest::Schedule(Place::Emc(_)), Ok(_)) => self.run_log.counts.emcs_scheduled += 1,
+            (PendingRequest::Schedule(SchedulingTarget::Host(_)), Ok(_)) => {
+                self.run_log.counts.hosts_scheduled += 1
+            }
+            (PendingRequest::Schedule(SchedulingTarget::Emc(_)), Ok(_)) => {
+                self.run_log.counts.emcs_scheduled += 1
+            }
             (PendingRequest::MigrationAnswer(pending), answer) => {
                 self.handle_migration_reply(&pending, &answer)
             }

@@ -133,7 +133,7 @@ impl World {
         self.manager_process.incarnation += 1;
         let start_request = self.manager_process.next_token();
         let mut manager = Manager::new(self.fault_model.settings.clone());
-        manager.set_piece(self.rng.random_range(1..=SLICES_PER_EVENT_MAX));
+        manager.set_chunk_size(self.rng.random_range(1..=SLICES_PER_EVENT_MAX));
         let (incarnation, rack_time_at_start) = (self.manager_process.incarnation, meta.rack_time);
         self.manager_process.running = Some(RunningManager {
             manager,

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use pool::{
-    ledger::{Place, Target},
+    ledger::{SchedulingTarget, Target},
     record::{Fence, Record, Scheduling, Stage},
     slice::{Scrub, Slot, State},
 };
@@ -147,7 +147,7 @@ impl World {
         }
         self.slices_to_uncordon().into_iter().for_each(|slice| self.uncordon_slice(slice));
         for host in self.hosts() {
-            let place = Place::Host(self.machine(host).name.clone());
+            let place = SchedulingTarget::Host(self.machine(host).name.clone());
             self.set_scheduling(place, Scheduling::Enabled);
         }
         self.find_unfreed_resource()

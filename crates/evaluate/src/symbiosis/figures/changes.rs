@@ -6,7 +6,7 @@ use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
 use sim::symbiosis::{
     Activity, CHANGES, ChangeResponse, Epoch, RESPONSE_EPOCHS_MAX, SMALL_HOST_TENANTS, TENANTS, TenantEpoch,
-    change_responses, most_different, simulate_changes,
+    change_responses, most_different_traces, simulate_changes,
 };
 
 use super::{super::read_accesses, FigureInputs, line_series};
@@ -60,7 +60,8 @@ struct Row {
 
 /// Simulates the changes and draws the figure. Returns `None` if there are fewer than two traces.
 pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figure, FigureData)>, Failure> {
-    let Some((stream, cache)) = most_different(&inputs.tenants, inputs.host().equal(SMALL_HOST_TENANTS))
+    let Some((stream, cache)) =
+        most_different_traces(&inputs.tenants, inputs.host().equal(SMALL_HOST_TENANTS))
     else {
         return Ok(None);
     };

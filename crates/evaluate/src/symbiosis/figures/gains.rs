@@ -77,7 +77,8 @@ fn compute_gains(memory: Fraction, mix: &str, kinds: &[Kind], outcomes: &[Outcom
     for (scheme, _) in SCHEMES {
         let Some(outcome) = outcomes.iter().find(|outcome| outcome.scheme == scheme) else { continue };
         for (kind, name) in KINDS {
-            let of_kind = kinds.iter().zip(&outcome.against_equal).filter(|(other, _)| **other == kind);
+            let of_kind =
+                kinds.iter().zip(&outcome.relative_throughputs).filter(|(other, _)| **other == kind);
             let gains: Vec<f64> = of_kind.map(|(_, times)| times - 1.0).collect();
             if gains.is_empty() {
                 continue;

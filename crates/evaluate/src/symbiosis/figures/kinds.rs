@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 use sim::symbiosis::{
-    Kind, SMALL_HOST_TENANTS, Tenant, memory_and_compute_bound, memory_preference, share_sensitivity, typical,
+    Kind, SMALL_HOST_TENANTS, Tenant, memory_and_compute_bound_tenants, memory_preference, share_sensitivity,
+    typical,
 };
 
 use super::{FigureInputs, line_series};
@@ -41,7 +42,7 @@ struct CurvePoint {
 
 pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
     let equal = inputs.host().equal(SMALL_HOST_TENANTS);
-    let tenants = memory_and_compute_bound(&inputs.tenants);
+    let tenants = memory_and_compute_bound_tenants(&inputs.tenants);
     // `tenants` contains all traces as memory-bound tenants, then all traces as compute-bound
     // tenants. Typical tenants of the other kinds are selected from the first half only, because
     // most tenants of a mix are memory-bound.

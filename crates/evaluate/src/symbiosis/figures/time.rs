@@ -92,7 +92,7 @@ impl Row {
             tenants: bidders.count(),
             cold_ms: median_ms(|| tenants.bidders().shares(Default::default())),
             warm_ms: median_ms(|| later.shares(first.warm_start.clone())),
-            refined_ms: bidders.are_refined().then(|| median_ms(refined)),
+            refined_ms: bidders.is_refinement_possible().then(|| median_ms(refined)),
             cold_rounds: first.rounds,
             warm_rounds: later.shares(first.warm_start.clone()).rounds,
         }

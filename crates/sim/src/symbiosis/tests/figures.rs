@@ -37,8 +37,8 @@ fn stream_gains_by_bandwidth_and_key_value_by_memory() {
 #[test]
 fn most_different_and_typical_tenants_are_selected() {
     let (traces, tenants) = (traces(), tenants());
-    assert_eq!(most_different(&traces, equal_share()), Some((1, 0)));
-    assert_eq!(most_different(&traces[..1], equal_share()), None);
+    assert_eq!(most_different_traces(&traces, equal_share()), Some((1, 0)));
+    assert_eq!(most_different_traces(&traces[..1], equal_share()), None);
     let name = |kind| typical(&tenants, kind, equal_share()).map(|tenant| tenant.name.as_str());
     assert_eq!(name(Kind::Memory), Some("key-value"));
     assert_eq!(name(Kind::Bandwidth), Some("stream"));
@@ -79,14 +79,14 @@ fn markets_of_any_size_clear_within_supply() {
     for tenants in [1, 5, 70] {
         let scaling = ScalingTenants::new(&traces(), tenants, FOOTPRINTS_PER_TENANT);
         let bidders = scaling.bidders();
-        assert_eq!((bidders.count(), bidders.are_refined()), (tenants, tenants < 70));
+        assert_eq!((bidders.count(), bidders.is_refinement_possible()), (tenants, tenants < 70));
         let outcome = bidders.shares(MarketWarmStart::default());
         let sum = outcome.bought.iter().fold(0.0, |sum, bundle| sum + bundle.bandwidth) / 1e6;
         assert!(sum <= 1.0 + 1e-9 && sum > 0.9, "{tenants}: {sum}");
         let later = scaling.later().bidders();
         assert!(later.shares(outcome.warm_start.clone()).rounds <= outcome.rounds + 5);
         let refined = bidders.refined(MarketWarmStart::default());
-        assert!(bidders.are_refined() || refined.refinements == 0);
+        assert!(bidders.is_refinement_possible() || refined.refinements == 0);
     }
 }
 
@@ -167,7 +167,7 @@ fn public_traces_settle_within_two_epochs() {
     };
     let (Some(stream), Some(key_value)) = (read("spec-gzip"), read("lirs-sprite")) else { return };
     let traces = [&stream, &key_value].map(|(name, touches)| Tenant::new(name.clone(), touches, 1.0, 1.0));
-    assert_eq!(most_different(&traces, equal_share()), Some((0, 1)));
+    assert_eq!(most_different_traces(&traces, equal_share()), Some((0, 1)));
     let epochs = simulate_changes(&Activity::pair([stream, key_value]), FOOTPRINTS_PER_TENANT, &CHANGES);
     for response in change_responses(&epochs, &CHANGES) {
         assert!(response.is_settled_in_time() && response.deviation_max <= 0.1, "{response:?}");

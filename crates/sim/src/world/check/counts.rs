@@ -218,7 +218,7 @@ impl DerivedState {
             };
             (id, used)
         });
-        let of_vm = |vm: &Name| (ledger.reservation_of(vm), ledger.ended_of(vm));
+        let of_vm = |vm: &Name| (ledger.reservation_of(vm), ledger.newest_ended_reservation_of(vm));
         let online = ledger.reservations_after(ReservationId(0)).map(|(id, _)| (id, ledger.online(id)));
         Self {
             emcs: emcs.collect(),
