@@ -92,7 +92,7 @@ async fn printed_arguments_name_existing_slices_and_attach_nothing() {
     );
     assert_eq!(recorded_pid(&rack), None, "a VM was attached");
     let mut vm = rack.start_vm(0, "v");
-    wait_for_line(&mut vm); // the stand-in process gets the memory, so no VM was attached before
+    wait_for_line(&mut vm); // the test VMM gets the memory, so no VM was attached before
     drop(vm.stdin.take());
     assert!(vm.wait().unwrap().success());
 }

@@ -71,9 +71,10 @@ pub enum Command {
     Manager(ManagerCommand),
     /// Replay a trace of VM arrivals on a running rack and report the results
     Replay(replay::Args),
-    /// Run as a stand-in for the VMM of one VM; started by `tarn replay`
+    /// Attach the memory of one VM as its VMM would, but without KVM and a guest: check that the
+    /// slices are zero, write a pattern, and check it when stdin closes; for `tarn replay` and tests
     #[command(hide = true)]
-    StandInVm(replay::StandIn),
+    TestVmm(replay::TestVmmArgs),
     /// Evaluate predictions and fair shares offline, from recorded data; needs no manager
     #[command(subcommand)]
     Evaluate(evaluate::Subject),

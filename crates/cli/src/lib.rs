@@ -66,7 +66,7 @@ async fn dispatch(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Manager(command) => run_with_manager(command, &cli.global).await,
         Command::Replay(args) => replay::run(args, &cli.global).await,
-        Command::StandInVm(args) => replay::stand_in(&args),
+        Command::TestVmm(args) => replay::test_vmm(&args),
         Command::Evaluate(subject) => evaluate::run(subject, cli.global.output),
         Command::Doctor(args) => doctor::run(args, &cli.global).await,
         Command::Completions(args) => completions::print(args.shell),
