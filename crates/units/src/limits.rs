@@ -81,6 +81,23 @@ pub const REQUEST_ID_BYTES_MAX: usize = 128;
 /// Maximum length of the reason for an operation, in bytes.
 pub const REASON_BYTES_MAX: usize = 512;
 
+/// Maximum length of a value in an error message, in characters. Longer values are shortened. Every
+/// valid name and request ID is shown completely.
+pub const ERROR_VALUE_CHARS_MAX: usize = 256;
+const _: () =
+    assert!(NAME_BYTES_MAX <= ERROR_VALUE_CHARS_MAX && REQUEST_ID_BYTES_MAX <= ERROR_VALUE_CHARS_MAX);
+
+/// Maximum size of a file with a token that `tarn` reads, in bytes.
+pub const TOKEN_FILE_BYTES_MAX: usize = 4 << 10;
+/// Maximum size of a file with certificates or a private key that `tarn` reads, in bytes.
+pub const PEM_FILE_BYTES_MAX: usize = 1 << 20;
+/// Maximum size of a configuration file that `tarn` reads, in bytes.
+pub const CONFIG_FILE_BYTES_MAX: usize = 1 << 20;
+/// Maximum size of a table that `tarn` reads, in bytes after decompression.
+pub const TABLE_BYTES_MAX: u64 = 4 << 30;
+/// Maximum length of a line of a table that `tarn` reads, in bytes.
+pub const TABLE_LINE_BYTES_MAX: u64 = 1 << 20;
+
 /// Maximum size of a gRPC message in either direction, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Maximum size of a `HostMemory` datagram, in bytes.
