@@ -147,7 +147,7 @@ impl Workloads {
     /// [`Failure::File`] if a file cannot be read or a row is invalid.
     pub fn read(&self, format: Format) -> Result<Vec<Workload>, Failure> {
         let workloads = match &self.labels {
-            Some(path) => open::read(path, read_labels)?,
+            Some(path) => open::table(path, read_labels)?,
             None => modelled(self, format)?,
         };
         let slowed = workloads.iter().filter(|workload| workload.slowdown > self.pdm.get()).count();
@@ -192,7 +192,7 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
     );
     let [local, pool] = match &args.latency {
         Some(path) => {
-            let server = |name: &str| open::read(path, |bytes| read_latency(bytes, name));
+            let server = |name: &str| open::table(path, |bytes| read_latency(bytes, name));
             [server("ddr5")?, server("cxl")?]
         }
         None => [LOCAL, POOL].map(|(idle_ns, gb_per_s)| Memory::synthetic(idle_ns, gb_per_s)),
@@ -208,7 +208,7 @@ fn modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> 
         (0..INPUTS).for_each(|input| run(&kernel.name, &kernel.program(input)));
     }
     for path in &args.trace {
-        for (added, programs) in open::read(path, read_trace)? {
+        for (added, programs) in open::table(path, read_trace)? {
             let name = format!("{}{added}", path.display());
             programs.iter().for_each(|program| run(&name, program));
         }
