@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
-use units::{Bytes, Name, RequestId, ReservationId};
+use units::{Bytes, Name, RequestId, ReservationId, limits::CORES_PER_HOST_MAX};
 
 use cli_runtime::options::duration;
 use evaluate::replay;
@@ -281,7 +281,7 @@ pub struct PlanVm {
     #[arg(long)]
     pub vm: Name,
     /// Number of cores
-    #[arg(long)]
+    #[arg(long, value_parser = cores)]
     pub cores: u32,
     /// Memory, such as 16GiB
     #[arg(long, value_name = "SIZE")]
@@ -302,6 +302,12 @@ pub struct PlanVm {
     /// comma-separated
     #[arg(long, value_name = "NAME=NUMBER", value_parser = counter, value_delimiter = ',')]
     pub counter: Vec<(String, f64)>,
+}
+
+/// Parses a number of cores.
+fn cores(text: &str) -> Result<u32, String> {
+    let cores = text.parse().ok().filter(|cores| *cores <= CORES_PER_HOST_MAX);
+    cores.ok_or_else(|| format!("must be a whole number from 0 to {CORES_PER_HOST_MAX}"))
 }
 
 /// Parses a counter as NAME=NUMBER. The manager checks the name.
@@ -326,7 +332,7 @@ pub struct Reserve {
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub local: Bytes,
     /// Number of cores
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = cores)]
     pub cores: u32,
     /// The VM's pages cannot be migrated (device assignment, SR-IOV)
     #[arg(long)]
