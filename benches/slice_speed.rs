@@ -187,7 +187,7 @@ impl SingleHostRack {
     fn start_vm(&self, vm: &str, mib: u32) -> Result<(), Failure> {
         self.run(&format!(
             "mkfifo /run/{vm}.in; sleep 100000 > /run/{vm}.in 2> /dev/null & echo $! > /run/{vm}.sleep; \
-             tarn stand-in-vm --socket {HOST_MEMORY_SOCKET} --vm {vm} --touch {mib} --look 1 < /run/{vm}.in > /run/{vm}.out 2>&1 &"
+             tarn test-vmm --socket {HOST_MEMORY_SOCKET} --vm {vm} --touch {mib} --verify 1 < /run/{vm}.in > /run/{vm}.out 2>&1 &"
         ))?;
         self.wait_until(&format!("VM {vm} to write its memory"), || {
             Ok(self.run(&format!("cat /run/{vm}.out"))?.contains("dirty"))

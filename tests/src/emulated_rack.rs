@@ -208,22 +208,22 @@ impl EmulatedRack {
             .collect()
     }
 
-    /// Starts a stand-in process that uses the slices of a VM like a VMM. Returns the slices that
-    /// were not zeroed.
+    /// Starts a test VMM, which attaches the memory of a VM. Returns the slices that were not
+    /// zeroed.
     pub fn start_vm(&self, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
-        self.start_stand_in(host, vm, &stand_in_command(vm, touch_mib))
+        self.start_test_vmm(host, vm, &test_vmm_command(vm, touch_mib))
     }
 
-    /// Starts a stand-in process like [`EmulatedRack::start_vm`], as a user of the host.
+    /// Starts a test VMM like [`EmulatedRack::start_vm`], as a user of the host.
     pub fn start_vm_as(&self, user: &str, host: usize, vm: &str, touch_mib: u32) -> Vec<u64> {
-        self.start_stand_in(
+        self.start_test_vmm(
             host,
             vm,
-            &format!("su -s /bin/sh {user} -c 'exec {}'", stand_in_command(vm, touch_mib)),
+            &format!("su -s /bin/sh {user} -c 'exec {}'", test_vmm_command(vm, touch_mib)),
         )
     }
 
-    fn start_stand_in(&self, host: usize, vm: &str, command: &str) -> Vec<u64> {
+    fn start_test_vmm(&self, host: usize, vm: &str, command: &str) -> Vec<u64> {
         self.run(
             host,
             &format!(
@@ -241,7 +241,7 @@ impl EmulatedRack {
         report["dirty"].as_array().expect("the output is a list").iter().filter_map(Value::as_u64).collect()
     }
 
-    /// Ends a stand-in process and waits for its final check. Returns the slices in which its data
+    /// Ends a test VMM and waits for its final check. Returns the slices in which its data
     /// was overwritten.
     pub fn end_vm(&self, host: usize, vm: &str) -> Vec<u64> {
         self.run(host, &format!("kill $(cat /run/{vm}.sleep)"));
@@ -258,7 +258,7 @@ impl EmulatedRack {
             .collect()
     }
 
-    /// Kills a stand-in process.
+    /// Kills a test VMM.
     pub fn kill_vm(&self, host: usize, vm: &str) {
         self.run(host, &format!("kill -9 $(cat /run/{vm}.pid); kill $(cat /run/{vm}.sleep); rm /run/{vm}.*"));
     }
@@ -416,9 +416,9 @@ fn read_kernel_slices(
     Ok(slices)
 }
 
-/// Returns the command of a stand-in process of a VM.
-fn stand_in_command(vm: &str, touch_mib: u32) -> String {
-    format!("tarn stand-in-vm --socket {HOST_MEMORY_SOCKET} --vm {vm} --touch {touch_mib} --look {touch_mib}")
+/// Returns the command of the test VMM of a VM.
+fn test_vmm_command(vm: &str, touch_mib: u32) -> String {
+    format!("tarn test-vmm --socket {HOST_MEMORY_SOCKET} --vm {vm} --touch {touch_mib} --verify {touch_mib}")
 }
 
 fn is_zero(file: &File, range: Range<u64>) -> bool {

@@ -376,19 +376,19 @@ impl Rack {
         (output.status.success(), texts.concat())
     }
 
-    /// Starts a stand-in process for a VM. The process gets memory from the agent of a host, checks
-    /// that the memory is zero, writes to the memory, and runs until the end of its stdin.
+    /// Starts a test VMM for a VM. The process gets memory from the agent of a host, checks that
+    /// the memory is zero, writes to the memory, and runs until the end of its stdin.
     pub fn start_vm(&self, host: usize, vm: &str) -> Child {
         let log = File::options().create(true).append(true).open(self.log_path(&format!("vm-{vm}")));
         let child = Command::new(programs_dir().join("tarn"))
-            .args(["stand-in-vm", "--socket"])
+            .args(["test-vmm", "--socket"])
             .arg(self.host_memory_socket(host))
             .args(["--vm", vm])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log.expect("the folder is writable"))
             .spawn();
-        child.expect("the stand-in process starts")
+        child.expect("the test VMM starts")
     }
 }
 

@@ -82,7 +82,7 @@ async fn agent_that_reports_slices_of_other_hosts_is_disconnected() {
     assert_eq!(rack.slices().await, before, "a false report changed the ledger");
 }
 
-/// Reserves slices for a VM, starts its stand-in process and commits the reservation.
+/// Reserves slices for a VM, starts its test VMM and commits the reservation.
 async fn start_running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Child {
     let request = reserve_request(&format!("h{host}"), vm, slices, &format!("r-{vm}"));
     let mut scheduler = rack.scheduler().await;
@@ -93,8 +93,8 @@ async fn start_running_vm(rack: &Rack, host: usize, vm: &str, slices: u64) -> Ch
     child
 }
 
-/// Waits until the stand-in process has checked its slices and written a pattern to the slices.
-/// Returns the list of slices that were not zeroed, as JSON.
+/// Waits until the test VMM has checked its slices and written its pattern. Returns the list of
+/// slices that were not zeroed, as JSON.
 fn read_dirty_slices(child: &mut Child) -> String {
     use std::io::{BufRead, BufReader};
     let mut line = String::new();
@@ -105,7 +105,7 @@ fn read_dirty_slices(child: &mut Child) -> String {
     report["dirty"].to_string()
 }
 
-/// Ends a stand-in process, which checks its memory again. Returns whether the memory is unchanged.
+/// Ends a test VMM, which checks its memory again. Returns whether the memory is unchanged.
 fn ends_with_intact_memory(mut child: Child) -> bool {
     drop(child.stdin.take());
     child.wait().unwrap().success()

@@ -143,7 +143,7 @@ fn root_without_uid_is_rejected_before_start() {
     let vmm = vm.command(&code::print_hello(), &[&SMALL_MEMORY[..], &["--unconfined"]].concat());
     let options: Vec<_> = vmm.get_args().filter(|option| *option != "--unconfined").collect();
     let output = Command::new(vmm.get_program()).args(options).stdin(Stdio::null()).output().unwrap();
-    let expected = "error: uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, \
+    let expected = "error: --uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, \
                     or --unconfined must be given\n";
     assert_eq!((output.status.code(), stderr_of(&output).as_str()), (Some(2), expected));
     assert!(!vm.has_socket() && vm.console().is_empty(), "the guest must not start");
@@ -260,12 +260,12 @@ fn restrictions_without_root_are_rejected() {
     let user = ["--uid", NOBODY, "--gid", NOBODY];
     let output = run(&[&user[..], &["--chroot", folder.to_str().unwrap()]].concat());
     let expected = format!(
-        "error: chroot: cannot use {} as the root directory; needs root with CAP_SYS_ADMIN: ",
+        "error: --chroot: cannot use {} as the root directory; needs root with CAP_SYS_ADMIN: ",
         folder.display()
     );
     assert!(stderr_of(&output).starts_with(&expected), "{}", stderr_of(&output));
     let output = run(&user);
-    let expected = "error: chroot: cannot create an empty file system; needs root with CAP_SYS_ADMIN: ";
+    let expected = "error: --chroot: cannot create an empty file system; needs root with CAP_SYS_ADMIN: ";
     assert!(stderr_of(&output).starts_with(expected), "{}", stderr_of(&output));
     let output = run(&["--unconfined"]);
     assert_eq!((output.status.code(), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));

@@ -91,11 +91,11 @@ async fn printed_arguments_name_existing_slices_and_attach_nothing() {
     let unsupported = plugin_command(&rack, &["args", "--vmm", "libvirt", "-o", "json"]).output().unwrap();
     assert_eq!(
         (unsupported.status.code(), output_text(&unsupported).as_str()),
-        (Some(1), "error: output: Libvirt does not support Json\n")
+        (Some(1), "error: --output: Libvirt does not support Json\n")
     );
     assert_eq!(recorded_pid(&rack), None, "a VM was attached");
     let mut vm = rack.start_vm(0, "v");
-    wait_for_line(&mut vm); // the stand-in process gets the memory, so no VM was attached before
+    wait_for_line(&mut vm); // the test VMM gets the memory, so no VM was attached before
     drop(vm.stdin.take());
     assert!(vm.wait().unwrap().success());
 }

@@ -81,7 +81,7 @@ pub enum Protocol {
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The kernel or the initrd cannot be read.
-    #[error("{file}: cannot read {}", path.display())]
+    #[error("--{file}: cannot read {}", path.display())]
     File {
         /// Name of the option that contains the path.
         file: &'static str,
@@ -92,7 +92,7 @@ pub enum BootError {
         errno: io::Error,
     },
     /// The kernel file has an unsupported format.
-    #[error("kernel: {} is {found}: must be a bzImage, or an ELF for x86-64 with a PVH entry", path.display())]
+    #[error("--kernel: {} is {found}: must be a bzImage, or an ELF for x86-64 with a PVH entry", path.display())]
     NotAKernel {
         /// Path of the kernel file.
         path: PathBuf,
@@ -100,7 +100,9 @@ pub enum BootError {
         found: String,
     },
     /// The kernel or the initrd does not fit into local memory below the MMIO hole.
-    #[error("{file}: {bytes} bytes do not fit: {available} are free in the guest's local memory below 3 GiB")]
+    #[error(
+        "--{file}: {bytes} bytes do not fit: {available} are free in the guest's local memory below 3 GiB"
+    )]
     TooLarge {
         /// Name of the option that contains the path.
         file: &'static str,
@@ -110,7 +112,7 @@ pub enum BootError {
         available: u64,
     },
     /// The kernel command line exceeds [`COMMAND_LINE_BYTES_MAX`] or contains a NUL byte.
-    #[error("cmdline: {bytes} bytes are too long: at most {COMMAND_LINE_BYTES_MAX}, without NUL bytes")]
+    #[error("--cmdline: {bytes} bytes are too long: at most {COMMAND_LINE_BYTES_MAX}, without NUL bytes")]
     CommandLine {
         /// Length of the command line, in bytes.
         bytes: usize,
@@ -119,7 +121,7 @@ pub enum BootError {
     #[error(transparent)]
     Tables(#[from] acpi::TablesTooLarge),
     /// [`check`] cannot allocate temporary memory for the kernel.
-    #[error("kernel: cannot allocate temporary memory to check the kernel")]
+    #[error("--kernel: cannot allocate temporary memory to check the kernel")]
     Scratch(#[source] vm_memory::mmap::FromRangesError),
     /// An address is outside guest memory.
     #[error("cannot write guest memory")]
@@ -204,7 +206,7 @@ fn memory_map(layout: &Layout) -> Vec<MapEntry> {
 
 fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<KernelLoaderResult, BootError> {
     let file_error = |errno| BootError::File { file: "kernel", path: path.to_owned(), errno };
-    let mut file = File::open(path).map_err(file_error)?;
+    let mut file = open_image(path).map_err(file_error)?;
     let mut head = Vec::new();
     (&file).take(KERNEL_HEADER_BYTES).read_to_end(&mut head).map_err(file_error)?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(file_error)?;
@@ -239,6 +241,16 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
     Ok(loaded)
 }
 
+/// Opens a kernel or an initrd. Only regular files have a size, which is compared with the memory
+/// of the guest, and opening a pipe would block.
+fn open_image(path: &Path) -> io::Result<File> {
+    if std::fs::metadata(path)?.is_file() {
+        File::open(path)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "must be a regular file"))
+    }
+}
+
 /// Returns the number of program headers in an ELF header, or `None` if `head` is not ELF. The
 /// number must be limited because the loader reads every segment.
 fn elf_segments(head: &[u8]) -> Option<u16> {
@@ -269,7 +281,7 @@ fn load_initrd(
     memory: &GuestMemory,
 ) -> Result<(u64, u64), BootError> {
     let file_error = |errno| BootError::File { file: "initrd", path: path.to_owned(), errno };
-    let mut file = File::open(path).map_err(file_error)?;
+    let mut file = open_image(path).map_err(file_error)?;
     let bytes = file.metadata().map_err(file_error)?.len();
     let highest =
         kernel.setup_header.map_or(u64::MAX, |header| u64::from(header.initrd_addr_max).saturating_add(1));

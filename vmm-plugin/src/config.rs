@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use units::{
-    Bytes, Name, SLICE,
+    Bytes, Name, Quoted, SLICE,
     limits::{DEVICES_PER_VM_MAX, VCPUS_MAX},
 };
 
@@ -195,7 +195,7 @@ impl GuestArgs {
         let local = node_texts.iter().map(|text| local_node(text, is_single_node.then_some(self.cpus)));
         let local = local.collect::<Result<Vec<_>, _>>()?;
         let pool = self.pool.iter().map(|text| pool_node(text)).collect::<Result<Vec<_>, _>>()?;
-        let parser = OptionParser::new("memory", "")?;
+        let parser = OptionParser::new("--memory", "")?;
         let cpus: u32 = local.iter().map(|node| node.cpus).sum();
         if !is_single_node && cpus != self.cpus {
             return Err(parser.error(format!("nodes have {cpus} cpus in total, but --cpus is {}", self.cpus)));
@@ -213,7 +213,7 @@ impl GuestArgs {
                 disks.len(),
                 nets.len()
             );
-            return Err(OptionParser::new("disk", "")?.error(reason));
+            return Err(OptionParser::new("--disk", "")?.error(reason));
         }
         let (kernel, initrd, command_line) = (self.kernel, self.initrd, self.cmdline);
         Ok(Config {
@@ -231,7 +231,7 @@ impl GuestArgs {
 }
 
 fn local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
-    let mut parts = OptionParser::new("memory", text)?;
+    let mut parts = OptionParser::new("--memory", text)?;
     let size = parts.size("size")?;
     let cpus = parts.parse("cpus", "a number of CPUs")?;
     let Some(cpus) = cpus.or(default_cpus) else {
@@ -244,7 +244,7 @@ fn local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, Option
 }
 
 fn pool_node(text: &str) -> Result<PoolNode, OptionError> {
-    let mut parts = OptionParser::new("pool", text)?;
+    let mut parts = OptionParser::new("--pool", text)?;
     let size = parts.size("size")?;
     if let Some(size) = size.filter(|size| size.as_slices().is_none_or(|slices| slices == 0)) {
         return Err(
@@ -284,7 +284,7 @@ fn performance(parts: &mut OptionParser<'_>, default: Performance) -> Result<Per
 }
 
 fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
-    let parser = OptionParser::new("pool", "")?;
+    let parser = OptionParser::new("--pool", "")?;
     for (index, node) in pool.iter().enumerate() {
         match node.size {
             None if standalone => {
@@ -312,7 +312,7 @@ fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
 }
 
 fn disk(text: &str) -> Result<Disk, OptionError> {
-    let mut parts = OptionParser::new("disk", text)?;
+    let mut parts = OptionParser::new("--disk", text)?;
     let path = parts.string("path").filter(|path| !path.is_empty());
     let read_only = parts.on_off("readonly")?.unwrap_or(false);
     let Some(path) = path.map(PathBuf::from) else { return Err(parts.error("path is missing")) };
@@ -321,7 +321,7 @@ fn disk(text: &str) -> Result<Disk, OptionError> {
 }
 
 fn net(text: &str) -> Result<Net, OptionError> {
-    let mut parts = OptionParser::new("net", text)?;
+    let mut parts = OptionParser::new("--net", text)?;
     let tap = parts.string("tap").map(str::to_owned);
     let mac = parts.parse("mac", &MacAddressError.to_string())?;
     let (Some(tap), Some(mac)) = (tap, mac) else { return Err(parts.error("tap and mac are required")) };
@@ -334,6 +334,7 @@ fn console(text: &str) -> Result<Console, OptionError> {
         None if text == "tty" => Ok(Console::Terminal),
         None if text == "null" => Ok(Console::Null),
         Some(("file", path)) if !path.is_empty() => Ok(Console::File(path.into())),
-        _ => Err(OptionParser::new("serial", "")?.error(format!("{text:?} must be tty, null or file=PATH"))),
+        _ => Err(OptionParser::new("--serial", "")?
+            .error(format!("{} must be tty, null or file=PATH", Quoted(text)))),
     }
 }

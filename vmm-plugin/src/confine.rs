@@ -67,7 +67,7 @@ pub enum Seccomp {
 pub enum ConfineError {
     /// The process was started as root, but the options do not name a user to switch to.
     #[error(
-        "uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, or --unconfined must be given"
+        "--uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, or --unconfined must be given"
     )]
     MissingUser,
     /// A system call failed.
@@ -84,7 +84,7 @@ pub enum ConfineError {
         errno: io::Error,
     },
     /// The given root directory is not empty: an escaped guest could access the files in it.
-    #[error("chroot: {} is not empty", .0.display())]
+    #[error("--chroot: {} is not empty", .0.display())]
     NotEmpty(PathBuf),
 }
 
@@ -131,7 +131,7 @@ impl Confinement {
         };
         if let Some(Root { display_name, .. }) = &root {
             require_capabilities(CapabilitySet::SYS_CHROOT)
-                .map_err(error("chroot", format!("use {display_name} as the root directory")))?;
+                .map_err(error("--chroot", format!("use {display_name} as the root directory")))?;
         }
         let user = self.uid.zip(self.gid);
         if let Some((uid, gid)) = user {
@@ -143,7 +143,7 @@ impl Confinement {
 }
 
 fn user_error(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
-    error("uid", format!("switch to user {uid} and group {gid}"))
+    error("--uid", format!("switch to user {uid} and group {gid}"))
 }
 
 /// Returns EPERM if the process lacks capabilities, as a system call that needs them would.
@@ -177,7 +177,7 @@ impl PreparedConfinement {
         set_no_new_privs(true).map_err(error("capabilities", "set no_new_privs"))?;
         if let Some(root) = self.root {
             root::enter(&root)
-                .map_err(error("chroot", format!("use {} as the root directory", root.display_name)))?;
+                .map_err(error("--chroot", format!("use {} as the root directory", root.display_name)))?;
         }
         empty_bounding_set().map_err(error("capabilities", "clear the bounding set"))?;
         if let Some((uid, gid)) = self.user {

@@ -147,7 +147,7 @@ pub enum ShapeError {
         max: u64,
     },
     /// The local memory of a node is too small or not a multiple of 1 MiB.
-    #[error("memory: {memory} for node {node} is invalid: must be a multiple of 1MiB, at least {min}")]
+    #[error("--memory: {memory} for node {node} is invalid: must be a multiple of 1MiB, at least {min}")]
     Memory {
         /// Requested size.
         memory: Bytes,

@@ -82,7 +82,7 @@ pub enum MachineError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// A tap device cannot be opened.
-    #[error("net: cannot use the tap device {tap:?}{hint}")]
+    #[error("--net: cannot use the tap device {tap:?}{hint}")]
     Tap {
         /// Name of the tap device.
         tap: String,
@@ -93,7 +93,7 @@ pub enum MachineError {
         errno: io::Error,
     },
     /// The output file of the serial console cannot be created.
-    #[error("serial: cannot {doing}")]
+    #[error("--serial: cannot {doing}")]
     Console {
         /// Failed operation, completing "cannot …".
         doing: String,

@@ -4,9 +4,9 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use units::Bytes;
+use units::{Bytes, Quoted, SizeError, shortened};
 
-/// Error in a compound option, with the name of the option and the reason.
+/// Error in a compound option, with the option, such as `--memory`, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{option}: {reason}")]
 pub struct OptionError {
@@ -32,10 +32,10 @@ impl<'a> OptionParser<'a> {
         let mut parts: Vec<(&str, &str)> = Vec::new();
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let Some((key, value)) = part.split_once('=') else {
-                return Err(error(format!("{part:?} must be key=value")));
+                return Err(error(format!("{} must be key=value", Quoted(part))));
             };
             if parts.iter().any(|(existing, _)| *existing == key) {
-                return Err(error(format!("{key} is given twice")));
+                return Err(error(format!("{} is given twice", shortened(key))));
             }
             parts.push((key, value));
         }
@@ -61,7 +61,7 @@ impl<'a> OptionParser<'a> {
     /// [`OptionError`] if the value cannot be parsed. `rule` completes the message "… is not".
     pub fn parse<T: FromStr>(&mut self, key: &'static str, rule: &str) -> Result<Option<T>, OptionError> {
         let Some(text) = self.string(key) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| self.error(format!("{key}={text:?} is not {rule}")))
+        text.parse().map(Some).map_err(|_| self.error(format!("{key}={} is not {rule}", Quoted(text))))
     }
 
     /// Takes a key from the option and returns the value as a size in bytes.
@@ -69,7 +69,8 @@ impl<'a> OptionParser<'a> {
     /// # Errors
     /// [`OptionError`] if the value is not a size such as `2GiB`.
     pub fn size(&mut self, key: &'static str) -> Result<Option<Bytes>, OptionError> {
-        self.parse(key, "a size, such as 512MiB or 2GiB")
+        let Some(text) = self.string(key) else { return Ok(None) };
+        text.parse().map(Some).map_err(|error: SizeError| self.error(format!("{key}={error}")))
     }
 
     /// Takes a key from the option and returns whether the value is `on` or `true`.
@@ -81,7 +82,7 @@ impl<'a> OptionParser<'a> {
             None => Ok(None),
             Some("on" | "true") => Ok(Some(true)),
             Some("off" | "false") => Ok(Some(false)),
-            Some(other) => Err(self.error(format!("{key}={other:?} is not on or off"))),
+            Some(other) => Err(self.error(format!("{key}={} is not on or off", Quoted(other)))),
         }
     }
 
@@ -93,7 +94,8 @@ impl<'a> OptionParser<'a> {
         match self.parts.first() {
             None => Ok(()),
             Some((key, _)) => {
-                Err(self.error(format!("unknown key {key:?}: must be one of {}", self.recognized.join(", "))))
+                let keys = self.recognized.join(", ");
+                Err(self.error(format!("unknown key {}: must be one of {keys}", Quoted(key))))
             }
         }
     }
@@ -105,7 +107,7 @@ mod tests {
 
     fn error_of(text: &str) -> String {
         let read = || {
-            let mut parts = OptionParser::new("memory", text)?;
+            let mut parts = OptionParser::new("--memory", text)?;
             parts.size("size")?;
             parts.on_off("shared")?;
             parts.finish()
@@ -115,7 +117,7 @@ mod tests {
 
     #[test]
     fn keys_are_taken_in_any_order() {
-        let mut parts = OptionParser::new("memory", "size=2GiB,shared=off").unwrap();
+        let mut parts = OptionParser::new("--memory", "size=2GiB,shared=off").unwrap();
         assert_eq!(parts.on_off("shared").unwrap(), Some(false));
         assert_eq!(parts.size("size").unwrap(), Some(Bytes::gib(2)));
         assert_eq!(parts.string("more"), None);
@@ -124,10 +126,15 @@ mod tests {
 
     #[test]
     fn option_error_names_option_value_and_rule() {
-        assert_eq!(error_of("size"), "memory: \"size\" must be key=value");
-        assert_eq!(error_of("size=2GiB,size=3GiB"), "memory: size is given twice");
-        assert_eq!(error_of("size=two"), "memory: size=\"two\" is not a size, such as 512MiB or 2GiB");
-        assert_eq!(error_of("shared=yes"), "memory: shared=\"yes\" is not on or off");
-        assert_eq!(error_of("sharde=on"), "memory: unknown key \"sharde\": must be one of size, shared");
+        assert_eq!(error_of("size"), "--memory: \"size\" must be key=value");
+        assert_eq!(error_of("size=2GiB,size=3GiB"), "--memory: size is given twice");
+        let error = error_of("size=two");
+        assert!(error.starts_with("--memory: size=\"two\" is not a size: must be a whole number"), "{error}");
+        assert_eq!(
+            error_of("size=99999999TiB"),
+            "--memory: size=\"99999999TiB\" is too large: must be less than 16777216TiB"
+        );
+        assert_eq!(error_of("shared=yes"), "--memory: shared=\"yes\" is not on or off");
+        assert_eq!(error_of("sharde=on"), "--memory: unknown key \"sharde\": must be one of size, shared");
     }
 }

@@ -37,7 +37,7 @@ pub enum SourceError {
     },
     /// The sum of the node sizes on the command line differs from the reserved local memory.
     #[error(
-        "memory: the nodes have {requested} in total, but {reserved} of local memory are reserved for VM {vm}"
+        "--memory: the nodes have {requested} in total, but {reserved} of local memory are reserved for VM {vm}"
     )]
     Sizes {
         /// Name of the VM.
@@ -248,7 +248,7 @@ impl ReservedMemory {
         }
         let mut requested = config.pool.iter().filter_map(|node| node.emc.as_ref());
         if let Some(emc) = requested.find(|emc| !by_emc.contains_key(*emc)) {
-            return Err(unusable(config, format!("pool: emc={emc}: the VM has no slice of that EMC")));
+            return Err(unusable(config, format!("--pool: emc={emc}: the VM has no slice of that EMC")));
         }
         let emc_slices = |(emc, slices): (String, _)| {
             let options = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));

@@ -71,7 +71,7 @@ pub enum BackendError {
         reason: String,
     },
     /// Arguments for the VMM cannot be generated in the requested format.
-    #[error("output: {vmm:?} does not support {output:?}")]
+    #[error("--output: {vmm:?} does not support {output:?}")]
     Output {
         /// Requested VMM.
         vmm: Vmm,
@@ -85,7 +85,7 @@ pub enum BackendError {
         path: PathBuf,
     },
     /// A required file or program is not accessible.
-    #[error("{role}: cannot use {}", path.display())]
+    #[error("--{role}: cannot use {}", path.display())]
     Unusable {
         /// Name of the option that contains the path.
         role: &'static str,

@@ -1,7 +1,7 @@
 //! Connection to a pool manager over a Unix socket, a loopback address or mutual TLS, with time
 //! limits for calls. The requests are in the files of the commands.
 
-use std::{fs, net::IpAddr, path::Path, time::Duration};
+use std::{net::IpAddr, path::Path, time::Duration};
 
 use proto::bearer::{Bearer, ClientChannel};
 use proto::v1::{admin_client::AdminClient, models_client::ModelsClient, scheduler_client::SchedulerClient};
@@ -9,9 +9,11 @@ use tonic::{
     Response, Status,
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
 };
-use units::limits::{MESSAGE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, WAIT_READY_MAX};
+use units::limits::{
+    MESSAGE_BYTES_MAX, PEM_FILE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, TOKEN_FILE_BYTES_MAX, WAIT_READY_MAX,
+};
 
-use crate::{Failure, Global};
+use crate::{Failure, Global, open};
 
 /// Endpoint that is used without --endpoint: the default listen address of a manager.
 const ENDPOINT_DEFAULT: &str = "unix:/run/tarn/manager.sock";
@@ -31,7 +33,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`Failure::InvalidValue`] or [`Failure::Usage`] for a malformed endpoint or inconsistent
-    /// options, [`Failure::File`] for an unreadable PEM file, [`Failure::Connect`] if the
+    /// options or an unsuitable token or PEM file, [`Failure::File`] for an unreadable file, [`Failure::Connect`] if the
     /// connection fails, [`Failure::TimedOut`] if connecting takes too long.
     pub async fn open(global: &Global) -> Result<Self, Failure> {
         let uri = global.endpoint.clone().unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
@@ -150,12 +152,15 @@ async fn connect(
 }
 
 fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
-    let has_scheme = ["http://", "https://", "unix:"].iter().any(|scheme| uri.starts_with(scheme));
-    let endpoint = if has_scheme { Endpoint::from_shared(uri.to_owned()).ok() } else { None };
+    let has_address = match uri.strip_prefix("unix:") {
+        Some(path) => !path.trim_start_matches('/').is_empty(),
+        None => ["http://", "https://"].iter().any(|scheme| uri.starts_with(scheme)),
+    };
+    let endpoint = if has_address { Endpoint::from_shared(uri.to_owned()).ok() } else { None };
     let endpoint = endpoint.ok_or_else(|| Failure::InvalidValue {
         field: "--endpoint",
         value: uri.to_owned(),
-        rule: "must be http://HOST:PORT, https://HOST:PORT or unix:/PATH",
+        rule: "must be http://HOST:PORT, https://HOST:PORT or unix:/PATH".into(),
     })?;
     let endpoint = endpoint.tcp_nodelay(true);
     match tls(uri, global)? {
@@ -171,14 +176,14 @@ fn bearer(uri: &str, global: &Global) -> Result<Bearer, Failure> {
     let Some(path) = &global.token_file else { return Ok(Bearer::default()) };
     if !is_local(uri) {
         let rule = "must be unix:/PATH or http:// with a loopback address when --token-file is given";
-        return Err(Failure::InvalidValue { field: "--endpoint", value: uri.to_owned(), rule });
+        return Err(Failure::InvalidValue { field: "--endpoint", value: uri.to_owned(), rule: rule.into() });
     }
-    let text = String::from_utf8(read(path)?).ok();
+    let text = String::from_utf8(open::credentials("--token-file", path, TOKEN_FILE_BYTES_MAX)?).ok();
     let bearer = text.and_then(|text| Bearer::new(text.trim()).ok());
     bearer.ok_or_else(|| Failure::InvalidValue {
         field: "--token-file",
         value: path.display().to_string(),
-        rule: "must contain a token written by pool-manager",
+        rule: "must contain a token written by pool-manager".into(),
     })
 }
 
@@ -198,7 +203,7 @@ fn tls(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
     if !uri.starts_with("https://") {
         let rule = "must begin with https:// when --ca, --cert or --key is given";
         return if has_tls_options {
-            Err(Failure::InvalidValue { field: "--endpoint", value: uri.to_owned(), rule })
+            Err(Failure::InvalidValue { field: "--endpoint", value: uri.to_owned(), rule: rule.into() })
         } else {
             Ok(None)
         };
@@ -207,7 +212,7 @@ fn tls(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
         .ca
         .as_deref()
         .ok_or_else(|| Failure::Usage("--ca is required for an https:// endpoint".to_owned()))?;
-    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?));
+    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem("--ca", ca)?));
     if let Some(identity) = identity(global)? {
         tls = tls.identity(identity);
     }
@@ -220,16 +225,16 @@ fn tls(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
 fn identity(global: &Global) -> Result<Option<Identity>, Failure> {
     match (&global.cert, &global.key) {
         (None, None) => Ok(None),
-        (Some(cert), Some(key)) => Ok(Some(Identity::from_pem(read(cert)?, read(key)?))),
+        (Some(cert), Some(key)) => Ok(Some(Identity::from_pem(pem("--cert", cert)?, pem("--key", key)?))),
         (Some(cert), None) => Err(incomplete("--cert", cert, "requires --key")),
         (None, Some(key)) => Err(incomplete("--key", key, "requires --cert")),
     }
 }
 
 fn incomplete(field: &'static str, path: &Path, rule: &'static str) -> Failure {
-    Failure::InvalidValue { field, value: path.display().to_string(), rule }
+    Failure::InvalidValue { field, value: path.display().to_string(), rule: rule.into() }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|errno| Failure::File { operation: "read", path: path.to_owned(), errno })
+fn pem(option: &'static str, path: &Path) -> Result<Vec<u8>, Failure> {
+    open::credentials(option, path, PEM_FILE_BYTES_MAX)
 }

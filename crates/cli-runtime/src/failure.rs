@@ -2,6 +2,7 @@
 //! as YAML. The hints are in `hint.rs`.
 
 use std::{
+    borrow::Cow,
     error::Error,
     io::{self, Write as _},
     path::PathBuf,
@@ -12,7 +13,7 @@ use std::{
 use serde::Serialize;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
-use units::Bytes;
+use units::{Bytes, Quoted, escaped};
 
 use crate::{
     Format,
@@ -61,20 +62,20 @@ pub enum Failure {
     #[error("{0}")]
     Usage(String),
     /// The value of an option is invalid.
-    #[error("{field}: {value:?} {rule}")]
+    #[error("{field}: {} {rule}", Quoted(value))]
     InvalidValue {
         /// Option, such as `--endpoint`.
         field: &'static str,
         /// Value given by the user.
         value: String,
         /// Violated rule, such as "must be ...".
-        rule: &'static str,
+        rule: Cow<'static, str>,
     },
     /// The manager sent a response that violates the protocol.
     #[error("invalid response from the manager: {0}")]
     Protocol(String),
     /// An operation on a file failed.
-    #[error("cannot {operation} {}", path.display())]
+    #[error("cannot {operation} {}", escaped(&path.to_string_lossy()))]
     File {
         /// Operation, such as "read" or "write".
         operation: &'static str,
@@ -261,35 +262,66 @@ fn status_message(status: &Status) -> String {
             format!("connection to the manager broke: {}", root_cause(cause))
         }
         ("", _) => status.code().description().to_owned(),
-        (text, _) if status.code() == Code::InvalidArgument => with_option_name(text),
-        (text, _) => text.to_owned(),
+        (text, _) if status.code() == Code::InvalidArgument => with_option_names(text),
+        (text, _) => reused_request_id(text).unwrap_or_else(|| text.to_owned()),
     }
 }
 
-/// Request fields and the command-line options that set them, where the names differ.
+/// Request fields and the command-line options that set them.
 const OPTIONS: &[(&str, &str)] = &[
+    ("vm", "--vm"),
+    ("host", "--host"),
     ("pool_bytes", "--pool"),
     ("local_bytes", "--local"),
     ("memory_bytes", "--memory"),
+    ("cores", "--cores"),
+    ("pinned", "--pinned"),
+    ("uid", "--uid"),
+    ("client", "--client"),
+    ("reason", "--reason"),
     ("commit_within_ms", "--commit-within"),
     ("timeout_ms", "--timeout"),
     ("request_id", "--request-id"),
     ("validate_only", "--validate-only"),
     ("wait_ready", "--wait-ready"),
+    ("profile.key", "--customer"),
+    ("profile.kind", "--vm-type"),
+    ("profile.place", "--location"),
+    ("profile.counters", "--counter"),
 ];
 
-/// Replaces the name of a request field at the start of a message by the command-line option, and a
-/// number of bytes by a size with its unit.
-fn with_option_name(text: &str) -> String {
-    let option = OPTIONS
-        .iter()
-        .find_map(|(field, option)| Some((*field, *option, text.strip_prefix(field)?.strip_prefix(": ")?)));
-    let Some((field, option, problem)) = option else { return text.to_owned() };
-    let (value, rule) = problem.split_once(' ').unwrap_or((problem, ""));
-    match value.parse::<u64>() {
-        Ok(bytes) if field.ends_with("_bytes") => format!("{option}: {} {rule}", Bytes::new(bytes)),
-        _ => format!("{option}: {problem}"),
+/// Returns the option that sets a request field.
+fn option_of(field: &str) -> Option<&'static str> {
+    OPTIONS.iter().find(|(known, _)| *known == field).map(|(_, option)| *option)
+}
+
+/// Replaces the names of request fields in a message about an invalid field by command-line
+/// options, and numbers of bytes and milliseconds by values with a unit.
+fn with_option_names(text: &str) -> String {
+    let named = text.split_once(": ").and_then(|(field, problem)| Some((field, option_of(field)?, problem)));
+    let Some((field, option, problem)) = named else { return text.to_owned() };
+    // A quoted value is text of the user, in which nothing is replaced.
+    let (value, rule) = problem.split_at(problem.rfind('"').map_or(0, |at| at + 1));
+    let rule: Vec<_> = rule.split(' ').map(|word| with_unit_or_option(field, word)).collect();
+    format!("{option}: {value}{}", rule.join(" "))
+}
+
+/// Returns a word of the rule of a request field as it is shown to the user.
+fn with_unit_or_option(field: &str, word: &str) -> String {
+    match word.parse::<u64>() {
+        Ok(bytes) if bytes > 0 && field.ends_with("_bytes") => Bytes::new(bytes).to_string(),
+        Ok(ms) if field.ends_with("_ms") => humantime::format_duration(Duration::from_millis(ms)).to_string(),
+        // Other names of fields are also English words.
+        Err(_) if word.contains('_') || word == "cores" => option_of(word).unwrap_or(word).to_owned(),
+        _ => word.to_owned(),
     }
+}
+
+/// Replaces the names of request fields in the message about a reused request ID. Returns `None`
+/// for other messages.
+fn reused_request_id(text: &str) -> Option<String> {
+    let (used, field) = text.strip_prefix("request_id ")?.strip_suffix(" differs")?.rsplit_once(' ')?;
+    Some(format!("--request-id {used} {} differs", option_of(field).unwrap_or(field)))
 }
 
 #[cfg(test)]
@@ -301,11 +333,53 @@ mod tests {
         let rejections = [
             ("pool_bytes: 1610612736 must be whole slices", "--pool: 1536MiB must be whole slices"),
             ("local_bytes: 5 must be whole MiB", "--local: 5B must be whole MiB"),
-            ("commit_within_ms: 7 must be at most 5", "--commit-within: 7 must be at most 5"),
-            ("vm: \"r-1\" must not be r- and a number", "vm: \"r-1\" must not be r- and a number"),
+            (
+                "commit_within_ms: 90000000 must be at most 86400000",
+                "--commit-within: 1day 1h must be at most 1day",
+            ),
+            (
+                "memory_bytes: 0 must be whole MiB and more than 0",
+                "--memory: 0 must be whole MiB and more than 0",
+            ),
+            (
+                "local_bytes: 99999999999999 must be at most 70368744177664",
+                "--local: 99999999999999B must be at most 65536GiB",
+            ),
+            (
+                "pool_bytes: 0 must be more than 0 if local_bytes and cores are 0",
+                "--pool: 0 must be more than 0 if --local and --cores are 0",
+            ),
+            ("cores: 5000 must be at most 4096", "--cores: 5000 must be at most 4096"),
+            ("profile.place: 300 bytes: must be at most 256", "--location: 300 bytes: must be at most 256"),
+            ("vm: \"r-1\" must not be r- and a number", "--vm: \"r-1\" must not be r- and a number"),
+            ("target.vm: \"cores 5\" is not a name", "target.vm: \"cores 5\" is not a name"),
+            ("request_id: \"local_bytes a\" is not a name", "--request-id: \"local_bytes a\" is not a name"),
         ];
         for (text, message) in rejections {
             assert_eq!(status_message(&Status::invalid_argument(text)), message);
         }
+        let reused = Status::already_exists(
+            "request_id cores was used for r-1 with other content: commit_within_ms differs",
+        );
+        let message = "--request-id cores was used for r-1 with other content: --commit-within differs";
+        assert_eq!(status_message(&reused), message);
+    }
+
+    #[test]
+    fn rejected_value_is_escaped_and_shortened() {
+        let failure = Failure::InvalidValue {
+            field: "--to",
+            value: format!("a\n{}", "x".repeat(3000)),
+            rule: "must not exist".into(),
+        };
+        let message = failure.message();
+        assert!(
+            message.starts_with("--to: \"a\\nxxx") && message.ends_with("xxx…\" must not exist"),
+            "{message}"
+        );
+        assert!(message.len() < 400, "{message}");
+        let failure =
+            Failure::File { operation: "read", path: "/a\nb".into(), errno: io::Error::other("no") };
+        assert_eq!(failure.message(), "cannot read /a\\nb: no");
     }
 }

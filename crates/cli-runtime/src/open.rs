@@ -1,17 +1,41 @@
-//! Reading of input files, plain or gzip-compressed.
+//! Reading of input files with limits: credentials, files, and tables. Files and tables may be
+//! gzip-compressed.
 
 use std::{
-    fs::File,
-    io::{self, BufRead, BufReader, Read as _},
+    borrow::Cow,
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Read},
     path::Path,
 };
 
 use flate2::bufread::MultiGzDecoder;
+use units::limits::{TABLE_BYTES_MAX, TABLE_LINE_BYTES_MAX};
 
 use crate::Failure;
 
 /// First bytes of every gzip file (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// Reads the file with the credentials that an option names. It must be a regular file of at most
+/// `max` bytes.
+///
+/// # Errors
+/// [`Failure::InvalidValue`] if the file violates a rule, [`Failure::File`] if it cannot be read.
+pub fn credentials(option: &'static str, path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
+    let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
+    let invalid = |rule: Cow<'static, str>| Failure::InvalidValue {
+        field: option,
+        value: path.display().to_string(),
+        rule,
+    };
+    // Opening a pipe would block until another process writes to it.
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(invalid("must be a regular file".into()));
+    }
+    let mut bytes = Vec::new();
+    File::open(path).map_err(failed)?.take(max as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() <= max { Ok(bytes) } else { Err(invalid(format!("must have at most {max} bytes").into())) }
+}
 
 /// Reads a whole file, which may have at most `max` bytes after decompression.
 ///
@@ -21,16 +45,26 @@ pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
     read(path, |input| {
         let mut bytes = Vec::new();
         input.take(max as u64 + 1).read_to_end(&mut bytes)?;
-        let too_long = || io::Error::other(format!("longer than {max} bytes"));
-        if bytes.len() <= max { Ok(bytes) } else { Err(too_long()) }
+        if bytes.len() <= max { Ok(bytes) } else { Err(too_long(max as u64)) }
     })
 }
 
-/// Opens a file and passes its decompressed content to `read`.
+/// Opens a table, a text with a row per line, and passes its decompressed content to `read`. The
+/// table may have at most [`TABLE_BYTES_MAX`] bytes, and each line [`TABLE_LINE_BYTES_MAX`] bytes.
 ///
 /// # Errors
 /// [`Failure::File`] with the path if the file cannot be opened or `read` returns an error.
-pub fn read<T, E>(path: &Path, read: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>) -> Result<T, Failure>
+pub fn table<T, E>(
+    path: &Path,
+    read_table: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>,
+) -> Result<T, Failure>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    read(path, |input| read_table(Box::new(BufReader::new(TableReader::new(input)))))
+}
+
+fn read<T, E>(path: &Path, read: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>) -> Result<T, Failure>
 where
     E: std::error::Error + Send + Sync + 'static,
 {
@@ -40,4 +74,81 @@ where
     let bytes: Box<dyn BufRead> =
         if is_gzip { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
     read(bytes).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))
+}
+
+fn too_long(max: u64) -> io::Error {
+    io::Error::other(format!("longer than {max} bytes"))
+}
+
+/// Reader that limits the length of a table and of its lines. Lines end with `\n`, `\r` or `\r\n`.
+struct TableReader<R> {
+    input: R,
+    bytes: u64,
+    /// Number of the current line, from 1.
+    line: u64,
+    /// Length of the current line so far.
+    line_bytes: u64,
+    /// Whether the last byte was `\r`.
+    after_cr: bool,
+}
+
+impl<R> TableReader<R> {
+    const fn new(input: R) -> Self {
+        Self { input, bytes: 0, line: 1, line_bytes: 0, after_cr: false }
+    }
+
+    /// Counts a byte, and returns whether the current line is within its limit.
+    fn count(&mut self, byte: u8) -> bool {
+        match byte {
+            b'\n' if self.after_cr => {}
+            b'\n' | b'\r' => (self.line, self.line_bytes) = (self.line + 1, 0),
+            _ => self.line_bytes += 1,
+        }
+        self.after_cr = byte == b'\r';
+        self.line_bytes <= TABLE_LINE_BYTES_MAX
+    }
+}
+
+impl<R: Read> Read for TableReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer)?;
+        self.bytes += read as u64;
+        if self.bytes > TABLE_BYTES_MAX {
+            return Err(too_long(TABLE_BYTES_MAX));
+        }
+        if buffer[..read].iter().all(|byte| self.count(*byte)) {
+            return Ok(read);
+        }
+        Err(io::Error::other(format!("line {} is longer than {TABLE_LINE_BYTES_MAX} bytes", self.line)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads a table whose lines have the given lengths. Returns the length of the table.
+    fn read_lines(lengths: &[u64], line_break: &str) -> Result<usize, String> {
+        let lines = lengths.iter().map(|bytes| "x".repeat(usize::try_from(*bytes).unwrap()) + line_break);
+        let text: String = lines.collect();
+        TableReader::new(text.as_bytes()).read_to_end(&mut Vec::new()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn line_at_its_limit_is_read_and_a_longer_line_is_an_error() {
+        const MAX: u64 = TABLE_LINE_BYTES_MAX;
+        for line_break in ["\n", "\r", "\r\n"] {
+            let bytes = 2 * (MAX + line_break.len() as u64);
+            assert_eq!(read_lines(&[MAX, MAX], line_break), Ok(usize::try_from(bytes).unwrap()));
+            let error = read_lines(&[3, MAX + 1, 3], line_break).unwrap_err();
+            assert_eq!(error, format!("line 2 is longer than {MAX} bytes"));
+        }
+    }
+
+    #[test]
+    fn table_has_a_limit() {
+        let mut table = TableReader { bytes: TABLE_BYTES_MAX - 1, ..TableReader::new(b"ab".as_slice()) };
+        let error = table.read_to_end(&mut Vec::new()).unwrap_err().to_string();
+        assert_eq!(error, format!("longer than {TABLE_BYTES_MAX} bytes"));
+    }
 }

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
+use units::shortened;
 
 /// Options that every command accepts.
 #[derive(Clone, Debug, Args)]
@@ -59,6 +60,9 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(Duration::ZERO) => Err("must be longer than 0".to_owned()),
         Ok(duration) => Ok(duration),
-        Err(error) => Err(format!("{error}: must be a duration such as 500ms, 30s or 5m")),
+        Err(error) => {
+            let reason = error.to_string();
+            Err(format!("{}: must be a duration such as 500ms, 30s or 5m", shortened(&reason)))
+        }
     }
 }

@@ -68,6 +68,28 @@ pub fn size(bytes: u64) -> String {
     Bytes::new(bytes).to_string()
 }
 
+/// Unit for several sizes that are compared with each other.
+#[derive(Clone, Copy, Debug)]
+pub struct SizeUnit {
+    name: &'static str,
+    shift: u32,
+}
+
+impl SizeUnit {
+    /// Returns the largest unit in which all sizes are whole numbers.
+    pub fn common(sizes: impl IntoIterator<Item = u64>) -> Self {
+        let zeros = sizes.into_iter().map(u64::trailing_zeros).min().unwrap_or(u64::BITS);
+        let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        let (name, shift) = units.into_iter().find(|(_, shift)| *shift <= zeros).unwrap_or(("B", 0));
+        Self { name, shift }
+    }
+
+    /// Formats a size of which the unit was computed.
+    pub fn format(self, bytes: u64) -> String {
+        format!("{}{}", bytes >> self.shift, self.name)
+    }
+}
+
 /// Formats a fraction as a percentage with one decimal.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)

@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
-use units::{Bytes, Name, RequestId, ReservationId};
+use units::{Bytes, Name, RequestId, ReservationId, limits::CORES_PER_HOST_MAX};
 
 use cli_runtime::options::duration;
 use evaluate::replay;
@@ -71,9 +71,10 @@ pub enum Command {
     Manager(ManagerCommand),
     /// Replay a trace of VM arrivals on a running rack and report the results
     Replay(replay::Args),
-    /// Run as a stand-in for the VMM of one VM; started by `tarn replay`
+    /// Attach the memory of one VM as its VMM would, but without KVM and a guest: check that the
+    /// slices are zero, write a pattern, and check it when stdin closes; for `tarn replay` and tests
     #[command(hide = true)]
-    StandInVm(replay::StandIn),
+    TestVmm(replay::TestVmmArgs),
     /// Evaluate predictions and fair shares offline, from recorded data; needs no manager
     #[command(subcommand)]
     Evaluate(evaluate::Subject),
@@ -280,7 +281,7 @@ pub struct PlanVm {
     #[arg(long)]
     pub vm: Name,
     /// Number of cores
-    #[arg(long)]
+    #[arg(long, value_parser = cores)]
     pub cores: u32,
     /// Memory, such as 16GiB
     #[arg(long, value_name = "SIZE")]
@@ -301,6 +302,12 @@ pub struct PlanVm {
     /// comma-separated
     #[arg(long, value_name = "NAME=NUMBER", value_parser = counter, value_delimiter = ',')]
     pub counter: Vec<(String, f64)>,
+}
+
+/// Parses a number of cores.
+fn cores(text: &str) -> Result<u32, String> {
+    let cores = text.parse().ok().filter(|cores| *cores <= CORES_PER_HOST_MAX);
+    cores.ok_or_else(|| format!("must be a whole number from 0 to {CORES_PER_HOST_MAX}"))
 }
 
 /// Parses a counter as NAME=NUMBER. The manager checks the name.
@@ -325,7 +332,7 @@ pub struct Reserve {
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub local: Bytes,
     /// Number of cores
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = cores)]
     pub cores: u32,
     /// The VM's pages cannot be migrated (device assignment, SR-IOV)
     #[arg(long)]

@@ -30,7 +30,7 @@ pub(crate) async fn run(args: &Backup, manager: &Connection, format: Format) -> 
         return Err(Failure::InvalidValue {
             field: "--to",
             value: args.to.display().to_string(),
-            rule: "must not exist",
+            rule: "must not exist".into(),
         });
     }
     let partial = partial(&args.to);

@@ -16,6 +16,7 @@ mod suggestions;
 mod table;
 mod telemetry;
 mod top;
+mod usage;
 mod view;
 mod watch;
 
@@ -37,10 +38,11 @@ pub fn command() -> clap::Command {
 /// Runs the command in `arguments`, of which the first is the program name. Prints the result on
 /// stdout or the error on stderr, and returns the exit code.
 pub async fn run(arguments: Vec<OsString>) -> ExitCode {
-    let parsed = args::hide_global_options(Cli::command()).try_get_matches_from(&arguments);
+    let mut command = args::hide_global_options(Cli::command());
+    let parsed = command.try_get_matches_from_mut(&arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return report_parse_error(&error, &arguments),
+        Err(error) => return report_parse_error(&usage::with_shown_values(error, &command), &arguments),
     };
     let format = cli.global.output;
     match dispatch(cli).await {
@@ -66,7 +68,7 @@ async fn dispatch(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Manager(command) => run_with_manager(command, &cli.global).await,
         Command::Replay(args) => replay::run(args, &cli.global).await,
-        Command::StandInVm(args) => replay::stand_in(&args),
+        Command::TestVmm(args) => replay::test_vmm(&args),
         Command::Evaluate(subject) => evaluate::run(subject, cli.global.output),
         Command::Doctor(args) => doctor::run(args, &cli.global).await,
         Command::Completions(args) => completions::print(args.shell),

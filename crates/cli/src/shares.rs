@@ -6,7 +6,7 @@ mod text;
 use clap::Args;
 use proto::v1;
 use serde::Serialize;
-use units::Name;
+use units::{Name, Quoted};
 
 use crate::{
     Connection, Failure, Format, print,
@@ -34,7 +34,8 @@ pub struct SetWeights {
 /// Parses a weight as TENANT=WEIGHT. The manager checks the range.
 fn weight(text: &str) -> Result<(Name, f64), String> {
     let (tenant, number) = text.split_once('=').ok_or("must be TENANT=WEIGHT, such as web=2")?;
-    let weight = number.parse().map_err(|_| format!("{number:?} is not a number: must be TENANT=WEIGHT"))?;
+    let weight =
+        number.parse().map_err(|_| format!("{} is not a number: must be TENANT=WEIGHT", Quoted(number)))?;
     Ok((Name::new(tenant).map_err(|error| error.to_string())?, weight))
 }
 

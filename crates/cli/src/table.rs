@@ -1,5 +1,6 @@
 //! Table columns of each resource, and text formats of other results.
 
+use cli_runtime::table::SizeUnit;
 pub(crate) use cli_runtime::table::{Column, Row, col, details, moment, percent, rows, size, wide};
 
 use crate::view::{
@@ -172,14 +173,20 @@ impl Row for Rack {
     ];
 }
 
-impl Row for HostFit {
+/// Host in the table of a plan. All sizes of a plan have the same unit.
+struct HostFitRow {
+    fit: HostFit,
+    free_local: String,
+}
+
+impl Row for HostFitRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("HOST", |f| f.host.clone()),
-        col("FITS", |f| yes_or_no(f.fits)),
-        col("FREE CORES", |f| f.free_cores.to_string()),
-        col("FREE LOCAL", |f| size(f.free_local_bytes)),
-        col("EMC", |f| or_dash(f.emc.as_ref())),
-        col("REASON", |f| or_dash(f.reason.as_ref())),
+        col("HOST", |r| r.fit.host.clone()),
+        col("FITS", |r| yes_or_no(r.fit.fits)),
+        col("FREE CORES", |r| r.fit.free_cores.to_string()),
+        col("FREE LOCAL", |r| r.free_local.clone()),
+        col("EMC", |r| or_dash(r.fit.emc.as_ref())),
+        col("REASON", |r| or_dash(r.fit.reason.as_ref())),
     ];
 }
 
@@ -228,7 +235,12 @@ pub(crate) fn decision(d: &Decision) -> String {
 /// Formats a plan: the split of the memory, the reason, and a table of hosts.
 pub(crate) fn plan(p: &Plan) -> String {
     let reason = p.decision.iter().map(|d| format!("reason: {}\n", d.reason)).collect::<String>();
-    format!("local {}, pool {}\n{reason}\n{}", size(p.local_bytes), size(p.pool_bytes), rows(&p.hosts, true))
+    let sizes = p.hosts.iter().map(|fit| fit.free_local_bytes).chain([p.local_bytes, p.pool_bytes]);
+    let unit = SizeUnit::common(sizes);
+    let row = |fit: &HostFit| HostFitRow { fit: fit.clone(), free_local: unit.format(fit.free_local_bytes) };
+    let hosts: Vec<_> = p.hosts.iter().map(row).collect();
+    let (local, pool) = (unit.format(p.local_bytes), unit.format(p.pool_bytes));
+    format!("local {local}, pool {pool}\n{reason}\n{}", rows(&hosts, true))
 }
 
 #[cfg(test)]
@@ -239,5 +251,40 @@ mod tests {
     fn adjacent_slices_are_printed_as_a_range() {
         assert_eq!(ranges(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
         assert_eq!(ranges(&[]), "-");
+    }
+
+    #[test]
+    fn sizes_of_a_plan_have_the_same_unit() {
+        let host = |host: &str, free_mib: u64| HostFit {
+            host: host.to_owned(),
+            fits: true,
+            free_cores: 4,
+            free_local_bytes: free_mib << 20,
+            emc: None,
+            reason: None,
+        };
+        let printed = |local_mib: u64, hosts: Vec<HostFit>| {
+            plan(&Plan { local_bytes: local_mib << 20, pool_bytes: 2 << 30, hosts, decision: None })
+        };
+        assert_eq!(
+            printed(6 << 10, vec![host("h1", 63 << 10), host("h2", 0)]),
+            "\
+local 6GiB, pool 2GiB
+
+HOST  FITS  FREE CORES  FREE LOCAL  EMC  REASON
+h1    yes   4           63GiB       -    -
+h2    yes   4           0GiB        -    -
+"
+        );
+        assert_eq!(
+            printed(6 << 10, vec![host("h1", 63 << 10), host("h2", 1500)]),
+            "\
+local 6144MiB, pool 2048MiB
+
+HOST  FITS  FREE CORES  FREE LOCAL  EMC  REASON
+h1    yes   4           64512MiB    -    -
+h2    yes   4           1500MiB     -    -
+"
+        );
     }
 }

@@ -77,7 +77,7 @@ pub(crate) async fn run(command: Telemetry, manager: &Connection, format: Format
 }
 
 async fn import(args: Import, manager: &Connection, format: Format) -> Result<(), Failure> {
-    let read = open::read(&args.file, |bytes| table::read(bytes, args.format.into()))?;
+    let read = open::table(&args.file, |bytes| table::read(bytes, args.format.into()))?;
     let rows = read.len() as u64;
     let mut trusted: Vec<VmSample> = read.into_iter().filter(|sample| sample.is_trusted).collect();
     let mut sum = ImportResult { invalid: rows - trusted.len() as u64, ..ImportResult::default() };

@@ -39,7 +39,7 @@ pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
         return Err(Failure::InvalidValue {
             field: "stdin and stdout",
             value: "a pipe or a file".to_owned(),
-            rule: "must both be a terminal; use `tarn get rack` or `tarn watch` instead",
+            rule: "must both be a terminal; use `tarn get rack` or `tarn watch` instead".into(),
         });
     }
     let first = load(manager).await?;

@@ -114,7 +114,7 @@ impl Vms {
         format: Format,
         evaluation: impl FnOnce(&[VmSample], &[VmSample]) -> Result<T, EmptyTestSet>,
     ) -> Result<T, Failure> {
-        let read = |path: &PathBuf| open::read(path, |bytes| table::read(bytes, self.format.into()));
+        let read = |path: &PathBuf| open::table(path, |bytes| table::read(bytes, self.format.into()));
         let train = self.train.as_ref().map(read).transpose()?.unwrap_or_default();
         let test = read(&self.test)?;
         let result = evaluation(&train, &test).map_err(|empty| Failure::File {

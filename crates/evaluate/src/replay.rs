@@ -13,7 +13,7 @@ use units::{
     Ns,
     limits::{
         REPLAY_CLIENTS_DEFAULT, REPLAY_CLIENTS_MAX, REPLAY_SETTLE_DEFAULT, REPLAY_SETTLE_MAX,
-        STAND_IN_TOUCH_MIB_MAX, TRACE_ROWS_MAX,
+        TEST_VMM_TOUCH_MIB_MAX, TRACE_ROWS_MAX,
     },
 };
 
@@ -26,21 +26,21 @@ mod lost_reservations;
 mod player;
 mod reachability;
 mod report;
-mod stand_in;
-mod stand_ins;
 mod tally;
+mod test_vmm;
+mod test_vmms;
 mod vm_lifecycle;
 mod watcher;
 
 pub use input::Source;
-pub use stand_in::{StandIn, run as stand_in};
+pub use test_vmm::{TestVmmArgs, run as test_vmm};
 
 use capacity::FreeCapacity;
 use journal::Journal;
 use player::Player;
 use report::Report;
-use stand_ins::StandInLauncher;
 use tally::Tally;
+use test_vmms::TestVmmLauncher;
 use watcher::SnapshotReceiver;
 
 /// Options of `tarn replay`.
@@ -65,8 +65,8 @@ pub struct Args {
     /// Also write the report to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Memory that the stand-in process of a VM writes in each slice
-    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
+    /// Memory that the test VMM of a VM writes in each slice
+    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCH_MIB_MAX))]
     pub touch: u64,
     /// Write every acknowledged reply to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
@@ -90,7 +90,7 @@ struct ReplayState {
     tally: Mutex<Tally>,
     free: Arc<Mutex<FreeCapacity>>,
     snapshots: SnapshotReceiver,
-    stand_ins: StandInLauncher,
+    test_vmms: TestVmmLauncher,
     settle: Duration,
 }
 
@@ -114,7 +114,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
         tally: Mutex::default(),
         free,
         snapshots,
-        stand_ins: StandInLauncher::new(&hosts, args.touch)?,
+        test_vmms: TestVmmLauncher::new(&hosts, args.touch)?,
         settle: Ns::ms(args.settle).as_duration(),
     });
     let clients = u32::try_from(args.max_clients).expect("the option is at most 1024");

@@ -148,7 +148,7 @@ impl Workloads {
     /// [`Failure::File`] if a file cannot be read or a row is invalid.
     pub fn read(&self, format: Format) -> Result<Vec<Workload>, Failure> {
         let workloads = match &self.labels {
-            Some(path) => open::read(path, read_labels)?,
+            Some(path) => open::table(path, read_labels)?,
             None => create_modelled(self, format)?,
         };
         let slowed = workloads.iter().filter(|workload| workload.slowdown > self.pdm.get()).count();
@@ -193,7 +193,7 @@ fn create_modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Fa
     );
     let [local, pool] = match &args.latency {
         Some(path) => {
-            let server = |name: &str| open::read(path, |bytes| read_latency(bytes, name));
+            let server = |name: &str| open::table(path, |bytes| read_latency(bytes, name));
             [server("ddr5")?, server("cxl")?]
         }
         None => [SYNTHETIC_LOCAL_MEMORY, SYNTHETIC_POOL_MEMORY]
@@ -210,7 +210,7 @@ fn create_modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Fa
         (0..INPUTS_PER_PROGRAM).for_each(|input| run(&kernel.name, &kernel.program(input)));
     }
     for path in &args.trace {
-        for (added, programs) in open::read(path, read_trace)? {
+        for (added, programs) in open::table(path, read_trace)? {
             let name = format!("{}{added}", path.display());
             programs.iter().for_each(|program| run(&name, program));
         }

@@ -187,7 +187,7 @@ fn read_traces(folder: &Path, format: Format) -> Result<Vec<Trace>, Failure> {
 /// Reads the accesses in a table. The inner error is the reason why the table is not a trace, or
 /// has an unsuitable length.
 fn read_accesses(path: &Path) -> Result<Result<Vec<u32>, AccessTraceError>, Failure> {
-    open::read(path, |input| match read(input) {
+    open::table(path, |input| match read(input) {
         Err(reason @ (AccessTraceError::MissingColumn | AccessTraceError::InvalidLength(_))) => {
             Ok(Err(reason))
         }

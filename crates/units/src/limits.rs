@@ -81,6 +81,23 @@ pub const REQUEST_ID_BYTES_MAX: usize = 128;
 /// Maximum length of the reason for an operation, in bytes.
 pub const REASON_BYTES_MAX: usize = 512;
 
+/// Maximum length of a value in an error message, in characters. Longer values are shortened. Every
+/// valid name and request ID is shown completely.
+pub const ERROR_VALUE_CHARS_MAX: usize = 256;
+const _: () =
+    assert!(NAME_BYTES_MAX <= ERROR_VALUE_CHARS_MAX && REQUEST_ID_BYTES_MAX <= ERROR_VALUE_CHARS_MAX);
+
+/// Maximum size of a file with a token that `tarn` reads, in bytes.
+pub const TOKEN_FILE_BYTES_MAX: usize = 4 << 10;
+/// Maximum size of a file with certificates or a private key that `tarn` reads, in bytes.
+pub const PEM_FILE_BYTES_MAX: usize = 1 << 20;
+/// Maximum size of a configuration file that `tarn` reads, in bytes.
+pub const CONFIG_FILE_BYTES_MAX: usize = 1 << 20;
+/// Maximum size of a table that `tarn` reads, in bytes after decompression.
+pub const TABLE_BYTES_MAX: u64 = 4 << 30;
+/// Maximum length of a line of a table that `tarn` reads, in bytes.
+pub const TABLE_LINE_BYTES_MAX: u64 = 1 << 20;
+
 /// Maximum size of a gRPC message in either direction, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Maximum size of a `HostMemory` datagram, in bytes.
@@ -247,14 +264,14 @@ pub const MODEL_BYTES_MAX: usize = 3 << 20;
 pub const REPLAY_CLIENTS_DEFAULT: usize = 64;
 /// Largest configurable number of concurrent calls of a replay.
 pub const REPLAY_CLIENTS_MAX: usize = 1024;
-/// Maximum number of concurrent stand-in processes of a replay. More VMs run without a stand-in.
-pub const REPLAY_STAND_INS_MAX: usize = 1024;
+/// Maximum number of concurrent test VMMs of a replay, each a process. More VMs run without one.
+pub const REPLAY_TEST_VMMS_MAX: usize = 1024;
 /// Number of hosts that a replay tries before it counts a VM as rejected.
 pub const REPLAY_ATTEMPTS_MAX: usize = 6;
 /// Time that a replay waits for the slices of a VM before it tries another host.
 pub const REPLAY_READY_TIMEOUT: Ns = Ns::secs(10);
-/// Timeout for a stand-in process to check its slices, and to exit.
-pub const REPLAY_STAND_IN_TIMEOUT: Ns = Ns::secs(30);
+/// Timeout for a test VMM to check its slices, and to exit.
+pub const REPLAY_TEST_VMM_TIMEOUT: Ns = Ns::secs(30);
 /// Default time that a replay waits for draining slices before it counts a VM as rejected.
 pub const REPLAY_SETTLE_DEFAULT: Ns = Ns::secs(2);
 /// Longest configurable time that a replay waits for draining slices.
@@ -271,8 +288,8 @@ pub const REPLAY_CHECK_INTERVAL: Ns = Ns::ms(200);
 /// Number of consecutive comparisons with the ledger in which a reservation must be missing before
 /// a replay counts it as lost.
 pub const REPLAY_COMPARISONS: usize = 3;
-/// Maximum memory that a stand-in process writes in each slice, in MiB: the whole slice.
-pub const STAND_IN_TOUCH_MIB_MAX: u64 = 1024;
+/// Maximum memory that a test VMM writes in each slice, in MiB: the whole slice.
+pub const TEST_VMM_TOUCH_MIB_MAX: u64 = 1024;
 
 /// Maximum number of decisions stored for Explain. The oldest decisions are dropped first.
 pub const AUDIT_ENTRIES_MAX: u64 = 200_000;

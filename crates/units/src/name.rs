@@ -4,12 +4,16 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX};
+use crate::{
+    Quoted,
+    limits::{ERROR_VALUE_CHARS_MAX, NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX},
+};
 
-/// Error for text that is not a valid name. The message contains the text and the rule.
+/// Error for text that is not a valid name. The message contains the text, shortened, and the rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{value:?} is not a name: must be 1 to {max} of A-Z a-z 0-9 . _ : - and not begin with a dot or dash"
+    "{} is not a name: must be 1 to {max} of A-Z a-z 0-9 . _ : - and not begin with a dot or dash",
+    Quoted(value)
 )]
 pub struct NameError {
     value: String,
@@ -22,7 +26,7 @@ fn checked(text: &str, max: usize) -> Result<Arc<str>, NameError> {
     if starts_valid && text.len() <= max && text.bytes().all(allowed) {
         Ok(Arc::from(text))
     } else {
-        Err(NameError { value: text.chars().take(2 * max).collect(), max })
+        Err(NameError { value: text.chars().take(ERROR_VALUE_CHARS_MAX + 1).collect(), max })
     }
 }
 
@@ -110,5 +114,12 @@ mod tests {
             let error = Name::new(invalid_text).unwrap_err().to_string();
             assert!(error.contains("must be 1 to"), "{error}");
         }
+    }
+
+    #[test]
+    fn long_text_is_shortened_in_the_error() {
+        let error = RequestId::new(&"x".repeat(3000)).unwrap_err().to_string();
+        assert!(error.starts_with(r#""xxx"#) && error.contains("xxx…\" is not a name"), "{error}");
+        assert!(error.len() < 400, "{error}");
     }
 }

@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Quoted;
+
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
         $(#[$doc])*
@@ -71,10 +73,10 @@ impl std::str::FromStr for ReservationId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.strip_prefix("r-")
-            .and_then(|n| n.parse().ok())
-            .map(Self)
-            .ok_or_else(|| format!("{text:?} is not a reservation: must be r- and a number, such as r-7"))
+        text.strip_prefix("r-").and_then(|n| n.parse().ok()).map(Self).ok_or_else(|| {
+            let text = Quoted(text);
+            format!("{text} is not a reservation: must be r- and a number, such as r-7")
+        })
     }
 }
 

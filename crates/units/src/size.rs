@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Quoted;
+
 /// Size of a slice, the unit of ownership of pool memory: 1 GiB.
 pub const SLICE: Bytes = Bytes::gib(1);
 
@@ -97,31 +99,43 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Error for text that is not a valid size. The message contains the value and the rule.
+/// Error for text that is not a valid size. The message contains the value, shortened, and the
+/// rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0:?} is not a size: must be a whole number with B, KiB, MiB, GiB or TiB (or K, M, G, T for the same powers of 1024), \
-     such as 4GiB or 4G"
-)]
-pub struct SizeError(String);
+pub enum SizeError {
+    /// The text is not a whole number with a unit.
+    #[error(
+        "{} is not a size: must be a whole number with B, KiB, MiB, GiB or TiB (or K, M, G, T for the same powers of 1024), \
+         such as 4GiB or 4G",
+        Quoted(.0)
+    )]
+    Malformed(String),
+    /// The number of bytes exceeds `u64::MAX`.
+    #[error("{} is too large: must be less than 16777216TiB", Quoted(.0))]
+    TooLarge(String),
+}
 
 impl std::str::FromStr for Bytes {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let invalid = || SizeError(text.to_owned());
+        let malformed = || SizeError::Malformed(text.to_owned());
+        let too_large = || SizeError::TooLarge(text.to_owned());
         let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (digits, unit) = text.split_at(at);
-        let n: u64 = digits.parse().map_err(|_| invalid())?;
         let shift = match unit {
             "" | "B" => 0,
             "KiB" | "K" => 10,
             "MiB" | "M" => 20,
             "GiB" | "G" => 30,
             "TiB" | "T" => 40,
-            _ => return Err(invalid()),
+            _ => return Err(malformed()),
         };
-        n.checked_mul(1 << shift).map(Self).ok_or_else(invalid)
+        if digits.is_empty() {
+            return Err(malformed());
+        }
+        let n: u64 = digits.parse().map_err(|_| too_large())?; // the text consists of digits
+        n.checked_mul(1 << shift).map(Self).ok_or_else(too_large)
     }
 }
 
@@ -188,6 +202,16 @@ mod tests {
         assert_eq!("7".parse(), Ok(Bytes::new(7)));
         for invalid_text in ["", "GiB", "4 GiB", "-1GiB", "4.5GiB", "4gib", "99999999999TiB"] {
             assert!(invalid_text.parse::<Bytes>().is_err(), "{invalid_text:?} was accepted as a size");
+        }
+    }
+
+    #[test]
+    fn too_large_size_is_rejected_with_the_limit() {
+        assert_eq!("16777215TiB".parse::<Bytes>().map(Bytes::get), Ok((u64::MAX >> 40) << 40));
+        assert_eq!("18446744073709551615".parse(), Ok(Bytes::new(u64::MAX)));
+        for text in ["16777216TiB", "99999999TiB", "18446744073709551616", "99999999999999999999GiB"] {
+            let error = text.parse::<Bytes>().unwrap_err().to_string();
+            assert_eq!(error, format!("{text:?} is too large: must be less than 16777216TiB"));
         }
     }
 

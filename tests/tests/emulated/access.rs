@@ -67,7 +67,7 @@ fn reserve_for(rack: &EmulatedRack, vm: &str, uid: u32) {
 /// Checks which users can attach the VM of the tenant.
 fn assert_attach_is_limited(rack: &EmulatedRack) {
     let attach =
-        format!("tarn stand-in-vm --socket {HOST_MEMORY_SOCKET} --vm bound --touch 1 --look 1 < /dev/null");
+        format!("tarn test-vmm --socket {HOST_MEMORY_SOCKET} --vm bound --touch 1 --verify 1 < /dev/null");
     assert_denied(rack, STRANGER, &attach, "PEER_NOT_ALLOWED");
     assert_denied(rack, NEIGHBOUR, &attach, "VM_UNKNOWN");
     for user in [TENANT, NEIGHBOUR, STRANGER] {

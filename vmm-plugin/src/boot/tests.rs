@@ -183,7 +183,26 @@ fn initrd_is_placed_as_high_as_the_kernel_allows() {
     let low = Header { initrd_max: 0x1ff_ffff, ..Header::LINUX };
     assert_eq!(load(image(low)).unwrap(), (0x200_0000 - 8192, 5000));
     let error = load(image(Header { initrd_max: 0x110_0fff, ..Header::LINUX })).unwrap_err().to_string();
-    assert!(error.starts_with("initrd: 5000 bytes do not fit: 4096 are free"), "{error}");
+    assert!(error.starts_with("--initrd: 5000 bytes do not fit: 4096 are free"), "{error}");
+}
+
+/// Regression test: a device has a size of 0, so an initrd of 0 bytes was loaded.
+#[test]
+fn kernel_and_initrd_must_be_regular_files() {
+    let layout = layout(0);
+    let memory = memory(&layout);
+    let kernel = load_kernel(file(&Header::LINUX.image()).path(), &layout, &memory).unwrap();
+    let device = Path::new("/dev/zero");
+    let errors = [
+        load_kernel(device, &layout, &memory).map(drop).unwrap_err(),
+        load_initrd(device, &kernel, &layout, &memory).map(drop).unwrap_err(),
+    ];
+    let errors = errors.map(|error| units::chain(&error));
+    assert_eq!(
+        errors,
+        ["kernel", "initrd"]
+            .map(|option| format!("--{option}: cannot read /dev/zero: must be a regular file"))
+    );
 }
 
 /// Regression test: the end of the kernel overflowed when rounded up to a page.
@@ -191,7 +210,7 @@ fn initrd_is_placed_as_high_as_the_kernel_allows() {
 fn kernel_larger_than_guest_memory_is_rejected() {
     let too_large = Header { preferred: u64::MAX, ..Header::LINUX };
     let error = load_and_check(&too_large.image(), &[1; 509], 0).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("kernel: {} bytes do not fit", u64::MAX)), "{error}");
+    assert!(error.starts_with(&format!("--kernel: {} bytes do not fit", u64::MAX)), "{error}");
 }
 
 #[test]

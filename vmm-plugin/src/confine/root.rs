@@ -15,13 +15,16 @@ use super::{ConfineError, Root, error};
 /// Opens a directory as the future root. Returns an error if the directory is not empty.
 pub(super) fn open_empty(path: &Path) -> Result<Root, ConfineError> {
     let display_name = path.display().to_string();
-    let mut content = fs::read_dir(path).map_err(error("chroot", format!("list {display_name}")))?;
+    let mut content = fs::read_dir(path).map_err(error("--chroot", format!("list {display_name}")))?;
     if content.next().is_some() {
         return Err(ConfineError::NotEmpty(path.to_owned()));
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty());
-    Ok(Root { directory: directory.map_err(error("chroot", format!("open {display_name}")))?, display_name })
+    Ok(Root {
+        directory: directory.map_err(error("--chroot", format!("open {display_name}")))?,
+        display_name,
+    })
 }
 
 /// Creates a read-only tmpfs as the future root. The tmpfs is not mounted on any path, so that
@@ -36,7 +39,7 @@ pub(super) fn make_empty() -> Result<Root, ConfineError> {
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         fsmount(&file_system, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     };
-    let directory = create_mount().map_err(error("chroot", "create an empty file system"))?;
+    let directory = create_mount().map_err(error("--chroot", "create an empty file system"))?;
     Ok(Root { directory, display_name: "an empty file system".into() })
 }
 

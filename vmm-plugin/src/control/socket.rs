@@ -40,13 +40,13 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// The path exceeds the length limit of a Unix socket address.
-    #[error("run-dir: the path {} is too long for a socket: at most 107 bytes", path.display())]
+    #[error("--run-dir: the path {} is too long for a socket: at most 107 bytes", path.display())]
     PathTooLong {
         /// Path of the control socket.
         path: PathBuf,
     },
     /// A system call failed.
-    #[error("run-dir: cannot {doing} {}", path.display())]
+    #[error("--run-dir: cannot {doing} {}", path.display())]
     System {
         /// Failed operation, completing "cannot …".
         doing: &'static str,

@@ -131,7 +131,7 @@ fn invalid_shape_error_names_value_and_rule() {
     );
     assert_eq!(
         error(&shape(&[local(1, 32)], &[])),
-        "memory: 32MiB for node 0 is invalid: must be a multiple of 1MiB, at least 64MiB"
+        "--memory: 32MiB for node 0 is invalid: must be a multiple of 1MiB, at least 64MiB"
     );
     let beyond_address_space = error(&shape(&[local(1, 256)], &[pool(100)]));
     assert_eq!(

@@ -198,7 +198,7 @@ impl Guest {
         let off = self.config.kernel.command_line.split_whitespace().any(|word| word == "pci=off");
         if off && self.config.disks.len() + self.config.nets.len() > 0 {
             let reason =
-                "cmdline: pci=off hides its disks and network devices, which this VMM attaches to PCI"
+                "--cmdline: pci=off hides its disks and network devices, which this VMM attaches to PCI"
                     .to_owned();
             return Err(BackendError::Unsupported { vmm, reason });
         }

@@ -72,7 +72,7 @@ fn backing(guest: &Guest) -> Result<Element, BackendError> {
     if prefault == memory_options.len() {
         backing.add(element("allocation").with("mode", "immediate"));
     } else if prefault > 0 {
-        let reason = "memory: prefault=on must be set for all nodes with cpus or for none".to_owned();
+        let reason = "--memory: prefault=on must be set for all nodes with cpus or for none".to_owned();
         return Err(BackendError::Unsupported { vmm: VMM, reason });
     }
     Ok(backing)

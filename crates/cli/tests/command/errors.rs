@@ -1,9 +1,12 @@
 //! Tests of errors, hints and exit codes.
 
+use std::{fs, path::Path, time::Duration};
+
+use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::rack::{Behavior, Rack, tarn};
+use crate::rack::{Behavior, Rack, command, tarn};
 
 /// Expected exit code for each gRPC status code, as documented in `tarn --help`.
 const EXIT_CODES: [(Code, i32); 16] = [
@@ -199,6 +202,8 @@ async fn invalid_endpoint_is_a_usage_error() {
     for arguments in [
         "--endpoint 127.0.0.1:9750",
         "--endpoint ftp://x",
+        "--endpoint unix:",
+        "--endpoint unix://",
         "--ca /x --endpoint http://127.0.0.1:1",
         "--endpoint https://h",
     ] {
@@ -228,4 +233,119 @@ async fn rejection_names_the_subject_and_the_option() {
     );
     let ran = Rack::new(rejecting).tarn("reserve --host h1 --vm web --pool 1536MiB --request-id q1").await;
     assert_eq!(ran.stderr, "error: --pool: 1536MiB must be whole slices (BAD_VALUE)\n");
+}
+
+/// Creates a file of zeros that takes no space on disk.
+fn zeros(path: &Path, bytes: u64) {
+    fs::File::create(path).unwrap().set_len(bytes).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_must_be_small_regular_files() {
+    let folder = TempDir::new().unwrap();
+    let large = folder.path().join("large");
+    zeros(&large, 64 << 20);
+    let large = large.display();
+    let local = "--endpoint http://127.0.0.1:1";
+    let tls = "--endpoint https://127.0.0.1:1";
+    let ca = format!("{}/ca.pem", folder.path().display());
+    fs::write(&ca, "").unwrap();
+    let options = [
+        ("--token-file", local.to_owned(), 4096),
+        ("--ca", tls.to_owned(), 1 << 20),
+        ("--cert", format!("{tls} --ca {ca} --key {ca}"), 1 << 20),
+        ("--key", format!("{tls} --ca {ca} --cert {ca}"), 1 << 20),
+    ];
+    for (option, others, max) in options {
+        let ran = tarn(&format!("{others} {option} {large} get rack")).await;
+        let message = format!("error: {option}: \"{large}\" must have at most {max} bytes\n");
+        assert_eq!((ran.stderr, ran.code), (message, 2));
+        for special in ["/dev/null", "/dev"] {
+            let ran = tarn(&format!("{others} {option} {special} get rack")).await;
+            let message = format!("error: {option}: \"{special}\" must be a regular file\n");
+            assert_eq!((ran.stderr, ran.code), (message, 2));
+        }
+    }
+    let fifo = folder.path().join("fifo");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+    let mut blocked = command(&format!("{local} --token-file {} get rack", fifo.display()));
+    let output = tokio::time::timeout(Duration::from_secs(20), blocked.kill_on_drop(true).output()).await;
+    let stderr = String::from_utf8(output.expect("opening a pipe does not block").unwrap().stderr).unwrap();
+    assert!(stderr.ends_with("must be a regular file\n"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endless_lines_and_large_files_are_rejected() {
+    let folder = TempDir::new().unwrap();
+    let large = folder.path().join("large.csv");
+    zeros(&large, 64 << 20);
+    let large = large.display();
+    let line = "line 1 is longer than 1048576 bytes";
+    for (arguments, problem) in [
+        (format!("telemetry import --format csv {large}"), line),
+        (format!("replay {large}"), line),
+        (format!("evaluate frigid --format csv --test {large}"), line),
+        (format!("evaluate sensitivity --labels {large}"), line),
+        (format!("evaluate symbiosis --traces {}", folder.path().display()), line),
+        (format!("replay generated --rack {large}"), "longer than 1048576 bytes"),
+        (format!("import-model frigid --format tarn {large}"), "longer than 3145728 bytes"),
+    ] {
+        let command = if arguments.starts_with("replay generated") {
+            tarn(&arguments).await
+        } else {
+            Rack::default().tarn(&arguments).await
+        };
+        assert_eq!(command.code, 1, "tarn {arguments}: {}", command.stderr);
+        assert!(command.stderr.contains(problem), "tarn {arguments}: {}", command.stderr);
+        assert!(command.stderr.starts_with("error: cannot read "), "tarn {arguments}: {}", command.stderr);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_out_of_range_are_rejected_with_the_limits() {
+    for command in ["plan-vm --vm new --memory 8GiB", "reserve --host h1 --vm web"] {
+        for cores in ["-1", "4097", "99999999999999999999", "1.5", "many"] {
+            let ran = tarn(&format!("{command} --cores={cores}")).await;
+            let message = format!(
+                "error: invalid value '{cores}' for '--cores <CORES>': must be a whole number from 0 to 4096\n"
+            );
+            assert!(ran.code == 2 && ran.stderr.starts_with(&message), "{}", ran.stderr);
+        }
+    }
+    let ran = tarn("reserve --host h1 --vm web --pool 99999999TiB").await;
+    let message =
+        "error: invalid value '99999999TiB' for '--pool <SIZE>': too large: must be less than 16777216TiB\n";
+    assert!(ran.code == 2 && ran.stderr.starts_with(message), "{}", ran.stderr);
+    let ran = tarn("reserve --host h1 --vm web --commit-within 25").await;
+    assert!(ran.code == 2 && ran.stderr.contains("must be a duration such as 500ms"), "{}", ran.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn usage_error_shows_a_value_once_escaped_and_shortened() {
+    let run = async |arguments: &str, last: &str| {
+        let output = command(arguments).arg(last).output().await.unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let reserve = "reserve --host h1 --vm web --pool 1GiB --request-id";
+    assert_eq!(
+        run(reserve, "a\n\nb").await,
+        "error: invalid value 'a\\n\\nb' for '--request-id <ID>': not a name: must be 1 to 128 of A-Z a-z 0-9 . _ : - \
+         and not begin with a dot or dash\n\nFor more information, try '--help'.\n"
+    );
+    let long = "x".repeat(3000);
+    let shown = format!("error: invalid value '{}…' for '--request-id <ID>': not a name", "x".repeat(256));
+    let stderr = run(reserve, &long).await;
+    assert!(stderr.starts_with(&shown) && stderr.len() < 600, "{stderr}");
+    let stderr = run("-o json --timeout", &format!("a\n\n{long}")).await;
+    let report: serde_json::Value = serde_json::from_str(&stderr).unwrap();
+    let error = report["error"].as_str().unwrap();
+    assert!(error.ends_with("such as 500ms, 30s or 5m") && error.len() < 600, "{error}");
+    for (arguments, last) in
+        [("", format!("a\nb{long}")), ("get rack", format!("--a\nb{long}")), ("watch", format!("a\nb{long}"))]
+    {
+        let stderr = run(arguments, &last).await;
+        assert!(stderr.contains("a\\nbxxx") && stderr.contains("xxx…'"), "{stderr}");
+        assert!(stderr.matches('x').count() < 2 * 256, "the value is shown once: {stderr}");
+    }
 }

@@ -66,6 +66,15 @@ async fn help_lists_the_exit_codes() {
 }
 
 #[tokio::test]
+async fn test_vmm_is_hidden_but_explained() {
+    let help = tarn("--help").await.stdout;
+    assert!(!help.contains("test-vmm"), "{help}");
+    let help = tarn("test-vmm --help").await.stdout;
+    assert!(help.contains("without KVM") && help.contains("--verify <MIB>"), "{help}");
+    assert_eq!(tarn("stand-in-vm --help").await.code, 2);
+}
+
+#[tokio::test]
 async fn global_options_are_only_in_the_main_help() {
     let help = tarn("--help").await.stdout;
     assert!(help.contains("--endpoint <URI>") && help.contains("--output <OUTPUT>"), "{help}");

@@ -198,7 +198,7 @@ async fn replay_on_this_machine(rows: &str, fault: agent::Fault) -> ReplayOutput
     // The process that has this file open counts as the manager of the EMC.
     let _lock = fs::File::create(emc.join("lock")).unwrap();
     let output = replay(&rack, rows, &[]).await;
-    assert!(!is_mapped_by_a_process(&emc), "a stand-in still runs after the replay");
+    assert!(!is_mapped_by_a_process(&emc), "a test VMM still runs after the replay");
     output
 }
 
@@ -212,7 +212,7 @@ fn is_mapped_by_a_process(emc: &Path) -> bool {
 }
 
 #[tokio::test]
-async fn stand_ins_read_all_slices_before_use() {
+async fn test_vmms_read_all_slices_before_use() {
     let output = replay_on_this_machine("a,0,10,4,8\nb,0,,2,4\n", agent::Fault::None).await;
     assert_eq!((output.code, output.vms()), (0, [2, 2, 0, 0]), "{output:?}");
     assert_eq!(output.number("/audit/slices_read"), 4);

@@ -77,7 +77,7 @@ impl ReplayState {
             local_bytes: placement.local.get(),
             cores: placement.cores,
             client: CLIENT_NAME.to_owned(),
-            // Stand-in processes run as the user of this process, and must be allowed to attach.
+            // Test VMMs run as the user of this process, and must be allowed to attach.
             uid: Some(rustix::process::geteuid().as_raw()),
             ..Default::default()
         };

@@ -1,6 +1,6 @@
 //! Detection of slices that reached a host without being zeroed. The host's agent reads each slice
-//! before a VM gets it, and the manager quarantines slices that are not zero. Stand-in processes
-//! check their slices in addition.
+//! before a VM gets it, and the manager quarantines slices that are not zero. Test VMMs check their
+//! slices in addition.
 
 use std::collections::BTreeSet;
 

@@ -2,7 +2,6 @@
 //! rack.toml. `sim::trace` parses the rows of a trace.
 
 use std::{
-    fs,
     io::{self, Write as _},
     path::{Path, PathBuf},
     str::FromStr,
@@ -13,7 +12,7 @@ use sim::{
     generate::generate,
     trace::{self, Arrival, Strictness, Trace},
 };
-use units::limits::TRACE_ROWS_MAX;
+use units::limits::{CONFIG_FILE_BYTES_MAX, TRACE_ROWS_MAX};
 
 use super::Args;
 
@@ -58,7 +57,7 @@ pub(super) fn read(args: &Args) -> Result<Vec<Arrival>, Failure> {
 
 fn from_file(path: &Path, lenient: bool) -> Result<Vec<Arrival>, Failure> {
     let strictness = if lenient { Strictness::Lenient } else { Strictness::Strict };
-    let trace = open::read(path, |bytes| trace::read(bytes, strictness))?;
+    let trace = open::table(path, |bytes| trace::read(bytes, strictness))?;
     print_skipped(&trace)?;
     Ok(trace.arrivals)
 }
@@ -83,7 +82,8 @@ pub(super) fn endpoint(rack: Option<&Path>, global: &Global) -> Result<Global, F
 fn read_listen_endpoint(path: &Path) -> Result<String, Failure> {
     let failed = |errno| Failure::File { operation: "read", path: path.to_owned(), errno };
     let invalid = |problem: String| failed(io::Error::new(io::ErrorKind::InvalidData, problem));
-    let text = fs::read_to_string(path).map_err(failed)?;
+    let bytes = open::bytes(path, CONFIG_FILE_BYTES_MAX)?;
+    let text = String::from_utf8(bytes).map_err(|_| invalid("must be UTF-8".to_owned()))?;
     let rack: toml::Table = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
     let listen = rack.get("manager").and_then(|manager| manager.get("listen")?.as_str());
     let listen = listen.ok_or_else(|| invalid("manager.listen: must be an address in quotes".to_owned()))?;
@@ -101,6 +101,8 @@ fn resolve(rack: &Path, path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn endpoint_of(text: &str) -> Result<String, String> {

@@ -134,13 +134,13 @@ impl Player {
         Ok(())
     }
 
-    /// Ends a VM: its stand-in process exits and its memory is released. Does nothing if the VM was
-    /// rejected or its stand-in has died.
+    /// Ends a VM: its test VMM exits and its memory is released. Does nothing if the VM was
+    /// rejected or its test VMM has died.
     async fn depart(&mut self, index: usize) -> Result<(), Failure> {
         if let Some(depart) = self.running.remove(&index).filter(|depart| !depart.is_closed()) {
             self.is_snapshot_exact = false;
             let permit = self.acquire_permit().await?;
-            // Sending fails if the stand-in has just died. The task of the VM then releases the
+            // Sending fails if the test VMM has just died. The task of the VM then releases the
             // memory.
             drop(depart.send(permit));
         }

@@ -67,7 +67,7 @@ struct Audit {
     double_owned: Option<u64>,
     granted_dirty: Option<u64>,
     acknowledged_lost: Option<u64>,
-    /// Number of slices that a stand-in process read before using them.
+    /// Number of slices that a test VMM read before using them.
     slices_read: u64,
 }
 
@@ -169,7 +169,7 @@ fn describe_missing_checks(
     let mut lines = Vec::new();
     lines.extend(reachability.incomplete_reason().map(|reason| format!("double_owned is unknown: {reason}")));
     if !is_zeroing_checked {
-        lines.push("granted_dirty is unknown: no stand-in process read a slice".to_owned());
+        lines.push("granted_dirty is unknown: no test VMM read a slice".to_owned());
     }
     let unread = tally.unread.iter();
     lines.extend(unread.map(|(reason, vms)| format!("slices of {vms} VMs were not read: {reason}")));

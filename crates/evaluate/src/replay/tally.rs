@@ -16,13 +16,13 @@ pub(super) struct Tally {
     pub(super) ready: Histogram<u64>,
     pub(super) placed: u64,
     pub(super) rejected: u64,
-    /// Number of VMs whose stand-in died before the departure.
+    /// Number of VMs whose test VMM died before the departure.
     pub(super) lost: u64,
-    /// Number of slices that a stand-in read before using them.
+    /// Number of slices that a test VMM read before using them.
     pub(super) read: u64,
-    /// Number of slices in which a stand-in found non-zero bytes.
+    /// Number of slices in which a test VMM found non-zero bytes.
     pub(super) dirty: u64,
-    /// Slices whose pattern was overwritten while a stand-in used them.
+    /// Slices whose pattern was overwritten while a test VMM used them.
     pub(super) overwritten: BTreeSet<u32>,
     /// Number of VMs whose slices were not read, by reason.
     pub(super) unread: BTreeMap<String, u64>,

@@ -1,7 +1,6 @@
 //! Lifecycle of one VM of a replay. The memory is reserved on the best host, or on the next best if
-//! that host rejects the VM. A stand-in process starts when the memory is ready. When the VM
-//! departs, the stand-in ends before the memory is released. The lifecycles of several VMs run
-//! concurrently.
+//! that host rejects the VM. A test VMM starts when the memory is ready. When the VM departs, the
+//! test VMM ends before the memory is released. The lifecycles of several VMs run concurrently.
 
 use std::{
     collections::BTreeSet,
@@ -20,8 +19,8 @@ use super::{
     calls::is_rejection,
     capacity::{FreeCapacity, PlacedVm},
     journal::Journal,
-    stand_ins::{RunningStandIn, StartResult},
     tally::Tally,
+    test_vmms::{RunningTestVmm, StartResult},
     watcher,
 };
 
@@ -38,7 +37,7 @@ pub(super) struct Vm {
 struct RunningVm {
     place: PlacedVm,
     reservation: v1::Reservation,
-    stand_in: Option<Box<RunningStandIn>>,
+    test_vmm: Option<Box<RunningTestVmm>>,
 }
 
 /// Runs a VM from its arrival to its departure. A permit allows one concurrent call: the caller
@@ -56,15 +55,15 @@ pub(super) async fn run(
     };
     rack.tally().placed += 1;
     drop(arrival_permit);
-    match running.stand_in {
-        Some(mut stand_in) => tokio::select! {
+    match running.test_vmm {
+        Some(mut test_vmm) => tokio::select! {
             permit = departure => {
-                let findings = stand_in.end().await;
+                let findings = test_vmm.end().await;
                 record_end(&rack, findings.map(|findings| findings.overwritten));
                 release(&rack, &running.place, &running.reservation).await?;
                 drop(permit);
             }
-            _ = stand_in.wait_for_exit() => {
+            _ = test_vmm.wait_for_exit() => {
                 rack.tally().lost += 1;
                 release(&rack, &running.place, &running.reservation).await?;
             }
@@ -146,29 +145,29 @@ async fn try_host(
         Err(failure) => return Err(failure),
     };
     match started {
-        Some(stand_in) => Ok(Some(RunningVm { place: place.clone(), reservation, stand_in })),
+        Some(test_vmm) => Ok(Some(RunningVm { place: place.clone(), reservation, test_vmm })),
         None => release(rack, place, &reservation).await.map(|()| None),
     }
 }
 
-/// Waits for the memory of a VM, starts its stand-in and commits the reservation. Returns `None` if
-/// the stand-in failed, and `Some(None)` if the VM runs without a stand-in.
+/// Waits for the memory of a VM, starts its test VMM and commits the reservation. Returns `None` if
+/// the test VMM failed, and `Some(None)` if the VM runs without a test VMM.
 async fn start_vm(
     rack: &ReplayState,
     vm: &Vm,
     reservation: &v1::Reservation,
     reserve_started: Instant,
-) -> Result<Option<Option<Box<RunningStandIn>>>, Failure> {
-    let mut stand_in = None;
+) -> Result<Option<Option<Box<RunningTestVmm>>>, Failure> {
+    let mut test_vmm = None;
     if !reservation.slices.is_empty() {
         rack.wait_ready(reservation).await?;
         rack.tally().record_ready(reserve_started.elapsed());
-        match rack.stand_ins.start(&vm.name, &reservation.host).await {
+        match rack.test_vmms.start(&vm.name, &reservation.host).await {
             StartResult::Running(running, found) => {
                 let mut tally = rack.tally();
                 tally.read += found.slices.len() as u64;
                 tally.dirty += found.dirty.len() as u64;
-                stand_in = Some(running);
+                test_vmm = Some(running);
             }
             StartResult::Unavailable(reason) => rack.tally().count_unread(reason),
             StartResult::Failed(reason) => {
@@ -178,7 +177,7 @@ async fn start_vm(
         }
     }
     rack.commit(reservation).await?;
-    Ok(Some(stand_in))
+    Ok(Some(test_vmm))
 }
 
 const LOCK_NOT_POISONED: &str = "no holder of this lock panics";

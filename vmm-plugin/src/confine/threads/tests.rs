@@ -195,6 +195,6 @@ fn root_without_uid_is_rejected_unless_unconfined() {
     }
     let root_without_user = Confinement { uid: None, gid: None, ..default_confinement() };
     let error = root_without_user.clone().prepare().unwrap_err().to_string();
-    assert!(error.starts_with("uid: missing: as root, --uid NUMBER and --gid NUMBER must"), "{error}");
+    assert!(error.starts_with("--uid: missing: as root, --uid NUMBER and --gid NUMBER must"), "{error}");
     Confinement { unconfined: true, ..root_without_user }.prepare().unwrap();
 }

@@ -41,7 +41,7 @@ const VIRTIO_BLK_S_UNSUPP: u8 = 2;
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// A system call failed.
-    #[error("disk: cannot {doing} {}", path.display())]
+    #[error("--disk: cannot {doing} {}", path.display())]
     File {
         /// Failed operation, completing "cannot …".
         doing: &'static str,
@@ -52,10 +52,10 @@ pub enum DiskError {
         errno: io::Error,
     },
     /// Another process holds a flock or fcntl lock on the disk.
-    #[error("disk: {} is in use by another process", .0.display())]
+    #[error("--disk: {} is in use by another process", .0.display())]
     Locked(PathBuf),
     /// The disk's size is 0 or not a multiple of the sector size.
-    #[error("disk: {} has {bytes} bytes: must be a whole number of sectors of {SECTOR_BYTES} bytes, at least one", path.display())]
+    #[error("--disk: {} has {bytes} bytes: must be a whole number of sectors of {SECTOR_BYTES} bytes, at least one", path.display())]
     Size {
         /// Path of the disk.
         path: PathBuf,

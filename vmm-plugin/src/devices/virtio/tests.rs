@@ -201,12 +201,12 @@ fn locked_or_malformed_disk_is_rejected_with_its_path() {
     let name = file.path().display().to_string();
     let lock_holder = VirtioBlock::open(file.path(), false).unwrap();
     let error = |path: &std::path::Path| VirtioBlock::open(path, false).unwrap_err().to_string();
-    assert_eq!(error(file.path()), format!("disk: {name} is in use by another process"));
+    assert_eq!(error(file.path()), format!("--disk: {name} is in use by another process"));
     drop(lock_holder);
     file.as_file().set_len(700).unwrap();
     let rule = "must be a whole number of sectors of 512 bytes, at least one";
-    assert_eq!(error(file.path()), format!("disk: {name} has 700 bytes: {rule}"));
-    assert_eq!(error("/nowhere/disk".as_ref()), "disk: cannot open /nowhere/disk");
+    assert_eq!(error(file.path()), format!("--disk: {name} has 700 bytes: {rule}"));
+    assert_eq!(error("/nowhere/disk".as_ref()), "--disk: cannot open /nowhere/disk");
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! `tarn stand-in-vm`: a process that uses a VM's slices like a VMM. It attaches to the agent,
-//! verifies that the slices are zeroed, maps them and writes a pattern. It verifies the pattern
-//! when its stdin is closed. Each result is printed as a line of JSON. If a slice is revoked, the
-//! process is killed on access, like a guest.
+//! `tarn test-vmm`: a process that attaches the memory of a VM as a VMM would, but without KVM and
+//! a guest. It attaches to the agent, verifies that the slices are zeroed, maps them and writes a
+//! pattern. It verifies the pattern when its stdin is closed. Each result is printed as a line of
+//! JSON. If a slice is revoked, the process is killed on access, like a guest.
 
 use std::{
     fs::File,
-    io::{self, Read as _},
+    io,
     os::unix::fs::{FileExt as _, FileTypeExt as _},
     path::{Path, PathBuf},
 };
@@ -15,16 +15,16 @@ use host_memory::{Client, ClientError};
 use proto::v1::MemoryForm;
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
-use units::{SLICE, limits::STAND_IN_TOUCH_MIB_MAX};
+use units::{SLICE, limits::TEST_VMM_TOUCH_MIB_MAX};
 use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
 
 const MIB: usize = 1 << 20;
 /// Block of zeros. Comparing blocks is many times faster than comparing single bytes.
 static ZEROS: [u8; MIB] = [0; MIB];
 
-/// Options of `tarn stand-in-vm`.
+/// Options of `tarn test-vmm`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct StandIn {
+pub struct TestVmmArgs {
     /// Socket of the agent of this host
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
@@ -32,28 +32,28 @@ pub struct StandIn {
     #[arg(long)]
     vm: String,
     /// Memory to write in each slice, from its start
-    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
+    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCH_MIB_MAX))]
     touch: u64,
     /// Verify only this much memory of each slice that can only be mapped (device-dax)
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=STAND_IN_TOUCH_MIB_MAX))]
-    look: Option<u64>,
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCH_MIB_MAX))]
+    verify: Option<u64>,
 }
 
-/// Findings of a stand-in before it uses its slices.
+/// Findings of a test VMM before it uses its slices.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct InitialFindings {
     pub(super) vm: String,
-    /// Slices that the stand-in read.
+    /// Slices that the test VMM read.
     pub(super) slices: Vec<u32>,
     /// Slices that contained non-zero bytes.
     pub(super) dirty: Vec<u32>,
 }
 
-/// Findings of a stand-in at its end.
+/// Findings of a test VMM at its end.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct FinalFindings {
     pub(super) vm: String,
-    /// Slices that no longer contain the pattern of the stand-in.
+    /// Slices that no longer contain the pattern of the test VMM.
     pub(super) overwritten: Vec<u32>,
 }
 
@@ -66,7 +66,7 @@ struct ReceivedSlice {
     file: File,
 }
 
-/// Slice mapped by the stand-in.
+/// Slice mapped by the test VMM.
 struct Slice {
     number: u32,
     epoch: u64,
@@ -78,10 +78,10 @@ struct Slice {
 /// # Errors
 /// [`Failure::File`] if the agent provides no memory, or the memory cannot be read, mapped or
 /// written.
-pub fn run(args: &StandIn) -> Result<(), Failure> {
+pub fn run(args: &TestVmmArgs) -> Result<(), Failure> {
     let failed = |operation| move |errno| Failure::File { operation, path: args.socket.clone(), errno };
     let slices = attach_slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
-    let dirty = find_dirty(&slices, args.look).map_err(failed("read slices of"))?;
+    let dirty = find_dirty(&slices, args.verify).map_err(failed("read slices of"))?;
     let numbers = slices.iter().map(|received| received.slice).collect();
     let mapped = slices.into_iter().map(map_slice).collect::<io::Result<Vec<_>>>();
     let mapped = mapped.map_err(failed("map slices of"))?;
@@ -91,9 +91,7 @@ pub fn run(args: &StandIn) -> Result<(), Failure> {
         .try_for_each(|slice| write_pattern(slice, &args.vm, touched_bytes))
         .map_err(failed("write slices of"))?;
     print_line(&InitialFindings { vm: args.vm.clone(), slices: numbers, dirty })?;
-    io::stdin()
-        .lock()
-        .read_to_end(&mut Vec::new())
+    io::copy(&mut io::stdin().lock(), &mut io::sink())
         .map_err(failed("wait for the end of stdin with slices of"))?;
     let changed = mapped.iter().filter_map(|slice| match is_intact(slice, &args.vm, touched_bytes) {
         Ok(true) => None,
@@ -122,11 +120,11 @@ fn print_line<T: Serialize>(line: &T) -> Result<(), Failure> {
 }
 
 /// Returns the slices that contain non-zero bytes. Holes in files are not read.
-fn find_dirty(slices: &[ReceivedSlice], look_mib: Option<u64>) -> io::Result<Vec<u32>> {
+fn find_dirty(slices: &[ReceivedSlice], verify_mib: Option<u64>) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
     for received in slices {
         let is_zero = match is_device_dax(&received.file)? {
-            true => is_zero_mapped(received, look_mib)?,
+            true => is_zero_mapped(received, verify_mib)?,
             false => {
                 is_zero(&received.file, received.offset, received.offset.saturating_add(received.bytes))?
             }
@@ -143,9 +141,9 @@ fn is_device_dax(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.file_type().is_char_device())
 }
 
-fn is_zero_mapped(received: &ReceivedSlice, look_mib: Option<u64>) -> io::Result<bool> {
+fn is_zero_mapped(received: &ReceivedSlice, verify_mib: Option<u64>) -> io::Result<bool> {
     let memory = map_shared(received)?;
-    let steps = look_mib.map_or(usize::MAX, |mib| usize::try_from(mib).unwrap_or(usize::MAX));
+    let steps = verify_mib.map_or(usize::MAX, |mib| usize::try_from(mib).unwrap_or(usize::MAX));
     let mut bytes = vec![0; MIB];
     for at in (0..memory.size()).step_by(MIB).take(steps) {
         memory.as_volatile_slice().read_slice(&mut bytes, at).map_err(io::Error::other)?;

@@ -1,0 +1,42 @@
+//! Usage errors of the command line. An error shows each value once, escaped and shortened.
+
+use std::error::Error as _;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use units::{Quoted, escaped, shortened};
+
+/// Last line of an error, as in errors that clap formats.
+const HELP_HINT: &str = "For more information, try '--help'.";
+
+/// Returns the error with values that are escaped and shortened.
+pub(crate) fn with_shown_values(mut error: clap::Error, command: &clap::Command) -> clap::Error {
+    if let Some(message) = rejected_value(&error) {
+        return clap::Error::raw(error.kind(), format!("{message}\n\n{HELP_HINT}\n")).with_cmd(command);
+    }
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue] {
+        let Some(ContextValue::String(value)) = error.get(kind) else { continue };
+        let shown = shown(value);
+        if shown != *value {
+            error.insert(kind, ContextValue::String(shown));
+            error.remove(ContextKind::Suggested); // the suggestion repeats the value
+        }
+    }
+    error
+}
+
+/// Returns the message about a value that its parser rejected. The errors of parsers start with the
+/// value, which the message already contains.
+fn rejected_value(error: &clap::Error) -> Option<String> {
+    let (Some(ContextValue::String(argument)), Some(ContextValue::String(value)), ErrorKind::ValueValidation) =
+        (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue), error.kind())
+    else {
+        return None;
+    };
+    let reason = error.source()?.to_string();
+    let reason = reason.strip_prefix(&format!("{} is ", Quoted(value))).unwrap_or(&reason);
+    Some(format!("invalid value '{}' for '{argument}': {reason}", shown(value)))
+}
+
+fn shown(value: &str) -> String {
+    escaped(&shortened(value))
+}

@@ -1,0 +1,45 @@
+//! Formatting of values in error messages: escaped, and shortened to [`ERROR_VALUE_CHARS_MAX`].
+
+use std::{borrow::Cow, fmt};
+
+use crate::limits::ERROR_VALUE_CHARS_MAX;
+
+/// Value in an error message, formatted in quotation marks. Control characters are escaped, and a
+/// long value is shortened.
+#[derive(Clone, Copy, Debug)]
+pub struct Quoted<'a>(pub &'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", shortened(self.0))
+    }
+}
+
+/// Returns a text of at most [`ERROR_VALUE_CHARS_MAX`] characters, followed by `…` if characters
+/// are missing.
+pub fn shortened(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(ERROR_VALUE_CHARS_MAX) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+    }
+}
+
+/// Returns a text with escaped control characters, such as `\n` for a line break.
+pub fn escaped(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
+    text.chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn value_is_shortened_at_a_character() {
+        let longest = "ä".repeat(ERROR_VALUE_CHARS_MAX);
+        assert_eq!(shortened(&longest), longest);
+        assert_eq!(shortened(&format!("{longest}ä")), format!("{longest}…"));
+        assert_eq!(Quoted("a\n\"b").to_string(), r#""a\n\"b""#);
+        assert_eq!(escaped("a\n'ä\"\u{1b}"), "a\\n'ä\"\\u{1b}");
+    }
+}
