@@ -297,8 +297,6 @@ fn parse_allowed_uids(section: &mut Section<'_>) -> Option<Option<BTreeSet<UserI
         let uid = field.integer(0..=u32::MAX - 1)?;
         UserId::new(uid).map_err(|error| error.to_string())
     })?;
-    let is_empty = uids.as_ref().is_some_and(Vec::is_empty);
-    section.check(!is_empty, "allowed_uids", "must not be empty")?;
     Some(uids.map(BTreeSet::from_iter))
 }
 

@@ -139,8 +139,8 @@ impl<'a> Section<'a> {
         self.take(key).map_or(Some(None), |field| field.read(read).map(Some))
     }
 
-    /// Takes an optional list. Returns `None` after reporting a violation, and `Some(None)` if the
-    /// field is missing.
+    /// Takes an optional list, which must not be empty. Returns `None` after reporting a violation,
+    /// and `Some(None)` if the field is missing.
     pub(super) fn list<T>(
         &mut self,
         key: &'static str,
@@ -221,6 +221,9 @@ impl<'a> Field<'a> {
 
     fn items(&self) -> Result<Vec<Field<'a>>, String> {
         let items = self.value.get_ref().as_array().ok_or("must be a list")?;
+        if items.is_empty() {
+            return Err("must not be empty".to_owned());
+        }
         let item = |(i, value)| Field { text: self.text, path: format!("{}[{i}]", self.path), value };
         Ok(items.iter().enumerate().map(item).collect())
     }
