@@ -20,10 +20,7 @@ use tokio::{
 use units::limits::HOST_MEMORY_REQUESTS_QUEUED_MAX;
 use units::{DesiredVersion, Name, Ns, ReservationId};
 
-use self::{
-    calls::RecordOperation,
-    worker_pool::{CallResult, WorkerPool},
-};
+use self::worker_pool::{CallResult, WorkerPool};
 use crate::{
     host::{Host, HostError, MemoryForm, MemoryRegion},
     metrics::Metrics,
@@ -163,6 +160,15 @@ pub struct DriverInputs {
     pub metrics: Arc<Metrics>,
     /// Events from the session with the manager.
     pub session_events: mpsc::Receiver<SessionEvent>,
+}
+
+/// Operation on the record of a VM that waits for the end of a write. A later operation replaces it.
+#[derive(Debug)]
+enum RecordOperation {
+    /// Write this record.
+    Write(VmRecord),
+    /// Delete the record.
+    Delete,
 }
 
 /// Driver of the agent; [`Driver::run`] runs it.

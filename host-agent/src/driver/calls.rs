@@ -12,21 +12,12 @@ use pool::{
 };
 use units::{ReservationId, UnixMs};
 
-use super::{Driver, PROCESS_WATCH_RETRY, worker_pool::Lane};
+use super::{Driver, PROCESS_WATCH_RETRY, RecordOperation, worker_pool::Lane};
 use crate::{
     host::{Host, HostError, process::ProcessHandle},
     metrics::Call,
     readiness,
 };
-
-/// Operation on the record of a VM that waits for the end of a write. A later operation replaces it.
-#[derive(Debug)]
-pub(super) enum RecordOperation {
-    /// Write this record.
-    Write(VmRecord),
-    /// Delete the record.
-    Delete,
-}
 
 impl Driver {
     pub(super) fn online(&mut self, holding: Holding, handle: Handle, check_zero: bool) {
