@@ -1,6 +1,7 @@
 //! Configuration of a host from `host.toml`. A [`Config`] has been validated. Files named in it are
 //! not opened here.
 
+mod reader;
 pub mod symbiosis;
 
 use std::{
@@ -11,15 +12,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
 use tonic::transport::Uri;
 use units::{Name, UserId, limits::SCRUB_MIB_PER_S_DEFAULT};
 
-use self::symbiosis::{RawSymbiosis, Symbiosis};
+pub use self::reader::Violation;
+use self::{
+    reader::{Field, Section, Text},
+    symbiosis::Symbiosis,
+};
 use crate::user::current_user;
 
 /// Default address of the manager, on the same machine.
 const MANAGER_DEFAULT: &str = "unix:/run/tarn/manager.sock";
+/// Name of the agent's socket in the runtime directory if `agent.socket` is not set.
+const SOCKET_NAME: &str = "host-memory.sock";
 /// Maximum length of the path of a unix socket on Linux, in bytes.
 const SOCKET_BYTES_MAX: usize = 107;
 
@@ -96,45 +102,6 @@ impl Backend {
     }
 }
 
-/// Contents of host.toml before validation. Unknown keys are errors.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawConfig {
-    agent: RawAgent,
-    tls: Option<RawTls>,
-    backend: RawBackend,
-    symbiosis: Option<RawSymbiosis>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawAgent {
-    host: String,
-    manager: Option<String>,
-    runtime_dir: PathBuf,
-    token_file: Option<PathBuf>,
-    socket: Option<PathBuf>,
-    allowed_uids: Option<Vec<u32>>,
-    metrics_listen: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawTls {
-    ca: PathBuf,
-    certificate: PathBuf,
-    key: PathBuf,
-    server_name: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawBackend {
-    kind: String,
-    local_dir: Option<PathBuf>,
-    scrub_mib_per_s: Option<u32>,
-}
-
 /// Error of a configuration file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -147,46 +114,27 @@ pub enum ConfigError {
         #[source]
         errno: io::Error,
     },
-    /// The file is not TOML, or a key is unknown, missing or of another type.
-    #[error("{}", path.display())]
-    Toml {
+    /// The file violates rules. The message lists all violations.
+    #[error("{}", list_violations(path, violations))]
+    Invalid {
         /// Path of the file.
         path: PathBuf,
-        /// Error with line and key.
-        #[source]
-        cause: Box<toml::de::Error>,
-    },
-    /// A value violates its rule.
-    #[error("{}: {field} = {value:?}: {rule}", path.display())]
-    Value {
-        /// Path of the file.
-        path: PathBuf,
-        /// Key of the value, with its section.
-        field: &'static str,
-        /// Invalid value.
-        value: String,
-        /// Violated rule.
-        rule: String,
+        /// Violated rules, at least one, sorted by line.
+        violations: Vec<Violation>,
     },
 }
 
-/// Value that violates a rule, with its key.
-#[derive(Debug)]
-struct InvalidValue {
-    field: &'static str,
-    value: String,
-    rule: String,
-}
-
-fn invalid(field: &'static str, value: impl ToString, rule: impl ToString) -> InvalidValue {
-    InvalidValue { field, value: value.to_string(), rule: rule.to_string() }
+fn list_violations(path: &Path, violations: &[Violation]) -> String {
+    let lines: Vec<String> =
+        violations.iter().map(|violation| format!("{}: {violation}", path.display())).collect();
+    lines.join("\n")
 }
 
 impl Config {
     /// Reads and validates a configuration file.
     ///
     /// # Errors
-    /// [`ConfigError`] with the first error found.
+    /// [`ConfigError::Read`], or [`ConfigError::Invalid`] with all violations.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path);
         let text = text.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
@@ -197,71 +145,136 @@ impl Config {
     /// used in messages, and relative paths in the text are relative to its directory.
     ///
     /// # Errors
-    /// [`ConfigError`] with the first error found.
+    /// [`ConfigError::Invalid`] with all violations; [`ConfigError::Read`] if `path` is relative
+    /// and the current directory cannot be determined.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let raw = toml::from_str::<RawConfig>(text);
-        let raw = raw.map_err(|cause| ConfigError::Toml { path: path.to_owned(), cause: Box::new(cause) })?;
         let absolute =
             std::path::absolute(path).map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
-        check(raw, absolute.parent().unwrap_or(&absolute)).map_err(|InvalidValue { field, value, rule }| {
-            ConfigError::Value { path: path.to_owned(), field, value, rule }
-        })
+        let base = absolute.parent().unwrap_or(&absolute);
+        let text = Text::new(text);
+        let document = text.parse();
+        let config = document.as_ref().and_then(|table| parse_host(Section::root(&text, table), base));
+        drop(document);
+        let violations = text.into_violations();
+        match config {
+            Some(config) if violations.is_empty() => Ok(config),
+            _ => Err(ConfigError::Invalid { path: path.to_owned(), violations }),
+        }
     }
 }
 
-fn check(raw: RawConfig, base: &Path) -> Result<Config, InvalidValue> {
-    let agent = raw.agent;
-    let host = Name::new(&agent.host).map_err(|error| invalid("agent.host", &agent.host, error))?;
-    let tls = raw.tls.map(|tls| check_tls(tls, base)).transpose()?;
-    let manager = agent.manager.unwrap_or_else(|| MANAGER_DEFAULT.to_owned());
-    check_manager(&manager, tls.is_some())?;
-    if tls.is_none() && agent.token_file.is_none() {
-        return Err(invalid("agent.token_file", "", "must be set if there is no [tls]"));
-    }
-    let runtime_dir = base.join(agent.runtime_dir);
-    let socket = agent.socket.map_or_else(|| runtime_dir.join("host-memory.sock"), |path| base.join(path));
-    check_socket(&socket)?;
-    Ok(Config {
+fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
+    let has_tls = top.has("tls");
+    let agent = top.required("agent", Field::section);
+    let agent = agent.and_then(|section| parse_agent(section, base, has_tls));
+    let tls = top.section("tls").map_or(Some(None), |section| parse_tls(section, base).map(Some));
+    let backend = top.required("backend", Field::section);
+    let backend = backend.and_then(|section| parse_backend(section, base));
+    let symbiosis = top.section("symbiosis");
+    let symbiosis = symbiosis.map_or(Some(None), |section| symbiosis::parse(section, base).map(Some));
+    top.reject_unknown_keys();
+    let Agent { host, manager, runtime_dir, token_file, socket, allowed_uids, metrics_listen } = agent?;
+    Some(Config {
         host,
-        manager,
-        token_file: agent.token_file.map(|path| base.join(path)),
-        socket,
-        allowed_uids: allowed_uids(agent.allowed_uids)?,
-        metrics_listen: agent.metrics_listen.map(|text| check_metrics(&text)).transpose()?,
+        manager: manager.unwrap_or_else(|| MANAGER_DEFAULT.to_owned()),
+        token_file,
+        socket: socket.unwrap_or_else(|| runtime_dir.join(SOCKET_NAME)),
+        allowed_uids: allowed_uids.unwrap_or_else(|| BTreeSet::from([UserId::ROOT, current_user()])),
+        metrics_listen,
         runtime_dir,
-        tls,
-        backend: check_backend(raw.backend, base)?,
-        symbiosis: raw.symbiosis.map(|raw| symbiosis::check(raw, base)).transpose()?,
+        tls: tls?,
+        backend: backend?,
+        symbiosis: symbiosis?,
     })
 }
 
-fn check_tls(raw: RawTls, base: &Path) -> Result<Tls, InvalidValue> {
-    if raw.server_name.is_empty() {
-        return Err(invalid("tls.server_name", "", "must be the name in the manager's certificate"));
-    }
-    let (ca, certificate, key) = (base.join(raw.ca), base.join(raw.certificate), base.join(raw.key));
-    Ok(Tls { ca, certificate, key, server_name: raw.server_name })
+/// Section `[agent]`. Omitted keys are `None`.
+struct Agent {
+    host: Name,
+    manager: Option<String>,
+    runtime_dir: PathBuf,
+    token_file: Option<PathBuf>,
+    socket: Option<PathBuf>,
+    allowed_uids: Option<BTreeSet<UserId>>,
+    metrics_listen: Option<SocketAddr>,
+}
+
+fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<Agent> {
+    let host = section.required("host", Field::name);
+    let manager = section.optional("manager", |field| parse_manager(field.str()?, has_tls));
+    let rule = "is missing: [tls] requires https://HOST:PORT";
+    section.check(!has_tls || manager != Some(None), "manager", rule);
+    let has_socket = section.has("socket");
+    let runtime_dir = section.required("runtime_dir", |field| {
+        let directory = field.path(base)?;
+        if !has_socket {
+            check_socket(&directory.join(SOCKET_NAME))
+                .map_err(|rule| format!("{SOCKET_NAME} in it {rule}"))?;
+        }
+        Ok(directory)
+    });
+    let token_file = section.optional("token_file", |field| field.path(base));
+    section.check(has_tls || token_file != Some(None), "token_file", "is missing: required without [tls]");
+    let socket = section.optional("socket", |field| {
+        let socket = field.path(base)?;
+        check_socket(&socket).map(|()| socket)
+    });
+    let allowed_uids = parse_allowed_uids(&mut section);
+    let metrics_listen = section.optional("metrics_listen", parse_metrics_listen);
+    section.reject_unknown_keys();
+    Some(Agent {
+        host: host?,
+        manager: manager?,
+        runtime_dir: runtime_dir?,
+        token_file: token_file?,
+        socket: socket?,
+        allowed_uids: allowed_uids?,
+        metrics_listen: metrics_listen?,
+    })
+}
+
+fn parse_tls(mut section: Section<'_>, base: &Path) -> Option<Tls> {
+    let ca = section.required("ca", |field| field.path(base));
+    let certificate = section.required("certificate", |field| field.path(base));
+    let key = section.required("key", |field| field.path(base));
+    let server_name = section.required("server_name", |field| match field.str()? {
+        "" => Err("must be the name in the manager's certificate".to_owned()),
+        name => Ok(name.to_owned()),
+    });
+    section.reject_unknown_keys();
+    Some(Tls { ca: ca?, certificate: certificate?, key: key?, server_name: server_name? })
 }
 
 /// Checks the address of the manager. Without TLS the token is sent in plain text, so the manager
 /// must be on this machine.
-fn check_manager(manager: &str, has_tls: bool) -> Result<(), InvalidValue> {
-    let violation = |rule: &str| Err(invalid("agent.manager", manager, rule));
-    if let Some(path) = manager.strip_prefix("unix:") {
-        let rule = "must be unix: and an absolute path, without [tls]";
-        return if path.starts_with('/') && !has_tls { Ok(()) } else { violation(rule) };
-    }
-    let Ok(uri) = manager.parse::<Uri>() else { return violation("must be http://, https:// or unix:") };
+fn parse_manager(manager: &str, has_tls: bool) -> Result<String, String> {
+    let rule = if let Some(path) = manager.strip_prefix("unix:") {
+        if path.starts_with('/') && !has_tls {
+            check_socket(Path::new(path))?;
+            return Ok(manager.to_owned());
+        }
+        "must be unix: and an absolute path, without [tls]"
+    } else {
+        match check_uri(manager, has_tls) {
+            Ok(()) => return Ok(manager.to_owned()),
+            Err(rule) => rule,
+        }
+    };
+    Err(rule.to_owned())
+}
+
+fn check_uri(manager: &str, has_tls: bool) -> Result<(), &'static str> {
+    let uri = manager.parse::<Uri>().map_err(|_| "must be http://, https:// or unix:")?;
     let (Some(host), Some(scheme)) = (uri.host(), uri.scheme_str()) else {
-        return violation("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH");
+        return Err("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH");
     };
     match (scheme, has_tls) {
         ("http", false) if is_loopback(host) => Ok(()),
-        ("http", false) => violation("must be on this machine, or use https:// with [tls]"),
+        ("http", false) => Err("must be on this machine, or use https:// with [tls]"),
         ("https", true) => Ok(()),
-        ("https", false) => violation("requires [tls]"),
-        ("http", true) => violation("must be https:// with [tls]"),
-        _ => violation("must be http://, https:// or unix:"),
+        ("https", false) => Err("requires [tls]"),
+        ("http", true) => Err("must be https:// with [tls]"),
+        _ => Err("must be http://, https:// or unix:"),
     }
 }
 
@@ -270,49 +283,61 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-fn check_socket(socket: &Path) -> Result<(), InvalidValue> {
+fn check_socket(socket: &Path) -> Result<(), String> {
     let bytes = socket.as_os_str().len();
-    let rule = format!("must be at most {SOCKET_BYTES_MAX} bytes long, is {bytes}");
-    if bytes <= SOCKET_BYTES_MAX { Ok(()) } else { Err(invalid("agent.socket", socket.display(), rule)) }
-}
-
-fn allowed_uids(uids: Option<Vec<u32>>) -> Result<BTreeSet<UserId>, InvalidValue> {
-    match uids {
-        None => Ok(BTreeSet::from([UserId::ROOT, current_user()])),
-        Some(uids) if uids.is_empty() => Err(invalid("agent.allowed_uids", "[]", "must not be empty")),
-        Some(uids) => {
-            let rule = format!("must be at most {}", u32::MAX - 1);
-            let user = |uid| UserId::new(uid).map_err(|_| invalid("agent.allowed_uids", uid, &rule));
-            uids.into_iter().map(user).collect()
-        }
+    if bytes <= SOCKET_BYTES_MAX {
+        Ok(())
+    } else {
+        Err(format!("has a path of {bytes} bytes: must have at most {SOCKET_BYTES_MAX} bytes"))
     }
 }
 
-fn check_metrics(text: &str) -> Result<SocketAddr, InvalidValue> {
-    text.parse()
-        .map_err(|_| invalid("agent.metrics_listen", text, "must be ADDRESS:PORT, such as 127.0.0.1:9752"))
+fn parse_allowed_uids(section: &mut Section<'_>) -> Option<Option<BTreeSet<UserId>>> {
+    let uids = section.list("allowed_uids", |field| {
+        let uid = field.integer(0..=u32::MAX - 1)?;
+        UserId::new(uid).map_err(|error| error.to_string())
+    })?;
+    Some(uids.map(BTreeSet::from_iter))
 }
 
-fn check_backend(raw: RawBackend, base: &Path) -> Result<Backend, InvalidValue> {
-    let local_dir = raw.local_dir.map(|path| base.join(path));
-    match (&*raw.kind, raw.scrub_mib_per_s) {
-        ("emulated", None) => Ok(Backend::Emulated { local_dir }),
-        ("emulated", Some(speed)) => Err(invalid(
-            "backend.scrub_mib_per_s",
-            speed,
-            "must not be set for an emulated EMC, whose slices are created zeroed",
-        )),
-        ("dax", speed) => Ok(Backend::Dax { local_dir, scrub_mib_per_s: check_speed(speed)? }),
-        ("memory_block", speed) => {
-            Ok(Backend::MemoryBlock { local_dir, scrub_mib_per_s: check_speed(speed)? })
+fn parse_metrics_listen(field: &Field<'_>) -> Result<SocketAddr, String> {
+    field.str()?.parse().map_err(|_| "must be ADDRESS:PORT, such as 127.0.0.1:9752".to_owned())
+}
+
+/// Value of `backend.kind`.
+#[derive(Clone, Copy)]
+enum Kind {
+    Emulated,
+    Dax,
+    MemoryBlock,
+}
+
+fn parse_backend(mut section: Section<'_>, base: &Path) -> Option<Backend> {
+    let kind = section.required("kind", parse_kind);
+    let local_dir = section.optional("local_dir", |field| field.path(base));
+    let speed = section.optional("scrub_mib_per_s", |field| match kind {
+        Some(Kind::Emulated) => {
+            Err("must not be set for an emulated EMC, whose slices are created zeroed".to_owned())
         }
-        (other, _) => Err(invalid("backend.kind", other, "must be emulated, dax or memory_block")),
-    }
+        _ => field.integer(1..=u32::MAX),
+    });
+    section.reject_unknown_keys();
+    let (kind, local_dir, speed) = (kind?, local_dir?, speed?.unwrap_or(SCRUB_MIB_PER_S_DEFAULT));
+    let scrub_mib_per_s = NonZeroU32::new(speed).expect("a valid speed is not zero");
+    Some(match kind {
+        Kind::Emulated => Backend::Emulated { local_dir },
+        Kind::Dax => Backend::Dax { local_dir, scrub_mib_per_s },
+        Kind::MemoryBlock => Backend::MemoryBlock { local_dir, scrub_mib_per_s },
+    })
 }
 
-fn check_speed(mib_per_s: Option<u32>) -> Result<NonZeroU32, InvalidValue> {
-    let speed = mib_per_s.unwrap_or(SCRUB_MIB_PER_S_DEFAULT);
-    NonZeroU32::new(speed).ok_or_else(|| invalid("backend.scrub_mib_per_s", speed, "must be at least 1"))
+fn parse_kind(field: &Field<'_>) -> Result<Kind, String> {
+    match field.str()? {
+        "emulated" => Ok(Kind::Emulated),
+        "dax" => Ok(Kind::Dax),
+        "memory_block" => Ok(Kind::MemoryBlock),
+        _ => Err("must be emulated, dax or memory_block".to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -371,20 +396,28 @@ mod tests {
         assert_eq!(dax("").unwrap(), at(2048));
         assert_eq!(dax("scrub_mib_per_s = 100").unwrap(), at(100));
         let error = dax("scrub_mib_per_s = 0").unwrap_err();
-        assert!(error.contains("backend.scrub_mib_per_s = \"0\": must be at least 1"), "{error}");
+        assert!(error.contains("backend.scrub_mib_per_s = 0: must be a whole number from 1"), "{error}");
         assert_rejected(
             "kind = \"emulated\"",
             "kind = \"emulated\"\nscrub_mib_per_s = 9",
-            "must not be set for an emulated EMC",
+            "backend.scrub_mib_per_s = 9: must not be set for an emulated EMC",
         );
     }
 
     #[test]
     fn unknown_missing_or_mistyped_key_is_rejected_by_name() {
-        assert_rejected("runtime_dir", "runtime_dirs", "unknown field `runtime_dirs`");
-        assert_rejected("[backend]", "[backends]", "unknown field `backends`");
-        assert_rejected("host = \"h0\"", "", "missing field `host`");
-        assert_rejected("host = \"h0\"", "host = 7", "expected a string");
+        assert_rejected(
+            "runtime_dir",
+            "runtime_dirs",
+            "line 4: agent.runtime_dirs: unknown key; must be one of ",
+        );
+        assert_rejected("runtime_dir", "runtime_dirs", "line 2: agent.runtime_dir: is missing");
+        assert_rejected("[backend]", "[backends]", "line 6: backends: unknown key");
+        assert_rejected("[backend]", "[backends]", "host.toml: backend: is missing");
+        assert_rejected("host = \"h0\"", "", "agent.host: is missing");
+        assert_rejected("host = \"h0\"", "host = 7", "line 3: agent.host = 7: must be a string in quotes");
+        assert_rejected("[backend]", "tls = 7\n[backend]", "agent.tls: unknown key");
+        assert_rejected("[backend]", "[tls\n[backend]", "line 6: invalid TOML: ");
     }
 
     #[test]
@@ -395,23 +428,90 @@ mod tests {
             "\"cxl\"",
             "backend.kind = \"cxl\": must be emulated, dax or memory_block",
         );
-        assert_rejected("\"run\"", &format!("\"{}\"", "x".repeat(120)), "agent.socket");
         assert_rejected(
             "host = \"h0\"",
             "host = \"h0\"\nallowed_uids = []",
-            "agent.allowed_uids = \"[]\": must not be empty",
+            "agent.allowed_uids = []: must not be empty",
         );
         assert_rejected(
             "host = \"h0\"",
-            "host = \"h0\"\nallowed_uids = [4294967295]",
-            "agent.allowed_uids = \"4294967295\": must be at most 4294967294",
+            "host = \"h0\"\nallowed_uids = [0, 4294967295]",
+            "agent.allowed_uids[1] = 4294967295: must be a whole number from 0 to 4294967294",
         );
         assert_rejected(
             "host = \"h0\"",
             "host = \"h0\"\nmetrics_listen = \"9752\"",
-            "agent.metrics_listen = \"9752\"",
+            "agent.metrics_listen = \"9752\": must be ADDRESS:PORT",
         );
-        assert_rejected("token_file", "# token_file", "agent.token_file");
+        assert_rejected("token_file", "# token_file", "agent.token_file: is missing");
+    }
+
+    #[test]
+    fn all_violations_are_reported_by_line() {
+        let text = r#"
+            [agent]
+            hots = "h0"
+            manager = "h0:9750"
+            runtime_dir = ""
+            [tls]
+            ca = ""
+            server_name = ""
+            [backend]
+            kind = 7
+            [symbiosis]
+            memory_mib = 0
+        "#;
+        let error = parse(text).unwrap_err();
+        let lines: Vec<_> = error.lines().collect();
+        for expected in [
+            "line 2: agent.host: is missing",
+            "line 3: agent.hots: unknown key; must be one of ",
+            "line 4: agent.manager = \"h0:9750\": must be ",
+            "line 5: agent.runtime_dir = \"\": must not be an empty path",
+            "line 6: tls.certificate: is missing",
+            "line 6: tls.key: is missing",
+            "line 7: tls.ca = \"\": must not be an empty path",
+            "line 8: tls.server_name = \"\": must be the name in the manager's certificate",
+            "line 10: backend.kind = 7: must be a string in quotes",
+            "line 11: symbiosis.cgroups: is missing",
+            "line 12: symbiosis.memory_mib = 0: must be a whole number from 1 to ",
+        ] {
+            let prefix = format!("/etc/tarn/host.toml: {expected}");
+            assert!(lines.iter().any(|line| line.starts_with(&prefix)), "no {expected:?} in\n{error}");
+        }
+    }
+
+    #[test]
+    fn empty_path_is_rejected() {
+        assert_rejected("\"run\"", "\"\"", "agent.runtime_dir = \"\": must not be an empty path");
+        assert_rejected(
+            "\"/etc/tarn/h0.token\"",
+            "\"\"",
+            "agent.token_file = \"\": must not be an empty path",
+        );
+        let rest = "socket = \"\"\n[backend]\nlocal_dir = \"\"";
+        assert_rejected("[backend]", rest, "agent.socket = \"\": must not be an empty path");
+        assert_rejected("[backend]", rest, "backend.local_dir = \"\": must not be an empty path");
+    }
+
+    #[test]
+    fn socket_path_is_limited() {
+        let long = "x".repeat(120);
+        let rule = "must have at most 107 bytes";
+        let error = parse(&MINIMAL.replace("\"run\"", &format!("\"{long}\""))).unwrap_err();
+        assert!(error.contains("agent.runtime_dir = ") && error.contains(rule), "{error}");
+        let with_socket =
+            |path: &str| MINIMAL.replace("\"run\"", &format!("\"{long}\"\nsocket = \"{path}\""));
+        assert_eq!(parse(&with_socket("/run/a.sock")).unwrap().socket, Path::new("/run/a.sock"));
+        let error = parse(&with_socket(&long)).unwrap_err();
+        assert!(error.contains("agent.socket = ") && error.contains(rule), "{error}");
+        let manager = |bytes: usize| {
+            let path = format!("/{}", "x".repeat(bytes - 1));
+            parse(&MINIMAL.replace("[agent]", &format!("[agent]\nmanager = \"unix:{path}\"")))
+        };
+        assert!(manager(107).is_ok());
+        let error = manager(108).unwrap_err();
+        assert!(error.contains("agent.manager = ") && error.contains(rule), "{error}");
     }
 
     #[test]
@@ -440,5 +540,7 @@ mod tests {
         assert_eq!(config.tls.unwrap().ca, Path::new("/etc/tarn/ca.pem"));
         assert!(parse(&with_tls("http://127.0.0.1:9750")).unwrap_err().contains("must be https://"));
         assert!(parse(&with_tls("unix:/run/tarn.sock")).unwrap_err().contains("without [tls]"));
+        let unset = MINIMAL.replace("[backend]", &format!("{tls}\n[backend]"));
+        assert!(parse(&unset).unwrap_err().contains("agent.manager: is missing: [tls] requires https://"));
     }
 }

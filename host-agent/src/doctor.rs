@@ -90,11 +90,15 @@ enum MemoryUse {
 
 /// Runs all checks that the backend in the host.toml at `path` requires.
 ///
-/// If host.toml is invalid, only that problem and the result of the KVM check are returned.
+/// If host.toml is invalid, only its problems and the result of the KVM check are returned.
 pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     let config = match Config::load(path) {
         Ok(config) => config,
-        Err(error) => return vec![files::invalid_config(path, &error), kernel::kvm(machine)],
+        Err(error) => {
+            let mut findings = files::invalid_config(path, &error);
+            findings.push(kernel::kvm(machine));
+            return findings;
+        }
     };
     let (used, local_dir) = match &config.backend {
         Backend::Emulated { local_dir } => (None, local_dir),

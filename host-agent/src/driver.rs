@@ -68,7 +68,16 @@ pub struct VmMemory {
 pub enum DriverError {
     /// The agent refuses to pass the VM's memory to the caller.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(Refusal),
+    /// The agent has not received a desired state since it started, so it cannot determine whether
+    /// the VM is on this host. The caller may retry.
+    #[error("cannot look up VM {vm}: the agent {reason} yet; retry later")]
+    NoDesiredState {
+        /// Name of the VM.
+        vm: Name,
+        /// Reason why there is no desired state, such as `is not connected to the manager`.
+        reason: &'static str,
+    },
     /// The host failed to provide the memory.
     #[error("the VM's memory is not available")]
     Host(#[source] HostError),
@@ -91,7 +100,8 @@ impl Handle {
     /// Attaches the caller's process to a VM, and returns the VM's memory.
     ///
     /// # Errors
-    /// [`DriverError::Refused`], [`DriverError::Host`] or [`DriverError::Stopping`].
+    /// [`DriverError::Refused`], [`DriverError::NoDesiredState`], [`DriverError::Host`] or
+    /// [`DriverError::Stopping`].
     pub async fn attach(&self, vm: Name, caller: Caller, form: MemoryForm) -> Result<VmMemory, DriverError> {
         self.send_request(|reply| Request::Attach { vm, caller, form, reply }).await?
     }
@@ -152,6 +162,15 @@ pub struct DriverInputs {
     pub session_events: mpsc::Receiver<SessionEvent>,
 }
 
+/// Operation on the record of a VM that waits for the end of a write. A later operation replaces it.
+#[derive(Debug)]
+enum RecordOperation {
+    /// Write this record.
+    Write(VmRecord),
+    /// Delete the record.
+    Delete,
+}
+
 /// Driver of the agent; [`Driver::run`] runs it.
 #[derive(Debug)]
 pub struct Driver {
@@ -177,6 +196,11 @@ pub struct Driver {
     waiting: BTreeMap<Ticket, (MemoryForm, oneshot::Sender<Result<VmMemory, DriverError>>)>,
     /// Processes of VMs that are watched until their end.
     watched_processes: BTreeMap<ReservationId, Process>,
+    /// Records that are being written, each with the operation that follows the write.
+    record_writes: BTreeMap<ReservationId, Option<RecordOperation>>,
+    /// Whether a desired state was applied since the agent started. Before, the agent cannot
+    /// determine which VMs are on this host.
+    has_desired_state: bool,
     usage: Arc<UsageTable>,
 }
 
@@ -216,6 +240,8 @@ impl Driver {
             tickets: 0,
             waiting: BTreeMap::new(),
             watched_processes: BTreeMap::new(),
+            record_writes: BTreeMap::new(),
+            has_desired_state: false,
             usage,
         };
         Ok((driver, Handle(sender), reports))
@@ -275,6 +301,9 @@ impl Driver {
             SessionEvent::Disconnected => Event::SessionDown,
         });
         self.metrics.connected.set(i64::from(self.agent.is_connected()));
+        if !self.has_desired_state {
+            self.has_desired_state = self.agent.observed_state().number != DesiredVersion::default();
+        }
     }
 
     /// Passes the result of a host call to the state machine. A panic in a call ends the agent,
@@ -289,8 +318,10 @@ impl Driver {
     fn handle_task_result(&mut self, result: Result<Event, tokio::task::JoinError>) {
         match result {
             Ok(event) => {
-                if let Event::ProcessGone { reservation } = event {
-                    self.measure_ended_vm(reservation);
+                match event {
+                    Event::ProcessGone { reservation } => self.measure_ended_vm(reservation),
+                    Event::Recorded { reservation, .. } if self.continue_after_write(reservation) => return,
+                    _ => {}
                 }
                 self.handle(event);
             }
@@ -317,7 +348,7 @@ impl Driver {
             }
             Request::InspectMemory { vm, caller, reply } => {
                 let (pid, uid) = (caller.process.pid, caller.uid);
-                let record = self.agent.preview(&vm, caller).map_err(DriverError::from);
+                let record = self.agent.preview(&vm, caller).map_err(|why| self.to_error(why));
                 match &record {
                     Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory of VM inspected"),
                     Err(why) => tracing::info!(pid, %uid, %why, "inspection of VM memory refused"),
@@ -373,8 +404,23 @@ impl Driver {
 
     fn refuse(&mut self, ticket: Ticket, why: Refusal) {
         if let Some((_, reply)) = self.waiting.remove(&ticket) {
-            tracing::info!(why = %why, "attach request refused");
-            let _ = reply.send(Err(why.into())); // the caller may no longer wait
+            let error = self.to_error(why);
+            tracing::info!(why = %error, "attach request refused");
+            let _ = reply.send(Err(error)); // the caller may no longer wait
+        }
+    }
+
+    fn to_error(&self, why: Refusal) -> DriverError {
+        match why {
+            Refusal::VmUnknown(vm) if !self.has_desired_state => {
+                let reason = if self.agent.is_connected() {
+                    "has not received its desired state from the manager"
+                } else {
+                    "is not connected to the manager"
+                };
+                DriverError::NoDesiredState { vm, reason }
+            }
+            why => DriverError::Refused(why),
         }
     }
 

@@ -1,6 +1,16 @@
 //! Records of the VMs that run on this host: one file per VM, `vms/RESERVATION.json`, which
 //! contains the process and the memory of the VM. The agent writes the file before the process
 //! receives memory. A restarted agent finds its VMs by these records.
+//!
+//! A record outlives its process, because a restarted agent must report the VM's end again, and must
+//! not pass the VM's memory to another process. When the last slice is closed, the record is
+//! rewritten without slices. It is deleted [`ENDED_VM_REPORTED_FOR`] after the VM left the desired
+//! state, because a restored manager may request the VM again. The number of records is limited by
+//! the active reservations of a host, and by [`ENDED_VMS_REPORTED_MAX`] for VMs that the desired
+//! state does not contain; VMs with open slices are not counted.
+//!
+//! [`ENDED_VM_REPORTED_FOR`]: units::limits::ENDED_VM_REPORTED_FOR
+//! [`ENDED_VMS_REPORTED_MAX`]: units::limits::ENDED_VMS_REPORTED_MAX
 
 use std::{
     collections::BTreeMap,

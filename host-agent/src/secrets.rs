@@ -2,7 +2,8 @@
 //! token or key that other users can access is rejected.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Read as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -11,6 +12,16 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::config::{Config, Tls};
 
+/// Key of the token in host.toml.
+pub(crate) const TOKEN_FIELD: &str = "agent.token_file";
+/// Key of the private key in host.toml.
+pub(crate) const KEY_FIELD: &str = "tls.key";
+/// Key of the certificate authority in host.toml.
+pub(crate) const CA_FIELD: &str = "tls.ca";
+/// Key of the host's certificate in host.toml.
+pub(crate) const CERTIFICATE_FIELD: &str = "tls.certificate";
+/// Mode bits of all permissions, in the mode of a file.
+const MODE_MASK: u32 = 0o7777;
 /// Mode bits of all permissions of users other than the owner.
 const OTHERS_MODE: u32 = 0o077;
 /// Maximum length of a token, in bytes.
@@ -22,7 +33,7 @@ const WORLD_MODE: u32 = 0o007;
 #[derive(Debug, thiserror::Error)]
 pub enum SecretsError {
     /// The token cannot be read.
-    #[error("cannot read {}", path.display())]
+    #[error("{TOKEN_FIELD}: cannot read {}", path.display())]
     Read {
         /// File of the token.
         path: PathBuf,
@@ -30,8 +41,14 @@ pub enum SecretsError {
         #[source]
         errno: io::Error,
     },
+    /// The path of the token is a directory.
+    #[error("{TOKEN_FIELD}: {} is a directory: must be a file", path.display())]
+    Directory {
+        /// Path of the directory.
+        path: PathBuf,
+    },
     /// Other users can access the token.
-    #[error("token {} has mode {mode:04o}: only its owner may access it; run `chmod 600 {}`", path.display(), path.display())]
+    #[error("{TOKEN_FIELD}: {} has mode {mode:04o}: only its owner may access it; run `chmod 600 {}`", path.display(), path.display())]
     TokenOpen {
         /// File of the token.
         path: PathBuf,
@@ -42,7 +59,7 @@ pub enum SecretsError {
     #[error(transparent)]
     Tls(#[from] TlsFileError),
     /// The file does not contain a valid token.
-    #[error("token {} must consist of 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
+    #[error("{TOKEN_FIELD}: {} must consist of 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
     NotAToken {
         /// File of the token.
         path: PathBuf,
@@ -53,16 +70,26 @@ pub enum SecretsError {
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFileError {
     /// A file of `[tls]` cannot be read.
-    #[error("cannot read {}", path.display())]
+    #[error("{field}: cannot read {}", path.display())]
     Read {
+        /// Key of the file in host.toml.
+        field: &'static str,
         /// Path of the file.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
+    /// The path of a file of `[tls]` is a directory.
+    #[error("{field}: {} is a directory: must be a file", path.display())]
+    Directory {
+        /// Key of the file in host.toml.
+        field: &'static str,
+        /// Path of the directory.
+        path: PathBuf,
+    },
     /// All users can access the private key.
-    #[error("key {} has mode {mode:04o}: other users must not access it; run `chmod o= {}`", path.display(), path.display())]
+    #[error("{KEY_FIELD}: {} has mode {mode:04o}: other users must not access it; run `chmod o= {}`", path.display(), path.display())]
     OpenKey {
         /// File of the key.
         path: PathBuf,
@@ -76,19 +103,29 @@ pub enum TlsFileError {
 /// # Errors
 /// [`TlsFileError`] if a file cannot be read, or all users can access the key.
 pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |errno| TlsFileError::Read { path, errno }
-    };
-    let read = |path: &Path| fs::read(path).map_err(failed(path));
-    let mode = fs::metadata(&tls.key).map_err(failed(&tls.key))?.mode() & 0o7777;
+    let (key, mode) = read_tls_file(KEY_FIELD, &tls.key)?;
     if mode & WORLD_MODE != 0 {
         return Err(TlsFileError::OpenKey { path: tls.key.clone(), mode });
     }
+    let (ca, _) = read_tls_file(CA_FIELD, &tls.ca)?;
+    let (certificate, _) = read_tls_file(CERTIFICATE_FIELD, &tls.certificate)?;
     Ok(ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(read(&tls.ca)?))
-        .identity(Identity::from_pem(read(&tls.certificate)?, read(&tls.key)?))
+        .ca_certificate(Certificate::from_pem(ca))
+        .identity(Identity::from_pem(certificate, key))
         .domain_name(&tls.server_name))
+}
+
+/// Returns the contents and the mode of a file of `[tls]`.
+fn read_tls_file(field: &'static str, path: &Path) -> Result<(Vec<u8>, u32), TlsFileError> {
+    let failed = |errno| TlsFileError::Read { field, path: path.to_owned(), errno };
+    let mut file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if metadata.is_dir() {
+        return Err(TlsFileError::Directory { field, path: path.to_owned() });
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(failed)?;
+    Ok((bytes, metadata.mode() & MODE_MASK))
 }
 
 /// Reads and checks the files that identify this host. Returns the token, if one is configured.
@@ -105,7 +142,10 @@ pub fn read_secrets(config: &Config) -> Result<Option<String>, SecretsError> {
 fn read_token(path: &Path) -> Result<String, SecretsError> {
     let failed = |errno| SecretsError::Read { path: path.to_owned(), errno };
     let metadata = fs::metadata(path).map_err(failed)?;
-    let mode = metadata.mode() & 0o7777;
+    if metadata.is_dir() {
+        return Err(SecretsError::Directory { path: path.to_owned() });
+    }
+    let mode = metadata.mode() & MODE_MASK;
     if mode & OTHERS_MODE != 0 {
         return Err(SecretsError::TokenOpen { path: path.to_owned(), mode });
     }
@@ -113,4 +153,78 @@ fn read_token(path: &Path) -> Result<String, SecretsError> {
     let well_formed =
         (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic());
     if well_formed { Ok(token) } else { Err(SecretsError::NotAToken { path: path.to_owned() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(dir: &Path, has_tls: bool) -> Config {
+        let (agent, tls) = if has_tls {
+            let tls =
+                "[tls]\nca = \"ca\"\ncertificate = \"certificate\"\nkey = \"key\"\nserver_name = \"m\"\n";
+            ("manager = \"https://10.0.0.1:9750\"", tls)
+        } else {
+            ("token_file = \"token\"", "")
+        };
+        let text = format!(
+            "[agent]\nhost = \"h0\"\nruntime_dir = \"run\"\n{agent}\n{tls}[backend]\nkind = \"emulated\"\n"
+        );
+        Config::parse(&text, &dir.join("host.toml")).unwrap()
+    }
+
+    #[track_caller]
+    fn assert_rejected(config: &Config, start: &str, end: &str) {
+        let error = units::chain(&read_secrets(config).unwrap_err());
+        assert!(error.starts_with(start) && error.contains(end), "{error}");
+    }
+
+    #[test]
+    fn unusable_token_is_an_error_with_its_field() {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, token) = (config(dir.path(), false), dir.path().join("token"));
+        assert_rejected(&config, "agent.token_file: cannot read ", "token: No such file");
+        fs::create_dir(&token).unwrap();
+        assert_rejected(&config, "agent.token_file: ", "token is a directory: must be a file");
+        fs::remove_dir(&token).unwrap();
+        fs::write(&token, "two words").unwrap();
+        set_mode(&token, 0o640);
+        assert_rejected(&config, "agent.token_file: ", "token has mode 0640");
+        set_mode(&token, 0o600);
+        assert_rejected(&config, "agent.token_file: ", "printable characters");
+        fs::write(&token, "secret\n").unwrap();
+        assert_eq!(read_secrets(&config).unwrap().as_deref(), Some("secret"));
+    }
+
+    #[test]
+    fn unusable_tls_file_is_an_error_with_its_field() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), true);
+        for name in ["ca", "certificate", "key"] {
+            fs::write(dir.path().join(name), "PEM").unwrap();
+        }
+        set_mode(&dir.path().join("key"), 0o600);
+        assert_eq!(read_secrets(&config).unwrap(), None);
+        set_mode(&dir.path().join("key"), 0o604);
+        assert_rejected(
+            &config,
+            "tls.key: ",
+            "key has mode 0604: other users must not access it; run `chmod o= ",
+        );
+        for name in ["key", "certificate", "ca"] {
+            let path = dir.path().join(name);
+            fs::remove_file(&path).unwrap();
+            assert_rejected(&config, &format!("tls.{name}: cannot read "), "No such file");
+            fs::create_dir(&path).unwrap();
+            assert_rejected(&config, &format!("tls.{name}: "), "is a directory: must be a file");
+            fs::remove_dir(&path).unwrap();
+            fs::write(&path, "PEM").unwrap();
+            set_mode(&path, 0o600);
+        }
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
 }

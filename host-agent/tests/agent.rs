@@ -187,6 +187,21 @@ fn inspection_is_rejected_for_the_same_reasons_as_attach() {
     assert!(matches!(reply, Err(ClientError::Rejected { reason, .. }) if reason == "PEER_NOT_ALLOWED"));
 }
 
+/// Regression test: an agent without a desired state returned VM_UNKNOWN for a reserved VM.
+#[test]
+fn vm_is_not_unknown_before_first_desired_state() {
+    let mut rig = Rig::new();
+    let mut vmm = rig.vmm();
+    for request in ["attach a descriptors", "inspect a"] {
+        let reply = vmm.request(request);
+        assert!(reply.starts_with("refused NO_DESIRED_STATE cannot look up VM a: "), "{reply}");
+    }
+    let slice = rig.grant(1, 1);
+    rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
+    assert_unknown(&vmm.request("attach b descriptors"), "b");
+    assert!(vmm.request("attach a descriptors").starts_with("attached local="));
+}
+
 #[test]
 fn attached_connection_is_limited_to_its_vm() {
     let (_rig, mut vmm) = running_rig();
@@ -237,6 +252,27 @@ fn user_attaches_and_inspects_own_vms_only() {
     assert_eq!([1, 2, 3].map(owner), [one, 0, 0]);
     assert_eq!(vmm.request("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
     assert_eq!(vmm.request("zero"), "true");
+}
+
+/// Checks the rule in docs/access.md for files of slices that a VM received by path.
+#[test]
+fn slice_file_of_released_vm_stays_open_to_its_user_until_its_process_ends() {
+    let Some(mut rig) = two_tenant_rig() else { return };
+    let [one, two] = TENANTS;
+    let mut vmm = rig.vmm_of(one);
+    assert!(vmm.request("attach a paths").starts_with("attached"));
+    let others = [(2, Some(two)), (3, None)].map(|(slice, uid)| (rig.desired_slice(slice, 1), uid));
+    let mut released = release(1, 1, false);
+    released.vms =
+        desired_vms([(rig.desired_slice(1, 1), Some(one))].into_iter().chain(others)).vms.split_off(1);
+    let report = rig.apply(released, |report| report.complete);
+    assert_eq!((pairs(&report.released), report.vms.len()), (vec![], 1), "the running VM lost its slice");
+    // A repeated attach opens the paths again.
+    assert!(vmm.request("attach a paths").starts_with("attached"));
+    assert_eq!(vmm.request("write"), "written");
+    assert_eq!(rig.slice_path(1, 1).metadata().unwrap().uid(), one);
+    vmm.kill();
+    rig.wait(|report| pairs(&report.released) == [(1, 1)] && report.ended == ["r-1"]);
 }
 
 /// Regression test: inspection gave the files of any VM to the caller.
@@ -430,7 +466,18 @@ fn token_readable_by_others_is_rejected_with_fix() {
     let output = check();
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("token has mode 0640") && error.contains("chmod 600"), "{error}");
+    assert!(error.contains("agent.token_file: ") && error.contains("token has mode 0640"), "{error}");
+    assert!(error.contains("chmod 600"), "{error}");
+}
+
+#[test]
+fn config_check_reports_all_violations() {
+    let rig = Rig::without_agent("allowed_uids = []\nsocket = \"\"");
+    let output = serve(&rig.config()).arg("--check-config").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("agent.allowed_uids = []: must not be empty"), "{error}");
+    assert!(error.contains("agent.socket = \"\": must not be an empty path"), "{error}");
 }
 
 #[test]
@@ -439,5 +486,5 @@ fn usage_and_config_errors_have_distinct_exit_codes() {
     assert_eq!(serve(&rig.config()).arg("--nonsense").output().unwrap().status.code(), Some(2));
     let output = serve(&rig.config()).arg("--check-config").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("unknown field `hots`"));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("agent.hots: unknown key"));
 }

@@ -267,6 +267,9 @@ async fn unreserved_vm_is_rejected_before_start() {
         return;
     }
     let rack = Rack::start(Plan::small(1)).await;
+    // Before its first desired state, the agent would return NO_DESIRED_STATE.
+    let request = wire::ReserveRequest { wait_ready: true, ..reserve("h0", "other", 1, "other") };
+    rack.scheduler().await.reserve(request).await.unwrap();
     let kernel = rack.dir().join("kernel");
     fs::write(&kernel, small_guests::print_hello()).unwrap();
     let mut command = Command::new(programs_dir().join("vmm-plugin"));

@@ -125,8 +125,10 @@ pub enum ClientError {
     /// The agent rejected the request.
     #[error("host agent rejected the request: {message} ({reason})")]
     Rejected {
-        /// Machine-readable reason: VM_UNKNOWN (also for a VM of another user), VM_NOT_READY,
-        /// VM_ATTACHED, OTHER_VM, PEER_NOT_ALLOWED or BAD_MESSAGE.
+        /// Machine-readable reason: VM_UNKNOWN (also for a VM of another user), NO_DESIRED_STATE,
+        /// VM_NOT_READY, VM_ATTACHED, OTHER_VM, PEER_NOT_ALLOWED or BAD_MESSAGE. After
+        /// NO_DESIRED_STATE (the agent has just started) and VM_NOT_READY, the same request may
+        /// succeed later.
         reason: String,
         /// Human-readable explanation.
         message: String,

@@ -7,7 +7,6 @@ use std::{
 };
 
 use fairness::market::Supply;
-use serde::Deserialize;
 use units::{
     Name, Ns,
     limits::{
@@ -16,7 +15,7 @@ use units::{
     },
 };
 
-use super::{InvalidValue, invalid};
+use super::reader::{Field, Section};
 
 /// Settings of Symbiosis.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,101 +81,61 @@ pub struct TenantSettings {
     pub enforce: Enforce,
 }
 
-/// Contents of the section before validation.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawSymbiosis {
-    cgroups: PathBuf,
-    memory_mib: u64,
-    bandwidth_mb_s: u64,
-    epoch_s: Option<u64>,
-    enforce: String,
-    remote: PathBuf,
-    #[serde(default)]
-    tenants: BTreeMap<String, RawTenantSettings>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawTenantSettings {
-    weight: Option<f64>,
-    least_mib: Option<u64>,
-    enforce: Option<String>,
-}
-
-pub(super) fn check(raw: RawSymbiosis, base: &Path) -> Result<Symbiosis, InvalidValue> {
-    let enforce = check_enforce("symbiosis.enforce", &raw.enforce)?;
-    let supply = Supply {
-        memory_mib: check_amount("symbiosis.memory_mib", raw.memory_mib, LOCAL_MIB_PER_HOST_MAX)?,
-        bandwidth_mb_s: check_amount("symbiosis.bandwidth_mb_s", raw.bandwidth_mb_s, LINK_MB_S_MAX)?,
-    };
-    if raw.tenants.len() > TENANTS_PER_HOST_MAX {
-        let rule = format!("must be at most {TENANTS_PER_HOST_MAX}");
-        return Err(invalid("symbiosis.tenants", raw.tenants.len(), rule));
-    }
-    let tenant = |(name, settings): (&String, &RawTenantSettings)| {
-        let name = Name::new(name).map_err(|error| invalid("symbiosis.tenants", name, error))?;
-        let add_name = |invalid: InvalidValue| InvalidValue {
-            rule: format!("{} (tenant {name})", invalid.rule),
-            ..invalid
-        };
-        let settings = check_tenant(settings, enforce, supply).map_err(add_name)?;
-        Ok((name, settings))
-    };
-    let tenants =
-        raw.tenants.iter().map(tenant).collect::<Result<BTreeMap<Name, TenantSettings>, InvalidValue>>()?;
-    Ok(Symbiosis {
-        cgroups: base.join(raw.cgroups),
-        supply,
-        epoch: check_epoch(raw.epoch_s)?,
-        enforce,
-        remote: base.join(raw.remote),
-        tenants,
+pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<Symbiosis> {
+    let cgroups = section.required("cgroups", |field| field.path(base));
+    let memory_mib = section.required("memory_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
+    let bandwidth_mb_s = section.required("bandwidth_mb_s", |field| field.integer(1..=LINK_MB_S_MAX));
+    let (min, max) = (EPOCH_MIN.as_ms() / 1000, EPOCH_MAX.as_ms() / 1000);
+    let epoch = section.optional("epoch_s", |field| field.integer(min..=max).map(Ns::secs));
+    let enforce = section.required("enforce", parse_enforce);
+    let remote = section.required("remote", |field| field.path(base));
+    let tenants = section.optional("tenants", |field| field.names(TENANTS_PER_HOST_MAX));
+    section.reject_unknown_keys();
+    let tenants = tenants?.map_or(Some(BTreeMap::new()), |tenants| {
+        tenants.named(|field| parse_tenant(field.read(Field::section)?, enforce, memory_mib))
+    });
+    Some(Symbiosis {
+        cgroups: cgroups?,
+        supply: Supply { memory_mib: memory_mib?, bandwidth_mb_s: bandwidth_mb_s? },
+        epoch: epoch?.unwrap_or(EPOCH_DEFAULT),
+        enforce: enforce?,
+        remote: remote?,
+        tenants: tenants?,
     })
 }
 
-fn check_tenant(
-    raw: &RawTenantSettings,
-    enforce: Enforce,
-    supply: Supply,
-) -> Result<TenantSettings, InvalidValue> {
-    let weight = raw.weight.unwrap_or(1.0);
-    if !is_weight(weight) {
-        let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
-        return Err(invalid("symbiosis.tenants.weight", weight, rule));
-    }
-    let least_mib = raw.least_mib.unwrap_or(0);
-    if least_mib > supply.memory_mib {
-        let rule = format!("must be at most symbiosis.memory_mib ({})", supply.memory_mib);
-        return Err(invalid("symbiosis.tenants.least_mib", least_mib, rule));
-    }
-    let enforce = match &raw.enforce {
-        Some(text) => check_enforce("symbiosis.tenants.enforce", text)?,
-        None => enforce,
-    };
-    Ok(TenantSettings { weight, least_mib, enforce })
+/// Parses the settings of a tenant. `default` and `memory_mib` are the values of `[symbiosis]`;
+/// `None` if they are invalid.
+fn parse_tenant(
+    mut section: Section<'_>,
+    default: Option<Enforce>,
+    memory_mib: Option<u64>,
+) -> Option<TenantSettings> {
+    let weight = section.optional("weight", |field| {
+        let weight = field.number()?;
+        let rule = || format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
+        is_weight(weight).then_some(weight).ok_or_else(rule)
+    });
+    let least_mib = section.optional("least_mib", |field| match (field.integer(0..=u64::MAX)?, memory_mib) {
+        (least, Some(memory)) if least > memory => {
+            Err(format!("must be at most symbiosis.memory_mib ({memory})"))
+        }
+        (least, _) => Ok(least),
+    });
+    let enforce = section.optional("enforce", parse_enforce);
+    section.reject_unknown_keys();
+    Some(TenantSettings {
+        weight: weight?.unwrap_or(1.0),
+        least_mib: least_mib?.unwrap_or(0),
+        enforce: enforce?.or(default)?,
+    })
 }
 
-fn check_enforce(field: &'static str, text: &str) -> Result<Enforce, InvalidValue> {
+fn parse_enforce(field: &Field<'_>) -> Result<Enforce, String> {
+    let text = field.str()?;
     let all = [Enforce::Swap, Enforce::Tiered, Enforce::Advise];
     let found = all.into_iter().find(|enforce| enforce.name() == text);
-    found.ok_or_else(|| invalid(field, text, "must be swap, tiered or advise"))
-}
-
-fn check_amount(field: &'static str, value: u64, max: u64) -> Result<u64, InvalidValue> {
-    let rule = format!("must be from 1 to {max}");
-    if (1..=max).contains(&value) { Ok(value) } else { Err(invalid(field, value, rule)) }
-}
-
-fn check_epoch(seconds: Option<u64>) -> Result<Ns, InvalidValue> {
-    let (min, max) = (EPOCH_MIN.as_ms() / 1000, EPOCH_MAX.as_ms() / 1000);
-    match seconds {
-        None => Ok(EPOCH_DEFAULT),
-        Some(seconds) if (min..=max).contains(&seconds) => Ok(Ns::secs(seconds)),
-        Some(seconds) => {
-            Err(invalid("symbiosis.epoch_s", seconds, format!("must be from {min} to {max} seconds")))
-        }
-    }
+    found.ok_or_else(|| "must be swap, tiered or advise".to_owned())
 }
 
 #[cfg(test)]
@@ -225,34 +184,38 @@ mod tests {
 
     #[test]
     fn invalid_value_is_an_error_with_field_value_and_rule() {
-        assert_rejected("2048", "0", "symbiosis.memory_mib = \"0\": must be from 1 to");
-        assert_rejected("100", "0", "symbiosis.bandwidth_mb_s = \"0\": must be from 1 to");
+        assert_rejected("2048", "0", "symbiosis.memory_mib = 0: must be a whole number from 1 to");
+        assert_rejected("100", "0", "symbiosis.bandwidth_mb_s = 0: must be a whole number from 1 to");
         assert_rejected(
             "\"swap\"",
             "\"swop\"",
             "symbiosis.enforce = \"swop\": must be swap, tiered or advise",
         );
-        assert_rejected("remote", "#", "missing field `remote`");
+        assert_rejected("remote", "#", "symbiosis.remote: is missing");
         assert_rejected(
             "remote",
             "epoch_s = 0\nremote",
-            "symbiosis.epoch_s = \"0\": must be from 1 to 3600 seconds",
+            "symbiosis.epoch_s = 0: must be a whole number from 1 to 3600",
         );
-        let tenant = |line: &str| format!("[symbiosis.tenants.db]\n{line}\n#");
-        assert_rejected(
-            "remote = \"/dev/vdb\"",
-            &format!("remote = \"/dev/vdb\"\n{}", tenant("weight = 0")),
-            "tenants.weight = \"0\": must be from 0.01 to 10000 (tenant db)",
-        );
-        assert_rejected(
-            "remote = \"/dev/vdb\"",
-            &format!("remote = \"/dev/vdb\"\n{}", tenant("least_mib = 9999")),
-            "at most symbiosis.memory_mib (2048)",
-        );
-        assert_rejected(
-            "remote = \"/dev/vdb\"",
-            &format!("remote = \"/dev/vdb\"\n{}", tenant("wieght = 1")),
-            "unknown field `wieght`",
-        );
+    }
+
+    #[test]
+    fn invalid_tenant_is_an_error_with_its_name() {
+        let assert_rejected = |tenant: &str, message: &str| {
+            let error = parse(&format!("{MINIMAL}{tenant}")).unwrap_err();
+            assert!(error.contains(message), "{error}");
+        };
+        let tenant = |line: &str| format!("[symbiosis.tenants.db]\n{line}");
+        let rule = "symbiosis.tenants.db.weight = 0: must be from 0.01 to 10000";
+        assert_rejected(&tenant("weight = 0"), rule);
+        let rule = "symbiosis.tenants.db.least_mib = 9999: must be at most symbiosis.memory_mib (2048)";
+        assert_rejected(&tenant("least_mib = 9999"), rule);
+        assert_rejected(&tenant("wieght = 1"), "symbiosis.tenants.db.wieght: unknown key");
+        assert_rejected(&tenant("enforce = \"no\""), "symbiosis.tenants.db.enforce = \"no\": must be swap");
+        assert_rejected("[symbiosis.tenants]\n\"../db\" = {}", "\"../db\" is not a name");
+        assert_rejected("[symbiosis.tenants]\ndb = 1", "symbiosis.tenants.db = 1: must be a table");
+        let many: String =
+            (0..=TENANTS_PER_HOST_MAX).map(|n| format!("[symbiosis.tenants.t{n}]\n")).collect();
+        assert_rejected(&many, "has 257 names: must have at most 256");
     }
 }

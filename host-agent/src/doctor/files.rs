@@ -20,34 +20,43 @@ const OTHERS_WRITE: u32 = 0o022;
 /// Magic numbers of the file systems in memory, tmpfs and hugetlbfs, from linux/magic.h.
 const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 
-/// Reports that host.toml is missing or invalid.
-pub(super) fn invalid_config(path: &Path, error: &ConfigError) -> Finding {
-    let otherwise = format!(
+/// Reports that host.toml is missing, or its violations, each as a problem.
+pub(super) fn invalid_config(path: &Path, error: &ConfigError) -> Vec<Finding> {
+    let fix = format!(
         "write it as in host.example.toml, and check it with `host-agent serve --check-config --config {}`",
         path.display()
     );
-    let fix = match error {
-        ConfigError::Read { errno, .. } => fix_for(errno, &otherwise),
-        _ => otherwise,
-    };
-    Finding::problem("config", units::chain(error), fix)
+    match error {
+        ConfigError::Read { errno, .. } => {
+            vec![Finding::problem("config", units::chain(error), fix_for(errno, &fix))]
+        }
+        ConfigError::Invalid { path, violations } => {
+            let message = |violation| format!("{}: {violation}", path.display());
+            violations.iter().map(|violation| Finding::problem("config", message(violation), &*fix)).collect()
+        }
+    }
 }
 
 /// Checks whether users other than the owner can write host.toml.
 pub(super) fn config(path: &Path) -> Finding {
-    let problem = open_to(path, OTHERS_WRITE, "config");
+    let problem = open_to(None, path, OTHERS_WRITE);
     problem.unwrap_or_else(|| Finding::passed("config", format!("{} is valid", path.display())))
 }
 
 /// Checks the token and TLS files named in host.toml. Only the owner may access the token and the
 /// private key. Other users may read, but not write, the certificates.
 pub(super) fn secrets(config: &Config) -> Vec<Finding> {
-    let tls = config.tls.as_ref();
-    let private = config.token_file.iter().chain(tls.map(|tls| &tls.key)).map(|path| (path, OTHERS));
-    let public = tls.into_iter().flat_map(|tls| [&tls.ca, &tls.certificate]).map(|path| (path, OTHERS_WRITE));
-    let files: Vec<(&PathBuf, u32)> = private.chain(public).collect();
+    let token = config.token_file.iter().map(|path| (secrets::TOKEN_FIELD, path, OTHERS));
+    let tls = config.tls.iter().flat_map(|tls| {
+        [
+            (secrets::KEY_FIELD, &tls.key, OTHERS),
+            (secrets::CA_FIELD, &tls.ca, OTHERS_WRITE),
+            (secrets::CERTIFICATE_FIELD, &tls.certificate, OTHERS_WRITE),
+        ]
+    });
+    let files: Vec<(&str, &PathBuf, u32)> = token.chain(tls).collect();
     let problems: Vec<_> =
-        files.iter().filter_map(|(path, others)| open_to(path, *others, "secrets")).collect();
+        files.iter().filter_map(|(field, path, others)| open_to(Some(field), path, *others)).collect();
     problems_or(problems, || match secrets::read_secrets(config) {
         Ok(_) => {
             Finding::passed("secrets", format!("{} files are valid, with safe permissions", files.len()))
@@ -60,20 +69,34 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
     })
 }
 
-/// Reports a file if users other than the owner have any of the permissions `others`, or if its
-/// permissions cannot be read.
-fn open_to(path: &Path, others: u32, check: &'static str) -> Option<Finding> {
+/// Reports a file if users other than the owner have any of the permissions `others`, or if it is
+/// not a readable file. `field` is the key of the file in host.toml; `None` for host.toml itself.
+fn open_to(field: Option<&str>, path: &Path, others: u32) -> Option<Finding> {
     let path_text = path.display();
-    let mode = match fs::File::open(path).and_then(|file| file.metadata()) {
-        Ok(metadata) => metadata.mode() & 0o7777,
+    let problem = |message: String, fix: &str| {
+        let (check, message) = match field {
+            None => ("config", message),
+            Some(field) => ("secrets", format!("{field}: {message}")),
+        };
+        Some(Finding::problem(check, message, fix))
+    };
+    let fix = "create the file, or correct its path in host.toml";
+    let metadata = match fs::File::open(path).and_then(|file| file.metadata()) {
+        Ok(metadata) => metadata,
         Err(errno) => {
-            let fix = fix_for(&errno, "create the file, or correct its path in host.toml");
-            return Some(Finding::problem(check, format!("cannot read {path_text}: {errno}"), fix));
+            return problem(format!("cannot read {path_text}: {errno}"), &fix_for(&errno, fix));
         }
     };
+    if metadata.is_dir() {
+        return problem(format!("{path_text} is a directory: must be a file"), fix);
+    }
+    let mode = metadata.mode() & 0o7777;
     let (allowed, rule) = if others == OTHERS { (0o600, "read") } else { (0o644, "change") };
+    if mode & others == 0 {
+        return None;
+    }
     let message = format!("{path_text} has mode {mode:04o}: users other than its owner can {rule} it");
-    (mode & others != 0).then(|| Finding::problem(check, message, format!("`chmod {allowed:o} {path_text}`")))
+    problem(message, &format!("`chmod {allowed:o} {path_text}`"))
 }
 
 /// Checks that `backend.local_dir` is on a file system in memory. Local memory of VMMs that take

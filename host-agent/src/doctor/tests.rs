@@ -202,7 +202,12 @@ fn doctor_does_not_delete_an_incomplete_region() {
 fn missing_or_invalid_config_is_reported() {
     let host = TestHost::new("dax");
     host.tree.files("", &[("host.toml", "[agent]\nhots = 1")]);
-    host.assert_problem(&["config", "unknown field `hots`", "--check-config"]);
+    let output = text(&host.findings());
+    for expected in ["host.toml: line 2: agent.hots: unknown key", "host.toml: backend: is missing"] {
+        let line = output.lines().find(|line| line.contains(expected));
+        assert!(line.is_some_and(|line| line.starts_with("PROBLEM config ")), "no {expected:?} in\n{output}");
+    }
+    assert!(output.contains("--check-config"), "{output}");
     fs::remove_file(host.tree.path("host.toml")).unwrap();
     host.assert_problem(&["config", "No such file", "host.example.toml"]);
 }
@@ -239,7 +244,10 @@ fn files_accessible_by_others_are_reported() {
         "`chmod 600 ",
     ]);
     fs::remove_file(host.tree.path("h0.token")).unwrap();
-    host.assert_problem(&["secrets", "h0.token: No such file"]);
+    host.assert_problem(&["secrets", "agent.token_file: cannot read ", "h0.token: No such file"]);
+    fs::create_dir(host.tree.path("h0.token")).unwrap();
+    host.assert_problem(&["secrets", "agent.token_file: ", "h0.token is a directory"]);
+    fs::remove_dir(host.tree.path("h0.token")).unwrap();
     host.tree.files("", &[("h0.token", "two words")]);
     set_mode(&host.tree, "h0.token", 0o600);
     host.assert_problem(&["secrets", "printable characters"]);

@@ -12,7 +12,7 @@ use pool::{
 };
 use units::{ReservationId, UnixMs};
 
-use super::{Driver, PROCESS_WATCH_RETRY, worker_pool::Lane};
+use super::{Driver, PROCESS_WATCH_RETRY, RecordOperation, worker_pool::Lane};
 use crate::{
     host::{Host, HostError, process::ProcessHandle},
     metrics::Call,
@@ -82,9 +82,15 @@ impl Driver {
         });
     }
 
+    /// Writes a record in another thread. During the write of a record, later operations on it wait.
     pub(super) fn record(&mut self, record: VmRecord) {
-        let records = self.records.clone();
         let reservation = record.reservation;
+        if let Some(next) = self.record_writes.get_mut(&reservation) {
+            *next = Some(RecordOperation::Write(record));
+            return;
+        }
+        self.record_writes.insert(reservation, None);
+        let records = self.records.clone();
         self.tasks.spawn(async move {
             let written = join(tokio::task::spawn_blocking(move || records.write(&record)).await);
             let result = written.map_err(|error| {
@@ -96,10 +102,30 @@ impl Driver {
         });
     }
 
-    /// Deletes the record of a VM, in the driver's task: in another task, the deletion could
-    /// overtake a later write of the same record.
+    /// Deletes the record of a VM, after the write in progress, if any. Otherwise this write would
+    /// create the file again.
     pub(super) fn delete_record(&mut self, reservation: ReservationId) {
         self.usage.remove(reservation);
+        match self.record_writes.get_mut(&reservation) {
+            Some(next) => *next = Some(RecordOperation::Delete),
+            None => self.remove_record(reservation),
+        }
+    }
+
+    /// Performs the operation that waited for the end of a write. Returns whether there was one: the
+    /// result of the write is then obsolete.
+    pub(super) fn continue_after_write(&mut self, reservation: ReservationId) -> bool {
+        match self.record_writes.remove(&reservation).flatten() {
+            None => return false,
+            Some(RecordOperation::Write(record)) => self.record(record),
+            Some(RecordOperation::Delete) => self.remove_record(reservation),
+        }
+        true
+    }
+
+    /// Removes the file of a record, in the driver's task: in another task, the removal could
+    /// overtake a later write of the same record.
+    fn remove_record(&self, reservation: ReservationId) {
         if let Err(error) = self.records.remove(reservation) {
             // The next agent finds the record without a process, and reports the VM's end again.
             tracing::warn!(%reservation, error = units::chain(&error), "cannot delete the record of a VM");

@@ -44,6 +44,13 @@ impl Rig {
     }
 
     async fn with(host: Fake) -> Self {
+        let rig = Self::disconnected(host);
+        rig.connect().await;
+        rig
+    }
+
+    /// Starts a driver without a manager.
+    fn disconnected(host: Fake) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let orphans = host.present_slices().unwrap();
         let host = Arc::new(host);
@@ -58,8 +65,12 @@ impl Rig {
         };
         let (driver, handle, reports) = Driver::new(inputs).unwrap();
         tokio::spawn(driver.run());
-        sender.send(SessionEvent::Connected { rack: "R".to_owned(), lease_ttl: Ns::secs(4) }).await.unwrap();
         Self { host, session: sender, driver: handle, reports, reported: ObservedState::default(), dir }
+    }
+
+    async fn connect(&self) {
+        let connected = SessionEvent::Connected { rack: "R".to_owned(), lease_ttl: Ns::secs(4) };
+        self.session.send(connected).await.unwrap();
     }
 
     async fn send_state(&self, revision: u64, change: impl FnOnce(&mut DesiredState)) {
@@ -215,4 +226,82 @@ async fn manager_of_another_rack_is_disconnected() {
     rig.session.send(SessionEvent::Connected { rack: "Q".to_owned(), lease_ttl: Ns::secs(4) }).await.unwrap();
     tokio::time::timeout(TIMEOUT, rig.reports.disconnect.notified()).await.unwrap();
     assert_eq!(rig.reports.rack.borrow().as_deref(), Some("R"));
+}
+
+/// Regression test: an agent without a manager returned VM_UNKNOWN for a reserved VM.
+#[tokio::test]
+async fn vm_is_unknown_only_after_first_desired_state() {
+    let mut rig = Rig::disconnected(Fake::default());
+    let process = process::identify(std::process::id()).unwrap();
+    let caller = Caller { process, uid: UserId::ROOT };
+    let refused = [
+        rig.attach().await.unwrap_err(),
+        rig.driver.inspect_memory(name(), caller.clone()).await.unwrap_err(),
+    ];
+    for error in refused {
+        let expected = "cannot look up VM a: the agent is not connected to the manager yet; retry later";
+        assert_eq!(units::chain(&error), expected);
+    }
+    rig.connect().await;
+    rig.wait(|report| report.sequence > 0).await;
+    let error = units::chain(&rig.attach().await.unwrap_err());
+    assert!(error.contains("the agent has not received its desired state from the manager yet"), "{error}");
+    rig.send_state(1, |_| ()).await;
+    rig.wait(|report| report.number.revision == Revision(1)).await;
+    rig.session.send(SessionEvent::Disconnected).await.unwrap();
+    for error in
+        [rig.attach().await.unwrap_err(), rig.driver.inspect_memory(name(), caller).await.unwrap_err()]
+    {
+        assert!(matches!(error, DriverError::Refused(Refusal::VmUnknown(_))), "{error:?}");
+    }
+}
+
+/// Regression test: a record was deleted while its last write was still in progress, and the write
+/// created the file again.
+#[tokio::test]
+async fn record_deleted_during_its_write_does_not_return() {
+    let dir = tempfile::tempdir().unwrap();
+    let records = Records::open(dir.path(), "boot").unwrap();
+    let process = Process { pid: 1, started: 1, cgroup: String::new() };
+    let record = VmRecord {
+        reservation: ReservationId(1),
+        vm: name(),
+        process,
+        local: Bytes::mib(1),
+        pinned: false,
+        uid: None,
+        slices: BTreeMap::new(),
+    };
+    let mut driver = idle_driver(dir.path(), records.clone());
+    driver.perform(Effect::Record(record.clone()));
+    driver.perform(Effect::DeleteRecord(record.reservation));
+    finish_tasks(&mut driver).await;
+    assert_eq!(records.load().unwrap(), [], "the write created the deleted record again");
+
+    driver.perform(Effect::Record(record.clone()));
+    driver.perform(Effect::DeleteRecord(record.reservation));
+    let again = VmRecord { local: Bytes::mib(2), ..record };
+    driver.perform(Effect::Record(again.clone()));
+    finish_tasks(&mut driver).await;
+    let stored: Vec<_> = records.load().unwrap().into_iter().map(|vm| vm.record).collect();
+    assert_eq!(stored, [again], "the last write is not the stored one");
+}
+
+fn idle_driver(dir: &std::path::Path, records: Records) -> Driver {
+    let (_, session_events) = mpsc::channel(1);
+    let inputs = DriverInputs {
+        agent: Agent::new(Ns::ZERO, InstanceId(5), None, Vec::new(), Vec::new()),
+        host: Arc::new(Fake::default()),
+        records,
+        runtime_dir: RuntimeDir::lock(dir).unwrap(),
+        metrics: Arc::new(Metrics::new(&Name::new("h0").unwrap(), "fake")),
+        session_events,
+    };
+    Driver::new(inputs).unwrap().0
+}
+
+async fn finish_tasks(driver: &mut Driver) {
+    while let Some(result) = driver.tasks.join_next().await {
+        driver.handle_task_result(result);
+    }
 }

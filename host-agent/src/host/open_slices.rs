@@ -131,9 +131,9 @@ pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
 pub(super) fn check_file_unused(path: &Path, file: FileId) -> Result<(), HostError> {
     let users = process::users_of(file)
         .map_err(|error| HostError::io("find users of", path, io::Error::other(units::chain(&error))))?;
-    if users.unreadable > 0 {
-        UNREADABLE_PROCESSES
-            .call_once(|| tracing::warn!(processes = users.unreadable, "cannot inspect some processes"));
+    if let Some(pid) = users.unreadable.first() {
+        let processes = users.unreadable.len();
+        UNREADABLE_PROCESSES.call_once(|| tracing::warn!(pid, processes, "cannot inspect some processes"));
     }
     if users.pids.is_empty() {
         Ok(())

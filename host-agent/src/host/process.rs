@@ -214,8 +214,8 @@ impl FileId {
 pub struct FileUsers {
     /// Identifiers of the processes that have the file open or mapped.
     pub pids: Vec<u32>,
-    /// Number of processes that could not be inspected.
-    pub unreadable: usize,
+    /// Identifiers of the running processes that could not be inspected.
+    pub unreadable: Vec<u32>,
 }
 
 /// Finds all other processes that have a file open or mapped.
@@ -234,7 +234,8 @@ pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
             Ok(true) => users.pids.push(pid),
             Ok(false) => {}
             Err(errno) if is_gone(&errno) => {}
-            Err(_) => users.unreadable += usize::from(!is_zombie(pid)),
+            Err(_) if is_zombie(pid) => {}
+            Err(_) => users.unreadable.push(pid),
         }
     }
     Ok(users)
@@ -592,6 +593,26 @@ mod tests {
         let pid = child.id();
         end(child);
         assert!(!is_user(pid));
+    }
+
+    #[test]
+    fn processes_of_other_users_are_reported_as_unreadable() {
+        if !rustix::process::geteuid().is_root() {
+            return report_skipped("a search for users of a file by another user, which requires root");
+        }
+        let child = idle_process();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let id = FileId::of(&file.as_file().metadata().unwrap());
+        let as_nobody = std::thread::spawn(move || {
+            let nobody = rustix::process::Uid::from_raw(65534);
+            rustix::thread::set_thread_res_uid(None, nobody, None).unwrap(); // changes only this thread
+            users_of(id).unwrap()
+        });
+        let users = as_nobody.join().unwrap();
+        let pid = child.id();
+        end(child);
+        assert_eq!(users.pids, Vec::<u32>::new());
+        assert!(users.unreadable.contains(&pid), "{users:?} lacks {pid}");
     }
 
     #[test]

@@ -38,6 +38,7 @@ fn driver_rejection(error: &DriverError) -> ReplyMessages {
         DriverError::Refused(Refusal::NotReady { .. } | Refusal::NotRecorded { .. }) => "VM_NOT_READY",
         DriverError::Refused(Refusal::Attached { .. } | Refusal::Ended { .. }) => "VM_ATTACHED",
         DriverError::Refused(Refusal::OtherVm { .. }) => "OTHER_VM",
+        DriverError::NoDesiredState { .. } => "NO_DESIRED_STATE",
         DriverError::Host(_) | DriverError::Stopping => "VM_NOT_READY",
     };
     rejection(reason, units::chain(error))
@@ -161,6 +162,10 @@ mod tests {
             (DriverError::Refused(Refusal::VmUnknown(vm.clone())), "VM_UNKNOWN"),
             (DriverError::Refused(other_user(vm.clone())), "VM_UNKNOWN"),
             (DriverError::Refused(Refusal::Attached { vm: vm.clone(), pid: 7 }), "VM_ATTACHED"),
+            (
+                DriverError::NoDesiredState { vm: vm.clone(), reason: "is not connected to the manager" },
+                "NO_DESIRED_STATE",
+            ),
             (DriverError::Refused(Refusal::NotReady { vm, online: 1, slices: 2 }), "VM_NOT_READY"),
         ] {
             let reply = memory(Err(error));

@@ -56,7 +56,11 @@ fn doctor_finds_problems_and_the_commands_that_fix_them() {
     );
     let demotion = "/sys/kernel/mm/numa/demotion_enabled";
     assert_found_and_fixed(&rack, &format!("echo 1 > {demotion}"), "migration: ");
-    assert_found_and_fixed(&rack, "chmod 644 /etc/tarn/h0.key", "secrets: /etc/tarn/h0.key has mode 0644");
+    assert_found_and_fixed(
+        &rack,
+        "chmod 644 /etc/tarn/h0.key",
+        "secrets: tls.key: /etc/tarn/h0.key has mode 0644",
+    );
 
     rack.run(0, "echo 'somebody:x:1000:1000::/:/bin/sh' > /etc/passwd");
     let as_user = run_doctor(&rack, &format!("su somebody -c '{DOCTOR_COMMAND}'"));
