@@ -163,7 +163,8 @@ impl Rack {
 
     fn create_store(&self) -> Result<(), Failure> {
         let mut command = Command::new(&self.programs.pool_manager);
-        let mut init = self.start_process("init", command.args(["init", "--config"]).arg(&self.config))?;
+        let mut init =
+            self.start_process("init", command.args(["init", "--config"]).arg(&self.config_file))?;
         let status = init.wait()?;
         if status.success() {
             return Ok(());

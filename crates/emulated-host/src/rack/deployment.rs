@@ -131,8 +131,8 @@ impl Rack {
     fn create_store(&self) -> Result<(), HostError> {
         let program = &self.plan.programs.manager;
         let mut init = Command::new(program);
-        let init = init.args(["init", "--config"]).arg(self.manager_dir("rack.toml")).output();
-        let output = init.map_err(HostError::start(program))?;
+        let init = init.args(["init", "--config"]).arg(self.manager_path("rack.toml")).output();
+        let output = init.map_err(HostError::start_error(program))?;
         if output.status.success() {
             return Ok(());
         }
