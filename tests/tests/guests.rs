@@ -268,7 +268,7 @@ async fn unreserved_vm_is_rejected_before_start() {
     }
     let rack = Rack::start(Plan::small(1)).await;
     // Before its first desired state, the agent would return NO_DESIRED_STATE.
-    let request = wire::ReserveRequest { wait_ready: true, ..reserve("h0", "other", 1, "other") };
+    let request = wire::ReserveRequest { wait_ready: true, ..reserve_request("h0", "other", 1, "other") };
     rack.scheduler().await.reserve(request).await.unwrap();
     let kernel = rack.dir().join("kernel");
     fs::write(&kernel, small_guests::print_hello()).unwrap();
