@@ -1,10 +1,13 @@
-//! Reads fields of a TOML file one by one and collects all violations with line, value and rule.
-//! Callers define the fields and their rules.
+//! Configuration files of the services, in TOML. [`load`] reads a file. The caller takes its fields
+//! one by one and states a rule for each. The error lists all violated rules, each with line,
+//! field, value and rule.
 
 use std::{
     cell::RefCell,
     collections::BTreeMap,
     fmt::{self, Display},
+    fs::File,
+    io::{self, Read},
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
@@ -15,8 +18,83 @@ use toml::{
 };
 use units::{Name, Ns};
 
+/// Maximum size of a configuration file in bytes. The largest racks need less than 1 MiB.
+const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Maximum number of characters of an invalid value in a message.
 const SHOWN_CHARS_MAX: usize = 80;
+
+/// Error of a configuration file.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        errno: io::Error,
+    },
+    /// The file violates rules. The message has a line for each violation.
+    #[error("{}", list_violations(path, violations))]
+    Invalid {
+        /// Path of the file.
+        path: PathBuf,
+        /// Violated rules, at least one, sorted by line.
+        violations: Vec<Violation>,
+    },
+}
+
+fn list_violations(path: &Path, violations: &[Violation]) -> String {
+    let lines: Vec<String> =
+        violations.iter().map(|violation| format!("{}: {violation}", path.display())).collect();
+    lines.join("\n")
+}
+
+/// Reads a configuration file. `read` takes the fields of the top table and returns `None` after a
+/// violation. Its second argument is the absolute path of the directory of the file, the base of
+/// relative paths.
+///
+/// # Errors
+/// [`ConfigError::Read`], or [`ConfigError::Invalid`] with all violations.
+pub fn load<T>(
+    path: &Path,
+    read: impl FnOnce(Section<'_>, &Path) -> Option<T>,
+) -> Result<T, ConfigError> {
+    let failed = |errno| ConfigError::Read { path: path.to_owned(), errno };
+    let invalid = |violation| ConfigError::Invalid { path: path.to_owned(), violations: vec![violation] };
+    let mut contents = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut contents).map_err(failed)?;
+    if contents.len() as u64 > FILE_BYTES_MAX {
+        return Err(invalid(Violation::of_file(format!("must have at most {FILE_BYTES_MAX} bytes"))));
+    }
+    parse(decode(&contents).map_err(invalid)?, path, read)
+}
+
+/// Reads the contents of a configuration file, like [`load`]. `path` is the path of the file.
+///
+/// # Errors
+/// [`ConfigError::Invalid`] with all violations. [`ConfigError::Read`] if `path` is relative and the
+/// current directory cannot be determined.
+pub fn parse<T>(
+    text: &str,
+    path: &Path,
+    read: impl FnOnce(Section<'_>, &Path) -> Option<T>,
+) -> Result<T, ConfigError> {
+    let absolute = std::path::absolute(path);
+    let absolute = absolute.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
+    let base = absolute.parent().unwrap_or(&absolute);
+    let text = Text { text, violations: RefCell::default() };
+    let document = text.parse();
+    let result = document.as_ref().and_then(|table| read(Section::root(&text, table), base));
+    drop(document);
+    let violations = text.into_violations();
+    match result {
+        Some(result) if violations.is_empty() => Ok(result),
+        _ => Err(ConfigError::Invalid { path: path.to_owned(), violations }),
+    }
+}
 
 /// Violated rule of the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +107,12 @@ pub struct Violation {
     pub value: Option<String>,
     /// Rule that the field violates, such as "is missing".
     pub rule: String,
+}
+
+impl Violation {
+    fn of_file(rule: String) -> Self {
+        Self { line: None, field: String::new(), value: None, rule }
+    }
 }
 
 impl Display for Violation {
@@ -44,11 +128,8 @@ impl Display for Violation {
     }
 }
 
-/// Decodes the contents of a configuration file.
-///
-/// # Errors
-/// [`Violation`] with the line of the first invalid byte if the contents are not UTF-8.
-pub(super) fn decode(bytes: &[u8]) -> Result<&str, Violation> {
+/// Decodes the contents of a file. The violation has the line of the first byte that is not UTF-8.
+fn decode(bytes: &[u8]) -> Result<&str, Violation> {
     std::str::from_utf8(bytes).map_err(|error| {
         let (valid, invalid) = bytes.split_at(error.valid_up_to());
         let rule = format!("must be UTF-8, but contains the byte {:#04x}", invalid[0]);
@@ -63,18 +144,14 @@ fn line_at(before: &[u8]) -> usize {
 
 /// Contents of a configuration file, and the violations found so far.
 #[derive(Debug)]
-pub(super) struct Text<'a> {
+struct Text<'a> {
     text: &'a str,
     violations: RefCell<Vec<Violation>>,
 }
 
 impl<'a> Text<'a> {
-    pub(super) fn new(text: &'a str) -> Self {
-        Self { text, violations: RefCell::default() }
-    }
-
     /// Parses the text. Returns `None` after reporting syntax errors.
-    pub(super) fn parse(&self) -> Option<DeTable<'a>> {
+    fn parse(&self) -> Option<DeTable<'a>> {
         let (document, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
             let offset = error.span().map(|span| span.start);
@@ -84,7 +161,7 @@ impl<'a> Text<'a> {
     }
 
     /// Returns all violations, sorted by line.
-    pub(super) fn into_violations(self) -> Vec<Violation> {
+    fn into_violations(self) -> Vec<Violation> {
         let mut violations = self.violations.into_inner();
         violations.sort_by_key(|violation| violation.line);
         violations
@@ -99,7 +176,7 @@ impl<'a> Text<'a> {
 /// TOML table from which the caller takes fields one by one; [`Section::reject_unknown_keys`]
 /// reports the others.
 #[derive(Debug)]
-pub(super) struct Section<'a> {
+pub struct Section<'a> {
     text: &'a Text<'a>,
     path: String,
     offset: Option<usize>,
@@ -109,7 +186,7 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    pub(super) fn root(text: &'a Text<'a>, table: &'a DeTable<'a>) -> Self {
+    fn root(text: &'a Text<'a>, table: &'a DeTable<'a>) -> Self {
         Self::new(text, String::new(), None, table)
     }
 
@@ -130,17 +207,18 @@ impl<'a> Section<'a> {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
-    pub(super) fn has(&self, key: &str) -> bool {
+    /// Returns whether the file contains a field that the caller has not taken yet.
+    pub fn has(&self, key: &str) -> bool {
         self.remaining.contains_key(key)
     }
 
     /// Returns whether the file contains a field that the caller has taken before.
-    pub(super) fn is_present(&self, key: &str) -> bool {
+    pub fn is_present(&self, key: &str) -> bool {
         self.present.contains_key(key)
     }
 
     /// Takes a required field. Returns `None` after reporting that it is missing or invalid.
-    pub(super) fn required<T>(
+    pub fn required<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&Field<'a>) -> Result<T, String>,
@@ -154,7 +232,7 @@ impl<'a> Section<'a> {
 
     /// Takes an optional field. Returns `None` after reporting an invalid value, and `Some(None)`
     /// if the field is missing.
-    pub(super) fn optional<T>(
+    pub fn optional<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&Field<'a>) -> Result<T, String>,
@@ -162,32 +240,46 @@ impl<'a> Section<'a> {
         self.take(key).map_or(Some(None), |field| field.read(read).map(Some))
     }
 
-    /// Takes an optional list of at most `max` items. Returns `None` after reporting a violation,
-    /// and an empty list if the field is missing.
-    pub(super) fn list<T>(
+    /// Takes an optional list whose number of items must be in `count`. Returns `None` after
+    /// reporting a violation, and `Some(None)` if the field is missing.
+    pub fn list<T>(
         &mut self,
         key: &'static str,
-        max: usize,
+        count: RangeInclusive<usize>,
         mut read: impl FnMut(&Field<'a>) -> Result<T, String>,
-    ) -> Option<Vec<T>> {
-        let items = self.optional(key, |field| field.items(max))?.unwrap_or_default();
-        items.iter().map(|item| item.read(&mut read)).collect::<Vec<_>>().into_iter().collect()
+    ) -> Option<Option<Vec<T>>> {
+        let Some(items) = self.optional(key, |field| field.items(count))? else { return Some(None) };
+        let items: Vec<Option<T>> = items.iter().map(|item| item.read(&mut read)).collect();
+        items.into_iter().collect::<Option<Vec<T>>>().map(Some)
     }
 
     /// Takes an optional table. Returns `None` if it is missing, or after reporting a violation.
-    pub(super) fn section(&mut self, key: &'static str) -> Option<Section<'a>> {
+    pub fn section(&mut self, key: &'static str) -> Option<Section<'a>> {
         self.optional(key, Field::section).flatten()
     }
 
     /// Takes an array of at most `max` tables `[[key]]`.
-    pub(super) fn sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
-        let items = self.optional(key, |field| field.items(max)).flatten().unwrap_or_default();
+    pub fn sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
+        let items = self.optional(key, |field| field.items(0..=max)).flatten().unwrap_or_default();
         items.iter().filter_map(|item| item.read(Field::section)).collect()
+    }
+
+    /// Reads all remaining fields, whose keys are names that the file defines. Returns `None` after
+    /// reporting a violation.
+    pub fn named<T>(self, read: impl Fn(&Field<'a>) -> Option<T>) -> Option<BTreeMap<Name, T>> {
+        let entry = |(key, (_, value)): (&&'a str, &(usize, &'a Spanned<DeValue<'a>>))| {
+            let field = Field { text: self.text, path: self.field(key), value };
+            let name = field.read(|_| Name::new(key).map_err(|error| error.to_string()));
+            let settings = read(&field);
+            Some((name?, settings?))
+        };
+        let entries: Vec<_> = self.remaining.iter().map(entry).collect();
+        entries.into_iter().collect()
     }
 
     /// Reports that field `key` violates `rule`, and returns `None`, unless `holds` is true. The
     /// report has the value of the field if the caller has taken the field before.
-    pub(super) fn check(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
+    pub fn check(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
         if !holds {
             match self.present.get(key) {
                 Some(field) => field.report(rule.to_owned()),
@@ -198,7 +290,7 @@ impl<'a> Section<'a> {
     }
 
     /// Reports all fields that were not taken as unknown.
-    pub(super) fn reject_unknown_keys(self) {
+    pub fn reject_unknown_keys(self) {
         let rule = format!("unknown key; must be one of {}", self.known.join(", "));
         for (key, (offset, _)) in &self.remaining {
             self.text.report(Some(*offset), self.field(key), None, rule.clone());
@@ -208,14 +300,15 @@ impl<'a> Section<'a> {
 
 /// Value of a field, with its path and its position in the file.
 #[derive(Clone, Debug)]
-pub(super) struct Field<'a> {
+pub struct Field<'a> {
     text: &'a Text<'a>,
     path: String,
     value: &'a Spanned<DeValue<'a>>,
 }
 
 impl<'a> Field<'a> {
-    fn read<T>(&self, read: impl FnOnce(&Field<'a>) -> Result<T, String>) -> Option<T> {
+    /// Reads the value. Returns `None` after reporting the rule that it violates.
+    pub fn read<T>(&self, read: impl FnOnce(&Field<'a>) -> Result<T, String>) -> Option<T> {
         read(self).map_err(|rule| self.report(rule)).ok()
     }
 
@@ -227,38 +320,71 @@ impl<'a> Field<'a> {
     }
 
     /// Returns the path of the field, such as `emc[0].path`.
-    pub(super) fn field_path(&self) -> &str {
+    pub fn field_path(&self) -> &str {
         &self.path
     }
 
-    pub(super) fn section(&self) -> Result<Section<'a>, String> {
+    /// Parses a table.
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn section(&self) -> Result<Section<'a>, String> {
         let table = self.value.get_ref().as_table().ok_or("must be a table")?;
         Ok(Section::new(self.text, self.path.clone(), Some(self.value.span().start), table))
     }
 
-    fn items(&self, max: usize) -> Result<Vec<Field<'a>>, String> {
+    /// Parses a table of at most `max` fields whose keys are names; see [`Section::named`].
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn names(&self, max: usize) -> Result<Section<'a>, String> {
+        let section = self.section()?;
+        let count = section.remaining.len();
+        if count <= max { Ok(section) } else { Err(format!("has {count} names: must have at most {max}")) }
+    }
+
+    fn items(&self, count: RangeInclusive<usize>) -> Result<Vec<Field<'a>>, String> {
         let items = self.value.get_ref().as_array().ok_or("must be a list")?;
-        if items.len() > max {
-            return Err(format!("has {} items: must have at most {max}", items.len()));
+        match items.len() {
+            0 if !count.contains(&0) => return Err("must not be empty".to_owned()),
+            found if !count.contains(&found) => {
+                return Err(format!("has {found} items: must have at most {}", count.end()));
+            }
+            _ => {}
         }
         let item = |(i, value)| Field { text: self.text, path: format!("{}[{i}]", self.path), value };
         Ok(items.iter().enumerate().map(item).collect())
     }
 
-    pub(super) fn str(&self) -> Result<&'a str, String> {
+    /// Parses a string.
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn str(&self) -> Result<&'a str, String> {
         self.value.get_ref().as_str().ok_or_else(|| "must be a string in quotes".to_owned())
     }
 
-    pub(super) fn name(&self) -> Result<Name, String> {
+    /// Parses a name.
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn name(&self) -> Result<Name, String> {
         Name::new(self.str()?).map_err(|error| error.to_string())
     }
 
-    /// Parses a path; a relative path is resolved against `base`.
-    pub(super) fn path(&self, base: &Path) -> Result<PathBuf, String> {
+    /// Parses a path. A relative path is resolved against `base`.
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn path(&self, base: &Path) -> Result<PathBuf, String> {
         absolute(base, self.str()?)
     }
 
-    pub(super) fn integer<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
+    /// Parses a whole number and checks its range.
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn integer<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
     where
         T: Copy + Display + PartialOrd + TryFrom<u64>,
     {
@@ -268,14 +394,21 @@ impl<'a> Field<'a> {
         number.ok_or_else(|| format!("must be a whole number from {} to {}", range.start(), range.end()))
     }
 
-    pub(super) fn number(&self) -> Result<f64, String> {
+    /// Parses a number, which may be fractional.
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn number(&self) -> Result<f64, String> {
         let value = self.value.get_ref();
         let digits = value.as_float().map(|n| n.as_str()).or(value.as_integer().map(|n| n.as_str()));
         digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| "must be a number".to_owned())
     }
 
     /// Parses a number of seconds, which may be fractional, and checks its range.
-    pub(super) fn seconds(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn seconds(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
         let in_seconds = |ns: &Ns| ns.as_duration().as_secs_f64();
         let rule = || {
             format!(
@@ -289,8 +422,11 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Returns the absolute form of `path`; a relative path is resolved against `base`.
-pub(super) fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
+/// Returns the absolute form of `path`. A relative path is resolved against `base`.
+///
+/// # Errors
+/// The rule that the path violates.
+pub fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
         path if path.contains('\0') => Err("must not contain a NUL character".to_owned()),
