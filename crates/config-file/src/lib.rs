@@ -21,7 +21,7 @@ use units::{Name, Ns};
 /// Maximum size of a configuration file in bytes. The largest racks need less than 1 MiB.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Maximum number of characters of an invalid value in a message.
-const SHOWN_CHARS_MAX: usize = 80;
+const SHOWN_VALUE_CHARS_MAX: usize = 80;
 
 /// Error of a configuration file.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,7 @@ pub fn parse<T>(
     let absolute = std::path::absolute(path);
     let absolute = absolute.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
     let base = absolute.parent().unwrap_or(&absolute);
-    let text = Text { text, violations: RefCell::default() };
+    let text = SourceText { text, violations: RefCell::default() };
     let document = text.parse();
     let result = document.as_ref().and_then(|table| read(Section::root(&text, table), base));
     drop(document);
@@ -133,29 +133,29 @@ fn decode(bytes: &[u8]) -> Result<&str, Violation> {
     std::str::from_utf8(bytes).map_err(|error| {
         let (valid, invalid) = bytes.split_at(error.valid_up_to());
         let rule = format!("must be UTF-8, but contains the byte {:#04x}", invalid[0]);
-        Violation { line: Some(line_at(valid)), field: String::new(), value: None, rule }
+        Violation { line: Some(line_number_after(valid)), field: String::new(), value: None, rule }
     })
 }
 
-/// Returns the number of the line that follows `before`, the beginning of a file.
-fn line_at(before: &[u8]) -> usize {
+/// Returns the number, from 1, of the last line in `before`, the beginning of a file.
+fn line_number_after(before: &[u8]) -> usize {
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 /// Contents of a configuration file, and the violations found so far.
 #[derive(Debug)]
-struct Text<'a> {
+struct SourceText<'a> {
     text: &'a str,
     violations: RefCell<Vec<Violation>>,
 }
 
-impl<'a> Text<'a> {
+impl<'a> SourceText<'a> {
     /// Parses the text. Returns `None` after reporting syntax errors.
     fn parse(&self) -> Option<DeTable<'a>> {
         let (document, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
             let offset = error.span().map(|span| span.start);
-            self.report(offset, String::new(), None, format!("invalid TOML: {}", error.message()));
+            self.report_violation(offset, String::new(), None, format!("invalid TOML: {}", error.message()));
         }
         errors.is_empty().then(|| document.into_inner())
     }
@@ -167,43 +167,43 @@ impl<'a> Text<'a> {
         violations
     }
 
-    fn report(&self, offset: Option<usize>, field: String, value: Option<String>, rule: String) {
-        let line = offset.map(|offset| line_at(&self.text.as_bytes()[..offset]));
+    fn report_violation(&self, offset: Option<usize>, field: String, value: Option<String>, rule: String) {
+        let line = offset.map(|offset| line_number_after(&self.text.as_bytes()[..offset]));
         self.violations.borrow_mut().push(Violation { line, field, value, rule });
     }
 }
 
-/// TOML table from which the caller takes fields one by one; [`Section::reject_unknown_keys`]
-/// reports the others.
+/// TOML table. The caller takes its fields one by one, and [`Section::reject_unknown_keys`] reports
+/// the fields that were not taken.
 #[derive(Debug)]
 pub struct Section<'a> {
-    text: &'a Text<'a>,
+    text: &'a SourceText<'a>,
     path: String,
     offset: Option<usize>,
     remaining: BTreeMap<&'a str, (usize, &'a Spanned<DeValue<'a>>)>,
-    known: Vec<&'static str>,
-    present: BTreeMap<&'static str, Field<'a>>,
+    known_keys: Vec<&'static str>,
+    taken_fields: BTreeMap<&'static str, Field<'a>>,
 }
 
 impl<'a> Section<'a> {
-    fn root(text: &'a Text<'a>, table: &'a DeTable<'a>) -> Self {
+    fn root(text: &'a SourceText<'a>, table: &'a DeTable<'a>) -> Self {
         Self::new(text, String::new(), None, table)
     }
 
-    fn new(text: &'a Text<'a>, path: String, offset: Option<usize>, table: &'a DeTable<'a>) -> Self {
+    fn new(text: &'a SourceText<'a>, path: String, offset: Option<usize>, table: &'a DeTable<'a>) -> Self {
         let entries = table.iter().map(|(key, value)| (key.get_ref().as_ref(), (key.span().start, value)));
-        Self { text, path, offset, remaining: entries.collect(), known: Vec::new(), present: BTreeMap::new() }
+        Self { text, path, offset, remaining: entries.collect(), known_keys: Vec::new(), taken_fields: BTreeMap::new() }
     }
 
     fn take(&mut self, key: &'static str) -> Option<Field<'a>> {
-        self.known.push(key);
+        self.known_keys.push(key);
         let (_, value) = self.remaining.remove(key)?;
-        let field = Field { text: self.text, path: self.field(key), value };
-        self.present.insert(key, field.clone());
+        let field = Field { text: self.text, path: self.field_path(key), value };
+        self.taken_fields.insert(key, field.clone());
         Some(field)
     }
 
-    fn field(&self, key: &str) -> String {
+    fn field_path(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
@@ -214,17 +214,17 @@ impl<'a> Section<'a> {
 
     /// Returns whether the file contains a field that the caller has taken before.
     pub fn is_present(&self, key: &str) -> bool {
-        self.present.contains_key(key)
+        self.taken_fields.contains_key(key)
     }
 
     /// Takes a required field. Returns `None` after reporting that it is missing or invalid.
-    pub fn required<T>(
+    pub fn take_required<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&Field<'a>) -> Result<T, String>,
     ) -> Option<T> {
         let Some(field) = self.take(key) else {
-            self.text.report(self.offset, self.field(key), None, "is missing".to_owned());
+            self.text.report_violation(self.offset, self.field_path(key), None, "is missing".to_owned());
             return None;
         };
         field.read(read)
@@ -232,7 +232,7 @@ impl<'a> Section<'a> {
 
     /// Takes an optional field. Returns `None` after reporting an invalid value, and `Some(None)`
     /// if the field is missing.
-    pub fn optional<T>(
+    pub fn take_optional<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&Field<'a>) -> Result<T, String>,
@@ -242,33 +242,33 @@ impl<'a> Section<'a> {
 
     /// Takes an optional list whose number of items must be in `count`. Returns `None` after
     /// reporting a violation, and `Some(None)` if the field is missing.
-    pub fn list<T>(
+    pub fn take_list<T>(
         &mut self,
         key: &'static str,
         count: RangeInclusive<usize>,
         mut read: impl FnMut(&Field<'a>) -> Result<T, String>,
     ) -> Option<Option<Vec<T>>> {
-        let Some(items) = self.optional(key, |field| field.items(count))? else { return Some(None) };
+        let Some(items) = self.take_optional(key, |field| field.to_items(count))? else { return Some(None) };
         let items: Vec<Option<T>> = items.iter().map(|item| item.read(&mut read)).collect();
         items.into_iter().collect::<Option<Vec<T>>>().map(Some)
     }
 
     /// Takes an optional table. Returns `None` if it is missing, or after reporting a violation.
-    pub fn section(&mut self, key: &'static str) -> Option<Section<'a>> {
-        self.optional(key, Field::section).flatten()
+    pub fn take_section(&mut self, key: &'static str) -> Option<Section<'a>> {
+        self.take_optional(key, Field::to_section).flatten()
     }
 
     /// Takes an array of at most `max` tables `[[key]]`.
-    pub fn sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
-        let items = self.optional(key, |field| field.items(0..=max)).flatten().unwrap_or_default();
-        items.iter().filter_map(|item| item.read(Field::section)).collect()
+    pub fn take_sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
+        let items = self.take_optional(key, |field| field.to_items(0..=max)).flatten().unwrap_or_default();
+        items.iter().filter_map(|item| item.read(Field::to_section)).collect()
     }
 
     /// Reads all remaining fields, whose keys are names that the file defines. Returns `None` after
     /// reporting a violation.
-    pub fn named<T>(self, read: impl Fn(&Field<'a>) -> Option<T>) -> Option<BTreeMap<Name, T>> {
+    pub fn read_named<T>(self, read: impl Fn(&Field<'a>) -> Option<T>) -> Option<BTreeMap<Name, T>> {
         let entry = |(key, (_, value)): (&&'a str, &(usize, &'a Spanned<DeValue<'a>>))| {
-            let field = Field { text: self.text, path: self.field(key), value };
+            let field = Field { text: self.text, path: self.field_path(key), value };
             let name = field.read(|_| Name::new(key).map_err(|error| error.to_string()));
             let settings = read(&field);
             Some((name?, settings?))
@@ -277,13 +277,13 @@ impl<'a> Section<'a> {
         entries.into_iter().collect()
     }
 
-    /// Reports that field `key` violates `rule`, and returns `None`, unless `holds` is true. The
-    /// report has the value of the field if the caller has taken the field before.
+    /// Returns `Some` if `holds` is true. Otherwise, reports that field `key` violates `rule`, with
+    /// the value of the field if the caller has taken it.
     pub fn check(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
         if !holds {
-            match self.present.get(key) {
-                Some(field) => field.report(rule.to_owned()),
-                None => self.text.report(self.offset, self.field(key), None, rule.to_owned()),
+            match self.taken_fields.get(key) {
+                Some(field) => field.report_violation(rule.to_owned()),
+                None => self.text.report_violation(self.offset, self.field_path(key), None, rule.to_owned()),
             }
         }
         holds.then_some(())
@@ -291,9 +291,9 @@ impl<'a> Section<'a> {
 
     /// Reports all fields that were not taken as unknown.
     pub fn reject_unknown_keys(self) {
-        let rule = format!("unknown key; must be one of {}", self.known.join(", "));
+        let rule = format!("unknown key; must be one of {}", self.known_keys.join(", "));
         for (key, (offset, _)) in &self.remaining {
-            self.text.report(Some(*offset), self.field(key), None, rule.clone());
+            self.text.report_violation(Some(*offset), self.field_path(key), None, rule.clone());
         }
     }
 }
@@ -301,7 +301,7 @@ impl<'a> Section<'a> {
 /// Value of a field, with its path and its position in the file.
 #[derive(Clone, Debug)]
 pub struct Field<'a> {
-    text: &'a Text<'a>,
+    text: &'a SourceText<'a>,
     path: String,
     value: &'a Spanned<DeValue<'a>>,
 }
@@ -309,14 +309,14 @@ pub struct Field<'a> {
 impl<'a> Field<'a> {
     /// Reads the value. Returns `None` after reporting the rule that it violates.
     pub fn read<T>(&self, read: impl FnOnce(&Field<'a>) -> Result<T, String>) -> Option<T> {
-        read(self).map_err(|rule| self.report(rule)).ok()
+        read(self).map_err(|rule| self.report_violation(rule)).ok()
     }
 
-    fn report(&self, rule: String) {
+    fn report_violation(&self, rule: String) {
         let span = self.value.span();
         let shown = self.text.text[span.clone()].lines().next().unwrap_or_default();
-        let shown = shown.chars().take(SHOWN_CHARS_MAX).collect();
-        self.text.report(Some(span.start), self.path.clone(), Some(shown), rule);
+        let shown = shown.chars().take(SHOWN_VALUE_CHARS_MAX).collect();
+        self.text.report_violation(Some(span.start), self.path.clone(), Some(shown), rule);
     }
 
     /// Returns the path of the field, such as `emc[0].path`.
@@ -328,22 +328,22 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// The rule that the value violates.
-    pub fn section(&self) -> Result<Section<'a>, String> {
+    pub fn to_section(&self) -> Result<Section<'a>, String> {
         let table = self.value.get_ref().as_table().ok_or("must be a table")?;
         Ok(Section::new(self.text, self.path.clone(), Some(self.value.span().start), table))
     }
 
-    /// Parses a table of at most `max` fields whose keys are names; see [`Section::named`].
+    /// Parses a table of at most `max` fields whose keys are names; see [`Section::read_named`].
     ///
     /// # Errors
     /// The rule that the value violates.
-    pub fn names(&self, max: usize) -> Result<Section<'a>, String> {
-        let section = self.section()?;
+    pub fn to_named_section(&self, max: usize) -> Result<Section<'a>, String> {
+        let section = self.to_section()?;
         let count = section.remaining.len();
         if count <= max { Ok(section) } else { Err(format!("has {count} names: must have at most {max}")) }
     }
 
-    fn items(&self, count: RangeInclusive<usize>) -> Result<Vec<Field<'a>>, String> {
+    fn to_items(&self, count: RangeInclusive<usize>) -> Result<Vec<Field<'a>>, String> {
         let items = self.value.get_ref().as_array().ok_or("must be a list")?;
         match items.len() {
             0 if !count.contains(&0) => return Err("must not be empty".to_owned()),
@@ -360,7 +360,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// The rule that the value violates.
-    pub fn str(&self) -> Result<&'a str, String> {
+    pub fn as_str(&self) -> Result<&'a str, String> {
         self.value.get_ref().as_str().ok_or_else(|| "must be a string in quotes".to_owned())
     }
 
@@ -368,23 +368,23 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// The rule that the value violates.
-    pub fn name(&self) -> Result<Name, String> {
-        Name::new(self.str()?).map_err(|error| error.to_string())
+    pub fn to_name(&self) -> Result<Name, String> {
+        Name::new(self.as_str()?).map_err(|error| error.to_string())
     }
 
     /// Parses a path. A relative path is resolved against `base`.
     ///
     /// # Errors
     /// The rule that the value violates.
-    pub fn path(&self, base: &Path) -> Result<PathBuf, String> {
-        absolute(base, self.str()?)
+    pub fn to_path(&self, base: &Path) -> Result<PathBuf, String> {
+        to_absolute(base, self.as_str()?)
     }
 
     /// Parses a whole number and checks its range.
     ///
     /// # Errors
     /// The rule that the value violates.
-    pub fn integer<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
+    pub fn to_integer<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
     where
         T: Copy + Display + PartialOrd + TryFrom<u64>,
     {
@@ -398,7 +398,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// The rule that the value violates.
-    pub fn number(&self) -> Result<f64, String> {
+    pub fn to_number(&self) -> Result<f64, String> {
         let value = self.value.get_ref();
         let digits = value.as_float().map(|n| n.as_str()).or(value.as_integer().map(|n| n.as_str()));
         digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| "must be a number".to_owned())
@@ -408,7 +408,7 @@ impl<'a> Field<'a> {
     ///
     /// # Errors
     /// The rule that the value violates.
-    pub fn seconds(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
+    pub fn to_duration(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
         let in_seconds = |ns: &Ns| ns.as_duration().as_secs_f64();
         let rule = || {
             format!(
@@ -417,7 +417,7 @@ impl<'a> Field<'a> {
                 in_seconds(range.end())
             )
         };
-        let span = std::time::Duration::try_from_secs_f64(self.number().map_err(|_| rule())?);
+        let span = std::time::Duration::try_from_secs_f64(self.to_number().map_err(|_| rule())?);
         span.ok().map(Ns::from).filter(|span| range.contains(span)).ok_or_else(rule)
     }
 }
@@ -426,10 +426,10 @@ impl<'a> Field<'a> {
 ///
 /// # Errors
 /// The rule that the path violates.
-pub fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
+pub fn to_absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
         path if path.contains('\0') => Err("must not contain a NUL character".to_owned()),
-        path => std::path::absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
+        path => std::path::to_absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
     }
 }
