@@ -56,10 +56,10 @@ impl Driver {
     }
 
     /// Returns the files that identify an open device, relative to its directory.
-    const fn files(self) -> &'static [&'static str] {
+    const fn identifying_files(self) -> &'static [&'static str] {
         match self {
             Self::Emulated => &[RACK_UUID_FILE, "epochs", "slices"],
-            Self::SharedDax => &[RACK_UUID_FILE, shared_dax::FILE],
+            Self::SharedDax => &[RACK_UUID_FILE, shared_dax::RECORD_FILE],
         }
     }
 
@@ -82,7 +82,8 @@ impl Driver {
         serial: &str,
         rack: &str,
     ) -> Result<Box<dyn Device>, DeviceError> {
-        let io_error = |doing| move |errno| DeviceError::Io { doing, path: path.join(RACK_UUID_FILE), errno };
+        let io_error =
+            |operation| move |errno| DeviceError::Io { operation, path: path.join(RACK_UUID_FILE), errno };
         let owner = rack_uuid_file::read(path).map_err(io_error("read"))?;
         let is_assigned = owner.is_some();
         match owner {
@@ -290,10 +291,10 @@ pub enum DeviceError {
     },
     /// Failure of one slice: the operating system rejected an operation on the slice's file.
     /// Other slices of the device work.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Slice {
         /// Operation, such as "truncate".
-        doing: &'static str,
+        operation: &'static str,
         /// File of the slice.
         path: PathBuf,
         /// Error of the operating system.
@@ -301,10 +302,10 @@ pub enum DeviceError {
         errno: io::Error,
     },
     /// Failure of the whole device: the operating system rejected an operation.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
         /// Operation, such as "open".
-        doing: &'static str,
+        operation: &'static str,
         /// File or directory of the EMC.
         path: PathBuf,
         /// Error of the operating system.

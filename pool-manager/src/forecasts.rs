@@ -23,7 +23,7 @@ use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAIN_CALL
 
 pub use explanation::facts;
 pub use models::{Labels, ModelError, ModelSummary, Training};
-pub use state::{SensitivityPrediction, VmForecast, ended_vm};
+pub use state::{SensitivityPrediction, VmForecast, new_ended_vm};
 
 use crate::{
     driver::{DriverError, Handle},
@@ -89,7 +89,7 @@ impl Forecasts {
             match bytes.map(|(_, _, bytes)| ModelFile::read(bytes)) {
                 Some(Ok(file)) => {
                     let calibration = calibration_of(&file);
-                    state.serve(version, file, calibration, OperatingPoint::without_pool(limits));
+                    state.set_serving_model(version, file, calibration, OperatingPoint::without_pool(limits));
                 }
                 Some(Err(error)) => {
                     let (kind, error) = (kind.name(), units::chain(&error));
@@ -100,7 +100,7 @@ impl Forecasts {
                 }
             }
         }
-        stored.outcomes.iter().for_each(|(number, vm)| state.load(*number, vm));
+        stored.outcomes.iter().for_each(|(number, vm)| state.load_outcome(*number, vm));
         stored.starts.into_iter().for_each(|(id, start)| state.load_start(id, start));
         let inputs = state.point_inputs(limits);
         state.set_point(inputs.serving, inputs.choose());
@@ -160,11 +160,11 @@ impl Forecasts {
     pub async fn add_outcomes(&self, vms: Vec<EndedVm>) -> Result<u32, DriverError> {
         let (numbers, mut writes): (Vec<u64>, Vec<_>) = {
             let mut state = self.write();
-            vms.into_iter().filter_map(|vm| state.add(vm)).unzip()
+            vms.into_iter().filter_map(|vm| state.add_outcome(vm)).unzip()
         };
         let added = u32::try_from(numbers.len()).expect("the size of a request is limited");
-        writes.extend(self.write().expire(self.retention_start()?));
-        self.driver.write_entries(writes).await.inspect_err(|_| self.write().remove(&numbers))?;
+        writes.extend(self.write().expire_outcomes(self.retention_start()?));
+        self.driver.write_entries(writes).await.inspect_err(|_| self.write().remove_outcomes(&numbers))?;
         Ok(added)
     }
 
@@ -182,12 +182,12 @@ impl Forecasts {
     ///
     /// # Errors
     /// [`ModelError::Driver`] if the store cannot be read.
-    pub async fn outcomes(
+    pub async fn list_outcomes(
         &self,
         after: u64,
         limit: usize,
     ) -> Result<(Vec<EndedVm>, Option<u64>), ModelError> {
-        let vms = self.stored_outcomes().await?;
+        let vms = self.load_outcomes().await?;
         let mut later = vms.into_iter().filter(|(number, _)| *number > after);
         let page: Vec<(u64, EndedVm)> = later.by_ref().take(limit).collect();
         let next = later.next().and(page.last()).map(|(number, _)| *number);
@@ -220,7 +220,7 @@ impl Forecasts {
     /// Updates the metrics of serving models, outcomes and the operating point.
     fn update_metrics(&self) {
         let state = self.read();
-        self.metrics.set_forecasts(state.serving(), state.point(), state.outcomes());
+        self.metrics.set_forecasts(state.serving_versions(), state.operating_point(), state.outcome_count());
     }
 }
 

@@ -74,7 +74,7 @@ impl LedgerStore {
     /// if the space has become too low for reservations, `Some(false)` if it has become sufficient,
     /// and `None` if nothing changed. The minimum leaves enough space for all writes between two
     /// checks.
-    pub fn space_changed(&mut self) -> Option<bool> {
+    pub fn check_space_change(&mut self) -> Option<bool> {
         let every = STORE_SPACE_CHECK_INTERVAL.as_duration();
         if self.space_checked_at.is_some_and(|at| at.elapsed() < every) {
             return None;
@@ -87,7 +87,7 @@ impl LedgerStore {
 
     /// Returns the maximum sleep of the driver's thread while the space is low. Nothing is written
     /// then, so that the thread must wake up to check the space.
-    pub fn sleep_max(&self) -> Option<Duration> {
+    pub fn max_sleep(&self) -> Option<Duration> {
         self.is_space_low.then(|| STORE_LOW_SPACE_CHECK_INTERVAL.as_duration())
     }
 
@@ -113,7 +113,7 @@ impl LedgerStore {
 ///
 /// # Errors
 /// [`LoadError`] if the decisions cannot be read.
-pub fn decisions(store: &mut dyn Scan, subject: &str) -> Result<Vec<(u64, Decision)>, LoadError> {
+pub fn find_decisions(store: &mut dyn Scan, subject: &str) -> Result<Vec<(u64, Decision)>, LoadError> {
     let mut decisions = VecDeque::new();
     records::scan(store, Table::Audit, &mut |record| {
         if let Record::Decision(seq, decision) = record

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::store::disk::{private, sync_parent};
+use crate::store::disk::{private_file_options, sync_parent};
 
 /// Name of the file that contains the UUID of the rack.
 pub const RACK_UUID_FILE: &str = "rack-uuid";
@@ -60,7 +60,7 @@ fn is_uuid(text: &str) -> bool {
 /// directory belongs to no rack.
 pub fn write(folder: &Path, rack_uuid: &str) -> io::Result<()> {
     let partial = folder.join(format!("{RACK_UUID_FILE}.partial"));
-    let mut file = private().create(true).truncate(true).open(&partial)?;
+    let mut file = private_file_options().create(true).truncate(true).open(&partial)?;
     writeln!(file, "{rack_uuid}")?;
     file.sync_all()?;
     fs::rename(&partial, folder.join(RACK_UUID_FILE))?;

@@ -11,7 +11,7 @@ use pool::record::{Key, Meta, Record};
 use crate::store::{Scan, StoreError, Table, Write, meta, number};
 
 /// Key of the ledger's metadata in [`Table::Meta`].
-const LEDGER: &[u8] = b"ledger";
+const LEDGER_META_KEY: &[u8] = b"ledger";
 
 /// Initial size of the encoding buffer, in bytes; large enough for most records.
 const RECORD_BYTES_TYPICAL: usize = 256;
@@ -70,7 +70,7 @@ fn encode(record: &Record) -> Vec<u8> {
 
 fn table_and_key(key: Key) -> (Table, Vec<u8>) {
     match key {
-        Key::Meta => (Table::Meta, LEDGER.to_vec()),
+        Key::Meta => (Table::Meta, LEDGER_META_KEY.to_vec()),
         Key::Emc(id) => (Table::Emcs, short_key(id.0)),
         Key::Host(id) => (Table::Hosts, short_key(id.0)),
         Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
@@ -104,7 +104,7 @@ pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable
 pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
     let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
     match table {
-        Table::Meta if key != LEDGER => Ok(()),
+        Table::Meta if key != LEDGER_META_KEY => Ok(()),
         Table::Outcomes | Table::Forecasts | Table::Models => {
             forecast_rows::check_row(table, key, value).map_err(unreadable)
         }
@@ -137,7 +137,7 @@ pub fn load(store: &mut dyn Scan) -> Result<StoreContents, LoadError> {
     store.scan(Table::Meta, &mut |key, value| match key {
         meta::RESTORED => loaded.restored = number(value) == Some(1),
         meta::GENERATION => generation = number(value).unwrap_or(0),
-        LEDGER => match read(Table::Meta, key, value) {
+        LEDGER_META_KEY => match read(Table::Meta, key, value) {
             Ok(Record::Meta(meta)) => loaded.meta = Some(meta),
             Ok(_) => {}
             Err(unreadable) => error = Some(unreadable),

@@ -28,7 +28,8 @@ struct Method {
 }
 
 /// Labels for calls of unknown methods.
-const UNKNOWN: Method = Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
+const UNKNOWN_METHOD: Method =
+    Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
 
 /// Labels of finished calls: method and status code.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -80,8 +81,8 @@ impl RpcMetrics {
     }
 
     /// Counts the start of a call. `path` is the HTTP path of the method.
-    pub(crate) fn start(self: &Arc<Self>, path: &str) -> Call {
-        let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN);
+    pub(crate) fn start_call(self: &Arc<Self>, path: &str) -> Call {
+        let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN_METHOD);
         self.started.get_or_create(&method).inc();
         Call { metrics: Arc::clone(self), method, since: Instant::now(), code: Code::Cancelled }
     }

@@ -23,7 +23,7 @@ use units::{
 };
 
 use crate::{
-    convert::{Invalid, shares::ShareReport},
+    convert::{InvalidField, shares::ShareReport},
     driver::{DriverError, Handle},
     records::share_rows::{self, Weights, WeightsByHost},
     store::{Scan, StoreError},
@@ -34,7 +34,7 @@ use crate::{
 pub enum SetWeightsError {
     /// The host would have more than [`TENANTS_PER_HOST_MAX`] weights.
     #[error(transparent)]
-    Invalid(#[from] Invalid),
+    Invalid(#[from] InvalidField),
     /// The host does not exist, the store failed, or the manager is stopping.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -100,7 +100,7 @@ impl Shares {
         if weights.len() > TENANTS_PER_HOST_MAX {
             let total = format!("{} weights for {host}:", weights.len());
             let rule = format!("must be at most {TENANTS_PER_HOST_MAX}; set a weight to 0 to remove it");
-            return Err(Invalid::new("weights", total, rule).into());
+            return Err(InvalidField::new("weights", total, rule).into());
         }
         if weights == *before {
             return Ok(before);

@@ -100,10 +100,10 @@ pub enum StoreFolderError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The operating system rejected an operation.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
         /// Operation, such as "read".
-        doing: &'static str,
+        operation: &'static str,
         /// File of the operation.
         path: PathBuf,
         /// Error of the operating system.
@@ -166,14 +166,14 @@ pub fn init(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
 /// Writes the rack UUID file, unless it exists. A crash during [`init`] can leave a rack without
 /// this file.
 fn write_missing_uuid(folder: &Path, meta: &Meta) -> Result<(), StoreFolderError> {
-    if rack_of_folder(folder)?.is_none() {
+    if read_rack_uuid(folder)?.is_none() {
         rack_uuid_file::write(folder, &meta.rack_uuid).map_err(io_error("write", folder))?;
     }
     Ok(())
 }
 
 /// Returns a new UUID from random numbers of the kernel.
-pub fn uuid() -> String {
+pub fn random_uuid() -> String {
     let mut bytes = [0_u8; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .expect("the kernel has random numbers");
@@ -187,7 +187,7 @@ pub fn uuid() -> String {
 /// # Errors
 /// [`StoreFolderError::LedgerLost`] or [`StoreFolderError::NoRack`] if the file is missing or empty.
 pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderError> {
-    find_file_defect(folder)?.map_or(Ok(()), |defect| Err(no_rack(folder, defect, rack_toml)))
+    find_file_defect(folder)?.map_or(Ok(()), |defect| Err(no_rack_error(folder, defect, rack_toml)))
 }
 
 /// Checks that the ledger contains a rack, and that its directory belongs to the same rack. Returns
@@ -198,10 +198,10 @@ pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderErro
 /// [`StoreFolderError::OtherRack`] or [`StoreFolderError::DamagedRackUuid`] if the directory does
 /// not belong to the rack of the ledger.
 pub fn check_rack(folder: &Path, meta: Option<Meta>, rack_toml: &Path) -> Result<Meta, StoreFolderError> {
-    verify_rack(folder, meta)?.ok_or_else(|| no_rack(folder, "ledger.redb contains no rack", rack_toml))
+    verify_rack(folder, meta)?.ok_or_else(|| no_rack_error(folder, "ledger.redb contains no rack", rack_toml))
 }
 
-fn no_rack(folder: &Path, defect: &'static str, rack_toml: &Path) -> StoreFolderError {
+fn no_rack_error(folder: &Path, defect: &'static str, rack_toml: &Path) -> StoreFolderError {
     StoreFolderError::NoRack { folder: folder.to_owned(), defect, rack_toml: rack_toml.to_owned() }
 }
 
@@ -224,7 +224,7 @@ fn find_file_defect(folder: &Path) -> Result<Option<&'static str>, StoreFolderEr
 
 /// Returns the reason for a missing ledger file.
 fn describe_missing(folder: &Path) -> Result<&'static str, StoreFolderError> {
-    let list = |errno| StoreFolderError::Io { doing: "list", path: folder.to_owned(), errno };
+    let list = |errno| StoreFolderError::Io { operation: "list", path: folder.to_owned(), errno };
     match fs::read_dir(folder) {
         Ok(mut entries) => {
             Ok(if entries.next().is_none() { "the folder is empty" } else { "ledger.redb is missing" })
@@ -246,7 +246,7 @@ fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreF
             .map_or(Ok(None), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
     };
     let (folder, ledger_rack) = (folder.to_owned(), meta.rack_uuid.clone());
-    match rack_of_folder(&folder)? {
+    match read_rack_uuid(&folder)? {
         Some(RackUuidFile::Uuid(folder_rack)) if folder_rack != meta.rack_uuid => {
             Err(StoreFolderError::OtherRack { folder, ledger_rack, folder_rack })
         }
@@ -261,23 +261,23 @@ fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreF
 /// not consider the ledger.
 fn find_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
     let file = folder.join(RACK_UUID_FILE);
-    Ok(match rack_of_folder(folder)? {
+    Ok(match read_rack_uuid(folder)? {
         Some(RackUuidFile::Uuid(rack)) => Some(format!("{} contains rack {rack}", file.display())),
         Some(RackUuidFile::Damaged(found)) => Some(format!("{} contains {found:?}", file.display())),
         None => {
-            let tokens = tokens::directory(folder);
+            let tokens = tokens::host_token_directory(folder);
             tokens.exists().then(|| format!("{} exists", tokens.display()))
         }
     })
 }
 
-fn rack_of_folder(folder: &Path) -> Result<Option<RackUuidFile>, StoreFolderError> {
+fn read_rack_uuid(folder: &Path) -> Result<Option<RackUuidFile>, StoreFolderError> {
     rack_uuid_file::read(folder).map_err(io_error("read", folder))
 }
 
-fn io_error(doing: &'static str, folder: &Path) -> impl Fn(io::Error) -> StoreFolderError {
+fn io_error(operation: &'static str, folder: &Path) -> impl Fn(io::Error) -> StoreFolderError {
     let path = folder.join(RACK_UUID_FILE);
-    move |errno| StoreFolderError::Io { doing, path: path.clone(), errno }
+    move |errno| StoreFolderError::Io { operation, path: path.clone(), errno }
 }
 
 #[cfg(test)]
@@ -294,7 +294,7 @@ mod tests {
     fn rack_folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         init(folder.path(), UUID).unwrap();
-        fs::create_dir(tokens::directory(folder.path())).unwrap();
+        fs::create_dir(tokens::host_token_directory(folder.path())).unwrap();
         folder
     }
 

@@ -52,12 +52,12 @@ pub(super) fn decode(bytes: &[u8]) -> Result<&str, Violation> {
     std::str::from_utf8(bytes).map_err(|error| {
         let (valid, invalid) = bytes.split_at(error.valid_up_to());
         let rule = format!("must be UTF-8, but contains the byte {:#04x}", invalid[0]);
-        Violation { line: Some(line_at(valid)), field: String::new(), value: None, rule }
+        Violation { line: Some(line_number_after(valid)), field: String::new(), value: None, rule }
     })
 }
 
 /// Returns the number of the line that follows `before`, the beginning of a file.
-fn line_at(before: &[u8]) -> usize {
+fn line_number_after(before: &[u8]) -> usize {
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
@@ -78,7 +78,7 @@ impl<'a> Text<'a> {
         let (document, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
             let offset = error.span().map(|span| span.start);
-            self.report(offset, String::new(), None, format!("invalid TOML: {}", error.message()));
+            self.report_violation(offset, String::new(), None, format!("invalid TOML: {}", error.message()));
         }
         errors.is_empty().then(|| document.into_inner())
     }
@@ -90,8 +90,8 @@ impl<'a> Text<'a> {
         violations
     }
 
-    fn report(&self, offset: Option<usize>, field: String, value: Option<String>, rule: String) {
-        let line = offset.map(|offset| line_at(&self.text.as_bytes()[..offset]));
+    fn report_violation(&self, offset: Option<usize>, field: String, value: Option<String>, rule: String) {
+        let line = offset.map(|offset| line_number_after(&self.text.as_bytes()[..offset]));
         self.violations.borrow_mut().push(Violation { line, field, value, rule });
     }
 }
@@ -104,8 +104,8 @@ pub(super) struct Section<'a> {
     path: String,
     offset: Option<usize>,
     remaining: BTreeMap<&'a str, (usize, &'a Spanned<DeValue<'a>>)>,
-    known: Vec<&'static str>,
-    present: BTreeMap<&'static str, Field<'a>>,
+    known_keys: Vec<&'static str>,
+    taken_fields: BTreeMap<&'static str, Field<'a>>,
 }
 
 impl<'a> Section<'a> {
@@ -115,18 +115,25 @@ impl<'a> Section<'a> {
 
     fn new(text: &'a Text<'a>, path: String, offset: Option<usize>, table: &'a DeTable<'a>) -> Self {
         let entries = table.iter().map(|(key, value)| (key.get_ref().as_ref(), (key.span().start, value)));
-        Self { text, path, offset, remaining: entries.collect(), known: Vec::new(), present: BTreeMap::new() }
+        Self {
+            text,
+            path,
+            offset,
+            remaining: entries.collect(),
+            known_keys: Vec::new(),
+            taken_fields: BTreeMap::new(),
+        }
     }
 
     fn take(&mut self, key: &'static str) -> Option<Field<'a>> {
-        self.known.push(key);
+        self.known_keys.push(key);
         let (_, value) = self.remaining.remove(key)?;
-        let field = Field { text: self.text, path: self.field(key), value };
-        self.present.insert(key, field.clone());
+        let field = Field { text: self.text, path: self.field_path(key), value };
+        self.taken_fields.insert(key, field.clone());
         Some(field)
     }
 
-    fn field(&self, key: &str) -> String {
+    fn field_path(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
@@ -136,17 +143,17 @@ impl<'a> Section<'a> {
 
     /// Returns whether the file contains a field that the caller has taken before.
     pub(super) fn is_present(&self, key: &str) -> bool {
-        self.present.contains_key(key)
+        self.taken_fields.contains_key(key)
     }
 
     /// Takes a required field. Returns `None` after reporting that it is missing or invalid.
-    pub(super) fn required<T>(
+    pub(super) fn take_required<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&Field<'a>) -> Result<T, String>,
     ) -> Option<T> {
         let Some(field) = self.take(key) else {
-            self.text.report(self.offset, self.field(key), None, "is missing".to_owned());
+            self.text.report_violation(self.offset, self.field_path(key), None, "is missing".to_owned());
             return None;
         };
         field.read(read)
@@ -154,7 +161,7 @@ impl<'a> Section<'a> {
 
     /// Takes an optional field. Returns `None` after reporting an invalid value, and `Some(None)`
     /// if the field is missing.
-    pub(super) fn optional<T>(
+    pub(super) fn take_optional<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&Field<'a>) -> Result<T, String>,
@@ -164,34 +171,34 @@ impl<'a> Section<'a> {
 
     /// Takes an optional list of at most `max` items. Returns `None` after reporting a violation,
     /// and an empty list if the field is missing.
-    pub(super) fn list<T>(
+    pub(super) fn take_list<T>(
         &mut self,
         key: &'static str,
         max: usize,
         mut read: impl FnMut(&Field<'a>) -> Result<T, String>,
     ) -> Option<Vec<T>> {
-        let items = self.optional(key, |field| field.items(max))?.unwrap_or_default();
+        let items = self.take_optional(key, |field| field.to_items(max))?.unwrap_or_default();
         items.iter().map(|item| item.read(&mut read)).collect::<Vec<_>>().into_iter().collect()
     }
 
     /// Takes an optional table. Returns `None` if it is missing, or after reporting a violation.
-    pub(super) fn section(&mut self, key: &'static str) -> Option<Section<'a>> {
-        self.optional(key, Field::section).flatten()
+    pub(super) fn take_section(&mut self, key: &'static str) -> Option<Section<'a>> {
+        self.take_optional(key, Field::to_section).flatten()
     }
 
     /// Takes an array of at most `max` tables `[[key]]`.
-    pub(super) fn sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
-        let items = self.optional(key, |field| field.items(max)).flatten().unwrap_or_default();
-        items.iter().filter_map(|item| item.read(Field::section)).collect()
+    pub(super) fn take_sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
+        let items = self.take_optional(key, |field| field.to_items(max)).flatten().unwrap_or_default();
+        items.iter().filter_map(|item| item.read(Field::to_section)).collect()
     }
 
     /// Reports that field `key` violates `rule`, and returns `None`, unless `holds` is true. The
     /// report has the value of the field if the caller has taken the field before.
     pub(super) fn check(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
         if !holds {
-            match self.present.get(key) {
-                Some(field) => field.report(rule.to_owned()),
-                None => self.text.report(self.offset, self.field(key), None, rule.to_owned()),
+            match self.taken_fields.get(key) {
+                Some(field) => field.report_violation(rule.to_owned()),
+                None => self.text.report_violation(self.offset, self.field_path(key), None, rule.to_owned()),
             }
         }
         holds.then_some(())
@@ -199,9 +206,9 @@ impl<'a> Section<'a> {
 
     /// Reports all fields that were not taken as unknown.
     pub(super) fn reject_unknown_keys(self) {
-        let rule = format!("unknown key; must be one of {}", self.known.join(", "));
+        let rule = format!("unknown key; must be one of {}", self.known_keys.join(", "));
         for (key, (offset, _)) in &self.remaining {
-            self.text.report(Some(*offset), self.field(key), None, rule.clone());
+            self.text.report_violation(Some(*offset), self.field_path(key), None, rule.clone());
         }
     }
 }
@@ -216,14 +223,14 @@ pub(super) struct Field<'a> {
 
 impl<'a> Field<'a> {
     fn read<T>(&self, read: impl FnOnce(&Field<'a>) -> Result<T, String>) -> Option<T> {
-        read(self).map_err(|rule| self.report(rule)).ok()
+        read(self).map_err(|rule| self.report_violation(rule)).ok()
     }
 
-    fn report(&self, rule: String) {
+    fn report_violation(&self, rule: String) {
         let span = self.value.span();
         let shown = self.text.text[span.clone()].lines().next().unwrap_or_default();
         let shown = shown.chars().take(SHOWN_CHARS_MAX).collect();
-        self.text.report(Some(span.start), self.path.clone(), Some(shown), rule);
+        self.text.report_violation(Some(span.start), self.path.clone(), Some(shown), rule);
     }
 
     /// Returns the path of the field, such as `emc[0].path`.
@@ -231,12 +238,12 @@ impl<'a> Field<'a> {
         &self.path
     }
 
-    pub(super) fn section(&self) -> Result<Section<'a>, String> {
+    pub(super) fn to_section(&self) -> Result<Section<'a>, String> {
         let table = self.value.get_ref().as_table().ok_or("must be a table")?;
         Ok(Section::new(self.text, self.path.clone(), Some(self.value.span().start), table))
     }
 
-    fn items(&self, max: usize) -> Result<Vec<Field<'a>>, String> {
+    fn to_items(&self, max: usize) -> Result<Vec<Field<'a>>, String> {
         let items = self.value.get_ref().as_array().ok_or("must be a list")?;
         if items.len() > max {
             return Err(format!("has {} items: must have at most {max}", items.len()));
@@ -245,20 +252,20 @@ impl<'a> Field<'a> {
         Ok(items.iter().enumerate().map(item).collect())
     }
 
-    pub(super) fn str(&self) -> Result<&'a str, String> {
+    pub(super) fn as_str(&self) -> Result<&'a str, String> {
         self.value.get_ref().as_str().ok_or_else(|| "must be a string in quotes".to_owned())
     }
 
-    pub(super) fn name(&self) -> Result<Name, String> {
-        Name::new(self.str()?).map_err(|error| error.to_string())
+    pub(super) fn to_name(&self) -> Result<Name, String> {
+        Name::new(self.as_str()?).map_err(|error| error.to_string())
     }
 
     /// Parses a path; a relative path is resolved against `base`.
-    pub(super) fn path(&self, base: &Path) -> Result<PathBuf, String> {
-        absolute(base, self.str()?)
+    pub(super) fn to_path(&self, base: &Path) -> Result<PathBuf, String> {
+        to_absolute(base, self.as_str()?)
     }
 
-    pub(super) fn integer<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
+    pub(super) fn to_integer<T>(&self, range: RangeInclusive<T>) -> Result<T, String>
     where
         T: Copy + Display + PartialOrd + TryFrom<u64>,
     {
@@ -268,14 +275,14 @@ impl<'a> Field<'a> {
         number.ok_or_else(|| format!("must be a whole number from {} to {}", range.start(), range.end()))
     }
 
-    pub(super) fn number(&self) -> Result<f64, String> {
+    pub(super) fn to_number(&self) -> Result<f64, String> {
         let value = self.value.get_ref();
         let digits = value.as_float().map(|n| n.as_str()).or(value.as_integer().map(|n| n.as_str()));
         digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| "must be a number".to_owned())
     }
 
     /// Parses a number of seconds, which may be fractional, and checks its range.
-    pub(super) fn seconds(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
+    pub(super) fn to_duration(&self, range: RangeInclusive<Ns>) -> Result<Ns, String> {
         let in_seconds = |ns: &Ns| ns.as_duration().as_secs_f64();
         let rule = || {
             format!(
@@ -284,13 +291,13 @@ impl<'a> Field<'a> {
                 in_seconds(range.end())
             )
         };
-        let span = std::time::Duration::try_from_secs_f64(self.number().map_err(|_| rule())?);
+        let span = std::time::Duration::try_from_secs_f64(self.to_number().map_err(|_| rule())?);
         span.ok().map(Ns::from).filter(|span| range.contains(span)).ok_or_else(rule)
     }
 }
 
 /// Returns the absolute form of `path`; a relative path is resolved against `base`.
-pub(super) fn absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
+pub(super) fn to_absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
         path if path.contains('\0') => Err("must not contain a NUL character".to_owned()),

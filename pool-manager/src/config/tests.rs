@@ -348,9 +348,9 @@ fn reload_may_add_change_and_remove_emcs_and_hosts() {
     new.hosts.push(Host { name: Name::new("h1").unwrap(), ..old.hosts[0].clone() });
     new.lease.ttl = Ns::secs(1);
     new.fence = Some(FenceCommand { command: vec!["off-{host}".into()], within: Ns::secs(1) });
-    assert_eq!(immutable_changes(&old, &new), []);
+    assert_eq!(changed_immutable_settings(&old, &new), []);
     new.hosts[0].emcs.pop();
-    assert_eq!(immutable_changes(&new, &old), [], "the ledger decides on removals");
+    assert_eq!(changed_immutable_settings(&new, &old), [], "the ledger decides on removals");
 }
 
 #[test]
@@ -362,7 +362,8 @@ fn reload_reports_immutable_changes() {
     new.emcs[0].serial = Some("0x1".into());
     new.hosts[0].emcs.pop();
     new.manager.metrics_listen = Some("127.0.0.1:9751".parse().unwrap());
-    let changes: Vec<String> = immutable_changes(&old, &new).iter().map(ToString::to_string).collect();
+    let changes: Vec<String> =
+        changed_immutable_settings(&old, &new).iter().map(ToString::to_string).collect();
     assert_eq!(
         changes,
         [

@@ -11,7 +11,7 @@ use super::views;
 
 /// Part of a list that is copied under one lock of the ledger.
 #[derive(Clone, Debug)]
-pub struct Piece<T, K> {
+pub struct ListChunk<T, K> {
     /// Entries of this piece, by ascending key.
     pub entries: Vec<T>,
     /// Argument of the call that returns the next piece; `None` at the end of the list.
@@ -19,19 +19,19 @@ pub struct Piece<T, K> {
 }
 
 /// Returns at most [`HOSTS_PIECE_MAX`] hosts with ids of at least `from`.
-pub fn hosts(manager: &Manager, from: HostId) -> Piece<wire::Host, HostId> {
+pub fn hosts(manager: &Manager, from: HostId) -> ListChunk<wire::Host, HostId> {
     let mut hosts = manager.durable().hosts_from(from).map(|(id, _)| id);
-    let views = hosts.by_ref().take(HOSTS_PIECE_MAX).filter_map(|id| views::host(manager, id));
-    Piece { entries: views.collect(), next: hosts.next() }
+    let views = hosts.by_ref().take(HOSTS_PIECE_MAX).filter_map(|id| views::host_message(manager, id));
+    ListChunk { entries: views.collect(), next: hosts.next() }
 }
 
 /// Returns slices with ids of at least `from`, at most `max` and at most [`SLICES_PIECE_MAX`].
-pub fn slices(manager: &Manager, from: SliceId, max: usize) -> Piece<wire::Slice, SliceId> {
+pub fn slices(manager: &Manager, from: SliceId, max: usize) -> ListChunk<wire::Slice, SliceId> {
     let ledger = manager.durable();
     let mut slots = ledger.slots_from(from);
     let views = slots.by_ref().take(max.min(SLICES_PIECE_MAX));
-    let entries = views.map(|(id, emc, slot)| views::slice(ledger, id, emc, slot)).collect();
-    Piece { entries, next: slots.next().map(|(id, ..)| id) }
+    let entries = views.map(|(id, emc, slot)| views::slice_message(ledger, id, emc, slot)).collect();
+    ListChunk { entries, next: slots.next().map(|(id, ..)| id) }
 }
 
 /// Returns at most `max` reservations with ids above `after`. Ended reservations are included only
@@ -42,7 +42,7 @@ pub fn reservations(
     after: ReservationId,
     ended: bool,
     max: usize,
-) -> Piece<ReservationView, ReservationId> {
+) -> ListChunk<ReservationView, ReservationId> {
     let ledger = manager.durable();
     let mut reservations = ledger.reservations_after(after).peekable();
     let (mut entries, mut last, mut slices) = (Vec::new(), after, 0);
@@ -59,5 +59,5 @@ pub fn reservations(
         reservations.next();
     }
     let next = reservations.peek().map(|_| last);
-    Piece { entries, next }
+    ListChunk { entries, next }
 }

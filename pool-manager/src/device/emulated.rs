@@ -77,7 +77,7 @@ impl History {
         Self { highest: Epoch(entry >> 1), revoked: entry & 1 == 1 }
     }
 
-    fn entry(self) -> u64 {
+    fn to_entry(self) -> u64 {
         self.highest.0 << 1 | u64::from(self.revoked)
     }
 
@@ -103,10 +103,10 @@ impl Emulated {
                 what: "its path is not valid UTF-8".to_owned(),
             });
         }
-        make_directory(&directory)?;
-        let lock = take_lock(&directory)?;
-        make_directory(&files)?;
-        let epochs = open_private(&directory.join("epochs"))?;
+        create_directory(&directory)?;
+        let lock = lock_directory(&directory)?;
+        create_directory(&files)?;
+        let epochs = open_private_file(&directory.join("epochs"))?;
         let history = read_epochs(&epochs, &directory, slices)?;
         let files_fd = File::open(&files).map_err(io_error("open", &files))?;
         let faults = Faults::new(&directory)?;
@@ -133,7 +133,7 @@ impl Emulated {
         let mut owners_by_slice = BTreeMap::<u32, Vec<Owner>>::new();
         for entry in fs::read_dir(&self.files).map_err(io_error("list", &self.files))? {
             let name = entry.map_err(io_error("list", &self.files))?.file_name();
-            match name.to_str().and_then(parse_name) {
+            match name.to_str().and_then(parse_file_name) {
                 Some((slice, owner)) => owners_by_slice.entry(slice).or_default().push(owner),
                 None => {
                     tracing::warn!(path = %self.files.join(name).display(), "ignoring file: name is not SLICE.EPOCH.hHOST")
@@ -157,7 +157,7 @@ impl Emulated {
             }
         }
         if let Some(owner) = newest {
-            self.record(slice, History { highest: owner.epoch, revoked: false })?;
+            self.write_history(slice, History { highest: owner.epoch, revoked: false })?;
             let created = self.create_file(slice, owner).map(drop);
             self.tolerate_slice_failure(slice, created)?;
             self.granted.insert(slice, owner);
@@ -187,10 +187,10 @@ impl Emulated {
         self.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
-    fn record(&mut self, slice: u32, history: History) -> Result<(), DeviceError> {
+    fn write_history(&mut self, slice: u32, history: History) -> Result<(), DeviceError> {
         if self.history[slice as usize] != history {
             let at = u64::from(slice) * ENTRY_BYTES;
-            let wrote = self.epochs.write_all_at(&history.entry().to_le_bytes(), at);
+            let wrote = self.epochs.write_all_at(&history.to_entry().to_le_bytes(), at);
             wrote.map_err(io_error("write", &self.directory.join("epochs")))?;
             self.history[slice as usize] = history;
         }
@@ -223,7 +223,7 @@ impl Emulated {
             Err(rustix::io::Errno::NOENT) => return Ok(()),
             opened => File::from(opened.map_err(|e| slice_error("open", &path())(e.into()))?),
         };
-        self.faults.before_revoke(slice, &file);
+        self.faults.retain_bytes_before_revoke(slice, &file);
         file.set_len(0).map_err(slice_error("truncate", &path()))?;
         let unlinked = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
         unlinked.map_err(|e| slice_error("unlink", &path())(e.into()))
@@ -252,17 +252,17 @@ impl Emulated {
         }
     }
 
-    fn handle(&self, slice: u32, owner: Owner) -> Handle {
+    fn handle_of(&self, slice: u32, owner: Owner) -> Handle {
         let files = self.files.to_str().expect("open() checked that the path is UTF-8");
         Arc::from(format!("{files}/{}", file_name(slice, owner)))
     }
 
     fn grant_of(&self, slice: u32, owner: Owner) -> Grant {
-        Grant { slice, epoch: owner.epoch, host: owner.host, handle: self.handle(slice, owner) }
+        Grant { slice, epoch: owner.epoch, host: owner.host, handle: self.handle_of(slice, owner) }
     }
 
     /// Checks that `epoch` can still be granted.
-    fn check_current(&self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
+    fn check_epoch(&self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         let history = *self.history(slice)?;
         let stale = DeviceError::StaleEpoch { slice, epoch, highest: history.highest };
         if history.has_ended(epoch) { Err(stale) } else { Ok(()) }
@@ -277,23 +277,23 @@ impl Device for Emulated {
         if let Some(Owner { epoch, host }) = current.filter(|current| *current != owner) {
             return Err(DeviceError::Held { slice, epoch, host });
         }
-        self.check_current(slice, epoch)?;
+        self.check_epoch(slice, epoch)?;
         match current {
-            Some(same) => return Ok(self.handle(slice, same)),
+            Some(same) => return Ok(self.handle_of(slice, same)),
             None => self.check_space()?,
         }
-        self.record(slice, History { highest: epoch, revoked: false })?;
+        self.write_history(slice, History { highest: epoch, revoked: false })?;
         let file = self.create_file(slice, owner)?;
-        self.faults.after_grant(slice, &file);
+        self.faults.restore_bytes_after_grant(slice, &file);
         self.granted.insert(slice, owner);
-        Ok(self.handle(slice, owner))
+        Ok(self.handle_of(slice, owner))
     }
 
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         self.begin_batch();
         let history = *self.history(slice)?;
         if epoch >= history.highest && EPOCHS.contains(&epoch.0) {
-            self.record(slice, History { highest: epoch, revoked: true })?;
+            self.write_history(slice, History { highest: epoch, revoked: true })?;
         }
         // An owner with a later epoch keeps the slice. After a failed revocation, the current owner
         // can have an earlier epoch.
@@ -342,7 +342,7 @@ fn file_name(slice: u32, owner: Owner) -> String {
     format!("{slice:05}.{}.h{}", owner.epoch.0, owner.host.0)
 }
 
-fn parse_name(name: &str) -> Option<(u32, Owner)> {
+fn parse_file_name(name: &str) -> Option<(u32, Owner)> {
     let mut parts = name.splitn(3, '.');
     let slice = parts.next()?.parse().ok()?;
     let epoch = Epoch(parts.next()?.parse().ok()?);
@@ -351,13 +351,13 @@ fn parse_name(name: &str) -> Option<(u32, Owner)> {
     (file_name(slice, owner) == name).then_some((slice, owner))
 }
 
-fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
-    move |errno| DeviceError::Io { doing, path: path.to_owned(), errno }
+fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
+    move |errno| DeviceError::Io { operation, path: path.to_owned(), errno }
 }
 
 /// Classifies an error of a slice's file: some error codes mean that the whole directory or the
 /// machine has failed, not only this slice.
-fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
+fn slice_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
     let path = path.to_owned();
     move |errno| match errno.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(
@@ -370,16 +370,16 @@ fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> Device
             | Errno::NOENT
             | Errno::NODEV
             | Errno::STALE,
-        ) => DeviceError::Io { doing, path: path.clone(), errno },
-        _ => DeviceError::Slice { doing, path: path.clone(), errno },
+        ) => DeviceError::Io { operation, path: path.clone(), errno },
+        _ => DeviceError::Slice { operation, path: path.clone(), errno },
     }
 }
 
 /// Creates a directory and its missing parents. Other users may traverse but not list them. An
 /// existing directory keeps its mode.
-fn make_directory(path: &Path) -> Result<(), DeviceError> {
+fn create_directory(path: &Path) -> Result<(), DeviceError> {
     if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
-        make_directory(parent)?;
+        create_directory(parent)?;
     }
     match fs::create_dir(path) {
         Err(errno) if errno.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -389,15 +389,15 @@ fn make_directory(path: &Path) -> Result<(), DeviceError> {
     }
 }
 
-fn open_private(path: &Path) -> Result<File, DeviceError> {
+fn open_private_file(path: &Path) -> Result<File, DeviceError> {
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     opened.map_err(io_error("open", path))
 }
 
-fn take_lock(directory: &Path) -> Result<File, DeviceError> {
+fn lock_directory(directory: &Path) -> Result<File, DeviceError> {
     let path = directory.join("lock");
-    let lock = open_private(&path)?;
+    let lock = open_private_file(&path)?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => Err(DeviceError::InUse { path: directory.to_owned() }),

@@ -77,7 +77,7 @@ impl Store for GatedStore {
         }
         match mode {
             GateMode::Fails | GateMode::FailsAfterWrite => {
-                Err(StoreError::Poisoned { place: "a gate".into() })
+                Err(StoreError::Poisoned { path: "a gate".into() })
             }
             GateMode::Open | GateMode::Closed | GateMode::Blocked => Ok(()),
         }
@@ -159,7 +159,7 @@ impl TestDriver {
     }
 
     async fn until(&self, holds: impl Fn(&Manager) -> bool) {
-        let mut changed = self.handle.changed();
+        let mut changed = self.handle.subscribe_to_notifications();
         let waiting = async {
             while !self.handle.read(|manager, _| holds(manager)).unwrap() {
                 let _ = tokio::time::timeout(Duration::from_millis(50), changed.changed()).await;
@@ -353,7 +353,7 @@ async fn number_of_concurrent_decision_searches_is_limited() {
 #[tokio::test(flavor = "multi_thread")]
 async fn large_write_is_published_in_chunks() {
     let driver = TestDriver::start(4096).await;
-    let mut chunks = driver.handle.changes();
+    let mut chunks = driver.handle.subscribe_to_changes();
     driver.reserve("v", 4096, false).await.unwrap().unwrap();
     let mut slices = BTreeSet::new();
     while slices.len() < 4096 {
@@ -379,9 +379,9 @@ async fn number_of_watchers_is_limited() {
 async fn iteration_count_is_constant_while_the_thread_is_blocked() {
     let driver = TestDriver::start(8).await;
     let iterations = || async {
-        let before = driver.handle.iterations();
+        let before = driver.handle.wake_and_count_iterations();
         tokio::time::sleep(Duration::from_millis(100)).await;
-        driver.handle.iterations() - before
+        driver.handle.wake_and_count_iterations() - before
     };
     assert!(iterations().await > 0, "iterations() must wake the thread");
     driver.gate.set(GateMode::Closed);
@@ -420,7 +420,7 @@ async fn low_space_alarm_clears_without_a_write() {
     while !is_space_low(&driver) {
         driver.handle.write_entries(Vec::new()).await.unwrap();
     }
-    let mut changed = driver.handle.changed();
+    let mut changed = driver.handle.subscribe_to_notifications();
     driver.free.store(u64::MAX, Ordering::Relaxed);
     while is_space_low(&driver) {
         tokio::time::timeout(TIMEOUT, changed.changed())

@@ -55,10 +55,10 @@ pub enum BackupError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The operating system rejected an operation.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
         /// Operation, such as "remove".
-        doing: &'static str,
+        operation: &'static str,
         /// File of the operation.
         path: PathBuf,
         /// Error of the operating system.
@@ -67,8 +67,8 @@ pub enum BackupError {
     },
 }
 
-fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> BackupError {
-    move |errno| BackupError::Io { doing, path: path.to_owned(), errno }
+fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BackupError {
+    move |errno| BackupError::Io { operation, path: path.to_owned(), errno }
 }
 
 /// Returns the temporary name under which a file is written before it is renamed to `path`.
@@ -101,7 +101,8 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     }
     let partial = partial_path(to);
     remove_if_exists(&partial)?;
-    let copied = RedbStore::open(UnlockedFile(partial.clone())).and_then(|mut to| copy(from, &mut to));
+    let copied =
+        RedbStore::open(UnlockedFile(partial.clone())).and_then(|mut to| copy_entries(from, &mut to));
     let entries = match copied {
         Ok(entries) => entries,
         Err(error) => {
@@ -115,7 +116,7 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     Ok(entries)
 }
 
-fn copy(from: &mut dyn Scan, to: &mut dyn Store) -> Result<Entries, StoreError> {
+fn copy_entries(from: &mut dyn Scan, to: &mut dyn Store) -> Result<Entries, StoreError> {
     let mut entries = Entries::new();
     for table in Table::ALL {
         let mut writes = Vec::new();
@@ -164,16 +165,16 @@ impl Restore<'_> {
     /// # Errors
     /// [`BackupError`] if the restore is not possible. In this case, nothing is changed.
     pub fn run(&self) -> Result<RestoreResult, BackupError> {
-        let directory = Directory::take(self.into)?;
+        let directory = Directory::lock(self.into)?;
         let file = directory.path().join(FILE);
-        let before = self.present_generation(&file)?;
+        let before = self.existing_generation(&file)?;
         let partial = partial_path(&file);
-        let restored = self.prepare(&partial, before);
+        let restored = self.prepare_store(&partial, before);
         let generation = match restored {
             Ok(generation) => generation,
             Err(error) => return remove_if_exists(&partial).and(Err(error)),
         };
-        let replaced_store = self.keep_replaced(&file)?;
+        let replaced_store = self.link_replaced_store(&file)?;
         fs::rename(&partial, &file).map_err(io_error("rename the store to", &file))?;
         sync_parent(&file).map_err(io_error("sync the directory of", &file))?;
         Ok(RestoreResult { generation, replaced_store })
@@ -181,7 +182,7 @@ impl Restore<'_> {
 
     /// Returns the generation of the existing store, or 0 if there is none or it cannot be read.
     /// Rejects an existing store with entries unless `force` is set.
-    fn present_generation(&self, file: &Path) -> Result<u64, BackupError> {
+    fn existing_generation(&self, file: &Path) -> Result<u64, BackupError> {
         if !file.exists() {
             return Ok(0);
         }
@@ -194,7 +195,7 @@ impl Restore<'_> {
     }
 
     /// Prepares the new store under a temporary name, and returns its generation.
-    fn prepare(&self, partial: &Path, before: u64) -> Result<u64, BackupError> {
+    fn prepare_store(&self, partial: &Path, before: u64) -> Result<u64, BackupError> {
         fs::copy(self.from, partial).map_err(io_error("copy", self.from))?;
         let private = fs::set_permissions(partial, fs::Permissions::from_mode(0o600));
         private.map_err(io_error("set the mode of", partial))?;
@@ -216,7 +217,7 @@ impl Restore<'_> {
     /// Links the existing store under a second name, and returns the second name. The first name
     /// stays until the new store replaces it, because a manager that starts in between would find
     /// no ledger.
-    fn keep_replaced(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
+    fn link_replaced_store(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
         if !file.exists() {
             return Ok(None);
         }
@@ -253,7 +254,7 @@ pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<C
         store.scan(table, &mut |key, value| {
             entries += 1;
             if let Err(error) = check_entry(table, key, value) {
-                checked.record(table, error);
+                checked.add_invalid_entry(table, error);
             }
         })?;
         checked.entries.insert(table, entries);
@@ -262,7 +263,7 @@ pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<C
 }
 
 impl CheckResult {
-    fn record(&mut self, table: Table, error: String) {
+    fn add_invalid_entry(&mut self, table: Table, error: String) {
         self.invalid += 1;
         if self.errors.len() < CHECK_FAULTS_MAX {
             self.errors.push((table, error));

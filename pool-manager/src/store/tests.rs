@@ -304,7 +304,7 @@ fn store_in_use_is_not_opened_again() {
 fn store_reports_free_space_and_has_private_files() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
-    let store = RedbStore::open(Directory::take(&directory.path().join("store")).unwrap()).unwrap();
+    let store = RedbStore::open(Directory::lock(&directory.path().join("store")).unwrap()).unwrap();
     assert!(store.free_bytes().unwrap().unwrap() > 0);
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(store.disk().path()), mode(&store.disk().path().join(disk::FILE))), (0o700, 0o600));

@@ -97,7 +97,7 @@ impl Faults {
 
     /// Remembers the first bytes of a slice with non-zero contents. The bytes of the first owner
     /// are kept when later owners scrub the slice.
-    pub(super) fn before_revoke(&mut self, slice: u32, file: &File) {
+    pub(super) fn retain_bytes_before_revoke(&mut self, slice: u32, file: &File) {
         let mut bytes = vec![0; RETAINED_BYTES];
         if self.fault == Some(Fault::KeepBytes)
             && file.read_exact_at(&mut bytes, 0).is_ok()
@@ -107,7 +107,7 @@ impl Faults {
         }
     }
 
-    pub(super) fn after_grant(&self, slice: u32, file: &File) {
+    pub(super) fn restore_bytes_after_grant(&self, slice: u32, file: &File) {
         if self.fault == Some(Fault::KeepBytes)
             && let Some(bytes) = self.retained.get(&slice)
         {

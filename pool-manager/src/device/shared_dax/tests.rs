@@ -101,7 +101,7 @@ fn record_rejects_another_serial_number_or_fewer_slices() {
 
 fn open_on(disk: &FaultyDisk) -> SharedDax {
     let store = RedbStore::open(disk.clone()).unwrap();
-    SharedDax::with_store(Box::new(store), Path::new("e"), 3, SERIAL).unwrap()
+    SharedDax::open_in_store(Box::new(store), Path::new("e"), 3, SERIAL).unwrap()
 }
 
 /// Returns whether the owners and epochs of a device equal those of the model.
