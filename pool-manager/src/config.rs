@@ -19,7 +19,7 @@ use units::{
 
 use crate::{device::Driver, fence_command::FenceCommand, forecasts::Settings};
 use directories::Directories;
-use reader::{Field, Section, Text};
+use reader::{Field, Section, SourceText};
 
 mod access;
 mod directories;
@@ -70,7 +70,7 @@ pub struct Manager {
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Path of the unix socket if `manager.listen` is not set.
-pub const LISTEN_DEFAULT: &str = "/run/tarn/manager.sock";
+pub const DEFAULT_SOCKET_PATH: &str = "/run/tarn/manager.sock";
 
 /// Address on which the manager serves gRPC.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,10 +155,10 @@ pub struct Emc {
     pub slices: u32,
     /// Driver that grants and revokes access to the device.
     pub driver: Driver,
-    /// Path of the device for the driver, unique in the rack.
+    /// Path at which the driver opens the device, unique in the rack.
     pub path: PathBuf,
-    /// Serial number under which hosts see the device, unique in the rack. Only drivers that cannot
-    /// revoke access have one.
+    /// Serial number by which hosts identify the device, unique in the rack. Set only if the driver
+    /// cannot revoke access.
     pub serial: Option<String>,
 }
 
@@ -223,11 +223,12 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Invalid`] with all violations.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let text = Text::new(text);
+        let text = SourceText::new(text);
         let document = text.parse();
         let base = path.parent().unwrap_or(Path::new(""));
-        let config =
-            document.as_ref().and_then(|table| Checker::new(base).parse_rack(Section::root(&text, table)));
+        let config = document
+            .as_ref()
+            .and_then(|table| ConfigParser::new(base).parse_rack(Section::root(&text, table)));
         drop(document);
         let violations = text.into_violations();
         match config {
@@ -237,9 +238,10 @@ impl Config {
     }
 }
 
-/// Values read so far, for rules that involve several fields.
+/// Parser of the configuration. It keeps the values parsed so far for rules that involve several
+/// fields.
 #[derive(Debug)]
-struct Checker<'a> {
+struct ConfigParser<'a> {
     base: &'a Path,
     has_tls: bool,
     slices: u32,
@@ -250,7 +252,7 @@ struct Checker<'a> {
     tokens: BTreeSet<[u8; 32]>,
 }
 
-impl<'a> Checker<'a> {
+impl<'a> ConfigParser<'a> {
     fn new(base: &'a Path) -> Self {
         Self {
             base,
@@ -304,7 +306,7 @@ impl<'a> Checker<'a> {
             "listen",
             "is missing: [tls] requires an IP address and a port",
         );
-        let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(LISTEN_DEFAULT.into())));
+        let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(DEFAULT_SOCKET_PATH.into())));
         let store = section.take_required("store", |field| self.parse_directory(field));
         let metrics_listen = section.take_optional("metrics_listen", |field| match &listen {
             Some(Listen::Tcp(listen)) if parse_address(field)? == *listen && listen.port() != 0 => {
@@ -441,8 +443,8 @@ fn parse_lease(mut section: Section<'_>) -> Option<Lease> {
     lease
 }
 
-/// Checks the relation of both times. A rejected agent retries only once per lease, and its host
-/// must not be fenced before the retry.
+/// Checks that `fence_after` is at least `ttl`. A rejected agent retries only once per `ttl`, and
+/// its host must not be fenced before the retry.
 fn check_lease(section: &Section<'_>, ttl: Option<Ns>, fence_after: Option<Option<Ns>>) -> Option<Lease> {
     let default = Lease::default();
     let lease =

@@ -1,6 +1,6 @@
 //! Connects the ledger's state machine ([`Manager`]) to requests, agents, devices and the store. A
-//! caller takes the lock of the state machine, passes it an event and releases the lock. One thread
-//! performs the resulting effects, see [`thread`]. All decisions are made by the state machine.
+//! caller locks the state machine, passes an event to it and unlocks it. One thread performs the
+//! resulting effects, see [`thread`]. All decisions are made by the state machine.
 //!
 //! ```text
 //!   requests, agents, devices ─lock─▶ Manager ─effects─▶ driver's thread ─▶ store, replies,
@@ -133,7 +133,7 @@ struct Shared {
     batch_space: Notify,
     /// Limits the number of requests that wait for the disk.
     request_permits: Semaphore,
-    /// Limits the number of concurrent searches of decisions.
+    /// Limits the number of concurrent searches in the audit log.
     explain_permits: Arc<Semaphore>,
     /// Number of iterations of the main loop of the driver's thread, for the watchdog.
     iterations: AtomicU64,
@@ -188,7 +188,7 @@ impl Shared {
     }
 }
 
-/// Handle with which requests and agents access the driver; cheap to clone.
+/// Handle to the driver for requests and agents; cheap to clone.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
 
@@ -258,7 +258,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Calls `read` with the state machine under the lock, and with the current time.
+    /// Locks the state machine, and calls `read` with it and the current time.
     ///
     /// # Errors
     /// [`DriverError::Stopping`] if the manager is stopping.
@@ -415,7 +415,7 @@ impl Handle {
     }
 }
 
-/// Configuration and stored state with which the driver starts.
+/// Configuration and stored state at the start of the driver.
 #[derive(Debug)]
 pub struct InitialState {
     /// Lease and fencing times from `rack.toml`.

@@ -24,10 +24,10 @@ use units::{
 
 use crate::device::{self, Device, DeviceError, Driver, presence::Presence};
 
-/// Location and size of an EMC, with which its thread opens the device.
+/// Location and size of an EMC, as needed to open its device.
 #[derive(Clone, Debug)]
 pub struct EmcDescription {
-    /// Number of the EMC in the ledger.
+    /// ID of the EMC in the ledger.
     pub id: EmcId,
     /// Name of the EMC in `rack.toml`.
     pub name: Name,
@@ -93,8 +93,8 @@ pub struct EmcSender {
     comparison: u64,
 }
 
-/// Call with the number of the latest comparison that was requested before it. For a comparison,
-/// this is its own number.
+/// Call to the EMC's thread, with the number of the latest comparison requested before the call. A
+/// comparison carries its own number.
 #[derive(Clone, Debug)]
 struct EmcCall {
     call: DeviceCall,
@@ -166,8 +166,8 @@ impl DeviceState {
     }
 }
 
-/// Performs a batch of calls, makes it durable and returns the results. If this fails, all calls of
-/// the batch fail, and the device is closed.
+/// Performs a batch of calls, makes it durable and returns the results. If a device file is missing
+/// or the batch cannot be made durable, all calls of the batch fail, and the device is closed.
 fn perform_all(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall>) -> Vec<DeviceReply> {
     if let Err(error) = state.check_presence() {
         return fail_all(emc, calls, &error, "check of the EMC's directory failed");
@@ -295,8 +295,8 @@ mod tests {
         DeviceCall::Grant { slice: SliceId(slice), epoch: Epoch(1), host: HostId(0) }
     }
 
-    /// Performs calls that the device does not reject as outdated. Requests the contents first if
-    /// the device was not opened before.
+    /// Performs calls that refer to the latest comparison, so that the device does not reject them.
+    /// Requests the contents first if the device was not opened before.
     fn perform_calls(
         emc: &EmcDescription,
         state: &mut DeviceState,

@@ -57,7 +57,7 @@ impl LedgerStore {
     ///
     /// # Errors
     /// [`StoreError::Full`] if the disk is nearly full and `writes` does not only delete entries;
-    /// then nothing is written. After another error the entries may or may not be on disk.
+    /// in this case nothing is written. After another error the entries may or may not be on disk.
     pub fn write_entries(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let needs_space = writes.iter().any(|write| matches!(write, Write::Put { .. }));
         if self.is_space_low && needs_space {
@@ -85,8 +85,9 @@ impl LedgerStore {
         (low != std::mem::replace(&mut self.is_space_low, low)).then_some(low)
     }
 
-    /// Returns the maximum sleep of the driver's thread while the space is low. Nothing is written
-    /// then, so that the thread must wake up to check the space.
+    /// Returns the longest time that the driver's thread may sleep while the free space is low.
+    /// Nothing is written during this time, so the thread must wake up to check the space. Returns
+    /// `None` while the space is sufficient.
     pub fn max_sleep(&self) -> Option<Duration> {
         self.is_space_low.then(|| STORE_LOW_SPACE_CHECK_INTERVAL.as_duration())
     }

@@ -44,7 +44,7 @@ pub enum OfflineError {
     Group {
         /// Configuration file.
         path: PathBuf,
-        /// Id of the configured group.
+        /// ID of the configured group.
         group: u32,
     },
     /// A certificate or key cannot be used.

@@ -39,7 +39,7 @@ pub struct OperatingPoint {
     /// Fraction of recent VMs with performance counters: the larger of the fractions by number and
     /// by memory.
     pub counters_fraction: Fraction,
-    /// Limits for which the point was chosen.
+    /// Limits that applied when the point was chosen.
     pub limits: OperatorLimits,
 }
 
@@ -47,7 +47,7 @@ pub struct OperatingPoint {
 const CANDIDATE_RATES: [f64; 14] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2];
 
-/// Risk limit with which no memory is predicted as frigid.
+/// Risk limit that allows no memory to be predicted as frigid.
 const NO_RISK: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
 
 impl OperatingPoint {

@@ -33,7 +33,7 @@ pub struct Split {
 /// node with CPUs must have memory.
 const POOL_ONLY_LOCAL_MEMORY: Bytes = Bytes::mib(512);
 
-/// Returns the split with `to_pool` of pool memory, rounded down to whole slices and limited to
+/// Splits `memory`: the pool memory is `to_pool`, rounded down to whole slices and limited to
 /// [`SLICES_PER_VM_MAX`].
 fn split(memory: Bytes, to_pool: Bytes) -> Split {
     let pool = to_pool.min(Bytes::slices(SLICES_PER_VM_MAX)).slices_floor();
@@ -70,7 +70,7 @@ pub fn decide_split(plan: &Plan, forecast: &VmForecast, share: Fraction) -> Spli
         (Some((SensitivityPrediction { version, modelled, .. }, _)), ..) => {
             let all = plan.memory.saturating_sub(POOL_ONLY_LOCAL_MEMORY);
             let modelled = if modelled { " (trained on MODELLED workloads)" } else { "" };
-            let why = "workload is predicted to be insensitive to the latency of the pool: all memory except for the boot";
+            let why = "workload is predicted to be insensitive to the latency of the pool: all memory is pool memory, except the memory needed to boot";
             (format!("sensitivity/{version}{modelled}"), all, why.to_owned())
         }
         (None, Some(allocation), Some(prediction)) => {
@@ -95,7 +95,7 @@ pub fn decide_split(plan: &Plan, forecast: &VmForecast, share: Fraction) -> Spli
             (FIXED_SHARE_POLICY.to_owned(), share.of(plan.memory), why)
         }
     };
-    let mut facts = forecasts::facts(forecast, allocation);
+    let mut facts = forecasts::explain_prediction(forecast, allocation);
     let fact = |name: &str, value: String| (name.to_owned(), value);
     let size = format!("{}, {} cores{}", plan.memory, plan.cores, if plan.pinned { ", pinned" } else { "" });
     facts.extend([fact("because", why), fact("request: size", size)]);
@@ -139,7 +139,7 @@ fn pool_slices(split: Split) -> u32 {
     split.pool.as_slices().unwrap_or(u32::MAX)
 }
 
-/// Host, with the reason why the planned VM does not fit on it, if so.
+/// Host, and whether the planned VM fits on it; `Err` contains the reason why not.
 struct Fit {
     candidate: HostCandidate,
     fits: Result<(), String>,

@@ -14,7 +14,7 @@ pub const RACK_UUID_FILE: &str = "rack-uuid";
 /// Lengths of the groups of hexadecimal digits in a UUID.
 const UUID_GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
 /// Maximum number of characters of a damaged file in a message.
-const SHOWN_CHARS_MAX: usize = 80;
+const SHOWN_CONTENT_CHARS_MAX: usize = 80;
 
 /// Contents of a rack UUID file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ fn parse(text: &str) -> RackUuidFile {
     if is_uuid(text) {
         RackUuidFile::Uuid(text.to_owned())
     } else {
-        RackUuidFile::Damaged(text.chars().take(SHOWN_CHARS_MAX).collect())
+        RackUuidFile::Damaged(text.chars().take(SHOWN_CONTENT_CHARS_MAX).collect())
     }
 }
 

@@ -21,7 +21,7 @@ const RECORD_BYTES_TYPICAL: usize = 256;
 pub struct StoreContents {
     /// Metadata of the ledger; `None` in a store that was never used.
     pub meta: Option<Meta>,
-    /// All other records except decisions.
+    /// All records except the metadata and decisions.
     pub records: Vec<Record>,
     /// Whether the store was restored from a backup and not written since.
     pub restored: bool,
@@ -80,7 +80,7 @@ fn table_and_key(key: Key) -> (Table, Vec<u8>) {
     }
 }
 
-/// Returns the key of an id that had 16 bits in earlier versions. Ids below 65,536 still have keys
+/// Returns the key of an ID that had 16 bits in earlier versions. IDs below 65,536 still have keys
 /// of two bytes, so that stores of earlier versions remain readable.
 fn short_key(number: u32) -> Vec<u8> {
     match u16::try_from(number) {
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::store::{Store as _, faulty::FaultyDisk, redb::RedbStore};
 
-    /// Records of earlier versions, in which ids of EMCs and hosts had 16 bits: table, key, value.
+    /// Records of earlier versions, in which IDs of EMCs and hosts had 16 bits: table, key, value.
     const RECORDS_WITH_16_BIT_IDS: [(Table, &str, &str); 5] = [
         (Table::Meta, "6c6564676572", "00047261636b0100000a0101ad02820206"),
         (Table::Emcs, "0101", "0181020165020408656d756c61746564022f650000"),
@@ -319,7 +319,7 @@ mod tests {
         }
     }
 
-    /// The store contains the numbers of variants, so that new variants must be added at the end.
+    /// The store contains variant numbers, so new variants must be added at the end.
     #[test]
     fn encoding_of_quarantine_reasons_is_stable() {
         let host = HostId(3);

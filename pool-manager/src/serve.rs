@@ -80,7 +80,7 @@ pub enum ServeError {
     Tls {
         /// Configuration file that names the certificate or key.
         path: PathBuf,
-        /// Field and rule.
+        /// Error that names the field and the violated rule.
         #[source]
         error: TlsError,
     },
@@ -130,7 +130,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let opened = store_folder::open(&config.manager.store, &path)?;
     let OpenedStore { mut store, meta, records, restored } = opened;
     let rejections = Arc::new(RejectionLog::default());
-    let rules = load_rules(&config)?; // must follow the opening of the store, which takes existing tokens as a sign of a lost ledger
+    let rules = load_rules(&config)?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
     let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
     let (tls, tls_receiver) = watch::channel(load_tls_config(&path, &config)?);
     let access = AccessControl { identity, rejections, tls, tls_receiver };
@@ -261,8 +261,8 @@ fn rpc_policy(config: &Config) -> Policy {
 
 fn load_rules(config: &Config) -> Result<Rules, TokenError> {
     let tokens = Tokens::load(&config.manager.store, &config.hosts)?;
-    let certified = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
-    Ok(Rules { tokens, access: config.access.clone(), certified })
+    let certificate_names = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
+    Ok(Rules { tokens, access: config.access.clone(), certificate_names })
 }
 
 fn to_rack_spec(config: &Config) -> RackSpec {
@@ -288,7 +288,7 @@ async fn configure(path: &Path, handle: &Handle, config: &Config) -> Result<(), 
     handle.apply_settings(manager_settings(config), config.fence.clone()).map_err(rejected)
 }
 
-/// Channels and objects to which a reload sends changed settings.
+/// Recipients of the settings that a reload can change.
 struct ReloadTargets {
     policy: watch::Sender<Policy>,
     settings: watch::Sender<forecasts::Settings>,

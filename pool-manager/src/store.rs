@@ -256,7 +256,7 @@ pub fn number(value: &[u8]) -> Option<u64> {
 }
 
 /// Returns the number under `name` in [`Table::Meta`], or `None` if there is no such entry. `path`
-/// is the path of the store for messages.
+/// is the store's path, for messages.
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] if the value is not a number, or an error of [`Scan::scan`].

@@ -20,7 +20,7 @@ use crate::config::Tls;
 /// Permission bits of users who are neither the key's owner nor in its group.
 const OTHER_USERS_MODE_BITS: u32 = 0o007;
 
-/// Number of days before the expiry of a certificate from which the manager logs a warning.
+/// The manager logs a warning if a certificate expires in fewer than this number of days.
 pub const EXPIRY_WARNING_DAYS: i64 = 14;
 
 /// Error from loading the files of section `[tls]`.
@@ -174,7 +174,7 @@ struct ValidCertificates {
 }
 
 /// Returns the certificates that are valid now, and their earliest expiry. Logs a warning for each
-/// other certificate; such a certificate can remain after the rotation of an authority.
+/// invalid certificate, such as one that was left after the rotation of an authority.
 ///
 /// # Errors
 /// [`TlsError::Unusable`] if no certificate is valid.

@@ -11,11 +11,11 @@ use crate::role::Role;
 /// Local users of the unix socket. Root and the manager's user have every role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Id of the group whose members may connect. `None` admits only root and the socket's owner.
+    /// ID of the group whose members may connect. `None` admits only root and the socket's owner.
     pub group: Option<u32>,
-    /// User ids with the role scheduler.
+    /// IDs of users with the role scheduler.
     pub schedulers: BTreeSet<u32>,
-    /// User ids with the role admin.
+    /// IDs of users with the role admin.
     pub admins: BTreeSet<u32>,
 }
 

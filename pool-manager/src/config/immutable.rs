@@ -64,8 +64,8 @@ fn changed_immutable_emc_settings(before: &Emc, after: &Emc) -> Vec<ImmutableSet
     collect_changed_settings(settings, &format!("emc {}: ", after.name), EMC_SETTING_FIXED)
 }
 
-/// Returns the settings whose values differ. Each setting has a name, its value in use and its new
-/// value.
+/// Returns the settings whose values differ. Each tuple in `settings` contains a name, the value in
+/// use and the new value.
 fn collect_changed_settings<const N: usize>(
     settings: [(&str, String, String); N],
     prefix: &str,

@@ -9,7 +9,7 @@ use super::reader::{Field, Section};
 use crate::{forecasts::Settings, operating_point::OperatorLimits};
 
 /// Minimum retention of outcomes: one day, because a model needs a day of data.
-const RETENTION_MIN: Ns = Ns::secs(24 * 3600);
+const OUTCOME_RETENTION_MIN: Ns = Ns::secs(24 * 3600);
 
 impl Default for Settings {
     fn default() -> Self {
@@ -21,8 +21,8 @@ pub(super) fn parse_settings(mut section: Section<'_>) -> Option<Settings> {
     let default = Settings::default();
     let exceed_max = section.take_optional("exceed_max", parse_fraction);
     let exceeds = section.take_optional("overpredicted_exceeds", parse_fraction);
-    let retention =
-        section.take_optional("keep_s", |field| field.to_duration(RETENTION_MIN..=OUTCOME_RETENTION_MAX));
+    let retention = section
+        .take_optional("keep_s", |field| field.to_duration(OUTCOME_RETENTION_MIN..=OUTCOME_RETENTION_MAX));
     section.reject_unknown_keys();
     Some(Settings {
         limits: OperatorLimits {

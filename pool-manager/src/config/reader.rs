@@ -16,7 +16,7 @@ use toml::{
 use units::{Name, Ns};
 
 /// Maximum number of characters of an invalid value in a message.
-const SHOWN_CHARS_MAX: usize = 80;
+const SHOWN_VALUE_CHARS_MAX: usize = 80;
 
 /// Violated rule of the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,19 +56,19 @@ pub(super) fn decode(bytes: &[u8]) -> Result<&str, Violation> {
     })
 }
 
-/// Returns the number of the line that follows `before`, the beginning of a file.
+/// Returns the number, from 1, of the last line in `before`, the beginning of a file.
 fn line_number_after(before: &[u8]) -> usize {
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
 /// Contents of a configuration file, and the violations found so far.
 #[derive(Debug)]
-pub(super) struct Text<'a> {
+pub(super) struct SourceText<'a> {
     text: &'a str,
     violations: RefCell<Vec<Violation>>,
 }
 
-impl<'a> Text<'a> {
+impl<'a> SourceText<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         Self { text, violations: RefCell::default() }
     }
@@ -96,11 +96,11 @@ impl<'a> Text<'a> {
     }
 }
 
-/// TOML table from which the caller takes fields one by one; [`Section::reject_unknown_keys`]
-/// reports the others.
+/// TOML table. The caller takes its fields one by one, and [`Section::reject_unknown_keys`] reports
+/// the fields that were not taken.
 #[derive(Debug)]
 pub(super) struct Section<'a> {
-    text: &'a Text<'a>,
+    text: &'a SourceText<'a>,
     path: String,
     offset: Option<usize>,
     remaining: BTreeMap<&'a str, (usize, &'a Spanned<DeValue<'a>>)>,
@@ -109,11 +109,11 @@ pub(super) struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    pub(super) fn root(text: &'a Text<'a>, table: &'a DeTable<'a>) -> Self {
+    pub(super) fn root(text: &'a SourceText<'a>, table: &'a DeTable<'a>) -> Self {
         Self::new(text, String::new(), None, table)
     }
 
-    fn new(text: &'a Text<'a>, path: String, offset: Option<usize>, table: &'a DeTable<'a>) -> Self {
+    fn new(text: &'a SourceText<'a>, path: String, offset: Option<usize>, table: &'a DeTable<'a>) -> Self {
         let entries = table.iter().map(|(key, value)| (key.get_ref().as_ref(), (key.span().start, value)));
         Self {
             text,
@@ -192,8 +192,8 @@ impl<'a> Section<'a> {
         items.iter().filter_map(|item| item.read(Field::to_section)).collect()
     }
 
-    /// Reports that field `key` violates `rule`, and returns `None`, unless `holds` is true. The
-    /// report has the value of the field if the caller has taken the field before.
+    /// Returns `Some` if `holds` is true. Otherwise, reports that field `key` violates `rule`, with
+    /// the value of the field if the caller has taken it.
     pub(super) fn check(&self, holds: bool, key: &'static str, rule: &str) -> Option<()> {
         if !holds {
             match self.taken_fields.get(key) {
@@ -216,7 +216,7 @@ impl<'a> Section<'a> {
 /// Value of a field, with its path and its position in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Field<'a> {
-    text: &'a Text<'a>,
+    text: &'a SourceText<'a>,
     path: String,
     value: &'a Spanned<DeValue<'a>>,
 }
@@ -229,7 +229,7 @@ impl<'a> Field<'a> {
     fn report_violation(&self, rule: String) {
         let span = self.value.span();
         let shown = self.text.text[span.clone()].lines().next().unwrap_or_default();
-        let shown = shown.chars().take(SHOWN_CHARS_MAX).collect();
+        let shown = shown.chars().take(SHOWN_VALUE_CHARS_MAX).collect();
         self.text.report_violation(Some(span.start), self.path.clone(), Some(shown), rule);
     }
 

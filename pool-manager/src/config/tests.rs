@@ -35,16 +35,16 @@ fn rack() -> Config {
     parse(RACK).unwrap()
 }
 
-/// Returns the validation errors of [`RACK`] after `piece` is replaced once by `replaced`.
-fn error_of(piece: &str, replaced: &str) -> String {
-    assert!(RACK.contains(piece), "{piece:?} is not in the rack");
-    let error = parse(&RACK.replacen(piece, replaced, 1)).expect_err(replaced).to_string();
+/// Returns the validation errors of [`RACK`] after `part` is replaced once by `replacement`.
+fn error_of(part: &str, replacement: &str) -> String {
+    assert!(RACK.contains(part), "{part:?} is not in the rack");
+    let error = parse(&RACK.replacen(part, replacement, 1)).expect_err(replacement).to_string();
     error.replace("/etc/tarn/rack.toml: ", "")
 }
 
 #[track_caller]
-fn check(piece: &str, replaced: &str, expected: &str) {
-    assert_eq!(error_of(piece, replaced), expected);
+fn check(part: &str, replacement: &str, expected: &str) {
+    assert_eq!(error_of(part, replacement), expected);
 }
 
 /// Returns `text` with one block uncommented: the block whose first line is `# {first}`.
@@ -61,7 +61,7 @@ fn example_rack_is_valid() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/rack.example.toml"));
     let config = Config::load(path).unwrap();
     assert_eq!((config.emcs.len(), config.hosts.len()), (2, 4));
-    assert_eq!(config.manager.listen, Listen::Unix(LISTEN_DEFAULT.into()));
+    assert_eq!(config.manager.listen, Listen::Unix(DEFAULT_SOCKET_PATH.into()));
     let text = fs::read_to_string(path).unwrap();
     let fence = uncomment(&text, "[fence]");
     assert!(Config::parse(&fence, path).unwrap().fence.is_some());
@@ -304,7 +304,7 @@ fn fence_command_requires_host_placeholder_and_has_a_deadline() {
         ("command = \"off {host}\"", "line 25: fence.command = \"off {host}\": must be a list"),
         (
             "command = [\"off\"]",
-            "line 25: fence.command = [\"off\"]: must have {host} in one of its arguments, which is replaced by the host's name",
+            "line 25: fence.command = [\"off\"]: must have {host} in one of its arguments, which is replacement by the host's name",
         ),
         (
             "command = [\"{host}\"]\nwithin_s = 0",
@@ -379,7 +379,7 @@ fn reload_reports_immutable_changes() {
 #[test]
 fn listen_defaults_to_the_unix_socket() {
     let config = parse(&RACK.replace("listen = \"127.0.0.1:9750\"\n", "")).unwrap();
-    assert_eq!(config.manager.listen, Listen::Unix(LISTEN_DEFAULT.into()));
+    assert_eq!(config.manager.listen, Listen::Unix(DEFAULT_SOCKET_PATH.into()));
     assert_eq!(config.access, Access::default());
 }
 

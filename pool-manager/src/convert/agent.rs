@@ -62,8 +62,8 @@ fn parse_reservation_id(text: &str) -> Result<ReservationId, InvalidField> {
 /// Validates the observed state that an agent reports.
 ///
 /// # Errors
-/// [`InvalidField`] if a field is malformed, or if there are more than [`RESERVATIONS_PER_HOST_MAX`]
-/// VMs.
+/// [`InvalidField`] if a field is malformed, or if there are more than
+/// [`RESERVATIONS_PER_HOST_MAX`] VMs.
 pub fn parse_report(h: wire::ObservedState) -> Result<ObservedState, InvalidField> {
     if h.vms.len() > RESERVATIONS_PER_HOST_MAX {
         let rule = format!("must be at most {RESERVATIONS_PER_HOST_MAX} VMs");
@@ -86,10 +86,10 @@ pub fn parse_report(h: wire::ObservedState) -> Result<ObservedState, InvalidFiel
     })
 }
 
-/// Returns the memory touched by each VM: the sum of its local and pool memory.
+/// Returns the touched memory of each VM: the sum of touched local and pool memory.
 ///
 /// # Errors
-/// [`InvalidField`] if the id of a reservation is malformed.
+/// [`InvalidField`] if the ID of a reservation is malformed.
 pub fn parse_touched_memory(
     reports: Vec<wire::VmTouched>,
 ) -> Result<Vec<(ReservationId, Bytes)>, InvalidField> {

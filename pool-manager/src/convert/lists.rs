@@ -1,6 +1,6 @@
-//! Copies long lists from the ledger in pieces. Each piece takes bounded time under the ledger's
-//! lock, and other requests run between pieces. A list is therefore not a snapshot: entries of
-//! different pieces can have different revisions.
+//! Copies long lists from the ledger in chunks. Copying one chunk holds the ledger's lock for a
+//! bounded time, and other requests run between chunks. A list is therefore not a snapshot: entries
+//! of different chunks can have different revisions.
 
 use pool::manager::{Manager, ReservationView};
 use proto::v1 as wire;
@@ -9,23 +9,24 @@ use units::{HostId, ReservationId, SliceId};
 
 use super::views;
 
-/// Part of a list that is copied under one lock of the ledger.
+/// Part of a list that is copied while the ledger is locked once.
 #[derive(Clone, Debug)]
 pub struct ListChunk<T, K> {
-    /// Entries of this piece, by ascending key.
+    /// Entries of this chunk, sorted by key.
     pub entries: Vec<T>,
-    /// Argument of the call that returns the next piece; `None` at the end of the list.
+    /// Key to pass to the call that returns the next chunk; `None` after the last chunk.
     pub next: Option<K>,
 }
 
-/// Returns at most [`HOSTS_PIECE_MAX`] hosts with ids of at least `from`.
+/// Returns the first hosts with IDs of at least `from`, up to [`HOSTS_PIECE_MAX`].
 pub fn hosts(manager: &Manager, from: HostId) -> ListChunk<wire::Host, HostId> {
     let mut hosts = manager.durable().hosts_from(from).map(|(id, _)| id);
     let views = hosts.by_ref().take(HOSTS_PIECE_MAX).filter_map(|id| views::host_message(manager, id));
     ListChunk { entries: views.collect(), next: hosts.next() }
 }
 
-/// Returns slices with ids of at least `from`, at most `max` and at most [`SLICES_PIECE_MAX`].
+/// Returns the first slices with IDs of at least `from`, up to `max` and up to
+/// [`SLICES_PIECE_MAX`].
 pub fn slices(manager: &Manager, from: SliceId, max: usize) -> ListChunk<wire::Slice, SliceId> {
     let ledger = manager.durable();
     let mut slots = ledger.slots_from(from);
@@ -34,9 +35,10 @@ pub fn slices(manager: &Manager, from: SliceId, max: usize) -> ListChunk<wire::S
     ListChunk { entries, next: slots.next().map(|(id, ..)| id) }
 }
 
-/// Returns at most `max` reservations with ids above `after`. Ended reservations are included only
-/// if `ended`. A piece scans at most [`RESERVATIONS_SCANNED_MAX`] reservations. It has at most
-/// [`RESERVATIONS_PIECE_MAX`] slices and reservations, unless its first reservation has more.
+/// Returns the first reservations with IDs above `after`, up to `max`. Includes ended reservations
+/// only if `ended` is set. A call scans at most [`RESERVATIONS_SCANNED_MAX`] reservations. A chunk
+/// contains at most [`RESERVATIONS_PIECE_MAX`] slices and reservations in total, unless its first
+/// reservation alone exceeds this limit.
 pub fn reservations(
     manager: &Manager,
     after: ReservationId,

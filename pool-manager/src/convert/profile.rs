@@ -13,7 +13,7 @@ use super::InvalidField;
 use crate::records::forecast_rows::Counters;
 
 /// Number of leading entries of [`COUNTERS`] that are fractions of pipeline slots or cycles.
-const FRACTION_COUNTERS: usize = 12;
+const FRACTION_COUNTER_COUNT: usize = 12;
 /// Upper bound of a fraction: measured fractions can be slightly above 1.
 const FRACTION_MAX: f64 = 1.2;
 
@@ -64,7 +64,7 @@ pub fn parse_counters(field: &'static str, named: &HashMap<String, f64>) -> Resu
             let name: String = name.chars().take(NAME_BYTES_MAX).collect();
             InvalidField::new(field, format!("{name:?}"), format!("must be one of {}", COUNTERS.join(", ")))
         })?;
-        let max = if at < FRACTION_COUNTERS { FRACTION_MAX } else { COUNTER_MAX };
+        let max = if at < FRACTION_COUNTER_COUNT { FRACTION_MAX } else { COUNTER_MAX };
         if !(0.0..=max).contains(number) {
             let rule = format!("must be a number from 0 to {max}");
             return Err(InvalidField::new(field, format!("{name} = {number}"), rule));

@@ -37,11 +37,11 @@ impl From<InvalidField> for Rejection {
     }
 }
 
-/// Validates the name of a new VM. The form of a reservation id (`r-1`) is rejected, because
-/// commands accept both.
+/// Validates the name of a new VM. A name that looks like a reservation ID (`r-1`) is rejected,
+/// because commands accept both VM names and reservation IDs.
 fn parse_new_vm_name(text: &str) -> Result<Name, InvalidField> {
     if text.parse::<ReservationId>().is_ok() {
-        let rule = "must not be r- and a number, which is the form of a reservation id";
+        let rule = "must not be r- and a number, which is the form of a reservation ID";
         return Err(InvalidField::new("vm", format!("{text:?}"), rule));
     }
     parse_name("vm", text)
@@ -108,7 +108,7 @@ pub(super) fn parse_local_memory(bytes: u64) -> Result<Bytes, InvalidField> {
     }
 }
 
-/// Validates a user id on a host.
+/// Validates a user ID on a host.
 pub(super) fn parse_user_id(uid: u32) -> Result<UserId, InvalidField> {
     UserId::new(uid).map_err(|error| InvalidField { field: "uid", problem: error.to_string() })
 }
@@ -118,7 +118,7 @@ fn check_cores(n: u32) -> Result<u32, InvalidField> {
 }
 
 /// Validates a reservation request. `certified` is the name in the client's certificate, and
-/// `commit_within` is the default of the rack.
+/// `commit_within` is the rack's default for the time until the commit.
 ///
 /// # Errors
 /// [`InvalidField`] with the first field that violates a rule.
@@ -152,7 +152,7 @@ pub fn parse_reserve(
     Ok(reserve)
 }
 
-/// Validates a reference to a reservation, which is either a reservation id or a VM name.
+/// Validates a reference to a reservation, which is either a reservation ID or a VM name.
 ///
 /// # Errors
 /// [`InvalidField`] unless exactly one of them is set and well-formed.

@@ -26,8 +26,8 @@ const NUMBER_RANGE: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
 /// the tenant's weight.
 ///
 /// # Errors
-/// [`InvalidField`] if there are too many tenants, a tenant is malformed or repeated, or a weight is out
-/// of range.
+/// [`InvalidField`] if there are too many tenants, a tenant is malformed or repeated, or a weight
+/// is out of range.
 pub fn parse_weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, InvalidField> {
     check_tenant_count("weights", weights.len())?;
     let mut changes = Weights::new();
@@ -67,7 +67,8 @@ impl ShareReport {
     }
 }
 
-/// Validates an agent's report of shares. Its host becomes `host`, the host of the session.
+/// Validates an agent's report of shares. The report's host is replaced by `host`, the host of the
+/// session.
 ///
 /// # Errors
 /// [`InvalidField`] with the first field that violates a rule.

@@ -14,7 +14,7 @@ use units::{Bytes, EmcId, HostId, Name, ReservationId, SliceId};
 
 use crate::write_chunk::WriteChunk;
 
-/// Returns the name of a host, or the id of a host that was removed.
+/// Returns the name of a host, or the ID of a host that was removed.
 pub fn host_name(ledger: &Ledger, id: HostId) -> String {
     ledger.host(id).map_or_else(|| id.to_string(), |entry| entry.host.name.to_string())
 }
@@ -29,13 +29,14 @@ pub fn slice_message(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wi
         host: slot.holder().map(|host| host_name(ledger, host)),
         vm,
         epoch: slot.epoch.0,
-        reason: slice_reason(ledger, slot),
+        reason: unavailable_reason(ledger, slot),
         receipt: slot.receipt.map(|r| receipt_message(ledger, &r)),
     }
 }
 
-/// Explains to an operator why the slice cannot be used now, such as the reason of its quarantine.
-fn slice_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
+/// Returns a text for operators that explains why the slice cannot be used now, such as the reason
+/// for its quarantine.
+fn unavailable_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
     let fence = slot.holder().and_then(|host| ledger.host(host)).map(|entry| entry.host.fence);
     match (slot.state, fence) {
         (State::Quarantined(why), _) => Some(why.to_string()),
@@ -112,7 +113,7 @@ pub fn reservation_message(view: ReservationView) -> wire::Reservation {
     }
 }
 
-/// Converts a recorded decision. `seq` is its sequence number in the log of decisions.
+/// Converts a recorded decision. `seq` is its sequence number in the audit log.
 pub fn decision_message(seq: u64, decision: &Decision) -> wire::Decision {
     let description = decision.what.describe();
     wire::Decision {
@@ -206,8 +207,8 @@ pub fn emc_messages(manager: &Manager) -> Vec<wire::Emc> {
     manager.durable().emcs().filter_map(|(id, _)| emc_message(manager, id)).collect()
 }
 
-/// Free capacity of the rack at one revision of the ledger. The copy under the ledger's lock is
-/// short, because hosts refer to EMCs by id.
+/// Free capacity of the rack at one revision of the ledger. Hosts refer to EMCs by ID, so that
+/// copying under the ledger's lock is fast.
 #[derive(Clone, Debug)]
 pub struct CapacityView {
     revision: u64,
@@ -305,8 +306,8 @@ pub fn alarm_message(a: Alarm) -> wire::Alarm {
     }
 }
 
-/// Converts a durable change into events for watchers. Events contain the current state of the
-/// changed objects. This state can be newer than the change.
+/// Converts a durable change into events for watchers. Each event contains the current state of a
+/// changed object, which can be newer than the change.
 pub fn event_messages(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
     use wire::event::Change;
     let ledger = manager.durable();

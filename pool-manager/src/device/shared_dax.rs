@@ -1,7 +1,8 @@
 //! Driver for CXL memory that several hosts share and that cannot revoke access. The manager cannot
 //! access the memory itself. This driver only records durably which host owns each slice. A host
 //! with a grant can access the slice until the host releases it or is powered off. Callers must
-//! ensure this before they revoke a slice or fence a host.
+//! ensure that the host has released the slice or is powered off before they revoke the slice or
+//! fence the host.
 //!
 //! The record is a small database in the EMC's directory. For each slice it contains the highest
 //! epoch, and the host that owns the slice with this epoch. Lower epochs are always rejected.

@@ -34,7 +34,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(3600);
 /// Reply with the channel to its caller.
 type Reply = (oneshot::Sender<ReplyResult>, Box<ReplyResult>);
 
-/// Effect to perform after the lock is released, with the channel to its receiver.
+/// Effect to perform after the lock is released, with the channel to its recipient.
 enum Action {
     Reply(oneshot::Sender<ReplyResult>, Box<ReplyResult>),
     Send(mpsc::Sender<SessionMessage>, SessionMessage),
@@ -189,9 +189,9 @@ impl DriverThread {
         }
     }
 
-    /// Writes entries that do not belong to the ledger. A failure needs no reload here: no write of
-    /// the ledger is pending on this thread, and the ledger's next write detects a store that must
-    /// be reloaded.
+    /// Writes entries that do not belong to the ledger. A failure requires no reload here: this
+    /// thread has no pending write of the ledger, and the ledger's next write detects whether the
+    /// store must be reloaded.
     fn write_entries(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let result = self.store.write_entries(writes);
         self.check_space();
@@ -224,7 +224,7 @@ impl DriverThread {
         }
     }
 
-    /// Ends the threads of removed EMCs, and so closes their devices. A new EMC may use the same
+    /// Ends the threads of removed EMCs, which closes their devices. A new EMC may use the same
     /// path.
     fn close_removed_emcs(&mut self, records: &[Record]) {
         for record in records {

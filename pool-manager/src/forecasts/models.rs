@@ -198,8 +198,8 @@ impl ModelRegistry {
         Ok(ModelSummary { kind, version, is_serving, provenance, bytes, cutoffs, comparison: None })
     }
 
-    /// Returns the oldest models that must be deleted before one model is added. Serving models and
-    /// models for a rollback are never included.
+    /// Returns the versions of the oldest models, which must be deleted before a model is added.
+    /// Serving models and models for a rollback are never included.
     fn surplus_versions(&self, kind: Kind) -> Vec<u32> {
         let versions = self.versions(kind);
         let stored = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
@@ -315,8 +315,8 @@ impl Forecasts {
         self.store_model(kind, file.await??).await
     }
 
-    /// Compares a model with the serving model and, unless `validate_only`, starts to use it for
-    /// predictions.
+    /// Compares a model with the serving model and, unless `validate_only` is set, makes it the
+    /// serving model.
     ///
     /// # Errors
     /// [`ModelError`] if the model does not exist or is already serving, or the store fails.
@@ -385,7 +385,7 @@ impl Forecasts {
                 .iter()
                 .for_each(|(_, vm)| add_to_calibration(&mut calibration, *version, vm));
         }
-        let mut inputs = self.read().point_inputs(self.limits());
+        let mut inputs = self.read_state().operating_point_inputs(self.limits());
         match &model {
             Some((_, ModelFile { content: Content::Sensitivity { model, .. }, .. })) => {
                 inputs.cutoffs = model.cutoffs().to_vec();
@@ -398,8 +398,8 @@ impl Forecasts {
         let (version, previous) = (versions.serving(), registry.versions(kind).serving());
         registry.versions.insert(kind, versions);
         match model {
-            Some((version, file)) => self.write().set_serving_model(version, file, calibration, point),
-            None => self.write().remove_serving_model(kind, point),
+            Some((version, file)) => self.write_state().set_serving_model(version, file, calibration, point),
+            None => self.write_state().remove_serving_model(kind, point),
         }
         self.update_metrics();
         match version {
@@ -433,7 +433,7 @@ impl Forecasts {
         };
         let samples = self.load_samples().await?;
         let candidate = file.clone();
-        let rate = match self.read().operating_point().choice.frigid.op {
+        let rate = match self.read_state().operating_point().choice.frigid.op {
             op if op > Fraction::default() => op,
             _ => Fraction::new(COMPARISON_RATE_DEFAULT).expect("a fraction"),
         };
@@ -549,8 +549,8 @@ fn sensitivity_model_file(model: sensitivity::Model, labels: &Labels, provenance
     ModelFile::sensitivity(Provenance { rows, modelled: labels.modelled, ..provenance }, model)
 }
 
-/// Adds the outcome of a VM to the calibration of a model, if this model predicted it when the VM
-/// started.
+/// Adds the outcome of a VM to the calibration of a model, if this model made the prediction at the
+/// start of the VM.
 fn add_to_calibration(calibration: &mut Calibration, version: u32, vm: &EndedVm) {
     if let Some(prediction) = vm.start.prediction.filter(|prediction| prediction.version == version) {
         calibration.add(

@@ -1,6 +1,6 @@
 //! Follows the durable changes of the ledger, and records the starts, ends and outcomes of VMs.
 //! Entries are written in delayed batches, because no caller waits for them. A crash of the manager
-//! loses the entries of the last moments.
+//! loses the entries that were not written yet.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -67,7 +67,7 @@ impl Forecasts {
                     Err(_) => return, // the manager is stopping
                 },
             }
-            if self.read().is_point_due() {
+            if self.read_state().is_operating_point_due() {
                 self.choose_operating_point().await;
             }
         }
@@ -83,14 +83,14 @@ impl Forecasts {
 
     fn apply_reservation(&self, id: ReservationId, r: &Reservation, now: UnixMs) {
         if let Stage::Ended { why, .. } = &r.stage {
-            let (vm, writes) = self.write().record_end(id, now, has_ended_normally(why));
+            let (vm, writes) = self.write_state().record_end(id, now, has_ended_normally(why));
             self.write_queue.push(writes);
             if let Some(vm) = vm {
                 self.metrics.count_outcome(&vm, pool_memory_of(r));
             }
         } else {
             let requested = [r.local, pool_memory_of(r)].into_iter().sum();
-            self.write_queue.push(self.write().record_start(id, &r.vm, requested, r.cores, r.created));
+            self.write_queue.push(self.write_state().record_start(id, &r.vm, requested, r.cores, r.created));
         }
     }
 
@@ -108,7 +108,7 @@ impl Forecasts {
                 active.push(id);
             }
         }
-        let mut state = self.write();
+        let mut state = self.write_state();
         let ended: Vec<ReservationId> =
             state.running_reservations().filter(|id| active.binary_search(id).is_err()).collect();
         for id in ended {
@@ -116,8 +116,8 @@ impl Forecasts {
         }
     }
 
-    /// Writes queued entries. Entries that cannot be written are dropped; only the state in memory
-    /// contains them until the next restart.
+    /// Writes queued entries. Entries whose write fails are dropped. The state in memory contains
+    /// them until the next restart.
     pub async fn flush(&self) {
         let writes = self.write_queue.take_all();
         for batch in writes.chunks(BATCH_CHANGES_MAX) {
@@ -134,28 +134,28 @@ impl Forecasts {
 
     async fn clean_up(&self) {
         let Ok(before) = self.retention_start() else { return };
-        self.write_queue.push(self.write().expire_outcomes(before));
+        self.write_queue.push(self.write_state().expire_outcomes(before));
         self.choose_operating_point().await;
-        if self.read().is_history_due() {
+        if self.read_state().is_history_rebuild_due() {
             self.rebuild_history().await;
         }
     }
 
     /// Chooses a new operating point on another thread, so that predictions are not delayed.
     async fn choose_operating_point(&self) {
-        let inputs = self.read().point_inputs(self.limits());
+        let inputs = self.read_state().operating_point_inputs(self.limits());
         let serving = inputs.serving;
         if let Ok(point) = tokio::task::spawn_blocking(move || inputs.choose()).await {
-            self.write().set_point(serving, point);
+            self.write_state().set_operating_point(serving, point);
             self.update_metrics();
         }
     }
 
     /// Rebuilds the history of all groups from the stored outcomes. The rebuilt history excludes
-    /// expired outcomes. A history cannot remove single outcomes.
+    /// expired outcomes, which cannot be removed one by one from a history.
     async fn rebuild_history(&self) {
         self.flush().await;
-        let built_from = self.read().next_outcome_number();
+        let built_from = self.read_state().next_outcome_number();
         let Ok(mut snapshot) = self.driver.snapshot().await else { return };
         let read = tokio::task::spawn_blocking(move || {
             let outcomes = forecast_rows::load_outcomes(snapshot.as_mut())?;
@@ -165,15 +165,15 @@ impl Forecasts {
             Ok::<_, crate::store::StoreError>(history)
         });
         match read.await {
-            Ok(Ok(history)) => self.write().set_history(history, built_from),
+            Ok(Ok(history)) => self.write_state().set_history(history, built_from),
             Ok(Err(error)) => tracing::warn!(error = units::chain(&error), "cannot rebuild history"),
             Err(_) => {} // the manager is stopping
         }
     }
 }
 
-/// Copies the next reservations with ids above `above`, at most [`RESERVATIONS_PAGE_MAX`] under one
-/// lock of the ledger.
+/// Copies the first reservations with IDs above `above`. Copies at most [`RESERVATIONS_PAGE_MAX`],
+/// because the ledger is locked during the copy.
 fn page_of_reservations(manager: &Manager, above: ReservationId) -> Vec<(ReservationId, Reservation)> {
     let above = manager.durable().reservations_after(above).take(RESERVATIONS_PAGE_MAX);
     above.map(|(id, reservation)| (id, reservation.clone())).collect()

@@ -75,7 +75,8 @@ struct Peak {
 /// with an older measurement has no outcome.
 const PEAK_AGE_MAX: Ns = Ns(3 * TOUCHED_MEMORY_SAMPLE_INTERVAL.0);
 
-/// The history is rebuilt when more than 1 of `EXPIRED_DIVISOR` stored outcomes has expired.
+/// The history is rebuilt when the number of expired outcomes exceeds the number of stored outcomes
+/// divided by this.
 const EXPIRED_DIVISOR: usize = 8;
 
 /// Index of the outcomes in the store, oldest first, without their contents.
@@ -305,14 +306,14 @@ impl State {
     }
 
     /// Returns whether enough outcomes were added to choose the operating point again.
-    pub fn is_point_due(&self) -> bool {
+    pub fn is_operating_point_due(&self) -> bool {
         self.stored.added_since_operating_point >= OUTCOMES_PER_OPERATING_POINT
     }
 
     /// Returns a copy of the inputs from which the operating point is chosen.
-    pub fn point_inputs(&self, limits: OperatorLimits) -> PointInputs {
+    pub fn operating_point_inputs(&self, limits: OperatorLimits) -> OperatingPointInputs {
         let cutoffs = self.sensitivity.as_ref().map(|serving| serving.model.cutoffs().to_vec());
-        PointInputs {
+        OperatingPointInputs {
             serving: self.serving_versions(),
             calibration: self.predictor.calibration().clone(),
             cutoffs: cutoffs.unwrap_or_default(),
@@ -322,7 +323,7 @@ impl State {
     }
 
     /// Sets the operating point, unless the serving models have changed since `serving` was read.
-    pub fn set_point(&mut self, serving: [Option<u32>; 2], point: OperatingPoint) {
+    pub fn set_operating_point(&mut self, serving: [Option<u32>; 2], point: OperatingPoint) {
         if serving == self.serving_versions() {
             self.point = point;
             self.stored.added_since_operating_point = 0;
@@ -373,7 +374,7 @@ impl State {
     }
 
     /// Returns whether the history must be rebuilt, because it contains many expired outcomes.
-    pub fn is_history_due(&self) -> bool {
+    pub fn is_history_rebuild_due(&self) -> bool {
         let StoredOutcomes { added_since_rebuild, expired, entries, .. } = &self.stored;
         *added_since_rebuild > 2 * OUTCOMES_RETAINED_MAX || *expired > entries.len() / EXPIRED_DIVISOR
     }
@@ -390,7 +391,7 @@ impl State {
 
 /// Inputs from which the operating point is chosen.
 #[derive(Debug)]
-pub struct PointInputs {
+pub struct OperatingPointInputs {
     /// Versions of the serving models when the inputs were read.
     pub serving: [Option<u32>; 2],
     /// Calibration of the model of frigid memory on recent outcomes.
@@ -404,7 +405,7 @@ pub struct PointInputs {
     pub limits: OperatorLimits,
 }
 
-impl PointInputs {
+impl OperatingPointInputs {
     /// Chooses the operating point. The computation takes a few milliseconds.
     pub fn choose(&self) -> OperatingPoint {
         OperatingPoint::choose(&self.calibration, &self.cutoffs, self.counters_fraction, self.limits)
@@ -462,7 +463,7 @@ pub fn new_ended_vm(start: VmStart, peak: Bytes, ended: UnixMs, usage: Usage) ->
     Some(EndedVm { start, outcome: Outcome { ended, untouched, usage } })
 }
 
-/// Returns a hash of an ended VM, by which duplicates are detected.
+/// Returns a hash of an ended VM, for detecting duplicates.
 fn compute_fingerprint(vm: &EndedVm) -> u64 {
     let request = &vm.start.request;
     let mut hasher = DefaultHasher::new();

@@ -96,13 +96,13 @@ fn parse_cursor(text: &str) -> Result<ReservationId, Status> {
 
 impl Admin {
     /// Collects at most `max` entries of a list, and the start of the next page. The list is copied
-    /// in pieces, each under one lock of the ledger. `piece` receives the start of the piece and
-    /// the maximum number of entries.
+    /// in chunks, and the ledger is locked once per chunk. `copy_chunk` receives the start of the
+    /// chunk and the maximum number of entries.
     async fn collect_list<T, K: Copy>(
         &self,
         from: K,
         max: usize,
-        piece: impl Fn(&Manager, K, usize) -> ListChunk<T, K>,
+        copy_chunk: impl Fn(&Manager, K, usize) -> ListChunk<T, K>,
     ) -> Result<ListChunk<T, K>, Status> {
         let mut all = ListChunk { entries: Vec::new(), next: Some(from) };
         while let Some(from) = all.next.filter(|_| all.entries.len() < max) {
@@ -110,7 +110,7 @@ impl Admin {
             let found = self
                 .0
                 .driver
-                .read(|manager, _| piece(manager, from, missing))
+                .read(|manager, _| copy_chunk(manager, from, missing))
                 .map_err(driver_error_status)?;
             all.entries.extend(found.entries);
             all.next = found.next;
@@ -226,8 +226,9 @@ impl admin_server::Admin for Admin {
         let after = parse_cursor(&request.after)?;
         let page = page_size(request.limit).min(RESERVATIONS_PAGE_MAX);
         let revision = self.revision()?;
-        let piece = |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
-        let ListChunk { entries, next } = self.collect_list(after, page, piece).await?;
+        let copy_chunk =
+            |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
+        let ListChunk { entries, next } = self.collect_list(after, page, copy_chunk).await?;
         let reservations = entries.into_iter().map(convert::reservation_message).collect();
         let next_after = next.map(|id| id.to_string()).unwrap_or_default();
         Ok(Response::new(wire::ListReservationsResponse { reservations, next_after, revision }))

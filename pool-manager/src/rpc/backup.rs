@@ -109,7 +109,8 @@ fn copy_to_file(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupEr
 /// Checks that the disk has enough free space for the copy and for later writes of the ledger.
 fn check_space(folder: &Path) -> io::Result<()> {
     let free = disk::free_bytes_at(folder)?;
-    let needed = fs::metadata(folder.join(disk::FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);
+    let needed =
+        fs::metadata(folder.join(disk::DATABASE_FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);
     if free < needed {
         let problem = format!("{free} bytes are free, {needed} are needed for the copy");
         return Err(io::Error::new(io::ErrorKind::StorageFull, problem));

@@ -74,8 +74,8 @@ where
     }
 }
 
-/// Changes the status of a request that cannot be decoded to INVALID_ARGUMENT; tonic reports
-/// INTERNAL.
+/// Changes the status of a request that cannot be decoded from INTERNAL, which tonic reports, to
+/// INVALID_ARGUMENT.
 fn reclassify_decode_error(headers: &mut http::HeaderMap) {
     if let Some(status) = Status::from_header_map(headers)
         && status.code() == Code::Internal

@@ -56,7 +56,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Records that a request of this connection was authorized. Other connections are closed soon.
+    /// Records that a request of this connection was authorized. Connections without an authorized
+    /// request are closed after a short time.
     pub fn admit(&self) {
         self.activity.admit();
     }
@@ -69,9 +70,9 @@ pub enum Origin {
     Tcp(SocketAddr),
     /// Local process that is connected through the unix socket.
     Unix {
-        /// User id of the process.
+        /// ID of the user who runs the process.
         uid: u32,
-        /// Process id, if the kernel reports it.
+        /// Process ID, if the kernel reports it.
         pid: Option<i32>,
         /// Whether the user is root or the manager's user.
         is_trusted: bool,

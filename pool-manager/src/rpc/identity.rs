@@ -38,7 +38,7 @@ pub struct Rules {
     /// Roles of local users on the unix socket.
     pub access: Access,
     /// Certificate names of schedulers and of administrators, in this order; `None` without TLS.
-    pub certified: Option<(Vec<Name>, Vec<Name>)>,
+    pub certificate_names: Option<(Vec<Name>, Vec<Name>)>,
 }
 
 impl Identity {
@@ -59,14 +59,14 @@ impl Identity {
     }
 
     /// Checks that a client has a role, and returns the client's name. The name is the
-    /// certificate's name with TLS, and `uid-N` for a configured user of the unix socket. Root, the
-    /// manager's user and clients with tokens have no name.
+    /// certificate's name with TLS, and `uid-N` for a configured user of the unix socket. The name
+    /// is `None` for root, the manager's user and clients with tokens.
     ///
     /// # Errors
     /// PERMISSION_DENIED (ROLE_MISSING) if the client does not have the role.
     pub fn admit<T>(&self, request: &Request<T>, role: Role) -> Result<Option<Name>, Status> {
         let rules = self.current_rules();
-        let admitted = match &rules.certified {
+        let admitted = match &rules.certificate_names {
             Some((schedulers, admins)) => {
                 admit_by_certificate(request.extensions(), schedulers, admins, role)
             }
@@ -87,7 +87,7 @@ impl Identity {
         host: &Name,
     ) -> Result<(), Status> {
         let rules = self.current_rules();
-        let admitted = if rules.certified.is_some() {
+        let admitted = if rules.certificate_names.is_some() {
             let is_host = client_certificate(extensions).is_some_and(|leaf| is_named(&leaf, host));
             is_host.then_some(()).ok_or_else(|| format!("certificate: must contain the name of host {host}"))
         } else {

@@ -133,7 +133,7 @@ pub fn parse_format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid
     }
 }
 
-/// Validates labelled workloads, with which a model of latency sensitivity is trained.
+/// Validates labelled workloads, the training data of a model of latency sensitivity.
 ///
 /// # Errors
 /// [`InvalidField`] with the first field that violates a rule.

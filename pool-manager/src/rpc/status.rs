@@ -91,7 +91,7 @@ fn code_of(rejection: &Rejection) -> Code {
     }
 }
 
-/// Returns the status with which the manager closes the connection of an agent.
+/// Returns the status that an agent receives when the manager closes its session.
 pub fn session_closed_status(why: CloseReason) -> Status {
     match why {
         CloseReason::Superseded => {

@@ -67,8 +67,8 @@ impl WatchedObject for wire::Migration {
 type ObjectsById<T> = BTreeMap<String, T>;
 
 /// Streams the current objects, and each object again when it changes. `copy` copies the state
-/// under the ledger's lock, after each change but at most once per [`WATCH_INTERVAL_MIN`]. `convert`
-/// creates the messages without the lock.
+/// under the ledger's lock, after each change but at most once per [`WATCH_INTERVAL_MIN`].
+/// `convert` creates the messages without the lock.
 pub(super) fn watch<V: Send + 'static, T: WatchedObject>(
     shared: &Shared,
     copy: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,

@@ -13,7 +13,7 @@ use units::limits::{BATCH_CHANGES_MAX, CHECK_FAULTS_MAX};
 
 use super::{
     Scan, Store, StoreError, Table, Write,
-    disk::{Directory, FILE, UnlockedFile, sync_parent},
+    disk::{DATABASE_FILE, Directory, UnlockedFile, sync_parent},
     is_empty, meta, meta_number,
     redb::RedbStore,
 };
@@ -166,7 +166,7 @@ impl Restore<'_> {
     /// [`BackupError`] if the restore is not possible. In this case, nothing is changed.
     pub fn run(&self) -> Result<RestoreResult, BackupError> {
         let directory = Directory::lock(self.into)?;
-        let file = directory.path().join(FILE);
+        let file = directory.path().join(DATABASE_FILE);
         let before = self.existing_generation(&file)?;
         let partial = partial_path(&file);
         let restored = self.prepare_store(&partial, before);
@@ -215,13 +215,13 @@ impl Restore<'_> {
     }
 
     /// Links the existing store under a second name, and returns the second name. The first name
-    /// stays until the new store replaces it, because a manager that starts in between would find
+    /// stays until the new store replaces it. Otherwise a manager that starts in between would find
     /// no ledger.
     fn link_replaced_store(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
         if !file.exists() {
             return Ok(None);
         }
-        let second = file.with_file_name(format!("{FILE}.replaced-{}", self.unix_seconds));
+        let second = file.with_file_name(format!("{DATABASE_FILE}.replaced-{}", self.unix_seconds));
         remove_if_exists(&second)?;
         fs::hard_link(file, &second).map_err(io_error("create a second link to", file))?;
         Ok(Some(second))
@@ -359,7 +359,7 @@ mod tests {
         let error = restore(&file, &directory, false).unwrap_err().to_string();
         assert!(error.ends_with("is an existing store: use --force to rename it and restore"), "{error}");
         assert_eq!(meta_of(&directory, meta::RESTORED), None);
-        fs::write(directory.join(FILE), b"damaged").unwrap();
+        fs::write(directory.join(DATABASE_FILE), b"damaged").unwrap();
         assert!(matches!(restore(&file, &directory, false), Err(BackupError::Occupied { .. })));
         let renamed = restore(&file, &directory, true).unwrap().replaced_store.unwrap();
         assert_eq!(fs::read(renamed).unwrap(), b"damaged");

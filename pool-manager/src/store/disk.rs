@@ -14,9 +14,9 @@ use rustix::{fs::FallocateFlags, io::Errno};
 use super::StoreError;
 
 /// Name of the store's database file in its directory.
-pub const FILE: &str = "ledger.redb";
+pub const DATABASE_FILE: &str = "ledger.redb";
 /// Name of the file that a process locks to use the directory.
-pub const LOCK: &str = "lock";
+pub const LOCK_FILE: &str = "lock";
 
 /// Storage for the bytes of a store. Tests use a simulated disk.
 pub trait Disk: Send {
@@ -63,7 +63,7 @@ impl Directory {
     /// [`StoreError::InUse`] if another process has locked the directory, [`StoreError::Io`] if the
     /// directory cannot be created or locked.
     pub fn lock(path: &Path) -> Result<Self, StoreError> {
-        Self::lock_for(path, FILE)
+        Self::lock_for(path, DATABASE_FILE)
     }
 
     /// Locks a directory for a store with another file name.
@@ -73,7 +73,7 @@ impl Directory {
     pub fn lock_for(path: &Path, file: &str) -> Result<Self, StoreError> {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
         created.map_err(StoreError::io_error("create the directory of", path))?;
-        let lock = private_file_options().create(true).open(path.join(LOCK));
+        let lock = private_file_options().create(true).open(path.join(LOCK_FILE));
         let lock = lock.map_err(StoreError::io_error("open the lock of", path))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), file: path.join(file), _lock: lock }),

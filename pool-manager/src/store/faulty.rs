@@ -1,7 +1,7 @@
 //! Simulated disk that injects faults, for tests. Synced data survives a power failure, and an
 //! arbitrary subset of unsynced sectors survives. A failed sync may write some data and marks the
-//! rest as clean. A failed write may be partial. A function chooses the outcomes, so that a seed
-//! reproduces a failure.
+//! other data as clean. A failed write may be partial. A function chooses the outcomes, so that a
+//! seed reproduces a failure.
 
 use std::{
     collections::BTreeMap,

@@ -21,18 +21,18 @@ use units::limits::STORE_CACHE_BYTES;
 
 use super::{
     Scan, Store, StoreError, Table, Write, check_format,
-    disk::{Directory, Disk, FILE, StoreFile},
+    disk::{DATABASE_FILE, Directory, Disk, StoreFile},
 };
 
 /// Size of the chunks in which a file is rewritten after a failure, in bytes. Chunks of zeros are
 /// skipped, so that holes in the file are preserved.
-const REWRITE_BYTES: usize = 64 << 10;
+const REWRITE_CHUNK_BYTES: usize = 64 << 10;
 /// Size of the first page in bytes. The page contains redb's header, which begins with the magic
 /// number.
-const HEADER_BYTES: u64 = 4096;
+const HEADER_PAGE_BYTES: u64 = 4096;
 /// Length of redb's magic number in bytes. redb writes the magic number last when it creates a
 /// file.
-const MAGIC_BYTES: usize = 9;
+const MAGIC_NUMBER_BYTES: usize = 9;
 
 /// redb table with all entries. Each key begins with the [`Table::tag`].
 const ENTRIES: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("facts");
@@ -64,7 +64,7 @@ impl RedbStore<Directory> {
     /// # Errors
     /// [`StoreError::Missing`] if there is no store, or an error of [`RedbStore::open_directory`].
     pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
-        let file = path.join(FILE);
+        let file = path.join(DATABASE_FILE);
         if file.exists() { Self::open_directory(path) } else { Err(StoreError::Missing { path: file }) }
     }
 }
@@ -230,11 +230,11 @@ pub fn is_blank(file: &Path) -> Result<Option<bool>, StoreError> {
 
 fn is_unfinished(backend: &impl StorageBackend) -> io::Result<bool> {
     let len = backend.len()?;
-    let mut magic = [0; MAGIC_BYTES];
-    let head = MAGIC_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_BYTES));
+    let mut magic = [0; MAGIC_NUMBER_BYTES];
+    let head = MAGIC_NUMBER_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_NUMBER_BYTES));
     backend.read(0, &mut magic[..head])?;
-    let mut only_zeros = magic == [0; MAGIC_BYTES];
-    let mut at = HEADER_BYTES;
+    let mut only_zeros = magic == [0; MAGIC_NUMBER_BYTES];
+    let mut at = HEADER_PAGE_BYTES;
     while only_zeros && at < len {
         let chunk = read_chunk(backend, at, len)?;
         only_zeros = is_zero(&chunk);
@@ -260,8 +260,8 @@ fn rewrite(backend: &impl StorageBackend) -> io::Result<()> {
 }
 
 fn read_chunk(backend: &impl StorageBackend, at: u64, len: u64) -> io::Result<Vec<u8>> {
-    let rest = usize::try_from(len - at).unwrap_or(REWRITE_BYTES);
-    let mut chunk = vec![0; rest.min(REWRITE_BYTES)];
+    let rest = usize::try_from(len - at).unwrap_or(REWRITE_CHUNK_BYTES);
+    let mut chunk = vec![0; rest.min(REWRITE_CHUNK_BYTES)];
     backend.read(at, &mut chunk)?;
     Ok(chunk)
 }

@@ -60,8 +60,8 @@ fn serve(state: &mut State, version: u32) {
         calibration,
         OperatingPoint::without_pool(OperatorLimits::default()),
     );
-    let inputs = state.point_inputs(OperatorLimits::default());
-    state.set_point(inputs.serving, inputs.choose());
+    let inputs = state.operating_point_inputs(OperatorLimits::default());
+    state.set_operating_point(inputs.serving, inputs.choose());
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn operating_point_without_model_has_no_risk_limit() {
     serve(&mut state, 3);
     assert!(state.operating_point().risk_limit.is_some());
     state.remove_serving_model(Kind::Frigid, OperatingPoint::without_pool(OperatorLimits::default()));
-    assert!(state.point_inputs(OperatorLimits::default()).choose().risk_limit.is_none());
+    assert!(state.operating_point_inputs(OperatorLimits::default()).choose().risk_limit.is_none());
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn counters_fraction_counts_recently_started_vms() {
 }
 
 #[test]
-fn outdated_history_is_not_installed() {
+fn outdated_history_is_discarded() {
     let mut state = state();
     state.add_outcome(ended(1, 2, HOUR));
     let has_history =
@@ -254,7 +254,7 @@ fn outdated_history_is_not_installed() {
 }
 
 #[test]
-fn outcome_row_has_its_golden_encoding() {
+fn outcome_row_encoding_is_stable() {
     let golden =
         "0002613108637573746f6d65720000808080802001000000000000004000000000d00f000000000000e83f000000";
     let mut row = start("a1", 8);

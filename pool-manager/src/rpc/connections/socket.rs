@@ -57,8 +57,8 @@ pub enum SocketError {
 /// earlier process, but no other file.
 ///
 /// # Errors
-/// [`SocketError`] if the socket cannot be created. The path is unchanged then, unless setting the
-/// group failed.
+/// [`SocketError`] if the socket cannot be created. In this case the path is unchanged, unless
+/// setting the group or mode failed.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
     let io_error =
         |operation| move |errno: io::Error| SocketError::Io { operation, path: path.to_owned(), errno };
