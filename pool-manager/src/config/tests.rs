@@ -304,7 +304,7 @@ fn fence_command_requires_host_placeholder_and_has_a_deadline() {
         ("command = \"off {host}\"", "line 25: fence.command = \"off {host}\": must be a list"),
         (
             "command = [\"off\"]",
-            "line 25: fence.command = [\"off\"]: must have {host} in one of its arguments, which is replacement by the host's name",
+            "line 25: fence.command = [\"off\"]: must have {host} in one of its arguments, which is replaced by the host's name",
         ),
         (
             "command = [\"{host}\"]\nwithin_s = 0",
