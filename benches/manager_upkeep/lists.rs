@@ -7,7 +7,7 @@ use pool::manager::{DeviceFailure, DeviceReply, Event, Manager, SliceError};
 use pool_manager::{
     convert::{
         self,
-        lists::{self, Piece},
+        lists::{self, ListChunk},
     },
     metrics::Snapshot,
 };
@@ -66,7 +66,7 @@ fn median_read_us<T>(rack: &SimulatedRack, read: impl Fn(&Manager) -> T) -> f64 
 fn longest_page_us<T, K: Copy>(
     rack: &SimulatedRack,
     first: K,
-    read_page: impl Fn(&Manager, K) -> Piece<T, K>,
+    read_page: impl Fn(&Manager, K) -> ListChunk<T, K>,
 ) -> f64 {
     let longest = |_| {
         let (mut times, mut next) = (Vec::new(), Some(first));

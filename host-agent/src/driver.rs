@@ -450,4 +450,4 @@ async fn sleep_until(at: Option<Instant>) {
 }
 
 /// Delay before a failed attempt to watch a process is repeated.
-pub(crate) const PROCESS_WATCH_RETRY: Duration = units::limits::HOST_RETRY.as_duration();
+pub(crate) const PROCESS_WATCH_RETRY: Duration = units::limits::HOST_CALL_RETRY_DELAY.as_duration();

@@ -3,11 +3,12 @@
 
 use std::{
     collections::BTreeSet,
-    fmt, fs, io,
+    fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
 
+use config_file::{Field, Section};
 use units::{
     Bytes, Fraction, Name, Ns,
     limits::{
@@ -19,18 +20,16 @@ use units::{
 
 use crate::{device::Driver, fence_command::FenceCommand, forecasts::Settings};
 use directories::Directories;
-use reader::{Field, Section, Text};
 
 mod access;
 mod directories;
 mod fence;
 mod immutable;
 mod prediction;
-mod reader;
 
 pub use access::Access;
-pub use immutable::{ImmutableSetting, immutable_changes};
-pub use reader::Violation;
+pub use config_file::{ConfigError, Violation};
+pub use immutable::{ImmutableSettingChange, changed_immutable_settings};
 
 /// Validated configuration of a rack.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,7 +69,7 @@ pub struct Manager {
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Path of the unix socket if `manager.listen` is not set.
-pub const LISTEN_DEFAULT: &str = "/run/tarn/manager.sock";
+pub const DEFAULT_SOCKET_PATH: &str = "/run/tarn/manager.sock";
 
 /// Address on which the manager serves gRPC.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,10 +154,10 @@ pub struct Emc {
     pub slices: u32,
     /// Driver that grants and revokes access to the device.
     pub driver: Driver,
-    /// Path of the device for the driver, unique in the rack.
+    /// Path at which the driver opens the device, unique in the rack.
     pub path: PathBuf,
-    /// Serial number under which hosts see the device, unique in the rack. Only drivers that cannot
-    /// revoke access have one.
+    /// Serial number by which hosts identify the device, unique in the rack. Set only if the driver
+    /// cannot revoke access.
     pub serial: Option<String>,
 }
 
@@ -177,44 +176,13 @@ pub struct Host {
     pub token_sha256: Option<[u8; 32]>,
 }
 
-/// Error from reading or validating `rack.toml`.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The configuration file cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// Configuration file.
-        path: PathBuf,
-        /// Error of the operating system.
-        #[source]
-        errno: io::Error,
-    },
-    /// The configuration file violates rules. The message lists all violations.
-    #[error("{}", list_violations(path, violations))]
-    Invalid {
-        /// Configuration file.
-        path: PathBuf,
-        /// Violated rules, at least one, sorted by line.
-        violations: Vec<Violation>,
-    },
-}
-
-fn list_violations(path: &Path, violations: &[Violation]) -> String {
-    let lines: Vec<String> =
-        violations.iter().map(|violation| format!("{}: {violation}", path.display())).collect();
-    lines.join("\n")
-}
-
 impl Config {
     /// Reads and validates a configuration file.
     ///
     /// # Errors
     /// [`ConfigError::Read`], or [`ConfigError::Invalid`] with all violations.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let read = |errno| ConfigError::Read { path: path.to_owned(), errno };
-        let bytes = fs::read(path).map_err(read)?;
-        let invalid = |violation| ConfigError::Invalid { path: path.to_owned(), violations: vec![violation] };
-        Self::parse(reader::decode(&bytes).map_err(invalid)?, path)
+        config_file::load(path, |top, base| ConfigParser::new(base).parse_rack(top))
     }
 
     /// Parses and validates the contents of a configuration file. `path` appears in messages, and
@@ -223,23 +191,14 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Invalid`] with all violations.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let text = Text::new(text);
-        let document = text.parse();
-        let base = path.parent().unwrap_or(Path::new(""));
-        let config =
-            document.as_ref().and_then(|table| Checker::new(base).parse_rack(Section::root(&text, table)));
-        drop(document);
-        let violations = text.into_violations();
-        match config {
-            Some(config) if violations.is_empty() => Ok(config),
-            _ => Err(ConfigError::Invalid { path: path.to_owned(), violations }),
-        }
+        config_file::parse(text, path, |top, base| ConfigParser::new(base).parse_rack(top))
     }
 }
 
-/// Values read so far, for rules that involve several fields.
+/// Parser of the configuration. It keeps the values parsed so far for rules that involve several
+/// fields.
 #[derive(Debug)]
-struct Checker<'a> {
+struct ConfigParser<'a> {
     base: &'a Path,
     has_tls: bool,
     slices: u32,
@@ -250,7 +209,7 @@ struct Checker<'a> {
     tokens: BTreeSet<[u8; 32]>,
 }
 
-impl<'a> Checker<'a> {
+impl<'a> ConfigParser<'a> {
     fn new(base: &'a Path) -> Self {
         Self {
             base,
@@ -266,21 +225,25 @@ impl<'a> Checker<'a> {
 
     fn parse_rack(&mut self, mut top: Section<'_>) -> Option<Config> {
         self.has_tls = top.has("tls");
-        let manager = top.required("manager", Field::section).and_then(|section| self.parse_manager(section));
-        let lease = top.section("lease").map_or(Some(Lease::default()), parse_lease);
-        let policy = top.section("policy").map_or(Some(Policy::default()), parse_policy);
-        let prediction = top.section("prediction").map_or(Some(Settings::default()), prediction::settings);
-        let fence = top.section("fence").map_or(Some(None), |section| fence::command(section).map(Some));
+        let manager =
+            top.take_required("manager", Field::to_section).and_then(|section| self.parse_manager(section));
+        let lease = top.take_section("lease").map_or(Some(Lease::default()), parse_lease);
+        let policy = top.take_section("policy").map_or(Some(Policy::default()), parse_policy);
+        let prediction =
+            top.take_section("prediction").map_or(Some(Settings::default()), prediction::parse_settings);
+        let fence = top
+            .take_section("fence")
+            .map_or(Some(None), |section| fence::parse_fence_command(section).map(Some));
         let is_unix = matches!(&manager, Some(Manager { listen: Listen::Unix(_), .. }));
-        let access_section = top.section("access");
+        let access_section = top.take_section("access");
         let access = match (access_section, &manager) {
-            (Some(section), Some(_)) => access::access(section, is_unix),
+            (Some(section), Some(_)) => access::parse_access(section, is_unix),
             _ => Some(Access::default()),
         };
-        let tls = top.section("tls").map_or(Some(None), |section| self.parse_tls(section).map(Some));
-        let emcs = top.sections("emc", EMCS_MAX);
+        let tls = top.take_section("tls").map_or(Some(None), |section| self.parse_tls(section).map(Some));
+        let emcs = top.take_sections("emc", EMCS_MAX);
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.parse_emc(section)).collect();
-        let hosts = top.sections("host", HOSTS_MAX);
+        let hosts = top.take_sections("host", HOSTS_MAX);
         let hosts: Vec<_> = hosts.into_iter().map(|section| self.parse_host(section)).collect();
         let has_emc = top.check(!emcs.is_empty(), "emc", "at least one [[emc]] is required");
         let has_host = top.check(!hosts.is_empty(), "host", "at least one [[host]] is required");
@@ -294,15 +257,15 @@ impl<'a> Checker<'a> {
     }
 
     fn parse_manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
-        let listen = section.optional("listen", |field| self.parse_listen(field));
+        let listen = section.take_optional("listen", |field| self.parse_listen(field));
         section.check(
             !self.has_tls || listen != Some(None),
             "listen",
             "is missing: [tls] requires an IP address and a port",
         );
-        let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(LISTEN_DEFAULT.into())));
-        let store = section.required("store", |field| self.parse_directory(field));
-        let metrics_listen = section.optional("metrics_listen", |field| match &listen {
+        let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(DEFAULT_SOCKET_PATH.into())));
+        let store = section.take_required("store", |field| self.parse_directory(field));
+        let metrics_listen = section.take_optional("metrics_listen", |field| match &listen {
             Some(Listen::Tcp(listen)) if parse_address(field)? == *listen && listen.port() != 0 => {
                 Err("must differ from manager.listen".to_owned())
             }
@@ -313,7 +276,7 @@ impl<'a> Checker<'a> {
     }
 
     fn parse_listen(&self, field: &Field<'_>) -> Result<Listen, String> {
-        if let Some(path) = field.str()?.strip_prefix("unix:") {
+        if let Some(path) = field.as_str()?.strip_prefix("unix:") {
             if self.has_tls {
                 return Err(
                     "must be an IP address and a port because of [tls]; callers of a unix socket are identified by their user"
@@ -330,7 +293,7 @@ impl<'a> Checker<'a> {
     }
 
     fn parse_socket_path(&self, path: &str) -> Result<PathBuf, String> {
-        let path = reader::absolute(self.base, path)?;
+        let path = config_file::to_absolute(self.base, path)?;
         let bytes = path.as_os_str().len();
         let rule =
             || format!("has {bytes} bytes as an absolute path: must have at most {SOCKET_PATH_BYTES_MAX}");
@@ -338,11 +301,11 @@ impl<'a> Checker<'a> {
     }
 
     fn parse_tls(&self, mut section: Section<'_>) -> Option<Tls> {
-        let certificate = section.required("certificate", |field| field.path(self.base));
-        let key = section.required("key", |field| field.path(self.base));
-        let client_ca = section.required("client_ca", |field| field.path(self.base));
-        let schedulers = section.list("schedulers", ROLE_NAMES_MAX, Field::name);
-        let admins = section.list("admins", ROLE_NAMES_MAX, Field::name);
+        let certificate = section.take_required("certificate", |field| field.to_path(self.base));
+        let key = section.take_required("key", |field| field.to_path(self.base));
+        let client_ca = section.take_required("client_ca", |field| field.to_path(self.base));
+        let schedulers = section.take_list("schedulers", ROLE_NAMES_MAX, Field::to_name);
+        let admins = section.take_list("admins", ROLE_NAMES_MAX, Field::to_name);
         section.reject_unknown_keys();
         Some(Tls {
             certificate: certificate?,
@@ -354,27 +317,29 @@ impl<'a> Checker<'a> {
     }
 
     fn parse_emc(&mut self, mut section: Section<'_>) -> Option<Emc> {
-        let name = section.required("name", |field| check_unique(field.name()?, &mut self.emcs));
-        let slices = section.required("slices", |field| self.parse_slices(field));
-        let driver = section.required("driver", parse_driver);
-        let path = section.required("path", |field| self.parse_directory(field));
+        let name = section.take_required("name", |field| check_unique(field.to_name()?, &mut self.emcs));
+        let slices = section.take_required("slices", |field| self.parse_slices(field));
+        let driver = section.take_required("driver", parse_driver);
+        let path = section.take_required("path", |field| self.parse_directory(field));
         let serial = match driver {
             Some(driver) if !driver.can_revoke() => {
-                section.required("serial", |field| self.parse_serial(field)).map(Some)
+                section.take_required("serial", |field| self.parse_serial(field)).map(Some)
             }
-            Some(driver) => section.optional("serial", |_| Err(fence::serial_not_allowed(driver))),
-            None => section.optional("serial", |field| self.parse_serial(field)),
+            Some(driver) => {
+                section.take_optional("serial", |_| Err(fence::describe_disallowed_serial(driver)))
+            }
+            None => section.take_optional("serial", |field| self.parse_serial(field)),
         };
         section.reject_unknown_keys();
         Some(Emc { name: name?, slices: slices?, driver: driver?, path: path?, serial: serial? })
     }
 
     fn parse_serial(&mut self, field: &Field<'_>) -> Result<String, String> {
-        check_unique(fence::serial(field)?, &mut self.serials)
+        check_unique(fence::parse_serial_number(field)?, &mut self.serials)
     }
 
     fn parse_slices(&mut self, field: &Field<'_>) -> Result<u32, String> {
-        let slices = field.integer(1..=SLICES_PER_EMC_MAX)?;
+        let slices = field.to_integer(1..=SLICES_PER_EMC_MAX)?;
         self.slices = self.slices.saturating_add(slices);
         let sum = self.slices;
         let rule = || format!("all EMCs together have at least {sum} slices: must have at most {SLICES_MAX}");
@@ -382,17 +347,19 @@ impl<'a> Checker<'a> {
     }
 
     fn parse_directory(&mut self, field: &Field<'_>) -> Result<PathBuf, String> {
-        let path = field.path(self.base)?;
+        let path = field.to_path(self.base)?;
         self.directories.add(field.field_path(), &path)?;
         Ok(path)
     }
 
     fn parse_host(&mut self, mut section: Section<'_>) -> Option<Host> {
-        let name = section.required("name", |field| check_unique(field.name()?, &mut self.hosts));
-        let cores = section.required("cores", |field| field.integer(1..=CORES_PER_HOST_MAX));
-        let local = section.required("local_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
-        let emcs = self.attached_emcs(&mut section);
-        let token = section.optional("token_sha256", |field| check_unique(sha256(field)?, &mut self.tokens));
+        let name = section.take_required("name", |field| check_unique(field.to_name()?, &mut self.hosts));
+        let cores = section.take_required("cores", |field| field.to_integer(1..=CORES_PER_HOST_MAX));
+        let local = section.take_required("local_mib", |field| field.to_integer(1..=LOCAL_MIB_PER_HOST_MAX));
+        let emcs = self.parse_attached_emcs(&mut section);
+        let token = section.take_optional("token_sha256", |field| {
+            check_unique(parse_token_sha256(field)?, &mut self.tokens)
+        });
         section.reject_unknown_keys();
         Some(Host {
             name: name?,
@@ -403,10 +370,10 @@ impl<'a> Checker<'a> {
         })
     }
 
-    fn attached_emcs(&self, section: &mut Section<'_>) -> Option<Vec<Name>> {
+    fn parse_attached_emcs(&self, section: &mut Section<'_>) -> Option<Vec<Name>> {
         let mut attached = BTreeSet::new();
-        let emcs = section.list("emcs", EMCS_PER_HOST_MAX, |field| {
-            let emc = check_unique(field.name()?, &mut attached)?;
+        let emcs = section.take_list("emcs", EMCS_PER_HOST_MAX, |field| {
+            let emc = check_unique(field.to_name()?, &mut attached)?;
             let choices = || self.emcs.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
             if self.emcs.contains(&emc) {
                 Ok(emc)
@@ -420,11 +387,11 @@ impl<'a> Checker<'a> {
 }
 
 fn parse_lease(mut section: Section<'_>) -> Option<Lease> {
-    let ttl = section.optional("ttl_s", |field| field.seconds(LEASE_TTL_MIN..=LEASE_TTL_MAX));
-    let fence_after = section.optional("fence_after_s", |field| match field.str() {
+    let ttl = section.take_optional("ttl_s", |field| field.to_duration(LEASE_TTL_MIN..=LEASE_TTL_MAX));
+    let fence_after = section.take_optional("fence_after_s", |field| match field.as_str() {
         Ok("never") => Ok(None),
         _ => field
-            .seconds(Ns::ZERO..=FENCE_AFTER_MAX)
+            .to_duration(Ns::ZERO..=FENCE_AFTER_MAX)
             .map(Some)
             .map_err(|rule| format!("{rule}, or \"never\"")),
     });
@@ -433,8 +400,8 @@ fn parse_lease(mut section: Section<'_>) -> Option<Lease> {
     lease
 }
 
-/// Checks the relation of both times. A rejected agent retries only once per lease, and its host
-/// must not be fenced before the retry.
+/// Checks that `fence_after` is at least `ttl`. A rejected agent retries only once per `ttl`, and
+/// its host must not be fenced before the retry.
 fn check_lease(section: &Section<'_>, ttl: Option<Ns>, fence_after: Option<Option<Ns>>) -> Option<Lease> {
     let default = Lease::default();
     let lease =
@@ -454,8 +421,9 @@ fn check_lease(section: &Section<'_>, ttl: Option<Ns>, fence_after: Option<Optio
 
 fn parse_policy(mut section: Section<'_>) -> Option<Policy> {
     let default = Policy::default();
-    let pool_share = section.optional("pool_share", prediction::fraction);
-    let within = section.optional("commit_within_s", |field| field.seconds(Ns::ms(1)..=COMMIT_WITHIN_MAX));
+    let pool_share = section.take_optional("pool_share", prediction::parse_fraction);
+    let within =
+        section.take_optional("commit_within_s", |field| field.to_duration(Ns::ms(1)..=COMMIT_WITHIN_MAX));
     section.reject_unknown_keys();
     Some(Policy {
         pool_share: pool_share?.unwrap_or(default.pool_share),
@@ -468,16 +436,16 @@ fn check_unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, S
 }
 
 fn parse_address(field: &Field<'_>) -> Result<SocketAddr, String> {
-    field.str()?.parse().map_err(|_| "must be an IP address and a port, such as 127.0.0.1:9750".to_owned())
+    field.as_str()?.parse().map_err(|_| "must be an IP address and a port, such as 127.0.0.1:9750".to_owned())
 }
 
 fn parse_driver(field: &Field<'_>) -> Result<Driver, String> {
     let choices = || Driver::ALL.map(Driver::name).join(", ");
-    Driver::from_name(field.str()?).ok_or_else(|| format!("no such driver; must be one of {}", choices()))
+    Driver::from_name(field.as_str()?).ok_or_else(|| format!("no such driver; must be one of {}", choices()))
 }
 
-fn sha256(field: &Field<'_>) -> Result<[u8; 32], String> {
-    crate::hex::parse_sha256(field.str()?)
+fn parse_token_sha256(field: &Field<'_>) -> Result<[u8; 32], String> {
+    crate::hex::parse_sha256(field.as_str()?)
         .ok_or_else(|| "must be 64 hexadecimal digits (0-9, a-f)".to_owned())
 }
 

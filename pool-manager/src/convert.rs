@@ -8,8 +8,11 @@ mod requests;
 pub mod shares;
 mod views;
 
-pub use requests::{Invalid, named, place, plan, reason, reserve, target, timeout};
+pub use requests::{
+    InvalidField, check_reason, parse_name, parse_plan, parse_reservation_ref, parse_reserve,
+    parse_scheduling_target, parse_timeout,
+};
 pub use views::{
-    alarm, capacity, decision, emc, emc_views, events, host, host_name, migration, reservation,
-    reservation_state, slice,
+    alarm_message, capacity, decision_message, emc_message, emc_messages, event_messages, host_message,
+    host_name, migration_message, reservation_message, reservation_state, slice_message,
 };

@@ -22,7 +22,7 @@ pub mod shared_dax;
 pub use emulated::Emulated;
 pub use shared_dax::SharedDax;
 
-/// Path or identifier that the driver assigns to a grant, and with which the host opens the slice.
+/// Path or identifier that the driver assigns to a grant. The host uses it to open the slice.
 pub type Handle = std::sync::Arc<str>;
 
 /// Driver of an EMC, selected by `emc.driver` in `rack.toml`.
@@ -46,8 +46,8 @@ impl Driver {
         }
     }
 
-    /// Returns whether devices of this driver can revoke access. Devices that cannot are attached
-    /// to the hosts' buses, and hosts identify them by serial number.
+    /// Returns whether devices of this driver can revoke access. Devices that cannot revoke access
+    /// are attached to the hosts' buses, and hosts identify these devices by serial number.
     pub const fn can_revoke(self) -> bool {
         match self {
             Self::Emulated => true,
@@ -55,11 +55,12 @@ impl Driver {
         }
     }
 
-    /// Returns the files that identify an open device, relative to its directory.
-    const fn files(self) -> &'static [&'static str] {
+    /// Returns the files that must exist unchanged while the device is open, relative to the
+    /// device's directory.
+    const fn identifying_files(self) -> &'static [&'static str] {
         match self {
             Self::Emulated => &[RACK_UUID_FILE, "epochs", "slices"],
-            Self::SharedDax => &[RACK_UUID_FILE, shared_dax::FILE],
+            Self::SharedDax => &[RACK_UUID_FILE, shared_dax::RECORD_FILE],
         }
     }
 
@@ -68,13 +69,14 @@ impl Driver {
         Self::ALL.into_iter().find(|driver| driver.name() == name)
     }
 
-    /// Opens the EMC at `path` with a number of slices. `rack` is the UUID of this rack; an EMC
-    /// that belongs to no rack is assigned to it. `serial` is used only by drivers that cannot
-    /// revoke access.
+    /// Opens the EMC at `path`, which has `slices` slices. `rack` is the UUID of this rack. An EMC
+    /// that belongs to no rack is assigned to this rack. `serial` is used only by drivers that
+    /// cannot revoke access.
     ///
     /// # Errors
-    /// [`DeviceError::OtherRack`] or [`DeviceError::DamagedRackUuid`] before any change,
-    /// [`DeviceError::Io`], or an error of the driver.
+    /// [`DeviceError::OtherRack`] if the EMC belongs to another rack,
+    /// [`DeviceError::DamagedRackUuid`] if its rack UUID file is damaged, [`DeviceError::Io`], or
+    /// an error of the driver. The first two errors occur before any change.
     pub fn open(
         self,
         path: &Path,
@@ -82,7 +84,8 @@ impl Driver {
         serial: &str,
         rack: &str,
     ) -> Result<Box<dyn Device>, DeviceError> {
-        let io_error = |doing| move |errno| DeviceError::Io { doing, path: path.join(RACK_UUID_FILE), errno };
+        let io_error =
+            |operation| move |errno| DeviceError::Io { operation, path: path.join(RACK_UUID_FILE), errno };
         let owner = rack_uuid_file::read(path).map_err(io_error("read"))?;
         let is_assigned = owner.is_some();
         match owner {
@@ -116,9 +119,9 @@ pub trait Device: Send {
     /// A rejection changes nothing; after a failure the call may be repeated.
     fn grant(&mut self, slice: u32, epoch: Epoch, host: HostId) -> Result<Handle, DeviceError>;
 
-    /// Revokes access for `epoch` and all earlier epochs. After a successful return, an access by
-    /// an owner with such an epoch is a fatal memory error. Idempotent and final: the device never
-    /// grants one of these epochs again.
+    /// Revokes access for `epoch` and all earlier epochs. After a successful return, a memory
+    /// access by an owner with one of these epochs is a fatal memory error. Idempotent and final:
+    /// the device never grants one of these epochs again.
     ///
     /// # Errors
     /// After a failure the owner may still access the slice; the caller must repeat the call.
@@ -209,13 +212,12 @@ pub enum DeviceError {
         path.display()
     )]
     Vanished {
-        /// File that identified the open device.
+        /// Missing or replaced file.
         path: PathBuf,
         /// Change of the file: "is missing" or "was replaced".
         what: &'static str,
     },
-    /// Rejection: the device was reopened after the call was queued, so that it may be another
-    /// device now.
+    /// Rejection: the device was reopened after the call was queued, and may now be another device.
     #[error("EMC {} was reopened: it must be compared with the ledger before it is used", path.display())]
     NotCompared {
         /// Directory of the EMC.
@@ -270,7 +272,7 @@ pub enum DeviceError {
     Mismatch {
         /// Directory of the EMC.
         path: PathBuf,
-        /// Difference, for the operator.
+        /// Description of the difference, for the operator.
         what: String,
     },
     /// Rejection: the EMC cannot revoke access, and the host is not known to be powered off.
@@ -290,10 +292,10 @@ pub enum DeviceError {
     },
     /// Failure of one slice: the operating system rejected an operation on the slice's file.
     /// Other slices of the device work.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Slice {
         /// Operation, such as "truncate".
-        doing: &'static str,
+        operation: &'static str,
         /// File of the slice.
         path: PathBuf,
         /// Error of the operating system.
@@ -301,10 +303,10 @@ pub enum DeviceError {
         errno: io::Error,
     },
     /// Failure of the whole device: the operating system rejected an operation.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
         /// Operation, such as "open".
-        doing: &'static str,
+        operation: &'static str,
         /// File or directory of the EMC.
         path: PathBuf,
         /// Error of the operating system.

@@ -1,6 +1,6 @@
 //! Connects the ledger's state machine ([`Manager`]) to requests, agents, devices and the store. A
-//! caller takes the lock of the state machine, passes it an event and releases the lock. One thread
-//! performs the resulting effects, see [`thread`]. All decisions are made by the state machine.
+//! caller locks the state machine, passes an event to it and unlocks it. One thread performs the
+//! resulting effects, see [`thread`]. All decisions are made by the state machine.
 //!
 //! ```text
 //!   requests, agents, devices ─lock─▶ Manager ─effects─▶ driver's thread ─▶ store, replies,
@@ -33,8 +33,8 @@ use pool::{
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use units::limits::{
-    EXPLAIN_CALLS_IN_FLIGHT_MAX, REPORT_PART_ENTRIES_MAX, REQUESTS_QUEUED_MAX, WATCH_CHUNKS_QUEUED_MAX,
-    WATCHERS_MAX,
+    EXPLAIN_CALLS_IN_FLIGHT_MAX, LEDGER_REQUESTS_QUEUED_MAX, REPORT_PART_ENTRIES_MAX,
+    WATCH_CHUNKS_QUEUED_MAX, WATCHERS_MAX,
 };
 use units::{EmcId, HostId, Ns, UnixMs};
 
@@ -108,7 +108,7 @@ struct Core {
     /// Time at which the driver's thread wakes up; `None` while the thread is not asleep.
     sleeping_until: Option<Ns>,
     /// Whether the driver is stopping and rejects further events.
-    closed: bool,
+    is_closed: bool,
 }
 
 impl Core {
@@ -127,13 +127,13 @@ impl Core {
 struct Shared {
     core: Mutex<Core>,
     /// Wakes the driver's thread when there is work.
-    work: Condvar,
+    work_available: Condvar,
     /// Wakes callers that wait for space in the open batch, after the previous batch was passed to
     /// the store or has failed.
     batch_space: Notify,
     /// Limits the number of requests that wait for the disk.
     request_permits: Semaphore,
-    /// Limits the number of concurrent searches of decisions.
+    /// Limits the number of concurrent searches in the audit log.
     explain_permits: Arc<Semaphore>,
     /// Number of iterations of the main loop of the driver's thread, for the watchdog.
     iterations: AtomicU64,
@@ -158,7 +158,7 @@ impl Shared {
     /// Runs `change` under the lock, and wakes the driver's thread if there are effects to perform.
     fn change<T>(&self, change: impl FnOnce(&mut Core, When) -> T) -> Result<T, DriverError> {
         let mut core = self.lock();
-        if core.closed {
+        if core.is_closed {
             return Err(DriverError::Stopping);
         }
         let changed = change(&mut core, self.clock.now());
@@ -168,7 +168,7 @@ impl Shared {
         }
         drop(core);
         if wake {
-            self.work.notify_one();
+            self.work_available.notify_one();
         }
         Ok(changed)
     }
@@ -188,7 +188,7 @@ impl Shared {
     }
 }
 
-/// Handle with which requests and agents access the driver; cheap to clone.
+/// Handle to the driver for requests and agents; cheap to clone.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
 
@@ -258,13 +258,13 @@ impl Handle {
         Ok(())
     }
 
-    /// Calls `read` with the state machine under the lock, and with the current time.
+    /// Locks the state machine, and calls `read` with it and the current time.
     ///
     /// # Errors
     /// [`DriverError::Stopping`] if the manager is stopping.
     pub fn read<T>(&self, read: impl FnOnce(&Manager, When) -> T) -> Result<T, DriverError> {
         let core = self.0.lock();
-        if core.closed { Err(DriverError::Stopping) } else { Ok(read(&core.manager, self.0.clock.now())) }
+        if core.is_closed { Err(DriverError::Stopping) } else { Ok(read(&core.manager, self.0.clock.now())) }
     }
 
     /// Returns the stored decisions about a subject with their sequence numbers, oldest first.
@@ -278,7 +278,7 @@ impl Handle {
         let mut snapshot = self.snapshot().await?;
         let decisions = tokio::task::spawn_blocking(move || {
             let _permit = permit; // held until the search ends, even if the caller disconnects
-            ledger_store::decisions(snapshot.as_mut(), &subject)
+            ledger_store::find_decisions(snapshot.as_mut(), &subject)
         });
         decisions.await.map_err(|_| DriverError::Stopping)?.map_err(DriverError::Unreadable)
     }
@@ -314,7 +314,11 @@ impl Handle {
     ///
     /// # Errors
     /// [`DriverError::Stopping`] if the manager is stopping.
-    pub fn set(&self, settings: Settings, fence_command: Option<FenceCommand>) -> Result<(), DriverError> {
+    pub fn apply_settings(
+        &self,
+        settings: Settings,
+        fence_command: Option<FenceCommand>,
+    ) -> Result<(), DriverError> {
         self.0.change(|core, _| {
             core.manager.set(settings);
             core.fence_command = fence_command;
@@ -377,31 +381,31 @@ impl Handle {
     /// durable.
     pub fn close(&self) {
         let mut core = self.0.lock();
-        core.closed = true;
+        core.is_closed = true;
         core.sleeping_until = None;
         drop(core);
-        self.0.work.notify_one();
+        self.0.work_available.notify_one();
         self.0.batch_space.notify_waiters();
     }
 
     /// Wakes the driver's thread, and returns the number of iterations of its main loop. If the
     /// next call returns the same number, the thread is stuck.
-    pub fn iterations(&self) -> u64 {
+    pub fn wake_and_count_iterations(&self) -> u64 {
         let iterations = self.0.iterations.load(Ordering::Relaxed);
         self.0.lock().sleeping_until = None;
-        self.0.work.notify_one();
+        self.0.work_available.notify_one();
         iterations
     }
 
     /// Subscribes to durable changes of the ledger, see [`WriteChunk`]. A receiver that is more
     /// than [`WATCH_CHUNKS_QUEUED_MAX`] chunks behind loses the oldest chunks.
-    pub fn changes(&self) -> broadcast::Receiver<WriteChunk> {
+    pub fn subscribe_to_changes(&self) -> broadcast::Receiver<WriteChunk> {
         self.0.published.subscribe()
     }
 
     /// Returns a receiver that is notified when the state returned by [`Handle::read`] may have
     /// changed.
-    pub fn changed(&self) -> watch::Receiver<u64> {
+    pub fn subscribe_to_notifications(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
@@ -411,7 +415,7 @@ impl Handle {
     }
 }
 
-/// Configuration and stored state with which the driver starts.
+/// Configuration and stored state at the start of the driver.
 #[derive(Debug)]
 pub struct InitialState {
     /// Lease and fencing times from `rack.toml`.
@@ -453,13 +457,13 @@ pub fn start(
         next_token: 0,
         next_session: 0,
         sleeping_until: None,
-        closed: false,
+        is_closed: false,
     };
     let shared = Arc::new(Shared {
         core: Mutex::new(core),
-        work: Condvar::new(),
+        work_available: Condvar::new(),
         batch_space: Notify::new(),
-        request_permits: Semaphore::new(REQUESTS_QUEUED_MAX),
+        request_permits: Semaphore::new(LEDGER_REQUESTS_QUEUED_MAX),
         explain_permits: Arc::new(Semaphore::new(EXPLAIN_CALLS_IN_FLIGHT_MAX)),
         iterations: AtomicU64::new(0),
         clock,

@@ -24,10 +24,10 @@ use units::{
 
 use crate::device::{self, Device, DeviceError, Driver, presence::Presence};
 
-/// Location and size of an EMC, with which its thread opens the device.
+/// Location and size of an EMC, as needed to open its device.
 #[derive(Clone, Debug)]
 pub struct EmcDescription {
-    /// Number of the EMC in the ledger.
+    /// ID of the EMC in the ledger.
     pub id: EmcId,
     /// Name of the EMC in `rack.toml`.
     pub name: Name,
@@ -93,8 +93,8 @@ pub struct EmcSender {
     comparison: u64,
 }
 
-/// Call with the number of the latest comparison that was requested before it. For a comparison,
-/// this is its own number.
+/// Call to the EMC's thread, with the number of the latest comparison requested before the call. A
+/// comparison carries its own number.
 #[derive(Clone, Debug)]
 struct EmcCall {
     call: DeviceCall,
@@ -123,11 +123,15 @@ struct DeviceState {
 impl DeviceState {
     /// Returns the open device for a call. Rejects the call if the device was reopened after the
     /// comparison to which the call refers.
-    fn device(&mut self, emc: &EmcDescription, call: &EmcCall) -> Result<&mut dyn Device, DeviceError> {
+    fn device_for_call(
+        &mut self,
+        emc: &EmcDescription,
+        call: &EmcCall,
+    ) -> Result<&mut dyn Device, DeviceError> {
         if call.call != DeviceCall::Contents
             && (self.open.is_none() || call.comparison < self.opened_by_comparison)
         {
-            Presence::of(emc.driver, &emc.path)?; // reports a missing directory first, because it is the cause
+            Presence::record(emc.driver, &emc.path)?; // reports a missing directory first, because it is the cause
             return Err(DeviceError::NotCompared { path: emc.path.clone() });
         }
         self.open(emc, call.comparison)
@@ -136,11 +140,11 @@ impl DeviceState {
     fn open(&mut self, emc: &EmcDescription, comparison: u64) -> Result<&mut dyn Device, DeviceError> {
         if self.open.is_none() {
             if self.was_opened {
-                Presence::of(emc.driver, &emc.path)?;
+                Presence::record(emc.driver, &emc.path)?;
             }
             self.opened_by_comparison = comparison;
             let device = emc.driver.open(&emc.path, emc.slices, &emc.serial, &emc.rack)?;
-            self.open = Some((device, Presence::of(emc.driver, &emc.path)?));
+            self.open = Some((device, Presence::record(emc.driver, &emc.path)?));
             self.was_opened = true;
         }
         let (device, _) = self.open.as_mut().expect("the device was opened above");
@@ -162,8 +166,8 @@ impl DeviceState {
     }
 }
 
-/// Performs a batch of calls, makes it durable and returns the results. If this fails, all calls of
-/// the batch fail, and the device is closed.
+/// Performs a batch of calls, makes it durable and returns the results. If a device file is missing
+/// or the batch cannot be made durable, all calls of the batch fail, and the device is closed.
 fn perform_all(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall>) -> Vec<DeviceReply> {
     if let Err(error) = state.check_presence() {
         return fail_all(emc, calls, &error, "check of the EMC's directory failed");
@@ -183,7 +187,8 @@ fn fail_all(emc: &EmcDescription, calls: Vec<EmcCall>, error: &DeviceError, even
 }
 
 fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> DeviceReply {
-    let result = state.device(emc, request).and_then(|device| emc.perform_call(device, &request.call));
+    let result =
+        state.device_for_call(emc, request).and_then(|device| emc.perform_call(device, &request.call));
     let call = request.call.clone();
     result.unwrap_or_else(|error| {
         let failure = match error {
@@ -191,7 +196,7 @@ fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> 
             DeviceError::Held { epoch, host, .. } => DeviceFailure::Held { epoch, host },
             rejection @ DeviceError::NotPoweredOff { .. } => DeviceFailure::NotFenced(rejection.to_string()),
             rejection @ (DeviceError::Slice { .. } | DeviceError::NoSuchSlice { .. }) => {
-                DeviceFailure::Slice(slice_error(&rejection))
+                DeviceFailure::Slice(to_slice_error(&rejection))
             }
             other => DeviceFailure::Error(units::chain(&other)),
         };
@@ -208,7 +213,7 @@ fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> 
     })
 }
 
-fn slice_error(error: &DeviceError) -> SliceError {
+fn to_slice_error(error: &DeviceError) -> SliceError {
     let errno = match error {
         DeviceError::Slice { errno, .. } => errno.raw_os_error(),
         _ => None,
@@ -219,13 +224,13 @@ fn slice_error(error: &DeviceError) -> SliceError {
 impl EmcDescription {
     fn perform_call(&self, device: &mut dyn Device, call: &DeviceCall) -> Result<DeviceReply, DeviceError> {
         Ok(match *call {
-            DeviceCall::Contents => DeviceReply::Contents(self.contents(device.contents()?)),
+            DeviceCall::Contents => DeviceReply::Contents(self.to_rack_contents(device.contents()?)),
             DeviceCall::Grant { slice, epoch, host } => {
-                let handle = device.grant(self.index(slice), epoch, host)?;
+                let handle = device.grant(self.slice_index(slice), epoch, host)?;
                 DeviceReply::Granted { slice, epoch, handle: Handle::new(self.name.as_str(), handle) }
             }
             DeviceCall::Revoke { slice, epoch } => {
-                device.revoke(self.index(slice), epoch)?;
+                device.revoke(self.slice_index(slice), epoch)?;
                 DeviceReply::Revoked { slice, epoch }
             }
             DeviceCall::Fence { host, powered_off: false } if !self.driver.can_revoke() => {
@@ -238,27 +243,27 @@ impl EmcDescription {
         })
     }
 
-    fn index(&self, slice: SliceId) -> u32 {
+    fn slice_index(&self, slice: SliceId) -> u32 {
         slice.0 - self.first.0
     }
 
-    fn slice(&self, index: u32) -> SliceId {
+    fn rack_slice_id(&self, index: u32) -> SliceId {
         SliceId(self.first.0 + index)
     }
 
-    fn contents(&self, contents: device::Contents) -> Contents {
+    fn to_rack_contents(&self, contents: device::Contents) -> Contents {
         let grant = |g: device::Grant| Grant {
-            slice: self.slice(g.slice),
+            slice: self.rack_slice_id(g.slice),
             epoch: g.epoch,
             host: g.host,
             handle: Handle::new(self.name.as_str(), g.handle),
         };
         let handles = contents.handles.into_iter().zip(0..);
-        let place = |(handle, index)| (self.slice(index), Handle::new(self.name.as_str(), handle));
+        let place = |(handle, index)| (self.rack_slice_id(index), Handle::new(self.name.as_str(), handle));
         let highest = contents.highest.into_iter().zip(0..).filter(|(epoch, _)| epoch.0 > 0);
         Contents {
             grants: contents.grants.into_iter().map(grant).collect(),
-            highest: highest.map(|(epoch, index)| (self.slice(index), epoch)).collect(),
+            highest: highest.map(|(epoch, index)| (self.rack_slice_id(index), epoch)).collect(),
             places: handles.map(place).collect(),
         }
     }
@@ -290,8 +295,8 @@ mod tests {
         DeviceCall::Grant { slice: SliceId(slice), epoch: Epoch(1), host: HostId(0) }
     }
 
-    /// Performs calls that the device does not reject as outdated. Requests the contents first if
-    /// the device was not opened before.
+    /// Performs calls that refer to the latest comparison, so that the device does not reject them.
+    /// Requests the contents first if the device was not opened before.
     fn perform_calls(
         emc: &EmcDescription,
         state: &mut DeviceState,

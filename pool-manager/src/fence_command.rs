@@ -92,11 +92,11 @@ async fn wait(child: &mut Child, mut pipe: pipe::Receiver, output: &mut Vec<u8>)
             biased;
             read = pipe.read(&mut buffer) => match read? {
                 0 => return child.wait().await,
-                n => append(output, &buffer[..n]),
+                n => append_output(output, &buffer[..n]),
             },
             status = child.wait() => {
                 while let Ok(n @ 1..) = pipe.try_read(&mut buffer) {
-                    append(output, &buffer[..n]);
+                    append_output(output, &buffer[..n]);
                 }
                 return status;
             }
@@ -104,7 +104,7 @@ async fn wait(child: &mut Child, mut pipe: pipe::Receiver, output: &mut Vec<u8>)
     }
 }
 
-fn append(output: &mut Vec<u8>, buffer: &[u8]) {
+fn append_output(output: &mut Vec<u8>, buffer: &[u8]) {
     let length = FENCE_OUTPUT_BYTES_MAX.saturating_sub(output.len()).min(buffer.len());
     output.extend_from_slice(&buffer[..length]);
 }

@@ -21,9 +21,9 @@ use prediction::{
 use tokio::sync::{Semaphore, watch};
 use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAIN_CALLS_IN_FLIGHT_MAX};
 
-pub use explanation::facts;
+pub use explanation::explain_prediction;
 pub use models::{Labels, ModelError, ModelSummary, Training};
-pub use state::{SensitivityPrediction, VmForecast, ended_vm};
+pub use state::{SensitivityPrediction, VmForecast, new_ended_vm};
 
 use crate::{
     driver::{DriverError, Handle},
@@ -53,7 +53,7 @@ pub struct Forecasts {
     registry: tokio::sync::Mutex<ModelRegistry>,
     /// Limits trainings to one at a time.
     training_permits: Arc<Semaphore>,
-    /// Limits concurrent reads of models and of all outcomes.
+    /// Limits the number of concurrent reads of models and of the stored outcomes.
     reading_permits: Arc<Semaphore>,
     driver: Handle,
     metrics: Arc<Metrics>,
@@ -89,7 +89,7 @@ impl Forecasts {
             match bytes.map(|(_, _, bytes)| ModelFile::read(bytes)) {
                 Some(Ok(file)) => {
                     let calibration = calibration_of(&file);
-                    state.serve(version, file, calibration, OperatingPoint::without_pool(limits));
+                    state.set_serving_model(version, file, calibration, OperatingPoint::without_pool(limits));
                 }
                 Some(Err(error)) => {
                     let (kind, error) = (kind.name(), units::chain(&error));
@@ -100,10 +100,10 @@ impl Forecasts {
                 }
             }
         }
-        stored.outcomes.iter().for_each(|(number, vm)| state.load(*number, vm));
+        stored.outcomes.iter().for_each(|(number, vm)| state.load_outcome(*number, vm));
         stored.starts.into_iter().for_each(|(id, start)| state.load_start(id, start));
-        let inputs = state.point_inputs(limits);
-        state.set_point(inputs.serving, inputs.choose());
+        let inputs = state.operating_point_inputs(limits);
+        state.set_operating_point(inputs.serving, inputs.choose());
         let forecasts = Self {
             state: RwLock::new(state),
             registry: tokio::sync::Mutex::new(registry),
@@ -118,13 +118,13 @@ impl Forecasts {
         forecasts
     }
 
-    /// Locks the state for reading. Ignores a panic of another thread under the lock, because a
-    /// wrong prediction is less harmful than a failed request.
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    /// Locks the state for reading. Ignores that another thread panicked while it held the lock,
+    /// because a wrong prediction is less harmful than a failed request.
+    fn read_state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    fn write_state(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,27 +144,30 @@ impl Forecasts {
             cores: (plan.cores > 0).then_some(plan.cores.into()),
             begins,
         };
-        Ok(self.read().predict(request, plan.counters))
+        Ok(self.read_state().predict(request, plan.counters))
     }
 
     /// Stores the inputs of a plan in memory until the VM starts.
     pub fn record_plan(&self, vm: &Name, start: VmStart) {
-        self.write().add_plan(vm, start);
+        self.write_state().add_plan(vm, start);
     }
 
-    /// Imports outcomes of VMs from other sources. Returns the number of new outcomes after they
-    /// are durable; duplicates are ignored.
+    /// Adds outcomes of VMs from other sources, and ignores duplicates. Returns the number of added
+    /// outcomes after they are durable.
     ///
     /// # Errors
     /// [`DriverError`] if the outcomes cannot be written. In this case none of them was added.
     pub async fn add_outcomes(&self, vms: Vec<EndedVm>) -> Result<u32, DriverError> {
         let (numbers, mut writes): (Vec<u64>, Vec<_>) = {
-            let mut state = self.write();
-            vms.into_iter().filter_map(|vm| state.add(vm)).unzip()
+            let mut state = self.write_state();
+            vms.into_iter().filter_map(|vm| state.add_outcome(vm)).unzip()
         };
         let added = u32::try_from(numbers.len()).expect("the size of a request is limited");
-        writes.extend(self.write().expire(self.retention_start()?));
-        self.driver.write_entries(writes).await.inspect_err(|_| self.write().remove(&numbers))?;
+        writes.extend(self.write_state().expire_outcomes(self.retention_start()?));
+        self.driver
+            .write_entries(writes)
+            .await
+            .inspect_err(|_| self.write_state().remove_outcomes(&numbers))?;
         Ok(added)
     }
 
@@ -182,12 +185,12 @@ impl Forecasts {
     ///
     /// # Errors
     /// [`ModelError::Driver`] if the store cannot be read.
-    pub async fn outcomes(
+    pub async fn list_outcomes(
         &self,
         after: u64,
         limit: usize,
     ) -> Result<(Vec<EndedVm>, Option<u64>), ModelError> {
-        let vms = self.stored_outcomes().await?;
+        let vms = self.load_outcomes().await?;
         let mut later = vms.into_iter().filter(|(number, _)| *number > after);
         let page: Vec<(u64, EndedVm)> = later.by_ref().take(limit).collect();
         let next = later.next().and(page.last()).map(|(number, _)| *number);
@@ -205,22 +208,22 @@ impl Forecasts {
     ) -> Result<(), DriverError> {
         if !touched.is_empty() {
             let now = self.driver.read(|_, when| when.wall)?;
-            let mut state = self.write();
+            let mut state = self.write_state();
             touched.iter().for_each(|(id, bytes)| state.record_peak(host, *id, *bytes, now));
         }
         Ok(())
     }
 
-    /// Deletes the measurements of a host whose agent connected or disconnected. A connected agent
-    /// reports them again.
+    /// Deletes a host's measurements of touched memory after its agent connected or disconnected. A
+    /// connected agent reports them again.
     pub fn reset_peaks(&self, host: HostId) {
-        self.write().clear_peaks(host);
+        self.write_state().clear_peaks(host);
     }
 
     /// Updates the metrics of serving models, outcomes and the operating point.
     fn update_metrics(&self) {
-        let state = self.read();
-        self.metrics.set_forecasts(state.serving(), state.point(), state.outcomes());
+        let state = self.read_state();
+        self.metrics.set_forecasts(state.serving_versions(), state.operating_point(), state.outcome_count());
     }
 }
 

@@ -57,7 +57,7 @@ impl LedgerStore {
     ///
     /// # Errors
     /// [`StoreError::Full`] if the disk is nearly full and `writes` does not only delete entries;
-    /// then nothing is written. After another error the entries may or may not be on disk.
+    /// in this case nothing is written. After another error the entries may or may not be on disk.
     pub fn write_entries(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let needs_space = writes.iter().any(|write| matches!(write, Write::Put { .. }));
         if self.is_space_low && needs_space {
@@ -74,7 +74,7 @@ impl LedgerStore {
     /// if the space has become too low for reservations, `Some(false)` if it has become sufficient,
     /// and `None` if nothing changed. The minimum leaves enough space for all writes between two
     /// checks.
-    pub fn space_changed(&mut self) -> Option<bool> {
+    pub fn check_space_change(&mut self) -> Option<bool> {
         let every = STORE_SPACE_CHECK_INTERVAL.as_duration();
         if self.space_checked_at.is_some_and(|at| at.elapsed() < every) {
             return None;
@@ -85,9 +85,10 @@ impl LedgerStore {
         (low != std::mem::replace(&mut self.is_space_low, low)).then_some(low)
     }
 
-    /// Returns the maximum sleep of the driver's thread while the space is low. Nothing is written
-    /// then, so that the thread must wake up to check the space.
-    pub fn sleep_max(&self) -> Option<Duration> {
+    /// Returns the longest time that the driver's thread may sleep while the free space is low.
+    /// Nothing is written during this time, so the thread must wake up to check the space. Returns
+    /// `None` while the space is sufficient.
+    pub fn max_sleep(&self) -> Option<Duration> {
         self.is_space_low.then(|| STORE_LOW_SPACE_CHECK_INTERVAL.as_duration())
     }
 
@@ -113,7 +114,7 @@ impl LedgerStore {
 ///
 /// # Errors
 /// [`LoadError`] if the decisions cannot be read.
-pub fn decisions(store: &mut dyn Scan, subject: &str) -> Result<Vec<(u64, Decision)>, LoadError> {
+pub fn find_decisions(store: &mut dyn Scan, subject: &str) -> Result<Vec<(u64, Decision)>, LoadError> {
     let mut decisions = VecDeque::new();
     records::scan(store, Table::Audit, &mut |record| {
         if let Record::Decision(seq, decision) = record

@@ -1,4 +1,4 @@
-//! Command line of `pool-manager`, of which one runs per rack.
+//! Command line of `pool-manager`. One manager runs per rack.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -93,7 +93,7 @@ fn run(command: Command) -> Result<(), Box<dyn std::error::Error>> {
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime = runtime.worker_threads(workers).enable_all().build()?;
             let result = runtime.block_on(serve::serve(rack.config));
-            runtime.shutdown_timeout(serve::STOP_TIMEOUT); // a blocking search of decisions can still run
+            runtime.shutdown_timeout(serve::STOP_TIMEOUT); // a blocking search in the audit log may still run
             result?;
         }
         Command::Init { rack } => offline::init(&rack.config)?,

@@ -69,8 +69,8 @@ pub struct Metrics {
     /// Time from the request of a plan until its decision is durable, in seconds.
     pub plan_seconds: Histogram,
     vm_outcomes: Family<ResultLabel, Counter>,
-    outcomes: Gauge,
-    models: Family<KindLabel, Gauge>,
+    stored_outcomes: Gauge,
+    model_versions: Family<KindLabel, Gauge>,
     operating_point: Family<PointLabel, Gauge<f64, AtomicU64>>,
     transition_seconds: Family<TransitionLabels, Histogram, fn() -> Histogram>,
     scrubbed_bytes: Counter,
@@ -177,8 +177,8 @@ impl Default for Metrics {
             reserve_seconds: seconds_histogram(),
             plan_seconds: seconds_histogram(),
             vm_outcomes: Family::default(),
-            outcomes: Gauge::default(),
-            models: Family::default(),
+            stored_outcomes: Gauge::default(),
+            model_versions: Family::default(),
             operating_point: Family::default(),
             transition_seconds: Family::new_with_constructor(seconds_histogram),
             scrubbed_bytes: Counter::default(),
@@ -212,8 +212,12 @@ impl Metrics {
         r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
         let help = "Ended VMs by result: within (touched memory fits into local memory), overpredicted (it does not), pool_only";
         r.register("vm_outcomes", help, self.vm_outcomes.clone());
-        r.register("outcomes_stored", "Outcomes of VMs in the store", self.outcomes.clone());
-        r.register("model_version", "Version of the serving model; 0 if there is none", self.models.clone());
+        r.register("outcomes_stored", "Outcomes of VMs in the store", self.stored_outcomes.clone());
+        r.register(
+            "model_version",
+            "Version of the serving model; 0 if there is none",
+            self.model_versions.clone(),
+        );
         let help = "Operating point of the predictions: fractions of VMs or memory, from 0 to 1";
         r.register("operating_point", help, self.operating_point.clone());
         let help = "Time that a slice spent in a state before the next state";
@@ -228,7 +232,7 @@ impl Metrics {
         r.register("pool_slices", "Slices by EMC and state", self.slices.clone());
         r.register(
             "pool_buffer_target_slices",
-            "Number of free slices that draining maintains",
+            "Number of free slices that the manager tries to keep available",
             self.buffer_target.clone(),
         );
         let help = "Longest time from the release of a slice until it was free, in the last minute";
@@ -263,7 +267,7 @@ impl Metrics {
         outcomes: usize,
     ) {
         for (kind, version) in [("frigid", frigid), ("sensitivity", sensitivity)] {
-            self.models.get_or_create(&KindLabel { kind }).set(version.unwrap_or(0).into());
+            self.model_versions.get_or_create(&KindLabel { kind }).set(version.unwrap_or(0).into());
         }
         let choice = &point.choice;
         let shares = [
@@ -276,7 +280,7 @@ impl Metrics {
         for (share, value) in shares {
             self.operating_point.get_or_create(&PointLabel { share }).set(value);
         }
-        self.outcomes.set(i64::try_from(outcomes).unwrap_or(i64::MAX));
+        self.stored_outcomes.set(i64::try_from(outcomes).unwrap_or(i64::MAX));
     }
 
     /// Updates the metrics of slice states from a durable batch, and logs each change of a slice's

@@ -44,7 +44,7 @@ pub enum OfflineError {
     Group {
         /// Configuration file.
         path: PathBuf,
-        /// Id of the configured group.
+        /// ID of the configured group.
         group: u32,
     },
     /// A certificate or key cannot be used.
@@ -80,14 +80,14 @@ pub enum OfflineError {
 /// [`OfflineError`] if `rack.toml` is invalid, or the directory contains or contained a rack.
 pub fn init(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
-    let (store, uuid) = (&config.manager.store, store_folder::uuid());
+    let (store, uuid) = (&config.manager.store, store_folder::random_uuid());
     store_folder::init(store, &uuid)?;
     Tokens::load(store, &config.hosts)?;
     println!(
         "{}: created rack {uuid}; tokens: of hosts in {}, of schedulers and administrators in {}",
         store.display(),
-        tokens::directory(store).display(),
-        tokens::role_directory(store).display()
+        tokens::host_token_directory(store).display(),
+        tokens::role_token_directory(store).display()
     );
     Ok(())
 }
@@ -106,7 +106,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         config.hosts.len(),
         config.emcs.len()
     );
-    if let Some(group) = config.access.group.filter(|group| !may_assign(*group)) {
+    if let Some(group) = config.access.group.filter(|group| !can_assign_group(*group)) {
         return Err(OfflineError::Group { path: path.to_owned(), group });
     }
     if let Some(tls) = &config.tls {
@@ -126,7 +126,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
 }
 
 /// Returns whether this process may change the group of a file to `group`.
-fn may_assign(group: u32) -> bool {
+fn can_assign_group(group: u32) -> bool {
     let own = rustix::process::getegid().as_raw() == group;
     let listed = || rustix::process::getgroups().is_ok_and(|all| all.iter().any(|gid| gid.as_raw() == group));
     rustix::process::geteuid().is_root() || own || listed()

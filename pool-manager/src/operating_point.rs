@@ -39,15 +39,15 @@ pub struct OperatingPoint {
     /// Fraction of recent VMs with performance counters: the larger of the fractions by number and
     /// by memory.
     pub counters_fraction: Fraction,
-    /// Limits for which the point was chosen.
+    /// Limits that applied when the point was chosen.
     pub limits: OperatorLimits,
 }
 
 /// Candidate target rates of overpredictions, as fractions of VMs.
-const RATES: [f64; 14] =
+const CANDIDATE_RATES: [f64; 14] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2];
 
-/// Risk limit with which no memory is predicted as frigid.
+/// Risk limit that allows no memory to be predicted as frigid.
 const NO_RISK: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
 
 impl OperatingPoint {
@@ -65,7 +65,7 @@ impl OperatingPoint {
         limits: OperatorLimits,
     ) -> Self {
         let share = |x: f64| Fraction::new(x).expect("a fraction");
-        let rates = RATES.map(share).into_iter();
+        let rates = CANDIDATE_RATES.map(share).into_iter();
         let limited = rates.filter_map(|op| Some((op, calibration.risk_limit(op)?)));
         let frigid: Vec<(FrigidPoint, RiskLimit)> = limited
             .map(|(op, risk_limit)| {

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Name and version of the policy that is used without a model.
-pub const FIXED_SHARE: &str = "fixed-share/1";
+pub const FIXED_SHARE_POLICY: &str = "fixed-share/1";
 
 /// Division of a VM's memory into local and pool memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub struct Split {
 
 /// Local memory of a VM that is placed on pool memory only. The guest needs it to boot, and a NUMA
 /// node with CPUs must have memory.
-const POOL_ONLY_LOCAL: Bytes = Bytes::mib(512);
+const POOL_ONLY_LOCAL_MEMORY: Bytes = Bytes::mib(512);
 
-/// Returns the split with `to_pool` of pool memory, rounded down to whole slices and limited to
+/// Splits `memory`: the pool memory is `to_pool`, rounded down to whole slices and limited to
 /// [`SLICES_PER_VM_MAX`].
 fn split(memory: Bytes, to_pool: Bytes) -> Split {
     let pool = to_pool.min(Bytes::slices(SLICES_PER_VM_MAX)).slices_floor();
@@ -56,7 +56,7 @@ pub struct SplitDecision {
 
 /// Splits a VM's memory by its prediction. If there is none, the fraction `share` comes from the
 /// pool.
-pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecision {
+pub fn decide_split(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecision {
     let placed = forecast.sensitivity.zip(forecast.point.cutoff);
     let pool_only = placed
         .map(|(prediction, cutoff)| (prediction, prediction.probability <= cutoff.at_most))
@@ -68,9 +68,9 @@ pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecis
         .map(|(prediction, risk_limit)| prediction.allocation(plan.memory, risk_limit));
     let (model, to_pool, why) = match (pool_only, allocation, forecast.start.prediction) {
         (Some((SensitivityPrediction { version, modelled, .. }, _)), ..) => {
-            let all = plan.memory.saturating_sub(POOL_ONLY_LOCAL);
+            let all = plan.memory.saturating_sub(POOL_ONLY_LOCAL_MEMORY);
             let modelled = if modelled { " (trained on MODELLED workloads)" } else { "" };
-            let why = "workload is predicted to be insensitive to the latency of the pool: all memory except for the boot";
+            let why = "workload is predicted to be insensitive to the latency of the pool: all memory is pool memory, except the memory needed to boot";
             (format!("sensitivity/{version}{modelled}"), all, why.to_owned())
         }
         (None, Some(allocation), Some(prediction)) => {
@@ -92,10 +92,10 @@ pub fn decide(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecis
                 Some(_) => "too few outcomes to calibrate the model".to_owned(),
             };
             let why = format!("{why}: fixed share of {:.1} %", share.get() * 100.0);
-            (FIXED_SHARE.to_owned(), share.of(plan.memory), why)
+            (FIXED_SHARE_POLICY.to_owned(), share.of(plan.memory), why)
         }
     };
-    let mut facts = forecasts::facts(forecast, allocation);
+    let mut facts = forecasts::explain_prediction(forecast, allocation);
     let fact = |name: &str, value: String| (name.to_owned(), value);
     let size = format!("{}, {} cores{}", plan.memory, plan.cores, if plan.pinned { ", pinned" } else { "" });
     facts.extend([fact("because", why), fact("request: size", size)]);
@@ -117,11 +117,11 @@ pub struct HostCandidate {
 
 /// Copies the free capacity of all hosts for a VM with this split.
 pub fn candidates(manager: &Manager, split: Split) -> Vec<HostCandidate> {
-    manager.durable().hosts().map(|(id, host)| candidate(manager, id, host, split)).collect()
+    manager.durable().hosts().map(|(id, host)| host_candidate(manager, id, host, split)).collect()
 }
 
-fn candidate(manager: &Manager, id: HostId, entry: &HostEntry, split: Split) -> HostCandidate {
-    let slices = slices_of(split);
+fn host_candidate(manager: &Manager, id: HostId, entry: &HostEntry, split: Split) -> HostCandidate {
+    let slices = pool_slices(split);
     let reach = || manager.durable().reach(entry).map(|(_, emc)| emc);
     let single = reach().filter(|emc| slices > 0 && emc.free() >= slices).max_by_key(|emc| emc.free());
     let reason = || entry.unschedulable_reason().unwrap_or("the host is not up");
@@ -135,11 +135,11 @@ fn candidate(manager: &Manager, id: HostId, entry: &HostEntry, split: Split) -> 
     }
 }
 
-fn slices_of(split: Split) -> u32 {
+fn pool_slices(split: Split) -> u32 {
     split.pool.as_slices().unwrap_or(u32::MAX)
 }
 
-/// Host, with the reason why the planned VM does not fit on it, if so.
+/// Host, and whether the planned VM fits on it; `Err` contains the reason why not.
 struct Fit {
     candidate: HostCandidate,
     fits: Result<(), String>,
@@ -177,8 +177,8 @@ pub fn plan(
     let response = wire::PlanVmResponse {
         local_bytes: split.local.get(),
         pool_bytes: split.pool.get(),
-        hosts: fits.into_iter().map(host_fit).collect(),
-        decision: Some(crate::convert::decision(0, &decision)),
+        hosts: fits.into_iter().map(host_fit_message).collect(),
+        decision: Some(crate::convert::decision_message(0, &decision)),
     };
     (response, decision)
 }
@@ -188,7 +188,7 @@ pub fn plan(
 /// # Errors
 /// Returns the reason why the VM does not fit, such as the missing resource.
 fn check_fit(candidate: &HostCandidate, plan: &Plan, split: Split) -> Result<(), String> {
-    let slices = slices_of(split);
+    let slices = pool_slices(split);
     if let Some(why) = candidate.unschedulable {
         Err(why.to_owned())
     } else if candidate.free_cores < plan.cores {
@@ -202,7 +202,7 @@ fn check_fit(candidate: &HostCandidate, plan: &Plan, split: Split) -> Result<(),
     }
 }
 
-fn host_fit(Fit { candidate, fits }: Fit) -> wire::HostFit {
+fn host_fit_message(Fit { candidate, fits }: Fit) -> wire::HostFit {
     wire::HostFit {
         host: candidate.host.to_string(),
         fits: fits.is_ok(),

@@ -14,7 +14,7 @@ pub struct Plan {
     pub cores: u32,
     /// Total memory of the VM.
     pub memory: Bytes,
-    /// Whether the VM's pages must not be moved.
+    /// Whether the VM is pinned: its pages cannot be migrated.
     pub pinned: bool,
     /// Groups of similar VMs to which the VM belongs, for predictions.
     pub groups: Groups,

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::store::disk::{private, sync_parent};
+use crate::store::disk::{private_file_options, sync_parent};
 
 /// Name of the file that contains the UUID of the rack.
 pub const RACK_UUID_FILE: &str = "rack-uuid";
@@ -14,7 +14,7 @@ pub const RACK_UUID_FILE: &str = "rack-uuid";
 /// Lengths of the groups of hexadecimal digits in a UUID.
 const UUID_GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
 /// Maximum number of characters of a damaged file in a message.
-const SHOWN_CHARS_MAX: usize = 80;
+const SHOWN_CONTENT_CHARS_MAX: usize = 80;
 
 /// Contents of a rack UUID file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ fn parse(text: &str) -> RackUuidFile {
     if is_uuid(text) {
         RackUuidFile::Uuid(text.to_owned())
     } else {
-        RackUuidFile::Damaged(text.chars().take(SHOWN_CHARS_MAX).collect())
+        RackUuidFile::Damaged(text.chars().take(SHOWN_CONTENT_CHARS_MAX).collect())
     }
 }
 
@@ -60,7 +60,7 @@ fn is_uuid(text: &str) -> bool {
 /// directory belongs to no rack.
 pub fn write(folder: &Path, rack_uuid: &str) -> io::Result<()> {
     let partial = folder.join(format!("{RACK_UUID_FILE}.partial"));
-    let mut file = private().create(true).truncate(true).open(&partial)?;
+    let mut file = private_file_options().create(true).truncate(true).open(&partial)?;
     writeln!(file, "{rack_uuid}")?;
     file.sync_all()?;
     fs::rename(&partial, folder.join(RACK_UUID_FILE))?;

@@ -11,7 +11,7 @@ use pool::record::{Key, Meta, Record};
 use crate::store::{Scan, StoreError, Table, Write, meta, number};
 
 /// Key of the ledger's metadata in [`Table::Meta`].
-const LEDGER: &[u8] = b"ledger";
+const LEDGER_META_KEY: &[u8] = b"ledger";
 
 /// Initial size of the encoding buffer, in bytes; large enough for most records.
 const RECORD_BYTES_TYPICAL: usize = 256;
@@ -21,7 +21,7 @@ const RECORD_BYTES_TYPICAL: usize = 256;
 pub struct StoreContents {
     /// Metadata of the ledger; `None` in a store that was never used.
     pub meta: Option<Meta>,
-    /// All other records except decisions.
+    /// All records except the metadata and decisions.
     pub records: Vec<Record>,
     /// Whether the store was restored from a backup and not written since.
     pub restored: bool,
@@ -70,7 +70,7 @@ fn encode(record: &Record) -> Vec<u8> {
 
 fn table_and_key(key: Key) -> (Table, Vec<u8>) {
     match key {
-        Key::Meta => (Table::Meta, LEDGER.to_vec()),
+        Key::Meta => (Table::Meta, LEDGER_META_KEY.to_vec()),
         Key::Emc(id) => (Table::Emcs, short_key(id.0)),
         Key::Host(id) => (Table::Hosts, short_key(id.0)),
         Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
@@ -80,7 +80,7 @@ fn table_and_key(key: Key) -> (Table, Vec<u8>) {
     }
 }
 
-/// Returns the key of an id that had 16 bits in earlier versions. Ids below 65,536 still have keys
+/// Returns the key of an ID that had 16 bits in earlier versions. IDs below 65,536 still have keys
 /// of two bytes, so that stores of earlier versions remain readable.
 fn short_key(number: u32) -> Vec<u8> {
     match u16::try_from(number) {
@@ -104,7 +104,7 @@ pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable
 pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
     let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
     match table {
-        Table::Meta if key != LEDGER => Ok(()),
+        Table::Meta if key != LEDGER_META_KEY => Ok(()),
         Table::Outcomes | Table::Forecasts | Table::Models => {
             forecast_rows::check_row(table, key, value).map_err(unreadable)
         }
@@ -137,7 +137,7 @@ pub fn load(store: &mut dyn Scan) -> Result<StoreContents, LoadError> {
     store.scan(Table::Meta, &mut |key, value| match key {
         meta::RESTORED => loaded.restored = number(value) == Some(1),
         meta::GENERATION => generation = number(value).unwrap_or(0),
-        LEDGER => match read(Table::Meta, key, value) {
+        LEDGER_META_KEY => match read(Table::Meta, key, value) {
             Ok(Record::Meta(meta)) => loaded.meta = Some(meta),
             Ok(_) => {}
             Err(unreadable) => error = Some(unreadable),
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::store::{Store as _, faulty::FaultyDisk, redb::RedbStore};
 
-    /// Records of earlier versions, in which ids of EMCs and hosts had 16 bits: table, key, value.
+    /// Records of earlier versions, in which IDs of EMCs and hosts had 16 bits: table, key, value.
     const RECORDS_WITH_16_BIT_IDS: [(Table, &str, &str); 5] = [
         (Table::Meta, "6c6564676572", "00047261636b0100000a0101ad02820206"),
         (Table::Emcs, "0101", "0181020165020408656d756c61746564022f650000"),
@@ -319,7 +319,7 @@ mod tests {
         }
     }
 
-    /// The store contains the numbers of variants, so that new variants must be added at the end.
+    /// The store contains variant numbers, so new variants must be added at the end.
     #[test]
     fn encoding_of_quarantine_reasons_is_stable() {
         let host = HostId(3);

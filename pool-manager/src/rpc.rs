@@ -24,7 +24,7 @@ use units::{Fraction, Name, Ns, limits::WATCHERS_MAX};
 use crate::role::Role;
 use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, shares::Shares};
 use identity::Identity;
-use status::exhausted;
+use status::resource_exhausted;
 
 /// State shared by all handlers.
 #[derive(Clone, Debug)]
@@ -64,9 +64,12 @@ pub struct Policy {
 
 impl Shared {
     /// Reserves a watch stream, or returns RESOURCE_EXHAUSTED if too many streams are open.
-    fn watch_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
+    fn acquire_watch_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
         let limit_error = || {
-            exhausted("TOO_MANY_WATCHERS", format!("{WATCHERS_MAX} watch streams are open: try again later"))
+            resource_exhausted(
+                "TOO_MANY_WATCHERS",
+                format!("{WATCHERS_MAX} watch streams are open: try again later"),
+            )
         };
         self.driver.try_watch_permit().ok_or_else(limit_error)
     }
@@ -81,7 +84,7 @@ impl Shared {
     }
 
     /// Waits until the manager is stopping.
-    pub async fn stopped(&self) {
+    pub async fn wait_until_stopping(&self) {
         let mut stopping = self.stopping.clone();
         let _ = stopping.wait_for(|stop| *stop).await; // a dropped sender also means that the manager stops
     }

@@ -28,7 +28,8 @@ struct Method {
 }
 
 /// Labels for calls of unknown methods.
-const UNKNOWN: Method = Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
+const UNKNOWN_METHOD: Method =
+    Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
 
 /// Labels of finished calls: method and status code.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -44,9 +45,9 @@ struct CallResult {
 pub struct RpcMetrics {
     registry: Mutex<Registry>,
     methods: HashMap<String, Method>,
-    started: Family<Method, Counter>,
-    handled: Family<CallResult, Counter>,
-    seconds: Family<Method, Histogram, fn() -> Histogram>,
+    started_calls: Family<Method, Counter>,
+    handled_calls: Family<CallResult, Counter>,
+    handling_seconds: Family<Method, Histogram, fn() -> Histogram>,
 }
 
 impl Default for RpcMetrics {
@@ -59,15 +60,20 @@ impl Default for RpcMetrics {
         let metrics = Self {
             registry: Mutex::new(Registry::default()),
             methods: proto::v1::METHODS.iter().map(method).collect(),
-            started: Family::default(),
-            handled: Family::default(),
-            seconds: Family::new_with_constructor(seconds),
+            started_calls: Family::default(),
+            handled_calls: Family::default(),
+            handling_seconds: Family::new_with_constructor(seconds),
         };
         metrics.with_registry(|r| {
-            r.register("grpc_server_started", "Started calls", metrics.started.clone());
-            r.register("grpc_server_handled", "Finished calls by gRPC code", metrics.handled.clone());
+            r.register("grpc_server_started", "Started calls", metrics.started_calls.clone());
+            r.register("grpc_server_handled", "Finished calls by gRPC code", metrics.handled_calls.clone());
             let help = "Duration of calls, including streams";
-            r.register_with_unit("grpc_server_handling", help, Unit::Seconds, metrics.seconds.clone());
+            r.register_with_unit(
+                "grpc_server_handling",
+                help,
+                Unit::Seconds,
+                metrics.handling_seconds.clone(),
+            );
         });
         metrics
     }
@@ -80,9 +86,9 @@ impl RpcMetrics {
     }
 
     /// Counts the start of a call. `path` is the HTTP path of the method.
-    pub(crate) fn start(self: &Arc<Self>, path: &str) -> Call {
-        let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN);
-        self.started.get_or_create(&method).inc();
+    pub(crate) fn start_call(self: &Arc<Self>, path: &str) -> Call {
+        let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN_METHOD);
+        self.started_calls.get_or_create(&method).inc();
         Call { metrics: Arc::clone(self), method, since: Instant::now(), code: Code::Cancelled }
     }
 }
@@ -113,9 +119,9 @@ impl Drop for Call {
             Code::Cancelled => "Canceled".to_owned(), // the standard label value; other codes have the same name in Rust
             other => format!("{other:?}"),
         };
-        let handled = CallResult { grpc_type, grpc_service, grpc_method, grpc_code };
-        self.metrics.handled.get_or_create(&handled).inc();
+        let handled_calls = CallResult { grpc_type, grpc_service, grpc_method, grpc_code };
+        self.metrics.handled_calls.get_or_create(&handled_calls).inc();
         let seconds = self.since.elapsed().as_secs_f64();
-        self.metrics.seconds.get_or_create(&self.method).observe(seconds);
+        self.metrics.handling_seconds.get_or_create(&self.method).observe(seconds);
     }
 }

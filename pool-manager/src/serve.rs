@@ -31,7 +31,7 @@ use tower_layer::Stack;
 use units::limits::{CALLS_PER_CONNECTION_MAX, MESSAGE_BYTES_MAX, SESSION_SILENCE_MAX};
 
 use crate::{
-    config::{Config, ConfigError, Listen, immutable_changes},
+    config::{Config, ConfigError, Listen, changed_immutable_settings},
     driver::{self, DriverError, Handle, InitialState},
     forecasts::{self, Forecasts},
     metrics::{Metrics, Snapshot},
@@ -80,7 +80,7 @@ pub enum ServeError {
     Tls {
         /// Configuration file that names the certificate or key.
         path: PathBuf,
-        /// Field and rule.
+        /// Error that names the field and the violated rule.
         #[source]
         error: TlsError,
     },
@@ -100,21 +100,24 @@ pub enum ServeError {
     #[error("{0}")]
     ImmutableSetting(String),
     /// The operating system rejected an operation.
-    #[error("cannot {doing} {place}")]
+    #[error("cannot {operation} {object}")]
     Io {
         /// Operation, such as "listen on".
-        doing: &'static str,
+        operation: &'static str,
         /// Object of the operation, such as an address.
-        place: String,
+        object: String,
         /// Error of the operating system.
         #[source]
         errno: std::io::Error,
     },
 }
 
-fn io(doing: &'static str, place: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> ServeError {
-    let place = place.to_string();
-    move |errno| ServeError::Io { doing, place, errno }
+fn io_error(
+    operation: &'static str,
+    object: impl std::fmt::Display,
+) -> impl FnOnce(std::io::Error) -> ServeError {
+    let object = object.to_string();
+    move |errno| ServeError::Io { operation, object, errno }
 }
 
 /// Runs the manager until SIGTERM or SIGINT.
@@ -127,16 +130,16 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let opened = store_folder::open(&config.manager.store, &path)?;
     let OpenedStore { mut store, meta, records, restored } = opened;
     let rejections = Arc::new(RejectionLog::default());
-    let rules = rules(&config)?; // must follow the opening of the store, which takes existing tokens as a sign of a lost ledger
+    let rules = load_rules(&config)?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
     let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
-    let (tls, tls_receiver) = watch::channel(tls_config(&path, &config)?);
+    let (tls, tls_receiver) = watch::channel(load_tls_config(&path, &config)?);
     let access = AccessControl { identity, rejections, tls, tls_receiver };
     let metrics = Arc::new(Metrics::default());
     let stored = StoredState { forecasts: forecasts::load(&mut store)?, weights: shares::load(&mut store)? };
-    let (settings, fence_command) = (settings(&config), config.fence.clone());
+    let (settings, fence_command) = (manager_settings(&config), config.fence.clone());
     let initial = InitialState { settings, fence_command, meta, records, restored };
-    let (handle, driver) = driver::start(initial, boxed(store), Arc::clone(&metrics))
-        .map_err(io("start", "the thread of the ledger"))?;
+    let (handle, driver) = driver::start(initial, into_boxed_store(store), Arc::clone(&metrics))
+        .map_err(io_error("start", "the thread of the ledger"))?;
     let result = serve_rack(&path, config, &handle, stored, access, metrics).await;
     handle.close();
     let driver_end = tokio::time::timeout(STOP_TIMEOUT, driver).await;
@@ -168,7 +171,7 @@ async fn serve_rack(
     metrics: Arc<Metrics>,
 ) -> Result<(), ServeError> {
     configure(path, handle, &config).await?;
-    let (policy, policy_receiver) = watch::channel(policy(&config));
+    let (policy, policy_receiver) = watch::channel(rpc_policy(&config));
     let (settings, settings_receiver) = watch::channel(config.prediction);
     let forecasts = Forecasts::new(stored.forecasts, handle.clone(), Arc::clone(&metrics), settings_receiver);
     let forecasts = Arc::new(forecasts);
@@ -186,35 +189,35 @@ async fn serve_rack(
         stopping: stopping.clone(),
         store: config.manager.store.as_path().into(),
         backups: Arc::new(Semaphore::new(1)),
-        started_unix_ms: unix_ms(),
+        started_unix_ms: now_unix_ms(),
     };
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<SchedulerServer<Scheduler>>().await;
     health.set_serving::<AdminServer<Admin>>().await;
     health.set_serving::<AgentServer<Agent>>().await;
     health.set_serving::<ModelsServer<Models>>().await;
-    let router = router(shared.clone()).add_service(health_service);
+    let router = build_router(shared.clone()).add_service(health_service);
     let listener = listen(&config).await?;
     let incoming = connections::accept(listener, access.tls_receiver.clone(), Arc::clone(&access.rejections));
-    let stopped = stopped(stopping.clone());
+    let stopped = wait_until_stopping(stopping.clone());
     let server = tokio::spawn(async move {
         if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
             tracing::error!(error = units::chain(&error), "gRPC server ended");
         }
     });
     let exporter = match config.manager.metrics_listen {
-        Some(address) => Some(export(address, shared, stopping).await?),
+        Some(address) => Some(start_exporter(address, shared, stopping).await?),
         None => None,
     };
     tracing::info!(listen = %config.manager.listen, store = %config.manager.store.display(), "pool-manager ready");
-    notify(&[NotifyState::Ready]);
-    let watchdog = tokio::spawn(watchdog(handle.clone()));
+    notify_systemd(&[NotifyState::Ready]);
+    let watchdog = tokio::spawn(run_watchdog(handle.clone()));
 
     let targets = ReloadTargets { policy, settings, shares };
     reload_until_stopped(path, config, handle, &access, &targets).await?;
 
     tracing::info!("pool-manager stopping");
-    notify(&[NotifyState::Stopping]);
+    notify_systemd(&[NotifyState::Stopping]);
     let _ = stop.send(true); // fails only if the servers have ended
     watchdog.abort();
     let ended = tokio::time::timeout(STOP_TIMEOUT, server).await;
@@ -229,26 +232,26 @@ async fn serve_rack(
     Ok(())
 }
 
-fn boxed(store: RedbStore) -> Box<dyn Store> {
+fn into_boxed_store(store: RedbStore) -> Box<dyn Store> {
     Box::new(store)
 }
 
-fn notify(states: &[NotifyState<'_>]) {
+fn notify_systemd(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "cannot notify the service manager");
     }
 }
 
-fn unix_ms() -> u64 {
+fn now_unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn settings(config: &Config) -> Settings {
+fn manager_settings(config: &Config) -> Settings {
     Settings { lease_ttl: config.lease.ttl, fence_after: config.lease.fence_after }
 }
 
-fn policy(config: &Config) -> Policy {
+fn rpc_policy(config: &Config) -> Policy {
     Policy {
         pool_share: config.policy.pool_share,
         commit_within: config.policy.commit_within,
@@ -256,13 +259,13 @@ fn policy(config: &Config) -> Policy {
     }
 }
 
-fn rules(config: &Config) -> Result<Rules, TokenError> {
+fn load_rules(config: &Config) -> Result<Rules, TokenError> {
     let tokens = Tokens::load(&config.manager.store, &config.hosts)?;
-    let certified = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
-    Ok(Rules { tokens, access: config.access.clone(), certified })
+    let certificate_names = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
+    Ok(Rules { tokens, access: config.access.clone(), certificate_names })
 }
 
-fn rack_spec(config: &Config) -> RackSpec {
+fn to_rack_spec(config: &Config) -> RackSpec {
     let emc = |e: &crate::config::Emc| EmcSpec {
         name: e.name.clone(),
         slices: e.slices,
@@ -281,11 +284,11 @@ fn rack_spec(config: &Config) -> RackSpec {
 
 async fn configure(path: &Path, handle: &Handle, config: &Config) -> Result<(), ServeError> {
     let rejected = |error| ServeError::Configure { path: path.to_owned(), error };
-    handle.request(Request::Configure(rack_spec(config))).await.map_err(rejected)?;
-    handle.set(settings(config), config.fence.clone()).map_err(rejected)
+    handle.request(Request::Configure(to_rack_spec(config))).await.map_err(rejected)?;
+    handle.apply_settings(manager_settings(config), config.fence.clone()).map_err(rejected)
 }
 
-/// Channels and objects to which a reload sends changed settings.
+/// Recipients of the settings that a reload can change.
 struct ReloadTargets {
     policy: watch::Sender<Policy>,
     settings: watch::Sender<forecasts::Settings>,
@@ -308,7 +311,7 @@ async fn reload_until_stopped(
     access: &AccessControl,
     targets: &ReloadTargets,
 ) -> Result<(), ServeError> {
-    let on = |kind| signal(kind).map_err(io("listen for", "signals"));
+    let on = |kind| signal(kind).map_err(io_error("listen for", "signals"));
     let (mut hangup, mut terminate, mut interrupt) =
         (on(SignalKind::hangup())?, on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     loop {
@@ -316,7 +319,7 @@ async fn reload_until_stopped(
             _ = hangup.recv() => match reload(path, &config, handle, access).await {
                 Ok(new) => {
                     tracing::info!(path = %path.display(), "rack.toml reloaded");
-                    targets.policy.send_replace(policy(&new));
+                    targets.policy.send_replace(rpc_policy(&new));
                     targets.settings.send_replace(new.prediction);
                     remove_departed_hosts(&targets.shares).await;
                     config = new;
@@ -339,11 +342,12 @@ async fn reload(
     access: &AccessControl,
 ) -> Result<Config, ServeError> {
     let new = Config::load(path)?;
-    let changes: Vec<String> = immutable_changes(old, &new).iter().map(ToString::to_string).collect();
+    let changes: Vec<String> =
+        changed_immutable_settings(old, &new).iter().map(ToString::to_string).collect();
     if !changes.is_empty() {
         return Err(ServeError::ImmutableSetting(changes.join("; ")));
     }
-    let (rules, tls) = (rules(&new)?, tls_config(path, &new)?);
+    let (rules, tls) = (load_rules(&new)?, load_tls_config(path, &new)?);
     configure(path, handle, &new).await?;
     access.identity.replace(rules);
     access.tls.send_replace(tls);
@@ -353,7 +357,7 @@ async fn reload(
 /// gRPC router with the layer that counts open calls.
 type Router = tonic::transport::server::Router<Stack<CountCallsLayer, tower_layer::Identity>>;
 
-fn router(shared: Shared) -> Router {
+fn build_router(shared: Shared) -> Router {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::v1::MANAGER_FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -383,7 +387,7 @@ fn router(shared: Shared) -> Router {
         .add_service(CountedService::new(agent, &rpc))
 }
 
-fn tls_config(path: &Path, config: &Config) -> Result<TlsConfig, ServeError> {
+fn load_tls_config(path: &Path, config: &Config) -> Result<TlsConfig, ServeError> {
     let Some(tls) = &config.tls else { return Ok(None) };
     let loaded = tls::load(tls).map_err(|error| ServeError::Tls { path: path.to_owned(), error })?;
     let days_left = loaded.days_left();
@@ -396,27 +400,29 @@ fn tls_config(path: &Path, config: &Config) -> Result<TlsConfig, ServeError> {
 async fn listen(config: &Config) -> Result<Listener, ServeError> {
     match &config.manager.listen {
         Listen::Tcp(address) => {
-            let failed = io("listen on", format!("manager.listen {address}"));
+            let failed = io_error("listen on", format!("manager.listen {address}"));
             Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(failed)?))
         }
         Listen::Unix(path) => {
             let listener = connections::bind(path, config.access.group)?;
-            Ok(Listener::Unix(UnixListener::from_std(listener).map_err(io("listen on", path.display()))?))
+            Ok(Listener::Unix(
+                UnixListener::from_std(listener).map_err(io_error("listen on", path.display()))?,
+            ))
         }
     }
 }
 
-async fn stopped(mut stopping: watch::Receiver<bool>) {
+async fn wait_until_stopping(mut stopping: watch::Receiver<bool>) {
     drop(stopping.wait_for(|stop| *stop).await);
 }
 
 /// Starts the HTTP server for Prometheus.
-async fn export(
+async fn start_exporter(
     address: std::net::SocketAddr,
     shared: Shared,
     stopping: watch::Receiver<bool>,
 ) -> Result<JoinHandle<()>, ServeError> {
-    let failed = io("listen on", format!("manager.metrics_listen {address}"));
+    let failed = io_error("listen on", format!("manager.metrics_listen {address}"));
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let page = move || {
         let shared = shared.clone();
@@ -429,7 +435,7 @@ async fn export(
         }
     };
     let app = axum::Router::new().route("/metrics", axum::routing::get(page));
-    let stopped = stopped(stopping);
+    let stopped = wait_until_stopping(stopping);
     Ok(tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, app).with_graceful_shutdown(stopped).await {
             tracing::error!(%error, "metrics server ended");
@@ -439,15 +445,15 @@ async fn export(
 
 /// Sends watchdog notifications to systemd, if it requires them, while the ledger's thread makes
 /// progress. systemd restarts the manager if a write hangs.
-async fn watchdog(handle: Handle) {
+async fn run_watchdog(handle: Handle) {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(within / 4);
     let mut last = None;
     loop {
         tick.tick().await;
-        let iterations = Some(handle.iterations());
+        let iterations = Some(handle.wake_and_count_iterations());
         if last != iterations {
-            notify(&[NotifyState::Watchdog]);
+            notify_systemd(&[NotifyState::Watchdog]);
         }
         last = iterations;
     }

@@ -23,7 +23,7 @@ use units::{
 };
 
 use crate::{
-    convert::{Invalid, shares::ShareReport},
+    convert::{InvalidField, shares::ShareReport},
     driver::{DriverError, Handle},
     records::share_rows::{self, Weights, WeightsByHost},
     store::{Scan, StoreError},
@@ -34,7 +34,7 @@ use crate::{
 pub enum SetWeightsError {
     /// The host would have more than [`TENANTS_PER_HOST_MAX`] weights.
     #[error(transparent)]
-    Invalid(#[from] Invalid),
+    Invalid(#[from] InvalidField),
     /// The host does not exist, the store failed, or the manager is stopping.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -58,7 +58,7 @@ pub fn load(store: &mut dyn Scan) -> Result<StoredWeights, StoreError> {
 pub struct Shares {
     /// Weights that are durable.
     weights_by_host: watch::Sender<WeightsByHost>,
-    /// Lock for changes: a new entry of a host is computed from its previous entry.
+    /// Serializes changes, because a host's new entry is computed from its previous entry.
     write_lock: tokio::sync::Mutex<()>,
     /// Latest report of each host since the start of the manager.
     reports: Mutex<HashMap<Name, ShareReport>>,
@@ -100,7 +100,7 @@ impl Shares {
         if weights.len() > TENANTS_PER_HOST_MAX {
             let total = format!("{} weights for {host}:", weights.len());
             let rule = format!("must be at most {TENANTS_PER_HOST_MAX}; set a weight to 0 to remove it");
-            return Err(Invalid::new("weights", total, rule).into());
+            return Err(InvalidField::new("weights", total, rule).into());
         }
         if weights == *before {
             return Ok(before);
@@ -150,8 +150,8 @@ impl Shares {
         self.lock_reports().get(host).cloned()
     }
 
-    /// Locks the reports. Ignores a panic of another thread under the lock, because each entry is
-    /// always complete.
+    /// Locks the reports. Ignores that another thread panicked while it held the lock, because each
+    /// entry is always complete.
     fn lock_reports(&self) -> MutexGuard<'_, HashMap<Name, ShareReport>> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -202,7 +202,7 @@ impl WeightsWatcher {
     pub async fn next(&mut self) -> Arc<Weights> {
         loop {
             if self.last_seen.is_some() && self.weights_by_host.changed().await.is_err() {
-                std::future::pending::<()>().await; // the sender is gone: no change can follow
+                std::future::pending::<()>().await; // the sender was dropped: no change can follow
             }
             let now = weights_of(&self.weights_by_host.borrow_and_update(), &self.host);
             if self.last_seen.as_ref() != Some(&now) {

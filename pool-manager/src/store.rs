@@ -188,40 +188,40 @@ pub trait Store: Scan {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Another process has opened the store.
-    #[error("store {} is in use by another pool-manager: stop the other one first", place.display())]
+    #[error("store {} is in use by another pool-manager: stop the other one first", path.display())]
     InUse {
         /// Path of the store.
-        place: PathBuf,
+        path: PathBuf,
     },
     /// The store does not exist.
-    #[error("no store at {}: check manager.store in rack.toml", place.display())]
+    #[error("no store at {}: check manager.store in rack.toml", path.display())]
     Missing {
         /// Path where the store is expected.
-        place: PathBuf,
+        path: PathBuf,
     },
     /// The store was written by a later version of pool-manager.
-    #[error("store {} has format {found}: must be at most {FORMAT}; use the newer pool-manager that wrote it", place.display())]
+    #[error("store {} has format {found}: must be at most {FORMAT}; use the newer pool-manager that wrote it", path.display())]
     Newer {
         /// Path of the store.
-        place: PathBuf,
+        path: PathBuf,
         /// Format version of the store.
         found: u64,
     },
     /// The store is damaged, or is another kind of file.
-    #[error("store {} is corrupt ({what}): restore a backup with `pool-manager restore`", place.display())]
+    #[error("store {} is corrupt ({what}): restore a backup with `pool-manager restore`", path.display())]
     Corrupt {
         /// Path of the store.
-        place: PathBuf,
+        path: PathBuf,
         /// Description of the defect.
         what: String,
     },
     /// The operating system rejected an operation.
-    #[error("cannot {doing} store {}", place.display())]
+    #[error("cannot {operation} store {}", path.display())]
     Io {
         /// Operation, such as "open".
-        doing: &'static str,
+        operation: &'static str,
         /// Path of the store.
-        place: PathBuf,
+        path: PathBuf,
         /// Error of the operating system.
         #[source]
         errno: io::Error,
@@ -232,16 +232,16 @@ pub enum StoreError {
     )]
     Full,
     /// An earlier write failed, and the store was not reopened since.
-    #[error("an earlier write to store {} failed: it must be reopened", place.display())]
+    #[error("an earlier write to store {} failed: it must be reopened", path.display())]
     Poisoned {
         /// Path of the store.
-        place: PathBuf,
+        path: PathBuf,
     },
 }
 
 impl StoreError {
-    fn io(doing: &'static str, place: &Path) -> impl Fn(io::Error) -> Self {
-        move |errno| Self::Io { doing, place: place.to_owned(), errno }
+    fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |errno| Self::Io { operation, path: path.to_owned(), errno }
     }
 
     /// Returns whether the disk or its quota is full.
@@ -255,12 +255,12 @@ pub fn number(value: &[u8]) -> Option<u64> {
     value.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// Returns the number under `name` in [`Table::Meta`], or `None` if there is no such entry. `place`
-/// is the path of the store for messages.
+/// Returns the number under `name` in [`Table::Meta`], or `None` if there is no such entry. `path`
+/// is the store's path, for messages.
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] if the value is not a number, or an error of [`Scan::scan`].
-pub fn meta_number(store: &mut dyn Scan, place: &Path, name: &[u8]) -> Result<Option<u64>, StoreError> {
+pub fn meta_number(store: &mut dyn Scan, path: &Path, name: &[u8]) -> Result<Option<u64>, StoreError> {
     let mut found = None;
     store.scan(Table::Meta, &mut |key, value| {
         if key == name {
@@ -268,21 +268,21 @@ pub fn meta_number(store: &mut dyn Scan, place: &Path, name: &[u8]) -> Result<Op
         }
     })?;
     let what = || format!("entry {:?} of table meta is not a number", String::from_utf8_lossy(name));
-    found.map(|n| n.ok_or_else(|| StoreError::Corrupt { place: place.to_owned(), what: what() })).transpose()
+    found.map(|n| n.ok_or_else(|| StoreError::Corrupt { path: path.to_owned(), what: what() })).transpose()
 }
 
 /// Rejects a store with another format version. Writes the format version to an empty store.
-fn check_format(store: &mut dyn Store, place: &Path) -> Result<(), StoreError> {
-    match meta_number(store, place, meta::FORMAT)? {
+fn check_format(store: &mut dyn Store, path: &Path) -> Result<(), StoreError> {
+    match meta_number(store, path, meta::FORMAT)? {
         Some(FORMAT) => Ok(()),
-        Some(found) if found > FORMAT => Err(StoreError::Newer { place: place.to_owned(), found }),
+        Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
         Some(found) => Err(StoreError::Corrupt {
-            place: place.to_owned(),
+            path: path.to_owned(),
             what: format!("its format version {found} does not exist"),
         }),
         None if is_empty(store)? => store.commit(&[Write::number(Table::Meta, meta::FORMAT, FORMAT)]),
         None => Err(StoreError::Corrupt {
-            place: place.to_owned(),
+            path: path.to_owned(),
             what: "it has entries but no format version".to_owned(),
         }),
     }

@@ -19,7 +19,7 @@ use crate::{
     records::{self, LoadError, StoreContents},
     store::{
         Store, StoreError,
-        disk::FILE,
+        disk::DATABASE_FILE,
         redb::{self, RedbStore},
     },
     tokens,
@@ -58,7 +58,7 @@ pub enum StoreFolderError {
     },
     /// The ledger belongs to another rack.
     #[error(
-        "{}/{RACK_UUID_FILE} contains rack {folder_rack}, expected {ledger_rack}, the rack of {FILE}: if manager.store is wrong, correct it; \
+        "{}/{RACK_UUID_FILE} contains rack {folder_rack}, expected {ledger_rack}, the rack of {DATABASE_FILE}: if manager.store is wrong, correct it; \
          if the ledger is the wrong one, restore a backup of rack {folder_rack} with `pool-manager restore`; \
          to continue with rack {ledger_rack}, remove the file {RACK_UUID_FILE}",
         folder.display()
@@ -73,7 +73,7 @@ pub enum StoreFolderError {
     },
     /// The file [`RACK_UUID_FILE`] contains no UUID.
     #[error(
-        "{}/{RACK_UUID_FILE} is damaged: contains {found:?}, expected {ledger_rack}, the rack of {FILE}: if this is the rack of the folder, \
+        "{}/{RACK_UUID_FILE} is damaged: contains {found:?}, expected {ledger_rack}, the rack of {DATABASE_FILE}: if this is the rack of the folder, \
          remove the file, and pool-manager writes it again; otherwise restore a backup with `pool-manager restore`",
         folder.display()
     )]
@@ -100,10 +100,10 @@ pub enum StoreFolderError {
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The operating system rejected an operation.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
         /// Operation, such as "read".
-        doing: &'static str,
+        operation: &'static str,
         /// File of the operation.
         path: PathBuf,
         /// Error of the operating system.
@@ -166,14 +166,14 @@ pub fn init(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
 /// Writes the rack UUID file, unless it exists. A crash during [`init`] can leave a rack without
 /// this file.
 fn write_missing_uuid(folder: &Path, meta: &Meta) -> Result<(), StoreFolderError> {
-    if rack_of_folder(folder)?.is_none() {
+    if read_rack_uuid(folder)?.is_none() {
         rack_uuid_file::write(folder, &meta.rack_uuid).map_err(io_error("write", folder))?;
     }
     Ok(())
 }
 
 /// Returns a new UUID from random numbers of the kernel.
-pub fn uuid() -> String {
+pub fn random_uuid() -> String {
     let mut bytes = [0_u8; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .expect("the kernel has random numbers");
@@ -185,9 +185,10 @@ pub fn uuid() -> String {
 /// opening an empty file would write to it. `rack_toml` is the configuration file, for messages.
 ///
 /// # Errors
-/// [`StoreFolderError::LedgerLost`] or [`StoreFolderError::NoRack`] if the file is missing or empty.
+/// [`StoreFolderError::LedgerLost`] or [`StoreFolderError::NoRack`] if the file is missing or
+/// empty.
 pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderError> {
-    find_file_defect(folder)?.map_or(Ok(()), |defect| Err(no_rack(folder, defect, rack_toml)))
+    find_file_defect(folder)?.map_or(Ok(()), |defect| Err(no_rack_error(folder, defect, rack_toml)))
 }
 
 /// Checks that the ledger contains a rack, and that its directory belongs to the same rack. Returns
@@ -198,19 +199,20 @@ pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderErro
 /// [`StoreFolderError::OtherRack`] or [`StoreFolderError::DamagedRackUuid`] if the directory does
 /// not belong to the rack of the ledger.
 pub fn check_rack(folder: &Path, meta: Option<Meta>, rack_toml: &Path) -> Result<Meta, StoreFolderError> {
-    verify_rack(folder, meta)?.ok_or_else(|| no_rack(folder, "ledger.redb contains no rack", rack_toml))
+    verify_rack(folder, meta)?.ok_or_else(|| no_rack_error(folder, "ledger.redb contains no rack", rack_toml))
 }
 
-fn no_rack(folder: &Path, defect: &'static str, rack_toml: &Path) -> StoreFolderError {
+fn no_rack_error(folder: &Path, defect: &'static str, rack_toml: &Path) -> StoreFolderError {
     StoreFolderError::NoRack { folder: folder.to_owned(), defect, rack_toml: rack_toml.to_owned() }
 }
 
-/// Returns the defect of a ledger file that is missing or empty, or `None` if the file has contents.
+/// Returns the defect of a ledger file that is missing or empty, or `None` if the file has
+/// contents.
 ///
 /// # Errors
 /// [`StoreFolderError::LedgerLost`] if the file has a defect, but the directory belongs to a rack.
 fn find_file_defect(folder: &Path) -> Result<Option<&'static str>, StoreFolderError> {
-    let ledger = folder.join(FILE);
+    let ledger = folder.join(DATABASE_FILE);
     let (lost, defect) = match redb::is_blank(&ledger)? {
         Some(false) => return Ok(None),
         Some(true) => ("is empty", "ledger.redb is empty"),
@@ -224,7 +226,7 @@ fn find_file_defect(folder: &Path) -> Result<Option<&'static str>, StoreFolderEr
 
 /// Returns the reason for a missing ledger file.
 fn describe_missing(folder: &Path) -> Result<&'static str, StoreFolderError> {
-    let list = |errno| StoreFolderError::Io { doing: "list", path: folder.to_owned(), errno };
+    let list = |errno| StoreFolderError::Io { operation: "list", path: folder.to_owned(), errno };
     match fs::read_dir(folder) {
         Ok(mut entries) => {
             Ok(if entries.next().is_none() { "the folder is empty" } else { "ledger.redb is missing" })
@@ -241,12 +243,12 @@ fn describe_missing(folder: &Path) -> Result<&'static str, StoreFolderError> {
 /// [`StoreFolderError`] if only one of them belongs to a rack, or the racks differ.
 fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreFolderError> {
     let Some(meta) = meta else {
-        let (ledger, defect) = (folder.join(FILE), "contains no rack");
+        let (ledger, defect) = (folder.join(DATABASE_FILE), "contains no rack");
         return find_evidence(folder)?
             .map_or(Ok(None), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
     };
     let (folder, ledger_rack) = (folder.to_owned(), meta.rack_uuid.clone());
-    match rack_of_folder(&folder)? {
+    match read_rack_uuid(&folder)? {
         Some(RackUuidFile::Uuid(folder_rack)) if folder_rack != meta.rack_uuid => {
             Err(StoreFolderError::OtherRack { folder, ledger_rack, folder_rack })
         }
@@ -257,27 +259,27 @@ fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreF
     }
 }
 
-/// Returns a description of the file or directory that proves that `folder` belongs to a rack. Does
-/// not consider the ledger.
+/// Returns a description of the file or directory that proves that `folder` belongs to a rack.
+/// Returns `None` if there is no such file or directory. Does not consider the ledger.
 fn find_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
     let file = folder.join(RACK_UUID_FILE);
-    Ok(match rack_of_folder(folder)? {
+    Ok(match read_rack_uuid(folder)? {
         Some(RackUuidFile::Uuid(rack)) => Some(format!("{} contains rack {rack}", file.display())),
         Some(RackUuidFile::Damaged(found)) => Some(format!("{} contains {found:?}", file.display())),
         None => {
-            let tokens = tokens::directory(folder);
+            let tokens = tokens::host_token_directory(folder);
             tokens.exists().then(|| format!("{} exists", tokens.display()))
         }
     })
 }
 
-fn rack_of_folder(folder: &Path) -> Result<Option<RackUuidFile>, StoreFolderError> {
+fn read_rack_uuid(folder: &Path) -> Result<Option<RackUuidFile>, StoreFolderError> {
     rack_uuid_file::read(folder).map_err(io_error("read", folder))
 }
 
-fn io_error(doing: &'static str, folder: &Path) -> impl Fn(io::Error) -> StoreFolderError {
+fn io_error(operation: &'static str, folder: &Path) -> impl Fn(io::Error) -> StoreFolderError {
     let path = folder.join(RACK_UUID_FILE);
-    move |errno| StoreFolderError::Io { doing, path: path.clone(), errno }
+    move |errno| StoreFolderError::Io { operation, path: path.clone(), errno }
 }
 
 #[cfg(test)]
@@ -294,7 +296,7 @@ mod tests {
     fn rack_folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         init(folder.path(), UUID).unwrap();
-        fs::create_dir(tokens::directory(folder.path())).unwrap();
+        fs::create_dir(tokens::host_token_directory(folder.path())).unwrap();
         folder
     }
 
@@ -311,7 +313,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         init(&folder.path().join("new"), UUID).unwrap();
         assert_eq!(uuid_of(&folder.path().join("new")), UUID);
-        fs::write(folder.path().join(FILE), "").unwrap(); // a crash during the creation of the store leaves an empty file
+        fs::write(folder.path().join(DATABASE_FILE), "").unwrap(); // a crash during the creation of the store leaves an empty file
         init(folder.path(), UUID).unwrap();
         assert_eq!(uuid_of(folder.path()), UUID);
     }
@@ -358,7 +360,7 @@ mod tests {
                 assert!(error.starts_with(&expected) && error.contains("remove the file"), "{error}");
             }
             assert_eq!(fs::read(&file).unwrap(), contents);
-            fs::remove_file(folder.path().join(FILE)).unwrap();
+            fs::remove_file(folder.path().join(DATABASE_FILE)).unwrap();
             let lost = error_of_open(folder.path());
             assert!(lost.contains(&format!("{} contains {found}", file.display())), "{lost}");
             assert!(lost.contains("pool-manager restore"), "{lost}");
@@ -380,7 +382,7 @@ mod tests {
         for (defect, remaining) in [("is missing", None), ("is empty", Some(0)), ("is empty", Some(8192))] {
             for lost in [RACK_UUID_FILE, "tokens"] {
                 let folder = rack_folder();
-                let (ledger, evidence) = (folder.path().join(FILE), folder.path().join(lost));
+                let (ledger, evidence) = (folder.path().join(DATABASE_FILE), folder.path().join(lost));
                 if evidence.is_dir() { fs::remove_dir(evidence) } else { fs::remove_file(evidence) }.unwrap();
                 match remaining {
                     None => fs::remove_file(&ledger).unwrap(),
@@ -400,7 +402,7 @@ mod tests {
     #[test]
     fn ledger_without_a_rack_is_rejected_if_tokens_exist() {
         let folder = rack_folder();
-        fs::remove_file(folder.path().join(FILE)).unwrap();
+        fs::remove_file(folder.path().join(DATABASE_FILE)).unwrap();
         drop(RedbStore::open_directory(folder.path()).unwrap());
         let error = error_of_open(folder.path());
         assert!(error.contains("contains no rack"), "{error}");
@@ -410,7 +412,7 @@ mod tests {
     fn ledger_of_another_rack_is_rejected_with_both_uuids() {
         let (folder, other) = (rack_folder(), tempfile::tempdir().unwrap());
         init(other.path(), OTHER).unwrap();
-        fs::copy(other.path().join(FILE), folder.path().join(FILE)).unwrap();
+        fs::copy(other.path().join(DATABASE_FILE), folder.path().join(DATABASE_FILE)).unwrap();
         let error = error_of_open(folder.path());
         let file = folder.path().join(RACK_UUID_FILE);
         let expected =

@@ -18,9 +18,9 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 use crate::config::Tls;
 
 /// Permission bits of users who are neither the key's owner nor in its group.
-const OTHER_USERS: u32 = 0o007;
+const OTHER_USERS_MODE_BITS: u32 = 0o007;
 
-/// Number of days before the expiry of a certificate from which the manager logs a warning.
+/// The manager logs a warning if a certificate expires in fewer than this number of days.
 pub const EXPIRY_WARNING_DAYS: i64 = 14;
 
 /// Error from loading the files of section `[tls]`.
@@ -78,26 +78,28 @@ pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
     let chain = read_certificates("certificate", &tls.certificate)?;
     let key = read_key(&tls.key)?;
     let authorities = read_certificates("client_ca", &tls.client_ca)?;
-    let names = alternative_names(&parse("certificate", &tls.certificate, &chain[0])?);
+    let names = alternative_names(&parse_certificate("certificate", &tls.certificate, &chain[0])?);
     let leaf = &chain[..1]; // clients verify the other certificates of the chain
-    let own = valid_certificates("certificate", &tls.certificate, leaf)?;
-    let authority = valid_certificates("client_ca", &tls.client_ca, &authorities)?;
+    let own = select_valid_certificates("certificate", &tls.certificate, leaf)?;
+    let authority = select_valid_certificates("client_ca", &tls.client_ca, &authorities)?;
     let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(
-        root_store(&tls.client_ca, authority.certificates)?,
+        build_root_store(&tls.client_ca, authority.certificates)?,
         Arc::clone(&provider),
     );
     let verifier = verifier
         .build()
-        .map_err(|error: VerifierBuilderError| unusable("client_ca", &tls.client_ca, error))?;
+        .map_err(|error: VerifierBuilderError| unusable_error("client_ca", &tls.client_ca, error))?;
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| unusable("certificate", &tls.certificate, error))?
+        .map_err(|error| unusable_error("certificate", &tls.certificate, error))?
         .with_client_cert_verifier(verifier)
         .with_single_cert(chain, key);
     let mut config = config.map_err(|error| match error {
-        rustls::Error::InconsistentKeys(_) => unusable("key", &tls.key, "must be the key of tls.certificate"),
-        error => unusable("key", &tls.key, error),
+        rustls::Error::InconsistentKeys(_) => {
+            unusable_error("key", &tls.key, "must be the key of tls.certificate")
+        }
+        error => unusable_error("key", &tls.key, error),
     })?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(LoadedTls {
@@ -107,54 +109,55 @@ pub fn load(tls: &Tls) -> Result<LoadedTls, TlsError> {
     })
 }
 
-fn unusable(field: &'static str, path: &Path, rule: impl ToString) -> TlsError {
+fn unusable_error(field: &'static str, path: &Path, rule: impl ToString) -> TlsError {
     TlsError::Unusable { field, path: path.to_owned(), rule: rule.to_string() }
 }
 
-fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+fn read_file(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(path).map_err(|errno| TlsError::Read { field, path: path.to_owned(), errno })
 }
 
 fn read_certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(field, path)?).collect();
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_file(field, path)?).collect();
     let parsed = parsed.map_err(|error| {
-        unusable(field, path, format!("must contain certificates in PEM format: {error}"))
+        unusable_error(field, path, format!("must contain certificates in PEM format: {error}"))
     })?;
     if parsed.is_empty() {
-        return Err(unusable(field, path, "must have at least one certificate in PEM format"));
+        return Err(unusable_error(field, path, "must have at least one certificate in PEM format"));
     }
     Ok(parsed)
 }
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let text = read("key", path)?;
+    let text = read_file("key", path)?;
     let mode = fs::metadata(path)
         .map_err(|errno| TlsError::Read { field: "key", path: path.to_owned(), errno })?
         .mode();
-    if mode & OTHER_USERS != 0 {
+    if mode & OTHER_USERS_MODE_BITS != 0 {
         let rule = format!(
             "has mode {:04o}: must not be accessible to all users; run `chmod o= {}`",
             mode & 0o7777,
             path.display()
         );
-        return Err(unusable("key", path, rule));
+        return Err(unusable_error("key", path, rule));
     }
-    PrivateKeyDer::from_pem_slice(&text)
-        .map_err(|error| unusable("key", path, format!("must contain a private key in PEM format: {error}")))
+    PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
+        unusable_error("key", path, format!("must contain a private key in PEM format: {error}"))
+    })
 }
 
-fn root_store(
+fn build_root_store(
     path: &Path,
     authorities: Vec<CertificateDer<'static>>,
 ) -> Result<Arc<RootCertStore>, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in authorities {
-        roots.add(authority).map_err(|error| unusable("client_ca", path, error))?;
+        roots.add(authority).map_err(|error| unusable_error("client_ca", path, error))?;
     }
     Ok(Arc::new(roots))
 }
 
-fn parse<'a>(
+fn parse_certificate<'a>(
     field: &'static str,
     path: &Path,
     der: &'a CertificateDer<'_>,
@@ -162,7 +165,7 @@ fn parse<'a>(
     let parsed = X509Certificate::from_der(der);
     parsed
         .map(|(_, certificate)| certificate)
-        .map_err(|error| unusable(field, path, format!("must be an X.509 certificate: {error}")))
+        .map_err(|error| unusable_error(field, path, format!("must be an X.509 certificate: {error}")))
 }
 
 struct ValidCertificates {
@@ -171,11 +174,11 @@ struct ValidCertificates {
 }
 
 /// Returns the certificates that are valid now, and their earliest expiry. Logs a warning for each
-/// other certificate; such a certificate can remain after the rotation of an authority.
+/// invalid certificate, such as one that was left after the rotation of an authority.
 ///
 /// # Errors
 /// [`TlsError::Unusable`] if no certificate is valid.
-fn valid_certificates(
+fn select_valid_certificates(
     field: &'static str,
     path: &Path,
     certificates: &[CertificateDer<'static>],
@@ -184,7 +187,7 @@ fn valid_certificates(
     let (mut valid, mut problems) =
         (ValidCertificates { certificates: Vec::new(), expires_unix_s: i64::MAX }, Vec::new());
     for der in certificates {
-        let certificate = parse(field, path, der)?;
+        let certificate = parse_certificate(field, path, der)?;
         let validity = certificate.validity();
         if validity.not_after.timestamp() < now {
             problems.push(format!("expired on {}: renew it", validity.not_after));
@@ -196,7 +199,7 @@ fn valid_certificates(
         }
     }
     if valid.certificates.is_empty() {
-        return Err(unusable(field, path, problems.join("; ")));
+        return Err(unusable_error(field, path, problems.join("; ")));
     }
     for problem in problems {
         tracing::warn!(field, path = %path.display(), problem, "ignoring invalid certificate");

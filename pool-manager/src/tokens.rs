@@ -19,7 +19,7 @@ use crate::{config::Host, hex, role::Role};
 /// Number of random bytes of a token. Files contain tokens in hexadecimal.
 const TOKEN_BYTES: usize = 32;
 /// Permission bits of all users except the owner.
-const GROUP_AND_OTHERS: u32 = 0o077;
+const GROUP_AND_OTHERS_MODE_BITS: u32 = 0o077;
 
 /// SHA-256 hashes of the tokens of all hosts and roles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,10 +32,10 @@ pub struct Tokens {
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The operating system rejected an operation.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
         /// Operation, such as "open".
-        doing: &'static str,
+        operation: &'static str,
         /// File or directory of the operation.
         path: PathBuf,
         /// Error of the operating system.
@@ -66,13 +66,15 @@ impl Tokens {
     /// # Errors
     /// [`TokenError`] for the first file that cannot be used.
     pub fn load(store: &Path, hosts: &[Host]) -> Result<Self, TokenError> {
-        create_directory(&directory(store))?;
-        create_directory(&role_directory(store))?;
+        create_directory(&host_token_directory(store))?;
+        create_directory(&role_token_directory(store))?;
         let hosts = hosts.iter().map(|host| {
-            let from_file = || read_or_create(&path(store, &host.name)).map(|token| hash(&token));
+            let from_file =
+                || read_or_create(&host_token_path(store, &host.name)).map(|token| hash_token(&token));
             Ok((host.name.clone(), host.token_sha256.map_or_else(from_file, Ok)?))
         });
-        let roles = Role::ALL.map(|role| Ok((role, hash(&read_or_create(&role_path(store, role))?))));
+        let roles =
+            Role::ALL.map(|role| Ok((role, hash_token(&read_or_create(&role_token_path(store, role))?))));
         Ok(Self {
             hosts: hosts.collect::<Result<_, _>>()?,
             roles: roles.into_iter().collect::<Result<_, _>>()?,
@@ -80,13 +82,13 @@ impl Tokens {
     }
 
     /// Returns whether `presented` is the token of the host. The comparison takes constant time.
-    pub fn admits(&self, host: &Name, presented: &str) -> bool {
-        self.hosts.get(host).is_some_and(|expected| is_equal(expected, &hash(presented)))
+    pub fn is_host_token(&self, host: &Name, presented: &str) -> bool {
+        self.hosts.get(host).is_some_and(|expected| is_equal(expected, &hash_token(presented)))
     }
 
     /// Returns whether `presented` is the token of the role. The comparison takes constant time.
-    pub fn admits_role(&self, role: Role, presented: &str) -> bool {
-        self.roles.get(&role).is_some_and(|expected| is_equal(expected, &hash(presented)))
+    pub fn is_role_token(&self, role: Role, presented: &str) -> bool {
+        self.roles.get(&role).is_some_and(|expected| is_equal(expected, &hash_token(presented)))
     }
 }
 
@@ -100,46 +102,46 @@ fn create_directory(directory: &Path) -> Result<(), TokenError> {
 }
 
 /// Returns the directory of the hosts' tokens. `store` is the directory of the store.
-pub fn directory(store: &Path) -> PathBuf {
+pub fn host_token_directory(store: &Path) -> PathBuf {
     store.join("tokens")
 }
 
 /// Returns the path of the file with a host's token.
-pub fn path(store: &Path, host: &Name) -> PathBuf {
-    directory(store).join(format!("{host}.token"))
+pub fn host_token_path(store: &Path, host: &Name) -> PathBuf {
+    host_token_directory(store).join(format!("{host}.token"))
 }
 
 /// Returns the directory of the roles' tokens. `store` is the directory of the store.
-pub fn role_directory(store: &Path) -> PathBuf {
+pub fn role_token_directory(store: &Path) -> PathBuf {
     store.join("roles")
 }
 
 /// Returns the path of the file with a role's token.
-pub fn role_path(store: &Path, role: Role) -> PathBuf {
-    role_directory(store).join(format!("{role}.token"))
+pub fn role_token_path(store: &Path, role: Role) -> PathBuf {
+    role_token_directory(store).join(format!("{role}.token"))
 }
 
-fn hash(token: &str) -> [u8; 32] {
+fn hash_token(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
 
-fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> TokenError {
-    move |errno| TokenError::Io { doing, path: path.to_owned(), errno }
+fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> TokenError {
+    move |errno| TokenError::Io { operation, path: path.to_owned(), errno }
 }
 
 fn read_or_create(path: &Path) -> Result<String, TokenError> {
     match File::open(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
-            create(path).map_err(io_error("create", path))?;
-            read(path, File::open(path).map_err(io_error("open", path))?)
+            create_token(path).map_err(io_error("create", path))?;
+            read_token(path, File::open(path).map_err(io_error("open", path))?)
         }
-        opened => read(path, opened.map_err(io_error("open", path))?),
+        opened => read_token(path, opened.map_err(io_error("open", path))?),
     }
 }
 
-fn read(path: &Path, file: File) -> Result<String, TokenError> {
+fn read_token(path: &Path, file: File) -> Result<String, TokenError> {
     let mode = file.metadata().map_err(io_error("get the mode of", path))?.mode() & 0o7777;
-    if mode & GROUP_AND_OTHERS != 0 {
+    if mode & GROUP_AND_OTHERS_MODE_BITS != 0 {
         return Err(TokenError::Permissions { path: path.to_owned(), mode });
     }
     let text = io::read_to_string(file).map_err(io_error("read", path))?;
@@ -150,7 +152,7 @@ fn read(path: &Path, file: File) -> Result<String, TokenError> {
 
 /// Creates a file with a new token, atomically and durably. Otherwise a crash could lose a token
 /// that was already copied to its host.
-fn create(path: &Path) -> io::Result<()> {
+fn create_token(path: &Path) -> io::Result<()> {
     let partial = path.with_extension("token.partial");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
     let mut bytes = [0; TOKEN_BYTES];
@@ -183,14 +185,16 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", None), host("h1", None)];
         let tokens = Tokens::load(store.path(), &hosts).unwrap();
-        let token = |name: &Name| fs::read_to_string(path(store.path(), name)).unwrap().trim_end().to_owned();
+        let token = |name: &Name| {
+            fs::read_to_string(host_token_path(store.path(), name)).unwrap().trim_end().to_owned()
+        };
         for this in &hosts {
             for other in &hosts {
-                assert_eq!(tokens.admits(&this.name, &token(&other.name)), this == other);
+                assert_eq!(tokens.is_host_token(&this.name, &token(&other.name)), this == other);
             }
-            assert!(!tokens.admits(&this.name, ""));
+            assert!(!tokens.is_host_token(&this.name, ""));
         }
-        assert!(!tokens.admits(&Name::new("h2").unwrap(), &token(&hosts[0].name)));
+        assert!(!tokens.is_host_token(&Name::new("h2").unwrap(), &token(&hosts[0].name)));
     }
 
     #[test]
@@ -200,7 +204,7 @@ mod tests {
         let first = Tokens::load(store.path(), &hosts).unwrap();
         assert_eq!(Tokens::load(store.path(), &hosts).unwrap(), first);
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
-        assert_eq!(mode(&path(store.path(), &hosts[0].name)), 0o600);
+        assert_eq!(mode(&host_token_path(store.path(), &hosts[0].name)), 0o600);
         assert_eq!(mode(&store.path().join("tokens")), 0o700);
         assert_eq!(
             fs::read_dir(store.path().join("tokens")).unwrap().count(),
@@ -215,15 +219,15 @@ mod tests {
         let hosts = [host("admin", None)];
         let tokens = Tokens::load(store.path(), &hosts).unwrap();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap().trim_end().to_owned();
-        let of_role = |role| read(role_path(store.path(), role));
+        let of_role = |role| read(role_token_path(store.path(), role));
         for role in Role::ALL {
             for other in Role::ALL {
-                assert_eq!(tokens.admits_role(role, &of_role(other)), role == other);
+                assert_eq!(tokens.is_role_token(role, &of_role(other)), role == other);
             }
-            assert!(!tokens.admits_role(role, ""));
-            assert!(!tokens.admits_role(role, &read(path(store.path(), &hosts[0].name))));
-            assert!(!tokens.admits(&hosts[0].name, &of_role(role)));
-            let mode = fs::metadata(role_path(store.path(), role)).unwrap().mode() & 0o777;
+            assert!(!tokens.is_role_token(role, ""));
+            assert!(!tokens.is_role_token(role, &read(host_token_path(store.path(), &hosts[0].name))));
+            assert!(!tokens.is_host_token(&hosts[0].name, &of_role(role)));
+            let mode = fs::metadata(role_token_path(store.path(), role)).unwrap().mode() & 0o777;
             assert_eq!(mode, 0o600);
         }
         assert_eq!(Tokens::load(store.path(), &hosts).unwrap(), tokens);
@@ -232,10 +236,10 @@ mod tests {
     #[test]
     fn host_with_configured_hash_needs_no_token_file() {
         let store = tempfile::tempdir().unwrap();
-        let hosts = [host("h0", Some(hash("secret")))];
+        let hosts = [host("h0", Some(hash_token("secret")))];
         let tokens = Tokens::load(store.path(), &hosts).unwrap();
-        assert!(tokens.admits(&hosts[0].name, "secret"));
-        assert!(!path(store.path(), &hosts[0].name).exists());
+        assert!(tokens.is_host_token(&hosts[0].name, "secret"));
+        assert!(!host_token_path(store.path(), &hosts[0].name).exists());
     }
 
     #[test]
@@ -243,7 +247,7 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         let hosts = [host("h0", None)];
         Tokens::load(store.path(), &hosts).unwrap();
-        let file = path(store.path(), &hosts[0].name);
+        let file = host_token_path(store.path(), &hosts[0].name);
         for mode in [0o640, 0o604, 0o620, 0o601] {
             fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
             let error = Tokens::load(store.path(), &hosts).unwrap_err().to_string();
@@ -260,7 +264,7 @@ mod tests {
         let hosts = [host("h0", None)];
         Tokens::load(store.path(), &hosts).unwrap();
         for content in ["", "0123", &"G".repeat(64), &"0".repeat(65), &"0".repeat(128)] {
-            fs::write(path(store.path(), &hosts[0].name), content).unwrap();
+            fs::write(host_token_path(store.path(), &hosts[0].name), content).unwrap();
             assert!(
                 matches!(Tokens::load(store.path(), &hosts), Err(TokenError::Malformed { .. })),
                 "{content:?}"

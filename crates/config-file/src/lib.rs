@@ -57,10 +57,7 @@ fn list_violations(path: &Path, violations: &[Violation]) -> String {
 ///
 /// # Errors
 /// [`ConfigError::Read`], or [`ConfigError::Invalid`] with all violations.
-pub fn load<T>(
-    path: &Path,
-    read: impl FnOnce(Section<'_>, &Path) -> Option<T>,
-) -> Result<T, ConfigError> {
+pub fn load<T>(path: &Path, read: impl FnOnce(Section<'_>, &Path) -> Option<T>) -> Result<T, ConfigError> {
     let failed = |errno| ConfigError::Read { path: path.to_owned(), errno };
     let invalid = |violation| ConfigError::Invalid { path: path.to_owned(), violations: vec![violation] };
     let mut contents = Vec::new();
@@ -192,7 +189,14 @@ impl<'a> Section<'a> {
 
     fn new(text: &'a SourceText<'a>, path: String, offset: Option<usize>, table: &'a DeTable<'a>) -> Self {
         let entries = table.iter().map(|(key, value)| (key.get_ref().as_ref(), (key.span().start, value)));
-        Self { text, path, offset, remaining: entries.collect(), known_keys: Vec::new(), taken_fields: BTreeMap::new() }
+        Self {
+            text,
+            path,
+            offset,
+            remaining: entries.collect(),
+            known_keys: Vec::new(),
+            taken_fields: BTreeMap::new(),
+        }
     }
 
     fn take(&mut self, key: &'static str) -> Option<Field<'a>> {
@@ -240,17 +244,16 @@ impl<'a> Section<'a> {
         self.take(key).map_or(Some(None), |field| field.read(read).map(Some))
     }
 
-    /// Takes an optional list whose number of items must be in `count`. Returns `None` after
-    /// reporting a violation, and `Some(None)` if the field is missing.
+    /// Takes an optional list of at most `max` items. Returns `None` after reporting a violation,
+    /// and an empty list if the field is missing.
     pub fn take_list<T>(
         &mut self,
         key: &'static str,
-        count: RangeInclusive<usize>,
+        max: usize,
         mut read: impl FnMut(&Field<'a>) -> Result<T, String>,
-    ) -> Option<Option<Vec<T>>> {
-        let Some(items) = self.take_optional(key, |field| field.to_items(count))? else { return Some(None) };
-        let items: Vec<Option<T>> = items.iter().map(|item| item.read(&mut read)).collect();
-        items.into_iter().collect::<Option<Vec<T>>>().map(Some)
+    ) -> Option<Vec<T>> {
+        let items = self.take_optional(key, |field| field.to_items(max))?.unwrap_or_default();
+        items.iter().map(|item| item.read(&mut read)).collect::<Vec<_>>().into_iter().collect()
     }
 
     /// Takes an optional table. Returns `None` if it is missing, or after reporting a violation.
@@ -260,7 +263,7 @@ impl<'a> Section<'a> {
 
     /// Takes an array of at most `max` tables `[[key]]`.
     pub fn take_sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
-        let items = self.take_optional(key, |field| field.to_items(0..=max)).flatten().unwrap_or_default();
+        let items = self.take_optional(key, |field| field.to_items(max)).flatten().unwrap_or_default();
         items.iter().filter_map(|item| item.read(Field::to_section)).collect()
     }
 
@@ -343,14 +346,10 @@ impl<'a> Field<'a> {
         if count <= max { Ok(section) } else { Err(format!("has {count} names: must have at most {max}")) }
     }
 
-    fn to_items(&self, count: RangeInclusive<usize>) -> Result<Vec<Field<'a>>, String> {
+    fn to_items(&self, max: usize) -> Result<Vec<Field<'a>>, String> {
         let items = self.value.get_ref().as_array().ok_or("must be a list")?;
-        match items.len() {
-            0 if !count.contains(&0) => return Err("must not be empty".to_owned()),
-            found if !count.contains(&found) => {
-                return Err(format!("has {found} items: must have at most {}", count.end()));
-            }
-            _ => {}
+        if items.len() > max {
+            return Err(format!("has {} items: must have at most {max}", items.len()));
         }
         let item = |(i, value)| Field { text: self.text, path: format!("{}[{i}]", self.path), value };
         Ok(items.iter().enumerate().map(item).collect())
@@ -430,6 +429,6 @@ pub fn to_absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
         path if path.contains('\0') => Err("must not contain a NUL character".to_owned()),
-        path => std::path::to_absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
+        path => std::path::absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
     }
 }

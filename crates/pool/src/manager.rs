@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 use units::limits::{
     AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH, BATCH_CHANGES_MAX, BATCH_LINGER,
-    LEDGER_CHUNK_SLICES_MAX, RESTORES_LOST_MAX, SLICES_LOST_MAX,
+    LEDGER_CHUNK_SLICES_MAX, SLICES_ADDED_SINCE_BACKUP_MAX, SUCCESSIVE_RESTORES_MAX,
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
@@ -424,7 +424,7 @@ impl Manager {
             self.change(when, change);
             self.open.urgent = true;
         }
-        let lost = RESTORES_LOST_MAX.saturating_mul(SLICES_LOST_MAX);
+        let lost = SUCCESSIVE_RESTORES_MAX.saturating_mul(SLICES_ADDED_SINCE_BACKUP_MAX);
         self.lost_slices_end = SliceId(self.head.meta().next_slice.0.saturating_add(lost));
         self.drop_removed();
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();

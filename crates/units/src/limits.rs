@@ -140,12 +140,12 @@ pub const LIST_PAGES_MAX: u32 = 4096;
 pub const RESERVATIONS_PAGE_MAX: usize = 256;
 
 /// Maximum number of hosts that a list request copies from the ledger before it releases the lock.
-pub const HOSTS_PIECE_MAX: usize = 64;
+pub const HOSTS_CHUNK_MAX: usize = 64;
 /// Maximum number of slices that a list request copies from the ledger before it releases the lock.
-pub const SLICES_PIECE_MAX: usize = 512;
+pub const SLICES_CHUNK_MAX: usize = 512;
 /// Maximum number of reservations plus their slices that a list request copies before it releases
 /// the ledger's lock.
-pub const RESERVATIONS_PIECE_MAX: usize = 4096;
+pub const RESERVATIONS_CHUNK_MAX: usize = 4096;
 /// Maximum number of active and ended reservations that a list request examines before it releases
 /// the ledger's lock.
 pub const RESERVATIONS_SCANNED_MAX: usize = 1024;
@@ -173,7 +173,7 @@ pub const CALLS_PER_CONNECTION_MAX: u32 = 1024;
 
 /// Maximum number of ledger requests that wait for the disk. More requests are rejected as
 /// UNAVAILABLE.
-pub const REQUESTS_QUEUED_MAX: usize = 4096;
+pub const LEDGER_REQUESTS_QUEUED_MAX: usize = 4096;
 /// Shortest interval between two checks of the free space on the store's disk.
 pub const STORE_SPACE_CHECK_INTERVAL: Ns = Ns::ms(100);
 /// Interval between two checks of a nearly full disk while the store writes nothing.
@@ -238,7 +238,7 @@ pub const OUTCOME_RETENTION_DEFAULT: Ns = Ns::secs(366 * 24 * 3600);
 /// Longest configurable time for which the manager stores outcomes.
 pub const OUTCOME_RETENTION_MAX: Ns = Ns::secs(3660 * 24 * 3600);
 /// Maximum length of a VM attribute (customer, type or location), in bytes.
-pub const PROFILE_BYTES_MAX: usize = 256;
+pub const VM_ATTRIBUTE_BYTES_MAX: usize = 256;
 /// Maximum number of outcomes in one AddOutcomes request.
 pub const OUTCOMES_PER_REQUEST_MAX: usize = 2048;
 /// Maximum number of labelled workloads in a training set.
@@ -287,7 +287,7 @@ pub const REPLAY_BACKOFF_MAX: Ns = Ns::secs(1);
 pub const REPLAY_CHECK_INTERVAL: Ns = Ns::ms(200);
 /// Number of consecutive comparisons with the ledger in which a reservation must be missing before
 /// a replay counts it as lost.
-pub const REPLAY_COMPARISONS: usize = 3;
+pub const REPLAY_LOST_AFTER_COMPARISONS: usize = 3;
 /// Maximum memory that a test VMM writes in each slice, in MiB: the whole slice.
 pub const TEST_VMM_TOUCH_MIB_MAX: u64 = 1024;
 
@@ -312,20 +312,20 @@ pub const REQUEST_ID_RETENTION: Ns = Ns::secs(24 * 3600);
 /// Interval at which the manager deletes expired records of ended reservations.
 pub const RESERVATION_PRUNE_INTERVAL: Ns = Ns::secs(1);
 /// Upper bound on the reservations made after the backup from which a store is restored.
-pub const RESERVATIONS_LOST_MAX: u64 = 1 << 32;
+pub const RESERVATIONS_SINCE_BACKUP_MAX: u64 = 1 << 32;
 /// Largest epoch of a slice that is accepted. It is not reachable in operation, so a higher epoch
 /// means a damaged record.
 pub const OWNER_EPOCH_MAX: u64 = 1 << 62;
 /// Upper bound on the epochs that a slice has advanced since the backup from which a store is
 /// restored.
-pub const EPOCHS_LOST_MAX: u64 = 1 << 32;
+pub const EPOCHS_SINCE_BACKUP_MAX: u64 = 1 << 32;
 /// Upper bound on the slices added after the backup from which a store is restored.
-pub const SLICES_LOST_MAX: u32 = SLICES_MAX;
+pub const SLICES_ADDED_SINCE_BACKUP_MAX: u32 = SLICES_MAX;
 /// Upper bound on the restores that may follow a backup, each of the backup made after the previous
-/// restore. Each restore moves the numbers of new slices by [`SLICES_LOST_MAX`].
-pub const RESTORES_LOST_MAX: u32 = 64;
+/// restore. Each restore moves the numbers of new slices by [`SLICES_ADDED_SINCE_BACKUP_MAX`].
+pub const SUCCESSIVE_RESTORES_MAX: u32 = 64;
 /// Upper bound on the hosts added after the backup from which a store is restored.
-pub const HOSTS_LOST_MAX: u32 = 1 << 16;
+pub const HOSTS_ADDED_SINCE_BACKUP_MAX: u32 = 1 << 16;
 /// Default time within which a reservation must be committed.
 pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
 /// Longest configurable time within which a reservation must be committed.
@@ -360,14 +360,14 @@ pub const RECONNECT_BACKOFF_MAX: Ns = Ns::secs(1);
 /// that probe.
 pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
 /// Delay between two attempts of a failed device call.
-pub const DEVICE_RETRY: Ns = Ns::secs(1);
+pub const DEVICE_RETRY_DELAY: Ns = Ns::secs(1);
 /// Interval at which the manager checks that an idle device is still present.
 pub const DEVICE_PROBE_INTERVAL: Ns = Ns::secs(2);
 /// First delay before a failed device call of a slice is repeated. The delay doubles with each
 /// failure.
-pub const SLICE_RETRY_MIN: Ns = Ns::ms(200);
+pub const SLICE_RETRY_DELAY_MIN: Ns = Ns::ms(200);
 /// Longest delay before a failed device call of a slice is repeated.
-pub const SLICE_RETRY_MAX: Ns = Ns::secs(2);
+pub const SLICE_RETRY_DELAY_MAX: Ns = Ns::secs(2);
 /// Maximum number of quarantined slices with separate alarms. All further slices share one alarm.
 pub const SLICE_ALARMS_MAX: usize = 256;
 /// Maximum number of failed reservations with separate alarms. All further reservations share one
@@ -382,7 +382,7 @@ pub const DEVICE_NOT_FOUND_ALARMS_MAX: usize = 256;
 /// Number of consecutive failed device calls after which a slice is quarantined.
 pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Delay between two attempts to fence a silent host with the fence command.
-pub const FENCE_RETRY: Ns = Ns::secs(60);
+pub const FENCE_RETRY_DELAY: Ns = Ns::secs(60);
 /// Default timeout of the operator's fence command.
 pub const FENCE_WITHIN_DEFAULT: Ns = Ns::secs(60);
 /// Shortest configurable timeout of the fence command.
@@ -395,19 +395,19 @@ pub const FENCE_ARGUMENTS_MAX: usize = 64;
 pub const FENCE_OUTPUT_BYTES_MAX: usize = 4 << 10;
 /// Number of pages of a VM per sampled page when the NUMA node of its memory is determined: 4,096
 /// samples per slice.
-pub const PAGES_PER_SAMPLE: usize = 64;
+pub const SAMPLING_INTERVAL_PAGES: usize = 64;
 /// Maximum number of sampled pages of one VM. For larger VMs, fewer than one page in
-/// [`PAGES_PER_SAMPLE`] is sampled.
-pub const PLACEMENT_PAGES_MAX: usize = 1 << 20;
+/// [`SAMPLING_INTERVAL_PAGES`] is sampled.
+pub const SAMPLED_PAGES_PER_VM_MAX: usize = 1 << 20;
 /// Maximum number of mappings of one VM whose pages are sampled. A mapping usually has 1 GiB.
-pub const PLACEMENT_MAPPINGS_MAX: usize = 16_384;
+pub const SAMPLED_MAPPINGS_PER_VM_MAX: usize = 16_384;
 /// Time after which the agent abandons a kernel operation on the device of a slice.
 pub const SLICE_STEP_TIMEOUT: Ns = Ns::secs(20);
 /// Maximum number of slices of a region whose operations hang in the kernel, each with a blocked
 /// thread. At the limit, no other slice of the region is changed.
-pub const SLICES_STUCK_MAX: usize = 64;
+pub const HUNG_SLICES_PER_REGION_MAX: usize = 64;
 /// Delay between two attempts of a failed host call.
-pub const HOST_RETRY: Ns = Ns::ms(500);
+pub const HOST_CALL_RETRY_DELAY: Ns = Ns::ms(500);
 /// Number of failed attempts of a host call after which the agent notifies the manager. The agent
 /// continues to retry.
 pub const HOST_FAILURES_REPORTED_AFTER: u32 = 3;
@@ -436,7 +436,7 @@ pub const LEASE_TTL_MAX: Ns = Ns::secs(3600);
 /// Longest configurable silence before a host is fenced, except for the setting `never`.
 pub const FENCE_AFTER_MAX: Ns = Ns::secs(30 * 24 * 3600);
 /// Delay between two attempts to open a store.
-pub const STORE_RETRY: Ns = Ns::secs(1);
+pub const STORE_OPEN_RETRY_DELAY: Ns = Ns::secs(1);
 /// Interval at which the manager saves rack time while it writes nothing else.
 pub const RACK_TIME_SAVE_INTERVAL: Ns = Ns::secs(60);
 
@@ -446,7 +446,7 @@ pub const STORE_FREE_BYTES_MIN: u64 = 64 << 20;
 pub const STORE_CACHE_BYTES: usize = 256 << 20;
 /// Maximum number of corrupt store entries that a check describes. Further corrupt entries are only
 /// counted.
-pub const CHECK_FAULTS_MAX: usize = 20;
+pub const CORRUPT_ENTRIES_DESCRIBED_MAX: usize = 20;
 /// Free space, in bytes, on the file system of an emulated device below which no slice is granted.
 /// Slices are sparse files and may overcommit the file system.
 pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
@@ -516,11 +516,11 @@ const _: () = assert!(
     "a report on shares must fit into a message"
 );
 /// Shortest configurable time between two decisions on shares.
-pub const EPOCH_MIN: Ns = Ns::secs(1);
+pub const SHARES_EPOCH_MIN: Ns = Ns::secs(1);
 /// Longest configurable time between two decisions on shares.
-pub const EPOCH_MAX: Ns = Ns::secs(3600);
+pub const SHARES_EPOCH_MAX: Ns = Ns::secs(3600);
 /// Default time between two decisions on shares (Spirit, section 5).
-pub const EPOCH_DEFAULT: Ns = Ns::secs(30);
+pub const SHARES_EPOCH_DEFAULT: Ns = Ns::secs(30);
 /// Maximum number of memory sizes for which the stall ratio of a tenant is recorded.
 pub const STALL_POINTS_MAX: usize = 16;
 /// Number of epochs after which a recorded stall ratio expires.
@@ -536,7 +536,7 @@ const _: () = assert!(
     "a client must be able to become established before its request IDs expire"
 );
 const _: () = assert!(
-    OUTCOMES_PER_REQUEST_MAX * (4 * PROFILE_BYTES_MAX + 1000) <= MESSAGE_BYTES_MAX,
+    OUTCOMES_PER_REQUEST_MAX * (4 * VM_ATTRIBUTE_BYTES_MAX + 1000) <= MESSAGE_BYTES_MAX,
     "outcomes with all attributes must fit into a message"
 );
 const _: () = assert!(MODEL_BYTES_MAX < MESSAGE_BYTES_MAX, "a model must fit into a message");

@@ -10,7 +10,7 @@ use fairness::market::Supply;
 use units::{
     Name, Ns,
     limits::{
-        EPOCH_DEFAULT, EPOCH_MAX, EPOCH_MIN, LINK_MB_S_MAX, LOCAL_MIB_PER_HOST_MAX, TENANTS_PER_HOST_MAX,
+        SHARES_EPOCH_DEFAULT, SHARES_EPOCH_MAX, SHARES_EPOCH_MIN, LINK_MB_S_MAX, LOCAL_MIB_PER_HOST_MAX, TENANTS_PER_HOST_MAX,
         WEIGHT_MAX, WEIGHT_MIN, is_weight,
     },
 };
@@ -85,7 +85,7 @@ pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<Symbiosis> 
     let cgroups = section.required("cgroups", |field| field.path(base));
     let memory_mib = section.required("memory_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
     let bandwidth_mb_s = section.required("bandwidth_mb_s", |field| field.integer(1..=LINK_MB_S_MAX));
-    let (min, max) = (EPOCH_MIN.as_ms() / 1000, EPOCH_MAX.as_ms() / 1000);
+    let (min, max) = (SHARES_EPOCH_MIN.as_ms() / 1000, SHARES_EPOCH_MAX.as_ms() / 1000);
     let epoch = section.optional("epoch_s", |field| field.integer(min..=max).map(Ns::secs));
     let enforce = section.required("enforce", parse_enforce);
     let remote = section.required("remote", |field| field.path(base));
@@ -97,7 +97,7 @@ pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<Symbiosis> 
     Some(Symbiosis {
         cgroups: cgroups?,
         supply: Supply { memory_mib: memory_mib?, bandwidth_mb_s: bandwidth_mb_s? },
-        epoch: epoch?.unwrap_or(EPOCH_DEFAULT),
+        epoch: epoch?.unwrap_or(SHARES_EPOCH_DEFAULT),
         enforce: enforce?,
         remote: remote?,
         tenants: tenants?,

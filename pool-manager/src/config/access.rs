@@ -5,17 +5,17 @@ use std::collections::BTreeSet;
 use nix::unistd::{Group, User};
 use units::limits::ROLE_NAMES_MAX;
 
-use super::reader::{Field, Section};
 use crate::role::Role;
+use config_file::{Field, Section};
 
 /// Local users of the unix socket. Root and the manager's user have every role.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Id of the group whose members may connect. `None` admits only root and the socket's owner.
+    /// ID of the group whose members may connect. `None` admits only root and the socket's owner.
     pub group: Option<u32>,
-    /// User ids with the role scheduler.
+    /// IDs of users with the role scheduler.
     pub schedulers: BTreeSet<u32>,
-    /// User ids with the role admin.
+    /// IDs of users with the role admin.
     pub admins: BTreeSet<u32>,
 }
 
@@ -26,10 +26,10 @@ impl Access {
     }
 }
 
-pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> {
-    let group = section.optional("group", parse_group);
-    let schedulers = section.list("schedulers", ROLE_NAMES_MAX, parse_user);
-    let admins = section.list("admins", ROLE_NAMES_MAX, parse_user);
+pub(super) fn parse_access(mut section: Section<'_>, is_unix: bool) -> Option<Access> {
+    let group = section.take_optional("group", parse_group);
+    let schedulers = section.take_list("schedulers", ROLE_NAMES_MAX, parse_user);
+    let admins = section.take_list("admins", ROLE_NAMES_MAX, parse_user);
     let rule =
         "requires manager.listen = \"unix:/path\"; clients of an IP address use tokens or certificates";
     let allowed = ["group", "schedulers", "admins"]
@@ -49,7 +49,7 @@ pub(super) fn access(mut section: Section<'_>, is_unix: bool) -> Option<Access> 
 }
 
 fn parse_user(field: &Field<'_>) -> Result<u32, String> {
-    let name = field.str()?;
+    let name = field.as_str()?;
     let rule = || "no such user on this machine; must be a user's name or number in quotes".to_owned();
     if let Ok(uid) = name.parse() {
         return Ok(uid);
@@ -59,7 +59,7 @@ fn parse_user(field: &Field<'_>) -> Result<u32, String> {
 }
 
 fn parse_group(field: &Field<'_>) -> Result<u32, String> {
-    let name = field.str()?;
+    let name = field.as_str()?;
     let rule = || "no such group on this machine; must be a group's name or number in quotes".to_owned();
     if let Ok(gid) = name.parse() {
         return Ok(gid);

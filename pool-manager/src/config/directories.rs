@@ -1,9 +1,9 @@
-//! Directories that the manager owns: the store and the paths of EMCs. No such directory may be
-//! inside another one, because the removal of an abandoned one would remove the other.
+//! Checks the directories that the manager owns: the store and the paths of EMCs. They must not be
+//! nested, because deleting an unused directory would also delete the nested one.
 
 use std::path::{Component, Path, PathBuf};
 
-/// Directories read so far.
+/// Directories named by the fields parsed so far.
 #[derive(Debug, Default)]
 pub(super) struct Directories(Vec<Directory>);
 
@@ -16,10 +16,11 @@ struct Directory {
 }
 
 impl Directories {
-    /// Adds the directory that `field` names by an absolute path.
+    /// Adds the directory at the absolute `path`, which is the value of `field`.
     ///
     /// # Errors
-    /// Returns the violated rule if the directory is, contains or is inside an earlier one.
+    /// Returns the violated rule if the directory equals, contains or is inside a directory added
+    /// earlier.
     pub(super) fn add(&mut self, field: &str, path: &Path) -> Result<(), String> {
         let path = normalize(path);
         let violation = self.0.iter().find_map(|other| other.find_violation(&path));
@@ -29,7 +30,7 @@ impl Directories {
 }
 
 impl Directory {
-    /// Returns the rule that the directory `path` violates because of this directory.
+    /// Returns the violated rule if `path` equals, contains or is inside this directory.
     fn find_violation(&self, path: &Path) -> Option<String> {
         let Self { field, path: other } = self;
         let relation = if path == other {
@@ -45,8 +46,8 @@ impl Directory {
     }
 }
 
-/// Removes `.` and `..` from an absolute path. Does not resolve symbolic links, so that the check of
-/// a file does not depend on existing directories.
+/// Removes `.` and `..` from an absolute path. Does not resolve symbolic links, so that the result
+/// does not depend on existing directories.
 fn normalize(path: &Path) -> PathBuf {
     let mut normalized = PathBuf::new();
     for component in path.components() {

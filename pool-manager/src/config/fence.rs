@@ -3,20 +3,22 @@
 
 use units::limits::{FENCE_ARGUMENTS_MAX, FENCE_WITHIN_DEFAULT, FENCE_WITHIN_MAX, FENCE_WITHIN_MIN};
 
-use super::reader::{Field, Section};
 use crate::{
     device::Driver,
     fence_command::{FenceCommand, HOST_PLACEHOLDER},
 };
+use config_file::{Field, Section};
 
 /// Maximum number of hexadecimal digits of a serial number, which has 64 bits.
 const SERIAL_DIGITS_MAX: usize = 16;
 
 /// Reads section `[fence]`.
-pub(super) fn command(mut section: Section<'_>) -> Option<FenceCommand> {
+pub(super) fn parse_fence_command(mut section: Section<'_>) -> Option<FenceCommand> {
     let is_present = section.has("command");
-    let command = section.list("command", FENCE_ARGUMENTS_MAX, |field| field.str().map(str::to_owned));
-    let within = section.optional("within_s", |field| field.seconds(FENCE_WITHIN_MIN..=FENCE_WITHIN_MAX));
+    let command =
+        section.take_list("command", FENCE_ARGUMENTS_MAX, |field| field.as_str().map(str::to_owned));
+    let within =
+        section.take_optional("within_s", |field| field.to_duration(FENCE_WITHIN_MIN..=FENCE_WITHIN_MAX));
     let present = section.check(is_present, "command", "is missing");
     let command = command.and_then(|command| {
         let has_program = !is_present || command.first().is_some_and(|program| !program.is_empty());
@@ -37,8 +39,8 @@ pub(super) fn command(mut section: Section<'_>) -> Option<FenceCommand> {
 
 /// Parses a serial number in the format of `/sys/bus/cxl/devices/memN/serial`, because hosts report
 /// serial numbers in this format.
-pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
-    let text = field.str()?;
+pub(super) fn parse_serial_number(field: &Field<'_>) -> Result<String, String> {
+    let text = field.as_str()?;
     let digits = text.strip_prefix("0x").unwrap_or_default();
     let is_canonical = digits == "0" || !digits.starts_with('0');
     let is_hex = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
@@ -51,7 +53,7 @@ pub(super) fn serial(field: &Field<'_>) -> Result<String, String> {
 }
 
 /// Returns the error for an EMC that has a serial number although its driver can revoke access.
-pub(super) fn serial_not_allowed(driver: Driver) -> String {
+pub(super) fn describe_disallowed_serial(driver: Driver) -> String {
     let allowed: Vec<_> =
         Driver::ALL.into_iter().filter(|driver| !driver.can_revoke()).map(Driver::name).collect();
     format!("not allowed with driver {}, only with {}", driver.name(), allowed.join(", "))

@@ -9,7 +9,7 @@ use super::{Config, Emc, Host};
 /// Changed setting that a reload cannot apply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} = {after}: was {before}: {rule}")]
-pub struct ImmutableSetting {
+pub struct ImmutableSettingChange {
     /// Path of the setting, such as `manager.store` or `host h0: emcs`.
     pub field: String,
     /// Value in use.
@@ -27,47 +27,53 @@ const EMC_REMOVED_FROM_HOST: &str =
 
 /// Returns the changed settings in `new` that a reload cannot apply. If there are any, the caller
 /// must reject the whole reload.
-pub fn immutable_changes(old: &Config, new: &Config) -> Vec<ImmutableSetting> {
+pub fn changed_immutable_settings(old: &Config, new: &Config) -> Vec<ImmutableSettingChange> {
     let emc = |name: &Name| old.emcs.iter().find(|emc| emc.name == *name);
     let host = |name: &Name| old.hosts.iter().find(|host| host.name == *name);
-    let emcs = new.emcs.iter().filter_map(|after| Some(immutable_changes_of_emc(emc(&after.name)?, after)));
-    let hosts = new.hosts.iter().filter_map(|after| immutable_change_of_host(host(&after.name)?, after));
-    immutable_changes_of_manager(old, new).into_iter().chain(emcs.flatten()).chain(hosts).collect()
+    let emcs =
+        new.emcs.iter().filter_map(|after| Some(changed_immutable_emc_settings(emc(&after.name)?, after)));
+    let hosts =
+        new.hosts.iter().filter_map(|after| changed_immutable_host_setting(host(&after.name)?, after));
+    changed_immutable_manager_settings(old, new).into_iter().chain(emcs.flatten()).chain(hosts).collect()
 }
 
-fn immutable_changes_of_manager(old: &Config, new: &Config) -> Vec<ImmutableSetting> {
+fn changed_immutable_manager_settings(old: &Config, new: &Config) -> Vec<ImmutableSettingChange> {
     let (before, after) = (&old.manager, &new.manager);
     let presence = |config: &Config| if config.tls.is_some() { "set" } else { "unset" };
     let settings = [
         ("manager.listen", before.listen.to_string(), after.listen.to_string()),
         ("manager.store", before.store.display().to_string(), after.store.display().to_string()),
-        ("manager.metrics_listen", optional(before.metrics_listen), optional(after.metrics_listen)),
-        ("access.group", optional(old.access.group), optional(new.access.group)),
+        (
+            "manager.metrics_listen",
+            display_or_unset(before.metrics_listen),
+            display_or_unset(after.metrics_listen),
+        ),
+        ("access.group", display_or_unset(old.access.group), display_or_unset(new.access.group)),
         ("tls", presence(old).to_owned(), presence(new).to_owned()),
     ];
-    changed(settings, "", RESTART_REQUIRED)
+    collect_changed_settings(settings, "", RESTART_REQUIRED)
 }
 
-fn immutable_changes_of_emc(before: &Emc, after: &Emc) -> Vec<ImmutableSetting> {
+fn changed_immutable_emc_settings(before: &Emc, after: &Emc) -> Vec<ImmutableSettingChange> {
     let settings = [
         ("slices", before.slices.to_string(), after.slices.to_string()),
         ("driver", before.driver.name().to_owned(), after.driver.name().to_owned()),
         ("path", before.path.display().to_string(), after.path.display().to_string()),
-        ("serial", optional(before.serial.as_ref()), optional(after.serial.as_ref())),
+        ("serial", display_or_unset(before.serial.as_ref()), display_or_unset(after.serial.as_ref())),
     ];
-    changed(settings, &format!("emc {}: ", after.name), EMC_SETTING_FIXED)
+    collect_changed_settings(settings, &format!("emc {}: ", after.name), EMC_SETTING_FIXED)
 }
 
-/// Returns the settings whose values differ. Each setting has a name, its value in use and its new
-/// value.
-fn changed<const N: usize>(
+/// Returns the settings whose values differ. Each tuple in `settings` contains a name, the value in
+/// use and the new value.
+fn collect_changed_settings<const N: usize>(
     settings: [(&str, String, String); N],
     prefix: &str,
     rule: &'static str,
-) -> Vec<ImmutableSetting> {
+) -> Vec<ImmutableSettingChange> {
     let changed = settings.into_iter().filter(|(_, before, after)| before != after);
     changed
-        .map(|(name, before, after)| ImmutableSetting {
+        .map(|(name, before, after)| ImmutableSettingChange {
             field: format!("{prefix}{name}"),
             before,
             after,
@@ -76,15 +82,15 @@ fn changed<const N: usize>(
         .collect()
 }
 
-fn optional(value: Option<impl Display>) -> String {
+fn display_or_unset(value: Option<impl Display>) -> String {
     value.map_or_else(|| "unset".to_owned(), |value| value.to_string())
 }
 
-fn immutable_change_of_host(before: &Host, after: &Host) -> Option<ImmutableSetting> {
+fn changed_immutable_host_setting(before: &Host, after: &Host) -> Option<ImmutableSettingChange> {
     let lost = before.emcs.iter().any(|emc| !after.emcs.contains(emc));
     let list =
         |host: &Host| format!("[{}]", host.emcs.iter().map(Name::as_str).collect::<Vec<_>>().join(", "));
-    lost.then(|| ImmutableSetting {
+    lost.then(|| ImmutableSettingChange {
         field: format!("host {}: emcs", after.name),
         before: list(before),
         after: list(after),

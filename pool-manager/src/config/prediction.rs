@@ -5,11 +5,11 @@ use units::{
     limits::{OUTCOME_RETENTION_DEFAULT, OUTCOME_RETENTION_MAX},
 };
 
-use super::reader::{Field, Section};
 use crate::{forecasts::Settings, operating_point::OperatorLimits};
+use config_file::{Field, Section};
 
 /// Minimum retention of outcomes: one day, because a model needs a day of data.
-const RETENTION_MIN: Ns = Ns::secs(24 * 3600);
+const OUTCOME_RETENTION_MIN: Ns = Ns::secs(24 * 3600);
 
 impl Default for Settings {
     fn default() -> Self {
@@ -17,11 +17,12 @@ impl Default for Settings {
     }
 }
 
-pub(super) fn settings(mut section: Section<'_>) -> Option<Settings> {
+pub(super) fn parse_settings(mut section: Section<'_>) -> Option<Settings> {
     let default = Settings::default();
-    let exceed_max = section.optional("exceed_max", fraction);
-    let exceeds = section.optional("overpredicted_exceeds", fraction);
-    let retention = section.optional("keep_s", |field| field.seconds(RETENTION_MIN..=OUTCOME_RETENTION_MAX));
+    let exceed_max = section.take_optional("exceed_max", parse_fraction);
+    let exceeds = section.take_optional("overpredicted_exceeds", parse_fraction);
+    let retention = section
+        .take_optional("keep_s", |field| field.to_duration(OUTCOME_RETENTION_MIN..=OUTCOME_RETENTION_MAX));
     section.reject_unknown_keys();
     Some(Settings {
         limits: OperatorLimits {
@@ -32,7 +33,7 @@ pub(super) fn settings(mut section: Section<'_>) -> Option<Settings> {
     })
 }
 
-pub(super) fn fraction(field: &Field<'_>) -> Result<Fraction, String> {
-    let fraction = field.number().ok().and_then(|number| Fraction::new(number).ok());
+pub(super) fn parse_fraction(field: &Field<'_>) -> Result<Fraction, String> {
+    let fraction = field.to_number().ok().and_then(|number| Fraction::new(number).ok());
     fraction.ok_or_else(|| "must be a fraction from 0 to 1".to_owned())
 }

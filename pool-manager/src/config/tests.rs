@@ -35,16 +35,16 @@ fn rack() -> Config {
     parse(RACK).unwrap()
 }
 
-/// Returns the validation errors of [`RACK`] after `piece` is replaced once by `replaced`.
-fn error_of(piece: &str, replaced: &str) -> String {
-    assert!(RACK.contains(piece), "{piece:?} is not in the rack");
-    let error = parse(&RACK.replacen(piece, replaced, 1)).expect_err(replaced).to_string();
+/// Returns the validation errors of [`RACK`] after `part` is replaced once by `replacement`.
+fn error_of(part: &str, replacement: &str) -> String {
+    assert!(RACK.contains(part), "{part:?} is not in the rack");
+    let error = parse(&RACK.replacen(part, replacement, 1)).expect_err(replacement).to_string();
     error.replace("/etc/tarn/rack.toml: ", "")
 }
 
 #[track_caller]
-fn check(piece: &str, replaced: &str, expected: &str) {
-    assert_eq!(error_of(piece, replaced), expected);
+fn check(part: &str, replacement: &str, expected: &str) {
+    assert_eq!(error_of(part, replacement), expected);
 }
 
 /// Returns `text` with one block uncommented: the block whose first line is `# {first}`.
@@ -61,7 +61,7 @@ fn example_rack_is_valid() {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/rack.example.toml"));
     let config = Config::load(path).unwrap();
     assert_eq!((config.emcs.len(), config.hosts.len()), (2, 4));
-    assert_eq!(config.manager.listen, Listen::Unix(LISTEN_DEFAULT.into()));
+    assert_eq!(config.manager.listen, Listen::Unix(DEFAULT_SOCKET_PATH.into()));
     let text = fs::read_to_string(path).unwrap();
     let fence = uncomment(&text, "[fence]");
     assert!(Config::parse(&fence, path).unwrap().fence.is_some());
@@ -348,9 +348,9 @@ fn reload_may_add_change_and_remove_emcs_and_hosts() {
     new.hosts.push(Host { name: Name::new("h1").unwrap(), ..old.hosts[0].clone() });
     new.lease.ttl = Ns::secs(1);
     new.fence = Some(FenceCommand { command: vec!["off-{host}".into()], within: Ns::secs(1) });
-    assert_eq!(immutable_changes(&old, &new), []);
+    assert_eq!(changed_immutable_settings(&old, &new), []);
     new.hosts[0].emcs.pop();
-    assert_eq!(immutable_changes(&new, &old), [], "the ledger decides on removals");
+    assert_eq!(changed_immutable_settings(&new, &old), [], "the ledger decides on removals");
 }
 
 #[test]
@@ -362,7 +362,8 @@ fn reload_reports_immutable_changes() {
     new.emcs[0].serial = Some("0x1".into());
     new.hosts[0].emcs.pop();
     new.manager.metrics_listen = Some("127.0.0.1:9751".parse().unwrap());
-    let changes: Vec<String> = immutable_changes(&old, &new).iter().map(ToString::to_string).collect();
+    let changes: Vec<String> =
+        changed_immutable_settings(&old, &new).iter().map(ToString::to_string).collect();
     assert_eq!(
         changes,
         [
@@ -378,7 +379,7 @@ fn reload_reports_immutable_changes() {
 #[test]
 fn listen_defaults_to_the_unix_socket() {
     let config = parse(&RACK.replace("listen = \"127.0.0.1:9750\"\n", "")).unwrap();
-    assert_eq!(config.manager.listen, Listen::Unix(LISTEN_DEFAULT.into()));
+    assert_eq!(config.manager.listen, Listen::Unix(DEFAULT_SOCKET_PATH.into()));
     assert_eq!(config.access, Access::default());
 }
 

@@ -10,64 +10,64 @@ use proto::v1 as wire;
 use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, RESERVATIONS_PER_HOST_MAX};
 use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Revision, SliceId, UnixMs};
 
-use super::requests::{Invalid, local, named, user};
+use super::requests::{InvalidField, parse_local_memory, parse_name, parse_user_id};
 
 /// Validates the first message of an agent, and returns the host's name and the agent's identity.
 ///
 /// # Errors
-/// [`Invalid`] if the protocol version differs or a field is malformed.
-pub fn hello(h: wire::Hello) -> Result<(Name, Hello), Invalid> {
+/// [`InvalidField`] if the protocol version differs or a field is malformed.
+pub fn parse_hello(h: wire::Hello) -> Result<(Name, Hello), InvalidField> {
     if h.protocol_version != proto::PROTOCOL_VERSION {
         let rule = format!("must be {}: update the older of manager and agent", proto::PROTOCOL_VERSION);
-        return Err(Invalid::new("protocol_version", h.protocol_version, rule));
+        return Err(InvalidField::new("protocol_version", h.protocol_version, rule));
     }
     if h.boot_id.is_empty() || h.boot_id.len() > 64 {
-        return Err(Invalid::new("boot_id", format!("{:?}", h.boot_id), "must have 1 to 64 bytes"));
+        return Err(InvalidField::new("boot_id", format!("{:?}", h.boot_id), "must have 1 to 64 bytes"));
     }
     if h.host_memory_socket.len() > 256 {
-        return Err(Invalid::new(
+        return Err(InvalidField::new(
             "host_memory_socket",
             h.host_memory_socket.len(),
             "bytes: must be at most 256",
         ));
     }
-    let name = named("host", &h.host)?;
-    let devices = h.devices.into_iter().map(seen_device).collect::<Result<Vec<_>, _>>()?;
+    let name = parse_name("host", &h.host)?;
+    let devices = h.devices.into_iter().map(parse_seen_device).collect::<Result<Vec<_>, _>>()?;
     if devices.len() > EMCS_PER_HOST_MAX {
         let rule = format!("must be at most {EMCS_PER_HOST_MAX}");
-        return Err(Invalid::new("devices", devices.len(), rule));
+        return Err(InvalidField::new("devices", devices.len(), rule));
     }
     let (instance, boot_id, host_memory_socket) = (InstanceId(h.instance), h.boot_id, h.host_memory_socket);
     Ok((name, Hello { instance, boot_id, host_memory_socket, devices }))
 }
 
-fn seen_device(d: wire::SeenDevice) -> Result<SeenDevice, Invalid> {
+fn parse_seen_device(d: wire::SeenDevice) -> Result<SeenDevice, InvalidField> {
     if d.serial.is_empty() || d.serial.len() > NAME_BYTES_MAX {
         let rule = format!("must have 1 to {NAME_BYTES_MAX} bytes");
-        return Err(Invalid::new("devices.serial", format!("{:?}", d.serial), rule));
+        return Err(InvalidField::new("devices.serial", format!("{:?}", d.serial), rule));
     }
     let shown = |text: String| text.chars().take(REASON_BYTES_MAX / 4).collect();
     let problem = d.problem.map(shown); // divided by 4: a UTF-8 character has at most 4 bytes
     Ok(SeenDevice { serial: d.serial, slices: d.slices, problem })
 }
 
-fn holding(h: wire::SliceEpoch) -> Holding {
+fn to_holding(h: wire::SliceEpoch) -> Holding {
     Holding { slice: SliceId(h.slice), epoch: Epoch(h.epoch) }
 }
 
-fn reservation(text: &str) -> Result<ReservationId, Invalid> {
-    text.parse().map_err(|problem| Invalid { field: "reservation", problem })
+fn parse_reservation_id(text: &str) -> Result<ReservationId, InvalidField> {
+    text.parse().map_err(|problem| InvalidField { field: "reservation", problem })
 }
 
 /// Validates the observed state that an agent reports.
 ///
 /// # Errors
-/// [`Invalid`] if a field is malformed, or if there are more than [`RESERVATIONS_PER_HOST_MAX`]
-/// VMs.
-pub fn report(h: wire::ObservedState) -> Result<ObservedState, Invalid> {
+/// [`InvalidField`] if a field is malformed, or if there are more than
+/// [`RESERVATIONS_PER_HOST_MAX`] VMs.
+pub fn parse_report(h: wire::ObservedState) -> Result<ObservedState, InvalidField> {
     if h.vms.len() > RESERVATIONS_PER_HOST_MAX {
         let rule = format!("must be at most {RESERVATIONS_PER_HOST_MAX} VMs");
-        return Err(Invalid::new("vms", h.vms.len(), &rule));
+        return Err(InvalidField::new("vms", h.vms.len(), &rule));
     }
     Ok(ObservedState {
         sequence: h.sequence,
@@ -76,29 +76,31 @@ pub fn report(h: wire::ObservedState) -> Result<ObservedState, Invalid> {
         is_continued: false,
         number: DesiredVersion { generation: h.generation, revision: Revision(h.revision) },
         whole: h.complete,
-        online: h.online.into_iter().map(holding).collect(),
-        released: h.released.into_iter().map(holding).collect(),
-        scrubbed: h.scrubbed.into_iter().map(scrub_report).collect(),
-        failed: h.failed.into_iter().map(slice_failure).collect::<Result<_, _>>()?,
-        vms: h.vms.into_iter().map(observed_vm).collect::<Result<BTreeMap<_, _>, _>>()?,
-        ended: h.ended.iter().map(|id| reservation(id)).collect::<Result<_, _>>()?,
+        online: h.online.into_iter().map(to_holding).collect(),
+        released: h.released.into_iter().map(to_holding).collect(),
+        scrubbed: h.scrubbed.into_iter().map(to_scrub_report).collect(),
+        failed: h.failed.into_iter().map(parse_slice_failure).collect::<Result<_, _>>()?,
+        vms: h.vms.into_iter().map(parse_observed_vm).collect::<Result<BTreeMap<_, _>, _>>()?,
+        ended: h.ended.iter().map(|id| parse_reservation_id(id)).collect::<Result<_, _>>()?,
         clean: h.clean,
     })
 }
 
-/// Returns the memory touched by each VM: the sum of its local and pool memory.
+/// Returns the touched memory of each VM: the sum of touched local and pool memory.
 ///
 /// # Errors
-/// [`Invalid`] if the id of a reservation is malformed.
-pub fn touched(reports: Vec<wire::VmTouched>) -> Result<Vec<(ReservationId, Bytes)>, Invalid> {
+/// [`InvalidField`] if the ID of a reservation is malformed.
+pub fn parse_touched_memory(
+    reports: Vec<wire::VmTouched>,
+) -> Result<Vec<(ReservationId, Bytes)>, InvalidField> {
     let touched = |vm: wire::VmTouched| {
         let bytes = Bytes::new(vm.local_bytes.saturating_add(vm.pool_bytes));
-        Ok((reservation(&vm.reservation)?, bytes))
+        Ok((parse_reservation_id(&vm.reservation)?, bytes))
     };
     reports.into_iter().map(touched).collect()
 }
 
-fn scrub_report(s: wire::ScrubResult) -> ScrubReport {
+fn to_scrub_report(s: wire::ScrubResult) -> ScrubReport {
     ScrubReport {
         holding: Holding { slice: SliceId(s.slice), epoch: Epoch(s.epoch) },
         started: UnixMs(s.started_unix_ms),
@@ -107,12 +109,12 @@ fn scrub_report(s: wire::ScrubResult) -> ScrubReport {
     }
 }
 
-fn slice_failure(f: wire::SliceFailure) -> Result<SliceFailure, Invalid> {
+fn parse_slice_failure(f: wire::SliceFailure) -> Result<SliceFailure, InvalidField> {
     let reason = match f.reason() {
         wire::SliceFailureReason::NotZero => FailureReason::NotZero,
         wire::SliceFailureReason::Host => FailureReason::Host,
         wire::SliceFailureReason::Unspecified => {
-            return Err(Invalid::new("failed.reason", f.reason, "must be NOT_ZERO or HOST"));
+            return Err(InvalidField::new("failed.reason", f.reason, "must be NOT_ZERO or HOST"));
         }
     };
     let holding = Holding { slice: SliceId(f.slice), epoch: Epoch(f.epoch) };
@@ -123,15 +125,18 @@ fn slice_failure(f: wire::SliceFailure) -> Result<SliceFailure, Invalid> {
     })
 }
 
-fn observed_vm(vm: wire::ObservedVm) -> Result<(ReservationId, ObservedVm), Invalid> {
-    let slices = vm.slices.into_iter().map(holding).collect();
-    let (name, local) = (named("vm", &vm.vm)?, local(vm.local_bytes)?);
-    let (pinned, uid) = (vm.pinned, vm.uid.map(user).transpose()?);
-    Ok((reservation(&vm.reservation)?, ObservedVm { vm: name, pid: vm.pid, slices, local, pinned, uid }))
+fn parse_observed_vm(vm: wire::ObservedVm) -> Result<(ReservationId, ObservedVm), InvalidField> {
+    let slices = vm.slices.into_iter().map(to_holding).collect();
+    let (name, local) = (parse_name("vm", &vm.vm)?, parse_local_memory(vm.local_bytes)?);
+    let (pinned, uid) = (vm.pinned, vm.uid.map(parse_user_id).transpose()?);
+    Ok((
+        parse_reservation_id(&vm.reservation)?,
+        ObservedVm { vm: name, pid: vm.pid, slices, local, pinned, uid },
+    ))
 }
 
 /// Converts the desired state of a host for its agent.
-pub fn desired_state(rack_uuid: String, w: DesiredState) -> wire::DesiredState {
+pub fn desired_state_message(rack_uuid: String, w: DesiredState) -> wire::DesiredState {
     let slices = |slices: BTreeMap<Holding, _>| {
         let slice = |(h, handle): (Holding, pool::protocol::Handle)| wire::DesiredSlice {
             slice: h.slice.0,
@@ -189,10 +194,11 @@ mod tests {
             vms: vec![wire::ObservedVm::default(); count],
             ..Default::default()
         };
-        let Invalid { field, problem } = report(message(4097)).expect_err("an invalid message was accepted");
+        let InvalidField { field, problem } =
+            parse_report(message(4097)).expect_err("an invalid message was accepted");
         assert_eq!(field, "vms");
         assert!(problem.contains("4097") && problem.contains("at most 4096"), "{problem}");
-        assert_ne!(report(message(4096)).expect_err("VMs without names were accepted").field, "vms");
+        assert_ne!(parse_report(message(4096)).expect_err("VMs without names were accepted").field, "vms");
     }
 
     #[test]
@@ -206,11 +212,11 @@ mod tests {
             pinned: true,
             uid: None,
         };
-        let (_, observed) = observed_vm(vm(3 << 20)).expect("a valid VM was rejected");
+        let (_, observed) = parse_observed_vm(vm(3 << 20)).expect("a valid VM was rejected");
         assert_eq!((observed.local, observed.pinned), (Bytes::mib(3), true));
         for bytes in [(3 << 20) + 1, u64::MAX] {
-            let Invalid { field, problem } =
-                observed_vm(vm(bytes)).expect_err("an invalid message was accepted");
+            let InvalidField { field, problem } =
+                parse_observed_vm(vm(bytes)).expect_err("an invalid message was accepted");
             assert_eq!(field, "local_bytes");
             assert!(problem.contains(&bytes.to_string()), "{problem}");
         }
@@ -220,14 +226,14 @@ mod tests {
     fn user_of_a_vm_is_converted_in_both_directions() {
         let vm =
             |uid| wire::ObservedVm { vm: "web".into(), reservation: "r-1".into(), uid, ..Default::default() };
-        let (id, observed) = observed_vm(vm(Some(2001))).expect("a valid VM was rejected");
+        let (id, observed) = parse_observed_vm(vm(Some(2001))).expect("a valid VM was rejected");
         let uid = UserId::new(2001).ok();
         assert_eq!(
-            (observed.uid, observed_vm(vm(None)).expect("a valid VM was rejected").1.uid),
+            (observed.uid, parse_observed_vm(vm(None)).expect("a valid VM was rejected").1.uid),
             (uid, None)
         );
-        let Invalid { field, problem } =
-            observed_vm(vm(Some(u32::MAX))).expect_err("an invalid message was accepted");
+        let InvalidField { field, problem } =
+            parse_observed_vm(vm(Some(u32::MAX))).expect_err("an invalid message was accepted");
         assert_eq!(field, "uid");
         assert!(problem.contains("4294967295"), "{problem}");
         let ObservedVm { vm, local, pinned, uid, .. } = observed;
@@ -242,6 +248,6 @@ mod tests {
             removals: pool::protocol::Removals::default(),
             fenced: false,
         };
-        assert_eq!(desired_state(String::new(), desired).vms[0].uid, Some(2001));
+        assert_eq!(desired_state_message(String::new(), desired).vms[0].uid, Some(2001));
     }
 }

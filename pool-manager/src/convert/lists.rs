@@ -1,48 +1,50 @@
-//! Copies long lists from the ledger in pieces. Each piece takes bounded time under the ledger's
-//! lock, and other requests run between pieces. A list is therefore not a snapshot: entries of
-//! different pieces can have different revisions.
+//! Copies long lists from the ledger in chunks. Copying one chunk holds the ledger's lock for a
+//! bounded time, and other requests run between chunks. A list is therefore not a snapshot: entries
+//! of different chunks can have different revisions.
 
 use pool::manager::{Manager, ReservationView};
 use proto::v1 as wire;
-use units::limits::{HOSTS_PIECE_MAX, RESERVATIONS_PIECE_MAX, RESERVATIONS_SCANNED_MAX, SLICES_PIECE_MAX};
+use units::limits::{HOSTS_CHUNK_MAX, RESERVATIONS_CHUNK_MAX, RESERVATIONS_SCANNED_MAX, SLICES_CHUNK_MAX};
 use units::{HostId, ReservationId, SliceId};
 
 use super::views;
 
-/// Part of a list that is copied under one lock of the ledger.
+/// Part of a list that is copied while the ledger is locked once.
 #[derive(Clone, Debug)]
-pub struct Piece<T, K> {
-    /// Entries of this piece, by ascending key.
+pub struct ListChunk<T, K> {
+    /// Entries of this chunk, sorted by key.
     pub entries: Vec<T>,
-    /// Argument of the call that returns the next piece; `None` at the end of the list.
+    /// Key to pass to the call that returns the next chunk; `None` after the last chunk.
     pub next: Option<K>,
 }
 
-/// Returns at most [`HOSTS_PIECE_MAX`] hosts with ids of at least `from`.
-pub fn hosts(manager: &Manager, from: HostId) -> Piece<wire::Host, HostId> {
+/// Returns the first hosts with IDs of at least `from`, up to [`HOSTS_CHUNK_MAX`].
+pub fn hosts(manager: &Manager, from: HostId) -> ListChunk<wire::Host, HostId> {
     let mut hosts = manager.durable().hosts_from(from).map(|(id, _)| id);
-    let views = hosts.by_ref().take(HOSTS_PIECE_MAX).filter_map(|id| views::host(manager, id));
-    Piece { entries: views.collect(), next: hosts.next() }
+    let views = hosts.by_ref().take(HOSTS_CHUNK_MAX).filter_map(|id| views::host_message(manager, id));
+    ListChunk { entries: views.collect(), next: hosts.next() }
 }
 
-/// Returns slices with ids of at least `from`, at most `max` and at most [`SLICES_PIECE_MAX`].
-pub fn slices(manager: &Manager, from: SliceId, max: usize) -> Piece<wire::Slice, SliceId> {
+/// Returns the first slices with IDs of at least `from`, up to `max` and up to
+/// [`SLICES_CHUNK_MAX`].
+pub fn slices(manager: &Manager, from: SliceId, max: usize) -> ListChunk<wire::Slice, SliceId> {
     let ledger = manager.durable();
     let mut slots = ledger.slots_from(from);
-    let views = slots.by_ref().take(max.min(SLICES_PIECE_MAX));
-    let entries = views.map(|(id, emc, slot)| views::slice(ledger, id, emc, slot)).collect();
-    Piece { entries, next: slots.next().map(|(id, ..)| id) }
+    let views = slots.by_ref().take(max.min(SLICES_CHUNK_MAX));
+    let entries = views.map(|(id, emc, slot)| views::slice_message(ledger, id, emc, slot)).collect();
+    ListChunk { entries, next: slots.next().map(|(id, ..)| id) }
 }
 
-/// Returns at most `max` reservations with ids above `after`. Ended reservations are included only
-/// if `ended`. A piece scans at most [`RESERVATIONS_SCANNED_MAX`] reservations. It has at most
-/// [`RESERVATIONS_PIECE_MAX`] slices and reservations, unless its first reservation has more.
+/// Returns the first reservations with IDs above `after`, up to `max`. Includes ended reservations
+/// only if `ended` is set. A call scans at most [`RESERVATIONS_SCANNED_MAX`] reservations. A chunk
+/// contains at most [`RESERVATIONS_CHUNK_MAX`] slices and reservations in total, unless its first
+/// reservation alone exceeds this limit.
 pub fn reservations(
     manager: &Manager,
     after: ReservationId,
     ended: bool,
     max: usize,
-) -> Piece<ReservationView, ReservationId> {
+) -> ListChunk<ReservationView, ReservationId> {
     let ledger = manager.durable();
     let mut reservations = ledger.reservations_after(after).peekable();
     let (mut entries, mut last, mut slices) = (Vec::new(), after, 0);
@@ -50,7 +52,7 @@ pub fn reservations(
         let Some((id, reservation)) = reservations.peek() else { break };
         let is_listed = ended || reservation.is_active() || reservation.has_process;
         let size = if is_listed { 1 + reservation.slices.len() } else { 0 };
-        let is_full = slices > 0 && slices + size > RESERVATIONS_PIECE_MAX;
+        let is_full = slices > 0 && slices + size > RESERVATIONS_CHUNK_MAX;
         if is_listed && (entries.len() >= max || is_full) {
             break;
         }
@@ -59,5 +61,5 @@ pub fn reservations(
         reservations.next();
     }
     let next = reservations.peek().map(|_| last);
-    Piece { entries, next }
+    ListChunk { entries, next }
 }

@@ -7,43 +7,46 @@ use prediction::{
     sensitivity::{COUNTER_MAX, COUNTERS},
 };
 use proto::v1 as wire;
-use units::limits::{NAME_BYTES_MAX, PROFILE_BYTES_MAX};
+use units::limits::{NAME_BYTES_MAX, VM_ATTRIBUTE_BYTES_MAX};
 
-use super::Invalid;
+use super::InvalidField;
 use crate::records::forecast_rows::Counters;
 
 /// Number of leading entries of [`COUNTERS`] that are fractions of pipeline slots or cycles.
-const FRACTION_COUNTERS: usize = 12;
+const FRACTION_COUNTER_COUNT: usize = 12;
 /// Upper bound of a fraction: measured fractions can be slightly above 1.
 const FRACTION_MAX: f64 = 1.2;
 
 /// Validates the properties of a VM: names of its groups, and performance counters if present.
 ///
 /// # Errors
-/// [`Invalid`] if a name is malformed, or a counter is unknown or out of range.
-pub fn profile(vm: String, profile: Option<wire::VmProfile>) -> Result<(Groups, Option<Counters>), Invalid> {
+/// [`InvalidField`] if a name is malformed, or a counter is unknown or out of range.
+pub fn parse_profile(
+    vm: String,
+    profile: Option<wire::VmProfile>,
+) -> Result<(Groups, Option<Counters>), InvalidField> {
     let wire::VmProfile { key, kind, place, counters } = profile.unwrap_or_default();
     let groups = Groups {
-        vm: group("vm", vm)?,
-        key: group("profile.key", key)?,
-        kind: group("profile.kind", kind)?,
-        place: group("profile.place", place)?,
+        vm: check_group_name("vm", vm)?,
+        key: check_group_name("profile.key", key)?,
+        kind: check_group_name("profile.kind", kind)?,
+        place: check_group_name("profile.place", place)?,
     };
     let counters =
-        if counters.is_empty() { None } else { Some(self::counters("profile.counters", &counters)?) };
+        if counters.is_empty() { None } else { Some(parse_counters("profile.counters", &counters)?) };
     Ok((groups, counters))
 }
 
-/// Validates the name of a group: at most [`PROFILE_BYTES_MAX`] bytes, without control characters.
+/// Validates the name of a group: at most [`VM_ATTRIBUTE_BYTES_MAX`] bytes, without control characters.
 ///
 /// # Errors
-/// [`Invalid`] if the name is too long or contains control characters.
-pub fn group(field: &'static str, text: String) -> Result<String, Invalid> {
-    if text.len() > PROFILE_BYTES_MAX {
-        let rule = format!("bytes: must be at most {PROFILE_BYTES_MAX}");
-        Err(Invalid::new(field, text.len(), rule))
+/// [`InvalidField`] if the name is too long or contains control characters.
+pub fn check_group_name(field: &'static str, text: String) -> Result<String, InvalidField> {
+    if text.len() > VM_ATTRIBUTE_BYTES_MAX {
+        let rule = format!("bytes: must be at most {VM_ATTRIBUTE_BYTES_MAX}");
+        Err(InvalidField::new(field, text.len(), rule))
     } else if text.chars().any(char::is_control) {
-        Err(Invalid::new(field, format!("{text:?}"), "must not contain control characters"))
+        Err(InvalidField::new(field, format!("{text:?}"), "must not contain control characters"))
     } else {
         Ok(text)
     }
@@ -52,19 +55,19 @@ pub fn group(field: &'static str, text: String) -> Result<String, Invalid> {
 /// Returns the counters in the order of [`COUNTERS`]; missing counters are NaN.
 ///
 /// # Errors
-/// [`Invalid`] if a counter is unknown or its value out of range.
-pub fn counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counters, Invalid> {
+/// [`InvalidField`] if a counter is unknown or its value out of range.
+pub fn parse_counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counters, InvalidField> {
     let mut counters = [f64::NAN; COUNTERS.len()];
     for (name, number) in named {
         let at = COUNTERS.iter().position(|counter| counter == name);
         let at = at.ok_or_else(|| {
             let name: String = name.chars().take(NAME_BYTES_MAX).collect();
-            Invalid::new(field, format!("{name:?}"), format!("must be one of {}", COUNTERS.join(", ")))
+            InvalidField::new(field, format!("{name:?}"), format!("must be one of {}", COUNTERS.join(", ")))
         })?;
-        let max = if at < FRACTION_COUNTERS { FRACTION_MAX } else { COUNTER_MAX };
+        let max = if at < FRACTION_COUNTER_COUNT { FRACTION_MAX } else { COUNTER_MAX };
         if !(0.0..=max).contains(number) {
             let rule = format!("must be a number from 0 to {max}");
-            return Err(Invalid::new(field, format!("{name} = {number}"), rule));
+            return Err(InvalidField::new(field, format!("{name} = {number}"), rule));
         }
         counters[at] = *number;
     }

@@ -17,66 +17,62 @@ use crate::plan_request::Plan;
 /// Error for an invalid field of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
-pub struct Invalid {
+pub struct InvalidField {
     /// Name of the field, such as `target.vm`.
     pub field: &'static str,
     /// Invalid value and violated rule, such as "5 must be at most 4".
     pub problem: String,
 }
 
-impl Invalid {
+impl InvalidField {
     /// Creates the error for a `value` that violates `rule`.
     pub fn new(field: &'static str, value: impl std::fmt::Display, rule: impl std::fmt::Display) -> Self {
         Self { field, problem: format!("{value} {rule}") }
     }
 }
 
-impl From<Invalid> for Rejection {
-    fn from(invalid: Invalid) -> Self {
+impl From<InvalidField> for Rejection {
+    fn from(invalid: InvalidField) -> Self {
         Self::InvalidValue { field: invalid.field, value: invalid.problem, rule: "" }
     }
 }
 
-fn name(field: &'static str, text: &str) -> Result<Name, Invalid> {
-    Name::new(text).map_err(|error: NameError| Invalid { field, problem: error.to_string() })
-}
-
-/// Validates the name of a new VM. The form of a reservation id (`r-1`) is rejected, because
-/// commands accept both.
-fn new_vm(text: &str) -> Result<Name, Invalid> {
+/// Validates the name of a new VM. A name that looks like a reservation ID (`r-1`) is rejected,
+/// because commands accept both VM names and reservation IDs.
+fn parse_new_vm_name(text: &str) -> Result<Name, InvalidField> {
     if text.parse::<ReservationId>().is_ok() {
-        let rule = "must not be r- and a number, which is the form of a reservation id";
-        return Err(Invalid::new("vm", format!("{text:?}"), rule));
+        let rule = "must not be r- and a number, which is the form of a reservation ID";
+        return Err(InvalidField::new("vm", format!("{text:?}"), rule));
     }
-    name("vm", text)
+    parse_name("vm", text)
 }
 
 /// Validates the name of a host, VM, EMC or tenant.
 ///
 /// # Errors
-/// [`Invalid`] if the name is empty or malformed.
-pub fn named(field: &'static str, text: &str) -> Result<Name, Invalid> {
-    name(field, text)
+/// [`InvalidField`] if the name is empty or malformed.
+pub fn parse_name(field: &'static str, text: &str) -> Result<Name, InvalidField> {
+    Name::new(text).map_err(|error: NameError| InvalidField { field, problem: error.to_string() })
 }
 
 /// Returns the name of the client: from its certificate with mTLS, otherwise from the request.
-pub fn client(claimed: &str, certified: Option<&Name>) -> Result<Name, Invalid> {
+pub fn select_client_name(claimed: &str, certified: Option<&Name>) -> Result<Name, InvalidField> {
     match (certified, claimed) {
         (Some(name), _) => Ok(name.clone()),
         (None, "") => Ok(Name::new("anonymous").expect("a name")),
-        (None, claimed) => name("client", claimed),
+        (None, claimed) => parse_name("client", claimed),
     }
 }
 
 /// Validates the reason that an operator gives for a command.
 ///
 /// # Errors
-/// [`Invalid`] if the reason has more than [`REASON_BYTES_MAX`] bytes.
-pub fn reason(text: String) -> Result<String, Invalid> {
+/// [`InvalidField`] if the reason has more than [`REASON_BYTES_MAX`] bytes.
+pub fn check_reason(text: String) -> Result<String, InvalidField> {
     if text.len() <= REASON_BYTES_MAX {
         Ok(text)
     } else {
-        Err(Invalid::new(
+        Err(InvalidField::new(
             "reason",
             format!("{} bytes", text.len()),
             format!("must be at most {REASON_BYTES_MAX}"),
@@ -84,96 +80,101 @@ pub fn reason(text: String) -> Result<String, Invalid> {
     }
 }
 
-fn at_most(field: &'static str, value: u64, max: u64) -> Result<u64, Invalid> {
-    if value <= max { Ok(value) } else { Err(Invalid::new(field, value, format!("must be at most {max}"))) }
+fn check_at_most(field: &'static str, value: u64, max: u64) -> Result<u64, InvalidField> {
+    if value <= max {
+        Ok(value)
+    } else {
+        Err(InvalidField::new(field, value, format!("must be at most {max}")))
+    }
 }
 
 /// Validates an amount of pool memory, and returns the number of slices. The amount must be whole
 /// slices and at most [`SLICES_PER_VM_MAX`] slices.
-fn pool_slices(bytes: u64) -> Result<u32, Invalid> {
+fn parse_pool_slices(bytes: u64) -> Result<u32, InvalidField> {
     let (requested, max) = (Bytes::new(bytes), Bytes::slices(SLICES_PER_VM_MAX));
     if requested > max {
-        return Err(Invalid::new("pool_bytes", requested, format!("must be at most {max} for one VM")));
+        return Err(InvalidField::new("pool_bytes", requested, format!("must be at most {max} for one VM")));
     }
     let rule = "must be whole slices: a multiple of 1GiB (1073741824)";
-    requested.as_slices().ok_or_else(|| Invalid::new("pool_bytes", bytes, rule))
+    requested.as_slices().ok_or_else(|| InvalidField::new("pool_bytes", bytes, rule))
 }
 
-pub(super) fn local(bytes: u64) -> Result<Bytes, Invalid> {
-    let local = Bytes::new(at_most("local_bytes", bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
+pub(super) fn parse_local_memory(bytes: u64) -> Result<Bytes, InvalidField> {
+    let local = Bytes::new(check_at_most("local_bytes", bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
     if local.is_whole_mib() {
         Ok(local)
     } else {
-        Err(Invalid::new("local_bytes", bytes, "must be whole MiB: a multiple of 1048576"))
+        Err(InvalidField::new("local_bytes", bytes, "must be whole MiB: a multiple of 1048576"))
     }
 }
 
-/// Validates a user id on a host.
-pub(super) fn user(uid: u32) -> Result<UserId, Invalid> {
-    UserId::new(uid).map_err(|error| Invalid { field: "uid", problem: error.to_string() })
+/// Validates a user ID on a host.
+pub(super) fn parse_user_id(uid: u32) -> Result<UserId, InvalidField> {
+    UserId::new(uid).map_err(|error| InvalidField { field: "uid", problem: error.to_string() })
 }
 
-fn cores(n: u32) -> Result<u32, Invalid> {
-    at_most("cores", n.into(), CORES_PER_HOST_MAX.into()).map(|_| n)
+fn check_cores(n: u32) -> Result<u32, InvalidField> {
+    check_at_most("cores", n.into(), CORES_PER_HOST_MAX.into()).map(|_| n)
 }
 
 /// Validates a reservation request. `certified` is the name in the client's certificate, and
-/// `commit_within` is the default of the rack.
+/// `commit_within` is the rack's default for the time until the commit.
 ///
 /// # Errors
-/// [`Invalid`] with the first field that violates a rule.
-pub fn reserve(
+/// [`InvalidField`] with the first field that violates a rule.
+pub fn parse_reserve(
     r: wire::ReserveRequest,
     certified: Option<&Name>,
     commit_within: Ns,
-) -> Result<Reserve, Invalid> {
+) -> Result<Reserve, InvalidField> {
     let id = RequestId::new(&r.request_id);
-    let id = id.map_err(|error| Invalid { field: "request_id", problem: error.to_string() })?;
-    let request = RequestKey { client: client(&r.client, certified)?, id };
+    let id = id.map_err(|error| InvalidField { field: "request_id", problem: error.to_string() })?;
+    let request = RequestKey { client: select_client_name(&r.client, certified)?, id };
     let reserve = Reserve {
         request,
-        host: name("host", &r.host)?,
-        vm: new_vm(&r.vm)?,
-        slices: pool_slices(r.pool_bytes)?,
-        local: local(r.local_bytes)?,
-        cores: cores(r.cores)?,
+        host: parse_name("host", &r.host)?,
+        vm: parse_new_vm_name(&r.vm)?,
+        slices: parse_pool_slices(r.pool_bytes)?,
+        local: parse_local_memory(r.local_bytes)?,
+        cores: check_cores(r.cores)?,
         pinned: r.pinned,
-        commit_within: match at_most("commit_within_ms", r.commit_within_ms, COMMIT_WITHIN_MAX.as_ms())? {
+        commit_within: match check_at_most("commit_within_ms", r.commit_within_ms, COMMIT_WITHIN_MAX.as_ms())?
+        {
             0 => commit_within,
             ms => Ns::ms(ms),
         },
-        uid: r.uid.map(user).transpose()?,
+        uid: r.uid.map(parse_user_id).transpose()?,
     };
     if reserve.slices == 0 && reserve.local == Bytes::ZERO && reserve.cores == 0 {
         let rule = "must be more than 0 if local_bytes and cores are 0";
-        return Err(Invalid::new("pool_bytes", 0, rule));
+        return Err(InvalidField::new("pool_bytes", 0, rule));
     }
     Ok(reserve)
 }
 
-/// Validates a reference to a reservation, which is either a reservation id or a VM name.
+/// Validates a reference to a reservation, which is either a reservation ID or a VM name.
 ///
 /// # Errors
-/// [`Invalid`] unless exactly one of them is set and well-formed.
-pub fn target(r: Option<wire::ReservationRef>) -> Result<Target, Invalid> {
+/// [`InvalidField`] unless exactly one of them is set and well-formed.
+pub fn parse_reservation_ref(r: Option<wire::ReservationRef>) -> Result<Target, InvalidField> {
     let r = r.unwrap_or_default();
     match (r.reservation.as_str(), r.vm.as_str()) {
         (id, "") if !id.is_empty() => id
             .parse()
             .map(Target::Reservation)
-            .map_err(|problem| Invalid { field: "target.reservation", problem }),
-        ("", vm) if !vm.is_empty() => Ok(Target::Vm(name("target.vm", vm)?)),
-        ("", _) => Err(Invalid::new("target", "is empty:", "must be a reservation or a vm")),
-        _ => Err(Invalid::new("target", "has two fields:", "must be either a reservation or a vm")),
+            .map_err(|problem| InvalidField { field: "target.reservation", problem }),
+        ("", vm) if !vm.is_empty() => Ok(Target::Vm(parse_name("target.vm", vm)?)),
+        ("", _) => Err(InvalidField::new("target", "is empty:", "must be a reservation or a vm")),
+        _ => Err(InvalidField::new("target", "has two fields:", "must be either a reservation or a vm")),
     }
 }
 
 /// Validates the timeout of a request that waits for slices; 0 ms selects [`WAIT_READY_MAX`].
 ///
 /// # Errors
-/// [`Invalid`] if the timeout exceeds [`WAIT_READY_MAX`].
-pub fn timeout(ms: u64) -> Result<Ns, Invalid> {
-    match at_most("timeout_ms", ms, WAIT_READY_MAX.as_ms())? {
+/// [`InvalidField`] if the timeout exceeds [`WAIT_READY_MAX`].
+pub fn parse_timeout(ms: u64) -> Result<Ns, InvalidField> {
+    match check_at_most("timeout_ms", ms, WAIT_READY_MAX.as_ms())? {
         0 => Ok(WAIT_READY_MAX),
         ms => Ok(Ns::ms(ms)),
     }
@@ -182,37 +183,37 @@ pub fn timeout(ms: u64) -> Result<Ns, Invalid> {
 /// Validates the target of an operator's command, which is a host, an EMC or a slice.
 ///
 /// # Errors
-/// [`Invalid`] unless exactly one of the three is set and well-formed.
-pub fn place(target: Option<wire::Target>) -> Result<SchedulingTarget, Invalid> {
+/// [`InvalidField`] unless exactly one of the three is set and well-formed.
+pub fn parse_scheduling_target(target: Option<wire::Target>) -> Result<SchedulingTarget, InvalidField> {
     let t = target.unwrap_or_default();
     match (t.host.as_str(), t.emc.as_str(), t.slice) {
-        (host, "", None) if !host.is_empty() => Ok(SchedulingTarget::Host(name("target.host", host)?)),
-        ("", emc, None) if !emc.is_empty() => Ok(SchedulingTarget::Emc(name("target.emc", emc)?)),
+        (host, "", None) if !host.is_empty() => Ok(SchedulingTarget::Host(parse_name("target.host", host)?)),
+        ("", emc, None) if !emc.is_empty() => Ok(SchedulingTarget::Emc(parse_name("target.emc", emc)?)),
         ("", "", Some(slice)) => Ok(SchedulingTarget::Slice(SliceId(slice))),
-        ("", "", None) => Err(Invalid::new("target", "is empty:", "must be a host, an emc or a slice")),
-        _ => Err(Invalid::new("target", "has several fields:", "must be one of host, emc and slice")),
+        ("", "", None) => Err(InvalidField::new("target", "is empty:", "must be a host, an emc or a slice")),
+        _ => Err(InvalidField::new("target", "has several fields:", "must be one of host, emc and slice")),
     }
 }
 
 /// Validates a request for a placement plan of a VM.
 ///
 /// # Errors
-/// [`Invalid`] with the first field that violates a rule.
-pub fn plan(r: wire::PlanVmRequest) -> Result<Plan, Invalid> {
-    let memory = Bytes::new(at_most("memory_bytes", r.memory_bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
+/// [`InvalidField`] with the first field that violates a rule.
+pub fn parse_plan(r: wire::PlanVmRequest) -> Result<Plan, InvalidField> {
+    let memory = Bytes::new(check_at_most("memory_bytes", r.memory_bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
     if memory == Bytes::ZERO || !memory.is_whole_mib() {
-        return Err(Invalid::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
+        return Err(InvalidField::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
     }
-    let vm = new_vm(&r.vm)?;
-    let (groups, counters) = super::profile::profile(vm.to_string(), r.profile)?;
-    Ok(Plan { vm, cores: cores(r.cores)?, memory, pinned: r.pinned, groups, counters })
+    let vm = parse_new_vm_name(&r.vm)?;
+    let (groups, counters) = super::profile::parse_profile(vm.to_string(), r.profile)?;
+    Ok(Plan { vm, cores: check_cores(r.cores)?, memory, pinned: r.pinned, groups, counters })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn good() -> wire::ReserveRequest {
+    fn valid_request() -> wire::ReserveRequest {
         wire::ReserveRequest {
             request_id: "r1".into(),
             host: "h1".into(),
@@ -225,9 +226,9 @@ mod tests {
     /// Applies `change` to a valid request, and checks that the error names `field` and contains
     /// `parts`.
     fn check_rejected(change: impl Fn(&mut wire::ReserveRequest), field: &str, parts: &[&str]) {
-        let mut request = good();
+        let mut request = valid_request();
         change(&mut request);
-        let error = reserve(request, None, Ns::secs(1)).unwrap_err();
+        let error = parse_reserve(request, None, Ns::secs(1)).unwrap_err();
         assert_eq!(error.field, field);
         for part in parts {
             assert!(error.to_string().contains(part), "{error} does not contain {part:?}");
@@ -236,7 +237,7 @@ mod tests {
 
     #[test]
     fn invalid_value_is_rejected_with_field_value_and_rule() {
-        assert!(reserve(good(), None, Ns::secs(1)).is_ok());
+        assert!(parse_reserve(valid_request(), None, Ns::secs(1)).is_ok());
         check_rejected(|r| r.pool_bytes = 0, "pool_bytes", &["0", "more than 0"]);
         check_rejected(|r| r.pool_bytes = 5, "pool_bytes", &["5", "multiple of 1GiB"]);
         check_rejected(|r| r.pool_bytes = u64::MAX, "pool_bytes", &["18446744073709551615"]);
@@ -256,7 +257,9 @@ mod tests {
 
     #[test]
     fn request_without_uid_has_no_user() {
-        let user = |uid| reserve(wire::ReserveRequest { uid, ..good() }, None, Ns::secs(1)).unwrap().uid;
+        let user = |uid| {
+            parse_reserve(wire::ReserveRequest { uid, ..valid_request() }, None, Ns::secs(1)).unwrap().uid
+        };
         assert_eq!(user(None), None);
         assert_eq!([0, 2001].map(|uid| user(Some(uid)).map(UserId::get)), [Some(0), Some(2001)]);
     }
@@ -264,11 +267,17 @@ mod tests {
     #[test]
     fn target_must_be_exactly_one_reference() {
         let by = |reservation: &str, vm: &str| {
-            target(Some(wire::ReservationRef { reservation: reservation.into(), vm: vm.into() }))
+            parse_reservation_ref(Some(wire::ReservationRef {
+                reservation: reservation.into(),
+                vm: vm.into(),
+            }))
         };
         assert_eq!(by("r-7", "").unwrap(), Target::Reservation(ReservationId(7)));
         assert!(
-            by("r-7", "v").is_err() && by("", "").is_err() && by("7", "").is_err() && target(None).is_err()
+            by("r-7", "v").is_err()
+                && by("", "").is_err()
+                && by("7", "").is_err()
+                && parse_reservation_ref(None).is_err()
         );
     }
 }

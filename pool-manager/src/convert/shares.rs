@@ -10,7 +10,7 @@ use units::limits::{
     WEIGHT_MIN, is_weight,
 };
 
-use super::requests::{Invalid, named};
+use super::requests::{InvalidField, parse_name};
 use crate::records::share_rows::Weights;
 
 /// Valid values of the field `enforcer`: how an agent enforces shares.
@@ -18,27 +18,27 @@ const ENFORCERS: [&str; 3] = ["swap", "tiered", "advise"];
 /// Valid values of the field `access_source`: how an agent samples memory accesses.
 const ACCESS_SOURCES: [&str; 4] = ["damon", "pebs", "ibs", "none"];
 /// Valid range of a fraction.
-const FRACTION: RangeInclusive<f64> = 0.0..=1.0;
+const FRACTION_RANGE: RangeInclusive<f64> = 0.0..=1.0;
 /// Valid range of a count or ratio.
-const NUMBER: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
+const NUMBER_RANGE: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
 
 /// Validates a request to set weights, and returns the new weights by tenant. A weight of 0 removes
 /// the tenant's weight.
 ///
 /// # Errors
-/// [`Invalid`] if there are too many tenants, a tenant is malformed or repeated, or a weight is out
-/// of range.
-pub fn weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, Invalid> {
-    at_most_tenants("weights", weights.len())?;
+/// [`InvalidField`] if there are too many tenants, a tenant is malformed or repeated, or a weight
+/// is out of range.
+pub fn parse_weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, InvalidField> {
+    check_tenant_count("weights", weights.len())?;
     let mut changes = Weights::new();
     for wire::Weight { tenant, weight } in weights {
-        let name = named("weights.tenant", &tenant)?;
+        let name = parse_name("weights.tenant", &tenant)?;
         if weight != 0.0 && !is_weight(weight) {
             let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}, or 0 for the weight in host.toml");
-            return Err(with_tenant(&name)(Invalid::new("weights.weight", weight, rule)));
+            return Err(add_tenant_name(&name)(InvalidField::new("weights.weight", weight, rule)));
         }
         if changes.insert(name, weight).is_some() {
-            return Err(Invalid::new(
+            return Err(InvalidField::new(
                 "weights.tenant",
                 format!("{tenant:?}"),
                 "is a duplicate: each tenant must appear once",
@@ -49,7 +49,7 @@ pub fn weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, Invalid> {
 }
 
 /// Converts the weights of a host's tenants.
-pub fn weights(weights: &Weights) -> Vec<wire::Weight> {
+pub fn weight_messages(weights: &Weights) -> Vec<wire::Weight> {
     weights
         .iter()
         .map(|(tenant, weight)| wire::Weight { tenant: tenant.to_string(), weight: *weight })
@@ -67,103 +67,108 @@ impl ShareReport {
     }
 }
 
-/// Validates an agent's report of shares. Its host becomes `host`, the host of the session.
+/// Validates an agent's report of shares. The report's host is replaced by `host`, the host of the
+/// session.
 ///
 /// # Errors
-/// [`Invalid`] with the first field that violates a rule.
-pub fn share_report(host: &Name, shares: wire::Shares) -> Result<ShareReport, Invalid> {
+/// [`InvalidField`] with the first field that violates a rule.
+pub fn parse_share_report(host: &Name, shares: wire::Shares) -> Result<ShareReport, InvalidField> {
     if shares.epoch == 0 {
-        return Err(Invalid::new("shares.epoch", 0, "must be 1 or more"));
+        return Err(InvalidField::new("shares.epoch", 0, "must be 1 or more"));
     }
     if shares.state() == wire::ShareState::Unspecified {
-        return Err(Invalid::new("shares.state", shares.state, "must be SET, UNCHANGED or BLOCKED"));
+        return Err(InvalidField::new("shares.state", shares.state, "must be SET, UNCHANGED or BLOCKED"));
     }
     check_text("shares.reason", &shares.reason)?;
     check_share("shares.supply", shares.supply.as_ref())?;
-    at_most_tenants("shares.tenants", shares.tenants.len())?;
+    check_tenant_count("shares.tenants", shares.tenants.len())?;
     let mut names = BTreeSet::new();
     for share in &shares.tenants {
-        let name = named("shares.tenants.tenant", &share.tenant)?;
-        check_tenant(share).map_err(with_tenant(&name))?;
+        let name = parse_name("shares.tenants.tenant", &share.tenant)?;
+        check_tenant(share).map_err(add_tenant_name(&name))?;
         if !names.insert(name) {
             let rule = "is a duplicate: each tenant must appear once";
-            return Err(Invalid::new("shares.tenants.tenant", format!("{:?}", share.tenant), rule));
+            return Err(InvalidField::new("shares.tenants.tenant", format!("{:?}", share.tenant), rule));
         }
     }
     shares.certificate.as_ref().map_or(Ok(()), check_certificate)?;
     Ok(ShareReport(wire::Shares { host: host.to_string(), ..shares }))
 }
 
-fn check_tenant(t: &wire::TenantShare) -> Result<(), Invalid> {
+fn check_tenant(t: &wire::TenantShare) -> Result<(), InvalidField> {
     if !is_weight(t.weight) {
         let rule = format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
-        return Err(Invalid::new("shares.tenants.weight", t.weight, rule));
+        return Err(InvalidField::new("shares.tenants.weight", t.weight, rule));
     }
-    one_of("shares.tenants.enforcer", &t.enforcer, &ENFORCERS)?;
+    check_choice("shares.tenants.enforcer", &t.enforcer, &ENFORCERS)?;
     check_share("shares.tenants.fair", t.fair.as_ref())?;
     check_share("shares.tenants.share", t.share.as_ref())?;
     check_mib("shares.tenants.memory_used_mib", t.memory_used_mib)?;
-    check_number("shares.tenants.bandwidth_used_mb_s", t.bandwidth_used_mb_s, NUMBER)?;
-    check_number("shares.tenants.stalled", t.stalled, FRACTION)?;
-    check_number("shares.tenants.bandwidth_demand_mb_s", t.bandwidth_demand_mb_s, NUMBER)?;
-    check_number("shares.tenants.gain", t.gain, NUMBER)?;
-    one_of("shares.tenants.access_source", &t.access_source, &ACCESS_SOURCES)?;
-    check_number("shares.tenants.error", t.error, FRACTION)?;
+    check_number("shares.tenants.bandwidth_used_mb_s", t.bandwidth_used_mb_s, NUMBER_RANGE)?;
+    check_number("shares.tenants.stalled", t.stalled, FRACTION_RANGE)?;
+    check_number("shares.tenants.bandwidth_demand_mb_s", t.bandwidth_demand_mb_s, NUMBER_RANGE)?;
+    check_number("shares.tenants.gain", t.gain, NUMBER_RANGE)?;
+    check_choice("shares.tenants.access_source", &t.access_source, &ACCESS_SOURCES)?;
+    check_number("shares.tenants.error", t.error, FRACTION_RANGE)?;
     check_text("shares.tenants.problem", &t.problem)
 }
 
-fn check_certificate(c: &wire::ShareCertificate) -> Result<(), Invalid> {
+fn check_certificate(c: &wire::ShareCertificate) -> Result<(), InvalidField> {
     check_text("shares.certificate.status", &c.status)?;
-    check_number("shares.certificate.memory_price", c.memory_price, FRACTION)?;
+    check_number("shares.certificate.memory_price", c.memory_price, FRACTION_RANGE)?;
     check_number("shares.certificate.dividend", c.dividend, 1.0..=SHARES_NUMBER_MAX)?;
-    check_number("shares.certificate.step", c.step, FRACTION)?;
-    check_number("shares.certificate.memory_excess", c.memory_excess, FRACTION)?;
-    check_number("shares.certificate.bandwidth_excess", c.bandwidth_excess, FRACTION)?;
-    check_number("shares.certificate.budget_excess", c.budget_excess, NUMBER)?;
-    check_number("shares.certificate.sharing_incentive", c.sharing_incentive, NUMBER)?;
+    check_number("shares.certificate.step", c.step, FRACTION_RANGE)?;
+    check_number("shares.certificate.memory_excess", c.memory_excess, FRACTION_RANGE)?;
+    check_number("shares.certificate.bandwidth_excess", c.bandwidth_excess, FRACTION_RANGE)?;
+    check_number("shares.certificate.budget_excess", c.budget_excess, NUMBER_RANGE)?;
+    check_number("shares.certificate.sharing_incentive", c.sharing_incentive, NUMBER_RANGE)?;
     if !c.worst_off.is_empty() {
-        named("shares.certificate.worst_off", &c.worst_off)?;
+        parse_name("shares.certificate.worst_off", &c.worst_off)?;
     }
-    c.envy.map_or(Ok(()), |envy| check_number("shares.certificate.envy", envy, NUMBER))
+    c.envy.map_or(Ok(()), |envy| check_number("shares.certificate.envy", envy, NUMBER_RANGE))
 }
 
 /// Adds the tenant's name to an error message.
-fn with_tenant(tenant: &Name) -> impl FnOnce(Invalid) -> Invalid {
-    move |Invalid { field, problem }| Invalid { field, problem: format!("{problem} (of {tenant})") }
+fn add_tenant_name(tenant: &Name) -> impl FnOnce(InvalidField) -> InvalidField {
+    move |InvalidField { field, problem }| InvalidField { field, problem: format!("{problem} (of {tenant})") }
 }
 
-fn at_most_tenants(field: &'static str, count: usize) -> Result<(), Invalid> {
+fn check_tenant_count(field: &'static str, count: usize) -> Result<(), InvalidField> {
     let rule = || format!("must be at most {TENANTS_PER_HOST_MAX}");
-    if count <= TENANTS_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, count, rule())) }
+    if count <= TENANTS_PER_HOST_MAX { Ok(()) } else { Err(InvalidField::new(field, count, rule())) }
 }
 
 /// Checks that a value is within a range. NaN is always rejected.
-fn check_number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), Invalid> {
+fn check_number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), InvalidField> {
     let rule = || format!("must be a number from {} to {}", within.start(), within.end());
-    if within.contains(&value) { Ok(()) } else { Err(Invalid::new(field, value, rule())) }
+    if within.contains(&value) { Ok(()) } else { Err(InvalidField::new(field, value, rule())) }
 }
 
-fn check_mib(field: &'static str, mib: u64) -> Result<(), Invalid> {
+fn check_mib(field: &'static str, mib: u64) -> Result<(), InvalidField> {
     let rule = || format!("must be at most {LOCAL_MIB_PER_HOST_MAX}");
-    if mib <= LOCAL_MIB_PER_HOST_MAX { Ok(()) } else { Err(Invalid::new(field, mib, rule())) }
+    if mib <= LOCAL_MIB_PER_HOST_MAX { Ok(()) } else { Err(InvalidField::new(field, mib, rule())) }
 }
 
 /// Validates a share of memory and bandwidth, if it is present.
-fn check_share(field: &'static str, share: Option<&wire::Share>) -> Result<(), Invalid> {
+fn check_share(field: &'static str, share: Option<&wire::Share>) -> Result<(), InvalidField> {
     let Some(share) = share else { return Ok(()) };
     check_mib(field, share.memory_mib)?;
-    check_number(field, share.bandwidth_mb_s as f64, NUMBER)
+    check_number(field, share.bandwidth_mb_s as f64, NUMBER_RANGE)
 }
 
-fn one_of(field: &'static str, value: &str, choices: &[&str]) -> Result<(), Invalid> {
+fn check_choice(field: &'static str, value: &str, choices: &[&str]) -> Result<(), InvalidField> {
     let shown = || format!("{:?}", value.chars().take(SHARES_TEXT_BYTES_MAX / 4).collect::<String>());
     let rule = || format!("must be one of {}", choices.join(", "));
-    if choices.contains(&value) { Ok(()) } else { Err(Invalid::new(field, shown(), rule())) }
+    if choices.contains(&value) { Ok(()) } else { Err(InvalidField::new(field, shown(), rule())) }
 }
 
-fn check_text(field: &'static str, text: &str) -> Result<(), Invalid> {
+fn check_text(field: &'static str, text: &str) -> Result<(), InvalidField> {
     let rule = || format!("bytes: must be at most {SHARES_TEXT_BYTES_MAX}");
-    if text.len() <= SHARES_TEXT_BYTES_MAX { Ok(()) } else { Err(Invalid::new(field, text.len(), rule())) }
+    if text.len() <= SHARES_TEXT_BYTES_MAX {
+        Ok(())
+    } else {
+        Err(InvalidField::new(field, text.len(), rule()))
+    }
 }
 
 #[cfg(test)]
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_rejected<T: std::fmt::Debug>(result: Result<T, Invalid>, field: &str, parts: &[&str]) {
+    fn check_rejected<T: std::fmt::Debug>(result: Result<T, InvalidField>, field: &str, parts: &[&str]) {
         let error = result.expect_err("an invalid message was accepted");
         assert_eq!(error.field, field, "{error}");
         for part in parts {
@@ -185,31 +190,31 @@ mod tests {
 
     #[test]
     fn invalid_weights_are_rejected_with_field_value_and_rule() {
-        let set =
-            weight_changes(vec![weight("web", 2.5), weight("db", 0.0), weight("x", WEIGHT_MAX)]).unwrap();
+        let set = parse_weight_changes(vec![weight("web", 2.5), weight("db", 0.0), weight("x", WEIGHT_MAX)])
+            .unwrap();
         assert_eq!(set.len(), 3);
-        assert!(weight_changes(Vec::new()).unwrap().is_empty());
+        assert!(parse_weight_changes(Vec::new()).unwrap().is_empty());
         for weight_value in [-1.0, f64::NAN, f64::INFINITY, 10_000.5, 1e-9] {
             let parts = [weight_value.to_string(), "from 0.01 to 10000, or 0".into(), "of web".into()];
             let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-            check_rejected(weight_changes(vec![weight("web", weight_value)]), "weights.weight", &parts);
+            check_rejected(parse_weight_changes(vec![weight("web", weight_value)]), "weights.weight", &parts);
         }
         check_rejected(
-            weight_changes(vec![weight("../x", 1.0)]),
+            parse_weight_changes(vec![weight("../x", 1.0)]),
             "weights.tenant",
             &["../x", "must be 1 to 63"],
         );
-        check_rejected(weight_changes(vec![weight("", 1.0)]), "weights.tenant", &["must be 1 to 63"]);
+        check_rejected(parse_weight_changes(vec![weight("", 1.0)]), "weights.tenant", &["must be 1 to 63"]);
         check_rejected(
-            weight_changes(vec![weight("a", 1.0), weight("a", 1.0)]),
+            parse_weight_changes(vec![weight("a", 1.0), weight("a", 1.0)]),
             "weights.tenant",
             &["\"a\"", "appear once"],
         );
         let many = (0..=TENANTS_PER_HOST_MAX).map(|n| weight(&format!("t{n}"), 1.0)).collect();
-        check_rejected(weight_changes(many), "weights", &["257", "at most 256"]);
+        check_rejected(parse_weight_changes(many), "weights", &["257", "at most 256"]);
     }
 
-    fn good() -> wire::Shares {
+    fn valid_report() -> wire::Shares {
         let share = |memory_mib, bandwidth_mb_s| Some(wire::Share { memory_mib, bandwidth_mb_s });
         let tenant = wire::TenantShare {
             tenant: "web".into(),
@@ -249,9 +254,13 @@ mod tests {
 
     #[track_caller]
     fn check_report_rejected(change: impl Fn(&mut wire::Shares), field: &str, parts: &[&str]) {
-        let mut shares = good();
+        let mut shares = valid_report();
         change(&mut shares);
-        check_rejected(share_report(&Name::new("h").unwrap(), shares), &format!("shares.{field}"), parts);
+        check_rejected(
+            parse_share_report(&Name::new("h").unwrap(), shares),
+            &format!("shares.{field}"),
+            parts,
+        );
     }
 
     #[track_caller]
@@ -268,8 +277,8 @@ mod tests {
     #[test]
     fn report_is_unchanged_except_for_the_host_of_the_session() {
         let host = Name::new("h").unwrap();
-        let message = share_report(&host, good()).unwrap().into_message();
-        assert_eq!(message, wire::Shares { host: "h".into(), ..good() });
+        let message = parse_share_report(&host, valid_report()).unwrap().into_message();
+        assert_eq!(message, wire::Shares { host: "h".into(), ..valid_report() });
         let blocked = wire::Shares {
             epoch: 1,
             state: wire::ShareState::Blocked.into(),
@@ -277,7 +286,7 @@ mod tests {
             ..Default::default()
         };
         assert!(
-            share_report(&host, blocked).is_ok(),
+            parse_share_report(&host, blocked).is_ok(),
             "a report of a blocked epoch must be accepted without shares"
         );
     }

@@ -14,13 +14,13 @@ use units::{Bytes, EmcId, HostId, Name, ReservationId, SliceId};
 
 use crate::write_chunk::WriteChunk;
 
-/// Returns the name of a host, or the id of a host that was removed.
+/// Returns the name of a host, or the ID of a host that was removed.
 pub fn host_name(ledger: &Ledger, id: HostId) -> String {
     ledger.host(id).map_or_else(|| id.to_string(), |entry| entry.host.name.to_string())
 }
 
 /// Converts a slice with its owner, its VM and its scrub receipt.
-pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slice {
+pub fn slice_message(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slice {
     let vm = slot.reservation().and_then(|r| ledger.reservation(r)).map(|r| r.vm.to_string());
     wire::Slice {
         slice: id.0,
@@ -29,13 +29,14 @@ pub fn slice(ledger: &Ledger, id: SliceId, emc: EmcId, slot: Slot) -> wire::Slic
         host: slot.holder().map(|host| host_name(ledger, host)),
         vm,
         epoch: slot.epoch.0,
-        reason: slice_reason(ledger, slot),
-        receipt: slot.receipt.map(|r| receipt(ledger, &r)),
+        reason: unavailable_reason(ledger, slot),
+        receipt: slot.receipt.map(|r| receipt_message(ledger, &r)),
     }
 }
 
-/// Explains to an operator why the slice cannot be used now, such as the reason of its quarantine.
-fn slice_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
+/// Returns a text for operators that explains why the slice cannot be used now, such as the reason
+/// for its quarantine.
+fn unavailable_reason(ledger: &Ledger, slot: Slot) -> Option<String> {
     let fence = slot.holder().and_then(|host| ledger.host(host)).map(|entry| entry.host.fence);
     match (slot.state, fence) {
         (State::Quarantined(why), _) => Some(why.to_string()),
@@ -61,7 +62,7 @@ fn slice_state(slot: Slot) -> wire::SliceState {
     }
 }
 
-fn receipt(ledger: &Ledger, r: &Receipt) -> wire::ScrubReceipt {
+fn receipt_message(ledger: &Ledger, r: &Receipt) -> wire::ScrubReceipt {
     wire::ScrubReceipt {
         scrubber: host_name(ledger, r.scrubber),
         epoch: r.scrubbed.holding.epoch.0,
@@ -83,7 +84,7 @@ pub fn reservation_state(view: &ReservationView) -> wire::ReservationState {
 }
 
 /// Converts a reservation with its slices and its commit deadline.
-pub fn reservation(view: ReservationView) -> wire::Reservation {
+pub fn reservation_message(view: ReservationView) -> wire::Reservation {
     let state = reservation_state(&view).into();
     let r = view.reservation;
     let (deadline, reason) = match &r.stage {
@@ -112,8 +113,8 @@ pub fn reservation(view: ReservationView) -> wire::Reservation {
     }
 }
 
-/// Converts a recorded decision. `seq` is its sequence number in the log of decisions.
-pub fn decision(seq: u64, decision: &Decision) -> wire::Decision {
+/// Converts a recorded decision. `seq` is its sequence number in the audit log.
+pub fn decision_message(seq: u64, decision: &Decision) -> wire::Decision {
     let description = decision.what.describe();
     wire::Decision {
         seq,
@@ -129,7 +130,7 @@ pub fn decision(seq: u64, decision: &Decision) -> wire::Decision {
 }
 
 /// Returns the scheduling state of a host or EMC. A drain is complete once the object is empty.
-fn scheduling(state: Scheduling, empty: bool) -> wire::Scheduling {
+fn scheduling_state(state: Scheduling, empty: bool) -> wire::Scheduling {
     match state {
         Scheduling::Enabled => wire::Scheduling::Enabled,
         Scheduling::Cordoned => wire::Scheduling::Cordoned,
@@ -139,7 +140,7 @@ fn scheduling(state: Scheduling, empty: bool) -> wire::Scheduling {
 }
 
 /// Converts a host with its state and its free capacity. Returns `None` if the host does not exist.
-pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
+pub fn host_message(manager: &Manager, id: HostId) -> Option<wire::Host> {
     let ledger = manager.durable();
     let entry = ledger.host(id)?;
     let (hello, last_report) = manager.agent_identity(id);
@@ -156,14 +157,14 @@ pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
     Some(wire::Host {
         host: h.name.to_string(),
         state: state.into(),
-        scheduling: scheduling(h.scheduling, slices == 0 && reservations == 0).into(),
+        scheduling: scheduling_state(h.scheduling, slices == 0 && reservations == 0).into(),
         emcs: h.emcs.iter().filter_map(|id| Some(ledger.emc(*id)?.emc.name.to_string())).collect(),
         cores: h.cores,
         free_cores: entry.cores_free(),
         local_bytes: h.local.get(),
         free_local_bytes: entry.local_free().get(),
-        slices: count(slices),
-        reservations: count(reservations),
+        slices: saturate_to_u32(slices),
+        reservations: saturate_to_u32(reservations),
         boot_id: h.boot_id.clone(),
         last_heartbeat_unix_ms: last_report.map(|at| at.0),
         host_memory_socket: hello.map(|hello| hello.host_memory_socket.clone()).unwrap_or_default(),
@@ -171,12 +172,12 @@ pub fn host(manager: &Manager, id: HostId) -> Option<wire::Host> {
     })
 }
 
-fn count(n: usize) -> u32 {
+fn saturate_to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
 /// Converts an EMC with its state and its free slices. Returns `None` if the EMC does not exist.
-pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
+pub fn emc_message(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
     let entry = manager.durable().emc(id)?;
     let (state, error) = match manager.emc_state(id) {
         EmcState::Starting => (wire::EmcState::Starting, String::new()),
@@ -187,7 +188,7 @@ pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
     Some(wire::Emc {
         emc: e.name.to_string(),
         state: state.into(),
-        scheduling: scheduling(e.scheduling, entry.free() == e.slices).into(),
+        scheduling: scheduling_state(e.scheduling, entry.free() == e.slices).into(),
         driver: e.driver.clone(),
         path: e.path.clone(),
         first_slice: e.first.0,
@@ -202,12 +203,12 @@ pub fn emc(manager: &Manager, id: EmcId) -> Option<wire::Emc> {
 }
 
 /// Converts all EMCs of the rack.
-pub fn emc_views(manager: &Manager) -> Vec<wire::Emc> {
-    manager.durable().emcs().filter_map(|(id, _)| emc(manager, id)).collect()
+pub fn emc_messages(manager: &Manager) -> Vec<wire::Emc> {
+    manager.durable().emcs().filter_map(|(id, _)| emc_message(manager, id)).collect()
 }
 
-/// Free capacity of the rack at one revision of the ledger. The copy under the ledger's lock is
-/// short, because hosts refer to EMCs by id.
+/// Free capacity of the rack at one revision of the ledger. Hosts refer to EMCs by ID, so that
+/// copying under the ledger's lock is fast.
 #[derive(Clone, Debug)]
 pub struct CapacityView {
     revision: u64,
@@ -277,7 +278,7 @@ impl From<CapacityView> for wire::Capacity {
 }
 
 /// Converts a request to migrate a VM.
-pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Migration {
+pub fn migration_message(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Migration {
     let state = match m.answer {
         MigrationAnswer::Open => wire::MigrationState::Open,
         MigrationAnswer::Accepted => wire::MigrationState::Accepted,
@@ -296,7 +297,7 @@ pub fn migration(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Mig
 }
 
 /// Converts an active alarm.
-pub fn alarm(a: Alarm) -> wire::Alarm {
+pub fn alarm_message(a: Alarm) -> wire::Alarm {
     wire::Alarm {
         reason: a.reason.into(),
         subject: a.subject.to_string(),
@@ -305,16 +306,18 @@ pub fn alarm(a: Alarm) -> wire::Alarm {
     }
 }
 
-/// Converts a durable change into events for watchers. Events contain the current state of the
-/// changed objects. This state can be newer than the change.
-pub fn events(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
+/// Converts a durable change into events for watchers. Each event contains the current state of a
+/// changed object, which can be newer than the change.
+pub fn event_messages(manager: &Manager, when: When, chunk: &WriteChunk) -> Vec<wire::Event> {
     use wire::event::Change;
     let ledger = manager.durable();
     let changes = chunk.records().iter().filter_map(|record| match record.key() {
-        Key::Slice(id) => Some(Change::Slice(slice(ledger, id, ledger.emc_of(id)?, ledger.slot(id)?))),
-        Key::Reservation(id) => Some(Change::Reservation(reservation(ledger.view(id)?))),
-        Key::Host(id) => Some(Change::Host(host(manager, id)?)),
-        Key::Emc(id) => Some(Change::Emc(emc(manager, id)?)),
+        Key::Slice(id) => {
+            Some(Change::Slice(slice_message(ledger, id, ledger.emc_of(id)?, ledger.slot(id)?)))
+        }
+        Key::Reservation(id) => Some(Change::Reservation(reservation_message(ledger.view(id)?))),
+        Key::Host(id) => Some(Change::Host(host_message(manager, id)?)),
+        Key::Emc(id) => Some(Change::Emc(emc_message(manager, id)?)),
         Key::Meta | Key::Migration(_) | Key::Decision(_) => None,
     });
     let events = changes.map(|change| wire::Event {

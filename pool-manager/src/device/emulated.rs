@@ -9,7 +9,7 @@
 //! epoch was revoked. The driver updates the entry before it creates the file of a grant. Lower
 //! epochs are always rejected.
 //!
-//! [`fault`] injects faults, with which tests check that audits detect errors.
+//! [`fault`] injects faults. Tests use them to check that audits detect errors.
 
 use std::{
     collections::BTreeMap,
@@ -33,25 +33,25 @@ use fault::{Fault, Faults};
 pub mod fault;
 
 /// Size of an entry of the file `epochs`, in bytes.
-const ENTRY_BYTES: u64 = 8;
+const EPOCH_ENTRY_BYTES: u64 = 8;
 /// Valid epochs: an entry of `epochs` is a u64 that contains twice the epoch.
-const EPOCHS: RangeInclusive<u64> = 1..=u64::MAX >> 1;
+const VALID_EPOCHS: RangeInclusive<u64> = 1..=u64::MAX >> 1;
 
 /// Driver of an EMC emulated by a directory.
 #[derive(Debug)]
 pub struct Emulated {
     directory: PathBuf,
-    /// Path of `slices` in the directory. This path is the prefix of handles.
-    files: PathBuf,
-    files_fd: File,
+    /// Path of the subdirectory `slices`. Handles begin with this path.
+    slices_path: PathBuf,
+    slices_fd: File,
     epochs: File,
     history: Vec<History>,
     granted: BTreeMap<u32, Owner>,
     faults: Faults,
     /// Free space below which grants are rejected, in bytes.
-    free_min: u64,
-    /// Whether the fault file was read since the last commit. Calls between two commits share this
-    /// check.
+    free_bytes_min: u64,
+    /// Whether the fault file was read since the last commit. It is read at most once between two
+    /// commits.
     is_in_batch: bool,
     /// Whether enough free space was found since the last commit.
     has_space: bool,
@@ -77,49 +77,49 @@ impl History {
         Self { highest: Epoch(entry >> 1), revoked: entry & 1 == 1 }
     }
 
-    fn entry(self) -> u64 {
+    fn to_entry(self) -> u64 {
         self.highest.0 << 1 | u64::from(self.revoked)
     }
 
     /// Returns whether `epoch` can no longer be granted, or is invalid.
     fn has_ended(self, epoch: Epoch) -> bool {
-        epoch < self.highest || (epoch == self.highest && self.revoked) || !EPOCHS.contains(&epoch.0)
+        epoch < self.highest || (epoch == self.highest && self.revoked) || !VALID_EPOCHS.contains(&epoch.0)
     }
 }
 
 impl Emulated {
-    /// Opens the EMC in a directory, or creates an empty EMC there. Completes operations that an
-    /// earlier manager did not finish.
+    /// Opens the EMC in a directory, or creates an empty EMC there. Completes operations that were
+    /// interrupted in an earlier process.
     ///
     /// # Errors
     /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the EMC has more than `slices` slices,
     /// or [`DeviceError::Io`].
     pub fn open(path: &Path, slices: u32) -> Result<Self, DeviceError> {
         let directory = std::path::absolute(path).map_err(io_error("resolve", path))?;
-        let files = directory.join("slices");
-        if files.to_str().is_none() {
+        let slices_path = directory.join("slices");
+        if slices_path.to_str().is_none() {
             return Err(DeviceError::Mismatch {
                 path: directory,
                 what: "its path is not valid UTF-8".to_owned(),
             });
         }
-        make_directory(&directory)?;
-        let lock = take_lock(&directory)?;
-        make_directory(&files)?;
-        let epochs = open_private(&directory.join("epochs"))?;
+        create_directory(&directory)?;
+        let lock = lock_directory(&directory)?;
+        create_directory(&slices_path)?;
+        let epochs = open_private_file(&directory.join("epochs"))?;
         let history = read_epochs(&epochs, &directory, slices)?;
-        let files_fd = File::open(&files).map_err(io_error("open", &files))?;
+        let slices_fd = File::open(&slices_path).map_err(io_error("open", &slices_path))?;
         let faults = Faults::new(&directory)?;
-        let (granted, free_min) = (BTreeMap::new(), DEVICE_FREE_BYTES_MIN);
+        let (granted, free_bytes_min) = (BTreeMap::new(), DEVICE_FREE_BYTES_MIN);
         let mut device = Self {
             directory,
-            files,
-            files_fd,
+            slices_path,
+            slices_fd,
             epochs,
             history,
             granted,
             faults,
-            free_min,
+            free_bytes_min,
             is_in_batch: false,
             has_space: false,
             _lock: lock,
@@ -131,20 +131,20 @@ impl Emulated {
     /// Reads the existing grants, and completes interrupted operations.
     fn load(&mut self) -> Result<(), DeviceError> {
         let mut owners_by_slice = BTreeMap::<u32, Vec<Owner>>::new();
-        for entry in fs::read_dir(&self.files).map_err(io_error("list", &self.files))? {
-            let name = entry.map_err(io_error("list", &self.files))?.file_name();
-            match name.to_str().and_then(parse_name) {
+        for entry in fs::read_dir(&self.slices_path).map_err(io_error("list", &self.slices_path))? {
+            let name = entry.map_err(io_error("list", &self.slices_path))?.file_name();
+            match name.to_str().and_then(parse_file_name) {
                 Some((slice, owner)) => owners_by_slice.entry(slice).or_default().push(owner),
                 None => {
-                    tracing::warn!(path = %self.files.join(name).display(), "ignoring file: name is not SLICE.EPOCH.hHOST")
+                    tracing::warn!(path = %self.slices_path.join(name).display(), "ignoring file: name is not SLICE.EPOCH.hHOST")
                 }
             }
         }
         owners_by_slice.into_iter().try_for_each(|(slice, owners)| self.load_slice(slice, owners))
     }
 
-    /// Loads a slice. Only the file with the highest epoch can be a grant. The other files are left
-    /// from interrupted revocations; this function completes the revocations.
+    /// Loads a slice. Only the file with the highest epoch can be a grant. The other files were
+    /// left by interrupted revocations, which this function completes.
     fn load_slice(&mut self, slice: u32, mut owners: Vec<Owner>) -> Result<(), DeviceError> {
         let history = *self.history(slice)?;
         owners.sort_by_key(|owner| owner.epoch);
@@ -157,7 +157,7 @@ impl Emulated {
             }
         }
         if let Some(owner) = newest {
-            self.record(slice, History { highest: owner.epoch, revoked: false })?;
+            self.write_history(slice, History { highest: owner.epoch, revoked: false })?;
             let created = self.create_file(slice, owner).map(drop);
             self.tolerate_slice_failure(slice, created)?;
             self.granted.insert(slice, owner);
@@ -165,11 +165,10 @@ impl Emulated {
         Ok(())
     }
 
-    /// Returns `false` if a call succeeded. Logs an error that concerns only one slice, and returns
-    /// `true`.
+    /// Returns whether a call failed for this slice only, and logs the error of such a call.
     ///
     /// # Errors
-    /// Returns any other error, because it concerns the whole device.
+    /// Returns an error that concerns the whole device.
     fn tolerate_slice_failure(&self, slice: u32, done: Result<(), DeviceError>) -> Result<bool, DeviceError> {
         match done {
             Ok(()) => Ok(false),
@@ -187,10 +186,10 @@ impl Emulated {
         self.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
-    fn record(&mut self, slice: u32, history: History) -> Result<(), DeviceError> {
+    fn write_history(&mut self, slice: u32, history: History) -> Result<(), DeviceError> {
         if self.history[slice as usize] != history {
-            let at = u64::from(slice) * ENTRY_BYTES;
-            let wrote = self.epochs.write_all_at(&history.entry().to_le_bytes(), at);
+            let at = u64::from(slice) * EPOCH_ENTRY_BYTES;
+            let wrote = self.epochs.write_all_at(&history.to_entry().to_le_bytes(), at);
             wrote.map_err(io_error("write", &self.directory.join("epochs")))?;
             self.history[slice as usize] = history;
         }
@@ -201,12 +200,13 @@ impl Emulated {
     fn create_file(&self, slice: u32, owner: Owner) -> Result<File, DeviceError> {
         let name = file_name(slice, owner);
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let created = rustix::fs::openat(&self.files_fd, &name, flags, Mode::RUSR | Mode::WUSR);
-        let file = File::from(created.map_err(|e| slice_error("create", &self.files.join(&name))(e.into()))?);
+        let created = rustix::fs::openat(&self.slices_fd, &name, flags, Mode::RUSR | Mode::WUSR);
+        let file =
+            File::from(created.map_err(|e| slice_error("create", &self.slices_path.join(&name))(e.into()))?);
         file.set_len(SLICE.get()).map_err(|errno| {
             // The grant was not published. If this unlink fails, the next start handles the file.
-            let _ = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
-            slice_error("set the size of", &self.files.join(&name))(errno)
+            let _ = rustix::fs::unlinkat(&self.slices_fd, &name, AtFlags::empty());
+            slice_error("set the size of", &self.slices_path.join(&name))(errno)
         })?;
         Ok(file)
     }
@@ -217,15 +217,15 @@ impl Emulated {
             return Ok(());
         }
         let name = file_name(slice, owner);
-        let path = || self.files.join(&name);
+        let path = || self.slices_path.join(&name);
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = match rustix::fs::openat(&self.files_fd, &name, flags, Mode::empty()) {
+        let file = match rustix::fs::openat(&self.slices_fd, &name, flags, Mode::empty()) {
             Err(rustix::io::Errno::NOENT) => return Ok(()),
             opened => File::from(opened.map_err(|e| slice_error("open", &path())(e.into()))?),
         };
-        self.faults.before_revoke(slice, &file);
+        self.faults.retain_bytes_before_revoke(slice, &file);
         file.set_len(0).map_err(slice_error("truncate", &path()))?;
-        let unlinked = rustix::fs::unlinkat(&self.files_fd, &name, AtFlags::empty());
+        let unlinked = rustix::fs::unlinkat(&self.slices_fd, &name, AtFlags::empty());
         unlinked.map_err(|e| slice_error("unlink", &path())(e.into()))
     }
 
@@ -235,15 +235,15 @@ impl Emulated {
         if self.has_space {
             return Ok(());
         }
-        let stats = rustix::fs::fstatvfs(&self.files_fd);
-        let space = stats.map_err(|e| io_error("get the free space of", &self.files)(e.into()))?;
+        let stats = rustix::fs::fstatvfs(&self.slices_fd);
+        let space = stats.map_err(|e| io_error("get the free space of", &self.slices_path)(e.into()))?;
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         // A hugetlbfs mount without a size limit reports 0 blocks.
-        self.has_space = space.f_blocks == 0 || free >= self.free_min;
+        self.has_space = space.f_blocks == 0 || free >= self.free_bytes_min;
         if self.has_space {
             return Ok(());
         }
-        Err(DeviceError::NoSpace { path: self.files.clone(), free, min: self.free_min })
+        Err(DeviceError::NoSpace { path: self.slices_path.clone(), free, min: self.free_bytes_min })
     }
 
     fn begin_batch(&mut self) {
@@ -252,17 +252,17 @@ impl Emulated {
         }
     }
 
-    fn handle(&self, slice: u32, owner: Owner) -> Handle {
-        let files = self.files.to_str().expect("open() checked that the path is UTF-8");
-        Arc::from(format!("{files}/{}", file_name(slice, owner)))
+    fn handle_of(&self, slice: u32, owner: Owner) -> Handle {
+        let slices_path = self.slices_path.to_str().expect("open() checked that the path is UTF-8");
+        Arc::from(format!("{slices_path}/{}", file_name(slice, owner)))
     }
 
     fn grant_of(&self, slice: u32, owner: Owner) -> Grant {
-        Grant { slice, epoch: owner.epoch, host: owner.host, handle: self.handle(slice, owner) }
+        Grant { slice, epoch: owner.epoch, host: owner.host, handle: self.handle_of(slice, owner) }
     }
 
     /// Checks that `epoch` can still be granted.
-    fn check_current(&self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
+    fn check_epoch(&self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         let history = *self.history(slice)?;
         let stale = DeviceError::StaleEpoch { slice, epoch, highest: history.highest };
         if history.has_ended(epoch) { Err(stale) } else { Ok(()) }
@@ -277,23 +277,23 @@ impl Device for Emulated {
         if let Some(Owner { epoch, host }) = current.filter(|current| *current != owner) {
             return Err(DeviceError::Held { slice, epoch, host });
         }
-        self.check_current(slice, epoch)?;
+        self.check_epoch(slice, epoch)?;
         match current {
-            Some(same) => return Ok(self.handle(slice, same)),
+            Some(same) => return Ok(self.handle_of(slice, same)),
             None => self.check_space()?,
         }
-        self.record(slice, History { highest: epoch, revoked: false })?;
+        self.write_history(slice, History { highest: epoch, revoked: false })?;
         let file = self.create_file(slice, owner)?;
-        self.faults.after_grant(slice, &file);
+        self.faults.restore_bytes_after_grant(slice, &file);
         self.granted.insert(slice, owner);
-        Ok(self.handle(slice, owner))
+        Ok(self.handle_of(slice, owner))
     }
 
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         self.begin_batch();
         let history = *self.history(slice)?;
-        if epoch >= history.highest && EPOCHS.contains(&epoch.0) {
-            self.record(slice, History { highest: epoch, revoked: true })?;
+        if epoch >= history.highest && VALID_EPOCHS.contains(&epoch.0) {
+            self.write_history(slice, History { highest: epoch, revoked: true })?;
         }
         // An owner with a later epoch keeps the slice. After a failed revocation, the current owner
         // can have an earlier epoch.
@@ -323,7 +323,7 @@ impl Device for Emulated {
             && let Some((slice, owner)) = self.granted.pop_first()
         {
             // Errors are ignored: this is an injected fault.
-            let _ = rustix::fs::unlinkat(&self.files_fd, file_name(slice, owner), AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.slices_fd, file_name(slice, owner), AtFlags::empty());
         }
         Ok(Contents {
             grants: self.granted.iter().map(|(slice, owner)| self.grant_of(*slice, *owner)).collect(),
@@ -342,7 +342,7 @@ fn file_name(slice: u32, owner: Owner) -> String {
     format!("{slice:05}.{}.h{}", owner.epoch.0, owner.host.0)
 }
 
-fn parse_name(name: &str) -> Option<(u32, Owner)> {
+fn parse_file_name(name: &str) -> Option<(u32, Owner)> {
     let mut parts = name.splitn(3, '.');
     let slice = parts.next()?.parse().ok()?;
     let epoch = Epoch(parts.next()?.parse().ok()?);
@@ -351,13 +351,13 @@ fn parse_name(name: &str) -> Option<(u32, Owner)> {
     (file_name(slice, owner) == name).then_some((slice, owner))
 }
 
-fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
-    move |errno| DeviceError::Io { doing, path: path.to_owned(), errno }
+fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
+    move |errno| DeviceError::Io { operation, path: path.to_owned(), errno }
 }
 
 /// Classifies an error of a slice's file: some error codes mean that the whole directory or the
 /// machine has failed, not only this slice.
-fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
+fn slice_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
     let path = path.to_owned();
     move |errno| match errno.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(
@@ -370,16 +370,16 @@ fn slice_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> Device
             | Errno::NOENT
             | Errno::NODEV
             | Errno::STALE,
-        ) => DeviceError::Io { doing, path: path.clone(), errno },
-        _ => DeviceError::Slice { doing, path: path.clone(), errno },
+        ) => DeviceError::Io { operation, path: path.clone(), errno },
+        _ => DeviceError::Slice { operation, path: path.clone(), errno },
     }
 }
 
 /// Creates a directory and its missing parents. Other users may traverse but not list them. An
 /// existing directory keeps its mode.
-fn make_directory(path: &Path) -> Result<(), DeviceError> {
+fn create_directory(path: &Path) -> Result<(), DeviceError> {
     if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
-        make_directory(parent)?;
+        create_directory(parent)?;
     }
     match fs::create_dir(path) {
         Err(errno) if errno.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -389,15 +389,15 @@ fn make_directory(path: &Path) -> Result<(), DeviceError> {
     }
 }
 
-fn open_private(path: &Path) -> Result<File, DeviceError> {
+fn open_private_file(path: &Path) -> Result<File, DeviceError> {
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     opened.map_err(io_error("open", path))
 }
 
-fn take_lock(directory: &Path) -> Result<File, DeviceError> {
+fn lock_directory(directory: &Path) -> Result<File, DeviceError> {
     let path = directory.join("lock");
-    let lock = open_private(&path)?;
+    let lock = open_private_file(&path)?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => Err(DeviceError::InUse { path: directory.to_owned() }),
@@ -407,11 +407,11 @@ fn take_lock(directory: &Path) -> Result<File, DeviceError> {
 
 fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<History>, DeviceError> {
     let path = directory.join("epochs");
-    let expected = u64::from(slices) * ENTRY_BYTES;
+    let expected = u64::from(slices) * EPOCH_ENTRY_BYTES;
     let len = file.metadata().map_err(io_error("get the length of", &path))?.len();
-    if len > expected || !len.is_multiple_of(ENTRY_BYTES) {
+    if len > expected || !len.is_multiple_of(EPOCH_ENTRY_BYTES) {
         let what = format!(
-            "its file epochs has {len} bytes: must be a multiple of {ENTRY_BYTES}, at most {expected} for {slices} slices"
+            "its file epochs has {len} bytes: must be a multiple of {EPOCH_ENTRY_BYTES}, at most {expected} for {slices} slices"
         );
         return Err(DeviceError::Mismatch { path: directory.to_owned(), what });
     }

@@ -1,4 +1,4 @@
-//! Reference model of a device, with which property tests compare the drivers.
+//! Reference model of a device. Property tests compare the drivers with it.
 
 use std::collections::BTreeMap;
 

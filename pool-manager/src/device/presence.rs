@@ -24,13 +24,15 @@ impl Presence {
     ///
     /// # Errors
     /// [`DeviceError::Vanished`] if a file is missing, or [`DeviceError::Io`].
-    pub fn of(driver: Driver, path: &Path) -> Result<Self, DeviceError> {
+    pub fn record(driver: Driver, path: &Path) -> Result<Self, DeviceError> {
         let identify = |name: &&str| {
             let path = path.join(name);
             let id = file_id(&path)?;
             Ok((path, id))
         };
-        Ok(Self { files: driver.files().iter().map(identify).collect::<Result<_, DeviceError>>()? })
+        Ok(Self {
+            files: driver.identifying_files().iter().map(identify).collect::<Result<_, DeviceError>>()?,
+        })
     }
 
     /// Compares the current files with the recorded identities.
@@ -53,6 +55,6 @@ fn file_id(path: &Path) -> Result<FileId, DeviceError> {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
             Err(DeviceError::Vanished { path: path.to_owned(), what: "is missing" })
         }
-        Err(errno) => Err(DeviceError::Io { doing: "stat", path: path.to_owned(), errno }),
+        Err(errno) => Err(DeviceError::Io { operation: "stat", path: path.to_owned(), errno }),
     }
 }

@@ -1,7 +1,8 @@
 //! Driver for CXL memory that several hosts share and that cannot revoke access. The manager cannot
 //! access the memory itself. This driver only records durably which host owns each slice. A host
 //! with a grant can access the slice until the host releases it or is powered off. Callers must
-//! ensure this before they revoke a slice or fence a host.
+//! ensure that the host has released the slice or is powered off before they revoke the slice or
+//! fence the host.
 //!
 //! The record is a small database in the EMC's directory. For each slice it contains the highest
 //! epoch, and the host that owns the slice with this epoch. Lower epochs are always rejected.
@@ -19,7 +20,7 @@ use super::{Contents, Device, DeviceError, Grant, Handle};
 use crate::store::{Store, StoreError, Table, Write, disk::Directory, redb::RedbStore};
 
 /// File name of the record in the EMC's directory.
-pub(super) const FILE: &str = "grants.redb";
+pub(super) const RECORD_FILE: &str = "grants.redb";
 /// Key of the device's serial number in the record.
 const SERIAL: &[u8] = b"serial";
 
@@ -58,12 +59,12 @@ impl SharedDax {
     /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the record belongs to another serial
     /// number or has more slices, or [`DeviceError::Record`].
     pub fn open(path: &Path, slices: u32, serial: &str) -> Result<Self, DeviceError> {
-        let store = Directory::take_for(path, FILE).and_then(RedbStore::open);
-        Self::with_store(Box::new(store.map_err(record_error(path))?), path, slices, serial)
+        let store = Directory::lock_for(path, RECORD_FILE).and_then(RedbStore::open);
+        Self::open_in_store(Box::new(store.map_err(record_error(path))?), path, slices, serial)
     }
 
     /// Opens the record in `store`. Tests pass other stores.
-    fn with_store(
+    fn open_in_store(
         store: Box<dyn Store>,
         path: &Path,
         slices: u32,
@@ -72,13 +73,13 @@ impl SharedDax {
         let (path, serial) = (path.to_owned(), serial.to_owned());
         let slices = vec![SliceRecord::default(); slices as usize];
         let mut device = Self { path, serial, slices, changed: BTreeSet::new(), store };
-        device.claim()?;
+        device.claim_record()?;
         device.load()?;
         Ok(device)
     }
 
     /// Writes the serial number to a new record, and rejects the record of another device.
-    fn claim(&mut self) -> Result<(), DeviceError> {
+    fn claim_record(&mut self) -> Result<(), DeviceError> {
         let mut recorded = None;
         let scanned = self.store.scan(Table::Meta, &mut |key, value| {
             if key == SERIAL {
@@ -88,8 +89,10 @@ impl SharedDax {
         scanned.map_err(record_error(&self.path))?;
         match recorded {
             Some(recorded) if recorded == self.serial => Ok(()),
-            Some(other) => Err(self
-                .mismatch(format!("its record belongs to serial number {other}: must be {}", self.serial))),
+            Some(other) => Err(self.mismatch_error(format!(
+                "its record belongs to serial number {other}: must be {}",
+                self.serial
+            ))),
             None => {
                 let (key, value) = (SERIAL.to_vec(), self.serial.clone().into_bytes());
                 let written = self.store.commit(&[Write::Put { table: Table::Meta, key, value }]);
@@ -108,10 +111,10 @@ impl SharedDax {
             None => unexpected = Some(format!("entry {key:02x?} of its record has an unknown format")),
         });
         scanned.map_err(record_error(&self.path))?;
-        unexpected.map_or(Ok(()), |what| Err(self.mismatch(what)))
+        unexpected.map_or(Ok(()), |what| Err(self.mismatch_error(what)))
     }
 
-    fn mismatch(&self, what: String) -> DeviceError {
+    fn mismatch_error(&self, what: String) -> DeviceError {
         DeviceError::Mismatch { path: self.path.clone(), what }
     }
 
@@ -120,20 +123,20 @@ impl SharedDax {
         self.slices.get(slice as usize).copied().ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
-    fn set(&mut self, slice: u32, slice_record: SliceRecord) {
+    fn set_slice_record(&mut self, slice: u32, slice_record: SliceRecord) {
         if self.slices[slice as usize] != slice_record {
             self.slices[slice as usize] = slice_record;
             self.changed.insert(slice);
         }
     }
 
-    fn handle(&self, slice: u32) -> Handle {
+    fn handle_of(&self, slice: u32) -> Handle {
         Arc::from(format!("cxl:{}:{slice}", self.serial))
     }
 
     fn grants(&self) -> impl Iterator<Item = Grant> {
         (0..).zip(&self.slices).filter_map(|(slice, SliceRecord { highest, host })| {
-            Some(Grant { slice, epoch: *highest, host: (*host)?, handle: self.handle(slice) })
+            Some(Grant { slice, epoch: *highest, host: (*host)?, handle: self.handle_of(slice) })
         })
     }
 }
@@ -149,8 +152,8 @@ impl Device for SharedDax {
                 Err(DeviceError::StaleEpoch { slice, epoch, highest: slice_record.highest })
             }
             _ => {
-                self.set(slice, SliceRecord { highest: epoch, host: Some(host) });
-                Ok(self.handle(slice))
+                self.set_slice_record(slice, SliceRecord { highest: epoch, host: Some(host) });
+                Ok(self.handle_of(slice))
             }
         }
     }
@@ -158,7 +161,7 @@ impl Device for SharedDax {
     fn revoke(&mut self, slice: u32, epoch: Epoch) -> Result<(), DeviceError> {
         let slice_record = self.slice_record(slice)?;
         if epoch >= slice_record.highest {
-            self.set(slice, SliceRecord { highest: epoch, host: None });
+            self.set_slice_record(slice, SliceRecord { highest: epoch, host: None });
         }
         Ok(())
     }
@@ -166,14 +169,14 @@ impl Device for SharedDax {
     fn fence(&mut self, host: HostId) -> Result<Vec<Grant>, DeviceError> {
         let grants: Vec<Grant> = self.grants().filter(|grant| grant.host == host).collect();
         for grant in &grants {
-            self.set(grant.slice, SliceRecord { highest: grant.epoch, host: None });
+            self.set_slice_record(grant.slice, SliceRecord { highest: grant.epoch, host: None });
         }
         Ok(grants)
     }
 
     fn contents(&mut self) -> Result<Contents, DeviceError> {
         let highest = self.slices.iter().map(|slice_record| slice_record.highest).collect();
-        let handles = (0..).zip(&self.slices).map(|(slice, _)| self.handle(slice)).collect();
+        let handles = (0..).zip(&self.slices).map(|(slice, _)| self.handle_of(slice)).collect();
         Ok(Contents { grants: self.grants().collect(), highest, handles })
     }
 

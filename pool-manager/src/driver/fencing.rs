@@ -19,7 +19,7 @@ pub(super) type WaitingEmc = (EmcId, EmcSender);
 
 /// Starts the fence command for a host, unless the command is already running. The result is
 /// reported to `emc`.
-pub(super) fn start(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: WaitingEmc) {
+pub(super) fn start_fence_command(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: WaitingEmc) {
     let mut core = shared.lock();
     let waiting = core.pending_fences.entry(host).or_default();
     waiting.push(emc);
@@ -35,13 +35,13 @@ pub(super) fn start(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: 
             Some(command) => fence_command::run(&command, &name).await,
             None => Err("rack.toml has no [fence] command".to_owned()),
         };
-        report(&shared, host, since, result);
+        report_fence_result(&shared, host, since, result);
     });
 }
 
 /// Reports the result of a fence command to the waiting EMCs. A success does not count if the host
 /// reconnected in the meantime, because the host can have new grants or be fenced again.
-fn report(shared: &Shared, host: HostId, since: Option<UnixMs>, result: Result<(), String>) {
+fn report_fence_result(shared: &Shared, host: HostId, since: Option<UnixMs>, result: Result<(), String>) {
     let mut core = shared.lock();
     let waiting = core.pending_fences.remove(&host).unwrap_or_default();
     let is_same_fence = is_fencing(&core, host) && core.manager.stopping_since(host) == since;

@@ -46,7 +46,7 @@ impl Gate {
         self.1.notify_all();
     }
 
-    async fn until_blocked(&self) {
+    async fn wait_until_blocked(&self) {
         while *self.0.lock().unwrap() != GateMode::Blocked {
             tokio::task::yield_now().await;
         }
@@ -77,7 +77,7 @@ impl Store for GatedStore {
         }
         match mode {
             GateMode::Fails | GateMode::FailsAfterWrite => {
-                Err(StoreError::Poisoned { place: "a gate".into() })
+                Err(StoreError::Poisoned { path: "a gate".into() })
             }
             GateMode::Open | GateMode::Closed | GateMode::Blocked => Ok(()),
         }
@@ -153,13 +153,13 @@ impl TestDriver {
         let session = handle.connect_agent(HostId(0), hello, outbox).unwrap();
         let driver = Self { handle, ended, gate, reading, session, _messages: messages, free, directory };
         driver
-            .until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing())
+            .wait_until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing())
             .await;
         driver
     }
 
-    async fn until(&self, holds: impl Fn(&Manager) -> bool) {
-        let mut changed = self.handle.changed();
+    async fn wait_until(&self, holds: impl Fn(&Manager) -> bool) {
+        let mut changed = self.handle.subscribe_to_notifications();
         let waiting = async {
             while !self.handle.read(|manager, _| holds(manager)).unwrap() {
                 let _ = tokio::time::timeout(Duration::from_millis(50), changed.changed()).await;
@@ -205,23 +205,23 @@ fn slot(manager: &Manager, slice: u32) -> Option<Slot> {
 }
 
 impl TestDriver {
-    async fn until_slot(&self, slice: u32, holds: impl Fn(Slot) -> bool) {
-        self.until(|manager| slot(manager, slice).is_some_and(&holds)).await;
+    async fn wait_until_slot(&self, slice: u32, holds: impl Fn(Slot) -> bool) {
+        self.wait_until(|manager| slot(manager, slice).is_some_and(&holds)).await;
     }
 
     async fn report(&self, report: ObservedState) {
         self.handle.handle_report(self.session, report).await.unwrap();
     }
 
-    async fn until_scrubbed(&self, slice: u32, epoch: u64) {
+    async fn report_until_scrubbed(&self, slice: u32, epoch: u64) {
         let (holding, at) = (Holding { slice: SliceId(slice), epoch: Epoch(epoch) }, UnixMs(0));
-        self.until_slot(slice, |slot| {
+        self.wait_until_slot(slice, |slot| {
             slot.epoch == holding.epoch && matches!(slot.state, State::Scrubbing(Scrub::Working(_)))
         })
         .await;
         let scrubbed = ScrubReport { holding, started: at, ended: at, verified: units::SLICE };
         self.report(ObservedState { scrubbed: vec![scrubbed], ..ObservedState::default() }).await;
-        self.until_slot(slice, |slot| slot.state == State::Free).await;
+        self.wait_until_slot(slice, |slot| slot.state == State::Free).await;
     }
 }
 
@@ -231,15 +231,15 @@ impl TestDriver {
 async fn device_added_again_continues_with_higher_epochs() {
     let driver = TestDriver::start(3).await;
     driver.reserve("v", 1, false).await.unwrap().unwrap();
-    driver.until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
+    driver.wait_until_slot(0, |slot| matches!(slot.state, State::Onlining(_))).await;
     driver.handle.request(release("v")).await.unwrap();
     let released = vec![Holding { slice: SliceId(0), epoch: Epoch(1) }];
     driver.report(ObservedState { released, ..ObservedState::default() }).await;
-    driver.until_scrubbed(0, 2).await;
+    driver.report_until_scrubbed(0, 2).await;
     driver.handle.request(Request::Configure(rack(driver.directory.path(), "f", 3))).await.unwrap();
-    driver.until_scrubbed(3, 3).await;
+    driver.report_until_scrubbed(3, 3).await;
     driver
-        .until(|manager| {
+        .wait_until(|manager| {
             let slots = [0, 3, 4, 5].map(|slice| slot(manager, slice).map(|slot| (slot.epoch.0, slot.state)));
             slots == [None, Some((3, State::Free)), Some((0, State::Free)), Some((0, State::Free))]
         })
@@ -247,23 +247,23 @@ async fn device_added_again_continues_with_higher_epochs() {
     driver.reserve("w", 3, false).await.unwrap().unwrap();
     for (slice, epoch) in [(3, 4), (4, 1), (5, 1)] {
         driver
-            .until_slot(slice, |slot| slot.epoch.0 == epoch && matches!(slot.state, State::Onlining(_)))
+            .wait_until_slot(slice, |slot| slot.epoch.0 == epoch && matches!(slot.state, State::Onlining(_)))
             .await;
     }
 }
 
 /// The write that removes the EMC takes effect on disk, but reports an error.
 #[tokio::test(flavor = "multi_thread")]
-async fn device_is_closed_if_its_failed_removal_is_on_disk() {
+async fn device_is_closed_if_its_removal_is_durable_despite_an_error() {
     let driver = TestDriver::start(3).await;
     let other = tempfile::tempdir().unwrap();
     driver.gate.set(GateMode::FailsAfterWrite);
     let removed = driver.handle.request(Request::Configure(rack(other.path(), "f", 3))).await;
     assert!(matches!(removed, Err(DriverError::Rejection(Rejection::StoreFailed))), "{removed:?}");
-    driver.until(|manager| manager.durable().emc_named(&parse_name("e")).is_none()).await;
+    driver.wait_until(|manager| manager.durable().emc_named(&parse_name("e")).is_none()).await;
     driver.handle.request(Request::Configure(rack(driver.directory.path(), "e", 3))).await.unwrap();
     driver
-        .until(|manager| {
+        .wait_until(|manager| {
             let added =
                 manager.durable().emc_named(&parse_name("e")).and_then(|id| manager.durable().emc(id));
             added.is_some_and(|entry| entry.up)
@@ -280,15 +280,15 @@ fn release(vm: &str) -> Request {
 async fn waiters_for_slices_do_not_block_other_requests() {
     let driver = TestDriver::start(8).await;
     let first = driver.reserve("v", 1, true);
-    driver.until(|manager| manager.durable().reservation_of(&parse_name("v")).is_some()).await;
-    let waiters: Vec<_> = (0..REQUESTS_QUEUED_MAX)
+    driver.wait_until(|manager| manager.durable().reservation_of(&parse_name("v")).is_some()).await;
+    let waiters: Vec<_> = (0..LEDGER_REQUESTS_QUEUED_MAX)
         .map(|_| {
             let handle = driver.handle.clone();
             let wait = Request::WaitReady { target: Target::Vm(parse_name("v")), within: Ns::secs(3600) };
             tokio::spawn(async move { handle.request(wait).await })
         })
         .collect();
-    while driver.handle.0.lock().replies.len() <= REQUESTS_QUEUED_MAX {
+    while driver.handle.0.lock().replies.len() <= LEDGER_REQUESTS_QUEUED_MAX {
         tokio::task::yield_now().await;
     }
     driver.handle.request(release("v")).await.unwrap();
@@ -303,11 +303,11 @@ async fn caller_waiting_for_space_continues_after_a_failed_write() {
     let driver = TestDriver::start(12 * 1024).await;
     driver.gate.set(GateMode::Closed);
     let in_flight = driver.reserve("a", 1, false);
-    driver.gate.until_blocked().await;
+    driver.gate.wait_until_blocked().await;
     let full = [driver.reserve("b", 4096, false), driver.reserve("c", 4096, false)];
-    driver.until(Manager::is_full).await;
+    driver.wait_until(Manager::is_full).await;
     let waiting = driver.reserve("d", 1, false);
-    while driver.handle.0.request_permits.available_permits() > REQUESTS_QUEUED_MAX - 4 {
+    while driver.handle.0.request_permits.available_permits() > LEDGER_REQUESTS_QUEUED_MAX - 4 {
         tokio::task::yield_now().await;
     }
     driver.gate.set(GateMode::Fails);
@@ -353,7 +353,7 @@ async fn number_of_concurrent_decision_searches_is_limited() {
 #[tokio::test(flavor = "multi_thread")]
 async fn large_write_is_published_in_chunks() {
     let driver = TestDriver::start(4096).await;
-    let mut chunks = driver.handle.changes();
+    let mut chunks = driver.handle.subscribe_to_changes();
     driver.reserve("v", 4096, false).await.unwrap().unwrap();
     let mut slices = BTreeSet::new();
     while slices.len() < 4096 {
@@ -379,14 +379,14 @@ async fn number_of_watchers_is_limited() {
 async fn iteration_count_is_constant_while_the_thread_is_blocked() {
     let driver = TestDriver::start(8).await;
     let iterations = || async {
-        let before = driver.handle.iterations();
+        let before = driver.handle.wake_and_count_iterations();
         tokio::time::sleep(Duration::from_millis(100)).await;
-        driver.handle.iterations() - before
+        driver.handle.wake_and_count_iterations() - before
     };
-    assert!(iterations().await > 0, "iterations() must wake the thread");
+    assert!(iterations().await > 0, "wake_and_count_iterations() must wake the thread");
     driver.gate.set(GateMode::Closed);
     let blocked = driver.reserve("a", 1, false);
-    driver.gate.until_blocked().await;
+    driver.gate.wait_until_blocked().await;
     assert_eq!(iterations().await, 0);
     driver.gate.set(GateMode::Open);
     blocked.await.unwrap().unwrap();
@@ -398,7 +398,7 @@ async fn close_writes_pending_decisions_and_rejects_new_ones() {
     let driver = TestDriver::start(8).await;
     driver.gate.set(GateMode::Closed);
     let in_flight = driver.reserve("a", 1, false);
-    driver.gate.until_blocked().await;
+    driver.gate.wait_until_blocked().await;
     driver.handle.close();
     assert!(matches!(driver.handle.request(release("a")).await, Err(DriverError::Stopping)));
     driver.gate.set(GateMode::Open);
@@ -420,7 +420,7 @@ async fn low_space_alarm_clears_without_a_write() {
     while !is_space_low(&driver) {
         driver.handle.write_entries(Vec::new()).await.unwrap();
     }
-    let mut changed = driver.handle.changed();
+    let mut changed = driver.handle.subscribe_to_notifications();
     driver.free.store(u64::MAX, Ordering::Relaxed);
     while is_space_low(&driver) {
         tokio::time::timeout(TIMEOUT, changed.changed())

@@ -34,7 +34,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(3600);
 /// Reply with the channel to its caller.
 type Reply = (oneshot::Sender<ReplyResult>, Box<ReplyResult>);
 
-/// Effect to perform after the lock is released, with the channel to its receiver.
+/// Effect to perform after the lock is released, with the channel to its recipient.
 enum Action {
     Reply(oneshot::Sender<ReplyResult>, Box<ReplyResult>),
     Send(mpsc::Sender<SessionMessage>, SessionMessage),
@@ -67,15 +67,15 @@ impl DriverThread {
     pub(super) fn run(&mut self) {
         let shared = Arc::clone(&self.shared);
         let mut actions = Vec::new();
-        while wait_for_work(&shared, self.wake_at(), &mut actions) {
+        while wait_for_work(&shared, self.next_wakeup(), &mut actions) {
             self.run_store_tasks();
-            if self.store.sleep_max().is_some() {
+            if self.store.max_sleep().is_some() {
                 self.check_space();
             }
             if self.reload_at.take_if(|at| *at <= Instant::now()).is_some() {
                 self.reload();
             }
-            self.perform_all(&mut actions);
+            self.perform_actions(&mut actions);
             if shared.lock().manager.take_changed() {
                 shared.notify_change();
             }
@@ -84,45 +84,45 @@ impl DriverThread {
     }
 
     /// Returns the time of the next check of free space or reload of the store.
-    fn wake_at(&self) -> Option<Instant> {
-        let space = self.store.sleep_max().map(|sleep| Instant::now() + sleep);
+    fn next_wakeup(&self) -> Option<Instant> {
+        let space = self.store.max_sleep().map(|sleep| Instant::now() + sleep);
         self.reload_at.into_iter().chain(space).min()
     }
 
     fn check_space(&mut self) {
-        if let Some(low) = self.store.space_changed() {
+        if let Some(low) = self.store.check_space_change() {
             self.handle_event(Event::StoreSpace { low });
         }
     }
 
-    fn perform_all(&mut self, actions: &mut Vec<Action>) {
+    fn perform_actions(&mut self, actions: &mut Vec<Action>) {
         let mut replies = Vec::new();
         for action in actions.drain(..) {
             match action {
                 Action::Reply(reply, answer) => replies.push((reply, answer)),
                 other => {
-                    self.reply(&mut replies);
-                    self.perform(other);
+                    self.send_replies(&mut replies);
+                    self.perform_action(other);
                 }
             }
         }
-        self.reply(&mut replies);
+        self.send_replies(&mut replies);
     }
 
-    fn reply(&self, replies: &mut Vec<Reply>) {
+    fn send_replies(&self, replies: &mut Vec<Reply>) {
         if !replies.is_empty() {
             let _ = self.replies.send(std::mem::take(replies)); // fails only if the runtime has ended
         }
     }
 
-    fn perform(&mut self, action: Action) {
+    fn perform_action(&mut self, action: Action) {
         match action {
             Action::Send(outbox, message) => drop(outbox.try_send(message)), // the manager repeats messages if the outbox is full
-            Action::Perform(Effect::Store { batch, records }) => self.store(batch, &records),
+            Action::Perform(Effect::Store { batch, records }) => self.write_batch(batch, &records),
             Action::Perform(Effect::Reload) => self.reload(),
             Action::Perform(Effect::Device(emc, call)) => self.call_device(emc, call),
             Action::Perform(Effect::Durable(durable)) => {
-                self.close_removed(&durable.records);
+                self.close_removed_emcs(&durable.records);
                 self.metrics.count_transitions(&durable);
                 for chunk in WriteChunk::split(durable) {
                     let _ = self.shared.published.send(chunk); // fails if there is no watcher
@@ -147,10 +147,10 @@ impl DriverThread {
             collect_effects(&mut core, &mut actions);
         }
         self.shared.batch_space.notify_waiters(); // a failed write also fails the open batch
-        self.perform_all(&mut actions);
+        self.perform_actions(&mut actions);
     }
 
-    fn store(&mut self, batch: u64, records: &[Record]) {
+    fn write_batch(&mut self, batch: u64, records: &[Record]) {
         self.shared.batch_space.notify_waiters();
         self.metrics.batch_records.observe(records.len() as f64);
         let result = self.store.commit(records);
@@ -169,12 +169,12 @@ impl DriverThread {
                 if let Some(meta) = loaded.meta {
                     let (records, restored) = (loaded.records, loaded.restored);
                     self.handle_event(Event::Loaded { meta, records, restored });
-                    self.close_unknown();
+                    self.close_unknown_emcs();
                 }
             }
             Err(error) => {
                 tracing::error!(error = units::chain(&error), "cannot reload store");
-                self.reload_at = Some(Instant::now() + units::limits::STORE_RETRY.as_duration());
+                self.reload_at = Some(Instant::now() + units::limits::STORE_OPEN_RETRY_DELAY.as_duration());
             }
         }
     }
@@ -189,9 +189,9 @@ impl DriverThread {
         }
     }
 
-    /// Writes entries that do not belong to the ledger. A failure needs no reload here: no write of
-    /// the ledger is pending on this thread, and the ledger's next write detects a store that must
-    /// be reloaded.
+    /// Writes entries that do not belong to the ledger. A failure requires no reload here: this
+    /// thread has no pending write of the ledger, and the ledger's next write detects whether the
+    /// store must be reloaded.
     fn write_entries(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let result = self.store.write_entries(writes);
         self.check_space();
@@ -206,7 +206,7 @@ impl DriverThread {
 
     fn call_device(&mut self, id: EmcId, call: DeviceCall) {
         if !self.emcs.contains_key(&id)
-            && let Some(calls) = self.open_emc(id)
+            && let Some(calls) = self.start_emc_thread(id)
         {
             self.emcs.insert(id, calls);
         }
@@ -214,7 +214,7 @@ impl DriverThread {
             matches!(call, DeviceCall::Fence { powered_off: false, .. }) && !self.can_revoke(id);
         match (self.emcs.get_mut(&id), &call) {
             (Some(calls), DeviceCall::Fence { host, powered_off: false }) if needs_power_off => {
-                fencing::start(&self.shared, &self.runtime, *host, (id, calls.clone()));
+                fencing::start_fence_command(&self.shared, &self.runtime, *host, (id, calls.clone()));
             }
             (Some(calls), _) => calls.send(call),
             (None, _) => {
@@ -224,9 +224,9 @@ impl DriverThread {
         }
     }
 
-    /// Ends the threads of removed EMCs, and so closes their devices. A new EMC may use the same
+    /// Ends the threads of removed EMCs, which closes their devices. A new EMC may use the same
     /// path.
-    fn close_removed(&mut self, records: &[Record]) {
+    fn close_removed_emcs(&mut self, records: &[Record]) {
         for record in records {
             if let Record::Deleted(Key::Emc(id)) = record {
                 self.emcs.remove(id);
@@ -236,7 +236,7 @@ impl DriverThread {
 
     /// Closes devices of EMCs that are not in the reloaded ledger: a removal can be on disk
     /// although the store reported an error.
-    fn close_unknown(&mut self) {
+    fn close_unknown_emcs(&mut self) {
         let core = self.shared.lock();
         let ledger = core.manager.durable();
         self.emcs.retain(|id, _| ledger.emc(*id).is_some());
@@ -246,7 +246,7 @@ impl DriverThread {
         self.shared.lock().manager.durable().emc(id).is_some_and(|entry| entry.emc.can_revoke())
     }
 
-    fn open_emc(&self, id: EmcId) -> Option<EmcSender> {
+    fn start_emc_thread(&self, id: EmcId) -> Option<EmcSender> {
         let description = {
             let core = self.shared.lock();
             let emc = &core.manager.durable().emc(id)?.emc;
@@ -296,7 +296,7 @@ fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, actions: &mut Vec<Ac
         if !actions.is_empty() || core.manager.has_pending_work() || !core.store_tasks.is_empty() || is_due {
             return true;
         }
-        if core.closed && !core.manager.is_writing() {
+        if core.is_closed && !core.manager.is_writing() {
             return false;
         }
         let wake = core.manager.next_wakeup();
@@ -310,7 +310,7 @@ fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, actions: &mut Vec<Ac
 /// Releases the lock and sleeps until there is work, at most for `timeout`.
 fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, timeout: Duration) -> MutexGuard<'a, Core> {
     let is_asleep = |core: &mut Core| core.sleeping_until.is_some();
-    let waited = shared.work.wait_timeout_while(core, timeout, is_asleep);
+    let waited = shared.work_available.wait_timeout_while(core, timeout, is_asleep);
     let (mut core, waited) = waited.unwrap_or_else(|_| std::process::abort()); // panic under the lock, as in `Shared::lock`
     core.sleeping_until = None;
     if waited.timed_out() {

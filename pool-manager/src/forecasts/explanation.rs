@@ -13,12 +13,15 @@ use super::state::{SensitivityPrediction, VmForecast};
 
 /// Names of the features of the model for frigid memory, in the order of its input row.
 static FEATURE_NAMES: LazyLock<Vec<String>> = LazyLock::new(|| feature_names().collect());
-/// Indices into [`QUANTILE_LEVELS`] of the points of the risk curve that an explanation contains.
-const EXPLAINED_LEVELS: [usize; 6] = [2, 4, 7, 9, 11, 14];
+/// Indices in [`QUANTILE_LEVELS`] of the risk curve points that an explanation shows.
+const EXPLAINED_LEVEL_INDICES: [usize; 6] = [2, 4, 7, 9, 11, 14];
 
 /// Returns the facts of a prediction as pairs of name and value. `allocation` is the predicted
 /// frigid memory that was placed on the pool, if a model predicted any.
-pub fn facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -> Vec<(String, String)> {
+pub fn explain_prediction(
+    forecast: &VmForecast,
+    allocation: Option<RiskAllocation>,
+) -> Vec<(String, String)> {
     let mut facts = request_facts(forecast);
     facts.extend(model_facts(forecast));
     if forecast.assessment.prediction.is_some() {
@@ -30,7 +33,7 @@ pub fn facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -> Vec<(
     facts
 }
 
-fn fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
+fn to_fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
     (name.into(), value.into())
 }
 
@@ -38,11 +41,12 @@ fn fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
 fn request_facts(forecast: &VmForecast) -> Vec<(String, String)> {
     let of_groups = Groups::NAMES.into_iter().zip(forecast.start.request.groups.all());
     let of_groups = of_groups.filter(|(_, name)| !name.is_empty());
-    let mut facts: Vec<_> = of_groups.map(|(group, name)| fact(format!("request: {group}"), name)).collect();
+    let mut facts: Vec<_> =
+        of_groups.map(|(group, name)| to_fact(format!("request: {group}"), name)).collect();
     if let Some(counters) = &forecast.start.counters {
-        let text = |(name, number)| format!("{name} {}", short(number));
+        let text = |(name, number)| format!("{name} {}", format_number(number));
         let measured: Vec<String> = measured_counters(counters).map(text).collect();
-        facts.push(fact("request: counters", measured.join(", ")));
+        facts.push(to_fact("request: counters", measured.join(", ")));
     }
     facts
 }
@@ -59,10 +63,10 @@ fn model_facts(forecast: &VmForecast) -> [(String, String); 2] {
             format!("sensitivity/{version}{modelled}")
         }
     };
-    [fact("model: frigid memory", frigid), fact("model: latency sensitivity", sensitivity)]
+    [to_fact("model: frigid memory", frigid), to_fact("model: latency sensitivity", sensitivity)]
 }
 
-/// Returns one sentence for each group of the VM about ended VMs of this group. Fractions are
+/// Returns one sentence about the ended VMs of each group to which the VM belongs. Fractions are
 /// relative to the size of the new VM.
 fn history_facts(forecast: &VmForecast) -> Vec<(String, String)> {
     let groups = Groups::NAMES.into_iter().zip(forecast.start.request.groups.all());
@@ -82,14 +86,14 @@ fn history_facts(forecast: &VmForecast) -> Vec<(String, String)> {
             format!(
                 "{} VMs ended, the last {} h ago; untouched memory of this VM if it behaves like them: \
                  minimum {}, 10th percentile of recent VMs {}, median {}",
-                short(number("count")),
-                short(number("hours_ago")),
-                percent(number("lowest")),
-                percent(number("tenth")),
-                percent(number("median")),
+                format_number(number("count")),
+                format_number(number("hours_ago")),
+                format_percent(number("lowest")),
+                format_percent(number("tenth")),
+                format_percent(number("median")),
             )
         };
-        fact(format!("history: {group} {name}"), text)
+        to_fact(format!("history: {group} {name}"), text)
     };
     groups.map(history).collect()
 }
@@ -100,50 +104,57 @@ fn prediction_facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -
         let level = |level: usize| {
             format!(
                 "{} with probability {}",
-                percent(prediction.curve.at_level(level)),
-                percent(QUANTILE_LEVELS[level])
+                format_percent(prediction.curve.at_level(level)),
+                format_percent(QUANTILE_LEVELS[level])
             )
         };
-        let levels: Vec<String> = EXPLAINED_LEVELS.into_iter().map(level).collect();
-        facts.push(fact("prediction: fractions of memory that would be overpredicted", levels.join(", ")));
-        facts.push(fact("prediction: margin of the owner", format!("{:.2}", prediction.owner_margin)));
+        let levels: Vec<String> = EXPLAINED_LEVEL_INDICES.into_iter().map(level).collect();
+        facts.push(to_fact("prediction: fractions of memory that would be overpredicted", levels.join(", ")));
+        facts.push(to_fact("prediction: margin of the owner", format!("{:.2}", prediction.owner_margin)));
     }
     if let Some(allocation) = allocation {
         let text = format!(
             "{} of the VM's memory before rounding to slices, overpredicted with probability {}",
-            percent(allocation.share),
-            percent(allocation.risk)
+            format_percent(allocation.share),
+            format_percent(allocation.risk)
         );
-        facts.push(fact("prediction: frigid memory taken", text));
+        facts.push(to_fact("prediction: frigid memory taken", text));
     }
     if let Some(SensitivityPrediction { probability, pdm, .. }) = forecast.sensitivity {
-        let text = format!("more than {} with probability {}", percent(pdm.get()), percent(probability));
-        facts.push(fact("prediction: slowdown on pool memory", text));
+        let text = format!(
+            "more than {} with probability {}",
+            format_percent(pdm.get()),
+            format_percent(probability)
+        );
+        facts.push(to_fact("prediction: slowdown on pool memory", text));
     }
     facts
 }
 
 fn point_facts(forecast: &VmForecast) -> Vec<(String, String)> {
     let point = &forecast.point;
-    let share = |share: Fraction| percent(share.get());
+    let share = |share: Fraction| format_percent(share.get());
     let mut facts = vec![
-        fact(
+        to_fact(
             "operating point: allowed fraction of VMs beyond the PDM (X, exceed_max)",
             share(point.limits.exceed_max),
         ),
-        fact("operating point: expected fraction of VMs beyond the PDM", percent(point.choice.miss)),
+        to_fact(
+            "operating point: expected fraction of VMs beyond the PDM",
+            format_percent(point.choice.miss),
+        ),
     ];
     if let Some(risk_limit) = point.risk_limit.filter(|risk_limit| risk_limit.risk_max > 0.0) {
-        facts.push(fact("operating point: rate of overpredictions (OP)", share(point.choice.frigid.op)));
-        facts.push(fact("operating point: maximum risk per VM", percent(risk_limit.risk_max)));
+        facts.push(to_fact("operating point: rate of overpredictions (OP)", share(point.choice.frigid.op)));
+        facts.push(to_fact("operating point: maximum risk per VM", format_percent(risk_limit.risk_max)));
         let text =
             format!("{:.1} GiB of pool memory per additional overpredicted VM", risk_limit.risk_multiplier);
-        facts.push(fact("operating point: risk multiplier", text));
+        facts.push(to_fact("operating point: risk multiplier", text));
     }
     if let Some(cutoff) = point.cutoff {
-        facts.push(fact("operating point: rate of false positives (FP)", percent(cutoff.fp)));
-        let up_to = format!("if the probability of a slowdown is at most {}", percent(cutoff.at_most));
-        facts.push(fact("operating point: placement on pool memory only", up_to));
+        facts.push(to_fact("operating point: rate of false positives (FP)", format_percent(cutoff.fp)));
+        let up_to = format!("if the probability of a slowdown is at most {}", format_percent(cutoff.at_most));
+        facts.push(to_fact("operating point: placement on pool memory only", up_to));
     }
     facts
 }
@@ -155,14 +166,14 @@ fn feature_facts(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)
         let (part, name) = name.split_once('.').unwrap_or(("this VM", name));
         let text = parts.entry(part).or_default();
         let comma = if text.is_empty() { "" } else { ", " };
-        let _ = write!(text, "{comma}{name} {}", short(*number)); // writing to a string cannot fail
+        let _ = write!(text, "{comma}{name} {}", format_number(*number)); // writing to a string cannot fail
     }
-    parts.into_iter().map(|(part, features)| fact(format!("features: {part}"), features))
+    parts.into_iter().map(|(part, features)| to_fact(format!("features: {part}"), features))
 }
 
-/// Formats a whole number, or a number from 100, without decimals, and other numbers with three
+/// Formats whole numbers and numbers of at least 100 without decimals, and other numbers with three
 /// decimals.
-fn short(number: f64) -> String {
+fn format_number(number: f64) -> String {
     if number.abs() >= 100.0 || number == number.trunc() {
         format!("{number:.0}")
     } else {
@@ -170,6 +181,6 @@ fn short(number: f64) -> String {
     }
 }
 
-fn percent(share: f64) -> String {
+fn format_percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }

@@ -30,13 +30,13 @@ use crate::{
 };
 
 /// Target rates of overpredictions for which a backtest reports results.
-const RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
+const TARGET_RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
 /// Target rate of overpredictions for comparisons if the operating point has none.
-const COMPARISON_RATE: f64 = 0.04;
+const COMPARISON_RATE_DEFAULT: f64 = 0.04;
 /// Seed of the random numbers in training; constant, so that training is reproducible.
-const SEED: u64 = 1;
+const TRAINING_SEED: u64 = 1;
 /// Nice value of training threads, so that they use otherwise idle processors.
-const NICE: i32 = 10;
+const TRAINING_NICE: i32 = 10;
 
 /// Error of a request to train, import, promote or read a model.
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +161,7 @@ impl ModelRegistry {
             Self { versions: stored.versions.iter().cloned().collect(), models: BTreeMap::new() };
         for (kind, version, bytes) in &stored.models {
             match ModelFile::read(bytes) {
-                Ok(file) => registry.put(*kind, *version, &file, bytes.len()),
+                Ok(file) => registry.insert(*kind, *version, &file, bytes.len()),
                 Err(error) => {
                     let (kind, error) = (kind.name(), units::chain(&error));
                     tracing::error!(kind, version, error, "ignoring stored model: cannot read its file");
@@ -183,7 +183,7 @@ impl ModelRegistry {
         versions
     }
 
-    fn put(&mut self, kind: Kind, version: u32, file: &ModelFile, bytes: usize) {
+    fn insert(&mut self, kind: Kind, version: u32, file: &ModelFile, bytes: usize) {
         let cutoffs = match &file.content {
             Content::Sensitivity { model, .. } => model.cutoffs().to_vec(),
             Content::Frigid { .. } => Vec::new(),
@@ -198,8 +198,8 @@ impl ModelRegistry {
         Ok(ModelSummary { kind, version, is_serving, provenance, bytes, cutoffs, comparison: None })
     }
 
-    /// Returns the oldest models that must be deleted before one model is added. Serving models and
-    /// models for a rollback are never included.
+    /// Returns the versions of the oldest models, which must be deleted before a model is added.
+    /// Serving models and models for a rollback are never included.
     fn surplus_versions(&self, kind: Kind) -> Vec<u32> {
         let versions = self.versions(kind);
         let stored = self.models.keys().filter(|(of, _)| *of == kind).map(|(_, version)| *version);
@@ -210,7 +210,7 @@ impl ModelRegistry {
 
 impl Forecasts {
     /// Returns the properties of all stored models.
-    pub async fn models(&self) -> Vec<ModelSummary> {
+    pub async fn list_models(&self) -> Vec<ModelSummary> {
         let registry = self.registry.lock().await;
         registry.models.keys().filter_map(|(kind, version)| registry.summary(*kind, *version).ok()).collect()
     }
@@ -220,7 +220,7 @@ impl Forecasts {
     ///
     /// # Errors
     /// [`ModelError`] if the model does not exist or the store cannot be read.
-    pub async fn model(
+    pub async fn model_with_file(
         &self,
         kind: Kind,
         version: Option<u32>,
@@ -230,7 +230,7 @@ impl Forecasts {
             version.or(registry.versions(kind).serving()).ok_or(ModelError::NoServingModel(kind))?;
         let summary = registry.summary(kind, version)?;
         drop(registry);
-        Ok((summary, self.bytes(kind, version).await?))
+        Ok((summary, self.read_bytes(kind, version).await?))
     }
 
     /// Trains a model and stores it, without promoting it.
@@ -239,27 +239,27 @@ impl Forecasts {
     /// [`ModelError`] if there is too little training data, another training is in progress, or the
     /// store fails.
     pub async fn train(&self, training: Training) -> Result<ModelSummary, ModelError> {
-        let permit = self.training_permit()?;
+        let permit = self.acquire_training_permit()?;
         let created = self.now()?;
         let (kind, samples) = match &training {
-            Training::Frigid => (Kind::Frigid, self.samples().await?),
+            Training::Frigid => (Kind::Frigid, self.load_samples().await?),
             Training::Sensitivity(_) => (Kind::Sensitivity, Vec::new()),
         };
         let file = run_in_background(move || {
             let _permit = permit; // held until the training ends, even if the caller disconnects
-            let provenance = Provenance { trained_by: "tarn".to_owned(), ..provenance(created) };
+            let provenance = Provenance { trained_by: "tarn".to_owned(), ..new_provenance(created) };
             match training {
-                Training::Frigid => frigid_file(&samples, &ModelSource::Trained, provenance),
+                Training::Frigid => frigid_model_file(&samples, &ModelSource::Trained, provenance),
                 Training::Sensitivity(labels) => {
-                    let model = sensitivity::Model::train(&labels.workloads, labels.pdm, SEED)?;
-                    Ok(sensitivity_file(model, &labels, provenance))
+                    let model = sensitivity::Model::train(&labels.workloads, labels.pdm, TRAINING_SEED)?;
+                    Ok(sensitivity_model_file(model, &labels, provenance))
                 }
             }
         });
         self.store_model(kind, file.await??).await
     }
 
-    fn training_permit(&self) -> Result<OwnedSemaphorePermit, ModelError> {
+    fn acquire_training_permit(&self) -> Result<OwnedSemaphorePermit, ModelError> {
         Arc::clone(&self.training_permits).try_acquire_owned().map_err(|_| ModelError::Busy)
     }
 
@@ -288,35 +288,35 @@ impl Forecasts {
         bytes: Vec<u8>,
         labels: Option<Labels>,
     ) -> Result<ModelSummary, ModelError> {
-        let permit = self.training_permit()?;
+        let permit = self.acquire_training_permit()?;
         let created = self.now()?;
         let trained_by = match format {
             Format::LightGbm => "lightgbm",
             Format::Onnx => "onnx",
         };
-        let provenance = Provenance { trained_by: trained_by.to_owned(), ..provenance(created) };
-        let samples = if kind == Kind::Frigid { self.samples().await? } else { Vec::new() };
+        let provenance = Provenance { trained_by: trained_by.to_owned(), ..new_provenance(created) };
+        let samples = if kind == Kind::Frigid { self.load_samples().await? } else { Vec::new() };
         let file = run_in_background(move || {
             let _permit = permit; // held until the import ends
             match kind {
                 Kind::Frigid => {
                     let names: Vec<String> = feature_names().collect();
                     let model = ImportedModel::read(format, &bytes, &names)?;
-                    frigid_file(&samples, &ModelSource::Imported(Box::new(model)), provenance)
+                    frigid_model_file(&samples, &ModelSource::Imported(Box::new(model)), provenance)
                 }
                 Kind::Sensitivity => {
                     let model = ImportedModel::read(format, &bytes, &COUNTERS.map(str::to_owned))?;
                     let labels = labels.ok_or(ModelError::NoLabels)?;
                     let model = sensitivity::Model::imported(model, &labels.workloads, labels.pdm)?;
-                    Ok(sensitivity_file(model, &labels, provenance))
+                    Ok(sensitivity_model_file(model, &labels, provenance))
                 }
             }
         });
         self.store_model(kind, file.await??).await
     }
 
-    /// Compares a model with the serving model and, unless `validate_only`, starts to use it for
-    /// predictions.
+    /// Compares a model with the serving model and, unless `validate_only` is set, makes it the
+    /// serving model.
     ///
     /// # Errors
     /// [`ModelError`] if the model does not exist or is already serving, or the store fails.
@@ -332,7 +332,7 @@ impl Forecasts {
         if summary.is_serving {
             return Err(ModelError::AlreadyServing { kind, version });
         }
-        let file = self.file(kind, version).await?;
+        let file = self.read_file(kind, version).await?;
         let comparison = self.compare(&registry, kind, &file).await?;
         if !validate_only {
             let mut versions = registry.versions(kind);
@@ -340,7 +340,7 @@ impl Forecasts {
             versions.promoted.push(version);
             let surplus = versions.promoted.len().saturating_sub(ROLLBACK_MODELS_MAX + 1);
             versions.promoted.drain(..surplus);
-            self.serve(&mut registry, kind, versions, Some((version, file)), actor).await?;
+            self.set_serving_model(&mut registry, kind, versions, Some((version, file)), actor).await?;
         }
         Ok(ModelSummary { comparison, ..registry.summary(kind, version)? })
     }
@@ -357,20 +357,20 @@ impl Forecasts {
         versions.promoted.pop().ok_or(ModelError::NoServingModel(kind))?;
         let mut previous = None;
         while let (None, Some(version)) = (&previous, versions.serving()) {
-            match self.file(kind, version).await {
+            match self.read_file(kind, version).await {
                 Ok(file) => previous = Some((version, file)),
                 Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => drop(versions.promoted.pop()), // written by another version of Tarn
                 Err(other) => return Err(other),
             }
         }
         let version = versions.serving();
-        self.serve(&mut registry, kind, versions, previous, actor).await?;
+        self.set_serving_model(&mut registry, kind, versions, previous, actor).await?;
         version.map(|version| registry.summary(kind, version)).transpose()
     }
 
     /// Writes a change of the serving model to the store, and applies it. A `model` of `None`
     /// removes the serving model.
-    async fn serve(
+    async fn set_serving_model(
         &self,
         registry: &mut ModelRegistry,
         kind: Kind,
@@ -380,12 +380,12 @@ impl Forecasts {
     ) -> Result<(), ModelError> {
         let mut calibration = model.as_ref().map(|(_, file)| calibration_of(file)).unwrap_or_default();
         if let Some((version, _)) = model.as_ref().filter(|_| kind == Kind::Frigid) {
-            self.stored_outcomes()
+            self.load_outcomes()
                 .await?
                 .iter()
                 .for_each(|(_, vm)| add_to_calibration(&mut calibration, *version, vm));
         }
-        let mut inputs = self.read().point_inputs(self.limits());
+        let mut inputs = self.read_state().operating_point_inputs(self.limits());
         match &model {
             Some((_, ModelFile { content: Content::Sensitivity { model, .. }, .. })) => {
                 inputs.cutoffs = model.cutoffs().to_vec();
@@ -398,8 +398,8 @@ impl Forecasts {
         let (version, previous) = (versions.serving(), registry.versions(kind).serving());
         registry.versions.insert(kind, versions);
         match model {
-            Some((version, file)) => self.write().serve(version, file, calibration, point),
-            None => self.write().remove_serving_model(kind, point),
+            Some((version, file)) => self.write_state().set_serving_model(version, file, calibration, point),
+            None => self.write_state().remove_serving_model(kind, point),
         }
         self.update_metrics();
         match version {
@@ -426,18 +426,19 @@ impl Forecasts {
         let (Some(version), Kind::Frigid) = (registry.versions(kind).serving(), kind) else {
             return Ok(None);
         };
-        let serving = match self.file(kind, version).await {
+        let serving = match self.read_file(kind, version).await {
             Ok(file) => file,
             Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => return Ok(None), // an unreadable model makes no predictions
             Err(other) => return Err(other),
         };
-        let samples = self.samples().await?;
+        let samples = self.load_samples().await?;
         let candidate = file.clone();
-        let rate = match self.read().point().choice.frigid.op {
+        let rate = match self.read_state().operating_point().choice.frigid.op {
             op if op > Fraction::default() => op,
-            _ => Fraction::new(COMPARISON_RATE).expect("a fraction"),
+            _ => Fraction::new(COMPARISON_RATE_DEFAULT).expect("a fraction"),
         };
-        run_in_background(move || Ok(comparison_of(version, &candidate, &serving, &samples, rate))).await?
+        run_in_background(move || Ok(compute_comparison(version, &candidate, &serving, &samples, rate)))
+            .await?
     }
 
     async fn store_model(&self, kind: Kind, file: ModelFile) -> Result<ModelSummary, ModelError> {
@@ -457,20 +458,20 @@ impl Forecasts {
         self.driver.write_entries(writes).await?;
         surplus.iter().for_each(|surplus| drop(registry.models.remove(&(kind, *surplus))));
         registry.versions.insert(kind, versions);
-        registry.put(kind, version, &file, size);
+        registry.insert(kind, version, &file, size);
         let comparison = self.compare(&registry, kind, &file).await.unwrap_or_default(); // without a comparison the model is still usable
         tracing::info!(kind = kind.name(), version, rows = file.provenance.rows, "model stored");
         Ok(ModelSummary { comparison, ..registry.summary(kind, version)? })
     }
 
-    async fn file(&self, kind: Kind, version: u32) -> Result<ModelFile, ModelError> {
-        let bytes = self.bytes(kind, version).await?;
+    async fn read_file(&self, kind: Kind, version: u32) -> Result<ModelFile, ModelError> {
+        let bytes = self.read_bytes(kind, version).await?;
         Ok(run_in_background(move || ModelFile::read(&bytes)).await??)
     }
 
-    async fn bytes(&self, kind: Kind, version: u32) -> Result<Vec<u8>, ModelError> {
+    async fn read_bytes(&self, kind: Kind, version: u32) -> Result<Vec<u8>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
-        let permit = self.reading_permit().await?;
+        let permit = self.acquire_reading_permit().await?;
         let bytes = run_in_background(move || {
             let _permit = permit;
             forecast_rows::load_model(snapshot.as_mut(), kind, version)
@@ -481,27 +482,27 @@ impl Forecasts {
     }
 
     /// Reads all stored outcomes with their numbers.
-    pub(super) async fn stored_outcomes(&self) -> Result<Vec<(u64, EndedVm)>, ModelError> {
+    pub(super) async fn load_outcomes(&self) -> Result<Vec<(u64, EndedVm)>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
-        let permit = self.reading_permit().await?;
+        let permit = self.acquire_reading_permit().await?;
         let read = run_in_background(move || {
             let _permit = permit;
-            forecast_rows::outcomes(snapshot.as_mut())
+            forecast_rows::load_outcomes(snapshot.as_mut())
         });
         let read = read.await?;
         let read = read.map_err(|error| DriverError::Unreadable(error.into()))?;
         Ok(read)
     }
 
-    async fn reading_permit(&self) -> Result<OwnedSemaphorePermit, ModelError> {
+    async fn acquire_reading_permit(&self) -> Result<OwnedSemaphorePermit, ModelError> {
         let permit = Arc::clone(&self.reading_permits).acquire_owned().await;
         Ok(permit.map_err(|_| DriverError::Stopping)?)
     }
 
-    async fn samples(&self) -> Result<Vec<VmSample>, ModelError> {
+    async fn load_samples(&self) -> Result<Vec<VmSample>, ModelError> {
         let sample =
             |vm: EndedVm| VmSample { request: vm.start.request, outcome: vm.outcome, is_trusted: true };
-        Ok(self.stored_outcomes().await?.into_iter().map(|(_, vm)| sample(vm)).collect())
+        Ok(self.load_outcomes().await?.into_iter().map(|(_, vm)| sample(vm)).collect())
     }
 
     fn now(&self) -> Result<UnixMs, DriverError> {
@@ -516,23 +517,23 @@ async fn run_in_background<T: Send + 'static>(
     let (sender, result) = tokio::sync::oneshot::channel();
     let run = move || {
         // If the priority cannot be lowered, the work runs with normal priority.
-        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+        let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), TRAINING_NICE);
         let _ = sender.send(work()); // the caller may be gone
     };
     std::thread::Builder::new().name("models".into()).spawn(run).map_err(|_| DriverError::Overloaded)?;
     Ok(result.await.map_err(|_| DriverError::Stopping)?)
 }
 
-fn provenance(created: UnixMs) -> Provenance {
+fn new_provenance(created: UnixMs) -> Provenance {
     Provenance { made_by: env!("CARGO_PKG_VERSION").to_owned(), made: created, ..Provenance::default() }
 }
 
-fn frigid_file(
+fn frigid_model_file(
     samples: &[VmSample],
     source: &ModelSource,
     provenance: Provenance,
 ) -> Result<ModelFile, ModelError> {
-    let rates = RATES.map(|rate| Fraction::new(rate).expect("a fraction"));
+    let rates = TARGET_RATES.map(|rate| Fraction::new(rate).expect("a fraction"));
     let trained = backtest::train(samples, source, &rates)?;
     let provenance = Provenance {
         rows: trained.outcomes as u64,
@@ -543,13 +544,13 @@ fn frigid_file(
     Ok(ModelFile::frigid(provenance, trained.model, trained.calibration))
 }
 
-fn sensitivity_file(model: sensitivity::Model, labels: &Labels, provenance: Provenance) -> ModelFile {
+fn sensitivity_model_file(model: sensitivity::Model, labels: &Labels, provenance: Provenance) -> ModelFile {
     let rows = labels.workloads.len() as u64;
     ModelFile::sensitivity(Provenance { rows, modelled: labels.modelled, ..provenance }, model)
 }
 
-/// Adds the outcome of a VM to the calibration of a model, if this model predicted it when the VM
-/// started.
+/// Adds the outcome of a VM to the calibration of a model, if this model made the prediction at the
+/// start of the VM.
 fn add_to_calibration(calibration: &mut Calibration, version: u32, vm: &EndedVm) {
     if let Some(prediction) = vm.start.prediction.filter(|prediction| prediction.version == version) {
         calibration.add(
@@ -559,7 +560,7 @@ fn add_to_calibration(calibration: &mut Calibration, version: u32, vm: &EndedVm)
     }
 }
 
-fn comparison_of(
+fn compute_comparison(
     version: u32,
     candidate: &ModelFile,
     serving: &ModelFile,

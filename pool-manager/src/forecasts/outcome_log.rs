@@ -1,6 +1,6 @@
 //! Follows the durable changes of the ledger, and records the starts, ends and outcomes of VMs.
 //! Entries are written in delayed batches, because no caller waits for them. A crash of the manager
-//! loses the entries of the last moments.
+//! loses the entries that were not written yet.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -35,7 +35,7 @@ impl WriteQueue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(writes);
     }
 
-    fn take(&self) -> Vec<Write> {
+    fn take_all(&self) -> Vec<Write> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -43,7 +43,7 @@ impl WriteQueue {
 impl Forecasts {
     /// Follows the ledger and writes entries until the manager stops.
     pub async fn run_outcome_log(self: Arc<Self>) {
-        let mut changes = self.driver.changes();
+        let mut changes = self.driver.subscribe_to_changes();
         self.reconcile();
         let mut flush_timer = tokio::time::interval(FLUSH_INTERVAL);
         let mut cleanup_timer = tokio::time::interval(CLEANUP_INTERVAL);
@@ -63,12 +63,12 @@ impl Forecasts {
                 _ = flush_timer.tick() => self.flush().await,
                 _ = cleanup_timer.tick() => self.clean_up().await,
                 changed = settings.changed() => match changed {
-                    Ok(()) => self.choose_point().await,
+                    Ok(()) => self.choose_operating_point().await,
                     Err(_) => return, // the manager is stopping
                 },
             }
-            if self.read().is_point_due() {
-                self.choose_point().await;
+            if self.read_state().is_operating_point_due() {
+                self.choose_operating_point().await;
             }
         }
     }
@@ -83,14 +83,14 @@ impl Forecasts {
 
     fn apply_reservation(&self, id: ReservationId, r: &Reservation, now: UnixMs) {
         if let Stage::Ended { why, .. } = &r.stage {
-            let (vm, writes) = self.write().record_end(id, now, ended_by_itself(why));
+            let (vm, writes) = self.write_state().record_end(id, now, has_ended_normally(why));
             self.write_queue.push(writes);
             if let Some(vm) = vm {
-                self.metrics.count_outcome(&vm, pool_memory(r));
+                self.metrics.count_outcome(&vm, pool_memory_of(r));
             }
         } else {
-            let requested = [r.local, pool_memory(r)].into_iter().sum();
-            self.write_queue.push(self.write().record_start(id, &r.vm, requested, r.cores, r.created));
+            let requested = [r.local, pool_memory_of(r)].into_iter().sum();
+            self.write_queue.push(self.write_state().record_start(id, &r.vm, requested, r.cores, r.created));
         }
     }
 
@@ -108,18 +108,18 @@ impl Forecasts {
                 active.push(id);
             }
         }
-        let mut state = self.write();
+        let mut state = self.write_state();
         let ended: Vec<ReservationId> =
-            state.running().filter(|id| active.binary_search(id).is_err()).collect();
+            state.running_reservations().filter(|id| active.binary_search(id).is_err()).collect();
         for id in ended {
             self.write_queue.push(state.record_end(id, now, false).1);
         }
     }
 
-    /// Writes queued entries. Entries that cannot be written are dropped; only the state in memory
-    /// contains them until the next restart.
+    /// Writes queued entries. Entries whose write fails are dropped. The state in memory contains
+    /// them until the next restart.
     pub async fn flush(&self) {
-        let writes = self.write_queue.take();
+        let writes = self.write_queue.take_all();
         for batch in writes.chunks(BATCH_CHANGES_MAX) {
             match self.driver.write_entries(batch.to_vec()).await {
                 Ok(()) => {}
@@ -134,53 +134,53 @@ impl Forecasts {
 
     async fn clean_up(&self) {
         let Ok(before) = self.retention_start() else { return };
-        self.write_queue.push(self.write().expire(before));
-        self.choose_point().await;
-        if self.read().is_history_due() {
+        self.write_queue.push(self.write_state().expire_outcomes(before));
+        self.choose_operating_point().await;
+        if self.read_state().is_history_rebuild_due() {
             self.rebuild_history().await;
         }
     }
 
     /// Chooses a new operating point on another thread, so that predictions are not delayed.
-    async fn choose_point(&self) {
-        let inputs = self.read().point_inputs(self.limits());
+    async fn choose_operating_point(&self) {
+        let inputs = self.read_state().operating_point_inputs(self.limits());
         let serving = inputs.serving;
         if let Ok(point) = tokio::task::spawn_blocking(move || inputs.choose()).await {
-            self.write().set_point(serving, point);
+            self.write_state().set_operating_point(serving, point);
             self.update_metrics();
         }
     }
 
     /// Rebuilds the history of all groups from the stored outcomes. The rebuilt history excludes
-    /// expired outcomes. A history cannot remove single outcomes.
+    /// expired outcomes, which cannot be removed one by one from a history.
     async fn rebuild_history(&self) {
         self.flush().await;
-        let built_from = self.read().next_outcome();
+        let built_from = self.read_state().next_outcome_number();
         let Ok(mut snapshot) = self.driver.snapshot().await else { return };
         let read = tokio::task::spawn_blocking(move || {
-            let outcomes = forecast_rows::outcomes(snapshot.as_mut())?;
+            let outcomes = forecast_rows::load_outcomes(snapshot.as_mut())?;
             let mut history = History::default();
             let included = outcomes.into_iter().filter(|(number, _)| *number < built_from);
             included.for_each(|(_, vm)| history.add(&vm.start.request, &vm.outcome));
             Ok::<_, crate::store::StoreError>(history)
         });
         match read.await {
-            Ok(Ok(history)) => self.write().set_history(history, built_from),
+            Ok(Ok(history)) => self.write_state().set_history(history, built_from),
             Ok(Err(error)) => tracing::warn!(error = units::chain(&error), "cannot rebuild history"),
             Err(_) => {} // the manager is stopping
         }
     }
 }
 
-/// Copies the next reservations with ids above `above`, at most [`RESERVATIONS_PAGE_MAX`] under one
-/// lock of the ledger.
+/// Copies the first reservations with IDs above `above`. Copies at most [`RESERVATIONS_PAGE_MAX`],
+/// because the ledger is locked during the copy.
 fn page_of_reservations(manager: &Manager, above: ReservationId) -> Vec<(ReservationId, Reservation)> {
     let above = manager.durable().reservations_after(above).take(RESERVATIONS_PAGE_MAX);
     above.map(|(id, reservation)| (id, reservation.clone())).collect()
 }
 
 /// Returns whether a VM ended normally, so that its memory was measured until the end.
-fn ended_by_itself(why: &EndedBy) -> bool {
+fn has_ended_normally(why: &EndedBy) -> bool {
     match why {
         EndedBy::ProcessGone | EndedBy::Released { force: false, .. } => true,
         EndedBy::Released { force: true, .. }
@@ -190,6 +190,6 @@ fn ended_by_itself(why: &EndedBy) -> bool {
     }
 }
 
-fn pool_memory(r: &Reservation) -> Bytes {
+fn pool_memory_of(r: &Reservation) -> Bytes {
     Bytes::slices(u32::try_from(r.slices.len()).expect("the number of slices of a VM is limited"))
 }

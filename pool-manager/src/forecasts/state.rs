@@ -75,22 +75,23 @@ struct Peak {
 /// with an older measurement has no outcome.
 const PEAK_AGE_MAX: Ns = Ns(3 * TOUCHED_MEMORY_SAMPLE_INTERVAL.0);
 
-/// The history is rebuilt when more than 1 of `EXPIRED_DIVISOR` stored outcomes has expired.
+/// The history is rebuilt when the number of expired outcomes exceeds the number of stored outcomes
+/// divided by this.
 const EXPIRED_DIVISOR: usize = 8;
 
 /// Index of the outcomes in the store, oldest first, without their contents.
 #[derive(Debug, Default)]
 struct StoredOutcomes {
     next: u64,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<OutcomeEntry>,
     fingerprints: HashSet<u64>,
-    since_operating_point: usize,
-    since_rebuilt: usize,
+    added_since_operating_point: usize,
+    added_since_rebuild: usize,
     expired: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct OutcomeEntry {
     number: u64,
     ended: UnixMs,
     fingerprint: u64,
@@ -152,7 +153,7 @@ impl State {
                 pdm: model.pdm,
             });
         let start = VmStart { request, counters, prediction, pool_only: false };
-        VmForecast { start, assessment, point: self.point, sensitivity, serving: self.serving() }
+        VmForecast { start, assessment, point: self.point, sensitivity, serving: self.serving_versions() }
     }
 
     /// Keeps the inputs of a plan until the VM starts.
@@ -174,7 +175,7 @@ impl State {
         if self.running.contains_key(&id) {
             return None;
         }
-        let Some(mut start) = self.plans.take(vm, requested) else {
+        let Some(mut start) = self.plans.take_plan(vm, requested) else {
             let groups = Groups { vm: vm.to_string(), ..Groups::default() };
             let request = VmRequest { groups, requested, cores: Some(cores.into()), begins: created };
             self.running.insert(id, VmStart { request, counters: None, prediction: None, pool_only: false });
@@ -217,26 +218,26 @@ impl State {
             ended_by_itself && ended.0.saturating_sub(peak.measured_at.0) <= PEAK_AGE_MAX.as_ms()
         };
         let peak = self.peaks.remove(&id).filter(is_fresh);
-        let vm = peak.and_then(|peak| ended_vm(start, peak.bytes, ended, Usage::default()));
-        writes.extend(vm.clone().and_then(|vm| self.add(vm)).map(|(_, write)| write));
+        let vm = peak.and_then(|peak| new_ended_vm(start, peak.bytes, ended, Usage::default()));
+        writes.extend(vm.clone().and_then(|vm| self.add_outcome(vm)).map(|(_, write)| write));
         (vm, writes)
     }
 
     /// Adds the outcome of a VM. Returns its number and the entry that the caller must write, or
     /// `None` for a duplicate.
-    pub fn add(&mut self, vm: EndedVm) -> Option<(u64, Write)> {
-        let fingerprint = fingerprint(&vm);
+    pub fn add_outcome(&mut self, vm: EndedVm) -> Option<(u64, Write)> {
+        let fingerprint = compute_fingerprint(&vm);
         if !self.stored.fingerprints.insert(fingerprint) {
             return None;
         }
         let number = self.stored.next;
         let write = forecast_rows::put_outcome(number, &vm);
-        self.insert(number, &vm, fingerprint);
+        self.insert_outcome(number, &vm, fingerprint);
         Some((number, write))
     }
 
     /// Removes outcomes whose write failed, so that they can be added again.
-    pub fn remove(&mut self, numbers: &[u64]) {
+    pub fn remove_outcomes(&mut self, numbers: &[u64]) {
         let StoredOutcomes { entries, fingerprints, .. } = &mut self.stored;
         entries.retain(|entry| {
             let is_kept = !numbers.contains(&entry.number);
@@ -245,10 +246,10 @@ impl State {
     }
 
     /// Adds an outcome that was read from the store.
-    pub fn load(&mut self, number: u64, vm: &EndedVm) {
-        let fingerprint = fingerprint(vm);
+    pub fn load_outcome(&mut self, number: u64, vm: &EndedVm) {
+        let fingerprint = compute_fingerprint(vm);
         if self.stored.fingerprints.insert(fingerprint) {
-            self.insert(number, vm, fingerprint);
+            self.insert_outcome(number, vm, fingerprint);
         }
     }
 
@@ -257,7 +258,7 @@ impl State {
         self.running.insert(id, start);
     }
 
-    fn insert(&mut self, number: u64, vm: &EndedVm, fingerprint: u64) {
+    fn insert_outcome(&mut self, number: u64, vm: &EndedVm, fingerprint: u64) {
         let prediction = vm.start.prediction.filter(|prediction| Some(prediction.version) == self.frigid);
         self.predictor.record_outcome(
             &vm.start.request,
@@ -265,14 +266,14 @@ impl State {
             prediction.map(|prediction| prediction.prediction),
         );
         self.stored.next = number + 1;
-        self.stored.entries.push_back(Entry { number, ended: vm.outcome.ended, fingerprint });
-        self.stored.since_operating_point += 1;
-        self.stored.since_rebuilt += 1;
+        self.stored.entries.push_back(OutcomeEntry { number, ended: vm.outcome.ended, fingerprint });
+        self.stored.added_since_operating_point += 1;
+        self.stored.added_since_rebuild += 1;
     }
 
     /// Deletes outcomes of VMs that ended earlier than `before`, and the oldest outcomes beyond the
     /// limit. Returns the deletions that the caller must write.
-    pub fn expire(&mut self, before: UnixMs) -> Vec<Write> {
+    pub fn expire_outcomes(&mut self, before: UnixMs) -> Vec<Write> {
         let mut writes = Vec::new();
         let StoredOutcomes { entries, fingerprints, expired, .. } = &mut self.stored;
         let mut too_many = entries.len().saturating_sub(OUTCOMES_RETAINED_MAX);
@@ -290,30 +291,30 @@ impl State {
     }
 
     /// Returns the reservations of all running VMs.
-    pub fn running(&self) -> impl Iterator<Item = ReservationId> {
+    pub fn running_reservations(&self) -> impl Iterator<Item = ReservationId> {
         self.running.keys().copied()
     }
 
     /// Returns the number of stored outcomes.
-    pub fn outcomes(&self) -> usize {
+    pub fn outcome_count(&self) -> usize {
         self.stored.entries.len()
     }
 
     /// Returns the number that the next outcome will get.
-    pub fn next_outcome(&self) -> u64 {
+    pub fn next_outcome_number(&self) -> u64 {
         self.stored.next
     }
 
     /// Returns whether enough outcomes were added to choose the operating point again.
-    pub fn is_point_due(&self) -> bool {
-        self.stored.since_operating_point >= OUTCOMES_PER_OPERATING_POINT
+    pub fn is_operating_point_due(&self) -> bool {
+        self.stored.added_since_operating_point >= OUTCOMES_PER_OPERATING_POINT
     }
 
     /// Returns a copy of the inputs from which the operating point is chosen.
-    pub fn point_inputs(&self, limits: OperatorLimits) -> PointInputs {
+    pub fn operating_point_inputs(&self, limits: OperatorLimits) -> OperatingPointInputs {
         let cutoffs = self.sensitivity.as_ref().map(|serving| serving.model.cutoffs().to_vec());
-        PointInputs {
-            serving: self.serving(),
+        OperatingPointInputs {
+            serving: self.serving_versions(),
             calibration: self.predictor.calibration().clone(),
             cutoffs: cutoffs.unwrap_or_default(),
             counters_fraction: self.plans.counters_fraction(),
@@ -322,26 +323,32 @@ impl State {
     }
 
     /// Sets the operating point, unless the serving models have changed since `serving` was read.
-    pub fn set_point(&mut self, serving: [Option<u32>; 2], point: OperatingPoint) {
-        if serving == self.serving() {
+    pub fn set_operating_point(&mut self, serving: [Option<u32>; 2], point: OperatingPoint) {
+        if serving == self.serving_versions() {
             self.point = point;
-            self.stored.since_operating_point = 0;
+            self.stored.added_since_operating_point = 0;
         }
     }
 
     /// Returns the current operating point.
-    pub fn point(&self) -> &OperatingPoint {
+    pub fn operating_point(&self) -> &OperatingPoint {
         &self.point
     }
 
     /// Returns the versions of the serving models: frigid memory, latency sensitivity.
-    pub fn serving(&self) -> [Option<u32>; 2] {
+    pub fn serving_versions(&self) -> [Option<u32>; 2] {
         [self.frigid, self.sensitivity.as_ref().map(|serving| serving.version)]
     }
 
     /// Replaces the serving model and the operating point. `calibration` includes the VMs of the
     /// model's backtest.
-    pub fn serve(&mut self, version: u32, file: ModelFile, calibration: Calibration, point: OperatingPoint) {
+    pub fn set_serving_model(
+        &mut self,
+        version: u32,
+        file: ModelFile,
+        calibration: Calibration,
+        point: OperatingPoint,
+    ) {
         match file.content {
             Content::Frigid { model, .. } => {
                 self.predictor.install_model(model, calibration);
@@ -367,9 +374,9 @@ impl State {
     }
 
     /// Returns whether the history must be rebuilt, because it contains many expired outcomes.
-    pub fn is_history_due(&self) -> bool {
-        let StoredOutcomes { since_rebuilt, expired, entries, .. } = &self.stored;
-        *since_rebuilt > 2 * OUTCOMES_RETAINED_MAX || *expired > entries.len() / EXPIRED_DIVISOR
+    pub fn is_history_rebuild_due(&self) -> bool {
+        let StoredOutcomes { added_since_rebuild, expired, entries, .. } = &self.stored;
+        *added_since_rebuild > 2 * OUTCOMES_RETAINED_MAX || *expired > entries.len() / EXPIRED_DIVISOR
     }
 
     /// Replaces the history by one that was rebuilt from all outcomes with numbers below
@@ -377,14 +384,14 @@ impl State {
     pub fn set_history(&mut self, history: History, built_from: u64) {
         if built_from == self.stored.next {
             self.predictor.set_history(history);
-            (self.stored.since_rebuilt, self.stored.expired) = (self.stored.entries.len(), 0);
+            (self.stored.added_since_rebuild, self.stored.expired) = (self.stored.entries.len(), 0);
         }
     }
 }
 
 /// Inputs from which the operating point is chosen.
 #[derive(Debug)]
-pub struct PointInputs {
+pub struct OperatingPointInputs {
     /// Versions of the serving models when the inputs were read.
     pub serving: [Option<u32>; 2],
     /// Calibration of the model of frigid memory on recent outcomes.
@@ -398,7 +405,7 @@ pub struct PointInputs {
     pub limits: OperatorLimits,
 }
 
-impl PointInputs {
+impl OperatingPointInputs {
     /// Chooses the operating point. The computation takes a few milliseconds.
     pub fn choose(&self) -> OperatingPoint {
         OperatingPoint::choose(&self.calibration, &self.cutoffs, self.counters_fraction, self.limits)
@@ -419,7 +426,7 @@ impl Plans {
     }
 
     /// Removes the plan of a started VM, and adds the VM with its actual size to the statistics.
-    fn take(&mut self, vm: &Name, requested: Bytes) -> Option<VmStart> {
+    fn take_plan(&mut self, vm: &Name, requested: Bytes) -> Option<VmStart> {
         let (_, start) = self.by_vm.remove(vm)?;
         if self.recent.len() == PLAN_STATISTICS_WINDOW {
             self.recent.pop_front();
@@ -444,7 +451,7 @@ impl Plans {
 
 /// Computes the outcome of a VM from its largest amount of touched memory. Returns `None` for a VM
 /// without memory.
-pub fn ended_vm(start: VmStart, peak: Bytes, ended: UnixMs, usage: Usage) -> Option<EndedVm> {
+pub fn new_ended_vm(start: VmStart, peak: Bytes, ended: UnixMs, usage: Usage) -> Option<EndedVm> {
     let requested = start.request.requested;
     if requested == Bytes::ZERO {
         return None;
@@ -456,8 +463,8 @@ pub fn ended_vm(start: VmStart, peak: Bytes, ended: UnixMs, usage: Usage) -> Opt
     Some(EndedVm { start, outcome: Outcome { ended, untouched, usage } })
 }
 
-/// Returns a hash of an ended VM, by which duplicates are detected.
-fn fingerprint(vm: &EndedVm) -> u64 {
+/// Returns a hash of an ended VM, for detecting duplicates.
+fn compute_fingerprint(vm: &EndedVm) -> u64 {
     let request = &vm.start.request;
     let mut hasher = DefaultHasher::new();
     (request.groups.all(), request.begins, vm.outcome.ended, request.requested).hash(&mut hasher);

@@ -58,7 +58,7 @@ fn sensitive(memory: Bytes, probability: f64) -> VmForecast {
 
 #[track_caller]
 fn check(forecast: &VmForecast, memory: Bytes, pool_gib: u64, model: &str, because: &str) {
-    let decision = decide(&plan_request(memory), forecast, share(0.25));
+    let decision = decide_split(&plan_request(memory), forecast, share(0.25));
     assert_eq!((decision.split.pool, decision.model.as_str()), (Bytes::gib(pool_gib), model));
     let why = decision.facts.iter().find(|(name, _)| name == "because").map(|(_, why)| why.as_str()).unwrap();
     assert!(why.contains(because), "{why}");
@@ -67,12 +67,12 @@ fn check(forecast: &VmForecast, memory: Bytes, pool_gib: u64, model: &str, becau
 #[test]
 fn plan_without_models_uses_the_fixed_share() {
     let of = |gib| without_models(Bytes::gib(gib));
-    check(&of(32), Bytes::gib(32), 8, FIXED_SHARE, "no model of frigid memory is in use");
-    check(&of(7), Bytes::gib(7), 1, FIXED_SHARE, "no model");
-    check(&of(3), Bytes::gib(3), 0, FIXED_SHARE, "no model");
+    check(&of(32), Bytes::gib(32), 8, FIXED_SHARE_POLICY, "no model of frigid memory is in use");
+    check(&of(7), Bytes::gib(7), 1, FIXED_SHARE_POLICY, "no model");
+    check(&of(3), Bytes::gib(3), 0, FIXED_SHARE_POLICY, "no model");
     let mut uncalibrated = frigid(Bytes::gib(8));
     uncalibrated.point.risk_limit = None;
-    check(&uncalibrated, Bytes::gib(8), 2, FIXED_SHARE, "too few outcomes");
+    check(&uncalibrated, Bytes::gib(8), 2, FIXED_SHARE_POLICY, "too few outcomes");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn facts_contain_request_prediction_and_operating_point() {
     let mut forecast = sensitive(Bytes::gib(8), 0.3);
     forecast.start.request.groups.key = "acme".to_owned();
     forecast.assessment.features[0] = 8.0;
-    let facts = decide(&plan_request(Bytes::gib(8)), &forecast, share(0.25)).facts;
+    let facts = decide_split(&plan_request(Bytes::gib(8)), &forecast, share(0.25)).facts;
     let value = |name: &str| facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.as_str());
     assert_eq!(value("request: key"), Some("acme"));
     assert_eq!(value("request: size"), Some("8GiB, 2 cores"));
@@ -115,7 +115,7 @@ fn explanation_marks_a_model_trained_on_modelled_workloads() {
     let mut forecast = sensitive(Bytes::gib(8), 0.0);
     forecast.sensitivity =
         forecast.sensitivity.map(|prediction| SensitivityPrediction { modelled: true, ..prediction });
-    let decision = decide(&plan_request(Bytes::gib(8)), &forecast, share(0.25));
+    let decision = decide_split(&plan_request(Bytes::gib(8)), &forecast, share(0.25));
     assert_eq!(decision.model, "sensitivity/2 (trained on MODELLED workloads)");
     let value = decision.facts.iter().find(|(name, _)| name == "model: latency sensitivity").unwrap();
     assert!(value.1.contains("MODELLED"));
@@ -134,7 +134,7 @@ proptest! {
         forecast.start.prediction = has[0].then_some(ModelPrediction { version: 1, prediction });
         forecast.point.risk_limit = has[1].then_some(prediction::frigid::RiskLimit { risk_multiplier: multiplier, risk_max: 0.5 });
         forecast.sensitivity = forecast.sensitivity.filter(|_| has[2]);
-        let Split { local, pool } = decide(&plan_request(memory), &forecast, share(fixed)).split;
+        let Split { local, pool } = decide_split(&plan_request(memory), &forecast, share(fixed)).split;
         prop_assert_eq!(local.checked_add(pool), Some(memory));
         let slices = pool.as_slices();
         prop_assert!(slices.is_some_and(|slices| slices <= SLICES_PER_VM_MAX));

@@ -111,15 +111,15 @@ pub fn delete_model(kind: Kind, version: u32) -> Write {
 
 /// Returns the write that stores the versions of a kind of model.
 pub fn put_versions(kind: Kind, versions: &ModelVersions) -> Write {
-    put_row(Table::Models, vec![tag(kind)], versions)
+    put_row(Table::Models, vec![kind_tag(kind)], versions)
 }
 
 fn model_key(kind: Kind, version: u32) -> Vec<u8> {
-    [&[tag(kind)], &version.to_be_bytes()[..]].concat()
+    [&[kind_tag(kind)], &version.to_be_bytes()[..]].concat()
 }
 
 /// Returns the first byte of keys of this kind. The values are stored and must never change.
-fn tag(kind: Kind) -> u8 {
+fn kind_tag(kind: Kind) -> u8 {
     match kind {
         Kind::Frigid => 1,
         Kind::Sensitivity => 2,
@@ -145,7 +145,7 @@ pub struct StoredForecasts {
 /// # Errors
 /// [`StoreError`] if the store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
-    let mut loaded = StoredForecasts { outcomes: outcomes(store)?, ..StoredForecasts::default() };
+    let mut loaded = StoredForecasts { outcomes: load_outcomes(store)?, ..StoredForecasts::default() };
     store.scan(Table::Forecasts, &mut |key, value| match (
         key.try_into().map(u64::from_be_bytes),
         decode_row(value),
@@ -154,7 +154,7 @@ pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
         _ => log_unreadable(Table::Forecasts, key),
     })?;
     store.scan(Table::Models, &mut |key, value| {
-        let kind = Kind::ALL.into_iter().find(|kind| key.first() == Some(&tag(*kind)));
+        let kind = Kind::ALL.into_iter().find(|kind| key.first() == Some(&kind_tag(*kind)));
         match (kind, &key[1.min(key.len())..]) {
             (Some(kind), []) => match decode_row(value) {
                 Ok(versions) => loaded.versions.push((kind, versions)),
@@ -188,7 +188,7 @@ pub fn load_model(store: &mut dyn Scan, kind: Kind, version: u32) -> Result<Opti
 ///
 /// # Errors
 /// [`StoreError`] if the store cannot be read.
-pub fn outcomes(store: &mut dyn Scan) -> Result<Vec<(u64, EndedVm)>, StoreError> {
+pub fn load_outcomes(store: &mut dyn Scan) -> Result<Vec<(u64, EndedVm)>, StoreError> {
     let mut outcomes = Vec::new();
     store.scan(Table::Outcomes, &mut |key, value| match (
         key.try_into().map(u64::from_be_bytes),

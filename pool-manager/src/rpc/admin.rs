@@ -15,13 +15,13 @@ use units::{HostId, ReservationId, SliceId};
 
 use super::{
     Shared, backup,
-    scheduler::unexpected,
-    status::{coded, driver_error, invalid, stopping},
+    scheduler::unexpected_reply_status,
+    status::{driver_error_status, error_status, invalid_argument, stopping_status},
 };
 use crate::{
     convert::{
-        self, Invalid,
-        lists::{self, Piece},
+        self, InvalidField,
+        lists::{self, ListChunk},
     },
     driver::DriverError,
     write_chunk::WriteChunk,
@@ -42,7 +42,7 @@ impl Admin {
         &self,
         read: impl FnOnce(&Manager) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        self.0.driver.read(|manager, _| read(manager)).map_err(driver_error)
+        self.0.driver.read(|manager, _| read(manager)).map_err(driver_error_status)
     }
 
     /// Looks up an object in the ledger and returns it as response.
@@ -54,28 +54,28 @@ impl Admin {
         read: impl FnOnce(&Manager) -> Result<T, pool::rejection::Rejection> + Send + 'static,
     ) -> Reply<T> {
         let found = self.read(read).await?;
-        found.map(Response::new).map_err(|rejection| driver_error(DriverError::Rejection(rejection)))
+        found.map(Response::new).map_err(|rejection| driver_error_status(DriverError::Rejection(rejection)))
     }
 
     async fn request_target(&self, request: PoolRequest) -> Reply<wire::TargetResponse> {
-        match self.0.driver.request(request).await.map_err(driver_error)? {
+        match self.0.driver.request(request).await.map_err(driver_error_status)? {
             RequestReply::Scheduled { revision, waiting_for } => Ok(Response::new(wire::TargetResponse {
                 revision: revision.0,
                 waiting_for: waiting_for.into_iter().map(String::from).collect(),
             })),
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply_status(&other)),
         }
     }
 
-    async fn schedule(
+    async fn set_scheduling(
         &self,
         request: Request<wire::TargetRequest>,
         to: Scheduling,
     ) -> Reply<wire::TargetResponse> {
         let actor = self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let place = convert::place(request.target).map_err(invalid)?;
-        let reason = convert::reason(request.reason).map_err(invalid)?;
+        let place = convert::parse_scheduling_target(request.target).map_err(invalid_argument)?;
+        let reason = convert::check_reason(request.reason).map_err(invalid_argument)?;
         self.request_target(PoolRequest::Schedule { place, to, actor, reason }).await
     }
 }
@@ -90,25 +90,28 @@ fn page_size(limit: u32) -> usize {
 fn parse_cursor(text: &str) -> Result<ReservationId, Status> {
     match text {
         "" => Ok(ReservationId(0)),
-        text => text.parse().map_err(|problem| invalid(Invalid { field: "after", problem })),
+        text => text.parse().map_err(|problem| invalid_argument(InvalidField { field: "after", problem })),
     }
 }
 
 impl Admin {
     /// Collects at most `max` entries of a list, and the start of the next page. The list is copied
-    /// in pieces, each under one lock of the ledger. `piece` receives the start of the piece and
-    /// the maximum number of entries.
-    async fn gather<T, K: Copy>(
+    /// in chunks, and the ledger is locked once per chunk. `copy_chunk` receives the start of the
+    /// chunk and the maximum number of entries.
+    async fn collect_list<T, K: Copy>(
         &self,
         from: K,
         max: usize,
-        piece: impl Fn(&Manager, K, usize) -> Piece<T, K>,
-    ) -> Result<Piece<T, K>, Status> {
-        let mut all = Piece { entries: Vec::new(), next: Some(from) };
+        copy_chunk: impl Fn(&Manager, K, usize) -> ListChunk<T, K>,
+    ) -> Result<ListChunk<T, K>, Status> {
+        let mut all = ListChunk { entries: Vec::new(), next: Some(from) };
         while let Some(from) = all.next.filter(|_| all.entries.len() < max) {
             let missing = max - all.entries.len();
-            let found =
-                self.0.driver.read(|manager, _| piece(manager, from, missing)).map_err(driver_error)?;
+            let found = self
+                .0
+                .driver
+                .read(|manager, _| copy_chunk(manager, from, missing))
+                .map_err(driver_error_status)?;
             all.entries.extend(found.entries);
             all.next = found.next;
             tokio::task::yield_now().await;
@@ -117,7 +120,7 @@ impl Admin {
     }
 
     fn revision(&self) -> Result<u64, Status> {
-        self.0.driver.read(|manager, _| manager.durable().meta().revision.0).map_err(driver_error)
+        self.0.driver.read(|manager, _| manager.durable().meta().revision.0).map_err(driver_error_status)
     }
 }
 
@@ -144,7 +147,7 @@ impl admin_server::Admin for Admin {
                 version: env!("CARGO_PKG_VERSION").into(),
                 revision: ledger.meta().revision.0,
                 generation: ledger.meta().generation,
-                alarms: manager.alarms().into_iter().map(convert::alarm).collect(),
+                alarms: manager.alarms().into_iter().map(convert::alarm_message).collect(),
                 slices: ledger.emcs().map(|(_, e)| e.emc.slices).sum(),
                 slices_free: ledger.emcs().map(|(_, e)| e.free()).sum(),
                 buffer_target: manager.buffer_target(),
@@ -157,31 +160,33 @@ impl admin_server::Admin for Admin {
     async fn list_hosts(&self, request: Request<wire::ListHostsRequest>) -> Reply<wire::ListHostsResponse> {
         self.0.admit_operator(&request)?;
         let hosts =
-            self.gather(HostId(0), usize::MAX, |manager, from, _| lists::hosts(manager, from)).await?;
+            self.collect_list(HostId(0), usize::MAX, |manager, from, _| lists::hosts(manager, from)).await?;
         Ok(Response::new(wire::ListHostsResponse { hosts: hosts.entries }))
     }
 
     async fn get_host(&self, request: Request<wire::GetHostRequest>) -> Reply<wire::Host> {
         self.0.admit_operator(&request)?;
-        let name = convert::named("host", &request.into_inner().host).map_err(invalid)?;
+        let name = convert::parse_name("host", &request.into_inner().host).map_err(invalid_argument)?;
         self.find(move |manager| {
             let id = manager.durable().host_named(&name);
-            id.and_then(|id| convert::host(manager, id)).ok_or(pool::rejection::Rejection::NoSuchHost(name))
+            id.and_then(|id| convert::host_message(manager, id))
+                .ok_or(pool::rejection::Rejection::NoSuchHost(name))
         })
         .await
     }
 
     async fn list_emcs(&self, request: Request<wire::ListEmcsRequest>) -> Reply<wire::ListEmcsResponse> {
         self.0.admit_operator(&request)?;
-        Ok(Response::new(wire::ListEmcsResponse { emcs: self.read(convert::emc_views).await? }))
+        Ok(Response::new(wire::ListEmcsResponse { emcs: self.read(convert::emc_messages).await? }))
     }
 
     async fn get_emc(&self, request: Request<wire::GetEmcRequest>) -> Reply<wire::Emc> {
         self.0.admit_operator(&request)?;
-        let name = convert::named("emc", &request.into_inner().emc).map_err(invalid)?;
+        let name = convert::parse_name("emc", &request.into_inner().emc).map_err(invalid_argument)?;
         self.find(move |manager| {
             let id = manager.durable().emc_named(&name);
-            id.and_then(|id| convert::emc(manager, id)).ok_or(pool::rejection::Rejection::NoSuchEmc(name))
+            id.and_then(|id| convert::emc_message(manager, id))
+                .ok_or(pool::rejection::Rejection::NoSuchEmc(name))
         })
         .await
     }
@@ -194,7 +199,8 @@ impl admin_server::Admin for Admin {
         let request = request.into_inner();
         let page = page_size(request.limit);
         let revision = self.revision()?;
-        let Piece { entries: slices, next } = self.gather(SliceId(request.from), page, lists::slices).await?;
+        let ListChunk { entries: slices, next } =
+            self.collect_list(SliceId(request.from), page, lists::slices).await?;
         Ok(Response::new(wire::ListSlicesResponse { slices, next: next.map(|id| id.0), revision }))
     }
 
@@ -205,7 +211,7 @@ impl admin_server::Admin for Admin {
             let ledger = manager.durable();
             let found = ledger.emc_of(id).zip(ledger.slot(id));
             found
-                .map(|(emc, slot)| convert::slice(ledger, id, emc, slot))
+                .map(|(emc, slot)| convert::slice_message(ledger, id, emc, slot))
                 .ok_or(pool::rejection::Rejection::NoSuchSlice(id))
         })
         .await
@@ -220,9 +226,10 @@ impl admin_server::Admin for Admin {
         let after = parse_cursor(&request.after)?;
         let page = page_size(request.limit).min(RESERVATIONS_PAGE_MAX);
         let revision = self.revision()?;
-        let piece = |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
-        let Piece { entries, next } = self.gather(after, page, piece).await?;
-        let reservations = entries.into_iter().map(convert::reservation).collect();
+        let copy_chunk =
+            |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
+        let ListChunk { entries, next } = self.collect_list(after, page, copy_chunk).await?;
+        let reservations = entries.into_iter().map(convert::reservation_message).collect();
         let next_after = next.map(|id| id.to_string()).unwrap_or_default();
         Ok(Response::new(wire::ListReservationsResponse { reservations, next_after, revision }))
     }
@@ -232,11 +239,14 @@ impl admin_server::Admin for Admin {
         request: Request<wire::GetReservationRequest>,
     ) -> Reply<wire::Reservation> {
         self.0.admit_operator(&request)?;
-        let target = convert::target(request.into_inner().target).map_err(invalid)?;
+        let target = convert::parse_reservation_ref(request.into_inner().target).map_err(invalid_argument)?;
         self.find(move |manager| {
             let ledger = manager.durable();
             let id = ledger.find(&target)?;
-            ledger.view(id).map(convert::reservation).ok_or(pool::rejection::Rejection::NoSuchReservation(id))
+            ledger
+                .view(id)
+                .map(convert::reservation_message)
+                .ok_or(pool::rejection::Rejection::NoSuchReservation(id))
         })
         .await
     }
@@ -252,7 +262,8 @@ impl admin_server::Admin for Admin {
         let listed = self.read(move |manager| {
             let ledger = manager.durable();
             let (entries, next_after) = take_page(ledger.migrations_after(after), page);
-            let migrations = entries.into_iter().map(|(id, m)| convert::migration(ledger, id, m)).collect();
+            let migrations =
+                entries.into_iter().map(|(id, m)| convert::migration_message(ledger, id, m)).collect();
             wire::ListMigrationsResponse { migrations, next_after, revision: ledger.meta().revision.0 }
         });
         Ok(Response::new(listed.await?))
@@ -260,7 +271,7 @@ impl admin_server::Admin for Admin {
 
     async fn get_shares(&self, request: Request<wire::GetSharesRequest>) -> Reply<wire::Shares> {
         self.0.admit_operator(&request)?;
-        let host = convert::named("host", &request.into_inner().host).map_err(invalid)?;
+        let host = convert::parse_name("host", &request.into_inner().host).map_err(invalid_argument)?;
         let name = host.clone();
         self.find(move |manager| {
             manager.durable().host_named(&name).ok_or(pool::rejection::Rejection::NoSuchHost(name))
@@ -268,28 +279,28 @@ impl admin_server::Admin for Admin {
         .await?;
         let report = self.0.shares.report(&host).ok_or_else(|| {
             let message = format!("host: {host} has reported no shares since the manager started");
-            coded(Code::NotFound, "SHARES_NOT_REPORTED", message)
+            error_status(Code::NotFound, "SHARES_NOT_REPORTED", message)
         })?;
         Ok(Response::new(report.into_message()))
     }
 
     async fn cordon(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
-        self.schedule(request, Scheduling::Cordoned).await
+        self.set_scheduling(request, Scheduling::Cordoned).await
     }
 
     async fn uncordon(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
-        self.schedule(request, Scheduling::Enabled).await
+        self.set_scheduling(request, Scheduling::Enabled).await
     }
 
     async fn drain(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
-        self.schedule(request, Scheduling::Draining).await
+        self.set_scheduling(request, Scheduling::Draining).await
     }
 
     async fn fence(&self, request: Request<wire::FenceRequest>) -> Reply<wire::TargetResponse> {
         let actor = self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let host = convert::named("host", &request.host).map_err(invalid)?;
-        let reason = convert::reason(request.reason).map_err(invalid)?;
+        let host = convert::parse_name("host", &request.host).map_err(invalid_argument)?;
+        let reason = convert::check_reason(request.reason).map_err(invalid_argument)?;
         self.request_target(PoolRequest::Fence {
             host,
             powered_off: request.confirm_powered_off,
@@ -303,9 +314,9 @@ impl admin_server::Admin for Admin {
 
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Reply<Self::WatchStream> {
         self.0.admit_operator(&request)?;
-        let permit = self.0.watch_permit()?;
+        let permit = self.0.acquire_watch_permit()?;
         let (sender, receiver) = tokio::sync::mpsc::channel(EVENTS_QUEUED_MAX);
-        let events = forward_events(self.0.clone(), self.0.driver.changes(), sender);
+        let events = forward_events(self.0.clone(), self.0.driver.subscribe_to_changes(), sender);
         tokio::spawn(async move {
             let _permit = permit;
             events.await;
@@ -313,7 +324,7 @@ impl admin_server::Admin for Admin {
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
-    type BackupStream = backup::Chunks;
+    type BackupStream = backup::ChunkStream;
 
     async fn backup(&self, request: Request<wire::BackupRequest>) -> Reply<Self::BackupStream> {
         self.0.admit_operator(&request)?;
@@ -323,8 +334,9 @@ impl admin_server::Admin for Admin {
     async fn explain(&self, request: Request<wire::ExplainRequest>) -> Reply<wire::ExplainResponse> {
         self.0.admit_operator(&request)?;
         let subject = request.into_inner().subject;
-        let decisions = self.0.driver.explain(subject).await.map_err(driver_error)?;
-        let decisions = decisions.iter().map(|(seq, decision)| convert::decision(*seq, decision)).collect();
+        let decisions = self.0.driver.explain(subject).await.map_err(driver_error_status)?;
+        let decisions =
+            decisions.iter().map(|(seq, decision)| convert::decision_message(*seq, decision)).collect();
         Ok(Response::new(wire::ExplainResponse { decisions }))
     }
 }
@@ -337,12 +349,12 @@ async fn forward_events(
     loop {
         let events = tokio::select! {
             change = changes.recv() => match change {
-                Ok(chunk) => shared.driver.read(|m, when| convert::events(m, when, &chunk)),
-                Err(RecvError::Lagged(chunks)) => Ok(vec![events_dropped(chunks)]),
+                Ok(chunk) => shared.driver.read(|m, when| convert::event_messages(m, when, &chunk)),
+                Err(RecvError::Lagged(chunks)) => Ok(vec![events_dropped_message(chunks)]),
                 Err(RecvError::Closed) => return,
             },
             () = sender.closed() => return,
-            () = shared.stopped() => return drop(sender.send(Err(stopping())).await),
+            () = shared.wait_until_stopping() => return drop(sender.send(Err(stopping_status())).await),
         };
         for event in events.unwrap_or_default() {
             if sender.send(Ok(event)).await.is_err() {
@@ -352,7 +364,7 @@ async fn forward_events(
     }
 }
 
-fn events_dropped(chunks: u64) -> wire::Event {
+fn events_dropped_message(chunks: u64) -> wire::Event {
     let change = Some(wire::event::Change::EventsDropped(wire::EventsDropped { batches: chunks }));
     wire::Event { revision: 0, at_unix_ms: 0, change }
 }

@@ -12,10 +12,13 @@ use units::{HostId, Name};
 
 use super::{
     Shared,
-    status::{closed, driver_error, forbidden, invalid, precondition, stopping},
+    status::{
+        driver_error_status, failed_precondition, invalid_argument, permission_denied, session_closed_status,
+        stopping_status,
+    },
 };
 use crate::{
-    convert::{self, Invalid},
+    convert::{self, InvalidField},
     driver::SessionMessage,
     records::share_rows::Weights,
     shares::WeightsWatcher,
@@ -51,27 +54,28 @@ impl agent_server::Agent for Agent {
         let first = first
             .map_err(|_| Status::deadline_exceeded(format!("no hello message within {HELLO_TIMEOUT:?}")))??;
         let Some(from_agent::Message::Hello(hello)) = first.and_then(|first| first.message) else {
-            return Err(invalid(Invalid::new(
+            return Err(invalid_argument(InvalidField::new(
                 "message",
                 "unexpected type:",
                 "the first message must be a hello",
             )));
         };
         let claimed_rack = hello.rack_uuid.clone();
-        let (name, hello) = convert::agent::hello(hello).map_err(invalid)?;
+        let (name, hello) = convert::agent::parse_hello(hello).map_err(invalid_argument)?;
         self.0.identity.admit_agent(&metadata, &extensions, &name)?;
         let host_name = name.clone();
         let rack = self.0.driver.read(move |manager, _| {
             (manager.durable().meta().rack_uuid.clone(), manager.durable().host_named(&host_name))
         });
-        let (rack_uuid, host) = rack.map_err(driver_error)?;
-        let id =
-            host.ok_or_else(|| forbidden("HOST_NOT_FOUND", format!("host: {name} is not in this rack")))?;
+        let (rack_uuid, host) = rack.map_err(driver_error_status)?;
+        let id = host.ok_or_else(|| {
+            permission_denied("HOST_NOT_FOUND", format!("host: {name} is not in this rack"))
+        })?;
         if !claimed_rack.is_empty() && claimed_rack != rack_uuid {
             let message = format!(
                 "rack_uuid: the host belongs to rack {claimed_rack}, expected {rack_uuid}: if this manager runs with the wrong store, mount or restore the store of rack {claimed_rack}; to move the host, remove it from rack {claimed_rack} first"
             );
-            return Err(precondition("OTHER_RACK", message));
+            return Err(failed_precondition("OTHER_RACK", message));
         }
         self.start_session(Host { id, name }, hello, rack_uuid, messages).await
     }
@@ -93,16 +97,16 @@ impl Agent {
             lease_ttl_ms: self.0.policy.borrow().lease_ttl.as_ms(),
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
-        sender.send(Ok(welcome)).await.map_err(|_| stopping())?;
+        sender.send(Ok(welcome)).await.map_err(|_| stopping_status())?;
         self.0.forecasts.reset_peaks(host.id); // must precede messages of this session that end a VM
-        let session = self.0.driver.connect_agent(host.id, hello, outbox).map_err(driver_error)?;
+        let session = self.0.driver.connect_agent(host.id, hello, outbox).map_err(driver_error_status)?;
         let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
                 ended = receive_reports(&shared, &host, session, messages) => ended,
                 ended = send_messages(session_messages, weights, rack_uuid, &sender) => ended,
-                () = shared.stopped() => Some(stopping()),
+                () = shared.wait_until_stopping() => Some(stopping_status()),
                 () = sender.closed() => None,
             };
             if let Some(status) = ended {
@@ -136,7 +140,7 @@ async fn receive_reports(
             Some(from_agent::Message::Shares(shares)) => handle_shares(shared, &host.name, shares),
             Some(from_agent::Message::Hello(_)) | None => {
                 let rule = "must be a report or shares after the hello";
-                Err(invalid(Invalid::new("message", "unexpected type:", rule)))
+                Err(invalid_argument(InvalidField::new("message", "unexpected type:", rule)))
             }
         };
         if let Err(status) = result {
@@ -151,14 +155,15 @@ async fn handle_report(
     session: SessionId,
     mut report: wire::ObservedState,
 ) -> Result<(), Status> {
-    let touched = convert::agent::touched(std::mem::take(&mut report.touched)).map_err(invalid)?;
-    let report = convert::agent::report(report).map_err(invalid)?;
-    shared.forecasts.record_touched(host, &touched).map_err(driver_error)?; // must precede the report, which can end a VM
-    shared.driver.handle_report(session, report).await.map_err(driver_error)
+    let touched = convert::agent::parse_touched_memory(std::mem::take(&mut report.touched))
+        .map_err(invalid_argument)?;
+    let report = convert::agent::parse_report(report).map_err(invalid_argument)?;
+    shared.forecasts.record_touched(host, &touched).map_err(driver_error_status)?; // must precede the report, which can end a VM
+    shared.driver.handle_report(session, report).await.map_err(driver_error_status)
 }
 
 fn handle_shares(shared: &Shared, host: &Name, shares: wire::Shares) -> Result<(), Status> {
-    let report = convert::shares::share_report(host, shares).map_err(invalid)?;
+    let report = convert::shares::parse_share_report(host, shares).map_err(invalid_argument)?;
     shared.shares.record_report(host.clone(), report);
     Ok(())
 }
@@ -178,10 +183,10 @@ async fn send_messages(
         message = tokio::select! {
             biased; // closing the session has priority over new weights
             message = session_messages.recv() => match message {
-                None => return Some(stopping()),
-                Some(SessionMessage::Close(why)) => return Some(closed(why)),
+                None => return Some(stopping_status()),
+                Some(SessionMessage::Close(why)) => return Some(session_closed_status(why)),
                 Some(SessionMessage::Desired(desired)) => {
-                    to_agent::Message::Desired(convert::agent::desired_state(rack_uuid.clone(), desired))
+                    to_agent::Message::Desired(convert::agent::desired_state_message(rack_uuid.clone(), desired))
                 }
                 Some(SessionMessage::RequestReport) => to_agent::Message::ReportRequest(wire::ReportRequest {}),
             },
@@ -191,5 +196,5 @@ async fn send_messages(
 }
 
 fn weights_message(weights: &Weights) -> to_agent::Message {
-    to_agent::Message::Weights(wire::Weights { weights: convert::shares::weights(weights) })
+    to_agent::Message::Weights(wire::Weights { weights: convert::shares::weight_messages(weights) })
 }

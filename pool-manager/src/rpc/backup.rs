@@ -20,7 +20,7 @@ use units::limits::STORE_FREE_BYTES_MIN;
 
 use super::{
     Shared,
-    status::{coded, driver_error, exhausted},
+    status::{driver_error_status, error_status, resource_exhausted},
 };
 use crate::store::{
     Scan,
@@ -29,7 +29,7 @@ use crate::store::{
 };
 
 /// Stream of the chunks of a backup file.
-pub type Chunks = Pin<Box<dyn Stream<Item = Result<wire::BackupChunk, Status>> + Send>>;
+pub type ChunkStream = Pin<Box<dyn Stream<Item = Result<wire::BackupChunk, Status>> + Send>>;
 
 /// Size of a chunk, in bytes; well below the size limit of a gRPC message.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -39,19 +39,19 @@ const CHUNKS_QUEUED_MAX: usize = 4;
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Name of the temporary backup file in the store's directory. The file is unlinked before it is
 /// sent.
-const FILE: &str = "backup.outgoing";
+const TEMPORARY_FILE: &str = "backup.outgoing";
 
 /// Starts a backup of the store, and returns the stream of its chunks.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED (BACKUP_IN_PROGRESS) during another backup, UNAVAILABLE if the manager is
 /// stopping.
-pub async fn start(shared: &Shared) -> Result<Chunks, Status> {
+pub async fn start(shared: &Shared) -> Result<ChunkStream, Status> {
     let permit = shared.backups.clone().try_acquire_owned();
     let permit = permit.map_err(|_| {
-        exhausted("BACKUP_IN_PROGRESS", "another backup is in progress: try again later".into())
+        resource_exhausted("BACKUP_IN_PROGRESS", "another backup is in progress: try again later".into())
     })?;
-    let snapshot = shared.driver.snapshot().await.map_err(driver_error)?;
+    let snapshot = shared.driver.snapshot().await.map_err(driver_error_status)?;
     let (folder, runtime) = (shared.store.clone(), Handle::current());
     let (sender, receiver) = mpsc::channel(CHUNKS_QUEUED_MAX);
     tokio::task::spawn_blocking(move || {
@@ -69,10 +69,10 @@ fn send(
     sender: &mpsc::Sender<Result<wire::BackupChunk, Status>>,
     _permit: OwnedSemaphorePermit,
 ) -> Result<(), Status> {
-    let mut file = copy(snapshot.as_mut(), folder).map_err(|error| {
+    let mut file = copy_to_file(snapshot.as_mut(), folder).map_err(|error| {
         let message = format!("backup: {}", units::chain(&error));
         tracing::warn!(error = units::chain(&error), "backup failed");
-        coded(Code::Internal, "BACKUP_FAILED", message)
+        error_status(Code::Internal, "BACKUP_FAILED", message)
     })?;
     drop(snapshot); // lets the store reuse the pages of the snapshot
     let mut total_bytes = 0;
@@ -80,7 +80,7 @@ fn send(
         let mut data = Vec::with_capacity(CHUNK_BYTES);
         let read = file.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut data);
         read.map_err(|error| {
-            coded(Code::Internal, "BACKUP_FAILED", format!("backup: cannot read the copy: {error}"))
+            error_status(Code::Internal, "BACKUP_FAILED", format!("backup: cannot read the copy: {error}"))
         })?;
         total_bytes += data.len() as u64;
         let is_last = data.is_empty();
@@ -92,11 +92,11 @@ fn send(
     }
 }
 
-fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
-    let path = folder.join(FILE);
-    let io = |doing| {
+fn copy_to_file(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
+    let path = folder.join(TEMPORARY_FILE);
+    let io = |operation| {
         let path = path.clone();
-        move |errno| BackupError::Io { doing, path, errno }
+        move |errno| BackupError::Io { operation, path, errno }
     };
     backup::remove_if_exists(&path)?; // a killed manager leaves this file
     check_space(folder).map_err(io("create"))?;
@@ -109,7 +109,8 @@ fn copy(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
 /// Checks that the disk has enough free space for the copy and for later writes of the ledger.
 fn check_space(folder: &Path) -> io::Result<()> {
     let free = disk::free_bytes_at(folder)?;
-    let needed = fs::metadata(folder.join(disk::FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);
+    let needed =
+        fs::metadata(folder.join(disk::DATABASE_FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);
     if free < needed {
         let problem = format!("{free} bytes are free, {needed} are needed for the copy");
         return Err(io::Error::new(io::ErrorKind::StorageFull, problem));

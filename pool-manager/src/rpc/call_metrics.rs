@@ -21,7 +21,7 @@ use super::status;
 use crate::rpc_metrics::{Call, RpcMetrics};
 
 /// Prefix of tonic's error message for a request that cannot be decoded.
-const UNDECODABLE: &str = "failed to decode Protobuf message";
+const UNDECODABLE_MESSAGE_PREFIX: &str = "failed to decode Protobuf message";
 
 /// Wrapper of a gRPC service that counts its calls.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ where
     }
 
     fn call(&mut self, request: http::Request<Body>) -> ResponseFuture {
-        let mut call = self.metrics.start(request.uri().path());
+        let mut call = self.metrics.start_call(request.uri().path());
         let response = self.service.call(request);
         Box::pin(async move {
             let mut response = response.await?;
@@ -74,14 +74,15 @@ where
     }
 }
 
-/// Changes the status of a request that cannot be decoded to INVALID_ARGUMENT; tonic reports
-/// INTERNAL.
+/// Changes the status of a request that cannot be decoded from INTERNAL, which tonic reports, to
+/// INVALID_ARGUMENT.
 fn reclassify_decode_error(headers: &mut http::HeaderMap) {
     if let Some(status) = Status::from_header_map(headers)
         && status.code() == Code::Internal
-        && status.message().starts_with(UNDECODABLE)
+        && status.message().starts_with(UNDECODABLE_MESSAGE_PREFIX)
     {
-        let status = status::coded(Code::InvalidArgument, "MALFORMED_MESSAGE", status.message().to_owned());
+        let status =
+            status::error_status(Code::InvalidArgument, "MALFORMED_MESSAGE", status.message().to_owned());
         // `add_header` fails only if a header cannot contain the message, and then leaves the
         // status unchanged.
         let _ = status.add_header(headers);
@@ -160,7 +161,7 @@ mod tests {
         let response = CountedService::new(health, &Arc::default()).call(request).await.unwrap();
         let status = Status::from_header_map(response.headers()).unwrap();
         assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
-        assert!(status.message().starts_with(UNDECODABLE), "{status:?}");
+        assert!(status.message().starts_with(UNDECODABLE_MESSAGE_PREFIX), "{status:?}");
     }
 
     #[test]
@@ -180,7 +181,7 @@ mod tests {
             let request = http::Request::builder().uri(path).body(Body::empty()).unwrap();
             drop(CountedService::new(ConstantService(code), &metrics).call(request).await.unwrap());
         }
-        drop(metrics.start("/tarn.v1.Admin/Watch"));
+        drop(metrics.start_call("/tarn.v1.Admin/Watch"));
         let page = page(&metrics);
         for line in [
             "grpc_server_handled_total{grpc_type=\"unary\",grpc_service=\"tarn.v1.Scheduler\",grpc_method=\"Reserve\",grpc_code=\"NotFound\"} 1",

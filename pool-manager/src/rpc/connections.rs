@@ -56,7 +56,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Records that a request of this connection was authorized. Other connections are closed soon.
+    /// Records that a request of this connection was authorized. Connections without an authorized
+    /// request are closed after a short time.
     pub fn admit(&self) {
         self.activity.admit();
     }
@@ -69,9 +70,9 @@ pub enum Origin {
     Tcp(SocketAddr),
     /// Local process that is connected through the unix socket.
     Unix {
-        /// User id of the process.
+        /// ID of the user who runs the process.
         uid: u32,
-        /// Process id, if the kernel reports it.
+        /// Process ID, if the kernel reports it.
         pid: Option<i32>,
         /// Whether the user is root or the manager's user.
         is_trusted: bool,
@@ -120,7 +121,7 @@ impl Acceptor {
                 () = self.ready.closed() => return,
             };
             match accepted {
-                Ok((stream, origin)) => self.serve(stream, origin),
+                Ok((stream, origin)) => self.start_handshake(stream, origin),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_RETRY_AFTER).await; // file descriptors can be exhausted for a while
@@ -130,21 +131,22 @@ impl Acceptor {
     }
 
     /// Starts the handshake of a connection, or closes the connection if there are too many.
-    fn serve(&self, stream: Stream, origin: Origin) {
+    fn start_handshake(&self, stream: Stream, origin: Origin) {
         match self.limiter.acquire(&origin) {
             Ok(permit) => {
                 let activity = Arc::new(Activity::new(permit));
-                tokio::spawn(self.clone().prepare(stream, origin, activity));
+                tokio::spawn(self.clone().prepare_connection(stream, origin, activity));
             }
             Err(limit) => self.rejections.log(&origin, &limit),
         }
     }
 
     /// Performs the TLS handshake, if TLS is configured, and passes the connection to the server.
-    async fn prepare(self, stream: Stream, origin: Origin, activity: Arc<Activity>) {
+    async fn prepare_connection(self, stream: Stream, origin: Origin, activity: Arc<Activity>) {
         let tls = self.tls.borrow().clone();
         let handshake =
-            tokio::time::timeout(CONNECTION_ADMISSION_TIMEOUT.as_duration(), secure(stream, tls)).await;
+            tokio::time::timeout(CONNECTION_ADMISSION_TIMEOUT.as_duration(), perform_handshake(stream, tls))
+                .await;
         let (stream, certificates) = match handshake {
             Ok(Ok(handshake)) => handshake,
             Ok(Err(error)) => return self.rejections.log(&origin, &format!("TLS handshake failed: {error}")),
@@ -179,7 +181,10 @@ impl Listener {
     }
 }
 
-async fn secure(stream: Stream, tls: TlsConfig) -> io::Result<(Stream, Arc<[CertificateDer<'static>]>)> {
+async fn perform_handshake(
+    stream: Stream,
+    tls: TlsConfig,
+) -> io::Result<(Stream, Arc<[CertificateDer<'static>]>)> {
     match (stream, tls) {
         (Stream::Tcp(stream), Some(config)) => {
             let stream = TlsAcceptor::from(config).accept(stream).await?;

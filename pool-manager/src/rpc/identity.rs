@@ -16,7 +16,7 @@ use webpki::EndEntityCert;
 use super::{
     connections::{Origin, Peer},
     rejection_log::RejectionLog,
-    status::forbidden,
+    status::permission_denied,
 };
 use crate::{config::Access, role::Role, tokens::Tokens};
 
@@ -38,7 +38,7 @@ pub struct Rules {
     /// Roles of local users on the unix socket.
     pub access: Access,
     /// Certificate names of schedulers and of administrators, in this order; `None` without TLS.
-    pub certified: Option<(Vec<Name>, Vec<Name>)>,
+    pub certificate_names: Option<(Vec<Name>, Vec<Name>)>,
 }
 
 impl Identity {
@@ -54,23 +54,25 @@ impl Identity {
 
     /// Returns the current rules. The rules are shared and not copied, because every request reads
     /// them and they can contain many tokens.
-    fn rules(&self) -> Arc<Rules> {
+    fn current_rules(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.read().expect("no thread panics under this lock"))
     }
 
     /// Checks that a client has a role, and returns the client's name. The name is the
-    /// certificate's name with TLS, and `uid-N` for a configured user of the unix socket. Root, the
-    /// manager's user and clients with tokens have no name.
+    /// certificate's name with TLS, and `uid-N` for a configured user of the unix socket. The name
+    /// is `None` for root, the manager's user and clients with tokens.
     ///
     /// # Errors
     /// PERMISSION_DENIED (ROLE_MISSING) if the client does not have the role.
     pub fn admit<T>(&self, request: &Request<T>, role: Role) -> Result<Option<Name>, Status> {
-        let rules = self.rules();
-        let admitted = match &rules.certified {
-            Some((schedulers, admins)) => certified_client(request.extensions(), schedulers, admins, role),
-            None => local_client(&rules, request, role),
+        let rules = self.current_rules();
+        let admitted = match &rules.certificate_names {
+            Some((schedulers, admins)) => {
+                admit_by_certificate(request.extensions(), schedulers, admins, role)
+            }
+            None => admit_local_client(&rules, request, role),
         };
-        self.finish(request.extensions(), "ROLE_MISSING", admitted)
+        self.record_result(request.extensions(), "ROLE_MISSING", admitted)
     }
 
     /// Checks that the caller is the agent of `host`.
@@ -84,20 +86,20 @@ impl Identity {
         extensions: &Extensions,
         host: &Name,
     ) -> Result<(), Status> {
-        let rules = self.rules();
-        let admitted = if rules.certified.is_some() {
+        let rules = self.current_rules();
+        let admitted = if rules.certificate_names.is_some() {
             let is_host = client_certificate(extensions).is_some_and(|leaf| is_named(&leaf, host));
             is_host.then_some(()).ok_or_else(|| format!("certificate: must contain the name of host {host}"))
         } else {
-            let is_host = bearer_token(metadata).is_some_and(|token| rules.tokens.admits(host, token));
+            let is_host = bearer_token(metadata).is_some_and(|token| rules.tokens.is_host_token(host, token));
             let problem = || format!("authorization: must be \"Bearer\" and the token of host {host}");
             is_host.then_some(()).ok_or_else(problem)
         };
-        self.finish(extensions, "NOT_THIS_HOST", admitted)
+        self.record_result(extensions, "NOT_THIS_HOST", admitted)
     }
 
     /// Lets the connection of an authorized call stay open, or logs a rejected call.
-    fn finish<T>(
+    fn record_result<T>(
         &self,
         extensions: &Extensions,
         reason: &str,
@@ -113,13 +115,13 @@ impl Identity {
                 if let Some(peer) = peer {
                     self.rejections.log(&peer.origin, &problem);
                 }
-                Err(forbidden(reason, problem))
+                Err(permission_denied(reason, problem))
             }
         }
     }
 }
 
-fn certified_client(
+fn admit_by_certificate(
     extensions: &Extensions,
     schedulers: &[Name],
     admins: &[Name],
@@ -139,7 +141,7 @@ fn certified_client(
         .ok_or_else(|| format!("certificate: must contain a name listed in rack.toml under {field}"))
 }
 
-fn local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Option<Name>, String> {
+fn admit_local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Option<Name>, String> {
     let origin = request.extensions().get::<Peer>().map(|peer| &peer.origin);
     let by_user = match origin {
         Some(Origin::Unix { is_trusted: true, .. }) => Some(None),
@@ -149,7 +151,7 @@ fn local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Op
         _ => None,
     };
     let token = bearer_token(request.metadata());
-    let has_token = |role| token.is_some_and(|token| rules.tokens.admits_role(role, token));
+    let has_token = |role| token.is_some_and(|token| rules.tokens.is_role_token(role, token));
     let by_token =
         || Role::ALL.into_iter().any(|held| held.includes(role) && has_token(held)).then_some(None);
     by_user.or_else(by_token).ok_or_else(|| match origin {

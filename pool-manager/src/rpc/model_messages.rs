@@ -14,25 +14,25 @@ use units::{Bytes, Fraction, UnixMs};
 
 use crate::{
     convert::{
-        Invalid,
-        profile::{counters, group, profile},
+        InvalidField,
+        profile::{check_group_name, parse_counters, parse_profile},
     },
-    forecasts::{Labels, ModelSummary, ended_vm},
+    forecasts::{Labels, ModelSummary, new_ended_vm},
     records::forecast_rows::{EndedVm, VmStart},
 };
 
 /// Validates the outcomes of ended VMs. `now` is the current time; no VM can have ended later.
 ///
 /// # Errors
-/// [`Invalid`] for the first invalid outcome, with its index.
-pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<EndedVm>, Invalid> {
+/// [`InvalidField`] for the first invalid outcome, with its index.
+pub fn parse_outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<EndedVm>, InvalidField> {
     if request.outcomes.len() > OUTCOMES_PER_REQUEST_MAX {
         let rule = format!("must be at most {OUTCOMES_PER_REQUEST_MAX} per request");
-        return Err(Invalid::new("outcomes", request.outcomes.len(), rule));
+        return Err(InvalidField::new("outcomes", request.outcomes.len(), rule));
     }
     let numbered = request.outcomes.into_iter().enumerate();
     let at = |(number, item)| {
-        outcome(item, now).map_err(|Invalid { field, problem }| Invalid {
+        parse_outcome(item, now).map_err(|InvalidField { field, problem }| InvalidField {
             field,
             problem: format!("{problem} (outcome {number}, counted from 0)"),
         })
@@ -40,24 +40,28 @@ pub fn outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<Vec<En
     numbered.map(at).collect()
 }
 
-fn outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, Invalid> {
+fn parse_outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, InvalidField> {
     let memory = |field, bytes: u64, min: u64| {
         let max = LOCAL_MIB_PER_HOST_MAX << 20;
         let within = (min..=max).contains(&bytes);
-        let error = || Invalid::new(field, bytes, format!("must be from {min} to {max} bytes"));
+        let error = || InvalidField::new(field, bytes, format!("must be from {min} to {max} bytes"));
         within.then_some(Bytes::new(bytes)).ok_or_else(error)
     };
     let requested = memory("requested_bytes", o.requested_bytes, 1)?;
     let peak = memory("peak_bytes", o.peak_bytes, 0)?;
     let measured = |field, bytes: Option<u64>| bytes.map(|bytes| memory(field, bytes, 0)).transpose();
     if o.ended_unix_ms < o.started_unix_ms {
-        return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be before started_unix_ms"));
+        return Err(InvalidField::new(
+            "ended_unix_ms",
+            o.ended_unix_ms,
+            "must not be before started_unix_ms",
+        ));
     }
     if o.ended_unix_ms > now.0 + CLOCK_SKEW_MAX.as_ms() {
-        return Err(Invalid::new("ended_unix_ms", o.ended_unix_ms, "must not be in the future"));
+        return Err(InvalidField::new("ended_unix_ms", o.ended_unix_ms, "must not be in the future"));
     }
     let number = |field, number: f64, max: f64| {
-        let error = || Invalid::new(field, number, format!("must be a number from 0 to {max}"));
+        let error = || InvalidField::new(field, number, format!("must be a number from 0 to {max}"));
         (0.0..=max).contains(&number).then_some(number).ok_or_else(error)
     };
     let cores = number("cores", o.cores, CORES_PER_HOST_MAX.into())?;
@@ -68,11 +72,11 @@ fn outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, Invalid> {
         mean: measured("mean_bytes", o.mean_bytes)?,
         busy_percent,
     };
-    let (groups, counters) = profile(o.vm, o.profile)?;
+    let (groups, counters) = parse_profile(o.vm, o.profile)?;
     let begins = UnixMs(o.started_unix_ms);
     let request = VmRequest { groups, requested, cores: (cores > 0.0).then_some(cores), begins };
     let start = VmStart { request, counters, prediction: None, pool_only: false };
-    Ok(ended_vm(start, peak, UnixMs(o.ended_unix_ms), usage).expect("the requested memory is not 0"))
+    Ok(new_ended_vm(start, peak, UnixMs(o.ended_unix_ms), usage).expect("the requested memory is not 0"))
 }
 
 /// Converts the outcome of an ended VM.
@@ -100,12 +104,12 @@ pub fn outcome_message(vm: EndedVm) -> wire::Outcome {
 /// Converts the kind of a model.
 ///
 /// # Errors
-/// [`Invalid`] if the kind is unspecified.
-pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
+/// [`InvalidField`] if the kind is unspecified.
+pub fn parse_kind(kind: wire::ModelKind) -> Result<Kind, InvalidField> {
     match kind {
         wire::ModelKind::Frigid => Ok(Kind::Frigid),
         wire::ModelKind::Sensitivity => Ok(Kind::Sensitivity),
-        wire::ModelKind::Unspecified => Err(Invalid::new(
+        wire::ModelKind::Unspecified => Err(InvalidField::new(
             "kind",
             kind.as_str_name(),
             "must be MODEL_KIND_FRIGID or MODEL_KIND_SENSITIVITY",
@@ -116,40 +120,40 @@ pub fn kind(kind: wire::ModelKind) -> Result<Kind, Invalid> {
 /// Converts the format of a model file. Returns `None` for Tarn's own format.
 ///
 /// # Errors
-/// [`Invalid`] if the format is unspecified.
-pub fn format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid> {
+/// [`InvalidField`] if the format is unspecified.
+pub fn parse_format(format: wire::ModelFormat) -> Result<Option<Format>, InvalidField> {
     match format {
         wire::ModelFormat::Tarn => Ok(None),
         wire::ModelFormat::Lightgbm => Ok(Some(Format::LightGbm)),
         wire::ModelFormat::Onnx => Ok(Some(Format::Onnx)),
         wire::ModelFormat::Unspecified => {
             let rule = "must be MODEL_FORMAT_TARN, MODEL_FORMAT_LIGHTGBM or MODEL_FORMAT_ONNX";
-            Err(Invalid::new("format", format.as_str_name(), rule))
+            Err(InvalidField::new("format", format.as_str_name(), rule))
         }
     }
 }
 
-/// Validates labelled workloads, with which a model of latency sensitivity is trained.
+/// Validates labelled workloads, the training data of a model of latency sensitivity.
 ///
 /// # Errors
-/// [`Invalid`] with the first field that violates a rule.
-pub fn labels(labels: wire::Labels) -> Result<Labels, Invalid> {
+/// [`InvalidField`] with the first field that violates a rule.
+pub fn parse_labels(labels: wire::Labels) -> Result<Labels, InvalidField> {
     let wire::Labels { workloads, pdm, modelled } = labels;
     if workloads.len() > LABELS_MAX {
-        return Err(Invalid::new(
+        return Err(InvalidField::new(
             "labels.workloads",
             workloads.len(),
             format!("must be at most {LABELS_MAX}"),
         ));
     }
-    let error = || Invalid::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
+    let error = || InvalidField::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
     let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() > 0.0).ok_or_else(error)?;
     let workload = |item: wire::LabelledWorkload| {
         if !SLOWDOWN_RANGE.contains(&item.slowdown) {
-            return Err(Invalid::new("labels.workloads.slowdown", item.slowdown, SLOWDOWN_RULE));
+            return Err(InvalidField::new("labels.workloads.slowdown", item.slowdown, SLOWDOWN_RULE));
         }
-        let program = group("labels.workloads.program", item.program)?;
-        let counters = counters("labels.workloads.counters", &item.counters)?;
+        let program = check_group_name("labels.workloads.program", item.program)?;
+        let counters = parse_counters("labels.workloads.counters", &item.counters)?;
         Ok(Workload { program, counters, slowdown: item.slowdown })
     };
     let workloads = workloads.into_iter().map(workload).collect::<Result<_, _>>()?;

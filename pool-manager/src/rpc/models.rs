@@ -9,7 +9,7 @@ use units::limits::OUTCOMES_PER_REQUEST_MAX;
 
 use super::{
     Shared, model_messages, run_to_completion,
-    status::{coded, driver_error, invalid},
+    status::{driver_error_status, error_status, invalid_argument},
 };
 use crate::{
     convert,
@@ -22,8 +22,8 @@ pub struct Models(pub Shared);
 
 type Reply<T> = Result<Response<T>, Status>;
 
-fn kind(kind: wire::ModelKind) -> Result<Kind, Status> {
-    model_messages::kind(kind).map_err(invalid)
+fn parse_kind(kind: wire::ModelKind) -> Result<Kind, Status> {
+    model_messages::parse_kind(kind).map_err(invalid_argument)
 }
 
 #[tonic::async_trait]
@@ -33,19 +33,19 @@ impl models_server::Models for Models {
         request: Request<wire::AddOutcomesRequest>,
     ) -> Reply<wire::AddOutcomesResponse> {
         self.0.admit_operator(&request)?;
-        let now = self.0.driver.read(|_, when| when.wall).map_err(driver_error)?;
-        let outcomes = model_messages::outcomes(request.into_inner(), now).map_err(invalid)?;
+        let now = self.0.driver.read(|_, when| when.wall).map_err(driver_error_status)?;
+        let outcomes = model_messages::parse_outcomes(request.into_inner(), now).map_err(invalid_argument)?;
         let count =
             |outcomes: &Vec<_>| u32::try_from(outcomes.len()).expect("the size of a request is limited");
         let (retention_start, reported) =
-            (self.0.forecasts.retention_start().map_err(driver_error)?, count(&outcomes));
+            (self.0.forecasts.retention_start().map_err(driver_error_status)?, count(&outcomes));
         let outcomes: Vec<_> =
             outcomes.into_iter().filter(|vm| vm.outcome.ended >= retention_start).collect();
         let recent = count(&outcomes);
         let forecasts = Arc::clone(&self.0.forecasts);
         let added = run_to_completion(async move { forecasts.add_outcomes(outcomes).await })
             .await?
-            .map_err(driver_error)?;
+            .map_err(driver_error_status)?;
         Ok(Response::new(wire::AddOutcomesResponse {
             added,
             duplicates: recent - added,
@@ -61,7 +61,8 @@ impl models_server::Models for Models {
         let request = request.into_inner();
         let max = OUTCOMES_PER_REQUEST_MAX;
         let limit = if request.limit == 0 { max } else { max.min(request.limit as usize) };
-        let (vms, next_after) = self.0.forecasts.outcomes(request.after, limit).await.map_err(status)?;
+        let (vms, next_after) =
+            self.0.forecasts.list_outcomes(request.after, limit).await.map_err(model_error_status)?;
         let outcomes = vms.into_iter().map(model_messages::outcome_message).collect();
         Ok(Response::new(wire::ListOutcomesResponse { outcomes, next_after }))
     }
@@ -69,27 +70,32 @@ impl models_server::Models for Models {
     async fn train_model(&self, request: Request<wire::TrainModelRequest>) -> Reply<wire::Model> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let training = match (kind(request.kind())?, request.labels) {
+        let training = match (parse_kind(request.kind())?, request.labels) {
             (Kind::Frigid, None) => Training::Frigid,
             (Kind::Frigid, Some(_)) => {
                 let rule = "for a model of frigid memory";
-                return Err(invalid(convert::Invalid::new("labels", "are not allowed", rule)));
+                return Err(invalid_argument(convert::InvalidField::new("labels", "are not allowed", rule)));
             }
             (Kind::Sensitivity, labels) => {
-                let labels = labels.ok_or_else(|| status(ModelError::NoLabels))?;
-                Training::Sensitivity(model_messages::labels(labels).map_err(invalid)?)
+                let labels = labels.ok_or_else(|| model_error_status(ModelError::NoLabels))?;
+                Training::Sensitivity(model_messages::parse_labels(labels).map_err(invalid_argument)?)
             }
         };
         let forecasts = Arc::clone(&self.0.forecasts);
-        reply(run_to_completion(async move { forecasts.train(training).await }).await?.map_err(status)?)
+        model_reply(
+            run_to_completion(async move { forecasts.train(training).await })
+                .await?
+                .map_err(model_error_status)?,
+        )
     }
 
     async fn import_model(&self, request: Request<wire::ImportModelRequest>) -> Reply<wire::Model> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let kind = kind(request.kind())?;
-        let format = model_messages::format(request.format()).map_err(invalid)?;
-        let labels = request.labels.map(model_messages::labels).transpose().map_err(invalid)?;
+        let kind = parse_kind(request.kind())?;
+        let format = model_messages::parse_format(request.format()).map_err(invalid_argument)?;
+        let labels =
+            request.labels.map(model_messages::parse_labels).transpose().map_err(invalid_argument)?;
         let forecasts = Arc::clone(&self.0.forecasts);
         let imported = async move {
             match format {
@@ -97,7 +103,7 @@ impl models_server::Models for Models {
                 Some(format) => forecasts.import(kind, format, request.content, labels).await,
             }
         };
-        reply(run_to_completion(imported).await?.map_err(status)?)
+        model_reply(run_to_completion(imported).await?.map_err(model_error_status)?)
     }
 
     async fn list_models(
@@ -105,7 +111,8 @@ impl models_server::Models for Models {
         request: Request<wire::ListModelsRequest>,
     ) -> Reply<wire::ListModelsResponse> {
         self.0.admit_operator(&request)?;
-        let models = self.0.forecasts.models().await.into_iter().map(model_messages::model_message).collect();
+        let models =
+            self.0.forecasts.list_models().await.into_iter().map(model_messages::model_message).collect();
         Ok(Response::new(wire::ListModelsResponse { models }))
     }
 
@@ -113,8 +120,8 @@ impl models_server::Models for Models {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let version = Some(request.version).filter(|version| *version > 0);
-        let reply = self.0.forecasts.model(kind(request.kind())?, version).await;
-        let (summary, content) = reply.map_err(status)?;
+        let reply = self.0.forecasts.model_with_file(parse_kind(request.kind())?, version).await;
+        let (summary, content) = reply.map_err(model_error_status)?;
         let model = Some(model_messages::model_message(summary));
         Ok(Response::new(wire::GetModelResponse { model, content }))
     }
@@ -122,11 +129,11 @@ impl models_server::Models for Models {
     async fn promote_model(&self, request: Request<wire::PromoteModelRequest>) -> Reply<wire::Model> {
         let actor = self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let kind = kind(request.kind())?;
+        let kind = parse_kind(request.kind())?;
         let forecasts = Arc::clone(&self.0.forecasts);
         let promoted =
             async move { forecasts.promote(kind, request.version, request.validate_only, actor).await };
-        reply(run_to_completion(promoted).await?.map_err(status)?)
+        model_reply(run_to_completion(promoted).await?.map_err(model_error_status)?)
     }
 
     async fn rollback_model(
@@ -134,19 +141,19 @@ impl models_server::Models for Models {
         request: Request<wire::RollbackModelRequest>,
     ) -> Reply<wire::RollbackModelResponse> {
         let actor = self.0.admit_operator(&request)?;
-        let kind = kind(request.into_inner().kind())?;
+        let kind = parse_kind(request.into_inner().kind())?;
         let forecasts = Arc::clone(&self.0.forecasts);
         let rolled_back = run_to_completion(async move { forecasts.roll_back(kind, actor).await });
-        let serving = rolled_back.await?.map_err(status)?;
+        let serving = rolled_back.await?.map_err(model_error_status)?;
         Ok(Response::new(wire::RollbackModelResponse { model: serving.map(model_messages::model_message) }))
     }
 }
 
-fn reply(model: forecasts::ModelSummary) -> Reply<wire::Model> {
+fn model_reply(model: forecasts::ModelSummary) -> Reply<wire::Model> {
     Ok(Response::new(model_messages::model_message(model)))
 }
 
-fn status(error: ModelError) -> Status {
+fn model_error_status(error: ModelError) -> Status {
     let (code, reason) = match &error {
         ModelError::NoSuchModel { .. } => (Code::NotFound, "MODEL_NOT_FOUND"),
         ModelError::NoServingModel(_) => (Code::FailedPrecondition, "NO_SERVING_MODEL"),
@@ -161,7 +168,7 @@ fn status(error: ModelError) -> Status {
         ModelError::Driver(_) => (Code::Unavailable, "UNAVAILABLE"),
     };
     match error {
-        ModelError::Driver(error) => driver_error(error),
-        other => coded(code, reason, units::chain(&other)),
+        ModelError::Driver(error) => driver_error_status(error),
+        other => error_status(code, reason, units::chain(&other)),
     }
 }

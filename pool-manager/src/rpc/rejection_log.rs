@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Maximum number of rejections logged per interval. Further rejections are only counted.
-const LOGGED_MAX: u32 = 20;
+const LOGGED_PER_INTERVAL_MAX: u32 = 20;
 /// Length of the interval of the rate limit.
 const INTERVAL: Duration = Duration::from_secs(10);
 
@@ -41,7 +41,7 @@ impl RejectionLog {
         if now.duration_since(current.began) >= INTERVAL {
             (current.began, current.logged) = (now, 0);
         }
-        if current.logged == LOGGED_MAX {
+        if current.logged == LOGGED_PER_INTERVAL_MAX {
             current.suppressed += 1;
             return None;
         }
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn suppressed_rejections_are_counted_in_the_next_interval() {
         let (rejections, start) = (RejectionLog::default(), Instant::now());
-        for _ in 0..LOGGED_MAX {
+        for _ in 0..LOGGED_PER_INTERVAL_MAX {
             assert_eq!(rejections.count(start), Some(0));
         }
         for _ in 0..7 {

@@ -14,11 +14,11 @@ use units::limits::WAIT_READY_MAX;
 
 use super::{
     Shared, run_to_completion,
-    status::{driver_error, invalid},
+    status::{driver_error_status, invalid_argument},
     watch_stream::{MessageStream, watch},
 };
 use crate::{
-    convert::{self, Invalid},
+    convert::{self, InvalidField},
     plan,
     role::Role,
     shares::SetWeightsError,
@@ -35,39 +35,39 @@ impl Scheduler {
         self.0.identity.admit(request, Role::Scheduler)
     }
 
-    async fn reservation(&self, request: PoolRequest) -> Reply<wire::Reservation> {
-        match self.0.driver.request(request).await.map_err(driver_error)? {
-            RequestReply::Reservation(view) => Ok(Response::new(convert::reservation(view))),
-            other => Err(unexpected(&other)),
+    async fn request_reservation(&self, request: PoolRequest) -> Reply<wire::Reservation> {
+        match self.0.driver.request(request).await.map_err(driver_error_status)? {
+            RequestReply::Reservation(view) => Ok(Response::new(convert::reservation_message(view))),
+            other => Err(unexpected_reply_status(&other)),
         }
     }
 }
 
 /// Returns the status for a reply of the wrong type. The driver sends such a reply only because of
 /// a bug.
-pub(super) fn unexpected(reply: &RequestReply) -> Status {
+pub(super) fn unexpected_reply_status(reply: &RequestReply) -> Status {
     Status::internal(format!("internal error: unexpected reply {reply:?}"))
 }
 
-fn actor(certified: Option<Name>) -> Actor {
+fn client_actor(certified: Option<Name>) -> Actor {
     Actor::Client(certified.unwrap_or_else(|| Name::new("scheduler").expect("a name")))
 }
 
 #[tonic::async_trait]
 impl scheduler_server::Scheduler for Scheduler {
     async fn plan_vm(&self, request: Request<wire::PlanVmRequest>) -> Reply<wire::PlanVmResponse> {
-        let actor = actor(self.admit(&request)?);
-        let plan = convert::plan(request.into_inner()).map_err(invalid)?;
+        let actor = client_actor(self.admit(&request)?);
+        let plan = convert::parse_plan(request.into_inner()).map_err(invalid_argument)?;
         let started = Instant::now();
         let share = self.0.policy.borrow().pool_share;
-        let mut forecast = self.0.forecasts.predict(&plan).map_err(driver_error)?;
-        let split_decision = plan::decide(&plan, &forecast, share);
+        let mut forecast = self.0.forecasts.predict(&plan).map_err(driver_error_status)?;
+        let split_decision = plan::decide_split(&plan, &forecast, share);
         forecast.start.pool_only = split_decision.pool_only;
         let split = split_decision.split;
         let reply = self.0.driver.read(|manager, when| (plan::candidates(manager, split), when.wall));
-        let (candidates, now) = reply.map_err(driver_error)?;
+        let (candidates, now) = reply.map_err(driver_error_status)?;
         let (response, decision) = plan::plan(&plan, split_decision, candidates, now, actor);
-        self.0.driver.request(PoolRequest::RecordDecision(decision)).await.map_err(driver_error)?;
+        self.0.driver.request(PoolRequest::RecordDecision(decision)).await.map_err(driver_error_status)?;
         self.0.forecasts.record_plan(&plan.vm, forecast.start);
         self.0.metrics.plan_seconds.observe(started.elapsed().as_secs_f64());
         Ok(Response::new(response))
@@ -79,12 +79,13 @@ impl scheduler_server::Scheduler for Scheduler {
         let request = request.into_inner();
         let (validate_only, wait_ready) = (request.validate_only, request.wait_ready);
         let commit_within = self.0.policy.borrow().commit_within;
-        let reserve = convert::reserve(request, certified.as_ref(), commit_within).map_err(invalid)?;
+        let reserve =
+            convert::parse_reserve(request, certified.as_ref(), commit_within).map_err(invalid_argument)?;
         if validate_only {
-            return self.reservation(PoolRequest::Validate(reserve)).await;
+            return self.request_reservation(PoolRequest::Validate(reserve)).await;
         }
         let wait = wait_ready.then_some(WAIT_READY_MAX);
-        let reply = self.reservation(PoolRequest::Reserve { reserve, wait }).await;
+        let reply = self.request_reservation(PoolRequest::Reserve { reserve, wait }).await;
         if !wait_ready {
             self.0.metrics.reserve_seconds.observe(started.elapsed().as_secs_f64());
         }
@@ -94,27 +95,27 @@ impl scheduler_server::Scheduler for Scheduler {
     async fn wait_ready(&self, request: Request<wire::WaitReadyRequest>) -> Reply<wire::Reservation> {
         self.admit(&request)?;
         let request = request.into_inner();
-        let target = convert::target(request.target).map_err(invalid)?;
-        let within = convert::timeout(request.timeout_ms).map_err(invalid)?;
-        self.reservation(PoolRequest::WaitReady { target, within }).await
+        let target = convert::parse_reservation_ref(request.target).map_err(invalid_argument)?;
+        let within = convert::parse_timeout(request.timeout_ms).map_err(invalid_argument)?;
+        self.request_reservation(PoolRequest::WaitReady { target, within }).await
     }
 
     async fn commit(&self, request: Request<wire::CommitRequest>) -> Reply<wire::Reservation> {
-        let actor = actor(self.admit(&request)?);
-        let target = convert::target(request.into_inner().target).map_err(invalid)?;
-        self.reservation(PoolRequest::Commit { target, actor }).await
+        let actor = client_actor(self.admit(&request)?);
+        let target = convert::parse_reservation_ref(request.into_inner().target).map_err(invalid_argument)?;
+        self.request_reservation(PoolRequest::Commit { target, actor }).await
     }
 
     async fn release(&self, request: Request<wire::ReleaseRequest>) -> Reply<wire::Reservation> {
-        let actor = actor(self.admit(&request)?);
+        let actor = client_actor(self.admit(&request)?);
         let request = request.into_inner();
         let force = request.force;
         if force && request.reason.is_empty() {
-            return Err(invalid(Invalid::new("reason", "is empty:", "required with force")));
+            return Err(invalid_argument(InvalidField::new("reason", "is empty:", "required with force")));
         }
-        let reason = convert::reason(request.reason).map_err(invalid)?;
-        let target = convert::target(request.target).map_err(invalid)?;
-        self.reservation(PoolRequest::Release { target, force, reason, actor }).await
+        let reason = convert::check_reason(request.reason).map_err(invalid_argument)?;
+        let target = convert::parse_reservation_ref(request.target).map_err(invalid_argument)?;
+        self.request_reservation(PoolRequest::Release { target, force, reason, actor }).await
     }
 
     type WatchCapacityStream = MessageStream<wire::Capacity>;
@@ -136,7 +137,7 @@ impl scheduler_server::Scheduler for Scheduler {
         self.admit(&request)?;
         let migrations = |manager: &Manager| {
             let ledger = manager.durable();
-            ledger.migrations().map(|(id, m)| convert::migration(ledger, id, m)).collect::<Vec<_>>()
+            ledger.migrations().map(|(id, m)| convert::migration_message(ledger, id, m)).collect::<Vec<_>>()
         };
         watch(&self.0, migrations, |migrations| migrations)
     }
@@ -145,7 +146,7 @@ impl scheduler_server::Scheduler for Scheduler {
         &self,
         request: Request<wire::ResolveMigrationRequest>,
     ) -> Reply<wire::Migration> {
-        let actor = actor(self.admit(&request)?);
+        let actor = client_actor(self.admit(&request)?);
         let request = request.into_inner();
         let answer = match request.state() {
             wire::MigrationState::Accepted => MigrationAnswer::Accepted,
@@ -155,38 +156,46 @@ impl scheduler_server::Scheduler for Scheduler {
             | wire::MigrationState::Withdrawn
             | wire::MigrationState::Unspecified => {
                 let rule = "must be ACCEPTED, DECLINED or DONE";
-                return Err(invalid(Invalid::new("state", request.state().as_str_name(), rule)));
+                return Err(invalid_argument(InvalidField::new(
+                    "state",
+                    request.state().as_str_name(),
+                    rule,
+                )));
             }
         };
-        let vm = convert::named("vm", &request.vm).map_err(invalid)?;
-        let explanation = convert::reason(request.answer).map_err(invalid)?;
+        let vm = convert::parse_name("vm", &request.vm).map_err(invalid_argument)?;
+        let explanation = convert::check_reason(request.answer).map_err(invalid_argument)?;
         let reply = self
             .0
             .driver
             .request(PoolRequest::ResolveMigration { vm, answer, explanation, actor })
             .await
-            .map_err(driver_error)?;
-        let RequestReply::Migration(id, migration) = reply else { return Err(unexpected(&reply)) };
-        let message =
-            self.0.driver.read(move |manager, _| convert::migration(manager.durable(), id, &migration));
-        Ok(Response::new(message.map_err(driver_error)?))
+            .map_err(driver_error_status)?;
+        let RequestReply::Migration(id, migration) = reply else {
+            return Err(unexpected_reply_status(&reply));
+        };
+        let message = self
+            .0
+            .driver
+            .read(move |manager, _| convert::migration_message(manager.durable(), id, &migration));
+        Ok(Response::new(message.map_err(driver_error_status)?))
     }
 
     async fn set_weights(
         &self,
         request: Request<wire::SetWeightsRequest>,
     ) -> Reply<wire::SetWeightsResponse> {
-        let actor = actor(self.admit(&request)?);
+        let actor = client_actor(self.admit(&request)?);
         let request = request.into_inner();
-        let host = convert::named("host", &request.host).map_err(invalid)?;
-        let changes = convert::shares::weight_changes(request.weights).map_err(invalid)?;
+        let host = convert::parse_name("host", &request.host).map_err(invalid_argument)?;
+        let changes = convert::shares::parse_weight_changes(request.weights).map_err(invalid_argument)?;
         let shares = Arc::clone(&self.0.shares);
         let result =
             run_to_completion(async move { shares.set_weights(&host, changes, actor).await }).await?;
         let weights = result.map_err(|error| match error {
-            SetWeightsError::Invalid(error) => invalid(error),
-            SetWeightsError::Driver(error) => driver_error(error),
+            SetWeightsError::Invalid(error) => invalid_argument(error),
+            SetWeightsError::Driver(error) => driver_error_status(error),
         })?;
-        Ok(Response::new(wire::SetWeightsResponse { weights: convert::shares::weights(&weights) }))
+        Ok(Response::new(wire::SetWeightsResponse { weights: convert::shares::weight_messages(&weights) }))
     }
 }

@@ -7,18 +7,18 @@ use pool::{manager::CloseReason, rejection::Rejection};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use crate::{convert::Invalid, driver::DriverError};
+use crate::{convert::InvalidField, driver::DriverError};
 
 /// Domain of all reasons in google.rpc.ErrorInfo.
 pub const DOMAIN: &str = "tarn";
 
-fn status(code: Code, reason: &str, message: String) -> Status {
+fn new_status(code: Code, reason: &str, message: String) -> Status {
     let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
     Status::with_error_details(code, message, details)
 }
 
 /// Returns INVALID_ARGUMENT (BAD_VALUE) with the invalid field.
-pub fn invalid(error: Invalid) -> Status {
+pub fn invalid_argument(error: InvalidField) -> Status {
     let message = error.to_string();
     let mut details = ErrorDetails::with_error_info("BAD_VALUE", DOMAIN, HashMap::new());
     details.add_bad_request_violation(error.field, error.problem);
@@ -26,44 +26,44 @@ pub fn invalid(error: Invalid) -> Status {
 }
 
 /// Returns PERMISSION_DENIED with a reason.
-pub fn forbidden(reason: &str, message: String) -> Status {
-    status(Code::PermissionDenied, reason, message)
+pub fn permission_denied(reason: &str, message: String) -> Status {
+    new_status(Code::PermissionDenied, reason, message)
 }
 
 /// Returns FAILED_PRECONDITION with a reason.
-pub fn precondition(reason: &str, message: String) -> Status {
-    status(Code::FailedPrecondition, reason, message)
+pub fn failed_precondition(reason: &str, message: String) -> Status {
+    new_status(Code::FailedPrecondition, reason, message)
 }
 
 /// Returns a status with this code and reason.
-pub fn coded(code: Code, reason: &str, message: String) -> Status {
-    status(code, reason, message)
+pub fn error_status(code: Code, reason: &str, message: String) -> Status {
+    new_status(code, reason, message)
 }
 
 /// Returns RESOURCE_EXHAUSTED with a reason.
-pub fn exhausted(reason: &str, message: String) -> Status {
-    status(Code::ResourceExhausted, reason, message)
+pub fn resource_exhausted(reason: &str, message: String) -> Status {
+    new_status(Code::ResourceExhausted, reason, message)
 }
 
 /// Returns UNAVAILABLE (STOPPING), the status of calls while the manager stops.
-pub fn stopping() -> Status {
-    status(Code::Unavailable, "STOPPING", "the manager is stopping".into())
+pub fn stopping_status() -> Status {
+    new_status(Code::Unavailable, "STOPPING", "the manager is stopping".into())
 }
 
 /// Converts an error of the driver into a status.
-pub fn driver_error(error: DriverError) -> Status {
+pub fn driver_error_status(error: DriverError) -> Status {
     let message = error.to_string();
     match error {
-        DriverError::Rejection(rejection) => status(code(&rejection), rejection.reason(), message),
-        DriverError::Overloaded => status(Code::Unavailable, "OVERLOADED", message),
-        DriverError::Stopping => stopping(),
+        DriverError::Rejection(rejection) => new_status(code_of(&rejection), rejection.reason(), message),
+        DriverError::Overloaded => new_status(Code::Unavailable, "OVERLOADED", message),
+        DriverError::Stopping => stopping_status(),
         DriverError::Unreadable(cause) => {
-            status(Code::Internal, "STORE_UNREADABLE", format!("{message}: {cause}"))
+            new_status(Code::Internal, "STORE_UNREADABLE", format!("{message}: {cause}"))
         }
     }
 }
 
-fn code(rejection: &Rejection) -> Code {
+fn code_of(rejection: &Rejection) -> Code {
     match rejection {
         Rejection::NoSuchHost(_)
         | Rejection::NoSuchEmc(_)
@@ -91,19 +91,23 @@ fn code(rejection: &Rejection) -> Code {
     }
 }
 
-/// Returns the status with which the manager closes the connection of an agent.
-pub fn closed(why: CloseReason) -> Status {
+/// Returns the status that an agent receives when the manager closes its session.
+pub fn session_closed_status(why: CloseReason) -> Status {
     match why {
         CloseReason::Superseded => {
-            status(Code::Aborted, "SUPERSEDED", "another agent represents this host".into())
+            new_status(Code::Aborted, "SUPERSEDED", "another agent represents this host".into())
         }
-        CloseReason::FalseClaim(slice, epoch) => forbidden(
+        CloseReason::FalseClaim(slice, epoch) => permission_denied(
             "INVALID_REPORT",
             format!("online: slice {slice} epoch {epoch} was never assigned to this host"),
         ),
-        CloseReason::LeaseExpired => {
-            status(Code::Aborted, "LEASE_EXPIRED", "the lease expired without a message: reconnect".into())
+        CloseReason::LeaseExpired => new_status(
+            Code::Aborted,
+            "LEASE_EXPIRED",
+            "the lease expired without a message: reconnect".into(),
+        ),
+        CloseReason::HostRemoved => {
+            permission_denied("HOST_NOT_FOUND", "this host was removed from the rack".into())
         }
-        CloseReason::HostRemoved => forbidden("HOST_NOT_FOUND", "this host was removed from the rack".into()),
     }
 }

@@ -9,16 +9,16 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Response, Status};
 
-use super::{Shared, status::stopping};
+use super::{Shared, status::stopping_status};
 
 /// Stream of messages to one watcher.
 pub(super) type MessageStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Maximum number of messages queued for one watcher.
-const WATCH_QUEUED_MAX: usize = 16;
+const MESSAGES_QUEUED_MAX: usize = 16;
 /// Minimum interval between two reads of the ledger for one watcher, so that one read covers many
 /// changes.
-const WATCH_PAUSE: Duration = Duration::from_millis(50);
+const WATCH_INTERVAL_MIN: Duration = Duration::from_millis(50);
 
 /// Object whose changes are streamed to watchers.
 pub(super) trait WatchedObject: Clone + Send + Sync + 'static {
@@ -67,16 +67,16 @@ impl WatchedObject for wire::Migration {
 type ObjectsById<T> = BTreeMap<String, T>;
 
 /// Streams the current objects, and each object again when it changes. `copy` copies the state
-/// under the ledger's lock, after each change but at most once per [`WATCH_PAUSE`]. `convert`
-/// creates the messages without the lock.
+/// under the ledger's lock, after each change but at most once per [`WATCH_INTERVAL_MIN`].
+/// `convert` creates the messages without the lock.
 pub(super) fn watch<V: Send + 'static, T: WatchedObject>(
     shared: &Shared,
     copy: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,
     convert: impl Fn(V) -> Vec<T> + Copy + Send + Sync + 'static,
 ) -> Result<Response<MessageStream<T>>, Status> {
-    let permit = shared.watch_permit()?;
-    let mut changed = shared.driver.changed();
-    let (sender, receiver) = mpsc::channel(WATCH_QUEUED_MAX);
+    let permit = shared.acquire_watch_permit()?;
+    let mut changed = shared.driver.subscribe_to_notifications();
+    let (sender, receiver) = mpsc::channel(MESSAGES_QUEUED_MAX);
     let shared = shared.clone();
     tokio::spawn(async move {
         let _permit = permit;
@@ -92,13 +92,13 @@ pub(super) fn watch<V: Send + 'static, T: WatchedObject>(
             }
             seen = now;
             let next_change = async {
-                tokio::time::sleep(WATCH_PAUSE).await;
+                tokio::time::sleep(WATCH_INTERVAL_MIN).await;
                 changed.changed().await
             };
             tokio::select! {
                 woken = next_change => if woken.is_err() { return },
                 () = sender.closed() => return,
-                () = shared.stopped() => return drop(sender.send(Err(stopping())).await),
+                () = shared.wait_until_stopping() => return drop(sender.send(Err(stopping_status())).await),
             }
         }
     });

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::*;
-use crate::{store::disk::FILE, store_folder::StoreFolderError};
+use crate::{store::disk::DATABASE_FILE, store_folder::StoreFolderError};
 
 /// Time limit for a start that must fail.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ async fn start_without_a_store_fails_and_creates_nothing() {
         ("ledger.redb is missing", |store| fs::create_dir_all(store.join("lost+found")).unwrap()),
         ("ledger.redb is empty", |store| {
             fs::create_dir(store).unwrap();
-            fs::write(store.join(FILE), "").unwrap();
+            fs::write(store.join(DATABASE_FILE), "").unwrap();
         }),
     ] {
         let folder = tempfile::tempdir().unwrap();

@@ -192,7 +192,7 @@ async fn new_host_does_not_inherit_weights_of_a_removed_host() {
     for host in ["h0", "h1"] {
         manager.shares.record_report(
             name(host),
-            crate::convert::shares::share_report(&name(host), report.clone()).unwrap(),
+            crate::convert::shares::parse_share_report(&name(host), report.clone()).unwrap(),
         );
     }
     manager.fail_power(&disk).await;

@@ -9,11 +9,11 @@ use std::{
 };
 
 use rustix::fs::{CWD, RenameFlags};
-use units::limits::{BATCH_CHANGES_MAX, CHECK_FAULTS_MAX};
+use units::limits::{BATCH_CHANGES_MAX, CORRUPT_ENTRIES_DESCRIBED_MAX};
 
 use super::{
     Scan, Store, StoreError, Table, Write,
-    disk::{Directory, FILE, UnlockedFile, sync_parent},
+    disk::{DATABASE_FILE, Directory, UnlockedFile, sync_parent},
     is_empty, meta, meta_number,
     redb::RedbStore,
 };
@@ -55,10 +55,10 @@ pub enum BackupError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The operating system rejected an operation.
-    #[error("cannot {doing} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     Io {
         /// Operation, such as "remove".
-        doing: &'static str,
+        operation: &'static str,
         /// File of the operation.
         path: PathBuf,
         /// Error of the operating system.
@@ -67,8 +67,8 @@ pub enum BackupError {
     },
 }
 
-fn io_error(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> BackupError {
-    move |errno| BackupError::Io { doing, path: path.to_owned(), errno }
+fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> BackupError {
+    move |errno| BackupError::Io { operation, path: path.to_owned(), errno }
 }
 
 /// Returns the temporary name under which a file is written before it is renamed to `path`.
@@ -101,7 +101,8 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     }
     let partial = partial_path(to);
     remove_if_exists(&partial)?;
-    let copied = RedbStore::open(UnlockedFile(partial.clone())).and_then(|mut to| copy(from, &mut to));
+    let copied =
+        RedbStore::open(UnlockedFile(partial.clone())).and_then(|mut to| copy_entries(from, &mut to));
     let entries = match copied {
         Ok(entries) => entries,
         Err(error) => {
@@ -115,7 +116,7 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     Ok(entries)
 }
 
-fn copy(from: &mut dyn Scan, to: &mut dyn Store) -> Result<Entries, StoreError> {
+fn copy_entries(from: &mut dyn Scan, to: &mut dyn Store) -> Result<Entries, StoreError> {
     let mut entries = Entries::new();
     for table in Table::ALL {
         let mut writes = Vec::new();
@@ -164,16 +165,16 @@ impl Restore<'_> {
     /// # Errors
     /// [`BackupError`] if the restore is not possible. In this case, nothing is changed.
     pub fn run(&self) -> Result<RestoreResult, BackupError> {
-        let directory = Directory::take(self.into)?;
-        let file = directory.path().join(FILE);
-        let before = self.present_generation(&file)?;
+        let directory = Directory::lock(self.into)?;
+        let file = directory.path().join(DATABASE_FILE);
+        let before = self.existing_generation(&file)?;
         let partial = partial_path(&file);
-        let restored = self.prepare(&partial, before);
+        let restored = self.prepare_store(&partial, before);
         let generation = match restored {
             Ok(generation) => generation,
             Err(error) => return remove_if_exists(&partial).and(Err(error)),
         };
-        let replaced_store = self.keep_replaced(&file)?;
+        let replaced_store = self.link_replaced_store(&file)?;
         fs::rename(&partial, &file).map_err(io_error("rename the store to", &file))?;
         sync_parent(&file).map_err(io_error("sync the directory of", &file))?;
         Ok(RestoreResult { generation, replaced_store })
@@ -181,7 +182,7 @@ impl Restore<'_> {
 
     /// Returns the generation of the existing store, or 0 if there is none or it cannot be read.
     /// Rejects an existing store with entries unless `force` is set.
-    fn present_generation(&self, file: &Path) -> Result<u64, BackupError> {
+    fn existing_generation(&self, file: &Path) -> Result<u64, BackupError> {
         if !file.exists() {
             return Ok(0);
         }
@@ -194,7 +195,7 @@ impl Restore<'_> {
     }
 
     /// Prepares the new store under a temporary name, and returns its generation.
-    fn prepare(&self, partial: &Path, before: u64) -> Result<u64, BackupError> {
+    fn prepare_store(&self, partial: &Path, before: u64) -> Result<u64, BackupError> {
         fs::copy(self.from, partial).map_err(io_error("copy", self.from))?;
         let private = fs::set_permissions(partial, fs::Permissions::from_mode(0o600));
         private.map_err(io_error("set the mode of", partial))?;
@@ -214,13 +215,13 @@ impl Restore<'_> {
     }
 
     /// Links the existing store under a second name, and returns the second name. The first name
-    /// stays until the new store replaces it, because a manager that starts in between would find
+    /// stays until the new store replaces it. Otherwise a manager that starts in between would find
     /// no ledger.
-    fn keep_replaced(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
+    fn link_replaced_store(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
         if !file.exists() {
             return Ok(None);
         }
-        let second = file.with_file_name(format!("{FILE}.replaced-{}", self.unix_seconds));
+        let second = file.with_file_name(format!("{DATABASE_FILE}.replaced-{}", self.unix_seconds));
         remove_if_exists(&second)?;
         fs::hard_link(file, &second).map_err(io_error("create a second link to", file))?;
         Ok(Some(second))
@@ -234,7 +235,7 @@ pub struct CheckResult {
     pub entries: Entries,
     /// Number of invalid entries.
     pub invalid: u64,
-    /// Tables and descriptions of the first [`CHECK_FAULTS_MAX`] invalid entries.
+    /// Tables and descriptions of the first [`CORRUPT_ENTRIES_DESCRIBED_MAX`] invalid entries.
     pub errors: Vec<(Table, String)>,
 }
 
@@ -253,7 +254,7 @@ pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<C
         store.scan(table, &mut |key, value| {
             entries += 1;
             if let Err(error) = check_entry(table, key, value) {
-                checked.record(table, error);
+                checked.add_invalid_entry(table, error);
             }
         })?;
         checked.entries.insert(table, entries);
@@ -262,9 +263,9 @@ pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<C
 }
 
 impl CheckResult {
-    fn record(&mut self, table: Table, error: String) {
+    fn add_invalid_entry(&mut self, table: Table, error: String) {
         self.invalid += 1;
-        if self.errors.len() < CHECK_FAULTS_MAX {
+        if self.errors.len() < CORRUPT_ENTRIES_DESCRIBED_MAX {
             self.errors.push((table, error));
         }
     }
@@ -334,7 +335,7 @@ mod tests {
             _ => Ok(()),
         });
         let checked = checked.unwrap();
-        assert_eq!((checked.invalid, checked.errors.len()), (100, CHECK_FAULTS_MAX));
+        assert_eq!((checked.invalid, checked.errors.len()), (100, CORRUPT_ENTRIES_DESCRIBED_MAX));
         assert_eq!(checked.errors[1], (Table::Slices, "invalid 1".to_owned()));
     }
 
@@ -358,7 +359,7 @@ mod tests {
         let error = restore(&file, &directory, false).unwrap_err().to_string();
         assert!(error.ends_with("is an existing store: use --force to rename it and restore"), "{error}");
         assert_eq!(meta_of(&directory, meta::RESTORED), None);
-        fs::write(directory.join(FILE), b"damaged").unwrap();
+        fs::write(directory.join(DATABASE_FILE), b"damaged").unwrap();
         assert!(matches!(restore(&file, &directory, false), Err(BackupError::Occupied { .. })));
         let renamed = restore(&file, &directory, true).unwrap().replaced_store.unwrap();
         assert_eq!(fs::read(renamed).unwrap(), b"damaged");

@@ -14,9 +14,9 @@ use rustix::{fs::FallocateFlags, io::Errno};
 use super::StoreError;
 
 /// Name of the store's database file in its directory.
-pub const FILE: &str = "ledger.redb";
+pub const DATABASE_FILE: &str = "ledger.redb";
 /// Name of the file that a process locks to use the directory.
-pub const LOCK: &str = "lock";
+pub const LOCK_FILE: &str = "lock";
 
 /// Storage for the bytes of a store. Tests use a simulated disk.
 pub trait Disk: Send {
@@ -36,7 +36,7 @@ pub trait Disk: Send {
     fn free_bytes(&self) -> io::Result<Option<u64>>;
 
     /// Returns the path that identifies the storage in messages.
-    fn place(&self) -> &Path;
+    fn file_path(&self) -> &Path;
 }
 
 /// Returns the free space on the file system of `path` for this process, in bytes.
@@ -62,23 +62,23 @@ impl Directory {
     /// # Errors
     /// [`StoreError::InUse`] if another process has locked the directory, [`StoreError::Io`] if the
     /// directory cannot be created or locked.
-    pub fn take(path: &Path) -> Result<Self, StoreError> {
-        Self::take_for(path, FILE)
+    pub fn lock(path: &Path) -> Result<Self, StoreError> {
+        Self::lock_for(path, DATABASE_FILE)
     }
 
     /// Locks a directory for a store with another file name.
     ///
     /// # Errors
-    /// Returns the same errors as [`Directory::take`].
-    pub fn take_for(path: &Path, file: &str) -> Result<Self, StoreError> {
+    /// Returns the same errors as [`Directory::lock`].
+    pub fn lock_for(path: &Path, file: &str) -> Result<Self, StoreError> {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        created.map_err(StoreError::io("create the directory of", path))?;
-        let lock = private().create(true).open(path.join(LOCK));
-        let lock = lock.map_err(StoreError::io("open the lock of", path))?;
+        created.map_err(StoreError::io_error("create the directory of", path))?;
+        let lock = private_file_options().create(true).open(path.join(LOCK_FILE));
+        let lock = lock.map_err(StoreError::io_error("open the lock of", path))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), file: path.join(file), _lock: lock }),
-            Err(TryLockError::WouldBlock) => Err(StoreError::InUse { place: path.to_owned() }),
-            Err(TryLockError::Error(errno)) => Err(StoreError::io("lock", path)(errno)),
+            Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(errno)) => Err(StoreError::io_error("lock", path)(errno)),
         }
     }
 
@@ -99,7 +99,7 @@ impl Disk for Directory {
         free_bytes_at(&self.path).map(Some)
     }
 
-    fn place(&self) -> &Path {
+    fn file_path(&self) -> &Path {
         &self.file
     }
 }
@@ -120,7 +120,7 @@ impl Disk for UnlockedFile {
         Ok(None)
     }
 
-    fn place(&self) -> &Path {
+    fn file_path(&self) -> &Path {
         &self.0
     }
 }
@@ -167,13 +167,13 @@ impl StorageBackend for StoreFile {
 }
 
 fn open_file(path: &Path) -> io::Result<StoreFile> {
-    let file = private().create(true).open(path)?;
+    let file = private_file_options().create(true).open(path)?;
     sync_parent(path)?;
     Ok(StoreFile(file))
 }
 
 /// Returns options to open a file for reading and writing, with mode 0600 for new files.
-pub(crate) fn private() -> OpenOptions {
+pub(crate) fn private_file_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).truncate(false).mode(0o600);
     options

@@ -1,7 +1,7 @@
 //! Simulated disk that injects faults, for tests. Synced data survives a power failure, and an
 //! arbitrary subset of unsynced sectors survives. A failed sync may write some data and marks the
-//! rest as clean. A failed write may be partial. A function chooses the outcomes, so that a seed
-//! reproduces a failure.
+//! other data as clean. A failed write may be partial. A function chooses the outcomes, so that a
+//! seed reproduces a failure.
 
 use std::{
     collections::BTreeMap,
@@ -218,7 +218,7 @@ impl Disk for FaultyDisk {
         Ok(None)
     }
 
-    fn place(&self) -> &Path {
+    fn file_path(&self) -> &Path {
         Path::new("faulty disk")
     }
 }
@@ -230,7 +230,7 @@ pub struct Opening {
     number: u64,
 }
 
-fn index(offset: u64) -> usize {
+fn to_index(offset: u64) -> usize {
     usize::try_from(offset).expect("the simulated disk fits into memory")
 }
 
@@ -244,7 +244,7 @@ impl StorageBackend for Opening {
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let state = self.disk.state();
         state.check_power(self.number)?;
-        let bytes = state.cached.get(index(offset)..).and_then(|rest| rest.get(..out.len()));
+        let bytes = state.cached.get(to_index(offset)..).and_then(|rest| rest.get(..out.len()));
         out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
@@ -252,7 +252,7 @@ impl StorageBackend for Opening {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.disk.state();
         state.begin_operation(self.number)?;
-        state.change(Change::Length(index(len)));
+        state.change(Change::Length(to_index(len)));
         Ok(())
     }
 
@@ -271,7 +271,7 @@ impl StorageBackend for Opening {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut state = self.disk.state();
-        let change = Change::Write { at: index(offset), bytes: data.to_vec() };
+        let change = Change::Write { at: to_index(offset), bytes: data.to_vec() };
         let wrote = state.begin_operation(self.number);
         let changes = match wrote {
             Ok(()) => vec![change],

@@ -21,18 +21,18 @@ use units::limits::STORE_CACHE_BYTES;
 
 use super::{
     Scan, Store, StoreError, Table, Write, check_format,
-    disk::{Directory, Disk, FILE, StoreFile},
+    disk::{DATABASE_FILE, Directory, Disk, StoreFile},
 };
 
 /// Size of the chunks in which a file is rewritten after a failure, in bytes. Chunks of zeros are
 /// skipped, so that holes in the file are preserved.
-const REWRITE_BYTES: usize = 64 << 10;
+const REWRITE_CHUNK_BYTES: usize = 64 << 10;
 /// Size of the first page in bytes. The page contains redb's header, which begins with the magic
 /// number.
-const HEADER_BYTES: u64 = 4096;
+const HEADER_PAGE_BYTES: u64 = 4096;
 /// Length of redb's magic number in bytes. redb writes the magic number last when it creates a
 /// file.
-const MAGIC_BYTES: usize = 9;
+const MAGIC_NUMBER_BYTES: usize = 9;
 
 /// redb table with all entries. Each key begins with the [`Table::tag`].
 const ENTRIES: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("facts");
@@ -46,7 +46,7 @@ pub struct RedbStore<D: Disk = Directory> {
 
 impl<D: Disk> fmt::Debug for RedbStore<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedbStore").field("place", &self.disk.place()).finish_non_exhaustive()
+        f.debug_struct("RedbStore").field("path", &self.disk.file_path()).finish_non_exhaustive()
     }
 }
 
@@ -56,7 +56,7 @@ impl RedbStore<Directory> {
     /// # Errors
     /// Returns any [`StoreError`] except `Poisoned`.
     pub fn open_directory(path: &Path) -> Result<Self, StoreError> {
-        Self::open(Directory::take(path)?)
+        Self::open(Directory::lock(path)?)
     }
 
     /// Locks a directory and opens its store, which must exist.
@@ -64,8 +64,8 @@ impl RedbStore<Directory> {
     /// # Errors
     /// [`StoreError::Missing`] if there is no store, or an error of [`RedbStore::open_directory`].
     pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
-        let place = path.join(FILE);
-        if place.exists() { Self::open_directory(path) } else { Err(StoreError::Missing { place }) }
+        let file = path.join(DATABASE_FILE);
+        if file.exists() { Self::open_directory(path) } else { Err(StoreError::Missing { path: file }) }
     }
 }
 
@@ -77,17 +77,17 @@ impl<D: Disk> RedbStore<D> {
     /// Returns any [`StoreError`] except `Poisoned`.
     pub fn open(disk: D) -> Result<Self, StoreError> {
         let database = open(&disk)?;
-        check_tables(&database, disk.place())?;
+        check_tables(&database, disk.file_path())?;
         let mut store = Self { disk, database: Some(database) };
-        let place = store.disk.place().to_owned();
-        check_format(&mut store, &place)?;
+        let path = store.disk.file_path().to_owned();
+        check_format(&mut store, &path)?;
         Ok(store)
     }
 
     /// Closes the database. Errors are only logged: redb can detect damage while it closes.
     fn close(&mut self) {
-        let (place, database) = (self.disk.place(), self.database.take());
-        if let Err(error) = catch_redb_panic(place, "close", || {
+        let (path, database) = (self.disk.file_path(), self.database.take());
+        if let Err(error) = catch_redb_panic(path, "close", || {
             drop(database);
             Ok(())
         }) {
@@ -96,10 +96,10 @@ impl<D: Disk> RedbStore<D> {
     }
 
     fn read(&self) -> Result<Snapshot, StoreError> {
-        let place = self.disk.place();
-        let database = self.database.as_ref().ok_or_else(|| poisoned_error(place))?;
-        let transaction = catch_redb_panic(place, "read", || Ok(database.begin_read()?))?;
-        Ok(Snapshot { transaction, place: place.to_owned() })
+        let path = self.disk.file_path();
+        let database = self.database.as_ref().ok_or_else(|| poisoned_error(path))?;
+        let transaction = catch_redb_panic(path, "read", || Ok(database.begin_read()?))?;
+        Ok(Snapshot { transaction, path: path.to_owned() })
     }
 
     /// Returns the disk of the store.
@@ -117,19 +117,19 @@ impl<D: Disk> Drop for RedbStore<D> {
 /// Consistent snapshot of a store.
 pub struct Snapshot {
     transaction: ReadTransaction,
-    place: PathBuf,
+    path: PathBuf,
 }
 
 impl fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Snapshot").field("place", &self.place).finish_non_exhaustive()
+        f.debug_struct("Snapshot").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
 impl Scan for Snapshot {
     fn scan(&mut self, table: Table, each: &mut dyn FnMut(&[u8], &[u8])) -> Result<(), StoreError> {
         let transaction = &self.transaction;
-        catch_redb_panic(&self.place, "read", || scan(transaction, table, each))
+        catch_redb_panic(&self.path, "read", || scan(transaction, table, each))
     }
 }
 
@@ -141,9 +141,9 @@ impl<D: Disk> Scan for RedbStore<D> {
 
 impl<D: Disk> Store for RedbStore<D> {
     fn commit(&mut self, batch: &[Write]) -> Result<(), StoreError> {
-        let place = self.disk.place();
-        let database = self.database.as_ref().ok_or_else(|| poisoned_error(place))?;
-        let result = catch_redb_panic(place, "write", || commit(database, batch));
+        let path = self.disk.file_path();
+        let database = self.database.as_ref().ok_or_else(|| poisoned_error(path))?;
+        let result = catch_redb_panic(path, "write", || commit(database, batch));
         if result.is_err() {
             self.close();
         }
@@ -153,8 +153,8 @@ impl<D: Disk> Store for RedbStore<D> {
     fn reopen(&mut self) -> Result<(), StoreError> {
         self.close();
         self.database = Some(open(&self.disk)?);
-        let place = self.disk.place().to_owned();
-        check_format(self, &place).inspect_err(|_| self.close())
+        let path = self.disk.file_path().to_owned();
+        check_format(self, &path).inspect_err(|_| self.close())
     }
 
     fn snapshot(&self) -> Result<Box<dyn Scan>, StoreError> {
@@ -162,14 +162,14 @@ impl<D: Disk> Store for RedbStore<D> {
     }
 
     fn free_bytes(&self) -> Result<Option<u64>, StoreError> {
-        self.disk.free_bytes().map_err(StoreError::io("get the free space of", self.disk.place()))
+        self.disk.free_bytes().map_err(StoreError::io_error("get the free space of", self.disk.file_path()))
     }
 }
 
 /// Opens the database. If the database was not closed cleanly, a write or sync of the previous
 /// process may have failed. In this case the file is rewritten before redb repairs it.
 fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
-    catch_redb_panic(disk.place(), "open", || {
+    catch_redb_panic(disk.file_path(), "open", || {
         let mut builder = Database::builder();
         builder.set_cache_size(STORE_CACHE_BYTES).set_repair_callback(RepairSession::abort);
         let backend = disk.open()?;
@@ -185,8 +185,8 @@ fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
 }
 
 /// Rejects a database with unknown tables, which would otherwise look like an empty store.
-fn check_tables(database: &Database, place: &Path) -> Result<(), StoreError> {
-    let tables = catch_redb_panic(place, "read", || {
+fn check_tables(database: &Database, path: &Path) -> Result<(), StoreError> {
+    let tables = catch_redb_panic(path, "read", || {
         let transaction = database.begin_read()?;
         let tables = transaction.list_tables()?;
         Ok(tables.map(|table| table.name().to_owned()).collect::<Vec<_>>())
@@ -195,7 +195,7 @@ fn check_tables(database: &Database, place: &Path) -> Result<(), StoreError> {
         None => Ok(()),
         Some(name) => {
             let what = format!("table {name:?} is unknown to this version of pool-manager");
-            Err(StoreError::Corrupt { place: place.to_owned(), what })
+            Err(StoreError::Corrupt { path: path.to_owned(), what })
         }
     }
 }
@@ -222,19 +222,19 @@ fn reset_unfinished_file(backend: &impl StorageBackend) -> io::Result<()> {
 /// [`StoreError::Io`] if the file cannot be read.
 pub fn is_blank(file: &Path) -> Result<Option<bool>, StoreError> {
     match StoreFile::open_to_read(file) {
-        Ok(backend) => Ok(Some(is_unfinished(&backend).map_err(StoreError::io("read", file))?)),
+        Ok(backend) => Ok(Some(is_unfinished(&backend).map_err(StoreError::io_error("read", file))?)),
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(errno) => Err(StoreError::io("open", file)(errno)),
+        Err(errno) => Err(StoreError::io_error("open", file)(errno)),
     }
 }
 
 fn is_unfinished(backend: &impl StorageBackend) -> io::Result<bool> {
     let len = backend.len()?;
-    let mut magic = [0; MAGIC_BYTES];
-    let head = MAGIC_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_BYTES));
+    let mut magic = [0; MAGIC_NUMBER_BYTES];
+    let head = MAGIC_NUMBER_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_NUMBER_BYTES));
     backend.read(0, &mut magic[..head])?;
-    let mut only_zeros = magic == [0; MAGIC_BYTES];
-    let mut at = HEADER_BYTES;
+    let mut only_zeros = magic == [0; MAGIC_NUMBER_BYTES];
+    let mut at = HEADER_PAGE_BYTES;
     while only_zeros && at < len {
         let chunk = read_chunk(backend, at, len)?;
         only_zeros = is_zero(&chunk);
@@ -260,8 +260,8 @@ fn rewrite(backend: &impl StorageBackend) -> io::Result<()> {
 }
 
 fn read_chunk(backend: &impl StorageBackend, at: u64, len: u64) -> io::Result<Vec<u8>> {
-    let rest = usize::try_from(len - at).unwrap_or(REWRITE_BYTES);
-    let mut chunk = vec![0; rest.min(REWRITE_BYTES)];
+    let rest = usize::try_from(len - at).unwrap_or(REWRITE_CHUNK_BYTES);
+    let mut chunk = vec![0; rest.min(REWRITE_CHUNK_BYTES)];
     backend.read(at, &mut chunk)?;
     Ok(chunk)
 }
@@ -305,8 +305,8 @@ fn commit(database: &Database, batch: &[Write]) -> Result<(), ::redb::Error> {
     Ok(transaction.commit()?)
 }
 
-fn poisoned_error(place: &Path) -> StoreError {
-    StoreError::Poisoned { place: place.to_owned() }
+fn poisoned_error(path: &Path) -> StoreError {
+    StoreError::Poisoned { path: path.to_owned() }
 }
 
 thread_local! {
@@ -317,8 +317,8 @@ thread_local! {
 /// Runs a call of redb. Converts a panic into [`StoreError::Corrupt`] without printing it, because
 /// a damaged file can violate assertions in redb.
 fn catch_redb_panic<T>(
-    place: &Path,
-    doing: &'static str,
+    path: &Path,
+    operation: &'static str,
     run: impl FnOnce() -> Result<T, ::redb::Error>,
 ) -> Result<T, StoreError> {
     static HOOK: Once = Once::new();
@@ -335,25 +335,25 @@ fn catch_redb_panic<T>(
     let result = catch_unwind(AssertUnwindSafe(run));
     IN_REDB.set(false);
     match result {
-        Ok(result) => result.map_err(|error| store_error(place, doing, error)),
+        Ok(result) => result.map_err(|error| store_error(path, operation, error)),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            let what = format!("cannot {doing}: assertion in redb failed: {text}");
-            Err(StoreError::Corrupt { place: place.to_owned(), what })
+            let what = format!("cannot {operation}: assertion in redb failed: {text}");
+            Err(StoreError::Corrupt { path: path.to_owned(), what })
         }
     }
 }
 
-fn store_error(place: &Path, doing: &'static str, error: ::redb::Error) -> StoreError {
+fn store_error(path: &Path, operation: &'static str, error: ::redb::Error) -> StoreError {
     use io::ErrorKind::{InvalidData, UnexpectedEof};
-    let place = place.to_owned();
+    let path = path.to_owned();
     match error {
-        ::redb::Error::DatabaseAlreadyOpen => StoreError::InUse { place },
-        ::redb::Error::PreviousIo | ::redb::Error::LockPoisoned(_) => StoreError::Poisoned { place },
+        ::redb::Error::DatabaseAlreadyOpen => StoreError::InUse { path },
+        ::redb::Error::PreviousIo | ::redb::Error::LockPoisoned(_) => StoreError::Poisoned { path },
         ::redb::Error::Io(errno) if !matches!(errno.kind(), InvalidData | UnexpectedEof) => {
-            StoreError::Io { doing, place, errno }
+            StoreError::Io { operation, path, errno }
         }
-        other => StoreError::Corrupt { place, what: other.to_string() },
+        other => StoreError::Corrupt { path, what: other.to_string() },
     }
 }

@@ -263,7 +263,7 @@ fn store_of_a_newer_version_is_rejected() {
 fn file_that_is_not_a_store_is_rejected_with_a_remedy() {
     for content in [&b"hello"[..], &[0; 5000][..4096], &[b'x'; 100_000]] {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join(disk::FILE);
+        let file = directory.path().join(disk::DATABASE_FILE);
         std::fs::write(&file, content).unwrap();
         if content.iter().all(|byte| *byte == 0) {
             RedbStore::open_directory(directory.path()).expect("a file of zeros is an interrupted creation");
@@ -279,7 +279,7 @@ fn file_that_is_not_a_store_is_rejected_with_a_remedy() {
 #[test]
 fn redb_file_with_other_tables_is_rejected() {
     let directory = tempfile::tempdir().unwrap();
-    let database = ::redb::Database::create(directory.path().join(disk::FILE)).unwrap();
+    let database = ::redb::Database::create(directory.path().join(disk::DATABASE_FILE)).unwrap();
     let transaction = database.begin_write().unwrap();
     let table = ::redb::TableDefinition::<&[u8], &[u8]>::new("meta");
     transaction.open_table(table).unwrap().insert(&b"format"[..], &b"1"[..]).unwrap();
@@ -304,10 +304,13 @@ fn store_in_use_is_not_opened_again() {
 fn store_reports_free_space_and_has_private_files() {
     use std::os::unix::fs::PermissionsExt;
     let directory = tempfile::tempdir().unwrap();
-    let store = RedbStore::open(Directory::take(&directory.path().join("store")).unwrap()).unwrap();
+    let store = RedbStore::open(Directory::lock(&directory.path().join("store")).unwrap()).unwrap();
     assert!(store.free_bytes().unwrap().unwrap() > 0);
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(store.disk().path()), mode(&store.disk().path().join(disk::FILE))), (0o700, 0o600));
+    assert_eq!(
+        (mode(store.disk().path()), mode(&store.disk().path().join(disk::DATABASE_FILE))),
+        (0o700, 0o600)
+    );
 }
 
 /// Checks that the file has no holes, so that the store can be opened on a full disk.
@@ -317,7 +320,7 @@ fn disk_space_of_the_store_file_is_allocated() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut store = RedbStore::open_directory(directory.path()).unwrap();
     store.commit(&[put(Table::Audit, b"much", &vec![7; 3 << 20])]).unwrap();
-    let file = std::fs::metadata(directory.path().join(disk::FILE)).unwrap();
+    let file = std::fs::metadata(directory.path().join(disk::DATABASE_FILE)).unwrap();
     assert!(file.len() > 3 << 20 && file.blocks() * 512 >= file.len(), "{} blocks", file.blocks());
 }
 

@@ -18,12 +18,13 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
     ("host-memory", &["units", "proto"]),
     ("emulated-host", &[]),
     ("local-rack", &[]),
+    ("config-file", &["units"]),
     ("exposition", &[]),
     ("cli-runtime", &["units", "proto"]),
     ("evaluate", &["units", "prediction", "proto", "sim", "host-memory", "cli-runtime"]),
     ("cli", &["units", "prediction", "proto", "host-memory", "cli-runtime", "evaluate"]),
-    ("pool-manager", &["units", "pool", "prediction", "proto", "exposition"]),
-    ("host-agent", &["units", "pool", "fairness", "proto", "host-memory", "exposition"]),
+    ("pool-manager", &["units", "pool", "prediction", "proto", "config-file", "exposition"]),
+    ("host-agent", &["units", "pool", "fairness", "proto", "host-memory", "config-file", "exposition"]),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
     ("xtask", &["units", "emulated-host", "local-rack"]),
     (
@@ -85,7 +86,7 @@ const PURE_TESTS_ALLOWED_EXTERNAL: &[&str] = &["flate2", "postcard", "proptest",
 pub fn folder_of(name: &str) -> String {
     match name {
         "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host"
-        | "local-rack" | "exposition" | "cli-runtime" | "evaluate" | "cli" => {
+        | "local-rack" | "config-file" | "exposition" | "cli-runtime" | "evaluate" | "cli" => {
             format!("crates/{name}")
         }
         _ => name.to_owned(),

@@ -9,7 +9,7 @@ use std::{
 
 use cli_runtime::{Failure, lists};
 use proto::v1::{self, ReservationState, SliceState};
-use units::limits::{REPLAY_CHECK_INTERVAL, REPLAY_COMPARISONS};
+use units::limits::{REPLAY_CHECK_INTERVAL, REPLAY_LOST_AFTER_COMPARISONS};
 
 use super::{
     ReplayState,
@@ -34,7 +34,7 @@ pub(super) async fn find(rack: Arc<ReplayState>) -> Result<BTreeSet<String>, Fai
     let before = rack.journal().acknowledged();
     let ledger = LedgerContents::read(&rack).await?;
     let mut lost = find_missing(&before, &rack.journal().acknowledged(), &ledger);
-    for _ in 1..REPLAY_COMPARISONS {
+    for _ in 1..REPLAY_LOST_AFTER_COMPARISONS {
         if lost.is_empty() {
             break;
         }

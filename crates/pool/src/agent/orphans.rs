@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use units::limits::HOST_RETRY;
+use units::limits::HOST_CALL_RETRY_DELAY;
 use units::{DesiredVersion, Ns};
 
 use super::{Agent, Effect, HostFailure, Order, SliceStatus};
@@ -118,7 +118,7 @@ impl Agent {
         match result {
             Ok(()) => drop(self.orphans.0.remove(place)),
             Err(_) => {
-                let again = State::Waiting(Some(self.now.after(HOST_RETRY)));
+                let again = State::Waiting(Some(self.now.after(HOST_CALL_RETRY_DELAY)));
                 self.orphans.0.insert(Arc::clone(place), again);
             }
         }

@@ -6,7 +6,7 @@ use std::{
     ops::RangeInclusive,
 };
 
-use units::limits::{HOST_FAILURES_REPORTED_AFTER, HOST_RETRY, SCRUBS_PER_HOST_MAX};
+use units::limits::{HOST_CALL_RETRY_DELAY, HOST_FAILURES_REPORTED_AFTER, SCRUBS_PER_HOST_MAX};
 use units::{Epoch, Ns, ReservationId, SliceId};
 
 use super::{Agent, Effect, HostFailure, SliceOutcome};
@@ -331,7 +331,7 @@ impl Agent {
             return;
         }
         let count = self.attempts.get(&holding).map_or(1, |before| before.count.saturating_add(1));
-        let next = (failure.reason == FailureReason::Host).then(|| self.now.after(HOST_RETRY));
+        let next = (failure.reason == FailureReason::Host).then(|| self.now.after(HOST_CALL_RETRY_DELAY));
         self.attempts.insert(holding, Attempts { count, failure, next });
     }
 
@@ -354,7 +354,7 @@ impl Agent {
             self.step(holding);
             if let Some(attempts) = self.attempts.get_mut(&holding) {
                 // If no call could start, the attempt must not remain due.
-                attempts.next = Some(self.now.after(HOST_RETRY));
+                attempts.next = Some(self.now.after(HOST_CALL_RETRY_DELAY));
             }
         }
     }

@@ -23,7 +23,7 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use units::limits::{ENDED_VM_REPORTED_FOR, HOST_RETRY};
+use units::limits::{ENDED_VM_REPORTED_FOR, HOST_CALL_RETRY_DELAY};
 use units::{Epoch, Revision, SliceId, UnixMs};
 
 use super::*;
@@ -375,7 +375,7 @@ fn nonzero_slice_is_closed_then_reported_and_never_passed_on() {
 
 #[test]
 fn failed_host_call_is_retried_and_repeated_failure_reported() {
-    let ms = HOST_RETRY.as_ms();
+    let ms = HOST_CALL_RETRY_DELAY.as_ms();
     check("up desired:1:a=1.1 fail:1.1", "report:1");
     check(&format!("up desired:1:a=1.1 fail:1.1 tick:{}", ms - 1), "");
     check(&format!("up desired:1:a=1.1 fail:1.1 tick:{ms}"), "online:1.1?");
@@ -444,8 +444,8 @@ fn closed_orphan_can_reopen_and_failed_close_is_retried() {
     check("up desired:1 desired:2:a=1.1", "report:2");
     check("up desired:1 desired:2:a=1.1 closed:1.1", "online:1.1?");
     check("up desired:1 unclosed:1.1", "changes:1");
-    check(&format!("up desired:1 unclosed:1.1 tick:{}", HOST_RETRY.as_ms()), "close:/emc/1.1");
-    check(&format!("up desired:1 unclosed:1.1 tick:{}", HOST_RETRY.as_ms() - 1), "");
+    check(&format!("up desired:1 unclosed:1.1 tick:{}", HOST_CALL_RETRY_DELAY.as_ms()), "close:/emc/1.1");
+    check(&format!("up desired:1 unclosed:1.1 tick:{}", HOST_CALL_RETRY_DELAY.as_ms() - 1), "");
 }
 
 #[test]
@@ -517,7 +517,7 @@ fn slice_of_a_running_vm_is_released_only_by_force() {
 fn closing_a_slice_in_use_is_retried() {
     let gone = after_attach("desired:2:release=1.1 gone:a fail:1.1");
     check(&gone, "changes:2:ended=a");
-    check(&format!("{gone} tick:{}", HOST_RETRY.as_ms()), "offline:1.1?");
+    check(&format!("{gone} tick:{}", HOST_CALL_RETRY_DELAY.as_ms()), "offline:1.1?");
 }
 
 #[test]
@@ -552,7 +552,7 @@ fn earlier_owner_is_closed_before_its_successor_opens() {
 
 #[test]
 fn close_failure_is_reported_only_while_a_later_owner_is_desired() {
-    let ms = HOST_RETRY.as_ms();
+    let ms = HOST_CALL_RETRY_DELAY.as_ms();
     let succeeded = "up desired:1:a=1.1 ok:1.1 desired:2:b=1.2 ok:1.2 fail:1.1";
     let failed = format!("{succeeded} tick:{ms} fail:1.1 tick:{ms} fail:1.1");
     check(&failed, "changes:2:failed=1.1");

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{
-    EMCS_EVER_MAX, EMCS_MAX, HOSTS_EVER_MAX, HOSTS_LOST_MAX, HOSTS_MAX, SLICES_EVER_MAX, SLICES_MAX,
+    EMCS_EVER_MAX, EMCS_MAX, HOSTS_ADDED_SINCE_BACKUP_MAX, HOSTS_EVER_MAX, HOSTS_MAX, SLICES_EVER_MAX,
+    SLICES_MAX,
 };
 use units::{Bytes, EmcId, HostId, Name, SliceId, UnixMs};
 
@@ -106,10 +107,10 @@ impl Ledger {
 
     /// Reserves host IDs that a device reports and the ledger does not contain, so that a new host
     /// does not get such an ID. The ID may belong to a host that was added after an earlier restore
-    /// of the same backup. Ignores IDs at or above the next ID plus [`HOSTS_LOST_MAX`].
+    /// of the same backup. Ignores IDs at or above the next ID plus [`HOSTS_ADDED_SINCE_BACKUP_MAX`].
     pub fn decide_reserve_host_ids(&self, hosts: impl IntoIterator<Item = HostId>) -> Change {
         let next = self.meta.next_host.0;
-        let lost = next..next.saturating_add(HOSTS_LOST_MAX);
+        let lost = next..next.saturating_add(HOSTS_ADDED_SINCE_BACKUP_MAX);
         let highest = hosts.into_iter().map(|host| host.0).filter(|host| lost.contains(host)).max();
         let Some(highest) = highest else { return Change::default() };
         Change(vec![Record::Meta(Meta { next_host: HostId(highest + 1), ..self.meta.clone() })])

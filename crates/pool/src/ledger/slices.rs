@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use units::limits::{HOSTS_LOST_MAX, RESERVATIONS_LOST_MAX, SLICES_LOST_MAX};
+use units::limits::{
+    HOSTS_ADDED_SINCE_BACKUP_MAX, RESERVATIONS_SINCE_BACKUP_MAX, SLICES_ADDED_SINCE_BACKUP_MAX,
+};
 use units::{EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
@@ -284,12 +286,13 @@ impl Ledger {
         let Meta { generation, next_reservation, next_host, next_slice, .. } = self.meta;
         // The generation gives each restore its own range of reservation IDs. The `min` avoids an
         // overflow; the limit is reached in the year 2106.
-        let of_generation = generation.min(u64::MAX / RESERVATIONS_LOST_MAX - 1) * RESERVATIONS_LOST_MAX;
-        let unused = next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX).max(of_generation);
+        let of_generation =
+            generation.min(u64::MAX / RESERVATIONS_SINCE_BACKUP_MAX - 1) * RESERVATIONS_SINCE_BACKUP_MAX;
+        let unused = next_reservation.0.saturating_add(RESERVATIONS_SINCE_BACKUP_MAX).max(of_generation);
         let meta = Meta {
             next_reservation: ReservationId(unused),
-            next_host: HostId(next_host.0.saturating_add(HOSTS_LOST_MAX)),
-            next_slice: SliceId(next_slice.0.saturating_add(SLICES_LOST_MAX)),
+            next_host: HostId(next_host.0.saturating_add(HOSTS_ADDED_SINCE_BACKUP_MAX)),
+            next_slice: SliceId(next_slice.0.saturating_add(SLICES_ADDED_SINCE_BACKUP_MAX)),
             ..self.meta.clone()
         };
         Change(std::iter::once(Record::Meta(meta)).chain(slices).chain(hosts).collect())

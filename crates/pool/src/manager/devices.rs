@@ -2,7 +2,7 @@
 //! Calls are idempotent for each slice and epoch, so they can be repeated after a restart or a
 //! failure.
 
-use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs, limits::DEVICE_RETRY};
+use units::{EmcId, Epoch, HostId, Ns, SliceId, UnixMs, limits::DEVICE_RETRY_DELAY};
 
 use super::{Effect, Manager};
 use crate::{
@@ -369,7 +369,7 @@ impl Manager {
             Condition::Failed { since, .. } => *since,
             Condition::Starting | Condition::Up => when.wall,
         };
-        let condition = Condition::Failed { error, since, retry_at: when.now.after(DEVICE_RETRY) };
+        let condition = Condition::Failed { error, since, retry_at: when.now.after(DEVICE_RETRY_DELAY) };
         let is_compared = self.is_compared(emc);
         self.devices.insert(emc, DeviceLink { condition, is_requested: false, is_compared });
         self.set_emc_up(emc, false);

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use units::limits::{SLICE_ATTEMPTS_MAX, SLICE_RETRY_MAX, SLICE_RETRY_MIN};
+use units::limits::{SLICE_ATTEMPTS_MAX, SLICE_RETRY_DELAY_MAX, SLICE_RETRY_DELAY_MIN};
 use units::{Ns, SliceId, UnixMs};
 
 use super::{Manager, devices::SliceError};
@@ -83,8 +83,8 @@ impl SliceFaults {
 }
 
 fn retry_delay(failures: u32) -> Ns {
-    let doubled = SLICE_RETRY_MIN.0.saturating_mul(1 << (failures - 1).min(32));
-    Ns(doubled).min(SLICE_RETRY_MAX)
+    let doubled = SLICE_RETRY_DELAY_MIN.0.saturating_mul(1 << (failures - 1).min(32));
+    Ns(doubled).min(SLICE_RETRY_DELAY_MAX)
 }
 
 impl Manager {

@@ -7,7 +7,7 @@
 //! neither the fence nor the host's return. The manager calls this EMC when it works again. Until
 //! the EMC has confirmed the fence, the host gets none of its slices.
 
-use units::limits::FENCE_RETRY;
+use units::limits::FENCE_RETRY_DELAY;
 use units::{EmcId, HostId, Ns, SliceId, UnixMs};
 
 use super::{Effect, Manager, devices::DeviceCall, devices::DeviceLink, stop_attempts::StopAttempt};
@@ -202,7 +202,7 @@ impl Manager {
         let fence = self.head.host(host).map(|entry| entry.host.fence);
         if fence == Some(Fence::Fencing { powered_off: false }) {
             let since = self.stop_attempts.get(emc, host).map_or(when.wall, |before| before.since);
-            let retry_at = when.now.after(FENCE_RETRY);
+            let retry_at = when.now.after(FENCE_RETRY_DELAY);
             self.stop_attempts.insert(emc, host, StopAttempt { why: Some(why), since, retry_at });
             self.changed = true;
         }

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use units::limits::{
-    EPOCHS_LOST_MAX, RESERVATIONS_LOST_MAX, RESERVATIONS_PER_HOST_MAX, UNADOPTED_ALARMS_MAX,
+    EPOCHS_SINCE_BACKUP_MAX, RESERVATIONS_PER_HOST_MAX, RESERVATIONS_SINCE_BACKUP_MAX, UNADOPTED_ALARMS_MAX,
 };
 use units::{EmcId, HostId, Name, ReservationId, SliceId};
 
@@ -111,7 +111,7 @@ impl Manager {
             let Some(slot) = self.head.slot(slice) else { continue };
             let State::Quarantined(Quarantine::Restored { host: holder }) = slot.state else { continue };
             let is_newer = epoch > slot.epoch || (epoch == slot.epoch && holder.is_none());
-            if !is_newer || epoch.0 - slot.epoch.0 > EPOCHS_LOST_MAX {
+            if !is_newer || epoch.0 - slot.epoch.0 > EPOCHS_SINCE_BACKUP_MAX {
                 continue;
             }
             self.apply_slice_event(when, slice, Event::Raise(epoch));
@@ -173,7 +173,7 @@ impl Manager {
     /// holds if the reservation belongs to this VM and host, or its ID may have been assigned after
     /// the backup.
     fn can_adopt_as(&self, host: HostId, id: ReservationId, vm: &Name) -> bool {
-        let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_LOST_MAX);
+        let last = self.head.meta().next_reservation.0.saturating_add(RESERVATIONS_SINCE_BACKUP_MAX);
         let active = self.head.host(host).map_or(0, |entry| entry.reservations().len());
         match self.head.reservation(id) {
             Some(known) => known.vm == *vm && known.host == host,

@@ -10,7 +10,7 @@ use pool::{
     record::{Fence, Meta, Record},
 };
 use rand::Rng as _;
-use units::{EmcId, HostId, Ns, limits::STORE_RETRY};
+use units::{EmcId, HostId, Ns, limits::STORE_OPEN_RETRY_DELAY};
 
 use super::{Records, ScheduledEvent, World, store::Store};
 
@@ -318,7 +318,7 @@ impl World {
             return;
         }
         match self.manager_process.store.load() {
-            None => self.schedule_after(STORE_RETRY, ScheduledEvent::StoreRead(incarnation)),
+            None => self.schedule_after(STORE_OPEN_RETRY_DELAY, ScheduledEvent::StoreRead(incarnation)),
             Some((meta, records)) => {
                 let restored = self.manager_process.store.is_restored();
                 self.handle_load(meta.as_ref(), &records, restored);

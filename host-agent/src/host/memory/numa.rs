@@ -14,7 +14,7 @@ use std::{
 
 use units::{
     Fraction,
-    limits::{PAGES_PER_MOVE_CALL_MAX, PAGES_PER_SAMPLE, PLACEMENT_MAPPINGS_MAX, PLACEMENT_PAGES_MAX},
+    limits::{PAGES_PER_MOVE_CALL_MAX, SAMPLING_INTERVAL_PAGES, SAMPLED_MAPPINGS_PER_VM_MAX, SAMPLED_PAGES_PER_VM_MAX},
 };
 use vm_memory::{FileOffset, MmapRegion};
 
@@ -124,7 +124,7 @@ pub struct Placement {
     pub present: u64,
     /// Number of sampled pages outside the permitted nodes.
     pub misplaced: u64,
-    /// Number of mappings that were not sampled because of the limit [`PLACEMENT_MAPPINGS_MAX`].
+    /// Number of mappings that were not sampled because of the limit [`SAMPLED_MAPPINGS_PER_VM_MAX`].
     pub omitted: u64,
 }
 
@@ -146,21 +146,21 @@ struct SampleBounds {
 }
 
 impl SampleBounds {
-    const DEFAULT: Self = Self { mappings: PLACEMENT_MAPPINGS_MAX, pages: PLACEMENT_PAGES_MAX };
+    const DEFAULT: Self = Self { mappings: SAMPLED_MAPPINGS_PER_VM_MAX, pages: SAMPLED_PAGES_PER_VM_MAX };
 
     /// Returns the distance between sampled pages, in bytes. The first page of each mapping is
     /// always sampled, so that at most `pages + mappings` pages are sampled.
     fn stride(self, mappings: &[Range<usize>]) -> usize {
         let pages = mappings.iter().map(|mapping| mapping.len() / PAGE).sum::<usize>();
-        PAGE * PAGES_PER_SAMPLE.max(pages.div_ceil(self.pages))
+        PAGE * SAMPLING_INTERVAL_PAGES.max(pages.div_ceil(self.pages))
     }
 }
 
 /// Counts the pages of `files` that are outside the NUMA nodes `permitted`, in a sample of the
 /// pages that the process `pid` maps.
 ///
-/// Samples one in [`PAGES_PER_SAMPLE`] pages, but approximately [`PLACEMENT_PAGES_MAX`] pages at
-/// most, in at most [`PLACEMENT_MAPPINGS_MAX`] mappings. The kernel examines only the sampled
+/// Samples one in [`SAMPLING_INTERVAL_PAGES`] pages, but approximately [`SAMPLED_PAGES_PER_VM_MAX`] pages at
+/// most, in at most [`SAMPLED_MAPPINGS_PER_VM_MAX`] mappings. The kernel examines only the sampled
 /// pages, and holds the lock of the process's address space for a few pages at a time.
 ///
 /// # Errors
@@ -348,7 +348,7 @@ mod tests {
         for page in 0..mapping.size() / PAGE {
             mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
         }
-        let present = BYTES / (PAGE * PAGES_PER_SAMPLE) as u64;
+        let present = BYTES / (PAGE * SAMPLING_INTERVAL_PAGES) as u64;
         assert_eq!(placement(local_node()), Placement { present, ..Placement::default() });
         assert_eq!(placement(1000), Placement { present, misplaced: present, omitted: 0 });
         assert_eq!(placement(1000).misplaced_fraction().get(), 1.0);
@@ -380,7 +380,7 @@ mod tests {
         let bounds = SampleBounds { mappings: 4, pages: 1 << 10 };
         assert_eq!(bounds.stride(&[gib(1, 2)]), PAGE << 8, "1 GiB has 256 times the limit of 1024 pages");
         assert_eq!(bounds.stride(&[gib(1, 2), gib(4, 5)]), PAGE << 9);
-        assert_eq!(SampleBounds::DEFAULT.stride(&[gib(1, 2)]), PAGE * PAGES_PER_SAMPLE);
+        assert_eq!(SampleBounds::DEFAULT.stride(&[gib(1, 2)]), PAGE * SAMPLING_INTERVAL_PAGES);
         let samples: usize =
             [gib(1, 2), gib(4, 5)].map(|mapping| mapping.step_by(PAGE << 9).count()).iter().sum();
         assert_eq!(samples, bounds.pages);

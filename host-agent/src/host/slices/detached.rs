@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use units::limits::{SLICE_STEP_TIMEOUT, SLICES_STUCK_MAX};
+use units::limits::{SLICE_STEP_TIMEOUT, HUNG_SLICES_PER_REGION_MAX};
 
 use super::{SliceError, SysfsError};
 
@@ -116,7 +116,7 @@ impl DetachedSteps {
         if devices.contains(device) {
             return Err(self.stuck(device));
         }
-        if devices.len() >= SLICES_STUCK_MAX {
+        if devices.len() >= HUNG_SLICES_PER_REGION_MAX {
             return Err(SliceError::TooManyStuck { device: device.to_owned() });
         }
         devices.insert(device.to_owned());
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn stuck_steps_are_limited() {
         let steps = DetachedSteps::with_timeout(Duration::ZERO);
-        let senders: Vec<_> = (0..SLICES_STUCK_MAX)
+        let senders: Vec<_> = (0..HUNG_SLICES_PER_REGION_MAX)
             .map(|n| {
                 let (end, step) = blocking_step();
                 steps.run(&format!("dax1.{n}"), step).unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use units::{Bytes, limits::SLICES_STUCK_MAX};
+use units::{Bytes, limits::HUNG_SLICES_PER_REGION_MAX};
 
 use super::{Driver, SysfsError};
 
@@ -109,7 +109,7 @@ pub enum SliceError {
         seconds: u64,
     },
     /// The limit of stuck slices is reached.
-    #[error("cannot change {device}: the limit of {SLICES_STUCK_MAX} stuck slices is reached")]
+    #[error("cannot change {device}: the limit of {HUNG_SLICES_PER_REGION_MAX} stuck slices is reached")]
     TooManyStuck {
         /// Name of the dax device.
         device: String,

@@ -1,10 +1,10 @@
-//! Fault injection, with which tests check that audits detect errors. A file `fault` in the
-//! device's directory selects the fault. The fault is in effect from the next batch of calls until
-//! the file is removed:
+//! Fault injection. Tests use it to check that audits detect errors. A file `fault` in the device's
+//! directory selects the fault. The fault is in effect from the next batch of calls until the file
+//! is removed:
 //!
 //! - `ignore-revoke`: revocations succeed, but the old owner keeps access to the memory.
 //! - `keep-bytes`: every later owner of a slice can read the first bytes of the first owner.
-//! - `forget-grant`: each request for the device's contents removes the grant with the lowest slice.
+//! - `forget-grant`: each read of the device's contents removes the grant with the lowest slice.
 
 use std::{
     collections::HashMap,
@@ -95,9 +95,9 @@ impl Faults {
         Ok(())
     }
 
-    /// Remembers the first bytes of a slice with non-zero contents. The bytes of the first owner
-    /// are kept when later owners scrub the slice.
-    pub(super) fn before_revoke(&mut self, slice: u32, file: &File) {
+    /// Saves the first bytes of a slice, unless all of them are zero or bytes of this slice were
+    /// saved before.
+    pub(super) fn retain_bytes_before_revoke(&mut self, slice: u32, file: &File) {
         let mut bytes = vec![0; RETAINED_BYTES];
         if self.fault == Some(Fault::KeepBytes)
             && file.read_exact_at(&mut bytes, 0).is_ok()
@@ -107,7 +107,7 @@ impl Faults {
         }
     }
 
-    pub(super) fn after_grant(&self, slice: u32, file: &File) {
+    pub(super) fn restore_bytes_after_grant(&self, slice: u32, file: &File) {
         if self.fault == Some(Fault::KeepBytes)
             && let Some(bytes) = self.retained.get(&slice)
         {

@@ -10,11 +10,11 @@ use crate::device::model::{DeviceOp, Model, device_op};
 const HOST: HostId = HostId(3);
 const OTHER: HostId = HostId(4);
 
-fn device(directory: &tempfile::TempDir) -> Emulated {
+fn open_device(directory: &tempfile::TempDir) -> Emulated {
     Emulated::open(directory.path(), 8).unwrap()
 }
 
-fn open(handle: &Handle) -> File {
+fn open_file(handle: &Handle) -> File {
     OpenOptions::new().read(true).write(true).open(handle.as_ref()).unwrap()
 }
 
@@ -24,10 +24,10 @@ fn first_byte(file: &File) -> Option<u8> {
 }
 
 #[test]
-fn revoked_owner_loses_its_open_memory() {
+fn revoked_owner_cannot_read_its_open_file() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
-    let file = open(&device.grant(1, Epoch(1), HOST).unwrap());
+    let mut device = open_device(&directory);
+    let file = open_file(&device.grant(1, Epoch(1), HOST).unwrap());
     file.write_all_at(b"secret", 0).unwrap();
     assert_eq!(first_byte(&file), Some(b's'));
     device.revoke(1, Epoch(1)).unwrap();
@@ -38,11 +38,11 @@ fn revoked_owner_loses_its_open_memory() {
 #[test]
 fn next_owner_gets_a_zeroed_private_slice() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
-    let file = open(&device.grant(1, Epoch(1), HOST).unwrap());
+    let mut device = open_device(&directory);
+    let file = open_file(&device.grant(1, Epoch(1), HOST).unwrap());
     file.write_all_at(&[7; 4096], 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
-    let file = open(&device.grant(1, Epoch(2), OTHER).unwrap());
+    let file = open_file(&device.grant(1, Epoch(2), OTHER).unwrap());
     assert_eq!(first_byte(&file), Some(0));
     let metadata = file.metadata().unwrap();
     assert_eq!(metadata.len(), SLICE.get());
@@ -52,20 +52,20 @@ fn next_owner_gets_a_zeroed_private_slice() {
 #[test]
 fn handle_is_a_path_with_slice_epoch_and_host() {
     let directory = tempfile::tempdir().unwrap();
-    let handle = device(&directory).grant(7, Epoch(42), HOST).unwrap();
+    let handle = open_device(&directory).grant(7, Epoch(42), HOST).unwrap();
     assert_eq!(Path::new(handle.as_ref()), directory.path().join("slices/00007.42.h3"));
 }
 
 #[test]
 fn grants_and_epochs_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
-    let mut first = device(&directory);
+    let mut first = open_device(&directory);
     first.grant(1, Epoch(5), HOST).unwrap();
     first.grant(2, Epoch(6), OTHER).unwrap();
     first.revoke(2, Epoch(6)).unwrap();
     let before = first.contents().unwrap();
     drop(first);
-    let mut second = device(&directory);
+    let mut second = open_device(&directory);
     assert_eq!(second.contents().unwrap(), before);
     assert!(matches!(second.grant(2, Epoch(6), OTHER), Err(DeviceError::StaleEpoch { .. })));
     second.grant(1, Epoch(5), HOST).unwrap();
@@ -74,7 +74,7 @@ fn grants_and_epochs_survive_a_restart() {
 #[test]
 fn held_slice_is_not_granted_to_another_owner() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     device.grant(1, Epoch(1), HOST).unwrap();
     for (epoch, host) in [(Epoch(2), OTHER), (Epoch(2), HOST), (Epoch(1), OTHER)] {
         let error = device.grant(1, epoch, host).unwrap_err().to_string();
@@ -85,7 +85,7 @@ fn held_slice_is_not_granted_to_another_owner() {
 #[test]
 fn revocation_ends_this_and_earlier_epochs() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     device.grant(1, Epoch(3), HOST).unwrap();
     device.revoke(1, Epoch(2)).unwrap();
     assert_eq!(device.contents().unwrap().grants.len(), 1, "the owner with a later epoch lost the slice");
@@ -98,7 +98,7 @@ fn revocation_ends_this_and_earlier_epochs() {
 #[test]
 fn failed_revocation_blocks_grants_until_it_succeeds() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     let name = device.grant(1, Epoch(3), HOST).unwrap();
     let aside = directory.path().join("aside");
     fs::rename(name.as_ref(), &aside).unwrap();
@@ -111,7 +111,7 @@ fn failed_revocation_blocks_grants_until_it_succeeds() {
     assert!(device.grant(1, Epoch(3), HOST).is_err(), "a revoked epoch was granted again");
     fs::remove_dir(name.as_ref()).unwrap();
     fs::rename(&aside, name.as_ref()).unwrap();
-    let file = open(&name);
+    let file = open_file(&name);
     device.revoke(1, Epoch(3)).unwrap();
     assert_eq!(first_byte(&file), None);
     device.grant(1, Epoch(6), OTHER).unwrap();
@@ -120,7 +120,7 @@ fn failed_revocation_blocks_grants_until_it_succeeds() {
 #[test]
 fn fence_revokes_all_slices_of_one_host_only() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     for slice in 0..4 {
         device.grant(slice, Epoch(1), if slice % 2 == 0 { HOST } else { OTHER }).unwrap();
     }
@@ -143,7 +143,7 @@ fn replace_by_directory(directory: &tempfile::TempDir, handle: &Handle) -> PathB
 #[test]
 fn fence_leaves_unrevocable_slices_granted() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     let handles: Vec<Handle> = (0..3).map(|slice| device.grant(slice, Epoch(1), HOST).unwrap()).collect();
     let aside = replace_by_directory(&directory, &handles[1]);
     let revoked: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
@@ -159,14 +159,14 @@ fn fence_leaves_unrevocable_slices_granted() {
 #[test]
 fn failed_slice_stays_granted_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
-    let mut first = device(&directory);
+    let mut first = open_device(&directory);
     let handles: Vec<Handle> = (0..3).map(|slice| first.grant(slice, Epoch(1), HOST).unwrap()).collect();
     replace_by_directory(&directory, &handles[0]);
     assert!(first.revoke(0, Epoch(1)).is_err());
     fs::remove_file(handles[1].as_ref()).unwrap();
     fs::create_dir(handles[1].as_ref()).unwrap();
     drop(first);
-    let mut second = device(&directory);
+    let mut second = open_device(&directory);
     let granted: Vec<u32> = second.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
     assert_eq!(granted, [0, 1, 2]);
     assert!(
@@ -179,14 +179,14 @@ fn failed_slice_stays_granted_after_a_restart() {
 #[test]
 fn device_in_use_is_not_opened_again() {
     let directory = tempfile::tempdir().unwrap();
-    let _first = device(&directory);
+    let _first = open_device(&directory);
     assert!(matches!(Emulated::open(directory.path(), 8), Err(DeviceError::InUse { .. })));
 }
 
 #[test]
 fn device_can_grow_but_not_shrink() {
     let directory = tempfile::tempdir().unwrap();
-    device(&directory).grant(7, Epoch(1), HOST).unwrap();
+    open_device(&directory).grant(7, Epoch(1), HOST).unwrap();
     let error = Emulated::open(directory.path(), 4).unwrap_err().to_string();
     assert!(error.contains("64 bytes: must be a multiple of 8, at most 32 for 4 slices"), "{error}");
     let mut grown = Emulated::open(directory.path(), 16).unwrap();
@@ -201,7 +201,7 @@ fn device_can_grow_but_not_shrink() {
 #[test]
 fn interrupted_operations_are_completed_at_start() {
     let directory = tempfile::tempdir().unwrap();
-    device(&directory);
+    open_device(&directory);
     let slices = directory.path().join("slices");
     let epochs = File::options().write(true).open(directory.path().join("epochs")).unwrap();
     let entry = |slice: u64, entry: u64| epochs.write_all_at(&entry.to_le_bytes(), slice * 8).unwrap();
@@ -215,7 +215,7 @@ fn interrupted_operations_are_completed_at_start() {
     entry(3, 5 << 1 | 1);
     File::create(slices.join("00003.5.h3")).unwrap();
 
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     let granted: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
     assert_eq!(granted, [1]);
     assert_eq!(fs::metadata(slices.join("00001.5.h3")).unwrap().len(), SLICE.get());
@@ -227,9 +227,9 @@ fn interrupted_operations_are_completed_at_start() {
 #[test]
 fn earlier_epoch_is_rejected_after_loss_of_the_epochs_file() {
     let directory = tempfile::tempdir().unwrap();
-    device(&directory).grant(1, Epoch(9), HOST).unwrap();
+    open_device(&directory).grant(1, Epoch(9), HOST).unwrap();
     fs::remove_file(directory.path().join("epochs")).unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     assert_eq!(device.contents().unwrap().highest[1], Epoch(9));
     let error = device.grant(1, Epoch(8), OTHER);
     assert!(matches!(error, Err(DeviceError::Held { epoch: Epoch(9), host: HOST, .. })), "{error:?}");
@@ -238,10 +238,10 @@ fn earlier_epoch_is_rejected_after_loss_of_the_epochs_file() {
 #[test]
 fn full_device_rejects_grants_and_accepts_revocations() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     device.grant(1, Epoch(1), HOST).unwrap();
     device.commit().unwrap();
-    device.free_min = u64::MAX;
+    device.free_bytes_min = u64::MAX;
     assert!(matches!(device.grant(2, Epoch(1), HOST), Err(DeviceError::NoSpace { .. })));
     assert_eq!(device.contents().unwrap().highest[2], Epoch(0), "the rejected grant changed the epoch");
     device.grant(1, Epoch(1), HOST).unwrap();
@@ -249,7 +249,7 @@ fn full_device_rejects_grants_and_accepts_revocations() {
 }
 
 fn with_fault(directory: &tempfile::TempDir, word: &str) -> Emulated {
-    let device = device(directory);
+    let device = open_device(directory);
     fs::write(directory.path().join("fault"), word).unwrap();
     device
 }
@@ -258,7 +258,7 @@ fn with_fault(directory: &tempfile::TempDir, word: &str) -> Emulated {
 fn fault_ignore_revoke_leaves_the_old_owner_access() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = with_fault(&directory, "ignore-revoke");
-    let file = open(&device.grant(1, Epoch(1), HOST).unwrap());
+    let file = open_file(&device.grant(1, Epoch(1), HOST).unwrap());
     file.write_all_at(b"secret", 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
     device.grant(1, Epoch(2), OTHER).unwrap();
@@ -269,11 +269,11 @@ fn fault_ignore_revoke_leaves_the_old_owner_access() {
 fn fault_keep_bytes_exposes_old_bytes_after_a_scrub() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = with_fault(&directory, "keep-bytes\n");
-    open(&device.grant(1, Epoch(1), HOST).unwrap()).write_all_at(b"secret", 0).unwrap();
+    open_file(&device.grant(1, Epoch(1), HOST).unwrap()).write_all_at(b"secret", 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
-    open(&device.grant(1, Epoch(2), OTHER).unwrap()).write_all_at(&[0; 4096], 0).unwrap();
+    open_file(&device.grant(1, Epoch(2), OTHER).unwrap()).write_all_at(&[0; 4096], 0).unwrap();
     device.revoke(1, Epoch(2)).unwrap();
-    let file = open(&device.grant(1, Epoch(3), OTHER).unwrap());
+    let file = open_file(&device.grant(1, Epoch(3), OTHER).unwrap());
     assert_eq!(first_byte(&file), Some(b's'));
 }
 
@@ -309,12 +309,12 @@ proptest! {
     #[test]
     fn device_matches_the_model(ops in prop::collection::vec(device_op(), 1..40)) {
         let directory = tempfile::tempdir().unwrap();
-        let (mut device, mut model) = (device(&directory), Model::default());
+        let (mut device, mut model) = (open_device(&directory), Model::default());
         for op in ops {
             match op {
                 DeviceOp::Restart => {
                     drop(device);
-                    device = self::device(&directory);
+                    device = self::open_device(&directory);
                 }
                 call => prop_assert_eq!(call.apply(&mut device), model.apply(call), "{:?}", op),
             }

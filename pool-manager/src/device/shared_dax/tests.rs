@@ -13,7 +13,7 @@ const OTHER: HostId = HostId(4);
 const SERIAL: &str = "0xabc";
 const EIO: i32 = 5;
 
-fn device(directory: &tempfile::TempDir) -> SharedDax {
+fn open_device(directory: &tempfile::TempDir) -> SharedDax {
     SharedDax::open(directory.path(), 8, SERIAL).unwrap()
 }
 
@@ -24,20 +24,20 @@ fn owners(device: &mut SharedDax) -> BTreeMap<u32, (Epoch, HostId)> {
 #[test]
 fn handle_is_serial_number_and_slice_index() {
     let directory = tempfile::tempdir().unwrap();
-    assert_eq!(device(&directory).grant(7, Epoch(42), HOST).unwrap().as_ref(), "cxl:0xabc:7");
+    assert_eq!(open_device(&directory).grant(7, Epoch(42), HOST).unwrap().as_ref(), "cxl:0xabc:7");
 }
 
 #[test]
 fn committed_grants_and_revoked_epochs_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
-    let mut first = device(&directory);
+    let mut first = open_device(&directory);
     first.grant(1, Epoch(5), HOST).unwrap();
     first.grant(2, Epoch(6), OTHER).unwrap();
     first.revoke(2, Epoch(6)).unwrap();
     first.commit().unwrap();
     let before = first.contents().unwrap();
     drop(first);
-    let mut second = device(&directory);
+    let mut second = open_device(&directory);
     assert_eq!(second.contents().unwrap(), before);
     let stale = second.grant(2, Epoch(6), OTHER).unwrap_err().to_string();
     assert_eq!(stale, "slice 2: epoch 6 has ended; the highest epoch is 6");
@@ -49,14 +49,14 @@ fn committed_grants_and_revoked_epochs_survive_a_restart() {
 #[test]
 fn uncommitted_grant_does_not_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
-    device(&directory).grant(1, Epoch(5), HOST).unwrap();
-    assert_eq!(device(&directory).contents().unwrap().grants, []);
+    open_device(&directory).grant(1, Epoch(5), HOST).unwrap();
+    assert_eq!(open_device(&directory).contents().unwrap().grants, []);
 }
 
 #[test]
 fn fence_ends_all_grants_of_one_host_only() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     for slice in 0..4 {
         device.grant(slice, Epoch(1), if slice % 2 == 0 { HOST } else { OTHER }).unwrap();
     }
@@ -69,7 +69,7 @@ fn fence_ends_all_grants_of_one_host_only() {
 #[test]
 fn grant_with_an_earlier_epoch_reports_the_current_owner() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = device(&directory);
+    let mut device = open_device(&directory);
     device.grant(1, Epoch(9), OTHER).unwrap();
     let error = device.grant(1, Epoch(8), HOST);
     assert!(matches!(error, Err(DeviceError::Held { slice: 1, epoch: Epoch(9), host: OTHER })), "{error:?}");
@@ -78,14 +78,14 @@ fn grant_with_an_earlier_epoch_reports_the_current_owner() {
 #[test]
 fn record_in_use_is_not_opened_again() {
     let directory = tempfile::tempdir().unwrap();
-    let _first = device(&directory);
+    let _first = open_device(&directory);
     assert!(matches!(SharedDax::open(directory.path(), 8, SERIAL), Err(DeviceError::InUse { .. })));
 }
 
 #[test]
 fn record_rejects_another_serial_number_or_fewer_slices() {
     let directory = tempfile::tempdir().unwrap();
-    let mut first = device(&directory);
+    let mut first = open_device(&directory);
     first.grant(7, Epoch(1), HOST).unwrap();
     first.commit().unwrap();
     drop(first);
@@ -101,7 +101,7 @@ fn record_rejects_another_serial_number_or_fewer_slices() {
 
 fn open_on(disk: &FaultyDisk) -> SharedDax {
     let store = RedbStore::open(disk.clone()).unwrap();
-    SharedDax::with_store(Box::new(store), Path::new("e"), 3, SERIAL).unwrap()
+    SharedDax::open_in_store(Box::new(store), Path::new("e"), 3, SERIAL).unwrap()
 }
 
 /// Returns whether the owners and epochs of a device equal those of the model.

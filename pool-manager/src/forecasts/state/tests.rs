@@ -37,7 +37,7 @@ fn start(name: &str, gib: u64) -> VmStart {
 fn ended(number: u64, touched_gib: u64, at: u64) -> EndedVm {
     let mut start = start(&format!("vm{number}"), 8);
     start.request.begins = UnixMs(at.saturating_sub(1));
-    ended_vm(start, Bytes::gib(touched_gib), UnixMs(at), Usage::default()).unwrap()
+    new_ended_vm(start, Bytes::gib(touched_gib), UnixMs(at), Usage::default()).unwrap()
 }
 
 /// Returns a calibrated model that was trained on VMs of 8 GiB that touched at most 2 GiB.
@@ -54,9 +54,14 @@ fn model(vms: u64) -> ModelFile {
 fn serve(state: &mut State, version: u32) {
     let file = model(600);
     let Content::Frigid { calibration, .. } = file.content.clone() else { unreachable!() };
-    state.serve(version, file, calibration, OperatingPoint::without_pool(OperatorLimits::default()));
-    let inputs = state.point_inputs(OperatorLimits::default());
-    state.set_point(inputs.serving, inputs.choose());
+    state.set_serving_model(
+        version,
+        file,
+        calibration,
+        OperatingPoint::without_pool(OperatorLimits::default()),
+    );
+    let inputs = state.operating_point_inputs(OperatorLimits::default());
+    state.set_operating_point(inputs.serving, inputs.choose());
 }
 
 #[test]
@@ -112,19 +117,19 @@ fn peak_of_an_unknown_vm_is_ignored() {
 #[test]
 fn outcome_removed_after_a_failed_write_can_be_added_again() {
     let mut state = state();
-    let (number, _) = state.add(ended(1, 2, HOUR)).unwrap();
-    state.remove(&[number]);
-    assert_eq!(state.outcomes(), 0);
-    assert!(state.add(ended(1, 2, HOUR)).is_some());
+    let (number, _) = state.add_outcome(ended(1, 2, HOUR)).unwrap();
+    state.remove_outcomes(&[number]);
+    assert_eq!(state.outcome_count(), 0);
+    assert!(state.add_outcome(ended(1, 2, HOUR)).is_some());
 }
 
 #[test]
 fn operating_point_without_model_has_no_risk_limit() {
     let mut state = state();
     serve(&mut state, 3);
-    assert!(state.point().risk_limit.is_some());
+    assert!(state.operating_point().risk_limit.is_some());
     state.remove_serving_model(Kind::Frigid, OperatingPoint::without_pool(OperatorLimits::default()));
-    assert!(state.point_inputs(OperatorLimits::default()).choose().risk_limit.is_none());
+    assert!(state.operating_point_inputs(OperatorLimits::default()).choose().risk_limit.is_none());
 }
 
 #[test]
@@ -169,7 +174,7 @@ fn only_predictions_of_the_serving_model_are_calibrated() {
         vm
     };
     for version in [2, 3, 4] {
-        assert!(state.add(vm(version)).is_some());
+        assert!(state.add_outcome(vm(version)).is_some());
     }
     assert_eq!(state.predictor.calibration().outcomes() - before, 1);
 }
@@ -177,11 +182,13 @@ fn only_predictions_of_the_serving_model_are_calibrated() {
 #[test]
 fn duplicate_outcome_is_rejected_also_after_a_restart() {
     let mut first = state();
-    assert!(first.add(ended(1, 2, HOUR)).is_some() && first.add(ended(1, 2, HOUR)).is_none());
+    assert!(first.add_outcome(ended(1, 2, HOUR)).is_some() && first.add_outcome(ended(1, 2, HOUR)).is_none());
     let mut second = state();
-    second.load(1, &ended(1, 2, HOUR));
-    assert!(second.add(ended(1, 2, HOUR)).is_none());
-    let Some((2, Write::Put { key, .. })) = second.add(ended(2, 2, HOUR)) else { panic!("not added") };
+    second.load_outcome(1, &ended(1, 2, HOUR));
+    assert!(second.add_outcome(ended(1, 2, HOUR)).is_none());
+    let Some((2, Write::Put { key, .. })) = second.add_outcome(ended(2, 2, HOUR)) else {
+        panic!("not added")
+    };
     assert_eq!(key, 2_u64.to_be_bytes(), "the number of a loaded outcome must not be reused");
 }
 
@@ -189,15 +196,15 @@ fn duplicate_outcome_is_rejected_also_after_a_restart() {
 fn outcomes_expire_by_age_and_by_number() {
     let mut state = state();
     for n in 0..OUTCOMES_RETAINED_MAX as u64 + 3 {
-        state.add(ended(n, 2, n + 1));
+        state.add_outcome(ended(n, 2, n + 1));
     }
-    assert_eq!(state.expire(UnixMs(0)).len(), 3);
-    assert_eq!((state.expire(UnixMs(0)).len(), state.outcomes()), (0, OUTCOMES_RETAINED_MAX));
-    let expired = state.expire(UnixMs(9));
-    assert_eq!((expired.len(), state.outcomes()), (5, OUTCOMES_RETAINED_MAX - 5));
-    assert!(state.add(ended(0, 2, 1)).is_some(), "an expired outcome must be accepted again");
+    assert_eq!(state.expire_outcomes(UnixMs(0)).len(), 3);
+    assert_eq!((state.expire_outcomes(UnixMs(0)).len(), state.outcome_count()), (0, OUTCOMES_RETAINED_MAX));
+    let expired = state.expire_outcomes(UnixMs(9));
+    assert_eq!((expired.len(), state.outcome_count()), (5, OUTCOMES_RETAINED_MAX - 5));
+    assert!(state.add_outcome(ended(0, 2, 1)).is_some(), "an expired outcome must be accepted again");
     assert_eq!(
-        state.expire(UnixMs(9)).len(),
+        state.expire_outcomes(UnixMs(9)).len(),
         1,
         "must expire by the end of the VM, not by the order of addition"
     );
@@ -210,7 +217,7 @@ fn oldest_unused_plans_are_dropped() {
         plans.add(&vm(&format!("v{n}")), start("x", 1));
     }
     assert_eq!((plans.by_vm.len(), plans.in_order.len()), (PENDING_PLANS_MAX, PENDING_PLANS_MAX));
-    let mut is_planned = |name: &str| plans.take(&vm(name), Bytes::gib(1)).is_some();
+    let mut is_planned = |name: &str| plans.take_plan(&vm(name), Bytes::gib(1)).is_some();
     assert!(!is_planned("v9") && is_planned("v10"));
 }
 
@@ -221,7 +228,7 @@ fn counters_fraction_counts_recently_started_vms() {
     let admit = |plans: &mut Plans, name: &str, start: VmStart| {
         let requested = start.request.requested;
         plans.add(&vm(name), start);
-        plans.take(&vm(name), requested).unwrap();
+        plans.take_plan(&vm(name), requested).unwrap();
     };
     assert_eq!(plans.counters_fraction().get(), 1.0, "must be 1 before the first VM");
     admit(&mut plans, "a", start("a", 24));
@@ -235,24 +242,24 @@ fn counters_fraction_counts_recently_started_vms() {
 }
 
 #[test]
-fn outdated_history_is_not_installed() {
+fn outdated_history_is_discarded() {
     let mut state = state();
-    state.add(ended(1, 2, HOUR));
+    state.add_outcome(ended(1, 2, HOUR));
     let has_history =
         |state: &State| !state.predict(request("vm1", 8, 2 * HOUR), None).assessment.features[3].is_nan();
     state.set_history(History::default(), 1);
     assert!(has_history(&state), "the history is outdated: an outcome was added since");
-    state.set_history(History::default(), state.next_outcome());
+    state.set_history(History::default(), state.next_outcome_number());
     assert!(!has_history(&state));
 }
 
 #[test]
-fn outcome_row_has_its_golden_encoding() {
+fn outcome_row_encoding_is_stable() {
     let golden =
         "0002613108637573746f6d65720000808080802001000000000000004000000000d00f000000000000e83f000000";
     let mut row = start("a1", 8);
     row.request.begins = UnixMs(0);
-    let vm = ended_vm(row, Bytes::gib(2), UnixMs(2000), Usage::default()).unwrap();
+    let vm = new_ended_vm(row, Bytes::gib(2), UnixMs(2000), Usage::default()).unwrap();
     let Write::Put { value, .. } = forecast_rows::put_outcome(1, &vm) else { panic!("not a Put") };
     let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, golden);
@@ -281,9 +288,9 @@ proptest! {
                         prop_assert!(vm.outcome.ended >= vm.start.request.begins);
                     }
                 }
-                _ => drop(state.expire(UnixMs(0))),
+                _ => drop(state.expire_outcomes(UnixMs(0))),
             }
         }
-        prop_assert_eq!(state.outcomes(), outcomes);
+        prop_assert_eq!(state.outcome_count(), outcomes);
     }
 }

@@ -45,8 +45,8 @@ impl Activity {
         OpenCall(Arc::clone(self))
     }
 
-    /// Returns the time at which the connection is closed unless it is used before. A connection
-    /// without an authorized request is closed after a short time, even with open calls.
+    /// Returns the time at which the connection will be closed unless it is used earlier. A
+    /// connection without an authorized request is closed after a short time, even with open calls.
     fn deadline(&self, now: Instant) -> Instant {
         let state = self.state.lock().expect("no thread panics under this lock");
         match (state.permit.is_unadmitted(), state.open_calls) {

@@ -25,7 +25,7 @@ use rustix::{
 use crate::config::SOCKET_PATH_BYTES_MAX;
 
 /// Maximum number of connections that the kernel queues before they are accepted.
-const BACKLOG: i32 = 1024;
+const ACCEPT_BACKLOG: i32 = 1024;
 
 /// Error from creating the unix socket with [`bind`].
 #[derive(Debug, thiserror::Error)]
@@ -40,10 +40,10 @@ pub enum SocketError {
     #[error("manager.listen: the path {} is too long for a socket: must have at most {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]
     TooLong(PathBuf),
     /// A system call failed.
-    #[error("manager.listen: cannot {doing} {}", path.display())]
+    #[error("manager.listen: cannot {operation} {}", path.display())]
     Io {
         /// Operation, such as "listen on".
-        doing: &'static str,
+        operation: &'static str,
         /// Path of the socket.
         path: PathBuf,
         /// Error of the operating system.
@@ -57,16 +57,17 @@ pub enum SocketError {
 /// earlier process, but no other file.
 ///
 /// # Errors
-/// [`SocketError`] if the socket cannot be created. The path is unchanged then, unless setting the
-/// group failed.
+/// [`SocketError`] if the socket cannot be created. In this case the path is unchanged, unless
+/// setting the group or mode failed.
 pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError> {
-    let io_error = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
+    let io_error =
+        |operation| move |errno: io::Error| SocketError::Io { operation, path: path.to_owned(), errno };
     let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
     if let Some(folder) = path.parent() {
         let created = DirBuilder::new().recursive(true).mode(0o755).create(folder);
         created.map_err(io_error("create the directory of"))?;
     }
-    remove_stale(path, &address)?;
+    remove_stale_socket(path, &address)?;
     let listener = listen_at(&address).map_err(io_error("listen on"))?;
     if let Some(group) = group {
         std::os::unix::fs::chown(path, None, Some(group)).map_err(io_error("set the group of"))?;
@@ -75,8 +76,9 @@ pub fn bind(path: &Path, group: Option<u32>) -> Result<UnixListener, SocketError
     Ok(listener)
 }
 
-fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
-    let io_error = |doing| move |errno: io::Error| SocketError::Io { doing, path: path.to_owned(), errno };
+fn remove_stale_socket(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
+    let io_error =
+        |operation| move |errno: io::Error| SocketError::Io { operation, path: path.to_owned(), errno };
     match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(errno) => return Err(io_error("inspect")(errno)),
@@ -85,14 +87,14 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError
         }
         Ok(_) => {}
     }
-    match probe(address) {
+    match try_connect(address) {
         Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(io_error("remove the stale socket")),
         Ok(()) | Err(Errno::AGAIN) => Err(SocketError::InUse(path.to_owned())),
         Err(errno) => Err(io_error("connect to")(errno.into())),
     }
 }
 
-fn probe(address: &SocketAddrUnix) -> Result<(), Errno> {
+fn try_connect(address: &SocketAddrUnix) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     connect(&socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?, address)
 }
@@ -104,7 +106,7 @@ fn listen_at(address: &SocketAddrUnix) -> io::Result<UnixListener> {
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind_socket(&socket, address)?;
-    listen(&socket, BACKLOG)?;
+    listen(&socket, ACCEPT_BACKLOG)?;
     Ok(socket.into())
 }
 

@@ -37,12 +37,12 @@ fn report_waiting_for_calls_is_sent_after_its_delay() {
 
 #[test]
 fn failed_call_wakes_the_agent_for_its_retry() {
-    let retry = Some(HOST_RETRY);
+    let retry = Some(HOST_CALL_RETRY_DELAY);
     assert_eq!(next_wakeup("up desired:1:a=1.1 fail:1.1 closed:1.1"), retry);
     let (agent, _) = run(Vec::new(), "1.1", "up desired:1 down unclosed:1.1");
     assert_eq!(
         agent.next_wakeup(),
-        Some(Ns::secs(1).after(HOST_RETRY)),
+        Some(Ns::secs(1).after(HOST_CALL_RETRY_DELAY)),
         "the agent must wake up to retry closing the orphaned slice"
     );
 }

@@ -396,7 +396,7 @@ impl HostModel {
                 self.end_close(0, true);
                 self.end_record_write(0, true);
             }
-            self.now = self.now.after(HOST_RETRY);
+            self.now = self.now.after(HOST_CALL_RETRY_DELAY);
             self.handle(Event::Tick);
         }
         let Some(desired) = self.desired_state.clone() else { return };

@@ -294,9 +294,9 @@ fn restores_of_one_backup_use_distinct_reservation_ids() {
         rack.ledger.meta().next_reservation.0
     };
     let first = numbers(1);
-    assert!(first > units::limits::RESERVATIONS_LOST_MAX);
+    assert!(first > units::limits::RESERVATIONS_SINCE_BACKUP_MAX);
     assert!(
-        numbers(2) >= first + units::limits::RESERVATIONS_LOST_MAX / 2,
+        numbers(2) >= first + units::limits::RESERVATIONS_SINCE_BACKUP_MAX / 2,
         "the ids of the first restore remain reserved"
     );
     assert!(numbers(u64::MAX) > numbers(3), "ids do not overflow after many restores");

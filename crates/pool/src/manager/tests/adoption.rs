@@ -3,7 +3,7 @@
 
 use units::{
     Bytes, ReservationId, UnixMs,
-    limits::{RESERVATIONS_LOST_MAX, RESERVATIONS_PER_HOST_MAX},
+    limits::{RESERVATIONS_PER_HOST_MAX, RESERVATIONS_SINCE_BACKUP_MAX},
 };
 
 use super::rig::{Rig, name};
@@ -57,7 +57,8 @@ fn vm_with_id_of_another_reservation_is_not_adopted() {
 
 #[test]
 fn vm_with_unassigned_reservation_id_is_not_adopted() {
-    let unassigned = restored_rig().manager.durable().meta().next_reservation.0 + RESERVATIONS_LOST_MAX;
+    let unassigned =
+        restored_rig().manager.durable().meta().next_reservation.0 + RESERVATIONS_SINCE_BACKUP_MAX;
     assert_not_adopted(&format!("report:h2:online=4.1+5.1:vm{unassigned}b=4.1+5.1"));
 }
 

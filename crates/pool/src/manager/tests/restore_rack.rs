@@ -4,7 +4,7 @@
 
 use units::{
     HostId, SliceId,
-    limits::{HOSTS_LOST_MAX, RESTORES_LOST_MAX, SLICES_LOST_MAX},
+    limits::{HOSTS_ADDED_SINCE_BACKUP_MAX, SLICES_ADDED_SINCE_BACKUP_MAX, SUCCESSIVE_RESTORES_MAX},
 };
 
 use super::rig::{Rig, name};
@@ -196,7 +196,8 @@ fn slice_added_after_restores_of_later_backups_is_not_a_false_claim() {
 #[test]
 fn reserved_slice_ids_are_bounded_across_reports() {
     let mut rig = vm_on_emc_newer_than_backup();
-    let end = rig.manager.durable().meta().next_slice.0 + RESTORES_LOST_MAX * SLICES_LOST_MAX;
+    let end =
+        rig.manager.durable().meta().next_slice.0 + SUCCESSIVE_RESTORES_MAX * SLICES_ADDED_SINCE_BACKUP_MAX;
     let last = format!("report:h1:online={}.1 go", end - 1);
     let output = rig.run(&format!("up:h1 tick:10 {last} {last}"));
     assert!(!output.contains("close"), "{output}");
@@ -217,7 +218,7 @@ fn hosts_and_emcs_added_after_a_restore_get_unused_ids() {
         "",
     );
     rig.run("up:h1 tick:10 report:h1 go rack:e1=4&h1:e1&e2=4&h3:e2&h2:e2 go");
-    let first = 1 + HOSTS_LOST_MAX;
+    let first = 1 + HOSTS_ADDED_SINCE_BACKUP_MAX;
     assert_eq!([rig.host("h3"), rig.host("h2")], [HostId(first), HostId(first + 1)]);
     let output = rig.run("up:h2/b9 go up:h3 tick:10 report:h3:online=4.1:vm1c=4.1 go");
     assert!(!output.contains("close"), "{output}");

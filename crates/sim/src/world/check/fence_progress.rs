@@ -9,7 +9,7 @@ use pool::{
     record::{Emc, Fence, Host, Key, Record},
     slice::{Drain, Scrub, Slot, State},
 };
-use units::{EmcId, HostId, Ns, ReservationId, SliceId, limits::DEVICE_RETRY};
+use units::{EmcId, HostId, Ns, ReservationId, SliceId, limits::DEVICE_RETRY_DELAY};
 
 use super::GroundTruth;
 use crate::world::{World, device::Device};
@@ -98,7 +98,7 @@ impl World {
         let has_failed =
             |device: &Device| device.failed || missing_slices.iter().any(|slice| device.contains(*slice));
         for (emc, _) in (0..).map(EmcId).zip(&self.devices).filter(|(_, device)| has_failed(device)) {
-            self.truth.fence_progress.devices.insert(emc, now.after(DEVICE_RETRY));
+            self.truth.fence_progress.devices.insert(emc, now.after(DEVICE_RETRY_DELAY));
         }
         let pairs = self.truth.pending_fences();
         let is_running = self.manager_process.running.is_some() && self.truth.handles.is_loaded();
