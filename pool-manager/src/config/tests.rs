@@ -1,5 +1,7 @@
 //! Valid and invalid `rack.toml` files, with the errors reported to the operator.
 
+use std::fs;
+
 use super::*;
 use crate::role::Role;
 
