@@ -1,5 +1,5 @@
-//! Configuration of a host from `host.toml`. A [`Config`] has been validated. Files named in it are
-//! not opened here.
+//! Configuration of a host from `host.toml`. A [`Config`] is valid, but the files that it names are
+//! not opened.
 
 mod reader;
 pub mod symbiosis;
@@ -27,7 +27,7 @@ const MANAGER_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 /// Name of the agent's socket in the runtime directory if `agent.socket` is not set.
 const SOCKET_NAME: &str = "host-memory.sock";
 /// Maximum length of the path of a unix socket on Linux, in bytes.
-const SOCKET_BYTES_MAX: usize = 107;
+const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Validated configuration of a host. All paths are absolute.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +42,8 @@ pub struct Config {
     pub token_file: Option<PathBuf>,
     /// Path of the socket at which VMMs attach to memory.
     pub socket: PathBuf,
-    /// Users who may send requests to the socket. The reservation of each VM determines its user.
+    /// Users who may send requests to the socket. The reservation of a VM determines which of them
+    /// may use the VM.
     pub allowed_uids: BTreeSet<UserId>,
     /// Address at which metrics are served, if any.
     pub metrics_listen: Option<SocketAddr>,
@@ -72,21 +73,21 @@ pub struct Tls {
 pub enum Backend {
     /// Slices are files of an emulated EMC.
     Emulated {
-        /// Directory on tmpfs for local memory of VMMs that take only paths.
+        /// Directory on tmpfs for the local memory of VMs whose VMM accepts only paths.
         local_dir: Option<PathBuf>,
     },
     /// Slices are dax devices of CXL memory.
     Dax {
-        /// Directory on tmpfs for local memory of VMMs that take only paths.
+        /// Directory on tmpfs for the local memory of VMs whose VMM accepts only paths.
         local_dir: Option<PathBuf>,
-        /// Limit of all scrubs of the host together, in MiB per second.
+        /// Rate limit for all scrubs of the host together, in MiB per second.
         scrub_mib_per_s: NonZeroU32,
     },
     /// Slices are memory blocks of CXL memory on a NUMA node.
     MemoryBlock {
-        /// Directory on tmpfs for local memory of VMMs that take only paths.
+        /// Directory on tmpfs for the local memory of VMs whose VMM accepts only paths.
         local_dir: Option<PathBuf>,
-        /// Limit of all scrubs of the host together, in MiB per second.
+        /// Rate limit for all scrubs of the host together, in MiB per second.
         scrub_mib_per_s: NonZeroU32,
     },
 }
@@ -102,7 +103,7 @@ impl Backend {
     }
 }
 
-/// Error of a configuration file.
+/// Reason why a configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -208,7 +209,7 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
     let runtime_dir = section.required("runtime_dir", |field| {
         let directory = field.path(base)?;
         if !has_socket {
-            check_socket(&directory.join(SOCKET_NAME))
+            check_socket_path(&directory.join(SOCKET_NAME))
                 .map_err(|rule| format!("{SOCKET_NAME} in it {rule}"))?;
         }
         Ok(directory)
@@ -217,7 +218,7 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
     section.check(has_tls || token_file != Some(None), "token_file", "is missing: required without [tls]");
     let socket = section.optional("socket", |field| {
         let socket = field.path(base)?;
-        check_socket(&socket).map(|()| socket)
+        check_socket_path(&socket).map(|()| socket)
     });
     let allowed_uids = parse_allowed_uids(&mut section);
     let metrics_listen = section.optional("metrics_listen", parse_metrics_listen);
@@ -250,7 +251,7 @@ fn parse_tls(mut section: Section<'_>, base: &Path) -> Option<Tls> {
 fn parse_manager(manager: &str, has_tls: bool) -> Result<String, String> {
     let rule = if let Some(path) = manager.strip_prefix("unix:") {
         if path.starts_with('/') && !has_tls {
-            check_socket(Path::new(path))?;
+            check_socket_path(Path::new(path))?;
             return Ok(manager.to_owned());
         }
         "must be unix: and an absolute path, without [tls]"
@@ -283,12 +284,12 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-fn check_socket(socket: &Path) -> Result<(), String> {
+fn check_socket_path(socket: &Path) -> Result<(), String> {
     let bytes = socket.as_os_str().len();
-    if bytes <= SOCKET_BYTES_MAX {
+    if bytes <= SOCKET_PATH_BYTES_MAX {
         Ok(())
     } else {
-        Err(format!("has a path of {bytes} bytes: must have at most {SOCKET_BYTES_MAX} bytes"))
+        Err(format!("has a path of {bytes} bytes: must have at most {SOCKET_PATH_BYTES_MAX} bytes"))
     }
 }
 
@@ -306,36 +307,36 @@ fn parse_metrics_listen(field: &Field<'_>) -> Result<SocketAddr, String> {
 
 /// Value of `backend.kind`.
 #[derive(Clone, Copy)]
-enum Kind {
+enum BackendKind {
     Emulated,
     Dax,
     MemoryBlock,
 }
 
 fn parse_backend(mut section: Section<'_>, base: &Path) -> Option<Backend> {
-    let kind = section.required("kind", parse_kind);
+    let kind = section.required("kind", parse_backend_kind);
     let local_dir = section.optional("local_dir", |field| field.path(base));
-    let speed = section.optional("scrub_mib_per_s", |field| match kind {
-        Some(Kind::Emulated) => {
+    let scrub_rate = section.optional("scrub_mib_per_s", |field| match kind {
+        Some(BackendKind::Emulated) => {
             Err("must not be set for an emulated EMC, whose slices are created zeroed".to_owned())
         }
         _ => field.integer(1..=u32::MAX),
     });
     section.reject_unknown_keys();
-    let (kind, local_dir, speed) = (kind?, local_dir?, speed?.unwrap_or(SCRUB_MIB_PER_S_DEFAULT));
-    let scrub_mib_per_s = NonZeroU32::new(speed).expect("a valid speed is not zero");
+    let (kind, local_dir, scrub_rate) = (kind?, local_dir?, scrub_rate?.unwrap_or(SCRUB_MIB_PER_S_DEFAULT));
+    let scrub_mib_per_s = NonZeroU32::new(scrub_rate).expect("a valid scrub rate is not zero");
     Some(match kind {
-        Kind::Emulated => Backend::Emulated { local_dir },
-        Kind::Dax => Backend::Dax { local_dir, scrub_mib_per_s },
-        Kind::MemoryBlock => Backend::MemoryBlock { local_dir, scrub_mib_per_s },
+        BackendKind::Emulated => Backend::Emulated { local_dir },
+        BackendKind::Dax => Backend::Dax { local_dir, scrub_mib_per_s },
+        BackendKind::MemoryBlock => Backend::MemoryBlock { local_dir, scrub_mib_per_s },
     })
 }
 
-fn parse_kind(field: &Field<'_>) -> Result<Kind, String> {
+fn parse_backend_kind(field: &Field<'_>) -> Result<BackendKind, String> {
     match field.str()? {
-        "emulated" => Ok(Kind::Emulated),
-        "dax" => Ok(Kind::Dax),
-        "memory_block" => Ok(Kind::MemoryBlock),
+        "emulated" => Ok(BackendKind::Emulated),
+        "dax" => Ok(BackendKind::Dax),
+        "memory_block" => Ok(BackendKind::MemoryBlock),
         _ => Err("must be emulated, dax or memory_block".to_owned()),
     }
 }
@@ -387,12 +388,15 @@ mod tests {
     }
 
     #[test]
-    fn scrub_speed_has_a_default() {
+    fn scrub_rate_has_a_default() {
         let dax = |rest: &str| {
             let text = MINIMAL.replacen("kind = \"emulated\"", &format!("kind = \"dax\"\n{rest}"), 1);
             parse(&text).map(|config| config.backend)
         };
-        let at = |speed| Backend::Dax { local_dir: None, scrub_mib_per_s: NonZeroU32::new(speed).unwrap() };
+        let at = |scrub_rate| Backend::Dax {
+            local_dir: None,
+            scrub_mib_per_s: NonZeroU32::new(scrub_rate).unwrap(),
+        };
         assert_eq!(dax("").unwrap(), at(2048));
         assert_eq!(dax("scrub_mib_per_s = 100").unwrap(), at(100));
         let error = dax("scrub_mib_per_s = 0").unwrap_err();

@@ -17,7 +17,7 @@ use crate::usage_table::TouchedMemory;
 
 mod shares;
 
-pub use self::shares::shares;
+pub use self::shares::to_wire_shares;
 
 /// Invalid value in a message of the manager: its field, the value and the violated rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,7 +27,7 @@ pub struct InvalidMessage {
     problem: String,
 }
 
-fn holding(slice: u32, epoch: u64) -> Holding {
+fn to_holding(slice: u32, epoch: u64) -> Holding {
     Holding { slice: SliceId(slice), epoch: Epoch(epoch) }
 }
 
@@ -35,11 +35,11 @@ fn holding(slice: u32, epoch: u64) -> Holding {
 ///
 /// # Errors
 /// [`InvalidMessage`] if a name, a reservation or a user id is invalid.
-pub fn desired_state(w: wire::DesiredState) -> Result<DesiredState, InvalidMessage> {
-    let vms = w.vms.into_iter().map(desired_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
+pub fn to_desired_state(w: wire::DesiredState) -> Result<DesiredState, InvalidMessage> {
+    let vms = w.vms.into_iter().map(to_desired_vm).collect::<Result<BTreeMap<_, _>, _>>()?;
     let number = |generation, revision| DesiredVersion { generation, revision: Revision(revision) };
     let removals = Removals {
-        vms: w.removed_vms.iter().map(|id| reservation("removed_vms", id)).collect::<Result<_, _>>()?,
+        vms: w.removed_vms.iter().map(|id| parse_reservation("removed_vms", id)).collect::<Result<_, _>>()?,
         slices: w.removed_slices.into_iter().map(SliceId).collect(),
     };
     Ok(DesiredState {
@@ -47,26 +47,30 @@ pub fn desired_state(w: wire::DesiredState) -> Result<DesiredState, InvalidMessa
         base: w.base.map(|base| number(base.generation, base.revision)),
         instance: InstanceId(w.instance),
         vms,
-        release: w.release.into_iter().map(desired_release).collect(),
-        scrub: w.scrub.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new("", s.handle))).collect(),
+        release: w.release.into_iter().map(to_desired_release).collect(),
+        scrub: w
+            .scrub
+            .into_iter()
+            .map(|s| (to_holding(s.slice, s.epoch), Handle::new("", s.handle)))
+            .collect(),
         removals,
         fenced: w.fenced,
     })
 }
 
-fn reservation(field: &'static str, text: &str) -> Result<ReservationId, InvalidMessage> {
+fn parse_reservation(field: &'static str, text: &str) -> Result<ReservationId, InvalidMessage> {
     text.parse().map_err(|problem| InvalidMessage { field, problem })
 }
 
-fn desired_release(r: wire::DesiredRelease) -> (Holding, DesiredRelease) {
-    (holding(r.slice, r.epoch), DesiredRelease { force: r.force, handle: Handle::new("", r.handle) })
+fn to_desired_release(r: wire::DesiredRelease) -> (Holding, DesiredRelease) {
+    (to_holding(r.slice, r.epoch), DesiredRelease { force: r.force, handle: Handle::new("", r.handle) })
 }
 
-fn desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, DesiredVm), InvalidMessage> {
+fn to_desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, DesiredVm), InvalidMessage> {
     let name =
         Name::new(&vm.vm).map_err(|error| InvalidMessage { field: "vms.vm", problem: error.to_string() })?;
-    let reservation = reservation("vms.reservation", &vm.reservation)?;
-    let slices = vm.slices.into_iter().map(|s| (holding(s.slice, s.epoch), Handle::new(s.emc, s.handle)));
+    let reservation = parse_reservation("vms.reservation", &vm.reservation)?;
+    let slices = vm.slices.into_iter().map(|s| (to_holding(s.slice, s.epoch), Handle::new(s.emc, s.handle)));
     let local = Bytes::new(vm.local_bytes);
     let uid = vm.uid.map(UserId::new).transpose();
     let uid = uid.map_err(|error| InvalidMessage { field: "vms.uid", problem: error.to_string() })?;
@@ -77,7 +81,7 @@ fn desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, DesiredVm), Invalid
 ///
 /// # Errors
 /// [`InvalidMessage`] if a name or a weight is invalid.
-pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, InvalidMessage> {
+pub fn to_weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, InvalidMessage> {
     let weight = |w: wire::Weight| {
         let name = Name::new(&w.tenant);
         let name =
@@ -92,17 +96,17 @@ pub fn weights(w: wire::Weights) -> Result<BTreeMap<Name, f64>, InvalidMessage> 
     w.weights.into_iter().map(weight).collect()
 }
 
-fn slice_epoch(h: Holding) -> wire::SliceEpoch {
+fn to_wire_slice_epoch(h: Holding) -> wire::SliceEpoch {
     wire::SliceEpoch { slice: h.slice.0, epoch: h.epoch.0 }
 }
 
-/// Converts a pool device that is attached to this machine.
-pub fn seen_device(d: SeenDevice) -> wire::SeenDevice {
+/// Converts a pool device that is attached to this machine to a message.
+pub fn to_wire_seen_device(d: SeenDevice) -> wire::SeenDevice {
     wire::SeenDevice { serial: d.serial, slices: d.slices, problem: d.problem }
 }
 
 /// Converts a report of the observed state, and adds the touched memory of VMs.
-pub fn observed_state(
+pub fn to_wire_observed_state(
     instance: InstanceId,
     h: ObservedState,
     touched: Vec<(ReservationId, TouchedMemory)>,
@@ -115,7 +119,7 @@ pub fn observed_state(
     let vm = |(reservation, vm): (ReservationId, pool::protocol::ObservedVm)| wire::ObservedVm {
         vm: vm.vm.to_string(),
         pid: vm.pid,
-        slices: vm.slices.into_iter().map(slice_epoch).collect(),
+        slices: vm.slices.into_iter().map(to_wire_slice_epoch).collect(),
         reservation: reservation.to_string(),
         local_bytes: vm.local.get(),
         pinned: vm.pinned,
@@ -128,10 +132,10 @@ pub fn observed_state(
         complete: h.whole,
         sequence: h.sequence,
         after: h.after,
-        online: h.online.into_iter().map(slice_epoch).collect(),
-        released: h.released.into_iter().map(slice_epoch).collect(),
-        scrubbed: h.scrubbed.into_iter().map(scrub_result).collect(),
-        failed: h.failed.into_iter().map(slice_failure).collect(),
+        online: h.online.into_iter().map(to_wire_slice_epoch).collect(),
+        released: h.released.into_iter().map(to_wire_slice_epoch).collect(),
+        scrubbed: h.scrubbed.into_iter().map(to_wire_scrub_result).collect(),
+        failed: h.failed.into_iter().map(to_wire_slice_failure).collect(),
         vms: h.vms.into_iter().map(vm).collect(),
         ended: h.ended.iter().map(ToString::to_string).collect(),
         clean: h.clean,
@@ -139,7 +143,7 @@ pub fn observed_state(
     }
 }
 
-fn scrub_result(s: ScrubReport) -> wire::ScrubResult {
+fn to_wire_scrub_result(s: ScrubReport) -> wire::ScrubResult {
     wire::ScrubResult {
         slice: s.holding.slice.0,
         epoch: s.holding.epoch.0,
@@ -149,7 +153,7 @@ fn scrub_result(s: ScrubReport) -> wire::ScrubResult {
     }
 }
 
-fn slice_failure(f: pool::protocol::SliceFailure) -> wire::SliceFailure {
+fn to_wire_slice_failure(f: pool::protocol::SliceFailure) -> wire::SliceFailure {
     let reason = match f.reason {
         FailureReason::NotZero => wire::SliceFailureReason::NotZero,
         FailureReason::Host => wire::SliceFailureReason::Host,
@@ -175,7 +179,7 @@ mod tests {
             uid,
             ..Default::default()
         };
-        let uid = |number| desired_vm(desired(number)).map(|(_, vm)| vm.uid);
+        let uid = |number| to_desired_vm(desired(number)).map(|(_, vm)| vm.uid);
         assert_eq!((uid(None), uid(Some(2001))), (Ok(None), Ok(UserId::new(2001).ok())));
         let error = uid(Some(u32::MAX)).expect_err("an invalid user id was accepted");
         assert_eq!(error.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
@@ -188,6 +192,6 @@ mod tests {
             uid: UserId::new(2001).ok(),
         };
         let report = ObservedState { vms: [(ReservationId(1), vm)].into(), ..ObservedState::default() };
-        assert_eq!(observed_state(InstanceId(1), report, Vec::new()).vms[0].uid, Some(2001));
+        assert_eq!(to_wire_observed_state(InstanceId(1), report, Vec::new()).vms[0].uid, Some(2001));
     }
 }

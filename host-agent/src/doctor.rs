@@ -49,7 +49,7 @@ impl Finding {
         Self { ok: false, fix: Some(fix.into()), ..Self::passed(check, message) }
     }
 
-    fn of(self, subject: impl Into<String>) -> Self {
+    fn with_subject(self, subject: impl Into<String>) -> Self {
         Self { subject: subject.into(), ..self }
     }
 }
@@ -79,9 +79,9 @@ impl Machine {
     }
 }
 
-/// Backend that provides CXL memory, which determines the checks.
+/// Backend with CXL memory. The backend determines which checks apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MemoryUse {
+enum CxlBackend {
     /// Backend `dax`: slices are device-dax devices.
     Dax,
     /// Backend `memory_block`: slices are memory blocks of a NUMA node.
@@ -95,54 +95,54 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     let config = match Config::load(path) {
         Ok(config) => config,
         Err(error) => {
-            let mut findings = files::invalid_config(path, &error);
-            findings.push(kernel::kvm(machine));
+            let mut findings = files::invalid_config_findings(path, &error);
+            findings.push(kernel::check_kvm(machine));
             return findings;
         }
     };
-    let (used, local_dir) = match &config.backend {
+    let (backend, local_dir) = match &config.backend {
         Backend::Emulated { local_dir } => (None, local_dir),
-        Backend::Dax { local_dir, .. } => (Some(MemoryUse::Dax), local_dir),
-        Backend::MemoryBlock { local_dir, .. } => (Some(MemoryUse::Blocks), local_dir),
+        Backend::Dax { local_dir, .. } => (Some(CxlBackend::Dax), local_dir),
+        Backend::MemoryBlock { local_dir, .. } => (Some(CxlBackend::Blocks), local_dir),
     };
-    let mut findings = vec![files::config(path)];
-    findings.extend(files::secrets(&config));
-    findings.push(files::local_dir(local_dir.as_deref()));
+    let mut findings = vec![files::check_config(path)];
+    findings.extend(files::check_secrets(&config));
+    findings.push(files::check_local_dir(local_dir.as_deref()));
     let agents = Agents::find(machine, &config.runtime_dir);
-    findings.push(agents.single_agent(&config, used.is_some()));
-    findings.push(agents.capabilities(machine, used.is_some()));
-    findings.push(kernel::kvm(machine));
-    findings.push(kernel::huge_pages(machine));
-    findings.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::all(machine, symbiosis)));
-    findings.extend(used.into_iter().flat_map(|used| memory(machine, &config, &agents, used)));
+    findings.push(agents.check_single_agent(&config, backend.is_some()));
+    findings.push(agents.check_capabilities(machine, backend.is_some()));
+    findings.push(kernel::check_kvm(machine));
+    findings.push(kernel::check_huge_pages(machine));
+    findings.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::check_tenants(machine, symbiosis)));
+    findings.extend(backend.into_iter().flat_map(|backend| check_memory(machine, &config, &agents, backend)));
     findings
 }
 
-/// Checks CXL devices, and the kernel settings that they require.
-fn memory(machine: &Machine, config: &Config, agents: &Agents, used: MemoryUse) -> Vec<Finding> {
-    let mut findings = vec![kernel::release(machine)];
-    findings.extend(kernel::modules(machine, used));
+/// Checks the CXL devices, and the kernel settings that the backend requires.
+fn check_memory(machine: &Machine, config: &Config, agents: &Agents, backend: CxlBackend) -> Vec<Finding> {
+    let mut findings = vec![kernel::check_release(machine)];
+    findings.extend(kernel::check_modules(machine, backend));
     findings.push(kernel::check_auto_online(machine));
-    findings.push(encryption::of_memory(machine));
-    let (records, places) = files::records(&config.runtime_dir);
+    findings.push(encryption::check_memory(machine));
+    let (records, recorded_slices) = files::check_records(&config.runtime_dir);
     findings.push(records);
-    let (devices, nodes) = devices::all(machine, used, &places, agents.is_running());
+    let (devices, nodes) = devices::check_devices(machine, backend, &recorded_slices, agents.is_running());
     findings.extend(devices);
-    if used == MemoryUse::Blocks {
-        findings.push(node::block_size(machine));
-        findings.push(node::page_migration(machine));
-        findings.extend(nodes.iter().flat_map(|(node, regions)| node::all(machine, *node, regions)));
+    if backend == CxlBackend::Blocks {
+        findings.push(node::check_block_size(machine));
+        findings.push(node::check_page_migration(machine));
+        findings.extend(nodes.iter().flat_map(|(node, regions)| node::check_node(machine, *node, regions)));
     }
     findings
 }
 
 /// Returns `problems` or, if it is empty, the finding that the check passed.
-fn problems_or(problems: Vec<Finding>, passed: impl FnOnce() -> Finding) -> Vec<Finding> {
+fn problems_or_passed(problems: Vec<Finding>, passed: impl FnOnce() -> Finding) -> Vec<Finding> {
     if problems.is_empty() { vec![passed()] } else { problems }
 }
 
 /// Formats findings as text, one line each, followed by a line with the fix.
-pub fn text(findings: &[Finding]) -> String {
+pub fn format_findings(findings: &[Finding]) -> String {
     let line = |finding: &Finding| {
         let Finding { check, ok, subject, message, fix } = finding;
         let state = if *ok { "ok" } else { "PROBLEM" };

@@ -75,7 +75,7 @@ pub enum DriverError {
     NoDesiredState {
         /// Name of the VM.
         vm: Name,
-        /// Reason why there is no desired state, such as `is not connected to the manager`.
+        /// Reason why the agent has no desired state, such as `is not connected to the manager`.
         reason: &'static str,
     },
     /// The host failed to provide the memory.
@@ -131,7 +131,7 @@ impl Handle {
     }
 
     /// Waits until the driver has ended.
-    pub async fn ended(&self) {
+    pub async fn wait_for_end(&self) {
         self.0.closed().await;
     }
 
@@ -162,7 +162,8 @@ pub struct DriverInputs {
     pub session_events: mpsc::Receiver<SessionEvent>,
 }
 
-/// Operation on the record of a VM that waits for the end of a write. A later operation replaces it.
+/// Operation that waits until the current write of a VM's record ends. A later operation replaces a
+/// waiting one.
 #[derive(Debug)]
 enum RecordOperation {
     /// Write this record.
@@ -179,7 +180,7 @@ pub struct Driver {
     records: Records,
     runtime_dir: RuntimeDir,
     metrics: Arc<Metrics>,
-    began: Instant,
+    started: Instant,
     session_events: mpsc::Receiver<SessionEvent>,
     requests: mpsc::Receiver<Request>,
     outbox: Arc<Outbox>,
@@ -191,14 +192,15 @@ pub struct Driver {
     /// Tasks that write a record or watch a process, at most two per VM. Each ends with an event.
     tasks: JoinSet<Event>,
     /// Number of the last ticket.
-    tickets: u64,
+    last_ticket: u64,
     /// Attach requests that wait for a decision of the state machine.
     waiting: BTreeMap<Ticket, (MemoryForm, oneshot::Sender<Result<VmMemory, DriverError>>)>,
     /// Processes of VMs that are watched until their end.
     watched_processes: BTreeMap<ReservationId, Process>,
-    /// Records that are being written, each with the operation that follows the write.
+    /// Records that are being written, each with the operation that waits for the end of the write,
+    /// if any.
     record_writes: BTreeMap<ReservationId, Option<RecordOperation>>,
-    /// Whether a desired state was applied since the agent started. Before, the agent cannot
+    /// Whether a desired state was applied since the agent started. Until then, the agent cannot
     /// determine which VMs are on this host.
     has_desired_state: bool,
     usage: Arc<UsageTable>,
@@ -228,7 +230,7 @@ impl Driver {
             records: inputs.records,
             runtime_dir: inputs.runtime_dir,
             metrics: inputs.metrics,
-            began: Instant::now(),
+            started: Instant::now(),
             session_events: inputs.session_events,
             requests,
             outbox,
@@ -237,7 +239,7 @@ impl Driver {
             workers,
             call_results,
             tasks: JoinSet::new(),
-            tickets: 0,
+            last_ticket: 0,
             waiting: BTreeMap::new(),
             watched_processes: BTreeMap::new(),
             record_writes: BTreeMap::new(),
@@ -250,9 +252,9 @@ impl Driver {
     /// Runs the driver until all handles or the session's sender are dropped. At the end no memory
     /// is released, and guests keep running.
     pub async fn run(mut self) {
-        self.perform_all();
+        self.perform_effects();
         loop {
-            let tick = self.agent.next_wakeup().map(|at| self.began + at.as_duration());
+            let tick = self.agent.next_wakeup().map(|at| self.started + at.as_duration());
             tokio::select! {
                 event = self.session_events.recv() => match event {
                     Some(event) => self.handle_session_event(event),
@@ -267,7 +269,7 @@ impl Driver {
                 () = sleep_until(tick) => self.handle(Event::Tick),
             }
             self.drain_ready_events();
-            self.perform_all();
+            self.perform_effects();
         }
     }
 
@@ -286,7 +288,7 @@ impl Driver {
     }
 
     fn handle(&mut self, event: Event) {
-        let now = Ns::from(self.began.elapsed());
+        let now = Ns::from(self.started.elapsed());
         self.agent.handle(now, event);
     }
 
@@ -341,8 +343,8 @@ impl Driver {
     fn handle_request(&mut self, request: Request) {
         match request {
             Request::Attach { vm, caller, form, reply } => {
-                self.tickets += 1;
-                let ticket = Ticket(self.tickets);
+                self.last_ticket += 1;
+                let ticket = Ticket(self.last_ticket);
                 self.waiting.insert(ticket, (form, reply));
                 self.handle(Event::Attach { ticket, vm, caller });
             }
@@ -360,7 +362,7 @@ impl Driver {
         }
     }
 
-    fn perform_all(&mut self) {
+    fn perform_effects(&mut self) {
         while let Some(effect) = self.agent.poll_effect() {
             self.perform(effect);
         }
@@ -450,4 +452,4 @@ async fn sleep_until(at: Option<Instant>) {
 }
 
 /// Delay before a failed attempt to watch a process is repeated.
-pub(crate) const PROCESS_WATCH_RETRY: Duration = units::limits::HOST_CALL_RETRY_DELAY.as_duration();
+pub(crate) const PROCESS_WATCH_RETRY_DELAY: Duration = units::limits::HOST_CALL_RETRY_DELAY.as_duration();

@@ -52,8 +52,8 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// Closes a slice. With `verify`, checks first that no process has the slice open or mapped.
     ///
     /// # Errors
-    /// [`HostError::InUse`] if a process has the slice; another variant if the operating system
-    /// rejects an operation.
+    /// [`HostError::InUse`] if a process has the slice open or mapped; another variant if the
+    /// operating system rejects an operation.
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError>;
 
     /// Returns the pool devices that are attached to this machine, to be reported to the manager.
@@ -95,7 +95,7 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// Measures how much memory of a running VM is backed by pages.
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage;
 
-    /// Returns the counters for metrics, which start at 0 when the agent starts.
+    /// Returns the counters for metrics. They are 0 when the agent starts.
     fn counters(&self) -> Counters;
 
     /// Releases the local memory of a VM, if any.
@@ -113,8 +113,8 @@ pub struct Usage {
     pub local: Option<Bytes>,
     /// Used part of the pool memory.
     pub pool: Option<Bytes>,
-    /// Used pool memory of which the pages are on nodes without pool memory, because the pool's
-    /// nodes were full. `None` also for backends that cannot overflow.
+    /// Used pool memory whose pages are on nodes without pool memory, because the nodes with pool
+    /// memory were full. `None` if not measured, and for backends that cannot overflow.
     pub overflow: Option<Bytes>,
 }
 
@@ -127,7 +127,7 @@ pub struct Counters {
     pub pages_migrated: u64,
     /// Pages of VMs that could not be migrated back.
     pub page_migration_failures: u64,
-    /// Number of slices with a change in progress, including changes stuck in the kernel.
+    /// Number of slices that are being changed, including slices stuck in the kernel.
     pub slices_changing: u64,
 }
 
@@ -170,7 +170,7 @@ pub enum RegionBacking {
 }
 
 /// Returns the owner of a VM's files: the user named by its reservation, or the agent's user.
-fn user_of(record: &VmRecord) -> UserId {
+fn owner_of_files(record: &VmRecord) -> UserId {
     record.uid.unwrap_or_else(current_user)
 }
 
@@ -201,7 +201,7 @@ pub enum HostError {
     NotZero {
         /// File of the slice.
         path: PathBuf,
-        /// Offset of the first non-zero byte, rounded down to the size of one read.
+        /// Offset of the first non-zero byte, rounded down to a multiple of the read size.
         at: u64,
     },
     /// Processes still have the slice open or mapped.
@@ -240,7 +240,7 @@ pub enum HostError {
         /// Free memory of the node outside the slice.
         available: Bytes,
     },
-    /// The backend `memory_block` cannot pass memory by path to a VMM that runs as another user
+    /// The backend `memory_block` cannot pass memory by path to a VMM that runs as a different user
     /// than the agent: other users cannot open the path of a memfd.
     #[error(
         "a VMM of user {uid} cannot open memory blocks by path: pass descriptors, or run the VMM as the agent's user"
@@ -269,7 +269,7 @@ impl HostError {
     }
 
     /// Converts the error to the failure reported to the manager.
-    pub fn failure(&self) -> HostFailure {
+    pub fn to_failure(&self) -> HostFailure {
         let reason = match self {
             Self::NotZero { .. } => FailureReason::NotZero,
             Self::Io { .. }

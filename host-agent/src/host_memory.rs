@@ -95,7 +95,7 @@ impl ConnectionPermits {
         self.per_allowed_user.contains_key(&uid)
     }
 
-    fn take(&self, uid: UserId) -> io::Result<OwnedSemaphorePermit> {
+    fn acquire(&self, uid: UserId) -> io::Result<OwnedSemaphorePermit> {
         let semaphore = self.per_allowed_user.get(&uid).unwrap_or(&self.others);
         let permit = Arc::clone(semaphore).try_acquire_owned();
         permit.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
@@ -124,7 +124,7 @@ impl HostMemory {
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.async_io(tokio::io::Interest::READABLE, accept) => accepted,
-                () = driver.ended() => return,
+                () = driver.wait_for_end() => return,
             };
             match accepted.and_then(|socket| Connection::new(socket, driver.clone(), &self.permits)) {
                 Ok(connection) => drop(tokio::spawn(connection.serve())),
@@ -134,7 +134,7 @@ impl HostMemory {
                         warned = Some(now);
                         tracing::warn!(%error, "dropped connection to the host memory socket");
                     }
-                    tokio::task::yield_now().await; // without free descriptors: other tasks may close some
+                    tokio::task::yield_now().await; // if no descriptor is free, other tasks may close some
                 }
             }
         }
@@ -171,7 +171,7 @@ struct Connection {
     driver: driver::Handle,
     uid: UserId,
     process: Result<Process, process::ProcessError>,
-    allowed: bool,
+    is_allowed: bool,
     /// VM to which this connection has attached. Afterwards requests about other VMs are rejected.
     vm: OnceLock<Name>,
     _permit: OwnedSemaphorePermit,
@@ -183,16 +183,16 @@ impl Connection {
     fn new(socket: OwnedFd, driver: driver::Handle, permits: &ConnectionPermits) -> io::Result<Self> {
         let peer = sockopt::socket_peercred(&socket)?;
         let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
-        let permit = permits.take(uid)?;
+        let permit = permits.acquire(uid)?;
         let process = process::identify(peer.pid.as_raw_nonzero().get().unsigned_abs());
         let socket = readiness::watch(socket)?;
-        let allowed = permits.is_allowed(uid);
-        Ok(Self { socket, driver, uid, process, allowed, vm: OnceLock::new(), _permit: permit })
+        let is_allowed = permits.is_allowed(uid);
+        Ok(Self { socket, driver, uid, process, is_allowed, vm: OnceLock::new(), _permit: permit })
     }
 
     async fn serve(self) {
         if let Err(error) = self.serve_requests().await {
-            tracing::debug!(uid = %self.uid, %error, "lost connection of a caller");
+            tracing::debug!(uid = %self.uid, %error, "lost connection to a caller");
         }
     }
 
@@ -218,7 +218,7 @@ impl Connection {
 
     /// Returns the time limit for the next request; `None` if the connection has attached to a VM.
     fn idle_max(&self) -> Option<Ns> {
-        match (self.allowed, self.vm.get()) {
+        match (self.is_allowed, self.vm.get()) {
             (false, _) => Some(HOST_MEMORY_UNAUTHORIZED_IDLE_MAX),
             (true, None) => Some(HOST_MEMORY_IDLE_MAX),
             (true, Some(_)) => None,
@@ -240,7 +240,7 @@ impl Connection {
     }
 
     async fn handle_request(&self, bytes: &[u8]) -> ReplyMessages {
-        if !self.allowed {
+        if !self.is_allowed {
             let reason = format!("uid {} is not in agent.allowed_uids of host.toml", self.uid);
             return rejection("PEER_NOT_ALLOWED", reason);
         }
@@ -276,13 +276,13 @@ impl Connection {
         if memory.is_ok() {
             self.vm.get_or_init(|| vm);
         }
-        reply::memory(memory)
+        reply::memory_messages(memory)
     }
 
     async fn inspect(&self, process: Process, inspect: wire::Inspect) -> ReplyMessages {
         match self.check_own_vm("inspect.vm", &inspect.vm) {
             Err(rejection) => rejection,
-            Ok(vm) => reply::memory(self.driver.inspect_memory(vm, self.caller(process)).await),
+            Ok(vm) => reply::memory_messages(self.driver.inspect_memory(vm, self.caller(process)).await),
         }
     }
 

@@ -94,7 +94,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
 fn examine(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
     let findings = doctor::examine(&doctor::Machine::this(), config);
     let text = match output {
-        Format::Text => doctor::text(&findings),
+        Format::Text => doctor::format_findings(&findings),
         Format::Json => serde_json::to_string_pretty(&findings)? + "\n",
     };
     io::stdout().write_all(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! Metrics of one agent for Prometheus. Every series has the name of the host as label. Counters
+//! Metrics of one agent for Prometheus. Every series has the name of the host as a label. Counters
 //! are updated when events happen; gauges are updated at each request for metrics.
 
 use std::{

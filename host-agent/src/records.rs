@@ -156,7 +156,7 @@ impl Records {
     /// # Errors
     /// The record cannot be written durably. The file may exist, but can be lost in a crash.
     pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
-        let bytes = serde_json::to_vec_pretty(&self.stored(record))
+        let bytes = serde_json::to_vec_pretty(&self.to_stored(record))
             .expect("a record of numbers and strings can be serialized");
         Ok(write_durably(&self.path(record.reservation), &bytes)?)
     }
@@ -178,7 +178,7 @@ impl Records {
         self.directory.join(format!("{reservation}.json"))
     }
 
-    fn stored(&self, record: &VmRecord) -> StoredRecord {
+    fn to_stored(&self, record: &VmRecord) -> StoredRecord {
         let slice = |(holding, handle): (&Holding, &Handle)| StoredSlice {
             slice: holding.slice.0,
             epoch: holding.epoch.0,

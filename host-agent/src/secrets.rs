@@ -12,13 +12,13 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::config::{Config, Tls};
 
-/// Key of the token in host.toml.
+/// Name of the configuration key for the token file.
 pub(crate) const TOKEN_FIELD: &str = "agent.token_file";
-/// Key of the private key in host.toml.
+/// Name of the configuration key for the file of the private key.
 pub(crate) const KEY_FIELD: &str = "tls.key";
-/// Key of the certificate authority in host.toml.
+/// Name of the configuration key for the certificate of the authority.
 pub(crate) const CA_FIELD: &str = "tls.ca";
-/// Key of the host's certificate in host.toml.
+/// Name of the configuration key for the host's certificate.
 pub(crate) const CERTIFICATE_FIELD: &str = "tls.certificate";
 /// Mode bits of all permissions, in the mode of a file.
 const MODE_MASK: u32 = 0o7777;
@@ -49,7 +49,7 @@ pub enum SecretsError {
     },
     /// Other users can access the token.
     #[error("{TOKEN_FIELD}: {} has mode {mode:04o}: only its owner may access it; run `chmod 600 {}`", path.display(), path.display())]
-    TokenOpen {
+    TokenAccessible {
         /// File of the token.
         path: PathBuf,
         /// Mode of the file.
@@ -90,7 +90,7 @@ pub enum TlsFileError {
     },
     /// All users can access the private key.
     #[error("{KEY_FIELD}: {} has mode {mode:04o}: other users must not access it; run `chmod o= {}`", path.display(), path.display())]
-    OpenKey {
+    KeyAccessible {
         /// File of the key.
         path: PathBuf,
         /// Mode of the file.
@@ -105,7 +105,7 @@ pub enum TlsFileError {
 pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
     let (key, mode) = read_tls_file(KEY_FIELD, &tls.key)?;
     if mode & WORLD_MODE != 0 {
-        return Err(TlsFileError::OpenKey { path: tls.key.clone(), mode });
+        return Err(TlsFileError::KeyAccessible { path: tls.key.clone(), mode });
     }
     let (ca, _) = read_tls_file(CA_FIELD, &tls.ca)?;
     let (certificate, _) = read_tls_file(CERTIFICATE_FIELD, &tls.certificate)?;
@@ -147,7 +147,7 @@ fn read_token(path: &Path) -> Result<String, SecretsError> {
     }
     let mode = metadata.mode() & MODE_MASK;
     if mode & OTHERS_MODE != 0 {
-        return Err(SecretsError::TokenOpen { path: path.to_owned(), mode });
+        return Err(SecretsError::TokenAccessible { path: path.to_owned(), mode });
     }
     let token = fs::read_to_string(path).map_err(failed)?.trim().to_owned();
     let well_formed =

@@ -35,7 +35,7 @@ use crate::{
         emulated::Emulated,
         memory_block::MemoryBlock,
         process::{self, ProcessError},
-        ranges::Ranges,
+        ranges::CxlSlices,
         sysfs::Sysfs,
     },
     host_memory::{HostMemory, ListenError},
@@ -59,7 +59,7 @@ const SESSION_EVENTS_QUEUED_MAX: usize = 4;
 const SYS: &str = "/sys";
 /// File with the list of active swap devices.
 const SWAPS: &str = "/proc/swaps";
-/// Directory with a lock file for each host name of this machine, for agents that run as root.
+/// Directory of the lock files of agents that run as root, one file for each host name.
 const HOST_LOCKS: &str = "/run/tarn-agent/hosts";
 /// Bytes per MiB.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("1 MiB is not zero");
@@ -115,7 +115,7 @@ pub enum ServeError {
     ForeignLocks {
         /// Directory of the lock files.
         directory: PathBuf,
-        /// Its owner.
+        /// Owner of the directory.
         owner: u32,
     },
     /// The task of the driver ended.
@@ -149,7 +149,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let _host_lock = lock_host(&config)?;
     let signals = (listen_for(SignalKind::terminate())?, listen_for(SignalKind::interrupt())?);
     raise_descriptor_limit();
-    let PreparedAgent { inputs, session_events, boot_id, instance } = prepare(&config)?;
+    let PreparedAgent { inputs, session_events, boot_id, instance } = prepare_agent(&config)?;
     let (metrics, devices) = (Arc::clone(&inputs.metrics), inputs.host.devices());
     let host_calls = Arc::clone(&inputs.host);
     let (driver, handle, reports) =
@@ -159,7 +159,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
-        export(address, metrics, handle.clone(), Arc::clone(&host_calls), usage).await?;
+        serve_metrics(address, metrics, handle.clone(), Arc::clone(&host_calls), usage).await?;
     }
     let (manager, host, socket, tls) = (config.manager, config.host, config.socket, config.tls);
     tracing::info!(%host, manager, socket = %socket.display(), "host-agent ready");
@@ -200,7 +200,7 @@ struct PreparedAgent {
     instance: InstanceId,
 }
 
-fn prepare(config: &Config) -> Result<PreparedAgent, ServeError> {
+fn prepare_agent(config: &Config) -> Result<PreparedAgent, ServeError> {
     let runtime_dir = RuntimeDir::lock(&config.runtime_dir)?;
     let boot_id = process::boot_id()?;
     let records = Records::open(runtime_dir.path(), &boot_id)?;
@@ -237,11 +237,11 @@ fn create_host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
         }
         Backend::Dax { local_dir, scrub_mib_per_s } => {
             make_local_dir(local_dir.as_deref())?;
-            Ok(Arc::new(Dax::new(discover_ranges(*scrub_mib_per_s)?, local_dir.clone())))
+            Ok(Arc::new(Dax::new(discover_cxl_slices(*scrub_mib_per_s)?, local_dir.clone())))
         }
         Backend::MemoryBlock { local_dir, scrub_mib_per_s } => {
             make_local_dir(local_dir.as_deref())?;
-            let ranges = discover_ranges(*scrub_mib_per_s)?;
+            let ranges = discover_cxl_slices(*scrub_mib_per_s)?;
             Ok(Arc::new(MemoryBlock::new(Sysfs::at(SYS), ranges, local_dir.clone())))
         }
     }
@@ -253,8 +253,8 @@ fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
     made.map_err(io_error("create", directory.display()))
 }
 
-/// Finds the CXL memory of this machine, and logs each device. Unusable devices are not used.
-fn discover_ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
+/// Finds the CXL memory of this machine, and logs each device. Skips unusable devices.
+fn discover_cxl_slices(scrub_mib_per_s: NonZeroU32) -> Result<CxlSlices, ServeError> {
     let cxl = CxlMemory::discover(&Sysfs::at(SYS))?;
     for Device { name, serial, slices, .. } in &cxl.devices {
         match slices {
@@ -273,11 +273,12 @@ fn discover_ranges(scrub_mib_per_s: NonZeroU32) -> Result<Ranges, ServeError> {
             }
         }
     }
-    Ok(Ranges::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
+    Ok(CxlSlices::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-/// Prevents two agents of the same host on this machine until the result is dropped, even if they
-/// have different runtime directories or copies of the host's token or key.
+/// Locks the host name, so that no second agent of the same host runs on this machine until the
+/// result is dropped. Also excludes agents with other runtime directories or with copies of the
+/// host's token or key.
 fn lock_host(config: &Config) -> Result<File, ServeError> {
     let uid = geteuid().as_raw();
     let directory = if geteuid().is_root() {
@@ -345,7 +346,7 @@ async fn watchdog(driver: Handle) {
 }
 
 /// Serves metrics over HTTP at `address`.
-async fn export(
+async fn serve_metrics(
     address: SocketAddr,
     metrics: Arc<Metrics>,
     driver: Handle,

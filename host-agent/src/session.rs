@@ -134,8 +134,8 @@ async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
     endpoint.connect().await.map_err(failed)
 }
 
-/// Runs one session, and returns the reason of its end. `lease` is set when the manager accepts the
-/// session.
+/// Runs one session, and returns the reason for its end. `lease` is set when the manager accepts
+/// the session.
 async fn run_session(
     identity: &AgentIdentity,
     known_rack: String,
@@ -171,22 +171,26 @@ async fn run_session(
                 match message?.ok_or(SessionError::Closed)?.message {
                     Some(to_agent::Message::Desired(state)) => {
                         let rack = state.rack_uuid.clone();
-                        let event = SessionEvent::DesiredState(rack, convert::desired_state(state)?);
+                        let event = SessionEvent::DesiredState(rack, convert::to_desired_state(state)?);
                         events.send(event).await.map_err(|_| SessionError::Stopping)?;
                     }
                     Some(to_agent::Message::ReportRequest(_)) => {
                         events.send(SessionEvent::ReportRequested).await.map_err(|_| SessionError::Stopping)?;
                     }
-                    Some(to_agent::Message::Weights(weights)) => shares.set_weights(convert::weights(weights)?),
+                    Some(to_agent::Message::Weights(weights)) => {
+                        shares.set_weights(convert::to_weights(weights)?);
+                    }
                     Some(to_agent::Message::Welcome(_)) | None => return Err(SessionError::Closed),
                 }
             }
             shares_report = shares.next_report() => {
-                let shares = from_agent::Message::Shares(convert::shares(shares_report));
+                let shares = from_agent::Message::Shares(convert::to_wire_shares(shares_report));
                 sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| SessionError::Closed)?;
             }
             report = reports.outbox.next() => {
-                let report = from_agent::Message::Observed(convert::observed_state(identity.instance, report, reports.usage.take_unreported()));
+                let touched = reports.usage.take_unreported();
+                let report = convert::to_wire_observed_state(identity.instance, report, touched);
+                let report = from_agent::Message::Observed(report);
                 sender.send(wire::FromAgent { message: Some(report) }).await.map_err(|_| SessionError::Closed)?;
             }
             () = reports.disconnect.notified() => return Err(SessionError::OtherRack),
@@ -203,7 +207,7 @@ fn hello_message(identity: &AgentIdentity, rack_uuid: String) -> wire::FromAgent
         instance: identity.instance.0,
         host_memory_socket: identity.socket.display().to_string(),
         version: env!("CARGO_PKG_VERSION").into(),
-        devices: identity.devices.iter().cloned().map(convert::seen_device).collect(),
+        devices: identity.devices.iter().cloned().map(convert::to_wire_seen_device).collect(),
     };
     wire::FromAgent { message: Some(from_agent::Message::Hello(hello)) }
 }

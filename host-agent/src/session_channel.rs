@@ -16,7 +16,7 @@ pub enum SessionEvent {
     Connected {
         /// UUID of the manager's rack.
         rack: String,
-        /// Duration of the host's lease without a message of the agent.
+        /// Time after which the host's lease expires if the agent sends no message.
         lease_ttl: Ns,
     },
     /// The manager sent a desired state: the UUID of its rack, and the state.

@@ -37,7 +37,7 @@ pub struct Report {
 pub struct ShareCertificate {
     /// Certificate of the market.
     pub certificate: Certificate,
-    /// Taken fraction of the step from the previous shares to the optimal shares, 0 to 1.
+    /// Fraction of the step from the previous to the optimal shares that was taken, 0 to 1.
     pub step_fraction: f64,
     /// Tenant with the smallest estimated throughput relative to an equal split.
     pub worst_off: Name,
@@ -61,7 +61,7 @@ pub struct TenantReport {
     pub name: Name,
     /// Weight of the tenant in the market.
     pub weight: f64,
-    /// Way in which the share is enforced.
+    /// Method of enforcing the share.
     pub enforce: Enforce,
     /// Share of the tenant in an equal split.
     pub fair: Share,
@@ -182,7 +182,7 @@ impl SharesState {
         self.inner().weights = Some(weights);
     }
 
-    /// Returns the weights sent by the manager; `None` before the first.
+    /// Returns the weights sent by the manager; `None` if it has not sent any.
     pub(crate) fn weights(&self) -> Option<BTreeMap<Name, f64>> {
         self.inner().weights.clone()
     }

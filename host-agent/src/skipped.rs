@@ -1,5 +1,5 @@
-//! Reporting of test parts that cannot run on this machine. The integration tests include this
-//! file, too.
+//! Reporting of test parts that cannot run on this machine. The integration tests also include this
+//! file.
 
 use std::{fs::File, io::Write as _};
 

@@ -99,7 +99,7 @@ struct Candidate {
     vm: Option<(bool, Bytes)>,
     counters: Counters,
     /// Current bandwidth limit, in MB/s, if any.
-    limit: Option<f64>,
+    limit_mb_s: Option<f64>,
 }
 
 /// Tenant that takes part in the decision on shares.
@@ -167,15 +167,15 @@ impl Symbiosis {
     pub fn end_epoch(&mut self, now: Duration) -> Report {
         self.number += 1;
         // Read the counters first, because reading the access monitor takes long.
-        let candidates = self.candidates();
-        let profiles = self.profiles(candidates.as_deref().unwrap_or_default());
+        let candidates = self.find_candidates();
+        let profiles = self.end_access_epoch(candidates.as_deref().unwrap_or_default());
         let mut tenants = Vec::new();
         let ended = candidates.and_then(|candidates| self.decide(now, candidates, profiles, &mut tenants));
         let report = match ended {
-            Ok((state, certificate)) => self.report(state, String::new(), tenants, certificate),
+            Ok((state, certificate)) => self.new_report(state, String::new(), tenants, certificate),
             Err(MissingInput(reason)) => {
                 tracing::warn!(reason, "cannot decide shares, so they are unchanged");
-                self.report(State::Blocked, reason, self.previous_shares(), None)
+                self.new_report(State::Blocked, reason, self.unchanged_tenant_reports(), None)
             }
         };
         self.state.store_report(report.clone());
@@ -188,7 +188,7 @@ impl Symbiosis {
     }
 
     /// Returns the access profiles of tenants since the start of the epoch.
-    fn profiles(&mut self, candidates: &[Candidate]) -> BTreeMap<Name, AccessProfile> {
+    fn end_access_epoch(&mut self, candidates: &[Candidate]) -> BTreeMap<Name, AccessProfile> {
         let memory = |tenant: &Candidate| (tenant.name.clone(), tenant.counters.memory_with_swap());
         let without_vms = candidates.iter().filter(|tenant| tenant.vm.is_none());
         let tenants: Vec<(Name, Bytes)> = without_vms.map(memory).collect();
@@ -205,18 +205,18 @@ impl Symbiosis {
         self.meters.retain(|name, _| candidates.iter().any(|candidate| candidate.name == *name));
         let (miss_latency_s, link) = (self.remote.read_latency_s(), self.config.supply.bandwidth_mb_s as f64);
         let (mut participants, mut missing) = (Vec::new(), None);
-        for Candidate { name, vm, counters, limit } in candidates {
+        for Candidate { name, vm, counters, limit_mb_s } in candidates {
             let meter = self.meters.entry(name.clone()).or_default();
             let period = meter::Period {
                 now,
                 miss_latency_s,
-                limit: limit.map_or(link, |limit| limit.min(link)),
-                link,
+                limit_mb_s: limit_mb_s.map_or(link, |limit| limit.min(link)),
+                link_mb_s: link,
             };
             match meter.measure(counters, profiles.remove(&name), &period) {
-                Ok(Some(measured)) => participants.push(self.participant(name, vm, counters, measured)),
+                Ok(Some(measured)) => participants.push(self.to_participant(name, vm, counters, measured)),
                 Ok(None) => {
-                    let enforce = self.enforcement(&name, vm.is_some());
+                    let enforce = self.enforcement_of(&name, vm.is_some());
                     let problem = "the tenant is new: its first epoch is only measured";
                     reports.push(TenantReport::new(&name, enforce, problem));
                 }
@@ -249,7 +249,7 @@ impl Symbiosis {
 
     /// Returns the cgroups that may be tenants. Cgroups of pinned VMs are excluded, because their
     /// pages cannot be moved.
-    fn candidates(&self) -> Result<Vec<Candidate>, MissingInput> {
+    fn find_candidates(&self) -> Result<Vec<Candidate>, MissingInput> {
         let missing = |error: &dyn std::error::Error| MissingInput(units::chain(error));
         self.check_swap()?;
         let names = self.cgroups.names().map_err(|error| missing(&error))?;
@@ -259,14 +259,14 @@ impl Symbiosis {
                 names.len()
             )));
         }
-        let vms = self.vms().map_err(|error| missing(&error))?;
+        let vms = self.running_vms().map_err(|error| missing(&error))?;
         let mut candidates = Vec::new();
         for name in &names {
             let Ok(tenant) = Name::new(name) else {
                 tracing::warn!(cgroup = name, "ignoring cgroup with an invalid tenant name");
                 continue;
             };
-            match self.candidate(tenant, &vms) {
+            match self.to_candidate(tenant, &vms) {
                 Err(_) if !self.cgroups.exists(name) => {}
                 Err(error) => return Err(missing(&error)),
                 Ok(candidate) => candidates.extend(candidate),
@@ -275,21 +275,21 @@ impl Symbiosis {
         Ok(candidates)
     }
 
-    /// Returns a cgroup as candidate; `None` if a pinned VM runs in it.
-    fn candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
+    /// Returns a cgroup as a candidate; `None` if a pinned VM runs in it.
+    fn to_candidate(&self, name: Name, vms: &[VmRecord]) -> Result<Option<Candidate>, SysfsError> {
         let counters = self.cgroups.counters(name.as_str(), self.remote.number())?;
         // An error is ignored here, because setting the limits then fails and is reported.
         let limits = self.cgroups.limits(name.as_str(), self.remote.number()).unwrap_or_default();
-        let limit = limits.read.into_iter().chain(limits.written).min().map(|bytes| bytes as f64 / 1e6);
+        let limit_mb_s = limits.read.into_iter().chain(limits.written).min().map(|bytes| bytes as f64 / 1e6);
         let processes = self.cgroups.processes(name.as_str())?;
         let vm = vms.iter().find(|vm| processes.contains(&vm.process.pid));
         let vm = vm.map(|vm| (vm.pinned, vm.local));
         let is_pinned = matches!(vm, Some((true, _)));
-        Ok((!is_pinned).then_some(Candidate { name, vm, counters, limit }))
+        Ok((!is_pinned).then_some(Candidate { name, vm, counters, limit_mb_s }))
     }
 
     /// Returns the recorded VMs, except VMs whose process has certainly ended.
-    fn vms(&self) -> Result<Vec<VmRecord>, RecordsError> {
+    fn running_vms(&self) -> Result<Vec<VmRecord>, RecordsError> {
         let may_run = |record: &VmRecord| !matches!(process::ProcessHandle::open(&record.process), Ok(None));
         Ok(records::recorded_vms(&self.runtime_dir)?.into_iter().filter(may_run).collect())
     }
@@ -306,7 +306,7 @@ impl Symbiosis {
         Err(MissingInput(format!("symbiosis.remote: {} is not in use as swap", self.remote.path().display())))
     }
 
-    fn participant(
+    fn to_participant(
         &self,
         name: Name,
         vm: Option<(bool, Bytes)>,
@@ -318,14 +318,14 @@ impl Symbiosis {
         // The share of a VM never becomes smaller than the local memory of its reservation.
         let of_vm = vm.map_or(0, |(_, local)| local.get().div_ceil(Bytes::mib(1).get()));
         let memory_mib = settings.map_or(0, |settings| settings.least_mib).max(of_vm);
-        let enforce = self.enforcement(&name, vm.is_some());
+        let enforce = self.enforcement_of(&name, vm.is_some());
         let least = Share { memory_mib, bandwidth_mb_s: 0 };
         Participant { name, weight, enforce, least, measured, memory_max: counters.memory_max }
     }
 
     /// Returns how a tenant's share is enforced. The setting does not apply to VMs, because their
     /// memory is never swapped out.
-    fn enforcement(&self, name: &Name, is_vm: bool) -> Enforce {
+    fn enforcement_of(&self, name: &Name, is_vm: bool) -> Enforce {
         let configured = self.config.tenants.get(name).map_or(self.config.enforce, |tenant| tenant.enforce);
         if is_vm { Enforce::Tiered } else { configured }
     }
@@ -346,8 +346,10 @@ impl Symbiosis {
         reports: &mut Vec<TenantReport>,
     ) -> Result<(Decision, Option<AppliedShares>), MissingInput> {
         let supply = self.config.supply;
-        let members =
-            participants.iter().map(|tenant| self.member(tenant, supply)).collect::<Result<Vec<_>, _>>()?;
+        let members = participants
+            .iter()
+            .map(|tenant| self.to_market_member(tenant, supply))
+            .collect::<Result<Vec<_>, _>>()?;
         let previous = self.epochs.applied().cloned();
         let decision =
             self.epochs.decide(supply, &members).map_err(|error| market_error(&error, participants))?;
@@ -367,8 +369,12 @@ impl Symbiosis {
         Ok((decision, previous))
     }
 
-    fn member(&self, tenant: &Participant, supply: Supply) -> Result<Member<TenantUtility>, MissingInput> {
-        let memory_max = tenant.memory_max.map_or(f64::INFINITY, meter::mib);
+    fn to_market_member(
+        &self,
+        tenant: &Participant,
+        supply: Supply,
+    ) -> Result<Member<TenantUtility>, MissingInput> {
+        let memory_max = tenant.memory_max.map_or(f64::INFINITY, meter::to_mib);
         let utility = self.meters[&tenant.name].learner().utility(supply, memory_max);
         let utility = utility.map_err(|error| MissingInput(format!("{}: {error}", tenant.name)))?;
         Ok(Member { name: tenant.name.as_str().into(), weight: tenant.weight, min: tenant.least, utility })
@@ -411,7 +417,7 @@ impl Symbiosis {
 
     /// Returns the reports of tenants with unchanged shares: those of the last report or, if this
     /// agent has not decided shares yet, reports with the stored shares.
-    fn previous_shares(&self) -> Vec<TenantReport> {
+    fn unchanged_tenant_reports(&self) -> Vec<TenantReport> {
         let last = self.state.last_report().map_or_else(Vec::new, |last| last.tenants);
         let last: Vec<_> = last.into_iter().filter(|tenant| tenant.measured.is_some()).collect();
         if !last.is_empty() {
@@ -421,12 +427,12 @@ impl Symbiosis {
         let stored = applied.tenants.iter().filter_map(|(name, share)| Some((Name::new(name).ok()?, share)));
         let report = |(name, stored): (Name, &WeightedShare)| {
             let (weight, share) = (stored.weight, stored.share);
-            TenantReport { weight, share, ..TenantReport::new(&name, self.enforcement(&name, false), "") }
+            TenantReport { weight, share, ..TenantReport::new(&name, self.enforcement_of(&name, false), "") }
         };
         stored.map(report).collect()
     }
 
-    fn report(
+    fn new_report(
         &self,
         state: State,
         reason: String,

@@ -5,7 +5,7 @@ use units::UserId;
 /// Returns the effective user of this process.
 ///
 /// # Panics
-/// The kernel returns an invalid user id, which never happens.
+/// Panics if the kernel returns an invalid user id, which never happens.
 pub fn current_user() -> UserId {
     UserId::new(rustix::process::geteuid().as_raw()).expect("the kernel returns a valid user id")
 }

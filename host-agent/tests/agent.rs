@@ -12,7 +12,7 @@ use std::{
 
 use host_memory::{Client, ClientError, Region, RegionBacking};
 use proto::v1::{self as wire, MemoryForm};
-use rig::{RACK, Rig, TOKEN, desired_state, desired_vm, desired_vms, pairs, release, serve};
+use rig::{RACK, Rig, TOKEN, desired_state, desired_vm, desired_vms, release_state, serve, slice_epochs};
 use skipped::report_skipped;
 
 const GIB: u64 = 1 << 30;
@@ -20,8 +20,8 @@ const GIB: u64 = 1 << 30;
 /// Returns a rack in which VM `a` runs and has attached to its local memory and slice 1.
 fn running_rig() -> (Rig, rig::Vmm) {
     let mut rig = Rig::new();
-    let slice = rig.grant(1, 1);
-    rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
+    let slice = rig.create_slice(1, 1);
+    rig.apply(desired_vm(vec![slice]), |report| slice_epochs(&report.online) == [(1, 1)]);
     let mut vmm = rig.vmm();
     assert_eq!(vmm.request("attach a descriptors"), format!("attached local={} 1.1={GIB}", 16 << 20));
     rig.wait(|report| report.vms.len() == 1);
@@ -44,12 +44,12 @@ fn vm_keeps_its_memory_until_its_process_ends() {
     let (mut rig, mut vmm) = running_rig();
     assert_eq!(vmm.request("zero"), "true");
     assert_eq!(vmm.request("write"), "written");
-    let report = rig.apply(release(1, 1, false), |report| report.vms.len() == 1);
+    let report = rig.apply(release_state(1, 1, false), |report| report.vms.len() == 1);
     assert_eq!(report.vms[0].pid, vmm.pid());
-    assert_eq!(pairs(&report.online), [(1, 1)], "the slice was taken from a running VM");
-    assert_eq!(pairs(&report.released), []);
+    assert_eq!(slice_epochs(&report.online), [(1, 1)], "the slice was taken from a running VM");
+    assert_eq!(slice_epochs(&report.released), []);
     vmm.kill();
-    let report = rig.wait(|report| pairs(&report.released) == [(1, 1)]);
+    let report = rig.wait(|report| slice_epochs(&report.released) == [(1, 1)]);
     assert_eq!(report.ended, ["r-1"]);
     assert!(report.clean && report.vms.is_empty() && report.online.is_empty());
 }
@@ -57,7 +57,7 @@ fn vm_keeps_its_memory_until_its_process_ends() {
 #[test]
 fn slice_that_is_not_zero_is_not_passed_to_a_vm() {
     let mut rig = Rig::new();
-    let slice = rig.grant(1, 1);
+    let slice = rig.create_slice(1, 1);
     let file = OpenOptions::new().write(true).open(rig.slice_path(1, 1)).unwrap();
     file.write_all_at(b"secret", GIB / 2).unwrap();
     let report = rig.apply(desired_vm(vec![slice]), |report| !report.failed.is_empty());
@@ -74,8 +74,8 @@ fn missing_slice_is_reported_with_os_error() {
     let report = rig.apply(desired_vm(vec![slice]), |report| !report.failed.is_empty());
     assert_eq!(report.failed[0].reason(), wire::SliceFailureReason::Host);
     assert!(report.failed[0].message.contains("No such file"), "{}", report.failed[0].message);
-    rig.grant(1, 1);
-    rig.wait(|report| pairs(&report.online) == [(1, 1)]);
+    rig.create_slice(1, 1);
+    rig.wait(|report| slice_epochs(&report.online) == [(1, 1)]);
 }
 
 #[test]
@@ -88,14 +88,14 @@ fn vm_runs_during_agent_restart_and_is_reported_after_it() {
     rig.start_agent();
     assert!(rig.hello.instance > earlier);
     assert_eq!(rig.hello.rack_uuid, RACK);
-    let report =
-        rig.apply(desired_vm(vec![rig.desired_slice(1, 1)]), |report| pairs(&report.online) == [(1, 1)]);
+    let report = rig
+        .apply(desired_vm(vec![rig.desired_slice(1, 1)]), |report| slice_epochs(&report.online) == [(1, 1)]);
     assert_eq!((report.vms[0].reservation.as_str(), report.vms[0].pid), ("r-1", vmm.pid()));
     let other = rig.vmm().request("attach a descriptors");
     assert!(other.starts_with("refused VM_ATTACHED"), "{other}");
-    rig.apply(release(1, 1, false), |report| pairs(&report.online) == [(1, 1)]);
+    rig.apply(release_state(1, 1, false), |report| slice_epochs(&report.online) == [(1, 1)]);
     vmm.kill();
-    rig.wait(|report| pairs(&report.released) == [(1, 1)] && report.ended == ["r-1"]);
+    rig.wait(|report| slice_epochs(&report.released) == [(1, 1)] && report.ended == ["r-1"]);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn agent_reconnects_and_sends_a_complete_report() {
     let earlier = rig.hello.clone();
     rig.disconnect_agent();
     assert_eq!(rig.hello, wire::Hello { rack_uuid: RACK.to_owned(), ..earlier });
-    rig.wait(|report| report.vms.len() == 1 && pairs(&report.online) == [(1, 1)]);
+    rig.wait(|report| report.vms.len() == 1 && slice_epochs(&report.online) == [(1, 1)]);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn terminated_agent_exits_cleanly_and_releases_nothing() {
     assert_eq!(vmm.request("write"), "written");
     assert!(!vmm.has_ended());
     rig.start_agent();
-    rig.apply(desired_state(), |report| report.vms.len() == 1 && pairs(&report.online) == [(1, 1)]);
+    rig.apply(desired_state(), |report| report.vms.len() == 1 && slice_epochs(&report.online) == [(1, 1)]);
 }
 
 #[test]
@@ -141,8 +141,8 @@ fn repeated_attach_returns_the_same_memory() {
 #[test]
 fn attach_by_path_returns_files_that_the_vmm_can_open() {
     let (mut rig, mut vmm) = (Rig::new(), None);
-    let slice = rig.grant(1, 1);
-    rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
+    let slice = rig.create_slice(1, 1);
+    rig.apply(desired_vm(vec![slice]), |report| slice_epochs(&report.online) == [(1, 1)]);
     let vmm = vmm.insert(rig.vmm());
     assert_eq!(vmm.request("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
     assert_eq!(vmm.request("zero"), "true");
@@ -157,8 +157,8 @@ fn attach_by_path_returns_files_that_the_vmm_can_open() {
 #[test]
 fn inspection_returns_paths_and_does_not_attach_the_caller() {
     let mut rig = Rig::new();
-    let slices = vec![rig.grant(1, 1), rig.grant(2, 1)];
-    rig.apply(desired_vm(slices), |report| pairs(&report.online) == [(1, 1), (2, 1)]);
+    let slices = vec![rig.create_slice(1, 1), rig.create_slice(2, 1)];
+    rig.apply(desired_vm(slices), |report| slice_epochs(&report.online) == [(1, 1), (2, 1)]);
     let client = Client::connect(&rig.socket()).unwrap();
     let memory = client.inspect("a").unwrap();
     let [local, one, two] = <[Region; 3]>::try_from(memory.regions).unwrap();
@@ -196,9 +196,9 @@ fn vm_is_not_unknown_before_first_desired_state() {
         let reply = vmm.request(request);
         assert!(reply.starts_with("refused NO_DESIRED_STATE cannot look up VM a: "), "{reply}");
     }
-    let slice = rig.grant(1, 1);
-    rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
-    assert_unknown(&vmm.request("attach b descriptors"), "b");
+    let slice = rig.create_slice(1, 1);
+    rig.apply(desired_vm(vec![slice]), |report| slice_epochs(&report.online) == [(1, 1)]);
+    assert_vm_unknown(&vmm.request("attach b descriptors"), "b");
     assert!(vmm.request("attach a descriptors").starts_with("attached local="));
 }
 
@@ -223,13 +223,13 @@ fn two_tenant_rig() -> Option<Rig> {
     }
     let mut rig = Rig::with("allowed_uids = [0, 2001, 2002]");
     let users = [Some(TENANTS[0]), Some(TENANTS[1]), None];
-    let vms = (1..).zip(users).map(|(slice, uid)| (rig.grant(slice, 1), uid)).collect::<Vec<_>>();
-    rig.apply(desired_vms(vms), |report| pairs(&report.online) == [(1, 1), (2, 1), (3, 1)]);
+    let vms = (1..).zip(users).map(|(slice, uid)| (rig.create_slice(slice, 1), uid)).collect::<Vec<_>>();
+    rig.apply(desired_vms(vms), |report| slice_epochs(&report.online) == [(1, 1), (2, 1), (3, 1)]);
     Some(rig)
 }
 
 #[track_caller]
-fn assert_unknown(reply: &str, vm: &str) {
+fn assert_vm_unknown(reply: &str, vm: &str) {
     assert_eq!(reply, format!("refused VM_UNKNOWN no VM {vm} on this host that the caller may use"));
 }
 
@@ -240,9 +240,9 @@ fn user_attaches_and_inspects_own_vms_only() {
     let mut vmm = rig.vmm_of(one);
     // The VM of the other tenant, the VM without a user and a VM that does not exist.
     for vm in ["b", "c", "nowhere"] {
-        assert_unknown(&vmm.request(&format!("inspect {vm}")), vm);
-        assert_unknown(&vmm.request(&format!("attach {vm} descriptors")), vm);
-        assert_unknown(&vmm.request(&format!("attach {vm} paths")), vm);
+        assert_vm_unknown(&vmm.request(&format!("inspect {vm}")), vm);
+        assert_vm_unknown(&vmm.request(&format!("attach {vm} descriptors")), vm);
+        assert_vm_unknown(&vmm.request(&format!("attach {vm} paths")), vm);
     }
     let reason = format!("VM b belongs to user {two}: the caller must be user {two} or root, not user {one}");
     assert!(rig.log().contains(&reason), "the log lacks the reason");
@@ -256,23 +256,27 @@ fn user_attaches_and_inspects_own_vms_only() {
 
 /// Checks the rule in docs/access.md for files of slices that a VM received by path.
 #[test]
-fn slice_file_of_released_vm_stays_open_to_its_user_until_its_process_ends() {
+fn released_vm_keeps_its_slice_files_until_its_process_ends() {
     let Some(mut rig) = two_tenant_rig() else { return };
     let [one, two] = TENANTS;
     let mut vmm = rig.vmm_of(one);
     assert!(vmm.request("attach a paths").starts_with("attached"));
     let others = [(2, Some(two)), (3, None)].map(|(slice, uid)| (rig.desired_slice(slice, 1), uid));
-    let mut released = release(1, 1, false);
+    let mut released = release_state(1, 1, false);
     released.vms =
         desired_vms([(rig.desired_slice(1, 1), Some(one))].into_iter().chain(others)).vms.split_off(1);
     let report = rig.apply(released, |report| report.complete);
-    assert_eq!((pairs(&report.released), report.vms.len()), (vec![], 1), "the running VM lost its slice");
+    assert_eq!(
+        (slice_epochs(&report.released), report.vms.len()),
+        (vec![], 1),
+        "the running VM lost its slice"
+    );
     // A repeated attach opens the paths again.
     assert!(vmm.request("attach a paths").starts_with("attached"));
     assert_eq!(vmm.request("write"), "written");
     assert_eq!(rig.slice_path(1, 1).metadata().unwrap().uid(), one);
     vmm.kill();
-    rig.wait(|report| pairs(&report.released) == [(1, 1)] && report.ended == ["r-1"]);
+    rig.wait(|report| slice_epochs(&report.released) == [(1, 1)] && report.ended == ["r-1"]);
 }
 
 /// Regression test: inspection gave the files of any VM to the caller.
@@ -299,8 +303,8 @@ fn vmm_cannot_attach_or_inspect_other_vms() {
         assert!(reply.starts_with("refused OTHER_VM"), "{request} on the attached connection: {reply}");
     }
     assert_eq!(vmm.request("reconnect"), "connected");
-    assert_unknown(&vmm.request("attach b descriptors"), "b");
-    assert_unknown(&vmm.request("inspect c"), "c");
+    assert_vm_unknown(&vmm.request("attach b descriptors"), "b");
+    assert_vm_unknown(&vmm.request("inspect c"), "c");
     assert!(vmm.request("attach a descriptors").starts_with("attached"), "the VMM's own VM");
     let mut root = rig.vmm();
     assert!(root.request("attach c descriptors").starts_with("attached"));
@@ -331,8 +335,8 @@ fn connections_of_another_user_do_not_block_vm_start() {
         return report_skipped("connections of another user, which requires root");
     }
     let mut rig = Rig::new();
-    let slice = rig.grant(1, 1);
-    rig.apply(desired_vm(vec![slice]), |report| pairs(&report.online) == [(1, 1)]);
+    let slice = rig.create_slice(1, 1);
+    rig.apply(desired_vm(vec![slice]), |report| slice_epochs(&report.online) == [(1, 1)]);
     let socket = rig.socket();
     let others = std::thread::spawn(move || {
         let nobody = rustix::process::Uid::from_raw(65534);
@@ -347,7 +351,7 @@ fn connections_of_another_user_do_not_block_vm_start() {
 #[test]
 fn large_vm_receives_all_memory_in_order() {
     let mut rig = Rig::new();
-    let slices: Vec<_> = (0..150).map(|slice| rig.grant(slice, 1)).collect();
+    let slices: Vec<_> = (0..150).map(|slice| rig.create_slice(slice, 1)).collect();
     rig.apply(desired_vm(slices), |report| report.online.len() == 150);
     let client = Client::connect(&rig.socket()).unwrap();
     let memory = client.attach("a", MemoryForm::Descriptors).unwrap();
@@ -361,7 +365,7 @@ fn large_vm_receives_all_memory_in_order() {
 #[test]
 fn scrubbed_slice_is_zero_and_reported() {
     let mut rig = Rig::new();
-    let slice = rig.grant(7, 3);
+    let slice = rig.create_slice(7, 3);
     let file = OpenOptions::new().read(true).write(true).open(rig.slice_path(7, 3)).unwrap();
     file.write_all_at(b"secret", GIB - 6).unwrap();
     let wire::DesiredSlice { slice, epoch, handle, .. } = slice;
@@ -387,8 +391,9 @@ fn fenced_host_kills_its_vms_and_reports_itself_clean() {
 #[test]
 fn forced_release_takes_slice_from_running_vm() {
     let (mut rig, mut vmm) = running_rig();
-    let report =
-        rig.apply(release(1, 1, true), |report| report.complete && pairs(&report.released) == [(1, 1)]);
+    let report = rig.apply(release_state(1, 1, true), |report| {
+        report.complete && slice_epochs(&report.released) == [(1, 1)]
+    });
     assert_eq!(report.vms.len(), 1);
     assert!(!vmm.has_ended());
 }
@@ -398,14 +403,14 @@ fn desired_state_of_another_instance_changes_nothing() {
     let (mut rig, _vmm) = running_rig();
     let instance = rig.hello.instance;
     rig.hello.instance = instance - 1;
-    rig.send_state(release(1, 1, true));
+    rig.send_state(release_state(1, 1, true));
     rig.hello.instance = instance;
     let report = rig.apply(desired_state(), |_| true);
-    assert_eq!(pairs(&report.online), [(1, 1)]);
+    assert_eq!(slice_epochs(&report.online), [(1, 1)]);
 }
 
 #[test]
-fn caller_of_other_user_than_allowed_uids_is_rejected() {
+fn caller_whose_uid_is_not_allowed_is_rejected() {
     let rig = Rig::with("allowed_uids = [12345]");
     let client = Client::connect(&rig.socket()).unwrap();
     let Err(ClientError::Rejected { reason, message }) = client.attach("a", MemoryForm::Descriptors) else {

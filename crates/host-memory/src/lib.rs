@@ -57,7 +57,8 @@ pub struct Client(OwnedFd);
 /// Memory of a VM, as reported by the host agent.
 #[derive(Debug)]
 pub struct VmMemory {
-    /// Regions of the memory: local memory, followed by the slices in the order of the agent.
+    /// Local memory, if the VM has any, followed by the slices in the order in which the agent sent
+    /// them.
     pub regions: Vec<Region>,
     /// Whether the pages of the VM are pinned and must not be moved.
     pub pinned: bool,
@@ -79,7 +80,7 @@ pub struct Region {
 }
 
 impl Region {
-    fn of(region: wire::Region, backing: RegionBacking) -> Self {
+    fn from_wire(region: wire::Region, backing: RegionBacking) -> Self {
         let wire::Region { slice, emc, epoch, bytes, offset, .. } = region;
         Self { slice: slice.map(|slice| (slice, epoch)), emc, bytes, offset, backing }
     }
@@ -155,9 +156,9 @@ impl Client {
         let connected = || -> io::Result<OwnedFd> {
             let client = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
             connect(&client, &SocketAddrUnix::new(socket)?)?;
-            let within = RESPONSE_TIMEOUT_DEFAULT.as_duration();
-            set_socket_timeout(&client, Timeout::Recv, Some(within))?;
-            set_socket_timeout(&client, Timeout::Send, Some(within))?;
+            let timeout = RESPONSE_TIMEOUT_DEFAULT.as_duration();
+            set_socket_timeout(&client, Timeout::Recv, Some(timeout))?;
+            set_socket_timeout(&client, Timeout::Send, Some(timeout))?;
             Ok(client)
         };
         connected().map(Self).map_err(io_error("connect to"))
@@ -169,7 +170,7 @@ impl Client {
     /// [`ClientError`] if the agent does not reply, rejects the request or sends an invalid reply.
     pub fn attach(&self, vm: &str, form: wire::MemoryForm) -> Result<VmMemory, ClientError> {
         self.send(Request::Attach(wire::Attach { vm: vm.to_owned(), form: form.into() }))?;
-        self.memory(VmMemory::add)
+        self.receive_memory(VmMemory::add_attached)
     }
 
     /// Returns the memory of a VM without attaching to the VM: the paths of its slices, and the
@@ -179,10 +180,10 @@ impl Client {
     /// [`ClientError`], under the same conditions as [`Client::attach`].
     pub fn inspect(&self, vm: &str) -> Result<VmMemory, ClientError> {
         self.send(Request::Inspect(wire::Inspect { vm: vm.to_owned() }))?;
-        self.memory(VmMemory::add_inspected)
+        self.receive_memory(VmMemory::add_inspected)
     }
 
-    fn memory(
+    fn receive_memory(
         &self,
         add: impl Fn(&mut VmMemory, Vec<wire::Region>, Vec<OwnedFd>) -> Result<(), ClientError>,
     ) -> Result<VmMemory, ClientError> {
@@ -197,7 +198,7 @@ impl Client {
                 return Ok(memory);
             }
         }
-        Err(invalid_reply("too many memory messages: more than the regions of a VM"))
+        Err(invalid_reply("more memory messages than a VM can have regions"))
     }
 
     fn send(&self, request: Request) -> Result<(), ClientError> {
@@ -226,7 +227,7 @@ impl Client {
                 Err(ClientError::Rejected { reason, message })
             }
             Some(reply) => Ok((reply, descriptors)),
-            None => Err(invalid_reply("message without content")),
+            None => Err(invalid_reply("the reply is empty: must be memory or a rejection")),
         }
     }
 }
@@ -234,14 +235,18 @@ impl Client {
 impl VmMemory {
     /// Adds the regions of one reply to an attach request. `descriptors` are the backing files of
     /// the regions without a path, in order.
-    fn add(&mut self, regions: Vec<wire::Region>, descriptors: Vec<OwnedFd>) -> Result<(), ClientError> {
+    fn add_attached(
+        &mut self,
+        regions: Vec<wire::Region>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), ClientError> {
         let mut descriptors = descriptors.into_iter();
         for region in regions {
             let next = || descriptors.next().map(RegionBacking::Descriptor);
-            let backing = path_of(&region)
+            let backing = backing_path(&region)
                 .or_else(next)
                 .ok_or_else(|| invalid_reply("missing descriptor for a region"))?;
-            self.regions.push(Region::of(region, backing));
+            self.regions.push(Region::from_wire(region, backing));
         }
         if descriptors.next().is_some() {
             Err(invalid_reply("more descriptors than regions"))
@@ -260,8 +265,8 @@ impl VmMemory {
         for region in regions {
             let local = region.slice.is_none().then_some(RegionBacking::VmmAllocated);
             let backing =
-                path_of(&region).or(local).ok_or_else(|| invalid_reply("missing path for a slice"))?;
-            self.regions.push(Region::of(region, backing));
+                backing_path(&region).or(local).ok_or_else(|| invalid_reply("missing path for a slice"))?;
+            self.regions.push(Region::from_wire(region, backing));
         }
         if descriptors.is_empty() {
             Ok(())
@@ -271,6 +276,6 @@ impl VmMemory {
     }
 }
 
-fn path_of(region: &wire::Region) -> Option<RegionBacking> {
+fn backing_path(region: &wire::Region) -> Option<RegionBacking> {
     (!region.path.is_empty()).then(|| RegionBacking::Path(region.path.clone().into()))
 }

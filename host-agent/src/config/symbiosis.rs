@@ -34,7 +34,7 @@ pub struct Symbiosis {
     pub tenants: BTreeMap<Name, TenantSettings>,
 }
 
-/// Way in which a tenant's share is enforced.
+/// Method of enforcing a tenant's share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Enforce {
     /// The kernel swaps out memory above the share; swapping is limited to the share of the link.
@@ -47,7 +47,7 @@ pub enum Enforce {
 }
 
 impl Enforce {
-    /// Returns the name of this way in host.toml.
+    /// Returns the name of this method in host.toml.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Swap => "swap",
@@ -58,8 +58,8 @@ impl Enforce {
 }
 
 impl Enforce {
-    /// Returns the reason why shares are not enforced in this way; empty if they are, or are only
-    /// reported by intention.
+    /// Returns the reason why this method does not enforce shares yet. Empty if it does, or if it
+    /// only reports shares by design.
     pub const fn limitation(self) -> &'static str {
         match self {
             Self::Tiered => {
@@ -77,7 +77,7 @@ pub struct TenantSettings {
     pub weight: f64,
     /// Guaranteed local memory, in MiB.
     pub least_mib: u64,
-    /// Way in which the tenant's share is enforced.
+    /// Method of enforcing the tenant's share.
     pub enforce: Enforce,
 }
 

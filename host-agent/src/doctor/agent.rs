@@ -46,10 +46,10 @@ impl Agents {
 
     /// Checks that one agent runs and listens on the agent socket. Several agents conflict only if
     /// they use CXL memory.
-    pub(super) fn single_agent(&self, config: &Config, uses_cxl: bool) -> Finding {
+    pub(super) fn check_single_agent(&self, config: &Config, uses_cxl: bool) -> Finding {
         if uses_cxl && !self.others.is_empty() {
             let message =
-                format!("processes {:?} are host-agents, too, and use the same CXL memory", self.others);
+                format!("processes {:?} are also host-agents, and use the same CXL memory", self.others);
             return Finding::problem(
                 "agent",
                 message,
@@ -77,7 +77,7 @@ impl Agents {
 
     /// Checks the capabilities of the agent and its write access to /sys. If no agent runs, the
     /// process that runs the doctor is checked instead.
-    pub(super) fn capabilities(&self, machine: &Machine, uses_cxl: bool) -> Finding {
+    pub(super) fn check_capabilities(&self, machine: &Machine, uses_cxl: bool) -> Finding {
         if !uses_cxl {
             return Finding::passed("permissions", "emulated devices require no capabilities");
         }
@@ -94,7 +94,7 @@ impl Agents {
                 format!("{process} lacks {}", missing_capabilities.join(" ")),
                 "run the agent as root, with these capabilities in CapabilityBoundingSet= (`systemctl edit host-agent`)",
             ),
-            Ok(_) if is_read_only(&machine.proc, &folder) => (
+            Ok(_) if is_sys_read_only(&machine.proc, &folder) => (
                 format!("{process} cannot write to /sys"),
                 "remove ProtectKernelTunables= from its unit (`systemctl edit host-agent`); a container must be privileged",
             ),
@@ -122,7 +122,7 @@ fn lock_holder(proc: &Sysfs, lock: &Path) -> Option<u32> {
 /// Returns the identifiers of all processes that run `host-agent serve`. Processes that end during
 /// the search are skipped.
 fn agent_processes(proc: &Sysfs) -> Vec<u32> {
-    let all = proc.numbered("", "").unwrap_or_default();
+    let all = proc.numbered_names("", "").unwrap_or_default();
     let is_agent = |pid: &String| {
         let args = proc.text(format!("{pid}/cmdline")).unwrap_or_default();
         let args: Vec<&str> = args.split('\0').collect();
@@ -141,8 +141,9 @@ fn missing_capabilities(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>,
     Ok(missing.map(|(_, name)| *name).collect())
 }
 
-/// Returns whether /sys is mounted read-only for a process. The last mount on /sys counts.
-fn is_read_only(proc: &Sysfs, folder: &str) -> bool {
+/// Returns whether /sys is mounted read-only for a process. If several file systems are mounted on
+/// /sys, the last one counts.
+fn is_sys_read_only(proc: &Sysfs, folder: &str) -> bool {
     let mounts = proc.text(format!("{folder}/mounts")).unwrap_or_default();
     let mut mounts = mounts.lines().rev().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let options = mounts.find(|words| words.get(1) == Some(&"/sys")).and_then(|words| words.get(3).copied());

@@ -8,7 +8,7 @@ use std::{
 
 use units::Bytes;
 
-use super::{Finding, Machine, MemoryUse, RUN_AS_ROOT, problems_or};
+use super::{CxlBackend, Finding, Machine, RUN_AS_ROOT, problems_or_passed};
 use crate::host::{
     blocks::Block,
     cxl::{self, CxlError, DeviceState, InspectedDevice, SliceName},
@@ -20,25 +20,25 @@ pub(super) type Nodes = BTreeMap<u32, Vec<Range<u64>>>;
 
 /// Settings for the check of each device.
 struct DeviceCheck<'a> {
-    used: MemoryUse,
+    backend: CxlBackend,
     /// Locations of the slices in the agent's VM records.
-    places: &'a BTreeSet<String>,
+    recorded_slices: &'a BTreeSet<String>,
     /// Whether an agent runs, which may be changing slices at this moment.
     agent_is_running: bool,
 }
 
-/// Checks each device. Also returns the NUMA nodes of usable devices.
-pub(super) fn all(
+/// Checks each device. Returns the findings, and the NUMA nodes of the usable devices.
+pub(super) fn check_devices(
     machine: &Machine,
-    used: MemoryUse,
-    places: &BTreeSet<String>,
+    backend: CxlBackend,
+    recorded_slices: &BTreeSet<String>,
     agent_is_running: bool,
 ) -> (Vec<Finding>, Nodes) {
     let devices = match cxl::inspect(&machine.sys) {
         Ok(devices) => devices,
-        Err(error) => return (vec![no_device(machine, &error)], Nodes::new()),
+        Err(error) => return (vec![no_device_finding(machine, &error)], Nodes::new()),
     };
-    let check = DeviceCheck { used, places, agent_is_running };
+    let check = DeviceCheck { backend, recorded_slices, agent_is_running };
     let mut nodes = Nodes::new();
     for slices in devices.iter().filter_map(|device| slices_of(device)) {
         let region = slices.region();
@@ -55,7 +55,7 @@ fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
 }
 
 /// Reports that there is no CXL device, and how much memory the firmware has reserved.
-fn no_device(machine: &Machine, error: &CxlError) -> Finding {
+fn no_device_finding(machine: &Machine, error: &CxlError) -> Finding {
     let reserved = soft_reserved(&machine.proc.text("iomem").unwrap_or_default());
     let reserved = match reserved {
         None => String::new(),
@@ -89,10 +89,10 @@ impl DeviceCheck<'_> {
         let found = match &device.state {
             Err(problem) => vec![Finding::problem("devices", units::chain(problem), restart)],
             Ok(DeviceState::Present(slices)) => self.check_slices(&device.serial, slices),
-            Ok(DeviceState::Unbound(name)) => vec![self.pending(format!("{name} has no driver"))],
-            Ok(DeviceState::Incomplete(name)) => vec![self.pending(format!("{name} is incomplete"))],
+            Ok(DeviceState::Unbound(name)) => vec![self.pending_finding(format!("{name} has no driver"))],
+            Ok(DeviceState::Incomplete(name)) => vec![self.pending_finding(format!("{name} is incomplete"))],
             Ok(DeviceState::NoRegion { window, start }) => vec![match slices::alignment(*start) {
-                Ok(align) => self.pending(format!(
+                Ok(align) => self.pending_finding(format!(
                     "{} have no region; {window} has space for a region aligned to {align}",
                     device.bytes
                 )),
@@ -107,7 +107,7 @@ impl DeviceCheck<'_> {
             .into_iter()
             .map(|finding| {
                 if finding.subject == "this host" {
-                    finding.of(format!("device {}", device.serial))
+                    finding.with_subject(format!("device {}", device.serial))
                 } else {
                     finding
                 }
@@ -117,7 +117,7 @@ impl DeviceCheck<'_> {
 
     /// Reports a condition that the agent resolves when it starts. The condition is a problem only
     /// if an agent runs already.
-    fn pending(&self, message: String) -> Finding {
+    fn pending_finding(&self, message: String) -> Finding {
         match self.agent_is_running {
             false => Finding::passed("devices", format!("{message}: the agent fixes this when it starts")),
             true => Finding::problem(
@@ -140,14 +140,14 @@ impl DeviceCheck<'_> {
         let mut problems: Vec<_> = to_remove
             .into_iter()
             .filter(|name| !name.ends_with(".0"))
-            .filter_map(|name| self.partial_slice(name, "it has no memory"))
+            .filter_map(|name| self.partial_slice_finding(name, "it has no memory"))
             .collect();
         for (index, found) in &found {
             let place = SliceName { serial: serial.to_owned(), index: *index }.to_string();
             problems.extend(self.check_slice(slices, *index, found, &place));
         }
         let region = slices.region();
-        problems_or(problems, || {
+        problems_or_passed(problems, || {
             let (name, at, node) = (&region.name, region.base, slices.node());
             let (count, align, present) = (slices.count(), slices.align(), found.len());
             Finding::passed(
@@ -162,22 +162,22 @@ impl DeviceCheck<'_> {
     /// Checks one slice that has a dax device.
     fn check_slice(&self, slices: &Slices, index: u32, found: &PresentSlice, place: &str) -> Option<Finding> {
         if found.driver.is_none() {
-            return self.partial_slice(place.to_owned(), "it has no driver");
+            return self.partial_slice_finding(place.to_owned(), "it has no driver");
         }
         let blocks = slices.blocks(index).unwrap_or_default();
         let online: Vec<&Block> = blocks.iter().filter(|block| !block.is_offline()).collect();
-        match (self.used, found.driver) {
-            (MemoryUse::Dax, Some(Driver::Kmem)) if !online.is_empty() => {
+        match (self.backend, found.driver) {
+            (CxlBackend::Dax, Some(Driver::Kmem)) if !online.is_empty() => {
                 let message =
                     format!("{} memory blocks of the slice are online, but the backend is dax", online.len());
                 let fix = format!(
                     "`echo offline > /sys/devices/system/memory/{}/state`, and the same for the other blocks",
                     online[0].name
                 );
-                Some(Finding::problem("slices", message, fix).of(place))
+                Some(Finding::problem("slices", message, fix).with_subject(place))
             }
-            (MemoryUse::Blocks, Some(Driver::Kmem)) if (1..blocks.len()).contains(&online.len()) => self
-                .partial_slice(
+            (CxlBackend::Blocks, Some(Driver::Kmem)) if (1..blocks.len()).contains(&online.len()) => self
+                .partial_slice_finding(
                     place.to_owned(),
                     &format!("{} of {} memory blocks are online", online.len(), blocks.len()),
                 ),
@@ -185,16 +185,22 @@ impl DeviceCheck<'_> {
         }
     }
 
-    /// Reports a slice that a killed agent left half added or half removed. While an agent runs,
-    /// this is no problem, because the agent may be adding or removing the slice at this moment.
-    fn partial_slice(&self, subject: String, message: &str) -> Option<Finding> {
+    /// Reports a slice that a killed agent left half added or half removed. Returns `None` while an
+    /// agent runs, because the agent may be adding or removing the slice at this moment.
+    fn partial_slice_finding(&self, subject: String, message: &str) -> Option<Finding> {
         if self.agent_is_running {
             return None;
         }
-        let user =
-            if self.places.contains(&subject) { "a recorded VM uses it" } else { "no recorded VM uses it" };
+        let user = if self.recorded_slices.contains(&subject) {
+            "a recorded VM uses it"
+        } else {
+            "no recorded VM uses it"
+        };
         let fix = "`systemctl start host-agent`: the agent completes or removes the slice when it starts";
-        Some(Finding::problem("slices", format!("incomplete slice: {message}; {user}"), fix).of(subject))
+        Some(
+            Finding::problem("slices", format!("incomplete slice: {message}; {user}"), fix)
+                .with_subject(subject),
+        )
     }
 }
 

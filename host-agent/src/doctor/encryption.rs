@@ -18,31 +18,31 @@ const SECURE_PROCESSORS: &str = "bus/pci/drivers/ccp";
 
 /// State of one encryption feature of the processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum EncryptionState {
     None,
-    /// Encryption may be active: the message with the reason why the state is unknown, and the
-    /// advice how to determine it.
+    /// Encryption may be active. Contains the reason why the state is unknown, and advice on how to
+    /// determine it.
     Possible(&'static str, &'static str),
-    /// Encryption is active: the name of the feature, and the advice how to disable it.
+    /// Encryption is active. Contains the name of the feature, and advice on how to disable it.
     Active(&'static str, &'static str),
 }
 
 /// Reports whether memory encryption is active, possible or off. Only active encryption is a
 /// problem.
-pub(super) fn of_memory(machine: &Machine) -> Finding {
+pub(super) fn check_memory(machine: &Machine) -> Finding {
     let cpuinfo = machine.proc.text("cpuinfo").unwrap_or_default();
     let states = [check_tsme(machine, &cpuinfo), check_sme(machine, &cpuinfo), check_tme(machine, &cpuinfo)];
-    let active = states.iter().find(|state| matches!(state, State::Active(..)));
-    let worst = active.or_else(|| states.iter().find(|state| matches!(state, State::Possible(..))));
+    let active = states.iter().find(|state| matches!(state, EncryptionState::Active(..)));
+    let worst = active.or_else(|| states.iter().find(|state| matches!(state, EncryptionState::Possible(..))));
     match worst {
-        Some(State::Active(message, remedy)) => Finding::problem(
+        Some(EncryptionState::Active(message, remedy)) => Finding::problem(
             "encryption",
             format!(
                 "{message} is active: zeros that another host writes to shared CXL memory read as noise on this host"
             ),
             *remedy,
         ),
-        Some(State::Possible(message, remedy)) => {
+        Some(EncryptionState::Possible(message, remedy)) => {
             Finding { fix: Some((*remedy).to_owned()), ..Finding::passed("encryption", *message) }
         }
         _ => Finding::passed("encryption", "none: this host does not encrypt its memory"),
@@ -50,51 +50,52 @@ pub(super) fn of_memory(machine: &Machine) -> Finding {
 }
 
 /// Checks AMD TSME (transparent SME). Firmware enables it, and /proc/cpuinfo does not show it.
-fn check_tsme(machine: &Machine, cpuinfo: &str) -> State {
-    let devices = machine.sys.numbered(SECURE_PROCESSORS, "").unwrap_or_default();
+fn check_tsme(machine: &Machine, cpuinfo: &str) -> EncryptionState {
+    let devices = machine.sys.numbered_names(SECURE_PROCESSORS, "").unwrap_or_default();
     let status = |device: &String| machine.sys.text(format!("{SECURE_PROCESSORS}/{device}/tsme_status")).ok();
     let statuses: Vec<String> = devices.iter().filter_map(status).collect();
     let is_amd = cpuinfo.contains("AuthenticAMD") && !has_flag(cpuinfo, "hypervisor");
     if statuses.iter().any(|status| status == "1") {
-        State::Active("AMD TSME", "disable TSME in the firmware of all hosts that share the device")
+        EncryptionState::Active("AMD TSME", "disable TSME in the firmware of all hosts that share the device")
     } else if statuses.is_empty() && is_amd {
-        State::Possible(
+        EncryptionState::Possible(
             "possible: AMD TSME may be active, but the driver ccp, which reports it, is not loaded or too old",
             "run `modprobe ccp` and repeat this command, or check in the firmware that TSME is off",
         )
     } else {
-        State::None
+        EncryptionState::None
     }
 }
 
 /// Checks AMD SME, by which the kernel encrypts its memory. Linux shows the flag `sme` only if
 /// firmware has enabled SME.
-fn check_sme(machine: &Machine, cpuinfo: &str) -> State {
+fn check_sme(machine: &Machine, cpuinfo: &str) -> EncryptionState {
     let remedy = "add `mem_encrypt=off` to the kernel command line of all hosts that share the device";
     let line = machine.proc.text("cmdline").unwrap_or_default();
     let setting = line.split_whitespace().rev().find_map(|word| word.strip_prefix("mem_encrypt="));
     match (has_flag(cpuinfo, "sme"), setting) {
-        (false, _) | (true, Some("off")) => State::None,
-        (true, Some("on")) => State::Active("AMD SME", remedy),
-        (true, _) => {
-            State::Possible("possible: firmware enables AMD SME, and some kernels use it by default", remedy)
-        }
+        (false, _) | (true, Some("off")) => EncryptionState::None,
+        (true, Some("on")) => EncryptionState::Active("AMD SME", remedy),
+        (true, _) => EncryptionState::Possible(
+            "possible: firmware enables AMD SME, and some kernels use it by default",
+            remedy,
+        ),
     }
 }
 
 /// Checks Intel TME. The flag `tme` only shows that the processor supports TME; an MSR shows
 /// whether firmware has enabled it.
-fn check_tme(machine: &Machine, cpuinfo: &str) -> State {
+fn check_tme(machine: &Machine, cpuinfo: &str) -> EncryptionState {
     let remedy =
         "disable TME in the firmware of all hosts that share the device, or exclude CXL memory from TME";
     if !has_flag(cpuinfo, "tme") {
-        return State::None;
+        return EncryptionState::None;
     }
     match read_register(machine, IA32_TME_ACTIVATE) {
-        Some(value) if value & TME_ENABLED == 0 => State::None,
-        Some(value) if value & TME_KEYID_BITS == 0 => State::Active("Intel TME", remedy),
-        Some(_) => State::Active("Intel TME-MK", remedy),
-        None => State::Possible(
+        Some(value) if value & TME_ENABLED == 0 => EncryptionState::None,
+        Some(value) if value & TME_KEYID_BITS == 0 => EncryptionState::Active("Intel TME", remedy),
+        Some(_) => EncryptionState::Active("Intel TME-MK", remedy),
+        None => EncryptionState::Possible(
             "possible: the processor supports Intel TME, but its MSR IA32_TME_ACTIVATE cannot be read",
             "run `modprobe msr` and repeat this command as root, or check in the firmware that TME is off",
         ),
@@ -129,7 +130,7 @@ mod tests {
     /// Checks a machine with these files. Returns whether the check passed, and its message.
     fn result(files: &[(&str, &str)]) -> (bool, String) {
         let tree = FakeSysfs::new(files);
-        let Finding { ok, message, fix, .. } = of_memory(&machine(&tree));
+        let Finding { ok, message, fix, .. } = check_memory(&machine(&tree));
         assert_eq!(fix.is_some(), !message.starts_with("none"), "{message}");
         (ok, message)
     }
@@ -182,7 +183,7 @@ mod tests {
         let register_result = |value: u64| {
             let register = File::options().write(true).open(tree.path("dev/cpu/0/msr")).unwrap();
             register.write_all_at(&value.to_le_bytes(), IA32_TME_ACTIVATE).unwrap();
-            let Finding { ok, message, .. } = of_memory(&machine(&tree));
+            let Finding { ok, message, .. } = check_memory(&machine(&tree));
             (ok, message)
         };
         let (ok, message) = result(&[("proc/cpuinfo", &cpuinfo("GenuineIntel", "tme"))]);

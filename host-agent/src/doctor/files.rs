@@ -7,21 +7,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Finding, fix_for, problems_or};
+use super::{Finding, fix_for, problems_or_passed};
 use crate::{
     config::{Config, ConfigError},
     records, secrets,
 };
 
 /// Mode bits of all permissions of users other than the owner.
-const OTHERS: u32 = 0o077;
+const OTHERS_MODE: u32 = 0o077;
 /// Mode bits of the write permissions of users other than the owner.
-const OTHERS_WRITE: u32 = 0o022;
-/// Magic numbers of the file systems in memory, tmpfs and hugetlbfs, from linux/magic.h.
-const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x9584_58f6];
+const OTHERS_WRITE_MODE: u32 = 0o022;
+/// Magic numbers (linux/magic.h) of the file systems that store files in memory: tmpfs and
+/// hugetlbfs.
+const IN_MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x9584_58f6];
 
-/// Reports that host.toml is missing, or its violations, each as a problem.
-pub(super) fn invalid_config(path: &Path, error: &ConfigError) -> Vec<Finding> {
+/// Returns one problem if host.toml cannot be read, or else one problem for each rule that it
+/// violates.
+pub(super) fn invalid_config_findings(path: &Path, error: &ConfigError) -> Vec<Finding> {
     let fix = format!(
         "write it as in host.example.toml, and check it with `host-agent serve --check-config --config {}`",
         path.display()
@@ -38,26 +40,28 @@ pub(super) fn invalid_config(path: &Path, error: &ConfigError) -> Vec<Finding> {
 }
 
 /// Checks whether users other than the owner can write host.toml.
-pub(super) fn config(path: &Path) -> Finding {
-    let problem = open_to(None, path, OTHERS_WRITE);
+pub(super) fn check_config(path: &Path) -> Finding {
+    let problem = check_permissions(None, path, OTHERS_WRITE_MODE);
     problem.unwrap_or_else(|| Finding::passed("config", format!("{} is valid", path.display())))
 }
 
 /// Checks the token and TLS files named in host.toml. Only the owner may access the token and the
 /// private key. Other users may read, but not write, the certificates.
-pub(super) fn secrets(config: &Config) -> Vec<Finding> {
-    let token = config.token_file.iter().map(|path| (secrets::TOKEN_FIELD, path, OTHERS));
+pub(super) fn check_secrets(config: &Config) -> Vec<Finding> {
+    let token = config.token_file.iter().map(|path| (secrets::TOKEN_FIELD, path, OTHERS_MODE));
     let tls = config.tls.iter().flat_map(|tls| {
         [
-            (secrets::KEY_FIELD, &tls.key, OTHERS),
-            (secrets::CA_FIELD, &tls.ca, OTHERS_WRITE),
-            (secrets::CERTIFICATE_FIELD, &tls.certificate, OTHERS_WRITE),
+            (secrets::KEY_FIELD, &tls.key, OTHERS_MODE),
+            (secrets::CA_FIELD, &tls.ca, OTHERS_WRITE_MODE),
+            (secrets::CERTIFICATE_FIELD, &tls.certificate, OTHERS_WRITE_MODE),
         ]
     });
     let files: Vec<(&str, &PathBuf, u32)> = token.chain(tls).collect();
-    let problems: Vec<_> =
-        files.iter().filter_map(|(field, path, others)| open_to(Some(field), path, *others)).collect();
-    problems_or(problems, || match secrets::read_secrets(config) {
+    let problems: Vec<_> = files
+        .iter()
+        .filter_map(|(field, path, others)| check_permissions(Some(field), path, *others))
+        .collect();
+    problems_or_passed(problems, || match secrets::read_secrets(config) {
         Ok(_) => {
             Finding::passed("secrets", format!("{} files are valid, with safe permissions", files.len()))
         }
@@ -71,7 +75,7 @@ pub(super) fn secrets(config: &Config) -> Vec<Finding> {
 
 /// Reports a file if users other than the owner have any of the permissions `others`, or if it is
 /// not a readable file. `field` is the key of the file in host.toml; `None` for host.toml itself.
-fn open_to(field: Option<&str>, path: &Path, others: u32) -> Option<Finding> {
+fn check_permissions(field: Option<&str>, path: &Path, others: u32) -> Option<Finding> {
     let path_text = path.display();
     let problem = |message: String, fix: &str| {
         let (check, message) = match field {
@@ -91,7 +95,7 @@ fn open_to(field: Option<&str>, path: &Path, others: u32) -> Option<Finding> {
         return problem(format!("{path_text} is a directory: must be a file"), fix);
     }
     let mode = metadata.mode() & 0o7777;
-    let (allowed, rule) = if others == OTHERS { (0o600, "read") } else { (0o644, "change") };
+    let (allowed, rule) = if others == OTHERS_MODE { (0o600, "read") } else { (0o644, "change") };
     if mode & others == 0 {
         return None;
     }
@@ -99,19 +103,19 @@ fn open_to(field: Option<&str>, path: &Path, others: u32) -> Option<Finding> {
     problem(message, &format!("`chmod {allowed:o} {path_text}`"))
 }
 
-/// Checks that `backend.local_dir` is on a file system in memory. Local memory of VMMs that take
-/// only paths is stored there.
-pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
+/// Checks that `backend.local_dir` is on a file system in memory. It contains the local memory of
+/// VMs whose VMM accepts only paths.
+pub(super) fn check_local_dir(dir: Option<&Path>) -> Finding {
     let Some(dir) = dir else {
         return Finding::passed(
             "local_dir",
-            "backend.local_dir is not set: VMMs that take only paths allocate local memory themselves",
+            "backend.local_dir is not set: VMMs that accept only paths allocate local memory themselves",
         );
     };
     let dir_text = dir.display();
     let existing = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statfs(existing) {
-        Ok(about) if IN_MEMORY.contains(&about.f_type) => {
+        Ok(about) if IN_MEMORY_FILE_SYSTEMS.contains(&about.f_type) => {
             Finding::passed("local_dir", format!("{dir_text} is in memory"))
         }
         Ok(_) => Finding::problem(
@@ -129,12 +133,12 @@ pub(super) fn local_dir(dir: Option<&Path>) -> Finding {
 
 /// Checks whether the agent's VM records can be read. Also returns the locations of the slices in
 /// these records.
-pub(super) fn records(runtime_dir: &Path) -> (Finding, BTreeSet<String>) {
+pub(super) fn check_records(runtime_dir: &Path) -> (Finding, BTreeSet<String>) {
     match records::recorded_vms(runtime_dir) {
         Ok(all) => {
-            let places = all.iter().flat_map(|record| record.slices.values());
-            let places = places.map(|handle| handle.place.to_string()).collect();
-            (Finding::passed("records", format!("{} VMs are recorded", all.len())), places)
+            let recorded_slices = all.iter().flat_map(|record| record.slices.values());
+            let recorded_slices = recorded_slices.map(|handle| handle.place.to_string()).collect();
+            (Finding::passed("records", format!("{} VMs are recorded", all.len())), recorded_slices)
         }
         Err(error) => {
             let fix = "run as root; an agent with a corrupt record does not start";

@@ -2,16 +2,16 @@
 
 use std::fs::OpenOptions;
 
-use super::{Finding, Machine, MemoryUse, fix_for, problems_or};
+use super::{CxlBackend, Finding, Machine, fix_for, problems_or_passed};
 use crate::host::{
     blocks,
     sysfs::{Sysfs, SysfsError},
 };
 
 /// First kernel version, major and minor, that can create CXL regions of volatile memory.
-const OLDEST: (u32, u32) = (6, 3);
+const KERNEL_VERSION_MIN: (u32, u32) = (6, 3);
 /// Kernel parameter that keeps added memory offline from boot on.
-const STAYS_OFFLINE: &str = "memhp_default_state=offline";
+const KEEP_OFFLINE_PARAMETER: &str = "memhp_default_state=offline";
 
 /// Directory of the settings for transparent huge pages in sysfs.
 const HUGE_PAGES: &str = "kernel/mm/transparent_hugepage";
@@ -40,26 +40,26 @@ const fn module(name: &'static str, driver: &'static str, on_demand: bool) -> Mo
 }
 
 /// Checks whether the kernel version can create CXL regions of volatile memory.
-pub(super) fn release(machine: &Machine) -> Finding {
+pub(super) fn check_release(machine: &Machine) -> Finding {
     let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
     let mut parts = release.split(['.', '-']).map(|part| part.parse::<u32>().ok());
-    let oldest = format!("{}.{}", OLDEST.0, OLDEST.1);
+    let version_min = format!("{}.{}", KERNEL_VERSION_MIN.0, KERNEL_VERSION_MIN.1);
     match (parts.next().flatten(), parts.next().flatten()) {
-        (Some(major), Some(minor)) if (major, minor) >= OLDEST => {
+        (Some(major), Some(minor)) if (major, minor) >= KERNEL_VERSION_MIN => {
             Finding::passed("kernel", format!("version {release} supports CXL regions"))
         }
         _ => Finding::problem(
             "kernel",
             format!(
-                "version {release:?} cannot create regions of CXL memory: version {oldest} or later is required"
+                "version {release:?} cannot create regions of CXL memory: version {version_min} or later is required"
             ),
             "boot a newer kernel",
         ),
     }
 }
 
-/// Checks whether this process can open /dev/kvm, without which no guest can run.
-pub(super) fn kvm(machine: &Machine) -> Finding {
+/// Checks whether this process can open /dev/kvm, which every guest requires.
+pub(super) fn check_kvm(machine: &Machine) -> Finding {
     match OpenOptions::new().read(true).write(true).open(machine.dev.join("kvm")) {
         Ok(_) => Finding::passed("kvm", "/dev/kvm can be used"),
         Err(errno) => {
@@ -74,15 +74,14 @@ pub(super) fn kvm(machine: &Machine) -> Finding {
 
 /// Reports whether guest memory gets huge pages. Guests also run without huge pages, so this check
 /// always passes.
-pub(super) fn huge_pages(machine: &Machine) -> Finding {
+pub(super) fn check_huge_pages(machine: &Machine) -> Finding {
     // sysfs shows the selected value in brackets: `always [advise] never`.
     let selected = |file: &str| {
         let choices = machine.sys.text(format!("{HUGE_PAGES}/{file}")).ok()?;
         let selected = choices.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
         selected.map(str::to_owned)
     };
-    // Since kernel 6.12 each page size has its own setting, where `inherit` refers to the global
-    // one.
+    // Since kernel 6.12 each page size has its own setting; `inherit` means the global setting.
     let of_size = selected("hugepages-2048kB/shmem_enabled").filter(|value| value != "inherit");
     let file = if of_size.is_some() { "hugepages-2048kB/shmem_enabled" } else { "shmem_enabled" };
     match of_size.or_else(|| selected("shmem_enabled")).as_deref() {
@@ -110,8 +109,8 @@ pub(super) fn huge_pages(machine: &Machine) -> Finding {
 }
 
 /// Checks that each module for CXL memory is loaded, or can be loaded on demand.
-pub(super) fn modules(machine: &Machine, used: MemoryUse) -> Vec<Finding> {
-    let needed = MODULES.iter().filter(|module| module.name != "kmem" || used == MemoryUse::Blocks);
+pub(super) fn check_modules(machine: &Machine, backend: CxlBackend) -> Vec<Finding> {
+    let needed = MODULES.iter().filter(|module| module.name != "kmem" || backend == CxlBackend::Blocks);
     let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
     let list = machine.modules.text(format!("{release}/modules.dep")).unwrap_or_default();
     let problems = needed.filter(|module| !machine.sys.has(module.driver));
@@ -124,7 +123,7 @@ pub(super) fn modules(machine: &Machine, used: MemoryUse) -> Vec<Finding> {
             format!("boot a kernel with CONFIG_{}, or install the package with the other modules of this kernel", config_option(name)),
         )),
     });
-    problems_or(problems.collect(), || {
+    problems_or_passed(problems.collect(), || {
         Finding::passed("modules", "all modules are loaded, or can be loaded on demand")
     })
 }
@@ -146,12 +145,12 @@ fn config_option(module: &str) -> String {
     }
 }
 
-/// Checks whether hot-added memory stays offline. Memory that comes online automatically can get
-/// pages of the kernel, and could then never be removed.
+/// Checks whether hot-added memory stays offline. The kernel may allocate unmovable pages in memory
+/// that comes online automatically, so that this memory can never be removed.
 pub(super) fn check_auto_online(machine: &Machine) -> Finding {
     let now = "`echo offline > /sys/devices/system/memory/auto_online_blocks`";
-    let later = format!("add {STAYS_OFFLINE} to the kernel command line");
-    match blocks::policy(&machine.sys) {
+    let later = format!("add {KEEP_OFFLINE_PARAMETER} to the kernel command line");
+    match blocks::online_policy(&machine.sys) {
         Ok(policy) if policy == "offline" && stays_offline_at_boot(&machine.proc) => {
             Finding::passed("auto_online", "hot-added memory stays offline, also after a reboot")
         }
@@ -166,15 +165,15 @@ pub(super) fn check_auto_online(machine: &Machine) -> Finding {
             ),
             format!("{now}; for the next boot, {later}"),
         ),
-        Err(error) => unknown_state(&error),
+        Err(error) => unknown_policy_finding(&error),
     }
 }
 
 fn stays_offline_at_boot(proc: &Sysfs) -> bool {
-    proc.text("cmdline").is_ok_and(|line| line.split_whitespace().any(|word| word == STAYS_OFFLINE))
+    proc.text("cmdline").is_ok_and(|line| line.split_whitespace().any(|word| word == KEEP_OFFLINE_PARAMETER))
 }
 
-fn unknown_state(error: &SysfsError) -> Finding {
+fn unknown_policy_finding(error: &SysfsError) -> Finding {
     let message =
         if error.is_gone() { "this kernel has no memory hotplug".to_owned() } else { units::chain(error) };
     Finding::problem(

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use units::{SLICE, limits::FOREIGN_MEMORY_ON_POOL_NODE_MAX};
 
-use super::{Finding, Machine, RUN_AS_ROOT, problems_or};
+use super::{Finding, Machine, RUN_AS_ROOT, problems_or_passed};
 use crate::host::{
     blocks::{self, Block},
     memory::usage,
@@ -14,12 +14,12 @@ use crate::host::{
 };
 
 /// Directory of NUMA nodes in sysfs.
-const NODES: &str = "devices/system/node";
+const NODES_FOLDER: &str = "devices/system/node";
 /// Kernel zone whose pages can all be migrated, so that its memory blocks can be offlined.
-const MOVABLE: &str = "Movable";
+const MOVABLE_ZONE: &str = "Movable";
 
 /// Checks whether a slice is a whole number of memory blocks.
-pub(super) fn block_size(machine: &Machine) -> Finding {
+pub(super) fn check_block_size(machine: &Machine) -> Finding {
     match blocks::size(&machine.sys) {
         Ok(size) if SLICE.get().is_multiple_of(size.get()) => Finding::passed(
             "blocks",
@@ -28,7 +28,7 @@ pub(super) fn block_size(machine: &Machine) -> Finding {
         Ok(size) => Finding::problem(
             "blocks",
             format!(
-                "a slice of {SLICE} is not a whole number of memory blocks of {size}: it cannot be added alone"
+                "a slice of {SLICE} is not a whole number of memory blocks of {size}, so it cannot be onlined separately"
             ),
             "set `kind = \"dax\"` under [backend] in host.toml",
         ),
@@ -39,7 +39,7 @@ pub(super) fn block_size(machine: &Machine) -> Finding {
 }
 
 /// Checks whether the kernel migrates pages between nodes: by demotion or by NUMA balancing.
-pub(super) fn page_migration(machine: &Machine) -> Finding {
+pub(super) fn check_page_migration(machine: &Machine) -> Finding {
     let demotion = machine.sys.text("kernel/mm/numa/demotion_enabled").unwrap_or_default();
     if ["true", "1"].contains(&&*demotion) {
         return Finding::problem(
@@ -58,24 +58,27 @@ pub(super) fn page_migration(machine: &Machine) -> Finding {
 }
 
 /// Checks a node with slices. `regions` are the physical address ranges of the slices.
-pub(super) fn all(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<Finding> {
-    let folder = format!("{NODES}/node{node}");
+pub(super) fn check_node(machine: &Machine, node: u32, regions: &[Range<u64>]) -> Vec<Finding> {
+    let folder = format!("{NODES_FOLDER}/node{node}");
     if !machine.sys.has(&folder) {
-        return vec![Finding::passed("node", "has no memory").of(format!("node {node}"))];
+        return vec![Finding::passed("node", "has no memory").with_subject(format!("node {node}"))];
     }
     let mut problems: Vec<_> = check_processors(machine, &folder).into_iter().collect();
     match online_blocks(machine, &folder) {
         Ok(blocks) => problems.extend(blocks.iter().filter_map(|block| check_block(machine, block, regions))),
         Err(error) => problems.push(Finding::problem("node", units::chain(&error), RUN_AS_ROOT)),
     }
-    problems.extend(foreign_memory(machine, &folder));
+    problems.extend(check_foreign_memory(machine, &folder));
     let passed = || {
         Finding::passed(
             "node",
             format!("has no processors, and no memory except slices; {}", overflow_effect(machine)),
         )
     };
-    problems_or(problems, passed).into_iter().map(|finding| finding.of(format!("node {node}"))).collect()
+    problems_or_passed(problems, passed)
+        .into_iter()
+        .map(|finding| finding.with_subject(format!("node {node}")))
+        .collect()
 }
 
 fn check_processors(machine: &Machine, folder: &str) -> Option<Finding> {
@@ -97,7 +100,8 @@ fn online_blocks(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsErr
         let state = machine.sys.text(format!("{}/{name}/state", blocks::FOLDER))?;
         Ok(Block { name, state })
     };
-    let all: Result<Vec<_>, _> = machine.sys.numbered(folder, "memory")?.into_iter().map(state).collect();
+    let all: Result<Vec<_>, _> =
+        machine.sys.numbered_names(folder, "memory")?.into_iter().map(state).collect();
     Ok(all?.into_iter().filter(|block| !block.is_offline()).collect())
 }
 
@@ -123,12 +127,11 @@ fn check_block(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Opti
             format!("{offline}; if that fails, reboot with memhp_default_state=offline"),
         )
     };
-    (zone != MOVABLE).then(problem)
+    (zone != MOVABLE_ZONE).then(problem)
 }
 
-/// Reports how much of the node's memory processes other than VMs use, if this amount exceeds the
-/// tolerance.
-fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
+/// Reports the memory of the node that processes other than VMs use, if it exceeds the tolerance.
+fn check_foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     let meminfo = machine.sys.text(format!("{folder}/meminfo")).ok()?;
     let bytes = usage::foreign_memory(&meminfo)?;
     let problem = || {
@@ -145,7 +148,8 @@ fn foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     (bytes > FOREIGN_MEMORY_ON_POOL_NODE_MAX).then(problem)
 }
 
-/// Returns the consequence for a VM when the node is full: swapping or, without swap, its end.
+/// Describes the effect of a full node on VMs: their pages are swapped out or, without swap, a VM
+/// is killed.
 fn overflow_effect(machine: &Machine) -> &'static str {
     let swaps = machine.proc.text("swaps").unwrap_or_default().lines().count();
     if swaps > 1 {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Finding, Machine, problems_or};
+use super::{Finding, Machine, problems_or_passed};
 use crate::{
     config::symbiosis::Symbiosis,
     host::{damon::Damon, remote::Remote, sampler::Sampler, sysfs::Sysfs},
@@ -13,26 +13,26 @@ use crate::{
 const CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 
 /// Runs all checks for Symbiosis.
-pub(super) fn all(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
+pub(super) fn check_tenants(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
     let problems =
         check_cgroups(&symbiosis.cgroups).into_iter().chain(check_swap(machine, symbiosis)).collect();
-    let mut findings = problems_or(problems, || {
+    let mut findings = problems_or_passed(problems, || {
         let (cgroups, remote) = (symbiosis.cgroups.display(), symbiosis.remote.display());
         Finding::passed(
             "tenants",
             format!("cgroups in {cgroups} have all controllers, and {remote} is in use as swap"),
         )
     });
-    findings.push(access_monitor(machine, symbiosis));
+    findings.push(check_access_monitor(machine, symbiosis));
     findings
 }
 
-/// Fix printed for a host on which not every tenant can be monitored.
-const BOOT: &str = "boot a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS";
+/// Fix printed if the page accesses of some tenants cannot be monitored.
+const DAMON_FIX: &str = "boot a kernel with CONFIG_DAMON_VADDR and CONFIG_DAMON_SYSFS";
 
-/// Reports by which means page accesses of tenants can be monitored: DAMON, processor samples or
+/// Reports whether page accesses of tenants can be monitored by DAMON, by processor samples or by
 /// both.
-fn access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
+fn check_access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
     let sampler = Sampler::open(&machine.sys, symbiosis.epoch.as_duration());
     match (sampler, Damon::is_available(&machine.sys)) {
         (Ok(sampler), true) => Finding::passed(
@@ -48,7 +48,7 @@ fn access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
                 "page accesses are monitored only for tenants with enough processor samples of {}: this kernel has no DAMON",
                 sampler.event_name()
             ),
-            BOOT,
+            DAMON_FIX,
         ),
         (Err(error), true) => {
             let error_text = units::chain(&error);
@@ -60,7 +60,7 @@ fn access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
                 "page accesses are not monitored, so shares hardly change: this kernel has no DAMON, and {}",
                 units::chain(&error)
             ),
-            BOOT,
+            DAMON_FIX,
         ),
     }
 }

@@ -17,15 +17,15 @@ use crate::host::{
     sysfs::fake::FakeSysfs,
 };
 
-const REGION: &str = "devices/platform/root0/decoder0.1/region7/dax_region7";
-const BLOCKS: &str = "devices/system/memory";
-const NODE: &str = "devices/system/node/node5";
+const REGION_FOLDER: &str = "devices/platform/root0/decoder0.1/region7/dax_region7";
+const BLOCKS_FOLDER: &str = "devices/system/memory";
+const NODE_FOLDER: &str = "devices/system/node/node5";
 /// Number of the first memory block of the region, which begins at 43 GiB; a GiB has 8 blocks.
-const FIRST: u64 = 43 * 8;
+const FIRST_BLOCK: u64 = 43 * 8;
 /// Process identifier of the simulated agent.
-const AGENT: &str = "4711";
+const AGENT_PID: &str = "4711";
 
-/// Machine without problems, on which an agent runs. With the backend `memory_block`, slice 0 is
+/// Machine without problems on which an agent runs. With the backend `memory_block`, slice 0 is
 /// memory of node 5.
 struct TestHost {
     tree: FakeSysfs,
@@ -36,33 +36,33 @@ struct TestHost {
 impl TestHost {
     fn new(backend: &'static str) -> Self {
         let tree = machine();
-        kernel(&tree);
-        settings(&tree, backend);
+        add_kernel_files(&tree);
+        write_settings(&tree, backend);
         fs::create_dir_all(tree.path("run")).unwrap();
         let socket = UnixListener::bind(tree.path("run/host-memory.sock")).unwrap();
         let host = Self { tree, backend, _socket: socket };
-        host.agent();
+        host.add_agent();
         if backend == "memory_block" {
-            host.slice("kmem");
-            host.blocks(FIRST..FIRST + 8, "online");
+            host.add_slice("kmem");
+            host.add_blocks(FIRST_BLOCK..FIRST_BLOCK + 8, "online");
         }
         host
     }
 
     /// Adds an agent that holds the lock of `runtime_dir` and has all capabilities.
-    fn agent(&self) {
+    fn add_agent(&self) {
         let lock = File::create(self.tree.path("run/lock")).unwrap().metadata().unwrap();
         let (device, inode) = (lock.dev(), lock.ino());
         let line = format!(
-            "1: FLOCK  ADVISORY  WRITE {AGENT} {:02x}:{:02x}:{inode} 0 EOF",
+            "1: FLOCK  ADVISORY  WRITE {AGENT_PID} {:02x}:{:02x}:{inode} 0 EOF",
             major(device),
             minor(device)
         );
         self.tree.files("proc", &[("locks", &line)]);
-        self.process(AGENT, "000001ffffffffff");
+        self.add_process(AGENT_PID, "000001ffffffffff");
     }
 
-    fn process(&self, pid: &str, capabilities: &str) {
+    fn add_process(&self, pid: &str, capabilities: &str) {
         let status = format!("Name:\thost-agent\nCapEff:\t{capabilities}");
         let command = "/usr/bin/host-agent\0serve\0--config\0/etc/tarn/host.toml";
         let mounts = "sysfs /sys sysfs rw,nosuid 0 0\ntmpfs /run tmpfs ro 0 0";
@@ -73,14 +73,14 @@ impl TestHost {
     /// Removes the agent, and gives the doctor's process all capabilities.
     fn without_agent(self) -> Self {
         self.tree.files("proc", &[("locks", "")]);
-        fs::remove_dir_all(self.tree.path("proc").join(AGENT)).unwrap();
+        fs::remove_dir_all(self.tree.path("proc").join(AGENT_PID)).unwrap();
         self.tree.files("proc/self", &[("status", "CapEff:\t000001ffffffffff"), ("mounts", "")]);
         self
     }
 
     /// Adds the dax device of slice 0, bound to a driver unless `driver` is empty.
-    fn slice(&self, driver: &str) {
-        let (device, last) = (format!("{REGION}/dax7.1"), (44_u64 << 30) - 1);
+    fn add_slice(&self, driver: &str) {
+        let (device, last) = (format!("{REGION_FOLDER}/dax7.1"), (44_u64 << 30) - 1);
         let files = [("size", "1073741824"), ("align", "2097152"), ("dev", "253:1"), ("target_node", "5")];
         self.tree.files(&device, &files);
         self.tree.files(&device, &[("resource", "0xac0000000")]);
@@ -93,11 +93,11 @@ impl TestHost {
         }
     }
 
-    fn blocks(&self, numbers: std::ops::Range<u64>, state: &str) {
+    fn add_blocks(&self, numbers: std::ops::Range<u64>, state: &str) {
         for number in numbers {
             let files = [("state", state), ("valid_zones", "Movable")];
-            self.tree.files(&format!("{BLOCKS}/memory{number}"), &files);
-            fs::create_dir_all(self.tree.path(&format!("{NODE}/memory{number}"))).unwrap();
+            self.tree.files(&format!("{BLOCKS_FOLDER}/memory{number}"), &files);
+            fs::create_dir_all(self.tree.path(&format!("{NODE_FOLDER}/memory{number}"))).unwrap();
         }
     }
 
@@ -115,29 +115,29 @@ impl TestHost {
         examine(&self.machine(), &self.tree.path("host.toml"))
     }
 
-    /// Returns the only problem as text. Fails if there is none or several.
+    /// Returns the only problem as text. Panics unless there is exactly one problem.
     #[track_caller]
-    fn problems(&self) -> String {
+    fn only_problem(&self) -> String {
         let problems: Vec<_> = self.findings().into_iter().filter(|finding| !finding.ok).collect();
         assert_eq!(problems.len(), 1, "{problems:#?}");
-        text(&problems)
+        format_findings(&problems)
     }
 
     #[track_caller]
     fn assert_problem(&self, parts: &[&str]) {
-        let problems = self.problems();
+        let problems = self.only_problem();
         assert!(parts.iter().all(|part| problems.contains(part)), "{parts:?} in\n{problems}");
     }
 
     #[track_caller]
     fn assert_healthy(&self) {
         let all = self.findings();
-        assert!(all.iter().all(|finding| finding.ok), "with {}:\n{}", self.backend, text(&all));
+        assert!(all.iter().all(|finding| finding.ok), "with {}:\n{}", self.backend, format_findings(&all));
     }
 }
 
 /// Adds the files of a kernel without problems.
-fn kernel(tree: &FakeSysfs) {
+fn add_kernel_files(tree: &FakeSysfs) {
     let drivers = ["platform/drivers/cxl_acpi", "pci/drivers/cxl_pci", "cxl/drivers/cxl_port"];
     let more =
         ["cxl/drivers/cxl_mem", "cxl/drivers/cxl_dax_region", "dax/drivers/device_dax", "dax/drivers/kmem"];
@@ -148,9 +148,9 @@ fn kernel(tree: &FakeSysfs) {
     let cmdline = "quiet memhp_default_state=offline";
     tree.files("proc", &[("cmdline", cmdline), ("swaps", "Filename Type Size Used Priority")]);
     tree.files("dev", &[("kvm", "")]);
-    tree.files(BLOCKS, &[("block_size_bytes", "8000000"), ("auto_online_blocks", "offline")]);
+    tree.files(BLOCKS_FOLDER, &[("block_size_bytes", "8000000"), ("auto_online_blocks", "offline")]);
     tree.files("kernel/mm/numa", &[("demotion_enabled", "false")]);
-    tree.files(NODE, &[("cpulist", ""), ("meminfo", &meminfo(0))]);
+    tree.files(NODE_FOLDER, &[("cpulist", ""), ("meminfo", &meminfo(0))]);
 }
 
 fn meminfo(others_mib: u64) -> String {
@@ -161,7 +161,7 @@ fn meminfo(others_mib: u64) -> String {
         + &line("Shmem:", 512)
 }
 
-fn settings(tree: &FakeSysfs, backend: &str) {
+fn write_settings(tree: &FakeSysfs, backend: &str) {
     let text = format!(
         "[agent]\nhost = \"h0\"\nruntime_dir = \"run\"\ntoken_file = \"h0.token\"\n[backend]\nkind = \"{backend}\""
     );
@@ -193,7 +193,7 @@ fn doctor_does_not_delete_an_incomplete_region() {
     let host = TestHost::new("dax").without_agent();
     host.tree.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     host.tree.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
-    let output = text(&host.findings());
+    let output = format_findings(&host.findings());
     assert!(output.contains("region7 is incomplete: the agent fixes this when it starts"), "{output}");
     assert_eq!(host.tree.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap(), "");
 }
@@ -202,7 +202,7 @@ fn doctor_does_not_delete_an_incomplete_region() {
 fn missing_or_invalid_config_is_reported() {
     let host = TestHost::new("dax");
     host.tree.files("", &[("host.toml", "[agent]\nhots = 1")]);
-    let output = text(&host.findings());
+    let output = format_findings(&host.findings());
     for expected in ["host.toml: line 2: agent.hots: unknown key", "host.toml: backend: is missing"] {
         let line = output.lines().find(|line| line.contains(expected));
         assert!(line.is_some_and(|line| line.starts_with("PROBLEM config ")), "no {expected:?} in\n{output}");
@@ -218,24 +218,24 @@ fn missing_controllers_and_swap_are_reported() {
     let others = fs::read_to_string(host.tree.path("host.toml")).unwrap();
     let symbiosis = "\n[symbiosis]\ncgroups = \"tenants\"\nmemory_mib = 1024\nbandwidth_mb_s = 100\nenforce = \"swap\"\nremote = \"/dev/null\"";
     host.tree.files("", &[("host.toml", &format!("{others}{symbiosis}"))]);
-    let output = text(&host.findings());
+    let output = format_findings(&host.findings());
     assert!(output.contains("is not a directory of cgroup v2") && output.contains("fix: mkdir "), "{output}");
     assert!(output.contains("symbiosis.remote: /dev/null is not a block device"), "{output}");
     host.tree.files("tenants", &[("cgroup.subtree_control", "cpu memory pids")]);
-    let output = text(&host.findings());
+    let output = format_findings(&host.findings());
     assert!(output.contains("lack the controllers io") && output.contains("fix: echo '+io' > "), "{output}");
     assert!(
         output.contains("page accesses are not monitored") && output.contains("CONFIG_DAMON_SYSFS"),
         "{output}"
     );
     host.tree.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "0")]);
-    assert!(text(&host.findings()).contains("monitored by DAMON; no processor of this host"));
+    assert!(format_findings(&host.findings()).contains("monitored by DAMON; no processor of this host"));
     host.tree.files("tenants", &[("cgroup.subtree_control", "cpu io memory pids")]);
-    assert!(!text(&host.findings()).contains("symbiosis.cgroups"));
+    assert!(!format_findings(&host.findings()).contains("symbiosis.cgroups"));
 }
 
 #[test]
-fn files_accessible_by_others_are_reported() {
+fn files_accessible_by_other_users_are_reported() {
     let host = TestHost::new("emulated");
     set_mode(&host.tree, "h0.token", 0o640);
     host.assert_problem(&[
@@ -258,16 +258,16 @@ fn files_accessible_by_others_are_reported() {
 
 #[test]
 fn local_memory_on_disk_is_reported() {
-    assert!(files::local_dir(None).ok);
-    assert!(files::local_dir(Some(Path::new("/dev/shm/tarn/local"))).ok);
-    assert!(!files::local_dir(Some(Path::new("/proc/tarn"))).ok);
+    assert!(files::check_local_dir(None).ok);
+    assert!(files::check_local_dir(Some(Path::new("/dev/shm/tarn/local"))).ok);
+    assert!(!files::check_local_dir(Some(Path::new("/proc/tarn"))).ok);
 }
 
 #[test]
 fn missing_agent_second_agent_and_missing_socket_are_reported() {
     let host = TestHost::new("dax");
-    host.process("99", "0");
-    host.assert_problem(&["agent", "processes [99] are host-agents, too", "`kill PID`"]);
+    host.add_process("99", "0");
+    host.assert_problem(&["agent", "processes [99] are also host-agents", "`kill PID`"]);
     fs::remove_dir_all(host.tree.path("proc/99")).unwrap();
     fs::remove_file(host.tree.path("run/host-memory.sock")).unwrap();
     host.assert_problem(&["agent", "process 4711 does not listen on", "`systemctl restart host-agent`"]);
@@ -277,13 +277,13 @@ fn missing_agent_second_agent_and_missing_socket_are_reported() {
 #[test]
 fn agent_without_capabilities_is_reported() {
     let host = TestHost::new("memory_block");
-    host.process(AGENT, "000001ffff5fffff");
+    host.add_process(AGENT_PID, "000001ffff5fffff");
     host.assert_problem(&[
         "permissions",
         "the agent (process 4711) lacks CAP_SYS_ADMIN CAP_SYS_NICE",
         "CapabilityBoundingSet=",
     ]);
-    host.process(AGENT, "000001ffffffffff");
+    host.add_process(AGENT_PID, "000001ffffffffff");
     host.tree.files("proc/4711", &[("mounts", "sysfs /sys sysfs ro,nosuid 0 0")]);
     host.assert_problem(&["permissions", "cannot write to /sys"]);
 }
@@ -326,7 +326,7 @@ fn soft_reserved_memory_without_cxl_bus_is_reported() {
     let iomem =
         "00000000-00000fff : Reserved\n100000000-1ffffffff : Soft Reserved\n  100000000-1ffffffff : dax0.0";
     host.tree.files("proc", &[("iomem", iomem)]);
-    let output = text(&host.findings());
+    let output = format_findings(&host.findings());
     assert!(
         output.contains("no CXL bus")
             && output.contains("has reserved memory (4GiB")
@@ -342,7 +342,7 @@ fn auto_online_policy_and_boot_option_are_reported() {
     host.assert_healthy();
     let finding = host.findings().into_iter().find(|finding| finding.check == "auto_online").unwrap();
     assert!(finding.fix.unwrap().contains("memhp_default_state=offline"));
-    host.tree.files(BLOCKS, &[("auto_online_blocks", "online_movable")]);
+    host.tree.files(BLOCKS_FOLDER, &[("auto_online_blocks", "online_movable")]);
     host.assert_problem(&[
         "auto_online",
         "(online_movable)",
@@ -370,33 +370,33 @@ fn missing_region_is_a_problem_only_if_agent_runs() {
         "device 0x1",
         "4GiB have no region; decoder0.1 has space for a region aligned to 1GiB, and the running agent",
     ]);
-    let output = text(&host.without_agent().findings());
+    let output = format_findings(&host.without_agent().findings());
     assert!(output.contains("aligned to 1GiB: the agent fixes this when it starts"), "{output}");
 }
 
 #[test]
 fn foreign_dax_device_is_reported() {
     let host = TestHost::new("dax");
-    host.slice("device_dax");
+    host.add_slice("device_dax");
     host.assert_healthy();
-    host.tree.files(&format!("{REGION}/dax7.1"), &[("size", "536870912")]);
+    host.tree.files(&format!("{REGION_FOLDER}/dax7.1"), &[("size", "536870912")]);
     host.assert_problem(&["device 0x1", "dax7.1 uses memory of the region", "`daxctl destroy-device`"]);
 }
 
 #[test]
 fn partial_slice_is_reported_only_without_agent() {
     let host = TestHost::new("memory_block");
-    host.blocks(FIRST..FIRST + 3, "offline");
+    host.add_blocks(FIRST_BLOCK..FIRST_BLOCK + 3, "offline");
     host.assert_healthy();
     let host = host.without_agent();
-    let partial_slice = text(&host.findings());
+    let partial_slice = format_findings(&host.findings());
     assert!(
         partial_slice
             .contains("cxl:0x1:0: incomplete slice: 5 of 8 memory blocks are online; no recorded VM"),
         "{partial_slice}"
     );
-    host.slice("");
-    let partial_slice = text(&host.findings());
+    host.add_slice("");
+    let partial_slice = format_findings(&host.findings());
     assert!(
         partial_slice.contains("cxl:0x1:0: incomplete slice: it has no driver; no recorded VM"),
         "{partial_slice}"
@@ -406,18 +406,18 @@ fn partial_slice_is_reported_only_without_agent() {
 #[test]
 fn online_memory_blocks_with_dax_backend_are_reported() {
     let host = TestHost::new("dax");
-    host.slice("kmem");
-    host.blocks(FIRST..FIRST + 8, "offline");
+    host.add_slice("kmem");
+    host.add_blocks(FIRST_BLOCK..FIRST_BLOCK + 8, "offline");
     host.assert_healthy();
-    host.blocks(FIRST + 2..FIRST + 3, "online");
+    host.add_blocks(FIRST_BLOCK + 2..FIRST_BLOCK + 3, "online");
     host.assert_problem(&["cxl:0x1:0: 1 memory blocks of the slice are online", "memory346/state`"]);
 }
 
 #[test]
 fn blocks_larger_than_a_slice_are_reported() {
     let host = TestHost::new("memory_block");
-    host.tree.files(BLOCKS, &[("block_size_bytes", "80000000")]);
-    let output = text(&host.findings());
+    host.tree.files(BLOCKS_FOLDER, &[("block_size_bytes", "80000000")]);
+    let output = format_findings(&host.findings());
     assert!(
         output.contains(
             "blocks      this host: a slice of 1GiB is not a whole number of memory blocks of 2GiB"
@@ -429,20 +429,20 @@ fn blocks_larger_than_a_slice_are_reported() {
 #[test]
 fn foreign_use_of_pool_node_is_reported() {
     let host = TestHost::new("memory_block");
-    host.tree.files(NODE, &[("meminfo", &meminfo(65))]);
+    host.tree.files(NODE_FOLDER, &[("meminfo", &meminfo(65))]);
     host.assert_problem(&[
         "node 5",
         "processes other than VMs use 65MiB of this node",
         "AllowedMemoryNodes=",
         "is killed",
     ]);
-    host.tree.files(NODE, &[("meminfo", &meminfo(64)), ("cpulist", "0-3")]);
+    host.tree.files(NODE_FOLDER, &[("meminfo", &meminfo(64)), ("cpulist", "0-3")]);
     host.assert_problem(&["node 5", "has processors 0-3"]);
-    host.tree.files(NODE, &[("cpulist", "")]);
-    host.blocks(8..9, "online");
+    host.tree.files(NODE_FOLDER, &[("cpulist", "")]);
+    host.add_blocks(8..9, "online");
     host.assert_problem(&["node 5", "memory8 is online and belongs to no slice", "`echo offline > "]);
-    host.blocks(8..9, "offline");
-    host.tree.files(&format!("{BLOCKS}/memory344"), &[("valid_zones", "Normal")]);
+    host.add_blocks(8..9, "offline");
+    host.tree.files(&format!("{BLOCKS_FOLDER}/memory344"), &[("valid_zones", "Normal")]);
     host.assert_problem(&["node 5", "memory344 is online in zone Normal", "memhp_default_state=offline"]);
 }
 
@@ -455,7 +455,7 @@ fn enabled_demotion_is_a_problem_and_numa_balancing_is_not() {
     host.tree
         .files("proc", &[("sys/kernel/numa_balancing", "1"), ("swaps", "Filename\n/dev/sda2 partition")]);
     host.assert_healthy();
-    let output = text(&host.findings());
+    let output = format_findings(&host.findings());
     assert!(output.contains("does not move memory of VMs") && output.contains("are swapped out"), "{output}");
 }
 
@@ -466,7 +466,7 @@ fn disabled_huge_pages_are_reported_with_fix() {
     let output = || {
         let mut findings = host.findings().into_iter();
         let Finding { ok, message, fix, .. } = findings.find(|finding| finding.check == "hugepages").unwrap();
-        assert!(ok, "guests run without huge pages, too");
+        assert!(ok, "guests also run without huge pages");
         format!("{message} ({})", fix.unwrap_or_default())
     };
     assert!(output().ends_with("(boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE)"), "{}", output());
@@ -490,6 +490,6 @@ fn disabled_huge_pages_are_reported_with_fix() {
 fn active_memory_encryption_is_a_problem() {
     let host = TestHost::new("dax");
     host.tree.files("bus/pci/drivers/ccp/0000:22:00.1", &[("tsme_status", "1")]);
-    let problems = host.problems();
+    let problems = host.only_problem();
     assert!(problems.contains("AMD TSME is active") && problems.contains("disable TSME"), "{problems}");
 }

@@ -12,7 +12,7 @@ use pool::{
 };
 use units::{ReservationId, UnixMs};
 
-use super::{Driver, PROCESS_WATCH_RETRY, RecordOperation, worker_pool::Lane};
+use super::{Driver, PROCESS_WATCH_RETRY_DELAY, RecordOperation, worker_pool::Lane};
 use crate::{
     host::{Host, HostError, process::ProcessHandle},
     metrics::Call,
@@ -21,19 +21,19 @@ use crate::{
 
 impl Driver {
     pub(super) fn online(&mut self, holding: Holding, handle: Handle, check_zero: bool) {
-        self.call(Call::Online, holding, move |host| {
+        self.start_call(Call::Online, holding, move |host| {
             host.online(holding, &handle, check_zero).map(|()| SliceOutcome::Onlined)
         });
     }
 
     pub(super) fn offline(&mut self, holding: Holding, handle: Handle, verify: bool) {
-        self.call(Call::Offline, holding, move |host| {
+        self.start_call(Call::Offline, holding, move |host| {
             host.offline(holding, &handle, verify).map(|()| SliceOutcome::Offlined)
         });
     }
 
     pub(super) fn scrub(&mut self, holding: Holding, handle: Handle) {
-        self.call(Call::Scrub, holding, move |host| {
+        self.start_call(Call::Scrub, holding, move |host| {
             let started = now();
             let verified = host.scrub(holding, &handle)?;
             Ok(SliceOutcome::Scrubbed(ScrubReport { holding, started, ended: now(), verified }))
@@ -42,19 +42,19 @@ impl Driver {
 
     pub(super) fn close_orphan(&mut self, place: Arc<str>) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
-        self.workers.call(Lane::Closing, move || {
+        self.workers.queue_call(Lane::Closing, move || {
             let began = Instant::now();
             let closed = host.close_orphan(&place);
             metrics.record_call(Call::CloseOrphan, began.elapsed(), closed.is_ok());
             let result = closed.map_err(|error| {
                 tracing::warn!(%place, error = units::chain(&error), "cannot close orphaned slice");
-                error.failure()
+                error.to_failure()
             });
             Event::OrphanClosed { place, result }
         });
     }
 
-    fn call(
+    fn start_call(
         &mut self,
         call: Call,
         holding: Holding,
@@ -66,14 +66,14 @@ impl Driver {
             Call::Offline | Call::CloseOrphan => Lane::Closing,
             Call::Scrub => Lane::Scrubbing,
         };
-        self.workers.call(lane, move || {
+        self.workers.queue_call(lane, move || {
             let began = Instant::now();
             let result = work(&*host);
             metrics.record_call(call, began.elapsed(), result.is_ok());
             let (slice, epoch) = (holding.slice.0, holding.epoch.0);
             let result = result.map_err(|error| {
                 tracing::warn!(slice, epoch, ?call, error = units::chain(&error), "host call failed");
-                error.failure()
+                error.to_failure()
             });
             if result.is_ok() {
                 tracing::debug!(slice, epoch, ?call, "host call succeeded");
@@ -82,7 +82,8 @@ impl Driver {
         });
     }
 
-    /// Writes a record in another thread. During the write of a record, later operations on it wait.
+    /// Writes a record in another thread. Later operations on the same record wait until the write
+    /// ends.
     pub(super) fn record(&mut self, record: VmRecord) {
         let reservation = record.reservation;
         if let Some(next) = self.record_writes.get_mut(&reservation) {
@@ -112,8 +113,8 @@ impl Driver {
         }
     }
 
-    /// Performs the operation that waited for the end of a write. Returns whether there was one: the
-    /// result of the write is then obsolete.
+    /// Performs the operation that waited for the end of a write. Returns whether there was such an
+    /// operation; if so, the result of the write is obsolete.
     pub(super) fn continue_after_write(&mut self, reservation: ReservationId) -> bool {
         match self.record_writes.remove(&reservation).flatten() {
             None => return false,
@@ -135,7 +136,7 @@ impl Driver {
     pub(super) fn watch(&mut self, reservation: ReservationId, process: Process) {
         self.watched_processes.insert(reservation, process.clone());
         self.tasks.spawn(async move {
-            process_end(&process).await;
+            wait_for_process_end(&process).await;
             tracing::info!(%reservation, pid = process.pid, "process of VM ended");
             Event::ProcessGone { reservation }
         });
@@ -164,9 +165,9 @@ fn join<T>(joined: Result<T, tokio::task::JoinError>) -> T {
     joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// Waits until a process has ended. If the process cannot be watched, this is retried, because an
-/// unknown state does not mean that the process has ended.
-async fn process_end(process: &Process) {
+/// Waits until a process has ended. Retries if the process cannot be watched, because the process
+/// may still run.
+async fn wait_for_process_end(process: &Process) {
     loop {
         match ProcessHandle::open(process).map(|handle| handle.map(|handle| readiness::watch(handle.into())))
         {
@@ -180,7 +181,7 @@ async fn process_end(process: &Process) {
                 tracing::warn!(pid = process.pid, error = units::chain(&error), "cannot watch process of VM");
             }
         }
-        tokio::time::sleep(PROCESS_WATCH_RETRY).await;
+        tokio::time::sleep(PROCESS_WATCH_RETRY_DELAY).await;
     }
 }
 

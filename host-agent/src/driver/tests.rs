@@ -24,7 +24,7 @@ const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns the handle of `SLICE_1`.
-fn place() -> pool::protocol::Handle {
+fn slice_handle() -> pool::protocol::Handle {
     pool::protocol::Handle::new("emc", "/emc/1.1")
 }
 
@@ -84,7 +84,7 @@ impl Rig {
     }
 
     async fn send_vm(&self, revision: u64) {
-        let slices = BTreeMap::from([(SLICE_1, place())]);
+        let slices = BTreeMap::from([(SLICE_1, slice_handle())]);
         let vm = DesiredVm { vm: name(), local: Bytes::mib(1), pinned: true, uid: None, slices };
         self.send_state(revision, |desired| drop(desired.vms.insert(ReservationId(1), vm))).await;
     }
@@ -112,7 +112,7 @@ fn name() -> Name {
 #[tokio::test]
 async fn failed_online_is_retried() {
     let mut rig = Rig::new().await;
-    rig.host.fail(Call::Online, 2);
+    rig.host.fail_next(Call::Online, 2);
     rig.send_vm(1).await;
     rig.wait(|report| report.online == [SLICE_1]).await;
     assert_eq!(rig.host.calls(), [(Call::Online, SLICE_1)]);
@@ -121,8 +121,8 @@ async fn failed_online_is_retried() {
 #[tokio::test]
 async fn persistent_failure_is_reported_with_host_error() {
     let mut rig = Rig::new().await;
-    rig.host.fail(Call::Scrub, 3);
-    rig.send_state(1, |desired| drop(desired.scrub.insert(SLICE_1, place()))).await;
+    rig.host.fail_next(Call::Scrub, 3);
+    rig.send_state(1, |desired| drop(desired.scrub.insert(SLICE_1, slice_handle()))).await;
     let report = rig.wait(|report| !report.failed.is_empty()).await;
     let HostFailure { reason, message } =
         HostFailure { reason: report.failed[0].reason, message: report.failed[0].message.clone() };
@@ -137,7 +137,7 @@ async fn orphaned_slice_is_closed_before_host_is_clean() {
     let host = Fake::default();
     host.add_orphan("/emc/1.1");
     host.add_orphan("/emc/2.1");
-    host.fail(Call::CloseOrphan, 2);
+    host.fail_next(Call::CloseOrphan, 2);
     let mut rig = Rig::with(host).await;
     rig.send_vm(1).await;
     let report = rig.wait(|report| report.online == [SLICE_1]).await;
@@ -155,7 +155,7 @@ async fn slice_that_is_not_zero_is_reported_and_not_opened() {
     rig.send_vm(1).await;
     let report = rig.wait(|report| !report.failed.is_empty()).await;
     assert_eq!(report.failed[0].reason, FailureReason::NotZero);
-    assert!(rig.host.open().is_empty());
+    assert!(rig.host.open_slices().is_empty());
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ async fn failed_attach_returns_host_error_and_can_be_repeated() {
     let mut rig = Rig::new().await;
     rig.send_vm(1).await;
     rig.wait(|report| report.online == [SLICE_1]).await;
-    rig.host.fail(Call::Memory, 1);
+    rig.host.fail_next(Call::Memory, 1);
     let error = units::chain(&rig.attach().await.unwrap_err());
     assert!(error.contains("the VM's memory is not available: cannot use a"), "{error}");
     rig.attach().await.unwrap();
@@ -259,7 +259,7 @@ async fn vm_is_unknown_only_after_first_desired_state() {
 /// Regression test: a record was deleted while its last write was still in progress, and the write
 /// created the file again.
 #[tokio::test]
-async fn record_deleted_during_its_write_does_not_return() {
+async fn record_deleted_during_a_write_is_not_created_again() {
     let dir = tempfile::tempdir().unwrap();
     let records = Records::open(dir.path(), "boot").unwrap();
     let process = Process { pid: 1, started: 1, cgroup: String::new() };

@@ -31,9 +31,9 @@ struct Queue {
 /// Queue to which a call belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Calls for which the start of a VM waits.
+    /// Calls that must end before a VM can start.
     Serving,
-    /// Calls that close slices, which may wait for each other.
+    /// Calls that close slices. These calls may wait for each other.
     Closing,
     /// Calls that scrub slices without an owner.
     Scrubbing,
@@ -44,7 +44,7 @@ struct PendingCalls {
     serving: VecDeque<Call>,
     closing: VecDeque<Call>,
     scrubbing: VecDeque<Call>,
-    reclaims_running: usize,
+    running_reclaims: usize,
     is_closed: bool,
 }
 
@@ -54,21 +54,21 @@ impl PendingCalls {
         if let Some(call) = self.serving.pop_front() {
             return Some((Lane::Serving, call));
         }
-        if !self.can_reclaim() {
+        if !self.can_start_reclaim() {
             return None;
         }
-        self.reclaims_running += 1;
+        self.running_reclaims += 1;
         let closing = self.closing.pop_front().map(|call| (Lane::Closing, call));
         closing.or_else(|| Some((Lane::Scrubbing, self.scrubbing.pop_front()?)))
     }
 
-    fn can_reclaim(&self) -> bool {
+    fn can_start_reclaim(&self) -> bool {
         let has_reclaims = !self.closing.is_empty() || !self.scrubbing.is_empty();
-        has_reclaims && self.reclaims_running < HOST_RECLAIM_CALLS_IN_FLIGHT_MAX
+        has_reclaims && self.running_reclaims < HOST_RECLAIM_CALLS_IN_FLIGHT_MAX
     }
 
-    fn has_more(&self) -> bool {
-        !self.serving.is_empty() || self.can_reclaim()
+    fn has_runnable(&self) -> bool {
+        !self.serving.is_empty() || self.can_start_reclaim()
     }
 }
 
@@ -80,14 +80,14 @@ impl Queue {
 
     /// Waits for the next call; returns `None` after the pool was dropped. `last` is the lane of
     /// the thread's previous call.
-    fn next(&self, last: Option<Lane>) -> Option<(Lane, Call)> {
+    fn wait_for_next(&self, last: Option<Lane>) -> Option<(Lane, Call)> {
         let mut pending = self.pending();
-        pending.reclaims_running -= usize::from(last.is_some_and(|lane| lane != Lane::Serving));
+        pending.running_reclaims -= usize::from(last.is_some_and(|lane| lane != Lane::Serving));
         loop {
             if let Some(call) = pending.take() {
-                let has_more = pending.has_more();
+                let has_runnable = pending.has_runnable();
                 drop(pending);
-                if has_more {
+                if has_runnable {
                     self.available.notify_one();
                 }
                 return Some(call);
@@ -122,7 +122,7 @@ impl WorkerPool {
             let (queue, results) = (Arc::clone(&queue), results.clone());
             thread::Builder::new().name(format!("host-call-{n}")).spawn(move || {
                 let mut last = None;
-                while let Some((lane, call)) = queue.next(last) {
+                while let Some((lane, call)) = queue.wait_for_next(last) {
                     drop(results.send(catch_unwind(AssertUnwindSafe(call)))); // the driver may have ended
                     last = Some(lane);
                 }
@@ -132,9 +132,9 @@ impl WorkerPool {
     }
 
     /// Queues a call for the next free thread.
-    pub(super) fn call(&self, lane: Lane, call: impl FnOnce() -> Event + Send + 'static) {
+    pub(super) fn queue_call(&self, lane: Lane, call: impl FnOnce() -> Event + Send + 'static) {
         let mut pending = self.0.pending();
-        let was_idle = !pending.has_more();
+        let was_idle = !pending.has_runnable();
         match lane {
             Lane::Serving => pending.serving.push_back(Box::new(call)),
             Lane::Closing => pending.closing.push_back(Box::new(call)),
@@ -177,7 +177,7 @@ mod tests {
         let barrier = Arc::new(Barrier::new(HOST_CALLS_IN_FLIGHT_MAX));
         for id in 0..3 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
             let barrier = Arc::clone(&barrier);
-            workers.call(Lane::Serving, move || {
+            workers.queue_call(Lane::Serving, move || {
                 barrier.wait(); // blocks until all threads are in a call
                 event(id)
             });
@@ -197,11 +197,11 @@ mod tests {
     async fn panicking_call_is_reported_and_workers_continue() {
         let (workers, mut results) = WorkerPool::start().unwrap();
         for lane in [Lane::Serving, Lane::Scrubbing].repeat(HOST_CALLS_IN_FLIGHT_MAX) {
-            workers.call(lane, || panic!("failed host call"));
+            workers.queue_call(lane, || panic!("failed host call"));
             assert!(results.recv().await.unwrap().is_err());
         }
         for lane in [Lane::Serving, Lane::Scrubbing] {
-            workers.call(lane, || event(1));
+            workers.queue_call(lane, || event(1));
             assert!(results.recv().await.unwrap().is_ok());
         }
     }
@@ -213,13 +213,13 @@ mod tests {
         let released = Arc::new(Mutex::new(released));
         for id in 0..4 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
             let released = Arc::clone(&released);
-            workers.call(Lane::Scrubbing, move || {
+            workers.queue_call(Lane::Scrubbing, move || {
                 let _ = released.lock().unwrap().recv();
                 event(id)
             });
         }
         for _ in 0..100 {
-            workers.call(Lane::Serving, || event(1000));
+            workers.queue_call(Lane::Serving, || event(1000));
             let first = results.recv().await.unwrap().unwrap();
             assert!(matches!(first, Event::ProcessGone { reservation: ReservationId(1000) }));
         }

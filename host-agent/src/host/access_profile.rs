@@ -3,7 +3,7 @@
 
 use fairness::profile::Histogram;
 
-use super::memory::usage::PAGE;
+use super::memory::usage::PAGE_BYTES;
 
 /// Interval between samples of a page, in microseconds. Several accesses within an interval count
 /// as a single access.
@@ -11,7 +11,7 @@ pub const SAMPLE_INTERVAL_US: u64 = 50_000;
 /// Number of samples per result, so that a result covers 2 s.
 pub const SAMPLES_PER_RESULT: u32 = 40;
 /// Histogram units per sample, so that fractions of a sample can be counted.
-const FRACTION_UNITS: u32 = 1000;
+const HISTOGRAM_UNITS_PER_SAMPLE: u32 = 1000;
 
 /// Mechanism that measured an access profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl AccessProfile {
     /// Returns the number of page accesses per second. Several accesses of a page within a sample
     /// interval count as a single access.
     pub fn pages_per_second(&self) -> f64 {
-        let pages = |region: &Region| region.bytes as f64 / PAGE as f64 * region.touched;
+        let pages = |region: &Region| region.bytes as f64 / PAGE_BYTES as f64 * region.touched;
         self.accessed_regions().map(pages).sum::<f64>() / (SAMPLE_INTERVAL_US as f64 / 1e6)
     }
 
@@ -81,17 +81,17 @@ impl AccessProfile {
         let (mut counts, mut block) = (Vec::new(), Block::default());
         for Region { bytes: mut remaining, touched } in regions {
             while remaining > 0 {
-                let part = remaining.min(bytes.max(PAGE) - block.bytes);
+                let part = remaining.min(bytes.max(PAGE_BYTES) - block.bytes);
                 remaining -= part;
                 block.bytes += part;
                 block.touched += touched * part as f64;
-                if block.bytes == bytes.max(PAGE) {
+                if block.bytes == bytes.max(PAGE_BYTES) {
                     counts.push(std::mem::take(&mut block).count());
                 }
             }
         }
         counts.extend((block.bytes > 0).then(|| block.count()));
-        Histogram::with_unit(counts, FRACTION_UNITS)
+        Histogram::with_unit(counts, HISTOGRAM_UNITS_PER_SAMPLE)
     }
 
     fn accessed_regions(&self) -> impl Iterator<Item = &Region> {
@@ -111,7 +111,7 @@ impl Block {
     fn count(self) -> u32 {
         let touched = self.touched / self.bytes as f64;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 40,000")]
-        let count = (touched * f64::from(SAMPLES_PER_RESULT * FRACTION_UNITS)).round() as u32;
+        let count = (touched * f64::from(SAMPLES_PER_RESULT * HISTOGRAM_UNITS_PER_SAMPLE)).round() as u32;
         count.max(1)
     }
 }
@@ -122,22 +122,26 @@ mod tests {
 
     #[test]
     fn histogram_combines_small_regions_into_blocks() {
-        let regions = vec![Region { bytes: PAGE, touched: 1.0 }; 1000];
+        let regions = vec![Region { bytes: PAGE_BYTES, touched: 1.0 }; 1000];
         let profile = AccessProfile { source: AccessSource::Pebs, regions };
-        assert_eq!(profile.histogram(256 * PAGE).samples(), 4 * 40);
+        assert_eq!(profile.histogram(256 * PAGE_BYTES).samples(), 4 * 40);
     }
 
     #[test]
-    fn always_accessed_page_counts_twenty_per_second() {
-        let region = |pages: u64, touched| Region { bytes: pages * PAGE, touched };
+    fn always_accessed_page_has_twenty_accesses_per_second() {
+        let region = |pages: u64, touched| Region { bytes: pages * PAGE_BYTES, touched };
         let profile = AccessProfile {
             source: AccessSource::Damon,
             regions: vec![region(2, 1.0), region(256, 0.0), region(8, 0.5)],
         };
-        assert_eq!(profile.touched_bytes(), 10 * PAGE);
+        assert_eq!(profile.touched_bytes(), 10 * PAGE_BYTES);
         assert_eq!(profile.pages_per_second(), 20.0 * (2.0 + 4.0));
-        assert_eq!(profile.histogram(PAGE).samples(), 2 * 40 + 8 * 20);
-        assert_eq!(profile.histogram(4 * PAGE).samples(), 30 + 20 + 20, "blocks of 2 + 2, 4 and 2 pages");
-        assert_eq!(profile.resident_fraction(5 * PAGE), 0.5);
+        assert_eq!(profile.histogram(PAGE_BYTES).samples(), 2 * 40 + 8 * 20);
+        assert_eq!(
+            profile.histogram(4 * PAGE_BYTES).samples(),
+            30 + 20 + 20,
+            "blocks of 2 + 2, 4 and 2 pages"
+        );
+        assert_eq!(profile.resident_fraction(5 * PAGE_BYTES), 0.5);
     }
 }

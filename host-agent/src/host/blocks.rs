@@ -33,8 +33,8 @@ impl Block {
 pub fn range(sysfs: &Sysfs, block: &Block) -> Result<Range<u64>, SysfsError> {
     let size = size(sysfs)?.get();
     let number = block.name.trim_start_matches("memory").parse::<u64>();
-    let number =
-        number.map_err(|_| sysfs.unreadable(FOLDER, block.name.clone(), "the name of a memory block"))?;
+    let number = number
+        .map_err(|_| sysfs.unreadable_error(FOLDER, block.name.clone(), "the name of a memory block"))?;
     Ok(number * size..(number + 1) * size)
 }
 
@@ -47,7 +47,7 @@ pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
     let text = sysfs.text(&file)?;
     match u64::from_str_radix(&text, 16) {
         Ok(bytes) if bytes > 0 => Ok(Bytes::new(bytes)),
-        _ => Err(sysfs.unreadable(file, text, "a size in hexadecimal bytes")),
+        _ => Err(sysfs.unreadable_error(file, text, "a size in hexadecimal bytes")),
     }
 }
 
@@ -56,7 +56,7 @@ pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
 ///
 /// # Errors
 /// The policy cannot be read.
-pub fn policy(sysfs: &Sysfs) -> Result<String, SysfsError> {
+pub fn online_policy(sysfs: &Sysfs) -> Result<String, SysfsError> {
     sysfs.text(format!("{FOLDER}/auto_online_blocks"))
 }
 

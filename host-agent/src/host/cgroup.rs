@@ -41,7 +41,8 @@ pub struct Counters {
     pub other_device_bytes: u64,
     /// Microseconds in which some task was stalled on memory, and on I/O (pressure stall
     /// information); `None` if the kernel does not count stalls. A wait for a page can count as
-    /// both: as memory if the page was in use before, as I/O while a limit delays it.
+    /// both: as a memory stall if the page was recently in use, and as an I/O stall while an I/O
+    /// limit delays it.
     pub stalled_us: Option<(u64, u64)>,
 }
 
@@ -57,9 +58,9 @@ impl Counters {
 pub struct Limits {
     /// Memory above which the kernel reclaims pages (`memory.high`), in bytes.
     pub memory: Option<u64>,
-    /// Reads from the swap device, in bytes per second.
+    /// Maximum rate of reads from the swap device, in bytes per second.
     pub read: Option<u64>,
-    /// Writes to the swap device, in bytes per second.
+    /// Maximum rate of writes to the swap device, in bytes per second.
     pub written: Option<u64>,
 }
 
@@ -83,7 +84,7 @@ impl Cgroups {
             let Some(name) = entry.file_name().to_str().filter(|_| is_folder).map(str::to_owned) else {
                 continue;
             };
-            // A cgroup that is removed meanwhile is skipped, too.
+            // A cgroup that was removed meanwhile is also skipped.
             if self
                 .files
                 .text(format!("{name}/cgroup.events"))
@@ -114,21 +115,21 @@ impl Cgroups {
         };
         let io = self.text(name, "io.stat")?;
         let byte_count =
-            |line: &str, key| value_of(line, key).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+            |line: &str, key| find_value(line, key).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
         let other_device_bytes = io.lines().filter(|line| !has_first_word(line, device));
         let other_device_bytes =
             other_device_bytes.map(|line| byte_count(line, "rbytes") + byte_count(line, "wbytes")).sum();
-        let io = line_of(&io, device).unwrap_or_default();
+        let io = find_line(&io, device).unwrap_or_default();
         let stalled = |file| {
             let text = self.text(name, file).ok()?;
-            value_of(line_of(&text, "some")?, "total")?.parse().ok()
+            find_value(find_line(&text, "some")?, "total")?.parse().ok()
         };
         let memory = self.text(name, "memory.stat")?;
         let memory_stat = |key| self.parse(name, "memory.stat", &memory, key);
         Ok(Counters {
             memory: number("memory.current")?,
             swapped,
-            memory_max: self.bytes(name, "memory.max")?,
+            memory_max: self.read_limit(name, "memory.max")?,
             cpu_us: self.parse(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
             major_faults: memory_stat("pgmajfault")?,
             refaults: memory_stat("workingset_refault_anon")? + memory_stat("workingset_refault_file")?,
@@ -152,7 +153,7 @@ impl Cgroups {
                 Ok(text) => text,
                 // A child cgroup was removed meanwhile, or is threaded, so that its processes are
                 // listed in its parent.
-                Err(error) if folder != own && (error.is_gone() || has_threads_only(&error)) => continue,
+                Err(error) if folder != own && (error.is_gone() || is_threaded_cgroup(&error)) => continue,
                 Err(error) => return Err(error),
             };
             pids.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()));
@@ -169,9 +170,9 @@ impl Cgroups {
     /// The tenant does not exist, or its files cannot be read.
     pub fn limits(&self, name: &str, device: &str) -> Result<Limits, SysfsError> {
         let io = self.text(name, "io.max")?;
-        let of = |key| Some(value_of(line_of(&io, device)?, key)?.parse().ok());
+        let of = |key| Some(find_value(find_line(&io, device)?, key)?.parse().ok());
         let (read, written): (Option<u64>, Option<u64>) = (of("rbps").flatten(), of("wbps").flatten());
-        Ok(Limits { memory: self.bytes(name, "memory.high")?.map(Bytes::get), read, written })
+        Ok(Limits { memory: self.read_limit(name, "memory.high")?.map(Bytes::get), read, written })
     }
 
     /// Sets `memory.high`, above which the kernel reclaims pages, in bytes; `None` removes the
@@ -204,7 +205,7 @@ impl Cgroups {
     }
 
     /// Reads a limit in bytes; `None` for `max`.
-    fn bytes(&self, name: &str, file: &str) -> Result<Option<Bytes>, SysfsError> {
+    fn read_limit(&self, name: &str, file: &str) -> Result<Option<Bytes>, SysfsError> {
         if self.text(name, file)? == "max" {
             return Ok(None);
         }
@@ -213,7 +214,7 @@ impl Cgroups {
 
     fn parse(&self, name: &str, file: &str, text: &str, key: &'static str) -> Result<u64, SysfsError> {
         parse_value(text, key)
-            .ok_or_else(|| self.files.unreadable(format!("{name}/{file}"), truncate(text), key))
+            .ok_or_else(|| self.files.unreadable_error(format!("{name}/{file}"), truncate(text), key))
     }
 }
 
@@ -233,8 +234,8 @@ fn parse_value(text: &str, key: &str) -> Option<u64> {
     rest.trim().parse().ok()
 }
 
-/// Returns the line that begins with a word.
-fn line_of<'a>(text: &'a str, word: &str) -> Option<&'a str> {
+/// Returns the line whose first word is `word`.
+fn find_line<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.lines().find(|line| has_first_word(line, word))
 }
 
@@ -243,11 +244,11 @@ fn has_first_word(line: &str, word: &str) -> bool {
 }
 
 /// Returns the value of a key in a line such as `253:0 rbytes=4096 wbytes=0`.
-fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+fn find_value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
-fn has_threads_only(error: &SysfsError) -> bool {
+fn is_threaded_cgroup(error: &SysfsError) -> bool {
     let code = rustix::io::Errno::OPNOTSUPP.raw_os_error();
     matches!(error, SysfsError::Read { errno, .. } if errno.raw_os_error() == Some(code))
 }

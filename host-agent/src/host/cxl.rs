@@ -1,6 +1,6 @@
 //! Discovery of the CXL memory devices of this machine. Each device gets one region over its whole
 //! memory: an existing region is used, otherwise a region is created. Slices are numbered from the
-//! start of the region, and changed by the module `slices`. A device with a problem is reported and
+//! start of the region. The module `slices` changes them. A device with a problem is reported and
 //! not used.
 
 mod plan;
@@ -109,7 +109,7 @@ impl CxlMemory {
     /// [`CxlError::NoBus`], [`CxlError::NoDevice`], or sysfs cannot be read.
     pub fn discover(sysfs: &Sysfs) -> Result<Self, CxlError> {
         let memdevs = memdevs(sysfs)?;
-        let regions = regions(sysfs, &memdevs);
+        let regions = ensure_regions(sysfs, &memdevs);
         let device = |(memdev, region): (Memdev, Result<Region, Problem>)| Device {
             slices: region.and_then(|region| Ok(Slices::open(sysfs, region)?)),
             name: memdev.name,
@@ -133,9 +133,9 @@ impl CxlMemory {
     }
 }
 
-/// Returns the region of each device, or the reason why the device has none. The windows of all new
-/// regions are chosen together.
-fn regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
+/// Returns the region of each device, or the reason why the device has none. Creates missing
+/// regions, and chooses the windows for all of them together.
+fn ensure_regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Problem>> {
     let (mut regions, mut plans) = (BTreeMap::new(), Vec::new());
     for (number, memdev) in memdevs.iter().enumerate() {
         let region = if has_duplicate_serial(memdevs, memdev) {

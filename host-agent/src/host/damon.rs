@@ -1,9 +1,9 @@
 //! Page accesses of tenants, measured by DAMON of the Linux kernel through its sysfs interface.
 //! DAMON samples regions of the tenants' processes, and reports how often each region was accessed.
 //!
-//! The agent uses DAMON exclusively; while another program uses it, it is unavailable. Device
-//! memory is not monitored: DAMON does not see its pages, and sampling would split the 1 GiB page
-//! table entries that map device-dax memory.
+//! The agent requires exclusive use of DAMON, and does not start it while another program uses it.
+//! Device memory is not monitored: DAMON does not see its pages, and sampling would split the 1 GiB
+//! page table entries that map device-dax memory.
 
 mod target;
 
@@ -21,14 +21,14 @@ use super::{
 };
 
 /// Directory of DAMON in sysfs.
-const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
-/// Aggregation interval of DAMON, in microseconds. A result covers the last such interval.
-const AGGREGATE_US: u64 = SAMPLES_PER_RESULT as u64 * SAMPLE_INTERVAL_US;
-/// Interval in which DAMON updates the processes' mappings, in microseconds.
-const UPDATE_US: u64 = 1_000_000;
-/// Interval in which DAMON applies the scheme, in microseconds. A result is available after this
+const KDAMONDS_FOLDER: &str = "kernel/mm/damon/admin/kdamonds";
+/// Aggregation interval of DAMON, in microseconds. A result covers the last interval.
+const AGGREGATION_INTERVAL_US: u64 = SAMPLES_PER_RESULT as u64 * SAMPLE_INTERVAL_US;
+/// Interval at which DAMON updates the processes' mappings, in microseconds.
+const UPDATE_INTERVAL_US: u64 = 1_000_000;
+/// Interval at which DAMON applies the scheme, in microseconds. A result is available after this
 /// interval or, if the kernel does not support this setting, after the aggregation interval.
-const APPLY_US: u64 = 100_000;
+const APPLY_INTERVAL_US: u64 = 100_000;
 
 /// Reason why processes cannot be monitored by DAMON.
 #[derive(Debug, thiserror::Error)]
@@ -53,14 +53,14 @@ impl Damon {
     /// Creates the interface. `sys` is the root of sysfs, `/sys`. `is_own` means that an earlier
     /// agent started the kdamonds that exist, so that this agent may stop them.
     pub fn at(sys: &Path, is_own: bool) -> Self {
-        let files = Sysfs::at(sys.join(ADMIN));
+        let files = Sysfs::at(sys.join(KDAMONDS_FOLDER));
         let existing = if is_own { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
         Self { files, monitored: usize::try_from(existing).unwrap_or(0) }
     }
 
     /// Returns whether the kernel has DAMON.
     pub fn is_available(sys: &Sysfs) -> bool {
-        sys.has(ADMIN)
+        sys.has(KDAMONDS_FOLDER)
     }
 
     /// Starts to monitor the processes of tenants until [`Damon::finish`]. Each tenant is monitored
@@ -138,8 +138,8 @@ impl Damon {
         set("nr_contexts", "1")?;
         set("0/operations", if is_fixed { "fvaddr" } else { "vaddr" })?;
         number("0/monitoring_attrs/intervals/sample_us", SAMPLE_INTERVAL_US)?;
-        number("0/monitoring_attrs/intervals/aggr_us", AGGREGATE_US)?;
-        number("0/monitoring_attrs/intervals/update_us", UPDATE_US)?;
+        number("0/monitoring_attrs/intervals/aggr_us", AGGREGATION_INTERVAL_US)?;
+        number("0/monitoring_attrs/intervals/update_us", UPDATE_INTERVAL_US)?;
         number("0/monitoring_attrs/nr_regions/max", MONITOR_REGIONS_MAX as u64)?;
         number("0/targets/nr_targets", processes.len() as u64)?;
         let ranges_max = (MONITOR_REGIONS_MAX / processes.len()).max(1);
@@ -159,7 +159,7 @@ impl Damon {
         set("0/schemes/0/action", "stat")?;
         let apply = format!("{at}/contexts/0/schemes/0/apply_interval_us");
         if self.files.has(&apply) {
-            self.files.write(apply, &APPLY_US.to_string())?;
+            self.files.write(apply, &APPLY_INTERVAL_US.to_string())?;
         }
         for (file, max) in
             [("sz", u64::MAX), ("nr_accesses", u64::from(u32::MAX)), ("age", u64::from(u32::MAX))]
@@ -179,23 +179,23 @@ impl Damon {
             Ok(Region { bytes: of("end")?.saturating_sub(of("start")?), touched })
         };
         let regions =
-            self.files.numbered(&folder, "")?.iter().map(region).collect::<Result<_, SysfsError>>()?;
+            self.files.numbered_names(&folder, "")?.iter().map(region).collect::<Result<_, SysfsError>>()?;
         Ok(AccessProfile { source: AccessSource::Damon, regions })
     }
 }
 
 #[cfg(test)]
 pub(crate) mod fake {
-    use super::ADMIN;
+    use super::KDAMONDS_FOLDER;
     use crate::host::sysfs::fake::FakeSysfs;
 
     /// Creates a simulated DAMON that accepts all settings. It reports these regions of the first
     /// tenant, given as start, end and number of accesses.
     pub(crate) fn damon(tenants: usize, regions: &[(&str, &str, &str)]) -> FakeSysfs {
         let fake = FakeSysfs::new(&[]);
-        fake.files(ADMIN, &[("nr_kdamonds", "0")]);
+        fake.files(KDAMONDS_FOLDER, &[("nr_kdamonds", "0")]);
         for at in 0..tenants {
-            let below = format!("{ADMIN}/{at}");
+            let below = format!("{KDAMONDS_FOLDER}/{at}");
             let files = "state contexts/nr_contexts contexts/0/operations contexts/0/monitoring_attrs/intervals/sample_us \
                 contexts/0/monitoring_attrs/intervals/aggr_us contexts/0/monitoring_attrs/intervals/update_us \
                 contexts/0/monitoring_attrs/nr_regions/max contexts/0/targets/nr_targets contexts/0/targets/0/pid_target \
@@ -208,7 +208,7 @@ pub(crate) mod fake {
             std::fs::create_dir_all(fake.path(&below).join("contexts/0/schemes/0/tried_regions")).unwrap();
         }
         for (at, (start, end, touched)) in regions.iter().enumerate() {
-            let below = format!("{ADMIN}/0/contexts/0/schemes/0/tried_regions/{at}");
+            let below = format!("{KDAMONDS_FOLDER}/0/contexts/0/schemes/0/tried_regions/{at}");
             fake.files(&below, &[("start", start), ("end", end), ("nr_accesses", touched), ("age", "3")]);
         }
         fake
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn device_memory_is_not_monitored() {
         let fake = damon(2, &[]);
-        let below = format!("{ADMIN}/0/contexts/0/targets/0/regions");
+        let below = format!("{KDAMONDS_FOLDER}/0/contexts/0/targets/0/regions");
         for region in ["0", "1"] {
             fake.files(&format!("{below}/{region}"), &[("start", ""), ("end", "")]);
         }
@@ -235,7 +235,7 @@ mod tests {
         let nothing_else = Target { pid: 8, ranges: Vec::new(), device_bytes: 1 << 30 };
         let mut damon = Damon::at(&fake.path(""), false);
         damon.start(&[vec![nothing_else.clone(), vmm], vec![nothing_else]]).unwrap();
-        let text = |file: &str| fake.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
+        let text = |file: &str| fake.sysfs.text(format!("{KDAMONDS_FOLDER}/{file}")).unwrap();
         assert_eq!(text("0/contexts/0/operations"), "fvaddr");
         assert_eq!(
             (text("0/contexts/0/targets/nr_targets"), text("0/contexts/0/targets/0/pid_target")),
@@ -252,7 +252,7 @@ mod tests {
         let fake = damon(2, &[("4096", "12288", "40"), ("1048576", "2097152", "0")]);
         let mut damon = Damon::at(&fake.path(""), false);
         damon.start(&[targets(&[7, 8]), targets(&[9])]).unwrap();
-        let text = |file: &str| fake.sysfs.text(format!("{ADMIN}/{file}")).unwrap();
+        let text = |file: &str| fake.sysfs.text(format!("{KDAMONDS_FOLDER}/{file}")).unwrap();
         assert_eq!(text("0/contexts/0/targets/1/pid_target"), "8");
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("2".to_owned(), "on".to_owned()));
         let results = damon.finish(Duration::from_secs(60)).unwrap();
@@ -270,10 +270,10 @@ mod tests {
     #[test]
     fn damon_of_another_program_is_not_stopped() {
         let fake = damon(1, &[]);
-        fake.files(ADMIN, &[("nr_kdamonds", "1")]);
+        fake.files(KDAMONDS_FOLDER, &[("nr_kdamonds", "1")]);
         let error = Damon::at(&fake.path(""), false).start(&[targets(&[7])]).unwrap_err();
         assert!(matches!(error, DamonError::InUse), "{error}");
-        assert_eq!(fake.sysfs.text(format!("{ADMIN}/0/state")).unwrap(), "");
+        assert_eq!(fake.sysfs.text(format!("{KDAMONDS_FOLDER}/0/state")).unwrap(), "");
         Damon::at(&fake.path(""), true).start(&[targets(&[7])]).unwrap();
     }
 

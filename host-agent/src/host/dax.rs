@@ -1,6 +1,6 @@
-//! Backend `dax`: each slice is a dax device of CXL memory that VMMs map. The kernel allocates no
-//! other memory from them, so that access can be revoked while a VM runs. The device of a slice
-//! exists while the slice is assigned to this host. The manager coordinates several hosts.
+//! Backend `dax`: each slice is a dax device of CXL memory, which VMMs map. The kernel does not use
+//! this memory itself, so access can be revoked while a VM runs. The device of a slice exists while
+//! the slice is assigned to this host. The manager coordinates the hosts that share a device.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -12,13 +12,13 @@ use units::{Bytes, ReservationId};
 
 use super::{
     Counters, Host, HostError, MemoryForm, MemoryRegion, Usage, local_memory::LocalMemory,
-    open_slices::OpenSlices, ranges::Ranges,
+    open_slices::OpenSlices, ranges::CxlSlices,
 };
 
-/// Host of the backend `dax`.
+/// Implementation of [`Host`] for the backend `dax`.
 #[derive(Debug)]
 pub struct Dax {
-    ranges: Ranges,
+    ranges: CxlSlices,
     local: LocalMemory,
     open: OpenSlices,
 }
@@ -26,7 +26,7 @@ pub struct Dax {
 impl Dax {
     /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by
     /// path.
-    pub fn new(ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
+    pub fn new(ranges: CxlSlices, local_dir: Option<PathBuf>) -> Self {
         Self { ranges, local: LocalMemory::new(local_dir), open: OpenSlices::default() }
     }
 }
@@ -38,7 +38,7 @@ impl Host for Dax {
         }
         let place = &handle.place;
         let (file, path) =
-            if check_zero { self.ranges.open_zeroed(place)? } else { self.ranges.open(place)? };
+            if check_zero { self.ranges.open_verified(place)? } else { self.ranges.open(place)? };
         self.open.insert(holding, file, path);
         Ok(())
     }
@@ -79,14 +79,15 @@ impl Host for Dax {
     }
 
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
-        let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
+        let (local, pool) =
+            (self.local.allocated_bytes(reservation, vm), self.open.allocated_bytes(&vm.slices));
         Usage { local, pool, overflow: None }
     }
 
     fn counters(&self) -> Counters {
         Counters {
-            scrubbed: self.ranges.scrubbed(),
-            slices_changing: self.ranges.changing(),
+            scrubbed: self.ranges.scrubbed_bytes(),
+            slices_changing: self.ranges.changing_count(),
             ..Counters::default()
         }
     }

@@ -22,7 +22,7 @@ use super::{
     zero,
 };
 
-/// Host of the backend `emulated`.
+/// Implementation of [`Host`] for the backend `emulated`.
 #[derive(Debug)]
 pub struct Emulated {
     local: LocalMemory,
@@ -60,7 +60,8 @@ impl Host for Emulated {
     }
 
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
-        let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
+        let (local, pool) =
+            (self.local.allocated_bytes(reservation, vm), self.open.allocated_bytes(&vm.slices));
         Usage { local, pool, overflow: None }
     }
 

@@ -50,7 +50,7 @@ impl Fake {
     }
 
     /// Makes the next `times` calls of this kind fail.
-    pub fn fail(&self, call: Call, times: usize) {
+    pub fn fail_next(&self, call: Call, times: usize) {
         self.table().failing.insert(call, times);
     }
 
@@ -70,7 +70,7 @@ impl Fake {
     }
 
     /// Returns the open slices.
-    pub fn open(&self) -> Vec<Holding> {
+    pub fn open_slices(&self) -> Vec<Holding> {
         self.table().open.iter().copied().collect()
     }
 

@@ -17,44 +17,44 @@ use vmm_sys_util::signal::{Killable as _, SIGRTMIN, register_signal_handler};
 /// system call that it has to interrupt.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Message from the thread of the work.
-enum Stage<T> {
+/// Message from the worker thread.
+enum WorkerMessage<T> {
     /// The work begins a new step.
     NextStep,
     /// The work has ended with this result.
     Done(T),
 }
 
-/// Callback by which the work reports the start of a step.
+/// Callback that the work calls at the start of each step.
 pub(super) struct Steps<'a>(&'a dyn Fn());
 
 impl Steps<'_> {
     /// Reports the start of a step, which restarts the time limit.
-    pub(super) fn next(&self) {
+    pub(super) fn begin_step(&self) {
         (self.0)();
     }
 }
 
 /// Runs work in a separate thread, and returns its result. When a step exceeds the time limit, its
-/// system calls are interrupted (`EINTR`). The work must not retry an interrupted call, as much of
-/// the standard library does.
+/// system calls are interrupted (`EINTR`). The work must not retry interrupted calls; many
+/// functions of the standard library do.
 ///
 /// # Errors
-/// The signal handler cannot be installed or the thread cannot be started, so that the work did not
-/// run; the thread cannot be signalled; or the work panicked.
+/// The signal handler cannot be installed or the thread cannot be started (the work then did not
+/// run), the thread cannot be signalled, or the work panicked.
 pub(super) fn run_interruptible<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce(&Steps<'_>) -> T + Send + 'static,
 ) -> io::Result<T> {
     install_handler()?;
-    let (sender, stages) = mpsc::sync_channel(1);
+    let (sender, messages) = mpsc::sync_channel(1);
     let name = "interruptible".to_owned();
-    let worker = thread::Builder::new().name(name).spawn(move || run(&sender, work))?;
+    let worker = thread::Builder::new().name(name).spawn(move || run_work(&sender, work))?;
     let mut wait = limit;
     loop {
-        match stages.recv_timeout(wait) {
-            Ok(Stage::NextStep) => wait = limit,
-            Ok(Stage::Done(outcome)) => return Ok(outcome),
+        match messages.recv_timeout(wait) {
+            Ok(WorkerMessage::NextStep) => wait = limit,
+            Ok(WorkerMessage::Done(outcome)) => return Ok(outcome),
             Err(RecvTimeoutError::Timeout) => {
                 worker.kill(SIGRTMIN()).map_err(io::Error::from)?;
                 wait = SIGNAL_INTERVAL;
@@ -66,17 +66,17 @@ pub(super) fn run_interruptible<T: Send + 'static>(
 
 /// Runs work, and sends its progress and result. Errors of sending are ignored, because the
 /// receiver may have ended.
-fn run<T>(sender: &SyncSender<Stage<T>>, work: impl FnOnce(&Steps<'_>) -> T) {
-    let next = || drop(sender.send(Stage::NextStep));
+fn run_work<T>(sender: &SyncSender<WorkerMessage<T>>, work: impl FnOnce(&Steps<'_>) -> T) {
+    let next = || drop(sender.send(WorkerMessage::NextStep));
     let outcome = work(&Steps(&next));
-    drop(sender.send(Stage::Done(outcome)));
+    drop(sender.send(WorkerMessage::Done(outcome)));
 }
 
 /// Installs an empty handler, so that the signal interrupts system calls and has no other effect.
 fn install_handler() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
-    extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-    let register = || register_signal_handler(SIGRTMIN(), nothing).map_err(|error| error.errno());
+    extern "C" fn ignore_signal(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    let register = || register_signal_handler(SIGRTMIN(), ignore_signal).map_err(|error| error.errno());
     INSTALLED.get_or_init(register).map_err(io::Error::from_raw_os_error)
 }
 
@@ -104,7 +104,7 @@ mod tests {
         let limit = Duration::from_millis(50);
         let work = move |steps: &Steps<'_>| {
             [0, 1].map(|_| {
-                steps.next();
+                steps.begin_step();
                 let started = Instant::now();
                 (rustix::io::write(&full, &[0]), started.elapsed() >= limit)
             })

@@ -1,4 +1,4 @@
-//! Local memory of VMs: a memfd, or a file in a directory for VMMs that take only paths. All
+//! Local memory of VMs: a memfd, or a file in a directory for VMMs that accept only paths. All
 //! backends use it.
 
 use std::{
@@ -20,8 +20,8 @@ use units::{Bytes, ReservationId};
 use super::{
     HostError, MemoryForm, MemoryRegion, RegionBacking,
     memory::numa,
-    memory_file::{allocated, change_owner, no_follow},
-    process, user_of,
+    memory_file::{allocated_bytes, change_owner, no_follow},
+    owner_of_files, process,
 };
 
 /// Directory of NUMA nodes in sysfs.
@@ -41,17 +41,17 @@ pub(super) struct LocalMemory {
 }
 
 impl LocalMemory {
-    /// Creates an empty table. The memory of its VMs may be on all nodes.
+    /// Creates an empty table. Local memory may be on all nodes.
     pub(super) fn new(dir: Option<PathBuf>) -> Self {
         Self::with_excluded_nodes(dir, BTreeSet::new())
     }
 
-    /// Creates an empty table. The memory of its VMs is never on the excluded nodes.
+    /// Creates an empty table. Local memory is never on the excluded nodes.
     pub(super) fn with_excluded_nodes(dir: Option<PathBuf>, excluded_nodes: BTreeSet<u32>) -> Self {
         Self { dir, excluded_nodes, memfds: Mutex::default() }
     }
 
-    /// Binds a file to all nodes except the excluded ones. Without this, the kernel could allocate
+    /// Binds a file to all nodes except the excluded nodes. Otherwise the kernel could allocate
     /// local memory from slices that are memory blocks.
     fn bind_to_local_nodes(&self, file: &File, bytes: u64) -> io::Result<()> {
         if self.excluded_nodes.is_empty() {
@@ -72,8 +72,8 @@ impl LocalMemory {
             return Ok(None);
         }
         let backing = match form {
-            MemoryForm::Descriptors => RegionBacking::Descriptor(self.memfd(record)?),
-            MemoryForm::Paths => RegionBacking::Path(self.file(record)?),
+            MemoryForm::Descriptors => RegionBacking::Descriptor(self.find_or_create_memfd(record)?),
+            MemoryForm::Paths => RegionBacking::Path(self.create_file(record)?),
             MemoryForm::SlicePaths => RegionBacking::VmmAllocated,
         };
         Ok(Some(MemoryRegion { slice: None, emc: "".into(), bytes: record.local, offset: 0, backing }))
@@ -92,19 +92,19 @@ impl LocalMemory {
     }
 
     /// Returns how much of a running VM's local memory is backed by pages; `None` if unknown. A
-    /// running guest has touched some memory. If the file of its local memory has no page, its VMM
-    /// uses other memory that is not measured, such as huge pages.
-    pub(super) fn allocated(&self, reservation: ReservationId, vm: &ObservedVm) -> Option<Bytes> {
+    /// running guest has always touched some memory. If the file has no pages, the VMM uses other
+    /// memory, such as huge pages, which is not measured.
+    pub(super) fn allocated_bytes(&self, reservation: ReservationId, vm: &ObservedVm) -> Option<Bytes> {
         if vm.local == Bytes::ZERO {
             return Some(Bytes::ZERO);
         }
         let file_in_dir = || self.path(reservation).and_then(|path| open_for_status(&path));
         let file = self.find_memfd(reservation, vm.pid, vm.local).or_else(|| file_in_dir().map(Arc::new))?;
-        allocated(&file).filter(|bytes| *bytes > Bytes::ZERO)
+        allocated_bytes(&file).filter(|bytes| *bytes > Bytes::ZERO)
     }
 
-    /// Returns the memfd of a VM's local memory. A memfd that an earlier agent passed to the VM's
-    /// process is found there.
+    /// Returns the memfd of a VM's local memory. Also finds a memfd that an earlier agent passed to
+    /// the VM's process.
     fn find_memfd(&self, reservation: ReservationId, pid: u32, bytes: Bytes) -> Option<Arc<OwnedFd>> {
         if let Some(memfd) = self.memfds().get(&reservation) {
             return Some(Arc::clone(memfd));
@@ -122,7 +122,7 @@ impl LocalMemory {
         self.memfds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn memfd(&self, record: &VmRecord) -> Result<Arc<OwnedFd>, HostError> {
+    fn find_or_create_memfd(&self, record: &VmRecord) -> Result<Arc<OwnedFd>, HostError> {
         if let Some(memfd) = self.find_memfd(record.reservation, record.process.pid, record.local) {
             return Ok(memfd);
         }
@@ -140,7 +140,7 @@ impl LocalMemory {
         Some(self.dir.as_ref()?.join(format!("{reservation}.local")))
     }
 
-    fn file(&self, record: &VmRecord) -> Result<PathBuf, HostError> {
+    fn create_file(&self, record: &VmRecord) -> Result<PathBuf, HostError> {
         let path = self.path(record.reservation).ok_or(HostError::NoLocalDirectory)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -149,7 +149,7 @@ impl LocalMemory {
         file.set_len(record.local.get()).map_err(|errno| HostError::io("set the size of", &path, errno))?;
         let bound = self.bind_to_local_nodes(&file, record.local.get());
         bound.map_err(|errno| HostError::io("set the memory policy of", &path, errno))?;
-        change_owner(&OwnedFd::from(file), &path, user_of(record))?;
+        change_owner(&OwnedFd::from(file), &path, owner_of_files(record))?;
         Ok(path)
     }
 }
@@ -202,33 +202,33 @@ mod tests {
         else {
             panic!("not a descriptor");
         };
-        assert_eq!(local.allocated(ID, &vm()), None, "no page of the memfd is used");
+        assert_eq!(local.allocated_bytes(ID, &vm()), None, "no page of the memfd is used");
         let file = File::from(memfd.try_clone().unwrap());
         file.write_all_at(&[1; 3 << 20], 5 << 20).unwrap();
-        let touched = local.allocated(ID, &vm()).unwrap();
+        let touched = local.allocated_bytes(ID, &vm()).unwrap();
         assert!((Bytes::mib(3)..=Bytes::mib(6)).contains(&touched), "{touched}");
         let after_restart = LocalMemory::new(None);
-        assert_eq!(after_restart.allocated(ID, &vm()), Some(touched));
+        assert_eq!(after_restart.allocated_bytes(ID, &vm()), Some(touched));
         let other = ObservedVm { local: Bytes::mib(32), ..vm() };
         assert_eq!(
-            LocalMemory::new(None).allocated(ID, &other),
+            LocalMemory::new(None).allocated_bytes(ID, &other),
             None,
             "a memfd of another size belongs to another VM"
         );
-        assert_eq!(LocalMemory::new(None).allocated(ReservationId(1), &vm()), None);
+        assert_eq!(LocalMemory::new(None).allocated_bytes(ReservationId(1), &vm()), None);
     }
 
     #[test]
     fn touched_memory_in_a_directory_is_measured() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let local = LocalMemory::new(Some(dir.path().to_owned()));
-        assert_eq!(local.allocated(ID, &vm()), None, "local memory does not exist");
+        assert_eq!(local.allocated_bytes(ID, &vm()), None, "local memory does not exist");
         let RegionBacking::Path(path) = local.region(&record(), MemoryForm::Paths).unwrap().unwrap().backing
         else {
             panic!("not a path");
         };
         OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[1; 4096], 0).unwrap();
-        let touched = LocalMemory::new(local.dir.clone()).allocated(ID, &vm()).unwrap();
+        let touched = LocalMemory::new(local.dir.clone()).allocated_bytes(ID, &vm()).unwrap();
         assert!((Bytes::new(4096)..=Bytes::mib(2)).contains(&touched), "{touched}");
     }
 }

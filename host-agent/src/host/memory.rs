@@ -13,7 +13,7 @@ use vm_memory::mmap::MmapRegionError;
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!(
-    "host/memory/mapped.rs flushes caches by instructions of x86-64; add those of this architecture there"
+    "host/memory/mapped.rs flushes caches with x86-64 instructions: add the instructions of this architecture"
 );
 
 /// Converts an error of vm-memory to the error of the operating system.

@@ -38,26 +38,26 @@ use super::{
     blocks::{self, Block},
     local_memory::LocalMemory,
     memory::{numa, usage},
-    memory_file::allocated,
+    memory_file::allocated_bytes,
     open_slices::{OpenSlices, check_file_unused},
+    owner_of_files,
     process::{self, FileId},
-    ranges::Ranges,
+    ranges::CxlSlices,
     slices::{Driver, Slices},
     sysfs::Sysfs,
-    user_of,
 };
 use crate::user::current_user;
 
 /// File with the flags of each physical page.
-const PAGE_FLAGS: &str = "/proc/kpageflags";
+const PAGE_FLAGS_FILE: &str = "/proc/kpageflags";
 /// Directory of NUMA nodes in sysfs.
-const NODES: &str = "/sys/devices/system/node";
+const NODES_FOLDER: &str = "/sys/devices/system/node";
 
-/// Host of the backend `memory_block`.
+/// Implementation of [`Host`] for the backend `memory_block`.
 #[derive(Debug)]
 pub struct MemoryBlock {
     sysfs: Sysfs,
-    ranges: Ranges,
+    ranges: CxlSlices,
     local: LocalMemory,
     /// Memfds of VMs, one for each slice.
     open: OpenSlices,
@@ -78,7 +78,7 @@ struct UsedBlock {
 impl MemoryBlock {
     /// Creates a host without open slices. If `local_dir` is set, local memory can be passed by
     /// path.
-    pub fn new(sysfs: Sysfs, ranges: Ranges, local_dir: Option<PathBuf>) -> Self {
+    pub fn new(sysfs: Sysfs, ranges: CxlSlices, local_dir: Option<PathBuf>) -> Self {
         Self {
             sysfs,
             local: LocalMemory::with_excluded_nodes(local_dir, ranges.nodes()),
@@ -105,7 +105,7 @@ impl MemoryBlock {
             slices.present_slices()?.get(&index).is_some_and(|present| present.driver == Some(Driver::Kmem));
         let is_partly_online = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
         if check_zero && !is_partly_online {
-            self.ranges.open_zeroed(place)?;
+            self.ranges.open_verified(place)?;
         }
         slices.ensure_kmem(index)?;
         Ok(switch(&self.sysfs, &slices.blocks(index)?, TargetState::Online)?)
@@ -113,8 +113,8 @@ impl MemoryBlock {
 
     /// Returns the memfd of a slice. If a VM still has the memfd that an earlier agent created for
     /// the slice, it is reused unless `is_new`; otherwise a new memfd is created.
-    fn file(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
-        let name = file_name(holding);
+    fn find_or_create_memfd(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
+        let name = memfd_name(holding);
         let existing = if is_new { None } else { process::find_memfd(&name)? };
         if let Some(existing) = existing {
             return Ok(existing);
@@ -128,8 +128,8 @@ impl MemoryBlock {
 
     /// Releases the memfd of a slice. With `verify`, checks first that no process has the memfd
     /// open or mapped. Otherwise truncates the memfd, so that its users lose the memory at once.
-    fn remove_file(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
-        let name = file_name(holding);
+    fn remove_memfd(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
+        let name = memfd_name(holding);
         let file = match self.open.file(holding) {
             Some(file) => Some(file),
             None => process::find_memfd(&name)?.map(|file| Arc::new(file.into())),
@@ -146,7 +146,8 @@ impl MemoryBlock {
         Ok(())
     }
 
-    /// Offlines the memory blocks of a slice, when it is this slice's turn, unless all are offline.
+    /// Waits for the slice's turn in the removal queue, and offlines its memory blocks. Does
+    /// nothing if all of them are offline already.
     fn remove_from_node(&self, slices: &Slices, index: u32, place: &Arc<str>) -> Result<(), HostError> {
         if slices.blocks(index)?.iter().all(Block::is_offline) {
             return Ok(());
@@ -165,7 +166,7 @@ impl MemoryBlock {
         let blocks: Vec<Block> = used_blocks.into_iter().map(|used| used.block).collect();
         // Count the pages of a failed block first: migrating pages back may fill the block again.
         let switched =
-            switch(&self.sysfs, &blocks, TargetState::Offline).map_err(|error| self.add_page_count(error));
+            switch(&self.sysfs, &blocks, TargetState::Offline).map_err(|error| self.with_page_count(error));
         self.migrate_back(slices.node());
         Ok(switched?)
     }
@@ -176,10 +177,10 @@ impl MemoryBlock {
         let online = blocks.iter().filter(|used| !used.block.is_offline()).count() as u64;
         let pages: u64 = blocks.iter().map(|used| used.pages).sum();
         let space = FreeSpace::of(SliceRemoval {
-            free: usage::of_node(Path::new(NODES), node)?.free,
+            free: usage::of_node(Path::new(NODES_FOLDER), node)?.free,
             online: Bytes::new(online * blocks::size(&self.sysfs)?.get()),
-            in_use: Bytes::new(pages * usage::PAGE),
-            vms: self.open.files().iter().filter_map(|file| allocated(file)).sum(),
+            in_use: Bytes::new(pages * usage::PAGE_BYTES),
+            vms: self.open.files().iter().filter_map(|file| allocated_bytes(file)).sum(),
         });
         let node_full = HostError::NodeFull { node, needed: space.needed, available: space.available };
         if space.is_sufficient() { Ok(()) } else { Err(node_full) }
@@ -188,22 +189,22 @@ impl MemoryBlock {
     /// Returns the memory blocks of a slice, sorted by pages in use. The emptiest block is offlined
     /// first, because the other blocks still have the most space for its pages.
     fn used_blocks(&self, slices: &Slices, index: u32) -> Result<Vec<UsedBlock>, HostError> {
-        let count = |block| self.pages_in_block(&block).map(|pages| UsedBlock { block, pages });
+        let count = |block| self.count_pages_in_use(&block).map(|pages| UsedBlock { block, pages });
         let mut blocks = slices.blocks(index)?.into_iter().map(count).collect::<Result<Vec<_>, _>>()?;
         blocks.sort_by_key(|used| used.pages);
         Ok(blocks)
     }
 
-    fn pages_in_block(&self, block: &Block) -> Result<u64, HostError> {
+    fn count_pages_in_use(&self, block: &Block) -> Result<u64, HostError> {
         if block.is_offline() {
             return Ok(0);
         }
-        usage::pages_in_use(Path::new(PAGE_FLAGS), blocks::range(&self.sysfs, block)?)
+        usage::pages_in_use(Path::new(PAGE_FLAGS_FILE), blocks::range(&self.sysfs, block)?)
     }
 
-    fn add_page_count(&self, error: BlockSwitchError) -> BlockSwitchError {
+    fn with_page_count(&self, error: BlockSwitchError) -> BlockSwitchError {
         let block = Block { name: error.block.clone(), state: "online".to_owned() };
-        BlockSwitchError { pages_in_use: self.pages_in_block(&block).ok(), ..error }
+        BlockSwitchError { pages_in_use: self.count_pages_in_use(&block).ok(), ..error }
     }
 
     /// Locks the set of pinned slices. A poisoned set is consistent, because each call changes it
@@ -220,7 +221,7 @@ impl MemoryBlock {
 
     /// Estimates how much of a VM's pool memory is on nodes without pool memory, from a sample of
     /// its pages. `None` if the VM's process has ended or cannot be inspected.
-    fn overflow(&self, vm: &ObservedVm, pool: Bytes) -> Option<Bytes> {
+    fn estimate_overflow(&self, vm: &ObservedVm, pool: Bytes) -> Option<Bytes> {
         if pool == Bytes::ZERO {
             return Some(Bytes::ZERO);
         }
@@ -228,7 +229,7 @@ impl MemoryBlock {
         let files: Vec<FileId> = files.filter_map(|file| FileId::of_descriptor(&file).ok()).collect();
         let placed = numa::sample_placement(vm.pid, &files, &self.ranges.nodes()).ok()?;
         if placed.omitted > 0 {
-            tracing::debug!(vm = %vm.vm, pid = vm.pid, omitted = placed.omitted, "VM not sampled completely");
+            tracing::debug!(vm = %vm.vm, pid = vm.pid, omitted = placed.omitted, "some mappings of a VM were not sampled");
         }
         Some(placed.misplaced_fraction().of(pool))
     }
@@ -248,7 +249,7 @@ impl MemoryBlock {
                 continue;
             };
             let id = FileId::of(&metadata);
-            for pid in process::users_of(id).map(|users| users.pids).unwrap_or_default() {
+            for pid in process::find_users(id).map(|users| users.pids).unwrap_or_default() {
                 match numa::migrate_back(pid, id, &permitted, node) {
                     Ok(moved) => self.record_migration(pid, &moved),
                     Err(error) => tracing::debug!(pid, %error, "cannot inspect the pages of a process"),
@@ -274,14 +275,14 @@ impl Host for MemoryBlock {
         }
         let (slices, index) = self.ranges.slice(&handle.place)?;
         self.add_to_node(slices, index, &handle.place, check_zero)?;
-        let file = self.file(holding, slices.node(), check_zero)?;
+        let file = self.find_or_create_memfd(holding, slices.node(), check_zero)?;
         self.open.insert_memfd(holding, file);
         Ok(())
     }
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         let (slices, index) = self.ranges.slice(&handle.place)?;
-        self.remove_file(holding, verify)?;
+        self.remove_memfd(holding, verify)?;
         self.pinned().remove(&holding);
         self.remove_from_node(slices, index, &handle.place)?;
         self.ranges.close(&handle.place)
@@ -306,7 +307,7 @@ impl Host for MemoryBlock {
     }
 
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError> {
-        let uid = user_of(record);
+        let uid = owner_of_files(record);
         if form != MemoryForm::Descriptors && uid != current_user() && !record.slices.is_empty() {
             return Err(HostError::NoPath { uid });
         }
@@ -324,8 +325,9 @@ impl Host for MemoryBlock {
     }
 
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
-        let (local, pool) = (self.local.allocated(reservation, vm), self.open.allocated(&vm.slices));
-        Usage { local, pool, overflow: pool.and_then(|pool| self.overflow(vm, pool)) }
+        let (local, pool) =
+            (self.local.allocated_bytes(reservation, vm), self.open.allocated_bytes(&vm.slices));
+        Usage { local, pool, overflow: pool.and_then(|pool| self.estimate_overflow(vm, pool)) }
     }
 
     fn counters(&self) -> Counters {
@@ -333,14 +335,14 @@ impl Host for MemoryBlock {
         Counters {
             pages_migrated: pages(&self.pages_migrated),
             page_migration_failures: pages(&self.page_migration_failures),
-            scrubbed: self.ranges.scrubbed(),
-            slices_changing: self.ranges.changing(),
+            scrubbed: self.ranges.scrubbed_bytes(),
+            slices_changing: self.ranges.changing_count(),
         }
     }
 }
 
 /// Returns the name of a slice's memfd, as shown in /proc/PID/fd.
-fn file_name(holding: Holding) -> String {
+fn memfd_name(holding: Holding) -> String {
     format!("tarn-slice-{}.{}", holding.slice, holding.epoch)
 }
 
@@ -363,7 +365,7 @@ mod tests {
         fake.files("devices/mem0/ram", &[("size", "0x10000000")]);
         fake.link("bus/cxl/devices/mem0", "devices/mem0");
         let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
-        let host = MemoryBlock::new(fake.sysfs.clone(), Ranges::new(cxl, NonZeroU64::MAX), None);
+        let host = MemoryBlock::new(fake.sysfs.clone(), CxlSlices::new(cxl, NonZeroU64::MAX), None);
         host.open.insert_memfd(SLICE_1, process::make_memfd("tarn-test", SLICE.get()).unwrap());
         host
     }
@@ -399,7 +401,7 @@ mod tests {
         let file = File::from(host.open.file(SLICE_1).unwrap().try_clone().unwrap());
         let mapping = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 1 << 30).unwrap();
         mapping.as_volatile_slice().write_slice(&vec![1; TOUCHED], 0).unwrap();
-        assert_eq!(overflow(), host.open.allocated(&[SLICE_1]));
+        assert_eq!(overflow(), host.open.allocated_bytes(&[SLICE_1]));
         assert!(overflow() >= Some(Bytes::new(TOUCHED as u64)));
         let ended = ObservedVm { pid: u32::MAX, ..vm.clone() };
         assert_eq!(host.usage(ReservationId(7), &ended).overflow, None);

@@ -13,7 +13,7 @@ use super::HostError;
 
 /// Returns how much of a file is backed by pages, in memory or swapped out. `None` for a device,
 /// whose memory always exists.
-pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
+pub(super) fn allocated_bytes(file: &OwnedFd) -> Option<Bytes> {
     /// Unit of `st_blocks`, in bytes.
     const BLOCK: u64 = 512;
     let status = fstat(file).ok()?;
@@ -22,7 +22,7 @@ pub(super) fn allocated(file: &OwnedFd) -> Option<Bytes> {
     Some(Bytes::new(blocks * BLOCK))
 }
 
-/// Returns the open flag `O_NOFOLLOW`, with which opening a symbolic link fails.
+/// Returns the flag `O_NOFOLLOW`: open(2) then fails on a symbolic link.
 pub(super) fn no_follow() -> i32 {
     i32::try_from(OFlags::NOFOLLOW.bits()).expect("O_NOFOLLOW fits into i32")
 }

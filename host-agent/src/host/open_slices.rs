@@ -18,14 +18,14 @@ use units::{Bytes, SLICE, UserId};
 
 use super::{
     HostError, MemoryForm, MemoryRegion, RegionBacking,
-    memory_file::{allocated, change_owner},
+    memory_file::{allocated_bytes, change_owner},
+    owner_of_files,
     process::{self, FileId},
-    user_of,
 };
 
 /// Limits the warning about processes that cannot be inspected to one per run: some machines hide
 /// processes even from root.
-static UNREADABLE_PROCESSES: Once = Once::new();
+static UNREADABLE_PROCESSES_WARNING: Once = Once::new();
 
 /// File and path of each open slice.
 #[derive(Debug, Default)]
@@ -69,9 +69,9 @@ impl OpenSlices {
 
     /// Returns the sum of the allocated sizes of these slices' files. `None` if a slice is not open
     /// or is a device.
-    pub(super) fn allocated(&self, slices: &[Holding]) -> Option<Bytes> {
+    pub(super) fn allocated_bytes(&self, slices: &[Holding]) -> Option<Bytes> {
         let table = self.table();
-        slices.iter().map(|holding| allocated(&table.get(holding)?.0)).sum()
+        slices.iter().map(|holding| allocated_bytes(&table.get(holding)?.0)).sum()
     }
 
     pub(super) fn remove(&self, holding: Holding) {
@@ -84,7 +84,7 @@ impl OpenSlices {
         record: &VmRecord,
         form: MemoryForm,
     ) -> impl Iterator<Item = Result<MemoryRegion, HostError>> {
-        let user = user_of(record);
+        let user = owner_of_files(record);
         record.slices.iter().map(move |(holding, handle)| self.region(*holding, handle, form, user))
     }
 
@@ -129,11 +129,12 @@ pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
 /// Checks like [`check_unused`], for a file of known identity, such as a memfd. `path` is only used
 /// in messages.
 pub(super) fn check_file_unused(path: &Path, file: FileId) -> Result<(), HostError> {
-    let users = process::users_of(file)
+    let users = process::find_users(file)
         .map_err(|error| HostError::io("find users of", path, io::Error::other(units::chain(&error))))?;
     if let Some(pid) = users.unreadable.first() {
         let processes = users.unreadable.len();
-        UNREADABLE_PROCESSES.call_once(|| tracing::warn!(pid, processes, "cannot inspect some processes"));
+        UNREADABLE_PROCESSES_WARNING
+            .call_once(|| tracing::warn!(pid, processes, "cannot inspect some processes"));
     }
     if users.pids.is_empty() {
         Ok(())

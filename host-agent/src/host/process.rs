@@ -26,8 +26,8 @@ use rustix::{
 
 use crate::user::current_user;
 
-/// Seals of memfds created by [`make_memfd`]. A memfd cannot grow, but it can be truncated to take
-/// the memory from its users.
+/// Seals of memfds created by [`make_memfd`]. A sealed memfd cannot grow, but it can be truncated
+/// to take the memory from its users.
 const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
 /// Error of the inspection of a process.
@@ -158,8 +158,8 @@ fn fields_after_name(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace()
 }
 
-/// Returns whether a process has ended. A zombie, for which the parent has not waited yet, counts
-/// as ended: it has neither memory nor descriptors.
+/// Returns whether a process does not exist or is a zombie: a process that has ended, but whose
+/// parent has not waited for it. A zombie has neither memory nor descriptors.
 fn is_zombie(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.map_or(true, |stat| matches!(fields_after_name(&stat).next(), Some("Z" | "X") | None))
@@ -187,7 +187,7 @@ pub enum FileId {
         inode: u64,
     },
     /// Character device, identified by its device number: containers and libvirt create their own
-    /// nodes of the same device.
+    /// device nodes for the same device.
     Device(u64),
 }
 
@@ -222,7 +222,7 @@ pub struct FileUsers {
 ///
 /// # Errors
 /// /proc cannot be listed.
-pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
+pub fn find_users(file: FileId) -> Result<FileUsers, ProcessError> {
     let mut users = FileUsers::default();
     for entry in fs::read_dir("/proc").map_err(io_error("list", "/proc"))? {
         let name = entry.map_err(io_error("list", "/proc"))?.file_name();
@@ -230,7 +230,7 @@ pub fn users_of(file: FileId) -> Result<FileUsers, ProcessError> {
         if pid == std::process::id() {
             continue;
         }
-        match has_file(pid, file) {
+        match uses_file(pid, file) {
             Ok(true) => users.pids.push(pid),
             Ok(false) => {}
             Err(errno) if is_gone(&errno) => {}
@@ -265,7 +265,7 @@ pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
         let is_process = process.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok());
         let folders = ["fd", "map_files"].map(|folder| process.path().join(folder));
         let folders = folders.iter().filter(|_| is_process);
-        if let Some(file) = folders.into_iter().find_map(|folder| memfd_in(folder, name, device)) {
+        if let Some(file) = folders.into_iter().find_map(|folder| find_memfd_in(folder, name, device)) {
             return Ok(Some(file));
         }
     }
@@ -278,16 +278,16 @@ pub fn find_memfd(name: &str) -> Result<Option<File>, ProcessError> {
 /// A memfd cannot be created.
 pub fn find_memfd_of(pid: u32, name: &str) -> Result<Option<File>, ProcessError> {
     let device = memfd_device().map_err(io_error("create", "a memfd"))?;
-    Ok(memfd_in(Path::new(&format!("/proc/{pid}/fd")), name, device))
+    Ok(find_memfd_in(Path::new(&format!("/proc/{pid}/fd")), name, device))
 }
 
 /// Finds a memfd by its name among the links of a directory, such as /proc/PID/fd. Returns `None`
 /// if the directory cannot be read, for example because the process has ended.
-fn memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
+fn find_memfd_in(folder: &Path, name: &str, device: u64) -> Option<File> {
     let link = format!("/memfd:{name} (deleted)");
     let links = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
     let mut named = links.filter(|path| fs::read_link(path).is_ok_and(|to| to.as_os_str() == &*link));
-    named.find_map(|path| open_own(&path, device))
+    named.find_map(|path| open_own_memfd(&path, device))
 }
 
 /// Returns the device number of the file system that contains all memfds. Users cannot create other
@@ -301,7 +301,7 @@ fn memfd_device() -> io::Result<u64> {
 /// The target path of the link is not trusted: in a mount namespace, users can give any file such a
 /// path. The file is examined through O_PATH first, because opening a device or a pipe has side
 /// effects. Returns `None` also if the process has ended.
-fn open_own(path: &Path, device: u64) -> Option<File> {
+fn open_own_memfd(path: &Path, device: u64) -> Option<File> {
     let examined = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let stat = fstat(&examined).ok()?;
     let is_memfd = stat.st_dev == device
@@ -315,7 +315,7 @@ fn open_own(path: &Path, device: u64) -> Option<File> {
     fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)).then_some(file)
 }
 
-fn has_file(pid: u32, file: FileId) -> io::Result<bool> {
+fn uses_file(pid: u32, file: FileId) -> io::Result<bool> {
     Ok(has_mapped(pid, file)? || has_open(pid, file)?)
 }
 
@@ -347,9 +347,9 @@ pub struct FileMappings {
     pub omitted: u64,
 }
 
-/// Returns the address ranges at which a process maps any of these files, except devices. Only the
-/// lowest `max` ranges are returned, and other ranges are counted. The list of mappings may be very
-/// long, so it is read line by line.
+/// Returns the address ranges at which a process maps any of these files, except devices. Returns
+/// only the `max` ranges with the lowest addresses, and the number of the remaining ranges. The
+/// list of mappings may be very long, so it is read line by line.
 ///
 /// # Errors
 /// The process has ended, or the caller may not inspect it.
@@ -381,8 +381,8 @@ fn mapped_file(line: &str) -> Option<FileId> {
 }
 
 /// Returns whether a line of /proc/PID/maps (`addresses permissions offset device inode path`) maps
-/// this file. For a device, the line contains the inode of one of several nodes, so the mapped file
-/// itself is examined.
+/// this file. For a device, the line contains the inode of one of several device nodes, so the
+/// mapped file itself is examined.
 fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
     let mut words = line.split_whitespace();
     let [Some(addresses), Some(permissions), _, Some(on_device), Some(number)] =
@@ -396,7 +396,7 @@ fn maps_file(pid: u32, line: &str, file: FileId) -> io::Result<bool> {
             Ok(on_device == device && number == inode.to_string())
         }
         FileId::Device(_) if !permissions.ends_with('s') || number == "0" => Ok(false),
-        FileId::Device(_) => is_file(Path::new(&format!("/proc/{pid}/map_files/{addresses}")), file),
+        FileId::Device(_) => refers_to_file(Path::new(&format!("/proc/{pid}/map_files/{addresses}")), file),
     }
 }
 
@@ -445,14 +445,14 @@ fn parse_addresses(line: &str) -> Option<Range<usize>> {
 
 fn has_open(pid: u32, file: FileId) -> io::Result<bool> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        if is_file(&entry?.path(), file)? {
+        if refers_to_file(&entry?.path(), file)? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-fn is_file(descriptor: &Path, file: FileId) -> io::Result<bool> {
+fn refers_to_file(descriptor: &Path, file: FileId) -> io::Result<bool> {
     match fs::metadata(descriptor) {
         Err(errno) if is_gone(&errno) => Ok(false), // closed meanwhile
         metadata => Ok(FileId::of(&metadata?) == file),
@@ -531,7 +531,7 @@ mod tests {
     }
 
     /// Script of an attack: in a mount namespace, it gives another user's file ($1) the path of a
-    /// memfd ($2), and opens it.
+    /// memfd ($2), and opens the file.
     const RENAMED_IN_A_NAMESPACE: &str = r#"
         mount -t tmpfs none /mnt && cd /mnt && mkdir old && : > "$2" && mount --bind "$1" "$2" || exit 1
         pivot_root . old && exec 9< "/$2" && echo ready && read line"#;
@@ -586,7 +586,7 @@ mod tests {
         let made = Command::new("mknod").arg(&node).args(["c", "1", "7"]).status().unwrap();
         assert!(made.success());
         let id = FileId::of(&fs::metadata("/dev/full").unwrap());
-        let is_user = |pid| users_of(id).unwrap().pids.contains(&pid);
+        let is_user = |pid| find_users(id).unwrap().pids.contains(&pid);
         let stdout = OpenOptions::new().write(true).open(&node).unwrap();
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(stdout).spawn().unwrap();
         assert!(is_user(child.id()));
@@ -606,7 +606,7 @@ mod tests {
         let as_nobody = std::thread::spawn(move || {
             let nobody = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(None, nobody, None).unwrap(); // changes only this thread
-            users_of(id).unwrap()
+            find_users(id).unwrap()
         });
         let users = as_nobody.join().unwrap();
         let pid = child.id();
@@ -619,10 +619,10 @@ mod tests {
     fn process_with_open_file_is_found() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let id = FileId::of(&file.as_file().metadata().unwrap());
-        assert_eq!(users_of(id).unwrap().pids, Vec::<u32>::new());
+        assert_eq!(find_users(id).unwrap().pids, Vec::<u32>::new());
         let child = Command::new("cat").stdin(Stdio::piped()).stdout(file.reopen().unwrap()).spawn().unwrap();
-        assert_eq!(users_of(id).unwrap().pids, [child.id()]);
+        assert_eq!(find_users(id).unwrap().pids, [child.id()]);
         end(child);
-        assert_eq!(users_of(id).unwrap().pids, Vec::<u32>::new());
+        assert_eq!(find_users(id).unwrap().pids, Vec::<u32>::new());
     }
 }

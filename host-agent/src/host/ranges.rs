@@ -31,7 +31,7 @@ const DEV_FOLDER: &str = "/dev";
 
 /// Slices of a machine's CXL memory.
 #[derive(Debug)]
-pub struct Ranges {
+pub struct CxlSlices {
     cxl: CxlMemory,
     /// Rate limit of all scrubs together.
     throttle: Throttle,
@@ -39,7 +39,7 @@ pub struct Ranges {
     scrubbed: AtomicU64,
 }
 
-impl Ranges {
+impl CxlSlices {
     /// Creates the slices of these devices. `scrub_bytes_per_s` limits all scrubs together, in
     /// bytes per second.
     pub fn new(cxl: CxlMemory, scrub_bytes_per_s: NonZeroU64) -> Self {
@@ -47,14 +47,14 @@ impl Ranges {
     }
 
     /// Returns the amount of memory zeroed since the start, including scrubs in progress.
-    pub(super) fn scrubbed(&self) -> Bytes {
+    pub(super) fn scrubbed_bytes(&self) -> Bytes {
         Bytes::new(self.scrubbed.load(Ordering::Relaxed))
     }
 
-    /// Returns the number of slices with a change in progress, including stuck slices.
-    pub(super) fn changing(&self) -> u64 {
+    /// Returns the number of slices that are being changed, including stuck slices.
+    pub(super) fn changing_count(&self) -> u64 {
         let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
-        usable.map(|slices| slices.changing() as u64).sum()
+        usable.map(|slices| slices.changing_count() as u64).sum()
     }
 
     /// Returns the devices as reported to the manager.
@@ -69,14 +69,14 @@ impl Ranges {
         self.cxl.devices.iter().map(reported).collect()
     }
 
-    /// Returns the NUMA nodes of the slices when they are memory blocks.
+    /// Returns the NUMA nodes that contain the slices when these are used as memory blocks.
     pub(super) fn nodes(&self) -> BTreeSet<u32> {
         let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
         usable.map(Slices::node).collect()
     }
 
-    /// Finds a slice by its location `cxl:SERIAL:INDEX`. Returns the slices of its device, and its
-    /// index.
+    /// Finds a slice by its location `cxl:SERIAL:INDEX`. Returns all slices of its device, and the
+    /// index of the slice.
     pub(super) fn slice(&self, place: &str) -> Result<(&Slices, u32), HostError> {
         let name: SliceName = place.parse()?;
         Ok((self.cxl.slices(&name.serial)?, name.index))
@@ -101,7 +101,7 @@ impl Ranges {
 
     /// Opens a slice that no process uses, and verifies that it is zero. If it is not, the slice is
     /// closed again.
-    pub(super) fn open_zeroed(&self, place: &str) -> Result<(File, PathBuf), HostError> {
+    pub(super) fn open_verified(&self, place: &str) -> Result<(File, PathBuf), HostError> {
         let (slices, index) = self.slice(place)?;
         let (file, path) = open_unused(slices, index)?;
         match map(&file, &path).and_then(|mapped| verify_zero(&mapped, &path, None)) {
@@ -128,7 +128,7 @@ impl Ranges {
         let (slices, index) = self.slice(place)?;
         slices.remove(index)?;
         let (file, path) = open(slices, index)?;
-        write_back(&map(&file, &path)?, &path)?;
+        flush_caches(&map(&file, &path)?, &path)?;
         Ok(slices.remove(index)?)
     }
 
@@ -182,17 +182,17 @@ fn map(file: &File, path: &Path) -> Result<Mapped, HostError> {
     Mapped::map(file, SLICE.get()).map_err(|errno| HostError::io("map", path, errno))
 }
 
-fn write_back(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
-    mapped.write_back().map_err(|errno| HostError::io("flush the caches of", path, errno))
+fn flush_caches(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
+    mapped.flush_caches().map_err(|errno| HostError::io("flush the caches of", path, errno))
 }
 
 /// Verifies that a slice is zero in memory. The caches are flushed before the read, because they
-/// may contain older data than another host wrote, and after it, because another host may write
-/// later.
+/// may be older than the last write of another host, and after the read, because another host may
+/// write later.
 fn verify_zero(mapped: &Mapped, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
-    write_back(mapped, path)?;
+    flush_caches(mapped, path)?;
     match mapped.first_not_zero(throttle).map_err(|errno| HostError::io("read", path, errno))? {
         Some(at) => Err(HostError::NotZero { path: path.to_owned(), at }),
-        None => write_back(mapped, path),
+        None => flush_caches(mapped, path),
     }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use super::sysfs::{Sysfs, SysfsError};
 
-/// Minimum number of reads for a mean latency; fewer reads are too noisy.
+/// Minimum number of reads for a mean latency. A mean of fewer reads is too noisy.
 const READS_MIN: u64 = 16;
 /// Assumed read latency before the first measurement, in seconds: that of a fast SSD.
 const READ_LATENCY_DEFAULT_S: f64 = 100e-6;
@@ -68,10 +68,10 @@ impl Remote {
         }
         let number = metadata.rdev();
         let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-        Ok(Self::numbered(path, disk_of(&number, sys), sys))
+        Ok(Self::with_number(path, disk_number(&number, sys), sys))
     }
 
-    fn numbered(path: &Path, number: String, sys: &Path) -> Self {
+    fn with_number(path: &Path, number: String, sys: &Path) -> Self {
         let files = Sysfs::at(sys.join("dev/block").join(&number));
         let last = read_counters(&files).unwrap_or_default();
         Self { path: path.to_owned(), number, files, last, lowest_latency_s: None }
@@ -80,7 +80,7 @@ impl Remote {
     /// Creates a device with the number 7:7 in a simulated sysfs.
     #[cfg(test)]
     pub(crate) fn fake(sys: &Path) -> Self {
-        Self::numbered(Path::new("/dev/fake"), "7:7".to_owned(), sys)
+        Self::with_number(Path::new("/dev/fake"), "7:7".to_owned(), sys)
     }
 
     /// Returns the path of the device.
@@ -101,7 +101,8 @@ impl Remote {
     }
 
     /// Returns an estimate of the device's read latency without queueing, in seconds: the lowest
-    /// recent mean. Updates it from the reads since the last call if these are enough.
+    /// recent mean. Updates the estimate if there were at least [`READS_MIN`] reads since the last
+    /// call.
     pub fn read_latency_s(&mut self) -> f64 {
         if let Ok(now) = read_counters(&self.files) {
             let (count, ms) =
@@ -127,7 +128,7 @@ fn is_same_device(first: &Path, second: &Path) -> bool {
 
 /// Returns the device number of a partition's disk, because I/O limits apply to disks. Other
 /// devices are returned unchanged.
-fn disk_of(number: &str, sys: &Path) -> String {
+fn disk_number(number: &str, sys: &Path) -> String {
     let files = Sysfs::at(sys.join("dev/block"));
     match files.has(Path::new(number).join("partition")) {
         true => files.target(number).ok().and_then(|place| files.text(place.join("../dev")).ok()),
@@ -143,7 +144,7 @@ fn read_counters(files: &Sysfs) -> Result<Reads, SysfsError> {
     let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     match numbers[..] {
         [count, _, _, ms, ..] => Ok(Reads { count, ms }),
-        _ => Err(files.unreadable("stat", text, "the counters of a block device")),
+        _ => Err(files.unreadable_error("stat", text, "the counters of a block device")),
     }
 }
 
@@ -156,7 +157,7 @@ mod tests {
     fn read_latency_ignores_queueing_and_few_reads() {
         let stat = |count: u64, ms: u64| format!("   {count} 0 800 {ms}  5 0 40 3 0 1 2");
         let fake = FakeSysfs::new(&[("dev/block/253:0/stat", &stat(0, 0))]);
-        let mut remote = Remote::numbered(Path::new("/dev/vda"), "253:0".to_owned(), &fake.path(""));
+        let mut remote = Remote::with_number(Path::new("/dev/vda"), "253:0".to_owned(), &fake.path(""));
         assert_eq!(remote.read_latency_s(), READ_LATENCY_DEFAULT_S, "no reads yet");
         fake.files("dev/block/253:0", &[("stat", &stat(1000, 2000))]);
         assert_eq!(remote.read_latency_s(), 2e-3);
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn swap_device_in_use_is_recognized() {
-        let remote = Remote::numbered(Path::new("/dev/vdb"), "253:16".to_owned(), Path::new("/nowhere"));
+        let remote = Remote::with_number(Path::new("/dev/vdb"), "253:16".to_owned(), Path::new("/nowhere"));
         let header = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
         assert!(!remote.is_swap(header));
         assert!(
@@ -181,8 +182,8 @@ mod tests {
         let fake = FakeSysfs::new(&[("devices/sda/dev", "8:0"), ("devices/sda/sda3/partition", "3")]);
         fake.link("dev/block/8:3", "devices/sda/sda3");
         fake.link("dev/block/8:0", "devices/sda");
-        assert_eq!(disk_of("8:3", &fake.path("")), "8:0");
-        assert_eq!(disk_of("8:0", &fake.path("")), "8:0");
+        assert_eq!(disk_number("8:3", &fake.path("")), "8:0");
+        assert_eq!(disk_number("8:0", &fake.path("")), "8:0");
     }
 
     #[test]

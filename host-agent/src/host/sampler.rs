@@ -1,10 +1,10 @@
 //! Page accesses of tenants, sampled by the processor. PEBS (Intel) or IBS (AMD) records the
-//! address of one in many accesses, for all processes together, and perf delivers the samples.
-//! Spirit counts accesses in this way (4.2, 5.1).
+//! addresses of a small sample of the accesses of all processes, and perf delivers the samples.
+//! Spirit (sections 4.2 and 5.1) counts accesses in the same way.
 //!
-//! Access profiles require the rate of visits to pages, and a visit to a page usually accesses many
-//! of its cache lines. The number of accesses per visit is derived from DAMON's result for the same
-//! tenant ([`TenantSamples::accesses_per_visit`]). Without such a result, it is the number of cache
+//! Access profiles count bursts of accesses to a page, and one burst usually accesses many cache
+//! lines of the page. The number of accesses per burst is derived from DAMON's result for the same
+//! tenant ([`TenantSamples::accesses_per_burst`]). Without such a result, it is the number of cache
 //! lines of a page.
 
 mod rates;
@@ -26,35 +26,35 @@ use self::{
 };
 use super::{
     access_profile::{AccessProfile, AccessSource},
-    memory::usage::PAGE,
+    memory::usage::PAGE_BYTES,
     sysfs::{Sysfs, SysfsError},
 };
 
 /// Size of a sample in the ring buffer, in bytes: header, process, address, and period.
 const SAMPLE_BYTES: usize = 32;
 /// Maximum sampling rate, in samples per second and processor.
-const HZ_MAX: f64 = 1000.0;
+const SAMPLE_HZ_MAX: f64 = 1000.0;
 /// Fraction of the ring buffer that the samples of one epoch may fill at the nominal rate; the
 /// kernel may exceed the rate.
-const BUFFER_FILL_MAX: f64 = 2.0 / 3.0;
+const BUFFER_FILL_FRACTION_MAX: f64 = 2.0 / 3.0;
 /// File with the kernel's limit of the sampling rate. The kernel lowers this limit if samples take
 /// too long.
 const KERNEL_HZ_MAX_FILE: &str = "/proc/sys/kernel/perf_event_max_sample_rate";
 /// Minimum number of samples of a tenant for a result.
 const SAMPLES_MIN: usize = 1000;
-/// Highest address that can belong to a process; higher addresses belong to the kernel.
-const USER_MAX: u64 = u64::MAX >> 1;
+/// Highest address that a process can have; higher addresses belong to the kernel.
+const USER_ADDRESS_MAX: u64 = u64::MAX >> 1;
 /// Bits of the processor mode in a perf record.
-const MODE: u16 = 7;
+const PERF_RECORD_MISC_CPUMODE_MASK: u16 = 7;
 /// Processor mode of a guest's kernel. The sampled addresses are not addresses of the process.
-const GUEST_KERNEL: u16 = 4;
+const PERF_RECORD_MISC_GUEST_KERNEL: u16 = 4;
 /// Processor mode of a guest's processes. The sampled addresses are not addresses of the process.
-const GUEST_USER: u16 = 5;
+const PERF_RECORD_MISC_GUEST_USER: u16 = 5;
 
-/// Default number of accesses per visit to a page: the number of its cache lines.
+/// Default number of accesses per burst: the number of cache lines of a page.
 pub const LINES_PER_PAGE: f64 = 64.0;
-/// Maximum number of accesses per visit to a page: one for each byte.
-const ACCESSES_PER_VISIT_MAX: f64 = PAGE as f64;
+/// Maximum number of accesses per burst: one for each byte of the page.
+const ACCESSES_PER_BURST_MAX: f64 = PAGE_BYTES as f64;
 
 /// Reason why accesses cannot be sampled.
 #[derive(Debug, thiserror::Error)]
@@ -88,8 +88,8 @@ pub struct Sampler {
 /// Perf event of one processor with its ring buffer of samples.
 struct Ring {
     samples: perf_event::Sampler,
-    /// Time enabled and time running at the start of sampling. The event runs for a shorter time
-    /// than it is enabled if other users of the counters displace it.
+    /// Enabled time and running time of the event at the start of sampling. The running time is
+    /// shorter if perf multiplexes the counters.
     times: (Duration, Duration),
 }
 
@@ -123,9 +123,10 @@ impl Sampler {
 
     fn of(source: Source, processors: Vec<usize>, epoch: Duration) -> Result<Self, SamplerError> {
         let allowed = fs::read_to_string(KERNEL_HZ_MAX_FILE).ok().and_then(|hz| hz.trim().parse().ok());
-        let hz = (SAMPLE_BUFFER_BYTES_PER_CPU / SAMPLE_BYTES) as f64 * BUFFER_FILL_MAX / epoch.as_secs_f64();
+        let hz = (SAMPLE_BUFFER_BYTES_PER_CPU / SAMPLE_BYTES) as f64 * BUFFER_FILL_FRACTION_MAX
+            / epoch.as_secs_f64();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a thousand")]
-        let hz = hz.min(allowed.unwrap_or(HZ_MAX)).clamp(1.0, HZ_MAX) as u64;
+        let hz = hz.min(allowed.unwrap_or(SAMPLE_HZ_MAX)).clamp(1.0, SAMPLE_HZ_MAX) as u64;
         let rings = processors.iter().map(|processor| Ring::open(source, *processor, hz));
         let rings = rings.collect::<io::Result<Vec<Ring>>>();
         let rings = rings.map_err(|error| SamplerError::Perf { event_name: source.event_name, error })?;
@@ -137,7 +138,7 @@ impl Sampler {
         self.source.event_name
     }
 
-    /// Returns whether the online processors are still those on which the event was opened.
+    /// Returns whether the event was opened on exactly the processors that are now online.
     pub fn covers_processors_of(&self, sys: &Sysfs) -> bool {
         source::processors(sys).is_ok_and(|processors| processors == self.processors)
     }
@@ -203,8 +204,8 @@ impl Ring {
         self.samples.enable()
     }
 
-    /// Returns the number of all accesses since the start, sampled or not, with the times for which
-    /// the event was enabled and running.
+    /// Returns the number of all accesses since the start, sampled or not, and the enabled time and
+    /// running time of the event.
     fn read(&mut self) -> io::Result<(f64, (Duration, Duration))> {
         let read = self.samples.read_full()?;
         let times = read.time_enabled().zip(read.time_running());
@@ -220,7 +221,10 @@ impl Ring {
         let (mut accesses, mut weight_sum) = (Vec::new(), 0.0);
         // The size of the ring bounds this loop: no sample is added after the event was disabled.
         while let Some(record) = self.samples.next_record() {
-            let is_of_guest = matches!(record.misc() & MODE, GUEST_KERNEL | GUEST_USER);
+            let is_of_guest = matches!(
+                record.misc() & PERF_RECORD_MISC_CPUMODE_MASK,
+                PERF_RECORD_MISC_GUEST_KERNEL | PERF_RECORD_MISC_GUEST_USER
+            );
             let Ok(data::Record::Sample(sample)) = record.parse_record() else { continue };
             let (Some(process), Some(address), Some(period)) = (sample.pid(), sample.addr(), sample.period())
             else {
@@ -229,8 +233,8 @@ impl Ring {
             let period = period as f64;
             weight_sum += period;
             // Perf reports pid 0 for processes outside of this pid namespace.
-            if !is_of_guest && process > 0 && address > 0 && address <= USER_MAX {
-                accesses.push((process, Access { page: address / PAGE, weight: period }));
+            if !is_of_guest && process > 0 && address > 0 && address <= USER_ADDRESS_MAX {
+                accesses.push((process, Access { page: address / PAGE_BYTES, weight: period }));
             }
         }
         let (count, (enabled, running)) = self.read()?;
@@ -255,31 +259,32 @@ impl fmt::Debug for Ring {
 impl SampleSet {
     /// Returns the access rates of a tenant with these processes and `bytes` bytes of memory;
     /// `None` if it has fewer than [`SAMPLES_MIN`] samples.
-    pub fn tenant(&self, processes: &[u32], bytes: u64) -> Option<TenantSamples> {
+    pub fn tenant_samples(&self, processes: &[u32], bytes: u64) -> Option<TenantSamples> {
         let accesses = || processes.iter().filter_map(|process| self.accesses.get(process));
         let samples: usize = accesses().map(Vec::len).sum();
         if samples < SAMPLES_MIN || self.seconds <= 0.0 {
             return None;
         }
-        let sampled: usize = accesses().map(|accesses| rates::pages(accesses).count()).sum();
-        let rates = accesses().flat_map(|accesses| rates::of(accesses, bytes / PAGE, sampled, self.seconds));
+        let sampled: usize = accesses().map(|accesses| rates::group_by_page(accesses).count()).sum();
+        let rates = accesses()
+            .flat_map(|accesses| rates::estimate_rates(accesses, bytes / PAGE_BYTES, sampled, self.seconds));
         Some(TenantSamples { source: self.source, rates: rates.collect() })
     }
 }
 
 impl TenantSamples {
-    /// Returns the access profile, given the number of accesses per visit to a page.
-    pub fn profile(&self, accesses_per_visit: f64) -> AccessProfile {
+    /// Returns the access profile, given the number of accesses per burst.
+    pub fn profile(&self, accesses_per_burst: f64) -> AccessProfile {
         AccessProfile {
             source: self.source,
-            regions: self.rates.iter().map(|rate| rate.region(accesses_per_visit)).collect(),
+            regions: self.rates.iter().map(|rate| rate.region(accesses_per_burst)).collect(),
         }
     }
 
-    /// Returns the number of accesses per visit, at least 1, with which the profile has this number
-    /// of page accesses per second, as measured by DAMON.
-    pub fn accesses_per_visit(&self, pages_per_second: f64) -> f64 {
-        let (mut low, mut high) = (0.0, ACCESSES_PER_VISIT_MAX.ln());
+    /// Returns the number of accesses per burst, at least 1, that makes the profile have this
+    /// number of page accesses per second, as measured by DAMON.
+    pub fn accesses_per_burst(&self, pages_per_second: f64) -> f64 {
+        let (mut low, mut high) = (0.0, ACCESSES_PER_BURST_MAX.ln());
         for _ in 0..BISECTION_STEPS {
             let log_accesses = f64::midpoint(low, high);
             if self.profile(log_accesses.exp()).pages_per_second() > pages_per_second {
@@ -292,7 +297,7 @@ impl TenantSamples {
     }
 }
 
-/// Number of bisection steps, so that the result is more exact than the measurements.
+/// Number of bisection steps. The result is then more precise than the measurements.
 const BISECTION_STEPS: u32 = 16;
 
 #[cfg(test)]

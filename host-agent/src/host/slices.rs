@@ -42,13 +42,14 @@ use super::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Maximum number of steps to the target state; the longest way, a change of driver, takes five.
+/// Maximum number of steps to the target state. The longest sequence of steps, a change of driver,
+/// has five.
 const STEPS_MAX: usize = 8;
-/// Alignments of device-dax that suit a slice, largest first.
+/// Device-dax alignments that divide the size of a slice, largest first.
 const ALIGNMENTS: [Bytes; 2] = [Bytes::gib(1), Bytes::mib(2)];
 /// Required value of `auto_online_blocks`. With any other value the kernel onlines added blocks
 /// itself, and may put unmovable pages into them.
-const REQUIRED_POLICY: &str = "offline";
+const REQUIRED_ONLINE_POLICY: &str = "offline";
 
 /// CXL region: range of physical memory of one device, with the dax region over it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +111,7 @@ impl Slices {
     /// [`SliceError::Misaligned`], or sysfs cannot be read.
     pub fn inspect(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let align = alignment(region.base)?;
-        let node = device::node(sysfs, &region.folder)?;
+        let node = device::read_node(sysfs, &region.folder)?;
         Ok(Self {
             sysfs: sysfs.clone(),
             region,
@@ -152,8 +153,8 @@ impl Slices {
         self.align
     }
 
-    /// Returns the number of slices with a change in progress, including stuck slices.
-    pub fn changing(&self) -> usize {
+    /// Returns the number of slices that are being changed, including stuck slices.
+    pub fn changing_count(&self) -> usize {
         self.steps.count()
     }
 
@@ -236,7 +237,7 @@ impl Slices {
             let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
             // During a stuck unbind sysfs already shows no driver. The next step would wait for the
             // same pinned pages.
-            device.as_ref().map_or(Ok(()), |device| self.steps.check(&device.name))?;
+            device.as_ref().map_or(Ok(()), |device| self.steps.check_not_running(&device.name))?;
             match next_step(device.as_ref(), target, self.align, is_own) {
                 None => return Ok(device.map(Device::into_present_slice)),
                 Some(step) => {
@@ -265,9 +266,9 @@ impl Slices {
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
         let _names = self.lock_names();
         let stuck = self.steps.devices();
-        let earlier = device::all(&self.sysfs, &self.region.folder)?;
+        let earlier = device::read_all(&self.sysfs, &self.region.folder)?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
-        let after = device::all(&self.sysfs, &self.region.folder)?;
+        let after = device::read_all(&self.sysfs, &self.region.folder)?;
         let ended = &stuck - &self.steps.devices();
         let created = new_device(&earlier, &ended, after).ok_or(SliceError::DeviceNotCreated)?;
         let place = format!("{:x}-{:x}", range.start, range.end - 1);
@@ -362,7 +363,7 @@ impl Slices {
 
     fn devices(&self) -> Result<Vec<Device>, SysfsError> {
         let _names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-        device::all(&self.sysfs, &self.region.folder)
+        device::read_all(&self.sysfs, &self.region.folder)
     }
 
     fn device_file(&self, device: &Device, file: &str) -> PathBuf {
@@ -406,8 +407,8 @@ fn new_device(before: &[Device], ended: &BTreeSet<String>, after: Vec<Device>) -
 /// # Errors
 /// [`SliceError::Policy`] if added blocks come online automatically, or sysfs cannot be read.
 pub fn check_online_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
-    match blocks::policy(sysfs) {
-        Ok(policy) if policy == REQUIRED_POLICY => Ok(()),
+    match blocks::online_policy(sysfs) {
+        Ok(policy) if policy == REQUIRED_ONLINE_POLICY => Ok(()),
         Ok(policy) => Err(SliceError::Policy { policy }),
         Err(error) if error.is_gone() => Ok(()), // a kernel without memory hotplug onlines no block
         Err(error) => Err(error.into()),
@@ -415,19 +416,19 @@ pub fn check_online_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
 }
 
 /// Returns the largest device-dax alignment that divides the address `base`. The kernel also
-/// accepts alignments that do not divide it, but then maps other memory.
+/// accepts alignments that do not divide `base`, but then maps the wrong memory.
 ///
 /// # Errors
-/// [`SliceError::Misaligned`] if no alignment divides it.
+/// [`SliceError::Misaligned`] if no alignment divides `base`.
 pub(crate) fn alignment(base: u64) -> Result<Bytes, SliceError> {
     let fitting = ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
     fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
 }
 
-/// Returns the next step from the current state to the target state; `None` if it is reached.
-/// `is_own` means that this call created the device. Any other device without a driver is deleted
-/// and not bound, because it may have been unbound while mapped: binding it again would make the
-/// memory accessible through that mapping.
+/// Returns the next step from the current state to the target state; `None` if the target state is
+/// reached. `is_own` means that this call created the device. Any other device without a driver is
+/// deleted and not bound, because it may have been unbound while mapped: binding it again would
+/// make the memory accessible through that mapping.
 fn next_step(device: Option<&Device>, target: Option<Driver>, align: Bytes, is_own: bool) -> Option<Step> {
     let Some(device) = device else { return target.map(|_| Step::Create) };
     match (device.driver, target) {

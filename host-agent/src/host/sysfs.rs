@@ -100,11 +100,16 @@ impl Sysfs {
             Some(digits) => u64::from_str_radix(digits, 16),
             None => text.parse(),
         };
-        number.map_err(|_| self.unreadable(file, text, "a number"))
+        number.map_err(|_| self.unreadable_error(file, text, "a number"))
     }
 
     /// Returns the error of a file with unexpected contents.
-    pub fn unreadable(&self, file: impl AsRef<Path>, text: String, expected: &'static str) -> SysfsError {
+    pub fn unreadable_error(
+        &self,
+        file: impl AsRef<Path>,
+        text: String,
+        expected: &'static str,
+    ) -> SysfsError {
         SysfsError::Unreadable { path: self.0.join(file), text, expected }
     }
 
@@ -127,7 +132,7 @@ impl Sysfs {
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn numbered(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<Vec<String>, SysfsError> {
+    pub fn numbered_names(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<Vec<String>, SysfsError> {
         let path = self.0.join(folder);
         let listed: io::Result<Vec<_>> = fs::read_dir(&path).and_then(Iterator::collect);
         let listed = listed.map_err(|errno| SysfsError::Read { path, errno })?;
@@ -151,8 +156,8 @@ impl Sysfs {
         self.0.join(path).exists()
     }
 
-    /// Returns the name of the driver to which a device is bound, if any. A missing device has
-    /// none.
+    /// Returns the name of the driver to which a device is bound, if any. Returns `None` also if
+    /// the device does not exist.
     ///
     /// # Errors
     /// The link to the driver cannot be read.
@@ -189,7 +194,7 @@ mod tests {
     fn numbered_names_are_sorted_by_number() {
         let files = ["decoder2.10", "decoder2.9", "decoders_committed", "dport1"];
         let fake = FakeSysfs::new(&files.map(|name| (name, "")));
-        assert_eq!(fake.sysfs.numbered("", "decoder").unwrap(), ["decoder2.9", "decoder2.10"]);
+        assert_eq!(fake.sysfs.numbered_names("", "decoder").unwrap(), ["decoder2.9", "decoder2.10"]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::{
 /// Messages of a reply, each with its file descriptors.
 pub(super) type ReplyMessages = Vec<(wire::HostMemoryReply, Vec<Arc<OwnedFd>>)>;
 
-/// Upper bound, in bytes, of the encoding around all regions of a datagram, and around each region.
+/// Upper bound of the encoding overhead of a datagram, and of each region in it, in bytes.
 const OVERHEAD_BYTES: usize = 64;
 
 fn to_message(reply: Reply) -> wire::HostMemoryReply {
@@ -29,7 +29,7 @@ pub(super) fn rejection(reason: &str, text: String) -> ReplyMessages {
     vec![(to_message(Reply::Rejection(rejection)), Vec::new())]
 }
 
-fn driver_rejection(error: &DriverError) -> ReplyMessages {
+fn to_rejection(error: &DriverError) -> ReplyMessages {
     let reason = match error {
         DriverError::Refused(Refusal::VmUnknown(vm) | Refusal::OtherUser { vm, .. }) => {
             // The same message for both: a caller must not learn that another user's VM exists.
@@ -44,10 +44,10 @@ fn driver_rejection(error: &DriverError) -> ReplyMessages {
     rejection(reason, units::chain(error))
 }
 
-pub(super) fn memory(result: Result<VmMemory, DriverError>) -> ReplyMessages {
+pub(super) fn memory_messages(result: Result<VmMemory, DriverError>) -> ReplyMessages {
     match result {
         Ok(VmMemory { regions, pinned }) => split_into_messages(regions, pinned),
-        Err(error) => driver_rejection(&error),
+        Err(error) => to_rejection(&error),
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) fn memory(result: Result<VmMemory, DriverError>) -> ReplyMessages {
 fn split_into_messages(regions: Vec<MemoryRegion>, pinned: bool) -> ReplyMessages {
     let mut messages = vec![MemoryMessage::default()];
     for region in regions {
-        let (region, descriptor) = wire_region(region);
+        let (region, descriptor) = to_wire_region(region);
         let bytes = region.encoded_len() + OVERHEAD_BYTES;
         if !messages.last().expect("there is at least one message").fits(bytes) {
             messages.push(MemoryMessage::default());
@@ -91,7 +91,7 @@ impl MemoryMessage {
     }
 }
 
-fn wire_region(region: MemoryRegion) -> (wire::Region, Option<Arc<OwnedFd>>) {
+fn to_wire_region(region: MemoryRegion) -> (wire::Region, Option<Arc<OwnedFd>>) {
     let (path, descriptor) = match region.backing {
         RegionBacking::Descriptor(descriptor) => (String::new(), Some(descriptor)),
         RegionBacking::Path(path) => (path.to_string_lossy().into_owned(), None),
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn vm_of_other_user_is_rejected_like_unknown_vm() {
         let vm = units::Name::new("a").unwrap();
-        let reply = |refusal| memory(Err(DriverError::Refused(refusal))).remove(0).0;
+        let reply = |refusal| memory_messages(Err(DriverError::Refused(refusal))).remove(0).0;
         assert_eq!(reply(other_user(vm.clone())), reply(Refusal::VmUnknown(vm)));
     }
 
@@ -168,7 +168,7 @@ mod tests {
             ),
             (DriverError::Refused(Refusal::NotReady { vm, online: 1, slices: 2 }), "VM_NOT_READY"),
         ] {
-            let reply = memory(Err(error));
+            let reply = memory_messages(Err(error));
             let Some(Reply::Rejection(rejection)) = &reply[0].0.reply else { panic!("not a rejection") };
             assert_eq!(rejection.reason, reason);
             assert!(rejection.message.contains("VM a"), "{}", rejection.message);

@@ -21,12 +21,12 @@ use crate::host::{
     sysfs::Sysfs,
 };
 
-/// Time limit for reading DAMON's results, as a divisor of the epoch.
+/// Divisor of the epoch that gives the time limit for reading DAMON's results.
 const RESULT_TIME_DIVISOR: u32 = 4;
-/// Maximum ratio of the memory that DAMON reports as accessed to the memory with samples. Above it,
-/// samples are not used: most of the tenant's memory is accessed by addresses that samples do not
-/// show, such as addresses of a guest.
-const UNDERSAMPLING_MAX: u64 = 16;
+/// Maximum ratio of the memory that DAMON reports as accessed to the memory with samples. Above
+/// this ratio, samples are not used, because they do not show most of the accessed memory, for
+/// example the memory of a guest.
+const UNDERSAMPLING_RATIO_MAX: u64 = 16;
 
 /// Monitor of the page accesses of all tenants.
 #[derive(Debug)]
@@ -37,13 +37,13 @@ pub(super) struct AccessMonitor {
     sampler: Option<Sampler>,
     /// Description of the sampler's state, which is logged when it changes.
     sampler_state: String,
-    /// Last estimate of the accesses per visit to a page, for each tenant.
-    accesses_per_visit: BTreeMap<Name, f64>,
+    /// Last estimate of the accesses per burst, for each tenant.
+    accesses_per_burst: BTreeMap<Name, f64>,
     damon: Damon,
     /// Tenants that DAMON monitors in this epoch, in the order of its results.
     monitored: Vec<Name>,
     /// Device memory of each monitored tenant, in bytes. DAMON does not monitor this memory.
-    unmonitored: BTreeMap<Name, u64>,
+    unmonitored_bytes: BTreeMap<Name, u64>,
     /// Last tenant with a result of DAMON.
     last_monitored: Option<Name>,
     persisted: PersistedShares,
@@ -68,10 +68,10 @@ impl AccessMonitor {
             sys: Sysfs::at(sys),
             sampler: None,
             sampler_state: String::new(),
-            accesses_per_visit: BTreeMap::new(),
+            accesses_per_burst: BTreeMap::new(),
             damon: Damon::at(sys, persisted.was_monitoring(&boot_id)),
             monitored: Vec::new(),
-            unmonitored: BTreeMap::new(),
+            unmonitored_bytes: BTreeMap::new(),
             last_monitored: None,
             persisted: persisted.clone(),
             boot_id,
@@ -100,7 +100,7 @@ impl AccessMonitor {
             None
         });
         let mut profiles = self.damon_profiles();
-        self.accesses_per_visit.retain(|name, _| tenants.iter().any(|(tenant, _)| tenant == name));
+        self.accesses_per_burst.retain(|name, _| tenants.iter().any(|(tenant, _)| tenant == name));
         for (name, bytes) in tenants {
             let samples = sample_set
                 .as_ref()
@@ -165,7 +165,7 @@ impl AccessMonitor {
         all.rotate_left(first);
         // Device memory is excluded. Mappings are examined only if processes may have device
         // memory.
-        let devices = self.sys.numbered("bus/dax/devices", "dax").unwrap_or_default();
+        let devices = self.sys.numbered_names("bus/dax/devices", "dax").unwrap_or_default();
         let target = if devices.is_empty() { Target::whole } else { Target::of };
         let targets = |processes: Vec<u32>| processes.into_iter().map(target).collect();
         let first = all.into_iter().take(MONITORED_TENANTS_MAX);
@@ -186,12 +186,12 @@ impl AccessMonitor {
     fn log_unmonitored(&mut self, names: &[Name], processes: &[Vec<Target>]) {
         let bytes = |targets: &Vec<Target>| targets.iter().map(|target| target.device_bytes).sum::<u64>();
         for (name, targets) in names.iter().zip(processes) {
-            let (now, earlier) = (bytes(targets), self.unmonitored.get(name).copied().unwrap_or(0));
+            let (now, earlier) = (bytes(targets), self.unmonitored_bytes.get(name).copied().unwrap_or(0));
             if now != earlier {
                 tracing::info!(tenant = %name, bytes = %Bytes::new(now), "cannot monitor device memory of tenant");
             }
         }
-        self.unmonitored = names.iter().cloned().zip(processes.iter().map(bytes)).collect();
+        self.unmonitored_bytes = names.iter().cloned().zip(processes.iter().map(bytes)).collect();
     }
 
     /// Returns the profile of a tenant from samples, scaled to the rate of touched pages in DAMON's
@@ -203,11 +203,11 @@ impl AccessMonitor {
         bytes: Bytes,
         damon: Option<&AccessProfile>,
     ) -> Option<AccessProfile> {
-        let samples = sample_set.tenant(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
-        let profile = samples.profile(self.accesses_per_visit.get(name).copied().unwrap_or(LINES_PER_PAGE));
+        let samples = sample_set.tenant_samples(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
+        let profile = samples.profile(self.accesses_per_burst.get(name).copied().unwrap_or(LINES_PER_PAGE));
         let Some(damon) = damon else { return Some(profile) };
         let touched = |profile: &AccessProfile| profile.touched_bytes().min(bytes.get());
-        if touched(&profile) < touched(damon) / UNDERSAMPLING_MAX {
+        if touched(&profile) < touched(damon) / UNDERSAMPLING_RATIO_MAX {
             return None;
         }
         let resident = |profile: &AccessProfile| profile.resident_fraction(bytes.get());
@@ -215,8 +215,8 @@ impl AccessMonitor {
         if touches <= 0.0 {
             return Some(profile);
         }
-        let accesses = samples.accesses_per_visit(touches);
-        self.accesses_per_visit.insert(name.clone(), accesses);
+        let accesses = samples.accesses_per_burst(touches);
+        self.accesses_per_burst.insert(name.clone(), accesses);
         Some(samples.profile(accesses))
     }
 
@@ -247,7 +247,9 @@ impl AccessMonitor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::{access_profile::AccessSource, cgroup, damon, memory::usage::PAGE, sampler::faults};
+    use crate::host::{
+        access_profile::AccessSource, cgroup, damon, memory::usage::PAGE_BYTES, sampler::faults,
+    };
 
     const EPOCH: Duration = Duration::from_secs(5);
 
@@ -286,8 +288,9 @@ mod tests {
                 .find(|(sources, _)| sources[0] == Some(AccessSource::Pebs))
                 .expect("16 s of page faults give 1,000 samples")
         };
-        // If the tenant has memory for only 50 of the 100 pages, half as many pages are touched.
-        for (memory, expected) in [(Bytes::mib(100), 1000.0), (Bytes::new(50 * PAGE), 500.0)] {
+        // If the tenant has memory for only 50 of the 100 pages, half as many page accesses are
+        // expected.
+        for (memory, expected) in [(Bytes::mib(100), 1000.0), (Bytes::new(50 * PAGE_BYTES), 500.0)] {
             let (sources, touches) = sampled_epoch(memory);
             assert_eq!(sources, [Some(AccessSource::Pebs), Some(AccessSource::Damon)]);
             assert!(

@@ -10,11 +10,11 @@ use crate::host::{
 };
 
 /// Bytes per MB.
-const MB: u64 = 1_000_000;
+const BYTES_PER_MB: u64 = 1_000_000;
 
-/// Minimum bandwidth limit, 100 kB/s. The kernel rejects a limit of 0, with which a tenant could
-/// not make progress.
-const BYTES_PER_S_MIN: u64 = MB / 10;
+/// Minimum bandwidth limit, 100 kB/s. The kernel rejects a limit of 0, and a tenant without
+/// bandwidth could not make progress.
+const BYTES_PER_S_MIN: u64 = BYTES_PER_MB / 10;
 
 /// Mechanism that enforces shares.
 pub(super) trait Enforcer {
@@ -112,16 +112,16 @@ pub(super) fn enforce(requests: &[LimitRequest<'_>]) -> Result<Vec<(Name, String
         }
     }
     for (at, change) in changes.iter().enumerate() {
-        match change.set(&change.lower()) {
+        match change.set(&change.lower_limits()) {
             Ok(()) => {}
             Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished_failure(change.tenant)),
             Err(error) => {
-                undo(&changes[..=at]);
+                restore_limits(&changes[..=at]);
                 return Err(failure_message(change.tenant, &error));
             }
         }
     }
-    for change in changes.iter().filter(|change| change.lower() != change.to) {
+    for change in changes.iter().filter(|change| change.lower_limits() != change.to) {
         match change.set(&change.to) {
             Ok(()) => {}
             Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished_failure(change.tenant)),
@@ -135,7 +135,7 @@ impl<'a> LimitRequest<'a> {
     /// Returns the change from the tenant's current limits; `None` if the limits are equal, or if
     /// the mechanism sets no limits.
     fn change(&self) -> Result<Option<LimitChange<'a>>, SysfsError> {
-        let bandwidth = Some(self.share.bandwidth_mb_s.saturating_mul(MB).max(BYTES_PER_S_MIN));
+        let bandwidth = Some(self.share.bandwidth_mb_s.saturating_mul(BYTES_PER_MB).max(BYTES_PER_S_MIN));
         let memory = Some(Bytes::mib(self.share.memory_mib).get());
         let to = Limits { memory, read: bandwidth, written: bandwidth };
         let from = self.enforcer.limits(self.tenant)?.filter(|from| *from != to);
@@ -145,7 +145,7 @@ impl<'a> LimitRequest<'a> {
 
 impl LimitChange<'_> {
     /// Returns the lower of the current and the new value of each limit.
-    fn lower(&self) -> Limits {
+    fn lower_limits(&self) -> Limits {
         let min = |from: Option<u64>, to: Option<u64>| from.into_iter().chain(to).min();
         let Self { from, to, .. } = self;
         Limits {
@@ -160,7 +160,7 @@ impl LimitChange<'_> {
     }
 }
 
-fn undo(changes: &[LimitChange<'_>]) {
+fn restore_limits(changes: &[LimitChange<'_>]) {
     for change in changes {
         if let Err(error) = change.enforcer.set(change.tenant, &change.from) {
             tracing::error!(tenant = %change.tenant, error = units::chain(&error), "cannot restore limits");
@@ -241,7 +241,11 @@ mod tests {
     }
 
     fn limits(memory_mib: u64, mb_s: u64) -> Limits {
-        Limits { memory: Some(memory_mib << 20), read: Some(mb_s * MB), written: Some(mb_s * MB) }
+        Limits {
+            memory: Some(memory_mib << 20),
+            read: Some(mb_s * BYTES_PER_MB),
+            written: Some(mb_s * BYTES_PER_MB),
+        }
     }
 
     /// Creates three tenants with limits of 300 MiB and 30 MB/s in total.
@@ -252,7 +256,7 @@ mod tests {
         fake
     }
 
-    fn change(fake: &FakeEnforcer) -> Result<Vec<(Name, String)>, String> {
+    fn apply_change(fake: &FakeEnforcer) -> Result<Vec<(Name, String)>, String> {
         let shares = [(200, 5), (50, 20), (50, 5)];
         let shares = shares.map(|(memory_mib, bandwidth_mb_s)| Share { memory_mib, bandwidth_mb_s });
         let names = names();
@@ -264,12 +268,12 @@ mod tests {
     #[test]
     fn limits_never_exceed_supply_during_a_change() {
         let fake = fake();
-        assert_eq!(change(&fake), Ok(vec![]));
+        assert_eq!(apply_change(&fake), Ok(vec![]));
         let [a, b, c] = names();
         let after = BTreeMap::from([(a, limits(200, 5)), (b, limits(50, 20)), (c, limits(50, 5))]);
         assert_eq!(*fake.limits.borrow(), after);
         let (memory, bandwidth) = fake.peak.get().unwrap();
-        assert!(memory <= 300 << 20 && bandwidth <= 30 * MB, "{memory} {bandwidth}");
+        assert!(memory <= 300 << 20 && bandwidth <= 30 * BYTES_PER_MB, "{memory} {bandwidth}");
     }
 
     #[test]
@@ -278,17 +282,17 @@ mod tests {
             let fake = fake();
             let initial = fake.limits.borrow().clone();
             fake.failing_call.set(Some(at));
-            let error = change(&fake).unwrap_err();
+            let error = apply_change(&fake).unwrap_err();
             assert!(error.contains("Read-only file system"), "{error}");
             assert_eq!(*fake.limits.borrow(), initial, "call {at} failed");
         }
     }
 
     #[test]
-    fn failed_increase_is_reported_and_others_apply() {
+    fn failed_increase_is_reported_and_other_limits_are_set() {
         let fake = fake();
         fake.failing_call.set(Some(3));
-        let failed = change(&fake).unwrap();
+        let failed = apply_change(&fake).unwrap();
         assert_eq!(failed.len(), 1);
         assert_eq!(failed[0].0, names()[0]);
         assert_eq!(fake.limits.borrow()[&names()[1]], limits(50, 20));
@@ -298,7 +302,7 @@ mod tests {
     fn vanished_tenant_does_not_block_enforcement() {
         let fake = fake();
         fake.vanished.borrow_mut().push(names()[1].clone());
-        let failed = change(&fake).unwrap();
+        let failed = apply_change(&fake).unwrap();
         assert!(
             failed.iter().all(|(name, reason)| *name == names()[1] && reason == "cgroup does not exist"),
             "{failed:?}"

@@ -7,7 +7,7 @@ use fairness::profile::{Learner, PageAccesses, Sample, SampleError};
 use units::Bytes;
 
 use crate::{
-    host::{access_profile::AccessProfile, cgroup::Counters, memory::usage::PAGE},
+    host::{access_profile::AccessProfile, cgroup::Counters, memory::usage::PAGE_BYTES},
     shares::TenantMeasurement,
 };
 
@@ -23,7 +23,7 @@ pub(super) struct Meter {
     learner: Learner,
 }
 
-/// Conditions of an epoch. All except the limit are the same for all tenants.
+/// Conditions of an epoch. All except the tenant's limit are the same for all tenants.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Period {
     /// Time at which the counters were read.
@@ -31,9 +31,9 @@ pub(super) struct Period {
     /// Latency of a page fault that reads from the swap device, in seconds.
     pub miss_latency_s: f64,
     /// Bandwidth limit of the tenant, in MB/s.
-    pub limit: f64,
+    pub limit_mb_s: f64,
     /// Bandwidth of the link, in MB/s.
-    pub link: f64,
+    pub link_mb_s: f64,
 }
 
 impl Meter {
@@ -73,19 +73,20 @@ impl Meter {
         let moved = read.max(written);
         let sample = Sample {
             duration_s: seconds,
-            local_mib: mib(now.memory),
-            remote_mib: mib(now.swapped),
+            local_mib: to_mib(now.memory),
+            remote_mib: to_mib(now.swapped),
             work_s: (now.cpu_us - last.cpu_us) as f64 / 1e6,
             misses: (now.major_faults - last.major_faults) as f64,
             pages_in: now.refaults.saturating_sub(last.refaults) as f64,
             miss_latency_s: period.miss_latency_s,
             used_mb_s: moved as f64 / 1e6 / seconds,
-            limit_mb_s: period.limit,
+            limit_mb_s: period.limit_mb_s,
             stalled_s: stalled,
-            accesses: profile.as_ref().map(|profile| page_accesses(profile, now)),
+            accesses: profile.as_ref().map(|profile| to_page_accesses(profile, now)),
         };
-        self.learner.learn(&sample, period.link)?;
-        let stalled_fraction = stalled.map_or_else(|| estimated_stall(&sample), |stalled| stalled / seconds);
+        self.learner.learn(&sample, period.link_mb_s)?;
+        let stalled_fraction =
+            stalled.map_or_else(|| estimate_stalled_fraction(&sample), |stalled| stalled / seconds);
         Ok(Some(TenantMeasurement {
             memory: now.memory,
             used_mb_s: sample.used_mb_s,
@@ -96,22 +97,22 @@ impl Meter {
     }
 }
 
-pub(super) fn mib(bytes: Bytes) -> f64 {
+pub(super) fn to_mib(bytes: Bytes) -> f64 {
     bytes.get() as f64 / Bytes::mib(1).get() as f64
 }
 
 /// Estimates the stalled fraction from page faults, for kernels that do not count stalls.
-fn estimated_stall(sample: &Sample) -> f64 {
+fn estimate_stalled_fraction(sample: &Sample) -> f64 {
     let stalled_fraction = sample.misses * sample.miss_latency_s;
     if stalled_fraction > 0.0 { stalled_fraction / (stalled_fraction + sample.work_s) } else { 0.0 }
 }
 
 /// Converts a profile of address ranges to a profile of memory. If the accessed address ranges are
 /// larger than the tenant's memory, they are scaled down to its size.
-fn page_accesses(profile: &AccessProfile, now: Counters) -> PageAccesses {
+fn to_page_accesses(profile: &AccessProfile, now: Counters) -> PageAccesses {
     let bytes = now.memory_with_swap().get().max(1);
     let resident = profile.resident_fraction(bytes);
-    let block = (bytes / BLOCKS_PER_TENANT).max(PAGE);
+    let block = (bytes / BLOCKS_PER_TENANT).max(PAGE_BYTES);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -120,7 +121,7 @@ fn page_accesses(profile: &AccessProfile, now: Counters) -> PageAccesses {
     let address_block = (block as f64 / resident) as u64;
     PageAccesses {
         histogram: profile.histogram(address_block),
-        block_mib: mib(Bytes::new(block)),
+        block_mib: to_mib(Bytes::new(block)),
         pages_per_second: profile.pages_per_second() * resident,
     }
 }

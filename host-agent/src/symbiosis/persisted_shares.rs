@@ -39,7 +39,7 @@ pub enum PersistedSharesError {
 pub struct PersistedShares {
     path: PathBuf,
     /// File that exists while an agent uses DAMON.
-    monitoring: PathBuf,
+    monitoring_file: PathBuf,
 }
 
 /// File format of stored shares. Unknown keys are errors, because another version wrote them.
@@ -62,7 +62,10 @@ struct StoredTenant {
 impl PersistedShares {
     /// Returns the store in a runtime directory, without accessing it.
     pub fn at(runtime_dir: &Path) -> Self {
-        Self { path: runtime_dir.join("symbiosis.json"), monitoring: runtime_dir.join("symbiosis.watching") }
+        Self {
+            path: runtime_dir.join("symbiosis.json"),
+            monitoring_file: runtime_dir.join("symbiosis.watching"),
+        }
     }
 
     /// Returns the stored shares, if any.
@@ -124,18 +127,18 @@ impl PersistedShares {
 
     /// Returns whether an earlier agent ended while it used DAMON, in this boot of the machine.
     pub fn was_monitoring(&self, boot_id: &str) -> bool {
-        fs::read_to_string(&self.monitoring).is_ok_and(|stored| stored == boot_id)
+        fs::read_to_string(&self.monitoring_file).is_ok_and(|stored| stored == boot_id)
     }
 
     /// Stores whether this agent uses DAMON: the boot id while it does, `None` when it does not. An
     /// error is only logged; the next agent then does not stop DAMON.
     pub fn set_monitoring(&self, boot_id: Option<&str>) {
         let result = match boot_id {
-            Some(boot_id) => fs::write(&self.monitoring, boot_id),
-            None => fs::remove_file(&self.monitoring),
+            Some(boot_id) => fs::write(&self.monitoring_file, boot_id),
+            None => fs::remove_file(&self.monitoring_file),
         };
         if let Err(error) = result {
-            tracing::warn!(path = %self.monitoring.display(), %error, "cannot store whether DAMON is in use");
+            tracing::warn!(path = %self.monitoring_file.display(), %error, "cannot store whether DAMON is in use");
         }
     }
 }

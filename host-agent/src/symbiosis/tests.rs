@@ -54,7 +54,7 @@ impl TestHost {
     }
 
     /// Returns the host after a restart of the agent.
-    fn restarted(mut self) -> Self {
+    fn restart_agent(mut self) -> Self {
         let config = self.symbiosis.config.clone();
         self.state = Arc::new(SharesState::default());
         self.symbiosis = open_symbiosis(config, &self.runtime_dir, &self.sys, &self.state);
@@ -81,21 +81,21 @@ impl TestHost {
         files.iter().for_each(|(file, text)| self.cgroups.files(name, &[(file, text)]));
     }
 
-    fn epoch(&mut self) -> Report {
+    fn run_epoch(&mut self) -> Report {
         self.now += EPOCH;
         self.symbiosis.end_epoch(self.now)
     }
 
     /// Runs epochs with the same usage until the shares do not change any more.
-    fn settle(&mut self, add_usage: &[(&'static str, u64, u64)]) -> Report {
+    fn run_until_stable(&mut self, add_usage: &[(&'static str, u64, u64)]) -> Report {
         for _ in 0..20 {
             add_usage.iter().for_each(|(name, memory, misses)| self.add_usage(name, *memory, *misses));
-            let report = self.epoch();
+            let report = self.run_epoch();
             if report.state == State::Unchanged {
                 return report;
             }
         }
-        panic!("the shares still change after 20 epochs: {:?}", self.epoch());
+        panic!("the shares still change after 20 epochs: {:?}", self.run_epoch());
     }
 
     fn limits(&self, name: &str) -> (String, String) {
@@ -119,15 +119,15 @@ fn open_symbiosis(
 /// memory.
 const TWO_TENANTS: [(&str, u64, u64); 2] = [("cache", 1000, 40_000), ("web", 1000, 10)];
 
-fn share<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
+fn tenant_report<'a>(report: &'a Report, name: &str) -> &'a TenantReport {
     report.tenants.iter().find(|tenant| tenant.name.as_str() == name).unwrap()
 }
 
 #[test]
 fn stalled_tenant_gets_more_memory_and_matching_limits() {
     let mut host = TestHost::new(&["cache", "web"]);
-    let report = host.settle(&TWO_TENANTS);
-    let (cache, web) = (share(&report, "cache"), share(&report, "web"));
+    let report = host.run_until_stable(&TWO_TENANTS);
+    let (cache, web) = (tenant_report(&report, "cache"), tenant_report(&report, "web"));
     assert!(cache.share.memory_mib > web.share.memory_mib, "{report:?}");
     assert!(cache.share.memory_mib + web.share.memory_mib <= SUPPLY.memory_mib);
     let (high, io) = host.limits("cache");
@@ -140,7 +140,7 @@ fn stalled_tenant_gets_more_memory_and_matching_limits() {
 #[test]
 fn demand_of_limited_tenant_excludes_limit_stall() {
     let mut host = TestHost::new(&["cache", "web"]);
-    host.settle(&TWO_TENANTS);
+    host.run_until_stable(&TWO_TENANTS);
     // The tenant uses 16 MB/s of its limit of 18 MB/s. It works for 8 s, and its device needs 4 s.
     TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
     host.cgroups.files(
@@ -150,17 +150,20 @@ fn demand_of_limited_tenant_excludes_limit_stall() {
             ("io.pressure", "some avg10=90.00 avg60=0.00 avg300=0.00 total=7600000"),
         ],
     );
-    let report = host.epoch();
-    let cache = share(&report, "cache");
+    let report = host.run_epoch();
+    let cache = tenant_report(&report, "cache");
     let used = cache.measured.unwrap().used_mb_s;
     assert!((cache.demand_mb_s / used - 15.6 / 12.0).abs() < 1e-9, "{cache:?}");
-    assert_eq!(share(&report, "web").demand_mb_s, share(&report, "web").measured.unwrap().used_mb_s);
+    assert_eq!(
+        tenant_report(&report, "web").demand_mb_s,
+        tenant_report(&report, "web").measured.unwrap().used_mb_s
+    );
 }
 
 #[test]
 fn first_epoch_sets_no_limits() {
     let mut host = TestHost::new(&["cache", "web"]);
-    let report = host.epoch();
+    let report = host.run_epoch();
     assert_eq!(
         (report.state, report.reason.as_str()),
         (State::Blocked, "no tenant has been measured for an epoch")
@@ -172,17 +175,17 @@ fn first_epoch_sets_no_limits() {
 fn restarted_agent_keeps_limits_and_weights() {
     let mut host = TestHost::new(&["cache", "web"]);
     host.state.set_weights(BTreeMap::from([(Name::new("web").unwrap(), 3.0)]));
-    let earlier = host.settle(&TWO_TENANTS);
+    let earlier = host.run_until_stable(&TWO_TENANTS);
     let limits = (host.limits("cache"), host.limits("web"));
-    let mut host = host.restarted();
+    let mut host = host.restart_agent();
     for _ in 0..3 {
         TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
-        host.epoch();
+        host.run_epoch();
         assert_eq!((host.limits("cache"), host.limits("web")), limits);
     }
     let after = host.state.last_report().unwrap();
     assert_eq!(after.state, State::Unchanged, "{after:?}");
-    assert_eq!((share(&after, "web").weight, share(&earlier, "web").weight), (3.0, 3.0));
+    assert_eq!((tenant_report(&after, "web").weight, tenant_report(&earlier, "web").weight), (3.0, 3.0));
 }
 
 #[test]
@@ -191,33 +194,33 @@ fn new_weight_applies_unless_it_violates_a_guarantee() {
     let name = || Name::new("web").unwrap();
     let mut host =
         TestHost::with(&["cache", "web"], |config| config.tenants = BTreeMap::from([(name(), least)]));
-    let earlier = host.settle(&TWO_TENANTS);
+    let earlier = host.run_until_stable(&TWO_TENANTS);
     host.state.set_weights(BTreeMap::from([(name(), 0.1)]));
     TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
-    let blocked = host.epoch();
+    let blocked = host.run_epoch();
     assert_eq!(blocked.state, State::Blocked);
     assert!(
         blocked.reason.starts_with("web: ") && blocked.reason.contains("minimum memory 900 must not exceed"),
         "{}",
         blocked.reason
     );
-    assert_eq!(share(&blocked, "web").share, share(&earlier, "web").share);
+    assert_eq!(tenant_report(&blocked, "web").share, tenant_report(&earlier, "web").share);
     host.state.set_weights(BTreeMap::from([(name(), 4.0)]));
     TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
-    let changed = host.epoch();
+    let changed = host.run_epoch();
     assert_eq!(changed.state, State::Set);
-    assert_eq!(share(&changed, "web").fair.memory_mib, 1600);
-    assert_eq!(share(&changed, "web").weight, 4.0);
+    assert_eq!(tenant_report(&changed, "web").fair.memory_mib, 1600);
+    assert_eq!(tenant_report(&changed, "web").weight, 4.0);
 }
 
 #[test]
 fn killed_tenant_leaves_its_share_to_others() {
     let mut host = TestHost::new(&["cache", "web", "batch"]);
     let three = [("cache", 600, 40_000), ("web", 600, 10), ("batch", 600, 20_000)];
-    host.settle(&three);
+    host.run_until_stable(&three);
     fs::remove_dir_all(host.cgroups.path("batch")).unwrap();
     let two = [("cache", 600, 40_000), ("web", 600, 10)];
-    let report = host.settle(&two);
+    let report = host.run_until_stable(&two);
     assert_eq!(report.tenants.len(), 2);
     let sum: u64 = report.tenants.iter().map(|tenant| tenant.share.memory_mib).sum();
     assert!(SUPPLY.memory_mib - sum <= 1, "{report:?}");
@@ -226,10 +229,10 @@ fn killed_tenant_leaves_its_share_to_others() {
 #[test]
 fn unreadable_or_unwritable_cgroup_leaves_shares_unchanged() {
     let mut host = TestHost::new(&["cache", "web"]);
-    let earlier = host.settle(&TWO_TENANTS);
+    let earlier = host.run_until_stable(&TWO_TENANTS);
     let limits = (host.limits("cache"), host.limits("web"));
     host.cgroups.files("web", &[("cpu.stat", "nothing")]);
-    let blocked = host.epoch();
+    let blocked = host.run_epoch();
     assert_eq!(blocked.state, State::Blocked);
     assert!(blocked.reason.contains("web/cpu.stat contains \"nothing\""), "{}", blocked.reason);
     host.cgroups.files("web", &[("cpu.stat", "usage_usec 900000000")]);
@@ -241,10 +244,10 @@ fn unreadable_or_unwritable_cgroup_leaves_shares_unchanged() {
     fs::remove_file(&io_max).unwrap();
     fs::create_dir(&io_max).unwrap();
     TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
-    let blocked = host.epoch();
+    let blocked = host.run_epoch();
     assert_eq!(blocked.state, State::Blocked);
     assert!(blocked.reason.starts_with("web: ") && blocked.reason.contains("io.max"), "{}", blocked.reason);
-    assert_eq!(share(&blocked, "web").share, share(&earlier, "web").share);
+    assert_eq!(tenant_report(&blocked, "web").share, tenant_report(&earlier, "web").share);
     fs::remove_dir(&io_max).unwrap();
     fs::write(&io_max, limits_text).unwrap();
     assert_eq!((host.limits("cache"), host.limits("web")), limits);
@@ -253,10 +256,10 @@ fn unreadable_or_unwritable_cgroup_leaves_shares_unchanged() {
 #[test]
 fn no_limit_is_set_without_swap() {
     let mut host = TestHost::new(&["cache", "web"]);
-    host.epoch();
+    host.run_epoch();
     host.sys.files("", &[("swaps", "Filename")]);
     TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
-    let blocked = host.epoch();
+    let blocked = host.run_epoch();
     assert_eq!(blocked.reason, "symbiosis.remote: /dev/fake is not in use as swap");
     assert_eq!(host.limits("cache").0, "max");
 }
@@ -267,8 +270,8 @@ fn share_of_tiered_tenant_is_reported_and_not_enforced() {
     let mut host = TestHost::with(&["cache", "web"], |config| {
         config.tenants = BTreeMap::from([(Name::new("web").unwrap(), settings)]);
     });
-    let report = host.settle(&TWO_TENANTS);
-    assert!(share(&report, "web").problem.contains("the share is not enforced"));
+    let report = host.run_until_stable(&TWO_TENANTS);
+    assert!(tenant_report(&report, "web").problem.contains("the share is not enforced"));
     assert_eq!(host.limits("web").0, "max");
     assert_ne!(host.limits("cache").0, "max");
 }
@@ -291,9 +294,9 @@ fn pinned_vm_has_no_share_and_vm_keeps_its_local_memory() {
     };
     record(1, "one", vms[0].id(), true);
     record(2, "two", vms[1].id(), false);
-    let report = host.settle(&[("cache", 600, 40_000), ("vm", 600, 10), ("pinned", 600, 1000)]);
+    let report = host.run_until_stable(&[("cache", 600, 40_000), ("vm", 600, 10), ("pinned", 600, 1000)]);
     assert_eq!(report.tenants.len(), 2, "{report:?}");
-    let vm = share(&report, "vm");
+    let vm = tenant_report(&report, "vm");
     assert_eq!(vm.enforce, Enforce::Tiered);
     assert!(vm.share.memory_mib >= 600, "{report:?}");
     assert_eq!((host.limits("vm").0, host.limits("pinned").0), ("max".to_owned(), "max".to_owned()));

@@ -252,7 +252,7 @@ impl Rig {
         if report.complete || report.clean {
             self.online.clear();
         }
-        self.online.extend(pairs(&report.online));
+        self.online.extend(slice_epochs(&report.online));
         for released in &report.released {
             self.online.remove(&(released.slice, released.epoch));
         }
@@ -261,7 +261,7 @@ impl Rig {
     }
 
     /// Creates the file of a slice like an emulated EMC: a sparse file of 1 GiB.
-    pub fn grant(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
+    pub fn create_slice(&self, slice: u32, epoch: u64) -> wire::DesiredSlice {
         let path = self.slice_path(slice, epoch);
         fs::File::create_new(&path).unwrap().set_len(SLICE).unwrap();
         self.desired_slice(slice, epoch)
@@ -349,14 +349,14 @@ pub fn desired_vms(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32
     wire::DesiredState { vms: vms.collect(), ..desired_state() }
 }
 
-pub fn release(slice: u32, epoch: u64, force: bool) -> wire::DesiredState {
+pub fn release_state(slice: u32, epoch: u64, force: bool) -> wire::DesiredState {
     wire::DesiredState {
         release: vec![wire::DesiredRelease { slice, epoch, force, handle: String::new() }],
         ..desired_state()
     }
 }
 
-pub fn pairs(holdings: &[wire::SliceEpoch]) -> Vec<(u32, u64)> {
+pub fn slice_epochs(holdings: &[wire::SliceEpoch]) -> Vec<(u32, u64)> {
     holdings.iter().map(|holding| (holding.slice, holding.epoch)).collect()
 }
 

@@ -20,7 +20,7 @@ pub(super) struct RegionPlan {
 }
 
 /// Moves the chosen window of each device to the front, and sorts the devices by the address of
-/// their window: the decoders of a host bridge above several devices must be programmed in
+/// their window: a host bridge with several devices requires that its decoders are programmed in
 /// ascending order of addresses. The windows of large devices are chosen first, because few windows
 /// have enough space for them.
 pub(super) fn assign_windows<T>(mut plans: Vec<(T, RegionPlan)>) -> Vec<(T, RegionPlan)> {

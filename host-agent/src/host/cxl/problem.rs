@@ -4,7 +4,7 @@ use units::Bytes;
 
 use super::{super::slices::SliceError, SysfsError};
 
-/// Error of the search for CXL memory devices, or for the device of a slice.
+/// Reason why CXL memory devices, or the device of a slice, cannot be found or used.
 #[derive(Debug, thiserror::Error)]
 pub enum CxlError {
     /// A file in sysfs could not be read.
@@ -109,7 +109,7 @@ pub enum Problem {
         region: String,
     },
     /// No CXL window can contain a region for the device.
-    #[error("no CXL memory window can contain a region of {bytes}{}", list(tried))]
+    #[error("no CXL memory window can contain a region of {bytes}{}", list_rejections(tried))]
     NoWindow {
         /// Size of the region.
         bytes: Bytes,
@@ -118,7 +118,7 @@ pub enum Problem {
     },
 }
 
-/// Returns the windows with reasons, as the end of an error message.
-fn list(tried: &[String]) -> String {
+/// Formats the windows and the reasons as the end of an error message.
+fn list_rejections(tried: &[String]) -> String {
     if tried.is_empty() { ": no window exists".to_owned() } else { format!(": {}", tried.join("; ")) }
 }

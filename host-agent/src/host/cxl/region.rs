@@ -25,7 +25,7 @@ pub(super) enum RegionState {
     Missing(RegionPlan),
 }
 
-/// Deletes an incomplete region of a device, and returns the state of its region.
+/// Deletes the incomplete region of a device, if any, and returns the state of the device's region.
 pub(super) fn prepare(sysfs: &Sysfs, memdev: &Memdev) -> Result<RegionState, Problem> {
     let endpoint = find_endpoint(sysfs, memdev)?;
     remove_incomplete(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
@@ -52,7 +52,7 @@ pub(super) fn inspect(sysfs: &Sysfs, memdev: &Memdev) -> Result<DeviceState, Pro
 }
 
 fn inspect_existing(sysfs: &Sysfs, name: String) -> Result<DeviceState, Problem> {
-    let folder = usable_folder(sysfs, &name)?;
+    let folder = usable_region_folder(sysfs, &name)?;
     if sysfs.driver(&folder)?.is_none() {
         return Ok(DeviceState::Unbound(name));
     }
@@ -84,7 +84,7 @@ fn read_state(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionS
 
 /// Binds the existing region to its driver if necessary, and returns it.
 pub(super) fn use_existing(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
-    let folder = usable_folder(sysfs, name)?;
+    let folder = usable_region_folder(sysfs, name)?;
     if sysfs.driver(&folder)?.is_none() {
         slices::check_online_policy(sysfs)?;
         sysfs.write(BIND_FILE, name)?;
@@ -92,7 +92,7 @@ pub(super) fn use_existing(sysfs: &Sysfs, name: &str) -> Result<Region, Problem>
     read_region(sysfs, &folder, name)
 }
 
-fn usable_folder(sysfs: &Sysfs, name: &str) -> Result<PathBuf, Problem> {
+fn usable_region_folder(sysfs: &Sysfs, name: &str) -> Result<PathBuf, Problem> {
     let folder = sysfs.target(Path::new(BUS).join(name))?;
     let ways = sysfs.number(folder.join("interleave_ways"))?;
     if ways != 1 {
@@ -106,19 +106,19 @@ fn read_region(sysfs: &Sysfs, folder: &Path, name: &str) -> Result<Region, Probl
     Ok(Region {
         base: sysfs.number(folder.join("resource"))?,
         bytes: Bytes::new(sysfs.number(folder.join("size"))?),
-        folder: dax_region(sysfs, folder, name)?,
+        folder: find_dax_region(sysfs, folder, name)?,
         name: name.to_owned(),
     })
 }
 
-fn dax_region(sysfs: &Sysfs, region: &Path, name: &str) -> Result<PathBuf, Problem> {
-    let folders = sysfs.numbered(region, "dax_region")?;
+fn find_dax_region(sysfs: &Sysfs, region: &Path, name: &str) -> Result<PathBuf, Problem> {
+    let folders = sysfs.numbered_names(region, "dax_region")?;
     let mut folders = folders.iter().map(|folder| region.join(folder));
     let usable = folders.find(|folder| sysfs.has(folder.join("dax_region")));
     usable.ok_or_else(|| Problem::NoDax { region: name.to_owned() })
 }
 
-/// Creates a region in the first window in which the kernel accepts it.
+/// Creates a region in the first window that the kernel accepts.
 pub(super) fn create(sysfs: &Sysfs, plan: RegionPlan) -> Result<Region, Problem> {
     slices::check_online_policy(sysfs)?; // else the kernel could online the new region's memory
     let RegionPlan { bytes, decoders, windows, rejected: mut tried } = plan;
@@ -172,7 +172,7 @@ fn incomplete_regions(
     decoders: &[Decoder],
 ) -> Result<Vec<String>, SysfsError> {
     let mut names = Vec::new();
-    for name in sysfs.numbered(&window.folder, "region")? {
+    for name in sysfs.numbered_names(&window.folder, "region")? {
         if is_incomplete(sysfs, &window.folder.join(&name), decoders)? {
             names.push(name);
         }
@@ -184,7 +184,8 @@ fn is_incomplete(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<b
     if sysfs.text(region.join("commit"))? == COMMITTED {
         return Ok(false);
     }
-    let targets = sysfs.numbered(region, "target")?.into_iter().map(|target| sysfs.text(region.join(target)));
+    let targets =
+        sysfs.numbered_names(region, "target")?.into_iter().map(|target| sysfs.text(region.join(target)));
     let targets: Vec<_> = targets.collect::<Result<_, _>>()?;
     let is_ours =
         |target: &String| target.is_empty() || decoders.iter().any(|decoder| decoder.name == *target);

@@ -32,7 +32,7 @@ fn missing_bus_or_device_error_names_modules() {
 }
 
 #[test]
-fn faulty_device_does_not_hide_others() {
+fn faulty_device_does_not_affect_other_devices() {
     let fake = machine();
     device(&fake, 1, "0x2", "");
     let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
@@ -102,7 +102,7 @@ fn incomplete_region_without_other_devices_is_deleted() {
 }
 
 #[test]
-fn failed_region_creation_names_window_and_write() {
+fn failed_region_creation_error_names_window_and_file() {
     let fake = machine();
     fake.files(&format!("{ROOT}/decoder0.1"), &[("size", "0x200000000")]);
     fake.files(&format!("{ROOT}/port1/endpoint2/decoder2.0"), &[("region", "")]);

@@ -23,13 +23,13 @@ pub(super) fn memdevs(sysfs: &Sysfs) -> Result<Vec<Memdev>, SysfsError> {
         let serial = sysfs.text(device.join("serial"))?;
         Ok(Memdev { serial, bytes: Bytes::new(sysfs.number(device.join("ram/size"))?), name })
     };
-    sysfs.numbered(BUS, "mem")?.into_iter().map(read).collect()
+    sysfs.numbered_names(BUS, "mem")?.into_iter().map(read).collect()
 }
 
 /// Returns the absolute path of a memory device's endpoint port, such as `…/root0/port1/endpoint2`.
 pub(super) fn endpoint(sysfs: &Sysfs, memdev: &Memdev) -> Result<Option<PathBuf>, SysfsError> {
     let device = sysfs.target(Path::new(BUS).join(&memdev.name))?;
-    for name in sysfs.numbered(BUS, "endpoint")? {
+    for name in sysfs.numbered_names(BUS, "endpoint")? {
         let endpoint = sysfs.target(Path::new(BUS).join(name))?;
         if sysfs.target(endpoint.join("uport"))? == device {
             return Ok(Some(endpoint));
@@ -56,7 +56,7 @@ pub(super) fn decoders(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Decoder>, S
         let region = sysfs.text(folder.join("region"))?;
         Ok(Decoder { region, at: sysfs.number(folder.join("dpa_resource"))?, name, folder })
     };
-    sysfs.numbered(endpoint, "decoder")?.into_iter().map(read).collect()
+    sysfs.numbered_names(endpoint, "decoder")?.into_iter().map(read).collect()
 }
 
 /// CXL window (root decoder): range of physical memory in which the firmware permits regions.
@@ -76,7 +76,7 @@ pub(super) struct Window {
 /// Returns all windows of the CXL root above an endpoint port.
 pub(super) fn windows(sysfs: &Sysfs, endpoint: &Path) -> Result<Vec<Window>, SysfsError> {
     let Some((root, _)) = root_and_bridge(endpoint) else { return Ok(Vec::new()) };
-    let names = sysfs.numbered(root, "decoder")?;
+    let names = sysfs.numbered_names(root, "decoder")?;
     names.into_iter().map(|name| read_window(sysfs, root.join(&name), name)).collect()
 }
 
@@ -87,15 +87,16 @@ fn read_window(sysfs: &Sysfs, folder: PathBuf, name: String) -> Result<Window, S
         start: sysfs.number(folder.join("start"))?,
         free: sysfs.number(folder.join("size"))?.saturating_sub(used_bytes(sysfs, &folder)?),
         supports_ram: sysfs.has(folder.join("create_ram_region")),
-        targets: targets
-            .map_err(|_| sysfs.unreadable(folder.join("target_list"), text, "a list of port numbers"))?,
+        targets: targets.map_err(|_| {
+            sysfs.unreadable_error(folder.join("target_list"), text, "a list of port numbers")
+        })?,
         name,
         folder,
     })
 }
 
 fn used_bytes(sysfs: &Sysfs, window: &Path) -> Result<u64, SysfsError> {
-    let regions = sysfs.numbered(window, "region")?;
+    let regions = sysfs.numbered_names(window, "region")?;
     regions.iter().map(|region| sysfs.number(window.join(region).join("size"))).sum()
 }
 
@@ -103,7 +104,7 @@ fn used_bytes(sysfs: &Sysfs, window: &Path) -> Result<u64, SysfsError> {
 pub(super) fn bridge(sysfs: &Sysfs, endpoint: &Path) -> Result<Option<u64>, SysfsError> {
     let Some((root, bridge)) = root_and_bridge(endpoint) else { return Ok(None) };
     let above = sysfs.target(bridge.join("uport"))?;
-    for port in sysfs.numbered(root, "dport")? {
+    for port in sysfs.numbered_names(root, "dport")? {
         if sysfs.target(root.join(&port))? == above {
             return Ok(port.trim_start_matches("dport").parse().ok());
         }

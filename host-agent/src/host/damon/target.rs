@@ -29,8 +29,8 @@ impl Target {
         Self::from_mappings(pid, &all_mappings(pid).unwrap_or_default())
     }
 
-    /// Joins neighbouring mappings to ranges. Gaps of a slice or more are not joined, so that a
-    /// slice that is mapped later does not lie within a range.
+    /// Joins neighbouring mappings to ranges. Mappings are not joined across a gap that is large
+    /// enough for a slice, because a slice may be mapped there later.
     fn from_mappings(pid: u32, mappings: &[Mapping]) -> Self {
         let mut target = Self { pid, ranges: Vec::new(), device_bytes: 0 };
         let mut is_after_device = true;

@@ -17,7 +17,7 @@ fn slice_of_missing_or_unusable_device_is_rejected() {
     let fake = FakeSysfs::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
     fake.link("bus/cxl/devices/mem0", "devices/mem0");
     let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
-    let host = Dax::new(Ranges::new(cxl, NonZeroU64::MAX), None);
+    let host = Dax::new(CxlSlices::new(cxl, NonZeroU64::MAX), None);
     let cases = [
         ("cxl:0x2:0", "this machine has no CXL memory device with serial 0x2"),
         (
@@ -35,7 +35,7 @@ fn slice_of_missing_or_unusable_device_is_rejected() {
         ];
         for error in errors {
             assert_eq!(
-                (error.to_string(), error.failure().reason),
+                (error.to_string(), error.to_failure().reason),
                 (message.to_owned(), FailureReason::Host)
             );
         }
@@ -46,7 +46,7 @@ fn slice_of_missing_or_unusable_device_is_rejected() {
 fn usage_of_device_memory_is_not_measured() {
     let fake = FakeSysfs::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
     fake.link("bus/cxl/devices/mem0", "devices/mem0");
-    let host = Dax::new(Ranges::new(CxlMemory::discover(&fake.sysfs).unwrap(), NonZeroU64::MAX), None);
+    let host = Dax::new(CxlSlices::new(CxlMemory::discover(&fake.sysfs).unwrap(), NonZeroU64::MAX), None);
     let device = std::fs::File::open("/dev/zero").unwrap();
     host.open.insert(SLICE_1, device, "/dev/zero".into());
     let vm = |slices| {

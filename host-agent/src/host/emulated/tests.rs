@@ -31,7 +31,7 @@ impl Emc {
         Handle::new("emc", self.dir.path().join("00001.1.h0").to_str().unwrap())
     }
 
-    fn grant(&self, bytes: u64) -> File {
+    fn create_slice(&self, bytes: u64) -> File {
         let mut options = OpenOptions::new();
         let file =
             options.read(true).write(true).create(true).truncate(true).open(&*self.handle().place).unwrap();
@@ -62,7 +62,7 @@ fn revoked_or_linked_slice_is_not_opened() {
     let emc = Emc::new();
     let missing = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(missing, HostError::Io { operation: "open", .. }), "{missing:?}");
-    emc.grant(0);
+    emc.create_slice(0);
     let short = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(short, HostError::NotASlice { bytes: 0, .. }), "{short:?}");
     fs::remove_file(&*emc.handle().place).unwrap();
@@ -73,9 +73,9 @@ fn revoked_or_linked_slice_is_not_opened() {
 #[test]
 fn slice_that_is_not_zero_is_not_opened() {
     let emc = Emc::new();
-    emc.grant(SLICE.get()).write_all_at(b"x", SLICE.get() - 1).unwrap();
+    emc.create_slice(SLICE.get()).write_all_at(b"x", SLICE.get() - 1).unwrap();
     let dirty = emc.host.online(SLICE_1, &emc.handle(), true).unwrap_err();
-    assert_eq!(dirty.failure().reason, pool::protocol::FailureReason::NotZero);
+    assert_eq!(dirty.to_failure().reason, pool::protocol::FailureReason::NotZero);
     assert!(matches!(
         emc.host.memory(&emc.record(), MemoryForm::Descriptors),
         Err(HostError::NotOpen(SLICE_1))
@@ -86,7 +86,7 @@ fn slice_that_is_not_zero_is_not_opened() {
 #[test]
 fn host_calls_are_idempotent() {
     let emc = Emc::new();
-    emc.grant(SLICE.get()).write_all_at(b"x", 0).unwrap();
+    emc.create_slice(SLICE.get()).write_all_at(b"x", 0).unwrap();
     for _ in 0..2 {
         assert_eq!(emc.host.scrub(SLICE_1, &emc.handle()).unwrap(), SLICE);
     }
@@ -102,7 +102,7 @@ fn host_calls_are_idempotent() {
 #[test]
 fn slice_in_use_is_closed_only_without_verification() {
     let emc = Emc::new();
-    let file = emc.grant(SLICE.get());
+    let file = emc.create_slice(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
     let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(file)).spawn().unwrap();
     let error = emc.host.offline(SLICE_1, &emc.handle(), true).unwrap_err();
@@ -117,7 +117,7 @@ fn slice_in_use_is_closed_only_without_verification() {
 #[test]
 fn local_memory_is_the_same_until_it_is_released() {
     let emc = Emc::new();
-    emc.grant(SLICE.get());
+    emc.create_slice(SLICE.get());
     emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
     let parts = emc.host.memory(&emc.record(), MemoryForm::Descriptors).unwrap();
     let lengths: Vec<_> = parts.iter().map(|part| (part.slice, part.bytes)).collect();
@@ -136,7 +136,7 @@ fn local_memory_is_the_same_until_it_is_released() {
 }
 
 /// Both forms by path change the owner of the files. `SlicePaths` is used before a VMM attaches,
-/// whose user must be able to open the files.
+/// and the user of this VMM must be able to open the files.
 #[test]
 fn memory_by_path_belongs_to_vm_user_or_agent_user() {
     use std::os::unix::fs::MetadataExt;
@@ -148,7 +148,7 @@ fn memory_by_path_belongs_to_vm_user_or_agent_user() {
         }
         for form in [MemoryForm::SlicePaths, MemoryForm::Paths] {
             let emc = Emc::new();
-            emc.grant(SLICE.get());
+            emc.create_slice(SLICE.get());
             emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
             let record = VmRecord { uid, ..emc.record() };
             for part in emc.host.memory(&record, form).unwrap() {
@@ -169,7 +169,7 @@ fn memory_by_path_belongs_to_vm_user_or_agent_user() {
 #[test]
 fn pool_memory_is_measured_while_slices_are_open() {
     let emc = Emc::new();
-    let file = emc.grant(SLICE.get());
+    let file = emc.create_slice(SLICE.get());
     let record = emc.record();
     let vm = ObservedVm {
         vm: record.vm,

@@ -1,7 +1,8 @@
 //! Handling of memory that is removed or damaged while this process accesses it. The kernel then
 //! raises SIGBUS in the accessing thread. This signal ends the process by default. Within
-//! [`survive`], the signal handler replaces the whole mapping by empty pages, the thread continues,
-//! and `survive` returns an error. A bus error outside `survive` is a bug and ends the process.
+//! [`catch_bus_errors`], the signal handler replaces the whole mapping by empty pages, the thread
+//! continues, and `catch_bus_errors` returns an error. A bus error outside `catch_bus_errors` is a
+//! bug and ends the process.
 
 use std::{
     io,
@@ -19,21 +20,28 @@ const BUS_MCEERR_AR: libc::c_int = 4;
 /// Signal code from asm-generic/siginfo.h: damaged memory was detected without an access.
 const BUS_MCEERR_AO: libc::c_int = 5;
 
-/// Address range that a thread accesses within [`survive`], for the signal handler.
+/// Address range that a thread accesses within [`catch_bus_errors`], for the signal handler.
 struct AccessedRange {
     start: AtomicUsize,
     bytes: AtomicUsize,
-    /// Error number of the loss of the memory; 0 if the memory is intact.
-    lost: AtomicI32,
+    /// Error number if the memory was lost; 0 if it is intact.
+    loss_errno: AtomicI32,
 }
 
 thread_local! {
     // A signal handler may access this variable, because it needs no initialization and no drop.
     static ACCESSED_RANGE: AccessedRange =
-        const { AccessedRange { start: AtomicUsize::new(0), bytes: AtomicUsize::new(0), lost: AtomicI32::new(0) } };
+        const {
+            AccessedRange {
+                start: AtomicUsize::new(0),
+                bytes: AtomicUsize::new(0),
+                loss_errno: AtomicI32::new(0),
+            }
+        };
 }
 
-/// Installs the handler of SIGBUS, which [`survive`] requires. Repeated calls have no effect.
+/// Installs the handler of SIGBUS, which [`catch_bus_errors`] requires. Repeated calls have no
+/// effect.
 ///
 /// # Errors
 /// The kernel rejects the handler.
@@ -49,7 +57,7 @@ pub(super) fn install_handler() -> io::Result<()> {
 ///
 /// # Errors
 /// ENXIO if the memory was removed, EHWPOISON if it is damaged.
-pub(super) fn survive<T>(mapping: &MmapRegion<()>, access: impl FnOnce() -> T) -> io::Result<T> {
+pub(super) fn catch_bus_errors<T>(mapping: &MmapRegion<()>, access: impl FnOnce() -> T) -> io::Result<T> {
     ACCESSED_RANGE.with(|range| {
         range.begin(mapping);
         let result = access();
@@ -62,7 +70,7 @@ pub(super) fn survive<T>(mapping: &MmapRegion<()>, access: impl FnOnce() -> T) -
 
 impl AccessedRange {
     fn begin(&self, mapping: &MmapRegion<()>) {
-        self.lost.store(0, Ordering::Relaxed);
+        self.loss_errno.store(0, Ordering::Relaxed);
         self.start.store(mapping.as_ptr() as usize, Ordering::Relaxed);
         self.bytes.store(mapping.size(), Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst); // store the range before the first access
@@ -71,7 +79,7 @@ impl AccessedRange {
     fn end(&self) -> i32 {
         compiler_fence(Ordering::SeqCst);
         self.bytes.store(0, Ordering::Relaxed);
-        self.lost.load(Ordering::Relaxed)
+        self.loss_errno.load(Ordering::Relaxed)
     }
 
     /// Replaces the whole range by empty pages if it contains the address `at`. Returns whether the
@@ -81,12 +89,12 @@ impl AccessedRange {
         if !(start..start + bytes).contains(&at) {
             return false;
         }
-        self.lost.store(errno, Ordering::Relaxed);
+        self.loss_errno.store(errno, Ordering::Relaxed);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the range is exactly one mapping, which `survive` borrows while this thread
-        // accesses it. No references into the mapping exist, so its contents may change at any
-        // time.
+        // SAFETY: the range is exactly one mapping, which `catch_bus_errors` borrows while this
+        // thread accesses it. No references into the mapping exist, so its contents may change at
+        // any time.
         unsafe { mmap_anonymous(start as *mut _, bytes, access, flags) }.is_ok()
     }
 }

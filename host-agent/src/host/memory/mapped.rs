@@ -33,18 +33,18 @@ use super::{bus_error, errno, throttle::Throttle};
 struct Line([u64; 8]);
 
 /// Size of a cache line, in bytes.
-const LINE: usize = size_of::<Line>();
+const LINE_BYTES: usize = size_of::<Line>();
 /// Number of 16-byte accesses per cache line.
-const PARTS: usize = LINE / size_of::<__m128i>();
+const ACCESSES_PER_LINE: usize = LINE_BYTES / size_of::<__m128i>();
 
-/// Shared mapping of a device node or file. Only one thread at a time may use it: after a loss, one
-/// thread replaces the pages, and other threads would read zeros without an error.
+/// Shared mapping of a device node or file. Only one thread at a time may use it: if the memory is
+/// lost, that thread replaces the pages, and other threads would read zeros without an error.
 #[derive(Debug)]
 pub struct Mapped {
     region: MmapRegion<()>,
     flush: FlushInstruction,
-    /// Error number of the loss of the memory; 0 if the memory is intact.
-    lost: Cell<i32>,
+    /// Error number if the memory was lost; 0 if it is intact.
+    loss_errno: Cell<i32>,
 }
 
 impl Mapped {
@@ -56,7 +56,7 @@ impl Mapped {
     /// not bound to a driver.
     pub fn map(file: &File, bytes: u64) -> io::Result<Self> {
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
-        if size == 0 || !size.is_multiple_of(LINE) {
+        if size == 0 || !size.is_multiple_of(LINE_BYTES) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "the size must be a positive multiple of 64 bytes",
@@ -69,7 +69,7 @@ impl Mapped {
             .with_file_offset(FileOffset::new(file.try_clone()?, 0))
             .build()
             .map_err(errno)?;
-        Ok(Self { region, flush: FlushInstruction::detect(), lost: Cell::new(0) })
+        Ok(Self { region, flush: FlushInstruction::detect(), loss_errno: Cell::new(0) })
     }
 
     /// Writes back and invalidates all cache lines of the mapping, so that the next read accesses
@@ -77,10 +77,10 @@ impl Mapped {
     ///
     /// # Errors
     /// ENXIO if the memory was removed, EHWPOISON if it is damaged.
-    pub fn write_back(&self) -> io::Result<()> {
+    pub fn flush_caches(&self) -> io::Result<()> {
         fence();
         for step in self.steps() {
-            self.access(|| step.lines().for_each(|line| self.flush.line(line)))?;
+            self.access(|| step.lines().for_each(|line| self.flush.flush_line(line)))?;
         }
         fence();
         Ok(())
@@ -88,7 +88,7 @@ impl Mapped {
 
     /// Returns the offset of the first cache line that is not zero, if any. `throttle` limits the
     /// rate. Reads use the caches, so writes of other hosts are visible only after
-    /// [`Mapped::write_back`].
+    /// [`Mapped::flush_caches`].
     ///
     /// # Errors
     /// ENXIO if the memory was removed, EHWPOISON if it is damaged.
@@ -117,7 +117,7 @@ impl Mapped {
         Ok(())
     }
 
-    /// Splits the mapping into steps. After each step it is checked that the memory still exists.
+    /// Splits the mapping into steps. Each step ends with a check that the memory still exists.
     fn steps(&self) -> impl Iterator<Item = Step> + use<> {
         let (start, bytes) = (self.region.as_ptr(), self.region.size());
         (0..bytes).step_by(SCRUB_STEP_BYTES).map(move |offset| {
@@ -129,12 +129,12 @@ impl Mapped {
     /// Runs `access` unless the memory is lost. Empty pages replace lost memory, and their zeros
     /// must not be mistaken for its contents.
     fn access<T>(&self, access: impl FnOnce() -> T) -> io::Result<T> {
-        if self.lost.get() != 0 {
-            return Err(io::Error::from_raw_os_error(self.lost.get()));
+        if self.loss_errno.get() != 0 {
+            return Err(io::Error::from_raw_os_error(self.loss_errno.get()));
         }
-        let result = bus_error::survive(&self.region, access);
+        let result = bus_error::catch_bus_errors(&self.region, access);
         if let Err(error) = &result {
-            self.lost.set(error.raw_os_error().unwrap_or(libc::ENXIO));
+            self.loss_errno.set(error.raw_os_error().unwrap_or(libc::ENXIO));
         }
         result
     }
@@ -151,7 +151,7 @@ impl Step {
 
     fn lines(&self) -> impl Iterator<Item = *mut Line> + use<> {
         let (start, bytes) = (self.0.start, self.0.end as usize - self.0.start as usize);
-        (0..bytes).step_by(LINE).map(move |offset| start.wrapping_add(offset).cast())
+        (0..bytes).step_by(LINE_BYTES).map(move |offset| start.wrapping_add(offset).cast())
     }
 
     fn first_not_zero(&self) -> Option<*mut Line> {
@@ -172,10 +172,10 @@ impl Step {
 fn is_zero(line: *const Line) -> bool {
     const ALL_EQUAL: i32 = 0xffff;
     let mut all = _mm_setzero_si128();
-    for part in 0..PARTS {
+    for part in 0..ACCESSES_PER_LINE {
         // SAFETY: the line belongs to a readable mapping and is aligned to 64 bytes; if its memory
-        // is lost, `survive` maps a page there. The access is volatile, because another host may
-        // write the line meanwhile. All bit patterns are valid values.
+        // is lost, `catch_bus_errors` maps a page there. The access is volatile, because another
+        // host may write the line meanwhile. All bit patterns are valid values.
         let part = unsafe { line.cast::<__m128i>().wrapping_add(part).read_volatile() };
         all = _mm_or_si128(all, part);
     }
@@ -185,10 +185,10 @@ fn is_zero(line: *const Line) -> bool {
 #[target_feature(enable = "sse2")]
 fn stream_zero(line: *mut Line) {
     let zero = _mm_setzero_si128();
-    for part in 0..PARTS {
+    for part in 0..ACCESSES_PER_LINE {
         let part = line.cast::<__m128i>().wrapping_add(part);
         // SAFETY: the line belongs to a writable mapping, is aligned to 64 bytes, and has no
-        // references into it; if its memory is lost, `survive` maps a page there.
+        // references into it; if its memory is lost, `catch_bus_errors` maps a page there.
         unsafe { _mm_stream_si128(part, zero) };
     }
 }
@@ -219,10 +219,10 @@ impl FlushInstruction {
         *DETECTED
     }
 
-    fn line(self, line: *mut Line) {
+    fn flush_line(self, line: *mut Line) {
         match self {
             // SAFETY: the processor has the instruction, which accesses the bytes of a line like a
-            // read; if its memory is lost, `survive` maps a page there.
+            // read; if its memory is lost, `catch_bus_errors` maps a page there.
             Self::Clflushopt => unsafe {
                 asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
             },

@@ -25,7 +25,7 @@ use crate::host::{
 };
 
 /// Page size of x86-64, in bytes.
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 /// Memory policy from linux/mempolicy.h: uses the given nodes, and other nodes when these are full.
 const MPOL_PREFERRED_MANY: i32 = 5;
 /// Flag from linux/mempolicy.h: moves only pages that no other process maps.
@@ -43,8 +43,8 @@ pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
 }
 
 /// Sets a policy like [`bind`], but the kernel uses other nodes when the given nodes are full. With
-/// [`bind`], a process is killed when it touches more of the file than the nodes have free, and
-/// each node reserves some pages.
+/// [`bind`], the kernel kills a process that touches more of the file than fits on the nodes, and
+/// it keeps a reserve of pages on each node.
 ///
 /// # Errors
 /// The error of `mbind`: EINVAL if one of the nodes has no memory.
@@ -95,8 +95,8 @@ pub struct MigrationResult {
     pub failed: BTreeMap<i32, u64>,
 }
 
-/// Migrates pages to the node `to`: the pages of a file that a process maps, except pages on
-/// permitted nodes.
+/// Migrates those pages of a file that a process maps, and that are not on permitted nodes, to the
+/// node `to`.
 ///
 /// # Errors
 /// The process has ended, or the caller may not inspect it.
@@ -109,7 +109,7 @@ pub fn migrate_back(
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
     let mut moved = MigrationResult::default();
     for mapping in process::mappings(pid, file)? {
-        let pages: Vec<usize> = mapping.step_by(PAGE).collect();
+        let pages: Vec<usize> = mapping.step_by(PAGE_BYTES).collect();
         for batch in pages.chunks(PAGES_PER_MOVE_CALL_MAX) {
             process.migrate_back(batch, permitted, to, &mut moved)?;
         }
@@ -151,8 +151,8 @@ impl SampleBounds {
     /// Returns the distance between sampled pages, in bytes. The first page of each mapping is
     /// always sampled, so that at most `pages + mappings` pages are sampled.
     fn stride(self, mappings: &[Range<usize>]) -> usize {
-        let pages = mappings.iter().map(|mapping| mapping.len() / PAGE).sum::<usize>();
-        PAGE * SAMPLING_INTERVAL_PAGES.max(pages.div_ceil(self.pages))
+        let pages = mappings.iter().map(|mapping| mapping.len() / PAGE_BYTES).sum::<usize>();
+        PAGE_BYTES * SAMPLING_INTERVAL_PAGES.max(pages.div_ceil(self.pages))
     }
 }
 
@@ -166,10 +166,10 @@ impl SampleBounds {
 /// # Errors
 /// The process has ended, or the caller may not inspect it.
 pub fn sample_placement(pid: u32, files: &[FileId], permitted: &BTreeSet<u32>) -> io::Result<Placement> {
-    sample_within(SampleBounds::DEFAULT, pid, files, permitted)
+    sample_placement_within(SampleBounds::DEFAULT, pid, files, permitted)
 }
 
-fn sample_within(
+fn sample_placement_within(
     bounds: SampleBounds,
     pid: u32,
     files: &[FileId],
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn node_mask_has_any_size() {
+    fn node_mask_has_a_bit_for_every_node() {
         assert_eq!(node_mask(&nodes([0, 2])), [0b101]);
         assert_eq!(node_mask(&nodes([63, 64, 200])), [1 << 63, 1, 0, 1 << 8]);
     }
@@ -314,12 +314,12 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
     }
 
-    /// Creates a file of which this process maps all pages and has touched three.
-    fn touched() -> (File, FileId, MmapRegion<()>) {
+    /// Creates a file, maps all its pages, and touches three of them.
+    fn touched_file() -> (File, FileId, MmapRegion<()>) {
         let file = memfd();
         let mapping = MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), 16 << 20).unwrap();
         for page in 7..10 {
-            mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
+            mapping.as_volatile_slice().write_obj(1_u8, page * PAGE_BYTES).unwrap();
         }
         let id = FileId::of(&file.metadata().unwrap());
         (file, id, mapping)
@@ -327,14 +327,14 @@ mod tests {
 
     #[test]
     fn pages_on_permitted_node_are_not_moved() {
-        let (_file, id, _mapping) = touched();
+        let (_file, id, _mapping) = touched_file();
         let moved = migrate_back(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
         assert_eq!(moved, MigrationResult::default());
     }
 
     #[test]
     fn immovable_pages_are_counted_by_error() {
-        let (_file, id, _mapping) = touched();
+        let (_file, id, _mapping) = touched_file();
         let moved = migrate_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
         assert_eq!((moved.misplaced, moved.moved), (3, 0));
         assert_eq!(moved.failed, [(libc::ENODEV, 3)].into());
@@ -342,13 +342,13 @@ mod tests {
 
     #[test]
     fn sample_counts_existing_and_misplaced_pages() {
-        let (_file, id, mapping) = touched();
+        let (_file, id, mapping) = touched_file();
         let placement = |permitted| sample_placement(std::process::id(), &[id], &nodes([permitted])).unwrap();
         assert_eq!(placement(1000), Placement::default(), "the three touched pages are not sampled");
-        for page in 0..mapping.size() / PAGE {
-            mapping.as_volatile_slice().write_obj(1_u8, page * PAGE).unwrap();
+        for page in 0..mapping.size() / PAGE_BYTES {
+            mapping.as_volatile_slice().write_obj(1_u8, page * PAGE_BYTES).unwrap();
         }
-        let present = BYTES / (PAGE * SAMPLING_INTERVAL_PAGES) as u64;
+        let present = BYTES / (PAGE_BYTES * SAMPLING_INTERVAL_PAGES) as u64;
         assert_eq!(placement(local_node()), Placement { present, ..Placement::default() });
         assert_eq!(placement(1000), Placement { present, misplaced: present, omitted: 0 });
         assert_eq!(placement(1000).misplaced_fraction().get(), 1.0);
@@ -358,8 +358,9 @@ mod tests {
     #[test]
     fn sample_of_many_mappings_is_bounded() {
         let file = memfd();
-        let map =
-            || MmapRegion::<()>::from_file(FileOffset::new(file.try_clone().unwrap(), 0), PAGE).unwrap();
+        let map = || {
+            MmapRegion::<()>::from_file(FileOffset::new(file.try_clone().unwrap(), 0), PAGE_BYTES).unwrap()
+        };
         let mappings: Vec<_> = (0..300).map(|_| map()).collect();
         // The kernel does not merge adjacent mappings of the same offset.
         mappings[0].as_volatile_slice().write_obj(1_u8, 0).unwrap();
@@ -367,7 +368,8 @@ mod tests {
             .iter()
             .for_each(|mapping| assert_eq!(mapping.as_volatile_slice().read_obj::<u8>(0).unwrap(), 1));
         let id = FileId::of(&file.metadata().unwrap());
-        let sample = |bounds| sample_within(bounds, std::process::id(), &[id], &nodes([1000])).unwrap();
+        let sample =
+            |bounds| sample_placement_within(bounds, std::process::id(), &[id], &nodes([1000])).unwrap();
         let all = sample(SampleBounds::DEFAULT);
         assert_eq!(all, Placement { present: 300, misplaced: 300, omitted: 0 });
         let part = sample(SampleBounds { mappings: 100, ..SampleBounds::DEFAULT });
@@ -378,17 +380,21 @@ mod tests {
     fn sample_of_large_memory_is_bounded_and_evenly_spread() {
         let gib = |from: usize, to: usize| from << 30..to << 30;
         let bounds = SampleBounds { mappings: 4, pages: 1 << 10 };
-        assert_eq!(bounds.stride(&[gib(1, 2)]), PAGE << 8, "1 GiB has 256 times the limit of 1024 pages");
-        assert_eq!(bounds.stride(&[gib(1, 2), gib(4, 5)]), PAGE << 9);
-        assert_eq!(SampleBounds::DEFAULT.stride(&[gib(1, 2)]), PAGE * SAMPLING_INTERVAL_PAGES);
+        assert_eq!(
+            bounds.stride(&[gib(1, 2)]),
+            PAGE_BYTES << 8,
+            "1 GiB has 256 times the limit of 1024 pages"
+        );
+        assert_eq!(bounds.stride(&[gib(1, 2), gib(4, 5)]), PAGE_BYTES << 9);
+        assert_eq!(SampleBounds::DEFAULT.stride(&[gib(1, 2)]), PAGE_BYTES * SAMPLING_INTERVAL_PAGES);
         let samples: usize =
-            [gib(1, 2), gib(4, 5)].map(|mapping| mapping.step_by(PAGE << 9).count()).iter().sum();
+            [gib(1, 2), gib(4, 5)].map(|mapping| mapping.step_by(PAGE_BYTES << 9).count()).iter().sum();
         assert_eq!(samples, bounds.pages);
     }
 
     #[test]
     fn migration_fails_for_ended_process() {
-        let (_file, id, _mapping) = touched();
+        let (_file, id, _mapping) = touched_file();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         migrate_back(child.id(), id, &nodes([0]), 0).unwrap_err();

@@ -1,6 +1,6 @@
 //! Rate limit for all scrubs of a host together, so that scrubs leave bandwidth of pool memory to
-//! VMs. [`Bucket`] computes the waits from a time passed as argument; [`Throttle`] reads the clock
-//! and sleeps. Operations for which a VM waits are not throttled.
+//! VMs. [`TokenBucket`] computes the waits from a time passed as argument; [`Throttle`] reads the
+//! clock and sleeps. Operations that a VM waits for are not throttled.
 
 use std::{
     num::NonZeroU64,
@@ -12,18 +12,18 @@ use units::{Ns, limits::SCRUB_BURST};
 
 /// Token bucket, which grants bytes in the order of requests.
 #[derive(Debug)]
-struct Bucket {
+struct TokenBucket {
     bytes_per_s: NonZeroU64,
-    /// Time at which the rate has covered all bytes granted so far.
-    paid_at: Ns,
+    /// Time until which the bytes granted so far use the whole rate.
+    granted_until: Ns,
 }
 
-impl Bucket {
+impl TokenBucket {
     /// Grants a number of bytes, and returns the wait before they may be used.
     fn take(&mut self, now: Ns, bytes: u64) -> Ns {
         let earliest = Ns(now.since(SCRUB_BURST).0);
-        let start = self.paid_at.max(earliest);
-        self.paid_at = start.after(self.duration_of(bytes));
+        let start = self.granted_until.max(earliest);
+        self.granted_until = start.after(self.duration_of(bytes));
         start.since(now)
     }
 
@@ -36,14 +36,14 @@ impl Bucket {
 /// Throttle shared by all scrubs of a host.
 #[derive(Debug)]
 pub struct Throttle {
-    bucket: Mutex<Bucket>,
+    bucket: Mutex<TokenBucket>,
     started: Instant,
 }
 
 impl Throttle {
     /// Creates a throttle with a rate in bytes per second.
     pub fn new(bytes_per_s: NonZeroU64) -> Self {
-        let bucket = Bucket { bytes_per_s, paid_at: Ns::ZERO };
+        let bucket = TokenBucket { bytes_per_s, granted_until: Ns::ZERO };
         Self { bucket: Mutex::new(bucket), started: Instant::now() }
     }
 
@@ -64,8 +64,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn bucket(mib_per_s: u64) -> Bucket {
-        Bucket { bytes_per_s: NonZeroU64::new(mib_per_s * MIB).unwrap(), paid_at: Ns::ZERO }
+    fn bucket(mib_per_s: u64) -> TokenBucket {
+        TokenBucket { bytes_per_s: NonZeroU64::new(mib_per_s * MIB).unwrap(), granted_until: Ns::ZERO }
     }
 
     #[test]

@@ -8,19 +8,19 @@ use units::Bytes;
 use crate::host::HostError;
 
 /// Page size of x86-64, in bytes.
-pub const PAGE: u64 = 4096;
+pub const PAGE_BYTES: u64 = 4096;
 /// Size of a page's entry in /proc/kpageflags, in bytes.
 const FLAG_BYTES: usize = size_of::<u64>();
 /// Number of page entries read by one call, which limits the buffer to 256 KiB.
 const PAGES_PER_READ: usize = 32 << 10;
 /// Page flag KPF_BUDDY from linux/kernel-page-flags.h: the page is free.
-const BUDDY: u64 = 1 << 10;
+const KPF_BUDDY: u64 = 1 << 10;
 /// Page flag KPF_NOPAGE from linux/kernel-page-flags.h: the page is absent or offline.
-const NO_PAGE: u64 = 1 << 20;
+const KPF_NOPAGE: u64 = 1 << 20;
 
 /// Memory of one NUMA node of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeMemory {
     /// Online memory of the node.
     pub total: Bytes,
     /// Free memory of the node.
@@ -31,25 +31,25 @@ pub struct Node {
 ///
 /// # Errors
 /// The node does not exist, or the file has an unexpected format.
-pub fn of_node(nodes: &Path, node: u32) -> Result<Node, HostError> {
+pub fn of_node(nodes: &Path, node: u32) -> Result<NodeMemory, HostError> {
     let path = nodes.join(format!("node{node}/meminfo"));
     let failed = |errno| HostError::io("read", &path, errno);
     let text = std::fs::read_to_string(&path).map_err(failed)?;
-    let part = |name| kib_of(&text, name).ok_or_else(|| failed(missing_number(name)));
-    Ok(Node { total: part("MemTotal:")?, free: part("MemFree:")? })
+    let part = |name| parse_kib(&text, name).ok_or_else(|| failed(missing_number(name)));
+    Ok(NodeMemory { total: part("MemTotal:")?, free: part("MemFree:")? })
 }
 
 /// Returns how much of a node's memory is not used by VMs: anonymous memory and the page cache,
 /// from the node's `meminfo`. Memory of VMs consists of files in memory (`Shmem`) and is not
 /// counted. `None` if a line is missing.
 pub fn foreign_memory(meminfo: &str) -> Option<Bytes> {
-    let part = |name| kib_of(meminfo, name).map(Bytes::get);
+    let part = |name| parse_kib(meminfo, name).map(Bytes::get);
     let files = part("FilePages:")?.saturating_sub(part("Shmem:")?);
     Some(Bytes::new(part("AnonPages:")? + files))
 }
 
 /// Returns the value of the line `name`, such as `Node 1 MemFree:         1015808 kB`.
-fn kib_of(text: &str, name: &str) -> Option<Bytes> {
+fn parse_kib(text: &str, name: &str) -> Option<Bytes> {
     let words = text.lines().map(|line| line.split_whitespace().skip(2).collect::<Vec<_>>());
     let kib = words.into_iter().find_map(|words| match words[..] {
         [first, kib, "kB"] if first == name => kib.parse::<u64>().ok(),
@@ -63,16 +63,16 @@ fn missing_number(name: &str) -> io::Error {
 }
 
 /// Returns the number of 4 KiB pages in use in a physical address range of movable memory: pages
-/// that are neither free, nor offline, nor absent. A page without any flag is free and in the cache
-/// of a processor, because movable pages in use have flags. `flags` is the file `/proc/kpageflags`,
-/// which only root can read.
+/// that are neither free, nor offline, nor absent. A page without any flag is also free: it is in a
+/// per-CPU list of the allocator, and movable pages in use always have flags. `flags` is the file
+/// `/proc/kpageflags`, which only root can read.
 ///
 /// # Errors
 /// The file cannot be read.
 pub fn pages_in_use(flags: &Path, range: Range<u64>) -> Result<u64, HostError> {
     let failed = |errno| HostError::io("read", flags, errno);
     let file = File::open(flags).map_err(failed)?;
-    let pages = range.start / PAGE..range.end.div_ceil(PAGE);
+    let pages = range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES);
     let mut used = 0;
     for first in pages.clone().step_by(PAGES_PER_READ) {
         let remaining = usize::try_from(pages.end - first).unwrap_or(usize::MAX);
@@ -85,7 +85,7 @@ fn count_used(flags: &File, first: u64, count: usize) -> io::Result<u64> {
     let mut bytes = vec![0; count * FLAG_BYTES];
     flags.read_exact_at(&mut bytes, first * FLAG_BYTES as u64)?;
     let (words, _) = bytes.as_chunks::<FLAG_BYTES>();
-    let is_used = |word: u64| word != 0 && word & (BUDDY | NO_PAGE) == 0;
+    let is_used = |word: u64| word != 0 && word & (KPF_BUDDY | KPF_NOPAGE) == 0;
     Ok(words.iter().filter(|word| is_used(u64::from_ne_bytes(**word))).count() as u64)
 }
 
@@ -119,16 +119,16 @@ mod tests {
         let flags = tempfile::NamedTempFile::new().unwrap();
         let pages = PAGES_PER_READ as u64 + 100;
         let word = |page| match page % 4 {
-            0 => BUDDY,
-            1 => NO_PAGE,
+            0 => KPF_BUDDY,
+            1 => KPF_NOPAGE,
             2 => LRU,
-            _ => 0, // free, in the cache of a processor
+            _ => 0, // free, in a per-CPU list of the allocator
         };
         let bytes: Vec<u8> = (0..pages).flat_map(|page| word(page).to_ne_bytes()).collect();
         flags.as_file().write_all_at(&bytes, 0).unwrap();
-        assert_eq!(pages_in_use(flags.path(), 0..pages * PAGE).unwrap(), pages / 4);
-        assert_eq!(pages_in_use(flags.path(), 2 * PAGE..3 * PAGE).unwrap(), 1);
-        assert_eq!(pages_in_use(flags.path(), 4 * PAGE..6 * PAGE).unwrap(), 0);
-        pages_in_use(flags.path(), 0..(pages + 1) * PAGE).unwrap_err();
+        assert_eq!(pages_in_use(flags.path(), 0..pages * PAGE_BYTES).unwrap(), pages / 4);
+        assert_eq!(pages_in_use(flags.path(), 2 * PAGE_BYTES..3 * PAGE_BYTES).unwrap(), 1);
+        assert_eq!(pages_in_use(flags.path(), 4 * PAGE_BYTES..6 * PAGE_BYTES).unwrap(), 0);
+        pages_in_use(flags.path(), 0..(pages + 1) * PAGE_BYTES).unwrap_err();
     }
 }

@@ -10,9 +10,9 @@ use crate::host::{
     sysfs::{Sysfs, SysfsError},
 };
 
-/// Time limit for offlining one block. The kernel migrates gigabytes per second, so that 20 s are
-/// ample; if a page cannot be migrated, it retries forever.
-const BLOCK_OFFLINE_MAX: Duration = Duration::from_secs(20);
+/// Time limit for offlining one block. The kernel migrates gigabytes per second, so 20 s are more
+/// than sufficient. If a page cannot be migrated, the kernel retries forever.
+const BLOCK_OFFLINE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Target state of a memory block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl fmt::Display for TargetState {
 
 /// Error of a memory block that did not reach its target state.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {to} {block}{}; {done} of {of} blocks were {to}d, {}", pages_text(*pages_in_use), restored_text(restored))]
+#[error("cannot {to} {block}{}; {done} of {block_count} blocks were {to}d, {}", pages_text(*pages_in_use), restored_text(restored))]
 pub struct BlockSwitchError {
     /// Name of the failed block, such as `memory344`.
     pub block: String,
@@ -58,7 +58,7 @@ pub struct BlockSwitchError {
     /// Number of blocks that reached the target state before the failure.
     pub done: usize,
     /// Number of blocks of the slice.
-    pub of: usize,
+    pub block_count: usize,
     /// Names of the blocks that were restored, or the error of the block that could not be
     /// restored.
     pub restored: Result<Vec<String>, Box<SysfsError>>,
@@ -86,7 +86,7 @@ fn restored_text(restored: &Result<Vec<String>, Box<SysfsError>>) -> String {
 /// [`BlockSwitchError`] for the first block that fails, after the changed blocks were restored.
 pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: TargetState) -> Result<(), BlockSwitchError> {
     let arguments = (sysfs.clone(), blocks.to_vec());
-    let switched = interrupt::run_interruptible(BLOCK_OFFLINE_MAX, move |steps| {
+    let switched = interrupt::run_interruptible(BLOCK_OFFLINE_TIMEOUT, move |steps| {
         switch_all(&arguments.0, &arguments.1, to, steps)
     });
     switched.unwrap_or_else(|errno| {
@@ -96,7 +96,7 @@ pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: TargetState) -> Result<(), Bl
             to,
             pages_in_use: None,
             done: 0,
-            of: blocks.len(),
+            block_count: blocks.len(),
             restored: Ok(Vec::new()),
             errno,
         })
@@ -109,13 +109,13 @@ fn switch_all(
     to: TargetState,
     steps: &Steps<'_>,
 ) -> Result<(), BlockSwitchError> {
-    let of = blocks.len();
+    let block_count = blocks.len();
     let failure = |block: &Block, errno| BlockSwitchError {
         block: block.name.clone(),
         to,
         pages_in_use: None,
         done: 0,
-        of,
+        block_count,
         restored: Ok(Vec::new()),
         errno,
     };
@@ -147,7 +147,7 @@ fn check_movable(sysfs: &Sysfs, block: &Block) -> io::Result<()> {
 }
 
 fn set_state(sysfs: &Sysfs, block: &Block, to: TargetState, steps: &Steps<'_>) -> Result<(), SysfsError> {
-    steps.next();
+    steps.begin_step();
     sysfs.write(format!("{FOLDER}/{}/state", block.name), to.sysfs_value())
 }
 
@@ -168,7 +168,7 @@ fn restore(
 fn errno(error: SysfsError) -> io::Error {
     match error {
         SysfsError::Write { errno, .. } if errno.kind() == io::ErrorKind::Interrupted => {
-            let seconds = BLOCK_OFFLINE_MAX.as_secs();
+            let seconds = BLOCK_OFFLINE_TIMEOUT.as_secs();
             io::Error::new(io::ErrorKind::TimedOut, format!("timed out after {seconds} s"))
         }
         SysfsError::Write { errno, .. } | SysfsError::Read { errno, .. } => errno,

@@ -16,7 +16,7 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMm
 
 use super::{Sampler, SamplerError, Source, source};
 use crate::{
-    host::{access_profile::AccessSource, memory::usage::PAGE, sysfs::Sysfs},
+    host::{access_profile::AccessSource, memory::usage::PAGE_BYTES, sysfs::Sysfs},
     skipped::report_skipped,
 };
 
@@ -57,16 +57,16 @@ fn is_forbidden(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::PERM | Errno::ACCESS | Errno::NOSYS))
 }
 
-/// Causes page faults for this CPU time by writing to each page of new mappings. Returns the
-/// written pages.
+/// Causes page faults by writing to each page of new mappings, until this thread has used
+/// `duration` of CPU time. Returns the written pages.
 pub(crate) fn cause_faults(duration: Duration) -> BTreeSet<u64> {
     let cpu_time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
     let (started, mut pages) = (cpu_time(), BTreeSet::new());
     while cpu_time() - started < duration {
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]).unwrap();
-        for at in (0..MEMORY_BYTES as u64 / PAGE).map(|page| GuestAddress(page * PAGE)) {
+        for at in (0..MEMORY_BYTES as u64 / PAGE_BYTES).map(|page| GuestAddress(page * PAGE_BYTES)) {
             memory.write_obj(1_u8, at).unwrap();
-            pages.insert(memory.get_host_address(at).unwrap() as u64 / PAGE);
+            pages.insert(memory.get_host_address(at).unwrap() as u64 / PAGE_BYTES);
         }
     }
     pages

@@ -1,13 +1,13 @@
 //! Estimation of page access rates from samples of a process's accesses.
 //!
 //! A page with enough samples gets its own rate. Other pages are grouped with their neighbours
-//! until a group has enough samples, so that groups are small where samples are dense. If two
-//! sampled pages are much farther apart than the average, the pages between them count as not
-//! accessed or absent.
+//! until a group has enough samples, so groups are small where samples are dense. If two sampled
+//! pages are much farther apart than the average, the pages between them count as not accessed or
+//! absent.
 
 use crate::host::{
     access_profile::{Region, SAMPLE_INTERVAL_US},
-    memory::usage::PAGE,
+    memory::usage::PAGE_BYTES,
 };
 
 /// Minimum number of samples from which a rate is estimated.
@@ -34,10 +34,13 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// Returns the pages as a region. The fraction of samples with an access assumes that visits
-    /// with this number of accesses happen at random times (Poisson process).
-    pub fn region(self, accesses_per_visit: f64) -> Region {
-        Region { bytes: self.pages * PAGE, touched: 1.0 - (-self.per_interval / accesses_per_visit).exp() }
+    /// Returns the pages as a region. Assumes that bursts of this number of accesses happen at
+    /// random times (Poisson process).
+    pub fn region(self, accesses_per_burst: f64) -> Region {
+        Region {
+            bytes: self.pages * PAGE_BYTES,
+            touched: 1.0 - (-self.per_interval / accesses_per_burst).exp(),
+        }
     }
 }
 
@@ -73,12 +76,12 @@ impl Group {
     }
 
     /// Returns the rate of the group, which includes all pages before the next group.
-    fn before(self, next: &Self, seconds: f64) -> Rate {
+    fn rate_before(self, next: &Self, seconds: f64) -> Rate {
         self.rate(next.first - self.first - self.between - self.after, seconds)
     }
 
     /// Returns the rate of the group, which ends at its last sampled page.
-    fn alone(self, seconds: f64) -> Rate {
+    fn rate_alone(self, seconds: f64) -> Rate {
         self.rate(self.last + 1 - self.first - self.between, seconds)
     }
 
@@ -91,21 +94,26 @@ impl Group {
 }
 
 /// Splits sorted accesses into the accesses of each page.
-pub(super) fn pages(accesses: &[Access]) -> impl Iterator<Item = &[Access]> {
+pub(super) fn group_by_page(accesses: &[Access]) -> impl Iterator<Item = &[Access]> {
     accesses.chunk_by(|a, b| a.page == b.page)
 }
 
 /// Estimates access rates from the accesses of a process that were sampled within `seconds`, sorted
 /// by page. The tenant has `tenant_pages` pages. The samples contain `sampled` of them, at least
 /// one.
-pub(super) fn of(accesses: &[Access], tenant_pages: u64, sampled: usize, seconds: f64) -> Vec<Rate> {
+pub(super) fn estimate_rates(
+    accesses: &[Access],
+    tenant_pages: u64,
+    sampled: usize,
+    seconds: f64,
+) -> Vec<Rate> {
     // The maximum distance within a group never exceeds the tenant's memory.
     let gap_max = (GAP_FACTOR_MAX * (tenant_pages / sampled as u64).max(1)).min(tenant_pages);
     let (mut rates, mut open) = (Vec::new(), None::<Group>);
-    for page in pages(accesses) {
+    for page in group_by_page(accesses) {
         let next = Group::of(page);
         if next.samples >= SAMPLES_PER_RATE_MIN {
-            rates.push(next.alone(seconds));
+            rates.push(next.rate_alone(seconds));
             if let Some(open) = &mut open {
                 open.after += 1;
             }
@@ -114,16 +122,16 @@ pub(super) fn of(accesses: &[Access], tenant_pages: u64, sampled: usize, seconds
         match &mut open {
             None => open = Some(next),
             Some(group) if next.first - group.last > gap_max => {
-                rates.push(group.alone(seconds));
+                rates.push(group.rate_alone(seconds));
                 *group = next;
             }
             Some(group) if group.samples >= SAMPLES_PER_RATE_MIN => {
-                rates.push(group.before(&next, seconds));
+                rates.push(group.rate_before(&next, seconds));
                 *group = next;
             }
             Some(group) => group.add(next),
         }
     }
-    rates.extend(open.map(|group| group.alone(seconds)));
+    rates.extend(open.map(|group| group.rate_alone(seconds)));
     rates
 }

@@ -10,15 +10,15 @@ use crate::host::{
 };
 
 /// Directory of perf event sources in sysfs.
-const DEVICES: &str = "bus/event_source/devices";
-/// Event `mem-loads` of Intel processors on which [`L3_MISS`] is valid. Processors with only
-/// efficient cores have a different event `mem-loads`, and use the number of [`L3_MISS`] for
-/// another event.
-const LOADS: &str = "event=0xcd";
+const EVENT_SOURCES_FOLDER: &str = "bus/event_source/devices";
+/// Definition of the event `mem-loads` in sysfs on Intel processors that support [`L3_MISS_EVENT`].
+/// Processors with only efficient cores have a different definition, and use the number of
+/// [`L3_MISS_EVENT`] for another event.
+const MEM_LOADS_EVENT: &str = "event=0xcd";
 /// Event type PERF_TYPE_RAW from linux/perf_event.h.
-const RAW: u32 = 4;
+const PERF_TYPE_RAW: u32 = 4;
 /// Event number of `MEM_LOAD_RETIRED.L3_MISS`: loads that miss the last-level cache, as in Spirit.
-const L3_MISS: u64 = 0x20d1;
+const L3_MISS_EVENT: u64 = 0x20d1;
 
 /// Perf event whose samples contain the accessed address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,30 +39,30 @@ pub(super) struct Source {
 impl Source {
     /// Finds the event of this machine's processors.
     pub fn find(sys: &Sysfs) -> Result<Self, SamplerError> {
-        if sys.has(format!("{DEVICES}/ibs_op")) {
+        if sys.has(format!("{EVENT_SOURCES_FOLDER}/ibs_op")) {
             return Ok(Self::ibs(sys)?);
         }
-        let loads = format!("{DEVICES}/cpu/events/mem-loads");
-        if !(sys.has(&loads) && sys.text(&loads)?.starts_with(LOADS)) {
+        let loads = format!("{EVENT_SOURCES_FOLDER}/cpu/events/mem-loads");
+        if !(sys.has(&loads) && sys.text(&loads)?.starts_with(MEM_LOADS_EVENT)) {
             return Err(SamplerError::None);
         }
         Ok(Self {
             access_source: AccessSource::Pebs,
             event_name: "loads that miss the last-level cache (PEBS)",
-            kind: RAW,
-            config: L3_MISS,
+            kind: PERF_TYPE_RAW,
+            config: L3_MISS_EVENT,
             is_precise: true,
             excludes_kernel: true,
         })
     }
 
     fn ibs(sys: &Sysfs) -> Result<Self, SysfsError> {
-        let file = format!("{DEVICES}/ibs_op/type");
+        let file = format!("{EVENT_SOURCES_FOLDER}/ibs_op/type");
         let kind = sys.number(&file)?;
         let kind =
-            u32::try_from(kind).map_err(|_| sys.unreadable(file, kind.to_string(), "an event type"))?;
+            u32::try_from(kind).map_err(|_| sys.unreadable_error(file, kind.to_string(), "an event type"))?;
         // Count instructions instead of cycles, so that stalls do not count as accesses.
-        let counts = format!("{DEVICES}/ibs_op/format/cnt_ctl");
+        let counts = format!("{EVENT_SOURCES_FOLDER}/ibs_op/format/cnt_ctl");
         let config = if sys.has(&counts) { read_config_bit(sys, &counts)? } else { 0 };
         let event_name = "instructions that load or store (IBS)";
         Ok(Self {
@@ -87,11 +87,12 @@ impl Source {
     }
 }
 
-/// Returns a value with the bit set that a file such as `config:19` names.
+/// Reads the number of a bit from a file with contents such as `config:19`, and returns a value in
+/// which only this bit is set.
 fn read_config_bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
     let text = sys.text(file)?;
     let bit = text.strip_prefix("config:").and_then(|bit| bit.parse().ok());
-    bit.and_then(|bit| 1_u64.checked_shl(bit)).ok_or_else(|| sys.unreadable(file, text, "config:BIT"))
+    bit.and_then(|bit| 1_u64.checked_shl(bit)).ok_or_else(|| sys.unreadable_error(file, text, "config:BIT"))
 }
 
 /// Returns the online processors, at most [`SAMPLED_CPUS_MAX`], from a list such as `0-3,8`.
@@ -99,6 +100,6 @@ pub(super) fn processors(sys: &Sysfs) -> Result<Vec<usize>, SysfsError> {
     const ONLINE: &str = "devices/system/cpu/online";
     let text = sys.text(ONLINE)?;
     let ranges = parse_ranges(&text).filter(|ranges| !ranges.is_empty());
-    let ranges = ranges.ok_or_else(|| sys.unreadable(ONLINE, text, "a list of processors"))?;
+    let ranges = ranges.ok_or_else(|| sys.unreadable_error(ONLINE, text, "a list of processors"))?;
     Ok(ranges.into_iter().flatten().take(SAMPLED_CPUS_MAX).collect())
 }

@@ -68,8 +68,8 @@ impl DetachedSteps {
     ///
     /// # Errors
     /// [`SliceError::Stuck`] if a step is running.
-    pub(super) fn check(&self, device: &str) -> Result<(), SliceError> {
-        if lock(&self.devices).contains(device) { Err(self.stuck(device)) } else { Ok(()) }
+    pub(super) fn check_not_running(&self, device: &str) -> Result<(), SliceError> {
+        if lock(&self.devices).contains(device) { Err(self.stuck_error(device)) } else { Ok(()) }
     }
 
     /// Runs a step in a new thread, and waits for its end up to the time limit.
@@ -102,7 +102,7 @@ impl DetachedSteps {
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = self.timeout.as_secs();
                 tracing::error!(device, seconds, "slice is stuck: the kernel waits for pinned pages");
-                Err(self.stuck(device))
+                Err(self.stuck_error(device))
             }
             Err(RecvTimeoutError::Disconnected) => {
                 let errno = io::Error::other("the thread of the step panicked");
@@ -114,7 +114,7 @@ impl DetachedSteps {
     fn start(&self, device: &str) -> Result<RunningStep, SliceError> {
         let mut devices = lock(&self.devices);
         if devices.contains(device) {
-            return Err(self.stuck(device));
+            return Err(self.stuck_error(device));
         }
         if devices.len() >= HUNG_SLICES_PER_REGION_MAX {
             return Err(SliceError::TooManyStuck { device: device.to_owned() });
@@ -123,7 +123,7 @@ impl DetachedSteps {
         Ok(RunningStep { devices: Arc::clone(&self.devices), device: device.to_owned() })
     }
 
-    fn stuck(&self, device: &str) -> SliceError {
+    fn stuck_error(&self, device: &str) -> SliceError {
         SliceError::Stuck { device: device.to_owned(), seconds: self.timeout.as_secs() }
     }
 }
@@ -131,11 +131,12 @@ impl DetachedSteps {
 /// Gives this thread its own descriptor table with only the standard streams. A thread that is
 /// stuck in the kernel outlives its process, and would otherwise keep the agent's lock files open.
 fn close_descriptors() -> io::Result<()> {
-    const FIRST: libc::c_uint = 3;
+    const FIRST_CLOSED: libc::c_uint = 3;
     // SAFETY: the kernel unshares the descriptor table before it closes descriptors, so other
     // threads keep theirs. No object owned by this thread refers to a closed descriptor.
-    let done =
-        unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    let done = unsafe {
+        libc::syscall(libc::SYS_close_range, FIRST_CLOSED, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE)
+    };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

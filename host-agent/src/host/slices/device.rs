@@ -111,8 +111,8 @@ impl Device {
 }
 
 /// Returns the dax devices of a region. Devices that are removed meanwhile are skipped.
-pub(super) fn all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsError> {
-    let read = sysfs.numbered(folder, "dax")?.into_iter().map(|name| match read(sysfs, folder, name) {
+pub(super) fn read_all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsError> {
+    let read = sysfs.numbered_names(folder, "dax")?.into_iter().map(|name| match read(sysfs, folder, name) {
         Ok(device) => Ok(Some(device)),
         Err(error) if error.is_gone() => Ok(None),
         Err(error) => Err(error),
@@ -121,12 +121,12 @@ pub(super) fn all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsErro
 }
 
 /// Returns the NUMA node of a region's memory, as shown by the first dax device of the region.
-pub(super) fn node(sysfs: &Sysfs, folder: &Path) -> Result<u32, SysfsError> {
-    let devices = sysfs.numbered(folder, "dax")?;
-    let no_device = || sysfs.unreadable(folder, String::new(), "a directory of dax devices");
+pub(super) fn read_node(sysfs: &Sysfs, folder: &Path) -> Result<u32, SysfsError> {
+    let devices = sysfs.numbered_names(folder, "dax")?;
+    let no_device = || sysfs.unreadable_error(folder, String::new(), "a directory of dax devices");
     let file = folder.join(devices.first().ok_or_else(no_device)?).join("target_node");
     let text = sysfs.text(&file)?;
-    text.parse().map_err(|_| sysfs.unreadable(file, text, "the number of a NUMA node"))
+    text.parse().map_err(|_| sysfs.unreadable_error(file, text, "the number of a NUMA node"))
 }
 
 fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError> {
@@ -136,7 +136,7 @@ fn read(sysfs: &Sysfs, folder: &Path, name: String) -> Result<Device, SysfsError
     let driver = match driver {
         None => None,
         Some(driver) => match Driver::from_name(&driver) {
-            None => return Err(sysfs.unreadable(device.join("driver"), driver, "device_dax or kmem")),
+            None => return Err(sysfs.unreadable_error(device.join("driver"), driver, "device_dax or kmem")),
             driver => driver,
         },
     };
@@ -149,7 +149,7 @@ fn read_device_number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
         text.split_once(':').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     match parts {
         Some((major, minor)) => Ok(makedev(major, minor)),
-        None => Err(sysfs.unreadable(device.join("dev"), text, "MAJOR:MINOR")),
+        None => Err(sysfs.unreadable_error(device.join("dev"), text, "MAJOR:MINOR")),
     }
 }
 
@@ -157,7 +157,7 @@ fn read_device_number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
 /// deadlocks if the files of a mapping are read while the device's memory is released.
 fn read_extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {
     let bytes = sysfs.number(device.join("size"))?;
-    match sysfs.numbered(device, "mapping")?.len() {
+    match sysfs.numbered_names(device, "mapping")?.len() {
         _ if bytes == 0 => Ok(Extent::Empty),
         1 => {
             let first = sysfs.number(device.join("resource"))?;

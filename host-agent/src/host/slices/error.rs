@@ -37,9 +37,10 @@ pub enum SliceError {
         /// Name of the region.
         region: String,
     },
-    /// The region is not aligned, so the kernel would map other memory than the requested range.
+    /// The start of the region is not aligned, so the kernel would map memory outside the requested
+    /// range.
     #[error(
-        "the region begins at {base:#x}, which is not aligned to {least}: the kernel would map other memory"
+        "the region begins at {base:#x}, which is not aligned to {least}: the kernel would map the wrong memory"
     )]
     Misaligned {
         /// Physical address of the region's start.

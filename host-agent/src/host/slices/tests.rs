@@ -15,8 +15,9 @@ fn region(fake: &FakeSysfs) -> Region {
     Region { name: "region1".into(), base: BASE, bytes: Bytes::gib(4), folder: fake.path("region") }
 }
 
-/// Adds a dax device over `gib` GiB that begin `start` GiB after the start of the region.
-fn add(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option<Driver>) {
+/// Adds a dax device with `gib` GiB of memory that begins `start` GiB after the start of the
+/// region.
+fn add_device(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option<Driver>) {
     let (first, last) = (BASE + start * GIB, BASE + (start + gib) * GIB - 1);
     let device = format!("region/{name}");
     fake.files(&device, &[("size", &(gib * GIB).to_string()), ("align", "2097152"), ("mapping", "")]);
@@ -41,7 +42,7 @@ fn blocks_of_128_mib(fake: &FakeSysfs, first: u64, count: u64, state: &str) {
 fn seed_device_over_whole_region_is_emptied() {
     let fake = FakeSysfs::new(&[]);
     let region = region(&fake);
-    add(&fake, "dax1.0", 0, 4, None);
+    add_device(&fake, "dax1.0", 0, 4, None);
     Slices::open(&fake.sysfs, region).unwrap();
     assert!(fake.sysfs.text("region/dax1.0/size").unwrap().starts_with('0'));
 }
@@ -50,7 +51,7 @@ fn seed_device_over_whole_region_is_emptied() {
 fn empty_device_of_killed_agent_is_removed() {
     let fake = FakeSysfs::new(&[]);
     let region = region(&fake);
-    add(&fake, "dax1.2", 0, 1, None);
+    add_device(&fake, "dax1.2", 0, 1, None);
     fake.files("region/dax1.2", &[("size", "0")]);
     Slices::open(&fake.sysfs, region).unwrap();
     assert_eq!(fake.sysfs.text("region/dax_region/delete").unwrap(), "dax1.2");
@@ -60,8 +61,8 @@ fn empty_device_of_killed_agent_is_removed() {
 fn present_slices_are_listed_with_their_drivers() {
     let fake = FakeSysfs::new(&[]);
     let region = region(&fake);
-    add(&fake, "dax1.1", 2, 1, Some(Driver::DeviceDax));
-    add(&fake, "dax1.4", 0, 1, None);
+    add_device(&fake, "dax1.1", 2, 1, Some(Driver::DeviceDax));
+    add_device(&fake, "dax1.4", 0, 1, None);
     let slices = Slices::open(&fake.sysfs, region).unwrap();
     let slice =
         |device: &str, driver| PresentSlice { device: device.into(), number: makedev(253, 7), driver };
@@ -74,7 +75,7 @@ fn present_slices_are_listed_with_their_drivers() {
 fn foreign_device_is_not_changed() {
     let fake = FakeSysfs::new(&[]);
     let region = region(&fake);
-    add(&fake, "dax1.3", 1, 2, Some(Driver::DeviceDax));
+    add_device(&fake, "dax1.3", 1, 2, Some(Driver::DeviceDax));
     let error = Slices::open(&fake.sysfs, region).unwrap_err().to_string();
     assert!(
         error.starts_with("dax1.3 uses memory of the region, is bound to device_dax and is not a slice"),
@@ -86,7 +87,7 @@ fn foreign_device_is_not_changed() {
 fn slice_with_online_block_is_not_unbound() {
     let fake = FakeSysfs::new(&[("bus/dax/drivers/kmem/unbind", "")]);
     let region = region(&fake);
-    add(&fake, "dax1.1", 1, 1, Some(Driver::Kmem));
+    add_device(&fake, "dax1.1", 1, 1, Some(Driver::Kmem));
     blocks_of_128_mib(&fake, 44 * 8, 8, "offline");
     fake.files(&format!("{}/memory357", blocks::FOLDER), &[("state", "going-offline")]);
     let slices = Slices::open(&fake.sysfs, region).unwrap();
@@ -164,7 +165,7 @@ fn every_partial_state_has_a_next_step_to_every_target() {
 fn slice_with_target_driver_is_not_bound_again() {
     let fake = FakeSysfs::new(&[("bus/dax/drivers/device_dax/new_id", "")]);
     let region = region(&fake);
-    add(&fake, "dax1.1", 1, 1, Some(Driver::DeviceDax));
+    add_device(&fake, "dax1.1", 1, 1, Some(Driver::DeviceDax));
     let slices = Slices::open(&fake.sysfs, region).unwrap();
     assert_eq!(slices.ensure_devdax(1).unwrap().device, "dax1.1");
     assert_eq!(
@@ -180,8 +181,8 @@ fn stuck_slice_does_not_block_other_slices() {
     let drivers = ["device_dax/remove_id", "kmem/unbind"].map(|file| format!("bus/dax/drivers/{file}"));
     let fake = FakeSysfs::new(&drivers.each_ref().map(|file| (file.as_str(), "")));
     let region = region(&fake);
-    add(&fake, "dax1.1", 1, 1, Some(Driver::DeviceDax));
-    add(&fake, "dax1.2", 2, 1, Some(Driver::Kmem));
+    add_device(&fake, "dax1.1", 1, 1, Some(Driver::DeviceDax));
+    add_device(&fake, "dax1.2", 2, 1, Some(Driver::Kmem));
     blocks_of_128_mib(&fake, 45 * 8, 8, "offline");
     let pipe = fake.path("bus/dax/drivers/device_dax/unbind");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -201,9 +202,9 @@ fn stuck_slice_does_not_block_other_slices() {
     assert!(slices.ensure_devdax(1).is_err(), "the device was bound again");
     slices.remove(2).unwrap_err(); // the fake sysfs never unbinds the device
     assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "dax1.2");
-    assert_eq!(slices.changing(), 1);
+    assert_eq!(slices.changing_count(), 1);
     drop(std::fs::File::open(pipe).unwrap()); // a reader ends the wait, like unpinned pages
-    while slices.changing() > 0 {
+    while slices.changing_count() > 0 {
         std::thread::yield_now();
     }
     let _ = slices.remove(1); // fails, because the fake sysfs never deletes the device

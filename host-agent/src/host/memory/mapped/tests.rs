@@ -34,7 +34,7 @@ fn zeroed_memory_is_zero_in_file_and_counted_once() {
     let mapped = Mapped::map(&file, BYTES).unwrap();
     let progress = AtomicU64::new(7);
     mapped.zero(&unthrottled(), &progress).unwrap();
-    mapped.write_back().unwrap();
+    mapped.flush_caches().unwrap();
     assert_eq!(progress.into_inner(), 7 + BYTES);
     assert_eq!(mapped.first_not_zero(None).unwrap(), None);
     let mut read = vec![1; usize::try_from(BYTES).unwrap()];
@@ -43,12 +43,12 @@ fn zeroed_memory_is_zero_in_file_and_counted_once() {
 }
 
 #[test]
-fn write_back_keeps_contents_with_either_instruction() {
+fn flush_keeps_contents_with_either_instruction() {
     let file = file();
     file.write_all_at(b"data", BYTES - 4).unwrap();
     for flush in [FlushInstruction::detect(), FlushInstruction::Clflush] {
         let mapped = Mapped { flush, ..Mapped::map(&file, BYTES).unwrap() };
-        mapped.write_back().unwrap();
+        mapped.flush_caches().unwrap();
         assert_eq!(mapped.first_not_zero(None).unwrap(), Some(BYTES - 64));
     }
 }
@@ -65,7 +65,7 @@ fn removed_memory_is_an_error_and_not_zero() {
     assert_removed(mapped.zero(&unthrottled(), &progress));
     assert!(progress.into_inner() < BYTES / 2 + 1, "removed memory was counted as zeroed");
     assert_removed(mapped.first_not_zero(None).map(drop));
-    assert_removed(mapped.write_back());
+    assert_removed(mapped.flush_caches());
     file.set_len(BYTES).unwrap();
     assert_removed(mapped.first_not_zero(None).map(drop));
     assert_eq!(Mapped::map(&file, BYTES).unwrap().first_not_zero(None).unwrap(), None);
