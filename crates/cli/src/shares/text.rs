@@ -1,11 +1,11 @@
-//! Text output of `tarn explain shares`: the result of the last epoch, the numbers of the market
-//! with explanations, and each tenant.
+//! Text output of `tarn explain shares`: the result of the last epoch, the prices and budgets of
+//! the market with explanations, and each tenant.
 
-use super::{Certificate, Shares, Tenant, link, memory, mib, rate};
+use super::{Certificate, Shares, Tenant, format_link, format_memory, format_mib, format_rate};
 use crate::table::{moment, percent};
 
 /// Explanation of each status of the market.
-const STATUS: &[(&str, &str)] = &[
+const STATUS_EXPLANATIONS: &[(&str, &str)] = &[
     ("exact", "every tenant gets its demand at one price"),
     ("mixed", "every tenant gets a mix of its demand just below and just above the price"),
     (
@@ -20,8 +20,8 @@ const STATUS: &[(&str, &str)] = &[
     ("fair shares", "at every price some tenant would lose, so every tenant gets its equal split"),
 ];
 
-/// Smallest value that is not printed as zero, with three decimals.
-const ROUNDING: f64 = 5e-4;
+/// Smallest value that is not rounded to zero when printed with three decimals.
+const PRINTED_NONZERO_MIN: f64 = 5e-4;
 
 impl Shares {
     /// Formats the result of the epoch.
@@ -31,8 +31,8 @@ impl Shares {
         let supply = self.supply.as_ref();
         let supply = format!(
             "  capacity: {} of local memory, {} of link bandwidth in each direction\n",
-            memory(supply),
-            link(supply)
+            format_memory(supply),
+            format_link(supply)
         );
         let certificate = self.certificate.as_ref().map(Certificate::text).unwrap_or_default();
         let tenants = self.tenants.iter().map(Tenant::text).collect::<String>();
@@ -45,49 +45,49 @@ impl Shares {
     /// Describes the effect of the epoch on the shares.
     fn outcome(&self) -> &str {
         match self.state.as_str() {
-            super::SET => "shares updated",
+            super::STATE_SET => "shares updated",
             "unchanged" => "shares unchanged: the difference was too small",
-            super::BLOCKED => "shares unchanged: new shares could not be computed or enforced",
+            super::STATE_BLOCKED => "shares unchanged: new shares could not be computed or enforced",
             other => other,
         }
     }
 }
 
 impl Certificate {
-    /// Formats the market's numbers, one per line with an explanation.
+    /// Formats the results of the market, one per line with an explanation.
     fn text(&self) -> String {
-        let meaning = STATUS.iter().find(|(status, _)| *status == self.status);
+        let meaning = STATUS_EXPLANATIONS.iter().find(|(status, _)| *status == self.status);
         let status =
             meaning.map_or_else(|| self.status.clone(), |(status, meaning)| format!("{status}: {meaning}"));
         let lines = [
             status,
-            self.prices(),
-            self.budgets(),
+            self.price_line(),
+            self.budget_line(),
             format!("{} prices tried", self.rounds),
-            self.refined(),
-            self.step(),
+            self.trade_line(),
+            self.step_line(),
             format!(
                 "{} of memory and {} of link bandwidth exceeded the demand and were distributed anyway",
                 percent(self.memory_excess),
                 percent(self.bandwidth_excess)
             ),
-            self.spent(),
-            self.worst(),
-            self.envied(),
+            self.spending_line(),
+            self.worst_off_line(),
+            self.envy_line(),
         ];
         let lines = lines.iter().map(|line| format!("    {line}\n")).collect::<String>();
         format!("  market:\n{lines}")
     }
 
-    fn prices(&self) -> String {
+    fn price_line(&self) -> String {
         let (memory, link) = (self.memory_price, 1.0 - self.memory_price);
         format!(
             "price of all memory {memory:.3}, of all link bandwidth {link:.3}; prices and budgets each add up to 1"
         )
     }
 
-    fn budgets(&self) -> String {
-        let reason = if self.dividend > 1.0 + ROUNDING {
+    fn budget_line(&self) -> String {
+        let reason = if self.dividend > 1.0 + PRINTED_NONZERO_MIN {
             ", because some tenants do not spend their whole budget"
         } else {
             ""
@@ -95,9 +95,9 @@ impl Certificate {
         format!("budget of each tenant: {:.3} times its fraction of all weights{reason}", self.dividend)
     }
 
-    /// Describes by how much purchases exceed budgets. Budgets apply only to shares that were
-    /// bought at the prices of the market.
-    fn spent(&self) -> String {
+    /// Describes by how much purchases exceed budgets. Budgets limit only purchases at the market's
+    /// prices.
+    fn spending_line(&self) -> String {
         if self.status == "one fixed" {
             "budgets do not apply: the prices did not apply to one tenant".to_owned()
         } else if self.refinements > 0 {
@@ -107,7 +107,7 @@ impl Certificate {
         }
     }
 
-    fn refined(&self) -> String {
+    fn trade_line(&self) -> String {
         match self.refinements {
             0 => {
                 "no trade after the market increases the geometric mean of throughputs, or trades were not searched"
@@ -118,15 +118,15 @@ impl Certificate {
         }
     }
 
-    fn step(&self) -> String {
+    fn step_line(&self) -> String {
         let step = if self.step < 1.0 { percent(self.step) } else { "100 %".to_owned() };
         format!("{step} of the change to the new shares was applied")
     }
 
-    fn worst(&self) -> String {
+    fn worst_off_line(&self) -> String {
         let tenant = self.worst_off.as_deref().unwrap_or("the worst-off tenant");
         let times = self.sharing_incentive;
-        let conclusion = if times >= 1.0 - ROUNDING {
+        let conclusion = if times >= 1.0 - PRINTED_NONZERO_MIN {
             "no tenant loses by sharing"
         } else {
             "this tenant loses by sharing"
@@ -136,10 +136,10 @@ impl Certificate {
         )
     }
 
-    fn envied(&self) -> String {
+    fn envy_line(&self) -> String {
         match self.envy {
             None => "envy not computed: too many tenants".to_owned(),
-            Some(envy) if envy < ROUNDING => {
+            Some(envy) if envy < PRINTED_NONZERO_MIN => {
                 "no tenant would have more throughput with another tenant's share".to_owned()
             }
             Some(envy) => format!(
@@ -163,26 +163,26 @@ impl Tenant {
         let lines = [
             format!(
                 "memory: share {}, fair share by weight {}, used {}",
-                memory(share),
-                memory(fair),
-                mib(self.memory_used_mib)
+                format_memory(share),
+                format_memory(fair),
+                format_mib(self.memory_used_mib)
             ),
             format!(
                 "link: share {}, fair share by weight {}, used {}, demand {}",
-                link(share),
-                link(fair),
-                rate(self.bandwidth_used_mb_s),
-                rate(self.bandwidth_demand_mb_s)
+                format_link(share),
+                format_link(fair),
+                format_rate(self.bandwidth_used_mb_s),
+                format_rate(self.bandwidth_demand_mb_s)
             ),
             format!("stalled on memory or I/O {} of the time", percent(self.stalled)),
-            self.gain(),
+            self.throughput_line(),
         ];
         let problem = self.problem.iter().map(|problem| format!("share not enforced: {problem}"));
         let lines = lines.into_iter().chain(problem).map(|line| format!("    {line}\n")).collect::<String>();
         format!("  tenant {}, weight {}, {}: {enforcement}\n{lines}", self.tenant, self.weight, self.enforcer)
     }
 
-    fn gain(&self) -> String {
+    fn throughput_line(&self) -> String {
         if self.access_source == "none" {
             return format!(
                 "throughput: about {:.2} of that with an equal split, estimated from stall time without page accesses",

@@ -116,7 +116,8 @@ async fn weights_are_set_for_tenants_of_one_host() {
     )
     .await;
     assert_request_contains("get weights h1", &["SetWeights", "host: \"h1\"", "weights: []"]).await;
-    assert_request_contains("set weights h1 a.slice:b=-1", &["tenant: \"a.slice:b\", weight: -1.0"]).await; // the manager checks the range
+    // The manager, not the client, checks the range of weights.
+    assert_request_contains("set weights h1 a.slice:b=-1", &["tenant: \"a.slice:b\", weight: -1.0"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
