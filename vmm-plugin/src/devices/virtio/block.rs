@@ -41,10 +41,10 @@ const VIRTIO_BLK_S_UNSUPP: u8 = 2;
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// A system call failed.
-    #[error("--disk: cannot {doing} {}", path.display())]
+    #[error("--disk: cannot {operation} {}", path.display())]
     File {
         /// Failed operation, completing "cannot …".
-        doing: &'static str,
+        operation: &'static str,
         /// Path of the disk.
         path: PathBuf,
         /// Error returned by the system call.
@@ -82,7 +82,7 @@ impl VirtioBlock {
     /// # Errors
     /// [`DiskError`] if the disk cannot be opened or is locked, or if its size is invalid.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
-        let failed = |doing| move |errno| DiskError::File { doing, path: path.to_owned(), errno };
+        let failed = |operation| move |errno| DiskError::File { operation, path: path.to_owned(), errno };
         let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed("open"))?;
         let request_type = if read_only {
             FlockOperation::NonBlockingLockShared
@@ -111,7 +111,7 @@ impl VirtioBlock {
     }
 
     /// Executes a request on the data buffers of a chain. Returns the number of bytes written to
-    /// the buffers, or the status byte of the error.
+    /// the buffers, or the status byte of an error.
     fn execute(
         &mut self,
         request: &Request,
@@ -139,8 +139,8 @@ impl VirtioBlock {
         }
     }
 
-    /// Returns the offset of a sector range on the disk, in bytes. Returns an error status if the
-    /// range is not whole sectors or exceeds the disk.
+    /// Returns the offset of a sector range on the disk, in bytes. Returns an error status if
+    /// `bytes` is not a multiple of the sector size or the range exceeds the disk.
     fn byte_offset(&self, sector: u64, bytes: u64) -> Result<u64, u8> {
         let whole = bytes.is_multiple_of(SECTOR_BYTES);
         let end = sector.checked_add(bytes / SECTOR_BYTES).filter(|end| whole && *end <= self.sectors);
