@@ -181,11 +181,11 @@ impl Failure {
             return ExitCode::SUCCESS;
         }
         // The exit code reports the error even if stderr is closed.
-        let _ = io::stderr().lock().write_all(self.text(format).as_bytes());
+        let _ = io::stderr().lock().write_all(self.to_text(format).as_bytes());
         ExitCode::from(self.exit() as u8)
     }
 
-    fn text(&self, format: Format) -> String {
+    fn to_text(&self, format: Format) -> String {
         let report = Report {
             error: self.message(),
             reason: self.reason(),

@@ -63,7 +63,7 @@ async fn receive_backup(mut file: File, partial: &Path, manager: &Connection) ->
     }
     if total_bytes != Some(bytes) {
         return Err(Failure::Protocol(format!(
-            "the backup is incomplete: the stream ended after {bytes} bytes, without its last part"
+            "the backup is incomplete: the stream ended after {bytes} bytes, before its final chunk"
         )));
     }
     file.sync_all().map_err(file_error("sync", partial))?;

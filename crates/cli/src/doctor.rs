@@ -73,7 +73,7 @@ struct RackState {
 /// Prints all findings. Returns an error if a finding is a problem.
 pub(crate) async fn run(args: args::Doctor, global: &Global) -> Result<(), Failure> {
     let mut findings = rack_findings(global).await?;
-    findings.extend(local_host::findings(args.host_config, global.timeout).await);
+    findings.extend(local_host::host_findings(args.host_config, global.timeout).await);
     let text = |_| table::rows(&findings, true);
     print::value(global.output, &findings, text)?;
     match findings.iter().filter(|f| !f.ok).count() {
@@ -323,7 +323,7 @@ fn alarm_finding(alarm: &Alarm) -> Finding {
 mod tests {
     use super::*;
 
-    fn healthy() -> RackState {
+    fn healthy_rack() -> RackState {
         let host = v1::Host {
             host: "h1".into(),
             cores: 8,
@@ -355,13 +355,13 @@ mod tests {
 
     #[test]
     fn healthy_rack_has_no_problems() {
-        assert_eq!(problems(&healthy()), []);
-        assert_eq!(run_checks(&healthy()).len(), 8, "every check has a finding");
+        assert_eq!(problems(&healthy_rack()), []);
+        assert_eq!(run_checks(&healthy_rack()).len(), 8, "every check has a finding");
     }
 
     #[test]
     fn cordoned_host_is_listed_but_is_not_a_problem() {
-        let mut state = healthy();
+        let mut state = healthy_rack();
         state.hosts[0].scheduling = "cordoned".into();
         state.emcs[0].scheduling = "draining".into();
         assert_eq!(problems(&state), []);
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn alarm_that_repeats_a_finding_is_omitted() {
-        let mut state = healthy();
+        let mut state = healthy_rack();
         state.hosts[0].state = "unknown".into();
         let alarm = |reason: &str, subject: &str| Alarm {
             reason: reason.into(),
@@ -398,7 +398,7 @@ mod tests {
                 ..Default::default()
             })
         };
-        let mut state = healthy();
+        let mut state = healthy_rack();
         state.quarantined = vec![slice(1, "fenced"), slice(2, "fenced"), slice(9, "not zero")];
         let alarm = |n: u32| Alarm {
             reason: "SLICE_QUARANTINED".into(),
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn finding_about_failed_fencing_shows_both_fixes() {
-        let mut state = healthy();
+        let mut state = healthy_rack();
         (state.hosts[0].state, state.hosts[0].slices) = ("fencing".into(), 3);
         let problem = |state: &RackState| run_checks(state).into_iter().find(|f| !f.ok).unwrap();
         assert_eq!(problem(&state).message, "fencing in progress, host still owns 3 slices");
@@ -431,7 +431,7 @@ mod tests {
 
     #[test]
     fn clock_skew_short_buffer_and_failed_emc_are_problems() {
-        let mut state = healthy();
+        let mut state = healthy_rack();
         state.clocks.0 = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(3600));
         state.rack.slices_free = 1;
         state.emcs[0].state = "failed".into();

@@ -138,7 +138,7 @@ pub(crate) async fn import(args: Import, manager: &Connection, format: Format) -
 fn print_created(model: v1::Model, format: Format) -> Result<(), Failure> {
     let model = Model::from(model);
     let next = format!("to use this model, run `tarn promote {} {}`", model.kind, model.version);
-    print::value(format, &model, |_| model.text())?;
+    print::value(format, &model, |_| model.to_text())?;
     print::note(format, &next);
     Ok(())
 }
@@ -153,7 +153,7 @@ pub(crate) async fn promote(args: Promote, manager: &Connection, format: Format)
     let promoted =
         manager.call_within(manager.wait_timeout(), manager.models().promote_model(request)).await?;
     let model = Model::from(promoted);
-    print::value(format, &model, |_| model.text())
+    print::value(format, &model, |_| model.to_text())
 }
 
 /// Makes the previous serving model serve again, and prints it.
@@ -161,7 +161,7 @@ pub(crate) async fn roll_back(args: Rollback, manager: &Connection, format: Form
     let request = v1::RollbackModelRequest { kind: v1::ModelKind::from(args.kind).into() };
     let serves = manager.call(manager.models().rollback_model(request)).await?.model.map(Model::from);
     print::value(format, &serves, |_| match &serves {
-        Some(model) => model.text(),
+        Some(model) => model.to_text(),
         None => format!("no {} model serves: {}\n", args.kind.name(), args.kind.placement_without_model()),
     })
 }
@@ -303,7 +303,7 @@ impl From<v1::Model> for Model {
 
 impl Model {
     /// Formats the model, its metrics and the comparison as text.
-    fn text(&self) -> String {
+    fn to_text(&self) -> String {
         let of_vms = self.kind == Kind::Frigid.name();
         let metrics = if of_vms { table::rows(&self.metrics, false) } else { self.threshold_lines() };
         let compared = self.comparison.as_ref().map(|c| {

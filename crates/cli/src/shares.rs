@@ -66,7 +66,7 @@ pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) ->
 /// Prints the shares of the last epoch with explanations.
 pub(crate) async fn explain(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
     let shares = load(args, manager).await?;
-    print::value(format, &shares, |_| shares.text())
+    print::value(format, &shares, |_| shares.to_text())
 }
 
 async fn load(args: HostArg, manager: &Connection) -> Result<Shares, Failure> {

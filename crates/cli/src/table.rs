@@ -236,7 +236,7 @@ pub(crate) fn format_decision(d: &Decision) -> String {
 pub(crate) fn format_plan(p: &Plan) -> String {
     let reason = p.decision.iter().map(|d| format!("reason: {}\n", d.reason)).collect::<String>();
     let sizes = p.hosts.iter().map(|fit| fit.free_local_bytes).chain([p.local_bytes, p.pool_bytes]);
-    let unit = SizeUnit::common(sizes);
+    let unit = SizeUnit::largest_common(sizes);
     let row = |fit: &HostFit| HostFitRow { fit: fit.clone(), free_local: unit.format(fit.free_local_bytes) };
     let hosts: Vec<_> = p.hosts.iter().map(row).collect();
     let (local, pool) = (unit.format(p.local_bytes), unit.format(p.pool_bytes));

@@ -17,7 +17,7 @@ const CONFIG_DEFAULT: &str = "/etc/tarn/host.toml";
 const AGENT_PROGRAM: &str = "host-agent";
 
 /// Returns the findings of `host-agent doctor`, or an empty list if this machine is not a host.
-pub(super) async fn findings(config: Option<PathBuf>, timeout: Option<Duration>) -> Vec<Finding> {
+pub(super) async fn host_findings(config: Option<PathBuf>, timeout: Option<Duration>) -> Vec<Finding> {
     let default = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|path| path.exists());
     let Some(config) = config.or_else(default) else { return Vec::new() };
     let (program, timeout) = (agent_program(), timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration()));

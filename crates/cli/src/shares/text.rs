@@ -25,7 +25,7 @@ const PRINTED_NONZERO_MIN: f64 = 5e-4;
 
 impl Shares {
     /// Formats the result of the epoch.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn to_text(&self) -> String {
         let (at, epoch, host) = (moment(self.at_unix_ms), self.epoch, &self.host);
         let reason = self.reason.iter().map(|reason| format!("  {reason}\n")).collect::<String>();
         let supply = self.supply.as_ref();
@@ -34,16 +34,16 @@ impl Shares {
             format_memory(supply),
             format_link(supply)
         );
-        let certificate = self.certificate.as_ref().map(Certificate::text).unwrap_or_default();
-        let tenants = self.tenants.iter().map(Tenant::text).collect::<String>();
+        let certificate = self.certificate.as_ref().map(Certificate::to_text).unwrap_or_default();
+        let tenants = self.tenants.iter().map(Tenant::to_text).collect::<String>();
         format!(
             "{at}  epoch {epoch} of host {host}: {}\n{reason}{supply}{certificate}{tenants}",
-            self.outcome()
+            self.epoch_result()
         )
     }
 
     /// Describes the effect of the epoch on the shares.
-    fn outcome(&self) -> &str {
+    fn epoch_result(&self) -> &str {
         match self.state.as_str() {
             super::STATE_SET => "shares updated",
             "unchanged" => "shares unchanged: the difference was too small",
@@ -55,7 +55,7 @@ impl Shares {
 
 impl Certificate {
     /// Formats the results of the market, one per line with an explanation.
-    fn text(&self) -> String {
+    fn to_text(&self) -> String {
         let meaning = STATUS_EXPLANATIONS.iter().find(|(status, _)| *status == self.status);
         let status =
             meaning.map_or_else(|| self.status.clone(), |(status, meaning)| format!("{status}: {meaning}"));
@@ -63,11 +63,11 @@ impl Certificate {
             status,
             self.price_line(),
             self.budget_line(),
-            format!("{} prices tried", self.rounds),
+            format!("{} prices were evaluated", self.rounds),
             self.trade_line(),
             self.step_line(),
             format!(
-                "{} of memory and {} of link bandwidth exceeded the demand and were distributed anyway",
+                "supply above demand, which was distributed too: {} of memory, {} of link bandwidth",
                 percent(self.memory_excess),
                 percent(self.bandwidth_excess)
             ),
@@ -124,7 +124,7 @@ impl Certificate {
     }
 
     fn worst_off_line(&self) -> String {
-        let tenant = self.worst_off.as_deref().unwrap_or("the worst-off tenant");
+        let tenant = self.worst_off.as_deref().unwrap_or("unknown");
         let times = self.sharing_incentive;
         let conclusion = if times >= 1.0 - PRINTED_NONZERO_MIN {
             "no tenant loses by sharing"
@@ -132,7 +132,7 @@ impl Certificate {
             "this tenant loses by sharing"
         };
         format!(
-            "{tenant}, the worst-off tenant, has an estimated {times:.3} of its throughput with an equal split: {conclusion}"
+            "estimated throughput of {tenant}, the worst-off tenant: {times:.3} times that with an equal split; {conclusion}"
         )
     }
 
@@ -152,7 +152,7 @@ impl Certificate {
 
 impl Tenant {
     /// Formats the shares and measurements of the tenant, and its estimated gain.
-    fn text(&self) -> String {
+    fn to_text(&self) -> String {
         let (share, fair) = (self.share.as_ref(), self.fair.as_ref());
         let enforcement = match self.enforcer.as_str() {
             "swap" => "memory beyond its share is swapped out",
@@ -185,12 +185,12 @@ impl Tenant {
     fn throughput_line(&self) -> String {
         if self.access_source == "none" {
             return format!(
-                "throughput: about {:.2} of that with an equal split, estimated from stall time without page accesses",
+                "throughput: about {:.2} times that with an equal split, estimated from stall time without page accesses",
                 self.gain
             );
         }
         format!(
-            "throughput: {:.3} of that with an equal split, estimated from {}, error {}",
+            "throughput: {:.3} times that with an equal split, estimated from {}, error {}",
             self.gain,
             self.access_source,
             percent(self.error)

@@ -154,7 +154,7 @@ async fn failed_backup_leaves_no_file() {
     assert!(ran.code == 1 && ran.stderr.contains("I/O error"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     let ran = Rack::new(Behavior::EndlessLists).tarn(&arguments).await;
-    assert!(ran.code == 1 && ran.stderr.contains("without its last part"), "{}", ran.stderr);
+    assert!(ran.code == 1 && ran.stderr.contains("before its final chunk"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     let ran = Rack::default().tarn("backup --to /no/such/folder/rack.backup").await;
     assert!(ran.code == 1 && ran.stderr.contains("/no/such/folder/rack.backup."), "{}", ran.stderr);
