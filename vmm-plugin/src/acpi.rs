@@ -35,7 +35,7 @@ pub struct TablesTooLarge {
 ///
 /// # Errors
 /// [`TablesTooLarge`] if there are so many devices that the tables reach the reset vector.
-pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
+pub fn build_tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
     let mut builder = TableBuilder { bytes: vec![0; Rsdp::len()] };
     let dsdt = builder.append(&hardware::dsdt(windows));
     let fadt = builder.append(&aml_bytes(&hardware::fadt(dsdt)));

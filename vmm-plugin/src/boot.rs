@@ -139,7 +139,7 @@ pub fn load(
     windows: &[Window],
     memory: &GuestMemory,
 ) -> Result<EntryPoint, BootError> {
-    let tables = acpi::tables(layout, windows)?;
+    let tables = acpi::build_tables(layout, windows)?;
     memory.write_slice(&tables, GuestAddress(acpi::TABLES_START))?;
     memory.write_slice(&RESET_CODE, GuestAddress(RESET_VECTOR))?;
     let loaded = load_kernel(&kernel.kernel, layout, memory)?;

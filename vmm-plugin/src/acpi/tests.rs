@@ -56,7 +56,7 @@ fn split_structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
 
 #[test]
 fn tables_are_linked_from_rsdp_with_valid_checksums() {
-    let all = tables(&layout(), &WINDOWS).unwrap();
+    let all = build_tables(&layout(), &WINDOWS).unwrap();
     assert_eq!(&all[..8], b"RSD PTR ");
     assert_eq!((checksum(&all[..20]), checksum(&all[..36])), (0, 0));
     assert_eq!(checksum(table_at(&all, read_number(&all, 24, 8))), 0);
@@ -69,7 +69,7 @@ fn tables_are_linked_from_rsdp_with_valid_checksums() {
 
 #[test]
 fn srat_assigns_cpus_to_local_nodes_and_slices_to_pool_nodes() {
-    let all = tables(&layout(), &[]).unwrap();
+    let all = build_tables(&layout(), &[]).unwrap();
     let srat = split_structures(&find_table(&all, b"SRAT")[48..], 1);
     let processors: Vec<_> = srat
         .iter()
@@ -100,7 +100,7 @@ fn srat_assigns_cpus_to_local_nodes_and_slices_to_pool_nodes() {
 #[test]
 fn slit_and_hmat_values_match_the_layout() {
     let layout = layout();
-    let all = tables(&layout, &[]).unwrap();
+    let all = build_tables(&layout, &[]).unwrap();
     let slit = find_table(&all, b"SLIT");
     assert_eq!(read_number(slit, 36, 8), 4);
     assert_eq!(slit[44..], [10, 20, 18, 18, 20, 10, 18, 18, 18, 18, 10, 36, 18, 18, 36, 10]);
@@ -121,5 +121,7 @@ fn slit_and_hmat_values_match_the_layout() {
 #[test]
 fn tables_for_too_many_devices_are_rejected() {
     let too_many = vec![WINDOWS[0]; 4000];
-    assert!(tables(&layout(), &too_many).unwrap_err().to_string().contains("only 131056 are available"));
+    assert!(
+        build_tables(&layout(), &too_many).unwrap_err().to_string().contains("only 131056 are available")
+    );
 }

@@ -55,7 +55,7 @@ impl Header {
         needs: 0x10_0000,
     };
 
-    fn image(&self) -> Vec<u8> {
+    fn to_image(&self) -> Vec<u8> {
         let mut image = vec![0x90; 8192];
         image[0x1f1] = self.setup_sectors;
         write_at(&mut image, 0x1f4, &[0; 4]); // with size 0, an image of any length is complete
@@ -84,7 +84,7 @@ struct Segment {
 }
 
 impl Segment {
-    fn image(&self) -> Vec<u8> {
+    fn to_image(&self) -> Vec<u8> {
         let mut image = vec![0; 1024];
         write_at(&mut image, 0, b"\x7fELF\x02\x01\x01");
         write_at(&mut image, 24, &self.entry.to_le_bytes());
@@ -174,7 +174,8 @@ fn load_and_check(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootErro
 fn initrd_is_placed_as_high_as_the_kernel_allows() {
     let layout = layout(0);
     let memory = memory(&layout);
-    let image = |header: Header| load_kernel(image_file(&header.image()).path(), &layout, &memory).unwrap();
+    let image =
+        |header: Header| load_kernel(image_file(&header.to_image()).path(), &layout, &memory).unwrap();
     let initrd = image_file(&[7; 5000]);
     let load = |kernel| load_initrd(initrd.path(), &kernel, &layout, &memory);
     assert_eq!(load(image(Header::LINUX)).unwrap(), ((LOCAL_MIB << 20) - 8192, 5000));
@@ -189,7 +190,7 @@ fn initrd_is_placed_as_high_as_the_kernel_allows() {
 fn kernel_and_initrd_must_be_regular_files() {
     let layout = layout(0);
     let memory = memory(&layout);
-    let kernel = load_kernel(image_file(&Header::LINUX.image()).path(), &layout, &memory).unwrap();
+    let kernel = load_kernel(image_file(&Header::LINUX.to_image()).path(), &layout, &memory).unwrap();
     let device = Path::new("/dev/zero");
     let errors = [
         load_kernel(device, &layout, &memory).map(drop).unwrap_err(),
@@ -207,7 +208,7 @@ fn kernel_and_initrd_must_be_regular_files() {
 #[test]
 fn kernel_larger_than_guest_memory_is_rejected() {
     let too_large = Header { preferred: u64::MAX, ..Header::LINUX };
-    let error = load_and_check(&too_large.image(), &[1; 509], 0).unwrap_err().to_string();
+    let error = load_and_check(&too_large.to_image(), &[1; 509], 0).unwrap_err().to_string();
     assert!(error.starts_with(&format!("--kernel: {} bytes do not fit", u64::MAX)), "{error}");
 }
 
@@ -231,12 +232,12 @@ fn command_line_too_long_or_with_nul_is_rejected() {
 proptest! {
     #[test]
     fn arbitrary_bzimage_does_not_panic_the_loader(header in arbitrary_headers(), initrd in 0..20_000_usize, bytes in 0..8192_usize) {
-        let _ = load_and_check(&header.image()[..bytes.max(0x300)], &vec![1; initrd], 1);
+        let _ = load_and_check(&header.to_image()[..bytes.max(0x300)], &vec![1; initrd], 1);
     }
 
     #[test]
     fn arbitrary_elf_does_not_panic_the_loader(segment in arbitrary_segments(), initrd in 0..20_000_usize) {
-        let _ = load_and_check(&segment.image(), &vec![1; initrd], 1);
+        let _ = load_and_check(&segment.to_image(), &vec![1; initrd], 1);
     }
 
     #[test]

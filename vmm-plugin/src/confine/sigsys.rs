@@ -34,7 +34,7 @@ extern "C" fn on_forbidden_call(_: libc::c_int, info: *mut libc::siginfo_t, _: *
 /// Prints which system call was forbidden. Must not allocate memory, because the signal may have
 /// interrupted the allocator.
 fn report(number: libc::c_int) {
-    let thread = thread_role::role().map_or("a thread", ThreadRole::name);
+    let thread = thread_role::current_role().map_or("a thread", ThreadRole::name);
     let call =
         usize::try_from(number).ok().and_then(syscalls::Sysno::new).map_or("unknown", |call| call.name());
     let mut line = [0; LINE_BYTES];

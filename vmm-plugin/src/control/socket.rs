@@ -162,11 +162,11 @@ mod tests {
 
     use super::*;
 
-    fn name() -> Name {
+    fn vm_name() -> Name {
         Name::new("v").unwrap()
     }
 
-    fn mode(path: &Path) -> u32 {
+    fn file_mode(path: &Path) -> u32 {
         fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
     }
 
@@ -174,26 +174,26 @@ mod tests {
     fn socket_and_directory_are_accessible_to_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("run/vms");
-        let _listener = claim(&run_dir, &name()).unwrap();
-        assert_eq!((mode(&run_dir), mode(&socket_path(&run_dir, &name()))), (0o700, 0o600));
+        let _listener = claim(&run_dir, &vm_name()).unwrap();
+        assert_eq!((file_mode(&run_dir), file_mode(&socket_path(&run_dir, &vm_name()))), (0o700, 0o600));
     }
 
     #[test]
     fn socket_with_listener_is_rejected_and_stale_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let first = claim(dir.path(), &name()).unwrap().into_listener();
-        let error = claim(dir.path(), &name()).unwrap_err().to_string();
+        let first = claim(dir.path(), &vm_name()).unwrap().into_listener();
+        let error = claim(dir.path(), &vm_name()).unwrap_err().to_string();
         let expected = format!("VM v is already running: process {} listens on ", std::process::id());
         assert!(error.starts_with(&expected), "{error}");
         drop(first);
-        assert!(fs::symlink_metadata(socket_path(dir.path(), &name())).unwrap().file_type().is_socket());
-        claim(dir.path(), &name()).unwrap();
+        assert!(fs::symlink_metadata(socket_path(dir.path(), &vm_name())).unwrap().file_type().is_socket());
+        claim(dir.path(), &vm_name()).unwrap();
     }
 
     #[test]
     fn socket_of_a_vm_that_did_not_start_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        drop(claim(dir.path(), &name()).unwrap());
+        drop(claim(dir.path(), &vm_name()).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
@@ -206,7 +206,7 @@ mod tests {
             let results: Vec<_> = std::thread::scope(|scope| {
                 let claim = || {
                     start.wait();
-                    claim(dir.path(), &name())
+                    claim(dir.path(), &vm_name())
                 };
                 let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(claim)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -219,7 +219,7 @@ mod tests {
     fn too_long_socket_path_is_rejected_without_creating_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("x".repeat(100));
-        let error = claim(&run_dir, &name()).unwrap_err().to_string();
+        let error = claim(&run_dir, &vm_name()).unwrap_err().to_string();
         assert!(error.ends_with("is too long for a socket: at most 107 bytes"), "{error}");
         assert!(!run_dir.exists());
     }

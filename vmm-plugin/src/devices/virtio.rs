@@ -43,7 +43,7 @@ pub trait VirtioDevice: Send {
     fn device_type(&self) -> u32;
 
     /// Returns the role of the thread that serves the device.
-    fn role(&self) -> ThreadRole;
+    fn thread_role(&self) -> ThreadRole;
 
     /// Returns the feature bits that are specific to the device type.
     fn device_features(&self) -> u64;

@@ -63,7 +63,7 @@ impl Guest {
     /// [`BackendError`] if the memory cannot be inspected or does not match the options.
     pub fn inspect(config: Config) -> Result<Self, BackendError> {
         match &config.agent {
-            None => Self::standalone(config),
+            None => Self::without_agent(config),
             Some(socket) => {
                 let memory = source::with_agent(&config, socket, |agent, vm| agent.inspect(vm))?;
                 Self::from_reservation(config, memory)
@@ -73,7 +73,7 @@ impl Guest {
 
     /// Returns the description of a guest without an agent. The VMM that runs the guest allocates
     /// all memory.
-    fn standalone(config: Config) -> Result<Self, BackendError> {
+    fn without_agent(config: Config) -> Result<Self, BackendError> {
         let checked = "the size is checked to be set without an agent";
         let sizes = config.local.iter().map(|node| node.size.expect(checked)).collect();
         let pool = config.pool.iter().map(|node| {

@@ -148,7 +148,7 @@ impl VirtioBlock {
     }
 
     fn read(&mut self, at: u64, bytes: u64, writer: &mut dyn io::Write) -> Result<u64, u8> {
-        for (at, count) in chunks(at, bytes) {
+        for (at, count) in chunk_ranges(at, bytes) {
             let buffer = &mut self.buffer[..count];
             self.file.read_exact_at(buffer, at).map_err(|_| VIRTIO_BLK_S_IOERR)?;
             writer.write_all(buffer).map_err(|_| VIRTIO_BLK_S_IOERR)?;
@@ -157,7 +157,7 @@ impl VirtioBlock {
     }
 
     fn write(&mut self, at: u64, bytes: u64, reader: &mut dyn io::Read) -> Result<u64, u8> {
-        for (at, count) in chunks(at, bytes) {
+        for (at, count) in chunk_ranges(at, bytes) {
             let buffer = &mut self.buffer[..count];
             reader.read_exact(buffer).map_err(|_| VIRTIO_BLK_S_IOERR)?;
             self.file.write_all_at(buffer, at).map_err(|_| VIRTIO_BLK_S_IOERR)?;
@@ -169,7 +169,7 @@ impl VirtioBlock {
     }
 }
 
-fn chunks(at: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+fn chunk_ranges(at: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     let offsets = (0..bytes).step_by(CHUNK_BYTES);
     offsets.map(move |offset| {
         (at + offset, usize::try_from(bytes - offset).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES))
@@ -189,7 +189,7 @@ impl VirtioDevice for VirtioBlock {
         VIRTIO_ID_BLOCK
     }
 
-    fn role(&self) -> ThreadRole {
+    fn thread_role(&self) -> ThreadRole {
         ThreadRole::Block
     }
 

@@ -134,8 +134,8 @@ impl MmioTransport {
     }
 
     /// Returns the role of the thread that serves the device.
-    pub(super) fn role(&self) -> ThreadRole {
-        self.lock().device.role()
+    pub(super) fn thread_role(&self) -> ThreadRole {
+        self.lock().device.thread_role()
     }
 
     /// Returns the number of queues of the device.
@@ -212,7 +212,7 @@ impl MmioTransport {
     /// # Errors
     /// [`GuestDriverError`] if the driver violated the protocol. The device then stops until a
     /// reset.
-    pub(super) fn process(&self, number: usize) -> Result<(), GuestDriverError> {
+    pub(super) fn process_queue(&self, number: usize) -> Result<(), GuestDriverError> {
         let mut state = self.lock();
         match state.process(number, &self.memory) {
             Ok(true) => self.raise_interrupt(INTERRUPT_USED_BUFFER),

@@ -76,7 +76,7 @@ impl Worker {
     /// # Errors
     /// The error returned by the operating system if it cannot create the thread.
     pub fn start(mut self, filters: &SeccompFilters) -> io::Result<()> {
-        filters.spawn(self.transport.role(), self.name.clone(), move || self.run()).map(drop)
+        filters.spawn(self.transport.thread_role(), self.name.clone(), move || self.run()).map(drop)
     }
 
     /// Serves the device. An error of epoll ends the VM, because a guest cannot continue without
@@ -109,7 +109,7 @@ impl Worker {
                     queue
                 }
             };
-            if let Err(error) = self.transport.process(queue) {
+            if let Err(error) = self.transport.process_queue(queue) {
                 self.log_driver_error(&error);
             }
         }

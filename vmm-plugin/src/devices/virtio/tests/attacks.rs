@@ -88,7 +88,7 @@ impl Driver {
                     self.write(register, value);
                 }
             }
-            Attack::Notify(queue) => drop(self.transport.process(*queue)),
+            Attack::Notify(queue) => drop(self.transport.process_queue(*queue)),
             Attack::ReceiveFrame(bytes) => drop(host.map(|host| host.send(&vec![1; *bytes]))),
         }
     }
@@ -102,7 +102,7 @@ impl Driver {
         }
         self.avail_index = self.avail_index.wrapping_add(avail_index);
         self.memory.write_obj(self.avail_index, GuestAddress(AVAIL_RING + 2)).unwrap();
-        (0..2).for_each(|queue| drop(self.transport.process(queue)));
+        (0..2).for_each(|queue| drop(self.transport.process_queue(queue)));
     }
 }
 
