@@ -247,7 +247,7 @@ async fn vm_that_fails_before_attach_keeps_its_reservation() {
     assert_rejected(&kernel, &["--serial", "file=/nowhere/console"], "serial: cannot write /nowhere/console");
     assert_rejected(&kernel, &["--memory", "size=65MiB"], "memory: the nodes have 65MiB in total");
     assert_rejected(&kernel, &["--pool", "emc=other"], "pool: emc=other: the VM has no slice of that EMC");
-    assert_rejected(&kernel, &["--cmdline", &"x".repeat(3000)], "cmdline: 3000 bytes are too long");
+    assert_rejected(&kernel, &["--cmdline", &"x".repeat(3000)], "cmdline: 3000 bytes: must be at most 2047");
     assert_rejected(
         &kernel,
         &["--uid", "65534", "--gid", "65534", "--chroot", "/"],
@@ -280,7 +280,8 @@ async fn unreserved_vm_is_rejected_before_start() {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(
-        stderr.starts_with("error: no memory for VM nobody through ") && stderr.contains("(VM_UNKNOWN)"),
+        stderr.starts_with("error: cannot get the memory of VM nobody from the agent at ")
+            && stderr.contains("(VM_UNKNOWN)"),
         "{stderr}"
     );
 }

@@ -200,7 +200,7 @@ fn invalid_guests_are_rejected_before_start() {
         "file=/nowhere/console".into(),
         "serial: cannot write /nowhere/console",
     );
-    assert_option_rejected("--cmdline", "x".repeat(3000), "cmdline: 3000 bytes are too long: at most 2047");
+    assert_option_rejected("--cmdline", "x".repeat(3000), "cmdline: 3000 bytes: must be at most 2047");
     let output = vm.run(&hello, &["--cpus", "65"]);
     assert_eq!(
         exit_code(&output),

@@ -17,8 +17,8 @@ use crate::{
 pub const TABLES_START: u64 = 0xe_0000;
 
 /// OEM ID in the header of each table.
-const OEM: [u8; 6] = *b"TARN  ";
-const OEM_TABLE: [u8; 8] = *b"TARNVMM ";
+const OEM_ID: [u8; 6] = *b"TARN  ";
+const OEM_TABLE_ID: [u8; 8] = *b"TARNVMM ";
 const OEM_REVISION: u32 = 1;
 /// Alignment of each table, in bytes.
 const ALIGNMENT: usize = 16;
@@ -35,7 +35,7 @@ pub struct TablesTooLarge {
 ///
 /// # Errors
 /// [`TablesTooLarge`] if there are so many devices that the tables reach the reset vector.
-pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
+pub fn build_tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
     let mut builder = TableBuilder { bytes: vec![0; Rsdp::len()] };
     let dsdt = builder.append(&hardware::dsdt(windows));
     let fadt = builder.append(&aml_bytes(&hardware::fadt(dsdt)));
@@ -43,10 +43,10 @@ pub fn tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooL
     let srat = builder.append(numa::srat(layout).as_slice());
     let slit = builder.append(&numa::slit(layout));
     let hmat = builder.append(numa::hmat(layout).as_slice());
-    let mut xsdt = XSDT::new(OEM, OEM_TABLE, OEM_REVISION);
+    let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     [fadt, madt, srat, slit, hmat].into_iter().for_each(|table| xsdt.add_entry(table));
     let xsdt = builder.append(&aml_bytes(&xsdt));
-    let rsdp = aml_bytes(&Rsdp::new(OEM, xsdt));
+    let rsdp = aml_bytes(&Rsdp::new(OEM_ID, xsdt));
     builder.bytes[..rsdp.len()].copy_from_slice(&rsdp);
     let (bytes, available) = (builder.bytes.len(), usize::try_from(RESET_VECTOR - TABLES_START).unwrap_or(0));
     if bytes > available { Err(TablesTooLarge { bytes, available }) } else { Ok(builder.bytes) }

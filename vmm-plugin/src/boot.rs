@@ -37,7 +37,7 @@ const PAGE_BYTES: u64 = 4096;
 /// Minimum version of the Linux boot protocol, 2.12: older kernels do not state in their header
 /// whether there is a 64-bit entry point.
 const ENTRY64_MIN_PROTOCOL: u16 = 0x20c;
-/// Number of bytes at the start of a kernel image that identify the format of the image.
+/// Number of bytes at the start of a kernel image that are read to identify its format.
 const KERNEL_HEADER_BYTES: u64 = 0x210;
 /// Machine code at the reset vector, which writes the reset port and halts:
 /// `mov dx, PORT; mov al, VALUE; out dx, al; hlt; jmp $-1`.
@@ -112,7 +112,7 @@ pub enum BootError {
         available: u64,
     },
     /// The kernel command line exceeds [`COMMAND_LINE_BYTES_MAX`] or contains a NUL byte.
-    #[error("--cmdline: {bytes} bytes are too long: at most {COMMAND_LINE_BYTES_MAX}, without NUL bytes")]
+    #[error("--cmdline: {bytes} bytes: must be at most {COMMAND_LINE_BYTES_MAX}, without NUL bytes")]
     CommandLine {
         /// Length of the command line, in bytes.
         bytes: usize,
@@ -139,7 +139,7 @@ pub fn load(
     windows: &[Window],
     memory: &GuestMemory,
 ) -> Result<EntryPoint, BootError> {
-    let tables = acpi::tables(layout, windows)?;
+    let tables = acpi::build_tables(layout, windows)?;
     memory.write_slice(&tables, GuestAddress(acpi::TABLES_START))?;
     memory.write_slice(&RESET_CODE, GuestAddress(RESET_VECTOR))?;
     let loaded = load_kernel(&kernel.kernel, layout, memory)?;
@@ -180,7 +180,7 @@ struct BootInfo {
     map: Vec<MapEntry>,
 }
 
-/// Entry of the guest's memory map, in terms of the e820 table.
+/// Entry of the guest's memory map, with a type as in an e820 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MapEntry {
     address: u64,
@@ -217,7 +217,7 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
     }
     let floor = Some(GuestAddress(HIGH_MEMORY));
     let unsupported = |found| BootError::NotAKernel { path: path.to_owned(), found };
-    let loaded = match elf_segments(&head) {
+    let loaded = match elf_segment_count(&head) {
         Some(count) if count > KERNEL_SEGMENTS_MAX => {
             return Err(unsupported(format!("an ELF of {count} segments")));
         }
@@ -234,15 +234,15 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
     {
         return Err(unsupported("a bzImage without a 64-bit entry".into()));
     }
-    let (needs, end) = (unpacked_end(&loaded), layout.low_memory_end());
+    let (needs, end) = (decompression_end(&loaded), layout.low_memory_end());
     if needs > end {
         return Err(BootError::TooLarge { file: "kernel", bytes: needs, available: end });
     }
     Ok(loaded)
 }
 
-/// Opens a kernel or an initrd. Only regular files have a size, which is compared with the memory
-/// of the guest, and opening a pipe would block.
+/// Opens a kernel or an initrd, which must be a regular file: other files have no size to compare
+/// with the guest's memory, and opening a pipe would block.
 fn open_image(path: &Path) -> io::Result<File> {
     if std::fs::metadata(path)?.is_file() {
         File::open(path)
@@ -253,7 +253,7 @@ fn open_image(path: &Path) -> io::Result<File> {
 
 /// Returns the number of program headers in an ELF header, or `None` if `head` is not ELF. The
 /// number must be limited because the loader reads every segment.
-fn elf_segments(head: &[u8]) -> Option<u16> {
+fn elf_segment_count(head: &[u8]) -> Option<u16> {
     const COUNT: std::ops::Range<usize> = 56..58;
     let count = head.get(COUNT).map_or([0; 2], |bytes| bytes.try_into().expect("the range has two bytes"));
     head.starts_with(b"\x7fELF").then_some(u16::from_le_bytes(count))
@@ -286,7 +286,7 @@ fn load_initrd(
     let highest =
         kernel.setup_header.map_or(u64::MAX, |header| u64::from(header.initrd_addr_max).saturating_add(1));
     let end = layout.low_memory_end().min(highest);
-    let needs = kernel.kernel_end.max(unpacked_end(kernel)).checked_next_multiple_of(PAGE_BYTES);
+    let needs = kernel.kernel_end.max(decompression_end(kernel)).checked_next_multiple_of(PAGE_BYTES);
     let available = needs.map_or(0, |needs| end.saturating_sub(needs));
     if bytes.next_multiple_of(PAGE_BYTES) > available {
         return Err(BootError::TooLarge { file: "initrd", bytes, available });
@@ -301,7 +301,7 @@ fn load_initrd(
 
 /// Returns the end address of the memory that a bzImage needs to decompress itself. Returns 0 for
 /// an ELF kernel, which is not compressed.
-fn unpacked_end(kernel: &KernelLoaderResult) -> u64 {
+fn decompression_end(kernel: &KernelLoaderResult) -> u64 {
     kernel.setup_header.map_or(0, |header| {
         let at = header.pref_address.max(kernel.kernel_load.0);
         at.saturating_add(u64::from(header.init_size))

@@ -134,7 +134,7 @@ pub struct PoolNode {
     /// Size of the node's memory, set only without an agent. With an agent, the reservation defines
     /// the size.
     pub size: Option<Bytes>,
-    /// Name of the EMC that the options apply to. `None` means every EMC that no other entry names.
+    /// Name of the EMC to which the options apply. `None` means every EMC without its own entry.
     pub emc: Option<String>,
     /// Options for allocating and mapping the node's memory.
     pub memory_options: MemoryBackendOptions,
@@ -170,7 +170,7 @@ pub struct Config {
     pub agent: Option<PathBuf>,
     /// NUMA nodes with vCPUs, at least one.
     pub local: Vec<LocalNode>,
-    /// Pool nodes, or with an agent their options.
+    /// Pool nodes. With an agent, only their options: the reservation defines the nodes.
     pub pool: Vec<PoolNode>,
     /// Kernel, initrd and kernel command line.
     pub kernel: Kernel,
@@ -192,9 +192,9 @@ impl GuestArgs {
     pub fn check(self) -> Result<Config, OptionError> {
         let node_texts = if self.memory.is_empty() { vec![String::new()] } else { self.memory.clone() };
         let is_single_node = node_texts.len() == 1;
-        let local = node_texts.iter().map(|text| local_node(text, is_single_node.then_some(self.cpus)));
+        let local = node_texts.iter().map(|text| parse_local_node(text, is_single_node.then_some(self.cpus)));
         let local = local.collect::<Result<Vec<_>, _>>()?;
-        let pool = self.pool.iter().map(|text| pool_node(text)).collect::<Result<Vec<_>, _>>()?;
+        let pool = self.pool.iter().map(|text| parse_pool_node(text)).collect::<Result<Vec<_>, _>>()?;
         let parser = OptionParser::new("--memory", "")?;
         let cpus: u32 = local.iter().map(|node| node.cpus).sum();
         if !is_single_node && cpus != self.cpus {
@@ -204,9 +204,9 @@ impl GuestArgs {
             return Err(parser.error("size is missing: required with --standalone and with several nodes"));
         }
         check_pool(&pool, self.standalone)?;
-        let console = console(&self.serial)?;
-        let disks = self.disk.iter().map(|text| disk(text)).collect::<Result<Vec<_>, _>>()?;
-        let nets = self.net.iter().map(|text| net(text)).collect::<Result<Vec<_>, _>>()?;
+        let console = parse_console(&self.serial)?;
+        let disks = self.disk.iter().map(|text| parse_disk(text)).collect::<Result<Vec<_>, _>>()?;
+        let nets = self.net.iter().map(|text| parse_net(text)).collect::<Result<Vec<_>, _>>()?;
         if disks.len() + nets.len() > DEVICES_PER_VM_MAX {
             let reason = format!(
                 "{} disks and {} network devices are too many: at most {DEVICES_PER_VM_MAX} in total",
@@ -230,56 +230,58 @@ impl GuestArgs {
     }
 }
 
-fn local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
+fn parse_local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
     let mut parts = OptionParser::new("--memory", text)?;
-    let size = parts.size("size")?;
-    let cpus = parts.parse("cpus", "a number of CPUs")?;
+    let size = parts.take_size("size")?;
+    let cpus = parts.take_parsed("cpus", "a number of CPUs")?;
     let Some(cpus) = cpus.or(default_cpus) else {
         return Err(parts.error("cpus is missing: required with several nodes"));
     };
-    let memory_options = memory_options(&mut parts)?;
-    let performance = performance(&mut parts, Performance::LOCAL)?;
+    let memory_options = parse_memory_options(&mut parts)?;
+    let performance = parse_performance(&mut parts, Performance::LOCAL)?;
     parts.finish()?;
     Ok(LocalNode { size, cpus, memory_options, performance })
 }
 
-fn pool_node(text: &str) -> Result<PoolNode, OptionError> {
+fn parse_pool_node(text: &str) -> Result<PoolNode, OptionError> {
     let mut parts = OptionParser::new("--pool", text)?;
-    let size = parts.size("size")?;
+    let size = parts.take_size("size")?;
     if let Some(size) = size.filter(|size| size.as_slices().is_none_or(|slices| slices == 0)) {
         return Err(
             parts.error(format!("size={size} is not a whole number of slices of {SLICE}, at least one"))
         );
     }
-    let emc = parts.string("emc").map(str::to_owned);
-    let memory_options = memory_options(&mut parts)?;
-    let performance = performance(&mut parts, Performance::POOL)?;
+    let emc = parts.take_string("emc").map(str::to_owned);
+    let memory_options = parse_memory_options(&mut parts)?;
+    let performance = parse_performance(&mut parts, Performance::POOL)?;
     parts.finish()?;
     Ok(PoolNode { size, emc, memory_options, performance })
 }
 
-fn memory_options(parts: &mut OptionParser<'_>) -> Result<MemoryBackendOptions, OptionError> {
-    let has_huge_pages = parts.on_off("hugepages")?.unwrap_or(false);
-    let size = parts.size("hugepage_size")?;
+fn parse_memory_options(parts: &mut OptionParser<'_>) -> Result<MemoryBackendOptions, OptionError> {
+    let has_huge_pages = parts.take_on_off("hugepages")?.unwrap_or(false);
+    let size = parts.take_size("hugepage_size")?;
     if let Some(size) = size.filter(|size| !has_huge_pages || !size.get().is_power_of_two()) {
         return Err(
             parts.error(format!("hugepage_size={size} must be a power of two and requires hugepages=on"))
         );
     }
     Ok(MemoryBackendOptions {
-        shared: parts.on_off("shared")?.unwrap_or(true),
-        prefault: parts.on_off("prefault")?.unwrap_or(false),
+        shared: parts.take_on_off("shared")?.unwrap_or(true),
+        prefault: parts.take_on_off("prefault")?.unwrap_or(false),
         hugepage_size: has_huge_pages.then(|| size.unwrap_or(Bytes::mib(2))),
-        host_numa_node: parts.parse("host_numa_node", "the number of a NUMA node")?,
+        host_numa_node: parts.take_parsed("host_numa_node", "the number of a NUMA node")?,
     })
 }
 
-fn performance(parts: &mut OptionParser<'_>, default: Performance) -> Result<Performance, OptionError> {
+fn parse_performance(parts: &mut OptionParser<'_>, default: Performance) -> Result<Performance, OptionError> {
     Ok(Performance {
         latency_ns: parts
-            .parse("latency_ns", "a number of nanoseconds up to 65535")?
+            .take_parsed("latency_ns", "a number of nanoseconds up to 65535")?
             .unwrap_or(default.latency_ns),
-        bandwidth_mbps: parts.parse("bandwidth_mbps", "a number of MB/s")?.unwrap_or(default.bandwidth_mbps),
+        bandwidth_mbps: parts
+            .take_parsed("bandwidth_mbps", "a number of MB/s")?
+            .unwrap_or(default.bandwidth_mbps),
     })
 }
 
@@ -311,25 +313,25 @@ fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
     Ok(())
 }
 
-fn disk(text: &str) -> Result<Disk, OptionError> {
+fn parse_disk(text: &str) -> Result<Disk, OptionError> {
     let mut parts = OptionParser::new("--disk", text)?;
-    let path = parts.string("path").filter(|path| !path.is_empty());
-    let read_only = parts.on_off("readonly")?.unwrap_or(false);
+    let path = parts.take_string("path").filter(|path| !path.is_empty());
+    let read_only = parts.take_on_off("readonly")?.unwrap_or(false);
     let Some(path) = path.map(PathBuf::from) else { return Err(parts.error("path is missing")) };
     parts.finish()?;
     Ok(Disk { path, read_only })
 }
 
-fn net(text: &str) -> Result<Net, OptionError> {
+fn parse_net(text: &str) -> Result<Net, OptionError> {
     let mut parts = OptionParser::new("--net", text)?;
-    let tap = parts.string("tap").map(str::to_owned);
-    let mac = parts.parse("mac", &MacAddressError.to_string())?;
+    let tap = parts.take_string("tap").map(str::to_owned);
+    let mac = parts.take_parsed("mac", &MacAddressError.to_string())?;
     let (Some(tap), Some(mac)) = (tap, mac) else { return Err(parts.error("tap and mac are required")) };
     parts.finish()?;
     Ok(Net { tap, mac })
 }
 
-fn console(text: &str) -> Result<Console, OptionError> {
+fn parse_console(text: &str) -> Result<Console, OptionError> {
     match text.split_once('=') {
         None if text == "tty" => Ok(Console::Terminal),
         None if text == "null" => Ok(Console::Null),

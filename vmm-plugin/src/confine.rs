@@ -1,8 +1,8 @@
 //! Drops the privileges of this process before the guest runs, because a guest may escape into the
-//! process. A process started as root becomes another user with an empty read-only root directory,
-//! unless started with `--unconfined`. All files must be open before the privileges are dropped.
-//! No other thread may exist, because capabilities, user IDs and no_new_privs are per thread.
-//! [`threads`] filters system calls.
+//! process. A process started as root switches to another user and an empty read-only root
+//! directory, unless started with `--unconfined`. All files must be open before the privileges are
+//! dropped. No other thread may exist, because capabilities, user IDs and no_new_privs are per
+//! thread. [`threads`] filters system calls.
 
 pub mod root;
 pub mod sigsys;
@@ -25,11 +25,11 @@ use rustix::{
 #[derive(Clone, Debug, clap::Args)]
 pub struct Confinement {
     /// User ID to switch to before the guest runs; requires --gid. Required when started as root
-    #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = unprivileged_id())]
+    #[arg(long, value_name = "NUMBER", requires = "gid", value_parser = unprivileged_id_parser())]
     uid: Option<u32>,
     /// Group ID to switch to before the guest runs; supplementary groups are dropped. Requires
     /// --uid
-    #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = unprivileged_id())]
+    #[arg(long, value_name = "NUMBER", requires = "uid", value_parser = unprivileged_id_parser())]
     gid: Option<u32>,
     /// Root directory to switch to; must be empty [default as root: an empty read-only file system]
     #[arg(long, value_name = "DIR")]
@@ -44,9 +44,9 @@ pub struct Confinement {
     pub seccomp: Seccomp,
 }
 
-/// Returns a parser for the ID of an unprivileged user or group: not 0 (root) and not the reserved
-/// -1.
-fn unprivileged_id() -> clap::builder::RangedI64ValueParser<u32> {
+/// Returns a parser for the ID of an unprivileged user or group, which excludes 0 (root) and the
+/// reserved value -1.
+fn unprivileged_id_parser() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..i64::from(u32::MAX))
 }
 
@@ -71,12 +71,12 @@ pub enum ConfineError {
     )]
     MissingUser,
     /// A system call failed.
-    #[error("{option}: cannot {doing}{hint}")]
+    #[error("{option}: cannot {operation}{hint}")]
     System {
         /// Name of the option that requires the system call.
         option: &'static str,
         /// Failed operation, completing "cannot …".
-        doing: String,
+        operation: String,
         /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
         /// Error returned by the system call.
@@ -88,17 +88,17 @@ pub enum ConfineError {
     NotEmpty(PathBuf),
 }
 
-fn error<E: Into<io::Error>>(
+fn system_error<E: Into<io::Error>>(
     option: &'static str,
-    doing: impl Into<String>,
+    operation: impl Into<String>,
 ) -> impl FnOnce(E) -> ConfineError {
     move |error| {
-        let (doing, errno) = (doing.into(), error.into());
+        let (operation, errno) = (operation.into(), error.into());
         let hint = match errno.raw_os_error().map(Errno::from_raw_os_error) {
             Some(Errno::PERM) => "; needs root with CAP_SYS_ADMIN",
             _ => "",
         };
-        ConfineError::System { option, doing, hint, errno }
+        ConfineError::System { option, operation, hint, errno }
     }
 }
 
@@ -131,22 +131,22 @@ impl Confinement {
         };
         if let Some(Root { display_name, .. }) = &root {
             require_capabilities(CapabilitySet::SYS_CHROOT)
-                .map_err(error("--chroot", format!("use {display_name} as the root directory")))?;
+                .map_err(system_error("--chroot", format!("use {display_name} as the root directory")))?;
         }
         let user = self.uid.zip(self.gid);
         if let Some((uid, gid)) = user {
             require_capabilities(CapabilitySet::SETUID | CapabilitySet::SETGID)
-                .map_err(user_error(uid, gid))?;
+                .map_err(switch_user_error(uid, gid))?;
         }
         Ok(PreparedConfinement { user, root, seccomp: self.seccomp })
     }
 }
 
-fn user_error(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
-    error("--uid", format!("switch to user {uid} and group {gid}"))
+fn switch_user_error(uid: u32, gid: u32) -> impl FnOnce(Errno) -> ConfineError {
+    system_error("--uid", format!("switch to user {uid} and group {gid}"))
 }
 
-/// Returns EPERM if the process lacks capabilities, as a system call that needs them would.
+/// Returns EPERM if the process lacks the needed capabilities, like a system call that needs them.
 fn require_capabilities(needed: CapabilitySet) -> Result<(), Errno> {
     if capabilities(None)?.effective.contains(needed) { Ok(()) } else { Err(Errno::PERM) }
 }
@@ -174,16 +174,18 @@ impl PreparedConfinement {
     /// # Errors
     /// [`ConfineError`] if a system call fails. The guest must then not run.
     pub fn enter(self) -> Result<(), ConfineError> {
-        set_no_new_privs(true).map_err(error("capabilities", "set no_new_privs"))?;
+        set_no_new_privs(true).map_err(system_error("capabilities", "set no_new_privs"))?;
         if let Some(root) = self.root {
-            root::enter(&root)
-                .map_err(error("--chroot", format!("use {} as the root directory", root.display_name)))?;
+            root::enter(&root).map_err(system_error(
+                "--chroot",
+                format!("use {} as the root directory", root.display_name),
+            ))?;
         }
-        empty_bounding_set().map_err(error("capabilities", "clear the bounding set"))?;
+        empty_bounding_set().map_err(system_error("capabilities", "clear the bounding set"))?;
         if let Some((uid, gid)) = self.user {
-            become_user(uid, gid).map_err(user_error(uid, gid))?;
+            become_user(uid, gid).map_err(switch_user_error(uid, gid))?;
         }
-        drop_capabilities().map_err(error("capabilities", "drop all"))
+        drop_capabilities().map_err(system_error("capabilities", "drop all"))
     }
 }
 

@@ -106,7 +106,7 @@ impl RequestSender {
         self.sender.send(ControlRequest { action, reply }).map_err(|_| ended())?;
         self.wakeup.notify();
         match tokio::time::timeout(CONTROL_RESPONSE_TIMEOUT.as_duration(), response).await {
-            Ok(Ok(result)) => result.map_err(status_of),
+            Ok(Ok(result)) => result.map_err(to_status),
             Ok(Err(_)) => Err(ended()),
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "no reply from the event loop within {CONTROL_RESPONSE_TIMEOUT}"
@@ -115,7 +115,7 @@ impl RequestSender {
     }
 }
 
-fn status_of(error: ActionError) -> Status {
+fn to_status(error: ActionError) -> Status {
     match error {
         ActionError::Stopping => Status::failed_precondition(error.to_string()),
         ActionError::Busy => Status::unavailable(error.to_string()),
@@ -183,7 +183,7 @@ struct VmmService {
 impl Vmm for VmmService {
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::Guest>, Status> {
         let state = self.requests.send(Action::QueryState).await?;
-        let touched = self.files.touched().map_err(|error| Status::internal(error.to_string()))?;
+        let touched = self.files.measure_touched().map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(with_current_state(self.guest.clone(), state, &touched)))
     }
 

@@ -101,9 +101,9 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 enum CommandError {
     #[error("VM {vm} is not running: no listener on {}", path.display())]
     NotRunning { vm: Name, path: PathBuf },
-    #[error("cannot {doing}")]
+    #[error("cannot {operation}")]
     System {
-        doing: String,
+        operation: String,
         #[source]
         errno: io::Error,
     },
@@ -124,7 +124,7 @@ enum CommandError {
 impl CommandError {
     /// Returns the exit code of the command. The codes are the same as those of `tarn`: 3 not
     /// found, 4 conflict, 6 unavailable, 124 timeout.
-    fn exit(&self) -> u8 {
+    fn exit_code(&self) -> u8 {
         match self {
             Self::NotRunning { .. } => 3,
             Self::Timeout { .. } | Self::StillRunning { .. } => 124,
@@ -154,7 +154,7 @@ pub fn run(command: &ControlCommand) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", chain(&error));
-            ExitCode::from(error.exit())
+            ExitCode::from(error.exit_code())
         }
     }
 }
@@ -164,8 +164,8 @@ fn execute(command: &ControlCommand) -> Result<(), CommandError> {
         ControlCommand::Info(info) => {
             let guest = Guest::find(&info.target)?.call(async |vmm| vmm.info(wire::InfoRequest {}).await)?;
             print(&match info.output {
-                Format::Table => view::text(&guest),
-                Format::Json => view::json(&guest),
+                Format::Table => view::to_table(&guest),
+                Format::Json => view::to_json(&guest),
             })
         }
         ControlCommand::Pause(target) => {
@@ -182,7 +182,7 @@ fn execute(command: &ControlCommand) -> Result<(), CommandError> {
 fn print(text: &str) -> Result<(), CommandError> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(errno) if errno.kind() != io::ErrorKind::BrokenPipe => {
-            Err(CommandError::System { doing: "write the output".into(), errno })
+            Err(CommandError::System { operation: "write the output".into(), errno })
         }
         _ => Ok(()),
     }
@@ -200,7 +200,7 @@ fn stop(stop: &StopArgs) -> Result<(), CommandError> {
         Err(CommandError::Rejected { status, .. }) if is_transport_error(&status) => {}
         result => drop(result?),
     }
-    let wait_error = |errno| guest.system("wait for the process of")(errno);
+    let wait_error = |errno| guest.system_error("wait for the process of")(errno);
     let remaining = deadline.saturating_duration_since(Instant::now());
     let remaining = Timespec::try_from(remaining).expect("the timeout was range-checked");
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&remaining))
@@ -221,17 +221,19 @@ struct Guest<'a> {
 impl<'a> Guest<'a> {
     /// Finds the process that listens on the control socket of a VM.
     fn find(Target { vm, run_dir }: &'a Target) -> Result<Self, CommandError> {
-        let path = socket::path_of(&run_dir.run_dir, vm);
-        let doing = || format!("find the listener on {}", path.display());
-        match socket::listener_pid(&path).map_err(|errno| CommandError::System { doing: doing(), errno })? {
+        let path = socket::socket_path(&run_dir.run_dir, vm);
+        let operation = || format!("find the listener on {}", path.display());
+        match socket::listener_pid(&path)
+            .map_err(|errno| CommandError::System { operation: operation(), errno })?
+        {
             Some(process) => Ok(Self { vm, path, process }),
             None => Err(CommandError::NotRunning { vm: vm.clone(), path }),
         }
     }
 
-    fn system(&self, doing: &'static str) -> impl FnOnce(io::Error) -> CommandError {
-        let doing = format!("{doing} VM {}", self.vm);
-        move |errno| CommandError::System { doing, errno }
+    fn system_error(&self, operation: &'static str) -> impl FnOnce(io::Error) -> CommandError {
+        let operation = format!("{operation} VM {}", self.vm);
+        move |errno| CommandError::System { operation, errno }
     }
 
     /// Opens a pidfd of the process that runs the VM. Returns `None` if the process has ended.
@@ -239,7 +241,7 @@ impl<'a> Guest<'a> {
         match pidfd_open(self.process, PidfdFlags::empty()) {
             Ok(process) => Ok(Some(process)),
             Err(rustix::io::Errno::SRCH) => Ok(None),
-            Err(errno) => Err(self.system("watch the process of")(errno.into())),
+            Err(errno) => Err(self.system_error("watch the process of")(errno.into())),
         }
     }
 
@@ -249,7 +251,7 @@ impl<'a> Guest<'a> {
         request: impl AsyncFnOnce(&mut VmmClient<Channel>) -> Result<Response<T>, Status>,
     ) -> Result<T, CommandError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(self.system("start a runtime to connect to"))?;
+        let runtime = runtime.map_err(self.system_error("start a runtime to connect to"))?;
         let vm = || self.vm.clone();
         let reply = async {
             let connect_error = |error| CommandError::Connect { vm: vm(), error };

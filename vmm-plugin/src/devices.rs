@@ -13,7 +13,7 @@ use crate::platform::{RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TY
 const SLP_EN: u8 = 1 << 5;
 const SLP_TYP_SHIFT: u8 = 2;
 const SLP_TYP_MASK: u8 = 0b111;
-/// Value of each byte that a guest reads from a port or an address without a device.
+/// Value of each byte that a guest reads from a port or address without a device.
 const UNMAPPED_BYTE: u8 = 0xff;
 
 /// Change of the power state that a guest requests.
@@ -39,7 +39,7 @@ impl MmioBus {
         })
     }
 
-    /// Handles a read of the guest at an MMIO address. Without a device, all bits are 1.
+    /// Handles a guest read at an MMIO address. If no device has this address, all bits read as 1.
     pub fn read(&self, at: u64, data: &mut [u8]) {
         data.fill(UNMAPPED_BYTE);
         if let Some((transport, offset)) = self.find(at) {
@@ -47,7 +47,8 @@ impl MmioBus {
         }
     }
 
-    /// Handles a write of the guest at an MMIO address. Without a device, the write is ignored.
+    /// Handles a guest write at an MMIO address. If no device has this address, the write is
+    /// ignored.
     pub fn write(&self, at: u64, data: &[u8]) {
         if let Some((transport, offset)) = self.find(at) {
             transport.write(offset, data);
@@ -67,8 +68,8 @@ impl PortIo {
         Self { serial: Mutex::new(serial) }
     }
 
-    /// Locks the serial port. A poisoned lock is possible only in tests, because a panic ends a
-    /// VMM.
+    /// Locks the serial port. A lock is poisoned only in tests, because outside tests a panic ends
+    /// the process.
     pub fn serial(&self) -> std::sync::MutexGuard<'_, Serial> {
         self.serial.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -78,7 +79,7 @@ impl PortIo {
         self.serial.try_lock().ok()
     }
 
-    /// Handles a read of the guest from an I/O port. Without a device, all bits are 1.
+    /// Handles a guest read from an I/O port. If no device has this port, all bits read as 1.
     pub fn read(&self, port: u16, data: &mut [u8]) {
         data.fill(UNMAPPED_BYTE);
         match (port, &mut *data) {
@@ -88,7 +89,7 @@ impl PortIo {
         }
     }
 
-    /// Handles a write of the guest to an I/O port. Returns the requested power state change if the
+    /// Handles a guest write to an I/O port. Returns the requested power state change if the
     /// port is the sleep register or the reset register.
     pub fn write(&self, port: u16, data: &[u8]) -> Option<ExitRequest> {
         match (port, data) {

@@ -69,7 +69,7 @@ pub fn print(text: &str) {
 pub fn install_panic_hook() {
     panic::set_hook(Box::new(|panic| {
         print(&format!("error: {panic}"));
-        if thread_role::role().is_none_or(ThreadRole::is_essential) {
+        if thread_role::current_role().is_none_or(ThreadRole::is_essential) {
             exit_now(FAILED)
         }
     }));

@@ -18,7 +18,8 @@ use units::{
     limits::{EMCS_PER_HOST_MAX, LOCAL_NODES_PER_VM_MAX, SLICES_PER_VM_MAX, VCPUS_MAX},
 };
 
-/// Start of the memory that kernels may use freely. Boot data is at lower addresses.
+/// Start of the memory into which kernels are loaded, as a guest-physical address. Boot data is at
+/// lower addresses.
 pub const HIGH_MEMORY: u64 = 1 << 20;
 /// Start of the MMIO hole, as a guest-physical address.
 pub const MMIO_HOLE_START: u64 = 3 << 30;
@@ -30,7 +31,7 @@ pub const DISTANCE_LOCAL: u8 = 10;
 /// Maximum SLIT distance: 255 means unreachable.
 const DISTANCE_MAX: u64 = 254;
 /// Minimum SLIT distance to another node: smaller values are reserved.
-const DISTANCE_OTHER_MIN: u64 = 11;
+const DISTANCE_REMOTE_MIN: u64 = 11;
 
 /// Latency and bandwidth between memory and the nearest CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,10 +136,10 @@ impl Node {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// A count or a performance value is out of range.
-    #[error("{what}: {count} is out of range: must be {min} to {max}")]
+    #[error("{name}: {count} is out of range: must be {min} to {max}")]
     Count {
         /// Name of the value in the message.
-        what: &'static str,
+        name: &'static str,
         /// Requested value.
         count: u64,
         /// Minimum of the value.
@@ -185,7 +186,7 @@ impl Layout {
     /// [`ShapeError`] if a value is out of range, or if memory exceeds the address space of
     /// `address_bits` bits.
     pub fn new(shape: &Shape, address_bits: u8) -> Result<Self, ShapeError> {
-        check(shape)?;
+        check_shape(shape)?;
         let mut layout = Self { nodes: Vec::new(), regions: Vec::new() };
         let mut at = 0;
         for local in &shape.local {
@@ -279,8 +280,8 @@ impl Layout {
     }
 
     /// Returns the latency in nanoseconds from a CPU of node `from` to memory of node `to`. Memory
-    /// of another node with CPUs has twice its local latency. Pool memory has the same latency from
-    /// all nodes, because they share the switch to the pool.
+    /// of another node with CPUs has twice the local latency of `to`. Pool memory has the same
+    /// latency from all nodes with CPUs, because they share the switch to the pool.
     pub fn latency_ns(&self, from: usize, to: usize) -> u64 {
         let latency = |node: usize| u64::from(self.nodes[node].performance.latency_ns);
         match (from == to, self.nodes[from].is_pool(), self.nodes[to].is_pool()) {
@@ -314,15 +315,15 @@ impl Layout {
         }
         let own = u64::from(self.nodes[0].performance.latency_ns);
         let distance = (self.latency_ns(from, to) * u64::from(DISTANCE_LOCAL) + own / 2) / own;
-        u8::try_from(distance.clamp(DISTANCE_OTHER_MIN, DISTANCE_MAX)).expect("clamped to at most 254")
+        u8::try_from(distance.clamp(DISTANCE_REMOTE_MIN, DISTANCE_MAX)).expect("clamped to at most 254")
     }
 }
 
-fn check(shape: &Shape) -> Result<(), ShapeError> {
+fn check_shape(shape: &Shape) -> Result<(), ShapeError> {
     let cpus: u64 = shape.local.iter().map(|node| u64::from(node.cpus)).sum();
     let slices: u64 = shape.pool.iter().map(|node| u64::from(node.slices)).sum();
-    let count = |what, count: u64, min: u64, max: u64| {
-        if (min..=max).contains(&count) { Ok(()) } else { Err(ShapeError::Count { what, count, min, max }) }
+    let count = |name, count: u64, min: u64, max: u64| {
+        if (min..=max).contains(&count) { Ok(()) } else { Err(ShapeError::Count { name, count, min, max }) }
     };
     count("nodes with cpus", shape.local.len() as u64, 1, LOCAL_NODES_PER_VM_MAX as u64)?;
     count("pool nodes", shape.pool.len() as u64, 0, EMCS_PER_HOST_MAX as u64)?;

@@ -1,8 +1,7 @@
 //! Launches Linux guests under KVM whose pool memory is a CPU-less NUMA node.
 //!
 //! The agent of the host provides a VM's memory. This crate runs a guest on that memory, or
-//! generates the arguments with which another VMM runs the guest. It does not decide which memory a
-//! VM gets.
+//! generates the arguments for another VMM. It does not decide which memory a VM gets.
 
 pub mod acpi;
 pub mod boot;

@@ -47,10 +47,10 @@ const REQUIRED_CAPABILITIES: [(Cap, &str); 3] = [
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// An operation of KVM failed.
-    #[error("/dev/kvm: cannot {doing}{hint}")]
+    #[error("/dev/kvm: cannot {operation}{hint}")]
     Kvm {
         /// Failed operation, completing "cannot …".
-        doing: &'static str,
+        operation: &'static str,
         /// Advice that is appended to the message, or an empty string.
         hint: &'static str,
         /// Error returned by the system call.
@@ -93,10 +93,10 @@ pub enum MachineError {
         errno: io::Error,
     },
     /// The output file of the serial console cannot be created.
-    #[error("--serial: cannot {doing}")]
+    #[error("--serial: cannot {operation}")]
     Console {
         /// Failed operation, completing "cannot …".
-        doing: String,
+        operation: String,
         /// Error returned by the system call.
         #[source]
         errno: io::Error,
@@ -105,10 +105,10 @@ pub enum MachineError {
     #[error(transparent)]
     Confine(#[from] ConfineError),
     /// A system call failed.
-    #[error("cannot {doing}")]
+    #[error("cannot {operation}")]
     System {
         /// Failed operation, completing "cannot …".
-        doing: &'static str,
+        operation: &'static str,
         /// Error returned by the system call.
         #[source]
         errno: io::Error,
@@ -144,12 +144,12 @@ struct GuestResources {
     _memory: Memory,
 }
 
-fn kvm_error(doing: &'static str, hint: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
-    move |error| MachineError::Kvm { doing, hint, errno: error.into() }
+fn kvm_error(operation: &'static str, hint: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
+    move |error| MachineError::Kvm { operation, hint, errno: error.into() }
 }
 
-fn system_error(doing: &'static str) -> impl Fn(io::Error) -> MachineError {
-    move |errno| MachineError::System { doing, errno }
+fn system_error(operation: &'static str) -> impl Fn(io::Error) -> MachineError {
+    move |errno| MachineError::System { operation, errno }
 }
 
 /// Assembles a guest. The process attaches to the VM's reserved memory only after all checks that
@@ -181,7 +181,7 @@ pub fn build(
         "; KVM may support fewer memory slots than the guest has regions",
     ))?;
     let vcpus = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
-    let serial = Serial::new(irqfd(&vm, SERIAL_LINE)?, console);
+    let serial = Serial::new(create_irqfd(&vm, SERIAL_LINE)?, console);
     let (windows, workers) = devices::attach(opened, &vm, memory.guest())?;
     let context = VcpuContext {
         memory: memory.guest().clone(),
@@ -190,7 +190,7 @@ pub fn build(
         gate: Arc::new(Gate::default()),
     };
     fault::install_handler(&memory, config.vm.as_str()).map_err(system_error("install a SIGBUS handler"))?;
-    let power_button = irqfd(&vm, POWER_BUTTON_LINE)?;
+    let power_button = create_irqfd(&vm, POWER_BUTTON_LINE)?;
     let files = memory.node_files().map_err(system_error("stat the memory files"))?;
     let control = Control::new(socket, (config, &layout, &memory), files);
     let resources = GuestResources { context, power_button, _vm: vm, _memory: memory };
@@ -248,7 +248,7 @@ fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
 }
 
 /// Creates an eventfd that raises an interrupt line on each write.
-fn irqfd(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
+fn create_irqfd(vm: &VmFd, number: u32) -> Result<EventFd, MachineError> {
     let line = EventFd::new(EFD_NONBLOCK).map_err(system_error("create an eventfd"))?;
     vm.register_irqfd(&line, number).map_err(kvm_error("register an irqfd", ""))?;
     Ok(line)

@@ -91,10 +91,10 @@ pub struct Backings {
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// A mapping cannot be created or configured.
-    #[error("memory: cannot {doing}: {bytes} of node {node}{hint}")]
+    #[error("memory: cannot {operation}: {bytes} of node {node}{hint}")]
     System {
         /// Failed operation, completing "cannot …".
-        doing: &'static str,
+        operation: &'static str,
         /// Size of the mapping.
         bytes: Bytes,
         /// Number of the node in the guest.
@@ -182,7 +182,7 @@ impl Memory {
         let mut regions = Vec::with_capacity(layout.regions.len());
         let mut mapped = Vec::with_capacity(layout.regions.len());
         for region in &layout.regions {
-            let (backing, offset, memory_options) = backing_of(region, backings);
+            let (backing, offset, memory_options) = backing_for_region(region, backings);
             let mapping = map_region(region, backing, offset, memory_options)?;
             let start = mapping.get_mmap().as_ptr() as usize;
             mapped.push(MappedRegion {
@@ -254,7 +254,7 @@ pub fn guest_address(memory: &GuestMemory, at: usize) -> Option<u64> {
 
 /// Returns the backing of a memory region, the offset of the region in the file, and the region's
 /// options.
-fn backing_of<'a>(
+fn backing_for_region<'a>(
     region: &MemoryRegion,
     backings: &'a Backings,
 ) -> (&'a Backing, u64, &'a MemoryBackendOptions) {
@@ -279,8 +279,14 @@ fn map_region(
 ) -> Result<GuestRegionMmap<()>, MemoryError> {
     let bytes = region.range.end - region.range.start;
     check_file_length(backing, offset + bytes)?;
-    let error = |doing, hint| {
-        move |errno| MemoryError::System { doing, bytes: Bytes::new(bytes), node: region.node, hint, errno }
+    let error = |operation, hint| {
+        move |errno| MemoryError::System {
+            operation,
+            bytes: Bytes::new(bytes),
+            node: region.node,
+            hint,
+            errno,
+        }
     };
     let kind = if memory_options.shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
     // Huge pages are scarce. The mapping reserves them, so that a lack of huge pages is an error
@@ -303,7 +309,7 @@ fn map_region(
         advise_huge_pages(&mapping);
     }
     if let Some(node) = memory_options.host_numa_node {
-        bind(&mapping, node, &backing.file)
+        bind_to_numa_node(&mapping, node, &backing.file)
             .map_err(error("bind to a host NUMA node", "; does the node exist and have memory?"))?;
     }
     if memory_options.prefault {
@@ -323,7 +329,7 @@ fn check_file_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
 }
 
 /// Binds a mapping to one NUMA node of the host.
-fn bind(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Result<()> {
+fn bind_to_numa_node(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Result<()> {
     const WORD: u32 = u64::BITS;
     /// Flag of mbind(2), from linux/mempolicy.h: fail if existing pages are on other nodes.
     const MPOL_MF_STRICT: u32 = 1;

@@ -1,6 +1,6 @@
 //! Parser for compound options in Cloud Hypervisor's syntax:
-//! `size=2GiB,hugepages=on,host_numa_node=1`. The caller defines the keys and their meaning. A key
-//! that the caller does not take from the parser is an error.
+//! `size=2GiB,hugepages=on,host_numa_node=1`. The caller takes each key that it supports from the
+//! parser. A remaining key is an error.
 
 use std::{fmt::Display, str::FromStr};
 
@@ -48,7 +48,7 @@ impl<'a> OptionParser<'a> {
     }
 
     /// Takes a key from the option and returns the value as text.
-    pub fn string(&mut self, key: &'static str) -> Option<&'a str> {
+    pub fn take_string(&mut self, key: &'static str) -> Option<&'a str> {
         self.recognized.push(key);
         let index = self.parts.iter().position(|(existing, _)| *existing == key)?;
         Some(self.parts.swap_remove(index).1)
@@ -59,8 +59,12 @@ impl<'a> OptionParser<'a> {
     ///
     /// # Errors
     /// [`OptionError`] if the value cannot be parsed. `rule` completes the message "… is not".
-    pub fn parse<T: FromStr>(&mut self, key: &'static str, rule: &str) -> Result<Option<T>, OptionError> {
-        let Some(text) = self.string(key) else { return Ok(None) };
+    pub fn take_parsed<T: FromStr>(
+        &mut self,
+        key: &'static str,
+        rule: &str,
+    ) -> Result<Option<T>, OptionError> {
+        let Some(text) = self.take_string(key) else { return Ok(None) };
         text.parse().map(Some).map_err(|_| self.error(format!("{key}={} is not {rule}", Quoted(text))))
     }
 
@@ -68,8 +72,8 @@ impl<'a> OptionParser<'a> {
     ///
     /// # Errors
     /// [`OptionError`] if the value is not a size such as `2GiB`.
-    pub fn size(&mut self, key: &'static str) -> Result<Option<Bytes>, OptionError> {
-        let Some(text) = self.string(key) else { return Ok(None) };
+    pub fn take_size(&mut self, key: &'static str) -> Result<Option<Bytes>, OptionError> {
+        let Some(text) = self.take_string(key) else { return Ok(None) };
         text.parse().map(Some).map_err(|error: SizeError| self.error(format!("{key}={error}")))
     }
 
@@ -77,8 +81,8 @@ impl<'a> OptionParser<'a> {
     ///
     /// # Errors
     /// [`OptionError`] if the value is not `on`, `true`, `off` or `false`.
-    pub fn on_off(&mut self, key: &'static str) -> Result<Option<bool>, OptionError> {
-        match self.string(key) {
+    pub fn take_on_off(&mut self, key: &'static str) -> Result<Option<bool>, OptionError> {
+        match self.take_string(key) {
             None => Ok(None),
             Some("on" | "true") => Ok(Some(true)),
             Some("off" | "false") => Ok(Some(false)),
@@ -108,8 +112,8 @@ mod tests {
     fn error_of(text: &str) -> String {
         let read = || {
             let mut parts = OptionParser::new("--memory", text)?;
-            parts.size("size")?;
-            parts.on_off("shared")?;
+            parts.take_size("size")?;
+            parts.take_on_off("shared")?;
             parts.finish()
         };
         read().unwrap_err().to_string()
@@ -118,9 +122,9 @@ mod tests {
     #[test]
     fn keys_are_taken_in_any_order() {
         let mut parts = OptionParser::new("--memory", "size=2GiB,shared=off").unwrap();
-        assert_eq!(parts.on_off("shared").unwrap(), Some(false));
-        assert_eq!(parts.size("size").unwrap(), Some(Bytes::gib(2)));
-        assert_eq!(parts.string("more"), None);
+        assert_eq!(parts.take_on_off("shared").unwrap(), Some(false));
+        assert_eq!(parts.take_size("size").unwrap(), Some(Bytes::gib(2)));
+        assert_eq!(parts.take_string("more"), None);
         parts.finish().unwrap();
     }
 

@@ -17,7 +17,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The agent rejected the request or did not respond.
-    #[error("no memory for VM {vm} through {socket}")]
+    #[error("cannot get the memory of VM {vm} from the agent at {socket}")]
     Agent {
         /// Name of the VM.
         vm: String,
@@ -78,13 +78,13 @@ pub struct Source {
 /// [`SourceError`] if the memory is not available or does not match the options.
 pub fn acquire(config: &Config) -> Result<Source, SourceError> {
     match &config.agent {
-        Some(socket) => from_agent(config, socket),
-        None => from_host(config),
+        Some(socket) => acquire_from_agent(config, socket),
+        None => allocate_from_host(config),
     }
 }
 
-/// Returns the shape that a guest will have, without attaching to the reserved memory. A
-/// reservation that does not match the options is therefore not changed.
+/// Returns the shape that a guest will have, without attaching to the reserved memory. If the
+/// reservation does not match the options, the reservation is thus not changed.
 ///
 /// # Errors
 /// [`SourceError::Agent`] if the agent does not respond. [`SourceError::Unusable`] or
@@ -96,11 +96,11 @@ pub fn preview_shape(config: &Config) -> Result<Shape, SourceError> {
         Err(ClientError::Rejected { .. }) => Ok(None),
         Err(error) => Err(error),
     });
-    // The agent may reject an inspection because only the agent's user may inspect memory. An error
-    // for another reason is returned again when the process attaches to the memory.
+    // The agent rejects an inspection by any user but its own. An error with another cause is
+    // returned again when the process attaches to the memory.
     let Some(memory) = inspected? else { return Ok(placeholder_shape(config)) };
     let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
-    let sizes = local_sizes(config, Bytes::new(local.bytes))?;
+    let sizes = local_node_sizes(config, Bytes::new(local.bytes))?;
     let locals = config.local.iter().zip(sizes);
     Ok(Shape {
         local: locals.map(|(node, memory)| local_shape(node, memory)).collect(),
@@ -129,16 +129,16 @@ fn pool_shape(performance: Performance, slices: usize) -> Pool {
     Pool { slices: u32::try_from(slices).expect("the number of slices is limited"), performance }
 }
 
-fn from_host(config: &Config) -> Result<Source, SourceError> {
+fn allocate_from_host(config: &Config) -> Result<Source, SourceError> {
     let mut source = Source::empty();
     for node in &config.local {
         let bytes = node.size.expect("the size is checked to be set without an agent");
-        let backing = host_backing("local", bytes, &node.memory_options)?;
+        let backing = allocate_backing("local", bytes, &node.memory_options)?;
         source.add_local(node, bytes, backing, node.memory_options.clone());
     }
     for node in &config.pool {
         let bytes = node.size.expect("the size is checked to be set without an agent");
-        let whole = host_backing("pool", bytes, &node.memory_options)?;
+        let whole = allocate_backing("pool", bytes, &node.memory_options)?;
         let slices = bytes.as_slices().expect("the size is checked to be whole slices");
         let slice = |n| Backing { offset: Bytes::slices(n).get(), ..whole.clone() };
         source.add_pool(node.performance, (0..slices).map(slice).collect(), node.memory_options.clone());
@@ -146,7 +146,7 @@ fn from_host(config: &Config) -> Result<Source, SourceError> {
     Ok(source)
 }
 
-fn host_backing(
+fn allocate_backing(
     name: &str,
     bytes: Bytes,
     memory_options: &MemoryBackendOptions,
@@ -165,7 +165,7 @@ fn host_backing(
     Ok(Backing { file: Arc::new(file), offset: 0, owner: Owner::Local })
 }
 
-fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
+fn acquire_from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
     let memory = with_agent(config, socket, |agent, vm| agent.attach(vm, MemoryForm::Descriptors))?;
     let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
     let mut source = Source::empty();
@@ -173,9 +173,9 @@ fn from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
     for EmcSlices { performance, memory_options, slices } in pool {
         let backings = slices.into_iter().map(|region| {
             let owner = Owner::Slice { slice: slice_number(&region), emc: region.emc.clone() };
-            backing(region, owner)
+            to_backing(region, owner)
         });
-        let backings = backings.collect::<Result<_, _>>().map_err(|reason| unusable(config, reason))?;
+        let backings = backings.collect::<Result<_, _>>().map_err(|reason| unusable_error(config, reason))?;
         source.add_pool(performance, backings, memory_options);
     }
     Ok(source)
@@ -198,7 +198,7 @@ pub fn with_agent<T>(
     })
 }
 
-fn unusable(config: &Config, reason: String) -> SourceError {
+fn unusable_error(config: &Config, reason: String) -> SourceError {
     SourceError::Unusable { vm: config.vm.to_string(), reason }
 }
 
@@ -235,20 +235,23 @@ impl ReservedMemory {
         let (slices, local): (Vec<_>, Vec<_>) =
             regions.into_iter().partition(|region| region.slice.is_some());
         let [local] = <[Region; 1]>::try_from(local).map_err(|regions| {
-            unusable(config, format!("{} regions of local memory, must be 1", regions.len()))
+            unusable_error(config, format!("{} regions of local memory, must be 1", regions.len()))
         })?;
         let mut by_emc: BTreeMap<String, Vec<Region>> = BTreeMap::new();
         for region in slices {
             if region.bytes != SLICE.get() {
                 let reason =
                     format!("slice {} has {} bytes, must be {SLICE}", slice_number(&region), region.bytes);
-                return Err(unusable(config, reason));
+                return Err(unusable_error(config, reason));
             }
             by_emc.entry(region.emc.clone()).or_default().push(region);
         }
         let mut requested = config.pool.iter().filter_map(|node| node.emc.as_ref());
         if let Some(emc) = requested.find(|emc| !by_emc.contains_key(*emc)) {
-            return Err(unusable(config, format!("--pool: emc={emc}: the VM has no slice of that EMC")));
+            return Err(unusable_error(
+                config,
+                format!("--pool: emc={emc}: the VM has no slice of that EMC"),
+            ));
         }
         let emc_slices = |(emc, slices): (String, _)| {
             let options = config.pool.iter().find(|node| node.emc.as_ref() == Some(&emc));
@@ -271,7 +274,7 @@ impl ReservedMemory {
 ///
 /// # Errors
 /// [`SourceError::Sizes`] if the sum of the sizes differs from `reserved`.
-pub fn local_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, SourceError> {
+pub fn local_node_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, SourceError> {
     let sizes: Vec<Bytes> = config.local.iter().map(|node| node.size.unwrap_or(reserved)).collect();
     let requested: Bytes = sizes.iter().copied().sum();
     if requested == reserved {
@@ -281,7 +284,7 @@ pub fn local_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, Sourc
     }
 }
 
-fn backing(region: Region, owner: Owner) -> Result<Backing, String> {
+fn to_backing(region: Region, owner: Owner) -> Result<Backing, String> {
     let offset = region.offset;
     let file = region.into_file().map_err(|error| format!("cannot open a memory file: {error}"))?;
     Ok(Backing { file: Arc::new(file), offset, owner })
@@ -317,12 +320,12 @@ impl Source {
     /// with huge pages or private memory gets a file that this process creates. The agent measures
     /// usage from its own file, so the agent reports no usage for such a node.
     fn split_local(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
-        let sizes = local_sizes(config, Bytes::new(region.bytes))?;
-        let whole = backing(region, Owner::Local).map_err(|reason| unusable(config, reason))?;
+        let sizes = local_node_sizes(config, Bytes::new(region.bytes))?;
+        let whole = to_backing(region, Owner::Local).map_err(|reason| unusable_error(config, reason))?;
         let mut offset = whole.offset;
         for (node, bytes) in config.local.iter().zip(sizes) {
             let part = if node.memory_options.hugepage_size.is_some() || !node.memory_options.shared {
-                host_backing("local", bytes, &node.memory_options)?
+                allocate_backing("local", bytes, &node.memory_options)?
             } else {
                 Backing { offset, ..whole.clone() }
             };

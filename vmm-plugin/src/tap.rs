@@ -1,5 +1,5 @@
-//! Opens tap devices of the host. A virtio-net header precedes each frame. The network device sends
-//! and receives the frames.
+//! Opens tap devices of the host. A virtio-net header precedes each frame. `devices::virtio::net`
+//! sends and receives the frames.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,7 +13,7 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
-const FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+const TAP_FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 /// Size of `virtio_net_hdr_mrg_rxbuf`, which precedes each frame, in bytes.
 const HEADER_BYTES: libc::c_int = 12;
 
@@ -27,7 +27,7 @@ pub fn open(name: &str) -> io::Result<File> {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
         ifr_ifru: libc::__c_anonymous_ifr_ifru {
-            ifru_flags: libc::c_short::try_from(FLAGS).expect("the flags have 16 bits"),
+            ifru_flags: libc::c_short::try_from(TAP_FLAGS).expect("the flags have 16 bits"),
         },
     };
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -43,18 +43,18 @@ pub fn open(name: &str) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
     // SAFETY: TUNSETIFF reads and writes an ifreq. `request` is an ifreq that is borrowed mutably.
     let named = unsafe { ioctl_with_mut_ref(&tap, TUNSETIFF, &mut request) };
-    checked(named)?;
+    check_ioctl(named)?;
     // SAFETY: TUNSETVNETHDRSZ reads an int, which is the type of HEADER_BYTES.
     let sized = unsafe { ioctl_with_ref(&tap, TUNSETVNETHDRSZ, &HEADER_BYTES) };
-    checked(sized)?;
-    // Reset offloads, which a persistent tap device keeps from its previous user. With offloads,
+    check_ioctl(sized)?;
+    // A persistent tap device may still have offloads enabled by its previous user. With offloads,
     // the host would send larger frames than the network device accepts.
     // SAFETY: TUNSETOFFLOAD takes an integer.
     let offloads = unsafe { ioctl_with_val(&tap, TUNSETOFFLOAD, 0) };
-    checked(offloads)?;
+    check_ioctl(offloads)?;
     Ok(tap)
 }
 
-fn checked(returned: libc::c_int) -> io::Result<()> {
+fn check_ioctl(returned: libc::c_int) -> io::Result<()> {
     if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

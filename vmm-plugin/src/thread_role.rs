@@ -46,7 +46,7 @@ thread_local! {
 }
 
 /// Returns the role of the current thread, or `None` before [`set`]. Safe in a signal handler.
-pub fn role() -> Option<ThreadRole> {
+pub fn current_role() -> Option<ThreadRole> {
     ROLE.get()
 }
 

@@ -46,10 +46,10 @@ pub enum ExitReason {
 
 /// Error returned when a vCPU cannot be created.
 #[derive(Debug, thiserror::Error)]
-#[error("vCPU {cpu}: cannot {doing}")]
+#[error("vCPU {cpu}: cannot {operation}")]
 pub struct VcpuError {
     cpu: u32,
-    doing: &'static str,
+    operation: &'static str,
     #[source]
     errno: io::Error,
 }
@@ -78,21 +78,21 @@ enum State {
 impl Gate {
     /// Opens or closes the gate.
     pub fn set_open(&self, open: bool) {
-        self.set(if open { State::Open } else { State::Closed });
+        self.set_state(if open { State::Open } else { State::Closed });
     }
 
     /// Makes all vCPU threads end.
     pub fn stop(&self) {
-        self.set(State::Stopped);
+        self.set_state(State::Stopped);
     }
 
-    fn set(&self, state: State) {
+    fn set_state(&self, state: State) {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         self.changed.notify_all();
     }
 
     /// Returns the number of vCPUs that wait at the gate.
-    pub fn waiting(&self) -> u32 {
+    pub fn waiting_count(&self) -> u32 {
         self.waiting.load(Ordering::SeqCst)
     }
 
@@ -150,7 +150,7 @@ impl Vcpu {
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map(|supported| Vendor::from_cpuid(&supported));
         let create = |cpu| {
             let failed =
-                |doing| move |error: kvm_ioctls::Error| VcpuError { cpu, doing, errno: error.into() };
+                |operation| move |error: kvm_ioctls::Error| VcpuError { cpu, operation, errno: error.into() };
             let id = u64::from(layout.apic_id(cpu));
             let vendor = vendor.map_err(failed("get the supported CPUID"))?;
             let fd = vm.create_vcpu(id).map_err(failed("create it"))?;
@@ -219,21 +219,21 @@ impl Vcpu {
     }
 
     /// Reports recorded memory errors to the guest. Ends the process if a consumed error cannot be
-    /// reported. An error that was only found can be ignored: an access to its page reports the
-    /// error again.
+    /// reported. An unconsumed error can be ignored: an access to its page reports the error
+    /// again.
     fn report_memory_errors(&self, context: &VcpuContext) {
         if let Some(at) = poison::take_consumed() {
             if self.report_memory_error(at, true, context) {
-                fault::log_reported(at);
+                fault::log_reported_error(at);
             } else {
-                fault::exit_on(MemoryFault::Poisoned(Some(at)));
+                fault::exit_on_fault(MemoryFault::Poisoned(Some(at)));
             }
         }
         if self.cpu == 0
-            && let Some(at) = poison::take_found()
+            && let Some(at) = poison::take_unconsumed()
             && self.report_memory_error(at, false, context)
         {
-            fault::log_reported(at);
+            fault::log_reported_error(at);
         }
     }
 
@@ -247,7 +247,7 @@ impl Vcpu {
         let cpu = self.cpu;
         let crashed = |reason: String| Some(ExitReason::Crashed(format!("vCPU {cpu}: {reason}")));
         let fd = &mut self.fd;
-        match poison::in_guest(move || fd.run()) {
+        match poison::run_in_guest(move || fd.run()) {
             Ok(VcpuExit::IoIn(port, data)) => context.ports.read(port, data),
             Ok(VcpuExit::IoOut(port, data)) => {
                 return context.ports.write(port, data).map(ExitReason::Requested);
@@ -260,7 +260,7 @@ impl Vcpu {
                 exit_if_ram(at, context);
                 context.windows.write(at, data);
             }
-            Ok(VcpuExit::MemoryFault { .. }) => fault::exit_on(MemoryFault::Missing(None)),
+            Ok(VcpuExit::MemoryFault { .. }) => fault::exit_on_fault(MemoryFault::Missing(None)),
             Ok(VcpuExit::Shutdown) => return crashed("triple fault".into()),
             Ok(VcpuExit::InternalError) => return crashed("KVM internal error".into()),
             Ok(VcpuExit::FailEntry(reason, _)) => {
@@ -271,8 +271,8 @@ impl Vcpu {
             Ok(other) => return crashed(format!("unexpected exit {other:?}")),
             Err(error) => match error.errno() {
                 libc::EINTR | libc::EAGAIN => {}
-                libc::EFAULT => fault::exit_on(MemoryFault::Missing(None)),
-                libc::EHWPOISON => fault::exit_on(MemoryFault::Poisoned(None)),
+                libc::EFAULT => fault::exit_on_fault(MemoryFault::Missing(None)),
+                libc::EHWPOISON => fault::exit_on_fault(MemoryFault::Poisoned(None)),
                 _ => return Some(ExitReason::Failed(format!("vCPU {cpu}: KVM_RUN: {error}"))),
             },
         }
@@ -280,10 +280,10 @@ impl Vcpu {
     }
 }
 
-/// Ends the process if an MMIO exit has an address in RAM. KVM on PVM, a hypervisor without
-/// hardware virtualization, reports an unreachable page by such an exit.
+/// Ends the process if the address of an MMIO exit is in RAM. KVM on PVM, a hypervisor without
+/// hardware virtualization, reports an inaccessible page with such an exit.
 fn exit_if_ram(at: u64, context: &VcpuContext) {
     if context.memory.address_in_range(GuestAddress(at)) {
-        fault::exit_on(MemoryFault::Missing(None));
+        fault::exit_on_fault(MemoryFault::Missing(None));
     }
 }

@@ -110,23 +110,27 @@ pub enum BackendError {
 pub fn render(args: PrintArgs) -> Result<String, BackendError> {
     let guest = Guest::inspect(args.guest.check()?)?;
     match (args.vmm, args.output) {
-        (Vmm::Qemu, None | Some(Output::Shell)) => Ok(shell(qemu::PROGRAM, &qemu::options(&guest)?)),
-        (Vmm::Qemu, Some(Output::Json)) => Ok(json(&qemu::options(&guest)?.concat().into())),
-        (Vmm::CloudHypervisor, None | Some(Output::Json)) => Ok(json(&cloud_hypervisor::vm_config(&guest)?)),
-        (Vmm::CloudHypervisor, Some(Output::Shell)) => {
-            Ok(shell(cloud_hypervisor::PROGRAM, &cloud_hypervisor::options(&guest)?))
+        (Vmm::Qemu, None | Some(Output::Shell)) => {
+            Ok(to_shell_command(qemu::PROGRAM, &qemu::options(&guest)?))
         }
-        (Vmm::Libvirt, None | Some(Output::Xml)) => libvirt::domain(&guest),
+        (Vmm::Qemu, Some(Output::Json)) => Ok(to_json_text(&qemu::options(&guest)?.concat().into())),
+        (Vmm::CloudHypervisor, None | Some(Output::Json)) => {
+            Ok(to_json_text(&cloud_hypervisor::vm_config(&guest)?))
+        }
+        (Vmm::CloudHypervisor, Some(Output::Shell)) => {
+            Ok(to_shell_command(cloud_hypervisor::PROGRAM, &cloud_hypervisor::options(&guest)?))
+        }
+        (Vmm::Libvirt, None | Some(Output::Xml)) => libvirt::domain_xml(&guest),
         (vmm, Some(output)) => Err(BackendError::Output { vmm, output }),
     }
 }
 
-fn json(value: &serde_json::Value) -> String {
+fn to_json_text(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
 }
 
 /// Formats a shell command with one option per line.
-fn shell(program: &str, options: &[Vec<String>]) -> String {
+fn to_shell_command(program: &str, options: &[Vec<String>]) -> String {
     let quoted = |arguments: &Vec<String>| {
         let arguments =
             arguments.iter().map(|word| shlex::try_quote(word).expect("arguments contain no NUL"));

@@ -1,5 +1,5 @@
 //! Connection to a pool manager over a Unix socket, a loopback address or mutual TLS, with time
-//! limits for calls. The requests are in the files of the commands.
+//! limits for calls. Each command's requests are in the file of the command.
 
 use std::{net::IpAddr, path::Path, time::Duration};
 
@@ -32,13 +32,14 @@ impl Connection {
     /// Opens a connection according to the global options.
     ///
     /// # Errors
-    /// [`Failure::InvalidValue`] or [`Failure::Usage`] for a malformed endpoint or inconsistent
-    /// options or an unsuitable token or PEM file, [`Failure::File`] for an unreadable file, [`Failure::Connect`] if the
-    /// connection fails, [`Failure::TimedOut`] if connecting takes too long.
+    /// [`Failure::InvalidValue`] or [`Failure::Usage`] if the endpoint, an option, the token file
+    /// or a PEM file is invalid, or options contradict each other. [`Failure::File`] if a file
+    /// cannot be read. [`Failure::Connect`] if the connection fails. [`Failure::TimedOut`] if
+    /// connecting takes longer than the timeout.
     pub async fn open(global: &Global) -> Result<Self, Failure> {
         let uri = global.endpoint.clone().unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned());
-        let endpoint = endpoint(&uri, global)?;
-        let bearer = bearer(&uri, global)?;
+        let endpoint = parse_endpoint(&uri, global)?;
+        let bearer = read_token(&uri, global)?;
         let channel = connect(&uri, &endpoint, bearer.clone(), global.timeout).await?;
         Ok(Self { uri, endpoint, bearer, channel, timeout: global.timeout })
     }
@@ -46,8 +47,8 @@ impl Connection {
     /// Opens another connection to the same manager, for programs with many concurrent calls.
     ///
     /// # Errors
-    /// [`Failure::Connect`] if the connection fails, [`Failure::TimedOut`] if connecting takes too
-    /// long.
+    /// [`Failure::Connect`] if the connection fails, [`Failure::TimedOut`] if connecting takes
+    /// longer than the timeout.
     pub async fn open_another(&self) -> Result<Self, Failure> {
         let channel = connect(&self.uri, &self.endpoint, self.bearer.clone(), self.timeout).await?;
         Ok(Self { channel, ..self.clone() })
@@ -97,7 +98,7 @@ impl Connection {
         self.call_within(self.timeout(), call).await
     }
 
-    /// Awaits a call like [`Self::call`], with another time limit.
+    /// Awaits a call like [`Self::call`], but with the given timeout.
     ///
     /// # Errors
     /// The errors of [`Self::call`].
@@ -120,18 +121,18 @@ impl Connection {
         self.within(self.timeout(), call).await
     }
 
-    /// Waits for a response or for the next message of a stream, for at most `after`.
+    /// Waits for a response or for the next message of a stream, for at most `timeout`.
     ///
     /// # Errors
     /// The errors of [`Self::call`].
     pub async fn within<T>(
         &self,
-        after: Duration,
+        timeout: Duration,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Failure> {
-        match tokio::time::timeout(after, call).await {
+        match tokio::time::timeout(timeout, call).await {
             Ok(response) => Ok(response?),
-            Err(_) => Err(Failure::TimedOut { endpoint: self.uri.clone(), after }),
+            Err(_) => Err(Failure::TimedOut { endpoint: self.uri.clone(), after: timeout }),
         }
     }
 }
@@ -151,7 +152,7 @@ async fn connect(
     }
 }
 
-fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
+fn parse_endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
     let has_address = match uri.strip_prefix("unix:") {
         Some(path) => !path.trim_start_matches('/').is_empty(),
         None => ["http://", "https://"].iter().any(|scheme| uri.starts_with(scheme)),
@@ -163,7 +164,7 @@ fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
         rule: "must be http://HOST:PORT, https://HOST:PORT or unix:/PATH".into(),
     })?;
     let endpoint = endpoint.tcp_nodelay(true);
-    match tls(uri, global)? {
+    match tls_config(uri, global)? {
         None => Ok(endpoint),
         Some(tls) => {
             endpoint.tls_config(tls).map_err(|source| Failure::Connect { endpoint: uri.to_owned(), source })
@@ -171,8 +172,9 @@ fn endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
     }
 }
 
-/// Reads the token file. The token is a secret, so an endpoint that is not local is an error.
-fn bearer(uri: &str, global: &Global) -> Result<Bearer, Failure> {
+/// Reads the token file. Returns an error for a remote endpoint, because the token is a secret and
+/// would be sent unencrypted.
+fn read_token(uri: &str, global: &Global) -> Result<Bearer, Failure> {
     let Some(path) = &global.token_file else { return Ok(Bearer::default()) };
     if !is_local(uri) {
         let rule = "must be unix:/PATH or http:// with a loopback address when --token-file is given";
@@ -196,9 +198,11 @@ fn is_local(uri: &str) -> bool {
             && (host == "localhost" || address.is_ok_and(|address| address.is_loopback()))
 }
 
-/// Returns the TLS configuration, or `None` for an endpoint without TLS. Incomplete TLS options are
-/// an error.
-fn tls(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
+/// Returns the TLS configuration, or `None` for an endpoint without TLS.
+///
+/// # Errors
+/// [`Failure::InvalidValue`] or [`Failure::Usage`] if TLS options are missing or not applicable.
+fn tls_config(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
     let has_tls_options = [&global.ca, &global.cert, &global.key].into_iter().any(Option::is_some);
     if !uri.starts_with("https://") {
         let rule = "must begin with https:// when --ca, --cert or --key is given";
@@ -212,8 +216,8 @@ fn tls(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
         .ca
         .as_deref()
         .ok_or_else(|| Failure::Usage("--ca is required for an https:// endpoint".to_owned()))?;
-    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem("--ca", ca)?));
-    if let Some(identity) = identity(global)? {
+    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read_pem("--ca", ca)?));
+    if let Some(identity) = client_identity(global)? {
         tls = tls.identity(identity);
     }
     if let Some(name) = &global.server_name {
@@ -222,19 +226,21 @@ fn tls(uri: &str, global: &Global) -> Result<Option<ClientTlsConfig>, Failure> {
     Ok(Some(tls))
 }
 
-fn identity(global: &Global) -> Result<Option<Identity>, Failure> {
+fn client_identity(global: &Global) -> Result<Option<Identity>, Failure> {
     match (&global.cert, &global.key) {
         (None, None) => Ok(None),
-        (Some(cert), Some(key)) => Ok(Some(Identity::from_pem(pem("--cert", cert)?, pem("--key", key)?))),
-        (Some(cert), None) => Err(incomplete("--cert", cert, "requires --key")),
-        (None, Some(key)) => Err(incomplete("--key", key, "requires --cert")),
+        (Some(cert), Some(key)) => {
+            Ok(Some(Identity::from_pem(read_pem("--cert", cert)?, read_pem("--key", key)?)))
+        }
+        (Some(cert), None) => Err(incomplete_key_pair("--cert", cert, "requires --key")),
+        (None, Some(key)) => Err(incomplete_key_pair("--key", key, "requires --cert")),
     }
 }
 
-fn incomplete(field: &'static str, path: &Path, rule: &'static str) -> Failure {
+fn incomplete_key_pair(field: &'static str, path: &Path, rule: &'static str) -> Failure {
     Failure::InvalidValue { field, value: path.display().to_string(), rule: rule.into() }
 }
 
-fn pem(option: &'static str, path: &Path) -> Result<Vec<u8>, Failure> {
+fn read_pem(option: &'static str, path: &Path) -> Result<Vec<u8>, Failure> {
     open::credentials(option, path, PEM_FILE_BYTES_MAX)
 }

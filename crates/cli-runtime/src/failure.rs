@@ -24,7 +24,7 @@ use crate::{
 /// Error of a command, printed with its root cause and a hint.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The manager rejected the request, or the connection broke during it.
+    /// The manager rejected the request, or the connection broke during the request.
     #[error("{}", status_message(.0))]
     Rejected(Box<Status>),
     /// The manager rejected the request, and a hint specific to this request is available.
@@ -88,7 +88,7 @@ pub enum Failure {
     /// The output cannot be written.
     #[error("cannot write the output")]
     Output(#[source] io::Error),
-    /// The command was executed and printed problems that it found, such as `tarn doctor`.
+    /// The command completed and printed the problems that it found, such as `tarn doctor`.
     #[error("{0}")]
     Problem(String),
 }
@@ -121,7 +121,7 @@ pub enum Exit {
 
 /// Maps a gRPC status code to an exit code. The match has no wildcard, so that a new status code
 /// causes a compile error.
-fn exit(code: Code) -> Exit {
+fn exit_for_code(code: Code) -> Exit {
     match code {
         Code::InvalidArgument => Exit::Usage,
         Code::NotFound => Exit::NotFound,
@@ -145,7 +145,7 @@ impl Failure {
     /// Returns the exit code of this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Rejected(status) | Self::RejectedWithHint { status, .. } => exit(code(status)),
+            Self::Rejected(status) | Self::RejectedWithHint { status, .. } => exit_for_code(code(status)),
             Self::Connect { .. } => Exit::Unavailable,
             Self::TimedOut { .. } | Self::WatchTimedOut { .. } => Exit::TimedOut,
             Self::Usage(_) | Self::InvalidValue { .. } => Exit::Usage,
@@ -181,11 +181,11 @@ impl Failure {
             return ExitCode::SUCCESS;
         }
         // The exit code reports the error even if stderr is closed.
-        let _ = io::stderr().lock().write_all(self.text(format).as_bytes());
+        let _ = io::stderr().lock().write_all(self.to_text(format).as_bytes());
         ExitCode::from(self.exit() as u8)
     }
 
-    fn text(&self, format: Format) -> String {
+    fn to_text(&self, format: Format) -> String {
         let report = Report {
             error: self.message(),
             reason: self.reason(),
@@ -194,10 +194,10 @@ impl Failure {
         };
         match format {
             Format::Json => {
-                serde_json::to_string(&report).map_or_else(|_| report.lines(), |line| line + "\n")
+                serde_json::to_string(&report).map_or_else(|_| report.to_text(), |line| line + "\n")
             }
-            Format::Yaml => serde_norway::to_string(&report).unwrap_or_else(|_| report.lines()),
-            Format::Table | Format::Wide => report.lines(),
+            Format::Yaml => serde_norway::to_string(&report).unwrap_or_else(|_| report.to_text()),
+            Format::Table | Format::Wide => report.to_text(),
         }
     }
 
@@ -232,7 +232,7 @@ impl Failure {
 }
 
 impl Report {
-    fn lines(&self) -> String {
+    fn to_text(&self) -> String {
         let reason = self.reason.iter().map(|reason| format!(" ({reason})")).collect::<String>();
         let hint = self.hint.iter().map(|hint| format!("hint: {hint}\n")).collect::<String>();
         print::sanitize(&format!("error: {}{reason}\n{hint}", self.error))
@@ -243,8 +243,8 @@ fn root_cause<'a>(cause: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static)
     cause.source().map_or(cause, root_cause)
 }
 
-/// Returns whether the client library created a status from a transport error. Such a status was
-/// not sent by the manager.
+/// Returns whether the client library created a status from a transport error, so that the manager
+/// did not send it.
 pub fn is_transport_error(status: &Status) -> bool {
     status.source().is_some() && matches!(status.code(), Code::Unknown | Code::Cancelled | Code::Internal)
 }
@@ -262,13 +262,13 @@ fn status_message(status: &Status) -> String {
             format!("connection to the manager broke: {}", root_cause(cause))
         }
         ("", _) => status.code().description().to_owned(),
-        (text, _) if status.code() == Code::InvalidArgument => with_option_names(text),
-        (text, _) => reused_request_id(text).unwrap_or_else(|| text.to_owned()),
+        (text, _) if status.code() == Code::InvalidArgument => replace_field_names(text),
+        (text, _) => reused_request_id_message(text).unwrap_or_else(|| text.to_owned()),
     }
 }
 
 /// Request fields and the command-line options that set them.
-const OPTIONS: &[(&str, &str)] = &[
+const FIELD_OPTIONS: &[(&str, &str)] = &[
     ("vm", "--vm"),
     ("host", "--host"),
     ("pool_bytes", "--pool"),
@@ -290,38 +290,40 @@ const OPTIONS: &[(&str, &str)] = &[
     ("profile.counters", "--counter"),
 ];
 
-/// Returns the option that sets a request field.
-fn option_of(field: &str) -> Option<&'static str> {
-    OPTIONS.iter().find(|(known, _)| *known == field).map(|(_, option)| *option)
+/// Returns the option that sets a request field, or `None` if no option does.
+fn option_for_field(field: &str) -> Option<&'static str> {
+    FIELD_OPTIONS.iter().find(|(known, _)| *known == field).map(|(_, option)| *option)
 }
 
-/// Replaces the names of request fields in a message about an invalid field by command-line
-/// options, and numbers of bytes and milliseconds by values with a unit.
-fn with_option_names(text: &str) -> String {
-    let named = text.split_once(": ").and_then(|(field, problem)| Some((field, option_of(field)?, problem)));
+/// Replaces request fields in an error message by the corresponding command-line options, and
+/// numbers of bytes and milliseconds by values with a unit.
+fn replace_field_names(text: &str) -> String {
+    let named =
+        text.split_once(": ").and_then(|(field, problem)| Some((field, option_for_field(field)?, problem)));
     let Some((field, option, problem)) = named else { return text.to_owned() };
-    // A quoted value is text of the user, in which nothing is replaced.
+    // The quoted value was entered by the user and is not changed.
     let (value, rule) = problem.split_at(problem.rfind('"').map_or(0, |at| at + 1));
-    let rule: Vec<_> = rule.split(' ').map(|word| with_unit_or_option(field, word)).collect();
+    let rule: Vec<_> = rule.split(' ').map(|word| format_rule_word(field, word)).collect();
     format!("{option}: {value}{}", rule.join(" "))
 }
 
-/// Returns a word of the rule of a request field as it is shown to the user.
-fn with_unit_or_option(field: &str, word: &str) -> String {
+/// Formats one word of a rule such as "must be at most 4096": adds a unit to a number, or replaces
+/// a field name by its option.
+fn format_rule_word(field: &str, word: &str) -> String {
     match word.parse::<u64>() {
         Ok(bytes) if bytes > 0 && field.ends_with("_bytes") => Bytes::new(bytes).to_string(),
         Ok(ms) if field.ends_with("_ms") => humantime::format_duration(Duration::from_millis(ms)).to_string(),
-        // Other names of fields are also English words.
-        Err(_) if word.contains('_') || word == "cores" => option_of(word).unwrap_or(word).to_owned(),
+        // Other field names, such as "host", are also ordinary words of the rule.
+        Err(_) if word.contains('_') || word == "cores" => option_for_field(word).unwrap_or(word).to_owned(),
         _ => word.to_owned(),
     }
 }
 
-/// Replaces the names of request fields in the message about a reused request ID. Returns `None`
-/// for other messages.
-fn reused_request_id(text: &str) -> Option<String> {
+/// Replaces field names in the error message about a reused request ID. Returns `None` for other
+/// messages.
+fn reused_request_id_message(text: &str) -> Option<String> {
     let (used, field) = text.strip_prefix("request_id ")?.strip_suffix(" differs")?.rsplit_once(' ')?;
-    Some(format!("--request-id {used} {} differs", option_of(field).unwrap_or(field)))
+    Some(format!("--request-id {used} {} differs", option_for_field(field).unwrap_or(field)))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub const NO_RESPONSE: &str = "the request may still be executed: retry it (a re
 
 /// Hints by the reason in the manager's error. The placeholders `{host}`, `{vm}` and `{slice}` are
 /// replaced by the names in the request.
-const BY_REASON: &[(&str, &str)] = &[
+const HINTS_BY_REASON: &[(&str, &str)] = &[
     ("HOST_NOT_FOUND", "list the hosts with `tarn get hosts`; new hosts are added in rack.toml"),
     ("EMC_NOT_FOUND", "list the EMCs with `tarn get emcs`; new EMCs are added in rack.toml"),
     ("SLICE_NOT_FOUND", "list the slices with `tarn get slices`"),
@@ -86,7 +86,7 @@ pub struct Subjects {
 
 impl Subjects {
     /// Replaces the placeholders of a hint. A name that is not set is shown as `<vm>`.
-    fn fill(&self, hint: &str) -> String {
+    fn fill_placeholders(&self, hint: &str) -> String {
         let slice = self.slice.map(|slice| slice.to_string());
         let subjects = [("host", &self.host), ("vm", &self.vm), ("slice", &slice)];
         subjects.into_iter().fold(hint.to_owned(), |hint, (kind, name)| {
@@ -98,11 +98,11 @@ impl Subjects {
 
 /// Returns the hint for a request that the manager rejected with this code and reason.
 pub fn for_rejection(code: Code, reason: Option<&str>, subjects: &Subjects) -> Option<String> {
-    let entry = BY_REASON.iter().find(|(known, _)| Some(*known) == reason);
-    entry.map(|(_, hint)| *hint).or_else(|| by_code(code)).map(|hint| subjects.fill(hint))
+    let entry = HINTS_BY_REASON.iter().find(|(known, _)| Some(*known) == reason);
+    entry.map(|(_, hint)| *hint).or_else(|| hint_for_code(code)).map(|hint| subjects.fill_placeholders(hint))
 }
 
-fn by_code(code: Code) -> Option<&'static str> {
+fn hint_for_code(code: Code) -> Option<&'static str> {
     match code {
         Code::Unavailable => Some(
             "retry in a moment (a reservation with the same --request-id), or run `tarn doctor` if this persists",
@@ -136,13 +136,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hint_names_the_subjects_of_the_request() {
+    fn hint_contains_the_names_in_the_request() {
         let subjects = Subjects { vm: Some("web".to_owned()), ..Subjects::default() };
         let hint = for_rejection(Code::AlreadyExists, Some("VM_ALREADY_RESERVED"), &subjects);
         let expected =
             "show its reservation with `tarn describe vm web`, or release it with `tarn release web`";
         assert_eq!(hint.as_deref(), Some(expected));
-        for (reason, hint) in BY_REASON {
+        for (reason, hint) in HINTS_BY_REASON {
             assert!(!hint.contains("NAME") && !hint.contains("NUMBER"), "{reason}: {hint}");
             let filled = for_rejection(Code::Unknown, Some(reason), &Subjects::default()).unwrap();
             assert!(!filled.contains('{'), "{reason}: {filled}");

@@ -1,5 +1,5 @@
-//! Requests for complete lists of resources. The manager returns long lists in pages, which are
-//! joined here.
+//! Requests for complete lists of resources. The manager returns long lists in pages. This file
+//! joins the pages.
 
 use proto::v1;
 use units::limits::LIST_PAGES_MAX;
@@ -29,12 +29,12 @@ pub async fn slices(manager: &Connection, first: u32, last: u32) -> Result<Vec<v
             manager.call(manager.admin().list_slices(v1::ListSlicesRequest { from, limit: 0 })).await?;
         slices.extend(page.slices);
         match page.next {
-            Some(next) if next <= from => return Err(endless_list("slices")),
+            Some(next) if next <= from => return Err(endless_list_error("slices")),
             Some(next) if next <= last => from = next,
             _ => return Ok(slices),
         }
     }
-    Err(endless_list("slices"))
+    Err(endless_list_error("slices"))
 }
 
 /// Requests all reservations. Ended reservations are included if `ended` is set.
@@ -63,35 +63,36 @@ pub async fn migrations(manager: &Connection) -> Result<Vec<v1::Migration>, Fail
     }
 }
 
-/// Position in a list of pages. Each page starts after the last entry of the previous page.
+/// Position in a paginated list. Each page starts after the last entry of the previous page.
 struct Pages {
     resource: &'static str,
     after: String,
-    left: u32,
+    pages_left: u32,
 }
 
 impl Pages {
     fn new(resource: &'static str) -> Self {
-        Self { resource, after: String::new(), left: LIST_PAGES_MAX }
+        Self { resource, after: String::new(), pages_left: LIST_PAGES_MAX }
     }
 
-    /// Moves to the next page and returns whether there is a next page.
+    /// Advances to the next page. Returns whether a next page exists.
     ///
     /// # Errors
-    /// [`Failure::Protocol`] if the next page is the same page, or after [`LIST_PAGES_MAX`] pages.
+    /// [`Failure::Protocol`] if the next page starts at the same entry as this page, or after
+    /// [`LIST_PAGES_MAX`] pages.
     fn advance(&mut self, next: String) -> Result<bool, Failure> {
-        self.left -= 1;
+        self.pages_left -= 1;
         if next.is_empty() {
             return Ok(false);
         }
-        if next == self.after || self.left == 0 {
-            return Err(endless_list(self.resource));
+        if next == self.after || self.pages_left == 0 {
+            return Err(endless_list_error(self.resource));
         }
         self.after = next;
         Ok(true)
     }
 }
 
-fn endless_list(resource: &str) -> Failure {
+fn endless_list_error(resource: &str) -> Failure {
     Failure::Protocol(format!("the list of {resource} has no end"))
 }

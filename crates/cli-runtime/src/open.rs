@@ -16,7 +16,7 @@ use crate::Failure;
 /// First bytes of every gzip file (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Reads the file with the credentials that an option names. It must be a regular file of at most
+/// Reads the credentials file given by a command-line option. It must be a regular file of at most
 /// `max` bytes.
 ///
 /// # Errors
@@ -37,23 +37,24 @@ pub fn credentials(option: &'static str, path: &Path, max: usize) -> Result<Vec<
     if bytes.len() <= max { Ok(bytes) } else { Err(invalid(format!("must have at most {max} bytes").into())) }
 }
 
-/// Reads a whole file, which may have at most `max` bytes after decompression.
+/// Reads a whole file of at most `max` bytes after decompression.
 ///
 /// # Errors
 /// [`Failure::File`] if the file cannot be read or is longer than `max` bytes.
 pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
-    read(path, |input| {
+    read_decompressed(path, |input| {
         let mut bytes = Vec::new();
         input.take(max as u64 + 1).read_to_end(&mut bytes)?;
-        if bytes.len() <= max { Ok(bytes) } else { Err(too_long(max as u64)) }
+        if bytes.len() <= max { Ok(bytes) } else { Err(too_long_error(max as u64)) }
     })
 }
 
-/// Opens a table, a text with a row per line, and passes its decompressed content to `read`. The
-/// table may have at most [`TABLE_BYTES_MAX`] bytes, and each line [`TABLE_LINE_BYTES_MAX`] bytes.
+/// Opens a table, a text file with one row per line, and passes its decompressed content to
+/// `read_table`. The table may have at most [`TABLE_BYTES_MAX`] bytes, and each line at most
+/// [`TABLE_LINE_BYTES_MAX`] bytes.
 ///
 /// # Errors
-/// [`Failure::File`] with the path if the file cannot be opened or `read` returns an error.
+/// [`Failure::File`] with the path if the file cannot be opened or `read_table` returns an error.
 pub fn table<T, E>(
     path: &Path,
     read_table: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>,
@@ -61,10 +62,13 @@ pub fn table<T, E>(
 where
     E: std::error::Error + Send + Sync + 'static,
 {
-    read(path, |input| read_table(Box::new(BufReader::new(TableReader::new(input)))))
+    read_decompressed(path, |input| read_table(Box::new(BufReader::new(TableReader::new(input)))))
 }
 
-fn read<T, E>(path: &Path, read: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>) -> Result<T, Failure>
+fn read_decompressed<T, E>(
+    path: &Path,
+    read: impl FnOnce(Box<dyn BufRead>) -> Result<T, E>,
+) -> Result<T, Failure>
 where
     E: std::error::Error + Send + Sync + 'static,
 {
@@ -76,7 +80,7 @@ where
     read(bytes).map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))
 }
 
-fn too_long(max: u64) -> io::Error {
+fn too_long_error(max: u64) -> io::Error {
     io::Error::other(format!("longer than {max} bytes"))
 }
 
@@ -98,7 +102,7 @@ impl<R> TableReader<R> {
     }
 
     /// Counts a byte, and returns whether the current line is within its limit.
-    fn count(&mut self, byte: u8) -> bool {
+    fn count_byte(&mut self, byte: u8) -> bool {
         match byte {
             b'\n' if self.after_cr => {}
             b'\n' | b'\r' => (self.line, self.line_bytes) = (self.line + 1, 0),
@@ -114,9 +118,9 @@ impl<R: Read> Read for TableReader<R> {
         let read = self.input.read(buffer)?;
         self.bytes += read as u64;
         if self.bytes > TABLE_BYTES_MAX {
-            return Err(too_long(TABLE_BYTES_MAX));
+            return Err(too_long_error(TABLE_BYTES_MAX));
         }
-        if buffer[..read].iter().all(|byte| self.count(*byte)) {
+        if buffer[..read].iter().all(|byte| self.count_byte(*byte)) {
             return Ok(read);
         }
         Err(io::Error::other(format!("line {} is longer than {TABLE_LINE_BYTES_MAX} bytes", self.line)))
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn line_at_its_limit_is_read_and_a_longer_line_is_an_error() {
+    fn line_longer_than_its_limit_is_an_error() {
         const MAX: u64 = TABLE_LINE_BYTES_MAX;
         for line_break in ["\n", "\r", "\r\n"] {
             let bytes = 2 * (MAX + line_break.len() as u64);
@@ -146,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn table_has_a_limit() {
+    fn table_longer_than_its_limit_is_an_error() {
         let mut table = TableReader { bytes: TABLE_BYTES_MAX - 1, ..TableReader::new(b"ab".as_slice()) };
         let error = table.read_to_end(&mut Vec::new()).unwrap_err().to_string();
         assert_eq!(error, format!("longer than {TABLE_BYTES_MAX} bytes"));

@@ -19,8 +19,8 @@ pub fn one<T: Row + Serialize>(format: Format, item: &T) -> Result<(), Failure> 
     value(format, item, |all_columns| table::rows(std::slice::from_ref(item), all_columns))
 }
 
-/// Prints a value as JSON, as YAML, or as the text that `text` returns. The argument of `text` is
-/// true if the user requests all columns.
+/// Prints a value as JSON, as YAML, or as the text returned by `text`. The argument of `text` is
+/// true for the format `wide`, which shows all columns.
 pub fn value<T: Serialize>(
     format: Format,
     item: &T,
@@ -64,8 +64,8 @@ fn format_note(format: Format, text: &str) -> String {
     }
 }
 
-/// Replaces control characters, so that text from other hosts cannot send escape sequences to the
-/// terminal.
+/// Replaces control characters except line breaks, so that text from other hosts cannot send escape
+/// sequences to the terminal.
 pub fn sanitize(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }

@@ -31,30 +31,30 @@ pub trait Row: Sized + 'static {
 /// Formats a table without borders, with one row per item. Tools such as `awk` can split the rows.
 pub fn rows<T: Row>(items: &[T], all_columns: bool) -> String {
     let columns: Vec<_> = T::COLUMNS.iter().filter(|c| all_columns || !c.wide).collect();
-    let mut table = bare();
+    let mut table = borderless_table();
     table.set_header(columns.iter().map(|c| c.head));
     for item in items {
         table.add_row(columns.iter().map(|c| (c.cell)(item)));
     }
-    flush_left(&table)
+    to_left_aligned_text(&table)
 }
 
 /// Formats all columns of one item, one column per line.
 pub fn details<T: Row>(item: &T) -> String {
-    let mut table = bare();
+    let mut table = borderless_table();
     for column in T::COLUMNS {
         table.add_row([format!("{}:", column.head), (column.cell)(item)]);
     }
-    flush_left(&table)
+    to_left_aligned_text(&table)
 }
 
-fn bare() -> Table {
+fn borderless_table() -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table
 }
 
-fn flush_left(table: &Table) -> String {
+fn to_left_aligned_text(table: &Table) -> String {
     table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
 }
 
@@ -68,7 +68,7 @@ pub fn size(bytes: u64) -> String {
     Bytes::new(bytes).to_string()
 }
 
-/// Unit for several sizes that are compared with each other.
+/// Common unit for several sizes that are shown together.
 #[derive(Clone, Copy, Debug)]
 pub struct SizeUnit {
     name: &'static str,
@@ -77,20 +77,20 @@ pub struct SizeUnit {
 
 impl SizeUnit {
     /// Returns the largest unit in which all sizes are whole numbers.
-    pub fn common(sizes: impl IntoIterator<Item = u64>) -> Self {
+    pub fn largest_common(sizes: impl IntoIterator<Item = u64>) -> Self {
         let zeros = sizes.into_iter().map(u64::trailing_zeros).min().unwrap_or(u64::BITS);
         let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
         let (name, shift) = units.into_iter().find(|(_, shift)| *shift <= zeros).unwrap_or(("B", 0));
         Self { name, shift }
     }
 
-    /// Formats a size of which the unit was computed.
+    /// Formats a size in this unit. The size must be a multiple of the unit.
     pub fn format(self, bytes: u64) -> String {
         format!("{}{}", bytes >> self.shift, self.name)
     }
 }
 
 /// Formats a fraction as a percentage with one decimal.
-pub fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+pub fn percent(fraction: f64) -> String {
+    format!("{:.1} %", fraction * 100.0)
 }

@@ -51,12 +51,12 @@ fn show(format: Format, response: v1::TargetResponse) -> Result<(), Failure> {
     print::one(format, &view::TargetResult::from(response))
 }
 
-fn host(args: NameAndReason) -> v1::TargetRequest {
+fn host_request(args: NameAndReason) -> v1::TargetRequest {
     let target = v1::Target { host: args.name.into(), emc: String::new(), slice: None };
     v1::TargetRequest { target: Some(target), reason: args.reason.unwrap_or_default() }
 }
 
-fn emc(args: NameAndReason) -> v1::TargetRequest {
+fn emc_request(args: NameAndReason) -> v1::TargetRequest {
     let target = v1::Target { host: String::new(), emc: args.name.into(), slice: None };
     v1::TargetRequest { target: Some(target), reason: args.reason.unwrap_or_default() }
 }
@@ -64,8 +64,8 @@ fn emc(args: NameAndReason) -> v1::TargetRequest {
 impl From<CordonTarget> for v1::TargetRequest {
     fn from(target: CordonTarget) -> Self {
         match target {
-            CordonTarget::Host(args) => host(args),
-            CordonTarget::Emc(args) => emc(args),
+            CordonTarget::Host(args) => host_request(args),
+            CordonTarget::Emc(args) => emc_request(args),
         }
     }
 }
@@ -73,8 +73,8 @@ impl From<CordonTarget> for v1::TargetRequest {
 impl From<UncordonTarget> for v1::TargetRequest {
     fn from(target: UncordonTarget) -> Self {
         match target {
-            UncordonTarget::Host(args) => host(args),
-            UncordonTarget::Emc(args) => emc(args),
+            UncordonTarget::Host(args) => host_request(args),
+            UncordonTarget::Emc(args) => emc_request(args),
             UncordonTarget::Slice { slice, reason } => {
                 let target = v1::Target { host: String::new(), emc: String::new(), slice: Some(slice) };
                 Self { target: Some(target), reason: reason.unwrap_or_default() }

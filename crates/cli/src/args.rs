@@ -57,7 +57,8 @@ pub(crate) fn hide_global_options(command: clap::Command) -> clap::Command {
     })
 }
 
-/// Adds a hint about global options to the help of every subcommand that has no other after-help.
+/// Adds a hint about global options to the help of every subcommand without its own after-help
+/// text.
 fn with_global_options_hint(command: clap::Command) -> clap::Command {
     let command = command.mut_subcommands(with_global_options_hint);
     if command.get_after_help().is_some() { command } else { command.after_help(GLOBAL_OPTIONS_HINT) }
@@ -72,7 +73,8 @@ pub enum Command {
     /// Replay a trace of VM arrivals on a running rack and report the results
     Replay(replay::Args),
     /// Attach the memory of one VM as its VMM would, but without KVM and a guest: check that the
-    /// slices are zero, write a pattern, and check it when stdin closes; for `tarn replay` and tests
+    /// slices are zero, write a pattern, and check it when stdin closes; for `tarn replay` and
+    /// tests
     #[command(hide = true)]
     TestVmm(replay::TestVmmArgs),
     /// Evaluate predictions and fair shares offline, from recorded data; needs no manager
@@ -235,7 +237,7 @@ pub struct AlarmFilter {
     pub subject: Option<String>,
 }
 
-/// Resource whose details are shown.
+/// Resource to describe or explain.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Subject {
     /// The rack as a whole
@@ -281,7 +283,7 @@ pub struct PlanVm {
     #[arg(long)]
     pub vm: Name,
     /// Number of cores
-    #[arg(long, value_parser = cores)]
+    #[arg(long, value_parser = parse_cores)]
     pub cores: u32,
     /// Memory, such as 16GiB
     #[arg(long, value_name = "SIZE")]
@@ -300,18 +302,18 @@ pub struct PlanVm {
     pub location: String,
     /// Performance counter of the workload, measured on local memory; may be repeated or
     /// comma-separated
-    #[arg(long, value_name = "NAME=NUMBER", value_parser = counter, value_delimiter = ',')]
+    #[arg(long, value_name = "NAME=NUMBER", value_parser = parse_counter, value_delimiter = ',')]
     pub counter: Vec<(String, f64)>,
 }
 
 /// Parses a number of cores.
-fn cores(text: &str) -> Result<u32, String> {
+fn parse_cores(text: &str) -> Result<u32, String> {
     let cores = text.parse().ok().filter(|cores| *cores <= CORES_PER_HOST_MAX);
     cores.ok_or_else(|| format!("must be a whole number from 0 to {CORES_PER_HOST_MAX}"))
 }
 
-/// Parses a counter as NAME=NUMBER. The manager checks the name.
-fn counter(text: &str) -> Result<(String, f64), String> {
+/// Parses a performance counter as NAME=NUMBER. The manager checks the name.
+fn parse_counter(text: &str) -> Result<(String, f64), String> {
     let pair = text.split_once('=').and_then(|(name, number)| Some((name.to_owned(), number.parse().ok()?)));
     pair.ok_or_else(|| "must be NAME=NUMBER, such as dram_bound=0.12".to_owned())
 }
@@ -332,7 +334,7 @@ pub struct Reserve {
     #[arg(long, value_name = "SIZE", default_value = "0")]
     pub local: Bytes,
     /// Number of cores
-    #[arg(long, default_value_t = 0, value_parser = cores)]
+    #[arg(long, default_value_t = 0, value_parser = parse_cores)]
     pub cores: u32,
     /// The VM's pages cannot be migrated (device assignment, SR-IOV)
     #[arg(long)]
@@ -359,7 +361,7 @@ pub struct Reserve {
     pub client: Name,
 }
 
-/// Reservation that a command refers to.
+/// Reservation to which a command applies.
 #[derive(Clone, Debug, Args)]
 pub struct Target {
     /// VM, or its reservation as r-N
@@ -367,7 +369,7 @@ pub struct Target {
     pub target: VmOrReservation,
 }
 
-/// Reservation to release, and how.
+/// Reservation to release, with options.
 #[derive(Clone, Debug, Args)]
 pub struct Release {
     /// VM, or its reservation as r-N
@@ -537,8 +539,8 @@ impl From<VmOrReservation> for v1::ReservationRef {
     }
 }
 
-/// Returns whether arguments contain `--output json` in any notation. It also works for arguments
-/// that cannot be parsed, so that the parse error can be printed as JSON.
+/// Returns whether the arguments contain `--output json` in any notation. Does not parse the other
+/// arguments, so that a parse error can be printed as JSON.
 pub(crate) fn requests_json(arguments: &[OsString]) -> bool {
     let joined = ["-ojson", "-o=json", "--output=json"];
     let separate = |pair: &[OsString]| (pair[0] == "-o" || pair[0] == "--output") && pair[1] == "json";

@@ -1,5 +1,4 @@
-//! `tarn backup`: saves a copy of the manager's store as a file. If the backup fails, no file is
-//! left.
+//! `tarn backup`: saves a copy of the manager's store as a file. A failed backup leaves no file.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -33,11 +32,15 @@ pub(crate) async fn run(args: &Backup, manager: &Connection, format: Format) -> 
             rule: "must not exist".into(),
         });
     }
-    let partial = partial(&args.to);
+    let partial = partial_path(&args.to);
     let mut file = OpenOptions::new();
-    let file =
-        file.write(true).create_new(true).mode(0o600).open(&partial).map_err(failed("create", &partial))?;
-    let received = receive(file, &partial, manager).await;
+    let file = file
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&partial)
+        .map_err(file_error("create", &partial))?;
+    let received = receive_backup(file, &partial, manager).await;
     let bytes = match received.and_then(|bytes| publish(&partial, &args.to).map(|()| bytes)) {
         Ok(bytes) => bytes,
         Err(failure) => {
@@ -49,21 +52,21 @@ pub(crate) async fn run(args: &Backup, manager: &Connection, format: Format) -> 
     print::value(format, &summary, |_| format!("{}: {} bytes\n", summary.file, summary.bytes))
 }
 
-async fn receive(mut file: File, partial: &Path, manager: &Connection) -> Result<u64, Failure> {
+async fn receive_backup(mut file: File, partial: &Path, manager: &Connection) -> Result<u64, Failure> {
     let mut chunks = manager.call(manager.admin().backup(v1::BackupRequest {})).await?;
     let (mut bytes, mut total_bytes) = (0, None);
-    // The long time limit is for the first message: the manager copies its store before sending it.
+    // Before the first message, the manager copies its store, which needs a longer timeout.
     while let Some(chunk) = manager.within(manager.wait_timeout(), chunks.message()).await? {
-        file.write_all(&chunk.data).map_err(failed("write", partial))?;
+        file.write_all(&chunk.data).map_err(file_error("write", partial))?;
         bytes += chunk.data.len() as u64;
         total_bytes = chunk.total_bytes.or(total_bytes);
     }
     if total_bytes != Some(bytes) {
         return Err(Failure::Protocol(format!(
-            "the backup is incomplete: the stream ended after {bytes} bytes, without its last part"
+            "the backup is incomplete: the stream ended after {bytes} bytes, before its final chunk"
         )));
     }
-    file.sync_all().map_err(failed("sync", partial))?;
+    file.sync_all().map_err(file_error("sync", partial))?;
     Ok(bytes)
 }
 
@@ -76,21 +79,21 @@ fn publish(partial: &Path, path: &Path) -> Result<(), Failure> {
         }
         renamed => renamed.map_err(Into::into),
     }
-    .map_err(failed("create", path))?;
+    .map_err(file_error("create", path))?;
     let directory =
         path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(directory)
         .and_then(|directory| directory.sync_all())
-        .map_err(failed("sync the directory of", path))
+        .map_err(file_error("sync the directory of", path))
 }
 
-fn partial(path: &Path) -> PathBuf {
+fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.partial", std::process::id()));
     name.into()
 }
 
-fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
+fn file_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
     let path = path.to_owned();
     move |errno| Failure::File { operation, path, errno }
 }

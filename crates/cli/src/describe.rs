@@ -13,7 +13,8 @@ use crate::{
     view,
 };
 
-/// Maximum number of VMs that `tarn explain` suggests for a host without recorded decisions.
+/// Maximum number of VMs that `tarn explain host` suggests if no decisions about the host are
+/// recorded.
 const VMS_SHOWN_MAX: usize = 8;
 
 /// Output of `tarn describe vm`: the reservation and its slices.
@@ -46,11 +47,11 @@ pub(crate) async fn run(subject: Subject, manager: &Connection, format: Format) 
     match subject {
         Subject::Rack => {
             let rack = view::Rack::from(lists::rack(manager).await?);
-            print::value(format, &rack, |_| table::details(&rack) + &section("ALARMS", &rack.alarms))
+            print::value(format, &rack, |_| table::details(&rack) + &format_section("ALARMS", &rack.alarms))
         }
-        Subject::Vm { target } => vm(target, manager, format).await,
-        Subject::Host { name } => host(name.into(), manager, format).await,
-        Subject::Emc { name } => emc(name.into(), manager, format).await,
+        Subject::Vm { target } => describe_vm(target, manager, format).await,
+        Subject::Host { name } => describe_host(name.into(), manager, format).await,
+        Subject::Emc { name } => describe_emc(name.into(), manager, format).await,
         Subject::Slice { slice } => {
             let slice = view::SliceDetail::from(get::slice(manager, slice).await?);
             print::value(format, &slice, |_| table::details(&slice))
@@ -58,14 +59,16 @@ pub(crate) async fn run(subject: Subject, manager: &Connection, format: Format) 
     }
 }
 
-async fn vm(target: VmOrReservation, manager: &Connection, format: Format) -> Result<(), Failure> {
+async fn describe_vm(target: VmOrReservation, manager: &Connection, format: Format) -> Result<(), Failure> {
     let reservation = get::reservation(manager, target).await?;
     let slice_details = slices_of(&reservation, manager).await?;
     let vm = Vm { reservation, slice_details };
-    print::value(format, &vm, |_| table::details(&vm.reservation) + &section("SLICES", &vm.slice_details))
+    print::value(format, &vm, |_| {
+        table::details(&vm.reservation) + &format_section("SLICES", &vm.slice_details)
+    })
 }
 
-/// Returns the slices of a reservation that still belong to its VM.
+/// Returns the slices of a reservation that its VM still owns.
 ///
 /// The function lists all slices from the first to the last of the reservation. Slices of a VM are
 /// mostly adjacent, so the list contains few slices of other VMs.
@@ -82,26 +85,28 @@ async fn slices_of(
     Ok(range.into_iter().filter(is_owned).map(view::SliceDetail::from).collect())
 }
 
-async fn host(name: String, manager: &Connection, format: Format) -> Result<(), Failure> {
+async fn describe_host(name: String, manager: &Connection, format: Format) -> Result<(), Failure> {
     let host = get::host(manager, name.clone()).await?;
     let vms = lists::reservations(manager, false).await?.into_iter().filter(|r| r.host == name);
     let vms = vms.map(view::Reservation::from).collect();
     let alarms = get::alarms(manager, Some(&format!("host {name}"))).await?;
     let host = Host { host, vms, alarms };
     let text = |_| {
-        table::details(&host.host) + &section("RESERVATIONS", &host.vms) + &section("ALARMS", &host.alarms)
+        table::details(&host.host)
+            + &format_section("RESERVATIONS", &host.vms)
+            + &format_section("ALARMS", &host.alarms)
     };
     print::value(format, &host, text)
 }
 
-async fn emc(name: String, manager: &Connection, format: Format) -> Result<(), Failure> {
+async fn describe_emc(name: String, manager: &Connection, format: Format) -> Result<(), Failure> {
     let alarms = get::alarms(manager, Some(&format!("emc {name}"))).await?;
     let emc = Emc { emc: get::emc(manager, name).await?, alarms };
-    print::value(format, &emc, |_| table::details(&emc.emc) + &section("ALARMS", &emc.alarms))
+    print::value(format, &emc, |_| table::details(&emc.emc) + &format_section("ALARMS", &emc.alarms))
 }
 
 /// Formats a list as a table with a heading. Returns an empty string for an empty list.
-fn section<T: Row>(heading: &str, items: &[T]) -> String {
+fn format_section<T: Row>(heading: &str, items: &[T]) -> String {
     if items.is_empty() { String::new() } else { format!("\n{heading}\n{}", table::rows(items, false)) }
 }
 
@@ -111,40 +116,43 @@ pub(crate) async fn explain(subject: Subject, manager: &Connection, format: Form
     let response =
         manager.call(manager.admin().explain(v1::ExplainRequest { subject: name.clone() })).await?;
     let decisions: Vec<_> = response.decisions.into_iter().map(view::Decision::from).collect();
-    let fallback =
-        if decisions.is_empty() { without_decisions(subject, &name, manager).await? } else { String::new() };
+    let fallback = if decisions.is_empty() {
+        describe_without_decisions(subject, &name, manager).await?
+    } else {
+        String::new()
+    };
     print::value(format, &decisions, |_| match decisions.as_slice() {
         [] => fallback,
-        decisions => decisions.iter().map(table::decision).collect(),
+        decisions => decisions.iter().map(table::format_decision).collect(),
     })
 }
 
-/// Describes a resource that has no recorded decisions: its state, its alarms, and the commands
-/// that explain its VMs.
+/// Describes a resource without recorded decisions by its state, its alarms, and the commands that
+/// explain its VMs.
 ///
 /// # Errors
 /// `NOT_FOUND` if the resource does not exist.
-async fn without_decisions(
+async fn describe_without_decisions(
     subject: Subject,
     name_in_ledger: &str,
     manager: &Connection,
 ) -> Result<String, Failure> {
-    let nothing = format!("no decisions recorded for {name_in_ledger}");
+    let no_decisions = format!("no decisions recorded for {name_in_ledger}");
     match subject {
-        Subject::Rack => Ok(format!("{nothing}\n")),
-        Subject::Vm { .. } => Err(Status::not_found(nothing).into()),
+        Subject::Rack => Ok(format!("{no_decisions}\n")),
+        Subject::Vm { .. } => Err(Status::not_found(no_decisions).into()),
         Subject::Host { name } => {
             let host = get::host(manager, name.clone().into()).await?;
             let vms = lists::reservations(manager, false).await?.into_iter();
             let vms = vms.filter(|r| r.host == name.as_str()).map(|r| r.vm);
             let alarms = get::alarms(manager, Some(name_in_ledger)).await?;
-            let state = format!("{nothing}; state {}, scheduling {}\n", host.state, host.scheduling);
+            let state = format!("{no_decisions}; state {}, scheduling {}\n", host.state, host.scheduling);
             Ok(state + &alarm_lines(&alarms) + &explain_hints(vms))
         }
         Subject::Emc { name } => {
             let emc = get::emc(manager, name.into()).await?;
             let alarms = get::alarms(manager, Some(name_in_ledger)).await?;
-            let state = format!("{nothing}; state {}, scheduling {}\n", emc.state, emc.scheduling);
+            let state = format!("{no_decisions}; state {}, scheduling {}\n", emc.state, emc.scheduling);
             Ok(state + &alarm_lines(&alarms))
         }
         Subject::Slice { slice } => {
@@ -152,7 +160,7 @@ async fn without_decisions(
             let host = slice.slice.host.iter().map(|host| format!(", host {host}")).collect::<String>();
             let reason = slice.reason.iter().map(|reason| format!(": {reason}")).collect::<String>();
             let (state, epoch) = (&slice.slice.state, slice.slice.epoch);
-            let state = format!("{nothing}; state {state}{host}, epoch {epoch}{reason}\n");
+            let state = format!("{no_decisions}; state {state}{host}, epoch {epoch}{reason}\n");
             Ok(state + &explain_hints(slice.slice.vm))
         }
     }
@@ -162,7 +170,7 @@ fn alarm_lines(alarms: &[view::Alarm]) -> String {
     alarms.iter().map(|alarm| format!("{}: {}\n", alarm.reason, alarm.message)).collect()
 }
 
-/// Returns one line per VM with the command that explains it.
+/// Returns one line per VM with the `tarn explain` command for this VM.
 fn explain_hints(vms: impl IntoIterator<Item = String>) -> String {
     let mut vms = vms.into_iter();
     let shown = vms.by_ref().take(VMS_SHOWN_MAX).map(|vm| format!("see also: `tarn explain vm {vm}`\n"));
@@ -173,8 +181,8 @@ fn explain_hints(vms: impl IntoIterator<Item = String>) -> String {
     }
 }
 
-/// Returns the name of a resource in the manager's audit log, such as "host h1". The log contains
-/// decisions about a reservation under the name of its VM.
+/// Returns the name of a resource in the manager's audit log, such as "host h1". The log stores
+/// decisions about a reservation under the name of the VM.
 async fn decision_subject(subject: Subject, manager: &Connection) -> Result<String, Failure> {
     Ok(match subject {
         Subject::Rack => "rack".to_owned(),

@@ -65,15 +65,15 @@ struct RackState {
     hosts: Vec<Host>,
     emcs: Vec<Emc>,
     quarantined: Vec<SliceDetail>,
-    /// Time of the manager's clock in whole seconds, if a response contains it, and time of the
-    /// local clock when that response arrived.
+    /// Time of the manager's clock in whole seconds, or `None` if the response does not contain it,
+    /// and time of the local clock when the response arrived.
     clocks: (Option<SystemTime>, SystemTime),
 }
 
 /// Prints all findings. Returns an error if a finding is a problem.
 pub(crate) async fn run(args: args::Doctor, global: &Global) -> Result<(), Failure> {
-    let mut findings = findings(global).await?;
-    findings.extend(local_host::findings(args.host_config, global.timeout).await);
+    let mut findings = rack_findings(global).await?;
+    findings.extend(local_host::host_findings(args.host_config, global.timeout).await);
     let text = |_| table::rows(&findings, true);
     print::value(global.output, &findings, text)?;
     match findings.iter().filter(|f| !f.ok).count() {
@@ -83,70 +83,76 @@ pub(crate) async fn run(args: args::Doctor, global: &Global) -> Result<(), Failu
     }
 }
 
-/// Returns the findings about the rack. An unreachable manager is a finding. Invalid options are an
-/// error.
-async fn findings(global: &Global) -> Result<Vec<Finding>, Failure> {
+/// Returns the findings about the rack. An unreachable manager is a finding, but invalid options
+/// are an error.
+async fn rack_findings(global: &Global) -> Result<Vec<Finding>, Failure> {
     let manager = match Connection::open(global).await {
         Ok(manager) => manager,
         Err(failure @ (Failure::InvalidValue { .. } | Failure::Usage(_) | Failure::File { .. })) => {
             return Err(failure);
         }
-        Err(failure) => return Ok(vec![unreachable(&failure)]),
+        Err(failure) => return Ok(vec![unreachable_finding(&failure)]),
     };
-    Ok(match load(&manager).await {
+    Ok(match load_rack_state(&manager).await {
         Ok(state) => {
-            [vec![Finding::ok("endpoint", format!("{} responds", manager.uri()))], check(&state)].concat()
+            [vec![Finding::ok("endpoint", format!("{} responds", manager.uri()))], run_checks(&state)]
+                .concat()
         }
-        Err(failure) => vec![unreachable(&failure)],
+        Err(failure) => vec![unreachable_finding(&failure)],
     })
 }
 
-fn unreachable(failure: &Failure) -> Finding {
+fn unreachable_finding(failure: &Failure) -> Finding {
     let fix = failure.hint().unwrap_or_else(|| "see the manager's log".to_owned());
     Finding::problem("endpoint", "manager".to_owned(), failure.message(), fix)
 }
 
-async fn load(manager: &Connection) -> Result<RackState, Failure> {
+async fn load_rack_state(manager: &Connection) -> Result<RackState, Failure> {
     let rack = manager.call_with_metadata(manager.admin().get_rack(v1::GetRackRequest {})).await?;
-    let clocks = (date(&rack), SystemTime::now());
+    let clocks = (manager_clock(&rack), SystemTime::now());
     let emcs: Vec<_> = lists::emcs(manager).await?.into_iter().map(Emc::from).collect();
     let hosts = lists::hosts(manager).await?.into_iter().map(Host::from).collect();
     let quarantined =
-        if emcs.iter().any(|e| e.quarantined > 0) { quarantined(manager).await? } else { Vec::new() };
+        if emcs.iter().any(|e| e.quarantined > 0) { list_quarantined(manager).await? } else { Vec::new() };
     Ok(RackState { rack: rack.into_inner().into(), hosts, emcs, quarantined, clocks })
 }
 
-async fn quarantined(manager: &Connection) -> Result<Vec<SliceDetail>, Failure> {
+async fn list_quarantined(manager: &Connection) -> Result<Vec<SliceDetail>, Failure> {
     let slices = lists::slices(manager, 0, u32::MAX).await?;
     let quarantined = slices.into_iter().filter(|s| s.state() == v1::SliceState::Quarantined);
     Ok(quarantined.map(SliceDetail::from).collect())
 }
 
-/// Returns the manager's clock from the HTTP `date` header of a response.
-fn date<T>(response: &Response<T>) -> Option<SystemTime> {
+/// Returns the time of the manager's clock, from the HTTP `date` header of a response.
+fn manager_clock<T>(response: &Response<T>) -> Option<SystemTime> {
     let date = response.metadata().get("date")?.to_str().ok()?;
     httpdate::parse_http_date(date).ok()
 }
 
-/// Performs all checks. Omits alarms that repeat another finding.
-fn check(state: &RackState) -> Vec<Finding> {
-    let mut findings = vec![version(&state.rack), clock(state.clocks)];
-    findings.extend(problems_or_ok("hosts", state.hosts.iter().filter_map(host), state.hosts.len()));
-    findings.extend(problems_or_ok("emcs", state.emcs.iter().filter_map(emc), state.emcs.len()));
-    findings.push(scheduling(state));
-    findings.push(buffer(&state.rack));
+/// Performs all checks. Omits alarms that another finding already covers.
+fn run_checks(state: &RackState) -> Vec<Finding> {
+    let mut findings = vec![check_version(&state.rack), check_clock(state.clocks)];
+    findings.extend(problems_or_ok("hosts", state.hosts.iter().filter_map(check_host), state.hosts.len()));
+    findings.extend(problems_or_ok("emcs", state.emcs.iter().filter_map(check_emc), state.emcs.len()));
+    findings.push(check_scheduling(state));
+    findings.push(check_buffer(&state.rack));
     findings.extend(problems_or_ok(
         "slices",
-        quarantine(&state.quarantined).into_iter(),
+        check_quarantined(&state.quarantined).into_iter(),
         state.rack.slices as usize,
     ));
-    let alarms: Vec<_> =
-        state.rack.alarms.iter().filter(|a| !findings.iter().any(|f| f.covers(a))).map(alarm).collect();
+    let alarms: Vec<_> = state
+        .rack
+        .alarms
+        .iter()
+        .filter(|a| !findings.iter().any(|f| f.covers(a)))
+        .map(alarm_finding)
+        .collect();
     findings.extend(if alarms.is_empty() { vec![Finding::ok("alarms", "no other alarms")] } else { alarms });
     findings
 }
 
-/// Returns the problems. Without problems, returns one positive finding about `count` resources.
+/// Returns the problems, or one finding without a problem about all `count` checked resources.
 fn problems_or_ok(
     check: &'static str,
     problems: impl Iterator<Item = Finding>,
@@ -156,7 +162,7 @@ fn problems_or_ok(
     if problems.is_empty() { vec![Finding::ok(check, format!("{count} checked"))] } else { problems }
 }
 
-fn version(rack: &Rack) -> Finding {
+fn check_version(rack: &Rack) -> Finding {
     let own_version = env!("CARGO_PKG_VERSION");
     if rack.version == own_version {
         return Finding::ok("version", format!("manager and tarn have version {own_version}"));
@@ -165,7 +171,7 @@ fn version(rack: &Rack) -> Finding {
     Finding::problem("version", "manager".to_owned(), message, "install the same version of both")
 }
 
-fn clock((manager, local): (Option<SystemTime>, SystemTime)) -> Finding {
+fn check_clock((manager, local): (Option<SystemTime>, SystemTime)) -> Finding {
     let Some(manager) = manager else {
         let message = "cannot compare clocks: the response has no date header".to_owned();
         return Finding::problem(
@@ -179,8 +185,10 @@ fn clock((manager, local): (Option<SystemTime>, SystemTime)) -> Finding {
     if skew <= CLOCK_SKEW_MAX.as_duration() {
         return Finding::ok("clock", "clocks of manager and tarn agree");
     }
-    let message =
-        format!("clocks of manager and tarn differ by {}", humantime::format_duration(whole_secs(skew)));
+    let message = format!(
+        "clocks of manager and tarn differ by {}",
+        humantime::format_duration(truncate_to_secs(skew))
+    );
     Finding::problem(
         "clock",
         "manager".to_owned(),
@@ -189,18 +197,18 @@ fn clock((manager, local): (Option<SystemTime>, SystemTime)) -> Finding {
     )
 }
 
-fn whole_secs(span: Duration) -> Duration {
+fn truncate_to_secs(span: Duration) -> Duration {
     Duration::from_secs(span.as_secs())
 }
 
-fn host(host: &Host) -> Option<Finding> {
+fn check_host(host: &Host) -> Option<Finding> {
     let name = &host.host;
     let (message, fix) = match host.state.as_str() {
         "unknown" => (
             format!("lease expired, host still owns {} slices", host.slices),
             format!("start its host-agent; if the machine is lost, run `tarn fence {name}`"),
         ),
-        "fencing" => fencing(host),
+        "fencing" => describe_fencing(host),
         "fenced" => (
             "fenced: access to its slices is revoked".to_owned(),
             "start its host-agent: the host returns to service once the agent reports that no old slice is in use; \
@@ -219,9 +227,9 @@ fn host(host: &Host) -> Option<Finding> {
     Some(Finding::problem("hosts", format!("host {name}"), message, fix))
 }
 
-/// Returns message and fix for a host in state `fencing`. The host owns its slices until its access
-/// is revoked.
-fn fencing(host: &Host) -> (String, String) {
+/// Returns the message and the fix for a host in state `fencing`. The host owns its slices until
+/// fencing is complete.
+fn describe_fencing(host: &Host) -> (String, String) {
     let (name, slices) = (&host.host, host.slices);
     let Some(error) = &host.fence_error else {
         let message = format!("fencing in progress, host still owns {slices} slices");
@@ -236,7 +244,7 @@ fn fencing(host: &Host) -> (String, String) {
     )
 }
 
-fn emc(emc: &Emc) -> Option<Finding> {
+fn check_emc(emc: &Emc) -> Option<Finding> {
     let (message, fix) = if emc.state == "failed" {
         let error = emc.error.as_deref().unwrap_or("its driver reports errors");
         let fix = format!("migrate its VMs with `tarn drain emc {}`, then repair the device", emc.emc);
@@ -249,23 +257,25 @@ fn emc(emc: &Emc) -> Option<Finding> {
     Some(Finding::problem("emcs", format!("emc {}", emc.emc), message, fix))
 }
 
-/// Lists cordoned and draining hosts and EMCs. The finding is not a problem, but a reminder to
-/// uncordon them after maintenance.
-fn scheduling(state: &RackState) -> Finding {
+/// Lists cordoned and draining hosts and EMCs. The finding is not a problem: it reminds the
+/// operator to uncordon them after maintenance.
+fn check_scheduling(state: &RackState) -> Finding {
     let hosts = state.hosts.iter().map(|h| ("host", &h.host, &h.scheduling));
     let emcs = state.emcs.iter().map(|e| ("emc", &e.emc, &e.scheduling));
-    let closed: Vec<_> = hosts.chain(emcs).filter(|(.., scheduling)| *scheduling != "enabled").collect();
-    let Some((kind, name, _)) = closed.first() else {
+    let unschedulable: Vec<_> =
+        hosts.chain(emcs).filter(|(.., scheduling)| *scheduling != "enabled").collect();
+    let Some((kind, name, _)) = unschedulable.first() else {
         return Finding::ok("scheduling", "every host and EMC accepts new reservations");
     };
-    let descriptions = closed.iter().map(|(kind, name, scheduling)| format!("{kind} {name} is {scheduling}"));
+    let descriptions =
+        unschedulable.iter().map(|(kind, name, scheduling)| format!("{kind} {name} is {scheduling}"));
     Finding {
         fix: Some(format!("after maintenance, run `tarn uncordon {kind} {name}`")),
         ..Finding::ok("scheduling", descriptions.collect::<Vec<_>>().join(", "))
     }
 }
 
-fn buffer(rack: &Rack) -> Finding {
+fn check_buffer(rack: &Rack) -> Finding {
     let (free, target) = (rack.slices_free, rack.buffer_target);
     if free >= target {
         return Finding::ok("buffer", format!("{free} slices free, target {target}"));
@@ -275,22 +285,22 @@ fn buffer(rack: &Rack) -> Finding {
     Finding::problem("buffer", "pool".to_owned(), message, fix)
 }
 
-/// Returns one finding per EMC and reason, because fencing a host can quarantine thousands of
-/// slices for the same reason.
-fn quarantine(slices: &[SliceDetail]) -> Vec<Finding> {
+/// Returns one finding per EMC and quarantine reason, because fencing a host can quarantine
+/// thousands of slices for the same reason.
+fn check_quarantined(slices: &[SliceDetail]) -> Vec<Finding> {
     let mut causes: BTreeMap<(&str, &str), Vec<&Slice>> = BTreeMap::new();
     for s in slices {
         let reason = s.reason.as_deref().unwrap_or("no reason given");
         causes.entry((&s.slice.emc, reason)).or_default().push(&s.slice);
     }
-    causes.iter().map(|((emc, reason), slices)| quarantined_for(emc, reason, slices)).collect()
+    causes.iter().map(|((emc, reason), slices)| quarantine_finding(emc, reason, slices)).collect()
 }
 
-fn quarantined_for(emc: &str, reason: &str, slices: &[&Slice]) -> Finding {
+fn quarantine_finding(emc: &str, reason: &str, slices: &[&Slice]) -> Finding {
     let numbers: Vec<_> = slices.iter().map(|s| s.slice).collect();
     let (subject, noun, argument) = match numbers.as_slice() {
         [one] => (format!("slice {one}"), "slice", one.to_string()),
-        _ => (format!("slices {}", table::ranges(&numbers)), "slices", "NUMBER".to_owned()),
+        _ => (format!("slices {}", table::format_ranges(&numbers)), "slices", "NUMBER".to_owned()),
     };
     let message = format!("{} {noun} of {emc} quarantined: {reason}", numbers.len());
     let fix = format!(
@@ -299,7 +309,7 @@ fn quarantined_for(emc: &str, reason: &str, slices: &[&Slice]) -> Finding {
     Finding::problem("slices", subject, message, fix)
 }
 
-fn alarm(alarm: &Alarm) -> Finding {
+fn alarm_finding(alarm: &Alarm) -> Finding {
     let message = format!("{}: {}", alarm.reason, alarm.message);
     let fix = match alarm.reason.as_str() {
         "STORE_LOW_SPACE" => "free space on the disk of the manager's store".to_owned(),
@@ -313,7 +323,7 @@ fn alarm(alarm: &Alarm) -> Finding {
 mod tests {
     use super::*;
 
-    fn healthy() -> RackState {
+    fn healthy_rack() -> RackState {
         let host = v1::Host {
             host: "h1".into(),
             cores: 8,
@@ -340,29 +350,29 @@ mod tests {
     }
 
     fn problems(state: &RackState) -> Vec<(String, String)> {
-        check(state).into_iter().filter(|f| !f.ok).map(|f| (f.check.into_owned(), f.subject)).collect()
+        run_checks(state).into_iter().filter(|f| !f.ok).map(|f| (f.check.into_owned(), f.subject)).collect()
     }
 
     #[test]
     fn healthy_rack_has_no_problems() {
-        assert_eq!(problems(&healthy()), []);
-        assert_eq!(check(&healthy()).len(), 8, "every check has a finding");
+        assert_eq!(problems(&healthy_rack()), []);
+        assert_eq!(run_checks(&healthy_rack()).len(), 8, "every check has a finding");
     }
 
     #[test]
     fn cordoned_host_is_listed_but_is_not_a_problem() {
-        let mut state = healthy();
+        let mut state = healthy_rack();
         state.hosts[0].scheduling = "cordoned".into();
         state.emcs[0].scheduling = "draining".into();
         assert_eq!(problems(&state), []);
-        let scheduling = check(&state).into_iter().find(|f| f.check == "scheduling").unwrap();
+        let scheduling = run_checks(&state).into_iter().find(|f| f.check == "scheduling").unwrap();
         assert_eq!(scheduling.message, "host h1 is cordoned, emc e0 is draining");
         assert_eq!(scheduling.fix.as_deref(), Some("after maintenance, run `tarn uncordon host h1`"));
     }
 
     #[test]
     fn alarm_that_repeats_a_finding_is_omitted() {
-        let mut state = healthy();
+        let mut state = healthy_rack();
         state.hosts[0].state = "unknown".into();
         let alarm = |reason: &str, subject: &str| Alarm {
             reason: reason.into(),
@@ -388,7 +398,7 @@ mod tests {
                 ..Default::default()
             })
         };
-        let mut state = healthy();
+        let mut state = healthy_rack();
         state.quarantined = vec![slice(1, "fenced"), slice(2, "fenced"), slice(9, "not zero")];
         let alarm = |n: u32| Alarm {
             reason: "SLICE_QUARANTINED".into(),
@@ -405,9 +415,9 @@ mod tests {
 
     #[test]
     fn finding_about_failed_fencing_shows_both_fixes() {
-        let mut state = healthy();
+        let mut state = healthy_rack();
         (state.hosts[0].state, state.hosts[0].slices) = ("fencing".into(), 3);
-        let problem = |state: &RackState| check(state).into_iter().find(|f| !f.ok).unwrap();
+        let problem = |state: &RackState| run_checks(state).into_iter().find(|f| !f.ok).unwrap();
         assert_eq!(problem(&state).message, "fencing in progress, host still owns 3 slices");
         state.hosts[0].fence_error = Some("`off h1` ended with exit status: 1".into());
         let finding = problem(&state);
@@ -421,7 +431,7 @@ mod tests {
 
     #[test]
     fn clock_skew_short_buffer_and_failed_emc_are_problems() {
-        let mut state = healthy();
+        let mut state = healthy_rack();
         state.clocks.0 = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(3600));
         state.rack.slices_free = 1;
         state.emcs[0].state = "failed".into();

@@ -14,19 +14,19 @@ pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format
         Resource::Rack => print::one(format, &view::Rack::from(lists::rack(manager).await?)),
         Resource::Emcs(filter) => match filter.name {
             Some(name) => print::one(format, &emc(manager, name.into()).await?),
-            None => list::<_, view::Emc>(format, lists::emcs(manager).await?),
+            None => print_list::<_, view::Emc>(format, lists::emcs(manager).await?),
         },
         Resource::Hosts(filter) => match filter.name {
             Some(name) => print::one(format, &host(manager, name.into()).await?),
-            None => list::<_, view::Host>(format, lists::hosts(manager).await?),
+            None => print_list::<_, view::Host>(format, lists::hosts(manager).await?),
         },
         Resource::Slices(filter) => match filter.slice {
             Some(slice) => print::one(format, &view::Slice::from(self::slice(manager, slice).await?)),
-            None => list::<_, view::Slice>(format, lists::slices(manager, 0, u32::MAX).await?),
+            None => print_list::<_, view::Slice>(format, lists::slices(manager, 0, u32::MAX).await?),
         },
         Resource::Reservations(filter) => match filter.target {
             Some(target) => print::one(format, &reservation(manager, target).await?),
-            None => list::<_, view::Reservation>(
+            None => print_list::<_, view::Reservation>(
                 format,
                 lists::reservations(manager, filter.include_ended).await?,
             ),
@@ -34,7 +34,7 @@ pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format
         Resource::Migrations(filter) => {
             let mut migrations = lists::migrations(manager).await?;
             migrations.retain(|m| filter.vm.as_ref().is_none_or(|vm| m.vm == vm.as_str()));
-            list::<_, view::Migration>(format, migrations)
+            print_list::<_, view::Migration>(format, migrations)
         }
         Resource::Models => models::list(manager, format).await,
         Resource::Shares(args) => shares::list(args, manager, format).await,
@@ -43,7 +43,7 @@ pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format
     }
 }
 
-fn list<A, B: From<A> + crate::table::Row + serde::Serialize>(
+fn print_list<A, B: From<A> + crate::table::Row + serde::Serialize>(
     format: Format,
     items: Vec<A>,
 ) -> Result<(), Failure> {

@@ -35,14 +35,14 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Runs the command in `arguments`, of which the first is the program name. Prints the result on
-/// stdout or the error on stderr, and returns the exit code.
+/// Runs the command in `arguments`, which start with the program name. Prints the result on stdout
+/// or the error on stderr, and returns the exit code.
 pub async fn run(arguments: Vec<OsString>) -> ExitCode {
     let mut command = args::hide_global_options(Cli::command());
     let parsed = command.try_get_matches_from_mut(&arguments);
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return report_parse_error(&usage::with_shown_values(error, &command), &arguments),
+        Err(error) => return report_parse_error(&usage::with_printable_values(error, &command), &arguments),
     };
     let format = cli.global.output;
     match dispatch(cli).await {
@@ -51,8 +51,8 @@ pub async fn run(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Prints a parse error in clap's format, or as JSON if the arguments request JSON. Help and
-/// version are also parse errors in clap, but return the exit code for success.
+/// Prints a parse error in clap's format, or as JSON if the arguments request JSON. Clap also
+/// reports `--help` and `--version` as parse errors; their exit code is 0.
 fn report_parse_error(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     if error.use_stderr() && args::requests_json(arguments) {
         let message = error.to_string();
@@ -79,7 +79,7 @@ async fn dispatch(cli: Cli) -> Result<(), Failure> {
 /// Connects to the manager, runs a command and adds a hint to its error.
 async fn run_with_manager(command: ManagerCommand, global: &Global) -> Result<(), Failure> {
     let manager = Connection::open(global).await?;
-    let names = suggestions::Names::of(&command);
+    let names = suggestions::Names::of_command(&command);
     match dispatch_to_manager(command, &manager, global).await {
         Err(failure) => Err(names.add_hint(failure, &manager).await),
         done => done,

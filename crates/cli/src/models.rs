@@ -109,7 +109,7 @@ pub enum ModelFileFormat {
 pub(crate) async fn train(command: Train, manager: &Connection, format: Format) -> Result<(), Failure> {
     let (kind, labels) = match command {
         Train::Frigid => (Kind::Frigid, None),
-        Train::Sensitivity(workloads) => (Kind::Sensitivity, Some(labels(&workloads, format)?)),
+        Train::Sensitivity(workloads) => (Kind::Sensitivity, Some(read_labels(&workloads, format)?)),
     };
     let request = v1::TrainModelRequest { kind: v1::ModelKind::from(kind).into(), labels };
     print_created(
@@ -122,7 +122,7 @@ pub(crate) async fn train(command: Train, manager: &Connection, format: Format) 
 pub(crate) async fn import(args: Import, manager: &Connection, format: Format) -> Result<(), Failure> {
     let content = open::bytes(&args.file, MODEL_BYTES_MAX)?;
     let needs_labels = args.kind == Kind::Sensitivity && args.format != ModelFileFormat::Tarn;
-    let labels = needs_labels.then(|| labels(&args.workloads, format)).transpose()?;
+    let labels = needs_labels.then(|| read_labels(&args.workloads, format)).transpose()?;
     let request = v1::ImportModelRequest {
         kind: v1::ModelKind::from(args.kind).into(),
         format: v1::ModelFormat::from(args.format).into(),
@@ -138,7 +138,7 @@ pub(crate) async fn import(args: Import, manager: &Connection, format: Format) -
 fn print_created(model: v1::Model, format: Format) -> Result<(), Failure> {
     let model = Model::from(model);
     let next = format!("to use this model, run `tarn promote {} {}`", model.kind, model.version);
-    print::value(format, &model, |_| model.text())?;
+    print::value(format, &model, |_| model.to_text())?;
     print::note(format, &next);
     Ok(())
 }
@@ -153,16 +153,16 @@ pub(crate) async fn promote(args: Promote, manager: &Connection, format: Format)
     let promoted =
         manager.call_within(manager.wait_timeout(), manager.models().promote_model(request)).await?;
     let model = Model::from(promoted);
-    print::value(format, &model, |_| model.text())
+    print::value(format, &model, |_| model.to_text())
 }
 
-/// Makes the previously serving model serve again, and prints it.
+/// Makes the previous serving model serve again, and prints it.
 pub(crate) async fn roll_back(args: Rollback, manager: &Connection, format: Format) -> Result<(), Failure> {
     let request = v1::RollbackModelRequest { kind: v1::ModelKind::from(args.kind).into() };
     let serves = manager.call(manager.models().rollback_model(request)).await?.model.map(Model::from);
     print::value(format, &serves, |_| match &serves {
-        Some(model) => model.text(),
-        None => format!("no {} model serves: {}\n", args.kind.name(), args.kind.without()),
+        Some(model) => model.to_text(),
+        None => format!("no {} model serves: {}\n", args.kind.name(), args.kind.placement_without_model()),
     })
 }
 
@@ -183,7 +183,7 @@ pub(crate) async fn export(args: Export, manager: &Connection) -> Result<(), Fai
     stdout.write_all(&content).and_then(|()| stdout.flush()).map_err(Failure::Output)
 }
 
-fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> {
+fn read_labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> {
     let labelled = |workload: Workload| v1::LabelledWorkload {
         program: workload.program,
         counters: measured_counters(&workload.counters)
@@ -198,8 +198,8 @@ fn labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> 
 }
 
 impl Kind {
-    /// Describes how VMs are placed while no model of this kind serves.
-    const fn without(self) -> &'static str {
+    /// Describes how the manager places VMs while no model of this kind serves.
+    const fn placement_without_model(self) -> &'static str {
         match self {
             Self::Frigid => {
                 "plans place a fixed fraction of each VM's memory on the pool ([policy] pool_share)"
@@ -303,9 +303,9 @@ impl From<v1::Model> for Model {
 
 impl Model {
     /// Formats the model, its metrics and the comparison as text.
-    fn text(&self) -> String {
+    fn to_text(&self) -> String {
         let of_vms = self.kind == Kind::Frigid.name();
-        let metrics = if of_vms { table::rows(&self.metrics, false) } else { self.thresholds() };
+        let metrics = if of_vms { table::rows(&self.metrics, false) } else { self.threshold_lines() };
         let compared = self.comparison.as_ref().map(|c| {
             let newer = format!("{}/{} {}", self.kind, self.version, percent(c.share));
             let serving = format!("{}/{} {}", self.kind, c.version, percent(c.share_of_serving));
@@ -318,13 +318,13 @@ impl Model {
         format!(
             "{}\n{metrics}{}",
             table::rows(std::slice::from_ref(self), false),
-            compared.unwrap_or_else(|| self.not_compared())
+            compared.unwrap_or_else(|| self.missing_comparison_note())
         )
     }
 
-    /// Explains why there is no comparison. Otherwise a missing comparison could be mistaken for a
-    /// good result.
-    fn not_compared(&self) -> String {
+    /// Explains why there is no comparison, so that a missing comparison is not mistaken for a good
+    /// result. Returns an empty string for the serving model.
+    fn missing_comparison_note(&self) -> String {
         let reason = match self.kind {
             _ if self.serving => return String::new(),
             "frigid" => "no model serves, or too few VMs have started since it was created",
@@ -335,7 +335,7 @@ impl Model {
 
     /// Formats the fraction of workloads placed on the pool at error rates of at most 1, 2, 4 and
     /// 10 %.
-    fn thresholds(&self) -> String {
+    fn threshold_lines(&self) -> String {
         let up_to = |rate: f64| self.metrics.iter().rfind(|metric| metric.actual_rate <= rate);
         let line = |rate: f64| {
             let metric = up_to(rate)?;

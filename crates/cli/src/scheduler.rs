@@ -30,7 +30,7 @@ pub(crate) async fn plan_vm(args: PlanVm, manager: &Connection, format: Format) 
         }),
     };
     let plan = view::Plan::from(manager.call(manager.scheduler().plan_vm(request)).await?);
-    print::value(format, &plan, |_| table::plan(&plan))
+    print::value(format, &plan, |_| table::format_plan(&plan))
 }
 
 /// Reserves memory on a host for a VM.
@@ -39,19 +39,20 @@ pub(crate) async fn reserve(args: Reserve, manager: &Connection, format: Format)
     let validate_only = args.validate_only;
     let request_id = match &args.request_id {
         Some(id) => id.clone(),
-        None if validate_only => random_id()?, // not printed: a validation changes nothing and can be repeated with any ID
+        // Not printed, because a validation changes nothing and can be repeated with any ID.
+        None if validate_only => random_request_id()?,
         None => new_request_id(format)?,
     };
-    let request = request(args, request_id);
+    let request = reserve_request(args, request_id);
     if validate_only {
         let valid =
             view::Validated::from(manager.call_within(timeout, manager.scheduler().reserve(request)).await?);
-        return print::value(format, &valid, |_| table::validated(&valid));
+        return print::value(format, &valid, |_| table::format_validated(&valid));
     }
     show(format, manager.call_within(timeout, manager.scheduler().reserve(request)).await?)
 }
 
-fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
+fn reserve_request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
     v1::ReserveRequest {
         request_id: request_id.into(),
         host: args.host.into(),
@@ -62,7 +63,7 @@ fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
         pinned: args.pinned,
         validate_only: args.validate_only,
         wait_ready: args.wait_ready,
-        commit_within_ms: args.commit_within.map_or(0, whole_ms),
+        commit_within_ms: args.commit_within.map_or(0, to_request_ms),
         client: args.client.into(),
         uid: args.uid,
     }
@@ -71,7 +72,7 @@ fn request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
 /// Creates a random request ID and prints it before the request is sent. If the response is lost,
 /// the user can repeat the request with this ID.
 fn new_request_id(format: Format) -> Result<RequestId, Failure> {
-    let id = random_id()?;
+    let id = random_request_id()?;
     let line = match format {
         Format::Json => format!("{{\"request_id\":\"{id}\"}}\n"),
         Format::Table | Format::Wide | Format::Yaml => format!("request_id: {id}\n"),
@@ -80,7 +81,7 @@ fn new_request_id(format: Format) -> Result<RequestId, Failure> {
     Ok(id)
 }
 
-fn random_id() -> Result<RequestId, Failure> {
+fn random_request_id() -> Result<RequestId, Failure> {
     let mut random = [0_u8; 16];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|errno| Failure::Protocol(format!("cannot read random numbers: {errno}")))?;
@@ -96,7 +97,7 @@ pub(crate) async fn wait_ready(
     format: Format,
 ) -> Result<(), Failure> {
     let timeout = manager.wait_timeout();
-    let request = v1::WaitReadyRequest { target: Some(target.into()), timeout_ms: whole_ms(timeout) };
+    let request = v1::WaitReadyRequest { target: Some(target.into()), timeout_ms: to_request_ms(timeout) };
     let timeout = timeout.saturating_add(RESPONSE_TIMEOUT_SLACK.as_duration());
     show(format, manager.call_within(timeout, manager.scheduler().wait_ready(request)).await?)
 }
@@ -117,13 +118,13 @@ pub(crate) async fn release(args: Release, manager: &Connection, format: Format)
     let request = v1::ReleaseRequest { target: Some(args.target.into()), force: args.force, reason };
     let released = manager.call(manager.scheduler().release(request)).await?;
     if released.process_running {
-        warn_running(&released)?;
+        warn_process_running(&released)?;
     }
     show(format, released)
 }
 
 /// Prints a warning that the process of a released VM still runs.
-fn warn_running(released: &v1::Reservation) -> Result<(), Failure> {
+fn warn_process_running(released: &v1::Reservation) -> Result<(), Failure> {
     let v1::Reservation { vm, host, .. } = released;
     let line = format!(
         "warning: the process of VM {vm} still runs on host {host}; \
@@ -166,6 +167,6 @@ fn show(format: Format, reservation: v1::Reservation) -> Result<(), Failure> {
 
 /// Converts a duration to whole milliseconds. Returns at least 1, because 0 means the default in
 /// requests.
-fn whole_ms(duration: Duration) -> u64 {
+fn to_request_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1)
 }

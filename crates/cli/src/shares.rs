@@ -27,12 +27,12 @@ pub struct SetWeights {
     pub host: Name,
     /// Tenant (name of its cgroup) and weight from 0.01 to 10000; 0 removes a weight. Other tenants
     /// keep their weights
-    #[arg(required = true, value_name = "TENANT=WEIGHT", value_parser = weight)]
+    #[arg(required = true, value_name = "TENANT=WEIGHT", value_parser = parse_weight)]
     pub weights: Vec<(Name, f64)>,
 }
 
 /// Parses a weight as TENANT=WEIGHT. The manager checks the range.
-fn weight(text: &str) -> Result<(Name, f64), String> {
+fn parse_weight(text: &str) -> Result<(Name, f64), String> {
     let (tenant, number) = text.split_once('=').ok_or("must be TENANT=WEIGHT, such as web=2")?;
     let weight =
         number.parse().map_err(|_| format!("{} is not a number: must be TENANT=WEIGHT", Quoted(number)))?;
@@ -43,12 +43,12 @@ fn weight(text: &str) -> Result<(Name, f64), String> {
 pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
     let shares = load(args, manager).await?;
     print::list(format, &shares.tenants)?;
-    if shares.state == BLOCKED {
+    if shares.state == STATE_BLOCKED {
         let reason = shares.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         print::note(format, &format!("the last epoch did not update shares and estimates{reason}"));
     }
     let step = shares.certificate.as_ref().map(|certificate| certificate.step);
-    if let Some(step) = step.filter(|step| shares.state == SET && *step < FULL_STEP) {
+    if let Some(step) = step.filter(|step| shares.state == STATE_SET && *step < FULL_STEP_MIN) {
         print::note(
             format,
             &format!(
@@ -66,7 +66,7 @@ pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) ->
 /// Prints the shares of the last epoch with explanations.
 pub(crate) async fn explain(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
     let shares = load(args, manager).await?;
-    print::value(format, &shares, |_| shares.text())
+    print::value(format, &shares, |_| shares.to_text())
 }
 
 async fn load(args: HostArg, manager: &Connection) -> Result<Shares, Failure> {
@@ -95,11 +95,11 @@ pub(crate) async fn set_weights(
 }
 
 /// Smallest step that is printed as 100.0 %. A step is the fraction of a change that was applied.
-const FULL_STEP: f64 = 0.9995;
+const FULL_STEP_MIN: f64 = 0.9995;
 /// State after an epoch that updated the shares.
-const SET: &str = "set";
+const STATE_SET: &str = "set";
 /// State after an epoch that could not update the shares.
-const BLOCKED: &str = "blocked";
+const STATE_BLOCKED: &str = "blocked";
 
 /// Weight of one tenant as printed by `tarn get weights`.
 #[derive(Clone, Debug, Serialize)]
@@ -166,7 +166,7 @@ struct Shares {
     certificate: Option<Certificate>,
 }
 
-fn some(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     if text.is_empty() { None } else { Some(text) }
 }
 
@@ -191,7 +191,7 @@ impl From<v1::TenantShare> for Tenant {
             gain: t.gain,
             access_source: t.access_source,
             error: t.error,
-            problem: some(t.problem),
+            problem: non_empty(t.problem),
         }
     }
 }
@@ -209,7 +209,7 @@ impl From<v1::ShareCertificate> for Certificate {
             bandwidth_excess: c.bandwidth_excess,
             budget_excess: c.budget_excess,
             sharing_incentive: c.sharing_incentive,
-            worst_off: some(c.worst_off),
+            worst_off: non_empty(c.worst_off),
             envy: c.envy,
         }
     }
@@ -218,9 +218,9 @@ impl From<v1::ShareCertificate> for Certificate {
 impl From<v1::Shares> for Shares {
     fn from(s: v1::Shares) -> Self {
         let state = match v1::ShareState::try_from(s.state) {
-            Ok(v1::ShareState::Set) => SET.to_owned(),
+            Ok(v1::ShareState::Set) => STATE_SET.to_owned(),
             Ok(v1::ShareState::Unchanged) => "unchanged".to_owned(),
-            Ok(v1::ShareState::Blocked) => BLOCKED.to_owned(),
+            Ok(v1::ShareState::Blocked) => STATE_BLOCKED.to_owned(),
             Ok(v1::ShareState::Unspecified) | Err(_) => format!("number-{}", s.state),
         };
         Self {
@@ -229,32 +229,32 @@ impl From<v1::Shares> for Shares {
             at_unix_ms: s.at_unix_ms,
             supply: s.supply.map(Share::from),
             state,
-            reason: some(s.reason),
+            reason: non_empty(s.reason),
             tenants: s.tenants.into_iter().map(Tenant::from).collect(),
             certificate: s.certificate.map(Certificate::from),
         }
     }
 }
 
-fn mib(mib: u64) -> String {
+fn format_mib(mib: u64) -> String {
     size(mib.saturating_mul(1 << 20))
 }
 
-fn memory(share: Option<&Share>) -> String {
-    share.map_or_else(|| "-".to_owned(), |share| mib(share.memory_mib))
+fn format_memory(share: Option<&Share>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format_mib(share.memory_mib))
 }
 
-fn link(share: Option<&Share>) -> String {
+fn format_link(share: Option<&Share>) -> String {
     share.map_or_else(|| "-".to_owned(), |share| format!("{}MB/s", share.bandwidth_mb_s))
 }
 
-fn rate(mb_s: f64) -> String {
+fn format_rate(mb_s: f64) -> String {
     format!("{mb_s:.0}MB/s")
 }
 
 /// Formats a throughput relative to an equal split as a gain in percent. Avoids a minus sign for
 /// gains that are rounded to zero.
-fn gained(gain: f64) -> String {
+fn format_gain(gain: f64) -> String {
     let tenths = ((gain - 1.0) * 1000.0).round() + 0.0;
     percent(tenths / 1000.0)
 }
@@ -269,13 +269,15 @@ impl Row for Tenant {
         col("TENANT", |t| t.tenant.clone()),
         col("WEIGHT", |t| t.weight.to_string()),
         col("ENFORCER", |t| t.enforcer.clone()),
-        col("MEMORY/FAIR", |t| format!("{}/{}", memory(t.share.as_ref()), memory(t.fair.as_ref()))),
-        col("LINK", |t| link(t.share.as_ref())),
+        col("MEMORY/FAIR", |t| {
+            format!("{}/{}", format_memory(t.share.as_ref()), format_memory(t.fair.as_ref()))
+        }),
+        col("LINK", |t| format_link(t.share.as_ref())),
         col("STALLED", |t| percent(t.stalled)),
-        col("GAIN", |t| gained(t.gain)),
-        wide("MEMORY USED", |t| mib(t.memory_used_mib)),
-        wide("LINK USED", |t| rate(t.bandwidth_used_mb_s)),
-        wide("LINK DEMAND", |t| rate(t.bandwidth_demand_mb_s)),
+        col("GAIN", |t| format_gain(t.gain)),
+        wide("MEMORY USED", |t| format_mib(t.memory_used_mib)),
+        wide("LINK USED", |t| format_rate(t.bandwidth_used_mb_s)),
+        wide("LINK DEMAND", |t| format_rate(t.bandwidth_demand_mb_s)),
         wide("ACCESS SOURCE", |t| t.access_source.clone()),
         wide("ERROR", |t| percent(t.error)),
         wide("PROBLEM", |t| t.problem.clone().unwrap_or_else(|| "-".to_owned())),

@@ -16,7 +16,7 @@ const NAMES_SHOWN_MAX: usize = 8;
 /// Maximum Damerau-Levenshtein distance of a suggested name from the requested name.
 const EDIT_DISTANCE_MAX: usize = 2;
 
-/// Names of resources in a command.
+/// Names of resources in a command. They are inserted into hints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Names {
     host: Option<String>,
@@ -52,8 +52,7 @@ impl Names {
         Self { slice: Some(slice), ..Self::default() }
     }
 
-    /// Adds a hint for the reason of the error. The commands in the hint contain the requested
-    /// names.
+    /// Adds the hint for the reason of the error. Commands in the hint contain the requested names.
     fn add_generic_hint(self, failure: Failure) -> Failure {
         let subjects = Subjects { host: self.host, vm: self.vm_or_reservation, slice: self.slice };
         match failure {
@@ -71,7 +70,7 @@ impl Names {
     }
 
     /// Collects the names in a command.
-    pub(crate) fn of(command: &ManagerCommand) -> Self {
+    pub(crate) fn of_command(command: &ManagerCommand) -> Self {
         use ManagerCommand as C;
         match command {
             C::Get(resource) => Self::of_resource(resource),
@@ -119,13 +118,13 @@ impl Names {
         }
     }
 
-    /// Adds a hint to an error. If a name was not found, the hint lists existing names. Otherwise
-    /// it is the hint for the reason of the error.
+    /// Adds a hint to an error. If a name was not found, the hint lists existing names. Otherwise,
+    /// the hint depends on the reason of the error.
     pub(crate) async fn add_hint(self, failure: Failure, manager: &Connection) -> Failure {
         let suggestion = match failure.reason().as_deref() {
-            Some("HOST_NOT_FOUND") => suggest("hosts", self.host.clone(), hosts(manager).await),
-            Some("EMC_NOT_FOUND") => suggest("EMCs", self.emc.clone(), emcs(manager).await),
-            Some("VM_NOT_FOUND") => suggest("VMs", self.vm.clone(), vms(manager).await),
+            Some("HOST_NOT_FOUND") => suggest("hosts", self.host.clone(), host_names(manager).await),
+            Some("EMC_NOT_FOUND") => suggest("EMCs", self.emc.clone(), emc_names(manager).await),
+            Some("VM_NOT_FOUND") => suggest("VMs", self.vm.clone(), vm_names(manager).await),
             _ => None,
         };
         match (failure, suggestion) {
@@ -135,16 +134,16 @@ impl Names {
     }
 }
 
-async fn hosts(manager: &Connection) -> Vec<String> {
+async fn host_names(manager: &Connection) -> Vec<String> {
     lists::hosts(manager).await.unwrap_or_default().into_iter().map(|h| h.host).collect()
 }
 
-async fn emcs(manager: &Connection) -> Vec<String> {
+async fn emc_names(manager: &Connection) -> Vec<String> {
     lists::emcs(manager).await.unwrap_or_default().into_iter().map(|e| e.emc).collect()
 }
 
 /// Returns the VMs on the first page of reservations. One page is enough for a suggestion.
-async fn vms(manager: &Connection) -> Vec<String> {
+async fn vm_names(manager: &Connection) -> Vec<String> {
     let request = proto::v1::ListReservationsRequest::default();
     let page = manager.call(manager.admin().list_reservations(request)).await;
     page.map(|page| page.reservations.into_iter().map(|r| r.vm).collect()).unwrap_or_default()
@@ -154,7 +153,7 @@ async fn vms(manager: &Connection) -> Vec<String> {
 /// exist.
 fn suggest(kind: &str, requested: Option<String>, existing: Vec<String>) -> Option<String> {
     let requested = requested.filter(|_| !existing.is_empty())?;
-    let nearest = nearest(&requested, &existing);
+    let nearest = nearest_name(&requested, &existing);
     let question = nearest.map(|name| format!("did you mean {name}? ")).unwrap_or_default();
     let omitted = if existing.len() > NAMES_SHOWN_MAX {
         format!(" and {} more", existing.len() - NAMES_SHOWN_MAX)
@@ -165,7 +164,7 @@ fn suggest(kind: &str, requested: Option<String>, existing: Vec<String>) -> Opti
     Some(format!("{question}available {kind}: {shown}{omitted}"))
 }
 
-fn nearest<'a>(requested: &str, existing: &'a [String]) -> Option<&'a String> {
+fn nearest_name<'a>(requested: &str, existing: &'a [String]) -> Option<&'a String> {
     let distance = |name: &&String| strsim::damerau_levenshtein(requested, name);
     existing.iter().min_by_key(distance).filter(|name| distance(name) <= EDIT_DISTANCE_MAX)
 }

@@ -16,7 +16,7 @@ fn moment_or_dash(unix_ms: Option<u64>) -> String {
     unix_ms.map_or_else(|| "-".to_owned(), moment)
 }
 
-fn joined(texts: &[String]) -> String {
+fn join_or_dash(texts: &[String]) -> String {
     if texts.is_empty() { "-".to_owned() } else { texts.join(",") }
 }
 
@@ -25,7 +25,7 @@ fn yes_or_no(value: bool) -> String {
 }
 
 /// Formats slice numbers as ranges, such as `0-3,7`.
-pub(crate) fn ranges(numbers: &[u32]) -> String {
+pub(crate) fn format_ranges(numbers: &[u32]) -> String {
     let mut sorted = numbers.to_vec();
     sorted.sort_unstable();
     let runs = sorted.chunk_by(|a, b| a.checked_add(1) == Some(*b));
@@ -34,17 +34,17 @@ pub(crate) fn ranges(numbers: &[u32]) -> String {
         [first, .., last] => format!("{first}-{last}"),
         [] => String::new(),
     });
-    joined(&text.collect::<Vec<_>>())
+    join_or_dash(&text.collect::<Vec<_>>())
 }
 
 /// Formats the result of `tarn reserve --validate-only`.
-pub(crate) fn validated(v: &Validated) -> String {
+pub(crate) fn format_validated(v: &Validated) -> String {
     format!(
         "valid, nothing reserved: vm {} on host {} would get {} of pool memory (slices {}), {} of local memory and {} cores\n",
         v.vm,
         v.host,
         size(v.pool_bytes),
-        ranges(&v.would_take_slices),
+        format_ranges(&v.would_take_slices),
         size(v.local_bytes),
         v.cores
     )
@@ -70,11 +70,11 @@ impl Row for SliceDetail {
         col("VM", |s| or_dash(s.slice.vm.as_ref())),
         col("EPOCH", |s| s.slice.epoch.to_string()),
         wide("REASON", |s| or_dash(s.reason.as_ref())),
-        wide("LAST SCRUB", last_scrub),
+        wide("LAST SCRUB", format_last_scrub),
     ];
 }
 
-fn last_scrub(s: &SliceDetail) -> String {
+fn format_last_scrub(s: &SliceDetail) -> String {
     s.receipt.as_ref().map_or_else(
         || "-".to_owned(),
         |r| {
@@ -102,7 +102,7 @@ impl Row for Reservation {
         wide("PINNED", |r| yes_or_no(r.pinned)),
         wide("UID", |r| r.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())),
         wide("PROCESS", |r| if r.process_running { "running" } else { "-" }.to_owned()),
-        wide("SLICES", |r| ranges(&r.slices)),
+        wide("SLICES", |r| format_ranges(&r.slices)),
         wide("CREATED", |r| moment(r.created_unix_ms)),
         wide("COMMIT BY", |r| moment_or_dash(r.commit_deadline_unix_ms)),
         wide("REQUEST ID", |r| r.request_id.clone()),
@@ -110,7 +110,7 @@ impl Row for Reservation {
     ];
 }
 
-/// Returns the state of a reservation. For a released reservation it includes whether the VM's
+/// Returns the state of a reservation. Appends "running" to a released reservation if the VM's
 /// process still runs.
 fn reservation_state(r: &Reservation) -> String {
     if r.state == "released" && r.process_running { "released, running".to_owned() } else { r.state.clone() }
@@ -125,7 +125,7 @@ impl Row for Host {
         col("LOCAL", |h| format!("{}/{}", size(h.free_local_bytes), size(h.local_bytes))),
         col("SLICES", |h| h.slices.to_string()),
         col("VMS", |h| h.reservations.to_string()),
-        wide("EMCS", |h| joined(&h.emcs)),
+        wide("EMCS", |h| join_or_dash(&h.emcs)),
         wide("LAST HEARTBEAT", |h| moment_or_dash(h.last_heartbeat_unix_ms)),
         wide("BOOT ID", |h| or_dash(h.boot_id.as_ref())),
         wide("SOCKET", |h| or_dash(h.host_memory_socket.as_ref())),
@@ -173,7 +173,7 @@ impl Row for Rack {
     ];
 }
 
-/// Host in the table of a plan. All sizes of a plan have the same unit.
+/// Row of one host in the table of a plan. All sizes in the table have the same unit.
 struct HostFitRow {
     fit: HostFit,
     free_local: String,
@@ -196,12 +196,12 @@ impl Row for HostCapacity {
         col("SCHEDULABLE", |h| yes_or_no(h.schedulable)),
         col("FREE CORES", |h| h.free_cores.to_string()),
         col("FREE LOCAL", |h| size(h.free_local_bytes)),
-        col("FREE SLICES", free_slices),
+        col("FREE SLICES", format_free_slices),
     ];
 }
 
-fn free_slices(host: &HostCapacity) -> String {
-    joined(&host.emcs.iter().map(|e| format!("{}:{}", e.emc, e.free_slices)).collect::<Vec<_>>())
+fn format_free_slices(host: &HostCapacity) -> String {
+    join_or_dash(&host.emcs.iter().map(|e| format!("{}:{}", e.emc, e.free_slices)).collect::<Vec<_>>())
 }
 
 impl Row for Migration {
@@ -218,11 +218,11 @@ impl Row for Migration {
 
 impl Row for TargetResult {
     const COLUMNS: &'static [Column<Self>] =
-        &[col("REVISION", |d| d.revision.to_string()), col("WAITING FOR", |d| joined(&d.waiting_for))];
+        &[col("REVISION", |d| d.revision.to_string()), col("WAITING FOR", |d| join_or_dash(&d.waiting_for))];
 }
 
 /// Formats a recorded decision, with its inputs and alternatives on separate lines.
-pub(crate) fn decision(d: &Decision) -> String {
+pub(crate) fn format_decision(d: &Decision) -> String {
     let model = d.model.iter().map(|m| format!("  model: {m}\n")).collect::<String>();
     let facts = d.facts.iter().map(|(name, value)| format!("  {name} = {value}\n")).collect::<String>();
     let others = d.alternatives.iter().map(|other| format!("  alternative: {other}\n")).collect::<String>();
@@ -233,10 +233,10 @@ pub(crate) fn decision(d: &Decision) -> String {
 }
 
 /// Formats a plan: the split of the memory, the reason, and a table of hosts.
-pub(crate) fn plan(p: &Plan) -> String {
+pub(crate) fn format_plan(p: &Plan) -> String {
     let reason = p.decision.iter().map(|d| format!("reason: {}\n", d.reason)).collect::<String>();
     let sizes = p.hosts.iter().map(|fit| fit.free_local_bytes).chain([p.local_bytes, p.pool_bytes]);
-    let unit = SizeUnit::common(sizes);
+    let unit = SizeUnit::largest_common(sizes);
     let row = |fit: &HostFit| HostFitRow { fit: fit.clone(), free_local: unit.format(fit.free_local_bytes) };
     let hosts: Vec<_> = p.hosts.iter().map(row).collect();
     let (local, pool) = (unit.format(p.local_bytes), unit.format(p.pool_bytes));
@@ -249,8 +249,8 @@ mod tests {
 
     #[test]
     fn adjacent_slices_are_printed_as_a_range() {
-        assert_eq!(ranges(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
-        assert_eq!(ranges(&[]), "-");
+        assert_eq!(format_ranges(&[7, 0, 1, 2, 3, u32::MAX]), "0-3,7,4294967295");
+        assert_eq!(format_ranges(&[]), "-");
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
             reason: None,
         };
         let printed = |local_mib: u64, hosts: Vec<HostFit>| {
-            plan(&Plan { local_bytes: local_mib << 20, pool_bytes: 2 << 30, hosts, decision: None })
+            format_plan(&Plan { local_bytes: local_mib << 20, pool_bytes: 2 << 30, hosts, decision: None })
         };
         assert_eq!(
             printed(6 << 10, vec![host("h1", 63 << 10), host("h2", 0)]),

@@ -59,7 +59,7 @@ pub struct Export {
     features: bool,
 }
 
-/// Number of rows of an imported table, by result.
+/// Number of rows of an imported table by import result.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct ImportResult {
     added: u64,
@@ -82,11 +82,11 @@ async fn import(args: Import, manager: &Connection, format: Format) -> Result<()
     let mut trusted: Vec<VmSample> = read.into_iter().filter(|sample| sample.is_trusted).collect();
     let mut sum = ImportResult { invalid: rows - trusted.len() as u64, ..ImportResult::default() };
     if !args.keep_timestamps {
-        end_with(&mut trusted, modification_time(&args.file)?);
+        shift_to_end_at(&mut trusted, modification_time(&args.file)?);
     }
     trusted.sort_by_key(|sample| sample.outcome.ended); // the manager stores outcomes in the order of arrival
     for page in trusted.chunks(OUTCOMES_PER_REQUEST_MAX) {
-        let outcomes = page.iter().map(outcome).collect();
+        let outcomes = page.iter().map(to_outcome_message).collect();
         let done = manager.call(manager.models().add_outcomes(v1::AddOutcomesRequest { outcomes })).await;
         let done = done.inspect_err(|_| {
             let done = sum.added + sum.duplicates + sum.too_old;
@@ -104,8 +104,8 @@ async fn import(args: Import, manager: &Connection, format: Format) -> Result<()
     print::one(format, &sum)
 }
 
-/// Returns the modification time of a file, which does not change between imports. Repeated imports
-/// of a file therefore have the same timestamps, so the manager detects duplicates.
+/// Returns the modification time of a file. It is the same for repeated imports of the file, so
+/// that the shifted timestamps are the same and the manager detects duplicates.
 fn modification_time(path: &Path) -> Result<UnixMs, Failure> {
     let modified = fs::metadata(path).and_then(|file| file.modified());
     let at = modified.map_err(|errno| Failure::File { operation: "read", path: path.to_owned(), errno })?;
@@ -114,7 +114,7 @@ fn modification_time(path: &Path) -> Result<UnixMs, Failure> {
 }
 
 /// Shifts all timestamps of the samples so that the last VM ends at `end`.
-fn end_with(samples: &mut [VmSample], end: UnixMs) {
+fn shift_to_end_at(samples: &mut [VmSample], end: UnixMs) {
     let last = samples.iter().map(|sample| sample.outcome.ended.0).max().unwrap_or(end.0);
     let shifted = |at: UnixMs| UnixMs((at.0 + end.0).saturating_sub(last));
     for sample in samples {
@@ -123,7 +123,7 @@ fn end_with(samples: &mut [VmSample], end: UnixMs) {
     }
 }
 
-fn outcome(sample: &VmSample) -> v1::Outcome {
+fn to_outcome_message(sample: &VmSample) -> v1::Outcome {
     let VmRequest { groups, requested, cores, begins } = sample.request.clone();
     let Groups { vm, key, kind, place } = groups;
     let Outcome { ended, usage, .. } = sample.outcome;
@@ -147,13 +147,13 @@ async fn export(args: &Export, manager: &Connection) -> Result<(), Failure> {
     while let Some(from) = after {
         let request = v1::ListOutcomesRequest { after: from, limit: 0 };
         let page = manager.call(manager.models().list_outcomes(request)).await?;
-        samples.extend(page.outcomes.into_iter().map(sample));
+        samples.extend(page.outcomes.into_iter().map(to_sample));
         after = page.next_after.filter(|next| *next > from);
     }
     if args.features { print_features(&samples) } else { print_outcomes(&samples) }
 }
 
-fn sample(o: v1::Outcome) -> VmSample {
+fn to_sample(o: v1::Outcome) -> VmSample {
     let v1::VmProfile { key, kind, place, .. } = o.profile.unwrap_or_default();
     let requested = Bytes::new(o.requested_bytes);
     let untouched = requested.saturating_sub(Bytes::new(o.peak_bytes));
@@ -192,10 +192,10 @@ fn print_outcomes(samples: &[VmSample]) -> Result<(), Failure> {
             seconds(outcome.ended),
             gib(request.requested),
             gib(outcome.peak(request.requested)),
-            quoted(vm),
-            quoted(key),
-            quoted(kind),
-            quoted(place),
+            quote_csv(vm),
+            quote_csv(key),
+            quote_csv(kind),
+            quote_csv(place),
             number(request.cores),
             memory(outcome.usage.p99),
             memory(outcome.usage.mean),
@@ -207,7 +207,7 @@ fn print_outcomes(samples: &[VmSample]) -> Result<(), Failure> {
 }
 
 /// Quotes a CSV value if it contains a comma or a quotation mark.
-fn quoted(text: &str) -> String {
+fn quote_csv(text: &str) -> String {
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text.to_owned() }
 }
 

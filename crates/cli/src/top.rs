@@ -21,8 +21,8 @@ use units::limits::{TOP_EVENTS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 use crate::{Connection, Failure, lists, view};
 use screen::{Selection, Snapshot};
 
-/// Updates of the view, sent through one queue. Tasks poll the manager in the background, so an
-/// unresponsive manager does not delay key presses.
+/// Update of the view. Background tasks send all updates through one queue, so that an unresponsive
+/// manager does not delay key presses.
 enum Update {
     Key(KeyEvent),
     Snapshot(Box<Snapshot>),
@@ -42,13 +42,13 @@ pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
             rule: "must both be a terminal; use `tarn get rack` or `tarn watch` instead".into(),
         });
     }
-    let first = load(manager).await?;
+    let first = load_snapshot(manager).await?;
     let (sender, updates) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
     tokio::spawn(poll_rack(manager.clone(), sender.clone()));
     tokio::spawn(watch_capacity(manager.clone(), sender.clone()));
     let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
     // Reading a key blocks, so it needs a thread. The thread ends with the process.
-    thread::spawn(move || while sender.blocking_send(key()).is_ok() {});
+    thread::spawn(move || while sender.blocking_send(next_key_press()).is_ok() {});
     let draw = |snapshot: &Snapshot, selection: &Selection| {
         terminal.draw(|frame| screen::draw(frame, snapshot, selection)).map(|_| ()).map_err(Failure::Output)
     };
@@ -68,7 +68,7 @@ async fn show(
     while let Some(update) = updates.recv().await {
         match update {
             Update::Key(key) => {
-                if pressed(key, &snapshot, &mut selection).is_break() {
+                if handle_key(key, &snapshot, &mut selection).is_break() {
                     break;
                 }
             }
@@ -84,10 +84,10 @@ async fn show(
 
 /// Polls the rack every second until the view ends.
 async fn poll_rack(manager: Connection, updates: mpsc::Sender<Update>) {
-    let mut second = each_second();
+    let mut interval = refresh_interval();
     loop {
-        second.tick().await;
-        let update = match load(&manager).await {
+        interval.tick().await;
+        let update = match load_snapshot(&manager).await {
             Ok(snapshot) => Update::Snapshot(Box::new(snapshot)),
             Err(failure) => Update::Error(failure.message()),
         };
@@ -97,20 +97,20 @@ async fn poll_rack(manager: Connection, updates: mpsc::Sender<Update>) {
     }
 }
 
-/// Watches the free capacity until the view ends. Reopens the watch if it ends before.
+/// Watches the free capacity until the view ends. Reopens the watch if its stream ends earlier.
 async fn watch_capacity(manager: Connection, updates: mpsc::Sender<Update>) {
-    let mut second = each_second();
+    let mut interval = refresh_interval();
     while !updates.is_closed() {
-        second.tick().await;
+        interval.tick().await;
         if let Ok(stream) =
             manager.call(manager.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await
         {
-            follow(stream, &updates).await;
+            forward_capacity(stream, &updates).await;
         }
     }
 }
 
-async fn follow(mut stream: Streaming<v1::Capacity>, updates: &mpsc::Sender<Update>) {
+async fn forward_capacity(mut stream: Streaming<v1::Capacity>, updates: &mpsc::Sender<Update>) {
     while let Ok(Some(free)) = stream.message().await {
         if updates.send(Update::Capacity(free.into())).await.is_err() {
             return;
@@ -118,14 +118,14 @@ async fn follow(mut stream: Streaming<v1::Capacity>, updates: &mpsc::Sender<Upda
     }
 }
 
-fn each_second() -> Interval {
-    let mut second = time::interval(TOP_REFRESH_INTERVAL.as_duration());
-    second.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    second
+fn refresh_interval() -> Interval {
+    let mut interval = time::interval(TOP_REFRESH_INTERVAL.as_duration());
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
 }
 
 /// Waits for the next key press.
-fn key() -> Update {
+fn next_key_press() -> Update {
     loop {
         match event::read() {
             Ok(event::Event::Key(key)) if key.kind == KeyEventKind::Press => return Update::Key(key),
@@ -135,7 +135,7 @@ fn key() -> Update {
     }
 }
 
-async fn load(manager: &Connection) -> Result<Snapshot, Failure> {
+async fn load_snapshot(manager: &Connection) -> Result<Snapshot, Failure> {
     Ok(Snapshot {
         rack: lists::rack(manager).await?.into(),
         hosts: lists::hosts(manager).await?.into_iter().map(view::Host::from).collect(),
@@ -146,7 +146,7 @@ async fn load(manager: &Connection) -> Result<Snapshot, Failure> {
     })
 }
 
-fn pressed(key: KeyEvent, snapshot: &Snapshot, selection: &mut Selection) -> ControlFlow<()> {
+fn handle_key(key: KeyEvent, snapshot: &Snapshot, selection: &mut Selection) -> ControlFlow<()> {
     match key.code {
         KeyCode::Char('q') | KeyCode::Esc => return ControlFlow::Break(()),
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return ControlFlow::Break(()),
@@ -165,8 +165,8 @@ mod tests {
 
     #[test]
     fn arrow_keys_stop_at_the_end_of_lists_and_q_quits() {
-        let (snapshot, mut selection) = (screen::tests::rack(), Selection::default());
-        let mut press = |code| pressed(KeyEvent::new(code, KeyModifiers::NONE), &snapshot, &mut selection);
+        let (snapshot, mut selection) = (screen::tests::sample_snapshot(), Selection::default());
+        let mut press = |code| handle_key(KeyEvent::new(code, KeyModifiers::NONE), &snapshot, &mut selection);
         for _ in 0..9 {
             assert!(press(KeyCode::Down).is_continue() && press(KeyCode::Right).is_continue());
         }
@@ -177,7 +177,7 @@ mod tests {
     #[tokio::test]
     async fn view_is_updated_and_keeps_last_snapshot_after_an_error() {
         let (sender, updates) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
-        let fresh = Snapshot { hosts: Vec::new(), ..screen::tests::rack() };
+        let fresh = Snapshot { hosts: Vec::new(), ..screen::tests::sample_snapshot() };
         let free = view::Capacity { revision: 5, ..view::Capacity::default() };
         let quit = KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE);
         let sequence = [
@@ -194,7 +194,7 @@ mod tests {
             drawn.push((p.hosts.len(), p.free.revision, p.error.is_some()));
             Ok(())
         };
-        show(screen::tests::rack(), updates, draw).await.unwrap();
+        show(screen::tests::sample_snapshot(), updates, draw).await.unwrap();
         assert_eq!(drawn, [(2, 0, false), (2, 5, false), (2, 5, true), (0, 5, false)]);
     }
 }

@@ -5,28 +5,28 @@ use std::error::Error as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use units::{Quoted, escaped, shortened};
 
-/// Last line of an error, as in errors that clap formats.
+/// Last line of an error, identical to the last line in clap's own errors.
 const HELP_HINT: &str = "For more information, try '--help'.";
 
-/// Returns the error with values that are escaped and shortened.
-pub(crate) fn with_shown_values(mut error: clap::Error, command: &clap::Command) -> clap::Error {
-    if let Some(message) = rejected_value(&error) {
+/// Returns the error with each value escaped and truncated.
+pub(crate) fn with_printable_values(mut error: clap::Error, command: &clap::Command) -> clap::Error {
+    if let Some(message) = rejected_value_message(&error) {
         return clap::Error::raw(error.kind(), format!("{message}\n\n{HELP_HINT}\n")).with_cmd(command);
     }
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue] {
         let Some(ContextValue::String(value)) = error.get(kind) else { continue };
-        let shown = shown(value);
-        if shown != *value {
-            error.insert(kind, ContextValue::String(shown));
+        let printable = to_printable(value);
+        if printable != *value {
+            error.insert(kind, ContextValue::String(printable));
             error.remove(ContextKind::Suggested); // the suggestion repeats the value
         }
     }
     error
 }
 
-/// Returns the message about a value that its parser rejected. The errors of parsers start with the
-/// value, which the message already contains.
-fn rejected_value(error: &clap::Error) -> Option<String> {
+/// Returns the message about a value that its parser rejected, or `None` for another error. Removes
+/// the value from the start of the parser's error, because the message already contains the value.
+fn rejected_value_message(error: &clap::Error) -> Option<String> {
     let (Some(ContextValue::String(argument)), Some(ContextValue::String(value)), ErrorKind::ValueValidation) =
         (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue), error.kind())
     else {
@@ -34,9 +34,9 @@ fn rejected_value(error: &clap::Error) -> Option<String> {
     };
     let reason = error.source()?.to_string();
     let reason = reason.strip_prefix(&format!("{} is ", Quoted(value))).unwrap_or(&reason);
-    Some(format!("invalid value '{}' for '{argument}': {reason}", shown(value)))
+    Some(format!("invalid value '{}' for '{argument}': {reason}", to_printable(value)))
 }
 
-fn shown(value: &str) -> String {
+fn to_printable(value: &str) -> String {
     escaped(&shortened(value))
 }

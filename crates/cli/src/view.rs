@@ -241,7 +241,7 @@ pub(crate) enum Change {
         /// Number of dropped batches of up to 64 events.
         batches: u64,
     },
-    /// Event of a kind that only a newer version of `tarn` knows.
+    /// Event of a kind that this version of `tarn` does not support.
     Other {},
 }
 
@@ -252,13 +252,13 @@ pub(crate) struct TargetResult {
     pub(crate) waiting_for: Vec<String>,
 }
 
-/// Converts an empty string, which means an absent value in protobuf messages, to `None`.
-fn some(text: String) -> Option<String> {
+/// Converts an empty string, which represents an absent value in protobuf messages, to `None`.
+fn non_empty(text: String) -> Option<String> {
     if text.is_empty() { None } else { Some(text) }
 }
 
 /// Returns the name of an enum value in lower case and without its prefix, such as "free" for
-/// `SLICE_STATE_FREE`. For an unknown value of a newer manager, returns its number.
+/// `SLICE_STATE_FREE`. Returns `number-N` for an unknown value N, which a newer manager may send.
 fn enum_name<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'static str) -> String {
     match E::try_from(number) {
         Ok(known) => name(&known).trim_start_matches(prefix).to_lowercase(),
@@ -266,11 +266,11 @@ fn enum_name<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'
     }
 }
 
-fn scheduling(number: i32) -> String {
+fn scheduling_name(number: i32) -> String {
     enum_name(number, "SCHEDULING_", v1::Scheduling::as_str_name)
 }
 
-fn all<A, B: From<A>>(items: Vec<A>) -> Vec<B> {
+fn convert_all<A, B: From<A>>(items: Vec<A>) -> Vec<B> {
     items.into_iter().map(B::from).collect()
 }
 
@@ -327,7 +327,7 @@ impl From<v1::Host> for Host {
     fn from(h: v1::Host) -> Self {
         Self {
             state: enum_name(h.state, "HOST_STATE_", v1::HostState::as_str_name),
-            scheduling: scheduling(h.scheduling),
+            scheduling: scheduling_name(h.scheduling),
             host: h.host,
             emcs: h.emcs,
             cores: h.cores,
@@ -336,9 +336,9 @@ impl From<v1::Host> for Host {
             free_local_bytes: h.free_local_bytes,
             slices: h.slices,
             reservations: h.reservations,
-            boot_id: some(h.boot_id),
+            boot_id: non_empty(h.boot_id),
             last_heartbeat_unix_ms: h.last_heartbeat_unix_ms,
-            host_memory_socket: some(h.host_memory_socket),
+            host_memory_socket: non_empty(h.host_memory_socket),
             fence_error: h.fence_error,
         }
     }
@@ -348,17 +348,17 @@ impl From<v1::Emc> for Emc {
     fn from(e: v1::Emc) -> Self {
         Self {
             state: enum_name(e.state, "EMC_STATE_", v1::EmcState::as_str_name),
-            scheduling: scheduling(e.scheduling),
+            scheduling: scheduling_name(e.scheduling),
             emc: e.emc,
             driver: e.driver,
-            path: some(e.path),
+            path: non_empty(e.path),
             first_slice: e.first_slice,
             slices: e.slices,
             free: e.free,
             in_use: e.in_use,
             draining: e.draining,
             quarantined: e.quarantined,
-            error: some(e.error),
+            error: non_empty(e.error),
             serial: e.serial,
         }
     }
@@ -381,7 +381,7 @@ impl From<v1::Rack> for Rack {
             slices_free: r.slices_free,
             buffer_target: r.buffer_target,
             started_unix_ms: r.started_unix_ms,
-            alarms: all(r.alarms),
+            alarms: convert_all(r.alarms),
         }
     }
 }
@@ -395,7 +395,7 @@ impl From<v1::Decision> for Decision {
             action: d.action,
             subject: d.subject,
             reason: d.reason,
-            model: some(d.model),
+            model: non_empty(d.model),
             facts: d.facts.into_iter().collect(),
             alternatives: d.alternatives,
         }
@@ -405,7 +405,7 @@ impl From<v1::Decision> for Decision {
 impl From<v1::PlanVmResponse> for Plan {
     fn from(p: v1::PlanVmResponse) -> Self {
         let decision = p.decision.map(Decision::from);
-        Self { local_bytes: p.local_bytes, pool_bytes: p.pool_bytes, hosts: all(p.hosts), decision }
+        Self { local_bytes: p.local_bytes, pool_bytes: p.pool_bytes, hosts: convert_all(p.hosts), decision }
     }
 }
 
@@ -416,15 +416,15 @@ impl From<v1::HostFit> for HostFit {
             fits: f.fits,
             free_cores: f.free_cores,
             free_local_bytes: f.free_local_bytes,
-            emc: some(f.emc),
-            reason: some(f.reason),
+            emc: non_empty(f.emc),
+            reason: non_empty(f.reason),
         }
     }
 }
 
 impl From<v1::Capacity> for Capacity {
     fn from(c: v1::Capacity) -> Self {
-        Self { revision: c.revision, hosts: all(c.hosts), emcs: all(c.emcs) }
+        Self { revision: c.revision, hosts: convert_all(c.hosts), emcs: convert_all(c.emcs) }
     }
 }
 
@@ -435,7 +435,7 @@ impl From<v1::HostCapacity> for HostCapacity {
             schedulable: h.schedulable,
             free_cores: h.free_cores,
             free_local_bytes: h.free_local_bytes,
-            emcs: all(h.emcs),
+            emcs: convert_all(h.emcs),
         }
     }
 }
@@ -456,7 +456,7 @@ impl From<v1::Migration> for Migration {
             state,
             reason: m.reason,
             requested_unix_ms: m.requested_unix_ms,
-            answer: some(m.answer),
+            answer: non_empty(m.answer),
         }
     }
 }

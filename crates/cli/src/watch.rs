@@ -17,48 +17,48 @@ use crate::{
     view::{Alarm, Capacity, Change, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail},
 };
 
-/// Prints one stream for at most `limit`, or without a time limit for `None`.
+/// Prints one stream for at most `limit`. `None` means no time limit.
 pub(crate) async fn run(
     stream: WatchStream,
     manager: &Connection,
     limit: Option<Duration>,
     format: Format,
 ) -> Result<(), Failure> {
-    let Some(after) = limit else { return endless(stream, manager, format).await };
+    let Some(after) = limit else { return watch_until_error(stream, manager, format).await };
     // The stream is polled first, so that its error takes precedence over the time limit.
     tokio::select! {
         biased;
-        failed = endless(stream, manager, format) => failed,
+        failed = watch_until_error(stream, manager, format) => failed,
         () = tokio::time::sleep(after.saturating_add(WATCH_TIMEOUT_SLACK.as_duration())) => {
             Err(Failure::WatchTimedOut { after })
         }
     }
 }
 
-async fn endless(stream: WatchStream, manager: &Connection, format: Format) -> Result<(), Failure> {
+async fn watch_until_error(stream: WatchStream, manager: &Connection, format: Format) -> Result<(), Failure> {
     let within = manager.timeout();
     match stream {
         WatchStream::Capacity => {
             let open =
                 async || manager.call(manager.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await;
-            follow::<_, Capacity>(open, within, format, capacity_lines).await
+            print_stream::<_, Capacity>(open, within, format, capacity_lines).await
         }
         WatchStream::Events => {
             let open = async || manager.call(manager.admin().watch(v1::WatchRequest {})).await;
-            follow::<_, Event>(open, within, format, event_line).await
+            print_stream::<_, Event>(open, within, format, event_line).await
         }
         WatchStream::Migrations => {
             let open = async || {
                 manager.call(manager.scheduler().watch_migrations(v1::WatchMigrationsRequest {})).await
             };
-            follow::<_, Migration>(open, within, format, migration_line).await
+            print_stream::<_, Migration>(open, within, format, migration_line).await
         }
     }
 }
 
 /// Prints the messages of a stream. Reopens the stream if the connection breaks. Returns an error
-/// if the manager ends the stream.
-async fn follow<A, B: From<A> + Serialize>(
+/// if the manager ends the stream or stays unavailable.
+async fn print_stream<A, B: From<A> + Serialize>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
     format: Format,
@@ -77,8 +77,8 @@ async fn follow<A, B: From<A> + Serialize>(
     }
 }
 
-/// Reopens a stream once the manager is reachable again. Returns an error if the manager stays
-/// unavailable for the time `within`.
+/// Reopens a stream once the manager is reachable again. Returns an error if the manager is still
+/// unavailable after `within`.
 async fn reopen<A>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
@@ -111,10 +111,10 @@ fn capacity_lines(capacity: &Capacity) -> String {
 fn host_line(revision: u64, host: &HostCapacity) -> String {
     let emcs: String =
         host.emcs.iter().map(|e| format!("  {} {}/{}", e.emc, e.free_slices, e.slices)).collect();
-    let accepts = if host.schedulable { "enabled" } else { "disabled" };
+    let scheduling = if host.schedulable { "enabled" } else { "disabled" };
     let local = size(host.free_local_bytes);
     format!(
-        "{revision:<8} {:<16} {accepts:<8} cores {:<5} local {local:<9}{emcs}\n",
+        "{revision:<8} {:<16} {scheduling:<8} cores {:<5} local {local:<9}{emcs}\n",
         host.host, host.free_cores
     )
 }

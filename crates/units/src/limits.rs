@@ -8,18 +8,18 @@ pub const HOSTS_MAX: usize = 1024;
 pub const EMCS_MAX: usize = 256;
 /// Maximum number of EMCs that one host can be attached to.
 pub const EMCS_PER_HOST_MAX: usize = 16;
-/// Maximum number of slices of one EMC, 16 TiB in total.
+/// Maximum number of slices of one EMC (16 TiB).
 pub const SLICES_PER_EMC_MAX: u32 = 16 * 1024;
-/// Maximum number of slices in a rack at one time, 256 TiB in total.
+/// Maximum number of slices in a rack at one time (256 TiB).
 pub const SLICES_MAX: u32 = 256 * 1024;
-/// Maximum number of slices over the lifetime of a rack. Removed slices count, because slice
+/// Maximum number of slices over the lifetime of a rack. Includes removed slices, because slice
 /// numbers are never reused.
 pub const SLICES_EVER_MAX: u32 = u32::MAX;
-/// Maximum number of EMCs over the lifetime of a rack. Removed EMCs count, because EMC numbers are
-/// never reused.
-pub const EMCS_EVER_MAX: u32 = u32::MAX;
-/// Maximum number of hosts over the lifetime of a rack. Removed hosts count, because host numbers
+/// Maximum number of EMCs over the lifetime of a rack. Includes removed EMCs, because EMC numbers
 /// are never reused.
+pub const EMCS_EVER_MAX: u32 = u32::MAX;
+/// Maximum number of hosts over the lifetime of a rack. Includes removed hosts, because host
+/// numbers are never reused.
 pub const HOSTS_EVER_MAX: u32 = u32::MAX;
 /// Maximum number of slices of one VM.
 pub const SLICES_PER_VM_MAX: u32 = 4096;
@@ -28,35 +28,35 @@ pub const SLICES_PER_HOST_MAX: u32 = 32 * 1024;
 /// Maximum number of active reservations of one host: one per core. All of them must fit into one
 /// desired-state message.
 pub const RESERVATIONS_PER_HOST_MAX: usize = CORES_PER_HOST_MAX as usize;
-/// Maximum number of changes in a desired-state message that lists only changes. After more
-/// changes, the manager sends the complete state.
+/// Maximum number of changes in an incremental desired-state message. For more changes, the manager
+/// sends the complete state.
 pub const DELTA_CHANGES_PER_HOST_MAX: usize = 8192;
 /// Maximum number of vCPUs of a guest.
 pub const VCPUS_MAX: u32 = 64;
 /// Maximum number of NUMA nodes with vCPUs in a guest. With this limit, every APIC ID fits into a
 /// byte.
 pub const LOCAL_NODES_PER_VM_MAX: usize = 4;
-/// Maximum number of disks and network cards of a guest. Each of them has an interrupt line of its
-/// own.
+/// Maximum number of disks and network cards of a guest. Each device has its own interrupt line.
 pub const DEVICES_PER_VM_MAX: usize = 15;
-/// Maximum number of memory devices of a QEMU guest, equal to QEMU's number of memory slots.
+/// Maximum number of memory devices of a QEMU guest. QEMU has this many memory slots.
 pub const QEMU_MEMORY_DEVICES_MAX: u32 = 256;
 /// Maximum number of guest driver errors that one virtio device logs.
 pub const DRIVER_ERRORS_LOGGED_PER_DEVICE_MAX: u32 = 8;
-/// Maximum number of segments of an ELF kernel. Linux has five.
+/// Maximum number of program headers of an ELF kernel. A Linux kernel has five.
 pub const KERNEL_SEGMENTS_MAX: u16 = 64;
-/// Time that a guest has to power off after a shutdown request.
+/// Timeout for a guest to power off after a shutdown request.
 pub const GUEST_SHUTDOWN_TIMEOUT: Ns = Ns::secs(30);
-/// Time that the vCPUs of a stopped guest have to leave KVM.
+/// Timeout for all vCPU threads to return from KVM_RUN when the guest is stopped or paused.
 pub const VCPUS_STOP_TIMEOUT: Ns = Ns::secs(2);
-/// Maximum number of guest machine checks that a VMM logs. A guest can trigger them without limit.
+/// Maximum number of guest machine checks that a VMM logs. Without this limit, a guest could fill
+/// the log.
 pub const MACHINE_CHECKS_LOGGED_MAX: u32 = 16;
-/// Interval at which a VMM checks that all slices of its guest are present. An access to a lost
-/// slice is also detected.
+/// Interval at which a VMM checks that all slices of its guest are present. A guest access to a
+/// lost slice is detected at once.
 pub const LOST_SLICE_CHECK_INTERVAL: Ns = Ns::secs(1);
-/// Maximum number of concurrent connections to a guest's control socket. More connections wait.
+/// Maximum number of concurrent connections to a guest's control socket. Further connections wait.
 pub const CONTROL_CONNECTIONS_MAX: usize = 16;
-/// Maximum number of concurrent requests on one connection to a guest's control socket. More
+/// Maximum number of concurrent requests on one connection to a guest's control socket. Further
 /// requests wait.
 pub const CONTROL_REQUESTS_IN_FLIGHT_MAX: usize = 4;
 /// Maximum size of a request to a guest's control socket, in bytes.
@@ -78,11 +78,11 @@ pub const LOCAL_MIB_PER_HOST_MAX: u64 = 64 << 20;
 pub const NAME_BYTES_MAX: usize = 63;
 /// Maximum length of a request ID, in bytes.
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
-/// Maximum length of the reason for an operation, in bytes.
+/// Maximum length of the reason that an operator gives for an operation, in bytes.
 pub const REASON_BYTES_MAX: usize = 512;
 
-/// Maximum length of a value in an error message, in characters. Longer values are shortened. Every
-/// valid name and request ID is shown completely.
+/// Maximum length of a value in an error message, in characters. Longer values are truncated. Valid
+/// names and request IDs are never truncated.
 pub const ERROR_VALUE_CHARS_MAX: usize = 256;
 const _: () =
     assert!(NAME_BYTES_MAX <= ERROR_VALUE_CHARS_MAX && REQUEST_ID_BYTES_MAX <= ERROR_VALUE_CHARS_MAX);
@@ -104,35 +104,35 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 pub const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of file descriptors in a `HostMemory` datagram. Linux allows 253.
 pub const DESCRIPTORS_PER_DATAGRAM_MAX: usize = 64;
-/// Maximum number of connections to an agent's host memory socket from one user that may attach
-/// VMs.
-pub const HOST_MEMORY_CONNECTIONS_PER_UID_MAX: usize = 1024;
-/// Maximum number of connections to an agent's host memory socket from all users that may not
+/// Maximum number of connections to an agent's host memory socket from one user with permission to
 /// attach VMs.
+pub const HOST_MEMORY_CONNECTIONS_PER_UID_MAX: usize = 1024;
+/// Maximum number of connections to an agent's host memory socket from all users without permission
+/// to attach VMs.
 pub const HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX: usize = 16;
-/// Time after which the agent closes a host memory connection without a request.
+/// Time without a request after which the agent closes a host memory connection.
 pub const HOST_MEMORY_IDLE_MAX: Ns = Ns::secs(30);
-/// Time after which the agent closes an idle host memory connection of a user that may not attach
-/// VMs.
+/// Time without a request after which the agent closes a host memory connection of a user without
+/// permission to attach VMs.
 pub const HOST_MEMORY_UNAUTHORIZED_IDLE_MAX: Ns = Ns::secs(1);
-/// Maximum number of VMM requests in the queue of the agent's main task. More requests wait in the
-/// socket.
+/// Maximum number of VMM requests in the queue of the agent's main task. Further requests wait in
+/// the socket buffer.
 pub const HOST_MEMORY_REQUESTS_QUEUED_MAX: usize = 256;
 /// Timeout for sending a response to a VMM.
 pub const HOST_MEMORY_SEND_TIMEOUT: Ns = Ns::secs(10);
-/// Memory of a pool node that processes other than VMs may use before `host-agent doctor` reports a
-/// problem.
+/// Maximum memory of a pool's NUMA node that processes other than VMs may use. Above this limit,
+/// `host-agent doctor` reports a problem.
 pub const FOREIGN_MEMORY_ON_POOL_NODE_MAX: Bytes = Bytes::mib(64);
-/// Maximum number of concurrent host calls of an agent, such as opening a slice. Each call has a
-/// thread of its own.
+/// Maximum number of concurrent host calls of an agent, such as opening a slice. Each call runs on
+/// its own thread.
 pub const HOST_CALLS_IN_FLIGHT_MAX: usize = 8;
-/// Maximum number of concurrent host calls that close or scrub slices. The remaining threads serve
-/// VMs that start.
+/// Maximum number of concurrent host calls that close or scrub slices. The remaining threads are
+/// reserved for starting VMs.
 pub const HOST_RECLAIM_CALLS_IN_FLIGHT_MAX: usize = 6;
 /// Maximum number of entries in one page of a list.
 pub const LIST_PAGE_MAX: u32 = 8 * 1024;
-/// Maximum number of pages that a client requests for one list. A longer list is a protocol error
-/// of the manager.
+/// Maximum number of pages that a client requests for one list. If the manager announces more
+/// pages, the client reports a protocol error.
 pub const LIST_PAGES_MAX: u32 = 4096;
 
 /// Maximum number of reservations in one page of a list. One reservation may contain thousands of
@@ -171,24 +171,25 @@ pub const CONNECTIONS_ACCEPTED_QUEUED_MAX: usize = 64;
 /// Maximum number of concurrent calls on one connection to the manager.
 pub const CALLS_PER_CONNECTION_MAX: u32 = 1024;
 
-/// Maximum number of ledger requests that wait for the disk. More requests are rejected as
-/// UNAVAILABLE.
+/// Maximum number of ledger requests that wait for a durable write. Further requests are rejected
+/// with UNAVAILABLE.
 pub const LEDGER_REQUESTS_QUEUED_MAX: usize = 4096;
 /// Shortest interval between two checks of the free space on the store's disk.
 pub const STORE_SPACE_CHECK_INTERVAL: Ns = Ns::ms(100);
-/// Interval between two checks of a nearly full disk while the store writes nothing.
+/// Interval between two checks of the free space on a nearly full disk while the store writes
+/// nothing.
 pub const STORE_LOW_SPACE_CHECK_INTERVAL: Ns = Ns::secs(1);
-/// Maximum number of concurrent Explain calls, each of which scans all decisions. More calls are
-/// rejected as UNAVAILABLE.
+/// Maximum number of concurrent Explain calls, each of which scans all decisions. Further calls are
+/// rejected with UNAVAILABLE.
 pub const EXPLAIN_CALLS_IN_FLIGHT_MAX: usize = 8;
 /// Maximum number of calls that wait in WaitReady, or in Reserve with `wait_ready`.
 pub const WAITERS_MAX: usize = 16 * 1024;
 /// Longest time that a call may wait for slices to come online.
 pub const WAIT_READY_MAX: Ns = Ns::secs(300);
-/// Default time that a command waits for a response of the manager.
+/// Default timeout of a command for a response from the manager.
 pub const RESPONSE_TIMEOUT_DEFAULT: Ns = Ns::secs(30);
-/// Time that a client waits beyond the deadline of its request, so that the server's timeout error
-/// arrives.
+/// Additional time that a client waits after the deadline of its request, so that it receives the
+/// server's timeout error.
 pub const RESPONSE_TIMEOUT_SLACK: Ns = Ns::secs(1);
 /// Interval at which `tarn top` polls the rack.
 pub const TOP_REFRESH_INTERVAL: Ns = Ns::secs(1);
@@ -197,11 +198,12 @@ pub const TOP_EVENTS_QUEUED_MAX: usize = 64;
 /// Largest accepted difference between the clocks of two machines. With a larger difference, their
 /// logs cannot be compared.
 pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
-/// Maximum number of changes in one durable write. Further requests go into the next write; reports
-/// of hosts and devices do not wait, and are limited by their number of slices.
+/// Maximum number of changes in one durable write. Further requests are part of the next write.
+/// Reports of hosts and devices may exceed this limit; their size is bounded by the number of
+/// slices.
 pub const BATCH_CHANGES_MAX: usize = 8192;
-/// Time that the store delays a change without a waiting caller, so that several changes share a
-/// durable write.
+/// Delay before the store writes a change that no caller waits for, so that several changes share
+/// one durable write.
 pub const BATCH_LINGER: Ns = Ns::ms(10);
 /// Maximum number of chunks queued for one watcher. When the queue is full, the oldest chunks are
 /// dropped and the watcher is notified.
@@ -212,8 +214,8 @@ pub const WATCH_CHUNK_RECORDS_MAX: usize = 64;
 pub const WATCHERS_MAX: usize = 256;
 /// Interval between two attempts of `tarn watch` to reconnect to the manager.
 pub const WATCH_RETRY_INTERVAL: Ns = Ns::ms(200);
-/// Time that `tarn watch` waits beyond its `--timeout`. An error of an unresponsive manager then
-/// takes precedence over the timeout of the watch.
+/// Additional time that `tarn watch` waits after its `--timeout`, so that an error of the
+/// connection is reported instead of the timeout.
 pub const WATCH_TIMEOUT_SLACK: Ns = Ns::ms(50);
 
 /// Maximum number of rows of a VM trace.
@@ -221,14 +223,15 @@ pub const TRACE_ROWS_MAX: usize = 4 << 20;
 /// Largest time in a VM trace, in seconds from its start: 100 years.
 pub const TRACE_SECONDS_MAX: u64 = 100 * 366 * 24 * 3600;
 /// Maximum number of recent outcomes stored individually per group of similar VMs. Older outcomes
-/// are only part of totals and extremes.
+/// are aggregated into the group's sums, minimum and maximum.
 pub const OUTCOMES_PER_GROUP_MAX: usize = 64;
-/// Maximum number of random splits of the workloads into two halves in cross-validation.
+/// Maximum number of random splits of the workloads into training and test halves in
+/// cross-validation.
 pub const CROSS_VALIDATION_SPLITS_MAX: u32 = 10_000;
 /// Maximum number of outcomes in a training set; the most recent outcomes are used. Training takes
 /// about half a millisecond per outcome.
 pub const TRAINING_OUTCOMES_MAX: usize = 64 << 10;
-/// Maximum number of VM owners with a safety margin of their own for predictions.
+/// Maximum number of VM owners with an individual safety margin for predictions.
 pub const OWNER_MARGINS_MAX: usize = 8 << 10;
 /// Maximum number of outcomes that a manager stores; the oldest are dropped. Training reads all of
 /// them.
@@ -251,8 +254,8 @@ pub const ROLLBACK_MODELS_MAX: usize = 8;
 /// Maximum number of plans without a reservation that the manager stores. The oldest plans are
 /// dropped first.
 pub const PENDING_PLANS_MAX: usize = 64 << 10;
-/// Number of recent VMs with a plan from which the manager computes the fraction of VMs with
-/// measured counters.
+/// Number of most recently planned VMs over which the manager computes the fraction of VMs with
+/// measured performance counters.
 pub const PLAN_STATISTICS_WINDOW: usize = 1000;
 /// Number of outcomes between two selections of the operating point.
 pub const OUTCOMES_PER_OPERATING_POINT: usize = 20;
@@ -264,7 +267,8 @@ pub const MODEL_BYTES_MAX: usize = 3 << 20;
 pub const REPLAY_CLIENTS_DEFAULT: usize = 64;
 /// Largest configurable number of concurrent calls of a replay.
 pub const REPLAY_CLIENTS_MAX: usize = 1024;
-/// Maximum number of concurrent test VMMs of a replay, each a process. More VMs run without one.
+/// Maximum number of concurrent test VMMs of a replay, each a process. Further VMs are replayed
+/// without a test VMM.
 pub const REPLAY_TEST_VMMS_MAX: usize = 1024;
 /// Number of hosts that a replay tries before it counts a VM as rejected.
 pub const REPLAY_ATTEMPTS_MAX: usize = 6;
@@ -276,7 +280,7 @@ pub const REPLAY_TEST_VMM_TIMEOUT: Ns = Ns::secs(30);
 pub const REPLAY_SETTLE_DEFAULT: Ns = Ns::secs(2);
 /// Longest configurable time that a replay waits for draining slices.
 pub const REPLAY_SETTLE_MAX: Ns = Ns::secs(60);
-/// Time after which a replay fails if the manager stays unavailable.
+/// Time for which the manager may be unavailable before a replay fails.
 pub const REPLAY_UNAVAILABLE_MAX: Ns = Ns::secs(60);
 /// First delay between two attempts of a replay to reach an unavailable manager. The delay doubles
 /// up to [`REPLAY_BACKOFF_MAX`].
@@ -288,13 +292,13 @@ pub const REPLAY_CHECK_INTERVAL: Ns = Ns::ms(200);
 /// Number of consecutive comparisons with the ledger in which a reservation must be missing before
 /// a replay counts it as lost.
 pub const REPLAY_LOST_AFTER_COMPARISONS: usize = 3;
-/// Maximum memory that a test VMM writes in each slice, in MiB: the whole slice.
+/// Maximum memory that a test VMM writes in each slice, in MiB. Equal to the size of a slice.
 pub const TEST_VMM_TOUCH_MIB_MAX: u64 = 1024;
 
 /// Maximum number of decisions stored for Explain. The oldest decisions are dropped first.
 pub const AUDIT_ENTRIES_MAX: u64 = 200_000;
-/// Number of decisions that are dropped together, so that only one durable write in this many pays
-/// for it.
+/// Number of the oldest decisions that are dropped at a time, so that only one in this many durable
+/// writes also deletes decisions.
 pub const AUDIT_ENTRIES_PRUNED_PER_BATCH: u64 = 256;
 /// Maximum number of decisions in an Explain response.
 pub const EXPLAIN_ENTRIES_MAX: usize = 500;
@@ -302,29 +306,28 @@ pub const EXPLAIN_ENTRIES_MAX: usize = 500;
 /// are dropped first.
 pub const ENDED_REQUESTS_PER_CLIENT_MAX: usize = 10_000;
 /// Maximum number of request IDs of ended reservations stored for all clients, at about 2 KiB each.
-/// Without mTLS a client can use any number of names, so a limit per client does not bound memory.
+/// A limit per client alone does not bound memory: without mTLS, a client can use many names.
 pub const ENDED_REQUESTS_MAX: usize = 64 << 10;
-/// Age of the oldest stored request ID from which a client counts as established. New clients
-/// cannot displace the request IDs of an established client.
+/// A client is established if its oldest stored request ID is at least this old. New clients cannot
+/// displace the request IDs of an established client.
 pub const CLIENT_ESTABLISHED_AFTER: Ns = Ns::secs(600);
 /// Time for which a request ID is stored after its reservation has ended.
 pub const REQUEST_ID_RETENTION: Ns = Ns::secs(24 * 3600);
 /// Interval at which the manager deletes expired records of ended reservations.
 pub const RESERVATION_PRUNE_INTERVAL: Ns = Ns::secs(1);
-/// Upper bound on the reservations made after the backup from which a store is restored.
+/// Upper bound on the number of reservations made between a backup and its restore.
 pub const RESERVATIONS_SINCE_BACKUP_MAX: u64 = 1 << 32;
-/// Largest epoch of a slice that is accepted. It is not reachable in operation, so a higher epoch
-/// means a damaged record.
+/// Largest valid epoch of a slice. No slice reaches it in operation, so a higher epoch indicates a
+/// damaged record.
 pub const OWNER_EPOCH_MAX: u64 = 1 << 62;
-/// Upper bound on the epochs that a slice has advanced since the backup from which a store is
-/// restored.
+/// Upper bound on the number of epochs that a slice advances between a backup and its restore.
 pub const EPOCHS_SINCE_BACKUP_MAX: u64 = 1 << 32;
-/// Upper bound on the slices added after the backup from which a store is restored.
+/// Upper bound on the number of slices added between a backup and its restore.
 pub const SLICES_ADDED_SINCE_BACKUP_MAX: u32 = SLICES_MAX;
-/// Upper bound on the restores that may follow a backup, each of the backup made after the previous
-/// restore. Each restore moves the numbers of new slices by [`SLICES_ADDED_SINCE_BACKUP_MAX`].
+/// Upper bound on the number of successive restores, each from a backup made after the previous
+/// restore. Each restore increases the numbers of new slices by [`SLICES_ADDED_SINCE_BACKUP_MAX`].
 pub const SUCCESSIVE_RESTORES_MAX: u32 = 64;
-/// Upper bound on the hosts added after the backup from which a store is restored.
+/// Upper bound on the number of hosts added between a backup and its restore.
 pub const HOSTS_ADDED_SINCE_BACKUP_MAX: u32 = 1 << 16;
 /// Default time within which a reservation must be committed.
 pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
@@ -333,22 +336,22 @@ pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
 /// Delay before the manager repeats a declined migration request.
 pub const MIGRATION_REQUEST_RETRY_AFTER: Ns = Ns::secs(600);
 
-/// Number of heartbeats per lease duration that an agent without other messages sends.
+/// Number of heartbeats that an agent sends per lease duration if it sends no other messages.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
-/// Maximum number of slices that one event examines while the manager compares an EMC with the
+/// Maximum number of slices that the manager examines per event when it compares an EMC with the
 /// ledger or builds a complete desired state.
 pub const LEDGER_CHUNK_SLICES_MAX: usize = 512;
 /// Maximum number of report entries that the manager applies per event. Longer reports are applied
-/// in parts, so that other requests do not wait for them.
+/// in parts, so that they do not delay other requests.
 pub const REPORT_PART_ENTRIES_MAX: usize = 128;
 /// Maximum number of results of one device that the manager processes together.
 pub const DEVICE_RESULTS_PER_BATCH_MAX: usize = 64;
 /// Shortest interval between two desired-state messages to a host while a caller waits.
 pub const DESIRED_STATE_INTERVAL_MIN: Ns = Ns::ms(1);
-/// Time that the manager delays a desired-state message without a waiting caller, so that several
+/// Delay before the manager sends a desired-state message that no caller waits for, so that several
 /// changes share a message.
 pub const DESIRED_STATE_LINGER: Ns = Ns::ms(10);
-/// Time that an agent delays its report on finished calls while other calls are in flight.
+/// Delay before an agent reports finished host calls while other host calls are in flight.
 pub const OBSERVED_STATE_LINGER: Ns = Ns::ms(1);
 /// Time after which the manager resends a desired state that the agent has not acknowledged.
 pub const DESIRED_STATE_RESEND_AFTER: Ns = Ns::secs(2);
@@ -356,24 +359,24 @@ pub const DESIRED_STATE_RESEND_AFTER: Ns = Ns::secs(2);
 pub const RECONNECT_BACKOFF_MIN: Ns = Ns::ms(100);
 /// Longest delay before an agent reconnects to the manager.
 pub const RECONNECT_BACKOFF_MAX: Ns = Ns::secs(1);
-/// Time without messages after which an agent probes its connection to the manager, and timeout of
-/// that probe.
+/// Time without messages after which an agent probes its connection to the manager. It is also the
+/// timeout of the probe.
 pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
 /// Delay between two attempts of a failed device call.
 pub const DEVICE_RETRY_DELAY: Ns = Ns::secs(1);
 /// Interval at which the manager checks that an idle device is still present.
 pub const DEVICE_PROBE_INTERVAL: Ns = Ns::secs(2);
-/// First delay before a failed device call of a slice is repeated. The delay doubles with each
+/// Delay before the first retry of a failed device call of a slice. The delay doubles with each
 /// failure.
 pub const SLICE_RETRY_DELAY_MIN: Ns = Ns::ms(200);
-/// Longest delay before a failed device call of a slice is repeated.
+/// Longest delay before a retry of a failed device call of a slice.
 pub const SLICE_RETRY_DELAY_MAX: Ns = Ns::secs(2);
-/// Maximum number of quarantined slices with separate alarms. All further slices share one alarm.
+/// Maximum number of separate alarms about quarantined slices. All further slices share one alarm.
 pub const SLICE_ALARMS_MAX: usize = 256;
-/// Maximum number of failed reservations with separate alarms. All further reservations share one
+/// Maximum number of separate alarms about failed reservations. All further reservations share one
 /// alarm.
 pub const RESERVATION_ALARMS_MAX: usize = 256;
-/// Maximum number of VMs that could not be adopted with separate alarms. All further VMs share one
+/// Maximum number of separate alarms about VMs that could not be adopted. All further VMs share one
 /// alarm.
 pub const UNADOPTED_ALARMS_MAX: usize = 256;
 /// Maximum number of separate alarms about a host that does not detect a configured device. All
@@ -393,28 +396,28 @@ pub const FENCE_WITHIN_MAX: Ns = Ns::secs(3600);
 pub const FENCE_ARGUMENTS_MAX: usize = 64;
 /// Maximum output of the fence command that is stored, in bytes.
 pub const FENCE_OUTPUT_BYTES_MAX: usize = 4 << 10;
-/// Number of pages of a VM per sampled page when the NUMA node of its memory is determined: 4,096
-/// samples per slice.
+/// Sampling interval, in pages, for determining the NUMA nodes of a VM's memory: one page in 64, or
+/// 4,096 samples per slice.
 pub const SAMPLING_INTERVAL_PAGES: usize = 64;
-/// Maximum number of sampled pages of one VM. For larger VMs, fewer than one page in
-/// [`SAMPLING_INTERVAL_PAGES`] is sampled.
+/// Maximum number of sampled pages of one VM. Larger VMs are sampled at longer intervals than
+/// [`SAMPLING_INTERVAL_PAGES`].
 pub const SAMPLED_PAGES_PER_VM_MAX: usize = 1 << 20;
-/// Maximum number of mappings of one VM whose pages are sampled. A mapping usually has 1 GiB.
+/// Maximum number of memory mappings of one VM whose pages are sampled. A mapping is usually 1 GiB.
 pub const SAMPLED_MAPPINGS_PER_VM_MAX: usize = 16_384;
-/// Time after which the agent abandons a kernel operation on the device of a slice.
+/// Timeout of the agent for a kernel operation on the device of a slice.
 pub const SLICE_STEP_TIMEOUT: Ns = Ns::secs(20);
-/// Maximum number of slices of a region whose operations hang in the kernel, each with a blocked
-/// thread. At the limit, no other slice of the region is changed.
+/// Maximum number of slices of a region with operations that hang in the kernel. Each of them
+/// blocks a thread. At the limit, operations on other slices of the region are refused.
 pub const HUNG_SLICES_PER_REGION_MAX: usize = 64;
 /// Delay between two attempts of a failed host call.
 pub const HOST_CALL_RETRY_DELAY: Ns = Ns::ms(500);
 /// Number of failed attempts of a host call after which the agent notifies the manager. The agent
-/// continues to retry.
+/// then continues to retry.
 pub const HOST_FAILURES_REPORTED_AFTER: u32 = 3;
-/// Time for which an agent reports an ended VM that its desired state does not contain. A restarted
-/// manager may not have sent that VM yet.
+/// Time for which an agent continues to report an ended VM that is absent from its desired state. A
+/// restarted manager may not have sent that VM yet.
 pub const ENDED_VM_REPORTED_FOR: Ns = Ns::secs(3600);
-/// Maximum number of reported ended VMs that the desired state does not contain. Above the limit,
+/// Maximum number of reported ended VMs that are absent from the desired state. Above the limit,
 /// the VM that left the desired state first is dropped.
 pub const ENDED_VMS_REPORTED_MAX: usize = 4096;
 /// Maximum number of concurrent scrubs of a host.
@@ -423,17 +426,19 @@ pub const SCRUBS_PER_HOST_MAX: usize = 64;
 pub const SCRUB_MIB_PER_S_DEFAULT: u32 = 2048;
 /// Number of bytes that a scrub processes between two checks of the rate limit and of its memory.
 pub const SCRUB_STEP_BYTES: usize = 2 << 20;
-/// Idle time for which the scrub rate limit grants unused bandwidth later, as a burst.
+/// Maximum burst of scrubs, as the idle time whose unused bandwidth may be used later (token
+/// bucket).
 pub const SCRUB_BURST: Ns = Ns::ms(10);
 /// Maximum number of pages of a VM that one system call queries or moves to another NUMA node.
 pub const PAGES_PER_MOVE_CALL_MAX: usize = 4096;
-/// Maximum number of certificate names of a role.
+/// Maximum number of certificate names that can be assigned to a role.
 pub const ROLE_NAMES_MAX: usize = 256;
 /// Shortest configurable lease duration.
 pub const LEASE_TTL_MIN: Ns = Ns::ms(200);
 /// Longest configurable lease duration.
 pub const LEASE_TTL_MAX: Ns = Ns::secs(3600);
-/// Longest configurable silence before a host is fenced, except for the setting `never`.
+/// Longest configurable time without messages after which a host is fenced. The setting `never` is
+/// also allowed.
 pub const FENCE_AFTER_MAX: Ns = Ns::secs(30 * 24 * 3600);
 /// Delay between two attempts to open a store.
 pub const STORE_OPEN_RETRY_DELAY: Ns = Ns::secs(1);
@@ -444,39 +449,40 @@ pub const RACK_TIME_SAVE_INTERVAL: Ns = Ns::secs(60);
 pub const STORE_FREE_BYTES_MIN: u64 = 64 << 20;
 /// Size of the store's page cache, in bytes.
 pub const STORE_CACHE_BYTES: usize = 256 << 20;
-/// Maximum number of corrupt store entries that a check describes. Further corrupt entries are only
-/// counted.
+/// Maximum number of corrupt entries that a check of the store describes. Further corrupt entries
+/// are only counted.
 pub const CORRUPT_ENTRIES_DESCRIBED_MAX: usize = 20;
-/// Free space, in bytes, on the file system of an emulated device below which no slice is granted.
-/// Slices are sparse files and may overcommit the file system.
+/// Free space, in bytes, on the file system of an emulated device below which the device grants no
+/// slices. Slices are sparse files and may overcommit the file system.
 pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 
 /// Maximum number of tenants of a market.
 pub const TENANTS_MAX: usize = 1 << 20;
-/// Maximum supply of a market, in MiB or MB/s. A double represents whole numbers up to this value
+/// Maximum supply of a market, in MiB or MB/s. An `f64` represents whole numbers up to this value
 /// exactly.
 pub const SUPPLY_MAX: u64 = 1 << 50;
-/// Maximum number of prices that a search evaluates. Bisection from 1 to 1e-10 takes 35 prices. A
-/// search that restarts with all tenants may evaluate this many prices again.
+/// Maximum number of prices that one price search evaluates. Bisection of the interval from 0 to 1
+/// down to 1e-10 takes 35 prices. If the search restarts with all tenants, the count starts again.
 pub const PRICE_ROUNDS_MAX: u32 = 60;
 /// Maximum number of dividends evaluated at one price. Each larger dividend satiates more tenants.
 pub const DIVIDEND_ROUNDS_MAX: u32 = 32;
-/// Maximum number of tenants that are evaluated as the recipient of the remaining supply.
+/// Maximum number of tenants that a market evaluates as the recipient of the remaining supply.
 pub const MARGINAL_CANDIDATES_MAX: usize = 64;
-/// Maximum number of tenants that are evaluated with a fixed demand, while the other tenants share
-/// the rest in a second market.
+/// Maximum number of tenants that a market evaluates with a fixed demand. For each of them, the
+/// other tenants share the remaining supply in a second market.
 pub const FIXED_CANDIDATES_MAX: usize = 3;
-/// Maximum number of tenants of a market whose outcome is refined by trades.
+/// Maximum number of tenants in a market that is refined by trades.
 pub const REFINEMENT_TENANTS_MAX: usize = 64;
 /// Maximum number of trades in one refinement.
 pub const REFINEMENTS_MAX: u32 = 1000;
-/// Maximum number of trades that one step of a refinement checks for envy.
+/// Maximum number of trades that are checked for envy in one step of a refinement.
 pub const TRADE_CANDIDATES_MAX: usize = 64;
-/// Maximum number of tenants of a market for which envy is computed, for each pair of tenants.
+/// Maximum number of tenants in a market for which envy is computed. Envy is computed for every
+/// pair of tenants.
 pub const ENVY_CHECK_TENANTS_MAX: usize = 1024;
-/// Maximum number of tenants of a host whose shares an agent decides.
+/// Maximum number of tenants for which an agent computes shares.
 pub const TENANTS_PER_HOST_MAX: usize = 256;
-/// Maximum bandwidth of a host's link, in MB/s.
+/// Maximum bandwidth of a host's link to remote memory, in MB/s.
 pub const LINK_MB_S_MAX: u64 = 1_000_000_000;
 /// Maximum number of processes of a tenant that the agent inspects.
 pub const TENANT_PROCESSES_MAX: usize = 64;
@@ -489,10 +495,10 @@ pub const SAMPLED_CPUS_MAX: usize = 1024;
 pub const SAMPLE_BUFFER_BYTES_PER_CPU: usize = 256 << 10;
 /// Maximum number of memory regions of a tenant whose access frequency is monitored separately.
 pub const MONITOR_REGIONS_MAX: usize = 1000;
-/// Smallest weight of a tenant as a fraction of all weights of a market. A smaller budget cannot
-/// buy anything.
+/// Smallest weight of a tenant as a fraction of the sum of all weights in a market. A
+/// smaller budget cannot buy any supply.
 pub const WEIGHT_FRACTION_MIN: f64 = 1e-9;
-/// Smallest weight of a tenant. The range of weights is a hundred times that of cgroup weights.
+/// Smallest weight of a tenant. Cgroup weights range from 1 to 10000.
 pub const WEIGHT_MIN: f64 = 0.01;
 /// Largest weight of a tenant.
 pub const WEIGHT_MAX: f64 = 10_000.0;
@@ -515,11 +521,11 @@ const _: () = assert!(
     TENANTS_PER_HOST_MAX * (NAME_BYTES_MAX + 2 * SHARES_TEXT_BYTES_MAX + 256) <= MESSAGE_BYTES_MAX / 2,
     "a report on shares must fit into a message"
 );
-/// Shortest configurable time between two decisions on shares.
+/// Shortest configurable epoch, the time between two computations of shares.
 pub const SHARES_EPOCH_MIN: Ns = Ns::secs(1);
-/// Longest configurable time between two decisions on shares.
+/// Longest configurable epoch, the time between two computations of shares.
 pub const SHARES_EPOCH_MAX: Ns = Ns::secs(3600);
-/// Default time between two decisions on shares (Spirit, section 5).
+/// Default epoch, the time between two computations of shares (Spirit, section 5).
 pub const SHARES_EPOCH_DEFAULT: Ns = Ns::secs(30);
 /// Maximum number of memory sizes for which the stall ratio of a tenant is recorded.
 pub const STALL_POINTS_MAX: usize = 16;
@@ -530,10 +536,13 @@ pub const CURVE_KNOTS_MAX: usize = 4096;
 
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "an EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM must fit on an EMC");
-const _: () = assert!(ENDED_REQUESTS_PER_CLIENT_MAX * 4 <= ENDED_REQUESTS_MAX, "four busy clients must fit");
+const _: () = assert!(
+    ENDED_REQUESTS_PER_CLIENT_MAX * 4 <= ENDED_REQUESTS_MAX,
+    "the request IDs of four clients at their limit must fit"
+);
 const _: () = assert!(
     CLIENT_ESTABLISHED_AFTER.0 < REQUEST_ID_RETENTION.0,
-    "a client must be able to become established before its request IDs expire"
+    "CLIENT_ESTABLISHED_AFTER must be shorter than REQUEST_ID_RETENTION"
 );
 const _: () = assert!(
     OUTCOMES_PER_REQUEST_MAX * (4 * VM_ATTRIBUTE_BYTES_MAX + 1000) <= MESSAGE_BYTES_MAX,
@@ -546,7 +555,7 @@ const _: () = assert!(
 );
 const _: () = assert!(
     GUEST_SHUTDOWN_TIMEOUT.0 + VCPUS_STOP_TIMEOUT.0 < GUEST_STOP_WAIT_DEFAULT.0,
-    "a command must wait until a guest that ignores the shutdown request is stopped"
+    "a command must wait long enough for a forced stop after GUEST_SHUTDOWN_TIMEOUT"
 );
 // The desired state of a host is one message. A slice with its handle has at most 96 bytes, a VM
 // with its name 128.

@@ -20,7 +20,7 @@ pub struct NameError {
     max: usize,
 }
 
-fn checked(text: &str, max: usize) -> Result<Arc<str>, NameError> {
+fn check_name(text: &str, max: usize) -> Result<Arc<str>, NameError> {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b':' | b'-');
     let starts_valid = !matches!(text.as_bytes().first(), None | Some(b'.' | b'-'));
     if starts_valid && text.len() <= max && text.bytes().all(allowed) {
@@ -30,7 +30,7 @@ fn checked(text: &str, max: usize) -> Result<Arc<str>, NameError> {
     }
 }
 
-macro_rules! text {
+macro_rules! name_type {
     ($(#[$doc:meta])* $name:ident, $max:expr) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
@@ -43,7 +43,7 @@ macro_rules! text {
             /// # Errors
             /// [`NameError`] if the text is empty, too long, or contains other characters.
             pub fn new(text: &str) -> Result<Self, NameError> {
-                checked(text, $max).map(Self)
+                check_name(text, $max).map(Self)
             }
 
             /// Returns the name as text.
@@ -94,11 +94,11 @@ macro_rules! text {
     };
 }
 
-text!(
+name_type!(
     /// Name of a host, an EMC, a VM or a client. Every valid name is also a safe file name.
     Name, NAME_BYTES_MAX
 );
-text!(
+name_type!(
     /// Request ID chosen by a client. A repeated request with the same ID returns the first result.
     RequestId, REQUEST_ID_BYTES_MAX
 );

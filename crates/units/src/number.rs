@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Quoted;
 
-macro_rules! number {
+macro_rules! number_type {
     ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -21,35 +21,35 @@ macro_rules! number {
     };
 }
 
-number!(
-    /// Number of a slice (1 GiB of the pool). Slices of a rack are numbered from 0 in the order in
-    /// which EMCs were added. Numbers are never reused.
+number_type!(
+    /// Number of a slice (1 GiB of the pool). Slices are numbered from 0 across all EMCs of a rack,
+    /// in the order in which the EMCs were added. Numbers are never reused.
     SliceId(u32), ""
 );
-number!(
+number_type!(
     /// Number of a host of a rack. Numbers are never reused.
     HostId(u32), "host#"
 );
-number!(
+number_type!(
     /// Number of an external memory controller (Pond's term for a pool device). Numbers are never
     /// reused.
     EmcId(u32), "emc#"
 );
-number!(
-    /// Number of a reservation, which is the memory assigned to one VM. Displayed as r-N.
+number_type!(
+    /// Number of a reservation, the memory and cores assigned to one VM. Displayed as r-N.
     ReservationId(u64), "r-"
 );
-number!(
-    /// Counter of the owners of one slice, from 1. Each new owner has the next epoch, including a
-    /// host that only scrubs the slice. Epochs of a slice never repeat.
+number_type!(
+    /// Counter of ownership changes of one slice, from 1. Each new owner gets the next epoch, even
+    /// a host that only scrubs the slice. Epochs of a slice never repeat.
     Epoch(u64), ""
 );
-number!(
+number_type!(
     /// Number of changes that a ledger has recorded.
     Revision(u64), ""
 );
-number!(
-    /// Number of a start of an agent. Later starts have higher numbers.
+number_type!(
+    /// Number of an agent instance. Each restart of an agent gets a higher number.
     InstanceId(u64), ""
 );
 

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn value_is_shortened_at_a_character() {
+    fn long_value_is_truncated_at_a_character_boundary() {
         let longest = "ä".repeat(ERROR_VALUE_CHARS_MAX);
         assert_eq!(shortened(&longest), longest);
         assert_eq!(shortened(&format!("{longest}ä")), format!("{longest}…"));

@@ -1,4 +1,5 @@
-//! Types for sizes in bytes and for fractions. Names of functions that round state the direction.
+//! Types for sizes in bytes and for fractions. The name of a function that rounds states the
+//! direction of rounding.
 
 use std::fmt;
 
@@ -58,7 +59,7 @@ impl Bytes {
         self.0.is_multiple_of(1 << 20)
     }
 
-    /// Returns the sum, or `None` above `u64::MAX`.
+    /// Returns the sum, or `None` if it exceeds `u64::MAX`.
     pub const fn checked_add(self, other: Self) -> Option<Self> {
         match self.0.checked_add(other.0) {
             Some(sum) => Some(Self(sum)),
@@ -69,7 +70,7 @@ impl Bytes {
     /// Returns the difference, or `None` if `other` is larger.
     pub const fn checked_sub(self, other: Self) -> Option<Self> {
         match self.0.checked_sub(other.0) {
-            Some(rest) => Some(Self(rest)),
+            Some(difference) => Some(Self(difference)),
             None => None,
         }
     }
@@ -121,8 +122,8 @@ impl std::str::FromStr for Bytes {
     fn from_str(text: &str) -> Result<Self, SizeError> {
         let malformed = || SizeError::Malformed(text.to_owned());
         let too_large = || SizeError::TooLarge(text.to_owned());
-        let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (digits, unit) = text.split_at(at);
+        let unit_start = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (digits, unit) = text.split_at(unit_start);
         let shift = match unit {
             "" | "B" => 0,
             "KiB" | "K" => 10,

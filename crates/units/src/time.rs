@@ -37,7 +37,8 @@ impl Ns {
         Self(self.0.saturating_add(span.0))
     }
 
-    /// Returns the duration from `earlier` to this instant; 0 if `earlier` is later.
+    /// Returns the duration from `earlier` to this instant, or 0 if `earlier` is later than this
+    /// instant.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unix_time_is_rfc_3339_up_to_the_year_9999() {
+    fn unix_time_is_formatted_as_rfc_3339_up_to_the_year_9999() {
         assert_eq!(UnixMs(1_500).to_string(), "1970-01-01T00:00:01Z");
         assert_eq!(UnixMs(1_700_000_000_999).to_string(), "2023-11-14T22:13:20Z");
         assert_eq!(UnixMs(UnixMs::YEAR_10000.0 - 1).to_string(), "9999-12-31T23:59:59Z");

@@ -13,7 +13,7 @@ use acpi_tables::{
     sdt::Sdt,
 };
 
-use super::{OEM, OEM_REVISION, OEM_TABLE};
+use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 use crate::{
     layout::Layout,
     platform::{
@@ -29,13 +29,13 @@ const IO_APIC: u32 = 0xfec0_0000;
 const IAPC_BOOT_ARCH: u16 = NO_VGA | NO_CMOS_RTC;
 const NO_VGA: u16 = 1 << 2;
 const NO_CMOS_RTC: u16 = 1 << 5;
-/// Value of a Notify on a power button that was pressed (ACPI 6.5, section 5.6.6).
+/// Notification value for a press of the power button (ACPI 6.5, section 5.6.6).
 const NOTIFY_PRESSED: u8 = 0x80;
 
 /// Returns the FADT, which describes the sleep and reset registers and points to the DSDT.
 pub(super) fn fadt(dsdt: u64) -> FADT {
     let port = |port: u16| GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, u64::from(port));
-    let mut fadt = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
+    let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
         .dsdt_64(dsdt)
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::ResetRegSup)
@@ -52,7 +52,8 @@ pub(super) fn fadt(dsdt: u64) -> FADT {
 
 /// Returns the MADT, which lists the local APIC of each CPU and the I/O APIC.
 pub(super) fn madt(layout: &Layout) -> MADT {
-    let mut madt = MADT::new(OEM, OEM_TABLE, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
+    let mut madt =
+        MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, LocalInterruptController::Address(LOCAL_APIC));
     for cpu in 0..layout.cpus() {
         let byte = |number| u8::try_from(number).expect("CPUs and APIC IDs are below 256");
         madt.add_structure(ProcessorLocalApic::new(
@@ -67,12 +68,12 @@ pub(super) fn madt(layout: &Layout) -> MADT {
 
 /// Returns the DSDT, which describes the serial port, the power button and the virtio devices.
 pub(super) fn dsdt(windows: &[Window]) -> Vec<u8> {
-    let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM, OEM_TABLE, OEM_REVISION);
+    let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     let mut code = Vec::new();
-    serial(&mut code);
-    power_button(&mut code);
+    append_serial_port(&mut code);
+    append_power_button(&mut code);
     for (number, window) in windows.iter().enumerate() {
-        virtio(number, window, &mut code);
+        append_virtio_device(number, window, &mut code);
     }
     let soft_off = Package::new(vec![&SLEEP_TYPE, &0_u8, &0_u8, &0_u8]);
     Name::new(Path::new("_S5_"), &soft_off).to_aml_bytes(&mut code);
@@ -80,11 +81,11 @@ pub(super) fn dsdt(windows: &[Window]) -> Vec<u8> {
     dsdt.as_slice().to_vec()
 }
 
-fn in_scope(device: &dyn Aml, code: &mut Vec<u8>) {
+fn append_to_system_bus(device: &dyn Aml, code: &mut Vec<u8>) {
     Scope::new(Path::new("_SB_"), vec![device]).to_aml_bytes(code);
 }
 
-fn serial(code: &mut Vec<u8>) {
+fn append_serial_port(code: &mut Vec<u8>) {
     let ports = IO::new(SERIAL_PORT, SERIAL_PORT, 1, 8);
     let line = Interrupt::new(true, true, false, false, SERIAL_LINE);
     let resources = ResourceTemplate::new(vec![&ports, &line]);
@@ -97,18 +98,18 @@ fn serial(code: &mut Vec<u8>) {
         ],
     )
     .aml_bytes();
-    in_scope(&device, code);
+    append_to_system_bus(&device, code);
 }
 
-/// Writes the power button, and the Generic Event Device that reports button presses to the guest.
+/// Appends the power button, and the Generic Event Device that reports button presses to the guest.
 /// A hardware-reduced platform has no fixed power button.
-fn power_button(code: &mut Vec<u8>) {
+fn append_power_button(code: &mut Vec<u8>) {
     let button = Device::new(
         Path::new("PWRB"),
         vec![&Name::new(Path::new("_HID"), &EISAName::new("PNP0C0C")), &Name::new(Path::new("_UID"), &0_u8)],
     )
     .aml_bytes();
-    in_scope(&button, code);
+    append_to_system_bus(&button, code);
     let line = Interrupt::new(true, true, false, false, POWER_BUTTON_LINE);
     let resources = ResourceTemplate::new(vec![&line]);
     let pressed = Notify::new(&Path::new("\\_SB_.PWRB"), &NOTIFY_PRESSED).aml_bytes();
@@ -124,10 +125,10 @@ fn power_button(code: &mut Vec<u8>) {
         ],
     )
     .aml_bytes();
-    in_scope(&events, code);
+    append_to_system_bus(&events, code);
 }
 
-fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
+fn append_virtio_device(number: usize, window: &Window, code: &mut Vec<u8>) {
     let registers = Memory32Fixed::new(true, window.address, window.bytes);
     let line = Interrupt::new(true, true, false, false, window.line);
     let resources = ResourceTemplate::new(vec![&registers, &line]);
@@ -142,11 +143,11 @@ fn virtio(number: usize, window: &Window, code: &mut Vec<u8>) {
         ],
     )
     .aml_bytes();
-    in_scope(&device, code);
+    append_to_system_bus(&device, code);
 }
 
-/// Encoded AML that can be embedded in other AML. Encoding an object of acpi_tables early avoids
-/// the borrows between such objects.
+/// Encoded AML that can be embedded in other AML. An AML object of acpi_tables borrows its parts;
+/// encoded bytes borrow nothing.
 struct AmlBytes(Vec<u8>);
 
 impl Aml for AmlBytes {

@@ -7,7 +7,7 @@ use acpi_tables::{
     srat::MemoryAffinity,
 };
 
-use super::{OEM, OEM_REVISION, OEM_TABLE, aml_bytes};
+use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, aml_bytes};
 use crate::layout::{DISTANCE_LOCAL, Layout, Node};
 
 /// Size of the header of an ACPI table, in bytes.
@@ -16,21 +16,21 @@ const HEADER_BYTES: u32 = 36;
 /// 6.5, section 5.2.28). Linux reads the values of revision 1 as ten times smaller.
 const HMAT_REVISION: u8 = 2;
 /// Unit of latencies in the HMAT, in picoseconds: 1 ns.
-const LATENCY_UNIT: u64 = 1000;
+const LATENCY_UNIT_PS: u64 = 1000;
 /// Unit of bandwidths in the HMAT, in MB/s. With this unit, 16-bit entries reach 655 GB/s.
-const BANDWIDTH_UNIT: u64 = 10;
+const BANDWIDTH_UNIT_MBPS: u64 = 10;
 
 /// Returns the SRAT, which assigns each CPU and each memory range to a NUMA node.
 ///
-/// Pool memory is marked as hot-pluggable memory that is present at boot. Of 1 GiB of such memory,
-/// Linux 6.1 leaves 98 % to users and Linux 6.12 leaves 97 %. With `movable_node`, both leave 100
-/// %. Of 1 GiB that is not hot-pluggable, Linux 6.1 leaves 94 % and Linux 6.12 leaves 97 %, with or
-/// without `movable_node`. Pool memory is not an ACPI memory device: Linux 6.12 would put such a
-/// device into the tier of local memory, and Linux 6.1 would leave it offline.
+/// Pool memory is marked as hot-pluggable and enabled at boot. Of 1 GiB of such memory, user space
+/// can use 98 % with Linux 6.1 and 97 % with Linux 6.12, and all of it with `movable_node`. Without
+/// the hot-pluggable flag, user space can use 94 % with Linux 6.1 and 97 % with Linux 6.12, with or
+/// without `movable_node`. Pool memory is not an ACPI memory device: Linux 6.12 would assign such a
+/// device to the memory tier of local memory, and Linux 6.1 would leave it offline.
 pub(super) fn srat(layout: &Layout) -> Sdt {
-    let mut srat = Sdt::new(*b"SRAT", HEADER_BYTES + 12, 3, OEM, OEM_TABLE, OEM_REVISION);
+    let mut srat = Sdt::new(*b"SRAT", HEADER_BYTES + 12, 3, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     srat.write_u32(36, 1); // reserved; must be 1 for compatibility
-    for (number, node) in numbered(layout) {
+    for (number, node) in numbered_nodes(layout) {
         for cpu in node.cpus.clone() {
             srat.append_slice(&x2apic_affinity(layout.apic_id(cpu), number));
         }
@@ -59,7 +59,7 @@ fn x2apic_affinity(apic_id: u32, node: u32) -> [u8; 24] {
 /// Returns the SLIT, which contains the relative distances between all NUMA nodes.
 pub(super) fn slit(layout: &Layout) -> Vec<u8> {
     let nodes = layout.nodes.len();
-    let mut slit = Sdt::new(*b"SLIT", HEADER_BYTES + 8, 1, OEM, OEM_TABLE, OEM_REVISION);
+    let mut slit = Sdt::new(*b"SLIT", HEADER_BYTES + 8, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     slit.write_u64(36, nodes as u64);
     let row = |from| (0..nodes).map(move |to| layout.distance(from, to));
     let matrix: Vec<u8> = (0..nodes).flat_map(row).collect();
@@ -71,20 +71,30 @@ pub(super) fn slit(layout: &Layout) -> Vec<u8> {
 /// Returns the HMAT, which contains the latency and the bandwidth from each node with CPUs to the
 /// memory of each node.
 pub(super) fn hmat(layout: &Layout) -> Sdt {
-    let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM, OEM_TABLE, OEM_REVISION);
-    for (number, _) in numbered(layout) {
+    let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    for (number, _) in numbered_nodes(layout) {
         let initiator = u32::try_from(layout.nearest_initiator(number as usize))
             .expect("the number of a node fits into u32");
         hmat.append_slice(&aml_bytes(&MemoryProximityDomain::new(initiator, number)));
     }
     let latency = |from, to| layout.latency_ns(from, to);
-    let bandwidth = |from, to| layout.bandwidth_mbps(from, to).div_ceil(BANDWIDTH_UNIT);
-    hmat.append_slice(&aml_bytes(&locality(layout, DataType::AccessLatency, LATENCY_UNIT, latency)));
-    hmat.append_slice(&aml_bytes(&locality(layout, DataType::AccessBandwidth, BANDWIDTH_UNIT, bandwidth)));
+    let bandwidth = |from, to| layout.bandwidth_mbps(from, to).div_ceil(BANDWIDTH_UNIT_MBPS);
+    hmat.append_slice(&aml_bytes(&locality_matrix(
+        layout,
+        DataType::AccessLatency,
+        LATENCY_UNIT_PS,
+        latency,
+    )));
+    hmat.append_slice(&aml_bytes(&locality_matrix(
+        layout,
+        DataType::AccessBandwidth,
+        BANDWIDTH_UNIT_MBPS,
+        bandwidth,
+    )));
     hmat
 }
 
-fn locality(
+fn locality_matrix(
     layout: &Layout,
     data_type: DataType,
     unit: u64,
@@ -95,7 +105,7 @@ fn locality(
     let kind = LocalityType::Memory;
     let mut matrix =
         SystemLocality::new(kind, data_type, MinTransferSize::SizeByteAligned, unit, with_cpus, nodes);
-    for (number, node) in numbered(layout) {
+    for (number, node) in numbered_nodes(layout) {
         let at = number as usize;
         if !node.is_pool() {
             matrix.set_initiator_value(at, number);
@@ -111,6 +121,6 @@ fn locality(
     matrix
 }
 
-fn numbered(layout: &Layout) -> impl Iterator<Item = (u32, &Node)> {
+fn numbered_nodes(layout: &Layout) -> impl Iterator<Item = (u32, &Node)> {
     (0..).zip(&layout.nodes)
 }

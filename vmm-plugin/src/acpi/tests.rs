@@ -1,4 +1,4 @@
-//! Tests of the generated ACPI tables, which are parsed as by a kernel.
+//! Tests of the generated ACPI tables. The tests parse the tables in the same way as a kernel.
 
 use units::Bytes;
 
@@ -16,25 +16,25 @@ const WINDOWS: [Window; 2] = [
     Window { address: 0xd000_1000, bytes: 4096, line: 9 },
 ];
 
-fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
+fn read_number(bytes: &[u8], at: usize, width: usize) -> u64 {
     bytes[at..at + width].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
-fn sum(bytes: &[u8]) -> u8 {
+fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
 }
 
 /// Returns the ACPI table at a guest-physical address.
-fn table(all: &[u8], at: u64) -> &[u8] {
+fn table_at(all: &[u8], at: u64) -> &[u8] {
     let at = usize::try_from(at - TABLES_START).unwrap();
-    let bytes = usize::try_from(number(all, at + 4, 4)).unwrap();
+    let bytes = usize::try_from(read_number(all, at + 4, 4)).unwrap();
     &all[at..at + bytes]
 }
 
 /// Returns the ACPI table with a signature, found through the XSDT.
-fn find<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
-    let xsdt = table(all, number(all, 24, 8));
-    let entries = xsdt[36..].chunks(8).map(|entry| table(all, number(entry, 0, 8)));
+fn find_table<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
+    let xsdt = table_at(all, read_number(all, 24, 8));
+    let entries = xsdt[36..].chunks(8).map(|entry| table_at(all, read_number(entry, 0, 8)));
     let mut found = entries.filter(|table| &table[..4] == signature);
     let table = found.next().unwrap();
     assert!(found.next().is_none());
@@ -43,12 +43,12 @@ fn find<'a>(all: &'a [u8], signature: &[u8]) -> &'a [u8] {
 
 /// Splits the body of an ACPI table into structures. Returns the type and the bytes of each. The
 /// type field and the length field have `width` bytes each.
-fn structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
+fn split_structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
     let mut all = Vec::new();
     while !rest.is_empty() {
-        let length = if width == 1 { number(rest, 1, 1) } else { number(rest, 4, 4) };
+        let length = if width == 1 { read_number(rest, 1, 1) } else { read_number(rest, 4, 4) };
         let (structure, remainder) = rest.split_at(usize::try_from(length).unwrap());
-        all.push((number(structure, 0, width), structure));
+        all.push((read_number(structure, 0, width), structure));
         rest = remainder;
     }
     all
@@ -56,33 +56,43 @@ fn structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
 
 #[test]
 fn tables_are_linked_from_rsdp_with_valid_checksums() {
-    let all = tables(&layout(), &WINDOWS).unwrap();
+    let all = build_tables(&layout(), &WINDOWS).unwrap();
     assert_eq!(&all[..8], b"RSD PTR ");
-    assert_eq!((sum(&all[..20]), sum(&all[..36])), (0, 0));
-    assert_eq!(sum(table(&all, number(&all, 24, 8))), 0);
+    assert_eq!((checksum(&all[..20]), checksum(&all[..36])), (0, 0));
+    assert_eq!(checksum(table_at(&all, read_number(&all, 24, 8))), 0);
     for signature in [b"FACP", b"APIC", b"SRAT", b"SLIT", b"HMAT"] {
-        assert_eq!(sum(find(&all, signature)), 0, "{signature:?}");
+        assert_eq!(checksum(find_table(&all, signature)), 0, "{signature:?}");
     }
-    let dsdt = table(&all, number(find(&all, b"FACP"), 140, 8));
-    assert_eq!((&dsdt[..4], sum(dsdt)), (&b"DSDT"[..], 0));
+    let dsdt = table_at(&all, read_number(find_table(&all, b"FACP"), 140, 8));
+    assert_eq!((&dsdt[..4], checksum(dsdt)), (&b"DSDT"[..], 0));
 }
 
 #[test]
 fn srat_assigns_cpus_to_local_nodes_and_slices_to_pool_nodes() {
-    let all = tables(&layout(), &[]).unwrap();
-    let srat = structures(&find(&all, b"SRAT")[48..], 1);
-    let processors: Vec<_> =
-        srat.iter().filter(|(kind, _)| *kind == 2).map(|(_, s)| (number(s, 8, 4), number(s, 4, 4))).collect();
+    let all = build_tables(&layout(), &[]).unwrap();
+    let srat = split_structures(&find_table(&all, b"SRAT")[48..], 1);
+    let processors: Vec<_> = srat
+        .iter()
+        .filter(|(kind, _)| *kind == 2)
+        .map(|(_, s)| (read_number(s, 8, 4), read_number(s, 4, 4)))
+        .collect();
     assert_eq!(processors, [(0, 0), (1, 0), (2, 0), (4, 1)], "APIC ID and node of each CPU");
     let memory: Vec<_> = srat
         .iter()
         .filter(|(kind, _)| *kind == 1)
-        .map(|(_, s)| (number(s, 2, 4), number(s, 8, 8) >> 20, number(s, 16, 8) >> 20, number(s, 28, 4)))
+        .map(|(_, s)| {
+            (
+                read_number(s, 2, 4),
+                read_number(s, 8, 8) >> 20,
+                read_number(s, 16, 8) >> 20,
+                read_number(s, 28, 4),
+            )
+        })
         .collect();
     let expected =
         [(0, 0, 2048, 1), (1, 2048, 1024, 1), (1, 4096, 1024, 1), (2, 5120, 1024, 3), (3, 6144, 4096, 3)];
     assert_eq!(memory, expected, "node, start and size in MiB, flags (1 enabled, 2 hot-pluggable)");
-    let madt = structures(&find(&all, b"APIC")[44..], 1);
+    let madt = split_structures(&find_table(&all, b"APIC")[44..], 1);
     let apic_ids: Vec<_> = madt.iter().filter(|(kind, _)| *kind == 0).map(|(_, s)| u64::from(s[3])).collect();
     assert_eq!(apic_ids, [0, 1, 2, 4]);
 }
@@ -90,16 +100,20 @@ fn srat_assigns_cpus_to_local_nodes_and_slices_to_pool_nodes() {
 #[test]
 fn slit_and_hmat_values_match_the_layout() {
     let layout = layout();
-    let all = tables(&layout, &[]).unwrap();
-    let slit = find(&all, b"SLIT");
-    assert_eq!(number(slit, 36, 8), 4);
+    let all = build_tables(&layout, &[]).unwrap();
+    let slit = find_table(&all, b"SLIT");
+    assert_eq!(read_number(slit, 36, 8), 4);
     assert_eq!(slit[44..], [10, 20, 18, 18, 20, 10, 18, 18, 18, 18, 10, 36, 18, 18, 36, 10]);
-    let hmat = find(&all, b"HMAT");
+    let hmat = find_table(&all, b"HMAT");
     assert_eq!(hmat[8], 2, "the HMAT has revision 2, whose latencies are in picoseconds");
-    let localities: Vec<_> = structures(&hmat[40..], 2).into_iter().filter(|(kind, _)| *kind == 1).collect();
-    let matrix = |s: &[u8]| s[32 + 4 * (2 + 4)..].chunks(2).map(|e| number(e, 0, 2)).collect::<Vec<_>>();
+    let localities: Vec<_> =
+        split_structures(&hmat[40..], 2).into_iter().filter(|(kind, _)| *kind == 1).collect();
+    let matrix = |s: &[u8]| s[32 + 4 * (2 + 4)..].chunks(2).map(|e| read_number(e, 0, 2)).collect::<Vec<_>>();
     let [(_, latency), (_, bandwidth)] = localities[..] else { panic!("{localities:?}") };
-    assert_eq!((number(latency, 12, 4), number(latency, 16, 4), number(latency, 24, 8)), (2, 4, 1000));
+    assert_eq!(
+        (read_number(latency, 12, 4), read_number(latency, 16, 4), read_number(latency, 24, 8)),
+        (2, 4, 1000)
+    );
     assert_eq!(matrix(latency), [85, 170, 155, 155, 170, 85, 155, 155]);
     assert_eq!(matrix(bandwidth), [20_000, 10_000, 3000, 3000, 10_000, 20_000, 3000, 3000]);
 }
@@ -107,5 +121,7 @@ fn slit_and_hmat_values_match_the_layout() {
 #[test]
 fn tables_for_too_many_devices_are_rejected() {
     let too_many = vec![WINDOWS[0]; 4000];
-    assert!(tables(&layout(), &too_many).unwrap_err().to_string().contains("only 131056 are available"));
+    assert!(
+        build_tables(&layout(), &too_many).unwrap_err().to_string().contains("only 131056 are available")
+    );
 }

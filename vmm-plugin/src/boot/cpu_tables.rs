@@ -12,14 +12,14 @@ const PDPT_ADDRESS: u64 = 0xa000;
 const PD_ADDRESS: u64 = 0xb000;
 /// Size of the identity-mapped memory, in GiB. A kernel does not access higher addresses before it
 /// has created its own page tables.
-const GIBIBYTES_MAPPED: u64 = 4;
+const IDENTITY_MAPPED_GIB: u64 = 4;
 const ENTRIES_PER_TABLE: u64 = 512;
 const ENTRY_BYTES: u64 = 8;
 const TABLE_BYTES: u64 = 4096;
 const LARGE_PAGE_SHIFT: u64 = 21;
 
 const PRESENT_WRITABLE: u64 = 0b11;
-const PAGE_SIZE: u64 = 1 << 7;
+const PAGE_SIZE_BIT: u64 = 1 << 7;
 
 const CR0_PE: u64 = 1;
 const CR0_NE: u64 = 1 << 5;
@@ -40,13 +40,13 @@ const GDT_ADDRESS: u64 = 0x500;
 /// [`GuestMemoryError`] if guest memory does not contain the addresses of the page tables.
 pub fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
     memory.write_obj(PDPT_ADDRESS | PRESENT_WRITABLE, GuestAddress(PML4_ADDRESS))?;
-    for gib in 0..GIBIBYTES_MAPPED {
+    for gib in 0..IDENTITY_MAPPED_GIB {
         let directory = PD_ADDRESS + gib * TABLE_BYTES;
         memory.write_obj(directory | PRESENT_WRITABLE, GuestAddress(PDPT_ADDRESS + gib * ENTRY_BYTES))?;
         for entry in 0..ENTRIES_PER_TABLE {
             let page = (gib * ENTRIES_PER_TABLE + entry) << LARGE_PAGE_SHIFT;
             memory.write_obj(
-                page | PRESENT_WRITABLE | PAGE_SIZE,
+                page | PRESENT_WRITABLE | PAGE_SIZE_BIT,
                 GuestAddress(directory + entry * ENTRY_BYTES),
             )?;
         }
@@ -69,20 +69,24 @@ impl Segments {
     /// # Errors
     /// [`GuestMemoryError`] if guest memory does not contain the address of the GDT.
     pub fn write_gdt(self, memory: &GuestMemory) -> Result<(), GuestMemoryError> {
-        let table = [(CODE_SELECTOR, self.code()), (DATA_SELECTOR, self.data()), (TSS_SELECTOR, self.tss())];
+        let table = [
+            (CODE_SELECTOR, self.code_segment()),
+            (DATA_SELECTOR, self.data_segment()),
+            (TSS_SELECTOR, self.tss_segment()),
+        ];
         for (selector, segment) in table {
-            memory.write_obj(descriptor(&segment), GuestAddress(GDT_ADDRESS + u64::from(selector)))?;
+            memory.write_obj(gdt_descriptor(&segment), GuestAddress(GDT_ADDRESS + u64::from(selector)))?;
         }
         Ok(())
     }
 
     /// Sets the segment registers, descriptor table registers and control registers of a vCPU.
     pub fn apply(self, registers: &mut kvm_sregs) {
-        let data = self.data();
-        registers.cs = self.code();
+        let data = self.data_segment();
+        registers.cs = self.code_segment();
         (registers.ds, registers.es, registers.fs, registers.gs, registers.ss) =
             (data, data, data, data, data);
-        registers.tr = self.tss();
+        registers.tr = self.tss_segment();
         registers.gdt.base = GDT_ADDRESS;
         registers.gdt.limit = TSS_SELECTOR + 7;
         registers.idt.base = 0;
@@ -97,16 +101,16 @@ impl Segments {
         }
     }
 
-    fn code(self) -> kvm_segment {
+    fn code_segment(self) -> kvm_segment {
         let is_64_bit = u8::from(self.0 == Protocol::Linux64);
         kvm_segment { selector: CODE_SELECTOR, type_: 0b1011, l: is_64_bit, db: 1 - is_64_bit, ..FLAT }
     }
 
-    fn data(self) -> kvm_segment {
+    fn data_segment(self) -> kvm_segment {
         kvm_segment { selector: DATA_SELECTOR, type_: 0b0011, db: 1, ..FLAT }
     }
 
-    fn tss(self) -> kvm_segment {
+    fn tss_segment(self) -> kvm_segment {
         kvm_segment { selector: TSS_SELECTOR, type_: 0b1011, limit: 0x67, s: 0, g: 0, ..FLAT }
     }
 }
@@ -129,7 +133,7 @@ const FLAT: kvm_segment = kvm_segment {
 };
 
 /// Encodes a segment with base 0 as a GDT descriptor (Intel SDM, volume 3, figure 3-8).
-fn descriptor(segment: &kvm_segment) -> u64 {
+fn gdt_descriptor(segment: &kvm_segment) -> u64 {
     let limit = u64::from(if segment.g == 1 { segment.limit >> 12 } else { segment.limit });
     let access = u64::from(segment.type_) | u64::from(segment.s) << 4 | u64::from(segment.present) << 7;
     let flags = u64::from(segment.l) << 1 | u64::from(segment.db) << 2 | u64::from(segment.g) << 3;
@@ -143,9 +147,9 @@ mod tests {
     #[test]
     fn gdt_descriptors_have_the_expected_encoding() {
         let linux = Segments::new(Protocol::Linux64);
-        assert_eq!(descriptor(&linux.code()), 0x00af_9b00_0000_ffff);
-        assert_eq!(descriptor(&linux.data()), 0x00cf_9300_0000_ffff);
-        assert_eq!(descriptor(&Segments::new(Protocol::Pvh).code()), 0x00cf_9b00_0000_ffff);
-        assert_eq!(descriptor(&linux.tss()), 0x0000_8b00_0000_0067);
+        assert_eq!(gdt_descriptor(&linux.code_segment()), 0x00af_9b00_0000_ffff);
+        assert_eq!(gdt_descriptor(&linux.data_segment()), 0x00cf_9300_0000_ffff);
+        assert_eq!(gdt_descriptor(&Segments::new(Protocol::Pvh).code_segment()), 0x00cf_9b00_0000_ffff);
+        assert_eq!(gdt_descriptor(&linux.tss_segment()), 0x0000_8b00_0000_0067);
     }
 }

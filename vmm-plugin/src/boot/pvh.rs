@@ -14,7 +14,7 @@ const MODULE_LIST_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x100;
 /// Guest-physical address of the memory map.
 const MEMORY_MAP_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x200;
 /// Version of the start info: 1 is the first version that has a memory map.
-const VERSION: u32 = 1;
+const START_INFO_VERSION: u32 = 1;
 
 /// Writes the start info, the module list and the memory map. Returns the PVH entry point.
 pub(super) fn prepare(
@@ -24,7 +24,7 @@ pub(super) fn prepare(
 ) -> Result<EntryPoint, BootError> {
     let mut start_info = hvm_start_info {
         magic: XEN_HVM_START_MAGIC_VALUE,
-        version: VERSION,
+        version: START_INFO_VERSION,
         cmdline_paddr: info.command_line.0,
         rsdp_paddr: acpi::TABLES_START,
         memmap_paddr: MEMORY_MAP_ADDRESS,

@@ -25,7 +25,7 @@ fn memory(layout: &Layout) -> GuestMemory {
     GuestMemory::from_ranges(&ranges).unwrap()
 }
 
-fn file(content: &[u8]) -> NamedTempFile {
+fn image_file(content: &[u8]) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(content).unwrap();
     file
@@ -55,7 +55,7 @@ impl Header {
         needs: 0x10_0000,
     };
 
-    fn image(&self) -> Vec<u8> {
+    fn to_image(&self) -> Vec<u8> {
         let mut image = vec![0x90; 8192];
         image[0x1f1] = self.setup_sectors;
         write_at(&mut image, 0x1f4, &[0; 4]); // with size 0, an image of any length is complete
@@ -84,7 +84,7 @@ struct Segment {
 }
 
 impl Segment {
-    fn image(&self) -> Vec<u8> {
+    fn to_image(&self) -> Vec<u8> {
         let mut image = vec![0; 1024];
         write_at(&mut image, 0, b"\x7fELF\x02\x01\x01");
         write_at(&mut image, 24, &self.entry.to_le_bytes());
@@ -106,19 +106,19 @@ impl Segment {
 }
 
 /// Generates numbers near boundary values, and arbitrary numbers.
-fn numbers() -> impl Strategy<Value = u64> {
+fn arbitrary_u64() -> impl Strategy<Value = u64> {
     let boundaries = [0, 1, 64, 512, 1 << 20, 3 << 30, 1 << 32, LOCAL_MIB << 20, 1 << 63, u64::MAX];
     let near = prop::sample::select(boundaries.to_vec());
     prop_oneof![(near, -2..3_i64).prop_map(|(near, by)| near.wrapping_add_signed(by)), any::<u64>()]
 }
 
-fn short() -> impl Strategy<Value = u32> {
-    numbers().prop_map(|number| u32::try_from(number & u64::from(u32::MAX)).unwrap())
+fn arbitrary_u32() -> impl Strategy<Value = u32> {
+    arbitrary_u64().prop_map(|number| u32::try_from(number & u64::from(u32::MAX)).unwrap())
 }
 
-fn headers() -> impl Strategy<Value = Header> {
-    let start = prop_oneof![3 => Just(0x10_0000), 1 => short()];
-    (any::<u8>(), start, short(), numbers(), short()).prop_map(
+fn arbitrary_headers() -> impl Strategy<Value = Header> {
+    let start = prop_oneof![3 => Just(0x10_0000), 1 => arbitrary_u32()];
+    (any::<u8>(), start, arbitrary_u32(), arbitrary_u64(), arbitrary_u32()).prop_map(
         |(setup_sectors, start, initrd_max, preferred, needs)| Header {
             setup_sectors: setup_sectors % 20,
             start,
@@ -129,15 +129,14 @@ fn headers() -> impl Strategy<Value = Header> {
     )
 }
 
-fn segments() -> impl Strategy<Value = Segment> {
-    let address = prop_oneof![Just(1 << 20), numbers()];
+fn arbitrary_segments() -> impl Strategy<Value = Segment> {
+    let address = prop_oneof![Just(1 << 20), arbitrary_u64()];
     let count = prop_oneof![6 => Just(1), 1 => any::<u16>()];
     let kind = prop_oneof![4 => Just(1), 4 => Just(4), 1 => any::<u32>()];
-    let offset = prop_oneof![2 => Just(512), 1 => numbers()];
-    let note =
-        prop_oneof![1 => Just([4, 4, 18]), 1 => (short(), short()).prop_map(|(name, desc)| [name, desc, 18])];
-    (kind, offset, address, numbers(), numbers(), entry_addresses(), count, note).prop_map(
-        |(kind, offset, address, in_file, in_memory, entry, count, note)| Segment {
+    let offset = prop_oneof![2 => Just(512), 1 => arbitrary_u64()];
+    let note = prop_oneof![1 => Just([4, 4, 18]), 1 => (arbitrary_u32(), arbitrary_u32()).prop_map(|(name, desc)| [name, desc, 18])];
+    (kind, offset, address, arbitrary_u64(), arbitrary_u64(), arbitrary_entry_addresses(), count, note)
+        .prop_map(|(kind, offset, address, in_file, in_memory, entry, count, note)| Segment {
             kind,
             offset,
             address,
@@ -146,19 +145,18 @@ fn segments() -> impl Strategy<Value = Segment> {
             entry,
             count,
             note,
-        },
-    )
+        })
 }
 
-fn entry_addresses() -> impl Strategy<Value = u64> {
-    prop_oneof![Just(1 << 20), numbers()]
+fn arbitrary_entry_addresses() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(1 << 20), arbitrary_u64()]
 }
 
 /// Loads a kernel image and an initrd, and checks the address of the initrd.
 fn load_and_check(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootError> {
     let layout = layout(pool);
     let memory = memory(&layout);
-    let (image, initrd) = (file(image), file(initrd));
+    let (image, initrd) = (image_file(image), image_file(initrd));
     let kernel = load_kernel(image.path(), &layout, &memory)?;
     if let Ok((at, bytes)) = load_initrd(initrd.path(), &kernel, &layout, &memory) {
         assert!(at % PAGE_BYTES == 0 && at >= HIGH_MEMORY && at >= kernel.kernel_end, "{at:#x}");
@@ -176,8 +174,9 @@ fn load_and_check(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootErro
 fn initrd_is_placed_as_high_as_the_kernel_allows() {
     let layout = layout(0);
     let memory = memory(&layout);
-    let image = |header: Header| load_kernel(file(&header.image()).path(), &layout, &memory).unwrap();
-    let initrd = file(&[7; 5000]);
+    let image =
+        |header: Header| load_kernel(image_file(&header.to_image()).path(), &layout, &memory).unwrap();
+    let initrd = image_file(&[7; 5000]);
     let load = |kernel| load_initrd(initrd.path(), &kernel, &layout, &memory);
     assert_eq!(load(image(Header::LINUX)).unwrap(), ((LOCAL_MIB << 20) - 8192, 5000));
     let low = Header { initrd_max: 0x1ff_ffff, ..Header::LINUX };
@@ -191,7 +190,7 @@ fn initrd_is_placed_as_high_as_the_kernel_allows() {
 fn kernel_and_initrd_must_be_regular_files() {
     let layout = layout(0);
     let memory = memory(&layout);
-    let kernel = load_kernel(file(&Header::LINUX.image()).path(), &layout, &memory).unwrap();
+    let kernel = load_kernel(image_file(&Header::LINUX.to_image()).path(), &layout, &memory).unwrap();
     let device = Path::new("/dev/zero");
     let errors = [
         load_kernel(device, &layout, &memory).map(drop).unwrap_err(),
@@ -209,7 +208,7 @@ fn kernel_and_initrd_must_be_regular_files() {
 #[test]
 fn kernel_larger_than_guest_memory_is_rejected() {
     let too_large = Header { preferred: u64::MAX, ..Header::LINUX };
-    let error = load_and_check(&too_large.image(), &[1; 509], 0).unwrap_err().to_string();
+    let error = load_and_check(&too_large.to_image(), &[1; 509], 0).unwrap_err().to_string();
     assert!(error.starts_with(&format!("--kernel: {} bytes do not fit", u64::MAX)), "{error}");
 }
 
@@ -232,13 +231,13 @@ fn command_line_too_long_or_with_nul_is_rejected() {
 
 proptest! {
     #[test]
-    fn arbitrary_bzimage_does_not_panic_the_loader(header in headers(), initrd in 0..20_000_usize, bytes in 0..8192_usize) {
-        let _ = load_and_check(&header.image()[..bytes.max(0x300)], &vec![1; initrd], 1);
+    fn arbitrary_bzimage_does_not_panic_the_loader(header in arbitrary_headers(), initrd in 0..20_000_usize, bytes in 0..8192_usize) {
+        let _ = load_and_check(&header.to_image()[..bytes.max(0x300)], &vec![1; initrd], 1);
     }
 
     #[test]
-    fn arbitrary_elf_does_not_panic_the_loader(segment in segments(), initrd in 0..20_000_usize) {
-        let _ = load_and_check(&segment.image(), &vec![1; initrd], 1);
+    fn arbitrary_elf_does_not_panic_the_loader(segment in arbitrary_segments(), initrd in 0..20_000_usize) {
+        let _ = load_and_check(&segment.to_image(), &vec![1; initrd], 1);
     }
 
     #[test]

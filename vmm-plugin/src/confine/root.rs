@@ -1,6 +1,6 @@
-//! Root directory of a confined process. The root is an empty directory that the user names, or an
-//! empty read-only tmpfs. The tmpfs is not mounted on any path, and the kernel frees it when the
-//! process ends.
+//! Root directory of a confined process: an empty directory given by the user, or an empty
+//! read-only tmpfs. The tmpfs is not mounted on any path, and the kernel frees it when the process
+//! ends.
 
 use std::{fs, path::Path};
 
@@ -10,19 +10,19 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
 };
 
-use super::{ConfineError, Root, error};
+use super::{ConfineError, Root, system_error};
 
 /// Opens a directory as the future root. Returns an error if the directory is not empty.
 pub(super) fn open_empty(path: &Path) -> Result<Root, ConfineError> {
     let display_name = path.display().to_string();
-    let mut content = fs::read_dir(path).map_err(error("--chroot", format!("list {display_name}")))?;
+    let mut content = fs::read_dir(path).map_err(system_error("--chroot", format!("list {display_name}")))?;
     if content.next().is_some() {
         return Err(ConfineError::NotEmpty(path.to_owned()));
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty());
     Ok(Root {
-        directory: directory.map_err(error("--chroot", format!("open {display_name}")))?,
+        directory: directory.map_err(system_error("--chroot", format!("open {display_name}")))?,
         display_name,
     })
 }
@@ -39,7 +39,7 @@ pub(super) fn make_empty() -> Result<Root, ConfineError> {
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         fsmount(&file_system, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     };
-    let directory = create_mount().map_err(error("--chroot", "create an empty file system"))?;
+    let directory = create_mount().map_err(system_error("--chroot", "create an empty file system"))?;
     Ok(Root { directory, display_name: "an empty file system".into() })
 }
 

@@ -34,15 +34,15 @@ extern "C" fn on_forbidden_call(_: libc::c_int, info: *mut libc::siginfo_t, _: *
 /// Prints which system call was forbidden. Must not allocate memory, because the signal may have
 /// interrupted the allocator.
 fn report(number: libc::c_int) {
-    let thread = thread_role::role().map_or("a thread", ThreadRole::name);
+    let thread = thread_role::current_role().map_or("a thread", ThreadRole::name);
     let call =
         usize::try_from(number).ok().and_then(syscalls::Sysno::new).map_or("unknown", |call| call.name());
     let mut line = [0; LINE_BYTES];
-    let mut rest = &mut line[..];
+    let mut unwritten = &mut line[..];
     let _ = writeln!(
-        rest,
+        unwritten,
         "error: {thread} made the forbidden system call {call} ({number}): the guest may have escaped into the VMM"
     );
-    let written = LINE_BYTES - rest.len();
+    let written = LINE_BYTES - unwritten.len();
     let _ = rustix::io::write(rustix::stdio::stderr(), &line[..written]);
 }

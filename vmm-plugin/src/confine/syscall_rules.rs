@@ -1,5 +1,5 @@
 //! Seccomp allow lists: the system calls that each thread was observed to make. All other calls are
-//! forbidden. A dangerous call is allowed only with harmless arguments.
+//! forbidden. Dangerous calls are allowed only with harmless arguments.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ enum Argument {
 }
 
 /// Allows a system call with any arguments.
-const fn any(call: i64) -> AllowedCall {
+const fn any_arguments(call: i64) -> AllowedCall {
     AllowedCall(call, &[])
 }
 
@@ -42,7 +42,8 @@ const UNIX_DOMAIN: u64 = AF_UNIX as u64;
 /// Type of an allowed socket pair. Datagram sockets are forbidden, because they could send to any
 /// other socket.
 const STREAM_TYPE: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
-/// Allows sendto(2) without an address, with which a socket sends only to its peer.
+/// Allows sendto(2) only with a null destination address, so that a socket can send only to its
+/// connected peer.
 const SENDTO_PEER: AllowedCall = AllowedCall(SYS_sendto, &[IsNull(4)]);
 const EXEC_BITS: u64 = PROT_EXEC as u64;
 /// Numbers of the allowed ioctls, from linux/kvm.h.
@@ -53,48 +54,49 @@ const KVM_GET_MSRS: u64 = 0xc008_ae88;
 const KVM_X86_SET_MCE: u64 = 0x4040_ae9e;
 /// Number of [`crate::vcpu::kick_signal`], the first real-time signal that glibc does not reserve.
 const KICK_SIGNAL: u64 = 34;
-/// Number of an ioctl from asm-generic/ioctls.h, which is [`TCSETS`] with arbitrary baud rates.
+/// Number of the ioctl TCSETS2 (asm-generic/ioctls.h), which is [`TCSETS`] with arbitrary baud
+/// rates.
 const TCSETS2: u64 = 0x402c_542b;
 
 /// System calls that all threads may make.
 const COMMON: &[AllowedCall] = &[
-    any(SYS_futex),
-    any(SYS_write), // to consoles, eventfds and standard error
+    any_arguments(SYS_futex),
+    any_arguments(SYS_write), // to consoles, eventfds and standard error
     // Allocation of memory that is not executable.
-    any(SYS_brk),
+    any_arguments(SYS_brk),
     AllowedCall(SYS_mmap, &[HasNoBits(2, EXEC_BITS)]),
     AllowedCall(SYS_mprotect, &[HasNoBits(2, EXEC_BITS)]),
-    any(SYS_mremap),
-    any(SYS_munmap),
-    any(SYS_madvise),
+    any_arguments(SYS_mremap),
+    any_arguments(SYS_munmap),
+    any_arguments(SYS_madvise),
     // Clocks: on some virtual machines, the vDSO falls back to the system call.
-    any(SYS_clock_gettime),
-    any(SYS_sched_yield),                             // contention on a channel
-    any(SYS_close),                                   // any thread may be the last owner of a descriptor
+    any_arguments(SYS_clock_gettime),
+    any_arguments(SYS_sched_yield),                   // contention on a channel
+    any_arguments(SYS_close),                         // any thread may be the last owner of a descriptor
     AllowedCall(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // debug builds call F_GETFD before close
     // Signal handling.
-    any(SYS_rt_sigreturn),
-    any(SYS_rt_sigaction),    // Rust's SIGSEGV handler restores the default action
-    any(SYS_rt_sigprocmask),  // a thread blocks signals while it exits
-    any(SYS_restart_syscall), // SIGCONT resumes a wait with a timeout
-    any(SYS_sigaltstack),     // a thread frees its signal stack when it exits
-    any(SYS_exit),
+    any_arguments(SYS_rt_sigreturn),
+    any_arguments(SYS_rt_sigaction), // Rust's SIGSEGV handler restores the default action
+    any_arguments(SYS_rt_sigprocmask), // a thread blocks signals while it exits
+    any_arguments(SYS_restart_syscall), // SIGCONT resumes a wait with a timeout
+    any_arguments(SYS_sigaltstack),  // a thread frees its signal stack when it exits
+    any_arguments(SYS_exit),
     // Exit of the process: a thread checks for revoked memory and restores the terminal.
-    any(SYS_fstat),
+    any_arguments(SYS_fstat),
     AllowedCall(SYS_ioctl, &[Is(1, TCSETS)]),
     AllowedCall(SYS_ioctl, &[Is(1, TCSETS2)]),
-    any(SYS_exit_group),
+    any_arguments(SYS_exit_group),
 ];
 
 /// System calls of the main thread, in addition to [`COMMON`].
 const MAIN: &[AllowedCall] = &[
-    any(SYS_ppoll),
-    any(SYS_read),
-    any(SYS_recvfrom), // the main thread receives signals as bytes on a socket
-    SENDTO_PEER,       // signal handlers send these bytes
-    any(SYS_clock_nanosleep),
+    any_arguments(SYS_ppoll),
+    any_arguments(SYS_read),
+    any_arguments(SYS_recvfrom), // the main thread receives signals as bytes on a socket
+    SENDTO_PEER,                 // signal handlers send these bytes
+    any_arguments(SYS_clock_nanosleep),
     // Signals that make vCPUs leave KVM_RUN.
-    any(SYS_getpid),
+    any_arguments(SYS_getpid),
     AllowedCall(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK_SIGNAL)]),
 ];
 
@@ -109,35 +111,37 @@ const VCPU: &[AllowedCall] = &[
 ];
 
 /// System calls of all device threads, in addition to [`COMMON`].
-const DEVICE: &[AllowedCall] = &[any(SYS_epoll_wait), any(SYS_epoll_ctl), any(SYS_read)];
+const DEVICE: &[AllowedCall] =
+    &[any_arguments(SYS_epoll_wait), any_arguments(SYS_epoll_ctl), any_arguments(SYS_read)];
 
-const BLOCK: &[AllowedCall] = &[any(SYS_pread64), any(SYS_pwrite64), any(SYS_fdatasync)];
+const BLOCK: &[AllowedCall] =
+    &[any_arguments(SYS_pread64), any_arguments(SYS_pwrite64), any_arguments(SYS_fdatasync)];
 
-const RNG: &[AllowedCall] = &[any(SYS_getrandom)];
+const RNG: &[AllowedCall] = &[any_arguments(SYS_getrandom)];
 
 const CONTROL: &[AllowedCall] = &[
     // Creation of the tokio runtime at the first connection, with an eventfd and a signal socket.
-    any(SYS_ppoll),
-    any(SYS_epoll_create1),
-    any(SYS_eventfd2),
+    any_arguments(SYS_ppoll),
+    any_arguments(SYS_epoll_create1),
+    any_arguments(SYS_eventfd2),
     AllowedCall(SYS_socketpair, &[Is(0, UNIX_DOMAIN), Is(1, STREAM_TYPE)]),
     AllowedCall(SYS_fcntl, &[Is(1, F_DUPFD_CLOEXEC as u64)]),
     AllowedCall(SYS_fcntl, &[Is(1, F_GETFL as u64)]),
-    any(SYS_epoll_ctl),
-    any(SYS_epoll_wait),
+    any_arguments(SYS_epoll_ctl),
+    any_arguments(SYS_epoll_wait),
     // Connections of clients.
-    any(SYS_accept4),
-    any(SYS_recvfrom),
+    any_arguments(SYS_accept4),
+    any_arguments(SYS_recvfrom),
     SENDTO_PEER,
-    any(SYS_shutdown),
-    any(SYS_getrandom), // random seeds of hash maps
-    any(SYS_read),      // the eventfd of the tokio runtime
+    any_arguments(SYS_shutdown),
+    any_arguments(SYS_getrandom), // random seeds of hash maps
+    any_arguments(SYS_read),      // the eventfd of the tokio runtime
 ];
 
 /// Returns the seccomp rules of a role, by number of the system call. A system call is allowed if
 /// one of its rules matches. A system call with an empty list of rules is allowed with any
 /// arguments.
-pub(super) fn for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>> {
+pub(super) fn rules_for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>> {
     let tables: &[&[AllowedCall]] = match role {
         ThreadRole::Main => &[COMMON, MAIN],
         ThreadRole::Vcpu => &[COMMON, VCPU],
@@ -148,12 +152,12 @@ pub(super) fn for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>> {
     };
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for AllowedCall(number, conditions) in tables.iter().copied().flatten() {
-        rules.entry(*number).or_default().extend((!conditions.is_empty()).then(|| rule(conditions)));
+        rules.entry(*number).or_default().extend((!conditions.is_empty()).then(|| seccomp_rule(conditions)));
     }
     rules
 }
 
-fn rule(conditions: &[Argument]) -> SeccompRule {
+fn seccomp_rule(conditions: &[Argument]) -> SeccompRule {
     const INT: SeccompCmpArgLen = SeccompCmpArgLen::Dword;
     let condition = |argument: &Argument| {
         let (index, bytes, operator, value) = match *argument {

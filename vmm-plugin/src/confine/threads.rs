@@ -28,7 +28,7 @@ impl SeccompFilters {
             Seccomp::True => SeccompAction::Trap,
         };
         sigsys::install_handler()?;
-        Ok(Self(ThreadRole::ALL.map(|role| (role, filter(role, violation_action.clone()))).into()))
+        Ok(Self(ThreadRole::ALL.map(|role| (role, compile_filter(role, violation_action.clone()))).into()))
     }
 
     /// Installs the filter of a role on this thread.
@@ -66,10 +66,10 @@ impl SeccompFilters {
     }
 }
 
-fn filter(role: ThreadRole, violation_action: SeccompAction) -> BpfProgram {
+fn compile_filter(role: ThreadRole, violation_action: SeccompAction) -> BpfProgram {
     const TARGET_ARCH: TargetArch = TargetArch::x86_64;
     let filter = SeccompFilter::new(
-        syscall_rules::for_role(role),
+        syscall_rules::rules_for_role(role),
         violation_action,
         SeccompAction::Allow,
         TARGET_ARCH,

@@ -13,7 +13,7 @@ use crate::{
 
 /// Returns the description of a guest, with an unspecified state and without touched bytes.
 pub(super) fn describe(config: &Config, layout: &Layout, memory: &Memory) -> wire::Guest {
-    let nodes = (0..).zip(&layout.nodes).map(|(number, _)| node(number, layout, memory));
+    let nodes = (0..).zip(&layout.nodes).map(|(number, _)| describe_node(number, layout, memory));
     wire::Guest {
         vm: config.vm.to_string(),
         pid: std::process::id(),
@@ -23,12 +23,12 @@ pub(super) fn describe(config: &Config, layout: &Layout, memory: &Memory) -> wir
         started_unix_ms: now_unix_ms(),
         agent: config.agent.as_ref().map(|socket| socket.display().to_string()),
         nodes: nodes.collect(),
-        disks: config.disks.iter().map(disk).collect(),
-        networks: config.nets.iter().map(net).collect(),
+        disks: config.disks.iter().map(describe_disk).collect(),
+        networks: config.nets.iter().map(describe_net).collect(),
     }
 }
 
-fn node(number: u32, layout: &Layout, memory: &Memory) -> wire::GuestNode {
+fn describe_node(number: u32, layout: &Layout, memory: &Memory) -> wire::GuestNode {
     let index = number as usize;
     let node = &layout.nodes[index];
     wire::GuestNode {
@@ -43,11 +43,11 @@ fn node(number: u32, layout: &Layout, memory: &Memory) -> wire::GuestNode {
     }
 }
 
-fn disk(disk: &Disk) -> wire::GuestDisk {
+fn describe_disk(disk: &Disk) -> wire::GuestDisk {
     wire::GuestDisk { path: disk.path.display().to_string(), read_only: disk.read_only }
 }
 
-fn net(net: &Net) -> wire::GuestNetwork {
+fn describe_net(net: &Net) -> wire::GuestNetwork {
     wire::GuestNetwork { tap: net.tap.clone(), mac: net.mac.to_string() }
 }
 

@@ -1,7 +1,7 @@
 //! Creates the control sockets: one file per VM, all in one directory. The process that listens on
-//! the socket of a VM runs this VM, so a VM runs at most once. A confined process cannot remove
-//! files, so the socket file of an ended VM remains, without a listener. The next start of the VM
-//! replaces the file.
+//! the socket of a VM runs this VM, so that a VM cannot run twice at the same time. A confined
+//! process cannot remove files, so the socket file of an ended VM remains, without a listener. The
+//! next start of the VM replaces the file.
 
 use std::{
     fs::{DirBuilder, File},
@@ -46,10 +46,10 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// A system call failed.
-    #[error("--run-dir: cannot {doing} {}", path.display())]
+    #[error("--run-dir: cannot {operation} {}", path.display())]
     System {
         /// Failed operation, completing "cannot …".
-        doing: &'static str,
+        operation: &'static str,
         /// File or directory that the system call accessed.
         path: PathBuf,
         /// Error returned by the system call.
@@ -59,7 +59,7 @@ pub enum SocketError {
 }
 
 /// Returns the path of the control socket of a VM.
-pub fn path_of(run_dir: &Path, vm: &Name) -> PathBuf {
+pub fn socket_path(run_dir: &Path, vm: &Name) -> PathBuf {
     run_dir.join(format!("{vm}.sock"))
 }
 
@@ -71,7 +71,8 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Returns the listener of a VM that starts. The socket file is no longer removed.
+    /// Returns the listener for a VM that starts. The socket file is then no longer removed on
+    /// drop.
     pub fn into_listener(mut self) -> UnixListener {
         self.listener.take().expect("the listener is present until self is consumed")
     }
@@ -80,7 +81,7 @@ impl ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         if self.listener.is_some() {
-            let _ = remove(&self.path); // the next start of the VM replaces a file that remains
+            let _ = remove_if_exists(&self.path); // a remaining file is replaced when the VM starts again
         }
     }
 }
@@ -92,12 +93,12 @@ impl Drop for ControlSocket {
 /// [`SocketError::AlreadyRunning`] if a process already runs the VM, and [`SocketError`] if the
 /// socket cannot be created.
 pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
-    let failed = |doing, path: &Path| {
+    let failed = |operation, path: &Path| {
         let path = path.to_owned();
-        move |errno: io::Error| SocketError::System { doing, path, errno }
+        move |errno: io::Error| SocketError::System { operation, path, errno }
     };
     let run_dir = std::path::absolute(run_dir).map_err(failed("resolve", run_dir))?;
-    let path = path_of(&run_dir, vm);
+    let path = socket_path(&run_dir, vm);
     let address = SocketAddrUnix::new(&path).map_err(|_| SocketError::PathTooLong { path: path.clone() })?;
     DirBuilder::new().recursive(true).mode(0o700).create(&run_dir).map_err(failed("create", &run_dir))?;
     let dir_file = File::open(&run_dir).map_err(failed("open", &run_dir))?;
@@ -112,7 +113,7 @@ pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
             path,
         });
     }
-    remove(&path).map_err(failed("remove the stale socket", &path))?;
+    remove_if_exists(&path).map_err(failed("remove the stale socket", &path))?;
     let listener = bind_and_listen(&address).map_err(failed("listen at", &path))?;
     flock(&dir_file, FlockOperation::Unlock).map_err(|errno| failed("unlock", &run_dir)(errno.into()))?;
     Ok(ControlSocket { path, listener: Some(listener) })
@@ -133,7 +134,7 @@ pub fn listener_pid(path: &Path) -> io::Result<Option<Pid>> {
     }
 }
 
-fn remove(path: &Path) -> io::Result<()> {
+fn remove_if_exists(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
@@ -161,11 +162,11 @@ mod tests {
 
     use super::*;
 
-    fn name() -> Name {
+    fn vm_name() -> Name {
         Name::new("v").unwrap()
     }
 
-    fn mode(path: &Path) -> u32 {
+    fn file_mode(path: &Path) -> u32 {
         fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
     }
 
@@ -173,26 +174,26 @@ mod tests {
     fn socket_and_directory_are_accessible_to_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("run/vms");
-        let _listener = claim(&run_dir, &name()).unwrap();
-        assert_eq!((mode(&run_dir), mode(&path_of(&run_dir, &name()))), (0o700, 0o600));
+        let _listener = claim(&run_dir, &vm_name()).unwrap();
+        assert_eq!((file_mode(&run_dir), file_mode(&socket_path(&run_dir, &vm_name()))), (0o700, 0o600));
     }
 
     #[test]
     fn socket_with_listener_is_rejected_and_stale_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let first = claim(dir.path(), &name()).unwrap().into_listener();
-        let error = claim(dir.path(), &name()).unwrap_err().to_string();
+        let first = claim(dir.path(), &vm_name()).unwrap().into_listener();
+        let error = claim(dir.path(), &vm_name()).unwrap_err().to_string();
         let expected = format!("VM v is already running: process {} listens on ", std::process::id());
         assert!(error.starts_with(&expected), "{error}");
         drop(first);
-        assert!(fs::symlink_metadata(path_of(dir.path(), &name())).unwrap().file_type().is_socket());
-        claim(dir.path(), &name()).unwrap();
+        assert!(fs::symlink_metadata(socket_path(dir.path(), &vm_name())).unwrap().file_type().is_socket());
+        claim(dir.path(), &vm_name()).unwrap();
     }
 
     #[test]
     fn socket_of_a_vm_that_did_not_start_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        drop(claim(dir.path(), &name()).unwrap());
+        drop(claim(dir.path(), &vm_name()).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
@@ -205,7 +206,7 @@ mod tests {
             let results: Vec<_> = std::thread::scope(|scope| {
                 let claim = || {
                     start.wait();
-                    claim(dir.path(), &name())
+                    claim(dir.path(), &vm_name())
                 };
                 let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(claim)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -218,7 +219,7 @@ mod tests {
     fn too_long_socket_path_is_rejected_without_creating_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("x".repeat(100));
-        let error = claim(&run_dir, &name()).unwrap_err().to_string();
+        let error = claim(&run_dir, &vm_name()).unwrap_err().to_string();
         assert!(error.ends_with("is too long for a socket: at most 107 bytes"), "{error}");
         assert!(!run_dir.exists());
     }

@@ -47,16 +47,16 @@ struct Network<'a> {
 }
 
 /// Formats a guest as JSON.
-pub(super) fn json(guest: &wire::Guest) -> String {
+pub(super) fn to_json(guest: &wire::Guest) -> String {
     let view = Guest {
         vm: &guest.vm,
         pid: guest.pid,
-        state: state(guest),
+        state: state_name(guest),
         cpus: guest.cpus,
         kernel: &guest.kernel,
         started_unix_ms: guest.started_unix_ms,
         agent: guest.agent.as_deref(),
-        nodes: guest.nodes.iter().map(node).collect(),
+        nodes: guest.nodes.iter().map(to_node).collect(),
         disks: guest.disks.iter().map(|disk| Disk { path: &disk.path, read_only: disk.read_only }).collect(),
         networks: guest
             .networks
@@ -67,10 +67,10 @@ pub(super) fn json(guest: &wire::Guest) -> String {
     serde_json::to_string_pretty(&view).expect("a view serializes to JSON") + "\n"
 }
 
-fn node(node: &wire::GuestNode) -> Node<'_> {
+fn to_node(node: &wire::GuestNode) -> Node<'_> {
     Node {
         node: node.node,
-        kind: kind(node),
+        kind: node_kind(node),
         cpus: &node.cpus,
         bytes: node.bytes,
         touched_bytes: node.touched_bytes,
@@ -80,11 +80,11 @@ fn node(node: &wire::GuestNode) -> Node<'_> {
     }
 }
 
-fn kind(node: &wire::GuestNode) -> &'static str {
+fn node_kind(node: &wire::GuestNode) -> &'static str {
     if node.pool { "pool" } else { "local" }
 }
 
-fn state(guest: &wire::Guest) -> &'static str {
+fn state_name(guest: &wire::Guest) -> &'static str {
     match guest.state() {
         wire::GuestState::Running => "running",
         wire::GuestState::Paused => "paused",
@@ -94,10 +94,10 @@ fn state(guest: &wire::Guest) -> &'static str {
 }
 
 /// Formats a guest as a table for people.
-pub(super) fn text(guest: &wire::Guest) -> String {
+pub(super) fn to_table(guest: &wire::Guest) -> String {
     let mut properties = borderless_table();
     properties.add_row(["VM:", &guest.vm]);
-    properties.add_row(["STATE:", state(guest)]);
+    properties.add_row(["STATE:", state_name(guest)]);
     properties.add_row(["PID:", &guest.pid.to_string()]);
     properties.add_row(["STARTED:", &UnixMs(guest.started_unix_ms).to_string()]);
     properties.add_row(["CPUS:", &guest.cpus.to_string()]);
@@ -112,34 +112,38 @@ pub(super) fn text(guest: &wire::Guest) -> String {
     for network in &guest.networks {
         properties.add_row(["NET:", &format!("{} {}", network.tap, network.mac)]);
     }
-    strip_control_characters(&format!("{}\n{}", flush_left(&properties), flush_left(&nodes(guest))))
+    replace_control_characters(&format!(
+        "{}\n{}",
+        to_left_aligned_text(&properties),
+        to_left_aligned_text(&node_table(guest))
+    ))
 }
 
-fn nodes(guest: &wire::Guest) -> Table {
+fn node_table(guest: &wire::Guest) -> Table {
     let mut table = borderless_table();
     table.set_header(["NODE", "KIND", "CPUS", "MEMORY", "TOUCHED", "DISTANCES", "EMC", "SLICES"]);
     for node in &guest.nodes {
         table.add_row([
             node.node.to_string(),
-            kind(node).to_owned(),
-            ranges(&node.cpus),
+            node_kind(node).to_owned(),
+            format_ranges(&node.cpus),
             Bytes::new(node.bytes).to_string(),
-            touched(node),
+            format_touched(node),
             node.distances.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
             node.emc.clone().unwrap_or_else(|| "-".to_owned()),
-            ranges(&node.slices),
+            format_ranges(&node.slices),
         ]);
     }
     table
 }
 
-/// Formats the touched bytes of a node. Device memory, for example, is not measured.
-fn touched(node: &wire::GuestNode) -> String {
+/// Formats the touched bytes of a node. Some nodes, such as device memory, are not measured.
+fn format_touched(node: &wire::GuestNode) -> String {
     node.touched_bytes.map_or_else(|| "not measured".to_owned(), |bytes| Bytes::new(bytes).to_string())
 }
 
 /// Formats numbers in the given order, such as "0-3,7". Consecutive numbers become a range.
-fn ranges(numbers: &[u32]) -> String {
+fn format_ranges(numbers: &[u32]) -> String {
     let ranges = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b)).map(|range| match range {
         [only] => only.to_string(),
         _ => format!("{}-{}", range[0], range[range.len() - 1]),
@@ -154,12 +158,12 @@ fn borderless_table() -> Table {
     table
 }
 
-fn flush_left(table: &Table) -> String {
+fn to_left_aligned_text(table: &Table) -> String {
     table.lines().map(|line| format!("{}\n", line.strip_prefix(" ").unwrap_or(&line).trim_end())).collect()
 }
 
 /// Replaces control characters, because a path could contain terminal escape sequences.
-fn strip_control_characters(text: &str) -> String {
+fn replace_control_characters(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
@@ -216,28 +220,28 @@ NODE  KIND   CPUS  MEMORY  TOUCHED  DISTANCES  EMC   SLICES
 0     local  0-3   12GiB   300MiB   10 18      -     -
 1     pool   -     4GiB    0B       18 10      emc0  3-5,9
 ";
-        assert_eq!(text(&guest()), expected);
+        assert_eq!(to_table(&guest()), expected);
     }
 
     #[test]
-    fn node_that_is_not_measured_is_shown_as_not_measured() {
+    fn node_without_measurement_is_shown_as_not_measured() {
         let mut guest = guest();
         guest.nodes[1].touched_bytes = None;
-        let text = text(&guest);
+        let text = to_table(&guest);
         assert!(text.contains("4GiB    not measured  18 10"), "{text}");
-        let value: serde_json::Value = serde_json::from_str(&json(&guest)).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&to_json(&guest)).unwrap();
         assert_eq!(value["nodes"][1]["touched_bytes"], serde_json::Value::Null);
     }
 
     #[test]
-    fn start_time_that_rfc_3339_cannot_express_is_shown_in_ms() {
+    fn start_time_beyond_rfc_3339_is_shown_in_ms() {
         let guest = wire::Guest { started_unix_ms: u64::MAX, ..guest() };
-        assert!(text(&guest).contains("STARTED:  18446744073709551615ms\n"), "{}", text(&guest));
+        assert!(to_table(&guest).contains("STARTED:  18446744073709551615ms\n"), "{}", to_table(&guest));
     }
 
     #[test]
     fn json_has_all_fields_with_sizes_in_bytes() {
-        let value: serde_json::Value = serde_json::from_str(&json(&guest())).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&to_json(&guest())).unwrap();
         assert_eq!((&value["state"], &value["pid"]), (&"running".into(), &4711.into()));
         let pool = serde_json::json!({
             "node": 1, "kind": "pool", "cpus": [], "bytes": 4_u64 << 30, "touched_bytes": 0, "distances": [18, 10],

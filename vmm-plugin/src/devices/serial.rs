@@ -34,21 +34,20 @@ impl Serial {
         Self(Uart::new(Line(line), output))
     }
 
-    /// Handles a read of the guest from a register, 0 to 7. Other registers read 0.
+    /// Handles a guest read from a register, 0 to 7. Other registers read as 0.
     pub fn read(&mut self, register: u16) -> u8 {
         u8::try_from(register).map_or(0, |register| self.0.read(register))
     }
 
-    /// Handles a write of the guest to a register, 0 to 7. Output that cannot be written is
-    /// dropped.
+    /// Handles a guest write to a register, 0 to 7. Output that cannot be written is dropped.
     pub fn write(&mut self, register: u16, value: u8) {
         if let Ok(register) = u8::try_from(register) {
             let _ = self.0.write(register, value);
         }
     }
 
-    /// Adds terminal input to the receive buffer. Returns the number of bytes that the buffer had
-    /// space for.
+    /// Adds terminal input to the receive buffer. Returns the number of bytes that fit into the
+    /// buffer.
     pub fn enqueue_input(&mut self, input: &[u8]) -> usize {
         self.0.enqueue_raw_bytes(input).unwrap_or(0)
     }

@@ -21,7 +21,7 @@ impl std::io::Write for OutputBuffer {
     }
 }
 
-fn ports() -> (PortIo, OutputBuffer, EventFd) {
+fn port_io_with_output() -> (PortIo, OutputBuffer, EventFd) {
     let (output, line) = (OutputBuffer::default(), EventFd::new(EFD_NONBLOCK).unwrap());
     let serial = Serial::new(line.try_clone().unwrap(), Box::new(output.clone()));
     (PortIo::new(serial), output, line)
@@ -34,7 +34,7 @@ enum Attack {
     Input(Vec<u8>),
 }
 
-fn attacks() -> impl Strategy<Value = Vec<Attack>> {
+fn arbitrary_accesses() -> impl Strategy<Value = Vec<Attack>> {
     let port = || prop_oneof![8 => 0x3f8..=0x3ff_u16, 1 => 0x5ff..0x604_u16, 1 => any::<u16>()];
     let data = prop_oneof![6 => prop::collection::vec(any::<u8>(), 1), 1 => prop::collection::vec(any::<u8>(), 0..9)];
     let attack = prop_oneof![
@@ -57,7 +57,7 @@ fn serial_output_to_a_closed_pipe_is_dropped() {
 
 #[test]
 fn serial_works_with_a_full_interrupt_eventfd() {
-    let (ports, output, line) = ports();
+    let (ports, output, line) = port_io_with_output();
     line.write(u64::MAX - 1).unwrap();
     ports.write(SERIAL_PORT + 1, &[2]);
     ports.write(SERIAL_PORT, b"x");
@@ -66,8 +66,8 @@ fn serial_works_with_a_full_interrupt_eventfd() {
 
 proptest! {
     #[test]
-    fn arbitrary_port_accesses_do_not_panic_or_add_output(attacks in attacks()) {
-        let (ports, output, _line) = ports();
+    fn arbitrary_port_accesses_do_not_panic_or_add_output(attacks in arbitrary_accesses()) {
+        let (ports, output, _line) = port_io_with_output();
         let mut written = 0;
         for attack in &attacks {
             match attack {

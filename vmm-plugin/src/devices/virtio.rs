@@ -18,7 +18,7 @@ pub use self::{
     worker::Worker,
 };
 
-/// Feature bit of the interface that is not legacy (VIRTIO 1.0 or newer).
+/// Feature bit of the non-legacy interface (VIRTIO 1.0 or newer).
 const VIRTIO_F_VERSION_1: u64 = 1 << 32;
 /// Feature bit for suppressing notifications and interrupts by ring index.
 const VIRTIO_F_EVENT_IDX: u64 = 1 << 29;
@@ -43,7 +43,7 @@ pub trait VirtioDevice: Send {
     fn device_type(&self) -> u32;
 
     /// Returns the role of the thread that serves the device.
-    fn role(&self) -> ThreadRole;
+    fn thread_role(&self) -> ThreadRole;
 
     /// Returns the feature bits that are specific to the device type.
     fn device_features(&self) -> u64;
@@ -58,7 +58,7 @@ pub trait VirtioDevice: Send {
     fn set_driver_features(&mut self, _features: u64) {}
 
     /// Processes one descriptor chain. Returns the number of bytes written to the chain. Returns
-    /// `None` if the device does not use the chain now. The chain then remains available.
+    /// `None` if the device cannot use the chain yet; the chain then stays available.
     ///
     /// # Errors
     /// [`GuestDriverError`] if the chain is invalid.
@@ -112,7 +112,7 @@ pub fn process_queue(
             return Ok(has_used_chain && queue.needs_notification(memory)?);
         }
         if empty_rounds > 1 {
-            // The available index claims more chains than the queue can hold.
+            // The driver's available index is ahead by more than the queue size.
             return Err(virtio_queue::Error::InvalidAvailRingIndex.into());
         }
     }

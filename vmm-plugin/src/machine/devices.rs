@@ -5,7 +5,7 @@ use std::{io, sync::Arc};
 use kvm_ioctls::VmFd;
 use units::limits::DEVICES_PER_VM_MAX;
 
-use super::{MachineError, irqfd, system_error};
+use super::{MachineError, create_irqfd, system_error};
 use crate::{
     config::Config,
     devices::{
@@ -76,7 +76,7 @@ pub(super) fn attach(
 ) -> Result<(MmioBus, Vec<Worker>), MachineError> {
     let (mut windows, mut workers) = (MmioBus::default(), Vec::new());
     for OpenDevice { name, device, window } in devices {
-        let transport = MmioTransport::new(device, irqfd(vm, window.line)?, memory.clone());
+        let transport = MmioTransport::new(device, create_irqfd(vm, window.line)?, memory.clone());
         let worker = Worker::new(name, Arc::clone(&transport), u64::from(window.address), vm);
         workers.push(worker.map_err(system_error("watch the queues of a device"))?);
         windows.0.push((window, transport));

@@ -40,7 +40,8 @@ pub(super) fn open_output(console: &Console) -> Result<Output, MachineError> {
         Console::Terminal => Ok(Box::new(io::stdout())),
         Console::Null => Ok(Box::new(io::sink())),
         Console::File(path) => {
-            let failed = |errno| MachineError::Console { doing: format!("write {}", path.display()), errno };
+            let failed =
+                |errno| MachineError::Console { operation: format!("write {}", path.display()), errno };
             Ok(Box::new(File::create(path).map_err(failed)?))
         }
     }
@@ -64,13 +65,13 @@ pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
     let mut guest = Guest::start(guest, &filters)?;
     filters.confine(ThreadRole::Main).map_err(system_error("confine the main thread"))?;
     let end = guest.run_event_loop(&signals, reads_input);
-    let code = report(&end);
+    let code = report_guest_end(&end);
     guest.vcpus.stop();
     Ok(code)
 }
 
 /// Prints why the guest ended and returns the exit code of the process.
-fn report(end: &GuestEnd) -> u8 {
+fn report_guest_end(end: &GuestEnd) -> u8 {
     match end {
         GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::PowerOff)) => exit::POWERED_OFF,
         GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::Reset)) => {
@@ -173,10 +174,10 @@ impl Guest {
                 return GuestEnd::Stopped;
             }
             self.check_memory();
-            if poison::is_found() {
+            if poison::has_unconsumed_error() {
                 self.vcpus.kick_first();
             }
-            if let Some(end) = self.handle_events(if ready[1] { signal_count(signals) } else { 0 }) {
+            if let Some(end) = self.handle_events(if ready[1] { read_signal_count(signals) } else { 0 }) {
                 return end;
             }
             if ready.get(2) == Some(&true) {
@@ -186,8 +187,8 @@ impl Guest {
         }
     }
 
-    /// Returns the time until the next memory check, input retry or stop deadline, the earliest of
-    /// the three.
+    /// Returns the time until the earliest of the next memory check, the next input retry and the
+    /// stop deadline.
     fn poll_timeout(&self) -> Duration {
         let until_stop = self.stop_at.map(|at| at.saturating_duration_since(Instant::now()));
         let until_memory_check =
@@ -212,7 +213,7 @@ impl Guest {
             return Some(GuestEnd::Vcpu(end));
         }
         if signal_count > 1 || signal_count > 0 && self.stop_at.is_some() {
-            // Both signals may have arrived since the last iteration of the loop.
+            // Two signals may have arrived since the last iteration of the loop.
             return Some(GuestEnd::Stopped);
         }
         if signal_count > 0 {
@@ -279,8 +280,8 @@ impl Guest {
         }
     }
 
-    /// Forwards pending input to the UART, as much as the UART buffer has space for. Does not wait
-    /// for the lock of the UART, because a vCPU may hold the lock while its output blocks.
+    /// Forwards as much pending input as fits into the UART buffer. Does not wait for the lock of
+    /// the UART, because a vCPU may hold the lock while its output blocks.
     fn forward_input(&mut self) {
         if !self.pending_input.is_empty()
             && let Some(mut serial) = self.resources.context.ports.try_serial()
@@ -301,8 +302,8 @@ fn register_signals() -> io::Result<UnixStream> {
     Ok(read)
 }
 
-/// Returns the number of signals since the previous call, at most 16.
-fn signal_count(mut signals: &UnixStream) -> usize {
+/// Returns the number of signals received since the previous call, at most 16.
+fn read_signal_count(mut signals: &UnixStream) -> usize {
     signals.read(&mut [0; 16]).unwrap_or(0)
 }
 

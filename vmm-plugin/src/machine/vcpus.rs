@@ -58,7 +58,8 @@ impl VcpuThreads {
     /// continue: the guest observes a scheduling delay.
     pub(super) fn pause(&self) -> bool {
         self.gate.set_open(false);
-        let paused = self.kick_until(|| self.gate.waiting() as usize + self.finished() >= self.threads.len());
+        let paused = self
+            .kick_until(|| self.gate.waiting_count() as usize + self.finished_count() >= self.threads.len());
         if !paused {
             self.resume();
         }
@@ -74,7 +75,7 @@ impl VcpuThreads {
     /// if a thread hangs in the kernel.
     pub(super) fn stop(self) {
         self.gate.stop();
-        self.kick_until(|| self.finished() == self.threads.len());
+        self.kick_until(|| self.finished_count() == self.threads.len());
     }
 
     /// Sends the kick signal to the first vCPU, which then reports memory errors to the guest. The
@@ -85,7 +86,7 @@ impl VcpuThreads {
         }
     }
 
-    fn finished(&self) -> usize {
+    fn finished_count(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_finished()).count()
     }
 

@@ -4,14 +4,14 @@
 use rustix::fs::{FileType, Stat, fstat};
 use units::Bytes;
 
-use super::{Backings, MappedRegion, MemoryError, backing_of, is_device};
+use super::{Backings, MappedRegion, MemoryError, backing_for_region, is_device};
 use crate::layout::Layout;
 
 /// Checks that the host has enough memory available for the memory to prefault. Huge pages and
 /// device memory are not counted, because they are not part of MemAvailable.
 pub(super) fn check_available_memory(layout: &Layout, backings: &Backings) -> Result<(), MemoryError> {
     let prefaulted = layout.regions.iter().filter(|region| {
-        let (backing, _, memory_options) = backing_of(region, backings);
+        let (backing, _, memory_options) = backing_for_region(region, backings);
         memory_options.prefault && memory_options.hugepage_size.is_none() && !is_device(&backing.file)
     });
     let requested: u64 = prefaulted.map(|region| region.range.end - region.range.start).sum();
@@ -19,7 +19,7 @@ pub(super) fn check_available_memory(layout: &Layout, backings: &Backings) -> Re
         return Ok(());
     }
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    match available(&meminfo).filter(|available| available.get() < requested) {
+    match parse_mem_available(&meminfo).filter(|available| available.get() < requested) {
         Some(available) => {
             Err(MemoryError::InsufficientMemory { requested: Bytes::new(requested), available })
         }
@@ -28,7 +28,7 @@ pub(super) fn check_available_memory(layout: &Layout, backings: &Backings) -> Re
 }
 
 /// Parses MemAvailable from the content of /proc/meminfo.
-fn available(meminfo: &str) -> Option<Bytes> {
+fn parse_mem_available(meminfo: &str) -> Option<Bytes> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(Bytes::new(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10))
 }
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn mem_available_is_parsed_from_meminfo() {
-        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(Bytes::mib(2)));
-        assert_eq!(available("MemTotal: 9 kB\n"), None);
+        assert_eq!(parse_mem_available("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(Bytes::mib(2)));
+        assert_eq!(parse_mem_available("MemTotal: 9 kB\n"), None);
     }
 }

@@ -101,15 +101,15 @@ pub enum MemoryFault {
     Poisoned(Option<usize>),
 }
 
-/// Values of `si_code`, from asm-generic/siginfo.h: an uncorrectable error was consumed (AR), or
-/// was found without being consumed (AO).
+/// Values of `si_code` for an uncorrectable memory error, from asm-generic/siginfo.h: the error was
+/// consumed (AR, action required), or was found before any access (AO, action optional).
 const BUS_MCEERR_AR: libc::c_int = 4;
 const BUS_MCEERR_AO: libc::c_int = 5;
 
 /// Prints the message for a fault and ends the process with the exit code of the fault. Safe in a
 /// signal handler.
-pub fn exit_on(fault: MemoryFault) -> ! {
-    let messages = messages();
+pub fn exit_on_fault(fault: MemoryFault) -> ! {
+    let messages = installed_messages();
     let region_at = |at: Option<usize>| {
         at.and_then(|at| messages.regions.iter().find(|region| region.addresses.contains(&at)))
     };
@@ -132,26 +132,27 @@ pub fn exit_on(fault: MemoryFault) -> ! {
 
 /// Logs that the error at an address of this process was reported to the guest. The number of
 /// messages is limited, because a guest can consume an error repeatedly.
-pub fn log_reported(at: usize) {
+pub fn log_reported_error(at: usize) {
     static REPORTED: AtomicU32 = AtomicU32::new(0);
     let is_logged = REPORTED.fetch_add(1, Ordering::Relaxed) < MACHINE_CHECKS_LOGGED_MAX;
-    if let Some(region) = messages().regions.iter().find(|region| is_logged && region.addresses.contains(&at))
+    if let Some(region) =
+        installed_messages().regions.iter().find(|region| is_logged && region.addresses.contains(&at))
     {
         let _ = rustix::io::write(rustix::stdio::stderr(), region.reported.as_bytes());
     }
 }
 
 /// Ends the process if a memory region has been revoked. This check detects revoked memory that the
-/// guest does not access. The check is also needed for asynchronous page faults, whose errors KVM
-/// does not report.
+/// guest does not access. It is also needed because KVM does not report errors of asynchronous page
+/// faults.
 pub fn exit_if_revoked() {
-    if messages().regions.iter().any(RegionMessages::is_revoked) {
-        exit_on(MemoryFault::Missing(None));
+    if installed_messages().regions.iter().any(RegionMessages::is_revoked) {
+        exit_on_fault(MemoryFault::Missing(None));
     }
 }
 
 /// Returns the messages, which are empty before [`install_handler`].
-fn messages() -> &'static Messages {
+fn installed_messages() -> &'static Messages {
     static NONE: Messages =
         Messages { regions: Vec::new(), exhausted: String::new(), poisoned: String::new() };
     MESSAGES.get().unwrap_or(&NONE)
@@ -192,11 +193,15 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
     // SAFETY: the signal is SIGBUS, for which the kernel sets si_addr.
     let at = unsafe { info.si_addr() } as usize;
     let is_poisoned = matches!(info.si_code, BUS_MCEERR_AR | BUS_MCEERR_AO);
-    if messages().regions.iter().any(|region| region.addresses.contains(&at)) {
-        if is_poisoned && poison::record(at, info.si_code == BUS_MCEERR_AR) {
+    if installed_messages().regions.iter().any(|region| region.addresses.contains(&at)) {
+        if is_poisoned && poison::record_error(at, info.si_code == BUS_MCEERR_AR) {
             return; // a vCPU reports the error to the guest
         }
-        exit_on(if is_poisoned { MemoryFault::Poisoned(Some(at)) } else { MemoryFault::Missing(Some(at)) });
+        exit_on_fault(if is_poisoned {
+            MemoryFault::Poisoned(Some(at))
+        } else {
+            MemoryFault::Missing(Some(at))
+        });
     }
     // The address is outside guest memory: in another mapped file, or invalid because of a bug.
     let _ = rustix::io::write(rustix::stdio::stderr(), b"error: SIGBUS outside guest memory\n");

@@ -15,18 +15,18 @@ thread_local! {
 }
 
 static CAN_REPORT: AtomicBool = AtomicBool::new(false);
-/// Address of the latest error that was found without being consumed. A replaced error is reported
-/// again when its page is accessed.
-static FOUND: AtomicUsize = AtomicUsize::new(NONE);
+/// Address of the latest error that the hardware found before any access (action optional). It may
+/// be overwritten: an access to the page of an earlier error reports that error again.
+static UNCONSUMED: AtomicUsize = AtomicUsize::new(NONE);
 
 /// Enables reporting of errors to the guest. Called if the vCPUs support machine checks.
 pub fn enable_reporting() {
     CAN_REPORT.store(true, Ordering::SeqCst);
 }
 
-/// Calls `run`, which runs the guest on this thread. The guest, not the VMM, consumes the errors
-/// that occur on this thread during the call.
-pub fn in_guest<T>(run: impl FnOnce() -> T) -> T {
+/// Calls `run`, which runs the guest on this thread. Errors that are consumed on this thread during
+/// the call are attributed to the guest, not to the VMM.
+pub fn run_in_guest<T>(run: impl FnOnce() -> T) -> T {
     IS_IN_GUEST.set(true);
     let exit = run();
     IS_IN_GUEST.set(false);
@@ -34,14 +34,14 @@ pub fn in_guest<T>(run: impl FnOnce() -> T) -> T {
 }
 
 /// Records an error at an address of this process. Returns whether a vCPU will report the error to
-/// the guest. An error that code of the VMM has consumed cannot be reported, because that code
-/// cannot continue.
-pub fn record(at: usize, is_consumed: bool) -> bool {
+/// the guest. An error consumed by the VMM's own code cannot be reported, because that code cannot
+/// continue.
+pub fn record_error(at: usize, is_consumed: bool) -> bool {
     if !CAN_REPORT.load(Ordering::SeqCst) {
         return false;
     }
     if !is_consumed {
-        FOUND.store(at, Ordering::SeqCst);
+        UNCONSUMED.store(at, Ordering::SeqCst);
         return true;
     }
     if IS_IN_GUEST.get() {
@@ -55,14 +55,14 @@ pub fn take_consumed() -> Option<usize> {
     Some(CONSUMED.replace(NONE)).filter(|at| *at != NONE)
 }
 
-/// Removes and returns the address of the error that was found without being consumed.
-pub fn take_found() -> Option<usize> {
-    Some(FOUND.swap(NONE, Ordering::SeqCst)).filter(|at| *at != NONE)
+/// Removes and returns the address of the error that was found before any access.
+pub fn take_unconsumed() -> Option<usize> {
+    Some(UNCONSUMED.swap(NONE, Ordering::SeqCst)).filter(|at| *at != NONE)
 }
 
-/// Returns whether an error was found that no vCPU has reported yet.
-pub fn is_found() -> bool {
-    FOUND.load(Ordering::SeqCst) != NONE
+/// Returns whether an unconsumed error was found that no vCPU has reported to the guest yet.
+pub fn has_unconsumed_error() -> bool {
+    UNCONSUMED.load(Ordering::SeqCst) != NONE
 }
 
 #[cfg(test)]
@@ -72,8 +72,8 @@ mod tests {
     #[test]
     fn error_consumed_outside_the_guest_is_not_reported() {
         enable_reporting();
-        assert!(!record(4096, true));
-        assert!(in_guest(|| record(8192, true)));
+        assert!(!record_error(4096, true));
+        assert!(run_in_guest(|| record_error(8192, true)));
         assert!(
             std::thread::spawn(take_consumed).join().unwrap().is_none(),
             "another thread must not take the error"

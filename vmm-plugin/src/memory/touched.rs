@@ -52,7 +52,7 @@ impl NodeFiles {
                 }),
             }
         }
-        let measured = nodes.into_iter().map(|(node, files)| Ok((node, measurable(files)?)));
+        let measured = nodes.into_iter().map(|(node, files)| Ok((node, measurable_files(files)?)));
         measured.collect::<io::Result<_>>().map(Self)
     }
 
@@ -60,9 +60,9 @@ impl NodeFiles {
     ///
     /// # Errors
     /// The error returned by fstat(2).
-    pub fn touched(&self) -> io::Result<TouchedByNode> {
+    pub fn measure_touched(&self) -> io::Result<TouchedByNode> {
         let of_node = |(node, files): (&u32, &Option<Vec<Arc<File>>>)| {
-            let sum = files.as_ref().map(|files| files.iter().map(|file| allocated(file)).sum());
+            let sum = files.as_ref().map(|files| files.iter().map(|file| allocated_bytes(file)).sum());
             Ok((*node, sum.transpose()?))
         };
         self.0.iter().map(of_node).collect()
@@ -70,7 +70,7 @@ impl NodeFiles {
 }
 
 /// Returns the files of a node, or `None` if the node cannot be measured.
-fn measurable(files: Vec<NodeFile>) -> io::Result<Option<Vec<Arc<File>>>> {
+fn measurable_files(files: Vec<NodeFile>) -> io::Result<Option<Vec<Arc<File>>>> {
     for file in &files {
         let length = u64::try_from(fstat(&file.file)?.st_size).unwrap_or(0);
         if !file.is_measurable || file.mapped_bytes != length {
@@ -81,7 +81,7 @@ fn measurable(files: Vec<NodeFile>) -> io::Result<Option<Vec<Arc<File>>>> {
 }
 
 /// Returns the allocated size of a file, in bytes.
-fn allocated(file: &File) -> io::Result<u64> {
+fn allocated_bytes(file: &File) -> io::Result<u64> {
     Ok(u64::try_from(fstat(file)?.st_blocks).unwrap_or(0) * BLOCK_BYTES)
 }
 
@@ -124,18 +124,18 @@ mod tests {
     fn touched_pages_are_counted_for_the_node_of_their_file() {
         let memory = map(vec![local(&file(64), 0, true)], create_memfd("pool", Bytes::gib(1), None).unwrap());
         let files = memory.node_files().unwrap();
-        assert_eq!(files.touched().unwrap(), [(0, Some(0)), (1, Some(0))].into());
+        assert_eq!(files.measure_touched().unwrap(), [(0, Some(0)), (1, Some(0))].into());
         memory.guest().write_slice(&vec![1; 3 << 20], GuestAddress(2 * MIB)).unwrap();
-        let touched = files.touched().unwrap()[&0].unwrap();
+        let touched = files.measure_touched().unwrap()[&0].unwrap();
         assert!((3 * MIB..=6 * MIB).contains(&touched), "{touched}");
-        assert_eq!(files.touched().unwrap()[&1], Some(0));
+        assert_eq!(files.measure_touched().unwrap()[&1], Some(0));
     }
 
     #[test]
     fn device_memory_is_not_measured() {
         let device = File::options().read(true).write(true).open("/dev/zero").unwrap();
         let memory = map(vec![local(&file(64), 0, true)], device);
-        assert_eq!(memory.node_files().unwrap().touched().unwrap(), [(0, Some(0)), (1, None)].into());
+        assert_eq!(memory.node_files().unwrap().measure_touched().unwrap(), [(0, Some(0)), (1, None)].into());
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
         let whole = file(128);
         let nodes = vec![local(&whole, 0, true), local(&whole, 64 * MIB, true), local(&file(64), 0, false)];
         let memory = map(nodes, create_memfd("pool", Bytes::gib(1), None).unwrap());
-        let touched = memory.node_files().unwrap().touched().unwrap();
+        let touched = memory.node_files().unwrap().measure_touched().unwrap();
         assert_eq!(touched, [(0, None), (1, None), (2, None), (3, Some(0))].into());
     }
 

@@ -14,9 +14,9 @@ const KVM_X86_GET_MCE_CAP_SUPPORTED: libc::c_ulong = 0x8008_ae9d;
 const KVM_X86_SET_MCE: libc::c_ulong = 0x4040_ae9e;
 
 /// Number of MCA banks of a vCPU, as in QEMU.
-const BANKS: u8 = 10;
+const BANK_COUNT: u8 = 10;
 /// Index of the MCA bank for memory errors, as in QEMU.
-const BANK: u8 = 9;
+const MEMORY_ERROR_BANK: u8 = 9;
 
 const MCG_CTL_P: u64 = 1 << 8;
 const MCG_SER_P: u64 = 1 << 24;
@@ -49,7 +49,7 @@ const FEAT_CTL_VMX: u64 = 1 << 2;
 const FEAT_CTL_LMCE: u64 = 1 << 20;
 const IA32_MCG_STATUS: u32 = 0x17a;
 const IA32_MCG_CTL: u32 = 0x17b;
-const IA32_MC_CTL: u32 = 0x400 + 4 * BANK as u32;
+const IA32_MC_CTL: u32 = 0x400 + 4 * MEMORY_ERROR_BANK as u32;
 const IA32_MCG_EXT_CTL: u32 = 0x4d0;
 const LMCE_ENABLED: u64 = 1;
 const CR4_MCE: u64 = 1 << 6;
@@ -77,9 +77,9 @@ pub(super) struct MachineChecks {
     vendor: Vendor,
     /// Whether local machine checks (LMCE) are supported. Without LMCE, an Intel processor
     /// broadcasts a machine check to all CPUs, and the guest would panic.
-    is_local: bool,
+    has_lmce: bool,
     /// Whether the guest has more than one vCPU.
-    has_others: bool,
+    has_multiple_vcpus: bool,
 }
 
 impl MachineChecks {
@@ -91,28 +91,28 @@ impl MachineChecks {
         (vendor, cpus): (Vendor, u32),
         nested: bool,
     ) -> Result<Option<Self>, kvm_ioctls::Error> {
-        if kvm.check_extension_int(Cap::Mce) < i32::from(BANKS) {
+        if kvm.check_extension_int(Cap::Mce) < i32::from(BANK_COUNT) {
             return Ok(None);
         }
         let mut supported = 0_u64;
         // SAFETY: the ioctl writes a u64, and `supported` is a u64.
         let done = unsafe { ioctl_with_mut_ref(kvm, KVM_X86_GET_MCE_CAP_SUPPORTED, &mut supported) };
-        checked(done)?;
+        check_ioctl(done)?;
         let needed = MCG_CTL_P | MCG_SER_P;
         if supported & needed != needed {
             return Ok(None);
         }
-        let is_local = vendor == Vendor::Intel && supported & MCG_LMCE_P != 0;
-        let capabilities = needed | if is_local { MCG_LMCE_P } else { 0 } | u64::from(BANKS);
+        let has_lmce = vendor == Vendor::Intel && supported & MCG_LMCE_P != 0;
+        let capabilities = needed | if has_lmce { MCG_LMCE_P } else { 0 } | u64::from(BANK_COUNT);
         // SAFETY: the ioctl reads a u64, and `capabilities` is a u64.
         let done = unsafe { ioctl_with_ref(fd, KVM_X86_SETUP_MCE, &capabilities) };
-        checked(done)?;
-        if is_local {
+        check_ioctl(done)?;
+        if has_lmce {
             let data = FEAT_CTL_LOCKED | FEAT_CTL_LMCE | if nested { FEAT_CTL_VMX } else { 0 };
             let entry = kvm_msr_entry { index: IA32_FEAT_CTL, data, ..Default::default() };
             fd.set_msrs(&Msrs::from_entries(&[entry]).expect("a single entry fits into the list"))?;
         }
-        Ok(Some(Self { vendor, is_local, has_others: cpus > 1 }))
+        Ok(Some(Self { vendor, has_lmce, has_multiple_vcpus: cpus > 1 }))
     }
 
     /// Reports an error in the page of a guest-physical address. Returns whether the guest receives
@@ -123,33 +123,33 @@ impl MachineChecks {
         address: u64,
         is_consumed: bool,
     ) -> Result<bool, kvm_ioctls::Error> {
-        if !self.is_handled(fd)? {
+        if !self.can_guest_handle(fd)? {
             return Ok(false);
         }
-        let (status, mcg_status) = self.status(is_consumed);
+        let (status, mcg_status) = self.status_values(is_consumed);
         let addr = address & !(PAGE_BYTES - 1);
         let check = kvm_x86_mce {
             status,
             addr,
             misc: MISC_PHYSICAL_PAGE,
             mcg_status,
-            bank: BANK,
+            bank: MEMORY_ERROR_BANK,
             ..Default::default()
         };
         // SAFETY: the ioctl reads a kvm_x86_mce, and `check` is a kvm_x86_mce.
         let done = unsafe { ioctl_with_ref(fd, KVM_X86_SET_MCE, &check) };
-        checked(done).map(|()| true)
+        check_ioctl(done).map(|()| true)
     }
 
     /// Returns whether the guest can handle a machine check now. The guest must have enabled
     /// machine checks, and no machine check may be in progress. Otherwise KVM would drop the
     /// machine check or end the guest.
-    fn is_handled(self, fd: &VcpuFd) -> Result<bool, kvm_ioctls::Error> {
+    fn can_guest_handle(self, fd: &VcpuFd) -> Result<bool, kvm_ioctls::Error> {
         if fd.get_sregs()?.cr4 & CR4_MCE == 0 {
             return Ok(false);
         }
         let mut indices = vec![IA32_MCG_STATUS, IA32_MCG_CTL, IA32_MC_CTL];
-        indices.extend(self.is_local.then_some(IA32_MCG_EXT_CTL));
+        indices.extend(self.has_lmce.then_some(IA32_MCG_EXT_CTL));
         let entries: Vec<_> =
             indices.iter().map(|index| kvm_msr_entry { index: *index, ..Default::default() }).collect();
         let mut values = Msrs::from_entries(&entries).expect("four entries fit into the list");
@@ -161,13 +161,15 @@ impl MachineChecks {
         let is_enabled = values[1] == u64::MAX && values[2] == u64::MAX;
         let is_not_broadcast = match self.vendor {
             Vendor::Amd => true,
-            Vendor::Intel => !self.has_others || values.get(3).is_some_and(|set| set & LMCE_ENABLED != 0),
+            Vendor::Intel => {
+                !self.has_multiple_vcpus || values.get(3).is_some_and(|set| set & LMCE_ENABLED != 0)
+            }
         };
         Ok(is_idle && is_enabled && is_not_broadcast)
     }
 
     /// Returns the values of MCi_STATUS and MCG_STATUS that report an error.
-    fn status(self, is_consumed: bool) -> (u64, u64) {
+    fn status_values(self, is_consumed: bool) -> (u64, u64) {
         let valid = MCI_STATUS_VAL | MCI_STATUS_EN | MCI_STATUS_MISCV | MCI_STATUS_ADDRV;
         let status = valid
             | match (self.vendor, is_consumed) {
@@ -177,12 +179,12 @@ impl MachineChecks {
                 (Vendor::Amd, false) => MCI_STATUS_DEFERRED | MCI_STATUS_POISON,
             };
         let consumed = if is_consumed { MCG_STATUS_EIPV } else { 0 };
-        let local = if self.is_local && self.has_others { MCG_STATUS_LMCE } else { 0 };
+        let local = if self.has_lmce && self.has_multiple_vcpus { MCG_STATUS_LMCE } else { 0 };
         (status, MCG_STATUS_MCIP | MCG_STATUS_RIPV | consumed | local)
     }
 }
 
-fn checked(returned: libc::c_int) -> Result<(), kvm_ioctls::Error> {
+fn check_ioctl(returned: libc::c_int) -> Result<(), kvm_ioctls::Error> {
     let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     if returned < 0 { Err(kvm_ioctls::Error::new(errno())) } else { Ok(()) }
 }

@@ -1,13 +1,13 @@
 //! Generates the configuration of Cloud Hypervisor: the body of `vm.create`, or command-line
 //! arguments. Each slice is a memory zone, and each node is a list of memory zones. Cloud
-//! Hypervisor generates no HMAT, so the guest has distances but no latencies. Cloud Hypervisor does
-//! not mark pool memory as hot-pluggable, so the guest's kernel uses more pool memory for itself.
+//! Hypervisor generates no HMAT, so the guest has distances but no latencies. It also does not mark
+//! pool memory as hot-pluggable, so the guest's kernel uses more pool memory for itself.
 
 use serde_json::{Value, json};
 
 use super::{
     BackendError,
-    guest::{Guest, Location, MemoryBlock, text},
+    guest::{Guest, Location, MemoryBlock, path_text},
 };
 use crate::config::Console;
 
@@ -23,8 +23,8 @@ const RNG_SOURCE: &str = "/dev/urandom";
 /// [`BackendError::Unsupported`] if Cloud Hypervisor does not support the guest, and
 /// [`BackendError::Path`] if a path is not UTF-8.
 pub fn vm_config(guest: &Guest) -> Result<Value, BackendError> {
-    check(guest)?;
-    let zones: Vec<Value> = guest.blocks.iter().flatten().map(zone).collect();
+    check_supported(guest)?;
+    let zones: Vec<Value> = guest.blocks.iter().flatten().map(zone_json).collect();
     let (packages, cores) = guest.packages();
     let cpus = guest.layout.cpus();
     let topology = json!({
@@ -33,21 +33,21 @@ pub fn vm_config(guest: &Guest) -> Result<Value, BackendError> {
     let mut config = json!({
         "cpus": { "boot_vcpus": cpus, "max_vcpus": cpus, "topology": topology },
         "memory": { "size": 0, "zones": zones },
-        "numa": guest.nodes().map(|(number, ..)| node(guest, number)).collect::<Vec<_>>(),
+        "numa": guest.nodes().map(|(number, ..)| node_json(guest, number)).collect::<Vec<_>>(),
         "payload": {
-            "kernel": text(&guest.config.kernel.kernel)?,
+            "kernel": path_text(&guest.config.kernel.kernel)?,
             "cmdline": guest.command_line(false),
         },
         "rng": { "src": RNG_SOURCE },
-        "serial": serial(&guest.config.console)?,
+        "serial": serial_json(&guest.config.console)?,
         "console": { "mode": "Off" },
     });
     if let Some(initrd) = &guest.config.kernel.initrd {
-        config["payload"]["initramfs"] = text(initrd)?.into();
+        config["payload"]["initramfs"] = path_text(initrd)?.into();
     }
     let disks = guest.config.disks.iter();
     let disks = disks.map(|disk| {
-        Ok(json!({ "path": text(&disk.path)?, "readonly": disk.read_only, "image_type": "Raw" }))
+        Ok(json!({ "path": path_text(&disk.path)?, "readonly": disk.read_only, "image_type": "Raw" }))
     });
     config["disks"] = disks.collect::<Result<Vec<_>, BackendError>>()?.into();
     let nets = guest.config.nets.iter().map(|net| json!({ "tap": net.tap, "mac": net.mac.to_string() }));
@@ -55,7 +55,7 @@ pub fn vm_config(guest: &Guest) -> Result<Value, BackendError> {
     Ok(config)
 }
 
-fn zone(block: &MemoryBlock) -> Value {
+fn zone_json(block: &MemoryBlock) -> Value {
     let mut zone = json!({
         "id": block.id,
         "size": block.bytes.get(),
@@ -75,8 +75,8 @@ fn zone(block: &MemoryBlock) -> Value {
     zone
 }
 
-fn node(guest: &Guest, number: usize) -> Value {
-    let others = guest.pairs().filter(|(from, to)| *from == number && to != from);
+fn node_json(guest: &Guest, number: usize) -> Value {
+    let others = guest.node_pairs().filter(|(from, to)| *from == number && to != from);
     let distance = |(from, to)| json!({ "destination": to, "distance": guest.layout.distance(from, to) });
     let ids: Vec<&String> = guest.blocks[number].iter().map(|block| &block.id).collect();
     let mut node = json!({
@@ -90,11 +90,11 @@ fn node(guest: &Guest, number: usize) -> Value {
     node
 }
 
-fn serial(console: &Console) -> Result<Value, BackendError> {
+fn serial_json(console: &Console) -> Result<Value, BackendError> {
     Ok(match console {
         Console::Terminal => json!({ "mode": "Tty" }),
         Console::Null => json!({ "mode": "Null" }),
-        Console::File(path) => json!({ "mode": "File", "file": text(path)? }),
+        Console::File(path) => json!({ "mode": "File", "file": path_text(path)? }),
     })
 }
 
@@ -117,37 +117,37 @@ pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
         topology["packages"],
     );
     let mut options = vec![
-        option("--cpus", [cpus]),
-        option("--memory", ["size=0".to_owned()]),
-        option("--memory-zone", all(&config["memory"]["zones"], key_values)),
-        option("--numa", all(&config["numa"], numa)),
-        option("--kernel", [plain(&config["payload"]["kernel"])]),
-        option("--cmdline", [plain(&config["payload"]["cmdline"])]),
-        option("--rng", [key_values(&config["rng"])]),
-        option("--serial", [console_text(&config["serial"])]),
-        option("--console", [console_text(&config["console"])]),
+        option_with_values("--cpus", [cpus]),
+        option_with_values("--memory", ["size=0".to_owned()]),
+        option_with_values("--memory-zone", format_all(&config["memory"]["zones"], format_key_values)),
+        option_with_values("--numa", format_all(&config["numa"], format_numa)),
+        option_with_values("--kernel", [format_plain(&config["payload"]["kernel"])]),
+        option_with_values("--cmdline", [format_plain(&config["payload"]["cmdline"])]),
+        option_with_values("--rng", [format_key_values(&config["rng"])]),
+        option_with_values("--serial", [format_console(&config["serial"])]),
+        option_with_values("--console", [format_console(&config["console"])]),
     ];
     if let Some(initrd) = config["payload"].get("initramfs") {
-        options.push(option("--initramfs", [plain(initrd)]));
+        options.push(option_with_values("--initramfs", [format_plain(initrd)]));
     }
     for (name, values) in [("--disk", &config["disks"]), ("--net", &config["net"])] {
         if values.as_array().is_some_and(|values| !values.is_empty()) {
-            options.push(option(name, all(values, key_values)));
+            options.push(option_with_values(name, format_all(values, format_key_values)));
         }
     }
     Ok(options)
 }
 
-fn option(name: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
+fn option_with_values(name: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
     [name.to_owned()].into_iter().chain(values).collect()
 }
 
-fn all(values: &Value, as_text: impl Fn(&Value) -> String) -> Vec<String> {
+fn format_all(values: &Value, as_text: impl Fn(&Value) -> String) -> Vec<String> {
     values.as_array().into_iter().flatten().map(as_text).collect()
 }
 
 /// Formats a JSON value without quotes. Booleans become `on` or `off`.
-fn plain(value: &Value) -> String {
+fn format_plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Bool(on) => if *on { "on" } else { "off" }.to_owned(),
@@ -156,41 +156,41 @@ fn plain(value: &Value) -> String {
 }
 
 /// Formats an object as `name=value,name=value`, the syntax of Cloud Hypervisor's command line.
-fn key_values(value: &Value) -> String {
+fn format_key_values(value: &Value) -> String {
     let key_values = value.as_object().into_iter().flatten();
     let part = |(name, value): (&String, &Value)| match name.as_str() {
         "image_type" => "image_type=raw".to_owned(),
-        name => format!("{name}={}", plain(value)),
+        name => format!("{name}={}", format_plain(value)),
     };
     key_values.map(part).collect::<Vec<_>>().join(",")
 }
 
-fn numa(node: &Value) -> String {
+fn format_numa(node: &Value) -> String {
     let mut text = format!("guest_numa_id={}", node["guest_numa_id"]);
     let mut list = |name: &str, values: Vec<String>| {
         if !values.is_empty() {
             text += &format!(",{name}=[{}]", values.join(","));
         }
     };
-    list("cpus", all(&node["cpus"], plain));
+    list("cpus", format_all(&node["cpus"], format_plain));
     list(
         "distances",
-        all(&node["distances"], |other| format!("{}@{}", other["destination"], other["distance"])),
+        format_all(&node["distances"], |other| format!("{}@{}", other["destination"], other["distance"])),
     );
-    list("memory_zones", all(&node["memory_zones"], plain));
+    list("memory_zones", format_all(&node["memory_zones"], format_plain));
     text
 }
 
 /// Formats a console as an option value, such as `file=PATH` or `null`.
-fn console_text(console: &Value) -> String {
+fn format_console(console: &Value) -> String {
     match console.get("file") {
-        Some(path) => format!("file={}", plain(path)),
-        None => plain(&console["mode"]).to_lowercase(),
+        Some(path) => format!("file={}", format_plain(path)),
+        None => format_plain(&console["mode"]).to_lowercase(),
     }
 }
 
 /// Checks that Cloud Hypervisor supports the guest.
-fn check(guest: &Guest) -> Result<(), BackendError> {
+fn check_supported(guest: &Guest) -> Result<(), BackendError> {
     guest.check_pci(VMM)?;
     let cannot = |reason| Err(BackendError::Unsupported { vmm: VMM, reason });
     for block in guest.blocks.iter().flatten() {

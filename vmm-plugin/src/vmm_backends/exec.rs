@@ -69,21 +69,21 @@ impl ExecVmm {
 pub fn exec(args: ExecArgs) -> Result<std::convert::Infallible, BackendError> {
     let program = match args.program {
         Some(path) => path,
-        None => in_path(args.vmm.name()),
+        None => find_in_path(args.vmm.name()),
     };
     check_program(&program)?;
     let config = args.guest.check()?;
     check_files(&config)?;
     let guest = Guest::inspect(config)?;
     let options = args.vmm.options(&guest)?;
-    register(&guest)?;
+    attach_to_agent(&guest)?;
     let errno = Command::new(&program).args(options.concat()).exec();
     Err(BackendError::Unusable { role: "program", path: program, errno })
 }
 
 /// Registers this process with the agent as the process of the VM. exec(2) closes the received file
 /// descriptors, and the other VMM opens the memory files by path.
-fn register(guest: &Guest) -> Result<(), BackendError> {
+fn attach_to_agent(guest: &Guest) -> Result<(), BackendError> {
     let Some(socket) = &guest.config.agent else { return Ok(()) };
     let memory =
         source::with_agent(&guest.config, socket, |agent, vm| agent.attach(vm, MemoryForm::Descriptors))?;
@@ -94,9 +94,9 @@ fn register(guest: &Guest) -> Result<(), BackendError> {
     }
 }
 
-/// Returns the path of the first file with this name in PATH. If no file has this name, returns the
-/// name alone, which [`check_program`] then rejects.
-fn in_path(name: &str) -> PathBuf {
+/// Returns the path of the first file with this name in PATH. If there is no such file, returns
+/// only the name, which [`check_program`] then rejects.
+fn find_in_path(name: &str) -> PathBuf {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut found = env::split_paths(&path).map(|dir| dir.join(name)).filter(|path| path.is_file());
     found.next().unwrap_or_else(|| name.into())

@@ -14,8 +14,8 @@ use crate::{
     source::{self, EmcSlices, ReservedMemory},
 };
 
-/// Number of guest-physical address bits: the maximum of any processor. The other VMM checks the
-/// actual limit of the host.
+/// Number of guest-physical address bits: the maximum of any processor. The VMM that runs the guest
+/// checks the actual limit of the host.
 const ADDRESS_BITS: u8 = 52;
 /// Kernel parameter that sets the state of memory that is added after boot.
 const MEMHP_DEFAULT_STATE: &str = "memhp_default_state";
@@ -23,13 +23,13 @@ const MEMHP_DEFAULT_STATE: &str = "memhp_default_state";
 /// Location of the memory of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// The other VMM allocates the memory.
+    /// The VMM that runs the guest allocates the memory; no file is given.
     Allocated,
     /// The memory is in the file with this path, at this offset in bytes.
     File(String, u64),
 }
 
-/// Block of guest memory that the other VMM maps as one unit.
+/// Block of guest memory that a VMM maps as one unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryBlock {
     /// Name of the block, unique in the guest.
@@ -63,7 +63,7 @@ impl Guest {
     /// [`BackendError`] if the memory cannot be inspected or does not match the options.
     pub fn inspect(config: Config) -> Result<Self, BackendError> {
         match &config.agent {
-            None => Self::standalone(config),
+            None => Self::without_agent(config),
             Some(socket) => {
                 let memory = source::with_agent(&config, socket, |agent, vm| agent.inspect(vm))?;
                 Self::from_reservation(config, memory)
@@ -71,8 +71,9 @@ impl Guest {
         }
     }
 
-    /// Returns the description of a guest without an agent. The other VMM allocates all memory.
-    fn standalone(config: Config) -> Result<Self, BackendError> {
+    /// Returns the description of a guest without an agent. The VMM that runs the guest allocates
+    /// all memory.
+    fn without_agent(config: Config) -> Result<Self, BackendError> {
         let checked = "the size is checked to be set without an agent";
         let sizes = config.local.iter().map(|node| node.size.expect(checked)).collect();
         let pool = config.pool.iter().map(|node| {
@@ -89,9 +90,9 @@ impl Guest {
     fn from_reservation(config: Config, memory: VmMemory) -> Result<Self, BackendError> {
         let slices = slice_epochs(&memory);
         let ReservedMemory { local, pool } = ReservedMemory::from_regions(&config, memory.regions)?;
-        let sizes = source::local_sizes(&config, Bytes::new(local.bytes))?;
+        let sizes = source::local_node_sizes(&config, Bytes::new(local.bytes))?;
         let pool = pool.into_iter().map(|EmcSlices { performance, memory_options, slices }| {
-            let locations = slices.into_iter().map(location).collect::<Result<_, _>>()?;
+            let locations = slices.into_iter().map(to_location).collect::<Result<_, _>>()?;
             Ok((performance, memory_options, locations))
         });
         let pool = pool.collect::<Result<_, BackendError>>()?;
@@ -132,51 +133,52 @@ impl Guest {
         let pool = pool.into_iter().map(|(_, memory_options, locations)| {
             locations.into_iter().map(|location| (SLICE, location, memory_options.clone())).collect()
         });
-        let blocks = local.chain(pool).enumerate().map(|(node, parts): (usize, Vec<_>)| blocks(node, parts));
+        let blocks =
+            local.chain(pool).enumerate().map(|(node, parts): (usize, Vec<_>)| create_blocks(node, parts));
         let blocks = blocks.collect();
         Ok(Self { config: with_absolute_paths(config)?, layout, blocks, slices })
     }
 
-    /// Returns the number, the node and the memory blocks of each node, in order of the numbers.
+    /// Returns each node with its number and its memory blocks, in order of the numbers.
     pub fn nodes(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         let nodes = self.layout.nodes.iter().zip(&self.blocks);
         nodes.enumerate().map(|(number, (node, blocks))| (number, node, &blocks[..]))
     }
 
-    /// Returns the nodes with CPUs, as [`Self::nodes`] does.
-    pub fn local(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
+    /// Returns the nodes with CPUs, in the form of [`Self::nodes`].
+    pub fn local_nodes(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         self.nodes().filter(|(_, node, _)| !node.is_pool())
     }
 
-    /// Returns the nodes without CPUs, as [`Self::nodes`] does.
-    pub fn pool(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
+    /// Returns the nodes without CPUs, in the form of [`Self::nodes`].
+    pub fn pool_nodes(&self) -> impl Iterator<Item = (usize, &Node, &[MemoryBlock])> {
         self.nodes().filter(|(_, node, _)| node.is_pool())
     }
 
     /// Returns all ordered pairs of node numbers.
-    pub fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+    pub fn node_pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let nodes = 0..self.layout.nodes.len();
         nodes.clone().flat_map(move |from| nodes.clone().map(move |to| (from, to)))
     }
 
     /// Returns all ordered pairs of node numbers whose first node has CPUs.
-    pub fn initiators(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        self.pairs().filter(|(from, _)| !self.layout.nodes[*from].is_pool())
+    pub fn initiator_pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.node_pairs().filter(|(from, _)| !self.layout.nodes[*from].is_pool())
     }
 
     /// Returns the number of packages and the number of CPUs per package. All CPUs of a package are
     /// in the same node, as kernels assume. If nodes have different numbers of CPUs, each CPU is a
     /// package.
     pub fn packages(&self) -> (u32, u32) {
-        let sizes: Vec<u32> = self.local().map(|(_, node, _)| node.cpus.end - node.cpus.start).collect();
+        let sizes: Vec<u32> =
+            self.local_nodes().map(|(_, node, _)| node.cpus.end - node.cpus.start).collect();
         let are_sizes_equal = sizes.iter().all(|size| *size == sizes[0]);
         let cpus = self.layout.cpus();
         if are_sizes_equal { (cpus / sizes[0], sizes[0]) } else { (cpus, 1) }
     }
 
     /// Returns the kernel command line. If the guest has memory devices, adds the parameter that
-    /// brings their memory online as movable memory, unless the command line already sets this
-    /// parameter.
+    /// brings their memory online as movable memory, unless this parameter is already set.
     pub fn command_line(&self, has_memory_devices: bool) -> String {
         let value = &self.config.kernel.command_line;
         let is_unset =
@@ -188,12 +190,12 @@ impl Guest {
         }
     }
 
-    /// Checks that the guest's kernel can find its disks and network devices, which other VMMs
-    /// attach to the PCI bus.
+    /// Checks that the guest's kernel can find its disks and network devices. VMMs other than this
+    /// one attach them to the PCI bus.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] if the guest has such devices and its command line has
-    /// `pci=off`.
+    /// [`BackendError::Unsupported`] if the guest has disks or network devices and its command line
+    /// contains `pci=off`.
     pub fn check_pci(&self, vmm: &'static str) -> Result<(), BackendError> {
         let off = self.config.kernel.command_line.split_whitespace().any(|word| word == "pci=off");
         if off && self.config.disks.len() + self.config.nets.len() > 0 {
@@ -211,16 +213,16 @@ pub(super) fn slice_epochs(memory: &VmMemory) -> Vec<(u32, u64)> {
     memory.regions.iter().filter_map(|region| region.slice).collect()
 }
 
-fn location(region: Region) -> Result<Location, BackendError> {
+fn to_location(region: Region) -> Result<Location, BackendError> {
     match region.backing {
-        RegionBacking::Path(path) => Ok(Location::File(text(&path)?.to_owned(), region.offset)),
+        RegionBacking::Path(path) => Ok(Location::File(path_text(&path)?.to_owned(), region.offset)),
         RegionBacking::Descriptor(_) | RegionBacking::VmmAllocated => {
             unreachable!("inspected slices have paths")
         }
     }
 }
 
-fn blocks(node: usize, parts: Vec<(Bytes, Location, MemoryBackendOptions)>) -> Vec<MemoryBlock> {
+fn create_blocks(node: usize, parts: Vec<(Bytes, Location, MemoryBackendOptions)>) -> Vec<MemoryBlock> {
     let block = |(at, (bytes, location, memory_options))| MemoryBlock {
         id: format!("node{node}-{at}"),
         bytes,
@@ -231,11 +233,11 @@ fn blocks(node: usize, parts: Vec<(Bytes, Location, MemoryBackendOptions)>) -> V
 }
 
 /// Returns a path as text, or [`BackendError::Path`] if the path is not UTF-8.
-pub(super) fn text(path: &Path) -> Result<&str, BackendError> {
+pub(super) fn path_text(path: &Path) -> Result<&str, BackendError> {
     path.to_str().ok_or_else(|| BackendError::Path { path: path.to_owned() })
 }
 
-/// Makes all paths absolute, because the other VMM may be started in another directory.
+/// Makes all paths absolute, because the VMM may be started in another directory.
 fn with_absolute_paths(mut config: Config) -> Result<Config, BackendError> {
     let disks = config.disks.iter_mut().map(|disk| &mut disk.path);
     let console = match &mut config.console {
@@ -246,7 +248,7 @@ fn with_absolute_paths(mut config: Config) -> Result<Config, BackendError> {
     for path in kernel.chain(disks).chain(console) {
         let path_error = || BackendError::Path { path: path.clone() };
         let absolute = std::path::absolute(&*path).map_err(|_| path_error())?;
-        *path = text(&absolute)?.into();
+        *path = path_text(&absolute)?.into();
     }
     Ok(config)
 }

@@ -12,7 +12,7 @@ use units::Bytes;
 
 use super::{
     BackendError,
-    guest::{Guest, text},
+    guest::{Guest, path_text},
     qemu,
 };
 use crate::config::Console;
@@ -26,38 +26,38 @@ const QEMU_NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 /// # Errors
 /// [`BackendError::Unsupported`] if libvirt or QEMU does not support the guest, and
 /// [`BackendError::Path`] if a path is not UTF-8.
-pub fn domain(guest: &Guest) -> Result<String, BackendError> {
+pub fn domain_xml(guest: &Guest) -> Result<String, BackendError> {
     guest.check_pci(VMM)?;
-    let slices = guest.pool().map(|(_, _, blocks)| blocks.len()).sum::<usize>();
+    let slices = guest.pool_nodes().map(|(_, _, blocks)| blocks.len()).sum::<usize>();
     let slices = u32::try_from(slices).expect("the number of slices fits into u32");
     qemu::check_devices(slices)?;
-    let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
+    let local: Bytes = guest.local_nodes().map(|(_, node, _)| node.bytes()).sum();
     let mut domain = element("domain").with("type", "kvm").with("xmlns:qemu", QEMU_NAMESPACE);
     domain.add(element("name").with_text(&guest.config.vm));
     if slices > 0 {
         let most = local.checked_add(Bytes::slices(slices)).expect("the layout limits the memory size");
-        domain.add(element("maxMemory").with("slots", slices).with("unit", "KiB").with_text(kib(most)));
+        domain.add(element("maxMemory").with("slots", slices).with("unit", "KiB").with_text(to_kib(most)));
     }
-    domain.add(element("memory").with("unit", "KiB").with_text(kib(local)));
-    domain.add(backing(guest)?);
+    domain.add(element("memory").with("unit", "KiB").with_text(to_kib(local)));
+    domain.add(memory_backing_element(guest)?);
     domain.add(element("vcpu").with_text(guest.layout.cpus()));
-    domain.add_optional(numa_tuning(guest));
-    domain.add(boot(guest)?);
+    domain.add_optional(numa_tuning_element(guest));
+    domain.add(os_element(guest)?);
     domain.add(element("features").with_children([element("acpi")]));
-    domain.add(cpu(guest));
+    domain.add(cpu_element(guest));
     for event in ["on_poweroff", "on_reboot", "on_crash"] {
         domain.add(element(event).with_text("destroy"));
     }
-    domain.add(devices(guest)?);
-    domain.add_optional(qemu_passthrough(guest));
+    domain.add(devices_element(guest)?);
+    domain.add_optional(qemu_commandline_element(guest));
     Ok(domain.to_xml())
 }
 
 /// Returns the `memoryBacking` element. In libvirt, each node has a page size, and all other
 /// options apply to the whole domain.
-fn backing(guest: &Guest) -> Result<Element, BackendError> {
+fn memory_backing_element(guest: &Guest) -> Result<Element, BackendError> {
     let memory_options: Vec<_> =
-        guest.local().map(|(number, _, blocks)| (number, &blocks[0].memory_options)).collect();
+        guest.local_nodes().map(|(number, _, blocks)| (number, &blocks[0].memory_options)).collect();
     let mut backing = element("memoryBacking");
     let pages = memory_options.iter().filter_map(|(number, memory_options)| {
         let size = Bytes::get(memory_options.hugepage_size?) >> 10;
@@ -80,8 +80,8 @@ fn backing(guest: &Guest) -> Result<Element, BackendError> {
 
 /// Returns the `numatune` element, which binds local memory to NUMA nodes of the host. Returns
 /// `None` if no memory is bound.
-fn numa_tuning(guest: &Guest) -> Option<Element> {
-    let nodes = guest.local().filter_map(|(number, _, blocks)| {
+fn numa_tuning_element(guest: &Guest) -> Option<Element> {
+    let nodes = guest.local_nodes().filter_map(|(number, _, blocks)| {
         let node = blocks[0].memory_options.host_numa_node?;
         Some(element("memnode").with("cellid", number).with("mode", "strict").with("nodeset", node))
     });
@@ -89,26 +89,28 @@ fn numa_tuning(guest: &Guest) -> Option<Element> {
     (!nodes.is_empty()).then(|| element("numatune").with_children(nodes))
 }
 
-fn boot(guest: &Guest) -> Result<Element, BackendError> {
+fn os_element(guest: &Guest) -> Result<Element, BackendError> {
     let kernel = &guest.config.kernel;
     let machine = element("type").with("arch", "x86_64").with("machine", "q35").with_text("hvm");
-    let mut boot = element("os").with_children([machine, element("kernel").with_text(text(&kernel.kernel)?)]);
+    let mut boot =
+        element("os").with_children([machine, element("kernel").with_text(path_text(&kernel.kernel)?)]);
     if let Some(initrd) = &kernel.initrd {
-        boot.add(element("initrd").with_text(text(initrd)?));
+        boot.add(element("initrd").with_text(path_text(initrd)?));
     }
-    boot.add(element("cmdline").with_text(guest.command_line(guest.pool().next().is_some())));
+    boot.add(element("cmdline").with_text(guest.command_line(guest.pool_nodes().next().is_some())));
     Ok(boot)
 }
 
-fn cpu(guest: &Guest) -> Element {
+fn cpu_element(guest: &Guest) -> Element {
     let (sockets, cores) = guest.packages();
     let topology = element("topology").with("sockets", sockets).with("cores", cores).with("threads", 1);
-    let mut numa = element("numa").with_children(guest.nodes().map(|(number, ..)| cell(guest, number)));
-    numa.add(interconnects(guest));
+    let mut numa =
+        element("numa").with_children(guest.nodes().map(|(number, ..)| cell_element(guest, number)));
+    numa.add(interconnects_element(guest));
     element("cpu").with("mode", "host-passthrough").with_children([topology, numa])
 }
 
-fn cell(guest: &Guest, number: usize) -> Element {
+fn cell_element(guest: &Guest, number: usize) -> Element {
     let node = &guest.layout.nodes[number];
     let mut cell = element("cell").with("id", number);
     cell = if node.is_pool() {
@@ -116,7 +118,7 @@ fn cell(guest: &Guest, number: usize) -> Element {
     } else {
         let shared = if guest.blocks[number][0].memory_options.shared { "shared" } else { "private" };
         cell.with("cpus", format!("{}-{}", node.cpus.start, node.cpus.end - 1))
-            .with("memory", kib(node.bytes()))
+            .with("memory", to_kib(node.bytes()))
             .with("unit", "KiB")
             .with("memAccess", shared)
     };
@@ -125,18 +127,18 @@ fn cell(guest: &Guest, number: usize) -> Element {
     cell.with_children([element("distances").with_children(siblings)])
 }
 
-fn interconnects(guest: &Guest) -> Element {
+fn interconnects_element(guest: &Guest) -> Element {
     let pair = |name, (from, to), value: u64| {
         element(name).with("initiator", from).with("target", to).with("type", "access").with("value", value)
     };
     let latency = |(from, to)| pair("latency", (from, to), guest.layout.latency_ns(from, to));
     let bandwidth =
         |(from, to)| pair("bandwidth", (from, to), qemu::bandwidth_mbps(guest, from, to)).with("unit", "MiB");
-    let all = guest.initiators().map(latency).chain(guest.initiators().map(bandwidth));
+    let all = guest.initiator_pairs().map(latency).chain(guest.initiator_pairs().map(bandwidth));
     element("interconnects").with_children(all)
 }
 
-fn devices(guest: &Guest) -> Result<Element, BackendError> {
+fn devices_element(guest: &Guest) -> Result<Element, BackendError> {
     let mut devices = element("devices");
     for (disk, letter) in guest.config.disks.iter().zip('a'..) {
         let mut element_of_disk =
@@ -144,7 +146,7 @@ fn devices(guest: &Guest) -> Result<Element, BackendError> {
         element_of_disk = element_of_disk.with("device", "disk").with_children([
             element("driver").with("name", "qemu").with("type", "raw"),
             element("source")
-                .with(if disk.path.starts_with("/dev") { "dev" } else { "file" }, text(&disk.path)?),
+                .with(if disk.path.starts_with("/dev") { "dev" } else { "file" }, path_text(&disk.path)?),
             element("target").with("dev", format!("vd{letter}")).with("bus", "virtio"),
         ]);
         if disk.read_only {
@@ -159,7 +161,7 @@ fn devices(guest: &Guest) -> Result<Element, BackendError> {
             element("model").with("type", "virtio"),
         ]));
     }
-    devices.add(serial(&guest.config.console)?);
+    devices.add(serial_element(&guest.config.console)?);
     let random = element("backend").with("model", "builtin");
     devices.add(element("rng").with("model", "virtio").with_children([random]));
     devices.add(element("memballoon").with("model", "none"));
@@ -167,13 +169,13 @@ fn devices(guest: &Guest) -> Result<Element, BackendError> {
 }
 
 /// Returns the `serial` element. `virsh console` connects to a serial console of type pty.
-fn serial(console: &Console) -> Result<Element, BackendError> {
+fn serial_element(console: &Console) -> Result<Element, BackendError> {
     let target = element("target").with("port", 0);
     Ok(match console {
         Console::Terminal => element("serial").with("type", "pty").with_children([target]),
         Console::Null => element("serial").with("type", "null").with_children([target]),
         Console::File(path) => {
-            let source = element("source").with("path", text(path)?);
+            let source = element("source").with("path", path_text(path)?);
             element("serial").with("type", "file").with_children([source, target])
         }
     })
@@ -181,17 +183,23 @@ fn serial(console: &Console) -> Result<Element, BackendError> {
 
 /// Returns the `qemu:commandline` element with the QEMU arguments for all slices. Returns `None` if
 /// the guest has no slices.
-fn qemu_passthrough(guest: &Guest) -> Option<Element> {
-    let slices = guest.pool().flat_map(|(number, _, blocks)| blocks.iter().map(move |block| (number, block)));
+fn qemu_commandline_element(guest: &Guest) -> Option<Element> {
+    let slices =
+        guest.pool_nodes().flat_map(|(number, _, blocks)| blocks.iter().map(move |block| (number, block)));
     let arguments = slices.flat_map(|(number, block)| {
-        ["-object".to_owned(), qemu::backend(block), "-device".to_owned(), qemu::device(number, block)]
+        [
+            "-object".to_owned(),
+            qemu::backend_option(block),
+            "-device".to_owned(),
+            qemu::dimm_option(number, block),
+        ]
     });
     let arguments: Vec<_> = arguments.map(|word| element("qemu:arg").with("value", word)).collect();
     (!arguments.is_empty()).then(|| element("qemu:commandline").with_children(arguments))
 }
 
 /// Returns a memory size in KiB.
-fn kib(bytes: Bytes) -> u64 {
+fn to_kib(bytes: Bytes) -> u64 {
     bytes.get() >> 10
 }
 

@@ -10,14 +10,14 @@
 //! must be memory devices. The first slice is the memory of the node because Linux assigns a memory
 //! tier when a node first has memory. Linux adds memory devices before it reads the HMAT. A node
 //! with only memory devices would therefore share a tier with local memory (observed with Linux
-//! 6.12). The local memory ends the memory below 4 GiB, so that slices are above 4 GiB. Kernels use
-//! memory below 4 GiB for legacy devices.
+//! 6.12). Only local memory is placed below 4 GiB and all slices above, because kernels use memory
+//! below 4 GiB for legacy devices.
 
 use units::{Bytes, SLICE, limits::QEMU_MEMORY_DEVICES_MAX};
 
 use super::{
     BackendError,
-    guest::{Guest, Location, MemoryBlock, text},
+    guest::{Guest, Location, MemoryBlock, path_text},
 };
 use crate::config::Console;
 
@@ -39,10 +39,10 @@ const BANDWIDTH_STEP: u64 = 16;
 pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     guest.check_pci(VMM)?;
     let mut arguments = Arguments::default();
-    machine(guest, &mut arguments)?;
-    nodes(guest, &mut arguments);
-    devices(guest, &mut arguments)?;
-    payload(guest, &mut arguments)?;
+    add_machine_options(guest, &mut arguments)?;
+    add_node_options(guest, &mut arguments);
+    add_device_options(guest, &mut arguments)?;
+    add_kernel_options(guest, &mut arguments)?;
     Ok(arguments.0)
 }
 
@@ -63,33 +63,33 @@ impl Arguments {
 /// Returns the slices that are memory devices, each with the number of its node. These are all
 /// slices except the first slice of each pool node.
 fn memory_devices(guest: &Guest) -> impl Iterator<Item = (usize, &MemoryBlock)> {
-    guest.pool().flat_map(|(number, _, blocks)| blocks[1..].iter().map(move |block| (number, block)))
+    guest.pool_nodes().flat_map(|(number, _, blocks)| blocks[1..].iter().map(move |block| (number, block)))
 }
 
-fn machine(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
-    let local: Bytes = guest.local().map(|(_, node, _)| node.bytes()).sum();
+fn add_machine_options(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+    let local: Bytes = guest.local_nodes().map(|(_, node, _)| node.bytes()).sum();
     let devices = u32::try_from(memory_devices(guest).count()).expect("the number of slices fits into u32");
     check_devices(devices)?;
     let boot_memory = guest.nodes().map(|(_, _, blocks)| blocks[0].bytes).sum::<Bytes>();
-    let has_pool = guest.pool().next().is_some();
+    let has_pool = guest.pool_nodes().next().is_some();
     let low = if has_pool && local < LOW_MEMORY_MAX {
-        format!(",max-ram-below-4g={}", mib(local))
+        format!(",max-ram-below-4g={}", format_mib(local))
     } else {
         String::new()
     };
     let hotplug = if devices > 0 {
         let maximum =
             boot_memory.checked_add(Bytes::slices(devices)).expect("the layout limits the memory size");
-        format!(",slots={devices},maxmem={}", mib(maximum))
+        format!(",slots={devices},maxmem={}", format_mib(maximum))
     } else {
         String::new()
     };
     let (sockets, cores) = guest.packages();
-    arguments.option("-name", format!("guest={}", escaped(guest.config.vm.as_str())));
+    arguments.option("-name", format!("guest={}", escape_commas(guest.config.vm.as_str())));
     arguments.option("-machine", format!("q35,accel=kvm,hmat=on{low}"));
     arguments.option("-cpu", "host");
     arguments.option("-smp", format!("{},sockets={sockets},cores={cores},threads=1", guest.layout.cpus()));
-    arguments.option("-m", format!("size={}{hotplug}", mib(boot_memory)));
+    arguments.option("-m", format!("size={}{hotplug}", format_mib(boot_memory)));
     for flag in ["-no-user-config", "-nodefaults", "-no-reboot"] {
         arguments.flag(flag);
     }
@@ -107,9 +107,9 @@ pub(super) fn check_devices(devices: u32) -> Result<(), BackendError> {
     Err(BackendError::Unsupported { vmm: VMM, reason })
 }
 
-fn nodes(guest: &Guest, arguments: &mut Arguments) {
+fn add_node_options(guest: &Guest, arguments: &mut Arguments) {
     for (number, node, blocks) in guest.nodes() {
-        arguments.option("-object", backend(&blocks[0]));
+        arguments.option("-object", backend_option(&blocks[0]));
         let cpus = if node.is_pool() {
             String::new()
         } else {
@@ -119,18 +119,18 @@ fn nodes(guest: &Guest, arguments: &mut Arguments) {
         arguments.option("-numa", format!("node,nodeid={number}{cpus},memdev={id},initiator={initiator}"));
     }
     for (node, block) in memory_devices(guest) {
-        arguments.option("-object", backend(block));
-        arguments.option("-device", device(node, block));
+        arguments.option("-object", backend_option(block));
+        arguments.option("-device", dimm_option(node, block));
     }
-    distances(guest, arguments);
+    add_distance_options(guest, arguments);
 }
 
-fn distances(guest: &Guest, arguments: &mut Arguments) {
-    for (from, to) in guest.pairs().filter(|(from, to)| from != to) {
+fn add_distance_options(guest: &Guest, arguments: &mut Arguments) {
+    for (from, to) in guest.node_pairs().filter(|(from, to)| from != to) {
         arguments
             .option("-numa", format!("dist,src={from},dst={to},val={}", guest.layout.distance(from, to)));
     }
-    for (from, to) in guest.initiators() {
+    for (from, to) in guest.initiator_pairs() {
         let pair = format!("hmat-lb,initiator={from},target={to},hierarchy=memory,data-type=access");
         arguments.option("-numa", format!("{pair}-latency,latency={}", guest.layout.latency_ns(from, to)));
         arguments.option("-numa", format!("{pair}-bandwidth,bandwidth={}M", bandwidth_mbps(guest, from, to)));
@@ -144,7 +144,7 @@ pub(super) fn bandwidth_mbps(guest: &Guest, from: usize, to: usize) -> u64 {
 }
 
 /// Returns the option value for the memory backend object of a block.
-pub(super) fn backend(block: &MemoryBlock) -> String {
+pub(super) fn backend_option(block: &MemoryBlock) -> String {
     let MemoryBlock { id, bytes, location, memory_options } = block;
     let mut object = match location {
         Location::Allocated => format!("memory-backend-memfd,id={id}"),
@@ -152,11 +152,12 @@ pub(super) fn backend(block: &MemoryBlock) -> String {
             let offset = if *offset > 0 { format!(",offset={offset}") } else { String::new() };
             // A DAX device requires alignment to its page size, which is at most the size of a
             // slice.
-            let align = mib(SLICE);
-            format!("memory-backend-file,id={id},mem-path={}{offset},align={align}", escaped(path))
+            let align = format_mib(SLICE);
+            format!("memory-backend-file,id={id},mem-path={}{offset},align={align}", escape_commas(path))
         }
     };
-    object += &format!(",size={},share={}", mib(*bytes), if memory_options.shared { "on" } else { "off" });
+    object +=
+        &format!(",size={},share={}", format_mib(*bytes), if memory_options.shared { "on" } else { "off" });
     if let Some(size) = memory_options.hugepage_size {
         object += &format!(",hugetlb=on,hugetlbsize={}", size.get());
     }
@@ -170,50 +171,51 @@ pub(super) fn backend(block: &MemoryBlock) -> String {
 }
 
 /// Returns the option value for the pc-dimm device of a slice.
-pub(super) fn device(node: usize, block: &MemoryBlock) -> String {
+pub(super) fn dimm_option(node: usize, block: &MemoryBlock) -> String {
     format!("pc-dimm,id=dimm-{id},memdev={id},node={node}", id = block.id)
 }
 
-fn devices(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+fn add_device_options(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
     arguments.option("-object", "rng-builtin,id=rng");
     arguments.option("-device", "virtio-rng-pci,rng=rng");
     for (number, disk) in guest.config.disks.iter().enumerate() {
-        let (path, read_only) = (escaped(text(&disk.path)?), if disk.read_only { "on" } else { "off" });
+        let (path, read_only) =
+            (escape_commas(path_text(&disk.path)?), if disk.read_only { "on" } else { "off" });
         arguments
             .option("-drive", format!("if=none,id=disk{number},format=raw,readonly={read_only},file={path}"));
         arguments.option("-device", format!("virtio-blk-pci,drive=disk{number}"));
     }
     for (number, net) in guest.config.nets.iter().enumerate() {
-        let tap = escaped(&net.tap);
+        let tap = escape_commas(&net.tap);
         arguments.option("-netdev", format!("tap,id=net{number},ifname={tap},script=no,downscript=no"));
         arguments.option("-device", format!("virtio-net-pci,netdev=net{number},mac={}", net.mac));
     }
     Ok(())
 }
 
-fn payload(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+fn add_kernel_options(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
     arguments.option(
         "-serial",
         match &guest.config.console {
             Console::Terminal => "mon:stdio".to_owned(),
             Console::Null => "null".to_owned(),
-            Console::File(path) => format!("file:{}", text(path)?),
+            Console::File(path) => format!("file:{}", path_text(path)?),
         },
     );
-    arguments.option("-kernel", text(&guest.config.kernel.kernel)?);
+    arguments.option("-kernel", path_text(&guest.config.kernel.kernel)?);
     if let Some(initrd) = &guest.config.kernel.initrd {
-        arguments.option("-initrd", text(initrd)?);
+        arguments.option("-initrd", path_text(initrd)?);
     }
     arguments.option("-append", guest.command_line(memory_devices(guest).next().is_some()));
     Ok(())
 }
 
 /// Formats a memory size in MiB, with the suffix `M`.
-fn mib(bytes: Bytes) -> String {
+fn format_mib(bytes: Bytes) -> String {
     format!("{}M", bytes.get() >> 20)
 }
 
 /// Doubles the commas of a value, because a single comma separates keys in a QEMU option.
-fn escaped(value: &str) -> String {
+fn escape_commas(value: &str) -> String {
     value.replace(',', ",,")
 }

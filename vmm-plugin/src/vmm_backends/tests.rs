@@ -38,7 +38,7 @@ fn config(local: &[(u32, Bytes)]) -> Config {
     }
 }
 
-fn slice(n: u32) -> Location {
+fn slice_location(n: u32) -> Location {
     Location::File(format!("/emc/{n}"), 0)
 }
 
@@ -46,16 +46,17 @@ fn slice(n: u32) -> Location {
 /// node.
 fn guest(config: Config, pool: &[u32]) -> Guest {
     let sizes = config.local.iter().map(|node| node.size.unwrap()).collect();
-    let node = |slices: &u32| (POOL, MemoryBackendOptions::default(), (0..*slices).map(slice).collect());
+    let node =
+        |slices: &u32| (POOL, MemoryBackendOptions::default(), (0..*slices).map(slice_location).collect());
     Guest::new(config, sizes, pool.iter().map(node).collect(), Vec::new()).unwrap()
 }
 
-fn small(pool: &[u32]) -> Guest {
+fn small_guest(pool: &[u32]) -> Guest {
     guest(config(&[(2, Bytes::mib(512))]), pool)
 }
 
 /// Returns a guest that uses all options.
-fn full() -> Guest {
+fn guest_with_all_options() -> Guest {
     let mut config = config(&[(2, Bytes::mib(512))]);
     config.disks = vec![
         Disk { path: "/d,isk".into(), read_only: false },
@@ -71,11 +72,11 @@ fn full() -> Guest {
     let sizes = vec![Bytes::mib(512)];
     let memory_options =
         MemoryBackendOptions { prefault: true, host_numa_node: Some(3), ..MemoryBackendOptions::default() };
-    let pool = vec![(POOL, memory_options, vec![slice(0), Location::File("/emc/1".into(), 4096)])];
+    let pool = vec![(POOL, memory_options, vec![slice_location(0), Location::File("/emc/1".into(), 4096)])];
     Guest::new(config, sizes, pool, Vec::new()).unwrap()
 }
 
-fn lines(options: &[Vec<String>]) -> String {
+fn join_lines(options: &[Vec<String>]) -> String {
     options.iter().map(|arguments| arguments.join(" ") + "\n").collect()
 }
 
@@ -116,16 +117,16 @@ fn qemu_arguments_cover_the_whole_guest() {
 -initrd /i
 -append console=ttyS0 memhp_default_state=online_movable
 ";
-    assert_eq!(lines(&qemu::options(&full()).unwrap()), expected);
+    assert_eq!(join_lines(&qemu::options(&guest_with_all_options()).unwrap()), expected);
 }
 
 #[test]
 fn memhp_default_state_is_added_only_for_memory_devices() {
     let command_line = |guest: &Guest| qemu::options(guest).unwrap().concat().pop().unwrap();
-    assert_eq!(command_line(&small(&[])), "console=ttyS0");
-    assert_eq!(command_line(&small(&[1, 1])), "console=ttyS0");
-    assert_eq!(command_line(&small(&[2])), "console=ttyS0 memhp_default_state=online_movable");
-    let mut guest = small(&[2]);
+    assert_eq!(command_line(&small_guest(&[])), "console=ttyS0");
+    assert_eq!(command_line(&small_guest(&[1, 1])), "console=ttyS0");
+    assert_eq!(command_line(&small_guest(&[2])), "console=ttyS0 memhp_default_state=online_movable");
+    let mut guest = small_guest(&[2]);
     guest.config.kernel.command_line = "memhp_default_state=offline".into();
     assert_eq!(command_line(&guest), "memhp_default_state=offline");
 }
@@ -144,33 +145,35 @@ fn slices_are_placed_above_4g_for_any_local_size() {
 #[test]
 fn unsupported_guest_is_rejected_with_the_reason() {
     let error = |result: Result<String, BackendError>| result.unwrap_err().to_string();
-    let too_many_slices = small(&[200, 59]);
+    let too_many_slices = small_guest(&[200, 59]);
     let reason = "257 slices need memory devices, but QEMU has 256 slots";
     assert!(error(qemu::options(&too_many_slices).map(|_| String::new())).ends_with(reason));
-    assert!(qemu::options(&small(&[200, 58])).is_ok());
-    assert!(error(libvirt::domain(&small(&[257]))).ends_with(reason));
-    let offset = error(cloud_hypervisor::vm_config(&full()).map(|_| String::new()));
+    assert!(qemu::options(&small_guest(&[200, 58])).is_ok());
+    assert!(error(libvirt::domain_xml(&small_guest(&[257]))).ends_with(reason));
+    let offset = error(cloud_hypervisor::vm_config(&guest_with_all_options()).map(|_| String::new()));
     assert!(offset.contains("slice node1-1 is at offset 4096 of /emc/1"), "{offset}");
-    let mut without_pci = small(&[1]);
+    let mut without_pci = small_guest(&[1]);
     without_pci.config.kernel.command_line = "pci=off quiet".into();
     assert!(qemu::options(&without_pci).is_ok(), "a guest without PCI devices may disable PCI");
     without_pci.config.disks = vec![Disk { path: "/d".into(), read_only: false }];
     for result in [
         qemu::options(&without_pci).map(|_| String::new()),
         cloud_hypervisor::options(&without_pci).map(|_| String::new()),
-        libvirt::domain(&without_pci),
+        libvirt::domain_xml(&without_pci),
     ] {
         assert!(error(result).contains("cmdline: pci=off hides its disks and network devices"));
     }
     let mut two_nodes = config(&[(1, Bytes::mib(64)), (1, Bytes::mib(64))]);
     two_nodes.local[1].memory_options.prefault = true;
-    assert!(error(libvirt::domain(&guest(two_nodes, &[]))).contains("prefault=on must be set for all nodes"));
+    assert!(
+        error(libvirt::domain_xml(&guest(two_nodes, &[]))).contains("prefault=on must be set for all nodes")
+    );
 }
 
 #[test]
 fn shell_command_quotes_special_characters() {
     let arguments = vec![vec!["-append".to_owned(), "it's $HOME, \"so\"".to_owned()], vec!["-x".to_owned()]];
-    let command = shell("printf '%s|'", &arguments);
+    let command = to_shell_command("printf '%s|'", &arguments);
     let output = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "-append|it's $HOME, \"so\"|-x|");
 }
@@ -193,15 +196,15 @@ fn cloud_hypervisor_options_match_the_api_body() {
 --initramfs /i
 --disk image_type=raw,path=/d,readonly=on
 ";
-    assert_eq!(lines(&cloud_hypervisor::options(&guest(config, &[1])).unwrap()), expected);
+    assert_eq!(join_lines(&cloud_hypervisor::options(&guest(config, &[1])).unwrap()), expected);
 }
 
 /// Returns the value of a key in a comma-separated option.
-fn part<'a>(option: &'a str, name: &str) -> Option<&'a str> {
+fn option_value<'a>(option: &'a str, name: &str) -> Option<&'a str> {
     option.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
 }
 
-fn number(text: Option<&str>) -> u64 {
+fn parse_number(text: Option<&str>) -> u64 {
     text.unwrap().trim_end_matches('M').parse().unwrap()
 }
 
@@ -211,21 +214,24 @@ fn qemu_sizes(options: &[Vec<String>], nodes: usize) -> Vec<u64> {
         options.iter().filter(move |arguments| arguments[0] == name).map(|arguments| &arguments[1])
     };
     let size = |id: &str| {
-        number(part(values("-object").find(|object| part(object, "id") == Some(id)).unwrap(), "size"))
+        parse_number(option_value(
+            values("-object").find(|object| option_value(object, "id") == Some(id)).unwrap(),
+            "size",
+        ))
     };
     let mut sizes = vec![0; nodes];
     for option in values("-numa").filter(|option| option.starts_with("node")) {
-        sizes[usize::try_from(number(part(option, "nodeid"))).unwrap()] +=
-            size(part(option, "memdev").unwrap());
+        sizes[usize::try_from(parse_number(option_value(option, "nodeid"))).unwrap()] +=
+            size(option_value(option, "memdev").unwrap());
     }
     for option in values("-device").filter(|option| option.starts_with("pc-dimm")) {
-        sizes[usize::try_from(number(part(option, "node"))).unwrap()] +=
-            size(part(option, "memdev").unwrap());
+        sizes[usize::try_from(parse_number(option_value(option, "node"))).unwrap()] +=
+            size(option_value(option, "memdev").unwrap());
     }
     sizes
 }
 
-fn shapes() -> impl Strategy<Value = (Vec<(u32, u64)>, Vec<u32>)> {
+fn arbitrary_shapes() -> impl Strategy<Value = (Vec<(u32, u64)>, Vec<u32>)> {
     let locals = prop::collection::vec((1..=8_u32, 64..=9_000_u64), 1..=4);
     (locals, prop::collection::vec(1..=40_u32, 0..=4))
 }
@@ -234,7 +240,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn all_vmms_have_the_nodes_sizes_and_distances_of_the_layout((local, pool) in shapes()) {
+    fn all_vmms_have_the_nodes_sizes_and_distances_of_the_layout((local, pool) in arbitrary_shapes()) {
         let local: Vec<_> = local.into_iter().map(|(cpus, mib)| (cpus, Bytes::mib(mib))).collect();
         let guest = guest(config(&local), &pool);
         let layout = &guest.layout;
@@ -242,7 +248,7 @@ proptest! {
 
         let options = qemu::options(&guest).unwrap();
         prop_assert_eq!(&qemu_sizes(&options, mib.len()), &mib);
-        for (from, to) in guest.pairs().filter(|(from, to)| from != to) {
+        for (from, to) in guest.node_pairs().filter(|(from, to)| from != to) {
             let value = ["-numa".to_owned(), format!("dist,src={from},dst={to},val={}", layout.distance(from, to))];
             prop_assert!(options.iter().any(|option| *option == value));
         }
@@ -263,10 +269,10 @@ proptest! {
             prop_assert_eq!(node.distances.as_ref().unwrap().len() + 1, mib.len());
         }
 
-        let domain = libvirt::domain(&guest).unwrap();
+        let domain = libvirt::domain_xml(&guest).unwrap();
         prop_assert_eq!(domain.matches("<cell ").count(), mib.len());
         prop_assert_eq!(domain.matches("pc-dimm,").count(), pool.iter().map(|slices| *slices as usize).sum::<usize>());
-        for (from, to) in guest.initiators() {
+        for (from, to) in guest.initiator_pairs() {
             let latency = layout.latency_ns(from, to);
             let value = format!(r#"<latency initiator="{from}" target="{to}" type="access" value="{latency}"/>"#);
             prop_assert!(domain.contains(&value));
@@ -275,7 +281,7 @@ proptest! {
 
     #[test]
     fn qemu_bandwidth_is_rounded_up_to_one_step(local_mbps in 1..=655_340_u32, pool_mbps in 1..=655_340_u32) {
-        let mut guest = small(&[1]);
+        let mut guest = small_guest(&[1]);
         guest.layout.nodes[0].performance.bandwidth_mbps = local_mbps;
         guest.layout.nodes[1].performance.bandwidth_mbps = pool_mbps;
         for (to, mbps_of_layout) in [(0, local_mbps), (1, pool_mbps)] {
@@ -288,7 +294,8 @@ proptest! {
 #[test]
 fn json_arguments_are_strings() {
     let array: Value =
-        serde_json::from_str(&json(&qemu::options(&small(&[1])).unwrap().concat().into())).unwrap();
+        serde_json::from_str(&to_json_text(&qemu::options(&small_guest(&[1])).unwrap().concat().into()))
+            .unwrap();
     assert_eq!(array[0], "-name");
     assert!(array.as_array().unwrap().iter().all(Value::is_string));
 }

@@ -14,29 +14,29 @@ use super::Finding;
 
 /// Default configuration file of a host agent.
 const CONFIG_DEFAULT: &str = "/etc/tarn/host.toml";
-const AGENT: &str = "host-agent";
+const AGENT_PROGRAM: &str = "host-agent";
 
 /// Returns the findings of `host-agent doctor`, or an empty list if this machine is not a host.
-pub(super) async fn findings(config: Option<PathBuf>, timeout: Option<Duration>) -> Vec<Finding> {
+pub(super) async fn host_findings(config: Option<PathBuf>, timeout: Option<Duration>) -> Vec<Finding> {
     let default = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|path| path.exists());
     let Some(config) = config.or_else(default) else { return Vec::new() };
-    let (program, timeout) = (program(), timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration()));
+    let (program, timeout) = (agent_program(), timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration()));
     match run(&program, &config, timeout).await {
         Ok(findings) => findings,
         Err(error) => {
             let message = format!("`{} doctor` failed: {error}", program.display());
-            let fix = format!("install the {AGENT} of this version next to tarn");
+            let fix = format!("install the {AGENT_PROGRAM} of this version next to tarn");
             vec![Finding::problem("host", "this host".to_owned(), message, fix)]
         }
     }
 }
 
-/// Returns the path of `host-agent` in the directory of this program. If the file does not exist,
-/// returns the name for a search in PATH.
-fn program() -> PathBuf {
+/// Returns the path of `host-agent` in the directory of this program. If that file does not exist,
+/// returns only the program name, which is then searched in PATH.
+fn agent_program() -> PathBuf {
     let tarn = std::env::current_exe().ok();
-    let sibling = tarn.and_then(|tarn| Some(tarn.parent()?.join(AGENT)));
-    sibling.filter(|sibling| sibling.exists()).unwrap_or_else(|| AGENT.into())
+    let sibling = tarn.and_then(|tarn| Some(tarn.parent()?.join(AGENT_PROGRAM)));
+    sibling.filter(|sibling| sibling.exists()).unwrap_or_else(|| AGENT_PROGRAM.into())
 }
 
 /// Runs `host-agent doctor` and parses its findings. The exit code is ignored, because it is not 0

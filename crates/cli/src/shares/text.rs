@@ -1,11 +1,11 @@
-//! Text output of `tarn explain shares`: the result of the last epoch, the numbers of the market
-//! with explanations, and each tenant.
+//! Text output of `tarn explain shares`: the result of the last epoch, the prices and budgets of
+//! the market with explanations, and each tenant.
 
-use super::{Certificate, Shares, Tenant, link, memory, mib, rate};
+use super::{Certificate, Shares, Tenant, format_link, format_memory, format_mib, format_rate};
 use crate::table::{moment, percent};
 
 /// Explanation of each status of the market.
-const STATUS: &[(&str, &str)] = &[
+const STATUS_EXPLANATIONS: &[(&str, &str)] = &[
     ("exact", "every tenant gets its demand at one price"),
     ("mixed", "every tenant gets a mix of its demand just below and just above the price"),
     (
@@ -20,74 +20,74 @@ const STATUS: &[(&str, &str)] = &[
     ("fair shares", "at every price some tenant would lose, so every tenant gets its equal split"),
 ];
 
-/// Smallest value that is not printed as zero, with three decimals.
-const ROUNDING: f64 = 5e-4;
+/// Smallest value that is not rounded to zero when printed with three decimals.
+const PRINTED_NONZERO_MIN: f64 = 5e-4;
 
 impl Shares {
     /// Formats the result of the epoch.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn to_text(&self) -> String {
         let (at, epoch, host) = (moment(self.at_unix_ms), self.epoch, &self.host);
         let reason = self.reason.iter().map(|reason| format!("  {reason}\n")).collect::<String>();
         let supply = self.supply.as_ref();
         let supply = format!(
             "  capacity: {} of local memory, {} of link bandwidth in each direction\n",
-            memory(supply),
-            link(supply)
+            format_memory(supply),
+            format_link(supply)
         );
-        let certificate = self.certificate.as_ref().map(Certificate::text).unwrap_or_default();
-        let tenants = self.tenants.iter().map(Tenant::text).collect::<String>();
+        let certificate = self.certificate.as_ref().map(Certificate::to_text).unwrap_or_default();
+        let tenants = self.tenants.iter().map(Tenant::to_text).collect::<String>();
         format!(
             "{at}  epoch {epoch} of host {host}: {}\n{reason}{supply}{certificate}{tenants}",
-            self.outcome()
+            self.epoch_result()
         )
     }
 
     /// Describes the effect of the epoch on the shares.
-    fn outcome(&self) -> &str {
+    fn epoch_result(&self) -> &str {
         match self.state.as_str() {
-            super::SET => "shares updated",
+            super::STATE_SET => "shares updated",
             "unchanged" => "shares unchanged: the difference was too small",
-            super::BLOCKED => "shares unchanged: new shares could not be computed or enforced",
+            super::STATE_BLOCKED => "shares unchanged: new shares could not be computed or enforced",
             other => other,
         }
     }
 }
 
 impl Certificate {
-    /// Formats the market's numbers, one per line with an explanation.
-    fn text(&self) -> String {
-        let meaning = STATUS.iter().find(|(status, _)| *status == self.status);
+    /// Formats the results of the market, one per line with an explanation.
+    fn to_text(&self) -> String {
+        let meaning = STATUS_EXPLANATIONS.iter().find(|(status, _)| *status == self.status);
         let status =
             meaning.map_or_else(|| self.status.clone(), |(status, meaning)| format!("{status}: {meaning}"));
         let lines = [
             status,
-            self.prices(),
-            self.budgets(),
-            format!("{} prices tried", self.rounds),
-            self.refined(),
-            self.step(),
+            self.price_line(),
+            self.budget_line(),
+            format!("{} prices were evaluated", self.rounds),
+            self.trade_line(),
+            self.step_line(),
             format!(
-                "{} of memory and {} of link bandwidth exceeded the demand and were distributed anyway",
+                "supply above demand, which was distributed too: {} of memory, {} of link bandwidth",
                 percent(self.memory_excess),
                 percent(self.bandwidth_excess)
             ),
-            self.spent(),
-            self.worst(),
-            self.envied(),
+            self.spending_line(),
+            self.worst_off_line(),
+            self.envy_line(),
         ];
         let lines = lines.iter().map(|line| format!("    {line}\n")).collect::<String>();
         format!("  market:\n{lines}")
     }
 
-    fn prices(&self) -> String {
+    fn price_line(&self) -> String {
         let (memory, link) = (self.memory_price, 1.0 - self.memory_price);
         format!(
             "price of all memory {memory:.3}, of all link bandwidth {link:.3}; prices and budgets each add up to 1"
         )
     }
 
-    fn budgets(&self) -> String {
-        let reason = if self.dividend > 1.0 + ROUNDING {
+    fn budget_line(&self) -> String {
+        let reason = if self.dividend > 1.0 + PRINTED_NONZERO_MIN {
             ", because some tenants do not spend their whole budget"
         } else {
             ""
@@ -95,9 +95,9 @@ impl Certificate {
         format!("budget of each tenant: {:.3} times its fraction of all weights{reason}", self.dividend)
     }
 
-    /// Describes by how much purchases exceed budgets. Budgets apply only to shares that were
-    /// bought at the prices of the market.
-    fn spent(&self) -> String {
+    /// Describes by how much purchases exceed budgets. Budgets limit only purchases at the market's
+    /// prices.
+    fn spending_line(&self) -> String {
         if self.status == "one fixed" {
             "budgets do not apply: the prices did not apply to one tenant".to_owned()
         } else if self.refinements > 0 {
@@ -107,7 +107,7 @@ impl Certificate {
         }
     }
 
-    fn refined(&self) -> String {
+    fn trade_line(&self) -> String {
         match self.refinements {
             0 => {
                 "no trade after the market increases the geometric mean of throughputs, or trades were not searched"
@@ -118,28 +118,28 @@ impl Certificate {
         }
     }
 
-    fn step(&self) -> String {
+    fn step_line(&self) -> String {
         let step = if self.step < 1.0 { percent(self.step) } else { "100 %".to_owned() };
         format!("{step} of the change to the new shares was applied")
     }
 
-    fn worst(&self) -> String {
-        let tenant = self.worst_off.as_deref().unwrap_or("the worst-off tenant");
+    fn worst_off_line(&self) -> String {
+        let tenant = self.worst_off.as_deref().unwrap_or("unknown");
         let times = self.sharing_incentive;
-        let conclusion = if times >= 1.0 - ROUNDING {
+        let conclusion = if times >= 1.0 - PRINTED_NONZERO_MIN {
             "no tenant loses by sharing"
         } else {
             "this tenant loses by sharing"
         };
         format!(
-            "{tenant}, the worst-off tenant, has an estimated {times:.3} of its throughput with an equal split: {conclusion}"
+            "estimated throughput of {tenant}, the worst-off tenant: {times:.3} times that with an equal split; {conclusion}"
         )
     }
 
-    fn envied(&self) -> String {
+    fn envy_line(&self) -> String {
         match self.envy {
             None => "envy not computed: too many tenants".to_owned(),
-            Some(envy) if envy < ROUNDING => {
+            Some(envy) if envy < PRINTED_NONZERO_MIN => {
                 "no tenant would have more throughput with another tenant's share".to_owned()
             }
             Some(envy) => format!(
@@ -152,7 +152,7 @@ impl Certificate {
 
 impl Tenant {
     /// Formats the shares and measurements of the tenant, and its estimated gain.
-    fn text(&self) -> String {
+    fn to_text(&self) -> String {
         let (share, fair) = (self.share.as_ref(), self.fair.as_ref());
         let enforcement = match self.enforcer.as_str() {
             "swap" => "memory beyond its share is swapped out",
@@ -163,34 +163,34 @@ impl Tenant {
         let lines = [
             format!(
                 "memory: share {}, fair share by weight {}, used {}",
-                memory(share),
-                memory(fair),
-                mib(self.memory_used_mib)
+                format_memory(share),
+                format_memory(fair),
+                format_mib(self.memory_used_mib)
             ),
             format!(
                 "link: share {}, fair share by weight {}, used {}, demand {}",
-                link(share),
-                link(fair),
-                rate(self.bandwidth_used_mb_s),
-                rate(self.bandwidth_demand_mb_s)
+                format_link(share),
+                format_link(fair),
+                format_rate(self.bandwidth_used_mb_s),
+                format_rate(self.bandwidth_demand_mb_s)
             ),
             format!("stalled on memory or I/O {} of the time", percent(self.stalled)),
-            self.gain(),
+            self.throughput_line(),
         ];
         let problem = self.problem.iter().map(|problem| format!("share not enforced: {problem}"));
         let lines = lines.into_iter().chain(problem).map(|line| format!("    {line}\n")).collect::<String>();
         format!("  tenant {}, weight {}, {}: {enforcement}\n{lines}", self.tenant, self.weight, self.enforcer)
     }
 
-    fn gain(&self) -> String {
+    fn throughput_line(&self) -> String {
         if self.access_source == "none" {
             return format!(
-                "throughput: about {:.2} of that with an equal split, estimated from stall time without page accesses",
+                "throughput: about {:.2} times that with an equal split, estimated from stall time without page accesses",
                 self.gain
             );
         }
         format!(
-            "throughput: {:.3} of that with an equal split, estimated from {}, error {}",
+            "throughput: {:.3} times that with an equal split, estimated from {}, error {}",
             self.gain,
             self.access_source,
             percent(self.error)

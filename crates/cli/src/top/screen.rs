@@ -31,7 +31,7 @@ pub(super) struct Selection {
 }
 
 /// Letter and colour of each slice state, in the order of the legend.
-const STATES: &[(&str, char, Color)] = &[
+const SLICE_STATES: &[(&str, char, Color)] = &[
     ("free", '.', Color::DarkGray),
     ("assigned", 'a', Color::Blue),
     ("onlining", 'o', Color::Cyan),
@@ -113,8 +113,8 @@ fn state_colour(state: &str) -> Color {
     }
 }
 
-/// Draws the selected EMC and the EMCs after it. For each EMC it draws a line of counts and then
-/// the slices. Slices of the selected host are underlined.
+/// Draws the selected EMC and the following EMCs. Each EMC has a line of counts and then one letter
+/// per slice. Slices of the selected host are underlined.
 fn draw_emcs(frame: &mut Frame<'_>, area: Rect, snapshot: &Snapshot, selection: &Selection) {
     let block = Block::bordered().title(format!("EMCs ({}), left/right", snapshot.emcs.len()));
     let inside = block.inner(area);
@@ -135,13 +135,13 @@ fn emc_lines<'a>(
         .slices
         .iter()
         .filter(|s| s.emc == emc.emc)
-        .map(|s| letter(s, host.is_some() && s.host.as_deref() == host))
+        .map(|s| slice_letter(s, host.is_some() && s.host.as_deref() == host))
         .collect();
     let rows = letters.chunks(usize::from(width).max(1)).map(|row| Line::from(row.to_vec()));
-    std::iter::once(emc_head(emc)).chain(rows).collect()
+    std::iter::once(emc_heading(emc)).chain(rows).collect()
 }
 
-fn emc_head(emc: &view::Emc) -> Line<'_> {
+fn emc_heading(emc: &view::Emc) -> Line<'_> {
     let text = format!(
         "{}  {} {}  {}/{} free, {} in use, {} draining, {} quarantined",
         emc.emc, emc.state, emc.scheduling, emc.free, emc.slices, emc.in_use, emc.draining, emc.quarantined
@@ -150,8 +150,8 @@ fn emc_head(emc: &view::Emc) -> Line<'_> {
     Line::from(text).style(Style::new().fg(colour).bold())
 }
 
-fn letter(slice: &view::Slice, is_selected: bool) -> Span<'static> {
-    let entry = STATES.iter().find(|(state, ..)| *state == slice.state);
+fn slice_letter(slice: &view::Slice, is_selected: bool) -> Span<'static> {
+    let entry = SLICE_STATES.iter().find(|(state, ..)| *state == slice.state);
     let (letter, colour) = entry.map_or(('?', Color::Red), |(_, letter, colour)| (*letter, *colour));
     let style = Style::new().fg(colour);
     Span::styled(letter.to_string(), if is_selected { style.underlined() } else { style })
@@ -179,7 +179,7 @@ fn alarm_line(alarm: &view::Alarm) -> Line<'_> {
 }
 
 fn legend() -> Line<'static> {
-    let states = STATES.iter().flat_map(|(state, letter, colour)| {
+    let states = SLICE_STATES.iter().flat_map(|(state, letter, colour)| {
         [Span::styled(letter.to_string(), Style::new().fg(*colour)), Span::raw(format!(" {state}  "))]
     });
     Line::from_iter([Span::raw("q quit | ")].into_iter().chain(states))
@@ -193,7 +193,7 @@ pub(super) mod tests {
     use super::*;
 
     /// Returns a snapshot with two hosts and two EMCs. The first EMC has a slice in each state.
-    pub(in crate::top) fn rack() -> Snapshot {
+    pub(in crate::top) fn sample_snapshot() -> Snapshot {
         let host = |name: &str, state| v1::Host {
             host: name.into(),
             state,
@@ -237,13 +237,13 @@ pub(super) mod tests {
         }
     }
 
-    fn drawn(snapshot: &Snapshot, selection: &Selection) -> Buffer {
+    fn draw_to_buffer(snapshot: &Snapshot, selection: &Selection) -> Buffer {
         let mut terminal = Terminal::new(TestBackend::new(100, 24)).unwrap();
         terminal.draw(|frame| draw(frame, snapshot, selection)).unwrap();
         terminal.backend().buffer().clone()
     }
 
-    fn text(buffer: &Buffer) -> String {
+    fn buffer_text(buffer: &Buffer) -> String {
         let row = |y| {
             (0..buffer.area.width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned()
         };
@@ -251,9 +251,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn rack_is_drawn_as_expected() {
+    fn sample_snapshot_is_drawn_as_in_the_text_file() {
         assert_eq!(
-            text(&drawn(&rack(), &Selection::default())),
+            buffer_text(&draw_to_buffer(&sample_snapshot(), &Selection::default())),
             include_str!("screen.txt").trim_end_matches('\n')
         );
     }
@@ -262,18 +262,19 @@ pub(super) mod tests {
     fn slice_states_have_unique_letters() {
         let mut states: Vec<_> = (1..=7).filter_map(|n| v1::SliceState::try_from(n).ok()).collect();
         states.dedup();
-        assert_eq!(states.len(), STATES.len());
-        let letters: std::collections::BTreeSet<_> = STATES.iter().map(|(_, letter, _)| letter).collect();
-        assert_eq!(letters.len(), STATES.len());
-        let shown = text(&drawn(&rack(), &Selection::default()));
+        assert_eq!(states.len(), SLICE_STATES.len());
+        let letters: std::collections::BTreeSet<_> =
+            SLICE_STATES.iter().map(|(_, letter, _)| letter).collect();
+        assert_eq!(letters.len(), SLICE_STATES.len());
+        let shown = buffer_text(&draw_to_buffer(&sample_snapshot(), &Selection::default()));
         assert!(shown.contains(".aoOdsQ") && !shown.contains('?'), "{shown}");
     }
 
     #[test]
     fn unknown_host_and_quarantined_slice_are_red() {
-        let buffer = drawn(&rack(), &Selection { host: 1, emc: 0 });
+        let buffer = draw_to_buffer(&sample_snapshot(), &Selection { host: 1, emc: 0 });
         let colour_of = |part: &str| {
-            let lines = text(&buffer);
+            let lines = buffer_text(&buffer);
             let (y, line) = lines.lines().enumerate().find(|(_, line)| line.contains(part)).unwrap();
             let x = line[..line.find(part).unwrap()].chars().count();
             buffer[(u16::try_from(x).unwrap(), u16::try_from(y).unwrap())].fg
@@ -285,15 +286,17 @@ pub(super) mod tests {
 
     #[test]
     fn stale_snapshot_is_drawn_with_the_error() {
-        let snapshot = Snapshot { error: Some("no answer".into()), ..rack() };
-        assert!(text(&drawn(&snapshot, &Selection::default())).starts_with("stale: no answer"));
+        let snapshot = Snapshot { error: Some("no answer".into()), ..sample_snapshot() };
+        assert!(
+            buffer_text(&draw_to_buffer(&snapshot, &Selection::default())).starts_with("stale: no answer")
+        );
     }
 
     #[test]
     fn view_can_be_drawn_in_any_terminal_size() {
         for (width, height) in [(1, 1), (20, 3), (80, 10), (300, 100)] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-            terminal.draw(|frame| draw(frame, &rack(), &Selection { host: 9, emc: 9 })).unwrap();
+            terminal.draw(|frame| draw(frame, &sample_snapshot(), &Selection { host: 9, emc: 9 })).unwrap();
         }
     }
 }

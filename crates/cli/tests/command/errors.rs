@@ -145,7 +145,7 @@ async fn unresponsive_manager_times_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endless_list_is_an_error() {
+async fn list_without_a_last_page_is_an_error() {
     for arguments in ["get slices", "get reservations"] {
         let ran = Rack::new(Behavior::EndlessLists).tarn(arguments).await;
         assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "tarn {arguments}: {}", ran.stderr);
@@ -236,7 +236,7 @@ async fn rejection_names_the_subject_and_the_option() {
 }
 
 /// Creates a file of zeros that takes no space on disk.
-fn zeros(path: &Path, bytes: u64) {
+fn create_sparse_file(path: &Path, bytes: u64) {
     fs::File::create(path).unwrap().set_len(bytes).unwrap();
 }
 
@@ -244,7 +244,7 @@ fn zeros(path: &Path, bytes: u64) {
 async fn credentials_must_be_small_regular_files() {
     let folder = TempDir::new().unwrap();
     let large = folder.path().join("large");
-    zeros(&large, 64 << 20);
+    create_sparse_file(&large, 64 << 20);
     let large = large.display();
     let local = "--endpoint http://127.0.0.1:1";
     let tls = "--endpoint https://127.0.0.1:1";
@@ -278,7 +278,7 @@ async fn credentials_must_be_small_regular_files() {
 async fn endless_lines_and_large_files_are_rejected() {
     let folder = TempDir::new().unwrap();
     let large = folder.path().join("large.csv");
-    zeros(&large, 64 << 20);
+    create_sparse_file(&large, 64 << 20);
     let large = large.display();
     let line = "line 1 is longer than 1048576 bytes";
     for (arguments, problem) in [

@@ -44,7 +44,7 @@ fn vms(hours: std::ops::Range<u32>) -> String {
     text
 }
 
-fn gzipped(text: &str) -> Vec<u8> {
+fn gzip(text: &str) -> Vec<u8> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
     gzip.write_all(text.as_bytes()).unwrap();
     gzip.finish().unwrap()
@@ -53,7 +53,7 @@ fn gzipped(text: &str) -> Vec<u8> {
 #[tokio::test]
 async fn frigid_memory_is_evaluated_at_four_target_rates() {
     let files = Files::new();
-    files.file("before.csv.gz", &gzipped(&vms(0..400)));
+    files.file("before.csv.gz", &gzip(&vms(0..400)));
     files.file("after.csv", vms(400..500).as_bytes());
     let ran = files.evaluate("--train DIR/before.csv.gz --test DIR/after.csv -o json").await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
@@ -113,7 +113,7 @@ async fn invalid_table_error_names_file_and_reason() {
     files.file("good.csv", vms(0..9).as_bytes());
     files.file("wrong.csv", vms(0..9).replace(",8,4,", ",8,x,").as_bytes());
     files.file("suspect.csv", vms(0..9).replace("customer,0", "customer,1").as_bytes());
-    let gzip = gzipped(&vms(0..400));
+    let gzip = gzip(&vms(0..400));
     files.file("torn.csv.gz", &gzip[..gzip.len() / 2]);
     for (test, expected) in [
         ("missing.csv", "No such file"),

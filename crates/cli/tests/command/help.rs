@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::rack::tarn;
 
-fn parsed(arguments: &str) -> Cli {
+fn parse(arguments: &str) -> Cli {
     Cli::try_parse_from(["tarn"].into_iter().chain(arguments.split_whitespace()))
         .unwrap_or_else(|error| panic!("{error}"))
 }
@@ -19,7 +19,7 @@ fn command_line_definition_is_consistent() {
 #[test]
 fn global_options_are_accepted_anywhere() {
     for arguments in ["-o json get slices", "get -o json slices", "get slices --output json"] {
-        let cli = parsed(arguments);
+        let cli = parse(arguments);
         assert_eq!(cli.global.output, Format::Json, "{arguments}");
         assert!(matches!(cli.command, Command::Manager(ManagerCommand::Get(_))), "{arguments}");
     }
@@ -36,7 +36,7 @@ fn resources_have_singular_and_plural_names() {
         "get alarm",
         "get share h1",
     ] {
-        assert!(matches!(parsed(arguments).command, Command::Manager(ManagerCommand::Get(_))), "{arguments}");
+        assert!(matches!(parse(arguments).command, Command::Manager(ManagerCommand::Get(_))), "{arguments}");
     }
 }
 

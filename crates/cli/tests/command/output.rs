@@ -316,23 +316,23 @@ async fn shares_are_explained_with_all_numbers() {
     exact: every tenant gets its demand at one price
     price of all memory 0.620, of all link bandwidth 0.380; prices and budgets each add up to 1
     budget of each tenant: 1.050 times its fraction of all weights, because some tenants do not spend their whole budget
-    23 prices tried
+    23 prices were evaluated
     no trade after the market increases the geometric mean of throughputs, or trades were not searched
     50.0 % of the change to the new shares was applied
-    0.0 % of memory and 1.2 % of link bandwidth exceeded the demand and were distributed anyway
+    supply above demand, which was distributed too: 0.0 % of memory, 1.2 % of link bandwidth
     no purchase exceeds its budget by more than 0.0 %
-    db, the worst-off tenant, has an estimated 1.000 of its throughput with an equal split: no tenant loses by sharing
+    estimated throughput of db, the worst-off tenant: 1.000 times that with an equal split; no tenant loses by sharing
     envy: a tenant would have 3.4 % more throughput with another tenant's share
   tenant web, weight 2, swap: memory beyond its share is swapped out
     memory: share 40GiB, fair share by weight 32GiB, used 39GiB
     link: share 2500MB/s, fair share by weight 8000MB/s, used 1234MB/s, demand 3000MB/s
     stalled on memory or I/O 12.5 % of the time
-    throughput: 1.073 of that with an equal split, estimated from damon, error 5.0 %
+    throughput: 1.073 times that with an equal split, estimated from damon, error 5.0 %
   tenant db, weight 1, advise: not enforced (advisory)
     memory: share 8GiB, fair share by weight 16GiB, used 0B
     link: share 9500MB/s, fair share by weight 4000MB/s, used 0MB/s, demand 0MB/s
     stalled on memory or I/O 0.0 % of the time
-    throughput: about 1.00 of that with an equal split, estimated from stall time without page accesses
+    throughput: about 1.00 times that with an equal split, estimated from stall time without page accesses
     share not enforced: it is no cgroup
 ",
     )

@@ -23,7 +23,7 @@ type RpcResult<T> = Result<Response<T>, Status>;
 type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
 
 /// Number of slices per page. It is small, so that the list of slices has several pages.
-const PAGE: u32 = 3;
+const SLICES_PER_PAGE: u32 = 3;
 
 /// Behaviour of the fake manager.
 #[derive(Clone, Debug, Default)]
@@ -102,7 +102,7 @@ impl Rack {
             Behavior::Normal | Behavior::Degraded | Behavior::OpenWatch | Behavior::EndlessLists => {
                 Ok(request)
             }
-            Behavior::Rejecting(code, reason, message) => Err(rejection(*code, reason, message)),
+            Behavior::Rejecting(code, reason, message) => Err(rejected_status(*code, reason, message)),
             Behavior::Unresponsive => std::future::pending().await,
         }
     }
@@ -126,13 +126,13 @@ pub async fn tarn(arguments: &str) -> CommandOutput {
     }
 }
 
-fn rejection(code: Code, reason: &str, message: &str) -> Status {
+fn rejected_status(code: Code, reason: &str, message: &str) -> Status {
     let details = ErrorDetails::with_error_info(reason, "tarn", []);
     Status::with_error_details(code, message, details)
 }
 
-fn unknown(reason: &str, message: String) -> Status {
-    rejection(Code::NotFound, reason, &message)
+fn not_found(reason: &str, message: String) -> Status {
+    rejected_status(Code::NotFound, reason, &message)
 }
 
 fn stream<T: Send + 'static>(items: Vec<T>) -> RpcResult<Stream<T>> {
@@ -390,7 +390,9 @@ impl Scheduler for Rack {
 
 fn check_host(host: &str) -> Result<(), Status> {
     let exists = ["h1", "h2"].contains(&host);
-    exists.then_some(()).ok_or_else(|| unknown("HOST_NOT_FOUND", format!("host {host} is not in this rack")))
+    exists
+        .then_some(())
+        .ok_or_else(|| not_found("HOST_NOT_FOUND", format!("host {host} is not in this rack")))
 }
 
 #[tonic::async_trait]
@@ -443,7 +445,7 @@ impl Admin for Rack {
         let request = self.record("GetHost", r).await?.host;
         match request.as_str() {
             "h1" | "h2" => Ok(Response::new(host(&request, v1::HostState::Up))),
-            _ => Err(unknown("HOST_NOT_FOUND", format!("host {request} is not in this rack"))),
+            _ => Err(not_found("HOST_NOT_FOUND", format!("host {request} is not in this rack"))),
         }
     }
 
@@ -459,13 +461,14 @@ impl Admin for Rack {
         let request = self.record("GetEmc", r).await?.emc;
         match request.as_str() {
             "e0" | "e1" => Ok(Response::new(emc(&request, 0, 0))),
-            _ => Err(unknown("EMC_NOT_FOUND", format!("emc {request} is not in this rack"))),
+            _ => Err(not_found("EMC_NOT_FOUND", format!("emc {request} is not in this rack"))),
         }
     }
 
     async fn list_slices(&self, r: Request<v1::ListSlicesRequest>) -> RpcResult<v1::ListSlicesResponse> {
         let from = self.record("ListSlices", r).await?.from;
-        let next = if matches!(self.behavior, Behavior::EndlessLists) { from } else { from + PAGE };
+        let next =
+            if matches!(self.behavior, Behavior::EndlessLists) { from } else { from + SLICES_PER_PAGE };
         let slices = (from..next.min(8)).map(slice).collect();
         Ok(Response::new(v1::ListSlicesResponse { slices, next: (next < 8).then_some(next), revision: 11 }))
     }
@@ -475,7 +478,7 @@ impl Admin for Rack {
         if request < 8 {
             return Ok(Response::new(slice(request)));
         }
-        Err(unknown("SLICE_NOT_FOUND", format!("slice {request} is not in this pool")))
+        Err(not_found("SLICE_NOT_FOUND", format!("slice {request} is not in this pool")))
     }
 
     async fn list_reservations(
@@ -503,8 +506,8 @@ impl Admin for Rack {
         match (target.reservation.as_str(), target.vm.as_str()) {
             ("r-1", "") | ("", "web") => Ok(Response::new(reservation())),
             ("r-0", "") => Ok(Response::new(v1::Reservation { slices: vec![1, 2], ..reservation() })),
-            ("", vm) => Err(unknown("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
-            (id, _) => Err(unknown("RESERVATION_NOT_FOUND", format!("reservation {id} does not exist"))),
+            ("", vm) => Err(not_found("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
+            (id, _) => Err(not_found("RESERVATION_NOT_FOUND", format!("reservation {id} does not exist"))),
         }
     }
 
@@ -518,7 +521,7 @@ impl Admin for Rack {
                 Ok(Response::new(v1::Shares { state, reason, certificate: None, ..shares() }))
             }
             "h1" => Ok(Response::new(shares())),
-            _ => Err(unknown("SHARES_NOT_REPORTED", format!("host: {host} has reported no shares"))),
+            _ => Err(not_found("SHARES_NOT_REPORTED", format!("host: {host} has reported no shares"))),
         }
     }
 

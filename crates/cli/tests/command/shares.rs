@@ -19,7 +19,7 @@ fn trace(key: impl Fn(u64) -> u64) -> String {
 }
 
 /// Table that is not a trace, because it has no column `key`, `lbn` or `addr`.
-const DERIVED: &str = "trace,miss_ratio\nstream,0.5\n";
+const TABLE_WITHOUT_TRACE: &str = "trace,miss_ratio\nstream,0.5\n";
 
 /// Creates a directory with two traces: `stream` is sensitive to bandwidth, `store` to memory.
 fn traces() -> TempDir {
@@ -43,7 +43,7 @@ fn numbers(folder: &Path, name: &str) -> Value {
 #[tokio::test]
 async fn directory_without_traces_is_an_error() {
     let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("derived.csv"), DERIVED).unwrap();
+    fs::write(folder.path().join("derived.csv"), TABLE_WITHOUT_TRACE).unwrap();
     fs::write(folder.path().join("short.csv"), "key\n1\n2\n").unwrap();
     let ran = evaluate(folder.path(), "").await;
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
@@ -87,7 +87,7 @@ const FIGURE_TEXTS: [(&str, &[&str]); 6] = [
 #[tokio::test]
 async fn figures_are_written_with_their_data() {
     let folder = traces();
-    fs::write(folder.path().join("derived.csv"), DERIVED).unwrap();
+    fs::write(folder.path().join("derived.csv"), TABLE_WITHOUT_TRACE).unwrap();
     let into = folder.path().join("some/where");
     let all = folder.path().join("all.json");
     let options = format!("-o json --json {} --figures {}", all.display(), into.display());

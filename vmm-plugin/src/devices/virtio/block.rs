@@ -41,10 +41,10 @@ const VIRTIO_BLK_S_UNSUPP: u8 = 2;
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
     /// A system call failed.
-    #[error("--disk: cannot {doing} {}", path.display())]
+    #[error("--disk: cannot {operation} {}", path.display())]
     File {
         /// Failed operation, completing "cannot …".
-        doing: &'static str,
+        operation: &'static str,
         /// Path of the disk.
         path: PathBuf,
         /// Error returned by the system call.
@@ -82,7 +82,7 @@ impl VirtioBlock {
     /// # Errors
     /// [`DiskError`] if the disk cannot be opened or is locked, or if its size is invalid.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
-        let failed = |doing| move |errno| DiskError::File { doing, path: path.to_owned(), errno };
+        let failed = |operation| move |errno| DiskError::File { operation, path: path.to_owned(), errno };
         let file = OpenOptions::new().read(true).write(!read_only).open(path).map_err(failed("open"))?;
         let request_type = if read_only {
             FlockOperation::NonBlockingLockShared
@@ -111,7 +111,7 @@ impl VirtioBlock {
     }
 
     /// Executes a request on the data buffers of a chain. Returns the number of bytes written to
-    /// the buffers, or the status byte of the error.
+    /// the buffers, or the status byte of an error.
     fn execute(
         &mut self,
         request: &Request,
@@ -139,8 +139,8 @@ impl VirtioBlock {
         }
     }
 
-    /// Returns the offset of a sector range on the disk, in bytes. Returns an error status if the
-    /// range is not whole sectors or exceeds the disk.
+    /// Returns the offset of a sector range on the disk, in bytes. Returns an error status if
+    /// `bytes` is not a multiple of the sector size or the range exceeds the disk.
     fn byte_offset(&self, sector: u64, bytes: u64) -> Result<u64, u8> {
         let whole = bytes.is_multiple_of(SECTOR_BYTES);
         let end = sector.checked_add(bytes / SECTOR_BYTES).filter(|end| whole && *end <= self.sectors);
@@ -148,7 +148,7 @@ impl VirtioBlock {
     }
 
     fn read(&mut self, at: u64, bytes: u64, writer: &mut dyn io::Write) -> Result<u64, u8> {
-        for (at, count) in chunks(at, bytes) {
+        for (at, count) in chunk_ranges(at, bytes) {
             let buffer = &mut self.buffer[..count];
             self.file.read_exact_at(buffer, at).map_err(|_| VIRTIO_BLK_S_IOERR)?;
             writer.write_all(buffer).map_err(|_| VIRTIO_BLK_S_IOERR)?;
@@ -157,7 +157,7 @@ impl VirtioBlock {
     }
 
     fn write(&mut self, at: u64, bytes: u64, reader: &mut dyn io::Read) -> Result<u64, u8> {
-        for (at, count) in chunks(at, bytes) {
+        for (at, count) in chunk_ranges(at, bytes) {
             let buffer = &mut self.buffer[..count];
             reader.read_exact(buffer).map_err(|_| VIRTIO_BLK_S_IOERR)?;
             self.file.write_all_at(buffer, at).map_err(|_| VIRTIO_BLK_S_IOERR)?;
@@ -169,7 +169,7 @@ impl VirtioBlock {
     }
 }
 
-fn chunks(at: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+fn chunk_ranges(at: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
     let offsets = (0..bytes).step_by(CHUNK_BYTES);
     offsets.map(move |offset| {
         (at + offset, usize::try_from(bytes - offset).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES))
@@ -189,7 +189,7 @@ impl VirtioDevice for VirtioBlock {
         VIRTIO_ID_BLOCK
     }
 
-    fn role(&self) -> ThreadRole {
+    fn thread_role(&self) -> ThreadRole {
         ThreadRole::Block
     }
 

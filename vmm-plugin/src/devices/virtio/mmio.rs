@@ -48,7 +48,7 @@ pub(super) mod register {
 
 /// Value of the MagicValue register: "virt".
 const MAGIC_VALUE: u32 = 0x7472_6976;
-/// Value of the Version register: 2 means that the device is not legacy.
+/// Value of the Version register: 2 identifies a non-legacy device.
 const VERSION: u32 = 2;
 const VENDOR_ID: u32 = u32::from_le_bytes(*b"TARN");
 
@@ -95,7 +95,7 @@ impl std::fmt::Debug for DeviceState {
     }
 }
 
-fn queues(queue_sizes: &[u16]) -> Vec<Queue> {
+fn create_queues(queue_sizes: &[u16]) -> Vec<Queue> {
     queue_sizes.iter().map(|size| Queue::new(*size).expect("queue sizes are powers of two")).collect()
 }
 
@@ -107,7 +107,7 @@ impl MmioTransport {
         let device_features = device.device_features() | VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX;
         let state = DeviceState {
             device,
-            queues: queues(queue_sizes),
+            queues: create_queues(queue_sizes),
             device_features,
             driver_features: 0,
             device_features_sel: 0,
@@ -127,23 +127,24 @@ impl MmioTransport {
         })
     }
 
-    /// Locks the device. A poisoned lock is possible only in tests, because a panic ends a VMM.
+    /// Locks the device. A lock is poisoned only in tests, because outside tests a panic ends the
+    /// process.
     fn lock(&self) -> MutexGuard<'_, DeviceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the role of the thread that serves the device.
-    pub(super) fn role(&self) -> ThreadRole {
-        self.lock().device.role()
+    pub(super) fn thread_role(&self) -> ThreadRole {
+        self.lock().device.thread_role()
     }
 
     /// Returns the number of queues of the device.
-    pub(super) fn queues(&self) -> usize {
+    pub(super) fn queue_count(&self) -> usize {
         self.queue_sizes.len()
     }
 
-    /// Handles a read of the driver at an offset in the MMIO window. Reads of registers must have 4
-    /// bytes. Other reads are ignored.
+    /// Handles a driver read at an offset in the MMIO window. Register reads of other than 4 bytes
+    /// are ignored.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if let Some(offset) = offset.checked_sub(register::CONFIG) {
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.config_space.len());
@@ -151,11 +152,11 @@ impl MmioTransport {
             data.fill(0);
             data[..readable].copy_from_slice(&self.config_space[from..from + readable]);
         } else if let Ok(data) = <&mut [u8; 4]>::try_from(data) {
-            *data = self.register(offset).to_le_bytes();
+            *data = self.read_register(offset).to_le_bytes();
         }
     }
 
-    fn register(&self, offset: u64) -> u32 {
+    fn read_register(&self, offset: u64) -> u32 {
         match offset {
             register::MAGIC_VALUE => return MAGIC_VALUE,
             register::VERSION => return VERSION,
@@ -177,21 +178,21 @@ impl MmioTransport {
         }
     }
 
-    /// Handles a write of the driver at an offset in the MMIO window. Writes that do not have 4
-    /// bytes are ignored.
+    /// Handles a driver write at an offset in the MMIO window. Writes of other than 4 bytes are
+    /// ignored.
     pub fn write(&self, offset: u64, data: &[u8]) {
         let Ok(value) = <[u8; 4]>::try_from(data).map(u32::from_le_bytes) else { return };
         match offset {
             register::INTERRUPT_ACK => drop(self.interrupts.fetch_and(!value, Ordering::SeqCst)),
             register::STATUS => self.set_status(value),
-            _ => self.lock().set(offset, value),
+            _ => self.lock().write_register(offset, value),
         }
     }
 
     fn set_status(&self, status: u32) {
         let mut state = self.lock();
         if status == 0 {
-            state.queues = queues(self.queue_sizes);
+            state.queues = create_queues(self.queue_sizes);
             (state.driver_features, state.status, state.queue_sel) = (0, 0, 0);
             self.interrupts.store(0, Ordering::SeqCst);
             return;
@@ -211,14 +212,14 @@ impl MmioTransport {
     /// # Errors
     /// [`GuestDriverError`] if the driver violated the protocol. The device then stops until a
     /// reset.
-    pub(super) fn process(&self, number: usize) -> Result<(), GuestDriverError> {
+    pub(super) fn process_queue(&self, number: usize) -> Result<(), GuestDriverError> {
         let mut state = self.lock();
         match state.process(number, &self.memory) {
-            Ok(true) => self.interrupt(INTERRUPT_USED_BUFFER),
+            Ok(true) => self.raise_interrupt(INTERRUPT_USED_BUFFER),
             Ok(false) => {}
             Err(error) => {
                 state.status |= status::DEVICE_NEEDS_RESET;
-                self.interrupt(INTERRUPT_CONFIG_CHANGE);
+                self.raise_interrupt(INTERRUPT_CONFIG_CHANGE);
                 return Err(error);
             }
         }
@@ -241,7 +242,7 @@ impl MmioTransport {
         })
     }
 
-    fn interrupt(&self, reason: u32) {
+    fn raise_interrupt(&self, reason: u32) {
         self.interrupts.fetch_or(reason, Ordering::SeqCst);
         let _ = self.line.write(1); // a full eventfd counter still raises the interrupt
     }
@@ -278,7 +279,7 @@ impl DeviceState {
             .map_or(Ok(false), |queue| process_queue(device.as_mut(), number, queue, memory))
     }
 
-    fn set(&mut self, offset: u64, value: u32) {
+    fn write_register(&mut self, offset: u64, value: u32) {
         let is_driver_ok = self.status & status::DRIVER_OK != 0;
         let are_features_fixed = self.status & status::FEATURES_OK != 0;
         match offset {
@@ -293,14 +294,14 @@ impl DeviceState {
             _ if is_driver_ok => {} // queue registers are read-only while the driver is active
             _ => {
                 if let Some(queue) = self.queues.get_mut(self.queue_sel) {
-                    set_queue(queue, offset, value);
+                    write_queue_register(queue, offset, value);
                 }
             }
         }
     }
 }
 
-fn set_queue(queue: &mut Queue, offset: u64, value: u32) {
+fn write_queue_register(queue: &mut Queue, offset: u64, value: u32) {
     match offset {
         register::QUEUE_NUM => queue.set_size(u16::try_from(value).unwrap_or(0)),
         register::QUEUE_READY => queue.set_ready(value == 1),

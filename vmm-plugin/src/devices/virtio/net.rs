@@ -106,7 +106,7 @@ impl VirtioDevice for VirtioNet {
         VIRTIO_ID_NET
     }
 
-    fn role(&self) -> ThreadRole {
+    fn thread_role(&self) -> ThreadRole {
         ThreadRole::Net
     }
 

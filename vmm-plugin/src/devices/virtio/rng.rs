@@ -19,7 +19,7 @@ impl VirtioDevice for VirtioRng {
         VIRTIO_ID_RNG
     }
 
-    fn role(&self) -> ThreadRole {
+    fn thread_role(&self) -> ThreadRole {
         ThreadRole::Rng
     }
 

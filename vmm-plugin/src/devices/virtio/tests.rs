@@ -126,7 +126,7 @@ impl Driver {
         self.memory.write_obj(0_u16, GuestAddress(entry)).unwrap();
         self.avail_index += 1;
         self.memory.write_obj(self.avail_index, GuestAddress(AVAIL_RING + 2)).unwrap();
-        let _ = self.transport.process(queue as usize);
+        let _ = self.transport.process_queue(queue as usize);
     }
 
     /// Sends a request to a block device. Returns the status byte and `read_bytes` bytes of data.

@@ -31,7 +31,7 @@ const EVENTS_PER_WAIT: usize = 8;
 pub struct Worker {
     name: String,
     transport: Arc<MmioTransport>,
-    kicks: Vec<EventFd>,
+    queue_events: Vec<EventFd>,
     epoll: Epoll,
     /// File descriptor of the device's event source, and the index of the queue to process when the
     /// event source is ready.
@@ -48,27 +48,27 @@ impl fmt::Debug for Worker {
 
 impl Worker {
     /// Creates the worker of a device whose MMIO window starts at the guest-physical address `at`.
-    /// Notifications of queues are ioeventfds, so that vCPUs do not wait for the device.
+    /// Queue notifications use ioeventfds, so that vCPUs do not wait for the device.
     ///
     /// # Errors
     /// The error returned by epoll_create1(2), epoll_ctl(2), eventfd(2) or KVM_IOEVENTFD.
     pub fn new(name: String, transport: Arc<MmioTransport>, at: u64, vm: &VmFd) -> io::Result<Self> {
         let epoll = Epoll::new()?;
-        let mut kicks = Vec::new();
-        for queue in 0..u32::try_from(transport.queues()).expect("the index of a queue fits") {
-            let kick = EventFd::new(EFD_NONBLOCK)?;
-            vm.register_ioevent(&kick, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
+        let mut queue_events = Vec::new();
+        for queue in 0..u32::try_from(transport.queue_count()).expect("the index of a queue fits") {
+            let queue_event = EventFd::new(EFD_NONBLOCK)?;
+            vm.register_ioevent(&queue_event, &IoEventAddress::Mmio(at + QUEUE_NOTIFY), queue)
                 .map_err(io::Error::from)?;
             let event = EpollEvent::new(EventSet::IN, u64::from(queue));
-            epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), event)?;
-            kicks.push(kick);
+            epoll.ctl(ControlOperation::Add, queue_event.as_raw_fd(), event)?;
+            queue_events.push(queue_event);
         }
         let source = transport.event_source();
         if let Some((descriptor, _)) = source {
             let event = EpollEvent::new(EventSet::empty(), SOURCE_TOKEN);
             epoll.ctl(ControlOperation::Add, descriptor, event)?;
         }
-        Ok(Self { name, transport, kicks, epoll, source, errors_logged: 0 })
+        Ok(Self { name, transport, queue_events, epoll, source, errors_logged: 0 })
     }
 
     /// Starts the thread of the worker.
@@ -76,7 +76,7 @@ impl Worker {
     /// # Errors
     /// The error returned by the operating system if it cannot create the thread.
     pub fn start(mut self, filters: &SeccompFilters) -> io::Result<()> {
-        filters.spawn(self.transport.role(), self.name.clone(), move || self.run()).map(drop)
+        filters.spawn(self.transport.thread_role(), self.name.clone(), move || self.run()).map(drop)
     }
 
     /// Serves the device. An error of epoll ends the VM, because a guest cannot continue without
@@ -100,16 +100,16 @@ impl Worker {
         for event in &events[..count] {
             let queue = match (event.data(), self.source) {
                 (SOURCE_TOKEN, Some(_)) if event.event_set().intersects(SOURCE_CLOSED) => {
-                    return self.drop_source();
+                    return self.stop_polling_source();
                 }
                 (SOURCE_TOKEN, Some((_, queue))) => queue,
                 (queue, _) => {
                     let queue = usize::try_from(queue).expect("the index of a queue fits");
-                    let _ = self.kicks[queue].read(); // fails if already cleared
+                    let _ = self.queue_events[queue].read(); // fails if already cleared
                     queue
                 }
             };
-            if let Err(error) = self.transport.process(queue) {
+            if let Err(error) = self.transport.process_queue(queue) {
                 self.log_driver_error(&error);
             }
         }
@@ -126,8 +126,8 @@ impl Worker {
         }
     }
 
-    /// Stops polling a closed event source, because epoll would report it as ready all the time.
-    fn drop_source(&mut self) -> io::Result<()> {
+    /// Stops polling a closed event source, because epoll would report it as ready forever.
+    fn stop_polling_source(&mut self) -> io::Result<()> {
         let Some((descriptor, _)) = self.source.take() else { return Ok(()) };
         exit::print(&format!("virtio device {}: the host device was closed", self.name));
         self.epoll.ctl(ControlOperation::Delete, descriptor, EpollEvent::default())

@@ -27,18 +27,18 @@ const MACHINE_CHECK: u64 = 18;
 const SPIN: [u8; 2] = [0xeb, 0xfe];
 const MC_STATUS: u32 = IA32_MC_CTL + 1;
 
-fn checks(vendor: Vendor, is_local: bool) -> MachineChecks {
-    MachineChecks { vendor, is_local, has_others: is_local }
+fn checks(vendor: Vendor, has_lmce: bool) -> MachineChecks {
+    MachineChecks { vendor, has_lmce, has_multiple_vcpus: has_lmce }
 }
 
 #[test]
 fn status_bits_are_the_same_as_in_qemu() {
     let amd = checks(Vendor::Amd, false);
-    assert_eq!(amd.status(true), (0xbc00_0800_0000_0000, 7));
-    assert_eq!(amd.status(false), (0x9c00_1800_0000_0000, 5));
+    assert_eq!(amd.status_values(true), (0xbc00_0800_0000_0000, 7));
+    assert_eq!(amd.status_values(false), (0x9c00_1800_0000_0000, 5));
     let intel = checks(Vendor::Intel, true);
-    assert_eq!(intel.status(true), (0xbd80_0000_0000_0134, 15));
-    assert_eq!(intel.status(false), (0xbd00_0000_0000_00c0, 13));
+    assert_eq!(intel.status_values(true), (0xbd80_0000_0000_0134, 15));
+    assert_eq!(intel.status_values(false), (0xbd00_0000_0000_00c0, 13));
 }
 
 /// Guest that runs an endless loop. Its machine check handler requests a reset.
@@ -126,7 +126,7 @@ fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<ExitReason>) {
     rustix::thread::set_no_new_privs(true).unwrap();
     let (sender, receiver) = mpsc::channel();
     let run = move || {
-        assert!(poison::in_guest(|| poison::record(at, true)));
+        assert!(poison::run_in_guest(|| poison::record_error(at, true)));
         let exit = guest.vcpu.run(&guest.context);
         let _ = sender.send((guest, exit)); // fails only if the receiving test has ended
     };
@@ -141,7 +141,7 @@ fn machine_check_reports_the_page_with_the_error() {
     let at = guest.address_of(0x20_0123);
     let (guest, exit) = run_confined(guest, at);
     assert_eq!(exit, Some(ExitReason::Requested(ExitRequest::Reset)));
-    let expected = guest.vcpu.machine_checks.unwrap().status(true);
+    let expected = guest.vcpu.machine_checks.unwrap().status_values(true);
     assert_eq!((guest.register(MC_STATUS), guest.register(IA32_MCG_STATUS)), expected);
     assert_eq!(guest.register(MC_STATUS + 1), 0x20_0000);
     assert_eq!(guest.register(MC_STATUS + 2), MISC_PHYSICAL_PAGE);

@@ -29,7 +29,7 @@ type Descriptor = (u64, u32, u16, u16);
 
 /// Generates descriptors that are near memory boundaries, inside the queue, or have lengths that
 /// overflow.
-fn descriptors() -> impl Strategy<Value = Vec<Descriptor>> {
+fn arbitrary_descriptors() -> impl Strategy<Value = Vec<Descriptor>> {
     let address = prop_oneof![
         4 => Just(BUFFERS),
         2 => prop::sample::select(vec![DESCRIPTOR_TABLE, AVAIL_RING, USED_RING, USED_RING + 4]),
@@ -43,7 +43,7 @@ fn descriptors() -> impl Strategy<Value = Vec<Descriptor>> {
     prop::collection::vec((address, length, flags, 0..=LAST_DESCRIPTOR + 1), 1..6)
 }
 
-fn attacks() -> impl Strategy<Value = Vec<Attack>> {
+fn arbitrary_attacks() -> impl Strategy<Value = Vec<Attack>> {
     let transport = prop_oneof![
         0..0x110_u64,
         Just(register::STATUS),
@@ -61,7 +61,7 @@ fn attacks() -> impl Strategy<Value = Vec<Attack>> {
         1 => (transport.clone(), bytes(9)).prop_map(|(at, bytes)| Attack::WriteUnaligned(at, bytes)),
         1 => (transport, 0..9_usize).prop_map(|(at, bytes)| Attack::Read(at, bytes)),
         2 => (queues, bytes(33)).prop_map(|(at, bytes)| Attack::WriteQueueMemory(at, bytes)),
-        4 => (descriptors(), 0..20_u16).prop_map(|(chain, avail_index)| Attack::Chain(chain, avail_index)),
+        4 => (arbitrary_descriptors(), 0..20_u16).prop_map(|(chain, avail_index)| Attack::Chain(chain, avail_index)),
         1 => prop::sample::select(ring_addresses).prop_map(Attack::MoveUsedRing),
         3 => (0..4_usize).prop_map(Attack::Notify),
         1 => (0..70_000_usize).prop_map(Attack::ReceiveFrame),
@@ -88,7 +88,7 @@ impl Driver {
                     self.write(register, value);
                 }
             }
-            Attack::Notify(queue) => drop(self.transport.process(*queue)),
+            Attack::Notify(queue) => drop(self.transport.process_queue(*queue)),
             Attack::ReceiveFrame(bytes) => drop(host.map(|host| host.send(&vec![1; *bytes]))),
         }
     }
@@ -102,7 +102,7 @@ impl Driver {
         }
         self.avail_index = self.avail_index.wrapping_add(avail_index);
         self.memory.write_obj(self.avail_index, GuestAddress(AVAIL_RING + 2)).unwrap();
-        (0..2).for_each(|queue| drop(self.transport.process(queue)));
+        (0..2).for_each(|queue| drop(self.transport.process_queue(queue)));
     }
 }
 
@@ -115,7 +115,7 @@ fn attack_and_restart(driver: Driver, host: Option<&UnixDatagram>, attacks: &[At
 
 proptest! {
     #[test]
-    fn arbitrary_disk_driver_does_not_grow_the_file(attacks in attacks()) {
+    fn arbitrary_disk_driver_does_not_grow_the_file(attacks in arbitrary_attacks()) {
         let (file, _) = disk(4);
         let mut driver = attack_and_restart(Driver::new(Box::new(VirtioBlock::open(file.path(), false).unwrap())), None, &attacks);
         prop_assert_eq!(driver.disk(VIRTIO_BLK_T_OUT, 3, &[9; 512], 0).0, VIRTIO_BLK_S_OK);
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_driver_does_not_write_a_read_only_disk(attacks in attacks()) {
+    fn arbitrary_driver_does_not_write_a_read_only_disk(attacks in arbitrary_attacks()) {
         let (file, content) = disk(4);
         let mut driver = attack_and_restart(Driver::new(Box::new(VirtioBlock::open(file.path(), true).unwrap())), None, &attacks);
         prop_assert_eq!(driver.disk(VIRTIO_BLK_T_IN, 0, &[], 512).0, VIRTIO_BLK_S_OK);
@@ -132,14 +132,14 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_rng_driver_does_not_break_the_device(attacks in attacks()) {
+    fn arbitrary_rng_driver_does_not_break_the_device(attacks in arbitrary_attacks()) {
         let mut driver = attack_and_restart(Driver::new(Box::new(VirtioRng)), None, &attacks);
         driver.add_buffers(&[(64, true)]);
         prop_assert_eq!(driver.memory.read_obj::<u16>(GuestAddress(USED_RING + 2)).unwrap(), 1);
     }
 
     #[test]
-    fn arbitrary_net_driver_and_frames_request_no_offloads(attacks in attacks()) {
+    fn arbitrary_net_driver_and_frames_request_no_offloads(attacks in arbitrary_attacks()) {
         let (driver, host) = net_device();
         let mut driver = attack_and_restart(driver, Some(&host), &attacks);
         let mut frame = vec![1; 1 << 17];
