@@ -1,25 +1,24 @@
 //! Configuration of a host from `host.toml`. A [`Config`] is valid, but the files that it names are
 //! not opened.
 
-mod reader;
 pub mod symbiosis;
 
 use std::{
     collections::BTreeSet,
-    fs, io,
     net::{IpAddr, SocketAddr},
     num::NonZeroU32,
     path::{Path, PathBuf},
 };
 
+pub use config_file::{ConfigError, Violation};
+use config_file::{Field, Section};
 use tonic::transport::Uri;
-use units::{Name, UserId, limits::SCRUB_MIB_PER_S_DEFAULT};
-
-pub use self::reader::Violation;
-use self::{
-    reader::{Field, Section, Text},
-    symbiosis::Symbiosis,
+use units::{
+    Name, UserId,
+    limits::{ALLOWED_UIDS_MAX, SCRUB_MIB_PER_S_DEFAULT},
 };
+
+use self::symbiosis::Symbiosis;
 use crate::user::current_user;
 
 /// Default address of the manager, on the same machine.
@@ -103,43 +102,13 @@ impl Backend {
     }
 }
 
-/// Reason why a configuration file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Cause.
-        #[source]
-        errno: io::Error,
-    },
-    /// The file violates rules. The message lists all violations.
-    #[error("{}", list_violations(path, violations))]
-    Invalid {
-        /// Path of the file.
-        path: PathBuf,
-        /// Violated rules, at least one, sorted by line.
-        violations: Vec<Violation>,
-    },
-}
-
-fn list_violations(path: &Path, violations: &[Violation]) -> String {
-    let lines: Vec<String> =
-        violations.iter().map(|violation| format!("{}: {violation}", path.display())).collect();
-    lines.join("\n")
-}
-
 impl Config {
     /// Reads and validates a configuration file.
     ///
     /// # Errors
     /// [`ConfigError::Read`], or [`ConfigError::Invalid`] with all violations.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = fs::read_to_string(path);
-        let text = text.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
-        Self::parse(&text, path)
+        config_file::load(path, parse_host)
     }
 
     /// Parses and validates the text of a configuration file. `path` is the path of the file: it is
@@ -149,29 +118,18 @@ impl Config {
     /// [`ConfigError::Invalid`] with all violations; [`ConfigError::Read`] if `path` is relative
     /// and the current directory cannot be determined.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
-        let absolute =
-            std::path::absolute(path).map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
-        let base = absolute.parent().unwrap_or(&absolute);
-        let text = Text::new(text);
-        let document = text.parse();
-        let config = document.as_ref().and_then(|table| parse_host(Section::root(&text, table), base));
-        drop(document);
-        let violations = text.into_violations();
-        match config {
-            Some(config) if violations.is_empty() => Ok(config),
-            _ => Err(ConfigError::Invalid { path: path.to_owned(), violations }),
-        }
+        config_file::parse(text, path, parse_host)
     }
 }
 
 fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let has_tls = top.has("tls");
-    let agent = top.required("agent", Field::section);
+    let agent = top.take_required("agent", Field::to_section);
     let agent = agent.and_then(|section| parse_agent(section, base, has_tls));
-    let tls = top.section("tls").map_or(Some(None), |section| parse_tls(section, base).map(Some));
-    let backend = top.required("backend", Field::section);
+    let tls = top.take_section("tls").map_or(Some(None), |section| parse_tls(section, base).map(Some));
+    let backend = top.take_required("backend", Field::to_section);
     let backend = backend.and_then(|section| parse_backend(section, base));
-    let symbiosis = top.section("symbiosis");
+    let symbiosis = top.take_section("symbiosis");
     let symbiosis = symbiosis.map_or(Some(None), |section| symbiosis::parse(section, base).map(Some));
     top.reject_unknown_keys();
     let Agent { host, manager, runtime_dir, token_file, socket, allowed_uids, metrics_listen } = agent?;
@@ -201,27 +159,27 @@ struct Agent {
 }
 
 fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<Agent> {
-    let host = section.required("host", Field::name);
-    let manager = section.optional("manager", |field| parse_manager(field.str()?, has_tls));
+    let host = section.take_required("host", Field::to_name);
+    let manager = section.take_optional("manager", |field| parse_manager(field.as_str()?, has_tls));
     let rule = "is missing: [tls] requires https://HOST:PORT";
     section.check(!has_tls || manager != Some(None), "manager", rule);
     let has_socket = section.has("socket");
-    let runtime_dir = section.required("runtime_dir", |field| {
-        let directory = field.path(base)?;
+    let runtime_dir = section.take_required("runtime_dir", |field| {
+        let directory = field.to_path(base)?;
         if !has_socket {
             check_socket_path(&directory.join(SOCKET_NAME))
                 .map_err(|rule| format!("{SOCKET_NAME} in it {rule}"))?;
         }
         Ok(directory)
     });
-    let token_file = section.optional("token_file", |field| field.path(base));
+    let token_file = section.take_optional("token_file", |field| field.to_path(base));
     section.check(has_tls || token_file != Some(None), "token_file", "is missing: required without [tls]");
-    let socket = section.optional("socket", |field| {
-        let socket = field.path(base)?;
+    let socket = section.take_optional("socket", |field| {
+        let socket = field.to_path(base)?;
         check_socket_path(&socket).map(|()| socket)
     });
     let allowed_uids = parse_allowed_uids(&mut section);
-    let metrics_listen = section.optional("metrics_listen", parse_metrics_listen);
+    let metrics_listen = section.take_optional("metrics_listen", parse_metrics_listen);
     section.reject_unknown_keys();
     Some(Agent {
         host: host?,
@@ -235,10 +193,10 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
 }
 
 fn parse_tls(mut section: Section<'_>, base: &Path) -> Option<Tls> {
-    let ca = section.required("ca", |field| field.path(base));
-    let certificate = section.required("certificate", |field| field.path(base));
-    let key = section.required("key", |field| field.path(base));
-    let server_name = section.required("server_name", |field| match field.str()? {
+    let ca = section.take_required("ca", |field| field.to_path(base));
+    let certificate = section.take_required("certificate", |field| field.to_path(base));
+    let key = section.take_required("key", |field| field.to_path(base));
+    let server_name = section.take_required("server_name", |field| match field.as_str()? {
         "" => Err("must be the name in the manager's certificate".to_owned()),
         name => Ok(name.to_owned()),
     });
@@ -294,15 +252,17 @@ fn check_socket_path(socket: &Path) -> Result<(), String> {
 }
 
 fn parse_allowed_uids(section: &mut Section<'_>) -> Option<Option<BTreeSet<UserId>>> {
-    let uids = section.list("allowed_uids", |field| {
-        let uid = field.integer(0..=u32::MAX - 1)?;
+    let uids = section.take_list("allowed_uids", ALLOWED_UIDS_MAX, |field| {
+        let uid = field.to_integer(0..=u32::MAX - 1)?;
         UserId::new(uid).map_err(|error| error.to_string())
     })?;
-    Some(uids.map(BTreeSet::from_iter))
+    let is_present = section.is_present("allowed_uids");
+    section.check(!is_present || !uids.is_empty(), "allowed_uids", "must not be empty")?;
+    Some(is_present.then(|| BTreeSet::from_iter(uids)))
 }
 
 fn parse_metrics_listen(field: &Field<'_>) -> Result<SocketAddr, String> {
-    field.str()?.parse().map_err(|_| "must be ADDRESS:PORT, such as 127.0.0.1:9752".to_owned())
+    field.as_str()?.parse().map_err(|_| "must be ADDRESS:PORT, such as 127.0.0.1:9752".to_owned())
 }
 
 /// Value of `backend.kind`.
@@ -314,13 +274,13 @@ enum BackendKind {
 }
 
 fn parse_backend(mut section: Section<'_>, base: &Path) -> Option<Backend> {
-    let kind = section.required("kind", parse_backend_kind);
-    let local_dir = section.optional("local_dir", |field| field.path(base));
-    let scrub_rate = section.optional("scrub_mib_per_s", |field| match kind {
+    let kind = section.take_required("kind", parse_backend_kind);
+    let local_dir = section.take_optional("local_dir", |field| field.to_path(base));
+    let scrub_rate = section.take_optional("scrub_mib_per_s", |field| match kind {
         Some(BackendKind::Emulated) => {
             Err("must not be set for an emulated EMC, whose slices are created zeroed".to_owned())
         }
-        _ => field.integer(1..=u32::MAX),
+        _ => field.to_integer(1..=u32::MAX),
     });
     section.reject_unknown_keys();
     let (kind, local_dir, scrub_rate) = (kind?, local_dir?, scrub_rate?.unwrap_or(SCRUB_MIB_PER_S_DEFAULT));
@@ -333,7 +293,7 @@ fn parse_backend(mut section: Section<'_>, base: &Path) -> Option<Backend> {
 }
 
 fn parse_backend_kind(field: &Field<'_>) -> Result<BackendKind, String> {
-    match field.str()? {
+    match field.as_str()? {
         "emulated" => Ok(BackendKind::Emulated),
         "dax" => Ok(BackendKind::Dax),
         "memory_block" => Ok(BackendKind::MemoryBlock),

@@ -399,6 +399,8 @@ pub const FENCE_OUTPUT_BYTES_MAX: usize = 4 << 10;
 /// Sampling interval, in pages, for determining the NUMA nodes of a VM's memory: one page in 64, or
 /// 4,096 samples per slice.
 pub const SAMPLING_INTERVAL_PAGES: usize = 64;
+/// Maximum number of users that may use the socket of a host agent.
+pub const ALLOWED_UIDS_MAX: usize = 4096;
 /// Maximum number of sampled pages of one VM. Larger VMs are sampled at longer intervals than
 /// [`SAMPLING_INTERVAL_PAGES`].
 pub const SAMPLED_PAGES_PER_VM_MAX: usize = 1 << 20;

@@ -10,12 +10,12 @@ use fairness::market::Supply;
 use units::{
     Name, Ns,
     limits::{
-        SHARES_EPOCH_DEFAULT, SHARES_EPOCH_MAX, SHARES_EPOCH_MIN, LINK_MB_S_MAX, LOCAL_MIB_PER_HOST_MAX, TENANTS_PER_HOST_MAX,
-        WEIGHT_MAX, WEIGHT_MIN, is_weight,
+        LINK_MB_S_MAX, LOCAL_MIB_PER_HOST_MAX, SHARES_EPOCH_DEFAULT, SHARES_EPOCH_MAX, SHARES_EPOCH_MIN,
+        TENANTS_PER_HOST_MAX, WEIGHT_MAX, WEIGHT_MIN, is_weight,
     },
 };
 
-use super::reader::{Field, Section};
+use config_file::{Field, Section};
 
 /// Settings of Symbiosis.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,17 +82,18 @@ pub struct TenantSettings {
 }
 
 pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<Symbiosis> {
-    let cgroups = section.required("cgroups", |field| field.path(base));
-    let memory_mib = section.required("memory_mib", |field| field.integer(1..=LOCAL_MIB_PER_HOST_MAX));
-    let bandwidth_mb_s = section.required("bandwidth_mb_s", |field| field.integer(1..=LINK_MB_S_MAX));
+    let cgroups = section.take_required("cgroups", |field| field.to_path(base));
+    let memory_mib =
+        section.take_required("memory_mib", |field| field.to_integer(1..=LOCAL_MIB_PER_HOST_MAX));
+    let bandwidth_mb_s = section.take_required("bandwidth_mb_s", |field| field.to_integer(1..=LINK_MB_S_MAX));
     let (min, max) = (SHARES_EPOCH_MIN.as_ms() / 1000, SHARES_EPOCH_MAX.as_ms() / 1000);
-    let epoch = section.optional("epoch_s", |field| field.integer(min..=max).map(Ns::secs));
-    let enforce = section.required("enforce", parse_enforce);
-    let remote = section.required("remote", |field| field.path(base));
-    let tenants = section.optional("tenants", |field| field.names(TENANTS_PER_HOST_MAX));
+    let epoch = section.take_optional("epoch_s", |field| field.to_integer(min..=max).map(Ns::secs));
+    let enforce = section.take_required("enforce", parse_enforce);
+    let remote = section.take_required("remote", |field| field.to_path(base));
+    let tenants = section.take_optional("tenants", |field| field.to_named_section(TENANTS_PER_HOST_MAX));
     section.reject_unknown_keys();
     let tenants = tenants?.map_or(Some(BTreeMap::new()), |tenants| {
-        tenants.named(|field| parse_tenant(field.read(Field::section)?, enforce, memory_mib))
+        tenants.read_named(|field| parse_tenant(field.read(Field::to_section)?, enforce, memory_mib))
     });
     Some(Symbiosis {
         cgroups: cgroups?,
@@ -111,18 +112,19 @@ fn parse_tenant(
     default: Option<Enforce>,
     memory_mib: Option<u64>,
 ) -> Option<TenantSettings> {
-    let weight = section.optional("weight", |field| {
-        let weight = field.number()?;
+    let weight = section.take_optional("weight", |field| {
+        let weight = field.to_number()?;
         let rule = || format!("must be from {WEIGHT_MIN} to {WEIGHT_MAX}");
         is_weight(weight).then_some(weight).ok_or_else(rule)
     });
-    let least_mib = section.optional("least_mib", |field| match (field.integer(0..=u64::MAX)?, memory_mib) {
-        (least, Some(memory)) if least > memory => {
-            Err(format!("must be at most symbiosis.memory_mib ({memory})"))
-        }
-        (least, _) => Ok(least),
-    });
-    let enforce = section.optional("enforce", parse_enforce);
+    let least_mib =
+        section.take_optional("least_mib", |field| match (field.to_integer(0..=u64::MAX)?, memory_mib) {
+            (least, Some(memory)) if least > memory => {
+                Err(format!("must be at most symbiosis.memory_mib ({memory})"))
+            }
+            (least, _) => Ok(least),
+        });
+    let enforce = section.take_optional("enforce", parse_enforce);
     section.reject_unknown_keys();
     Some(TenantSettings {
         weight: weight?.unwrap_or(1.0),
@@ -132,7 +134,7 @@ fn parse_tenant(
 }
 
 fn parse_enforce(field: &Field<'_>) -> Result<Enforce, String> {
-    let text = field.str()?;
+    let text = field.as_str()?;
     let all = [Enforce::Swap, Enforce::Tiered, Enforce::Advise];
     let found = all.into_iter().find(|enforce| enforce.name() == text);
     found.ok_or_else(|| "must be swap, tiered or advise".to_owned())

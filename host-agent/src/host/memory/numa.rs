@@ -14,7 +14,10 @@ use std::{
 
 use units::{
     Fraction,
-    limits::{PAGES_PER_MOVE_CALL_MAX, SAMPLING_INTERVAL_PAGES, SAMPLED_MAPPINGS_PER_VM_MAX, SAMPLED_PAGES_PER_VM_MAX},
+    limits::{
+        PAGES_PER_MOVE_CALL_MAX, SAMPLED_MAPPINGS_PER_VM_MAX, SAMPLED_PAGES_PER_VM_MAX,
+        SAMPLING_INTERVAL_PAGES,
+    },
 };
 use vm_memory::{FileOffset, MmapRegion};
 

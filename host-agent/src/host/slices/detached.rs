@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use units::limits::{SLICE_STEP_TIMEOUT, HUNG_SLICES_PER_REGION_MAX};
+use units::limits::{HUNG_SLICES_PER_REGION_MAX, SLICE_STEP_TIMEOUT};
 
 use super::{SliceError, SysfsError};
 
