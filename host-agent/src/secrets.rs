@@ -2,13 +2,14 @@
 //! token or key that other users can access is rejected.
 
 use std::{
-    fs::{self, File},
-    io::{self, Read as _},
+    fs::File,
+    io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+use units::limits::{PEM_FILE_BYTES_MAX, TOKEN_FILE_BYTES_MAX};
 
 use crate::config::{Config, Tls};
 
@@ -118,13 +119,12 @@ pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
 /// Returns the contents and the mode of a file of `[tls]`.
 fn read_tls_file(field: &'static str, path: &Path) -> Result<(Vec<u8>, u32), TlsFileError> {
     let failed = |errno| TlsFileError::Read { field, path: path.to_owned(), errno };
-    let mut file = File::open(path).map_err(failed)?;
+    let file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
         return Err(TlsFileError::Directory { field, path: path.to_owned() });
     }
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(failed)?;
+    let bytes = config_file::read_limited(file, PEM_FILE_BYTES_MAX).map_err(failed)?;
     Ok((bytes, metadata.mode() & MODE_MASK))
 }
 
@@ -141,7 +141,8 @@ pub fn read_secrets(config: &Config) -> Result<Option<String>, SecretsError> {
 
 fn read_token(path: &Path) -> Result<String, SecretsError> {
     let failed = |errno| SecretsError::Read { path: path.to_owned(), errno };
-    let metadata = fs::metadata(path).map_err(failed)?;
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
         return Err(SecretsError::Directory { path: path.to_owned() });
     }
@@ -149,7 +150,8 @@ fn read_token(path: &Path) -> Result<String, SecretsError> {
     if mode & OTHERS_MODE != 0 {
         return Err(SecretsError::TokenAccessible { path: path.to_owned(), mode });
     }
-    let token = fs::read_to_string(path).map_err(failed)?.trim().to_owned();
+    let contents = config_file::read_limited(file, TOKEN_FILE_BYTES_MAX).map_err(failed)?;
+    let token = String::from_utf8_lossy(&contents).trim().to_owned();
     let well_formed =
         (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic());
     if well_formed { Ok(token) } else { Err(SecretsError::NotAToken { path: path.to_owned() }) }

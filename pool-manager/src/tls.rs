@@ -1,7 +1,8 @@
 //! Loads and checks the manager's certificate and key, and the certificate authority of clients.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -13,6 +14,7 @@ use tokio_rustls::rustls::{
     self, RootCertStore, ServerConfig, crypto::ring, server::VerifierBuilderError,
     server::WebPkiClientVerifier,
 };
+use units::limits::PEM_FILE_BYTES_MAX;
 use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 use crate::config::Tls;
@@ -114,7 +116,8 @@ fn unusable_error(field: &'static str, path: &Path, rule: impl ToString) -> TlsE
 }
 
 fn read_file(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|errno| TlsError::Read { field, path: path.to_owned(), errno })
+    let contents = File::open(path).and_then(|file| config_file::read_limited(file, PEM_FILE_BYTES_MAX));
+    contents.map_err(|errno| TlsError::Read { field, path: path.to_owned(), errno })
 }
 
 fn read_certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
-use units::Name;
+use units::{Name, limits::TOKEN_FILE_BYTES_MAX};
 
 use crate::{config::Host, hex, role::Role};
 
@@ -144,7 +144,8 @@ fn read_token(path: &Path, file: File) -> Result<String, TokenError> {
     if mode & GROUP_AND_OTHERS_MODE_BITS != 0 {
         return Err(TokenError::Permissions { path: path.to_owned(), mode });
     }
-    let text = io::read_to_string(file).map_err(io_error("read", path))?;
+    let contents = config_file::read_limited(file, TOKEN_FILE_BYTES_MAX).map_err(io_error("read", path))?;
+    let text = String::from_utf8_lossy(&contents);
     let token = text.trim_end();
     hex::parse_sha256(token).ok_or_else(|| TokenError::Malformed { path: path.to_owned() })?;
     Ok(token.to_owned())

@@ -16,10 +16,8 @@ use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
-use units::{Name, Ns};
+use units::{Name, Ns, limits::SERVICE_CONFIG_BYTES_MAX};
 
-/// Maximum size of a configuration file in bytes. The largest racks need less than 1 MiB.
-const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Maximum number of characters of an invalid value in a message.
 const SHOWN_VALUE_CHARS_MAX: usize = 80;
 
@@ -60,13 +58,23 @@ fn list_violations(path: &Path, violations: &[Violation]) -> String {
 pub fn load<T>(path: &Path, read: impl FnOnce(Section<'_>, &Path) -> Option<T>) -> Result<T, ConfigError> {
     let failed = |errno| ConfigError::Read { path: path.to_owned(), errno };
     let invalid = |violation| ConfigError::Invalid { path: path.to_owned(), violations: vec![violation] };
-    let mut contents = Vec::new();
     let file = File::open(path).map_err(failed)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut contents).map_err(failed)?;
-    if contents.len() as u64 > FILE_BYTES_MAX {
-        return Err(invalid(Violation::of_file(format!("must have at most {FILE_BYTES_MAX} bytes"))));
-    }
+    let contents = read_limited(file, SERVICE_CONFIG_BYTES_MAX).map_err(failed)?;
     parse(decode(&contents).map_err(invalid)?, path, read)
+}
+
+/// Reads a file of at most `max` bytes.
+///
+/// # Errors
+/// [`io::ErrorKind::FileTooLarge`] if the file is larger, or another error of the operating system.
+pub fn read_limited(file: File, max: usize) -> io::Result<Vec<u8>> {
+    let mut contents = Vec::new();
+    file.take(max as u64 + 1).read_to_end(&mut contents)?;
+    if contents.len() > max {
+        let message = format!("must have at most {max} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(contents)
 }
 
 /// Reads the contents of a configuration file, like [`load`]. `path` is the path of the file.
@@ -104,12 +112,6 @@ pub struct Violation {
     pub value: Option<String>,
     /// Rule that the field violates, such as "is missing".
     pub rule: String,
-}
-
-impl Violation {
-    fn of_file(rule: String) -> Self {
-        Self { line: None, field: String::new(), value: None, rule }
-    }
 }
 
 impl Display for Violation {
