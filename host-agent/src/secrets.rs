@@ -159,6 +159,8 @@ fn read_token(path: &Path) -> Result<String, SecretsError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn config(dir: &Path, has_tls: bool) -> Config {

@@ -391,7 +391,7 @@ mod tests {
         let online = ObservedState { online: (0..8).map(holding).collect(), ..ObservedState::default() };
         assert_eq!(online.into_parts(4).len(), 2);
         let vms = ObservedState { vms: [running(1), running(2)].into(), ..ObservedState::default() };
-        assert_eq!(vms.into_parts(1).len(), 2, "a VM counts as two facts and is not split");
+        assert_eq!(vms.into_parts(1).len(), 2, "a VM counts as two entries and is not split");
     }
 
     #[test]

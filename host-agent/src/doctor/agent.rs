@@ -25,9 +25,9 @@ const REQUIRED_CAPABILITIES: [(u32, &str); 7] = [
 
 /// Process identifiers of the agents that run on this machine.
 pub(super) struct Agents {
-    /// Agent that locked the `runtime_dir` of host.toml.
+    /// PID of the agent that locked the `runtime_dir` of host.toml, if any.
     ours: Option<u32>,
-    /// All other agents.
+    /// PIDs of all other agents.
     others: Vec<u32>,
 }
 

@@ -23,9 +23,9 @@ use crate::host::{
 
 /// Divisor of the epoch that gives the time limit for reading DAMON's results.
 const RESULT_TIME_DIVISOR: u32 = 4;
-/// Maximum ratio of the memory that DAMON reports as accessed to the memory with samples. Above
-/// this ratio, samples are not used, because they do not show most of the accessed memory, for
-/// example the memory of a guest.
+/// Maximum ratio of the memory that DAMON reports as accessed to the memory in which the processor
+/// sampled accesses. Above this ratio, the samples are discarded, because they miss most of the
+/// accessed memory. For example, the host cannot sample the accesses of a guest.
 const UNDERSAMPLING_RATIO_MAX: u64 = 16;
 
 /// Monitor of the page accesses of all tenants.

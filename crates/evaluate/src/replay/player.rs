@@ -265,7 +265,8 @@ fn join_result<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Fai
 
 #[expect(clippy::cast_precision_loss, reason = "means of sizes and times need no more than 52 bits")]
 impl StrandedMemory {
-    /// Adds the time since the last event, and sets the stranded memory from `at` on.
+    /// Accumulates the stranded memory of the time since the last event. From `at` on, the stranded
+    /// memory is `now`.
     fn advance(&mut self, at: Ns, now: Bytes) {
         let seconds = at.since(self.since).0 as f64 / 1e9;
         self.byte_seconds += self.now.get() as f64 * seconds;

@@ -106,7 +106,7 @@ pub enum DeviceFailure {
 /// Error of a grant or revocation that concerns only one slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceError {
-    /// Description by the driver.
+    /// Error message of the device driver.
     pub message: String,
     /// `errno`, if the error came from the operating system.
     pub errno: Option<i32>,

@@ -55,11 +55,14 @@ fn fractional_gb_is_rounded_to_whole_mib() {
 #[test]
 fn malformed_row_error_names_line_column_value_and_rule() {
     let cases = [
-        ("a,0,1,0,1", "line 3: cores = \"0\": must be a whole number"),
-        ("a,0,1,-1,1", "line 3: cores = \"-1\": must be a whole number"),
-        ("a,0,1,99999999999,1", "line 3: cores = \"99999999999\": must be a whole number"),
-        ("a,0,1,2.5,1", "line 3: cores = \"2.5\": must be a whole number"),
-        ("a,0,1,,1", "line 3: cores = \"\": must be a whole number"),
+        ("a,0,1,0,1", "line 3: cores = \"0\": must be a whole number of cores from 1 to 4096"),
+        ("a,0,1,-1,1", "line 3: cores = \"-1\": must be a whole number of cores from 1 to 4096"),
+        (
+            "a,0,1,99999999999,1",
+            "line 3: cores = \"99999999999\": must be a whole number of cores from 1 to 4096",
+        ),
+        ("a,0,1,2.5,1", "line 3: cores = \"2.5\": must be a whole number of cores from 1 to 4096"),
+        ("a,0,1,,1", "line 3: cores = \"\": must be a whole number of cores from 1 to 4096"),
         ("a,0,1,1,0", "line 3: mem_gb = \"0\": must be a number of GB"),
         ("a,0,1,1,nan", "line 3: mem_gb = \"nan\": must be a number of GB"),
         ("a,0,1,1,1e9", "line 3: mem_gb = \"1e9\": must be a number of GB"),

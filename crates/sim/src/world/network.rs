@@ -50,7 +50,7 @@ struct Session {
     boot: u64,
     /// Sum of the desired states sent so far.
     sent: Option<DesiredState>,
-    /// Scrubs in all desired states sent so far.
+    /// Scrub requests in all desired states sent so far.
     scrubs: BTreeSet<Holding>,
 }
 

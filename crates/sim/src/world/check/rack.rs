@@ -66,8 +66,8 @@ impl GroundTruth {
         slots.map(freed).collect()
     }
 
-    /// Returns a description of a slice or reservation in use that a change of the rack removes, if
-    /// any.
+    /// Returns a description of the first slice or reservation that a rack change removes although it
+    /// is in use, if any.
     fn find_removed_in_use(&self, record: &Record, batch: &[Record]) -> Option<String> {
         let slots = self.slots_after(batch);
         let mut held = slots.iter().filter_map(|(slice, slot)| Some((*slice, holder(slot)?)));
