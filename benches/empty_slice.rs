@@ -12,7 +12,7 @@ use std::{
 };
 
 use benches::report::{Rounds, format_ratio, format_table};
-use host_agent::host::memory::{mapped::Mapped, throttle::Throttle};
+use host_agent::host::memory::{mapped::MappedMemory, throttle::Throttle};
 use rustix::fs::{MemfdFlags, memfd_create};
 use units::SLICE;
 use vm_memory::{FileOffset, MmapRegion};
@@ -25,7 +25,7 @@ fn main() {
     let bytes = usize::try_from(SLICE.get()).expect("usize has 64 bits");
     let file_offset = FileOffset::new(file.try_clone().expect("a descriptor is free"), 0);
     let (mapping, memset_mapping) = (
-        Mapped::map(&file, SLICE.get()).expect("memory can be mapped"),
+        MappedMemory::map(&file, SLICE.get()).expect("memory can be mapped"),
         MmapRegion::from_file(file_offset, bytes).expect("memory can be mapped twice"),
     );
     let unlimited = Throttle::new(NonZeroU64::MAX);

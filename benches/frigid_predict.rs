@@ -19,7 +19,7 @@ use benches::{
     report::{Rounds, format_ratio, format_table},
 };
 use libloading::Library;
-use prediction::{frigid::FEATURES, import::lightgbm::Model};
+use prediction::{frigid::FEATURE_COUNT, import::lightgbm::Model};
 
 const ROUND_COUNT: usize = 7;
 /// Number of timed predictions in each round.
@@ -55,7 +55,7 @@ fn measure() -> Result<String, Failure> {
         .chunks_exact(8)
         .map(|number| f64::from_le_bytes(number.try_into().expect("a chunk has 8 bytes")));
     let numbers: Vec<f64> = numbers.collect();
-    let rows: Vec<&[f64]> = numbers.chunks_exact(FEATURES).collect();
+    let rows: Vec<&[f64]> = numbers.chunks_exact(FEATURE_COUNT).collect();
     let tarn_model = Model::read(&text).map_err(|failure| Failure::UnexpectedReply {
         subject: "a model of LightGBM".to_owned(),
         reply: failure.to_string(),
@@ -101,7 +101,7 @@ impl PythonEnvironment {
     fn run(&self, mode: &str, folder: &Path) -> Result<String, Failure> {
         let program = self.0.join("bin/python");
         let mut command = Command::new(&program);
-        command.arg(TRAIN_SCRIPT).arg(mode).arg(folder).arg(FEATURES.to_string());
+        command.arg(TRAIN_SCRIPT).arg(mode).arg(folder).arg(FEATURE_COUNT.to_string());
         let output = command.output().map_err(|source| Failure::Start { program, source })?;
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         match output.status.success() {
@@ -169,7 +169,7 @@ impl LightGbm {
         // SAFETY: the function type matches the declaration in LightGBM's c_api.h.
         let predict: PredictFn =
             *unsafe { library.get(b"LGBM_BoosterPredictForMatSingleRowFast") }.map_err(failure)?;
-        let features = i32::try_from(FEATURES).expect("a row has few numbers");
+        let features = i32::try_from(FEATURE_COUNT).expect("a row has few numbers");
         // SAFETY: the path ends with NUL, and both out pointers are valid for writes.
         let created = unsafe { create(path.as_ptr(), &raw mut trees, &raw mut booster) };
         // SAFETY: the booster was created (code 0), the parameters end with NUL, and the out
@@ -200,7 +200,7 @@ impl LightGbm {
     }
 
     fn predict(&mut self, row: &[f64]) -> f64 {
-        assert_eq!(row.len(), FEATURES);
+        assert_eq!(row.len(), FEATURE_COUNT);
         let (mut length, mut prediction) = (0, f64::NAN);
         // SAFETY: `fast_config` was prepared for rows of this length and returns one number per
         // row. Only one thread uses it.

@@ -71,7 +71,7 @@ impl Drop for PreviousSetting {
 
 /// Measurements with one setting, in TSC ticks per access.
 #[derive(Default)]
-struct Ticks {
+struct AccessTicks {
     first_write: Rounds,
     random_read: Rounds,
 }
@@ -92,7 +92,7 @@ async fn measure(rounds: u32) -> Result<String, Failure> {
     write_available_memory()?;
     let previous = PreviousSetting::read()?;
     let settings = ["never", "advise"];
-    let mut all = [Ticks::default(), Ticks::default()];
+    let mut all = [AccessTicks::default(), AccessTicks::default()];
     for _ in 0..rounds {
         for (setting, ticks) in settings.iter().zip(&mut all) {
             fs::write(SHMEM_ENABLED_PATH, setting)
@@ -136,7 +136,7 @@ fn write_available_memory() -> Result<(), Failure> {
     Ok(())
 }
 
-impl Ticks {
+impl AccessTicks {
     #[expect(clippy::cast_precision_loss, reason = "for a ratio")]
     fn add(&mut self, write: u64, read: u64) {
         self.first_write.add(write as f64 / WRITE_COUNT);

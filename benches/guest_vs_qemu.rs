@@ -96,7 +96,7 @@ fn measure_in_host(rounds: u32, should_continue: impl Fn() -> bool) -> Result<St
     let first = dir.path().join("first");
     std::fs::write(&first, guests::patch_first_instructions(kernel))
         .map_err(Failure::file_error("write", &first))?;
-    host.add_copy(&first, guests::FIRST_INSTRUCTION_KERNEL)?;
+    host.add_file_copy(&first, guests::FIRST_INSTRUCTION_KERNEL)?;
     host.add_guest_initrd("initrd", &Initrd::for_guest(&artifacts, KERNEL, guests::FIRST_PROGRAM_SCRIPT)?)?;
     let output = host.run(|line| eprintln!("{line}"), should_continue)?;
     let measurements: Vec<Measurement> = output

@@ -34,7 +34,7 @@ fn main() {
 /// Returns a ledger in which half of the slices are reserved.
 fn half_used_ledger() -> Ledger {
     let mut ledger = Ledger::new(Meta::new("bench".to_owned()));
-    let change = ledger.decide_configure(now(), &rack()).expect("the rack is within all limits");
+    let change = ledger.decide_configuration(now(), &rack()).expect("the rack is within all limits");
     ledger.apply(change);
     for number in 0..RESERVATION_COUNT {
         let decision = ledger.decide_reserve(now(), reserve_request(number, SLICES_PER_RESERVATION));

@@ -20,7 +20,7 @@ use pool::{
     ledger::Reserve,
     manager::{Event, Request},
     record::Fence,
-    slice::{Drain, Owner, Quarantine, Scrub, State},
+    slice::{DrainStage, Owner, Quarantine, Scrub, State},
 };
 use pool_manager::plan::{self, Split};
 use rack::{InitialState, RackSize, SimulatedRack, name, request_key};
@@ -36,8 +36,8 @@ const EMC_COUNTS: [u32; 3] = [4, 16, 64];
 const SLICE_COUNTS: [u32; 3] = [1024, 16_384, 65_536];
 /// Measured numbers of slices in use. The largest number leaves free slices for the measured
 /// reservations.
-const FILLED_SLICES: [u32; 3] = [1024, 16_384, 60_000];
-/// Number of slices of each VM in the racks with [`FILLED_SLICES`] slices in use. An odd number
+const FILLED_SLICE_COUNTS: [u32; 3] = [1024, 16_384, 60_000];
+/// Number of slices of each VM in the racks with [`FILLED_SLICE_COUNTS`] slices in use. An odd number
 /// spreads the VMs evenly over the hosts. The number is large enough to stay within the limit of
 /// VMs per host.
 const FILLED_VM_SLICES: u32 = 15;
@@ -48,38 +48,42 @@ const EVENT_COUNT: u64 = 200;
 const UPKEEP_ROUNDS: usize = 16;
 
 fn main() {
-    sweep("tick_hosts", HOST_COUNTS, |hosts| measure_tick(&mut idle_rack(hosts)));
-    sweep("heartbeat_hosts", HOST_COUNTS, |hosts| measure_heartbeat(&mut idle_rack(hosts)));
-    sweep("plan_offers_hosts", HOST_COUNTS, |hosts| measure_plan_offers(&idle_rack(hosts)));
-    sweep("tick_unanswered_hosts", HOST_COUNTS, |hosts| measure_tick(&mut rack_with_pending_orders(hosts)));
-    sweep("tick_unfenced_hosts", HOST_COUNTS, |hosts| measure_tick(&mut rack_with_unfenced_hosts(hosts)));
-    sweep("heartbeat_unfenced_connected_hosts", HOST_COUNTS, |hosts| {
+    measure_sizes("tick_hosts", HOST_COUNTS, |hosts| measure_tick(&mut idle_rack(hosts)));
+    measure_sizes("heartbeat_hosts", HOST_COUNTS, |hosts| measure_heartbeat(&mut idle_rack(hosts)));
+    measure_sizes("plan_offers_hosts", HOST_COUNTS, |hosts| measure_plan_offers(&idle_rack(hosts)));
+    measure_sizes("tick_unanswered_hosts", HOST_COUNTS, |hosts| {
+        measure_tick(&mut rack_with_pending_orders(hosts))
+    });
+    measure_sizes("tick_unfenced_hosts", HOST_COUNTS, |hosts| {
+        measure_tick(&mut rack_with_unfenced_hosts(hosts))
+    });
+    measure_sizes("heartbeat_unfenced_connected_hosts", HOST_COUNTS, |hosts| {
         measure_heartbeat(&mut rack_with_reconnected_hosts(hosts))
     });
-    sweep("tick_held_slices", SLICE_COUNTS, |slices| {
+    measure_sizes("tick_held_slices", SLICE_COUNTS, |slices| {
         measure_tick(
             &mut SimulatedRack::new(InitialState::with_used_slices(LARGEST_SIZE, slices, 8)).into_settled(),
         )
     });
-    sweep("tick_quarantined_slices", SLICE_COUNTS, |slices| {
+    measure_sizes("tick_quarantined_slices", SLICE_COUNTS, |slices| {
         measure_tick(&mut rack_with_quarantined_slices(slices))
     });
-    sweep("compare_emc_held_slices", SLICE_COUNTS, measure_emc_comparison);
-    sweep("choose_scrubbers_emcs", EMC_COUNTS, measure_scrubber_choice);
-    sweep("choose_scrubbers_none_free_emcs", EMC_COUNTS, |emcs| {
+    measure_sizes("compare_emc_held_slices", SLICE_COUNTS, measure_emc_comparison);
+    measure_sizes("choose_scrubbers_emcs", EMC_COUNTS, measure_scrubber_choice);
+    measure_sizes("choose_scrubbers_none_free_emcs", EMC_COUNTS, |emcs| {
         measure_tick(&mut rack_without_idle_scrubbers(emcs))
     });
-    sweep("release_restored_slices", SLICE_COUNTS, measure_restored_release);
-    sweep("ready_vm_slices", VM_SLICE_COUNTS, measure_ready_vm);
+    measure_sizes("release_restored_slices", SLICE_COUNTS, measure_restored_release);
+    measure_sizes("ready_vm_slices", VM_SLICE_COUNTS, measure_ready_vm);
     reports::measure();
     lists::measure();
-    sweep("reserve_until_ready_held_slices", FILLED_SLICES, measure_reserve_until_ready);
-    sweep("reserve_longest_event_held_slices", FILLED_SLICES, measure_longest_reserve_event);
+    measure_sizes("reserve_until_ready_held_slices", FILLED_SLICE_COUNTS, measure_reserve_until_ready);
+    measure_sizes("reserve_longest_event_held_slices", FILLED_SLICE_COUNTS, measure_longest_reserve_event);
 }
 
 /// Runs `measure` for each size, and prints the times and their growth exponent. Skips `name` if it
 /// contains none of the substrings in the command-line arguments.
-fn sweep(name: &str, sizes: [u32; 3], measure: impl Fn(u32) -> f64) {
+fn measure_sizes(name: &str, sizes: [u32; 3], measure: impl Fn(u32) -> f64) {
     let mut filters = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).peekable();
     if filters.peek().is_some() && !filters.any(|part| name.contains(&part)) {
         return;
@@ -161,7 +165,7 @@ fn rack_with_pending_orders(hosts: u32) -> SimulatedRack {
             .into_settled();
     for turn in 0..2 {
         for host in 0..hosts {
-            rack.submit(reserve(&format!("change-{turn}-{host}"), host, 1, None));
+            rack.submit_request(reserve(&format!("change-{turn}-{host}"), host, 1, None));
         }
         while rack.complete_store_batch() || rack.complete_device_calls() {}
         rack.advance(Ns::ms(20));
@@ -174,7 +178,7 @@ fn rack_with_pending_orders(hosts: u32) -> SimulatedRack {
 fn rack_with_unfenced_hosts(hosts: u32) -> SimulatedRack {
     let size = RackSize { hosts, ..LARGEST_SIZE };
     let fence = Fence::Fencing { powered_off: false };
-    let state = |owner| State::Draining(owner, Drain::Host { force: false });
+    let state = |owner| State::Draining(owner, DrainStage::Host { force: false });
     let start = InitialState {
         fence,
         state,
@@ -276,7 +280,7 @@ fn measure_restored_release(slices: u32) -> f64 {
 fn measure_ready_vm(slices: u32) -> f64 {
     let size = RackSize { hosts: 16, emcs: 4, slices: 65_536 };
     let mut rack = SimulatedRack::new(InitialState::with_used_slices(size, 0, 0)).into_settled();
-    rack.submit(reserve("large", 0, slices, Some(Ns::secs(300))));
+    rack.submit_request(reserve("large", 0, slices, Some(Ns::secs(300))));
     rack.settle();
     assert_eq!(rack.replies, 1, "the waiting caller must get exactly one reply");
     longest_us(rack.take_times()) / f64::from(slices)
@@ -290,7 +294,7 @@ fn rack_with_small_hosts(slices: u32) -> SimulatedRack {
 fn reserve_one_by_one(rack: &mut SimulatedRack) -> Vec<Duration> {
     rack.take_times();
     for number in 0..EVENT_COUNT {
-        rack.submit(reserve(&format!("one-{number}"), (number % 4) as u32, 1, None));
+        rack.submit_request(reserve(&format!("one-{number}"), (number % 4) as u32, 1, None));
         rack.settle();
     }
     rack.take_times()

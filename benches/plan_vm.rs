@@ -35,7 +35,7 @@ const CLIENT_COUNT: usize = 64;
 const CONNECTION_COUNT: usize = 8;
 const GIB: u64 = 1 << 30;
 /// Public tables: path in the folder of public data, and layout.
-const TABLES: [(&str, Layout); 2] = [
+const SAMPLE_TABLES: [(&str, Layout); 2] = [
     ("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek),
     ("task-memory/nfcore-sizey/tasks.csv.gz", Layout::NfcoreTasks),
 ];
@@ -72,21 +72,21 @@ async fn main() -> ExitCode {
 
 /// Throughput and latency of one kind of load, in each round.
 #[derive(Debug, Default)]
-struct Series {
-    per_second: Rounds,
+struct PlanSeries {
+    writes_per_second: Rounds,
     p50_us: Rounds,
     p99_us: Rounds,
 }
 
-impl Series {
+impl PlanSeries {
     fn add(&mut self, outcome: &Outcome) {
-        self.per_second.add(outcome.per_second());
+        self.writes_per_second.add(outcome.writes_per_second());
         self.p50_us.add(outcome.quantile_us(0.5));
         self.p99_us.add(outcome.quantile_us(0.99));
     }
 
     fn row(&self, name: &str) -> Vec<String> {
-        vec![name.to_owned(), self.per_second.summary(), self.p50_us.summary(), self.p99_us.summary()]
+        vec![name.to_owned(), self.writes_per_second.summary(), self.p50_us.summary(), self.p99_us.summary()]
     }
 }
 
@@ -107,7 +107,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
     let model = model.map_err(Failure::rejection("train a model"))?.into_inner();
     let training = start.elapsed();
     let requests: Vec<wire::PlanVmRequest> = samples.iter().map(plan_request).collect();
-    let (mut fixed, mut by_model) = (Series::default(), Series::default());
+    let (mut fixed, mut by_model) = (PlanSeries::default(), PlanSeries::default());
     for round in 0..=args.rounds {
         let without = measure_plans(&channels, &requests, args).await?;
         let request = wire::PromoteModelRequest { kind, version: model.version, validate_only: false };
@@ -167,7 +167,7 @@ fn load_samples() -> Vec<VmSample> {
         )
     };
     let public: Vec<VmSample> =
-        TABLES.into_iter().flat_map(table).filter(|sample| sample.is_trusted).collect();
+        SAMPLE_TABLES.into_iter().flat_map(table).filter(|sample| sample.is_trusted).collect();
     if public.is_empty() { shift_to_now(generate_samples()) } else { public }
 }
 
@@ -236,8 +236,8 @@ fn format_report(
     args: &Args,
     disk: &Disk,
     (rows, training): (u64, Duration),
-    fixed: &Series,
-    by_model: &Series,
+    fixed: &PlanSeries,
+    by_model: &PlanSeries,
 ) -> String {
     let rows_of_table = [fixed.row("fixed share"), by_model.row("model")];
     let ratio_of_medians = |ours: &Rounds, theirs: &Rounds| ours.median() / theirs.median();
@@ -250,7 +250,7 @@ fn format_report(
         training.as_secs_f64(),
         format_ratio(
             "plan_64_throughput_vs_fixed_share",
-            ratio_of_medians(&by_model.per_second, &fixed.per_second)
+            ratio_of_medians(&by_model.writes_per_second, &fixed.writes_per_second)
         ),
         format_ratio("plan_64_p99_vs_fixed_share", ratio_of_medians(&fixed.p99_us, &by_model.p99_us)),
     )

@@ -15,7 +15,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use benches::{
     disk::Disk,
-    etcd::{Etcd, TwoPuts},
+    etcd::{Etcd, TwoPutWriter},
     failure::Failure,
     load::{self, LoadLimits, Outcome},
     loopback::connect,
@@ -34,7 +34,7 @@ const ROUND_RACK_FRACTION: f64 = 0.75;
 /// Maximum number of slices that a round reserves if each call waits until its slice is online.
 const READY_WRITES_MAX: u64 = 4096;
 /// Number of concurrent clients in the loads with many clients.
-const MANY_CLIENTS: usize = 64;
+const MANY_CLIENT_COUNT: usize = 64;
 
 /// Compare durable reservations with transactions of etcd
 #[derive(Debug, Parser)]
@@ -58,14 +58,14 @@ struct Args {
     taken: Vec<u32>,
     /// Measure only this part, for profiling, without ratios in the report
     #[arg(long)]
-    only: Option<Part>,
+    only: Option<BenchmarkPart>,
     /// Flag that cargo passes to benchmarks, without effect
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Part {
+enum BenchmarkPart {
     Etcd,
     Tarn,
     Taken,
@@ -78,22 +78,23 @@ async fn main() -> ExitCode {
 }
 
 async fn measure(args: &Args) -> Result<String, Failure> {
-    let programs = if args.only == Some(Part::Etcd) { None } else { Some(Programs::find_or_build()?) };
+    let programs =
+        if args.only == Some(BenchmarkPart::Etcd) { None } else { Some(Programs::find_or_build()?) };
     let disk = Disk::new(&args.dir.clone().map_or_else(target_folder, Ok)?)?;
     let mut report = String::new();
-    if args.only != Some(Part::Taken) {
-        report += &compare(args, programs.as_ref(), &disk).await?;
+    if args.only != Some(BenchmarkPart::Taken) {
+        report += &compare_with_etcd(args, programs.as_ref(), &disk).await?;
     }
-    if let Some(programs) = programs.filter(|_| args.only.is_none_or(|part| part == Part::Taken)) {
+    if let Some(programs) = programs.filter(|_| args.only.is_none_or(|part| part == BenchmarkPart::Taken)) {
         report += &fill_level::measure(args, &programs, &disk).await?;
     }
     Ok(report)
 }
 
 /// Measures etcd and Tarn in turns, and returns the report.
-async fn compare(args: &Args, programs: Option<&Programs>, disk: &Disk) -> Result<String, Failure> {
+async fn compare_with_etcd(args: &Args, programs: Option<&Programs>, disk: &Disk) -> Result<String, Failure> {
     let etcd = match args.only {
-        Some(Part::Tarn) => None,
+        Some(BenchmarkPart::Tarn) => None,
         _ => Some(Etcd::start(&disk.create_folder("etcd")?, disk.path()).await?),
     };
     let rack = match programs {
@@ -110,8 +111,8 @@ async fn compare(args: &Args, programs: Option<&Programs>, disk: &Disk) -> Resul
 
 /// Throughput, latency and CPU time of one kind of load, in each round.
 #[derive(Debug, Default)]
-struct Series {
-    per_second: Rounds,
+struct LoadSeries {
+    writes_per_second: Rounds,
     p50_us: Rounds,
     p99_us: Rounds,
     server_cpu_us: Rounds,
@@ -122,14 +123,14 @@ struct Series {
 /// CPU times of the server, of all agents, and of the clients, in this order.
 type CpuTimes = [Duration; 3];
 
-/// Headings of the columns of [`Series::row`]. CPU time is per write, and includes all threads of a
+/// Headings of the columns of [`LoadSeries::row`]. CPU time is per write, and includes all threads of a
 /// process.
 const COLUMN_HEADINGS: [&str; 7] =
     ["min-median-max", "writes/s", "p50 us", "p99 us", "server cpu us", "agents cpu us", "clients cpu us"];
 
-impl Series {
+impl LoadSeries {
     fn add(&mut self, outcome: &Outcome, before: CpuTimes, after: CpuTimes) {
-        self.per_second.add(outcome.per_second());
+        self.writes_per_second.add(outcome.writes_per_second());
         self.p50_us.add(outcome.quantile_us(0.50));
         self.p99_us.add(outcome.quantile_us(0.99));
         let per_write = |part: usize| {
@@ -142,7 +143,7 @@ impl Series {
 
     fn row(&self, name: &str) -> Vec<String> {
         let cells = [
-            &self.per_second,
+            &self.writes_per_second,
             &self.p50_us,
             &self.p99_us,
             &self.server_cpu_us,
@@ -158,14 +159,14 @@ struct Comparison<'a> {
     args: &'a Args,
     etcd: Option<(Etcd, Vec<ClientChannel>)>,
     rack: Option<(Rack, Vec<ClientChannel>)>,
-    etcd_1: Series,
-    etcd_64: Series,
-    tarn_1: Series,
-    tarn_64: Series,
-    ready_1: Series,
-    ready_64: Series,
-    rejected_1: Series,
-    rejected_64: Series,
+    etcd_1: LoadSeries,
+    etcd_64: LoadSeries,
+    tarn_1: LoadSeries,
+    tarn_64: LoadSeries,
+    ready_1: LoadSeries,
+    ready_64: LoadSeries,
+    rejected_1: LoadSeries,
+    rejected_64: LoadSeries,
 }
 
 impl<'a> Comparison<'a> {
@@ -204,8 +205,8 @@ impl<'a> Comparison<'a> {
     /// Runs a short load that is not measured, to warm up connections, caches and page tables.
     async fn warm_up(&mut self) -> Result<(), Failure> {
         let limits = LoadLimits { duration_max: Duration::from_millis(300), writes_max: READY_WRITES_MAX };
-        self.measure_etcd(MANY_CLIENTS, "warm", limits, |_| None).await?;
-        self.measure_tarn(MANY_CLIENTS, "warm", limits, false, |_| None).await
+        self.measure_etcd(MANY_CLIENT_COUNT, "warm", limits, |_| None).await?;
+        self.measure_tarn(MANY_CLIENT_COUNT, "warm", limits, false, |_| None).await
     }
 
     /// Measures all loads once. Even rounds start with etcd, odd rounds start with Tarn.
@@ -215,11 +216,13 @@ impl<'a> Comparison<'a> {
         for turn in [round, round + 1] {
             if turn % 2 == 0 {
                 self.measure_etcd(1, &name, limits, |comparison| Some(&mut comparison.etcd_1)).await?;
-                self.measure_etcd(MANY_CLIENTS, &name, limits, |comparison| Some(&mut comparison.etcd_64))
-                    .await?;
+                self.measure_etcd(MANY_CLIENT_COUNT, &name, limits, |comparison| {
+                    Some(&mut comparison.etcd_64)
+                })
+                .await?;
             } else {
                 self.measure_tarn(1, &name, limits, false, |comparison| Some(&mut comparison.tarn_1)).await?;
-                self.measure_tarn(MANY_CLIENTS, &name, limits, false, |comparison| {
+                self.measure_tarn(MANY_CLIENT_COUNT, &name, limits, false, |comparison| {
                     Some(&mut comparison.tarn_64)
                 })
                 .await?;
@@ -227,28 +230,33 @@ impl<'a> Comparison<'a> {
         }
         let limits = LoadLimits { writes_max: READY_WRITES_MAX, ..limits };
         self.measure_tarn(1, &name, limits, true, |comparison| Some(&mut comparison.ready_1)).await?;
-        self.measure_tarn(MANY_CLIENTS, &name, limits, true, |comparison| Some(&mut comparison.ready_64))
+        self.measure_tarn(MANY_CLIENT_COUNT, &name, limits, true, |comparison| {
+            Some(&mut comparison.ready_64)
+        })
+        .await?;
+        self.measure_rejected_requests(1, limits.duration_max, |comparison| &mut comparison.rejected_1)
             .await?;
-        self.measure_rejected(1, limits.duration_max, |comparison| &mut comparison.rejected_1).await?;
-        self.measure_rejected(MANY_CLIENTS, limits.duration_max, |comparison| &mut comparison.rejected_64)
-            .await
+        self.measure_rejected_requests(MANY_CLIENT_COUNT, limits.duration_max, |comparison| {
+            &mut comparison.rejected_64
+        })
+        .await
     }
 
     /// Measures calls that the manager rejects as invalid, before the calls reach the ledger or the
     /// disk.
-    async fn measure_rejected(
+    async fn measure_rejected_requests(
         &mut self,
         clients: usize,
         after: Duration,
-        series: impl Fn(&mut Self) -> &mut Series,
+        series: impl Fn(&mut Self) -> &mut LoadSeries,
     ) -> Result<(), Failure> {
         let Some((rack, channels)) = &self.rack else { return Ok(()) };
         let writers =
             (0..clients).map(|n| InvalidReserver::new(channels[n % channels.len()].clone())).collect();
-        let before = tarn_cpu(rack);
+        let before = rack_cpu_times(rack);
         let (outcome, _) =
             load::run(writers, LoadLimits { duration_max: after, writes_max: u64::MAX }).await?;
-        let after = tarn_cpu(rack);
+        let after = rack_cpu_times(rack);
         print_progress("tarn, rejected", clients, &outcome);
         series(self).add(&outcome, before, after);
         Ok(())
@@ -267,12 +275,12 @@ impl<'a> Comparison<'a> {
         clients: usize,
         round: &str,
         limits: LoadLimits,
-        series: impl Fn(&mut Self) -> Option<&mut Series>,
+        series: impl Fn(&mut Self) -> Option<&mut LoadSeries>,
     ) -> Result<(), Failure> {
         let Some((etcd, channels)) = &mut self.etcd else { return Ok(()) };
         let round = format!("{round}-{clients}");
         let writers =
-            (0..clients).map(|n| TwoPuts::new(channels[n % channels.len()].clone(), &round)).collect();
+            (0..clients).map(|n| TwoPutWriter::new(channels[n % channels.len()].clone(), &round)).collect();
         let before = [process::cpu_time(&etcd.process), Duration::ZERO, process::own_cpu_time()];
         let (outcome, _) = load::run(writers, limits).await?;
         etcd.process.check_running()?;
@@ -290,7 +298,7 @@ impl<'a> Comparison<'a> {
         round: &str,
         limits: LoadLimits,
         is_ready: bool,
-        series: impl Fn(&mut Self) -> Option<&mut Series>,
+        series: impl Fn(&mut Self) -> Option<&mut LoadSeries>,
     ) -> Result<(), Failure> {
         let Some((rack, channels)) = &mut self.rack else { return Ok(()) };
         let round = format!("{round}-{clients}-{}", if is_ready { "ready" } else { "assigned" });
@@ -352,9 +360,9 @@ impl<'a> Comparison<'a> {
             return String::new();
         }
         [
-            ratios("reserve_64_throughput", &self.tarn_64.per_second, &self.etcd_64.per_second),
+            ratios("reserve_64_throughput", &self.tarn_64.writes_per_second, &self.etcd_64.writes_per_second),
             ratios("reserve_64_p99", &self.etcd_64.p99_us, &self.tarn_64.p99_us),
-            ratios("reserve_1_throughput", &self.tarn_1.per_second, &self.etcd_1.per_second),
+            ratios("reserve_1_throughput", &self.tarn_1.writes_per_second, &self.etcd_1.writes_per_second),
         ]
         .concat()
     }
@@ -374,9 +382,9 @@ async fn reserve(
     writers: Vec<Reserver>,
     limits: LoadLimits,
 ) -> Result<MeasuredLoad, Failure> {
-    let before = tarn_cpu(rack);
+    let before = rack_cpu_times(rack);
     let (outcome, writers) = load::run(writers, limits).await?;
-    let after = tarn_cpu(rack);
+    let after = rack_cpu_times(rack);
     rack.check_running()?;
     let reserved = writers.into_iter().flat_map(|writer| writer.reserved).collect();
     rack.release_all_and_wait(channels, reserved).await?;
@@ -390,13 +398,16 @@ fn ratios(name: &str, numerator: &Rounds, denominator: &Rounds) -> String {
     format!("{ratio}\nrounds {name} {by_round}\n")
 }
 
-fn tarn_cpu(rack: &Rack) -> CpuTimes {
+fn rack_cpu_times(rack: &Rack) -> CpuTimes {
     let (manager, agents) = rack.cpu_times();
     [manager, agents, process::own_cpu_time()]
 }
 
 /// Prints the result of one load to standard error while the benchmark runs.
 fn print_progress(name: &str, clients: usize, outcome: &Outcome) {
-    let (per_second, p99) = (outcome.per_second(), outcome.quantile_us(0.99));
-    eprintln!("  {name}, {clients} client(s): {} writes, {per_second:.0}/s, p99 {p99:.0} us", outcome.writes);
+    let (writes_per_second, p99) = (outcome.writes_per_second(), outcome.quantile_us(0.99));
+    eprintln!(
+        "  {name}, {clients} client(s): {} writes, {writes_per_second:.0}/s, p99 {p99:.0} us",
+        outcome.writes
+    );
 }

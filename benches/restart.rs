@@ -23,7 +23,7 @@ use benches::{
 use clap::Parser;
 
 /// Goal for the time to the first reply, in milliseconds.
-const GOAL_MS: f64 = 200.0;
+const RESTART_GOAL_MS: f64 = 200.0;
 /// Maximum time from the start of a manager to its first reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between attempts to get a reply. Much shorter than the measured times, so that the
@@ -124,7 +124,8 @@ fn check_free_slices(args: &Args, slices_free: u32) -> Result<(), Failure> {
 }
 
 fn report(args: &Args, disk: &Disk, stopped: &Rounds, killed: &Rounds) -> String {
-    let row = |name: &str, times: &Rounds| vec![name.to_owned(), times.summary(), format!("{GOAL_MS}")];
+    let row =
+        |name: &str, times: &Rounds| vec![name.to_owned(), times.summary(), format!("{RESTART_GOAL_MS}")];
     let rows = [row("after SIGTERM", stopped), row("after SIGKILL", killed)];
     format!(
         "\nrestart with {} slices, {} reservations of {} slices; store on {}; {} rounds\n\n{}",

@@ -21,23 +21,23 @@ use clap::Parser;
 use emulated_host::rack::{Device, Plan, Rack, RackPlan};
 
 /// Goal for the rate of each operation, in bytes per second.
-const GOAL_BYTES_PER_S: f64 = 1e9;
+const CALL_GOAL_BYTES_PER_S: f64 = 1e9;
 /// Size of a slice in bytes.
 const SLICE_BYTES: f64 = (1u64 << 30) as f64;
 /// Number of slices of the device. Slices are added and removed one at a time.
 const SLICE_COUNT: u32 = 2;
 /// Memory that a VM writes to fill a slice, in MiB. Less than a slice, because the kernel reserves
 /// some memory of each node.
-const FILL_MIB: u32 = 960;
+const VM_FILL_MIB: u32 = 960;
 /// Memory that a running VM writes before another slice is removed, in MiB.
-const MOVE_MIB: u32 = 512;
+const MIGRATED_MIB: u32 = 512;
 /// Address at which the agent serves its metrics.
 const METRICS_ADDRESS: &str = "127.0.0.1:9751";
 /// Socket on which the agent provides memory.
 const HOST_MEMORY_SOCKET: &str = "/run/tarn-agent/host-memory.sock";
 /// Names of the agent's operations on a slice, in order of execution.
 const CALL_NAMES: [&str; 3] = ["online", "scrub", "offline"];
-const BACKENDS: [&str; 2] = ["dax", "memory_block"];
+const BACKEND_NAMES: [&str; 2] = ["dax", "memory_block"];
 /// Maximum duration of every wait and command. Long, because emulated hosts are slow.
 const TIMEOUT: Duration = Duration::from_secs(180);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(args: &Args) -> Result<String, Failure> {
-    let measured = BACKENDS.iter().map(|backend| Backend::measure(backend, args.rounds));
+    let measured = BACKEND_NAMES.iter().map(|backend| Backend::measure(backend, args.rounds));
     Ok(report(&measured.collect::<Result<Vec<_>, _>>()?))
 }
 
@@ -79,12 +79,12 @@ struct CallTimes {
 }
 
 impl CallTimes {
-    fn since(self, before: Self) -> Self {
+    fn delta_since(self, before: Self) -> Self {
         Self { seconds: self.seconds - before.seconds, count: self.count - before.count }
     }
 
     /// Returns the mean duration of a call in seconds.
-    fn mean_s(self) -> f64 {
+    fn mean_duration_s(self) -> f64 {
         self.seconds / self.count
     }
 }
@@ -108,7 +108,7 @@ impl Backend {
         let empty =
             rack.measure_calls(rounds, |rack, n| rack.add_and_remove_slice(&format!("empty{n}"), None))?;
         let full = rack.measure_calls(rounds, |rack, n| {
-            rack.add_and_remove_slice(&format!("full{n}"), Some(FILL_MIB))
+            rack.add_and_remove_slice(&format!("full{n}"), Some(VM_FILL_MIB))
         })?;
         let migrating = match name {
             "memory_block" => Some(rack.measure_calls(rounds, Self::remove_with_page_migration)?[2]),
@@ -123,11 +123,11 @@ impl Backend {
         let (first, second) = (format!("first{n}"), format!("stays{n}"));
         rack.reserve(&first)?;
         rack.reserve(&second)?;
-        rack.start_vm(&second, MOVE_MIB)?;
+        rack.start_vm(&second, MIGRATED_MIB)?;
         rack.tarn(&format!("release {first}"))?;
-        rack.wait_free(1)?;
+        rack.wait_slices_free(1)?;
         rack.end_vm(&second)?;
-        rack.wait_free(SLICE_COUNT)
+        rack.wait_slices_free(SLICE_COUNT)
     }
 }
 
@@ -161,7 +161,7 @@ impl SingleHostRack {
             work(self, round)?;
         }
         let after = self.call_times()?;
-        Ok(std::array::from_fn(|call| after[call].since(before[call])))
+        Ok(std::array::from_fn(|call| after[call].delta_since(before[call])))
     }
 
     /// Adds a slice for a VM, writes `fill_mib` MiB of it if given, and removes the slice.
@@ -174,7 +174,7 @@ impl SingleHostRack {
             }
             None => drop(self.tarn(&format!("release {vm}"))?),
         }
-        self.wait_free(SLICE_COUNT)
+        self.wait_slices_free(SLICE_COUNT)
     }
 
     fn reserve(&self, vm: &str) -> Result<(), Failure> {
@@ -198,7 +198,7 @@ impl SingleHostRack {
         self.run(&format!("kill $(cat /run/{vm}.sleep)")).map(drop)
     }
 
-    fn wait_free(&self, slices: u32) -> Result<(), Failure> {
+    fn wait_slices_free(&self, slices: u32) -> Result<(), Failure> {
         let free = || Ok(self.tarn("get slices")?.matches(" free ").count() == slices as usize);
         self.wait_until(&format!("{slices} free slices"), free)
     }
@@ -220,7 +220,7 @@ impl SingleHostRack {
     }
 
     fn run(&self, command: &str) -> Result<String, Failure> {
-        Ok(self.rack.hosts().as_slice()[0].run_within(command, TIMEOUT)?.text)
+        Ok(self.rack.hosts().as_slice()[0].run_with_timeout(command, TIMEOUT)?.text)
     }
 
     fn tarn(&self, arguments: &str) -> Result<String, Failure> {
@@ -240,14 +240,14 @@ impl SingleHostRack {
     fn call_times(&self) -> Result<BackendTimes, Failure> {
         let text = self.run(&format!("wget -q -O - http://{METRICS_ADDRESS}/metrics"))?;
         Ok(CALL_NAMES.map(|call| CallTimes {
-            seconds: parse_sample(&text, "sum", call),
-            count: parse_sample(&text, "count", call),
+            seconds: parse_metric_sample(&text, "sum", call),
+            count: parse_metric_sample(&text, "count", call),
         }))
     }
 }
 
 /// Returns a sample of the agent's histogram of call durations, or 0 before the first call.
-fn parse_sample(text: &str, of: &str, call: &str) -> f64 {
+fn parse_metric_sample(text: &str, of: &str, call: &str) -> f64 {
     let name = format!("tarn_agent_host_call_seconds_{of}{{");
     let label = format!("call=\"{call}\"");
     let line = text.lines().find(|line| line.starts_with(&name) && line.contains(&label));
@@ -264,7 +264,7 @@ fn report(backends: &[Backend]) -> String {
             states.into_iter().filter_map(|(state, call_times)| Some((state, call_times?)))
         {
             let cell = |calls: CallTimes| match calls.count > 0.0 {
-                true => format!("{:.3}", calls.mean_s()),
+                true => format!("{:.3}", calls.mean_duration_s()),
                 false => "-".to_owned(),
             };
             let mut row = vec![format!("{} {state}", backend.name)];
@@ -277,7 +277,7 @@ fn report(backends: &[Backend]) -> String {
         let name = backend.name;
         for (state, call_times) in [("empty", backend.empty), ("full", backend.full)] {
             for (call, calls) in CALL_NAMES.iter().zip(call_times) {
-                let ratio_to_goal = SLICE_BYTES / calls.mean_s() / GOAL_BYTES_PER_S;
+                let ratio_to_goal = SLICE_BYTES / calls.mean_duration_s() / CALL_GOAL_BYTES_PER_S;
                 let _ = writeln!(
                     text,
                     "{}",
@@ -286,7 +286,7 @@ fn report(backends: &[Backend]) -> String {
             }
         }
         if let Some(migrating) = backend.migrating {
-            let ratio_to_goal = SLICE_BYTES / migrating.mean_s() / GOAL_BYTES_PER_S;
+            let ratio_to_goal = SLICE_BYTES / migrating.mean_duration_s() / CALL_GOAL_BYTES_PER_S;
             let _ =
                 writeln!(text, "{}", format_ratio(&format!("{name}_moving_offline_vs_1GBps"), ratio_to_goal));
         }

@@ -55,7 +55,7 @@ const COMPARED_EPOCHS: u32 = 10;
 /// Minimum total duration of the repeated calls of one measurement.
 const REPEAT_DURATION: Duration = Duration::from_millis(500);
 /// Minimum number of repeated calls of one measurement.
-const CALLS_MIN: u32 = 11;
+const TIMED_CALLS_MIN: u32 = 11;
 /// Maximum relative loss of a tenant compared with an equal split, a tolerance for rounding errors.
 const SPLIT_LOSS_MAX: f64 = 1e-6;
 const SEED: u64 = 20_251_013;
@@ -112,8 +112,8 @@ impl MarketTimes {
         let next_epoch: Vec<TenantModel> = models.iter().map(|model| model.next_epoch(&mut random)).collect();
         Ok(Self {
             tenants,
-            cold_us: median_us(|| models.clone(), |models| clear_cold(models, supply)),
-            warm_us: measure_warm_us(next_epoch, supply, &warm_start)?,
+            cold_us: median_us(|| models.clone(), |models| clear_from_cold_start(models, supply)),
+            warm_us: measure_warm_start_us(next_epoch, supply, &warm_start)?,
             grid_us: GRID_TENANT_COUNTS
                 .contains(&tenants)
                 .then(|| measure_grid_us(&models, supply))
@@ -166,7 +166,7 @@ impl MarketTimes {
 /// and to drop its output.
 fn median_us<G, L>(mut input: impl FnMut() -> G, mut call: impl FnMut(G) -> L) -> f64 {
     let (mut rounds, mut calls, start) = (Rounds::default(), 0, Instant::now());
-    while calls < CALLS_MIN || start.elapsed() < REPEAT_DURATION {
+    while calls < TIMED_CALLS_MIN || start.elapsed() < REPEAT_DURATION {
         let input = black_box(input());
         let start = Instant::now();
         let output = black_box(call(input));
@@ -183,7 +183,7 @@ fn to_tenants(models: Vec<TenantModel>, supply: Supply) -> Vec<Tenant<Slowdown>>
 
 /// Computes shares from miss-ratio curves without a warm start. Also returns the tenants, so that
 /// dropping them is not measured.
-fn clear_cold(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
+fn clear_from_cold_start(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
     let tenants = to_tenants(models, supply);
     let outcome = new_market(&tenants, supply).clear(ClearingOptions::default());
     (tenants, outcome)
@@ -191,7 +191,7 @@ fn clear_cold(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>
 
 /// Measures a market of slightly changed tenants, with the warm start of the previous epoch.
 /// Returns microseconds.
-fn measure_warm_us(
+fn measure_warm_start_us(
     next_epoch: Vec<TenantModel>,
     supply: Supply,
     warm_start: &MarketWarmStart,

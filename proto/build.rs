@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf};
 use protox::prost::Message as _;
 
 /// Protobuf files of the manager's services.
-const MANAGER_FILES: [&str; 6] = [
+const MANAGER_PROTO_FILES: [&str; 6] = [
     "tarn/v1/common.proto",
     "tarn/v1/scheduler.proto",
     "tarn/v1/admin.proto",
@@ -14,15 +14,15 @@ const MANAGER_FILES: [&str; 6] = [
     "tarn/v1/shares.proto",
 ];
 /// Protobuf files of the services on a host.
-const HOST_FILES: [&str; 2] = ["tarn/v1/host_memory.proto", "tarn/v1/vmm.proto"];
+const HOST_PROTO_FILES: [&str; 2] = ["tarn/v1/host_memory.proto", "tarn/v1/vmm.proto"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=tarn");
     let mut compiler = protox::Compiler::new(["."])?;
-    compiler.include_source_info(true).include_imports(true).open_files(MANAGER_FILES)?;
+    compiler.include_source_info(true).include_imports(true).open_files(MANAGER_PROTO_FILES)?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("manager.bin"), compiler.file_descriptor_set().encode_to_vec())?;
-    let descriptors = compiler.open_files(HOST_FILES)?.file_descriptor_set();
+    let descriptors = compiler.open_files(HOST_PROTO_FILES)?.file_descriptor_set();
     let methods = descriptors.file.iter().flat_map(|file| {
         file.service.iter().flat_map(|service| {
             service.method.iter().map(|method| {

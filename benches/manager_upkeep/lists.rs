@@ -9,47 +9,54 @@ use pool_manager::{
         self,
         lists::{self, ListChunk},
     },
-    metrics::Snapshot,
+    metrics::MetricsSnapshot,
 };
 use units::{EmcId, HostId, Ns, ReservationId, SliceId};
 
 use crate::{
-    HOST_COUNTS, InitialState, LARGEST_SIZE, RackSize, SimulatedRack, idle_rack, longest_us, median_us, sweep,
+    HOST_COUNTS, InitialState, LARGEST_SIZE, RackSize, SimulatedRack, idle_rack, longest_us, measure_sizes,
+    median_us,
 };
 
 /// Measured numbers of slices in use. The largest number is all slices of the rack.
-const USED_SLICES: [u32; 3] = [1024, 16_384, 65_536];
+const USED_SLICE_COUNTS: [u32; 3] = [1024, 16_384, 65_536];
 /// Measured numbers of slices whose device calls fail.
-const FAILING_SLICES: [u32; 3] = [256, 4096, 65_536];
+const FAILING_SLICE_COUNTS: [u32; 3] = [256, 4096, 65_536];
 const READ_COUNT: usize = 32;
 /// Number of ticks after which the manager has made the device calls of 65,536 slices.
-const DRIVE_TICKS: usize = 256;
+const TICK_COUNT: usize = 256;
 
 /// Measures all kinds of reads and prints the results.
 pub fn measure() {
-    sweep("list_hosts_hosts", HOST_COUNTS, |hosts| {
+    measure_sizes("list_hosts_hosts", HOST_COUNTS, |hosts| {
         longest_page_us(&idle_rack(hosts), HostId(0), lists::hosts)
     });
-    sweep("list_slices_slices", USED_SLICES, |used| {
+    measure_sizes("list_slices_slices", USED_SLICE_COUNTS, |used| {
         longest_page_us(&rack_with_used_slices(used), SliceId(0), |manager, from| {
             lists::slices(manager, from, 8192)
         })
     });
-    sweep("list_reservations_slices", USED_SLICES, |used| {
+    measure_sizes("list_reservations_slices", USED_SLICE_COUNTS, |used| {
         longest_page_us(&rack_with_used_slices(used), ReservationId(0), |manager, from| {
             lists::reservations(manager, from, false, 256)
         })
     });
-    sweep("metrics_hosts", HOST_COUNTS, |hosts| median_read_us(&idle_rack(hosts), Snapshot::of));
-    sweep("metrics_slices", USED_SLICES, |used| median_read_us(&rack_with_used_slices(used), Snapshot::of));
-    sweep("capacity_hosts", HOST_COUNTS, |hosts| median_read_us(&idle_rack(hosts), convert::capacity));
-    sweep("alarms_unknown_hosts", HOST_COUNTS, |hosts| {
+    measure_sizes("metrics_hosts", HOST_COUNTS, |hosts| {
+        median_read_us(&idle_rack(hosts), MetricsSnapshot::of)
+    });
+    measure_sizes("metrics_slices", USED_SLICE_COUNTS, |used| {
+        median_read_us(&rack_with_used_slices(used), MetricsSnapshot::of)
+    });
+    measure_sizes("capacity_hosts", HOST_COUNTS, |hosts| {
+        median_read_us(&idle_rack(hosts), convert::capacity)
+    });
+    measure_sizes("alarms_unknown_hosts", HOST_COUNTS, |hosts| {
         median_read_us(&rack_with_silent_hosts(hosts), Manager::alarms)
     });
-    sweep("alarms_quarantined_slices", USED_SLICES, |used| {
+    measure_sizes("alarms_quarantined_slices", USED_SLICE_COUNTS, |used| {
         median_read_us(&crate::rack_with_quarantined_slices(used), Manager::alarms)
     });
-    sweep("alarms_failing_slices", FAILING_SLICES, |slices| {
+    measure_sizes("alarms_failing_slices", FAILING_SLICE_COUNTS, |slices| {
         median_read_us(&rack_with_failing_slices(slices), Manager::alarms)
     });
 }
@@ -95,7 +102,7 @@ fn rack_with_failing_slices(slices: u32) -> SimulatedRack {
     let mut rack =
         SimulatedRack::new(InitialState { state, ..InitialState::with_used_slices(size, slices, 8) });
     rack.compare_devices();
-    for _ in 0..DRIVE_TICKS {
+    for _ in 0..TICK_COUNT {
         rack.handle_event(Event::Tick); // each tick requests a limited number of grants
     }
     for call in rack.take_device_calls() {

@@ -266,12 +266,12 @@ impl SimulatedRack {
         let duration = cpu_time() - start;
         self.times.push(duration);
         while let Some(effect) = self.manager.poll_effect() {
-            self.perform(effect);
+            self.execute_effect(effect);
         }
         duration
     }
 
-    pub fn submit(&mut self, request: pool::manager::Request) {
+    pub fn submit_request(&mut self, request: pool::manager::Request) {
         self.tokens += 1;
         self.handle_event(Event::Request(Token(self.tokens), request));
     }
@@ -281,7 +281,7 @@ impl SimulatedRack {
         std::mem::take(&mut self.times)
     }
 
-    fn perform(&mut self, effect: Effect) {
+    fn execute_effect(&mut self, effect: Effect) {
         match effect {
             Effect::Store { batch, .. } => self.pending_batches.push_back(batch),
             Effect::Reply(_, reply) => {
@@ -292,7 +292,7 @@ impl SimulatedRack {
             Effect::RequestReport(_) => {}
             Effect::Send(session, desired) => match self.agents.get_mut(&session) {
                 Some(agent) => {
-                    agent.desired_state.amend(desired);
+                    agent.desired_state.merge_newer(desired);
                     agent.has_reported = false;
                 }
                 None => {

@@ -12,31 +12,34 @@ use units::{
 };
 
 use crate::{
-    InitialState, RackSize, SimulatedRack, longest_us, median_us, name,
+    InitialState, RackSize, SimulatedRack, longest_us, measure_sizes, median_us, name,
     rack::{self, session},
-    sweep,
 };
 
 /// Measured numbers of slices per host, in a rack of 16 hosts.
-const HOST_SLICES: [u32; 3] = [64, 512, 4096];
+const HOST_SLICE_COUNTS: [u32; 3] = [64, 512, 4096];
 /// Measured numbers of slices per EMC, in a rack of four EMCs.
-const EMC_SLICES: [u32; 3] = [1024, 4096, 16_384];
+const EMC_SLICE_COUNTS: [u32; 3] = [1024, 4096, 16_384];
 const HOST_COUNT: u32 = 16;
 const ROUND_COUNT: usize = 32;
 
 /// Measures all kinds of events and prints the results.
 pub fn measure() {
-    sweep("heartbeat_host_slices", HOST_SLICES, |slices| {
+    measure_sizes("heartbeat_host_slices", HOST_SLICE_COUNTS, |slices| {
         crate::measure_heartbeat(&mut rack_with_host_slices(slices))
     });
-    sweep("report_part_host_slices", HOST_SLICES, |slices| measure_report(slices, REPORT_PART_ENTRIES_MAX));
-    sweep("report_undivided_host_slices", HOST_SLICES, |slices| measure_report(slices, usize::MAX));
-    sweep("report_released_part_host_slices", HOST_SLICES, |slices| {
+    measure_sizes("report_part_host_slices", HOST_SLICE_COUNTS, |slices| {
+        measure_report(slices, REPORT_PART_ENTRIES_MAX)
+    });
+    measure_sizes("report_undivided_host_slices", HOST_SLICE_COUNTS, |slices| {
+        measure_report(slices, usize::MAX)
+    });
+    measure_sizes("report_released_part_host_slices", HOST_SLICE_COUNTS, |slices| {
         measure_release_report(slices, REPORT_PART_ENTRIES_MAX)
     });
-    sweep("complete_order_host_slices", HOST_SLICES, measure_complete_order);
-    sweep("compare_emc_slices", EMC_SLICES, measure_comparison);
-    sweep("fence_host_slices", HOST_SLICES, measure_fence);
+    measure_sizes("complete_order_host_slices", HOST_SLICE_COUNTS, measure_complete_order);
+    measure_sizes("compare_emc_slices", EMC_SLICE_COUNTS, measure_comparison);
+    measure_sizes("fence_host_slices", HOST_SLICE_COUNTS, measure_fence);
 }
 
 /// Returns a rack in which each host owns this number of slices, eight per VM.
@@ -46,7 +49,7 @@ fn rack_with_host_slices(slices: u32) -> SimulatedRack {
 }
 
 /// Returns a complete report of the first host.
-fn complete_report(rack: &SimulatedRack, sequence: u64) -> ObservedState {
+fn build_complete_report(rack: &SimulatedRack, sequence: u64) -> ObservedState {
     let ledger = rack.manager.durable();
     let entry = ledger.host(HostId(0)).expect("the first host exists");
     let holding = |slice| Holding { slice, epoch: ledger.slot(slice).unwrap_or_default().epoch };
@@ -81,7 +84,7 @@ fn complete_report(rack: &SimulatedRack, sequence: u64) -> ObservedState {
 fn measure_report(slices: u32, max_facts: usize) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     let longest = (1..=ROUND_COUNT as u64).map(|round| {
-        let parts = complete_report(&rack, round).into_parts(max_facts);
+        let parts = build_complete_report(&rack, round).into_parts(max_facts);
         let times = parts.into_iter().map(|part| rack.handle_event(Event::AgentReport(session(0), part)));
         times.max().unwrap_or_default()
     });
@@ -94,10 +97,10 @@ fn measure_release_report(slices: u32, max_facts: usize) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     let names: Vec<_> = rack.vms_of(HostId(0));
     for vm in names {
-        rack.submit(rack::release_request(vm));
+        rack.submit_request(rack::release_request(vm));
     }
     while rack.complete_store_batch() || rack.complete_device_calls() {}
-    let released = complete_release_report(&rack);
+    let released = build_complete_release_report(&rack);
     rack.take_times();
     for part in released.into_parts(max_facts) {
         rack.handle_event(Event::AgentReport(session(0), part));
@@ -105,7 +108,7 @@ fn measure_release_report(slices: u32, max_facts: usize) -> f64 {
     longest_us(rack.take_times())
 }
 
-fn complete_release_report(rack: &SimulatedRack) -> ObservedState {
+fn build_complete_release_report(rack: &SimulatedRack) -> ObservedState {
     let ledger = rack.manager.durable();
     let held = ledger.host(HostId(0)).into_iter().flat_map(|entry| entry.held());
     let holding = |slice| Holding { slice, epoch: ledger.slot(slice).unwrap_or_default().epoch };
@@ -147,7 +150,7 @@ fn measure_fence(slices: u32) -> f64 {
     let mut rack = rack_with_host_slices(slices);
     rack.handle_event(Event::AgentDown(session(0)));
     rack.take_times();
-    rack.submit(Request::Fence {
+    rack.submit_request(Request::Fence {
         host: name("h0"),
         powered_off: false,
         actor: pool::audit::Actor::Manager,

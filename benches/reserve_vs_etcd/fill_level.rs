@@ -13,7 +13,7 @@ use benches::{
 };
 use proto::bearer::ClientChannel;
 
-use super::{Args, COLUMN_HEADINGS, MANY_CLIENTS, Series, print_progress, ratios, reserve};
+use super::{Args, COLUMN_HEADINGS, LoadSeries, MANY_CLIENT_COUNT, print_progress, ratios, reserve};
 
 /// Maximum number of reservations in one measurement, the same for all racks. Less than the number
 /// of free slices in the fullest rack.
@@ -24,8 +24,8 @@ struct FilledRack {
     taken: u32,
     rack: Rack,
     channels: Vec<ClientChannel>,
-    one_client: Series,
-    many_clients: Series,
+    one_client: LoadSeries,
+    many_clients: LoadSeries,
 }
 
 pub(crate) async fn measure(args: &Args, programs: &Programs, disk: &Disk) -> Result<String, Failure> {
@@ -47,8 +47,16 @@ fn report(racks: &[FilledRack]) -> String {
     let rows: Vec<_> = racks.iter().flat_map(FilledRack::rows).collect();
     let mut report = format!("\n{}\n", format_table(&COLUMN_HEADINGS, &rows));
     if let [fewest, .., most] = racks {
-        report += &ratios("reserve_64_taken", &most.many_clients.per_second, &fewest.many_clients.per_second);
-        report += &ratios("reserve_1_taken", &most.one_client.per_second, &fewest.one_client.per_second);
+        report += &ratios(
+            "reserve_64_taken",
+            &most.many_clients.writes_per_second,
+            &fewest.many_clients.writes_per_second,
+        );
+        report += &ratios(
+            "reserve_1_taken",
+            &most.one_client.writes_per_second,
+            &fewest.one_client.writes_per_second,
+        );
     }
     report
 }
@@ -59,15 +67,20 @@ impl FilledRack {
         let mut rack = Rack::start(args.plan, programs, &folder).await?;
         let channels = rack.connect(args.channels).await?;
         rack.reserve_and_keep(&channels[0], taken).await?;
-        let mut rack =
-            Self { taken, rack, channels, one_client: Series::default(), many_clients: Series::default() };
-        rack.load(args, MANY_CLIENTS, "warm", Duration::from_millis(300)).await?;
+        let mut rack = Self {
+            taken,
+            rack,
+            channels,
+            one_client: LoadSeries::default(),
+            many_clients: LoadSeries::default(),
+        };
+        rack.load(args, MANY_CLIENT_COUNT, "warm", Duration::from_millis(300)).await?;
         (rack.one_client, rack.many_clients) = Default::default();
         Ok(rack)
     }
 
     async fn measure_round(&mut self, args: &Args, round: &str) -> Result<(), Failure> {
-        for clients in [1, MANY_CLIENTS] {
+        for clients in [1, MANY_CLIENT_COUNT] {
             self.load(args, clients, round, Duration::from_secs_f64(args.seconds)).await?;
         }
         Ok(())

@@ -48,7 +48,7 @@ impl Disk {
             .prefix("tarn-bench-")
             .tempdir_in(&parent)
             .map_err(Failure::file_error("create a folder in", &parent))?;
-        let sync_us = time_syncs(&folder.path().join("sync"))
+        let sync_us = measure_syncs(&folder.path().join("sync"))
             .map_err(Failure::file_error("write and sync in", folder.path()))?;
         Ok(Self { folder, kind: format!("{kind} on {device}"), sync_us })
     }
@@ -69,7 +69,7 @@ impl Disk {
     }
 }
 
-fn time_syncs(path: &Path) -> std::io::Result<Histogram<u64>> {
+fn measure_syncs(path: &Path) -> std::io::Result<Histogram<u64>> {
     let mut file = File::create_new(path)?;
     let mut times = new_histogram_us();
     for _ in 0..SYNC_COUNT {
@@ -112,15 +112,15 @@ fn find_file_system<'a>(mountinfo: &'a str, path: &Path) -> (&'a str, &'a str) {
 mod tests {
     use super::*;
 
-    const MOUNTS: &str = "21 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+    const MOUNTINFO_TEXT: &str = "21 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
                           25 21 0:22 / /dev/shm rw shared:3 - tmpfs tmpfs rw\n\
                           26 21 0:23 / /dev rw - devtmpfs udev rw\n";
 
     #[test]
     fn file_system_is_that_of_innermost_mount() {
-        assert_eq!(find_file_system(MOUNTS, Path::new("/work/target")), ("ext4", "/dev/vda"));
-        assert_eq!(find_file_system(MOUNTS, Path::new("/dev/shm/rack")), ("tmpfs", "tmpfs"));
-        assert_eq!(find_file_system(MOUNTS, Path::new("/dev/shmem")), ("devtmpfs", "udev"));
+        assert_eq!(find_file_system(MOUNTINFO_TEXT, Path::new("/work/target")), ("ext4", "/dev/vda"));
+        assert_eq!(find_file_system(MOUNTINFO_TEXT, Path::new("/dev/shm/rack")), ("tmpfs", "tmpfs"));
+        assert_eq!(find_file_system(MOUNTINFO_TEXT, Path::new("/dev/shmem")), ("devtmpfs", "udev"));
     }
 
     #[test]

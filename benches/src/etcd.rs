@@ -28,7 +28,7 @@ const SLICE_RECORD: [u8; 64] = [0x5A; 64];
 /// of a request.
 const REQUEST_RECORD: [u8; 100] = [0xC3; 100];
 /// Number of slice keys. Writes reuse these keys, which bounds the number of keys in the store.
-const SLICE_KEYS: u64 = 65_536;
+const SLICE_KEY_COUNT: u64 = 65_536;
 
 /// Running etcd server.
 #[derive(Debug)]
@@ -98,21 +98,21 @@ fn read_version() -> Result<String, Failure> {
 
 /// Client that writes the records of a slice and of a request in one transaction.
 #[derive(Clone, Debug)]
-pub struct TwoPuts {
+pub struct TwoPutWriter {
     kv: KvClient<ClientChannel>,
     round: String,
 }
 
-impl TwoPuts {
+impl TwoPutWriter {
     /// Returns a client that uses this connection. `round` makes the keys of its requests unique.
     pub fn new(channel: ClientChannel, round: &str) -> Self {
         Self { kv: KvClient::new(channel), round: round.to_owned() }
     }
 }
 
-impl Writer for TwoPuts {
+impl Writer for TwoPutWriter {
     async fn write(&mut self, number: u64) -> Result<(), Failure> {
-        let slice = put_request(format!("slices/{:05}", number % SLICE_KEYS), SLICE_RECORD.to_vec());
+        let slice = put_request(format!("slices/{:05}", number % SLICE_KEY_COUNT), SLICE_RECORD.to_vec());
         let request = put_request(format!("requests/{}-{number}", self.round), REQUEST_RECORD.to_vec());
         let request = TxnRequest { success: vec![slice, request] };
         let reply =

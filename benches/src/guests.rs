@@ -16,9 +16,9 @@ pub const FIRST_INSTRUCTION_KERNEL: &str = "guest/first-instruction";
 /// Shell script that the guest's `init` runs. Its output marks the start of the first program.
 pub const FIRST_PROGRAM_SCRIPT: &str = "echo FIRST-PROGRAM\nsleep 1000";
 /// Output of [`FIRST_PROGRAM_SCRIPT`].
-const FIRST_OUTPUT: &[u8] = b"FIRST-PROGRAM";
+const FIRST_PROGRAM_OUTPUT: &[u8] = b"FIRST-PROGRAM";
 /// Output of a kernel patched by [`patch_first_instructions`]. No firmware prints this byte.
-const FIRST_BYTE: &[u8] = &[1];
+const FIRST_INSTRUCTION_OUTPUT: &[u8] = &[1];
 
 /// Machine code of `mov dx, 0x3f8; mov al, 1; out dx, al; hlt; jmp .-1` in real mode.
 const REAL_MODE_CODE: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 0xeb, 0xfd];
@@ -29,12 +29,12 @@ const LONG_MODE_CODE: &[u8] = &[0x66, 0xba, 0xf8, 0x03, 0xb0, 0x01, 0xee, 0xf4, 
 /// port. Firmware starts the setup code in real mode (Linux x86 boot protocol), and vmm-plugin
 /// starts the kernel at the 64-bit entry point.
 pub fn patch_first_instructions(mut kernel: Vec<u8>) -> Vec<u8> {
-    const SECTOR: usize = 512;
+    const KERNEL_SECTOR_BYTES: usize = 512;
     const SETUP_SECTORS_OFFSET: usize = 0x1f1;
     const JUMP_OFFSET: usize = 0x200;
     const ENTRY_64_OFFSET: usize = 0x200;
     let setup = JUMP_OFFSET + 2 + usize::from(kernel[JUMP_OFFSET + 1]);
-    let entry_64 = (usize::from(kernel[SETUP_SECTORS_OFFSET]) + 1) * SECTOR + ENTRY_64_OFFSET;
+    let entry_64 = (usize::from(kernel[SETUP_SECTORS_OFFSET]) + 1) * KERNEL_SECTOR_BYTES + ENTRY_64_OFFSET;
     for (at, code) in [(setup, REAL_MODE_CODE), (entry_64, LONG_MODE_CODE)] {
         kernel[at..at + code.len()].copy_from_slice(code);
     }
@@ -177,10 +177,10 @@ impl Measurement {
 /// [`Failure`] if a VMM does not start, or if its guest does not print the expected output.
 pub fn measure(vmm: Vmm) -> Result<Measurement, Failure> {
     let mut first_guest = RunningVmm::launch(vmm, FIRST_INSTRUCTION_KERNEL)?;
-    let first_instruction = first_guest.wait_for_output(FIRST_BYTE)?;
+    let first_instruction = first_guest.wait_for_output(FIRST_INSTRUCTION_OUTPUT)?;
     drop(first_guest);
     let mut guest = RunningVmm::launch(vmm, "guest/6.12")?;
-    let first_program = guest.wait_for_output(FIRST_OUTPUT)?;
+    let first_program = guest.wait_for_output(FIRST_PROGRAM_OUTPUT)?;
     let vmm_kib = vmm_memory_kib(guest.process.id())?;
     Ok(Measurement { vmm, first_instruction, first_program, vmm_kib })
 }

@@ -45,7 +45,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// Returns the number of completed writes per second.
-    pub fn per_second(&self) -> f64 {
+    pub fn writes_per_second(&self) -> f64 {
         self.latencies_us.len() as f64 / self.elapsed.as_secs_f64()
     }
 

@@ -27,11 +27,11 @@ use crate::{
 /// Folder in memory for emulated EMCs and for the runtime folders of the agents.
 const MEMORY_DIR: &str = "/dev/shm";
 /// Maximum time from the start of the manager to its first reply.
-const MANAGER_TIMEOUT: Duration = Duration::from_secs(60);
+const MANAGER_READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time until the agents of all hosts are connected.
-const HOSTS_TIMEOUT: Duration = Duration::from_secs(60);
+const HOSTS_UP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time from the release of slices until they are free.
-const FREE_TIMEOUT: Duration = Duration::from_secs(300);
+const SLICES_FREE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Size of a slice in bytes.
 const SLICE_BYTES: u64 = 1 << 30;
 /// Client name that the benchmark sends in its requests.
@@ -195,7 +195,7 @@ impl Rack {
     /// [`Failure`] if the manager has ended, or if it does not reply within 60 s.
     pub async fn wait_manager_ready(&mut self) -> Result<wire::Rack, Failure> {
         let uri = self.uri();
-        wait_until("a reply from the manager", MANAGER_TIMEOUT, async || {
+        wait_until("a reply from the manager", MANAGER_READY_TIMEOUT, async || {
             self.check_running()?;
             let bearer = self.bearer()?;
             Ok(query_rack(&uri, &bearer).await.map_err(|failure| failure.error_chain()))
@@ -208,7 +208,7 @@ impl Rack {
     /// # Errors
     /// [`Failure`] if an agent is not connected within 60 s.
     pub async fn wait_hosts_up(&mut self) -> Result<(), Failure> {
-        wait_until("agents of all hosts", HOSTS_TIMEOUT, async || {
+        wait_until("agents of all hosts", HOSTS_UP_TIMEOUT, async || {
             self.check_running()?;
             let mut admin = AdminClient::new(self.connect(1).await?.swap_remove(0));
             let hosts = admin
@@ -239,7 +239,7 @@ impl Rack {
                 host: self.plan.host_of(u64::from(vm)),
                 vm: format!("taken-{vm}"),
                 pool_bytes: u64::from(slice_count) * SLICE_BYTES,
-                commit_within_ms: COMMIT_WITHIN_MS,
+                commit_within_ms: COMMIT_TIMEOUT_MS,
                 wait_ready: true,
                 client: CLIENT_NAME.to_owned(),
                 ..Default::default()
@@ -270,13 +270,13 @@ impl Rack {
         while let Some(result) = releasing.join_next().await {
             result.expect("a release does not panic and is not cancelled")?;
         }
-        self.wait_all_free().await
+        self.wait_all_slices_free().await
     }
 
-    async fn wait_all_free(&mut self) -> Result<(), Failure> {
+    async fn wait_all_slices_free(&mut self) -> Result<(), Failure> {
         let mut admin = AdminClient::new(self.connect(1).await?.swap_remove(0));
         let all = self.plan.slices() - self.kept_slices;
-        wait_until("all slices to be free", FREE_TIMEOUT, async || {
+        wait_until("all slices to be free", SLICES_FREE_TIMEOUT, async || {
             self.check_running()?;
             let rack =
                 admin.get_rack(wire::GetRackRequest {}).await.map_err(Failure::rejection("get the rack"))?;
@@ -326,7 +326,7 @@ impl Rack {
 const SLICES_PER_KEPT_RESERVATION: u32 = 500;
 /// Commit deadline of the reservations of [`Rack::reserve_and_keep`], in milliseconds. These
 /// reservations are never committed, so the deadline is the longest permitted one, 24 hours.
-const COMMIT_WITHIN_MS: u64 = 24 * 3600 * 1000;
+const COMMIT_TIMEOUT_MS: u64 = 24 * 3600 * 1000;
 
 /// Maximum number of concurrent releases.
 const CONCURRENT_RELEASES_MAX: usize = 64;

@@ -15,7 +15,7 @@ const WINDOW_STEPS: f64 = 5.0 + 1e-9;
 /// Fraction of the budget that a tenant spends. The rest is a margin for rounding errors.
 const BUDGET_FRACTION: f64 = 0.97;
 /// Maximum number of prices that one epoch evaluates.
-const PRICES_MAX: u32 = 20;
+const EVALUATED_PRICES_MAX: u32 = 20;
 /// Maximum total demand at a feasible price, as a fraction of the supply, plus a tolerance for
 /// rounding.
 const DEMAND_FRACTION_MAX: f64 = 1.0 + 1e-5;
@@ -93,7 +93,7 @@ impl SpiritPort {
     /// unchanged if no evaluated price is feasible.
     pub fn run_epoch(&mut self) {
         let (mut low, mut high) = (0.0, 1.0);
-        for _ in 0..PRICES_MAX {
+        for _ in 0..EVALUATED_PRICES_MAX {
             let price = f64::midpoint(low, high);
             let sum = self.update_demands(price);
             if sum.memory > DEMAND_FRACTION_MAX {

@@ -18,7 +18,7 @@ const FAIR_MEMORY_MIB: u64 = 4096;
 /// Bandwidth of each tenant in an equal split, in MB/s.
 const FAIR_BANDWIDTH_MB_S: u64 = 1000;
 /// Maximum relative change of a curve and of the bandwidth demand per epoch.
-const CHANGE_MAX: f64 = 0.01;
+const EPOCH_CHANGE_MAX: f64 = 0.01;
 
 /// Returns the total supply for this number of tenants.
 pub fn supply(tenants: usize) -> Supply {
@@ -51,7 +51,7 @@ const MEMORY_SENSITIVE: TenantKind =
 const BANDWIDTH_SENSITIVE: TenantKind =
     TenantKind { skew: 0.9..0.99, footprint: 6.0..12.0, bandwidth_demand: 4.0..8.0 };
 /// Range of the miss ratio with unlimited memory.
-const MISS_FLOOR: Range<f64> = 0.001..0.01;
+const MISS_RATIO_FLOOR_RANGE: Range<f64> = 0.001..0.01;
 
 /// Returns random tenants, which are alternately sensitive to memory and to bandwidth.
 pub fn random_tenants(tenants: usize, random: &mut impl Rng) -> Vec<TenantModel> {
@@ -59,7 +59,12 @@ pub fn random_tenants(tenants: usize, random: &mut impl Rng) -> Vec<TenantModel>
         let TenantKind { skew, footprint, bandwidth_demand } =
             if at.is_multiple_of(2) { MEMORY_SENSITIVE } else { BANDWIDTH_SENSITIVE };
         let mut sample = |range: Range<f64>| random.random_range(range);
-        TenantModel::new(sample(skew), sample(footprint), sample(MISS_FLOOR), sample(bandwidth_demand))
+        TenantModel::new(
+            sample(skew),
+            sample(footprint),
+            sample(MISS_RATIO_FLOOR_RANGE),
+            sample(bandwidth_demand),
+        )
     };
     (0..tenants).map(model).collect()
 }
@@ -92,7 +97,7 @@ impl TenantModel {
     /// Returns the tenant of the next epoch. Scales the ends of the miss-ratio curve by random
     /// factors near 1, and the knots in between by interpolated factors.
     pub fn next_epoch(&self, random: &mut impl Rng) -> Self {
-        let mut random_factor = || 1.0 + random.random_range(-CHANGE_MAX..CHANGE_MAX);
+        let mut random_factor = || 1.0 + random.random_range(-EPOCH_CHANGE_MAX..EPOCH_CHANGE_MAX);
         let (first, last) = (random_factor(), random_factor());
         let changed = |(at, knot): (usize, &Knot)| {
             let factor = first + (last - first) * at as f64 / CURVE_SEGMENTS as f64;

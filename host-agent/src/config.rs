@@ -22,7 +22,7 @@ use self::symbiosis::Symbiosis;
 use crate::user::current_user;
 
 /// Default address of the manager, on the same machine.
-const MANAGER_DEFAULT: &str = "unix:/run/tarn/manager.sock";
+const MANAGER_URI_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 /// Name of the agent's socket in the runtime directory if `agent.socket` is not set.
 const SOCKET_NAME: &str = "host-memory.sock";
 /// Maximum length of the path of a unix socket on Linux, in bytes.
@@ -135,7 +135,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let Agent { host, manager, runtime_dir, token_file, socket, allowed_uids, metrics_listen } = agent?;
     Some(Config {
         host,
-        manager: manager.unwrap_or_else(|| MANAGER_DEFAULT.to_owned()),
+        manager: manager.unwrap_or_else(|| MANAGER_URI_DEFAULT.to_owned()),
         token_file,
         socket: socket.unwrap_or_else(|| runtime_dir.join(SOCKET_NAME)),
         allowed_uids: allowed_uids.unwrap_or_else(|| BTreeSet::from([UserId::ROOT, current_user()])),
@@ -305,7 +305,7 @@ fn parse_backend_kind(field: &Field<'_>) -> Result<BackendKind, String> {
 mod tests {
     use super::*;
 
-    const MINIMAL: &str = r#"
+    const MINIMAL_CONFIG: &str = r#"
         [agent]
         host = "h0"
         runtime_dir = "run"
@@ -320,20 +320,20 @@ mod tests {
 
     #[track_caller]
     fn assert_rejected(from: &str, to: &str, message: &str) {
-        assert!(MINIMAL.contains(from), "MINIMAL does not contain {from:?}");
-        let error = parse(&MINIMAL.replacen(from, to, 1)).unwrap_err();
+        assert!(MINIMAL_CONFIG.contains(from), "MINIMAL_CONFIG does not contain {from:?}");
+        let error = parse(&MINIMAL_CONFIG.replacen(from, to, 1)).unwrap_err();
         assert!(error.starts_with("/etc/tarn/host.toml") && error.contains(message), "{error}");
     }
 
     #[test]
     fn config_path_without_directory_is_accepted() {
-        let config = Config::parse(MINIMAL, Path::new("host.toml")).unwrap();
+        let config = Config::parse(MINIMAL_CONFIG, Path::new("host.toml")).unwrap();
         assert_eq!(config.runtime_dir, std::env::current_dir().unwrap().join("run"));
     }
 
     #[test]
     fn omitted_keys_have_defaults_and_paths_are_relative() {
-        let config = parse(MINIMAL).unwrap();
+        let config = parse(MINIMAL_CONFIG).unwrap();
         assert_eq!(config.manager, "unix:/run/tarn/manager.sock");
         assert_eq!(config.runtime_dir, Path::new("/etc/tarn/run"));
         assert_eq!(config.socket, Path::new("/etc/tarn/run/host-memory.sock"));
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn scrub_rate_has_a_default() {
         let dax = |rest: &str| {
-            let text = MINIMAL.replacen("kind = \"emulated\"", &format!("kind = \"dax\"\n{rest}"), 1);
+            let text = MINIMAL_CONFIG.replacen("kind = \"emulated\"", &format!("kind = \"dax\"\n{rest}"), 1);
             parse(&text).map(|config| config.backend)
         };
         let at = |scrub_rate| Backend::Dax {
@@ -459,19 +459,19 @@ mod tests {
     }
 
     #[test]
-    fn socket_path_is_limited() {
+    fn socket_path_length_is_limited() {
         let long = "x".repeat(120);
         let rule = "must have at most 107 bytes";
-        let error = parse(&MINIMAL.replace("\"run\"", &format!("\"{long}\""))).unwrap_err();
+        let error = parse(&MINIMAL_CONFIG.replace("\"run\"", &format!("\"{long}\""))).unwrap_err();
         assert!(error.contains("agent.runtime_dir = ") && error.contains(rule), "{error}");
         let with_socket =
-            |path: &str| MINIMAL.replace("\"run\"", &format!("\"{long}\"\nsocket = \"{path}\""));
+            |path: &str| MINIMAL_CONFIG.replace("\"run\"", &format!("\"{long}\"\nsocket = \"{path}\""));
         assert_eq!(parse(&with_socket("/run/a.sock")).unwrap().socket, Path::new("/run/a.sock"));
         let error = parse(&with_socket(&long)).unwrap_err();
         assert!(error.contains("agent.socket = ") && error.contains(rule), "{error}");
         let manager = |bytes: usize| {
             let path = format!("/{}", "x".repeat(bytes - 1));
-            parse(&MINIMAL.replace("[agent]", &format!("[agent]\nmanager = \"unix:{path}\"")))
+            parse(&MINIMAL_CONFIG.replace("[agent]", &format!("[agent]\nmanager = \"unix:{path}\"")))
         };
         assert!(manager(107).is_ok());
         let error = manager(108).unwrap_err();
@@ -480,7 +480,7 @@ mod tests {
 
     #[test]
     fn token_is_sent_unencrypted_only_to_loopback() {
-        let manager = |uri: &str| MINIMAL.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
+        let manager = |uri: &str| MINIMAL_CONFIG.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
         for good in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:9750", "unix:/run/tarn.sock"] {
             assert_eq!(parse(&manager(good)).unwrap().manager, good);
         }
@@ -497,14 +497,14 @@ mod tests {
         let tls =
             "[tls]\nca = \"ca.pem\"\ncertificate = \"h0.pem\"\nkey = \"h0.key\"\nserver_name = \"manager\"";
         let with_tls = |uri: &str| {
-            let agent = MINIMAL.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
+            let agent = MINIMAL_CONFIG.replace("[agent]", &format!("[agent]\nmanager = \"{uri}\""));
             agent.replace("[backend]", &format!("{tls}\n[backend]"))
         };
         let config = parse(&with_tls("https://10.0.0.1:9750")).unwrap();
         assert_eq!(config.tls.unwrap().ca, Path::new("/etc/tarn/ca.pem"));
         assert!(parse(&with_tls("http://127.0.0.1:9750")).unwrap_err().contains("must be https://"));
         assert!(parse(&with_tls("unix:/run/tarn.sock")).unwrap_err().contains("without [tls]"));
-        let unset = MINIMAL.replace("[backend]", &format!("{tls}\n[backend]"));
+        let unset = MINIMAL_CONFIG.replace("[backend]", &format!("{tls}\n[backend]"));
         assert!(parse(&unset).unwrap_err().contains("agent.manager: is missing: [tls] requires https://"));
     }
 }

@@ -16,7 +16,7 @@ use std::{
 
 use serde::Serialize;
 
-use self::agent::Agents;
+use self::agent::RunningAgents;
 use crate::{
     config::{Backend, Config},
     host::sysfs::Sysfs,
@@ -91,7 +91,7 @@ enum CxlBackend {
 /// Runs all checks that the backend in the host.toml at `path` requires.
 ///
 /// If host.toml is invalid, only its problems and the result of the KVM check are returned.
-pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
+pub fn examine_host(machine: &Machine, path: &Path) -> Vec<Finding> {
     let config = match Config::load(path) {
         Ok(config) => config,
         Err(error) => {
@@ -108,7 +108,7 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
     let mut findings = vec![files::check_config(path)];
     findings.extend(files::check_secrets(&config));
     findings.push(files::check_local_dir(local_dir.as_deref()));
-    let agents = Agents::find(machine, &config.runtime_dir);
+    let agents = RunningAgents::find(machine, &config.runtime_dir);
     findings.push(agents.check_single_agent(&config, backend.is_some()));
     findings.push(agents.check_capabilities(machine, backend.is_some()));
     findings.push(kernel::check_kvm(machine));
@@ -119,7 +119,12 @@ pub fn examine(machine: &Machine, path: &Path) -> Vec<Finding> {
 }
 
 /// Checks the CXL devices, and the kernel settings that the backend requires.
-fn check_memory(machine: &Machine, config: &Config, agents: &Agents, backend: CxlBackend) -> Vec<Finding> {
+fn check_memory(
+    machine: &Machine,
+    config: &Config,
+    agents: &RunningAgents,
+    backend: CxlBackend,
+) -> Vec<Finding> {
     let mut findings = vec![kernel::check_release(machine)];
     findings.extend(kernel::check_modules(machine, backend));
     findings.push(kernel::check_auto_online(machine));

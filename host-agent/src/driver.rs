@@ -10,7 +10,7 @@ mod worker_pool;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use pool::agent::{
-    Agent, Caller, CommandRejected, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord,
+    Agent, Caller, CommandRejection, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord,
 };
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
@@ -24,10 +24,10 @@ use self::worker_pool::{CallResult, WorkerPool};
 use crate::{
     host::{Host, HostError, MemoryForm, MemoryRegion},
     metrics::Metrics,
-    outbox::Outbox,
+    outbox::ReportOutbox,
     records::Records,
     runtime_dir::RuntimeDir,
-    session_channel::{Reports, SessionEvent},
+    session_channel::{ReportStream, SessionEvent},
     usage_table::UsageTable,
 };
 
@@ -131,7 +131,7 @@ impl Handle {
     }
 
     /// Waits until the driver has ended.
-    pub async fn wait_for_end(&self) {
+    pub async fn wait_for_driver_end(&self) {
         self.0.closed().await;
     }
 
@@ -183,7 +183,7 @@ pub struct Driver {
     started: Instant,
     session_events: mpsc::Receiver<SessionEvent>,
     requests: mpsc::Receiver<Request>,
-    outbox: Arc<Outbox>,
+    outbox: Arc<ReportOutbox>,
     rack: watch::Sender<Option<String>>,
     disconnect: Arc<Notify>,
     /// Threads that perform host calls.
@@ -211,14 +211,14 @@ impl Driver {
     ///
     /// # Errors
     /// A thread cannot be created.
-    pub fn new(inputs: DriverInputs) -> std::io::Result<(Self, Handle, Reports)> {
+    pub fn new(inputs: DriverInputs) -> std::io::Result<(Self, Handle, ReportStream)> {
         let (sender, requests) = mpsc::channel(HOST_MEMORY_REQUESTS_QUEUED_MAX);
-        let outbox = Arc::new(Outbox::default());
+        let outbox = Arc::new(ReportOutbox::default());
         let (workers, call_results) = WorkerPool::start()?;
         let (rack, rack_receiver) = watch::channel(inputs.agent.rack().map(str::to_owned));
         let disconnect = Arc::new(Notify::new());
         let usage = Arc::new(UsageTable::default());
-        let reports = Reports {
+        let reports = ReportStream {
             outbox: Arc::clone(&outbox),
             usage: Arc::clone(&usage),
             rack: rack_receiver,
@@ -350,7 +350,7 @@ impl Driver {
             }
             Request::InspectMemory { vm, caller, reply } => {
                 let (pid, uid) = (caller.process.pid, caller.uid);
-                let record = self.agent.preview(&vm, caller).map_err(|why| self.to_error(why));
+                let record = self.agent.preview(&vm, caller).map_err(|why| self.to_driver_error(why));
                 match &record {
                     Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory of VM inspected"),
                     Err(why) => tracing::info!(pid, %uid, %why, "inspection of VM memory refused"),
@@ -373,18 +373,18 @@ impl Driver {
             Effect::Online { holding, handle, check_zero } => self.online(holding, handle, check_zero),
             Effect::Offline { holding, handle, verify } => self.offline(holding, handle, verify),
             Effect::Scrub { holding, handle } => self.scrub(holding, handle),
-            Effect::CloseOrphan { place } => self.close_orphan(place),
+            Effect::CloseOrphan { place } => self.close_orphaned_slice(place),
             Effect::Record(record) => self.record(record),
             Effect::DeleteRecord(reservation) => self.delete_record(reservation),
             Effect::PassMemory { ticket, record } => self.pass_memory(ticket, &record),
-            Effect::Refuse { ticket, why } => self.refuse(ticket, why),
+            Effect::Refuse { ticket, why } => self.refuse_request(ticket, why),
             Effect::Watch { reservation, process } => self.watch(reservation, process),
             Effect::Kill(reservation) => self.kill(reservation),
-            Effect::FreeLocal(reservation) => self.free_local(reservation),
+            Effect::FreeLocal(reservation) => self.free_local_memory(reservation),
             Effect::SendReport(report) => self.outbox.put(report),
             Effect::RecordRack { rack } => self.store_rack(rack),
             Effect::Disconnect(other) => self.disconnect(&other),
-            Effect::CommandRejected(number, why) => self.on_command_rejected(number, &why),
+            Effect::CommandRejection(number, why) => self.on_command_rejected(number, &why),
         }
     }
 
@@ -404,15 +404,15 @@ impl Driver {
         Ok(VmMemory { regions, pinned: record.pinned })
     }
 
-    fn refuse(&mut self, ticket: Ticket, why: Refusal) {
+    fn refuse_request(&mut self, ticket: Ticket, why: Refusal) {
         if let Some((_, reply)) = self.waiting.remove(&ticket) {
-            let error = self.to_error(why);
+            let error = self.to_driver_error(why);
             tracing::info!(why = %error, "attach request refused");
             let _ = reply.send(Err(error)); // the caller may no longer wait
         }
     }
 
-    fn to_error(&self, why: Refusal) -> DriverError {
+    fn to_driver_error(&self, why: Refusal) -> DriverError {
         match why {
             Refusal::VmUnknown(vm) if !self.has_desired_state => {
                 let reason = if self.agent.is_connected() {
@@ -438,7 +438,7 @@ impl Driver {
         self.disconnect.notify_one();
     }
 
-    fn on_command_rejected(&self, number: DesiredVersion, why: &CommandRejected) {
+    fn on_command_rejected(&self, number: DesiredVersion, why: &CommandRejection) {
         self.metrics.commands_rejected.inc();
         tracing::info!(desired_version = %number, why = %why, "desired state rejected");
     }

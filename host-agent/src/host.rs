@@ -38,7 +38,7 @@ use crate::user::current_user;
 ///
 /// Calls for different slices may run concurrently; calls for the same slice run one after another.
 /// All calls are idempotent. A failed call may leave a slice half open or half closed; repeating
-/// the call or calling [`Host::close_orphan`] completes it. A failed call to close a slice still
+/// the call or calling [`Host::close_orphaned_slice`] completes it. A failed call to close a slice still
 /// revokes the VM's access.
 pub trait Host: fmt::Debug + Send + Sync {
     /// Opens a slice, so that it can be passed to a VM. With `check_zero`, verifies first that the
@@ -71,7 +71,7 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`HostError::InUse`] if removal would take the memory from a process, such as a child of a VM
     /// that ended; another variant if the operating system rejects an operation.
-    fn close_orphan(&self, place: &str) -> Result<(), HostError>;
+    fn close_orphaned_slice(&self, place: &str) -> Result<(), HostError>;
 
     /// Zeroes a slice, verifies the zeros, and closes the slice. Returns the number of verified
     /// bytes.
@@ -90,7 +90,7 @@ pub trait Host: fmt::Debug + Send + Sync {
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError>;
 
     /// Registers a running VM to which an earlier agent passed its memory.
-    fn adopt(&self, _: &VmRecord) {}
+    fn adopt_running_vm(&self, _: &VmRecord) {}
 
     /// Measures how much memory of a running VM is backed by pages.
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage;
@@ -102,7 +102,7 @@ pub trait Host: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The file of the memory cannot be removed.
-    fn free_local(&self, reservation: ReservationId) -> Result<(), HostError>;
+    fn free_local_memory(&self, reservation: ReservationId) -> Result<(), HostError>;
 }
 
 /// Amount of a VM's memory that is backed by pages. `None` means not measured, as for device-dax
@@ -170,7 +170,7 @@ pub enum RegionBacking {
 }
 
 /// Returns the owner of a VM's files: the user named by its reservation, or the agent's user.
-fn owner_of_files(record: &VmRecord) -> UserId {
+fn file_owner(record: &VmRecord) -> UserId {
     record.uid.unwrap_or_else(current_user)
 }
 

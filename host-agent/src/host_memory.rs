@@ -28,8 +28,9 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 use units::limits::{
-    DATAGRAM_BYTES_MAX, HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_IDLE_MAX, HOST_MEMORY_SEND_TIMEOUT,
-    HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX, HOST_MEMORY_UNAUTHORIZED_IDLE_MAX,
+    DATAGRAM_BYTES_MAX, HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_IDLE_TIMEOUT,
+    HOST_MEMORY_SEND_TIMEOUT, HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX,
+    HOST_MEMORY_UNAUTHORIZED_IDLE_TIMEOUT,
 };
 use units::{Name, Ns, UserId};
 
@@ -69,7 +70,7 @@ pub enum ListenError {
 
 /// Listening socket for VMMs.
 #[derive(Debug)]
-pub struct HostMemory {
+pub struct HostMemoryServer {
     listener: AsyncFd<OwnedFd>,
     permits: ConnectionPermits,
 }
@@ -102,7 +103,7 @@ impl ConnectionPermits {
     }
 }
 
-impl HostMemory {
+impl HostMemoryServer {
     /// Listens on a socket. An existing socket is removed: it is unused, because only one agent can
     /// lock the runtime directory.
     ///
@@ -124,7 +125,7 @@ impl HostMemory {
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.async_io(tokio::io::Interest::READABLE, accept) => accepted,
-                () = driver.wait_for_end() => return,
+                () = driver.wait_for_driver_end() => return,
             };
             match accepted.and_then(|socket| Connection::new(socket, driver.clone(), &self.permits)) {
                 Ok(connection) => drop(tokio::spawn(connection.serve())),
@@ -184,7 +185,7 @@ impl Connection {
         let peer = sockopt::socket_peercred(&socket)?;
         let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
         let permit = permits.acquire(uid)?;
-        let process = process::identify(peer.pid.as_raw_nonzero().get().unsigned_abs());
+        let process = process::identify_process(peer.pid.as_raw_nonzero().get().unsigned_abs());
         let socket = readiness::watch(socket)?;
         let is_allowed = permits.is_allowed(uid);
         Ok(Self { socket, driver, uid, process, is_allowed, vm: OnceLock::new(), _permit: permit })
@@ -201,9 +202,9 @@ impl Connection {
         loop {
             let receive = |socket: &OwnedFd| datagram::receive(socket, &mut buffer);
             let received = self.socket.async_io(tokio::io::Interest::READABLE, receive);
-            let bytes = match self.idle_max() {
+            let bytes = match self.idle_timeout() {
                 None => received.await?,
-                Some(idle_max) => tokio::time::timeout(idle_max.as_duration(), received).await??,
+                Some(idle_timeout) => tokio::time::timeout(idle_timeout.as_duration(), received).await??,
             };
             let reply = match bytes {
                 Some(0) => return Ok(()), // the caller closed the connection
@@ -217,10 +218,10 @@ impl Connection {
     }
 
     /// Returns the time limit for the next request; `None` if the connection has attached to a VM.
-    fn idle_max(&self) -> Option<Ns> {
+    fn idle_timeout(&self) -> Option<Ns> {
         match (self.is_allowed, self.vm.get()) {
-            (false, _) => Some(HOST_MEMORY_UNAUTHORIZED_IDLE_MAX),
-            (true, None) => Some(HOST_MEMORY_IDLE_MAX),
+            (false, _) => Some(HOST_MEMORY_UNAUTHORIZED_IDLE_TIMEOUT),
+            (true, None) => Some(HOST_MEMORY_IDLE_TIMEOUT),
             (true, Some(_)) => None,
         }
     }

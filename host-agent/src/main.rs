@@ -83,7 +83,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
             runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
             Ok(result?)
         }
-        Command::Doctor { config, output } => examine(&config, output),
+        Command::Doctor { config, output } => examine_host(&config, output),
     }
 }
 
@@ -91,8 +91,8 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
 ///
 /// # Errors
 /// A check found a problem, or standard output cannot be written.
-fn examine(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
-    let findings = doctor::examine(&doctor::Machine::this(), config);
+fn examine_host(config: &Path, output: Format) -> Result<(), Box<dyn Error>> {
+    let findings = doctor::examine_host(&doctor::Machine::this(), config);
     let text = match output {
         Format::Text => doctor::format_findings(&findings),
         Format::Json => serde_json::to_string_pretty(&findings)? + "\n",

@@ -7,12 +7,12 @@ use tokio::sync::Notify;
 
 /// Slot for one report, which the driver fills and the session empties.
 #[derive(Debug, Default)]
-pub struct Outbox {
+pub struct ReportOutbox {
     pending: Mutex<Option<ObservedState>>,
     filled: Notify,
 }
 
-impl Outbox {
+impl ReportOutbox {
     /// Locks the slot. A poisoned slot is consistent, because each call changes it in one
     /// assignment.
     fn pending(&self) -> MutexGuard<'_, Option<ObservedState>> {
@@ -23,7 +23,7 @@ impl Outbox {
     pub fn put(&self, report: ObservedState) {
         let mut pending = self.pending();
         *pending = Some(match pending.take() {
-            Some(earlier) => earlier.followed_by(report),
+            Some(earlier) => earlier.merge_next(report),
             None => report,
         });
         self.filled.notify_one();
@@ -61,7 +61,7 @@ mod tests {
 
     #[tokio::test]
     async fn pending_reports_are_merged_without_loss() {
-        let outbox = Outbox::default();
+        let outbox = ReportOutbox::default();
         (1..=3).for_each(|slice| outbox.put(report(slice)));
         let slices: Vec<u32> = outbox.next().await.online.iter().map(|holding| holding.slice.0).collect();
         assert_eq!(slices, [1, 2, 3]);
@@ -71,7 +71,7 @@ mod tests {
 
     #[tokio::test]
     async fn cleared_outbox_waits_for_next_report() {
-        let outbox = std::sync::Arc::new(Outbox::default());
+        let outbox = std::sync::Arc::new(ReportOutbox::default());
         outbox.put(report(1));
         outbox.clear();
         let waiting = std::sync::Arc::clone(&outbox);

@@ -4,12 +4,12 @@
 //!
 //! A record outlives its process, because a restarted agent must report the VM's end again, and must
 //! not pass the VM's memory to another process. When the last slice is closed, the record is
-//! rewritten without slices. It is deleted [`ENDED_VM_REPORTED_FOR`] after the VM left the desired
+//! rewritten without slices. It is deleted [`ENDED_VM_REPORT_DURATION`] after the VM left the desired
 //! state, because a restored manager may request the VM again. The number of records is limited by
 //! the active reservations of a host, and by [`ENDED_VMS_REPORTED_MAX`] for VMs that the desired
 //! state does not contain; VMs with open slices are not counted.
 //!
-//! [`ENDED_VM_REPORTED_FOR`]: units::limits::ENDED_VM_REPORTED_FOR
+//! [`ENDED_VM_REPORT_DURATION`]: units::limits::ENDED_VM_REPORT_DURATION
 //! [`ENDED_VMS_REPORTED_MAX`]: units::limits::ENDED_VMS_REPORTED_MAX
 
 use std::{
@@ -29,7 +29,7 @@ use units::{Bytes, Epoch, Name, ReservationId, SliceId, UserId};
 
 use crate::{
     host::process::{ProcessError, ProcessHandle},
-    runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably},
+    runtime_dir::{RuntimeDirError, io_error, sync_parent_directory, write_durably},
 };
 
 /// Reason why records cannot be used. The agent then does not start, because it must not assume
@@ -46,7 +46,7 @@ pub enum RecordsError {
         path: PathBuf,
         /// Invalid contents.
         #[source]
-        cause: RecordError,
+        cause: RecordParseError,
     },
     /// It cannot be determined whether the process of a VM runs.
     #[error("cannot find the process of {}", path.display())]
@@ -61,7 +61,7 @@ pub enum RecordsError {
 
 /// Invalid contents of a record.
 #[derive(Debug, thiserror::Error)]
-pub enum RecordError {
+pub enum RecordParseError {
     /// The file is not JSON, or has unknown or missing keys.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
@@ -136,13 +136,13 @@ impl Records {
                 // The write was interrupted, so the VM has received no memory.
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
             } else {
-                vms.push(self.load_one(path)?);
+                vms.push(self.load_record(path)?);
             }
         }
         Ok(vms)
     }
 
-    fn load_one(&self, path: PathBuf) -> Result<RecoveredVm, RecordsError> {
+    fn load_record(&self, path: PathBuf) -> Result<RecoveredVm, RecordsError> {
         let (record, boot_id) = read(&path)?;
         let is_alive = boot_id == self.boot_id
             && ProcessHandle::open(&record.process)
@@ -156,7 +156,7 @@ impl Records {
     /// # Errors
     /// The record cannot be written durably. The file may exist, but can be lost in a crash.
     pub fn write(&self, record: &VmRecord) -> Result<(), RecordsError> {
-        let bytes = serde_json::to_vec_pretty(&self.to_stored(record))
+        let bytes = serde_json::to_vec_pretty(&self.to_stored_record(record))
             .expect("a record of numbers and strings can be serialized");
         Ok(write_durably(&self.path(record.reservation), &bytes)?)
     }
@@ -170,7 +170,7 @@ impl Records {
         match fs::remove_file(&path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(errno) => Err(io_error("remove", path)(errno).into()),
-            Ok(()) => Ok(sync_parent(&path)?),
+            Ok(()) => Ok(sync_parent_directory(&path)?),
         }
     }
 
@@ -178,7 +178,7 @@ impl Records {
         self.directory.join(format!("{reservation}.json"))
     }
 
-    fn to_stored(&self, record: &VmRecord) -> StoredRecord {
+    fn to_stored_record(&self, record: &VmRecord) -> StoredRecord {
         let slice = |(holding, handle): (&Holding, &Handle)| StoredSlice {
             slice: holding.slice.0,
             epoch: holding.epoch.0,
@@ -222,9 +222,9 @@ fn read(path: &Path) -> Result<(VmRecord, String), RecordsError> {
 }
 
 /// Parses a record. Returns the VM and the boot id of its process.
-fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordError> {
+fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordParseError> {
     let stored: StoredRecord = serde_json::from_slice(bytes)?;
-    let field = |field| move |problem| RecordError::Field { field, problem };
+    let field = |field| move |problem| RecordParseError::Field { field, problem };
     let reservation = stored.reservation.parse().map_err(field("reservation"))?;
     let vm = Name::new(&stored.vm).map_err(|error| field("vm")(error.to_string()))?;
     let slices: BTreeMap<Holding, Handle> = stored.slices.into_iter().map(parse_slice).collect();
@@ -264,7 +264,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
-        let record = record(process::identify(child.id()).unwrap());
+        let record = record(process::identify_process(child.id()).unwrap());
         records.write(&record).unwrap();
         assert_eq!(records.load().unwrap(), [RecoveredVm { record: record.clone(), is_alive: true }]);
         let rebooted = Records::open(dir.path(), "another boot").unwrap();

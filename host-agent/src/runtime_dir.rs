@@ -153,11 +153,11 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), RuntimeDirE
     file.write_all(bytes).map_err(io_error("write", &new))?;
     file.sync_all().map_err(io_error("sync", &new))?;
     fs::rename(&new, path).map_err(io_error("replace", path))?;
-    sync_parent(path)
+    sync_parent_directory(path)
 }
 
 /// Makes the creation, renaming or removal of a file durable, by syncing its directory.
-pub(crate) fn sync_parent(path: &Path) -> Result<(), RuntimeDirError> {
+pub(crate) fn sync_parent_directory(path: &Path) -> Result<(), RuntimeDirError> {
     let parent = path.parent().expect("a file is in a directory");
     let synced = File::open(parent).and_then(|directory| directory.sync_all());
     synced.map_err(io_error("sync", parent))

@@ -24,7 +24,7 @@ pub(crate) const CERTIFICATE_FIELD: &str = "tls.certificate";
 /// Mode bits of all permissions, in the mode of a file.
 const MODE_MASK: u32 = 0o7777;
 /// Mode bits of all permissions of users other than the owner.
-const OTHERS_MODE: u32 = 0o077;
+const NON_OWNER_MODE: u32 = 0o077;
 /// Maximum length of a token, in bytes.
 const TOKEN_BYTES_MAX: usize = 1024;
 /// Mode bits of all permissions of users other than the owner and the group.
@@ -147,7 +147,7 @@ fn read_token(path: &Path) -> Result<String, SecretsError> {
         return Err(SecretsError::Directory { path: path.to_owned() });
     }
     let mode = metadata.mode() & MODE_MASK;
-    if mode & OTHERS_MODE != 0 {
+    if mode & NON_OWNER_MODE != 0 {
         return Err(SecretsError::TokenAccessible { path: path.to_owned(), mode });
     }
     let contents = config_file::read_limited(file, TOKEN_FILE_BYTES_MAX).map_err(failed)?;

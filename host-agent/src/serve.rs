@@ -38,7 +38,7 @@ use crate::{
         ranges::CxlSlices,
         sysfs::Sysfs,
     },
-    host_memory::{HostMemory, ListenError},
+    host_memory::{HostMemoryServer, ListenError},
     metrics::Metrics,
     records::{Records, RecordsError},
     runtime_dir::{RuntimeDir, RuntimeDirError},
@@ -58,9 +58,9 @@ const SESSION_EVENTS_QUEUED_MAX: usize = 4;
 /// Root of sysfs.
 const SYS: &str = "/sys";
 /// File with the list of active swap devices.
-const SWAPS: &str = "/proc/swaps";
+const SWAPS_FILE: &str = "/proc/swaps";
 /// Directory of the lock files of agents that run as root, one file for each host name.
-const HOST_LOCKS: &str = "/run/tarn-agent/hosts";
+const HOST_LOCKS_FOLDER: &str = "/run/tarn-agent/hosts";
 /// Bytes per MiB.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("1 MiB is not zero");
 
@@ -147,7 +147,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     let token = read_secrets(&config)?;
     let _host_lock = lock_host(&config)?;
-    let signals = (listen_for(SignalKind::terminate())?, listen_for(SignalKind::interrupt())?);
+    let signals = (listen_for_signal(SignalKind::terminate())?, listen_for_signal(SignalKind::interrupt())?);
     raise_descriptor_limit();
     let PreparedAgent { inputs, session_events, boot_id, instance } = prepare_agent(&config)?;
     let (metrics, devices) = (Arc::clone(&inputs.metrics), inputs.host.devices());
@@ -156,7 +156,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         Driver::new(inputs).map_err(io_error("start threads for", "host calls"))?;
     let shares = Arc::new(SharesState::default());
     let sharing = start_symbiosis(&config, Arc::clone(&metrics), Arc::clone(&shares));
-    let host_memory = HostMemory::listen(&config.socket, config.allowed_uids.clone())?;
+    let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
         serve_metrics(address, metrics, handle.clone(), Arc::clone(&host_calls), usage).await?;
@@ -171,7 +171,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     tokio::spawn(watchdog(handle));
     notify(&[NotifyState::Ready]);
 
-    let result = wait_for_stop(signals, &mut driver).await;
+    let result = wait_for_stop_signal(signals, &mut driver).await;
     notify(&[NotifyState::Stopping]);
     driver.abort();
     drop(sharing);
@@ -187,7 +187,7 @@ fn start_symbiosis(
 ) -> Option<SymbiosisThread> {
     let sharing = config.symbiosis.clone()?;
     tracing::info!(cgroups = %sharing.cgroups.display(), epoch = %sharing.epoch, "starting Symbiosis");
-    let kernel = KernelPaths { sys: SYS.into(), swaps: SWAPS.into() };
+    let kernel = KernelPaths { sys: SYS.into(), swaps: SWAPS_FILE.into() };
     let runtime_dir = config.runtime_dir.clone();
     Some(symbiosis::EpochRunner { config: sharing, runtime_dir, kernel, state: shares, metrics }.start())
 }
@@ -213,7 +213,7 @@ fn prepare_agent(config: &Config) -> Result<PreparedAgent, ServeError> {
     if !orphans.is_empty() {
         tracing::info!(slices = orphans.len(), "found open slices of an earlier agent");
     }
-    vms.iter().filter(|adopted| adopted.is_alive).for_each(|adopted| host.adopt(&adopted.record));
+    vms.iter().filter(|adopted| adopted.is_alive).for_each(|adopted| host.adopt_running_vm(&adopted.record));
     let mut agent = Agent::new(Ns::ZERO, instance, rack, vms, orphans);
     agent.set_default_user(current_user());
     for device in host.devices().iter().filter(|device| device.problem.is_some()) {
@@ -232,22 +232,22 @@ fn prepare_agent(config: &Config) -> Result<PreparedAgent, ServeError> {
 fn create_host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
     match backend {
         Backend::Emulated { local_dir } => {
-            make_local_dir(local_dir.as_deref())?;
+            create_local_dir(local_dir.as_deref())?;
             Ok(Arc::new(Emulated::new(local_dir.clone())))
         }
         Backend::Dax { local_dir, scrub_mib_per_s } => {
-            make_local_dir(local_dir.as_deref())?;
+            create_local_dir(local_dir.as_deref())?;
             Ok(Arc::new(Dax::new(discover_cxl_slices(*scrub_mib_per_s)?, local_dir.clone())))
         }
         Backend::MemoryBlock { local_dir, scrub_mib_per_s } => {
-            make_local_dir(local_dir.as_deref())?;
+            create_local_dir(local_dir.as_deref())?;
             let ranges = discover_cxl_slices(*scrub_mib_per_s)?;
             Ok(Arc::new(MemoryBlock::new(Sysfs::at(SYS), ranges, local_dir.clone())))
         }
     }
 }
 
-fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
+fn create_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
     let Some(directory) = local_dir else { return Ok(()) };
     let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
     made.map_err(io_error("create", directory.display()))
@@ -255,7 +255,7 @@ fn make_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
 
 /// Finds the CXL memory of this machine, and logs each device. Skips unusable devices.
 fn discover_cxl_slices(scrub_mib_per_s: NonZeroU32) -> Result<CxlSlices, ServeError> {
-    let cxl = CxlMemory::discover(&Sysfs::at(SYS))?;
+    let cxl = CxlMemory::discover_devices(&Sysfs::at(SYS))?;
     for Device { name, serial, slices, .. } in &cxl.devices {
         match slices {
             Ok(slices) => {
@@ -282,7 +282,7 @@ fn discover_cxl_slices(scrub_mib_per_s: NonZeroU32) -> Result<CxlSlices, ServeEr
 fn lock_host(config: &Config) -> Result<File, ServeError> {
     let uid = geteuid().as_raw();
     let directory = if geteuid().is_root() {
-        PathBuf::from(HOST_LOCKS)
+        PathBuf::from(HOST_LOCKS_FOLDER)
     } else {
         std::env::temp_dir().join(format!("tarn-agent-{uid}"))
     };
@@ -312,11 +312,11 @@ fn raise_descriptor_limit() {
     }
 }
 
-fn listen_for(kind: SignalKind) -> Result<Signal, ServeError> {
+fn listen_for_signal(kind: SignalKind) -> Result<Signal, ServeError> {
     signal(kind).map_err(io_error("listen for", "signals"))
 }
 
-async fn wait_for_stop(
+async fn wait_for_stop_signal(
     (mut terminate, mut interrupt): (Signal, Signal),
     driver: &mut JoinHandle<()>,
 ) -> Result<(), ServeError> {

@@ -17,14 +17,16 @@ use tonic::{
     metadata::MetadataValue,
     transport::{Channel, Endpoint},
 };
-use units::limits::{MESSAGE_BYTES_MAX, RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN, SESSION_SILENCE_MAX};
+use units::limits::{
+    RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN, RPC_MESSAGE_BYTES_MAX, SESSION_SILENCE_TIMEOUT,
+};
 use units::{InstanceId, Name, Ns};
 
 use crate::{
     config::Tls,
     convert,
     secrets::{TlsFileError, read_tls},
-    session_channel::{Reports, SessionEvent},
+    session_channel::{ReportStream, SessionEvent},
     shares::SharesState,
 };
 
@@ -80,7 +82,7 @@ enum SessionError {
 /// Runs sessions, one after another, until the receiver of `events` is dropped.
 pub async fn run_sessions(
     identity: AgentIdentity,
-    reports: Reports,
+    reports: ReportStream,
     shares: Arc<SharesState>,
     events: mpsc::Sender<SessionEvent>,
 ) {
@@ -93,7 +95,7 @@ pub async fn run_sessions(
         if matches!(error, SessionError::Stopping) || events.send(SessionEvent::Disconnected).await.is_err() {
             return;
         }
-        delay = next_delay(delay, &error, lease, started.elapsed());
+        delay = reconnect_delay(delay, &error, lease, started.elapsed());
         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         tracing::warn!(manager = identity.manager, error = %error, cause, retry_in = ?delay, "session ended");
         tokio::select! {
@@ -109,7 +111,12 @@ pub async fn run_sessions(
 /// session within a lease, because a newer agent identifies as this host. In that case it is
 /// limited to the lease, so that the manager still notices that both agents run. Otherwise it is
 /// minimal.
-fn next_delay(last: Duration, error: &SessionError, lease: Option<Duration>, lasted: Duration) -> Duration {
+fn reconnect_delay(
+    last: Duration,
+    error: &SessionError,
+    lease: Option<Duration>,
+    lasted: Duration,
+) -> Duration {
     match (error, lease) {
         (_, None) => (last * 2).min(RECONNECT_BACKOFF_MAX.as_duration()),
         (SessionError::Status(status), Some(lease)) if status.code() == Code::Aborted && lasted < lease => {
@@ -125,8 +132,8 @@ async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
         .map_err(failed)?
         .tcp_nodelay(true)
         .connect_timeout(RECONNECT_BACKOFF_MAX.as_duration())
-        .http2_keep_alive_interval(SESSION_SILENCE_MAX.as_duration())
-        .keep_alive_timeout(SESSION_SILENCE_MAX.as_duration());
+        .http2_keep_alive_interval(SESSION_SILENCE_TIMEOUT.as_duration())
+        .keep_alive_timeout(SESSION_SILENCE_TIMEOUT.as_duration());
     if let Some(tls) = &identity.tls {
         // Read the files again, because certificates may have been renewed.
         endpoint = endpoint.tls_config(read_tls(tls)?).map_err(failed)?;
@@ -139,15 +146,15 @@ async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
 async fn run_session(
     identity: &AgentIdentity,
     known_rack: String,
-    reports: &Reports,
+    reports: &ReportStream,
     shares: &SharesState,
     events: &mpsc::Sender<SessionEvent>,
     lease: &mut Option<Duration>,
 ) -> Result<std::convert::Infallible, SessionError> {
     let channel = connect(identity).await?;
     let mut client = AgentClient::new(channel)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        .max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(RPC_MESSAGE_BYTES_MAX);
     let (sender, receiver) = mpsc::channel(REPORTS_QUEUED_MAX);
     sender.send(hello_message(identity, known_rack)).await.map_err(|_| SessionError::Closed)?;
     let mut request = Request::new(ReceiverStream::new(receiver));
@@ -222,15 +229,15 @@ mod tests {
         let aborted = || SessionError::Status(Status::aborted("a newer agent runs for this host"));
         let mut delays = vec![RECONNECT_BACKOFF_MIN.as_duration()];
         for _ in 0..9 {
-            delays.push(next_delay(delays[delays.len() - 1], &aborted(), Some(lease), Duration::ZERO));
+            delays.push(reconnect_delay(delays[delays.len() - 1], &aborted(), Some(lease), Duration::ZERO));
         }
         assert!(delays.is_sorted(), "{delays:?}");
         assert_eq!((delays[1], delays[9]), (Duration::from_millis(200), lease));
-        let after_long_session = next_delay(lease, &aborted(), Some(lease), lease);
-        let after_other_error = next_delay(lease, &SessionError::Closed, Some(lease), Duration::ZERO);
+        let after_long_session = reconnect_delay(lease, &aborted(), Some(lease), lease);
+        let after_other_error = reconnect_delay(lease, &SessionError::Closed, Some(lease), Duration::ZERO);
         assert_eq!([after_long_session, after_other_error], [RECONNECT_BACKOFF_MIN.as_duration(); 2]);
         assert_eq!(
-            next_delay(lease, &SessionError::Closed, None, Duration::ZERO),
+            reconnect_delay(lease, &SessionError::Closed, None, Duration::ZERO),
             RECONNECT_BACKOFF_MAX.as_duration()
         );
     }

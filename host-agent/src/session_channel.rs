@@ -7,7 +7,7 @@ use pool::protocol::DesiredState;
 use tokio::sync::{Notify, watch};
 use units::Ns;
 
-use crate::{outbox::Outbox, usage_table::UsageTable};
+use crate::{outbox::ReportOutbox, usage_table::UsageTable};
 
 /// Event of the session with the manager, for the driver.
 #[derive(Clone, Debug)]
@@ -29,9 +29,9 @@ pub enum SessionEvent {
 
 /// Driver state that the session reports to the manager.
 #[derive(Clone, Debug)]
-pub struct Reports {
+pub struct ReportStream {
     /// Pending report of the observed state.
-    pub outbox: Arc<Outbox>,
+    pub outbox: Arc<ReportOutbox>,
     /// Touched memory of each VM.
     pub usage: Arc<UsageTable>,
     /// UUID of the rack to which this host belongs.

@@ -11,7 +11,7 @@ use fairness::market::{Certificate, Share, Supply};
 use tokio::sync::Notify;
 use units::{Bytes, Name, UnixMs};
 
-use crate::{config::symbiosis::Enforce, host::access_profile::AccessSource};
+use crate::{config::symbiosis::EnforcementMethod, host::access_profile::AccessSource};
 
 /// Result of an epoch of Symbiosis.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ pub struct TenantReport {
     /// Weight of the tenant in the market.
     pub weight: f64,
     /// Method of enforcing the share.
-    pub enforce: Enforce,
+    pub enforce: EnforcementMethod,
     /// Share of the tenant in an equal split.
     pub fair: Share,
     /// Current share of the tenant.
@@ -96,7 +96,7 @@ pub struct TenantMeasurement {
 
 impl Report {
     /// Creates the report of an epoch in which no shares could be decided.
-    pub(crate) fn undecided(epoch: u64, supply: Supply, reason: String) -> Self {
+    pub(crate) fn undecided_report(epoch: u64, supply: Supply, reason: String) -> Self {
         let (tenants, certificate) = (Vec::new(), None);
         Self { epoch, at: now(), supply, state: State::Blocked, reason, tenants, certificate }
     }
@@ -104,7 +104,7 @@ impl Report {
 
 impl TenantReport {
     /// Creates the report of a tenant without measurements.
-    pub(crate) fn new(name: &Name, enforce: Enforce, problem: &str) -> Self {
+    pub(crate) fn new(name: &Name, enforce: EnforcementMethod, problem: &str) -> Self {
         Self {
             name: name.clone(),
             weight: 1.0,
@@ -128,12 +128,12 @@ pub(crate) fn now() -> UnixMs {
 /// Last report of Symbiosis, and the weights set by the manager.
 #[derive(Debug, Default)]
 pub struct SharesState {
-    inner: Mutex<Inner>,
+    inner: Mutex<SharesStateInner>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct SharesStateInner {
     report: Option<Report>,
     is_sent: bool,
     /// `None` before the manager has sent weights.
@@ -143,7 +143,7 @@ struct Inner {
 impl SharesState {
     /// Locks the state. A poisoned state is consistent, because no call can panic while it is
     /// locked.
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn inner(&self) -> MutexGuard<'_, SharesStateInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -23,7 +23,7 @@ use std::{
 };
 
 use fairness::{
-    epoch::{AppliedShares, Change, Decision, EpochAllocator, Member, WeightedShare},
+    epoch::{AppliedShares, Change, Decision, EpochAllocator, MarketMember, WeightedShare},
     market::{MarketError, Share, Supply},
     profile::TenantUtility,
 };
@@ -32,7 +32,7 @@ use units::{Bytes, Name, limits::TENANTS_PER_HOST_MAX};
 
 use self::{
     access_monitor::AccessMonitor,
-    enforce::{Advice, Enforcer, LimitRequest, Swap, enforce},
+    enforce::{AdviceEnforcer, Enforcer, LimitRequest, Swap, enforce},
     meter::Meter,
 };
 pub use self::{
@@ -40,12 +40,12 @@ pub use self::{
     run::{EpochRunner, SymbiosisThread},
 };
 use crate::{
-    config::symbiosis::{Enforce, Symbiosis as Config},
+    config::symbiosis::{EnforcementMethod, Symbiosis as Config},
     host::{
         access_profile::AccessProfile,
         cgroup::{Cgroups, Counters},
         process::{self, ProcessError},
-        remote::{Remote, RemoteError},
+        remote::{RemoteDevice, RemoteError},
         sysfs::SysfsError,
     },
     records::{self, RecordsError},
@@ -57,7 +57,7 @@ use crate::{
 pub enum SymbiosisError {
     /// The swap device for remote memory cannot be used.
     #[error("symbiosis.remote")]
-    Remote(#[from] RemoteError),
+    RemoteDevice(#[from] RemoteError),
     /// The stored shares cannot be loaded.
     #[error(transparent)]
     Stored(#[from] PersistedSharesError),
@@ -81,7 +81,7 @@ pub struct Symbiosis {
     config: Config,
     kernel: KernelPaths,
     cgroups: Cgroups,
-    remote: Remote,
+    remote: RemoteDevice,
     monitor: AccessMonitor,
     meters: BTreeMap<Name, Meter>,
     epochs: EpochAllocator,
@@ -106,7 +106,7 @@ struct Candidate {
 struct Participant {
     name: Name,
     weight: f64,
-    enforce: Enforce,
+    enforce: EnforcementMethod,
     /// Guaranteed share.
     least: Share,
     measured: TenantMeasurement,
@@ -128,12 +128,12 @@ impl Symbiosis {
         kernel: KernelPaths,
         state: Arc<SharesState>,
     ) -> Result<Self, SymbiosisError> {
-        let remote = Remote::open(&config.remote, &kernel.sys)?;
+        let remote = RemoteDevice::open(&config.remote, &kernel.sys)?;
         Self::with(remote, config, runtime_dir, kernel, state)
     }
 
     fn with(
-        remote: Remote,
+        remote: RemoteDevice,
         config: Config,
         runtime_dir: &Path,
         kernel: KernelPaths,
@@ -207,7 +207,7 @@ impl Symbiosis {
         let (mut participants, mut missing) = (Vec::new(), None);
         for Candidate { name, vm, counters, limit_mb_s } in candidates {
             let meter = self.meters.entry(name.clone()).or_default();
-            let period = meter::Period {
+            let period = meter::MeasuredPeriod {
                 now,
                 miss_latency_s,
                 limit_mb_s: limit_mb_s.map_or(link, |limit| limit.min(link)),
@@ -325,9 +325,9 @@ impl Symbiosis {
 
     /// Returns how a tenant's share is enforced. The setting does not apply to VMs, because their
     /// memory is never swapped out.
-    fn enforcement_of(&self, name: &Name, is_vm: bool) -> Enforce {
+    fn enforcement_of(&self, name: &Name, is_vm: bool) -> EnforcementMethod {
         let configured = self.config.tenants.get(name).map_or(self.config.enforce, |tenant| tenant.enforce);
-        if is_vm { Enforce::Tiered } else { configured }
+        if is_vm { EnforcementMethod::Tiered } else { configured }
     }
 
     /// Returns the weight that the manager has set for a tenant, if any. Before the manager has
@@ -363,7 +363,7 @@ impl Symbiosis {
                 demand_mb_s: learner.wanted(),
                 gain: decision.gains[at],
                 error: learner.error(),
-                ..TenantReport::new(&tenant.name, tenant.enforce, tenant.enforce.limitation())
+                ..TenantReport::new(&tenant.name, tenant.enforce, tenant.enforce.unenforced_reason())
             });
         }
         Ok((decision, previous))
@@ -373,11 +373,16 @@ impl Symbiosis {
         &self,
         tenant: &Participant,
         supply: Supply,
-    ) -> Result<Member<TenantUtility>, MissingInput> {
+    ) -> Result<MarketMember<TenantUtility>, MissingInput> {
         let memory_max = tenant.memory_max.map_or(f64::INFINITY, meter::to_mib);
         let utility = self.meters[&tenant.name].learner().utility(supply, memory_max);
         let utility = utility.map_err(|error| MissingInput(format!("{}: {error}", tenant.name)))?;
-        Ok(Member { name: tenant.name.as_str().into(), weight: tenant.weight, min: tenant.least, utility })
+        Ok(MarketMember {
+            name: tenant.name.as_str().into(),
+            weight: tenant.weight,
+            min: tenant.least,
+            utility,
+        })
     }
 
     /// Stores the decided shares durably, and then enforces them.
@@ -392,8 +397,8 @@ impl Symbiosis {
         let swap = Swap { cgroups: &self.cgroups, device: self.remote.number() };
         let enforcer = |tenant: &Participant| -> &dyn Enforcer {
             match tenant.enforce {
-                Enforce::Swap => &swap,
-                Enforce::Tiered | Enforce::Advise => &Advice,
+                EnforcementMethod::Swap => &swap,
+                EnforcementMethod::Tiered | EnforcementMethod::Advise => &AdviceEnforcer,
             }
         };
         let requests = participants.iter().zip(&decision.shares);

@@ -211,7 +211,7 @@ fn attached_connection_is_limited_to_its_vm() {
 }
 
 /// User ids of two tenants that run VMMs.
-const TENANTS: [u32; 2] = [2001, 2002];
+const TENANT_UIDS: [u32; 2] = [2001, 2002];
 
 /// Returns a rack with three VMs whose slices are online: `a` belongs to the first tenant, `b` to
 /// the second tenant, and `c` to the agent's user. Returns `None` if this test does not run as
@@ -222,7 +222,7 @@ fn two_tenant_rig() -> Option<Rig> {
         return None;
     }
     let mut rig = Rig::with("allowed_uids = [0, 2001, 2002]");
-    let users = [Some(TENANTS[0]), Some(TENANTS[1]), None];
+    let users = [Some(TENANT_UIDS[0]), Some(TENANT_UIDS[1]), None];
     let vms = (1..).zip(users).map(|(slice, uid)| (rig.create_slice(slice, 1), uid)).collect::<Vec<_>>();
     rig.apply(desired_vms(vms), |report| slice_epochs(&report.online) == [(1, 1), (2, 1), (3, 1)]);
     Some(rig)
@@ -236,7 +236,7 @@ fn assert_vm_unknown(reply: &str, vm: &str) {
 #[test]
 fn user_attaches_and_inspects_own_vms_only() {
     let Some(rig) = two_tenant_rig() else { return };
-    let [one, two] = TENANTS;
+    let [one, two] = TENANT_UIDS;
     let mut vmm = rig.vmm_of(one);
     // The VM of the other tenant, the VM without a user and a VM that does not exist.
     for vm in ["b", "c", "nowhere"] {
@@ -258,7 +258,7 @@ fn user_attaches_and_inspects_own_vms_only() {
 #[test]
 fn released_vm_keeps_its_slice_files_until_its_process_ends() {
     let Some(mut rig) = two_tenant_rig() else { return };
-    let [one, two] = TENANTS;
+    let [one, two] = TENANT_UIDS;
     let mut vmm = rig.vmm_of(one);
     assert!(vmm.request("attach a paths").starts_with("attached"));
     let others = [(2, Some(two)), (3, None)].map(|(slice, uid)| (rig.desired_slice(slice, 1), uid));
@@ -288,14 +288,14 @@ fn files_inspected_by_root_belong_to_vm_user() {
         assert_eq!(root.request(&format!("inspect {vm}")), format!("inspected {slice}.1={GIB}"));
     }
     let owner = |slice| rig.slice_path(slice, 1).metadata().unwrap().uid();
-    assert_eq!([1, 2, 3].map(owner), [TENANTS[0], TENANTS[1], 0]);
-    assert!(rig.vmm_of(TENANTS[1]).request("attach b descriptors").starts_with("attached"));
+    assert_eq!([1, 2, 3].map(owner), [TENANT_UIDS[0], TENANT_UIDS[1], 0]);
+    assert!(rig.vmm_of(TENANT_UIDS[1]).request("attach b descriptors").starts_with("attached"));
 }
 
 #[test]
 fn vmm_cannot_attach_or_inspect_other_vms() {
     let Some(mut rig) = two_tenant_rig() else { return };
-    let [one, two] = TENANTS;
+    let [one, two] = TENANT_UIDS;
     let mut vmm = rig.vmm_switching_to(one);
     assert!(vmm.request("attach a descriptors").starts_with("attached"));
     for request in ["attach b descriptors", "attach c descriptors", "inspect b", "inspect c"] {

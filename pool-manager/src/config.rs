@@ -12,9 +12,9 @@ use config_file::{Field, Section};
 use units::{
     Bytes, Fraction, Name, Ns,
     limits::{
-        COMMIT_WITHIN_DEFAULT, COMMIT_WITHIN_MAX, CORES_PER_HOST_MAX, EMCS_MAX, EMCS_PER_HOST_MAX,
-        FENCE_AFTER_MAX, HOSTS_MAX, LEASE_TTL_MAX, LEASE_TTL_MIN, LOCAL_MIB_PER_HOST_MAX, ROLE_NAMES_MAX,
-        SLICES_MAX, SLICES_PER_EMC_MAX,
+        COMMIT_TIMEOUT_DEFAULT, COMMIT_TIMEOUT_MAX, CORES_PER_HOST_MAX, EMCS_MAX, EMCS_PER_HOST_MAX,
+        FENCE_AFTER_MAX, HOSTS_MAX, LEASE_TTL_MAX, LEASE_TTL_MIN, LOCAL_MEMORY_MIB_PER_HOST_MAX,
+        ROLE_NAMES_MAX, SLICES_MAX, SLICES_PER_EMC_MAX,
     },
 };
 
@@ -126,7 +126,7 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { pool_share: Fraction::new(0.25).expect("a fraction"), commit_within: COMMIT_WITHIN_DEFAULT }
+        Self { pool_share: Fraction::new(0.25).expect("a fraction"), commit_within: COMMIT_TIMEOUT_DEFAULT }
     }
 }
 
@@ -229,8 +229,9 @@ impl<'a> ConfigParser<'a> {
             top.take_required("manager", Field::to_section).and_then(|section| self.parse_manager(section));
         let lease = top.take_section("lease").map_or(Some(Lease::default()), parse_lease);
         let policy = top.take_section("policy").map_or(Some(Policy::default()), parse_policy);
-        let prediction =
-            top.take_section("prediction").map_or(Some(Settings::default()), prediction::parse_settings);
+        let prediction = top
+            .take_section("prediction")
+            .map_or(Some(Settings::default()), prediction::parse_prediction_settings);
         let fence = top
             .take_section("fence")
             .map_or(Some(None), |section| fence::parse_fence_command(section).map(Some));
@@ -293,7 +294,7 @@ impl<'a> ConfigParser<'a> {
     }
 
     fn parse_socket_path(&self, path: &str) -> Result<PathBuf, String> {
-        let path = config_file::to_absolute(self.base, path)?;
+        let path = config_file::to_absolute_path(self.base, path)?;
         let bytes = path.as_os_str().len();
         let rule =
             || format!("has {bytes} bytes as an absolute path: must have at most {SOCKET_PATH_BYTES_MAX}");
@@ -355,7 +356,8 @@ impl<'a> ConfigParser<'a> {
     fn parse_host(&mut self, mut section: Section<'_>) -> Option<Host> {
         let name = section.take_required("name", |field| check_unique(field.to_name()?, &mut self.hosts));
         let cores = section.take_required("cores", |field| field.to_integer(1..=CORES_PER_HOST_MAX));
-        let local = section.take_required("local_mib", |field| field.to_integer(1..=LOCAL_MIB_PER_HOST_MAX));
+        let local =
+            section.take_required("local_mib", |field| field.to_integer(1..=LOCAL_MEMORY_MIB_PER_HOST_MAX));
         let emcs = self.parse_attached_emcs(&mut section);
         let token = section.take_optional("token_sha256", |field| {
             check_unique(parse_token_sha256(field)?, &mut self.tokens)
@@ -423,7 +425,7 @@ fn parse_policy(mut section: Section<'_>) -> Option<Policy> {
     let default = Policy::default();
     let pool_share = section.take_optional("pool_share", prediction::parse_fraction);
     let within =
-        section.take_optional("commit_within_s", |field| field.to_duration(Ns::ms(1)..=COMMIT_WITHIN_MAX));
+        section.take_optional("commit_within_s", |field| field.to_duration(Ns::ms(1)..=COMMIT_TIMEOUT_MAX));
     section.reject_unknown_keys();
     Some(Policy {
         pool_share: pool_share?.unwrap_or(default.pool_share),

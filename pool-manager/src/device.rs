@@ -60,7 +60,7 @@ impl Driver {
     const fn identifying_files(self) -> &'static [&'static str] {
         match self {
             Self::Emulated => &[RACK_UUID_FILE, "epochs", "slices"],
-            Self::SharedDax => &[RACK_UUID_FILE, shared_dax::RECORD_FILE],
+            Self::SharedDax => &[RACK_UUID_FILE, shared_dax::GRANTS_FILE],
         }
     }
 

@@ -34,7 +34,7 @@ use pool::{
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use units::limits::{
     EXPLAIN_CALLS_IN_FLIGHT_MAX, LEDGER_REQUESTS_QUEUED_MAX, REPORT_PART_ENTRIES_MAX,
-    WATCH_CHUNKS_QUEUED_MAX, WATCHERS_MAX,
+    WATCH_CHUNKS_QUEUED_MAX, WATCH_STREAMS_MAX,
 };
 use units::{EmcId, HostId, Ns, UnixMs};
 
@@ -93,8 +93,8 @@ struct Session {
     outbox: mpsc::Sender<SessionMessage>,
 }
 
-/// State protected by the lock of [`Shared`].
-struct Core {
+/// State protected by the lock of [`SharedDriver`].
+struct DriverCore {
     manager: Manager,
     replies: HashMap<Token, oneshot::Sender<ReplyResult>>,
     sessions: HashMap<SessionId, Session>,
@@ -111,7 +111,7 @@ struct Core {
     is_closed: bool,
 }
 
-impl Core {
+impl DriverCore {
     /// Returns whether the driver's thread is asleep and must be woken, because it has work or an
     /// earlier deadline. Most events only add to a batch that is not yet due, and need no wakeup.
     fn needs_wakeup(&self) -> bool {
@@ -124,8 +124,8 @@ impl Core {
 }
 
 /// State shared by all [`Handle`]s and the driver's thread.
-struct Shared {
-    core: Mutex<Core>,
+struct SharedDriver {
+    core: Mutex<DriverCore>,
     /// Wakes the driver's thread when there is work.
     work_available: Condvar,
     /// Wakes callers that wait for space in the open batch, after the previous batch was passed to
@@ -144,11 +144,11 @@ struct Shared {
     watch_permits: Arc<Semaphore>,
 }
 
-impl Shared {
+impl SharedDriver {
     /// Locks the state. Aborts the process if a thread panicked while it held the lock, because the
     /// ledger in memory may be inconsistent. The ledger on disk is consistent, and a new process
     /// loads it.
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    fn lock(&self) -> MutexGuard<'_, DriverCore> {
         self.core.lock().unwrap_or_else(|_| {
             tracing::error!("aborting: a thread panicked while it held the ledger's lock");
             std::process::abort()
@@ -156,7 +156,7 @@ impl Shared {
     }
 
     /// Runs `change` under the lock, and wakes the driver's thread if there are effects to perform.
-    fn change<T>(&self, change: impl FnOnce(&mut Core, When) -> T) -> Result<T, DriverError> {
+    fn change<T>(&self, change: impl FnOnce(&mut DriverCore, When) -> T) -> Result<T, DriverError> {
         let mut core = self.lock();
         if core.is_closed {
             return Err(DriverError::Stopping);
@@ -190,7 +190,7 @@ impl Shared {
 
 /// Handle to the driver for requests and agents; cheap to clone.
 #[derive(Clone)]
-pub struct Handle(Arc<Shared>);
+pub struct Handle(Arc<SharedDriver>);
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -200,7 +200,7 @@ impl std::fmt::Debug for Handle {
 
 /// Guard of a caller that waits for a reply. Dropping the guard cancels the request in the ledger.
 struct PendingRequest<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedDriver,
     token: Token,
 }
 
@@ -409,7 +409,7 @@ impl Handle {
         self.0.changed.subscribe()
     }
 
-    /// Reserves one of the [`WATCHERS_MAX`] watch streams. Returns `None` if all of them are open.
+    /// Reserves one of the [`WATCH_STREAMS_MAX`] watch streams. Returns `None` if all of them are open.
     pub fn try_watch_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.0.watch_permits).try_acquire_owned().ok()
     }
@@ -447,7 +447,7 @@ pub fn start(
     let clock = Clock { base: meta.rack_time, started: Instant::now() };
     let mut manager = Manager::new(settings);
     manager.handle(clock.now(), Event::Loaded { meta, records, restored });
-    let core = Core {
+    let core = DriverCore {
         manager,
         replies: HashMap::new(),
         sessions: HashMap::new(),
@@ -459,7 +459,7 @@ pub fn start(
         sleeping_until: None,
         is_closed: false,
     };
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(SharedDriver {
         core: Mutex::new(core),
         work_available: Condvar::new(),
         batch_space: Notify::new(),
@@ -469,7 +469,7 @@ pub fn start(
         clock,
         published: broadcast::channel(WATCH_CHUNKS_QUEUED_MAX).0,
         changed: watch::channel(0).0,
-        watch_permits: Arc::new(Semaphore::new(WATCHERS_MAX)),
+        watch_permits: Arc::new(Semaphore::new(WATCH_STREAMS_MAX)),
     });
     let mut thread = DriverThread::new(Arc::clone(&shared), LedgerStore::new(store, restored), metrics);
     let (end, ended) = oneshot::channel();

@@ -22,7 +22,7 @@ use units::{
     limits::{DEVICE_PROBE_INTERVAL, DEVICE_RESULTS_PER_BATCH_MAX},
 };
 
-use crate::device::{self, Device, DeviceError, Driver, presence::Presence};
+use crate::device::{self, Device, DeviceError, Driver, presence::DevicePresence};
 
 /// Location and size of an EMC, as needed to open its device.
 #[derive(Clone, Debug)]
@@ -73,12 +73,12 @@ fn start_with_interval(
                     std::iter::once(call).chain(receiver.try_iter()).take(DEVICE_RESULTS_PER_BATCH_MAX)
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    state.probe(&emc).into_iter().for_each(|failed| report(emc.id, vec![failed]));
+                    state.probe_device(&emc).into_iter().for_each(|failed| report(emc.id, vec![failed]));
                     continue;
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            report(emc.id, perform_all(&emc, &mut state, calls.collect()));
+            report(emc.id, perform_all_calls(&emc, &mut state, calls.collect()));
         }
     })?;
     Ok(EmcSender { sender, comparison: 0 })
@@ -112,7 +112,7 @@ impl EmcSender {
 /// Device and its state, owned by the EMC's thread.
 #[derive(Default)]
 struct DeviceState {
-    open: Option<(Box<dyn Device>, Presence)>,
+    open: Option<(Box<dyn Device>, DevicePresence)>,
     /// Number of the comparison that opened the device.
     opened_by_comparison: u64,
     /// Whether this thread has opened the device before. If so, a missing directory is an error and
@@ -131,7 +131,7 @@ impl DeviceState {
         if call.call != DeviceCall::Contents
             && (self.open.is_none() || call.comparison < self.opened_by_comparison)
         {
-            Presence::record(emc.driver, &emc.path)?; // reports a missing directory first, because it is the cause
+            DevicePresence::record(emc.driver, &emc.path)?; // reports a missing directory first, because it is the cause
             return Err(DeviceError::NotCompared { path: emc.path.clone() });
         }
         self.open(emc, call.comparison)
@@ -140,11 +140,11 @@ impl DeviceState {
     fn open(&mut self, emc: &EmcDescription, comparison: u64) -> Result<&mut dyn Device, DeviceError> {
         if self.open.is_none() {
             if self.was_opened {
-                Presence::record(emc.driver, &emc.path)?;
+                DevicePresence::record(emc.driver, &emc.path)?;
             }
             self.opened_by_comparison = comparison;
             let device = emc.driver.open(&emc.path, emc.slices, &emc.serial, &emc.rack)?;
-            self.open = Some((device, Presence::record(emc.driver, &emc.path)?));
+            self.open = Some((device, DevicePresence::record(emc.driver, &emc.path)?));
             self.was_opened = true;
         }
         let (device, _) = self.open.as_mut().expect("the device was opened above");
@@ -159,7 +159,7 @@ impl DeviceState {
 
     /// Checks an idle device. Returns a failure as the result of [`DeviceCall::Contents`], because
     /// the manager retries this call.
-    fn probe(&mut self, emc: &EmcDescription) -> Option<DeviceReply> {
+    fn probe_device(&mut self, emc: &EmcDescription) -> Option<DeviceReply> {
         let error = units::chain(&self.check_presence().err()?);
         tracing::warn!(emc = %emc.name, error, "check of the EMC's directory failed");
         Some(DeviceReply::Failed { call: DeviceCall::Contents, failure: DeviceFailure::Error(error) })
@@ -168,17 +168,22 @@ impl DeviceState {
 
 /// Performs a batch of calls, makes it durable and returns the results. If a device file is missing
 /// or the batch cannot be made durable, all calls of the batch fail, and the device is closed.
-fn perform_all(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall>) -> Vec<DeviceReply> {
+fn perform_all_calls(emc: &EmcDescription, state: &mut DeviceState, calls: Vec<EmcCall>) -> Vec<DeviceReply> {
     if let Err(error) = state.check_presence() {
-        return fail_all(emc, calls, &error, "check of the EMC's directory failed");
+        return fail_all_calls(emc, calls, &error, "check of the EMC's directory failed");
     }
     let results = calls.iter().map(|call| perform(emc, state, call)).collect();
     let Some(Err(error)) = state.open.as_mut().map(|(device, _)| device.commit()) else { return results };
     state.open = None;
-    fail_all(emc, calls, &error, "cannot make device calls durable")
+    fail_all_calls(emc, calls, &error, "cannot make device calls durable")
 }
 
-fn fail_all(emc: &EmcDescription, calls: Vec<EmcCall>, error: &DeviceError, event: &str) -> Vec<DeviceReply> {
+fn fail_all_calls(
+    emc: &EmcDescription,
+    calls: Vec<EmcCall>,
+    error: &DeviceError,
+    event: &str,
+) -> Vec<DeviceReply> {
     let message = units::chain(error);
     tracing::warn!(emc = %emc.name, calls = calls.len(), error = message, "{event}");
     let failed =
@@ -275,8 +280,8 @@ mod tests {
 
     use super::*;
 
-    const RACK: &str = "11111111-2222-3333-4444-555555555555";
-    const OTHER: &str = "99999999-2222-3333-4444-555555555555";
+    const RACK_UUID: &str = "11111111-2222-3333-4444-555555555555";
+    const OTHER_RACK_UUID: &str = "99999999-2222-3333-4444-555555555555";
 
     fn emc(directory: &std::path::Path) -> EmcDescription {
         EmcDescription {
@@ -287,7 +292,7 @@ mod tests {
             serial: String::new(),
             first: SliceId(100),
             slices: 60,
-            rack: RACK.to_owned(),
+            rack: RACK_UUID.to_owned(),
         }
     }
 
@@ -306,7 +311,7 @@ mod tests {
             perform_calls(emc, state, vec![DeviceCall::Contents]);
         }
         let call = |call| EmcCall { call, comparison: u64::MAX };
-        perform_all(emc, state, calls.into_iter().map(call).collect())
+        perform_all_calls(emc, state, calls.into_iter().map(call).collect())
     }
 
     /// Replaces a slice's file by a directory, which makes operations fail also for root.
@@ -343,7 +348,7 @@ mod tests {
         let (emc, mut device) = (emc(directory.path()), DeviceState::default());
         perform_calls(&emc, &mut device, vec![grant(107)]);
         drop(device);
-        let other = EmcDescription { rack: OTHER.to_owned(), ..emc.clone() };
+        let other = EmcDescription { rack: OTHER_RACK_UUID.to_owned(), ..emc.clone() };
         let stale = directory.path().join("slices/00007.0.h0"); // the owning rack would delete this stale file
         std::fs::write(&stale, "").unwrap();
         let rejection =
@@ -354,7 +359,8 @@ mod tests {
         });
         let errors: Vec<_> = errors.collect();
         assert!(
-            errors.len() == 2 && errors[0].contains(&format!("contains rack {RACK}, expected {OTHER}")),
+            errors.len() == 2
+                && errors[0].contains(&format!("contains rack {RACK_UUID}, expected {OTHER_RACK_UUID}")),
             "{errors:?}"
         );
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
@@ -413,7 +419,7 @@ mod tests {
         assert!(matches!(results[..], [DeviceReply::Granted { .. }]), "{results:?}");
     }
 
-    fn is_vanished(results: &[DeviceReply]) -> bool {
+    fn is_device_vanished(results: &[DeviceReply]) -> bool {
         let vanished = |result: &DeviceReply| matches!(result, DeviceReply::Failed { failure: DeviceFailure::Error(error), .. } if error.contains("restore the EMC's directory"));
         results.iter().all(vanished)
     }
@@ -439,9 +445,9 @@ mod tests {
         calls.send(grant(107));
         await_report(&reports, |results| matches!(results.last(), Some(DeviceReply::Granted { .. })));
         std::fs::rename(&path, &away).unwrap();
-        await_report(&reports, is_vanished);
+        await_report(&reports, is_device_vanished);
         calls.send(DeviceCall::Contents);
-        await_report(&reports, is_vanished);
+        await_report(&reports, is_device_vanished);
         assert!(!path.exists(), "the missing device was created again");
         std::fs::rename(&away, &path).unwrap();
         calls.send(DeviceCall::Contents);
@@ -461,7 +467,7 @@ mod tests {
             let revoke = DeviceCall::Revoke { slice: SliceId(107), epoch: Epoch(1) };
             for _ in 0..2 {
                 let results = perform_calls(&emc, &mut device, vec![revoke.clone(), grant(108)]);
-                assert!(results.len() == 2 && is_vanished(&results), "{vanished}: {results:?}");
+                assert!(results.len() == 2 && is_device_vanished(&results), "{vanished}: {results:?}");
             }
             std::fs::rename(&to, &from).unwrap();
             let results = perform_calls(&emc, &mut device, vec![DeviceCall::Contents, revoke.clone()]);

@@ -133,16 +133,16 @@ mod tests {
         run(&FenceCommand { command, within }, "h1").await
     }
 
-    const LONG: Ns = Ns::secs(60);
+    const LONG_TIMEOUT: Ns = Ns::secs(60);
 
     #[tokio::test]
     async fn only_exit_code_0_confirms_the_power_off() {
-        assert_eq!(outcome(&["true", "{host}"], LONG).await, Ok(()));
+        assert_eq!(outcome(&["true", "{host}"], LONG_TIMEOUT).await, Ok(()));
         let problem =
-            outcome(&["sh", "-c", "echo cannot reach {host}; echo timeout >&2; exit 3"], LONG).await;
+            outcome(&["sh", "-c", "echo cannot reach {host}; echo timeout >&2; exit 3"], LONG_TIMEOUT).await;
         let prefix = "`sh -c echo cannot reach h1; echo timeout >&2; exit 3` ended with exit status: 3";
         assert_eq!(problem, Err(format!("{prefix}, output \"cannot reach h1\\ntimeout\"")));
-        let problem = outcome(&["/nonexistent", "{host}"], LONG).await.unwrap_err();
+        let problem = outcome(&["/nonexistent", "{host}"], LONG_TIMEOUT).await.unwrap_err();
         assert!(problem.starts_with("`/nonexistent h1` could not be run: No such file"), "{problem}");
     }
 
@@ -165,8 +165,9 @@ mod tests {
 
     #[tokio::test]
     async fn background_children_are_not_awaited_and_output_is_bounded() {
-        assert_eq!(outcome(&["sh", "-c", "sleep 20 & true {host}"], LONG).await, Ok(()));
-        let problem = outcome(&["sh", "-c", "yes {host} | head -c 1000000; false"], LONG).await.unwrap_err();
+        assert_eq!(outcome(&["sh", "-c", "sleep 20 & true {host}"], LONG_TIMEOUT).await, Ok(()));
+        let problem =
+            outcome(&["sh", "-c", "yes {host} | head -c 1000000; false"], LONG_TIMEOUT).await.unwrap_err();
         assert!(problem.len() < 2 * FENCE_OUTPUT_BYTES_MAX, "{} bytes", problem.len());
     }
 }

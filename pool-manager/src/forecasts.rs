@@ -201,7 +201,7 @@ impl Forecasts {
     ///
     /// # Errors
     /// [`DriverError::Stopping`] if the manager is stopping.
-    pub fn record_touched(
+    pub fn record_touched_memory(
         &self,
         host: HostId,
         touched: &[(ReservationId, Bytes)],
@@ -216,8 +216,8 @@ impl Forecasts {
 
     /// Deletes a host's measurements of touched memory after its agent connected or disconnected. A
     /// connected agent reports them again.
-    pub fn reset_peaks(&self, host: HostId) {
-        self.write_state().clear_peaks(host);
+    pub fn reset_memory_peaks(&self, host: HostId) {
+        self.write_state().clear_memory_peaks(host);
     }
 
     /// Updates the metrics of serving models, outcomes and the operating point.

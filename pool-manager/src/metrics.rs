@@ -116,7 +116,7 @@ fn seconds_histogram() -> Histogram {
 
 /// Values of the gauges, copied from the ledger under its lock.
 #[derive(Clone, Debug)]
-pub struct Snapshot {
+pub struct MetricsSnapshot {
     leases_expired: u64,
     emcs: Vec<EmcSnapshot>,
     hosts: Vec<HostSnapshot>,
@@ -140,7 +140,7 @@ struct HostSnapshot {
     slices: usize,
 }
 
-impl Snapshot {
+impl MetricsSnapshot {
     /// Copies the current values from the ledger.
     pub fn of(manager: &Manager) -> Self {
         let ledger = manager.durable();
@@ -309,7 +309,7 @@ impl Metrics {
 
     /// Sets all gauges to the values of a snapshot.
     #[expect(clippy::cast_possible_wrap, reason = "counts of slices and revisions are far below i64::MAX")]
-    fn set_gauges(&self, snapshot: &Snapshot) {
+    fn set_gauges(&self, snapshot: &MetricsSnapshot) {
         self.lease_expired.inc_by(snapshot.leases_expired.saturating_sub(self.lease_expired.get()));
         self.slices.clear();
         self.emc_up.clear();
@@ -343,7 +343,7 @@ impl Metrics {
     ///
     /// # Errors
     /// Returns an error if formatting fails.
-    pub fn page(&self, snapshot: &Snapshot) -> Result<String, std::fmt::Error> {
+    pub fn page(&self, snapshot: &MetricsSnapshot) -> Result<String, std::fmt::Error> {
         let registry = self.registry.lock().expect("no thread panics under this lock");
         self.set_gauges(snapshot);
         self.rpc.with_registry(|rpc| {
@@ -394,7 +394,7 @@ mod tests {
         handle(9, Event::Tick);
         let metrics = Metrics::default();
         for _ in 0..2 {
-            let page = metrics.page(&Snapshot::of(&manager)).unwrap();
+            let page = metrics.page(&MetricsSnapshot::of(&manager)).unwrap();
             assert!(page.contains("tarn_lease_expired_total 1\n"), "{page}");
         }
     }

@@ -3,7 +3,7 @@
 //! chosen again when models, outcomes or the mix of VMs change.
 
 use prediction::{
-    combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, solve},
+    combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, choose_combination},
     frigid::{Calibration, RiskLimit},
     sensitivity::Cutoff,
 };
@@ -76,7 +76,7 @@ impl OperatingPoint {
         let insensitive: Vec<InsensitivityPoint> = cutoffs.iter().map(placed).collect();
         let mix = VmMix { history: counters_fraction, exceeds: limits.overpredicted_exceeds };
         let points: Vec<FrigidPoint> = frigid.iter().map(|(point, _)| *point).collect();
-        let choice = solve(&insensitive, &points, mix, limits.exceed_max);
+        let choice = choose_combination(&insensitive, &points, mix, limits.exceed_max);
         let chosen =
             frigid.iter().find(|(point, _)| *point == choice.frigid).map(|(_, risk_limit)| *risk_limit);
         // If there are enough outcomes but no rate is within the limits, no risk is allowed. With
@@ -90,7 +90,7 @@ impl OperatingPoint {
 
 #[cfg(test)]
 mod tests {
-    use prediction::frigid::{CalibrationSample, Curve};
+    use prediction::frigid::{CalibrationSample, QuantileCurve};
     use units::{Bytes, UnixMs};
 
     use super::*;
@@ -104,7 +104,7 @@ mod tests {
         let mut calibration = Calibration::default();
         for vm in 0..vms {
             let untouched = share(f64::from(vm * 37 % 100) / 100.0);
-            let curve = Curve::new(prediction::frigid::QUANTILE_LEVELS);
+            let curve = QuantileCurve::new(prediction::frigid::QUANTILE_LEVELS);
             let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // only the largest VMs gain enough memory for their risk
             let sample =
                 CalibrationSample { begins: UnixMs(0), curve, owner_margin: 1.0, requested, untouched };

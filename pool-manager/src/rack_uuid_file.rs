@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::store::disk::{private_file_options, sync_parent};
+use crate::store::disk::{private_file_options, sync_parent_directory};
 
 /// Name of the file that contains the UUID of the rack.
 pub const RACK_UUID_FILE: &str = "rack-uuid";
@@ -64,5 +64,5 @@ pub fn write(folder: &Path, rack_uuid: &str) -> io::Result<()> {
     writeln!(file, "{rack_uuid}")?;
     file.sync_all()?;
     fs::rename(&partial, folder.join(RACK_UUID_FILE))?;
-    sync_parent(&partial)
+    sync_parent_directory(&partial)
 }

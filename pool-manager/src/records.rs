@@ -30,7 +30,7 @@ pub struct StoreContents {
 /// Error for an entry that cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot decode entry {key:02x?} of table {table}")]
-pub struct Unreadable {
+pub struct UnreadableEntry {
     table: Table,
     key: Vec<u8>,
     #[source]
@@ -45,7 +45,7 @@ pub enum LoadError {
     Store(#[from] StoreError),
     /// An entry of the store cannot be decoded.
     #[error("the store is corrupt: restore a backup with `pool-manager restore`")]
-    Record(#[from] Unreadable),
+    Record(#[from] UnreadableEntry),
 }
 
 /// Returns the write of a record: a deletion for [`Record::Deleted`], otherwise an update.
@@ -60,7 +60,8 @@ pub fn write(record: &Record) -> Write {
 /// Returns the writes that remove the marks of a restored store. These writes are part of the first
 /// batch after a restore.
 pub fn clear_restored_marks() -> [Write; 2] {
-    [meta::RESTORED, meta::GENERATION].map(|key| Write::Delete { table: Table::Meta, key: key.to_vec() })
+    [meta::RESTORED_KEY, meta::GENERATION_KEY]
+        .map(|key| Write::Delete { table: Table::Meta, key: key.to_vec() })
 }
 
 fn encode(record: &Record) -> Vec<u8> {
@@ -71,8 +72,8 @@ fn encode(record: &Record) -> Vec<u8> {
 fn table_and_key(key: Key) -> (Table, Vec<u8>) {
     match key {
         Key::Meta => (Table::Meta, LEDGER_META_KEY.to_vec()),
-        Key::Emc(id) => (Table::Emcs, short_key(id.0)),
-        Key::Host(id) => (Table::Hosts, short_key(id.0)),
+        Key::Emc(id) => (Table::Emcs, compact_id_key(id.0)),
+        Key::Host(id) => (Table::Hosts, compact_id_key(id.0)),
         Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
         Key::Reservation(id) => (Table::Reservations, (!id.0).to_be_bytes().to_vec()), // inverted, so that the newest come first
         Key::Migration(id) => (Table::Migrations, id.0.to_be_bytes().to_vec()),
@@ -82,7 +83,7 @@ fn table_and_key(key: Key) -> (Table, Vec<u8>) {
 
 /// Returns the key of an ID that had 16 bits in earlier versions. IDs below 65,536 still have keys
 /// of two bytes, so that stores of earlier versions remain readable.
-fn short_key(number: u32) -> Vec<u8> {
+fn compact_id_key(number: u32) -> Vec<u8> {
     match u16::try_from(number) {
         Ok(short) => short.to_be_bytes().to_vec(),
         Err(_) => number.to_be_bytes().to_vec(),
@@ -92,17 +93,17 @@ fn short_key(number: u32) -> Vec<u8> {
 /// Decodes an entry of the store.
 ///
 /// # Errors
-/// [`Unreadable`] if the entry is not a record of this version.
-pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, Unreadable> {
-    postcard::from_bytes(value).map_err(|cause| Unreadable { table, key: key.to_vec(), cause })
+/// [`UnreadableEntry`] if the entry is not a record of this version.
+pub fn read(table: Table, key: &[u8], value: &[u8]) -> Result<Record, UnreadableEntry> {
+    postcard::from_bytes(value).map_err(|cause| UnreadableEntry { table, key: key.to_vec(), cause })
 }
 
 /// Checks that an entry of any table can be decoded.
 ///
 /// # Errors
-/// [`Unreadable`] if the entry has an unknown format.
-pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreadable> {
-    let unreadable = |cause| Unreadable { table, key: key.to_vec(), cause };
+/// [`UnreadableEntry`] if the entry has an unknown format.
+pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), UnreadableEntry> {
+    let unreadable = |cause| UnreadableEntry { table, key: key.to_vec(), cause };
     match table {
         Table::Meta if key != LEDGER_META_KEY => Ok(()),
         Table::Outcomes | Table::Forecasts | Table::Models => {
@@ -135,8 +136,8 @@ pub fn load(store: &mut dyn Scan) -> Result<StoreContents, LoadError> {
     let mut generation = 0;
     let mut error = None;
     store.scan(Table::Meta, &mut |key, value| match key {
-        meta::RESTORED => loaded.restored = number(value) == Some(1),
-        meta::GENERATION => generation = number(value).unwrap_or(0),
+        meta::RESTORED_KEY => loaded.restored = number(value) == Some(1),
+        meta::GENERATION_KEY => generation = number(value).unwrap_or(0),
         LEDGER_META_KEY => match read(Table::Meta, key, value) {
             Ok(Record::Meta(meta)) => loaded.meta = Some(meta),
             Ok(_) => {}

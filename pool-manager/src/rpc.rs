@@ -19,7 +19,7 @@ use std::{path::Path, sync::Arc};
 use pool::audit::Actor;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tonic::{Request, Status};
-use units::{Fraction, Name, Ns, limits::WATCHERS_MAX};
+use units::{Fraction, Name, Ns, limits::WATCH_STREAMS_MAX};
 
 use crate::role::Role;
 use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, shares::Shares};
@@ -28,7 +28,7 @@ use status::resource_exhausted;
 
 /// State shared by all handlers.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct ServiceContext {
     /// Handle for requests to the ledger.
     pub driver: Handle,
     /// Prediction service for new VMs.
@@ -62,13 +62,13 @@ pub struct Policy {
     pub lease_ttl: Ns,
 }
 
-impl Shared {
+impl ServiceContext {
     /// Reserves a watch stream, or returns RESOURCE_EXHAUSTED if too many streams are open.
     fn acquire_watch_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
         let limit_error = || {
             resource_exhausted(
                 "TOO_MANY_WATCHERS",
-                format!("{WATCHERS_MAX} watch streams are open: try again later"),
+                format!("{WATCH_STREAMS_MAX} watch streams are open: try again later"),
             )
         };
         self.driver.try_watch_permit().ok_or_else(limit_error)

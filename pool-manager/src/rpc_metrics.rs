@@ -21,15 +21,15 @@ use tonic::{Code, Status, codegen::http};
 
 /// Labels of metrics about a method.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Method {
+struct RpcMethod {
     grpc_type: &'static str,
     grpc_service: &'static str,
     grpc_method: &'static str,
 }
 
 /// Labels for calls of unknown methods.
-const UNKNOWN_METHOD: Method =
-    Method { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
+const UNKNOWN_METHOD: RpcMethod =
+    RpcMethod { grpc_type: "unknown", grpc_service: "unknown", grpc_method: "unknown" };
 
 /// Labels of finished calls: method and status code.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -44,22 +44,22 @@ struct CallResult {
 #[derive(Debug)]
 pub struct RpcMetrics {
     registry: Mutex<Registry>,
-    methods: HashMap<String, Method>,
-    started_calls: Family<Method, Counter>,
+    methods: HashMap<String, RpcMethod>,
+    started_calls: Family<RpcMethod, Counter>,
     handled_calls: Family<CallResult, Counter>,
-    handling_seconds: Family<Method, Histogram, fn() -> Histogram>,
+    handling_seconds: Family<RpcMethod, Histogram, fn() -> Histogram>,
 }
 
 impl Default for RpcMetrics {
     fn default() -> Self {
         let method = |(grpc_service, grpc_method, grpc_type): &(&'static str, &'static str, &'static str)| {
-            let method = Method { grpc_type, grpc_service, grpc_method };
+            let method = RpcMethod { grpc_type, grpc_service, grpc_method };
             (format!("/{grpc_service}/{grpc_method}"), method)
         };
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.000_25, 4.0, 10));
         let metrics = Self {
             registry: Mutex::new(Registry::default()),
-            methods: proto::v1::METHODS.iter().map(method).collect(),
+            methods: proto::v1::RPC_METHODS.iter().map(method).collect(),
             started_calls: Family::default(),
             handled_calls: Family::default(),
             handling_seconds: Family::new_with_constructor(seconds),
@@ -86,23 +86,23 @@ impl RpcMetrics {
     }
 
     /// Counts the start of a call. `path` is the HTTP path of the method.
-    pub(crate) fn start_call(self: &Arc<Self>, path: &str) -> Call {
+    pub(crate) fn start_call(self: &Arc<Self>, path: &str) -> RpcCall {
         let method = self.methods.get(path).cloned().unwrap_or(UNKNOWN_METHOD);
         self.started_calls.get_or_create(&method).inc();
-        Call { metrics: Arc::clone(self), method, since: Instant::now(), code: Code::Cancelled }
+        RpcCall { metrics: Arc::clone(self), method, since: Instant::now(), code: Code::Cancelled }
     }
 }
 
 /// Guard that counts one call as finished when it is dropped. The code of a call that the client
 /// abandons is `Cancelled`.
-pub(crate) struct Call {
+pub(crate) struct RpcCall {
     metrics: Arc<RpcMetrics>,
-    method: Method,
+    method: RpcMethod,
     since: Instant,
     pub(crate) code: Code,
 }
 
-impl Call {
+impl RpcCall {
     /// Records the status in headers or trailers, if there is one.
     pub(crate) fn record_status(&mut self, headers: &http::HeaderMap) {
         if let Some(status) = Status::from_header_map(headers) {
@@ -111,9 +111,9 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for RpcCall {
     fn drop(&mut self) {
-        let Method { grpc_type, grpc_service, grpc_method } = self.method;
+        let RpcMethod { grpc_type, grpc_service, grpc_method } = self.method;
         let grpc_code = match self.code {
             Code::Ok => "OK".to_owned(),
             Code::Cancelled => "Canceled".to_owned(), // the standard label value; other codes have the same name in Rust

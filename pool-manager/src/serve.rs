@@ -28,21 +28,21 @@ use tokio::{
 use tonic::server::NamedService;
 use tonic::transport::Server;
 use tower_layer::Stack;
-use units::limits::{CALLS_PER_CONNECTION_MAX, MESSAGE_BYTES_MAX, SESSION_SILENCE_MAX};
+use units::limits::{CALLS_PER_CONNECTION_MAX, RPC_MESSAGE_BYTES_MAX, SESSION_SILENCE_TIMEOUT};
 
 use crate::{
     config::{Config, ConfigError, Listen, changed_immutable_settings},
     driver::{self, DriverError, Handle, InitialState},
     forecasts::{self, Forecasts},
-    metrics::{Metrics, Snapshot},
+    metrics::{Metrics, MetricsSnapshot},
     records::LoadError,
     rpc::{
-        Policy, Shared,
+        Policy, ServiceContext,
         admin::Admin,
         agent::Agent,
         call_metrics::CountedService,
-        connections::{self, CountCallsLayer, Listener, SocketError, TlsConfig},
-        identity::{Identity, Rules},
+        connections::{self, CallCounterLayer, Listener, SocketError, TlsConfig},
+        identity::{AccessRules, Identity},
         models::Models,
         rejection_log::RejectionLog,
         scheduler::Scheduler,
@@ -179,7 +179,7 @@ async fn serve_rack(
     remove_departed_hosts(&shares).await;
     let outcome_log = tokio::spawn(Arc::clone(&forecasts).run_outcome_log());
     let (stop, stopping) = watch::channel(false);
-    let shared = Shared {
+    let shared = ServiceContext {
         driver: handle.clone(),
         forecasts: Arc::clone(&forecasts),
         shares: Arc::clone(&shares),
@@ -259,10 +259,10 @@ fn rpc_policy(config: &Config) -> Policy {
     }
 }
 
-fn load_rules(config: &Config) -> Result<Rules, TokenError> {
+fn load_rules(config: &Config) -> Result<AccessRules, TokenError> {
     let tokens = Tokens::load(&config.manager.store, &config.hosts)?;
     let certificate_names = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
-    Ok(Rules { tokens, access: config.access.clone(), certificate_names })
+    Ok(AccessRules { tokens, access: config.access.clone(), certificate_names })
 }
 
 fn to_rack_spec(config: &Config) -> RackSpec {
@@ -355,9 +355,9 @@ async fn reload(
 }
 
 /// gRPC router with the layer that counts open calls.
-type Router = tonic::transport::server::Router<Stack<CountCallsLayer, tower_layer::Identity>>;
+type Router = tonic::transport::server::Router<Stack<CallCounterLayer, tower_layer::Identity>>;
 
-fn build_router(shared: Shared) -> Router {
+fn build_router(shared: ServiceContext) -> Router {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::v1::MANAGER_FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -371,15 +371,15 @@ fn build_router(shared: Shared) -> Router {
         .expect("the file descriptor sets are valid");
     let rpc = Arc::clone(&shared.metrics.rpc);
     let scheduler =
-        SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let admin = AdminServer::new(Admin(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let models = ModelsServer::new(Models(shared.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let agent = AgentServer::new(Agent(shared)).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
+    let admin = AdminServer::new(Admin(shared.clone())).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
+    let models = ModelsServer::new(Models(shared.clone())).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
+    let agent = AgentServer::new(Agent(shared)).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
     Server::builder()
         .max_concurrent_streams(CALLS_PER_CONNECTION_MAX)
-        .http2_keepalive_interval(Some(SESSION_SILENCE_MAX.as_duration())) // closes connections of clients that do not respond
-        .http2_keepalive_timeout(Some(SESSION_SILENCE_MAX.as_duration()))
-        .layer(CountCallsLayer)
+        .http2_keepalive_interval(Some(SESSION_SILENCE_TIMEOUT.as_duration())) // closes connections of clients that do not respond
+        .http2_keepalive_timeout(Some(SESSION_SILENCE_TIMEOUT.as_duration()))
+        .layer(CallCounterLayer)
         .add_service(reflection)
         .add_service(CountedService::new(scheduler, &rpc))
         .add_service(CountedService::new(admin, &rpc))
@@ -419,7 +419,7 @@ async fn wait_until_stopping(mut stopping: watch::Receiver<bool>) {
 /// Starts the HTTP server for Prometheus.
 async fn start_exporter(
     address: std::net::SocketAddr,
-    shared: Shared,
+    shared: ServiceContext,
     stopping: watch::Receiver<bool>,
 ) -> Result<JoinHandle<()>, ServeError> {
     let failed = io_error("listen on", format!("manager.metrics_listen {address}"));
@@ -428,7 +428,7 @@ async fn start_exporter(
         let shared = shared.clone();
         async move {
             let metrics = Arc::clone(&shared.metrics);
-            let snapshot = shared.driver.read(|manager, _| Snapshot::of(manager));
+            let snapshot = shared.driver.read(|manager, _| MetricsSnapshot::of(manager));
             let snapshot = snapshot.map_err(|error| error.to_string())?;
             let text = metrics.page(&snapshot).map_err(|error| error.to_string())?;
             Ok::<_, String>(([(axum::http::header::CONTENT_TYPE, exposition::CONTENT_TYPE)], text))

@@ -91,7 +91,7 @@ impl Shares {
         actor: Actor,
     ) -> Result<Arc<Weights>, SetWeightsError> {
         let _guard = self.write_lock.lock().await;
-        let host_id = self.driver.read(|manager, _| manager.durable().host_named(host))?;
+        let host_id = self.driver.read(|manager, _| manager.durable().find_host_by_name(host))?;
         host_id.ok_or_else(|| DriverError::Rejection(Rejection::NoSuchHost(host.clone())))?;
         let before = self.weights(host);
         let mut weights = Weights::clone(&before);

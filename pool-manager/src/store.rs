@@ -26,10 +26,10 @@ pub mod meta {
     pub const FORMAT: &[u8] = b"format";
     /// Lowest generation with which the ledger may continue after a restore, see
     /// [`super::backup::Restore`].
-    pub const GENERATION: &[u8] = b"generation";
+    pub const GENERATION_KEY: &[u8] = b"generation";
     /// Mark of a restored store, with value 1. The owners of slices are not reliable until their
     /// hosts have reported. The ledger deletes the mark in its first batch.
-    pub const RESTORED: &[u8] = b"restored";
+    pub const RESTORED_KEY: &[u8] = b"restored";
 }
 
 /// Table of the store, one for each kind of record.
@@ -260,7 +260,7 @@ pub fn number(value: &[u8]) -> Option<u64> {
 ///
 /// # Errors
 /// [`StoreError::Corrupt`] if the value is not a number, or an error of [`Scan::scan`].
-pub fn meta_number(store: &mut dyn Scan, path: &Path, name: &[u8]) -> Result<Option<u64>, StoreError> {
+pub fn read_meta_number(store: &mut dyn Scan, path: &Path, name: &[u8]) -> Result<Option<u64>, StoreError> {
     let mut found = None;
     store.scan(Table::Meta, &mut |key, value| {
         if key == name {
@@ -273,7 +273,7 @@ pub fn meta_number(store: &mut dyn Scan, path: &Path, name: &[u8]) -> Result<Opt
 
 /// Rejects a store with another format version. Writes the format version to an empty store.
 fn check_format(store: &mut dyn Store, path: &Path) -> Result<(), StoreError> {
-    match meta_number(store, path, meta::FORMAT)? {
+    match read_meta_number(store, path, meta::FORMAT)? {
         Some(FORMAT) => Ok(()),
         Some(found) if found > FORMAT => Err(StoreError::Newer { path: path.to_owned(), found }),
         Some(found) => Err(StoreError::Corrupt {

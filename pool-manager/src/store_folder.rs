@@ -188,7 +188,7 @@ pub fn random_uuid() -> String {
 /// [`StoreFolderError::LedgerLost`] or [`StoreFolderError::NoRack`] if the file is missing or
 /// empty.
 pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderError> {
-    find_file_defect(folder)?.map_or(Ok(()), |defect| Err(no_rack_error(folder, defect, rack_toml)))
+    find_file_defect(folder)?.map_or(Ok(()), |defect| Err(missing_rack_error(folder, defect, rack_toml)))
 }
 
 /// Checks that the ledger contains a rack, and that its directory belongs to the same rack. Returns
@@ -199,10 +199,11 @@ pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderErro
 /// [`StoreFolderError::OtherRack`] or [`StoreFolderError::DamagedRackUuid`] if the directory does
 /// not belong to the rack of the ledger.
 pub fn check_rack(folder: &Path, meta: Option<Meta>, rack_toml: &Path) -> Result<Meta, StoreFolderError> {
-    verify_rack(folder, meta)?.ok_or_else(|| no_rack_error(folder, "ledger.redb contains no rack", rack_toml))
+    verify_rack(folder, meta)?
+        .ok_or_else(|| missing_rack_error(folder, "ledger.redb contains no rack", rack_toml))
 }
 
-fn no_rack_error(folder: &Path, defect: &'static str, rack_toml: &Path) -> StoreFolderError {
+fn missing_rack_error(folder: &Path, defect: &'static str, rack_toml: &Path) -> StoreFolderError {
     StoreFolderError::NoRack { folder: folder.to_owned(), defect, rack_toml: rack_toml.to_owned() }
 }
 
@@ -213,19 +214,19 @@ fn no_rack_error(folder: &Path, defect: &'static str, rack_toml: &Path) -> Store
 /// [`StoreFolderError::LedgerLost`] if the file has a defect, but the directory belongs to a rack.
 fn find_file_defect(folder: &Path) -> Result<Option<&'static str>, StoreFolderError> {
     let ledger = folder.join(DATABASE_FILE);
-    let (lost, defect) = match redb::is_blank(&ledger)? {
+    let (lost, defect) = match redb::is_blank_file(&ledger)? {
         Some(false) => return Ok(None),
         Some(true) => ("is empty", "ledger.redb is empty"),
-        None => ("is missing", describe_missing(folder)?),
+        None => ("is missing", missing_store_defect(folder)?),
     };
-    match find_evidence(folder)? {
+    match find_rack_evidence(folder)? {
         Some(evidence) => Err(StoreFolderError::LedgerLost { ledger, defect: lost, evidence }),
         None => Ok(Some(defect)),
     }
 }
 
 /// Returns the reason for a missing ledger file.
-fn describe_missing(folder: &Path) -> Result<&'static str, StoreFolderError> {
+fn missing_store_defect(folder: &Path) -> Result<&'static str, StoreFolderError> {
     let list = |errno| StoreFolderError::Io { operation: "list", path: folder.to_owned(), errno };
     match fs::read_dir(folder) {
         Ok(mut entries) => {
@@ -244,7 +245,7 @@ fn describe_missing(folder: &Path) -> Result<&'static str, StoreFolderError> {
 fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreFolderError> {
     let Some(meta) = meta else {
         let (ledger, defect) = (folder.join(DATABASE_FILE), "contains no rack");
-        return find_evidence(folder)?
+        return find_rack_evidence(folder)?
             .map_or(Ok(None), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
     };
     let (folder, ledger_rack) = (folder.to_owned(), meta.rack_uuid.clone());
@@ -261,7 +262,7 @@ fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreF
 
 /// Returns a description of the file or directory that proves that `folder` belongs to a rack.
 /// Returns `None` if there is no such file or directory. Does not consider the ledger.
-fn find_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
+fn find_rack_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
     let file = folder.join(RACK_UUID_FILE);
     Ok(match read_rack_uuid(folder)? {
         Some(RackUuidFile::Uuid(rack)) => Some(format!("{} contains rack {rack}", file.display())),
@@ -290,7 +291,7 @@ mod tests {
 
     const UUID: &str = "11111111-2222-3333-4444-555555555555";
     const RACK_TOML: &str = "/etc/tarn/rack.toml";
-    const OTHER: &str = "99999999-2222-3333-4444-555555555555";
+    const OTHER_UUID: &str = "99999999-2222-3333-4444-555555555555";
 
     /// Creates a directory with a rack and the directory of its tokens.
     fn rack_folder() -> tempfile::TempDir {
@@ -300,11 +301,11 @@ mod tests {
         folder
     }
 
-    fn uuid_of(folder: &Path) -> String {
+    fn stored_uuid(folder: &Path) -> String {
         open(folder, RACK_TOML.as_ref()).unwrap().meta.rack_uuid
     }
 
-    fn error_of_open(folder: &Path) -> String {
+    fn failed_open_error(folder: &Path) -> String {
         open(folder, RACK_TOML.as_ref()).unwrap_err().to_string()
     }
 
@@ -312,17 +313,17 @@ mod tests {
     fn init_creates_a_rack_in_an_empty_directory() {
         let folder = tempfile::tempdir().unwrap();
         init(&folder.path().join("new"), UUID).unwrap();
-        assert_eq!(uuid_of(&folder.path().join("new")), UUID);
+        assert_eq!(stored_uuid(&folder.path().join("new")), UUID);
         fs::write(folder.path().join(DATABASE_FILE), "").unwrap(); // a crash during the creation of the store leaves an empty file
         init(folder.path(), UUID).unwrap();
-        assert_eq!(uuid_of(folder.path()), UUID);
+        assert_eq!(stored_uuid(folder.path()), UUID);
     }
 
     #[test]
     fn open_without_a_rack_fails_and_names_the_remedies() {
         let folder = tempfile::tempdir().unwrap();
         drop(RedbStore::open_directory(folder.path()).unwrap()); // a crash during init leaves such a ledger
-        let error = error_of_open(folder.path());
+        let error = failed_open_error(folder.path());
         let expected = format!(
             "no store at {}: ledger.redb contains no rack: mount the file system of the existing store, or restore a backup with \
              `pool-manager restore --config {RACK_TOML} --from BACKUP`; only to create a new rack, run `pool-manager init --config {RACK_TOML}`",
@@ -330,14 +331,14 @@ mod tests {
         );
         assert_eq!(error, expected);
         init(folder.path(), UUID).unwrap();
-        assert_eq!(uuid_of(folder.path()), UUID);
+        assert_eq!(stored_uuid(folder.path()), UUID);
     }
 
     #[test]
     fn missing_rack_uuid_file_is_written_by_open() {
         let folder = rack_folder();
         fs::remove_file(folder.path().join(RACK_UUID_FILE)).unwrap();
-        assert_eq!(uuid_of(folder.path()), UUID);
+        assert_eq!(stored_uuid(folder.path()), UUID);
         let file = fs::read_to_string(folder.path().join(RACK_UUID_FILE)).unwrap();
         assert_eq!(file.trim_end(), UUID);
     }
@@ -352,7 +353,9 @@ mod tests {
             let folder = rack_folder();
             let file = folder.path().join(RACK_UUID_FILE);
             fs::write(&file, contents).unwrap();
-            for error in [error_of_open(folder.path()), init(folder.path(), OTHER).unwrap_err().to_string()] {
+            for error in
+                [failed_open_error(folder.path()), init(folder.path(), OTHER_UUID).unwrap_err().to_string()]
+            {
                 let expected = format!(
                     "{} is damaged: contains {found}, expected {UUID}, the rack of ledger.redb: ",
                     file.display()
@@ -361,7 +364,7 @@ mod tests {
             }
             assert_eq!(fs::read(&file).unwrap(), contents);
             fs::remove_file(folder.path().join(DATABASE_FILE)).unwrap();
-            let lost = error_of_open(folder.path());
+            let lost = failed_open_error(folder.path());
             assert!(lost.contains(&format!("{} contains {found}", file.display())), "{lost}");
             assert!(lost.contains("pool-manager restore"), "{lost}");
         }
@@ -370,9 +373,9 @@ mod tests {
     #[test]
     fn init_rejects_a_directory_with_a_rack() {
         let folder = rack_folder();
-        let error = init(folder.path(), OTHER).unwrap_err().to_string();
+        let error = init(folder.path(), OTHER_UUID).unwrap_err().to_string();
         assert!(error.contains(&format!("already contains rack {UUID}")), "{error}");
-        assert_eq!(uuid_of(folder.path()), UUID);
+        assert_eq!(stored_uuid(folder.path()), UUID);
     }
 
     /// Removes the ledger and either the rack UUID file or the tokens. The remaining one must
@@ -389,9 +392,10 @@ mod tests {
                     Some(zeros) => fs::write(&ledger, vec![0; zeros]).unwrap(),
                 }
                 let before = fs::read(&ledger).ok();
-                for error in
-                    [error_of_open(folder.path()), init(folder.path(), OTHER).unwrap_err().to_string()]
-                {
+                for error in [
+                    failed_open_error(folder.path()),
+                    init(folder.path(), OTHER_UUID).unwrap_err().to_string(),
+                ] {
                     assert!(error.contains(defect) && error.contains("pool-manager restore"), "{error}");
                 }
                 assert_eq!(fs::read(&ledger).ok(), before);
@@ -404,19 +408,21 @@ mod tests {
         let folder = rack_folder();
         fs::remove_file(folder.path().join(DATABASE_FILE)).unwrap();
         drop(RedbStore::open_directory(folder.path()).unwrap());
-        let error = error_of_open(folder.path());
+        let error = failed_open_error(folder.path());
         assert!(error.contains("contains no rack"), "{error}");
     }
 
     #[test]
     fn ledger_of_another_rack_is_rejected_with_both_uuids() {
         let (folder, other) = (rack_folder(), tempfile::tempdir().unwrap());
-        init(other.path(), OTHER).unwrap();
+        init(other.path(), OTHER_UUID).unwrap();
         fs::copy(other.path().join(DATABASE_FILE), folder.path().join(DATABASE_FILE)).unwrap();
-        let error = error_of_open(folder.path());
+        let error = failed_open_error(folder.path());
         let file = folder.path().join(RACK_UUID_FILE);
-        let expected =
-            format!("{} contains rack {UUID}, expected {OTHER}, the rack of ledger.redb: ", file.display());
+        let expected = format!(
+            "{} contains rack {UUID}, expected {OTHER_UUID}, the rack of ledger.redb: ",
+            file.display()
+        );
         assert!(error.starts_with(&expected), "{error}");
         assert!(error.contains(&format!("restore a backup of rack {UUID}")), "{error}");
     }

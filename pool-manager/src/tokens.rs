@@ -70,11 +70,11 @@ impl Tokens {
         create_directory(&role_token_directory(store))?;
         let hosts = hosts.iter().map(|host| {
             let from_file =
-                || read_or_create(&host_token_path(store, &host.name)).map(|token| hash_token(&token));
+                || read_or_create_token(&host_token_path(store, &host.name)).map(|token| hash_token(&token));
             Ok((host.name.clone(), host.token_sha256.map_or_else(from_file, Ok)?))
         });
-        let roles =
-            Role::ALL.map(|role| Ok((role, hash_token(&read_or_create(&role_token_path(store, role))?))));
+        let roles = Role::ALL
+            .map(|role| Ok((role, hash_token(&read_or_create_token(&role_token_path(store, role))?))));
         Ok(Self {
             hosts: hosts.collect::<Result<_, _>>()?,
             roles: roles.into_iter().collect::<Result<_, _>>()?,
@@ -83,16 +83,16 @@ impl Tokens {
 
     /// Returns whether `presented` is the token of the host. The comparison takes constant time.
     pub fn is_host_token(&self, host: &Name, presented: &str) -> bool {
-        self.hosts.get(host).is_some_and(|expected| is_equal(expected, &hash_token(presented)))
+        self.hosts.get(host).is_some_and(|expected| is_equal_hash(expected, &hash_token(presented)))
     }
 
     /// Returns whether `presented` is the token of the role. The comparison takes constant time.
     pub fn is_role_token(&self, role: Role, presented: &str) -> bool {
-        self.roles.get(&role).is_some_and(|expected| is_equal(expected, &hash_token(presented)))
+        self.roles.get(&role).is_some_and(|expected| is_equal_hash(expected, &hash_token(presented)))
     }
 }
 
-fn is_equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
+fn is_equal_hash(a: &[u8; 32], b: &[u8; 32]) -> bool {
     a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
@@ -129,7 +129,7 @@ fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> Token
     move |errno| TokenError::Io { operation, path: path.to_owned(), errno }
 }
 
-fn read_or_create(path: &Path) -> Result<String, TokenError> {
+fn read_or_create_token(path: &Path) -> Result<String, TokenError> {
     match File::open(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
             create_token(path).map_err(io_error("create", path))?;

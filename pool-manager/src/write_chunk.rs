@@ -3,9 +3,9 @@
 use std::{ops::Range, sync::Arc};
 
 use pool::{ledger::When, manager::PublishedBatch, record::Record};
-use units::{Revision, limits::WATCH_CHUNK_RECORDS_MAX};
+use units::{Revision, limits::RECORDS_PER_WATCH_CHUNK_MAX};
 
-/// Part of a durable batch, with at most [`WATCH_CHUNK_RECORDS_MAX`] records. The limit bounds the
+/// Part of a durable batch, with at most [`RECORDS_PER_WATCH_CHUNK_MAX`] records. The limit bounds the
 /// memory that is queued for a slow watcher.
 #[derive(Clone, Debug)]
 pub struct WriteChunk {
@@ -15,12 +15,12 @@ pub struct WriteChunk {
 
 impl WriteChunk {
     /// Splits a batch into chunks, in the order of its records.
-    pub(crate) fn split(published: PublishedBatch) -> impl Iterator<Item = Self> {
+    pub(crate) fn split_batch(published: PublishedBatch) -> impl Iterator<Item = Self> {
         let records = published.records.len();
         let published = Arc::new(published);
-        (0..records).step_by(WATCH_CHUNK_RECORDS_MAX).map(move |start| Self {
+        (0..records).step_by(RECORDS_PER_WATCH_CHUNK_MAX).map(move |start| Self {
             published: Arc::clone(&published),
-            range: start..records.min(start + WATCH_CHUNK_RECORDS_MAX),
+            range: start..records.min(start + RECORDS_PER_WATCH_CHUNK_MAX),
         })
     }
 

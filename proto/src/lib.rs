@@ -15,5 +15,5 @@ pub mod v1 {
     pub const MANAGER_FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("manager");
     /// All gRPC methods: service with package, method name, and call type (`unary`,
     /// `client_stream`, `server_stream` or `bidi_stream`).
-    pub const METHODS: &[(&str, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/methods.rs"));
+    pub const RPC_METHODS: &[(&str, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/methods.rs"));
 }

@@ -22,7 +22,7 @@ use serde_json::Value;
 use crate::{linux_guests::artifacts, rack::programs_dir};
 
 /// Time limit of every wait. It is high because hosts are emulated and test machines are shared.
-pub const TIMEOUT: Duration = Duration::from_secs(600);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(600);
 /// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval between two checks that no slice is in two kernels.
@@ -122,7 +122,7 @@ impl EmulatedRack {
 
     /// Runs a command on a host and returns its output. The command must succeed.
     pub fn run(&self, host: usize, command: &str) -> String {
-        let output = self.host(host).run_within(command, TIMEOUT);
+        let output = self.host(host).run_with_timeout(command, WAIT_TIMEOUT);
         let output = output.unwrap_or_else(|error| panic!("{command}: {error}"));
         assert_eq!(output.status, 0, "{command}: {}\n{}", output.text, self.logs());
         output.text
@@ -154,14 +154,14 @@ impl EmulatedRack {
         all.iter().map(|slice| slice["state"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
-    /// Waits until a condition holds. Fails after [`TIMEOUT`].
+    /// Waits until a condition holds. Fails after [`WAIT_TIMEOUT`].
     pub fn wait_until(&self, condition_name: &str, condition: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while !condition(self) {
             let slices = || self.try_tarn("get slices -o wide").stdout;
             assert!(
                 Instant::now() < deadline,
-                "{condition_name}: does not hold within {TIMEOUT:?}\n{}\n{}",
+                "{condition_name}: does not hold within {WAIT_TIMEOUT:?}\n{}\n{}",
                 String::from_utf8_lossy(&slices()),
                 self.logs()
             );
@@ -170,7 +170,7 @@ impl EmulatedRack {
     }
 
     /// Waits until every slice is free.
-    pub fn wait_all_free(&self) {
+    pub fn wait_all_slices_free(&self) {
         self.wait_until("all slices are free", |rack| {
             rack.slice_states().iter().all(|state| state == "free")
         });
@@ -322,7 +322,7 @@ impl EmulatedRack {
             }
         }
         for (n, host) in self.rack.hosts().as_slice().iter().enumerate() {
-            if host.is_on().expect("the power state is known") {
+            if host.is_powered_on().expect("the power state is known") {
                 let in_kernel: BTreeSet<SliceLocation> = self.kernel_slices(n).into_keys().collect();
                 let expected = online.remove(host.name()).unwrap_or_default();
                 assert_eq!(in_kernel, expected, "{}\n{}", host.name(), self.logs());
@@ -441,7 +441,7 @@ fn is_zero(file: &File, range: Range<u64>) -> bool {
 
 /// Returns the power state of a host for an error message.
 fn describe_power(host: &RackHost) -> &'static str {
-    match host.is_on() {
+    match host.is_powered_on() {
         Ok(true) => "on",
         Ok(false) => "off",
         Err(_) => "power state unknown",
@@ -449,7 +449,7 @@ fn describe_power(host: &RackHost) -> &'static str {
 }
 
 fn last_lines(log: &str) -> String {
-    const LINES: usize = 40;
+    const PRINTED_LINES: usize = 40;
     let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n")
+    lines[lines.len().saturating_sub(PRINTED_LINES)..].join("\n")
 }

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 
 /// Time limit of every wait. It is high because test machines are shared.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 /// Interval between two checks of a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -193,7 +193,11 @@ impl Rack {
                 .expect("the manager was started")
                 .check_running()
                 .expect("the manager runs");
-            assert!(start.elapsed() < TIMEOUT, "the manager does not reply: {}", self.read_log("manager"));
+            assert!(
+                start.elapsed() < WAIT_TIMEOUT,
+                "the manager does not reply: {}",
+                self.read_log("manager")
+            );
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
@@ -290,14 +294,14 @@ impl Rack {
         .await;
     }
 
-    /// Waits until a condition holds. Fails with the logs after [`TIMEOUT`].
+    /// Waits until a condition holds. Fails with the logs after [`WAIT_TIMEOUT`].
     pub async fn wait_for(&self, event: &str, condition: impl AsyncFn(&Self) -> bool) {
         let start = Instant::now();
         while !condition(self).await {
             let logs = || {
                 ["manager", "h0", "h1"].map(|name| format!("--- {name}\n{}", self.read_log(name))).join("\n")
             };
-            assert!(start.elapsed() < TIMEOUT, "timed out waiting for {event}\n{}", logs());
+            assert!(start.elapsed() < WAIT_TIMEOUT, "timed out waiting for {event}\n{}", logs());
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
@@ -341,7 +345,7 @@ impl Rack {
     }
 
     /// Waits until every slice is free.
-    pub async fn wait_all_free(&self) {
+    pub async fn wait_all_slices_free(&self) {
         self.wait_for("all slices to be free", async |rack| {
             rack.slices().await.iter().all(|slice| slice.state() == wire::SliceState::Free)
         })
@@ -365,7 +369,7 @@ impl Rack {
         let mut run = run.expect("pool-manager starts");
         let start = Instant::now();
         while run.try_wait().expect("the process is a child").is_none() {
-            if start.elapsed() > TIMEOUT {
+            if start.elapsed() > WAIT_TIMEOUT {
                 run.kill().expect("the process is a child");
                 panic!("pool-manager does not end: {:?}", run.wait_with_output());
             }

@@ -5,7 +5,7 @@ use std::{arch::global_asm, fs::File, io::Write as _};
 
 /// Offset of the entry point from the load address of a bzImage.
 const ENTRY_OFFSET: usize = 0x200;
-const SECTOR: usize = 512;
+const BOOT_SECTOR_BYTES: usize = 512;
 
 global_asm!(
     // Routine that writes RDI in hexadecimal, and a space. Each guest contains its own copy.
@@ -280,7 +280,7 @@ guest!(
 /// Returns a bzImage that contains only this code. The layout follows the Linux boot protocol:
 /// header at 0x1f1, setup sectors, kernel.
 fn to_bz_image(code: &[u8]) -> Vec<u8> {
-    let mut image = vec![0; 2 * SECTOR];
+    let mut image = vec![0; 2 * BOOT_SECTOR_BYTES];
     image[0x1f1] = 1; // number of setup sectors after the first
     image[0x202..0x206].copy_from_slice(b"HdrS");
     image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
@@ -288,7 +288,7 @@ fn to_bz_image(code: &[u8]) -> Vec<u8> {
     image[0x214..0x218].copy_from_slice(&0x10_0000_u32.to_le_bytes());
     image[0x236] = 1; // flag: the kernel has a 64-bit entry point
     image[0x22c..0x230].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
-    image.resize(2 * SECTOR + ENTRY_OFFSET, 0);
+    image.resize(2 * BOOT_SECTOR_BYTES + ENTRY_OFFSET, 0);
     image.extend_from_slice(code);
     image
 }

@@ -11,13 +11,13 @@ use tempfile::TempDir;
 use crate::rack::programs_dir;
 
 /// Options that give a guest the minimum size of memory.
-pub const SMALL_MEMORY: [&str; 2] = ["--memory", "size=64MiB"];
+pub const SMALL_MEMORY_OPTIONS: [&str; 2] = ["--memory", "size=64MiB"];
 /// Options that run the VMM as an unprivileged user. Used if the tests run as root.
 const UNPRIVILEGED_USER_OPTIONS: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
 /// Adds [`UNPRIVILEGED_USER_OPTIONS`] to a VMM command if the tests run as root, because a VMM
 /// refuses to run as root.
-pub fn confine(command: &mut Command) {
+pub fn confine_command(command: &mut Command) {
     if rustix::process::geteuid().is_root() {
         command.args(UNPRIVILEGED_USER_OPTIONS);
     }
@@ -55,7 +55,7 @@ impl StandaloneVm {
             command.arg("--serial").arg(format!("file={}", self.path("console").display()));
         }
         if !options.iter().any(|option| ["--uid", "--unconfined"].contains(option)) {
-            confine(&mut command);
+            confine_command(&mut command);
         }
         command.args(options).arg("--run-dir").arg(self.run_dir()).stdin(Stdio::null());
         command

@@ -73,7 +73,7 @@ fn can_switch_user() -> bool {
 }
 
 /// Runs `tarn` as an unprivileged user. Requires root.
-fn run_as_nobody(tarn: &Path, endpoint: &str, words: &str) -> Output {
+fn run_tarn_as_nobody(tarn: &Path, endpoint: &str, words: &str) -> Output {
     let mut command = Command::new(tarn);
     command.args(words.split(' ')).args(["--endpoint", endpoint]).env_remove("TARN_TOKEN_FILE");
     command.uid(NOBODY_ID).gid(NOBODY_ID).output().unwrap()
@@ -90,7 +90,7 @@ fn assert_success(output: &Output) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-const RESERVE: &str = "reserve --host h0 --vm v --pool 1GiB --request-id r1 --validate-only";
+const RESERVE_COMMAND: &str = "reserve --host h0 --vm v --pool 1GiB --request-id r1 --validate-only";
 
 #[tokio::test]
 async fn unix_socket_rejects_users_not_named_in_rack_toml() {
@@ -101,15 +101,15 @@ async fn unix_socket_rejects_users_not_named_in_rack_toml() {
     let (tarn, text) = (make_folder_accessible(&rack), rack.rack_toml());
     let manager = Manager::start(&rack, &text).await;
     assert_success(&rack.tarn(&["get", "rack"]));
-    assert_rejected(&run_as_nobody(&tarn, &rack.endpoint(), "get rack"), "cannot reach a pool manager");
+    assert_rejected(&run_tarn_as_nobody(&tarn, &rack.endpoint(), "get rack"), "cannot reach a pool manager");
     drop(manager);
 
     let group = format!("[access]\ngroup = \"{NOBODY_ID}\"\n");
     let manager = Manager::start(&rack, &(text.clone() + &group)).await;
     assert_success(&rack.tarn(&["get", "rack"]));
-    assert_rejected(&run_as_nobody(&tarn, &rack.endpoint(), "get rack"), "user 65534: must be root");
+    assert_rejected(&run_tarn_as_nobody(&tarn, &rack.endpoint(), "get rack"), "user 65534: must be root");
     assert_rejected(
-        &run_as_nobody(&tarn, &rack.endpoint(), "release v --force --reason x"),
+        &run_tarn_as_nobody(&tarn, &rack.endpoint(), "release v --force --reason x"),
         "user 65534: must be root",
     );
     let log = rack.read_log("manager");
@@ -118,13 +118,13 @@ async fn unix_socket_rejects_users_not_named_in_rack_toml() {
     rack.write_rack_toml(&format!("{text}{group}schedulers = [\"{NOBODY_ID}\"]\n"));
     manager.reload();
     rack.wait_for("the role", async |rack| rack.read_log("manager").contains("rack.toml reloaded")).await;
-    assert_rejected(&run_as_nobody(&tarn, &rack.endpoint(), "get rack"), "with the role admin");
-    assert_rejected(&run_as_nobody(&tarn, &rack.endpoint(), RESERVE), "h0"); // access is granted, but the host has no agent
+    assert_rejected(&run_tarn_as_nobody(&tarn, &rack.endpoint(), "get rack"), "with the role admin");
+    assert_rejected(&run_tarn_as_nobody(&tarn, &rack.endpoint(), RESERVE_COMMAND), "h0"); // access is granted, but the host has no agent
     drop(manager);
 
     let _manager = Manager::start(&rack, &format!("{text}{group}admins = [\"nobody\"]\n")).await;
-    assert_success(&run_as_nobody(&tarn, &rack.endpoint(), "get rack"));
-    assert_success(&run_as_nobody(&tarn, &rack.endpoint(), "cordon host h0"));
+    assert_success(&run_tarn_as_nobody(&tarn, &rack.endpoint(), "get rack"));
+    assert_success(&run_tarn_as_nobody(&tarn, &rack.endpoint(), "cordon host h0"));
 }
 
 fn find_free_port() -> u16 {
@@ -141,9 +141,9 @@ async fn loopback_address_requires_role_token() {
     let listen = format!("127.0.0.1:{}", find_free_port());
     let _manager = Manager::start(&rack, &rack.rack_toml().replace(&rack.endpoint(), &listen)).await;
     let endpoint = format!("http://{listen}");
-    for words in ["get rack", "release prod --force --reason x", RESERVE] {
+    for words in ["get rack", "release prod --force --reason x", RESERVE_COMMAND] {
         assert_rejected(
-            &run_as_nobody(&tarn, &endpoint, words),
+            &run_tarn_as_nobody(&tarn, &endpoint, words),
             "authorization: must be \"Bearer\" and the token of the role",
         );
     }
@@ -159,11 +159,11 @@ async fn loopback_address_requires_role_token() {
             .unwrap()
     };
     assert_success(&run_with_token("roles/admin.token", "get rack"));
-    assert_rejected(&run_with_token("roles/admin.token", RESERVE), "h0");
+    assert_rejected(&run_with_token("roles/admin.token", RESERVE_COMMAND), "h0");
     assert_rejected(&run_with_token("roles/scheduler.token", "get rack"), "the token of the role admin");
-    assert_rejected(&run_with_token("roles/scheduler.token", RESERVE), "h0");
+    assert_rejected(&run_with_token("roles/scheduler.token", RESERVE_COMMAND), "h0");
     assert_rejected(&run_with_token("tokens/h0.token", "get rack"), "the token of the role admin");
-    let as_other_user = run_as_nobody(
+    let as_other_user = run_tarn_as_nobody(
         &tarn,
         &endpoint,
         &format!("get rack --token-file {}/store/roles/admin.token", rack.dir().display()),
@@ -275,12 +275,12 @@ async fn backup_of_running_manager_restores_its_state() {
 }
 
 /// Certificate authority that writes its certificates and keys to a folder.
-struct Authority<'a> {
+struct CertificateAuthority<'a> {
     folder: &'a Path,
     issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
 }
 
-impl<'a> Authority<'a> {
+impl<'a> CertificateAuthority<'a> {
     fn new(folder: &'a Path) -> Self {
         let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -305,14 +305,14 @@ impl<'a> Authority<'a> {
 }
 
 /// Maximum number of attempts for a result that depends on the timing of a connection.
-const ATTEMPTS_MAX: usize = 50;
+const CONNECTION_ATTEMPTS_MAX: usize = 50;
 /// First and last year of a valid certificate.
-const VALID_YEARS: (i32, i32) = (2020, 2500);
+const VALID_CERTIFICATE_YEARS: (i32, i32) = (2020, 2500);
 /// First and last year of an expired certificate.
-const EXPIRED_YEARS: (i32, i32) = (2020, 2021);
+const EXPIRED_CERTIFICATE_YEARS: (i32, i32) = (2020, 2021);
 
 /// Returns rack.toml with a listen address and the section `[tls]`.
-fn with_tls(rack: &Rack, listen: &str) -> String {
+fn rack_toml_with_tls(rack: &Rack, listen: &str) -> String {
     let tls = "[tls]\ncertificate = \"manager.pem\"\nkey = \"manager.key\"\nclient_ca = \"ca.pem\"\n\
                schedulers = [\"nova\"]\nadmins = [\"ops\"]\n[[emc]]";
     rack.rack_toml().replace(&rack.endpoint(), listen).replacen("[[emc]]", tls, 1)
@@ -343,10 +343,12 @@ async fn get_rack_error_code(channel: Channel) -> Option<Code> {
 #[tokio::test]
 async fn tls_certificate_determines_the_role() {
     let rack = Rack::new(Plan::small(2));
-    let authority = Authority::new(rack.dir());
-    ["manager", "nova", "ops", "h0"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
+    let authority = CertificateAuthority::new(rack.dir());
+    ["manager", "nova", "ops", "h0"]
+        .iter()
+        .for_each(|name| authority.issue_certificate(name, VALID_CERTIFICATE_YEARS));
     let listen = format!("127.0.0.1:{}", find_free_port());
-    let text = with_tls(&rack, &listen);
+    let text = rack_toml_with_tls(&rack, &listen);
     let _manager = Manager::start(&rack, &text).await;
     for (name, schedules, administers) in [("nova", true, false), ("ops", true, true), ("h0", false, false)] {
         let channel = connect(rack.dir(), &listen, Some(name)).await.unwrap();
@@ -371,16 +373,16 @@ async fn tls_certificate_determines_the_role() {
 #[tokio::test]
 async fn rejected_certificates_are_logged_with_peer_and_reason() {
     let rack = Rack::new(Plan::small(2));
-    let authority = Authority::new(rack.dir());
-    ["manager", "ops"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
-    authority.issue_certificate("late", EXPIRED_YEARS);
+    let authority = CertificateAuthority::new(rack.dir());
+    ["manager", "ops"].iter().for_each(|name| authority.issue_certificate(name, VALID_CERTIFICATE_YEARS));
+    authority.issue_certificate("late", EXPIRED_CERTIFICATE_YEARS);
     let other_folder = tempfile::tempdir().unwrap();
-    Authority::new(other_folder.path()).issue_certificate("stranger", VALID_YEARS);
+    CertificateAuthority::new(other_folder.path()).issue_certificate("stranger", VALID_CERTIFICATE_YEARS);
     for name in ["stranger.pem", "stranger.key"] {
         fs::copy(other_folder.path().join(name), rack.dir().join(name)).unwrap();
     }
     let listen = format!("127.0.0.1:{}", find_free_port());
-    let _manager = Manager::start(&rack, &with_tls(&rack, &listen)).await;
+    let _manager = Manager::start(&rack, &rack_toml_with_tls(&rack, &listen)).await;
     let table = [
         (Some("late"), "certificate expired"),
         (Some("stranger"), "UnknownIssuer"),
@@ -417,7 +419,7 @@ async fn rejected_certificates_are_logged_with_peer_and_reason() {
     };
     // The connection may break before the client reads the TLS alert, so the command is repeated.
     for (name, alert) in [("late", "CertificateExpired"), ("stranger", "UnknownCA")] {
-        let mut outputs = (0..ATTEMPTS_MAX).map(|_| String::from_utf8(tarn(name).stderr).unwrap());
+        let mut outputs = (0..CONNECTION_ATTEMPTS_MAX).map(|_| String::from_utf8(tarn(name).stderr).unwrap());
         let last = outputs.find(|output| output.contains(&format!("received fatal alert: {alert}")));
         assert!(last.is_some(), "no output of tarn contains the alert {alert}");
     }
@@ -432,10 +434,10 @@ async fn rejected_certificates_are_logged_with_peer_and_reason() {
 #[tokio::test]
 async fn reload_renews_certificates_and_keeps_connections() {
     let rack = Rack::new(Plan::small(2));
-    let authority = Authority::new(rack.dir());
-    ["manager", "ops"].iter().for_each(|name| authority.issue_certificate(name, VALID_YEARS));
+    let authority = CertificateAuthority::new(rack.dir());
+    ["manager", "ops"].iter().for_each(|name| authority.issue_certificate(name, VALID_CERTIFICATE_YEARS));
     let listen = format!("127.0.0.1:{}", find_free_port());
-    let manager = Manager::start(&rack, &with_tls(&rack, &listen)).await;
+    let manager = Manager::start(&rack, &rack_toml_with_tls(&rack, &listen)).await;
     let existing = connect(rack.dir(), &listen, Some("ops")).await.unwrap();
     assert_eq!(get_rack_error_code(existing.clone()).await, None);
 
@@ -444,8 +446,8 @@ async fn reload_renews_certificates_and_keeps_connections() {
     rack.wait_for("the rejection", async |rack| rack.read_log("manager").contains("tls.key")).await;
     assert_eq!(get_rack_error_code(connect(rack.dir(), &listen, Some("ops")).await.unwrap()).await, None);
 
-    let renewed = Authority::new(rack.dir()); // also replaces the certificate of the authority
-    ["manager", "ops"].iter().for_each(|name| renewed.issue_certificate(name, VALID_YEARS));
+    let renewed = CertificateAuthority::new(rack.dir()); // also replaces the certificate of the authority
+    ["manager", "ops"].iter().for_each(|name| renewed.issue_certificate(name, VALID_CERTIFICATE_YEARS));
     assert!(
         connect(rack.dir(), &listen, Some("ops")).await.is_err(),
         "the new authority accepts the old certificate"
@@ -459,16 +461,16 @@ async fn reload_renews_certificates_and_keeps_connections() {
 #[tokio::test]
 async fn configuration_check_reads_certificates_and_keys() {
     let rack = Rack::new(Plan::small(2));
-    let authority = Authority::new(rack.dir());
-    authority.issue_certificate("manager", VALID_YEARS);
-    rack.write_rack_toml(&with_tls(&rack, "127.0.0.1:9750"));
+    let authority = CertificateAuthority::new(rack.dir());
+    authority.issue_certificate("manager", VALID_CERTIFICATE_YEARS);
+    rack.write_rack_toml(&rack_toml_with_tls(&rack, "127.0.0.1:9750"));
     let check = || rack.run_pool_manager(&["serve", "--check-config"]);
     let (ok, output) = check();
     assert!(ok && output.contains("certificate of manager: ok"), "{output}");
     fs::set_permissions(rack.dir().join("manager.key"), fs::Permissions::from_mode(0o644)).unwrap();
     let (ok, output) = check();
     assert!(!ok && output.contains("tls.key") && output.contains("has mode 0644"), "{output}");
-    authority.issue_certificate("manager", EXPIRED_YEARS);
+    authority.issue_certificate("manager", EXPIRED_CERTIFICATE_YEARS);
     let (ok, output) = check();
     assert!(!ok && output.contains("tls.certificate") && output.contains("expired on"), "{output}");
     fs::remove_file(rack.dir().join("manager.pem")).unwrap();

@@ -106,7 +106,7 @@ fn read_dirty_slices(child: &mut Child) -> String {
 }
 
 /// Ends a test VMM, which checks its memory again. Returns whether the memory is unchanged.
-fn ends_with_intact_memory(mut child: Child) -> bool {
+fn vm_ends_with_intact_memory(mut child: Child) -> bool {
     drop(child.stdin.take());
     child.wait().unwrap().success()
 }
@@ -124,8 +124,8 @@ async fn vm_outlives_agent_and_manager() {
     let online =
         slices.iter().filter(|s| s.vm.as_deref() == Some("v") && s.state() == wire::SliceState::Online);
     assert_eq!(online.count(), 3, "{slices:?}");
-    assert!(ends_with_intact_memory(vm), "the memory of the VM was changed by another process");
-    rack.wait_all_free().await; // the slices are released because the VM process has ended
+    assert!(vm_ends_with_intact_memory(vm), "the memory of the VM was changed by another process");
+    rack.wait_all_slices_free().await; // the slices are released because the VM process has ended
 }
 
 #[tokio::test]
@@ -134,7 +134,7 @@ async fn memory_of_dead_vm_process_is_freed() {
     let mut vm = start_running_vm(&rack, 0, "v", 2).await;
     vm.kill().unwrap();
     vm.wait().unwrap();
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     assert!(rack.reservations().await.is_empty());
 }
 
@@ -146,12 +146,12 @@ async fn running_vm_keeps_memory_until_end_or_forced_release() {
     rack.scheduler().await.release(release("first", false)).await.unwrap();
     let draining = |slices: Vec<wire::Slice>| slices.iter().any(|s| s.state() == wire::SliceState::Draining);
     assert!(draining(rack.slices().await), "the slice must be draining until the VM ends");
-    assert!(ends_with_intact_memory(first));
-    rack.wait_all_free().await;
+    assert!(vm_ends_with_intact_memory(first));
+    rack.wait_all_slices_free().await;
 
     let mut second = start_running_vm(&rack, 0, "second", 1).await;
     rack.scheduler().await.release(release("second", true)).await.unwrap();
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     drop(second.stdin.take());
     assert!(!second.wait().unwrap().success(), "the VM still has revoked memory");
 }
@@ -206,7 +206,7 @@ async fn released_vm_uses_cores_and_memory_until_process_ends() {
     rack.wait_hosts_up().await;
     assert_in_use(&rack).await;
 
-    assert!(ends_with_intact_memory(vm));
+    assert!(vm_ends_with_intact_memory(vm));
     rack.wait_for("free cores", async |rack| rack.hosts().await[0].free_cores == whole.cores).await;
     assert_eq!(rack.hosts().await[0].free_local_bytes, whole.local_bytes);
     rack.scheduler().await.reserve(next).await.unwrap();
@@ -217,12 +217,12 @@ async fn dead_host_is_fenced_and_its_slices_are_scrubbed() {
     let mut rack = Rack::start(Plan { lease_ttl_s: 0.5, fence_after_s: Some(0.5), ..Plan::small(2) }).await;
     let mut lost = start_running_vm(&rack, 0, "lost", 2).await;
     rack.kill_agent(0);
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     let hosts = rack.hosts().await;
     assert_eq!(hosts[0].state(), wire::HostState::Fenced);
     for vm in ["a", "b"] {
         let vm = start_running_vm(&rack, 1, vm, 2).await;
-        assert!(ends_with_intact_memory(vm));
+        assert!(vm_ends_with_intact_memory(vm));
     }
     drop(lost.stdin.take());
     assert!(!lost.wait().unwrap().success(), "the VM of a fenced host still has its memory");
@@ -261,7 +261,7 @@ async fn second_agent_does_not_replace_the_connected_agent() {
     second.kill();
     rack.wait_for("no alarm", async |rack| alarm_reasons(rack).await.is_empty()).await;
     assert!(!rack.read_log("manager").contains("fence"), "{}", rack.read_log("manager"));
-    assert!(ends_with_intact_memory(vm), "the VM must keep its memory");
+    assert!(vm_ends_with_intact_memory(vm), "the VM must keep its memory");
 }
 
 #[tokio::test]
@@ -282,5 +282,5 @@ async fn silent_host_keeps_slices_without_fencing() {
     assert!(rack_view.alarms.iter().any(|a| a.reason == "HOST_UNKNOWN"), "{:?}", rack_view.alarms);
     rack.signal_agent(0, Signal::CONT);
     rack.wait_hosts_up().await;
-    assert!(ends_with_intact_memory(vm), "the VM must keep its memory");
+    assert!(vm_ends_with_intact_memory(vm), "the VM must keep its memory");
 }

@@ -19,9 +19,9 @@ use tests::rack::{Plan, Rack, reservation_ref, reserve_request};
 use tonic::{Code, transport::Endpoint};
 
 /// Number of times that a process is killed.
-const KILL_COUNT: usize = 20;
+const MANAGER_KILL_COUNT: usize = 20;
 /// Number of concurrent clients of the scheduler API.
-const CLIENT_COUNT: u64 = 4;
+const CONCURRENT_CLIENT_COUNT: u64 = 4;
 
 /// Acknowledged reservations by id: slices, and state of the release. The state is `None` before
 /// the release, `Some(false)` until the release is acknowledged, and `Some(true)` afterwards.
@@ -108,10 +108,10 @@ async fn acknowledged_requests_survive_random_kills() {
     let mut random = Pcg64::seed_from_u64(seed);
     let mut rack = Rack::start(Plan::small(32)).await;
     let (acknowledged, stop) = (Acknowledged::default(), Arc::new(AtomicBool::new(false)));
-    let clients: Vec<_> = (0..CLIENT_COUNT)
+    let clients: Vec<_> = (0..CONCURRENT_CLIENT_COUNT)
         .map(|n| tokio::spawn(run_client(rack.endpoint(), n, Arc::clone(&acknowledged), Arc::clone(&stop))))
         .collect();
-    for _ in 0..KILL_COUNT {
+    for _ in 0..MANAGER_KILL_COUNT {
         tokio::time::sleep(Duration::from_millis(random.random_range(20..300))).await;
         if random.random_bool(0.6) {
             rack.kill_manager();
@@ -129,7 +129,7 @@ async fn acknowledged_requests_survive_random_kills() {
     }
     assert_acknowledged_requests_are_kept(&rack, &acknowledged).await;
     let count = acknowledged.lock().unwrap().len();
-    println!("{count} acknowledged reservations survived {KILL_COUNT} kills");
+    println!("{count} acknowledged reservations survived {MANAGER_KILL_COUNT} kills");
     assert!(count > 20, "too few acknowledged reservations");
 
     for reservation in rack.reservations().await {
@@ -137,7 +137,7 @@ async fn acknowledged_requests_survive_random_kills() {
             wire::ReleaseRequest { target: reservation_ref(&reservation.reservation), ..Default::default() };
         rack.scheduler().await.release(release).await.unwrap();
     }
-    rack.wait_all_free().await; // no slice is stuck in an interrupted operation
+    rack.wait_all_slices_free().await; // no slice is stuck in an interrupted operation
 }
 
 fn random_seed() -> u64 {

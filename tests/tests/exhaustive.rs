@@ -10,15 +10,15 @@ use std::{
 
 use pool::{
     protocol::{Holding, ScrubReport},
-    slice::{Call, Drain, Event, Owner, Scrub, Slot, State},
+    slice::{Call, DrainStage, Event, Owner, Scrub, Slot, State},
 };
 use units::{Epoch, HostId, ReservationId, SliceId, UnixMs};
 
-const HOSTS: usize = 2;
+const RACK_HOST_COUNT: usize = 2;
 
 /// Limits of the explored state space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Bounds {
+struct SearchBounds {
     /// Maximum epoch of a slice.
     epoch_max: Epoch,
     /// Maximum number of messages in flight.
@@ -27,11 +27,11 @@ struct Bounds {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Rack<const SLICES: usize> {
-    bounds: Bounds,
+    bounds: SearchBounds,
     /// Durable state of the slices in the manager.
     slots: [Slot; SLICES],
     device: [DeviceSlice; SLICES],
-    hosts: [Host<SLICES>; HOSTS],
+    hosts: [Host<SLICES>; RACK_HOST_COUNT],
     in_flight: Vec<Message>,
     /// Whether a VM has read data of another VM, which violates an invariant.
     has_leaked_data: bool,
@@ -55,7 +55,7 @@ struct Host<const SLICES: usize> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 struct HostSlice {
     /// Newest order that the agent has received. The agent rejects older orders.
-    order: Option<Order>,
+    order: Option<SliceOrder>,
     /// Epoch under which a VM maps the slice, if any.
     vm: Option<Epoch>,
     /// Epoch of the last VM that has ended. No process gets the slice under this epoch again.
@@ -69,7 +69,7 @@ struct HostSlice {
 /// Desired state of one slice on a host. Orders are sorted in the sequence in which the manager
 /// sends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Order {
+struct SliceOrder {
     epoch: Epoch,
     kind: OrderKind,
 }
@@ -84,7 +84,7 @@ enum OrderKind {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Message {
-    ToHost(usize, usize, Order),
+    ToHost(usize, usize, SliceOrder),
     FromHost(usize, usize, Event),
     FromDevice(usize, Event),
 }
@@ -119,13 +119,13 @@ fn owner(h: usize) -> Owner {
 }
 
 impl<const SLICES: usize> Rack<SLICES> {
-    fn new(bounds: Bounds) -> Self {
+    fn new(bounds: SearchBounds) -> Self {
         let host_state = Host { is_off: false, slices: [HostSlice::default(); SLICES] };
         Self {
             bounds,
             slots: [Slot::default(); SLICES],
             device: [DeviceSlice::default(); SLICES],
-            hosts: [host_state; HOSTS],
+            hosts: [host_state; RACK_HOST_COUNT],
             in_flight: Vec::new(),
             has_leaked_data: false,
         }
@@ -158,7 +158,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         let mut steps: Vec<Step> = (0..self.in_flight.len()).map(Step::Lose).collect();
         steps.extend((0..self.in_flight.len()).map(Step::Arrive));
         steps.extend((0..self.in_flight.len()).map(Step::ArriveAgain));
-        for h in 0..HOSTS {
+        for h in 0..RACK_HOST_COUNT {
             steps.extend([
                 Step::AgentRestarts(h),
                 Step::PowerOff(h),
@@ -193,16 +193,16 @@ impl<const SLICES: usize> Rack<SLICES> {
             }
             Step::Arrive(m) => {
                 let message = next.in_flight.remove(m);
-                next.deliver(&message)
+                next.deliver_message(&message)
             }
-            Step::ArriveAgain(m) => next.deliver(&self.in_flight[m]),
-            Step::VmStarts(h, s) => next.vm_starts(h, s),
-            Step::VmEnds(h, s) => next.vm_ends(h, s),
-            Step::ScrubEnds(h, s) => next.scrub_ends(h, s),
-            Step::AgentRestarts(h) => next.agent_restarts(h),
+            Step::ArriveAgain(m) => next.deliver_message(&self.in_flight[m]),
+            Step::VmStarts(h, s) => next.apply_vm_start(h, s),
+            Step::VmEnds(h, s) => next.apply_vm_end(h, s),
+            Step::ScrubEnds(h, s) => next.apply_scrub_end(h, s),
+            Step::AgentRestarts(h) => next.apply_agent_restart(h),
             Step::PowerOff(h) => next.power_off(h),
             Step::PowerOn(h) => next.hosts[h].is_off.then(|| next.hosts[h].is_off = false),
-            Step::FencePoweredOff(h) => next.fence(h),
+            Step::FencePoweredOff(h) => next.fence_host(h),
         };
         result.filter(|()| next.in_flight.len() <= self.bounds.in_flight_max && next != *self).map(|()| next)
     }
@@ -218,7 +218,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         (self.slots[s].epoch <= self.bounds.epoch_max).then_some(())
     }
 
-    fn send(&mut self, message: Message) -> Option<()> {
+    fn send_message(&mut self, message: Message) -> Option<()> {
         (!self.in_flight.contains(&message)).then(|| self.in_flight.push(message))
     }
 
@@ -236,7 +236,7 @@ impl<const SLICES: usize> Rack<SLICES> {
                 Event::Revoked(epoch)
             }
         };
-        self.send(Message::FromDevice(s, event))
+        self.send_message(Message::FromDevice(s, event))
     }
 
     /// Sends the desired state of one slice to its host.
@@ -244,20 +244,22 @@ impl<const SLICES: usize> Rack<SLICES> {
         let Slot { epoch, state, .. } = self.slots[s];
         let (to, kind) = match state {
             State::Onlining(owner) | State::Online(owner) => (owner.host, OrderKind::Online),
-            State::Draining(owner, Drain::Host { force: false }) => (owner.host, OrderKind::Release),
-            State::Draining(owner, Drain::Host { force: true }) => (owner.host, OrderKind::ReleaseByForce),
+            State::Draining(owner, DrainStage::Host { force: false }) => (owner.host, OrderKind::Release),
+            State::Draining(owner, DrainStage::Host { force: true }) => {
+                (owner.host, OrderKind::ReleaseByForce)
+            }
             State::Scrubbing(Scrub::Working(by)) => (by, OrderKind::Scrub),
             _ => return None,
         };
         let to = to.0 as usize;
         let is_connected = !self.hosts[to].is_off;
-        is_connected.then(|| self.send(Message::ToHost(to, s, Order { epoch, kind })))?
+        is_connected.then(|| self.send_message(Message::ToHost(to, s, SliceOrder { epoch, kind })))?
     }
 
     /// Sends the report of a host about one slice, if the host has applied its order.
     fn report(&mut self, h: usize, s: usize) -> Option<()> {
         let host_slice = self.hosts[h].slices[s];
-        let Order { epoch, kind } = host_slice.order.filter(|_| !self.hosts[h].is_off)?;
+        let SliceOrder { epoch, kind } = host_slice.order.filter(|_| !self.hosts[h].is_off)?;
         let event = match kind {
             OrderKind::Online if host_slice.ended != Some(epoch) => Event::Onlined(host(h), epoch),
             OrderKind::Release | OrderKind::ReleaseByForce if host_slice.vm != Some(epoch) => {
@@ -268,10 +270,10 @@ impl<const SLICES: usize> Rack<SLICES> {
             }
             _ => return None,
         };
-        self.send(Message::FromHost(h, s, event))
+        self.send_message(Message::FromHost(h, s, event))
     }
 
-    fn deliver(&mut self, message: &Message) -> Option<()> {
+    fn deliver_message(&mut self, message: &Message) -> Option<()> {
         match *message {
             Message::FromHost(_, s, event) | Message::FromDevice(s, event) => {
                 let _ = self.apply(s, event); // late and repeated events are rejected
@@ -281,7 +283,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         Some(())
     }
 
-    fn receive_order(&mut self, h: usize, s: usize, order: Order) {
+    fn receive_order(&mut self, h: usize, s: usize, order: SliceOrder) {
         let host_slice = &mut self.hosts[h].slices[s];
         if host_slice.order.is_some_and(|newest| order < newest) {
             return;
@@ -298,7 +300,7 @@ impl<const SLICES: usize> Rack<SLICES> {
         }
     }
 
-    fn vm_starts(&mut self, h: usize, s: usize) -> Option<()> {
+    fn apply_vm_start(&mut self, h: usize, s: usize) -> Option<()> {
         let host_slice = &mut self.hosts[h].slices[s];
         let epoch = host_slice.order.filter(|order| order.kind == OrderKind::Online)?.epoch;
         (host_slice.vm.is_none() && host_slice.ended != Some(epoch)).then_some(())?;
@@ -308,13 +310,13 @@ impl<const SLICES: usize> Rack<SLICES> {
         Some(())
     }
 
-    fn vm_ends(&mut self, h: usize, s: usize) -> Option<()> {
+    fn apply_vm_end(&mut self, h: usize, s: usize) -> Option<()> {
         let host_slice = &mut self.hosts[h].slices[s];
         host_slice.ended = Some(host_slice.vm.take()?);
         Some(())
     }
 
-    fn scrub_ends(&mut self, h: usize, s: usize) -> Option<()> {
+    fn apply_scrub_end(&mut self, h: usize, s: usize) -> Option<()> {
         let host_slice = &mut self.hosts[h].slices[s];
         host_slice.scrubbed = Some(host_slice.scrubbing.take()?);
         self.device[s].written = None;
@@ -322,7 +324,7 @@ impl<const SLICES: usize> Rack<SLICES> {
     }
 
     /// Restarts an agent. Its connection is closed and its orders are lost. VMs and records remain.
-    fn agent_restarts(&mut self, h: usize) -> Option<()> {
+    fn apply_agent_restart(&mut self, h: usize) -> Option<()> {
         for host_slice in &mut self.hosts[h].slices {
             *host_slice = HostSlice { vm: host_slice.vm, ended: host_slice.ended, ..HostSlice::default() };
         }
@@ -342,7 +344,7 @@ impl<const SLICES: usize> Rack<SLICES> {
     }
 
     /// Fences a host after the operator has confirmed that the host is off.
-    fn fence(&mut self, h: usize) -> Option<()> {
+    fn fence_host(&mut self, h: usize) -> Option<()> {
         self.hosts[h].is_off.then_some(())?;
         for s in 0..SLICES {
             self.device[s].grant = self.device[s].grant.filter(|(_, by)| *by != host(h));
@@ -404,12 +406,12 @@ fn to_u32(index: usize) -> u32 {
 impl StateGraph {
     /// Explores all states breadth-first and checks the invariants in each state. States are
     /// identified by a 64-bit hash.
-    fn explore<const SLICES: usize>(start: Rack<SLICES>) -> Self {
+    fn explore_states<const SLICES: usize>(start: Rack<SLICES>) -> Self {
         let mut indices = HashMap::from([(start.fingerprint(), 0)]);
         let mut all = Self { parents: vec![None], predecessors: vec![Vec::new()], quiescent: Vec::new() };
         let mut queue = VecDeque::from([(0, start)]);
         while let Some((at, rack)) = queue.pop_front() {
-            assert_eq!(rack.violated_invariant(), None, "after {:?}", all.path_to(at));
+            assert_eq!(rack.violated_invariant(), None, "after {:?}", all.steps_to_state(at));
             all.quiescent.extend(rack.is_quiescent().then_some(at));
             for step in rack.possible_steps() {
                 let Some(next) = rack.apply_step(&step) else { continue };
@@ -427,7 +429,7 @@ impl StateGraph {
     }
 
     /// Returns the steps of the shortest path from the initial state.
-    fn path_to(&self, mut at: u32) -> Vec<&Step> {
+    fn steps_to_state(&self, mut at: u32) -> Vec<&Step> {
         let mut path = VecDeque::new();
         while let Some((from, step)) = &self.parents[at as usize] {
             path.push_front(step);
@@ -453,21 +455,21 @@ impl StateGraph {
 }
 
 #[track_caller]
-fn check_all_states<const SLICES: usize>(bounds: Bounds, states_min: usize) {
-    let all = StateGraph::explore(Rack::<SLICES>::new(bounds));
+fn check_all_states<const SLICES: usize>(bounds: SearchBounds, states_min: usize) {
+    let all = StateGraph::explore_states(Rack::<SLICES>::new(bounds));
     println!("{SLICES} slices, {bounds:?}: {} states", all.parents.len());
     assert!(all.parents.len() > states_min, "only {} states", all.parents.len());
     if let Some(stuck) = all.find_stuck_state() {
-        panic!("slices cannot become free after {:?}", all.path_to(stuck));
+        panic!("slices cannot become free after {:?}", all.steps_to_state(stuck));
     }
 }
 
 #[test]
 fn one_slice_with_four_owners_is_never_shared_dirty_or_stuck() {
-    check_all_states::<1>(Bounds { epoch_max: Epoch(4), in_flight_max: 2 }, 10_000);
+    check_all_states::<1>(SearchBounds { epoch_max: Epoch(4), in_flight_max: 2 }, 10_000);
 }
 
 #[test]
 fn two_slices_on_two_hosts_are_never_shared_dirty_or_stuck() {
-    check_all_states::<2>(Bounds { epoch_max: Epoch(2), in_flight_max: 1 }, 100_000);
+    check_all_states::<2>(SearchBounds { epoch_max: Epoch(2), in_flight_max: 1 }, 100_000);
 }

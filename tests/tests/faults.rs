@@ -79,7 +79,7 @@ async fn audit_detects_slice_reachable_by_two_hosts() {
     scheduler.commit(wire::CommitRequest { target: vm_ref("old") }).await.unwrap();
     (0..2).for_each(|emc| inject_fault(&rack, emc, "ignore-revoke"));
     rack.signal_agent(0, Signal::STOP);
-    rack.wait_all_free().await; // the manager relies on the faulty reply of the device
+    rack.wait_all_slices_free().await; // the manager relies on the faulty reply of the device
     let replay = start_replay(&rack, &sequential_vm_rows(0, 20));
     let count = wait_for_audit_count(&rack, replay, "double_owned");
     rack.signal_agent(0, Signal::CONT);
@@ -141,5 +141,5 @@ async fn failed_grant_quarantines_only_its_slice_until_repaired() {
     }
     let uncordoned = rack.tarn(&["uncordon", "slice", &slice]);
     assert!(uncordoned.status.success(), "{uncordoned:?}");
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
 }

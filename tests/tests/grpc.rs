@@ -64,7 +64,7 @@ async fn vm_gets_slices_of_one_emc_and_releases_them() {
         let released = scheduler.release(release).await.unwrap().into_inner();
         assert_eq!(released.state(), wire::ReservationState::Released, "release must be idempotent");
     }
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     for slice in rack.slices().await.iter().filter(|s| ready.slices.contains(&s.slice)) {
         let receipt = slice.receipt.as_ref().expect("a slice that had an owner has a receipt");
         assert_eq!((receipt.epoch, receipt.bytes_verified), (slice.epoch, 1 << 30));
@@ -221,7 +221,7 @@ async fn uncommitted_reservation_expires() {
     let rack = Rack::start(Plan::small(4)).await;
     let request = wire::ReserveRequest { commit_within_ms: 300, ..reserve_request("h0", "v", 2, "r1") };
     let reply = rack.scheduler().await.reserve(request).await.unwrap().into_inner();
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     let get = wire::GetReservationRequest { target: reservation_ref(&reply.reservation) };
     let ended = rack.admin().await.get_reservation(get).await.unwrap().into_inner();
     assert_eq!(ended.state(), wire::ReservationState::Released);

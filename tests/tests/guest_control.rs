@@ -12,11 +12,11 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tests::{
     small_guests::{self as code, can_run_small_guests},
-    standalone_vm::{SMALL_MEMORY, StandaloneVm},
+    standalone_vm::{SMALL_MEMORY_OPTIONS, StandaloneVm},
 };
 
 /// Time limit of every wait in these tests.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Guest that prints repeatedly, so that its progress is visible on the console.
 struct Guest<'a> {
@@ -32,7 +32,7 @@ impl<'a> Guest<'a> {
         guest
     }
 
-    fn start_touching(vm: &'a StandaloneVm) -> Self {
+    fn start_touching_memory(vm: &'a StandaloneVm) -> Self {
         Self::start(vm, &code::write_pool_memory(), &["--memory", "size=64MiB", "--pool", "size=1GiB"])
     }
 
@@ -40,7 +40,7 @@ impl<'a> Guest<'a> {
     fn wait_for_progress(&mut self) {
         let (before, start) = (self.vm.console().len(), Instant::now());
         while self.vm.console().len() < before + 3 {
-            assert!(start.elapsed() < TIMEOUT, "no further output of the guest");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "no further output of the guest");
             assert_eq!(self.process.try_wait().unwrap(), None, "the guest ended");
             std::thread::yield_now();
         }
@@ -169,7 +169,7 @@ fn stop_presses_power_button_and_waits_for_exit() {
         return;
     }
     let vm = StandaloneVm::new();
-    let guest = Guest::start(&vm, &code::wait_for_power_button(), &SMALL_MEMORY);
+    let guest = Guest::start(&vm, &code::wait_for_power_button(), &SMALL_MEMORY_OPTIONS);
     assert_success(vm.run_control_command(&["stop", "v"]));
     vm.assert_not_running();
     assert_eq!(guest.wait_for_exit(), (Some(0), String::new()));
@@ -182,7 +182,7 @@ fn paused_guest_reacts_to_power_button() {
     }
     let vm = StandaloneVm::new();
     let start_paused = || {
-        let guest = Guest::start(&vm, &code::wait_for_power_button(), &SMALL_MEMORY);
+        let guest = Guest::start(&vm, &code::wait_for_power_button(), &SMALL_MEMORY_OPTIONS);
         assert_success(vm.run_control_command(&["pause", "v"]));
         guest
     };
@@ -200,7 +200,7 @@ fn unresponsive_guest_is_stopping_until_forced() {
         return;
     }
     let vm = StandaloneVm::new();
-    let guest = Guest::start_touching(&vm);
+    let guest = Guest::start_touching_memory(&vm);
     assert_rejected(
         &vm.run_control_command(&["stop", "v", "--timeout", "10ms"]),
         124,
@@ -218,7 +218,7 @@ fn vm_cannot_run_twice() {
         return;
     }
     let vm = StandaloneVm::new();
-    let mut guest = Guest::start_touching(&vm);
+    let mut guest = Guest::start_touching_memory(&vm);
     let again = vm.run(&code::print_hello(), &["--memory", "size=64MiB", "--serial", "null"]);
     let running = format!("error: VM v is already running: process {} listens on ", guest.process.id());
     assert_rejected(&again, 1, &running);
@@ -234,12 +234,12 @@ fn vm_restarts_after_its_vmm_was_killed() {
         return;
     }
     let vm = StandaloneVm::new();
-    let mut guest = Guest::start_touching(&vm);
+    let mut guest = Guest::start_touching_memory(&vm);
     guest.process.kill().unwrap();
     guest.process.wait().unwrap();
     assert!(vm.has_socket());
     vm.assert_not_running();
-    let output = vm.run(&code::print_hello(), &SMALL_MEMORY);
+    let output = vm.run(&code::print_hello(), &SMALL_MEMORY_OPTIONS);
     assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
 }
 
@@ -252,11 +252,11 @@ fn ended_vm_is_not_found_and_stale_socket_is_replaced() {
     let ends: [(&[u8], i32); 3] =
         [(&code::print_hello(), 0), (&code::request_reset(), 10), (&code::cause_triple_fault(), 11)];
     for (kernel, expected) in ends {
-        let output = vm.run(kernel, &SMALL_MEMORY);
+        let output = vm.run(kernel, &SMALL_MEMORY_OPTIONS);
         assert_eq!(output.status.code(), Some(expected), "{}", stderr_of(&output));
         vm.assert_not_running();
     }
-    let output = vm.run(b"no kernel", &SMALL_MEMORY);
+    let output = vm.run(b"no kernel", &SMALL_MEMORY_OPTIONS);
     assert_eq!((output.status.code(), vm.has_socket()), (Some(1), false), "{}", stderr_of(&output));
 }
 
@@ -277,7 +277,7 @@ fn excess_control_connections_wait_and_succeed() {
         return;
     }
     let vm = StandaloneVm::new();
-    let guest = Guest::start_touching(&vm);
+    let guest = Guest::start_touching_memory(&vm);
     std::thread::scope(|scope| {
         for _ in 0..2 * units::limits::CONTROL_CONNECTIONS_MAX {
             scope.spawn(|| assert_eq!(vm.info()["state"], "running"));

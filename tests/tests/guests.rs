@@ -14,7 +14,7 @@ use proto::v1 as wire;
 use tests::{
     rack::{Plan, Rack, programs_dir, reserve_request, vm_ref},
     small_guests::{self, can_run_small_guests},
-    standalone_vm::confine,
+    standalone_vm::confine_command,
 };
 
 /// Local memory of each guest, in bytes.
@@ -43,7 +43,7 @@ impl Guest {
         fs::write(path("kernel"), small_guests::write_pool_memory()).unwrap();
         let console = path("console");
         let mut command = Command::new(programs_dir().join("vmm-plugin"));
-        confine(command.arg("run"));
+        confine_command(command.arg("run"));
         let process = command
             .args(["--vm", vm, "--agent"])
             .arg(rack.host_memory_socket(0))
@@ -103,7 +103,7 @@ async fn guest_with_revoked_slice_ends_and_reports_the_slice() {
         stderr,
         format!("error: VM v lost slice {} of EMC {}: the rack revoked it\n", owned.slice, owned.emc)
     );
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
 }
 
 /// Returns the bytes of pool memory that a guest has touched, from the metrics of the agent.
@@ -164,7 +164,7 @@ async fn touched_memory_of_guest_becomes_its_outcome() {
     rack.wait_for("the agent to report touched memory", has_touched_bytes).await;
     guest.process.kill().unwrap();
     guest.wait_for_exit();
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     rack.wait_for("the outcome to be stored", async |rack| !list_outcomes(rack).await.is_empty()).await;
     let [outcome] = &list_outcomes(&rack).await[..] else { panic!("expected one outcome") };
     assert_eq!((outcome.vm.as_str(), outcome.profile.as_ref().unwrap().key.as_str()), ("v", "customer"));
@@ -195,7 +195,7 @@ async fn guest_outlives_services_and_frees_slices_when_killed() {
     assert_eq!(owned, 2, "the new agent must adopt the guest");
     guest.process.kill().unwrap();
     guest.wait_for_exit();
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     assert!(rack.reservations().await.is_empty());
 }
 
@@ -205,7 +205,7 @@ fn run_reserved_vm(rack: &Rack, kernel: &Path, options: &[&str]) -> (Option<i32>
     let mut command = Command::new(programs_dir().join("vmm-plugin"));
     command.arg("run");
     if !options.contains(&"--uid") {
-        confine(&mut command);
+        confine_command(&mut command);
     }
     command.args(["--vm", "v", "--agent"]).arg(rack.host_memory_socket(0)).arg("--kernel").arg(kernel);
     let serial = if options.contains(&"--serial") { &[][..] } else { &["--serial", "null"] };
@@ -258,7 +258,7 @@ async fn vm_that_fails_before_attach_keeps_its_reservation() {
         (Some(0), String::new()),
         "a valid run must succeed after rejected runs"
     );
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
 }
 
 #[tokio::test]
@@ -273,7 +273,7 @@ async fn unreserved_vm_is_rejected_before_start() {
     let kernel = rack.dir().join("kernel");
     fs::write(&kernel, small_guests::print_hello()).unwrap();
     let mut command = Command::new(programs_dir().join("vmm-plugin"));
-    confine(command.arg("run"));
+    confine_command(command.arg("run"));
     command.args(["--vm", "nobody", "--agent"]).arg(rack.host_memory_socket(0)).arg("--kernel").arg(kernel);
     command.arg("--run-dir").arg(run_dir(&rack));
     let output = command.stdin(Stdio::null()).output().unwrap();

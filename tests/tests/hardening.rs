@@ -11,13 +11,13 @@ use std::{
 
 use tests::{
     small_guests::{self as code, can_run_small_guests},
-    standalone_vm::{SMALL_MEMORY, StandaloneVm},
+    standalone_vm::{SMALL_MEMORY_OPTIONS, StandaloneVm},
 };
 
 /// Time limit of every wait in these tests.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Id of an unprivileged user and group.
-const NOBODY: &str = "65534";
+const NOBODY_UID: &str = "65534";
 
 /// Returns whether guests can run on this machine and this process is root. If not, reports the
 /// skipped test.
@@ -43,7 +43,7 @@ impl Guest {
         let mut child = vm.command(&code::write_pool_memory(), &all).stderr(Stdio::piped()).spawn().unwrap();
         let start = Instant::now();
         while vm.console().len() < 3 {
-            assert!(start.elapsed() < TIMEOUT, "no output of the guest within {TIMEOUT:?}");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "no output of the guest within {WAIT_TIMEOUT:?}");
             if child.try_wait().unwrap().is_some() {
                 panic!("the guest ended: {}", stderr_of(&child.wait_with_output().unwrap()));
             }
@@ -62,7 +62,7 @@ impl Guest {
         tasks.map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap()).collect()
     }
 
-    /// Waits until a status field has this value in all threads. Fails after [`TIMEOUT`].
+    /// Waits until a status field has this value in all threads. Fails after [`WAIT_TIMEOUT`].
     fn assert_thread_status(&self, field: &str, value: &str) {
         let matches = |status: &String| {
             let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -71,7 +71,7 @@ impl Guest {
         let start = Instant::now();
         while !self.thread_statuses().iter().all(matches) {
             assert!(
-                start.elapsed() < TIMEOUT,
+                start.elapsed() < WAIT_TIMEOUT,
                 "{field} is not {value} in all threads: {:?}",
                 self.thread_statuses()
             );
@@ -124,11 +124,12 @@ fn vmm_runs_with_given_user_and_root_folder() {
     let folder = vm.path("empty");
     fs::create_dir(&folder).unwrap();
     let disk = format!("path={}", vm.write_file("disk", &[0; 4096]).display());
-    let options = ["--uid", NOBODY, "--gid", NOBODY, "--chroot", folder.to_str().unwrap(), "--disk", &disk];
+    let options =
+        ["--uid", NOBODY_UID, "--gid", NOBODY_UID, "--chroot", folder.to_str().unwrap(), "--disk", &disk];
     let guest = Guest::start(&vm, &options);
     guest.assert_no_capabilities();
-    guest.assert_thread_status("Uid", &[NOBODY; 4].join("\t"));
-    guest.assert_thread_status("Gid", &[NOBODY; 4].join("\t"));
+    guest.assert_thread_status("Uid", &[NOBODY_UID; 4].join("\t"));
+    guest.assert_thread_status("Gid", &[NOBODY_UID; 4].join("\t"));
     guest.assert_thread_status("Groups", "");
     assert_eq!(fs::read_link(guest.proc_path("root")).unwrap(), folder);
     assert_eq!(fs::read_link(guest.proc_path("cwd")).unwrap(), folder);
@@ -140,7 +141,7 @@ fn root_without_uid_is_rejected_before_start() {
         return;
     }
     let vm = StandaloneVm::new();
-    let vmm = vm.command(&code::print_hello(), &[&SMALL_MEMORY[..], &["--unconfined"]].concat());
+    let vmm = vm.command(&code::print_hello(), &[&SMALL_MEMORY_OPTIONS[..], &["--unconfined"]].concat());
     let options: Vec<_> = vmm.get_args().filter(|option| *option != "--unconfined").collect();
     let output = Command::new(vmm.get_program()).args(options).stdin(Stdio::null()).output().unwrap();
     let expected = "error: --uid: missing: as root, --uid NUMBER and --gid NUMBER must name an unprivileged user, \
@@ -155,9 +156,9 @@ fn vmm_has_empty_root_and_no_open_directory_by_default() {
         return;
     }
     let vm = StandaloneVm::new();
-    let guest = Guest::start(&vm, &["--uid", NOBODY, "--gid", NOBODY]);
+    let guest = Guest::start(&vm, &["--uid", NOBODY_UID, "--gid", NOBODY_UID]);
     guest.assert_no_capabilities();
-    guest.assert_thread_status("Uid", &[NOBODY; 4].join("\t"));
+    guest.assert_thread_status("Uid", &[NOBODY_UID; 4].join("\t"));
     for directory in ["root", "cwd"] {
         assert_eq!(fs::read_dir(guest.proc_path(directory)).unwrap().count(), 0, "{directory}");
         let error = fs::write(guest.proc_path(directory).join("file"), b"").unwrap_err();
@@ -193,13 +194,13 @@ fn guest_runs_to_its_end_under_all_restrictions() {
     fs::create_dir(&folder).unwrap();
     let folder = folder.to_str().unwrap();
     for options in [
-        &["--uid", NOBODY, "--gid", NOBODY][..],
+        &["--uid", NOBODY_UID, "--gid", NOBODY_UID][..],
         &["--unconfined"],
         &["--seccomp", "log"],
         &["--seccomp", "false"],
-        &["--uid", NOBODY, "--gid", NOBODY, "--chroot", folder],
+        &["--uid", NOBODY_UID, "--gid", NOBODY_UID, "--chroot", folder],
     ] {
-        let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY[..], options].concat());
+        let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY_OPTIONS[..], options].concat());
         assert_eq!(
             (output.status.code(), vm.console().as_str()),
             (Some(0), "hello\n"),
@@ -220,7 +221,7 @@ fn impossible_restrictions_are_rejected_before_start() {
     fs::write(full.join("something"), b"").unwrap();
     let folder = full.to_str().unwrap();
     let assert_rejected = |options: &[&str], exit: i32, expected: &str| {
-        let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY[..], options].concat());
+        let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY_OPTIONS[..], options].concat());
         assert_eq!(output.status.code(), Some(exit), "{options:?}: {}", stderr_of(&output));
         assert!(stderr_of(&output).contains(expected), "{options:?}: {}", stderr_of(&output));
         assert_eq!(vm.console(), "", "{options:?}: the guest started");
@@ -229,18 +230,22 @@ fn impossible_restrictions_are_rejected_before_start() {
     assert_rejected(&["--uid", "4294967295", "--gid", "1"], 2, "4294967295 is not in 1..4294967295");
     assert_rejected(&["--uid", "0", "--gid", "1"], 2, "0 is not in 1..4294967295");
     assert_rejected(&["--unconfined", "--chroot", "/"], 2, "cannot be used with");
-    assert_rejected(&["--uid", NOBODY], 2, "--gid <NUMBER>");
+    assert_rejected(&["--uid", NOBODY_UID], 2, "--gid <NUMBER>");
     assert_rejected(
-        &["--uid", NOBODY, "--gid", NOBODY, "--chroot", "/nowhere"],
+        &["--uid", NOBODY_UID, "--gid", NOBODY_UID, "--chroot", "/nowhere"],
         1,
         "chroot: cannot list /nowhere: No such file or directory",
     );
     assert_rejected(
-        &["--uid", NOBODY, "--gid", NOBODY, "--chroot", folder],
+        &["--uid", NOBODY_UID, "--gid", NOBODY_UID, "--chroot", folder],
         1,
         &format!("chroot: {folder} is not empty"),
     );
-    assert_rejected(&["--uid", NOBODY, "--gid", NOBODY, "--chroot", "/"], 1, "chroot: / is not empty");
+    assert_rejected(
+        &["--uid", NOBODY_UID, "--gid", NOBODY_UID, "--chroot", "/"],
+        1,
+        "chroot: / is not empty",
+    );
 }
 
 #[test]
@@ -252,12 +257,12 @@ fn restrictions_without_root_are_rejected() {
     let folder = vm.path("empty");
     fs::create_dir(&folder).unwrap();
     let run = |options: &[&str]| {
-        let vmm = vm.command(&code::print_hello(), &[&SMALL_MEMORY[..], options].concat());
+        let vmm = vm.command(&code::print_hello(), &[&SMALL_MEMORY_OPTIONS[..], options].concat());
         let mut command = Command::new("setpriv"); // runs the VMM as root without capabilities
         command.arg("--bounding-set=-all").arg(vmm.get_program()).args(vmm.get_args());
         command.stdin(Stdio::null()).output().unwrap()
     };
-    let user = ["--uid", NOBODY, "--gid", NOBODY];
+    let user = ["--uid", NOBODY_UID, "--gid", NOBODY_UID];
     let output = run(&[&user[..], &["--chroot", folder.to_str().unwrap()]].concat());
     let expected = format!(
         "error: --chroot: cannot use {} as the root directory; needs root with CAP_SYS_ADMIN: ",

@@ -42,7 +42,7 @@ async fn reload_adds_hosts_and_emcs_and_removes_only_unused_hosts() {
     assert_eq!(rack.hosts().await.len(), 3);
 
     scheduler.release(wire::ReleaseRequest { target: vm_ref("v"), ..Default::default() }).await.unwrap();
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     rack.kill_agent(1);
     rack.write_rack_toml(&without_h1);
     rack.signal_manager(Signal::HUP);
@@ -102,7 +102,7 @@ async fn locked_or_corrupt_store_is_rejected() {
 /// error and no panic. The unit tests of the store cover more cases.
 #[tokio::test]
 async fn damaged_store_page_is_detected_or_harmless() {
-    const PAGE: usize = 4096;
+    const STORE_PAGE_BYTES: usize = 4096;
     let mut rack = Rack::start(Plan::small(2)).await;
     let mut scheduler = rack.scheduler().await;
     for vm in ["a", "b", "c"] {
@@ -123,13 +123,13 @@ async fn damaged_store_page_is_detected_or_harmless() {
     let (intact, (code, expected)) = (fs::read(&ledger).unwrap(), run("check"));
     assert_eq!(code, Some(0), "{expected}");
 
-    let pages = intact.len() / PAGE;
+    let pages = intact.len() / STORE_PAGE_BYTES;
     let (mut harmless, mut detected) = (0, 0);
     for page in 0..pages {
-        let start = page * PAGE;
+        let start = page * STORE_PAGE_BYTES;
         let mut damaged = vec![intact.clone(), intact.clone(), intact[..start].to_vec()];
         damaged[0][start + page % 64] ^= 0xff;
-        damaged[1][start..start + PAGE].fill(0);
+        damaged[1][start..start + STORE_PAGE_BYTES].fill(0);
         damaged.truncate(if page % 8 == 0 { 3 } else { 1 });
         damaged.retain(|bytes| *bytes != intact);
         for (n, bytes) in damaged.iter().enumerate() {

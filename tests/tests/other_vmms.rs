@@ -40,7 +40,7 @@ async fn rack_with_vm() -> Rack {
 }
 
 /// Writes a script that tests execute instead of a VMM.
-fn write_stand_in_vmm(rack: &Rack, script: &str) -> PathBuf {
+fn write_fake_vmm(rack: &Rack, script: &str) -> PathBuf {
     let path = rack.dir().join("stand-in");
     fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -105,7 +105,7 @@ async fn executed_vmm_is_recorded_as_vm_until_exit() {
     for vmm in ["qemu", "cloud-hypervisor"] {
         let mut rack = rack_with_vm().await;
         rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref("v") }).await.unwrap();
-        let program = write_stand_in_vmm(&rack, "echo started; exec sleep 1000");
+        let program = write_fake_vmm(&rack, "echo started; exec sleep 1000");
         let mut exec = plugin_command(&rack, &["exec", "--vmm", vmm, "--program", program.to_str().unwrap()]);
         let mut process = exec.stdout(Stdio::piped()).spawn().unwrap();
         wait_for_line(&mut process);
@@ -122,7 +122,7 @@ async fn executed_vmm_is_recorded_as_vm_until_exit() {
         assert!(arguments.contains("(VM_ATTACHED)"), "{arguments}");
         process.kill().unwrap();
         process.wait().unwrap();
-        rack.wait_all_free().await;
+        rack.wait_all_slices_free().await;
         assert!(rack.reservations().await.is_empty());
     }
 }
@@ -130,7 +130,7 @@ async fn executed_vmm_is_recorded_as_vm_until_exit() {
 #[tokio::test]
 async fn missing_files_are_reported_before_attach() {
     let rack = rack_with_vm().await;
-    let program = write_stand_in_vmm(&rack, "exit 0");
+    let program = write_fake_vmm(&rack, "exit 0");
     let program = program.to_str().unwrap();
     for (options, expected) in [
         (vec!["--vmm=qemu", "--program=/nowhere/qemu"], "program: cannot use /nowhere/qemu: No such file"),
@@ -159,13 +159,13 @@ fn libvirt_domain_is_valid_by_schema() {
         let mut print = Command::new(programs_dir().join("vmm-plugin"));
         let output = print.args(options.split_whitespace()).args(["--serial", serial]).output().unwrap();
         assert!(output.status.success(), "{}", output_text(&output));
-        assert!(is_valid(dir.path(), &output_text(&output)), "{}", output_text(&output));
+        assert!(is_valid_domain(dir.path(), &output_text(&output)), "{}", output_text(&output));
         let invalid = output_text(&output).replace("memAccess=\"shared\"", "memAccess=\"odd\"");
-        assert!(!is_valid(dir.path(), &invalid), "the schema accepts an invalid document");
+        assert!(!is_valid_domain(dir.path(), &invalid), "the schema accepts an invalid document");
     }
 }
 
-fn is_valid(dir: &Path, xml: &str) -> bool {
+fn is_valid_domain(dir: &Path, xml: &str) -> bool {
     let domain = dir.join("domain.xml");
     fs::write(&domain, xml).unwrap();
     let schema = libvirt_dir().join("usr/share/libvirt/schemas/domain.rng");

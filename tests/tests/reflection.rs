@@ -140,7 +140,7 @@ async fn reflection_lists_services_of_manager() {
         let service = pool.get_service_by_name(service).unwrap();
         methods.extend(service.methods().map(|method| method.full_name().to_owned()));
     }
-    let served = proto::v1::METHODS.iter().filter(|(service, ..)| listed.contains(*service));
+    let served = proto::v1::RPC_METHODS.iter().filter(|(service, ..)| listed.contains(*service));
     assert_eq!(methods, served.map(|(service, method, _)| format!("{service}.{method}")).collect());
     let pool = descriptor_pool(channel.clone(), "grpc.health.v1.Health").await;
     call_method(channel.clone(), find_method(&pool, "grpc.health.v1.Health", "Check")).await.unwrap();

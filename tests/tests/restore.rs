@@ -170,7 +170,7 @@ async fn guests_keep_memory_if_store_is_restored_while_emc_is_down() {
     assert_eq!(full.code(), Code::ResourceExhausted, "{full:?}");
     end_guest(both);
     end_guest(one);
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
 }
 
 /// A released VM still runs when a VM with the same name starts on another host. The backup is

@@ -39,13 +39,13 @@ async fn wait_emc_up(rack: &Rack) {
 }
 
 /// Starts the agent of a host and reserves a slice for a VM on this host.
-async fn host_with_slice(rack: &Rack, host: &str) -> ScriptedAgent {
+async fn connect_host_with_slice(rack: &Rack, host: &str) -> ScriptedAgent {
     let agent = ScriptedAgent::start(rack, host, "boot 1").await;
-    reserve_ready(rack, host).await;
+    reserve_until_ready(rack, host).await;
     agent
 }
 
-async fn reserve_ready(rack: &Rack, host: &str) {
+async fn reserve_until_ready(rack: &Rack, host: &str) {
     let vm = format!("vm-of-{host}");
     let request = wire::ReserveRequest { wait_ready: true, ..reserve_request(host, &vm, 1, &vm) };
     rack.scheduler().await.reserve(request).await.unwrap();
@@ -80,13 +80,13 @@ async fn silent_host_is_fenced_by_command_and_slices_are_reused() {
     let script = format!("[fence]\ncommand = [\"sh\", \"-c\", \"echo {{host}} >> {}\"]", list.display());
     let mut rack = start_rack(&script).await;
     let other = ScriptedAgent::start(&rack, "h1", "boot 1").await;
-    let agent = host_with_slice(&rack, "h0").await;
+    let agent = connect_host_with_slice(&rack, "h0").await;
     assert_eq!(agent.handles(), ["cxl:0x1a:0".to_owned()].into());
     drop((agent, other));
     rack.kill_manager(); // the grant must survive a restart of the manager
     rack.start_manager().await;
     let _other = ScriptedAgent::start(&rack, "h1", "boot 1").await;
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
     assert_eq!(std::fs::read_to_string(list).unwrap(), "h0\n");
     rack.wait_for("h0 to be fenced", async |rack| get_h0(rack).await.state() == HostState::Fenced).await;
     let slices = rack.slices().await;
@@ -97,9 +97,9 @@ async fn silent_host_is_fenced_by_command_and_slices_are_reused() {
 async fn unfenced_host_keeps_slices_until_operator_confirms_power_off() {
     let rack = start_rack("[fence]\ncommand = [\"false\", \"{host}\"]").await;
     let _other = ScriptedAgent::start(&rack, "h1", "boot 1").await;
-    drop(host_with_slice(&rack, "h0").await);
+    drop(connect_host_with_slice(&rack, "h0").await);
     wait_for_fence_failure(&rack, "`false h0` ended with exit status: 1").await;
-    reserve_ready(&rack, "h1").await;
+    reserve_until_ready(&rack, "h1").await;
     let doctor = tarn_output(&rack, &["doctor"]);
     assert!(doctor.contains("tarn fence h0 --confirm-powered-off"), "{doctor}");
     let alarms = tarn_output(&rack, &["get", "alarms"]);
@@ -117,9 +117,9 @@ async fn slices_of_rebooted_host_are_freed_after_fence_timeout() {
     let rack =
         start_rack("[fence]\ncommand = [\"sh\", \"-c\", \"sleep 600; true {host}\"]\nwithin_s = 1").await;
     let _other = ScriptedAgent::start(&rack, "h1", "boot 1").await;
-    drop(host_with_slice(&rack, "h0").await);
+    drop(connect_host_with_slice(&rack, "h0").await);
     rack.wait_for("h0 to be fencing", async |rack| get_h0(rack).await.state() == HostState::Fencing).await;
-    reserve_ready(&rack, "h1").await; // must succeed while the fence command hangs
+    reserve_until_ready(&rack, "h1").await; // must succeed while the fence command hangs
     wait_for_fence_failure(&rack, "took longer than 1s and was killed").await;
     let _returned = ScriptedAgent::start(&rack, "h0", "boot 2").await;
     rack.wait_for("h0 to be up again", async |rack| get_h0(rack).await.state() == HostState::Up).await;
@@ -132,9 +132,9 @@ async fn slices_of_rebooted_host_are_freed_after_fence_timeout() {
 #[tokio::test]
 async fn host_without_fence_command_keeps_slices_until_it_reports() {
     let rack = start_rack("").await;
-    drop(host_with_slice(&rack, "h0").await);
+    drop(connect_host_with_slice(&rack, "h0").await);
     wait_for_fence_failure(&rack, "rack.toml has no [fence] command").await;
     let _same = ScriptedAgent::start(&rack, "h0", "boot 1").await;
     rack.wait_for("h0 to be up again", async |rack| get_h0(rack).await.state() == HostState::Up).await;
-    rack.wait_all_free().await;
+    rack.wait_all_slices_free().await;
 }

@@ -1,19 +1,19 @@
 //! Runs the simulated rack with many seeds. `TARN_SEEDS` sets the number of seeds. The first seed
 //! that fails is printed with its event log.
 
-use sim::world::{Summary, World};
+use sim::world::{RunSummary, World};
 use tests::SIMULATION_STEPS;
 
 /// Number of seeds if `TARN_SEEDS` is not set.
-const SEEDS_DEFAULT: u64 = 2000;
+const SEED_COUNT_DEFAULT: u64 = 2000;
 /// Maximum number of events printed before a failure.
 const PRINTED_EVENTS_MAX: usize = 100;
 
 #[test]
 fn invariants_hold_under_all_faults() {
-    let seeds =
-        std::env::var("TARN_SEEDS").map_or(SEEDS_DEFAULT, |n| n.parse().expect("TARN_SEEDS is a number"));
-    let mut sum = Summary::default();
+    let seeds = std::env::var("TARN_SEEDS")
+        .map_or(SEED_COUNT_DEFAULT, |n| n.parse().expect("TARN_SEEDS is a number"));
+    let mut sum = RunSummary::default();
     for seed in 0..seeds {
         match World::new(seed).run(SIMULATION_STEPS) {
             Ok(summary) => sum += summary,

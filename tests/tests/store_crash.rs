@@ -19,7 +19,7 @@ use pool_manager::{
 };
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
-use sim::world::{BACKUPS_MAX, Store, Summary, World};
+use sim::world::{BACKUPS_MAX, RunSummary, Store, World};
 
 const SEED_COUNT: u64 = 300;
 const STEP_COUNT: u64 = 3000;
@@ -189,8 +189,8 @@ impl Store for DiskStore {
         };
         self.is_full = false; // a new disk has space
         self.generation += 1;
-        entries.push(Write::number(Table::Meta, meta::RESTORED, 1));
-        entries.push(Write::number(Table::Meta, meta::GENERATION, self.generation));
+        entries.push(Write::number(Table::Meta, meta::RESTORED_KEY, 1));
+        entries.push(Write::number(Table::Meta, meta::GENERATION_KEY, self.generation));
         let mut random = Pcg64::seed_from_u64(self.rng.random());
         self.disk = FaultyDisk::new(move |n| random.random_range(0..n));
         let mut store = RedbStore::open(self.disk.clone()).expect("a new disk is writable");
@@ -207,7 +207,7 @@ impl Store for DiskStore {
 #[test]
 fn invariants_hold_on_real_store_under_disk_faults() {
     let (power_cuts, torn_writes) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let mut sum = Summary::default();
+    let mut sum = RunSummary::default();
     for seed in 0..SEED_COUNT {
         let store = Box::new(DiskStore::new(seed, Arc::clone(&power_cuts), Arc::clone(&torn_writes)));
         match World::with_store(seed, store).with_event_log(PRINTED_EVENTS_MAX).run(STEP_COUNT) {

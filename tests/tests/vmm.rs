@@ -13,11 +13,11 @@ use std::{
 use tests::{
     rack::programs_dir,
     small_guests::{self as code, can_run_small_guests},
-    standalone_vm::{SMALL_MEMORY, StandaloneVm},
+    standalone_vm::{SMALL_MEMORY_OPTIONS, StandaloneVm},
 };
 
 /// Time limit of every wait in these tests.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn exit_code(output: &Output) -> Option<i32> {
     output.status.code()
@@ -33,7 +33,7 @@ fn guest_prints_to_console_and_powers_off() {
         return;
     }
     let vm = StandaloneVm::new();
-    let output = vm.run(&code::print_hello(), &SMALL_MEMORY);
+    let output = vm.run(&code::print_hello(), &SMALL_MEMORY_OPTIONS);
     assert_eq!((exit_code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
 }
 
@@ -43,9 +43,9 @@ fn reset_and_crash_have_distinct_exit_codes() {
         return;
     }
     let vm = StandaloneVm::new();
-    let reset = vm.run(&code::request_reset(), &SMALL_MEMORY);
+    let reset = vm.run(&code::request_reset(), &SMALL_MEMORY_OPTIONS);
     assert_eq!((exit_code(&reset), stderr_of(&reset).as_str()), (Some(10), "the guest requested a reset\n"));
-    let crashed = vm.run(&code::cause_triple_fault(), &SMALL_MEMORY);
+    let crashed = vm.run(&code::cause_triple_fault(), &SMALL_MEMORY_OPTIONS);
     assert_eq!(exit_code(&crashed), Some(11), "{}", stderr_of(&crashed));
     assert!(stderr_of(&crashed).starts_with("error: the guest crashed: vCPU 0: "), "{}", stderr_of(&crashed));
 }
@@ -80,7 +80,7 @@ fn unresponsive_guest_is_stopped_by_second_signal() {
         return;
     }
     let vm = StandaloneVm::new();
-    let mut options = SMALL_MEMORY.to_vec();
+    let mut options = SMALL_MEMORY_OPTIONS.to_vec();
     options.extend(["--pool", "size=1GiB"]);
     let mut guest = vm.command(&code::write_pool_memory(), &options).stderr(Stdio::piped()).spawn().unwrap();
     wait_until(&mut guest, || vm.console().len() > 3);
@@ -100,11 +100,11 @@ fn pending_signals(pid: rustix::process::Pid) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-/// Waits until a condition holds. Fails if the guest ends before or after [`TIMEOUT`].
+/// Waits until a condition holds. Fails if the guest ends before or after [`WAIT_TIMEOUT`].
 fn wait_until(guest: &mut Child, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < TIMEOUT, "the condition does not hold within {TIMEOUT:?}");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "the condition does not hold within {WAIT_TIMEOUT:?}");
         if let Some(status) = guest.try_wait().unwrap() {
             let mut stderr = String::new();
             guest.stderr.take().map(|mut from| from.read_to_string(&mut stderr));
@@ -130,10 +130,10 @@ fn invalid_guests_are_rejected_before_start() {
     let hello = code::print_hello();
     assert_rejected(
         b"#!/bin/sh\n",
-        &SMALL_MEMORY,
+        &SMALL_MEMORY_OPTIONS,
         "must be a bzImage, or an ELF for x86-64 with a PVH entry",
     );
-    assert_rejected(&hello[..600], &SMALL_MEMORY, "must be a bzImage");
+    assert_rejected(&hello[..600], &SMALL_MEMORY_OPTIONS, "must be a bzImage");
     assert_rejected(
         &hello,
         &["--memory", "size=32MiB"],
@@ -164,7 +164,7 @@ fn invalid_guests_are_rejected_before_start() {
     );
     let empty = vm.write_file("empty", b"");
     let with = |option: &str, value: String| {
-        [SMALL_MEMORY[0].into(), SMALL_MEMORY[1].into(), option.to_owned(), value]
+        [SMALL_MEMORY_OPTIONS[0].into(), SMALL_MEMORY_OPTIONS[1].into(), option.to_owned(), value]
     };
     let assert_option_rejected = |option: &str, value: String, expected: &str| {
         let options = with(option, value);
@@ -248,7 +248,7 @@ fn missing_kvm_permission_is_reported() {
     let copied = Command::new("cp").arg(programs_dir().join("vmm-plugin")).arg(&program).status();
     assert!(copied.unwrap().success());
     fs::set_permissions(vm.path("."), fs::Permissions::from_mode(0o777)).unwrap();
-    let as_root = vm.command(&code::print_hello(), &[&SMALL_MEMORY[..], &["--unconfined"]].concat());
+    let as_root = vm.command(&code::print_hello(), &[&SMALL_MEMORY_OPTIONS[..], &["--unconfined"]].concat());
     let output = Command::new(program).args(as_root.get_args()).uid(65534).gid(65534).output().unwrap();
     assert_eq!(exit_code(&output), Some(1));
     assert_eq!(
@@ -263,8 +263,8 @@ fn guest_has_at_most_64_cpus() {
         return;
     }
     let vm = StandaloneVm::new();
-    let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY[..], &["--cpus", "64"]].concat());
+    let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY_OPTIONS[..], &["--cpus", "64"]].concat());
     assert_eq!((exit_code(&output), vm.console().as_str()), (Some(0), "hello\n"), "{}", stderr_of(&output));
-    let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY[..], &["--cpus", "65"]].concat());
+    let output = vm.run(&code::print_hello(), &[&SMALL_MEMORY_OPTIONS[..], &["--cpus", "65"]].concat());
     assert_eq!(exit_code(&output), Some(2), "{}", stderr_of(&output));
 }

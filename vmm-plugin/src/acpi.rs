@@ -9,19 +9,19 @@ use acpi_tables::{Aml, rsdp::Rsdp, xsdt::XSDT};
 
 use crate::{
     layout::Layout,
-    platform::{RESET_VECTOR, Window},
+    platform::{MmioWindow, RESET_VECTOR},
 };
 
 /// Guest-physical address of the ACPI tables. The RSDP comes first: kernels search for it between
 /// 0xe0000 and 0xfffff.
-pub const TABLES_START: u64 = 0xe_0000;
+pub const ACPI_TABLES_START: u64 = 0xe_0000;
 
 /// OEM ID in the header of each table.
 const OEM_ID: [u8; 6] = *b"TARN  ";
 const OEM_TABLE_ID: [u8; 8] = *b"TARNVMM ";
 const OEM_REVISION: u32 = 1;
 /// Alignment of each table, in bytes.
-const ALIGNMENT: usize = 16;
+const TABLE_ALIGNMENT: usize = 16;
 
 /// Error returned when the ACPI tables do not fit below the reset vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,11 +31,11 @@ pub struct TablesTooLarge {
     available: usize,
 }
 
-/// Returns the bytes of all ACPI tables, to be loaded at [`TABLES_START`].
+/// Returns the bytes of all ACPI tables, to be loaded at [`ACPI_TABLES_START`].
 ///
 /// # Errors
 /// [`TablesTooLarge`] if there are so many devices that the tables reach the reset vector.
-pub fn build_tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, TablesTooLarge> {
+pub fn build_tables(layout: &Layout, windows: &[MmioWindow]) -> Result<Vec<u8>, TablesTooLarge> {
     let mut builder = TableBuilder { bytes: vec![0; Rsdp::len()] };
     let dsdt = builder.append(&hardware::dsdt(windows));
     let fadt = builder.append(&aml_bytes(&hardware::fadt(dsdt)));
@@ -48,7 +48,8 @@ pub fn build_tables(layout: &Layout, windows: &[Window]) -> Result<Vec<u8>, Tabl
     let xsdt = builder.append(&aml_bytes(&xsdt));
     let rsdp = aml_bytes(&Rsdp::new(OEM_ID, xsdt));
     builder.bytes[..rsdp.len()].copy_from_slice(&rsdp);
-    let (bytes, available) = (builder.bytes.len(), usize::try_from(RESET_VECTOR - TABLES_START).unwrap_or(0));
+    let (bytes, available) =
+        (builder.bytes.len(), usize::try_from(RESET_VECTOR - ACPI_TABLES_START).unwrap_or(0));
     if bytes > available { Err(TablesTooLarge { bytes, available }) } else { Ok(builder.bytes) }
 }
 
@@ -60,10 +61,10 @@ struct TableBuilder {
 impl TableBuilder {
     /// Appends an ACPI table and returns the guest-physical address of the table.
     fn append(&mut self, table: &[u8]) -> u64 {
-        let at = self.bytes.len().next_multiple_of(ALIGNMENT);
+        let at = self.bytes.len().next_multiple_of(TABLE_ALIGNMENT);
         self.bytes.resize(at, 0);
         self.bytes.extend_from_slice(table);
-        TABLES_START + at as u64
+        ACPI_TABLES_START + at as u64
     }
 }
 

@@ -18,9 +18,9 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::{
     acpi,
-    layout::{HIGH_MEMORY, Layout},
+    layout::{HIGH_MEMORY_START, Layout},
     memory::GuestMemory,
-    platform::{RESET_PORT, RESET_VALUE, RESET_VECTOR, Window},
+    platform::{MmioWindow, RESET_PORT, RESET_VALUE, RESET_VECTOR},
 };
 
 pub use self::cpu_tables::{Segments, write_page_tables};
@@ -65,12 +65,12 @@ pub struct EntryPoint {
     /// Guest-physical address of the zero page or the start info.
     pub parameters: u64,
     /// Boot protocol of the kernel.
-    pub protocol: Protocol,
+    pub protocol: BootProtocol,
 }
 
 /// Boot protocol, which defines the processor state that a kernel expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum BootProtocol {
     /// 64-bit mode with identity-mapped memory. RSI contains the address of the zero page.
     Linux64,
     /// 32-bit mode without paging. EBX contains the address of the start info.
@@ -136,11 +136,11 @@ pub enum BootError {
 pub fn load(
     kernel: &Kernel,
     layout: &Layout,
-    windows: &[Window],
+    windows: &[MmioWindow],
     memory: &GuestMemory,
 ) -> Result<EntryPoint, BootError> {
     let tables = acpi::build_tables(layout, windows)?;
-    memory.write_slice(&tables, GuestAddress(acpi::TABLES_START))?;
+    memory.write_slice(&tables, GuestAddress(acpi::ACPI_TABLES_START))?;
     memory.write_slice(&RESET_CODE, GuestAddress(RESET_VECTOR))?;
     let loaded = load_kernel(&kernel.kernel, layout, memory)?;
     let initrd =
@@ -148,8 +148,8 @@ pub fn load(
     let command_line = write_command_line(&kernel.command_line, memory)?;
     let info = BootInfo { initrd, command_line, map: memory_map(layout) };
     match (loaded.setup_header, loaded.pvh_boot_cap) {
-        (Some(header), _) => linux::prepare(header, &loaded, &info, memory),
-        (None, PvhBootCapability::PvhEntryPresent(entry)) => pvh::prepare(entry, &info, memory),
+        (Some(header), _) => linux::prepare_boot(header, &loaded, &info, memory),
+        (None, PvhBootCapability::PvhEntryPresent(entry)) => pvh::prepare_boot(entry, &info, memory),
         (None, _) => Err(BootError::NotAKernel {
             path: kernel.kernel.clone(),
             found: "an ELF without a PVH entry".into(),
@@ -161,7 +161,7 @@ pub fn load(
 ///
 /// # Errors
 /// The errors of [`load`], and [`BootError::Scratch`] if the temporary memory cannot be mapped.
-pub fn check(kernel: &Kernel, layout: &Layout, windows: &[Window]) -> Result<(), BootError> {
+pub fn check(kernel: &Kernel, layout: &Layout, windows: &[MmioWindow]) -> Result<(), BootError> {
     let low = layout.memory().into_iter().filter(|range| range.start < layout.low_memory_end());
     let low = low.map(|range| {
         let bytes = range.end.min(layout.low_memory_end()) - range.start;
@@ -177,12 +177,12 @@ struct BootInfo {
     initrd: Option<(u64, u64)>,
     /// Guest-physical address of the command line, and its length in bytes without the NUL.
     command_line: (u64, u64),
-    map: Vec<MapEntry>,
+    map: Vec<MemoryMapEntry>,
 }
 
 /// Entry of the guest's memory map, with a type as in an e820 table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct MapEntry {
+struct MemoryMapEntry {
     address: u64,
     bytes: u64,
     kind: u32,
@@ -192,14 +192,14 @@ const E820_RAM: u32 = 1;
 const E820_RESERVED: u32 = 2;
 
 /// Returns the guest's memory map, in address order. An address outside all entries is not memory.
-fn memory_map(layout: &Layout) -> Vec<MapEntry> {
+fn memory_map(layout: &Layout) -> Vec<MemoryMapEntry> {
     let low = [
-        MapEntry { address: 0, bytes: EBDA_START, kind: E820_RAM },
-        MapEntry { address: EBDA_START, bytes: HIGH_MEMORY - EBDA_START, kind: E820_RESERVED },
+        MemoryMapEntry { address: 0, bytes: EBDA_START, kind: E820_RAM },
+        MemoryMapEntry { address: EBDA_START, bytes: HIGH_MEMORY_START - EBDA_START, kind: E820_RESERVED },
     ];
     let high = layout.memory().into_iter().map(|range| {
-        let at = range.start.max(HIGH_MEMORY);
-        MapEntry { address: at, bytes: range.end - at, kind: E820_RAM }
+        let at = range.start.max(HIGH_MEMORY_START);
+        MemoryMapEntry { address: at, bytes: range.end - at, kind: E820_RAM }
     });
     low.into_iter().chain(high).collect()
 }
@@ -211,11 +211,11 @@ fn load_kernel(path: &Path, layout: &Layout, memory: &GuestMemory) -> Result<Ker
     (&file).take(KERNEL_HEADER_BYTES).read_to_end(&mut head).map_err(file_error)?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(file_error)?;
     file.seek(SeekFrom::Start(0)).map_err(file_error)?;
-    let available = layout.low_memory_end().saturating_sub(HIGH_MEMORY);
+    let available = layout.low_memory_end().saturating_sub(HIGH_MEMORY_START);
     if bytes > available {
         return Err(BootError::TooLarge { file: "kernel", bytes, available });
     }
-    let floor = Some(GuestAddress(HIGH_MEMORY));
+    let floor = Some(GuestAddress(HIGH_MEMORY_START));
     let unsupported = |found| BootError::NotAKernel { path: path.to_owned(), found };
     let loaded = match elf_segment_count(&head) {
         Some(count) if count > KERNEL_SEGMENTS_MAX => {
@@ -254,22 +254,24 @@ fn open_image(path: &Path) -> io::Result<File> {
 /// Returns the number of program headers in an ELF header, or `None` if `head` is not ELF. The
 /// number must be limited because the loader reads every segment.
 fn elf_segment_count(head: &[u8]) -> Option<u16> {
-    const COUNT: std::ops::Range<usize> = 56..58;
-    let count = head.get(COUNT).map_or([0; 2], |bytes| bytes.try_into().expect("the range has two bytes"));
+    const SEGMENT_COUNT_FIELD: std::ops::Range<usize> = 56..58;
+    let count = head
+        .get(SEGMENT_COUNT_FIELD)
+        .map_or([0; 2], |bytes| bytes.try_into().expect("the range has two bytes"));
     head.starts_with(b"\x7fELF").then_some(u16::from_le_bytes(count))
 }
 
 /// Returns the size of a bzImage in bytes, according to its header. The size includes the setup
 /// code and the protected-mode kernel.
 fn bzimage_bytes(head: &[u8]) -> u64 {
-    const SECTOR: u64 = 512;
-    const SETUP_SECTORS: usize = 0x1f1;
-    const KERNEL_PARAGRAPHS: std::ops::Range<usize> = 0x1f4..0x1f8;
+    const BZIMAGE_SECTOR_BYTES: u64 = 512;
+    const SETUP_SECTORS_FIELD: usize = 0x1f1;
+    const KERNEL_PARAGRAPHS_FIELD: std::ops::Range<usize> = 0x1f4..0x1f8;
     let paragraphs = head
-        .get(KERNEL_PARAGRAPHS)
+        .get(KERNEL_PARAGRAPHS_FIELD)
         .map_or([0; 4], |bytes| bytes.try_into().expect("the range has four bytes"));
-    let setup = head.get(SETUP_SECTORS).map_or(0, |sectors| u64::from(*sectors) + 1);
-    setup * SECTOR + u64::from(u32::from_le_bytes(paragraphs)) * 16
+    let setup = head.get(SETUP_SECTORS_FIELD).map_or(0, |sectors| u64::from(*sectors) + 1);
+    setup * BZIMAGE_SECTOR_BYTES + u64::from(u32::from_le_bytes(paragraphs)) * 16
 }
 
 /// Loads an initrd at the highest address that the kernel allows, so that the kernel can decompress

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use units::{
-    Bytes, Name, Quoted, SLICE,
-    limits::{DEVICES_PER_VM_MAX, VCPUS_MAX},
+    Bytes, Name, QuotedText, SLICE,
+    limits::{DEVICES_PER_VM_MAX, VCPUS_PER_VM_MAX},
 };
 
 use crate::{
@@ -69,7 +69,7 @@ pub struct GuestArgs {
     #[arg(long)]
     pub standalone: bool,
     /// Number of vCPUs
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(VCPUS_MAX)))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(VCPUS_PER_VM_MAX)))]
     pub cpus: u32,
     /// Local memory of one NUMA node with vCPUs, repeatable:
     /// size=2GiB,cpus=2,host_numa_node=0,hugepages=on,
@@ -232,8 +232,8 @@ impl GuestArgs {
 
 fn parse_local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, OptionError> {
     let mut parts = OptionParser::new("--memory", text)?;
-    let size = parts.take_size("size")?;
-    let cpus = parts.take_parsed("cpus", "a number of CPUs")?;
+    let size = parts.size_option("size")?;
+    let cpus = parts.parse_option("cpus", "a number of CPUs")?;
     let Some(cpus) = cpus.or(default_cpus) else {
         return Err(parts.error("cpus is missing: required with several nodes"));
     };
@@ -245,13 +245,13 @@ fn parse_local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, 
 
 fn parse_pool_node(text: &str) -> Result<PoolNode, OptionError> {
     let mut parts = OptionParser::new("--pool", text)?;
-    let size = parts.take_size("size")?;
+    let size = parts.size_option("size")?;
     if let Some(size) = size.filter(|size| size.as_slices().is_none_or(|slices| slices == 0)) {
         return Err(
             parts.error(format!("size={size} is not a whole number of slices of {SLICE}, at least one"))
         );
     }
-    let emc = parts.take_string("emc").map(str::to_owned);
+    let emc = parts.string_option("emc").map(str::to_owned);
     let memory_options = parse_memory_options(&mut parts)?;
     let performance = parse_performance(&mut parts, Performance::POOL)?;
     parts.finish()?;
@@ -259,28 +259,28 @@ fn parse_pool_node(text: &str) -> Result<PoolNode, OptionError> {
 }
 
 fn parse_memory_options(parts: &mut OptionParser<'_>) -> Result<MemoryBackendOptions, OptionError> {
-    let has_huge_pages = parts.take_on_off("hugepages")?.unwrap_or(false);
-    let size = parts.take_size("hugepage_size")?;
+    let has_huge_pages = parts.on_off_option("hugepages")?.unwrap_or(false);
+    let size = parts.size_option("hugepage_size")?;
     if let Some(size) = size.filter(|size| !has_huge_pages || !size.get().is_power_of_two()) {
         return Err(
             parts.error(format!("hugepage_size={size} must be a power of two and requires hugepages=on"))
         );
     }
     Ok(MemoryBackendOptions {
-        shared: parts.take_on_off("shared")?.unwrap_or(true),
-        prefault: parts.take_on_off("prefault")?.unwrap_or(false),
+        shared: parts.on_off_option("shared")?.unwrap_or(true),
+        prefault: parts.on_off_option("prefault")?.unwrap_or(false),
         hugepage_size: has_huge_pages.then(|| size.unwrap_or(Bytes::mib(2))),
-        host_numa_node: parts.take_parsed("host_numa_node", "the number of a NUMA node")?,
+        host_numa_node: parts.parse_option("host_numa_node", "the number of a NUMA node")?,
     })
 }
 
 fn parse_performance(parts: &mut OptionParser<'_>, default: Performance) -> Result<Performance, OptionError> {
     Ok(Performance {
         latency_ns: parts
-            .take_parsed("latency_ns", "a number of nanoseconds up to 65535")?
+            .parse_option("latency_ns", "a number of nanoseconds up to 65535")?
             .unwrap_or(default.latency_ns),
         bandwidth_mbps: parts
-            .take_parsed("bandwidth_mbps", "a number of MB/s")?
+            .parse_option("bandwidth_mbps", "a number of MB/s")?
             .unwrap_or(default.bandwidth_mbps),
     })
 }
@@ -315,8 +315,8 @@ fn check_pool(pool: &[PoolNode], standalone: bool) -> Result<(), OptionError> {
 
 fn parse_disk(text: &str) -> Result<Disk, OptionError> {
     let mut parts = OptionParser::new("--disk", text)?;
-    let path = parts.take_string("path").filter(|path| !path.is_empty());
-    let read_only = parts.take_on_off("readonly")?.unwrap_or(false);
+    let path = parts.string_option("path").filter(|path| !path.is_empty());
+    let read_only = parts.on_off_option("readonly")?.unwrap_or(false);
     let Some(path) = path.map(PathBuf::from) else { return Err(parts.error("path is missing")) };
     parts.finish()?;
     Ok(Disk { path, read_only })
@@ -324,8 +324,8 @@ fn parse_disk(text: &str) -> Result<Disk, OptionError> {
 
 fn parse_net(text: &str) -> Result<Net, OptionError> {
     let mut parts = OptionParser::new("--net", text)?;
-    let tap = parts.take_string("tap").map(str::to_owned);
-    let mac = parts.take_parsed("mac", &MacAddressError.to_string())?;
+    let tap = parts.string_option("tap").map(str::to_owned);
+    let mac = parts.parse_option("mac", &MacAddressError.to_string())?;
     let (Some(tap), Some(mac)) = (tap, mac) else { return Err(parts.error("tap and mac are required")) };
     parts.finish()?;
     Ok(Net { tap, mac })
@@ -337,6 +337,6 @@ fn parse_console(text: &str) -> Result<Console, OptionError> {
         None if text == "null" => Ok(Console::Null),
         Some(("file", path)) if !path.is_empty() => Ok(Console::File(path.into())),
         _ => Err(OptionParser::new("--serial", "")?
-            .error(format!("{} must be tty, null or file=PATH", Quoted(text)))),
+            .error(format!("{} must be tty, null or file=PATH", QuotedText(text)))),
     }
 }

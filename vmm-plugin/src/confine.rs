@@ -41,7 +41,7 @@ pub struct Confinement {
     /// Action on a system call that is not on the thread's allow list: true ends the process, log
     /// allows and logs the call, false disables the filters
     #[arg(long, value_enum, hide_possible_values = true, default_value_t, value_name = "true|false|log")]
-    pub seccomp: Seccomp,
+    pub seccomp: SeccompMode,
 }
 
 /// Returns a parser for the ID of an unprivileged user or group, which excludes 0 (root) and the
@@ -52,7 +52,7 @@ fn unprivileged_id_parser() -> clap::builder::RangedI64ValueParser<u32> {
 
 /// Action on a system call that is not on the allow list of its thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Seccomp {
+pub enum SeccompMode {
     /// End the process.
     #[default]
     True,
@@ -125,8 +125,8 @@ impl Confinement {
             return Err(ConfineError::MissingUser);
         }
         let root = match &self.chroot {
-            Some(path) => Some(root::open_empty(path)?),
-            None if is_root && !self.unconfined => Some(root::make_empty()?),
+            Some(path) => Some(root::open_empty_root(path)?),
+            None if is_root && !self.unconfined => Some(root::create_empty_root()?),
             None => None,
         };
         if let Some(Root { display_name, .. }) = &root {
@@ -165,7 +165,7 @@ pub struct PreparedConfinement {
     user: Option<(u32, u32)>,
     root: Option<Root>,
     /// Action on system calls that are not on the allow list.
-    pub seccomp: Seccomp,
+    pub seccomp: SeccompMode,
 }
 
 impl PreparedConfinement {
@@ -181,9 +181,9 @@ impl PreparedConfinement {
                 format!("use {} as the root directory", root.display_name),
             ))?;
         }
-        empty_bounding_set().map_err(system_error("capabilities", "clear the bounding set"))?;
+        clear_bounding_set().map_err(system_error("capabilities", "clear the bounding set"))?;
         if let Some((uid, gid)) = self.user {
-            become_user(uid, gid).map_err(switch_user_error(uid, gid))?;
+            switch_user(uid, gid).map_err(switch_user_error(uid, gid))?;
         }
         drop_capabilities().map_err(system_error("capabilities", "drop all"))
     }
@@ -191,7 +191,7 @@ impl PreparedConfinement {
 
 /// Clears the capability bounding set. EPERM is ignored, because with no_new_privs the bounding set
 /// cannot grant capabilities.
-fn empty_bounding_set() -> Result<(), Errno> {
+fn clear_bounding_set() -> Result<(), Errno> {
     for number in 0..u64::BITS {
         match remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number)) {
             Err(Errno::INVAL) => return Ok(()), // no such capability
@@ -202,7 +202,7 @@ fn empty_bounding_set() -> Result<(), Errno> {
     Ok(())
 }
 
-fn become_user(uid: u32, gid: u32) -> Result<(), Errno> {
+fn switch_user(uid: u32, gid: u32) -> Result<(), Errno> {
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     set_thread_groups(&[])?;
     set_thread_res_gid(gid, gid, gid)?;

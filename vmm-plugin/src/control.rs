@@ -67,7 +67,7 @@ pub enum Action {
 
 /// Error returned when the guest cannot be paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ActionError {
+pub enum GuestActionError {
     /// The power button was pressed: a paused guest could not power off.
     #[error("the guest is powering off and cannot be paused")]
     Stopping,
@@ -82,7 +82,7 @@ pub struct ControlRequest {
     /// Action to execute.
     pub action: Action,
     /// Channel for the state of the guest after the action.
-    pub reply: oneshot::Sender<Result<State, ActionError>>,
+    pub reply: oneshot::Sender<Result<State, GuestActionError>>,
 }
 
 /// Sender of requests to the event loop.
@@ -115,10 +115,10 @@ impl RequestSender {
     }
 }
 
-fn to_status(error: ActionError) -> Status {
+fn to_status(error: GuestActionError) -> Status {
     match error {
-        ActionError::Stopping => Status::failed_precondition(error.to_string()),
-        ActionError::Busy => Status::unavailable(error.to_string()),
+        GuestActionError::Stopping => Status::failed_precondition(error.to_string()),
+        GuestActionError::Busy => Status::unavailable(error.to_string()),
     }
 }
 
@@ -183,7 +183,8 @@ struct VmmService {
 impl Vmm for VmmService {
     async fn info(&self, _: Request<wire::InfoRequest>) -> Result<Response<wire::Guest>, Status> {
         let state = self.requests.send(Action::QueryState).await?;
-        let touched = self.files.measure_touched().map_err(|error| Status::internal(error.to_string()))?;
+        let touched =
+            self.files.measure_touched_memory().map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(with_current_state(self.guest.clone(), state, &touched)))
     }
 

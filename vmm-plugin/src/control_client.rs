@@ -23,8 +23,8 @@ use tonic::{
 use units::{
     Name, chain,
     limits::{
-        CONTROL_RESPONSE_TIMEOUT, GUEST_STOP_WAIT_DEFAULT, GUEST_STOP_WAIT_MAX, MESSAGE_BYTES_MAX,
-        RESPONSE_TIMEOUT_SLACK,
+        CONTROL_RESPONSE_TIMEOUT, GUEST_STOP_WAIT_DEFAULT, GUEST_STOP_WAIT_MAX, RESPONSE_TIMEOUT_SLACK,
+        RPC_MESSAGE_BYTES_MAX,
     },
 };
 
@@ -257,7 +257,7 @@ impl<'a> Guest<'a> {
             let connect_error = |error| CommandError::Connect { vm: vm(), error };
             let endpoint = Endpoint::from_shared(format!("unix:{}", self.path.display()));
             let channel = endpoint.map_err(connect_error)?.connect().await.map_err(connect_error)?;
-            let mut client = VmmClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            let mut client = VmmClient::new(channel).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
             let reply = request(&mut client).await;
             reply
                 .map(Response::into_inner)

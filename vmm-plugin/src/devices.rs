@@ -7,7 +7,7 @@ pub mod virtio;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use self::{serial::Serial, virtio::MmioTransport};
-use crate::platform::{RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE, Window};
+use crate::platform::{MmioWindow, RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE};
 
 /// Bits of the sleep control register (ACPI 6.5, table 4.20).
 const SLP_EN: u8 = 1 << 5;
@@ -27,7 +27,7 @@ pub enum ExitRequest {
 
 /// MMIO bus: the virtio devices, each with the window of its registers.
 #[derive(Debug, Default)]
-pub struct MmioBus(pub Vec<(Window, Arc<MmioTransport>)>);
+pub struct MmioBus(pub Vec<(MmioWindow, Arc<MmioTransport>)>);
 
 impl MmioBus {
     /// Returns the device whose window contains a guest-physical address, and the offset in the
@@ -75,7 +75,7 @@ impl PortIo {
     }
 
     /// Locks the serial port, or returns `None` if a vCPU holds the lock.
-    pub fn try_serial(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
+    pub fn try_lock_serial(&self) -> Option<std::sync::MutexGuard<'_, Serial>> {
         self.serial.try_lock().ok()
     }
 

@@ -15,18 +15,18 @@ use rustix::termios::{OptionalActions, Termios, tcsetattr};
 use crate::thread_role::{self, ThreadRole};
 
 /// Exit code if the guest powered off.
-pub const POWERED_OFF: u8 = 0;
+pub const GUEST_POWERED_OFF: u8 = 0;
 /// Exit code for an error before the guest started, or in the VMM.
 pub const FAILED: u8 = 1;
 /// Exit code for invalid command-line options.
-pub const USAGE: u8 = 2;
+pub const USAGE_ERROR: u8 = 2;
 /// Exit code if the guest requested a reset.
-pub const RESET: u8 = 10;
+pub const GUEST_RESET: u8 = 10;
 /// Exit code if the guest crashed, by a triple fault or an instruction that KVM cannot emulate.
-pub const CRASHED: u8 = 11;
+pub const GUEST_CRASHED: u8 = 11;
 /// Exit code if the VMM stopped the guest, on request or because the guest did not power off in
 /// time.
-pub const STOPPED: u8 = 12;
+pub const GUEST_STOPPED: u8 = 12;
 /// Exit code if a slice of the running guest was revoked.
 pub const SLICE_LOST: u8 = 20;
 /// Exit code if the host had no free memory for a page that the guest accessed.
@@ -41,14 +41,14 @@ pub const FORBIDDEN_SYSCALL: u8 = 30;
 static SAVED_TERMINAL: OnceLock<Termios> = OnceLock::new();
 static TERMINAL_RESTORED: AtomicBool = AtomicBool::new(false);
 
-/// Saves the terminal settings for [`restore_terminal`]. Only the first call has an effect.
-pub fn save_terminal(settings: Termios) {
+/// Saves the terminal settings for [`restore_terminal_settings`]. Only the first call has an effect.
+pub fn save_terminal_settings(settings: Termios) {
     let _ = SAVED_TERMINAL.set(settings);
 }
 
 /// Restores the saved terminal settings. Only the first call has an effect. Safe in a signal
 /// handler.
-pub fn restore_terminal() {
+pub fn restore_terminal_settings() {
     if TERMINAL_RESTORED.swap(true, Ordering::SeqCst) {
         return;
     }
@@ -77,7 +77,7 @@ pub fn install_panic_hook() {
 
 /// Ends the process without returning to the guest. Safe in a signal handler.
 pub fn exit_now(code: u8) -> ! {
-    restore_terminal();
+    restore_terminal_settings();
     // SAFETY: _exit takes an integer and does not return, so no memory of this process is used
     // afterwards.
     unsafe { libc::_exit(i32::from(code)) }

@@ -15,12 +15,12 @@ use std::ops::Range;
 
 use units::{
     Bytes, SLICE,
-    limits::{EMCS_PER_HOST_MAX, LOCAL_NODES_PER_VM_MAX, SLICES_PER_VM_MAX, VCPUS_MAX},
+    limits::{EMCS_PER_HOST_MAX, LOCAL_NODES_PER_VM_MAX, SLICES_PER_VM_MAX, VCPUS_PER_VM_MAX},
 };
 
 /// Start of the memory into which kernels are loaded, as a guest-physical address. Boot data is at
 /// lower addresses.
-pub const HIGH_MEMORY: u64 = 1 << 20;
+pub const HIGH_MEMORY_START: u64 = 1 << 20;
 /// Start of the MMIO hole, as a guest-physical address.
 pub const MMIO_HOLE_START: u64 = 3 << 30;
 /// End of the MMIO hole (exclusive), as a guest-physical address.
@@ -190,11 +190,11 @@ impl Layout {
         let mut layout = Self { nodes: Vec::new(), regions: Vec::new() };
         let mut at = 0;
         for local in &shape.local {
-            at = layout.add_local(local, at);
+            at = layout.add_local_node(local, at);
         }
         at = at.max(MMIO_HOLE_END).next_multiple_of(SLICE.get());
         for (pool, spec) in shape.pool.iter().enumerate() {
-            at = layout.add_pool(pool, spec, at);
+            at = layout.add_pool_node(pool, spec, at);
         }
         if at > 1 << address_bits {
             return Err(ShapeError::PastAddresses { end: at, bits: address_bits });
@@ -202,7 +202,7 @@ impl Layout {
         Ok(layout)
     }
 
-    fn add_local(&mut self, local: &Local, mut at: u64) -> u64 {
+    fn add_local_node(&mut self, local: &Local, mut at: u64) -> u64 {
         let node = self.nodes.len();
         let mut memory = Vec::new();
         let mut offset = 0;
@@ -220,7 +220,7 @@ impl Layout {
         at
     }
 
-    fn add_pool(&mut self, pool: usize, spec: &Pool, at: u64) -> u64 {
+    fn add_pool_node(&mut self, pool: usize, spec: &Pool, at: u64) -> u64 {
         let address = |slice: u32| at + Bytes::slices(slice).get();
         for slice in 0..spec.slices {
             self.add_region(address(slice)..address(slice + 1), RegionKind::Slice { pool, slice });
@@ -327,10 +327,10 @@ fn check_shape(shape: &Shape) -> Result<(), ShapeError> {
     };
     count("nodes with cpus", shape.local.len() as u64, 1, LOCAL_NODES_PER_VM_MAX as u64)?;
     count("pool nodes", shape.pool.len() as u64, 0, EMCS_PER_HOST_MAX as u64)?;
-    count("cpus", cpus, 1, u64::from(VCPUS_MAX))?;
+    count("cpus", cpus, 1, u64::from(VCPUS_PER_VM_MAX))?;
     count("slices", slices, 0, u64::from(SLICES_PER_VM_MAX))?;
     for (node, local) in shape.local.iter().enumerate() {
-        count("cpus of a node", u64::from(local.cpus), 1, u64::from(VCPUS_MAX))?;
+        count("cpus of a node", u64::from(local.cpus), 1, u64::from(VCPUS_PER_VM_MAX))?;
         let min = if node == 0 { LOCAL_MEMORY_MIN } else { Bytes::mib(1) };
         if local.memory < min || !local.memory.is_whole_mib() {
             return Err(ShapeError::Memory { memory: local.memory, node, min });

@@ -26,7 +26,7 @@ use crate::{
     },
     layout::{Layout, MMIO_HOLE_END, ShapeError},
     memory::{Memory, MemoryError, fault},
-    platform::{POWER_BUTTON_LINE, SERIAL_LINE, Window},
+    platform::{MmioWindow, POWER_BUTTON_IRQ, SERIAL_IRQ},
     source::{self, Source, SourceError},
     vcpu::{Gate, Vcpu, VcpuContext, VcpuError},
 };
@@ -163,25 +163,25 @@ pub fn build(
     confinement: PreparedConfinement,
 ) -> Result<Machine, MachineError> {
     let kvm = open_kvm()?;
-    let socket = control::socket::claim(run_dir, &config.vm)?;
+    let socket = control::socket::claim_control_socket(run_dir, &config.vm)?;
     let opened = devices::open(config)?;
-    let windows: Vec<Window> = opened.iter().map(|device| device.window).collect();
+    let windows: Vec<MmioWindow> = opened.iter().map(|device| device.window).collect();
     let console = run::open_output(&config.console)?;
     let vm = create_vm(&kvm)?;
     let bits = address_bits(&kvm)?;
     if config.agent.is_some() {
         boot::check(&config.kernel, &Layout::new(&source::preview_shape(config)?, bits)?, &windows)?;
     }
-    let Source { shape, backings } = source::acquire(config)?;
+    let Source { shape, backings } = source::acquire_memory(config)?;
     let layout = Layout::new(&shape, bits)?;
     let memory = Memory::map(&layout, &backings)?;
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
-    memory.register_with(&vm).map_err(kvm_error(
+    memory.register_with_kvm(&vm).map_err(kvm_error(
         "register the guest's memory",
         "; KVM may support fewer memory slots than the guest has regions",
     ))?;
     let vcpus = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), config.nested)?;
-    let serial = Serial::new(create_irqfd(&vm, SERIAL_LINE)?, console);
+    let serial = Serial::new(create_irqfd(&vm, SERIAL_IRQ)?, console);
     let (windows, workers) = devices::attach(opened, &vm, memory.guest())?;
     let context = VcpuContext {
         memory: memory.guest().clone(),
@@ -190,7 +190,7 @@ pub fn build(
         gate: Arc::new(Gate::default()),
     };
     fault::install_handler(&memory, config.vm.as_str()).map_err(system_error("install a SIGBUS handler"))?;
-    let power_button = create_irqfd(&vm, POWER_BUTTON_LINE)?;
+    let power_button = create_irqfd(&vm, POWER_BUTTON_IRQ)?;
     let files = memory.node_files().map_err(system_error("stat the memory files"))?;
     let control = Control::new(socket, (config, &layout, &memory), files);
     let resources = GuestResources { context, power_button, _vm: vm, _memory: memory };
@@ -243,7 +243,7 @@ fn route_lines_to_io_apic(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         let u = kvm_irq_routing_entry__bindgen_ty_1 { irqchip: chip };
         kvm_irq_routing_entry { gsi: line, type_: KVM_IRQ_ROUTING_IRQCHIP, u, ..Default::default() }
     };
-    let routes: Vec<_> = (0..devices::IO_APIC_LINES).map(route).collect();
+    let routes: Vec<_> = (0..devices::IO_APIC_PIN_COUNT).map(route).collect();
     vm.set_gsi_routing(&KvmIrqRouting::from_entries(&routes).expect("a few entries fit into the list"))
 }
 

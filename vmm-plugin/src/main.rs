@@ -46,7 +46,7 @@ fn main() -> ExitCode {
         Command::Args(args) => print(*args),
         Command::Exec(args) => exec(*args),
     };
-    exit::restore_terminal();
+    exit::restore_terminal_settings();
     match result {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -62,7 +62,7 @@ fn run(args: config::RunArgs) -> Result<u8, Box<dyn std::error::Error>> {
     let confinement = match confinement.prepare() {
         Err(error @ ConfineError::MissingUser) => {
             eprintln!("error: {error}");
-            return Ok(exit::USAGE);
+            return Ok(exit::USAGE_ERROR);
         }
         prepared => prepared?,
     };

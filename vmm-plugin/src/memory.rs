@@ -46,7 +46,7 @@ impl Default for MemoryBackendOptions {
 
 /// Origin of a memory file, used in messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum MemoryOwner {
     /// The file contains local memory of the host.
     Local,
     /// The file contains a slice of the memory pool.
@@ -58,7 +58,7 @@ pub enum Owner {
     },
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for MemoryOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => f.write_str("local memory"),
@@ -69,22 +69,22 @@ impl fmt::Display for Owner {
 
 /// File, or part of a file, that backs guest memory.
 #[derive(Clone, Debug)]
-pub struct Backing {
+pub struct MemoryBacking {
     /// File that contains the memory.
     pub file: Arc<File>,
     /// Offset of the memory in the file, in bytes.
     pub offset: u64,
     /// Origin of the file.
-    pub owner: Owner,
+    pub owner: MemoryOwner,
 }
 
 /// Memory files of all nodes of a guest.
 #[derive(Clone, Debug, Default)]
-pub struct Backings {
+pub struct MemoryBackings {
     /// Memory of each node with CPUs, one file or part of a file per node.
-    pub local: Vec<(Backing, MemoryBackendOptions)>,
+    pub local: Vec<(MemoryBacking, MemoryBackendOptions)>,
     /// Slices of each pool node, in address order.
-    pub pool: Vec<(Vec<Backing>, MemoryBackendOptions)>,
+    pub pool: Vec<(Vec<MemoryBacking>, MemoryBackendOptions)>,
 }
 
 /// Error returned when guest memory cannot be mapped.
@@ -160,7 +160,7 @@ struct MappedRegion {
     file: Arc<File>,
     /// Byte range in the file.
     file_range: Range<u64>,
-    owner: Owner,
+    owner: MemoryOwner,
     node: u32,
     is_shared: bool,
 }
@@ -177,7 +177,7 @@ impl Memory {
     ///
     /// # Errors
     /// [`MemoryError`] if a region cannot be mapped. All mappings are then removed.
-    pub fn map(layout: &Layout, backings: &Backings) -> Result<Self, MemoryError> {
+    pub fn map(layout: &Layout, backings: &MemoryBackings) -> Result<Self, MemoryError> {
         check::check_available_memory(layout, backings)?;
         let mut regions = Vec::with_capacity(layout.regions.len());
         let mut mapped = Vec::with_capacity(layout.regions.len());
@@ -208,8 +208,8 @@ impl Memory {
     pub fn slices(&self, node: u32) -> impl Iterator<Item = (u32, &str)> {
         let mapped = self.mapped.iter().filter(move |mapped| mapped.node == node);
         mapped.filter_map(|mapped| match &mapped.owner {
-            Owner::Slice { slice, emc } => Some((*slice, emc.as_str())),
-            Owner::Local => None,
+            MemoryOwner::Slice { slice, emc } => Some((*slice, emc.as_str())),
+            MemoryOwner::Local => None,
         })
     }
 
@@ -225,7 +225,7 @@ impl Memory {
     ///
     /// # Errors
     /// The error returned by KVM_SET_USER_MEMORY_REGION.
-    pub fn register_with(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+    pub fn register_with_kvm(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
         for (slot, region) in (0..).zip(self.guest.iter()) {
             let slot = kvm_userspace_memory_region {
                 slot,
@@ -256,8 +256,8 @@ pub fn guest_address(memory: &GuestMemory, at: usize) -> Option<u64> {
 /// options.
 fn backing_for_region<'a>(
     region: &MemoryRegion,
-    backings: &'a Backings,
-) -> (&'a Backing, u64, &'a MemoryBackendOptions) {
+    backings: &'a MemoryBackings,
+) -> (&'a MemoryBacking, u64, &'a MemoryBackendOptions) {
     match region.kind {
         RegionKind::Local { node, offset } => {
             let (backing, memory_options) = &backings.local[node];
@@ -273,7 +273,7 @@ fn backing_for_region<'a>(
 
 fn map_region(
     region: &MemoryRegion,
-    backing: &Backing,
+    backing: &MemoryBacking,
     offset: u64,
     memory_options: &MemoryBackendOptions,
 ) -> Result<GuestRegionMmap<()>, MemoryError> {
@@ -318,7 +318,7 @@ fn map_region(
     Ok(GuestRegionMmap::new(mapping, GuestAddress(region.range.start)).expect("guest memory ends below 2^64"))
 }
 
-fn check_file_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
+fn check_file_length(backing: &MemoryBacking, needs: u64) -> Result<(), MemoryError> {
     let too_short = |has| MemoryError::FileTooShort {
         owner: backing.owner.to_string(),
         has: Bytes::new(has),
@@ -330,20 +330,20 @@ fn check_file_length(backing: &Backing, needs: u64) -> Result<(), MemoryError> {
 
 /// Binds a mapping to one NUMA node of the host.
 fn bind_to_numa_node(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Result<()> {
-    const WORD: u32 = u64::BITS;
+    const WORD_BITS: u32 = u64::BITS;
     /// Flag of mbind(2), from linux/mempolicy.h: fail if existing pages are on other nodes.
     const MPOL_MF_STRICT: u32 = 1;
     /// Maximum number of NUMA nodes that Linux supports.
-    const NODES_MAX: u32 = 1024;
+    const NUMA_NODES_MAX: u32 = 1024;
     if is_device(file) {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "device memory cannot be bound"));
     }
-    if node >= NODES_MAX {
+    if node >= NUMA_NODES_MAX {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut mask = [0_u64; (NODES_MAX / WORD) as usize];
-    mask[(node / WORD) as usize] = 1 << (node % WORD);
-    let (start, bytes, bits) = (region.as_ptr(), region.size(), u64::from(NODES_MAX) + 1);
+    let mut mask = [0_u64; (NUMA_NODES_MAX / WORD_BITS) as usize];
+    mask[(node / WORD_BITS) as usize] = 1 << (node % WORD_BITS);
+    let (start, bytes, bits) = (region.as_ptr(), region.size(), u64::from(NUMA_NODES_MAX) + 1);
     // SAFETY: the region is mapped and the mask has `bits` - 1 bits. The call changes the
     // allocation policy, not the content of the memory.
     let done = unsafe {

@@ -4,7 +4,7 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use units::{Bytes, Quoted, SizeError, shortened};
+use units::{Bytes, QuotedText, SizeError, shortened};
 
 /// Error in a compound option, with the option, such as `--memory`, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,7 +32,7 @@ impl<'a> OptionParser<'a> {
         let mut parts: Vec<(&str, &str)> = Vec::new();
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let Some((key, value)) = part.split_once('=') else {
-                return Err(error(format!("{} must be key=value", Quoted(part))));
+                return Err(error(format!("{} must be key=value", QuotedText(part))));
             };
             if parts.iter().any(|(existing, _)| *existing == key) {
                 return Err(error(format!("{} is given twice", shortened(key))));
@@ -48,7 +48,7 @@ impl<'a> OptionParser<'a> {
     }
 
     /// Takes a key from the option and returns the value as text.
-    pub fn take_string(&mut self, key: &'static str) -> Option<&'a str> {
+    pub fn string_option(&mut self, key: &'static str) -> Option<&'a str> {
         self.recognized.push(key);
         let index = self.parts.iter().position(|(existing, _)| *existing == key)?;
         Some(self.parts.swap_remove(index).1)
@@ -59,21 +59,21 @@ impl<'a> OptionParser<'a> {
     ///
     /// # Errors
     /// [`OptionError`] if the value cannot be parsed. `rule` completes the message "… is not".
-    pub fn take_parsed<T: FromStr>(
+    pub fn parse_option<T: FromStr>(
         &mut self,
         key: &'static str,
         rule: &str,
     ) -> Result<Option<T>, OptionError> {
-        let Some(text) = self.take_string(key) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| self.error(format!("{key}={} is not {rule}", Quoted(text))))
+        let Some(text) = self.string_option(key) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| self.error(format!("{key}={} is not {rule}", QuotedText(text))))
     }
 
     /// Takes a key from the option and returns the value as a size in bytes.
     ///
     /// # Errors
     /// [`OptionError`] if the value is not a size such as `2GiB`.
-    pub fn take_size(&mut self, key: &'static str) -> Result<Option<Bytes>, OptionError> {
-        let Some(text) = self.take_string(key) else { return Ok(None) };
+    pub fn size_option(&mut self, key: &'static str) -> Result<Option<Bytes>, OptionError> {
+        let Some(text) = self.string_option(key) else { return Ok(None) };
         text.parse().map(Some).map_err(|error: SizeError| self.error(format!("{key}={error}")))
     }
 
@@ -81,12 +81,12 @@ impl<'a> OptionParser<'a> {
     ///
     /// # Errors
     /// [`OptionError`] if the value is not `on`, `true`, `off` or `false`.
-    pub fn take_on_off(&mut self, key: &'static str) -> Result<Option<bool>, OptionError> {
-        match self.take_string(key) {
+    pub fn on_off_option(&mut self, key: &'static str) -> Result<Option<bool>, OptionError> {
+        match self.string_option(key) {
             None => Ok(None),
             Some("on" | "true") => Ok(Some(true)),
             Some("off" | "false") => Ok(Some(false)),
-            Some(other) => Err(self.error(format!("{key}={} is not on or off", Quoted(other)))),
+            Some(other) => Err(self.error(format!("{key}={} is not on or off", QuotedText(other)))),
         }
     }
 
@@ -99,7 +99,7 @@ impl<'a> OptionParser<'a> {
             None => Ok(()),
             Some((key, _)) => {
                 let keys = self.recognized.join(", ");
-                Err(self.error(format!("unknown key {}: must be one of {keys}", Quoted(key))))
+                Err(self.error(format!("unknown key {}: must be one of {keys}", QuotedText(key))))
             }
         }
     }
@@ -112,19 +112,19 @@ mod tests {
     fn error_of(text: &str) -> String {
         let read = || {
             let mut parts = OptionParser::new("--memory", text)?;
-            parts.take_size("size")?;
-            parts.take_on_off("shared")?;
+            parts.size_option("size")?;
+            parts.on_off_option("shared")?;
             parts.finish()
         };
         read().unwrap_err().to_string()
     }
 
     #[test]
-    fn keys_are_taken_in_any_order() {
+    fn keys_are_accepted_in_any_order() {
         let mut parts = OptionParser::new("--memory", "size=2GiB,shared=off").unwrap();
-        assert_eq!(parts.take_on_off("shared").unwrap(), Some(false));
-        assert_eq!(parts.take_size("size").unwrap(), Some(Bytes::gib(2)));
-        assert_eq!(parts.take_string("more"), None);
+        assert_eq!(parts.on_off_option("shared").unwrap(), Some(false));
+        assert_eq!(parts.size_option("size").unwrap(), Some(Bytes::gib(2)));
+        assert_eq!(parts.string_option("more"), None);
         parts.finish().unwrap();
     }
 

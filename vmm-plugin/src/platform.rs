@@ -4,9 +4,9 @@
 /// First I/O port of the serial port COM1.
 pub const SERIAL_PORT: u16 = 0x3f8;
 /// Interrupt line of the serial port COM1.
-pub const SERIAL_LINE: u32 = 4;
+pub const SERIAL_IRQ: u32 = 4;
 /// Interrupt line of the power button.
-pub const POWER_BUTTON_LINE: u32 = 5;
+pub const POWER_BUTTON_IRQ: u32 = 5;
 /// I/O port of the ACPI sleep control register. A write of [`SLEEP_TYPE`] with the SLP_EN bit
 /// powers the machine off. The sleep status register is the next port and always reads 0.
 pub const SLEEP_PORT: u16 = 0x600;
@@ -22,7 +22,7 @@ pub const RESET_VECTOR: u64 = 0xf_fff0;
 
 /// MMIO window and interrupt line of one virtio device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct MmioWindow {
     /// Guest-physical address of the device's registers, below 4 GiB.
     pub address: u32,
     /// Size of the window, in bytes.

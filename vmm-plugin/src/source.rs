@@ -10,7 +10,7 @@ use units::{Bytes, SLICE};
 use crate::{
     config::{Config, LocalNode, PoolNode},
     layout::{Local, MMIO_HOLE_START, Performance, Pool, Shape},
-    memory::{Backing, Backings, MemoryBackendOptions, Owner, create_memfd},
+    memory::{MemoryBackendOptions, MemoryBacking, MemoryBackings, MemoryOwner, create_memfd},
 };
 
 /// Error returned when the memory of a guest cannot be acquired.
@@ -68,7 +68,7 @@ pub struct Source {
     /// Nodes of the guest and their sizes.
     pub shape: Shape,
     /// Memory files of the nodes.
-    pub backings: Backings,
+    pub backings: MemoryBackings,
 }
 
 /// Acquires the memory of a guest. With an agent, the agent registers this process as the process
@@ -76,7 +76,7 @@ pub struct Source {
 ///
 /// # Errors
 /// [`SourceError`] if the memory is not available or does not match the options.
-pub fn acquire(config: &Config) -> Result<Source, SourceError> {
+pub fn acquire_memory(config: &Config) -> Result<Source, SourceError> {
     match &config.agent {
         Some(socket) => acquire_from_agent(config, socket),
         None => allocate_from_host(config),
@@ -134,14 +134,14 @@ fn allocate_from_host(config: &Config) -> Result<Source, SourceError> {
     for node in &config.local {
         let bytes = node.size.expect("the size is checked to be set without an agent");
         let backing = allocate_backing("local", bytes, &node.memory_options)?;
-        source.add_local(node, bytes, backing, node.memory_options.clone());
+        source.add_local_node(node, bytes, backing, node.memory_options.clone());
     }
     for node in &config.pool {
         let bytes = node.size.expect("the size is checked to be set without an agent");
         let whole = allocate_backing("pool", bytes, &node.memory_options)?;
         let slices = bytes.as_slices().expect("the size is checked to be whole slices");
-        let slice = |n| Backing { offset: Bytes::slices(n).get(), ..whole.clone() };
-        source.add_pool(node.performance, (0..slices).map(slice).collect(), node.memory_options.clone());
+        let slice = |n| MemoryBacking { offset: Bytes::slices(n).get(), ..whole.clone() };
+        source.add_pool_node(node.performance, (0..slices).map(slice).collect(), node.memory_options.clone());
     }
     Ok(source)
 }
@@ -150,7 +150,7 @@ fn allocate_backing(
     name: &str,
     bytes: Bytes,
     memory_options: &MemoryBackendOptions,
-) -> Result<Backing, SourceError> {
+) -> Result<MemoryBacking, SourceError> {
     let failed = |errno| {
         let pages =
             memory_options.hugepage_size.map_or("ordinary pages".into(), |size| format!("pages of {size}"));
@@ -162,21 +162,21 @@ fn allocate_backing(
         SourceError::CreateMemfd { bytes, pages, hint, errno }
     };
     let file = create_memfd(name, bytes, memory_options.hugepage_size).map_err(failed)?;
-    Ok(Backing { file: Arc::new(file), offset: 0, owner: Owner::Local })
+    Ok(MemoryBacking { file: Arc::new(file), offset: 0, owner: MemoryOwner::Local })
 }
 
 fn acquire_from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
     let memory = with_agent(config, socket, |agent, vm| agent.attach(vm, MemoryForm::Descriptors))?;
     let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
     let mut source = Source::empty();
-    source.split_local(config, local)?;
+    source.split_local_memory(config, local)?;
     for EmcSlices { performance, memory_options, slices } in pool {
         let backings = slices.into_iter().map(|region| {
-            let owner = Owner::Slice { slice: slice_number(&region), emc: region.emc.clone() };
+            let owner = MemoryOwner::Slice { slice: slice_number(&region), emc: region.emc.clone() };
             to_backing(region, owner)
         });
         let backings = backings.collect::<Result<_, _>>().map_err(|reason| unusable_error(config, reason))?;
-        source.add_pool(performance, backings, memory_options);
+        source.add_pool_node(performance, backings, memory_options);
     }
     Ok(source)
 }
@@ -284,32 +284,32 @@ pub fn local_node_sizes(config: &Config, reserved: Bytes) -> Result<Vec<Bytes>, 
     }
 }
 
-fn to_backing(region: Region, owner: Owner) -> Result<Backing, String> {
+fn to_backing(region: Region, owner: MemoryOwner) -> Result<MemoryBacking, String> {
     let offset = region.offset;
     let file = region.into_file().map_err(|error| format!("cannot open a memory file: {error}"))?;
-    Ok(Backing { file: Arc::new(file), offset, owner })
+    Ok(MemoryBacking { file: Arc::new(file), offset, owner })
 }
 
 impl Source {
     fn empty() -> Self {
-        Self { shape: Shape { local: Vec::new(), pool: Vec::new() }, backings: Backings::default() }
+        Self { shape: Shape { local: Vec::new(), pool: Vec::new() }, backings: MemoryBackings::default() }
     }
 
-    fn add_local(
+    fn add_local_node(
         &mut self,
         node: &LocalNode,
         memory: Bytes,
-        backing: Backing,
+        backing: MemoryBacking,
         memory_options: MemoryBackendOptions,
     ) {
         self.shape.local.push(local_shape(node, memory));
         self.backings.local.push((backing, memory_options));
     }
 
-    fn add_pool(
+    fn add_pool_node(
         &mut self,
         performance: Performance,
-        slices: Vec<Backing>,
+        slices: Vec<MemoryBacking>,
         memory_options: MemoryBackendOptions,
     ) {
         self.shape.pool.push(pool_shape(performance, slices.len()));
@@ -319,17 +319,18 @@ impl Source {
     /// Divides the reserved local memory, which is one file, among the nodes with vCPUs. A node
     /// with huge pages or private memory gets a file that this process creates. The agent measures
     /// usage from its own file, so the agent reports no usage for such a node.
-    fn split_local(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
+    fn split_local_memory(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
         let sizes = local_node_sizes(config, Bytes::new(region.bytes))?;
-        let whole = to_backing(region, Owner::Local).map_err(|reason| unusable_error(config, reason))?;
+        let whole =
+            to_backing(region, MemoryOwner::Local).map_err(|reason| unusable_error(config, reason))?;
         let mut offset = whole.offset;
         for (node, bytes) in config.local.iter().zip(sizes) {
             let part = if node.memory_options.hugepage_size.is_some() || !node.memory_options.shared {
                 allocate_backing("local", bytes, &node.memory_options)?
             } else {
-                Backing { offset, ..whole.clone() }
+                MemoryBacking { offset, ..whole.clone() }
             };
-            self.add_local(node, bytes, part, node.memory_options.clone());
+            self.add_local_node(node, bytes, part, node.memory_options.clone());
             offset += bytes.get();
         }
         Ok(())

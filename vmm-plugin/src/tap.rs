@@ -15,7 +15,7 @@ const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TAP_FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
 /// Size of `virtio_net_hdr_mrg_rxbuf`, which precedes each frame, in bytes.
-const HEADER_BYTES: libc::c_int = 12;
+const VNET_HEADER_BYTES: libc::c_int = 12;
 
 /// Opens a tap device by name. If the device does not exist, the kernel creates a device that is
 /// removed on close.
@@ -44,8 +44,8 @@ pub fn open(name: &str) -> io::Result<File> {
     // SAFETY: TUNSETIFF reads and writes an ifreq. `request` is an ifreq that is borrowed mutably.
     let named = unsafe { ioctl_with_mut_ref(&tap, TUNSETIFF, &mut request) };
     check_ioctl(named)?;
-    // SAFETY: TUNSETVNETHDRSZ reads an int, which is the type of HEADER_BYTES.
-    let sized = unsafe { ioctl_with_ref(&tap, TUNSETVNETHDRSZ, &HEADER_BYTES) };
+    // SAFETY: TUNSETVNETHDRSZ reads an int, which is the type of VNET_HEADER_BYTES.
+    let sized = unsafe { ioctl_with_ref(&tap, TUNSETVNETHDRSZ, &VNET_HEADER_BYTES) };
     check_ioctl(sized)?;
     // A persistent tap device may still have offloads enabled by its previous user. With offloads,
     // the host would send larger frames than the network device accepts.

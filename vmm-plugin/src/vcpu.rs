@@ -17,7 +17,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend as _};
 
 use self::mce::{MachineChecks, Vendor};
 use crate::{
-    boot::{EntryPoint, Protocol, Segments},
+    boot::{BootProtocol, EntryPoint, Segments},
     devices::{ExitRequest, MmioBus, PortIo},
     layout::Layout,
     memory::{
@@ -92,7 +92,7 @@ impl Gate {
     }
 
     /// Returns the number of vCPUs that wait at the gate.
-    pub fn waiting_count(&self) -> u32 {
+    pub fn waiting_vcpu_count(&self) -> u32 {
         self.waiting.load(Ordering::SeqCst)
     }
 
@@ -157,8 +157,9 @@ impl Vcpu {
             let mut vcpu = Self { cpu, fd, machine_checks: None };
             let cpuid = cpuid::build(kvm, layout, cpu, nested).map_err(failed("get the supported CPUID"))?;
             vcpu.fd.set_cpuid2(&cpuid).map_err(failed("set the CPUID"))?;
-            vcpu.machine_checks = MachineChecks::set_up(kvm, &vcpu.fd, (vendor, layout.cpus()), nested)
-                .map_err(failed("set up machine checks"))?;
+            vcpu.machine_checks =
+                MachineChecks::set_up_machine_checks(kvm, &vcpu.fd, (vendor, layout.cpus()), nested)
+                    .map_err(failed("set up machine checks"))?;
             if vcpu.machine_checks.is_some() {
                 poison::enable_reporting();
             }
@@ -195,8 +196,8 @@ impl Vcpu {
         self.fd.set_sregs(&special)?;
         let mut registers = kvm_regs { rip: entry.address, rflags: 2, rsp: 0x8ff0, ..Default::default() };
         match entry.protocol {
-            Protocol::Linux64 => registers.rsi = entry.parameters,
-            Protocol::Pvh => registers.rbx = entry.parameters,
+            BootProtocol::Linux64 => registers.rsi = entry.parameters,
+            BootProtocol::Pvh => registers.rbx = entry.parameters,
         }
         self.fd.set_regs(&registers)
     }
@@ -222,7 +223,7 @@ impl Vcpu {
     /// reported. An unconsumed error can be ignored: an access to its page reports the error
     /// again.
     fn report_memory_errors(&self, context: &VcpuContext) {
-        if let Some(at) = poison::take_consumed() {
+        if let Some(at) = poison::take_consumed_error() {
             if self.report_memory_error(at, true, context) {
                 fault::log_reported_error(at);
             } else {
@@ -230,7 +231,7 @@ impl Vcpu {
             }
         }
         if self.cpu == 0
-            && let Some(at) = poison::take_unconsumed()
+            && let Some(at) = poison::take_unconsumed_error()
             && self.report_memory_error(at, false, context)
         {
             fault::log_reported_error(at);
@@ -253,11 +254,11 @@ impl Vcpu {
                 return context.ports.write(port, data).map(ExitReason::Requested);
             }
             Ok(VcpuExit::MmioRead(at, data)) => {
-                exit_if_ram(at, context);
+                exit_if_guest_memory(at, context);
                 context.windows.read(at, data);
             }
             Ok(VcpuExit::MmioWrite(at, data)) => {
-                exit_if_ram(at, context);
+                exit_if_guest_memory(at, context);
                 context.windows.write(at, data);
             }
             Ok(VcpuExit::MemoryFault { .. }) => fault::exit_on_fault(MemoryFault::Missing(None)),
@@ -282,7 +283,7 @@ impl Vcpu {
 
 /// Ends the process if the address of an MMIO exit is in RAM. KVM on PVM, a hypervisor without
 /// hardware virtualization, reports an inaccessible page with such an exit.
-fn exit_if_ram(at: u64, context: &VcpuContext) {
+fn exit_if_guest_memory(at: u64, context: &VcpuContext) {
     if context.memory.address_in_range(GuestAddress(at)) {
         fault::exit_on_fault(MemoryFault::Missing(None));
     }

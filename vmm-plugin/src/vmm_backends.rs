@@ -111,14 +111,14 @@ pub fn render(args: PrintArgs) -> Result<String, BackendError> {
     let guest = Guest::inspect(args.guest.check()?)?;
     match (args.vmm, args.output) {
         (Vmm::Qemu, None | Some(Output::Shell)) => {
-            Ok(to_shell_command(qemu::PROGRAM, &qemu::options(&guest)?))
+            Ok(to_shell_command(qemu::VMM_PROGRAM, &qemu::options(&guest)?))
         }
         (Vmm::Qemu, Some(Output::Json)) => Ok(to_json_text(&qemu::options(&guest)?.concat().into())),
         (Vmm::CloudHypervisor, None | Some(Output::Json)) => {
             Ok(to_json_text(&cloud_hypervisor::vm_config(&guest)?))
         }
         (Vmm::CloudHypervisor, Some(Output::Shell)) => {
-            Ok(to_shell_command(cloud_hypervisor::PROGRAM, &cloud_hypervisor::options(&guest)?))
+            Ok(to_shell_command(cloud_hypervisor::VMM_PROGRAM, &cloud_hypervisor::options(&guest)?))
         }
         (Vmm::Libvirt, None | Some(Output::Xml)) => libvirt::domain_xml(&guest),
         (vmm, Some(output)) => Err(BackendError::Output { vmm, output }),

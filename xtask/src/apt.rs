@@ -70,7 +70,7 @@ impl Apt {
     ///
     /// # Errors
     /// Returns an error if a package does not exist or cannot be downloaded.
-    pub fn unpack(&self, suite: &str, packages: &[&str], into: &Path) -> Result<(), Failure> {
+    pub fn unpack_packages(&self, suite: &str, packages: &[&str], into: &Path) -> Result<(), Failure> {
         let cache = self.create_empty_cache()?;
         let mut download = self.command("apt-get");
         download.args(["--quiet", "--target-release", suite, "download"]).args(packages).current_dir(&cache);

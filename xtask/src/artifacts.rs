@@ -27,7 +27,7 @@ const QEMU_PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 const LIBRARY_DIR: &str = "usr/lib/x86_64-linux-gnu";
 const DYNAMIC_LOADER: &str = "ld-linux-x86-64.so.2";
 /// Firmware files and kernel loaders for the QEMU machines `q35`, `pc` and `microvm`.
-const FIRMWARE: &[&str] = &[
+const FIRMWARE_FILES: &[&str] = &[
     "usr/share/seabios/bios-256k.bin",
     "usr/share/seabios/bios-microvm.bin",
     "usr/share/qemu/linuxboot_dma.bin",
@@ -35,7 +35,7 @@ const FIRMWARE: &[&str] = &[
     "usr/share/qemu/pvh.bin",
 ];
 /// Shell script that starts QEMU with the libraries in the same folder, wherever this folder is.
-const START_QEMU: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
+const QEMU_LAUNCHER: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
     exec \"$here/lib/ld-linux-x86-64.so.2\" --library-path \"$here/lib\" \"$here/bin\" -L \"$here/share\" \"$@\"\n";
 
 /// Programs for guests and hosts: local name, package, and path in the package.
@@ -51,7 +51,7 @@ const TOOLS: &[(&str, &str, &str)] = &[
     ("xz", "xz-utils", "usr/bin/xz"),
 ];
 /// Libraries that [`TOOLS`] need: package, and names of the libraries.
-const TOOLS_LIBRARIES: &[(&str, &[&str])] = &[
+const TOOL_LIBRARIES: &[(&str, &[&str])] = &[
     ("libevent-2.1-7", &["libevent-2.1.so.7"]),
     ("libsasl2-2", &["libsasl2.so.2"]),
     ("libssl3", &["libcrypto.so.3", "libssl.so.3"]),
@@ -72,7 +72,7 @@ const NEWEST_KERNEL: &str = "linux-image-cloud-amd64";
 pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
     let folder = root().join("target/guests");
     let expected_marker = format!(
-        "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {TOOLS_LIBRARIES:?} {FIRMWARE:?} {HOST_MODULES:?} {RACK_MODULES:?} {GUEST_MODULES:?}\n{START_QEMU}"
+        "{QEMU_SUITE} {KERNELS:?} {TOOLS:?} {TOOL_LIBRARIES:?} {FIRMWARE_FILES:?} {HOST_MODULES:?} {RACK_MODULES:?} {GUEST_MODULES:?}\n{QEMU_LAUNCHER}"
     );
     let marker = folder.join("complete");
     if fs::read_to_string(&marker).is_ok_and(|recorded| recorded == expected_marker) {
@@ -106,12 +106,12 @@ pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
 
 fn download_tools(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure> {
     create_folder(&into.join("lib"))?;
-    let library_packages = TOOLS_LIBRARIES.iter().map(|(package, _)| *package);
+    let library_packages = TOOL_LIBRARIES.iter().map(|(package, _)| *package);
     let packages: Vec<&str> = TOOLS.iter().map(|(_, package, _)| *package).chain(library_packages).collect();
-    apt.unpack(TOOLS_SUITE, &packages, unpacked)?;
+    apt.unpack_packages(TOOLS_SUITE, &packages, unpacked)?;
     TOOLS.iter().try_for_each(|(name, _, program)| copy(&unpacked.join(program), &into.join(name)))?;
     let library = |name| copy(&unpacked.join(LIBRARY_DIR).join(name), &into.join("lib").join(name));
-    TOOLS_LIBRARIES.iter().flat_map(|(_, libraries)| *libraries).try_for_each(library)?;
+    TOOL_LIBRARIES.iter().flat_map(|(_, libraries)| *libraries).try_for_each(library)?;
     remove_folder(unpacked)
 }
 
@@ -124,7 +124,7 @@ fn download_kernel(
     name: &str,
 ) -> Result<(), Failure> {
     let package = apt.first_dependency(suite, NEWEST_KERNEL)?;
-    apt.unpack(suite, &[&package], unpacked)?;
+    apt.unpack_packages(suite, &[&package], unpacked)?;
     let modules = folder.join(name).join("modules");
     create_folder(&modules)?;
     for module in HOST_MODULES.iter().chain(RACK_MODULES).chain(GUEST_MODULES) {
@@ -166,12 +166,12 @@ fn download_qemu(apt: &Apt, unpacked: &Path, into: &Path) -> Result<(), Failure>
     for library in paths.map(Path::new).chain([&*libraries.join(DYNAMIC_LOADER)]) {
         copy(library, &into.join("lib").join(library.file_name().unwrap_or_default()))?;
     }
-    for firmware in FIRMWARE.iter().map(|name| unpacked.join(name)) {
+    for firmware in FIRMWARE_FILES.iter().map(|name| unpacked.join(name)) {
         copy(&firmware, &into.join("share").join(firmware.file_name().unwrap_or_default()))?;
     }
     copy(&unpacked.join(QEMU_PROGRAM), &into.join("bin"))?;
     let start = into.join("qemu-system-x86_64");
-    fs::write(&start, START_QEMU).map_err(Failure::file_error("write", &start))?;
+    fs::write(&start, QEMU_LAUNCHER).map_err(Failure::file_error("write", &start))?;
     fs::set_permissions(&start, fs::Permissions::from_mode(0o755))
         .map_err(Failure::file_error("write", &start))?;
     remove_folder(unpacked)

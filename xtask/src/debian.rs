@@ -8,7 +8,7 @@ use crate::{failure::Failure, step::run_step};
 
 /// Required program and the Debian package that contains this program.
 #[derive(Clone, Copy, Debug)]
-pub struct Requirement {
+pub struct PackageRequirement {
     /// Name of the program.
     pub program: &'static str,
     /// Name of the Debian package.
@@ -16,14 +16,14 @@ pub struct Requirement {
 }
 
 /// Server that the benchmarks compare Tarn with.
-pub const ETCD: Requirement = Requirement { program: "etcd", package: "etcd-server" };
+pub const ETCD: PackageRequirement = PackageRequirement { program: "etcd", package: "etcd-server" };
 
 /// Installs the package of a requirement if the program is missing.
 ///
 /// # Errors
 /// Returns an error if the program is missing and the user is not root, or if the installation
 /// fails.
-pub fn ensure_installed(requirement: Requirement) -> Result<(), Failure> {
+pub fn ensure_installed(requirement: PackageRequirement) -> Result<(), Failure> {
     if is_installed(requirement.program) { Ok(()) } else { install(requirement) }
 }
 
@@ -31,8 +31,8 @@ pub fn ensure_installed(requirement: Requirement) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Returns [`Failure::Missing`] if the user is not root, or an error if the installation fails.
-pub fn install(requirement: Requirement) -> Result<(), Failure> {
-    let Requirement { program, package } = requirement;
+pub fn install(requirement: PackageRequirement) -> Result<(), Failure> {
+    let PackageRequirement { program, package } = requirement;
     if !rustix::process::geteuid().is_root() || !is_installed("apt-get") {
         return Err(Failure::Missing { program, package });
     }

@@ -15,9 +15,9 @@ mod tarn_cli;
 use std::{env, fs, path::PathBuf, time::Duration};
 
 use emulated_host::Artifacts;
-use rack::{Plan, Rack};
+use rack::{DemoPlan, Rack};
 use replay::{Replay, Trace};
-use scratch::Scratch;
+use scratch::ScratchFolders;
 use service::{Programs, Services};
 use slice_history::SliceWatch;
 use tarn_cli::{Host, TarnCli};
@@ -66,9 +66,9 @@ const HOST_RETURN_FRACTION: f64 = 0.4;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest delay of a lease expiry or a fence that the demo waits for. If the delay is longer, the
 /// host returns before its lease expires.
-const LEASE_WAIT_MAX: Duration = Duration::from_secs(15);
+const LEASE_WAIT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time limit for all slices to be scrubbed and free after the replay.
-const FREE_TIMEOUT: Duration = Duration::from_secs(60);
+const SLICES_FREE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Tolerated delay between a deadline of the rack and the resulting state change.
 const DEADLINE_SLACK: Duration = Duration::from_secs(5);
 
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let artifacts = Artifacts::open(&artifacts::ensure_downloaded()?)?;
     let interrupt = Interrupt::new()?;
     let trace = Trace::new(args.trace.as_deref(), args.limit, args.seed)?;
-    let scratch = Scratch::new()?;
+    let scratch = ScratchFolders::new()?;
     let result = run_rack(args, &programs, &interrupt, &trace, &scratch);
     let result =
         result.map(|replay_report| (replay_report, guest::run(&programs, &interrupt, &scratch, &artifacts)));
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (replay_report, guest) = result.inspect_err(|_| eprintln!("\nthe demo failed"))?;
     removed?;
     let replay_report = replay_report.with_guest(guest.as_ref().ok());
-    replay_report.save(args.json.as_deref())?;
+    replay_report.save_report(args.json.as_deref())?;
     print!("{replay_report}{NEXT_STEPS}");
     replay_report.check().and(guest.map(drop))
 }
@@ -111,9 +111,9 @@ fn run_rack(
     programs: &Programs,
     interrupt: &Interrupt,
     trace: &Trace,
-    scratch: &Scratch,
+    scratch: &ScratchFolders,
 ) -> Result<replay_report::ReplayReport, Failure> {
-    let rack = Plan::read(args.rack.as_deref())?.deploy(scratch)?;
+    let rack = DemoPlan::read(args.rack.as_deref())?.deploy(scratch)?;
     let mut services = Services::new(programs, &rack, scratch);
     let result = run_scenario(programs, interrupt, trace, scratch, &rack, &mut services);
     // The log of a failed process contains the reason.
@@ -127,7 +127,7 @@ fn run_scenario(
     programs: &Programs,
     interrupt: &Interrupt,
     trace: &Trace,
-    scratch: &Scratch,
+    scratch: &ScratchFolders,
     rack: &Rack,
     services: &mut Services<'_>,
 ) -> Result<replay_report::ReplayReport, Failure> {
@@ -178,7 +178,7 @@ fn run_scenario(
     ));
 
     let result = replay.finish(interrupt, services)?;
-    interrupt.wait_until("all slices to be free", FREE_TIMEOUT, || cli.has_no_draining_slice())?;
+    interrupt.wait_until("all slices to be free", SLICES_FREE_TIMEOUT, || cli.has_no_draining_slice())?;
     print_heading(&format!(
         "next owners of slices of {}; all slices were scrubbed and are free now",
         host.host
@@ -196,7 +196,7 @@ fn run_scenario(
 const PRINTED_HISTORIES_MAX: usize = 3;
 
 /// Waits until the lease of a host expires and until the host is fenced. Skips a wait that is
-/// longer than [`LEASE_WAIT_MAX`].
+/// longer than [`LEASE_WAIT_TIMEOUT`].
 fn wait_until_fenced(
     cli: &TarnCli<'_>,
     interrupt: &Interrupt,
@@ -215,10 +215,10 @@ fn wait_until_fenced(
             "the host is fenced: its slices are revoked, scrubbed and reused",
         ),
     ] {
-        let Some(delay) = delay.filter(|delay| *delay <= LEASE_WAIT_MAX) else {
+        let Some(delay) = delay.filter(|delay| *delay <= LEASE_WAIT_TIMEOUT) else {
             print_details(&format!(
                 "the demo waits at most {} s for a lease or a fence: the host keeps its slices until it returns",
-                LEASE_WAIT_MAX.as_secs()
+                LEASE_WAIT_TIMEOUT.as_secs()
             ));
             return Ok(());
         };

@@ -15,9 +15,9 @@ use crate::{
 };
 
 /// Names of the installed programs.
-const PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"];
-/// Cargo packages of [`PROGRAMS`], in the same order.
-const PACKAGES: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "cli"];
+const INSTALLED_PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"];
+/// Cargo packages of [`INSTALLED_PROGRAMS`], in the same order.
+const CARGO_PACKAGES: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "cli"];
 /// Other installed files: path in the repository, and path below the root directory.
 const INSTALLED_FILES: [(&str, &str); 7] = [
     ("pool-manager/pool-manager.service", "usr/lib/systemd/system/pool-manager.service"),
@@ -44,11 +44,11 @@ pub struct Args {
 /// Returns an error if the build fails or a file cannot be written.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut build = cargo(&["build", "--release"]);
-    build.args(PACKAGES.iter().flat_map(|package| ["-p", package]));
+    build.args(CARGO_PACKAGES.iter().flat_map(|package| ["-p", package]));
     run_step("build the programs", &mut build)?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     let release = target.join("release");
-    for program in PROGRAMS {
+    for program in INSTALLED_PROGRAMS {
         install(&release.join(program), &args.root.join("usr/bin").join(program), 0o755)?;
     }
     for (from, to) in INSTALLED_FILES {
@@ -98,7 +98,7 @@ mod tests {
             assert_eq!(programs.len(), 2, "{to}");
             for program in programs {
                 let name = program.strip_prefix("/usr/bin/").expect(program);
-                assert!(PROGRAMS.contains(&name), "{to} runs {program}");
+                assert!(INSTALLED_PROGRAMS.contains(&name), "{to} runs {program}");
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::{apt::Apt, failure::Failure, repository::root};
 /// Environment variable that passes the folder to the test of libvirt XML.
 pub const FOLDER_ENV: &str = "TARN_LIBVIRT";
 
-const SUITE: &str = "bookworm";
+const LIBVIRT_SUITE: &str = "bookworm";
 /// Debian package with the XML schemas.
 const SCHEMAS_PACKAGE: &str = "libvirt0";
 /// Debian package with xmllint.
@@ -41,9 +41,9 @@ pub fn ensure_downloaded() -> Result<PathBuf, Failure> {
 
 fn download(folder: &Path) -> Result<(), Failure> {
     let _ = fs::remove_dir_all(folder); // an existing folder is incomplete
-    let apt = Apt::prepare(&folder.join("apt"), &[SUITE])?;
-    apt.unpack(SUITE, &[SCHEMAS_PACKAGE], folder)?;
-    apt.unpack_with_dependencies(SUITE, XMLLINT_PACKAGE, folder)?;
+    let apt = Apt::prepare(&folder.join("apt"), &[LIBVIRT_SUITE])?;
+    apt.unpack_packages(LIBVIRT_SUITE, &[SCHEMAS_PACKAGE], folder)?;
+    apt.unpack_with_dependencies(LIBVIRT_SUITE, XMLLINT_PACKAGE, folder)?;
     let apt_dir = folder.join("apt");
     fs::remove_dir_all(&apt_dir).map_err(Failure::file_error("remove", &apt_dir))
 }

@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let path = results.join("mutants.out/outcomes.json");
     let text = fs::read_to_string(&path).map_err(Failure::file_error("read", &path))?;
-    let tally = Tally::parse(&text)?;
+    let tally = MutantTally::parse(&text)?;
     print!("\n{tally}");
     tally.check()
 }
@@ -92,23 +92,23 @@ fn limit_address_space() {
 /// Results file of cargo-mutants, with the fields that are used here.
 #[derive(Debug, Deserialize)]
 struct Results {
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<MutantOutcome>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Outcome {
-    scenario: Scenario,
-    summary: Summary,
+struct MutantOutcome {
+    scenario: MutantScenario,
+    summary: MutantSummary,
 }
 
 #[derive(Debug, Deserialize)]
-enum Scenario {
+enum MutantScenario {
     Baseline,
     Mutant { name: String, file: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-enum Summary {
+enum MutantSummary {
     Success,
     CaughtMutant,
     MissedMutant,
@@ -119,7 +119,7 @@ enum Summary {
 
 /// Numbers of mutants in one file, by outcome.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
+struct MutantCounts {
     caught: u64,
     timed_out: u64,
     survived: u64,
@@ -127,7 +127,7 @@ struct Counts {
     unviable: u64,
 }
 
-impl Counts {
+impl MutantCounts {
     fn viable_count(&self) -> u64 {
         self.caught + self.timed_out + self.survived
     }
@@ -135,12 +135,12 @@ impl Counts {
 
 /// Numbers of mutants by file, and the names of the survivors.
 #[derive(Debug, Default)]
-struct Tally {
-    files: BTreeMap<String, Counts>,
+struct MutantTally {
+    files: BTreeMap<String, MutantCounts>,
     survivors: Vec<String>,
 }
 
-impl Tally {
+impl MutantTally {
     fn parse(text: &str) -> Result<Self, Failure> {
         let results: Results = serde_json::from_str(text).map_err(|reason| Failure::UnexpectedOutput {
             program: "cargo-mutants".to_owned(),
@@ -151,14 +151,14 @@ impl Tally {
         Ok(tally)
     }
 
-    fn add(&mut self, Outcome { scenario, summary }: Outcome) {
-        let Scenario::Mutant { name, file } = scenario else { return };
+    fn add(&mut self, MutantOutcome { scenario, summary }: MutantOutcome) {
+        let MutantScenario::Mutant { name, file } = scenario else { return };
         let counts = self.files.entry(file).or_default();
         match summary {
-            Summary::CaughtMutant => counts.caught += 1,
-            Summary::Timeout => counts.timed_out += 1,
-            Summary::Unviable => counts.unviable += 1,
-            Summary::MissedMutant | Summary::Success | Summary::Failure => {
+            MutantSummary::CaughtMutant => counts.caught += 1,
+            MutantSummary::Timeout => counts.timed_out += 1,
+            MutantSummary::Unviable => counts.unviable += 1,
+            MutantSummary::MissedMutant | MutantSummary::Success | MutantSummary::Failure => {
                 counts.survived += 1;
                 self.survivors.push(name);
             }
@@ -166,7 +166,7 @@ impl Tally {
     }
 
     fn viable_count(&self) -> u64 {
-        self.files.values().map(Counts::viable_count).sum()
+        self.files.values().map(MutantCounts::viable_count).sum()
     }
 
     #[expect(clippy::cast_precision_loss, reason = "the number of mutants is far below 2^53")]
@@ -187,11 +187,11 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for MutantTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "viable  caught  timed out  survived  file")?;
         for (file, counts) in &self.files {
-            let Counts { caught, timed_out, survived, .. } = counts;
+            let MutantCounts { caught, timed_out, survived, .. } = counts;
             writeln!(f, "{:>6}  {caught:>6}  {timed_out:>9}  {survived:>8}  {file}", counts.viable_count())?;
         }
         for survivor in &self.survivors {
@@ -206,7 +206,7 @@ impl fmt::Display for Tally {
 mod tests {
     use super::*;
 
-    fn tally(outcomes: &[(&str, &str)]) -> Tally {
+    fn tally(outcomes: &[(&str, &str)]) -> MutantTally {
         let mutant = |(file, summary): &(&str, &str)| {
             let name = format!("{file}:1:2: replace a with b");
             let span = r#"{"start": {"line": 1, "column": 2}}"#;
@@ -216,7 +216,7 @@ mod tests {
         };
         let baseline = r#"{"scenario": "Baseline", "summary": "Success", "phase_results": []}"#.to_owned();
         let all: Vec<_> = std::iter::once(baseline).chain(outcomes.iter().map(mutant)).collect();
-        Tally::parse(&format!(r#"{{"outcomes": [{}], "missed": 1}}"#, all.join(","))).unwrap()
+        MutantTally::parse(&format!(r#"{{"outcomes": [{}], "missed": 1}}"#, all.join(","))).unwrap()
     }
 
     #[test]
@@ -228,8 +228,11 @@ mod tests {
             ("b.rs", "Timeout"),
         ]);
         assert_eq!(tally.survivors, ["a.rs:1:2: replace a with b"]);
-        assert_eq!(tally.files["a.rs"], Counts { caught: 1, survived: 1, ..Counts::default() });
-        assert_eq!(tally.files["b.rs"], Counts { timed_out: 1, unviable: 1, ..Counts::default() });
+        assert_eq!(tally.files["a.rs"], MutantCounts { caught: 1, survived: 1, ..MutantCounts::default() });
+        assert_eq!(
+            tally.files["b.rs"],
+            MutantCounts { timed_out: 1, unviable: 1, ..MutantCounts::default() }
+        );
         assert!(tally.to_string().ends_with("1 of 3 viable mutants survived (33.3 %)\n"), "{tally}");
     }
 

@@ -112,11 +112,11 @@ pub fn run(args: Args) -> Result<(), Failure> {
 /// off at the end.
 fn power_on(host: &RackHost) -> Result<(), Failure> {
     host.power_on_detached()?;
-    Ok(host.wait_up()?)
+    Ok(host.wait_until_up()?)
 }
 
 fn run_command(host: &RackHost, command: &str) -> Result<(), Failure> {
-    let output = host.run_within(command, COMMAND_TIMEOUT)?;
+    let output = host.run_with_timeout(command, COMMAND_TIMEOUT)?;
     print!("{}", output.text);
     process::exit(output.status)
 }
@@ -134,7 +134,7 @@ fn run_until_interrupted(args: &Args, folder: &std::path::Path) -> Result<(), Fa
                 other => other.into(),
             },
         )?;
-    println!("the rack is up after {:.0} s\n{}", start.elapsed().as_secs_f64(), usage(&rack));
+    println!("the rack is up after {:.0} s\n{}", start.elapsed().as_secs_f64(), usage_text(&rack));
     while interrupt.pause().is_ok() {}
     eprintln!("── stopping the rack");
     Ok(())
@@ -151,7 +151,7 @@ fn plan(args: &Args, artifacts: &Artifacts) -> Result<RackPlan, Failure> {
 }
 
 /// Returns a description of the available operations.
-fn usage(rack: &Rack) -> String {
+fn usage_text(rack: &Rack) -> String {
     let tarn = rack.tarn_script();
     let folder = rack.hosts().folder().display();
     let default_folder = root().join(DEFAULT_FOLDER);

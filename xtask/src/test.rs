@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let skipped = root().join("target/left-out");
     let _ = fs::remove_file(&skipped); // the file may exist from a previous run
     tests.env(SKIPPED_ENV, &skipped);
-    let mut tally = Tally::default();
+    let mut tally = TestTally::default();
     let result = run_step_with_output("run tests", &mut tests, |line| {
         println!("{line}");
         tally.add_line(line);
@@ -63,14 +63,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// Sum of the results of all test programs, parsed from their output.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Tally {
+struct TestTally {
     programs: u64,
     passed: u64,
     failed: Vec<String>,
     ignored: u64,
 }
 
-impl Tally {
+impl TestTally {
     /// Parses one output line of a test program: a failed test, or the result of the program.
     fn add_line(&mut self, line: &str) {
         if let Some(test) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
@@ -92,7 +92,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for TestTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for test in &self.failed {
             writeln!(f, "failed: {test}")?;
@@ -116,8 +116,8 @@ fn number_before(result: &str, part: &str) -> u64 {
 mod tests {
     use super::*;
 
-    fn tally(lines: &[&str]) -> Tally {
-        let mut tally = Tally::default();
+    fn tally(lines: &[&str]) -> TestTally {
+        let mut tally = TestTally::default();
         lines.iter().for_each(|line| tally.add_line(line));
         tally
     }
@@ -129,7 +129,7 @@ mod tests {
             "test a::b ... FAILED",
             "test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out",
         ]);
-        assert_eq!(sum, Tally { programs: 2, passed: 7, failed: vec!["a::b".to_owned()], ignored: 0 });
+        assert_eq!(sum, TestTally { programs: 2, passed: 7, failed: vec!["a::b".to_owned()], ignored: 0 });
     }
 
     #[test]

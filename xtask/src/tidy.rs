@@ -48,12 +48,12 @@ impl fmt::Display for Violation {
 type Rule = fn(&Sources) -> Vec<Violation>;
 
 /// All rules: the statement of the rule, and its function.
-const RULES: &[(&str, Rule)] = &[
+const TIDY_RULES: &[(&str, Rule)] = &[
     ("each crate imports only the crates listed for it", dependencies::check_internal_imports),
     ("imports between modules have no cycles", cycles::check_cycles),
     ("pure crates import only listed external crates", dependencies::check_external_imports),
-    ("pure crates must not use clocks, files, threads or the environment", pure::check_paths),
-    ("pure crates forbid unsafe code and use the shared clippy configuration", pure::check_guards),
+    ("pure crates must not use clocks, files, threads or the environment", pure::check_impure_paths),
+    ("pure crates forbid unsafe code and use the shared clippy configuration", pure::check_purity_guards),
     ("unsafe code is only in the listed files", unsafety::check_unsafe_code),
     ("the first line of each file describes the file", headers::check_first_lines),
     ("functions and files do not exceed their maximum length", size::check_lengths),
@@ -77,7 +77,7 @@ const RULES: &[(&str, Rule)] = &[
 pub fn run() -> Result<(), Failure> {
     let sources = Sources::read(&root())?;
     let violations: usize =
-        RULES.iter().map(|(statement, rule)| print_violations(statement, rule(&sources))).sum();
+        TIDY_RULES.iter().map(|(statement, rule)| print_violations(statement, rule(&sources))).sum();
     if violations > 0 { Err(Failure::RulesViolated(violations)) } else { Ok(()) }
 }
 

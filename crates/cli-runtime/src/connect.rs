@@ -10,7 +10,8 @@ use tonic::{
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
 };
 use units::limits::{
-    MESSAGE_BYTES_MAX, PEM_FILE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, TOKEN_FILE_BYTES_MAX, WAIT_READY_MAX,
+    PEM_FILE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, RPC_MESSAGE_BYTES_MAX, TOKEN_FILE_BYTES_MAX,
+    WAIT_READY_TIMEOUT_MAX,
 };
 
 use crate::{Failure, Global, open};
@@ -49,7 +50,7 @@ impl Connection {
     /// # Errors
     /// [`Failure::Connect`] if the connection fails, [`Failure::TimedOut`] if connecting takes
     /// longer than the timeout.
-    pub async fn open_another(&self) -> Result<Self, Failure> {
+    pub async fn open_new_connection(&self) -> Result<Self, Failure> {
         let channel = connect(&self.uri, &self.endpoint, self.bearer.clone(), self.timeout).await?;
         Ok(Self { channel, ..self.clone() })
     }
@@ -61,17 +62,17 @@ impl Connection {
 
     /// Returns a client of the Scheduler service.
     pub fn scheduler(&self) -> SchedulerClient<ClientChannel> {
-        SchedulerClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+        SchedulerClient::new(self.channel.clone()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
     }
 
     /// Returns a client of the Admin service.
     pub fn admin(&self) -> AdminClient<ClientChannel> {
-        AdminClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+        AdminClient::new(self.channel.clone()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
     }
 
     /// Returns a client of the Models service.
     pub fn models(&self) -> ModelsClient<ClientChannel> {
-        ModelsClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
+        ModelsClient::new(self.channel.clone()).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX)
     }
 
     /// Returns the time limit of a call: --timeout or its default.
@@ -82,7 +83,7 @@ impl Connection {
     /// Returns the time limit of a call that waits for slices or models, which is longer by
     /// default.
     pub fn wait_timeout(&self) -> Duration {
-        self.timeout.unwrap_or(WAIT_READY_MAX.as_duration())
+        self.timeout.unwrap_or(WAIT_READY_TIMEOUT_MAX.as_duration())
     }
 
     /// Awaits a call for at most [`Self::timeout`] and returns its response. A call that times out
@@ -95,19 +96,19 @@ impl Connection {
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
-        self.call_within(self.timeout(), call).await
+        self.call_with_timeout(self.timeout(), call).await
     }
 
     /// Awaits a call like [`Self::call`], but with the given timeout.
     ///
     /// # Errors
     /// The errors of [`Self::call`].
-    pub async fn call_within<T>(
+    pub async fn call_with_timeout<T>(
         &self,
         timeout: Duration,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, Failure> {
-        self.within(timeout, call).await.map(Response::into_inner)
+        self.await_with_timeout(timeout, call).await.map(Response::into_inner)
     }
 
     /// Awaits a call like [`Self::call`], and returns the response with its metadata.
@@ -118,14 +119,14 @@ impl Connection {
         &self,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<Response<T>, Failure> {
-        self.within(self.timeout(), call).await
+        self.await_with_timeout(self.timeout(), call).await
     }
 
     /// Waits for a response or for the next message of a stream, for at most `timeout`.
     ///
     /// # Errors
     /// The errors of [`Self::call`].
-    pub async fn within<T>(
+    pub async fn await_with_timeout<T>(
         &self,
         timeout: Duration,
         call: impl Future<Output = Result<T, Status>>,
@@ -176,7 +177,7 @@ fn parse_endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
 /// would be sent unencrypted.
 fn read_token(uri: &str, global: &Global) -> Result<Bearer, Failure> {
     let Some(path) = &global.token_file else { return Ok(Bearer::default()) };
-    if !is_local(uri) {
+    if !is_local_uri(uri) {
         let rule = "must be unix:/PATH or http:// with a loopback address when --token-file is given";
         return Err(Failure::InvalidValue { field: "--endpoint", value: uri.to_owned(), rule: rule.into() });
     }
@@ -189,7 +190,7 @@ fn read_token(uri: &str, global: &Global) -> Result<Bearer, Failure> {
     })
 }
 
-fn is_local(uri: &str) -> bool {
+fn is_local_uri(uri: &str) -> bool {
     let parsed = uri.parse::<Uri>().ok();
     let host = parsed.as_ref().and_then(Uri::host).unwrap_or_default();
     let address = host.trim_matches(['[', ']']).parse::<IpAddr>();

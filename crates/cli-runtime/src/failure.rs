@@ -13,11 +13,11 @@ use std::{
 use serde::Serialize;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
-use units::{Bytes, Quoted, escaped};
+use units::{Bytes, QuotedText, escaped};
 
 use crate::{
     Format,
-    hint::{self, Subjects},
+    hint::{self, RequestSubjects},
     print,
 };
 
@@ -62,7 +62,7 @@ pub enum Failure {
     #[error("{0}")]
     Usage(String),
     /// The value of an option is invalid.
-    #[error("{field}: {} {rule}", Quoted(value))]
+    #[error("{field}: {} {rule}", QuotedText(value))]
     InvalidValue {
         /// Option, such as `--endpoint`.
         field: &'static str,
@@ -166,7 +166,7 @@ impl Failure {
 
 /// Structure of a printed error in JSON and YAML.
 #[derive(Debug, Serialize)]
-struct Report {
+struct ErrorReport {
     error: String,
     reason: Option<String>,
     hint: Option<String>,
@@ -186,7 +186,7 @@ impl Failure {
     }
 
     fn to_text(&self, format: Format) -> String {
-        let report = Report {
+        let report = ErrorReport {
             error: self.message(),
             reason: self.reason(),
             hint: self.hint(),
@@ -216,7 +216,7 @@ impl Failure {
             Self::RejectedWithHint { hint, .. } => Some(hint.clone()),
             Self::Rejected(status) if is_transport_error(status) => Some(hint::CONNECTION_BROKEN.to_owned()),
             Self::Rejected(status) => {
-                hint::for_rejection(code(status), self.reason().as_deref(), &Subjects::default())
+                hint::hint_for_rejection(code(status), self.reason().as_deref(), &RequestSubjects::default())
             }
             Self::Connect { .. } => Some(hint::CONNECT_FAILED.to_owned()),
             Self::TimedOut { .. } => Some(hint::NO_RESPONSE.to_owned()),
@@ -231,7 +231,7 @@ impl Failure {
     }
 }
 
-impl Report {
+impl ErrorReport {
     fn to_text(&self) -> String {
         let reason = self.reason.iter().map(|reason| format!(" ({reason})")).collect::<String>();
         let hint = self.hint.iter().map(|hint| format!("hint: {hint}\n")).collect::<String>();

@@ -75,7 +75,7 @@ const HINTS_BY_REASON: &[(&str, &str)] = &[
 
 /// Names in a request, for the placeholders of hints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subjects {
+pub struct RequestSubjects {
     /// Name of the host.
     pub host: Option<String>,
     /// Name of the VM, or the ID of its reservation (r-N).
@@ -84,7 +84,7 @@ pub struct Subjects {
     pub slice: Option<u32>,
 }
 
-impl Subjects {
+impl RequestSubjects {
     /// Replaces the placeholders of a hint. A name that is not set is shown as `<vm>`.
     fn fill_placeholders(&self, hint: &str) -> String {
         let slice = self.slice.map(|slice| slice.to_string());
@@ -97,7 +97,7 @@ impl Subjects {
 }
 
 /// Returns the hint for a request that the manager rejected with this code and reason.
-pub fn for_rejection(code: Code, reason: Option<&str>, subjects: &Subjects) -> Option<String> {
+pub fn hint_for_rejection(code: Code, reason: Option<&str>, subjects: &RequestSubjects) -> Option<String> {
     let entry = HINTS_BY_REASON.iter().find(|(known, _)| Some(*known) == reason);
     entry.map(|(_, hint)| *hint).or_else(|| hint_for_code(code)).map(|hint| subjects.fill_placeholders(hint))
 }
@@ -137,14 +137,15 @@ mod tests {
 
     #[test]
     fn hint_contains_the_names_in_the_request() {
-        let subjects = Subjects { vm: Some("web".to_owned()), ..Subjects::default() };
-        let hint = for_rejection(Code::AlreadyExists, Some("VM_ALREADY_RESERVED"), &subjects);
+        let subjects = RequestSubjects { vm: Some("web".to_owned()), ..RequestSubjects::default() };
+        let hint = hint_for_rejection(Code::AlreadyExists, Some("VM_ALREADY_RESERVED"), &subjects);
         let expected =
             "show its reservation with `tarn describe vm web`, or release it with `tarn release web`";
         assert_eq!(hint.as_deref(), Some(expected));
         for (reason, hint) in HINTS_BY_REASON {
             assert!(!hint.contains("NAME") && !hint.contains("NUMBER"), "{reason}: {hint}");
-            let filled = for_rejection(Code::Unknown, Some(reason), &Subjects::default()).unwrap();
+            let filled =
+                hint_for_rejection(Code::Unknown, Some(reason), &RequestSubjects::default()).unwrap();
             assert!(!filled.contains('{'), "{reason}: {filled}");
         }
     }

@@ -39,7 +39,7 @@ pub async fn slices(manager: &Connection, first: u32, last: u32) -> Result<Vec<v
 
 /// Requests all reservations. Ended reservations are included if `ended` is set.
 pub async fn reservations(manager: &Connection, ended: bool) -> Result<Vec<v1::Reservation>, Failure> {
-    let (mut reservations, mut pages) = (Vec::new(), Pages::new("reservations"));
+    let (mut reservations, mut pages) = (Vec::new(), PageCursor::new("reservations"));
     loop {
         let request = v1::ListReservationsRequest { ended, after: pages.after.clone(), limit: 0 };
         let page = manager.call(manager.admin().list_reservations(request)).await?;
@@ -52,7 +52,7 @@ pub async fn reservations(manager: &Connection, ended: bool) -> Result<Vec<v1::R
 
 /// Requests all migration requests.
 pub async fn migrations(manager: &Connection) -> Result<Vec<v1::Migration>, Failure> {
-    let (mut migrations, mut pages) = (Vec::new(), Pages::new("migrations"));
+    let (mut migrations, mut pages) = (Vec::new(), PageCursor::new("migrations"));
     loop {
         let request = v1::ListMigrationsRequest { after: pages.after.clone(), limit: 0 };
         let page = manager.call(manager.admin().list_migrations(request)).await?;
@@ -64,13 +64,13 @@ pub async fn migrations(manager: &Connection) -> Result<Vec<v1::Migration>, Fail
 }
 
 /// Position in a paginated list. Each page starts after the last entry of the previous page.
-struct Pages {
+struct PageCursor {
     resource: &'static str,
     after: String,
     pages_left: u32,
 }
 
-impl Pages {
+impl PageCursor {
     fn new(resource: &'static str) -> Self {
         Self { resource, after: String::new(), pages_left: LIST_PAGES_MAX }
     }

@@ -35,7 +35,7 @@ pub fn value<T: Serialize>(
 }
 
 /// Prints one item of a stream as text, as one line of JSON or as one YAML document.
-pub fn stream_item<T: Serialize>(
+pub fn print_stream_item<T: Serialize>(
     format: Format,
     item: &T,
     text: impl FnOnce() -> String,

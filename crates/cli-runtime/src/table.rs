@@ -59,7 +59,7 @@ fn to_left_aligned_text(table: &Table) -> String {
 }
 
 /// Formats a Unix time in milliseconds as RFC 3339.
-pub fn moment(unix_ms: u64) -> String {
+pub fn format_timestamp(unix_ms: u64) -> String {
     UnixMs(unix_ms).to_string()
 }
 
@@ -77,7 +77,7 @@ pub struct SizeUnit {
 
 impl SizeUnit {
     /// Returns the largest unit in which all sizes are whole numbers.
-    pub fn largest_common(sizes: impl IntoIterator<Item = u64>) -> Self {
+    pub fn largest_common_unit(sizes: impl IntoIterator<Item = u64>) -> Self {
         let zeros = sizes.into_iter().map(u64::trailing_zeros).min().unwrap_or(u64::BITS);
         let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
         let (name, shift) = units.into_iter().find(|(_, shift)| *shift <= zeros).unwrap_or(("B", 0));

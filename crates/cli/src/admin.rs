@@ -15,7 +15,7 @@ pub(crate) async fn cordon(
     manager: &Connection,
     format: Format,
 ) -> Result<(), Failure> {
-    show(format, manager.call(manager.admin().cordon(v1::TargetRequest::from(target))).await?)
+    print_target_result(format, manager.call(manager.admin().cordon(v1::TargetRequest::from(target))).await?)
 }
 
 /// Uncordons a host or EMC, or returns a quarantined slice to service.
@@ -24,12 +24,15 @@ pub(crate) async fn uncordon(
     manager: &Connection,
     format: Format,
 ) -> Result<(), Failure> {
-    show(format, manager.call(manager.admin().uncordon(v1::TargetRequest::from(target))).await?)
+    print_target_result(
+        format,
+        manager.call(manager.admin().uncordon(v1::TargetRequest::from(target))).await?,
+    )
 }
 
 /// Cordons a host or EMC and requests the migration of its VMs.
 pub(crate) async fn drain(target: CordonTarget, manager: &Connection, format: Format) -> Result<(), Failure> {
-    show(format, manager.call(manager.admin().drain(v1::TargetRequest::from(target))).await?)
+    print_target_result(format, manager.call(manager.admin().drain(v1::TargetRequest::from(target))).await?)
 }
 
 /// Revokes a silent host's access to its slices.
@@ -39,7 +42,7 @@ pub(crate) async fn fence(args: Fence, manager: &Connection, format: Format) -> 
         confirm_powered_off: args.confirm_powered_off,
         reason: args.reason.unwrap_or_default(),
     };
-    show(format, manager.call(manager.admin().fence(request)).await?)?;
+    print_target_result(format, manager.call(manager.admin().fence(request)).await?)?;
     print::note(
         format,
         "fencing is complete when `tarn get hosts` shows `fenced`; until then the host keeps its slices",
@@ -47,7 +50,7 @@ pub(crate) async fn fence(args: Fence, manager: &Connection, format: Format) -> 
     Ok(())
 }
 
-fn show(format: Format, response: v1::TargetResponse) -> Result<(), Failure> {
+fn print_target_result(format: Format, response: v1::TargetResponse) -> Result<(), Failure> {
     print::one(format, &view::TargetResult::from(response))
 }
 

@@ -12,7 +12,7 @@ use evaluate::replay;
 
 use crate::{Global, models, shares, telemetry};
 
-const EXIT_CODES: &str = "\
+const EXIT_CODES_HELP: &str = "\
 Exit codes:
   0    success
   1    error, or doctor found a problem
@@ -26,7 +26,7 @@ Exit codes:
 
 const GLOBAL_OPTIONS_HINT: &str = "Global options such as --endpoint, --timeout and --output: `tarn --help`";
 
-const COUNTERS: &str = "\
+const COUNTERS_HELP: &str = "\
 Counters for --counter, named after Intel's top-down method (any subset):
   retiring frontend_bound bad_speculation core_bound memory_bound l1_bound l2_bound l3_bound
   dram_latency_bound dram_bandwidth_bound store_bound dram_bound
@@ -37,7 +37,7 @@ Counters for --counter, named after Intel's top-down method (any subset):
 
 /// Command-line client for the pool manager of a rack with pooled CXL memory
 #[derive(Debug, Parser)]
-#[command(name = "tarn", version, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "tarn", version, max_term_width = 100, after_help = EXIT_CODES_HELP)]
 pub struct Cli {
     /// Options that every command accepts.
     #[command(flatten)]
@@ -106,7 +106,7 @@ pub enum ManagerCommand {
     Explain(ExplainSubject),
     /// Show how a VM's memory would be split into local and pool memory, and the hosts that fit;
     /// reserves nothing
-    #[command(after_help = COUNTERS)]
+    #[command(after_help = COUNTERS_HELP)]
     PlanVm(PlanVm),
     /// Reserve memory on a host for a VM
     Reserve(Reserve),
@@ -541,7 +541,7 @@ impl From<VmOrReservation> for v1::ReservationRef {
 
 /// Returns whether the arguments contain `--output json` in any notation. Does not parse the other
 /// arguments, so that a parse error can be printed as JSON.
-pub(crate) fn requests_json(arguments: &[OsString]) -> bool {
+pub(crate) fn is_json_requested(arguments: &[OsString]) -> bool {
     let joined = ["-ojson", "-o=json", "--output=json"];
     let separate = |pair: &[OsString]| (pair[0] == "-o" || pair[0] == "--output") && pair[1] == "json";
     arguments.iter().any(|argument| joined.iter().any(|j| argument == j))

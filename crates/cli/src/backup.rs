@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::{Connection, Failure, Format, args::Backup, print};
 
 #[derive(Serialize)]
-struct Summary {
+struct BackupSummary {
     file: String,
     bytes: u64,
 }
@@ -41,14 +41,14 @@ pub(crate) async fn run(args: &Backup, manager: &Connection, format: Format) -> 
         .open(&partial)
         .map_err(file_error("create", &partial))?;
     let received = receive_backup(file, &partial, manager).await;
-    let bytes = match received.and_then(|bytes| publish(&partial, &args.to).map(|()| bytes)) {
+    let bytes = match received.and_then(|bytes| publish_backup(&partial, &args.to).map(|()| bytes)) {
         Ok(bytes) => bytes,
         Err(failure) => {
             let _ = fs::remove_file(&partial); // the error of the backup is more important
             return Err(failure);
         }
     };
-    let summary = Summary { file: args.to.display().to_string(), bytes };
+    let summary = BackupSummary { file: args.to.display().to_string(), bytes };
     print::value(format, &summary, |_| format!("{}: {} bytes\n", summary.file, summary.bytes))
 }
 
@@ -56,7 +56,7 @@ async fn receive_backup(mut file: File, partial: &Path, manager: &Connection) ->
     let mut chunks = manager.call(manager.admin().backup(v1::BackupRequest {})).await?;
     let (mut bytes, mut total_bytes) = (0, None);
     // Before the first message, the manager copies its store, which needs a longer timeout.
-    while let Some(chunk) = manager.within(manager.wait_timeout(), chunks.message()).await? {
+    while let Some(chunk) = manager.await_with_timeout(manager.wait_timeout(), chunks.message()).await? {
         file.write_all(&chunk.data).map_err(file_error("write", partial))?;
         bytes += chunk.data.len() as u64;
         total_bytes = chunk.total_bytes.or(total_bytes);
@@ -70,7 +70,7 @@ async fn receive_backup(mut file: File, partial: &Path, manager: &Connection) ->
     Ok(bytes)
 }
 
-fn publish(partial: &Path, path: &Path) -> Result<(), Failure> {
+fn publish_backup(partial: &Path, path: &Path) -> Result<(), Failure> {
     match rustix::fs::renameat_with(CWD, partial, CWD, path, RenameFlags::NOREPLACE) {
         // Fallback for file systems without RENAME_NOREPLACE, such as NFS. A hard link does not
         // replace an existing file either.

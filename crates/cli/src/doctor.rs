@@ -112,12 +112,15 @@ async fn load_rack_state(manager: &Connection) -> Result<RackState, Failure> {
     let clocks = (manager_clock(&rack), SystemTime::now());
     let emcs: Vec<_> = lists::emcs(manager).await?.into_iter().map(Emc::from).collect();
     let hosts = lists::hosts(manager).await?.into_iter().map(Host::from).collect();
-    let quarantined =
-        if emcs.iter().any(|e| e.quarantined > 0) { list_quarantined(manager).await? } else { Vec::new() };
+    let quarantined = if emcs.iter().any(|e| e.quarantined > 0) {
+        list_quarantined_slices(manager).await?
+    } else {
+        Vec::new()
+    };
     Ok(RackState { rack: rack.into_inner().into(), hosts, emcs, quarantined, clocks })
 }
 
-async fn list_quarantined(manager: &Connection) -> Result<Vec<SliceDetail>, Failure> {
+async fn list_quarantined_slices(manager: &Connection) -> Result<Vec<SliceDetail>, Failure> {
     let slices = lists::slices(manager, 0, u32::MAX).await?;
     let quarantined = slices.into_iter().filter(|s| s.state() == v1::SliceState::Quarantined);
     Ok(quarantined.map(SliceDetail::from).collect())
@@ -138,7 +141,7 @@ fn run_checks(state: &RackState) -> Vec<Finding> {
     findings.push(check_buffer(&state.rack));
     findings.extend(problems_or_ok(
         "slices",
-        check_quarantined(&state.quarantined).into_iter(),
+        check_quarantined_slices(&state.quarantined).into_iter(),
         state.rack.slices as usize,
     ));
     let alarms: Vec<_> = state
@@ -187,7 +190,7 @@ fn check_clock((manager, local): (Option<SystemTime>, SystemTime)) -> Finding {
     }
     let message = format!(
         "clocks of manager and tarn differ by {}",
-        humantime::format_duration(truncate_to_secs(skew))
+        humantime::format_duration(truncate_to_seconds(skew))
     );
     Finding::problem(
         "clock",
@@ -197,7 +200,7 @@ fn check_clock((manager, local): (Option<SystemTime>, SystemTime)) -> Finding {
     )
 }
 
-fn truncate_to_secs(span: Duration) -> Duration {
+fn truncate_to_seconds(span: Duration) -> Duration {
     Duration::from_secs(span.as_secs())
 }
 
@@ -287,7 +290,7 @@ fn check_buffer(rack: &Rack) -> Finding {
 
 /// Returns one finding per EMC and quarantine reason, because fencing a host can quarantine
 /// thousands of slices for the same reason.
-fn check_quarantined(slices: &[SliceDetail]) -> Vec<Finding> {
+fn check_quarantined_slices(slices: &[SliceDetail]) -> Vec<Finding> {
     let mut causes: BTreeMap<(&str, &str), Vec<&Slice>> = BTreeMap::new();
     for s in slices {
         let reason = s.reason.as_deref().unwrap_or("no reason given");

@@ -76,10 +76,10 @@ pub(crate) async fn reservation(
 
 /// Requests the alarms, and returns all of them or those about `subject` ("host h1" or "h1").
 pub(crate) async fn alarms(manager: &Connection, subject: Option<&str>) -> Result<Vec<view::Alarm>, Failure> {
-    let matches = |alarm: &v1::Alarm| subject.is_none_or(|subject| is_about(&alarm.subject, subject));
+    let matches = |alarm: &v1::Alarm| subject.is_none_or(|subject| matches_subject(&alarm.subject, subject));
     Ok(lists::rack(manager).await?.alarms.into_iter().filter(matches).map(view::Alarm::from).collect())
 }
 
-fn is_about(subject: &str, requested: &str) -> bool {
+fn matches_subject(subject: &str, requested: &str) -> bool {
     subject == requested || subject.split_once(' ').is_some_and(|(_, name)| name == requested)
 }

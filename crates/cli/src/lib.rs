@@ -54,7 +54,7 @@ pub async fn run(arguments: Vec<OsString>) -> ExitCode {
 /// Prints a parse error in clap's format, or as JSON if the arguments request JSON. Clap also
 /// reports `--help` and `--version` as parse errors; their exit code is 0.
 fn report_parse_error(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
-    if error.use_stderr() && args::requests_json(arguments) {
+    if error.use_stderr() && args::is_json_requested(arguments) {
         let message = error.to_string();
         let message = message.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
         return Failure::Usage(message.to_owned()).report(Format::Json);
@@ -79,7 +79,7 @@ async fn dispatch(cli: Cli) -> Result<(), Failure> {
 /// Connects to the manager, runs a command and adds a hint to its error.
 async fn run_with_manager(command: ManagerCommand, global: &Global) -> Result<(), Failure> {
     let manager = Connection::open(global).await?;
-    let names = suggestions::Names::of_command(&command);
+    let names = suggestions::Names::from_command(&command);
     match dispatch_to_manager(command, &manager, global).await {
         Err(failure) => Err(names.add_hint(failure, &manager).await),
         done => done,

@@ -12,7 +12,7 @@ use units::limits::MODEL_BYTES_MAX;
 
 use crate::{
     Connection, Failure, Format, open, print,
-    table::{self, Column, Row, col, moment, percent, wide},
+    table::{self, Column, Row, col, format_timestamp, percent, wide},
 };
 
 /// Quantity that a model predicts.
@@ -113,7 +113,7 @@ pub(crate) async fn train(command: Train, manager: &Connection, format: Format) 
     };
     let request = v1::TrainModelRequest { kind: v1::ModelKind::from(kind).into(), labels };
     print_created(
-        manager.call_within(manager.wait_timeout(), manager.models().train_model(request)).await?,
+        manager.call_with_timeout(manager.wait_timeout(), manager.models().train_model(request)).await?,
         format,
     )
 }
@@ -130,7 +130,7 @@ pub(crate) async fn import(args: Import, manager: &Connection, format: Format) -
         labels,
     };
     print_created(
-        manager.call_within(manager.wait_timeout(), manager.models().import_model(request)).await?,
+        manager.call_with_timeout(manager.wait_timeout(), manager.models().import_model(request)).await?,
         format,
     )
 }
@@ -151,7 +151,7 @@ pub(crate) async fn promote(args: Promote, manager: &Connection, format: Format)
         validate_only: args.validate_only,
     };
     let promoted =
-        manager.call_within(manager.wait_timeout(), manager.models().promote_model(request)).await?;
+        manager.call_with_timeout(manager.wait_timeout(), manager.models().promote_model(request)).await?;
     let model = Model::from(promoted);
     print::value(format, &model, |_| model.to_text())
 }
@@ -357,10 +357,14 @@ impl Row for Model {
         col("VERSION", |m| m.version.to_string()),
         col("SERVING", |m| if m.serving { "yes".to_owned() } else { "-".to_owned() }),
         col("TRAINED BY", |m| m.trained_by.clone() + if m.modelled { " (synthetic workloads)" } else { "" }),
-        col("CREATED", |m| moment(m.created_unix_ms)),
+        col("CREATED", |m| format_timestamp(m.created_unix_ms)),
         col("ROWS", |m| m.rows.to_string()),
-        col("DATA FROM", |m| m.window_unix_ms.map_or_else(|| "-".to_owned(), |(begins, _)| moment(begins))),
-        col("DATA TO", |m| m.window_unix_ms.map_or_else(|| "-".to_owned(), |(_, ends)| moment(ends))),
+        col("DATA FROM", |m| {
+            m.window_unix_ms.map_or_else(|| "-".to_owned(), |(begins, _)| format_timestamp(begins))
+        }),
+        col("DATA TO", |m| {
+            m.window_unix_ms.map_or_else(|| "-".to_owned(), |(_, ends)| format_timestamp(ends))
+        }),
         wide("BYTES", |m| m.bytes.to_string()),
     ];
 }

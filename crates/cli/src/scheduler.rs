@@ -45,11 +45,12 @@ pub(crate) async fn reserve(args: Reserve, manager: &Connection, format: Format)
     };
     let request = reserve_request(args, request_id);
     if validate_only {
-        let valid =
-            view::Validated::from(manager.call_within(timeout, manager.scheduler().reserve(request)).await?);
+        let valid = view::ValidationResult::from(
+            manager.call_with_timeout(timeout, manager.scheduler().reserve(request)).await?,
+        );
         return print::value(format, &valid, |_| table::format_validated(&valid));
     }
-    show(format, manager.call_within(timeout, manager.scheduler().reserve(request)).await?)
+    print_reservation(format, manager.call_with_timeout(timeout, manager.scheduler().reserve(request)).await?)
 }
 
 fn reserve_request(args: Reserve, request_id: RequestId) -> v1::ReserveRequest {
@@ -99,7 +100,10 @@ pub(crate) async fn wait_ready(
     let timeout = manager.wait_timeout();
     let request = v1::WaitReadyRequest { target: Some(target.into()), timeout_ms: to_request_ms(timeout) };
     let timeout = timeout.saturating_add(RESPONSE_TIMEOUT_SLACK.as_duration());
-    show(format, manager.call_within(timeout, manager.scheduler().wait_ready(request)).await?)
+    print_reservation(
+        format,
+        manager.call_with_timeout(timeout, manager.scheduler().wait_ready(request)).await?,
+    )
 }
 
 /// Confirms that a VM has started.
@@ -109,7 +113,7 @@ pub(crate) async fn commit(
     format: Format,
 ) -> Result<(), Failure> {
     let request = v1::CommitRequest { target: Some(target.into()) };
-    show(format, manager.call(manager.scheduler().commit(request)).await?)
+    print_reservation(format, manager.call(manager.scheduler().commit(request)).await?)
 }
 
 /// Releases the memory of a VM.
@@ -120,7 +124,7 @@ pub(crate) async fn release(args: Release, manager: &Connection, format: Format)
     if released.process_running {
         warn_process_running(&released)?;
     }
-    show(format, released)
+    print_reservation(format, released)
 }
 
 /// Prints a warning that the process of a released VM still runs.
@@ -161,7 +165,7 @@ impl From<Resolution> for v1::MigrationState {
     }
 }
 
-fn show(format: Format, reservation: v1::Reservation) -> Result<(), Failure> {
+fn print_reservation(format: Format, reservation: v1::Reservation) -> Result<(), Failure> {
     print::one(format, &view::Reservation::from(reservation))
 }
 

@@ -6,11 +6,11 @@ mod text;
 use clap::Args;
 use proto::v1;
 use serde::Serialize;
-use units::{Name, Quoted};
+use units::{Name, QuotedText};
 
 use crate::{
     Connection, Failure, Format, print,
-    table::{Column, Row, col, moment, percent, size, wide},
+    table::{Column, Row, col, format_timestamp, percent, size, wide},
 };
 
 /// Host whose tenants are shown.
@@ -34,21 +34,22 @@ pub struct SetWeights {
 /// Parses a weight as TENANT=WEIGHT. The manager checks the range.
 fn parse_weight(text: &str) -> Result<(Name, f64), String> {
     let (tenant, number) = text.split_once('=').ok_or("must be TENANT=WEIGHT, such as web=2")?;
-    let weight =
-        number.parse().map_err(|_| format!("{} is not a number: must be TENANT=WEIGHT", Quoted(number)))?;
+    let weight = number
+        .parse()
+        .map_err(|_| format!("{} is not a number: must be TENANT=WEIGHT", QuotedText(number)))?;
     Ok((Name::new(tenant).map_err(|error| error.to_string())?, weight))
 }
 
 /// Prints the tenants of a host, one per row.
 pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
-    let shares = load(args, manager).await?;
+    let shares = load_shares(args, manager).await?;
     print::list(format, &shares.tenants)?;
-    if shares.state == STATE_BLOCKED {
+    if shares.state == SHARE_STATE_BLOCKED {
         let reason = shares.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         print::note(format, &format!("the last epoch did not update shares and estimates{reason}"));
     }
     let step = shares.certificate.as_ref().map(|certificate| certificate.step);
-    if let Some(step) = step.filter(|step| shares.state == STATE_SET && *step < FULL_STEP_MIN) {
+    if let Some(step) = step.filter(|step| shares.state == SHARE_STATE_SET && *step < FULL_STEP_MIN) {
         print::note(
             format,
             &format!(
@@ -57,7 +58,7 @@ pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) ->
             ),
         );
     }
-    let (host, at) = (&shares.host, moment(shares.at_unix_ms));
+    let (host, at) = (&shares.host, format_timestamp(shares.at_unix_ms));
     let no_tenants = if shares.tenants.is_empty() { ": no tenants, or not measured yet" } else { "" };
     print::note(format, &format!("reported by host {host} at {at}{no_tenants}"));
     Ok(())
@@ -65,11 +66,11 @@ pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) ->
 
 /// Prints the shares of the last epoch with explanations.
 pub(crate) async fn explain(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
-    let shares = load(args, manager).await?;
+    let shares = load_shares(args, manager).await?;
     print::value(format, &shares, |_| shares.to_text())
 }
 
-async fn load(args: HostArg, manager: &Connection) -> Result<Shares, Failure> {
+async fn load_shares(args: HostArg, manager: &Connection) -> Result<Shares, Failure> {
     let request = v1::GetSharesRequest { host: args.host.into() };
     Ok(manager.call(manager.admin().get_shares(request)).await?.into())
 }
@@ -97,9 +98,9 @@ pub(crate) async fn set_weights(
 /// Smallest step that is printed as 100.0 %. A step is the fraction of a change that was applied.
 const FULL_STEP_MIN: f64 = 0.9995;
 /// State after an epoch that updated the shares.
-const STATE_SET: &str = "set";
+const SHARE_STATE_SET: &str = "set";
 /// State after an epoch that could not update the shares.
-const STATE_BLOCKED: &str = "blocked";
+const SHARE_STATE_BLOCKED: &str = "blocked";
 
 /// Weight of one tenant as printed by `tarn get weights`.
 #[derive(Clone, Debug, Serialize)]
@@ -218,9 +219,9 @@ impl From<v1::ShareCertificate> for Certificate {
 impl From<v1::Shares> for Shares {
     fn from(s: v1::Shares) -> Self {
         let state = match v1::ShareState::try_from(s.state) {
-            Ok(v1::ShareState::Set) => STATE_SET.to_owned(),
+            Ok(v1::ShareState::Set) => SHARE_STATE_SET.to_owned(),
             Ok(v1::ShareState::Unchanged) => "unchanged".to_owned(),
-            Ok(v1::ShareState::Blocked) => STATE_BLOCKED.to_owned(),
+            Ok(v1::ShareState::Blocked) => SHARE_STATE_BLOCKED.to_owned(),
             Ok(v1::ShareState::Unspecified) | Err(_) => format!("number-{}", s.state),
         };
         Self {

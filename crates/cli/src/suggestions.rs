@@ -7,7 +7,7 @@ use crate::{
         CordonTarget, ExplainSubject, Migration, Resource, Set, Subject, UncordonTarget, VmOrReservation,
     },
     failure,
-    hint::{self, Subjects},
+    hint::{self, RequestSubjects},
     lists,
 };
 
@@ -54,13 +54,13 @@ impl Names {
 
     /// Adds the hint for the reason of the error. Commands in the hint contain the requested names.
     fn add_generic_hint(self, failure: Failure) -> Failure {
-        let subjects = Subjects { host: self.host, vm: self.vm_or_reservation, slice: self.slice };
+        let subjects = RequestSubjects { host: self.host, vm: self.vm_or_reservation, slice: self.slice };
         match failure {
             Failure::Rejected(status)
-                if subjects != Subjects::default() && !failure::is_transport_error(&status) =>
+                if subjects != RequestSubjects::default() && !failure::is_transport_error(&status) =>
             {
                 let reason = Failure::Rejected(status.clone()).reason();
-                match hint::for_rejection(status.code(), reason.as_deref(), &subjects) {
+                match hint::hint_for_rejection(status.code(), reason.as_deref(), &subjects) {
                     Some(hint) => Failure::RejectedWithHint { status, hint },
                     None => Failure::Rejected(status),
                 }
@@ -70,12 +70,14 @@ impl Names {
     }
 
     /// Collects the names in a command.
-    pub(crate) fn of_command(command: &ManagerCommand) -> Self {
+    pub(crate) fn from_command(command: &ManagerCommand) -> Self {
         use ManagerCommand as C;
         match command {
-            C::Get(resource) => Self::of_resource(resource),
+            C::Get(resource) => Self::from_resource(resource),
             C::Set(Set::Weights(args)) => Self::host(&args.host),
-            C::Describe(subject) | C::Explain(ExplainSubject::Resource(subject)) => Self::of_subject(subject),
+            C::Describe(subject) | C::Explain(ExplainSubject::Resource(subject)) => {
+                Self::from_subject(subject)
+            }
             C::Explain(ExplainSubject::Shares(args)) => Self::host(&args.host),
             C::Reserve(args) => {
                 Self { vm_or_reservation: Some(args.vm.to_string()), ..Self::host(&args.host) }
@@ -95,7 +97,7 @@ impl Names {
         }
     }
 
-    fn of_resource(resource: &Resource) -> Self {
+    fn from_resource(resource: &Resource) -> Self {
         match resource {
             Resource::Hosts(filter) => filter.name.as_ref().map(Self::host).unwrap_or_default(),
             Resource::Emcs(filter) => filter.name.as_ref().map(Self::emc).unwrap_or_default(),
@@ -109,7 +111,7 @@ impl Names {
         }
     }
 
-    fn of_subject(subject: &Subject) -> Self {
+    fn from_subject(subject: &Subject) -> Self {
         match subject {
             Subject::Vm { target } => Self::vm(target),
             Subject::Host { name } => Self::host(name),

@@ -1,19 +1,19 @@
 //! Table columns of each resource, and text formats of other results.
 
 use cli_runtime::table::SizeUnit;
-pub(crate) use cli_runtime::table::{Column, Row, col, details, moment, percent, rows, size, wide};
+pub(crate) use cli_runtime::table::{Column, Row, col, details, format_timestamp, percent, rows, size, wide};
 
 use crate::view::{
     Alarm, Decision, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
-    SliceDetail, TargetResult, Validated,
+    SliceDetail, TargetResult, ValidationResult,
 };
 
-fn or_dash(text: Option<&String>) -> String {
+fn text_or_dash(text: Option<&String>) -> String {
     text.cloned().unwrap_or_else(|| "-".to_owned())
 }
 
-fn moment_or_dash(unix_ms: Option<u64>) -> String {
-    unix_ms.map_or_else(|| "-".to_owned(), moment)
+fn timestamp_or_dash(unix_ms: Option<u64>) -> String {
+    unix_ms.map_or_else(|| "-".to_owned(), format_timestamp)
 }
 
 fn join_or_dash(texts: &[String]) -> String {
@@ -38,7 +38,7 @@ pub(crate) fn format_ranges(numbers: &[u32]) -> String {
 }
 
 /// Formats the result of `tarn reserve --validate-only`.
-pub(crate) fn format_validated(v: &Validated) -> String {
+pub(crate) fn format_validated(v: &ValidationResult) -> String {
     format!(
         "valid, nothing reserved: vm {} on host {} would get {} of pool memory (slices {}), {} of local memory and {} cores\n",
         v.vm,
@@ -55,8 +55,8 @@ impl Row for Slice {
         col("SLICE", |s| s.slice.to_string()),
         col("EMC", |s| s.emc.clone()),
         col("STATE", |s| s.state.clone()),
-        col("HOST", |s| or_dash(s.host.as_ref())),
-        col("VM", |s| or_dash(s.vm.as_ref())),
+        col("HOST", |s| text_or_dash(s.host.as_ref())),
+        col("VM", |s| text_or_dash(s.vm.as_ref())),
         wide("EPOCH", |s| s.epoch.to_string()),
     ];
 }
@@ -66,10 +66,10 @@ impl Row for SliceDetail {
         col("SLICE", |s| s.slice.slice.to_string()),
         col("EMC", |s| s.slice.emc.clone()),
         col("STATE", |s| s.slice.state.clone()),
-        col("HOST", |s| or_dash(s.slice.host.as_ref())),
-        col("VM", |s| or_dash(s.slice.vm.as_ref())),
+        col("HOST", |s| text_or_dash(s.slice.host.as_ref())),
+        col("VM", |s| text_or_dash(s.slice.vm.as_ref())),
         col("EPOCH", |s| s.slice.epoch.to_string()),
-        wide("REASON", |s| or_dash(s.reason.as_ref())),
+        wide("REASON", |s| text_or_dash(s.reason.as_ref())),
         wide("LAST SCRUB", format_last_scrub),
     ];
 }
@@ -80,7 +80,7 @@ fn format_last_scrub(s: &SliceDetail) -> String {
         |r| {
             format!(
                 "{} by {}, epoch {}, {} verified",
-                moment(r.ended_unix_ms),
+                format_timestamp(r.ended_unix_ms),
                 r.scrubber,
                 r.epoch,
                 size(r.bytes_verified)
@@ -103,10 +103,10 @@ impl Row for Reservation {
         wide("UID", |r| r.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())),
         wide("PROCESS", |r| if r.process_running { "running" } else { "-" }.to_owned()),
         wide("SLICES", |r| format_ranges(&r.slices)),
-        wide("CREATED", |r| moment(r.created_unix_ms)),
-        wide("COMMIT BY", |r| moment_or_dash(r.commit_deadline_unix_ms)),
+        wide("CREATED", |r| format_timestamp(r.created_unix_ms)),
+        wide("COMMIT BY", |r| timestamp_or_dash(r.commit_deadline_unix_ms)),
         wide("REQUEST ID", |r| r.request_id.clone()),
-        wide("REASON", |r| or_dash(r.reason.as_ref())),
+        wide("REASON", |r| text_or_dash(r.reason.as_ref())),
     ];
 }
 
@@ -126,10 +126,10 @@ impl Row for Host {
         col("SLICES", |h| h.slices.to_string()),
         col("VMS", |h| h.reservations.to_string()),
         wide("EMCS", |h| join_or_dash(&h.emcs)),
-        wide("LAST HEARTBEAT", |h| moment_or_dash(h.last_heartbeat_unix_ms)),
-        wide("BOOT ID", |h| or_dash(h.boot_id.as_ref())),
-        wide("SOCKET", |h| or_dash(h.host_memory_socket.as_ref())),
-        wide("FENCE ERROR", |h| or_dash(h.fence_error.as_ref())),
+        wide("LAST HEARTBEAT", |h| timestamp_or_dash(h.last_heartbeat_unix_ms)),
+        wide("BOOT ID", |h| text_or_dash(h.boot_id.as_ref())),
+        wide("SOCKET", |h| text_or_dash(h.host_memory_socket.as_ref())),
+        wide("FENCE ERROR", |h| text_or_dash(h.fence_error.as_ref())),
     ];
 }
 
@@ -145,15 +145,15 @@ impl Row for Emc {
         col("QUARANTINED", |e| e.quarantined.to_string()),
         wide("FIRST", |e| e.first_slice.to_string()),
         wide("DRIVER", |e| e.driver.clone()),
-        wide("PATH", |e| or_dash(e.path.as_ref())),
-        wide("SERIAL", |e| or_dash(e.serial.as_ref())),
-        wide("ERROR", |e| or_dash(e.error.as_ref())),
+        wide("PATH", |e| text_or_dash(e.path.as_ref())),
+        wide("SERIAL", |e| text_or_dash(e.serial.as_ref())),
+        wide("ERROR", |e| text_or_dash(e.error.as_ref())),
     ];
 }
 
 impl Row for Alarm {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("SINCE", |a| moment_or_dash(Some(a.since_unix_ms).filter(|since| *since > 0))),
+        col("SINCE", |a| timestamp_or_dash(Some(a.since_unix_ms).filter(|since| *since > 0))),
         col("REASON", |a| a.reason.clone()),
         col("SUBJECT", |a| a.subject.clone()),
         col("MESSAGE", |a| a.message.clone()),
@@ -169,7 +169,7 @@ impl Row for Rack {
         col("BUFFER", |r| r.buffer_target.to_string()),
         col("ALARMS", |r| r.alarms.len().to_string()),
         wide("REVISION", |r| format!("{}.{}", r.generation, r.revision)),
-        wide("STARTED", |r| moment(r.started_unix_ms)),
+        wide("STARTED", |r| format_timestamp(r.started_unix_ms)),
     ];
 }
 
@@ -185,8 +185,8 @@ impl Row for HostFitRow {
         col("FITS", |r| yes_or_no(r.fit.fits)),
         col("FREE CORES", |r| r.fit.free_cores.to_string()),
         col("FREE LOCAL", |r| r.free_local.clone()),
-        col("EMC", |r| or_dash(r.fit.emc.as_ref())),
-        col("REASON", |r| or_dash(r.fit.reason.as_ref())),
+        col("EMC", |r| text_or_dash(r.fit.emc.as_ref())),
+        col("REASON", |r| text_or_dash(r.fit.reason.as_ref())),
     ];
 }
 
@@ -206,12 +206,12 @@ fn format_free_slices(host: &HostCapacity) -> String {
 
 impl Row for Migration {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("REQUESTED", |m| moment(m.requested_unix_ms)),
+        col("REQUESTED", |m| format_timestamp(m.requested_unix_ms)),
         col("VM", |m| m.vm.clone()),
         col("HOST", |m| m.host.clone()),
         col("STATE", |m| m.state.clone()),
         col("REASON", |m| m.reason.clone()),
-        wide("RESOLUTION REASON", |m| or_dash(m.answer.as_ref())),
+        wide("RESOLUTION REASON", |m| text_or_dash(m.answer.as_ref())),
         wide("RESERVATION", |m| m.reservation.clone()),
     ];
 }
@@ -226,7 +226,8 @@ pub(crate) fn format_decision(d: &Decision) -> String {
     let model = d.model.iter().map(|m| format!("  model: {m}\n")).collect::<String>();
     let facts = d.facts.iter().map(|(name, value)| format!("  {name} = {value}\n")).collect::<String>();
     let others = d.alternatives.iter().map(|other| format!("  alternative: {other}\n")).collect::<String>();
-    let head = format!("{}  #{} {} {} (by {})", moment(d.at_unix_ms), d.seq, d.action, d.subject, d.actor);
+    let head =
+        format!("{}  #{} {} {} (by {})", format_timestamp(d.at_unix_ms), d.seq, d.action, d.subject, d.actor);
     let reason = Some(&d.reason).filter(|reason| !reason.is_empty());
     let reason = reason.map(|reason| format!("  {reason}\n")).unwrap_or_default();
     format!("{head}\n{reason}{model}{facts}{others}")
@@ -236,7 +237,7 @@ pub(crate) fn format_decision(d: &Decision) -> String {
 pub(crate) fn format_plan(p: &Plan) -> String {
     let reason = p.decision.iter().map(|d| format!("reason: {}\n", d.reason)).collect::<String>();
     let sizes = p.hosts.iter().map(|fit| fit.free_local_bytes).chain([p.local_bytes, p.pool_bytes]);
-    let unit = SizeUnit::largest_common(sizes);
+    let unit = SizeUnit::largest_common_unit(sizes);
     let row = |fit: &HostFit| HostFitRow { fit: fit.clone(), free_local: unit.format(fit.free_local_bytes) };
     let hosts: Vec<_> = p.hosts.iter().map(row).collect();
     let (local, pool) = (unit.format(p.local_bytes), unit.format(p.pool_bytes));

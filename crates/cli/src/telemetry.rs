@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use evaluate::TableFormat;
 use prediction::{
     frigid::{
-        Groups, Outcome, Usage, VmRequest,
+        Groups, Outcome, VmRequest, VmUsage,
         backtest::{self, VmSample},
         feature_names,
     },
@@ -167,7 +167,7 @@ fn to_sample(o: v1::Outcome) -> VmSample {
     let outcome = Outcome {
         ended: UnixMs(o.ended_unix_ms),
         untouched: Fraction::new(share).expect("untouched memory is at most the requested memory"),
-        usage: Usage {
+        usage: VmUsage {
             p99: o.p99_bytes.map(Bytes::new),
             mean: o.mean_bytes.map(Bytes::new),
             busy_percent: o.cpu_utilization_percent,

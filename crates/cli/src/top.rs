@@ -52,13 +52,13 @@ pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
     let draw = |snapshot: &Snapshot, selection: &Selection| {
         terminal.draw(|frame| screen::draw(frame, snapshot, selection)).map(|_| ()).map_err(Failure::Output)
     };
-    let done = show(first, updates, draw).await;
+    let done = run_view(first, updates, draw).await;
     ratatui::restore();
     done
 }
 
 /// Redraws after every update until the user quits.
-async fn show(
+async fn run_view(
     mut snapshot: Snapshot,
     mut updates: mpsc::Receiver<Update>,
     mut draw: impl FnMut(&Snapshot, &Selection) -> Result<(), Failure>,
@@ -194,7 +194,7 @@ mod tests {
             drawn.push((p.hosts.len(), p.free.revision, p.error.is_some()));
             Ok(())
         };
-        show(screen::tests::sample_snapshot(), updates, draw).await.unwrap();
+        run_view(screen::tests::sample_snapshot(), updates, draw).await.unwrap();
         assert_eq!(drawn, [(2, 0, false), (2, 5, false), (2, 5, true), (0, 5, false)]);
     }
 }

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use units::{Quoted, escaped, shortened};
+use units::{QuotedText, escaped, shortened};
 
 /// Last line of an error, identical to the last line in clap's own errors.
 const HELP_HINT: &str = "For more information, try '--help'.";
@@ -33,7 +33,7 @@ fn rejected_value_message(error: &clap::Error) -> Option<String> {
         return None;
     };
     let reason = error.source()?.to_string();
-    let reason = reason.strip_prefix(&format!("{} is ", Quoted(value))).unwrap_or(&reason);
+    let reason = reason.strip_prefix(&format!("{} is ", QuotedText(value))).unwrap_or(&reason);
     Some(format!("invalid value '{}' for '{argument}': {reason}", to_printable(value)))
 }
 

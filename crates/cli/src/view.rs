@@ -59,7 +59,7 @@ pub(crate) struct Reservation {
 
 /// Result of `tarn reserve --validate-only`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Validated {
+pub(crate) struct ValidationResult {
     pub(crate) valid: bool,
     pub(crate) vm: String,
     pub(crate) host: String,
@@ -70,7 +70,7 @@ pub(crate) struct Validated {
     pub(crate) pinned: bool,
 }
 
-impl From<v1::Reservation> for Validated {
+impl From<v1::Reservation> for ValidationResult {
     fn from(r: v1::Reservation) -> Self {
         Self {
             valid: true,

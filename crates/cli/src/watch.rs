@@ -13,7 +13,7 @@ use crate::{
     args::WatchStream,
     failure::Exit,
     print,
-    table::{moment, size},
+    table::{format_timestamp, size},
     view::{Alarm, Capacity, Change, Emc, Event, Host, HostCapacity, Migration, Reservation, SliceDetail},
 };
 
@@ -69,17 +69,17 @@ async fn print_stream<A, B: From<A> + Serialize>(
         match stream.message().await {
             Ok(Some(message)) => {
                 let item = B::from(message);
-                print::stream_item(format, &item, || text(&item))?;
+                print::print_stream_item(format, &item, || text(&item))?;
             }
             Ok(None) => return Err(Status::unavailable("the manager ended the watch").into()),
-            Err(status) => stream = reopen(&open, within, format, status.into()).await?,
+            Err(status) => stream = reopen_stream(&open, within, format, status.into()).await?,
         }
     }
 }
 
 /// Reopens a stream once the manager is reachable again. Returns an error if the manager is still
 /// unavailable after `within`.
-async fn reopen<A>(
+async fn reopen_stream<A>(
     open: impl AsyncFn() -> Result<Streaming<A>, Failure>,
     within: Duration,
     format: Format,
@@ -120,7 +120,14 @@ fn host_line(revision: u64, host: &HostCapacity) -> String {
 }
 
 fn migration_line(m: &Migration) -> String {
-    format!("{}  {:<16} on {:<16} {:<9} {}\n", moment(m.requested_unix_ms), m.vm, m.host, m.state, m.reason)
+    format!(
+        "{}  {:<16} on {:<16} {:<9} {}\n",
+        format_timestamp(m.requested_unix_ms),
+        m.vm,
+        m.host,
+        m.state,
+        m.reason
+    )
 }
 
 fn event_line(event: &Event) -> String {
@@ -140,7 +147,7 @@ fn event_line(event: &Event) -> String {
     };
     let line = format!(
         "{}  {:<8} {kind:<11} {name:<16} {state:<12} {details}",
-        moment(event.at_unix_ms),
+        format_timestamp(event.at_unix_ms),
         event.revision
     );
     format!("{}\n", line.trim_end())

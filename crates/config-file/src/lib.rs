@@ -60,7 +60,7 @@ pub fn load<T>(path: &Path, read: impl FnOnce(Section<'_>, &Path) -> Option<T>) 
     let invalid = |violation| ConfigError::Invalid { path: path.to_owned(), violations: vec![violation] };
     let file = File::open(path).map_err(failed)?;
     let contents = read_limited(file, SERVICE_CONFIG_BYTES_MAX).map_err(failed)?;
-    parse(decode(&contents).map_err(invalid)?, path, read)
+    parse(decode_utf8(&contents).map_err(invalid)?, path, read)
 }
 
 /// Reads a file of at most `max` bytes.
@@ -92,7 +92,7 @@ pub fn parse<T>(
     let base = absolute.parent().unwrap_or(&absolute);
     let text = SourceText { text, violations: RefCell::default() };
     let document = text.parse();
-    let result = document.as_ref().and_then(|table| read(Section::root(&text, table), base));
+    let result = document.as_ref().and_then(|table| read(Section::root_section(&text, table), base));
     drop(document);
     let violations = text.into_violations();
     match result {
@@ -128,7 +128,7 @@ impl Display for Violation {
 }
 
 /// Decodes the contents of a file. The violation has the line of the first byte that is not UTF-8.
-fn decode(bytes: &[u8]) -> Result<&str, Violation> {
+fn decode_utf8(bytes: &[u8]) -> Result<&str, Violation> {
     std::str::from_utf8(bytes).map_err(|error| {
         let (valid, invalid) = bytes.split_at(error.valid_up_to());
         let rule = format!("must be UTF-8, but contains the byte {:#04x}", invalid[0]);
@@ -185,7 +185,7 @@ pub struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
-    fn root(text: &'a SourceText<'a>, table: &'a DeTable<'a>) -> Self {
+    fn root_section(text: &'a SourceText<'a>, table: &'a DeTable<'a>) -> Self {
         Self::new(text, String::new(), None, table)
     }
 
@@ -271,7 +271,7 @@ impl<'a> Section<'a> {
 
     /// Reads all remaining fields, whose keys are names that the file defines. Returns `None` after
     /// reporting a violation.
-    pub fn read_named<T>(self, read: impl Fn(&Field<'a>) -> Option<T>) -> Option<BTreeMap<Name, T>> {
+    pub fn read_named_fields<T>(self, read: impl Fn(&Field<'a>) -> Option<T>) -> Option<BTreeMap<Name, T>> {
         let entry = |(key, (_, value)): (&&'a str, &(usize, &'a Spanned<DeValue<'a>>))| {
             let field = Field { text: self.text, path: self.field_path(key), value };
             let name = field.read(|_| Name::new(key).map_err(|error| error.to_string()));
@@ -338,7 +338,7 @@ impl<'a> Field<'a> {
         Ok(Section::new(self.text, self.path.clone(), Some(self.value.span().start), table))
     }
 
-    /// Parses a table of at most `max` fields whose keys are names; see [`Section::read_named`].
+    /// Parses a table of at most `max` fields whose keys are names; see [`Section::read_named_fields`].
     ///
     /// # Errors
     /// The rule that the value violates.
@@ -378,7 +378,7 @@ impl<'a> Field<'a> {
     /// # Errors
     /// The rule that the value violates.
     pub fn to_path(&self, base: &Path) -> Result<PathBuf, String> {
-        to_absolute(base, self.as_str()?)
+        to_absolute_path(base, self.as_str()?)
     }
 
     /// Parses a whole number and checks its range.
@@ -427,7 +427,7 @@ impl<'a> Field<'a> {
 ///
 /// # Errors
 /// The rule that the path violates.
-pub fn to_absolute(base: &Path, path: &str) -> Result<PathBuf, String> {
+pub fn to_absolute_path(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
         path if path.contains('\0') => Err("must not contain a NUL character".to_owned()),

@@ -60,11 +60,11 @@ impl Initrd {
         script: &str,
     ) -> Result<Self, HostError> {
         let initrd = Self { dir: create_temp_dir()?, cpio: artifacts.tool_path("cpio") };
-        initrd.add_copy(&artifacts.tool_path("busybox"), "bin/busybox")?;
+        initrd.add_file_copy(&artifacts.tool_path("busybox"), "bin/busybox")?;
         let mut load_modules = String::new();
         for module in modules {
             if let Some(file) = artifacts.module_path(kernel, module) {
-                initrd.add_copy(&file, &format!("modules/{module}.ko"))?;
+                initrd.add_file_copy(&file, &format!("modules/{module}.ko"))?;
                 load_modules +=
                     &format!("insmod /modules/{module}.ko || echo \"module {module} is missing\"\n");
             }
@@ -101,7 +101,7 @@ impl Initrd {
     ///
     /// # Errors
     /// [`HostError::File`] if the file cannot be copied.
-    pub fn add_copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
+    pub fn add_file_copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
         fs::copy(from, self.prepare_path(name)?).map(drop).map_err(HostError::file_error("copy", from))
     }
 
@@ -124,13 +124,13 @@ impl Initrd {
     /// # Errors
     /// [`HostError`] if the program or a library cannot be copied.
     pub fn add_program(&self, from: &Path, name: &str) -> Result<(), HostError> {
-        self.add_copy(from, name)?;
+        self.add_file_copy(from, name)?;
         // If strip fails, the file is only larger.
         let _ = run(Command::new("strip").arg("--strip-debug").arg(self.prepare_path(name)?));
         let sibling_lib = from.parent().unwrap_or(Path::new("")).join("lib");
         let libraries = run(Command::new("ldd").arg(from).env("LD_LIBRARY_PATH", &sibling_lib))?;
         let mut libraries = libraries.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
-        libraries.try_for_each(|library| self.add_copy(library, &library_path(library, &sibling_lib)))
+        libraries.try_for_each(|library| self.add_file_copy(library, &library_path(library, &sibling_lib)))
     }
 
     /// Writes the initrd to the file `into` as a cpio archive.

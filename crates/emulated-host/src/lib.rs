@@ -174,7 +174,7 @@ impl<'a> Host<'a> {
     pub fn new(artifacts: &'a Artifacts, script: &str) -> Result<Self, HostError> {
         let initrd = Initrd::new(artifacts, HOST_KERNEL, HOST_MODULES, script)?;
         for name in KERNELS {
-            initrd.add_copy(&artifacts.kernel_path(name), &format!("guest/{name}"))?;
+            initrd.add_file_copy(&artifacts.kernel_path(name), &format!("guest/{name}"))?;
         }
         Ok(Self { artifacts, initrd, memory_mib: 4096 })
     }
@@ -212,9 +212,9 @@ impl<'a> Host<'a> {
     /// Adds a copy of a file, at the path `name` in the host.
     ///
     /// # Errors
-    /// The errors of [`Initrd::add_copy`].
-    pub fn add_copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
-        self.initrd.add_copy(from, name)
+    /// The errors of [`Initrd::add_file_copy`].
+    pub fn add_file_copy(&self, from: &Path, name: &str) -> Result<(), HostError> {
+        self.initrd.add_file_copy(from, name)
     }
 
     /// Adds the initrd of a guest as `/guest/NAME`.

@@ -11,7 +11,7 @@ use cli_runtime::{
     table::{Column, Row, col, rows},
 };
 use prediction::{
-    combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, frontier, solve},
+    combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, choose_combination, frontier},
     frigid::backtest::{Method, MethodScores, Score},
     sensitivity::backtest::BacktestResult,
 };
@@ -147,7 +147,7 @@ impl CombinedResult {
     fn new(args: &Combination, OperatingPoints { insensitive, frigid, fixed }: &OperatingPoints) -> Self {
         let mix = VmMix { history: args.history, exceeds: args.overpredicted_exceeds };
         let chosen = |insensitive: &[InsensitivityPoint], frigid: &[FrigidPoint]| {
-            solve(insensitive, frigid, mix, args.exceed_max)
+            choose_combination(insensitive, frigid, mix, args.exceed_max)
         };
         Self {
             modelled: args.split_workloads.workloads.are_modelled(),

@@ -79,7 +79,7 @@ impl Point {
 }
 
 /// Colours of the series, from the colour-blind safe palette of Okabe and Ito.
-const COLOURS: [RGBColor; 6] = [
+const SERIES_COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -88,7 +88,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 /// Dashes of the series: lengths of dash and gap in pixels; `None` is a solid line.
-const DASHES: [Option<(i32, i32)>; 6] =
+const DASH_PATTERNS: [Option<(i32, i32)>; 6] =
     [None, Some((9, 4)), Some((3, 3)), Some((14, 4)), Some((6, 6)), Some((2, 5))];
 const MARK_RADIUS_PX: i32 = 4;
 /// Horizontal offsets of the lines with error bars, so that error bars at the same x do not
@@ -105,8 +105,8 @@ const LEGEND_LEFT_PX: i32 = 70;
 const LEGEND_SAMPLE_WIDTH_PX: i32 = 40;
 const MARGIN_PX: u32 = 14;
 const AXIS_LABELS_HEIGHT_PX: u32 = 48;
-const GREY: RGBColor = RGBColor(90, 90, 90);
-const PALE: RGBColor = RGBColor(225, 225, 225);
+const REFERENCE_LINE_COLOUR: RGBColor = RGBColor(90, 90, 90);
+const GRID_COLOUR: RGBColor = RGBColor(225, 225, 225);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
@@ -159,7 +159,7 @@ fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + S
     let lines = panels.iter().map(|panel| panel.series.len()).max().unwrap_or_default();
     let legend = u32::try_from(lines)? * LEGEND_LINE_HEIGHT_PX + 2 * MARGIN_PX;
     let plot_px =
-        PLOT_HEIGHT_PX + panels.iter().map(|panel| panel.x.extra_label_px()).max().unwrap_or_default();
+        PLOT_HEIGHT_PX + panels.iter().map(|panel| panel.x.extra_label_height_px()).max().unwrap_or_default();
     let width = PANEL_WIDTH_PX * u32::try_from(panels.len())?;
     {
         let root = SVGBackend::with_string(&mut svg, (width, TITLE_HEIGHT_PX + plot_px + legend))
@@ -169,7 +169,7 @@ fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + S
             let (title, rest) = area.split_vertically(TITLE_HEIGHT_PX);
             let (plot, legend) = rest.split_vertically(plot_px);
             let middle = i32::try_from(PANEL_WIDTH_PX / 2)?;
-            title.draw(&Text::new(panel.title.clone(), (middle, 16), font(17).pos(CENTRE_ANCHOR)))?;
+            title.draw(&Text::new(panel.title.clone(), (middle, 16), text_style(17).pos(CENTRE_ANCHOR)))?;
             panel.draw(&plot)?;
             panel.draw_legend(&legend)?;
         }
@@ -188,12 +188,12 @@ const VERTICAL_TEXT_ANCHOR: plotters::style::text_anchor::Pos = plotters::style:
     v_pos: plotters::style::text_anchor::VPos::Top,
 };
 
-fn font(size: i32) -> TextStyle<'static> {
+fn text_style(size: i32) -> TextStyle<'static> {
     ("sans-serif", size).into_font().color(&BLACK)
 }
 
 /// Coordinate system of a panel. Converts values to pixels of the panel's area.
-struct Frame<'a, 'b> {
+struct PlotFrame<'a, 'b> {
     area: &'a Area<'b>,
     chart: &'a Chart<'b>,
     scales: [&'a Scale; 2],
@@ -201,7 +201,7 @@ struct Frame<'a, 'b> {
     y: AxisRange,
 }
 
-impl Frame<'_, '_> {
+impl PlotFrame<'_, '_> {
     /// Converts values in the units of the scales to pixels.
     fn pixel(&self, x: f64, y: f64) -> PixelPosition {
         self.pixel_of_position(self.scales[0].position(x), self.scales[1].position(y))
@@ -214,7 +214,7 @@ impl Frame<'_, '_> {
     }
 
     /// Returns the width of the axis per name, in pixels.
-    fn name_px(&self, names: usize) -> f64 {
+    fn name_width_px(&self, names: usize) -> f64 {
         f64::from(self.pixel_of_position(self.x.to, 0.0).0 - self.pixel_of_position(self.x.from, 0.0).0)
             / names.max(1) as f64
     }
@@ -223,7 +223,7 @@ impl Frame<'_, '_> {
 impl Panel {
     /// Draws the axes with their labels, and all series.
     fn draw(&self, area: &Area<'_>) -> DrawResult {
-        let visible: Vec<Series> = self.series.iter().map(|series| series.clipped_to(self.x_max)).collect();
+        let visible: Vec<Series> = self.series.iter().map(|series| series.clip_to(self.x_max)).collect();
         let points = || visible.iter().flat_map(|series| &series.points);
         let heights = || points().flat_map(|point| [Some((point.y, point.y)), point.error_bar]).flatten();
         let x = self.x.axis_range(points().map(|point| point.x));
@@ -231,7 +231,7 @@ impl Panel {
         let mut chart = ChartBuilder::on(area)
             .margin_right(if self.x == Scale::Logarithmic { 2 * MARGIN_PX } else { MARGIN_PX })
             .margin_left(MARGIN_PX)
-            .x_label_area_size(AXIS_LABELS_HEIGHT_PX + self.x.extra_label_px())
+            .x_label_area_size(AXIS_LABELS_HEIGHT_PX + self.x.extra_label_height_px())
             .y_label_area_size(54)
             .build_cartesian_2d(x.from..x.to, y.from..y.to)?;
         let (x_label, y_label) = (|at: &f64| self.x.label(*at), |at: &f64| self.y.label(*at));
@@ -239,33 +239,33 @@ impl Panel {
             .configure_mesh()
             .x_desc(self.x_title)
             .y_desc(self.y_title)
-            .axis_desc_style(font(15))
-            .label_style(font(13))
+            .axis_desc_style(text_style(15))
+            .label_style(text_style(13))
             .x_label_formatter(&x_label)
             .y_label_formatter(&y_label)
             .x_labels(self.x.labels_max(x))
             .y_labels(self.y.labels_max(y))
             .max_light_lines(0)
-            .bold_line_style(PALE)
+            .bold_line_style(GRID_COLOUR)
             .draw()?;
-        let frame = Frame { area, chart: &chart, scales: [&self.x, &self.y], x, y };
+        let frame = PlotFrame { area, chart: &chart, scales: [&self.x, &self.y], x, y };
         self.draw_names(&frame)?;
         (0..).zip(&visible).try_for_each(|(index, series)| series.draw(&frame, self.slot(&frame, index)))
     }
 
     /// Draws the names on the horizontal axis, with separators. Many names are written vertically.
-    fn draw_names(&self, frame: &Frame<'_, '_>) -> DrawResult {
+    fn draw_names(&self, frame: &PlotFrame<'_, '_>) -> DrawResult {
         let Scale::Names(names) = &self.x else { return Ok(()) };
         for (name, x) in names.iter().zip(0_i32..) {
             let edge = f64::from(x) + 0.5;
             let (foot, top) =
                 (frame.pixel_of_position(edge, frame.y.from), frame.pixel_of_position(edge, frame.y.to));
-            frame.area.draw(&PathElement::new(vec![foot, top], PALE))?;
+            frame.area.draw(&PathElement::new(vec![foot, top], GRID_COLOUR))?;
             let (x, y) = frame.pixel_of_position(f64::from(x), frame.y.from);
             let (style, px) = if self.x.are_names_vertical() {
-                (font(12).transform(FontTransform::Rotate270).pos(VERTICAL_TEXT_ANCHOR), (x - 7, y + 6))
+                (text_style(12).transform(FontTransform::Rotate270).pos(VERTICAL_TEXT_ANCHOR), (x - 7, y + 6))
             } else {
-                (font(13).pos(CENTRE_ANCHOR), (x, y + 8))
+                (text_style(13).pos(CENTRE_ANCHOR), (x, y + 8))
             };
             frame.area.draw(&Text::new(name.clone(), px, style))?;
         }
@@ -273,13 +273,13 @@ impl Panel {
     }
 
     /// Returns the position and width of a series' bars, relative to the centre of a name.
-    fn slot(&self, frame: &Frame<'_, '_>, index: usize) -> BarSlot {
+    fn slot(&self, frame: &PlotFrame<'_, '_>, index: usize) -> BarSlot {
         let is_grouped = |style: SeriesStyle| matches!(style, SeriesStyle::Bar(_) | SeriesStyle::Mark(_));
         let series = &self.series[index];
         match &self.x {
             Scale::Names(names) if is_grouped(series.style) => {
                 let count = |series: &[Series]| series.iter().filter(|s| is_grouped(s.style)).count() as f64;
-                let group = BARS_WIDTH_FRACTION * frame.name_px(names.len());
+                let group = BARS_WIDTH_FRACTION * frame.name_width_px(names.len());
                 let (before, all) = (count(&self.series[..index]), count(&self.series));
                 BarSlot {
                     offset: round_px(group * ((before + 0.5) / all - 0.5)),
@@ -309,7 +309,7 @@ impl Panel {
             area.draw(&Text::new(
                 series.name.clone(),
                 (LEGEND_LEFT_PX + LEGEND_SAMPLE_WIDTH_PX + 12, y - 5),
-                font(14),
+                text_style(14),
             ))?;
         }
         Ok(())
@@ -317,12 +317,12 @@ impl Panel {
 }
 
 impl Series {
-    fn clipped_to(&self, x_max: f64) -> Self {
+    fn clip_to(&self, x_max: f64) -> Self {
         let points = self.points.iter().filter(|point| point.x <= x_max).copied().collect();
         Self { points, ..self.clone() }
     }
 
-    fn draw(&self, frame: &Frame<'_, '_>, slot: BarSlot) -> DrawResult {
+    fn draw(&self, frame: &PlotFrame<'_, '_>, slot: BarSlot) -> DrawResult {
         let (area, style) = (frame.area, self.style);
         for point in &self.points {
             let ((x, y), (left, foot), (right, top)) = (
@@ -378,17 +378,17 @@ fn round_px(px: f64) -> i32 {
 fn colour(style: SeriesStyle) -> RGBColor {
     match style {
         SeriesStyle::Line(index) | SeriesStyle::Mark(index) | SeriesStyle::Bar(index) => {
-            COLOURS[index % COLOURS.len()]
+            SERIES_COLOURS[index % SERIES_COLOURS.len()]
         }
-        SeriesStyle::Dots => COLOURS[0],
+        SeriesStyle::Dots => SERIES_COLOURS[0],
         SeriesStyle::Ring => BLACK,
-        SeriesStyle::HorizontalLine | SeriesStyle::VerticalLine => GREY,
+        SeriesStyle::HorizontalLine | SeriesStyle::VerticalLine => REFERENCE_LINE_COLOUR,
     }
 }
 
 fn draw_line(area: &Area<'_>, style: SeriesStyle, path: &[PixelPosition]) -> DrawResult {
     let (width, dashes) = match style {
-        SeriesStyle::Line(index) => (2, DASHES[index % DASHES.len()]),
+        SeriesStyle::Line(index) => (2, DASH_PATTERNS[index % DASH_PATTERNS.len()]),
         SeriesStyle::Mark(_)
         | SeriesStyle::Bar(_)
         | SeriesStyle::Dots
@@ -448,7 +448,7 @@ fn draw_mark(area: &Area<'_>, style: SeriesStyle, (x, y): PixelPosition) -> Draw
     let polygon = |corners: &[PixelPosition]| {
         Polygon::new(corners.iter().map(|(dx, dy)| (x + dx, y + dy)).collect::<Vec<_>>(), filled)
     };
-    match index % COLOURS.len() {
+    match index % SERIES_COLOURS.len() {
         0 => area.draw(&Circle::new((x, y), M, filled))?,
         1 => area.draw(&polygon(&[(-M, -M), (M, -M), (M, M), (-M, M)]))?,
         2 => area.draw(&polygon(&[(0, -M - 1), (M + 1, M), (-M - 1, M)]))?,

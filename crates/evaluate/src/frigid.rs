@@ -70,7 +70,7 @@ impl From<TableFormat> for Layout {
 }
 
 /// Largest rate of overpredictions that the figure shows.
-const RATE_DRAWN_MAX: f64 = 0.2;
+const PLOTTED_RATE_MAX: f64 = 0.2;
 
 /// Returns the help on the columns of `--format csv`.
 pub fn custom_columns_help() -> String {
@@ -161,7 +161,7 @@ fn draw(scores_by_method: &[MethodScores]) -> Figure {
         y_title: "Memory predicted frigid (% of memory)",
         x: Scale::Percent,
         y: Scale::Percent,
-        x_max: RATE_DRAWN_MAX,
+        x_max: PLOTTED_RATE_MAX,
         series,
     }])
 }

@@ -12,8 +12,8 @@ use cli_runtime::{Connection, Failure, Global, lists};
 use units::{
     Ns,
     limits::{
-        REPLAY_CLIENTS_DEFAULT, REPLAY_CLIENTS_MAX, REPLAY_SETTLE_DEFAULT, REPLAY_SETTLE_MAX,
-        TEST_VMM_TOUCH_MIB_MAX, TRACE_ROWS_MAX,
+        REPLAY_CLIENTS_DEFAULT, REPLAY_CLIENTS_MAX, REPLAY_SETTLE_TIME_DEFAULT, REPLAY_SETTLE_TIME_MAX,
+        TEST_VMM_TOUCHED_MIB_MAX, TRACE_ROWS_MAX,
     },
 };
 
@@ -37,9 +37,9 @@ pub use test_vmm::{TestVmmArgs, run as test_vmm};
 
 use capacity::FreeCapacity;
 use journal::Journal;
-use player::Player;
+use player::TracePlayer;
 use report::Report;
-use tally::Tally;
+use tally::ReplayTally;
 use test_vmms::TestVmmLauncher;
 use watcher::SnapshotReceiver;
 
@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Memory that the test VMM of a VM writes in each slice
-    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCH_MIB_MAX))]
+    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCHED_MIB_MAX))]
     pub touch: u64,
     /// Write every acknowledged reply to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
@@ -75,7 +75,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = REPLAY_CLIENTS_DEFAULT as u64, value_parser = clap::value_parser!(u64).range(1..=REPLAY_CLIENTS_MAX as u64))]
     pub max_clients: u64,
     /// Time to wait for draining slices before a VM counts as rejected; 0 means no waiting
-    #[arg(long, value_name = "MS", default_value_t = REPLAY_SETTLE_DEFAULT.as_ms(), value_parser = clap::value_parser!(u64).range(0..=REPLAY_SETTLE_MAX.as_ms()))]
+    #[arg(long, value_name = "MS", default_value_t = REPLAY_SETTLE_TIME_DEFAULT.as_ms(), value_parser = clap::value_parser!(u64).range(0..=REPLAY_SETTLE_TIME_MAX.as_ms()))]
     pub settle: u64,
 }
 
@@ -87,7 +87,7 @@ struct ReplayState {
     /// replays.
     run_name: String,
     journal: Mutex<Journal>,
-    tally: Mutex<Tally>,
+    tally: Mutex<ReplayTally>,
     free: Arc<Mutex<FreeCapacity>>,
     snapshots: SnapshotReceiver,
     test_vmms: TestVmmLauncher,
@@ -106,7 +106,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
     let dirty_before = dirty_slices::find_quarantined(&manager).await?;
     let free = Arc::default();
     let (watcher_task, snapshots) = watcher::start(&manager, &free).await?;
-    let scanner = reachability::Scanner::start(manager.clone(), &emcs);
+    let scanner = reachability::ReachabilityScanner::start(manager.clone(), &emcs);
     let rack = Arc::new(ReplayState {
         manager,
         run_name: random_run_name()?,
@@ -118,7 +118,7 @@ pub async fn run(args: Args, global: &Global) -> Result<(), Failure> {
         settle: Ns::ms(args.settle).as_duration(),
     });
     let clients = u32::try_from(args.max_clients).expect("the option is at most 1024");
-    let mut player = Player::new(Arc::clone(&rack), &arrivals, clients);
+    let mut player = TracePlayer::new(Arc::clone(&rack), &arrivals, clients);
     let started = Instant::now();
     let interrupted = tokio::select! {
         finished = player.play_all(&arrivals) => finished.map(|()| false)?,

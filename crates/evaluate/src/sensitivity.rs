@@ -10,7 +10,7 @@ use cli_runtime::{
     table::{Column, Row, col, wide},
 };
 use prediction::sensitivity::{
-    DRAM_BOUND, Workload,
+    DRAM_BOUND_INDEX, Workload,
     backtest::{self, BacktestResult, PlacementStats},
     read_labels,
 };
@@ -18,7 +18,7 @@ use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 use sim::processor::{
-    self, Measurement, Memory, SERVER, add_noise, family, measure, read_latency, read_trace,
+    self, Measurement, Memory, SERVER_CORE, add_noise, kernel_family, measure, read_latency, read_trace,
 };
 use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 
@@ -149,7 +149,7 @@ impl Workloads {
     pub fn read(&self, format: Format) -> Result<Vec<Workload>, Failure> {
         let workloads = match &self.labels {
             Some(path) => open::table(path, read_labels)?,
-            None => create_modelled(self, format)?,
+            None => create_modelled_workloads(self, format)?,
         };
         let slowed = workloads.iter().filter(|workload| workload.slowdown > self.pdm.get()).count();
         let (runs, pdm) = (workloads.len(), percent(self.pdm.get()));
@@ -186,7 +186,7 @@ struct ResultRow {
 }
 
 /// Creates the modelled workloads: synthetic programs, and programs that replay the traces.
-fn create_modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> {
+fn create_modelled_workloads(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> {
     print::note(
         format,
         "the workloads, their counters and their slowdowns are MODELLED, not measured; use --labels for measured workloads",
@@ -202,11 +202,11 @@ fn create_modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Fa
     let mut rng = Pcg64Mcg::seed_from_u64(SEED);
     let mut workloads = Vec::new();
     let mut run = |program: &str, program_accesses: &processor::Program| {
-        let Measurement { counters, slowdown } = measure(&SERVER, program_accesses, &local, &pool);
+        let Measurement { counters, slowdown } = measure(&SERVER_CORE, program_accesses, &local, &pool);
         let counters = add_noise(&counters, &mut rng);
         workloads.push(Workload { program: program.to_owned(), counters, slowdown });
     };
-    for kernel in family() {
+    for kernel in kernel_family() {
         (0..INPUTS_PER_PROGRAM).for_each(|input| run(&kernel.name, &kernel.program(input)));
     }
     for path in &args.trace {
@@ -221,7 +221,7 @@ fn create_modelled(args: &Workloads, format: Format) -> Result<Vec<Workload>, Fa
 /// Draws figures 10a and 10b of Pond.
 fn draw(workloads: &[Workload], results: &[BacktestResult], pdm: Fraction, is_modelled: bool) -> Figure {
     let title = |subject: &str| format!("{subject}{}", if is_modelled { ", MODELLED workloads" } else { "" });
-    let bound = |workload: &Workload| Point::new(workload.counters[DRAM_BOUND], workload.slowdown);
+    let bound = |workload: &Workload| Point::new(workload.counters[DRAM_BOUND_INDEX], workload.slowdown);
     let dots = Series {
         name: format!("a run of a workload{}", if is_modelled { " (MODELLED)" } else { "" }),
         style: SeriesStyle::Dots,
@@ -282,21 +282,21 @@ fn hindsight_point(result: &BacktestResult, placed: &PlacementStats) -> Point {
 impl Row for ResultRow {
     const COLUMNS: &'static [Column<Self>] = &[
         col("TARGET RATE", |t| percent(t.result.fp_target)),
-        col("FOREST", |t| format_placed(&t.result.forest)),
-        col("DRAM BOUND", |t| format_placed(&t.result.dram_bound)),
-        col("MEMORY BOUND", |t| format_placed(&t.result.memory_bound)),
-        col("FOREST (LEARNT)", |t| format_learnt(&t.result.forest)),
-        wide("DRAM BOUND (LEARNT)", |t| format_learnt(&t.result.dram_bound)),
-        wide("MEMORY BOUND (LEARNT)", |t| format_learnt(&t.result.memory_bound)),
+        col("FOREST", |t| format_placed_fraction(&t.result.forest)),
+        col("DRAM BOUND", |t| format_placed_fraction(&t.result.dram_bound)),
+        col("MEMORY BOUND", |t| format_placed_fraction(&t.result.memory_bound)),
+        col("FOREST (LEARNT)", |t| format_learnt_fraction(&t.result.forest)),
+        wide("DRAM BOUND (LEARNT)", |t| format_learnt_fraction(&t.result.dram_bound)),
+        wide("MEMORY BOUND (LEARNT)", |t| format_learnt_fraction(&t.result.memory_bound)),
         wide("MODELLED", |t| t.modelled.to_string()),
     ];
 }
 
-fn format_placed(placed: &PlacementStats) -> String {
+fn format_placed_fraction(placed: &PlacementStats) -> String {
     let PlacementStats { placed, placed_p1, placed_p99, .. } = *placed;
     format!("{} ({} to {})", percent(placed), percent(placed_p1), percent(placed_p99))
 }
 
-fn format_learnt(placed: &PlacementStats) -> String {
+fn format_learnt_fraction(placed: &PlacementStats) -> String {
     format!("{}, {} wrong", percent(placed.tuned_placed), percent(placed.tuned_fp))
 }

@@ -14,7 +14,7 @@ use cli_runtime::{
     table::{Column, Row, col, rows, wide},
 };
 use serde::Serialize;
-use sim::symbiosis::{AccessTraceError, Host, Mix, Outcome, Tenant, compare, mixes, read};
+use sim::symbiosis::{AccessTraceError, Host, Mix, Outcome, Tenant, compare_schemes, mixes, read};
 use units::Fraction;
 
 use super::{figure, parse_percent};
@@ -213,7 +213,7 @@ impl ComparedMix {
     /// Runs all schemes for a mix. `memory` is the local memory as a fraction of the footprints.
     fn new(mix: Mix, memory: Fraction) -> Self {
         let host = Host { memory: memory.get() * mix.tenants.len() as f64 };
-        Self { outcomes: compare(&mix.tenants, host), mix }
+        Self { outcomes: compare_schemes(&mix.tenants, host), mix }
     }
 }
 

@@ -14,8 +14,8 @@ pub fn append_metrics(page: &mut String) {
         }
     };
     let stat = fs::read_to_string("/proc/self/stat").ok();
-    let stat = stat.as_deref().and_then(Stat::parse);
-    let stat_value = |value: fn(&Stat) -> String| stat.as_ref().map(value);
+    let stat = stat.as_deref().and_then(ProcessStat::parse);
+    let stat_value = |value: fn(&ProcessStat) -> String| stat.as_ref().map(value);
     let help = "User and system CPU time in seconds.";
     gauge("process_cpu_seconds_total", help, stat_value(|stat| ticks_to_seconds(stat.cpu_ticks).to_string()));
     let start =
@@ -29,12 +29,12 @@ pub fn append_metrics(page: &mut String) {
     gauge("process_threads", "Threads of the process.", stat_value(|stat| stat.threads.to_string()));
     let open = fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1));
     gauge("process_open_fds", "Open file descriptors.", open.map(|fds| fds.to_string()));
-    gauge("process_max_fds", "Maximum number of open file descriptors.", max_fds());
+    gauge("process_max_fds", "Maximum number of open file descriptors.", max_file_descriptors());
 }
 
 /// Fields of /proc/self/stat.
 #[derive(Debug, PartialEq, Eq)]
-struct Stat {
+struct ProcessStat {
     cpu_ticks: u64,
     threads: u64,
     start_ticks: u64,
@@ -42,7 +42,7 @@ struct Stat {
     resident_bytes: u64,
 }
 
-impl Stat {
+impl ProcessStat {
     /// Parses the fields after the program name, because the name may contain spaces and
     /// parentheses. The first of these fields is `state`, field 3 in proc(5).
     fn parse(text: &str) -> Option<Self> {
@@ -67,7 +67,7 @@ fn boot_time_s() -> Option<f64> {
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.parse().ok()
 }
 
-fn max_fds() -> Option<String> {
+fn max_file_descriptors() -> Option<String> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     soft.split_whitespace().next().filter(|soft| *soft != "unlimited").map(str::to_owned)
@@ -82,15 +82,15 @@ mod tests {
         let text =
             "7 (a) b (c) S 1 7 7 0 -1 4194560 9 0 0 0 120 30 0 0 20 0 5 0 4242 8192 3 18446744073709551615 1";
         let page = rustix::param::page_size() as u64;
-        let stat = Stat {
+        let stat = ProcessStat {
             cpu_ticks: 150,
             threads: 5,
             start_ticks: 4242,
             virtual_bytes: 8192,
             resident_bytes: 3 * page,
         };
-        assert_eq!(Stat::parse(text), Some(stat));
-        assert_eq!(Stat::parse("7 (a) S 1"), None);
+        assert_eq!(ProcessStat::parse(text), Some(stat));
+        assert_eq!(ProcessStat::parse("7 (a) S 1"), None);
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl MissCurve {
             if knot.misses >= lowest && !hull.is_empty() {
                 continue;
             }
-            while hull.len() >= 2 && is_above(hull[hull.len() - 1], hull[hull.len() - 2], knot) {
+            while hull.len() >= 2 && is_above_segment(hull[hull.len() - 1], hull[hull.len() - 2], knot) {
                 hull.pop();
             }
             hull.push(knot);
@@ -119,7 +119,7 @@ fn is_convex_curve(knots: &[Knot]) -> bool {
         && (last.memory.is_finite() && last.misses >= 0.0)
         && knots.windows(2).take(1).all(is_falling)
         && knots.windows(3).fold(true, |so_far, three| {
-            so_far & is_falling(&three[1..]) & !is_above(three[1], three[0], three[2])
+            so_far & is_falling(&three[1..]) & !is_above_segment(three[1], three[0], three[2])
         })
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn check_knots(knots: &[Knot]) -> Result<(), CurveError> {
 const MEMORY_RULE: &str = "finite, at least 0 and more than the memory of the previous knot";
 
 /// Returns whether `knot` is on or above the line from `before` to `after`.
-fn is_above(knot: Knot, before: Knot, after: Knot) -> bool {
+fn is_above_segment(knot: Knot, before: Knot, after: Knot) -> bool {
     (knot.misses - before.misses) * (after.memory - before.memory)
         >= (after.misses - before.misses) * (knot.memory - before.memory)
 }
@@ -162,12 +162,12 @@ pub(crate) fn partition_point_near(end: usize, hint: usize, predicate: impl Fn(u
     if (hint == end || !predicate(hint)) && (hint == 0 || predicate(hint - 1)) {
         hint
     } else {
-        gallop(end, hint, predicate)
+        gallop_partition_point(end, hint, predicate)
     }
 }
 
 /// Implements [`partition_point_near`] for a `hint` that is not the result itself.
-fn gallop(end: usize, hint: usize, predicate: impl Fn(usize) -> bool) -> usize {
+fn gallop_partition_point(end: usize, hint: usize, predicate: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, end);
     let mut step = 1;
     if hint < end && predicate(hint) {
@@ -213,7 +213,7 @@ mod tests {
             let knots = curve.knots();
             prop_assert_eq!(knots[0].memory, 0.0);
             prop_assert!(knots.windows(2).all(|two| two[1].memory > two[0].memory && two[1].misses < two[0].misses));
-            prop_assert!(knots.windows(3).all(|three| !is_above(three[1], three[0], three[2])));
+            prop_assert!(knots.windows(3).all(|three| !is_above_segment(three[1], three[0], three[2])));
             prop_assert!(points.iter().all(|point| curve.misses(point.memory) <= point.misses + 1e-12));
             // Every knot except the first is one of the input points. The first knot is at 0 MiB
             // and has the miss ratio of the first point.

@@ -16,17 +16,17 @@ use crate::market::{
 /// Largest change of a share in one epoch without confirmation by the previous epoch, as a fraction
 /// of the fair share. Spirit allows five steps of 1/200 of the supply per epoch, which is 0.15 with
 /// six tenants.
-const STEP_MAX: f64 = 0.5;
-/// Upper bound of a limited step, as a fraction of the fair share: `STEP_MAX` plus a margin for
+const SHARE_STEP_MAX: f64 = 0.5;
+/// Upper bound of a limited step, as a fraction of the fair share: `SHARE_STEP_MAX` plus a margin for
 /// rounding and for distributed unsold supply.
-const STEP_MAX_ROUNDED: f64 = 1.2 * STEP_MAX;
+const ROUNDED_SHARE_STEP_MAX: f64 = 1.2 * SHARE_STEP_MAX;
 /// Fraction of the fair share that each tenant always keeps, because estimates may be wrong and a
 /// tenant without memory or bandwidth would stop. The fraction is larger for bandwidth, because a
 /// tenant needs bandwidth to fill memory that it receives.
-const RESERVED_FRACTION: Bundle = Bundle { memory: 0.1, bandwidth: 0.5 };
+const RESERVED_SHARE_FRACTION: Bundle = Bundle { memory: 0.1, bandwidth: 0.5 };
 /// Smallest change of a share that is applied, as a fraction of the fair share. It is the accuracy
 /// of measured memory sizes.
-const CHANGE_MIN: f64 = 0.05;
+const SHARE_CHANGE_MIN: f64 = 0.05;
 /// Relative margin that keeps a fair share of one unit from being rounded down to 0 units.
 const UNIT_ROUNDING_MARGIN: f64 = 1e-9;
 /// Shares change only if the logarithm of the geometric mean of throughputs increases by more than
@@ -34,7 +34,7 @@ const UNIT_ROUNDING_MARGIN: f64 = 1e-9;
 const LOG_MEAN_GAIN_MIN: f64 = 0.005;
 /// Shares may stay unchanged only if no tenant's throughput is below its throughput with an equal
 /// split by more than this fraction. It is the accuracy of estimated throughputs.
-const SHORTFALL_MAX: f64 = 0.02;
+const GAIN_SHORTFALL_MAX: f64 = 0.02;
 
 /// Shares that are in force, and the supply and weights from which they were computed.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +56,7 @@ pub struct WeightedShare {
 
 /// Tenant that takes part in an epoch.
 #[derive(Clone, Debug)]
-pub struct Member<U> {
+pub struct MarketMember<U> {
     /// Name, unique among the tenants of the epoch.
     pub name: Arc<str>,
     /// Weight relative to the other tenants, more than 0.
@@ -128,7 +128,7 @@ impl EpochAllocator {
     pub fn decide<U: Utility>(
         &mut self,
         supply: Supply,
-        members: &[Member<U>],
+        members: &[MarketMember<U>],
     ) -> Result<Decision, MarketError> {
         let tenants = market_tenants(supply, members);
         let market = Market::new(supply, &tenants)?;
@@ -140,18 +140,19 @@ impl EpochAllocator {
         self.turn = self.turn.wrapping_add(1);
         let matching = self.applied.as_ref().and_then(|applied| applied.matching_shares(supply, members));
         let is_unchanged = matching.is_some() && !is_worthwhile(&market, &current, &outcome.bought);
-        let is_confirmed = self.confirms_direction(&market, members, &current, &outcome.bought);
+        let is_confirmed = self.is_direction_confirmed(&market, members, &current, &outcome.bought);
         self.record_directions(members, &current, if is_unchanged { &current } else { &outcome.bought });
         let step_fraction = if is_unchanged || is_confirmed {
             1.0
         } else {
-            market.limit_step(&mut outcome, &current, STEP_MAX)
+            market.limit_step(&mut outcome, &current, SHARE_STEP_MAX)
         };
         // If utilities are discontinuous, a partial step may be impossible. Shares then do not
         // change until the next epoch confirms the change.
         let is_jump = !is_confirmed
-            && (0..current.len())
-                .any(|at| !market.is_near(at, current[at], outcome.bought[at], STEP_MAX_ROUNDED));
+            && (0..current.len()).any(|at| {
+                !market.is_bundle_near(at, current[at], outcome.bought[at], ROUNDED_SHARE_STEP_MAX)
+            });
         let unchanged = matching.filter(|_| is_unchanged || is_jump);
         let change = if unchanged.is_some() { Change::Unchanged } else { Change::Set { step_fraction } };
         let certificate = market.certify(&outcome);
@@ -171,43 +172,49 @@ impl EpochAllocator {
         self.directions.clear();
     }
 
-    /// Returns whether each share that would change by more than `STEP_MAX` changes in the same
+    /// Returns whether each share that would change by more than `SHARE_STEP_MAX` changes in the same
     /// direction as in the last epoch.
-    fn confirms_direction<U: Utility>(
+    fn is_direction_confirmed<U: Utility>(
         &self,
         market: &Market<'_, &U>,
-        members: &[Member<U>],
+        members: &[MarketMember<U>],
         current: &[Bundle],
         target: &[Bundle],
     ) -> bool {
         members.iter().enumerate().all(|(at, member)| {
             let (fair, delta) = (market.fair_share(at), target[at].minus(current[at]));
             let before = self.directions.get(&member.name).copied().unwrap_or_default();
-            let is_confirmed =
-                |delta: f64, before: f64, fair: f64| delta.abs() <= STEP_MAX * fair || delta * before > 0.0;
+            let is_confirmed = |delta: f64, before: f64, fair: f64| {
+                delta.abs() <= SHARE_STEP_MAX * fair || delta * before > 0.0
+            };
             is_confirmed(delta.memory, before.memory, fair.memory)
                 && is_confirmed(delta.bandwidth, before.bandwidth, fair.bandwidth)
         })
     }
 
-    fn record_directions<U>(&mut self, members: &[Member<U>], current: &[Bundle], target: &[Bundle]) {
+    fn record_directions<U>(&mut self, members: &[MarketMember<U>], current: &[Bundle], target: &[Bundle]) {
         let directions = current.iter().zip(target).map(|(current, target)| target.minus(*current));
         self.directions = members.iter().map(|member| Arc::clone(&member.name)).zip(directions).collect();
     }
 
     /// Returns the shares in force, converted to the present supply and the present tenants. The
     /// ratio of a tenant's share to its fair share is preserved. A new tenant gets its fair share.
-    fn current_bundles<U: Utility>(&self, market: &Market<'_, &U>, members: &[Member<U>]) -> Vec<Bundle> {
+    fn current_bundles<U: Utility>(
+        &self,
+        market: &Market<'_, &U>,
+        members: &[MarketMember<U>],
+    ) -> Vec<Bundle> {
         let ratios = self.applied.as_ref().map_or_else(BTreeMap::new, AppliedShares::fractions_of_fair_share);
         let ratio = |name: &str| ratios.get(name).copied().unwrap_or(FULL_FAIR_SHARE);
-        let bundle = |(at, member): (usize, &Member<U>)| market.fair_share(at).scale(ratio(&member.name));
+        let bundle =
+            |(at, member): (usize, &MarketMember<U>)| market.fair_share(at).scale(ratio(&member.name));
         let mut current: Vec<Bundle> = members.iter().enumerate().map(bundle).collect();
         let (sum, all): (Bundle, _) = (current.iter().copied().sum(), market.all());
         let scale = |sum: f64, all: f64| (all / sum).min(1.0);
         let scale =
             Bundle { memory: scale(sum.memory, all.memory), bandwidth: scale(sum.bandwidth, all.bandwidth) };
         for (at, bundle) in current.iter_mut().enumerate() {
-            *bundle = market.within_limits(at, bundle.scale(scale));
+            *bundle = market.clamp_to_limits(at, bundle.scale(scale));
         }
         market.reduce_to_supply(&mut current);
         current
@@ -233,8 +240,8 @@ impl AppliedShares {
 
     /// Returns the shares in force in the order of `members`. Returns `None` if the supply, the
     /// tenants or a weight has changed, or if a share is below its minimum.
-    fn matching_shares<U>(&self, supply: Supply, members: &[Member<U>]) -> Option<Vec<Share>> {
-        let share = |member: &Member<U>| {
+    fn matching_shares<U>(&self, supply: Supply, members: &[MarketMember<U>]) -> Option<Vec<Share>> {
+        let share = |member: &MarketMember<U>| {
             let WeightedShare { weight, share } = *self.tenants.get(&member.name)?;
             let is_valid = weight == member.weight
                 && share.memory_mib >= member.min.memory_mib
@@ -248,13 +255,13 @@ impl AppliedShares {
     }
 }
 
-/// Converts members to tenants of a market. Raises each minimum share to [`RESERVED_FRACTION`] of
+/// Converts members to tenants of a market. Raises each minimum share to [`RESERVED_SHARE_FRACTION`] of
 /// the fair share, and to one unit if the fair share is at least one unit.
-fn market_tenants<U>(supply: Supply, members: &[Member<U>]) -> Vec<Tenant<&U>> {
+fn market_tenants<U>(supply: Supply, members: &[MarketMember<U>]) -> Vec<Tenant<&U>> {
     let weights = normalized_weights(supply, members.iter().map(|member| member.weight).collect());
-    let min_share = |member: &Member<U>, weight: f64| {
+    let min_share = |member: &MarketMember<U>, weight: f64| {
         let fair = Bundle::from(supply.all()).scale(Bundle { memory: weight, bandwidth: weight });
-        let (reserved, fair) = (fair.scale(RESERVED_FRACTION).floor(), fair.floor());
+        let (reserved, fair) = (fair.scale(RESERVED_SHARE_FRACTION).floor(), fair.floor());
         let min = |requested: u64, reserved: u64, fair: u64| requested.max(reserved).max(fair.min(1));
         Share {
             memory_mib: min(member.min.memory_mib, reserved.memory_mib, fair.memory_mib),
@@ -295,13 +302,13 @@ fn normalized_weights(supply: Supply, weights: Vec<f64>) -> Vec<f64> {
 }
 
 /// Returns whether the bundles `new` are worth a change of shares. A bundle must differ by more
-/// than [`CHANGE_MIN`]. In addition, the mean throughput must rise by [`LOG_MEAN_GAIN_MIN`], or a
-/// current bundle must be worse than an equal split by more than [`SHORTFALL_MAX`].
+/// than [`SHARE_CHANGE_MIN`]. In addition, the mean throughput must rise by [`LOG_MEAN_GAIN_MIN`], or a
+/// current bundle must be worse than an equal split by more than [`GAIN_SHORTFALL_MAX`].
 fn is_worthwhile<U: Utility>(market: &Market<'_, U>, current: &[Bundle], new: &[Bundle]) -> bool {
-    if (0..current.len()).all(|at| market.is_near(at, current[at], new[at], CHANGE_MIN)) {
+    if (0..current.len()).all(|at| market.is_bundle_near(at, current[at], new[at], SHARE_CHANGE_MIN)) {
         return false;
     }
-    let is_short = |(at, bundle): (usize, &Bundle)| market.gain(at, *bundle) < 1.0 - SHORTFALL_MAX;
+    let is_short = |(at, bundle): (usize, &Bundle)| market.gain(at, *bundle) < 1.0 - GAIN_SHORTFALL_MAX;
     market.log_mean_gain(new) - market.log_mean_gain(current) > LOG_MEAN_GAIN_MIN
         || current.iter().enumerate().any(is_short)
 }

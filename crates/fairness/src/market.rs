@@ -43,7 +43,7 @@ pub use split::{Table, best_split};
 pub use utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart};
 
 use thiserror::Error;
-use units::limits::{SUPPLY_MAX, TENANTS_MAX, WEIGHT_FRACTION_MIN};
+use units::limits::{MARKET_SUPPLY_MAX, TENANTS_MAX, WEIGHT_FRACTION_MIN};
 
 /// Participant of a market.
 #[derive(Clone, Debug)]
@@ -89,8 +89,8 @@ pub enum MarketError {
     /// The supply of a good, memory or bandwidth, is 0.
     #[error("supply of {0} must not be 0")]
     EmptySupply(&'static str),
-    /// The supply of a good, in units, exceeds [`SUPPLY_MAX`].
-    #[error("supply of {0} units exceeds the limit of {SUPPLY_MAX}")]
+    /// The supply of a good, in units, exceeds [`MARKET_SUPPLY_MAX`].
+    #[error("supply of {0} units exceeds the limit of {MARKET_SUPPLY_MAX}")]
     SupplyTooLarge(u64),
     /// A weight is not finite, not positive, or less than [`WEIGHT_FRACTION_MIN`] of the sum of all
     /// weights.
@@ -245,7 +245,7 @@ impl<'a, U: Utility> Market<'a, U> {
         if supply.bandwidth_mb_s == 0 {
             return Err(MarketError::EmptySupply("bandwidth"));
         }
-        if supply.memory_mib.max(supply.bandwidth_mb_s) > SUPPLY_MAX {
+        if supply.memory_mib.max(supply.bandwidth_mb_s) > MARKET_SUPPLY_MAX {
             return Err(MarketError::SupplyTooLarge(supply.memory_mib.max(supply.bandwidth_mb_s)));
         }
         let mut weights = 0.0;
@@ -300,7 +300,7 @@ impl<'a, U: Utility> Market<'a, U> {
     }
 
     /// Clamps a bundle to the minimum and maximum share of a tenant.
-    pub(crate) fn within_limits(&self, tenant: usize, bundle: Bundle) -> Bundle {
+    pub(crate) fn clamp_to_limits(&self, tenant: usize, bundle: Bundle) -> Bundle {
         let Limits { min, max } = self.limits(tenant);
         Bundle {
             memory: bundle.memory.clamp(min.memory, max.memory),
@@ -323,13 +323,13 @@ impl<'a, U: Utility> Market<'a, U> {
             bandwidth: fraction(over.bandwidth, spare.bandwidth),
         };
         for (tenant, bundle) in bundles.iter_mut().enumerate() {
-            *bundle = self.within_limits(tenant, bundle.minus(above(tenant, *bundle).scale(cut)));
+            *bundle = self.clamp_to_limits(tenant, bundle.minus(above(tenant, *bundle).scale(cut)));
         }
     }
 
     /// Returns whether two bundles of a tenant differ in each good by at most the fraction
     /// `tolerance` of its fair share.
-    pub(crate) fn is_near(&self, tenant: usize, one: Bundle, other: Bundle, tolerance: f64) -> bool {
+    pub(crate) fn is_bundle_near(&self, tenant: usize, one: Bundle, other: Bundle, tolerance: f64) -> bool {
         let fair = self.fair_share(tenant);
         (one.memory - other.memory).abs() <= tolerance * fair.memory
             && (one.bandwidth - other.bandwidth).abs() <= tolerance * fair.bandwidth

@@ -19,12 +19,12 @@ use rustix::{
 use units::limits::DESCRIPTORS_PER_DATAGRAM_MAX;
 
 /// Size of the control message buffer for the descriptors of one datagram, in bytes.
-const CONTROL_BYTES: usize = cmsg_space!(ScmRights(DESCRIPTORS_PER_DATAGRAM_MAX));
+const CONTROL_MESSAGE_BYTES: usize = cmsg_space!(ScmRights(DESCRIPTORS_PER_DATAGRAM_MAX));
 
 /// Sends one datagram with at most [`DESCRIPTORS_PER_DATAGRAM_MAX`] file descriptors.
 pub fn send(socket: &OwnedFd, bytes: &[u8], descriptors: &[Arc<OwnedFd>]) -> io::Result<()> {
     let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut space = [MaybeUninit::uninit(); CONTROL_MESSAGE_BYTES];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         let fits = control.push(SendAncillaryMessage::ScmRights(&descriptors));
@@ -44,7 +44,7 @@ pub fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>>
 /// Receives one datagram with file descriptors. Returns the length of the datagram and the
 /// descriptors, or `None` if bytes or descriptors were truncated.
 pub fn receive_descriptors(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-    let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+    let mut space = [MaybeUninit::uninit(); CONTROL_MESSAGE_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = retry_on_intr(|| {
         recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)

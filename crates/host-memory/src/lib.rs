@@ -170,7 +170,7 @@ impl Client {
     /// [`ClientError`] if the agent does not reply, rejects the request or sends an invalid reply.
     pub fn attach(&self, vm: &str, form: wire::MemoryForm) -> Result<VmMemory, ClientError> {
         self.send(Request::Attach(wire::Attach { vm: vm.to_owned(), form: form.into() }))?;
-        self.receive_memory(VmMemory::add_attached)
+        self.receive_memory(VmMemory::add_attached_regions)
     }
 
     /// Returns the memory of a VM without attaching to the VM: the paths of its slices, and the
@@ -180,7 +180,7 @@ impl Client {
     /// [`ClientError`], under the same conditions as [`Client::attach`].
     pub fn inspect(&self, vm: &str) -> Result<VmMemory, ClientError> {
         self.send(Request::Inspect(wire::Inspect { vm: vm.to_owned() }))?;
-        self.receive_memory(VmMemory::add_inspected)
+        self.receive_memory(VmMemory::add_inspected_regions)
     }
 
     fn receive_memory(
@@ -235,7 +235,7 @@ impl Client {
 impl VmMemory {
     /// Adds the regions of one reply to an attach request. `descriptors` are the backing files of
     /// the regions without a path, in order.
-    fn add_attached(
+    fn add_attached_regions(
         &mut self,
         regions: Vec<wire::Region>,
         descriptors: Vec<OwnedFd>,
@@ -243,7 +243,7 @@ impl VmMemory {
         let mut descriptors = descriptors.into_iter();
         for region in regions {
             let next = || descriptors.next().map(RegionBacking::Descriptor);
-            let backing = backing_path(&region)
+            let backing = region_backing(&region)
                 .or_else(next)
                 .ok_or_else(|| invalid_reply("missing descriptor for a region"))?;
             self.regions.push(Region::from_wire(region, backing));
@@ -257,7 +257,7 @@ impl VmMemory {
 
     /// Adds the regions of one reply to an inspect request. Such a reply has paths for slices, no
     /// backing for local memory, and no descriptors.
-    fn add_inspected(
+    fn add_inspected_regions(
         &mut self,
         regions: Vec<wire::Region>,
         descriptors: Vec<OwnedFd>,
@@ -265,7 +265,7 @@ impl VmMemory {
         for region in regions {
             let local = region.slice.is_none().then_some(RegionBacking::VmmAllocated);
             let backing =
-                backing_path(&region).or(local).ok_or_else(|| invalid_reply("missing path for a slice"))?;
+                region_backing(&region).or(local).ok_or_else(|| invalid_reply("missing path for a slice"))?;
             self.regions.push(Region::from_wire(region, backing));
         }
         if descriptors.is_empty() {
@@ -276,6 +276,6 @@ impl VmMemory {
     }
 }
 
-fn backing_path(region: &wire::Region) -> Option<RegionBacking> {
+fn region_backing(region: &wire::Region) -> Option<RegionBacking> {
     (!region.path.is_empty()).then(|| RegionBacking::Path(region.path.clone().into()))
 }

@@ -25,12 +25,12 @@ use std::{
     sync::Arc,
 };
 
-use units::limits::{HEARTBEATS_PER_LEASE, LEASE_TTL_MIN, OBSERVED_STATE_LINGER};
+use units::limits::{HEARTBEATS_PER_LEASE, LEASE_TTL_MIN, OBSERVED_STATE_BATCH_DELAY};
 use units::{Bytes, DesiredVersion, InstanceId, Name, Ns, ReservationId, UserId};
 
 use self::{
     orphans::OrphanedSlices,
-    slices::{Attempts, Order, SliceStatus},
+    slices::{FailedAttempts, SliceOrder, SliceStatus},
     vms::Vm,
 };
 use crate::protocol::{
@@ -255,7 +255,7 @@ pub enum Effect {
     Disconnect(OtherRack),
     /// Log the rejection of a desired state. Occasional rejections are normal, for example after a
     /// reconnection.
-    CommandRejected(DesiredVersion, CommandRejected),
+    CommandRejection(DesiredVersion, CommandRejection),
 }
 
 /// Reason why a process does not get the memory of a VM.
@@ -340,7 +340,7 @@ pub struct OtherRack {
 
 /// Reason why the agent rejected a desired state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CommandRejected {
+pub enum CommandRejection {
     /// The agent has already applied a newer version.
     #[error("desired state is older than version {newest}")]
     Old {
@@ -396,12 +396,12 @@ pub struct Agent {
     fenced: bool,
     /// VMs of the latest desired state.
     desired_vms: BTreeMap<ReservationId, DesiredVm>,
-    orders: BTreeMap<Holding, Order>,
+    orders: BTreeMap<Holding, SliceOrder>,
     slices: BTreeMap<Holding, SliceStatus>,
     /// Released slices, each until the desired state no longer contains its release.
     released: BTreeSet<Holding>,
     scrubbed: BTreeMap<Holding, ScrubReport>,
-    attempts: BTreeMap<Holding, Attempts>,
+    attempts: BTreeMap<Holding, FailedAttempts>,
     scrubs_waiting: BTreeSet<Holding>,
     scrubs_running: usize,
     orphans: OrphanedSlices,
@@ -457,7 +457,7 @@ impl Agent {
             slice_vms: BTreeMap::new(),
             effects: VecDeque::new(),
         };
-        recovered.into_iter().for_each(|vm| agent.adopt(vm));
+        recovered.into_iter().for_each(|vm| agent.adopt_recovered_vm(vm));
         agent
     }
 
@@ -481,7 +481,7 @@ impl Agent {
             Event::SessionDown => self.heartbeat = None,
             Event::DesiredState { rack, desired } => self.on_desired_state(&rack, desired),
             Event::ReportRequested => (self.dirty, self.full_report_due) = (true, true),
-            Event::Done { holding, result } => self.on_done(holding, result),
+            Event::Done { holding, result } => self.on_call_done(holding, result),
             Event::OrphanClosed { place, result } => self.on_orphan_closed(&place, result),
             Event::Attach { ticket, vm, caller } => self.on_attach(ticket, &vm, caller),
             Event::Recorded { reservation, result } => self.on_recorded(reservation, result),
@@ -500,14 +500,16 @@ impl Agent {
     /// events share one report.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front().or_else(|| {
-            self.report_due().is_some_and(|due| due <= self.now).then(|| Effect::SendReport(self.report()))
+            self.next_report_time()
+                .is_some_and(|due| due <= self.now)
+                .then(|| Effect::SendReport(self.report()))
         })
     }
 
     /// Returns the time of the next report of changes, if any. While calls are in progress, the
     /// report is delayed, so that the results of several calls share it.
-    fn report_due(&self) -> Option<Ns> {
-        let due = if self.calls == 0 { Ns::ZERO } else { self.reported_at.after(OBSERVED_STATE_LINGER) };
+    fn next_report_time(&self) -> Option<Ns> {
+        let due = if self.calls == 0 { Ns::ZERO } else { self.reported_at.after(OBSERVED_STATE_BATCH_DELAY) };
         (self.heartbeat.is_some() && self.dirty).then_some(due)
     }
 
@@ -534,7 +536,7 @@ impl Agent {
         let heartbeat = self.heartbeat.map(|every| self.reported_at.after(every));
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
         // A report that is already due is returned as an effect.
-        let report = self.report_due().filter(|due| *due > self.now);
+        let report = self.next_report_time().filter(|due| *due > self.now);
         let wakeups = [heartbeat, retry, self.next_vm_removal(), self.orphans.next_wakeup(), report];
         wakeups.into_iter().flatten().min()
     }
@@ -605,14 +607,14 @@ impl Agent {
     }
 
     fn on_desired_state(&mut self, rack: &str, desired: DesiredState) {
-        if let Err(why) = self.validate(rack, &desired) {
-            return self.effects.push_back(Effect::CommandRejected(desired.number, why));
+        if let Err(why) = self.validate_desired_state(rack, &desired) {
+            return self.effects.push_back(Effect::CommandRejection(desired.number, why));
         }
         self.newest = desired.number;
         self.dirty = true;
         self.full_report_due |= desired.base.is_none();
         self.apply_desired_state(desired);
-        self.update_absence();
+        self.update_absence_times();
         if self.fenced {
             self.kill_undesired_vms();
         }
@@ -620,18 +622,18 @@ impl Agent {
 
     /// Checks that the agent can apply a desired state: it is for this rack and agent instance, is
     /// not older than the latest applied version, and has this version as its base, if any.
-    fn validate(&self, rack: &str, desired: &DesiredState) -> Result<(), CommandRejected> {
-        let ours = self.rack.as_deref().ok_or(CommandRejected::NoRack)?;
+    fn validate_desired_state(&self, rack: &str, desired: &DesiredState) -> Result<(), CommandRejection> {
+        let ours = self.rack.as_deref().ok_or(CommandRejection::NoRack)?;
         if ours != rack {
             return Err(OtherRack { ours: ours.to_owned(), theirs: rack.to_owned() }.into());
         }
         if desired.instance != self.instance {
-            return Err(CommandRejected::OtherInstance { ours: self.instance, theirs: desired.instance });
+            return Err(CommandRejection::OtherInstance { ours: self.instance, theirs: desired.instance });
         }
         match desired.base {
-            _ if desired.number < self.newest => Err(CommandRejected::Old { newest: self.newest }),
+            _ if desired.number < self.newest => Err(CommandRejection::Old { newest: self.newest }),
             Some(base) if base != self.newest => {
-                Err(CommandRejected::OtherBase { base, newest: self.newest })
+                Err(CommandRejection::OtherBase { base, newest: self.newest })
             }
             _ => Ok(()),
         }

@@ -23,7 +23,7 @@ use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
 
-use self::{ended::EndedRequests, index::Progress, slots::Slots};
+use self::{ended::EndedRequests, index::ReservationProgress, slots::Slots};
 pub use self::{
     lifecycle::Target,
     rack::{EmcSpec, HostSpec, RackSpec, SchedulingTarget},
@@ -73,7 +73,7 @@ pub struct Ledger {
     /// Number of outstanding slices of each reservation: slices that serve the reservation or are
     /// still draining. Reservations without outstanding slices have no entry.
     outstanding_slices: IndexMap<ReservationId, u32, FxBuildHasher>,
-    progress: IndexMap<ReservationId, Progress, FxBuildHasher>,
+    progress: IndexMap<ReservationId, ReservationProgress, FxBuildHasher>,
     /// Slices that hosts outside the rack may still reach, by host.
     held_outside_rack: BTreeMap<HostId, BTreeSet<SliceId>>,
 }
@@ -112,7 +112,7 @@ pub struct HostEntry {
     has_reported: bool,
     reservations: BTreeSet<ReservationId>,
     /// Ended reservations whose VM's process still runs on the host.
-    ended_with_process: BTreeSet<ReservationId>,
+    ended_reservations_with_process: BTreeSet<ReservationId>,
     cores_used: u32,
     local_used: Bytes,
     unusable_emcs: BTreeMap<EmcId, String>,
@@ -160,7 +160,7 @@ impl HostEntry {
     }
 
     /// Returns the slices that the host may still reach, in ascending order from `from`.
-    pub(crate) fn held_from(&self, from: SliceId) -> impl Iterator<Item = SliceId> {
+    pub(crate) fn held_slices_from(&self, from: SliceId) -> impl Iterator<Item = SliceId> {
         self.held.range(from..).copied()
     }
 
@@ -170,7 +170,7 @@ impl HostEntry {
     }
 
     /// Returns the lowest slice of the EMC that the host may still reach, if any.
-    pub fn held_on(&self, emc: &Emc) -> Option<SliceId> {
+    pub fn lowest_held_slice_on(&self, emc: &Emc) -> Option<SliceId> {
         self.held.range(emc.first..emc.end()).next().copied()
     }
 
@@ -192,8 +192,8 @@ impl HostEntry {
 
     /// Returns the ended reservations whose VM's process still runs on the host. These processes
     /// still use cores and local memory.
-    pub fn ended_with_process(&self) -> impl ExactSizeIterator<Item = ReservationId> {
-        self.ended_with_process.iter().copied()
+    pub fn ended_reservations_with_process(&self) -> impl ExactSizeIterator<Item = ReservationId> {
+        self.ended_reservations_with_process.iter().copied()
     }
 
     /// Adds the reservation's cores and local memory to the used resources, if the reservation is
@@ -202,7 +202,7 @@ impl HostEntry {
         if reservation.is_active() {
             self.reservations.insert(id);
         } else if reservation.has_process {
-            self.ended_with_process.insert(id);
+            self.ended_reservations_with_process.insert(id);
         } else {
             return;
         }
@@ -212,7 +212,7 @@ impl HostEntry {
 
     /// Reverts [`HostEntry::add_reservation`] for a reservation.
     fn remove_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
-        if self.reservations.remove(&id) || self.ended_with_process.remove(&id) {
+        if self.reservations.remove(&id) || self.ended_reservations_with_process.remove(&id) {
             self.cores_used = self.cores_used.saturating_sub(reservation.cores);
             self.local_used = self.local_used.saturating_sub(reservation.local);
         }
@@ -334,7 +334,7 @@ impl Ledger {
         self.by_host_name.insert(host.name.clone(), id);
         if let Some(entry) = self.hosts.get(&id) {
             let reports = entry.host.must_report != host.must_report;
-            self.change_host(id, |entry| entry.host = host);
+            self.update_host(id, |entry| entry.host = host);
             if reports {
                 self.index_deadlines(id);
             }
@@ -352,7 +352,7 @@ impl Ledger {
             is_live: false,
             has_reported: false,
             reservations: BTreeSet::new(),
-            ended_with_process: BTreeSet::new(),
+            ended_reservations_with_process: BTreeSet::new(),
             cores_used: 0,
             local_used: Bytes::ZERO,
             unusable_emcs: BTreeMap::new(),
@@ -586,7 +586,7 @@ impl Ledger {
 
     /// Sets the attached EMCs that a host cannot use, each with the reason. Not durable.
     pub fn set_unusable_emcs(&mut self, id: HostId, unusable_emcs: BTreeMap<EmcId, String>) {
-        self.change_host(id, |entry| entry.unusable_emcs = unusable_emcs);
+        self.update_host(id, |entry| entry.unusable_emcs = unusable_emcs);
     }
 
     /// Returns all hosts, in ascending order of their IDs.
@@ -605,12 +605,12 @@ impl Ledger {
     }
 
     /// Returns the ID of the host with this name.
-    pub fn host_named(&self, name: &Name) -> Option<HostId> {
+    pub fn find_host_by_name(&self, name: &Name) -> Option<HostId> {
         self.by_host_name.get(name).copied()
     }
 
     /// Returns the ID of the EMC with this name.
-    pub fn emc_named(&self, name: &Name) -> Option<EmcId> {
+    pub fn find_emc_by_name(&self, name: &Name) -> Option<EmcId> {
         self.by_emc_name.get(name).copied()
     }
 

@@ -39,20 +39,20 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use units::limits::{
-    AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH, BATCH_CHANGES_MAX, BATCH_LINGER,
+    AUDIT_ENTRIES_MAX, AUDIT_ENTRIES_PRUNED_PER_BATCH, BATCH_DELAY, CHANGES_PER_BATCH_MAX,
     LEDGER_CHUNK_SLICES_MAX, SLICES_ADDED_SINCE_BACKUP_MAX, SUCCESSIVE_RESTORES_MAX,
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, Revision, SliceId, UnixMs};
 
 pub use self::{
-    buffer::Buffer,
+    buffer::SliceBuffer,
     devices::{Contents, DeviceCall, DeviceFailure, DeviceReply, Grant, SliceError},
     requests::{Request, RequestReply, ReservationView},
     view::{Alarm, EmcState, HostState},
 };
 use self::{
-    comparison::Comparison, devices::DeviceLink, faults::SliceFaults, links::Links, report_log::UnadoptedVm,
-    stop_attempts::StopAttempts,
+    comparison::EmcComparison, devices::DeviceLink, faults::SliceFaults, links::Links,
+    report_log::UnadoptedVm, stop_attempts::StopAttempts,
 };
 use crate::{
     audit::Decision,
@@ -176,7 +176,7 @@ pub struct PublishedBatch {
 
 /// Decisions that become durable together, and the callers that wait for them.
 #[derive(Debug, Default)]
-struct Batch {
+struct WriteBatch {
     number: u64,
     records: BTreeMap<Key, Record>,
     replies: Vec<(Token, Reply)>,
@@ -215,8 +215,8 @@ pub struct Manager {
     /// First slice ID that no EMC can have had. EMCs that are missing in a restored ledger had
     /// lower slice IDs.
     lost_slices_end: SliceId,
-    open: Batch,
-    writing: Option<(Batch, Arc<Vec<Record>>)>,
+    open: WriteBatch,
+    writing: Option<(WriteBatch, Arc<Vec<Record>>)>,
     /// Number of batches written since the start of the manager.
     batch_count: u64,
     links: Links,
@@ -240,7 +240,7 @@ pub struct Manager {
     /// Reservation and deadline of each waiting caller. Used to remove a caller that no longer
     /// waits.
     waiting: BTreeMap<Token, (Ns, ReservationId)>,
-    buffer: Buffer,
+    buffer: SliceBuffer,
     /// Time since which the store's disk has too little space for reservations, wall clock.
     store_low_since: Option<UnixMs>,
     /// Time of each quarantine since the ledger was loaded, wall clock.
@@ -253,7 +253,7 @@ pub struct Manager {
     /// complete report.
     adoption_events: u64,
     /// EMCs whose contents are being compared with the ledger.
-    comparisons: BTreeMap<EmcId, Comparison>,
+    comparisons: BTreeMap<EmcId, EmcComparison>,
     /// Maximum number of slices that one event processes.
     chunk_size: usize,
     /// Number of times that the ledger was loaded.
@@ -262,7 +262,7 @@ pub struct Manager {
     /// upkeep.
     upkeep_due: bool,
     prune_at: Ns,
-    /// Whether state that is not durable changed since the last call of [`Manager::take_changed`],
+    /// Whether state that is not durable changed since the last call of [`Manager::take_change_flag`],
     /// for example because a host became silent or an EMC failed.
     changed: bool,
     effects: VecDeque<Effect>,
@@ -279,7 +279,7 @@ impl Manager {
             loaded: false,
             loaded_at: UnixMs(0),
             lost_slices_end: SliceId(0),
-            open: Batch::default(),
+            open: WriteBatch::default(),
             writing: None,
             batch_count: 0,
             links: Links::default(),
@@ -297,7 +297,7 @@ impl Manager {
             waiters: BTreeMap::new(),
             waiter_deadlines: BTreeSet::new(),
             waiting: BTreeMap::new(),
-            buffer: Buffer::default(),
+            buffer: SliceBuffer::default(),
             store_low_since: None,
             quarantined_at: BTreeMap::new(),
             unusable_emcs_since: BTreeMap::new(),
@@ -331,7 +331,7 @@ impl Manager {
 
     /// Returns whether the open batch is full, so that requests should wait for its write.
     pub fn is_full(&self) -> bool {
-        self.open.records.len() >= BATCH_CHANGES_MAX
+        self.open.records.len() >= CHANGES_PER_BATCH_MAX
     }
 
     /// Returns whether any decision is not durable yet.
@@ -340,7 +340,7 @@ impl Manager {
     }
 
     /// Returns whether non-durable state that watchers can see changed since the last call.
-    pub fn take_changed(&mut self) -> bool {
+    pub fn take_change_flag(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
@@ -364,11 +364,11 @@ impl Manager {
             Event::Request(token, request) => self.on_request(when, token, request),
             Event::CallerGone(token) => self.remove_waiter(token),
             Event::Stored { batch, ok } => self.on_stored(when, batch, ok),
-            Event::Device(emc, reply) => self.on_device(when, emc, reply),
+            Event::Device(emc, reply) => self.on_device_reply(when, emc, reply),
             Event::AgentUp(session, host, hello) => self.on_agent_up(when, session, host, hello),
             Event::AgentReport(session, report) => self.on_report(when, session, &report),
             Event::AgentDown(session) => self.on_agent_down(session),
-            Event::StoreSpace { low } => self.on_store_space(when, low),
+            Event::StoreSpace { low } => self.on_store_space_change(when, low),
             Event::Tick => {}
         }
     }
@@ -389,7 +389,7 @@ impl Manager {
         if !self.loaded {
             return None;
         }
-        let batch = (!self.open.records.is_empty() && self.writing.is_none()).then(|| self.batch_due());
+        let batch = (!self.open.records.is_empty() && self.writing.is_none()).then(|| self.batch_due_time());
         let waiter = self.waiter_deadlines.first().map(|(at, ..)| *at);
         let links = self.links.next_wakeup(self.settings.lease_ttl, self.settings.fence_after);
         let devices = self.devices.values().filter_map(DeviceLink::next_wakeup);
@@ -411,7 +411,7 @@ impl Manager {
         let emcs: Vec<_> = self.durable.emcs().map(|(id, _)| id).collect();
         emcs.iter().for_each(|emc| self.durable.set_emc_up(*emc, false));
         self.head = self.durable.clone();
-        self.open = Batch::default();
+        self.open = WriteBatch::default();
         self.writing = None;
         // Device replies that arrived during the load were ignored.
         self.stop_attempts.clear();
@@ -426,7 +426,7 @@ impl Manager {
         }
         let lost = SUCCESSIVE_RESTORES_MAX.saturating_mul(SLICES_ADDED_SINCE_BACKUP_MAX);
         self.lost_slices_end = SliceId(self.head.meta().next_slice.0.saturating_add(lost));
-        self.drop_removed();
+        self.drop_removed_hosts_and_emcs();
         let hosts: Vec<_> = self.head.hosts().map(|(id, _)| id).collect();
         hosts.iter().for_each(|host| self.ensure_link(when, *host));
         // The decision that completed a fence may not have become durable.
@@ -442,7 +442,7 @@ impl Manager {
 
     /// Removes the state of hosts and EMCs that the loaded ledger no longer contains, because their
     /// removal became durable although the store reported an error.
-    fn drop_removed(&mut self) {
+    fn drop_removed_hosts_and_emcs(&mut self) {
         let hosts = self.links.iter().map(|(host, _)| *host).filter(|host| self.head.host(*host).is_none());
         hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drop_host(host));
         let emcs = self.devices.keys().copied().filter(|emc| self.head.emc(*emc).is_none());
@@ -454,7 +454,7 @@ impl Manager {
     fn change(&mut self, when: When, change: Change) {
         let limit = change.0.len();
         self.apply(when, change);
-        self.evict(when, limit);
+        self.evict_requests(when, limit);
     }
 
     /// Applies a change to `head` and adds its records to the open batch.
@@ -498,16 +498,16 @@ impl Manager {
         }
     }
 
-    fn reject(&mut self, token: Token, rejection: Rejection) {
+    fn reply_rejection(&mut self, token: Token, rejection: Rejection) {
         self.effects.push_back(Effect::Reply(token, Box::new(Err(rejection))));
     }
 
-    fn batch_due(&self) -> Ns {
-        if self.open.urgent || self.is_full() { Ns::ZERO } else { self.open.since.after(BATCH_LINGER) }
+    fn batch_due_time(&self) -> Ns {
+        if self.open.urgent || self.is_full() { Ns::ZERO } else { self.open.since.after(BATCH_DELAY) }
     }
 
     fn write_batch(&mut self, when: When) {
-        let due = when.now >= self.batch_due();
+        let due = when.now >= self.batch_due_time();
         if !self.loaded || self.writing.is_some() || self.open.records.is_empty() || !due {
             return;
         }
@@ -524,7 +524,7 @@ impl Manager {
         self.writing = Some((batch, records));
     }
 
-    fn prune_decisions(&mut self, batch: &mut Batch) {
+    fn prune_decisions(&mut self, batch: &mut WriteBatch) {
         let meta = self.head.meta();
         if meta.next_decision.saturating_sub(meta.first_decision) <= AUDIT_ENTRIES_MAX {
             return;
@@ -562,11 +562,11 @@ impl Manager {
         let published = PublishedBatch { revision, when, records: Arc::clone(&records), transitions };
         self.effects.push_back(Effect::Durable(published));
         for (token, reservation, deadline) in batch.waiting {
-            self.wait_ready(token, reservation, deadline);
+            self.add_readiness_waiter(token, reservation, deadline);
         }
         self.publish_pending_handles();
         for record in records.iter() {
-            self.apply_consequences(when, record, &before);
+            self.apply_durable_record(when, record, &before);
         }
     }
 
@@ -583,7 +583,7 @@ impl Manager {
 
     /// Notifies hosts, calls devices and replies to callers because of a record that became
     /// durable.
-    fn apply_consequences(
+    fn apply_durable_record(
         &mut self,
         when: When,
         record: &Record,
@@ -593,15 +593,15 @@ impl Manager {
             Record::Slice(id, slot) => {
                 let old = before.get(id);
                 let of = [slot.reservation(), old.and_then(|old| old.reservation())];
-                if hosts::holder_task(old.copied()) != hosts::holder_task(Some(*slot)) {
+                if hosts::required_holder_action(old.copied()) != hosts::required_holder_action(Some(*slot)) {
                     for host in old.and_then(|old| old.holder()).into_iter().chain(slot.holder()) {
                         self.notify_slice(host, *id, of);
                     }
                 }
-                self.drive_slice(*id);
+                self.advance_slice(*id);
                 let old_holder = old.and_then(|old| old.holder());
                 if let Some(holder) = slot.holder().filter(|holder| old_holder != Some(*holder)) {
-                    self.drive_fence_of_holder(when, *id, holder);
+                    self.advance_fence_of_holder(when, *id, holder);
                 }
                 of.into_iter()
                     .flatten()
@@ -617,9 +617,9 @@ impl Manager {
                 self.ensure_link(when, *id);
                 self.notify_host(*id);
                 if host.fence == Fence::Fenced {
-                    self.clear_unadopted(*id);
+                    self.clear_unadopted_vms(*id);
                 }
-                self.drive_fence(when, *id);
+                self.advance_fence(when, *id);
             }
             Record::Emc(id, _) => self.compare_new_emc(*id),
             Record::Deleted(Key::Host(id)) => self.drop_host(*id),
@@ -629,14 +629,14 @@ impl Manager {
         }
     }
 
-    fn on_store_failed(&mut self, batch: Batch) {
+    fn on_store_failed(&mut self, batch: WriteBatch) {
         self.loaded = false;
         let open = std::mem::take(&mut self.open);
         let replies = batch.replies.into_iter().chain(open.replies).map(|(token, _)| token);
         let waiting = batch.waiting.into_iter().chain(open.waiting).map(|(token, ..)| token);
         let waiters = std::mem::take(&mut self.waiter_deadlines).into_iter().map(|(_, token, _)| token);
         for token in replies.chain(waiting).chain(waiters).collect::<Vec<_>>() {
-            self.reject(token, Rejection::StoreFailed);
+            self.reply_rejection(token, Rejection::StoreFailed);
         }
         self.waiters.clear();
         self.waiting.clear();

@@ -87,7 +87,7 @@ impl DesiredState {
     }
 
     /// Merges a newer message into this message.
-    pub fn amend(&mut self, newer: Self) {
+    pub fn merge_newer(&mut self, newer: Self) {
         if newer.base.is_none() {
             *self = newer;
             return;
@@ -191,7 +191,7 @@ impl ObservedState {
 
     /// Merges this report and the next report into one report.
     #[must_use]
-    pub fn followed_by(self, newer: Self) -> Self {
+    pub fn merge_next(self, newer: Self) -> Self {
         if newer.whole {
             return newer;
         }
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn merged_reports_follow_the_report_before_the_first() {
         let report = |sequence| ObservedState { sequence, after: sequence - 1, ..ObservedState::default() };
-        let both = report(3).followed_by(report(4));
+        let both = report(3).merge_next(report(4));
         assert_eq!((both.sequence, both.after), (4, 2));
     }
 
@@ -417,7 +417,7 @@ mod tests {
             clean: true,
             ..ObservedState::default()
         };
-        let both = whole.clone().followed_by(changes.clone());
+        let both = whole.clone().merge_next(changes.clone());
         let expected = ObservedState {
             whole: true,
             online: vec![holding(1), holding(2)],
@@ -426,10 +426,10 @@ mod tests {
         };
         assert_eq!(both, expected);
         assert_eq!(
-            changes.clone().followed_by(whole.clone()),
+            changes.clone().merge_next(whole.clone()),
             whole,
             "a complete report replaces earlier reports"
         );
-        assert!(!changes.clone().followed_by(changes).whole);
+        assert!(!changes.clone().merge_next(changes).whole);
     }
 }

@@ -325,7 +325,7 @@ pub enum Stage {
         /// Rack time of the end.
         at: Ns,
         /// Cause of the end.
-        why: EndedBy,
+        why: EndReason,
     },
 }
 
@@ -342,7 +342,7 @@ impl Stage {
 
 /// Cause of the end of a reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum EndedBy {
+pub enum EndReason {
     /// A client released the reservation.
     Released {
         /// Whether the release was forced, so that even a running VM lost its memory.
@@ -360,7 +360,7 @@ pub enum EndedBy {
     HostRestarted,
 }
 
-impl EndedBy {
+impl EndReason {
     /// Returns whether the VM's process may still run after the reservation ended for this cause.
     pub(crate) fn may_leave_process(&self) -> bool {
         match self {
@@ -370,7 +370,7 @@ impl EndedBy {
     }
 }
 
-impl std::fmt::Display for EndedBy {
+impl std::fmt::Display for EndReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Released { force: true, reason } => write!(f, "released by force: {reason}"),

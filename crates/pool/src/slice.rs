@@ -51,7 +51,7 @@ pub enum State {
     /// The host reported the slice online; its VM can use the memory.
     Online(Owner),
     /// The owner's access to the slice is being ended.
-    Draining(Owner, Drain),
+    Draining(Owner, DrainStage),
     /// A host owns the slice in order to zero it.
     Scrubbing(Scrub),
     /// The slice is not allocated until an operator or a host's report requalifies it.
@@ -69,7 +69,7 @@ pub struct Owner {
 
 /// Stage of the release of a slice by its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Drain {
+pub enum DrainStage {
     /// The manager waits for the host to release the slice.
     Host {
         /// Whether the host must release the slice even if a running VM uses it.
@@ -216,19 +216,19 @@ impl Slot {
                 with_state(S::Online(owner))
             }
 
-            (S::Assigned(owner), E::Release { .. }) => with_state(S::Draining(owner, Drain::Revoking)),
+            (S::Assigned(owner), E::Release { .. }) => with_state(S::Draining(owner, DrainStage::Revoking)),
             (S::Onlining(owner) | S::Online(owner), E::Release { force }) => {
-                with_state(S::Draining(owner, Drain::Host { force }))
+                with_state(S::Draining(owner, DrainStage::Host { force }))
             }
-            (S::Draining(owner, Drain::Host { force: false }), E::Release { force: true }) => {
-                with_state(S::Draining(owner, Drain::Host { force: true }))
+            (S::Draining(owner, DrainStage::Host { force: false }), E::Release { force: true }) => {
+                with_state(S::Draining(owner, DrainStage::Host { force: true }))
             }
-            (S::Draining(owner, Drain::Host { .. }), E::Released(by, e))
+            (S::Draining(owner, DrainStage::Host { .. }), E::Released(by, e))
                 if by == owner.host && e == epoch =>
             {
-                with_state(S::Draining(owner, Drain::Revoking))
+                with_state(S::Draining(owner, DrainStage::Revoking))
             }
-            (S::Draining(_, Drain::Revoking), E::Revoked(e)) if e == epoch => {
+            (S::Draining(_, DrainStage::Revoking), E::Revoked(e)) if e == epoch => {
                 with_state(S::Scrubbing(Scrub::Waiting))
             }
 
@@ -255,7 +255,7 @@ impl Slot {
             (S::Assigned(o) | S::Onlining(o) | S::Online(o) | S::Draining(o, _), E::OwnerFenced(host))
                 if o.host == host =>
             {
-                with_state(S::Draining(o, Drain::Revoking))
+                with_state(S::Draining(o, DrainStage::Revoking))
             }
             (
                 S::Scrubbing(Scrub::Granting(by) | Scrub::Working(by) | Scrub::Leaving(by)),
@@ -337,7 +337,7 @@ impl Slot {
         match self.state {
             State::Assigned(owner) => Some(Call::Grant { epoch: self.epoch, host: owner.host }),
             State::Scrubbing(Scrub::Granting(host)) => Some(Call::Grant { epoch: self.epoch, host }),
-            State::Draining(_, Drain::Revoking) | State::Scrubbing(Scrub::Revoking { .. }) => {
+            State::Draining(_, DrainStage::Revoking) | State::Scrubbing(Scrub::Revoking { .. }) => {
                 Some(Call::Revoke { epoch: self.epoch })
             }
             State::Quarantined(
@@ -346,7 +346,7 @@ impl Slot {
             State::Free
             | State::Onlining(_)
             | State::Online(_)
-            | State::Draining(_, Drain::Host { .. })
+            | State::Draining(_, DrainStage::Host { .. })
             | State::Scrubbing(Scrub::Waiting | Scrub::Working(_) | Scrub::Leaving(_))
             | State::Quarantined(_) => None,
         }
@@ -454,7 +454,7 @@ mod tests {
     use crate::protocol::Holding;
 
     const VM_HOST: HostId = HostId(1);
-    const SCRUBBER: HostId = HostId(2);
+    const SCRUBBER_HOST: HostId = HostId(2);
 
     fn owner() -> Owner {
         Owner { host: VM_HOST, reservation: ReservationId(7) }
@@ -475,23 +475,23 @@ mod tests {
                 "granted" => Event::Granted(slot.epoch),
                 "granted-late" => Event::Granted(Epoch(slot.epoch.0 - 1)),
                 "onlined" => Event::Onlined(VM_HOST, slot.epoch),
-                "onlined-by-other" => Event::Onlined(SCRUBBER, slot.epoch),
+                "onlined-by-other" => Event::Onlined(SCRUBBER_HOST, slot.epoch),
                 "release" => Event::Release { force: false },
                 "force" => Event::Release { force: true },
                 "released" => Event::Released(VM_HOST, slot.epoch),
-                "released-by-other" => Event::Released(SCRUBBER, slot.epoch),
+                "released-by-other" => Event::Released(SCRUBBER_HOST, slot.epoch),
                 "revoked" => Event::Revoked(slot.epoch),
                 "revoked-late" => Event::Revoked(Epoch(slot.epoch.0 - 1)),
-                "scrub" => Event::ScrubBy(SCRUBBER),
-                "scrubbed" => Event::Scrubbed(SCRUBBER, scrubbed(slot.epoch)),
-                "scrubbed-late" => Event::Scrubbed(SCRUBBER, scrubbed(Epoch(slot.epoch.0 - 1))),
+                "scrub" => Event::ScrubBy(SCRUBBER_HOST),
+                "scrubbed" => Event::Scrubbed(SCRUBBER_HOST, scrubbed(slot.epoch)),
+                "scrubbed-late" => Event::Scrubbed(SCRUBBER_HOST, scrubbed(Epoch(slot.epoch.0 - 1))),
                 "fenced" => Event::OwnerFenced(VM_HOST),
-                "scrubber-fenced" => Event::OwnerFenced(SCRUBBER),
+                "scrubber-fenced" => Event::OwnerFenced(SCRUBBER_HOST),
                 "dirty" => Event::FoundDirty(VM_HOST, slot.epoch),
                 "dirty-late" => Event::FoundDirty(VM_HOST, Epoch(slot.epoch.0 - 1)),
-                "dirty-by-other" => Event::FoundDirty(SCRUBBER, slot.epoch),
-                "scrub-failed" => Event::ScrubFailed(SCRUBBER, slot.epoch),
-                "scrub-failed-late" => Event::ScrubFailed(SCRUBBER, Epoch(slot.epoch.0 - 1)),
+                "dirty-by-other" => Event::FoundDirty(SCRUBBER_HOST, slot.epoch),
+                "scrub-failed" => Event::ScrubFailed(SCRUBBER_HOST, slot.epoch),
+                "scrub-failed-late" => Event::ScrubFailed(SCRUBBER_HOST, Epoch(slot.epoch.0 - 1)),
                 "scrub-failed-by-other" => Event::ScrubFailed(VM_HOST, slot.epoch),
                 "raise" => Event::Raise(Epoch(slot.epoch.0 + 5)),
                 "raise-same" => Event::Raise(slot.epoch),
@@ -635,7 +635,7 @@ mod tests {
     }
 
     fn any_event() -> impl Strategy<Value = Event> {
-        let host = prop_oneof![Just(VM_HOST), Just(SCRUBBER)];
+        let host = prop_oneof![Just(VM_HOST), Just(SCRUBBER_HOST)];
         let epoch = (0..6u64).prop_map(Epoch);
         prop_oneof![
             host.clone().prop_map(|host| Event::Assign(Owner { host, reservation: ReservationId(1) })),

@@ -91,7 +91,7 @@ impl CombinedPoint {
 /// several pairs with equal memory, the pair with the fewest misses is chosen. Points are not
 /// interpolated. The pair that places nothing is always allowed, so that a result always exists.
 /// Points may be in any order and may repeat.
-pub fn solve(
+pub fn choose_combination(
     insensitive: &[InsensitivityPoint],
     frigid: &[FrigidPoint],
     mix: VmMix,
@@ -102,7 +102,7 @@ pub fn solve(
     points.swap_remove(allowed.checked_sub(1).expect("the pair that places nothing has no misses"))
 }
 
-/// Returns the Pareto frontier: the results of [`solve`] for every possible `x`, in ascending order
+/// Returns the Pareto frontier: the results of [`choose_combination`] for every possible `x`, in ascending order
 /// of misses and of memory on the pool. The first pair places nothing, unless some memory can be
 /// placed without a miss. Evaluates every pair of points.
 pub fn frontier(

@@ -10,7 +10,7 @@ use units::{
 
 use crate::{
     frigid::{self, Calibration, backtest::BacktestResult, feature_names},
-    sensitivity::{self, COUNTERS},
+    sensitivity::{self, COUNTER_NAMES},
 };
 
 /// Version of the file format that this version of Tarn writes and reads.
@@ -137,7 +137,7 @@ impl ModelFile {
 
     /// Creates a file for a model of latency sensitivity.
     pub fn sensitivity(provenance: Provenance, model: sensitivity::Model) -> Self {
-        let features = COUNTERS.map(str::to_owned).to_vec();
+        let features = COUNTER_NAMES.map(str::to_owned).to_vec();
         Self { tarn_model: FORMAT_VERSION, provenance, content: Content::Sensitivity { features, model } }
     }
 
@@ -181,18 +181,18 @@ impl ModelFile {
                  characters, metrics must have at most {BACKTEST_RESULTS_MAX} entries"
             )));
         }
-        if file.matches_this_version() { Ok(file) } else { Err(FileError::Features) }
+        if file.is_supported() { Ok(file) } else { Err(FileError::Features) }
     }
 
     /// Returns whether the features are those of this version of Tarn and all values are in range.
-    fn matches_this_version(&self) -> bool {
+    fn is_supported(&self) -> bool {
         match &self.content {
             Content::Frigid { features, model, calibration } => {
                 features.iter().eq(&feature_names().collect::<Vec<_>>())
                     && model.is_compatible()
                     && calibration.is_valid()
             }
-            Content::Sensitivity { features, model } => features == &COUNTERS && model.is_compatible(),
+            Content::Sensitivity { features, model } => features == &COUNTER_NAMES && model.is_compatible(),
         }
     }
 }

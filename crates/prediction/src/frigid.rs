@@ -15,11 +15,11 @@ mod sample;
 mod score;
 
 pub use calibration::{Calibration, CalibrationSample};
-pub use history::{FEATURES, History, feature_names};
+pub use history::{FEATURE_COUNT, OutcomeHistory, feature_names};
 pub use model::{Model, ModelSource};
 pub use online::{OnlinePredictor, RiskPrediction, VmAssessment};
-pub use outcome::{Groups, Outcome, Usage, VmRequest};
-pub use risk::{Curve, QUANTILE_LEVELS, RiskAllocation, RiskLimit};
+pub use outcome::{Groups, Outcome, VmRequest, VmUsage};
+pub use risk::{QUANTILE_LEVELS, QuantileCurve, RiskAllocation, RiskLimit};
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@
 //! reads no clock and no file and keeps no state.
 //!
 //! ```
-//! use prediction::combination::{FrigidPoint, InsensitivityPoint, VmMix, solve};
+//! use prediction::combination::{FrigidPoint, InsensitivityPoint, VmMix, choose_combination};
 //! use units::Fraction;
 //!
 //! let share = |part| Fraction::new(part).unwrap();
@@ -22,7 +22,7 @@
 //! let frigid = [FrigidPoint { op: share(0.04), share: share(0.20) }];
 //! let mix = VmMix { history: share(0.8), exceeds: share(0.25) };
 //! // At most 2.4 % of VMs may be slowed down beyond the margin.
-//! let chosen = solve(&insensitive, &frigid, mix, share(0.024));
+//! let chosen = choose_combination(&insensitive, &frigid, mix, share(0.024));
 //! assert!((chosen.pool - 0.392).abs() < 1e-9);
 //! ```
 #![forbid(unsafe_code)]

@@ -8,17 +8,17 @@ mod evaluation_error;
 mod labels;
 mod model;
 
-pub use labels::{COUNTER_MAX, LabelError, SLOWDOWN_RANGE, SLOWDOWN_RULE, read_labels};
+pub use labels::{COUNTER_VALUE_MAX, LabelError, SLOWDOWN_RANGE, SLOWDOWN_RULE, read_labels};
 pub use model::{Cutoff, Model};
 
 use crate::trees::{
-    Columns, TreeParams,
+    FeatureColumns, TreeParams,
     forest::{FittedForest, ForestParams, fit_forest},
 };
 
 /// Names of the core counters, after Intel's top-down method. All except the last five are
 /// fractions of pipeline slots or cycles, 0 to 1.
-pub const COUNTERS: [&str; 17] = [
+pub const COUNTER_NAMES: [&str; 17] = [
     "retiring",
     "frontend_bound",
     "bad_speculation",
@@ -37,16 +37,16 @@ pub const COUNTERS: [&str; 17] = [
     "l3_mpki",
     "memory_level_parallelism",
 ];
-/// Index in [`COUNTERS`] of the core-bound fraction of pipeline slots.
-pub const CORE_BOUND: usize = 3;
-/// Index in [`COUNTERS`] of the memory-bound fraction of pipeline slots.
-pub const MEMORY_BOUND: usize = 4;
-/// Index in [`COUNTERS`] of the DRAM-bound fraction of cycles.
-pub const DRAM_BOUND: usize = 11;
+/// Index in [`COUNTER_NAMES`] of the core-bound fraction of pipeline slots.
+pub const CORE_BOUND_INDEX: usize = 3;
+/// Index in [`COUNTER_NAMES`] of the memory-bound fraction of pipeline slots.
+pub const MEMORY_BOUND_INDEX: usize = 4;
+/// Index in [`COUNTER_NAMES`] of the DRAM-bound fraction of cycles.
+pub const DRAM_BOUND_INDEX: usize = 11;
 
 /// Returns the names and values of all measured counters. Counters that are NaN were not measured.
-pub fn measured_counters(counters: &[f64; COUNTERS.len()]) -> impl Iterator<Item = (&'static str, f64)> {
-    COUNTERS.into_iter().zip(counters.iter().copied()).filter(|(_, counter)| !counter.is_nan())
+pub fn measured_counters(counters: &[f64; COUNTER_NAMES.len()]) -> impl Iterator<Item = (&'static str, f64)> {
+    COUNTER_NAMES.into_iter().zip(counters.iter().copied()).filter(|(_, counter)| !counter.is_nan())
 }
 
 /// Workload: core counters measured with local memory, and slowdown with pool memory.
@@ -55,8 +55,8 @@ pub struct Workload {
     /// Name of the program. Several workloads have the same name if they run the same program with
     /// different inputs.
     pub program: String,
-    /// Values of [`COUNTERS`], in the same order; NaN if a counter was not measured.
-    pub counters: [f64; COUNTERS.len()],
+    /// Values of [`COUNTER_NAMES`], in the same order; NaN if a counter was not measured.
+    pub counters: [f64; COUNTER_NAMES.len()],
     /// Relative increase of the run time with pool memory: 0.1 is 10 % longer.
     pub slowdown: f64,
 }
@@ -69,7 +69,7 @@ const FOREST_PARAMS: ForestParams =
 /// Trains a forest that predicts the probability of a slowdown above `pdm`. The bootstrap draws
 /// programs, each with all its workloads.
 fn train_forest(workloads: &[&Workload], pdm: f64, seed: u64) -> FittedForest {
-    let mut columns = Columns::new(COUNTERS.len());
+    let mut columns = FeatureColumns::new(COUNTER_NAMES.len());
     workloads.iter().for_each(|workload| columns.push(&workload.counters));
     let labels: Vec<f64> =
         workloads.iter().map(|workload| f64::from(u8::from(workload.slowdown > pdm))).collect();

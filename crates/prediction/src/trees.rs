@@ -10,7 +10,7 @@ mod stored;
 use std::collections::VecDeque;
 
 use bins::BinnedColumns;
-pub use bins::Columns;
+pub use bins::FeatureColumns;
 pub use grow::TreeParams;
 use serde::{Deserialize, Serialize};
 
@@ -246,8 +246,9 @@ impl Ensemble {
             for at in &mut at {
                 let packed = &self.nodes[*at as usize];
                 let number = row[usize::from(packed.feature)];
-                let is_left = (number <= packed.at_most) | (number.is_nan() & packed.missing_first);
-                *at = packed.left_child + u32::from(!is_left);
+                let goes_to_left_child =
+                    (number <= packed.at_most) | (number.is_nan() & packed.missing_first);
+                *at = packed.left_child + u32::from(!goes_to_left_child);
             }
         }
         at
@@ -263,19 +264,20 @@ impl Ensemble {
                 if packed.kind == NodeKind::Leaf {
                     break;
                 }
-                *at = packed.left_child + u32::from(!self.is_left(packed, row[usize::from(packed.feature)]));
+                *at = packed.left_child
+                    + u32::from(!self.goes_to_left_child(packed, row[usize::from(packed.feature)]));
             }
         }
         at
     }
 
     /// Returns whether a feature value leads to the left child of a node.
-    fn is_left(&self, packed: &PackedNode, number: f64) -> bool {
+    fn goes_to_left_child(&self, packed: &PackedNode, number: f64) -> bool {
         match packed.kind {
             _ if number.is_nan() => packed.missing_first,
             NodeKind::AtMostZeroMissing if number.abs() <= ZERO_THRESHOLD => packed.missing_first,
             NodeKind::AtMost | NodeKind::AtMostZeroMissing => number <= packed.at_most,
-            NodeKind::OneOf => self.is_one_of(packed, number),
+            NodeKind::OneOf => self.is_in_category_set(packed, number),
             NodeKind::Leaf => true,
         }
     }
@@ -285,7 +287,7 @@ impl Ensemble {
         clippy::cast_sign_loss,
         reason = "a set index and a truncated integer"
     )]
-    fn is_one_of(&self, packed: &PackedNode, number: f64) -> bool {
+    fn is_in_category_set(&self, packed: &PackedNode, number: f64) -> bool {
         let set = &self.sets[packed.at_most as usize];
         let integer = number as i64;
         let Ok(bit) = usize::try_from(integer) else { return false };

@@ -21,13 +21,13 @@ use units::{Bytes, Ns};
 use crate::trace::Arrival;
 
 /// Distribution of cores per VM, as (percent of VMs, cores).
-const CORES: [(u32, u32); 5] = [(40, 1), (25, 2), (20, 4), (11, 8), (4, 16)];
+const CORES_DISTRIBUTION: [(u32, u32); 5] = [(40, 1), (25, 2), (20, 4), (11, 8), (4, 16)];
 /// Distribution of memory per core, as (percent of VMs, MiB per core).
-const MIB_PER_CORE: [(u32, u64); 4] = [(45, 1792), (30, 3584), (20, 7168), (5, 14336)];
+const MIB_PER_CORE_DISTRIBUTION: [(u32, u64); 4] = [(45, 1792), (30, 3584), (20, 7168), (5, 14336)];
 /// Distribution of mean lifetimes, as (percent of VMs, seconds).
-const LIFETIMES_S: [(u32, f64); 4] = [(55, 900.0), (30, 7200.0), (12, 86_400.0), (3, 864_000.0)];
+const LIFETIME_DISTRIBUTION_S: [(u32, f64); 4] = [(55, 900.0), (30, 7200.0), (12, 86_400.0), (3, 864_000.0)];
 /// Mean time between two VM arrivals, in seconds.
-const ARRIVAL_GAP_S: f64 = 120.0;
+const MEAN_ARRIVAL_GAP_S: f64 = 120.0;
 /// Relative amplitude of the daily variation of the arrival rate: 0.5 means ±50 %.
 const ARRIVAL_RATE_AMPLITUDE: f64 = 0.5;
 const DAY_S: f64 = 86_400.0;
@@ -37,18 +37,18 @@ pub fn generate(seed: u64, count: usize) -> Vec<Arrival> {
     let mut rng = Pcg64::seed_from_u64(seed);
     let mut now = 0.0;
     let vm = |n| {
-        now = draw_next_arrival(&mut rng, now);
+        now = sample_next_arrival(&mut rng, now);
         generate_vm(&mut rng, n, now)
     };
     (1..=count as u64).map(vm).collect()
 }
 
 fn generate_vm(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
-    let cores = draw_weighted(rng, &CORES);
-    let memory = Bytes::mib(draw_weighted(rng, &MIB_PER_CORE) * u64::from(cores));
-    let mean = draw_weighted(rng, &LIFETIMES_S);
+    let cores = sample_weighted(rng, &CORES_DISTRIBUTION);
+    let memory = Bytes::mib(sample_weighted(rng, &MIB_PER_CORE_DISTRIBUTION) * u64::from(cores));
+    let mean = sample_weighted(rng, &LIFETIME_DISTRIBUTION_S);
     let arrive = to_whole_seconds(now);
-    let depart = arrive.after(to_whole_seconds(draw_exponential(rng, mean).max(1.0)));
+    let depart = arrive.after(to_whole_seconds(sample_exponential(rng, mean).max(1.0)));
     Arrival {
         line: n,
         id: format!("g{n}"),
@@ -62,9 +62,9 @@ fn generate_vm(rng: &mut Pcg64, n: u64, now: f64) -> Arrival {
 
 /// Draws the next arrival time, in seconds, by thinning a Poisson process. Candidates arrive at the
 /// peak rate. A candidate is accepted with probability (current rate / peak rate).
-fn draw_next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
+fn sample_next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
     loop {
-        now += draw_exponential(rng, ARRIVAL_GAP_S / (1.0 + ARRIVAL_RATE_AMPLITUDE));
+        now += sample_exponential(rng, MEAN_ARRIVAL_GAP_S / (1.0 + ARRIVAL_RATE_AMPLITUDE));
         let rate = 1.0 + ARRIVAL_RATE_AMPLITUDE * (TAU * now / DAY_S).sin();
         if rng.random::<f64>() * (1.0 + ARRIVAL_RATE_AMPLITUDE) < rate {
             return now;
@@ -72,12 +72,12 @@ fn draw_next_arrival(rng: &mut Pcg64, mut now: f64) -> f64 {
     }
 }
 
-fn draw_exponential(rng: &mut Pcg64, mean: f64) -> f64 {
+fn sample_exponential(rng: &mut Pcg64, mean: f64) -> f64 {
     // The random number is below 1, so the logarithm of 1 minus this number is finite.
     -mean * (1.0 - rng.random::<f64>()).ln()
 }
 
-fn draw_weighted<T: Copy>(rng: &mut Pcg64, table: &[(u32, T)]) -> T {
+fn sample_weighted<T: Copy>(rng: &mut Pcg64, table: &[(u32, T)]) -> T {
     let total: u32 = table.iter().map(|(weight, _)| weight).sum();
     let mut at = rng.random_range(0..total);
     for (weight, value) in table {
@@ -122,11 +122,11 @@ mod tests {
         assert!(close(fraction(&vms, |vm| vm.memory == Bytes::mib(1792 * u64::from(vm.cores))), 0.45));
         let hour = |mean: f64| 1.0 - (-3600.0 / mean).exp();
         let within_an_hour: f64 =
-            LIFETIMES_S.iter().map(|(w, mean)| f64::from(*w) / 100.0 * hour(*mean)).sum();
+            LIFETIME_DISTRIBUTION_S.iter().map(|(w, mean)| f64::from(*w) / 100.0 * hour(*mean)).sum();
         assert!(close(fraction(&vms, |vm| lifetime_s(vm) < 3600), within_an_hour));
         let last = vms.last().unwrap().arrive.unwrap().as_ms() as f64 / 1000.0;
         // The tolerance is 4 %: the trace ends within a day, and the rate varies over the day.
-        assert!((last / 20_000.0 / ARRIVAL_GAP_S - 1.0).abs() < 0.04);
+        assert!((last / 20_000.0 / MEAN_ARRIVAL_GAP_S - 1.0).abs() < 0.04);
     }
 
     #[test]

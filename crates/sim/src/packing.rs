@@ -90,7 +90,7 @@ impl Capacity {
 
     /// Subtracts a placement from the free resources. Slices are taken from the EMC with the most
     /// free slices first, in the same order as the pool manager.
-    pub fn take(&mut self, placement: &Placement) {
+    pub fn allocate_resources(&mut self, placement: &Placement) {
         let Some(host_capacity) = self.hosts.get_mut(&placement.host) else { return };
         host_capacity.cores = host_capacity.cores.saturating_sub(placement.cores);
         host_capacity.local = host_capacity.local.saturating_sub(placement.local);
@@ -198,7 +198,7 @@ mod tests {
     fn hosts_share_the_slices_of_their_emc() {
         let mut rack = rack("a 8 0 e;b 8 0 e,f;e 2;f 1");
         let placement = place(VmShape { cores: 1, memory: Bytes::gib(2) }, &rack, &BTreeSet::new()).unwrap();
-        rack.take(&placement);
+        rack.allocate_resources(&placement);
         assert_eq!(rack.slices[&name("e")], 0);
         assert_eq!(placement_of(&rack, 1, 1024), "b 0B+1");
         assert_eq!(placement_of(&rack, 1, 2048), "nowhere");
@@ -254,7 +254,7 @@ mod tests {
                 let host_capacity = &before.hosts[&placement.host];
                 prop_assert!(host_capacity.is_schedulable && host_capacity.cores >= cores && host_capacity.local >= placement.local);
                 prop_assert_eq!(placement.local.checked_add(Bytes::slices(placement.slices)), Some(shape.memory));
-                rack.take(&placement);
+                rack.allocate_resources(&placement);
                 let left: u32 = rack.slices.values().sum();
                 prop_assert_eq!(left + placement.slices, before.slices.values().sum::<u32>());
                 for (emc, free) in &rack.slices {

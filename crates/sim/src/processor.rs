@@ -15,20 +15,20 @@ mod timing;
 mod traces;
 
 pub use counters::Counters;
-pub use kernels::{Kernel, family};
+pub use kernels::{Kernel, kernel_family};
 pub use latency::{LatencyError, read as read_latency};
 pub use stream::{Access, Dependency, Program};
 pub use traces::{TraceError, read as read_trace};
 
 use rand::Rng;
 
-use cache::Hierarchy;
+use cache::CacheHierarchy;
 use timing::Run;
 
 /// CPU core with its share of the shared resources. Times are in cycles; fields whose names end in
 /// `_ns` are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Core {
+pub struct CoreModel {
     /// Clock rate in GHz (cycles per nanosecond).
     pub ghz: f64,
     /// Maximum number of instructions issued per cycle.
@@ -46,7 +46,7 @@ pub struct Core {
 }
 
 /// Parameters of a typical server core with its share of the last-level cache.
-pub const SERVER: Core = Core {
+pub const SERVER_CORE: CoreModel = CoreModel {
     ghz: 3.0,
     width: 4.0,
     window: 512,
@@ -103,18 +103,18 @@ pub struct Measurement {
 /// Derived counters are recomputed from the noisy counters.
 pub fn add_noise(counters: &Counters, rng: &mut impl Rng) -> Counters {
     const RELATIVE_NOISE: f64 = 0.05;
-    const OFFSET_SCALE: f64 = 0.003;
+    const NOISE_OFFSET_SCALE: f64 = 0.003;
     // Approximates a normal distribution: the sum of twelve uniform numbers from 0 to 1 has mean 6
     // and standard deviation 1.
     let mut normal = || (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
     counters::add_derived_counters(counters.map(|counter| {
-        (counter * (1.0 + RELATIVE_NOISE * normal())).max(0.0) + OFFSET_SCALE * normal().abs()
+        (counter * (1.0 + RELATIVE_NOISE * normal())).max(0.0) + NOISE_OFFSET_SCALE * normal().abs()
     }))
 }
 
 /// Runs a program with local memory and with pool memory, and compares the run times.
-pub fn measure(core: &Core, program: &Program, local: &Memory, pool: &Memory) -> Measurement {
-    let levels = Hierarchy::new(core).simulate(program);
+pub fn measure(core: &CoreModel, program: &Program, local: &Memory, pool: &Memory) -> Measurement {
+    let levels = CacheHierarchy::new(core).simulate(program);
     let [with_local, with_pool] = [local, pool].map(|memory| Run::simulate(core, program, &levels, memory));
     Measurement {
         counters: with_local.counters(core, program, &levels),

@@ -22,8 +22,8 @@ mod tenant;
 pub use accesses::{AccessTraceError, read};
 pub use auction::{Auction, Round, auction};
 pub use change::{
-    Activity, CHANGES, Change, ChangeResponse, EPOCHS, Epoch, RESPONSE_EPOCHS_MAX, TENANTS, TenantEpoch,
-    change_responses, simulate_changes,
+    ACTIVITY_CHANGES, Change, ChangeResponse, EPOCH_COUNT, Epoch, RESPONSE_EPOCHS_MAX, TENANTS,
+    TenantActivity, TenantEpoch, change_responses, simulate_changes,
 };
 pub use host::Host;
 pub use mixes::{Mix, SMALL_HOST_TENANTS, memory_and_compute_bound_tenants, mixes};
@@ -31,8 +31,8 @@ pub use preference::{
     ShareSensitivity, memory_preference, most_different_traces, share_sensitivity, typical,
 };
 pub use scaling::{Bidders, ScalingTenants};
-pub use schemes::{Outcome, Scheme, compare};
-pub use tenant::{Curve, Kind, Tenant};
+pub use schemes::{Outcome, Scheme, compare_schemes};
+pub use tenant::{Kind, MissRatioCurve, Tenant};
 
 #[cfg(test)]
 mod tests;

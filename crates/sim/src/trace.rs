@@ -118,7 +118,7 @@ pub fn read(input: impl BufRead, strictness: Strictness) -> Result<Trace, TraceE
     if !read_row(&mut rows, &mut row)? {
         return Err(TraceError::Empty);
     }
-    let (layout, columns) = layout::detect(&row)?;
+    let (layout, columns) = layout::detect_layout(&row)?;
     let mut trace = Trace { layout, arrivals: Vec::new(), skipped: 0, first_skipped: None };
     let mut more = layout == Layout::AzureVmTable || read_row(&mut rows, &mut row)?;
     while more {
@@ -178,7 +178,7 @@ pub struct Event {
 /// the start, then departures, then arrivals, then departures of VMs that arrive at this time.
 /// Departures precede arrivals because they free resources. Remaining ties are resolved by row.
 pub fn events(arrivals: &[Arrival]) -> Vec<Event> {
-    let mut ranked: Vec<(Rank, Event)> =
+    let mut ranked: Vec<(EventOrder, Event)> =
         arrivals.iter().enumerate().flat_map(|(i, a)| vm_events(i, a)).collect();
     ranked.sort_by_key(|(rank, event)| (event.at, *rank, event.index));
     ranked.into_iter().map(|(_, event)| event).collect()
@@ -186,19 +186,20 @@ pub fn events(arrivals: &[Arrival]) -> Vec<Event> {
 
 /// Order of events that occur at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
+enum EventOrder {
     Initial,
     Departure,
     Arrival,
     ImmediateDeparture,
 }
 
-fn vm_events(index: usize, vm: &Arrival) -> impl Iterator<Item = (Rank, Event)> {
+fn vm_events(index: usize, vm: &Arrival) -> impl Iterator<Item = (EventOrder, Event)> {
     let at = vm.arrive.unwrap_or(Ns::ZERO);
-    let rank = if vm.arrive.is_some() { Rank::Arrival } else { Rank::Initial };
+    let rank = if vm.arrive.is_some() { EventOrder::Arrival } else { EventOrder::Initial };
     let arrival = (rank, Event { at, kind: EventKind::Arrive, index });
     let departure = vm.depart.map(|leaves| {
-        let rank = if vm.arrive == Some(leaves) { Rank::ImmediateDeparture } else { Rank::Departure };
+        let rank =
+            if vm.arrive == Some(leaves) { EventOrder::ImmediateDeparture } else { EventOrder::Departure };
         (rank, Event { at: leaves, kind: EventKind::Depart, index })
     });
     std::iter::once(arrival).chain(departure)

@@ -44,7 +44,7 @@ use self::{
     run_log::RunLog,
 };
 pub use self::{
-    run_log::{Failure, Summary},
+    run_log::{Failure, RunSummary},
     store::{BACKUPS_MAX, MemoryStore, Store},
 };
 
@@ -170,7 +170,7 @@ impl World {
     ///
     /// # Errors
     /// Returns [`Failure`] if an invariant is violated or the world does not become quiescent.
-    pub fn run(mut self, steps: u64) -> Result<Summary, Box<Failure>> {
+    pub fn run(mut self, steps: u64) -> Result<RunSummary, Box<Failure>> {
         for _ in 0..steps {
             self.step()?;
         }
@@ -186,17 +186,17 @@ impl World {
         if let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = at;
             self.steps += 1;
-            self.dispatch(event);
+            self.dispatch_event(event);
             self.check_invariants();
         }
         self.run_log.failure(self.seed, self.steps).map_or(Ok(()), Err)
     }
 
-    fn dispatch(&mut self, event: ScheduledEvent) {
+    fn dispatch_event(&mut self, event: ScheduledEvent) {
         match event {
             ScheduledEvent::ManagerStart => self.start_manager(),
             ScheduledEvent::ManagerWakeup => self.wake_manager(),
-            ScheduledEvent::ManagerBurstEnd(incarnation) => self.end_burst(incarnation),
+            ScheduledEvent::ManagerBurstEnd(incarnation) => self.resume_after_burst(incarnation),
             ScheduledEvent::StoreWritten(incarnation) => self.complete_store_write(incarnation),
             ScheduledEvent::StoreRead(incarnation) => self.complete_store_read(incarnation),
             ScheduledEvent::DeviceCallDue(incarnation, emc) => self.make_next_device_call(incarnation, emc),
@@ -223,7 +223,7 @@ impl World {
             ScheduledEvent::ManagerDetectsClose(session) => self.manager_detects_close(session),
             ScheduledEvent::AgentDetectsClose(session) => self.agent_detects_close(session),
             ScheduledEvent::DuplicateAgentLeaves(session) => self.end_duplicate_agent(session),
-            ScheduledEvent::ClientAction => self.act_as_client(),
+            ScheduledEvent::ClientAction => self.perform_client_action(),
             ScheduledEvent::FaultStart => self.start_fault(),
             ScheduledEvent::FaultEnd(fault) => self.end_fault(fault),
         }
@@ -253,7 +253,7 @@ impl World {
         self.rng.random_bool(probability)
     }
 
-    fn pick<T: Clone>(&mut self, items: &[T]) -> Option<T> {
+    fn pick_random<T: Clone>(&mut self, items: &[T]) -> Option<T> {
         (!items.is_empty()).then(|| items[self.rng.random_range(0..items.len())].clone())
     }
 
@@ -295,7 +295,7 @@ mod tests {
     /// events.
     #[test]
     fn every_event_kind_occurs_within_150_seeds() {
-        let mut sum = Summary::default();
+        let mut sum = RunSummary::default();
         for seed in 0..SEED_COUNT {
             sum += World::new(seed).run(STEPS_PER_SEED).expect("every invariant holds");
         }

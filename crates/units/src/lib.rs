@@ -15,7 +15,7 @@ mod user;
 pub use chain::chain;
 pub use name::{Name, NameError, RequestId};
 pub use number::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, Revision, SliceId};
-pub use quoted::{Quoted, escaped, shortened};
+pub use quoted::{QuotedText, escaped, shortened};
 pub use size::{Bytes, Fraction, FractionError, SLICE, SizeError};
 pub use time::{Ns, UnixMs};
 pub use user::{UserId, UserIdError};

@@ -14,13 +14,13 @@ pub const SLICES_PER_EMC_MAX: u32 = 16 * 1024;
 pub const SLICES_MAX: u32 = 256 * 1024;
 /// Maximum number of slices over the lifetime of a rack. Includes removed slices, because slice
 /// numbers are never reused.
-pub const SLICES_EVER_MAX: u32 = u32::MAX;
+pub const SLICE_IDS_MAX: u32 = u32::MAX;
 /// Maximum number of EMCs over the lifetime of a rack. Includes removed EMCs, because EMC numbers
 /// are never reused.
-pub const EMCS_EVER_MAX: u32 = u32::MAX;
+pub const EMC_IDS_MAX: u32 = u32::MAX;
 /// Maximum number of hosts over the lifetime of a rack. Includes removed hosts, because host
 /// numbers are never reused.
-pub const HOSTS_EVER_MAX: u32 = u32::MAX;
+pub const HOST_IDS_MAX: u32 = u32::MAX;
 /// Maximum number of slices of one VM.
 pub const SLICES_PER_VM_MAX: u32 = 4096;
 /// Maximum number of slices of one host. All of them must fit into one desired-state message.
@@ -32,7 +32,7 @@ pub const RESERVATIONS_PER_HOST_MAX: usize = CORES_PER_HOST_MAX as usize;
 /// sends the complete state.
 pub const DELTA_CHANGES_PER_HOST_MAX: usize = 8192;
 /// Maximum number of vCPUs of a guest.
-pub const VCPUS_MAX: u32 = 64;
+pub const VCPUS_PER_VM_MAX: u32 = 64;
 /// Maximum number of NUMA nodes with vCPUs in a guest. With this limit, every APIC ID fits into a
 /// byte.
 pub const LOCAL_NODES_PER_VM_MAX: usize = 4;
@@ -72,7 +72,7 @@ pub const TOUCHED_MEMORY_SAMPLE_INTERVAL: Ns = Ns::secs(10);
 /// Maximum number of cores of a host.
 pub const CORES_PER_HOST_MAX: u32 = 4096;
 /// Maximum local memory of a host, in MiB (64 TiB).
-pub const LOCAL_MIB_PER_HOST_MAX: u64 = 64 << 20;
+pub const LOCAL_MEMORY_MIB_PER_HOST_MAX: u64 = 64 << 20;
 
 /// Maximum length of the name of a host, EMC, VM or client, in bytes.
 pub const NAME_BYTES_MAX: usize = 63;
@@ -101,7 +101,7 @@ pub const TABLE_BYTES_MAX: u64 = 4 << 30;
 pub const TABLE_LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Maximum size of a gRPC message in either direction, in bytes.
-pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+pub const RPC_MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Maximum size of a `HostMemory` datagram, in bytes.
 pub const DATAGRAM_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of file descriptors in a `HostMemory` datagram. Linux allows 253.
@@ -113,10 +113,10 @@ pub const HOST_MEMORY_CONNECTIONS_PER_UID_MAX: usize = 1024;
 /// to attach VMs.
 pub const HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX: usize = 16;
 /// Time without a request after which the agent closes a host memory connection.
-pub const HOST_MEMORY_IDLE_MAX: Ns = Ns::secs(30);
+pub const HOST_MEMORY_IDLE_TIMEOUT: Ns = Ns::secs(30);
 /// Time without a request after which the agent closes a host memory connection of a user without
 /// permission to attach VMs.
-pub const HOST_MEMORY_UNAUTHORIZED_IDLE_MAX: Ns = Ns::secs(1);
+pub const HOST_MEMORY_UNAUTHORIZED_IDLE_TIMEOUT: Ns = Ns::secs(1);
 /// Maximum number of VMM requests in the queue of the agent's main task. Further requests wait in
 /// the socket buffer.
 pub const HOST_MEMORY_REQUESTS_QUEUED_MAX: usize = 256;
@@ -132,25 +132,25 @@ pub const HOST_CALLS_IN_FLIGHT_MAX: usize = 8;
 /// reserved for starting VMs.
 pub const HOST_RECLAIM_CALLS_IN_FLIGHT_MAX: usize = 6;
 /// Maximum number of entries in one page of a list.
-pub const LIST_PAGE_MAX: u32 = 8 * 1024;
+pub const LIST_PAGE_ENTRIES_MAX: u32 = 8 * 1024;
 /// Maximum number of pages that a client requests for one list. If the manager announces more
 /// pages, the client reports a protocol error.
 pub const LIST_PAGES_MAX: u32 = 4096;
 
 /// Maximum number of reservations in one page of a list. One reservation may contain thousands of
 /// slices.
-pub const RESERVATIONS_PAGE_MAX: usize = 256;
+pub const RESERVATIONS_PER_PAGE_MAX: usize = 256;
 
 /// Maximum number of hosts that a list request copies from the ledger before it releases the lock.
-pub const HOSTS_CHUNK_MAX: usize = 64;
+pub const HOSTS_PER_CHUNK_MAX: usize = 64;
 /// Maximum number of slices that a list request copies from the ledger before it releases the lock.
-pub const SLICES_CHUNK_MAX: usize = 512;
+pub const SLICES_PER_CHUNK_MAX: usize = 512;
 /// Maximum number of reservations plus their slices that a list request copies before it releases
 /// the ledger's lock.
-pub const RESERVATIONS_CHUNK_MAX: usize = 4096;
+pub const RESERVATIONS_CHUNK_ENTRIES_MAX: usize = 4096;
 /// Maximum number of active and ended reservations that a list request examines before it releases
 /// the ledger's lock.
-pub const RESERVATIONS_SCANNED_MAX: usize = 1024;
+pub const RESERVATIONS_SCANNED_PER_CALL_MAX: usize = 1024;
 
 /// Maximum number of concurrent connections to the manager, from agents, schedulers and operators.
 pub const CONNECTIONS_MAX: usize = 4096;
@@ -167,9 +167,9 @@ const _: () = assert!(UNADMITTED_CONNECTIONS_PER_SOURCE_MAX < UNADMITTED_CONNECT
 /// the TLS handshake.
 pub const CONNECTION_ADMISSION_TIMEOUT: Ns = Ns::secs(10);
 /// Time after which the manager closes a connection without an open call.
-pub const CONNECTION_IDLE_MAX: Ns = Ns::secs(300);
+pub const CONNECTION_IDLE_TIMEOUT: Ns = Ns::secs(300);
 /// Maximum number of accepted connections in the queue of the manager's server.
-pub const CONNECTIONS_ACCEPTED_QUEUED_MAX: usize = 64;
+pub const ACCEPTED_CONNECTIONS_QUEUED_MAX: usize = 64;
 /// Maximum number of concurrent calls on one connection to the manager.
 pub const CALLS_PER_CONNECTION_MAX: u32 = 1024;
 
@@ -185,9 +185,9 @@ pub const STORE_LOW_SPACE_CHECK_INTERVAL: Ns = Ns::secs(1);
 /// rejected with UNAVAILABLE.
 pub const EXPLAIN_CALLS_IN_FLIGHT_MAX: usize = 8;
 /// Maximum number of calls that wait in WaitReady, or in Reserve with `wait_ready`.
-pub const WAITERS_MAX: usize = 16 * 1024;
+pub const SLICE_WAITERS_MAX: usize = 16 * 1024;
 /// Longest time that a call may wait for slices to come online.
-pub const WAIT_READY_MAX: Ns = Ns::secs(300);
+pub const WAIT_READY_TIMEOUT_MAX: Ns = Ns::secs(300);
 /// Default timeout of a command for a response from the manager.
 pub const RESPONSE_TIMEOUT_DEFAULT: Ns = Ns::secs(30);
 /// Additional time that a client waits after the deadline of its request, so that it receives the
@@ -203,17 +203,17 @@ pub const CLOCK_SKEW_MAX: Ns = Ns::secs(5);
 /// Maximum number of changes in one durable write. Further requests are part of the next write.
 /// Reports of hosts and devices may exceed this limit; their size is bounded by the number of
 /// slices.
-pub const BATCH_CHANGES_MAX: usize = 8192;
+pub const CHANGES_PER_BATCH_MAX: usize = 8192;
 /// Delay before the store writes a change that no caller waits for, so that several changes share
 /// one durable write.
-pub const BATCH_LINGER: Ns = Ns::ms(10);
+pub const BATCH_DELAY: Ns = Ns::ms(10);
 /// Maximum number of chunks queued for one watcher. When the queue is full, the oldest chunks are
 /// dropped and the watcher is notified.
 pub const WATCH_CHUNKS_QUEUED_MAX: usize = 4096;
 /// Maximum number of records in one chunk that is sent to watchers.
-pub const WATCH_CHUNK_RECORDS_MAX: usize = 64;
+pub const RECORDS_PER_WATCH_CHUNK_MAX: usize = 64;
 /// Maximum total number of open Watch, WatchCapacity and WatchMigrations streams.
-pub const WATCHERS_MAX: usize = 256;
+pub const WATCH_STREAMS_MAX: usize = 256;
 /// Interval between two attempts of `tarn watch` to reconnect to the manager.
 pub const WATCH_RETRY_INTERVAL: Ns = Ns::ms(200);
 /// Additional time that `tarn watch` waits after its `--timeout`, so that an error of the
@@ -234,7 +234,7 @@ pub const CROSS_VALIDATION_SPLITS_MAX: u32 = 10_000;
 /// about half a millisecond per outcome.
 pub const TRAINING_OUTCOMES_MAX: usize = 64 << 10;
 /// Maximum number of VM owners with an individual safety margin for predictions.
-pub const OWNER_MARGINS_MAX: usize = 8 << 10;
+pub const CALIBRATION_OWNERS_MAX: usize = 8 << 10;
 /// Maximum number of outcomes that a manager stores; the oldest are dropped. Training reads all of
 /// them.
 pub const OUTCOMES_RETAINED_MAX: usize = TRAINING_OUTCOMES_MAX;
@@ -247,7 +247,7 @@ pub const VM_ATTRIBUTE_BYTES_MAX: usize = 256;
 /// Maximum number of outcomes in one AddOutcomes request.
 pub const OUTCOMES_PER_REQUEST_MAX: usize = 2048;
 /// Maximum number of labelled workloads in a training set.
-pub const LABELS_MAX: usize = 4096;
+pub const WORKLOAD_LABELS_MAX: usize = 4096;
 /// Maximum number of recent models of one kind that a manager stores. The serving model and the
 /// models available for rollback are stored in addition.
 pub const MODELS_RETAINED_MAX: usize = 16;
@@ -279,23 +279,23 @@ pub const REPLAY_READY_TIMEOUT: Ns = Ns::secs(10);
 /// Timeout for a test VMM to check its slices, and to exit.
 pub const REPLAY_TEST_VMM_TIMEOUT: Ns = Ns::secs(30);
 /// Default time that a replay waits for draining slices before it counts a VM as rejected.
-pub const REPLAY_SETTLE_DEFAULT: Ns = Ns::secs(2);
+pub const REPLAY_SETTLE_TIME_DEFAULT: Ns = Ns::secs(2);
 /// Longest configurable time that a replay waits for draining slices.
-pub const REPLAY_SETTLE_MAX: Ns = Ns::secs(60);
+pub const REPLAY_SETTLE_TIME_MAX: Ns = Ns::secs(60);
 /// Time for which the manager may be unavailable before a replay fails.
-pub const REPLAY_UNAVAILABLE_MAX: Ns = Ns::secs(60);
+pub const REPLAY_UNAVAILABLE_TIME_MAX: Ns = Ns::secs(60);
 /// First delay between two attempts of a replay to reach an unavailable manager. The delay doubles
 /// up to [`REPLAY_BACKOFF_MAX`].
-pub const REPLAY_BACKOFF_FIRST: Ns = Ns::ms(20);
+pub const REPLAY_BACKOFF_MIN: Ns = Ns::ms(20);
 /// Longest delay between two attempts of a replay to reach an unavailable manager.
 pub const REPLAY_BACKOFF_MAX: Ns = Ns::secs(1);
 /// Interval at which a replay checks which processes can access each slice.
 pub const REPLAY_CHECK_INTERVAL: Ns = Ns::ms(200);
 /// Number of consecutive comparisons with the ledger in which a reservation must be missing before
 /// a replay counts it as lost.
-pub const REPLAY_LOST_AFTER_COMPARISONS: usize = 3;
+pub const REPLAY_LOSS_COMPARISONS: usize = 3;
 /// Maximum memory that a test VMM writes in each slice, in MiB. Equal to the size of a slice.
-pub const TEST_VMM_TOUCH_MIB_MAX: u64 = 1024;
+pub const TEST_VMM_TOUCHED_MIB_MAX: u64 = 1024;
 
 /// Maximum number of decisions stored for Explain. The oldest decisions are dropped first.
 pub const AUDIT_ENTRIES_MAX: u64 = 200_000;
@@ -312,7 +312,7 @@ pub const ENDED_REQUESTS_PER_CLIENT_MAX: usize = 10_000;
 pub const ENDED_REQUESTS_MAX: usize = 64 << 10;
 /// A client is established if its oldest stored request ID is at least this old. New clients cannot
 /// displace the request IDs of an established client.
-pub const CLIENT_ESTABLISHED_AFTER: Ns = Ns::secs(600);
+pub const CLIENT_ESTABLISHMENT_TIME: Ns = Ns::secs(600);
 /// Time for which a request ID is stored after its reservation has ended.
 pub const REQUEST_ID_RETENTION: Ns = Ns::secs(24 * 3600);
 /// Interval at which the manager deletes expired records of ended reservations.
@@ -332,9 +332,9 @@ pub const SUCCESSIVE_RESTORES_MAX: u32 = 64;
 /// Upper bound on the number of hosts added between a backup and its restore.
 pub const HOSTS_ADDED_SINCE_BACKUP_MAX: u32 = 1 << 16;
 /// Default time within which a reservation must be committed.
-pub const COMMIT_WITHIN_DEFAULT: Ns = Ns::secs(300);
+pub const COMMIT_TIMEOUT_DEFAULT: Ns = Ns::secs(300);
 /// Longest configurable time within which a reservation must be committed.
-pub const COMMIT_WITHIN_MAX: Ns = Ns::secs(24 * 3600);
+pub const COMMIT_TIMEOUT_MAX: Ns = Ns::secs(24 * 3600);
 /// Delay before the manager repeats a declined migration request.
 pub const MIGRATION_REQUEST_RETRY_AFTER: Ns = Ns::secs(600);
 
@@ -352,9 +352,9 @@ pub const DEVICE_RESULTS_PER_BATCH_MAX: usize = 64;
 pub const DESIRED_STATE_INTERVAL_MIN: Ns = Ns::ms(1);
 /// Delay before the manager sends a desired-state message that no caller waits for, so that several
 /// changes share a message.
-pub const DESIRED_STATE_LINGER: Ns = Ns::ms(10);
+pub const DESIRED_STATE_BATCH_DELAY: Ns = Ns::ms(10);
 /// Delay before an agent reports finished host calls while other host calls are in flight.
-pub const OBSERVED_STATE_LINGER: Ns = Ns::ms(1);
+pub const OBSERVED_STATE_BATCH_DELAY: Ns = Ns::ms(1);
 /// Time after which the manager resends a desired state that the agent has not acknowledged.
 pub const DESIRED_STATE_RESEND_AFTER: Ns = Ns::secs(2);
 /// Shortest delay before an agent reconnects to the manager.
@@ -363,7 +363,7 @@ pub const RECONNECT_BACKOFF_MIN: Ns = Ns::ms(100);
 pub const RECONNECT_BACKOFF_MAX: Ns = Ns::secs(1);
 /// Time without messages after which an agent probes its connection to the manager. It is also the
 /// timeout of the probe.
-pub const SESSION_SILENCE_MAX: Ns = Ns::secs(5);
+pub const SESSION_SILENCE_TIMEOUT: Ns = Ns::secs(5);
 /// Delay between two attempts of a failed device call.
 pub const DEVICE_RETRY_DELAY: Ns = Ns::secs(1);
 /// Interval at which the manager checks that an idle device is still present.
@@ -380,7 +380,7 @@ pub const SLICE_ALARMS_MAX: usize = 256;
 pub const RESERVATION_ALARMS_MAX: usize = 256;
 /// Maximum number of separate alarms about VMs that could not be adopted. All further VMs share one
 /// alarm.
-pub const UNADOPTED_ALARMS_MAX: usize = 256;
+pub const UNADOPTED_VM_ALARMS_MAX: usize = 256;
 /// Maximum number of separate alarms about a host that does not detect a configured device. All
 /// further cases share one alarm.
 pub const DEVICE_NOT_FOUND_ALARMS_MAX: usize = 256;
@@ -389,11 +389,11 @@ pub const SLICE_ATTEMPTS_MAX: u32 = 6;
 /// Delay between two attempts to fence a silent host with the fence command.
 pub const FENCE_RETRY_DELAY: Ns = Ns::secs(60);
 /// Default timeout of the operator's fence command.
-pub const FENCE_WITHIN_DEFAULT: Ns = Ns::secs(60);
+pub const FENCE_TIMEOUT_DEFAULT: Ns = Ns::secs(60);
 /// Shortest configurable timeout of the fence command.
-pub const FENCE_WITHIN_MIN: Ns = Ns::ms(100);
+pub const FENCE_TIMEOUT_MIN: Ns = Ns::ms(100);
 /// Longest configurable timeout of the fence command.
-pub const FENCE_WITHIN_MAX: Ns = Ns::secs(3600);
+pub const FENCE_TIMEOUT_MAX: Ns = Ns::secs(3600);
 /// Maximum number of arguments of the fence command, including the program.
 pub const FENCE_ARGUMENTS_MAX: usize = 64;
 /// Maximum output of the fence command that is stored, in bytes.
@@ -417,10 +417,10 @@ pub const HUNG_SLICES_PER_REGION_MAX: usize = 64;
 pub const HOST_CALL_RETRY_DELAY: Ns = Ns::ms(500);
 /// Number of failed attempts of a host call after which the agent notifies the manager. The agent
 /// then continues to retry.
-pub const HOST_FAILURES_REPORTED_AFTER: u32 = 3;
+pub const HOST_FAILURES_BEFORE_REPORT: u32 = 3;
 /// Time for which an agent continues to report an ended VM that is absent from its desired state. A
 /// restarted manager may not have sent that VM yet.
-pub const ENDED_VM_REPORTED_FOR: Ns = Ns::secs(3600);
+pub const ENDED_VM_REPORT_DURATION: Ns = Ns::secs(3600);
 /// Maximum number of reported ended VMs that are absent from the desired state. Above the limit,
 /// the VM that left the desired state first is dropped.
 pub const ENDED_VMS_REPORTED_MAX: usize = 4096;
@@ -432,7 +432,7 @@ pub const SCRUB_MIB_PER_S_DEFAULT: u32 = 2048;
 pub const SCRUB_STEP_BYTES: usize = 2 << 20;
 /// Maximum burst of scrubs, as the idle time whose unused bandwidth may be used later (token
 /// bucket).
-pub const SCRUB_BURST: Ns = Ns::ms(10);
+pub const SCRUB_BURST_DURATION: Ns = Ns::ms(10);
 /// Maximum number of pages of a VM that one system call queries or moves to another NUMA node.
 pub const PAGES_PER_MOVE_CALL_MAX: usize = 4096;
 /// Maximum number of certificate names that can be assigned to a role.
@@ -464,21 +464,21 @@ pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 pub const TENANTS_MAX: usize = 1 << 20;
 /// Maximum supply of a market, in MiB or MB/s. An `f64` represents whole numbers up to this value
 /// exactly.
-pub const SUPPLY_MAX: u64 = 1 << 50;
+pub const MARKET_SUPPLY_MAX: u64 = 1 << 50;
 /// Maximum number of prices that one price search evaluates. Bisection of the interval from 0 to 1
 /// down to 1e-10 takes 35 prices. If the search restarts with all tenants, the count starts again.
 pub const PRICE_ROUNDS_MAX: u32 = 60;
 /// Maximum number of dividends evaluated at one price. Each larger dividend satiates more tenants.
 pub const DIVIDEND_ROUNDS_MAX: u32 = 32;
 /// Maximum number of tenants that a market evaluates as the recipient of the remaining supply.
-pub const MARGINAL_CANDIDATES_MAX: usize = 64;
+pub const REMAINDER_RECIPIENTS_MAX: usize = 64;
 /// Maximum number of tenants that a market evaluates with a fixed demand. For each of them, the
 /// other tenants share the remaining supply in a second market.
-pub const FIXED_CANDIDATES_MAX: usize = 3;
+pub const FIXED_DEMAND_TENANTS_MAX: usize = 3;
 /// Maximum number of tenants in a market that is refined by trades.
 pub const REFINEMENT_TENANTS_MAX: usize = 64;
 /// Maximum number of trades in one refinement.
-pub const REFINEMENTS_MAX: u32 = 1000;
+pub const REFINEMENT_TRADES_MAX: u32 = 1000;
 /// Maximum number of trades that are checked for envy in one step of a refinement.
 pub const TRADE_CANDIDATES_MAX: usize = 64;
 /// Maximum number of tenants in a market for which envy is computed. Envy is computed for every
@@ -487,7 +487,7 @@ pub const ENVY_CHECK_TENANTS_MAX: usize = 1024;
 /// Maximum number of tenants for which an agent computes shares.
 pub const TENANTS_PER_HOST_MAX: usize = 256;
 /// Maximum bandwidth of a host's link to remote memory, in MB/s.
-pub const LINK_MB_S_MAX: u64 = 1_000_000_000;
+pub const LINK_BANDWIDTH_MB_S_MAX: u64 = 1_000_000_000;
 /// Maximum number of processes of a tenant that the agent inspects.
 pub const TENANT_PROCESSES_MAX: usize = 64;
 /// Maximum number of tenants of a host whose page accesses are monitored. The page accesses of
@@ -498,7 +498,7 @@ pub const SAMPLED_CPUS_MAX: usize = 1024;
 /// Size of the sample buffer of one CPU, in bytes.
 pub const SAMPLE_BUFFER_BYTES_PER_CPU: usize = 256 << 10;
 /// Maximum number of memory regions of a tenant whose access frequency is monitored separately.
-pub const MONITOR_REGIONS_MAX: usize = 1000;
+pub const DAMON_REGIONS_MAX: usize = 1000;
 /// Smallest weight of a tenant as a fraction of the sum of all weights in a market. A
 /// smaller budget cannot buy any supply.
 pub const WEIGHT_FRACTION_MIN: f64 = 1e-9;
@@ -518,11 +518,11 @@ pub fn is_weight(weight: f64) -> bool {
 /// Maximum length of a text in a report on shares, in bytes.
 pub const SHARES_TEXT_BYTES_MAX: usize = 400;
 /// Largest number in a report on shares, in any unit.
-pub const SHARES_NUMBER_MAX: f64 = 1e12;
+pub const SHARE_VALUE_MAX: f64 = 1e12;
 // A report on shares is one message. Per tenant it contains a name, at most two texts and some
 // numbers.
 const _: () = assert!(
-    TENANTS_PER_HOST_MAX * (NAME_BYTES_MAX + 2 * SHARES_TEXT_BYTES_MAX + 256) <= MESSAGE_BYTES_MAX / 2,
+    TENANTS_PER_HOST_MAX * (NAME_BYTES_MAX + 2 * SHARES_TEXT_BYTES_MAX + 256) <= RPC_MESSAGE_BYTES_MAX / 2,
     "a report on shares must fit into a message"
 );
 /// Shortest configurable epoch, the time between two computations of shares.
@@ -545,14 +545,14 @@ const _: () = assert!(
     "the request IDs of four clients at their limit must fit"
 );
 const _: () = assert!(
-    CLIENT_ESTABLISHED_AFTER.0 < REQUEST_ID_RETENTION.0,
-    "CLIENT_ESTABLISHED_AFTER must be shorter than REQUEST_ID_RETENTION"
+    CLIENT_ESTABLISHMENT_TIME.0 < REQUEST_ID_RETENTION.0,
+    "CLIENT_ESTABLISHMENT_TIME must be shorter than REQUEST_ID_RETENTION"
 );
 const _: () = assert!(
-    OUTCOMES_PER_REQUEST_MAX * (4 * VM_ATTRIBUTE_BYTES_MAX + 1000) <= MESSAGE_BYTES_MAX,
+    OUTCOMES_PER_REQUEST_MAX * (4 * VM_ATTRIBUTE_BYTES_MAX + 1000) <= RPC_MESSAGE_BYTES_MAX,
     "outcomes with all attributes must fit into a message"
 );
-const _: () = assert!(MODEL_BYTES_MAX < MESSAGE_BYTES_MAX, "a model must fit into a message");
+const _: () = assert!(MODEL_BYTES_MAX < RPC_MESSAGE_BYTES_MAX, "a model must fit into a message");
 const _: () = assert!(
     VCPUS_STOP_TIMEOUT.0 < CONTROL_RESPONSE_TIMEOUT.0,
     "a pause must complete before the response times out"
@@ -564,11 +564,12 @@ const _: () = assert!(
 // The desired state of a host is one message. A slice with its handle has at most 96 bytes, a VM
 // with its name 128.
 const _: () = assert!(
-    SLICES_PER_HOST_MAX as usize * 96 + RESERVATIONS_PER_HOST_MAX * 128 <= MESSAGE_BYTES_MAX,
+    SLICES_PER_HOST_MAX as usize * 96 + RESERVATIONS_PER_HOST_MAX * 128 <= RPC_MESSAGE_BYTES_MAX,
     "a desired state must fit into a message"
 );
-const _: () = assert!(LIST_PAGE_MAX as usize * 384 <= MESSAGE_BYTES_MAX, "a page must fit into a message");
+const _: () =
+    assert!(LIST_PAGE_ENTRIES_MAX as usize * 384 <= RPC_MESSAGE_BYTES_MAX, "a page must fit into a message");
 const _: () = assert!(
-    SLICES_PER_VM_MAX as usize * 2 <= BATCH_CHANGES_MAX,
+    SLICES_PER_VM_MAX as usize * 2 <= CHANGES_PER_BATCH_MAX,
     "a reservation must fit into a durable write"
 );

@@ -5,7 +5,7 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Quoted,
+    QuotedText,
     limits::{ERROR_VALUE_CHARS_MAX, NAME_BYTES_MAX, REQUEST_ID_BYTES_MAX},
 };
 
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} is not a name: must be 1 to {max} of A-Z a-z 0-9 . _ : - and not begin with a dot or dash",
-    Quoted(value)
+    QuotedText(value)
 )]
 pub struct NameError {
     value: String,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Quoted;
+use crate::QuotedText;
 
 macro_rules! number_type {
     ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
@@ -74,7 +74,7 @@ impl std::str::FromStr for ReservationId {
 
     fn from_str(text: &str) -> Result<Self, String> {
         text.strip_prefix("r-").and_then(|n| n.parse().ok()).map(Self).ok_or_else(|| {
-            let text = Quoted(text);
+            let text = QuotedText(text);
             format!("{text} is not a reservation: must be r- and a number, such as r-7")
         })
     }

@@ -7,9 +7,9 @@ use crate::limits::ERROR_VALUE_CHARS_MAX;
 /// Value in an error message, formatted in quotation marks. Control characters are escaped, and a
 /// long value is shortened.
 #[derive(Clone, Copy, Debug)]
-pub struct Quoted<'a>(pub &'a str);
+pub struct QuotedText<'a>(pub &'a str);
 
-impl fmt::Display for Quoted<'_> {
+impl fmt::Display for QuotedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", shortened(self.0))
     }
@@ -39,7 +39,7 @@ mod tests {
         let longest = "ä".repeat(ERROR_VALUE_CHARS_MAX);
         assert_eq!(shortened(&longest), longest);
         assert_eq!(shortened(&format!("{longest}ä")), format!("{longest}…"));
-        assert_eq!(Quoted("a\n\"b").to_string(), r#""a\n\"b""#);
+        assert_eq!(QuotedText("a\n\"b").to_string(), r#""a\n\"b""#);
         assert_eq!(escaped("a\n'ä\"\u{1b}"), "a\\n'ä\"\\u{1b}");
     }
 }

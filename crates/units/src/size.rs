@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Quoted;
+use crate::QuotedText;
 
 /// Size of a slice, the unit of ownership of pool memory: 1 GiB.
 pub const SLICE: Bytes = Bytes::gib(1);
@@ -108,11 +108,11 @@ pub enum SizeError {
     #[error(
         "{} is not a size: must be a whole number with B, KiB, MiB, GiB or TiB (or K, M, G, T for the same powers of 1024), \
          such as 4GiB or 4G",
-        Quoted(.0)
+        QuotedText(.0)
     )]
     Malformed(String),
     /// The number of bytes exceeds `u64::MAX`.
-    #[error("{} is too large: must be less than 16777216TiB", Quoted(.0))]
+    #[error("{} is too large: must be less than 16777216TiB", QuotedText(.0))]
     TooLarge(String),
 }
 

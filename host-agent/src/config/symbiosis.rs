@@ -10,8 +10,8 @@ use fairness::market::Supply;
 use units::{
     Name, Ns,
     limits::{
-        LINK_MB_S_MAX, LOCAL_MIB_PER_HOST_MAX, SHARES_EPOCH_DEFAULT, SHARES_EPOCH_MAX, SHARES_EPOCH_MIN,
-        TENANTS_PER_HOST_MAX, WEIGHT_MAX, WEIGHT_MIN, is_weight,
+        LINK_BANDWIDTH_MB_S_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX, SHARES_EPOCH_DEFAULT, SHARES_EPOCH_MAX,
+        SHARES_EPOCH_MIN, TENANTS_PER_HOST_MAX, WEIGHT_MAX, WEIGHT_MIN, is_weight,
     },
 };
 
@@ -27,7 +27,7 @@ pub struct Symbiosis {
     /// Interval between decisions on shares.
     pub epoch: Ns,
     /// Default for the enforcement of shares.
-    pub enforce: Enforce,
+    pub enforce: EnforcementMethod,
     /// Swap device that holds the tenants' remote memory.
     pub remote: PathBuf,
     /// Settings of tenants that differ from the defaults.
@@ -36,7 +36,7 @@ pub struct Symbiosis {
 
 /// Method of enforcing a tenant's share.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Enforce {
+pub enum EnforcementMethod {
     /// The kernel swaps out memory above the share; swapping is limited to the share of the link.
     Swap,
     /// The share is a target for a program that migrates pages between local and pool memory. There
@@ -46,7 +46,7 @@ pub enum Enforce {
     Advise,
 }
 
-impl Enforce {
+impl EnforcementMethod {
     /// Returns the name of this method in host.toml.
     pub const fn name(self) -> &'static str {
         match self {
@@ -57,10 +57,10 @@ impl Enforce {
     }
 }
 
-impl Enforce {
+impl EnforcementMethod {
     /// Returns the reason why this method does not enforce shares yet. Empty if it does, or if it
     /// only reports shares by design.
-    pub const fn limitation(self) -> &'static str {
+    pub const fn unenforced_reason(self) -> &'static str {
         match self {
             Self::Tiered => {
                 "the share is not enforced: migration of pages between local and pool memory is not implemented"
@@ -78,14 +78,15 @@ pub struct TenantSettings {
     /// Guaranteed local memory, in MiB.
     pub least_mib: u64,
     /// Method of enforcing the tenant's share.
-    pub enforce: Enforce,
+    pub enforce: EnforcementMethod,
 }
 
 pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<Symbiosis> {
     let cgroups = section.take_required("cgroups", |field| field.to_path(base));
     let memory_mib =
-        section.take_required("memory_mib", |field| field.to_integer(1..=LOCAL_MIB_PER_HOST_MAX));
-    let bandwidth_mb_s = section.take_required("bandwidth_mb_s", |field| field.to_integer(1..=LINK_MB_S_MAX));
+        section.take_required("memory_mib", |field| field.to_integer(1..=LOCAL_MEMORY_MIB_PER_HOST_MAX));
+    let bandwidth_mb_s =
+        section.take_required("bandwidth_mb_s", |field| field.to_integer(1..=LINK_BANDWIDTH_MB_S_MAX));
     let (min, max) = (SHARES_EPOCH_MIN.as_ms() / 1000, SHARES_EPOCH_MAX.as_ms() / 1000);
     let epoch = section.take_optional("epoch_s", |field| field.to_integer(min..=max).map(Ns::secs));
     let enforce = section.take_required("enforce", parse_enforce);
@@ -93,7 +94,7 @@ pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<Symbiosis> 
     let tenants = section.take_optional("tenants", |field| field.to_named_section(TENANTS_PER_HOST_MAX));
     section.reject_unknown_keys();
     let tenants = tenants?.map_or(Some(BTreeMap::new()), |tenants| {
-        tenants.read_named(|field| parse_tenant(field.read(Field::to_section)?, enforce, memory_mib))
+        tenants.read_named_fields(|field| parse_tenant(field.read(Field::to_section)?, enforce, memory_mib))
     });
     Some(Symbiosis {
         cgroups: cgroups?,
@@ -109,7 +110,7 @@ pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<Symbiosis> 
 /// `None` if they are invalid.
 fn parse_tenant(
     mut section: Section<'_>,
-    default: Option<Enforce>,
+    default: Option<EnforcementMethod>,
     memory_mib: Option<u64>,
 ) -> Option<TenantSettings> {
     let weight = section.take_optional("weight", |field| {
@@ -133,9 +134,9 @@ fn parse_tenant(
     })
 }
 
-fn parse_enforce(field: &Field<'_>) -> Result<Enforce, String> {
+fn parse_enforce(field: &Field<'_>) -> Result<EnforcementMethod, String> {
     let text = field.as_str()?;
-    let all = [Enforce::Swap, Enforce::Tiered, Enforce::Advise];
+    let all = [EnforcementMethod::Swap, EnforcementMethod::Tiered, EnforcementMethod::Advise];
     let found = all.into_iter().find(|enforce| enforce.name() == text);
     found.ok_or_else(|| "must be swap, tiered or advise".to_owned())
 }
@@ -145,7 +146,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    const MINIMAL: &str = r#"
+    const MINIMAL_CONFIG: &str = r#"
         [agent]
         host = "h0"
         runtime_dir = "run"
@@ -167,21 +168,21 @@ mod tests {
 
     #[track_caller]
     fn assert_rejected(from: &str, to: &str, message: &str) {
-        assert!(MINIMAL.contains(from), "MINIMAL does not contain {from:?}");
-        let error = parse(&MINIMAL.replacen(from, to, 1)).unwrap_err();
+        assert!(MINIMAL_CONFIG.contains(from), "MINIMAL_CONFIG does not contain {from:?}");
+        let error = parse(&MINIMAL_CONFIG.replacen(from, to, 1)).unwrap_err();
         assert!(error.contains(message), "{error}");
     }
 
     #[test]
     fn omitted_symbiosis_keys_have_defaults() {
-        let symbiosis = parse(MINIMAL).unwrap();
+        let symbiosis = parse(MINIMAL_CONFIG).unwrap();
         assert_eq!(symbiosis.epoch, Ns::secs(30));
         assert_eq!(symbiosis.supply, Supply { memory_mib: 2048, bandwidth_mb_s: 100 });
-        let with_tenant = format!("{MINIMAL}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
+        let with_tenant = format!("{MINIMAL_CONFIG}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
         let tenant = parse(&with_tenant).unwrap().tenants[&Name::new("db").unwrap()];
-        assert_eq!(tenant, TenantSettings { weight: 2.0, least_mib: 0, enforce: Enforce::Advise });
-        let with_defaults = parse(&format!("{MINIMAL}[symbiosis.tenants.db]")).unwrap();
-        assert_eq!(with_defaults.tenants[&Name::new("db").unwrap()].enforce, Enforce::Swap);
+        assert_eq!(tenant, TenantSettings { weight: 2.0, least_mib: 0, enforce: EnforcementMethod::Advise });
+        let with_defaults = parse(&format!("{MINIMAL_CONFIG}[symbiosis.tenants.db]")).unwrap();
+        assert_eq!(with_defaults.tenants[&Name::new("db").unwrap()].enforce, EnforcementMethod::Swap);
     }
 
     #[test]
@@ -204,7 +205,7 @@ mod tests {
     #[test]
     fn invalid_tenant_is_an_error_with_its_name() {
         let assert_rejected = |tenant: &str, message: &str| {
-            let error = parse(&format!("{MINIMAL}{tenant}")).unwrap_err();
+            let error = parse(&format!("{MINIMAL_CONFIG}{tenant}")).unwrap_err();
             assert!(error.contains(message), "{error}");
         };
         let tenant = |line: &str| format!("[symbiosis.tenants.db]\n{line}");

@@ -2,7 +2,7 @@
 
 use fairness::market::Share;
 use proto::v1 as wire;
-use units::limits::{SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX};
+use units::limits::{SHARE_VALUE_MAX, SHARES_TEXT_BYTES_MAX};
 
 use crate::{
     host::access_profile::AccessSource,
@@ -38,7 +38,7 @@ fn truncate_text(mut text: String) -> String {
 
 /// Limits a number, which may be infinite, to the range that the manager accepts.
 const fn clamp_number(number: f64) -> f64 {
-    number.clamp(0.0, SHARES_NUMBER_MAX)
+    number.clamp(0.0, SHARE_VALUE_MAX)
 }
 
 fn to_wire_share(share: Share) -> wire::Share {

@@ -24,14 +24,14 @@ const REQUIRED_CAPABILITIES: [(u32, &str); 7] = [
 ];
 
 /// Process identifiers of the agents that run on this machine.
-pub(super) struct Agents {
+pub(super) struct RunningAgents {
     /// PID of the agent that locked the `runtime_dir` of host.toml, if any.
     ours: Option<u32>,
     /// PIDs of all other agents.
     others: Vec<u32>,
 }
 
-impl Agents {
+impl RunningAgents {
     /// Finds the agents in /proc.
     pub(super) fn find(machine: &Machine, runtime_dir: &Path) -> Self {
         let ours = lock_holder(&machine.proc, &runtime_dir.join("lock"));

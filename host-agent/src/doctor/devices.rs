@@ -56,7 +56,7 @@ fn slices_of(device: &InspectedDevice) -> Option<&Slices> {
 
 /// Reports that there is no CXL device, and how much memory the firmware has reserved.
 fn no_device_finding(machine: &Machine, error: &CxlError) -> Finding {
-    let reserved = soft_reserved(&machine.proc.text("iomem").unwrap_or_default());
+    let reserved = soft_reserved_bytes(&machine.proc.text("iomem").unwrap_or_default());
     let reserved = match reserved {
         None => String::new(),
         Some(bytes) => format!(
@@ -73,7 +73,7 @@ fn no_device_finding(machine: &Machine, error: &CxlError) -> Finding {
 
 /// Returns the total size of the soft-reserved ranges in /proc/iomem, with lines such as
 /// `  100000000-1ffffffff : Soft Reserved`. For users other than root all addresses read as 0.
-fn soft_reserved(iomem: &str) -> Option<Bytes> {
+fn soft_reserved_bytes(iomem: &str) -> Option<Bytes> {
     let ranges =
         iomem.lines().filter_map(|line| line.trim().strip_suffix(" : Soft Reserved")?.split_once('-'));
     let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);

@@ -14,9 +14,9 @@ use crate::{
 };
 
 /// Mode bits of all permissions of users other than the owner.
-const OTHERS_MODE: u32 = 0o077;
+const NON_OWNER_MODE: u32 = 0o077;
 /// Mode bits of the write permissions of users other than the owner.
-const OTHERS_WRITE_MODE: u32 = 0o022;
+const NON_OWNER_WRITE_MODE: u32 = 0o022;
 /// Magic numbers (linux/magic.h) of the file systems that store files in memory: tmpfs and
 /// hugetlbfs.
 const IN_MEMORY_FILE_SYSTEMS: [i64; 2] = [0x0102_1994, 0x9584_58f6];
@@ -41,19 +41,19 @@ pub(super) fn invalid_config_findings(path: &Path, error: &ConfigError) -> Vec<F
 
 /// Checks whether users other than the owner can write host.toml.
 pub(super) fn check_config(path: &Path) -> Finding {
-    let problem = check_permissions(None, path, OTHERS_WRITE_MODE);
+    let problem = check_permissions(None, path, NON_OWNER_WRITE_MODE);
     problem.unwrap_or_else(|| Finding::passed("config", format!("{} is valid", path.display())))
 }
 
 /// Checks the token and TLS files named in host.toml. Only the owner may access the token and the
 /// private key. Other users may read, but not write, the certificates.
 pub(super) fn check_secrets(config: &Config) -> Vec<Finding> {
-    let token = config.token_file.iter().map(|path| (secrets::TOKEN_FIELD, path, OTHERS_MODE));
+    let token = config.token_file.iter().map(|path| (secrets::TOKEN_FIELD, path, NON_OWNER_MODE));
     let tls = config.tls.iter().flat_map(|tls| {
         [
-            (secrets::KEY_FIELD, &tls.key, OTHERS_MODE),
-            (secrets::CA_FIELD, &tls.ca, OTHERS_WRITE_MODE),
-            (secrets::CERTIFICATE_FIELD, &tls.certificate, OTHERS_WRITE_MODE),
+            (secrets::KEY_FIELD, &tls.key, NON_OWNER_MODE),
+            (secrets::CA_FIELD, &tls.ca, NON_OWNER_WRITE_MODE),
+            (secrets::CERTIFICATE_FIELD, &tls.certificate, NON_OWNER_WRITE_MODE),
         ]
     });
     let files: Vec<(&str, &PathBuf, u32)> = token.chain(tls).collect();
@@ -95,7 +95,7 @@ fn check_permissions(field: Option<&str>, path: &Path, others: u32) -> Option<Fi
         return problem(format!("{path_text} is a directory: must be a file"), fix);
     }
     let mode = metadata.mode() & 0o7777;
-    let (allowed, rule) = if others == OTHERS_MODE { (0o600, "read") } else { (0o644, "change") };
+    let (allowed, rule) = if others == NON_OWNER_MODE { (0o600, "read") } else { (0o644, "change") };
     if mode & others == 0 {
         return None;
     }

@@ -17,7 +17,7 @@ const KEEP_OFFLINE_PARAMETER: &str = "memhp_default_state=offline";
 const HUGE_PAGES: &str = "kernel/mm/transparent_hugepage";
 
 /// Kernel module required for CXL memory.
-struct Module {
+struct KernelModule {
     name: &'static str,
     /// Directory in sysfs that exists once the module is loaded.
     driver: &'static str,
@@ -25,7 +25,7 @@ struct Module {
     on_demand: bool,
 }
 
-const MODULES: [Module; 7] = [
+const MODULES: [KernelModule; 7] = [
     module("cxl_acpi", "bus/platform/drivers/cxl_acpi", false),
     module("cxl_pci", "bus/pci/drivers/cxl_pci", false),
     module("cxl_port", "bus/cxl/drivers/cxl_port", false),
@@ -35,8 +35,8 @@ const MODULES: [Module; 7] = [
     module("kmem", "bus/dax/drivers/kmem", true),
 ];
 
-const fn module(name: &'static str, driver: &'static str, on_demand: bool) -> Module {
-    Module { name, driver, on_demand }
+const fn module(name: &'static str, driver: &'static str, on_demand: bool) -> KernelModule {
+    KernelModule { name, driver, on_demand }
 }
 
 /// Checks whether the kernel version can create CXL regions of volatile memory.
@@ -114,7 +114,7 @@ pub(super) fn check_modules(machine: &Machine, backend: CxlBackend) -> Vec<Findi
     let release = machine.proc.text("sys/kernel/osrelease").unwrap_or_default();
     let list = machine.modules.text(format!("{release}/modules.dep")).unwrap_or_default();
     let problems = needed.filter(|module| !machine.sys.has(module.driver));
-    let problems = problems.filter_map(|Module { name, on_demand, .. }| match (is_listed(&list, name), on_demand) {
+    let problems = problems.filter_map(|KernelModule { name, on_demand, .. }| match (is_listed(&list, name), on_demand) {
         (true, true) => None,
         (true, false) => Some(Finding::problem("modules", format!("{name} is not loaded"), format!("`modprobe {name}`"))),
         (false, _) => Some(Finding::problem(
@@ -151,7 +151,7 @@ pub(super) fn check_auto_online(machine: &Machine) -> Finding {
     let now = "`echo offline > /sys/devices/system/memory/auto_online_blocks`";
     let later = format!("add {KEEP_OFFLINE_PARAMETER} to the kernel command line");
     match blocks::online_policy(&machine.sys) {
-        Ok(policy) if policy == "offline" && stays_offline_at_boot(&machine.proc) => {
+        Ok(policy) if policy == "offline" && keeps_new_memory_offline(&machine.proc) => {
             Finding::passed("auto_online", "hot-added memory stays offline, also after a reboot")
         }
         Ok(policy) if policy == "offline" => Finding {
@@ -169,7 +169,7 @@ pub(super) fn check_auto_online(machine: &Machine) -> Finding {
     }
 }
 
-fn stays_offline_at_boot(proc: &Sysfs) -> bool {
+fn keeps_new_memory_offline(proc: &Sysfs) -> bool {
     proc.text("cmdline").is_ok_and(|line| line.split_whitespace().any(|word| word == KEEP_OFFLINE_PARAMETER))
 }
 

@@ -72,7 +72,7 @@ pub(super) fn check_node(machine: &Machine, node: u32, regions: &[Range<u64>]) -
     let passed = || {
         Finding::passed(
             "node",
-            format!("has no processors, and no memory except slices; {}", overflow_effect(machine)),
+            format!("has no processors, and no memory except slices; {}", describe_overflow_effect(machine)),
         )
     };
     problems_or_passed(problems, passed)
@@ -97,7 +97,7 @@ fn check_processors(machine: &Machine, folder: &str) -> Option<Finding> {
 
 fn online_blocks(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsError> {
     let state = |name: String| {
-        let state = machine.sys.text(format!("{}/{name}/state", blocks::FOLDER))?;
+        let state = machine.sys.text(format!("{}/{name}/state", blocks::MEMORY_BLOCKS_FOLDER))?;
         Ok(Block { name, state })
     };
     let all: Result<Vec<_>, _> =
@@ -109,7 +109,7 @@ fn online_blocks(machine: &Machine, folder: &str) -> Result<Vec<Block>, SysfsErr
 /// because its zone can contain unmovable pages.
 fn check_block(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Option<Finding> {
     let (name, at) = (&block.name, blocks::range(&machine.sys, block).ok()?);
-    let offline = format!("`echo offline > /sys/{}/{name}/state`", blocks::FOLDER);
+    let offline = format!("`echo offline > /sys/{}/{name}/state`", blocks::MEMORY_BLOCKS_FOLDER);
     if !regions.iter().any(|region| region.start <= at.start && at.end <= region.end) {
         return Some(Finding::problem(
             "node",
@@ -117,7 +117,7 @@ fn check_block(machine: &Machine, block: &Block, regions: &[Range<u64>]) -> Opti
             offline,
         ));
     }
-    let zone = machine.sys.text(format!("{}/{name}/valid_zones", blocks::FOLDER)).ok()?;
+    let zone = machine.sys.text(format!("{}/{name}/valid_zones", blocks::MEMORY_BLOCKS_FOLDER)).ok()?;
     let problem = || {
         let message =
             format!("{name} is online in zone {zone}: it may contain pages that cannot be migrated");
@@ -137,7 +137,7 @@ fn check_foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
     let problem = || {
         let message = format!(
             "processes other than VMs use {bytes} of this node, which is reserved for VMs; {}",
-            overflow_effect(machine)
+            describe_overflow_effect(machine)
         );
         Finding::problem(
             "node",
@@ -150,7 +150,7 @@ fn check_foreign_memory(machine: &Machine, folder: &str) -> Option<Finding> {
 
 /// Describes the effect of a full node on VMs: their pages are swapped out or, without swap, a VM
 /// is killed.
-fn overflow_effect(machine: &Machine) -> &'static str {
+fn describe_overflow_effect(machine: &Machine) -> &'static str {
     let swaps = machine.proc.text("swaps").unwrap_or_default().lines().count();
     if swaps > 1 {
         "if the node is full, pages of VMs are swapped out"

@@ -6,11 +6,11 @@ use std::path::Path;
 use super::{Finding, Machine, problems_or_passed};
 use crate::{
     config::symbiosis::Symbiosis,
-    host::{damon::Damon, remote::Remote, sampler::Sampler, sysfs::Sysfs},
+    host::{damon::Damon, remote::RemoteDevice, sampler::Sampler, sysfs::Sysfs},
 };
 
 /// Controllers of cgroup v2 used to measure and limit tenants.
-const CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
+const CGROUP_CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 
 /// Runs all checks for Symbiosis.
 pub(super) fn check_tenants(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
@@ -72,7 +72,7 @@ fn check_cgroups(folder: &Path) -> Option<Finding> {
         let fix = format!("mkdir {dir}, which must be in a mounted cgroup2 file system");
         return problem(format!("symbiosis.cgroups: {dir} is not a directory of cgroup v2"), fix);
     };
-    let missing: Vec<&str> = CONTROLLERS
+    let missing: Vec<&str> = CGROUP_CONTROLLERS
         .into_iter()
         .filter(|name| !controllers.split_whitespace().any(|enabled| enabled == *name))
         .collect();
@@ -89,7 +89,7 @@ fn check_cgroups(folder: &Path) -> Option<Finding> {
 fn check_swap(machine: &Machine, symbiosis: &Symbiosis) -> Option<Finding> {
     let problem = |message: String, fix: String| Some(Finding::problem("tenants", message, fix));
     let device = symbiosis.remote.display();
-    match Remote::open(&symbiosis.remote, Path::new("/sys")) {
+    match RemoteDevice::open(&symbiosis.remote, Path::new("/sys")) {
         Err(error) => problem(
             format!("symbiosis.remote: {}", units::chain(&error)),
             "set symbiosis.remote to a swap device".to_owned(),

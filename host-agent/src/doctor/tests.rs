@@ -112,7 +112,7 @@ impl TestHost {
     }
 
     fn findings(&self) -> Vec<Finding> {
-        examine(&self.machine(), &self.tree.path("host.toml"))
+        examine_host(&self.machine(), &self.tree.path("host.toml"))
     }
 
     /// Returns the only problem as text. Panics unless there is exactly one problem.

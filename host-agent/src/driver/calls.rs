@@ -12,7 +12,7 @@ use pool::{
 };
 use units::{ReservationId, UnixMs};
 
-use super::{Driver, PROCESS_WATCH_RETRY_DELAY, RecordOperation, worker_pool::Lane};
+use super::{Driver, PROCESS_WATCH_RETRY_DELAY, RecordOperation, worker_pool::CallKind};
 use crate::{
     host::{Host, HostError, process::ProcessHandle},
     metrics::Call,
@@ -40,11 +40,11 @@ impl Driver {
         });
     }
 
-    pub(super) fn close_orphan(&mut self, place: Arc<str>) {
+    pub(super) fn close_orphaned_slice(&mut self, place: Arc<str>) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
-        self.workers.queue_call(Lane::Closing, move || {
+        self.workers.queue_call(CallKind::Closing, move || {
             let began = Instant::now();
-            let closed = host.close_orphan(&place);
+            let closed = host.close_orphaned_slice(&place);
             metrics.record_call(Call::CloseOrphan, began.elapsed(), closed.is_ok());
             let result = closed.map_err(|error| {
                 tracing::warn!(%place, error = units::chain(&error), "cannot close orphaned slice");
@@ -62,9 +62,9 @@ impl Driver {
     ) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
         let lane = match call {
-            Call::Online => Lane::Serving,
-            Call::Offline | Call::CloseOrphan => Lane::Closing,
-            Call::Scrub => Lane::Scrubbing,
+            Call::Online => CallKind::Serving,
+            Call::Offline | Call::CloseOrphan => CallKind::Closing,
+            Call::Scrub => CallKind::Scrubbing,
         };
         self.workers.queue_call(lane, move || {
             let began = Instant::now();
@@ -153,9 +153,9 @@ impl Driver {
         }
     }
 
-    pub(super) fn free_local(&mut self, reservation: ReservationId) {
+    pub(super) fn free_local_memory(&mut self, reservation: ReservationId) {
         self.watched_processes.remove(&reservation);
-        if let Err(error) = self.host.free_local(reservation) {
+        if let Err(error) = self.host.free_local_memory(reservation) {
             tracing::warn!(%reservation, error = units::chain(&error), "cannot release local memory of VM");
         }
     }

@@ -32,7 +32,7 @@ struct Rig {
     host: Arc<Fake>,
     session: mpsc::Sender<SessionEvent>,
     driver: Handle,
-    reports: Reports,
+    reports: ReportStream,
     /// Merge of all reports so far.
     reported: ObservedState,
     dir: tempfile::TempDir,
@@ -44,13 +44,13 @@ impl Rig {
     }
 
     async fn with(host: Fake) -> Self {
-        let rig = Self::disconnected(host);
+        let rig = Self::start_disconnected(host);
         rig.connect().await;
         rig
     }
 
     /// Starts a driver without a manager.
-    fn disconnected(host: Fake) -> Self {
+    fn start_disconnected(host: Fake) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let orphans = host.present_slices().unwrap();
         let host = Arc::new(host);
@@ -93,13 +93,13 @@ impl Rig {
         while !is_expected(&self.reported) {
             let next = tokio::time::timeout(TIMEOUT, self.reports.outbox.next()).await;
             let next = next.expect("no report meets the condition");
-            self.reported = std::mem::take(&mut self.reported).followed_by(next);
+            self.reported = std::mem::take(&mut self.reported).merge_next(next);
         }
         self.reported.clone()
     }
 
     async fn attach(&self) -> Result<VmMemory, DriverError> {
-        let process = process::identify(std::process::id()).unwrap();
+        let process = process::identify_process(std::process::id()).unwrap();
         let caller = Caller { process, uid: UserId::ROOT };
         self.driver.attach(name(), caller, MemoryForm::Descriptors).await
     }
@@ -135,8 +135,8 @@ async fn persistent_failure_is_reported_with_host_error() {
 #[tokio::test]
 async fn orphaned_slice_is_closed_before_host_is_clean() {
     let host = Fake::default();
-    host.add_orphan("/emc/1.1");
-    host.add_orphan("/emc/2.1");
+    host.add_orphaned_slice("/emc/1.1");
+    host.add_orphaned_slice("/emc/2.1");
     host.fail_next(Call::CloseOrphan, 2);
     let mut rig = Rig::with(host).await;
     rig.send_vm(1).await;
@@ -151,7 +151,7 @@ async fn orphaned_slice_is_closed_before_host_is_clean() {
 #[tokio::test]
 async fn slice_that_is_not_zero_is_reported_and_not_opened() {
     let mut rig = Rig::new().await;
-    rig.host.make_dirty(SLICE_1);
+    rig.host.make_slice_nonzero(SLICE_1);
     rig.send_vm(1).await;
     let report = rig.wait(|report| !report.failed.is_empty()).await;
     assert_eq!(report.failed[0].reason, FailureReason::NotZero);
@@ -208,7 +208,7 @@ async fn memory_of_ended_vm_is_measured_before_its_end_is_reported() {
     rig.send_vm(1).await;
     rig.wait(|report| report.online == [SLICE_1]).await;
     let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-    let process = process::identify(child.id()).unwrap();
+    let process = process::identify_process(child.id()).unwrap();
     rig.driver.attach(name(), Caller { process, uid: UserId::ROOT }, MemoryForm::Descriptors).await.unwrap();
     rig.host.set_usage(ReservationId(1), USAGE);
     child.kill().unwrap();
@@ -231,8 +231,8 @@ async fn manager_of_another_rack_is_disconnected() {
 /// Regression test: an agent without a manager returned VM_UNKNOWN for a reserved VM.
 #[tokio::test]
 async fn vm_is_unknown_only_after_first_desired_state() {
-    let mut rig = Rig::disconnected(Fake::default());
-    let process = process::identify(std::process::id()).unwrap();
+    let mut rig = Rig::start_disconnected(Fake::default());
+    let process = process::identify_process(std::process::id()).unwrap();
     let caller = Caller { process, uid: UserId::ROOT };
     let refused = [
         rig.attach().await.unwrap_err(),

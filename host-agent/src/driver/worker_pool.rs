@@ -30,7 +30,7 @@ struct Queue {
 
 /// Queue to which a call belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
+pub(super) enum CallKind {
     /// Calls that must end before a VM can start.
     Serving,
     /// Calls that close slices. These calls may wait for each other.
@@ -50,16 +50,16 @@ struct PendingCalls {
 
 impl PendingCalls {
     /// Removes and returns the next call that may run now, if any.
-    fn take(&mut self) -> Option<(Lane, Call)> {
+    fn take(&mut self) -> Option<(CallKind, Call)> {
         if let Some(call) = self.serving.pop_front() {
-            return Some((Lane::Serving, call));
+            return Some((CallKind::Serving, call));
         }
         if !self.can_start_reclaim() {
             return None;
         }
         self.running_reclaims += 1;
-        let closing = self.closing.pop_front().map(|call| (Lane::Closing, call));
-        closing.or_else(|| Some((Lane::Scrubbing, self.scrubbing.pop_front()?)))
+        let closing = self.closing.pop_front().map(|call| (CallKind::Closing, call));
+        closing.or_else(|| Some((CallKind::Scrubbing, self.scrubbing.pop_front()?)))
     }
 
     fn can_start_reclaim(&self) -> bool {
@@ -67,7 +67,7 @@ impl PendingCalls {
         has_reclaims && self.running_reclaims < HOST_RECLAIM_CALLS_IN_FLIGHT_MAX
     }
 
-    fn has_runnable(&self) -> bool {
+    fn has_runnable_call(&self) -> bool {
         !self.serving.is_empty() || self.can_start_reclaim()
     }
 }
@@ -80,14 +80,14 @@ impl Queue {
 
     /// Waits for the next call; returns `None` after the pool was dropped. `last` is the lane of
     /// the thread's previous call.
-    fn wait_for_next(&self, last: Option<Lane>) -> Option<(Lane, Call)> {
+    fn wait_for_next_call(&self, last: Option<CallKind>) -> Option<(CallKind, Call)> {
         let mut pending = self.pending();
-        pending.running_reclaims -= usize::from(last.is_some_and(|lane| lane != Lane::Serving));
+        pending.running_reclaims -= usize::from(last.is_some_and(|lane| lane != CallKind::Serving));
         loop {
             if let Some(call) = pending.take() {
-                let has_runnable = pending.has_runnable();
+                let has_runnable_call = pending.has_runnable_call();
                 drop(pending);
-                if has_runnable {
+                if has_runnable_call {
                     self.available.notify_one();
                 }
                 return Some(call);
@@ -122,7 +122,7 @@ impl WorkerPool {
             let (queue, results) = (Arc::clone(&queue), results.clone());
             thread::Builder::new().name(format!("host-call-{n}")).spawn(move || {
                 let mut last = None;
-                while let Some((lane, call)) = queue.wait_for_next(last) {
+                while let Some((lane, call)) = queue.wait_for_next_call(last) {
                     drop(results.send(catch_unwind(AssertUnwindSafe(call)))); // the driver may have ended
                     last = Some(lane);
                 }
@@ -132,13 +132,13 @@ impl WorkerPool {
     }
 
     /// Queues a call for the next free thread.
-    pub(super) fn queue_call(&self, lane: Lane, call: impl FnOnce() -> Event + Send + 'static) {
+    pub(super) fn queue_call(&self, lane: CallKind, call: impl FnOnce() -> Event + Send + 'static) {
         let mut pending = self.0.pending();
-        let was_idle = !pending.has_runnable();
+        let was_idle = !pending.has_runnable_call();
         match lane {
-            Lane::Serving => pending.serving.push_back(Box::new(call)),
-            Lane::Closing => pending.closing.push_back(Box::new(call)),
-            Lane::Scrubbing => pending.scrubbing.push_back(Box::new(call)),
+            CallKind::Serving => pending.serving.push_back(Box::new(call)),
+            CallKind::Closing => pending.closing.push_back(Box::new(call)),
+            CallKind::Scrubbing => pending.scrubbing.push_back(Box::new(call)),
         }
         drop(pending);
         if was_idle {
@@ -177,7 +177,7 @@ mod tests {
         let barrier = Arc::new(Barrier::new(HOST_CALLS_IN_FLIGHT_MAX));
         for id in 0..3 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
             let barrier = Arc::clone(&barrier);
-            workers.queue_call(Lane::Serving, move || {
+            workers.queue_call(CallKind::Serving, move || {
                 barrier.wait(); // blocks until all threads are in a call
                 event(id)
             });
@@ -196,11 +196,11 @@ mod tests {
     #[tokio::test]
     async fn panicking_call_is_reported_and_workers_continue() {
         let (workers, mut results) = WorkerPool::start().unwrap();
-        for lane in [Lane::Serving, Lane::Scrubbing].repeat(HOST_CALLS_IN_FLIGHT_MAX) {
+        for lane in [CallKind::Serving, CallKind::Scrubbing].repeat(HOST_CALLS_IN_FLIGHT_MAX) {
             workers.queue_call(lane, || panic!("failed host call"));
             assert!(results.recv().await.unwrap().is_err());
         }
-        for lane in [Lane::Serving, Lane::Scrubbing] {
+        for lane in [CallKind::Serving, CallKind::Scrubbing] {
             workers.queue_call(lane, || event(1));
             assert!(results.recv().await.unwrap().is_ok());
         }
@@ -213,13 +213,13 @@ mod tests {
         let released = Arc::new(Mutex::new(released));
         for id in 0..4 * HOST_CALLS_IN_FLIGHT_MAX as u64 {
             let released = Arc::clone(&released);
-            workers.queue_call(Lane::Scrubbing, move || {
+            workers.queue_call(CallKind::Scrubbing, move || {
                 let _ = released.lock().unwrap().recv();
                 event(id)
             });
         }
         for _ in 0..100 {
-            workers.queue_call(Lane::Serving, || event(1000));
+            workers.queue_call(CallKind::Serving, || event(1000));
             let first = results.recv().await.unwrap().unwrap();
             assert!(matches!(first, Event::ProcessGone { reservation: ReservationId(1000) }));
         }

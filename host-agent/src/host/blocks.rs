@@ -8,7 +8,7 @@ use units::Bytes;
 use super::sysfs::{Sysfs, SysfsError};
 
 /// Directory of the memory blocks in sysfs.
-pub const FOLDER: &str = "devices/system/memory";
+pub const MEMORY_BLOCKS_FOLDER: &str = "devices/system/memory";
 
 /// Memory block: unit of memory that the kernel onlines and offlines.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +33,9 @@ impl Block {
 pub fn range(sysfs: &Sysfs, block: &Block) -> Result<Range<u64>, SysfsError> {
     let size = size(sysfs)?.get();
     let number = block.name.trim_start_matches("memory").parse::<u64>();
-    let number = number
-        .map_err(|_| sysfs.unreadable_error(FOLDER, block.name.clone(), "the name of a memory block"))?;
+    let number = number.map_err(|_| {
+        sysfs.unreadable_error(MEMORY_BLOCKS_FOLDER, block.name.clone(), "the name of a memory block")
+    })?;
     Ok(number * size..(number + 1) * size)
 }
 
@@ -43,7 +44,7 @@ pub fn range(sysfs: &Sysfs, block: &Block) -> Result<Range<u64>, SysfsError> {
 /// # Errors
 /// The size cannot be read or is invalid.
 pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
-    let file = format!("{FOLDER}/block_size_bytes");
+    let file = format!("{MEMORY_BLOCKS_FOLDER}/block_size_bytes");
     let text = sysfs.text(&file)?;
     match u64::from_str_radix(&text, 16) {
         Ok(bytes) if bytes > 0 => Ok(Bytes::new(bytes)),
@@ -57,18 +58,18 @@ pub fn size(sysfs: &Sysfs) -> Result<Bytes, SysfsError> {
 /// # Errors
 /// The policy cannot be read.
 pub fn online_policy(sysfs: &Sysfs) -> Result<String, SysfsError> {
-    sysfs.text(format!("{FOLDER}/auto_online_blocks"))
+    sysfs.text(format!("{MEMORY_BLOCKS_FOLDER}/auto_online_blocks"))
 }
 
 /// Returns the existing blocks that overlap a physical address range, in ascending order.
 ///
 /// # Errors
 /// The block size or a state cannot be read.
-pub fn within(sysfs: &Sysfs, range: &Range<u64>) -> Result<Vec<Block>, SysfsError> {
+pub fn blocks_in_range(sysfs: &Sysfs, range: &Range<u64>) -> Result<Vec<Block>, SysfsError> {
     let size = size(sysfs)?.get();
     let states = (range.start / size..range.end.div_ceil(size)).map(|number| {
         let name = format!("memory{number}");
-        match sysfs.text(format!("{FOLDER}/{name}/state")) {
+        match sysfs.text(format!("{MEMORY_BLOCKS_FOLDER}/{name}/state")) {
             Ok(state) => Ok(Some(Block { name, state })),
             Err(error) if error.is_gone() => Ok(None),
             Err(error) => Err(error),

@@ -181,7 +181,7 @@ impl Cgroups {
     /// # Errors
     /// The tenant does not exist, or the kernel rejects the limit.
     pub fn limit_memory(&self, name: &str, to: Option<u64>) -> Result<(), SysfsError> {
-        self.files.write(format!("{name}/memory.high"), &limit_text(to))
+        self.files.write(format!("{name}/memory.high"), &format_limit(to))
     }
 
     /// Sets the limits for reads from and writes to a device, in bytes per second; `None` removes a
@@ -196,7 +196,7 @@ impl Cgroups {
         read: Option<u64>,
         written: Option<u64>,
     ) -> Result<(), SysfsError> {
-        let limits = format!("{device} rbps={} wbps={}", limit_text(read), limit_text(written));
+        let limits = format!("{device} rbps={} wbps={}", format_limit(read), format_limit(written));
         self.files.write(format!("{name}/io.max"), &limits)
     }
 
@@ -219,7 +219,7 @@ impl Cgroups {
 }
 
 /// Formats a limit for a file of a cgroup; `max` means unlimited.
-fn limit_text(limit: Option<u64>) -> String {
+fn format_limit(limit: Option<u64>) -> String {
     limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string())
 }
 

@@ -107,7 +107,7 @@ impl CxlMemory {
     ///
     /// # Errors
     /// [`CxlError::NoBus`], [`CxlError::NoDevice`], or sysfs cannot be read.
-    pub fn discover(sysfs: &Sysfs) -> Result<Self, CxlError> {
+    pub fn discover_devices(sysfs: &Sysfs) -> Result<Self, CxlError> {
         let memdevs = memdevs(sysfs)?;
         let regions = ensure_regions(sysfs, &memdevs);
         let device = |(memdev, region): (Memdev, Result<Region, Problem>)| Device {
@@ -141,12 +141,12 @@ fn ensure_regions(sysfs: &Sysfs, memdevs: &[Memdev]) -> Vec<Result<Region, Probl
         let region = if has_duplicate_serial(memdevs, memdev) {
             Err(Problem::DuplicateSerial)
         } else {
-            region::prepare(sysfs, memdev)
+            region::prepare_region(sysfs, memdev)
         };
         match region {
             Ok(RegionState::Missing(device)) => plans.push((number, device)),
             Ok(RegionState::Present(name)) => {
-                drop(regions.insert(number, region::use_existing(sysfs, &name)))
+                drop(regions.insert(number, region::use_existing_region(sysfs, &name)))
             }
             Err(problem) => drop(regions.insert(number, Err(problem))),
         }

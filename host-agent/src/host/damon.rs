@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use units::limits::MONITOR_REGIONS_MAX;
+use units::limits::DAMON_REGIONS_MAX;
 
 use super::{
     access_profile::{AccessProfile, AccessSource, Region, SAMPLE_INTERVAL_US, SAMPLES_PER_RESULT},
@@ -140,9 +140,9 @@ impl Damon {
         number("0/monitoring_attrs/intervals/sample_us", SAMPLE_INTERVAL_US)?;
         number("0/monitoring_attrs/intervals/aggr_us", AGGREGATION_INTERVAL_US)?;
         number("0/monitoring_attrs/intervals/update_us", UPDATE_INTERVAL_US)?;
-        number("0/monitoring_attrs/nr_regions/max", MONITOR_REGIONS_MAX as u64)?;
+        number("0/monitoring_attrs/nr_regions/max", DAMON_REGIONS_MAX as u64)?;
         number("0/targets/nr_targets", processes.len() as u64)?;
-        let ranges_max = (MONITOR_REGIONS_MAX / processes.len()).max(1);
+        let ranges_max = (DAMON_REGIONS_MAX / processes.len()).max(1);
         for (nth, target) in processes.iter().enumerate() {
             number(&format!("0/targets/{nth}/pid_target"), u64::from(target.pid))?;
             let ranges = if is_fixed { target.largest_ranges(ranges_max) } else { Vec::new() };

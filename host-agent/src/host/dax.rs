@@ -38,14 +38,14 @@ impl Host for Dax {
         }
         let place = &handle.place;
         let (file, path) =
-            if check_zero { self.ranges.open_verified(place)? } else { self.ranges.open(place)? };
+            if check_zero { self.ranges.open_verified_slice(place)? } else { self.ranges.open(place)? };
         self.open.insert(holding, file, path);
         Ok(())
     }
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         if verify {
-            self.ranges.check_unused(&handle.place)?;
+            self.ranges.check_slice_unused(&handle.place)?;
         }
         self.ranges.close(&handle.place)?;
         self.open.remove(holding);
@@ -60,8 +60,8 @@ impl Host for Dax {
         self.ranges.present_slices()
     }
 
-    fn close_orphan(&self, place: &str) -> Result<(), HostError> {
-        self.ranges.check_unused(place)?;
+    fn close_orphaned_slice(&self, place: &str) -> Result<(), HostError> {
+        self.ranges.check_slice_unused(place)?;
         self.ranges.close(place)
     }
 
@@ -74,7 +74,7 @@ impl Host for Dax {
         local.into_iter().map(Ok).chain(self.open.regions(record, form)).collect()
     }
 
-    fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
+    fn free_local_memory(&self, reservation: ReservationId) -> Result<(), HostError> {
         self.local.free(reservation)
     }
 
@@ -87,7 +87,7 @@ impl Host for Dax {
     fn counters(&self) -> Counters {
         Counters {
             scrubbed: self.ranges.scrubbed_bytes(),
-            slices_changing: self.ranges.changing_count(),
+            slices_changing: self.ranges.changing_slice_count(),
             ..Counters::default()
         }
     }

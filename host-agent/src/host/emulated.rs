@@ -17,8 +17,8 @@ use units::{Bytes, ReservationId, SLICE};
 use super::{
     Counters, Host, HostError, MemoryForm, MemoryRegion, Usage,
     local_memory::LocalMemory,
-    memory_file::no_follow,
-    open_slices::{OpenSlices, check_unused},
+    memory_file::no_follow_flag,
+    open_slices::{OpenSlices, check_slice_unused},
     zero,
 };
 
@@ -53,7 +53,7 @@ impl Host for Emulated {
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         if verify {
-            check_unused(Path::new(&*handle.place))?;
+            check_slice_unused(Path::new(&*handle.place))?;
         }
         self.open.remove(holding);
         Ok(())
@@ -78,14 +78,14 @@ impl Host for Emulated {
         Ok(Vec::new())
     }
 
-    fn close_orphan(&self, _: &str) -> Result<(), HostError> {
+    fn close_orphaned_slice(&self, _: &str) -> Result<(), HostError> {
         Ok(())
     }
 
     fn scrub(&self, _: Holding, handle: &Handle) -> Result<Bytes, HostError> {
         let path = Path::new(&*handle.place);
         let file = open_slice(path)?;
-        zero::make_zero(&file, SLICE.get()).map_err(|errno| HostError::io("zero", path, errno))?;
+        zero::fill_with_zeros(&file, SLICE.get()).map_err(|errno| HostError::io("zero", path, errno))?;
         verify_zero(&file, path)?;
         Ok(SLICE)
     }
@@ -95,14 +95,14 @@ impl Host for Emulated {
         local.into_iter().map(Ok).chain(self.open.regions(record, form)).collect()
     }
 
-    fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
+    fn free_local_memory(&self, reservation: ReservationId) -> Result<(), HostError> {
         self.local.free(reservation)
     }
 }
 
 /// Opens the file of a slice. The file of a revoked slice is shorter than a slice, or missing.
 fn open_slice(path: &Path) -> Result<File, HostError> {
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(path);
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow_flag()).open(path);
     let file = opened.map_err(|errno| HostError::io("open", path, errno))?;
     let metadata = file.metadata().map_err(|errno| HostError::io("stat", path, errno))?;
     if metadata.is_file() && metadata.len() == SLICE.get() {
@@ -113,7 +113,7 @@ fn open_slice(path: &Path) -> Result<File, HostError> {
 }
 
 fn verify_zero(file: &File, path: &Path) -> Result<(), HostError> {
-    match zero::first_not_zero(file, SLICE.get()) {
+    match zero::first_nonzero_offset(file, SLICE.get()) {
         Ok(None) => Ok(()),
         Ok(Some(at)) => Err(HostError::NotZero { path: path.to_owned(), at }),
         Err(errno) => Err(HostError::io("read", path, errno)),

@@ -23,7 +23,7 @@ pub enum Call {
     Offline,
     /// [`Host::scrub`].
     Scrub,
-    /// [`Host::close_orphan`].
+    /// [`Host::close_orphaned_slice`].
     CloseOrphan,
     /// [`Host::memory`].
     Memory,
@@ -39,7 +39,7 @@ struct Table {
     dirty: BTreeSet<Holding>,
     failing: BTreeMap<Call, usize>,
     calls: Vec<(Call, Holding)>,
-    released_local: Vec<ReservationId>,
+    freed_local_memory: Vec<ReservationId>,
     orphans: BTreeSet<Arc<str>>,
     usage: BTreeMap<ReservationId, Usage>,
 }
@@ -55,12 +55,12 @@ impl Fake {
     }
 
     /// Adds a slice that an earlier agent left open, by its location.
-    pub fn add_orphan(&self, place: &str) {
+    pub fn add_orphaned_slice(&self, place: &str) {
         self.table().orphans.insert(place.into());
     }
 
     /// Marks a slice as not zero, so that opening it with a check fails.
-    pub fn make_dirty(&self, holding: Holding) {
+    pub fn make_slice_nonzero(&self, holding: Holding) {
         self.table().dirty.insert(holding);
     }
 
@@ -80,8 +80,8 @@ impl Fake {
     }
 
     /// Returns the reservations whose local memory was released.
-    pub fn released_local(&self) -> Vec<ReservationId> {
-        self.table().released_local.clone()
+    pub fn freed_local_memory(&self) -> Vec<ReservationId> {
+        self.table().freed_local_memory.clone()
     }
 
     fn call(&self, call: Call, handle: &str) -> Result<MutexGuard<'_, Table>, HostError> {
@@ -130,7 +130,7 @@ impl Host for Fake {
         Ok(self.table().orphans.iter().cloned().collect())
     }
 
-    fn close_orphan(&self, place: &str) -> Result<(), HostError> {
+    fn close_orphaned_slice(&self, place: &str) -> Result<(), HostError> {
         self.call(Call::CloseOrphan, place)?.orphans.remove(place);
         Ok(())
     }
@@ -165,8 +165,8 @@ impl Host for Fake {
         local.into_iter().chain(slices).collect()
     }
 
-    fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
-        self.table().released_local.push(reservation);
+    fn free_local_memory(&self, reservation: ReservationId) -> Result<(), HostError> {
+        self.table().freed_local_memory.push(reservation);
         Ok(())
     }
 }

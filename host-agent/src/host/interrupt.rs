@@ -26,9 +26,9 @@ enum WorkerMessage<T> {
 }
 
 /// Callback that the work calls at the start of each step.
-pub(super) struct Steps<'a>(&'a dyn Fn());
+pub(super) struct StepCallback<'a>(&'a dyn Fn());
 
-impl Steps<'_> {
+impl StepCallback<'_> {
     /// Reports the start of a step, which restarts the time limit.
     pub(super) fn begin_step(&self) {
         (self.0)();
@@ -44,7 +44,7 @@ impl Steps<'_> {
 /// run), the thread cannot be signalled, or the work panicked.
 pub(super) fn run_interruptible<T: Send + 'static>(
     limit: Duration,
-    work: impl FnOnce(&Steps<'_>) -> T + Send + 'static,
+    work: impl FnOnce(&StepCallback<'_>) -> T + Send + 'static,
 ) -> io::Result<T> {
     install_handler()?;
     let (sender, messages) = mpsc::sync_channel(1);
@@ -66,9 +66,9 @@ pub(super) fn run_interruptible<T: Send + 'static>(
 
 /// Runs work, and sends its progress and result. Errors of sending are ignored, because the
 /// receiver may have ended.
-fn run_work<T>(sender: &SyncSender<WorkerMessage<T>>, work: impl FnOnce(&Steps<'_>) -> T) {
+fn run_work<T>(sender: &SyncSender<WorkerMessage<T>>, work: impl FnOnce(&StepCallback<'_>) -> T) {
     let next = || drop(sender.send(WorkerMessage::NextStep));
-    let outcome = work(&Steps(&next));
+    let outcome = work(&StepCallback(&next));
     drop(sender.send(WorkerMessage::Done(outcome)));
 }
 
@@ -102,7 +102,7 @@ mod tests {
         let bytes = vec![0; fcntl_setpipe_size(&full, 4096).unwrap()];
         assert_eq!(rustix::io::write(&full, &bytes), Ok(bytes.len()));
         let limit = Duration::from_millis(50);
-        let work = move |steps: &Steps<'_>| {
+        let work = move |steps: &StepCallback<'_>| {
             [0, 1].map(|_| {
                 steps.begin_step();
                 let started = Instant::now();

@@ -18,10 +18,10 @@ use rustix::{
 use units::{Bytes, ReservationId};
 
 use super::{
-    HostError, MemoryForm, MemoryRegion, RegionBacking,
+    HostError, MemoryForm, MemoryRegion, RegionBacking, file_owner,
     memory::numa,
-    memory_file::{allocated_bytes, change_owner, no_follow},
-    owner_of_files, process,
+    memory_file::{allocated_bytes, change_owner, no_follow_flag},
+    process,
 };
 
 /// Directory of NUMA nodes in sysfs.
@@ -144,12 +144,12 @@ impl LocalMemory {
         let path = self.path(record.reservation).ok_or(HostError::NoLocalDirectory)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let opened = options.custom_flags(no_follow()).open(&path);
+        let opened = options.custom_flags(no_follow_flag()).open(&path);
         let file = opened.map_err(|errno| HostError::io("create", &path, errno))?;
         file.set_len(record.local.get()).map_err(|errno| HostError::io("set the size of", &path, errno))?;
         let bound = self.bind_to_local_nodes(&file, record.local.get());
         bound.map_err(|errno| HostError::io("set the memory policy of", &path, errno))?;
-        change_owner(&OwnedFd::from(file), &path, owner_of_files(record))?;
+        change_owner(&OwnedFd::from(file), &path, file_owner(record))?;
         Ok(path)
     }
 }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     fn record() -> VmRecord {
-        let process = process::identify(std::process::id()).unwrap();
+        let process = process::identify_process(std::process::id()).unwrap();
         let ObservedVm { vm, local, pinned, .. } = vm();
         VmRecord { reservation: ID, vm, process, local, pinned, slices: BTreeMap::new(), uid: None }
     }

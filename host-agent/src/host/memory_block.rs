@@ -36,11 +36,11 @@ use self::{
 use super::{
     Counters, Host, HostError, MemoryForm, MemoryRegion, Usage,
     blocks::{self, Block},
+    file_owner,
     local_memory::LocalMemory,
     memory::{numa, usage},
     memory_file::allocated_bytes,
     open_slices::{OpenSlices, check_file_unused},
-    owner_of_files,
     process::{self, FileId},
     ranges::CxlSlices,
     slices::{Driver, Slices},
@@ -105,7 +105,7 @@ impl MemoryBlock {
             slices.present_slices()?.get(&index).is_some_and(|present| present.driver == Some(Driver::Kmem));
         let is_partly_online = kmem && slices.blocks(index)?.iter().any(|block| !block.is_offline());
         if check_zero && !is_partly_online {
-            self.ranges.open_verified(place)?;
+            self.ranges.open_verified_slice(place)?;
         }
         slices.ensure_kmem(index)?;
         Ok(switch(&self.sysfs, &slices.blocks(index)?, TargetState::Online)?)
@@ -121,7 +121,7 @@ impl MemoryBlock {
         }
         let file =
             process::make_memfd(&name, SLICE.get()).map_err(|errno| HostError::io("create", &name, errno))?;
-        numa::prefer(&file, SLICE.get(), &BTreeSet::from([node]))
+        numa::prefer_nodes(&file, SLICE.get(), &BTreeSet::from([node]))
             .map_err(|errno| HostError::io("set the memory policy of", &name, errno))?;
         Ok(file)
     }
@@ -154,20 +154,20 @@ impl MemoryBlock {
         }
         let pages = self.used_blocks(slices, index)?.iter().map(|used| used.pages).sum();
         let mut permit = self.removals.acquire(pages, Arc::clone(place));
-        let result = self.take_offline(slices, index);
+        let result = self.take_slice_offline(slices, index);
         permit.finish(result.is_ok());
         result
     }
 
     /// Offlines all memory blocks of a slice or, after an error, none.
-    fn take_offline(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
+    fn take_slice_offline(&self, slices: &Slices, index: u32) -> Result<(), HostError> {
         let used_blocks = self.used_blocks(slices, index)?; // count again: earlier removals moved pages
         self.check_free_space(slices.node(), &used_blocks)?;
         let blocks: Vec<Block> = used_blocks.into_iter().map(|used| used.block).collect();
         // Count the pages of a failed block first: migrating pages back may fill the block again.
         let switched =
             switch(&self.sysfs, &blocks, TargetState::Offline).map_err(|error| self.with_page_count(error));
-        self.migrate_back(slices.node());
+        self.migrate_pages_back(slices.node());
         Ok(switched?)
     }
 
@@ -177,7 +177,7 @@ impl MemoryBlock {
         let online = blocks.iter().filter(|used| !used.block.is_offline()).count() as u64;
         let pages: u64 = blocks.iter().map(|used| used.pages).sum();
         let space = FreeSpace::of(SliceRemoval {
-            free: usage::of_node(Path::new(NODES_FOLDER), node)?.free,
+            free: usage::read_node_memory(Path::new(NODES_FOLDER), node)?.free,
             online: Bytes::new(online * blocks::size(&self.sysfs)?.get()),
             in_use: Bytes::new(pages * usage::PAGE_BYTES),
             vms: self.open.files().iter().filter_map(|file| allocated_bytes(file)).sum(),
@@ -242,7 +242,7 @@ impl MemoryBlock {
     /// Migrates the VMs' pages on other nodes back to a node of the pool. Linux ignores the memory
     /// policy of a file when it empties a block. Pages that cannot be migrated are counted and
     /// logged. Pages of pinned VMs are not migrated, because a device may be writing to them.
-    fn migrate_back(&self, node: u32) {
+    fn migrate_pages_back(&self, node: u32) {
         let permitted = BTreeSet::from([node]);
         for file in self.movable_files() {
             let Ok(metadata) = file.try_clone().map(File::from).and_then(|file| file.metadata()) else {
@@ -250,7 +250,7 @@ impl MemoryBlock {
             };
             let id = FileId::of(&metadata);
             for pid in process::find_users(id).map(|users| users.pids).unwrap_or_default() {
-                match numa::migrate_back(pid, id, &permitted, node) {
+                match numa::migrate_pages_back(pid, id, &permitted, node) {
                     Ok(moved) => self.record_migration(pid, &moved),
                     Err(error) => tracing::debug!(pid, %error, "cannot inspect the pages of a process"),
                 }
@@ -296,7 +296,7 @@ impl Host for MemoryBlock {
         self.ranges.present_slices()
     }
 
-    fn close_orphan(&self, place: &str) -> Result<(), HostError> {
+    fn close_orphaned_slice(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.ranges.slice(place)?;
         self.remove_from_node(slices, index, &place.into())?;
         self.ranges.close(place)
@@ -307,7 +307,7 @@ impl Host for MemoryBlock {
     }
 
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError> {
-        let uid = owner_of_files(record);
+        let uid = file_owner(record);
         if form != MemoryForm::Descriptors && uid != current_user() && !record.slices.is_empty() {
             return Err(HostError::NoPath { uid });
         }
@@ -316,11 +316,11 @@ impl Host for MemoryBlock {
         local.into_iter().map(Ok).chain(self.open.regions(record, form)).collect()
     }
 
-    fn free_local(&self, reservation: ReservationId) -> Result<(), HostError> {
+    fn free_local_memory(&self, reservation: ReservationId) -> Result<(), HostError> {
         self.local.free(reservation)
     }
 
-    fn adopt(&self, record: &VmRecord) {
+    fn adopt_running_vm(&self, record: &VmRecord) {
         self.record_pinned(record);
     }
 
@@ -336,7 +336,7 @@ impl Host for MemoryBlock {
             pages_migrated: pages(&self.pages_migrated),
             page_migration_failures: pages(&self.page_migration_failures),
             scrubbed: self.ranges.scrubbed_bytes(),
-            slices_changing: self.ranges.changing_count(),
+            slices_changing: self.ranges.changing_slice_count(),
         }
     }
 }
@@ -364,7 +364,7 @@ mod tests {
         fake.files("devices/mem0", &[("serial", "0x1")]);
         fake.files("devices/mem0/ram", &[("size", "0x10000000")]);
         fake.link("bus/cxl/devices/mem0", "devices/mem0");
-        let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
+        let cxl = CxlMemory::discover_devices(&fake.sysfs).unwrap();
         let host = MemoryBlock::new(fake.sysfs.clone(), CxlSlices::new(cxl, NonZeroU64::MAX), None);
         host.open.insert_memfd(SLICE_1, process::make_memfd("tarn-test", SLICE.get()).unwrap());
         host
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn pool_memory_on_local_node_is_reported_as_overflow() {
         use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
-        const TOUCHED: usize = 8 << 20;
+        const TOUCHED_BYTES: usize = 8 << 20;
         let host = host(&FakeSysfs::new(&[]));
         let slices = vec![SLICE_1];
         let vm = ObservedVm {
@@ -400,9 +400,9 @@ mod tests {
         assert_eq!(overflow(), Some(Bytes::ZERO));
         let file = File::from(host.open.file(SLICE_1).unwrap().try_clone().unwrap());
         let mapping = MmapRegion::<()>::from_file(FileOffset::new(file, 0), 1 << 30).unwrap();
-        mapping.as_volatile_slice().write_slice(&vec![1; TOUCHED], 0).unwrap();
+        mapping.as_volatile_slice().write_slice(&vec![1; TOUCHED_BYTES], 0).unwrap();
         assert_eq!(overflow(), host.open.allocated_bytes(&[SLICE_1]));
-        assert!(overflow() >= Some(Bytes::new(TOUCHED as u64)));
+        assert!(overflow() >= Some(Bytes::new(TOUCHED_BYTES as u64)));
         let ended = ObservedVm { pid: u32::MAX, ..vm.clone() };
         assert_eq!(host.usage(ReservationId(7), &ended).overflow, None);
     }
@@ -412,7 +412,7 @@ mod tests {
         let host = host(&FakeSysfs::new(&[]));
         host.memory(&record(false), MemoryForm::Descriptors).unwrap();
         assert_eq!(host.movable_files().len(), 1);
-        host.adopt(&record(true));
+        host.adopt_running_vm(&record(true));
         assert_eq!(host.movable_files().len(), 0);
         host.pinned().clear();
         host.memory(&record(true), MemoryForm::Descriptors).unwrap();

@@ -23,7 +23,7 @@ pub(super) fn allocated_bytes(file: &OwnedFd) -> Option<Bytes> {
 }
 
 /// Returns the flag `O_NOFOLLOW`: open(2) then fails on a symbolic link.
-pub(super) fn no_follow() -> i32 {
+pub(super) fn no_follow_flag() -> i32 {
     i32::try_from(OFlags::NOFOLLOW.bits()).expect("O_NOFOLLOW fits into i32")
 }
 

@@ -17,9 +17,8 @@ use pool::{
 use units::{Bytes, SLICE, UserId};
 
 use super::{
-    HostError, MemoryForm, MemoryRegion, RegionBacking,
+    HostError, MemoryForm, MemoryRegion, RegionBacking, file_owner,
     memory_file::{allocated_bytes, change_owner},
-    owner_of_files,
     process::{self, FileId},
 };
 
@@ -84,7 +83,7 @@ impl OpenSlices {
         record: &VmRecord,
         form: MemoryForm,
     ) -> impl Iterator<Item = Result<MemoryRegion, HostError>> {
-        let user = owner_of_files(record);
+        let user = file_owner(record);
         record.slices.iter().map(move |(holding, handle)| self.region(*holding, handle, form, user))
     }
 
@@ -118,7 +117,7 @@ impl OpenSlices {
 ///
 /// # Errors
 /// [`HostError::InUse`] if a process has the file, or the processes cannot be listed.
-pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
+pub(super) fn check_slice_unused(path: &Path) -> Result<(), HostError> {
     let metadata = match fs::symlink_metadata(path) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(()),
         result => result.map_err(|errno| HostError::io("stat", path, errno))?,
@@ -126,7 +125,7 @@ pub(super) fn check_unused(path: &Path) -> Result<(), HostError> {
     check_file_unused(path, FileId::of(&metadata))
 }
 
-/// Checks like [`check_unused`], for a file of known identity, such as a memfd. `path` is only used
+/// Checks like [`check_slice_unused`], for a file of known identity, such as a memfd. `path` is only used
 /// in messages.
 pub(super) fn check_file_unused(path: &Path, file: FileId) -> Result<(), HostError> {
     let users = process::find_users(file)

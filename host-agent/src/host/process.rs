@@ -28,7 +28,7 @@ use crate::user::current_user;
 
 /// Seals of memfds created by [`make_memfd`]. A sealed memfd cannot grow, but it can be truncated
 /// to take the memory from its users.
-const SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
+const MEMFD_SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
 /// Error of the inspection of a process.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +78,7 @@ pub fn boot_id() -> Result<String, ProcessError> {
 ///
 /// # Errors
 /// [`ProcessError::Gone`] if no process has this pid, or /proc cannot be read.
-pub fn identify(pid: u32) -> Result<Process, ProcessError> {
+pub fn identify_process(pid: u32) -> Result<Process, ProcessError> {
     let started = read_start_time(pid)?.ok_or(ProcessError::Gone { pid })?;
     Ok(Process { pid, started, cgroup: read_cgroup(pid)? })
 }
@@ -249,7 +249,7 @@ pub fn find_users(file: FileId) -> Result<FileUsers, ProcessError> {
 pub fn make_memfd(name: &str, bytes: u64) -> io::Result<File> {
     let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.set_len(bytes)?;
-    fcntl_add_seals(&file, SEALS)?;
+    fcntl_add_seals(&file, MEMFD_SEALS)?;
     Ok(file)
 }
 
@@ -312,14 +312,14 @@ fn open_own_memfd(path: &Path, device: u64) -> Option<File> {
     }
     let path = format!("/proc/self/fd/{}", examined.as_raw_fd());
     let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
-    fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)).then_some(file)
+    fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(MEMFD_SEALS)).then_some(file)
 }
 
 fn uses_file(pid: u32, file: FileId) -> io::Result<bool> {
-    Ok(has_mapped(pid, file)? || has_open(pid, file)?)
+    Ok(has_file_mapped(pid, file)? || has_file_open(pid, file)?)
 }
 
-fn has_mapped(pid: u32, file: FileId) -> io::Result<bool> {
+fn has_file_mapped(pid: u32, file: FileId) -> io::Result<bool> {
     Ok(!mappings(pid, file)?.is_empty())
 }
 
@@ -359,7 +359,7 @@ pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>, max: usize) -> io::Result
     for line in maps.split(b'\n') {
         let line = line?;
         let line = String::from_utf8_lossy(&line); // only the path, which is not used, can be invalid UTF-8
-        if !mapped_file(&line).is_some_and(|file| files.contains(&file)) {
+        if !parse_mapped_file(&line).is_some_and(|file| files.contains(&file)) {
             continue;
         }
         if mappings.addresses.len() < max {
@@ -372,7 +372,7 @@ pub fn mappings_of(pid: u32, files: &BTreeSet<FileId>, max: usize) -> io::Result
 }
 
 /// Returns the file in a line of /proc/PID/maps.
-fn mapped_file(line: &str) -> Option<FileId> {
+fn parse_mapped_file(line: &str) -> Option<FileId> {
     let mut words = line.split_whitespace().skip(3);
     let (major, minor) = words.next()?.split_once(':')?;
     let number = |digits| u32::from_str_radix(digits, 16).ok();
@@ -443,7 +443,7 @@ fn parse_addresses(line: &str) -> Option<Range<usize>> {
     Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
 }
 
-fn has_open(pid: u32, file: FileId) -> io::Result<bool> {
+fn has_file_open(pid: u32, file: FileId) -> io::Result<bool> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         if refers_to_file(&entry?.path(), file)? {
             return Ok(true);
@@ -483,19 +483,19 @@ mod tests {
     #[test]
     fn reused_pid_is_detected() {
         let child = idle_process();
-        let process = identify(child.id()).unwrap();
+        let process = identify_process(child.id()).unwrap();
         let later = Process { started: process.started + 1, ..process.clone() };
         assert!(ProcessHandle::open(&process).unwrap().is_some());
         assert!(ProcessHandle::open(&later).unwrap().is_none());
         end(child);
         assert!(ProcessHandle::open(&process).unwrap().is_none());
-        assert!(matches!(identify(process.pid), Err(ProcessError::Gone { .. })));
+        assert!(matches!(identify_process(process.pid), Err(ProcessError::Gone { .. })));
     }
 
     #[test]
     fn zombie_process_counts_as_ended() {
         let mut child = idle_process();
-        let process = identify(child.id()).unwrap();
+        let process = identify_process(child.id()).unwrap();
         let handle = ProcessHandle::open(&process).unwrap().unwrap();
         assert!(!handle.has_ended().unwrap());
         handle.kill().unwrap();
@@ -532,7 +532,7 @@ mod tests {
 
     /// Script of an attack: in a mount namespace, it gives another user's file ($1) the path of a
     /// memfd ($2), and opens the file.
-    const RENAMED_IN_A_NAMESPACE: &str = r#"
+    const RENAME_IN_NAMESPACE_SCRIPT: &str = r#"
         mount -t tmpfs none /mnt && cd /mnt && mkdir old && : > "$2" && mount --bind "$1" "$2" || exit 1
         pivot_root . old && exec 9< "/$2" && echo ready && read line"#;
 
@@ -549,7 +549,7 @@ mod tests {
         let mut attacker = Command::new("setpriv");
         attacker.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
         attacker.args(["unshare", "--user", "--map-root-user", "--mount"]);
-        attacker.args(["sh", "-c", RENAMED_IN_A_NAMESPACE, "sh"]).arg(victim.path()).arg(link);
+        attacker.args(["sh", "-c", RENAME_IN_NAMESPACE_SCRIPT, "sh"]).arg(victim.path()).arg(link);
         let mut attacker = attacker.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(attacker.stdout.take().unwrap()).read_line(&mut line).unwrap();

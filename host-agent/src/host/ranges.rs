@@ -20,9 +20,9 @@ use units::{Bytes, SLICE};
 use super::{
     HostError,
     cxl::{CxlMemory, Device, SliceName},
-    memory::{mapped::Mapped, throttle::Throttle},
-    memory_file::no_follow,
-    open_slices::check_unused,
+    memory::{mapped::MappedMemory, throttle::Throttle},
+    memory_file::no_follow_flag,
+    open_slices::check_slice_unused,
     slices::{PresentSlice, Slices},
 };
 
@@ -52,9 +52,9 @@ impl CxlSlices {
     }
 
     /// Returns the number of slices that are being changed, including stuck slices.
-    pub(super) fn changing_count(&self) -> u64 {
+    pub(super) fn changing_slice_count(&self) -> u64 {
         let usable = self.cxl.devices.iter().filter_map(|device| device.slices.as_ref().ok());
-        usable.map(|slices| slices.changing_count() as u64).sum()
+        usable.map(|slices| slices.changing_slice_count() as u64).sum()
     }
 
     /// Returns the devices as reported to the manager.
@@ -101,9 +101,9 @@ impl CxlSlices {
 
     /// Opens a slice that no process uses, and verifies that it is zero. If it is not, the slice is
     /// closed again.
-    pub(super) fn open_verified(&self, place: &str) -> Result<(File, PathBuf), HostError> {
+    pub(super) fn open_verified_slice(&self, place: &str) -> Result<(File, PathBuf), HostError> {
         let (slices, index) = self.slice(place)?;
-        let (file, path) = open_unused(slices, index)?;
+        let (file, path) = open_unused_slice(slices, index)?;
         match map(&file, &path).and_then(|mapped| verify_zero(&mapped, &path, None)) {
             Ok(()) => Ok((file, path)),
             Err(error) => {
@@ -114,9 +114,12 @@ impl CxlSlices {
     }
 
     /// Checks that no process has a slice open or mapped.
-    pub(super) fn check_unused(&self, place: &str) -> Result<(), HostError> {
+    pub(super) fn check_slice_unused(&self, place: &str) -> Result<(), HostError> {
         let (slices, index) = self.slice(place)?;
-        slices.present_slices()?.get(&index).map_or(Ok(()), |present| check_unused(&device_node(present)))
+        slices
+            .present_slices()?
+            .get(&index)
+            .map_or(Ok(()), |present| check_slice_unused(&device_node(present)))
     }
 
     /// Revokes a slice from its users, and removes its data from the caches of this host.
@@ -136,13 +139,13 @@ impl CxlSlices {
     /// closes the slice.
     pub(super) fn scrub(&self, place: &str) -> Result<Bytes, HostError> {
         let (slices, index) = self.slice(place)?;
-        let (file, path) = open_unused(slices, index)?;
-        let result = self.make_zero(&file, &path);
+        let (file, path) = open_unused_slice(slices, index)?;
+        let result = self.fill_with_zeros(&file, &path);
         slices.remove(index)?;
         result.map(|()| SLICE)
     }
 
-    fn make_zero(&self, file: &File, path: &Path) -> Result<(), HostError> {
+    fn fill_with_zeros(&self, file: &File, path: &Path) -> Result<(), HostError> {
         let mapped = map(file, path)?;
         let zeroed = mapped.zero(&self.throttle, &self.scrubbed);
         zeroed.map_err(|errno| HostError::io("zero", path, errno))?;
@@ -156,42 +159,42 @@ fn device_node(present: &PresentSlice) -> PathBuf {
 
 fn open(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     let present = slices.ensure_devdax(index)?;
-    Ok((open_node(&present)?, device_node(&present)))
+    Ok((open_device_node(&present)?, device_node(&present)))
 }
 
 /// Opens a slice after checking that no process uses it. Without the check, a process that still
 /// maps a device of an earlier epoch could write to the slice.
-fn open_unused(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
+fn open_unused_slice(slices: &Slices, index: u32) -> Result<(File, PathBuf), HostError> {
     if let Some(present) = slices.present_slices()?.get(&index) {
-        check_unused(&device_node(present))?;
+        check_slice_unused(&device_node(present))?;
     }
     open(slices, index)
 }
 
 /// Opens the device node in /dev, and checks that it belongs to the slice's device.
-fn open_node(present: &PresentSlice) -> Result<File, HostError> {
+fn open_device_node(present: &PresentSlice) -> Result<File, HostError> {
     let path = device_node(present);
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow()).open(&path);
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow_flag()).open(&path);
     let file = opened.map_err(|errno| HostError::io("open", &path, errno))?;
     let metadata = file.metadata().map_err(|errno| HostError::io("stat", &path, errno))?;
     let is_same_device = metadata.file_type().is_char_device() && metadata.rdev() == present.number;
     if is_same_device { Ok(file) } else { Err(HostError::NotTheDevice { path }) }
 }
 
-fn map(file: &File, path: &Path) -> Result<Mapped, HostError> {
-    Mapped::map(file, SLICE.get()).map_err(|errno| HostError::io("map", path, errno))
+fn map(file: &File, path: &Path) -> Result<MappedMemory, HostError> {
+    MappedMemory::map(file, SLICE.get()).map_err(|errno| HostError::io("map", path, errno))
 }
 
-fn flush_caches(mapped: &Mapped, path: &Path) -> Result<(), HostError> {
+fn flush_caches(mapped: &MappedMemory, path: &Path) -> Result<(), HostError> {
     mapped.flush_caches().map_err(|errno| HostError::io("flush the caches of", path, errno))
 }
 
 /// Verifies that a slice is zero in memory. The caches are flushed before the read, because they
 /// may be older than the last write of another host, and after the read, because another host may
 /// write later.
-fn verify_zero(mapped: &Mapped, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
+fn verify_zero(mapped: &MappedMemory, path: &Path, throttle: Option<&Throttle>) -> Result<(), HostError> {
     flush_caches(mapped, path)?;
-    match mapped.first_not_zero(throttle).map_err(|errno| HostError::io("read", path, errno))? {
+    match mapped.first_nonzero_offset(throttle).map_err(|errno| HostError::io("read", path, errno))? {
         Some(at) => Err(HostError::NotZero { path: path.to_owned(), at }),
         None => flush_caches(mapped, path),
     }

@@ -36,7 +36,7 @@ pub enum RemoteError {
 
 /// Swap device for remote memory.
 #[derive(Clone, Debug)]
-pub struct Remote {
+pub struct RemoteDevice {
     path: PathBuf,
     /// Device number of the disk, such as `253:0`.
     number: String,
@@ -55,7 +55,7 @@ struct Reads {
     ms: u64,
 }
 
-impl Remote {
+impl RemoteDevice {
     /// Opens the block device at `path`. `sys` is the root of sysfs, `/sys`.
     ///
     /// # Errors
@@ -157,7 +157,7 @@ mod tests {
     fn read_latency_ignores_queueing_and_few_reads() {
         let stat = |count: u64, ms: u64| format!("   {count} 0 800 {ms}  5 0 40 3 0 1 2");
         let fake = FakeSysfs::new(&[("dev/block/253:0/stat", &stat(0, 0))]);
-        let mut remote = Remote::with_number(Path::new("/dev/vda"), "253:0".to_owned(), &fake.path(""));
+        let mut remote = RemoteDevice::with_number(Path::new("/dev/vda"), "253:0".to_owned(), &fake.path(""));
         assert_eq!(remote.read_latency_s(), READ_LATENCY_DEFAULT_S, "no reads yet");
         fake.files("dev/block/253:0", &[("stat", &stat(1000, 2000))]);
         assert_eq!(remote.read_latency_s(), 2e-3);
@@ -169,7 +169,8 @@ mod tests {
 
     #[test]
     fn swap_device_in_use_is_recognized() {
-        let remote = Remote::with_number(Path::new("/dev/vdb"), "253:16".to_owned(), Path::new("/nowhere"));
+        let remote =
+            RemoteDevice::with_number(Path::new("/dev/vdb"), "253:16".to_owned(), Path::new("/nowhere"));
         let header = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
         assert!(!remote.is_swap(header));
         assert!(
@@ -188,9 +189,9 @@ mod tests {
 
     #[test]
     fn non_block_device_is_rejected_by_name() {
-        let error = Remote::open(Path::new("/dev/null"), Path::new("/sys")).unwrap_err();
+        let error = RemoteDevice::open(Path::new("/dev/null"), Path::new("/sys")).unwrap_err();
         assert!(error.to_string().starts_with("/dev/null is not a block device"), "{error}");
-        let error = Remote::open(Path::new("/dev/nothing"), Path::new("/sys")).unwrap_err();
+        let error = RemoteDevice::open(Path::new("/dev/nothing"), Path::new("/sys")).unwrap_err();
         assert!(units::chain(&error).contains("/dev/nothing"), "{error}");
     }
 }

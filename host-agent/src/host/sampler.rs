@@ -21,8 +21,8 @@ use rustix::io::Errno;
 use units::limits::SAMPLE_BUFFER_BYTES_PER_CPU;
 
 use self::{
-    rates::{Access, Rate},
-    source::Source,
+    rates::{Access, AccessRate},
+    source::EventSource,
 };
 use super::{
     access_profile::{AccessProfile, AccessSource},
@@ -79,14 +79,14 @@ pub enum SamplerError {
 /// Sampler of page accesses on all processors of this machine.
 #[derive(Debug)]
 pub struct Sampler {
-    source: Source,
+    source: EventSource,
     processors: Vec<usize>,
-    rings: Vec<Ring>,
+    rings: Vec<RingBuffer>,
     started: Option<Instant>,
 }
 
 /// Perf event of one processor with its ring buffer of samples.
-struct Ring {
+struct RingBuffer {
     samples: perf_event::Sampler,
     /// Enabled time and running time of the event at the start of sampling. The running time is
     /// shorter if perf multiplexes the counters.
@@ -107,7 +107,7 @@ pub struct SampleSet {
 #[derive(Debug)]
 pub struct TenantSamples {
     source: AccessSource,
-    rates: Vec<Rate>,
+    rates: Vec<AccessRate>,
 }
 
 impl Sampler {
@@ -118,17 +118,17 @@ impl Sampler {
     /// [`SamplerError::None`] if the processor cannot sample accesses, [`SamplerError::Perf`] if
     /// the kernel rejects the event, or sysfs cannot be read.
     pub fn open(sys: &Sysfs, epoch: Duration) -> Result<Self, SamplerError> {
-        Self::of(Source::find(sys)?, source::processors(sys)?, epoch)
+        Self::of(EventSource::find(sys)?, source::processors(sys)?, epoch)
     }
 
-    fn of(source: Source, processors: Vec<usize>, epoch: Duration) -> Result<Self, SamplerError> {
+    fn of(source: EventSource, processors: Vec<usize>, epoch: Duration) -> Result<Self, SamplerError> {
         let allowed = fs::read_to_string(KERNEL_HZ_MAX_FILE).ok().and_then(|hz| hz.trim().parse().ok());
         let hz = (SAMPLE_BUFFER_BYTES_PER_CPU / SAMPLE_BYTES) as f64 * BUFFER_FILL_FRACTION_MAX
             / epoch.as_secs_f64();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a thousand")]
         let hz = hz.min(allowed.unwrap_or(SAMPLE_HZ_MAX)).clamp(1.0, SAMPLE_HZ_MAX) as u64;
-        let rings = processors.iter().map(|processor| Ring::open(source, *processor, hz));
-        let rings = rings.collect::<io::Result<Vec<Ring>>>();
+        let rings = processors.iter().map(|processor| RingBuffer::open(source, *processor, hz));
+        let rings = rings.collect::<io::Result<Vec<RingBuffer>>>();
         let rings = rings.map_err(|error| SamplerError::Perf { event_name: source.event_name, error })?;
         Ok(Self { source, processors, rings, started: None })
     }
@@ -151,7 +151,7 @@ impl Sampler {
         if self.started.is_some() {
             self.take()?;
         }
-        let result = self.rings.iter_mut().try_for_each(Ring::begin);
+        let result = self.rings.iter_mut().try_for_each(RingBuffer::begin);
         result.map_err(|error| self.perf_error(error))?;
         self.started = Some(Instant::now());
         Ok(())
@@ -181,8 +181,8 @@ impl Sampler {
     }
 }
 
-impl Ring {
-    fn open(source: Source, processor: usize, hz: u64) -> io::Result<Self> {
+impl RingBuffer {
+    fn open(source: EventSource, processor: usize, hz: u64) -> io::Result<Self> {
         let open = |excludes_guests| {
             let mut builder = source.event();
             builder.any_pid().one_cpu(processor).sample_frequency(hz).exclude_guest(excludes_guests);
@@ -250,9 +250,9 @@ impl Ring {
     }
 }
 
-impl fmt::Debug for Ring {
+impl fmt::Debug for RingBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("times", &self.times).finish_non_exhaustive()
+        f.debug_struct("RingBuffer").field("times", &self.times).finish_non_exhaustive()
     }
 }
 

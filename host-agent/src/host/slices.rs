@@ -31,7 +31,7 @@ use units::{Bytes, SLICE};
 
 use self::{
     detached::DetachedSteps,
-    device::{Device, Extent},
+    device::{Device, DeviceExtent},
 };
 pub use self::{
     device::Driver,
@@ -44,9 +44,9 @@ use super::{
 
 /// Maximum number of steps to the target state. The longest sequence of steps, a change of driver,
 /// has five.
-const STEPS_MAX: usize = 8;
+const RECONCILE_STEPS_MAX: usize = 8;
 /// Device-dax alignments that divide the size of a slice, largest first.
-const ALIGNMENTS: [Bytes; 2] = [Bytes::gib(1), Bytes::mib(2)];
+const SLICE_ALIGNMENTS: [Bytes; 2] = [Bytes::gib(1), Bytes::mib(2)];
 /// Required value of `auto_online_blocks`. With any other value the kernel onlines added blocks
 /// itself, and may put unmovable pages into them.
 const REQUIRED_ONLINE_POLICY: &str = "offline";
@@ -100,7 +100,7 @@ impl Slices {
     pub fn open(sysfs: &Sysfs, region: Region) -> Result<Self, SliceError> {
         let slices = Self::inspect(sysfs, region)?;
         for device in slices.devices()? {
-            slices.remove_unneeded(&device)?;
+            slices.remove_unneeded_device(&device)?;
         }
         Ok(slices)
     }
@@ -129,7 +129,7 @@ impl Slices {
     pub fn devices_to_remove(&self) -> Result<Vec<String>, SliceError> {
         let mut names = Vec::new();
         for device in self.devices()? {
-            if !self.should_keep(&device)? {
+            if !self.should_keep_device(&device)? {
                 self.check_not_online(&device)?;
                 names.push(device.name);
             }
@@ -154,7 +154,7 @@ impl Slices {
     }
 
     /// Returns the number of slices that are being changed, including stuck slices.
-    pub fn changing_count(&self) -> usize {
+    pub fn changing_slice_count(&self) -> usize {
         self.steps.count()
     }
 
@@ -227,14 +227,14 @@ impl Slices {
     /// # Errors
     /// [`SliceError::IndexOutOfRange`], or sysfs cannot be read.
     pub fn blocks(&self, index: u32) -> Result<Vec<Block>, SliceError> {
-        Ok(blocks::within(&self.sysfs, &self.range(index)?)?)
+        Ok(blocks::blocks_in_range(&self.sysfs, &self.range(index)?)?)
     }
 
     fn reconcile(&self, index: u32, target: Option<Driver>) -> Result<Option<PresentSlice>, SliceError> {
         let range = self.range(index)?;
         let mut is_own = false;
-        for _ in 0..STEPS_MAX {
-            let device = self.devices()?.into_iter().find(|device| device.is_at(&range));
+        for _ in 0..RECONCILE_STEPS_MAX {
+            let device = self.devices()?.into_iter().find(|device| device.occupies_range(&range));
             // During a stuck unbind sysfs already shows no driver. The next step would wait for the
             // same pinned pages.
             device.as_ref().map_or(Ok(()), |device| self.steps.check_not_running(&device.name))?;
@@ -246,7 +246,7 @@ impl Slices {
                 }
             }
         }
-        Err(SliceError::NotSettled { index, target, steps: STEPS_MAX })
+        Err(SliceError::NotSettled { index, target, steps: RECONCILE_STEPS_MAX })
     }
 
     fn apply_step(&self, step: Step, range: &Range<u64>, device: Option<&Device>) -> Result<(), SliceError> {
@@ -264,11 +264,11 @@ impl Slices {
 
     /// Creates a device over exactly this range. The kernel rejects a range that is partly in use.
     fn create(&self, range: &Range<u64>) -> Result<(), SliceError> {
-        let _names = self.lock_names();
+        let _names = self.lock_device_names();
         let stuck = self.steps.devices();
-        let earlier = device::read_all(&self.sysfs, &self.region.folder)?;
+        let earlier = device::read_devices(&self.sysfs, &self.region.folder)?;
         self.sysfs.write(self.region.folder.join("dax_region/create"), "1")?;
-        let after = device::read_all(&self.sysfs, &self.region.folder)?;
+        let after = device::read_devices(&self.sysfs, &self.region.folder)?;
         let ended = &stuck - &self.steps.devices();
         let created = new_device(&earlier, &ended, after).ok_or(SliceError::DeviceNotCreated)?;
         let place = format!("{:x}-{:x}", range.start, range.end - 1);
@@ -288,13 +288,13 @@ impl Slices {
     /// Checks that no memory block of a device is online.
     fn check_not_online(&self, device: &Device) -> Result<(), SliceError> {
         match (device.driver, &device.extent) {
-            (Some(Driver::Kmem), Extent::At(range)) => self.check_blocks_offline(&device.name, range),
+            (Some(Driver::Kmem), DeviceExtent::At(range)) => self.check_blocks_offline(&device.name, range),
             _ => Ok(()),
         }
     }
 
     fn check_blocks_offline(&self, device: &str, range: &Range<u64>) -> Result<(), SliceError> {
-        let mut blocks = blocks::within(&self.sysfs, range)?;
+        let mut blocks = blocks::blocks_in_range(&self.sysfs, range)?;
         blocks.retain(|block| !block.is_offline());
         let online: Vec<_> = blocks.into_iter().map(|block| block.name).collect();
         if online.is_empty() {
@@ -305,14 +305,14 @@ impl Slices {
     }
 
     fn delete(&self, device: &Device) -> Result<(), SliceError> {
-        let _names = self.lock_names();
+        let _names = self.lock_device_names();
         self.release_device(device)
     }
 
     /// Releases the memory of a device and deletes it. The seed device of a region cannot be
     /// deleted.
     fn release_device(&self, device: &Device) -> Result<(), SliceError> {
-        let size = (device.extent != Extent::Empty).then(|| self.device_file(device, "size"));
+        let size = (device.extent != DeviceExtent::Empty).then(|| self.device_file(device, "size"));
         let delete = (!device.is_seed()).then(|| self.region.folder.join("dax_region/delete"));
         let (sysfs, name) = (self.sysfs.clone(), device.name.clone());
         self.steps.run(&device.name, move || {
@@ -321,7 +321,7 @@ impl Slices {
         })
     }
 
-    fn lock_names(&self) -> RwLockWriteGuard<'_, ()> {
+    fn lock_device_names(&self) -> RwLockWriteGuard<'_, ()> {
         self.names.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -331,17 +331,17 @@ impl Slices {
     ///
     /// # Errors
     /// [`SliceError::ForeignDevice`] if the device belongs to another program.
-    fn should_keep(&self, device: &Device) -> Result<bool, SliceError> {
+    fn should_keep_device(&self, device: &Device) -> Result<bool, SliceError> {
         match (&device.extent, device.driver) {
-            (Extent::Empty, None) => Ok(device.is_seed()),
+            (DeviceExtent::Empty, None) => Ok(device.is_seed()),
             _ if self.index_of(device).is_some() => Ok(true),
             (_, None | Some(Driver::Kmem)) if device.is_seed() => Ok(false),
             _ => Err(SliceError::ForeignDevice { device: device.name.clone(), driver: device.driver }),
         }
     }
 
-    fn remove_unneeded(&self, device: &Device) -> Result<(), SliceError> {
-        if self.should_keep(device)? {
+    fn remove_unneeded_device(&self, device: &Device) -> Result<(), SliceError> {
+        if self.should_keep_device(device)? {
             return Ok(());
         }
         if let Some(driver) = device.driver {
@@ -356,14 +356,14 @@ impl Slices {
         if device.is_seed() {
             return None;
         }
-        let Extent::At(range) = &device.extent else { return None };
+        let DeviceExtent::At(range) = &device.extent else { return None };
         let index = u32::try_from(range.start.checked_sub(self.region.base)? / SLICE.get()).ok()?;
         (self.range(index).ok()? == *range).then_some(index)
     }
 
     fn devices(&self) -> Result<Vec<Device>, SysfsError> {
         let _names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-        device::read_all(&self.sysfs, &self.region.folder)
+        device::read_devices(&self.sysfs, &self.region.folder)
     }
 
     fn device_file(&self, device: &Device, file: &str) -> PathBuf {
@@ -397,7 +397,7 @@ fn new_device(before: &[Device], ended: &BTreeSet<String>, after: Vec<Device>) -
     let (new, old): (Vec<_>, Vec<_>) =
         after.into_iter().partition(|device| !before.iter().any(|old| old.name == device.name));
     let is_reused = |device: &Device| {
-        ended.contains(&device.name) && device.extent == Extent::Empty && device.driver.is_none()
+        ended.contains(&device.name) && device.extent == DeviceExtent::Empty && device.driver.is_none()
     };
     new.into_iter().next().or_else(|| old.into_iter().find(is_reused))
 }
@@ -421,8 +421,8 @@ pub fn check_online_policy(sysfs: &Sysfs) -> Result<(), SliceError> {
 /// # Errors
 /// [`SliceError::Misaligned`] if no alignment divides `base`.
 pub(crate) fn alignment(base: u64) -> Result<Bytes, SliceError> {
-    let fitting = ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
-    fitting.ok_or(SliceError::Misaligned { base, least: ALIGNMENTS[1] })
+    let fitting = SLICE_ALIGNMENTS.into_iter().find(|align| base.is_multiple_of(align.get()));
+    fitting.ok_or(SliceError::Misaligned { base, least: SLICE_ALIGNMENTS[1] })
 }
 
 /// Returns the next step from the current state to the target state; `None` if the target state is

@@ -19,10 +19,10 @@ static ZEROS: [u8; STEP_BYTES] = [0; STEP_BYTES];
 
 /// Returns the offset of the first non-zero byte, rounded down to the start of the read that found
 /// it; `None` if the first `bytes` bytes are zero.
-pub(super) fn first_not_zero(file: &File, bytes: u64) -> io::Result<Option<u64>> {
+pub(super) fn first_nonzero_offset(file: &File, bytes: u64) -> io::Result<Option<u64>> {
     let mut from = 0;
     while let Some(data) = next_data(file, from, bytes)? {
-        if let Some(at) = first_not_zero_in(file, data.clone())? {
+        if let Some(at) = first_nonzero_offset_in(file, data.clone())? {
             return Ok(Some(at));
         }
         from = data.end;
@@ -32,7 +32,7 @@ pub(super) fn first_not_zero(file: &File, bytes: u64) -> io::Result<Option<u64>>
 
 /// Zeroes the first `bytes` bytes of a file. Their memory is released if the file system supports
 /// hole punching.
-pub(super) fn make_zero(file: &File, bytes: u64) -> io::Result<()> {
+pub(super) fn fill_with_zeros(file: &File, bytes: u64) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match fallocate(file.as_fd(), flags, 0, bytes) {
         Err(Errno::OPNOTSUPP) => write_zeros(file, bytes),
@@ -60,7 +60,7 @@ fn next_data(file: &File, from: u64, bytes: u64) -> io::Result<Option<Range<u64>
     }
 }
 
-fn first_not_zero_in(file: &File, data: Range<u64>) -> io::Result<Option<u64>> {
+fn first_nonzero_offset_in(file: &File, data: Range<u64>) -> io::Result<Option<u64>> {
     let mut buffer = vec![0; STEP_BYTES];
     for step in split_into_steps(data) {
         let zeros = zeros_of_length(&step);
@@ -102,24 +102,25 @@ mod tests {
     #[test]
     fn single_nonzero_byte_is_found_anywhere() {
         for at in [0, 1, STEP_BYTES as u64 - 1, STEP_BYTES as u64, BYTES / 2 + 17, BYTES - 1] {
-            let offset =
-                first_not_zero(&sparse_file(&[(at, 1)]), BYTES).unwrap().expect("a non-zero byte exists");
+            let offset = first_nonzero_offset(&sparse_file(&[(at, 1)]), BYTES)
+                .unwrap()
+                .expect("a non-zero byte exists");
             assert!(offset <= at && at < offset + STEP_BYTES as u64, "{at} was found at {offset}");
         }
     }
 
     #[test]
     fn holes_and_written_zeros_are_zero() {
-        assert_eq!(first_not_zero(&sparse_file(&[]), BYTES).unwrap(), None);
-        assert_eq!(first_not_zero(&sparse_file(&[(5, 0), (BYTES - 1, 0)]), BYTES).unwrap(), None);
+        assert_eq!(first_nonzero_offset(&sparse_file(&[]), BYTES).unwrap(), None);
+        assert_eq!(first_nonzero_offset(&sparse_file(&[(5, 0), (BYTES - 1, 0)]), BYTES).unwrap(), None);
     }
 
     #[test]
     fn zeroed_file_is_zero_and_uses_no_memory() {
         use std::os::unix::fs::MetadataExt;
         let file = sparse_file(&[(0, 7), (BYTES / 2, 8), (BYTES - 1, 9)]);
-        make_zero(&file, BYTES).unwrap();
-        assert_eq!(first_not_zero(&file, BYTES).unwrap(), None);
+        fill_with_zeros(&file, BYTES).unwrap();
+        assert_eq!(first_nonzero_offset(&file, BYTES).unwrap(), None);
         assert_eq!(file.metadata().unwrap().len(), BYTES);
         assert_eq!(file.metadata().unwrap().blocks(), 0);
     }
@@ -128,6 +129,6 @@ mod tests {
     fn zeroing_without_hole_punching_works() {
         let file = sparse_file(&[(0, 7), (BYTES - 1, 9)]);
         write_zeros(&file, BYTES).unwrap();
-        assert_eq!(first_not_zero(&file, BYTES).unwrap(), None);
+        assert_eq!(first_nonzero_offset(&file, BYTES).unwrap(), None);
     }
 }

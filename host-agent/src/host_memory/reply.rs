@@ -143,7 +143,7 @@ mod tests {
         check_split(64, 4000, 4);
     }
 
-    fn other_user(vm: units::Name) -> Refusal {
+    fn other_user_refusal(vm: units::Name) -> Refusal {
         let [user, caller] = [2001, 2002].map(|uid| units::UserId::new(uid).unwrap());
         Refusal::OtherUser { vm, user, caller, hint: "" }
     }
@@ -152,7 +152,7 @@ mod tests {
     fn vm_of_other_user_is_rejected_like_unknown_vm() {
         let vm = units::Name::new("a").unwrap();
         let reply = |refusal| memory_messages(Err(DriverError::Refused(refusal))).remove(0).0;
-        assert_eq!(reply(other_user(vm.clone())), reply(Refusal::VmUnknown(vm)));
+        assert_eq!(reply(other_user_refusal(vm.clone())), reply(Refusal::VmUnknown(vm)));
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
         let vm = units::Name::new("a").unwrap();
         for (error, reason) in [
             (DriverError::Refused(Refusal::VmUnknown(vm.clone())), "VM_UNKNOWN"),
-            (DriverError::Refused(other_user(vm.clone())), "VM_UNKNOWN"),
+            (DriverError::Refused(other_user_refusal(vm.clone())), "VM_UNKNOWN"),
             (DriverError::Refused(Refusal::Attached { vm: vm.clone(), pid: 7 }), "VM_ATTACHED"),
             (
                 DriverError::NoDesiredState { vm: vm.clone(), reason: "is not connected to the manager" },

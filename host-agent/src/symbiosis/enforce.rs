@@ -45,7 +45,7 @@ pub(super) struct Swap<'a> {
 
 /// No enforcement: shares are only reported.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Advice;
+pub(super) struct AdviceEnforcer;
 
 impl Enforcer for Swap<'_> {
     fn limits(&self, tenant: &Name) -> Result<Option<Limits>, SysfsError> {
@@ -64,7 +64,7 @@ impl Enforcer for Swap<'_> {
     }
 }
 
-impl Enforcer for Advice {
+impl Enforcer for AdviceEnforcer {
     fn limits(&self, _: &Name) -> Result<Option<Limits>, SysfsError> {
         Ok(None)
     }
@@ -106,7 +106,7 @@ pub(super) fn enforce(requests: &[LimitRequest<'_>]) -> Result<Vec<(Name, String
         match request.change() {
             Ok(change) => changes.extend(change),
             Err(_) if !request.enforcer.exists(request.tenant) => {
-                failed.push(vanished_failure(request.tenant))
+                failed.push(vanished_tenant_failure(request.tenant))
             }
             Err(error) => return Err(failure_message(request.tenant, &error)),
         }
@@ -114,7 +114,9 @@ pub(super) fn enforce(requests: &[LimitRequest<'_>]) -> Result<Vec<(Name, String
     for (at, change) in changes.iter().enumerate() {
         match change.set(&change.lower_limits()) {
             Ok(()) => {}
-            Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished_failure(change.tenant)),
+            Err(_) if !change.enforcer.exists(change.tenant) => {
+                failed.push(vanished_tenant_failure(change.tenant))
+            }
             Err(error) => {
                 restore_limits(&changes[..=at]);
                 return Err(failure_message(change.tenant, &error));
@@ -124,7 +126,9 @@ pub(super) fn enforce(requests: &[LimitRequest<'_>]) -> Result<Vec<(Name, String
     for change in changes.iter().filter(|change| change.lower_limits() != change.to) {
         match change.set(&change.to) {
             Ok(()) => {}
-            Err(_) if !change.enforcer.exists(change.tenant) => failed.push(vanished_failure(change.tenant)),
+            Err(_) if !change.enforcer.exists(change.tenant) => {
+                failed.push(vanished_tenant_failure(change.tenant))
+            }
             Err(error) => failed.push((change.tenant.clone(), units::chain(&error))),
         }
     }
@@ -168,7 +172,7 @@ fn restore_limits(changes: &[LimitChange<'_>]) {
     }
 }
 
-fn vanished_failure(tenant: &Name) -> (Name, String) {
+fn vanished_tenant_failure(tenant: &Name) -> (Name, String) {
     (tenant.clone(), "cgroup does not exist".to_owned())
 }
 

@@ -25,7 +25,7 @@ pub(super) struct Meter {
 
 /// Conditions of an epoch. All except the tenant's limit are the same for all tenants.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Period {
+pub(super) struct MeasuredPeriod {
     /// Time at which the counters were read.
     pub now: Duration,
     /// Latency of a page fault that reads from the swap device, in seconds.
@@ -50,7 +50,7 @@ impl Meter {
         &mut self,
         now: Counters,
         profile: Option<AccessProfile>,
-        period: &Period,
+        period: &MeasuredPeriod,
     ) -> Result<Option<TenantMeasurement>, SampleError> {
         let last = self.last.replace((period.now, now));
         // Decreased counters mean that a new cgroup of the same name has replaced the old cgroup.

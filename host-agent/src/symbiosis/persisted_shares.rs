@@ -15,7 +15,7 @@ use fairness::{
 use serde::{Deserialize, Serialize};
 use units::limits::is_weight;
 
-use crate::runtime_dir::{RuntimeDirError, io_error, sync_parent, write_durably};
+use crate::runtime_dir::{RuntimeDirError, io_error, sync_parent_directory, write_durably};
 
 /// Reason why stored shares cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +121,7 @@ impl PersistedShares {
         match fs::remove_file(&self.path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(errno) => Err(io_error("remove", &self.path)(errno).into()),
-            Ok(()) => Ok(sync_parent(&self.path)?),
+            Ok(()) => Ok(sync_parent_directory(&self.path)?),
         }
     }
 

@@ -83,7 +83,7 @@ impl EpochRunner {
     fn report_error(&self, epoch: u64, error: &SymbiosisError) {
         let error_text = units::chain(error);
         tracing::error!(error = error_text, "cannot decide shares");
-        let report = Report::undecided(epoch, self.config.supply, error_text);
+        let report = Report::undecided_report(epoch, self.config.supply, error_text);
         self.metrics.observe_shares(&report);
         self.state.store_report(report);
     }

@@ -31,7 +31,7 @@ fn config(cgroups: &FakeSysfs) -> Config {
         cgroups: cgroups.path(""),
         supply: SUPPLY,
         epoch: Ns::secs(10),
-        enforce: Enforce::Swap,
+        enforce: EnforcementMethod::Swap,
         remote: "/dev/fake".into(),
         tenants: BTreeMap::new(),
     }
@@ -111,7 +111,7 @@ fn open_symbiosis(
     state: &Arc<SharesState>,
 ) -> Symbiosis {
     let kernel = KernelPaths { sys: sys.path(""), swaps: sys.path("swaps") };
-    let remote = Remote::fake(&sys.path(""));
+    let remote = RemoteDevice::fake(&sys.path(""));
     Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(state)).unwrap()
 }
 
@@ -190,7 +190,7 @@ fn restarted_agent_keeps_limits_and_weights() {
 
 #[test]
 fn new_weight_applies_unless_it_violates_a_guarantee() {
-    let least = TenantSettings { weight: 1.0, least_mib: 900, enforce: Enforce::Swap };
+    let least = TenantSettings { weight: 1.0, least_mib: 900, enforce: EnforcementMethod::Swap };
     let name = || Name::new("web").unwrap();
     let mut host =
         TestHost::with(&["cache", "web"], |config| config.tenants = BTreeMap::from([(name(), least)]));
@@ -266,7 +266,7 @@ fn no_limit_is_set_without_swap() {
 
 #[test]
 fn share_of_tiered_tenant_is_reported_and_not_enforced() {
-    let settings = TenantSettings { weight: 1.0, least_mib: 0, enforce: Enforce::Tiered };
+    let settings = TenantSettings { weight: 1.0, least_mib: 0, enforce: EnforcementMethod::Tiered };
     let mut host = TestHost::with(&["cache", "web"], |config| {
         config.tenants = BTreeMap::from([(Name::new("web").unwrap(), settings)]);
     });
@@ -283,7 +283,7 @@ fn pinned_vm_has_no_share_and_vm_keeps_its_local_memory() {
     host.cgroups.files("pinned", &[("cgroup.procs", &vms[0].id().to_string())]);
     host.cgroups.files("vm", &[("cgroup.procs", &vms[1].id().to_string())]);
     let record = |reservation: u32, vm: &str, pid: u32, is_pinned: bool| {
-        let started = process::identify(pid).unwrap().started;
+        let started = process::identify_process(pid).unwrap().started;
         let text = format!(
             r#"{{"reservation":"r-{reservation}","vm":"{vm}","pid":{pid},"started_ticks":{started},"boot_id":"b","cgroup":"/","local_bytes":{},"pinned":{is_pinned},"slices":[]}}"#,
             600_u64 << 20
@@ -297,7 +297,7 @@ fn pinned_vm_has_no_share_and_vm_keeps_its_local_memory() {
     let report = host.run_until_stable(&[("cache", 600, 40_000), ("vm", 600, 10), ("pinned", 600, 1000)]);
     assert_eq!(report.tenants.len(), 2, "{report:?}");
     let vm = tenant_report(&report, "vm");
-    assert_eq!(vm.enforce, Enforce::Tiered);
+    assert_eq!(vm.enforce, EnforcementMethod::Tiered);
     assert!(vm.share.memory_mib >= 600, "{report:?}");
     assert_eq!((host.limits("vm").0, host.limits("pinned").0), ("max".to_owned(), "max".to_owned()));
     for vm in &mut vms {

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let socket = Path::new(arguments.first().ok_or("missing argument: socket")?);
     let change_user = |when: &str| match arguments.get(1) {
-        Some(given) if given == when => become_user(arguments.get(2).ok_or("missing argument: UID")?),
+        Some(given) if given == when => switch_user(arguments.get(2).ok_or("missing argument: UID")?),
         _ => Ok(()),
     };
     change_user("before")?;
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn become_user(uid: &str) -> Result<(), Box<dyn std::error::Error>> {
+fn switch_user(uid: &str) -> Result<(), Box<dyn std::error::Error>> {
     let uid = uid.parse()?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(uid));
     set_thread_res_gid(gid, gid, gid)?;
@@ -73,7 +73,7 @@ fn execute(
             })?;
             Ok("written".to_owned())
         }
-        ["zero"] => Ok(all_zero(regions)?.to_string()),
+        ["zero"] => Ok(are_regions_zero(regions)?.to_string()),
         _ => Err(format!("unknown request {words:?}").into()),
     }
 }
@@ -109,7 +109,7 @@ fn open(region: Region) -> io::Result<(File, u64)> {
     Ok((region.into_file()?, bytes))
 }
 
-fn all_zero(regions: &[(File, u64)]) -> io::Result<bool> {
+fn are_regions_zero(regions: &[(File, u64)]) -> io::Result<bool> {
     let mut ends = [[0; 1]; 2];
     for (file, bytes) in regions {
         file.read_exact_at(&mut ends[0], 0)?;

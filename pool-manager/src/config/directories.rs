@@ -22,7 +22,7 @@ impl Directories {
     /// Returns the violated rule if the directory equals, contains or is inside a directory added
     /// earlier.
     pub(super) fn add(&mut self, field: &str, path: &Path) -> Result<(), String> {
-        let path = normalize(path);
+        let path = normalize_path(path);
         let violation = self.0.iter().find_map(|other| other.find_violation(&path));
         self.0.push(Directory { field: field.to_owned(), path });
         violation.map_or(Ok(()), Err)
@@ -48,7 +48,7 @@ impl Directory {
 
 /// Removes `.` and `..` from an absolute path. Does not resolve symbolic links, so that the result
 /// does not depend on existing directories.
-fn normalize(path: &Path) -> PathBuf {
+fn normalize_path(path: &Path) -> PathBuf {
     let mut normalized = PathBuf::new();
     for component in path.components() {
         match component {

@@ -1,7 +1,7 @@
 //! Settings for EMCs that cannot revoke access: the serial number of such an EMC, and the command
 //! that fences a host.
 
-use units::limits::{FENCE_ARGUMENTS_MAX, FENCE_WITHIN_DEFAULT, FENCE_WITHIN_MAX, FENCE_WITHIN_MIN};
+use units::limits::{FENCE_ARGUMENTS_MAX, FENCE_TIMEOUT_DEFAULT, FENCE_TIMEOUT_MAX, FENCE_TIMEOUT_MIN};
 
 use crate::{
     device::Driver,
@@ -18,7 +18,7 @@ pub(super) fn parse_fence_command(mut section: Section<'_>) -> Option<FenceComma
     let command =
         section.take_list("command", FENCE_ARGUMENTS_MAX, |field| field.as_str().map(str::to_owned));
     let within =
-        section.take_optional("within_s", |field| field.to_duration(FENCE_WITHIN_MIN..=FENCE_WITHIN_MAX));
+        section.take_optional("within_s", |field| field.to_duration(FENCE_TIMEOUT_MIN..=FENCE_TIMEOUT_MAX));
     let present = section.check(is_present, "command", "is missing");
     let command = command.and_then(|command| {
         let has_program = !is_present || command.first().is_some_and(|program| !program.is_empty());
@@ -34,7 +34,7 @@ pub(super) fn parse_fence_command(mut section: Section<'_>) -> Option<FenceComma
     });
     section.reject_unknown_keys();
     present?;
-    Some(FenceCommand { command: command?, within: within?.unwrap_or(FENCE_WITHIN_DEFAULT) })
+    Some(FenceCommand { command: command?, within: within?.unwrap_or(FENCE_TIMEOUT_DEFAULT) })
 }
 
 /// Parses a serial number in the format of `/sys/bus/cxl/devices/memN/serial`, because hosts report

@@ -17,7 +17,7 @@ impl Default for Settings {
     }
 }
 
-pub(super) fn parse_settings(mut section: Section<'_>) -> Option<Settings> {
+pub(super) fn parse_prediction_settings(mut section: Section<'_>) -> Option<Settings> {
     let default = Settings::default();
     let exceed_max = section.take_optional("exceed_max", parse_fraction);
     let exceeds = section.take_optional("overpredicted_exceeds", parse_fraction);

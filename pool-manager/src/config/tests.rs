@@ -80,7 +80,7 @@ fn example_rack_is_valid() {
 fn optional_sections_have_defaults() {
     let config = rack();
     assert_eq!(config.lease, Lease { ttl: Ns::secs(10), fence_after: Some(Ns::secs(600)) });
-    assert_eq!(config.policy.commit_within, COMMIT_WITHIN_DEFAULT);
+    assert_eq!(config.policy.commit_within, COMMIT_TIMEOUT_DEFAULT);
     assert_eq!((config.tls, config.manager.metrics_listen), (None, None));
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use prediction::{
     frigid::Groups,
-    sensitivity::{COUNTER_MAX, COUNTERS},
+    sensitivity::{COUNTER_NAMES, COUNTER_VALUE_MAX},
 };
 use proto::v1 as wire;
 use units::limits::{NAME_BYTES_MAX, VM_ATTRIBUTE_BYTES_MAX};
@@ -12,7 +12,7 @@ use units::limits::{NAME_BYTES_MAX, VM_ATTRIBUTE_BYTES_MAX};
 use super::InvalidField;
 use crate::records::forecast_rows::Counters;
 
-/// Number of leading entries of [`COUNTERS`] that are fractions of pipeline slots or cycles.
+/// Number of leading entries of [`COUNTER_NAMES`] that are fractions of pipeline slots or cycles.
 const FRACTION_COUNTER_COUNT: usize = 12;
 /// Upper bound of a fraction: measured fractions can be slightly above 1.
 const FRACTION_MAX: f64 = 1.2;
@@ -52,19 +52,23 @@ pub fn check_group_name(field: &'static str, text: String) -> Result<String, Inv
     }
 }
 
-/// Returns the counters in the order of [`COUNTERS`]; missing counters are NaN.
+/// Returns the counters in the order of [`COUNTER_NAMES`]; missing counters are NaN.
 ///
 /// # Errors
 /// [`InvalidField`] if a counter is unknown or its value out of range.
 pub fn parse_counters(field: &'static str, named: &HashMap<String, f64>) -> Result<Counters, InvalidField> {
-    let mut counters = [f64::NAN; COUNTERS.len()];
+    let mut counters = [f64::NAN; COUNTER_NAMES.len()];
     for (name, number) in named {
-        let at = COUNTERS.iter().position(|counter| counter == name);
+        let at = COUNTER_NAMES.iter().position(|counter| counter == name);
         let at = at.ok_or_else(|| {
             let name: String = name.chars().take(NAME_BYTES_MAX).collect();
-            InvalidField::new(field, format!("{name:?}"), format!("must be one of {}", COUNTERS.join(", ")))
+            InvalidField::new(
+                field,
+                format!("{name:?}"),
+                format!("must be one of {}", COUNTER_NAMES.join(", ")),
+            )
         })?;
-        let max = if at < FRACTION_COUNTER_COUNT { FRACTION_MAX } else { COUNTER_MAX };
+        let max = if at < FRACTION_COUNTER_COUNT { FRACTION_MAX } else { COUNTER_VALUE_MAX };
         if !(0.0..=max).contains(number) {
             let rule = format!("must be a number from 0 to {max}");
             return Err(InvalidField::new(field, format!("{name} = {number}"), rule));

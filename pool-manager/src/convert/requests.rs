@@ -7,8 +7,8 @@ use pool::{
 };
 use proto::v1 as wire;
 use units::limits::{
-    COMMIT_WITHIN_MAX, CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, REASON_BYTES_MAX, SLICES_PER_VM_MAX,
-    WAIT_READY_MAX,
+    COMMIT_TIMEOUT_MAX, CORES_PER_HOST_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX, REASON_BYTES_MAX,
+    SLICES_PER_VM_MAX, WAIT_READY_TIMEOUT_MAX,
 };
 use units::{Bytes, Name, NameError, Ns, RequestId, ReservationId, SliceId, UserId};
 
@@ -100,7 +100,7 @@ fn parse_pool_slices(bytes: u64) -> Result<u32, InvalidField> {
 }
 
 pub(super) fn parse_local_memory(bytes: u64) -> Result<Bytes, InvalidField> {
-    let local = Bytes::new(check_at_most("local_bytes", bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
+    let local = Bytes::new(check_at_most("local_bytes", bytes, LOCAL_MEMORY_MIB_PER_HOST_MAX << 20)?);
     if local.is_whole_mib() {
         Ok(local)
     } else {
@@ -138,8 +138,11 @@ pub fn parse_reserve(
         local: parse_local_memory(r.local_bytes)?,
         cores: check_cores(r.cores)?,
         pinned: r.pinned,
-        commit_within: match check_at_most("commit_within_ms", r.commit_within_ms, COMMIT_WITHIN_MAX.as_ms())?
-        {
+        commit_within: match check_at_most(
+            "commit_within_ms",
+            r.commit_within_ms,
+            COMMIT_TIMEOUT_MAX.as_ms(),
+        )? {
             0 => commit_within,
             ms => Ns::ms(ms),
         },
@@ -169,13 +172,13 @@ pub fn parse_reservation_ref(r: Option<wire::ReservationRef>) -> Result<Target, 
     }
 }
 
-/// Validates the timeout of a request that waits for slices; 0 ms selects [`WAIT_READY_MAX`].
+/// Validates the timeout of a request that waits for slices; 0 ms selects [`WAIT_READY_TIMEOUT_MAX`].
 ///
 /// # Errors
-/// [`InvalidField`] if the timeout exceeds [`WAIT_READY_MAX`].
+/// [`InvalidField`] if the timeout exceeds [`WAIT_READY_TIMEOUT_MAX`].
 pub fn parse_timeout(ms: u64) -> Result<Ns, InvalidField> {
-    match check_at_most("timeout_ms", ms, WAIT_READY_MAX.as_ms())? {
-        0 => Ok(WAIT_READY_MAX),
+    match check_at_most("timeout_ms", ms, WAIT_READY_TIMEOUT_MAX.as_ms())? {
+        0 => Ok(WAIT_READY_TIMEOUT_MAX),
         ms => Ok(Ns::ms(ms)),
     }
 }
@@ -200,7 +203,8 @@ pub fn parse_scheduling_target(target: Option<wire::Target>) -> Result<Schedulin
 /// # Errors
 /// [`InvalidField`] with the first field that violates a rule.
 pub fn parse_plan(r: wire::PlanVmRequest) -> Result<Plan, InvalidField> {
-    let memory = Bytes::new(check_at_most("memory_bytes", r.memory_bytes, LOCAL_MIB_PER_HOST_MAX << 20)?);
+    let memory =
+        Bytes::new(check_at_most("memory_bytes", r.memory_bytes, LOCAL_MEMORY_MIB_PER_HOST_MAX << 20)?);
     if memory == Bytes::ZERO || !memory.is_whole_mib() {
         return Err(InvalidField::new("memory_bytes", memory.get(), "must be whole MiB and more than 0"));
     }

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, ops::RangeInclusive};
 use proto::v1 as wire;
 use units::Name;
 use units::limits::{
-    LOCAL_MIB_PER_HOST_MAX, SHARES_NUMBER_MAX, SHARES_TEXT_BYTES_MAX, TENANTS_PER_HOST_MAX, WEIGHT_MAX,
+    LOCAL_MEMORY_MIB_PER_HOST_MAX, SHARE_VALUE_MAX, SHARES_TEXT_BYTES_MAX, TENANTS_PER_HOST_MAX, WEIGHT_MAX,
     WEIGHT_MIN, is_weight,
 };
 
@@ -20,7 +20,7 @@ const ACCESS_SOURCES: [&str; 4] = ["damon", "pebs", "ibs", "none"];
 /// Valid range of a fraction.
 const FRACTION_RANGE: RangeInclusive<f64> = 0.0..=1.0;
 /// Valid range of a count or ratio.
-const NUMBER_RANGE: RangeInclusive<f64> = 0.0..=SHARES_NUMBER_MAX;
+const NUMBER_RANGE: RangeInclusive<f64> = 0.0..=SHARE_VALUE_MAX;
 
 /// Validates a request to set weights, and returns the new weights by tenant. A weight of 0 removes
 /// the tenant's weight.
@@ -116,7 +116,7 @@ fn check_tenant(t: &wire::TenantShare) -> Result<(), InvalidField> {
 fn check_certificate(c: &wire::ShareCertificate) -> Result<(), InvalidField> {
     check_text("shares.certificate.status", &c.status)?;
     check_number("shares.certificate.memory_price", c.memory_price, FRACTION_RANGE)?;
-    check_number("shares.certificate.dividend", c.dividend, 1.0..=SHARES_NUMBER_MAX)?;
+    check_number("shares.certificate.dividend", c.dividend, 1.0..=SHARE_VALUE_MAX)?;
     check_number("shares.certificate.step", c.step, FRACTION_RANGE)?;
     check_number("shares.certificate.memory_excess", c.memory_excess, FRACTION_RANGE)?;
     check_number("shares.certificate.bandwidth_excess", c.bandwidth_excess, FRACTION_RANGE)?;
@@ -145,8 +145,8 @@ fn check_number(field: &'static str, value: f64, within: RangeInclusive<f64>) ->
 }
 
 fn check_mib(field: &'static str, mib: u64) -> Result<(), InvalidField> {
-    let rule = || format!("must be at most {LOCAL_MIB_PER_HOST_MAX}");
-    if mib <= LOCAL_MIB_PER_HOST_MAX { Ok(()) } else { Err(InvalidField::new(field, mib, rule())) }
+    let rule = || format!("must be at most {LOCAL_MEMORY_MIB_PER_HOST_MAX}");
+    if mib <= LOCAL_MEMORY_MIB_PER_HOST_MAX { Ok(()) } else { Err(InvalidField::new(field, mib, rule())) }
 }
 
 /// Validates a share of memory and bandwidth, if it is present.

@@ -28,7 +28,7 @@ use rustix::{
 use units::{Epoch, HostId, SLICE, limits::DEVICE_FREE_BYTES_MIN};
 
 use super::{Contents, Device, DeviceError, Grant, Handle};
-use fault::{Fault, Faults};
+use fault::{Fault, InjectedFault};
 
 pub mod fault;
 
@@ -45,9 +45,9 @@ pub struct Emulated {
     slices_path: PathBuf,
     slices_fd: File,
     epochs: File,
-    history: Vec<History>,
+    history: Vec<EpochHistory>,
     granted: BTreeMap<u32, Owner>,
-    faults: Faults,
+    faults: InjectedFault,
     /// Free space below which grants are rejected, in bytes.
     free_bytes_min: u64,
     /// Whether the fault file was read since the last commit. It is read at most once between two
@@ -60,7 +60,7 @@ pub struct Emulated {
 
 /// Highest epoch of a slice, and whether it was revoked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct History {
+struct EpochHistory {
     highest: Epoch,
     revoked: bool,
 }
@@ -72,7 +72,7 @@ struct Owner {
     host: HostId,
 }
 
-impl History {
+impl EpochHistory {
     fn from_entry(entry: u64) -> Self {
         Self { highest: Epoch(entry >> 1), revoked: entry & 1 == 1 }
     }
@@ -109,7 +109,7 @@ impl Emulated {
         let epochs = open_private_file(&directory.join("epochs"))?;
         let history = read_epochs(&epochs, &directory, slices)?;
         let slices_fd = File::open(&slices_path).map_err(io_error("open", &slices_path))?;
-        let faults = Faults::new(&directory)?;
+        let faults = InjectedFault::new(&directory)?;
         let (granted, free_bytes_min) = (BTreeMap::new(), DEVICE_FREE_BYTES_MIN);
         let mut device = Self {
             directory,
@@ -157,7 +157,7 @@ impl Emulated {
             }
         }
         if let Some(owner) = newest {
-            self.write_history(slice, History { highest: owner.epoch, revoked: false })?;
+            self.write_history(slice, EpochHistory { highest: owner.epoch, revoked: false })?;
             let created = self.create_file(slice, owner).map(drop);
             self.tolerate_slice_failure(slice, created)?;
             self.granted.insert(slice, owner);
@@ -181,12 +181,12 @@ impl Emulated {
         }
     }
 
-    fn history(&self, slice: u32) -> Result<&History, DeviceError> {
+    fn history(&self, slice: u32) -> Result<&EpochHistory, DeviceError> {
         let slices = u32::try_from(self.history.len()).expect("the number of slices fits into a u32");
         self.history.get(slice as usize).ok_or(DeviceError::NoSuchSlice { slice, slices })
     }
 
-    fn write_history(&mut self, slice: u32, history: History) -> Result<(), DeviceError> {
+    fn write_history(&mut self, slice: u32, history: EpochHistory) -> Result<(), DeviceError> {
         if self.history[slice as usize] != history {
             let at = u64::from(slice) * EPOCH_ENTRY_BYTES;
             let wrote = self.epochs.write_all_at(&history.to_entry().to_le_bytes(), at);
@@ -231,7 +231,7 @@ impl Emulated {
 
     /// Checks the free space. Sparse files allocate memory at the first access, and an access
     /// without free memory would kill the guest.
-    fn check_space(&mut self) -> Result<(), DeviceError> {
+    fn check_disk_space(&mut self) -> Result<(), DeviceError> {
         if self.has_space {
             return Ok(());
         }
@@ -248,7 +248,7 @@ impl Emulated {
 
     fn begin_batch(&mut self) {
         if !std::mem::replace(&mut self.is_in_batch, true) {
-            self.faults.refresh();
+            self.faults.reload_fault();
         }
     }
 
@@ -280,9 +280,9 @@ impl Device for Emulated {
         self.check_epoch(slice, epoch)?;
         match current {
             Some(same) => return Ok(self.handle_of(slice, same)),
-            None => self.check_space()?,
+            None => self.check_disk_space()?,
         }
-        self.write_history(slice, History { highest: epoch, revoked: false })?;
+        self.write_history(slice, EpochHistory { highest: epoch, revoked: false })?;
         let file = self.create_file(slice, owner)?;
         self.faults.restore_bytes_after_grant(slice, &file);
         self.granted.insert(slice, owner);
@@ -293,7 +293,7 @@ impl Device for Emulated {
         self.begin_batch();
         let history = *self.history(slice)?;
         if epoch >= history.highest && VALID_EPOCHS.contains(&epoch.0) {
-            self.write_history(slice, History { highest: epoch, revoked: true })?;
+            self.write_history(slice, EpochHistory { highest: epoch, revoked: true })?;
         }
         // An owner with a later epoch keeps the slice. After a failed revocation, the current owner
         // can have an earlier epoch.
@@ -405,7 +405,7 @@ fn lock_directory(directory: &Path) -> Result<File, DeviceError> {
     }
 }
 
-fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<History>, DeviceError> {
+fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<EpochHistory>, DeviceError> {
     let path = directory.join("epochs");
     let expected = u64::from(slices) * EPOCH_ENTRY_BYTES;
     let len = file.metadata().map_err(io_error("get the length of", &path))?.len();
@@ -419,7 +419,7 @@ fn read_epochs(file: &File, directory: &Path, slices: u32) -> Result<Vec<History
     let mut bytes = vec![0; slices as usize * 8];
     file.read_exact_at(&mut bytes, 0).map_err(io_error("read", &path))?;
     let entries = bytes.as_chunks::<8>().0;
-    Ok(entries.iter().map(|entry| History::from_entry(u64::from_le_bytes(*entry))).collect())
+    Ok(entries.iter().map(|entry| EpochHistory::from_entry(u64::from_le_bytes(*entry))).collect())
 }
 
 #[cfg(test)]

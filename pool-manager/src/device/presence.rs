@@ -12,14 +12,14 @@ use super::{DeviceError, Driver};
 
 /// Paths and identities of the files of an open device.
 #[derive(Debug)]
-pub struct Presence {
+pub struct DevicePresence {
     files: Vec<(PathBuf, FileId)>,
 }
 
 /// Device and inode number of a file.
 type FileId = (u64, u64);
 
-impl Presence {
+impl DevicePresence {
     /// Records the identities of the files of the device at `path`.
     ///
     /// # Errors

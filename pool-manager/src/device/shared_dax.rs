@@ -20,9 +20,9 @@ use super::{Contents, Device, DeviceError, Grant, Handle};
 use crate::store::{Store, StoreError, Table, Write, disk::Directory, redb::RedbStore};
 
 /// File name of the record in the EMC's directory.
-pub(super) const RECORD_FILE: &str = "grants.redb";
+pub(super) const GRANTS_FILE: &str = "grants.redb";
 /// Key of the device's serial number in the record.
-const SERIAL: &[u8] = b"serial";
+const SERIAL_KEY: &[u8] = b"serial";
 
 /// Driver of one EMC that hosts share.
 pub struct SharedDax {
@@ -59,7 +59,7 @@ impl SharedDax {
     /// [`DeviceError::InUse`], [`DeviceError::Mismatch`] if the record belongs to another serial
     /// number or has more slices, or [`DeviceError::Record`].
     pub fn open(path: &Path, slices: u32, serial: &str) -> Result<Self, DeviceError> {
-        let store = Directory::lock_for(path, RECORD_FILE).and_then(RedbStore::open);
+        let store = Directory::lock_with_file(path, GRANTS_FILE).and_then(RedbStore::open);
         Self::open_in_store(Box::new(store.map_err(record_error(path))?), path, slices, serial)
     }
 
@@ -82,7 +82,7 @@ impl SharedDax {
     fn claim_record(&mut self) -> Result<(), DeviceError> {
         let mut recorded = None;
         let scanned = self.store.scan(Table::Meta, &mut |key, value| {
-            if key == SERIAL {
+            if key == SERIAL_KEY {
                 recorded = Some(String::from_utf8_lossy(value).into_owned());
             }
         });
@@ -94,7 +94,7 @@ impl SharedDax {
                 self.serial
             ))),
             None => {
-                let (key, value) = (SERIAL.to_vec(), self.serial.clone().into_bytes());
+                let (key, value) = (SERIAL_KEY.to_vec(), self.serial.clone().into_bytes());
                 let written = self.store.commit(&[Write::Put { table: Table::Meta, key, value }]);
                 written.map_err(record_error(&self.path))
             }

@@ -11,7 +11,7 @@ use pool::{
 use tokio::runtime::Handle as Runtime;
 use units::{EmcId, HostId, UnixMs};
 
-use super::{Core, Shared};
+use super::{DriverCore, SharedDriver};
 use crate::{convert, emc_thread::EmcSender, fence_command};
 
 /// EMC that waits until a host is powered off, with the sender to the EMC's thread.
@@ -19,7 +19,12 @@ pub(super) type WaitingEmc = (EmcId, EmcSender);
 
 /// Starts the fence command for a host, unless the command is already running. The result is
 /// reported to `emc`.
-pub(super) fn start_fence_command(shared: &Arc<Shared>, runtime: &Runtime, host: HostId, emc: WaitingEmc) {
+pub(super) fn start_fence_command(
+    shared: &Arc<SharedDriver>,
+    runtime: &Runtime,
+    host: HostId,
+    emc: WaitingEmc,
+) {
     let mut core = shared.lock();
     let waiting = core.pending_fences.entry(host).or_default();
     waiting.push(emc);
@@ -27,7 +32,7 @@ pub(super) fn start_fence_command(shared: &Arc<Shared>, runtime: &Runtime, host:
         return; // the command is already running
     }
     let (command, name) = (core.fence_command.clone(), convert::host_name(core.manager.durable(), host));
-    let since = core.manager.stopping_since(host);
+    let since = core.manager.stop_start_time(host);
     drop(core);
     let shared = Arc::clone(shared);
     runtime.spawn(async move {
@@ -41,10 +46,15 @@ pub(super) fn start_fence_command(shared: &Arc<Shared>, runtime: &Runtime, host:
 
 /// Reports the result of a fence command to the waiting EMCs. A success does not count if the host
 /// reconnected in the meantime, because the host can have new grants or be fenced again.
-fn report_fence_result(shared: &Shared, host: HostId, since: Option<UnixMs>, result: Result<(), String>) {
+fn report_fence_result(
+    shared: &SharedDriver,
+    host: HostId,
+    since: Option<UnixMs>,
+    result: Result<(), String>,
+) {
     let mut core = shared.lock();
     let waiting = core.pending_fences.remove(&host).unwrap_or_default();
-    let is_same_fence = is_fencing(&core, host) && core.manager.stopping_since(host) == since;
+    let is_same_fence = is_fencing(&core, host) && core.manager.stop_start_time(host) == since;
     let result = result.and_then(|()| {
         is_same_fence.then_some(()).ok_or("the host reconnected before the fence command ended".to_owned())
     });
@@ -60,7 +70,7 @@ fn report_fence_result(shared: &Shared, host: HostId, since: Option<UnixMs>, res
     }
 }
 
-fn is_fencing(core: &Core, host: HostId) -> bool {
+fn is_fencing(core: &DriverCore, host: HostId) -> bool {
     let entry = core.manager.durable().host(host);
     entry.is_some_and(|entry| matches!(entry.host.fence, Fence::Fencing { .. }))
 }

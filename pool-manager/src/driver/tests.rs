@@ -10,7 +10,7 @@ use pool::{
     record::{Record, RequestKey},
     slice::{Scrub, Slot, State},
 };
-use units::{Bytes, Epoch, InstanceId, Name, RequestId, SliceId, limits::WATCH_CHUNK_RECORDS_MAX};
+use units::{Bytes, Epoch, InstanceId, Name, RequestId, SliceId, limits::RECORDS_PER_WATCH_CHUNK_MAX};
 
 use super::*;
 use crate::store::{Scan, StoreError, Table, Write, redb::RedbStore};
@@ -260,12 +260,12 @@ async fn device_is_closed_if_its_removal_is_durable_despite_an_error() {
     driver.gate.set(GateMode::FailsAfterWrite);
     let removed = driver.handle.request(Request::Configure(rack(other.path(), "f", 3))).await;
     assert!(matches!(removed, Err(DriverError::Rejection(Rejection::StoreFailed))), "{removed:?}");
-    driver.wait_until(|manager| manager.durable().emc_named(&parse_name("e")).is_none()).await;
+    driver.wait_until(|manager| manager.durable().find_emc_by_name(&parse_name("e")).is_none()).await;
     driver.handle.request(Request::Configure(rack(driver.directory.path(), "e", 3))).await.unwrap();
     driver
         .wait_until(|manager| {
             let added =
-                manager.durable().emc_named(&parse_name("e")).and_then(|id| manager.durable().emc(id));
+                manager.durable().find_emc_by_name(&parse_name("e")).and_then(|id| manager.durable().emc(id));
             added.is_some_and(|entry| entry.up)
         })
         .await;
@@ -358,7 +358,7 @@ async fn large_write_is_published_in_chunks() {
     let mut slices = BTreeSet::new();
     while slices.len() < 4096 {
         let chunk = tokio::time::timeout(TIMEOUT, chunks.recv()).await.unwrap().unwrap();
-        assert!((1..=WATCH_CHUNK_RECORDS_MAX).contains(&chunk.records().len()));
+        assert!((1..=RECORDS_PER_WATCH_CHUNK_MAX).contains(&chunk.records().len()));
         slices.extend(chunk.records().iter().filter_map(|record| match record {
             Record::Slice(id, _) => Some(*id),
             _ => None,
@@ -369,7 +369,8 @@ async fn large_write_is_published_in_chunks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn number_of_watchers_is_limited() {
     let driver = TestDriver::start(8).await;
-    let mut permits: Vec<_> = (0..WATCHERS_MAX).map(|_| driver.handle.try_watch_permit().unwrap()).collect();
+    let mut permits: Vec<_> =
+        (0..WATCH_STREAMS_MAX).map(|_| driver.handle.try_watch_permit().unwrap()).collect();
     assert!(driver.handle.try_watch_permit().is_none());
     permits.pop();
     assert!(driver.handle.try_watch_permit().is_some());

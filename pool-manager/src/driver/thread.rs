@@ -17,7 +17,7 @@ use tokio::{
 };
 use units::{EmcId, Ns};
 
-use super::{Core, ReplyResult, Session, SessionMessage, Shared, StoreTask, fencing};
+use super::{DriverCore, ReplyResult, Session, SessionMessage, SharedDriver, StoreTask, fencing};
 use crate::{
     device::Driver,
     emc_thread::{self, EmcDescription, EmcSender},
@@ -43,7 +43,7 @@ enum Action {
 
 /// State of the driver's thread.
 pub(super) struct DriverThread {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDriver>,
     store: LedgerStore,
     emcs: HashMap<EmcId, EmcSender>,
     metrics: Arc<Metrics>,
@@ -57,7 +57,7 @@ pub(super) struct DriverThread {
 }
 
 impl DriverThread {
-    pub(super) fn new(shared: Arc<Shared>, store: LedgerStore, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn new(shared: Arc<SharedDriver>, store: LedgerStore, metrics: Arc<Metrics>) -> Self {
         let (emcs, runtime) = (HashMap::new(), Runtime::current());
         let (replies, received) = mpsc::unbounded_channel();
         runtime.spawn(deliver_replies(received));
@@ -70,13 +70,13 @@ impl DriverThread {
         while wait_for_work(&shared, self.next_wakeup(), &mut actions) {
             self.run_store_tasks();
             if self.store.max_sleep().is_some() {
-                self.check_space();
+                self.check_disk_space();
             }
             if self.reload_at.take_if(|at| *at <= Instant::now()).is_some() {
                 self.reload();
             }
             self.perform_actions(&mut actions);
-            if shared.lock().manager.take_changed() {
+            if shared.lock().manager.take_change_flag() {
                 shared.notify_change();
             }
         }
@@ -89,7 +89,7 @@ impl DriverThread {
         self.reload_at.into_iter().chain(space).min()
     }
 
-    fn check_space(&mut self) {
+    fn check_disk_space(&mut self) {
         if let Some(low) = self.store.check_space_change() {
             self.handle_event(Event::StoreSpace { low });
         }
@@ -124,7 +124,7 @@ impl DriverThread {
             Action::Perform(Effect::Durable(durable)) => {
                 self.close_removed_emcs(&durable.records);
                 self.metrics.count_transitions(&durable);
-                for chunk in WriteChunk::split(durable) {
+                for chunk in WriteChunk::split_batch(durable) {
                     let _ = self.shared.published.send(chunk); // fails if there is no watcher
                 }
                 self.shared.notify_change();
@@ -137,7 +137,7 @@ impl DriverThread {
     }
 
     /// Passes an event to the state machine and performs its effects at once, so that replies wait
-    /// neither for periodic work nor for the next batch. Unlike [`Shared::change`], this also works
+    /// neither for periodic work nor for the next batch. Unlike [`SharedDriver::change`], this also works
     /// while the manager is stopping.
     fn handle_event(&mut self, event: Event) {
         let mut actions = Vec::new();
@@ -159,7 +159,7 @@ impl DriverThread {
             self.metrics.store_failures.inc();
         }
         self.handle_event(Event::Stored { batch, ok: result.is_ok() });
-        self.check_space();
+        self.check_disk_space();
     }
 
     fn reload(&mut self) {
@@ -194,7 +194,7 @@ impl DriverThread {
     /// store must be reloaded.
     fn write_entries(&mut self, writes: &[Write]) -> Result<(), StoreError> {
         let result = self.store.write_entries(writes);
-        self.check_space();
+        self.check_disk_space();
         if let Err(error) = &result
             && !matches!(error, StoreError::Full)
         {
@@ -285,7 +285,7 @@ async fn deliver_replies(mut replies: mpsc::UnboundedReceiver<Vec<Reply>>) {
 
 /// Sleeps until there is work, and appends the effects to `actions`. Returns `false` after
 /// [`super::Handle::close`] when no work is left.
-fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, actions: &mut Vec<Action>) -> bool {
+fn wait_for_work(shared: &SharedDriver, wake_at: Option<Instant>, actions: &mut Vec<Action>) -> bool {
     let mut core = shared.lock();
     loop {
         shared.iterations.fetch_add(1, Ordering::Relaxed);
@@ -308,10 +308,14 @@ fn wait_for_work(shared: &Shared, wake_at: Option<Instant>, actions: &mut Vec<Ac
 }
 
 /// Releases the lock and sleeps until there is work, at most for `timeout`.
-fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, timeout: Duration) -> MutexGuard<'a, Core> {
-    let is_asleep = |core: &mut Core| core.sleeping_until.is_some();
+fn sleep_for<'a>(
+    shared: &'a SharedDriver,
+    core: MutexGuard<'a, DriverCore>,
+    timeout: Duration,
+) -> MutexGuard<'a, DriverCore> {
+    let is_asleep = |core: &mut DriverCore| core.sleeping_until.is_some();
     let waited = shared.work_available.wait_timeout_while(core, timeout, is_asleep);
-    let (mut core, waited) = waited.unwrap_or_else(|_| std::process::abort()); // panic under the lock, as in `Shared::lock`
+    let (mut core, waited) = waited.unwrap_or_else(|_| std::process::abort()); // panic under the lock, as in `SharedDriver::lock`
     core.sleeping_until = None;
     if waited.timed_out() {
         core.manager.handle(shared.clock.now(), Event::Tick);
@@ -319,7 +323,7 @@ fn sleep_for<'a>(shared: &'a Shared, core: MutexGuard<'a, Core>, timeout: Durati
     core
 }
 
-fn collect_effects(core: &mut Core, actions: &mut Vec<Action>) {
+fn collect_effects(core: &mut DriverCore, actions: &mut Vec<Action>) {
     while let Some(effect) = core.manager.poll_effect() {
         let action = match effect {
             Effect::Reply(token, answer) => {
@@ -342,7 +346,11 @@ fn collect_effects(core: &mut Core, actions: &mut Vec<Action>) {
 
 /// Removes a session and asks its connection to close. If the outbox is full, dropping its sender
 /// closes the connection as well.
-fn close_session(core: &mut Core, session: pool::manager::SessionId, why: CloseReason) -> Option<Action> {
+fn close_session(
+    core: &mut DriverCore,
+    session: pool::manager::SessionId,
+    why: CloseReason,
+) -> Option<Action> {
     let Session { host, outbox } = core.sessions.remove(&session)?;
     tracing::warn!(host, ?why, "closing the connection of an agent");
     Some(Action::Send(outbox, SessionMessage::Close(why)))

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
 
 use prediction::{
-    frigid::{FEATURES, Groups, QUANTILE_LEVELS, RiskAllocation, feature_names},
+    frigid::{FEATURE_COUNT, Groups, QUANTILE_LEVELS, RiskAllocation, feature_names},
     sensitivity::measured_counters,
 };
 use units::Fraction;
@@ -22,37 +22,37 @@ pub fn explain_prediction(
     forecast: &VmForecast,
     allocation: Option<RiskAllocation>,
 ) -> Vec<(String, String)> {
-    let mut facts = request_facts(forecast);
-    facts.extend(model_facts(forecast));
+    let mut facts = request_details(forecast);
+    facts.extend(model_details(forecast));
     if forecast.assessment.prediction.is_some() {
-        facts.extend(history_facts(forecast));
-        facts.extend(feature_facts(&forecast.assessment.features));
+        facts.extend(history_details(forecast));
+        facts.extend(feature_details(&forecast.assessment.features));
     }
-    facts.extend(prediction_facts(forecast, allocation));
-    facts.extend(point_facts(forecast));
+    facts.extend(prediction_details(forecast, allocation));
+    facts.extend(operating_point_details(forecast));
     facts
 }
 
-fn to_fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
+fn to_detail(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
     (name.into(), value.into())
 }
 
 /// Returns the VM's groups and performance counters from the request.
-fn request_facts(forecast: &VmForecast) -> Vec<(String, String)> {
+fn request_details(forecast: &VmForecast) -> Vec<(String, String)> {
     let of_groups = Groups::NAMES.into_iter().zip(forecast.start.request.groups.all());
     let of_groups = of_groups.filter(|(_, name)| !name.is_empty());
     let mut facts: Vec<_> =
-        of_groups.map(|(group, name)| to_fact(format!("request: {group}"), name)).collect();
+        of_groups.map(|(group, name)| to_detail(format!("request: {group}"), name)).collect();
     if let Some(counters) = &forecast.start.counters {
         let text = |(name, number)| format!("{name} {}", format_number(number));
         let measured: Vec<String> = measured_counters(counters).map(text).collect();
-        facts.push(to_fact("request: counters", measured.join(", ")));
+        facts.push(to_detail("request: counters", measured.join(", ")));
     }
     facts
 }
 
 /// Returns the versions of the serving models.
-fn model_facts(forecast: &VmForecast) -> [(String, String); 2] {
+fn model_details(forecast: &VmForecast) -> [(String, String); 2] {
     let [frigid, sensitivity] = forecast.serving;
     let frigid = frigid.map_or("no serving model".to_owned(), |version| format!("frigid/{version}"));
     let sensitivity = match (sensitivity, forecast.sensitivity) {
@@ -63,12 +63,12 @@ fn model_facts(forecast: &VmForecast) -> [(String, String); 2] {
             format!("sensitivity/{version}{modelled}")
         }
     };
-    [to_fact("model: frigid memory", frigid), to_fact("model: latency sensitivity", sensitivity)]
+    [to_detail("model: frigid memory", frigid), to_detail("model: latency sensitivity", sensitivity)]
 }
 
 /// Returns one sentence about the ended VMs of each group to which the VM belongs. Fractions are
 /// relative to the size of the new VM.
-fn history_facts(forecast: &VmForecast) -> Vec<(String, String)> {
+fn history_details(forecast: &VmForecast) -> Vec<(String, String)> {
     let groups = Groups::NAMES.into_iter().zip(forecast.start.request.groups.all());
     let groups = groups.filter(|(_, name)| !name.is_empty());
     let history = |(group, name): (&str, &str)| {
@@ -93,24 +93,27 @@ fn history_facts(forecast: &VmForecast) -> Vec<(String, String)> {
                 format_percent(number("median")),
             )
         };
-        to_fact(format!("history: {group} {name}"), text)
+        to_detail(format!("history: {group} {name}"), text)
     };
     groups.map(history).collect()
 }
 
-fn prediction_facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -> Vec<(String, String)> {
+fn prediction_details(forecast: &VmForecast, allocation: Option<RiskAllocation>) -> Vec<(String, String)> {
     let mut facts = Vec::new();
     if let Some(prediction) = forecast.assessment.prediction {
         let level = |level: usize| {
             format!(
                 "{} with probability {}",
-                format_percent(prediction.curve.at_level(level)),
+                format_percent(prediction.curve.untouched_at_level(level)),
                 format_percent(QUANTILE_LEVELS[level])
             )
         };
         let levels: Vec<String> = EXPLAINED_LEVEL_INDICES.into_iter().map(level).collect();
-        facts.push(to_fact("prediction: fractions of memory that would be overpredicted", levels.join(", ")));
-        facts.push(to_fact("prediction: margin of the owner", format!("{:.2}", prediction.owner_margin)));
+        facts.push(to_detail(
+            "prediction: fractions of memory that would be overpredicted",
+            levels.join(", "),
+        ));
+        facts.push(to_detail("prediction: margin of the owner", format!("{:.2}", prediction.owner_margin)));
     }
     if let Some(allocation) = allocation {
         let text = format!(
@@ -118,7 +121,7 @@ fn prediction_facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -
             format_percent(allocation.share),
             format_percent(allocation.risk)
         );
-        facts.push(to_fact("prediction: frigid memory taken", text));
+        facts.push(to_detail("prediction: frigid memory taken", text));
     }
     if let Some(SensitivityPrediction { probability, pdm, .. }) = forecast.sensitivity {
         let text = format!(
@@ -126,41 +129,41 @@ fn prediction_facts(forecast: &VmForecast, allocation: Option<RiskAllocation>) -
             format_percent(pdm.get()),
             format_percent(probability)
         );
-        facts.push(to_fact("prediction: slowdown on pool memory", text));
+        facts.push(to_detail("prediction: slowdown on pool memory", text));
     }
     facts
 }
 
-fn point_facts(forecast: &VmForecast) -> Vec<(String, String)> {
+fn operating_point_details(forecast: &VmForecast) -> Vec<(String, String)> {
     let point = &forecast.point;
     let share = |share: Fraction| format_percent(share.get());
     let mut facts = vec![
-        to_fact(
+        to_detail(
             "operating point: allowed fraction of VMs beyond the PDM (X, exceed_max)",
             share(point.limits.exceed_max),
         ),
-        to_fact(
+        to_detail(
             "operating point: expected fraction of VMs beyond the PDM",
             format_percent(point.choice.miss),
         ),
     ];
     if let Some(risk_limit) = point.risk_limit.filter(|risk_limit| risk_limit.risk_max > 0.0) {
-        facts.push(to_fact("operating point: rate of overpredictions (OP)", share(point.choice.frigid.op)));
-        facts.push(to_fact("operating point: maximum risk per VM", format_percent(risk_limit.risk_max)));
+        facts.push(to_detail("operating point: rate of overpredictions (OP)", share(point.choice.frigid.op)));
+        facts.push(to_detail("operating point: maximum risk per VM", format_percent(risk_limit.risk_max)));
         let text =
             format!("{:.1} GiB of pool memory per additional overpredicted VM", risk_limit.risk_multiplier);
-        facts.push(to_fact("operating point: risk multiplier", text));
+        facts.push(to_detail("operating point: risk multiplier", text));
     }
     if let Some(cutoff) = point.cutoff {
-        facts.push(to_fact("operating point: rate of false positives (FP)", format_percent(cutoff.fp)));
+        facts.push(to_detail("operating point: rate of false positives (FP)", format_percent(cutoff.fp)));
         let up_to = format!("if the probability of a slowdown is at most {}", format_percent(cutoff.at_most));
-        facts.push(to_fact("operating point: placement on pool memory only", up_to));
+        facts.push(to_detail("operating point: placement on pool memory only", up_to));
     }
     facts
 }
 
 /// Returns the model's features of the VM and of each group, without unknown features.
-fn feature_facts(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)> {
+fn feature_details(row: &[f64; FEATURE_COUNT]) -> impl Iterator<Item = (String, String)> {
     let mut parts: BTreeMap<&str, String> = BTreeMap::new();
     for (name, number) in FEATURE_NAMES.iter().zip(row).filter(|(_, number)| !number.is_nan()) {
         let (part, name) = name.split_once('.').unwrap_or(("this VM", name));
@@ -168,7 +171,7 @@ fn feature_facts(row: &[f64; FEATURES]) -> impl Iterator<Item = (String, String)
         let comma = if text.is_empty() { "" } else { ", " };
         let _ = write!(text, "{comma}{name} {}", format_number(*number)); // writing to a string cannot fail
     }
-    parts.into_iter().map(|(part, features)| to_fact(format!("features: {part}"), features))
+    parts.into_iter().map(|(part, features)| to_detail(format!("features: {part}"), features))
 }
 
 /// Formats whole numbers and numbers of at least 100 without decimals, and other numbers with three

@@ -15,7 +15,7 @@ use prediction::{
         feature_names,
     },
     import::{Format, ImportError, ImportedModel},
-    sensitivity::{self, COUNTERS, Workload, backtest::EvaluationError},
+    sensitivity::{self, COUNTER_NAMES, Workload, backtest::EvaluationError},
 };
 use tokio::sync::OwnedSemaphorePermit;
 use units::{
@@ -30,9 +30,9 @@ use crate::{
 };
 
 /// Target rates of overpredictions for which a backtest reports results.
-const TARGET_RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
+const OVERPREDICTION_TARGET_RATES: [f64; 4] = [0.01, 0.02, 0.04, 0.1];
 /// Target rate of overpredictions for comparisons if the operating point has none.
-const COMPARISON_RATE_DEFAULT: f64 = 0.04;
+const COMPARISON_OVERPREDICTION_RATE_DEFAULT: f64 = 0.04;
 /// Seed of the random numbers in training; constant, so that training is reproducible.
 const TRAINING_SEED: u64 = 1;
 /// Nice value of training threads, so that they use otherwise idle processors.
@@ -230,7 +230,7 @@ impl Forecasts {
             version.or(registry.versions(kind).serving()).ok_or(ModelError::NoServingModel(kind))?;
         let summary = registry.summary(kind, version)?;
         drop(registry);
-        Ok((summary, self.read_bytes(kind, version).await?))
+        Ok((summary, self.read_model_bytes(kind, version).await?))
     }
 
     /// Trains a model and stores it, without promoting it.
@@ -267,7 +267,7 @@ impl Forecasts {
     ///
     /// # Errors
     /// [`ModelError`] if the file is invalid or contains another kind of model, or the store fails.
-    pub async fn import_file(&self, kind: Kind, bytes: Vec<u8>) -> Result<ModelSummary, ModelError> {
+    pub async fn import_model_file(&self, kind: Kind, bytes: Vec<u8>) -> Result<ModelSummary, ModelError> {
         let file = run_in_background(move || ModelFile::read(&bytes)).await??;
         if file.kind() != kind {
             return Err(ModelError::OtherKind { requested: kind, actual: file.kind() });
@@ -305,7 +305,7 @@ impl Forecasts {
                     frigid_model_file(&samples, &ModelSource::Imported(Box::new(model)), provenance)
                 }
                 Kind::Sensitivity => {
-                    let model = ImportedModel::read(format, &bytes, &COUNTERS.map(str::to_owned))?;
+                    let model = ImportedModel::read(format, &bytes, &COUNTER_NAMES.map(str::to_owned))?;
                     let labels = labels.ok_or(ModelError::NoLabels)?;
                     let model = sensitivity::Model::imported(model, &labels.workloads, labels.pdm)?;
                     Ok(sensitivity_model_file(model, &labels, provenance))
@@ -332,7 +332,7 @@ impl Forecasts {
         if summary.is_serving {
             return Err(ModelError::AlreadyServing { kind, version });
         }
-        let file = self.read_file(kind, version).await?;
+        let file = self.read_model_file(kind, version).await?;
         let comparison = self.compare(&registry, kind, &file).await?;
         if !validate_only {
             let mut versions = registry.versions(kind);
@@ -357,7 +357,7 @@ impl Forecasts {
         versions.promoted.pop().ok_or(ModelError::NoServingModel(kind))?;
         let mut previous = None;
         while let (None, Some(version)) = (&previous, versions.serving()) {
-            match self.read_file(kind, version).await {
+            match self.read_model_file(kind, version).await {
                 Ok(file) => previous = Some((version, file)),
                 Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => drop(versions.promoted.pop()), // written by another version of Tarn
                 Err(other) => return Err(other),
@@ -426,7 +426,7 @@ impl Forecasts {
         let (Some(version), Kind::Frigid) = (registry.versions(kind).serving(), kind) else {
             return Ok(None);
         };
-        let serving = match self.read_file(kind, version).await {
+        let serving = match self.read_model_file(kind, version).await {
             Ok(file) => file,
             Err(ModelError::File(_) | ModelError::NoSuchModel { .. }) => return Ok(None), // an unreadable model makes no predictions
             Err(other) => return Err(other),
@@ -435,7 +435,7 @@ impl Forecasts {
         let candidate = file.clone();
         let rate = match self.read_state().operating_point().choice.frigid.op {
             op if op > Fraction::default() => op,
-            _ => Fraction::new(COMPARISON_RATE_DEFAULT).expect("a fraction"),
+            _ => Fraction::new(COMPARISON_OVERPREDICTION_RATE_DEFAULT).expect("a fraction"),
         };
         run_in_background(move || Ok(compute_comparison(version, &candidate, &serving, &samples, rate)))
             .await?
@@ -464,12 +464,12 @@ impl Forecasts {
         Ok(ModelSummary { comparison, ..registry.summary(kind, version)? })
     }
 
-    async fn read_file(&self, kind: Kind, version: u32) -> Result<ModelFile, ModelError> {
-        let bytes = self.read_bytes(kind, version).await?;
+    async fn read_model_file(&self, kind: Kind, version: u32) -> Result<ModelFile, ModelError> {
+        let bytes = self.read_model_bytes(kind, version).await?;
         Ok(run_in_background(move || ModelFile::read(&bytes)).await??)
     }
 
-    async fn read_bytes(&self, kind: Kind, version: u32) -> Result<Vec<u8>, ModelError> {
+    async fn read_model_bytes(&self, kind: Kind, version: u32) -> Result<Vec<u8>, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
         let permit = self.acquire_reading_permit().await?;
         let bytes = run_in_background(move || {
@@ -533,7 +533,7 @@ fn frigid_model_file(
     source: &ModelSource,
     provenance: Provenance,
 ) -> Result<ModelFile, ModelError> {
-    let rates = TARGET_RATES.map(|rate| Fraction::new(rate).expect("a fraction"));
+    let rates = OVERPREDICTION_TARGET_RATES.map(|rate| Fraction::new(rate).expect("a fraction"));
     let trained = backtest::train(samples, source, &rates)?;
     let provenance = Provenance {
         rows: trained.outcomes as u64,

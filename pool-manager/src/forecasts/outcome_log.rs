@@ -9,13 +9,13 @@ use std::{
 
 use pool::{
     manager::Manager,
-    record::{EndedBy, Record, Reservation, Stage},
+    record::{EndReason, Record, Reservation, Stage},
 };
-use prediction::frigid::History;
+use prediction::frigid::OutcomeHistory;
 use tokio::{sync::broadcast::error::RecvError, time::MissedTickBehavior};
 use units::{
     Bytes, ReservationId, UnixMs,
-    limits::{BATCH_CHANGES_MAX, RESERVATIONS_PAGE_MAX},
+    limits::{CHANGES_PER_BATCH_MAX, RESERVATIONS_PER_PAGE_MAX},
 };
 
 use super::{DriverError, Forecasts};
@@ -35,7 +35,7 @@ impl WriteQueue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(writes);
     }
 
-    fn take_all(&self) -> Vec<Write> {
+    fn drain_writes(&self) -> Vec<Write> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -61,7 +61,7 @@ impl Forecasts {
                     Err(RecvError::Closed) => return,
                 },
                 _ = flush_timer.tick() => self.flush().await,
-                _ = cleanup_timer.tick() => self.clean_up().await,
+                _ = cleanup_timer.tick() => self.clean_up_outcomes().await,
                 changed = settings.changed() => match changed {
                     Ok(()) => self.choose_operating_point().await,
                     Err(_) => return, // the manager is stopping
@@ -119,8 +119,8 @@ impl Forecasts {
     /// Writes queued entries. Entries whose write fails are dropped. The state in memory contains
     /// them until the next restart.
     pub async fn flush(&self) {
-        let writes = self.write_queue.take_all();
-        for batch in writes.chunks(BATCH_CHANGES_MAX) {
+        let writes = self.write_queue.drain_writes();
+        for batch in writes.chunks(CHANGES_PER_BATCH_MAX) {
             match self.driver.write_entries(batch.to_vec()).await {
                 Ok(()) => {}
                 Err(DriverError::Stopping) => return,
@@ -132,7 +132,7 @@ impl Forecasts {
         }
     }
 
-    async fn clean_up(&self) {
+    async fn clean_up_outcomes(&self) {
         let Ok(before) = self.retention_start() else { return };
         self.write_queue.push(self.write_state().expire_outcomes(before));
         self.choose_operating_point().await;
@@ -159,7 +159,7 @@ impl Forecasts {
         let Ok(mut snapshot) = self.driver.snapshot().await else { return };
         let read = tokio::task::spawn_blocking(move || {
             let outcomes = forecast_rows::load_outcomes(snapshot.as_mut())?;
-            let mut history = History::default();
+            let mut history = OutcomeHistory::default();
             let included = outcomes.into_iter().filter(|(number, _)| *number < built_from);
             included.for_each(|(_, vm)| history.add(&vm.start.request, &vm.outcome));
             Ok::<_, crate::store::StoreError>(history)
@@ -172,21 +172,21 @@ impl Forecasts {
     }
 }
 
-/// Copies the first reservations with IDs above `above`. Copies at most [`RESERVATIONS_PAGE_MAX`],
+/// Copies the first reservations with IDs above `above`. Copies at most [`RESERVATIONS_PER_PAGE_MAX`],
 /// because the ledger is locked during the copy.
 fn page_of_reservations(manager: &Manager, above: ReservationId) -> Vec<(ReservationId, Reservation)> {
-    let above = manager.durable().reservations_after(above).take(RESERVATIONS_PAGE_MAX);
+    let above = manager.durable().reservations_after(above).take(RESERVATIONS_PER_PAGE_MAX);
     above.map(|(id, reservation)| (id, reservation.clone())).collect()
 }
 
 /// Returns whether a VM ended normally, so that its memory was measured until the end.
-fn has_ended_normally(why: &EndedBy) -> bool {
+fn has_ended_normally(why: &EndReason) -> bool {
     match why {
-        EndedBy::ProcessGone | EndedBy::Released { force: false, .. } => true,
-        EndedBy::Released { force: true, .. }
-        | EndedBy::Deadline
-        | EndedBy::HostFenced
-        | EndedBy::HostRestarted => false,
+        EndReason::ProcessGone | EndReason::Released { force: false, .. } => true,
+        EndReason::Released { force: true, .. }
+        | EndReason::Deadline
+        | EndReason::HostFenced
+        | EndReason::HostRestarted => false,
     }
 }
 

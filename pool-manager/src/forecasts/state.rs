@@ -9,7 +9,9 @@ use std::{
 
 use prediction::{
     file::{Content, Kind, ModelFile},
-    frigid::{Calibration, Groups, History, OnlinePredictor, Outcome, Usage, VmAssessment, VmRequest},
+    frigid::{
+        Calibration, Groups, OnlinePredictor, Outcome, OutcomeHistory, VmAssessment, VmRequest, VmUsage,
+    },
     sensitivity,
 };
 use units::{
@@ -39,7 +41,7 @@ pub struct State {
     /// Running VMs, by reservation.
     running: BTreeMap<ReservationId, VmStart>,
     /// Measurements of running VMs, by reservation.
-    peaks: BTreeMap<ReservationId, Peak>,
+    peaks: BTreeMap<ReservationId, PeakMemory>,
 }
 
 /// Serving model of latency sensitivity.
@@ -65,7 +67,7 @@ pub struct SensitivityPrediction {
 
 /// Largest amount of memory that a VM touched, as measured by its host's agent.
 #[derive(Clone, Copy, Debug)]
-struct Peak {
+struct PeakMemory {
     host: HostId,
     bytes: Bytes,
     measured_at: UnixMs,
@@ -77,7 +79,7 @@ const PEAK_AGE_MAX: Ns = Ns(3 * TOUCHED_MEMORY_SAMPLE_INTERVAL.0);
 
 /// The history is rebuilt when the number of expired outcomes exceeds the number of stored outcomes
 /// divided by this.
-const EXPIRED_DIVISOR: usize = 8;
+const EXPIRED_OUTCOMES_DIVISOR: usize = 8;
 
 /// Index of the outcomes in the store, oldest first, without their contents.
 #[derive(Debug, Default)]
@@ -139,7 +141,7 @@ impl State {
 
     /// Predicts the frigid memory and, from performance counters, the latency sensitivity of a VM.
     pub fn predict(&self, request: VmRequest, counters: Option<Counters>) -> VmForecast {
-        let assessment = self.predictor.assess(&request);
+        let assessment = self.predictor.assess_vm(&request);
         let prediction = self
             .frigid
             .zip(assessment.prediction)
@@ -175,7 +177,7 @@ impl State {
         if self.running.contains_key(&id) {
             return None;
         }
-        let Some(mut start) = self.plans.take_plan(vm, requested) else {
+        let Some(mut start) = self.plans.remove_plan(vm, requested) else {
             let groups = Groups { vm: vm.to_string(), ..Groups::default() };
             let request = VmRequest { groups, requested, cores: Some(cores.into()), begins: created };
             self.running.insert(id, VmStart { request, counters: None, prediction: None, pool_only: false });
@@ -194,13 +196,13 @@ impl State {
     pub fn record_peak(&mut self, host: HostId, id: ReservationId, bytes: Bytes, measured_at: UnixMs) {
         if self.running.contains_key(&id) {
             let before = self.peaks.get(&id).map_or(Bytes::ZERO, |peak| peak.bytes);
-            self.peaks.insert(id, Peak { host, bytes: bytes.max(before), measured_at });
+            self.peaks.insert(id, PeakMemory { host, bytes: bytes.max(before), measured_at });
         }
     }
 
     /// Deletes the measurements of a host whose agent connected or disconnected. A connected agent
     /// measures again.
-    pub fn clear_peaks(&mut self, host: HostId) {
+    pub fn clear_memory_peaks(&mut self, host: HostId) {
         self.peaks.retain(|_, peak| peak.host != host);
     }
 
@@ -214,11 +216,11 @@ impl State {
     ) -> (Option<EndedVm>, Vec<Write>) {
         let Some(start) = self.running.remove(&id) else { return (None, Vec::new()) };
         let mut writes = vec![forecast_rows::delete_start(id)];
-        let is_fresh = |peak: &Peak| {
+        let is_fresh = |peak: &PeakMemory| {
             ended_by_itself && ended.0.saturating_sub(peak.measured_at.0) <= PEAK_AGE_MAX.as_ms()
         };
         let peak = self.peaks.remove(&id).filter(is_fresh);
-        let vm = peak.and_then(|peak| new_ended_vm(start, peak.bytes, ended, Usage::default()));
+        let vm = peak.and_then(|peak| new_ended_vm(start, peak.bytes, ended, VmUsage::default()));
         writes.extend(vm.clone().and_then(|vm| self.add_outcome(vm)).map(|(_, write)| write));
         (vm, writes)
     }
@@ -376,12 +378,13 @@ impl State {
     /// Returns whether the history must be rebuilt, because it contains many expired outcomes.
     pub fn is_history_rebuild_due(&self) -> bool {
         let StoredOutcomes { added_since_rebuild, expired, entries, .. } = &self.stored;
-        *added_since_rebuild > 2 * OUTCOMES_RETAINED_MAX || *expired > entries.len() / EXPIRED_DIVISOR
+        *added_since_rebuild > 2 * OUTCOMES_RETAINED_MAX
+            || *expired > entries.len() / EXPIRED_OUTCOMES_DIVISOR
     }
 
     /// Replaces the history by one that was rebuilt from all outcomes with numbers below
     /// `built_from`. Does nothing if outcomes were added since.
-    pub fn set_history(&mut self, history: History, built_from: u64) {
+    pub fn set_history(&mut self, history: OutcomeHistory, built_from: u64) {
         if built_from == self.stored.next {
             self.predictor.set_history(history);
             (self.stored.added_since_rebuild, self.stored.expired) = (self.stored.entries.len(), 0);
@@ -426,7 +429,7 @@ impl Plans {
     }
 
     /// Removes the plan of a started VM, and adds the VM with its actual size to the statistics.
-    fn take_plan(&mut self, vm: &Name, requested: Bytes) -> Option<VmStart> {
+    fn remove_plan(&mut self, vm: &Name, requested: Bytes) -> Option<VmStart> {
         let (_, start) = self.by_vm.remove(vm)?;
         if self.recent.len() == PLAN_STATISTICS_WINDOW {
             self.recent.pop_front();
@@ -451,7 +454,7 @@ impl Plans {
 
 /// Computes the outcome of a VM from its largest amount of touched memory. Returns `None` for a VM
 /// without memory.
-pub fn new_ended_vm(start: VmStart, peak: Bytes, ended: UnixMs, usage: Usage) -> Option<EndedVm> {
+pub fn new_ended_vm(start: VmStart, peak: Bytes, ended: UnixMs, usage: VmUsage) -> Option<EndedVm> {
     let requested = start.request.requested;
     if requested == Bytes::ZERO {
         return None;

@@ -1,7 +1,9 @@
 //! Tests of memory splits and their explanations.
 
 use prediction::{
-    frigid::{Curve, FEATURES, Groups, QUANTILE_LEVELS, RiskPrediction, VmAssessment, VmRequest},
+    frigid::{
+        FEATURE_COUNT, Groups, QUANTILE_LEVELS, QuantileCurve, RiskPrediction, VmAssessment, VmRequest,
+    },
     sensitivity::Cutoff,
 };
 use proptest::prelude::*;
@@ -13,7 +15,7 @@ use crate::{
     records::forecast_rows::{ModelPrediction, VmStart},
 };
 
-fn share(x: f64) -> Fraction {
+fn new_fraction(x: f64) -> Fraction {
     Fraction::new(x).unwrap()
 }
 
@@ -28,7 +30,7 @@ fn without_models(memory: Bytes) -> VmForecast {
         VmRequest { groups: Groups::default(), requested: memory, cores: Some(2.0), begins: UnixMs(0) };
     VmForecast {
         start: VmStart { request, counters: None, prediction: None, pool_only: false },
-        assessment: VmAssessment { features: [f64::NAN; FEATURES], prediction: None },
+        assessment: VmAssessment { features: [f64::NAN; FEATURE_COUNT], prediction: None },
         point: OperatingPoint::without_pool(OperatorLimits::default()),
         sensitivity: None,
         serving: [None, None],
@@ -38,7 +40,8 @@ fn without_models(memory: Bytes) -> VmForecast {
 /// Returns a forecast in which half of the memory is frigid at every risk level.
 fn frigid(memory: Bytes) -> VmForecast {
     let mut forecast = without_models(memory);
-    let prediction = RiskPrediction { curve: Curve::new([0.5; QUANTILE_LEVELS.len()]), owner_margin: 1.0 };
+    let prediction =
+        RiskPrediction { curve: QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]), owner_margin: 1.0 };
     forecast.assessment.prediction = Some(prediction);
     forecast.start.prediction = Some(ModelPrediction { version: 4, prediction });
     forecast.point.risk_limit = Some(prediction::frigid::RiskLimit { risk_multiplier: 1.0, risk_max: 0.1 });
@@ -50,7 +53,7 @@ fn frigid(memory: Bytes) -> VmForecast {
 fn sensitive(memory: Bytes, probability: f64) -> VmForecast {
     let mut forecast = frigid(memory);
     forecast.sensitivity =
-        Some(SensitivityPrediction { version: 2, modelled: false, probability, pdm: share(0.05) });
+        Some(SensitivityPrediction { version: 2, modelled: false, probability, pdm: new_fraction(0.05) });
     forecast.serving = [Some(4), Some(2)];
     forecast.point.cutoff = Some(Cutoff { at_most: 0.1, fp: 0.01, placed: 0.3 });
     forecast
@@ -58,7 +61,7 @@ fn sensitive(memory: Bytes, probability: f64) -> VmForecast {
 
 #[track_caller]
 fn check(forecast: &VmForecast, memory: Bytes, pool_gib: u64, model: &str, because: &str) {
-    let decision = decide_split(&plan_request(memory), forecast, share(0.25));
+    let decision = decide_split(&plan_request(memory), forecast, new_fraction(0.25));
     assert_eq!((decision.split.pool, decision.model.as_str()), (Bytes::gib(pool_gib), model));
     let why = decision.facts.iter().find(|(name, _)| name == "because").map(|(_, why)| why.as_str()).unwrap();
     assert!(why.contains(because), "{why}");
@@ -90,11 +93,11 @@ fn insensitive_vm_has_only_boot_memory_locally() {
 }
 
 #[test]
-fn facts_contain_request_prediction_and_operating_point() {
+fn explanation_contains_request_and_prediction() {
     let mut forecast = sensitive(Bytes::gib(8), 0.3);
     forecast.start.request.groups.key = "acme".to_owned();
     forecast.assessment.features[0] = 8.0;
-    let facts = decide_split(&plan_request(Bytes::gib(8)), &forecast, share(0.25)).facts;
+    let facts = decide_split(&plan_request(Bytes::gib(8)), &forecast, new_fraction(0.25)).facts;
     let value = |name: &str| facts.iter().find(|(fact, _)| fact == name).map(|(_, value)| value.as_str());
     assert_eq!(value("request: key"), Some("acme"));
     assert_eq!(value("request: size"), Some("8GiB, 2 cores"));
@@ -115,7 +118,7 @@ fn explanation_marks_a_model_trained_on_modelled_workloads() {
     let mut forecast = sensitive(Bytes::gib(8), 0.0);
     forecast.sensitivity =
         forecast.sensitivity.map(|prediction| SensitivityPrediction { modelled: true, ..prediction });
-    let decision = decide_split(&plan_request(Bytes::gib(8)), &forecast, share(0.25));
+    let decision = decide_split(&plan_request(Bytes::gib(8)), &forecast, new_fraction(0.25));
     assert_eq!(decision.model, "sensitivity/2 (trained on MODELLED workloads)");
     let value = decision.facts.iter().find(|(name, _)| name == "model: latency sensitivity").unwrap();
     assert!(value.1.contains("MODELLED"));
@@ -129,12 +132,12 @@ proptest! {
     ) {
         let memory = Bytes::mib(mib);
         let mut forecast = sensitive(memory, probability);
-        let prediction = RiskPrediction { curve: Curve::new(curve), owner_margin: 1.0 };
+        let prediction = RiskPrediction { curve: QuantileCurve::new(curve), owner_margin: 1.0 };
         forecast.assessment.prediction = has[0].then_some(prediction);
         forecast.start.prediction = has[0].then_some(ModelPrediction { version: 1, prediction });
         forecast.point.risk_limit = has[1].then_some(prediction::frigid::RiskLimit { risk_multiplier: multiplier, risk_max: 0.5 });
         forecast.sensitivity = forecast.sensitivity.filter(|_| has[2]);
-        let Split { local, pool } = decide_split(&plan_request(memory), &forecast, share(fixed)).split;
+        let Split { local, pool } = decide_split(&plan_request(memory), &forecast, new_fraction(fixed)).split;
         prop_assert_eq!(local.checked_add(pool), Some(memory));
         let slices = pool.as_slices();
         prop_assert!(slices.is_some_and(|slices| slices <= SLICES_PER_VM_MAX));

@@ -5,16 +5,16 @@
 use prediction::{
     file::{FileError, Kind, ModelFile},
     frigid::{Outcome, RiskPrediction, VmRequest},
-    sensitivity::COUNTERS,
+    sensitivity::COUNTER_NAMES,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use units::ReservationId;
 
 use crate::store::{Scan, StoreError, Table, Write};
 
-/// Performance counters of a core, in the order of [`COUNTERS`]; NaN for counters that were not
+/// Performance counters of a core, in the order of [`COUNTER_NAMES`]; NaN for counters that were not
 /// measured.
-pub type Counters = [f64; COUNTERS.len()];
+pub type Counters = [f64; COUNTER_NAMES.len()];
 
 /// Properties of a VM at its start, and the prediction for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -10,11 +10,11 @@ use proto::v1::{self as wire, admin_server};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status};
-use units::limits::{LIST_PAGE_MAX, RESERVATIONS_PAGE_MAX};
+use units::limits::{LIST_PAGE_ENTRIES_MAX, RESERVATIONS_PER_PAGE_MAX};
 use units::{HostId, ReservationId, SliceId};
 
 use super::{
-    Shared, backup,
+    ServiceContext, backup,
     scheduler::unexpected_reply_status,
     status::{driver_error_status, error_status, invalid_argument, stopping_status},
 };
@@ -29,7 +29,7 @@ use crate::{
 
 /// Handlers of the gRPC service Admin.
 #[derive(Clone, Debug)]
-pub struct Admin(pub Shared);
+pub struct Admin(pub ServiceContext);
 
 type Reply<T> = Result<Response<T>, Status>;
 
@@ -82,7 +82,7 @@ impl Admin {
 
 /// Returns the page size for the limit in a request; 0 selects the maximum.
 fn page_size(limit: u32) -> usize {
-    if limit == 0 { LIST_PAGE_MAX as usize } else { limit.min(LIST_PAGE_MAX) as usize }
+    if limit == 0 { LIST_PAGE_ENTRIES_MAX as usize } else { limit.min(LIST_PAGE_ENTRIES_MAX) as usize }
 }
 
 /// Parses a pagination cursor: the page begins after this reservation. An empty cursor selects the
@@ -126,7 +126,7 @@ impl Admin {
 
 /// Returns the first `page` entries, and the cursor of the next page. The cursor is empty if there
 /// are no more entries.
-fn take_page<T>(
+fn collect_page<T>(
     mut entries: impl Iterator<Item = (ReservationId, T)>,
     page: usize,
 ) -> (Vec<(ReservationId, T)>, String) {
@@ -168,7 +168,7 @@ impl admin_server::Admin for Admin {
         self.0.admit_operator(&request)?;
         let name = convert::parse_name("host", &request.into_inner().host).map_err(invalid_argument)?;
         self.find(move |manager| {
-            let id = manager.durable().host_named(&name);
+            let id = manager.durable().find_host_by_name(&name);
             id.and_then(|id| convert::host_message(manager, id))
                 .ok_or(pool::rejection::Rejection::NoSuchHost(name))
         })
@@ -184,7 +184,7 @@ impl admin_server::Admin for Admin {
         self.0.admit_operator(&request)?;
         let name = convert::parse_name("emc", &request.into_inner().emc).map_err(invalid_argument)?;
         self.find(move |manager| {
-            let id = manager.durable().emc_named(&name);
+            let id = manager.durable().find_emc_by_name(&name);
             id.and_then(|id| convert::emc_message(manager, id))
                 .ok_or(pool::rejection::Rejection::NoSuchEmc(name))
         })
@@ -224,7 +224,7 @@ impl admin_server::Admin for Admin {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let after = parse_cursor(&request.after)?;
-        let page = page_size(request.limit).min(RESERVATIONS_PAGE_MAX);
+        let page = page_size(request.limit).min(RESERVATIONS_PER_PAGE_MAX);
         let revision = self.revision()?;
         let copy_chunk =
             |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
@@ -258,10 +258,10 @@ impl admin_server::Admin for Admin {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let after = parse_cursor(&request.after)?;
-        let page = page_size(request.limit).min(RESERVATIONS_PAGE_MAX);
+        let page = page_size(request.limit).min(RESERVATIONS_PER_PAGE_MAX);
         let listed = self.read(move |manager| {
             let ledger = manager.durable();
-            let (entries, next_after) = take_page(ledger.migrations_after(after), page);
+            let (entries, next_after) = collect_page(ledger.migrations_after(after), page);
             let migrations =
                 entries.into_iter().map(|(id, m)| convert::migration_message(ledger, id, m)).collect();
             wire::ListMigrationsResponse { migrations, next_after, revision: ledger.meta().revision.0 }
@@ -274,7 +274,7 @@ impl admin_server::Admin for Admin {
         let host = convert::parse_name("host", &request.into_inner().host).map_err(invalid_argument)?;
         let name = host.clone();
         self.find(move |manager| {
-            manager.durable().host_named(&name).ok_or(pool::rejection::Rejection::NoSuchHost(name))
+            manager.durable().find_host_by_name(&name).ok_or(pool::rejection::Rejection::NoSuchHost(name))
         })
         .await?;
         let report = self.0.shares.report(&host).ok_or_else(|| {
@@ -342,7 +342,7 @@ impl admin_server::Admin for Admin {
 }
 
 async fn forward_events(
-    shared: Shared,
+    shared: ServiceContext,
     mut changes: broadcast::Receiver<WriteChunk>,
     sender: tokio::sync::mpsc::Sender<Result<wire::Event, Status>>,
 ) {

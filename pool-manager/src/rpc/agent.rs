@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status, Streaming};
 use units::{HostId, Name};
 
 use super::{
-    Shared,
+    ServiceContext,
     status::{
         driver_error_status, failed_precondition, invalid_argument, permission_denied, session_closed_status,
         stopping_status,
@@ -26,7 +26,7 @@ use crate::{
 
 /// Handlers of the gRPC service Agent.
 #[derive(Clone, Debug)]
-pub struct Agent(pub Shared);
+pub struct Agent(pub ServiceContext);
 
 /// Host whose agent opened a session.
 struct Host {
@@ -37,7 +37,7 @@ struct Host {
 type Outgoing = Result<wire::ToAgent, Status>;
 
 /// Maximum number of messages queued for one agent.
-const MESSAGES_QUEUED_MAX: usize = 4;
+const QUEUED_MESSAGES_MAX: usize = 4;
 /// Time after the start of a session within which the agent must send its Hello message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -65,7 +65,7 @@ impl agent_server::Agent for Agent {
         self.0.identity.admit_agent(&metadata, &extensions, &name)?;
         let host_name = name.clone();
         let rack = self.0.driver.read(move |manager, _| {
-            (manager.durable().meta().rack_uuid.clone(), manager.durable().host_named(&host_name))
+            (manager.durable().meta().rack_uuid.clone(), manager.durable().find_host_by_name(&host_name))
         });
         let (rack_uuid, host) = rack.map_err(driver_error_status)?;
         let id = host.ok_or_else(|| {
@@ -89,8 +89,8 @@ impl Agent {
         rack_uuid: String,
         messages: Streaming<wire::FromAgent>,
     ) -> Result<Response<<Self as agent_server::Agent>::SessionStream>, Status> {
-        let (sender, receiver) = mpsc::channel(MESSAGES_QUEUED_MAX);
-        let (outbox, session_messages) = mpsc::channel(MESSAGES_QUEUED_MAX);
+        let (sender, receiver) = mpsc::channel(QUEUED_MESSAGES_MAX);
+        let (outbox, session_messages) = mpsc::channel(QUEUED_MESSAGES_MAX);
         let welcome = wire::Welcome {
             protocol_version: proto::PROTOCOL_VERSION,
             rack_uuid: rack_uuid.clone(),
@@ -98,7 +98,7 @@ impl Agent {
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping_status())?;
-        self.0.forecasts.reset_peaks(host.id); // must precede messages of this session that end a VM
+        self.0.forecasts.reset_memory_peaks(host.id); // must precede messages of this session that end a VM
         let session = self.0.driver.connect_agent(host.id, hello, outbox).map_err(driver_error_status)?;
         let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
@@ -112,7 +112,7 @@ impl Agent {
             if let Some(status) = ended {
                 let _ = sender.send(Err(status)).await; // the agent may have disconnected
             }
-            shared.forecasts.reset_peaks(host.id);
+            shared.forecasts.reset_memory_peaks(host.id);
             shared.driver.disconnect_agent(session);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
@@ -122,7 +122,7 @@ impl Agent {
 /// Applies reports of an agent until the agent disconnects or sends an invalid message. Returns the
 /// status for an invalid message.
 async fn receive_reports(
-    shared: &Shared,
+    shared: &ServiceContext,
     host: &Host,
     session: SessionId,
     mut messages: Streaming<wire::FromAgent>,
@@ -150,7 +150,7 @@ async fn receive_reports(
 }
 
 async fn handle_report(
-    shared: &Shared,
+    shared: &ServiceContext,
     host: HostId,
     session: SessionId,
     mut report: wire::ObservedState,
@@ -158,11 +158,11 @@ async fn handle_report(
     let touched = convert::agent::parse_touched_memory(std::mem::take(&mut report.touched))
         .map_err(invalid_argument)?;
     let report = convert::agent::parse_report(report).map_err(invalid_argument)?;
-    shared.forecasts.record_touched(host, &touched).map_err(driver_error_status)?; // must precede the report, which can end a VM
+    shared.forecasts.record_touched_memory(host, &touched).map_err(driver_error_status)?; // must precede the report, which can end a VM
     shared.driver.handle_report(session, report).await.map_err(driver_error_status)
 }
 
-fn handle_shares(shared: &Shared, host: &Name, shares: wire::Shares) -> Result<(), Status> {
+fn handle_shares(shared: &ServiceContext, host: &Name, shares: wire::Shares) -> Result<(), Status> {
     let report = convert::shares::parse_share_report(host, shares).map_err(invalid_argument)?;
     shared.shares.record_report(host.clone(), report);
     Ok(())

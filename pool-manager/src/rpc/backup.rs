@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use units::limits::STORE_FREE_BYTES_MIN;
 
 use super::{
-    Shared,
+    ServiceContext,
     status::{driver_error_status, error_status, resource_exhausted},
 };
 use crate::store::{
@@ -39,14 +39,14 @@ const CHUNKS_QUEUED_MAX: usize = 4;
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Name of the temporary backup file in the store's directory. The file is unlinked before it is
 /// sent.
-const TEMPORARY_FILE: &str = "backup.outgoing";
+const BACKUP_TEMPORARY_FILE: &str = "backup.outgoing";
 
 /// Starts a backup of the store, and returns the stream of its chunks.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED (BACKUP_IN_PROGRESS) during another backup, UNAVAILABLE if the manager is
 /// stopping.
-pub async fn start(shared: &Shared) -> Result<ChunkStream, Status> {
+pub async fn start(shared: &ServiceContext) -> Result<ChunkStream, Status> {
     let permit = shared.backups.clone().try_acquire_owned();
     let permit = permit.map_err(|_| {
         resource_exhausted("BACKUP_IN_PROGRESS", "another backup is in progress: try again later".into())
@@ -93,13 +93,13 @@ fn send(
 }
 
 fn copy_to_file(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupError> {
-    let path = folder.join(TEMPORARY_FILE);
+    let path = folder.join(BACKUP_TEMPORARY_FILE);
     let io = |operation| {
         let path = path.clone();
         move |errno| BackupError::Io { operation, path, errno }
     };
     backup::remove_if_exists(&path)?; // a killed manager leaves this file
-    check_space(folder).map_err(io("create"))?;
+    check_disk_space(folder).map_err(io("create"))?;
     backup::backup(snapshot, &path)?;
     let file = File::open(&path).map_err(io("open"))?;
     fs::remove_file(&path).map_err(io("remove"))?;
@@ -107,7 +107,7 @@ fn copy_to_file(snapshot: &mut dyn Scan, folder: &Path) -> Result<File, BackupEr
 }
 
 /// Checks that the disk has enough free space for the copy and for later writes of the ledger.
-fn check_space(folder: &Path) -> io::Result<()> {
+fn check_disk_space(folder: &Path) -> io::Result<()> {
     let free = disk::free_bytes_at(folder)?;
     let needed =
         fs::metadata(folder.join(disk::DATABASE_FILE))?.len().saturating_add(2 * STORE_FREE_BYTES_MIN);

@@ -18,7 +18,7 @@ use tonic::{
 };
 
 use super::status;
-use crate::rpc_metrics::{Call, RpcMetrics};
+use crate::rpc_metrics::{RpcCall, RpcMetrics};
 
 /// Prefix of tonic's error message for a request that cannot be decoded.
 const UNDECODABLE_MESSAGE_PREFIX: &str = "failed to decode Protobuf message";
@@ -92,7 +92,7 @@ fn reclassify_decode_error(headers: &mut http::HeaderMap) {
 /// Response body that records the status of the call from the trailers.
 struct CountedBody {
     body: Body,
-    call: Call,
+    call: RpcCall,
 }
 
 impl http_body::Body for CountedBody {

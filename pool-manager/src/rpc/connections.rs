@@ -24,13 +24,13 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig, server::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
-use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTIONS_ACCEPTED_QUEUED_MAX};
+use units::limits::{ACCEPTED_CONNECTIONS_QUEUED_MAX, CONNECTION_ADMISSION_TIMEOUT};
 
 use super::rejection_log::RejectionLog;
-use activity::{Activity, IdleTimer};
+use activity::{ConnectionActivity, IdleTimer};
 use limiter::ConnectionLimiter;
 
-pub use activity::CountCallsLayer;
+pub use activity::CallCounterLayer;
 pub use socket::{SocketError, bind};
 
 /// Delay before the next attempt to accept a connection after a failure.
@@ -49,10 +49,10 @@ pub enum Listener {
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Network address or local process of the client.
-    pub origin: Origin,
+    pub origin: ConnectionOrigin,
     /// Verified certificate chain of the client, leaf first; empty without TLS.
     pub certificates: Arc<[CertificateDer<'static>]>,
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
 }
 
 impl Peer {
@@ -65,7 +65,7 @@ impl Peer {
 
 /// Network address or local process from which a connection comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ConnectionOrigin {
     /// Address of a TCP client.
     Tcp(SocketAddr),
     /// Local process that is connected through the unix socket.
@@ -79,7 +79,7 @@ pub enum Origin {
     },
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ConnectionOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "{address}"),
@@ -99,7 +99,7 @@ pub fn accept(
     tls: watch::Receiver<TlsConfig>,
     rejections: Arc<RejectionLog>,
 ) -> ReceiverStream<io::Result<Connection>> {
-    let (ready, connections) = mpsc::channel(CONNECTIONS_ACCEPTED_QUEUED_MAX);
+    let (ready, connections) = mpsc::channel(ACCEPTED_CONNECTIONS_QUEUED_MAX);
     let acceptor = Acceptor { tls, rejections, limiter: Arc::default(), ready };
     tokio::spawn(acceptor.run(listener));
     ReceiverStream::new(connections)
@@ -131,10 +131,10 @@ impl Acceptor {
     }
 
     /// Starts the handshake of a connection, or closes the connection if there are too many.
-    fn start_handshake(&self, stream: Stream, origin: Origin) {
+    fn start_handshake(&self, stream: Stream, origin: ConnectionOrigin) {
         match self.limiter.acquire(&origin) {
             Ok(permit) => {
-                let activity = Arc::new(Activity::new(permit));
+                let activity = Arc::new(ConnectionActivity::new(permit));
                 tokio::spawn(self.clone().prepare_connection(stream, origin, activity));
             }
             Err(limit) => self.rejections.log(&origin, &limit),
@@ -142,7 +142,12 @@ impl Acceptor {
     }
 
     /// Performs the TLS handshake, if TLS is configured, and passes the connection to the server.
-    async fn prepare_connection(self, stream: Stream, origin: Origin, activity: Arc<Activity>) {
+    async fn prepare_connection(
+        self,
+        stream: Stream,
+        origin: ConnectionOrigin,
+        activity: Arc<ConnectionActivity>,
+    ) {
         let tls = self.tls.borrow().clone();
         let handshake =
             tokio::time::timeout(CONNECTION_ADMISSION_TIMEOUT.as_duration(), perform_handshake(stream, tls))
@@ -163,18 +168,19 @@ impl Acceptor {
 }
 
 impl Listener {
-    async fn accept(&self) -> io::Result<(Stream, Origin)> {
+    async fn accept(&self) -> io::Result<(Stream, ConnectionOrigin)> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
                 let _ = stream.set_nodelay(true); // on failure, small replies are only delayed
-                Ok((Stream::Tcp(stream), Origin::Tcp(address)))
+                Ok((Stream::Tcp(stream), ConnectionOrigin::Tcp(address)))
             }
             Self::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
                 let peer = stream.peer_cred()?;
                 let (uid, own) = (peer.uid(), rustix::process::geteuid().as_raw());
-                let origin = Origin::Unix { uid, pid: peer.pid(), is_trusted: uid == 0 || uid == own };
+                let origin =
+                    ConnectionOrigin::Unix { uid, pid: peer.pid(), is_trusted: uid == 0 || uid == own };
                 Ok((Stream::Unix(stream), origin))
             }
         }

@@ -14,7 +14,7 @@ use units::Name;
 use webpki::EndEntityCert;
 
 use super::{
-    connections::{Origin, Peer},
+    connections::{ConnectionOrigin, Peer},
     rejection_log::RejectionLog,
     status::permission_denied,
 };
@@ -26,13 +26,13 @@ const ROLE_TOKEN_HINT: &str = "roles/ROLE.token in the manager's store";
 /// Authorization of calls, with rules that a reload can replace.
 #[derive(Debug)]
 pub struct Identity {
-    rules: RwLock<Arc<Rules>>,
+    rules: RwLock<Arc<AccessRules>>,
     rejections: Arc<RejectionLog>,
 }
 
 /// Credentials that authorize calls.
 #[derive(Clone, Debug, Default)]
-pub struct Rules {
+pub struct AccessRules {
     /// Accepted tokens of hosts and roles.
     pub tokens: Tokens,
     /// Roles of local users on the unix socket.
@@ -43,18 +43,18 @@ pub struct Rules {
 
 impl Identity {
     /// Creates the authorization with initial rules. Rejected calls are logged to `rejections`.
-    pub fn new(rules: Rules, rejections: Arc<RejectionLog>) -> Self {
+    pub fn new(rules: AccessRules, rejections: Arc<RejectionLog>) -> Self {
         Self { rules: RwLock::new(Arc::new(rules)), rejections }
     }
 
     /// Replaces the rules; they apply to all later calls.
-    pub fn replace(&self, rules: Rules) {
+    pub fn replace(&self, rules: AccessRules) {
         *self.rules.write().expect("no thread panics under this lock") = Arc::new(rules);
     }
 
     /// Returns the current rules. The rules are shared and not copied, because every request reads
     /// them and they can contain many tokens.
-    fn current_rules(&self) -> Arc<Rules> {
+    fn current_rules(&self) -> Arc<AccessRules> {
         Arc::clone(&self.rules.read().expect("no thread panics under this lock"))
     }
 
@@ -141,11 +141,15 @@ fn admit_by_certificate(
         .ok_or_else(|| format!("certificate: must contain a name listed in rack.toml under {field}"))
 }
 
-fn admit_local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Result<Option<Name>, String> {
+fn admit_local_client<T>(
+    rules: &AccessRules,
+    request: &Request<T>,
+    role: Role,
+) -> Result<Option<Name>, String> {
     let origin = request.extensions().get::<Peer>().map(|peer| &peer.origin);
     let by_user = match origin {
-        Some(Origin::Unix { is_trusted: true, .. }) => Some(None),
-        Some(Origin::Unix { uid, .. }) if rules.access.has_role(*uid, role) => {
+        Some(ConnectionOrigin::Unix { is_trusted: true, .. }) => Some(None),
+        Some(ConnectionOrigin::Unix { uid, .. }) if rules.access.has_role(*uid, role) => {
             Some(Some(Name::new(&format!("uid-{uid}")).expect("a name")))
         }
         _ => None,
@@ -155,7 +159,7 @@ fn admit_local_client<T>(rules: &Rules, request: &Request<T>, role: Role) -> Res
     let by_token =
         || Role::ALL.into_iter().any(|held| held.includes(role) && has_token(held)).then_some(None);
     by_user.or_else(by_token).ok_or_else(|| match origin {
-        Some(Origin::Unix { uid, .. }) => format!(
+        Some(ConnectionOrigin::Unix { uid, .. }) => format!(
              "user {uid}: must be root, the manager's user or a user with the role {role} in section [access] of rack.toml, or \
              send the token of the role as authorization ({ROLE_TOKEN_HINT})"
         ),

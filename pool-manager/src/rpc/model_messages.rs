@@ -2,13 +2,14 @@
 
 use prediction::{
     file::Kind,
-    frigid::{Groups, Outcome, Usage, VmRequest},
+    frigid::{Groups, Outcome, VmRequest, VmUsage},
     import::Format,
     sensitivity::{SLOWDOWN_RANGE, SLOWDOWN_RULE, Workload, measured_counters},
 };
 use proto::v1 as wire;
 use units::limits::{
-    CLOCK_SKEW_MAX, CORES_PER_HOST_MAX, LABELS_MAX, LOCAL_MIB_PER_HOST_MAX, OUTCOMES_PER_REQUEST_MAX,
+    CLOCK_SKEW_MAX, CORES_PER_HOST_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX, OUTCOMES_PER_REQUEST_MAX,
+    WORKLOAD_LABELS_MAX,
 };
 use units::{Bytes, Fraction, UnixMs};
 
@@ -42,7 +43,7 @@ pub fn parse_outcomes(request: wire::AddOutcomesRequest, now: UnixMs) -> Result<
 
 fn parse_outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, InvalidField> {
     let memory = |field, bytes: u64, min: u64| {
-        let max = LOCAL_MIB_PER_HOST_MAX << 20;
+        let max = LOCAL_MEMORY_MIB_PER_HOST_MAX << 20;
         let within = (min..=max).contains(&bytes);
         let error = || InvalidField::new(field, bytes, format!("must be from {min} to {max} bytes"));
         within.then_some(Bytes::new(bytes)).ok_or_else(error)
@@ -67,7 +68,7 @@ fn parse_outcome(o: wire::Outcome, now: UnixMs) -> Result<EndedVm, InvalidField>
     let cores = number("cores", o.cores, CORES_PER_HOST_MAX.into())?;
     let busy_percent =
         o.cpu_utilization_percent.map(|busy| number("cpu_utilization_percent", busy, 1e5)).transpose()?;
-    let usage = Usage {
+    let usage = VmUsage {
         p99: measured("p99_bytes", o.p99_bytes)?,
         mean: measured("mean_bytes", o.mean_bytes)?,
         busy_percent,
@@ -139,11 +140,11 @@ pub fn parse_format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid
 /// [`InvalidField`] with the first field that violates a rule.
 pub fn parse_labels(labels: wire::Labels) -> Result<Labels, InvalidField> {
     let wire::Labels { workloads, pdm, modelled } = labels;
-    if workloads.len() > LABELS_MAX {
+    if workloads.len() > WORKLOAD_LABELS_MAX {
         return Err(InvalidField::new(
             "labels.workloads",
             workloads.len(),
-            format!("must be at most {LABELS_MAX}"),
+            format!("must be at most {WORKLOAD_LABELS_MAX}"),
         ));
     }
     let error = || InvalidField::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");

@@ -8,7 +8,7 @@ use tonic::{Code, Request, Response, Status};
 use units::limits::OUTCOMES_PER_REQUEST_MAX;
 
 use super::{
-    Shared, model_messages, run_to_completion,
+    ServiceContext, model_messages, run_to_completion,
     status::{driver_error_status, error_status, invalid_argument},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 
 /// Handlers of the gRPC service Models.
 #[derive(Clone, Debug)]
-pub struct Models(pub Shared);
+pub struct Models(pub ServiceContext);
 
 type Reply<T> = Result<Response<T>, Status>;
 
@@ -99,7 +99,7 @@ impl models_server::Models for Models {
         let forecasts = Arc::clone(&self.0.forecasts);
         let imported = async move {
             match format {
-                None => forecasts.import_file(kind, request.content).await,
+                None => forecasts.import_model_file(kind, request.content).await,
                 Some(format) => forecasts.import(kind, format, request.content, labels).await,
             }
         };

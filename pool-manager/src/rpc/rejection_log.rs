@@ -7,18 +7,18 @@ use std::{
 };
 
 /// Maximum number of rejections logged per interval. Further rejections are only counted.
-const LOGGED_PER_INTERVAL_MAX: u32 = 20;
+const LOGGED_REJECTIONS_MAX: u32 = 20;
 /// Length of the interval of the rate limit.
-const INTERVAL: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Rate-limited log of rejected connections and calls.
 #[derive(Debug, Default)]
 pub struct RejectionLog {
-    interval: Mutex<Option<Interval>>,
+    interval: Mutex<Option<LogInterval>>,
 }
 
 #[derive(Debug)]
-struct Interval {
+struct LogInterval {
     began: Instant,
     logged: u32,
     suppressed: u64,
@@ -28,20 +28,20 @@ impl RejectionLog {
     /// Logs a rejection, unless the limit of the interval is reached. The next logged rejection
     /// contains the number of suppressed rejections.
     pub fn log(&self, peer: &impl Display, reason: &impl Display) {
-        if let Some(suppressed) = self.count(Instant::now()) {
+        if let Some(suppressed) = self.count_rejection(Instant::now()) {
             tracing::warn!(%peer, %reason, suppressed, "rejected connection or call");
         }
     }
 
     /// Counts a rejection. Returns `None` if it must be suppressed, otherwise the number of
     /// rejections suppressed since the last logged rejection.
-    fn count(&self, now: Instant) -> Option<u64> {
+    fn count_rejection(&self, now: Instant) -> Option<u64> {
         let mut interval = self.interval.lock().expect("no thread panics under this lock");
-        let current = interval.get_or_insert(Interval { began: now, logged: 0, suppressed: 0 });
-        if now.duration_since(current.began) >= INTERVAL {
+        let current = interval.get_or_insert(LogInterval { began: now, logged: 0, suppressed: 0 });
+        if now.duration_since(current.began) >= LOG_INTERVAL {
             (current.began, current.logged) = (now, 0);
         }
-        if current.logged == LOGGED_PER_INTERVAL_MAX {
+        if current.logged == LOGGED_REJECTIONS_MAX {
             current.suppressed += 1;
             return None;
         }
@@ -57,13 +57,13 @@ mod tests {
     #[test]
     fn suppressed_rejections_are_counted_in_the_next_interval() {
         let (rejections, start) = (RejectionLog::default(), Instant::now());
-        for _ in 0..LOGGED_PER_INTERVAL_MAX {
-            assert_eq!(rejections.count(start), Some(0));
+        for _ in 0..LOGGED_REJECTIONS_MAX {
+            assert_eq!(rejections.count_rejection(start), Some(0));
         }
         for _ in 0..7 {
-            assert_eq!(rejections.count(start + INTERVAL / 2), None);
+            assert_eq!(rejections.count_rejection(start + LOG_INTERVAL / 2), None);
         }
-        assert_eq!(rejections.count(start + INTERVAL), Some(7));
-        assert_eq!(rejections.count(start + INTERVAL), Some(0));
+        assert_eq!(rejections.count_rejection(start + LOG_INTERVAL), Some(7));
+        assert_eq!(rejections.count_rejection(start + LOG_INTERVAL), Some(0));
     }
 }

@@ -10,12 +10,12 @@ use pool::{
 use proto::v1::{self as wire, scheduler_server};
 use tonic::{Request, Response, Status};
 use units::Name;
-use units::limits::WAIT_READY_MAX;
+use units::limits::WAIT_READY_TIMEOUT_MAX;
 
 use super::{
-    Shared, run_to_completion,
+    ServiceContext, run_to_completion,
     status::{driver_error_status, invalid_argument},
-    watch_stream::{MessageStream, watch},
+    watch_stream::{MessageStream, watch_objects},
 };
 use crate::{
     convert::{self, InvalidField},
@@ -26,7 +26,7 @@ use crate::{
 
 /// Handlers of the gRPC service Scheduler.
 #[derive(Clone, Debug)]
-pub struct Scheduler(pub Shared);
+pub struct Scheduler(pub ServiceContext);
 
 type Reply<T> = Result<Response<T>, Status>;
 
@@ -84,7 +84,7 @@ impl scheduler_server::Scheduler for Scheduler {
         if validate_only {
             return self.request_reservation(PoolRequest::Validate(reserve)).await;
         }
-        let wait = wait_ready.then_some(WAIT_READY_MAX);
+        let wait = wait_ready.then_some(WAIT_READY_TIMEOUT_MAX);
         let reply = self.request_reservation(PoolRequest::Reserve { reserve, wait }).await;
         if !wait_ready {
             self.0.metrics.reserve_seconds.observe(started.elapsed().as_secs_f64());
@@ -125,7 +125,7 @@ impl scheduler_server::Scheduler for Scheduler {
         request: Request<wire::WatchCapacityRequest>,
     ) -> Reply<Self::WatchCapacityStream> {
         self.admit(&request)?;
-        watch(&self.0, convert::capacity, |view| vec![view.into()])
+        watch_objects(&self.0, convert::capacity, |view| vec![view.into()])
     }
 
     type WatchMigrationsStream = MessageStream<wire::Migration>;
@@ -139,7 +139,7 @@ impl scheduler_server::Scheduler for Scheduler {
             let ledger = manager.durable();
             ledger.migrations().map(|(id, m)| convert::migration_message(ledger, id, m)).collect::<Vec<_>>()
         };
-        watch(&self.0, migrations, |migrations| migrations)
+        watch_objects(&self.0, migrations, |migrations| migrations)
     }
 
     async fn resolve_migration(

@@ -10,17 +10,17 @@ use tonic_types::{ErrorDetails, StatusExt};
 use crate::{convert::InvalidField, driver::DriverError};
 
 /// Domain of all reasons in google.rpc.ErrorInfo.
-pub const DOMAIN: &str = "tarn";
+pub const ERROR_DOMAIN: &str = "tarn";
 
 fn new_status(code: Code, reason: &str, message: String) -> Status {
-    let details = ErrorDetails::with_error_info(reason, DOMAIN, HashMap::new());
+    let details = ErrorDetails::with_error_info(reason, ERROR_DOMAIN, HashMap::new());
     Status::with_error_details(code, message, details)
 }
 
 /// Returns INVALID_ARGUMENT (BAD_VALUE) with the invalid field.
 pub fn invalid_argument(error: InvalidField) -> Status {
     let message = error.to_string();
-    let mut details = ErrorDetails::with_error_info("BAD_VALUE", DOMAIN, HashMap::new());
+    let mut details = ErrorDetails::with_error_info("BAD_VALUE", ERROR_DOMAIN, HashMap::new());
     details.add_bad_request_violation(error.field, error.problem);
     Status::with_error_details(Code::InvalidArgument, message, details)
 }
@@ -54,7 +54,9 @@ pub fn stopping_status() -> Status {
 pub fn driver_error_status(error: DriverError) -> Status {
     let message = error.to_string();
     match error {
-        DriverError::Rejection(rejection) => new_status(code_of(&rejection), rejection.reason(), message),
+        DriverError::Rejection(rejection) => {
+            new_status(rejection_code(&rejection), rejection.reason(), message)
+        }
         DriverError::Overloaded => new_status(Code::Unavailable, "OVERLOADED", message),
         DriverError::Stopping => stopping_status(),
         DriverError::Unreadable(cause) => {
@@ -63,7 +65,7 @@ pub fn driver_error_status(error: DriverError) -> Status {
     }
 }
 
-fn code_of(rejection: &Rejection) -> Code {
+fn rejection_code(rejection: &Rejection) -> Code {
     match rejection {
         Rejection::NoSuchHost(_)
         | Rejection::NoSuchEmc(_)

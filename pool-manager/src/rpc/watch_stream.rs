@@ -9,13 +9,13 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Response, Status};
 
-use super::{Shared, status::stopping_status};
+use super::{ServiceContext, status::stopping_status};
 
 /// Stream of messages to one watcher.
 pub(super) type MessageStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Maximum number of messages queued for one watcher.
-const MESSAGES_QUEUED_MAX: usize = 16;
+const QUEUED_MESSAGES_MAX: usize = 16;
 /// Minimum interval between two reads of the ledger for one watcher, so that one read covers many
 /// changes.
 const WATCH_INTERVAL_MIN: Duration = Duration::from_millis(50);
@@ -69,14 +69,14 @@ type ObjectsById<T> = BTreeMap<String, T>;
 /// Streams the current objects, and each object again when it changes. `copy` copies the state
 /// under the ledger's lock, after each change but at most once per [`WATCH_INTERVAL_MIN`].
 /// `convert` creates the messages without the lock.
-pub(super) fn watch<V: Send + 'static, T: WatchedObject>(
-    shared: &Shared,
+pub(super) fn watch_objects<V: Send + 'static, T: WatchedObject>(
+    shared: &ServiceContext,
     copy: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,
     convert: impl Fn(V) -> Vec<T> + Copy + Send + Sync + 'static,
 ) -> Result<Response<MessageStream<T>>, Status> {
     let permit = shared.acquire_watch_permit()?;
     let mut changed = shared.driver.subscribe_to_notifications();
-    let (sender, receiver) = mpsc::channel(MESSAGES_QUEUED_MAX);
+    let (sender, receiver) = mpsc::channel(QUEUED_MESSAGES_MAX);
     let shared = shared.clone();
     tokio::spawn(async move {
         let _permit = permit;

@@ -6,7 +6,7 @@ use super::*;
 use crate::{store::disk::DATABASE_FILE, store_folder::StoreFolderError};
 
 /// Time limit for a start that must fail.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Writes a `rack.toml` with its store in the directory `store`. Returns the path of the file.
 fn rack_toml(folder: &Path) -> PathBuf {
@@ -18,8 +18,8 @@ fn rack_toml(folder: &Path) -> PathBuf {
     path
 }
 
-async fn error_of_start(rack_toml: &Path) -> ServeError {
-    let started = tokio::time::timeout(TIMEOUT, serve(rack_toml.to_owned())).await;
+async fn failed_start_error(rack_toml: &Path) -> ServeError {
+    let started = tokio::time::timeout(WAIT_TIMEOUT, serve(rack_toml.to_owned())).await;
     started.expect("the manager started").expect_err("the manager ended without an error")
 }
 
@@ -44,7 +44,7 @@ async fn start_without_a_store_fails_and_creates_nothing() {
             Some(entries.map(|entry| (entry.file_name(), entry.metadata().unwrap().len())).collect())
         };
         let before = list();
-        let error = error_of_start(&path).await;
+        let error = failed_start_error(&path).await;
         assert!(matches!(error, ServeError::StoreFolder(StoreFolderError::NoRack { .. })), "{error:?}");
         let (error, rack_toml) = (units::chain(&error), path.display());
         assert!(error.starts_with(&format!("no store at {}: {state}: mount ", store.display())), "{error}");

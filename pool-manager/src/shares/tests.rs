@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Timeout for all waits; long, because test machines can be slow.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -63,7 +63,10 @@ impl TestManager {
     async fn fail_power(self, disk: &FaultyDisk) {
         disk.power_off();
         self.handle.close();
-        tokio::time::timeout(TIMEOUT, self.ended).await.expect("timeout: the driver still runs").unwrap();
+        tokio::time::timeout(WAIT_TIMEOUT, self.ended)
+            .await
+            .expect("timeout: the driver still runs")
+            .unwrap();
         disk.power_on();
     }
 
@@ -82,7 +85,7 @@ fn disk() -> FaultyDisk {
 }
 
 async fn next(watcher: &mut WeightsWatcher) -> Weights {
-    let next = tokio::time::timeout(TIMEOUT, watcher.next())
+    let next = tokio::time::timeout(WAIT_TIMEOUT, watcher.next())
         .await
         .expect("timeout: the watcher returned no weights");
     Weights::clone(&next)

@@ -9,12 +9,12 @@ use std::{
 };
 
 use rustix::fs::{CWD, RenameFlags};
-use units::limits::{BATCH_CHANGES_MAX, CORRUPT_ENTRIES_DESCRIBED_MAX};
+use units::limits::{CHANGES_PER_BATCH_MAX, CORRUPT_ENTRIES_DESCRIBED_MAX};
 
 use super::{
     Scan, Store, StoreError, Table, Write,
-    disk::{DATABASE_FILE, Directory, UnlockedFile, sync_parent},
-    is_empty, meta, meta_number,
+    disk::{DATABASE_FILE, Directory, UnlockedFile, sync_parent_directory},
+    is_empty, meta, read_meta_number,
     redb::RedbStore,
 };
 
@@ -112,7 +112,7 @@ pub fn backup(from: &mut dyn Scan, to: &Path) -> Result<Entries, BackupError> {
     };
     let renamed = rustix::fs::renameat_with(CWD, &partial, CWD, to, RenameFlags::NOREPLACE);
     renamed.map_err(|errno| io_error("rename the backup to", to)(errno.into()))?;
-    sync_parent(to).map_err(io_error("sync the directory of", to))?;
+    sync_parent_directory(to).map_err(io_error("sync the directory of", to))?;
     Ok(entries)
 }
 
@@ -123,7 +123,7 @@ fn copy_entries(from: &mut dyn Scan, to: &mut dyn Store) -> Result<Entries, Stor
         from.scan(table, &mut |key, value| {
             writes.push(Write::Put { table, key: key.to_vec(), value: value.to_vec() });
         })?;
-        writes.chunks(BATCH_CHANGES_MAX).try_for_each(|batch| to.commit(batch))?;
+        writes.chunks(CHANGES_PER_BATCH_MAX).try_for_each(|batch| to.commit(batch))?;
         entries.insert(table, writes.len() as u64);
     }
     Ok(entries)
@@ -160,7 +160,7 @@ pub struct RestoreResult {
 }
 
 impl Restore<'_> {
-    /// Creates a store from a backup, atomically, and marks it as restored, see [`meta::RESTORED`].
+    /// Creates a store from a backup, atomically, and marks it as restored, see [`meta::RESTORED_KEY`].
     ///
     /// # Errors
     /// [`BackupError`] if the restore is not possible. In this case, nothing is changed.
@@ -176,7 +176,7 @@ impl Restore<'_> {
         };
         let replaced_store = self.link_replaced_store(&file)?;
         fs::rename(&partial, &file).map_err(io_error("rename the store to", &file))?;
-        sync_parent(&file).map_err(io_error("sync the directory of", &file))?;
+        sync_parent_directory(&file).map_err(io_error("sync the directory of", &file))?;
         Ok(RestoreResult { generation, replaced_store })
     }
 
@@ -204,12 +204,13 @@ impl Restore<'_> {
         if is_empty(&mut store)? {
             return Err(BackupError::Empty { path: self.from.to_owned() });
         }
-        let marked = meta_number(&mut store, partial, meta::GENERATION).map_err(unusable)?.unwrap_or(0);
+        let marked =
+            read_meta_number(&mut store, partial, meta::GENERATION_KEY).map_err(unusable)?.unwrap_or(0);
         let ledger = (self.generation)(&mut store).unwrap_or(0);
         let generation = self.unix_seconds.max(before.max(marked).max(ledger) + 1);
         store.commit(&[
-            Write::number(Table::Meta, meta::RESTORED, 1),
-            Write::number(Table::Meta, meta::GENERATION, generation),
+            Write::number(Table::Meta, meta::RESTORED_KEY, 1),
+            Write::number(Table::Meta, meta::GENERATION_KEY, generation),
         ])?;
         Ok(generation)
     }
@@ -230,7 +231,7 @@ impl Restore<'_> {
 
 /// Result of checking all entries of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CheckResult {
+pub struct StoreCheckResult {
     /// Number of checked entries by table.
     pub entries: Entries,
     /// Number of invalid entries.
@@ -247,8 +248,8 @@ pub type EntryCheck<'a> = dyn FnMut(Table, &[u8], &[u8]) -> Result<(), String> +
 ///
 /// # Errors
 /// [`StoreError`] if the store cannot be read.
-pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<CheckResult, StoreError> {
-    let mut checked = CheckResult::default();
+pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<StoreCheckResult, StoreError> {
+    let mut checked = StoreCheckResult::default();
     for table in Table::ALL {
         let mut entries = 0;
         store.scan(table, &mut |key, value| {
@@ -262,7 +263,7 @@ pub fn check(store: &mut dyn Scan, check_entry: &mut EntryCheck<'_>) -> Result<C
     Ok(checked)
 }
 
-impl CheckResult {
+impl StoreCheckResult {
     fn add_invalid_entry(&mut self, table: Table, error: String) {
         self.invalid += 1;
         if self.errors.len() < CORRUPT_ENTRIES_DESCRIBED_MAX {
@@ -277,17 +278,17 @@ mod tests {
     use crate::store::number;
 
     /// Key under which these tests store the ledger's generation.
-    const LEDGER: &[u8] = b"ledger";
+    const LEDGER_KEY: &[u8] = b"ledger";
 
     fn generation(store: &mut dyn Scan) -> Option<u64> {
-        meta_number(store, Path::new("test"), LEDGER).unwrap()
+        read_meta_number(store, Path::new("test"), LEDGER_KEY).unwrap()
     }
 
     fn store(directory: &Path, generation: u64) -> RedbStore {
         let mut store = RedbStore::open_directory(directory).unwrap();
         let slice = |i: u32| Write::number(Table::Slices, &i.to_be_bytes(), u64::from(i));
         store.commit(&(0..100).map(slice).collect::<Vec<_>>()).unwrap();
-        store.commit(&[Write::number(Table::Meta, LEDGER, generation)]).unwrap();
+        store.commit(&[Write::number(Table::Meta, LEDGER_KEY, generation)]).unwrap();
         store
     }
 
@@ -295,8 +296,8 @@ mod tests {
         Restore { from, into, force, unix_seconds: 1000, generation: &generation }.run()
     }
 
-    fn meta_of(directory: &Path, key: &[u8]) -> Option<u64> {
-        meta_number(&mut RedbStore::open_existing(directory).unwrap(), directory, key).unwrap()
+    fn stored_meta_number(directory: &Path, key: &[u8]) -> Option<u64> {
+        read_meta_number(&mut RedbStore::open_existing(directory).unwrap(), directory, key).unwrap()
     }
 
     #[test]
@@ -322,8 +323,8 @@ mod tests {
         let checked = checked.unwrap();
         assert_eq!((checked.errors, checked.entries[&Table::Slices]), (vec![], 100));
         drop(restored);
-        assert_eq!(meta_of(&new, meta::RESTORED), Some(1));
-        assert_eq!(meta_of(&new, meta::GENERATION), Some(1000));
+        assert_eq!(stored_meta_number(&new, meta::RESTORED_KEY), Some(1));
+        assert_eq!(stored_meta_number(&new, meta::GENERATION_KEY), Some(1000));
     }
 
     #[test]
@@ -345,7 +346,7 @@ mod tests {
         let (directory, file) = (folder.path().join("store"), folder.path().join("b"));
         let mut store = store(&directory, 2000);
         backup(&mut store, &file).unwrap();
-        store.commit(&[Write::number(Table::Meta, LEDGER, 3000)]).unwrap();
+        store.commit(&[Write::number(Table::Meta, LEDGER_KEY, 3000)]).unwrap();
         drop(store);
         assert_eq!(restore(&file, &directory, true).unwrap().generation, 3001);
         assert_eq!(restore(&file, &folder.path().join("elsewhere"), true).unwrap().generation, 2001);
@@ -358,12 +359,12 @@ mod tests {
         backup(&mut store(&directory, 1), &file).unwrap();
         let error = restore(&file, &directory, false).unwrap_err().to_string();
         assert!(error.ends_with("is an existing store: use --force to rename it and restore"), "{error}");
-        assert_eq!(meta_of(&directory, meta::RESTORED), None);
+        assert_eq!(stored_meta_number(&directory, meta::RESTORED_KEY), None);
         fs::write(directory.join(DATABASE_FILE), b"damaged").unwrap();
         assert!(matches!(restore(&file, &directory, false), Err(BackupError::Occupied { .. })));
         let renamed = restore(&file, &directory, true).unwrap().replaced_store.unwrap();
         assert_eq!(fs::read(renamed).unwrap(), b"damaged");
-        assert_eq!(meta_of(&directory, meta::RESTORED), Some(1));
+        assert_eq!(stored_meta_number(&directory, meta::RESTORED_KEY), Some(1));
     }
 
     #[test]
@@ -394,7 +395,10 @@ mod tests {
             let error = restore(&file, &directory, true).unwrap_err();
             assert!(matches!(error, BackupError::Unusable { .. } | BackupError::Empty { .. }), "{error}");
         }
-        assert_eq!((meta_of(&directory, LEDGER), meta_of(&directory, meta::RESTORED)), (Some(1), None));
+        assert_eq!(
+            (stored_meta_number(&directory, LEDGER_KEY), stored_meta_number(&directory, meta::RESTORED_KEY)),
+            (Some(1), None)
+        );
         assert!(!directory.join("ledger.redb.partial").exists());
     }
 

@@ -63,14 +63,14 @@ impl Directory {
     /// [`StoreError::InUse`] if another process has locked the directory, [`StoreError::Io`] if the
     /// directory cannot be created or locked.
     pub fn lock(path: &Path) -> Result<Self, StoreError> {
-        Self::lock_for(path, DATABASE_FILE)
+        Self::lock_with_file(path, DATABASE_FILE)
     }
 
     /// Locks a directory for a store with another file name.
     ///
     /// # Errors
     /// Returns the same errors as [`Directory::lock`].
-    pub fn lock_for(path: &Path, file: &str) -> Result<Self, StoreError> {
+    pub fn lock_with_file(path: &Path, file: &str) -> Result<Self, StoreError> {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
         created.map_err(StoreError::io_error("create the directory of", path))?;
         let lock = private_file_options().create(true).open(path.join(LOCK_FILE));
@@ -132,7 +132,7 @@ pub struct StoreFile(File);
 
 impl StoreFile {
     /// Opens an existing file read-only.
-    pub(super) fn open_to_read(path: &Path) -> io::Result<Self> {
+    pub(super) fn open_read_only(path: &Path) -> io::Result<Self> {
         File::open(path).map(Self)
     }
 }
@@ -168,7 +168,7 @@ impl StorageBackend for StoreFile {
 
 fn open_file(path: &Path) -> io::Result<StoreFile> {
     let file = private_file_options().create(true).open(path)?;
-    sync_parent(path)?;
+    sync_parent_directory(path)?;
     Ok(StoreFile(file))
 }
 
@@ -181,7 +181,7 @@ pub(crate) fn private_file_options() -> OpenOptions {
 
 /// Syncs the parent directory of `path`, to make the creation, renaming or removal of the file
 /// durable.
-pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_parent_directory(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()
 }

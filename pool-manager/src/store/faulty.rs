@@ -28,16 +28,16 @@ pub enum Fault {
 
 /// Simulated disk in memory, shared by all clones.
 #[derive(Clone)]
-pub struct FaultyDisk(Arc<Mutex<State>>);
+pub struct FaultyDisk(Arc<Mutex<DiskState>>);
 
-struct State {
+struct DiskState {
     choose: Box<dyn FnMut(usize) -> usize + Send>,
     /// Contents that reads return, including unsynced writes.
     cached: Vec<u8>,
     /// Contents that survive a power failure.
     synced: Vec<u8>,
     /// Writes and changes of length since the last sync, in order.
-    unsynced: Vec<Change>,
+    unsynced: Vec<DiskChange>,
     /// Number of writes, syncs and changes of length so far.
     operations: u64,
     /// Faults to inject, by number of the operation.
@@ -50,7 +50,7 @@ struct State {
 }
 
 #[derive(Clone)]
-enum Change {
+enum DiskChange {
     Write { at: usize, bytes: Vec<u8> },
     Length(usize),
 }
@@ -70,7 +70,7 @@ impl FaultyDisk {
     /// Creates an empty disk. `choose(n)` selects the outcome of a fault and must return a number
     /// below `n`.
     pub fn new(choose: impl FnMut(usize) -> usize + Send + 'static) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(DiskState {
             choose: Box::new(choose),
             cached: Vec::new(),
             synced: Vec::new(),
@@ -83,7 +83,7 @@ impl FaultyDisk {
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
         self.0.lock().expect("no thread panics under this lock")
     }
 
@@ -132,7 +132,7 @@ impl FaultyDisk {
     }
 }
 
-impl State {
+impl DiskState {
     fn begin_operation(&mut self, opening: u64) -> io::Result<()> {
         self.check_power(opening)?;
         self.operations += 1;
@@ -151,20 +151,20 @@ impl State {
         if is_on { Ok(()) } else { Err(io::Error::other("the power is off")) }
     }
 
-    fn change(&mut self, change: Change) {
-        apply(&mut self.cached, &change);
+    fn change(&mut self, change: DiskChange) {
+        apply_disk_change(&mut self.cached, &change);
         self.unsynced.push(change);
     }
 
     /// Returns the part of a change that is written: everything, nothing, some sectors, or the
     /// first sectors.
-    fn tear(&mut self, change: Change) -> Vec<Change> {
+    fn tear_change(&mut self, change: DiskChange) -> Vec<DiskChange> {
         match ((self.choose)(4), change) {
             (0, _) => vec![],
-            (1, Change::Write { at, bytes }) => self.sectors_of(at, &bytes, usize::MAX),
-            (2, Change::Write { at, bytes }) => {
+            (1, DiskChange::Write { at, bytes }) => self.split_into_sectors(at, &bytes, usize::MAX),
+            (2, DiskChange::Write { at, bytes }) => {
                 let sectors = (self.choose)(bytes.len().div_ceil(SECTOR_BYTES).max(1));
-                self.sectors_of(at, &bytes, sectors)
+                self.split_into_sectors(at, &bytes, sectors)
             }
             (_, change) => vec![change],
         }
@@ -172,13 +172,13 @@ impl State {
 
     /// Returns the first `first` sectors of a write, or a random selection if `first` is
     /// `usize::MAX`.
-    fn sectors_of(&mut self, at: usize, bytes: &[u8], first: usize) -> Vec<Change> {
+    fn split_into_sectors(&mut self, at: usize, bytes: &[u8], first: usize) -> Vec<DiskChange> {
         let sectors: Vec<_> = bytes.chunks(SECTOR_BYTES).enumerate().collect();
         let all = sectors.len();
         let written = sectors.into_iter().take(first).filter(|_| first < usize::MAX || (self.choose)(2) == 0);
-        let written =
-            written.map(|(i, sector)| Change::Write { at: at + i * SECTOR_BYTES, bytes: sector.to_vec() });
-        let written: Vec<Change> = written.collect();
+        let written = written
+            .map(|(i, sector)| DiskChange::Write { at: at + i * SECTOR_BYTES, bytes: sector.to_vec() });
+        let written: Vec<DiskChange> = written.collect();
         self.torn += u64::from(!written.is_empty() && written.len() < all);
         written
     }
@@ -187,17 +187,17 @@ impl State {
     /// failure.
     fn write_back(&mut self) {
         for change in std::mem::take(&mut self.unsynced) {
-            for part in self.tear(change) {
-                apply(&mut self.synced, &part);
+            for part in self.tear_change(change) {
+                apply_disk_change(&mut self.synced, &part);
             }
         }
     }
 }
 
-fn apply(image: &mut Vec<u8>, change: &Change) {
+fn apply_disk_change(image: &mut Vec<u8>, change: &DiskChange) {
     match change {
-        Change::Length(len) => image.resize(*len, 0),
-        Change::Write { at, bytes } => {
+        DiskChange::Length(len) => image.resize(*len, 0),
+        DiskChange::Write { at, bytes } => {
             image.resize(image.len().max(at + bytes.len()), 0);
             image[*at..at + bytes.len()].copy_from_slice(bytes);
         }
@@ -205,13 +205,13 @@ fn apply(image: &mut Vec<u8>, change: &Change) {
 }
 
 impl Disk for FaultyDisk {
-    type Backend = Opening;
+    type Backend = OpenedDisk;
 
-    fn open(&self) -> io::Result<Opening> {
+    fn open(&self) -> io::Result<OpenedDisk> {
         let mut state = self.state();
         state.opening += 1;
         state.check_power(state.opening)?;
-        Ok(Opening { disk: self.clone(), number: state.opening })
+        Ok(OpenedDisk { disk: self.clone(), number: state.opening })
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
@@ -225,7 +225,7 @@ impl Disk for FaultyDisk {
 
 /// Handle of an open disk. Operations fail after the disk was opened again.
 #[derive(Debug)]
-pub struct Opening {
+pub struct OpenedDisk {
     disk: FaultyDisk,
     number: u64,
 }
@@ -234,7 +234,7 @@ fn to_index(offset: u64) -> usize {
     usize::try_from(offset).expect("the simulated disk fits into memory")
 }
 
-impl StorageBackend for Opening {
+impl StorageBackend for OpenedDisk {
     fn len(&self) -> io::Result<u64> {
         let state = self.disk.state();
         state.check_power(self.number)?;
@@ -252,7 +252,7 @@ impl StorageBackend for Opening {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.disk.state();
         state.begin_operation(self.number)?;
-        state.change(Change::Length(to_index(len)));
+        state.change(DiskChange::Length(to_index(len)));
         Ok(())
     }
 
@@ -261,7 +261,7 @@ impl StorageBackend for Opening {
         let synced = state.begin_operation(self.number);
         if synced.is_ok() {
             for change in std::mem::take(&mut state.unsynced) {
-                apply(&mut state.synced, &change);
+                apply_disk_change(&mut state.synced, &change);
             }
         } else if !state.off {
             state.write_back();
@@ -271,12 +271,12 @@ impl StorageBackend for Opening {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut state = self.disk.state();
-        let change = Change::Write { at: to_index(offset), bytes: data.to_vec() };
+        let change = DiskChange::Write { at: to_index(offset), bytes: data.to_vec() };
         let wrote = state.begin_operation(self.number);
         let changes = match wrote {
             Ok(()) => vec![change],
             Err(_) if state.off => vec![],
-            Err(_) => state.tear(change),
+            Err(_) => state.tear_change(change),
         };
         changes.into_iter().for_each(|change| state.change(change));
         wrote

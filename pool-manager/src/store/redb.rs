@@ -176,7 +176,7 @@ fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
         reset_unfinished_file(&backend)?;
         match builder.create_with_backend(backend) {
             Err(DatabaseError::RepairAborted) => {
-                rewrite(&disk.open()?)?;
+                rewrite_file(&disk.open()?)?;
                 Ok(builder.set_repair_callback(|_| ()).create_with_backend(disk.open()?)?)
             }
             opened => check_integrity(opened?),
@@ -211,7 +211,7 @@ fn check_integrity(mut database: Database) -> Result<Database, ::redb::Error> {
 /// Truncates a file whose creation was interrupted, because redb would reject the file. Such a file
 /// has no magic number and only zeros after the header, and never contained entries.
 fn reset_unfinished_file(backend: &impl StorageBackend) -> io::Result<()> {
-    let must_reset = backend.len()? > 0 && is_unfinished(backend)?;
+    let must_reset = backend.len()? > 0 && is_unfinished_file(backend)?;
     if must_reset { backend.set_len(0) } else { Ok(()) }
 }
 
@@ -220,15 +220,15 @@ fn reset_unfinished_file(backend: &impl StorageBackend) -> io::Result<()> {
 ///
 /// # Errors
 /// [`StoreError::Io`] if the file cannot be read.
-pub fn is_blank(file: &Path) -> Result<Option<bool>, StoreError> {
-    match StoreFile::open_to_read(file) {
-        Ok(backend) => Ok(Some(is_unfinished(&backend).map_err(StoreError::io_error("read", file))?)),
+pub fn is_blank_file(file: &Path) -> Result<Option<bool>, StoreError> {
+    match StoreFile::open_read_only(file) {
+        Ok(backend) => Ok(Some(is_unfinished_file(&backend).map_err(StoreError::io_error("read", file))?)),
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(errno) => Err(StoreError::io_error("open", file)(errno)),
     }
 }
 
-fn is_unfinished(backend: &impl StorageBackend) -> io::Result<bool> {
+fn is_unfinished_file(backend: &impl StorageBackend) -> io::Result<bool> {
     let len = backend.len()?;
     let mut magic = [0; MAGIC_NUMBER_BYTES];
     let head = MAGIC_NUMBER_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_NUMBER_BYTES));
@@ -246,7 +246,7 @@ fn is_unfinished(backend: &impl StorageBackend) -> io::Result<bool> {
 /// Reads and rewrites the whole file, and syncs it. After a failed sync, the page cache can contain
 /// data that is marked as clean but is not on disk. Checksums of redb detect data that was lost
 /// from the cache.
-fn rewrite(backend: &impl StorageBackend) -> io::Result<()> {
+fn rewrite_file(backend: &impl StorageBackend) -> io::Result<()> {
     let len = backend.len()?;
     let mut at = 0;
     while at < len {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Parser;
-use sim::world::{Failure, Summary, World};
+use sim::world::{Failure, RunSummary, World};
 
 /// Maximum number of events printed before a failure without `--trace`.
 const PRINTED_EVENTS_MAX: usize = 60;
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs all seeds with one thread per core. Returns the failure with the lowest seed, if any.
-fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
+fn run(first: u64, seeds: u64, args: &Args) -> Result<RunSummary, Box<Failure>> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let queue =
         SeedQueue { next: AtomicU64::new(0), done: AtomicU64::new(0), is_done: AtomicBool::new(false) };
@@ -67,7 +67,7 @@ fn run(first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
         queue.print_progress(seeds);
         threads.into_iter().map(|thread| thread.join().expect("a world does not panic")).collect()
     });
-    let mut sum = Summary::default();
+    let mut sum = RunSummary::default();
     let mut failures = Vec::new();
     for outcome in outcomes {
         match outcome {
@@ -87,8 +87,8 @@ struct SeedQueue {
 
 impl SeedQueue {
     /// Runs seeds until all seeds are done or one fails.
-    fn run_seeds(&self, first: u64, seeds: u64, args: &Args) -> Result<Summary, Box<Failure>> {
-        let mut sum = Summary::default();
+    fn run_seeds(&self, first: u64, seeds: u64, args: &Args) -> Result<RunSummary, Box<Failure>> {
+        let mut sum = RunSummary::default();
         while !self.is_done.load(Ordering::Relaxed) {
             let n = self.next.fetch_add(1, Ordering::Relaxed);
             if n >= seeds {
@@ -117,7 +117,7 @@ impl SeedQueue {
 }
 
 /// Runs a seed. If the seed fails, runs the seed again with an event log.
-fn run_seed(seed: u64, args: &Args) -> Result<Summary, Box<Failure>> {
+fn run_seed(seed: u64, args: &Args) -> Result<RunSummary, Box<Failure>> {
     let run = |events| World::new(seed).with_event_log(events).run(args.steps);
     if args.trace { run(usize::MAX) } else { run(0).or_else(|_| run(PRINTED_EVENTS_MAX)) }
 }

@@ -37,7 +37,7 @@ struct Args {
 }
 
 /// Connection to memcached.
-struct Memcached {
+struct MemcachedClient {
     read: BufReader<UnixStream>,
     write: UnixStream,
     line: String,
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let write = UnixStream::connect(&args.socket)?;
     let read = BufReader::new(write.try_clone()?);
-    let mut memcached = Memcached { read, write, line: String::new(), value: Vec::new() };
+    let mut memcached = MemcachedClient { read, write, line: String::new(), value: Vec::new() };
     if !args.is_full {
         memcached.fill(args.keys, args.value_bytes)?;
         println!("filled with {} keys of {} bytes", args.keys, args.value_bytes);
@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-impl Memcached {
+impl MemcachedClient {
     fn fill(&mut self, keys: usize, bytes: usize) -> io::Result<()> {
         let value = vec![b'v'; bytes];
         for key in 0..keys {

@@ -5,18 +5,18 @@ use std::{fs, path::Path, process::Command};
 
 use emulated_host::rack::{CommandOutput, RackPlan};
 use tests::{
-    emulated_rack::{EmulatedRack, HOST_MEMORY_SOCKET, TIMEOUT, plan},
+    emulated_rack::{EmulatedRack, HOST_MEMORY_SOCKET, WAIT_TIMEOUT, plan},
     rack::programs_dir,
 };
 
 /// Memory that a VM writes into its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// User of the VM.
-const TENANT: &str = "tenant";
+const TENANT_USER: &str = "tenant";
 /// User of another VM of the host.
-const NEIGHBOUR: &str = "neighbour";
+const NEIGHBOUR_USER: &str = "neighbour";
 /// User that may not attach to any VM.
-const STRANGER: &str = "stranger";
+const UNAUTHORIZED_USER: &str = "stranger";
 /// Users of each host, and a folder in which a namespace can mount.
 const USERS_SCRIPT: &str = "
 for user in root:0 tenant:1000 neighbour:1001 stranger:1002; do
@@ -40,7 +40,7 @@ fn plan_with_users(hosts: usize, backend: &str) -> RackPlan {
 /// Runs a command on host 0 as a user.
 fn run_as_user(rack: &EmulatedRack, user: &str, command: &str) -> CommandOutput {
     let quoted = command.replace('\'', r"'\''");
-    rack.host(0).run_within(&format!("su -s /bin/sh {user} -c '{quoted}' 2>&1"), TIMEOUT).unwrap()
+    rack.host(0).run_with_timeout(&format!("su -s /bin/sh {user} -c '{quoted}' 2>&1"), WAIT_TIMEOUT).unwrap()
 }
 
 #[track_caller]
@@ -56,7 +56,7 @@ fn assert_allowed(rack: &EmulatedRack, user: &str, command: &str) {
 }
 
 /// Reserves the only slice for a VM of a user.
-fn reserve_for(rack: &EmulatedRack, vm: &str, uid: u32) {
+fn reserve_for_user(rack: &EmulatedRack, vm: &str, uid: u32) {
     let request = format!(
         "reserve --host h0 --vm {vm} --pool 1GiB --request-id {vm} --uid {uid} --local 64MiB --wait-ready"
     );
@@ -68,9 +68,9 @@ fn reserve_for(rack: &EmulatedRack, vm: &str, uid: u32) {
 fn assert_attach_is_limited(rack: &EmulatedRack) {
     let attach =
         format!("tarn test-vmm --socket {HOST_MEMORY_SOCKET} --vm bound --touch 1 --verify 1 < /dev/null");
-    assert_denied(rack, STRANGER, &attach, "PEER_NOT_ALLOWED");
-    assert_denied(rack, NEIGHBOUR, &attach, "VM_UNKNOWN");
-    for user in [TENANT, NEIGHBOUR, STRANGER] {
+    assert_denied(rack, UNAUTHORIZED_USER, &attach, "PEER_NOT_ALLOWED");
+    assert_denied(rack, NEIGHBOUR_USER, &attach, "VM_UNKNOWN");
+    for user in [TENANT_USER, NEIGHBOUR_USER, UNAUTHORIZED_USER] {
         for file in ["/etc/tarn/h0.key", "/run/tarn-agent/rack"] {
             assert_denied(rack, user, &format!("cat {file}"), "Permission denied");
         }
@@ -79,14 +79,14 @@ fn assert_attach_is_limited(rack: &EmulatedRack) {
 
 /// Checks that other users cannot reach the memory of a running process.
 fn assert_process_is_protected(rack: &EmulatedRack, pid: &str) {
-    for user in [NEIGHBOUR, STRANGER] {
+    for user in [NEIGHBOUR_USER, UNAUTHORIZED_USER] {
         assert_denied(rack, user, &format!("ls /proc/{pid}/fd"), "Permission denied");
         assert_denied(rack, user, &format!("head -c 1 /proc/{pid}/mem"), "Permission denied");
     }
 }
 
 /// Returns the ID of the process that runs a program.
-fn pid_of(rack: &EmulatedRack, program: &str) -> String {
+fn program_pid(rack: &EmulatedRack, program: &str) -> String {
     rack.run(0, &format!("pidof {program}")).trim().to_owned()
 }
 
@@ -103,7 +103,8 @@ fn create_documented_certificates(folder: &Path) {
 /// Checks that a host can neither act as an operator nor as another host.
 fn assert_host_has_only_its_own_role(rack: &EmulatedRack) {
     let port = rack.rack.endpoint().rsplit(':').next().unwrap().to_owned();
-    let run = |command: &str| rack.host(1).run_within(&format!("{command} 2>&1"), TIMEOUT).unwrap();
+    let run =
+        |command: &str| rack.host(1).run_with_timeout(&format!("{command} 2>&1"), WAIT_TIMEOUT).unwrap();
     let release = run(&format!(
         "cd /etc/tarn && tarn --endpoint https://10.0.2.2:{port} --server-name pool-manager --ca ca.pem \
          --cert h1.pem --key h1.key release bound --force --reason test"
@@ -126,37 +127,37 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
         ..plan_with_users(2, "dax")
     });
     let owner = || rack.run(0, &format!("stat -c '%u %a' $({LIST_NODES_COMMAND})")).trim().to_owned();
-    reserve_for(&rack, "bound", 1000);
+    reserve_for_user(&rack, "bound", 1000);
     assert_attach_is_limited(&rack);
     let open = format!("exec 9<> $({LIST_NODES_COMMAND})");
     assert_eq!(owner(), "0 600");
-    for user in [TENANT, NEIGHBOUR, STRANGER] {
+    for user in [TENANT_USER, NEIGHBOUR_USER, UNAUTHORIZED_USER] {
         assert_denied(&rack, user, &open, "Permission denied");
     }
-    assert_eq!(rack.start_vm_as(TENANT, 0, "bound", TOUCH_MIB), [0; 0]);
-    assert_process_is_protected(&rack, &pid_of(&rack, "tarn"));
+    assert_eq!(rack.start_vm_as(TENANT_USER, 0, "bound", TOUCH_MIB), [0; 0]);
+    assert_process_is_protected(&rack, &program_pid(&rack, "tarn"));
     assert_host_has_only_its_own_role(&rack);
     assert_eq!(rack.end_vm(0, "bound"), [0; 0]);
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
 
-    reserve_for(&rack, "by-path", 1000);
+    reserve_for_user(&rack, "by-path", 1000);
     let inspect =
         format!("vmm-plugin args --vmm qemu --agent {HOST_MEMORY_SOCKET} --vm by-path --kernel /etc/passwd");
-    assert_denied(&rack, NEIGHBOUR, &inspect, "VM_UNKNOWN");
+    assert_denied(&rack, NEIGHBOUR_USER, &inspect, "VM_UNKNOWN");
     assert_eq!(owner(), "0 600");
-    assert_allowed(&rack, TENANT, &inspect);
+    assert_allowed(&rack, TENANT_USER, &inspect);
     assert_eq!(owner(), "1000 600");
-    assert_allowed(&rack, TENANT, &open);
-    for user in [NEIGHBOUR, STRANGER] {
+    assert_allowed(&rack, TENANT_USER, &open);
+    for user in [NEIGHBOUR_USER, UNAUTHORIZED_USER] {
         assert_denied(&rack, user, &open, "Permission denied");
         assert_denied(&rack, user, &format!("unshare -U -r sh -c \"{open}\""), "Permission denied");
     }
     rack.tarn("release by-path");
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
 
-    reserve_for(&rack, "next", 1001);
+    reserve_for_user(&rack, "next", 1001);
     assert_eq!(owner(), "0 600");
-    assert_denied(&rack, TENANT, &open, "Permission denied");
+    assert_denied(&rack, TENANT_USER, &open, "Permission denied");
 }
 
 /// Script of an attack: in a mount namespace, gives a file of root the same name as the agent's
@@ -169,21 +170,21 @@ exec 9< "$name" && sleep 100000"#;
 #[test]
 fn users_cannot_access_memory_of_others_with_memory_blocks() {
     let rack = EmulatedRack::start(plan_with_users(1, "memory_block"));
-    reserve_for(&rack, "bound", 1000);
+    reserve_for_user(&rack, "bound", 1000);
     assert_attach_is_limited(&rack);
     let inspect =
         format!("vmm-plugin args --vmm qemu --agent {HOST_MEMORY_SOCKET} --vm bound --kernel /etc/passwd");
-    assert_denied(&rack, TENANT, &inspect, "cannot open memory blocks by path");
-    assert_eq!(rack.start_vm_as(TENANT, 0, "bound", TOUCH_MIB), [0; 0]);
-    assert_process_is_protected(&rack, &pid_of(&rack, "tarn"));
-    assert_process_is_protected(&rack, &pid_of(&rack, "host-agent"));
+    assert_denied(&rack, TENANT_USER, &inspect, "cannot open memory blocks by path");
+    assert_eq!(rack.start_vm_as(TENANT_USER, 0, "bound", TOUCH_MIB), [0; 0]);
+    assert_process_is_protected(&rack, &program_pid(&rack, "tarn"));
+    assert_process_is_protected(&rack, &program_pid(&rack, "host-agent"));
 
     rack.run(0, "echo data > /etc/victim");
     rack.run(
         0,
         &format!(
             "cat > /bin/rename <<'END'\n{RENAME_SCRIPT}\nEND\n\
-             su -s /bin/sh {NEIGHBOUR} -c 'unshare -U -r -m sh /bin/rename' > /run/attack.log 2>&1 &"
+             su -s /bin/sh {NEIGHBOUR_USER} -c 'unshare -U -r -m sh /bin/rename' > /run/attack.log 2>&1 &"
         ),
     );
     rack.wait_until("the attacker has the file", |rack| {
@@ -197,6 +198,6 @@ fn users_cannot_access_memory_of_others_with_memory_blocks() {
         rack.host(0).run("pidof host-agent").unwrap().status == 0 && rack.host_state(0) == "up"
     });
     assert_eq!(rack.end_vm(0, "bound"), [0; 0]);
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
     assert_eq!(rack.run(0, "cat /etc/victim"), "data\n");
 }

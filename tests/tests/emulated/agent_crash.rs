@@ -8,15 +8,15 @@ use tests::{
 };
 
 /// Index of the host that scrubs slices. The manager chooses the first idle host.
-const SCRUBBER: usize = 0;
+const SCRUBBER_HOST: usize = 0;
 /// Index of the host that runs the VMs.
-const OWNER: usize = 1;
+const OWNER_HOST: usize = 1;
 /// Memory that a VM writes to its slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 /// Number of memory blocks per slice.
 const BLOCKS_PER_SLICE: usize = 8;
 /// Sysfs files that an agent writes to create and delete the device-dax device of a slice.
-const DAX_FILES: [&str; 8] = [
+const DAX_FILE_PATTERNS: [&str; 8] = [
     "/create>",
     "/mapping>",
     "/align>",
@@ -27,7 +27,7 @@ const DAX_FILES: [&str; 8] = [
     "/delete>",
 ];
 /// Upper bound on the number of writes of an agent, so that the test ends.
-const STEPS_MAX: u32 = 40;
+const TRACED_STEPS_MAX: u32 = 40;
 /// Script that attaches strace to the agent. strace kills the agent before the n-th write of one of
 /// the agent's threads to sysfs. STEP stands for n. FILES stands for options that limit the writes
 /// to some files.
@@ -38,7 +38,7 @@ echo $! > /run/strace.pid
 while grep -q '^TracerPid:.0$' /proc/$pid/task/*/status; do sleep 0.05; done
 ";
 /// strace options for the state files of the memory blocks of all slices.
-const BLOCK_FILES: &str = r"$(
+const MEMORY_BLOCK_FILES: &str = r"$(
 block=$((0x$(cat /sys/devices/system/memory/block_size_bytes)))
 region=$(dirname /sys/bus/cxl/devices/region*/commit)
 first=$(($(cat $region/resource) / block))
@@ -96,21 +96,26 @@ impl WriteSet {
             Self::Removal => REMOVAL_FILES,
             Self::DeviceDax => DEVICE_DAX_FILES,
             Self::Kmem => KMEM_FILES,
-            Self::Blocks => BLOCK_FILES,
+            Self::Blocks => MEMORY_BLOCK_FILES,
         }
     }
 }
 
 /// Point at which an agent is killed: before write `number`, counted from 1, to a set of files.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct TracedStep {
     write_set: WriteSet,
     number: u32,
 }
 
 /// Runs `work` while strace is attached to the agents of these hosts. Returns the write that each
 /// killed agent was about to make.
-fn kill_during(rack: &EmulatedRack, hosts: &[usize], step: Step, work: impl FnOnce()) -> Vec<String> {
+fn kill_agents_during(
+    rack: &EmulatedRack,
+    hosts: &[usize],
+    step: TracedStep,
+    work: impl FnOnce(),
+) -> Vec<String> {
     for host in hosts {
         rack.run(
             *host,
@@ -126,18 +131,18 @@ fn kill_during(rack: &EmulatedRack, hosts: &[usize], step: Step, work: impl FnOn
 
 /// Returns the number of slices in the kernels of the scrubber and of the owner.
 fn count_kernel_slices(rack: &EmulatedRack) -> [usize; 2] {
-    [SCRUBBER, OWNER].map(|host| rack.kernel_slices(host).len())
+    [SCRUBBER_HOST, OWNER_HOST].map(|host| rack.kernel_slices(host).len())
 }
 
 /// Starts and ends a VM while each agent is killed at this step. Returns the write that each killed
 /// agent was about to make.
-fn run_and_end_vm(rack: &EmulatedRack, step: Step) -> Vec<String> {
+fn run_and_end_vm(rack: &EmulatedRack, step: TracedStep) -> Vec<String> {
     let vm = format!("vm{}{:?}", step.number, step.write_set).to_lowercase();
-    let mut writes = kill_during(rack, &[OWNER], step, || rack.reserve(OWNER, &vm, 1));
+    let mut writes = kill_agents_during(rack, &[OWNER_HOST], step, || rack.reserve(OWNER_HOST, &vm, 1));
     assert_eq!(count_kernel_slices(rack), [0, 2], "{}", rack.logs());
-    assert_eq!(rack.start_vm(OWNER, &vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
-    writes.extend(kill_during(rack, &[OWNER, SCRUBBER], step, || {
-        assert_eq!(rack.end_vm(OWNER, &vm), [0; 0], "found data of another VM in the slices");
+    assert_eq!(rack.start_vm(OWNER_HOST, &vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
+    writes.extend(kill_agents_during(rack, &[OWNER_HOST, SCRUBBER_HOST], step, || {
+        assert_eq!(rack.end_vm(OWNER_HOST, &vm), [0; 0], "found data of another VM in the slices");
         rack.wait_until("the slice of the VM is free", |rack| {
             rack.slice_states().contains(&"free".to_owned())
         });
@@ -151,8 +156,8 @@ fn run_and_end_vm(rack: &EmulatedRack, step: Step) -> Vec<String> {
 fn kill_at_every_step(rack: &EmulatedRack, write_set: WriteSet) -> Vec<String> {
     let mut all = Vec::new();
     for number in 1.. {
-        assert!(number < STEPS_MAX, "too many steps: {all:#?}");
-        let writes = run_and_end_vm(rack, Step { write_set, number });
+        assert!(number < TRACED_STEPS_MAX, "too many steps: {all:#?}");
+        let writes = run_and_end_vm(rack, TracedStep { write_set, number });
         println!("step {number} of {write_set:?}: {writes:#?}");
         if writes.is_empty() {
             break;
@@ -166,12 +171,12 @@ fn kill_at_every_step(rack: &EmulatedRack, write_set: WriteSet) -> Vec<String> {
 /// must keep its data.
 fn kill_before_every_write(backend: &str, write_sets: &[WriteSet]) -> Vec<String> {
     let rack = EmulatedRack::start(plan_with_strace(backend));
-    rack.reserve(OWNER, "stays", 1);
-    rack.start_vm(OWNER, "stays", TOUCH_MIB);
+    rack.reserve(OWNER_HOST, "stays", 1);
+    rack.start_vm(OWNER_HOST, "stays", TOUCH_MIB);
     let writes: Vec<String> =
         write_sets.iter().flat_map(|write_set| kill_at_every_step(&rack, *write_set)).collect();
-    assert_eq!(rack.end_vm(OWNER, "stays"), [0; 0], "the data of the second VM was overwritten");
-    rack.wait_all_free();
+    assert_eq!(rack.end_vm(OWNER_HOST, "stays"), [0; 0], "the data of the second VM was overwritten");
+    rack.wait_all_slices_free();
     assert_eq!(count_kernel_slices(&rack), [0, 0]);
     writes
 }
@@ -184,7 +189,7 @@ fn count_matching(writes: &[String], pattern: &str) -> usize {
 #[test]
 fn agent_killed_before_any_device_dax_write_recovers() {
     let writes = kill_before_every_write("dax", &[WriteSet::All, WriteSet::Removal]);
-    for pattern in DAX_FILES {
+    for pattern in DAX_FILE_PATTERNS {
         assert!(count_matching(&writes, pattern) > 0, "{pattern}: {writes:#?}");
     }
 }
@@ -194,7 +199,7 @@ fn agent_killed_before_any_memory_block_write_recovers() {
     let write_sets =
         [WriteSet::All, WriteSet::Removal, WriteSet::DeviceDax, WriteSet::Kmem, WriteSet::Blocks];
     let writes = kill_before_every_write("memory_block", &write_sets);
-    for pattern in DAX_FILES.iter().chain(&["/kmem/bind>", "/kmem/unbind>"]) {
+    for pattern in DAX_FILE_PATTERNS.iter().chain(&["/kmem/bind>", "/kmem/unbind>"]) {
         assert!(count_matching(&writes, pattern) > 0, "{pattern}: {writes:#?}");
     }
     for word in ["\"online_movable\"", "\"offline\""] {

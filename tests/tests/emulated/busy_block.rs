@@ -65,6 +65,6 @@ fn busy_block_is_reported_and_its_slice_stays_online() {
         rack.slice_states().iter().filter(|state| *state == "free").count() == 2
     });
     assert_eq!(rack.end_vm(0, "stays"), [0; 0], "the data of the other VM was overwritten");
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
     assert!(rack.kernel_slices(0).is_empty());
 }

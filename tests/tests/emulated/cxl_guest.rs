@@ -9,7 +9,7 @@ use tests::{
 };
 
 /// Version of the guest kernel.
-const KERNEL: &str = "6.12";
+const KERNEL_VERSION: &str = "6.12";
 /// Local memory of a host, in GiB.
 const HOST_GIB: u32 = 3;
 /// Address of the metrics endpoint of the agent, on its host.
@@ -46,12 +46,12 @@ const LIST_NODES_SCRIPT: &str =
 fn start_rack_with_guest(backend: &str) -> EmulatedRack {
     let (artifacts, folder) = (artifacts(), tempfile::tempdir().unwrap());
     let initrd = folder.path().join("initrd");
-    Initrd::for_guest(&artifacts, KERNEL, CHECKSUM_SCRIPT).unwrap().pack(&initrd).unwrap();
+    Initrd::for_guest(&artifacts, KERNEL_VERSION, CHECKSUM_SCRIPT).unwrap().pack(&initrd).unwrap();
     let mut plan = plan(2, &[2], backend);
     plan.agent_toml_extra = format!("metrics_listen = {METRICS_ADDRESS:?}\n");
     plan.hosts.memory_gib = HOST_GIB;
     plan.hosts.programs.push(programs_dir().join("vmm-plugin"));
-    let files = [(artifacts.kernel_path(KERNEL), "guest/kernel"), (initrd, "guest/initrd")];
+    let files = [(artifacts.kernel_path(KERNEL_VERSION), "guest/kernel"), (initrd, "guest/initrd")];
     plan.hosts.files.extend(files.map(|(from, name)| (from, name.to_owned())));
     let rack = EmulatedRack::start(plan);
     rack.reserve(0, "other0", 1);
@@ -119,7 +119,7 @@ fn guest_pages_are_migrated_when_a_memory_block_is_removed() {
     rack.run(0, "vmm-plugin stop guest");
     assert_eq!(wait_for_exit_code(&rack), "0", "{}", console_output(&rack));
     assert!(console_output(&rack).contains("SUMS END"), "{}", console_output(&rack));
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
 }
 
 #[test]
@@ -129,5 +129,5 @@ fn device_dax_guest_keeps_data_until_forced_release() {
     rack.tarn("release guest --force --reason test");
     assert_eq!(wait_for_exit_code(&rack), "20", "{}", console_output(&rack));
     assert!(console_output(&rack).contains("the rack revoked it"), "{}", console_output(&rack));
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
 }

@@ -120,7 +120,7 @@ fn run_vm_with_outages(rack: &mut EmulatedRack, outage: Outage) {
 
     let scrubber = wait_for_scrubber(rack);
     outage.run(rack, scrubber, |_| {});
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
     rack.assert_kernels_match_manager();
 }
 
@@ -130,7 +130,7 @@ fn use_all_slices(rack: &EmulatedRack, host: usize, vm: &str) {
     rack.reserve(host, vm, 2);
     assert_eq!(rack.start_vm(host, vm, TOUCH_MIB), [0; 0], "found data of the previous VM");
     assert_eq!(rack.end_vm(host, vm), [0; 0], "found data of another VM in the slices");
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
 }
 
 /// Checks the final state of a test: kernels match the manager, and all devices are zero.
@@ -172,7 +172,7 @@ fn slices_of_rebooted_host_are_scrubbed() {
     thread::sleep(OUTAGE_DURATION);
     assert_eq!(slice_owners(&rack), vec![("online".to_owned(), "h0".to_owned()); 2]);
     rack.host_mut(0).power_on().unwrap();
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
     use_all_slices(&rack, 0, "after");
     assert_final_state(rack, watch.finish());
 }
@@ -185,8 +185,8 @@ fn silent_host_is_fenced_by_command_and_slices_are_reused() {
     for (n, inject) in [power_off_h0, pause_h0, pause_scrubber].into_iter().enumerate() {
         let host = inject(&mut rack, &format!("lost{n}"));
         rack.wait_host_state(host, "fenced");
-        assert!(!rack.host(host).is_on().unwrap(), "the host must be off");
-        rack.wait_all_free();
+        assert!(!rack.host(host).is_powered_on().unwrap(), "the host must be off");
+        rack.wait_all_slices_free();
         rack.host_mut(host).power_on().unwrap();
         rack.wait_host_state(host, "up");
     }
@@ -236,7 +236,7 @@ fn unfenceable_host_keeps_slices_until_release_or_confirmation() {
     assert_host_keeps_slice(&rack, "beside1");
     rack.host(0).resume().unwrap();
     rack.wait_host_state(0, "up");
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
     assert_eq!(
         rack.run(0, "kill -0 $(cat /run/kept.pid) 2> /dev/null; echo $?").trim(),
         "1",
@@ -253,7 +253,7 @@ fn unfenceable_host_keeps_slices_until_release_or_confirmation() {
     assert_eq!(count_slices(&rack, "free"), 1);
     rack.tarn("fence h0 --confirm-powered-off");
     rack.wait_host_state(0, "fenced");
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
     rack.host_mut(0).power_on().unwrap();
     rack.wait_host_state(0, "up");
     use_all_slices(&rack, 0, "back");

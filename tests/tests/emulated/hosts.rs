@@ -24,8 +24,8 @@ fn command_output(host: &RackHost, command: &str) -> String {
     output.text.trim_end().to_owned()
 }
 
-fn is_silent(host: &RackHost) -> bool {
-    matches!(host.run_within("true", REPLY_TIMEOUT), Err(HostError::NoReply { .. }))
+fn is_unresponsive(host: &RackHost) -> bool {
+    matches!(host.run_with_timeout("true", REPLY_TIMEOUT), Err(HostError::NoReply { .. }))
 }
 
 /// Returns the number of processes whose working directory is this folder.
@@ -57,7 +57,7 @@ fn hosts_share_a_device_and_are_controlled_from_outside() {
     assert_eq!(command_output(first, "seq 50000"), numbers.trim_end());
 
     first.pause().unwrap();
-    assert!(is_silent(first) && !is_silent(second));
+    assert!(is_unresponsive(first) && !is_unresponsive(second));
     first.resume().unwrap();
     assert_eq!(command_output(first, "echo again"), "again");
 
@@ -78,7 +78,7 @@ fn hosts_share_a_device_and_are_controlled_from_outside() {
             "power-off-host must succeed even if the host is off"
         );
     }
-    assert!(!second.is_on().unwrap() && first.is_on().unwrap());
+    assert!(!second.is_powered_on().unwrap() && first.is_powered_on().unwrap());
     second.reboot().unwrap();
     assert_ne!(command_output(second, "cat /proc/sys/kernel/random/boot_id"), boot);
 

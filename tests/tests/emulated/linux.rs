@@ -17,7 +17,7 @@ use tests::linux_guests::{
 
 /// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. The list covers each pair
 /// of values of different fields (pairwise testing).
-const SHAPES: [(&str, u32, &[u64]); 9] = [
+const GUEST_SHAPES: [(&str, u32, &[u64]); 9] = [
     ("6.12", 1, &[1]),
     ("6.1", 1, &[2, 1]),
     ("6.12", 1, &[5]),
@@ -32,7 +32,7 @@ const SHAPES: [(&str, u32, &[u64]); 9] = [
 #[test]
 fn pool_memory_appears_as_nodes_without_cpus() {
     let mut script = String::new();
-    for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
+    for (n, (kernel, cpus, pools)) in GUEST_SHAPES.iter().enumerate() {
         script += &launch_script(
             &format!("s{n}"),
             kernel,
@@ -46,7 +46,7 @@ fn pool_memory_appears_as_nodes_without_cpus() {
         add_guest(&host, &artifacts, kernel_initrd(kernel), kernel, PRINT_NODES_SCRIPT);
     }
     let output = run_host(host);
-    for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
+    for (n, (kernel, cpus, pools)) in GUEST_SHAPES.iter().enumerate() {
         let (guest, code) = guest_section(&output, &format!("s{n}"));
         assert_eq!(code, "0", "{guest}");
         assert_nodes(kernel, *cpus, pools, guest);
@@ -218,7 +218,7 @@ fn guests_boot_with_elf_kernel_multiple_cpu_nodes_and_huge_pages() {
     let host = create_host(&artifacts, &script);
     let dir = tempfile::tempdir().unwrap();
     let elf = extract_vmlinux(&artifacts, dir.path());
-    host.add_copy(&elf, "guest/vmlinux").unwrap();
+    host.add_file_copy(&elf, "guest/vmlinux").unwrap();
     add_guest(&host, &artifacts, "nodes-6.1", "6.1", PRINT_NODES_SCRIPT);
     add_guest(&host, &artifacts, "nodes", "6.12", PRINT_NODES_SCRIPT);
     add_guest(&host, &artifacts, "button", "6.12", WAIT_FOR_BUTTON_SCRIPT);

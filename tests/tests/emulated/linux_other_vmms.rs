@@ -8,7 +8,7 @@ use tests::linux_guests::{
 
 /// Shapes of guests: kernel, number of CPUs, and GiB of each pool node. If a node has several
 /// slices, some of them are memory devices.
-const SHAPES: [(&str, u32, &[u64]); 3] = [("6.12", 1, &[1]), ("6.1", 1, &[3]), ("6.12", 2, &[2, 1])];
+const GUEST_SHAPES: [(&str, u32, &[u64]); 3] = [("6.12", 1, &[1]), ("6.1", 1, &[3]), ("6.12", 2, &[2, 1])];
 
 /// Guest script that prints the first bytes of a disk and whether the disk is read-only.
 const PRINT_DISK_SCRIPT: &str = "echo \"DISK $(head -c 5 /dev/vda) $(cat /sys/block/vda/ro)\"";
@@ -16,7 +16,7 @@ const PRINT_DISK_SCRIPT: &str = "echo \"DISK $(head -c 5 /dev/vda) $(cat /sys/bl
 #[test]
 fn qemu_guest_has_the_same_nodes() {
     let mut script = "printf %-512s hello > /tmp/disk\n".to_owned();
-    for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
+    for (n, (kernel, cpus, pools)) in GUEST_SHAPES.iter().enumerate() {
         script += &format!(
             "echo BEGIN s{n}\nvmm-plugin exec --vmm qemu --vm s{n} --standalone --kernel /guest/{kernel} \
              --initrd /guest/initrd-{kernel} --cmdline 'console=ttyS0 quiet panic=-1' --cpus {cpus} \
@@ -37,7 +37,7 @@ fn qemu_guest_has_the_same_nodes() {
         );
     }
     let output = run_host(host);
-    for (n, (kernel, cpus, pools)) in SHAPES.iter().enumerate() {
+    for (n, (kernel, cpus, pools)) in GUEST_SHAPES.iter().enumerate() {
         let (guest, code) = guest_section(&output, &format!("s{n}"));
         assert_eq!(code, "0", "{guest}");
         assert_eq!(words_after(guest, "DISK"), ["hello", "1"], "{guest}");

@@ -10,10 +10,10 @@ use tests::emulated_rack::{EmulatedRack, plan};
 /// timing.
 const SEED: u64 = 1;
 const OPERATION_COUNT: usize = 30;
-const HOSTS: usize = 3;
+const RACK_HOST_COUNT: usize = 3;
 /// Number of slices of each device. The first device has one slice, because QEMU emulates each
 /// access to the first of two devices as MMIO, which takes minutes per slice.
-const SLICES: [u32; 2] = [1, 4];
+const SLICES_PER_DEVICE: [u32; 2] = [1, 4];
 /// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 
@@ -34,7 +34,7 @@ struct Scenario {
     rack: EmulatedRack,
     random: Pcg64,
     vms: Vec<Vm>,
-    faults: [Option<HostFault>; HOSTS],
+    faults: [Option<HostFault>; RACK_HOST_COUNT],
     is_manager_down: bool,
 }
 
@@ -48,8 +48,8 @@ impl Scenario {
         );
     }
 
-    fn step(&mut self, number: usize) {
-        let host = self.random.random_range(0..HOSTS);
+    fn run_operation(&mut self, number: usize) {
+        let host = self.random.random_range(0..RACK_HOST_COUNT);
         match self.random.random_range(0..16) {
             0..=5 => self.reserve(host, &format!("vm{number}")),
             6..=7 => self.end_random_vm(),
@@ -59,7 +59,7 @@ impl Scenario {
             11 => self.inject_fault(host, HostFault::Paused),
             12 => self.inject_fault(host, HostFault::CutOff),
             13 => self.toggle_manager(),
-            _ => self.repair_one(),
+            _ => self.repair_random_host(),
         }
     }
 
@@ -82,7 +82,7 @@ impl Scenario {
     }
 
     /// Removes and returns a random VM on a host that is not paused.
-    fn take_random_vm(&mut self) -> Option<Vm> {
+    fn remove_random_vm(&mut self) -> Option<Vm> {
         let is_reachable = |vm: &&Vm| self.faults[vm.host] != Some(HostFault::Paused);
         let reachable: Vec<Vm> = self.vms.iter().filter(is_reachable).cloned().collect();
         let chosen = reachable.choose(&mut self.random)?.clone();
@@ -91,7 +91,7 @@ impl Scenario {
     }
 
     fn end_random_vm(&mut self) {
-        let Some(vm) = self.take_random_vm() else { return };
+        let Some(vm) = self.remove_random_vm() else { return };
         self.log_state(&format!("{} ends", vm.name));
         assert_eq!(
             self.rack.end_vm(vm.host, &vm.name),
@@ -102,7 +102,7 @@ impl Scenario {
     }
 
     fn kill_random_vm(&mut self) {
-        let Some(vm) = self.take_random_vm() else { return };
+        let Some(vm) = self.remove_random_vm() else { return };
         self.log_state(&format!("{} is killed", vm.name));
         self.rack.kill_vm(vm.host, &vm.name);
     }
@@ -113,7 +113,7 @@ impl Scenario {
         if self.is_manager_down {
             return;
         }
-        let Some(vm) = self.take_random_vm() else { return };
+        let Some(vm) = self.remove_random_vm() else { return };
         self.log_state(&format!("{} loses its memory", vm.name));
         self.rack.tarn(&format!("release {} --force --reason random", vm.name));
     }
@@ -127,7 +127,7 @@ impl Scenario {
 
     fn inject_fault(&mut self, host: usize, fault: HostFault) {
         if self.faults[host].is_some() {
-            return self.repair(host);
+            return self.repair_host(host);
         }
         self.log_state(&format!("fault {fault:?} of h{host} starts"));
         match fault {
@@ -138,15 +138,15 @@ impl Scenario {
     }
 
     /// Restarts the manager if the manager is down. Otherwise, repairs the first faulty host.
-    fn repair_one(&mut self) {
+    fn repair_random_host(&mut self) {
         match self.faults.iter().position(Option::is_some) {
             _ if self.is_manager_down => self.toggle_manager(),
-            Some(host) => self.repair(host),
+            Some(host) => self.repair_host(host),
             None => {}
         }
     }
 
-    fn repair(&mut self, host: usize) {
+    fn repair_host(&mut self, host: usize) {
         match self.faults[host].take() {
             None => return,
             Some(HostFault::Paused) => self.rack.host(host).resume().unwrap(),
@@ -169,8 +169,8 @@ impl Scenario {
     }
 
     /// Repairs all faults and ends all VMs.
-    fn repair_all(&mut self) {
-        (0..HOSTS).for_each(|host| self.repair(host));
+    fn repair_all_hosts(&mut self) {
+        (0..RACK_HOST_COUNT).for_each(|host| self.repair_host(host));
         if self.is_manager_down {
             self.toggle_manager();
         }
@@ -178,23 +178,23 @@ impl Scenario {
         while !self.vms.is_empty() {
             self.end_random_vm();
         }
-        self.rack.wait_all_free();
+        self.rack.wait_all_slices_free();
     }
 }
 
 #[test]
 fn slices_are_free_and_zero_after_random_faults() {
-    let rack = EmulatedRack::start(plan(HOSTS, &SLICES, "dax"));
+    let rack = EmulatedRack::start(plan(RACK_HOST_COUNT, &SLICES_PER_DEVICE, "dax"));
     let watch = rack.watch_owners();
     let mut scenario = Scenario {
         rack,
         random: Pcg64::seed_from_u64(SEED),
         vms: Vec::new(),
-        faults: [None; HOSTS],
+        faults: [None; RACK_HOST_COUNT],
         is_manager_down: false,
     };
-    (0..OPERATION_COUNT).for_each(|number| scenario.step(number));
-    scenario.repair_all();
+    (0..OPERATION_COUNT).for_each(|number| scenario.run_operation(number));
+    scenario.repair_all_hosts();
     let checks = watch.finish();
     println!("no slice was on two hosts in {checks} checks");
     scenario.rack.assert_kernels_match_manager();

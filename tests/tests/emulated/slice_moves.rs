@@ -4,12 +4,12 @@
 use tests::emulated_rack::{EmulatedRack, plan};
 
 /// Number of slices on the device.
-const SLICES: u32 = 4;
+const SLICES_PER_DEVICE: u32 = 4;
 /// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 64;
 /// Memory per slice, in MiB, that makes a VM use all four slices if the kernel chooses the pages.
 /// The total for four slices does not fit into three.
-const FILL_MIB: u32 = 800;
+const VM_FILL_MIB: u32 = 800;
 
 /// Moves all slices between two hosts in each round. The VM of a round writes the given amount of
 /// memory per slice.
@@ -18,29 +18,29 @@ fn move_all_slices(rack: &EmulatedRack, driver: &str, blocks: u32, touch_mib: &[
     for (round, touch_mib) in touch_mib.iter().copied().enumerate() {
         let host = round % 2;
         let vm = format!("vm{round}");
-        rack.reserve(host, &vm, SLICES);
+        rack.reserve(host, &vm, SLICES_PER_DEVICE);
         assert_eq!(rack.nonzero_slices(0), [0; 0], "the device must be zero");
         dirty.extend(rack.start_vm(host, &vm, touch_mib));
         let kernels = [rack.kernel_slices(host), rack.kernel_slices(1 - host)];
-        assert_eq!((kernels[0].len(), kernels[1].len()), (SLICES as usize, 0), "{kernels:?}");
+        assert_eq!((kernels[0].len(), kernels[1].len()), (SLICES_PER_DEVICE as usize, 0), "{kernels:?}");
         assert!(
             kernels[0].values().all(|slice| slice.driver == driver && slice.blocks == blocks),
             "{kernels:?}"
         );
         // With memory blocks, the kernel chooses the slices that a VM uses.
-        let is_kernel_choice = blocks > 0 && touch_mib < FILL_MIB;
+        let is_kernel_choice = blocks > 0 && touch_mib < VM_FILL_MIB;
         let (written, minimum) =
-            (rack.nonzero_slices(0).len(), if is_kernel_choice { 1 } else { SLICES as usize });
+            (rack.nonzero_slices(0).len(), if is_kernel_choice { 1 } else { SLICES_PER_DEVICE as usize });
         assert!(written >= minimum, "{written} slices contain data: must be at least {minimum}");
         assert_eq!(rack.end_vm(host, &vm), [0; 0], "found data of another VM in the slices");
-        rack.wait_all_free();
+        rack.wait_all_slices_free();
     }
     assert_eq!(dirty, [0; 0], "found data of the previous VM");
 }
 
 #[test]
 fn slices_move_between_hosts_zeroed_with_device_dax() {
-    let rack = EmulatedRack::start(plan(2, &[SLICES], "dax"));
+    let rack = EmulatedRack::start(plan(2, &[SLICES_PER_DEVICE], "dax"));
     let (checks, ()) = rack.with_owner_watch(|| move_all_slices(&rack, "device_dax", 0, &[TOUCH_MIB; 4]));
     println!("no slice was on two hosts in {checks} checks");
     assert!(checks > 10);
@@ -49,9 +49,9 @@ fn slices_move_between_hosts_zeroed_with_device_dax() {
 
 #[test]
 fn slices_move_between_hosts_zeroed_with_memory_blocks() {
-    let rack = EmulatedRack::start(plan(2, &[SLICES], "memory_block"));
+    let rack = EmulatedRack::start(plan(2, &[SLICES_PER_DEVICE], "memory_block"));
     let (checks, ()) =
-        rack.with_owner_watch(|| move_all_slices(&rack, "kmem", 8, &[FILL_MIB, FILL_MIB, TOUCH_MIB]));
+        rack.with_owner_watch(|| move_all_slices(&rack, "kmem", 8, &[VM_FILL_MIB, VM_FILL_MIB, TOUCH_MIB]));
     println!("no slice was on two hosts in {checks} checks");
     assert!(checks > 10);
     assert!(rack.kernel_slices(0).is_empty() && rack.kernel_slices(1).is_empty());
@@ -65,5 +65,5 @@ fn vm_on_memory_blocks_can_fill_all_memory() {
     rack.reserve(0, "full", 1);
     assert_eq!(rack.start_vm(0, "full", 1024), [0; 0]);
     assert_eq!(rack.end_vm(0, "full"), [0; 0]);
-    rack.wait_all_free();
+    rack.wait_all_slices_free();
 }

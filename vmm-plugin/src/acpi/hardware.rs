@@ -17,7 +17,8 @@ use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID};
 use crate::{
     layout::Layout,
     platform::{
-        POWER_BUTTON_LINE, RESET_PORT, RESET_VALUE, SERIAL_LINE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE, Window,
+        MmioWindow, POWER_BUTTON_IRQ, RESET_PORT, RESET_VALUE, SERIAL_IRQ, SERIAL_PORT, SLEEP_PORT,
+        SLEEP_TYPE,
     },
 };
 
@@ -30,7 +31,7 @@ const IAPC_BOOT_ARCH: u16 = NO_VGA | NO_CMOS_RTC;
 const NO_VGA: u16 = 1 << 2;
 const NO_CMOS_RTC: u16 = 1 << 5;
 /// Notification value for a press of the power button (ACPI 6.5, section 5.6.6).
-const NOTIFY_PRESSED: u8 = 0x80;
+const BUTTON_PRESSED_NOTIFICATION: u8 = 0x80;
 
 /// Returns the FADT, which describes the sleep and reset registers and points to the DSDT.
 pub(super) fn fadt(dsdt: u64) -> FADT {
@@ -67,7 +68,7 @@ pub(super) fn madt(layout: &Layout) -> MADT {
 }
 
 /// Returns the DSDT, which describes the serial port, the power button and the virtio devices.
-pub(super) fn dsdt(windows: &[Window]) -> Vec<u8> {
+pub(super) fn dsdt(windows: &[MmioWindow]) -> Vec<u8> {
     let mut dsdt = Sdt::new(*b"DSDT", 36, 6, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     let mut code = Vec::new();
     append_serial_port(&mut code);
@@ -87,7 +88,7 @@ fn append_to_system_bus(device: &dyn Aml, code: &mut Vec<u8>) {
 
 fn append_serial_port(code: &mut Vec<u8>) {
     let ports = IO::new(SERIAL_PORT, SERIAL_PORT, 1, 8);
-    let line = Interrupt::new(true, true, false, false, SERIAL_LINE);
+    let line = Interrupt::new(true, true, false, false, SERIAL_IRQ);
     let resources = ResourceTemplate::new(vec![&ports, &line]);
     let device = Device::new(
         Path::new("COM1"),
@@ -110,10 +111,10 @@ fn append_power_button(code: &mut Vec<u8>) {
     )
     .aml_bytes();
     append_to_system_bus(&button, code);
-    let line = Interrupt::new(true, true, false, false, POWER_BUTTON_LINE);
+    let line = Interrupt::new(true, true, false, false, POWER_BUTTON_IRQ);
     let resources = ResourceTemplate::new(vec![&line]);
-    let pressed = Notify::new(&Path::new("\\_SB_.PWRB"), &NOTIFY_PRESSED).aml_bytes();
-    let is_power_button = Equal::new(&Arg(0), &POWER_BUTTON_LINE).aml_bytes();
+    let pressed = Notify::new(&Path::new("\\_SB_.PWRB"), &BUTTON_PRESSED_NOTIFICATION).aml_bytes();
+    let is_power_button = Equal::new(&Arg(0), &POWER_BUTTON_IRQ).aml_bytes();
     let notify_if_power_button = If::new(&is_power_button, vec![&pressed]).aml_bytes();
     let events = Device::new(
         Path::new("GED_"),
@@ -128,7 +129,7 @@ fn append_power_button(code: &mut Vec<u8>) {
     append_to_system_bus(&events, code);
 }
 
-fn append_virtio_device(number: usize, window: &Window, code: &mut Vec<u8>) {
+fn append_virtio_device(number: usize, window: &MmioWindow, code: &mut Vec<u8>) {
     let registers = Memory32Fixed::new(true, window.address, window.bytes);
     let line = Interrupt::new(true, true, false, false, window.line);
     let resources = ResourceTemplate::new(vec![&registers, &line]);

@@ -11,7 +11,7 @@ use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, aml_bytes};
 use crate::layout::{DISTANCE_LOCAL, Layout, Node};
 
 /// Size of the header of an ACPI table, in bytes.
-const HEADER_BYTES: u32 = 36;
+const TABLE_HEADER_BYTES: u32 = 36;
 /// Revision of the HMAT. In revision 2, latencies are in picoseconds and bandwidths in MB/s (ACPI
 /// 6.5, section 5.2.28). Linux reads the values of revision 1 as ten times smaller.
 const HMAT_REVISION: u8 = 2;
@@ -28,7 +28,7 @@ const BANDWIDTH_UNIT_MBPS: u64 = 10;
 /// without `movable_node`. Pool memory is not an ACPI memory device: Linux 6.12 would assign such a
 /// device to the memory tier of local memory, and Linux 6.1 would leave it offline.
 pub(super) fn srat(layout: &Layout) -> Sdt {
-    let mut srat = Sdt::new(*b"SRAT", HEADER_BYTES + 12, 3, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    let mut srat = Sdt::new(*b"SRAT", TABLE_HEADER_BYTES + 12, 3, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     srat.write_u32(36, 1); // reserved; must be 1 for compatibility
     for (number, node) in numbered_nodes(layout) {
         for cpu in node.cpus.clone() {
@@ -45,21 +45,21 @@ pub(super) fn srat(layout: &Layout) -> Sdt {
 
 /// Returns a Processor Local x2APIC Affinity structure (ACPI 6.5, table 5.62).
 fn x2apic_affinity(apic_id: u32, node: u32) -> [u8; 24] {
-    const KIND: u8 = 2;
-    const ENABLED: u32 = 1;
+    const X2APIC_AFFINITY_KIND: u8 = 2;
+    const CPU_ENABLED_FLAG: u32 = 1;
     let mut entry = [0; 24];
-    entry[0] = KIND;
+    entry[0] = X2APIC_AFFINITY_KIND;
     entry[1] = 24;
     entry[4..8].copy_from_slice(&node.to_le_bytes());
     entry[8..12].copy_from_slice(&apic_id.to_le_bytes());
-    entry[12..16].copy_from_slice(&ENABLED.to_le_bytes());
+    entry[12..16].copy_from_slice(&CPU_ENABLED_FLAG.to_le_bytes());
     entry
 }
 
 /// Returns the SLIT, which contains the relative distances between all NUMA nodes.
 pub(super) fn slit(layout: &Layout) -> Vec<u8> {
     let nodes = layout.nodes.len();
-    let mut slit = Sdt::new(*b"SLIT", HEADER_BYTES + 8, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    let mut slit = Sdt::new(*b"SLIT", TABLE_HEADER_BYTES + 8, 1, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     slit.write_u64(36, nodes as u64);
     let row = |from| (0..nodes).map(move |to| layout.distance(from, to));
     let matrix: Vec<u8> = (0..nodes).flat_map(row).collect();
@@ -71,7 +71,8 @@ pub(super) fn slit(layout: &Layout) -> Vec<u8> {
 /// Returns the HMAT, which contains the latency and the bandwidth from each node with CPUs to the
 /// memory of each node.
 pub(super) fn hmat(layout: &Layout) -> Sdt {
-    let mut hmat = Sdt::new(*b"HMAT", HEADER_BYTES + 4, HMAT_REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
+    let mut hmat =
+        Sdt::new(*b"HMAT", TABLE_HEADER_BYTES + 4, HMAT_REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     for (number, _) in numbered_nodes(layout) {
         let initiator = u32::try_from(layout.nearest_initiator(number as usize))
             .expect("the number of a node fits into u32");

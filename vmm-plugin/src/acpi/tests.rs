@@ -11,9 +11,9 @@ fn layout() -> Layout {
     Layout::new(&Shape { local: vec![local(3), local(1)], pool: vec![pool(1), pool(4)] }, 40).unwrap()
 }
 
-const WINDOWS: [Window; 2] = [
-    Window { address: 0xd000_0000, bytes: 4096, line: 8 },
-    Window { address: 0xd000_1000, bytes: 4096, line: 9 },
+const DEVICE_WINDOWS: [MmioWindow; 2] = [
+    MmioWindow { address: 0xd000_0000, bytes: 4096, line: 8 },
+    MmioWindow { address: 0xd000_1000, bytes: 4096, line: 9 },
 ];
 
 fn read_number(bytes: &[u8], at: usize, width: usize) -> u64 {
@@ -26,7 +26,7 @@ fn checksum(bytes: &[u8]) -> u8 {
 
 /// Returns the ACPI table at a guest-physical address.
 fn table_at(all: &[u8], at: u64) -> &[u8] {
-    let at = usize::try_from(at - TABLES_START).unwrap();
+    let at = usize::try_from(at - ACPI_TABLES_START).unwrap();
     let bytes = usize::try_from(read_number(all, at + 4, 4)).unwrap();
     &all[at..at + bytes]
 }
@@ -56,7 +56,7 @@ fn split_structures(mut rest: &[u8], width: usize) -> Vec<(u64, &[u8])> {
 
 #[test]
 fn tables_are_linked_from_rsdp_with_valid_checksums() {
-    let all = build_tables(&layout(), &WINDOWS).unwrap();
+    let all = build_tables(&layout(), &DEVICE_WINDOWS).unwrap();
     assert_eq!(&all[..8], b"RSD PTR ");
     assert_eq!((checksum(&all[..20]), checksum(&all[..36])), (0, 0));
     assert_eq!(checksum(table_at(&all, read_number(&all, 24, 8))), 0);
@@ -120,7 +120,7 @@ fn slit_and_hmat_values_match_the_layout() {
 
 #[test]
 fn tables_for_too_many_devices_are_rejected() {
-    let too_many = vec![WINDOWS[0]; 4000];
+    let too_many = vec![DEVICE_WINDOWS[0]; 4000];
     assert!(
         build_tables(&layout(), &too_many).unwrap_err().to_string().contains("only 131056 are available")
     );

@@ -3,7 +3,7 @@
 use kvm_bindings::{kvm_segment, kvm_sregs};
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryError};
 
-use super::Protocol;
+use super::BootProtocol;
 use crate::memory::GuestMemory;
 
 /// Guest-physical addresses of the page tables.
@@ -56,11 +56,11 @@ pub fn write_page_tables(memory: &GuestMemory) -> Result<(), GuestMemoryError> {
 
 /// Segments of the first vCPU when the kernel starts.
 #[derive(Clone, Copy, Debug)]
-pub struct Segments(Protocol);
+pub struct Segments(BootProtocol);
 
 impl Segments {
     /// Returns the segments for a boot protocol.
-    pub fn new(protocol: Protocol) -> Self {
+    pub fn new(protocol: BootProtocol) -> Self {
         Self(protocol)
     }
 
@@ -93,7 +93,7 @@ impl Segments {
         registers.idt.limit = 0;
         registers.cr0 = CR0_PE | CR0_ET | CR0_NE;
         registers.cr4 = 0;
-        if self.0 == Protocol::Linux64 {
+        if self.0 == BootProtocol::Linux64 {
             registers.cr0 |= CR0_PG;
             registers.cr3 = PML4_ADDRESS;
             registers.cr4 = CR4_PAE;
@@ -102,21 +102,27 @@ impl Segments {
     }
 
     fn code_segment(self) -> kvm_segment {
-        let is_64_bit = u8::from(self.0 == Protocol::Linux64);
-        kvm_segment { selector: CODE_SELECTOR, type_: 0b1011, l: is_64_bit, db: 1 - is_64_bit, ..FLAT }
+        let is_64_bit = u8::from(self.0 == BootProtocol::Linux64);
+        kvm_segment {
+            selector: CODE_SELECTOR,
+            type_: 0b1011,
+            l: is_64_bit,
+            db: 1 - is_64_bit,
+            ..FLAT_SEGMENT
+        }
     }
 
     fn data_segment(self) -> kvm_segment {
-        kvm_segment { selector: DATA_SELECTOR, type_: 0b0011, db: 1, ..FLAT }
+        kvm_segment { selector: DATA_SELECTOR, type_: 0b0011, db: 1, ..FLAT_SEGMENT }
     }
 
     fn tss_segment(self) -> kvm_segment {
-        kvm_segment { selector: TSS_SELECTOR, type_: 0b1011, limit: 0x67, s: 0, g: 0, ..FLAT }
+        kvm_segment { selector: TSS_SELECTOR, type_: 0b1011, limit: 0x67, s: 0, g: 0, ..FLAT_SEGMENT }
     }
 }
 
 /// Segment with base 0 and a limit of 4 GiB.
-const FLAT: kvm_segment = kvm_segment {
+const FLAT_SEGMENT: kvm_segment = kvm_segment {
     base: 0,
     limit: 0xffff_ffff,
     selector: 0,
@@ -146,10 +152,10 @@ mod tests {
 
     #[test]
     fn gdt_descriptors_have_the_expected_encoding() {
-        let linux = Segments::new(Protocol::Linux64);
+        let linux = Segments::new(BootProtocol::Linux64);
         assert_eq!(gdt_descriptor(&linux.code_segment()), 0x00af_9b00_0000_ffff);
         assert_eq!(gdt_descriptor(&linux.data_segment()), 0x00cf_9300_0000_ffff);
-        assert_eq!(gdt_descriptor(&Segments::new(Protocol::Pvh).code_segment()), 0x00cf_9b00_0000_ffff);
+        assert_eq!(gdt_descriptor(&Segments::new(BootProtocol::Pvh).code_segment()), 0x00cf_9b00_0000_ffff);
         assert_eq!(gdt_descriptor(&linux.tss_segment()), 0x0000_8b00_0000_0067);
     }
 }

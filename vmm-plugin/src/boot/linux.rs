@@ -6,7 +6,7 @@ use linux_loader::loader::{
 };
 use vm_memory::{Bytes as _, GuestAddress};
 
-use super::{BOOT_PARAMS_ADDRESS, BootError, BootInfo, EntryPoint, Protocol, write_page_tables};
+use super::{BOOT_PARAMS_ADDRESS, BootError, BootInfo, BootProtocol, EntryPoint, write_page_tables};
 use crate::{acpi, memory::GuestMemory};
 
 /// Offset of the 64-bit entry point from the load address of the kernel, in bytes.
@@ -15,7 +15,7 @@ const ENTRY64_OFFSET: u64 = 0x200;
 const LOADER_UNKNOWN: u8 = 0xff;
 
 /// Writes the zero page and the page tables into guest memory. Returns the 64-bit entry point.
-pub(super) fn prepare(
+pub(super) fn prepare_boot(
     mut header: setup_header,
     kernel: &KernelLoaderResult,
     info: &BootInfo,
@@ -29,7 +29,7 @@ pub(super) fn prepare(
         header.ramdisk_image = to_u32(at);
         header.ramdisk_size = to_u32(bytes);
     }
-    let mut page = boot_params { hdr: header, acpi_rsdp_addr: acpi::TABLES_START, ..Default::default() };
+    let mut page = boot_params { hdr: header, acpi_rsdp_addr: acpi::ACPI_TABLES_START, ..Default::default() };
     for (slot, entry) in page.e820_table.iter_mut().zip(&info.map) {
         *slot = boot_e820_entry { addr: entry.address, size: entry.bytes, r#type: entry.kind };
         page.e820_entries += 1;
@@ -37,5 +37,5 @@ pub(super) fn prepare(
     memory.write_obj(page, GuestAddress(BOOT_PARAMS_ADDRESS))?;
     write_page_tables(memory)?;
     let address = kernel.kernel_load.0 + ENTRY64_OFFSET;
-    Ok(EntryPoint { address, parameters: BOOT_PARAMS_ADDRESS, protocol: Protocol::Linux64 })
+    Ok(EntryPoint { address, parameters: BOOT_PARAMS_ADDRESS, protocol: BootProtocol::Linux64 })
 }

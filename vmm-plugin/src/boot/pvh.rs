@@ -6,7 +6,7 @@ use linux_loader::loader::elf::start_info::{
 };
 use vm_memory::{Bytes as _, GuestAddress};
 
-use super::{BOOT_PARAMS_ADDRESS, BootError, BootInfo, EntryPoint, Protocol};
+use super::{BOOT_PARAMS_ADDRESS, BootError, BootInfo, BootProtocol, EntryPoint};
 use crate::{acpi, memory::GuestMemory};
 
 /// Guest-physical address of the module list, whose only module is the initrd.
@@ -17,7 +17,7 @@ const MEMORY_MAP_ADDRESS: u64 = BOOT_PARAMS_ADDRESS + 0x200;
 const START_INFO_VERSION: u32 = 1;
 
 /// Writes the start info, the module list and the memory map. Returns the PVH entry point.
-pub(super) fn prepare(
+pub(super) fn prepare_boot(
     entry: GuestAddress,
     info: &BootInfo,
     memory: &GuestMemory,
@@ -26,7 +26,7 @@ pub(super) fn prepare(
         magic: XEN_HVM_START_MAGIC_VALUE,
         version: START_INFO_VERSION,
         cmdline_paddr: info.command_line.0,
-        rsdp_paddr: acpi::TABLES_START,
+        rsdp_paddr: acpi::ACPI_TABLES_START,
         memmap_paddr: MEMORY_MAP_ADDRESS,
         memmap_entries: u32::try_from(info.map.len()).expect("the map has a few entries"),
         ..Default::default()
@@ -47,5 +47,5 @@ pub(super) fn prepare(
         at += size_of::<hvm_memmap_table_entry>() as u64;
     }
     memory.write_obj(start_info, GuestAddress(BOOT_PARAMS_ADDRESS))?;
-    Ok(EntryPoint { address: entry.0, parameters: BOOT_PARAMS_ADDRESS, protocol: Protocol::Pvh })
+    Ok(EntryPoint { address: entry.0, parameters: BOOT_PARAMS_ADDRESS, protocol: BootProtocol::Pvh })
 }

@@ -72,7 +72,7 @@ impl Header {
 
 /// Fields of an ELF file with one segment. All fields may have arbitrary values.
 #[derive(Clone, Debug)]
-struct Segment {
+struct ElfSegment {
     kind: u32,
     offset: u64,
     address: u64,
@@ -83,7 +83,7 @@ struct Segment {
     note: [u32; 3],
 }
 
-impl Segment {
+impl ElfSegment {
     fn to_image(&self) -> Vec<u8> {
         let mut image = vec![0; 1024];
         write_at(&mut image, 0, b"\x7fELF\x02\x01\x01");
@@ -129,14 +129,14 @@ fn arbitrary_headers() -> impl Strategy<Value = Header> {
     )
 }
 
-fn arbitrary_segments() -> impl Strategy<Value = Segment> {
+fn arbitrary_segments() -> impl Strategy<Value = ElfSegment> {
     let address = prop_oneof![Just(1 << 20), arbitrary_u64()];
     let count = prop_oneof![6 => Just(1), 1 => any::<u16>()];
     let kind = prop_oneof![4 => Just(1), 4 => Just(4), 1 => any::<u32>()];
     let offset = prop_oneof![2 => Just(512), 1 => arbitrary_u64()];
     let note = prop_oneof![1 => Just([4, 4, 18]), 1 => (arbitrary_u32(), arbitrary_u32()).prop_map(|(name, desc)| [name, desc, 18])];
     (kind, offset, address, arbitrary_u64(), arbitrary_u64(), arbitrary_entry_addresses(), count, note)
-        .prop_map(|(kind, offset, address, in_file, in_memory, entry, count, note)| Segment {
+        .prop_map(|(kind, offset, address, in_file, in_memory, entry, count, note)| ElfSegment {
             kind,
             offset,
             address,
@@ -159,7 +159,7 @@ fn load_and_check(image: &[u8], initrd: &[u8], pool: u32) -> Result<(), BootErro
     let (image, initrd) = (image_file(image), image_file(initrd));
     let kernel = load_kernel(image.path(), &layout, &memory)?;
     if let Ok((at, bytes)) = load_initrd(initrd.path(), &kernel, &layout, &memory) {
-        assert!(at % PAGE_BYTES == 0 && at >= HIGH_MEMORY && at >= kernel.kernel_end, "{at:#x}");
+        assert!(at % PAGE_BYTES == 0 && at >= HIGH_MEMORY_START && at >= kernel.kernel_end, "{at:#x}");
         assert!(at + bytes <= layout.low_memory_end(), "{at:#x}");
     }
     let kernel = Kernel {

@@ -13,7 +13,7 @@ use rustix::{
 use super::{ConfineError, Root, system_error};
 
 /// Opens a directory as the future root. Returns an error if the directory is not empty.
-pub(super) fn open_empty(path: &Path) -> Result<Root, ConfineError> {
+pub(super) fn open_empty_root(path: &Path) -> Result<Root, ConfineError> {
     let display_name = path.display().to_string();
     let mut content = fs::read_dir(path).map_err(system_error("--chroot", format!("list {display_name}")))?;
     if content.next().is_some() {
@@ -29,7 +29,7 @@ pub(super) fn open_empty(path: &Path) -> Result<Root, ConfineError> {
 
 /// Creates a read-only tmpfs as the future root. The tmpfs is not mounted on any path, so that
 /// other processes cannot add files.
-pub(super) fn make_empty() -> Result<Root, ConfineError> {
+pub(super) fn create_empty_root() -> Result<Root, ConfineError> {
     let create_mount = || {
         let file_system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_create(&file_system)?;

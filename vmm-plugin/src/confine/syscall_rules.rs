@@ -14,15 +14,15 @@ use libc::{
 };
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
-use self::Argument::{HasNoBits, Is, IsNull, IsThisProcess};
+use self::ArgumentCondition::{HasNoBits, Is, IsNull, IsThisProcess};
 use crate::thread_role::ThreadRole;
 
 /// System call that is allowed if its arguments satisfy all conditions.
-struct AllowedCall(i64, &'static [Argument]);
+struct AllowedCall(i64, &'static [ArgumentCondition]);
 
 /// Condition on one argument of a system call. The first field is the index of the argument.
 #[derive(Clone, Copy)]
-enum Argument {
+enum ArgumentCondition {
     /// The argument equals this 32-bit value.
     Is(u8, u64),
     /// All of these bits are clear in the argument.
@@ -34,14 +34,14 @@ enum Argument {
 }
 
 /// Allows a system call with any arguments.
-const fn any_arguments(call: i64) -> AllowedCall {
+const fn allow_any_arguments(call: i64) -> AllowedCall {
     AllowedCall(call, &[])
 }
 
 const UNIX_DOMAIN: u64 = AF_UNIX as u64;
 /// Type of an allowed socket pair. Datagram sockets are forbidden, because they could send to any
 /// other socket.
-const STREAM_TYPE: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
+const STREAM_SOCKET_TYPE: u64 = (SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK) as u64;
 /// Allows sendto(2) only with a null destination address, so that a socket can send only to its
 /// connected peer.
 const SENDTO_PEER: AllowedCall = AllowedCall(SYS_sendto, &[IsNull(4)]);
@@ -59,49 +59,49 @@ const KICK_SIGNAL: u64 = 34;
 const TCSETS2: u64 = 0x402c_542b;
 
 /// System calls that all threads may make.
-const COMMON: &[AllowedCall] = &[
-    any_arguments(SYS_futex),
-    any_arguments(SYS_write), // to consoles, eventfds and standard error
+const COMMON_CALLS: &[AllowedCall] = &[
+    allow_any_arguments(SYS_futex),
+    allow_any_arguments(SYS_write), // to consoles, eventfds and standard error
     // Allocation of memory that is not executable.
-    any_arguments(SYS_brk),
+    allow_any_arguments(SYS_brk),
     AllowedCall(SYS_mmap, &[HasNoBits(2, EXEC_BITS)]),
     AllowedCall(SYS_mprotect, &[HasNoBits(2, EXEC_BITS)]),
-    any_arguments(SYS_mremap),
-    any_arguments(SYS_munmap),
-    any_arguments(SYS_madvise),
+    allow_any_arguments(SYS_mremap),
+    allow_any_arguments(SYS_munmap),
+    allow_any_arguments(SYS_madvise),
     // Clocks: on some virtual machines, the vDSO falls back to the system call.
-    any_arguments(SYS_clock_gettime),
-    any_arguments(SYS_sched_yield),                   // contention on a channel
-    any_arguments(SYS_close),                         // any thread may be the last owner of a descriptor
+    allow_any_arguments(SYS_clock_gettime),
+    allow_any_arguments(SYS_sched_yield), // contention on a channel
+    allow_any_arguments(SYS_close),       // any thread may be the last owner of a descriptor
     AllowedCall(SYS_fcntl, &[Is(1, F_GETFD as u64)]), // debug builds call F_GETFD before close
     // Signal handling.
-    any_arguments(SYS_rt_sigreturn),
-    any_arguments(SYS_rt_sigaction), // Rust's SIGSEGV handler restores the default action
-    any_arguments(SYS_rt_sigprocmask), // a thread blocks signals while it exits
-    any_arguments(SYS_restart_syscall), // SIGCONT resumes a wait with a timeout
-    any_arguments(SYS_sigaltstack),  // a thread frees its signal stack when it exits
-    any_arguments(SYS_exit),
+    allow_any_arguments(SYS_rt_sigreturn),
+    allow_any_arguments(SYS_rt_sigaction), // Rust's SIGSEGV handler restores the default action
+    allow_any_arguments(SYS_rt_sigprocmask), // a thread blocks signals while it exits
+    allow_any_arguments(SYS_restart_syscall), // SIGCONT resumes a wait with a timeout
+    allow_any_arguments(SYS_sigaltstack),  // a thread frees its signal stack when it exits
+    allow_any_arguments(SYS_exit),
     // Exit of the process: a thread checks for revoked memory and restores the terminal.
-    any_arguments(SYS_fstat),
+    allow_any_arguments(SYS_fstat),
     AllowedCall(SYS_ioctl, &[Is(1, TCSETS)]),
     AllowedCall(SYS_ioctl, &[Is(1, TCSETS2)]),
-    any_arguments(SYS_exit_group),
+    allow_any_arguments(SYS_exit_group),
 ];
 
-/// System calls of the main thread, in addition to [`COMMON`].
-const MAIN: &[AllowedCall] = &[
-    any_arguments(SYS_ppoll),
-    any_arguments(SYS_read),
-    any_arguments(SYS_recvfrom), // the main thread receives signals as bytes on a socket
-    SENDTO_PEER,                 // signal handlers send these bytes
-    any_arguments(SYS_clock_nanosleep),
+/// System calls of the main thread, in addition to [`COMMON_CALLS`].
+const MAIN_CALLS: &[AllowedCall] = &[
+    allow_any_arguments(SYS_ppoll),
+    allow_any_arguments(SYS_read),
+    allow_any_arguments(SYS_recvfrom), // the main thread receives signals as bytes on a socket
+    SENDTO_PEER,                       // signal handlers send these bytes
+    allow_any_arguments(SYS_clock_nanosleep),
     // Signals that make vCPUs leave KVM_RUN.
-    any_arguments(SYS_getpid),
+    allow_any_arguments(SYS_getpid),
     AllowedCall(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK_SIGNAL)]),
 ];
 
-/// System calls of vCPU threads, in addition to [`COMMON`].
-const VCPU: &[AllowedCall] = &[
+/// System calls of vCPU threads, in addition to [`COMMON_CALLS`].
+const VCPU_CALLS: &[AllowedCall] = &[
     AllowedCall(SYS_ioctl, &[Is(1, KVM_RUN)]),
     AllowedCall(SYS_ioctl, &[Is(1, KVM_KVMCLOCK_CTRL)]),
     // Machine checks, which report memory errors to the guest.
@@ -110,32 +110,35 @@ const VCPU: &[AllowedCall] = &[
     AllowedCall(SYS_ioctl, &[Is(1, KVM_X86_SET_MCE)]),
 ];
 
-/// System calls of all device threads, in addition to [`COMMON`].
-const DEVICE: &[AllowedCall] =
-    &[any_arguments(SYS_epoll_wait), any_arguments(SYS_epoll_ctl), any_arguments(SYS_read)];
+/// System calls of all device threads, in addition to [`COMMON_CALLS`].
+const DEVICE_CALLS: &[AllowedCall] =
+    &[allow_any_arguments(SYS_epoll_wait), allow_any_arguments(SYS_epoll_ctl), allow_any_arguments(SYS_read)];
 
-const BLOCK: &[AllowedCall] =
-    &[any_arguments(SYS_pread64), any_arguments(SYS_pwrite64), any_arguments(SYS_fdatasync)];
+const BLOCK_CALLS: &[AllowedCall] = &[
+    allow_any_arguments(SYS_pread64),
+    allow_any_arguments(SYS_pwrite64),
+    allow_any_arguments(SYS_fdatasync),
+];
 
-const RNG: &[AllowedCall] = &[any_arguments(SYS_getrandom)];
+const RNG: &[AllowedCall] = &[allow_any_arguments(SYS_getrandom)];
 
-const CONTROL: &[AllowedCall] = &[
+const CONTROL_CALLS: &[AllowedCall] = &[
     // Creation of the tokio runtime at the first connection, with an eventfd and a signal socket.
-    any_arguments(SYS_ppoll),
-    any_arguments(SYS_epoll_create1),
-    any_arguments(SYS_eventfd2),
-    AllowedCall(SYS_socketpair, &[Is(0, UNIX_DOMAIN), Is(1, STREAM_TYPE)]),
+    allow_any_arguments(SYS_ppoll),
+    allow_any_arguments(SYS_epoll_create1),
+    allow_any_arguments(SYS_eventfd2),
+    AllowedCall(SYS_socketpair, &[Is(0, UNIX_DOMAIN), Is(1, STREAM_SOCKET_TYPE)]),
     AllowedCall(SYS_fcntl, &[Is(1, F_DUPFD_CLOEXEC as u64)]),
     AllowedCall(SYS_fcntl, &[Is(1, F_GETFL as u64)]),
-    any_arguments(SYS_epoll_ctl),
-    any_arguments(SYS_epoll_wait),
+    allow_any_arguments(SYS_epoll_ctl),
+    allow_any_arguments(SYS_epoll_wait),
     // Connections of clients.
-    any_arguments(SYS_accept4),
-    any_arguments(SYS_recvfrom),
+    allow_any_arguments(SYS_accept4),
+    allow_any_arguments(SYS_recvfrom),
     SENDTO_PEER,
-    any_arguments(SYS_shutdown),
-    any_arguments(SYS_getrandom), // random seeds of hash maps
-    any_arguments(SYS_read),      // the eventfd of the tokio runtime
+    allow_any_arguments(SYS_shutdown),
+    allow_any_arguments(SYS_getrandom), // random seeds of hash maps
+    allow_any_arguments(SYS_read),      // the eventfd of the tokio runtime
 ];
 
 /// Returns the seccomp rules of a role, by number of the system call. A system call is allowed if
@@ -143,12 +146,12 @@ const CONTROL: &[AllowedCall] = &[
 /// arguments.
 pub(super) fn rules_for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>> {
     let tables: &[&[AllowedCall]] = match role {
-        ThreadRole::Main => &[COMMON, MAIN],
-        ThreadRole::Vcpu => &[COMMON, VCPU],
-        ThreadRole::Block => &[COMMON, DEVICE, BLOCK],
-        ThreadRole::Net => &[COMMON, DEVICE],
-        ThreadRole::Rng => &[COMMON, DEVICE, RNG],
-        ThreadRole::Control => &[COMMON, CONTROL],
+        ThreadRole::Main => &[COMMON_CALLS, MAIN_CALLS],
+        ThreadRole::Vcpu => &[COMMON_CALLS, VCPU_CALLS],
+        ThreadRole::Block => &[COMMON_CALLS, DEVICE_CALLS, BLOCK_CALLS],
+        ThreadRole::Net => &[COMMON_CALLS, DEVICE_CALLS],
+        ThreadRole::Rng => &[COMMON_CALLS, DEVICE_CALLS, RNG],
+        ThreadRole::Control => &[COMMON_CALLS, CONTROL_CALLS],
     };
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for AllowedCall(number, conditions) in tables.iter().copied().flatten() {
@@ -157,9 +160,9 @@ pub(super) fn rules_for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>
     rules
 }
 
-fn seccomp_rule(conditions: &[Argument]) -> SeccompRule {
+fn seccomp_rule(conditions: &[ArgumentCondition]) -> SeccompRule {
     const INT: SeccompCmpArgLen = SeccompCmpArgLen::Dword;
-    let condition = |argument: &Argument| {
+    let condition = |argument: &ArgumentCondition| {
         let (index, bytes, operator, value) = match *argument {
             Is(index, value) => (index, INT, SeccompCmpOp::Eq, value),
             HasNoBits(index, bits) => (index, INT, SeccompCmpOp::MaskedEq(bits), 0),

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, io, thread::JoinHandle};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
 use vmm_sys_util::signal::block_signal;
 
-use super::{Seccomp, sigsys, syscall_rules};
+use super::{SeccompMode, sigsys, syscall_rules};
 use crate::{
     exit,
     thread_role::{self, ThreadRole},
@@ -21,11 +21,11 @@ impl SeccompFilters {
     ///
     /// # Errors
     /// The error returned by sigaction(2).
-    pub fn new(seccomp: Seccomp) -> io::Result<Self> {
+    pub fn new(seccomp: SeccompMode) -> io::Result<Self> {
         let violation_action = match seccomp {
-            Seccomp::False => return Ok(Self::default()),
-            Seccomp::Log => SeccompAction::Log,
-            Seccomp::True => SeccompAction::Trap,
+            SeccompMode::False => return Ok(Self::default()),
+            SeccompMode::Log => SeccompAction::Log,
+            SeccompMode::True => SeccompAction::Trap,
         };
         sigsys::install_handler()?;
         Ok(Self(ThreadRole::ALL.map(|role| (role, compile_filter(role, violation_action.clone()))).into()))

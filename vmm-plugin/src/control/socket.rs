@@ -24,7 +24,7 @@ use rustix::{
 use units::Name;
 
 /// Maximum number of connections that wait in the kernel to be accepted.
-const BACKLOG: i32 = 128;
+const CONTROL_BACKLOG: i32 = 128;
 
 /// Error returned when the control socket of a VM cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -92,7 +92,7 @@ impl Drop for ControlSocket {
 /// # Errors
 /// [`SocketError::AlreadyRunning`] if a process already runs the VM, and [`SocketError`] if the
 /// socket cannot be created.
-pub fn claim(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
+pub fn claim_control_socket(run_dir: &Path, vm: &Name) -> Result<ControlSocket, SocketError> {
     let failed = |operation, path: &Path| {
         let path = path.to_owned();
         move |errno: io::Error| SocketError::System { operation, path, errno }
@@ -148,7 +148,7 @@ fn bind_and_listen(address: &SocketAddrUnix) -> io::Result<UnixListener> {
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, address)?;
-    listen(&socket, BACKLOG)?;
+    listen(&socket, CONTROL_BACKLOG)?;
     Ok(socket.into())
 }
 
@@ -174,41 +174,41 @@ mod tests {
     fn socket_and_directory_are_accessible_to_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("run/vms");
-        let _listener = claim(&run_dir, &vm_name()).unwrap();
+        let _listener = claim_control_socket(&run_dir, &vm_name()).unwrap();
         assert_eq!((file_mode(&run_dir), file_mode(&socket_path(&run_dir, &vm_name()))), (0o700, 0o600));
     }
 
     #[test]
     fn socket_with_listener_is_rejected_and_stale_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let first = claim(dir.path(), &vm_name()).unwrap().into_listener();
-        let error = claim(dir.path(), &vm_name()).unwrap_err().to_string();
+        let first = claim_control_socket(dir.path(), &vm_name()).unwrap().into_listener();
+        let error = claim_control_socket(dir.path(), &vm_name()).unwrap_err().to_string();
         let expected = format!("VM v is already running: process {} listens on ", std::process::id());
         assert!(error.starts_with(&expected), "{error}");
         drop(first);
         assert!(fs::symlink_metadata(socket_path(dir.path(), &vm_name())).unwrap().file_type().is_socket());
-        claim(dir.path(), &vm_name()).unwrap();
+        claim_control_socket(dir.path(), &vm_name()).unwrap();
     }
 
     #[test]
     fn socket_of_a_vm_that_did_not_start_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        drop(claim(dir.path(), &vm_name()).unwrap());
+        drop(claim_control_socket(dir.path(), &vm_name()).unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn exactly_one_of_concurrent_claims_succeeds() {
-        const THREADS: usize = 8;
+        const THREAD_COUNT: usize = 8;
         for _ in 0..20 {
             let dir = tempfile::tempdir().unwrap();
-            let start = Barrier::new(THREADS);
+            let start = Barrier::new(THREAD_COUNT);
             let results: Vec<_> = std::thread::scope(|scope| {
-                let claim = || {
+                let claim_control_socket = || {
                     start.wait();
-                    claim(dir.path(), &vm_name())
+                    claim_control_socket(dir.path(), &vm_name())
                 };
-                let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(claim)).collect();
+                let threads: Vec<_> = (0..THREAD_COUNT).map(|_| scope.spawn(claim_control_socket)).collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 1, "{results:?}");
@@ -219,7 +219,7 @@ mod tests {
     fn too_long_socket_path_is_rejected_without_creating_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("x".repeat(100));
-        let error = claim(&run_dir, &vm_name()).unwrap_err().to_string();
+        let error = claim_control_socket(&run_dir, &vm_name()).unwrap_err().to_string();
         assert!(error.ends_with("is too long for a socket: at most 107 bytes"), "{error}");
         assert!(!run_dir.exists());
     }

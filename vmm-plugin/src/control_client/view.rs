@@ -128,7 +128,7 @@ fn node_table(guest: &wire::Guest) -> Table {
             node_kind(node).to_owned(),
             format_ranges(&node.cpus),
             Bytes::new(node.bytes).to_string(),
-            format_touched(node),
+            format_touched_memory(node),
             node.distances.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
             node.emc.clone().unwrap_or_else(|| "-".to_owned()),
             format_ranges(&node.slices),
@@ -138,7 +138,7 @@ fn node_table(guest: &wire::Guest) -> Table {
 }
 
 /// Formats the touched bytes of a node. Some nodes, such as device memory, are not measured.
-fn format_touched(node: &wire::GuestNode) -> String {
+fn format_touched_memory(node: &wire::GuestNode) -> String {
     node.touched_bytes.map_or_else(|| "not measured".to_owned(), |bytes| Bytes::new(bytes).to_string())
 }
 

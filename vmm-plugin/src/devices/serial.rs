@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub type Output = Box<dyn io::Write + Send>;
 
 /// Serial port (16550A).
-pub struct Serial(Uart<Line, NoEvents, Output>);
+pub struct Serial(Uart<InterruptLine, NoEvents, Output>);
 
 impl fmt::Debug for Serial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,9 +18,9 @@ impl fmt::Debug for Serial {
 }
 
 /// Interrupt line, raised by writing an irqfd.
-struct Line(EventFd);
+struct InterruptLine(EventFd);
 
-impl Trigger for Line {
+impl Trigger for InterruptLine {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
@@ -31,7 +31,7 @@ impl Trigger for Line {
 impl Serial {
     /// Creates a serial port that raises interrupts through `line`.
     pub fn new(line: EventFd, output: Output) -> Self {
-        Self(Uart::new(Line(line), output))
+        Self(Uart::new(InterruptLine(line), output))
     }
 
     /// Handles a guest read from a register, 0 to 7. Other registers read as 0.

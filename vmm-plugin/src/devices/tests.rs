@@ -28,19 +28,19 @@ fn port_io_with_output() -> (PortIo, OutputBuffer, EventFd) {
 }
 
 #[derive(Clone, Debug)]
-enum Attack {
+enum PortAccess {
     Write(u16, Vec<u8>),
     Read(u16, usize),
     Input(Vec<u8>),
 }
 
-fn arbitrary_accesses() -> impl Strategy<Value = Vec<Attack>> {
+fn arbitrary_accesses() -> impl Strategy<Value = Vec<PortAccess>> {
     let port = || prop_oneof![8 => 0x3f8..=0x3ff_u16, 1 => 0x5ff..0x604_u16, 1 => any::<u16>()];
     let data = prop_oneof![6 => prop::collection::vec(any::<u8>(), 1), 1 => prop::collection::vec(any::<u8>(), 0..9)];
     let attack = prop_oneof![
-        6 => (port(), data).prop_map(|(port, data)| Attack::Write(port, data)),
-        2 => (port(), prop_oneof![4 => Just(1), 1 => 0..9_usize]).prop_map(|(port, bytes)| Attack::Read(port, bytes)),
-        1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Attack::Input),
+        6 => (port(), data).prop_map(|(port, data)| PortAccess::Write(port, data)),
+        2 => (port(), prop_oneof![4 => Just(1), 1 => 0..9_usize]).prop_map(|(port, bytes)| PortAccess::Read(port, bytes)),
+        1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(PortAccess::Input),
     ];
     prop::collection::vec(attack, 0..400)
 }
@@ -71,12 +71,12 @@ proptest! {
         let mut written = 0;
         for attack in &attacks {
             match attack {
-                Attack::Write(port, data) => {
+                PortAccess::Write(port, data) => {
                     written += usize::from(*port == SERIAL_PORT);
                     ports.write(*port, data);
                 }
-                Attack::Read(port, bytes) => ports.read(*port, &mut vec![0; *bytes]),
-                Attack::Input(bytes) => prop_assert!(ports.serial().enqueue_input(bytes) <= bytes.len()),
+                PortAccess::Read(port, bytes) => ports.read(*port, &mut vec![0; *bytes]),
+                PortAccess::Input(bytes) => prop_assert!(ports.serial().enqueue_input(bytes) <= bytes.len()),
             }
         }
         prop_assert!(output.0.lock().unwrap().len() <= written);

@@ -17,18 +17,18 @@ use crate::{
     },
     layout::MMIO_HOLE_START,
     memory::GuestMemory,
-    platform::Window,
+    platform::MmioWindow,
 };
 
 /// Guest-physical address of the first MMIO window.
 const MMIO_WINDOWS_START: u64 = MMIO_HOLE_START + (256 << 20);
 /// First interrupt line for virtio devices. The platform uses lower lines.
-const FIRST_DEVICE_LINE: u32 = 8;
+const FIRST_DEVICE_IRQ: u32 = 8;
 /// Number of interrupt lines of an I/O APIC.
-pub(super) const IO_APIC_LINES: u32 = 24;
+pub(super) const IO_APIC_PIN_COUNT: u32 = 24;
 
 const _: () = assert!(
-    DEVICES_PER_VM_MAX < (IO_APIC_LINES - FIRST_DEVICE_LINE) as usize,
+    DEVICES_PER_VM_MAX < (IO_APIC_PIN_COUNT - FIRST_DEVICE_IRQ) as usize,
     "each device and the RNG must have an interrupt line"
 );
 
@@ -36,7 +36,7 @@ const _: () = assert!(
 pub(super) struct OpenDevice {
     name: String,
     device: Box<dyn VirtioDevice>,
-    pub(super) window: Window,
+    pub(super) window: MmioWindow,
 }
 
 /// Opens the virtio devices of a guest and assigns their MMIO windows and interrupt lines.
@@ -62,7 +62,7 @@ pub(super) fn open(config: &Config) -> Result<Vec<OpenDevice>, MachineError> {
         OpenDevice {
             name,
             device,
-            window: Window { address: at, bytes: MMIO_WINDOW_BYTES, line: FIRST_DEVICE_LINE + number },
+            window: MmioWindow { address: at, bytes: MMIO_WINDOW_BYTES, line: FIRST_DEVICE_IRQ + number },
         }
     };
     Ok((0..).zip(devices).map(with_window).collect())

@@ -20,7 +20,7 @@ use super::{GuestParts, GuestResources, Machine, MachineError, system_error, vcp
 use crate::{
     config::Console,
     confine::threads::SeccompFilters,
-    control::{Action, ActionError, ControlRequest, RequestSender, State},
+    control::{Action, ControlRequest, GuestActionError, RequestSender, State},
     devices::{ExitRequest, serial::Output},
     exit,
     memory::{fault, poison},
@@ -73,14 +73,14 @@ pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
 /// Prints why the guest ended and returns the exit code of the process.
 fn report_guest_end(end: &GuestEnd) -> u8 {
     match end {
-        GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::PowerOff)) => exit::POWERED_OFF,
+        GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::PowerOff)) => exit::GUEST_POWERED_OFF,
         GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::Reset)) => {
             exit::print("the guest requested a reset");
-            exit::RESET
+            exit::GUEST_RESET
         }
         GuestEnd::Vcpu(ExitReason::Crashed(reason)) => {
             exit::print(&format!("error: the guest crashed: {reason}"));
-            exit::CRASHED
+            exit::GUEST_CRASHED
         }
         GuestEnd::Vcpu(ExitReason::Failed(reason)) => {
             exit::print(&format!("error: {reason}"));
@@ -90,11 +90,11 @@ fn report_guest_end(end: &GuestEnd) -> u8 {
             exit::print(&format!(
                 "the guest did not power off within {GUEST_SHUTDOWN_TIMEOUT} and was stopped"
             ));
-            exit::STOPPED
+            exit::GUEST_STOPPED
         }
         GuestEnd::Killed => {
             exit::print("the guest was stopped at once on request");
-            exit::STOPPED
+            exit::GUEST_STOPPED
         }
     }
 }
@@ -175,7 +175,7 @@ impl Guest {
             }
             self.check_memory();
             if poison::has_unconsumed_error() {
-                self.vcpus.kick_first();
+                self.vcpus.kick_first_vcpu();
             }
             if let Some(end) = self.handle_events(if ready[1] { read_signal_count(signals) } else { 0 }) {
                 return end;
@@ -228,7 +228,7 @@ impl Guest {
         None
     }
 
-    fn execute(&mut self, action: Action) -> Result<State, ActionError> {
+    fn execute(&mut self, action: Action) -> Result<State, GuestActionError> {
         match action {
             Action::QueryState | Action::Kill => {}
             Action::Pause => self.pause()?,
@@ -246,12 +246,12 @@ impl Guest {
         }
     }
 
-    fn pause(&mut self) -> Result<(), ActionError> {
+    fn pause(&mut self) -> Result<(), GuestActionError> {
         if self.stop_at.is_some() {
-            return Err(ActionError::Stopping);
+            return Err(GuestActionError::Stopping);
         }
         self.paused = self.vcpus.pause();
-        if self.paused { Ok(()) } else { Err(ActionError::Busy) }
+        if self.paused { Ok(()) } else { Err(GuestActionError::Busy) }
     }
 
     fn resume(&mut self) {
@@ -284,7 +284,7 @@ impl Guest {
     /// the UART, because a vCPU may hold the lock while its output blocks.
     fn forward_input(&mut self) {
         if !self.pending_input.is_empty()
-            && let Some(mut serial) = self.resources.context.ports.try_serial()
+            && let Some(mut serial) = self.resources.context.ports.try_lock_serial()
         {
             let count = serial.enqueue_input(&self.pending_input);
             self.pending_input.drain(..count);
@@ -315,7 +315,7 @@ fn set_raw_mode() {
         raw.make_raw();
         raw.output_modes = settings.output_modes;
         if tcsetattr(stdin, OptionalActions::Now, &raw).is_ok() {
-            exit::save_terminal(settings);
+            exit::save_terminal_settings(settings);
         }
     }
 }

@@ -58,8 +58,9 @@ impl VcpuThreads {
     /// continue: the guest observes a scheduling delay.
     pub(super) fn pause(&self) -> bool {
         self.gate.set_open(false);
-        let paused = self
-            .kick_until(|| self.gate.waiting_count() as usize + self.finished_count() >= self.threads.len());
+        let paused = self.kick_until(|| {
+            self.gate.waiting_vcpu_count() as usize + self.finished_vcpu_count() >= self.threads.len()
+        });
         if !paused {
             self.resume();
         }
@@ -75,18 +76,18 @@ impl VcpuThreads {
     /// if a thread hangs in the kernel.
     pub(super) fn stop(self) {
         self.gate.stop();
-        self.kick_until(|| self.finished_count() == self.threads.len());
+        self.kick_until(|| self.finished_vcpu_count() == self.threads.len());
     }
 
     /// Sends the kick signal to the first vCPU, which then reports memory errors to the guest. The
     /// signal has no effect if it arrives just before KVM_RUN.
-    pub(super) fn kick_first(&self) {
+    pub(super) fn kick_first_vcpu(&self) {
         if let Some(thread) = self.threads.first() {
             let _ = thread.kill(vcpu::kick_signal()); // fails only if the thread has ended
         }
     }
 
-    fn finished_count(&self) -> usize {
+    fn finished_vcpu_count(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_finished()).count()
     }
 

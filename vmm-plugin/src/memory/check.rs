@@ -4,12 +4,12 @@
 use rustix::fs::{FileType, Stat, fstat};
 use units::Bytes;
 
-use super::{Backings, MappedRegion, MemoryError, backing_for_region, is_device};
+use super::{MappedRegion, MemoryBackings, MemoryError, backing_for_region, is_device};
 use crate::layout::Layout;
 
 /// Checks that the host has enough memory available for the memory to prefault. Huge pages and
 /// device memory are not counted, because they are not part of MemAvailable.
-pub(super) fn check_available_memory(layout: &Layout, backings: &Backings) -> Result<(), MemoryError> {
+pub(super) fn check_available_memory(layout: &Layout, backings: &MemoryBackings) -> Result<(), MemoryError> {
     let prefaulted = layout.regions.iter().filter(|region| {
         let (backing, _, memory_options) = backing_for_region(region, backings);
         memory_options.prefault && memory_options.hugepage_size.is_none() && !is_device(&backing.file)
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use crate::{
         layout::{Local, Performance, Pool, Shape},
-        memory::{Backing, Memory, MemoryBackendOptions, Owner, create_memfd},
+        memory::{Memory, MemoryBackendOptions, MemoryBacking, MemoryOwner, create_memfd},
     };
 
     /// Maps a guest with two slices, which start at these offsets of one memfd.
@@ -91,16 +91,16 @@ mod tests {
         let layout = Layout::new(&shape, 48).unwrap();
         let own = Arc::new(create_memfd("local", Bytes::mib(64), None).unwrap());
         let pool = Arc::new(pool);
-        let slice = |(slice, offset)| Backing {
+        let slice = |(slice, offset)| MemoryBacking {
             file: Arc::clone(&pool),
             offset,
-            owner: Owner::Slice { slice, emc: "emc0".into() },
+            owner: MemoryOwner::Slice { slice, emc: "emc0".into() },
         };
         let slices = (3..).zip(offsets).map(slice).collect();
-        let local = Backing { file: own, offset: 0, owner: Owner::Local };
+        let local = MemoryBacking { file: own, offset: 0, owner: MemoryOwner::Local };
         Memory::map(
             &layout,
-            &Backings {
+            &MemoryBackings {
                 local: vec![(local, MemoryBackendOptions::default())],
                 pool: vec![(slices, memory_options)],
             },

@@ -23,7 +23,7 @@ use rustix::{
 };
 use units::limits::MACHINE_CHECKS_LOGGED_MAX;
 
-use super::{Memory, Owner, poison};
+use super::{Memory, MemoryOwner, poison};
 use crate::exit;
 
 /// Messages about a memory region. The messages are formatted in advance, because a signal handler
@@ -59,16 +59,16 @@ static MESSAGES: OnceLock<Messages> = OnceLock::new();
 pub fn install_handler(memory: &Memory, vm: &str) -> io::Result<()> {
     let regions = memory.mapped.iter().map(|mapped| {
         let revoked = match &mapped.owner {
-            Owner::Slice { slice, emc } => {
+            MemoryOwner::Slice { slice, emc } => {
                 format!("error: VM {vm} lost slice {slice} of EMC {emc}: the rack revoked it\n")
             }
-            Owner::Local => format!("error: VM {vm} lost local memory of node {}\n", mapped.node),
+            MemoryOwner::Local => format!("error: VM {vm} lost local memory of node {}\n", mapped.node),
         };
         let description = match &mapped.owner {
-            Owner::Slice { slice, emc } => {
+            MemoryOwner::Slice { slice, emc } => {
                 format!("slice {slice} of EMC {emc}")
             }
-            Owner::Local => format!("local memory of node {}", mapped.node),
+            MemoryOwner::Local => format!("local memory of node {}", mapped.node),
         };
         RegionMessages {
             addresses: mapped.addresses.clone(),

@@ -7,17 +7,17 @@ use std::{
 };
 
 /// Address that means no error: 0 is not an address of guest memory.
-const NONE: usize = 0;
+const NO_ERROR: usize = 0;
 
 thread_local! {
     static IS_IN_GUEST: Cell<bool> = const { Cell::new(false) };
-    static CONSUMED: Cell<usize> = const { Cell::new(NONE) };
+    static CONSUMED: Cell<usize> = const { Cell::new(NO_ERROR) };
 }
 
 static CAN_REPORT: AtomicBool = AtomicBool::new(false);
 /// Address of the latest error that the hardware found before any access (action optional). It may
 /// be overwritten: an access to the page of an earlier error reports that error again.
-static UNCONSUMED: AtomicUsize = AtomicUsize::new(NONE);
+static UNCONSUMED: AtomicUsize = AtomicUsize::new(NO_ERROR);
 
 /// Enables reporting of errors to the guest. Called if the vCPUs support machine checks.
 pub fn enable_reporting() {
@@ -51,18 +51,18 @@ pub fn record_error(at: usize, is_consumed: bool) -> bool {
 }
 
 /// Removes and returns the address of the error that the guest consumed on this thread.
-pub fn take_consumed() -> Option<usize> {
-    Some(CONSUMED.replace(NONE)).filter(|at| *at != NONE)
+pub fn take_consumed_error() -> Option<usize> {
+    Some(CONSUMED.replace(NO_ERROR)).filter(|at| *at != NO_ERROR)
 }
 
 /// Removes and returns the address of the error that was found before any access.
-pub fn take_unconsumed() -> Option<usize> {
-    Some(UNCONSUMED.swap(NONE, Ordering::SeqCst)).filter(|at| *at != NONE)
+pub fn take_unconsumed_error() -> Option<usize> {
+    Some(UNCONSUMED.swap(NO_ERROR, Ordering::SeqCst)).filter(|at| *at != NO_ERROR)
 }
 
 /// Returns whether an unconsumed error was found that no vCPU has reported to the guest yet.
 pub fn has_unconsumed_error() -> bool {
-    UNCONSUMED.load(Ordering::SeqCst) != NONE
+    UNCONSUMED.load(Ordering::SeqCst) != NO_ERROR
 }
 
 #[cfg(test)]
@@ -75,9 +75,9 @@ mod tests {
         assert!(!record_error(4096, true));
         assert!(run_in_guest(|| record_error(8192, true)));
         assert!(
-            std::thread::spawn(take_consumed).join().unwrap().is_none(),
+            std::thread::spawn(take_consumed_error).join().unwrap().is_none(),
             "another thread must not take the error"
         );
-        assert_eq!((take_consumed(), take_consumed()), (Some(8192), None));
+        assert_eq!((take_consumed_error(), take_consumed_error()), (Some(8192), None));
     }
 }

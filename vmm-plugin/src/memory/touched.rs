@@ -9,7 +9,7 @@ use rustix::fs::{FileType, fstat};
 use super::{MappedRegion, check::Identity};
 
 /// Unit of `st_blocks`, in bytes.
-const BLOCK_BYTES: u64 = 512;
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// Number of bytes of each node that are backed by pages. `None` means that the node is not
 /// measured.
@@ -60,7 +60,7 @@ impl NodeFiles {
     ///
     /// # Errors
     /// The error returned by fstat(2).
-    pub fn measure_touched(&self) -> io::Result<TouchedByNode> {
+    pub fn measure_touched_memory(&self) -> io::Result<TouchedByNode> {
         let of_node = |(node, files): (&u32, &Option<Vec<Arc<File>>>)| {
             let sum = files.as_ref().map(|files| files.iter().map(|file| allocated_bytes(file)).sum());
             Ok((*node, sum.transpose()?))
@@ -82,7 +82,7 @@ fn measurable_files(files: Vec<NodeFile>) -> io::Result<Option<Vec<Arc<File>>>> 
 
 /// Returns the allocated size of a file, in bytes.
 fn allocated_bytes(file: &File) -> io::Result<u64> {
-    Ok(u64::try_from(fstat(file)?.st_blocks).unwrap_or(0) * BLOCK_BYTES)
+    Ok(u64::try_from(fstat(file)?.st_blocks).unwrap_or(0) * STAT_BLOCK_BYTES)
 }
 
 #[cfg(test)]
@@ -93,26 +93,26 @@ mod tests {
     use super::*;
     use crate::{
         layout::{Layout, Local, Performance, Pool, Shape},
-        memory::{Backing, Backings, Memory, MemoryBackendOptions, Owner, create_memfd},
+        memory::{Memory, MemoryBackendOptions, MemoryBacking, MemoryBackings, MemoryOwner, create_memfd},
     };
 
     const MIB: u64 = 1 << 20;
 
-    fn local(file: &Arc<File>, offset: u64, shared: bool) -> (Backing, MemoryBackendOptions) {
-        let backing = Backing { file: Arc::clone(file), offset, owner: Owner::Local };
+    fn local(file: &Arc<File>, offset: u64, shared: bool) -> (MemoryBacking, MemoryBackendOptions) {
+        let backing = MemoryBacking { file: Arc::clone(file), offset, owner: MemoryOwner::Local };
         (backing, MemoryBackendOptions { shared, ..MemoryBackendOptions::default() })
     }
 
     /// Maps a guest that has local nodes of 64 MiB each, and one pool node with one slice.
-    fn map(local: Vec<(Backing, MemoryBackendOptions)>, slice: File) -> Memory {
+    fn map(local: Vec<(MemoryBacking, MemoryBackendOptions)>, slice: File) -> Memory {
         let node = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
         let shape = Shape {
             local: vec![node; local.len()],
             pool: vec![Pool { slices: 1, performance: Performance::POOL }],
         };
-        let owner = Owner::Slice { slice: 3, emc: "emc0".into() };
-        let slice = Backing { file: Arc::new(slice), offset: 0, owner };
-        let backings = Backings { local, pool: vec![(vec![slice], MemoryBackendOptions::default())] };
+        let owner = MemoryOwner::Slice { slice: 3, emc: "emc0".into() };
+        let slice = MemoryBacking { file: Arc::new(slice), offset: 0, owner };
+        let backings = MemoryBackings { local, pool: vec![(vec![slice], MemoryBackendOptions::default())] };
         Memory::map(&Layout::new(&shape, 48).unwrap(), &backings).unwrap()
     }
 
@@ -124,18 +124,21 @@ mod tests {
     fn touched_pages_are_counted_for_the_node_of_their_file() {
         let memory = map(vec![local(&file(64), 0, true)], create_memfd("pool", Bytes::gib(1), None).unwrap());
         let files = memory.node_files().unwrap();
-        assert_eq!(files.measure_touched().unwrap(), [(0, Some(0)), (1, Some(0))].into());
+        assert_eq!(files.measure_touched_memory().unwrap(), [(0, Some(0)), (1, Some(0))].into());
         memory.guest().write_slice(&vec![1; 3 << 20], GuestAddress(2 * MIB)).unwrap();
-        let touched = files.measure_touched().unwrap()[&0].unwrap();
+        let touched = files.measure_touched_memory().unwrap()[&0].unwrap();
         assert!((3 * MIB..=6 * MIB).contains(&touched), "{touched}");
-        assert_eq!(files.measure_touched().unwrap()[&1], Some(0));
+        assert_eq!(files.measure_touched_memory().unwrap()[&1], Some(0));
     }
 
     #[test]
     fn device_memory_is_not_measured() {
         let device = File::options().read(true).write(true).open("/dev/zero").unwrap();
         let memory = map(vec![local(&file(64), 0, true)], device);
-        assert_eq!(memory.node_files().unwrap().measure_touched().unwrap(), [(0, Some(0)), (1, None)].into());
+        assert_eq!(
+            memory.node_files().unwrap().measure_touched_memory().unwrap(),
+            [(0, Some(0)), (1, None)].into()
+        );
     }
 
     #[test]
@@ -143,7 +146,7 @@ mod tests {
         let whole = file(128);
         let nodes = vec![local(&whole, 0, true), local(&whole, 64 * MIB, true), local(&file(64), 0, false)];
         let memory = map(nodes, create_memfd("pool", Bytes::gib(1), None).unwrap());
-        let touched = memory.node_files().unwrap().measure_touched().unwrap();
+        let touched = memory.node_files().unwrap().measure_touched_memory().unwrap();
         assert_eq!(touched, [(0, None), (1, None), (2, None), (3, Some(0))].into());
     }
 

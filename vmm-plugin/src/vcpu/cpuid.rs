@@ -19,8 +19,8 @@ const LEAF_ADDRESS_SIZES: u32 = 0x8000_0008;
 const LEAF_AMD_CACHES: u32 = 0x8000_001d;
 const LEAF_AMD_TOPOLOGY: u32 = 0x8000_001e;
 
-const HYPERVISOR: u32 = 1 << 31;
-const TSC_DEADLINE: u32 = 1 << 24;
+const HYPERVISOR_BIT: u32 = 1 << 31;
+const TSC_DEADLINE_BIT: u32 = 1 << 24;
 /// Bit in ECX of [`LEAF_FEATURES`].
 const VMX: u32 = 1 << 5;
 /// Bit in ECX of [`LEAF_EXTENDED_FEATURES`].
@@ -28,7 +28,7 @@ const SVM: u32 = 1 << 2;
 const HTT: u32 = 1 << 28;
 /// Bits in EBX of [`LEAF_POWER_AND_RAS`] on AMD: software can recover from an uncorrectable memory
 /// error (SUCCOR) and from overwritten MCA banks (OVERFLOW_RECOV).
-const SUCCOR_OVERFLOW_RECOV: u32 = 0b11;
+const RECOVERY_BITS: u32 = 0b11;
 /// Lowest cache level that the CPUs of a package share.
 const SHARED_CACHE_LEVEL_MIN: u32 = 3;
 
@@ -57,7 +57,7 @@ pub(super) fn build(kvm: &Kvm, layout: &Layout, cpu: u32, nested: bool) -> Resul
     };
     let kept =
         supported.as_slice().iter().filter(|e| ![LEAF_TOPOLOGY, LEAF_TOPOLOGY_V2].contains(&e.function));
-    let mut entries: Vec<_> = kept.map(|entry| topology.patch(*entry, has_tsc_deadline)).collect();
+    let mut entries: Vec<_> = kept.map(|entry| topology.patch_entry(*entry, has_tsc_deadline)).collect();
     entries.extend(topology.topology_leaves());
     CpuId::from_entries(&entries).map_err(|_| kvm_ioctls::Error::new(libc::E2BIG))
 }
@@ -68,12 +68,12 @@ impl VcpuTopology {
     }
 
     /// Adapts a leaf that KVM supports to the topology and the options of the guest.
-    fn patch(&self, mut entry: kvm_cpuid_entry2, has_tsc_deadline: bool) -> kvm_cpuid_entry2 {
+    fn patch_entry(&self, mut entry: kvm_cpuid_entry2, has_tsc_deadline: bool) -> kvm_cpuid_entry2 {
         let others = self.vcpus_per_package() - 1;
         match entry.function {
             LEAF_FEATURES => {
                 entry.ebx = entry.ebx & 0xffff | self.vcpus_per_package() << 16 | self.apic_id << 24;
-                entry.ecx |= HYPERVISOR | if has_tsc_deadline { TSC_DEADLINE } else { 0 };
+                entry.ecx |= HYPERVISOR_BIT | if has_tsc_deadline { TSC_DEADLINE_BIT } else { 0 };
                 entry.ecx &= if self.nested { u32::MAX } else { !VMX };
                 entry.edx = entry.edx & !HTT | if others > 0 { HTT } else { 0 };
             }
@@ -87,7 +87,7 @@ impl VcpuTopology {
             }
             LEAF_EXTENDED_FEATURES if !self.nested => entry.ecx &= !SVM,
             LEAF_SVM if !self.nested => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
-            LEAF_POWER_AND_RAS if self.vendor == Vendor::Amd => entry.ebx |= SUCCOR_OVERFLOW_RECOV,
+            LEAF_POWER_AND_RAS if self.vendor == Vendor::Amd => entry.ebx |= RECOVERY_BITS,
             LEAF_ADDRESS_SIZES => entry.ecx = self.package_shift << 12 | others,
             LEAF_AMD_TOPOLOGY => {
                 entry.eax = self.apic_id;
@@ -102,13 +102,13 @@ impl VcpuTopology {
     /// Returns the subleaves of the topology leaf: the thread level, the core level, and the final
     /// invalid level (Intel SDM, CPUID leaf 0Bh).
     fn topology_leaves(&self) -> [kvm_cpuid_entry2; 3] {
-        const INDEXED: u32 = kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
-        const THREADS: u32 = 1;
-        const CORES: u32 = 2;
+        const INDEXED_FLAG: u32 = kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX;
+        const THREAD_LEVEL_TYPE: u32 = 1;
+        const CORE_LEVEL_TYPE: u32 = 2;
         let level = |index: u32, package_shift: u32, count: u32, kind: u32| kvm_cpuid_entry2 {
             function: LEAF_TOPOLOGY,
             index,
-            flags: INDEXED,
+            flags: INDEXED_FLAG,
             eax: package_shift,
             ebx: count,
             ecx: index | kind << 8,
@@ -116,8 +116,8 @@ impl VcpuTopology {
             ..Default::default()
         };
         [
-            level(0, 0, 1, THREADS),
-            level(1, self.package_shift, self.vcpus_per_package(), CORES),
+            level(0, 0, 1, THREAD_LEVEL_TYPE),
+            level(1, self.package_shift, self.vcpus_per_package(), CORE_LEVEL_TYPE),
             level(2, 0, 0, 0),
         ]
     }
@@ -134,17 +134,17 @@ mod tests {
 
     #[test]
     fn vmx_and_svm_are_hidden_unless_nested() {
-        let patch = |function, nested| {
+        let patch_entry = |function, nested| {
             let topology =
                 VcpuTopology { apic_id: 0, package_shift: 0, package: 0, nested, vendor: Vendor::Amd };
-            topology.patch(entry(function), true)
+            topology.patch_entry(entry(function), true)
         };
-        assert_eq!(patch(LEAF_FEATURES, false).ecx, !VMX);
-        assert_eq!(patch(LEAF_FEATURES, true).ecx, u32::MAX);
-        assert_eq!(patch(LEAF_EXTENDED_FEATURES, false).ecx, !SVM);
-        assert_eq!(patch(LEAF_EXTENDED_FEATURES, true).ecx, u32::MAX);
-        let hidden = patch(LEAF_SVM, false);
+        assert_eq!(patch_entry(LEAF_FEATURES, false).ecx, !VMX);
+        assert_eq!(patch_entry(LEAF_FEATURES, true).ecx, u32::MAX);
+        assert_eq!(patch_entry(LEAF_EXTENDED_FEATURES, false).ecx, !SVM);
+        assert_eq!(patch_entry(LEAF_EXTENDED_FEATURES, true).ecx, u32::MAX);
+        let hidden = patch_entry(LEAF_SVM, false);
         assert_eq!((hidden.eax, hidden.ebx, hidden.ecx, hidden.edx), (0, 0, 0, 0));
-        assert_eq!(patch(LEAF_SVM, true).edx, u32::MAX);
+        assert_eq!(patch_entry(LEAF_SVM, true).edx, u32::MAX);
     }
 }

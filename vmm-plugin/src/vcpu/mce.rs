@@ -14,7 +14,7 @@ const KVM_X86_GET_MCE_CAP_SUPPORTED: libc::c_ulong = 0x8008_ae9d;
 const KVM_X86_SET_MCE: libc::c_ulong = 0x4040_ae9e;
 
 /// Number of MCA banks of a vCPU, as in QEMU.
-const BANK_COUNT: u8 = 10;
+const MCE_BANK_COUNT: u8 = 10;
 /// Index of the MCA bank for memory errors, as in QEMU.
 const MEMORY_ERROR_BANK: u8 = 9;
 
@@ -37,8 +37,8 @@ const MCI_STATUS_AR: u64 = 1 << 55;
 const MCI_STATUS_DEFERRED: u64 = 1 << 44;
 const MCI_STATUS_POISON: u64 = 1 << 43;
 /// Intel's MCA error codes for a data load and for memory scrubbing.
-const DATA_LOAD: u64 = 0x134;
-const SCRUBBING: u64 = 0xc0;
+const DATA_LOAD_ERROR_CODE: u64 = 0x134;
+const SCRUBBING_ERROR_CODE: u64 = 0xc0;
 /// Value of MCi_MISC: the reported address is physical, with a granularity of 4 KiB.
 const MISC_PHYSICAL_PAGE: u64 = 2 << 6 | 0xc;
 const PAGE_BYTES: u64 = 4096;
@@ -64,10 +64,14 @@ pub(super) enum Vendor {
 impl Vendor {
     /// Returns the vendor according to CPUID. Hygon processors are treated as AMD.
     pub(super) fn from_cpuid(cpuid: &CpuId) -> Self {
-        const AUTH: u32 = u32::from_le_bytes(*b"Auth");
-        const HYGO: u32 = u32::from_le_bytes(*b"Hygo");
+        const AMD_VENDOR_PREFIX: u32 = u32::from_le_bytes(*b"Auth");
+        const HYGON_VENDOR_PREFIX: u32 = u32::from_le_bytes(*b"Hygo");
         let vendor = cpuid.as_slice().iter().find(|entry| entry.function == 0);
-        if vendor.is_some_and(|entry| [AUTH, HYGO].contains(&entry.ebx)) { Self::Amd } else { Self::Intel }
+        if vendor.is_some_and(|entry| [AMD_VENDOR_PREFIX, HYGON_VENDOR_PREFIX].contains(&entry.ebx)) {
+            Self::Amd
+        } else {
+            Self::Intel
+        }
     }
 }
 
@@ -85,13 +89,13 @@ pub(super) struct MachineChecks {
 impl MachineChecks {
     /// Sets up the MCA banks of a vCPU. The CPUID of the vCPU must be set before. Returns `None` if
     /// KVM does not support the required banks and features.
-    pub(super) fn set_up(
+    pub(super) fn set_up_machine_checks(
         kvm: &Kvm,
         fd: &VcpuFd,
         (vendor, cpus): (Vendor, u32),
         nested: bool,
     ) -> Result<Option<Self>, kvm_ioctls::Error> {
-        if kvm.check_extension_int(Cap::Mce) < i32::from(BANK_COUNT) {
+        if kvm.check_extension_int(Cap::Mce) < i32::from(MCE_BANK_COUNT) {
             return Ok(None);
         }
         let mut supported = 0_u64;
@@ -103,7 +107,7 @@ impl MachineChecks {
             return Ok(None);
         }
         let has_lmce = vendor == Vendor::Intel && supported & MCG_LMCE_P != 0;
-        let capabilities = needed | if has_lmce { MCG_LMCE_P } else { 0 } | u64::from(BANK_COUNT);
+        let capabilities = needed | if has_lmce { MCG_LMCE_P } else { 0 } | u64::from(MCE_BANK_COUNT);
         // SAFETY: the ioctl reads a u64, and `capabilities` is a u64.
         let done = unsafe { ioctl_with_ref(fd, KVM_X86_SETUP_MCE, &capabilities) };
         check_ioctl(done)?;
@@ -173,8 +177,8 @@ impl MachineChecks {
         let valid = MCI_STATUS_VAL | MCI_STATUS_EN | MCI_STATUS_MISCV | MCI_STATUS_ADDRV;
         let status = valid
             | match (self.vendor, is_consumed) {
-                (Vendor::Intel, true) => MCI_STATUS_UC | MCI_STATUS_S | MCI_STATUS_AR | DATA_LOAD,
-                (Vendor::Intel, false) => MCI_STATUS_UC | MCI_STATUS_S | SCRUBBING,
+                (Vendor::Intel, true) => MCI_STATUS_UC | MCI_STATUS_S | MCI_STATUS_AR | DATA_LOAD_ERROR_CODE,
+                (Vendor::Intel, false) => MCI_STATUS_UC | MCI_STATUS_S | SCRUBBING_ERROR_CODE,
                 (Vendor::Amd, true) => MCI_STATUS_UC | MCI_STATUS_POISON,
                 (Vendor::Amd, false) => MCI_STATUS_DEFERRED | MCI_STATUS_POISON,
             };

@@ -12,7 +12,7 @@ use super::{
 use crate::config::Console;
 
 /// Name of the executable of Cloud Hypervisor.
-pub const PROGRAM: &str = "cloud-hypervisor";
+pub const VMM_PROGRAM: &str = "cloud-hypervisor";
 const VMM: &str = "cloud-hypervisor";
 /// Host file that provides entropy for the guest.
 const RNG_SOURCE: &str = "/dev/urandom";
@@ -24,7 +24,7 @@ const RNG_SOURCE: &str = "/dev/urandom";
 /// [`BackendError::Path`] if a path is not UTF-8.
 pub fn vm_config(guest: &Guest) -> Result<Value, BackendError> {
     check_supported(guest)?;
-    let zones: Vec<Value> = guest.blocks.iter().flatten().map(zone_json).collect();
+    let zones: Vec<Value> = guest.blocks.iter().flatten().map(memory_zone_json).collect();
     let (packages, cores) = guest.packages();
     let cpus = guest.layout.cpus();
     let topology = json!({
@@ -55,7 +55,7 @@ pub fn vm_config(guest: &Guest) -> Result<Value, BackendError> {
     Ok(config)
 }
 
-fn zone_json(block: &MemoryBlock) -> Value {
+fn memory_zone_json(block: &MemoryBlock) -> Value {
     let mut zone = json!({
         "id": block.id,
         "size": block.bytes.get(),
@@ -119,20 +119,20 @@ pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     let mut options = vec![
         option_with_values("--cpus", [cpus]),
         option_with_values("--memory", ["size=0".to_owned()]),
-        option_with_values("--memory-zone", format_all(&config["memory"]["zones"], format_key_values)),
-        option_with_values("--numa", format_all(&config["numa"], format_numa)),
-        option_with_values("--kernel", [format_plain(&config["payload"]["kernel"])]),
-        option_with_values("--cmdline", [format_plain(&config["payload"]["cmdline"])]),
+        option_with_values("--memory-zone", format_values(&config["memory"]["zones"], format_key_values)),
+        option_with_values("--numa", format_values(&config["numa"], format_numa)),
+        option_with_values("--kernel", [format_plain_value(&config["payload"]["kernel"])]),
+        option_with_values("--cmdline", [format_plain_value(&config["payload"]["cmdline"])]),
         option_with_values("--rng", [format_key_values(&config["rng"])]),
         option_with_values("--serial", [format_console(&config["serial"])]),
         option_with_values("--console", [format_console(&config["console"])]),
     ];
     if let Some(initrd) = config["payload"].get("initramfs") {
-        options.push(option_with_values("--initramfs", [format_plain(initrd)]));
+        options.push(option_with_values("--initramfs", [format_plain_value(initrd)]));
     }
     for (name, values) in [("--disk", &config["disks"]), ("--net", &config["net"])] {
         if values.as_array().is_some_and(|values| !values.is_empty()) {
-            options.push(option_with_values(name, format_all(values, format_key_values)));
+            options.push(option_with_values(name, format_values(values, format_key_values)));
         }
     }
     Ok(options)
@@ -142,12 +142,12 @@ fn option_with_values(name: &str, values: impl IntoIterator<Item = String>) -> V
     [name.to_owned()].into_iter().chain(values).collect()
 }
 
-fn format_all(values: &Value, as_text: impl Fn(&Value) -> String) -> Vec<String> {
+fn format_values(values: &Value, as_text: impl Fn(&Value) -> String) -> Vec<String> {
     values.as_array().into_iter().flatten().map(as_text).collect()
 }
 
 /// Formats a JSON value without quotes. Booleans become `on` or `off`.
-fn format_plain(value: &Value) -> String {
+fn format_plain_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Bool(on) => if *on { "on" } else { "off" }.to_owned(),
@@ -160,7 +160,7 @@ fn format_key_values(value: &Value) -> String {
     let key_values = value.as_object().into_iter().flatten();
     let part = |(name, value): (&String, &Value)| match name.as_str() {
         "image_type" => "image_type=raw".to_owned(),
-        name => format!("{name}={}", format_plain(value)),
+        name => format!("{name}={}", format_plain_value(value)),
     };
     key_values.map(part).collect::<Vec<_>>().join(",")
 }
@@ -172,20 +172,20 @@ fn format_numa(node: &Value) -> String {
             text += &format!(",{name}=[{}]", values.join(","));
         }
     };
-    list("cpus", format_all(&node["cpus"], format_plain));
+    list("cpus", format_values(&node["cpus"], format_plain_value));
     list(
         "distances",
-        format_all(&node["distances"], |other| format!("{}@{}", other["destination"], other["distance"])),
+        format_values(&node["distances"], |other| format!("{}@{}", other["destination"], other["distance"])),
     );
-    list("memory_zones", format_all(&node["memory_zones"], format_plain));
+    list("memory_zones", format_values(&node["memory_zones"], format_plain_value));
     text
 }
 
 /// Formats a console as an option value, such as `file=PATH` or `null`.
 fn format_console(console: &Value) -> String {
     match console.get("file") {
-        Some(path) => format!("file={}", format_plain(path)),
-        None => format_plain(&console["mode"]).to_lowercase(),
+        Some(path) => format!("file={}", format_plain_value(path)),
+        None => format_plain_value(&console["mode"]).to_lowercase(),
     }
 }
 

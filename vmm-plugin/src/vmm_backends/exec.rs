@@ -48,8 +48,8 @@ pub enum ExecVmm {
 impl ExecVmm {
     fn name(self) -> &'static str {
         match self {
-            Self::Qemu => qemu::PROGRAM,
-            Self::CloudHypervisor => cloud_hypervisor::PROGRAM,
+            Self::Qemu => qemu::VMM_PROGRAM,
+            Self::CloudHypervisor => cloud_hypervisor::VMM_PROGRAM,
         }
     }
 

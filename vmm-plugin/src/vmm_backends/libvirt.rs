@@ -41,7 +41,7 @@ pub fn domain_xml(guest: &Guest) -> Result<String, BackendError> {
     domain.add(element("memory").with("unit", "KiB").with_text(to_kib(local)));
     domain.add(memory_backing_element(guest)?);
     domain.add(element("vcpu").with_text(guest.layout.cpus()));
-    domain.add_optional(numa_tuning_element(guest));
+    domain.add_optional_child(numa_tuning_element(guest));
     domain.add(os_element(guest)?);
     domain.add(element("features").with_children([element("acpi")]));
     domain.add(cpu_element(guest));
@@ -49,13 +49,13 @@ pub fn domain_xml(guest: &Guest) -> Result<String, BackendError> {
         domain.add(element(event).with_text("destroy"));
     }
     domain.add(devices_element(guest)?);
-    domain.add_optional(qemu_commandline_element(guest));
+    domain.add_optional_child(qemu_commandline_element(guest));
     Ok(domain.to_xml())
 }
 
 /// Returns the `memoryBacking` element. In libvirt, each node has a page size, and all other
 /// options apply to the whole domain.
-fn memory_backing_element(guest: &Guest) -> Result<Element, BackendError> {
+fn memory_backing_element(guest: &Guest) -> Result<XmlElement, BackendError> {
     let memory_options: Vec<_> =
         guest.local_nodes().map(|(number, _, blocks)| (number, &blocks[0].memory_options)).collect();
     let mut backing = element("memoryBacking");
@@ -80,7 +80,7 @@ fn memory_backing_element(guest: &Guest) -> Result<Element, BackendError> {
 
 /// Returns the `numatune` element, which binds local memory to NUMA nodes of the host. Returns
 /// `None` if no memory is bound.
-fn numa_tuning_element(guest: &Guest) -> Option<Element> {
+fn numa_tuning_element(guest: &Guest) -> Option<XmlElement> {
     let nodes = guest.local_nodes().filter_map(|(number, _, blocks)| {
         let node = blocks[0].memory_options.host_numa_node?;
         Some(element("memnode").with("cellid", number).with("mode", "strict").with("nodeset", node))
@@ -89,7 +89,7 @@ fn numa_tuning_element(guest: &Guest) -> Option<Element> {
     (!nodes.is_empty()).then(|| element("numatune").with_children(nodes))
 }
 
-fn os_element(guest: &Guest) -> Result<Element, BackendError> {
+fn os_element(guest: &Guest) -> Result<XmlElement, BackendError> {
     let kernel = &guest.config.kernel;
     let machine = element("type").with("arch", "x86_64").with("machine", "q35").with_text("hvm");
     let mut boot =
@@ -101,7 +101,7 @@ fn os_element(guest: &Guest) -> Result<Element, BackendError> {
     Ok(boot)
 }
 
-fn cpu_element(guest: &Guest) -> Element {
+fn cpu_element(guest: &Guest) -> XmlElement {
     let (sockets, cores) = guest.packages();
     let topology = element("topology").with("sockets", sockets).with("cores", cores).with("threads", 1);
     let mut numa =
@@ -110,7 +110,7 @@ fn cpu_element(guest: &Guest) -> Element {
     element("cpu").with("mode", "host-passthrough").with_children([topology, numa])
 }
 
-fn cell_element(guest: &Guest, number: usize) -> Element {
+fn cell_element(guest: &Guest, number: usize) -> XmlElement {
     let node = &guest.layout.nodes[number];
     let mut cell = element("cell").with("id", number);
     cell = if node.is_pool() {
@@ -127,7 +127,7 @@ fn cell_element(guest: &Guest, number: usize) -> Element {
     cell.with_children([element("distances").with_children(siblings)])
 }
 
-fn interconnects_element(guest: &Guest) -> Element {
+fn interconnects_element(guest: &Guest) -> XmlElement {
     let pair = |name, (from, to), value: u64| {
         element(name).with("initiator", from).with("target", to).with("type", "access").with("value", value)
     };
@@ -138,7 +138,7 @@ fn interconnects_element(guest: &Guest) -> Element {
     element("interconnects").with_children(all)
 }
 
-fn devices_element(guest: &Guest) -> Result<Element, BackendError> {
+fn devices_element(guest: &Guest) -> Result<XmlElement, BackendError> {
     let mut devices = element("devices");
     for (disk, letter) in guest.config.disks.iter().zip('a'..) {
         let mut element_of_disk =
@@ -169,7 +169,7 @@ fn devices_element(guest: &Guest) -> Result<Element, BackendError> {
 }
 
 /// Returns the `serial` element. `virsh console` connects to a serial console of type pty.
-fn serial_element(console: &Console) -> Result<Element, BackendError> {
+fn serial_element(console: &Console) -> Result<XmlElement, BackendError> {
     let target = element("target").with("port", 0);
     Ok(match console {
         Console::Terminal => element("serial").with("type", "pty").with_children([target]),
@@ -183,7 +183,7 @@ fn serial_element(console: &Console) -> Result<Element, BackendError> {
 
 /// Returns the `qemu:commandline` element with the QEMU arguments for all slices. Returns `None` if
 /// the guest has no slices.
-fn qemu_commandline_element(guest: &Guest) -> Option<Element> {
+fn qemu_commandline_element(guest: &Guest) -> Option<XmlElement> {
     let slices =
         guest.pool_nodes().flat_map(|(number, _, blocks)| blocks.iter().map(move |block| (number, block)));
     let arguments = slices.flat_map(|(number, block)| {
@@ -205,18 +205,18 @@ fn to_kib(bytes: Bytes) -> u64 {
 
 /// XML element with attributes, text and child elements.
 #[derive(Debug, Default)]
-struct Element {
+struct XmlElement {
     name: &'static str,
     attributes: Vec<(&'static str, String)>,
     text: String,
-    children: Vec<Element>,
+    children: Vec<XmlElement>,
 }
 
-fn element(name: &'static str) -> Element {
-    Element { name, ..Default::default() }
+fn element(name: &'static str) -> XmlElement {
+    XmlElement { name, ..Default::default() }
 }
 
-impl Element {
+impl XmlElement {
     fn with(mut self, name: &'static str, value: impl ToString) -> Self {
         self.attributes.push((name, value.to_string()));
         self
@@ -235,7 +235,7 @@ impl Element {
         self.children.push(element);
     }
 
-    fn add_optional(&mut self, element: Option<Self>) {
+    fn add_optional_child(&mut self, element: Option<Self>) {
         self.children.extend(element);
     }
 

@@ -22,14 +22,14 @@ use super::{
 use crate::config::Console;
 
 /// Name of the executable of QEMU.
-pub const PROGRAM: &str = "qemu-system-x86_64";
+pub const VMM_PROGRAM: &str = "qemu-system-x86_64";
 const VMM: &str = "qemu";
 /// Size of the memory below 4 GiB on q35, if the guest has more memory than fits below the PCI
 /// hole.
 const LOW_MEMORY_MAX: Bytes = Bytes::gib(2);
 /// Granularity of bandwidths, in MB/s. QEMU stores the bandwidths of an HMAT as 16-bit multiples of
 /// a common power of two. With this granularity, every bandwidth of a layout can be stored.
-const BANDWIDTH_STEP: u64 = 16;
+const BANDWIDTH_STEP_MBPS: u64 = 16;
 
 /// Returns the options of QEMU with their values.
 ///
@@ -38,7 +38,7 @@ const BANDWIDTH_STEP: u64 = 16;
 /// a path is not UTF-8.
 pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
     guest.check_pci(VMM)?;
-    let mut arguments = Arguments::default();
+    let mut arguments = QemuArguments::default();
     add_machine_options(guest, &mut arguments)?;
     add_node_options(guest, &mut arguments);
     add_device_options(guest, &mut arguments)?;
@@ -48,9 +48,9 @@ pub fn options(guest: &Guest) -> Result<Vec<Vec<String>>, BackendError> {
 
 /// List of QEMU options, each with its value.
 #[derive(Default)]
-struct Arguments(Vec<Vec<String>>);
+struct QemuArguments(Vec<Vec<String>>);
 
-impl Arguments {
+impl QemuArguments {
     fn flag(&mut self, name: &str) {
         self.0.push(vec![name.to_owned()]);
     }
@@ -66,7 +66,7 @@ fn memory_devices(guest: &Guest) -> impl Iterator<Item = (usize, &MemoryBlock)> 
     guest.pool_nodes().flat_map(|(number, _, blocks)| blocks[1..].iter().map(move |block| (number, block)))
 }
 
-fn add_machine_options(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+fn add_machine_options(guest: &Guest, arguments: &mut QemuArguments) -> Result<(), BackendError> {
     let local: Bytes = guest.local_nodes().map(|(_, node, _)| node.bytes()).sum();
     let devices = u32::try_from(memory_devices(guest).count()).expect("the number of slices fits into u32");
     check_devices(devices)?;
@@ -107,7 +107,7 @@ pub(super) fn check_devices(devices: u32) -> Result<(), BackendError> {
     Err(BackendError::Unsupported { vmm: VMM, reason })
 }
 
-fn add_node_options(guest: &Guest, arguments: &mut Arguments) {
+fn add_node_options(guest: &Guest, arguments: &mut QemuArguments) {
     for (number, node, blocks) in guest.nodes() {
         arguments.option("-object", backend_option(&blocks[0]));
         let cpus = if node.is_pool() {
@@ -125,7 +125,7 @@ fn add_node_options(guest: &Guest, arguments: &mut Arguments) {
     add_distance_options(guest, arguments);
 }
 
-fn add_distance_options(guest: &Guest, arguments: &mut Arguments) {
+fn add_distance_options(guest: &Guest, arguments: &mut QemuArguments) {
     for (from, to) in guest.node_pairs().filter(|(from, to)| from != to) {
         arguments
             .option("-numa", format!("dist,src={from},dst={to},val={}", guest.layout.distance(from, to)));
@@ -140,7 +140,7 @@ fn add_distance_options(guest: &Guest, arguments: &mut Arguments) {
 /// Returns the bandwidth between two nodes in MB/s, rounded up to a value that QEMU can store. QEMU
 /// parses the value as MiB/s but stores the number in a field with the unit MB/s.
 pub(super) fn bandwidth_mbps(guest: &Guest, from: usize, to: usize) -> u64 {
-    guest.layout.bandwidth_mbps(from, to).next_multiple_of(BANDWIDTH_STEP)
+    guest.layout.bandwidth_mbps(from, to).next_multiple_of(BANDWIDTH_STEP_MBPS)
 }
 
 /// Returns the option value for the memory backend object of a block.
@@ -175,7 +175,7 @@ pub(super) fn dimm_option(node: usize, block: &MemoryBlock) -> String {
     format!("pc-dimm,id=dimm-{id},memdev={id},node={node}", id = block.id)
 }
 
-fn add_device_options(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+fn add_device_options(guest: &Guest, arguments: &mut QemuArguments) -> Result<(), BackendError> {
     arguments.option("-object", "rng-builtin,id=rng");
     arguments.option("-device", "virtio-rng-pci,rng=rng");
     for (number, disk) in guest.config.disks.iter().enumerate() {
@@ -193,7 +193,7 @@ fn add_device_options(guest: &Guest, arguments: &mut Arguments) -> Result<(), Ba
     Ok(())
 }
 
-fn add_kernel_options(guest: &Guest, arguments: &mut Arguments) -> Result<(), BackendError> {
+fn add_kernel_options(guest: &Guest, arguments: &mut QemuArguments) -> Result<(), BackendError> {
     arguments.option(
         "-serial",
         match &guest.config.console {

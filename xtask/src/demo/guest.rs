@@ -18,8 +18,8 @@ use emulated_host::{
 
 use super::{
     Interrupt, Programs, START_TIMEOUT, are_all_hosts_up, print_details, print_heading,
-    rack::{Plan, Rack},
-    scratch::Scratch,
+    rack::{DemoPlan, Rack},
+    scratch::ScratchFolders,
     service::{self, Services, new_command},
     tarn_cli::TarnCli,
 };
@@ -57,7 +57,7 @@ const RESERVE_OPTIONS: [&str; 6] = ["--pool", "2GiB", "--local", "512MiB", "--co
 const UNPRIVILEGED_USER_OPTIONS: [&str; 4] = ["--uid", "65534", "--gid", "65534"];
 
 /// Version of the guest kernel.
-const KERNEL: &str = "6.12";
+const KERNEL_VERSION: &str = "6.12";
 /// Returns the script of the guest, which prints its NUMA nodes and waits for the power button.
 fn guest_script() -> String {
     format!("exec 3< /dev/input/event0\n{PRINT_NODES_SCRIPT}\nhead -c 1 <&3 > /dev/null")
@@ -88,14 +88,15 @@ pub struct BootFiles {
 pub fn run(
     programs: &Programs,
     interrupt: &Interrupt,
-    scratch: &Scratch,
+    scratch: &ScratchFolders,
     artifacts: &Artifacts,
 ) -> Result<GuestReport, Failure> {
     print_heading("a Linux guest with its pool memory as a NUMA node without CPUs");
-    let initrd = Initrd::for_guest(artifacts, KERNEL, &guest_script())?;
-    let boot = BootFiles { kernel: artifacts.kernel_path(KERNEL), initrd: scratch.file("guest.initrd") };
+    let initrd = Initrd::for_guest(artifacts, KERNEL_VERSION, &guest_script())?;
+    let boot =
+        BootFiles { kernel: artifacts.kernel_path(KERNEL_VERSION), initrd: scratch.file("guest.initrd") };
     initrd.pack(&boot.initrd)?;
-    match boots_on_this_machine(programs, interrupt, scratch, &boot)? {
+    match can_boot_guests(programs, interrupt, scratch, &boot)? {
         Ok(()) => return run_guest_rack(programs, interrupt, &boot),
         Err(reason) => print_details(&format!("this machine cannot boot a Linux guest: {reason}")),
     }
@@ -104,10 +105,10 @@ pub fn run(
 }
 
 /// Checks whether this machine can boot a Linux guest. The inner error is the reason if it cannot.
-fn boots_on_this_machine(
+fn can_boot_guests(
     programs: &Programs,
     interrupt: &Interrupt,
-    scratch: &Scratch,
+    scratch: &ScratchFolders,
     boot: &BootFiles,
 ) -> Result<Result<(), String>, Failure> {
     let console = scratch.file("probe.console");
@@ -135,8 +136,8 @@ pub fn run_guest_rack(
     interrupt: &Interrupt,
     boot: &BootFiles,
 ) -> Result<GuestReport, Failure> {
-    let scratch = Scratch::new()?;
-    let rack = Plan::parse(RACK_TOML, "the guest's rack")?.deploy(&scratch)?;
+    let scratch = ScratchFolders::new()?;
+    let rack = DemoPlan::parse(RACK_TOML, "the guest's rack")?.deploy(&scratch)?;
     let mut services = Services::new(programs, &rack, &scratch);
     let report = run_on_rack(programs, interrupt, boot, &scratch, &rack, &mut services);
     let report = report.inspect_err(|_| services.print_log_tails());
@@ -149,7 +150,7 @@ fn run_on_rack(
     programs: &Programs,
     interrupt: &Interrupt,
     boot: &BootFiles,
-    scratch: &Scratch,
+    scratch: &ScratchFolders,
     rack: &Rack,
     services: &mut Services<'_>,
 ) -> Result<GuestReport, Failure> {
@@ -188,7 +189,7 @@ fn run_guest(
     programs: &Programs,
     interrupt: &Interrupt,
     boot: &BootFiles,
-    scratch: &Scratch,
+    scratch: &ScratchFolders,
 ) -> Result<GuestReport, Failure> {
     let (console, run_dir) = (scratch.file("guest.console"), scratch.file("vmm"));
     let mut run = new_command(&programs.vmm);
@@ -231,7 +232,7 @@ fn start_vmm(
     mut run: std::process::Command,
     boot: &BootFiles,
     console: &Path,
-    scratch: &Scratch,
+    scratch: &ScratchFolders,
 ) -> Result<Process, Failure> {
     if rustix::process::geteuid().is_root() {
         run.args(UNPRIVILEGED_USER_OPTIONS);

@@ -9,7 +9,7 @@ use std::{
 
 use toml::{Table, Value};
 
-use super::{scratch::Scratch, write_file};
+use super::{scratch::ScratchFolders, write_file};
 use crate::failure::Failure;
 
 /// Default rack.toml. Hosts have little local memory per core, so that traces of VMs fill both the
@@ -49,13 +49,13 @@ emcs = ["emc1"]
 "#;
 
 /// Default lease duration of the manager, if rack.toml has no `ttl_s`.
-const TTL_DEFAULT: Duration = Duration::from_secs(10);
+const LEASE_TTL_DEFAULT: Duration = Duration::from_secs(10);
 /// Default fencing delay of the manager, if rack.toml has no `fence_after_s`.
 const FENCE_AFTER_DEFAULT: Duration = Duration::from_secs(600);
 
 /// Configuration of a rack, before its paths are set.
 #[derive(Debug)]
-pub struct Plan {
+pub struct DemoPlan {
     table: Table,
 }
 
@@ -74,7 +74,7 @@ pub struct Rack {
     listen: String,
 }
 
-impl Plan {
+impl DemoPlan {
     /// Reads the configuration from a file, or returns the default configuration for `None`.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Plan {
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
-    pub fn deploy(mut self, scratch: &Scratch) -> Result<Rack, Failure> {
+    pub fn deploy(mut self, scratch: &ScratchFolders) -> Result<Rack, Failure> {
         let listen = format!("unix:{}", scratch.disk_dir().join("manager.sock").display());
         self.set_paths(&listen, scratch.disk_dir(), scratch.memory_dir());
         let file = scratch.file("rack.toml");
@@ -115,7 +115,7 @@ impl Plan {
                 .filter_map(|host| Some(get_str(host, "name")?.to_owned()))
                 .collect(),
             slices: self.tables("emc").iter().filter_map(|emc| emc.get("slices")?.as_integer()).collect(),
-            lease_ttl: duration("ttl_s").flatten().unwrap_or(TTL_DEFAULT),
+            lease_ttl: duration("ttl_s").flatten().unwrap_or(LEASE_TTL_DEFAULT),
             fence_after: duration("fence_after_s").unwrap_or(Some(FENCE_AFTER_DEFAULT)),
             file,
             listen,
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     fn deploy(toml: &str) -> Table {
-        let mut plan = Plan { table: toml.parse().unwrap() };
+        let mut plan = DemoPlan { table: toml.parse().unwrap() };
         plan.set_paths("127.0.0.1:1", Path::new("/d"), Path::new("/m"));
         plan.table
     }

@@ -14,7 +14,7 @@ use flate2::read::MultiGzDecoder;
 use super::{
     rack::Rack,
     replay_report::ReplayReport,
-    scratch::Scratch,
+    scratch::ScratchFolders,
     service::{self, Programs, Services, new_command},
 };
 use crate::{failure::Failure, wait::Interrupt};
@@ -22,7 +22,7 @@ use local_rack::Process;
 
 /// Time limit for a fraction of the VMs to be placed. The demo then continues, because a small rack
 /// may reject too many VMs to reach the fraction.
-const FRACTION_TIMEOUT: Duration = Duration::from_secs(3);
+const PLACEMENT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time without a reply after which the replay is considered stuck. It is longer than all time
 /// limits of `tarn replay`.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(180);
@@ -89,7 +89,7 @@ impl Replay {
         programs: &Programs,
         rack: &Rack,
         trace: &Trace,
-        scratch: &Scratch,
+        scratch: &ScratchFolders,
     ) -> Result<Self, Failure> {
         let (log, report) = (scratch.file("replies.jsonl"), scratch.file("report.json"));
         let mut command = new_command(&programs.tarn);
@@ -115,7 +115,7 @@ impl Replay {
         let start = Instant::now();
         // If the trace has ended, the demo continues on an idle rack.
         while self.replies.read()? < target
-            && start.elapsed() < FRACTION_TIMEOUT
+            && start.elapsed() < PLACEMENT_TIMEOUT
             && self.process.exit_status()?.is_none()
         {
             services.check_running()?;

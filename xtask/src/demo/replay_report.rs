@@ -14,7 +14,7 @@ const AUDIT_COUNTS: &[(&str, &str)] = &[
     ("/audit/acknowledged_lost", "acknowledged requests lost"),
 ];
 /// Other counts and times in the report: JSON pointer and label.
-const OTHER_VALUES: &[(&str, &str)] = &[
+const REPORTED_VALUES: &[(&str, &str)] = &[
     ("/vms/requested", "VMs requested"),
     ("/vms/placed", "VMs placed"),
     ("/vms/rejected", "VMs rejected"),
@@ -60,7 +60,7 @@ impl ReplayReport {
     ///
     /// # Errors
     /// Returns an error if the file cannot be written.
-    pub fn save(&self, file: Option<&Path>) -> Result<(), Failure> {
+    pub fn save_report(&self, file: Option<&Path>) -> Result<(), Failure> {
         file.map_or(Ok(()), |file| write_file(file, &format!("{:#}\n", self.report)))
     }
 
@@ -100,7 +100,7 @@ impl ReplayReport {
 impl fmt::Display for ReplayReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n● result")?;
-        for (path, label) in OTHER_VALUES.iter().chain(AUDIT_COUNTS) {
+        for (path, label) in REPORTED_VALUES.iter().chain(AUDIT_COUNTS) {
             writeln!(f, "  {:>10}  {label}", self.format_value(path))?;
         }
         Ok(())

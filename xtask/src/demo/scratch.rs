@@ -12,27 +12,27 @@ use super::processes;
 use crate::{failure::Failure, wait::wait_until};
 
 /// Mount point of a tmpfs.
-const TMPFS: &str = "/dev/shm";
+const TMPFS_FOLDER: &str = "/dev/shm";
 /// Prefix of the names of both folders.
-const PREFIX: &str = "tarn-demo-";
+const SCRATCH_PREFIX: &str = "tarn-demo-";
 /// Time limit for remaining processes to end before they are killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Temporary folders of the demo.
 #[derive(Debug)]
-pub struct Scratch {
+pub struct ScratchFolders {
     disk: TempDir,
     memory: TempDir,
 }
 
-impl Scratch {
+impl ScratchFolders {
     /// Creates both folders. If there is no tmpfs, devices are sparse files on disk.
     ///
     /// # Errors
     /// Returns an error if a folder cannot be created.
     pub fn new() -> Result<Self, Failure> {
         let temporary = std::env::temp_dir();
-        let memory = Some(Path::new(TMPFS)).filter(|memory| memory.is_dir()).unwrap_or(&temporary);
+        let memory = Some(Path::new(TMPFS_FOLDER)).filter(|memory| memory.is_dir()).unwrap_or(&temporary);
         Ok(Self { disk: create_temp_folder(&temporary)?, memory: create_temp_folder(memory)? })
     }
 
@@ -78,7 +78,7 @@ impl Scratch {
 
 fn create_temp_folder(parent: &Path) -> Result<TempDir, Failure> {
     tempfile::Builder::new()
-        .prefix(PREFIX)
+        .prefix(SCRATCH_PREFIX)
         .tempdir_in(parent)
         .map_err(Failure::file_error("create a folder in", parent))
 }

@@ -13,7 +13,7 @@ use std::{
 use local_rack::{AgentConfig, Process};
 use rustix::process::Signal;
 
-use super::{processes, rack::Rack, scratch::Scratch, write_file};
+use super::{processes, rack::Rack, scratch::ScratchFolders, write_file};
 use crate::{failure::Failure, step::run_step, wait::wait_until};
 
 /// Time limit for a process to end after SIGTERM.
@@ -67,7 +67,7 @@ pub fn start(name: &str, command: &mut Command, log: PathBuf) -> Result<Process,
 pub struct Services<'a> {
     programs: &'a Programs,
     rack: &'a Rack,
-    scratch: &'a Scratch,
+    scratch: &'a ScratchFolders,
     /// Processes by name: `pool-manager` for the manager, the name of the host for an agent.
     running: BTreeMap<String, Process>,
 }
@@ -77,7 +77,7 @@ const MANAGER: &str = "pool-manager";
 
 impl<'a> Services<'a> {
     /// Returns an empty set of processes.
-    pub fn new(programs: &'a Programs, rack: &'a Rack, scratch: &'a Scratch) -> Self {
+    pub fn new(programs: &'a Programs, rack: &'a Rack, scratch: &'a ScratchFolders) -> Self {
         Self { programs, rack, scratch, running: BTreeMap::new() }
     }
 

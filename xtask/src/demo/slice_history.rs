@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{
     rack::Rack,
-    scratch::Scratch,
+    scratch::ScratchFolders,
     service::{self, Programs, new_command},
 };
 use crate::failure::Failure;
@@ -14,12 +14,12 @@ use local_rack::Process;
 
 /// Output line of `tarn watch` about a slice.
 #[derive(Debug, Deserialize)]
-struct Line {
-    slice: Event,
+struct SliceLogLine {
+    slice: SliceEvent,
 }
 
 #[derive(Debug, Deserialize)]
-struct Event {
+struct SliceEvent {
     slice: u32,
     state: String,
     host: Option<String>,
@@ -38,7 +38,7 @@ impl SliceWatch {
     ///
     /// # Errors
     /// Returns an error if `tarn` does not start.
-    pub fn start(programs: &Programs, rack: &Rack, scratch: &Scratch) -> Result<Self, Failure> {
+    pub fn start(programs: &Programs, rack: &Rack, scratch: &ScratchFolders) -> Result<Self, Failure> {
         let log = scratch.file("watch.jsonl");
         let mut command = new_command(&programs.tarn);
         command.args(["--endpoint", &rack.uri(), "--output", "json", "watch", "events"]);
@@ -59,7 +59,7 @@ impl SliceWatch {
 
 fn format_history(log: &str, host: &str, slice: u32) -> Option<String> {
     let events =
-        log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok().map(|line| line.slice));
+        log.lines().filter_map(|line| serde_json::from_str::<SliceLogLine>(line).ok().map(|line| line.slice));
     let mut entries: Vec<HistoryEntry> =
         events.filter(|event| event.slice == slice).filter_map(to_history_entry).collect();
     entries.dedup();
@@ -78,8 +78,8 @@ struct HistoryEntry {
     host: Option<String>,
 }
 
-fn to_history_entry(event: Event) -> Option<HistoryEntry> {
-    let Event { state, host, vm, .. } = event;
+fn to_history_entry(event: SliceEvent) -> Option<HistoryEntry> {
+    let SliceEvent { state, host, vm, .. } = event;
     match (state.as_str(), host, vm) {
         ("online", Some(host), Some(vm)) => {
             Some(HistoryEntry { text: format!("{vm} on {host}"), host: Some(host) })

@@ -24,13 +24,13 @@ pub fn run(host: &RackHost) -> Result<(), Failure> {
     let shell = host.shell_socket();
     let socket = UnixStream::connect(&shell).map_err(Failure::file_error("connect to", &shell))?;
     let terminal = RawTerminal::new(host);
-    let result = forward(&socket).map_err(Failure::file_error("communicate with", &shell));
+    let result = forward_terminal(&socket).map_err(Failure::file_error("communicate with", &shell));
     drop(terminal);
     println!();
     result
 }
 
-fn forward(mut socket: &UnixStream) -> io::Result<()> {
+fn forward_terminal(mut socket: &UnixStream) -> io::Result<()> {
     // `io::Stdin` is not used because poll does not report bytes in its buffer.
     let mut keyboard = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut buffer = [0; 4096];

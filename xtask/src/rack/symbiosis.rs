@@ -20,9 +20,9 @@ const MEMORY_MIB: u64 = 112;
 /// Bandwidth of the link that both programs share, in MB/s.
 const LINK_MB_S: u32 = 16;
 /// Size of the swap drive, in MiB.
-const DRIVE_MIB: u32 = 1024;
+const DISK_MIB: u32 = 1024;
 /// Size of each of the two arrays of mbw, in MiB.
-const ARRAY_MIB: u32 = 44;
+const STREAM_ARRAY_MIB: u32 = 44;
 /// Number of keys in memcached.
 const KEY_COUNT: u32 = 22_000;
 /// Size of a value in memcached, so that each key occupies about one page.
@@ -99,7 +99,7 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
     let host = &rack.hosts().as_slice()[0];
     start_programs(host, &interrupt)?;
     eprintln!("── measuring an equal split of {MEMORY_MIB} MiB and {LINK_MB_S} MB/s for {} s", args.seconds);
-    let before = measure(host, args.seconds, &interrupt)?;
+    let before = measure_throughput(host, args.seconds, &interrupt)?;
     eprintln!("── the agent sets the shares every {} s for {} epochs", args.epoch, args.epochs);
     run_checked(
         host,
@@ -110,7 +110,7 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
     )?;
     // The agent measures one epoch before it sets shares for the first time.
     wait(args.epoch * (args.epochs + 1), &interrupt)?;
-    let after = measure(host, args.seconds, &interrupt)?;
+    let after = measure_throughput(host, args.seconds, &interrupt)?;
     print_results(host, &rack, before, after)
 }
 
@@ -119,7 +119,7 @@ fn plan(artifacts: &Artifacts) -> Result<RackPlan, Failure> {
     let [manager, agent, tarn, power_off, load] = build_programs(names)?;
     let mut hosts = Plan::new(1, vec![Device { serial: 1, gib: 1, is_aligned: true }]);
     hosts.cpus = 2;
-    hosts.drives = vec![Drive { mib: DRIVE_MIB, mb_s: LINK_MB_S }];
+    hosts.drives = vec![Drive { mib: DISK_MIB, mb_s: LINK_MB_S }];
     hosts.programs = vec![load, tarn.clone(), artifacts.tool_path("mbw"), artifacts.tool_path("memcached")];
     hosts.files = vec![(artifacts.tool_path("libstdbuf.so"), "lib/libstdbuf.so".to_owned())];
     hosts.cmdline_extra += " psi=1";
@@ -162,13 +162,14 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
         wait(1, interrupt)?;
     }
     // stdbuf makes mbw write each line of output immediately.
-    let stream = format!("env LD_PRELOAD=/lib/libstdbuf.so _STDBUF_O=L mbw -n 1000000 -t 0 {ARRAY_MIB}");
+    let stream =
+        format!("env LD_PRELOAD=/lib/libstdbuf.so _STDBUF_O=L mbw -n 1000000 -t 0 {STREAM_ARRAY_MIB}");
     run_checked(host, &in_cgroup("stream", &stream)).map(drop)
 }
 
 /// Measures the throughput of both programs for `seconds`. Before that, waits for a third of this
 /// time, in which the programs fill their memory.
-fn measure(host: &RackHost, seconds: u64, interrupt: &Interrupt) -> Result<Throughput, Failure> {
+fn measure_throughput(host: &RackHost, seconds: u64, interrupt: &Interrupt) -> Result<Throughput, Failure> {
     wait(seconds / 3, interrupt)?;
     let lines = |log: &str| -> Result<usize, Failure> {
         let count = run_checked(host, &format!("wc -l < /tmp/{log}.log"))?;
@@ -229,7 +230,7 @@ fn print_results(host: &RackHost, rack: &Rack, before: Throughput, after: Throug
 }
 
 fn run_checked(host: &RackHost, text: &str) -> Result<String, Failure> {
-    let output = host.run_within(text, COMMAND_TIMEOUT)?;
+    let output = host.run_with_timeout(text, COMMAND_TIMEOUT)?;
     match output.status {
         0 => Ok(output.text),
         _ => Err(unexpected_output(text, &output.text)),

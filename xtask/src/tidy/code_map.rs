@@ -7,7 +7,7 @@ use super::{Violation, sources::Sources};
 
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 /// Heading above the code map. The map is the first code block after this heading.
-const HEADING: &str = "## Code map";
+const CODE_MAP_HEADING: &str = "## Code map";
 
 /// Reports folders that are missing in the map, and lines of the map whose folder does not exist.
 pub fn check_code_map(sources: &Sources) -> Vec<Violation> {
@@ -31,7 +31,7 @@ fn violation(line: usize, message: String) -> Violation {
 /// Returns the folders in the map with their line numbers. A folder is the first word of a line
 /// without indentation.
 fn mapped_folders(text: &str) -> Vec<(usize, String)> {
-    let lines = text.lines().enumerate().skip_while(|(_, line)| *line != HEADING);
+    let lines = text.lines().enumerate().skip_while(|(_, line)| *line != CODE_MAP_HEADING);
     let block = lines.skip_while(|(_, line)| !line.starts_with("```")).skip(1);
     let block = block.take_while(|(_, line)| !line.starts_with("```"));
     let names = block.filter(|(_, line)| !line.starts_with(' '));

@@ -26,7 +26,7 @@ pub fn check_cycles(sources: &Sources) -> Vec<Violation> {
     for import in &imports {
         graphs.entry(&import.parent).or_default().entry(import.from).or_default().insert(&import.to);
     }
-    let cyclic = imports.iter().filter(|import| reaches(&graphs[&import.parent], &import.to, import.from));
+    let cyclic = imports.iter().filter(|import| has_path(&graphs[&import.parent], &import.to, import.from));
     let violation = |import: &Import<'_>| Violation {
         path: import.path.to_owned(),
         line: import.line,
@@ -88,7 +88,7 @@ fn resolve_import<'a>(module: &[&'a str], path: &'a str) -> Option<ModulePath<'a
 }
 
 /// Returns whether imports lead from `start` to `end`, directly or indirectly.
-fn reaches(graph: &BTreeMap<&str, BTreeSet<&str>>, start: &str, end: &str) -> bool {
+fn has_path(graph: &BTreeMap<&str, BTreeSet<&str>>, start: &str, end: &str) -> bool {
     let mut seen = BTreeSet::from([start]);
     let mut open = vec![start];
     while let Some(module) = open.pop() {

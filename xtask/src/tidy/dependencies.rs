@@ -112,7 +112,7 @@ pub fn check_internal_imports(sources: &Sources) -> Vec<Violation> {
         message: format!("crate {name} is not in the table of allowed dependencies"),
         fix: "add the crate and its allowed dependencies to ALLOWED_INTERNAL in xtask/src/tidy/dependencies.rs",
     });
-    let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
+    let all = manifests(sources).flat_map(|(path, name, table)| crate_imports(path, &name, &table, sources));
     let forbidden = all.filter(|import| {
         crates.contains_key(&import.dependency)
             && allowed_dependencies(&import.crate_name)
@@ -130,7 +130,7 @@ pub fn check_internal_imports(sources: &Sources) -> Vec<Violation> {
 /// Reports external dependencies of pure crates that are not in [`PURE_ALLOWED_EXTERNAL`] or, for
 /// tests, in [`PURE_TESTS_ALLOWED_EXTERNAL`].
 pub fn check_external_imports(sources: &Sources) -> Vec<Violation> {
-    let all = manifests(sources).flat_map(|(path, name, table)| imports_of(path, &name, &table, sources));
+    let all = manifests(sources).flat_map(|(path, name, table)| crate_imports(path, &name, &table, sources));
     let disallowed = all
         .filter(|import| PURE_CRATES.contains(&import.crate_name.as_str()) && !is_allowed_external(import));
     let violation = |import: Import<'_>| Violation {
@@ -164,7 +164,7 @@ fn manifests(sources: &Sources) -> impl Iterator<Item = (&str, String, Table)> {
     })
 }
 
-fn imports_of<'a>(path: &'a str, crate_name: &str, table: &Table, sources: &Sources) -> Vec<Import<'a>> {
+fn crate_imports<'a>(path: &'a str, crate_name: &str, table: &Table, sources: &Sources) -> Vec<Import<'a>> {
     let text = &sources.texts[path];
     let per_target = table.get("target").and_then(Value::as_table).into_iter().flat_map(Table::values);
     let scopes = [table].into_iter().chain(per_target.filter_map(Value::as_table));
@@ -203,7 +203,7 @@ mod tests {
         ])
     }
 
-    const POOL_LINE_4: [&str; 1] = ["crates/pool/Cargo.toml:4"];
+    const POOL_MANIFEST_LINE_4: [&str; 1] = ["crates/pool/Cargo.toml:4"];
 
     #[test]
     fn allowed_imports_pass() {
@@ -218,7 +218,7 @@ mod tests {
     fn disallowed_internal_import_is_reported() {
         assert_eq!(
             locations(&check_internal_imports(&workspace("[dependencies]\nsim = { workspace = true }\n"))),
-            POOL_LINE_4
+            POOL_MANIFEST_LINE_4
         );
     }
 
@@ -226,21 +226,21 @@ mod tests {
     fn dev_build_renamed_and_platform_imports_are_reported() {
         assert_eq!(
             locations(&check_internal_imports(&workspace("[dev-dependencies]\nsim = \"1\"\n"))),
-            POOL_LINE_4
+            POOL_MANIFEST_LINE_4
         );
         assert_eq!(
             locations(&check_internal_imports(&workspace("[build-dependencies]\nsim = \"1\"\n"))),
-            POOL_LINE_4
+            POOL_MANIFEST_LINE_4
         );
         assert_eq!(
             locations(&check_internal_imports(&workspace("[dependencies]\nworld = { package = \"sim\" }\n"))),
-            POOL_LINE_4
+            POOL_MANIFEST_LINE_4
         );
         assert_eq!(
             locations(&check_internal_imports(&workspace(
                 "[target.'cfg(unix)'.dependencies]\nsim = \"1\"\n"
             ))),
-            POOL_LINE_4
+            POOL_MANIFEST_LINE_4
         );
     }
 
@@ -254,11 +254,11 @@ mod tests {
     fn disallowed_external_import_is_reported() {
         assert_eq!(
             locations(&check_external_imports(&workspace("[dependencies]\ntokio = \"1\"\n"))),
-            POOL_LINE_4
+            POOL_MANIFEST_LINE_4
         );
         assert_eq!(
             locations(&check_external_imports(&workspace("[dependencies]\nproptest = \"1\"\n"))),
-            POOL_LINE_4
+            POOL_MANIFEST_LINE_4
         );
         assert_eq!(
             locations(&check_external_imports(&workspace("[dev-dependencies]\nproptest = \"1\"\n"))),

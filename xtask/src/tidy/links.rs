@@ -14,7 +14,7 @@ pub fn check_links(sources: &Sources) -> Vec<Violation> {
 fn broken_links(path: &str, text: &str, sources: &Sources) -> Vec<Violation> {
     let links =
         text.lines().enumerate().flat_map(|(n, line)| link_targets(line).map(move |target| (n + 1, target)));
-    let broken = links.filter(|(_, target)| !is_external(target) && !has_target(path, target, sources));
+    let broken = links.filter(|(_, target)| !is_external_link(target) && !has_target(path, target, sources));
     let violation = |(line, target): (usize, &str)| Violation {
         path: path.to_owned(),
         line,
@@ -29,7 +29,7 @@ fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
 
-fn is_external(target: &str) -> bool {
+fn is_external_link(target: &str) -> bool {
     target.contains("://") || target.starts_with("mailto:")
 }
 
@@ -76,11 +76,11 @@ mod tests {
     use super::*;
     use crate::tidy::sources::{locations, sources};
 
-    const TARGET: (&str, &str) = ("docs/b.md", "# Backup and restore\n");
+    const TARGET_PAGE: (&str, &str) = ("docs/b.md", "# Backup and restore\n");
 
     fn violations_of(link: &str) -> Vec<String> {
         let page = format!("# A\n\nSee [it]({link}).\n");
-        locations(&check_links(&sources(&[("docs/a.md", &page), TARGET])))
+        locations(&check_links(&sources(&[("docs/a.md", &page), TARGET_PAGE])))
     }
 
     #[test]

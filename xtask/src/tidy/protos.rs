@@ -4,11 +4,11 @@
 use super::{Violation, sources::Sources};
 
 /// Folder of the protocol of Tarn. Proto files of other projects are not checked.
-const OWN_PROTOS: &str = "proto/";
+const PROTO_FOLDER: &str = "proto/";
 
 /// Reports each declaration without a comment.
 pub fn check_protos_are_documented(sources: &Sources) -> Vec<Violation> {
-    let own = sources.with_suffix(".proto").filter(|(path, _)| path.starts_with(OWN_PROTOS));
+    let own = sources.with_suffix(".proto").filter(|(path, _)| path.starts_with(PROTO_FOLDER));
     own.flat_map(|(path, text)| undocumented_declarations(path, text)).collect()
 }
 

@@ -26,12 +26,12 @@ const IMPURE_PATHS: &[(&str, &str)] = &[
 const CLIPPY_CONFIG: &str = "crates/.clippy.toml";
 
 /// Reports each use of a path in [`IMPURE_PATHS`] by a pure crate.
-pub fn check_paths(sources: &Sources) -> Vec<Violation> {
+pub fn check_impure_paths(sources: &Sources) -> Vec<Violation> {
     let pure =
         sources.non_test_files().filter(|file| PURE_CRATES.iter().any(|name| is_in_crate(&file.path, name)));
     let paths_used = pure.flat_map(|file| file.paths().into_iter().map(move |at| (file, at)));
     let found = paths_used.filter_map(|(file, (line, path))| {
-        let (_, fix) = IMPURE_PATHS.iter().find(|(prefix, _)| is_below(&path, prefix))?;
+        let (_, fix) = IMPURE_PATHS.iter().find(|(prefix, _)| is_path_below(&path, prefix))?;
         Some(Violation {
             path: file.path.clone(),
             line,
@@ -46,12 +46,12 @@ fn is_in_crate(path: &str, name: &str) -> bool {
     path.starts_with(&format!("{}/", folder_of(name)))
 }
 
-fn is_below(path: &str, prefix: &str) -> bool {
+fn is_path_below(path: &str, prefix: &str) -> bool {
     path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 /// Reports pure crates that allow unsafe code or override the clippy configuration.
-pub fn check_guards(sources: &Sources) -> Vec<Violation> {
+pub fn check_purity_guards(sources: &Sources) -> Vec<Violation> {
     let without_config = (!sources.texts.contains_key(CLIPPY_CONFIG))
         .then(|| violation(CLIPPY_CONFIG, "file not found", "restore this file"));
     let overridden = sources.texts.keys().filter(|path| {
@@ -81,7 +81,7 @@ mod tests {
     use crate::tidy::sources::{locations, sources};
 
     fn violations(text: &str) -> Vec<String> {
-        locations(&check_paths(&sources(&[
+        locations(&check_impure_paths(&sources(&[
             ("crates/pool/src/ledger.rs", text),
             ("host-agent/src/a.rs", text),
         ])))
@@ -113,11 +113,14 @@ mod tests {
             PURE_CRATES.iter().map(|name| format!("{}/src/lib.rs", folder_of(name))).collect();
         let mut files: Vec<(&str, &str)> = libs.iter().map(|lib| (lib.as_str(), text)).collect();
         files.push((CLIPPY_CONFIG, ""));
-        assert_eq!(check_guards(&sources(&files)), []);
+        assert_eq!(check_purity_guards(&sources(&files)), []);
         files[0].1 = "//! A.\n";
         files.push(("crates/pool/clippy.toml", ""));
         let expected = ["crates/pool/clippy.toml:1", &format!("{}:1", libs[0])];
-        assert_eq!(locations(&check_guards(&sources(&files))), expected);
-        assert_eq!(locations(&check_guards(&sources(&files[..libs.len()])))[0], format!("{CLIPPY_CONFIG}:1"));
+        assert_eq!(locations(&check_purity_guards(&sources(&files))), expected);
+        assert_eq!(
+            locations(&check_purity_guards(&sources(&files[..libs.len()])))[0],
+            format!("{CLIPPY_CONFIG}:1")
+        );
     }
 }

@@ -92,7 +92,7 @@ impl RustFile {
     /// Returns the number of lines outside of tests.
     pub fn count_non_test_lines(&self) -> usize {
         let tests = self.tree.items.iter().filter(|item| is_test(attributes_of(item)));
-        self.text.lines().count().saturating_sub(tests.map(|item| line_count(item.span())).sum())
+        self.text.lines().count().saturating_sub(tests.map(|item| span_line_count(item.span())).sum())
     }
 
     /// Returns the names of test modules that this file declares and that have their own file.
@@ -130,7 +130,7 @@ pub fn mark_test_modules(files: &mut [RustFile]) {
     }
 }
 
-fn line_count(span: proc_macro2::Span) -> usize {
+fn span_line_count(span: proc_macro2::Span) -> usize {
     span.end().line + 1 - span.start().line
 }
 

@@ -53,19 +53,19 @@ mod tests {
     use super::*;
     use crate::tidy::sources::{locations, sources};
 
-    fn function_of(lines: usize) -> String {
+    fn function_with_lines(lines: usize) -> String {
         format!("//! A.\nfn a() {{\n{}}}\n", "    b();\n".repeat(lines - 2))
     }
 
     #[test]
     fn function_at_the_limit_passes() {
-        assert_eq!(check_lengths(&sources(&[("a.rs", &function_of(FUNCTION_LINES_MAX))])), []);
+        assert_eq!(check_lengths(&sources(&[("a.rs", &function_with_lines(FUNCTION_LINES_MAX))])), []);
     }
 
     #[test]
     fn longer_function_is_reported_at_its_first_line() {
         assert_eq!(
-            locations(&check_lengths(&sources(&[("a.rs", &function_of(FUNCTION_LINES_MAX + 1))]))),
+            locations(&check_lengths(&sources(&[("a.rs", &function_with_lines(FUNCTION_LINES_MAX + 1))]))),
             ["a.rs:2"]
         );
     }
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn exceptions_have_their_own_limit() {
         let (path, name, lines, _) = LENGTH_EXCEPTIONS[0];
-        let exception = |lines| function_of(lines).replace("fn a", &format!("fn {name}"));
+        let exception = |lines| function_with_lines(lines).replace("fn a", &format!("fn {name}"));
         assert_eq!(check_lengths(&sources(&[(path, &exception(lines))])), []);
         assert_eq!(
             locations(&check_lengths(&sources(&[(path, &exception(lines + 1))]))),

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 /// Top-level folders that are not read: build results and version control.
 const EXCLUDED_FOLDERS: &[&str] = &["target", ".git"];
 /// Maximum depth of nested folders.
-const DEPTH_MAX: usize = 16;
+const FOLDER_DEPTH_MAX: usize = 16;
 
 /// All text files of the repository, and the syntax trees of the Rust files.
 #[derive(Default)]
@@ -27,7 +27,7 @@ impl Sources {
     /// Returns an error if a folder or file cannot be read or a Rust file cannot be parsed.
     pub fn read(root: &Path) -> Result<Self, Failure> {
         let mut texts = BTreeMap::new();
-        read_folder(root, "", DEPTH_MAX, &mut texts)?;
+        read_folder(root, "", FOLDER_DEPTH_MAX, &mut texts)?;
         Self::parse(texts)
     }
 
@@ -65,7 +65,7 @@ fn read_folder(
     let absolute = root.join(folder);
     if depth == 0 {
         return Err(Failure::BadResult(format!(
-            "folder {}: must be nested at most {DEPTH_MAX} levels deep",
+            "folder {}: must be nested at most {FOLDER_DEPTH_MAX} levels deep",
             absolute.display()
         )));
     }

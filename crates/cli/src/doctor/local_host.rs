@@ -13,19 +13,19 @@ use units::limits::RESPONSE_TIMEOUT_DEFAULT;
 use super::Finding;
 
 /// Default configuration file of a host agent.
-const CONFIG_DEFAULT: &str = "/etc/tarn/host.toml";
-const AGENT_PROGRAM: &str = "host-agent";
+const HOST_CONFIG_DEFAULT: &str = "/etc/tarn/host.toml";
+const AGENT_PROGRAM_NAME: &str = "host-agent";
 
 /// Returns the findings of `host-agent doctor`, or an empty list if this machine is not a host.
 pub(super) async fn host_findings(config: Option<PathBuf>, timeout: Option<Duration>) -> Vec<Finding> {
-    let default = || Some(PathBuf::from(CONFIG_DEFAULT)).filter(|path| path.exists());
+    let default = || Some(PathBuf::from(HOST_CONFIG_DEFAULT)).filter(|path| path.exists());
     let Some(config) = config.or_else(default) else { return Vec::new() };
     let (program, timeout) = (agent_program(), timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration()));
     match run(&program, &config, timeout).await {
         Ok(findings) => findings,
         Err(error) => {
             let message = format!("`{} doctor` failed: {error}", program.display());
-            let fix = format!("install the {AGENT_PROGRAM} of this version next to tarn");
+            let fix = format!("install the {AGENT_PROGRAM_NAME} of this version next to tarn");
             vec![Finding::problem("host", "this host".to_owned(), message, fix)]
         }
     }
@@ -35,8 +35,8 @@ pub(super) async fn host_findings(config: Option<PathBuf>, timeout: Option<Durat
 /// returns only the program name, which is then searched in PATH.
 fn agent_program() -> PathBuf {
     let tarn = std::env::current_exe().ok();
-    let sibling = tarn.and_then(|tarn| Some(tarn.parent()?.join(AGENT_PROGRAM)));
-    sibling.filter(|sibling| sibling.exists()).unwrap_or_else(|| AGENT_PROGRAM.into())
+    let sibling = tarn.and_then(|tarn| Some(tarn.parent()?.join(AGENT_PROGRAM_NAME)));
+    sibling.filter(|sibling| sibling.exists()).unwrap_or_else(|| AGENT_PROGRAM_NAME.into())
 }
 
 /// Runs `host-agent doctor` and parses its findings. The exit code is ignored, because it is not 0

@@ -2,7 +2,7 @@
 //! the market with explanations, and each tenant.
 
 use super::{Certificate, Shares, Tenant, format_link, format_memory, format_mib, format_rate};
-use crate::table::{moment, percent};
+use crate::table::{format_timestamp, percent};
 
 /// Explanation of each status of the market.
 const STATUS_EXPLANATIONS: &[(&str, &str)] = &[
@@ -26,7 +26,7 @@ const PRINTED_NONZERO_MIN: f64 = 5e-4;
 impl Shares {
     /// Formats the result of the epoch.
     pub(super) fn to_text(&self) -> String {
-        let (at, epoch, host) = (moment(self.at_unix_ms), self.epoch, &self.host);
+        let (at, epoch, host) = (format_timestamp(self.at_unix_ms), self.epoch, &self.host);
         let reason = self.reason.iter().map(|reason| format!("  {reason}\n")).collect::<String>();
         let supply = self.supply.as_ref();
         let supply = format!(
@@ -45,9 +45,9 @@ impl Shares {
     /// Describes the effect of the epoch on the shares.
     fn epoch_result(&self) -> &str {
         match self.state.as_str() {
-            super::STATE_SET => "shares updated",
+            super::SHARE_STATE_SET => "shares updated",
             "unchanged" => "shares unchanged: the difference was too small",
-            super::STATE_BLOCKED => "shares unchanged: new shares could not be computed or enforced",
+            super::SHARE_STATE_BLOCKED => "shares unchanged: new shares could not be computed or enforced",
             other => other,
         }
     }

@@ -31,7 +31,7 @@ pub(super) struct Selection {
 }
 
 /// Letter and colour of each slice state, in the order of the legend.
-const SLICE_STATES: &[(&str, char, Color)] = &[
+const SLICE_STATE_STYLES: &[(&str, char, Color)] = &[
     ("free", '.', Color::DarkGray),
     ("assigned", 'a', Color::Blue),
     ("onlining", 'o', Color::Cyan),
@@ -151,7 +151,7 @@ fn emc_heading(emc: &view::Emc) -> Line<'_> {
 }
 
 fn slice_letter(slice: &view::Slice, is_selected: bool) -> Span<'static> {
-    let entry = SLICE_STATES.iter().find(|(state, ..)| *state == slice.state);
+    let entry = SLICE_STATE_STYLES.iter().find(|(state, ..)| *state == slice.state);
     let (letter, colour) = entry.map_or(('?', Color::Red), |(_, letter, colour)| (*letter, *colour));
     let style = Style::new().fg(colour);
     Span::styled(letter.to_string(), if is_selected { style.underlined() } else { style })
@@ -170,7 +170,7 @@ fn draw_alarms(frame: &mut Frame<'_>, area: Rect, alarms: &[view::Alarm]) {
 fn alarm_line(alarm: &view::Alarm) -> Line<'_> {
     Line::from(format!(
         "{}  {} {}: {}",
-        table::moment(alarm.since_unix_ms),
+        table::format_timestamp(alarm.since_unix_ms),
         alarm.reason,
         alarm.subject,
         alarm.message
@@ -179,7 +179,7 @@ fn alarm_line(alarm: &view::Alarm) -> Line<'_> {
 }
 
 fn legend() -> Line<'static> {
-    let states = SLICE_STATES.iter().flat_map(|(state, letter, colour)| {
+    let states = SLICE_STATE_STYLES.iter().flat_map(|(state, letter, colour)| {
         [Span::styled(letter.to_string(), Style::new().fg(*colour)), Span::raw(format!(" {state}  "))]
     });
     Line::from_iter([Span::raw("q quit | ")].into_iter().chain(states))
@@ -262,10 +262,10 @@ pub(super) mod tests {
     fn slice_states_have_unique_letters() {
         let mut states: Vec<_> = (1..=7).filter_map(|n| v1::SliceState::try_from(n).ok()).collect();
         states.dedup();
-        assert_eq!(states.len(), SLICE_STATES.len());
+        assert_eq!(states.len(), SLICE_STATE_STYLES.len());
         let letters: std::collections::BTreeSet<_> =
-            SLICE_STATES.iter().map(|(_, letter, _)| letter).collect();
-        assert_eq!(letters.len(), SLICE_STATES.len());
+            SLICE_STATE_STYLES.iter().map(|(_, letter, _)| letter).collect();
+        assert_eq!(letters.len(), SLICE_STATE_STYLES.len());
         let shown = buffer_text(&draw_to_buffer(&sample_snapshot(), &Selection::default()));
         assert!(shown.contains(".aoOdsQ") && !shown.contains('?'), "{shown}");
     }

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::rack::{Behavior, Rack, command, tarn};
+use crate::rack::{Rack, RackBehavior, command, tarn};
 
 /// Expected exit code for each gRPC status code, as documented in `tarn --help`.
 const EXIT_CODES: [(Code, i32); 16] = [
@@ -31,7 +31,7 @@ const EXIT_CODES: [(Code, i32); 16] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn statuses_have_their_documented_exit_codes() {
     for (code, exit) in EXIT_CODES {
-        let ran = Rack::new(Behavior::Rejecting(code, "SOME_REASON", "no")).tarn("get rack").await;
+        let ran = Rack::new(RackBehavior::Rejecting(code, "SOME_REASON", "no")).tarn("get rack").await;
         assert_eq!((ran.code, ran.stdout.as_str()), (exit, ""), "{code:?}: {}", ran.stderr);
         assert!(ran.stderr.starts_with("error: no (SOME_REASON)\n"), "{code:?}: {}", ran.stderr);
     }
@@ -39,7 +39,7 @@ async fn statuses_have_their_documented_exit_codes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rejection_has_a_reason_and_a_hint() {
-    let rejecting = Behavior::Rejecting(
+    let rejecting = RackBehavior::Rejecting(
         Code::ResourceExhausted,
         "OUT_OF_SLICES",
         "host h1 can reach 3 free slices, 4 are needed",
@@ -138,7 +138,7 @@ async fn unresponsive_manager_times_out() {
         "reserve --host h1 --vm v --pool 1GiB --request-id q --wait-ready",
         "watch",
     ] {
-        let ran = Rack::new(Behavior::Unresponsive).tarn(&format!("--timeout 100ms {arguments}")).await;
+        let ran = Rack::new(RackBehavior::Unresponsive).tarn(&format!("--timeout 100ms {arguments}")).await;
         assert_eq!(ran.code, 124, "tarn {arguments}: {}", ran.stderr);
         assert!(ran.stderr.contains("within 100ms"), "{}", ran.stderr);
     }
@@ -147,7 +147,7 @@ async fn unresponsive_manager_times_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn list_without_a_last_page_is_an_error() {
     for arguments in ["get slices", "get reservations"] {
-        let ran = Rack::new(Behavior::EndlessLists).tarn(arguments).await;
+        let ran = Rack::new(RackBehavior::EndlessLists).tarn(arguments).await;
         assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "tarn {arguments}: {}", ran.stderr);
         assert!(ran.stderr.contains("has no end"), "tarn {arguments}: {}", ran.stderr);
     }
@@ -221,12 +221,12 @@ async fn invalid_endpoint_is_a_usage_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rejection_names_the_subject_and_the_option() {
-    let rejecting = Behavior::Rejecting(Code::AlreadyExists, "VM_ALREADY_RESERVED", "vm web has memory");
+    let rejecting = RackBehavior::Rejecting(Code::AlreadyExists, "VM_ALREADY_RESERVED", "vm web has memory");
     let ran = Rack::new(rejecting).tarn("reserve --host h1 --vm web --pool 1GiB --request-id q1").await;
     let hint =
         "hint: show its reservation with `tarn describe vm web`, or release it with `tarn release web`\n";
     assert!(ran.stderr.ends_with(hint), "{}", ran.stderr);
-    let rejecting = Behavior::Rejecting(
+    let rejecting = RackBehavior::Rejecting(
         Code::InvalidArgument,
         "BAD_VALUE",
         "pool_bytes: 1610612736 must be whole slices",

@@ -8,7 +8,7 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
-use prediction::sensitivity::COUNTERS;
+use prediction::sensitivity::COUNTER_NAMES;
 use quick_xml::{Reader, events::Event};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -16,9 +16,9 @@ use tempfile::TempDir;
 use crate::rack::{CommandOutput, tarn};
 
 /// Temporary directory with input and output files of a test.
-struct Files(TempDir);
+struct InputFiles(TempDir);
 
-impl Files {
+impl InputFiles {
     fn new() -> Self {
         Self(TempDir::new().unwrap())
     }
@@ -52,7 +52,7 @@ fn gzip(text: &str) -> Vec<u8> {
 
 #[tokio::test]
 async fn frigid_memory_is_evaluated_at_four_target_rates() {
-    let files = Files::new();
+    let files = InputFiles::new();
     files.file("before.csv.gz", &gzip(&vms(0..400)));
     files.file("after.csv", vms(400..500).as_bytes());
     let ran = files.evaluate("--train DIR/before.csv.gz --test DIR/after.csv -o json").await;
@@ -79,7 +79,7 @@ async fn frigid_memory_is_evaluated_at_four_target_rates() {
 
 #[tokio::test]
 async fn training_file_is_optional() {
-    let files = Files::new();
+    let files = InputFiles::new();
     files.file("all.csv", vms(0..400).as_bytes());
     let ran = files.evaluate("--test DIR/all.csv").await;
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
@@ -87,7 +87,7 @@ async fn training_file_is_optional() {
 
 #[tokio::test]
 async fn training_file_without_earlier_vms_is_reported() {
-    let files = Files::new();
+    let files = InputFiles::new();
     files.file("late.csv", vms(400..500).as_bytes());
     files.file("early.csv", vms(0..100).as_bytes());
     let ran = files.evaluate("--train DIR/late.csv --test DIR/early.csv").await;
@@ -97,7 +97,7 @@ async fn training_file_without_earlier_vms_is_reported() {
 
 #[tokio::test]
 async fn suspect_vms_are_skipped_with_note() {
-    let files = Files::new();
+    let files = InputFiles::new();
     let suspect = vms(0..3).replace("customer,0", "customer,1") + vms(3..9).split_once('\n').unwrap().1;
     files.file("some.csv", suspect.as_bytes());
     let ran = files.evaluate("--test DIR/some.csv").await;
@@ -109,7 +109,7 @@ async fn suspect_vms_are_skipped_with_note() {
 
 #[tokio::test]
 async fn invalid_table_error_names_file_and_reason() {
-    let files = Files::new();
+    let files = InputFiles::new();
     files.file("good.csv", vms(0..9).as_bytes());
     files.file("wrong.csv", vms(0..9).replace(",8,4,", ",8,x,").as_bytes());
     files.file("suspect.csv", vms(0..9).replace("customer,0", "customer,1").as_bytes());
@@ -138,11 +138,11 @@ async fn help_lists_columns_of_custom_table() {
 /// Returns labelled workloads of 40 programs. The slowdown is half of `dram_bound`, and all other
 /// counters are constant.
 fn labels() -> String {
-    let mut text = format!("program,slowdown,{}\n", COUNTERS.join(","));
+    let mut text = format!("program,slowdown,{}\n", COUNTER_NAMES.join(","));
     for program in 0..40 {
         let bound = f64::from(program) / 40.0;
         let counters =
-            COUNTERS.map(|name| if name == "dram_bound" { bound.to_string() } else { "0.1".to_owned() });
+            COUNTER_NAMES.map(|name| if name == "dram_bound" { bound.to_string() } else { "0.1".to_owned() });
         writeln!(text, "p{program},{},{}", bound / 2.0, counters.join(",")).unwrap();
     }
     text
@@ -150,7 +150,7 @@ fn labels() -> String {
 
 #[tokio::test]
 async fn labelled_workloads_replace_modelled_workloads() {
-    let files = Files::new();
+    let files = InputFiles::new();
     let path = files.file("labels.csv", labels().as_bytes());
     let ran = tarn(&format!("evaluate sensitivity --labels {} --splits 9 -o json", path.display())).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
@@ -214,7 +214,7 @@ pub(crate) fn contains_text(texts: &[String], expected: &str) -> bool {
 
 #[tokio::test]
 async fn frigid_figure_shows_all_methods_and_leaves_output_unchanged() {
-    let files = Files::new();
+    let files = InputFiles::new();
     files.file("all.csv", vms(0..400).as_bytes());
     let listed = files.evaluate("--test DIR/all.csv -o json").await;
     let [first, second] = ["first.svg", "second.svg"].map(|name| files.0.path().join(name));
@@ -242,7 +242,7 @@ async fn frigid_figure_shows_all_methods_and_leaves_output_unchanged() {
 
 #[tokio::test]
 async fn unwritable_figure_is_an_error_and_leaves_no_partial_file() {
-    let files = Files::new();
+    let files = InputFiles::new();
     files.file("all.csv", vms(0..100).as_bytes());
     fs::create_dir(files.0.path().join("folder.svg")).unwrap();
     for (name, expected) in [("none/a.svg", "No such file"), ("folder.svg", "directory")] {
@@ -255,7 +255,7 @@ async fn unwritable_figure_is_an_error_and_leaves_no_partial_file() {
 
 #[tokio::test]
 async fn sensitivity_figure_marks_modelled_workloads() {
-    let files = Files::new();
+    let files = InputFiles::new();
     files.file("labels.csv", labels().as_bytes());
     let path = files.0.path().join("a.svg");
     let options = format!("--splits 2 -o json --figure {}", path.display());
@@ -284,8 +284,8 @@ async fn sensitivity_figure_marks_modelled_workloads() {
     assert_eq!(marked, 3, "both titles and the legend entry of the dots");
 }
 
-impl Files {
-    async fn combine(&self, options: &str) -> CommandOutput {
+impl InputFiles {
+    async fn run_combination(&self, options: &str) -> CommandOutput {
         self.file("vms.csv", vms(0..400).as_bytes());
         self.file("labels.csv", labels().as_bytes());
         let options = format!("--format csv --test DIR/vms.csv --labels DIR/labels.csv --splits 9 {options}");
@@ -294,7 +294,7 @@ impl Files {
     }
 
     async fn combined(&self, options: &str) -> Value {
-        let ran = self.combine(&format!("-o json {options}")).await;
+        let ran = self.run_combination(&format!("-o json {options}")).await;
         assert_eq!(ran.code, 0, "{}", ran.stderr);
         serde_json::from_str(&ran.stdout).unwrap()
     }
@@ -302,7 +302,7 @@ impl Files {
 
 #[tokio::test]
 async fn chosen_combination_stays_within_exceed_max() {
-    let files = Files::new();
+    let files = InputFiles::new();
     let combined = files.combined("").await;
     let number = |value: &Value| value.as_f64().unwrap();
     assert_eq!(combined["modelled"], false);
@@ -328,9 +328,9 @@ async fn chosen_combination_stays_within_exceed_max() {
 
 #[tokio::test]
 async fn combination_is_printed_and_drawn() {
-    let files = Files::new();
+    let files = InputFiles::new();
     let path = files.0.path().join("d.svg");
-    let ran = files.combine(&format!("--exceed-max 3 --figure {}", path.display())).await;
+    let ran = files.run_combination(&format!("--exceed-max 3 --figure {}", path.display())).await;
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     assert!(
         ran.stdout.starts_with("METHOD ") && ran.stdout.contains("\nboth predictions "),

@@ -42,7 +42,7 @@ fn resources_have_singular_and_plural_names() {
 
 #[test]
 fn commands_and_arguments_have_help() {
-    fn check(command: &clap::Command) {
+    fn check_command_help(command: &clap::Command) {
         assert!(command.get_about().is_some(), "{} has no help", command.get_name());
         for argument in command.get_arguments() {
             assert!(
@@ -52,9 +52,9 @@ fn commands_and_arguments_have_help() {
                 argument.get_id()
             );
         }
-        command.get_subcommands().for_each(check);
+        command.get_subcommands().for_each(check_command_help);
     }
-    check(&cli::command());
+    check_command_help(&cli::command());
 }
 
 #[tokio::test]

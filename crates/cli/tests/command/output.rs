@@ -1,16 +1,16 @@
 //! Tests of the exact output of commands.
 
-use crate::rack::{Behavior, Rack, command};
+use crate::rack::{Rack, RackBehavior, command};
 
 /// Asserts that a command succeeds with exactly this text on stdout and no text on stderr.
-async fn assert_prints(arguments: &str, expected: &str) {
+async fn assert_output(arguments: &str, expected: &str) {
     let ran = Rack::default().tarn(arguments).await;
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), (expected, "", 0), "tarn {arguments}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_are_tables_without_borders() {
-    assert_prints(
+    assert_output(
         "get slices",
         "\
 SLICE  EMC  STATE        HOST  VM
@@ -25,7 +25,7 @@ SLICE  EMC  STATE        HOST  VM
 ",
     )
     .await;
-    assert_prints(
+    assert_output(
         "get hosts",
         "\
 HOST  STATE  SCHEDULING  CORES  LOCAL        SLICES  VMS
@@ -34,7 +34,7 @@ h2    up     enabled     30/32  63GiB/64GiB  2       1
 ",
     )
     .await;
-    assert_prints(
+    assert_output(
         "get reservations",
         "\
 RESERVATION  VM   HOST  STATE  ONLINE  LOCAL   POOL
@@ -47,7 +47,7 @@ r-2          db   h2    ready  2/2     512MiB  2GiB
 
 #[tokio::test(flavor = "multi_thread")]
 async fn wide_tables_have_all_columns() {
-    assert_prints(
+    assert_output(
         "get emcs -o wide",
         "\
 EMC  STATE  SCHEDULING  SLICES  FREE  IN USE  DRAINING  QUARANTINED  FIRST  DRIVER    PATH      SERIAL  ERROR
@@ -56,7 +56,7 @@ e1   up     enabled     4       1     2       1         0            4      emul
 ",
     )
     .await;
-    assert_prints(
+    assert_output(
         "get rack -o wide",
         concat!(
             "RACK  VERSION  SLICES  FREE  BUFFER  ALARMS  REVISION  STARTED\n",
@@ -111,7 +111,7 @@ async fn yaml_has_the_structure_of_json() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn vm_is_described_with_its_slices() {
-    assert_prints(
+    assert_output(
         "describe vm web",
         "\
 RESERVATION:  r-1
@@ -151,7 +151,7 @@ async fn description_of_vm_omits_slices_of_a_later_owner() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slice_is_described_with_its_last_scrub() {
-    assert_prints(
+    assert_output(
         "describe slice 6",
         "\
 SLICE:       6
@@ -169,7 +169,7 @@ LAST SCRUB:  2023-11-14T22:13:21Z by h2, epoch 4, 1GiB verified
 
 #[tokio::test(flavor = "multi_thread")]
 async fn descriptions_include_alarms() {
-    let degraded = Rack::new(Behavior::Degraded);
+    let degraded = Rack::new(RackBehavior::Degraded);
     let described = degraded.tarn("describe rack").await.stdout;
     assert!(described.contains("BUFFER:    2\n") && described.contains("\nALARMS\nSINCE"), "{described}");
     let described = degraded.tarn("describe host h2").await.stdout;
@@ -191,16 +191,16 @@ async fn decision_is_explained_with_its_inputs() {
   free_on_e0 = 4
   alternative: e1: 2 free slices
 ";
-    assert_prints("explain vm web", explained).await;
-    assert_prints("explain vm r-1", explained).await;
-    assert_prints("explain rack", "no decisions recorded for rack\n").await;
+    assert_output("explain vm web", explained).await;
+    assert_output("explain vm r-1", explained).await;
+    assert_output("explain rack", "no decisions recorded for rack\n").await;
     let unknown = Rack::default().tarn("explain vm nope").await;
     assert_eq!((unknown.code, unknown.stdout.as_str()), (3, ""), "{}", unknown.stderr);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn plan_lists_hosts_with_reasons() {
-    assert_prints(
+    assert_output(
         "plan-vm --vm new --cores 4 --memory 8GiB",
         "\
 local 6GiB, pool 2GiB
@@ -266,9 +266,9 @@ async fn migration_requests_are_listed() {
 REQUESTED             VM   HOST  STATE  REASON
 2023-11-14T22:13:20Z  web  h1    open   h1 is draining
 ";
-    assert_prints("get migrations", listed).await;
-    assert_prints("get migrations web", listed).await;
-    assert_prints("get migrations other", "REQUESTED  VM  HOST  STATE  REASON\n").await;
+    assert_output("get migrations", listed).await;
+    assert_output("get migrations web", listed).await;
+    assert_output("get migrations other", "REQUESTED  VM  HOST  STATE  REASON\n").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -300,14 +300,14 @@ db      1       advise    8GiB/16GiB   9500MB/s  0.0 %    0.0 %
             "gain": 0.99999, "access_source": "none", "error": 0.0, "problem": "it is no cgroup",
         })
     );
-    let blocked = Rack::new(Behavior::Degraded).tarn("get shares h1").await;
+    let blocked = Rack::new(RackBehavior::Degraded).tarn("get shares h1").await;
     let note = format!("note: the last epoch did not update shares and estimates: no link is known\n{at}");
     assert_eq!((blocked.stdout.as_str(), blocked.stderr.as_str(), blocked.code), (listed, &*note, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shares_are_explained_with_all_numbers() {
-    assert_prints(
+    assert_output(
         "explain shares h1",
         "\
 2023-11-14T22:13:20Z  epoch 7 of host h1: shares updated
@@ -337,7 +337,7 @@ async fn shares_are_explained_with_all_numbers() {
 ",
     )
     .await;
-    let blocked = Rack::new(Behavior::Degraded).tarn("explain shares h1").await.stdout;
+    let blocked = Rack::new(RackBehavior::Degraded).tarn("explain shares h1").await.stdout;
     let expected =
         "shares unchanged: new shares could not be computed or enforced\n  no link is known\n  capacity";
     assert!(blocked.contains(expected) && !blocked.contains("market:"), "{blocked}");
@@ -345,7 +345,7 @@ async fn shares_are_explained_with_all_numbers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn set_weights_prints_all_weights() {
-    assert_prints("set weights h1 web=2 db=0.5 old=0", "TENANT  WEIGHT\nweb     2\ndb      0.5\n").await;
+    assert_output("set weights h1 web=2 db=0.5 old=0", "TENANT  WEIGHT\nweb     2\ndb      0.5\n").await;
     let ran = Rack::default().tarn("set weights h1 web=2 -o json").await;
     let set: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!(set, serde_json::json!([{"tenant": "web", "weight": 2.0}]));
@@ -371,12 +371,12 @@ async fn doctor_finds_no_problem_in_a_healthy_rack() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_shows_problems_and_fixes() {
-    let ran = Rack::new(Behavior::Degraded).tarn("doctor").await;
+    let ran = Rack::new(RackBehavior::Degraded).tarn("doctor").await;
     assert_eq!((ran.stderr.as_str(), ran.code), ("error: 2 problems found\n", 1), "{}", ran.stdout);
     for part in ["host h2", "`tarn fence h2`", "not zero after a scrub", "`tarn uncordon slice 7`"] {
         assert!(ran.stdout.contains(part), "{part} is missing in\n{}", ran.stdout);
     }
-    let alarms = Rack::new(Behavior::Degraded).tarn("get alarms h2").await.stdout;
+    let alarms = Rack::new(RackBehavior::Degraded).tarn("get alarms h2").await.stdout;
     assert!(
         alarms.contains("2023-11-14T22:13:20Z  HOST_UNKNOWN  host h2  silent past its lease"),
         "{alarms}"
@@ -385,7 +385,7 @@ async fn doctor_shows_problems_and_fixes() {
 
 /// Shell script that copies `tarn` ($1) into a directory ($0). If $2 is not empty, it also creates
 /// a program `host-agent` that runs the script $2.
-const INSTALL: &str = r#"cp "$1" "$0/tarn"; [ -z "$2" ] || { printf '#!/bin/sh\n%s\n' "$2" > "$0/host-agent"; chmod 755 "$0/host-agent"; }"#;
+const INSTALL_SCRIPT: &str = r#"cp "$1" "$0/tarn"; [ -z "$2" ] || { printf '#!/bin/sh\n%s\n' "$2" > "$0/host-agent"; chmod 755 "$0/host-agent"; }"#;
 
 /// Runs `tarn doctor` without a manager and with the given script as `host-agent`. Returns its
 /// finding about the local host, and its exit code.
@@ -394,7 +394,7 @@ async fn host_findings(agent: &str) -> (serde_json::Value, Option<i32>) {
     // A separate process writes the programs. If this process wrote them, a child forked by another
     // test could still have the files open for writing, and executing them would fail (ETXTBSY).
     let mut install = tokio::process::Command::new("sh");
-    install.args(["-c", INSTALL]).arg(folder.path()).args([env!("CARGO_BIN_EXE_tarn"), agent]);
+    install.args(["-c", INSTALL_SCRIPT]).arg(folder.path()).args([env!("CARGO_BIN_EXE_tarn"), agent]);
     assert!(install.status().await.unwrap().success());
     let tarn = folder.path().join("tarn");
     let arguments = ["doctor", "--host-config", "/host.toml", "--endpoint", "unix:/nowhere", "-o", "json"];
@@ -447,7 +447,7 @@ async fn validation_result_differs_from_a_reservation() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watch_ends_after_its_timeout() {
-    let ran = Rack::new(Behavior::OpenWatch).tarn("watch --timeout 300ms").await;
+    let ran = Rack::new(RackBehavior::OpenWatch).tarn("watch --timeout 300ms").await;
     assert_eq!(ran.code, 124, "{}", ran.stderr);
     assert_eq!(ran.stderr, "error: watch ended by --timeout after 300ms\n");
     assert_eq!(ran.stdout.lines().count(), 3, "{}", ran.stdout);
@@ -466,7 +466,7 @@ async fn explain_without_decisions_shows_the_state() {
         "{}",
         ran.stdout
     );
-    let ran = Rack::new(Behavior::Degraded).tarn("explain host h2").await;
+    let ran = Rack::new(RackBehavior::Degraded).tarn("explain host h2").await;
     for text in
         ["state up, scheduling enabled", "HOST_UNKNOWN: silent past its lease", "`tarn explain vm db`"]
     {

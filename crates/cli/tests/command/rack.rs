@@ -27,7 +27,7 @@ const SLICES_PER_PAGE: u32 = 3;
 
 /// Behaviour of the fake manager.
 #[derive(Clone, Debug, Default)]
-pub enum Behavior {
+pub enum RackBehavior {
     #[default]
     Normal,
     /// Rejects every request with this status, reason and message.
@@ -44,7 +44,7 @@ pub enum Behavior {
 
 #[derive(Clone, Debug, Default)]
 pub struct Rack {
-    behavior: Behavior,
+    behavior: RackBehavior,
     requests: Arc<Mutex<Vec<String>>>,
     tokens: Arc<Mutex<Vec<String>>>,
 }
@@ -58,7 +58,7 @@ pub struct CommandOutput {
 }
 
 impl Rack {
-    pub fn new(behavior: Behavior) -> Self {
+    pub fn new(behavior: RackBehavior) -> Self {
         Self { behavior, ..Self::default() }
     }
 
@@ -93,17 +93,18 @@ impl Rack {
         tarn(&format!("--endpoint http://{address} {arguments}")).await
     }
 
-    async fn record<T: Debug>(&self, call: &str, request: Request<T>) -> Result<T, Status> {
+    async fn record_request<T: Debug>(&self, call: &str, request: Request<T>) -> Result<T, Status> {
         let token = request.metadata().get("authorization").map(|token| token.to_str().unwrap().to_owned());
         self.tokens.lock().unwrap().extend(token);
         let request = request.into_inner();
         self.requests.lock().unwrap().push(format!("{call} {request:?}"));
         match &self.behavior {
-            Behavior::Normal | Behavior::Degraded | Behavior::OpenWatch | Behavior::EndlessLists => {
-                Ok(request)
-            }
-            Behavior::Rejecting(code, reason, message) => Err(rejected_status(*code, reason, message)),
-            Behavior::Unresponsive => std::future::pending().await,
+            RackBehavior::Normal
+            | RackBehavior::Degraded
+            | RackBehavior::OpenWatch
+            | RackBehavior::EndlessLists => Ok(request),
+            RackBehavior::Rejecting(code, reason, message) => Err(rejected_status(*code, reason, message)),
+            RackBehavior::Unresponsive => std::future::pending().await,
         }
     }
 }
@@ -131,11 +132,11 @@ fn rejected_status(code: Code, reason: &str, message: &str) -> Status {
     Status::with_error_details(code, message, details)
 }
 
-fn not_found(reason: &str, message: String) -> Status {
+fn not_found_status(reason: &str, message: String) -> Status {
     rejected_status(Code::NotFound, reason, &message)
 }
 
-fn stream<T: Send + 'static>(items: Vec<T>) -> RpcResult<Stream<T>> {
+fn stream_response<T: Send + 'static>(items: Vec<T>) -> RpcResult<Stream<T>> {
     Ok(Response::new(Box::pin(tokio_stream::iter(items.into_iter().map(Ok).collect::<Vec<_>>()))))
 }
 
@@ -326,7 +327,7 @@ impl Scheduler for Rack {
     type WatchMigrationsStream = Stream<v1::Migration>;
 
     async fn plan_vm(&self, r: Request<v1::PlanVmRequest>) -> RpcResult<v1::PlanVmResponse> {
-        self.record("PlanVm", r).await?;
+        self.record_request("PlanVm", r).await?;
         let fit = |host: &str, fits, emc: &str, reason: &str| v1::HostFit {
             host: host.into(),
             fits,
@@ -341,47 +342,47 @@ impl Scheduler for Rack {
     }
 
     async fn reserve(&self, r: Request<v1::ReserveRequest>) -> RpcResult<v1::Reservation> {
-        self.record("Reserve", r).await?;
+        self.record_request("Reserve", r).await?;
         Ok(Response::new(reservation()))
     }
 
     async fn wait_ready(&self, r: Request<v1::WaitReadyRequest>) -> RpcResult<v1::Reservation> {
-        self.record("WaitReady", r).await?;
+        self.record_request("WaitReady", r).await?;
         Ok(Response::new(reservation()))
     }
 
     async fn commit(&self, r: Request<v1::CommitRequest>) -> RpcResult<v1::Reservation> {
-        self.record("Commit", r).await?;
+        self.record_request("Commit", r).await?;
         Ok(Response::new(reservation()))
     }
 
     async fn release(&self, r: Request<v1::ReleaseRequest>) -> RpcResult<v1::Reservation> {
         let process_running = r.get_ref().force;
-        self.record("Release", r).await?;
+        self.record_request("Release", r).await?;
         let state = v1::ReservationState::Released.into();
         Ok(Response::new(v1::Reservation { state, process_running, ..reservation() }))
     }
 
     async fn watch_capacity(&self, r: Request<v1::WatchCapacityRequest>) -> RpcResult<Stream<v1::Capacity>> {
-        self.record("WatchCapacity", r).await?;
-        stream(vec![capacity()])
+        self.record_request("WatchCapacity", r).await?;
+        stream_response(vec![capacity()])
     }
 
     async fn watch_migrations(
         &self,
         r: Request<v1::WatchMigrationsRequest>,
     ) -> RpcResult<Stream<v1::Migration>> {
-        self.record("WatchMigrations", r).await?;
-        stream(vec![migration(1)])
+        self.record_request("WatchMigrations", r).await?;
+        stream_response(vec![migration(1)])
     }
 
     async fn resolve_migration(&self, r: Request<v1::ResolveMigrationRequest>) -> RpcResult<v1::Migration> {
-        let request = self.record("ResolveMigration", r).await?;
+        let request = self.record_request("ResolveMigration", r).await?;
         Ok(Response::new(migration(request.state)))
     }
 
     async fn set_weights(&self, r: Request<v1::SetWeightsRequest>) -> RpcResult<v1::SetWeightsResponse> {
-        let request = self.record("SetWeights", r).await?;
+        let request = self.record_request("SetWeights", r).await?;
         check_host(&request.host)?;
         let weights = request.weights.into_iter().filter(|weight| weight.weight > 0.0).collect();
         Ok(Response::new(v1::SetWeightsResponse { weights }))
@@ -392,7 +393,7 @@ fn check_host(host: &str) -> Result<(), Status> {
     let exists = ["h1", "h2"].contains(&host);
     exists
         .then_some(())
-        .ok_or_else(|| not_found("HOST_NOT_FOUND", format!("host {host} is not in this rack")))
+        .ok_or_else(|| not_found_status("HOST_NOT_FOUND", format!("host {host} is not in this rack")))
 }
 
 #[tonic::async_trait]
@@ -401,19 +402,19 @@ impl Admin for Rack {
     type BackupStream = Stream<v1::BackupChunk>;
 
     async fn backup(&self, r: Request<v1::BackupRequest>) -> RpcResult<Self::BackupStream> {
-        self.record("Backup", r).await?;
+        self.record_request("Backup", r).await?;
         let chunk = |data: &[u8]| Ok(v1::BackupChunk { data: data.to_vec(), total_bytes: None });
         let broken = || Err(Status::internal("backup: cannot read the copy: I/O error"));
-        let rest = if matches!(self.behavior, Behavior::Degraded) { broken() } else { chunk(b"chunk") };
+        let rest = if matches!(self.behavior, RackBehavior::Degraded) { broken() } else { chunk(b"chunk") };
         let last = v1::BackupChunk { data: Vec::new(), total_bytes: Some(11) };
         let chunks = [chunk(b"first "), rest, Ok(last)];
-        let sent = if matches!(self.behavior, Behavior::EndlessLists) { 2 } else { 3 };
+        let sent = if matches!(self.behavior, RackBehavior::EndlessLists) { 2 } else { 3 };
         Ok(Response::new(Box::pin(tokio_stream::iter(chunks.into_iter().take(sent)))))
     }
 
     async fn get_rack(&self, r: Request<v1::GetRackRequest>) -> RpcResult<v1::Rack> {
-        self.record("GetRack", r).await?;
-        let degraded = matches!(self.behavior, Behavior::Degraded);
+        self.record_request("GetRack", r).await?;
+        let degraded = matches!(self.behavior, RackBehavior::Degraded);
         let alarm = v1::Alarm {
             reason: "HOST_UNKNOWN".into(),
             subject: "host h2".into(),
@@ -434,59 +435,59 @@ impl Admin for Rack {
     }
 
     async fn list_hosts(&self, r: Request<v1::ListHostsRequest>) -> RpcResult<v1::ListHostsResponse> {
-        self.record("ListHosts", r).await?;
-        let degraded = matches!(self.behavior, Behavior::Degraded);
+        self.record_request("ListHosts", r).await?;
+        let degraded = matches!(self.behavior, RackBehavior::Degraded);
         let second = if degraded { v1::HostState::Unknown } else { v1::HostState::Up };
         let hosts = vec![host("h1", v1::HostState::Up), host("h2", second)];
         Ok(Response::new(v1::ListHostsResponse { hosts }))
     }
 
     async fn get_host(&self, r: Request<v1::GetHostRequest>) -> RpcResult<v1::Host> {
-        let request = self.record("GetHost", r).await?.host;
+        let request = self.record_request("GetHost", r).await?.host;
         match request.as_str() {
             "h1" | "h2" => Ok(Response::new(host(&request, v1::HostState::Up))),
-            _ => Err(not_found("HOST_NOT_FOUND", format!("host {request} is not in this rack"))),
+            _ => Err(not_found_status("HOST_NOT_FOUND", format!("host {request} is not in this rack"))),
         }
     }
 
     async fn list_emcs(&self, r: Request<v1::ListEmcsRequest>) -> RpcResult<v1::ListEmcsResponse> {
-        self.record("ListEmcs", r).await?;
-        let degraded = matches!(self.behavior, Behavior::Degraded);
+        self.record_request("ListEmcs", r).await?;
+        let degraded = matches!(self.behavior, RackBehavior::Degraded);
         Ok(Response::new(v1::ListEmcsResponse {
             emcs: vec![emc("e0", 0, 0), emc("e1", 4, u32::from(degraded))],
         }))
     }
 
     async fn get_emc(&self, r: Request<v1::GetEmcRequest>) -> RpcResult<v1::Emc> {
-        let request = self.record("GetEmc", r).await?.emc;
+        let request = self.record_request("GetEmc", r).await?.emc;
         match request.as_str() {
             "e0" | "e1" => Ok(Response::new(emc(&request, 0, 0))),
-            _ => Err(not_found("EMC_NOT_FOUND", format!("emc {request} is not in this rack"))),
+            _ => Err(not_found_status("EMC_NOT_FOUND", format!("emc {request} is not in this rack"))),
         }
     }
 
     async fn list_slices(&self, r: Request<v1::ListSlicesRequest>) -> RpcResult<v1::ListSlicesResponse> {
-        let from = self.record("ListSlices", r).await?.from;
+        let from = self.record_request("ListSlices", r).await?.from;
         let next =
-            if matches!(self.behavior, Behavior::EndlessLists) { from } else { from + SLICES_PER_PAGE };
+            if matches!(self.behavior, RackBehavior::EndlessLists) { from } else { from + SLICES_PER_PAGE };
         let slices = (from..next.min(8)).map(slice).collect();
         Ok(Response::new(v1::ListSlicesResponse { slices, next: (next < 8).then_some(next), revision: 11 }))
     }
 
     async fn get_slice(&self, r: Request<v1::GetSliceRequest>) -> RpcResult<v1::Slice> {
-        let request = self.record("GetSlice", r).await?.slice;
+        let request = self.record_request("GetSlice", r).await?.slice;
         if request < 8 {
             return Ok(Response::new(slice(request)));
         }
-        Err(not_found("SLICE_NOT_FOUND", format!("slice {request} is not in this pool")))
+        Err(not_found_status("SLICE_NOT_FOUND", format!("slice {request} is not in this pool")))
     }
 
     async fn list_reservations(
         &self,
         r: Request<v1::ListReservationsRequest>,
     ) -> RpcResult<v1::ListReservationsResponse> {
-        let after = self.record("ListReservations", r).await?.after;
-        let repeats_page = matches!(self.behavior, Behavior::EndlessLists);
+        let after = self.record_request("ListReservations", r).await?.after;
+        let repeats_page = matches!(self.behavior, RackBehavior::EndlessLists);
         let second = v1::Reservation {
             reservation: "r-2".into(),
             vm: "db".into(),
@@ -502,46 +503,48 @@ impl Admin for Rack {
     }
 
     async fn get_reservation(&self, r: Request<v1::GetReservationRequest>) -> RpcResult<v1::Reservation> {
-        let target = self.record("GetReservation", r).await?.target.unwrap();
+        let target = self.record_request("GetReservation", r).await?.target.unwrap();
         match (target.reservation.as_str(), target.vm.as_str()) {
             ("r-1", "") | ("", "web") => Ok(Response::new(reservation())),
             ("r-0", "") => Ok(Response::new(v1::Reservation { slices: vec![1, 2], ..reservation() })),
-            ("", vm) => Err(not_found("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
-            (id, _) => Err(not_found("RESERVATION_NOT_FOUND", format!("reservation {id} does not exist"))),
+            ("", vm) => Err(not_found_status("VM_NOT_FOUND", format!("vm {vm} has no reservation"))),
+            (id, _) => {
+                Err(not_found_status("RESERVATION_NOT_FOUND", format!("reservation {id} does not exist")))
+            }
         }
     }
 
     async fn get_shares(&self, r: Request<v1::GetSharesRequest>) -> RpcResult<v1::Shares> {
-        let host = self.record("GetShares", r).await?.host;
+        let host = self.record_request("GetShares", r).await?.host;
         check_host(&host)?;
-        let degraded = matches!(self.behavior, Behavior::Degraded);
+        let degraded = matches!(self.behavior, RackBehavior::Degraded);
         match host.as_str() {
             "h1" if degraded => {
                 let (state, reason) = (v1::ShareState::Blocked.into(), "no link is known".into());
                 Ok(Response::new(v1::Shares { state, reason, certificate: None, ..shares() }))
             }
             "h1" => Ok(Response::new(shares())),
-            _ => Err(not_found("SHARES_NOT_REPORTED", format!("host: {host} has reported no shares"))),
+            _ => Err(not_found_status("SHARES_NOT_REPORTED", format!("host: {host} has reported no shares"))),
         }
     }
 
     async fn cordon(&self, r: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
-        self.record("Cordon", r).await?;
+        self.record_request("Cordon", r).await?;
         Ok(target_response())
     }
 
     async fn uncordon(&self, r: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
-        self.record("Uncordon", r).await?;
+        self.record_request("Uncordon", r).await?;
         Ok(target_response())
     }
 
     async fn drain(&self, r: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
-        self.record("Drain", r).await?;
+        self.record_request("Drain", r).await?;
         Ok(target_response())
     }
 
     async fn fence(&self, r: Request<v1::FenceRequest>) -> RpcResult<v1::TargetResponse> {
-        self.record("Fence", r).await?;
+        self.record_request("Fence", r).await?;
         Ok(target_response())
     }
 
@@ -549,14 +552,14 @@ impl Admin for Rack {
         &self,
         r: Request<v1::ListMigrationsRequest>,
     ) -> RpcResult<v1::ListMigrationsResponse> {
-        self.record("ListMigrations", r).await?;
+        self.record_request("ListMigrations", r).await?;
         let migrations = vec![migration(1)];
         Ok(Response::new(v1::ListMigrationsResponse { migrations, next_after: String::new(), revision: 9 }))
     }
 
     async fn watch(&self, r: Request<v1::WatchRequest>) -> RpcResult<Stream<v1::Event>> {
         use v1::event::Change;
-        self.record("Watch", r).await?;
+        self.record_request("Watch", r).await?;
         let changes = [
             Change::Slice(slice(7)),
             Change::Reservation(reservation()),
@@ -565,15 +568,15 @@ impl Admin for Rack {
         let event =
             |(n, change)| v1::Event { revision: n, at_unix_ms: 1_700_000_000_000, change: Some(change) };
         let events: Vec<_> = (1..).zip(changes).map(event).collect();
-        if matches!(self.behavior, Behavior::OpenWatch) {
+        if matches!(self.behavior, RackBehavior::OpenWatch) {
             let events = tokio_stream::iter(events.into_iter().map(Ok)).chain(tokio_stream::pending());
             return Ok(Response::new(Box::pin(events)));
         }
-        stream(events)
+        stream_response(events)
     }
 
     async fn explain(&self, r: Request<v1::ExplainRequest>) -> RpcResult<v1::ExplainResponse> {
-        let subject = self.record("Explain", r).await?.subject;
+        let subject = self.record_request("Explain", r).await?.subject;
         let decisions = if subject == "vm web" { vec![decision()] } else { Vec::new() };
         Ok(Response::new(v1::ExplainResponse { decisions }))
     }

@@ -2,7 +2,7 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
-use crate::rack::{Behavior, Rack};
+use crate::rack::{Rack, RackBehavior};
 
 /// Asserts that the last request of a command to the manager contains each of `parts`.
 async fn assert_request_contains(arguments: &str, parts: &[&str]) {
@@ -150,10 +150,10 @@ async fn backup_file_is_complete_and_readable_only_by_its_owner() {
 async fn failed_backup_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = format!("backup --to {}/rack.backup", folder.path().display());
-    let ran = Rack::new(Behavior::Degraded).tarn(&arguments).await;
+    let ran = Rack::new(RackBehavior::Degraded).tarn(&arguments).await;
     assert!(ran.code == 1 && ran.stderr.contains("I/O error"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-    let ran = Rack::new(Behavior::EndlessLists).tarn(&arguments).await;
+    let ran = Rack::new(RackBehavior::EndlessLists).tarn(&arguments).await;
     assert!(ran.code == 1 && ran.stderr.contains("before its final chunk"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     let ran = Rack::default().tarn("backup --to /no/such/folder/rack.backup").await;

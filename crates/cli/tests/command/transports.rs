@@ -35,7 +35,7 @@ async fn manager_is_reached_over_unix_socket() {
 
 /// Creates a certificate authority, and for each name a certificate and a key. Writes all of them
 /// as PEM files.
-fn certify(folder: &Path, names: &[&str]) {
+fn create_certificates(folder: &Path, names: &[&str]) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -52,7 +52,7 @@ fn certify(folder: &Path, names: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn mutual_tls_requires_certificates_and_the_expected_name() {
     let folder = TempDir::new().unwrap();
-    certify(folder.path(), &["manager", "operator"]);
+    create_certificates(folder.path(), &["manager", "operator"]);
     let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
     let tls = ServerTlsConfig::new()
         .identity(Identity::from_pem(read("manager.pem"), read("manager.key")))
@@ -77,7 +77,7 @@ async fn mutual_tls_requires_certificates_and_the_expected_name() {
 }
 
 /// Starts a manager. Returns its address, a channel that stops it, and its task.
-async fn start(at: SocketAddr) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<()>) {
+async fn start_manager_at(at: SocketAddr) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<()>) {
     let listener = TcpListener::bind(at).await.unwrap();
     let at = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
@@ -91,7 +91,7 @@ async fn start(at: SocketAddr) -> (SocketAddr, oneshot::Sender<()>, JoinHandle<(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_survives_a_restart_of_the_manager() {
-    let (at, stop, stopped) = start("127.0.0.1:0".parse().unwrap()).await;
+    let (at, stop, stopped) = start_manager_at("127.0.0.1:0".parse().unwrap()).await;
     let arguments = ["tarn".to_owned(), "--endpoint".to_owned(), format!("http://{at}"), "doctor".to_owned()];
     let manager = Connection::open(&Cli::parse_from(arguments).global).await.unwrap();
     manager.call(manager.admin().get_rack(GetRackRequest {})).await.unwrap();
@@ -99,9 +99,9 @@ async fn connection_survives_a_restart_of_the_manager() {
     stopped.await.unwrap();
     let refused = manager.call(manager.admin().get_rack(GetRackRequest {})).await.unwrap_err();
     assert_eq!(refused.exit(), Exit::Unavailable, "{refused}");
-    let (_, stop, stopped) = start(at).await;
+    let (_, stop, stopped) = start_manager_at(at).await;
     manager.call(manager.admin().get_rack(GetRackRequest {})).await.unwrap();
-    let another = manager.open_another().await.unwrap();
+    let another = manager.open_new_connection().await.unwrap();
     another.call(another.admin().get_rack(GetRackRequest {})).await.unwrap();
     drop((manager, another));
     stop.send(()).unwrap();

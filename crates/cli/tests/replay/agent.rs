@@ -51,7 +51,7 @@ fn reply(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
         let rejection = v1::Rejection { reason: "VM_NOT_READY".into(), message: "not yet".into() };
         return send(peer, v1::host_memory_reply::Reply::Rejection(rejection), Vec::new());
     }
-    let files: Vec<(v1::Region, File)> = grants(rack, &attach.vm, fault)
+    let files: Vec<(v1::Region, File)> = slice_grants(rack, &attach.vm, fault)
         .map(|(slice, epoch)| (region(slice, epoch), file(slices, slice, epoch, fault)))
         .collect();
     // Each message has one slice, so that a reply consists of several messages.
@@ -62,7 +62,7 @@ fn reply(peer: &OwnedFd, slices: &Path, rack: &Rack, fault: Fault) {
     }
 }
 
-fn grants(rack: &Rack, vm: &str, fault: Fault) -> impl Iterator<Item = (u32, u64)> {
+fn slice_grants(rack: &Rack, vm: &str, fault: Fault) -> impl Iterator<Item = (u32, u64)> {
     let epochs_behind = u64::from(fault == Fault::Stale);
     let slots = rack.state().slots.clone();
     let owned =

@@ -193,7 +193,7 @@ async fn replay_on_this_machine(rows: &str, fault: agent::Fault) -> ReplayOutput
     let folder = tempfile::tempdir().unwrap();
     let (emc, socket) = (folder.path().join("emc"), folder.path().join("socket"));
     fs::create_dir(&emc).unwrap();
-    let rack = small_rack().on_this_machine(&emc, &socket);
+    let rack = small_rack().with_local_device(&emc, &socket);
     agent::serve(&socket, &emc, rack.clone(), fault);
     // The process that has this file open counts as the manager of the EMC.
     let _lock = fs::File::create(emc.join("lock")).unwrap();

@@ -42,7 +42,7 @@ pub struct Host {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Slot {
+pub struct SliceSlot {
     pub epoch: u64,
     pub owner: Option<(String, String)>,
     draining: bool,
@@ -52,7 +52,7 @@ pub struct Slot {
 #[derive(Debug, Default)]
 pub struct State {
     pub hosts: BTreeMap<String, Host>,
-    pub slots: Vec<Slot>,
+    pub slots: Vec<SliceSlot>,
     pub reservations: BTreeMap<String, v1::Reservation>,
     pub requests: BTreeMap<String, String>,
     /// Path of the agent's socket; empty if the agent is not on this machine.
@@ -78,7 +78,7 @@ impl Rack {
         let host = Host { cores, local_gib };
         let state = State {
             hosts: [("a".into(), host.clone()), ("b".into(), host)].into(),
-            slots: vec![Slot::default(); slices],
+            slots: vec![SliceSlot::default(); slices],
             emc: "/nowhere".into(),
             ..State::default()
         };
@@ -91,7 +91,7 @@ impl Rack {
         self
     }
 
-    pub fn on_this_machine(self, emc: &Path, socket: &Path) -> Self {
+    pub fn with_local_device(self, emc: &Path, socket: &Path) -> Self {
         self.state().emc = emc.to_str().unwrap().into();
         self.state().socket = socket.to_str().unwrap().into();
         self
@@ -101,7 +101,7 @@ impl Rack {
         self.state.lock().unwrap()
     }
 
-    fn change(&self) {
+    fn notify_watchers(&self) {
         self.changed.send_modify(|n| *n += 1);
     }
 
@@ -117,7 +117,7 @@ impl Rack {
     }
 
     /// Injects a restart after `countdown` calls: returns an error instead of the reply, once.
-    fn maybe_lose_reply(&self) -> Result<(), Status> {
+    fn lose_reply_if_faulty(&self) -> Result<(), Status> {
         let mut state = self.state();
         if !matches!(state.fault, Fault::Unavailable | Fault::LosesReservation) {
             return Ok(());
@@ -138,13 +138,13 @@ impl Rack {
 }
 
 impl State {
-    fn used(&self, host: &str) -> (u32, u64) {
+    fn used_capacity(&self, host: &str) -> (u32, u64) {
         let own = self.reservations.values().filter(|r| r.host == host && is_active(r));
         own.fold((0, 0), |(cores, local), r| (cores + r.cores, local + r.local_bytes))
     }
 
     fn free_slices(&self) -> Vec<u32> {
-        let free = |(n, slot): (usize, &Slot)| {
+        let free = |(n, slot): (usize, &SliceSlot)| {
             (slot.owner.is_none() && !slot.draining).then(|| u32::try_from(n).unwrap())
         };
         self.slots.iter().enumerate().filter_map(free).collect()
@@ -155,7 +155,7 @@ impl State {
         let free_slices = u32::try_from(self.free_slices().len()).unwrap();
         let emc = v1::EmcCapacity { emc: "e".into(), free_slices, slices };
         let host = |(name, host): (&String, &Host)| {
-            let (cores, local) = self.used(name);
+            let (cores, local) = self.used_capacity(name);
             v1::HostCapacity {
                 host: name.clone(),
                 schedulable: true,
@@ -180,7 +180,7 @@ impl State {
             "VM {} is reserved twice",
             r.vm
         );
-        let (host, (cores, local)) = (&self.hosts[&r.host], self.used(&r.host));
+        let (host, (cores, local)) = (&self.hosts[&r.host], self.used_capacity(&r.host));
         let free = self.free_slices();
         let slices = usize::try_from(r.pool_bytes >> 30).unwrap();
         let fits = cores + r.cores <= host.cores && local + r.local_bytes <= host.local_gib << 30;
@@ -210,13 +210,16 @@ impl State {
         Ok(reservation)
     }
 
-    fn find(&mut self, target: Option<v1::ReservationRef>) -> Result<&mut v1::Reservation, Status> {
+    fn find_reservation(
+        &mut self,
+        target: Option<v1::ReservationRef>,
+    ) -> Result<&mut v1::Reservation, Status> {
         let id = target.unwrap_or_default().reservation;
         self.reservations.get_mut(&id).ok_or_else(|| Status::not_found(id))
     }
 
     fn release(&mut self, target: Option<v1::ReservationRef>) -> Result<v1::Reservation, Status> {
-        let reservation = self.find(target)?;
+        let reservation = self.find_reservation(target)?;
         let slices = if is_active(reservation) { reservation.slices.clone() } else { Vec::new() };
         reservation.set_state(ReservationState::Released);
         let reservation = reservation.clone();
@@ -261,26 +264,26 @@ impl Scheduler for Rack {
 
     async fn reserve(&self, r: Request<v1::ReserveRequest>) -> RpcResult<v1::Reservation> {
         let reply = self.state().reserve(r.into_inner())?;
-        self.change();
-        self.maybe_lose_reply()?;
+        self.notify_watchers();
+        self.lose_reply_if_faulty()?;
         Ok(Response::new(reply))
     }
 
     async fn wait_ready(&self, r: Request<v1::WaitReadyRequest>) -> RpcResult<v1::Reservation> {
-        Ok(Response::new(self.state().find(r.into_inner().target)?.clone()))
+        Ok(Response::new(self.state().find_reservation(r.into_inner().target)?.clone()))
     }
 
     async fn commit(&self, r: Request<v1::CommitRequest>) -> RpcResult<v1::Reservation> {
         let mut state = self.state();
-        let reservation = state.find(r.into_inner().target)?;
+        let reservation = state.find_reservation(r.into_inner().target)?;
         reservation.set_state(ReservationState::Committed);
         Ok(Response::new(reservation.clone()))
     }
 
     async fn release(&self, r: Request<v1::ReleaseRequest>) -> RpcResult<v1::Reservation> {
         let reply = self.state().release(r.into_inner().target)?;
-        self.change();
-        self.maybe_lose_reply()?;
+        self.notify_watchers();
+        self.lose_reply_if_faulty()?;
         Ok(Response::new(reply))
     }
 
@@ -358,7 +361,7 @@ impl Admin for Rack {
             ..Default::default()
         };
         drop(state);
-        self.change();
+        self.notify_watchers();
         Ok(Response::new(v1::ListEmcsResponse { emcs: vec![emc] }))
     }
 

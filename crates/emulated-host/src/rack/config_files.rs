@@ -14,7 +14,7 @@ const MACHINE_ADDRESS: &str = "10.0.2.2";
 /// than the host could run.
 const DECLARED_CORES: u32 = 64;
 /// Local memory declared for a host, in MiB. Larger than the real memory, like [`DECLARED_CORES`].
-const DECLARED_LOCAL_MIB: u32 = 64 << 10;
+const DECLARED_LOCAL_MEMORY_MIB: u32 = 64 << 10;
 /// Timeout of the fence command, in seconds.
 const FENCE_TIMEOUT_S: u32 = 60;
 
@@ -36,7 +36,7 @@ pub(super) fn rack_toml(plan: &RackPlan, port: u16, rack: &Path) -> String {
     text.extend(devices);
     let host = |host| {
         format!(
-            "[[host]]\nname = {host:?}\ncores = {DECLARED_CORES}\nlocal_mib = {DECLARED_LOCAL_MIB}\nemcs = {names:?}\n"
+            "[[host]]\nname = {host:?}\ncores = {DECLARED_CORES}\nlocal_mib = {DECLARED_LOCAL_MEMORY_MIB}\nemcs = {names:?}\n"
         )
     };
     text.extend(plan.hosts.names().into_iter().map(host));

@@ -71,7 +71,7 @@ impl Rack {
         rack.hosts.power_on()?; // hosts boot while the manager starts
         rack.create_store()?;
         rack.start_manager()?;
-        rack.hosts.wait_up(&should_continue)?;
+        rack.hosts.wait_until_up(&should_continue)?;
         rack.wait_hosts_up(&should_continue)?;
         rack.enable_fencing()?;
         Ok(rack)

@@ -43,7 +43,7 @@ impl RackHost {
     /// # Errors
     /// [`HostError`] if a file cannot be written or the host is running.
     pub(super) fn prepare(folder: &Path, name: &str, start: &[String]) -> Result<Self, HostError> {
-        let power = Power::in_folder(folder, name);
+        let power = Power::from_folder(folder, name);
         drop(power.lock_pid_file()?);
         let host = Self { name: name.to_owned(), folder: folder.to_owned(), power, process: None };
         let text = serde_json::to_string(start).expect("arguments are JSON");
@@ -110,17 +110,17 @@ impl RackHost {
     ///
     /// # Errors
     /// [`HostError::Power`] on timeout or if QEMU has ended.
-    pub fn wait_up(&self) -> Result<(), HostError> {
-        self.wait_up_while(|| true)
+    pub fn wait_until_up(&self) -> Result<(), HostError> {
+        self.wait_until_up_while(|| true)
     }
 
-    pub(super) fn wait_up_while(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
+    pub(super) fn wait_until_up_while(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
         let deadline = Instant::now() + BOOT_TIMEOUT;
         loop {
             match control::run(&self.file_path("control"), "true", BOOT_PROBE_TIMEOUT) {
                 Ok(_) => return Ok(()),
                 Err(_) if !should_continue() => return Err(HostError::Interrupted),
-                Err(_) if !self.power.is_on()? => {
+                Err(_) if !self.power.is_powered_on()? => {
                     return Err(self.power_error("QEMU ended during boot", self.read_log("qemu")));
                 }
                 Err(_) if Instant::now() > deadline => {
@@ -136,14 +136,14 @@ impl RackHost {
     /// # Errors
     /// [`HostError::NoReply`] on timeout. The command then continues in the host.
     pub fn run(&self, command: &str) -> Result<CommandOutput, HostError> {
-        self.run_within(command, REPLY_TIMEOUT)
+        self.run_with_timeout(command, REPLY_TIMEOUT)
     }
 
     /// Runs a shell command in the host, with this timeout.
     ///
     /// # Errors
     /// [`HostError::NoReply`] on timeout. The command then continues in the host.
-    pub fn run_within(&self, command: &str, within: Duration) -> Result<CommandOutput, HostError> {
+    pub fn run_with_timeout(&self, command: &str, within: Duration) -> Result<CommandOutput, HostError> {
         control::run(&self.file_path("control"), command, within).map_err(|errno| match errno.kind() {
             io::ErrorKind::TimedOut => HostError::NoReply { host: self.name.clone(), within },
             _ => HostError::file_error("connect to a host at", &self.file_path("control"))(errno),
@@ -190,19 +190,19 @@ impl RackHost {
     /// their content.
     ///
     /// # Errors
-    /// The errors of [`RackHost::power_off`], [`RackHost::power_on`] and [`RackHost::wait_up`].
+    /// The errors of [`RackHost::power_off`], [`RackHost::power_on`] and [`RackHost::wait_until_up`].
     pub fn reboot(&mut self) -> Result<(), HostError> {
         self.power_off()?;
         self.power_on()?;
-        self.wait_up()
+        self.wait_until_up()
     }
 
     /// Returns whether the QEMU process of the host is running.
     ///
     /// # Errors
     /// [`HostError::File`] if the lock of the process cannot be tested.
-    pub fn is_on(&self) -> Result<bool, HostError> {
-        self.power.is_on()
+    pub fn is_powered_on(&self) -> Result<bool, HostError> {
+        self.power.is_powered_on()
     }
 
     /// Returns the console output of the host, or an empty string if the log cannot be read.

@@ -20,7 +20,7 @@ use crate::{Artifacts, HostError};
 /// Mount point of the tmpfs that stores the content of devices and drives.
 const SHM_DIR: &str = "/dev/shm";
 /// Name of the directory with a link to the content of each device and drive.
-const LINKS_DIR: &str = "memory";
+const MEMORY_LINKS_DIR: &str = "memory";
 /// Extensions of the files of a host that are removed with the rack.
 const HOST_FILE_EXTENSIONS: &[&str] = &["qmp", "shell", "control", "pid"];
 /// Extensions of the log files of a host, which are not removed with the rack.
@@ -48,7 +48,7 @@ impl Hosts {
     pub fn start(artifacts: &Artifacts, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
         let mut hosts = Self::prepare(artifacts, plan, folder)?;
         hosts.power_on()?;
-        hosts.wait_up(|| true)?;
+        hosts.wait_until_up(|| true)?;
         Ok(hosts)
     }
 
@@ -56,8 +56,8 @@ impl Hosts {
         self.hosts.iter_mut().try_for_each(RackHost::power_on)
     }
 
-    pub(super) fn wait_up(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
-        self.hosts.iter().try_for_each(|host| host.wait_up_while(&should_continue))
+    pub(super) fn wait_until_up(&self, should_continue: impl Fn() -> bool) -> Result<(), HostError> {
+        self.hosts.iter().try_for_each(|host| host.wait_until_up_while(&should_continue))
     }
 
     pub(super) fn prepare(artifacts: &Artifacts, plan: &Plan, folder: &Path) -> Result<Self, HostError> {
@@ -67,7 +67,7 @@ impl Hosts {
         check_socket_path(&folder)?;
         check_not_running(&folder, plan)?;
         check_free_memory(plan)?;
-        let links = folder.join(LINKS_DIR);
+        let links = folder.join(MEMORY_LINKS_DIR);
         let _ = fs::remove_dir_all(&links); // may exist if an earlier rack was killed
         fs::create_dir(&links).map_err(HostError::file_error("create", &links))?;
         // If a later step fails, dropping `hosts` removes the files created so far.
@@ -114,12 +114,12 @@ impl Hosts {
 
     /// Returns the path of the link to the content of a host's drive.
     fn drive_link(&self, host: &str, n: usize) -> PathBuf {
-        self.folder.join(LINKS_DIR).join(format!("{host}.drive{n}"))
+        self.folder.join(MEMORY_LINKS_DIR).join(format!("{host}.drive{n}"))
     }
 
     /// Returns the path of the link to the content of a device.
     pub fn device_link(&self, device: &Device) -> PathBuf {
-        self.folder.join(LINKS_DIR).join(format!("{:#x}", device.serial))
+        self.folder.join(MEMORY_LINKS_DIR).join(format!("{:#x}", device.serial))
     }
 
     /// Returns the directory of the hosts' sockets. Its subdirectory `logs` contains the logs.
@@ -185,7 +185,7 @@ impl Drop for Hosts {
             }
         }
         let _ = fs::remove_file(self.folder.join("initrd"));
-        let _ = fs::remove_dir_all(self.folder.join(LINKS_DIR));
+        let _ = fs::remove_dir_all(self.folder.join(MEMORY_LINKS_DIR));
     }
 }
 

@@ -29,7 +29,7 @@ control &
 while :; do setsid -c sh -c 'exec sh -i < /dev/ttyS1 > /dev/ttyS1 2>&1'; done &
 "#;
 /// End of the init script: an endless loop, because the kernel panics if the init process ends.
-const SLEEP_FOREVER: &str = "\nwhile :; do sleep 3600; done";
+const SLEEP_FOREVER_SCRIPT: &str = "\nwhile :; do sleep 3600; done";
 
 /// Builds the initrd for the hosts of a plan.
 ///
@@ -42,17 +42,17 @@ pub(super) fn build(artifacts: &Artifacts, plan: &Plan) -> Result<Initrd, HostEr
         artifacts,
         RACK_KERNEL,
         &modules,
-        &format!("{SETUP_SCRIPT}{}{SLEEP_FOREVER}", plan.script),
+        &format!("{SETUP_SCRIPT}{}{SLEEP_FOREVER_SCRIPT}", plan.script),
     )?;
     let deferred = artifacts
         .module_path(RACK_KERNEL, DEFERRED_MODULE)
         .ok_or_else(|| HostError::Missing(DEFERRED_MODULE.into()))?;
-    initrd.add_copy(&deferred, &format!("modules/{DEFERRED_MODULE}.ko"))?;
+    initrd.add_file_copy(&deferred, &format!("modules/{DEFERRED_MODULE}.ko"))?;
     initrd.add_file("bin/control", COMMAND_SERVER_SCRIPT)?;
     for program in &plan.programs {
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         initrd.add_program(program, &format!("bin/{name}"))?;
     }
-    plan.files.iter().try_for_each(|(from, name)| initrd.add_copy(from, name))?;
+    plan.files.iter().try_for_each(|(from, name)| initrd.add_file_copy(from, name))?;
     Ok(initrd)
 }

@@ -16,7 +16,7 @@ const MEMORY_GIB_DEFAULT: u32 = 2;
 const FIRST_WINDOW_OFFSET_MIB: u32 = 256;
 const MIB_PER_GIB: u32 = 1024;
 /// Bus number of the first CXL device.
-const FIRST_BUS: usize = 32;
+const FIRST_BUS_NUMBER: usize = 32;
 /// Distance between the bus numbers of two neighbouring CXL devices.
 const BUSES_PER_DEVICE: usize = 16;
 
@@ -122,7 +122,7 @@ impl Plan {
         all.extend(["-kernel".to_owned(), kernel.display().to_string()]);
         all.extend(split_words("-initrd initrd -append"));
         all.push(format!("console=ttyS0 quiet panic=-1 HOST={name} {}", self.cmdline_extra));
-        all.extend(character_devices(name));
+        all.extend(character_device_arguments(name));
         for (n, device) in self.devices.iter().enumerate() {
             all.extend(device_arguments(n, device, &memory(device)));
         }
@@ -162,7 +162,7 @@ fn split_words(line: &str) -> Vec<String> {
 
 /// Returns the arguments for the character devices (console, shell, command interface, agent log,
 /// QMP) and for a user-mode network.
-fn character_devices(name: &str) -> Vec<String> {
+fn character_device_arguments(name: &str) -> Vec<String> {
     split_words(&format!(
         "-chardev file,id=console,path=logs/{name}.console,append=on -serial chardev:console \
          -chardev socket,id=shell,path={name}.shell,server=on,wait=off -serial chardev:shell \
@@ -176,7 +176,7 @@ fn character_devices(name: &str) -> Vec<String> {
 /// Returns the arguments for a CXL device on a separate host bridge. The bridge has one root port,
 /// so its decoder is in passthrough mode.
 fn device_arguments(n: usize, device: &Device, memory: &Path) -> Vec<String> {
-    let (bus, gib, serial) = (FIRST_BUS + n * BUSES_PER_DEVICE, device.gib, device.serial);
+    let (bus, gib, serial) = (FIRST_BUS_NUMBER + n * BUSES_PER_DEVICE, device.gib, device.serial);
     let memory = memory.display().to_string().replace(',', ",,");
     let mut all = vec!["-object".to_owned()];
     all.push(format!("memory-backend-file,id=memory{n},mem-path={memory},size={gib}G,share=on"));

@@ -25,7 +25,7 @@ use crate::HostError;
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of attempts to end QEMU. The first attempt uses QMP, and later attempts kill
 /// QEMU.
-const ATTEMPTS_MAX: usize = 6;
+const POWER_OFF_ATTEMPTS_MAX: usize = 6;
 /// Maximum time to acquire the lock, which other processes hold briefly while they test it.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between tests of the lock.
@@ -46,13 +46,13 @@ impl Power {
     /// [`HostError::File`] if the directory has no such host.
     pub fn open(folder: &Path, host: &str) -> Result<Self, HostError> {
         let folder = folder.canonicalize().map_err(HostError::file_error("resolve", folder))?;
-        let power = Self::in_folder(&folder, host);
+        let power = Self::from_folder(&folder, host);
         File::open(&power.pid_file)
             .map(|_| power.clone())
             .map_err(HostError::file_error("open", &power.pid_file))
     }
 
-    pub(super) fn in_folder(folder: &Path, host: &str) -> Self {
+    pub(super) fn from_folder(folder: &Path, host: &str) -> Self {
         let file = |kind| folder.join(format!("{host}.{kind}"));
         Self { host: host.to_owned(), pid_file: file("pid"), qmp_socket: file("qmp") }
     }
@@ -61,7 +61,7 @@ impl Power {
     ///
     /// # Errors
     /// [`HostError::File`] if the lock cannot be tested.
-    pub fn is_on(&self) -> Result<bool, HostError> {
+    pub fn is_powered_on(&self) -> Result<bool, HostError> {
         let file = File::open(&self.pid_file).map_err(HostError::file_error("open", &self.pid_file))?;
         // The test uses a shared lock, because several processes may test at the same time.
         Ok(!self.try_lock(&file, FlockOperation::NonBlockingLockShared)?)
@@ -72,10 +72,10 @@ impl Power {
     /// # Errors
     /// [`HostError::Power`] if the process does not end.
     pub fn switch_off(&self) -> Result<(), HostError> {
-        if !self.is_on()? {
+        if !self.is_powered_on()? {
             return Ok(());
         }
-        for attempt in 0..ATTEMPTS_MAX {
+        for attempt in 0..POWER_OFF_ATTEMPTS_MAX {
             let is_quitting = attempt == 0 && qmp::execute(&self.qmp_socket, "quit", json!({})).is_ok();
             if !is_quitting {
                 self.kill(); // if the process ID is not written yet, the next attempt kills
@@ -129,7 +129,7 @@ impl Power {
 
     fn wait_until_off(&self, within: Duration) -> Result<bool, HostError> {
         let deadline = Instant::now() + within;
-        while self.is_on()? {
+        while self.is_powered_on()? {
             if Instant::now() > deadline {
                 return Ok(false);
             }
@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn powering_off_kills_an_unresponsive_host_but_no_other_host() {
         let folder = tempfile::tempdir().unwrap();
-        let powers = ["h0", "h1"].map(|host| Power::in_folder(&folder.path().canonicalize().unwrap(), host));
+        let powers =
+            ["h0", "h1"].map(|host| Power::from_folder(&folder.path().canonicalize().unwrap(), host));
         let mut hosts = powers.each_ref().map(unresponsive_host);
         assert!(
             powers[0].lock_pid_file().unwrap_err().to_string().contains("h0"),
@@ -186,16 +187,16 @@ mod tests {
         // If the pid file of h0 contains the ID of h1's process, that process must not be killed.
         power.write_pid(hosts[1].id()).unwrap();
         power.kill();
-        assert_eq!((power.is_on().unwrap(), hosts[1].try_wait().unwrap()), (true, None));
+        assert_eq!((power.is_powered_on().unwrap(), hosts[1].try_wait().unwrap()), (true, None));
         power.write_pid(hosts[0].id()).unwrap();
         power.switch_off().unwrap();
         power.switch_off().unwrap();
-        assert!(!power.is_on().unwrap() && powers[1].is_on().unwrap());
+        assert!(!power.is_powered_on().unwrap() && powers[1].is_powered_on().unwrap());
         powers[1].kill();
         for host in &mut hosts {
             assert!(!host.wait().unwrap().success());
         }
-        assert!(!powers[1].is_on().unwrap());
+        assert!(!powers[1].is_powered_on().unwrap());
     }
 
     #[test]

@@ -57,19 +57,19 @@ mod tests {
     }
 
     const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
-    const DONE: &str = r#"{"return": {}}"#;
+    const DONE_REPLY: &str = r#"{"return": {}}"#;
 
     #[test]
     fn qmp_reply_is_found_among_greeting_and_events() {
         let event = r#"{"timestamp": {"seconds": 1}, "event": "STOP"}"#;
-        assert_eq!(reply_to(&[GREETING, DONE, event, DONE]).unwrap(), None);
+        assert_eq!(reply_to(&[GREETING, DONE_REPLY, event, DONE_REPLY]).unwrap(), None);
         let rejection = r#"{"error": {"class": "DeviceNotFound", "desc": "Device 'net7' not found"}}"#;
-        assert_eq!(reply_to(&[GREETING, DONE, rejection]).unwrap().unwrap(), "Device 'net7' not found");
+        assert_eq!(reply_to(&[GREETING, DONE_REPLY, rejection]).unwrap().unwrap(), "Device 'net7' not found");
     }
 
     #[test]
     fn qmp_connection_closed_before_reply_is_an_error() {
-        assert!(reply_to(&[GREETING, DONE]).is_err());
+        assert!(reply_to(&[GREETING, DONE_REPLY]).is_err());
         assert!(reply_to(&[GREETING, "{half"]).is_err());
     }
 }

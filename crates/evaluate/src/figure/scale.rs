@@ -23,7 +23,7 @@ pub(super) struct AxisRange {
 /// Maximum number of names that fit side by side, written horizontally.
 const HORIZONTAL_NAMES_MAX: usize = 4;
 /// Maximum number of labels of a linear axis.
-const LABELS_MAX: usize = 11;
+const AXIS_LABELS_MAX: usize = 11;
 /// Additional space below the axis for vertical names, in pixels.
 const VERTICAL_NAME_PX: u32 = 142;
 
@@ -71,7 +71,7 @@ impl Scale {
     /// Returns the maximum number of labels of an axis with this range.
     pub(super) fn labels_max(&self, span: AxisRange) -> usize {
         match self {
-            Self::Percent | Self::Number => LABELS_MAX,
+            Self::Percent | Self::Number => AXIS_LABELS_MAX,
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "powers of ten")]
             Self::Logarithmic => (span.to - span.from) as usize + 1,
             Self::Names(_) => 0,
@@ -79,7 +79,7 @@ impl Scale {
     }
 
     /// Returns the space that labels need in addition to the space for numbers, in pixels.
-    pub(super) fn extra_label_px(&self) -> u32 {
+    pub(super) fn extra_label_height_px(&self) -> u32 {
         if self.are_names_vertical() { VERTICAL_NAME_PX } else { 0 }
     }
 
@@ -143,6 +143,6 @@ mod tests {
         let names = |count: usize| Scale::Names(vec!["a".to_owned(); count]);
         assert_eq!(ends(&names(3), &[7.0]), (-0.5, 2.5));
         assert!(!names(4).are_names_vertical() && names(5).are_names_vertical());
-        assert_eq!((names(4).extra_label_px(), Scale::Percent.extra_label_px()), (0, 0));
+        assert_eq!((names(4).extra_label_height_px(), Scale::Percent.extra_label_height_px()), (0, 0));
     }
 }

@@ -11,28 +11,29 @@ use tonic::Code;
 use units::{
     Bytes,
     limits::{
-        REPLAY_BACKOFF_FIRST, REPLAY_BACKOFF_MAX, REPLAY_READY_TIMEOUT, REPLAY_UNAVAILABLE_MAX,
+        REPLAY_BACKOFF_MAX, REPLAY_BACKOFF_MIN, REPLAY_READY_TIMEOUT, REPLAY_UNAVAILABLE_TIME_MAX,
         RESPONSE_TIMEOUT_SLACK,
     },
 };
 
-use super::{ReplayState, journal::Action};
+use super::{ReplayState, journal::JournalAction};
 
 /// Client name that a replay sends in its reservations.
 const CLIENT_NAME: &str = "replay";
 
 /// Performs a call, and retries it with increasing delays while the manager is unavailable, for at
-/// most [`REPLAY_UNAVAILABLE_MAX`].
+/// most [`REPLAY_UNAVAILABLE_TIME_MAX`].
 pub(super) async fn retry_while_unavailable<T, F>(call: impl Fn() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
     let started = tokio::time::Instant::now();
-    let mut pause = REPLAY_BACKOFF_FIRST.as_duration();
+    let mut pause = REPLAY_BACKOFF_MIN.as_duration();
     loop {
         match call().await {
             Err(failure)
-                if is_unavailable(&failure) && started.elapsed() < REPLAY_UNAVAILABLE_MAX.as_duration() =>
+                if is_unavailable(&failure)
+                    && started.elapsed() < REPLAY_UNAVAILABLE_TIME_MAX.as_duration() =>
             {
                 tokio::time::sleep(pause).await;
                 pause = REPLAY_BACKOFF_MAX.as_duration().min(2 * pause);
@@ -87,7 +88,7 @@ impl ReplayState {
             Ok((reply, started.elapsed()))
         };
         let (reservation, duration) = retry_while_unavailable(call).await?;
-        self.tally().record_reserve(duration);
+        self.tally().record_reserve_time(duration);
         self.journal().record_reservation(&reservation)?;
         Ok(reservation)
     }
@@ -98,10 +99,10 @@ impl ReplayState {
         let request = v1::WaitReadyRequest { target: to_reservation_ref(reservation), timeout_ms };
         let span = REPLAY_READY_TIMEOUT.after(RESPONSE_TIMEOUT_SLACK).as_duration();
         let call = || async {
-            self.manager.call_within(span, self.manager.scheduler().wait_ready(request.clone())).await
+            self.manager.call_with_timeout(span, self.manager.scheduler().wait_ready(request.clone())).await
         };
         let ready = retry_while_unavailable(call).await?;
-        self.journal().record_confirmation(Action::Ready, &ready)
+        self.journal().record_confirmation(JournalAction::Ready, &ready)
     }
 
     /// Commits the reservation of a VM.
@@ -109,7 +110,7 @@ impl ReplayState {
         let request = v1::CommitRequest { target: to_reservation_ref(reservation) };
         let call = || async { self.manager.call(self.manager.scheduler().commit(request.clone())).await };
         let committed = retry_while_unavailable(call).await?;
-        self.journal().record_confirmation(Action::Commit, &committed)
+        self.journal().record_confirmation(JournalAction::Commit, &committed)
     }
 
     /// Releases the reservation of a VM. A reservation that the manager does not find counts as

@@ -62,12 +62,12 @@ impl FreeCapacity {
             self.total.entry(host.clone()).or_insert((host_capacity.cores, host_capacity.local));
         }
         self.snapshot = snapshot;
-        self.recompute();
+        self.recompute_capacity();
     }
 
     /// Applies a snapshot that was taken while no call was in progress. It is exact, so it also
     /// determines free cores and local memory.
-    pub(super) fn apply_exact(&mut self, snapshot: Capacity) {
+    pub(super) fn apply_exact_capacity(&mut self, snapshot: Capacity) {
         self.total = snapshot
             .hosts
             .iter()
@@ -83,14 +83,14 @@ impl FreeCapacity {
         self.apply(snapshot);
     }
 
-    fn recompute(&mut self) {
+    fn recompute_capacity(&mut self) {
         self.current = self.snapshot.clone();
         for (host, host_capacity) in &mut self.current.hosts {
             (host_capacity.cores, host_capacity.local) = self.total.get(host).copied().unwrap_or_default();
         }
         for PlacementState { placement, slices } in self.placements.values() {
             let missing = if *slices == SnapshotState::Contained { 0 } else { placement.slices };
-            self.current.take(&Placement { slices: missing, ..placement.clone() });
+            self.current.allocate_resources(&Placement { slices: missing, ..placement.clone() });
         }
     }
 
@@ -98,7 +98,7 @@ impl FreeCapacity {
     /// if the VM does not fit on any host outside `excluded`.
     pub(super) fn place(&mut self, shape: VmShape, excluded: &BTreeSet<Name>) -> Option<PlacedVm> {
         let placement = packing::place(shape, &self.current, excluded)?;
-        self.current.take(&placement);
+        self.current.allocate_resources(&placement);
         let number = self.next;
         self.next += 1;
         self.placements
@@ -107,7 +107,7 @@ impl FreeCapacity {
     }
 
     /// Records that the manager accepted a placement.
-    pub(super) fn record_accepted(&mut self, vm: &PlacedVm) {
+    pub(super) fn record_accepted_vm(&mut self, vm: &PlacedVm) {
         if let Some(placement) = self.placements.get_mut(&vm.number) {
             placement.slices = SnapshotState::InNext;
         }
@@ -116,7 +116,7 @@ impl FreeCapacity {
     /// Frees the capacity of a placement whose VM ended or was rejected.
     pub(super) fn remove_placement(&mut self, vm: &PlacedVm) {
         self.placements.remove(&vm.number);
-        self.recompute();
+        self.recompute_capacity();
     }
 
     /// Returns whether a VM would fit if the draining slices, counted per EMC, were free.
@@ -168,7 +168,7 @@ mod tests {
         from_snapshot(v1::Capacity { revision: 1, hosts: vec![host], emcs: vec![emc] }).unwrap()
     }
 
-    const SHAPE: VmShape = VmShape { cores: 2, memory: Bytes::gib(2) };
+    const VM_SHAPE: VmShape = VmShape { cores: 2, memory: Bytes::gib(2) };
 
     fn free(cores: u32) -> FreeCapacity {
         let mut free = FreeCapacity::default();
@@ -179,23 +179,23 @@ mod tests {
     #[test]
     fn requested_capacity_is_not_used_for_another_vm() {
         let mut free = free(4);
-        let first = free.place(SHAPE, &BTreeSet::new()).unwrap();
+        let first = free.place(VM_SHAPE, &BTreeSet::new()).unwrap();
         assert_eq!((first.placement.local, first.placement.slices), (Bytes::gib(1), 1));
-        assert_eq!(free.place(SHAPE, &BTreeSet::new()).unwrap().placement.slices, 2);
-        assert!(free.place(SHAPE, &BTreeSet::new()).is_none(), "no cores are left");
+        assert_eq!(free.place(VM_SHAPE, &BTreeSet::new()).unwrap().placement.slices, 2);
+        assert!(free.place(VM_SHAPE, &BTreeSet::new()).is_none(), "no cores are left");
     }
 
     #[test]
     fn cores_are_counted_once_independent_of_snapshot_time() {
         for contained_in in 0..3 {
             let mut free = free(4);
-            let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
+            let place = free.place(VM_SHAPE, &BTreeSet::new()).unwrap();
             // A snapshot that includes the VM can arrive before the reply to its reservation, and
             // one that omits the VM can arrive after this reply. The number of free cores must be
             // correct in both cases.
             free.apply(snapshot(if contained_in == 0 { 2 } else { 4 }));
             assert_eq!(free.current().hosts["a"].cores, 2);
-            free.record_accepted(&place);
+            free.record_accepted_vm(&place);
             free.apply(snapshot(if contained_in == 1 { 2 } else { 4 }));
             assert_eq!(free.current().hosts["a"].cores, 2);
             free.remove_placement(&place);
@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn exact_snapshot_includes_capacity_used_by_other_clients() {
         let mut free = free(8);
-        let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
-        free.record_accepted(&place);
-        free.apply_exact(snapshot(3));
+        let place = free.place(VM_SHAPE, &BTreeSet::new()).unwrap();
+        free.record_accepted_vm(&place);
+        free.apply_exact_capacity(snapshot(3));
         assert_eq!(free.current().hosts["a"].cores, 3);
         free.remove_placement(&place);
         assert_eq!(free.current().hosts["a"].cores, 5);
@@ -217,12 +217,12 @@ mod tests {
     #[test]
     fn slices_stay_reserved_until_snapshot_after_reply() {
         let mut free = free(8);
-        let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
+        let place = free.place(VM_SHAPE, &BTreeSet::new()).unwrap();
         let slices = |free: &FreeCapacity| free.current().slices["e"];
         assert_eq!(slices(&free), 3);
         free.apply(snapshot(8));
         assert_eq!(slices(&free), 3);
-        free.record_accepted(&place);
+        free.record_accepted_vm(&place);
         free.apply(snapshot(8));
         assert_eq!(slices(&free), 4, "the snapshot already excludes the slices of the VM");
     }
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn capacity_of_rejected_placement_is_free_at_once() {
         let mut free = free(2);
-        let place = free.place(SHAPE, &BTreeSet::new()).unwrap();
+        let place = free.place(VM_SHAPE, &BTreeSet::new()).unwrap();
         free.remove_placement(&place);
         assert_eq!(*free.current(), snapshot(2));
     }

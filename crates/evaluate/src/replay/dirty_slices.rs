@@ -15,10 +15,10 @@ const DIRTY_REASON: &str = "was not zeroed when its host received it";
 /// Returns the slices that are quarantined because they were not zeroed.
 pub(super) async fn find_quarantined(manager: &Connection) -> Result<BTreeSet<u32>, Failure> {
     let slices = retry_while_unavailable(|| lists::slices(manager, 0, u32::MAX)).await?;
-    Ok(slices.into_iter().filter(is_dirty).map(|slice| slice.slice).collect())
+    Ok(slices.into_iter().filter(is_quarantined_as_dirty).map(|slice| slice.slice).collect())
 }
 
-fn is_dirty(slice: &v1::Slice) -> bool {
+fn is_quarantined_as_dirty(slice: &v1::Slice) -> bool {
     slice.state() == SliceState::Quarantined && slice.reason().contains(DIRTY_REASON)
 }
 
@@ -33,8 +33,14 @@ mod tests {
             reason: Some(reason.into()),
             ..Default::default()
         };
-        assert!(is_dirty(&slice(SliceState::Quarantined, "it was not zeroed when its host received it")));
-        assert!(!is_dirty(&slice(SliceState::Quarantined, "the device lost the grant")));
-        assert!(!is_dirty(&slice(SliceState::Free, "it was not zeroed when its host received it")));
+        assert!(is_quarantined_as_dirty(&slice(
+            SliceState::Quarantined,
+            "it was not zeroed when its host received it"
+        )));
+        assert!(!is_quarantined_as_dirty(&slice(SliceState::Quarantined, "the device lost the grant")));
+        assert!(!is_quarantined_as_dirty(&slice(
+            SliceState::Free,
+            "it was not zeroed when its host received it"
+        )));
     }
 }

@@ -17,7 +17,7 @@ use units::limits::{CONFIG_FILE_BYTES_MAX, TRACE_ROWS_MAX};
 use super::Args;
 
 /// Default number of generated VMs.
-const GENERATED_DEFAULT: usize = 2000;
+const GENERATED_VMS_DEFAULT: usize = 2000;
 const COUNT_RULE: &str = "must be generated or generated:COUNT with a COUNT from 1 to 4194304";
 const _: () = assert!(TRACE_ROWS_MAX == 4_194_304, "the limit in COUNT_RULE must be TRACE_ROWS_MAX");
 
@@ -35,7 +35,7 @@ impl FromStr for Source {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix("generated") {
-            Some("") => Ok(Self::Generated(GENERATED_DEFAULT)),
+            Some("") => Ok(Self::Generated(GENERATED_VMS_DEFAULT)),
             Some(rest) if rest.starts_with(':') => {
                 let count = rest[1..].parse().ok().filter(|n| (1..=TRACE_ROWS_MAX).contains(n));
                 count.map(Self::Generated).ok_or_else(|| COUNT_RULE.to_owned())
@@ -88,14 +88,14 @@ fn read_listen_endpoint(path: &Path) -> Result<String, Failure> {
     let listen = rack.get("manager").and_then(|manager| manager.get("listen")?.as_str());
     let listen = listen.ok_or_else(|| invalid("manager.listen: must be an address in quotes".to_owned()))?;
     Ok(match (listen.strip_prefix("unix:"), rack.contains_key("tls")) {
-        (Some(socket), _) => format!("unix:{}", resolve(path, Path::new(socket)).display()),
+        (Some(socket), _) => format!("unix:{}", resolve_path(path, Path::new(socket)).display()),
         (None, true) => format!("https://{listen}"),
         (None, false) => format!("http://{listen}"),
     })
 }
 
 /// Resolves a path in rack.toml. A relative path is relative to the directory of rack.toml.
-fn resolve(rack: &Path, path: &Path) -> PathBuf {
+fn resolve_path(rack: &Path, path: &Path) -> PathBuf {
     rack.parent().map_or_else(|| path.to_owned(), |directory| directory.join(path))
 }
 
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn source_generated_with_count_is_not_a_file() {
-        assert_eq!("generated".parse(), Ok(Source::Generated(GENERATED_DEFAULT)));
+        assert_eq!("generated".parse(), Ok(Source::Generated(GENERATED_VMS_DEFAULT)));
         assert_eq!("generated:7".parse(), Ok(Source::Generated(7)));
         assert_eq!("generated.csv".parse(), Ok(Source::File("generated.csv".into())));
         for invalid in ["generated:", "generated:0", "generated:x", "generated:99999999999"] {

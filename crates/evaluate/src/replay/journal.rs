@@ -15,7 +15,7 @@ use serde::Serialize;
 /// Kind of an acknowledged request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Action {
+pub(super) enum JournalAction {
     Reserve,
     Ready,
     Commit,
@@ -66,7 +66,7 @@ pub(super) struct Journal {
 
 #[derive(Serialize)]
 struct LogLine<'a> {
-    action: Action,
+    action: JournalAction,
     request_id: &'a str,
     reservation: &'a str,
     vm: &'a str,
@@ -109,18 +109,18 @@ impl Journal {
             is_releasing: false,
         };
         self.acknowledged.held.insert(reservation.reservation.clone(), held);
-        self.write(Action::Reserve, reservation)
+        self.write(JournalAction::Reserve, reservation)
     }
 
     /// Records that a reservation is ready or committed.
     pub(super) fn record_confirmation(
         &mut self,
-        action: Action,
+        action: JournalAction,
         reservation: &v1::Reservation,
     ) -> Result<(), Failure> {
         if let Some(held) = self.acknowledged.held.get_mut(&reservation.reservation) {
-            held.is_ready |= action == Action::Ready;
-            held.is_committed |= action == Action::Commit;
+            held.is_ready |= action == JournalAction::Ready;
+            held.is_committed |= action == JournalAction::Commit;
         }
         self.write(action, reservation)
     }
@@ -142,10 +142,10 @@ impl Journal {
             }
             self.acknowledged.released.insert(reservation.reservation.clone());
         }
-        self.write(Action::Release, reservation)
+        self.write(JournalAction::Release, reservation)
     }
 
-    fn write(&mut self, action: Action, reservation: &v1::Reservation) -> Result<(), Failure> {
+    fn write(&mut self, action: JournalAction, reservation: &v1::Reservation) -> Result<(), Failure> {
         let Some((path, file)) = &mut self.log else { return Ok(()) };
         let v1::Reservation { request_id, reservation, vm, host, slices, .. } = reservation;
         let line = LogLine { action, request_id, reservation, vm, host, slices };
@@ -203,7 +203,7 @@ mod tests {
         let mut journal = Journal::open(Some(&path)).unwrap();
         let r = reservation("r-1", "a", &[3]);
         journal.record_reservation(&r).unwrap();
-        journal.record_confirmation(Action::Commit, &r).unwrap();
+        journal.record_confirmation(JournalAction::Commit, &r).unwrap();
         journal.record_release(&r).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<serde_json::Value> =

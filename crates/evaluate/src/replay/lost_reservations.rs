@@ -9,7 +9,7 @@ use std::{
 
 use cli_runtime::{Failure, lists};
 use proto::v1::{self, ReservationState, SliceState};
-use units::limits::{REPLAY_CHECK_INTERVAL, REPLAY_LOST_AFTER_COMPARISONS};
+use units::limits::{REPLAY_CHECK_INTERVAL, REPLAY_LOSS_COMPARISONS};
 
 use super::{
     ReplayState,
@@ -19,7 +19,7 @@ use super::{
 
 /// Reasons of the manager for ending a reservation without a release. The ledger contained a
 /// reservation with such a reason, so the reservation was not lost.
-const END_REASONS: [&str; 2] = ["the VM's process has ended", "its host was fenced"];
+const VM_END_REASONS: [&str; 2] = ["the VM's process has ended", "its host was fenced"];
 
 /// Reservations and slices in the manager's ledger.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ pub(super) async fn find(rack: Arc<ReplayState>) -> Result<BTreeSet<String>, Fai
     let before = rack.journal().acknowledged();
     let ledger = LedgerContents::read(&rack).await?;
     let mut lost = find_missing(&before, &rack.journal().acknowledged(), &ledger);
-    for _ in 1..REPLAY_LOST_AFTER_COMPARISONS {
+    for _ in 1..REPLAY_LOSS_COMPARISONS {
         if lost.is_empty() {
             break;
         }
@@ -77,11 +77,11 @@ fn is_present_or_ended(id: &str, now: &AcknowledgedState, ledger: &LedgerContent
     let Some(reservation) = ledger.reservations.get(id) else { return false };
     let is_present =
         |held: &HeldReservation| !held.is_releasing && is_in_ledger(held, Some(reservation), &ledger.slices);
-    ended_without_release(reservation) || now.held.get(id).is_some_and(is_present)
+    has_ended_without_release(reservation) || now.held.get(id).is_some_and(is_present)
 }
 
-fn ended_without_release(reservation: &v1::Reservation) -> bool {
-    !is_active(reservation) && END_REASONS.iter().any(|end| reservation.reason().contains(end))
+fn has_ended_without_release(reservation: &v1::Reservation) -> bool {
+    !is_active(reservation) && VM_END_REASONS.iter().any(|end| reservation.reason().contains(end))
 }
 
 fn is_active(reservation: &v1::Reservation) -> bool {
@@ -100,7 +100,7 @@ fn is_in_ledger(
     let is_stage_valid = match ledger.state() {
         ReservationState::Committed => true,
         ReservationState::Assigned | ReservationState::Ready => !held.is_committed,
-        ReservationState::Released => return is_same && ended_without_release(ledger),
+        ReservationState::Released => return is_same && has_ended_without_release(ledger),
         // A reservation may only break before it is ready: WaitReady then fails, and the replay
         // tries another host.
         ReservationState::Broken => return is_same && !held.is_ready,

@@ -35,7 +35,7 @@ const PROGRESS_TEMPLATE: &str = "{elapsed_precise} [{wide_bar}] {pos}/{len} even
 
 /// State of a replay in progress.
 #[derive(Debug)]
-pub(super) struct Player {
+pub(super) struct TracePlayer {
     rack: Arc<ReplayState>,
     permits: Arc<Semaphore>,
     clients: u32,
@@ -44,7 +44,7 @@ pub(super) struct Player {
     comparisons: JoinSet<Result<BTreeSet<String>, Failure>>,
     /// Acknowledged reservations that were missing in the ledger.
     lost: BTreeSet<String>,
-    reconnects: u64,
+    reconnect_count: u64,
     /// Number of draining slices that did not become free within the settle time.
     stuck_slices: u32,
     /// Whether no request was sent since the last exact snapshot.
@@ -63,7 +63,7 @@ struct StrandedMemory {
     seconds: f64,
 }
 
-impl Player {
+impl TracePlayer {
     /// Creates a replay that has not started yet. `clients` is the number of concurrent calls.
     pub(super) fn new(rack: Arc<ReplayState>, arrivals: &[Arrival], clients: u32) -> Self {
         let shape =
@@ -80,7 +80,7 @@ impl Player {
             running: BTreeMap::new(),
             comparisons: JoinSet::new(),
             lost: BTreeSet::new(),
-            reconnects: 0,
+            reconnect_count: 0,
             stuck_slices: 0,
             is_snapshot_exact: false,
             stranded,
@@ -93,7 +93,7 @@ impl Player {
         let events = events(arrivals);
         self.bar.set_length(events.len() as u64);
         for event in events {
-            self.collect_finished()?;
+            self.collect_finished_calls()?;
             self.play_event(event, arrivals).await?;
             self.bar.inc(1);
         }
@@ -104,7 +104,7 @@ impl Player {
 
     async fn play_event(&mut self, event: Event, arrivals: &[Arrival]) -> Result<(), Failure> {
         let now = self.rack.free_capacity().current().stranded(self.stranded.shape);
-        self.stranded.advance(event.at, now);
+        self.stranded.advance_to(event.at, now);
         match event.kind {
             EventKind::Arrive => self.arrive(event.index, &arrivals[event.index]).await,
             EventKind::Depart => self.depart(event.index).await,
@@ -113,13 +113,13 @@ impl Player {
 
     async fn arrive(&mut self, index: usize, arrival: &Arrival) -> Result<(), Failure> {
         let shape = vm_shape(arrival);
-        let permit = self.acquire_permit().await?;
+        let permit = self.acquire_call_permit().await?;
         let placed = self.rack.free_capacity().place(shape, &BTreeSet::new());
         let place = match placed {
             Some(place) => Some((place, permit)),
             None => {
                 drop(permit);
-                self.place_later(shape).await?
+                self.place_after_wait(shape).await?
             }
         };
         let Some((place, permit)) = place else {
@@ -139,7 +139,7 @@ impl Player {
     async fn depart(&mut self, index: usize) -> Result<(), Failure> {
         if let Some(depart) = self.running.remove(&index).filter(|depart| !depart.is_closed()) {
             self.is_snapshot_exact = false;
-            let permit = self.acquire_permit().await?;
+            let permit = self.acquire_call_permit().await?;
             // Sending fails if the test VMM has just died. The task of the VM then releases the
             // memory.
             drop(depart.send(permit));
@@ -147,19 +147,19 @@ impl Player {
         Ok(())
     }
 
-    async fn acquire_permit(&self) -> Result<OwnedSemaphorePermit, Failure> {
+    async fn acquire_call_permit(&self) -> Result<OwnedSemaphorePermit, Failure> {
         Ok(Arc::clone(&self.permits).acquire_owned().await.expect("the semaphore is never closed"))
     }
 
     /// Waits until no call is in progress.
     async fn wait_for_calls(&mut self) -> Result<(), Failure> {
         drop(self.permits.acquire_many(self.clients).await.expect("the semaphore is never closed"));
-        self.collect_finished()
+        self.collect_finished_calls()
     }
 
     /// Places a VM with an exact snapshot. If the VM does not fit but draining slices could help,
     /// waits for newer snapshots within the settle time.
-    async fn place_later(
+    async fn place_after_wait(
         &mut self,
         shape: VmShape,
     ) -> Result<Option<(PlacedVm, OwnedSemaphorePermit)>, Failure> {
@@ -173,7 +173,7 @@ impl Player {
             place = self.wait_for_slices(shape).await?;
         }
         match place {
-            Some(place) => Ok(Some((place, self.acquire_permit().await?))),
+            Some(place) => Ok(Some((place, self.acquire_call_permit().await?))),
             None => Ok(None),
         }
     }
@@ -183,7 +183,7 @@ impl Player {
             return Ok(None);
         }
         let mut snapshots = self.rack.snapshots.clone();
-        snapshots.mark_seen();
+        snapshots.mark_snapshot_seen();
         let draining = self.draining_slices().await?;
         let slices = draining.values().sum();
         self.stuck_slices = self.stuck_slices.min(slices);
@@ -196,7 +196,7 @@ impl Player {
             if place.is_some() {
                 return Ok(place);
             }
-            if timeout_at(deadline, snapshots.wait_for_newer()).await.is_err() {
+            if timeout_at(deadline, snapshots.wait_for_newer_snapshot()).await.is_err() {
                 self.stuck_slices = self.draining_slices().await?.values().sum();
                 return Ok(None);
             }
@@ -210,16 +210,16 @@ impl Player {
 
     /// Collects the results of finished tasks. After each restart of the manager, starts a
     /// comparison with the ledger.
-    fn collect_finished(&mut self) -> Result<(), Failure> {
+    fn collect_finished_calls(&mut self) -> Result<(), Failure> {
         while let Some(ended) = self.vm_tasks.try_join_next() {
-            join_result(ended)?;
+            flatten_join_result(ended)?;
         }
         while let Some(comparison) = self.comparisons.try_join_next() {
-            self.lost.extend(join_result(comparison)?);
+            self.lost.extend(flatten_join_result(comparison)?);
         }
-        let reconnects = self.rack.snapshots.reconnects();
-        if reconnects != self.reconnects {
-            self.reconnects = reconnects;
+        let reconnect_count = self.rack.snapshots.reconnect_count();
+        if reconnect_count != self.reconnect_count {
+            self.reconnect_count = reconnect_count;
             self.comparisons.spawn(lost_reservations::find(Arc::clone(&self.rack)));
         }
         let tally = self.rack.tally();
@@ -231,7 +231,7 @@ impl Player {
     /// were missing in any comparison.
     pub(super) async fn find_lost_reservations(&mut self) -> Result<usize, Failure> {
         while let Some(comparison) = self.comparisons.join_next().await {
-            self.lost.extend(join_result(comparison)?);
+            self.lost.extend(flatten_join_result(comparison)?);
         }
         self.lost.extend(lost_reservations::find(Arc::clone(&self.rack)).await?);
         Ok(self.lost.len())
@@ -244,7 +244,7 @@ impl Player {
             self.depart(index).await?;
         }
         while let Some(ended) = self.vm_tasks.join_next().await {
-            join_result(ended)?;
+            flatten_join_result(ended)?;
         }
         Ok(())
     }
@@ -259,7 +259,7 @@ fn vm_shape(arrival: &Arrival) -> VmShape {
     VmShape { cores: arrival.cores, memory: arrival.memory }
 }
 
-fn join_result<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Failure> {
+fn flatten_join_result<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Failure> {
     ended.unwrap_or_else(|error| Err(Failure::Problem(format!("a task of the replay panicked: {error}"))))
 }
 
@@ -267,7 +267,7 @@ fn join_result<T>(ended: Result<Result<T, Failure>, JoinError>) -> Result<T, Fai
 impl StrandedMemory {
     /// Accumulates the stranded memory of the time since the last event. From `at` on, the stranded
     /// memory is `now`.
-    fn advance(&mut self, at: Ns, now: Bytes) {
+    fn advance_to(&mut self, at: Ns, now: Bytes) {
         let seconds = at.since(self.since).0 as f64 / 1e9;
         self.byte_seconds += self.now.get() as f64 * seconds;
         self.seconds += seconds;
@@ -288,10 +288,10 @@ mod tests {
         let shape = VmShape { cores: 1, memory: Bytes::gib(1) };
         let mut stranded =
             StrandedMemory { shape, since: Ns::ZERO, now: Bytes::ZERO, byte_seconds: 0.0, seconds: 0.0 };
-        stranded.advance(Ns::ZERO, Bytes::new(10));
+        stranded.advance_to(Ns::ZERO, Bytes::new(10));
         assert!((stranded.mean() - 10.0).abs() < 1e-9, "without elapsed time the mean is the current value");
-        stranded.advance(Ns::secs(30), Bytes::new(50));
-        stranded.advance(Ns::secs(40), Bytes::ZERO);
+        stranded.advance_to(Ns::secs(30), Bytes::new(50));
+        stranded.advance_to(Ns::secs(40), Bytes::ZERO);
         assert!((stranded.mean() - 20.0).abs() < 1e-9);
     }
 }

@@ -43,7 +43,7 @@ struct Grant {
 
 /// Result of one scan of /proc.
 #[derive(Clone, Debug, Default)]
-struct Scan {
+struct ScanResult {
     /// Grants that a process other than the manager can access.
     reachable: BTreeSet<Grant>,
     /// Indexes of EMCs whose manager runs on this machine.
@@ -67,15 +67,15 @@ pub(super) struct Reachability {
 
 /// Task that scans /proc periodically.
 #[derive(Debug)]
-pub(super) struct Scanner {
+pub(super) struct ReachabilityScanner {
     stop: oneshot::Sender<()>,
     task: JoinHandle<Reachability>,
 }
 
-impl Scanner {
+impl ReachabilityScanner {
     /// Starts the periodic scans for these EMCs.
     pub(super) fn start(manager: Connection, emcs: &[v1::Emc]) -> Self {
-        let local: Vec<Emc> = emcs.iter().filter_map(Emc::from_local).collect();
+        let local: Vec<Emc> = emcs.iter().filter_map(Emc::from_local_emc).collect();
         let reachability = Reachability { emcs: emcs.len(), ..Reachability::default() };
         let (stop, stopped) = oneshot::channel();
         Self { stop, task: tokio::spawn(scan_until_stopped(stopped, manager, local, reachability)) }
@@ -122,7 +122,7 @@ impl Reachability {
 
     /// Adds the result of a scan. A grant is superseded if the ledger or another reachable grant of
     /// the slice has a higher epoch.
-    fn add(&mut self, scan: Scan, mut current: BTreeMap<u32, u64>) {
+    fn add(&mut self, scan: ScanResult, mut current: BTreeMap<u32, u64>) {
         for grant in &scan.reachable {
             let latest = current.entry(grant.slice).or_default();
             *latest = grant.epoch.max(*latest);
@@ -153,7 +153,7 @@ impl Reachability {
 }
 
 impl Emc {
-    fn from_local(emc: &v1::Emc) -> Option<Self> {
+    fn from_local_emc(emc: &v1::Emc) -> Option<Self> {
         let folder = fs::canonicalize(&emc.path).ok().filter(|_| emc.driver == EMULATED_DRIVER)?;
         Some(Self { folder, first: emc.first_slice, slices: emc.slices })
     }
@@ -168,8 +168,8 @@ impl Emc {
 }
 
 /// Scans all processes once.
-fn scan(emcs: &[Emc]) -> Scan {
-    let mut scan = Scan::default();
+fn scan(emcs: &[Emc]) -> ScanResult {
+    let mut scan = ScanResult::default();
     let Ok(processes) = fs::read_dir("/proc") else { return scan };
     let is_process = |path: &Path| {
         path.file_name().is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit))
@@ -181,7 +181,7 @@ fn scan(emcs: &[Emc]) -> Scan {
     scan
 }
 
-impl Scan {
+impl ScanResult {
     fn scan_process(&mut self, process: &Path, emcs: &[Emc]) -> io::Result<()> {
         let mut open = Vec::new();
         for entry in fs::read_dir(process.join("fd"))?.flatten() {
@@ -255,7 +255,7 @@ mod tests {
             slices: 8,
             ..Default::default()
         };
-        let local = Emc::from_local(&emc).unwrap();
+        let local = Emc::from_local_emc(&emc).unwrap();
         (folder, vec![local])
     }
 
@@ -303,11 +303,11 @@ mod tests {
         assert_eq!(reachable(&emcs), []);
     }
 
-    fn double_owned_after(scans: &[&[(u32, u64)]], ledger: &[(u32, u64)]) -> Vec<u32> {
+    fn double_owned_slices_after(scans: &[&[(u32, u64)]], ledger: &[(u32, u64)]) -> Vec<u32> {
         let mut reachability = Reachability::default();
         for scan in scans {
             let grants = scan.iter().map(|(slice, epoch)| Grant { slice: *slice, epoch: *epoch });
-            let scan = Scan { reachable: grants.collect(), ..Scan::default() };
+            let scan = ScanResult { reachable: grants.collect(), ..ScanResult::default() };
             reachability.add(scan, ledger.iter().copied().collect());
         }
         reachability.double_owned.into_iter().collect()
@@ -315,26 +315,29 @@ mod tests {
 
     #[test]
     fn slice_with_two_reachable_grants_has_two_owners() {
-        assert_eq!(double_owned_after(&[&[(1, 4), (1, 5)], &[(1, 4), (1, 5)]], &[]), [1]);
-        assert_eq!(double_owned_after(&[&[(1, 4), (2, 5)], &[(1, 4), (2, 5)]], &[]), [0; 0]);
+        assert_eq!(double_owned_slices_after(&[&[(1, 4), (1, 5)], &[(1, 4), (1, 5)]], &[]), [1]);
+        assert_eq!(double_owned_slices_after(&[&[(1, 4), (2, 5)], &[(1, 4), (2, 5)]], &[]), [0; 0]);
     }
 
     #[test]
     fn reachable_grant_superseded_in_ledger_is_second_owner() {
-        assert_eq!(double_owned_after(&[&[(1, 4)], &[(1, 4)]], &[(1, 5)]), [1]);
-        assert_eq!(double_owned_after(&[&[(1, 5)], &[(1, 5)]], &[(1, 5)]), [0; 0]);
+        assert_eq!(double_owned_slices_after(&[&[(1, 4)], &[(1, 4)]], &[(1, 5)]), [1]);
+        assert_eq!(double_owned_slices_after(&[&[(1, 5)], &[(1, 5)]], &[(1, 5)]), [0; 0]);
     }
 
     #[test]
     fn grant_superseded_during_one_scan_is_not_second_owner() {
-        assert_eq!(double_owned_after(&[&[(1, 4), (1, 5)], &[(1, 5)], &[(1, 5), (1, 6)]], &[]), [0; 0]);
+        assert_eq!(
+            double_owned_slices_after(&[&[(1, 4), (1, 5)], &[(1, 5)], &[(1, 5), (1, 6)]], &[]),
+            [0; 0]
+        );
     }
 
     #[test]
     fn check_is_incomplete_for_device_on_other_machine() {
         let remote =
             v1::Emc { path: "/nowhere".into(), driver: EMULATED_DRIVER.into(), ..Default::default() };
-        assert!(Emc::from_local(&remote).is_none());
+        assert!(Emc::from_local_emc(&remote).is_none());
         let reachability = Reachability { scans: 9, emcs: 1, ..Reachability::default() };
         assert!(reachability.incomplete_reason().is_some());
         assert!(Reachability { managed: [0].into(), ..reachability }.incomplete_reason().is_none());

@@ -23,11 +23,11 @@ use super::{Args, ReplayState, reachability::Reachability};
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     vms: Vms,
-    slices: Slices,
+    slices: SliceCounts,
     stranded: StrandedMemory,
-    reserve_ms: Quantiles,
-    ready_ms: Quantiles,
-    audit: Audit,
+    reserve_ms: LatencyQuantiles,
+    ready_ms: LatencyQuantiles,
+    audit: AuditCounts,
     duration_s: f64,
     #[serde(skip)]
     missing_checks: Vec<String>,
@@ -43,7 +43,7 @@ struct Vms {
 }
 
 #[derive(Debug, Serialize)]
-struct Slices {
+struct SliceCounts {
     capacity: u64,
     moved_between_hosts: u64,
     peak_in_use: u64,
@@ -56,14 +56,14 @@ struct StrandedMemory {
 }
 
 #[derive(Debug, Serialize)]
-struct Quantiles {
+struct LatencyQuantiles {
     p50: Option<f64>,
     p99: Option<f64>,
 }
 
 /// Violations of guarantees. A number is `None` if it could not be determined.
 #[derive(Debug, Serialize)]
-struct Audit {
+struct AuditCounts {
     double_owned: Option<u64>,
     granted_dirty: Option<u64>,
     acknowledged_lost: Option<u64>,
@@ -102,16 +102,16 @@ impl Report {
                 rejected: tally.rejected,
                 lost: tally.lost,
             },
-            slices: Slices {
+            slices: SliceCounts {
                 capacity: emcs.iter().map(|emc| u64::from(emc.slices)).sum(),
                 moved_between_hosts: movement.moved,
                 peak_in_use: movement.peak,
             },
             stranded: StrandedMemory::new(results.stranded_mean, local),
-            reserve_ms: Quantiles::from_histogram(&tally.reserve),
-            ready_ms: Quantiles::from_histogram(&tally.ready),
-            audit: Audit {
-                double_owned: count_double_owned(&results.reachability, &tally.overwritten),
+            reserve_ms: LatencyQuantiles::from_histogram(&tally.reserve),
+            ready_ms: LatencyQuantiles::from_histogram(&tally.ready),
+            audit: AuditCounts {
+                double_owned: count_double_owned_slices(&results.reachability, &tally.overwritten),
                 granted_dirty: is_zeroing_checked.then_some(dirty),
                 acknowledged_lost: Some(results.lost_reservations as u64),
                 slices_read: tally.read,
@@ -146,14 +146,14 @@ impl Report {
     }
 
     fn violations(&self) -> u64 {
-        let Audit { double_owned, granted_dirty, acknowledged_lost, .. } = self.audit;
+        let AuditCounts { double_owned, granted_dirty, acknowledged_lost, .. } = self.audit;
         [double_owned, granted_dirty, acknowledged_lost].into_iter().flatten().sum()
     }
 }
 
 /// Returns the number of slices with two owners. An overwritten slice counts, too, even if the
 /// reachability check is incomplete.
-fn count_double_owned(
+fn count_double_owned_slices(
     reachability: &Reachability,
     overwritten: &std::collections::BTreeSet<u32>,
 ) -> Option<u64> {
@@ -163,7 +163,7 @@ fn count_double_owned(
 
 fn describe_missing_checks(
     reachability: &Reachability,
-    tally: &super::tally::Tally,
+    tally: &super::tally::ReplayTally,
     is_zeroing_checked: bool,
 ) -> Vec<String> {
     let mut lines = Vec::new();
@@ -185,7 +185,7 @@ impl StrandedMemory {
     }
 }
 
-impl Quantiles {
+impl LatencyQuantiles {
     #[expect(clippy::cast_precision_loss, reason = "durations of calls are below 2^52 microseconds")]
     fn from_histogram(micros: &Histogram<u64>) -> Self {
         let at = |q| (!micros.is_empty()).then(|| micros.value_at_quantile(q) as f64 / 1000.0);
@@ -223,7 +223,7 @@ fn format_stranded(stranded: &StrandedMemory) -> String {
     format!("{:.1} GiB{}", stranded.local_bytes_mean as f64 / (1 << 30) as f64, share.unwrap_or_default())
 }
 
-fn format_quantiles(quantiles: &Quantiles) -> String {
+fn format_quantiles(quantiles: &LatencyQuantiles) -> String {
     match (quantiles.p50, quantiles.p99) {
         (Some(p50), Some(p99)) => format!("{p50:.2} ms, {p99:.2} ms"),
         _ => "none".to_owned(),

@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 
 /// Counters and latency histograms of one replay.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct ReplayTally {
     /// Durations of Reserve calls, in microseconds.
     pub(super) reserve: Histogram<u64>,
     /// Durations from a Reserve call until all slices are online, in microseconds.
@@ -28,7 +28,7 @@ pub(super) struct Tally {
     pub(super) unread: BTreeMap<String, u64>,
 }
 
-impl Default for Tally {
+impl Default for ReplayTally {
     fn default() -> Self {
         let histogram = || Histogram::new(3).expect("3 significant digits are supported");
         Self {
@@ -45,17 +45,17 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
-    pub(super) fn record_reserve(&mut self, span: Duration) {
+impl ReplayTally {
+    pub(super) fn record_reserve_time(&mut self, span: Duration) {
         record(&mut self.reserve, span);
     }
 
-    pub(super) fn record_ready(&mut self, span: Duration) {
+    pub(super) fn record_ready_time(&mut self, span: Duration) {
         record(&mut self.ready, span);
     }
 
     /// Counts a VM whose slices were not read, with the reason.
-    pub(super) fn count_unread(&mut self, reason: String) {
+    pub(super) fn count_unread_vm(&mut self, reason: String) {
         *self.unread.entry(reason).or_default() += 1;
     }
 }
@@ -71,9 +71,9 @@ mod tests {
 
     #[test]
     fn histogram_keeps_times_within_its_precision() {
-        let mut tally = Tally::default();
+        let mut tally = ReplayTally::default();
         for ms in [1, 5, 70_000] {
-            tally.record_reserve(Duration::from_millis(ms));
+            tally.record_reserve_time(Duration::from_millis(ms));
         }
         let close = |q, ms: u64| tally.reserve.value_at_quantile(q).abs_diff(1000 * ms) <= ms;
         assert!(close(0.5, 5) && close(0.99, 70_000), "{:?}", tally.reserve);

@@ -15,7 +15,7 @@ use host_memory::{Client, ClientError};
 use proto::v1::MemoryForm;
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
-use units::{SLICE, limits::TEST_VMM_TOUCH_MIB_MAX};
+use units::{SLICE, limits::TEST_VMM_TOUCHED_MIB_MAX};
 use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
 
 const MIB: usize = 1 << 20;
@@ -32,10 +32,10 @@ pub struct TestVmmArgs {
     #[arg(long)]
     vm: String,
     /// Memory to write in each slice, from its start
-    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCH_MIB_MAX))]
+    #[arg(long, value_name = "MIB", default_value_t = 1, value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCHED_MIB_MAX))]
     touch: u64,
     /// Verify only this much memory of each slice that can only be mapped (device-dax)
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCH_MIB_MAX))]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(0..=TEST_VMM_TOUCHED_MIB_MAX))]
     verify: Option<u64>,
 }
 
@@ -81,7 +81,7 @@ struct Slice {
 pub fn run(args: &TestVmmArgs) -> Result<(), Failure> {
     let failed = |operation| move |errno| Failure::File { operation, path: args.socket.clone(), errno };
     let slices = attach_slices(&args.socket, &args.vm).map_err(failed("attach through"))?;
-    let dirty = find_dirty(&slices, args.verify).map_err(failed("read slices of"))?;
+    let dirty = find_dirty_slices(&slices, args.verify).map_err(failed("read slices of"))?;
     let numbers = slices.iter().map(|received| received.slice).collect();
     let mapped = slices.into_iter().map(map_slice).collect::<io::Result<Vec<_>>>();
     let mapped = mapped.map_err(failed("map slices of"))?;
@@ -93,7 +93,7 @@ pub fn run(args: &TestVmmArgs) -> Result<(), Failure> {
     print_line(&InitialFindings { vm: args.vm.clone(), slices: numbers, dirty })?;
     io::copy(&mut io::stdin().lock(), &mut io::sink())
         .map_err(failed("wait for the end of stdin with slices of"))?;
-    let changed = mapped.iter().filter_map(|slice| match is_intact(slice, &args.vm, touched_bytes) {
+    let changed = mapped.iter().filter_map(|slice| match is_pattern_intact(slice, &args.vm, touched_bytes) {
         Ok(true) => None,
         Ok(false) => Some(Ok(slice.number)),
         Err(errno) => Some(Err(errno)),
@@ -120,7 +120,7 @@ fn print_line<T: Serialize>(line: &T) -> Result<(), Failure> {
 }
 
 /// Returns the slices that contain non-zero bytes. Holes in files are not read.
-fn find_dirty(slices: &[ReceivedSlice], verify_mib: Option<u64>) -> io::Result<Vec<u32>> {
+fn find_dirty_slices(slices: &[ReceivedSlice], verify_mib: Option<u64>) -> io::Result<Vec<u32>> {
     let mut dirty = Vec::new();
     for received in slices {
         let is_zero = match is_device_dax(&received.file)? {
@@ -142,7 +142,7 @@ fn is_device_dax(file: &File) -> io::Result<bool> {
 }
 
 fn is_zero_mapped(received: &ReceivedSlice, verify_mib: Option<u64>) -> io::Result<bool> {
-    let memory = map_shared(received)?;
+    let memory = map_slice_shared(received)?;
     let steps = verify_mib.map_or(usize::MAX, |mib| usize::try_from(mib).unwrap_or(usize::MAX));
     let mut bytes = vec![0; MIB];
     for at in (0..memory.size()).step_by(MIB).take(steps) {
@@ -189,11 +189,11 @@ fn is_zero_range(file: &File, mut at: u64, end: u64) -> io::Result<bool> {
 
 /// Maps a slice and closes its file descriptor. The mapping stays valid.
 fn map_slice(received: ReceivedSlice) -> io::Result<Slice> {
-    let memory = map_shared(&received)?;
+    let memory = map_slice_shared(&received)?;
     Ok(Slice { number: received.slice, epoch: received.epoch, memory })
 }
 
-fn map_shared(received: &ReceivedSlice) -> io::Result<MmapRegion> {
+fn map_slice_shared(received: &ReceivedSlice) -> io::Result<MmapRegion> {
     let bytes = usize::try_from(received.bytes).ok().filter(|bytes| *bytes as u64 == SLICE.get());
     let bytes = bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the slice is not 1 GiB"))?;
     let file = FileOffset::new(received.file.try_clone()?, received.offset);
@@ -218,7 +218,7 @@ fn write_pattern(slice: &Slice, vm: &str, touched_bytes: usize) -> io::Result<()
     Ok(())
 }
 
-fn is_intact(slice: &Slice, vm: &str, touched_bytes: usize) -> io::Result<bool> {
+fn is_pattern_intact(slice: &Slice, vm: &str, touched_bytes: usize) -> io::Result<bool> {
     let memory = slice.memory.as_volatile_slice();
     let mut bytes = vec![0; MIB];
     for at in (0..touched_bytes).step_by(MIB) {
@@ -243,22 +243,22 @@ mod tests {
     #[test]
     fn slice_with_one_nonzero_byte_is_dirty() {
         let received = received_slice();
-        assert_eq!(find_dirty(std::slice::from_ref(&received), None).unwrap(), [0; 0]);
+        assert_eq!(find_dirty_slices(std::slice::from_ref(&received), None).unwrap(), [0; 0]);
         received.file.write_all_at(&[0; 9], 12_345).unwrap();
         assert_eq!(
-            find_dirty(std::slice::from_ref(&received), None).unwrap(),
+            find_dirty_slices(std::slice::from_ref(&received), None).unwrap(),
             [0; 0],
             "written zeros are not dirty"
         );
         received.file.write_all_at(&[1], SLICE.get() - 1).unwrap();
-        assert_eq!(find_dirty(&[received], None).unwrap(), [5]);
+        assert_eq!(find_dirty_slices(&[received], None).unwrap(), [5]);
     }
 
     #[test]
     fn truncated_slice_is_an_error() {
         let received = received_slice();
         received.file.set_len(4096).unwrap();
-        assert!(find_dirty(&[received], None).is_err());
+        assert!(find_dirty_slices(&[received], None).is_err());
     }
 
     #[test]
@@ -267,10 +267,10 @@ mod tests {
         let file = received.file.try_clone().unwrap();
         let slice = map_slice(received).unwrap();
         write_pattern(&slice, "a", 2 * MIB).unwrap();
-        assert!(is_intact(&slice, "a", 2 * MIB).unwrap());
-        assert!(!is_intact(&slice, "b", MIB).unwrap());
+        assert!(is_pattern_intact(&slice, "a", 2 * MIB).unwrap());
+        assert!(!is_pattern_intact(&slice, "b", MIB).unwrap());
         file.write_all_at(b"x", MIB as u64 + 7).unwrap();
-        assert!(is_intact(&slice, "a", MIB).unwrap());
-        assert!(!is_intact(&slice, "a", 2 * MIB).unwrap());
+        assert!(is_pattern_intact(&slice, "a", MIB).unwrap());
+        assert!(!is_pattern_intact(&slice, "a", 2 * MIB).unwrap());
     }
 }

@@ -118,12 +118,12 @@ async fn failure_reason(mut child: Child) -> String {
         let _ = stderr.take(REASON_BYTES_MAX as u64).read_to_end(&mut output).await;
     }
     let ended = timeout(REPLAY_TEST_VMM_TIMEOUT.as_duration(), child.wait()).await;
-    let ended =
-        ended.map_or_else(|_| "still running".into(), |ended| ended.map_or_else(|e| e.to_string(), describe));
+    let ended = ended
+        .map_or_else(|_| "still running".into(), |ended| ended.map_or_else(|e| e.to_string(), describe_exit));
     format!("{} ({ended})", String::from_utf8_lossy(&output).trim())
 }
 
-fn describe(status: ExitStatus) -> String {
+fn describe_exit(status: ExitStatus) -> String {
     status.to_string()
 }
 

@@ -19,7 +19,7 @@ use super::{
     calls::is_rejection,
     capacity::{FreeCapacity, PlacedVm},
     journal::Journal,
-    tally::Tally,
+    tally::ReplayTally,
     test_vmms::{RunningTestVmm, StartResult},
     watcher,
 };
@@ -59,7 +59,7 @@ pub(super) async fn run(
         Some(mut test_vmm) => tokio::select! {
             permit = departure => {
                 let findings = test_vmm.end().await;
-                record_end(&rack, findings.map(|findings| findings.overwritten));
+                record_vm_end(&rack, findings.map(|findings| findings.overwritten));
                 release(&rack, &running.place, &running.reservation).await?;
                 drop(permit);
             }
@@ -83,7 +83,7 @@ async fn release(rack: &ReplayState, place: &PlacedVm, reservation: &v1::Reserva
     Ok(())
 }
 
-fn record_end(rack: &ReplayState, overwritten: Option<Vec<u32>>) {
+fn record_vm_end(rack: &ReplayState, overwritten: Option<Vec<u32>>) {
     match overwritten {
         Some(slices) => rack.tally().overwritten.extend(slices),
         None => rack.tally().lost += 1,
@@ -94,7 +94,7 @@ fn record_end(rack: &ReplayState, overwritten: Option<Vec<u32>>) {
 async fn place_vm(rack: &ReplayState, vm: &Vm, first: PlacedVm) -> Result<Option<RunningVm>, Failure> {
     let (mut place, mut tried) = (first, BTreeSet::new());
     for attempt in 0..REPLAY_ATTEMPTS_MAX {
-        if let Some(running) = try_host(rack, vm, &place, attempt).await? {
+        if let Some(running) = try_start_on_host(rack, vm, &place, attempt).await? {
             return Ok(Some(running));
         }
         tried.insert(place.placement.host.clone());
@@ -124,7 +124,7 @@ async fn next_placement(
 
 /// Tries to run a VM on a host. Returns `None` if the host rejected the VM. The memory of the VM is
 /// then released.
-async fn try_host(
+async fn try_start_on_host(
     rack: &ReplayState,
     vm: &Vm,
     place: &PlacedVm,
@@ -138,7 +138,7 @@ async fn try_host(
             return if is_rejection(&failure) { Ok(None) } else { Err(failure) };
         }
     };
-    rack.free_capacity().record_accepted(place);
+    rack.free_capacity().record_accepted_vm(place);
     let started = match start_vm(rack, vm, &reservation, reserve_started).await {
         Ok(started) => started,
         Err(failure) if is_rejection(&failure) => None,
@@ -161,7 +161,7 @@ async fn start_vm(
     let mut test_vmm = None;
     if !reservation.slices.is_empty() {
         rack.wait_ready(reservation).await?;
-        rack.tally().record_ready(reserve_started.elapsed());
+        rack.tally().record_ready_time(reserve_started.elapsed());
         match rack.test_vmms.start(&vm.name, &reservation.host).await {
             StartResult::Running(running, found) => {
                 let mut tally = rack.tally();
@@ -169,9 +169,9 @@ async fn start_vm(
                 tally.dirty += found.dirty.len() as u64;
                 test_vmm = Some(running);
             }
-            StartResult::Unavailable(reason) => rack.tally().count_unread(reason),
+            StartResult::Unavailable(reason) => rack.tally().count_unread_vm(reason),
             StartResult::Failed(reason) => {
-                rack.tally().count_unread(reason);
+                rack.tally().count_unread_vm(reason);
                 return Ok(None);
             }
         }
@@ -191,7 +191,7 @@ impl ReplayState {
         self.journal.lock().expect(LOCK_NOT_POISONED)
     }
 
-    pub(super) fn tally(&self) -> MutexGuard<'_, Tally> {
+    pub(super) fn tally(&self) -> MutexGuard<'_, ReplayTally> {
         self.tally.lock().expect(LOCK_NOT_POISONED)
     }
 }

@@ -15,7 +15,7 @@ use super::{calls, capacity, capacity::FreeCapacity};
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WatcherState {
     /// Number of times that the manager became available again.
-    pub(super) reconnects: u64,
+    pub(super) reconnect_count: u64,
 }
 
 /// Handle by which tasks wait for newer snapshots.
@@ -24,17 +24,17 @@ pub(super) struct SnapshotReceiver(watch::Receiver<WatcherState>);
 
 impl SnapshotReceiver {
     /// Returns the number of times that the manager became available again.
-    pub(super) fn reconnects(&self) -> u64 {
-        self.0.borrow().reconnects
+    pub(super) fn reconnect_count(&self) -> u64 {
+        self.0.borrow().reconnect_count
     }
 
-    /// Marks all earlier snapshots as seen, so that [`Self::wait_for_newer`] ignores them.
-    pub(super) fn mark_seen(&mut self) {
+    /// Marks all earlier snapshots as seen, so that [`Self::wait_for_newer_snapshot`] ignores them.
+    pub(super) fn mark_snapshot_seen(&mut self) {
         self.0.mark_unchanged();
     }
 
     /// Waits for a newer snapshot. Waits forever if the watcher has ended.
-    pub(super) async fn wait_for_newer(&mut self) {
+    pub(super) async fn wait_for_newer_snapshot(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending().await
         }
@@ -50,18 +50,19 @@ pub(super) async fn start(
     let snapshots = open_stream(manager).await?;
     let (mut sender, receiver) = watch::channel(WatcherState::default());
     let (manager, free) = (manager.clone(), Arc::clone(free));
-    let mut snapshots = apply_first(snapshots, |capacity| lock(&free).apply(capacity)).await?;
+    let mut snapshots = apply_first_snapshot(snapshots, |capacity| lock(&free).apply(capacity)).await?;
     let task = tokio::spawn(async move {
         loop {
-            let failure = follow(&mut snapshots, &free, &mut sender).await;
+            let failure = follow_stream(&mut snapshots, &free, &mut sender).await;
             let reopen = || async {
-                apply_first(open_stream(&manager).await?, |capacity| lock(&free).apply(capacity)).await
+                apply_first_snapshot(open_stream(&manager).await?, |capacity| lock(&free).apply(capacity))
+                    .await
             };
             snapshots = match calls::retry_while_unavailable(reopen).await {
                 Ok(snapshots) => snapshots,
                 Err(_) => return failure,
             };
-            sender.send_modify(|state| state.reconnects += 1);
+            sender.send_modify(|state| state.reconnect_count += 1);
         }
     });
     Ok((task, SnapshotReceiver(receiver)))
@@ -73,7 +74,7 @@ pub(super) async fn apply_fresh_snapshot(
     free: &Mutex<FreeCapacity>,
 ) -> Result<(), Failure> {
     calls::retry_while_unavailable(|| async {
-        apply_first(open_stream(manager).await?, |capacity| lock(free).apply(capacity)).await
+        apply_first_snapshot(open_stream(manager).await?, |capacity| lock(free).apply(capacity)).await
     })
     .await
     .map(drop)
@@ -85,7 +86,10 @@ pub(super) async fn apply_exact_snapshot(
     free: &Mutex<FreeCapacity>,
 ) -> Result<(), Failure> {
     calls::retry_while_unavailable(|| async {
-        apply_first(open_stream(manager).await?, |capacity| lock(free).apply_exact(capacity)).await
+        apply_first_snapshot(open_stream(manager).await?, |capacity| {
+            lock(free).apply_exact_capacity(capacity)
+        })
+        .await
     })
     .await
     .map(drop)
@@ -99,7 +103,7 @@ async fn open_stream(manager: &Connection) -> Result<Streaming<v1::Capacity>, Fa
     manager.call(manager.scheduler().watch_capacity(v1::WatchCapacityRequest {})).await
 }
 
-async fn apply_first(
+async fn apply_first_snapshot(
     mut snapshots: Streaming<v1::Capacity>,
     apply: impl FnOnce(Capacity),
 ) -> Result<Streaming<v1::Capacity>, Failure> {
@@ -111,7 +115,7 @@ async fn apply_first(
 }
 
 /// Applies all snapshots of a stream until it ends, and returns the error that ended it.
-async fn follow(
+async fn follow_stream(
     snapshots: &mut Streaming<v1::Capacity>,
     free: &Mutex<FreeCapacity>,
     sender: &mut watch::Sender<WatcherState>,

@@ -12,7 +12,7 @@ mod closed;
 
 const SUPPLY: Supply = Supply { memory_mib: 6000, bandwidth_mb_s: 1200 };
 
-type TestMember = Member<Slowdown>;
+type TestMember = MarketMember<Slowdown>;
 
 /// Tenant that has no misses with `footprint` MiB. Without memory, it stalls `gamma` seconds per
 /// second of work. It could use `wanted` MB/s.
@@ -23,23 +23,23 @@ fn tenant(footprint: f64, gamma: f64, wanted: f64) -> TestMember {
     };
     let curve = MissCurve::new((0..=64).map(knot).collect()).unwrap();
     let utility = Slowdown::new(curve, gamma, wanted).unwrap();
-    Member { name: "".into(), weight: 1.0, min: Share::default(), utility }
+    MarketMember { name: "".into(), weight: 1.0, min: Share::default(), utility }
 }
 
 /// Tenant with a footprint far above the supply, so that more memory hardly reduces misses.
-fn stream() -> TestMember {
+fn stream_tenant() -> TestMember {
     tenant(1e6, 50.0, 1200.0)
 }
 
 /// Tenant that wants little bandwidth and whose throughput rises with memory.
-fn key_value() -> TestMember {
+fn key_value_tenant() -> TestMember {
     tenant(8000.0, 50.0, 20.0)
 }
 
 /// Returns the tenants with names by their index: t0, t1, and so on.
-fn with_names(members: &[TestMember]) -> Vec<TestMember> {
+fn with_unique_names(members: &[TestMember]) -> Vec<TestMember> {
     let named =
-        |(at, member): (usize, &TestMember)| Member { name: format!("t{at}").into(), ..member.clone() };
+        |(at, member): (usize, &TestMember)| MarketMember { name: format!("t{at}").into(), ..member.clone() };
     members.iter().enumerate().map(named).collect()
 }
 
@@ -53,7 +53,7 @@ fn sum(shares: &[Share]) -> Share {
 /// Runs epochs until shares no longer change, and returns the final shares.
 fn converge(epochs: &mut EpochAllocator, tenants: &[TestMember]) -> Vec<Share> {
     for _ in 0..20 {
-        let decision = epochs.decide(SUPPLY, &with_names(tenants)).unwrap();
+        let decision = epochs.decide(SUPPLY, &with_unique_names(tenants)).unwrap();
         if decision.change == Change::Unchanged {
             return decision.shares;
         }
@@ -63,19 +63,26 @@ fn converge(epochs: &mut EpochAllocator, tenants: &[TestMember]) -> Vec<Share> {
 
 #[test]
 fn changed_tenant_gets_its_new_share_within_two_epochs() {
-    let before = [stream(), key_value(), stream(), stream(), key_value(), stream()];
+    let before = [
+        stream_tenant(),
+        key_value_tenant(),
+        stream_tenant(),
+        stream_tenant(),
+        key_value_tenant(),
+        stream_tenant(),
+    ];
     let mut after = before.clone();
-    after[0] = key_value();
+    after[0] = key_value_tenant();
     let mut epochs = EpochAllocator::default();
     let current = converge(&mut epochs, &before)[0];
     let final_share = converge(&mut EpochAllocator::default(), &after)[0];
     assert!(final_share.memory_mib > 2 * current.memory_mib, "{current:?} {final_share:?}");
-    let first = epochs.decide(SUPPLY, &with_names(&after)).unwrap();
+    let first = epochs.decide(SUPPLY, &with_unique_names(&after)).unwrap();
     assert!(
-        first.shares[0].memory_mib as f64 <= current.memory_mib as f64 + STEP_MAX * 1000.0 + 1.0,
+        first.shares[0].memory_mib as f64 <= current.memory_mib as f64 + SHARE_STEP_MAX * 1000.0 + 1.0,
         "change exceeds the step limit"
     );
-    let second = epochs.decide(SUPPLY, &with_names(&after)).unwrap().shares[0];
+    let second = epochs.decide(SUPPLY, &with_unique_names(&after)).unwrap().shares[0];
     assert!(
         second.memory_mib as f64 >= 0.95 * final_share.memory_mib as f64,
         "{second:?} of {final_share:?}"
@@ -85,7 +92,7 @@ fn changed_tenant_gets_its_new_share_within_two_epochs() {
 #[test]
 fn noise_does_not_change_shares() {
     let mut epochs = EpochAllocator::default();
-    let quiet = [stream(), key_value(), key_value()];
+    let quiet = [stream_tenant(), key_value_tenant(), key_value_tenant()];
     let shares = converge(&mut epochs, &quiet);
     for step in 0..20_u32 {
         let noise = 1.0 + 0.02 * (f64::from(step) * 2.3).sin();
@@ -94,7 +101,7 @@ fn noise_does_not_change_shares() {
             tenant(8000.0 * noise, 50.0, 20.0),
             tenant(8000.0, 50.0 / noise, 20.0),
         ];
-        let decision = epochs.decide(SUPPLY, &with_names(&noisy)).unwrap();
+        let decision = epochs.decide(SUPPLY, &with_unique_names(&noisy)).unwrap();
         assert_eq!((decision.change, decision.shares), (Change::Unchanged, shares.clone()));
     }
 }
@@ -102,10 +109,10 @@ fn noise_does_not_change_shares() {
 #[test]
 fn changed_weight_takes_effect_in_the_next_epoch() {
     let mut epochs = EpochAllocator::default();
-    let mut tenants = [key_value(), key_value(), key_value()];
+    let mut tenants = [key_value_tenant(), key_value_tenant(), key_value_tenant()];
     let before = converge(&mut epochs, &tenants);
     tenants[1].weight = 2.0;
-    let decision = epochs.decide(SUPPLY, &with_names(&tenants)).unwrap();
+    let decision = epochs.decide(SUPPLY, &with_unique_names(&tenants)).unwrap();
     assert_ne!(decision.change, Change::Unchanged);
     assert_eq!(decision.fair[1], Share { memory_mib: 3000, bandwidth_mb_s: 600 });
     assert!(decision.shares[1].memory_mib > before[1].memory_mib, "{decision:?}");
@@ -114,12 +121,15 @@ fn changed_weight_takes_effect_in_the_next_epoch() {
 #[test]
 fn new_tenant_gets_a_share_and_departed_tenant_frees_its_share() {
     let mut epochs = EpochAllocator::default();
-    let two = [stream(), key_value()];
+    let two = [stream_tenant(), key_value_tenant()];
     converge(&mut epochs, &two);
-    let three = [stream(), key_value(), key_value()];
-    let decision = epochs.decide(SUPPLY, &with_names(&three)).unwrap();
+    let three = [stream_tenant(), key_value_tenant(), key_value_tenant()];
+    let decision = epochs.decide(SUPPLY, &with_unique_names(&three)).unwrap();
     let fair = 2000.0;
-    assert!((decision.shares[2].memory_mib as f64 - fair).abs() <= STEP_MAX * fair + 1.0, "{decision:?}");
+    assert!(
+        (decision.shares[2].memory_mib as f64 - fair).abs() <= SHARE_STEP_MAX * fair + 1.0,
+        "{decision:?}"
+    );
     let after = converge(&mut epochs, &two);
     let unallocated = SUPPLY.memory_mib - sum(&after).memory_mib;
     assert!(unallocated <= 1, "{unallocated} MiB unallocated, more than rounding: {after:?}");
@@ -128,15 +138,15 @@ fn new_tenant_gets_a_share_and_departed_tenant_frees_its_share() {
 #[test]
 fn change_of_a_single_epoch_is_limited() {
     let mut epochs = EpochAllocator::default();
-    let quiet = [stream(), key_value(), stream(), stream()];
+    let quiet = [stream_tenant(), key_value_tenant(), stream_tenant(), stream_tenant()];
     let before = converge(&mut epochs, &quiet);
-    let other = [key_value(), stream(), stream(), stream()];
+    let other = [key_value_tenant(), stream_tenant(), stream_tenant(), stream_tenant()];
     let fair_share_mib = 1500.0;
     for (at, tenants) in [&other, &quiet, &other, &quiet].into_iter().enumerate() {
-        let decision = epochs.decide(SUPPLY, &with_names(tenants)).unwrap();
+        let decision = epochs.decide(SUPPLY, &with_unique_names(tenants)).unwrap();
         let moved = decision.shares[1].memory_mib.abs_diff(before[1].memory_mib);
         assert!(
-            moved as f64 <= STEP_MAX * fair_share_mib + 1.0,
+            moved as f64 <= SHARE_STEP_MAX * fair_share_mib + 1.0,
             "epoch {at}: {decision:?}, before {before:?}"
         );
     }
@@ -145,32 +155,32 @@ fn change_of_a_single_epoch_is_limited() {
 #[test]
 fn invalid_input_leaves_state_unchanged() {
     let mut epochs = EpochAllocator::default();
-    let mut tenants = [stream(), key_value()];
+    let mut tenants = [stream_tenant(), key_value_tenant()];
     converge(&mut epochs, &tenants);
     let before = epochs.applied().cloned();
     tenants[0].weight = 0.0;
-    epochs.decide(SUPPLY, &with_names(&tenants)).unwrap_err();
+    epochs.decide(SUPPLY, &with_unique_names(&tenants)).unwrap_err();
     tenants[0].weight = 1.0;
     // The minimum exceeds the fair share of 3000 MiB.
     tenants[1].min.memory_mib = 4000;
-    epochs.decide(SUPPLY, &with_names(&tenants)).unwrap_err();
+    epochs.decide(SUPPLY, &with_unique_names(&tenants)).unwrap_err();
     assert_eq!(epochs.applied().cloned(), before);
 }
 
 #[test]
 fn restart_resumes_from_applied_shares() {
     let mut epochs = EpochAllocator::default();
-    let tenants = [stream(), key_value(), key_value()];
+    let tenants = [stream_tenant(), key_value_tenant(), key_value_tenant()];
     let shares = converge(&mut epochs, &tenants);
     let mut restarted = EpochAllocator::resume(epochs.applied().cloned());
-    let decision = restarted.decide(SUPPLY, &with_names(&tenants)).unwrap();
+    let decision = restarted.decide(SUPPLY, &with_unique_names(&tenants)).unwrap();
     assert_eq!((decision.change, decision.shares), (Change::Unchanged, shares));
 }
 
 prop_compose! {
     fn any_tenant()(footprint in 100.0..20_000.0_f64, gamma in 0.0..200.0_f64, wanted in 0.0..2000.0_f64,
         weight in 0.1..10.0_f64) -> TestMember {
-        Member { weight, ..tenant(footprint, gamma, wanted) }
+        MarketMember { weight, ..tenant(footprint, gamma, wanted) }
     }
 }
 
@@ -181,7 +191,7 @@ fn minimum_share_holds_when_another_weight_rises() {
     let names = ["t0", "t1", "t2"].map(Arc::from);
     let tenants = names.into_iter().zip(shares.map(weighted)).collect();
     let mut epochs = EpochAllocator::resume(Some(AppliedShares { supply: SUPPLY, tenants }));
-    let mut members = with_names(&[stream(), key_value(), key_value()]);
+    let mut members = with_unique_names(&[stream_tenant(), key_value_tenant(), key_value_tenant()]);
     members[0].weight = 3.0;
     members[2].min.memory_mib = 1200;
     for _ in 0..4 {
@@ -193,7 +203,7 @@ fn minimum_share_holds_when_another_weight_rises() {
 
 #[test]
 fn tenant_with_fair_share_below_one_unit_gets_one_unit() {
-    let mut members = with_names(&[stream(), key_value()]);
+    let mut members = with_unique_names(&[stream_tenant(), key_value_tenant()]);
     members[0].weight = 20.0;
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 16 };
     let decision = EpochAllocator::default().decide(supply, &members).unwrap();
@@ -206,7 +216,7 @@ fn tenant_with_fair_share_below_one_unit_gets_one_unit() {
 
 #[test]
 fn supply_with_fewer_units_than_tenants_is_accepted() {
-    let members = with_names(&vec![key_value(); 5]);
+    let members = with_unique_names(&vec![key_value_tenant(); 5]);
     let supply = Supply { memory_mib: 6000, bandwidth_mb_s: 3 };
     let mut epochs = EpochAllocator::default();
     for _ in 0..3 {
@@ -225,7 +235,7 @@ proptest! {
     ) {
         let mut epochs = EpochAllocator::default();
         for tenants in epochs_of {
-            let members = with_names(&tenants);
+            let members = with_unique_names(&tenants);
             let tenants = market_tenants(SUPPLY, &members);
             let market = Market::new(SUPPLY, &tenants).unwrap();
             let current = epochs.current_bundles(&market, &members);
@@ -242,7 +252,7 @@ proptest! {
                 for (at, current) in current.iter().enumerate().filter(|_| step_fraction < 1.0) {
                     let moved = decision.shares[at].memory_mib as f64 - current.memory;
                     // Rounding and distributed unsold supply may exceed the step limit.
-                    let max = STEP_MAX * market.fair_share(at).memory + 1.0 + decision.certificate.left_over.memory * 6000.0;
+                    let max = SHARE_STEP_MAX * market.fair_share(at).memory + 1.0 + decision.certificate.left_over.memory * 6000.0;
                     prop_assert!(moved <= max, "{moved} of {max}: {decision:?}");
                 }
             }

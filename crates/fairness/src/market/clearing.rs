@@ -1,7 +1,7 @@
 //! Clearing: computes allocations from the demand at both ends of the price bracket. `price`
 //! searches for the bracket.
 
-use units::limits::{FIXED_CANDIDATES_MAX, MARGINAL_CANDIDATES_MAX};
+use units::limits::{FIXED_DEMAND_TENANTS_MAX, REMAINDER_RECIPIENTS_MAX};
 
 use super::{
     Market, Status, Tenant,
@@ -12,7 +12,7 @@ use super::{
 
 /// A tenant's demand counts as continuous if a mixture of its demands at two nearly equal prices
 /// loses at most this fraction of throughput.
-const MIX_LOSS_MAX: f64 = 1e-3;
+const MIXTURE_LOSS_MAX: f64 = 1e-3;
 /// Relative difference up to which two dividends count as equal.
 const EQUAL_DIVIDEND_TOLERANCE: f64 = 1e-6;
 /// Largest relative loss of throughput, compared with an equal split, that counts as rounding
@@ -65,8 +65,8 @@ fn clear_at_bracket<U: Utility>(
     }
     let whole = bracket_demand
         .assign_whole_demands(&discontinuous, None)
-        .and_then(|(bundles, _)| market.verify(Status::Whole, bundles));
-    whole.or_else(|| bracket_demand.clear_with_one_marginal(&discontinuous, turn))
+        .and_then(|(bundles, _)| market.verify_clearing(Status::Whole, bundles));
+    whole.or_else(|| bracket_demand.clear_with_marginal_tenant(&discontinuous, turn))
 }
 
 /// Demand of all tenants at both ends of a price bracket.
@@ -105,8 +105,8 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     /// but no tenant may lose compared with an equal split.
     fn clear_with_losses(&self, price: f64, turn: usize) -> Option<Clearing> {
         let mixed = self.mixtures();
-        let fixed = self.clear_with_one_fixed(&self.discontinuous_tenants(&mixed), price, turn);
-        fixed.or_else(|| self.market.verify(Status::Mixed, mixed))
+        let fixed = self.clear_with_fixed_tenant(&self.discontinuous_tenants(&mixed), price, turn);
+        fixed.or_else(|| self.market.verify_clearing(Status::Mixed, mixed))
     }
 
     /// Returns the mixtures of demands that together buy exactly all memory.
@@ -138,7 +138,7 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
             };
             let fair = value(*tenant, self.market.fair_share(*tenant));
             value(*tenant, mixed[*tenant])
-                < ((1.0 - MIX_LOSS_MAX) * reference).max((1.0 - SHARING_INCENTIVE_TOLERANCE) * fair)
+                < ((1.0 - MIXTURE_LOSS_MAX) * reference).max((1.0 - SHARING_INCENTIVE_TOLERANCE) * fair)
         };
         let mut discontinuous: Vec<usize> = (0..mixed.len()).filter(loses).collect();
         let memory_preference =
@@ -165,33 +165,33 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     fn is_nearly_as_good(&self, tenant: usize, demand: Bundle, prices: Prices, other: Bundle) -> bool {
         let spare = other.bandwidth - self.market.limits(tenant).min.bandwidth;
         prices.cost_of(other) - prices.cost_of(demand)
-            <= prices.bandwidth * spare.min(MIX_LOSS_MAX * other.bandwidth)
+            <= prices.bandwidth * spare.min(MIXTURE_LOSS_MAX * other.bandwidth)
     }
 
     /// Gives one tenant with discontinuous demand the remainder, and the other tenants with
     /// discontinuous demand one of their demands whole. The remainder goes to the tenant that gains
     /// most. `turn` rotates the choice between equal gains.
-    fn clear_with_one_marginal(&self, discontinuous: &[usize], turn: usize) -> Option<Clearing> {
+    fn clear_with_marginal_tenant(&self, discontinuous: &[usize], turn: usize) -> Option<Clearing> {
         let first = turn % discontinuous.len();
         let candidates =
-            discontinuous[first..].iter().chain(&discontinuous[..first]).take(MARGINAL_CANDIDATES_MAX);
+            discontinuous[first..].iter().chain(&discontinuous[..first]).take(REMAINDER_RECIPIENTS_MAX);
         let packings = candidates
             .filter_map(|tenant| Some((*tenant, self.assign_whole_demands(discontinuous, Some(*tenant))?)));
         let best = packings.reduce(|best, next| {
             if next.1.1 > best.1.1 * (1.0 + SHARING_INCENTIVE_TOLERANCE) { next } else { best }
         });
         let (tenant, (bundles, _)) = best?;
-        self.market.verify(Status::OneMarginal { tenant }, bundles)
+        self.market.verify_clearing(Status::OneMarginal { tenant }, bundles)
     }
 
     /// Gives one tenant with discontinuous demand one of its demands whole, and clears the other
     /// tenants as a separate market. Returns the allocation with the largest mean gain.
-    fn clear_with_one_fixed(&self, discontinuous: &[usize], price: f64, turn: usize) -> Option<Clearing> {
+    fn clear_with_fixed_tenant(&self, discontinuous: &[usize], price: f64, turn: usize) -> Option<Clearing> {
         let demands = |tenant: &usize| [(*tenant, self.memory[*tenant]), (*tenant, self.bandwidth[*tenant])];
-        let fixed = discontinuous.iter().take(FIXED_CANDIDATES_MAX).flat_map(demands);
+        let fixed = discontinuous.iter().take(FIXED_DEMAND_TENANTS_MAX).flat_map(demands);
         let clearing = fixed.filter_map(|(tenant, bundle)| {
             let bundles = self.clear_other_tenants(tenant, bundle, price, turn)?;
-            let clearing = self.market.verify(Status::OneFixed { tenant }, bundles)?;
+            let clearing = self.market.verify_clearing(Status::OneFixed { tenant }, bundles)?;
             Some((self.market.log_mean_gain(&clearing.bundles), clearing))
         });
         clearing.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, clearing)| clearing)
@@ -311,8 +311,8 @@ impl<U: Utility> Market<'_, U> {
     }
 
     /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive.
-    fn verify(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
-        self.verify_for(status, bundles, |_| true)
+    fn verify_clearing(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
+        self.verify_clearing_for(status, bundles, |_| true)
     }
 
     /// Returns an allocation of demands and mixtures of demands, or `None` if it exceeds the supply
@@ -320,12 +320,12 @@ impl<U: Utility> Market<'_, U> {
     /// convex. A tenant with a convex utility cannot lose, because it could afford its fair share
     /// when it chose each demand.
     fn verify_mixtures(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
-        self.verify_for(status, bundles, |tenant| !self.tenants[tenant].utility.is_convex())
+        self.verify_clearing_for(status, bundles, |tenant| !self.tenants[tenant].utility.is_convex())
     }
 
     /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive.
     /// Sharing incentive is checked only for the tenants that `needs_check` selects.
-    fn verify_for(
+    fn verify_clearing_for(
         &self,
         status: Status,
         bundles: Vec<Bundle>,

@@ -14,7 +14,7 @@ use super::{
 /// into 1/ε steps.
 const GRID_STEPS: f64 = 200.0;
 /// Relative tolerance for rounding errors of prices.
-const PRICE_ROUNDING: f64 = 1e-12;
+const PRICE_ROUNDING_TOLERANCE: f64 = 1e-12;
 
 /// Utility defined by any monotone function. Its demand is searched on a grid.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ struct BudgetLine<'a, F> {
 
 /// Grid point on the budget line, and its value.
 #[derive(Clone, Copy)]
-struct Point {
+struct GridPoint {
     /// Grid index of the memory.
     at: u32,
     bundle: Bundle,
@@ -107,11 +107,11 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         whole_units(affordable_units, self.within.min.bandwidth, self.within.max.bandwidth)
     }
 
-    fn evaluate(&self, at: u32, bundle: Bundle) -> Point {
-        Point { at, bundle, value: self.grid.value(bundle) }
+    fn evaluate(&self, at: u32, bundle: Bundle) -> GridPoint {
+        GridPoint { at, bundle, value: self.grid.value(bundle) }
     }
 
-    fn point(&self, at: u32) -> Point {
+    fn point(&self, at: u32) -> GridPoint {
         let memory = self.memory(at);
         self.evaluate(at, Bundle { memory, bandwidth: self.affordable_bandwidth(memory) })
     }
@@ -120,20 +120,20 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     /// equals the budget, because the whole supply usually costs 1. In a market that sells less
     /// than the supply of the grid (`Status::OneFixed`), the grid's supply costs more, and the
     /// fraction is reduced.
-    fn diagonal_point(&self) -> Point {
+    fn diagonal_point(&self) -> GridPoint {
         let Limits { min, max } = *self.within;
         let all = Bundle::from(self.grid.supply.all());
         let costs = self.prices.cost_of(all);
-        let part = if costs > 1.0 + PRICE_ROUNDING { self.budget / costs } else { self.budget };
+        let part = if costs > 1.0 + PRICE_ROUNDING_TOLERANCE { self.budget / costs } else { self.budget };
         let memory = (part * all.memory).min(max.memory).max(min.memory);
         let left = max_units(self.budget - self.prices.memory * memory, self.prices.bandwidth);
-        let bandwidth = (part * all.bandwidth).min(left * (1.0 + PRICE_ROUNDING));
+        let bandwidth = (part * all.bandwidth).min(left * (1.0 + PRICE_ROUNDING_TOLERANCE));
         let at = grid_index((memory - min.memory) / self.step);
         self.evaluate(at, Bundle { memory, bandwidth: bandwidth.min(max.bandwidth).max(min.bandwidth) })
     }
 
     /// Returns the point of the highest value. `hint` is the grid index of the last answer.
-    fn best_point(&self, hint: u32) -> Point {
+    fn best_point(&self, hint: u32) -> GridPoint {
         let (first, last) = (self.point(0), self.point(self.last));
         let candidates = [self.point(hint.min(self.last)), first, last];
         let mut best = candidates.into_iter().fold(self.diagonal_point(), higher_value_point);
@@ -142,7 +142,7 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     }
 
     /// Updates `best` with the best point between two points, by branch and bound.
-    fn search_between(&self, from: Point, to: Point, best: &mut Point) {
+    fn search_between(&self, from: GridPoint, to: GridPoint, best: &mut GridPoint) {
         let bound = Bundle { memory: to.bundle.memory, bandwidth: from.bundle.bandwidth };
         if to.at - from.at < 2 || self.grid.value(bound) <= best.value {
             return;
@@ -154,7 +154,7 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     }
 
     /// Returns whether the bundle of a point keeps its value with one unit less of a good.
-    fn has_slack(&self, Point { bundle, value: target, .. }: Point) -> bool {
+    fn has_slack(&self, GridPoint { bundle, value: target, .. }: GridPoint) -> bool {
         let less = Bundle { memory: bundle.memory - 1.0, bandwidth: bundle.bandwidth - 1.0 };
         let min = self.within.min;
         let is_enough = |bundle| self.grid.value(bundle) >= target;
@@ -163,7 +163,7 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     }
 
     /// Returns the cheapest bundle whose value is at least that of a point.
-    fn minimize_cost(&self, Point { bundle: start, value: target, .. }: Point) -> Bundle {
+    fn minimize_cost(&self, GridPoint { bundle: start, value: target, .. }: GridPoint) -> Bundle {
         let (first, last) = (self.iso_value_point(0, target), self.iso_value_point(self.last, target));
         let bandwidth = self.min_bandwidth(start.memory, target).unwrap_or(f64::INFINITY);
         let start = Bundle { bandwidth: start.bandwidth.min(bandwidth), ..start };
@@ -230,7 +230,7 @@ fn bisect_min(from: f64, to: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
 }
 
 /// Returns the point of the higher value, or `one` if both values are equal.
-fn higher_value_point(one: Point, other: Point) -> Point {
+fn higher_value_point(one: GridPoint, other: GridPoint) -> GridPoint {
     if other.value > one.value { other } else { one }
 }
 

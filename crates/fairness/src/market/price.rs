@@ -21,7 +21,7 @@ use units::limits::PRICE_ROUNDS_MAX;
 use super::{
     Market,
     goods::Bundle,
-    round::{ActiveSet, Round},
+    round::{ActiveSet, PriceRound},
     utility::{Utility, WarmStart},
 };
 
@@ -31,19 +31,19 @@ const BRACKET_WIDTH_MIN: f64 = 1e-10;
 /// Largest excess demand, as a fraction of the supply of a good, that counts as rounding error.
 const CLEARING_TOLERANCE: f64 = 1e-10;
 /// Smallest first step of the search, in the logarithm of the price ratio.
-const STEP_MIN: f64 = 1e-6;
+const PRICE_STEP_MIN: f64 = 1e-6;
 /// Largest first step of the search, in the logarithm of the price ratio.
-const STEP_MAX: f64 = 0.5;
-/// Growth factor from step to step, for steps below `STEP_MAX`.
+const PRICE_STEP_MAX: f64 = 0.5;
+/// Growth factor from step to step, for steps below `PRICE_STEP_MAX`.
 const STEP_GROWTH: f64 = 8.0;
-/// Growth factor from step to step, for steps from `STEP_MAX` to `STEP_FAR`. It is small because
+/// Growth factor from step to step, for steps from `PRICE_STEP_MAX` to `LONG_STEP_MIN`. It is small because
 /// most clearing prices are in this range.
-const STEP_GROWTH_FAR: f64 = 2.0;
-/// Step from which the growth factor is `STEP_GROWTH_LAST`, in the logarithm of the price ratio.
-const STEP_FAR: f64 = 2.0;
-/// Growth factor for steps of at least `STEP_FAR`. It is so large that the next step exceeds
+const MEDIUM_STEP_GROWTH: f64 = 2.0;
+/// Step from which the growth factor is `LONG_STEP_GROWTH`, in the logarithm of the price ratio.
+const LONG_STEP_MIN: f64 = 2.0;
+/// Growth factor for steps of at least `LONG_STEP_MIN`. It is so large that the next step exceeds
 /// `LOG_RATIO_MAX`.
-const STEP_GROWTH_LAST: f64 = 16.0;
+const LONG_STEP_GROWTH: f64 = 16.0;
 /// Widest bracket in which interpolation is used, in the logarithm of the price ratio.
 const INTERPOLATION_WIDTH_MAX: f64 = 3.0;
 /// Smallest change of one tenant's demand within the bracket that counts as a jump, as a fraction
@@ -70,9 +70,9 @@ const LOG_RATIO_MAX: f64 = 27.0;
 pub(super) struct ClearingBracket {
     /// Demand just below the clearing price, where memory is in excess demand. `None` if a single
     /// price clears the market.
-    pub below: Option<Round>,
+    pub below: Option<PriceRound>,
     /// Demand at or just above the clearing price, where memory is not in excess demand.
-    pub above: Round,
+    pub above: PriceRound,
     /// Number of prices evaluated.
     pub rounds: u32,
 }
@@ -104,7 +104,7 @@ pub(super) fn bracket_price<U: Utility>(
         active,
         rounds: 0,
         rounds_max: PRICE_ROUNDS_MAX,
-        scratch: Round::default(),
+        scratch: PriceRound::default(),
         may_shrink_active_set: true,
     }
     .run(log_ratio(last.unwrap_or(0.5)), last.is_some())
@@ -129,7 +129,7 @@ struct PriceSearch<'a, 'b, U> {
     /// Largest number of prices that may be evaluated.
     rounds_max: u32,
     /// Outdated round whose buffers the next evaluation reuses.
-    scratch: Round,
+    scratch: PriceRound,
     /// Whether tenants may be removed from the active set.
     may_shrink_active_set: bool,
 }
@@ -139,7 +139,7 @@ struct PricePoint {
     /// Logarithm of the price ratio.
     ratio: f64,
     /// Demand at this price.
-    round: Round,
+    round: PriceRound,
 }
 
 /// Good that is in excess demand at a price.
@@ -155,12 +155,12 @@ enum ExcessDemand {
 /// Number of consecutive rounds in which the same end of the bracket has moved. One of the two
 /// counts is 0.
 #[derive(Clone, Copy, Default)]
-struct MoveStreak {
+struct ConsecutiveMoves {
     low: u32,
     high: u32,
 }
 
-impl MoveStreak {
+impl ConsecutiveMoves {
     /// Returns the factor by which the interpolated step is multiplied after the same end of the
     /// bracket has moved `moves` times in a row.
     fn overshoot_factor(moves: u32) -> f64 {
@@ -206,21 +206,21 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         // Demand usually falls faster than the square root of the price ratio rises. With this
         // step, the next price is then on the other side of the clearing price and close to it.
         let near = 2.0 * first.round.sum.memory.ln().abs();
-        let step = if is_near { near.clamp(STEP_MIN, STEP_MAX) } else { STEP_MAX };
+        let step = if is_near { near.clamp(PRICE_STEP_MIN, PRICE_STEP_MAX) } else { PRICE_STEP_MAX };
         match first.excess_demand() {
             ExcessDemand::None => self.minimize_dividend(first),
-            ExcessDemand::Memory => self.expand_up(first, step),
-            ExcessDemand::Bandwidth => self.expand_down(first, step),
+            ExcessDemand::Memory => self.expand_bracket_up(first, step),
+            ExcessDemand::Bandwidth => self.expand_bracket_down(first, step),
         }
     }
 
     /// Raises the memory price until bandwidth is in excess demand or free.
-    fn expand_up(mut self, mut low: PricePoint, mut step: f64) -> ClearingBracket {
+    fn expand_bracket_up(mut self, mut low: PricePoint, mut step: f64) -> ClearingBracket {
         loop {
             let next = self.evaluate(low.ratio + step);
             match next.excess_demand() {
                 ExcessDemand::None => return self.minimize_dividend(next),
-                ExcessDemand::Bandwidth => return self.narrow(low, next),
+                ExcessDemand::Bandwidth => return self.narrow_bracket(low, next),
                 // At a memory price of 1, all budgets together buy exactly the supply of memory.
                 ExcessDemand::Memory if next.round.price == 1.0 => return self.single_price_bracket(next),
                 ExcessDemand::Memory => self.scratch = std::mem::replace(&mut low, next).round,
@@ -230,12 +230,12 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     }
 
     /// Lowers the memory price until memory is in excess demand or free.
-    fn expand_down(mut self, mut high: PricePoint, mut step: f64) -> ClearingBracket {
+    fn expand_bracket_down(mut self, mut high: PricePoint, mut step: f64) -> ClearingBracket {
         loop {
             let next = self.evaluate(high.ratio - step);
             match next.excess_demand() {
                 ExcessDemand::None => return self.minimize_dividend(next),
-                ExcessDemand::Memory => return self.narrow(next, high),
+                ExcessDemand::Memory => return self.narrow_bracket(next, high),
                 ExcessDemand::Bandwidth if next.round.price == 0.0 => return self.single_price_bracket(next),
                 ExcessDemand::Bandwidth => self.scratch = std::mem::replace(&mut high, next).round,
             }
@@ -245,8 +245,8 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
 
     /// Narrows the bracket to its minimum width. Memory is in excess demand at `low`, and bandwidth
     /// at `high`.
-    fn narrow(mut self, mut low: PricePoint, mut high: PricePoint) -> ClearingBracket {
-        let mut streak = MoveStreak::default();
+    fn narrow_bracket(mut self, mut low: PricePoint, mut high: PricePoint) -> ClearingBracket {
+        let mut streak = ConsecutiveMoves::default();
         self.shrink_active_set(&mut low, &mut high);
         while self.rounds < self.rounds_max && high.ratio - low.ratio > BRACKET_WIDTH_MIN {
             let ratio = self.next_ratio(&low, &high, streak);
@@ -255,13 +255,13 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
             }
             let next = self.evaluate(ratio);
             match next.excess_demand() {
-                ExcessDemand::None => return self.finish_exact(next),
+                ExcessDemand::None => return self.finish_at_exact_price(next),
                 ExcessDemand::Memory => {
-                    streak = MoveStreak { low: streak.low + 1, high: 0 };
+                    streak = ConsecutiveMoves { low: streak.low + 1, high: 0 };
                     self.scratch = std::mem::replace(&mut low, next).round;
                 }
                 ExcessDemand::Bandwidth => {
-                    streak = MoveStreak { low: 0, high: streak.high + 1 };
+                    streak = ConsecutiveMoves { low: 0, high: streak.high + 1 };
                     self.scratch = std::mem::replace(&mut high, next).round;
                 }
             }
@@ -286,42 +286,42 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         if self.active.tenants.len() < self.warm_starts.len() {
             let tenants = self.active.tenants.clone();
             let has_equal_dividends = low.round.dividend == high.round.dividend;
-            high = self.evaluate_all(high);
+            high = self.evaluate_all_tenants(high);
             if has_equal_dividends && low.round.dividend == high.round.dividend {
                 low.round.extend_from(self.market, &tenants, &high.round);
             } else {
-                low = self.evaluate_all(low);
+                low = self.evaluate_all_tenants(low);
             }
             if !matches!(
                 (low.excess_demand(), high.excess_demand()),
                 (ExcessDemand::Memory, ExcessDemand::Bandwidth)
             ) {
-                return self.restart_with_all(high.ratio);
+                return self.restart_with_all_tenants(high.ratio);
             }
         }
         ClearingBracket { below: Some(low.round), above: high.round, rounds: self.rounds }
     }
 
     /// Ends the search with a single price and evaluates all tenants at this price.
-    fn finish_exact(mut self, mut at: PricePoint) -> ClearingBracket {
+    fn finish_at_exact_price(mut self, mut at: PricePoint) -> ClearingBracket {
         if self.active.tenants.len() < self.warm_starts.len() {
-            at = self.evaluate_all(at);
+            at = self.evaluate_all_tenants(at);
             if !matches!(at.excess_demand(), ExcessDemand::None) {
-                return self.restart_with_all(at.ratio);
+                return self.restart_with_all_tenants(at.ratio);
             }
         }
         self.single_price_bracket(at)
     }
 
     /// Activates all tenants and evaluates their demand at the price of `at`.
-    fn evaluate_all(&mut self, at: PricePoint) -> PricePoint {
+    fn evaluate_all_tenants(&mut self, at: PricePoint) -> PricePoint {
         self.active.reset(self.warm_starts.len(), at.round.dividend);
         self.evaluate_point(at)
     }
 
     /// Restarts the search near `near` with all tenants active, after the demand of an inactive
     /// tenant has changed.
-    fn restart_with_all(mut self, near: f64) -> ClearingBracket {
+    fn restart_with_all_tenants(mut self, near: f64) -> ClearingBracket {
         (self.may_shrink_active_set, self.rounds_max) = (false, self.rounds + PRICE_ROUNDS_MAX);
         self.active = ActiveSet::new(self.warm_starts.len());
         self.run(near, true)
@@ -331,7 +331,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     /// interpolated step is doubled each time the same end of the bracket moves, so that the other
     /// end moves soon, too (compare the Illinois method). Bisects if the bracket is wide, or if
     /// only enough rounds for bisection remain.
-    fn next_ratio(&mut self, low: &PricePoint, high: &PricePoint, streak: MoveStreak) -> f64 {
+    fn next_ratio(&mut self, low: &PricePoint, high: &PricePoint, streak: ConsecutiveMoves) -> f64 {
         let (from, to) = (low.ratio, high.ratio);
         let (middle, halvings) = (f64::midpoint(from, to), self.rounds_max - self.rounds);
         if to - from > INTERPOLATION_WIDTH_MAX
@@ -341,9 +341,9 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         }
         let estimate = self.interpolate(low, high);
         let ratio = if estimate < middle {
-            (from + (estimate - from) * MoveStreak::overshoot_factor(streak.low)).min(middle)
+            (from + (estimate - from) * ConsecutiveMoves::overshoot_factor(streak.low)).min(middle)
         } else {
-            (to - (to - estimate) * MoveStreak::overshoot_factor(streak.high)).max(middle)
+            (to - (to - estimate) * ConsecutiveMoves::overshoot_factor(streak.high)).max(middle)
         };
         if ratio > from && ratio < to { ratio } else { middle }
     }
@@ -394,7 +394,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
         if at.round.dividend <= 1.0 {
             return self.single_price_bracket(at);
         }
-        for offset in [-STEP_MIN, STEP_MIN] {
+        for offset in [-PRICE_STEP_MIN, PRICE_STEP_MIN] {
             let near = self.evaluate(at.ratio + offset);
             if matches!(near.excess_demand(), ExcessDemand::None) && near.round.dividend < at.round.dividend {
                 return self.minimize_dividend_from(near, offset);
@@ -441,9 +441,9 @@ fn memory_price(ratio: f64) -> f64 {
 /// Returns the step that follows `step` while the search expands the bracket.
 fn next_step(step: f64) -> f64 {
     step * match step {
-        near if near < STEP_MAX => STEP_GROWTH,
-        far if far < STEP_FAR => STEP_GROWTH_FAR,
-        _ => STEP_GROWTH_LAST,
+        near if near < PRICE_STEP_MAX => STEP_GROWTH,
+        far if far < LONG_STEP_MIN => MEDIUM_STEP_GROWTH,
+        _ => LONG_STEP_GROWTH,
     }
 }
 

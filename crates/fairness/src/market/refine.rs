@@ -7,7 +7,7 @@
 //! either direction. A trade must raise the geometric mean, and each tenant must keep its
 //! guaranteed throughput. With `envy_free`, a trade must also cause no envy.
 
-use units::limits::{REFINEMENT_TENANTS_MAX, REFINEMENTS_MAX, TRADE_CANDIDATES_MAX};
+use units::limits::{REFINEMENT_TENANTS_MAX, REFINEMENT_TRADES_MAX, TRADE_CANDIDATES_MAX};
 
 use super::{
     Market, Outcome,
@@ -32,7 +32,7 @@ const LOG_MEAN_GAIN_MIN: f64 = 1e-5;
 /// weights, the grid may contain no split that satisfies sharing incentive.
 const COARSE_STEPS: usize = 96;
 /// Relative tolerance for rounding errors of throughputs.
-const VALUE_ROUNDING: f64 = 1e-12;
+const VALUE_ROUNDING_TOLERANCE: f64 = 1e-12;
 /// Largest relative envy that counts as rounding error.
 const ENVY_TOLERANCE: f64 = 1e-6;
 
@@ -76,7 +76,7 @@ impl<U: Utility> Market<'_, U> {
 
 impl<U: Utility> Market<'_, U> {
     /// Returns whether two tenants have equal weights and value all probed bundles equally.
-    fn are_equivalent(&self, one: usize, other: usize) -> bool {
+    fn are_tenants_equivalent(&self, one: usize, other: usize) -> bool {
         let all = Bundle::from(self.supply.all());
         let parts = || PROBE_AMOUNTS.into_iter().map(|part| part / self.tenants.len() as f64);
         let mut probes = parts().flat_map(|memory| parts().map(move |bandwidth| (memory, bandwidth)));
@@ -118,7 +118,7 @@ struct Refinement<'a, 'b, U> {
     step: Bundle,
 }
 
-/// Trade between two groups. `memory` and `bandwidth` are move indices (see [`steps_of`]).
+/// Trade between two groups. `memory` and `bandwidth` are move indices (see [`move_steps`]).
 #[derive(Clone, Copy)]
 struct Trade {
     /// Index of the group that gives memory.
@@ -134,16 +134,20 @@ struct Trade {
 }
 
 /// Index of the move that moves nothing.
-const NO_MOVE: usize = MOVE_STEPS.len() - 1;
+const NO_MOVE_INDEX: usize = MOVE_STEPS.len() - 1;
 
 /// Returns the number of steps by which a move changes the amount of a good, negative or positive.
 /// `move_index` is an index into [`Group::log_values`].
-fn steps_of(move_index: usize) -> f64 {
-    if move_index < NO_MOVE { -MOVE_STEPS[NO_MOVE - move_index] } else { MOVE_STEPS[move_index - NO_MOVE] }
+fn move_steps(move_index: usize) -> f64 {
+    if move_index < NO_MOVE_INDEX {
+        -MOVE_STEPS[NO_MOVE_INDEX - move_index]
+    } else {
+        MOVE_STEPS[move_index - NO_MOVE_INDEX]
+    }
 }
 
 /// Returns the index of the move by the same amount in the other direction.
-const fn opposite(move_index: usize) -> usize {
+const fn opposite_move(move_index: usize) -> usize {
     MOVE_COUNT - 1 - move_index
 }
 
@@ -158,7 +162,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         let mut groups: Vec<Group> = Vec::new();
         for (tenant, bundle) in bought.iter().enumerate() {
             let is_equivalent = |group: &&mut Group| {
-                group.bundle == *bundle && market.are_equivalent(group.tenants[0], tenant)
+                group.bundle == *bundle && market.are_tenants_equivalent(group.tenants[0], tenant)
             };
             match groups.iter_mut().find(is_equivalent) {
                 Some(group) => group.tenants.push(tenant),
@@ -176,16 +180,16 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         refinement
     }
 
-    /// Makes trades until no acceptable trade is left, at most [`REFINEMENTS_MAX`] trades.
+    /// Makes trades until no acceptable trade is left, at most [`REFINEMENT_TRADES_MAX`] trades.
     fn run(&mut self) {
-        while self.trades < REFINEMENTS_MAX && self.make_best_trade() {
+        while self.trades < REFINEMENT_TRADES_MAX && self.make_best_trade() {
             self.trades += 1;
         }
     }
 
     /// Returns the logarithm of the weighted geometric mean of throughputs.
     fn log_mean(&self) -> f64 {
-        self.groups.iter().map(|group| group.log_values[NO_MOVE][NO_MOVE]).sum()
+        self.groups.iter().map(|group| group.log_values[NO_MOVE_INDEX][NO_MOVE_INDEX]).sum()
     }
 
     /// Returns the split with the largest geometric mean on a coarse grid, or `None` if no split is
@@ -210,12 +214,12 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
 
     /// Returns the bundle of each tenant of a group after moves of memory and bandwidth that the
     /// tenants of the group share equally.
-    fn bundle_after(&self, group: usize, memory: usize, bandwidth: usize) -> Bundle {
+    fn bundle_after_trade(&self, group: usize, memory: usize, bandwidth: usize) -> Bundle {
         let Group { tenants, bundle, .. } = &self.groups[group];
         let each = 1.0 / tenants.len() as f64;
         Bundle {
-            memory: bundle.memory + steps_of(memory) * self.step.memory * each,
-            bandwidth: bundle.bandwidth + steps_of(bandwidth) * self.step.bandwidth * each,
+            memory: bundle.memory + move_steps(memory) * self.step.memory * each,
+            bandwidth: bundle.bandwidth + move_steps(bandwidth) * self.step.bandwidth * each,
         }
     }
 
@@ -224,7 +228,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         for memory in 0..MOVE_COUNT {
             for bandwidth in 0..MOVE_COUNT {
                 self.groups[group].log_values[memory][bandwidth] =
-                    self.log_value_of_group(group, self.bundle_after(group, memory, bandwidth));
+                    self.log_value_of_group(group, self.bundle_after_trade(group, memory, bandwidth));
             }
         }
     }
@@ -242,7 +246,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
             && bundle.bandwidth >= limits.min.bandwidth
             && bundle.bandwidth <= limits.max.bandwidth;
         let value = if fits { self.market.tenants[tenant].utility.value(bundle) } else { -1.0 };
-        if value >= self.value_min[tenant] * (1.0 - VALUE_ROUNDING) {
+        if value >= self.value_min[tenant] * (1.0 - VALUE_ROUNDING_TOLERANCE) {
             self.market.weight(tenant) * value.ln()
         } else {
             f64::NEG_INFINITY
@@ -256,13 +260,14 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         let Some(trade) = trades
             .into_iter()
             .take(TRADE_CANDIDATES_MAX)
-            .find(|trade| !self.options.envy_free || self.is_envy_free_after(trade))
+            .find(|trade| !self.options.envy_free || self.is_envy_free_after_trade(trade))
         else {
             return false;
         };
         self.groups[trade.from].bundle =
-            self.bundle_after(trade.from, opposite(trade.memory), trade.bandwidth);
-        self.groups[trade.to].bundle = self.bundle_after(trade.to, trade.memory, opposite(trade.bandwidth));
+            self.bundle_after_trade(trade.from, opposite_move(trade.memory), trade.bandwidth);
+        self.groups[trade.to].bundle =
+            self.bundle_after_trade(trade.to, trade.memory, opposite_move(trade.bandwidth));
         self.update_log_values(trade.from);
         self.update_log_values(trade.to);
         true
@@ -273,11 +278,12 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         let mut trades = Vec::new();
         for (from, giver) in self.groups.iter().enumerate() {
             for (to, receiver) in self.groups.iter().enumerate().filter(|(to, _)| *to != from) {
-                let now = giver.log_values[NO_MOVE][NO_MOVE] + receiver.log_values[NO_MOVE][NO_MOVE];
-                for memory in NO_MOVE..MOVE_COUNT {
+                let now = giver.log_values[NO_MOVE_INDEX][NO_MOVE_INDEX]
+                    + receiver.log_values[NO_MOVE_INDEX][NO_MOVE_INDEX];
+                for memory in NO_MOVE_INDEX..MOVE_COUNT {
                     for bandwidth in 0..MOVE_COUNT {
-                        let then = giver.log_values[opposite(memory)][bandwidth]
-                            + receiver.log_values[memory][opposite(bandwidth)];
+                        let then = giver.log_values[opposite_move(memory)][bandwidth]
+                            + receiver.log_values[memory][opposite_move(bandwidth)];
                         if then - now > LOG_MEAN_GAIN_MIN {
                             trades.push(Trade { from, to, memory, bandwidth, gain: then - now });
                         }
@@ -290,9 +296,9 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
 
     /// Returns whether no tenant of the two groups of a trade envies, or is envied by, another
     /// tenant after the trade.
-    fn is_envy_free_after(&self, trade: &Trade) -> bool {
-        let giver = self.bundle_after(trade.from, opposite(trade.memory), trade.bandwidth);
-        let receiver = self.bundle_after(trade.to, trade.memory, opposite(trade.bandwidth));
+    fn is_envy_free_after_trade(&self, trade: &Trade) -> bool {
+        let giver = self.bundle_after_trade(trade.from, opposite_move(trade.memory), trade.bandwidth);
+        let receiver = self.bundle_after_trade(trade.to, trade.memory, opposite_move(trade.bandwidth));
         let bundle = |group: usize| match group {
             group if group == trade.from => giver,
             group if group == trade.to => receiver,

@@ -13,14 +13,14 @@ use super::{
 const UNSPENT_TOLERANCE: f64 = 1e-9;
 
 /// Number of tenants whose data is prefetched together before their demand is evaluated.
-const PREFETCH_BATCH: usize = 64;
+const PREFETCH_BATCH_TENANTS: usize = 64;
 /// Relative difference of memory up to which two demands with equal bandwidth count as the same
 /// choice of a tenant.
 const SAME_CHOICE_TOLERANCE: f64 = 1e-3;
 
 /// Demand of tenants at one price.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Round {
+pub(super) struct PriceRound {
     /// Price of all memory, 0 to 1. The price of all bandwidth is `1 - price`.
     pub price: f64,
     /// Ratio of a tenant's budget to its weight, at least 1.
@@ -93,7 +93,12 @@ impl ActiveSet {
 
     /// Removes tenants that make the same choice at both prices from the set and from both rounds.
     /// `low` is the round at the lower memory price.
-    pub fn shrink<U: Utility>(&mut self, market: &Market<'_, U>, low: &mut Round, high: &mut Round) {
+    pub fn shrink<U: Utility>(
+        &mut self,
+        market: &Market<'_, U>,
+        low: &mut PriceRound,
+        high: &mut PriceRound,
+    ) {
         self.first_dividend = low.dividend.min(high.dividend);
         let (low_prices, high_prices) = (market.prices(low.price), market.prices(high.price));
         let mut kept = 0;
@@ -103,7 +108,7 @@ impl ActiveSet {
             let satiated =
                 (low.is_satiated(one, low_prices, weight), high.is_satiated(other, high_prices, weight));
             let is_fixed = market.tenants[tenant].utility.is_convex()
-                && self.try_deactivate((one, satiated.0), (other, satiated.1), weight);
+                && self.try_deactivate_tenant((one, satiated.0), (other, satiated.1), weight);
             if !is_fixed {
                 (self.tenants[kept], low.bundles[kept], high.bundles[kept]) = (tenant, one, other);
                 kept += 1;
@@ -117,7 +122,7 @@ impl ActiveSet {
     /// Adds the demand of a tenant to the demand of inactive tenants if the tenant makes the same
     /// choice at two prices. Returns whether the demand was added. `one` and `other` are the demand
     /// at each price and whether the tenant is satiated at that price.
-    fn try_deactivate(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
+    fn try_deactivate_tenant(&mut self, one: (Bundle, bool), other: (Bundle, bool), weight: f64) -> bool {
         // If memory differs by more than the tolerance, bandwidth often differs at prices between.
         let is_near = || (one.0.memory - other.0.memory).abs() <= SAME_CHOICE_TOLERANCE * other.0.memory;
         match (one, other) {
@@ -181,7 +186,7 @@ impl Spending {
     }
 }
 
-impl Round {
+impl PriceRound {
     /// Evaluates the demand of all active tenants at `price`. Finds the smallest dividend at which
     /// the whole budget is spent or all tenants are satiated.
     ///
@@ -258,7 +263,7 @@ impl Round {
         let mut spending = active.spending(prices, dividend);
         self.bundles.clear();
         self.bundles.reserve_exact(active.tenants.len());
-        for tenants in active.tenants.chunks(PREFETCH_BATCH) {
+        for tenants in active.tenants.chunks(PREFETCH_BATCH_TENANTS) {
             if warm_starts[tenants[0]].is_new() {
                 tenants
                     .iter()

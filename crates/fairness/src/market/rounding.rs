@@ -16,15 +16,15 @@ pub(super) fn round_to_units<U: Utility>(market: &Market<'_, U>, bought: &[Bundl
     // The sum of bundles may exceed the supply by rounding error.
     let mut bundles = bought.to_vec();
     market.reduce_to_supply(&mut bundles);
-    distribute_unsold(market, &mut bundles, |bundle| &mut bundle.memory);
-    distribute_unsold(market, &mut bundles, |bundle| &mut bundle.bandwidth);
+    distribute_unsold_units(market, &mut bundles, |bundle| &mut bundle.memory);
+    distribute_unsold_units(market, &mut bundles, |bundle| &mut bundle.bandwidth);
     let memory = round_cumulatively(bundles.iter().map(|bundle| bundle.memory), all.memory_mib);
     let bandwidth = round_cumulatively(bundles.iter().map(|bundle| bundle.bandwidth), all.bandwidth_mb_s);
     memory.zip(bandwidth).map(|(memory_mib, bandwidth_mb_s)| Share { memory_mib, bandwidth_mb_s }).collect()
 }
 
 /// Distributes the unsold supply of one good among tenants in proportion to their weights.
-fn distribute_unsold<U: Utility>(
+fn distribute_unsold_units<U: Utility>(
     market: &Market<'_, U>,
     bundles: &mut [Bundle],
     good: impl Fn(&mut Bundle) -> &mut f64,

@@ -16,15 +16,15 @@ pub fn best_split(tables: &[Table], steps: usize) -> Option<Vec<(usize, usize)>>
     let side = steps + 1;
     let mut stages: Vec<Table> = vec![tables.first()?.clone()];
     for table in &tables[1..] {
-        stages.push(combine(&stages[stages.len() - 1], table, side));
+        stages.push(combine_tables(&stages[stages.len() - 1], table, side));
     }
     let is_allowed = stages[stages.len() - 1][side * side - 1] > f32::NEG_INFINITY;
-    is_allowed.then(|| trace_back(tables, &stages, side))
+    is_allowed.then(|| trace_back_split(tables, &stages, side))
 }
 
 /// Returns the table of the largest sums of values if the steps are split between earlier tenants
 /// (`earlier`) and one more tenant (`added`).
-fn combine(earlier: &Table, added: &Table, side: usize) -> Table {
+fn combine_tables(earlier: &Table, added: &Table, side: usize) -> Table {
     let mut best = vec![f32::NEG_INFINITY; side * side];
     for memory in 0..side {
         for added_memory in 0..=memory {
@@ -44,7 +44,7 @@ fn combine(earlier: &Table, added: &Table, side: usize) -> Table {
 }
 
 /// Reconstructs the optimal split from the tables of the stages, from the last tenant to the first.
-fn trace_back(tables: &[Table], stages: &[Table], side: usize) -> Vec<(usize, usize)> {
+fn trace_back_split(tables: &[Table], stages: &[Table], side: usize) -> Vec<(usize, usize)> {
     let (mut memory, mut bandwidth) = (side - 1, side - 1);
     let mut split = vec![(0, 0); tables.len()];
     for at in (1..tables.len()).rev() {
@@ -68,17 +68,18 @@ mod tests {
     use super::*;
 
     const STEPS: usize = 4;
-    const SIDE: usize = STEPS + 1;
+    const TABLE_SIDE: usize = STEPS + 1;
 
     /// Returns all pairs of memory and bandwidth steps.
     fn cells() -> impl Iterator<Item = (usize, usize)> {
-        (0..SIDE).flat_map(|memory| (0..SIDE).map(move |bandwidth| (memory, bandwidth)))
+        (0..TABLE_SIDE).flat_map(|memory| (0..TABLE_SIDE).map(move |bandwidth| (memory, bandwidth)))
     }
 
     /// Returns the largest sum of values of three tenants by enumerating all splits.
-    fn exhaustive_best(tables: &[Table]) -> f32 {
-        let value =
-            |tenant: usize, (memory, bandwidth): (usize, usize)| tables[tenant][memory * SIDE + bandwidth];
+    fn exhaustive_best_value(tables: &[Table]) -> f32 {
+        let value = |tenant: usize, (memory, bandwidth): (usize, usize)| {
+            tables[tenant][memory * TABLE_SIDE + bandwidth]
+        };
         let mut best = f32::NEG_INFINITY;
         for one in cells() {
             for two in cells().filter(|two| one.0 + two.0 <= STEPS && one.1 + two.1 <= STEPS) {
@@ -92,15 +93,15 @@ mod tests {
     proptest! {
         #[test]
         fn best_split_assigns_all_steps_and_is_optimal(
-            tables in vec(vec(prop_oneof![1 => Just(f32::NEG_INFINITY), 3 => -5.0_f32..5.0], SIDE * SIDE), 3),
+            tables in vec(vec(prop_oneof![1 => Just(f32::NEG_INFINITY), 3 => -5.0_f32..5.0], TABLE_SIDE * TABLE_SIDE), 3),
         ) {
             let split = best_split(&tables, STEPS);
-            let best = exhaustive_best(&tables);
+            let best = exhaustive_best_value(&tables);
             prop_assert_eq!(split.is_some(), best > f32::NEG_INFINITY);
             if let Some(split) = split {
                 let sum = |of: fn(&(usize, usize)) -> usize| split.iter().map(of).sum::<usize>();
                 prop_assert_eq!((sum(|one| one.0), sum(|one| one.1)), (STEPS, STEPS));
-                let value: f32 = split.iter().zip(&tables).map(|(one, table)| table[one.0 * SIDE + one.1]).sum();
+                let value: f32 = split.iter().zip(&tables).map(|(one, table)| table[one.0 * TABLE_SIDE + one.1]).sum();
                 prop_assert!((value - best).abs() <= 1e-4, "{value}, expected {best}: {split:?}");
             }
         }

@@ -28,7 +28,7 @@ impl<U: Utility> Market<'_, U> {
             .map(|tenant| self.step_fraction(tenant, last[tenant], outcome.bought[tenant], max));
         let fraction = fraction.fold(1.0, f64::min);
         let stepped = |tenant: usize| {
-            self.within_limits(tenant, last[tenant].interpolate(outcome.bought[tenant], fraction))
+            self.clamp_to_limits(tenant, last[tenant].interpolate(outcome.bought[tenant], fraction))
         };
         let stepped: Vec<Bundle> = (0..last.len()).map(stepped).collect();
         let is_lossless = |tenant: usize| {

@@ -62,7 +62,7 @@ pub struct MeasuredMissRatio {
 pub enum FitError {
     /// There are too few samples or sampled pages.
     #[error(
-        "too few samples: {samples} on {pages} pages, must be at least {SAMPLES_MIN} on {PAGES_MIN} pages"
+        "too few samples: {samples} on {pages} pages, must be at least {ACCESS_SAMPLES_MIN} on {SAMPLED_PAGES_MIN} pages"
     )]
     TooFewSamples {
         /// Number of samples in the histogram.
@@ -83,9 +83,9 @@ pub enum FitError {
 }
 
 /// Smallest number of samples for a fit.
-const SAMPLES_MIN: u64 = 64;
+const ACCESS_SAMPLES_MIN: u64 = 64;
 /// Smallest number of sampled pages for a fit.
-const PAGES_MIN: usize = 8;
+const SAMPLED_PAGES_MIN: usize = 8;
 /// Largest number of rank groups. The end ranks of the groups grow by a constant factor.
 const RANK_GROUPS_MAX: usize = 48;
 /// Smallest slope, the exponent α3, that a fit returns.
@@ -100,12 +100,12 @@ const SLOPE_MAX: f64 = 0.0;
 /// [`FitError::InvalidMeasurement`] if a number of `measured` is out of range.
 pub fn fit(histogram: &Histogram, measured: &MeasuredMissRatio) -> Result<PowerLaw, FitError> {
     let (samples, sampled_pages) = (histogram.samples(), histogram.counts.len());
-    if samples < SAMPLES_MIN || sampled_pages < PAGES_MIN {
+    if samples < ACCESS_SAMPLES_MIN || sampled_pages < SAMPLED_PAGES_MIN {
         return Err(FitError::TooFewSamples { samples, pages: sampled_pages });
     }
-    check(measured)?;
+    check_measurement(measured)?;
     let pages = measured.pages.max(sampled_pages as f64);
-    let (scale, slope) = RankGroups::new(&histogram.counts).least_squares();
+    let (scale, slope) = RankGroups::new(&histogram.counts).fit_least_squares();
     let error = (measured.misses * (1.0 - measured.misses) / samples as f64).sqrt().max(1.0 / samples as f64);
     let law = PowerLaw {
         scale,
@@ -142,7 +142,7 @@ const SCAN_FRACTION_MIN: f64 = 1e-6;
 /// half that of uniformly random accesses.
 const SCAN_MISS_RATIO_MIN: f64 = 0.9;
 
-fn check(measured: &MeasuredMissRatio) -> Result<(), FitError> {
+fn check_measurement(measured: &MeasuredMissRatio) -> Result<(), FitError> {
     let invalid = |quantity, value, rule| Err(FitError::InvalidMeasurement { quantity, value, rule });
     let MeasuredMissRatio { pages, local, misses, pages_per_mib } = *measured;
     if !(pages.is_finite() && pages >= 1.0) {
@@ -227,12 +227,12 @@ impl RankGroups {
 
     /// Fits scale and slope to the logarithms of counts by the Levenberg-Marquardt method. Returns
     /// the scale and the slope, in this order.
-    fn least_squares(&self) -> (f64, f64) {
+    fn fit_least_squares(&self) -> (f64, f64) {
         let last = self.groups[self.groups.len() - 1].to;
         let mut at = [(last / 20.0).max(1.0).ln(), -1.0];
         let mut damping = 1e-2;
         let mut error = self.error(at);
-        for _ in 0..ITERATIONS_MAX {
+        for _ in 0..FIT_ITERATIONS_MAX {
             let Some(step) = self.step(at, damping) else { break };
             let next = [
                 (at[0] + step[0]).clamp(-2.0, last.ln() + 3.0),
@@ -287,11 +287,11 @@ impl RankGroups {
         let here = self.residuals(at);
         let along = |unknown: usize| {
             let mut near = at;
-            near[unknown] += FINITE_DIFFERENCE;
+            near[unknown] += FINITE_DIFFERENCE_STEP;
             let there = self.residuals(near);
             here.iter()
                 .zip(there)
-                .map(|(here, there)| (there - here) / FINITE_DIFFERENCE)
+                .map(|(here, there)| (there - here) / FINITE_DIFFERENCE_STEP)
                 .collect::<Vec<f64>>()
         };
         let (by_scale, by_slope) = (along(0), along(1));
@@ -309,8 +309,8 @@ impl RankGroups {
 }
 
 /// Largest number of steps of the least-squares fit.
-const ITERATIONS_MAX: u32 = 40;
+const FIT_ITERATIONS_MAX: u32 = 40;
 /// Change of a parameter for finite differences, which approximate derivatives of residuals.
-const FINITE_DIFFERENCE: f64 = 1e-5;
+const FINITE_DIFFERENCE_STEP: f64 = 1e-5;
 /// Damping above which steps are too small to improve the fit.
 const DAMPING_MAX: f64 = 1e8;

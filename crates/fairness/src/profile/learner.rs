@@ -126,7 +126,7 @@ impl Learner {
     /// Returns [`SampleError`] for the first measurement that is out of range. The estimates are
     /// then unchanged.
     pub fn learn(&mut self, sample: &Sample, link: f64) -> Result<(), SampleError> {
-        sample.check()?;
+        sample.check_sample()?;
         self.footprint = (sample.local_mib + sample.remote_mib).max(1.0);
         let speedup = sample.unthrottled_speedup(link);
         self.wanted = (sample.used_mb_s * speedup).min(link);
@@ -178,7 +178,7 @@ impl Learner {
         let fraction_of_gamma =
             |memory: f64| if gamma > 0.0 { (stall_ratio(memory) / gamma).min(1.0) } else { 0.0 };
         let knots: Vec<Knot> = self
-            .curve_sizes(memory_max)
+            .curve_memory_sizes(memory_max)
             .into_iter()
             .map(|memory| Knot { memory, misses: fraction_of_gamma(memory) })
             .collect();
@@ -198,11 +198,11 @@ impl Learner {
 
     /// Returns the memory sizes of the stall curve in MiB, in ascending order: grid sizes that are
     /// closer together near 0, the measured sizes, and the memory limit of the tenant.
-    fn curve_sizes(&self, memory_max: f64) -> Vec<f64> {
+    fn curve_memory_sizes(&self, memory_max: f64) -> Vec<f64> {
         let even_in_square_root = (0..=CURVE_INTERVALS)
             .map(|at| self.footprint * (f64::from(at) / f64::from(CURVE_INTERVALS)).powi(2));
         let mut sizes: Vec<f64> = even_in_square_root
-            .chain(self.stalls.measured_sizes())
+            .chain(self.stalls.measured_memory_sizes())
             .chain(Some(memory_max).filter(|memory_max| memory_max.is_finite()))
             .collect();
         sizes.sort_by(f64::total_cmp);
@@ -221,7 +221,7 @@ fn model_miss_ratio(law: Option<PowerLaw>, footprint: f64, memory: f64) -> f64 {
 }
 
 impl Sample {
-    fn check(&self) -> Result<(), SampleError> {
+    fn check_sample(&self) -> Result<(), SampleError> {
         let invalid = |quantity, value, rule| Err(SampleError { quantity, value, rule });
         if !(self.duration_s.is_finite() && self.duration_s > 0.0) {
             return invalid("epoch duration in seconds", self.duration_s, "above 0");

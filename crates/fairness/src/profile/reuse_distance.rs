@@ -78,7 +78,7 @@ impl ReuseDistances {
         self.sampled += 1;
         let rate = self.sampling_rate();
         if self.order.is_full() {
-            self.order.compact(&mut self.last_access);
+            self.order.compact_positions(&mut self.last_access);
         }
         match self.last_access.remove(&page) {
             Some(at) => {
@@ -96,7 +96,7 @@ impl ReuseDistances {
         }
         self.last_access.insert(page, self.order.push());
         while self.last_access.len() > self.pages_max {
-            self.lower_threshold();
+            self.reduce_sampling_threshold();
         }
     }
 
@@ -115,7 +115,7 @@ impl ReuseDistances {
     }
 
     /// Removes the page with the largest hash from the sample and lowers the threshold to its hash.
-    fn lower_threshold(&mut self) {
+    fn reduce_sampling_threshold(&mut self) {
         let Some((hash, page)) = self.by_hash.pop() else { return };
         self.threshold = hash;
         if let Some(at) = self.last_access.remove(&page) {
@@ -249,7 +249,7 @@ impl AccessOrder {
 
     /// Renumbers the live positions from 0, in the same order. `last_access` holds all live
     /// positions.
-    fn compact(&mut self, last_access: &mut FxHashMap<u64, usize>) {
+    fn compact_positions(&mut self, last_access: &mut FxHashMap<u64, usize>) {
         let mut live_positions: Vec<&mut usize> = last_access.values_mut().collect();
         live_positions.sort_unstable();
         *self = Self::new(self.positions);

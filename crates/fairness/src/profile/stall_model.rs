@@ -13,7 +13,7 @@ const SAME_SIZE_TOLERANCE: f64 = 0.03;
 const MEAN_SAMPLES_MAX: f64 = 8.0;
 /// Relative difference up to which a measurement is added to the running mean. With a larger
 /// difference, a new mean starts.
-const MEAN_TOLERANCE: f64 = 0.15;
+const RUNNING_MEAN_TOLERANCE: f64 = 0.15;
 /// Stall ratio below which stalls are measurement noise, in seconds per second of work.
 pub(super) const STALL_NOISE_FLOOR: f64 = 0.01;
 /// Lower bound of a measured stall ratio before it is extrapolated to less memory, in seconds per
@@ -48,9 +48,10 @@ pub(super) struct RunningMean {
 
 impl RunningMean {
     /// Returns the mean `before` with the measurement `value` added. Returns a new mean if `value`
-    /// differs from `before` by more than [`MEAN_TOLERANCE`].
+    /// differs from `before` by more than [`RUNNING_MEAN_TOLERANCE`].
     pub(super) fn add_or_restart(before: Option<Self>, value: f64) -> Self {
-        let before = before.filter(|before| (before.value - value).abs() <= MEAN_TOLERANCE * before.value);
+        let before =
+            before.filter(|before| (before.value - value).abs() <= RUNNING_MEAN_TOLERANCE * before.value);
         let count = before.map_or(1.0, |before| (before.count + 1.0).min(MEAN_SAMPLES_MAX));
         Self { value: before.map_or(value, |before| before.value + (value - before.value) / count), count }
     }
@@ -94,11 +95,11 @@ impl StallModel {
         }
         let at = self.points.partition_point(|point| point.memory < memory);
         self.points.insert(at, StallPoint { memory, stall_ratio: mean, age: 0 });
-        self.merge_equal(stall_ratio);
+        self.merge_equal_points(stall_ratio);
     }
 
     /// Replaces all stall ratios that are nearly equal to `stall_ratio` by their weighted mean.
-    fn merge_equal(&mut self, stall_ratio: f64) {
+    fn merge_equal_points(&mut self, stall_ratio: f64) {
         let is_equal =
             |mean: &&mut RunningMean| (mean.value - stall_ratio).abs() <= EQUAL_STALL_TOLERANCE * stall_ratio;
         let mut equal: Vec<&mut RunningMean> =
@@ -122,7 +123,7 @@ impl StallModel {
     }
 
     /// Returns the memory sizes at which stalls were measured, in MiB, in ascending order.
-    pub(super) fn measured_sizes(&self) -> impl Iterator<Item = f64> + '_ {
+    pub(super) fn measured_memory_sizes(&self) -> impl Iterator<Item = f64> + '_ {
         self.points.iter().map(|point| point.memory)
     }
 }
@@ -211,7 +212,7 @@ mod tests {
         for _ in 0..STALL_POINT_EPOCHS_MAX {
             stalls.record(80.0, 0.2, linear_model);
         }
-        assert_eq!(stalls.measured_sizes().collect::<Vec<_>>(), [80.0]);
+        assert_eq!(stalls.measured_memory_sizes().collect::<Vec<_>>(), [80.0]);
     }
 
     proptest! {
@@ -222,7 +223,7 @@ mod tests {
             let mut stalls = StallModel::default();
             for (memory, stall_ratio) in measured {
                 stalls.record(memory, stall_ratio, linear_model);
-                prop_assert!(stalls.measured_sizes().count() <= STALL_POINTS_MAX);
+                prop_assert!(stalls.measured_memory_sizes().count() <= STALL_POINTS_MAX);
             }
             let all: Vec<f64> = (0..=220).map(|memory| stalls.predict(f64::from(memory), linear_model)).collect();
             prop_assert!(all.iter().all(|stalls| stalls.is_finite() && *stalls >= 0.0), "{all:?}");

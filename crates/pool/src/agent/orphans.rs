@@ -12,16 +12,16 @@ use std::{
 use units::limits::HOST_CALL_RETRY_DELAY;
 use units::{DesiredVersion, Ns};
 
-use super::{Agent, Effect, HostFailure, Order, SliceStatus};
+use super::{Agent, Effect, HostFailure, SliceOrder, SliceStatus};
 use crate::protocol::{Handle, Holding};
 
 /// Locations that may have an orphaned slice; see [`Handle::place`]. The epoch of an orphaned slice
 /// is unknown and not needed.
 #[derive(Debug, Default)]
-pub(super) struct OrphanedSlices(BTreeMap<Arc<str>, State>);
+pub(super) struct OrphanedSlices(BTreeMap<Arc<str>, OrphanState>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum OrphanState {
     /// Waits for the first desired state or, after a failed attempt, until the given time.
     Waiting(Option<Ns>),
     /// A call to close the orphaned slice is in progress.
@@ -30,7 +30,7 @@ enum State {
 
 impl OrphanedSlices {
     pub(super) fn new(places: Vec<Arc<str>>) -> Self {
-        Self(places.into_iter().map(|place| (place, State::Waiting(None))).collect())
+        Self(places.into_iter().map(|place| (place, OrphanState::Waiting(None))).collect())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -39,7 +39,7 @@ impl OrphanedSlices {
 
     /// Records that this location may have an orphaned slice.
     pub(super) fn insert(&mut self, handle: &Handle) {
-        self.0.insert(Arc::clone(&handle.place), State::Waiting(None));
+        self.0.insert(Arc::clone(&handle.place), OrphanState::Waiting(None));
     }
 
     pub(super) fn contains(&self, handle: &Handle) -> bool {
@@ -52,17 +52,17 @@ impl OrphanedSlices {
     }
 
     fn is_closing(&self, place: &str) -> bool {
-        self.0.get(place) == Some(&State::Closing)
+        self.0.get(place) == Some(&OrphanState::Closing)
     }
 
     pub(super) fn next_wakeup(&self) -> Option<Ns> {
-        let at = |state: &State| if let State::Waiting(at) = state { *at } else { None };
+        let at = |state: &OrphanState| if let OrphanState::Waiting(at) = state { *at } else { None };
         self.0.values().filter_map(at).min()
     }
 
     /// Returns the locations of orphaned slices whose next step is due.
     fn due(&self, now: Ns) -> impl Iterator<Item = &Arc<str>> {
-        let due = move |state: &State| matches!(state, State::Waiting(at) if at.is_none_or(|at| at <= now));
+        let due = move |state: &OrphanState| matches!(state, OrphanState::Waiting(at) if at.is_none_or(|at| at <= now));
         self.0.iter().filter(move |(_, state)| due(state)).map(|(place, _)| place)
     }
 }
@@ -70,7 +70,7 @@ impl OrphanedSlices {
 impl Agent {
     /// Returns whether a slice must wait until the orphaned slice at its location is closed.
     pub(super) fn must_wait_for_orphan(&self, holding: Holding) -> bool {
-        let handle = self.orders.get(&holding).map(Order::handle);
+        let handle = self.orders.get(&holding).map(SliceOrder::handle);
         handle.is_some_and(|handle| self.orphans.is_closing(&handle.place))
     }
 
@@ -80,11 +80,11 @@ impl Agent {
         if self.orphans.is_empty() || self.newest == DesiredVersion::default() {
             return;
         }
-        let in_use = self.places_in_use();
+        let in_use = self.locations_in_use();
         for place in self.orphans.due(self.now).cloned().collect::<Vec<_>>() {
             // The calls for a desired slice also handle the orphaned slice at its location.
             let desired = in_use.contains(&place);
-            let state = if desired { State::Waiting(None) } else { State::Closing };
+            let state = if desired { OrphanState::Waiting(None) } else { OrphanState::Closing };
             self.orphans.0.insert(Arc::clone(&place), state);
             if !desired {
                 self.effects.push_back(Effect::CloseOrphan { place });
@@ -94,7 +94,7 @@ impl Agent {
 
     /// Returns the locations of slices that are open, are in the desired state, or belong to the
     /// record of a VM.
-    fn places_in_use(&self) -> BTreeSet<Arc<str>> {
+    fn locations_in_use(&self) -> BTreeSet<Arc<str>> {
         let desired = self.orders.iter().filter(|(holding, _)| !self.has_reportable_failure(holding));
         let ordered = desired.map(|(_, order)| order.handle());
         let open = self.slices.values().map(|status| status.handle());
@@ -118,12 +118,12 @@ impl Agent {
         match result {
             Ok(()) => drop(self.orphans.0.remove(place)),
             Err(_) => {
-                let again = State::Waiting(Some(self.now.after(HOST_CALL_RETRY_DELAY)));
+                let again = OrphanState::Waiting(Some(self.now.after(HOST_CALL_RETRY_DELAY)));
                 self.orphans.0.insert(Arc::clone(place), again);
             }
         }
         self.dirty = true;
-        let has_place = |(_, order): &(&Holding, &Order)| order.handle().place == *place;
+        let has_place = |(_, order): &(&Holding, &SliceOrder)| order.handle().place == *place;
         let waiting: Vec<Holding> =
             self.orders.iter().filter(has_place).map(|(holding, _)| *holding).collect();
         waiting.into_iter().for_each(|holding| self.step(holding));

@@ -6,7 +6,7 @@ use std::{
     ops::RangeInclusive,
 };
 
-use units::limits::{HOST_CALL_RETRY_DELAY, HOST_FAILURES_REPORTED_AFTER, SCRUBS_PER_HOST_MAX};
+use units::limits::{HOST_CALL_RETRY_DELAY, HOST_FAILURES_BEFORE_REPORT, SCRUBS_PER_HOST_MAX};
 use units::{Epoch, Ns, ReservationId, SliceId};
 
 use super::{Agent, Effect, HostFailure, SliceOutcome};
@@ -16,7 +16,7 @@ use crate::protocol::{
 
 /// Desired state of one slice, from the manager's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum SliceOrder {
     Online(ReservationId, Handle),
     Release(DesiredRelease),
     Scrub(Handle),
@@ -44,7 +44,7 @@ impl SliceStatus {
 
 /// Failed attempts of the current operation on a slice.
 #[derive(Clone, Debug)]
-pub(super) struct Attempts {
+pub(super) struct FailedAttempts {
     count: u32,
     failure: HostFailure,
     /// Time of the next attempt; `None` if the slice was not zeroed, because this failure is not
@@ -52,10 +52,10 @@ pub(super) struct Attempts {
     pub(super) next: Option<Ns>,
 }
 
-impl Attempts {
+impl FailedAttempts {
     /// Returns the failure if it must be reported: it is not retried, or it occurred repeatedly.
     pub(super) fn reportable_failure(&self) -> Option<&HostFailure> {
-        (self.next.is_none() || self.count >= HOST_FAILURES_REPORTED_AFTER).then_some(&self.failure)
+        (self.next.is_none() || self.count >= HOST_FAILURES_BEFORE_REPORT).then_some(&self.failure)
     }
 }
 
@@ -80,17 +80,18 @@ impl Agent {
         self.fenced = desired.fenced;
         for (id, vm) in &desired.vms {
             let order =
-                |(holding, handle): (&Holding, &Handle)| (*holding, Order::Online(*id, handle.clone()));
+                |(holding, handle): (&Holding, &Handle)| (*holding, SliceOrder::Online(*id, handle.clone()));
             self.orders.extend(vm.slices.iter().map(order));
         }
         self.orders
-            .extend(desired.scrub.into_iter().map(|(holding, handle)| (holding, Order::Scrub(handle))));
-        self.orders
-            .extend(desired.release.into_iter().map(|(holding, release)| (holding, Order::Release(release))));
+            .extend(desired.scrub.into_iter().map(|(holding, handle)| (holding, SliceOrder::Scrub(handle))));
+        self.orders.extend(
+            desired.release.into_iter().map(|(holding, release)| (holding, SliceOrder::Release(release))),
+        );
         desired.removals.vms.iter().for_each(|id| drop(self.desired_vms.remove(id)));
         self.desired_vms.extend(desired.vms);
-        self.drop_results(&before, &affected);
-        self.reconcile(&affected);
+        self.drop_call_results(&before, &affected);
+        self.reconcile_slices(&affected);
     }
 
     /// Returns the slices that the message contains, and the previous slices of the VMs that it
@@ -105,14 +106,14 @@ impl Agent {
     /// Removes results of calls that the desired state no longer requires. Until then, every report
     /// repeats them. A failure to close a slice that is not in the desired state remains while a
     /// fence or a later owner requires that the slice is closed.
-    fn drop_results(&mut self, before: &BTreeMap<Holding, Order>, affected: &BTreeSet<SliceId>) {
+    fn drop_call_results(&mut self, before: &BTreeMap<Holding, SliceOrder>, affected: &BTreeSet<SliceId>) {
         let affected = self.attempts.keys().filter(|holding| affected.contains(&holding.slice)).copied();
         let affected: Vec<(Holding, bool)> = affected.map(|h| (h, self.must_release(h).is_some())).collect();
         let orders = &self.orders;
-        self.released.retain(|holding| matches!(orders.get(holding), Some(Order::Release(_))));
-        self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(Order::Scrub(_))));
-        self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(Order::Scrub(_))));
-        let kind = |order: &Order| std::mem::discriminant(order);
+        self.released.retain(|holding| matches!(orders.get(holding), Some(SliceOrder::Release(_))));
+        self.scrubbed.retain(|holding, _| matches!(orders.get(holding), Some(SliceOrder::Scrub(_))));
+        self.scrubs_waiting.retain(|holding| matches!(orders.get(holding), Some(SliceOrder::Scrub(_))));
+        let kind = |order: &SliceOrder| std::mem::discriminant(order);
         for (holding, must_release) in affected {
             let requested = orders.get(&holding).map(kind);
             if requested != before.get(&holding).map(kind) || (requested.is_none() && !must_release) {
@@ -123,17 +124,17 @@ impl Agent {
 
     /// Starts the calls that change the observed state into the desired state. Releases start
     /// before slices are opened or scrubbed.
-    fn reconcile(&mut self, affected: &BTreeSet<SliceId>) {
+    fn reconcile_slices(&mut self, affected: &BTreeSet<SliceId>) {
         let (mut releases, mut acquisitions) = (Vec::new(), Vec::new());
         for slice in affected {
             releases.extend(self.slices.range(epochs_of(*slice)).map(|(holding, _)| *holding));
             releases.extend(self.slice_vms.range(epochs_of(*slice)).map(|(holding, _)| *holding));
             for (holding, order) in self.orders.range(epochs_of(*slice)) {
-                if order.is_release() { releases.push(*holding) } else { acquisitions.push(*holding) }
+                if order.is_release_order() { releases.push(*holding) } else { acquisitions.push(*holding) }
             }
         }
         releases.into_iter().for_each(|holding| self.release_slice(holding));
-        acquisitions.into_iter().for_each(|holding| self.acquire(holding));
+        acquisitions.into_iter().for_each(|holding| self.acquire_slice(holding));
     }
 
     pub(super) fn is_online(&self, holding: Holding) -> bool {
@@ -143,14 +144,16 @@ impl Agent {
     /// Starts the call that the desired state of a slice requires, if it can start now.
     pub(super) fn step(&mut self, holding: Holding) {
         self.release_slice(holding);
-        self.acquire(holding);
+        self.acquire_slice(holding);
     }
 
     /// Starts to close a slice that the host must release, if no running VM uses the slice or the
     /// release is forced.
     fn release_slice(&mut self, holding: Holding) {
         let Some(force) = self.must_release(holding) else { return };
-        if self.released.contains(&holding) || self.is_blocked(holding) || (self.is_in_use(holding) && !force)
+        if self.released.contains(&holding)
+            || self.is_slice_blocked(holding)
+            || (self.is_in_use(holding) && !force)
         {
             return;
         }
@@ -180,8 +183,8 @@ impl Agent {
     /// forced.
     fn must_release(&self, holding: Holding) -> Option<bool> {
         match self.orders.get(&holding) {
-            Some(Order::Release(release)) => Some(release.force),
-            Some(Order::Online(..) | Order::Scrub(_)) => None,
+            Some(SliceOrder::Release(release)) => Some(release.force),
+            Some(SliceOrder::Online(..) | SliceOrder::Scrub(_)) => None,
             None => (self.fenced || self.has_later_owner(holding)).then_some(false),
         }
     }
@@ -189,29 +192,29 @@ impl Agent {
     /// Returns whether the desired state contains the slice with a later epoch, so that the
     /// ownership under this epoch has ended.
     fn has_later_owner(&self, holding: Holding) -> bool {
-        self.orders.range(later_epochs_of(holding)).next().is_some()
+        self.orders.range(later_holdings(holding)).next().is_some()
     }
 
     /// Returns whether a later owner of the slice has or had the memory at the same location. The
     /// memory then no longer belongs to the recorded VM.
     fn is_reassigned(&self, holding: Holding, old_handle: &Handle) -> bool {
-        let ordered = self.orders.range(later_epochs_of(holding)).map(|(_, order)| order.handle().clone());
+        let ordered = self.orders.range(later_holdings(holding)).map(|(_, order)| order.handle().clone());
         let with_vms = self
             .slice_vms
-            .range(later_epochs_of(holding))
+            .range(later_holdings(holding))
             .filter_map(|(holding, _)| self.recorded_handle(*holding));
         ordered.chain(with_vms).any(|handle| handle.place == old_handle.place)
     }
 
-    fn acquire(&mut self, holding: Holding) {
-        if self.slices.contains_key(&holding) || self.is_blocked(holding) {
+    fn acquire_slice(&mut self, holding: Holding) {
+        if self.slices.contains_key(&holding) || self.is_slice_blocked(holding) {
             return;
         }
         match self.orders.get(&holding).cloned() {
-            Some(Order::Online(reservation, handle)) if !self.has_ended(reservation) => {
+            Some(SliceOrder::Online(reservation, handle)) if !self.has_ended(reservation) => {
                 self.open(holding, handle);
             }
-            Some(Order::Scrub(handle)) if !self.scrubbed.contains_key(&holding) => {
+            Some(SliceOrder::Scrub(handle)) if !self.scrubbed.contains_key(&holding) => {
                 self.scrub(holding, handle)
             }
             _ => {}
@@ -239,30 +242,38 @@ impl Agent {
 
     /// Handles the result of a call and starts the next call for the slice. Ignores unexpected
     /// results.
-    pub(super) fn on_done(&mut self, holding: Holding, result: Result<SliceOutcome, HostFailure>) {
+    pub(super) fn on_call_done(&mut self, holding: Holding, result: Result<SliceOutcome, HostFailure>) {
         let Some(status) = self.slices.get(&holding).cloned() else { return };
         let short = matches!(status, SliceStatus::Opening(_) | SliceStatus::Closing(_));
         match (status, result) {
-            (SliceStatus::Opening(handle), Ok(SliceOutcome::Onlined)) => self.on_onlined(holding, handle),
-            (SliceStatus::Closing(handle), Ok(SliceOutcome::Offlined)) => self.on_offlined(holding, &handle),
+            (SliceStatus::Opening(handle), Ok(SliceOutcome::Onlined)) => {
+                self.on_slice_onlined(holding, handle)
+            }
+            (SliceStatus::Closing(handle), Ok(SliceOutcome::Offlined)) => {
+                self.on_slice_offlined(holding, &handle)
+            }
             (SliceStatus::Scrubbing(handle), Ok(SliceOutcome::Scrubbed(scrubbed)))
                 if scrubbed.verified >= units::SLICE =>
             {
-                self.on_scrubbed(holding, &handle, scrubbed);
+                self.on_slice_scrubbed(holding, &handle, scrubbed);
             }
             (status @ SliceStatus::Scrubbing(_), Ok(SliceOutcome::Scrubbed(scrubbed))) => {
                 let message = format!("verified {} of {}", scrubbed.verified, units::SLICE);
-                self.on_failed(holding, &status, HostFailure { reason: FailureReason::Host, message });
+                self.on_slice_call_failed(
+                    holding,
+                    &status,
+                    HostFailure { reason: FailureReason::Host, message },
+                );
             }
             (SliceStatus::Online(_), _) | (_, Ok(_)) => return,
-            (status, Err(failure)) => self.on_failed(holding, &status, failure),
+            (status, Err(failure)) => self.on_slice_call_failed(holding, &status, failure),
         }
         self.calls -= usize::from(short);
         self.dirty = true;
         self.step(holding);
     }
 
-    fn on_onlined(&mut self, holding: Holding, handle: Handle) {
+    fn on_slice_onlined(&mut self, holding: Holding, handle: Handle) {
         self.attempts.remove(&holding);
         self.orphans.remove(&handle);
         self.slices.insert(holding, SliceStatus::Online(handle));
@@ -270,7 +281,7 @@ impl Agent {
     }
 
     /// Handles a failed call, which may have left an orphaned slice.
-    fn on_failed(&mut self, holding: Holding, status: &SliceStatus, failure: HostFailure) {
+    fn on_slice_call_failed(&mut self, holding: Holding, status: &SliceStatus, failure: HostFailure) {
         match status {
             SliceStatus::Closing(handle) => {
                 drop(self.slices.insert(holding, SliceStatus::Online(handle.clone())))
@@ -287,25 +298,30 @@ impl Agent {
         }
     }
 
-    fn on_offlined(&mut self, holding: Holding, handle: &Handle) {
+    fn on_slice_offlined(&mut self, holding: Holding, handle: &Handle) {
         self.attempts.remove(&holding);
         self.orphans.remove(handle);
         self.slices.remove(&holding);
         self.remove_from_record(holding);
-        self.report_released(holding);
+        self.report_released_slice(holding);
     }
 
-    fn report_released(&mut self, holding: Holding) {
-        if matches!(self.orders.get(&holding), Some(Order::Release(_))) {
+    fn report_released_slice(&mut self, holding: Holding) {
+        if matches!(self.orders.get(&holding), Some(SliceOrder::Release(_))) {
             self.released.insert(holding);
         }
     }
 
-    fn on_scrubbed(&mut self, holding: Holding, handle: &Handle, scrubbed: crate::protocol::ScrubReport) {
+    fn on_slice_scrubbed(
+        &mut self,
+        holding: Holding,
+        handle: &Handle,
+        scrubbed: crate::protocol::ScrubReport,
+    ) {
         self.attempts.remove(&holding);
         self.slices.remove(&holding);
         self.orphans.remove(handle);
-        if matches!(self.orders.get(&holding), Some(Order::Scrub(_))) {
+        if matches!(self.orders.get(&holding), Some(SliceOrder::Scrub(_))) {
             self.scrubbed.insert(holding, scrubbed);
         }
         self.start_waiting_scrubs();
@@ -316,15 +332,15 @@ impl Agent {
         while self.scrubs_running < SCRUBS_PER_HOST_MAX
             && let Some(next) = self.scrubs_waiting.pop_first()
         {
-            self.acquire(next);
+            self.acquire_slice(next);
         }
     }
 
     /// Records a failure if the desired state still requires the failed operation.
     fn record_failure(&mut self, holding: Holding, failed: &SliceStatus, failure: HostFailure) {
         let requested = match failed {
-            SliceStatus::Opening(_) => matches!(self.orders.get(&holding), Some(Order::Online(..))),
-            SliceStatus::Scrubbing(_) => matches!(self.orders.get(&holding), Some(Order::Scrub(_))),
+            SliceStatus::Opening(_) => matches!(self.orders.get(&holding), Some(SliceOrder::Online(..))),
+            SliceStatus::Scrubbing(_) => matches!(self.orders.get(&holding), Some(SliceOrder::Scrub(_))),
             SliceStatus::Closing(_) | SliceStatus::Online(_) => self.must_release(holding).is_some(),
         };
         if !requested {
@@ -332,15 +348,15 @@ impl Agent {
         }
         let count = self.attempts.get(&holding).map_or(1, |before| before.count.saturating_add(1));
         let next = (failure.reason == FailureReason::Host).then(|| self.now.after(HOST_CALL_RETRY_DELAY));
-        self.attempts.insert(holding, Attempts { count, failure, next });
+        self.attempts.insert(holding, FailedAttempts { count, failure, next });
     }
 
     /// Returns whether no call for the slice may start now.
-    fn is_blocked(&self, holding: Holding) -> bool {
-        self.must_wait_for_orphan(holding) || self.has_failed(holding)
+    fn is_slice_blocked(&self, holding: Holding) -> bool {
+        self.must_wait_for_orphan(holding) || self.has_slice_failed(holding)
     }
 
-    fn has_failed(&self, holding: Holding) -> bool {
+    fn has_slice_failed(&self, holding: Holding) -> bool {
         self.attempts.get(&holding).is_some_and(|attempts| match attempts.next {
             Some(at) => self.now < at,
             // A slice that was not zeroed may be released, but is not opened again.
@@ -360,11 +376,11 @@ impl Agent {
     }
 }
 
-fn later_epochs_of(Holding { slice, epoch }: Holding) -> RangeInclusive<Holding> {
+fn later_holdings(Holding { slice, epoch }: Holding) -> RangeInclusive<Holding> {
     Holding { slice, epoch: epoch.next() }..=Holding { slice, epoch: Epoch(u64::MAX) }
 }
 
-impl Order {
+impl SliceOrder {
     /// Returns the location of the slice on the host.
     pub(super) fn handle(&self) -> &Handle {
         match self {
@@ -373,7 +389,7 @@ impl Order {
         }
     }
 
-    fn is_release(&self) -> bool {
+    fn is_release_order(&self) -> bool {
         matches!(self, Self::Release(_))
     }
 }

@@ -23,7 +23,7 @@
 use std::fmt::Write as _;
 
 use proptest::prelude::*;
-use units::limits::{ENDED_VM_REPORTED_FOR, HOST_CALL_RETRY_DELAY};
+use units::limits::{ENDED_VM_REPORT_DURATION, HOST_CALL_RETRY_DELAY};
 use units::{Epoch, Revision, SliceId, UnixMs};
 
 use super::*;
@@ -225,19 +225,19 @@ fn format_effect(effect: &Effect) -> String {
         Effect::SendReport(report) => format_report(report),
         Effect::RecordRack { rack } => format!("record_rack:{rack}"),
         Effect::Disconnect(_) => "disconnect".to_owned(),
-        Effect::CommandRejected(_, why) => format!("rejected:{why}"),
+        Effect::CommandRejection(_, why) => format!("rejected:{why}"),
     }
 }
 
 /// Returns the locations of slices that an earlier instance left open.
-fn orphan_places(places: &str) -> Vec<Arc<str>> {
+fn orphan_locations(places: &str) -> Vec<Arc<str>> {
     holdings(places).map(|holding| handle(holding).place).collect()
 }
 
 /// Runs a script, and returns the agent and the effects of the last word.
 fn run(recovered: Vec<RecoveredVm>, places: &str, script: &str) -> (Agent, String) {
     let mut now = Ns::secs(1);
-    let mut agent = Agent::new(now, INSTANCE, None, recovered, orphan_places(places));
+    let mut agent = Agent::new(now, INSTANCE, None, recovered, orphan_locations(places));
     let (mut tickets, mut last) = (0, String::new());
     for word in script.split_whitespace() {
         if let Some(ms) = word.strip_prefix("tick:") {
@@ -252,7 +252,7 @@ fn run(recovered: Vec<RecoveredVm>, places: &str, script: &str) -> (Agent, Strin
 }
 
 #[track_caller]
-fn check_recovered(recovered: Vec<RecoveredVm>, script: &str, expected: &str) {
+fn check_recovered_vms(recovered: Vec<RecoveredVm>, script: &str, expected: &str) {
     assert_eq!(run(recovered, "", script).1, expected, "after {script}");
 }
 
@@ -270,7 +270,7 @@ fn check_preview(script: &str, expected: Result<&str, &str>) {
 
 #[track_caller]
 fn check(script: &str, expected: &str) {
-    check_recovered(Vec::new(), script, expected);
+    check_recovered_vms(Vec::new(), script, expected);
 }
 
 fn recovered_vm(vm: &str, slices: &str, is_alive: bool) -> RecoveredVm {
@@ -282,7 +282,7 @@ fn recovered_vm(vm: &str, slices: &str, is_alive: bool) -> RecoveredVm {
 
 const ATTACH_SCRIPT: &str = "up desired:1:a=1.1 ok:1.1 attach:a@100 recorded:a";
 
-fn after_attach(more: &str) -> String {
+fn script_after_attach(more: &str) -> String {
     format!("{ATTACH_SCRIPT} {more}")
 }
 
@@ -295,7 +295,7 @@ fn preview_returns_the_memory_or_the_refusal_as_an_attach_would() {
     check_preview("up desired:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
     check_preview(ATTACH_SCRIPT, Err("VM a is attached to process 100, which still runs"));
     check_preview(
-        &after_attach("gone:a"),
+        &script_after_attach("gone:a"),
         Err("VM a was attached to process 100, which has ended: create a new reservation"),
     );
 }
@@ -343,7 +343,7 @@ fn heartbeat_is_empty_and_requested_report_is_complete() {
 
 #[test]
 fn reports_are_numbered_in_each_session() {
-    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), orphan_places(""));
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, Vec::new(), orphan_locations(""));
     let mut sequences = |word: &str| {
         let event = parse_event(&agent, &mut 0, word);
         agent.handle(Ns::ZERO, event);
@@ -476,11 +476,11 @@ fn vm_without_slices_receives_its_local_memory() {
 
 #[test]
 fn only_its_own_process_attaches_a_vm_again() {
-    check(&after_attach("attach:a@100"), "pass:2=1.1");
-    check(&after_attach("down desired:2 attach:a@100"), "pass:2=1.1");
-    check(&after_attach("attach:a@200"), "refuse:2:VM a is attached to process 100, which still runs");
+    check(&script_after_attach("attach:a@100"), "pass:2=1.1");
+    check(&script_after_attach("down desired:2 attach:a@100"), "pass:2=1.1");
+    check(&script_after_attach("attach:a@200"), "refuse:2:VM a is attached to process 100, which still runs");
     check(
-        &after_attach("gone:a attach:a@200"),
+        &script_after_attach("gone:a attach:a@200"),
         "refuse:2:VM a was attached to process 100, which has ended: create a new reservation",
     );
     check(
@@ -503,19 +503,19 @@ fn desired_state_received_during_a_record_write_applies() {
 
 #[test]
 fn slice_of_a_running_vm_is_released_only_by_force() {
-    check(&after_attach("desired:2:release=1.1"), "report:2:online=1.1:vms=a");
-    check(&after_attach("desired:2:release=1.1 gone:a"), "free:a offline:1.1?");
+    check(&script_after_attach("desired:2:release=1.1"), "report:2:online=1.1:vms=a");
+    check(&script_after_attach("desired:2:release=1.1 gone:a"), "free:a offline:1.1?");
     check(
-        &after_attach("desired:2:release=1.1 gone:a ok:1.1"),
+        &script_after_attach("desired:2:release=1.1 gone:a ok:1.1"),
         "record:a changes:2:released=1.1:ended=a:clean",
     );
-    check(&after_attach("desired:2:force=1.1"), "offline:1.1");
-    check(&after_attach("desired:2:force=1.1 ok:1.1"), "record:a report:2:released=1.1:vms=a");
+    check(&script_after_attach("desired:2:force=1.1"), "offline:1.1");
+    check(&script_after_attach("desired:2:force=1.1 ok:1.1"), "record:a report:2:released=1.1:vms=a");
 }
 
 #[test]
 fn closing_a_slice_in_use_is_retried() {
-    let gone = after_attach("desired:2:release=1.1 gone:a fail:1.1");
+    let gone = script_after_attach("desired:2:release=1.1 gone:a fail:1.1");
     check(&gone, "changes:2:ended=a");
     check(&format!("{gone} tick:{}", HOST_CALL_RETRY_DELAY.as_ms()), "offline:1.1?");
 }
@@ -541,13 +541,13 @@ fn release_waits_for_the_current_call() {
 #[test]
 fn slice_absent_from_the_desired_state_stays_online() {
     check("up desired:1:a=1.1 ok:1.1 desired:2", "report:2:online=1.1");
-    check(&after_attach("desired:2"), "report:2:online=1.1:vms=a");
+    check(&script_after_attach("desired:2"), "report:2:online=1.1:vms=a");
 }
 
 #[test]
 fn earlier_owner_is_closed_before_its_successor_opens() {
     check("up desired:1:a=1.1 ok:1.1 desired:2:b=1.2", "offline:1.1 online:1.2?");
-    check(&after_attach("desired:2:b=1.2"), "online:1.2?");
+    check(&script_after_attach("desired:2:b=1.2"), "online:1.2?");
 }
 
 #[test]
@@ -596,18 +596,18 @@ fn stale_and_foreign_desired_states_are_rejected() {
 
 #[test]
 fn fenced_host_kills_its_vms_and_then_reports_clean() {
-    check(&after_attach("desired:2:fenced"), "kill:a report:2:online=1.1:vms=a");
-    check(&after_attach("desired:2:fenced gone:a"), "free:a offline:1.1?");
-    check(&after_attach("desired:2:fenced gone:a ok:1.1"), "record:a changes:2:ended=a:clean");
+    check(&script_after_attach("desired:2:fenced"), "kill:a report:2:online=1.1:vms=a");
+    check(&script_after_attach("desired:2:fenced gone:a"), "free:a offline:1.1?");
+    check(&script_after_attach("desired:2:fenced gone:a ok:1.1"), "record:a changes:2:ended=a:clean");
     check("up desired:1:a=1.1 ok:1.1 desired:2:fenced", "offline:1.1");
     check("up desired:1:fenced", "report:1:clean");
 }
 
 #[test]
 fn ended_vm_is_reported_until_absent_for_retention_time() {
-    let ended = after_attach("gone:a");
+    let ended = script_after_attach("gone:a");
     check(&ended, "free:a changes:1:ended=a");
-    let later = ENDED_VM_REPORTED_FOR.as_ms();
+    let later = ENDED_VM_REPORT_DURATION.as_ms();
     check(&format!("{ended} tick:{later}"), "changes:1:ended=a");
     let absent = format!("{ended} desired:2:release=1.1 ok:1.1 desired:3");
     check(&absent, "report:3:ended=a:clean");
@@ -618,21 +618,21 @@ fn ended_vm_is_reported_until_absent_for_retention_time() {
 #[test]
 fn restarted_agent_keeps_running_vms() {
     let live = || vec![recovered_vm("a", "1.1", true)];
-    check_recovered(live(), "up", "watch:a@100 online:1.1 record_rack:R");
-    check_recovered(live(), "up ok:1.1", "report:0:online=1.1:vms=a");
-    check_recovered(live(), "up ok:1.1 attach:a@100", "pass:1=1.1");
-    check_recovered(live(), "up ok:1.1 desired:1:release=1.1", "report:1:online=1.1:vms=a");
-    check_recovered(live(), "up fail:1.1 desired:1:release=1.1", "report:1:vms=a");
-    check_recovered(live(), "up fail:1.1 desired:1:release=1.1 gone:a", "free:a offline:1.1?");
+    check_recovered_vms(live(), "up", "watch:a@100 online:1.1 record_rack:R");
+    check_recovered_vms(live(), "up ok:1.1", "report:0:online=1.1:vms=a");
+    check_recovered_vms(live(), "up ok:1.1 attach:a@100", "pass:1=1.1");
+    check_recovered_vms(live(), "up ok:1.1 desired:1:release=1.1", "report:1:online=1.1:vms=a");
+    check_recovered_vms(live(), "up fail:1.1 desired:1:release=1.1", "report:1:vms=a");
+    check_recovered_vms(live(), "up fail:1.1 desired:1:release=1.1 gone:a", "free:a offline:1.1?");
 }
 
 #[test]
 fn restarted_agent_reports_vms_that_ended_before_restart() {
     let dead = || vec![recovered_vm("a", "1.1", false)];
-    check_recovered(dead(), "up", "free:a record_rack:R report:0:ended=a");
-    check_recovered(dead(), "up desired:1:a=1.1", "report:1:ended=a");
-    check_recovered(dead(), "up desired:1:release=1.1", "offline:1.1?");
-    check_recovered(
+    check_recovered_vms(dead(), "up", "free:a record_rack:R report:0:ended=a");
+    check_recovered_vms(dead(), "up desired:1:a=1.1", "report:1:ended=a");
+    check_recovered_vms(dead(), "up desired:1:release=1.1", "offline:1.1?");
+    check_recovered_vms(
         dead(),
         "up desired:1:a=1.1 attach:a@200",
         "refuse:1:VM a was attached to process 100, which has ended: create a new reservation",
@@ -644,10 +644,10 @@ fn restarted_agent_reports_vms_that_ended_before_restart() {
 #[test]
 fn host_is_not_clean_while_a_child_of_an_ended_vm_has_a_slice() {
     let dead = || vec![recovered_vm("a", "1.1", false)];
-    check_recovered(dead(), "up desired:1:fenced", "offline:1.1?");
-    check_recovered(dead(), "up desired:1:fenced fail:1.1", "report:1:online=1.1:ended=a");
-    check_recovered(dead(), "up desired:1:fenced fail:1.1 tick:500", "offline:1.1?");
-    check_recovered(dead(), "up desired:1:fenced ok:1.1", "record:a report:1:ended=a:clean");
+    check_recovered_vms(dead(), "up desired:1:fenced", "offline:1.1?");
+    check_recovered_vms(dead(), "up desired:1:fenced fail:1.1", "report:1:online=1.1:ended=a");
+    check_recovered_vms(dead(), "up desired:1:fenced fail:1.1 tick:500", "offline:1.1?");
+    check_recovered_vms(dead(), "up desired:1:fenced ok:1.1", "record:a report:1:ended=a:clean");
 }
 
 #[test]

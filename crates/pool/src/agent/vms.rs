@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use units::limits::{ENDED_VM_REPORTED_FOR, ENDED_VMS_REPORTED_MAX};
+use units::limits::{ENDED_VM_REPORT_DURATION, ENDED_VMS_REPORTED_MAX};
 use units::{Name, Ns, ReservationId, UserId};
 
 use super::{Agent, Caller, Effect, Process, RecoveredVm, Refusal, Ticket, VmRecord};
@@ -31,7 +31,7 @@ enum VmPhase {
 }
 
 /// Relation of a permitted caller to a VM.
-enum Permission {
+enum AttachPermission {
     /// The caller is the VM's process.
     SameProcess(ReservationId),
     /// The VM has no process; the caller becomes its process.
@@ -55,11 +55,11 @@ impl Vm {
 }
 
 impl Agent {
-    pub(super) fn adopt(&mut self, RecoveredVm { record, is_alive }: RecoveredVm) {
+    pub(super) fn adopt_recovered_vm(&mut self, RecoveredVm { record, is_alive }: RecoveredVm) {
         let reservation = record.reservation;
         let phase = if is_alive { VmPhase::Running } else { VmPhase::Ended { absent_since: None } };
         let (process, slices) = (record.process.clone(), record.slices.clone());
-        self.register(Vm { record, phase });
+        self.register_vm(Vm { record, phase });
         if is_alive {
             self.effects.push_back(Effect::Watch { reservation, process });
             slices.into_iter().for_each(|(holding, handle)| self.open(holding, handle));
@@ -68,13 +68,13 @@ impl Agent {
         }
     }
 
-    fn register(&mut self, vm: Vm) {
+    fn register_vm(&mut self, vm: Vm) {
         let reservation = vm.record.reservation;
         self.slice_vms.extend(vm.record.slices.keys().map(|holding| (*holding, reservation)));
         self.vms.insert(reservation, vm);
     }
 
-    fn unregister(&mut self, reservation: ReservationId) -> Option<Vm> {
+    fn unregister_vm(&mut self, reservation: ReservationId) -> Option<Vm> {
         let vm = self.vms.remove(&reservation)?;
         self.slice_vms.retain(|_, id| *id != reservation);
         self.effects.push_back(Effect::DeleteRecord(reservation));
@@ -129,9 +129,9 @@ impl Agent {
     /// Handles a process's request for a VM's memory. Replies immediately, or after the VM's record
     /// is durable.
     pub(super) fn on_attach(&mut self, ticket: Ticket, vm: &Name, caller: Caller) {
-        let outcome = match self.authorize(vm, &caller) {
-            Ok(Permission::SameProcess(id)) => self.repeat_reply(ticket, id),
-            Ok(Permission::FirstProcess(id, desired)) => {
+        let outcome = match self.authorize_attach(vm, &caller) {
+            Ok(AttachPermission::SameProcess(id)) => self.reply_again(ticket, id),
+            Ok(AttachPermission::FirstProcess(id, desired)) => {
                 self.record_process(ticket, id, desired, caller.process).map(|()| None)
             }
             Err(why) => Err(why),
@@ -149,19 +149,22 @@ impl Agent {
     /// # Errors
     /// Returns the reason why the request would be rejected.
     pub fn preview(&self, vm: &Name, caller: Caller) -> Result<VmRecord, Refusal> {
-        match self.authorize(vm, &caller)? {
-            Permission::SameProcess(id) => self.complete_memory(self.vms[&id].record.clone()),
-            Permission::FirstProcess(id, desired) => self.first_record(id, desired, caller.process),
+        match self.authorize_attach(vm, &caller)? {
+            AttachPermission::SameProcess(id) => self.require_complete_memory(self.vms[&id].record.clone()),
+            AttachPermission::FirstProcess(id, desired) => {
+                self.create_first_record(id, desired, caller.process)
+            }
         }
     }
 
     /// Decides whether a caller may get the memory of a VM, regardless of the state of the slices.
-    fn authorize(&self, vm: &Name, caller: &Caller) -> Result<Permission, Refusal> {
+    fn authorize_attach(&self, vm: &Name, caller: &Caller) -> Result<AttachPermission, Refusal> {
         let desired = self.desired_vm(vm);
-        let known = desired.as_ref().map(|(id, _)| *id).or_else(|| self.vm_of(vm, &caller.process));
+        let known =
+            desired.as_ref().map(|(id, _)| *id).or_else(|| self.running_vm_of_process(vm, &caller.process));
         match (known.and_then(|id| self.vms.get(&id)), desired) {
             (Some(known), _) if known.is_live_process(&caller.process) => {
-                Ok(Permission::SameProcess(known.record.reservation))
+                Ok(AttachPermission::SameProcess(known.record.reservation))
             }
             (Some(known), _) => {
                 self.check_user(vm, known.record.uid, caller)?;
@@ -170,7 +173,7 @@ impl Agent {
             (None, Some((id, desired))) => {
                 self.check_user(vm, desired.uid, caller)?;
                 self.check_has_no_other_vm(vm, &caller.process)?;
-                Ok(Permission::FirstProcess(id, desired))
+                Ok(AttachPermission::FirstProcess(id, desired))
             }
             (None, None) => Err(Refusal::VmUnknown(vm.clone())),
         }
@@ -212,7 +215,7 @@ impl Agent {
 
     /// Returns the reservation of the running VM with this name and process, even if the desired
     /// state does not contain the VM.
-    pub fn vm_of(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
+    pub fn running_vm_of_process(&self, vm: &Name, process: &Process) -> Option<ReservationId> {
         let is_match =
             |known: &&Vm| known.is_running() && known.record.vm == *vm && known.record.process.is(process);
         self.vms.values().find(is_match).map(|known| known.record.reservation)
@@ -220,7 +223,7 @@ impl Agent {
 
     /// Replies again to the VM's own process. If the VM's record is still being written, the reply
     /// follows after the write.
-    fn repeat_reply(
+    fn reply_again(
         &mut self,
         ticket: Ticket,
         reservation: ReservationId,
@@ -231,12 +234,12 @@ impl Agent {
             return Ok(None);
         }
         let record = vm.record.clone();
-        self.complete_memory(record).map(Some)
+        self.require_complete_memory(record).map(Some)
     }
 
     /// Returns the memory of a VM if all slices are online: a process gets all of its memory or
     /// none.
-    fn complete_memory(&self, record: VmRecord) -> Result<VmRecord, Refusal> {
+    fn require_complete_memory(&self, record: VmRecord) -> Result<VmRecord, Refusal> {
         let online = record.slices.keys().filter(|holding| self.is_online(**holding)).count();
         let slices = record.slices.len();
         if online == slices { Ok(record) } else { Err(Refusal::NotReady { vm: record.vm, online, slices }) }
@@ -250,14 +253,14 @@ impl Agent {
         desired: DesiredVm,
         process: Process,
     ) -> Result<(), Refusal> {
-        let record = self.first_record(reservation, desired, process)?;
+        let record = self.create_first_record(reservation, desired, process)?;
         self.effects.push_back(Effect::Record(record.clone()));
-        self.register(Vm { record, phase: VmPhase::Recording(vec![ticket]) });
+        self.register_vm(Vm { record, phase: VmPhase::Recording(vec![ticket]) });
         Ok(())
     }
 
     /// Returns the record of a VM's first process, if no slice is in the record of another VM.
-    fn first_record(
+    fn create_first_record(
         &self,
         reservation: ReservationId,
         desired: DesiredVm,
@@ -265,7 +268,7 @@ impl Agent {
     ) -> Result<VmRecord, Refusal> {
         let DesiredVm { vm, local, pinned, uid, slices } = desired;
         let record =
-            self.complete_memory(VmRecord { reservation, vm, process, local, pinned, uid, slices })?;
+            self.require_complete_memory(VmRecord { reservation, vm, process, local, pinned, uid, slices })?;
         let other = record.slices.keys().find_map(|holding| self.vms.get(self.slice_vms.get(holding)?));
         other.map_or(Ok(record), |other| Err(other.refusal()))
     }
@@ -280,7 +283,7 @@ impl Agent {
         let vm = record.vm.clone();
         let recorded = result.map_err(|message| Refusal::NotRecorded { vm: vm.clone(), message });
         let desired = self.is_desired(&record).then_some(()).ok_or(Refusal::VmUnknown(vm));
-        match recorded.and(desired).and_then(|()| self.complete_memory(record)) {
+        match recorded.and(desired).and_then(|()| self.require_complete_memory(record)) {
             Ok(record) => self.start_running(record, tickets),
             Err(why) => self.drop_unrecorded_vm(reservation, tickets, &why),
         }
@@ -299,7 +302,7 @@ impl Agent {
     /// Removes a VM whose record could not be written or whose memory is no longer available, and
     /// rejects the waiting requests.
     fn drop_unrecorded_vm(&mut self, reservation: ReservationId, tickets: Vec<Ticket>, why: &Refusal) {
-        let vm = self.unregister(reservation);
+        let vm = self.unregister_vm(reservation);
         let refuse = |ticket| Effect::Refuse { ticket, why: why.clone() };
         self.effects.extend(tickets.into_iter().map(refuse));
         let slices = vm.into_iter().flat_map(|vm| vm.record.slices.into_keys());
@@ -330,8 +333,8 @@ impl Agent {
     }
 
     /// Updates the times since which desired states do not contain the ended VMs. The agent reports
-    /// an ended VM until the VM has been absent for [`ENDED_VM_REPORTED_FOR`].
-    pub(super) fn update_absence(&mut self) {
+    /// an ended VM until the VM has been absent for [`ENDED_VM_REPORT_DURATION`].
+    pub(super) fn update_absence_times(&mut self) {
         let (now, desired) = (self.now, &self.desired_vms);
         for vm in self.vms.values_mut() {
             let is_desired = desired.contains_key(&vm.record.reservation);
@@ -352,7 +355,7 @@ impl Agent {
         let excess = ended.len().saturating_sub(ENDED_VMS_REPORTED_MAX);
         let due = (0..).zip(ended).filter(|(n, (at, _))| *n < excess || *at <= self.now);
         for reservation in due.map(|(_, (_, id))| id).collect::<Vec<_>>() {
-            drop(self.unregister(reservation));
+            drop(self.unregister_vm(reservation));
             self.dirty = true;
         }
     }
@@ -362,7 +365,7 @@ impl Agent {
     fn removal_time(&self, vm: &Vm) -> Option<Ns> {
         let VmPhase::Ended { absent_since: Some(since) } = vm.phase else { return None };
         let closed = !vm.record.slices.keys().any(|holding| self.slices.contains_key(holding));
-        closed.then(|| since.after(ENDED_VM_REPORTED_FOR))
+        closed.then(|| since.after(ENDED_VM_REPORT_DURATION))
     }
 }
 

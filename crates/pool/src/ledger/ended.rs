@@ -7,14 +7,14 @@
 //! Client names are authenticated only under mTLS. Without mTLS, a caller can use a new name for
 //! each request, so a limit per name does not protect other clients. But a caller cannot forge the
 //! age of a client. Above the total limit, IDs of clients without an entry older than
-//! [`CLIENT_ESTABLISHED_AFTER`] expire first, in order of age. A flood of requests under many names
+//! [`CLIENT_ESTABLISHMENT_TIME`] expire first, in order of age. A flood of requests under many names
 //! therefore displaces only IDs of new clients. Without new clients, the client with the most IDs
 //! loses its oldest ID.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{
-    CLIENT_ESTABLISHED_AFTER, ENDED_REQUESTS_MAX, ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_RETENTION,
+    CLIENT_ESTABLISHMENT_TIME, ENDED_REQUESTS_MAX, ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_RETENTION,
 };
 use units::{Name, Ns, ReservationId};
 
@@ -34,7 +34,7 @@ impl Default for RequestLimits {
         Self {
             per_client: ENDED_REQUESTS_PER_CLIENT_MAX,
             total: ENDED_REQUESTS_MAX,
-            established_after: CLIENT_ESTABLISHED_AFTER,
+            established_after: CLIENT_ESTABLISHMENT_TIME,
         }
     }
 }
@@ -54,17 +54,17 @@ pub(super) struct EndedRequests {
 impl EndedRequests {
     pub(super) fn insert(&mut self, client: &Name, entry: Entry) {
         if self.all.insert(entry) {
-            self.update(client, |entries| entries.insert(entry));
+            self.update_client_requests(client, |entries| entries.insert(entry));
         }
     }
 
     pub(super) fn remove(&mut self, client: &Name, entry: Entry) {
         if self.all.remove(&entry) {
-            self.update(client, |entries| entries.remove(&entry));
+            self.update_client_requests(client, |entries| entries.remove(&entry));
         }
     }
 
-    fn update(&mut self, client: &Name, change: impl FnOnce(&mut BTreeSet<Entry>) -> bool) {
+    fn update_client_requests(&mut self, client: &Name, change: impl FnOnce(&mut BTreeSet<Entry>) -> bool) {
         let mut entries = self.by_client.remove(client).unwrap_or_default();
         if let Some(oldest) = entries.first() {
             self.by_oldest.remove(oldest);
@@ -90,7 +90,7 @@ impl EndedRequests {
     }
 
     /// Returns whether a client, or all clients together, exceed their limit.
-    pub(super) fn has_excess(&self) -> bool {
+    pub(super) fn exceeds_request_limits(&self) -> bool {
         self.all.len() > self.bounds.total
             || self.by_count.last().is_some_and(|(most, _)| *most > self.bounds.per_client)
     }
@@ -98,8 +98,8 @@ impl EndedRequests {
     /// Returns the reservation to delete next because a client, or all clients together, exceed
     /// their limit. Excludes reservations that ended at `durable_until` or later, because their end
     /// may not be durable yet.
-    pub(super) fn next_excess(&self, now: Ns, durable_until: Ns) -> Option<ReservationId> {
-        if !self.has_excess() {
+    pub(super) fn next_excess_request(&self, now: Ns, durable_until: Ns) -> Option<ReservationId> {
+        if !self.exceeds_request_limits() {
             return None;
         }
         let (most, client) = self.by_count.last()?;

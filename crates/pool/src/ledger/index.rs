@@ -13,14 +13,14 @@ use crate::{
 
 /// Numbers of a reservation's slices that are granted and online.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(super) struct ReservationProgress {
     /// Slices that the device granted to the host.
     granted: u32,
     /// Slices that the host reported online; included in `granted`.
     online: u32,
 }
 
-impl Progress {
+impl ReservationProgress {
     fn of(slot: Slot, id: ReservationId) -> Self {
         let online = matches!(slot.state, State::Online(owner) if owner.reservation == id);
         let granted = online || matches!(slot.state, State::Onlining(owner) if owner.reservation == id);
@@ -60,14 +60,14 @@ impl EmcEntry {
     }
 
     /// Returns the quarantined slices that wait for an operator's decision, lowest first.
-    pub fn quarantined_for_operator(&self) -> impl Iterator<Item = SliceId> {
+    pub fn slices_quarantined_for_operator(&self) -> impl Iterator<Item = SliceId> {
         let some = self.quarantined.len() > self.unclaimed.len();
         let quarantined = some.then(|| self.quarantined_slices()).into_iter().flatten();
         quarantined.filter(|slice| !self.unclaimed.contains(slice))
     }
 
     /// Returns the number of quarantined slices that wait for an operator's decision.
-    pub fn quarantined_for_operator_count(&self) -> usize {
+    pub fn operator_quarantine_count(&self) -> usize {
         self.quarantined.len() - self.unclaimed.len()
     }
 
@@ -104,21 +104,21 @@ impl HostEntry {
 impl Ledger {
     /// Sets whether a host's agent is connected with a valid lease. Only hosts with a valid lease
     /// scrub slices. Not durable.
-    pub fn set_live(&mut self, id: HostId, live: bool) {
+    pub fn set_host_live(&mut self, id: HostId, live: bool) {
         if self.hosts.get(&id).is_some_and(|entry| entry.is_live != live) {
-            self.change_host(id, |entry| entry.is_live = live);
+            self.update_host(id, |entry| entry.is_live = live);
         }
     }
 
     /// Records that a host sent a complete report after the ledger was loaded. Not durable.
-    pub fn set_reported(&mut self, id: HostId) {
+    pub fn set_host_reported(&mut self, id: HostId) {
         if let Some(entry) = self.hosts.get_mut(&id) {
             entry.has_reported = true;
         }
     }
 
     /// Changes the entry of a host and updates the host's entries in the indexes of its EMCs.
-    pub(super) fn change_host(&mut self, id: HostId, change: impl FnOnce(&mut HostEntry)) {
+    pub(super) fn update_host(&mut self, id: HostId, change: impl FnOnce(&mut HostEntry)) {
         let Some(entry) = self.hosts.get(&id) else { return };
         unindex_host(&mut self.emcs, id, entry);
         if let Some(entry) = self.hosts.get_mut(&id) {
@@ -149,25 +149,25 @@ impl Ledger {
         let scrubber = |slot: Slot| slot.holder().filter(|_| slot.is_being_scrubbed());
         if scrubber(old) != scrubber(new) {
             if let Some(host) = scrubber(old) {
-                self.change_host(host, |entry| _ = entry.scrubs.remove(&id));
+                self.update_host(host, |entry| _ = entry.scrubs.remove(&id));
             }
             if let Some(host) = scrubber(new) {
-                self.change_host(host, |entry| _ = entry.scrubs.insert(id));
+                self.update_host(host, |entry| _ = entry.scrubs.insert(id));
             }
         }
         if old.holder() == new.holder() {
             return;
         }
         if let Some(host) = old.holder() {
-            self.change_held(host, |held| _ = held.remove(&id));
+            self.update_held_slices(host, |held| _ = held.remove(&id));
         }
         if let Some(host) = new.holder() {
-            self.change_held(host, |held| _ = held.insert(id));
+            self.update_held_slices(host, |held| _ = held.insert(id));
         }
     }
 
     /// Changes the set of slices that a host holds. The host may be outside the rack.
-    fn change_held(&mut self, host: HostId, change: impl FnOnce(&mut BTreeSet<SliceId>)) {
+    fn update_held_slices(&mut self, host: HostId, change: impl FnOnce(&mut BTreeSet<SliceId>)) {
         if let Some(entry) = self.hosts.get_mut(&host) {
             return change(&mut entry.held);
         }
@@ -194,15 +194,19 @@ impl Ledger {
     /// change of its slot.
     pub(super) fn update_progress(&mut self, slice: SliceId, old: Slot, new: Slot) {
         if let Some((id, progress)) = self.progress_of(slice, old) {
-            progress.subtract(Progress::of(old, id));
+            progress.subtract(ReservationProgress::of(old, id));
         }
         if let Some((id, progress)) = self.progress_of(slice, new) {
-            progress.add(Progress::of(new, id));
+            progress.add(ReservationProgress::of(new, id));
         }
     }
 
     /// Returns the progress of the slot's reservation, if the reservation contains the slice.
-    fn progress_of(&mut self, slice: SliceId, slot: Slot) -> Option<(ReservationId, &mut Progress)> {
+    fn progress_of(
+        &mut self,
+        slice: SliceId,
+        slot: Slot,
+    ) -> Option<(ReservationId, &mut ReservationProgress)> {
         let id = slot.reservation()?;
         self.reservations.get(&id)?.slices.binary_search(&slice).ok()?;
         Some((id, self.progress.entry(id).or_default()))
@@ -210,10 +214,10 @@ impl Ledger {
 
     /// Recomputes the progress of a reservation from the slots of its slices.
     pub(super) fn recompute_progress(&mut self, id: ReservationId, reservation: &Reservation) {
-        let mut progress = Progress::default();
+        let mut progress = ReservationProgress::default();
         for slice in &reservation.slices {
             let slot = self.slot(*slice).unwrap_or_default();
-            progress.add(Progress::of(slot, id));
+            progress.add(ReservationProgress::of(slot, id));
         }
         self.progress.insert(id, progress);
     }

@@ -5,7 +5,7 @@ use units::{Name, Ns, ReservationId};
 use super::{Change, Ledger, When, decision};
 use crate::{
     audit::{Actor, DecisionKind, Subject},
-    record::{EndedBy, Key, Record, Reservation, Stage},
+    record::{EndReason, Key, Record, Reservation, Stage},
     rejection::Rejection,
     slice::Event,
 };
@@ -71,15 +71,15 @@ impl Ledger {
     ///
     /// # Errors
     /// Returns an error if the reservation does not exist.
-    pub fn decide_end(
+    pub fn decide_reservation_end(
         &self,
         when: When,
         id: ReservationId,
-        why: EndedBy,
+        why: EndReason,
         actor: Actor,
     ) -> Result<Change, Rejection> {
         let reservation = self.reservations.get(&id).ok_or(Rejection::NoSuchReservation(id))?;
-        let force = matches!(why, EndedBy::Released { force: true, .. });
+        let force = matches!(why, EndReason::Released { force: true, .. });
         let mut records = self.release_slices(id, reservation, force);
         if reservation.is_active() {
             let has_process = reservation.has_process && why.may_leave_process();
@@ -95,7 +95,13 @@ impl Ledger {
 
     /// Records whether the process of a reservation's VM runs. The change is empty if this is
     /// already recorded.
-    pub fn decide_process(&self, when: When, id: ReservationId, has_process: bool, actor: Actor) -> Change {
+    pub fn decide_process_change(
+        &self,
+        when: When,
+        id: ReservationId,
+        has_process: bool,
+        actor: Actor,
+    ) -> Change {
         let Some(old) = self.reservations.get(&id).filter(|old| old.has_process != has_process) else {
             return Change::default();
         };
@@ -104,7 +110,7 @@ impl Ledger {
             let why = if has_process {
                 format!("ended{PROCESS_STILL_RUNS_NOTE}")
             } else {
-                EndedBy::ProcessGone.to_string()
+                EndReason::ProcessGone.to_string()
             };
             records.push(decision(when, actor, Subject::Vm(old.vm.clone()), DecisionKind::Ended { why }));
         }
@@ -122,7 +128,7 @@ impl Ledger {
     /// Breaks a reservation that cannot become ready or has lost a slice. A broken reservation that
     /// was not committed still expires. The change is empty if the reservation has ended or is
     /// already broken.
-    pub fn decide_break(&self, when: When, id: ReservationId, why: String) -> Change {
+    pub fn decide_reservation_break(&self, when: When, id: ReservationId, why: String) -> Change {
         let Some(reservation) = self.reservations.get(&id) else { return Change::default() };
         match reservation.stage {
             Stage::Ended { .. } | Stage::Broken { .. } => Change::default(),
@@ -149,21 +155,21 @@ impl Ledger {
 
     /// Deletes at most `limit` ended reservations whose retention time has passed. Keeps
     /// reservations with draining slices or a running process.
-    pub fn decide_prune(&self, when: When, limit: usize) -> Change {
+    pub fn decide_pruning(&self, when: When, limit: usize) -> Change {
         let expired = self.ended.expired(when.now).take(limit);
         Change(expired.map(|id| Record::Deleted(Key::Reservation(id))).collect())
     }
 
     /// Deletes the next ended reservation that exceeds the limits; see [`super::ended`]. Keeps
     /// reservations that ended at `durable_until` or later.
-    pub fn decide_evict(&self, when: When, durable_until: Ns) -> Option<Change> {
-        let id = self.ended.next_excess(when.now, durable_until)?;
+    pub fn decide_eviction(&self, when: When, durable_until: Ns) -> Option<Change> {
+        let id = self.ended.next_excess_request(when.now, durable_until)?;
         Some(Change(vec![Record::Deleted(Key::Reservation(id))]))
     }
 
     /// Returns whether the number of recorded ended requests exceeds a limit.
     pub fn has_excess_requests(&self) -> bool {
-        self.ended.has_excess()
+        self.ended.exceeds_request_limits()
     }
 
     #[cfg(test)]

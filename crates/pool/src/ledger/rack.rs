@@ -3,15 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{
-    EMCS_EVER_MAX, EMCS_MAX, HOSTS_ADDED_SINCE_BACKUP_MAX, HOSTS_EVER_MAX, HOSTS_MAX, SLICES_EVER_MAX,
-    SLICES_MAX,
+    EMC_IDS_MAX, EMCS_MAX, HOST_IDS_MAX, HOSTS_ADDED_SINCE_BACKUP_MAX, HOSTS_MAX, SLICE_IDS_MAX, SLICES_MAX,
 };
 use units::{Bytes, EmcId, HostId, Name, SliceId, UnixMs};
 
 use super::{Change, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, DecisionKind, Subject},
-    record::{Emc, EndedBy, Fence, Host, Key, Meta, Record, Reservation, Scheduling},
+    record::{Emc, EndReason, Fence, Host, Key, Meta, Record, Reservation, Scheduling},
     rejection::Rejection,
     slice::Event,
 };
@@ -78,8 +77,8 @@ impl Ledger {
     /// Returns an error if rack.toml removes an object in use, changes an immutable field, or
     /// exceeds a limit. After a restore, also returns an error for additions until every host has
     /// reported.
-    pub fn decide_configure(&self, when: When, spec: &RackSpec) -> Result<Change, Rejection> {
-        self.check_additions(spec)?;
+    pub fn decide_configuration(&self, when: When, spec: &RackSpec) -> Result<Change, Rejection> {
+        self.check_rack_additions(spec)?;
         let mut changes = Vec::new();
         let mut records = Vec::new();
         let emcs = self.configure_emcs(when, spec, &mut records, &mut changes)?;
@@ -93,11 +92,11 @@ impl Ledger {
     /// Checks that the new hosts and EMCs may be added. After a restore, every host must report
     /// before an addition: a new object may have been part of the rack after the backup, and
     /// devices and hosts may still use its old ID.
-    fn check_additions(&self, spec: &RackSpec) -> Result<(), Rejection> {
+    fn check_rack_additions(&self, spec: &RackSpec) -> Result<(), Rejection> {
         let unreported = self.hosts.values().find(|entry| entry.host.must_report && !entry.has_reported);
         let Some(unreported) = unreported else { return Ok(()) };
-        let emc = spec.emcs.iter().find(|emc| self.emc_named(&emc.name).is_none());
-        let host = spec.hosts.iter().find(|host| self.host_named(&host.name).is_none());
+        let emc = spec.emcs.iter().find(|emc| self.find_emc_by_name(&emc.name).is_none());
+        let host = spec.hosts.iter().find(|host| self.find_host_by_name(&host.name).is_none());
         let new = emc.map(|emc| format!("emc {}", emc.name));
         match new.or_else(|| host.map(|host| format!("host {}", host.name))) {
             Some(what) => Err(Rejection::RestorePending { what, unreported: unreported.host.name.clone() }),
@@ -132,25 +131,21 @@ impl Ledger {
         let mut ids = BTreeMap::new();
         let (mut next, mut first) = (self.meta.next_emc, self.meta.next_slice);
         for emc_spec in &spec.emcs {
-            let id = match self.emc_named(&emc_spec.name) {
+            let id = match self.find_emc_by_name(&emc_spec.name) {
                 Some(id) => {
-                    check_unchanged(&self.emcs[&id].emc, emc_spec)?;
+                    check_emc_unchanged(&self.emcs[&id].emc, emc_spec)?;
                     id
                 }
                 None => {
                     let id = next;
-                    next = EmcId(next_free_id(next.0, 1, "EMCs ever added", EMCS_EVER_MAX)?);
+                    next = EmcId(next_free_id(next.0, 1, "EMCs ever added", EMC_IDS_MAX)?);
                     changes.push(format!(
                         "emc {} added with {} slices from {first}",
                         emc_spec.name, emc_spec.slices
                     ));
                     records.push(Record::Emc(id, new_emc(emc_spec, first)));
-                    first = SliceId(next_free_id(
-                        first.0,
-                        emc_spec.slices,
-                        "slices ever added",
-                        SLICES_EVER_MAX,
-                    )?);
+                    first =
+                        SliceId(next_free_id(first.0, emc_spec.slices, "slices ever added", SLICE_IDS_MAX)?);
                     id
                 }
             };
@@ -187,10 +182,10 @@ impl Ledger {
                 .iter()
                 .map(|name| emcs.get(name).copied().ok_or(Rejection::NoSuchEmc(name.clone())));
             let attachments: Vec<EmcId> = attachments.collect::<Result<_, _>>()?;
-            match self.host_named(&host_spec.name) {
+            match self.find_host_by_name(&host_spec.name) {
                 Some(id) => {
                     let old = &self.hosts[&id].host;
-                    let unconfirmed_fences = unconfirmed_after_attachment_change(old, &attachments, emcs);
+                    let unconfirmed_fences = unconfirmed_emcs_after_change(old, &attachments, emcs);
                     let mut host = Host {
                         cores: host_spec.cores,
                         local: host_spec.local,
@@ -210,7 +205,7 @@ impl Ledger {
                 None => {
                     changes.push(format!("host {} added", host_spec.name));
                     records.push(Record::Host(next, new_host(host_spec, attachments)));
-                    next = HostId(next_free_id(next.0, 1, "hosts ever added", HOSTS_EVER_MAX)?);
+                    next = HostId(next_free_id(next.0, 1, "hosts ever added", HOST_IDS_MAX)?);
                 }
             }
         }
@@ -223,7 +218,7 @@ impl Ledger {
                     why: NOT_REPORTED_SINCE_RESTORE.to_owned(),
                 });
             }
-            let vms = entry.reservations.len() + entry.ended_with_process.len();
+            let vms = entry.reservations.len() + entry.ended_reservations_with_process.len();
             if !entry.held.is_empty() || vms > 0 {
                 let why = format!("{vms} reservations and {} slices", entry.held.len());
                 return Err(Rejection::NotDrained { what: what(), why });
@@ -261,10 +256,10 @@ impl Ledger {
         actor: Actor,
         reason: &str,
     ) -> Result<Change, Rejection> {
-        let affected = self.reservations_at(target)?;
+        let affected = self.reservations_of_target(target)?;
         let (subject, now, record) = match target {
             SchedulingTarget::Slice(slice) if to == Scheduling::Enabled => {
-                return self.decide_requalify(when, *slice, actor, reason);
+                return self.decide_requalification(when, *slice, actor, reason);
             }
             SchedulingTarget::Slice(slice) => {
                 let (slice, what) =
@@ -273,13 +268,13 @@ impl Ledger {
                 return Err(Rejection::SliceWrongState { slice, state, what });
             }
             SchedulingTarget::Host(name) => {
-                let id = self.host_named(name).ok_or_else(|| Rejection::NoSuchHost(name.clone()))?;
+                let id = self.find_host_by_name(name).ok_or_else(|| Rejection::NoSuchHost(name.clone()))?;
                 let host = self.hosts[&id].host.clone();
                 let now = host.scheduling;
                 (Subject::Host(name.clone()), now, Record::Host(id, Host { scheduling: to, ..host }))
             }
             SchedulingTarget::Emc(name) => {
-                let id = self.emc_named(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
+                let id = self.find_emc_by_name(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
                 let emc = self.emcs[&id].emc.clone();
                 let now = emc.scheduling;
                 (Subject::Emc(name.clone()), now, Record::Emc(id, Emc { scheduling: to, ..emc }))
@@ -306,14 +301,17 @@ impl Ledger {
     ///
     /// # Errors
     /// Returns an error if the host, EMC or slice does not exist.
-    pub fn reservations_at(&self, target: &SchedulingTarget) -> Result<Vec<units::ReservationId>, Rejection> {
+    pub fn reservations_of_target(
+        &self,
+        target: &SchedulingTarget,
+    ) -> Result<Vec<units::ReservationId>, Rejection> {
         match target {
             SchedulingTarget::Host(name) => {
-                let id = self.host_named(name).ok_or_else(|| Rejection::NoSuchHost(name.clone()))?;
+                let id = self.find_host_by_name(name).ok_or_else(|| Rejection::NoSuchHost(name.clone()))?;
                 Ok(self.hosts[&id].reservations().collect())
             }
             SchedulingTarget::Emc(name) => {
-                let id = self.emc_named(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
+                let id = self.find_emc_by_name(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
                 let emc = &self.emcs[&id].emc;
                 let owners = emc.range().filter_map(|slice| self.slot(slice)?.reservation());
                 let unreported = self.hosts.values().filter(|entry| entry.host.must_report_on(id));
@@ -360,7 +358,7 @@ impl Ledger {
             fencing.unwired_fences.clear();
         }
         let mut records = vec![Record::Host(host, fencing)];
-        records.extend(self.end_all_reservations(when, entry, &EndedBy::HostFenced, &Actor::Manager));
+        records.extend(self.end_all_reservations(when, entry, &EndReason::HostFenced, &Actor::Manager));
         let slices = u32::try_from(entry.held.len()).unwrap_or(u32::MAX);
         let what = DecisionKind::Fencing { reason: reason.to_owned(), slices };
         records.push(decision(when, actor, Subject::Host(entry.host.name.clone()), what));
@@ -373,18 +371,21 @@ impl Ledger {
         &self,
         when: When,
         entry: &HostEntry,
-        why: &EndedBy,
+        why: &EndReason,
         actor: &Actor,
     ) -> Vec<Record> {
-        let ends = entry.reservations().map(|id| self.decide_end(when, id, why.clone(), actor.clone()));
+        let ends =
+            entry.reservations().map(|id| self.decide_reservation_end(when, id, why.clone(), actor.clone()));
         let ends = ends.filter_map(Result::ok);
-        let gone = entry.ended_with_process().map(|id| self.decide_process(when, id, false, actor.clone()));
+        let gone = entry
+            .ended_reservations_with_process()
+            .map(|id| self.decide_process_change(when, id, false, actor.clone()));
         ends.chain(gone).flat_map(|change| change.0).collect()
     }
 
     /// Records that an EMC has fenced the host. The host's slices on this EMC then need only a
     /// revocation by the device. The confirmation of the last EMC completes the fence.
-    pub fn decide_fence_confirmed(&self, when: When, host: HostId, emc: EmcId) -> Change {
+    pub fn decide_fence_confirmation(&self, when: When, host: HostId, emc: EmcId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.unconfirmed_fences.contains(&emc))
         else {
             return Change::default();
@@ -401,7 +402,7 @@ impl Ledger {
     }
 
     /// Completes the fence of a host if no EMC must still confirm it.
-    pub fn decide_fence_completed(&self, when: When, host: HostId) -> Change {
+    pub fn decide_fence_completion(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host) else { return Change::default() };
         let mut new = entry.host.clone();
         let Some(decision) = complete_fence(when, &mut new) else { return Change::default() };
@@ -429,7 +430,7 @@ impl Ledger {
         new.boot_id = boot_id.to_owned();
         let actor = Actor::Agent(new.name.clone());
         let mut records = if rebooted {
-            self.end_all_reservations(when, entry, &EndedBy::HostRestarted, &actor)
+            self.end_all_reservations(when, entry, &EndReason::HostRestarted, &actor)
         } else {
             Vec::new()
         };
@@ -454,7 +455,7 @@ impl Ledger {
     /// Records that a host has sent its complete state since the ledger was restored. Breaks each
     /// of the host's reservations that no longer owns all its slices, because another VM may have
     /// been adopted on these slices.
-    pub fn decide_host_reported(&self, when: When, host: HostId) -> Change {
+    pub fn decide_host_report(&self, when: When, host: HostId) -> Change {
         let Some(entry) = self.hosts.get(&host).filter(|entry| entry.host.must_report) else {
             return Change::default();
         };
@@ -463,7 +464,7 @@ impl Ledger {
             let own = |slice: &SliceId| self.slot(*slice).is_some_and(|slot| slot.reservation() == Some(id));
             if let Some(lost) = self.reservations[&id].slices.iter().find(|slice| !own(slice)) {
                 let why = format!("slice {lost} was not in use when the hosts reported after a restore");
-                records.extend(self.decide_break(when, id, why).0);
+                records.extend(self.decide_reservation_break(when, id, why).0);
             }
         }
         Change(records)
@@ -482,7 +483,7 @@ fn complete_fence(when: When, host: &mut Host) -> Option<Record> {
 /// Returns the EMCs that must still confirm the host's fence after its attachments changed: the
 /// unconfirmed EMCs that remain in the rack and, for a fenced host, the newly attached EMCs. A
 /// newly attached EMC may have granted slices to the host before.
-fn unconfirmed_after_attachment_change(
+fn unconfirmed_emcs_after_change(
     old: &Host,
     attachments: &[EmcId],
     emcs: &BTreeMap<Name, EmcId>,
@@ -492,7 +493,7 @@ fn unconfirmed_after_attachment_change(
     left.chain(added).copied().collect()
 }
 
-fn check_unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Rejection> {
+fn check_emc_unchanged(old: &Emc, new: &EmcSpec) -> Result<(), Rejection> {
     let fixed = |field: &str, from: String, to: String| {
         let what = format!("{field} of emc {}", old.name);
         if from == to { Ok(()) } else { Err(Rejection::ImmutableField { what, from, to }) }

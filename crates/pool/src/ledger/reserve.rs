@@ -68,8 +68,9 @@ impl Ledger {
         if let Some(id) = self.by_vm.get(&request.vm) {
             return Err(self.vm_already_reserved(*id, &request.vm));
         }
-        let host_id =
-            self.host_named(&request.host).ok_or_else(|| Rejection::NoSuchHost(request.host.clone()))?;
+        let host_id = self
+            .find_host_by_name(&request.host)
+            .ok_or_else(|| Rejection::NoSuchHost(request.host.clone()))?;
         let host = &self.hosts[&host_id];
         check_capacity(host, &request)?;
         let placement = self.choose_emcs(host, &request)?;
@@ -288,7 +289,7 @@ fn check_capacity(host: &HostEntry, request: &Reserve) -> Result<(), Rejection> 
             free: host.local_free(),
         });
     }
-    if host.reservations.len() + host.ended_with_process.len() >= RESERVATIONS_PER_HOST_MAX {
+    if host.reservations.len() + host.ended_reservations_with_process.len() >= RESERVATIONS_PER_HOST_MAX {
         return Err(Rejection::LimitExceeded {
             what: "reservations on one host",
             max: RESERVATIONS_PER_HOST_MAX as u64,

@@ -12,7 +12,7 @@ use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, DecisionKind, Subject},
     protocol::{Holding, ObservedVm},
-    record::{EndedBy, Fence, Host, Meta, Record, RequestKey, Reservation, Stage},
+    record::{EndReason, Fence, Host, Meta, Record, RequestKey, Reservation, Stage},
     rejection::Rejection,
     slice::{Event, Owner, Quarantine, Slot, State},
 };
@@ -20,7 +20,7 @@ use crate::{
 impl Ledger {
     /// Applies an event to a slice. Returns `None` if the slice's state does not accept the event:
     /// reports may be late or repeated.
-    pub fn decide_slice(&self, slice: SliceId, event: Event) -> Option<Change> {
+    pub fn decide_slice_change(&self, slice: SliceId, event: Event) -> Option<Change> {
         let next = self.slot(slice)?.step(event).ok()?;
         Some(Change(vec![Record::Slice(slice, next)]))
     }
@@ -43,7 +43,9 @@ impl Ledger {
             vec![Record::Slice(slice, next), decision(when, Actor::Manager, Subject::Slice(slice), what)];
         records.extend(self.require_fence_confirmation(slice, next));
         if let Some(id) = slot.reservation() {
-            records.extend(self.decide_break(when, id, format!("slice {slice} is quarantined: {why}")).0);
+            records.extend(
+                self.decide_reservation_break(when, id, format!("slice {slice} is quarantined: {why}")).0,
+            );
         }
         Some(Change(records))
     }
@@ -71,7 +73,7 @@ impl Ledger {
     ///
     /// # Errors
     /// Returns an error if the slice does not exist or is not quarantined.
-    pub fn decide_requalify(
+    pub fn decide_requalification(
         &self,
         when: When,
         slice: SliceId,
@@ -121,7 +123,8 @@ impl Ledger {
         let entry = self.emcs.get(&emc);
         let unreported = self.hosts.values().filter(move |entry| entry.host.must_report_on(emc));
         let may_reach = move |host: &&HostEntry| {
-            host.host.emcs.contains(&emc) || entry.is_some_and(|entry| host.held_on(&entry.emc).is_some())
+            host.host.emcs.contains(&emc)
+                || entry.is_some_and(|entry| host.lowest_held_slice_on(&entry.emc).is_some())
         };
         unreported.filter(may_reach).map(|entry| &entry.host)
     }
@@ -142,7 +145,7 @@ impl Ledger {
     /// Requalifies unclaimed slices after a restore, once every host has reported. Even if the
     /// device can revoke access, the holder of a slice must release it first, because a process
     /// that outlived its VM may still use the memory.
-    pub fn decide_requalify_unclaimed(&self, slices: &[SliceId]) -> Change {
+    pub fn decide_unclaimed_requalification(&self, slices: &[SliceId]) -> Change {
         let requalified = slices.iter().filter_map(|slice| {
             let slot = self.slot(*slice)?;
             let is_released = self.is_unreachable(*slice, slot);
@@ -162,7 +165,7 @@ impl Ledger {
     /// Returns `None` if the device does not confirm a slice. Also returns `None` if another active
     /// reservation of this VM name has slices and `id` is at or above the next reservation ID,
     /// because the order of the two reservations is then unknown.
-    pub fn decide_adopt(
+    pub fn decide_adoption(
         &self,
         when: When,
         host: HostId,
@@ -173,7 +176,7 @@ impl Ledger {
         let known = self.reservations.get(&id);
         let ended = match known.map(|known| &known.stage) {
             Some(ended @ Stage::Ended { .. }) => Some(ended.clone()),
-            _ if other > Some(id) => Some(Stage::Ended { at: when.now, why: end_by_later_vm() }),
+            _ if other > Some(id) => Some(Stage::Ended { at: when.now, why: ended_by_later_vm() }),
             _ => None,
         };
         let owner = Owner { host, reservation: id };
@@ -191,7 +194,9 @@ impl Ledger {
                 // This ledger never assigned `id`, so the order of the two reservations is unknown.
                 return None;
             }
-            records.extend(self.decide_end(when, earlier, end_by_later_vm(), Actor::Manager).ok()?.0);
+            records.extend(
+                self.decide_reservation_end(when, earlier, ended_by_later_vm(), Actor::Manager).ok()?.0,
+            );
         }
         let mut ids: Vec<_> = vm.slices.iter().map(|holding| holding.slice).collect();
         ids.sort_unstable();
@@ -300,7 +305,7 @@ impl Ledger {
 
     /// Returns the quarantined slices that wait for an operator's decision, each with the reason.
     pub fn quarantined(&self) -> impl Iterator<Item = (SliceId, Quarantine)> {
-        let slices = self.emcs.values().flat_map(EmcEntry::quarantined_for_operator);
+        let slices = self.emcs.values().flat_map(EmcEntry::slices_quarantined_for_operator);
         slices.filter_map(|slice| match self.slot(slice)?.state {
             State::Quarantined(why) => Some((slice, why)),
             _ => None,
@@ -310,6 +315,6 @@ impl Ledger {
 
 /// Returns the cause of end of a reservation whose VM was later reserved again. Such a reservation
 /// was released after the backup, or its host was lost.
-fn end_by_later_vm() -> EndedBy {
-    EndedBy::Released { force: false, reason: "a later VM of this name was found running".into() }
+fn ended_by_later_vm() -> EndReason {
+    EndReason::Released { force: false, reason: "a later VM of this name was found running".into() }
 }

@@ -17,12 +17,12 @@ use super::*;
 use crate::{
     audit::ExclusionReason,
     protocol::{Holding, ObservedVm, ScrubReport},
-    record::{EndedBy, Fence, MigrationAnswer, RequestKey, Scheduling},
+    record::{EndReason, Fence, MigrationAnswer, RequestKey, Scheduling},
     rejection::Rejection,
-    slice::{Drain, Event, Owner, Quarantine},
+    slice::{DrainStage, Event, Owner, Quarantine},
 };
 
-const COMMIT_WITHIN: Ns = Ns::secs(300);
+const COMMIT_TIMEOUT: Ns = Ns::secs(300);
 
 fn name(text: &str) -> Name {
     Name::new(text).unwrap()
@@ -70,7 +70,7 @@ fn reserve_request(vm: &str, host: &str, slices: u32) -> Reserve {
         local: Bytes::gib(1),
         cores: 1,
         pinned: false,
-        commit_within: COMMIT_WITHIN,
+        commit_within: COMMIT_TIMEOUT,
         uid: None,
     }
 }
@@ -102,7 +102,7 @@ impl Rack {
     }
 
     fn configure(&mut self, text: &str) -> Result<(), Rejection> {
-        let change = self.ledger.decide_configure(at(0), &RackSpec::parse(text))?;
+        let change = self.ledger.decide_configuration(at(0), &RackSpec::parse(text))?;
         self.apply(change);
         Ok(())
     }
@@ -123,8 +123,8 @@ impl Rack {
         self.ledger.reservation(id).unwrap().slices.iter().map(|s| s.0).collect()
     }
 
-    fn end_reservation(&mut self, id: ReservationId, why: EndedBy) {
-        let change = self.ledger.decide_end(at(2), id, why, tester()).unwrap();
+    fn end_reservation(&mut self, id: ReservationId, why: EndReason) {
+        let change = self.ledger.decide_reservation_end(at(2), id, why, tester()).unwrap();
         self.apply(change);
     }
 
@@ -134,12 +134,13 @@ impl Rack {
     }
 
     fn apply_slice_event(&mut self, slice: u32, event: Event) {
-        let change = self.ledger.decide_slice(SliceId(slice), event).expect("the slice accepts the event");
+        let change =
+            self.ledger.decide_slice_change(SliceId(slice), event).expect("the slice accepts the event");
         self.apply(change);
     }
 
     /// Moves a reserved slice to the online state.
-    fn bring_online(&mut self, slice: u32) {
+    fn bring_slice_online(&mut self, slice: u32) {
         let slot = self.slot(slice);
         self.apply_slice_event(slice, Event::Granted(slot.epoch));
         self.apply_slice_event(slice, Event::Onlined(slot.holder().unwrap(), slot.epoch));
@@ -150,11 +151,11 @@ impl Rack {
     }
 
     fn host(&self, host: &str) -> &HostEntry {
-        &self.ledger.hosts[&self.ledger.host_named(&name(host)).unwrap()]
+        &self.ledger.hosts[&self.ledger.find_host_by_name(&name(host)).unwrap()]
     }
 
     fn emc(&self, emc: &str) -> &EmcEntry {
-        &self.ledger.emcs[&self.ledger.emc_named(&name(emc)).unwrap()]
+        &self.ledger.emcs[&self.ledger.find_emc_by_name(&name(emc)).unwrap()]
     }
 
     /// Returns the latest decision.
@@ -167,8 +168,8 @@ impl Rack {
     }
 }
 
-fn release_reason() -> EndedBy {
-    EndedBy::Released { force: false, reason: String::new() }
+fn release_reason() -> EndReason {
+    EndReason::Released { force: false, reason: String::new() }
 }
 
 #[test]
@@ -268,7 +269,7 @@ fn cordoned_draining_or_failed_emc_is_excluded() {
             ExclusionReason::Draining => {
                 rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Draining)
             }
-            _ => rack.ledger.set_emc_up(rack.ledger.emc_named(&name("e1")).unwrap(), false),
+            _ => rack.ledger.set_emc_up(rack.ledger.find_emc_by_name(&name("e1")).unwrap(), false),
         }
         assert_eq!(rack.reserve_slices("a", "h1", 1), [8], "{stop}");
         let denied = rack.reserve(reserve_request("b", "h1", 5)).unwrap_err().to_string();
@@ -356,19 +357,22 @@ fn repeated_commit_and_release_change_nothing() {
     rack.apply(commit);
     assert_eq!(rack.ledger.next_expiry(), None, "a committed reservation has no deadline");
     assert_eq!(rack.ledger.decide_commit(at(3), id, tester()), Ok(Change::default()));
-    rack.bring_online(0);
+    rack.bring_slice_online(0);
     rack.end_reservation(id, release_reason());
-    assert_eq!(rack.ledger.decide_end(at(3), id, release_reason(), tester()), Ok(Change::default()));
+    assert_eq!(
+        rack.ledger.decide_reservation_end(at(3), id, release_reason(), tester()),
+        Ok(Change::default())
+    );
     let Err(Rejection::WrongState { .. }) = rack.ledger.decide_commit(at(3), id, tester()) else { panic!() };
-    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
-    rack.end_reservation(id, EndedBy::Released { force: true, reason: String::new() });
+    assert!(matches!(rack.slot(0).state, State::Draining(_, DrainStage::Host { force: false })));
+    rack.end_reservation(id, EndReason::Released { force: true, reason: String::new() });
     assert!(
-        matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: true })),
+        matches!(rack.slot(0).state, State::Draining(_, DrainStage::Host { force: true })),
         "a forced release changes the drain"
     );
     let unknown = ReservationId(99);
     assert_eq!(
-        rack.ledger.decide_end(at(3), unknown, release_reason(), tester()),
+        rack.ledger.decide_reservation_end(at(3), unknown, release_reason(), tester()),
         Err(Rejection::NoSuchReservation(unknown))
     );
 }
@@ -377,12 +381,12 @@ fn repeated_commit_and_release_change_nothing() {
 fn uncommitted_reservation_is_overdue_at_its_deadline() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    let deadline = at(1).now.after(COMMIT_WITHIN);
+    let deadline = at(1).now.after(COMMIT_TIMEOUT);
     assert_eq!(rack.ledger.next_expiry(), Some(deadline));
     let before = When { now: Ns(deadline.0 - 1), ..at(1) };
     assert_eq!(rack.ledger.overdue_reservations(before, 9), []);
     assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), [id]);
-    rack.end_reservation(id, EndedBy::Deadline);
+    rack.end_reservation(id, EndReason::Deadline);
     assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), []);
 }
 
@@ -393,19 +397,19 @@ fn ended_request_is_kept_for_retention_and_while_slices_drain() {
         rack.reserve(reserve_request("a", "h1", 1)).unwrap(),
         rack.reserve(reserve_request("b", "h1", 0)).unwrap(),
     );
-    rack.bring_online(0);
+    rack.bring_slice_online(0);
     rack.end_reservation(a, release_reason());
     rack.end_reservation(b, release_reason());
     let later = |more| When { now: at(2).now.after(REQUEST_ID_RETENTION).after(Ns(more)), ..at(2) };
     let gone =
         |ids: &[ReservationId]| Change(ids.iter().map(|id| Record::Deleted(Key::Reservation(*id))).collect());
-    assert_eq!(rack.ledger.decide_prune(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
-    assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[b]), "reservation a has a draining slice");
+    assert_eq!(rack.ledger.decide_pruning(When { now: Ns(later(0).now.0 - 1), ..at(2) }, 9), gone(&[]));
+    assert_eq!(rack.ledger.decide_pruning(later(0), 9), gone(&[b]), "reservation a has a draining slice");
     rack.apply_slice_event(0, Event::Released(HostId(0), Epoch(1)));
     rack.apply_slice_event(0, Event::Revoked(Epoch(1)));
-    assert_eq!(rack.ledger.decide_prune(later(0), 9), gone(&[a, b]));
-    assert_eq!(rack.ledger.decide_prune(later(0), 1), gone(&[a]), "the limit is one reservation");
-    let change = rack.ledger.decide_prune(later(0), 9);
+    assert_eq!(rack.ledger.decide_pruning(later(0), 9), gone(&[a, b]));
+    assert_eq!(rack.ledger.decide_pruning(later(0), 1), gone(&[a]), "the limit is one reservation");
+    let change = rack.ledger.decide_pruning(later(0), 9);
     rack.apply(change);
     assert_ne!(
         rack.reserve(reserve_request("a", "h1", 1)),
@@ -422,7 +426,7 @@ fn rack_grows_while_in_use() {
     assert_eq!(rack.reserve_slices("b", "h1", 1), [4]);
     assert_eq!(rack.reserve_slices("c", "h2", 3), [5, 6, 7]);
     assert_eq!(
-        rack.ledger.decide_configure(at(3), &RackSpec::parse("e1=4 e2=4 h1:e1+e2 h2:e2")),
+        rack.ledger.decide_configuration(at(3), &RackSpec::parse("e1=4 e2=4 h1:e1+e2 h2:e2")),
         Ok(Change::default())
     );
 }
@@ -528,21 +532,21 @@ fn declined_migration_is_requested_again_after_the_delay() {
 fn fence_ends_reservations_and_slices_wait_for_the_device() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 5)).unwrap();
-    (0..5).for_each(|slice| rack.bring_online(slice));
+    (0..5).for_each(|slice| rack.bring_slice_online(slice));
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
     assert!(!rack.ledger.reservation(id).unwrap().is_active());
     assert!(
-        matches!(rack.slot(0).state, State::Draining(_, Drain::Host { .. })),
+        matches!(rack.slot(0).state, State::Draining(_, DrainStage::Host { .. })),
         "slices change only after an EMC confirmed the fence"
     );
     let again = rack.ledger.decide_fence(at(4), HostId(0), false, tester(), "why");
     assert_eq!(again, Change::default());
-    let confirmed = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
+    let confirmed = rack.ledger.decide_fence_confirmation(at(3), HostId(0), EmcId(0));
     rack.apply(confirmed);
-    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Revoking)));
+    assert!(matches!(rack.slot(0).state, State::Draining(_, DrainStage::Revoking)));
     assert!(
-        matches!(rack.slot(4).state, State::Draining(_, Drain::Host { .. })),
+        matches!(rack.slot(4).state, State::Draining(_, DrainStage::Host { .. })),
         "slices of the other EMC are unchanged"
     );
 }
@@ -560,7 +564,7 @@ fn fenced_host_returns_after_a_restart_or_a_clean_report() {
             let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
             rack.apply(fence);
             if is_confirmed {
-                let confirmed = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
+                let confirmed = rack.ledger.decide_fence_confirmation(at(3), HostId(0), EmcId(0));
                 rack.apply(confirmed);
             }
             rack.host("h1").host.fence
@@ -588,7 +592,7 @@ fn returned_host_receives_nothing_from_an_unconfirmed_emc() {
     rack.apply(report);
     let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
     rack.apply(fence);
-    let confirmed = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
+    let confirmed = rack.ledger.decide_fence_confirmation(at(3), HostId(0), EmcId(0));
     rack.apply(confirmed);
     let report = rack.ledger.decide_agent_identity(at(4), HostId(0), "b2", false);
     rack.apply(report);
@@ -598,7 +602,7 @@ fn returned_host_receives_nothing_from_an_unconfirmed_emc() {
         panic!("e2 has not confirmed the fence")
     };
     assert_eq!(closed, [(name("e2"), 2, ExclusionReason::FenceUnconfirmed)]);
-    let confirmed = rack.ledger.decide_fence_confirmed(at(5), HostId(0), EmcId(1));
+    let confirmed = rack.ledger.decide_fence_confirmation(at(5), HostId(0), EmcId(1));
     rack.apply(confirmed);
     rack.reserve(reserve_request("a", "h1", 3)).unwrap();
 }
@@ -638,12 +642,12 @@ fn uncommitted_broken_reservation_still_ends_at_its_deadline() {
             let change = rack.ledger.decide_commit(at(1), id, tester()).unwrap();
             rack.apply(change);
         }
-        let change = rack.ledger.decide_break(at(1), id, "a slice did not come online".into());
+        let change = rack.ledger.decide_reservation_break(at(1), id, "a slice did not come online".into());
         rack.apply(change);
         for ledger in [&rack.ledger, &Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned())] {
             assert_eq!(ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9).len(), overdue);
         }
-        rack.end_reservation(id, EndedBy::Deadline);
+        rack.end_reservation(id, EndReason::Deadline);
         assert_eq!(rack.ledger.overdue_reservations(When { now: deadline, ..at(1) }, 9), []);
     }
 }
@@ -659,7 +663,7 @@ fn quarantined_slice_breaks_its_reservation_until_requalified() {
     let Stage::Broken { why, .. } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };
     assert_eq!(why, "slice 0 is quarantined: it was not zeroed when its host received it: byte 7");
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").quarantined()), (2, 1));
-    let refused = rack.ledger.decide_requalify(at(3), SliceId(2), tester(), "why");
+    let refused = rack.ledger.decide_requalification(at(3), SliceId(2), tester(), "why");
     assert!(matches!(refused, Err(Rejection::SliceWrongState { state: "free", .. })));
     rack.set_scheduling(SchedulingTarget::Slice(SliceId(0)), Scheduling::Enabled);
     assert_eq!((rack.emc("e1").draining(), rack.emc("e1").quarantined()), (1, 0));
@@ -670,7 +674,7 @@ fn quarantined_slice_breaks_its_reservation_until_requalified() {
 fn restored_rack() -> (Rack, ReservationId) {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.bring_online(0);
+    rack.bring_slice_online(0);
     let change = rack.ledger.decide_restore();
     rack.apply(change);
     assert_eq!(rack.emc("e1").quarantined(), 4, "every slice is quarantined");
@@ -691,7 +695,7 @@ fn running_vm<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> ObservedVm {
 fn running_vms_keep_their_slices_after_a_restore() {
     let (mut rack, id) = restored_rack();
     let adopt = |rack: &Rack, host, id, vm: &str, slice, epoch| {
-        rack.ledger.decide_adopt(at(3), host, id, &running_vm(vm, [(slice, epoch)]))
+        rack.ledger.decide_adoption(at(3), host, id, &running_vm(vm, [(slice, epoch)]))
     };
     let change = adopt(&rack, HostId(0), id, "a", 0, 1).expect("the ledger has this epoch");
     rack.apply(change);
@@ -707,7 +711,7 @@ fn running_vms_keep_their_slices_after_a_restore() {
     assert_eq!(reported, (Bytes::gib(3), true, user(2001)), "the memory and user are from the report");
     let next = rack.reserve(reserve_request("c", "h1", 0));
     assert!(matches!(next, Err(Rejection::HostNotSchedulable { .. })), "the host has not reported");
-    let reported = rack.ledger.decide_host_reported(at(3), HostId(0));
+    let reported = rack.ledger.decide_host_report(at(3), HostId(0));
     rack.apply(reported);
     assert!(
         rack.reserve(reserve_request("c", "h1", 0)).unwrap() > lost,
@@ -719,7 +723,7 @@ fn running_vms_keep_their_slices_after_a_restore() {
 fn vm_on_another_host_replaces_the_reservation_of_the_backup() {
     let (mut rack, old) = restored_rack();
     let new = ReservationId(old.0 + 7);
-    let change = rack.ledger.decide_adopt(at(3), HostId(1), new, &running_vm("a", [(1, 5)]));
+    let change = rack.ledger.decide_adoption(at(3), HostId(1), new, &running_vm("a", [(1, 5)]));
     rack.apply(change.unwrap());
     assert_eq!(rack.ledger.reservation_of(&name("a")), Some(new));
     assert!(!rack.ledger.reservation(old).unwrap().is_active());
@@ -729,13 +733,13 @@ fn vm_on_another_host_replaces_the_reservation_of_the_backup() {
 fn ended_vm_keeps_its_slices_after_a_restore_until_it_stops() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.bring_online(0);
+    rack.bring_slice_online(0);
     rack.end_reservation(id, release_reason());
     let change = rack.ledger.decide_restore();
     rack.apply(change);
-    let change = rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, 1)]));
+    let change = rack.ledger.decide_adoption(at(3), HostId(0), id, &running_vm("a", [(0, 1)]));
     rack.apply(change.unwrap());
-    assert!(matches!(rack.slot(0).state, State::Draining(_, Drain::Host { force: false })));
+    assert!(matches!(rack.slot(0).state, State::Draining(_, DrainStage::Host { force: false })));
     assert_eq!(rack.ledger.reservation_of(&name("a")), None);
 }
 
@@ -743,10 +747,10 @@ fn ended_vm_keeps_its_slices_after_a_restore_until_it_stops() {
 fn healthy_vm_is_not_replaced_by_a_claim_of_another_host() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
-    rack.bring_online(0);
+    rack.bring_slice_online(0);
     rack.apply_slice_event(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     let claim = running_vm("a", [(1, 0)]);
-    assert_eq!(rack.ledger.decide_adopt(at(3), HostId(1), ReservationId(id.0 + 1), &claim), None);
+    assert_eq!(rack.ledger.decide_adoption(at(3), HostId(1), ReservationId(id.0 + 1), &claim), None);
 }
 
 #[test]
@@ -754,10 +758,10 @@ fn unclaimed_slices_are_scrubbed_and_break_their_reservation() {
     let (mut rack, id) = restored_rack();
     let all: Vec<SliceId> = rack.emc("e1").quarantined_slices().collect();
     for host in [HostId(0), HostId(1)] {
-        let change = rack.ledger.decide_host_reported(at(3), host);
+        let change = rack.ledger.decide_host_report(at(3), host);
         rack.apply(change);
     }
-    let change = rack.ledger.decide_requalify_unclaimed(&all);
+    let change = rack.ledger.decide_unclaimed_requalification(&all);
     rack.apply(change);
     assert_eq!((rack.emc("e1").free(), rack.emc("e1").draining()), (0, 4));
     let Stage::Broken { why, .. } = &rack.ledger.reservation(id).unwrap().stage else { panic!() };

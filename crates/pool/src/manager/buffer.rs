@@ -20,18 +20,18 @@ const WINDOW_LENGTH: Ns = Ns::secs(10);
 /// Number of stored windows; together they cover the last minute.
 const WINDOW_COUNT: usize = 6;
 /// Smallest target, in slices.
-const TARGET_MIN_SLICES: u32 = 4;
+const BUFFER_TARGET_SLICES_MIN: u32 = 4;
 /// Largest target, as a divisor of the pool size.
-const TARGET_MAX_POOL_DIVISOR: u32 = 4;
+const BUFFER_TARGET_POOL_DIVISOR: u32 = 4;
 /// Number of slices that one host scrubs at a time while the buffer is full.
 const SLOW_SCRUBS_PER_HOST: usize = 4;
 /// Largest number of slices waiting for a scrub with which scrubbing stays slow, as a divisor of
 /// the pool size.
-const BACKLOG_MAX_POOL_DIVISOR: u32 = 16;
+const BACKLOG_POOL_DIVISOR: u32 = 16;
 
 /// Numbers of slices in the pool, by availability.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Supply {
+pub struct SliceSupply {
     /// Number of all slices.
     pub pool: u32,
     /// Number of free slices.
@@ -42,7 +42,7 @@ pub struct Supply {
 
 /// Recent demand for slices, and recent drain times of slices.
 #[derive(Clone, Debug, Default)]
-pub struct Buffer {
+pub struct SliceBuffer {
     window: u64,
     demand: [u32; WINDOW_COUNT],
     /// Longest drain that ended in each window.
@@ -51,7 +51,7 @@ pub struct Buffer {
     draining: BTreeMap<SliceId, Ns>,
 }
 
-impl Buffer {
+impl SliceBuffer {
     /// Records that a reservation took this number of slices.
     pub fn record_demand(&mut self, now: Ns, slices: u32) {
         self.drop_expired_windows(now);
@@ -84,22 +84,22 @@ impl Buffer {
         let windows = self.drain_time().0.div_ceil(WINDOW_LENGTH.0).clamp(1, WINDOW_COUNT as u64);
         let ends = (0..WINDOW_COUNT as u64).map(|back| self.window.saturating_sub(back));
         let demand =
-            |end: u64| (0..windows).map(|back| self.demand_in(end, back)).fold(0, u32::saturating_add);
+            |end: u64| (0..windows).map(|back| self.demand_of_window(end, back)).fold(0, u32::saturating_add);
         let busiest = ends.map(demand).max().unwrap_or(0);
-        busiest.max(TARGET_MIN_SLICES).min(pool / TARGET_MAX_POOL_DIVISOR)
+        busiest.max(BUFFER_TARGET_SLICES_MIN).min(pool / BUFFER_TARGET_POOL_DIVISOR)
     }
 
     /// Returns the demand of the window that is `back` windows before window `end`.
-    fn demand_in(&self, end: u64, back: u64) -> u32 {
+    fn demand_of_window(&self, end: u64, back: u64) -> u32 {
         let oldest = (self.window + 1).saturating_sub(WINDOW_COUNT as u64);
         let window = end.checked_sub(back).filter(|window| *window >= oldest);
         window.map_or(0, |window| self.demand[window_index(window)])
     }
 
     /// Returns the maximum number of slices that one host may scrub at a time.
-    pub fn scrubs_per_host(&self, supply: Supply) -> usize {
+    pub fn scrubs_per_host(&self, supply: SliceSupply) -> usize {
         let has_enough = supply.free >= self.target(supply.pool);
-        let is_backlog_small = supply.to_scrub <= supply.pool / BACKLOG_MAX_POOL_DIVISOR;
+        let is_backlog_small = supply.to_scrub <= supply.pool / BACKLOG_POOL_DIVISOR;
         if has_enough && is_backlog_small { SLOW_SCRUBS_PER_HOST } else { SCRUBS_PER_HOST_MAX }
     }
 
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn target_equals_demand_of_busiest_recent_window() {
-        let mut buffer = Buffer::default();
+        let mut buffer = SliceBuffer::default();
         buffer.record_demand(Ns::secs(1), 30);
         buffer.record_demand(Ns::secs(2), 10);
         buffer.record_demand(Ns::secs(12), 5);
@@ -135,12 +135,12 @@ mod tests {
         buffer.drop_expired_windows(Ns::secs(65));
         assert_eq!(buffer.target(1000), 5, "demand of expired windows is dropped");
         buffer.drop_expired_windows(Ns::secs(1000));
-        assert_eq!(buffer.target(1000), TARGET_MIN_SLICES);
+        assert_eq!(buffer.target(1000), BUFFER_TARGET_SLICES_MIN);
     }
 
     #[test]
     fn target_grows_with_drain_time() {
-        let mut buffer = Buffer::default();
+        let mut buffer = SliceBuffer::default();
         for second in 0..50 {
             buffer.record_demand(Ns::secs(second), 2);
         }
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn target_covers_all_windows_when_drain_time_exceeds_them() {
-        let mut buffer = Buffer::default();
+        let mut buffer = SliceBuffer::default();
         buffer.record_state_change(Ns::ZERO, SliceId(1), "draining");
         (3540..3600).for_each(|second| buffer.record_demand(Ns::secs(second), 1));
         buffer.record_state_change(Ns::secs(3599), SliceId(1), "free");
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn demand_of_oldest_and_newest_window_is_not_added() {
-        let mut buffer = Buffer::default();
+        let mut buffer = SliceBuffer::default();
         buffer.record_state_change(Ns::secs(100), SliceId(1), "draining");
         buffer.record_demand(Ns::secs(105), 10);
         buffer.record_state_change(Ns::secs(115), SliceId(1), "free");
@@ -183,8 +183,9 @@ mod tests {
 
     #[test]
     fn scrubbing_is_slow_while_buffer_is_full_and_backlog_small() {
-        let buffer = Buffer::default();
-        let scrubs_per_host = |free, to_scrub| buffer.scrubs_per_host(Supply { pool: 1600, free, to_scrub });
+        let buffer = SliceBuffer::default();
+        let scrubs_per_host =
+            |free, to_scrub| buffer.scrubs_per_host(SliceSupply { pool: 1600, free, to_scrub });
         assert_eq!(scrubs_per_host(100, 100), SLOW_SCRUBS_PER_HOST);
         assert_eq!(scrubs_per_host(1, 100), SCRUBS_PER_HOST_MAX, "too few slices are free");
         assert_eq!(scrubs_per_host(100, 101), SCRUBS_PER_HOST_MAX, "too many slices wait");

@@ -16,16 +16,16 @@ use crate::{ledger::When, protocol::Handle};
 
 /// Contents of a device, and the progress of their comparison.
 #[derive(Clone, Debug)]
-pub(super) struct Comparison {
+pub(super) struct EmcComparison {
     contents: Contents,
-    phase: Phase,
+    phase: ComparisonPhase,
     /// First slice of the next chunk of the comparison.
     next: SliceId,
 }
 
 /// Phases of a comparison. Each phase processes all slices of the EMC before the next phase begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ComparisonPhase {
     /// Checks that the device is the same device as before. This phase changes no slice.
     Check,
     Compare,
@@ -33,13 +33,13 @@ enum Phase {
     Drive,
 }
 
-impl Comparison {
+impl EmcComparison {
     fn new(mut contents: Contents, first: SliceId) -> Self {
         // Drivers already list grants in this order; sorting guarantees it.
         contents.grants.sort_by_key(|grant| grant.slice);
         contents.highest.sort_by_key(|(slice, _)| *slice);
         contents.places.sort_by_key(|(slice, _)| *slice);
-        Self { contents, phase: Phase::Check, next: first }
+        Self { contents, phase: ComparisonPhase::Check, next: first }
     }
 
     fn grant(&self, slice: SliceId) -> Option<&Grant> {
@@ -63,7 +63,7 @@ impl Manager {
     /// Starts the comparison of an EMC's contents with the ledger.
     pub(super) fn begin_comparison(&mut self, when: When, emc: EmcId, contents: Contents) {
         let Some(first) = self.head.emc(emc).map(|entry| entry.emc.first) else { return };
-        self.comparisons.insert(emc, Comparison::new(contents, first));
+        self.comparisons.insert(emc, EmcComparison::new(contents, first));
         self.continue_comparison(when, emc);
     }
 
@@ -86,27 +86,27 @@ impl Manager {
             let chunk = || (comparison.next.0..last.0).map(SliceId);
             remaining -= last.0 - comparison.next.0;
             let result = match comparison.phase {
-                Phase::Check => self.check_chunk(&comparison, chunk()),
-                Phase::Compare => self.compare_chunk(when, &comparison, chunk()),
-                Phase::Drive => {
-                    chunk().for_each(|slice| self.drive_slice(slice));
+                ComparisonPhase::Check => self.check_chunk(&comparison, chunk()),
+                ComparisonPhase::Compare => self.compare_chunk(when, &comparison, chunk()),
+                ComparisonPhase::Drive => {
+                    chunk().for_each(|slice| self.advance_slice(slice));
                     Ok(())
                 }
             };
             if let Err(error) = result {
-                return self.fail_emc(when, emc, error);
+                return self.mark_emc_failed(when, emc, error);
             }
             comparison.next = last;
             if last < end {
                 continue;
             }
             comparison.phase = match comparison.phase {
-                Phase::Check => Phase::Compare,
-                Phase::Compare => {
+                ComparisonPhase::Check => ComparisonPhase::Compare,
+                ComparisonPhase::Compare => {
                     self.end_comparison(emc);
-                    Phase::Drive
+                    ComparisonPhase::Drive
                 }
-                Phase::Drive => return self.drive_fences_of_emc(when, emc),
+                ComparisonPhase::Drive => return self.advance_fences_of_emc(when, emc),
             };
             let Some(first) = self.head.emc(emc).map(|entry| entry.emc.first) else { return };
             comparison.next = first;
@@ -118,7 +118,7 @@ impl Manager {
     /// The error describes the evidence.
     fn check_chunk(
         &self,
-        comparison: &Comparison,
+        comparison: &EmcComparison,
         mut chunk: impl Iterator<Item = SliceId>,
     ) -> Result<(), String> {
         chunk.try_for_each(|slice| {
@@ -139,7 +139,7 @@ impl Manager {
     fn compare_chunk(
         &mut self,
         when: When,
-        comparison: &Comparison,
+        comparison: &EmcComparison,
         chunk: impl Iterator<Item = SliceId> + Clone,
     ) -> Result<(), String> {
         // Slices may have changed since the check phase.
@@ -176,7 +176,7 @@ impl Manager {
 
     /// Restarts a comparison, because the device changed after it reported its contents.
     pub(super) fn repeat_comparison(&mut self, emc: EmcId) {
-        if self.comparisons.get(&emc).is_some_and(|comparison| comparison.phase != Phase::Drive) {
+        if self.comparisons.get(&emc).is_some_and(|comparison| comparison.phase != ComparisonPhase::Drive) {
             self.compare_emc(emc);
         }
     }

@@ -17,7 +17,7 @@ use crate::{
     ledger::{HostEntry, Ledger, When},
     protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, Removals, take_entries_of_slice},
     record::{Fence, Reservation, Stage},
-    slice::{Drain, Scrub, State},
+    slice::{DrainStage, Scrub, State},
 };
 
 impl Manager {
@@ -30,7 +30,7 @@ impl Manager {
         (desired.number, desired.instance, desired.fenced) = (empty.number, empty.instance, empty.fenced);
         if !desired.fenced && !self.add_chunk(host, &mut draft, &mut desired) {
             draft.desired = Some(desired);
-            return self.keep_draft(host, draft);
+            return self.store_draft(host, draft);
         }
         let changes = std::mem::take(&mut self.links.get_mut(&host)?.pending_changes);
         if desired.fenced {
@@ -38,14 +38,14 @@ impl Manager {
         }
         if changes.all {
             // There were too many changes to list, so the draft is started again.
-            return self.keep_draft(host, Draft::default());
+            return self.store_draft(host, Draft::default());
         }
-        self.add_changes(host, &changes, &mut desired);
+        self.add_pending_changes(host, &changes, &mut desired);
         Some(desired)
     }
 
-    fn keep_draft(&mut self, host: HostId, draft: Draft) -> Option<DesiredState> {
-        self.links.get_mut(&host)?.keep_draft(draft);
+    fn store_draft(&mut self, host: HostId, draft: Draft) -> Option<DesiredState> {
+        self.links.get_mut(&host)?.store_draft(draft);
         None
     }
 
@@ -54,7 +54,7 @@ impl Manager {
     fn add_chunk(&self, host: HostId, draft: &mut Draft, desired: &mut DesiredState) -> bool {
         let Some(entry) = self.durable.host(host) else { return true };
         let mut remaining = self.chunk_size;
-        for slice in entry.held_from(draft.next_slice) {
+        for slice in entry.held_slices_from(draft.next_slice) {
             if remaining == 0 {
                 return false;
             }
@@ -73,7 +73,7 @@ impl Manager {
         true
     }
 
-    fn add_changes(&self, host: HostId, changes: &PendingChanges, desired: &mut DesiredState) {
+    fn add_pending_changes(&self, host: HostId, changes: &PendingChanges, desired: &mut DesiredState) {
         for id in &changes.reservations {
             desired.vms.remove(id);
             self.add_vm(host, *id, desired);
@@ -107,7 +107,7 @@ impl Manager {
     /// granted, because the host receives a VM only with all its slices.
     pub(super) fn notify_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         let is_waiting =
-            matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_usable(id, reservation);
+            matches!(reservation.stage, Stage::Reserved { .. }) && !self.is_vm_usable(id, reservation);
         if is_waiting {
             return;
         }
@@ -128,13 +128,13 @@ impl Manager {
     /// Sends the desired states that are due. A host gets no new desired state while the previous
     /// one is unanswered.
     pub(super) fn send_desired_states(&mut self, when: When) {
-        for host in self.links.desired_states_due(when.now) {
+        for host in self.links.hosts_with_due_state(when.now) {
             if let Some(mut link) = self.links.get_mut(&host) {
                 link.desired_state_due = false;
             }
             // Another desired state becomes due when the pending decision becomes durable or is
             // lost.
-            if self.is_superseded(host) {
+            if self.is_state_superseded(host) {
                 self.postpone_resend(when, host);
             } else {
                 self.send_desired_state(when, host);
@@ -144,7 +144,7 @@ impl Manager {
 
     /// Returns whether a pending decision makes the desired state of the durable ledger wrong for
     /// this host.
-    fn is_superseded(&self, host: HostId) -> bool {
+    fn is_state_superseded(&self, host: HostId) -> bool {
         self.has_pending_fence(host) || self.has_pending_scrub_end(host) || self.has_pending_restart(host)
     }
 
@@ -188,7 +188,7 @@ impl Manager {
 
     /// Schedules complete desired states for hosts that have not answered in time.
     pub(super) fn resend_desired_states(&mut self, when: When) {
-        for host in self.links.resends_due(when.now) {
+        for host in self.links.hosts_with_due_resend(when.now) {
             self.notify_host(host);
         }
     }
@@ -276,7 +276,7 @@ impl Manager {
             return false;
         };
         let release = match slot.state {
-            State::Draining(_, Drain::Host { force }) => Some(force),
+            State::Draining(_, DrainStage::Host { force }) => Some(force),
             State::Scrubbing(Scrub::Leaving(_)) => Some(false),
             State::Scrubbing(Scrub::Working(_)) => None,
             _ => return false,
@@ -295,7 +295,7 @@ impl Manager {
     /// VM was added.
     fn add_vm(&self, host: HostId, id: ReservationId, desired: &mut DesiredState) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
-        let Some(slices) = self.usable(id, reservation) else { return false };
+        let Some(slices) = self.usable_slices(id, reservation) else { return false };
         let Reservation { vm, local, pinned, uid, .. } = reservation;
         desired
             .vms
@@ -304,7 +304,7 @@ impl Manager {
     }
 
     /// Returns whether all slices of a VM are granted and their handles are available.
-    fn is_usable(&self, id: ReservationId, reservation: &Reservation) -> bool {
+    fn is_vm_usable(&self, id: ReservationId, reservation: &Reservation) -> bool {
         let holdings = |slice: &SliceId| {
             self.durable.slot(*slice).map(|slot| Holding { slice: *slice, epoch: slot.epoch })
         };
@@ -315,7 +315,11 @@ impl Manager {
     /// Returns the slices of a VM, or `None` unless all of them are granted to it. A desired state
     /// therefore never contains a part of a VM's memory, or a slice on which another VM was adopted
     /// after a restore.
-    fn usable(&self, id: ReservationId, reservation: &Reservation) -> Option<BTreeMap<Holding, Handle>> {
+    fn usable_slices(
+        &self,
+        id: ReservationId,
+        reservation: &Reservation,
+    ) -> Option<BTreeMap<Holding, Handle>> {
         let ended = matches!(reservation.stage, Stage::Broken { .. } | Stage::Ended { .. });
         if ended || !self.durable.is_granted(id, reservation) {
             return None;

@@ -251,7 +251,7 @@ impl Manager {
 
     /// Makes the device call that the durable slot of a slice requires. Does nothing if a decision
     /// about the slice is pending, or a call for the slice is in progress.
-    pub(super) fn drive_slice(&mut self, slice: SliceId) {
+    pub(super) fn advance_slice(&mut self, slice: SliceId) {
         let Some(slot) = self.durable.slot(slice) else { return };
         let Some(emc) = self.durable.emc_of(slice) else { return };
         let Some(call) = slot.device_call(self.durable.can_revoke(slice)) else {
@@ -287,7 +287,7 @@ impl Manager {
         })
     }
 
-    pub(super) fn on_device(&mut self, when: When, emc: EmcId, reply: DeviceReply) {
+    pub(super) fn on_device_reply(&mut self, when: When, emc: EmcId, reply: DeviceReply) {
         match &reply {
             DeviceReply::Granted { slice, .. } | DeviceReply::Revoked { slice, .. } => {
                 self.calls.remove(slice);
@@ -306,18 +306,18 @@ impl Manager {
             DeviceReply::Granted { slice, epoch, handle } => {
                 self.handles.insert(slice, (epoch, handle));
                 self.apply_slice_event(when, slice, Event::Granted(epoch));
-                self.drive_slice(slice);
+                self.advance_slice(slice);
             }
             DeviceReply::Revoked { slice, epoch } => {
                 self.handles.remove(&slice);
                 self.apply_slice_event(when, slice, Event::Revoked(epoch));
-                self.drive_slice(slice);
+                self.advance_slice(slice);
             }
             DeviceReply::Fenced { host } => {
-                self.on_fenced(when, emc, host);
+                self.on_host_fenced(when, emc, host);
                 self.repeat_comparison(emc);
             }
-            DeviceReply::Failed { call, failure } => self.on_failed(when, emc, &call, failure),
+            DeviceReply::Failed { call, failure } => self.on_device_failure(when, emc, &call, failure),
         }
     }
 
@@ -331,15 +331,15 @@ impl Manager {
         }
     }
 
-    fn on_failed(&mut self, when: When, emc: EmcId, call: &DeviceCall, failure: DeviceFailure) {
+    fn on_device_failure(&mut self, when: When, emc: EmcId, call: &DeviceCall, failure: DeviceFailure) {
         match (failure, call) {
             (DeviceFailure::StaleEpoch { highest }, DeviceCall::Grant { slice, host, .. }) => {
                 self.apply_slice_event(when, *slice, Event::Raise(highest));
                 let why = Event::Quarantine(Quarantine::UnknownGrant { host: *host });
-                self.quarantine(when, *slice, why, "the device has revoked a later epoch");
+                self.quarantine_slice(when, *slice, why, "the device has revoked a later epoch");
             }
             (DeviceFailure::NotFenced(why), DeviceCall::Fence { host, .. }) => {
-                self.on_not_fenced(when, emc, *host, why);
+                self.on_stop_failed(when, emc, *host, why);
             }
             (
                 DeviceFailure::Slice(error),
@@ -350,7 +350,7 @@ impl Manager {
             (DeviceFailure::Held { epoch, host }, DeviceCall::Grant { slice, .. }) => {
                 self.apply_slice_event(when, *slice, Event::Raise(epoch));
                 let why = Event::Quarantine(Quarantine::UnknownGrant { host });
-                self.quarantine(when, *slice, why, &format!("the device has epoch {epoch}"));
+                self.quarantine_slice(when, *slice, why, &format!("the device has epoch {epoch}"));
             }
             (
                 DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. },
@@ -358,12 +358,12 @@ impl Manager {
             ) => {}
             // A failed fence call is repeated after the next comparison of the EMC.
             (DeviceFailure::Slice(SliceError { message: error, .. }) | DeviceFailure::Error(error), _) => {
-                self.fail_emc(when, emc, error);
+                self.mark_emc_failed(when, emc, error);
             }
         }
     }
 
-    pub(super) fn fail_emc(&mut self, when: When, emc: EmcId, error: String) {
+    pub(super) fn mark_emc_failed(&mut self, when: When, emc: EmcId, error: String) {
         self.drop_comparison(emc);
         let since = match &self.devices[&emc].condition {
             Condition::Failed { since, .. } => *since,
@@ -477,7 +477,7 @@ impl Manager {
             }
             None => return,
         };
-        self.quarantine(when, slice, Event::Quarantine(why), &detail);
+        self.quarantine_slice(when, slice, Event::Quarantine(why), &detail);
     }
 
     fn is_being_fenced(&self, slot: Slot) -> bool {
@@ -485,7 +485,7 @@ impl Manager {
         host.is_some_and(|entry| matches!(entry.host.fence, Fence::Fencing { .. }))
     }
 
-    pub(super) fn quarantine(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
+    pub(super) fn quarantine_slice(&mut self, when: When, slice: SliceId, event: Event, detail: &str) {
         if let Some(change) = self.head.decide_quarantine(when, slice, event, detail) {
             self.adoption_events += 1;
             self.change(when, change);
@@ -496,12 +496,12 @@ impl Manager {
 /// Returns whether the device must have a grant for the slot: the device has confirmed the grant,
 /// and no revocation was requested since.
 fn needs_grant(slot: Slot) -> bool {
-    use crate::slice::Drain;
+    use crate::slice::DrainStage;
     matches!(
         slot.state,
         State::Onlining(_)
             | State::Online(_)
-            | State::Draining(_, Drain::Host { .. })
+            | State::Draining(_, DrainStage::Host { .. })
             | State::Scrubbing(Scrub::Working(_))
     )
 }

@@ -64,7 +64,7 @@ impl SliceFaults {
     }
 
     /// Removes and returns a scheduled slice whose delay is over, if any.
-    fn pop_due(&mut self, now: Ns) -> Option<SliceId> {
+    fn pop_due_retry(&mut self, now: Ns) -> Option<SliceId> {
         let (at, slice) = self.retries.first().copied().filter(|(at, _)| *at <= now)?;
         self.retries.remove(&(at, slice));
         if let Some(fault) = self.faults.get_mut(&slice) {
@@ -100,13 +100,13 @@ impl Manager {
         // The failed call may have had a partial effect, so the host of the grant may be able to
         // reach the slice.
         let why = Quarantine::DeviceFailed { host: slot.holder(), errno: error.errno };
-        self.quarantine(when, slice, Event::Quarantine(why), &error.message);
+        self.quarantine_slice(when, slice, Event::Quarantine(why), &error.message);
     }
 
     /// Repeats the device calls of slices whose delay is over.
     pub(super) fn retry_slices(&mut self, when: When) {
-        while let Some(slice) = self.faults.pop_due(when.now) {
-            self.drive_slice(slice);
+        while let Some(slice) = self.faults.pop_due_retry(when.now) {
+            self.advance_slice(slice);
         }
     }
 }

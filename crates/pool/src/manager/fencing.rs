@@ -19,32 +19,32 @@ use crate::{
 impl Manager {
     /// Calls every working EMC that has not confirmed the fence of a host, once the intent is
     /// durable.
-    pub(super) fn drive_fence(&mut self, when: When, host: HostId) {
+    pub(super) fn advance_fence(&mut self, when: When, host: HostId) {
         let Some(entry) = self.durable.host(host) else { return };
         let (fence, unconfirmed) = (entry.host.fence, entry.host.unconfirmed_fences.clone());
         let needs_stop = fence == (Fence::Fencing { powered_off: false });
         if !needs_stop {
             self.stop_attempts.remove_host(host);
         }
-        unconfirmed.iter().for_each(|emc| self.drive_fence_at(when, *emc, host));
+        unconfirmed.iter().for_each(|emc| self.advance_fence_at(when, *emc, host));
         self.complete_fence(when, host);
     }
 
     /// Completes the fence of a host if no EMC must still confirm it.
     pub(super) fn complete_fence(&mut self, when: When, host: HostId) {
-        let change = self.head.decide_fence_completed(when, host);
+        let change = self.head.decide_fence_completion(when, host);
         self.change(when, change);
     }
 
     /// Calls one EMC to fence a host, or schedules a stop of the host's machine.
-    fn drive_fence_at(&mut self, when: When, emc: EmcId, host: HostId) {
+    fn advance_fence_at(&mut self, when: When, emc: EmcId, host: HostId) {
         let Some(fence) = self.durable.host(host).map(|entry| entry.host.fence) else { return };
         // If the fence has ended, the host has restarted or reported that it is clean.
         let stopped = matches!(fence, Fence::None | Fence::Fencing { powered_off: true });
         let needs_stop = fence == (Fence::Fencing { powered_off: false });
         if (stopped || self.can_revoke(emc)) && self.needs_fence_call(emc, host, stopped) {
-            self.call_fence(emc, host, stopped);
-        } else if needs_stop && self.must_stop(emc, host) {
+            self.request_fence(emc, host, stopped);
+        } else if needs_stop && self.must_stop_machine(emc, host) {
             self.schedule_stop(when, emc, host);
         }
     }
@@ -52,7 +52,7 @@ impl Manager {
     /// Schedules a stop of a host's machine for an EMC, unless an attempt is in progress or
     /// scheduled.
     fn schedule_stop(&mut self, when: When, emc: EmcId, host: HostId) {
-        let retry_at = self.first_attempt_at(when, host);
+        let retry_at = self.first_stop_attempt_time(when, host);
         match self.stop_attempts.get(emc, host) {
             None => {
                 let attempt = StopAttempt { why: None, since: when.wall, retry_at };
@@ -66,25 +66,25 @@ impl Manager {
     }
 
     /// Continues all fences at an EMC after its comparison with the ledger.
-    pub(super) fn drive_fences_of_emc(&mut self, when: When, emc: EmcId) {
+    pub(super) fn advance_fences_of_emc(&mut self, when: When, emc: EmcId) {
         let concerns = |host: &Host| host.unconfirmed_fences.contains(&emc);
         let hosts = self.durable.hosts().filter(|(_, entry)| concerns(&entry.host)).map(|(host, _)| host);
-        hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.drive_fence_at(when, emc, host));
+        hosts.collect::<Vec<_>>().into_iter().for_each(|host| self.advance_fence_at(when, emc, host));
     }
 
     /// Continues the fence of a host that became the holder of a slice, for example because of a
     /// comparison. The fence may now require that the host's machine is stopped.
-    pub(super) fn drive_fence_of_holder(&mut self, when: When, slice: SliceId, host: HostId) {
+    pub(super) fn advance_fence_of_holder(&mut self, when: When, slice: SliceId, host: HostId) {
         let Some(emc) = self.durable.emc_of(slice) else { return };
         if self.durable.host(host).is_some_and(|entry| entry.host.unconfirmed_fences.contains(&emc)) {
-            self.drive_fence_at(when, emc, host);
+            self.advance_fence_at(when, emc, host);
         }
     }
 
     /// Returns whether the host's machine must be stopped for the fence: the EMC cannot revoke
     /// access, and the host has slices of the EMC or may have slices that a restored ledger does
     /// not contain.
-    fn must_stop(&self, emc: EmcId, host: HostId) -> bool {
+    fn must_stop_machine(&self, emc: EmcId, host: HostId) -> bool {
         let may_hold = self.has_slices_on(emc, host) || self.has_not_reported(host);
         may_hold && !self.can_revoke(emc) && self.is_fence_unconfirmed(emc, host)
     }
@@ -107,7 +107,7 @@ impl Manager {
     fn has_slices_on(&self, emc: EmcId, host: HostId) -> bool {
         [&self.durable, &self.head].into_iter().any(|ledger| {
             let entries = ledger.host(host).zip(ledger.emc(emc));
-            entries.is_some_and(|(host, emc)| host.held_on(&emc.emc).is_some())
+            entries.is_some_and(|(host, emc)| host.lowest_held_slice_on(&emc.emc).is_some())
         })
     }
 
@@ -121,17 +121,17 @@ impl Manager {
         let restored = self.has_not_reported(host);
         let is_in_doubt = move |emc| restored && (!self.is_compared(emc) || !self.can_revoke(emc));
         let may_hold = move |emc| self.has_slices_on(emc, host) || is_in_doubt(emc);
-        unconfirmed.filter(move |emc| may_hold(*emc) || self.will_reply_soon(*emc))
+        unconfirmed.filter(move |emc| may_hold(*emc) || self.is_fence_reply_expected(*emc))
     }
 
-    fn will_reply_soon(&self, emc: EmcId) -> bool {
+    fn is_fence_reply_expected(&self, emc: EmcId) -> bool {
         let link = self.devices.get(&emc);
         link.is_none_or(|link| link.is_starting() || (link.is_up() && self.can_revoke(emc)))
     }
 
     /// Returns the rack time of the first attempt to stop a machine. After a start of the manager,
     /// each agent has one lease to connect before its machine is stopped.
-    fn first_attempt_at(&self, when: When, host: HostId) -> Ns {
+    fn first_stop_attempt_time(&self, when: When, host: HostId) -> Ns {
         let unconnected = self.links.get(&host).filter(|link| !link.has_connected());
         unconnected.map_or(when.now, |link| link.lease_end(self.settings.lease_ttl))
     }
@@ -139,14 +139,14 @@ impl Manager {
     /// Starts the stop attempts that are due. A machine with a connected agent is not stopped,
     /// because a report of the agent will prove that the host is clean.
     pub(super) fn stop_due_machines(&mut self, when: When) {
-        let emcs = self.next_stops().filter(|(_, at)| *at <= when.now).map(|(emc, _)| emc);
+        let emcs = self.next_stop_attempts().filter(|(_, at)| *at <= when.now).map(|(emc, _)| emc);
         for emc in emcs.collect::<Vec<_>>() {
             let due = self.stop_attempts.attempts(emc).take_while(|(at, _)| *at <= when.now);
             for host in due.map(|(_, host)| host).collect::<Vec<_>>() {
                 // The attempt is now in progress or no longer needed.
                 self.stop_attempts.set_retry(emc, host, Ns::NEVER);
-                if self.must_stop(emc, host) && self.needs_fence_call(emc, host, false) {
-                    self.call_fence(emc, host, false);
+                if self.must_stop_machine(emc, host) && self.needs_fence_call(emc, host, false) {
+                    self.request_fence(emc, host, false);
                 }
             }
         }
@@ -154,12 +154,12 @@ impl Manager {
 
     /// Returns the rack time of the next attempt to stop a machine.
     pub(super) fn next_machine_stop(&self) -> Option<Ns> {
-        self.next_stops().map(|(_, at)| at).min()
+        self.next_stop_attempts().map(|(_, at)| at).min()
     }
 
     /// Returns each working EMC with scheduled stops of machines, and the rack time of the next
     /// attempt.
-    fn next_stops(&self) -> impl Iterator<Item = (EmcId, Ns)> {
+    fn next_stop_attempts(&self) -> impl Iterator<Item = (EmcId, Ns)> {
         let next = self.stop_attempts.earliest();
         next.filter(|(emc, _)| self.devices.get(emc).is_some_and(DeviceLink::is_up))
     }
@@ -177,7 +177,7 @@ impl Manager {
         up && !is_called && self.is_fence_unconfirmed(emc, host)
     }
 
-    fn call_fence(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
+    fn request_fence(&mut self, emc: EmcId, host: HostId, powered_off: bool) {
         self.fence_calls.insert((emc, host), powered_off);
         self.effects.push_back(Effect::Device(emc, DeviceCall::Fence { host, powered_off }));
     }
@@ -190,15 +190,15 @@ impl Manager {
         }
     }
 
-    pub(super) fn on_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
+    pub(super) fn on_host_fenced(&mut self, when: When, emc: EmcId, host: HostId) {
         self.stop_attempts.remove(emc, host);
-        let change = self.head.decide_fence_confirmed(when, host, emc);
+        let change = self.head.decide_fence_confirmation(when, host, emc);
         self.change(when, change);
     }
 
     /// Records that the machine was not stopped, so the host keeps its slices. Does nothing if a
     /// stop is no longer needed.
-    pub(super) fn on_not_fenced(&mut self, when: When, emc: EmcId, host: HostId, why: String) {
+    pub(super) fn on_stop_failed(&mut self, when: When, emc: EmcId, host: HostId, why: String) {
         let fence = self.head.host(host).map(|entry| entry.host.fence);
         if fence == Some(Fence::Fencing { powered_off: false }) {
             let since = self.stop_attempts.get(emc, host).map_or(when.wall, |before| before.since);
@@ -210,7 +210,7 @@ impl Manager {
 
     /// Returns the time since which a host's machine must be stopped, wall clock, if it must be
     /// stopped. A later fence of the same host has a different time.
-    pub fn stopping_since(&self, host: HostId) -> Option<UnixMs> {
+    pub fn stop_start_time(&self, host: HostId) -> Option<UnixMs> {
         self.stop_attempts.attempts_of_host(host).next().map(|(_, attempt)| attempt.since)
     }
 
@@ -218,7 +218,7 @@ impl Manager {
     /// machine must be stopped.
     pub(super) fn fence_obstacle_since(&self, host: HostId) -> Option<(&str, UnixMs)> {
         let mut of_host =
-            self.stop_attempts.attempts_of_host(host).filter(|(emc, _)| self.must_stop(*emc, host));
+            self.stop_attempts.attempts_of_host(host).filter(|(emc, _)| self.must_stop_machine(*emc, host));
         of_host.find_map(|(_, attempt)| Some((attempt.why.as_deref()?, attempt.since)))
     }
 }

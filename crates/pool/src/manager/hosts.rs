@@ -13,7 +13,7 @@ use crate::{
     audit::Actor,
     ledger::When,
     protocol::Hello,
-    slice::{Drain, Event, Scrub, Slot, State},
+    slice::{DrainStage, Event, Scrub, Slot, State},
 };
 
 impl Manager {
@@ -31,16 +31,16 @@ impl Manager {
         self.unadopted.remove(&host);
         self.unusable_emcs_since.remove(&host);
         if let Some(session) = self.links.remove(&host).and_then(|link| link.session) {
-            self.close(session, CloseReason::HostRemoved);
+            self.close_agent_session(session, CloseReason::HostRemoved);
         }
     }
 
-    pub(super) fn close(&mut self, session: SessionId, why: CloseReason) {
-        self.disconnect(session);
+    pub(super) fn close_agent_session(&mut self, session: SessionId, why: CloseReason) {
+        self.drop_session(session);
         self.effects.push_back(Effect::Close(session, why));
     }
 
-    fn disconnect(&mut self, session: SessionId) {
+    fn drop_session(&mut self, session: SessionId) {
         let Some(host) = self.sessions.remove(&session) else { return };
         if let Some(mut link) = self.links.get_mut(&host).filter(|link| link.session == Some(session)) {
             link.session = None;
@@ -56,11 +56,13 @@ impl Manager {
     fn update_liveness(&mut self, host: HostId) {
         let link = self.links.get(&host);
         self.stop_attempts.set_connected(host, link.is_some_and(Link::is_connected));
-        self.head.set_live(host, link.is_some_and(Link::is_live));
+        self.head.set_host_live(host, link.is_some_and(Link::is_live));
     }
 
     pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
-        let Some(link) = self.links.get(&host) else { return self.close(session, CloseReason::HostRemoved) };
+        let Some(link) = self.links.get(&host) else {
+            return self.close_agent_session(session, CloseReason::HostRemoved);
+        };
         if link.has_other_agent(&hello, when.now, self.settings.lease_ttl) {
             return self.reject_agent(when, session, host, hello.instance);
         }
@@ -69,11 +71,11 @@ impl Manager {
             // reported.
             return match link.is_connected() {
                 true => self.reject_agent(when, session, host, hello.instance),
-                false => self.close(session, CloseReason::Superseded),
+                false => self.close_agent_session(session, CloseReason::Superseded),
             };
         }
         if let Some(old) = link.session {
-            self.close(old, CloseReason::Superseded);
+            self.close_agent_session(old, CloseReason::Superseded);
         }
         let change = self.head.decide_agent_identity(when, host, &hello.boot_id, false);
         self.change(when, change);
@@ -113,7 +115,7 @@ impl Manager {
             self.changed |= link.rejected.is_none();
             link.rejected = Some(RejectedAgent { instance, since, latest: when.now });
         }
-        self.close(session, CloseReason::Superseded);
+        self.close_agent_session(session, CloseReason::Superseded);
     }
 
     /// Removes rejected agents that no longer try to connect. A running agent tries to connect at
@@ -151,11 +153,11 @@ impl Manager {
     }
 
     pub(super) fn on_agent_down(&mut self, session: SessionId) {
-        self.disconnect(session);
+        self.drop_session(session);
     }
 
     pub(super) fn apply_slice_event(&mut self, when: When, slice: SliceId, event: Event) {
-        if let Some(change) = self.head.decide_slice(slice, event) {
+        if let Some(change) = self.head.decide_slice_change(slice, event) {
             self.change(when, change);
         }
     }
@@ -163,7 +165,7 @@ impl Manager {
     /// After a load, makes all hosts with an expired lease due for a fence again, because an
     /// earlier decision to fence them may not be durable.
     pub(super) fn reschedule_silence_fences(&mut self, when: When) {
-        for host in self.links.silent_for(Ns::NEVER, Ns::ZERO) {
+        for host in self.links.hosts_silent_for(Ns::NEVER, Ns::ZERO) {
             if let Some(mut link) = self.links.get_mut(&host)
                 && let Some((since, _)) = &mut link.unknown_since
             {
@@ -179,7 +181,7 @@ impl Manager {
             self.end_lease(when, host);
         }
         let Some(fence_after) = self.settings.fence_after else { return };
-        for host in self.links.silent_for(when.now, fence_after) {
+        for host in self.links.hosts_silent_for(when.now, fence_after) {
             if !self.has_never_reported(host) {
                 let reason = format!("silent for {fence_after} since its lease expired");
                 let change = self.head.decide_fence(when, host, false, Actor::Manager, &reason);
@@ -210,20 +212,19 @@ impl Manager {
         self.changed = true;
         self.update_liveness(host);
         if let Some(session) = session {
-            self.close(session, CloseReason::LeaseExpired);
+            self.close_agent_session(session, CloseReason::LeaseExpired);
         }
     }
 }
 
 /// Returns the part of a slot that determines the task of the slice's holder, or `None` if the
 /// holder has no task.
-pub(super) fn holder_task(slot: Option<Slot>) -> Option<(Epoch, State)> {
+pub(super) fn required_holder_action(slot: Option<Slot>) -> Option<(Epoch, State)> {
     let slot = slot?;
     match slot.state {
         State::Onlining(owner) | State::Online(owner) => Some((slot.epoch, State::Online(owner))),
-        State::Draining(_, Drain::Host { .. }) | State::Scrubbing(Scrub::Working(_) | Scrub::Leaving(_)) => {
-            Some((slot.epoch, slot.state))
-        }
+        State::Draining(_, DrainStage::Host { .. })
+        | State::Scrubbing(Scrub::Working(_) | Scrub::Leaving(_)) => Some((slot.epoch, slot.state)),
         _ => None,
     }
 }

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use units::limits::{
-    DELTA_CHANGES_PER_HOST_MAX, DESIRED_STATE_INTERVAL_MIN, DESIRED_STATE_LINGER, DESIRED_STATE_RESEND_AFTER,
+    DELTA_CHANGES_PER_HOST_MAX, DESIRED_STATE_BATCH_DELAY, DESIRED_STATE_INTERVAL_MIN,
+    DESIRED_STATE_RESEND_AFTER,
 };
 use units::{DesiredVersion, InstanceId, Ns, ReservationId, SliceId, UnixMs};
 
@@ -132,7 +133,7 @@ impl Link {
     }
 
     /// Stores the draft of a desired state and schedules its next chunk immediately.
-    pub(super) fn keep_draft(&mut self, draft: Draft) {
+    pub(super) fn store_draft(&mut self, draft: Draft) {
         self.draft = Some(draft);
         self.desired_state_due = true;
     }
@@ -177,12 +178,12 @@ impl Link {
     }
 
     /// Returns the times at which work for the host is due.
-    pub(super) fn due_times(&self) -> DueTimes {
-        DueTimes {
+    pub(super) fn due_times(&self) -> HostDueTimes {
+        HostDueTimes {
             last_message: self.unknown_since.is_none().then_some(self.last_message),
             silent: self.unknown_since.map(|(since, _)| since).filter(|_| !self.is_connected()),
-            resend: self.resend_at(),
-            desired_state: if self.desired_state_due { self.next_send() } else { None },
+            resend: self.resend_time(),
+            desired_state: if self.desired_state_due { self.next_send_time() } else { None },
             rejected: self.rejected.map(|agent| agent.latest),
         }
     }
@@ -204,19 +205,19 @@ impl Link {
     }
 
     /// Returns the rack time from which the next pending desired state may be sent.
-    fn next_send(&self) -> Option<Ns> {
+    fn next_send_time(&self) -> Option<Ns> {
         self.session?;
         let Some(sent) = self.last_sent.filter(|_| self.draft.is_none()) else { return Some(Ns::ZERO) };
         let answered = self.reflected >= sent.number;
         Some(sent.at.after(match self.pending_changes.awaited {
             _ if !answered => DESIRED_STATE_RESEND_AFTER,
             true => DESIRED_STATE_INTERVAL_MIN,
-            false => DESIRED_STATE_LINGER,
+            false => DESIRED_STATE_BATCH_DELAY,
         }))
     }
 
     /// Returns the rack time at which an unanswered desired state is sent again.
-    fn resend_at(&self) -> Option<Ns> {
+    fn resend_time(&self) -> Option<Ns> {
         let is_unanswered = |sent: &SentState| self.is_connected() && self.reflected < sent.number;
         let sent = self.last_sent.filter(|sent| is_unanswered(sent) && self.draft.is_none())?;
         Some(sent.at.after(DESIRED_STATE_RESEND_AFTER))
@@ -233,7 +234,7 @@ pub(super) struct Draft {
 
 /// Times at which work for a host is due, in rack time; `None` if no such work is pending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct DueTimes {
+pub(super) struct HostDueTimes {
     /// Time of the latest message, while the lease is valid.
     pub(super) last_message: Option<Ns>,
     /// End of the lease, once the lease has expired and while the agent is not connected.

@@ -8,13 +8,13 @@ use std::{
 
 use units::{HostId, Ns};
 
-use super::link::{DueTimes, Link};
+use super::link::{HostDueTimes, Link};
 
 /// Hosts, ordered by the time at which one kind of work is due.
 #[derive(Debug, Default)]
-struct Schedule(BTreeSet<(Ns, HostId)>);
+struct HostSchedule(BTreeSet<(Ns, HostId)>);
 
-impl Schedule {
+impl HostSchedule {
     fn update(&mut self, host: HostId, before: Option<Ns>, after: Option<Ns>) {
         if before == after {
             return;
@@ -42,11 +42,11 @@ impl Schedule {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     by_host: BTreeMap<HostId, Link>,
-    last_message: Schedule,
-    silent: Schedule,
-    resends: Schedule,
-    desired_states: Schedule,
-    rejected: Schedule,
+    last_message: HostSchedule,
+    silent: HostSchedule,
+    resends: HostSchedule,
+    desired_states: HostSchedule,
+    rejected: HostSchedule,
 }
 
 impl Links {
@@ -67,12 +67,12 @@ impl Links {
     pub(super) fn insert(&mut self, host: HostId, link: Link) {
         let after = link.due_times();
         let before = self.by_host.insert(host, link).map(|old| old.due_times()).unwrap_or_default();
-        self.reschedule(host, before, after);
+        self.reschedule_host(host, before, after);
     }
 
     pub(super) fn remove(&mut self, host: &HostId) -> Option<Link> {
         let link = self.by_host.remove(host)?;
-        self.reschedule(*host, link.due_times(), DueTimes::default());
+        self.reschedule_host(*host, link.due_times(), HostDueTimes::default());
         Some(link)
     }
 
@@ -83,37 +83,37 @@ impl Links {
     }
 
     /// Returns the hosts that have been silent for at least `time` since the end of their lease.
-    pub(super) fn silent_for(&self, now: Ns, time: Ns) -> Vec<HostId> {
+    pub(super) fn hosts_silent_for(&self, now: Ns, time: Ns) -> Vec<HostId> {
         self.silent.due(now, time)
     }
 
     /// Returns the hosts whose unanswered desired state must be sent again.
-    pub(super) fn resends_due(&self, now: Ns) -> Vec<HostId> {
+    pub(super) fn hosts_with_due_resend(&self, now: Ns) -> Vec<HostId> {
         self.resends.due(now, Ns::ZERO)
     }
 
     /// Returns the hosts whose pending desired state may be sent now.
-    pub(super) fn desired_states_due(&self, now: Ns) -> Vec<HostId> {
+    pub(super) fn hosts_with_due_state(&self, now: Ns) -> Vec<HostId> {
         self.desired_states.due(now, Ns::ZERO)
     }
 
     /// Returns the hosts for which the latest rejection of an agent is at least two leases ago.
     pub(super) fn expired_rejections(&self, now: Ns, ttl: Ns) -> Vec<HostId> {
-        self.rejected.due(now, two_leases(ttl))
+        self.rejected.due(now, double_lease_time(ttl))
     }
 
     /// Returns the earliest time at which work for any host is due.
     pub(super) fn next_wakeup(&self, ttl: Ns, fence_after: Option<Ns>) -> Option<Ns> {
         let lease = self.last_message.first().map(|at| at.after(ttl));
         let fence = self.silent.first().and_then(|at| Some(at.after(fence_after?)));
-        let rejected = self.rejected.first().map(|at| at.after(two_leases(ttl)));
+        let rejected = self.rejected.first().map(|at| at.after(double_lease_time(ttl)));
         [lease, fence, self.resends.first(), self.desired_states.first(), rejected]
             .into_iter()
             .flatten()
             .min()
     }
 
-    fn reschedule(&mut self, host: HostId, before: DueTimes, after: DueTimes) {
+    fn reschedule_host(&mut self, host: HostId, before: HostDueTimes, after: HostDueTimes) {
         self.last_message.update(host, before.last_message, after.last_message);
         self.silent.update(host, before.silent, after.silent);
         self.resends.update(host, before.resend, after.resend);
@@ -125,9 +125,9 @@ impl Links {
     #[cfg(test)]
     pub(super) fn check_indexes(&self) {
         let mut computed = Self::default();
-        self.by_host
-            .iter()
-            .for_each(|(host, link)| computed.reschedule(*host, DueTimes::default(), link.due_times()));
+        self.by_host.iter().for_each(|(host, link)| {
+            computed.reschedule_host(*host, HostDueTimes::default(), link.due_times())
+        });
         let schedules = |links: &Self| {
             [&links.last_message, &links.silent, &links.resends, &links.desired_states, &links.rejected]
                 .map(|schedule| schedule.0.clone())
@@ -136,7 +136,7 @@ impl Links {
     }
 }
 
-fn two_leases(ttl: Ns) -> Ns {
+fn double_lease_time(ttl: Ns) -> Ns {
     Ns(ttl.0.saturating_mul(2))
 }
 
@@ -144,7 +144,7 @@ fn two_leases(ttl: Ns) -> Ns {
 pub(super) struct LinkMut<'a> {
     links: &'a mut Links,
     host: HostId,
-    before: DueTimes,
+    before: HostDueTimes,
 }
 
 impl Deref for LinkMut<'_> {
@@ -164,6 +164,6 @@ impl DerefMut for LinkMut<'_> {
 impl Drop for LinkMut<'_> {
     fn drop(&mut self) {
         let after = self.due_times();
-        self.links.reschedule(self.host, self.before, after);
+        self.links.reschedule_host(self.host, self.before, after);
     }
 }

@@ -46,7 +46,7 @@ impl ReportLog {
     }
 
     /// Records that a report or its next part arrived, and returns the state of the report.
-    pub(super) fn begin(
+    pub(super) fn begin_report(
         &mut self,
         report: &ObservedState,
         loads: u64,

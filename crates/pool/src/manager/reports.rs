@@ -17,7 +17,7 @@ use crate::{
     audit::Actor,
     ledger::{HostEntry, When},
     protocol::{FailureReason, Holding, ObservedState},
-    record::{EndedBy, Fence},
+    record::{EndReason, Fence},
     slice::{Event, Scrub, State},
 };
 
@@ -29,7 +29,7 @@ impl Manager {
         let (loads, adoption_events) = (self.loads, self.adoption_events);
         let Some(mut link) = self.links.get_mut(&host) else { return };
         let is_outdated = link.record_message(when, report.number);
-        let mut partial = link.reports.begin(report, loads, adoption_events);
+        let mut partial = link.reports.begin_report(report, loads, adoption_events);
         if !self.loaded {
             link.reports.partial = report.is_continued.then_some(partial);
             return;
@@ -37,12 +37,12 @@ impl Manager {
         drop(link);
         self.reserve_lost_slices(when, host, report);
         if let Some(claim) = self.find_false_claim(host, report).filter(|_| !is_outdated) {
-            return self.close(session, CloseReason::FalseClaim(claim.slice, claim.epoch));
+            return self.close_agent_session(session, CloseReason::FalseClaim(claim.slice, claim.epoch));
         }
-        self.apply_slices(when, host, report);
+        self.apply_reported_slices(when, host, report);
         self.end_vms_without_process(when, host, report);
         self.adopt_reported_vms(when, host, report, &mut partial);
-        self.apply_processes(when, host, report, &mut partial);
+        self.apply_reported_processes(when, host, report, &mut partial);
         if report.is_continued {
             return self.store_partial_report(host, partial);
         }
@@ -98,7 +98,7 @@ impl Manager {
     fn needs_report(&self, host: HostId) -> bool {
         let Some((link, entry)) = self.links.get(&host).zip(self.head.host(host)) else { return false };
         let (log, host_record) = (&link.reports, &entry.host);
-        let in_doubt = || host_record.must_report || self.has_unadopted(host);
+        let in_doubt = || host_record.must_report || self.has_unadopted_vms(host);
         let outdated = || log.complete_since.is_none_or(|since| since < self.adoption_events);
         host_record.fence == Fence::None && (log.has_missing_report() || in_doubt() || outdated())
     }
@@ -129,7 +129,7 @@ impl Manager {
         (is_impossible || is_held_by_other) && !(is_attached && in_doubt)
     }
 
-    fn apply_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
+    fn apply_reported_slices(&mut self, when: When, host: HostId, report: &ObservedState) {
         let newly_online = report.online.iter().filter(|h| !self.head.is_online(h.slice, h.epoch));
         for holding in newly_online.copied().collect::<Vec<_>>() {
             self.apply_slice_event(when, holding.slice, Event::Onlined(host, holding.epoch));
@@ -162,8 +162,11 @@ impl Manager {
     fn break_reservation(&mut self, when: When, host: HostId, slice: SliceId, message: &str) {
         let slot = self.head.slot(slice).filter(|slot| slot.holder() == Some(host));
         if let Some(id) = slot.and_then(crate::slice::Slot::reservation) {
-            let change =
-                self.head.decide_break(when, id, format!("slice {slice} did not come online: {message}"));
+            let change = self.head.decide_reservation_break(
+                when,
+                id,
+                format!("slice {slice} did not come online: {message}"),
+            );
             self.change(when, change);
         }
     }
@@ -174,7 +177,12 @@ impl Manager {
         let Some(name) = name else { return };
         for id in &report.ended {
             if self.head.reservation(*id).is_some_and(|r| r.host == host && r.is_active()) {
-                let ended = self.head.decide_end(when, *id, EndedBy::ProcessGone, Actor::Agent(name.clone()));
+                let ended = self.head.decide_reservation_end(
+                    when,
+                    *id,
+                    EndReason::ProcessGone,
+                    Actor::Agent(name.clone()),
+                );
                 ended.into_iter().for_each(|change| self.change(when, change));
             }
         }
@@ -182,7 +190,7 @@ impl Manager {
 
     /// Records the running and the ended processes in one part of a report. Ignores reports of a
     /// fenced host, because the fence ends its processes.
-    fn apply_processes(
+    fn apply_reported_processes(
         &mut self,
         when: When,
         host: HostId,
@@ -201,7 +209,7 @@ impl Manager {
     /// Records the end of all processes that are missing in a complete report.
     fn end_missing_processes(&mut self, when: When, host: HostId, running: &BTreeSet<ReservationId>) {
         let Some(entry) = self.head.host(host) else { return };
-        let own = entry.reservations().chain(entry.ended_with_process());
+        let own = entry.reservations().chain(entry.ended_reservations_with_process());
         let ended: Vec<_> = own.filter(|id| !running.contains(id)).collect();
         self.record_processes(when, host, ended, false);
     }
@@ -219,7 +227,7 @@ impl Manager {
         let actor = Actor::Agent(entry.host.name.clone());
         for id in ids {
             if self.head.reservation(id).is_some_and(|r| r.host == host && r.has_process != has_process) {
-                let change = self.head.decide_process(when, id, has_process, actor.clone());
+                let change = self.head.decide_process_change(when, id, has_process, actor.clone());
                 self.change(when, change);
             }
         }

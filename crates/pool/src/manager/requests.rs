@@ -1,14 +1,14 @@
 //! Requests of clients. Each request is decided immediately on `head`. Its reply is derived from
 //! `durable` after its batch became durable.
 
-use units::limits::WAITERS_MAX;
+use units::limits::SLICE_WAITERS_MAX;
 use units::{HostId, Name, Ns, ReservationId, Revision};
 
 use super::{Effect, Manager, Reply, Token, decision_change, link::Link};
 use crate::{
     audit::{Actor, Decision},
     ledger::{Change, Ledger, RackSpec, Reserve, ReserveOutcome, SchedulingTarget, Target, When},
-    record::{EndedBy, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
+    record::{EndReason, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
     rejection::Rejection,
 };
 
@@ -149,7 +149,7 @@ impl ReservationView {
 impl Manager {
     pub(super) fn on_request(&mut self, when: When, token: Token, request: Request) {
         if !self.loaded {
-            return self.reject(token, Rejection::Starting("its store is being read"));
+            return self.reply_rejection(token, Rejection::Starting("its store is being read"));
         }
         let outcome = match request {
             Request::Reserve { reserve, wait } => return self.on_reserve(when, token, reserve, wait),
@@ -161,7 +161,9 @@ impl Manager {
             }
             Request::Schedule { place, to, actor, reason } => {
                 let allowed = match (&place, to) {
-                    (SchedulingTarget::Slice(slice), Scheduling::Enabled) => self.check_requalify(*slice),
+                    (SchedulingTarget::Slice(slice), Scheduling::Enabled) => {
+                        self.check_requalification(*slice)
+                    }
                     _ => Ok(()),
                 };
                 let outcome = self.head.decide_scheduling(when, &place, to, actor, &reason);
@@ -178,7 +180,7 @@ impl Manager {
                 .map(|(id, change)| (change, Reply::Migration(id))),
             Request::RecordDecision(decision) => Ok((decision_change(decision), Reply::Done)),
             Request::Configure(spec) => {
-                self.head.decide_configure(when, &spec).map(|change| (change, Reply::Done))
+                self.head.decide_configuration(when, &spec).map(|change| (change, Reply::Done))
             }
         };
         match outcome {
@@ -193,7 +195,7 @@ impl Manager {
     /// Decides a reservation. A repeated request gets its reply in any state of the host. A new
     /// request requires that the host's agent has connected and its lease is valid.
     fn decide_reserve(&self, when: When, reserve: Reserve) -> Result<ReserveOutcome, Rejection> {
-        let host = self.head.host_named(&reserve.host);
+        let host = self.head.find_host_by_name(&reserve.host);
         let outcome = self.head.decide_reserve(when, reserve);
         if let Ok(ReserveOutcome::Repeat(_))
         | Err(
@@ -206,7 +208,7 @@ impl Manager {
             return outcome;
         }
         if let Some(host) = host {
-            self.check_accepts_reservations(host)?;
+            self.check_host_accepts_reservations(host)?;
             if let Err(Rejection::OutOfSlices { .. }) = &outcome
                 && self.has_starting_emc(host)
             {
@@ -219,7 +221,7 @@ impl Manager {
         outcome
     }
 
-    fn check_accepts_reservations(&self, id: HostId) -> Result<(), Rejection> {
+    fn check_host_accepts_reservations(&self, id: HostId) -> Result<(), Rejection> {
         let Some(host) = self.head.host(id).map(|entry| &entry.host.name) else { return Ok(()) };
         match self.links.get(&id) {
             Some(link) if link.is_unknown() => Err(Rejection::HostNotSchedulable {
@@ -245,7 +247,7 @@ impl Manager {
         };
         match wait {
             None => self.reply_durable(token, Reply::Reservation(id)),
-            Some(within) => self.wait_durable(token, id, when.now.after(within)),
+            Some(within) => self.add_durability_waiter(token, id, when.now.after(within)),
         }
     }
 
@@ -269,7 +271,7 @@ impl Manager {
 
     fn on_wait_ready(&mut self, when: When, token: Token, target: &Target, within: Ns) {
         match self.check_waiter_limit().and_then(|()| self.head.find(target)) {
-            Ok(id) => self.wait_durable(token, id, when.now.after(within)),
+            Ok(id) => self.add_durability_waiter(token, id, when.now.after(within)),
             Err(rejection) => self.reply_durable(token, Reply::Rejected(rejection)),
         }
     }
@@ -288,7 +290,8 @@ impl Manager {
         actor: Actor,
     ) -> Result<(Change, Reply), Rejection> {
         let id = self.head.find(target)?;
-        let change = self.head.decide_end(when, id, EndedBy::Released { force, reason }, actor)?;
+        let change =
+            self.head.decide_reservation_end(when, id, EndReason::Released { force, reason }, actor)?;
         Ok((change, Reply::Reservation(id)))
     }
 
@@ -300,7 +303,7 @@ impl Manager {
         actor: Actor,
         reason: &str,
     ) -> Result<(Change, Reply), Rejection> {
-        let id = self.head.host_named(&host).ok_or_else(|| Rejection::NoSuchHost(host.clone()))?;
+        let id = self.head.find_host_by_name(&host).ok_or_else(|| Rejection::NoSuchHost(host.clone()))?;
         let link = self.links.get(&id);
         if link.is_some_and(Link::is_connected) {
             return Err(Rejection::HostConnected(host));
@@ -323,7 +326,7 @@ impl Manager {
             }
             Reply::Scheduled { place, drains } => {
                 let waiting =
-                    self.durable.reservations_at(&place).ok().filter(|_| drains).unwrap_or_default();
+                    self.durable.reservations_of_target(&place).ok().filter(|_| drains).unwrap_or_default();
                 let waiting = waiting.iter().filter_map(|id| self.durable.reservation(*id));
                 Ok(RequestReply::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
             }
@@ -341,24 +344,24 @@ impl Manager {
     /// wait once a batch is durable.
     fn check_waiter_limit(&self) -> Result<(), Rejection> {
         let in_write = self.writing.as_ref().map_or(0, |(batch, _)| batch.waiting.len());
-        if self.waiter_deadlines.len() + self.open.waiting.len() + in_write < WAITERS_MAX {
+        if self.waiter_deadlines.len() + self.open.waiting.len() + in_write < SLICE_WAITERS_MAX {
             return Ok(());
         }
-        Err(Rejection::LimitExceeded { what: "callers waiting for slices", max: WAITERS_MAX as u64 })
+        Err(Rejection::LimitExceeded { what: "callers waiting for slices", max: SLICE_WAITERS_MAX as u64 })
     }
 
-    fn wait_durable(&mut self, token: Token, id: ReservationId, deadline: Ns) {
+    fn add_durability_waiter(&mut self, token: Token, id: ReservationId, deadline: Ns) {
         if !self.open.records.is_empty() {
             self.open.urgent = true;
             self.open.waiting.push((token, id, deadline));
         } else if let Some((batch, _)) = &mut self.writing {
             batch.waiting.push((token, id, deadline));
         } else {
-            self.wait_ready(token, id, deadline);
+            self.add_readiness_waiter(token, id, deadline);
         }
     }
 
-    pub(super) fn wait_ready(&mut self, token: Token, id: ReservationId, deadline: Ns) {
+    pub(super) fn add_readiness_waiter(&mut self, token: Token, id: ReservationId, deadline: Ns) {
         self.waiters.entry(id).or_default().push((deadline, token));
         self.waiter_deadlines.insert((deadline, token, id));
         self.waiting.insert(token, (deadline, id));
@@ -374,8 +377,8 @@ impl Manager {
         let answer = match self.durable.reservation(id) {
             None => Err(Rejection::NoSuchReservation(id)),
             Some(reservation) => match &reservation.stage {
-                Stage::Broken { why, .. } => Err(wrong_state(id, format!("broken ({why})"))),
-                Stage::Ended { why, .. } => Err(wrong_state(id, format!("ended ({why})"))),
+                Stage::Broken { why, .. } => Err(wrong_state_rejection(id, format!("broken ({why})"))),
+                Stage::Ended { why, .. } => Err(wrong_state_rejection(id, format!("ended ({why})"))),
                 Stage::Reserved { .. } | Stage::Committed if self.durable.is_all_online(id, reservation) => {
                     self.durable
                         .view(id)
@@ -406,7 +409,7 @@ impl Manager {
     }
 }
 
-fn wrong_state(reservation: ReservationId, state: String) -> Rejection {
+fn wrong_state_rejection(reservation: ReservationId, state: String) -> Rejection {
     Rejection::WrongState { reservation, state, what: "wait for its slices" }
 }
 

@@ -12,7 +12,8 @@
 use std::collections::BTreeMap;
 
 use units::limits::{
-    EPOCHS_SINCE_BACKUP_MAX, RESERVATIONS_PER_HOST_MAX, RESERVATIONS_SINCE_BACKUP_MAX, UNADOPTED_ALARMS_MAX,
+    EPOCHS_SINCE_BACKUP_MAX, RESERVATIONS_PER_HOST_MAX, RESERVATIONS_SINCE_BACKUP_MAX,
+    UNADOPTED_VM_ALARMS_MAX,
 };
 use units::{EmcId, HostId, Name, ReservationId, SliceId};
 
@@ -42,7 +43,7 @@ impl Manager {
     ) {
         self.claim_slices(when, host, report);
         if self.is_fenced_host(host) {
-            return self.clear_unadopted(host);
+            return self.clear_unadopted_vms(host);
         }
         partial.unadopted.extend(self.adopt_vms(when, host, report));
         if self.head.host(host).is_some_and(|entry| entry.host.must_report) {
@@ -55,7 +56,7 @@ impl Manager {
         self.head.host(host).is_none_or(|entry| entry.host.fence != Fence::None)
     }
 
-    pub(super) fn has_unadopted(&self, host: HostId) -> bool {
+    pub(super) fn has_unadopted_vms(&self, host: HostId) -> bool {
         self.unadopted.contains_key(&host)
     }
 
@@ -73,18 +74,18 @@ impl Manager {
         }
         let PartialReport { unadopted, has_uncompared_slice, .. } = partial;
         if !self.head.host(host).is_some_and(|entry| entry.host.must_report) {
-            self.set_unadopted(host, unadopted);
+            self.set_unadopted_vms(host, unadopted);
             return true;
         }
         let uncompared = has_uncompared_slice || self.has_uncompared_emc(host);
         let reported = !uncompared && report.number.generation == self.head.meta().generation;
         let all_adopted = unadopted.is_empty();
-        self.set_unadopted(host, unadopted);
+        self.set_unadopted_vms(host, unadopted);
         if reported {
-            self.head.set_reported(host);
+            self.head.set_host_reported(host);
         }
         if reported && all_adopted {
-            let change = self.head.decide_host_reported(when, host);
+            let change = self.head.decide_host_report(when, host);
             self.change(when, change);
         }
         true
@@ -117,7 +118,7 @@ impl Manager {
             self.apply_slice_event(when, slice, Event::Raise(epoch));
             if !self.head.can_revoke(slice) && holder != Some(host) {
                 let why = Event::Quarantine(Quarantine::Restored { host: Some(host) });
-                self.quarantine(
+                self.quarantine_slice(
                     when,
                     slice,
                     why,
@@ -158,7 +159,7 @@ impl Manager {
         if !granted || !self.can_adopt_as(host, id, &vm.vm) {
             return false;
         }
-        let Some(change) = self.head.decide_adopt(when, host, id, vm) else { return false };
+        let Some(change) = self.head.decide_adoption(when, host, id, vm) else { return false };
         self.change(when, change);
         true
     }
@@ -182,11 +183,11 @@ impl Manager {
     }
 
     /// Drops the record of a fenced host's VMs that were not adopted.
-    pub(super) fn clear_unadopted(&mut self, host: HostId) {
-        self.set_unadopted(host, Vec::new());
+    pub(super) fn clear_unadopted_vms(&mut self, host: HostId) {
+        self.set_unadopted_vms(host, Vec::new());
     }
 
-    fn set_unadopted(&mut self, host: HostId, mut unadopted: Vec<UnadoptedVm>) {
+    fn set_unadopted_vms(&mut self, host: HostId, mut unadopted: Vec<UnadoptedVm>) {
         let before = self.unadopted.remove(&host).unwrap_or_default();
         let since: BTreeMap<_, _> = before.iter().map(|vm| ((&vm.vm, &vm.slices), vm.since)).collect();
         for vm in &mut unadopted {
@@ -204,7 +205,7 @@ impl Manager {
     /// Returns [`Rejection::SliceInDoubt`] if, according to a report, a running VM uses the slice.
     /// Also returns it if a host that may run a VM with the slice has not reported since a restore
     /// or since the manager started.
-    pub(super) fn check_requalify(&self, slice: SliceId) -> Result<(), Rejection> {
+    pub(super) fn check_requalification(&self, slice: SliceId) -> Result<(), Rejection> {
         let in_doubt = |why| Err(Rejection::SliceInDoubt { slice, why });
         let running = self.unadopted.values().flatten().find(|vm| vm.slices.contains(&slice));
         if let Some(UnadoptedVm { vm, .. }) = running {
@@ -254,10 +255,14 @@ impl Manager {
             since: self.loaded_at,
         });
         let count = self.unadopted.values().map(Vec::len).sum();
-        let rest =
-            self.summary_alarm("VM_NOT_ADOPTED", count, UNADOPTED_ALARMS_MAX, "running VMs are not adopted");
+        let rest = self.summary_alarm(
+            "VM_NOT_ADOPTED",
+            count,
+            UNADOPTED_VM_ALARMS_MAX,
+            "running VMs are not adopted",
+        );
         let unadopted = self.unadopted.iter().flat_map(|(host, vms)| vms.iter().map(|vm| (*host, vm)));
-        let listed = unadopted.take(UNADOPTED_ALARMS_MAX).filter_map(|(host, vm)| {
+        let listed = unadopted.take(UNADOPTED_VM_ALARMS_MAX).filter_map(|(host, vm)| {
             let host = &self.durable.host(host)?.host.name;
             Some(Alarm {
                 reason: "VM_NOT_ADOPTED",

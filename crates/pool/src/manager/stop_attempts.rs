@@ -45,30 +45,30 @@ impl StopAttempts {
         let of_host: Vec<(EmcId, Ns)> =
             self.attempts_of_host(host).map(|(emc, attempt)| (emc, attempt.retry_at)).collect();
         if connected {
-            of_host.into_iter().for_each(|(emc, at)| self.unschedule(emc, host, at));
+            of_host.into_iter().for_each(|(emc, at)| self.unschedule_attempt(emc, host, at));
             self.connected.insert(host);
         } else {
             self.connected.remove(&host);
-            of_host.into_iter().for_each(|(emc, at)| self.schedule(emc, host, at));
+            of_host.into_iter().for_each(|(emc, at)| self.schedule_attempt(emc, host, at));
         }
     }
 
     pub(super) fn insert(&mut self, emc: EmcId, host: HostId, attempt: StopAttempt) {
         self.remove(emc, host);
-        self.schedule(emc, host, attempt.retry_at);
+        self.schedule_attempt(emc, host, attempt.retry_at);
         self.entries.insert((host, emc), attempt);
     }
 
     pub(super) fn set_retry(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
         let Some(attempt) = self.entries.get_mut(&(host, emc)) else { return };
         let before = std::mem::replace(&mut attempt.retry_at, retry_at);
-        self.unschedule(emc, host, before);
-        self.schedule(emc, host, retry_at);
+        self.unschedule_attempt(emc, host, before);
+        self.schedule_attempt(emc, host, retry_at);
     }
 
     pub(super) fn remove(&mut self, emc: EmcId, host: HostId) {
         if let Some(old) = self.entries.remove(&(host, emc)) {
-            self.unschedule(emc, host, old.retry_at);
+            self.unschedule_attempt(emc, host, old.retry_at);
         }
     }
 
@@ -105,17 +105,17 @@ impl StopAttempts {
         let mut computed = Self { connected: connected.clone(), ..Self::default() };
         self.entries
             .iter()
-            .for_each(|((host, emc), attempt)| computed.schedule(*emc, *host, attempt.retry_at));
+            .for_each(|((host, emc), attempt)| computed.schedule_attempt(*emc, *host, attempt.retry_at));
         assert_eq!(self.attempts, computed.attempts, "attempts by EMC");
     }
 
-    fn schedule(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
+    fn schedule_attempt(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
         if retry_at < Ns::NEVER && !self.connected.contains(&host) {
             self.attempts.entry(emc).or_default().insert((retry_at, host));
         }
     }
 
-    fn unschedule(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
+    fn unschedule_attempt(&mut self, emc: EmcId, host: HostId, retry_at: Ns) {
         if let Some(attempts) = self.attempts.get_mut(&emc) {
             attempts.remove(&(retry_at, host));
             if attempts.is_empty() {

@@ -1,20 +1,20 @@
 //! Periodic work of the manager: leases, deadlines, scrubbing, deletion, retries.
 
-use units::limits::{BATCH_CHANGES_MAX, RACK_TIME_SAVE_INTERVAL, RESERVATION_PRUNE_INTERVAL};
+use units::limits::{CHANGES_PER_BATCH_MAX, RACK_TIME_SAVE_INTERVAL, RESERVATION_PRUNE_INTERVAL};
 use units::{EmcId, Ns, SliceId};
 
-use super::{Effect, Manager, buffer::Supply};
+use super::{Effect, Manager, buffer::SliceSupply};
 use crate::{
     audit::Actor,
     ledger::{Change, When},
-    record::{EndedBy, Key},
+    record::{EndReason, Key},
     rejection::Rejection,
     slice::Event,
 };
 
 /// Maximum number of changes of each kind per round of upkeep; the remaining changes follow in
 /// later rounds.
-const UPKEEP_CHANGES_PER_ROUND_MAX: usize = BATCH_CHANGES_MAX / 32;
+const UPKEEP_CHANGES_PER_ROUND_MAX: usize = CHANGES_PER_BATCH_MAX / 32;
 /// Maximum number of scrubs started per round of upkeep.
 const SCRUBS_STARTED_PER_ROUND_MAX: usize = UPKEEP_CHANGES_PER_ROUND_MAX / 2;
 
@@ -47,10 +47,10 @@ impl Manager {
         if when.now < self.prune_at {
             return;
         }
-        let expired = self.head.decide_prune(when, UPKEEP_CHANGES_PER_ROUND_MAX);
+        let expired = self.head.decide_pruning(when, UPKEEP_CHANGES_PER_ROUND_MAX);
         let mut pruned = expired.0.len();
         self.apply(when, expired);
-        pruned += self.evict(when, UPKEEP_CHANGES_PER_ROUND_MAX - pruned);
+        pruned += self.evict_requests(when, UPKEEP_CHANGES_PER_ROUND_MAX - pruned);
         if pruned < UPKEEP_CHANGES_PER_ROUND_MAX {
             self.prune_at = when.now.after(RESERVATION_PRUNE_INTERVAL);
         }
@@ -58,10 +58,10 @@ impl Manager {
 
     /// Deletes at most `limit` ended requests that exceed the limits. Returns the number of deleted
     /// requests.
-    pub(super) fn evict(&mut self, when: When, limit: usize) -> usize {
+    pub(super) fn evict_requests(&mut self, when: When, limit: usize) -> usize {
         let durable_until = self.durable.meta().rack_time;
         for evicted in 0..limit {
-            let Some(change) = self.head.decide_evict(when, durable_until) else { return evicted };
+            let Some(change) = self.head.decide_eviction(when, durable_until) else { return evicted };
             self.apply(when, change);
         }
         limit
@@ -79,7 +79,8 @@ impl Manager {
             if changes >= UPKEEP_CHANGES_PER_ROUND_MAX {
                 return;
             }
-            if let Ok(ended) = self.head.decide_end(when, id, EndedBy::Deadline, Actor::Manager) {
+            if let Ok(ended) = self.head.decide_reservation_end(when, id, EndReason::Deadline, Actor::Manager)
+            {
                 changes += ended.0.len();
                 self.change(when, ended);
             }
@@ -133,8 +134,8 @@ impl Manager {
 
     /// Returns the number of slices of the pool, of free slices, and of slices that wait for a
     /// scrubber.
-    fn supply(&self) -> Supply {
-        self.head.emcs().fold(Supply::default(), |sum, (_, entry)| Supply {
+    fn supply(&self) -> SliceSupply {
+        self.head.emcs().fold(SliceSupply::default(), |sum, (_, entry)| SliceSupply {
             pool: sum.pool + entry.emc.slices,
             free: sum.free + entry.free(),
             to_scrub: sum.to_scrub + entry.to_scrub(),
@@ -149,7 +150,7 @@ impl Manager {
         let unclaimed = ready.flat_map(|(_, entry)| entry.unclaimed()).take(UPKEEP_CHANGES_PER_ROUND_MAX);
         let unclaimed: Vec<SliceId> = unclaimed.collect();
         if !unclaimed.is_empty() {
-            let change = self.head.decide_requalify_unclaimed(&unclaimed);
+            let change = self.head.decide_unclaimed_requalification(&unclaimed);
             self.change(when, change);
         }
     }

@@ -154,7 +154,7 @@ impl Manager {
         alarms
     }
 
-    pub(super) fn on_store_space(&mut self, when: When, low: bool) {
+    pub(super) fn on_store_space_change(&mut self, when: When, low: bool) {
         self.store_low_since = low.then(|| self.store_low_since.unwrap_or(when.wall));
         self.changed = true;
     }
@@ -187,7 +187,7 @@ impl Manager {
                 HostState::Fencing => return Some(self.fencing_alarm(id, &entry.host, slices)),
                 HostState::Fenced => (
                     "HOST_FENCED",
-                    self.fenced_since(&entry.host),
+                    self.fence_start_time(&entry.host),
                     format!(
                         "access of host {name} is revoked until it restarts or reports that it is clean{}",
                         self.unconfirmed_emcs_note(&entry.host)
@@ -220,12 +220,12 @@ impl Manager {
 
     /// Returns the start of a host's fence. Without a recorded start, returns the time at which the
     /// ledger was loaded.
-    fn fenced_since(&self, host: &Host) -> UnixMs {
+    fn fence_start_time(&self, host: &Host) -> UnixMs {
         if host.fenced_at == UnixMs(0) { self.loaded_at } else { host.fenced_at }
     }
 
     fn fencing_alarm(&self, id: HostId, host: &Host, slices: usize) -> Alarm {
-        let (name, since) = (&host.name, self.fenced_since(host));
+        let (name, since) = (&host.name, self.fence_start_time(host));
         let subject = Subject::Host(name.clone());
         let Some((why, since)) = self.fence_obstacle_since(id) else {
             let waits: Vec<_> = self.emcs_delaying_fence(id).filter_map(|emc| self.emc_name(emc)).collect();
@@ -278,8 +278,7 @@ impl Manager {
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
         let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
         let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);
-        let waiting: usize =
-            self.durable.emcs().map(|(_, entry)| entry.quarantined_for_operator_count()).sum();
+        let waiting: usize = self.durable.emcs().map(|(_, entry)| entry.operator_quarantine_count()).sum();
         let more = waiting.saturating_sub(SLICE_ALARMS_MAX);
         let rest = (more > 0).then(|| {
             let first =

@@ -35,7 +35,8 @@ fn combined_point_matches_corrected_equation() {
     ] {
         let point = CombinedPoint::new(insensitive(fp, li), frigid(op, fm), mix(h, r));
         assert!((point.pool - pool).abs() < 1e-9 && (point.miss - miss).abs() < 1e-9, "{point:?}");
-        let solved = solve(&[insensitive(fp, li)], &[frigid(op, fm)], mix(h, r), share(point.miss));
+        let solved =
+            choose_combination(&[insensitive(fp, li)], &[frigid(op, fm)], mix(h, r), share(point.miss));
         assert_eq!(solved, point, "the only point is within the limit and must be chosen");
     }
 }
@@ -43,7 +44,7 @@ fn combined_point_matches_corrected_equation() {
 #[test]
 fn solve_uses_one_prediction_if_both_together_exceed_the_limit() {
     let (insensitive, frigid) = ([insensitive(0.02, 0.3)], [frigid(0.04, 0.2)]);
-    let solved = |x| solve(&insensitive, &frigid, mix(0.8, 0.25), share(x));
+    let solved = |x| choose_combination(&insensitive, &frigid, mix(0.8, 0.25), share(x));
     assert_eq!(solved(0.024).pool, 0.24 + 0.76 * 0.2);
     assert_eq!((solved(0.02).pool, solved(0.02).frigid), (0.24, FrigidPoint::default()));
     assert_eq!((solved(0.012).pool, solved(0.012).insensitive), (0.2, InsensitivityPoint::default()));
@@ -53,16 +54,16 @@ fn solve_uses_one_prediction_if_both_together_exceed_the_limit() {
 #[test]
 fn solve_without_points_places_nothing() {
     let nothing = CombinedPoint::new(InsensitivityPoint::default(), FrigidPoint::default(), mix(0.8, 0.25));
-    assert_eq!(solve(&[], &[], mix(0.8, 0.25), share(1.0)), nothing);
+    assert_eq!(choose_combination(&[], &[], mix(0.8, 0.25), share(1.0)), nothing);
     assert_eq!(frontier(&[], &[], mix(0.8, 0.25)), [nothing]);
 }
 
 #[test]
 fn solve_prefers_fewer_misses_at_equal_pool_share() {
     let points = [frigid(0.4, 0.2), frigid(0.1, 0.2), frigid(0.4, 0.2)];
-    assert_eq!(solve(&[], &points, mix(1.0, 0.5), share(1.0)).frigid, points[1]);
+    assert_eq!(choose_combination(&[], &points, mix(1.0, 0.5), share(1.0)).frigid, points[1]);
     // Both predictions have equal misses and equal memory. The choice must be deterministic.
-    let point = solve(&[insensitive(0.1, 0.5)], &[frigid(0.1, 0.5)], mix(1.0, 1.0), share(0.1));
+    let point = choose_combination(&[insensitive(0.1, 0.5)], &[frigid(0.1, 0.5)], mix(1.0, 1.0), share(0.1));
     assert_eq!((point.insensitive, point.pool), (InsensitivityPoint::default(), 0.5));
 }
 
@@ -98,7 +99,7 @@ proptest! {
     fn solution_places_most_memory_within_the_miss_limit(
         insensitive in insensitive_points(), frigid in frigid_points(), mix in any_mix(), x in any_share(),
     ) {
-        let chosen = solve(&insensitive, &frigid, mix, share(x));
+        let chosen = choose_combination(&insensitive, &frigid, mix, share(x));
         prop_assert!(chosen.miss <= x);
         prop_assert_eq!(CombinedPoint::new(chosen.insensitive, chosen.frigid, mix), chosen);
         for insensitive in insensitive.iter().copied().chain([InsensitivityPoint::default()]) {
@@ -114,7 +115,7 @@ proptest! {
     fn higher_miss_limit_never_places_less(
         insensitive in insensitive_points(), frigid in frigid_points(), mix in any_mix(), x in any_share(), y in any_share(),
     ) {
-        let solved = |x| solve(&insensitive, &frigid, mix, share(x)).pool;
+        let solved = |x| choose_combination(&insensitive, &frigid, mix, share(x)).pool;
         prop_assert!(solved(x.min(y)) <= solved(x.max(y)));
     }
 
@@ -124,9 +125,9 @@ proptest! {
     ) {
         let frontier = frontier(&insensitive, &frigid, mix);
         prop_assert!(frontier.is_sorted_by(|one, next| one.pool < next.pool && one.miss < next.miss));
-        prop_assert!(frontier.contains(&solve(&insensitive, &frigid, mix, share(x))));
+        prop_assert!(frontier.contains(&choose_combination(&insensitive, &frigid, mix, share(x))));
         for point in frontier.iter().filter(|point| point.miss <= 1.0) {
-            prop_assert_eq!(solve(&insensitive, &frigid, mix, share(point.miss)), *point);
+            prop_assert_eq!(choose_combination(&insensitive, &frigid, mix, share(point.miss)), *point);
         }
     }
 

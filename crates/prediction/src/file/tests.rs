@@ -8,7 +8,7 @@ use units::{Bytes, Fraction};
 use super::*;
 use crate::{
     frigid::{
-        Groups, History, ModelSource, Outcome, Usage, VmRequest,
+        Groups, ModelSource, Outcome, OutcomeHistory, VmRequest, VmUsage,
         backtest::{self, VmSample},
     },
     import::{Format, ImportError, ImportedModel},
@@ -22,7 +22,7 @@ fn sample(hour: u64, rng: &mut Pcg64Mcg) -> VmSample {
     let request = VmRequest { groups, requested: Bytes::gib(1 << (hour % 6)), cores: Some(2.0), begins };
     let untouched = Fraction::new(0.3 + 0.5 * rng.random::<f64>()).unwrap();
     let ended = UnixMs(begins.0 + 1000);
-    VmSample { request, outcome: Outcome { ended, untouched, usage: Usage::default() }, is_trusted: true }
+    VmSample { request, outcome: Outcome { ended, untouched, usage: VmUsage::default() }, is_trusted: true }
 }
 
 fn samples(rows: u64) -> Vec<VmSample> {
@@ -57,7 +57,7 @@ fn round_trip(file: &ModelFile) -> ModelFile {
 fn workloads() -> Vec<Workload> {
     let mut rng = Pcg64Mcg::seed_from_u64(3);
     let mut workload = |program: u32| {
-        let mut counters = [0.0; COUNTERS.len()];
+        let mut counters = [0.0; COUNTER_NAMES.len()];
         counters.iter_mut().for_each(|counter| *counter = rng.random());
         let slowdown = counters[4] * counters[11];
         Workload { program: format!("p{program}"), counters, slowdown }
@@ -74,7 +74,7 @@ fn decoded_model_predicts_identically() {
     else {
         panic!("both files must contain models of frigid memory");
     };
-    let mut history = History::default();
+    let mut history = OutcomeHistory::default();
     for sample in samples(50) {
         let features = history.features(&sample.request);
         assert_eq!(before.curve(&features), after.curve(&features));
@@ -182,7 +182,7 @@ fn backtest_during_training_equals_separate_backtest() {
 }
 
 /// Returns a LightGBM text model of one tree with one split on the named feature.
-fn lightgbm(feature: &str) -> String {
+fn lightgbm_model_text(feature: &str) -> String {
     format!(
         "tree\nversion=v4\nnum_class=1\nnum_tree_per_iteration=1\nlabel_index=0\nmax_feature_idx=0\nobjective=regression\n\
          feature_names={feature}\nfeature_infos=none\ntree_sizes=1\n\nTree=0\nnum_leaves=2\nnum_cat=0\nsplit_feature=0\n\
@@ -194,7 +194,8 @@ fn lightgbm(feature: &str) -> String {
 fn imported_model_is_calibrated_and_round_trips() {
     let names: Vec<String> = feature_names().collect();
     let imported =
-        ImportedModel::read(Format::LightGbm, lightgbm("requested_gib").as_bytes(), &names).unwrap();
+        ImportedModel::read(Format::LightGbm, lightgbm_model_text("requested_gib").as_bytes(), &names)
+            .unwrap();
     let trained =
         backtest::train(&samples(400), &ModelSource::Imported(Box::new(imported)), &rates()).unwrap();
     assert!(trained.results.iter().all(|result| result.rate_actual <= result.rate_target + 0.02));
@@ -210,16 +211,17 @@ fn imported_model_is_calibrated_and_round_trips() {
         cores: None,
         begins: UnixMs(0),
     };
-    let curve = |gib| trained.model.curve(&History::default().features(&request(gib)));
-    let difference = curve(4).at_level(9) - curve(8).at_level(9);
+    let curve = |gib| trained.model.curve(&OutcomeHistory::default().features(&request(gib)));
+    let difference = curve(4).untouched_at_level(9) - curve(8).untouched_at_level(9);
     assert!((difference - 0.25).abs() < 1e-9, "{difference}");
 }
 
 #[test]
 fn imported_model_with_unknown_feature_is_rejected() {
     let names: Vec<String> = feature_names().collect();
-    let read =
-        |feature| ImportedModel::read(Format::LightGbm, lightgbm(feature).as_bytes(), &names).unwrap_err();
+    let read = |feature| {
+        ImportedModel::read(Format::LightGbm, lightgbm_model_text(feature).as_bytes(), &names).unwrap_err()
+    };
     assert!(read("shoe_size").to_string().contains("\"shoe_size\""));
     assert!(matches!(read("Column_0"), ImportError::FeatureCount { found: 1, .. }));
     let error = ImportedModel::read(Format::Onnx, b"not a graph", &names).unwrap_err();

@@ -21,7 +21,7 @@ use units::{
 use super::{
     baseline::Baseline,
     calibration::Calibration,
-    history::FEATURES,
+    history::FEATURE_COUNT,
     model::{Model, ModelSource},
     online::{OnlinePredictor, RiskPrediction, VmAssessment},
     risk::RiskLimit,
@@ -83,7 +83,7 @@ pub fn run(
     rates: &[Fraction],
 ) -> Result<Vec<BacktestResult>, EmptyTestSet> {
     let backtest = Backtest::replay_all(train, test, rates, Vec::new())?;
-    Ok(backtest.rate_backtests.iter().map(RateBacktest::result).collect())
+    Ok(backtest.rate_backtests.iter().map(RateBacktest::backtest_result).collect())
 }
 
 /// Runs the same backtest as [`run`], and also scores all other prediction methods on the same VMs
@@ -106,7 +106,7 @@ pub fn compare(
         of(Method::Calibrated, |rate_backtest| rate_backtest.calibrated),
         of(Method::FixedShare, |rate_backtest| rate_backtest.fixed),
     ];
-    let results = rate_backtests.iter().map(RateBacktest::result).collect();
+    let results = rate_backtests.iter().map(RateBacktest::backtest_result).collect();
     Ok((results, method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect()))
 }
 
@@ -150,10 +150,10 @@ pub fn train(
     let first = outcomes.saturating_sub(CALIBRATION_OUTCOMES_MAX).max(FIRST_TRAINING_OUTCOMES);
     let mut backtest = Backtest { tests_unpredicted: false, ..Backtest::new(source, first, rates) };
     let samples: Vec<&VmSample> = samples.iter().collect();
-    backtest.replay(&samples, 0);
+    backtest.replay_samples(&samples, 0);
     backtest.end_vms_before(UnixMs(u64::MAX), &samples);
     let (model, calibration) = (backtest.fit(), backtest.online.calibration().clone());
-    let results = backtest.rate_backtests.iter().map(RateBacktest::result).collect();
+    let results = backtest.rate_backtests.iter().map(RateBacktest::backtest_result).collect();
     Ok(TrainedModel { model, calibration, results, outcomes, window })
 }
 
@@ -163,14 +163,14 @@ pub fn calibrate(model: &Model, samples: &[VmSample], after: UnixMs) -> Calibrat
     let mut backtest = Backtest { calibrates_after: Some(after), ..Backtest::new(&source, usize::MAX, &[]) };
     backtest.online.set_model(model.clone());
     let samples: Vec<&VmSample> = samples.iter().collect();
-    backtest.replay(&samples, 0);
+    backtest.replay_samples(&samples, 0);
     backtest.end_vms_before(UnixMs(u64::MAX), &samples);
     backtest.online.calibration().clone()
 }
 
 /// Returns the features of each VM at its start and the untouched fraction of its memory, ordered
 /// by start time.
-pub fn features_at_start(samples: &[VmSample]) -> Vec<([f64; FEATURES], Fraction)> {
+pub fn features_at_start(samples: &[VmSample]) -> Vec<([f64; FEATURE_COUNT], Fraction)> {
     let samples: Vec<&VmSample> = samples.iter().collect();
     let mut backtest = Backtest::new(&ModelSource::Trained, usize::MAX, &[]);
     let mut start = |at: usize| {
@@ -193,7 +193,7 @@ struct Backtest<'a> {
     source: &'a ModelSource,
     /// Training set of the latest outcomes: features of each VM at its start, and the untouched
     /// fraction of its memory.
-    training: VecDeque<([f64; FEATURES], f64)>,
+    training: VecDeque<([f64; FEATURE_COUNT], f64)>,
     /// Number of reliable outcomes so far.
     outcomes_seen: usize,
     rate_backtests: Vec<RateBacktest>,
@@ -227,7 +227,7 @@ impl<'a> Backtest<'a> {
         let samples: Vec<&VmSample> = train.iter().chain(test).collect();
         let mut backtest =
             Self { baselines, ..Self::new(&ModelSource::Trained, FIRST_TRAINING_OUTCOMES, rates) };
-        backtest.replay(&samples, train.len());
+        backtest.replay_samples(&samples, train.len());
         Ok(backtest)
     }
 
@@ -251,7 +251,7 @@ impl<'a> Backtest<'a> {
 
     /// Replays all samples, ordered by start time. Scores the samples with an index of at least
     /// `tested`.
-    fn replay(&mut self, samples: &[&VmSample], tested: usize) {
+    fn replay_samples(&mut self, samples: &[&VmSample], tested: usize) {
         for at in indexes_by_start(samples) {
             let sample = samples[at];
             self.end_vms_before(sample.request.begins, samples);
@@ -320,8 +320,8 @@ impl<'a> Backtest<'a> {
 
     /// Starts a VM: predicts it, scores the prediction if the VM is tested, and returns the row of
     /// features.
-    fn start_vm(&mut self, at: usize, sample: &VmSample, is_tested: bool) -> [f64; FEATURES] {
-        let assessment = self.online.assess(&sample.request);
+    fn start_vm(&mut self, at: usize, sample: &VmSample, is_tested: bool) -> [f64; FEATURE_COUNT] {
+        let assessment = self.online.assess_vm(&sample.request);
         let features = assessment.features;
         if is_tested && sample.is_trusted && (self.tests_unpredicted || assessment.prediction.is_some()) {
             self.rate_backtests
@@ -334,9 +334,9 @@ impl<'a> Backtest<'a> {
         features
     }
 
-    fn score_baselines(&mut self, sample: &VmSample, features: &[f64; FEATURES]) {
+    fn score_baselines(&mut self, sample: &VmSample, features: &[f64; FEATURE_COUNT]) {
         if !self.baselines.is_empty() {
-            let trees = self.online.model().map(|model| model.curve_of_trees(features));
+            let trees = self.online.model().map(|model| model.predict_tree_curve(features));
             self.baselines.iter_mut().for_each(|baseline| baseline.add(sample, features, trees));
         }
     }
@@ -378,7 +378,7 @@ impl RateBacktest {
         self.fixed.add(self.fixed_share, sample);
     }
 
-    fn result(&self) -> BacktestResult {
+    fn backtest_result(&self) -> BacktestResult {
         let (calibrated, fixed) = (self.calibrated.score(), self.fixed.score());
         BacktestResult {
             rate_target: self.rate.get(),

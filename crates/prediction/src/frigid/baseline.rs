@@ -5,9 +5,9 @@
 use units::Fraction;
 
 use super::{
-    history::{FEATURES, lowest_untouched, narrowest_group},
+    history::{FEATURE_COUNT, lowest_untouched, narrowest_group},
     outcome::Groups,
-    risk::{Curve, QUANTILE_LEVELS},
+    risk::{QUANTILE_LEVELS, QuantileCurve},
     sample::VmSample,
     score::{Score, ScoreSum},
 };
@@ -39,7 +39,7 @@ pub struct MethodScores {
 }
 
 /// Constants that the minimum rules subtract from the lowest untouched fraction.
-const REDUCTIONS: [f64; 12] = [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4];
+const SHARE_REDUCTIONS: [f64; 12] = [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4];
 
 /// Baseline at one setting, with the sum of its scores.
 #[derive(Clone, Copy, Debug)]
@@ -58,20 +58,22 @@ impl Baseline {
         let rules = [Method::GroupMinimum, Method::OwnerMinimum];
         trees
             .chain(
-                rules.into_iter().flat_map(|method| REDUCTIONS.map(|reduction| baseline(method, reduction))),
+                rules
+                    .into_iter()
+                    .flat_map(|method| SHARE_REDUCTIONS.map(|reduction| baseline(method, reduction))),
             )
             .collect()
     }
 
     /// Predicts the untouched fraction of a VM from its features and the tree quantiles at its
     /// start, and adds the score of the prediction. Predicts 0 without a history or a model.
-    pub fn add(&mut self, sample: &VmSample, features: &[f64; FEATURES], trees: Option<Curve>) {
+    pub fn add(&mut self, sample: &VmSample, features: &[f64; FEATURE_COUNT], trees: Option<QuantileCurve>) {
         let reduced = |lowest: f64| lowest - self.setting;
         let share = match self.method {
             Method::TreeQuantile => QUANTILE_LEVELS
                 .iter()
                 .rposition(|level| *level <= self.setting)
-                .and_then(|level| Some(trees?.at_level(level))),
+                .and_then(|level| Some(trees?.untouched_at_level(level))),
             Method::GroupMinimum => narrowest_group(features).map(|(_, _, lowest)| reduced(lowest)),
             Method::OwnerMinimum => {
                 lowest_untouched(features, owner_group_index(&sample.request.groups)).map(reduced)

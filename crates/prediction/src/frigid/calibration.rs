@@ -9,12 +9,12 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 use units::{
     Bytes, Fraction, UnixMs,
-    limits::{CALIBRATION_OUTCOMES_MAX, OWNER_MARGINS_MAX},
+    limits::{CALIBRATION_OUTCOMES_MAX, CALIBRATION_OWNERS_MAX},
 };
 
 use super::{
     history::to_gib,
-    risk::{Curve, QUANTILE_LEVELS, RiskLimit},
+    risk::{QUANTILE_LEVELS, QuantileCurve, RiskLimit},
 };
 
 /// Prediction for a VM before its start, with the outcome of the VM.
@@ -23,7 +23,7 @@ pub struct CalibrationSample {
     /// Start time of the VM.
     pub begins: UnixMs,
     /// Predicted quantiles of the untouched fraction.
-    pub curve: Curve,
+    pub curve: QuantileCurve,
     /// Owner margin of the prediction, at least 1.
     #[serde(rename = "caution")]
     pub owner_margin: f64,
@@ -38,7 +38,7 @@ pub struct CalibrationSample {
 pub struct Calibration {
     /// Latest samples, oldest first, at most [`CALIBRATION_OUTCOMES_MAX`].
     recent: VecDeque<CalibrationSample>,
-    /// Overprediction counts by owner, at most [`OWNER_MARGINS_MAX`] owners.
+    /// Overprediction counts by owner, at most [`CALIBRATION_OWNERS_MAX`] owners.
     owners: BTreeMap<String, OwnerCounts>,
 }
 
@@ -80,7 +80,8 @@ impl Calibration {
     pub fn add(&mut self, owner: Option<String>, sample: CalibrationSample) {
         if let Some(owner) = owner {
             self.evict_owners_for(&owner);
-            let is_overpredicted = sample.curve.at_level(OWNER_LEVEL_INDEX) > sample.untouched.get();
+            let is_overpredicted =
+                sample.curve.untouched_at_level(OWNER_LEVEL_INDEX) > sample.untouched.get();
             let counts = self.owners.entry(owner).or_default();
             let decay =
                 if counts.outcomes < OWNER_OUTCOMES_WINDOW { 1.0 } else { 1.0 - 1.0 / OWNER_OUTCOMES_WINDOW };
@@ -96,9 +97,9 @@ impl Calibration {
     /// Removes half of the owners, those with the fewest outcomes, if `owner` is new and the number
     /// of owners is at its limit.
     fn evict_owners_for(&mut self, owner: &str) {
-        if self.owners.len() >= OWNER_MARGINS_MAX && !self.owners.contains_key(owner) {
+        if self.owners.len() >= CALIBRATION_OWNERS_MAX && !self.owners.contains_key(owner) {
             let mut outcomes: Vec<f64> = self.owners.values().map(|counts| counts.outcomes).collect();
-            let median = *outcomes.select_nth_unstable_by(OWNER_MARGINS_MAX / 2, f64::total_cmp).1;
+            let median = *outcomes.select_nth_unstable_by(CALIBRATION_OWNERS_MAX / 2, f64::total_cmp).1;
             self.owners.retain(|_, counts| counts.outcomes > median);
         }
     }
@@ -165,7 +166,7 @@ impl Calibration {
             .values()
             .all(|counts| counts.outcomes.is_finite() && counts.overpredictions.is_finite());
         self.recent.len() <= CALIBRATION_OUTCOMES_MAX
-            && self.owners.len() <= OWNER_MARGINS_MAX
+            && self.owners.len() <= CALIBRATION_OWNERS_MAX
             && self.recent.iter().all(is_valid)
             && are_counts_finite
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use units::{Bytes, UnixMs, limits::OUTCOMES_PER_GROUP_MAX};
 
-use super::outcome::{Groups, Outcome, Usage, VmRequest};
+use super::outcome::{Groups, Outcome, VmRequest, VmUsage};
 
 /// Names of the features from the request.
 const REQUEST_FEATURES: [&str; 3] = ["requested_gib", "cores", "gib_per_core"];
@@ -37,15 +37,15 @@ const GROUP_FEATURES: [&str; 21] = [
     "below_70",
 ];
 /// Index of the feature `count` in [`GROUP_FEATURES`].
-const COUNT_INDEX: usize = 0;
+const OUTCOME_COUNT_INDEX: usize = 0;
 /// Index of the feature `lowest` in [`GROUP_FEATURES`].
-const LOWEST_INDEX: usize = 4;
+const LOWEST_UNTOUCHED_INDEX: usize = 4;
 /// Thresholds of the features `below_10` to `below_70`. Each feature is the fraction of outcomes
 /// with an untouched fraction below its threshold.
-const BELOW_THRESHOLDS: [f64; 4] = [0.1, 0.3, 0.5, 0.7];
+const UNTOUCHED_THRESHOLDS: [f64; 4] = [0.1, 0.3, 0.5, 0.7];
 
 /// Number of features of a VM, and length of a row of features.
-pub const FEATURES: usize = REQUEST_FEATURES.len() + Groups::COUNT * GROUP_FEATURES.len();
+pub const FEATURE_COUNT: usize = REQUEST_FEATURES.len() + Groups::COUNT * GROUP_FEATURES.len();
 
 /// Returns the names of the features, in the order of a row.
 pub fn feature_names() -> impl Iterator<Item = String> {
@@ -55,27 +55,27 @@ pub fn feature_names() -> impl Iterator<Item = String> {
 
 /// Outcomes of ended VMs, by group of similar VMs.
 #[derive(Clone, Debug, Default)]
-pub struct History {
+pub struct OutcomeHistory {
     /// Outcomes by group name, for each kind of group in the order of [`Groups::NAMES`].
-    groups: [BTreeMap<String, Group>; Groups::COUNT],
+    groups: [BTreeMap<String, OutcomeGroup>; Groups::COUNT],
 }
 
-impl History {
+impl OutcomeHistory {
     /// Adds the outcome of an ended VM to each of its groups.
     pub fn add(&mut self, request: &VmRequest, outcome: &Outcome) {
         for (groups, name) in self.groups.iter_mut().zip(request.groups.all()) {
             if let Some(group) = groups.get_mut(name) {
                 group.add(request, outcome);
             } else if !name.is_empty() {
-                groups.entry(name.to_owned()).or_insert_with(Group::new).add(request, outcome);
+                groups.entry(name.to_owned()).or_insert_with(OutcomeGroup::new).add(request, outcome);
             }
         }
     }
 
     /// Computes the features of a VM that is about to start.
-    pub fn features(&self, request: &VmRequest) -> [f64; FEATURES] {
+    pub fn features(&self, request: &VmRequest) -> [f64; FEATURE_COUNT] {
         let gib = to_gib(request.requested);
-        let mut row = [f64::NAN; FEATURES];
+        let mut row = [f64::NAN; FEATURE_COUNT];
         let (request_features, groups_features) = row.split_at_mut(REQUEST_FEATURES.len());
         let per_core = request.cores.filter(|cores| *cores > 0.0).map_or(f64::NAN, |cores| gib / cores);
         request_features.copy_from_slice(&[gib, request.cores.unwrap_or(f64::NAN), per_core]);
@@ -93,31 +93,31 @@ impl History {
 
 /// Returns the narrowest group of a VM that had an outcome when the VM started, from the VM's row
 /// of features: the index of the group, its number of outcomes, and its lowest untouched fraction.
-pub(super) fn narrowest_group(features: &[f64; FEATURES]) -> Option<(usize, f64, f64)> {
+pub(super) fn narrowest_group(features: &[f64; FEATURE_COUNT]) -> Option<(usize, f64, f64)> {
     let mut groups = features[REQUEST_FEATURES.len()..].chunks_exact(GROUP_FEATURES.len()).enumerate();
     groups
-        .find(|(_, group)| !group[COUNT_INDEX].is_nan())
-        .map(|(at, group)| (at, group[COUNT_INDEX], group[LOWEST_INDEX]))
+        .find(|(_, group)| !group[OUTCOME_COUNT_INDEX].is_nan())
+        .map(|(at, group)| (at, group[OUTCOME_COUNT_INDEX], group[LOWEST_UNTOUCHED_INDEX]))
 }
 
 /// Returns the lowest untouched fraction in the group with this index, from a row of features.
 /// Returns `None` if the group has no outcome.
-pub(super) fn lowest_untouched(features: &[f64; FEATURES], group: usize) -> Option<f64> {
-    let lowest = features[REQUEST_FEATURES.len() + group * GROUP_FEATURES.len() + LOWEST_INDEX];
+pub(super) fn lowest_untouched(features: &[f64; FEATURE_COUNT], group: usize) -> Option<f64> {
+    let lowest = features[REQUEST_FEATURES.len() + group * GROUP_FEATURES.len() + LOWEST_UNTOUCHED_INDEX];
     (!lowest.is_nan()).then_some(lowest)
 }
 
 /// Outcomes of one group of VMs.
 #[derive(Clone, Debug)]
-struct Group {
+struct OutcomeGroup {
     /// Number of outcomes.
     count: u32,
     /// Lowest untouched fraction.
     lowest: f64,
     /// Largest peak memory.
     highest: Bytes,
-    /// Number of outcomes with an untouched fraction below each of [`BELOW_THRESHOLDS`].
-    below: [u32; BELOW_THRESHOLDS.len()],
+    /// Number of outcomes with an untouched fraction below each of [`UNTOUCHED_THRESHOLDS`].
+    below: [u32; UNTOUCHED_THRESHOLDS.len()],
     /// Latest outcomes, ordered by the end time of the VM, at most [`OUTCOMES_PER_GROUP_MAX`].
     recent: VecDeque<RecentOutcome>,
 }
@@ -131,12 +131,12 @@ struct RecentOutcome {
     requested: Bytes,
     /// Peak memory touched.
     peak: Bytes,
-    usage: Usage,
+    usage: VmUsage,
 }
 
-impl Group {
+impl OutcomeGroup {
     fn new() -> Self {
-        let (below, recent) = ([0; BELOW_THRESHOLDS.len()], VecDeque::with_capacity(1));
+        let (below, recent) = ([0; UNTOUCHED_THRESHOLDS.len()], VecDeque::with_capacity(1));
         Self { count: 0, lowest: 1.0, highest: Bytes::new(0), below, recent }
     }
 
@@ -146,7 +146,10 @@ impl Group {
         self.count = self.count.saturating_add(1);
         self.lowest = self.lowest.min(untouched);
         self.highest = self.highest.max(peak);
-        self.below.iter_mut().zip(BELOW_THRESHOLDS).for_each(|(n, share)| *n += u32::from(untouched < share));
+        self.below
+            .iter_mut()
+            .zip(UNTOUCHED_THRESHOLDS)
+            .for_each(|(n, share)| *n += u32::from(untouched < share));
         let (ended, requested, usage) = (outcome.ended, request.requested, outcome.usage);
         // Outcomes are not always added in the order in which the VMs ended.
         let at = self.recent.partition_point(|outcome| outcome.ended <= ended);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    history::{FEATURES, narrowest_group},
+    history::{FEATURE_COUNT, narrowest_group},
     risk::QUANTILE_LEVELS,
 };
 use crate::trees::boost::quantile_index;
@@ -18,7 +18,7 @@ use crate::trees::boost::quantile_index;
 const MARGIN_OUTCOMES_MIN: usize = 50;
 /// Buckets of the number of outcomes of a group: lower bound of each bucket except the first, which
 /// starts at one outcome.
-const BUCKET_STARTS: [f64; 5] = [2.0, 3.0, 5.0, 9.0, 30.0];
+const OUTCOME_BUCKET_STARTS: [f64; 5] = [2.0, 3.0, 5.0, 9.0, 30.0];
 
 /// Kind of group (by its index in `Groups::NAMES`), and bucket of its number of outcomes.
 type MarginKey = (usize, usize);
@@ -46,10 +46,10 @@ impl From<Vec<MarginRow>> for Margins {
 
 impl Margins {
     /// Learns margins from the features and untouched fractions of ended VMs.
-    pub(super) fn learn<'a>(outcomes: impl Iterator<Item = (&'a [f64; FEATURES], f64)>) -> Self {
+    pub(super) fn learn_margins<'a>(outcomes: impl Iterator<Item = (&'a [f64; FEATURE_COUNT], f64)>) -> Self {
         let mut differences: BTreeMap<MarginKey, Vec<f64>> = BTreeMap::new();
         for (features, untouched) in outcomes {
-            if let Some((key, lowest)) = key_and_lowest(features) {
+            if let Some((key, lowest)) = margin_key_and_lowest(features) {
                 differences.entry(key).or_default().push(untouched - lowest);
             }
         }
@@ -60,16 +60,19 @@ impl Margins {
 
     /// Returns the predicted untouched fraction at each quantile level. Returns `None` if no
     /// margins were learned for the VM's narrowest group with an outcome.
-    pub(super) fn predict_shares(&self, features: &[f64; FEATURES]) -> Option<[f64; QUANTILE_LEVELS.len()]> {
-        let (key, lowest) = key_and_lowest(features)?;
+    pub(super) fn predict_shares(
+        &self,
+        features: &[f64; FEATURE_COUNT],
+    ) -> Option<[f64; QUANTILE_LEVELS.len()]> {
+        let (key, lowest) = margin_key_and_lowest(features)?;
         self.0.get(&key).map(|margins| margins.map(|margin| lowest + margin))
     }
 }
 
 /// Returns the key and the lowest untouched fraction of the narrowest group with an outcome.
-fn key_and_lowest(features: &[f64; FEATURES]) -> Option<(MarginKey, f64)> {
+fn margin_key_and_lowest(features: &[f64; FEATURE_COUNT]) -> Option<(MarginKey, f64)> {
     let (group, count, lowest) = narrowest_group(features)?;
-    Some(((group, BUCKET_STARTS.partition_point(|start| *start <= count)), lowest))
+    Some(((group, OUTCOME_BUCKET_STARTS.partition_point(|start| *start <= count)), lowest))
 }
 
 /// Returns the quantiles of `numbers` at all [`QUANTILE_LEVELS`].

@@ -4,14 +4,14 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    history::FEATURES,
+    history::FEATURE_COUNT,
     margins::{Margins, quantiles_of},
-    risk::{Curve, QUANTILE_LEVELS},
+    risk::{QUANTILE_LEVELS, QuantileCurve},
 };
 use crate::{
     import::ImportedModel,
     trees::{
-        Columns, Ensemble, TreeParams,
+        Ensemble, FeatureColumns, TreeParams,
         boost::{BoostParams, fit_quantiles},
     },
 };
@@ -71,7 +71,7 @@ impl ModelSource {
     ///
     /// # Panics
     /// Panics if there is no row, or if the lengths of `features` and `untouched` differ.
-    pub fn fit(&self, features: &[[f64; FEATURES]], untouched: &[f64], seed: u64) -> Model {
+    pub fn fit(&self, features: &[[f64; FEATURE_COUNT]], untouched: &[f64], seed: u64) -> Model {
         match self {
             Self::Trained => Model::train(features, untouched, seed),
             Self::Imported(model) => {
@@ -92,17 +92,17 @@ impl Model {
     ///
     /// # Panics
     /// Panics if there is no row, or if the lengths of `features` and `untouched` differ.
-    pub fn train(features: &[[f64; FEATURES]], untouched: &[f64], seed: u64) -> Self {
-        let mut columns = Columns::new(FEATURES);
+    pub fn train(features: &[[f64; FEATURE_COUNT]], untouched: &[f64], seed: u64) -> Self {
+        let mut columns = FeatureColumns::new(FEATURE_COUNT);
         features.iter().for_each(|row| columns.push(row));
         Self(Predictor::Trained {
             trees: fit_quantiles(&columns, untouched, &QUANTILE_LEVELS, &BOOST_PARAMS, seed),
-            margins: Margins::learn(features.iter().zip(untouched.iter().copied())),
+            margins: Margins::learn_margins(features.iter().zip(untouched.iter().copied())),
         })
     }
 
     /// Predicts the untouched fraction of a VM's memory at each quantile level.
-    pub fn curve(&self, features: &[f64; FEATURES]) -> Curve {
+    pub fn curve(&self, features: &[f64; FEATURE_COUNT]) -> QuantileCurve {
         match &self.0 {
             Predictor::Trained { trees, margins } => {
                 let mut shares = predict_shares(trees, features);
@@ -112,20 +112,20 @@ impl Model {
                     };
                     shares.iter_mut().zip(margin_shares).for_each(blend);
                 }
-                Curve::new(shares)
+                QuantileCurve::new(shares)
             }
             Predictor::Imported { model, offsets } => {
                 let predicted = model.predict(features);
-                Curve::new(offsets.map(|offset| predicted + offset))
+                QuantileCurve::new(offsets.map(|offset| predicted + offset))
             }
         }
     }
 
     /// Predicts the untouched fraction at each quantile level from the trees alone, without
     /// margins.
-    pub(super) fn curve_of_trees(&self, features: &[f64; FEATURES]) -> Curve {
+    pub(super) fn predict_tree_curve(&self, features: &[f64; FEATURE_COUNT]) -> QuantileCurve {
         match &self.0 {
-            Predictor::Trained { trees, .. } => Curve::new(predict_shares(trees, features)),
+            Predictor::Trained { trees, .. } => QuantileCurve::new(predict_shares(trees, features)),
             Predictor::Imported { .. } => self.curve(features),
         }
     }
@@ -134,15 +134,15 @@ impl Model {
     pub(crate) fn is_compatible(&self) -> bool {
         match &self.0 {
             Predictor::Trained { trees, .. } => {
-                trees.features() == FEATURES && trees.outputs() == QUANTILE_LEVELS.len()
+                trees.features() == FEATURE_COUNT && trees.outputs() == QUANTILE_LEVELS.len()
             }
-            Predictor::Imported { model, .. } => model.is_compatible(FEATURES),
+            Predictor::Imported { model, .. } => model.is_compatible(FEATURE_COUNT),
         }
     }
 }
 
 /// Predicts the untouched fraction at each quantile level from trees.
-fn predict_shares(trees: &Ensemble, features: &[f64; FEATURES]) -> [f64; QUANTILE_LEVELS.len()] {
+fn predict_shares(trees: &Ensemble, features: &[f64; FEATURE_COUNT]) -> [f64; QUANTILE_LEVELS.len()] {
     let mut shares = [0.0; QUANTILE_LEVELS.len()];
     trees.predict(features, &mut shares);
     shares

@@ -7,17 +7,17 @@ use units::Bytes;
 
 use super::{
     calibration::{Calibration, CalibrationSample},
-    history::{FEATURES, History},
+    history::{FEATURE_COUNT, OutcomeHistory},
     model::Model,
     outcome::{Outcome, VmRequest},
-    risk::{Curve, RiskAllocation, RiskLimit},
+    risk::{QuantileCurve, RiskAllocation, RiskLimit},
 };
 
 /// Predictor with a history of outcomes, a serving model and its calibration. Without a model, it
 /// computes features but makes no predictions.
 #[derive(Clone, Debug, Default)]
 pub struct OnlinePredictor {
-    history: History,
+    history: OutcomeHistory,
     model: Option<Model>,
     calibration: Calibration,
 }
@@ -26,7 +26,7 @@ pub struct OnlinePredictor {
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmAssessment {
     /// Row of features; unknown features are NaN.
-    pub features: [f64; FEATURES],
+    pub features: [f64; FEATURE_COUNT],
     /// Prediction of the serving model, or `None` without a serving model.
     pub prediction: Option<RiskPrediction>,
 }
@@ -35,7 +35,7 @@ pub struct VmAssessment {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RiskPrediction {
     /// Predicted quantiles of the untouched fraction.
-    pub curve: Curve,
+    pub curve: QuantileCurve,
     /// Ratio of the observed to the expected rate of overpredictions of the VM's owner, at least 1.
     /// Risks are multiplied by this factor.
     #[serde(rename = "caution")]
@@ -59,7 +59,7 @@ impl RiskPrediction {
 
 impl OnlinePredictor {
     /// Computes the features and the prediction of a VM that is about to start.
-    pub fn assess(&self, request: &VmRequest) -> VmAssessment {
+    pub fn assess_vm(&self, request: &VmRequest) -> VmAssessment {
         let features = self.history.features(request);
         let prediction = self.model.as_ref().map(|model| RiskPrediction {
             curve: model.curve(&features),
@@ -83,7 +83,7 @@ impl OnlinePredictor {
     }
 
     /// Replaces the history of outcomes, for example to drop expired outcomes.
-    pub fn set_history(&mut self, history: History) {
+    pub fn set_history(&mut self, history: OutcomeHistory) {
         self.history = history;
     }
 

@@ -57,12 +57,12 @@ pub struct Outcome {
     /// Fraction of the requested memory that the VM never touched.
     pub untouched: Fraction,
     /// Other measurements of the VM.
-    pub usage: Usage,
+    pub usage: VmUsage,
 }
 
 /// Measurements of a VM during its run time. `None` means that a value was not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct VmUsage {
     /// 99th percentile over time of the memory in use.
     pub p99: Option<Bytes>,
     /// Mean over time of the memory in use.

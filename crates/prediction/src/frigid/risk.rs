@@ -16,14 +16,14 @@ pub const QUANTILE_LEVELS: [f64; 15] =
     [0.003, 0.006, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.14, 0.2, 0.3, 0.4, 0.5];
 /// Largest risk of one VM, as a multiple of the target rate of all VMs. It prevents a
 /// concentration of the risk on a few VMs.
-const RISK_TO_RATE_MAX: f64 = 5.0;
+const VM_RISK_MULTIPLE_MAX: f64 = 5.0;
 
 /// Predicted quantiles of the untouched fraction of a VM's memory, one for each of
 /// [`QUANTILE_LEVELS`], ascending. The probability that a quantile exceeds the actual untouched
 /// fraction (an overprediction) is its level.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "[f64; QUANTILE_LEVELS.len()]")]
-pub struct Curve([f64; QUANTILE_LEVELS.len()]);
+pub struct QuantileCurve([f64; QUANTILE_LEVELS.len()]);
 
 /// Limit on the risk of allocations.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,17 +47,17 @@ pub struct RiskAllocation {
 impl RiskLimit {
     /// Creates a limit from a risk multiplier and a target rate of overpredictions.
     pub fn new(risk_multiplier: f64, rate: Fraction) -> Self {
-        Self { risk_multiplier, risk_max: rate.get() * RISK_TO_RATE_MAX }
+        Self { risk_multiplier, risk_max: rate.get() * VM_RISK_MULTIPLE_MAX }
     }
 }
 
-impl From<[f64; QUANTILE_LEVELS.len()]> for Curve {
+impl From<[f64; QUANTILE_LEVELS.len()]> for QuantileCurve {
     fn from(shares: [f64; QUANTILE_LEVELS.len()]) -> Self {
         Self::new(shares)
     }
 }
 
-impl Curve {
+impl QuantileCurve {
     /// Creates a curve from the outputs of a model. The outputs are clamped to 0 to 1 and sorted,
     /// because predicted quantiles may cross. NaN becomes 0.
     pub fn new(mut shares: [f64; QUANTILE_LEVELS.len()]) -> Self {
@@ -89,7 +89,7 @@ impl Curve {
     ///
     /// # Panics
     /// Panics if the index is out of range.
-    pub fn at_level(&self, level: usize) -> f64 {
+    pub fn untouched_at_level(&self, level: usize) -> f64 {
         self.0[level]
     }
 }

@@ -33,7 +33,7 @@ fn row(key: &str, gib: u64, hour: u64, untouched: f64) -> VmSample {
     let begins = UnixMs(hour * HOUR_MS);
     let request = VmRequest { groups, requested: Bytes::gib(gib), cores: Some(2.0), begins };
     let ended = UnixMs((hour + 1) * HOUR_MS - 1);
-    let usage = Usage { p99: None, mean: Some(Bytes::gib(1)), busy_percent: None };
+    let usage = VmUsage { p99: None, mean: Some(Bytes::gib(1)), busy_percent: None };
     VmSample { request, outcome: Outcome { ended, untouched: fraction(untouched), usage }, is_trusted: true }
 }
 
@@ -51,8 +51,8 @@ fn customer_samples(rng: &mut Pcg64Mcg, rows: u64) -> Vec<VmSample> {
     (0..rows).map(&mut sample).collect()
 }
 
-fn curve() -> impl Strategy<Value = Curve> {
-    prop::array::uniform15(-0.2..1.2_f64).prop_map(Curve::new)
+fn curve() -> impl Strategy<Value = QuantileCurve> {
+    prop::array::uniform15(-0.2..1.2_f64).prop_map(QuantileCurve::new)
 }
 
 fn sample() -> impl Strategy<Value = CalibrationSample> {
@@ -112,7 +112,7 @@ proptest! {
         let mut other_future = past.clone();
         for row in other_future.iter_mut().filter(|row| row.outcome.ended.0 >= hour * HOUR_MS) {
             row.outcome.untouched = fraction(rng.random());
-            row.outcome.usage = Usage::default();
+            row.outcome.usage = VmUsage::default();
         }
         prop_assert_eq!(run(&past, &test, &[0.1]), run(&other_future, &test, &[0.1]));
     }
@@ -122,7 +122,7 @@ proptest! {
 fn samples(overpredicted: u32, count: u32) -> impl Iterator<Item = CalibrationSample> {
     (0..count).map(move |n| CalibrationSample {
         begins: UnixMs(n.into()),
-        curve: Curve::new([0.5; QUANTILE_LEVELS.len()]),
+        curve: QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]),
         owner_margin: 1.0,
         requested: Bytes::gib(8),
         untouched: fraction(if n < overpredicted { 0.1 } else { 0.9 }),
@@ -149,7 +149,7 @@ fn overpredictions_of_the_latest_outcomes_stop_allocations() {
     let allocation = |calibration: &Calibration| {
         let risk_limit = calibration.risk_limit(fraction(0.1));
         risk_limit.map(|risk_limit| {
-            Curve::new([0.5; QUANTILE_LEVELS.len()]).allocation(Bytes::gib(8), risk_limit, 1.0).share
+            QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]).allocation(Bytes::gib(8), risk_limit, 1.0).share
         })
     };
     samples(0, 1900).for_each(|sample| calibration.add(None, sample));
@@ -249,7 +249,7 @@ fn unreliable_outcomes_are_neither_trained_nor_tested() {
 
 #[test]
 fn margins_use_the_narrowest_group_with_an_outcome() {
-    let mut history = History::default();
+    let mut history = OutcomeHistory::default();
     let mut outcomes = Vec::new();
     for n in 0..200_u64 {
         let groups = Groups { vm: format!("vm{}", n % 2), key: "c".into(), ..Groups::default() };
@@ -258,7 +258,7 @@ fn margins_use_the_narrowest_group_with_an_outcome() {
         outcomes.push((history.features(&request), sample.outcome.untouched.get()));
         history.add(&request, &sample.outcome);
     }
-    let margins = Margins::learn(outcomes.iter().map(|(features, untouched)| (features, *untouched)));
+    let margins = Margins::learn_margins(outcomes.iter().map(|(features, untouched)| (features, *untouched)));
     let request = |vm: &str, key: &str| {
         let groups = Groups { vm: vm.into(), key: key.into(), ..Groups::default() };
         VmRequest { groups, ..row("", 8, 300, 0.0).request }
@@ -281,7 +281,7 @@ fn margins_use_the_narrowest_group_with_an_outcome() {
 
 #[test]
 fn group_features_cover_the_latest_outcomes_and_all_extremes() {
-    let mut history = History::default();
+    let mut history = OutcomeHistory::default();
     for n in 0..100_u32 {
         let sample = row("c", 10, u64::from(n), if n == 0 { 0.0 } else { f64::from(n) / 100.0 });
         history.add(&sample.request, &sample.outcome);
@@ -319,14 +319,14 @@ fn group_features_cover_the_latest_outcomes_and_all_extremes() {
 
 #[test]
 fn vm_without_history_has_only_request_features() {
-    let mut history = History::default();
+    let mut history = OutcomeHistory::default();
     let request = |groups: Groups| VmRequest {
         groups,
         requested: Bytes::gib(8),
         cores: None,
         begins: UnixMs(10 * HOUR_MS),
     };
-    let known_features = |features: &[f64; FEATURES]| -> Vec<String> {
+    let known_features = |features: &[f64; FEATURE_COUNT]| -> Vec<String> {
         feature_names()
             .zip(features)
             .filter(|(_, x)| !x.is_nan())

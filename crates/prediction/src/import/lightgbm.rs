@@ -10,7 +10,7 @@ use crate::trees::{Child, Ensemble, InvalidTree, Node, SplitRule, Tree};
 
 /// Function that converts the sum of leaf values to the output of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Link {
+pub enum LinkFunction {
     /// Identity: the output is the sum.
     Identity,
     /// Logistic function 1 / (1 + exp(-k x)) with this k: the output is a probability.
@@ -25,7 +25,7 @@ pub struct Model {
     /// Trees of the model, with one output.
     pub trees: Ensemble,
     /// Function from the sum of leaf values to the output.
-    pub link: Link,
+    pub link: LinkFunction,
     /// Names of the features, in the order of a row.
     pub features: Vec<String>,
 }
@@ -109,7 +109,7 @@ impl Model {
 /// Rule for models with several outputs, which are not supported.
 const ONE_OUTPUT_RULE: &str = "must be 1: models with several outputs are not supported";
 
-impl Link {
+impl LinkFunction {
     /// Applies the function to a sum of leaf values.
     fn apply(self, sum: f64) -> f64 {
         match self {
@@ -121,7 +121,7 @@ impl Link {
 }
 
 /// Reads the objective and returns its link function.
-fn read_link(head: &Section<'_>) -> Result<Link, ParseError> {
+fn read_link(head: &Section<'_>) -> Result<LinkFunction, ParseError> {
     let objective = head.text("objective")?;
     let mut words = objective.split_whitespace();
     let name = words.next().unwrap_or_default();
@@ -132,9 +132,9 @@ fn read_link(head: &Section<'_>) -> Result<Link, ParseError> {
         _ if words.clone().any(|word| word == "sqrt") => {
             Err(head.error("objective", "must not have the option sqrt: it is not supported"))
         }
-        "regression" | "regression_l1" | "huber" | "fair" | "quantile" | "mape" => Ok(Link::Identity),
-        "binary" | "cross_entropy" => Ok(Link::Sigmoid(option("sigmoid").unwrap_or(1.0))),
-        "poisson" | "gamma" | "tweedie" => Ok(Link::Exp),
+        "regression" | "regression_l1" | "huber" | "fair" | "quantile" | "mape" => Ok(LinkFunction::Identity),
+        "binary" | "cross_entropy" => Ok(LinkFunction::Sigmoid(option("sigmoid").unwrap_or(1.0))),
+        "poisson" | "gamma" | "tweedie" => Ok(LinkFunction::Exp),
         _ => Err(head.error("objective", "must be a regression or binary objective")),
     }
 }
@@ -155,7 +155,7 @@ fn read_tree(section: &Section<'_>, scale: f64) -> Result<Tree, ParseError> {
     }
     let arrays = NodeArrays::read(section, count - 1)?;
     let nodes = (0..count - 1).map(|at| arrays.to_node(at)).collect();
-    Ok(Tree { nodes, leaves, sets: read_sets(section)? })
+    Ok(Tree { nodes, leaves, sets: read_category_sets(section)? })
 }
 
 /// Nodes of a tree as LightGBM stores them, one array for each field.
@@ -226,7 +226,7 @@ fn to_child(number: i64) -> Child {
 
 /// Reads the sets of categories of a tree. `cat_threshold` contains all bit sets, and
 /// `cat_boundaries` the start of each set and the end of the last.
-fn read_sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, ParseError> {
+fn read_category_sets(section: &Section<'_>) -> Result<Vec<Vec<u32>>, ParseError> {
     if section.number::<usize>("num_cat")? == 0 {
         return Ok(Vec::new());
     }

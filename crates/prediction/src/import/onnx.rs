@@ -10,7 +10,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use self::{
-    forest::{Attributes, CLASS_LEAVES, Forest, TARGET_LEAVES, invalid_attribute},
+    forest::{Attributes, CLASS_LEAF_ATTRIBUTES, Forest, TARGET_LEAF_ATTRIBUTES, invalid_attribute},
     graph::{ModelProto, NodeProto, ValueInfoProto},
 };
 use crate::trees::{Ensemble, InvalidTree};
@@ -83,9 +83,9 @@ impl Model {
             ));
         }
         let attributes = Attributes(node);
-        attributes.require_absent("nodes_values_as_tensor")?;
-        attributes.require_absent("base_values_as_tensor")?;
-        attributes.one_of("post_transform", &["NONE"], "must be NONE")?;
+        attributes.require_attribute_absent("nodes_values_as_tensor")?;
+        attributes.require_attribute_absent("base_values_as_tensor")?;
+        attributes.optional_choice("post_transform", &["NONE"], "must be NONE")?;
         match node.op_type.as_str() {
             "TreeEnsembleClassifier" => read_classifier(&attributes, input_width(input)?),
             "TreeEnsembleRegressor" => read_regressor(&attributes, input_width(input)?),
@@ -186,8 +186,8 @@ fn read_classifier(attributes: &Attributes<'_>, width: usize) -> Result<Model, P
             "must list the names of the classes if classlabels_int64s does not",
         ));
     }
-    attributes.require_absent("base_values")?;
-    let forest = Forest::read(attributes, &CLASS_LEAVES, classes.len())?;
+    attributes.require_attribute_absent("base_values")?;
+    let forest = Forest::read(attributes, &CLASS_LEAF_ATTRIBUTES, classes.len())?;
     let single_output = forest.single_output().filter(|_| classes.len() == 2);
     if single_output == Some(1) {
         return Err(invalid_attribute(
@@ -224,10 +224,10 @@ fn read_classifier(attributes: &Attributes<'_>, width: usize) -> Result<Model, P
 /// Reads the ensemble of a TreeEnsembleRegressor.
 fn read_regressor(attributes: &Attributes<'_>, width: usize) -> Result<Model, ParseError> {
     let targets = attributes.int("n_targets").unwrap_or(1);
-    let outputs = usize::try_from(targets).ok().filter(|n| (1..=TARGETS_MAX).contains(n));
+    let outputs = usize::try_from(targets).ok().filter(|n| (1..=REGRESSION_TARGETS_MAX).contains(n));
     let outputs = outputs.ok_or_else(|| invalid_attribute("n_targets", targets, "must be from 1 to 1024"))?;
     let rule = "must be SUM or AVERAGE";
-    let is_mean = attributes.one_of("aggregate_function", &["SUM", "AVERAGE"], rule)? == "AVERAGE";
+    let is_mean = attributes.optional_choice("aggregate_function", &["SUM", "AVERAGE"], rule)? == "AVERAGE";
     let base = attributes.floats("base_values");
     if !base.is_empty() && base.len() != outputs {
         return Err(invalid_attribute(
@@ -238,7 +238,7 @@ fn read_regressor(attributes: &Attributes<'_>, width: usize) -> Result<Model, Pa
     }
     let mut start = vec![0.0; outputs];
     start.iter_mut().zip(base).for_each(|(start, base)| *start = f64::from(*base));
-    let forest = Forest::read(attributes, &TARGET_LEAVES, outputs)?;
+    let forest = Forest::read(attributes, &TARGET_LEAF_ATTRIBUTES, outputs)?;
     let mut trees = Ensemble::new(width.max(forest.features()), start);
     forest.push_trees(&mut trees, |leaf, outputs, trees| {
         let mut weights = vec![0.0; outputs];
@@ -250,7 +250,7 @@ fn read_regressor(attributes: &Attributes<'_>, width: usize) -> Result<Model, Pa
 }
 
 /// Largest number of targets of a regressor.
-const TARGETS_MAX: usize = 1024;
+const REGRESSION_TARGETS_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {

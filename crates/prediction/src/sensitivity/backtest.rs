@@ -10,7 +10,7 @@ use serde::Serialize;
 use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 
 pub use super::evaluation_error::EvaluationError;
-use super::{DRAM_BOUND, MEMORY_BOUND, Workload, train_forest};
+use super::{DRAM_BOUND_INDEX, MEMORY_BOUND_INDEX, Workload, train_forest};
 
 /// Fractions of all workloads that a method places on the pool at a target rate of false positives.
 /// All shares are 0 to 1, and statistics are over the splits.
@@ -82,9 +82,9 @@ pub fn run(
     let result =
         |([forest, dram_bound, memory_bound], rate): ([MethodTotals; 3], &Fraction)| BacktestResult {
             fp_target: rate.get(),
-            forest: forest.stats(),
-            dram_bound: dram_bound.stats(),
-            memory_bound: memory_bound.stats(),
+            forest: forest.placement_stats(),
+            dram_bound: dram_bound.placement_stats(),
+            memory_bound: memory_bound.placement_stats(),
         };
     Ok(totals.into_iter().zip(rates).map(result).collect())
 }
@@ -119,7 +119,7 @@ fn score_split(train: &[&Workload], test: &[&Workload], pdm: f64, seed: u64) -> 
         };
         ScoredSplit { training: scores(train), held_out: scores(test) }
     };
-    [forest_scores, threshold(DRAM_BOUND), threshold(MEMORY_BOUND)]
+    [forest_scores, threshold(DRAM_BOUND_INDEX), threshold(MEMORY_BOUND_INDEX)]
 }
 
 /// Results of one method at one target rate over all splits.
@@ -144,7 +144,7 @@ impl MethodTotals {
         self.tuned_fp += accepted().filter(|(_, is_slowed)| *is_slowed).count() as f64 / all;
     }
 
-    fn stats(mut self) -> PlacementStats {
+    fn placement_stats(mut self) -> PlacementStats {
         self.placed.sort_unstable_by(f64::total_cmp);
         let n = self.placed.len() as f64;
         let mean = self.placed.iter().sum::<f64>() / n;

@@ -3,7 +3,7 @@
 
 use std::{io, ops::RangeInclusive};
 
-use super::{COUNTERS, Workload};
+use super::{COUNTER_NAMES, Workload};
 use crate::table::{InvalidValue, NewlineNormalizer, UnclosedQuote, check_quotes, line_number};
 
 /// Error from reading labelled workloads.
@@ -13,13 +13,13 @@ pub enum LabelError {
     #[error(transparent)]
     Csv(#[from] csv::Error),
     /// The header line does not contain this column.
-    #[error("missing column {0:?}: must have program, slowdown, and each of {list}", list = COUNTERS.join(", "))]
+    #[error("missing column {0:?}: must have program, slowdown, and each of {list}", list = COUNTER_NAMES.join(", "))]
     MissingColumn(&'static str),
     /// The header line contains this column more than once.
     #[error("duplicate column {0:?}: must occur once in the header line")]
     DuplicateColumn(&'static str),
     /// The header line contains a column with this unknown name.
-    #[error("unknown column {0:?}: must be program, slowdown, or one of {list}", list = COUNTERS.join(", "))]
+    #[error("unknown column {0:?}: must be program, slowdown, or one of {list}", list = COUNTER_NAMES.join(", "))]
     UnknownColumn(String),
     /// A value contains a line break, usually because of an unclosed quote.
     #[error(transparent)]
@@ -36,7 +36,7 @@ pub const SLOWDOWN_RANGE: RangeInclusive<f64> = -0.9..=100.0;
 pub const SLOWDOWN_RULE: &str =
     "must be a number from -0.9 to 100, the relative increase of the run time (0.1 is 10 % longer)";
 /// Largest valid value of a counter.
-pub const COUNTER_MAX: f64 = 1e6;
+pub const COUNTER_VALUE_MAX: f64 = 1e6;
 
 /// Reads labelled workloads from CSV. An empty value means that the counter was not measured.
 ///
@@ -46,7 +46,7 @@ pub const COUNTER_MAX: f64 = 1e6;
 pub fn read_labels(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
     let mut table = csv::Reader::from_reader(NewlineNormalizer::new(input));
     let names = table.headers()?.clone();
-    let is_expected = |name: &str| name == "program" || name == "slowdown" || COUNTERS.contains(&name);
+    let is_expected = |name: &str| name == "program" || name == "slowdown" || COUNTER_NAMES.contains(&name);
     if let Some(unknown) = names.iter().find(|name| !is_expected(name)) {
         return Err(LabelError::UnknownColumn(unknown.to_owned()));
     }
@@ -60,7 +60,7 @@ pub fn read_labels(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
         }
     };
     let (program, slowdown) = (find("program")?, find("slowdown")?);
-    let counters = COUNTERS.iter().map(|name| find(name)).collect::<Result<Vec<usize>, _>>()?;
+    let counters = COUNTER_NAMES.iter().map(|name| find(name)).collect::<Result<Vec<usize>, _>>()?;
     let mut workloads = Vec::new();
     for record in table.records() {
         let record = record?;
@@ -74,10 +74,10 @@ pub fn read_labels(input: impl io::Read) -> Result<Vec<Workload>, LabelError> {
                 rule,
             })
         };
-        let mut measured = [f64::NAN; COUNTERS.len()];
-        for ((counter, column), name) in measured.iter_mut().zip(&counters).zip(COUNTERS) {
+        let mut measured = [f64::NAN; COUNTER_NAMES.len()];
+        for ((counter, column), name) in measured.iter_mut().zip(&counters).zip(COUNTER_NAMES) {
             if !record[*column].trim().is_empty() {
-                *counter = number(*column, name, 0.0..=COUNTER_MAX, COUNTER_RULE)?;
+                *counter = number(*column, name, 0.0..=COUNTER_VALUE_MAX, COUNTER_RULE)?;
             }
         }
         let slowdown = number(slowdown, "slowdown", SLOWDOWN_RANGE, SLOWDOWN_RULE)?;

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use units::Fraction;
 
-use super::{COUNTERS, Workload, evaluation_error::EvaluationError, train_forest};
+use super::{COUNTER_NAMES, Workload, evaluation_error::EvaluationError, train_forest};
 use crate::{import::ImportedModel, trees::Ensemble};
 
 /// Model of latency sensitivity, with its cutoffs.
@@ -86,7 +86,7 @@ impl Model {
 
     /// Predicts the probability that a workload is slowed down beyond the margin. Counters that
     /// were not measured must be NaN.
-    pub fn probability(&self, counters: &[f64; COUNTERS.len()]) -> f64 {
+    pub fn probability(&self, counters: &[f64; COUNTER_NAMES.len()]) -> f64 {
         match &self.predictor {
             Predictor::Trained(forest) => forest.predict_one(counters),
             Predictor::Imported(model) => model.predict(counters),
@@ -103,8 +103,8 @@ impl Model {
     /// cutoffs are in range.
     pub(crate) fn is_compatible(&self) -> bool {
         let fits = match &self.predictor {
-            Predictor::Trained(forest) => forest.features() == COUNTERS.len() && forest.outputs() == 1,
-            Predictor::Imported(model) => model.is_compatible(COUNTERS.len()),
+            Predictor::Trained(forest) => forest.features() == COUNTER_NAMES.len() && forest.outputs() == 1,
+            Predictor::Imported(model) => model.is_compatible(COUNTER_NAMES.len()),
         };
         let is_share = |share: f64| (0.0..=1.0).contains(&share);
         fits && self.cutoffs.len() <= CUTOFFS_MAX

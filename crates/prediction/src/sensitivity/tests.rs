@@ -16,10 +16,10 @@ fn fraction(share: f64) -> Fraction {
 fn workloads(programs: u32) -> Vec<Workload> {
     let program = |n: u32| {
         let (mut counters, bound, parallel) =
-            ([0.1; COUNTERS.len()], f64::from(n % 10) / 10.0, f64::from(n / 10 % 2));
-        counters[DRAM_BOUND] = bound;
-        counters[MEMORY_BOUND] = 0.9 - bound;
-        counters[COUNTERS.len() - 1] = parallel;
+            ([0.1; COUNTER_NAMES.len()], f64::from(n % 10) / 10.0, f64::from(n / 10 % 2));
+        counters[DRAM_BOUND_INDEX] = bound;
+        counters[MEMORY_BOUND_INDEX] = 0.9 - bound;
+        counters[COUNTER_NAMES.len() - 1] = parallel;
         let slowdown = if parallel > 0.5 { 0.0 } else { bound };
         (0..3).map(move |_| Workload { program: format!("p{n}"), counters, slowdown })
     };
@@ -48,7 +48,10 @@ fn forest_beats_single_counter_thresholds() {
 
 #[test]
 fn counter_indexes_match_counter_names() {
-    assert_eq!([COUNTERS[MEMORY_BOUND], COUNTERS[DRAM_BOUND]], ["memory_bound", "dram_bound"]);
+    assert_eq!(
+        [COUNTER_NAMES[MEMORY_BOUND_INDEX], COUNTER_NAMES[DRAM_BOUND_INDEX]],
+        ["memory_bound", "dram_bound"]
+    );
 }
 
 #[test]
@@ -72,8 +75,9 @@ fn workloads_that_cannot_be_evaluated_are_rejected() {
 
 #[test]
 fn label_columns_are_found_by_name_and_counters_may_be_empty() {
-    let header = format!("slowdown,{},program", COUNTERS.join(","));
-    let table = |first: &str| format!("{header}\n0.25,{first}{},mcf\n", ",0.5".repeat(COUNTERS.len() - 1));
+    let header = format!("slowdown,{},program", COUNTER_NAMES.join(","));
+    let table =
+        |first: &str| format!("{header}\n0.25,{first}{},mcf\n", ",0.5".repeat(COUNTER_NAMES.len() - 1));
     let workload = &read_labels(table("").as_bytes()).unwrap()[0];
     assert_eq!((workload.program.as_str(), workload.slowdown, workload.counters[1]), ("mcf", 0.25, 0.5));
     assert!(workload.counters[0].is_nan());

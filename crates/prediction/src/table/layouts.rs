@@ -3,11 +3,11 @@
 use csv::StringRecord;
 use units::{
     Bytes, Fraction, UnixMs,
-    limits::{CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, TRACE_SECONDS_MAX},
+    limits::{CORES_PER_HOST_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX, TRACE_SECONDS_MAX},
 };
 
 use super::{CUSTOM_COLUMNS, InvalidValue, Layout, TableError, line_number};
-use crate::frigid::{Groups, Outcome, Usage, VmRequest, backtest::VmSample};
+use crate::frigid::{Groups, Outcome, VmRequest, VmUsage, backtest::VmSample};
 
 const MEMORY_RULE: &str = "must be a number above 0 and at most 64 TiB";
 const MEMORY_OR_ZERO_RULE: &str = "must be a number from 0 to 64 TiB";
@@ -19,10 +19,10 @@ const WEEK_RULE: &str = "must be a whole number from 0 to 5200";
 const SHARE_RULE: &str = "must be a number of at most 1";
 const PERCENT_RULE: &str = "must be a number from 0 to 1000000";
 const FLAG_RULE: &str = "must be 0 or 1";
-const ORDER_RULE: &str = "must not be before the start of the VM";
+const END_TIME_RULE: &str = "must not be before the start of the VM";
 
 const _: () = assert!(
-    CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20 && WEEKS_MAX == 5200,
+    CORES_PER_HOST_MAX == 4096 && LOCAL_MEMORY_MIB_PER_HOST_MAX == 64 << 20 && WEEKS_MAX == 5200,
     "the limits must match the texts of the rules"
 );
 const _: () = assert!(
@@ -30,10 +30,10 @@ const _: () = assert!(
     "the limit must match the texts of the rules for seconds and milliseconds"
 );
 /// Largest memory size, in bytes.
-const MEMORY_BYTES_MAX: f64 = (LOCAL_MIB_PER_HOST_MAX << 20) as f64;
+const MEMORY_BYTES_MAX: f64 = (LOCAL_MEMORY_MIB_PER_HOST_MAX << 20) as f64;
 /// Largest CPU utilization, in percent of one core. It allows for hosts with thousands of cores.
 const PERCENT_MAX: f64 = 1e6;
-const MILLISECONDS_MAX: u64 = TRACE_SECONDS_MAX * 1000;
+const TIMESTAMP_MS_MAX: u64 = TRACE_SECONDS_MAX * 1000;
 const GIB: f64 = (1_u64 << 30) as f64;
 const KIB: f64 = 1024.0;
 /// Largest length of a value in an error message, in characters. A longer value is truncated.
@@ -128,7 +128,7 @@ impl RowReader<'_> {
         let week = self.integer("week", WEEKS_MAX, WEEK_RULE)?;
         let cores = self.number("cores", 0.0, f64::from(CORES_PER_HOST_MAX), CORES_RULE)?;
         let kind = format!("{cores} cores, {capacity}");
-        let usage = Usage {
+        let usage = VmUsage {
             p99: Some(self.memory_or_zero("mem_p99_kb", KIB)?),
             mean: Some(self.memory_or_zero("mem_mean_kb", KIB)?),
             busy_percent: Some(self.number("cpu_mean_pct", 0.0, PERCENT_MAX, PERCENT_RULE)?),
@@ -153,9 +153,9 @@ impl RowReader<'_> {
     /// Converts a workflow task to a sample. Tasks of the same process and attempt have the same
     /// owner. Tasks of the same process and input sample count as the same VM.
     fn to_nfcore_sample(&self) -> Result<VmSample, TableError> {
-        let begins = self.integer("start_ms", MILLISECONDS_MAX, MILLISECONDS_RULE)?;
-        let ended = self.integer("complete_ms", MILLISECONDS_MAX, MILLISECONDS_RULE)?;
-        self.check(begins <= ended, "complete_ms", ORDER_RULE)?;
+        let begins = self.integer("start_ms", TIMESTAMP_MS_MAX, MILLISECONDS_RULE)?;
+        let ended = self.integer("complete_ms", TIMESTAMP_MS_MAX, MILLISECONDS_RULE)?;
+        self.check(begins <= ended, "complete_ms", END_TIME_RULE)?;
         let process = self.text("process");
         Ok(VmSample {
             request: VmRequest {
@@ -172,7 +172,7 @@ impl RowReader<'_> {
             outcome: Outcome {
                 ended: UnixMs(ended),
                 untouched: self.untouched_fraction("untouched_frac")?,
-                usage: Usage::default(),
+                usage: VmUsage::default(),
             },
             is_trusted: true,
         })
@@ -183,7 +183,7 @@ impl RowReader<'_> {
         let requested = self.memory("requested_gib", GIB)?;
         let peak = self.memory_or_zero("peak_gib", GIB)?;
         let [began, ended] = [self.timestamp("began_s")?, self.timestamp("ended_s")?];
-        self.check(began <= ended, "ended_s", ORDER_RULE)?;
+        self.check(began <= ended, "ended_s", END_TIME_RULE)?;
         let untouched = 1.0 - (peak.get() as f64 / requested.get() as f64).min(1.0);
         let group = |name| self.text(name).to_owned();
         let is_present = |name| !self.text(name).is_empty();
@@ -201,7 +201,7 @@ impl RowReader<'_> {
             outcome: Outcome {
                 ended,
                 untouched: Fraction::new(untouched).expect("1 minus a fraction is a fraction"),
-                usage: Usage {
+                usage: VmUsage {
                     p99: memory("p99_gib")?,
                     mean: memory("mean_gib")?,
                     busy_percent: number("busy_percent", PERCENT_MAX, PERCENT_RULE)?,

@@ -161,7 +161,7 @@ fn nfcore_task_has_groups_by_process_and_sample() {
 /// repository. It prints the numbers in docs/prediction.md.
 #[test]
 fn public_traces_meet_the_target_rate_and_beat_a_fixed_share() {
-    if let Some(weeks) = read_public("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek) {
+    if let Some(weeks) = read_public_trace("vm-memory/bitbrains-rnd/vm_week.csv.gz", Layout::BitbrainsWeek) {
         let number = |sample: &VmSample| sample.request.groups.vm.parse::<u32>().unwrap();
         for draw in 0..4 {
             backtest_table(&format!("weeks, draw {draw} of 4"), weeks.clone(), |sample| {
@@ -169,7 +169,7 @@ fn public_traces_meet_the_target_rate_and_beat_a_fixed_share() {
             });
         }
     }
-    if let Some(tasks) = read_public("task-memory/nfcore-sizey/tasks.csv.gz", Layout::NfcoreTasks) {
+    if let Some(tasks) = read_public_trace("task-memory/nfcore-sizey/tasks.csv.gz", Layout::NfcoreTasks) {
         let mut begins: Vec<UnixMs> = tasks.iter().map(|sample| sample.request.begins).collect();
         begins.sort_unstable();
         let start_of_last_third = begins[begins.len() * 2 / 3];
@@ -201,7 +201,7 @@ fn backtest_table(name: &str, samples: Vec<VmSample>, is_tested: impl Fn(&VmSamp
 }
 
 /// Reads a compressed table in the folder of public data, or returns `None` if it is missing.
-fn read_public(name: &str, layout: Layout) -> Option<Vec<VmSample>> {
+fn read_public_trace(name: &str, layout: Layout) -> Option<Vec<VmSample>> {
     let folder = std::env::var_os("TARN_DATA").map_or_else(
         || std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data")),
         std::path::PathBuf::from,

@@ -3,12 +3,12 @@
 
 /// Table of training data by column. NaN is a missing value.
 #[derive(Clone, Debug, Default)]
-pub struct Columns {
+pub struct FeatureColumns {
     columns: Vec<Vec<f64>>,
     rows: usize,
 }
 
-impl Columns {
+impl FeatureColumns {
     /// Creates a table of `columns` columns without rows.
     pub fn new(columns: usize) -> Self {
         Self { columns: vec![Vec::new(); columns], rows: 0 }
@@ -58,7 +58,7 @@ struct Column {
 impl BinnedColumns {
     /// Divides the values of each column into bins of about equal counts. If a column has at most
     /// 255 distinct values, each distinct value gets its own bin.
-    pub(super) fn new(columns: &Columns) -> Self {
+    pub(super) fn new(columns: &FeatureColumns) -> Self {
         Self { columns: columns.columns.iter().map(|column| Column::new(column)).collect() }
     }
 

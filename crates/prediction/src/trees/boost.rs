@@ -5,7 +5,7 @@ use rand::{Rng, SeedableRng, seq::SliceRandom as _};
 use rand_pcg::Pcg64Mcg;
 
 use super::{
-    BinnedColumns, Columns, Ensemble, TreeParams,
+    BinnedColumns, Ensemble, FeatureColumns, TreeParams,
     grow::{GrownTree, grow_tree},
 };
 
@@ -24,7 +24,7 @@ pub struct BoostParams {
 
 /// Expected number of rows below a quantile at which the update of a leaf is halved. A leaf of 20
 /// rows has little information about the 0.01 quantile.
-const SHRINKAGE_ROWS: f64 = 3.0;
+const HALF_UPDATE_ROWS: f64 = 3.0;
 
 /// Trains an ensemble with one output per quantile level. `levels` must be ascending. The result is
 /// deterministic for the same arguments.
@@ -33,7 +33,7 @@ const SHRINKAGE_ROWS: f64 = 3.0;
 /// Panics if there is no row, no column or no level, or if the number of targets is not the number
 /// of rows.
 pub fn fit_quantiles(
-    columns: &Columns,
+    columns: &FeatureColumns,
     targets: &[f64],
     levels: &[f64],
     params: &BoostParams,
@@ -94,7 +94,7 @@ fn leaf_updates(
             let rows = rows[leaf.clone()].iter().map(|row| *row as usize);
             residuals.extend(rows.map(|row| targets[row] - predictions[row * levels.len() + at]));
             let rows_below = residuals.len() as f64 * level;
-            let shrunk_rate = rate * rows_below / (rows_below + SHRINKAGE_ROWS);
+            let shrunk_rate = rate * rows_below / (rows_below + HALF_UPDATE_ROWS);
             leaf_updates.push(shrunk_rate * quantile(&mut residuals, *level));
         }
     }

@@ -6,7 +6,7 @@
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::{BinnedColumns, Columns, Ensemble, TreeParams, grow::grow_tree};
+use super::{BinnedColumns, Ensemble, FeatureColumns, TreeParams, grow::grow_tree};
 
 /// Parameters for training a forest.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +34,7 @@ pub struct FittedForest {
 /// Panics if there is no row or no column, or if the number of targets or groups is not the number
 /// of rows.
 pub fn fit_forest(
-    columns: &Columns,
+    columns: &FeatureColumns,
     targets: &[f64],
     groups: &[usize],
     params: &ForestParams,
@@ -47,7 +47,7 @@ pub fn fit_forest(
     let mut forest = Ensemble::new(columns.columns(), vec![0.0]);
     let mut out_of_bag = vec![(0.0, 0_u32); targets.len()];
     for _ in 0..params.trees {
-        let (mut rows, left_out) = draw_groups(&mut rng, groups);
+        let (mut rows, left_out) = sample_groups(&mut rng, groups);
         let grown = grow_tree(&binned, &mut rows, targets, &params.tree, &mut rng);
         let mean =
             |rows: &[u32]| rows.iter().map(|row| targets[*row as usize]).sum::<f64>() / rows.len() as f64;
@@ -66,7 +66,7 @@ pub fn fit_forest(
 
 /// Draws a bootstrap sample of groups: as many groups as there are, with replacement. Returns the
 /// rows of the drawn groups, and the rows of the groups that were not drawn.
-fn draw_groups(rng: &mut impl Rng, groups: &[usize]) -> (Vec<u32>, Vec<usize>) {
+fn sample_groups(rng: &mut impl Rng, groups: &[usize]) -> (Vec<u32>, Vec<usize>) {
     let count = groups.iter().max().map_or(0, |last| last + 1);
     let mut times = vec![0_u32; count];
     (0..count).for_each(|_| times[rng.random_range(0..count)] += 1);

@@ -63,18 +63,18 @@ pub(super) fn grow_tree(
     rng: &mut impl Rng,
 ) -> GrownTree {
     let columns = (0..binned.columns()).collect();
-    let mut grower = Grower { binned, target, params, columns, sums: Histogram::default() };
+    let mut grower = TreeGrower { binned, target, params, columns, sums: Histogram::default() };
     let mut grown = GrownTree { nodes: Vec::new(), leaves: Vec::new(), split_bins: Vec::new() };
     let mut candidates = BinaryHeap::new();
     let mut leaves = 1;
     grower.add_candidate(rows, 0..rows.len(), None, &mut candidates, &mut grown, rng);
     while let Some(best_split) = candidates.pop() {
         if leaves >= params.leaves_max {
-            grown.close_leaf(best_split.rows, best_split.parent);
+            grown.finish_leaf(best_split.rows, best_split.parent);
             continue;
         }
         let middle = best_split.rows.start
-            + grower.partition(&mut rows[best_split.rows.clone()], best_split.split_point);
+            + grower.partition_rows(&mut rows[best_split.rows.clone()], best_split.split_point);
         let node = grown.add_split_node(binned, best_split.split_point, best_split.parent);
         leaves += 1;
         for (side, child_rows) in
@@ -125,22 +125,22 @@ impl GrownTree {
             test: SplitRule::AtMost(border.copied().unwrap_or(f64::MAX)),
             missing_first: split_point.missing_first,
             zero_is_missing: false,
-            // `attach` replaces these placeholders.
+            // `attach_child` replaces these placeholders.
             children: [Child::Leaf(usize::MAX); 2],
         });
         self.split_bins.push(split_point.split_bin);
-        self.attach(parent, Child::Node(node));
+        self.attach_child(parent, Child::Node(node));
         node
     }
 
     /// Adds a leaf that is not split further.
-    fn close_leaf(&mut self, rows: Range<usize>, parent: Option<(usize, usize)>) {
+    fn finish_leaf(&mut self, rows: Range<usize>, parent: Option<(usize, usize)>) {
         self.leaves.push(rows);
-        self.attach(parent, Child::Leaf(self.leaves.len() - 1));
+        self.attach_child(parent, Child::Leaf(self.leaves.len() - 1));
     }
 
     /// Sets a child of its parent node. Does nothing for the root.
-    fn attach(&mut self, parent: Option<(usize, usize)>, child: Child) {
+    fn attach_child(&mut self, parent: Option<(usize, usize)>, child: Child) {
         if let Some((node, side)) = parent {
             self.nodes[node].children[side] = child;
         }
@@ -161,7 +161,7 @@ impl Default for Histogram {
 }
 
 /// State of the growth of one tree.
-struct Grower<'a> {
+struct TreeGrower<'a> {
     binned: &'a BinnedColumns,
     /// Target of each training row.
     target: &'a [f64],
@@ -172,7 +172,7 @@ struct Grower<'a> {
     sums: Histogram,
 }
 
-impl Grower<'_> {
+impl TreeGrower<'_> {
     /// Adds a leaf to the candidates if a split reduces its error, or else closes the leaf.
     fn add_candidate(
         &mut self,
@@ -185,7 +185,7 @@ impl Grower<'_> {
     ) {
         match self.best_split(&all[rows.clone()], rng) {
             Some((gain, split_point)) => candidates.push(SplitCandidate { gain, rows, split_point, parent }),
-            None => grown.close_leaf(rows, parent),
+            None => grown.finish_leaf(rows, parent),
         }
     }
 
@@ -266,7 +266,7 @@ impl Grower<'_> {
     }
 
     /// Moves the rows of the left child to the front, and returns the number of these rows.
-    fn partition(&self, rows: &mut [u32], split_point: SplitPoint) -> usize {
+    fn partition_rows(&self, rows: &mut [u32], split_point: SplitPoint) -> usize {
         let bins = self.binned.bins(split_point.column);
         let is_left = |row: u32| match bins[row as usize] {
             MISSING_BIN => split_point.missing_first,

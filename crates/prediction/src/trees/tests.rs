@@ -10,10 +10,10 @@ use super::{
     *,
 };
 
-const PARAMS: TreeParams = TreeParams { leaves_max: 8, leaf_rows_min: 2, column_fraction: 1.0 };
+const TREE_PARAMS: TreeParams = TreeParams { leaves_max: 8, leaf_rows_min: 2, column_fraction: 1.0 };
 
-fn columns(rows: &[Vec<f64>]) -> Columns {
-    let mut columns = Columns::new(rows[0].len());
+fn columns(rows: &[Vec<f64>]) -> FeatureColumns {
+    let mut columns = FeatureColumns::new(rows[0].len());
     rows.iter().for_each(|row| columns.push(row));
     columns
 }
@@ -53,8 +53,8 @@ proptest! {
         let targets: Vec<f64> = rows.iter().map(|_| rng.random()).collect();
         let binned = BinnedColumns::new(&columns(&rows));
         let mut all: Vec<u32> = (0..).take(rows.len()).collect();
-        let grown = grow_tree(&binned, &mut all, &targets, &PARAMS, &mut rng);
-        prop_assert!(grown.leaves.len() <= PARAMS.leaves_max);
+        let grown = grow_tree(&binned, &mut all, &targets, &TREE_PARAMS, &mut rng);
+        prop_assert!(grown.leaves.len() <= TREE_PARAMS.leaves_max);
         let mut sorted = all.clone();
         sorted.sort_unstable();
         prop_assert!(sorted.into_iter().eq((0..).take(rows.len())), "each row must be in one leaf");
@@ -62,7 +62,7 @@ proptest! {
         for (leaf, range) in grown.leaves.iter().enumerate() {
             let leaf_rows = &all[range.clone()];
             prop_assert!(leaf_rows.iter().all(|row| leaf_by_bins[*row as usize] == leaf), "a row reaches another leaf");
-            prop_assert!(grown.leaves.len() == 1 || leaf_rows.len() >= PARAMS.leaf_rows_min);
+            prop_assert!(grown.leaves.len() == 1 || leaf_rows.len() >= TREE_PARAMS.leaf_rows_min);
         }
         let leaf_indexes = (0..).take(grown.leaves.len()).map(f64::from).collect();
         let mut ensemble = Ensemble::new(3, vec![0.0]);
@@ -85,7 +85,7 @@ fn predicted_quantiles_are_correct_for_unseen_rows() {
     let params = BoostParams {
         trees: 100,
         learning_rate: 0.1,
-        tree: TreeParams { leaf_rows_min: 20, ..PARAMS },
+        tree: TreeParams { leaf_rows_min: 20, ..TREE_PARAMS },
         row_fraction: 0.7,
     };
     let levels = [0.02, 0.1, 0.5];
@@ -117,7 +117,7 @@ fn predicted_quantiles_are_correct_for_unseen_rows() {
 fn same_rows_and_seed_give_same_trees() {
     let rows: Vec<Vec<f64>> = (0..200).map(|n| vec![f64::from(n % 17), f64::from(n % 5)]).collect();
     let targets: Vec<f64> = (0..200).map(|n| f64::from(n % 7)).collect();
-    let params = BoostParams { trees: 5, learning_rate: 0.5, tree: PARAMS, row_fraction: 0.5 };
+    let params = BoostParams { trees: 5, learning_rate: 0.5, tree: TREE_PARAMS, row_fraction: 0.5 };
     let trained = |seed| fit_quantiles(&columns(&rows), &targets, &[0.1, 0.5], &params, seed);
     assert_eq!(trained(3), trained(3));
     assert_ne!(trained(3), trained(4));
@@ -127,7 +127,7 @@ fn same_rows_and_seed_give_same_trees() {
 fn empty_and_constant_columns_are_never_split() {
     let rows = vec![vec![f64::NAN, 1.0]; 40];
     let targets: Vec<f64> = (0..40).map(f64::from).collect();
-    let params = BoostParams { trees: 3, learning_rate: 1.0, tree: PARAMS, row_fraction: 1.0 };
+    let params = BoostParams { trees: 3, learning_rate: 1.0, tree: TREE_PARAMS, row_fraction: 1.0 };
     let ensemble = fit_quantiles(&columns(&rows), &targets, &[0.5], &params, 1);
     assert_eq!(ensemble.predict_one(&[f64::NAN, 1.0]), ensemble.predict_one(&[5.0, -1.0]));
 }
@@ -196,7 +196,7 @@ fn malformed_tree_is_rejected_and_not_added() {
 
 #[test]
 fn tree_that_splits_only_missing_values_round_trips() {
-    let mut columns = Columns::new(1);
+    let mut columns = FeatureColumns::new(1);
     let number = |row: u32| if row.is_multiple_of(2) { f64::NAN } else { f64::from(row) };
     (0..40).for_each(|row| columns.push(&[number(row)]));
     let targets: Vec<f64> = (0..40_u32).map(|row| f64::from(u8::from(row.is_multiple_of(2)))).collect();
@@ -212,7 +212,7 @@ fn tree_that_splits_only_missing_values_round_trips() {
 
 #[test]
 fn missing_value_without_training_rows_follows_the_majority() {
-    let mut columns = Columns::new(1);
+    let mut columns = FeatureColumns::new(1);
     (0..40).for_each(|row| columns.push(&[f64::from(row)]));
     let targets: Vec<f64> = (0..40).map(|row| f64::from(u8::from(row >= 30))).collect();
     let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, column_fraction: 1.0 };

@@ -1,7 +1,7 @@
 //! Simulation of three cache levels and a stream prefetcher. It computes the level at which each
 //! access hits, which does not depend on the latency of memory.
 
-use super::{Core, stream::Program};
+use super::{CoreModel, stream::Program};
 
 /// Level of the memory hierarchy at which an access hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,20 +18,20 @@ pub(super) enum Level {
 /// Set-associative cache. The lines of a set are in LRU order, most recent first.
 #[derive(Debug)]
 struct Cache {
-    sets: Vec<[u64; WAYS]>,
+    sets: Vec<[u64; CACHE_WAYS]>,
 }
 
 /// Associativity of each cache level, in ways.
-const WAYS: usize = 16;
+const CACHE_WAYS: usize = 16;
 /// Marker of an empty way.
 const EMPTY_WAY: u64 = u64::MAX;
 
 impl Cache {
     fn new(lines: usize) -> Self {
-        Self { sets: vec![[EMPTY_WAY; WAYS]; (lines / WAYS).max(1)] }
+        Self { sets: vec![[EMPTY_WAY; CACHE_WAYS]; (lines / CACHE_WAYS).max(1)] }
     }
 
-    fn set_of(&mut self, line: u64) -> &mut [u64; WAYS] {
+    fn set_of(&mut self, line: u64) -> &mut [u64; CACHE_WAYS] {
         // Mixing in the upper bits keeps accesses with a constant stride from mapping to one set.
         let mixed = line ^ (line >> 13) ^ (line >> 27);
         let sets = self.sets.len() as u64;
@@ -43,8 +43,8 @@ impl Cache {
     fn touch(&mut self, line: u64) -> (bool, u64) {
         let set = self.set_of(line);
         let at = set.iter().position(|other| *other == line);
-        let evicted = if at.is_some() { EMPTY_WAY } else { set[WAYS - 1] };
-        set[..=at.unwrap_or(WAYS - 1)].rotate_right(1);
+        let evicted = if at.is_some() { EMPTY_WAY } else { set[CACHE_WAYS - 1] };
+        set[..=at.unwrap_or(CACHE_WAYS - 1)].rotate_right(1);
         set[0] = line;
         (at.is_some(), evicted)
     }
@@ -55,7 +55,7 @@ impl Cache {
         let at = set.iter().position(|other| *other == line);
         if let Some(at) = at {
             set[at..].rotate_left(1);
-            set[WAYS - 1] = EMPTY_WAY;
+            set[CACHE_WAYS - 1] = EMPTY_WAY;
         }
         at.is_some()
     }
@@ -64,7 +64,7 @@ impl Cache {
 /// Maximum number of streams that the prefetcher tracks at the same time.
 const STREAMS_MAX: usize = 16;
 /// Number of equal strides before the prefetcher starts to prefetch a stream.
-const STRIDES_TO_CONFIRM: u32 = 2;
+const STRIDES_TO_CONFIRM_STREAM: u32 = 2;
 /// Prefetch distance: number of lines of a stream that are prefetched ahead.
 const PREFETCH_DISTANCE: usize = 16;
 
@@ -113,10 +113,10 @@ impl Prefetcher {
         // The prefetch of this line started PREFETCH_DISTANCE steps ago or when the stream was
         // confirmed, whichever is later.
         let requested_at = stream.steps[steps_seen as usize % PREFETCH_DISTANCE];
-        let confirmed_at = stream.steps[STRIDES_TO_CONFIRM as usize % PREFETCH_DISTANCE];
+        let confirmed_at = stream.steps[STRIDES_TO_CONFIRM_STREAM as usize % PREFETCH_DISTANCE];
         stream.steps[steps_seen as usize % PREFETCH_DISTANCE] = now;
-        let is_long = steps_seen as usize >= PREFETCH_DISTANCE + STRIDES_TO_CONFIRM as usize;
-        (steps_seen > STRIDES_TO_CONFIRM).then_some(if is_long { requested_at } else { confirmed_at })
+        let is_long = steps_seen as usize >= PREFETCH_DISTANCE + STRIDES_TO_CONFIRM_STREAM as usize;
+        (steps_seen > STRIDES_TO_CONFIRM_STREAM).then_some(if is_long { requested_at } else { confirmed_at })
     }
 }
 
@@ -126,15 +126,15 @@ const PRELOADED_WORKING_SET_MAX: u64 = 3;
 
 /// Cache hierarchy of a core.
 #[derive(Debug)]
-pub(super) struct Hierarchy {
+pub(super) struct CacheHierarchy {
     levels: [Cache; 3],
     /// Capacity of all levels together, in lines.
     capacity: usize,
     prefetcher: Prefetcher,
 }
 
-impl Hierarchy {
-    pub(super) fn new(core: &Core) -> Self {
+impl CacheHierarchy {
+    pub(super) fn new(core: &CoreModel) -> Self {
         Self {
             levels: core.levels.map(|(lines, _)| Cache::new(lines)),
             capacity: core.levels.iter().map(|(lines, _)| lines).sum(),

@@ -1,21 +1,21 @@
 //! Performance counters of a run, as in Intel's top-down method (Pond, sections 4.6 and 6.4).
 
-use prediction::sensitivity::{CORE_BOUND, COUNTERS, DRAM_BOUND, MEMORY_BOUND};
+use prediction::sensitivity::{CORE_BOUND_INDEX, COUNTER_NAMES, DRAM_BOUND_INDEX, MEMORY_BOUND_INDEX};
 
 use super::{
-    Core,
+    CoreModel,
     cache::Level,
     stream::Program,
-    timing::{CODE_MISS_CYCLES, REFILL_CYCLES, Run},
+    timing::{INSTRUCTION_MISS_CYCLES, PIPELINE_REFILL_CYCLES, Run},
 };
 
-/// Values of all counters of the sensitivity model, in the order of [`COUNTERS`]. All values except
+/// Values of all counters of the sensitivity model, in the order of [`COUNTER_NAMES`]. All values except
 /// the last five are fractions of slots or cycles, from 0 to 1.
-pub type Counters = [f64; COUNTERS.len()];
+pub type Counters = [f64; COUNTER_NAMES.len()];
 
 impl Run {
     /// Computes the performance counters of the run.
-    pub(super) fn counters(&self, core: &Core, program: &Program, levels: &[Level]) -> Counters {
+    pub(super) fn counters(&self, core: &CoreModel, program: &Program, levels: &[Level]) -> Counters {
         let accesses = &program.accesses[program.warmup..];
         let instructions: f64 = accesses.iter().map(|access| f64::from(access.instructions)).sum();
         let cycle_fraction = |cycles: f64| cycles / self.cycles;
@@ -24,8 +24,8 @@ impl Run {
             |from: Level| levels.iter().filter(|level| **level > from).count() as f64 / instructions * 1000.0;
         add_derived_counters([
             cycle_fraction(instructions / core.width),
-            cycle_fraction(per_thousand(program.code_misses) * CODE_MISS_CYCLES),
-            cycle_fraction(per_thousand(program.mispredictions) * REFILL_CYCLES),
+            cycle_fraction(per_thousand(program.code_misses) * INSTRUCTION_MISS_CYCLES),
+            cycle_fraction(per_thousand(program.mispredictions) * PIPELINE_REFILL_CYCLES),
             0.0,
             0.0,
             cycle_fraction(self.stalls.l1),
@@ -44,15 +44,15 @@ impl Run {
     }
 }
 
-/// Computes the derived counters [`CORE_BOUND`], [`MEMORY_BOUND`] and [`DRAM_BOUND`] from the other
+/// Computes the derived counters [`CORE_BOUND_INDEX`], [`MEMORY_BOUND_INDEX`] and [`DRAM_BOUND_INDEX`] from the other
 /// counters.
 pub(super) fn add_derived_counters(counted: Counters) -> Counters {
     let [retiring, frontend, speculation, _, _, l1, l2, l3, latency, bandwidth, store, ..] = counted;
     let dram = latency + bandwidth;
     let memory = l1 + l2 + l3 + dram + store;
     let mut all = counted;
-    all[CORE_BOUND] = (1.0 - retiring - frontend - speculation - memory).max(0.0);
-    all[MEMORY_BOUND] = memory;
-    all[DRAM_BOUND] = dram;
+    all[CORE_BOUND_INDEX] = (1.0 - retiring - frontend - speculation - memory).max(0.0);
+    all[MEMORY_BOUND_INDEX] = memory;
+    all[DRAM_BOUND_INDEX] = dram;
     all
 }

@@ -13,7 +13,7 @@ use super::stream::{Access, Dependency, Program, TIMED_ACCESSES, WARMUP_ACCESSES
 pub struct Kernel {
     /// Unique name, which contains all parameters.
     pub name: String,
-    pattern: Pattern,
+    pattern: KernelPattern,
     /// Size of the working set, in cache lines.
     lines: u64,
     /// Number of instructions per memory access.
@@ -26,7 +26,7 @@ pub struct Kernel {
 
 /// Memory access pattern of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Pattern {
+enum KernelPattern {
     /// Pointer chase: each load returns the address of the next load.
     Chase,
     /// Sequential pass over `arrays` arrays. The last array is written if `writes` is set.
@@ -49,19 +49,19 @@ enum Pattern {
 }
 
 /// Returns all synthetic programs.
-pub fn family() -> Vec<Kernel> {
+pub fn kernel_family() -> Vec<Kernel> {
     let mut all = Vec::new();
     for (lines, work) in size_work_pairs(&[10, 14, 17, 20, 22], &[10, 60, 300, 1500]) {
-        all.push(default_kernel(Pattern::Chase, lines, work));
+        all.push(default_kernel(KernelPattern::Chase, lines, work));
     }
     for (arrays, writes) in [(1, false), (2, true), (3, true), (4, false)] {
         for (lines, work) in size_work_pairs(&[14, 20], &[8, 40, 200]) {
-            all.push(default_kernel(Pattern::Stream { arrays, writes }, lines, work));
+            all.push(default_kernel(KernelPattern::Stream { arrays, writes }, lines, work));
         }
     }
     for row in [64, 1024] {
         for (lines, work) in size_work_pairs(&[15, 20], &[20, 80, 300]) {
-            all.push(default_kernel(Pattern::Stencil { row }, lines, work));
+            all.push(default_kernel(KernelPattern::Stencil { row }, lines, work));
         }
     }
     for (skew, value) in [(0.6, 1), (0.99, 4), (1.2, 16)] {
@@ -69,44 +69,50 @@ pub fn family() -> Vec<Kernel> {
             all.push(Kernel {
                 mispredictions: 4.0,
                 code_misses: 6.0,
-                ..default_kernel(Pattern::KeyValue { skew, value }, lines, work)
+                ..default_kernel(KernelPattern::KeyValue { skew, value }, lines, work)
             });
         }
     }
     for writes in [false, true] {
         for (lines, work) in size_work_pairs(&[13, 17, 22], &[25, 100, 400]) {
-            all.push(Kernel { mispredictions: 2.0, ..default_kernel(Pattern::Join { writes }, lines, work) });
+            all.push(Kernel {
+                mispredictions: 2.0,
+                ..default_kernel(KernelPattern::Join { writes }, lines, work)
+            });
         }
     }
     for degree in [4, 32] {
         for (lines, work) in size_work_pairs(&[14, 18, 22], &[10, 60, 300]) {
             all.push(Kernel {
                 mispredictions: 6.0,
-                ..default_kernel(Pattern::Graph { degree }, lines, work)
+                ..default_kernel(KernelPattern::Graph { degree }, lines, work)
             });
         }
     }
     for (lines, work) in size_work_pairs(&[17, 22], &[15, 60, 250, 1000]) {
-        all.push(default_kernel(Pattern::Scatter, lines, work));
+        all.push(default_kernel(KernelPattern::Scatter, lines, work));
     }
     for fanout in [4, 16] {
         for (lines, work) in size_work_pairs(&[16, 20, 22], &[60, 300, 1500]) {
-            all.push(Kernel { mispredictions: 5.0, ..default_kernel(Pattern::Tree { fanout }, lines, work) });
+            all.push(Kernel {
+                mispredictions: 5.0,
+                ..default_kernel(KernelPattern::Tree { fanout }, lines, work)
+            });
         }
     }
     for chase in [1, 3, 10, 30] {
         for (lines, work) in size_work_pairs(&[18, 22], &[10, 40]) {
-            all.push(default_kernel(Pattern::Phases { chase }, lines, work));
+            all.push(default_kernel(KernelPattern::Phases { chase }, lines, work));
         }
     }
     for ideal_ipc in [1.2, 2.0, 3.0, 4.0] {
         for (lines, work) in size_work_pairs(&[6, 9, 13], &[5]) {
-            all.push(Kernel { ideal_ipc, ..default_kernel(Pattern::Scatter, lines, work) });
+            all.push(Kernel { ideal_ipc, ..default_kernel(KernelPattern::Scatter, lines, work) });
         }
     }
     for code_misses in [10.0, 20.0, 35.0] {
         for (lines, work) in size_work_pairs(&[12, 17, 21], &[60]) {
-            let pattern = Pattern::KeyValue { skew: 0.9, value: 2 };
+            let pattern = KernelPattern::KeyValue { skew: 0.9, value: 2 };
             all.push(Kernel {
                 code_misses,
                 mispredictions: 8.0,
@@ -124,7 +130,7 @@ fn size_work_pairs(lines: &[u32], work: &[u32]) -> impl Iterator<Item = (u64, u3
     lines.iter().flat_map(move |lines| work.iter().map(move |work| (1 << lines, *work)))
 }
 
-fn default_kernel(pattern: Pattern, lines: u64, work: u32) -> Kernel {
+fn default_kernel(pattern: KernelPattern, lines: u64, work: u32) -> Kernel {
     Kernel {
         name: String::new(),
         pattern,
@@ -180,7 +186,7 @@ impl Kernel {
     }
 }
 
-impl Pattern {
+impl KernelPattern {
     /// Returns the ranges of lines that the pattern accesses repeatedly.
     fn working_set(self, lines: u64) -> Vec<Range<u64>> {
         let array = |n: u64| n * ARRAY_STRIDE_LINES..n * ARRAY_STRIDE_LINES + lines;
@@ -195,7 +201,7 @@ impl Pattern {
     }
 }
 
-/// Size of the small array in [`Pattern::Phases`], in cache lines.
+/// Size of the small array in [`KernelPattern::Phases`], in cache lines.
 const PHASE_ARRAY_LINES: u64 = 256;
 
 /// Generator of the accesses of a program.
@@ -214,20 +220,20 @@ const ARRAY_STRIDE_LINES: u64 = 1 << 32;
 
 impl AccessGenerator {
     /// Emits one iteration of the pattern.
-    fn emit_iteration(&mut self, pattern: Pattern) {
+    fn emit_iteration(&mut self, pattern: KernelPattern) {
         match pattern {
-            Pattern::Chase => self.emit_chase(),
-            Pattern::Stream { arrays, writes } => self.emit_stream(arrays, writes),
-            Pattern::Stencil { row } => self.emit_stencil(row),
-            Pattern::KeyValue { skew, value } => self.emit_key_value(skew, value),
-            Pattern::Join { writes } => self.emit_join(writes),
-            Pattern::Graph { degree } => self.emit_graph(degree),
-            Pattern::Scatter => {
+            KernelPattern::Chase => self.emit_pointer_chase(),
+            KernelPattern::Stream { arrays, writes } => self.emit_stream(arrays, writes),
+            KernelPattern::Stencil { row } => self.emit_stencil(row),
+            KernelPattern::KeyValue { skew, value } => self.emit_key_value(skew, value),
+            KernelPattern::Join { writes } => self.emit_join(writes),
+            KernelPattern::Graph { degree } => self.emit_graph(degree),
+            KernelPattern::Scatter => {
                 let line = self.random_line();
                 self.load(line, Dependency::None);
             }
-            Pattern::Tree { fanout } => self.emit_tree(fanout),
-            Pattern::Phases { chase } => self.emit_phase(chase),
+            KernelPattern::Tree { fanout } => self.emit_tree(fanout),
+            KernelPattern::Phases { chase } => self.emit_phase(chase),
         }
     }
 
@@ -247,7 +253,7 @@ impl AccessGenerator {
         self.push(line, true, Dependency::None);
     }
 
-    fn emit_chase(&mut self) {
+    fn emit_pointer_chase(&mut self) {
         let line = self.random_line();
         self.load(line, Dependency::Chain);
     }
@@ -269,7 +275,7 @@ impl AccessGenerator {
     }
 
     fn emit_key_value(&mut self, skew: f64, value: u64) {
-        let key = self.draw_zipf_key(skew);
+        let key = self.sample_zipf_key(skew);
         self.load(hash_below(key, self.lines / value), Dependency::None);
         let first_line = ARRAY_STRIDE_LINES + hash_below(key, self.lines / value) * value;
         self.load(first_line, Dependency::LastLoad);
@@ -284,7 +290,7 @@ impl AccessGenerator {
         clippy::cast_sign_loss,
         reason = "the key is below the number of lines"
     )]
-    fn draw_zipf_key(&mut self, skew: f64) -> u64 {
+    fn sample_zipf_key(&mut self, skew: f64) -> u64 {
         let (uniform, n) = (self.rng.random::<f64>(), self.lines as f64);
         let power = 1.0 - skew;
         let key = (uniform * (n.powf(power) - 1.0) + 1.0).powf(1.0 / power);
@@ -323,7 +329,7 @@ impl AccessGenerator {
 
     fn emit_phase(&mut self, chase: u64) {
         if self.rng.random_range(0..1000) < chase {
-            self.emit_chase();
+            self.emit_pointer_chase();
         } else {
             let line = ARRAY_STRIDE_LINES + self.rng.random_range(0..PHASE_ARRAY_LINES);
             self.load(line, Dependency::None);

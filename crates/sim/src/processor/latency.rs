@@ -34,13 +34,13 @@ pub enum LatencyError {
     },
     /// The input has too few points of the selected server.
     #[error(
-        "server {1:?}: {0} rows with sequential reads by {MEASURED_THREADS} threads to d0, must be at least 3"
+        "server {1:?}: {0} rows with sequential reads by {MEASUREMENT_THREADS} threads to d0, must be at least 3"
     )]
     TooFewPoints(usize, String),
 }
 
 /// Number of threads in the measurement. One core gets 1/16 of the measured bandwidth.
-const MEASURED_THREADS: u32 = 16;
+const MEASUREMENT_THREADS: u32 = 16;
 /// Range of plausible latencies, and the rule for the error message.
 const LATENCY_RANGE_NS: (RangeInclusive<f64>, &str) = (40.0..=1e5, "must be a number from 40 to 100000");
 /// Range of plausible bandwidths, and the rule for the error message.
@@ -67,7 +67,7 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> 
     let (latency, bandwidth) = (find("latency_ns")?, find("bandwidth_mb_s")?);
     let is_selected = |row: &StringRecord| {
         let selectors = [&row[of], &row[dst], &row[threads], &row[mix], &row[random]];
-        selectors == [server, "d0", &MEASURED_THREADS.to_string(), "0", "0"]
+        selectors == [server, "d0", &MEASUREMENT_THREADS.to_string(), "0", "0"]
     };
     let mut points = Vec::new();
     for row in table.records() {
@@ -88,7 +88,7 @@ pub fn read(input: impl io::Read, server: &str) -> Result<Memory, LatencyError> 
         // Latency never falls as utilization rises: a lower value is measurement noise.
         curve.push((mb / bandwidth_max, ns.max(before)));
     }
-    Ok(Memory { gb_per_s: bandwidth_max / 1000.0 / f64::from(MEASURED_THREADS), curve })
+    Ok(Memory { gb_per_s: bandwidth_max / 1000.0 / f64::from(MEASUREMENT_THREADS), curve })
 }
 
 fn parse_in_range(

@@ -1,7 +1,7 @@
 //! Tests of the core model: slower memory never speeds up a program, caches hide latency, and
 //! independent misses overlap.
 
-use prediction::sensitivity::{CORE_BOUND, COUNTERS, DRAM_BOUND, MEMORY_BOUND};
+use prediction::sensitivity::{CORE_BOUND_INDEX, COUNTER_NAMES, DRAM_BOUND_INDEX, MEMORY_BOUND_INDEX};
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
 
@@ -12,27 +12,33 @@ fn slowdown(name: &str) -> f64 {
 }
 
 fn measure_kernel(name: &str) -> Measurement {
-    let kernel =
-        family().into_iter().find(|kernel| kernel.name == name).unwrap_or_else(|| panic!("no kernel {name}"));
-    measure(&SERVER, &kernel.program(0), &Memory::synthetic(100.0, 8.0), &Memory::synthetic(250.0, 6.0))
+    let kernel = kernel_family()
+        .into_iter()
+        .find(|kernel| kernel.name == name)
+        .unwrap_or_else(|| panic!("no kernel {name}"));
+    measure(&SERVER_CORE, &kernel.program(0), &Memory::synthetic(100.0, 8.0), &Memory::synthetic(250.0, 6.0))
 }
 
 fn counter(measured: &Measurement, name: &str) -> f64 {
-    measured.counters[COUNTERS.iter().position(|other| *other == name).unwrap()]
+    measured.counters[COUNTER_NAMES.iter().position(|other| *other == name).unwrap()]
 }
 
 #[test]
 fn derived_counter_indexes_match_names() {
-    for (at, name) in [(CORE_BOUND, "core_bound"), (MEMORY_BOUND, "memory_bound"), (DRAM_BOUND, "dram_bound")]
-    {
-        assert_eq!(COUNTERS[at], name);
+    for (at, name) in [
+        (CORE_BOUND_INDEX, "core_bound"),
+        (MEMORY_BOUND_INDEX, "memory_bound"),
+        (DRAM_BOUND_INDEX, "dram_bound"),
+    ] {
+        assert_eq!(COUNTER_NAMES[at], name);
     }
 }
 
 #[test]
 fn family_has_at_least_150_uniquely_named_programs() {
-    let names: std::collections::BTreeSet<String> = family().into_iter().map(|kernel| kernel.name).collect();
-    assert_eq!(names.len(), family().len());
+    let names: std::collections::BTreeSet<String> =
+        kernel_family().into_iter().map(|kernel| kernel.name).collect();
+    assert_eq!(names.len(), kernel_family().len());
     assert!(names.len() >= 150, "{}", names.len());
 }
 
@@ -60,11 +66,12 @@ fn working_set_that_fits_the_caches_is_preloaded() {
     }
     // A working set of 3 MiB exceeds the L2 cache but fits into L2 and L3 together, so that most
     // accesses hit L3.
-    let mut program = family()[8].program(1);
+    let mut program = kernel_family()[8].program(1);
     let lines = 48 * 1024;
     program.memory = std::iter::once(0..lines).collect();
     program.accesses.iter_mut().for_each(|access| access.line %= lines);
-    let measured = measure(&SERVER, &program, &Memory::synthetic(100.0, 8.0), &Memory::synthetic(250.0, 6.0));
+    let measured =
+        measure(&SERVER_CORE, &program, &Memory::synthetic(100.0, 8.0), &Memory::synthetic(250.0, 6.0));
     assert!(counter(&measured, "l3_bound") > 0.1 && counter(&measured, "l3_mpki") < 5.0, "{measured:?}");
 }
 
@@ -76,10 +83,10 @@ fn assumed_utilization_matches_simulated_utilization() {
         "scatter-262144KiB-60i-3.2p-0.2c",
         "chase-262144KiB-10i-3.2p-0.2c",
     ] {
-        let kernel = family().into_iter().find(|kernel| kernel.name == name).unwrap();
+        let kernel = kernel_family().into_iter().find(|kernel| kernel.name == name).unwrap();
         let program = kernel.program(0);
-        let levels = Hierarchy::new(&SERVER).simulate(&program);
-        let run = Run::simulate(&SERVER, &program, &levels, &memory);
+        let levels = CacheHierarchy::new(&SERVER_CORE).simulate(&program);
+        let run = Run::simulate(&SERVER_CORE, &program, &levels, &memory);
         let deviation = run.utilization - run.assumed_utilization;
         assert!(
             run.utilization <= 1.0 && (deviation.abs() < 0.05 || run.utilization > 0.8),
@@ -109,20 +116,20 @@ fn stream_is_bandwidth_bound_and_prefetch_hides_latency() {
 #[test]
 fn slowdown_is_zero_for_equal_memory_and_never_negative() {
     let local = Memory::synthetic(100.0, 8.0);
-    for kernel in family().iter().step_by(7) {
+    for kernel in kernel_family().iter().step_by(7) {
         let program = kernel.program(1);
-        assert_eq!(measure(&SERVER, &program, &local, &local).slowdown, 0.0, "{}", kernel.name);
-        let slower = measure(&SERVER, &program, &local, &Memory::synthetic(180.0, 8.0)).slowdown;
-        let slowest = measure(&SERVER, &program, &local, &Memory::synthetic(300.0, 8.0)).slowdown;
+        assert_eq!(measure(&SERVER_CORE, &program, &local, &local).slowdown, 0.0, "{}", kernel.name);
+        let slower = measure(&SERVER_CORE, &program, &local, &Memory::synthetic(180.0, 8.0)).slowdown;
+        let slowest = measure(&SERVER_CORE, &program, &local, &Memory::synthetic(300.0, 8.0)).slowdown;
         assert!(0.0 <= slower && slower <= slowest + 0.01, "{}: {slower} {slowest}", kernel.name);
     }
 }
 
 #[test]
 fn counters_are_finite_and_slot_fractions_sum_to_one() {
-    for kernel in family().iter().step_by(5) {
+    for kernel in kernel_family().iter().step_by(5) {
         let measured = measure(
-            &SERVER,
+            &SERVER_CORE,
             &kernel.program(2),
             &Memory::synthetic(100.0, 8.0),
             &Memory::synthetic(250.0, 6.0),
@@ -138,7 +145,7 @@ fn counters_are_finite_and_slot_fractions_sum_to_one() {
 
 #[test]
 fn noise_is_small_and_deterministic() {
-    let counters = [1.0; COUNTERS.len()];
+    let counters = [1.0; COUNTER_NAMES.len()];
     let add_noise = |seed| add_noise(&counters, &mut Pcg64Mcg::seed_from_u64(seed));
     assert_eq!(add_noise(1), add_noise(1));
     assert_ne!(add_noise(1), add_noise(2));
@@ -154,7 +161,7 @@ fn noise_is_small_and_deterministic() {
         add_noise(1)[5..8].iter().sum::<f64>() + add_noise(1)[11] + add_noise(1)[10],
         "memory_bound is the sum of the cache, DRAM and store counters"
     );
-    let idle = super::add_noise(&[0.0; COUNTERS.len()], &mut Pcg64Mcg::seed_from_u64(1));
+    let idle = super::add_noise(&[0.0; COUNTER_NAMES.len()], &mut Pcg64Mcg::seed_from_u64(1));
     assert!(idle[5..11].iter().all(|counter| (0.0..0.02).contains(counter)), "{idle:?}");
 }
 

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use super::{
-    Core, Memory,
+    CoreModel, Memory,
     cache::Level,
     stalls::Stalls,
     stream::{Access, Dependency, Program},
@@ -36,7 +36,7 @@ const CURVE_UTILIZATION_MAX: f64 = 0.8;
 
 impl Run {
     /// Runs a program with the memory latency that corresponds to its own channel utilization.
-    pub(super) fn simulate(core: &Core, program: &Program, levels: &[Level], memory: &Memory) -> Self {
+    pub(super) fn simulate(core: &CoreModel, program: &Program, levels: &[Level], memory: &Memory) -> Self {
         let latency = |used: f64| memory.latency_ns(used.min(CURVE_UTILIZATION_MAX));
         let at = |used: f64| {
             let line = 64.0 / memory.gb_per_s * core.ghz;
@@ -72,7 +72,7 @@ struct InFlightLoad {
 }
 
 struct Pipeline<'a> {
-    core: &'a Core,
+    core: &'a CoreModel,
     /// Cycles per instruction without memory stalls.
     cycles_per_instruction: f64,
     /// Latency of a line with an idle channel, in cycles.
@@ -108,13 +108,14 @@ struct Pipeline<'a> {
 
 impl<'a> Pipeline<'a> {
     fn new(
-        core: &'a Core,
+        core: &'a CoreModel,
         program: &Program,
         idle_latency: f64,
         loaded_latency: f64,
         line_transfer: f64,
     ) -> Self {
-        let clear = program.mispredictions * REFILL_CYCLES + program.code_misses * CODE_MISS_CYCLES;
+        let clear =
+            program.mispredictions * PIPELINE_REFILL_CYCLES + program.code_misses * INSTRUCTION_MISS_CYCLES;
         Self {
             core,
             cycles_per_instruction: 1.0 / program.ideal_ipc.min(core.width) + clear / 1000.0,
@@ -142,7 +143,7 @@ impl<'a> Pipeline<'a> {
         for (access, level) in accesses.iter().zip(levels) {
             self.instruction += u64::from(access.instructions);
             self.now += f64::from(access.instructions) * self.cycles_per_instruction;
-            self.retire();
+            self.retire_oldest_loads();
             self.start_access(access, *level);
         }
         let end = self.window.iter().map(|in_flight| in_flight.ends).fold(self.now, f64::max);
@@ -151,7 +152,7 @@ impl<'a> Pipeline<'a> {
     }
 
     /// Waits until the oldest loads complete and the window has space for the next instruction.
-    fn retire(&mut self) {
+    fn retire_oldest_loads(&mut self) {
         while let Some(oldest) = self.window.front().copied() {
             if oldest.instruction + self.core.window > self.instruction {
                 break;
@@ -193,16 +194,17 @@ impl<'a> Pipeline<'a> {
             Level::L2 => (address_ready + level_latency(1), 0.0),
             Level::L3 => (address_ready + level_latency(2), 0.0),
             Level::Memory => {
-                let starts = earliest_start(&mut self.misses, self.core.misses_max, self.now, address_ready);
+                let starts =
+                    earliest_start_time(&mut self.misses, self.core.misses_max, self.now, address_ready);
                 let (ends, queued) = self.fetch_line(starts);
-                self.count_outstanding(address_ready, ends);
+                self.count_outstanding_load(address_ready, ends);
                 insert_sorted(&mut self.misses, ends);
                 (ends, queued)
             }
             Level::Prefetched(requested_at) => {
                 let requested_at =
                     self.issue_times.get(requested_at as usize).copied().unwrap_or(address_ready);
-                let starts = earliest_start(
+                let starts = earliest_start_time(
                     &mut self.prefetches,
                     self.core.prefetches_max,
                     requested_at,
@@ -211,7 +213,7 @@ impl<'a> Pipeline<'a> {
                 let (line_ready, queued) = self.fetch_line(starts);
                 insert_sorted(&mut self.prefetches, line_ready);
                 let ends = line_ready.max(address_ready + level_latency(1));
-                self.count_outstanding(address_ready, ends);
+                self.count_outstanding_load(address_ready, ends);
                 (ends, queued.min(ends - address_ready))
             }
         }
@@ -226,7 +228,7 @@ impl<'a> Pipeline<'a> {
         (starts + self.loaded_latency, starts - requested_at + self.loaded_latency - self.idle_latency)
     }
 
-    fn count_outstanding(&mut self, address_ready: f64, ends: f64) {
+    fn count_outstanding_load(&mut self, address_ready: f64, ends: f64) {
         self.run.outstanding_cycles += ends - address_ready;
         self.run.miss_cycles += (ends - self.counted_until.max(address_ready)).max(0.0);
         self.counted_until = self.counted_until.max(ends);
@@ -254,7 +256,7 @@ impl<'a> Pipeline<'a> {
 
 /// Returns the time from `earliest` on at which another access can start, with at most `max`
 /// outstanding accesses. Removes completed accesses from the list.
-fn earliest_start(outstanding: &mut VecDeque<f64>, max: usize, now: f64, earliest: f64) -> f64 {
+fn earliest_start_time(outstanding: &mut VecDeque<f64>, max: usize, now: f64, earliest: f64) -> f64 {
     while outstanding.front().is_some_and(|ends| *ends <= now) {
         outstanding.pop_front();
     }
@@ -272,6 +274,6 @@ fn insert_sorted(ends: &mut VecDeque<f64>, end: f64) {
 }
 
 /// Time to refill the pipeline after a mispredictions branch, in cycles.
-pub(super) const REFILL_CYCLES: f64 = 17.0;
+pub(super) const PIPELINE_REFILL_CYCLES: f64 = 17.0;
 /// Penalty of an instruction-cache miss, in cycles.
-pub(super) const CODE_MISS_CYCLES: f64 = 25.0;
+pub(super) const INSTRUCTION_MISS_CYCLES: f64 = 25.0;

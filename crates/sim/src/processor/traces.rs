@@ -22,20 +22,20 @@ pub enum TraceError {
     #[error("line {0}: must be a whole number in each column, and l or s in `op`")]
     InvalidValue(u64),
     /// The trace has too few memory accesses for one program.
-    #[error("{0} memory accesses: must be at least {ACCESSES_MIN}")]
+    #[error("{0} memory accesses: must be at least {PROGRAM_ACCESSES_MIN}")]
     TooShort(usize),
 }
 
 /// Number of accesses of one program, including warm-up.
-const ACCESSES_MIN: usize = WARMUP_ACCESSES + TIMED_ACCESSES;
+const PROGRAM_ACCESSES_MIN: usize = WARMUP_ACCESSES + TIMED_ACCESSES;
 /// Maximum number of programs from one trace. Each program times the next part of the trace.
-const PROGRAMS_MAX: usize = 4;
+const TRACE_PROGRAMS_MAX: usize = 4;
 /// Exclusive upper bound on keys, so that addresses do not overflow.
 const KEY_LIMIT: u64 = 1 << 56;
 /// Number of instructions before the first access of a key lookup.
-const LOOKUP_INSTRUCTIONS: u32 = 400;
+const INSTRUCTIONS_PER_LOOKUP: u32 = 400;
 /// Size of a value, in lines.
-const VALUE_LINES: u64 = 4;
+const CACHE_LINES_PER_VALUE: u64 = 4;
 
 /// Reads a trace and converts it into groups of programs. Each group has a suffix for the names of
 /// its programs.
@@ -48,7 +48,7 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, TraceEr
     let names = table.headers()?.clone();
     let find = |name: &str| names.iter().position(|other| other == name);
     let mut accesses = Vec::new();
-    let accesses_max = PROGRAMS_MAX * ACCESSES_MIN;
+    let accesses_max = TRACE_PROGRAMS_MAX * PROGRAM_ACCESSES_MIN;
     if let Some(key) = find("key") {
         for row in table.records().take(accesses_max / 2) {
             let row = row?;
@@ -92,22 +92,24 @@ pub fn read(input: impl io::Read) -> Result<Vec<(String, Vec<Program>)>, TraceEr
 
 /// Returns the accesses of a key lookup: first the hash bucket, then the value.
 fn lookup_accesses(key: u64) -> impl Iterator<Item = Access> {
-    const VALUES_START_LINE: u64 = 1 << 40;
+    const VALUE_ARRAY_START_LINE: u64 = 1 << 40;
     let access = |line, instructions, dependency| Access { line, instructions, is_store: false, dependency };
-    let value = (0..VALUE_LINES).map(move |at| {
+    let value = (0..CACHE_LINES_PER_VALUE).map(move |at| {
         let dependency = if at == 0 { Dependency::LastLoad } else { Dependency::SameAddress };
-        access(VALUES_START_LINE + key * VALUE_LINES + at, 20, dependency)
+        access(VALUE_ARRAY_START_LINE + key * CACHE_LINES_PER_VALUE + at, 20, dependency)
     });
     std::iter::once(access(
         key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40,
-        LOOKUP_INSTRUCTIONS,
+        INSTRUCTIONS_PER_LOOKUP,
         Dependency::None,
     ))
     .chain(value)
 }
 
 fn to_programs(accesses: &[Access]) -> Result<Vec<Program>, TraceError> {
-    let ends = (1..=PROGRAMS_MAX).map(|count| count * ACCESSES_MIN).take_while(|end| *end <= accesses.len());
+    let ends = (1..=TRACE_PROGRAMS_MAX)
+        .map(|count| count * PROGRAM_ACCESSES_MIN)
+        .take_while(|end| *end <= accesses.len());
     let program = |end: usize| Program {
         memory: Vec::new(),
         accesses: accesses[..end].to_vec(), // all accesses before the timed part are warm-up

@@ -74,13 +74,13 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
         price: outcome.memory_price,
         tried: outcome.rounds,
         rounds,
-        demand: (1..PRICE_STEPS).map(|step| demand_at(price(step), &utilities, supply)).collect(),
+        demand: (1..PRICE_STEPS).map(|step| demand_at_price(price(step), &utilities, supply)).collect(),
         shares: outcome.shares.iter().map(to_bundle).collect(),
     }
 }
 
 /// Returns the aggregate demand at a price if all tenants have equal budgets.
-fn demand_at(price: f64, utilities: &[TenantUtility], supply: Supply) -> Round {
+fn demand_at_price(price: f64, utilities: &[TenantUtility], supply: Supply) -> Round {
     let all = Bundle::from(supply.all());
     let prices =
         fairness::market::Prices { memory: price / all.memory, bandwidth: (1.0 - price) / all.bandwidth };

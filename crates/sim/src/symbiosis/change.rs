@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use fairness::{
     curve::Knot,
-    epoch::{EpochAllocator, Member},
+    epoch::{EpochAllocator, MarketMember},
     market::{Bundle, Share},
     profile::{MissModel as _, ReuseDistances},
 };
@@ -19,13 +19,13 @@ use fairness::{
 use super::{
     host::{Host, to_bundle},
     lru::Lru,
-    mixes::GAMMA,
+    mixes::MEMORY_BOUND_MISS_COST,
     tenant::{SAMPLED_PAGES_MAX, throughput},
 };
 
 /// Workload of a tenant: a trace that the tenant replays in a loop.
 #[derive(Clone, Debug)]
-pub struct Activity {
+pub struct TenantActivity {
     /// Name of the trace, for reports.
     pub name: String,
     /// Accessed blocks in order, numbered from 0.
@@ -49,7 +49,7 @@ pub struct Change {
 
 /// Changes of activity as in Spirit's experiment, but over fewer epochs. All tenants start with
 /// activity 0.
-pub const CHANGES: [Change; 4] = [
+pub const ACTIVITY_CHANGES: [Change; 4] = [
     Change { epoch: 8, tenant: 0, to: 1 },
     Change { epoch: 16, tenant: 1, to: 1 },
     Change { epoch: 24, tenant: 0, to: 0 },
@@ -58,10 +58,10 @@ pub const CHANGES: [Change; 4] = [
 /// Number of tenants in the experiment.
 pub const TENANTS: usize = 4;
 /// Number of epochs in the experiment.
-pub const EPOCHS: usize = 40;
+pub const EPOCH_COUNT: usize = 40;
 /// Length of an epoch: number of passes over the trace of activity 0 with an equal split. With
 /// fewer passes, the observed reuse would depend on the position in the trace.
-const EPOCH_PASSES: usize = 4;
+const PASSES_PER_EPOCH: usize = 4;
 /// Number of epochs after a change within which shares must settle. It is 2 because the shares of
 /// the first epoch are computed before the change is observed.
 pub const RESPONSE_EPOCHS_MAX: usize = 2;
@@ -90,10 +90,10 @@ pub struct TenantEpoch {
     pub equal_split_throughput: f64,
 }
 
-impl Activity {
+impl TenantActivity {
     /// Creates two activities with about equal footprints. In the trace with fewer blocks, each
     /// block has more pages.
-    pub fn pair(traces: [(String, Vec<u32>); 2]) -> [Self; 2] {
+    pub fn pair_with_equal_footprints(traces: [(String, Vec<u32>); 2]) -> [Self; 2] {
         let blocks = |touches: &[u32]| touches.iter().max().map_or(1, |last| last + 1);
         let most = traces.iter().map(|(_, touches)| blocks(touches)).max().unwrap_or(1);
         traces.map(|(name, touches)| {
@@ -119,7 +119,7 @@ impl Activity {
 ///
 /// # Panics
 /// Panics if a trace is empty or there is less than one page of memory per tenant.
-pub fn simulate_changes(activities: &[Activity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
+pub fn simulate_changes(activities: &[TenantActivity; 2], memory: f64, changes: &[Change]) -> Vec<Epoch> {
     let host = Host { memory: memory * TENANTS as f64 };
     let mut simulation = HostSimulation::new(activities, host);
     let mut epochs = EpochAllocator::default();
@@ -128,15 +128,15 @@ pub fn simulate_changes(activities: &[Activity; 2], memory: f64, changes: &[Chan
             simulation.tenants[change.tenant].activity = change.to;
         }
         let tenants = simulation.run_epoch();
-        simulation.allocate(&mut epochs);
+        simulation.allocate_shares(&mut epochs);
         Epoch { tenants }
     };
-    (0..EPOCHS).map(epoch).collect()
+    (0..EPOCH_COUNT).map(epoch).collect()
 }
 
 /// Simulated host with its tenants.
 struct HostSimulation<'a> {
-    activities: &'a [Activity; 2],
+    activities: &'a [TenantActivity; 2],
     host: Host,
     /// Footprint of a tenant in pages: the maximum of the two activities.
     footprint: f64,
@@ -163,9 +163,9 @@ struct TenantState {
 }
 
 impl<'a> HostSimulation<'a> {
-    fn new(activities: &'a [Activity; 2], host: Host) -> Self {
-        let pages: u32 = activities.iter().map(Activity::footprint).sum();
-        let footprint = f64::from(activities.iter().map(Activity::footprint).max().unwrap_or(1));
+    fn new(activities: &'a [TenantActivity; 2], host: Host) -> Self {
+        let pages: u32 = activities.iter().map(TenantActivity::footprint).sum();
+        let footprint = f64::from(activities.iter().map(TenantActivity::footprint).max().unwrap_or(1));
         let share = host.equal(TENANTS);
         let mut equal = Lru::new(pages);
         equal.resize(to_pages(share, footprint));
@@ -184,7 +184,7 @@ impl<'a> HostSimulation<'a> {
         };
         let tenants: Vec<TenantState> = (0..TENANTS).map(state).collect();
         let mut sample = tenants[0].clone();
-        let touches = EPOCH_PASSES * activities[0].touches.len();
+        let touches = PASSES_PER_EPOCH * activities[0].touches.len();
         let length = (0..touches).map(|_| sample.touch(activities, share).time).sum();
         Self { activities, host, footprint, length, tenants }
     }
@@ -195,12 +195,12 @@ impl<'a> HostSimulation<'a> {
     }
 
     /// Computes the shares of the next epoch from the reuse observed in this epoch.
-    fn allocate(&mut self, epochs: &mut EpochAllocator) {
+    fn allocate_shares(&mut self, epochs: &mut EpochAllocator) {
         let member = |(at, tenant): (usize, &TenantState)| {
             let knots = tenant.reuse.knots().into_iter();
             let knots = knots.map(|knot| Knot { memory: knot.memory / self.footprint, ..knot }).collect();
-            let utility = self.host.utility(knots, GAMMA, 1.0);
-            Member { name: at.to_string().into(), weight: 1.0, min: Share::default(), utility }
+            let utility = self.host.utility(knots, MEMORY_BOUND_MISS_COST, 1.0);
+            MarketMember { name: at.to_string().into(), weight: 1.0, min: Share::default(), utility }
         };
         let members: Vec<_> = self.tenants.iter().enumerate().map(member).collect();
         let decision = epochs.decide(self.host.supply(), &members);
@@ -235,7 +235,7 @@ fn to_pages(share: Bundle, footprint: f64) -> usize {
 impl TenantState {
     fn run_epoch(
         &mut self,
-        activities: &[Activity; 2],
+        activities: &[TenantActivity; 2],
         host: Host,
         footprint: f64,
         length: f64,
@@ -264,12 +264,12 @@ impl TenantState {
     }
 
     /// Accesses the next block of the trace with both memories, `local` and `equal`.
-    fn touch(&mut self, activities: &[Activity; 2], equal: Bundle) -> BlockAccess {
+    fn touch(&mut self, activities: &[TenantActivity; 2], equal: Bundle) -> BlockAccess {
         let activity = &activities[self.activity];
         let at = &mut self.positions[self.activity];
         let block = activity.touches[*at];
         *at = (*at + 1) % activity.touches.len();
-        let page_offset: u32 = activities[..self.activity].iter().map(Activity::footprint).sum();
+        let page_offset: u32 = activities[..self.activity].iter().map(TenantActivity::footprint).sum();
         let first = page_offset + block * activity.pages_per_block;
         let (mut missed, mut equal_missed) = (0, 0);
         for page in first..first + activity.pages_per_block {
@@ -279,7 +279,7 @@ impl TenantState {
         }
         let pages = f64::from(activity.pages_per_block);
         let time = |missed: u32, share: Bundle| {
-            pages / throughput(f64::from(missed) / pages, GAMMA, 1.0, share.bandwidth)
+            pages / throughput(f64::from(missed) / pages, MEMORY_BOUND_MISS_COST, 1.0, share.bandwidth)
         };
         BlockAccess {
             pages: activity.pages_per_block,

@@ -35,7 +35,7 @@ impl Lru {
         let index = page as usize;
         let was_cached = self.previous[index] != NOT_CACHED;
         if was_cached {
-            self.unlink(index);
+            self.unlink_page(index);
         }
         let last = self.previous[self.sentinel];
         (self.previous[index], self.next[index]) = (last, self.next[last as usize]);
@@ -47,11 +47,11 @@ impl Lru {
 
     fn evict_excess(&mut self) {
         while self.len > self.capacity {
-            self.unlink(self.next[self.sentinel] as usize);
+            self.unlink_page(self.next[self.sentinel] as usize);
         }
     }
 
-    fn unlink(&mut self, index: usize) {
+    fn unlink_page(&mut self, index: usize) {
         let (previous, next) = (self.previous[index], self.next[index]);
         self.next[previous as usize] = next;
         self.previous[next as usize] = previous;

@@ -16,14 +16,18 @@ pub const SMALL_HOST_TENANTS: usize = 6;
 /// Number of tenants on a large host, equal to four of Spirit's servers.
 const LARGE_HOST_TENANTS: usize = 24;
 /// Cost of a miss relative to a hit, for memory-bound tenants.
-pub(super) const GAMMA: f64 = 100.0;
+pub(super) const MEMORY_BOUND_MISS_COST: f64 = 100.0;
 /// Cost of a miss relative to a hit, for compute-bound tenants.
-const GAMMA_COMPUTE: f64 = 1.0;
+const COMPUTE_BOUND_MISS_COST: f64 = 1.0;
 
 /// Returns the miss cost of the tenant at an index. Every sixth tenant is compute-bound, as on
 /// Spirit's servers.
 pub(super) const fn gamma(at: usize) -> f64 {
-    if at % SMALL_HOST_TENANTS == SMALL_HOST_TENANTS - 1 { GAMMA_COMPUTE } else { GAMMA }
+    if at % SMALL_HOST_TENANTS == SMALL_HOST_TENANTS - 1 {
+        COMPUTE_BOUND_MISS_COST
+    } else {
+        MEMORY_BOUND_MISS_COST
+    }
 }
 
 /// Returns one small mix per trace, made of this trace and the five traces after it, and one large
@@ -43,5 +47,5 @@ pub fn mixes(traces: &[Tenant]) -> Vec<Mix> {
 /// Returns two tenants for every trace: one memory-bound, one compute-bound.
 pub fn memory_and_compute_bound_tenants(traces: &[Tenant]) -> Vec<Tenant> {
     let of = |gamma| traces.iter().map(move |trace| trace.with_params(gamma, 1.0));
-    of(GAMMA).chain(of(GAMMA_COMPUTE)).collect()
+    of(MEMORY_BOUND_MISS_COST).chain(of(COMPUTE_BOUND_MISS_COST)).collect()
 }

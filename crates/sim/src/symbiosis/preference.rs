@@ -4,7 +4,7 @@
 use fairness::market::Bundle;
 
 use super::{
-    mixes::GAMMA,
+    mixes::MEMORY_BOUND_MISS_COST,
     tenant::{Kind, Tenant},
 };
 
@@ -22,9 +22,9 @@ pub struct ShareSensitivity {
 /// Number of points of the sensitivity curve within one equal share.
 const POINTS_PER_SHARE: u32 = 8;
 /// End of the sensitivity curve, in equal shares.
-const CURVE_END_SHARES: u32 = 3;
+const CURVE_SHARES_MAX: u32 = 3;
 /// Factor by which [`memory_preference`] raises and lowers a share.
-const SCALE_FACTOR: f64 = 2.0;
+const SHARE_SCALE_FACTOR: f64 = 2.0;
 
 /// Computes the sensitivity of throughput for shares from a quarter of an equal share to three
 /// equal shares.
@@ -39,7 +39,7 @@ pub fn share_sensitivity(tenant: &Tenant, equal: Bundle) -> Vec<ShareSensitivity
             by_bandwidth: tenant.throughput(more_bandwidth) / baseline,
         }
     };
-    (POINTS_PER_SHARE / 4..=POINTS_PER_SHARE * CURVE_END_SHARES).map(at).collect()
+    (POINTS_PER_SHARE / 4..=POINTS_PER_SHARE * CURVE_SHARES_MAX).map(at).collect()
 }
 
 /// Returns two bundles: one with scaled memory, one with scaled bandwidth.
@@ -52,8 +52,10 @@ fn scale_each_resource(equal: Bundle, times: f64) -> (Bundle, Bundle) {
 /// log ratio of the throughputs at twice and at half of the equal share. The result is the gain of
 /// memory minus the gain of bandwidth: negative if the tenant prefers bandwidth.
 pub fn memory_preference(tenant: &Tenant, equal: Bundle) -> f64 {
-    let ((memory, bandwidth), (less_memory, less_bandwidth)) =
-        (scale_each_resource(equal, SCALE_FACTOR), scale_each_resource(equal, 1.0 / SCALE_FACTOR));
+    let ((memory, bandwidth), (less_memory, less_bandwidth)) = (
+        scale_each_resource(equal, SHARE_SCALE_FACTOR),
+        scale_each_resource(equal, 1.0 / SHARE_SCALE_FACTOR),
+    );
     let gain = |more, less| (tenant.throughput(more) / tenant.throughput(less)).ln();
     gain(memory, less_memory) - gain(bandwidth, less_bandwidth)
 }
@@ -70,8 +72,10 @@ pub fn typical(tenants: &[Tenant], kind: Kind, equal: Bundle) -> Option<&Tenant>
 /// memory most. All traces are compared as memory-bound tenants. Returns `None` for fewer than two
 /// traces.
 pub fn most_different_traces(traces: &[Tenant], equal: Bundle) -> Option<(usize, usize)> {
-    let preferences: Vec<f64> =
-        traces.iter().map(|trace| memory_preference(&trace.with_params(GAMMA, 1.0), equal)).collect();
+    let preferences: Vec<f64> = traces
+        .iter()
+        .map(|trace| memory_preference(&trace.with_params(MEMORY_BOUND_MISS_COST, 1.0), equal))
+        .collect();
     let mut order: Vec<usize> = (0..traces.len()).collect();
     order.sort_by(|a, b| preferences[*a].total_cmp(&preferences[*b]));
     let (stream, cache) = (*order.first()?, *order.last()?);

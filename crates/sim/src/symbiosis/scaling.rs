@@ -25,7 +25,7 @@ pub struct Bidders {
 }
 
 /// Relative spread of the miss penalties: the factor ranges from 0.8 to 1.2.
-const GAMMA_SPREAD: f64 = 0.2;
+const MISS_COST_SPREAD: f64 = 0.2;
 /// Conjugate of the golden ratio. The fractional parts of its multiples are evenly distributed.
 const GOLDEN_RATIO_CONJUGATE: f64 = 0.618_033_988_749_895;
 
@@ -35,7 +35,7 @@ impl ScalingTenants {
     /// mixes.
     pub fn new(traces: &[Tenant], tenants: usize, memory: f64) -> Self {
         let tenant = |at: usize| {
-            let factor = 1.0 + GAMMA_SPREAD * (2.0 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract() - 1.0);
+            let factor = 1.0 + MISS_COST_SPREAD * (2.0 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract() - 1.0);
             (traces[at % traces.len()].measured().knots(), mixes::gamma(at) * factor)
         };
         Self { host: Host { memory: memory * tenants as f64 }, profiles: (0..tenants).map(tenant).collect() }

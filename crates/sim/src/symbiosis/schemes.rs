@@ -6,7 +6,7 @@ use fairness::market::{Bundle, Certificate, ClearingOptions, Market, RefineOptio
 use super::{
     host::{Host, to_bundle},
     ideal::ideal_shares,
-    tenant::{Curve, Tenant},
+    tenant::{MissRatioCurve, Tenant},
 };
 
 /// Scheme that allocates memory and bandwidth to tenants.
@@ -77,17 +77,17 @@ impl Outcome {
 /// on the shares of the previous epoch.
 const MARKET_EPOCHS: u32 = 10;
 /// Number of steps into which Harvest and Trade divide each resource (1/ε in Spirit).
-const RESOURCE_STEPS: f64 = 200.0;
+const STEPS_PER_RESOURCE: f64 = 200.0;
 /// Maximum number of moves in Harvest and of exchanges in Trade.
-const MOVES_MAX: u32 = 400;
+const SCHEME_MOVES_MAX: u32 = 400;
 
 /// Runs all allocation schemes for the same tenants and host.
 ///
 /// # Panics
 /// Panics if `tenants` is empty or the host has less than 1 MiB of memory.
-pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
+pub fn compare_schemes(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     let equal = host.equal(tenants.len());
-    let curves: Vec<Curve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
+    let curves: Vec<MissRatioCurve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
     let market = |scheme, refinement| {
         let (shares, certificate) = run_market(tenants, host, refinement);
         to_outcome(scheme, tenants, equal, shares, Some(certificate))
@@ -96,7 +96,7 @@ pub fn compare(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
         tenants,
         curves: &curves,
         equal,
-        step: Bundle { memory: host.memory / RESOURCE_STEPS, bandwidth: 1.0 / RESOURCE_STEPS },
+        step: Bundle { memory: host.memory / STEPS_PER_RESOURCE, bandwidth: 1.0 / STEPS_PER_RESOURCE },
     };
     vec![
         to_outcome(Scheme::EqualSplit, tenants, equal, vec![equal; tenants.len()], None),
@@ -151,7 +151,7 @@ fn run_market(
 /// Inputs of the Harvest and Trade schemes: tenants, their measured curves, and the step size.
 struct Estimates<'a> {
     tenants: &'a [Tenant],
-    curves: &'a [Curve],
+    curves: &'a [MissRatioCurve],
     equal: Bundle,
     step: Bundle,
 }
@@ -183,7 +183,7 @@ impl Estimates<'_> {
     /// the current throughputs only, not the effect of the move.
     fn harvest_shares(&self) -> Vec<Bundle> {
         let mut shares = vec![self.equal; self.tenants.len()];
-        for turn in 0..MOVES_MAX {
+        for turn in 0..SCHEME_MOVES_MAX {
             let (worst, best) = self.worst_and_best(&shares);
             let step = if turn % 2 == 0 {
                 Bundle { bandwidth: 0.0, ..self.step }
@@ -207,7 +207,7 @@ impl Estimates<'_> {
     /// Computes the shares of the Trade scheme: tenants exchange steps as long as both gain.
     fn trade_shares(&self) -> Vec<Bundle> {
         let mut shares = vec![self.equal; self.tenants.len()];
-        for _ in 0..MOVES_MAX {
+        for _ in 0..SCHEME_MOVES_MAX {
             let Some((one, other, sign)) = self.best_trade(&shares) else { break };
             shares[one] = self.share_after_trade(shares[one], sign);
             shares[other] = self.share_after_trade(shares[other], -sign);

@@ -29,20 +29,20 @@ pub struct Tenant {
     pub gamma: f64,
     /// Bandwidth demand, as a fraction of the link.
     pub wanted: f64,
-    exact_curve: Arc<Curve>,
-    measured: Arc<Curve>,
+    exact_curve: Arc<MissRatioCurve>,
+    measured: Arc<MissRatioCurve>,
 }
 
 /// Miss-ratio curve: the miss ratio at every 1/1000 of the footprint.
 #[derive(Clone, Debug)]
-pub struct Curve(Vec<f64>);
+pub struct MissRatioCurve(Vec<f64>);
 
-/// Number of steps of a [`Curve`] from 0 to the whole footprint.
+/// Number of steps of a [`MissRatioCurve`] from 0 to the whole footprint.
 const CURVE_STEPS: u32 = 1000;
 /// Upper bound on the number of pages sampled for reuse distances.
 pub(super) const SAMPLED_PAGES_MAX: usize = 8192;
 
-impl Curve {
+impl MissRatioCurve {
     fn from_model(model: &impl MissModel, footprint: f64) -> Self {
         Self(
             (0..=CURVE_STEPS)
@@ -84,7 +84,7 @@ impl Tenant {
             sampled.touch(u64::from(*page));
         }
         let (exact_curve, measured) =
-            (Curve::from_model(&exact, footprint), Curve::from_model(&sampled, footprint));
+            (MissRatioCurve::from_model(&exact, footprint), MissRatioCurve::from_model(&sampled, footprint));
         Self { name, gamma, wanted, exact_curve: Arc::new(exact_curve), measured: Arc::new(measured) }
     }
 
@@ -106,7 +106,7 @@ impl Tenant {
     }
 
     /// Returns the miss-ratio curve that a host measures from sampled reuse distances.
-    pub fn measured(&self) -> &Curve {
+    pub fn measured(&self) -> &MissRatioCurve {
         &self.measured
     }
 

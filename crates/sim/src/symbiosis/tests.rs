@@ -36,7 +36,7 @@ fn outcome_of(scheme: Scheme, outcomes: &[Outcome]) -> &Outcome {
 
 #[test]
 fn symbiosis_gains_at_least_90_percent_of_ideal_without_losers() {
-    let outcomes = compare(&tenants(), Host { memory: 1.2 });
+    let outcomes = compare_schemes(&tenants(), Host { memory: 1.2 });
     let ours = outcome_of(Scheme::Symbiosis, &outcomes);
     assert!(ours.worst() >= 0.98, "{ours:?}");
     assert!(ours.gain() >= 0.9 * outcome_of(Scheme::Ideal, &outcomes).gain(), "{outcomes:#?}");
@@ -56,7 +56,7 @@ fn symbiosis_gains_at_least_90_percent_of_ideal_without_losers() {
 
 #[test]
 fn schemes_allocate_at_most_supply() {
-    for outcome in compare(&tenants(), Host { memory: 1.2 }) {
+    for outcome in compare_schemes(&tenants(), Host { memory: 1.2 }) {
         let memory: f64 = outcome.shares.iter().map(|share| share.memory).sum();
         let bandwidth: f64 = outcome.shares.iter().map(|share| share.bandwidth).sum();
         assert!(memory <= 1.2 * (1.0 + 1e-6) && bandwidth <= 1.0 + 1e-6, "{outcome:?}");
@@ -95,7 +95,7 @@ fn public_traces_have_known_miss_ratio_and_near_ideal_gain() {
     let misses = (1.0 / traces[2].throughput(full) - 1.0) / 100.0;
     assert!((misses - 0.087).abs() <= 0.02, "{misses}");
     for mix in mixes(&traces).iter().take(2) {
-        let outcomes = compare(&mix.tenants, Host { memory: 1.2 });
+        let outcomes = compare_schemes(&mix.tenants, Host { memory: 1.2 });
         let (ours, ideal) = (outcome_of(Scheme::Symbiosis, &outcomes), outcome_of(Scheme::Ideal, &outcomes));
         assert!(ours.worst() >= 0.98, "{}: {ours:?}", mix.name);
         assert!(

@@ -2,7 +2,7 @@
 
 use units::{
     Bytes, Ns,
-    limits::{CORES_PER_HOST_MAX, LOCAL_MIB_PER_HOST_MAX, TRACE_SECONDS_MAX},
+    limits::{CORES_PER_HOST_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX, TRACE_SECONDS_MAX},
 };
 
 use super::MalformedRow;
@@ -19,8 +19,10 @@ const CORES_RULE: &str = "must be a whole number of cores from 1 to 4096";
 const MEMORY_RULE: &str = "must be a number of GB that is at least 1 MiB and at most 64 TiB";
 const SECONDS_RULE: &str = "must be empty or a number of seconds from 0 to 100 years";
 
-const _: () =
-    assert!(CORES_PER_HOST_MAX == 4096 && LOCAL_MIB_PER_HOST_MAX == 64 << 20, "limits match the rule texts");
+const _: () = assert!(
+    CORES_PER_HOST_MAX == 4096 && LOCAL_MEMORY_MIB_PER_HOST_MAX == 64 << 20,
+    "limits match the rule texts"
+);
 const _: () = assert!(TRACE_SECONDS_MAX == 100 * 366 * 24 * 3600, "limit matches the rule text");
 
 /// Text of one value with its line number and column name, for error messages.
@@ -86,7 +88,7 @@ impl<'a> Field<'a> {
     pub(super) fn parse_memory(&self, bucket: Option<(&str, u32)>) -> Result<Bytes, MalformedRow> {
         let gib = self.bucket_value(bucket).map(f64::from).or_else(|| self.parse_number());
         let mib = gib.map(|gib| (gib * MIB_PER_GIB).round());
-        let mib = mib.filter(|mib| (1.0..=LOCAL_MIB_PER_HOST_MAX as f64).contains(mib));
+        let mib = mib.filter(|mib| (1.0..=LOCAL_MEMORY_MIB_PER_HOST_MAX as f64).contains(mib));
         self.require(mib.map(|mib| Bytes::mib(mib as u64)), MEMORY_RULE)
     }
 

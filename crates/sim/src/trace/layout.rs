@@ -25,7 +25,7 @@ const SHOWN_ROW_CHARS_MAX: usize = 120;
 
 /// Indexes and names of the columns that the reader uses.
 #[derive(Clone, Debug)]
-pub(super) struct Columns {
+pub(super) struct TraceColumns {
     count: usize,
     id: Column,
     arrive: Column,
@@ -43,11 +43,11 @@ struct Column {
 }
 
 /// Detects the layout and the columns from the first row.
-pub(super) fn detect(first: &ByteRecord) -> Result<(Layout, Columns), TraceError> {
-    if let Some(columns) = Columns::from_header(first) {
+pub(super) fn detect_layout(first: &ByteRecord) -> Result<(Layout, TraceColumns), TraceError> {
+    if let Some(columns) = TraceColumns::from_header(first) {
         return Ok((Layout::Named, columns));
     }
-    let azure = Columns::for_azure_table();
+    let azure = TraceColumns::for_azure_table();
     let is_word = |column: Column| {
         first.get(column.index).is_some_and(|f| f.first().is_some_and(u8::is_ascii_alphabetic))
     };
@@ -58,7 +58,7 @@ pub(super) fn detect(first: &ByteRecord) -> Result<(Layout, Columns), TraceError
     Err(TraceError::UnknownLayout { first: shown.chars().take(SHOWN_ROW_CHARS_MAX).collect() })
 }
 
-impl Columns {
+impl TraceColumns {
     fn from_header(header: &ByteRecord) -> Option<Self> {
         let find = |name: &'static str| {
             let index = header.iter().position(|field| field.trim_ascii() == name.as_bytes())?;

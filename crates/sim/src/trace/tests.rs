@@ -4,14 +4,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-const HEADER: &str = "vm_id,arrive_s,depart_s,cores,mem_gb\n";
+const TRACE_HEADER: &str = "vm_id,arrive_s,depart_s,cores,mem_gb\n";
 
 fn trace(text: &str) -> Result<Trace, TraceError> {
     read(text.as_bytes(), Strictness::Strict)
 }
 
 /// Returns the VMs of a trace, formatted as `id@arrive-depart:cores/memory` and joined by spaces.
-fn summarize(text: &str) -> String {
+fn summarize_trace(text: &str) -> String {
     let time = |at: Option<Ns>| at.map_or(String::new(), |at| format!("{}", at.as_ms() as f64 / 1000.0));
     let format_vm = |vm: &Arrival| {
         format!("{}@{}-{}:{}/{}", vm.id, time(vm.arrive), time(vm.depart), vm.cores, vm.memory)
@@ -26,30 +26,35 @@ fn error_of(text: &str) -> String {
 #[test]
 fn columns_are_matched_by_name_in_any_order() {
     let azure = "vm_id,batch_id,arrive_s,depart_s,censored,life_lo_s,life_hi_s,cores,mem_gb\n0,0,0,300,0,300,300,8,14.0\n";
-    assert_eq!(summarize(azure), "0@0-300:8/14GiB");
-    assert_eq!(summarize("vm_id,arrive_s,depart_s,cores,mem_gb\na,2,500,4,16\n"), "a@2-500:4/16GiB");
+    assert_eq!(summarize_trace(azure), "0@0-300:8/14GiB");
+    assert_eq!(summarize_trace("vm_id,arrive_s,depart_s,cores,mem_gb\na,2,500,4,16\n"), "a@2-500:4/16GiB");
     let alibaba = "vm_id,app_name,role,cores,mem_gb,gpu_request,max_instance_per_node,arrive_s,scheduled_s,depart_s\n\
                    7,app_0,HN,12,120.0,1,8,,,\n";
-    assert_eq!(summarize(alibaba), "7@-:12/120GiB");
+    assert_eq!(summarize_trace(alibaba), "7@-:12/120GiB");
     assert_eq!(trace(alibaba).unwrap().arrivals[0].app.as_deref(), Some("app_0"));
 }
 
 #[test]
 fn azure_table_is_read_without_header_and_with_buckets() {
     let rows = "a+/=,s,d,0,2591700,9.1,1.0,5.2,Delay-insensitive,4,32\nb,s,d,300,,9,1,5,Unknown,>24,>64\n";
-    assert_eq!(summarize(rows), "a+/=@0-2591700:4/32GiB b@300-:30/70GiB");
+    assert_eq!(summarize_trace(rows), "a+/=@0-2591700:4/32GiB b@300-:30/70GiB");
     assert_eq!(trace(rows).unwrap().layout, Layout::AzureVmTable);
     assert_eq!(trace(rows).unwrap().arrivals[1].line, 2);
 }
 
 #[test]
 fn bucket_is_rejected_outside_azure_table() {
-    assert!(error_of(&format!("{HEADER}a,0,1,>24,1\n")).starts_with("line 2: cores = \">24\": must be"));
+    assert!(
+        error_of(&format!("{TRACE_HEADER}a,0,1,>24,1\n")).starts_with("line 2: cores = \">24\": must be")
+    );
 }
 
 #[test]
 fn fractional_gb_is_rounded_to_whole_mib() {
-    assert_eq!(summarize(&format!("{HEADER}a,0,,1,0.75\nb,0,,1,1.7501\n")), "a@0-:1/768MiB b@0-:1/1792MiB");
+    assert_eq!(
+        summarize_trace(&format!("{TRACE_HEADER}a,0,,1,0.75\nb,0,,1,1.7501\n")),
+        "a@0-:1/768MiB b@0-:1/1792MiB"
+    );
 }
 
 #[test]
@@ -75,14 +80,14 @@ fn malformed_row_error_names_line_column_value_and_rule() {
         ("a,0,1,1,1,1", "line 3: row = \"6 columns\": must have as many columns"),
     ];
     for (row, expected) in cases {
-        let error = error_of(&format!("{HEADER}ok,0,1,1,1\n{row}\n"));
+        let error = error_of(&format!("{TRACE_HEADER}ok,0,1,1,1\n{row}\n"));
         assert!(error.starts_with(expected), "{row}: {error}");
     }
 }
 
 #[test]
 fn lenient_reader_counts_skipped_rows() {
-    let text = format!("{HEADER}a,0,1,1,1\nb,0,1,0,1\nc,0\nd,0,1,1,1\n");
+    let text = format!("{TRACE_HEADER}a,0,1,1,1\nb,0,1,0,1\nc,0\nd,0,1,1,1\n");
     let trace = read(text.as_bytes(), Strictness::Lenient).unwrap();
     assert_eq!(trace.arrivals.iter().map(|vm| vm.id.as_str()).collect::<Vec<_>>(), ["a", "d"]);
     assert_eq!((trace.skipped, trace.first_skipped.unwrap().line), (2, 3));
@@ -104,7 +109,7 @@ fn unknown_layout_is_rejected() {
 
 #[test]
 fn non_utf8_row_is_malformed() {
-    let mut bytes = HEADER.as_bytes().to_vec();
+    let mut bytes = TRACE_HEADER.as_bytes().to_vec();
     bytes.extend_from_slice(b"a\xff,0,1,1,1\n");
     let error = read(bytes.as_slice(), Strictness::Strict).unwrap_err().to_string();
     assert!(error.starts_with("line 2: vm_id = \"a\u{fffd}\": must be UTF-8"), "{error}");
@@ -112,7 +117,7 @@ fn non_utf8_row_is_malformed() {
 
 /// Returns the events of a trace in order: `+id` for an arrival, `-id` for a departure.
 fn event_order(text: &str) -> String {
-    let trace = trace(&format!("{HEADER}{text}")).unwrap();
+    let trace = trace(&format!("{TRACE_HEADER}{text}")).unwrap();
     let sign = |kind| if kind == EventKind::Arrive { '+' } else { '-' };
     let format_event = |e: &Event| format!("{}{}", sign(e.kind), trace.arrivals[e.index].id);
     events(&trace.arrivals).iter().map(format_event).collect::<Vec<_>>().join(" ")
@@ -135,7 +140,7 @@ fn vm_departing_at_arrival_time_arrives_first() {
 
 #[test]
 fn first_returns_earliest_arrivals() {
-    let trace = trace(&format!("{HEADER}a,9,,1,1\nb,,,1,1\nc,3,,1,1\n")).unwrap();
+    let trace = trace(&format!("{TRACE_HEADER}a,9,,1,1\nb,,,1,1\nc,3,,1,1\n")).unwrap();
     let ids: Vec<String> = first(trace.arrivals, 2).into_iter().map(|vm| vm.id).collect();
     assert_eq!(ids, ["b", "c"]);
 }
@@ -147,7 +152,7 @@ proptest! {
             let depart = if *stays { String::new() } else { (at + life).to_string() };
             format!("{i},{at},{depart},1,1\n")
         });
-        let trace = trace(&format!("{HEADER}{}", rows.collect::<String>())).unwrap();
+        let trace = trace(&format!("{TRACE_HEADER}{}", rows.collect::<String>())).unwrap();
         let events = events(&trace.arrivals);
         prop_assert!(events.is_sorted_by_key(|e| e.at));
         for (index, (_, _, stays)) in times.iter().enumerate() {
@@ -159,7 +164,7 @@ proptest! {
     #[test]
     fn reader_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = read(bytes.as_slice(), Strictness::Lenient);
-        let _ = read([HEADER.as_bytes(), &bytes].concat().as_slice(), Strictness::Lenient);
+        let _ = read([TRACE_HEADER.as_bytes(), &bytes].concat().as_slice(), Strictness::Lenient);
     }
 }
 

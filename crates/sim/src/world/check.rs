@@ -24,11 +24,11 @@ use pool::{
     manager::HostState,
     protocol::{FailureReason, Holding, ObservedState},
     record::{Emc, Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
-    slice::{Drain, Quarantine, Scrub, Slot, State},
+    slice::{DrainStage, Quarantine, Scrub, Slot, State},
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, SliceId};
 
-use super::{World, device::Pattern, machine::Guest};
+use super::{World, device::DataPattern, machine::Guest};
 
 /// State of the world, recorded independently of the manager.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ pub(super) struct GroundTruth {
     /// Durable records in the store, except decisions.
     records: BTreeMap<Key, Record>,
     /// Reservations that the manager acknowledged to clients.
-    pub(super) acknowledged: BTreeMap<RequestKey, AckedReservation>,
+    pub(super) acknowledged: BTreeMap<RequestKey, AcknowledgedReservation>,
     /// Latest grant of each slice, as confirmed by the device of the slice.
     last_grants: BTreeMap<SliceId, LastGrant>,
     justifications: justifications::Justifications,
@@ -64,7 +64,7 @@ pub(super) struct GroundTruth {
 
 /// Reservation as acknowledged to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct AckedReservation {
+pub(super) struct AcknowledgedReservation {
     pub(super) id: ReservationId,
     pub(super) slices: Vec<SliceId>,
     pub(super) committed: bool,
@@ -132,7 +132,7 @@ impl GroundTruth {
             record => {
                 if let Record::Slice(
                     _,
-                    Slot { state: State::Draining(owner, Drain::Host { force: true }), .. },
+                    Slot { state: State::Draining(owner, DrainStage::Host { force: true }), .. },
                 ) = record
                 {
                     self.force_released.insert(owner.reservation);
@@ -196,7 +196,7 @@ impl World {
                 format!("slice {slice}: epoch {} is followed by {}", before.epoch, slot.epoch),
             );
         }
-        if let State::Draining(owner, Drain::Host { force: true }) = slot.state
+        if let State::Draining(owner, DrainStage::Host { force: true }) = slot.state
             && !self.truth.force_released.contains(&owner.reservation)
         {
             let reservations = self.truth.reservations_after(batch);
@@ -267,7 +267,7 @@ impl World {
             );
             self.report_violation("a slice is zeroed before its next owner uses it", description);
         }
-        if self.device(slice).is_shared() && self.device(slice).read(slice) != Pattern::ZERO {
+        if self.device(slice).is_shared() && self.device(slice).read(slice) != DataPattern::ZERO {
             self.report_violation(
                 "a slice is zeroed before its next owner uses it",
                 format!("slice {slice} is free but not zeroed"),
@@ -293,7 +293,7 @@ impl World {
     }
 
     fn check_new_reservation(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
-        if self.is_forbidden(new, batch) {
+        if self.is_reservation_forbidden(new, batch) {
             self.report_violation(
                 "a cordoned or draining host or EMC receives no new reservation",
                 format!("{id}: {new:?}"),
@@ -319,7 +319,7 @@ impl World {
     /// Returns whether a new reservation is forbidden: before this batch, its host or an EMC of its
     /// slices was cordoned, draining or unreachable. Hosts and EMCs that the batch changes are
     /// ignored, because the change may precede or follow the reservation.
-    fn is_forbidden(&self, new: &Reservation, batch: &[Record]) -> bool {
+    fn is_reservation_forbidden(&self, new: &Reservation, batch: &[Record]) -> bool {
         let changes = |key| batch.iter().any(|record| record.key() == key);
         if changes(Key::Host(new.host)) {
             return false;
@@ -383,7 +383,7 @@ impl World {
             return;
         }
         let is_requested = self.truth.justifications.contains(&Justification::Fence(host.name.clone()));
-        if !is_requested && !self.is_long_silent(id) && !self.truth.silent_hosts.contains(&id) {
+        if !is_requested && !self.has_exceeded_silence_limit(id) && !self.truth.silent_hosts.contains(&id) {
             self.report_violation(
                 "a host is fenced only on request or after a long silence",
                 format!("{id} is fenced without a long silence"),
@@ -442,7 +442,7 @@ impl World {
         }
     }
 
-    fn is_long_silent(&self, host: HostId) -> bool {
+    fn has_exceeded_silence_limit(&self, host: HostId) -> bool {
         let Some(fence_after) = self.fault_model.settings.fence_after else { return false };
         let last_contact = self.truth.last_contact.get(&host).copied().unwrap_or_default();
         self.now >= last_contact.after(self.fault_model.settings.lease_ttl).after(fence_after)
@@ -467,7 +467,7 @@ impl World {
 
     /// Records that the manager has received a message from a host.
     pub(super) fn record_contact(&mut self, host: HostId) {
-        if self.is_long_silent(host) {
+        if self.has_exceeded_silence_limit(host) {
             self.truth.silent_hosts.insert(host);
         }
         self.truth.last_contact.insert(host, self.now);
@@ -487,7 +487,7 @@ impl World {
             })
             .collect();
         let is_known =
-            |acked: &AckedReservation| known.get(&acked.id).is_some_and(|r| matches_reply(acked, r));
+            |acked: &AcknowledgedReservation| known.get(&acked.id).is_some_and(|r| matches_reply(acked, r));
         self.truth.acknowledged.retain(|_, acked| is_known(acked));
     }
 
@@ -642,7 +642,7 @@ fn is_adopted(reservation: &Reservation) -> bool {
 }
 
 /// Returns whether a reservation still equals the reply that a client received.
-fn matches_reply(acked: &AckedReservation, reservation: &Reservation) -> bool {
+fn matches_reply(acked: &AcknowledgedReservation, reservation: &Reservation) -> bool {
     let stage = match reservation.stage {
         Stage::Ended { .. } => true,
         Stage::Reserved { .. } => !acked.ended && !acked.committed,

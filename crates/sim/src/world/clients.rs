@@ -16,7 +16,7 @@ use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId, UserId};
 
 use super::{
     ScheduledEvent, World,
-    check::{AckedReservation, Justification, holder},
+    check::{AcknowledgedReservation, Justification, holder},
     device::Device,
     fault_model::numbered_name,
 };
@@ -76,21 +76,21 @@ pub(super) struct PendingMigrationAnswer {
 }
 
 impl World {
-    pub(super) fn act_as_client(&mut self) {
+    pub(super) fn perform_client_action(&mut self) {
         if self.faults_stopped {
             return;
         }
         let pause = self.random_duration_around(self.fault_model.client_interval);
         self.schedule_after(pause, ScheduledEvent::ClientAction);
         match self.rng.random_range(0..100) {
-            0..24 => self.reserve_new(),
+            0..24 => self.reserve_new_vm(),
             24..32 => self.repeat_reserve(false),
             32..34 => self.repeat_reserve(true),
             34..40 => self.wait_until_ready(),
             40..47 => self.commit_some_reservation(),
             47..59 => self.release_some_vm(),
             59..77 => self.launch_some_vm(),
-            77..82 => self.schedule_some_place(),
+            77..82 => self.change_some_scheduling(),
             82..88 => self.answer_some_migration(),
             88..90 if self.fault_model.rack_changes => self.change_rack(),
             88..92 => self.fence_some_host(),
@@ -98,12 +98,12 @@ impl World {
             95..96 => self.cancel_some_request(),
             96..97 => self.set_disk_space_low(!self.clients.is_disk_space_low),
             97..99 if self.fault_model.old_backups && self.random_bool(0.8) => self.change_rack(),
-            97..99 => self.back_up(),
+            97..99 => self.back_up_store(),
             _ => self.kill_some_process(),
         }
     }
 
-    fn back_up(&mut self) {
+    fn back_up_store(&mut self) {
         self.manager_process.store.backup();
         let devices = self.devices.iter_mut().filter(|_| self.rng.random_bool(0.5));
         devices.for_each(Device::take_snapshot);
@@ -133,9 +133,9 @@ impl World {
         }
     }
 
-    fn reserve_new(&mut self) {
+    fn reserve_new_vm(&mut self) {
         let number = self.clients.tenants.len();
-        let Some(host) = self.pick(&self.hosts()) else { return };
+        let Some(host) = self.pick_random(&self.hosts()) else { return };
         let client = numbered_name("c", self.rng.random_range(0..3));
         let id = RequestId::new(&format!("r{number}")).expect("a letter with a number is a valid request id");
         let reserve = Reserve {
@@ -224,16 +224,16 @@ impl World {
         let Some(tenant) = self.pick_tenant() else { return };
         let Tenant { reserve, host, .. } = self.clients.tenants[tenant].clone();
         let on_other_host = self.random_bool(0.05);
-        let host = if on_other_host { self.pick(&self.hosts()).unwrap_or(host) } else { host };
+        let host = if on_other_host { self.pick_random(&self.hosts()).unwrap_or(host) } else { host };
         self.launch_vm(host, &reserve.vm);
     }
 
-    fn schedule_some_place(&mut self) {
+    fn change_some_scheduling(&mut self) {
         let hosts = self.rack.spec().hosts.iter().map(|host| SchedulingTarget::Host(host.name.clone()));
         let emcs = self.rack.spec().emcs.iter().map(|emc| SchedulingTarget::Emc(emc.name.clone()));
         let places: Vec<SchedulingTarget> = hosts.chain(emcs).collect();
         let to = [Scheduling::Enabled, Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining];
-        let (place, to) = (self.pick(&places), self.pick(&to));
+        let (place, to) = (self.pick_random(&places), self.pick_random(&to));
         if let Some((place, to)) = place.zip(to) {
             self.set_scheduling(place, to);
         }
@@ -252,7 +252,7 @@ impl World {
     /// Requests the fence of a random host. The operator confirms a power-off only if the machine
     /// is off.
     fn fence_some_host(&mut self) {
-        let Some(host) = self.pick(&self.hosts()) else { return };
+        let Some(host) = self.pick_random(&self.hosts()) else { return };
         let off = !self.machine(host).is_up;
         let name = self.machine(host).name.clone();
         let justification = Justification::Fence(name.clone());
@@ -265,7 +265,7 @@ impl World {
     /// Uncordons a random quarantined slice, in the role of an operator.
     pub(super) fn uncordon_some_slice(&mut self) {
         let slices = self.slices_to_uncordon();
-        if let Some(slice) = self.pick(&slices) {
+        if let Some(slice) = self.pick_random(&slices) {
             self.uncordon_slice(slice);
         }
     }
@@ -306,7 +306,7 @@ impl World {
         let waiting =
             self.clients.pending.iter().filter(|(_, pending)| cancels(pending)).map(|(token, _)| *token);
         let waiting: Vec<Token> = waiting.collect();
-        if let Some(token) = self.pick(&waiting) {
+        if let Some(token) = self.pick_random(&waiting) {
             self.clients.pending.remove(&token);
             self.handle_manager_event(Event::CallerGone(token));
         }
@@ -326,9 +326,9 @@ impl World {
     }
 
     fn kill_some_process(&mut self) {
-        let Some(host) = self.pick(&self.hosts()) else { return };
+        let Some(host) = self.pick_random(&self.hosts()) else { return };
         let pids: Vec<_> = self.machine(host).processes.keys().copied().collect();
-        if let Some(pid) = self.pick(&pids) {
+        if let Some(pid) = self.pick_random(&pids) {
             self.end_process(host, pid);
         }
     }
@@ -352,17 +352,19 @@ impl World {
             (PendingRequest::Reserve { tenant, content, wait, .. }, Ok(RequestReply::Reservation(view))) => {
                 self.check_reserve_reply(tenant, &content, &view);
                 if wait {
-                    self.check_ready(&view);
+                    self.check_ready_reply(&view);
                 }
             }
             (PendingRequest::Reserve { content, wait, .. }, Err(rejection)) => {
                 self.check_rejected_repeat(&content, wait, &rejection);
             }
-            (PendingRequest::Wait, Ok(RequestReply::Reservation(view))) => self.check_ready(&view),
-            (PendingRequest::Commit, Ok(RequestReply::Reservation(view))) => self.check_stage(&view, false),
+            (PendingRequest::Wait, Ok(RequestReply::Reservation(view))) => self.check_ready_reply(&view),
+            (PendingRequest::Commit, Ok(RequestReply::Reservation(view))) => {
+                self.check_reservation_stage(&view, false)
+            }
             (PendingRequest::Release, Ok(RequestReply::Reservation(view))) => {
                 self.run_log.counts.low_space_releases += u64::from(self.clients.is_disk_space_low);
-                self.check_stage(&view, true);
+                self.check_reservation_stage(&view, true);
             }
             (PendingRequest::Schedule(SchedulingTarget::Host(_)), Ok(_)) => {
                 self.run_log.counts.hosts_scheduled += 1
@@ -433,7 +435,7 @@ impl World {
                 format!("{view:?} is not on disk"),
             );
         }
-        let new = AckedReservation {
+        let new = AcknowledgedReservation {
             id: view.id,
             slices: reservation.slices.clone(),
             committed: false,
@@ -474,7 +476,7 @@ impl World {
     }
 
     /// Checks that every slice of a reservation acknowledged as ready is online.
-    fn check_ready(&mut self, view: &ReservationView) {
+    fn check_ready_reply(&mut self, view: &ReservationView) {
         let online = |slice: &SliceId| matches!(self.truth.slot(*slice).state, State::Online(owner) if owner.reservation == view.id);
         let ready = view.reservation.slices.iter().all(online);
         if !ready || !view.reservation.is_active() {
@@ -485,7 +487,7 @@ impl World {
         }
     }
 
-    fn check_stage(&mut self, view: &ReservationView, release: bool) {
+    fn check_reservation_stage(&mut self, view: &ReservationView, release: bool) {
         let ended = matches!(view.reservation.stage, Stage::Ended { .. });
         if self.truth.reservation(view.id) != Some(&view.reservation) || (release && !ended) {
             self.report_violation(

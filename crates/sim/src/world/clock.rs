@@ -7,10 +7,10 @@ use super::World;
 
 /// Initial time of the wall clock, in milliseconds. It is high so that backward jumps do not reach
 /// zero.
-const WALL_START_MS: u64 = 1000 * HOUR_MS;
+const WALL_CLOCK_START_MS: u64 = 1000 * HOUR_MS;
 const HOUR_MS: u64 = 3600 * 1000;
 /// Maximum jump of the wall clock, in hours.
-const JUMP_HOURS_MAX: u64 = 5;
+const CLOCK_JUMP_HOURS_MAX: u64 = 5;
 
 /// Offset of the wall clock from the monotonic clock.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub(super) struct WallClock {
 
 impl Default for WallClock {
     fn default() -> Self {
-        Self { offset_ms: WALL_START_MS, is_steady: false }
+        Self { offset_ms: WALL_CLOCK_START_MS, is_steady: false }
     }
 }
 
@@ -40,7 +40,7 @@ impl World {
 
     /// Moves the wall clock forwards or backwards by a random time.
     pub(super) fn jump_wall_clock(&mut self) {
-        let ms = self.rng.random_range(0..JUMP_HOURS_MAX * HOUR_MS);
+        let ms = self.rng.random_range(0..CLOCK_JUMP_HOURS_MAX * HOUR_MS);
         let forwards = self.random_bool(0.5);
         self.run_log.counts.clock_jumps += 1;
         if self.wall_clock.is_steady {

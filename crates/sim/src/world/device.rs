@@ -9,9 +9,9 @@ use units::{Epoch, HostId, SliceId};
 
 /// Contents of a slice, represented by one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pattern(pub u64);
+pub(super) struct DataPattern(pub u64);
 
-impl Pattern {
+impl DataPattern {
     /// Contents of a zeroed slice.
     pub(super) const ZERO: Self = Self(0);
 }
@@ -31,7 +31,7 @@ struct SliceRecord {
     highest_epoch: Epoch,
     revoked: bool,
     grant: Option<(Epoch, HostId)>,
-    content: Pattern,
+    content: DataPattern,
 }
 
 /// Simulated pool device.
@@ -116,11 +116,11 @@ impl Device {
         self.kind == DeviceKind::SharedDax || record.grant == Some((holding.epoch, host))
     }
 
-    pub(super) fn read(&self, slice: SliceId) -> Pattern {
+    pub(super) fn read(&self, slice: SliceId) -> DataPattern {
         self.records[(slice.0 - self.first.0) as usize].content
     }
 
-    pub(super) fn write(&mut self, slice: SliceId, pattern: Pattern) {
+    pub(super) fn write(&mut self, slice: SliceId, pattern: DataPattern) {
         self.record(slice).content = pattern;
     }
 
@@ -176,7 +176,7 @@ impl Device {
             _ if is_stale => Err(DeviceFailure::StaleEpoch { highest: record.highest_epoch }),
             Some(_) => Ok(()),
             None => {
-                let content = if kind == DeviceKind::Emulated { Pattern::ZERO } else { record.content };
+                let content = if kind == DeviceKind::Emulated { DataPattern::ZERO } else { record.content };
                 *record =
                     SliceRecord { highest_epoch: epoch, revoked: false, grant: Some((epoch, host)), content };
                 Ok(())

@@ -23,7 +23,7 @@ impl World {
         let pause = self.random_duration_around(self.fault_model.fault_interval);
         self.schedule_after(pause, ScheduledEvent::FaultStart);
         self.run_log.counts.faults += 1;
-        let Some(host) = self.pick(&self.hosts()) else { return };
+        let Some(host) = self.pick_random(&self.hosts()) else { return };
         match self.rng.random_range(0..100) {
             0..17 => self.crash_manager(),
             17..29 => self.crash_agent(host),
@@ -45,14 +45,14 @@ impl World {
 
     /// Draws the duration of a fault: up to 300 ms in 70 % of cases, otherwise up to 4 s, which can
     /// exceed all timeouts.
-    pub(super) fn draw_fault_duration(&mut self) -> Ns {
+    pub(super) fn random_fault_duration(&mut self) -> Ns {
         let max = if self.random_bool(0.3) { Ns::secs(4) } else { Ns::ms(300) };
         self.random_between(Ns::ms(1), max)
     }
 
     fn crash_manager(&mut self) {
         self.kill_manager();
-        let span = self.draw_fault_duration();
+        let span = self.random_fault_duration();
         self.schedule_after(span, ScheduledEvent::ManagerStart);
     }
 
@@ -71,7 +71,7 @@ impl World {
         if self.random_bool(0.5) {
             self.fail_device();
         }
-        let span = self.draw_fault_duration();
+        let span = self.random_fault_duration();
         self.schedule_after(span, ScheduledEvent::ManagerStart);
     }
 
@@ -84,18 +84,18 @@ impl World {
 
     fn crash_agent(&mut self, host: HostId) {
         self.kill_agent(host, true);
-        let (boot, span) = (self.machine(host).boot, self.draw_fault_duration());
+        let (boot, span) = (self.machine(host).boot, self.random_fault_duration());
         self.schedule_after(span, ScheduledEvent::AgentStart(host, boot));
     }
 
     fn crash_host(&mut self, host: HostId) {
         self.power_off(host);
-        let span = self.draw_fault_duration();
+        let span = self.random_fault_duration();
         self.schedule_after(span, ScheduledEvent::HostBoot(host));
     }
 
     fn freeze_agent(&mut self, host: HostId) {
-        let until = self.now.after(self.draw_fault_duration());
+        let until = self.now.after(self.random_fault_duration());
         self.log(|| format!("agent of {host} is frozen until {until}"));
         self.machine(host).frozen_until = until;
     }
@@ -103,7 +103,7 @@ impl World {
     fn fail_network(&mut self, host: HostId) {
         self.log(|| format!("network of {host} fails"));
         self.machine(host).is_network_down = true;
-        let span = self.draw_fault_duration();
+        let span = self.random_fault_duration();
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Network(host)));
     }
 
@@ -111,7 +111,7 @@ impl World {
         let emc = self.rng.random_range(0..self.devices.len());
         self.log(|| format!("emc {emc} fails"));
         self.devices[emc].failed = true;
-        let span = self.draw_fault_duration();
+        let span = self.random_fault_duration();
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Device(emc)));
     }
 
@@ -120,14 +120,14 @@ impl World {
     fn fail_slice(&mut self) {
         let emc = self.rng.random_range(0..self.devices.len());
         let slices = self.devices[emc].slices();
-        let Some(slice) = self.pick(&slices) else { return };
+        let Some(slice) = self.pick_random(&slices) else { return };
         self.log(|| format!("slice {slice} fails"));
         self.run_log.counts.slice_faults += 1;
         self.devices[emc].failing_slices.insert(slice);
         let span = if self.random_bool(0.4) {
             self.random_between(Ns::secs(1), Ns::secs(15))
         } else {
-            self.draw_fault_duration()
+            self.random_fault_duration()
         };
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::Slice(emc, slice)));
     }
@@ -170,7 +170,7 @@ impl World {
 
     fn pick_device(&mut self, condition: fn(&Device) -> bool) -> Option<usize> {
         let matching = (0..self.devices.len()).filter(|emc| condition(&self.devices[*emc]));
-        self.pick(&matching.collect::<Vec<_>>())
+        self.pick_random(&matching.collect::<Vec<_>>())
     }
 
     /// Fills the disk of the store. In 80 % of cases, low disk space is reported to the manager
@@ -182,7 +182,7 @@ impl World {
             self.set_disk_space_low(true);
         }
         self.manager_process.set_disk_full(true);
-        let span = self.draw_fault_duration();
+        let span = self.random_fault_duration();
         self.schedule_after(span, ScheduledEvent::FaultEnd(Fault::FullDisk));
     }
 

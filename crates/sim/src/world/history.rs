@@ -1,6 +1,6 @@
 //! Creates a store with a long history: as many ended reservations as one client may have.
 
-use pool::record::{EndedBy, Meta, Record, RequestKey, Reservation, Stage};
+use pool::record::{EndReason, Meta, Record, RequestKey, Reservation, Stage};
 use units::limits::ENDED_REQUESTS_PER_CLIENT_MAX;
 use units::{Bytes, HostId, Ns, RequestId, ReservationId, UnixMs};
 
@@ -47,7 +47,7 @@ fn ended_reservation(n: u64) -> Reservation {
         },
         commit_within: Ns::secs(1),
         created: UnixMs(n),
-        stage: Stage::Ended { at: Ns(n), why: EndedBy::Deadline },
+        stage: Stage::Ended { at: Ns(n), why: EndReason::Deadline },
         uid: None,
         has_process: false,
     }

@@ -18,7 +18,7 @@ use units::{HostId, InstanceId, Name, Ns, ReservationId, SliceId, UserId};
 use super::{
     ScheduledEvent, World,
     check::describe_holding,
-    device::{Device, Pattern},
+    device::{DataPattern, Device},
     machine::{Guest, HostCall, Pid, RunningAgent},
 };
 
@@ -78,7 +78,7 @@ impl World {
         let adopt = |record: VmRecord| RecoveredVm { is_alive: machine.is_alive(&record.process), record };
         let adopted_records: Vec<RecoveredVm> = records.into_iter().map(adopt).collect();
         let adopted = adopted_records.len();
-        let places = machine.kernel.iter().map(|holding| place_of(holding.slice)).collect();
+        let places = machine.kernel.iter().map(|holding| shared_slice_path(holding.slice)).collect();
         let agent = Agent::new(now, InstanceId(instance), machine.rack.clone(), adopted_records, places);
         machine.running = Some(RunningAgent {
             agent,
@@ -218,7 +218,7 @@ impl World {
             Effect::PassMemory { ticket, record } => self.attach_memory(host, instance, ticket, &record),
             Effect::Refuse { ticket, why } => {
                 self.log(|| format!("{host} rejects an attach request: {why}"));
-                self.take_ticket(host, instance, ticket);
+                self.remove_ticket(host, instance, ticket);
             }
             Effect::Watch { reservation, process } => {
                 self.watch_process(host, instance, reservation, process)
@@ -230,7 +230,7 @@ impl World {
             Effect::Disconnect(why) => {
                 self.report_violation("the name of a rack does not change", why.to_string())
             }
-            Effect::CommandRejected(number, why) => {
+            Effect::CommandRejection(number, why) => {
                 self.log(|| format!("{host} rejects desired state {number}: {why}"))
             }
         }
@@ -267,7 +267,7 @@ impl World {
                 Event::Done { holding, result: self.complete_scrub(host, instance, holding, started) }
             }
             HostCall::Clear(place) => {
-                let result = self.close_orphan(host, &place);
+                let result = self.close_orphaned_slice(host, &place);
                 Event::OrphanClosed { place, result }
             }
             HostCall::Record(record) => self.store_record(host, record),
@@ -289,9 +289,9 @@ impl World {
         }
     }
 
-    fn close_orphan(&mut self, host: HostId, place: &str) -> Result<(), HostFailure> {
+    fn close_orphaned_slice(&mut self, host: HostId, place: &str) -> Result<(), HostFailure> {
         self.inject_host_failure()?;
-        let is_slice = |holding: &Holding| *self::place_of(holding.slice) == *place;
+        let is_slice = |holding: &Holding| *self::shared_slice_path(holding.slice) == *place;
         if self.machine(host).mappings().any(|(holding, _)| is_slice(&holding)) {
             return Err(host_failure(FailureReason::Host, "the slice is still in use"));
         }
@@ -309,7 +309,7 @@ impl World {
         if !self.is_mapping_valid(holding, host) {
             return Err(host_failure(FailureReason::Host, "the slice is not granted to this host"));
         }
-        if check_zero && self.device(holding.slice).read(holding.slice) != Pattern::ZERO {
+        if check_zero && self.device(holding.slice).read(holding.slice) != DataPattern::ZERO {
             return Err(host_failure(FailureReason::NotZero, "the slice is not zeroed"));
         }
         Ok(SliceOutcome::Onlined)
@@ -346,7 +346,7 @@ impl World {
 
     /// Starts a process of a VM. The process tries to attach its memory a limited number of times.
     pub(super) fn launch_vm(&mut self, host: HostId, vm: &Name) {
-        let pattern = Pattern(self.rng.random_range(1..u64::MAX));
+        let pattern = DataPattern(self.rng.random_range(1..u64::MAX));
         let started = self.now.0;
         let machine = self.machine(host);
         if !machine.is_up {
@@ -394,14 +394,14 @@ impl World {
         }
     }
 
-    fn take_ticket(&mut self, host: HostId, instance: u64, ticket: Ticket) -> Option<Pid> {
+    fn remove_ticket(&mut self, host: HostId, instance: u64, ticket: Ticket) -> Option<Pid> {
         self.machine(host).find_agent(instance)?.tickets.remove(&ticket)
     }
 
     /// Passes memory to a process, which checks that its slices are zeroed and writes to them.
     fn attach_memory(&mut self, host: HostId, instance: u64, ticket: Ticket, record: &VmRecord) {
         self.check_attach(host, record);
-        let Some(pid) = self.take_ticket(host, instance, ticket) else { return };
+        let Some(pid) = self.remove_ticket(host, instance, ticket) else { return };
         let boot = self.machine(host).boot;
         let Some(guest) = self.machine(host).processes.get_mut(&pid) else { return };
         let is_first = !guest.has_memory;
@@ -419,12 +419,12 @@ impl World {
         }
     }
 
-    fn check_first_access(&mut self, host: HostId, pid: Pid, holding: Holding, pattern: Pattern) {
+    fn check_first_access(&mut self, host: HostId, pid: Pid, holding: Holding, pattern: DataPattern) {
         if !self.is_mapping_valid(holding, host) {
             return self.lose_memory(host, pid, holding, "invalidated before it was attached");
         }
         let content = self.device(holding.slice).read(holding.slice);
-        if content != Pattern::ZERO && content != pattern {
+        if content != DataPattern::ZERO && content != pattern {
             let description = format!(
                 "process {pid} on {host} reads data of another owner in {}",
                 describe_holding(holding)
@@ -539,7 +539,7 @@ impl World {
 
 /// Returns the place part of the handle of a slice on a shared device, which is the same for all
 /// owners.
-fn place_of(slice: SliceId) -> Arc<str> {
+fn shared_slice_path(slice: SliceId) -> Arc<str> {
     slice.to_string().into()
 }
 

@@ -13,7 +13,7 @@ use pool::{
 };
 use units::{HostId, Name, Ns, ReservationId, UnixMs};
 
-use super::device::Pattern;
+use super::device::DataPattern;
 
 /// Process id on a host. Ids are reused after a reboot.
 pub(super) type Pid = u32;
@@ -68,7 +68,7 @@ pub(super) struct Guest {
     pub(super) process: Process,
     pub(super) vm: Name,
     /// Value that the process writes to its memory, unique to each VM start.
-    pub(super) pattern: Pattern,
+    pub(super) pattern: DataPattern,
     pub(super) has_memory: bool,
     /// Slices that the process received from the agent, with their reservation.
     pub(super) mapped: BTreeMap<Holding, ReservationId>,

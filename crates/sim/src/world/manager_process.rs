@@ -77,7 +77,7 @@ impl ManagerProcess {
         }
     }
 
-    fn find_run(&mut self, incarnation: u64) -> Option<&mut RunningManager> {
+    fn find_running_manager(&mut self, incarnation: u64) -> Option<&mut RunningManager> {
         self.running.as_mut().filter(|running| running.incarnation == incarnation)
     }
 
@@ -193,8 +193,8 @@ impl World {
         self.settle_manager(tick);
     }
 
-    pub(super) fn end_burst(&mut self, incarnation: u64) {
-        if let Some(running) = self.manager_process.find_run(incarnation) {
+    pub(super) fn resume_after_burst(&mut self, incarnation: u64) {
+        if let Some(running) = self.manager_process.find_running_manager(incarnation) {
             running.is_bursting = false;
             self.settle_manager(false);
         }
@@ -296,7 +296,7 @@ impl World {
     }
 
     pub(super) fn complete_store_write(&mut self, incarnation: u64) {
-        let Some(running) = self.manager_process.find_run(incarnation) else { return };
+        let Some(running) = self.manager_process.find_running_manager(incarnation) else { return };
         let Some((batch, records)) = running.writing.take() else { return };
         self.check_batch(&records);
         let ok = self.manager_process.store.commit(&records);
@@ -314,7 +314,7 @@ impl World {
     }
 
     pub(super) fn complete_store_read(&mut self, incarnation: u64) {
-        if self.manager_process.find_run(incarnation).is_none() {
+        if self.manager_process.find_running_manager(incarnation).is_none() {
             return;
         }
         match self.manager_process.store.load() {
@@ -343,7 +343,7 @@ impl World {
         self.log(|| format!("manager -> {emc}: {call:?}"));
         match call {
             DeviceCall::Fence { host, powered_off: false } if self.devices[emc.0 as usize].is_shared() => {
-                let (incarnation, span) = (self.manager_process.incarnation, self.draw_fault_duration());
+                let (incarnation, span) = (self.manager_process.incarnation, self.random_fault_duration());
                 self.schedule_after(span, ScheduledEvent::FenceCommandEnd(incarnation, emc, host));
             }
             call => self.queue_call(emc, call),
@@ -357,10 +357,10 @@ impl World {
         let stopped = self.random_bool(fence_success_rate);
         if stopped {
             self.power_off(host);
-            let span = self.draw_fault_duration();
+            let span = self.random_fault_duration();
             self.schedule_after(span, ScheduledEvent::HostBoot(host));
         }
-        let Some(running) = self.manager_process.find_run(incarnation) else { return };
+        let Some(running) = self.manager_process.find_running_manager(incarnation) else { return };
         let fence = running.manager.durable().host(host).map(|entry| entry.host.fence);
         if stopped && matches!(fence, Some(Fence::Fencing { .. })) {
             return self.queue_call(emc, DeviceCall::Fence { host, powered_off: true });
@@ -384,7 +384,7 @@ impl World {
     }
 
     pub(super) fn make_next_device_call(&mut self, incarnation: u64, emc: EmcId) {
-        let Some(running) = self.manager_process.find_run(incarnation) else { return };
+        let Some(running) = self.manager_process.find_running_manager(incarnation) else { return };
         let Some(call) = running.calls[emc.0 as usize].0.pop_front() else { return };
         let done = self.perform_device_call(emc, &call);
         self.log(|| format!("{emc} -> manager: {done:?}"));

@@ -21,10 +21,10 @@ impl World {
     /// Sends an answer to a migration request. In 15 % of cases, the VM may have no such request.
     pub(super) fn answer_some_migration(&mut self) {
         let requested: Vec<Name> = self.truth.migrations().map(|(_, request)| request.vm.clone()).collect();
-        let requested = if self.random_bool(0.85) { self.pick(&requested) } else { None };
+        let requested = if self.random_bool(0.85) { self.pick_random(&requested) } else { None };
         let Some(vm) = requested.or_else(|| self.pick_vm()) else { return };
         let answers = [MigrationAnswer::Accepted, MigrationAnswer::Declined, MigrationAnswer::Done];
-        let answer = self.pick(&answers).expect("the list is not empty");
+        let answer = self.pick_random(&answers).expect("the list is not empty");
         let message = format!("answer {}", self.rng.random_range(0..u32::MAX));
         let request = self.truth.migration_of(&vm).map(|(id, request)| (id, request.clone()));
         let is_only_answer = !self.has_pending_answer(&vm);

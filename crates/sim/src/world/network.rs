@@ -68,7 +68,7 @@ impl Session {
     /// Adds a desired state to the sum of the desired states sent before.
     fn add_desired_state(&mut self, desired: &DesiredState) -> SentStates {
         match &mut self.sent {
-            Some(sent) => add_to_sum(sent, desired),
+            Some(sent) => merge_into_sum(sent, desired),
             None => self.sent = Some(desired.clone()),
         }
         let first = desired.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
@@ -84,7 +84,7 @@ impl Session {
 
 /// Adds the next desired state of a session to the sum. This is a separate implementation that does
 /// not use the code of the agents.
-fn add_to_sum(sum: &mut DesiredState, next: &DesiredState) {
+fn merge_into_sum(sum: &mut DesiredState, next: &DesiredState) {
     if next.base.is_none() {
         *sum = next.clone();
         return;
@@ -169,7 +169,7 @@ impl World {
         let sent = session.add_desired_state(&desired);
         self.check_desired_state(&desired, &sent);
         self.log(|| format!("manager -> {host}: {}", describe_state(&desired)));
-        for at in self.draw_arrival_times(id, false) {
+        for at in self.random_arrival_times(id, false) {
             self.schedule_at(at, ScheduledEvent::DesiredStateArrival(id, Box::new(desired.clone())));
         }
     }
@@ -178,7 +178,7 @@ impl World {
         let Some(session) = self.network.sessions.get(&id) else { return };
         let host = session.host;
         self.log(|| format!("manager -> {host}: report all"));
-        for at in self.draw_arrival_times(id, false) {
+        for at in self.random_arrival_times(id, false) {
             self.schedule_at(at, ScheduledEvent::ReportRequestArrival(id));
         }
     }
@@ -199,14 +199,14 @@ impl World {
     pub(super) fn send_report(&mut self, host: HostId, id: SessionId, report: ObservedState) {
         self.check_sent_report(host, &report);
         self.log(|| format!("{host} -> manager: {}", describe_report(&report)));
-        for at in self.draw_arrival_times(id, true) {
+        for at in self.random_arrival_times(id, true) {
             self.schedule_at(at, ScheduledEvent::ReportArrival(id, Box::new(report.clone())));
         }
     }
 
     /// Returns the arrival times of all copies of a message. A lost message has no arrival time; a
     /// duplicated message has two.
-    fn draw_arrival_times(&mut self, id: SessionId, to_manager: bool) -> Vec<Ns> {
+    fn random_arrival_times(&mut self, id: SessionId, to_manager: bool) -> Vec<Ns> {
         let (loss_rate, duplication_rate) =
             (self.fault_model.message_loss_rate, self.fault_model.message_duplication_rate);
         let faults_stopped = self.faults_stopped;
@@ -214,10 +214,10 @@ impl World {
             return Vec::new();
         }
         let copies = 1 + usize::from(!faults_stopped && self.random_bool(duplication_rate));
-        (0..copies).map(|_| self.draw_arrival_time(id, to_manager)).collect()
+        (0..copies).map(|_| self.random_arrival_time(id, to_manager)).collect()
     }
 
-    fn draw_arrival_time(&mut self, id: SessionId, to_manager: bool) -> Ns {
+    fn random_arrival_time(&mut self, id: SessionId, to_manager: bool) -> Ns {
         let span = self.random_duration_around(MESSAGE_DELAY);
         let ordered = self.fault_model.in_order || self.faults_stopped;
         let reordering_max = if ordered || !self.random_bool(0.15) { Ns::ZERO } else { REORDER_DELAY_MAX };
@@ -309,7 +309,7 @@ impl World {
             return;
         }
         let duplicates = [(instance - 1, boot), (instance + 1000, boot), (instance, boot + 1000)];
-        let (instance, boot) = self.pick(&duplicates).unwrap_or(duplicates[0]);
+        let (instance, boot) = self.pick_random(&duplicates).unwrap_or(duplicates[0]);
         self.network.sessions_opened += 1;
         let id = SessionId(self.network.sessions_opened);
         self.log(|| format!("a second agent connects as {host}, instance {instance}, session {}", id.0));

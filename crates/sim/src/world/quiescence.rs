@@ -15,7 +15,7 @@ use super::{Failure, ScheduledEvent, World, check::has_ended, machine::Machine};
 /// Time limit for all active reservations to become ready.
 const READY_TIMEOUT: Ns = Ns::secs(60);
 /// Time limit for all slices to become free.
-const FREE_TIMEOUT: Ns = Ns::secs(120);
+const SLICES_FREE_TIMEOUT: Ns = Ns::secs(120);
 /// Time limit for the expiry of old records.
 const EXPIRY_TIMEOUT: Ns = Ns::secs(60);
 /// Interval between the retries of clients.
@@ -28,14 +28,14 @@ impl World {
     /// An invariant was violated, or the world did not become quiescent.
     pub fn run_until_quiescent(&mut self) -> Result<(), Box<Failure>> {
         self.stop_all_faults();
-        self.run_until_none(READY_TIMEOUT, Self::find_unready_reservation)?;
-        self.run_until_none(READY_TIMEOUT, Self::find_wrong_process_record)?;
+        self.run_until_resolved(READY_TIMEOUT, Self::find_unready_reservation)?;
+        self.run_until_resolved(READY_TIMEOUT, Self::find_wrong_process_record)?;
         self.end_all_processes();
-        self.run_until_none(FREE_TIMEOUT, Self::release_everything)?;
+        self.run_until_resolved(SLICES_FREE_TIMEOUT, Self::release_everything)?;
         if self.fault_model.suspends_for_days {
             self.suspend_for_a_day();
         }
-        self.run_until_none(EXPIRY_TIMEOUT, Self::find_undeleted_reservation)?;
+        self.run_until_resolved(EXPIRY_TIMEOUT, Self::find_undeleted_reservation)?;
         self.compare_with_disk();
         self.run_log.failure(self.seed, self.steps).map_or(Ok(()), Err)
     }
@@ -70,7 +70,7 @@ impl World {
 
     /// Runs until `find_missing` returns `None`. Reports a violation if it still returns a
     /// description after `within`.
-    fn run_until_none(
+    fn run_until_resolved(
         &mut self,
         within: Ns,
         find_missing: fn(&mut Self) -> Option<String>,

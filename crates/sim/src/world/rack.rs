@@ -47,7 +47,7 @@ impl RackFile {
     }
 
     /// Returns the versions of rack.toml that may be durable.
-    pub(super) fn possible_specs(&self) -> impl Iterator<Item = &RackSpec> {
+    pub(super) fn possible_rack_specs(&self) -> impl Iterator<Item = &RackSpec> {
         std::iter::once(&self.spec).chain(&self.previous)
     }
 }
@@ -66,7 +66,7 @@ impl World {
             return;
         }
         if self.rack.previous.is_none() {
-            let new = self.draw_changed_rack();
+            let new = self.random_changed_rack();
             self.rack.previous = Some(std::mem::replace(&mut self.rack.spec, new));
         }
         self.send_request(Request::Configure(self.rack.spec.clone()), PendingRequest::Configure);
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    fn draw_changed_rack(&mut self) -> RackSpec {
+    fn random_changed_rack(&mut self) -> RackSpec {
         let mut rack = self.rack.spec.clone();
         match self.rng.random_range(0..12) {
             0 => self.add_host(&mut rack),

@@ -28,11 +28,11 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-const SUMMARY_COUNTS: usize = 29;
+const SUMMARY_COUNTER_COUNT: usize = 29;
 
 /// Counts of events in a run without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct RunSummary {
     /// Number of steps.
     pub steps: u64,
     /// Number of acknowledged reservations.
@@ -94,9 +94,9 @@ pub struct Summary {
     pub migrations_retried: u64,
 }
 
-impl Summary {
+impl RunSummary {
     /// Returns the name and value of each count.
-    pub fn counts(&self) -> [(&'static str, u64); SUMMARY_COUNTS] {
+    pub fn counts(&self) -> [(&'static str, u64); SUMMARY_COUNTER_COUNT] {
         [
             ("steps", self.steps),
             ("reserved", self.reserved),
@@ -131,7 +131,7 @@ impl Summary {
     }
 }
 
-impl std::ops::AddAssign for Summary {
+impl std::ops::AddAssign for RunSummary {
     fn add_assign(&mut self, other: Self) {
         self.steps += other.steps;
         self.reserved += other.reserved;
@@ -171,7 +171,7 @@ pub(super) struct RunLog {
     events: VecDeque<String>,
     events_max: usize,
     violation: Option<(&'static str, String)>,
-    pub(super) counts: Summary,
+    pub(super) counts: RunSummary,
 }
 
 impl RunLog {
@@ -199,7 +199,7 @@ impl RunLog {
         Some(Box::new(Failure { seed, step, invariant, description, events }))
     }
 
-    pub(super) fn summary(&self, steps: u64) -> Summary {
-        Summary { steps, ..self.counts }
+    pub(super) fn summary(&self, steps: u64) -> RunSummary {
+        RunSummary { steps, ..self.counts }
     }
 }

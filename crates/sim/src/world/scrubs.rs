@@ -7,7 +7,7 @@ use pool::{
 };
 use units::{HostId, Ns};
 
-use super::{World, device::Pattern, hosts::host_failure, machine::HostCall};
+use super::{World, device::DataPattern, hosts::host_failure, machine::HostCall};
 
 const SCRUB_DURATION: Ns = Ns::ms(5);
 
@@ -38,7 +38,7 @@ impl World {
         // A partial scrub leaves the contents of the slice unchanged.
         let partial = !self.faults_stopped && self.random_bool(self.fault_model.partial_scrub_rate);
         if !partial {
-            self.device(holding.slice).write(holding.slice, Pattern::ZERO);
+            self.device(holding.slice).write(holding.slice, DataPattern::ZERO);
             self.run_log.counts.scrubbed += 1;
         } else {
             self.run_log.counts.partial_scrubs += 1;

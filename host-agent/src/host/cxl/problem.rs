@@ -109,7 +109,7 @@ pub enum Problem {
         region: String,
     },
     /// No CXL window can contain a region for the device.
-    #[error("no CXL memory window can contain a region of {bytes}{}", list_rejections(tried))]
+    #[error("no CXL memory window can contain a region of {bytes}{}", format_rejections(tried))]
     NoWindow {
         /// Size of the region.
         bytes: Bytes,
@@ -119,6 +119,6 @@ pub enum Problem {
 }
 
 /// Formats the windows and the reasons as the end of an error message.
-fn list_rejections(tried: &[String]) -> String {
+fn format_rejections(tried: &[String]) -> String {
     if tried.is_empty() { ": no window exists".to_owned() } else { format!(": {}", tried.join("; ")) }
 }

@@ -15,7 +15,7 @@ use super::{
 /// File in sysfs that binds a region to its driver.
 const BIND_FILE: &str = "bus/cxl/drivers/cxl_region/bind";
 /// Value of the file `commit` of a committed region.
-const COMMITTED: &str = "1";
+const DECODER_COMMITTED: &str = "1";
 
 /// Region of a device, present or planned.
 pub(super) enum RegionState {
@@ -26,9 +26,13 @@ pub(super) enum RegionState {
 }
 
 /// Deletes the incomplete region of a device, if any, and returns the state of the device's region.
-pub(super) fn prepare(sysfs: &Sysfs, memdev: &Memdev) -> Result<RegionState, Problem> {
+pub(super) fn prepare_region(sysfs: &Sysfs, memdev: &Memdev) -> Result<RegionState, Problem> {
     let endpoint = find_endpoint(sysfs, memdev)?;
-    remove_incomplete(sysfs, &topology::windows(sysfs, &endpoint)?, &topology::decoders(sysfs, &endpoint)?)?;
+    remove_incomplete_regions(
+        sysfs,
+        &topology::windows(sysfs, &endpoint)?,
+        &topology::decoders(sysfs, &endpoint)?,
+    )?;
     read_state(sysfs, memdev, &endpoint)
 }
 
@@ -42,7 +46,7 @@ pub(super) fn inspect(sysfs: &Sysfs, memdev: &Memdev) -> Result<DeviceState, Pro
         }
     }
     match read_state(sysfs, memdev, &endpoint)? {
-        RegionState::Present(name) => inspect_existing(sysfs, name),
+        RegionState::Present(name) => inspect_existing_region(sysfs, name),
         RegionState::Missing(RegionPlan { bytes, windows, rejected, .. }) => {
             let best = windows.into_iter().next();
             let best = best.ok_or(Problem::NoWindow { bytes, tried: rejected })?;
@@ -51,7 +55,7 @@ pub(super) fn inspect(sysfs: &Sysfs, memdev: &Memdev) -> Result<DeviceState, Pro
     }
 }
 
-fn inspect_existing(sysfs: &Sysfs, name: String) -> Result<DeviceState, Problem> {
+fn inspect_existing_region(sysfs: &Sysfs, name: String) -> Result<DeviceState, Problem> {
     let folder = usable_region_folder(sysfs, &name)?;
     if sysfs.driver(&folder)?.is_none() {
         return Ok(DeviceState::Unbound(name));
@@ -83,7 +87,7 @@ fn read_state(sysfs: &Sysfs, memdev: &Memdev, endpoint: &Path) -> Result<RegionS
 }
 
 /// Binds the existing region to its driver if necessary, and returns it.
-pub(super) fn use_existing(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
+pub(super) fn use_existing_region(sysfs: &Sysfs, name: &str) -> Result<Region, Problem> {
     let folder = usable_region_folder(sysfs, name)?;
     if sysfs.driver(&folder)?.is_none() {
         slices::check_online_policy(sysfs)?;
@@ -125,11 +129,11 @@ pub(super) fn create(sysfs: &Sysfs, plan: RegionPlan) -> Result<Region, Problem>
     free_decoders(sysfs, &decoders)?;
     let Some(decoder) = decoders.first() else { return Err(Problem::NoWindow { bytes, tried }) };
     for window in windows {
-        match create_in(sysfs, &window, decoder, bytes) {
-            Ok(region) => return use_existing(sysfs, &region),
+        match create_in_window(sysfs, &window, decoder, bytes) {
+            Ok(region) => return use_existing_region(sysfs, &region),
             Err(error) => {
                 tried.push(format!("{}: {}", window.name, units::chain(&error)));
-                remove_incomplete(sysfs, &[window], &decoders)?;
+                remove_incomplete_regions(sysfs, &[window], &decoders)?;
                 free_decoders(sysfs, &decoders)?;
             }
         }
@@ -138,7 +142,12 @@ pub(super) fn create(sysfs: &Sysfs, plan: RegionPlan) -> Result<Region, Problem>
 }
 
 /// Creates and commits a region by writing its settings in the order that the kernel requires.
-fn create_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) -> Result<String, SysfsError> {
+fn create_in_window(
+    sysfs: &Sysfs,
+    window: &Window,
+    decoder: &Decoder,
+    bytes: Bytes,
+) -> Result<String, SysfsError> {
     let bytes = bytes.get().to_string();
     let create = window.folder.join("create_ram_region");
     let name = sysfs.text(&create)?;
@@ -151,12 +160,16 @@ fn create_in(sysfs: &Sysfs, window: &Window, decoder: &Decoder, bytes: Bytes) ->
     sysfs.write(decoder.folder.join("dpa_size"), &bytes)?;
     sysfs.write(region.join("size"), &bytes)?;
     sysfs.write(region.join("target0"), &decoder.name)?;
-    sysfs.write(region.join("commit"), COMMITTED)?;
+    sysfs.write(region.join("commit"), DECODER_COMMITTED)?;
     Ok(name)
 }
 
 /// Deletes regions that were never committed and contain no other device.
-fn remove_incomplete(sysfs: &Sysfs, windows: &[Window], decoders: &[Decoder]) -> Result<(), SysfsError> {
+fn remove_incomplete_regions(
+    sysfs: &Sysfs,
+    windows: &[Window],
+    decoders: &[Decoder],
+) -> Result<(), SysfsError> {
     for window in windows {
         for name in incomplete_regions(sysfs, window, decoders)? {
             tracing::warn!(region = name, window = window.name, "deleting incomplete CXL region");
@@ -173,15 +186,15 @@ fn incomplete_regions(
 ) -> Result<Vec<String>, SysfsError> {
     let mut names = Vec::new();
     for name in sysfs.numbered_names(&window.folder, "region")? {
-        if is_incomplete(sysfs, &window.folder.join(&name), decoders)? {
+        if is_region_incomplete(sysfs, &window.folder.join(&name), decoders)? {
             names.push(name);
         }
     }
     Ok(names)
 }
 
-fn is_incomplete(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<bool, SysfsError> {
-    if sysfs.text(region.join("commit"))? == COMMITTED {
+fn is_region_incomplete(sysfs: &Sysfs, region: &Path, decoders: &[Decoder]) -> Result<bool, SysfsError> {
+    if sysfs.text(region.join("commit"))? == DECODER_COMMITTED {
         return Ok(false);
     }
     let targets =

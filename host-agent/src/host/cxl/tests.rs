@@ -9,13 +9,13 @@ use crate::host::sysfs::fake::FakeSysfs;
 
 /// Returns the message of the problem of the first device.
 fn problem(fake: &FakeSysfs) -> String {
-    let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
+    let cxl = CxlMemory::discover_devices(&fake.sysfs).unwrap();
     units::chain(cxl.devices[0].slices.as_ref().unwrap_err())
 }
 
 #[test]
 fn existing_region_with_any_number_is_used() {
-    let cxl = CxlMemory::discover(&machine().sysfs).unwrap();
+    let cxl = CxlMemory::discover_devices(&machine().sysfs).unwrap();
     let slices = cxl.slices("0x1").unwrap();
     assert_eq!((slices.count(), slices.node(), slices.region().base), (4, 5, 43 << 30));
     assert_eq!((&*cxl.devices[0].name, &*slices.region().name), ("mem0", "region7"));
@@ -24,10 +24,10 @@ fn existing_region_with_any_number_is_used() {
 #[test]
 fn missing_bus_or_device_error_names_modules() {
     let empty = FakeSysfs::new(&[]);
-    let error = CxlMemory::discover(&empty.sysfs).unwrap_err().to_string();
+    let error = CxlMemory::discover_devices(&empty.sysfs).unwrap_err().to_string();
     assert!(error.contains("no CXL bus") && error.contains("modprobe cxl_acpi"), "{error}");
     empty.files(BUS, &[("root0", "")]);
-    let error = CxlMemory::discover(&empty.sysfs).unwrap_err().to_string();
+    let error = CxlMemory::discover_devices(&empty.sysfs).unwrap_err().to_string();
     assert!(error.contains("no memory device") && error.contains("cxl_mem"), "{error}");
 }
 
@@ -35,7 +35,7 @@ fn missing_bus_or_device_error_names_modules() {
 fn faulty_device_does_not_affect_other_devices() {
     let fake = machine();
     device(&fake, 1, "0x2", "");
-    let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
+    let cxl = CxlMemory::discover_devices(&fake.sysfs).unwrap();
     assert_eq!(cxl.slices("0x1").unwrap().count(), 4);
     assert!(matches!(cxl.devices[1].slices, Err(Problem::NoWindow { .. })), "{cxl:?}");
     let error = cxl.slices("0x2").unwrap_err().to_string();
@@ -48,7 +48,7 @@ fn faulty_device_does_not_affect_other_devices() {
 fn devices_with_duplicate_serial_are_not_used() {
     let fake = machine();
     device(&fake, 1, "0x1", "");
-    let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
+    let cxl = CxlMemory::discover_devices(&fake.sysfs).unwrap();
     assert!(
         cxl.devices.iter().all(|device| matches!(device.slices, Err(Problem::DuplicateSerial))),
         "{cxl:?}"
@@ -85,20 +85,20 @@ fn region_without_dax_region_error_names_boot_option() {
 
 /// Discovers devices while region7 is not committed and has these targets. Returns the name of the
 /// deleted region, or an empty string if no region was deleted.
-fn deleted_region(targets: &[(&str, &str)]) -> String {
+fn find_deleted_region(targets: &[(&str, &str)]) -> String {
     let fake = machine();
     fake.files(&format!("{ROOT}/decoder0.1"), &[("delete_region", "")]);
     fake.files(&format!("{ROOT}/decoder0.1/region7"), &[("commit", "0")]);
     fake.files(&format!("{ROOT}/decoder0.1/region7"), targets);
-    CxlMemory::discover(&fake.sysfs).unwrap();
+    CxlMemory::discover_devices(&fake.sysfs).unwrap();
     fake.sysfs.text(format!("{ROOT}/decoder0.1/delete_region")).unwrap()
 }
 
 #[test]
 fn incomplete_region_without_other_devices_is_deleted() {
-    assert_eq!(deleted_region(&[]), "region7", "the region contains its device");
-    assert_eq!(deleted_region(&[("target0", "")]), "region7", "the region contains no device");
-    assert_eq!(deleted_region(&[("target1", "decoder3.0")]), "", "the region contains another device");
+    assert_eq!(find_deleted_region(&[]), "region7", "the region contains its device");
+    assert_eq!(find_deleted_region(&[("target0", "")]), "region7", "the region contains no device");
+    assert_eq!(find_deleted_region(&[("target1", "decoder3.0")]), "", "the region contains another device");
 }
 
 #[test]

@@ -16,7 +16,7 @@ const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 fn slice_of_missing_or_unusable_device_is_rejected() {
     let fake = FakeSysfs::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
     fake.link("bus/cxl/devices/mem0", "devices/mem0");
-    let cxl = CxlMemory::discover(&fake.sysfs).unwrap();
+    let cxl = CxlMemory::discover_devices(&fake.sysfs).unwrap();
     let host = Dax::new(CxlSlices::new(cxl, NonZeroU64::MAX), None);
     let cases = [
         ("cxl:0x2:0", "this machine has no CXL memory device with serial 0x2"),
@@ -46,7 +46,8 @@ fn slice_of_missing_or_unusable_device_is_rejected() {
 fn usage_of_device_memory_is_not_measured() {
     let fake = FakeSysfs::new(&[("devices/mem0/serial", "0x1"), ("devices/mem0/ram/size", "0x10000000")]);
     fake.link("bus/cxl/devices/mem0", "devices/mem0");
-    let host = Dax::new(CxlSlices::new(CxlMemory::discover(&fake.sysfs).unwrap(), NonZeroU64::MAX), None);
+    let host =
+        Dax::new(CxlSlices::new(CxlMemory::discover_devices(&fake.sysfs).unwrap(), NonZeroU64::MAX), None);
     let device = std::fs::File::open("/dev/zero").unwrap();
     host.open.insert(SLICE_1, device, "/dev/zero".into());
     let vm = |slices| {

@@ -95,7 +95,7 @@ fn host_calls_are_idempotent() {
     }
     for _ in 0..2 {
         emc.host.offline(SLICE_1, &emc.handle(), true).unwrap();
-        emc.host.free_local(ReservationId(7)).unwrap();
+        emc.host.free_local_memory(ReservationId(7)).unwrap();
     }
 }
 
@@ -129,7 +129,7 @@ fn local_memory_is_the_same_until_it_is_released() {
     let mut byte = [0];
     descriptor(&again[0]).read_exact_at(&mut byte, 5).unwrap();
     assert_eq!(byte, *b"x");
-    emc.host.free_local(ReservationId(7)).unwrap();
+    emc.host.free_local_memory(ReservationId(7)).unwrap();
     let recreated = emc.host.memory(&emc.record(), MemoryForm::Descriptors).unwrap();
     descriptor(&recreated[0]).read_exact_at(&mut byte, 5).unwrap();
     assert_eq!(byte, [0]);

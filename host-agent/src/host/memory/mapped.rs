@@ -30,24 +30,24 @@ use super::{bus_error, errno, throttle::Throttle};
 
 /// Cache line of 64 bytes.
 #[repr(C, align(64))]
-struct Line([u64; 8]);
+struct CacheLine([u64; 8]);
 
 /// Size of a cache line, in bytes.
-const LINE_BYTES: usize = size_of::<Line>();
+const LINE_BYTES: usize = size_of::<CacheLine>();
 /// Number of 16-byte accesses per cache line.
 const ACCESSES_PER_LINE: usize = LINE_BYTES / size_of::<__m128i>();
 
 /// Shared mapping of a device node or file. Only one thread at a time may use it: if the memory is
 /// lost, that thread replaces the pages, and other threads would read zeros without an error.
 #[derive(Debug)]
-pub struct Mapped {
+pub struct MappedMemory {
     region: MmapRegion<()>,
     flush: FlushInstruction,
     /// Error number if the memory was lost; 0 if it is intact.
     loss_errno: Cell<i32>,
 }
 
-impl Mapped {
+impl MappedMemory {
     /// Maps the first `bytes` bytes of a file: a positive multiple of 64 and, for a device, of its
     /// alignment. The kernel aligns the address as the device requires.
     ///
@@ -88,14 +88,14 @@ impl Mapped {
 
     /// Returns the offset of the first cache line that is not zero, if any. `throttle` limits the
     /// rate. Reads use the caches, so writes of other hosts are visible only after
-    /// [`Mapped::flush_caches`].
+    /// [`MappedMemory::flush_caches`].
     ///
     /// # Errors
     /// ENXIO if the memory was removed, EHWPOISON if it is damaged.
-    pub fn first_not_zero(&self, throttle: Option<&Throttle>) -> io::Result<Option<u64>> {
+    pub fn first_nonzero_offset(&self, throttle: Option<&Throttle>) -> io::Result<Option<u64>> {
         for step in self.steps() {
             throttle.inspect(|throttle| throttle.wait_for(step.bytes()));
-            let nonzero = self.access(|| step.first_not_zero())?;
+            let nonzero = self.access(|| step.first_nonzero_offset())?;
             if let Some(line) = nonzero {
                 return Ok(Some((line as usize - self.region.as_ptr() as usize) as u64));
             }
@@ -149,12 +149,12 @@ impl Step {
         (self.0.end as usize - self.0.start as usize) as u64
     }
 
-    fn lines(&self) -> impl Iterator<Item = *mut Line> + use<> {
+    fn lines(&self) -> impl Iterator<Item = *mut CacheLine> + use<> {
         let (start, bytes) = (self.0.start, self.0.end as usize - self.0.start as usize);
         (0..bytes).step_by(LINE_BYTES).map(move |offset| start.wrapping_add(offset).cast())
     }
 
-    fn first_not_zero(&self) -> Option<*mut Line> {
+    fn first_nonzero_offset(&self) -> Option<*mut CacheLine> {
         // SAFETY: every x86-64 processor has SSE2.
         self.lines().find(|line| !unsafe { is_zero(*line) })
     }
@@ -169,7 +169,7 @@ impl Step {
 }
 
 #[target_feature(enable = "sse2")]
-fn is_zero(line: *const Line) -> bool {
+fn is_zero(line: *const CacheLine) -> bool {
     const ALL_EQUAL: i32 = 0xffff;
     let mut all = _mm_setzero_si128();
     for part in 0..ACCESSES_PER_LINE {
@@ -183,7 +183,7 @@ fn is_zero(line: *const Line) -> bool {
 }
 
 #[target_feature(enable = "sse2")]
-fn stream_zero(line: *mut Line) {
+fn stream_zero(line: *mut CacheLine) {
     let zero = _mm_setzero_si128();
     for part in 0..ACCESSES_PER_LINE {
         let part = line.cast::<__m128i>().wrapping_add(part);
@@ -219,7 +219,7 @@ impl FlushInstruction {
         *DETECTED
     }
 
-    fn flush_line(self, line: *mut Line) {
+    fn flush_line(self, line: *mut CacheLine) {
         match self {
             // SAFETY: the processor has the instruction, which accesses the bytes of a line like a
             // read; if its memory is lost, `catch_bus_errors` maps a page there.

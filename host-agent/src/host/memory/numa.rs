@@ -51,7 +51,7 @@ pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
 ///
 /// # Errors
 /// The error of `mbind`: EINVAL if one of the nodes has no memory.
-pub fn prefer(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
+pub fn prefer_nodes(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
     set_policy(file, bytes, nodes, MPOL_PREFERRED_MANY)
 }
 
@@ -103,7 +103,7 @@ pub struct MigrationResult {
 ///
 /// # Errors
 /// The process has ended, or the caller may not inspect it.
-pub fn migrate_back(
+pub fn migrate_pages_back(
     pid: u32,
     file: FileId,
     permitted: &BTreeSet<u32>,
@@ -114,7 +114,7 @@ pub fn migrate_back(
     for mapping in process::mappings(pid, file)? {
         let pages: Vec<usize> = mapping.step_by(PAGE_BYTES).collect();
         for batch in pages.chunks(PAGES_PER_MOVE_CALL_MAX) {
-            process.migrate_back(batch, permitted, to, &mut moved)?;
+            process.migrate_pages_back(batch, permitted, to, &mut moved)?;
         }
     }
     Ok(moved)
@@ -153,7 +153,7 @@ impl SampleBounds {
 
     /// Returns the distance between sampled pages, in bytes. The first page of each mapping is
     /// always sampled, so that at most `pages + mappings` pages are sampled.
-    fn stride(self, mappings: &[Range<usize>]) -> usize {
+    fn sampling_stride(self, mappings: &[Range<usize>]) -> usize {
         let pages = mappings.iter().map(|mapping| mapping.len() / PAGE_BYTES).sum::<usize>();
         PAGE_BYTES * SAMPLING_INTERVAL_PAGES.max(pages.div_ceil(self.pages))
     }
@@ -169,10 +169,10 @@ impl SampleBounds {
 /// # Errors
 /// The process has ended, or the caller may not inspect it.
 pub fn sample_placement(pid: u32, files: &[FileId], permitted: &BTreeSet<u32>) -> io::Result<Placement> {
-    sample_placement_within(SampleBounds::DEFAULT, pid, files, permitted)
+    sample_bounded_placement(SampleBounds::DEFAULT, pid, files, permitted)
 }
 
-fn sample_placement_within(
+fn sample_bounded_placement(
     bounds: SampleBounds,
     pid: u32,
     files: &[FileId],
@@ -180,8 +180,8 @@ fn sample_placement_within(
 ) -> io::Result<Placement> {
     let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
     let mappings = process::mappings_of(pid, &files.iter().copied().collect(), bounds.mappings)?;
-    let stride = bounds.stride(&mappings.addresses);
-    let mut pages = mappings.addresses.into_iter().flat_map(|mapping| mapping.step_by(stride));
+    let sampling_stride = bounds.sampling_stride(&mappings.addresses);
+    let mut pages = mappings.addresses.into_iter().flat_map(|mapping| mapping.step_by(sampling_stride));
     let mut placement = Placement { omitted: mappings.omitted, ..Placement::default() };
     loop {
         let batch: Vec<usize> = pages.by_ref().take(PAGES_PER_MOVE_CALL_MAX).collect();
@@ -204,7 +204,7 @@ struct Process(i32);
 impl Process {
     /// Migrates pages until all are on permitted nodes, or an attempt moves none. Several attempts
     /// can be necessary, because the kernel may skip the pages after a page that it cannot migrate.
-    fn migrate_back(
+    fn migrate_pages_back(
         self,
         pages: &[usize],
         permitted: &BTreeSet<u32>,
@@ -331,14 +331,14 @@ mod tests {
     #[test]
     fn pages_on_permitted_node_are_not_moved() {
         let (_file, id, _mapping) = touched_file();
-        let moved = migrate_back(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
+        let moved = migrate_pages_back(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
         assert_eq!(moved, MigrationResult::default());
     }
 
     #[test]
     fn immovable_pages_are_counted_by_error() {
         let (_file, id, _mapping) = touched_file();
-        let moved = migrate_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
+        let moved = migrate_pages_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
         assert_eq!((moved.misplaced, moved.moved), (3, 0));
         assert_eq!(moved.failed, [(libc::ENODEV, 3)].into());
     }
@@ -372,7 +372,7 @@ mod tests {
             .for_each(|mapping| assert_eq!(mapping.as_volatile_slice().read_obj::<u8>(0).unwrap(), 1));
         let id = FileId::of(&file.metadata().unwrap());
         let sample =
-            |bounds| sample_placement_within(bounds, std::process::id(), &[id], &nodes([1000])).unwrap();
+            |bounds| sample_bounded_placement(bounds, std::process::id(), &[id], &nodes([1000])).unwrap();
         let all = sample(SampleBounds::DEFAULT);
         assert_eq!(all, Placement { present: 300, misplaced: 300, omitted: 0 });
         let part = sample(SampleBounds { mappings: 100, ..SampleBounds::DEFAULT });
@@ -384,12 +384,12 @@ mod tests {
         let gib = |from: usize, to: usize| from << 30..to << 30;
         let bounds = SampleBounds { mappings: 4, pages: 1 << 10 };
         assert_eq!(
-            bounds.stride(&[gib(1, 2)]),
+            bounds.sampling_stride(&[gib(1, 2)]),
             PAGE_BYTES << 8,
             "1 GiB has 256 times the limit of 1024 pages"
         );
-        assert_eq!(bounds.stride(&[gib(1, 2), gib(4, 5)]), PAGE_BYTES << 9);
-        assert_eq!(SampleBounds::DEFAULT.stride(&[gib(1, 2)]), PAGE_BYTES * SAMPLING_INTERVAL_PAGES);
+        assert_eq!(bounds.sampling_stride(&[gib(1, 2), gib(4, 5)]), PAGE_BYTES << 9);
+        assert_eq!(SampleBounds::DEFAULT.sampling_stride(&[gib(1, 2)]), PAGE_BYTES * SAMPLING_INTERVAL_PAGES);
         let samples: usize =
             [gib(1, 2), gib(4, 5)].map(|mapping| mapping.step_by(PAGE_BYTES << 9).count()).iter().sum();
         assert_eq!(samples, bounds.pages);
@@ -400,6 +400,6 @@ mod tests {
         let (_file, id, _mapping) = touched_file();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        migrate_back(child.id(), id, &nodes([0]), 0).unwrap_err();
+        migrate_pages_back(child.id(), id, &nodes([0]), 0).unwrap_err();
     }
 }

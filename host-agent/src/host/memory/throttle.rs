@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use units::{Ns, limits::SCRUB_BURST};
+use units::{Ns, limits::SCRUB_BURST_DURATION};
 
 /// Token bucket, which grants bytes in the order of requests.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ struct TokenBucket {
 impl TokenBucket {
     /// Grants a number of bytes, and returns the wait before they may be used.
     fn take(&mut self, now: Ns, bytes: u64) -> Ns {
-        let earliest = Ns(now.since(SCRUB_BURST).0);
+        let earliest = Ns(now.since(SCRUB_BURST_DURATION).0);
         let start = self.granted_until.max(earliest);
         self.granted_until = start.after(self.duration_of(bytes));
         start.since(now)
@@ -82,7 +82,7 @@ mod tests {
             let mut sum = 0;
             for (at, bytes) in &used[first..] {
                 sum += bytes;
-                let allowed = (at.since(*from).0 + SCRUB_BURST.0) * MIB / 1_000_000 + 7 * MIB;
+                let allowed = (at.since(*from).0 + SCRUB_BURST_DURATION.0) * MIB / 1_000_000 + 7 * MIB;
                 assert!(sum <= allowed, "{sum} bytes from {from} to {at}");
             }
         }
@@ -100,7 +100,7 @@ mod tests {
         let mut bucket = bucket(1000);
         assert_eq!(bucket.take(Ns::secs(100), MIB), Ns::ZERO);
         let burst_mib = (0..100).take_while(|_| bucket.take(Ns::secs(100), MIB) == Ns::ZERO).count();
-        assert!(burst_mib as u64 <= SCRUB_BURST.as_ms(), "{burst_mib} MiB without a wait");
+        assert!(burst_mib as u64 <= SCRUB_BURST_DURATION.as_ms(), "{burst_mib} MiB without a wait");
     }
 
     #[test]

@@ -31,11 +31,11 @@ pub struct NodeMemory {
 ///
 /// # Errors
 /// The node does not exist, or the file has an unexpected format.
-pub fn of_node(nodes: &Path, node: u32) -> Result<NodeMemory, HostError> {
+pub fn read_node_memory(nodes: &Path, node: u32) -> Result<NodeMemory, HostError> {
     let path = nodes.join(format!("node{node}/meminfo"));
     let failed = |errno| HostError::io("read", &path, errno);
     let text = std::fs::read_to_string(&path).map_err(failed)?;
-    let part = |name| parse_kib(&text, name).ok_or_else(|| failed(missing_number(name)));
+    let part = |name| parse_kib(&text, name).ok_or_else(|| failed(missing_number_error(name)));
     Ok(NodeMemory { total: part("MemTotal:")?, free: part("MemFree:")? })
 }
 
@@ -58,7 +58,7 @@ fn parse_kib(text: &str, name: &str) -> Option<Bytes> {
     Some(Bytes::new(kib?.checked_mul(1024)?))
 }
 
-fn missing_number(name: &str) -> io::Error {
+fn missing_number_error(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("no number of kB follows {name}"))
 }
 
@@ -76,12 +76,12 @@ pub fn pages_in_use(flags: &Path, range: Range<u64>) -> Result<u64, HostError> {
     let mut used = 0;
     for first in pages.clone().step_by(PAGES_PER_READ) {
         let remaining = usize::try_from(pages.end - first).unwrap_or(usize::MAX);
-        used += count_used(&file, first, remaining.min(PAGES_PER_READ)).map_err(failed)?;
+        used += count_used_pages(&file, first, remaining.min(PAGES_PER_READ)).map_err(failed)?;
     }
     Ok(used)
 }
 
-fn count_used(flags: &File, first: u64, count: usize) -> io::Result<u64> {
+fn count_used_pages(flags: &File, first: u64, count: usize) -> io::Result<u64> {
     let mut bytes = vec![0; count * FLAG_BYTES];
     flags.read_exact_at(&mut bytes, first * FLAG_BYTES as u64)?;
     let (words, _) = bytes.as_chunks::<FLAG_BYTES>();
@@ -99,17 +99,17 @@ mod tests {
         std::fs::create_dir(nodes.path().join("node2")).unwrap();
         let meminfo = nodes.path().join("node2/meminfo");
         std::fs::write(&meminfo, "Node 2 MemTotal:    1048576 kB\nNode 2 MemFree:  1015808 kB\n").unwrap();
-        let node = of_node(nodes.path(), 2).unwrap();
+        let node = read_node_memory(nodes.path(), 2).unwrap();
         assert_eq!((node.total, node.free), (Bytes::gib(1), Bytes::mib(992)));
         std::fs::write(&meminfo, "Node 2 MemTotal:    1048576 kB\nNode 2 MemFree: much kB\n").unwrap();
-        let error = units::chain(&of_node(nodes.path(), 2).unwrap_err());
+        let error = units::chain(&read_node_memory(nodes.path(), 2).unwrap_err());
         assert!(error.ends_with("node2/meminfo: no number of kB follows MemFree:"), "{error}");
-        of_node(nodes.path(), 3).unwrap_err();
+        read_node_memory(nodes.path(), 3).unwrap_err();
     }
 
     #[test]
     fn node_of_this_machine_has_memory() {
-        let node = of_node(Path::new("/sys/devices/system/node"), 0).unwrap();
+        let node = read_node_memory(Path::new("/sys/devices/system/node"), 0).unwrap();
         assert!(node.total > node.free && node.free > Bytes::ZERO, "{node:?}");
     }
 

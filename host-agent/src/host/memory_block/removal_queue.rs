@@ -10,12 +10,12 @@ use std::{
 /// Queue of slices whose memory blocks are to be offlined.
 #[derive(Debug, Default)]
 pub(super) struct RemovalQueue {
-    state: Mutex<QueueState>,
+    state: Mutex<RemovalQueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct QueueState {
+struct RemovalQueueState {
     /// Waiting slices: whether the last removal failed, pages in use, and location.
     waiting: BTreeSet<(bool, u64, Arc<str>)>,
     /// Locations of slices whose last removal failed.
@@ -47,7 +47,7 @@ impl RemovalQueue {
 
     /// Locks the queue. A poisoned queue is consistent, because no call can panic while it is
     /// locked.
-    fn state(&self) -> MutexGuard<'_, QueueState> {
+    fn state(&self) -> MutexGuard<'_, RemovalQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,8 +5,8 @@
 use std::{fmt, io, time::Duration};
 
 use crate::host::{
-    blocks::{Block, FOLDER},
-    interrupt::{self, Steps},
+    blocks::{Block, MEMORY_BLOCKS_FOLDER},
+    interrupt::{self, StepCallback},
     sysfs::{Sysfs, SysfsError},
 };
 
@@ -47,7 +47,7 @@ impl fmt::Display for TargetState {
 
 /// Error of a memory block that did not reach its target state.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {to} {block}{}; {done} of {block_count} blocks were {to}d, {}", pages_text(*pages_in_use), restored_text(restored))]
+#[error("cannot {to} {block}{}; {done} of {block_count} blocks were {to}d, {}", format_page_count(*pages_in_use), format_restore_result(restored))]
 pub struct BlockSwitchError {
     /// Name of the failed block, such as `memory344`.
     pub block: String,
@@ -67,11 +67,11 @@ pub struct BlockSwitchError {
     pub errno: io::Error,
 }
 
-fn pages_text(pages_in_use: Option<u64>) -> String {
+fn format_page_count(pages_in_use: Option<u64>) -> String {
     pages_in_use.map_or_else(String::new, |pages| format!(", {pages} of its pages are in use"))
 }
 
-fn restored_text(restored: &Result<Vec<String>, Box<SysfsError>>) -> String {
+fn format_restore_result(restored: &Result<Vec<String>, Box<SysfsError>>) -> String {
     match restored {
         Ok(blocks) if blocks.is_empty() => "none had to be restored".to_owned(),
         Ok(blocks) => format!("restored: {}", blocks.join(" ")),
@@ -87,7 +87,7 @@ fn restored_text(restored: &Result<Vec<String>, Box<SysfsError>>) -> String {
 pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: TargetState) -> Result<(), BlockSwitchError> {
     let arguments = (sysfs.clone(), blocks.to_vec());
     let switched = interrupt::run_interruptible(BLOCK_OFFLINE_TIMEOUT, move |steps| {
-        switch_all(&arguments.0, &arguments.1, to, steps)
+        switch_all_blocks(&arguments.0, &arguments.1, to, steps)
     });
     switched.unwrap_or_else(|errno| {
         let block = blocks.first().map_or_else(String::new, |block| block.name.clone());
@@ -103,11 +103,11 @@ pub fn switch(sysfs: &Sysfs, blocks: &[Block], to: TargetState) -> Result<(), Bl
     })
 }
 
-fn switch_all(
+fn switch_all_blocks(
     sysfs: &Sysfs,
     blocks: &[Block],
     to: TargetState,
-    steps: &Steps<'_>,
+    steps: &StepCallback<'_>,
 ) -> Result<(), BlockSwitchError> {
     let block_count = blocks.len();
     let failure = |block: &Block, errno| BlockSwitchError {
@@ -139,23 +139,28 @@ fn switch_all(
 /// Checks that an online block is in the zone `Movable`. A block that another program onlined may
 /// be in another zone and contain pages that cannot be migrated.
 fn check_movable(sysfs: &Sysfs, block: &Block) -> io::Result<()> {
-    let zone = sysfs.text(format!("{FOLDER}/{}/valid_zones", block.name)).map_err(errno)?;
+    let zone = sysfs.text(format!("{MEMORY_BLOCKS_FOLDER}/{}/valid_zones", block.name)).map_err(errno)?;
     match zone.as_str() {
         "Movable" => Ok(()),
         zone => Err(io::Error::other(format!("the block is online in zone {zone}, not Movable"))),
     }
 }
 
-fn set_state(sysfs: &Sysfs, block: &Block, to: TargetState, steps: &Steps<'_>) -> Result<(), SysfsError> {
+fn set_state(
+    sysfs: &Sysfs,
+    block: &Block,
+    to: TargetState,
+    steps: &StepCallback<'_>,
+) -> Result<(), SysfsError> {
     steps.begin_step();
-    sysfs.write(format!("{FOLDER}/{}/state", block.name), to.sysfs_value())
+    sysfs.write(format!("{MEMORY_BLOCKS_FOLDER}/{}/state", block.name), to.sysfs_value())
 }
 
 fn restore(
     sysfs: &Sysfs,
     blocks: &[&Block],
     to: TargetState,
-    steps: &Steps<'_>,
+    steps: &StepCallback<'_>,
 ) -> Result<Vec<String>, Box<SysfsError>> {
     blocks
         .iter()
@@ -186,14 +191,14 @@ mod tests {
     }
 
     fn state(fake: &FakeSysfs, number: u32) -> String {
-        fake.sysfs.text(format!("{FOLDER}/memory{number}/state")).unwrap()
+        fake.sysfs.text(format!("{MEMORY_BLOCKS_FOLDER}/memory{number}/state")).unwrap()
     }
 
     /// Creates three blocks in a state. The third has no file, so that writes to it fail.
     fn machine(state: &str) -> (FakeSysfs, Vec<Block>) {
         let fake = FakeSysfs::new(&[]);
         for number in [1, 2] {
-            fake.files(&format!("{FOLDER}/memory{number}"), &[("state", state)]);
+            fake.files(&format!("{MEMORY_BLOCKS_FOLDER}/memory{number}"), &[("state", state)]);
         }
         (fake, [1, 2, 3].map(|number| block(number, state)).to_vec())
     }
@@ -202,7 +207,7 @@ mod tests {
     fn switch_skips_blocks_already_in_target_state() {
         let (fake, mut blocks) = machine("offline");
         blocks[2].state = "online".to_owned();
-        fake.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Movable")]);
+        fake.files(&format!("{MEMORY_BLOCKS_FOLDER}/memory3"), &[("valid_zones", "Movable")]);
         switch(&fake.sysfs, &blocks, TargetState::Online).unwrap();
         assert_eq!(
             (state(&fake, 1).as_str(), state(&fake, 2).as_str()),
@@ -214,7 +219,7 @@ mod tests {
     fn block_online_in_unmovable_zone_is_rejected() {
         let (fake, mut blocks) = machine("offline");
         blocks[2].state = "online".to_owned();
-        fake.files(&format!("{FOLDER}/memory3"), &[("valid_zones", "Normal")]);
+        fake.files(&format!("{MEMORY_BLOCKS_FOLDER}/memory3"), &[("valid_zones", "Normal")]);
         let message = units::chain(&switch(&fake.sysfs, &blocks, TargetState::Online).unwrap_err());
         assert!(message.ends_with("the block is online in zone Normal, not Movable"), "{message}");
         assert_eq!(state(&fake, 1), "offline");

@@ -14,7 +14,7 @@ use rustix::{
 };
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
 
-use super::{Sampler, SamplerError, Source, source};
+use super::{EventSource, Sampler, SamplerError, source};
 use crate::{
     host::{access_profile::AccessSource, memory::usage::PAGE_BYTES, sysfs::Sysfs},
     skipped::report_skipped,
@@ -22,7 +22,7 @@ use crate::{
 
 const MEMORY_BYTES: usize = 1 << 20;
 /// Event of page faults, which replaces the processor's event in tests.
-const FAULTS: Source = Source {
+const FAULT_SOURCE: EventSource = EventSource {
     access_source: AccessSource::Pebs,
     event_name: "page faults",
     kind: 1,
@@ -43,7 +43,7 @@ pub(crate) fn lock_faults() -> MutexGuard<'static, ()> {
 /// permitted.
 pub(crate) fn sampler(epoch: Duration) -> Option<Sampler> {
     let processors = source::processors(&Sysfs::at("/sys")).unwrap();
-    match Sampler::of(FAULTS, processors, epoch) {
+    match Sampler::of(FAULT_SOURCE, processors, epoch) {
         Ok(sampler) => Some(sampler),
         Err(SamplerError::Perf { error, .. }) if is_forbidden(&error) => {
             report_skipped(&format!("sampling of page faults, which requires access to perf: {error}"));

@@ -26,14 +26,14 @@ pub(super) struct Access {
 
 /// Access rate of a page or of a group of pages.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Rate {
+pub(super) struct AccessRate {
     /// Number of pages.
     pages: u64,
     /// Mean number of accesses of each page per sample interval.
     per_interval: f64,
 }
 
-impl Rate {
+impl AccessRate {
     /// Returns the pages as a region. Assumes that bursts of this number of accesses happen at
     /// random times (Poisson process).
     pub fn region(self, accesses_per_burst: f64) -> Region {
@@ -76,17 +76,17 @@ impl Group {
     }
 
     /// Returns the rate of the group, which includes all pages before the next group.
-    fn rate_before(self, next: &Self, seconds: f64) -> Rate {
+    fn rate_before(self, next: &Self, seconds: f64) -> AccessRate {
         self.rate(next.first - self.first - self.between - self.after, seconds)
     }
 
     /// Returns the rate of the group, which ends at its last sampled page.
-    fn rate_alone(self, seconds: f64) -> Rate {
+    fn rate_alone(self, seconds: f64) -> AccessRate {
         self.rate(self.last + 1 - self.first - self.between, seconds)
     }
 
-    fn rate(self, pages: u64, seconds: f64) -> Rate {
-        Rate {
+    fn rate(self, pages: u64, seconds: f64) -> AccessRate {
+        AccessRate {
             pages,
             per_interval: self.accesses / pages as f64 / seconds * (SAMPLE_INTERVAL_US as f64 / 1e6),
         }
@@ -106,7 +106,7 @@ pub(super) fn estimate_rates(
     tenant_pages: u64,
     sampled: usize,
     seconds: f64,
-) -> Vec<Rate> {
+) -> Vec<AccessRate> {
     // The maximum distance within a group never exceeds the tenant's memory.
     let gap_max = (GAP_FACTOR_MAX * (tenant_pages / sampled as u64).max(1)).min(tenant_pages);
     let (mut rates, mut open) = (Vec::new(), None::<Group>);

@@ -22,7 +22,7 @@ const L3_MISS_EVENT: u64 = 0x20d1;
 
 /// Perf event whose samples contain the accessed address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct EventSource {
     pub access_source: AccessSource,
     /// Description of the event for messages.
     pub event_name: &'static str,
@@ -36,7 +36,7 @@ pub(super) struct Source {
     pub excludes_kernel: bool,
 }
 
-impl Source {
+impl EventSource {
     /// Finds the event of this machine's processors.
     pub fn find(sys: &Sysfs) -> Result<Self, SamplerError> {
         if sys.has(format!("{EVENT_SOURCES_FOLDER}/ibs_op")) {
@@ -97,9 +97,10 @@ fn read_config_bit(sys: &Sysfs, file: &str) -> Result<u64, SysfsError> {
 
 /// Returns the online processors, at most [`SAMPLED_CPUS_MAX`], from a list such as `0-3,8`.
 pub(super) fn processors(sys: &Sysfs) -> Result<Vec<usize>, SysfsError> {
-    const ONLINE: &str = "devices/system/cpu/online";
-    let text = sys.text(ONLINE)?;
+    const ONLINE_CPUS_FILE: &str = "devices/system/cpu/online";
+    let text = sys.text(ONLINE_CPUS_FILE)?;
     let ranges = parse_ranges(&text).filter(|ranges| !ranges.is_empty());
-    let ranges = ranges.ok_or_else(|| sys.unreadable_error(ONLINE, text, "a list of processors"))?;
+    let ranges =
+        ranges.ok_or_else(|| sys.unreadable_error(ONLINE_CPUS_FILE, text, "a list of processors"))?;
     Ok(ranges.into_iter().flatten().take(SAMPLED_CPUS_MAX).collect())
 }

@@ -6,14 +6,14 @@ use std::fs;
 use super::{faults::cause_faults, *};
 use crate::host::sysfs::fake::FakeSysfs;
 
-const DEVICES: &str = "bus/event_source/devices";
+const EVENT_SOURCES: &str = "bus/event_source/devices";
 
 #[test]
 fn event_source_is_read_from_sysfs() {
     let source_of = |folder: &str, files: &[(&str, &str)]| {
         let tree = FakeSysfs::new(&[]);
-        tree.files(&format!("{DEVICES}/{folder}"), files);
-        let source_of = Source::find(&tree.sysfs).map_err(|error| units::chain(&error));
+        tree.files(&format!("{EVENT_SOURCES}/{folder}"), files);
+        let source_of = EventSource::find(&tree.sysfs).map_err(|error| units::chain(&error));
         source_of.map(|source| (source.access_source, source.kind, source.config))
     };
     let loads = |event| source_of("cpu/events", &[("mem-loads", event)]);
@@ -23,11 +23,11 @@ fn event_source_is_read_from_sysfs() {
     assert!(source_of("cpu/events", &[("cycles", "event=0x3c")]).unwrap_err().contains("PEBS or IBS"));
     assert_eq!(source_of("ibs_op", &[("type", "9")]), Ok((AccessSource::Ibs, 9, 0)));
     let tree = FakeSysfs::new(&[]);
-    tree.files(&format!("{DEVICES}/ibs_op"), &[("type", "9")]);
-    tree.files(&format!("{DEVICES}/ibs_op/format"), &[("cnt_ctl", "config:19")]);
-    assert_eq!(Source::find(&tree.sysfs).unwrap().config, 1 << 19);
-    tree.files(&format!("{DEVICES}/ibs_op/format"), &[("cnt_ctl", "config:99")]);
-    let error = units::chain(&Source::find(&tree.sysfs).unwrap_err());
+    tree.files(&format!("{EVENT_SOURCES}/ibs_op"), &[("type", "9")]);
+    tree.files(&format!("{EVENT_SOURCES}/ibs_op/format"), &[("cnt_ctl", "config:19")]);
+    assert_eq!(EventSource::find(&tree.sysfs).unwrap().config, 1 << 19);
+    tree.files(&format!("{EVENT_SOURCES}/ibs_op/format"), &[("cnt_ctl", "config:99")]);
+    let error = units::chain(&EventSource::find(&tree.sysfs).unwrap_err());
     assert!(error.contains("cnt_ctl contains \"config:99\", expected config:BIT"), "{error}");
 }
 
@@ -56,7 +56,7 @@ const ACCESSES_PER_SAMPLE: f64 = 1000.0;
 /// Duration of sampling.
 const SAMPLING_SECONDS: f64 = 30.0;
 /// Identifier of the tenant's process.
-const PROCESS: u32 = 7;
+const SAMPLED_PID: u32 = 7;
 
 /// Returns the samples of a tenant whose memory consists of these groups, one after another.
 fn sample_set(parts: &[PageGroup]) -> SampleSet {
@@ -76,7 +76,7 @@ fn sample_set(parts: &[PageGroup]) -> SampleSet {
     SampleSet {
         source: AccessSource::Pebs,
         seconds: SAMPLING_SECONDS,
-        accesses: BTreeMap::from([(PROCESS, accesses)]),
+        accesses: BTreeMap::from([(SAMPLED_PID, accesses)]),
     }
 }
 
@@ -103,7 +103,7 @@ fn access_rates_are_estimated_from_sparse_samples() {
         ],
     ];
     for parts in tenants {
-        let sampled = sample_set(&parts).tenant_samples(&[PROCESS, 99], bytes(&parts)).unwrap();
+        let sampled = sample_set(&parts).tenant_samples(&[SAMPLED_PID, 99], bytes(&parts)).unwrap();
         let profile = sampled.profile(ACCESSES_PER_BURST);
         assert_eq!(profile.source, AccessSource::Pebs);
         let ratio = profile.pages_per_second() / accessed_pages_per_second(&parts);
@@ -127,7 +127,7 @@ fn scattered_hot_pages_are_counted_exactly() {
         |at| [PageGroup { pages: 1, bursts: 200.0 }, PageGroup { pages: 9, bursts: 0.1 * f64::from(at % 2) }];
     let parts: Vec<PageGroup> = (0..1000).flat_map(ten_pages).collect();
     let profile =
-        sample_set(&parts).tenant_samples(&[PROCESS], bytes(&parts)).unwrap().profile(ACCESSES_PER_BURST);
+        sample_set(&parts).tenant_samples(&[SAMPLED_PID], bytes(&parts)).unwrap().profile(ACCESSES_PER_BURST);
     let hot: u64 = profile
         .regions
         .iter()
@@ -142,12 +142,12 @@ fn scattered_hot_pages_are_counted_exactly() {
 #[test]
 fn gap_between_mappings_is_not_memory() {
     let mut sample_set = sample_set(&[PageGroup { pages: 4000, bursts: 2.5 }]);
-    let accesses = sample_set.accesses.get_mut(&PROCESS).unwrap();
+    let accesses = sample_set.accesses.get_mut(&SAMPLED_PID).unwrap();
     let second_mapping: Vec<_> =
         accesses.iter().map(|access| Access { page: access.page + (1 << 30), ..*access }).collect();
     accesses.extend(second_mapping);
     let profile =
-        sample_set.tenant_samples(&[PROCESS], 8000 * PAGE_BYTES).unwrap().profile(ACCESSES_PER_BURST);
+        sample_set.tenant_samples(&[SAMPLED_PID], 8000 * PAGE_BYTES).unwrap().profile(ACCESSES_PER_BURST);
     assert!(profile.touched_bytes() <= 8000 * PAGE_BYTES);
 }
 
@@ -156,15 +156,15 @@ fn distant_samples_do_not_count_the_gap_as_memory() {
     // A tenant with 64 MiB has two hot pages, and four samples of pages that are 256 MiB apart.
     let mut sample_set = sample_set(&[PageGroup { pages: 2, bursts: 1000.0 }]);
     let far = (1..5).map(|at| Access { page: 0x7f00_0000 + at * 0x1_0000, weight: ACCESSES_PER_SAMPLE });
-    sample_set.accesses.get_mut(&PROCESS).unwrap().extend(far);
-    let profile = sample_set.tenant_samples(&[PROCESS], 64 << 20).unwrap().profile(ACCESSES_PER_BURST);
+    sample_set.accesses.get_mut(&SAMPLED_PID).unwrap().extend(far);
+    let profile = sample_set.tenant_samples(&[SAMPLED_PID], 64 << 20).unwrap().profile(ACCESSES_PER_BURST);
     assert_eq!(profile.touched_bytes(), 6 * PAGE_BYTES);
 }
 
 #[test]
 fn tenant_with_few_samples_has_no_result() {
     let sample_set = sample_set(&[PageGroup { pages: 900, bursts: 0.9 }]);
-    assert!(sample_set.tenant_samples(&[PROCESS], 900 * PAGE_BYTES).is_none());
+    assert!(sample_set.tenant_samples(&[SAMPLED_PID], 900 * PAGE_BYTES).is_none());
     assert!(sample_set.tenant_samples(&[99], 900 * PAGE_BYTES).is_none());
 }
 

@@ -67,7 +67,7 @@ impl fmt::Display for Driver {
 
 /// Memory of a dax device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(super) enum DeviceExtent {
     /// The device has no memory.
     Empty,
     /// The device has one range of physical addresses.
@@ -80,7 +80,7 @@ pub(super) enum Extent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) name: String,
-    pub(super) extent: Extent,
+    pub(super) extent: DeviceExtent,
     /// Alignment of mappings, in bytes.
     pub(super) align: u64,
     /// Device number: `rdev` of the node in /dev.
@@ -93,8 +93,8 @@ impl Device {
         PresentSlice { device: self.name, number: self.number, driver: self.driver }
     }
 
-    pub(super) fn is_at(&self, range: &Range<u64>) -> bool {
-        !self.is_seed() && matches!(&self.extent, Extent::At(at) if at == range)
+    pub(super) fn occupies_range(&self, range: &Range<u64>) -> bool {
+        !self.is_seed() && matches!(&self.extent, DeviceExtent::At(at) if at == range)
     }
 
     /// Returns whether this is the seed device of its region, which the kernel creates and never
@@ -106,12 +106,12 @@ impl Device {
     /// Returns whether the start of the device's memory is aligned to its `align`. Otherwise its
     /// mappings would contain other memory.
     pub(super) fn is_aligned(&self) -> bool {
-        matches!(&self.extent, Extent::At(range) if range.start.is_multiple_of(self.align))
+        matches!(&self.extent, DeviceExtent::At(range) if range.start.is_multiple_of(self.align))
     }
 }
 
 /// Returns the dax devices of a region. Devices that are removed meanwhile are skipped.
-pub(super) fn read_all(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsError> {
+pub(super) fn read_devices(sysfs: &Sysfs, folder: &Path) -> Result<Vec<Device>, SysfsError> {
     let read = sysfs.numbered_names(folder, "dax")?.into_iter().map(|name| match read(sysfs, folder, name) {
         Ok(device) => Ok(Some(device)),
         Err(error) if error.is_gone() => Ok(None),
@@ -155,14 +155,14 @@ fn read_device_number(sysfs: &Sysfs, device: &Path) -> Result<u64, SysfsError> {
 
 /// Returns the memory of a device. Mappings are only counted by their directory names: Linux 6.12
 /// deadlocks if the files of a mapping are read while the device's memory is released.
-fn read_extent(sysfs: &Sysfs, device: &Path) -> Result<Extent, SysfsError> {
+fn read_extent(sysfs: &Sysfs, device: &Path) -> Result<DeviceExtent, SysfsError> {
     let bytes = sysfs.number(device.join("size"))?;
     match sysfs.numbered_names(device, "mapping")?.len() {
-        _ if bytes == 0 => Ok(Extent::Empty),
+        _ if bytes == 0 => Ok(DeviceExtent::Empty),
         1 => {
             let first = sysfs.number(device.join("resource"))?;
-            Ok(Extent::At(first..first + bytes))
+            Ok(DeviceExtent::At(first..first + bytes))
         }
-        _ => Ok(Extent::Scattered),
+        _ => Ok(DeviceExtent::Scattered),
     }
 }

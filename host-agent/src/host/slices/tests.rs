@@ -5,20 +5,20 @@ use rustix::fs::makedev;
 use super::{super::sysfs::fake::FakeSysfs, *};
 
 const GIB: u64 = 1 << 30;
-const BASE: u64 = 43 * GIB;
+const REGION_BASE: u64 = 43 * GIB;
 
 /// Adds a region of four slices with an empty seed device.
 fn region(fake: &FakeSysfs) -> Region {
     let files = [("dax_region/create", ""), ("dax_region/delete", ""), ("dax1.0/size", "0")];
     fake.files("region", &files);
     fake.files("region/dax1.0", &[("dev", "253:0"), ("align", "2097152"), ("target_node", "2")]);
-    Region { name: "region1".into(), base: BASE, bytes: Bytes::gib(4), folder: fake.path("region") }
+    Region { name: "region1".into(), base: REGION_BASE, bytes: Bytes::gib(4), folder: fake.path("region") }
 }
 
 /// Adds a dax device with `gib` GiB of memory that begins `start` GiB after the start of the
 /// region.
 fn add_device(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option<Driver>) {
-    let (first, last) = (BASE + start * GIB, BASE + (start + gib) * GIB - 1);
+    let (first, last) = (REGION_BASE + start * GIB, REGION_BASE + (start + gib) * GIB - 1);
     let device = format!("region/{name}");
     fake.files(&device, &[("size", &(gib * GIB).to_string()), ("align", "2097152"), ("mapping", "")]);
     fake.files(&device, &[("dev", "253:7")]);
@@ -31,10 +31,10 @@ fn add_device(fake: &FakeSysfs, name: &str, start: u64, gib: u64, driver: Option
 
 /// Adds memory blocks of 128 MiB with consecutive numbers; `first` is the address divided by 128
 /// MiB.
-fn blocks_of_128_mib(fake: &FakeSysfs, first: u64, count: u64, state: &str) {
-    fake.files(blocks::FOLDER, &[("block_size_bytes", "8000000")]);
+fn add_128_mib_blocks(fake: &FakeSysfs, first: u64, count: u64, state: &str) {
+    fake.files(blocks::MEMORY_BLOCKS_FOLDER, &[("block_size_bytes", "8000000")]);
     for number in first..first + count {
-        fake.files(&format!("{}/memory{number}", blocks::FOLDER), &[("state", state)]);
+        fake.files(&format!("{}/memory{number}", blocks::MEMORY_BLOCKS_FOLDER), &[("state", state)]);
     }
 }
 
@@ -88,8 +88,8 @@ fn slice_with_online_block_is_not_unbound() {
     let fake = FakeSysfs::new(&[("bus/dax/drivers/kmem/unbind", "")]);
     let region = region(&fake);
     add_device(&fake, "dax1.1", 1, 1, Some(Driver::Kmem));
-    blocks_of_128_mib(&fake, 44 * 8, 8, "offline");
-    fake.files(&format!("{}/memory357", blocks::FOLDER), &[("state", "going-offline")]);
+    add_128_mib_blocks(&fake, 44 * 8, 8, "offline");
+    fake.files(&format!("{}/memory357", blocks::MEMORY_BLOCKS_FOLDER), &[("state", "going-offline")]);
     let slices = Slices::open(&fake.sysfs, region).unwrap();
     let error = slices.remove(1).unwrap_err();
     assert!(matches!(&error, SliceError::BlocksOnline { online, .. } if *online == ["memory357"]), "{error}");
@@ -110,7 +110,7 @@ fn slice_index_out_of_range_is_rejected() {
     let fake = FakeSysfs::new(&[]);
     let region = region(&fake);
     let slices = Slices::open(&fake.sysfs, region).unwrap();
-    assert_eq!(slices.range(3).unwrap(), BASE + 3 * GIB..BASE + 4 * GIB);
+    assert_eq!(slices.range(3).unwrap(), REGION_BASE + 3 * GIB..REGION_BASE + 4 * GIB);
     let error = slices.remove(4).unwrap_err().to_string();
     assert_eq!(error, "slice index 4 is out of range: region1 has 4 slices");
 }
@@ -119,12 +119,15 @@ fn slice_index_out_of_range_is_rejected() {
 fn auto_online_policy_or_large_block_prevents_hotplug() {
     let fake = FakeSysfs::new(&[]);
     let region = region(&fake);
-    blocks_of_128_mib(&fake, 0, 1, "online");
-    fake.files(blocks::FOLDER, &[("auto_online_blocks", "online_movable")]);
+    add_128_mib_blocks(&fake, 0, 1, "online");
+    fake.files(blocks::MEMORY_BLOCKS_FOLDER, &[("auto_online_blocks", "online_movable")]);
     let slices = Slices::open(&fake.sysfs, region.clone()).unwrap();
     let error = slices.ensure_kmem(0).unwrap_err().to_string();
     assert!(error.contains("is online_movable") && error.contains("memhp_default_state=offline"), "{error}");
-    fake.files(blocks::FOLDER, &[("block_size_bytes", "80000000"), ("auto_online_blocks", "offline")]);
+    fake.files(
+        blocks::MEMORY_BLOCKS_FOLDER,
+        &[("block_size_bytes", "80000000"), ("auto_online_blocks", "offline")],
+    );
     let error = slices.ensure_kmem(0).unwrap_err().to_string();
     assert!(error.starts_with("a slice of 1GiB at 0x"), "{error}");
     assert!(error.ends_with("is not a whole number of memory blocks of 2GiB"), "{error}");
@@ -135,7 +138,7 @@ fn auto_online_policy_or_large_block_prevents_hotplug() {
 fn every_partial_state_has_a_next_step_to_every_target() {
     let device = |driver, align: Bytes| Device {
         name: "dax1.1".into(),
-        extent: Extent::At(BASE..BASE + GIB),
+        extent: DeviceExtent::At(REGION_BASE..REGION_BASE + GIB),
         align: align.get(),
         number: 0,
         driver,
@@ -183,7 +186,7 @@ fn stuck_slice_does_not_block_other_slices() {
     let region = region(&fake);
     add_device(&fake, "dax1.1", 1, 1, Some(Driver::DeviceDax));
     add_device(&fake, "dax1.2", 2, 1, Some(Driver::Kmem));
-    blocks_of_128_mib(&fake, 45 * 8, 8, "offline");
+    add_128_mib_blocks(&fake, 45 * 8, 8, "offline");
     let pipe = fake.path("bus/dax/drivers/device_dax/unbind");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     let mut slices = Slices::open(&fake.sysfs, region).unwrap();
@@ -202,9 +205,9 @@ fn stuck_slice_does_not_block_other_slices() {
     assert!(slices.ensure_devdax(1).is_err(), "the device was bound again");
     slices.remove(2).unwrap_err(); // the fake sysfs never unbinds the device
     assert_eq!(fake.sysfs.text("bus/dax/drivers/kmem/unbind").unwrap(), "dax1.2");
-    assert_eq!(slices.changing_count(), 1);
+    assert_eq!(slices.changing_slice_count(), 1);
     drop(std::fs::File::open(pipe).unwrap()); // a reader ends the wait, like unpinned pages
-    while slices.changing_count() > 0 {
+    while slices.changing_slice_count() > 0 {
         std::thread::yield_now();
     }
     let _ = slices.remove(1); // fails, because the fake sysfs never deletes the device
@@ -214,7 +217,9 @@ fn stuck_slice_does_not_block_other_slices() {
 /// Creates a device with 1 GiB of memory that begins `offset` GiB after the start of the region, or
 /// without memory.
 fn device(name: &str, offset: Option<u64>) -> Device {
-    let extent = offset.map_or(Extent::Empty, |gib| Extent::At(BASE + gib * GIB..BASE + (gib + 1) * GIB));
+    let extent = offset.map_or(DeviceExtent::Empty, |gib| {
+        DeviceExtent::At(REGION_BASE + gib * GIB..REGION_BASE + (gib + 1) * GIB)
+    });
     Device { name: name.into(), extent, align: 2 << 20, number: makedev(253, 7), driver: None }
 }
 

@@ -44,14 +44,14 @@ impl Fault {
 
 /// Injected fault of one device, read from its file `fault`.
 #[derive(Debug)]
-pub(super) struct Faults {
+pub(super) struct InjectedFault {
     path: PathBuf,
     modified: Option<SystemTime>,
     fault: Option<Fault>,
     retained: HashMap<u32, Vec<u8>>,
 }
 
-impl Faults {
+impl InjectedFault {
     /// Reads the fault file of the device in `directory`, if there is one.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl Faults {
     }
 
     /// Reads the fault file again if its modification time changed.
-    pub(super) fn refresh(&mut self) {
+    pub(super) fn reload_fault(&mut self) {
         if let Err(problem) = self.read() {
             tracing::error!(path = %self.path.display(), problem, "invalid fault file");
         }

@@ -8,7 +8,7 @@ use super::*;
 use crate::device::model::{DeviceOp, Model, device_op};
 
 const HOST: HostId = HostId(3);
-const OTHER: HostId = HostId(4);
+const OTHER_HOST: HostId = HostId(4);
 
 fn open_device(directory: &tempfile::TempDir) -> Emulated {
     Emulated::open(directory.path(), 8).unwrap()
@@ -42,7 +42,7 @@ fn next_owner_gets_a_zeroed_private_slice() {
     let file = open_file(&device.grant(1, Epoch(1), HOST).unwrap());
     file.write_all_at(&[7; 4096], 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
-    let file = open_file(&device.grant(1, Epoch(2), OTHER).unwrap());
+    let file = open_file(&device.grant(1, Epoch(2), OTHER_HOST).unwrap());
     assert_eq!(first_byte(&file), Some(0));
     let metadata = file.metadata().unwrap();
     assert_eq!(metadata.len(), SLICE.get());
@@ -61,13 +61,13 @@ fn grants_and_epochs_survive_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let mut first = open_device(&directory);
     first.grant(1, Epoch(5), HOST).unwrap();
-    first.grant(2, Epoch(6), OTHER).unwrap();
+    first.grant(2, Epoch(6), OTHER_HOST).unwrap();
     first.revoke(2, Epoch(6)).unwrap();
     let before = first.contents().unwrap();
     drop(first);
     let mut second = open_device(&directory);
     assert_eq!(second.contents().unwrap(), before);
-    assert!(matches!(second.grant(2, Epoch(6), OTHER), Err(DeviceError::StaleEpoch { .. })));
+    assert!(matches!(second.grant(2, Epoch(6), OTHER_HOST), Err(DeviceError::StaleEpoch { .. })));
     second.grant(1, Epoch(5), HOST).unwrap();
 }
 
@@ -76,7 +76,7 @@ fn held_slice_is_not_granted_to_another_owner() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = open_device(&directory);
     device.grant(1, Epoch(1), HOST).unwrap();
-    for (epoch, host) in [(Epoch(2), OTHER), (Epoch(2), HOST), (Epoch(1), OTHER)] {
+    for (epoch, host) in [(Epoch(2), OTHER_HOST), (Epoch(2), HOST), (Epoch(1), OTHER_HOST)] {
         let error = device.grant(1, epoch, host).unwrap_err().to_string();
         assert_eq!(error, "slice 1 is held by host#3 with epoch 1: it must be revoked first");
     }
@@ -91,8 +91,8 @@ fn revocation_ends_this_and_earlier_epochs() {
     assert_eq!(device.contents().unwrap().grants.len(), 1, "the owner with a later epoch lost the slice");
     device.revoke(1, Epoch(5)).unwrap();
     assert_eq!(device.contents().unwrap().grants, []);
-    assert!(device.grant(1, Epoch(4), OTHER).is_err(), "a revoked epoch was granted");
-    device.grant(1, Epoch(6), OTHER).unwrap();
+    assert!(device.grant(1, Epoch(4), OTHER_HOST).is_err(), "a revoked epoch was granted");
+    device.grant(1, Epoch(6), OTHER_HOST).unwrap();
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn failed_revocation_blocks_grants_until_it_succeeds() {
     fs::create_dir(name.as_ref()).unwrap();
     assert!(matches!(device.revoke(1, Epoch(5)), Err(DeviceError::Slice { .. })));
     assert!(
-        device.grant(1, Epoch(6), OTHER).is_err(),
+        device.grant(1, Epoch(6), OTHER_HOST).is_err(),
         "the slice was granted while another host can access it"
     );
     assert!(device.grant(1, Epoch(3), HOST).is_err(), "a revoked epoch was granted again");
@@ -114,7 +114,7 @@ fn failed_revocation_blocks_grants_until_it_succeeds() {
     let file = open_file(&name);
     device.revoke(1, Epoch(3)).unwrap();
     assert_eq!(first_byte(&file), None);
-    device.grant(1, Epoch(6), OTHER).unwrap();
+    device.grant(1, Epoch(6), OTHER_HOST).unwrap();
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn fence_revokes_all_slices_of_one_host_only() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = open_device(&directory);
     for slice in 0..4 {
-        device.grant(slice, Epoch(1), if slice % 2 == 0 { HOST } else { OTHER }).unwrap();
+        device.grant(slice, Epoch(1), if slice % 2 == 0 { HOST } else { OTHER_HOST }).unwrap();
     }
     let revoked: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
     assert_eq!(revoked, [0, 2]);
@@ -133,7 +133,7 @@ fn fence_revokes_all_slices_of_one_host_only() {
 
 /// Replaces a slice's file by a directory, so that it cannot be revoked. Returns the new path of
 /// the file.
-fn replace_by_directory(directory: &tempfile::TempDir, handle: &Handle) -> PathBuf {
+fn replace_with_directory(directory: &tempfile::TempDir, handle: &Handle) -> PathBuf {
     let aside = directory.path().join("aside");
     fs::rename(handle.as_ref(), &aside).unwrap();
     fs::create_dir(handle.as_ref()).unwrap();
@@ -145,7 +145,7 @@ fn fence_leaves_unrevocable_slices_granted() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = open_device(&directory);
     let handles: Vec<Handle> = (0..3).map(|slice| device.grant(slice, Epoch(1), HOST).unwrap()).collect();
-    let aside = replace_by_directory(&directory, &handles[1]);
+    let aside = replace_with_directory(&directory, &handles[1]);
     let revoked: Vec<u32> = device.fence(HOST).unwrap().iter().map(|grant| grant.slice).collect();
     assert_eq!(revoked, [0, 2]);
     let remaining: Vec<u32> = device.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
@@ -161,7 +161,7 @@ fn failed_slice_stays_granted_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let mut first = open_device(&directory);
     let handles: Vec<Handle> = (0..3).map(|slice| first.grant(slice, Epoch(1), HOST).unwrap()).collect();
-    replace_by_directory(&directory, &handles[0]);
+    replace_with_directory(&directory, &handles[0]);
     assert!(first.revoke(0, Epoch(1)).is_err());
     fs::remove_file(handles[1].as_ref()).unwrap();
     fs::create_dir(handles[1].as_ref()).unwrap();
@@ -170,10 +170,10 @@ fn failed_slice_stays_granted_after_a_restart() {
     let granted: Vec<u32> = second.contents().unwrap().grants.iter().map(|grant| grant.slice).collect();
     assert_eq!(granted, [0, 1, 2]);
     assert!(
-        second.grant(0, Epoch(2), OTHER).is_err(),
+        second.grant(0, Epoch(2), OTHER_HOST).is_err(),
         "the slice was granted while another host can access it"
     );
-    second.grant(3, Epoch(1), OTHER).unwrap();
+    second.grant(3, Epoch(1), OTHER_HOST).unwrap();
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn earlier_epoch_is_rejected_after_loss_of_the_epochs_file() {
     fs::remove_file(directory.path().join("epochs")).unwrap();
     let mut device = open_device(&directory);
     assert_eq!(device.contents().unwrap().highest[1], Epoch(9));
-    let error = device.grant(1, Epoch(8), OTHER);
+    let error = device.grant(1, Epoch(8), OTHER_HOST);
     assert!(matches!(error, Err(DeviceError::Held { epoch: Epoch(9), host: HOST, .. })), "{error:?}");
 }
 
@@ -248,7 +248,7 @@ fn full_device_rejects_grants_and_accepts_revocations() {
     device.revoke(1, Epoch(1)).unwrap();
 }
 
-fn with_fault(directory: &tempfile::TempDir, word: &str) -> Emulated {
+fn open_with_fault(directory: &tempfile::TempDir, word: &str) -> Emulated {
     let device = open_device(directory);
     fs::write(directory.path().join("fault"), word).unwrap();
     device
@@ -257,30 +257,30 @@ fn with_fault(directory: &tempfile::TempDir, word: &str) -> Emulated {
 #[test]
 fn fault_ignore_revoke_leaves_the_old_owner_access() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = with_fault(&directory, "ignore-revoke");
+    let mut device = open_with_fault(&directory, "ignore-revoke");
     let file = open_file(&device.grant(1, Epoch(1), HOST).unwrap());
     file.write_all_at(b"secret", 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
-    device.grant(1, Epoch(2), OTHER).unwrap();
+    device.grant(1, Epoch(2), OTHER_HOST).unwrap();
     assert_eq!(first_byte(&file), Some(b's'), "the revocation was not ignored");
 }
 
 #[test]
 fn fault_keep_bytes_exposes_old_bytes_after_a_scrub() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = with_fault(&directory, "keep-bytes\n");
+    let mut device = open_with_fault(&directory, "keep-bytes\n");
     open_file(&device.grant(1, Epoch(1), HOST).unwrap()).write_all_at(b"secret", 0).unwrap();
     device.revoke(1, Epoch(1)).unwrap();
-    open_file(&device.grant(1, Epoch(2), OTHER).unwrap()).write_all_at(&[0; 4096], 0).unwrap();
+    open_file(&device.grant(1, Epoch(2), OTHER_HOST).unwrap()).write_all_at(&[0; 4096], 0).unwrap();
     device.revoke(1, Epoch(2)).unwrap();
-    let file = open_file(&device.grant(1, Epoch(3), OTHER).unwrap());
+    let file = open_file(&device.grant(1, Epoch(3), OTHER_HOST).unwrap());
     assert_eq!(first_byte(&file), Some(b's'));
 }
 
 #[test]
 fn fault_forget_grant_omits_a_grant_until_removed() {
     let directory = tempfile::tempdir().unwrap();
-    let mut device = with_fault(&directory, "forget-grant");
+    let mut device = open_with_fault(&directory, "forget-grant");
     device.grant(1, Epoch(1), HOST).unwrap();
     device.grant(2, Epoch(1), HOST).unwrap();
     device.commit().unwrap();
@@ -293,7 +293,7 @@ fn fault_forget_grant_omits_a_grant_until_removed() {
 #[test]
 fn unknown_fault_is_rejected_at_start() {
     let directory = tempfile::tempdir().unwrap();
-    drop(with_fault(&directory, "no-such-fault"));
+    drop(open_with_fault(&directory, "no-such-fault"));
     let error = Emulated::open(directory.path(), 8).unwrap_err().to_string();
     assert!(
         error.ends_with(

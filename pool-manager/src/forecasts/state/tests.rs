@@ -37,7 +37,7 @@ fn start(name: &str, gib: u64) -> VmStart {
 fn ended(number: u64, touched_gib: u64, at: u64) -> EndedVm {
     let mut start = start(&format!("vm{number}"), 8);
     start.request.begins = UnixMs(at.saturating_sub(1));
-    new_ended_vm(start, Bytes::gib(touched_gib), UnixMs(at), Usage::default()).unwrap()
+    new_ended_vm(start, Bytes::gib(touched_gib), UnixMs(at), VmUsage::default()).unwrap()
 }
 
 /// Returns a calibrated model that was trained on VMs of 8 GiB that touched at most 2 GiB.
@@ -51,7 +51,7 @@ fn model(vms: u64) -> ModelFile {
     ModelFile::frigid(Provenance::default(), trained.model, trained.calibration)
 }
 
-fn serve(state: &mut State, version: u32) {
+fn serve_model(state: &mut State, version: u32) {
     let file = model(600);
     let Content::Frigid { calibration, .. } = file.content.clone() else { unreachable!() };
     state.set_serving_model(
@@ -89,8 +89,8 @@ fn vm_ending_after_its_agent_disconnected_has_no_outcome() {
     let mut state = state();
     state.record_start(ID, &vm("a"), Bytes::gib(8), 2, UnixMs(5));
     state.record_peak(HOST, ID, Bytes::gib(2), UnixMs(8));
-    state.clear_peaks(HostId(2));
-    state.clear_peaks(HOST);
+    state.clear_memory_peaks(HostId(2));
+    state.clear_memory_peaks(HOST);
     let (vm, writes) = state.record_end(ID, UnixMs(9), true);
     assert_eq!((vm, writes.len()), (None, 1));
 }
@@ -126,7 +126,7 @@ fn outcome_removed_after_a_failed_write_can_be_added_again() {
 #[test]
 fn operating_point_without_model_has_no_risk_limit() {
     let mut state = state();
-    serve(&mut state, 3);
+    serve_model(&mut state, 3);
     assert!(state.operating_point().risk_limit.is_some());
     state.remove_serving_model(Kind::Frigid, OperatingPoint::without_pool(OperatorLimits::default()));
     assert!(state.operating_point_inputs(OperatorLimits::default()).choose().risk_limit.is_none());
@@ -147,7 +147,7 @@ fn unplanned_vm_is_recorded_with_name_and_size() {
 #[test]
 fn prediction_for_another_size_is_not_calibrated() {
     let mut state = state();
-    serve(&mut state, 3);
+    serve_model(&mut state, 3);
     let forecast = state.predict(request("a", 8, 1000 * HOUR), None);
     assert_eq!(forecast.start.prediction.map(|prediction| prediction.version), Some(3));
     for (size, is_kept) in [(8, true), (9, false)] {
@@ -164,10 +164,10 @@ fn prediction_for_another_size_is_not_calibrated() {
 #[test]
 fn only_predictions_of_the_serving_model_are_calibrated() {
     let mut state = state();
-    serve(&mut state, 3);
+    serve_model(&mut state, 3);
     let before = state.predictor.calibration().outcomes();
     let vm = |version| {
-        let curve = prediction::frigid::Curve::new([0.1; 15]);
+        let curve = prediction::frigid::QuantileCurve::new([0.1; 15]);
         let prediction = ModelPrediction { version, prediction: RiskPrediction { curve, owner_margin: 1.0 } };
         let mut vm = ended(900 + u64::from(version), 1, 900 * HOUR);
         vm.start.prediction = Some(prediction);
@@ -217,7 +217,7 @@ fn oldest_unused_plans_are_dropped() {
         plans.add(&vm(&format!("v{n}")), start("x", 1));
     }
     assert_eq!((plans.by_vm.len(), plans.in_order.len()), (PENDING_PLANS_MAX, PENDING_PLANS_MAX));
-    let mut is_planned = |name: &str| plans.take_plan(&vm(name), Bytes::gib(1)).is_some();
+    let mut is_planned = |name: &str| plans.remove_plan(&vm(name), Bytes::gib(1)).is_some();
     assert!(!is_planned("v9") && is_planned("v10"));
 }
 
@@ -228,7 +228,7 @@ fn counters_fraction_counts_recently_started_vms() {
     let admit = |plans: &mut Plans, name: &str, start: VmStart| {
         let requested = start.request.requested;
         plans.add(&vm(name), start);
-        plans.take_plan(&vm(name), requested).unwrap();
+        plans.remove_plan(&vm(name), requested).unwrap();
     };
     assert_eq!(plans.counters_fraction().get(), 1.0, "must be 1 before the first VM");
     admit(&mut plans, "a", start("a", 24));
@@ -247,9 +247,9 @@ fn outdated_history_is_discarded() {
     state.add_outcome(ended(1, 2, HOUR));
     let has_history =
         |state: &State| !state.predict(request("vm1", 8, 2 * HOUR), None).assessment.features[3].is_nan();
-    state.set_history(History::default(), 1);
+    state.set_history(OutcomeHistory::default(), 1);
     assert!(has_history(&state), "the history is outdated: an outcome was added since");
-    state.set_history(History::default(), state.next_outcome_number());
+    state.set_history(OutcomeHistory::default(), state.next_outcome_number());
     assert!(!has_history(&state));
 }
 
@@ -259,7 +259,7 @@ fn outcome_row_encoding_is_stable() {
         "0002613108637573746f6d65720000808080802001000000000000004000000000d00f000000000000e83f000000";
     let mut row = start("a1", 8);
     row.request.begins = UnixMs(0);
-    let vm = new_ended_vm(row, Bytes::gib(2), UnixMs(2000), Usage::default()).unwrap();
+    let vm = new_ended_vm(row, Bytes::gib(2), UnixMs(2000), VmUsage::default()).unwrap();
     let Write::Put { value, .. } = forecast_rows::put_outcome(1, &vm) else { panic!("not a Put") };
     let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, golden);
@@ -279,7 +279,7 @@ proptest! {
                 0 => state.add_plan(&name, start(name.as_str(), gib.max(1))),
                 1 => drop(state.record_start(id, &name, Bytes::gib(gib), 1, now)),
                 2 => state.record_peak(HostId((id.0 % 2).try_into().unwrap()), id, Bytes::gib(gib), now),
-                3 => state.clear_peaks(HOST),
+                3 => state.clear_memory_peaks(HOST),
                 4 => {
                     let (vm, writes) = state.record_end(id, now, gib % 2 == 0);
                     outcomes += usize::from(vm.is_some());

@@ -13,13 +13,13 @@ use tokio::time::{Instant, Sleep};
 use tonic::body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
-use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTION_IDLE_MAX};
+use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTION_IDLE_TIMEOUT};
 
 use super::{Peer, limiter::ConnectionPermit};
 
 /// Open calls and idle time of one connection.
 #[derive(Debug)]
-pub(super) struct Activity {
+pub(super) struct ConnectionActivity {
     state: Mutex<State>,
 }
 
@@ -31,7 +31,7 @@ struct State {
     idle_since: Instant,
 }
 
-impl Activity {
+impl ConnectionActivity {
     pub(super) fn new(permit: ConnectionPermit) -> Self {
         Self { state: Mutex::new(State { permit, open_calls: 0, idle_since: Instant::now() }) }
     }
@@ -51,15 +51,15 @@ impl Activity {
         let state = self.state.lock().expect("no thread panics under this lock");
         match (state.permit.is_unadmitted(), state.open_calls) {
             (true, _) => state.idle_since.min(now) + CONNECTION_ADMISSION_TIMEOUT.as_duration(),
-            (false, 0) => state.idle_since + CONNECTION_IDLE_MAX.as_duration(),
-            (false, _) => now + CONNECTION_IDLE_MAX.as_duration(),
+            (false, 0) => state.idle_since + CONNECTION_IDLE_TIMEOUT.as_duration(),
+            (false, _) => now + CONNECTION_IDLE_TIMEOUT.as_duration(),
         }
     }
 }
 
 /// Guard of an open call; the call ends when the guard is dropped.
 #[derive(Debug)]
-struct OpenCall(Arc<Activity>);
+struct OpenCall(Arc<ConnectionActivity>);
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
@@ -74,13 +74,13 @@ impl Drop for OpenCall {
 /// Timer that expires when a connection has been idle for too long.
 #[derive(Debug)]
 pub(super) struct IdleTimer {
-    activity: Arc<Activity>,
+    activity: Arc<ConnectionActivity>,
     sleep: Pin<Box<Sleep>>,
 }
 
 impl IdleTimer {
-    pub(super) fn new(activity: Arc<Activity>) -> Self {
-        let first = CONNECTION_ADMISSION_TIMEOUT.as_duration().min(CONNECTION_IDLE_MAX.as_duration());
+    pub(super) fn new(activity: Arc<ConnectionActivity>) -> Self {
+        let first = CONNECTION_ADMISSION_TIMEOUT.as_duration().min(CONNECTION_IDLE_TIMEOUT.as_duration());
         Self { activity, sleep: Box::pin(tokio::time::sleep(first)) }
     }
 
@@ -100,23 +100,23 @@ impl IdleTimer {
 
 /// Layer that counts the open calls of each connection. Streams are open calls until they end.
 #[derive(Clone, Debug, Default)]
-pub struct CountCallsLayer;
+pub struct CallCounterLayer;
 
-impl<S> Layer<S> for CountCallsLayer {
-    type Service = CountCalls<S>;
+impl<S> Layer<S> for CallCounterLayer {
+    type Service = CallCounter<S>;
 
-    fn layer(&self, inner: S) -> CountCalls<S> {
-        CountCalls { inner }
+    fn layer(&self, inner: S) -> CallCounter<S> {
+        CallCounter { inner }
     }
 }
 
 /// Wrapper that counts the open calls of a service.
 #[derive(Clone, Debug)]
-pub struct CountCalls<S> {
+pub struct CallCounter<S> {
     inner: S,
 }
 
-impl<S, B> Service<Request<B>> for CountCalls<S>
+impl<S, B> Service<Request<B>> for CallCounter<S>
 where
     S: Service<Request<B>, Response = Response<Body>>,
     S::Future: Send + 'static,
@@ -166,14 +166,14 @@ impl HttpBody for CountedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rpc::connections::{Origin, limiter::ConnectionLimiter};
+    use crate::rpc::connections::{ConnectionOrigin, limiter::ConnectionLimiter};
 
     const ADMISSION_TIMEOUT: Duration = CONNECTION_ADMISSION_TIMEOUT.as_duration();
-    const IDLE_MAX: Duration = CONNECTION_IDLE_MAX.as_duration();
+    const IDLE_MAX: Duration = CONNECTION_IDLE_TIMEOUT.as_duration();
 
-    fn activity(uid: u32) -> Arc<Activity> {
-        let origin = Origin::Unix { uid, pid: None, is_trusted: uid == 0 };
-        Arc::new(Activity::new(Arc::new(ConnectionLimiter::default()).acquire(&origin).unwrap()))
+    fn activity(uid: u32) -> Arc<ConnectionActivity> {
+        let origin = ConnectionOrigin::Unix { uid, pid: None, is_trusted: uid == 0 };
+        Arc::new(ConnectionActivity::new(Arc::new(ConnectionLimiter::default()).acquire(&origin).unwrap()))
     }
 
     #[test]

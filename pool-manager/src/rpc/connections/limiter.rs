@@ -12,7 +12,7 @@ use units::limits::{
     UNADMITTED_CONNECTIONS_PER_SOURCE_MAX,
 };
 
-use super::Origin;
+use super::ConnectionOrigin;
 
 /// Counters of open connections, and their limits.
 #[derive(Debug, Default)]
@@ -22,13 +22,13 @@ pub(super) struct ConnectionLimiter {
 
 #[derive(Debug, Default)]
 struct Counts {
-    all: Count,
+    all: ConnectionCount,
     /// Counts by source, for sources with an open connection.
-    by_source: BTreeMap<Source, Count>,
+    by_source: BTreeMap<Source, ConnectionCount>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Count {
+struct ConnectionCount {
     open: usize,
     unadmitted: usize,
 }
@@ -58,10 +58,10 @@ impl ConnectionLimiter {
     ///
     /// # Errors
     /// Returns a description of the limit that is reached.
-    pub(super) fn acquire(self: &Arc<Self>, origin: &Origin) -> Result<ConnectionPermit, String> {
+    pub(super) fn acquire(self: &Arc<Self>, origin: &ConnectionOrigin) -> Result<ConnectionPermit, String> {
         let (source, is_trusted) = match *origin {
-            Origin::Tcp(address) => (Source::Address(address.ip().to_canonical()), false),
-            Origin::Unix { uid, is_trusted, .. } => (Source::User(uid), is_trusted),
+            ConnectionOrigin::Tcp(address) => (Source::Address(address.ip().to_canonical()), false),
+            ConnectionOrigin::Unix { uid, is_trusted, .. } => (Source::User(uid), is_trusted),
         };
         let mut counts = self.lock();
         let per_source = counts.by_source.get(&source).copied().unwrap_or_default();
@@ -129,14 +129,14 @@ impl Drop for ConnectionPermit {
 mod tests {
     use super::*;
 
-    fn address(last: u8) -> Origin {
-        Origin::Tcp(([10, 0, 0, last], 1).into())
+    fn address(last: u8) -> ConnectionOrigin {
+        ConnectionOrigin::Tcp(([10, 0, 0, last], 1).into())
     }
 
     #[test]
     fn source_at_its_limit_does_not_block_others() {
         let limiter = Arc::new(ConnectionLimiter::default());
-        let acquire = |origin: &Origin| limiter.acquire(origin);
+        let acquire = |origin: &ConnectionOrigin| limiter.acquire(origin);
         let mut permits: Vec<_> =
             (0..UNADMITTED_CONNECTIONS_PER_SOURCE_MAX).map(|_| acquire(&address(1)).unwrap()).collect();
         let error = acquire(&address(1)).unwrap_err();
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn trusted_users_are_limited_in_total_only() {
         let limiter = Arc::new(ConnectionLimiter::default());
-        let user = |uid, is_trusted| Origin::Unix { uid, pid: None, is_trusted };
+        let user = |uid, is_trusted| ConnectionOrigin::Unix { uid, pid: None, is_trusted };
         let sources = UNADMITTED_CONNECTIONS_MAX / UNADMITTED_CONNECTIONS_PER_SOURCE_MAX;
         let sources = u32::try_from(sources).unwrap();
         let _permits: Vec<_> = (1..=sources)

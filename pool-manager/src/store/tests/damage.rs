@@ -3,7 +3,7 @@
 
 use super::*;
 
-const PAGE: usize = 4096;
+const STORE_PAGE_BYTES: usize = 4096;
 
 /// Function that damages the bytes of a store.
 type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
@@ -19,15 +19,15 @@ fn damage_to_any_page_is_detected_or_harmless() {
     let image = disk.with_bytes(|bytes| bytes.clone());
     let mut rng = SplitMix64(7);
     let (mut harmless, mut detected) = (0, 0);
-    for start in (0..image.len()).step_by(PAGE) {
-        let at = start + rng.below(PAGE);
+    for start in (0..image.len()).step_by(STORE_PAGE_BYTES) {
+        let at = start + rng.below(STORE_PAGE_BYTES);
         let bit = 1 << rng.below(8);
         let damages: [(&str, Damage<'_>); 7] = [
             ("first byte", &|bytes| bytes[start] ^= 0xff),
             ("a bit", &|bytes| bytes[at] ^= bit),
             ("a byte", &|bytes| bytes[start + at % 64] ^= 0xff),
-            ("zeros", &|bytes| bytes[start..start + PAGE].fill(0)),
-            ("ones", &|bytes| bytes[start..start + PAGE].fill(0xff)),
+            ("zeros", &|bytes| bytes[start..start + STORE_PAGE_BYTES].fill(0)),
+            ("ones", &|bytes| bytes[start..start + STORE_PAGE_BYTES].fill(0xff)),
             ("truncated before", &|bytes| bytes.truncate(start.max(1))),
             ("truncated within", &|bytes| bytes.truncate(at.max(1))),
         ];

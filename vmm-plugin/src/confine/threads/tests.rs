@@ -17,15 +17,15 @@ use crate::confine::Confinement;
 
 /// Environment variable of a child process that makes a forbidden call. The value contains the
 /// indices of the role and of the call.
-const CHILD: &str = "TARN_TEST_CONFINED";
+const CHILD_ENV: &str = "TARN_TEST_CONFINED";
 
 /// Environment variable of a confined child process without filters. The value is the path of an
 /// existing file.
-const UNFILTERED: &str = "TARN_TEST_UNFILTERED";
+const UNFILTERED_ENV: &str = "TARN_TEST_UNFILTERED";
 /// Path that does not exist.
-const NOWHERE: &str = "/nowhere";
+const MISSING_PATH: &str = "/nowhere";
 /// ID of an unprivileged user and group that own no files.
-const NOBODY: u32 = 65534;
+const NOBODY_UID: u32 = 65534;
 
 /// Attempt to make a system call that the filters of all roles forbid.
 #[derive(Clone, Copy, Debug)]
@@ -76,12 +76,12 @@ impl ForbiddenCall {
         })
     }
 
-    fn perform(self) {
+    fn make_call(self) {
         let stdin = rustix::stdio::stdin();
-        let nowhere = SocketAddrUnix::new(NOWHERE).unwrap();
+        let nowhere = SocketAddrUnix::new(MISSING_PATH).unwrap();
         match self {
             Self::Open => drop(std::fs::File::open("/")),
-            Self::Socket => drop(std::os::unix::net::UnixStream::connect(NOWHERE)),
+            Self::Socket => drop(std::os::unix::net::UnixStream::connect(MISSING_PATH)),
             Self::Connect => drop(rustix::net::connect(stdin, &nowhere)),
             Self::SendTo => drop(rustix::net::sendto(stdin, b"x", SendFlags::empty(), &nowhere)),
             Self::DatagramPair => {
@@ -93,7 +93,7 @@ impl ForbiddenCall {
                 ));
             }
             Self::Bind => drop(rustix::net::bind(stdin, &nowhere)),
-            Self::Remove => drop(rustix::fs::unlinkat(rustix::fs::CWD, NOWHERE, AtFlags::empty())),
+            Self::Remove => drop(rustix::fs::unlinkat(rustix::fs::CWD, MISSING_PATH, AtFlags::empty())),
             Self::Kill => drop(rustix::process::test_kill_process(rustix::process::Pid::INIT)),
             Self::Thread => drop(std::thread::spawn(|| {})),
             Self::Ioctl => drop(rustix::termios::tcgetwinsize(rustix::stdio::stdin())),
@@ -108,24 +108,24 @@ fn map_executable() -> Result<MmapRegion, vm_memory::mmap::MmapRegionError> {
 }
 
 /// Makes a forbidden call on a confined thread. Runs only in a child process, which has the
-/// environment variable [`CHILD`].
+/// environment variable [`CHILD_ENV`].
 #[test]
-fn forbidden_call_child() {
-    let Ok(arguments) = std::env::var(CHILD) else { return };
+fn child_makes_forbidden_call() {
+    let Ok(arguments) = std::env::var(CHILD_ENV) else { return };
     let (role, attempt) = arguments.split_once(' ').unwrap();
     let (role, attempt) = (
         ThreadRole::ALL[role.parse::<usize>().unwrap()],
         ForbiddenCall::ALL[attempt.parse::<usize>().unwrap()],
     );
     rustix::thread::set_no_new_privs(true).unwrap();
-    let filters = SeccompFilters::new(Seccomp::True).unwrap();
-    let _ = filters.spawn(role, "confined".into(), move || attempt.perform()).unwrap().join();
+    let filters = SeccompFilters::new(SeccompMode::True).unwrap();
+    let _ = filters.spawn(role, "confined".into(), move || attempt.make_call()).unwrap().join();
 }
 
 fn run(role: usize, attempt: usize) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "confine::threads::tests::forbidden_call_child", "--nocapture"]);
-    command.env(CHILD, format!("{role} {attempt}")).output().unwrap()
+    command.args(["--exact", "confine::threads::tests::child_makes_forbidden_call", "--nocapture"]);
+    command.env(CHILD_ENV, format!("{role} {attempt}")).output().unwrap()
 }
 
 #[test]
@@ -146,15 +146,15 @@ fn forbidden_system_call_ends_process_and_names_thread() {
 }
 
 fn default_confinement() -> Confinement {
-    let seccomp = Seccomp::False;
-    Confinement { uid: Some(NOBODY), gid: Some(NOBODY), chroot: None, unconfined: false, seccomp }
+    let seccomp = SeccompMode::False;
+    Confinement { uid: Some(NOBODY_UID), gid: Some(NOBODY_UID), chroot: None, unconfined: false, seccomp }
 }
 
 /// Enters the confinement and tries to access files and sockets. Runs only in a child process,
-/// which has the environment variable [`UNFILTERED`].
+/// which has the environment variable [`UNFILTERED_ENV`].
 #[test]
-fn confined_without_filters_child() {
-    let Ok(existing) = std::env::var(UNFILTERED) else { return };
+fn child_runs_without_filters() {
+    let Ok(existing) = std::env::var(UNFILTERED_ENV) else { return };
     default_confinement().prepare().unwrap().enter().unwrap();
     let kind = |result: io::Result<()>| result.unwrap_err().kind();
     let path = std::path::Path::new(&existing);
@@ -168,7 +168,7 @@ fn confined_without_filters_child() {
         assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0, "{directory}");
     }
     assert_eq!(kind(std::os::unix::fs::chroot("/")), io::ErrorKind::PermissionDenied);
-    assert_eq!(rustix::process::getuid().as_raw(), NOBODY);
+    assert_eq!(rustix::process::getuid().as_raw(), NOBODY_UID);
 }
 
 #[test]
@@ -181,8 +181,8 @@ fn confinement_denies_files_and_sockets_without_filters() {
     let socket = dir.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "confine::threads::tests::confined_without_filters_child", "--nocapture"]);
-    let output = command.env(UNFILTERED, &socket).output().unwrap();
+    command.args(["--exact", "confine::threads::tests::child_runs_without_filters", "--nocapture"]);
+    let output = command.env(UNFILTERED_ENV, &socket).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(socket.exists());
 }

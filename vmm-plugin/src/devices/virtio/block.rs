@@ -22,14 +22,14 @@ const QUEUE_SIZES: &[u16] = &[256];
 /// Unit of disk addresses in requests, in bytes. The unit does not depend on the disk's block size.
 const SECTOR_BYTES: u64 = 512;
 /// Number of bytes that are copied at a time between the disk and guest memory.
-const CHUNK_BYTES: usize = 128 << 10;
+const IO_CHUNK_BYTES: usize = 128 << 10;
 /// Length of the device ID string, in bytes.
 const VIRTIO_BLK_ID_BYTES: usize = 20;
 
 /// Feature bit: the device limits the data buffers of a request to `seg_max`.
 const VIRTIO_BLK_F_SEG_MAX: u64 = 1 << 2;
 /// Maximum number of data buffers per request: the queue size minus the header and the status.
-const SEG_MAX: u32 = QUEUE_SIZES[0] as u32 - 2;
+const SEGMENTS_PER_REQUEST_MAX: u32 = QUEUE_SIZES[0] as u32 - 2;
 const VIRTIO_BLK_F_RO: u64 = 1 << 5;
 const VIRTIO_BLK_F_FLUSH: u64 = 1 << 9;
 
@@ -106,7 +106,7 @@ impl VirtioBlock {
         let mut device_id = [0; VIRTIO_BLK_ID_BYTES];
         let text = path.file_name().unwrap_or_default().as_encoded_bytes();
         device_id.iter_mut().zip(text).for_each(|(to, from)| *to = *from);
-        let buffer = vec![0; CHUNK_BYTES];
+        let buffer = vec![0; IO_CHUNK_BYTES];
         Ok(Self { file, sectors: bytes / SECTOR_BYTES, read_only, driver_flushes: false, device_id, buffer })
     }
 
@@ -114,7 +114,7 @@ impl VirtioBlock {
     /// the buffers, or the status byte of an error.
     fn execute(
         &mut self,
-        request: &Request,
+        request: &BlockRequest,
         reader: &mut dyn io::Read,
         writer: &mut dyn io::Write,
     ) -> Result<u64, u8> {
@@ -170,14 +170,14 @@ impl VirtioBlock {
 }
 
 fn chunk_ranges(at: u64, bytes: u64) -> impl Iterator<Item = (u64, usize)> {
-    let offsets = (0..bytes).step_by(CHUNK_BYTES);
+    let offsets = (0..bytes).step_by(IO_CHUNK_BYTES);
     offsets.map(move |offset| {
-        (at + offset, usize::try_from(bytes - offset).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES))
+        (at + offset, usize::try_from(bytes - offset).unwrap_or(IO_CHUNK_BYTES).min(IO_CHUNK_BYTES))
     })
 }
 
 /// Header of a request, and the size of its data buffers in bytes.
-struct Request {
+struct BlockRequest {
     request_type: u32,
     sector: u64,
     readable: u64,
@@ -203,7 +203,7 @@ impl VirtioDevice for VirtioBlock {
 
     fn config_space(&self) -> Vec<u8> {
         let no_size_max = [0; 4];
-        [&self.sectors.to_le_bytes()[..], &no_size_max, &SEG_MAX.to_le_bytes()].concat()
+        [&self.sectors.to_le_bytes()[..], &no_size_max, &SEGMENTS_PER_REQUEST_MAX.to_le_bytes()].concat()
     }
 
     fn set_driver_features(&mut self, features: u64) {
@@ -221,9 +221,9 @@ impl VirtioDevice for VirtioBlock {
         let (request_type, _reserved): (u32, u32) = (reader.read_obj()?, reader.read_obj()?);
         let sector = reader.read_obj()?;
         // The last byte of the chain receives the status.
-        let data_bytes = writer.available_bytes().checked_sub(1).ok_or_else(missing_status_byte)?;
+        let data_bytes = writer.available_bytes().checked_sub(1).ok_or_else(missing_status_error)?;
         let mut status = writer.split_at(data_bytes)?;
-        let request = Request {
+        let request = BlockRequest {
             request_type,
             sector,
             readable: reader.available_bytes() as u64,
@@ -238,6 +238,6 @@ impl VirtioDevice for VirtioBlock {
     }
 }
 
-fn missing_status_byte() -> io::Error {
+fn missing_status_error() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the request has no status byte")
 }

@@ -250,8 +250,8 @@ impl MmioTransport {
 
 impl DeviceState {
     fn is_active(&self) -> bool {
-        const ACTIVE: u32 = status::FEATURES_OK | status::DRIVER_OK;
-        self.status & (ACTIVE | status::DEVICE_NEEDS_RESET) == ACTIVE
+        const ACTIVE_STATUS: u32 = status::FEATURES_OK | status::DRIVER_OK;
+        self.status & (ACTIVE_STATUS | status::DEVICE_NEEDS_RESET) == ACTIVE_STATUS
     }
 
     /// Returns whether the device accepts the driver's features. VERSION_1 is required, because a

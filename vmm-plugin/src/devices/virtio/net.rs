@@ -19,7 +19,7 @@ const VIRTIO_NET_F_MAC: u64 = 1 << 5;
 /// Maximum length of a frame with its virtio-net header, in bytes.
 const FRAME_BYTES_MAX: usize = 65_562;
 /// Size of the virtio-net header, in bytes.
-const HEADER_BYTES: usize = 12;
+const VNET_HEADER_BYTES: usize = 12;
 /// Byte range of `num_buffers` in the virtio-net header. The tap device does not set this field.
 const NUM_BUFFERS_FIELD: std::ops::Range<usize> = 10..12;
 
@@ -42,14 +42,14 @@ impl std::str::FromStr for MacAddress {
     type Err = MacAddressError;
 
     fn from_str(text: &str) -> Result<Self, MacAddressError> {
-        const GROUP_BIT: u8 = 1;
+        const MULTICAST_ADDRESS_BIT: u8 = 1;
         let pairs = text.split(':').map(|pair| match pair.len() {
             2 => u8::from_str_radix(pair, 16).map_err(|_| MacAddressError),
             _ => Err(MacAddressError),
         });
         let bytes = pairs.collect::<Result<Vec<u8>, _>>()?;
         let bytes = <[u8; 6]>::try_from(bytes).map_err(|_| MacAddressError)?;
-        if bytes[0] & GROUP_BIT == 0 { Ok(Self(bytes)) } else { Err(MacAddressError) }
+        if bytes[0] & MULTICAST_ADDRESS_BIT == 0 { Ok(Self(bytes)) } else { Err(MacAddressError) }
     }
 }
 
@@ -94,7 +94,7 @@ impl VirtioNet {
             let frame = &mut self.frame[..bytes];
             reader.read_exact(frame)?;
             // Offloads are not negotiated, so the header must not request offloads from the host.
-            frame[..bytes.min(HEADER_BYTES)].fill(0);
+            frame[..bytes.min(VNET_HEADER_BYTES)].fill(0);
             let _ = self.tap.write(frame); // a network may lose frames
         }
         Ok(Some(0))

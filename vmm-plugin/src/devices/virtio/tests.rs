@@ -21,20 +21,20 @@ use super::{
 
 const MEMORY_BYTES: usize = 1 << 20;
 /// Guest-physical address of a second memory region. The addresses around the region are unmapped.
-const SECOND_REGION: u64 = 2 << 20;
+const SECOND_REGION_START: u64 = 2 << 20;
 const SECOND_REGION_BYTES: usize = 64 << 10;
 /// Guest-physical addresses of the queue and of the data buffers.
 const DESCRIPTOR_TABLE: u64 = 0x1000;
 const AVAIL_RING: u64 = 0x2000;
 const USED_RING: u64 = 0x3000;
-const BUFFERS: u64 = 0x10000;
+const BUFFERS_START: u64 = 0x10000;
 const VIRTQ_DESC_F_NEXT: u16 = 1;
 const VIRTQ_DESC_F_WRITE: u16 = 2;
 
 /// Status bits ACKNOWLEDGE and DRIVER, which a driver sets before it negotiates features.
 const ACKNOWLEDGE_DRIVER: u32 = 1 | 2;
 const FEATURES_AGREED: u32 = ACKNOWLEDGE_DRIVER | status::FEATURES_OK;
-const DRIVER_UP: u32 = FEATURES_AGREED | status::DRIVER_OK;
+const DRIVER_READY: u32 = FEATURES_AGREED | status::DRIVER_OK;
 
 /// Driver of a virtio device, and the device.
 struct Driver {
@@ -46,7 +46,8 @@ struct Driver {
 
 impl Driver {
     fn new(device: Box<dyn VirtioDevice>) -> Self {
-        let ranges = [(GuestAddress(0), MEMORY_BYTES), (GuestAddress(SECOND_REGION), SECOND_REGION_BYTES)];
+        let ranges =
+            [(GuestAddress(0), MEMORY_BYTES), (GuestAddress(SECOND_REGION_START), SECOND_REGION_BYTES)];
         let memory = GuestMemory::from_ranges(&ranges).unwrap();
         let line = EventFd::new(EFD_NONBLOCK).unwrap();
         let transport = MmioTransport::new(device, line.try_clone().unwrap(), memory.clone());
@@ -92,7 +93,7 @@ impl Driver {
             self.write(low + 4, 0);
         }
         self.write(register::QUEUE_READY, 1);
-        self.write(register::STATUS, DRIVER_UP);
+        self.write(register::STATUS, DRIVER_READY);
         self
     }
 
@@ -104,13 +105,13 @@ impl Driver {
     }
 
     /// Adds one chain of buffers to queue 0 and notifies the device. Each buffer is given as
-    /// `(length, writable)`. The buffers are contiguous in memory and start at [`BUFFERS`].
+    /// `(length, writable)`. The buffers are contiguous in memory and start at [`BUFFERS_START`].
     fn add_buffers(&mut self, buffers: &[(u32, bool)]) {
         self.add_buffers_to(0, buffers);
     }
 
     fn add_buffers_to(&mut self, queue: u32, buffers: &[(u32, bool)]) {
-        let mut at = BUFFERS;
+        let mut at = BUFFERS_START;
         for (n, (length, writable)) in (0_u16..).zip(buffers) {
             let has_next = usize::from(n) + 1 < buffers.len();
             let flags =
@@ -135,11 +136,11 @@ impl Driver {
         header.extend([0; 4]);
         header.extend(sector.to_le_bytes());
         header.extend(data);
-        self.memory.write_slice(&header, GuestAddress(BUFFERS)).unwrap();
+        self.memory.write_slice(&header, GuestAddress(BUFFERS_START)).unwrap();
         let readable = u32::try_from(header.len()).unwrap();
         self.add_buffers(&[(readable, false), (read_bytes + 1, true)]);
         let mut answer = vec![0; read_bytes as usize + 1];
-        self.memory.read_slice(&mut answer, GuestAddress(BUFFERS + u64::from(readable))).unwrap();
+        self.memory.read_slice(&mut answer, GuestAddress(BUFFERS_START + u64::from(readable))).unwrap();
         (answer.pop().unwrap(), answer)
     }
 }
@@ -214,7 +215,7 @@ fn rng_fills_the_offered_buffer() {
     let mut driver = Driver::new(Box::new(VirtioRng)).start(0);
     driver.add_buffers(&[(64, true)]);
     let mut random = [0; 64];
-    driver.memory.read_slice(&mut random, GuestAddress(BUFFERS)).unwrap();
+    driver.memory.read_slice(&mut random, GuestAddress(BUFFERS_START)).unwrap();
     assert_ne!(random, [0; 64]);
     assert_eq!(driver.memory.read_obj::<u16>(GuestAddress(USED_RING + 2)).unwrap(), 1);
 }
@@ -249,7 +250,7 @@ fn queue_registers_are_read_only_until_reset() {
     driver.write(register::STATUS, 1);
     driver.write(register::QUEUE_DEVICE_LOW, 0x4000);
     driver.add_buffers(&[(64, true)]);
-    assert_eq!(driver.read(register::STATUS), DRIVER_UP);
+    assert_eq!(driver.read(register::STATUS), DRIVER_READY);
     assert_eq!(
         driver.memory.read_obj::<u16>(GuestAddress(USED_RING + 2)).unwrap(),
         1,
@@ -262,7 +263,7 @@ fn stopped_device_ignores_driver_ok() {
     let (file, _) = disk(4);
     let mut driver = Driver::new(Box::new(VirtioBlock::open(file.path(), false).unwrap())).start(0);
     driver.add_buffers(&[(4, false)]);
-    driver.write(register::STATUS, DRIVER_UP);
+    driver.write(register::STATUS, DRIVER_READY);
     assert_eq!(
         driver.read(register::STATUS) & status::DEVICE_NEEDS_RESET,
         status::DEVICE_NEEDS_RESET,
@@ -284,7 +285,7 @@ fn driver_without_features_ok_is_not_served() {
 #[test]
 fn offload_requests_are_cleared_in_transmitted_frames() {
     let (mut driver, host) = net_device();
-    driver.memory.write_slice(&[0xff; 76], GuestAddress(BUFFERS)).unwrap();
+    driver.memory.write_slice(&[0xff; 76], GuestAddress(BUFFERS_START)).unwrap();
     driver.write(register::STATUS, 0);
     driver = driver.start_on(TRANSMIT_QUEUE, 0);
     driver.add_buffers_to(TRANSMIT_QUEUE, &[(76, false)]);

@@ -21,9 +21,9 @@ use super::{
 use crate::{confine::threads::SeccompFilters, exit};
 
 /// epoll token of the event source. The token of a queue is the index of the queue.
-const SOURCE_TOKEN: u64 = u64::MAX;
+const EVENT_SOURCE_TOKEN: u64 = u64::MAX;
 /// epoll events that report a closed event source.
-const SOURCE_CLOSED: EventSet = EventSet::ERROR.union(EventSet::HANG_UP);
+const SOURCE_CLOSED_EVENTS: EventSet = EventSet::ERROR.union(EventSet::HANG_UP);
 /// Maximum number of epoll events that one wait returns.
 const EVENTS_PER_WAIT: usize = 8;
 
@@ -65,7 +65,7 @@ impl Worker {
         }
         let source = transport.event_source();
         if let Some((descriptor, _)) = source {
-            let event = EpollEvent::new(EventSet::empty(), SOURCE_TOKEN);
+            let event = EpollEvent::new(EventSet::empty(), EVENT_SOURCE_TOKEN);
             epoll.ctl(ControlOperation::Add, descriptor, event)?;
         }
         Ok(Self { name, transport, queue_events, epoll, source, errors_logged: 0 })
@@ -83,14 +83,14 @@ impl Worker {
     /// one of its devices.
     fn run(&mut self) {
         loop {
-            if let Err(error) = self.wait_and_serve() {
+            if let Err(error) = self.wait_and_process_queues() {
                 exit::print(&format!("error: device {} failed: {error}", self.name));
                 exit::exit_now(exit::FAILED)
             }
         }
     }
 
-    fn wait_and_serve(&mut self) -> io::Result<()> {
+    fn wait_and_process_queues(&mut self) -> io::Result<()> {
         self.update_source_interest()?;
         let mut events = [EpollEvent::default(); EVENTS_PER_WAIT];
         let count = match self.epoll.wait(-1, &mut events) {
@@ -99,10 +99,10 @@ impl Worker {
         };
         for event in &events[..count] {
             let queue = match (event.data(), self.source) {
-                (SOURCE_TOKEN, Some(_)) if event.event_set().intersects(SOURCE_CLOSED) => {
+                (EVENT_SOURCE_TOKEN, Some(_)) if event.event_set().intersects(SOURCE_CLOSED_EVENTS) => {
                     return self.stop_polling_source();
                 }
-                (SOURCE_TOKEN, Some((_, queue))) => queue,
+                (EVENT_SOURCE_TOKEN, Some((_, queue))) => queue,
                 (queue, _) => {
                     let queue = usize::try_from(queue).expect("the index of a queue fits");
                     let _ = self.queue_events[queue].read(); // fails if already cleared
@@ -137,6 +137,6 @@ impl Worker {
     fn update_source_interest(&self) -> io::Result<()> {
         let Some((descriptor, queue)) = self.source else { return Ok(()) };
         let interest = if self.transport.has_buffers(queue) { EventSet::IN } else { EventSet::empty() };
-        self.epoll.ctl(ControlOperation::Modify, descriptor, EpollEvent::new(interest, SOURCE_TOKEN))
+        self.epoll.ctl(ControlOperation::Modify, descriptor, EpollEvent::new(interest, EVENT_SOURCE_TOKEN))
     }
 }

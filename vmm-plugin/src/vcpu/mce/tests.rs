@@ -7,8 +7,8 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
 use crate::{
-    boot::{EntryPoint, Protocol, write_page_tables},
-    confine::{Seccomp, threads::SeccompFilters},
+    boot::{BootProtocol, EntryPoint, write_page_tables},
+    confine::{SeccompMode, threads::SeccompFilters},
     devices::{ExitRequest, MmioBus, PortIo, serial::Serial},
     layout::{Layout, Local, Performance, Shape},
     memory::{GuestMemory, poison},
@@ -18,13 +18,13 @@ use crate::{
 };
 
 /// Guest-physical addresses of the guest's code, machine check handler and interrupt table.
-const CODE: u64 = 0x10_0000;
-const HANDLER: u64 = CODE + 0x100;
-const INTERRUPT_TABLE: u64 = 0x3000;
+const GUEST_CODE_ADDRESS: u64 = 0x10_0000;
+const HANDLER_ADDRESS: u64 = GUEST_CODE_ADDRESS + 0x100;
+const INTERRUPT_TABLE_ADDRESS: u64 = 0x3000;
 /// Vector of the machine check exception.
-const MACHINE_CHECK: u64 = 18;
+const MACHINE_CHECK_VECTOR: u64 = 18;
 /// Machine code of an endless loop: `jmp $`.
-const SPIN: [u8; 2] = [0xeb, 0xfe];
+const SPIN_LOOP_CODE: [u8; 2] = [0xeb, 0xfe];
 const MC_STATUS: u32 = IA32_MC_CTL + 1;
 
 fn checks(vendor: Vendor, has_lmce: bool) -> MachineChecks {
@@ -54,20 +54,21 @@ impl Guest {
         let kvm = Kvm::new().map_err(|error| eprintln!("SKIPPED: no /dev/kvm: {error}")).ok()?;
         let local = Local { cpus: 1, memory: Bytes::mib(64), performance: Performance::LOCAL };
         let layout = Layout::new(&Shape { local: vec![local], pool: Vec::new() }, 48).unwrap();
-        let backing = crate::memory::Backing {
+        let backing = crate::memory::MemoryBacking {
             file: Arc::new(crate::memory::create_memfd("local", Bytes::mib(64), None).unwrap()),
             offset: 0,
-            owner: crate::memory::Owner::Local,
+            owner: crate::memory::MemoryOwner::Local,
         };
         let local = vec![(backing, crate::memory::MemoryBackendOptions::default())];
-        let backings = crate::memory::Backings { local, pool: Vec::new() };
+        let backings = crate::memory::MemoryBackings { local, pool: Vec::new() };
         let memory = crate::memory::Memory::map(&layout, &backings).unwrap();
         let vm = kvm.create_vm().unwrap();
         vm.set_tss_address(0xfffb_d000).unwrap();
         vm.create_irq_chip().unwrap();
-        memory.register_with(&vm).unwrap();
+        memory.register_with_kvm(&vm).unwrap();
         write_guest(memory.guest());
-        let entry = EntryPoint { address: CODE, parameters: 0, protocol: Protocol::Linux64 };
+        let entry =
+            EntryPoint { address: GUEST_CODE_ADDRESS, parameters: 0, protocol: BootProtocol::Linux64 };
         let vcpu = Vcpu::create_all((&kvm, &vm), &layout, entry, memory.guest(), false).unwrap().remove(0);
         if vcpu.machine_checks.is_none() {
             eprintln!("SKIPPED: this KVM has no machine checks");
@@ -88,7 +89,7 @@ impl Guest {
     /// Sets the guest's interrupt table and enables machine checks.
     fn enable_machine_checks(&self) {
         let mut special = self.vcpu.fd.get_sregs().unwrap();
-        (special.idt.base, special.idt.limit) = (INTERRUPT_TABLE, 0xfff);
+        (special.idt.base, special.idt.limit) = (INTERRUPT_TABLE_ADDRESS, 0xfff);
         special.cr4 |= CR4_MCE;
         self.vcpu.fd.set_sregs(&special).unwrap();
     }
@@ -110,14 +111,14 @@ impl Guest {
 /// Writes the page tables, the code, and the interrupt gate of the machine check handler.
 fn write_guest(memory: &GuestMemory) {
     write_page_tables(memory).unwrap();
-    memory.write_slice(&SPIN, GuestAddress(CODE)).unwrap();
+    memory.write_slice(&SPIN_LOOP_CODE, GuestAddress(GUEST_CODE_ADDRESS)).unwrap();
     let [low, high] = RESET_PORT.to_le_bytes();
     // mov dx, PORT; mov al, VALUE; out dx, al
-    let reset = [0x66, 0xba, low, high, 0xb0, RESET_VALUE, 0xee, SPIN[0], SPIN[1]];
-    memory.write_slice(&reset, GuestAddress(HANDLER)).unwrap();
+    let reset = [0x66, 0xba, low, high, 0xb0, RESET_VALUE, 0xee, SPIN_LOOP_CODE[0], SPIN_LOOP_CODE[1]];
+    memory.write_slice(&reset, GuestAddress(HANDLER_ADDRESS)).unwrap();
     const PRESENT_INTERRUPT_GATE: u64 = 0x8e << 40;
-    let gate = HANDLER & 0xffff | 0x10 << 16 | PRESENT_INTERRUPT_GATE | (HANDLER >> 16) << 48;
-    memory.write_obj(gate, GuestAddress(INTERRUPT_TABLE + MACHINE_CHECK * 16)).unwrap();
+    let gate = HANDLER_ADDRESS & 0xffff | 0x10 << 16 | PRESENT_INTERRUPT_GATE | (HANDLER_ADDRESS >> 16) << 48;
+    memory.write_obj(gate, GuestAddress(INTERRUPT_TABLE_ADDRESS + MACHINE_CHECK_VECTOR * 16)).unwrap();
 }
 
 /// Runs a guest that has consumed an error at an address of this process. The thread has the
@@ -130,7 +131,7 @@ fn run_confined(mut guest: Guest, at: usize) -> (Guest, Option<ExitReason>) {
         let exit = guest.vcpu.run(&guest.context);
         let _ = sender.send((guest, exit)); // fails only if the receiving test has ended
     };
-    SeccompFilters::new(Seccomp::True).unwrap().spawn(ThreadRole::Vcpu, "vcpu0".into(), run).unwrap();
+    SeccompFilters::new(SeccompMode::True).unwrap().spawn(ThreadRole::Vcpu, "vcpu0".into(), run).unwrap();
     receiver.recv().unwrap()
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use emulated_host::{Artifacts, Host, HostError, Initrd};
 
-use super::{BootFiles, GuestReport, Interrupt, KERNEL, Programs, run_guest_rack};
+use super::{BootFiles, GuestReport, Interrupt, KERNEL_VERSION, Programs, run_guest_rack};
 use crate::failure::Failure;
 
 /// Prefix of the output line that contains the report as JSON.
@@ -30,7 +30,7 @@ pub(super) fn run(
     guest: &Initrd,
 ) -> Result<GuestReport, Failure> {
     let script = format!(
-        "export TARN_BIN_DIR=/bin\nxtask demo-guest --kernel /guest/{KERNEL} --initrd /guest/initrd 2>&1"
+        "export TARN_BIN_DIR=/bin\nxtask demo-guest --kernel /guest/{KERNEL_VERSION} --initrd /guest/initrd 2>&1"
     );
     let host = Host::new(artifacts, &script)?;
     let programs = [&programs.manager, &programs.agent, &programs.tarn, &programs.vmm, &programs.xtask];

@@ -5,8 +5,8 @@
 use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
 use sim::symbiosis::{
-    Activity, CHANGES, ChangeResponse, Epoch, RESPONSE_EPOCHS_MAX, SMALL_HOST_TENANTS, TENANTS, TenantEpoch,
-    change_responses, most_different_traces, simulate_changes,
+    ACTIVITY_CHANGES, ChangeResponse, Epoch, RESPONSE_EPOCHS_MAX, SMALL_HOST_TENANTS, TENANTS,
+    TenantActivity, TenantEpoch, change_responses, most_different_traces, simulate_changes,
 };
 
 use super::{super::read_accesses, FigureInputs, line_series};
@@ -69,11 +69,11 @@ pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figu
         let name = inputs.tenants[at].name.clone();
         Ok((name, read_accesses(&inputs.traces[at].path)?.unwrap_or_default()))
     };
-    let activities = Activity::pair([read(stream)?, read(cache)?]);
-    let epochs = simulate_changes(&activities, inputs.memory.get(), &CHANGES);
+    let activities = TenantActivity::pair_with_equal_footprints([read(stream)?, read(cache)?]);
+    let epochs = simulate_changes(&activities, inputs.memory.get(), &ACTIVITY_CHANGES);
     let names = activities.map(|activity| activity.name);
-    let responses = change_responses(&epochs, &CHANGES);
-    responses.iter().for_each(|response| print::note(format, &describe(response, &names)));
+    let responses = change_responses(&epochs, &ACTIVITY_CHANGES);
+    responses.iter().for_each(|response| print::note(format, &describe_response(response, &names)));
     let figure = draw_figure(&epochs, &names);
     let change = |response: &ChangeResponse| to_change(response, &names);
     let numbers = FigureData {
@@ -87,7 +87,7 @@ pub(super) fn draw(inputs: &FigureInputs, format: Format) -> Result<Option<(Figu
     Ok(Some((figure, numbers)))
 }
 
-fn describe(response: &ChangeResponse, names: &[String; 2]) -> String {
+fn describe_response(response: &ChangeResponse, names: &[String; 2]) -> String {
     let percent = crate::percent;
     let when = response.epochs.map_or_else(
         || "never comes within 5 % of its long-run mean".to_owned(),
@@ -168,7 +168,7 @@ fn tenant_series(
     names: &[String; 2],
     value: fn(&TenantEpoch) -> f64,
 ) -> Series {
-    let changes = CHANGES.iter().filter(|change| change.tenant == tenant);
+    let changes = ACTIVITY_CHANGES.iter().filter(|change| change.tenant == tenant);
     let changes: String =
         changes.map(|change| format!(", {} from {}", names[change.to], change.epoch + 1)).collect();
     let points = (1_u32..).zip(epochs).map(|(n, epoch)| (f64::from(n), value(&epoch.tenants[tenant])));
@@ -178,6 +178,6 @@ fn tenant_series(
 /// Returns vertical lines between the epochs before and after each change.
 fn change_markers() -> Series {
     let at = |change: &sim::symbiosis::Change| Point::new(change.epoch as f64 + 0.5, 0.0);
-    let points = CHANGES.iter().map(at).collect();
+    let points = ACTIVITY_CHANGES.iter().map(at).collect();
     Series { name: "a tenant switches traces".to_owned(), style: SeriesStyle::VerticalLine, points }
 }

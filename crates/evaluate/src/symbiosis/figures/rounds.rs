@@ -8,7 +8,7 @@ use super::{ComparedMix, FigureInputs, horizontal_line_series, line_series};
 use crate::figure::{Figure, Panel, Point, Scale, Series, SeriesStyle};
 
 /// Largest demand that is drawn, relative to the supply.
-const DEMAND_DRAWN_MAX: f64 = 2.0;
+const PLOTTED_DEMAND_MAX: f64 = 2.0;
 
 /// Data of figure 3 as JSON.
 #[derive(Serialize)]
@@ -79,7 +79,7 @@ fn mix_with_largest_gain(compared: &[ComparedMix]) -> &Mix {
 fn demand_panel(mix: &Mix, auction: &Auction) -> Panel {
     let of = |resource: fn(&Round) -> f64| {
         let all = auction.demand.iter().map(move |round| (round.price, resource(round)));
-        all.filter(|(_, demand)| *demand <= DEMAND_DRAWN_MAX)
+        all.filter(|(_, demand)| *demand <= PLOTTED_DEMAND_MAX)
     };
     Panel {
         title: format!("(a) Demand by price: {}", mix.name),

@@ -130,7 +130,7 @@ impl Host {
                 let sample = tenant.sample(*share, &mut self.random, self.is_monitored);
                 learner.learn(&sample, SUPPLY.bandwidth_mb_s as f64).unwrap();
                 let utility = learner.utility(SUPPLY, f64::INFINITY).unwrap();
-                Member { name: format!("t{at}").into(), weight: 1.0, min: Share::default(), utility }
+                MarketMember { name: format!("t{at}").into(), weight: 1.0, min: Share::default(), utility }
             })
             .collect();
         let decision = self.epochs.decide(SUPPLY, &members).unwrap();
@@ -154,35 +154,42 @@ fn actual_gains(tenants: &[SimulatedTenant], shares: &[Share]) -> Vec<f64> {
         .collect()
 }
 
-const STREAM: SimulatedTenant =
+const STREAM_TENANT: SimulatedTenant =
     SimulatedTenant { footprint: 20_000.0, accesses: 80_000.0, threads: 1.0, pattern: AccessPattern::Stream };
-const CACHE: SimulatedTenant = SimulatedTenant {
+const CACHE_TENANT: SimulatedTenant = SimulatedTenant {
     footprint: 5_000.0,
     accesses: 100_000.0,
     threads: 1.0,
     pattern: AccessPattern::Zipf(0.8),
 };
-const COMPUTE_BOUND: SimulatedTenant =
+const COMPUTE_BOUND_TENANT: SimulatedTenant =
     SimulatedTenant { footprint: 500.0, accesses: 1_000.0, threads: 1.0, pattern: AccessPattern::Zipf(0.5) };
-const MULTITHREADED: SimulatedTenant = SimulatedTenant {
+const MULTITHREADED_TENANT: SimulatedTenant = SimulatedTenant {
     footprint: 5_000.0,
     accesses: 20_000.0,
     threads: 8.0,
     pattern: AccessPattern::Zipf(0.8),
 };
 
-fn mixes() -> [Vec<SimulatedTenant>; 4] {
+fn tenant_mixes() -> [Vec<SimulatedTenant>; 4] {
     [
-        vec![STREAM, CACHE],
-        vec![STREAM, CACHE, CACHE, COMPUTE_BOUND],
-        vec![STREAM, STREAM, CACHE, COMPUTE_BOUND, COMPUTE_BOUND, CACHE],
-        vec![STREAM, MULTITHREADED, CACHE, MULTITHREADED],
+        vec![STREAM_TENANT, CACHE_TENANT],
+        vec![STREAM_TENANT, CACHE_TENANT, CACHE_TENANT, COMPUTE_BOUND_TENANT],
+        vec![
+            STREAM_TENANT,
+            STREAM_TENANT,
+            CACHE_TENANT,
+            COMPUTE_BOUND_TENANT,
+            COMPUTE_BOUND_TENANT,
+            CACHE_TENANT,
+        ],
+        vec![STREAM_TENANT, MULTITHREADED_TENANT, CACHE_TENANT, MULTITHREADED_TENANT],
     ]
 }
 
 #[test]
 fn learned_shares_gain_and_no_tenant_loses_over_two_percent() {
-    for (mix, tenants) in mixes().iter().enumerate() {
+    for (mix, tenants) in tenant_mixes().iter().enumerate() {
         for (is_monitored, seed) in [(true, 1), (false, 1), (true, 2), (false, 2)] {
             let mut host = Host::new(tenants.len(), is_monitored, seed);
             host.run_epochs(12, tenants);
@@ -200,11 +207,11 @@ fn learned_shares_gain_and_no_tenant_loses_over_two_percent() {
 
 #[test]
 fn stream_that_becomes_a_cache_gets_its_share_within_two_epochs() {
-    let mut tenants = vec![STREAM, CACHE, STREAM, COMPUTE_BOUND];
+    let mut tenants = vec![STREAM_TENANT, CACHE_TENANT, STREAM_TENANT, COMPUTE_BOUND_TENANT];
     let mut host = Host::new(4, true, 3);
     host.run_epochs(12, &tenants);
     let before = host.shares[0].memory_mib;
-    tenants[0] = CACHE;
+    tenants[0] = CACHE_TENANT;
     host.run_epochs(2, &tenants);
     let after_two = host.shares[0].memory_mib as f64;
     host.run_epochs(10, &tenants);
@@ -218,7 +225,7 @@ fn stream_that_becomes_a_cache_gets_its_share_within_two_epochs() {
 
 #[test]
 fn shares_converge_with_noisy_measurements() {
-    for (mix, tenants) in mixes().iter().enumerate() {
+    for (mix, tenants) in tenant_mixes().iter().enumerate() {
         for is_monitored in [true, false] {
             let mut host = Host::new(tenants.len(), is_monitored, 4);
             host.run_epochs(12, tenants);

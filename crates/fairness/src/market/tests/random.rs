@@ -71,7 +71,7 @@ fn slowdown_without_floor() -> impl Strategy<Value = UtilityKind> {
     })
 }
 
-fn quasi_concave() -> impl Strategy<Value = UtilityKind> {
+fn quasi_concave_utility() -> impl Strategy<Value = UtilityKind> {
     prop_oneof![
         slowdown(),
         (0.05..0.95).prop_map(|memory| UtilityKind::Product { memory }),
@@ -85,7 +85,7 @@ fn quasi_concave() -> impl Strategy<Value = UtilityKind> {
 
 fn any_kind() -> impl Strategy<Value = UtilityKind> {
     let working_sets = vec(0.0..1.0, 1..4).prop_map(|sizes| UtilityKind::WorkingSets { sizes });
-    prop_oneof![3 => quasi_concave(), 1 => slowdown_without_floor(), 1 => working_sets, 1 => (0.3..3.0).prop_map(|ratio| UtilityKind::Either { ratio })]
+    prop_oneof![3 => quasi_concave_utility(), 1 => slowdown_without_floor(), 1 => working_sets, 1 => (0.3..3.0).prop_map(|ratio| UtilityKind::Either { ratio })]
 }
 
 /// Random weights that differ by a small factor, or by up to six orders of magnitude.
@@ -105,7 +105,7 @@ fn tenants(of: &[(f64, UtilityKind)]) -> Vec<Tenant<BoxedUtility>> {
 }
 
 /// Returns the largest difference between two bundles in a good, as a fraction of the supply.
-fn distance(one: Bundle, other: Bundle) -> f64 {
+fn bundle_distance(one: Bundle, other: Bundle) -> f64 {
     let (one, other) = (fractions(one), fractions(other));
     (one.0 - other.0).abs().max((one.1 - other.1).abs())
 }
@@ -182,7 +182,7 @@ fn demand_change_of_inactive_tenant_does_not_change_the_outcome() {
         };
         let ((price, one), (other_price, other)) = (bought(true), bought(false));
         assert!((price - other_price).abs() < 1e-6, "{from}: {price} {other_price}");
-        assert!(one.iter().zip(&other).all(|(one, other)| distance(*one, *other) < 1e-6), "{from}");
+        assert!(one.iter().zip(&other).all(|(one, other)| bundle_distance(*one, *other) < 1e-6), "{from}");
     }
 }
 
@@ -271,7 +271,7 @@ proptest! {
     }
 
     #[test]
-    fn envy_with_grid_utilities_is_at_most_one_grid_step(of in market_of(quasi_concave(), 12)) {
+    fn envy_with_grid_utilities_is_at_most_one_grid_step(of in market_of(quasi_concave_utility(), 12)) {
         let tenants = tenants(&of);
         let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
         let outcome = market.clear(ClearingOptions::default());
@@ -291,11 +291,11 @@ proptest! {
     }
 
     #[test]
-    fn equal_tenants_get_equal_bundles(of in market_of(quasi_concave(), 8), twin in 0_usize..8) {
+    fn equal_tenants_get_equal_bundles(of in market_of(quasi_concave_utility(), 8), twin in 0_usize..8) {
         let twin = twin % of.len();
         let with_twin: Vec<_> = of.iter().cloned().chain([of[twin].clone()]).collect();
         let (outcome, certificate) = clear_market(&tenants(&with_twin));
-        prop_assert!(distance(outcome.bought[twin], outcome.bought[of.len()]) <= 1e-9, "{certificate:?}");
+        prop_assert!(bundle_distance(outcome.bought[twin], outcome.bought[of.len()]) <= 1e-9, "{certificate:?}");
     }
 
     #[test]
@@ -304,13 +304,13 @@ proptest! {
         let reversed: Vec<_> = of.iter().rev().cloned().collect();
         let (in_reverse, _) = clear_market(&tenants(&reversed));
         for (one, other) in in_order.bought.iter().zip(in_reverse.bought.iter().rev()) {
-            prop_assert!(distance(*one, *other) <= 1e-6, "{one:?} {other:?}");
+            prop_assert!(bundle_distance(*one, *other) <= 1e-6, "{one:?} {other:?}");
         }
     }
 
     #[test]
     fn allocation_depends_on_ordinal_utility_only(
-        of in market_of(quasi_concave(), 6),
+        of in market_of(quasi_concave_utility(), 6),
         times in 0.001..1000.0,
         power in 0.5..3.0,
     ) {
@@ -334,7 +334,7 @@ proptest! {
             // A tenant may get a different bundle if both bundles have the same value.
             let value = |bundle| plain[tenant].utility.value(bundle);
             let is_same = (value(*a) - value(*b)).abs() <= 1e-9 * value(*a);
-            prop_assert!(is_same || distance(*a, *b) <= 2.0 * GRID_STEP, "{a:?} {b:?}");
+            prop_assert!(is_same || bundle_distance(*a, *b) <= 2.0 * GRID_STEP, "{a:?} {b:?}");
         }
     }
 
@@ -355,7 +355,7 @@ proptest! {
         let ((whole, _), (halved, certificate)) = (clear_market(&tenants(&of)), clear_market(&tenants(&halves)));
         let mut sum = halved.bought[split];
         sum.add(halved.bought[of.len()]);
-        prop_assert!(distance(sum, whole.bought[split]) <= 1e-6, "{sum:?} {:?}: {certificate:?}", whole.bought[split]);
+        prop_assert!(bundle_distance(sum, whole.bought[split]) <= 1e-6, "{sum:?} {:?}: {certificate:?}", whole.bought[split]);
     }
 
     #[test]
@@ -385,7 +385,7 @@ proptest! {
     }
 
     #[test]
-    fn two_tenant_outcome_is_pareto_efficient(one in quasi_concave(), other in quasi_concave(), weight in 0.2..5.0) {
+    fn two_tenant_outcome_is_pareto_efficient(one in quasi_concave_utility(), other in quasi_concave_utility(), weight in 0.2..5.0) {
         let tenants = tenants(&[(1.0, one), (weight, other)]);
         let (outcome, certificate) = clear_market(&tenants);
         let all = Bundle::from(FINE_SUPPLY.all());

@@ -24,9 +24,9 @@ impl Utility for PaperUtility {
 }
 
 /// Utility of a tenant that spends its whole budget on one good.
-struct SingleGood(fn(Bundle) -> f64);
+struct SingleGoodUtility(fn(Bundle) -> f64);
 
-impl Utility for SingleGood {
+impl Utility for SingleGoodUtility {
     fn value(&self, bundle: Bundle) -> f64 {
         (self.0)(bundle)
     }
@@ -45,8 +45,8 @@ impl Utility for SingleGood {
 fn paper_tenants(weights: [f64; 3]) -> Vec<Tenant<BoxedUtility>> {
     let utilities: [BoxedUtility; 3] = [
         Box::new(PaperUtility),
-        Box::new(SingleGood(|bundle| bundle.bandwidth)),
-        Box::new(SingleGood(|bundle| bundle.memory)),
+        Box::new(SingleGoodUtility(|bundle| bundle.bandwidth)),
+        Box::new(SingleGoodUtility(|bundle| bundle.memory)),
     ];
     let tenants = utilities.into_iter().zip(weights);
     tenants.map(|(utility, weight)| Tenant::new(weight, FINE_SUPPLY, utility)).collect()

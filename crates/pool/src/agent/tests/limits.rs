@@ -1,6 +1,6 @@
 //! Limits of the agent: concurrent scrubs, wakeups, and reported VMs.
 
-use units::limits::{ENDED_VMS_REPORTED_MAX, OBSERVED_STATE_LINGER, SCRUBS_PER_HOST_MAX};
+use units::limits::{ENDED_VMS_REPORTED_MAX, OBSERVED_STATE_BATCH_DELAY, SCRUBS_PER_HOST_MAX};
 
 use super::*;
 
@@ -30,8 +30,8 @@ fn scrubs_beyond_the_limit_wait_for_another_to_end() {
 #[test]
 fn report_waiting_for_calls_is_sent_after_its_delay() {
     let started = "up desired:1:a=1.1+2.1 ok:1.1";
-    assert_eq!(next_wakeup(started), Some(OBSERVED_STATE_LINGER));
-    check(&format!("{started} tick:{}", OBSERVED_STATE_LINGER.as_ms()), "report:1:online=1.1");
+    assert_eq!(next_wakeup(started), Some(OBSERVED_STATE_BATCH_DELAY));
+    check(&format!("{started} tick:{}", OBSERVED_STATE_BATCH_DELAY.as_ms()), "report:1:online=1.1");
     assert_eq!(next_wakeup("up desired:1:a=1.1 ok:1.1"), Some(Ns::secs(1)), "the next heartbeat");
 }
 
@@ -50,8 +50,8 @@ fn failed_call_wakes_the_agent_for_its_retry() {
 #[test]
 fn ended_vm_wakes_the_agent_when_its_retention_expires() {
     let ended = "up desired:1:a= attach:a@100 recorded:a desired:2 gone:a down";
-    assert_eq!(next_wakeup(ended), Some(ENDED_VM_REPORTED_FOR));
-    let later = ENDED_VM_REPORTED_FOR.as_ms();
+    assert_eq!(next_wakeup(ended), Some(ENDED_VM_REPORT_DURATION));
+    let later = ENDED_VM_REPORT_DURATION.as_ms();
     check(&format!("{ended} tick:{later}"), "delete:a");
 }
 
@@ -62,7 +62,7 @@ fn longest_absent_ended_vms_over_the_limit_are_dropped() {
         vm.record.reservation = ReservationId(n + 1);
         vm
     });
-    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, recovered.collect(), orphan_places(""));
+    let mut agent = Agent::new(Ns::ZERO, INSTANCE, None, recovered.collect(), orphan_locations(""));
     for (second, word) in ["up", "desired:1", "desired:2"].into_iter().enumerate() {
         let event = parse_event(&agent, &mut 0, word);
         agent.handle(Ns::secs(second as u64), event);
@@ -73,7 +73,7 @@ fn longest_absent_ended_vms_over_the_limit_are_dropped() {
 
 #[test]
 fn ended_vm_in_the_desired_state_is_reported_without_time_limit() {
-    let later = ENDED_VM_REPORTED_FOR.as_ms();
+    let later = ENDED_VM_REPORT_DURATION.as_ms();
     let ended = "up desired:1:a= attach:a@100 recorded:a gone:a";
     check(&format!("{ended} tick:{later} tick:{later}"), "changes:1:ended=a:clean");
 }
@@ -110,15 +110,15 @@ fn record_is_rewritten_once_after_all_slices_are_removed() {
 
 #[test]
 fn failed_record_does_not_affect_other_vms() {
-    let failed = after_attach("desired:2:a=1.1:b=2.1 ok:2.1 attach:b@200 unrecorded:b");
+    let failed = script_after_attach("desired:2:a=1.1:b=2.1 ok:2.1 attach:b@200 unrecorded:b");
     check(&format!("{failed} desired:3:release=1.1+2.1"), "offline:2.1");
     check(&format!("{failed} attach:b@200"), "record:b");
 }
 
 #[test]
 fn undesired_vm_is_attached_only_by_its_own_process() {
-    check(&after_attach("desired:2 attach:a@200"), "refuse:2:no VM a on this host");
-    check(&after_attach("desired:2 attach:b@100"), "refuse:2:no VM b on this host");
-    check(&after_attach("desired:2 gone:a attach:a@100"), "refuse:2:no VM a on this host");
-    check(&after_attach("desired:2 attach:a@100"), "pass:2=1.1");
+    check(&script_after_attach("desired:2 attach:a@200"), "refuse:2:no VM a on this host");
+    check(&script_after_attach("desired:2 attach:b@100"), "refuse:2:no VM b on this host");
+    check(&script_after_attach("desired:2 gone:a attach:a@100"), "refuse:2:no VM a on this host");
+    check(&script_after_attach("desired:2 attach:a@100"), "pass:2=1.1");
 }

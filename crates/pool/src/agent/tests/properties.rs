@@ -85,7 +85,7 @@ impl HostModel {
                 self.receive_desired_state(number, foreign, &entries, fenced)
             }
             Action::HostCallEnds { which, ok } if which % 3 == 0 && !self.closing.is_empty() => {
-                self.end_close(which, ok > 0);
+                self.end_orphan_close(which, ok > 0);
             }
             Action::HostCallEnds { which, ok } => self.end_host_call(which, ok),
             Action::Attach { vm, pid, uid } => self.attach(vm, pid, uid),
@@ -150,7 +150,7 @@ impl HostModel {
             Some(before) if desired.number.revision.0.is_multiple_of(2) => {
                 let change = changes_between(&before, &desired);
                 let mut complete = before;
-                complete.amend(change.clone());
+                complete.merge_newer(change.clone());
                 assert_eq!(complete, desired, "changes must add up to the complete state");
                 change
             }
@@ -241,7 +241,7 @@ impl HostModel {
                 self.start_call(*holding, effect);
             }
             Effect::Offline { holding, .. } => {
-                let forced = self.is_forced(*holding);
+                let forced = self.is_release_forced(*holding);
                 assert!(forced || !self.is_in_use(*holding), "{holding:?} was closed while a VM uses it");
                 self.start_call(*holding, effect);
             }
@@ -249,7 +249,7 @@ impl HostModel {
                 self.open_in_kernel.insert(handle(*holding).place);
                 self.start_call(*holding, effect);
             }
-            Effect::CloseOrphan { place } => self.start_close(place),
+            Effect::CloseOrphan { place } => self.start_orphan_close(place),
             Effect::Record(record) => drop(self.pending_records.insert(record.reservation, record.clone())),
             Effect::DeleteRecord(id) => {
                 assert!(!self.running.contains_key(id), "the record of a running VM was deleted");
@@ -267,11 +267,13 @@ impl HostModel {
             Effect::Watch { reservation, .. } => assert!(self.disk.contains_key(reservation)),
             Effect::Kill(id) => {
                 assert!(
-                    self.desired_state.as_ref().is_some_and(|o| o.fenced && desired_vm_in(o, *id).is_none())
+                    self.desired_state
+                        .as_ref()
+                        .is_some_and(|o| o.fenced && find_desired_vm(o, *id).is_none())
                 )
             }
             Effect::FreeLocal(id) => assert!(!self.running.contains_key(id)),
-            Effect::RecordRack { .. } | Effect::Disconnect(_) | Effect::CommandRejected(..) => {}
+            Effect::RecordRack { .. } | Effect::Disconnect(_) | Effect::CommandRejection(..) => {}
         }
     }
 
@@ -283,7 +285,7 @@ impl HostModel {
         assert!(scrubs.count() <= SCRUBS_PER_HOST_MAX);
     }
 
-    fn start_close(&mut self, place: &Arc<str>) {
+    fn start_orphan_close(&mut self, place: &Arc<str>) {
         let called = self.calls.keys().any(|holding| handle(*holding).place == *place);
         assert!(!called, "two concurrent calls for one slice");
         let used = self.running.values().flat_map(|vm| vm.slices.values()).any(|h| h.place == *place);
@@ -291,7 +293,7 @@ impl HostModel {
         assert!(self.closing.insert(Arc::clone(place)), "two concurrent calls for one slice");
     }
 
-    fn end_close(&mut self, which: usize, ok: bool) {
+    fn end_orphan_close(&mut self, which: usize, ok: bool) {
         let Some(place) = self.closing.iter().nth(which % self.closing.len().max(1)).cloned() else {
             return;
         };
@@ -303,7 +305,7 @@ impl HostModel {
         self.handle(Event::OrphanClosed { place, result });
     }
 
-    fn is_forced(&self, holding: Holding) -> bool {
+    fn is_release_forced(&self, holding: Holding) -> bool {
         let desired = self.desired_state.as_ref().and_then(|desired| desired.release.get(&holding));
         desired.is_some_and(|release| release.force)
     }
@@ -352,7 +354,7 @@ impl HostModel {
         let newest = self.desired_state.as_ref().map_or(DesiredVersion::default(), |desired| desired.number);
         assert_eq!(report.number, newest);
         for holding in &report.released {
-            let forced = self.is_forced(*holding);
+            let forced = self.is_release_forced(*holding);
             assert!(forced || !self.is_in_use(*holding), "{holding:?} was reported released while in use");
             assert!(
                 !self.open_in_kernel.contains(&handle(*holding).place),
@@ -393,7 +395,7 @@ impl HostModel {
         for _ in 0..200 {
             while !self.calls.is_empty() || !self.pending_records.is_empty() || !self.closing.is_empty() {
                 self.end_host_call(0, 2);
-                self.end_close(0, true);
+                self.end_orphan_close(0, true);
                 self.end_record_write(0, true);
             }
             self.now = self.now.after(HOST_CALL_RETRY_DELAY);
@@ -422,7 +424,7 @@ impl HostModel {
     }
 }
 
-fn desired_vm_in(desired: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
+fn find_desired_vm(desired: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {
     desired.vms.get(&id)
 }
 
@@ -436,7 +438,7 @@ fn must_release(desired: &DesiredState, holding: Holding) -> bool {
 
 /// Returns the part of a desired state for one VM: VM b and slices with odd numbers if `odd` is
 /// set, otherwise VM a and slices with even numbers.
-fn part_of_vm(desired: &DesiredState, odd: bool) -> DesiredState {
+fn desired_state_of_vm(desired: &DesiredState, odd: bool) -> DesiredState {
     let is_part = |slice: SliceId| (slice.0 % 2 == 1) == odd;
     let mut part = desired.clone();
     part.vms.retain(|id, _| (*id == reservation("b")) == odd);
@@ -450,7 +452,7 @@ fn changes_between(before: &DesiredState, after: &DesiredState) -> DesiredState 
     let mut change = DesiredState { base: Some(before.number), ..desired_state(after.number.revision.0) };
     (change.instance, change.fenced) = (after.instance, after.fenced);
     for odd in [false, true] {
-        let (old, new) = (part_of_vm(before, odd), part_of_vm(after, odd));
+        let (old, new) = (desired_state_of_vm(before, odd), desired_state_of_vm(after, odd));
         if (&old.vms, &old.release, &old.scrub) == (&new.vms, &new.release, &new.scrub) {
             continue;
         }

@@ -5,11 +5,11 @@ use super::*;
 #[test]
 fn recorded_slice_of_a_running_vm_is_not_passed_to_another() {
     check(
-        &after_attach("desired:2:b=1.1 attach:b@200"),
+        &script_after_attach("desired:2:b=1.1 attach:b@200"),
         "refuse:2:VM a is attached to process 100, which still runs",
     );
     check(
-        &after_attach("desired:2:b=1.1+2.1 ok:2.1 attach:b@200"),
+        &script_after_attach("desired:2:b=1.1+2.1 ok:2.1 attach:b@200"),
         "refuse:2:VM a is attached to process 100, which still runs",
     );
 }
@@ -23,13 +23,13 @@ fn slice_of_a_vm_being_recorded_is_not_passed_to_another() {
 #[test]
 fn recorded_slice_of_an_ended_vm_is_not_passed_to_another() {
     check(
-        &after_attach("gone:a desired:2:b=1.1 attach:b@200"),
+        &script_after_attach("gone:a desired:2:b=1.1 attach:b@200"),
         "refuse:2:VM a was attached to process 100, which has ended: create a new reservation",
     );
     let dead = vec![recovered_vm("a", "1.1", false)];
-    check_recovered(dead, "up desired:1:b=1.1", "online:1.1");
+    check_recovered_vms(dead, "up desired:1:b=1.1", "online:1.1");
     let dead = vec![recovered_vm("a", "1.1", false)];
-    check_recovered(
+    check_recovered_vms(
         dead,
         "up desired:1:b=1.1 ok:1.1 attach:b@200",
         "refuse:1:VM a was attached to process 100, which has ended: create a new reservation",

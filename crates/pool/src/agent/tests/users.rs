@@ -5,15 +5,15 @@ use super::*;
 /// Script after which VM a of user 2001 and VM b without a user are ready.
 const READY_SCRIPT: &str = "up desired:1:a/2001=1.1:b=2.1 ok:1.1 ok:2.1";
 
-fn check_ready(more: &str, expected: &str) {
+fn check_ready_vms(more: &str, expected: &str) {
     check(&format!("{READY_SCRIPT} {more}"), expected);
 }
 
 #[test]
 fn vm_of_a_user_is_attached_only_by_that_user_and_root() {
-    check_ready("attach:a@100/2001", "record:a");
-    check_ready("attach:a@100/0", "record:a");
-    check_ready(
+    check_ready_vms("attach:a@100/2001", "record:a");
+    check_ready_vms("attach:a@100/0", "record:a");
+    check_ready_vms(
         "attach:a@100/2002",
         "refuse:1:VM a belongs to user 2001: the caller must be user 2001 or root, not user 2002",
     );
@@ -22,7 +22,7 @@ fn vm_of_a_user_is_attached_only_by_that_user_and_root() {
 #[test]
 fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
     let refused = "refuse:1:VM b belongs to user 0: the caller must be user 0 or root, not user 2001; its reservation has no user";
-    check_ready("attach:b@100/2001", refused);
+    check_ready_vms("attach:b@100/2001", refused);
     let attach = |uid| {
         let (mut agent, _) = run(Vec::new(), "", READY_SCRIPT);
         agent.set_default_user(user_id(990));
@@ -50,11 +50,11 @@ fn preview_is_limited_to_the_users_of_the_memory() {
 
 #[test]
 fn process_of_a_running_vm_is_not_shown_to_other_users() {
-    check_ready(
+    check_ready_vms(
         "attach:a@100/2001 recorded:a attach:a@200/2002",
         "refuse:2:VM a belongs to user 2001: the caller must be user 2001 or root, not user 2002",
     );
-    check_ready(
+    check_ready_vms(
         "attach:a@100/2001 recorded:a attach:a@200/2001",
         "refuse:2:VM a is attached to process 100, which still runs",
     );
@@ -64,17 +64,17 @@ fn process_of_a_running_vm_is_not_shown_to_other_users() {
 /// user.
 #[test]
 fn vm_process_may_attach_again_as_another_user() {
-    check_ready("attach:a@100/0 recorded:a attach:a@100/2002", "pass:2=1.1");
+    check_ready_vms("attach:a@100/0 recorded:a attach:a@100/2002", "pass:2=1.1");
 }
 
 #[test]
 fn process_of_a_vm_cannot_attach_another_vm() {
     let refused = "process 100 is attached to VM a (r-1): VM b requires another process";
-    check_ready("attach:a@100 attach:b@100", &format!("refuse:2:{refused}"));
-    check_ready("attach:a@100 recorded:a attach:b@100", &format!("refuse:2:{refused}"));
-    check_ready("attach:a@100 recorded:a gone:a attach:b@100", "record:b");
+    check_ready_vms("attach:a@100 attach:b@100", &format!("refuse:2:{refused}"));
+    check_ready_vms("attach:a@100 recorded:a attach:b@100", &format!("refuse:2:{refused}"));
+    check_ready_vms("attach:a@100 recorded:a gone:a attach:b@100", "record:b");
     let restarted = vec![recovered_vm("a", "1.1", true)];
-    check_recovered(restarted, "up desired:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
+    check_recovered_vms(restarted, "up desired:1:b=2.1 ok:2.1 attach:b@100", &format!("refuse:1:{refused}"));
     let (agent, _) = run(Vec::new(), "", &format!("{READY_SCRIPT} attach:a@100 recorded:a"));
     let preview = agent.preview(&Name::new("b").unwrap(), root_caller(100));
     assert_eq!(preview.map_err(|why| why.to_string()), Err(refused.to_owned()));

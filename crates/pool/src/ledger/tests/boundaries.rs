@@ -77,7 +77,7 @@ fn ended_reservation_is_due_for_pruning_after_its_retention() {
 fn slice_is_held_and_online_under_its_current_epoch_only() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
     rack.reserve(reserve_request("a", "h1", 2)).unwrap();
-    rack.bring_online(0);
+    rack.bring_slice_online(0);
     let held = |host, slice, epoch| rack.ledger.is_held(HostId(host), SliceId(slice), Epoch(epoch));
     let online = |slice, epoch| rack.ledger.is_online(SliceId(slice), Epoch(epoch));
     assert!(held(0, 0, 1) && held(0, 1, 1) && online(0, 1));
@@ -118,7 +118,7 @@ fn host_is_resized_while_in_use() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let mut spec = RackSpec::parse("e1=4 h1:e1");
     (spec.hosts[0].cores, spec.hosts[0].local) = (32, Bytes::gib(128));
-    let change = rack.ledger.decide_configure(at(2), &spec).unwrap();
+    let change = rack.ledger.decide_configuration(at(2), &spec).unwrap();
     rack.apply(change);
     assert_eq!((rack.host("h1").cores_free(), rack.host("h1").local_free()), (32, Bytes::gib(128)));
 }
@@ -131,7 +131,7 @@ fn host_with_a_reservation_or_slices_is_not_removed() {
     assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "the host has a VM without slices");
     rack.end_reservation(id, release_reason());
     let id = rack.reserve(reserve_request("b", "h1", 1)).unwrap();
-    rack.bring_online(0);
+    rack.bring_slice_online(0);
     rack.end_reservation(id, release_reason());
     assert_eq!(remove_h1(&mut rack), Err("NOT_DRAINED"), "the host has a draining slice");
     rack.apply_slice_event(0, Event::Released(HostId(0), Epoch(1)));
@@ -142,8 +142,8 @@ fn host_with_a_reservation_or_slices_is_not_removed() {
 #[test]
 fn removed_host_leaves_the_indexes_of_its_emcs() {
     let mut rack = Rack::new("e1=4 h1:e1 h2:e1");
-    rack.ledger.set_live(HostId(0), true);
-    rack.ledger.set_live(HostId(1), true);
+    rack.ledger.set_host_live(HostId(0), true);
+    rack.ledger.set_host_live(HostId(1), true);
     properties::check_indexes(&rack.ledger);
     rack.configure("e1=4 h2:e1").unwrap();
     properties::check_indexes(&rack.ledger);
@@ -154,7 +154,7 @@ fn removed_host_leaves_the_indexes_of_its_emcs() {
 fn progress_decreases_when_slices_leave_online_state() {
     let mut rack = Rack::new("e1=4 h1:e1");
     rack.reserve(reserve_request("a", "h1", 2)).unwrap();
-    (0..2).for_each(|slice| rack.bring_online(slice));
+    (0..2).for_each(|slice| rack.bring_slice_online(slice));
     properties::check_indexes(&rack.ledger);
     rack.apply_slice_event(0, Event::Quarantine(Quarantine::LostGrant));
     properties::check_indexes(&rack.ledger);
@@ -165,7 +165,7 @@ fn fence_ends_when_the_last_unconfirmed_emc_is_removed() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let fence = rack.ledger.decide_fence(at(2), HostId(0), false, tester(), "silent");
     rack.apply(fence);
-    let confirmed = rack.ledger.decide_fence_confirmed(at(3), HostId(0), EmcId(0));
+    let confirmed = rack.ledger.decide_fence_confirmation(at(3), HostId(0), EmcId(0));
     rack.apply(confirmed);
     rack.configure("e1=4 h1:e1").unwrap();
     assert_eq!(rack.host("h1").host.fence, Fence::Fenced);
@@ -179,7 +179,7 @@ fn fence_ends_when_the_last_unconfirmed_emc_is_removed() {
 fn host_holds_no_slices_of_a_removed_emc() {
     let mut rack = Rack::new("e1=4 e2=4 h1:e1+e2");
     let id = rack.reserve(reserve_request("a", "h1", 8)).unwrap();
-    (4..8).for_each(|slice| rack.bring_online(slice));
+    (4..8).for_each(|slice| rack.bring_slice_online(slice));
     rack.end_reservation(id, release_reason());
     rack.apply(Change(vec![Record::Deleted(Key::Emc(EmcId(1)))]));
     assert!(rack.host("h1").held().all(|slice| slice < SliceId(4)));
@@ -232,7 +232,7 @@ fn slice_of_a_host_outside_the_rack_waits_for_an_operator() {
             [1],
             "{rack_text}"
         );
-        let change = rack.ledger.decide_requalify_unclaimed(&[0, 1, 2].map(SliceId));
+        let change = rack.ledger.decide_unclaimed_requalification(&[0, 1, 2].map(SliceId));
         let changed = change.0.iter().filter(|record| matches!(record, Record::Slice(..)));
         assert_eq!(changed.count(), 2, "{rack_text}");
     }
@@ -248,7 +248,7 @@ fn unclaimed_slice_is_released_by_its_host_first() {
         rack.apply(change);
         let host = HostId(0);
         rack.apply_slice_event(0, Event::Quarantine(Quarantine::Restored { host: Some(host) }));
-        let change = rack.ledger.decide_requalify_unclaimed(&[0, 1].map(SliceId));
+        let change = rack.ledger.decide_unclaimed_requalification(&[0, 1].map(SliceId));
         rack.apply(change);
         assert_eq!(rack.slot(0).state, State::Scrubbing(Scrub::Leaving(host)), "{rack_text}");
         let revoking = Scrub::Revoking { host: None, verified: false };
@@ -263,7 +263,7 @@ fn vm_without_its_slices_is_replaced_by_its_later_instance() {
     rack.apply_slice_event(0, Event::Quarantine(Quarantine::LostGrant));
     rack.apply_slice_event(1, Event::Quarantine(Quarantine::UnknownGrant { host: HostId(1) }));
     let later = ReservationId(id.0 + 100);
-    let adopted = rack.ledger.decide_adopt(at(3), HostId(1), later, &running_vm("a", [(1, 0)]));
+    let adopted = rack.ledger.decide_adoption(at(3), HostId(1), later, &running_vm("a", [(1, 0)]));
     rack.apply(adopted.expect("the earlier instance has no slices"));
     assert_eq!(rack.ledger.reservation_of(&name("a")), Some(later));
 }
@@ -272,11 +272,11 @@ fn vm_without_its_slices_is_replaced_by_its_later_instance() {
 fn vm_with_some_of_its_slices_adopts_the_others() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let id = rack.reserve(reserve_request("a", "h1", 2)).unwrap();
-    rack.bring_online(0);
-    rack.bring_online(1);
+    rack.bring_slice_online(0);
+    rack.bring_slice_online(1);
     rack.apply_slice_event(1, Event::Quarantine(Quarantine::Restored { host: Some(HostId(0)) }));
     let adopt =
-        |epoch| rack.ledger.decide_adopt(at(3), HostId(0), id, &running_vm("a", [(0, epoch), (1, 1)]));
+        |epoch| rack.ledger.decide_adoption(at(3), HostId(0), id, &running_vm("a", [(0, epoch), (1, 1)]));
     assert_eq!(adopt(0), None, "the epoch is not the device's epoch");
     let change = adopt(1).expect("the device granted this epoch");
     rack.apply(change);
@@ -309,7 +309,7 @@ fn restore_at_the_end_of_the_id_spaces_rejects_additions() {
     *rack.ledger.meta_mut() = Meta { next_host, next_slice, ..rack.ledger.meta().clone() };
     let change = rack.ledger.decide_restore();
     rack.apply(change);
-    let change = rack.ledger.decide_host_reported(at(2), HostId(0));
+    let change = rack.ledger.decide_host_report(at(2), HostId(0));
     rack.apply(change);
     for addition in ["e1=4 e2=4 h1:e1", "e1=4 h1:e1 h2:e1"] {
         assert_eq!(
@@ -332,7 +332,7 @@ fn restored_rack_rejects_additions_until_hosts_have_reported() {
             "{addition}"
         );
     }
-    let change = rack.ledger.decide_host_reported(at(2), HostId(0));
+    let change = rack.ledger.decide_host_report(at(2), HostId(0));
     rack.apply(change);
     assert_eq!(rack.configure("e1=4 e2=4 h1:e1 h2:e1+e2"), Ok(()));
 }
@@ -349,7 +349,7 @@ fn host_id_named_by_a_device_is_not_reassigned() {
     rack.apply(change);
     assert_eq!(rack.ledger.meta().next_host, HostId(6), "an out-of-range id does not affect later ids");
     rack.configure("e1=4 h1:e1 h2:e1").unwrap();
-    assert_eq!(rack.ledger.host_named(&name("h2")), Some(HostId(6)));
+    assert_eq!(rack.ledger.find_host_by_name(&name("h2")), Some(HostId(6)));
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn unreported_host_may_be_resized_and_attached_to_more_emcs() {
     rack.apply(change);
     let mut spec = RackSpec::parse("e1=4 e2=4 h1:e1+e2");
     spec.hosts[0].cores = 32;
-    let change = rack.ledger.decide_configure(at(2), &spec).unwrap();
+    let change = rack.ledger.decide_configuration(at(2), &spec).unwrap();
     rack.apply(change);
     assert_eq!((rack.host("h1").host.cores, rack.host("h1").host.emcs.len()), (32, 2));
 }

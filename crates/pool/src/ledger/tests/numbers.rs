@@ -3,12 +3,12 @@
 
 use units::{
     HostId,
-    limits::{EMCS_EVER_MAX, HOSTS_EVER_MAX, SLICES_EVER_MAX},
+    limits::{EMC_IDS_MAX, HOST_IDS_MAX, SLICE_IDS_MAX},
 };
 
 use super::*;
 
-fn too_many(what: &'static str, max: u32) -> Result<(), Rejection> {
+fn too_many_rejection(what: &'static str, max: u32) -> Result<(), Rejection> {
     Err(Rejection::LimitExceeded { what, max: u64::from(max) })
 }
 
@@ -38,7 +38,7 @@ fn ids_of_hosts_emcs_and_slices_exceed_16_bits() {
     rack.apply(Change(vec![Record::Meta(meta)]));
     for n in before..before + 5 {
         rack.configure(&format!("e{n}=1 h{n}:e{n}")).unwrap();
-        assert_eq!(rack.ledger.host_named(&name(&format!("h{n}"))), Some(HostId(n)));
+        assert_eq!(rack.ledger.find_host_by_name(&name(&format!("h{n}"))), Some(HostId(n)));
         assert_eq!(rack.host(&format!("h{n}")).host.emcs, [EmcId(n)]);
     }
     assert_eq!(rack.reserve_slices("a", "h65537", 1), [65_537]);
@@ -50,7 +50,7 @@ fn slice_limit_does_not_count_removed_slices() {
     for n in 1..=2_u32 {
         rack.configure(&format!("e{n}={SLICES_MAX} h1:e{n}")).unwrap();
         let one_more = rack.configure(&format!("e{n}={SLICES_MAX} f=1 h1:e{n}"));
-        assert_eq!(one_more, too_many("slices", SLICES_MAX));
+        assert_eq!(one_more, too_many_rejection("slices", SLICES_MAX));
     }
 }
 
@@ -64,17 +64,23 @@ fn exhausted_id_space_is_rejected_and_changes_nothing() {
         ..rack.ledger.meta.clone()
     };
     rack.apply(Change(vec![Record::Meta(meta)]));
-    assert_eq!(rack.configure("e1=4 e2=5 h1:e1"), too_many("slices ever added", SLICES_EVER_MAX));
+    assert_eq!(rack.configure("e1=4 e2=5 h1:e1"), too_many_rejection("slices ever added", SLICE_IDS_MAX));
     rack.configure("e1=4 e2=4 h1:e1+e2 h2:e2").unwrap();
     let last = u32::MAX - 4;
     assert_eq!(rack.reserve_slices("a", "h2", 4), [last, last + 1, last + 2, last + 3]);
     let before = format!("{:?}", rack.ledger.meta);
-    assert_eq!(rack.configure("e1=4 e2=4 e3=1 h1:e1 h2:e2"), too_many("slices ever added", SLICES_EVER_MAX));
-    assert_eq!(rack.configure("e1=4 e2=4 h1:e1 h2:e2 h3:e1"), too_many("hosts ever added", HOSTS_EVER_MAX));
+    assert_eq!(
+        rack.configure("e1=4 e2=4 e3=1 h1:e1 h2:e2"),
+        too_many_rejection("slices ever added", SLICE_IDS_MAX)
+    );
+    assert_eq!(
+        rack.configure("e1=4 e2=4 h1:e1 h2:e2 h3:e1"),
+        too_many_rejection("hosts ever added", HOST_IDS_MAX)
+    );
     let no_slices = "e1=4 e2=4 e3=0 e4=0 h1:e1 h2:e2";
-    assert_eq!(rack.configure(no_slices), too_many("EMCs ever added", EMCS_EVER_MAX));
+    assert_eq!(rack.configure(no_slices), too_many_rejection("EMCs ever added", EMC_IDS_MAX));
     assert_eq!(format!("{:?}", rack.ledger.meta), before);
-    let message = too_many("slices ever added", SLICES_EVER_MAX).unwrap_err().to_string();
+    let message = too_many_rejection("slices ever added", SLICE_IDS_MAX).unwrap_err().to_string();
     assert_eq!(message, "slices ever added would exceed the limit of 4294967295");
     let loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().cloned());
     assert_eq!(loaded.slot(SliceId(u32::MAX - 1)), rack.ledger.slot(SliceId(u32::MAX - 1)));

@@ -13,13 +13,13 @@ fn rack_with_running_vm() -> (Rack, ReservationId) {
     (rack, id)
 }
 
-fn release_reason() -> EndedBy {
-    EndedBy::Released { force: false, reason: String::new() }
+fn release_reason() -> EndReason {
+    EndReason::Released { force: false, reason: String::new() }
 }
 
 impl Rack {
     fn set_process(&mut self, id: ReservationId, has_process: bool) {
-        let change = self.ledger.decide_process(at(2), id, has_process, tester());
+        let change = self.ledger.decide_process_change(at(2), id, has_process, tester());
         self.apply(change);
     }
 
@@ -28,26 +28,26 @@ impl Rack {
     }
 }
 
-const NOTHING_FREE: (u32, Bytes) = (0, Bytes::ZERO);
-const ALL_FREE: (u32, Bytes) = (16, Bytes::gib(64));
+const NO_FREE_RESOURCES: (u32, Bytes) = (0, Bytes::ZERO);
+const ALL_RESOURCES_FREE: (u32, Bytes) = (16, Bytes::gib(64));
 
 #[test]
 fn released_vm_uses_host_until_process_ends() {
     let (mut rack, id) = rack_with_running_vm();
     rack.end_reservation(id, release_reason());
-    assert_eq!(rack.free_resources(), NOTHING_FREE);
+    assert_eq!(rack.free_resources(), NO_FREE_RESOURCES);
     assert!(rack.ledger.reservation(id).unwrap().has_process);
     let rejection = rack.reserve(reserve_request("b", "h1", 0)).unwrap_err();
     assert!(matches!(rejection, Rejection::OutOfCores { .. }), "{rejection}");
     rack.set_process(id, false);
-    assert_eq!(rack.free_resources(), ALL_FREE);
+    assert_eq!(rack.free_resources(), ALL_RESOURCES_FREE);
     rack.reserve(reserve_request("b", "h1", 0)).unwrap();
 }
 
 #[test]
 fn audit_of_release_contains_running_process() {
     let (rack, id) = rack_with_running_vm();
-    let change = rack.ledger.decide_end(at(2), id, release_reason(), tester()).unwrap();
+    let change = rack.ledger.decide_reservation_end(at(2), id, release_reason(), tester()).unwrap();
     let why = change.0.iter().find_map(|record| match record {
         Record::Decision(_, Decision { what: DecisionKind::Ended { why }, .. }) => Some(why.as_str()),
         _ => None,
@@ -62,15 +62,15 @@ fn released_vm_without_process_frees_host() {
     let (mut rack, id) = rack_with_running_vm();
     rack.set_process(id, false);
     rack.end_reservation(id, release_reason());
-    assert_eq!(rack.free_resources(), ALL_FREE);
+    assert_eq!(rack.free_resources(), ALL_RESOURCES_FREE);
 }
 
 #[test]
 fn vm_with_ended_process_frees_host() {
-    for why in [EndedBy::ProcessGone, EndedBy::HostFenced, EndedBy::HostRestarted] {
+    for why in [EndReason::ProcessGone, EndReason::HostFenced, EndReason::HostRestarted] {
         let (mut rack, id) = rack_with_running_vm();
         rack.end_reservation(id, why.clone());
-        assert_eq!(rack.free_resources(), ALL_FREE, "{why}");
+        assert_eq!(rack.free_resources(), ALL_RESOURCES_FREE, "{why}");
     }
 }
 
@@ -80,7 +80,7 @@ fn process_reported_after_release_uses_host() {
     rack.set_process(id, false);
     rack.end_reservation(id, release_reason());
     rack.set_process(id, true);
-    assert_eq!(rack.free_resources(), NOTHING_FREE);
+    assert_eq!(rack.free_resources(), NO_FREE_RESOURCES);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn fence_and_restart_end_processes_of_released_vms() {
             true => rack.ledger.decide_agent_identity(at(3), h1, "b2", false),
         };
         rack.apply(change);
-        assert_eq!(rack.free_resources(), ALL_FREE, "restarts: {restarts}");
+        assert_eq!(rack.free_resources(), ALL_RESOURCES_FREE, "restarts: {restarts}");
     }
 }
 
@@ -114,9 +114,9 @@ fn expired_reservation_with_process_is_kept() {
     let (mut rack, id) = rack_with_running_vm();
     rack.end_reservation(id, release_reason());
     let late = When { now: at(2).now.after(REQUEST_ID_RETENTION), ..at(2) };
-    assert_eq!(rack.ledger.decide_prune(late, 10), Change::default());
+    assert_eq!(rack.ledger.decide_pruning(late, 10), Change::default());
     rack.set_process(id, false);
-    assert_eq!(rack.ledger.decide_prune(late, 10), Change(vec![Record::Deleted(Key::Reservation(id))]));
+    assert_eq!(rack.ledger.decide_pruning(late, 10), Change(vec![Record::Deleted(Key::Reservation(id))]));
 }
 
 #[test]

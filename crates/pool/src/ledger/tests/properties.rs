@@ -32,7 +32,7 @@ enum Action {
     AdvanceTime { seconds: u64 },
 }
 
-const RACKS: [&str; 4] = [
+const RACK_SPECS: [&str; 4] = [
     "e1=6 e2=6 e3=3 h1:e1+e2 h2:e1+e2+e3 h3:e3",
     "e1=6 e2=6 h1:e1+e2 h2:e1+e2 h3:e2",
     "e1=6 e2=6 e3=3 e4=2 h1:e1+e2 h2:e1+e2+e3 h3:e3+e4 h4:e4",
@@ -61,7 +61,7 @@ fn any_action() -> impl Strategy<Value = Action> {
             .prop_map(|(id, vm, slices)| Action::Adopt { id, vm, slices }),
         1 => (0..15u32).prop_map(Action::ReleaseUnclaimed),
         1 => (0..6u8).prop_map(Action::ResolveMigration),
-        1 => (0..RACKS.len()).prop_map(Action::Configure),
+        1 => (0..RACK_SPECS.len()).prop_map(Action::Configure),
         3 => (0..4u32, prop::bool::weighted(0.8)).prop_map(|(host, live)| Action::SetLive { host, live }),
         1 => (0..4u32, prop::option::of(0..4u32)).prop_map(|(host, emc)| Action::SetUnseen { host, emc }),
         2 => prop_oneof![0..400u64, Just(90_000)].prop_map(|seconds| Action::AdvanceTime { seconds }),
@@ -81,7 +81,7 @@ impl Rack {
                 return Ok(());
             }
             Action::SetLive { host, live } => {
-                self.ledger.set_live(HostId(*host), *live);
+                self.ledger.set_host_live(HostId(*host), *live);
                 return Ok(());
             }
             Action::SetUnseen { host, emc } => {
@@ -97,13 +97,14 @@ impl Rack {
 
     fn perform_upkeep(&mut self, when: When) {
         for id in self.ledger.overdue_reservations(when, 100) {
-            let change = self.ledger.decide_end(when, id, EndedBy::Deadline, Actor::Manager).unwrap();
+            let change =
+                self.ledger.decide_reservation_end(when, id, EndReason::Deadline, Actor::Manager).unwrap();
             self.apply(change);
         }
-        for change in [self.ledger.decide_migration_retry(when, 100), self.ledger.decide_prune(when, 100)] {
+        for change in [self.ledger.decide_migration_retry(when, 100), self.ledger.decide_pruning(when, 100)] {
             self.apply(change);
         }
-        while let Some(change) = self.ledger.decide_evict(when, Ns::NEVER) {
+        while let Some(change) = self.ledger.decide_eviction(when, Ns::NEVER) {
             self.apply(change);
         }
     }
@@ -122,12 +123,12 @@ impl Rack {
             }
             Action::Commit(id) => ledger.decide_commit(when, ReservationId(*id), tester())?,
             Action::End { id, force } => {
-                let why = EndedBy::Released { force: *force, reason: String::new() };
-                ledger.decide_end(when, ReservationId(*id), why, tester())?
+                let why = EndReason::Released { force: *force, reason: String::new() };
+                ledger.decide_reservation_end(when, ReservationId(*id), why, tester())?
             }
-            Action::Break(id) => ledger.decide_break(when, ReservationId(*id), "why".into()),
+            Action::Break(id) => ledger.decide_reservation_break(when, ReservationId(*id), "why".into()),
             Action::Process { id, running } => self.report_process(when, ReservationId(*id), *running),
-            Action::Step { slice, kind } => self.usual_change(SliceId(*slice), *kind),
+            Action::Step { slice, kind } => self.next_slice_change(SliceId(*slice), *kind),
             Action::Quarantine { slice, kind } => {
                 let host = HostId(u32::from(*kind) % 4);
                 let why = match kind % 3 {
@@ -141,20 +142,20 @@ impl Rack {
             }
             Action::Schedule { place, to } => {
                 let to = [Scheduling::Enabled, Scheduling::Cordoned, Scheduling::Draining][usize::from(*to)];
-                ledger.decide_scheduling(when, &place_from(*place), to, tester(), "why")?
+                ledger.decide_scheduling(when, &scheduling_target_from(*place), to, tester(), "why")?
             }
             Action::Fence { host, powered_off } => {
                 ledger.decide_fence(when, HostId(*host), *powered_off, tester(), "why")
             }
             Action::FenceConfirmed { host, emc } => {
-                ledger.decide_fence_confirmed(when, HostId(*host), EmcId(*emc))
+                ledger.decide_fence_confirmation(when, HostId(*host), EmcId(*emc))
             }
-            Action::FenceCompleted(host) => ledger.decide_fence_completed(when, HostId(*host)),
+            Action::FenceCompleted(host) => ledger.decide_fence_completion(when, HostId(*host)),
             Action::AgentIdentity { host, boot, clean } => {
                 ledger.decide_agent_identity(when, HostId(*host), &format!("b{boot}"), *clean)
             }
             Action::Restore => ledger.decide_restore(),
-            Action::HostReported(host) => ledger.decide_host_reported(when, HostId(*host)),
+            Action::HostReported(host) => ledger.decide_host_report(when, HostId(*host)),
             Action::Adopt { id, vm: number, slices } => {
                 self.adopt(when, ReservationId(*id), &vm_name(*number), slices)
             }
@@ -162,7 +163,7 @@ impl Rack {
                 let in_quarantine = |slot: Slot| matches!(slot.state, State::Quarantined(_));
                 let is_quarantined = |s: &SliceId| ledger.slot(*s).is_some_and(in_quarantine);
                 let slices: Vec<_> = [SliceId(*slice)].into_iter().filter(is_quarantined).collect();
-                ledger.decide_requalify_unclaimed(&slices)
+                ledger.decide_unclaimed_requalification(&slices)
             }
             Action::ResolveMigration(number) => {
                 let (_, change) = ledger.decide_migration(
@@ -175,7 +176,9 @@ impl Rack {
                 )?;
                 change
             }
-            Action::Configure(which) => ledger.decide_configure(when, &RackSpec::parse(RACKS[*which]))?,
+            Action::Configure(which) => {
+                ledger.decide_configuration(when, &RackSpec::parse(RACK_SPECS[*which]))?
+            }
             Action::SetLive { .. } | Action::SetUnseen { .. } | Action::AdvanceTime { .. } => {
                 Change::default()
             }
@@ -188,14 +191,14 @@ impl Rack {
         let host = self.ledger.reservation(id).and_then(|reservation| self.ledger.host(reservation.host));
         match host {
             Some(entry) if entry.host.fence == Fence::None => {
-                self.ledger.decide_process(when, id, running, tester())
+                self.ledger.decide_process_change(when, id, running, tester())
             }
             _ => Change::default(),
         }
     }
 
     /// Returns the change for an event that the slice usually accepts in its current state.
-    fn usual_change(&self, slice: SliceId, kind: u8) -> Change {
+    fn next_slice_change(&self, slice: SliceId, kind: u8) -> Change {
         let Some(slot) = self.ledger.slot(slice) else { return Change::default() };
         let (epoch, holder) = (slot.epoch, slot.holder().unwrap_or(HostId(u32::from(kind) % 3)));
         let scrubbed = ScrubReport {
@@ -218,7 +221,7 @@ impl Rack {
             (None, State::Quarantined(_), 2) => Event::Requalify { is_released: true },
             (None, ..) => Event::Onlined(holder, Epoch(epoch.0 + 1)),
         };
-        self.ledger.decide_slice(slice, event).unwrap_or_default()
+        self.ledger.decide_slice_change(slice, event).unwrap_or_default()
     }
 
     fn adopt(&self, when: When, id: ReservationId, vm: &Name, slices: &[u32]) -> Change {
@@ -240,11 +243,11 @@ impl Rack {
         let slices = existing.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
         let running =
             ObservedVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
-        self.ledger.decide_adopt(when, host, id, &running).unwrap_or_default()
+        self.ledger.decide_adoption(when, host, id, &running).unwrap_or_default()
     }
 }
 
-fn place_from(number: u8) -> SchedulingTarget {
+fn scheduling_target_from(number: u8) -> SchedulingTarget {
     match number {
         0..4 => SchedulingTarget::Host(name(&format!("h{}", number + 1))),
         4..8 => SchedulingTarget::Emc(name(&format!("e{}", number - 3))),
@@ -291,7 +294,7 @@ fn check_requests(ledger: &Ledger) {
 }
 
 /// Checks that the stored ended requests are within their limits after upkeep.
-fn check_bounds(ledger: &Ledger) {
+fn check_request_limits(ledger: &Ledger) {
     let ended = ledger.ended.check_indexes();
     assert!(ledger.ended.len() <= ledger.ended.bounds.total);
     assert!(ended.values().all(|requests| requests.len() <= ledger.ended.bounds.per_client));
@@ -346,8 +349,12 @@ pub(super) fn check_indexes(ledger: &Ledger) {
         let quarantined = slots().filter(|(_, of, slot)| *of == id && slot.is_quarantined());
         let for_operator: Vec<_> =
             quarantined.map(|(slice, ..)| slice).filter(|slice| !unclaimed.contains(slice)).collect();
-        assert_eq!(emc.quarantined_for_operator().collect::<Vec<_>>(), for_operator, "quarantined in {id:?}");
-        assert_eq!(emc.quarantined_for_operator_count(), for_operator.len());
+        assert_eq!(
+            emc.slices_quarantined_for_operator().collect::<Vec<_>>(),
+            for_operator,
+            "quarantined in {id:?}"
+        );
+        assert_eq!(emc.operator_quarantine_count(), for_operator.len());
     }
     for (id, reservation) in &ledger.reservations {
         let named = || reservation.slices.iter().filter_map(|slice| Some((*slice, ledger.slot(*slice)?)));
@@ -384,7 +391,7 @@ fn check_totals(ledger: &Ledger) {
         assert_eq!(entry.cores_used, in_use().map(|r| r.cores).sum(), "cores in use");
         assert_eq!(entry.local_used, in_use().map(|r| r.local).sum(), "local memory in use");
         assert!(
-            entry.host.fence == Fence::None || entry.ended_with_process.is_empty(),
+            entry.host.fence == Fence::None || entry.ended_reservations_with_process.is_empty(),
             "a fenced host has a process of a released VM"
         );
     }
@@ -412,7 +419,7 @@ proptest! {
 
     #[test]
     fn rejected_decision_changes_nothing_and_totals_are_correct(actions in prop::collection::vec(any_action(), 0..120)) {
-        let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
+        let (mut rack, mut when) = (Rack::new(RACK_SPECS[0]), at(1));
         rack.ledger.ended.bounds = RequestLimits { per_client: 2, total: 3, established_after: Ns::secs(300) };
         for action in &actions {
             let before = rack.ledger.clone();
@@ -421,7 +428,7 @@ proptest! {
             }
             check_totals(&rack.ledger);
             if let Action::AdvanceTime { .. } = action {
-                check_bounds(&rack.ledger);
+                check_request_limits(&rack.ledger);
             }
         }
     }
@@ -429,14 +436,14 @@ proptest! {
     /// A ledger loaded from its records must have the same records and derived indexes.
     #[test]
     fn loaded_ledger_equals_ledger_after_its_decisions(actions in prop::collection::vec(any_action(), 0..120)) {
-        let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
+        let (mut rack, mut when) = (Rack::new(RACK_SPECS[0]), at(1));
         for action in &actions {
             let _ = rack.perform_action(&mut when, action);
         }
         let mut loaded = Ledger::load(rack.ledger.meta().clone(), rack.disk.values().rev().cloned());
         for (id, host) in rack.ledger.hosts() {
             // Liveness and unusable EMCs are not durable, so copy them.
-            loaded.set_live(id, host.is_live);
+            loaded.set_host_live(id, host.is_live);
             loaded.set_unusable_emcs(id, host.unusable_emcs.clone());
         }
         check_indexes(&loaded);
@@ -446,7 +453,7 @@ proptest! {
     /// A slice gets a new owner only in a free or scrubbed state, and each owner has a new epoch.
     #[test]
     fn slice_owners_have_distinct_epochs(actions in prop::collection::vec(any_action(), 0..120)) {
-        let (mut rack, mut when) = (Rack::new(RACKS[0]), at(1));
+        let (mut rack, mut when) = (Rack::new(RACK_SPECS[0]), at(1));
         let mut owners: BTreeMap<(SliceId, Epoch), HostId> = BTreeMap::new();
         for action in &actions {
             let _ = rack.perform_action(&mut when, action);

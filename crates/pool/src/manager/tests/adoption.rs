@@ -19,13 +19,13 @@ fn restored_rig() -> Rig {
     rig.run("reserve:b@h2=2 go commit:b go");
     rig.disk = backup;
     rig.run("restore stored device tick:10");
-    write_pending(&mut rig);
+    write_pending_records(&mut rig);
     rig.run("up:h1 up:h2 up:h3 report:h1:online=0.1:vm1a=0.1 report:h3");
-    write_pending(&mut rig);
+    write_pending_records(&mut rig);
     rig
 }
 
-fn write_pending(rig: &mut Rig) {
+fn write_pending_records(rig: &mut Rig) {
     rig.run("tick:10");
     while rig.is_storing() {
         rig.complete_write(true, true);
@@ -42,7 +42,7 @@ fn unadopted_vms(rig: &Rig) -> Vec<(String, UnixMs)> {
 fn assert_not_adopted(report: &str) {
     let mut rig = restored_rig();
     rig.run(report);
-    write_pending(&mut rig);
+    write_pending_records(&mut rig);
     let slices = rig.run("slices");
     assert!(slices.starts_with("0.1:online@h1 ") && slices.contains(" 4.1:quarantined@h2 "), "{slices}");
     assert_eq!(unadopted_vms(&rig).len(), 1);
@@ -94,11 +94,11 @@ fn vm_alarm_lasts_until_its_host_is_fenced() {
 #[test]
 fn vm_not_adopted_notifies_watchers_once() {
     let mut rig = restored_rig();
-    rig.manager.take_changed();
+    rig.manager.take_change_flag();
     rig.run("report:h2:vm1b=4.1");
-    assert!(rig.manager.take_changed());
+    assert!(rig.manager.take_change_flag());
     rig.run("report:h2:vm1b=4.1");
-    assert!(!rig.manager.take_changed());
+    assert!(!rig.manager.take_change_flag());
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn adopted_vms_per_host_are_limited_across_reports() {
             ObservedState { vms: (first..first + 600).map(vm).collect(), ..ObservedState::default() },
             true,
         );
-        write_pending(&mut rig);
+        write_pending_records(&mut rig);
     }
     assert_eq!(rig.manager.durable().host(h2).unwrap().reservations().len(), RESERVATIONS_PER_HOST_MAX);
 }

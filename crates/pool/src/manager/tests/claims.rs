@@ -136,7 +136,7 @@ fn vm_survives_a_temporarily_empty_device_directory() {
 
 /// Returns a rack in which h1 reports VM b on slice 1. The EMC grants the slice, but the ledger has
 /// no reservation for it. The reservation ID of b is too high to have been assigned.
-fn vm_on_unknown_grant() -> Rig {
+fn rig_with_unknown_grant() -> Rig {
     let mut rig = rig_with_running_vm();
     rig.set_grant(1, Some((1, "h1")));
     let unassigned = u64::MAX / 2;
@@ -150,7 +150,7 @@ fn vm_on_unknown_grant() -> Rig {
 /// requalified.
 #[test]
 fn unknown_grant_is_in_doubt_until_its_host_has_reported() {
-    let mut rig = vm_on_unknown_grant();
+    let mut rig = rig_with_unknown_grant();
     let output = rig.run("slices alarms enable:1");
     assert!(output.contains("SLICE_IN_DOUBT"), "{output}");
     rig.run("restart device tick:10");
@@ -160,7 +160,7 @@ fn unknown_grant_is_in_doubt_until_its_host_has_reported() {
 
 #[test]
 fn fence_permits_uncordon_of_slice_of_unadopted_vm() {
-    let mut rig = vm_on_unknown_grant();
+    let mut rig = rig_with_unknown_grant();
     rig.run("down:h1 poweroff:h1 go");
     rig.check("state:h1 | Fenced");
     let output = rig.run("alarms enable:1 go");
@@ -228,7 +228,7 @@ fn epoch_still_held_by_a_host_is_not_reused() {
 
 /// Returns a rack whose ledger and e2 were both restored from a state in which h2 has slice 4.
 /// Since then, h1 has become the owner of the slice. e2 cannot revoke access.
-fn shared_slice_of_a_later_holder() -> Rig {
+fn rig_with_later_holder() -> Rig {
     let mut rig = Rig::connected_with("e1=4 e2=4! h1:e1+e2 h2:e1+e2 h3:e2");
     rig.run("cordon:e1 reserve:a@h2=1 go");
     rig.check("slices | 4.1:online@h2");
@@ -249,7 +249,7 @@ fn assert_slice(rig: &mut Rig, expected: &str) {
 
 #[test]
 fn holder_of_a_later_epoch_survives_an_older_emc_record() {
-    let mut rig = shared_slice_of_a_later_holder();
+    let mut rig = rig_with_later_holder();
     rig.run("break:e2 restore stored device up:h1 up:h2 up:h3 tick:10");
     rig.write_all();
     rig.run("report:h1:online=4.3 report:h2 report:h3 tick:10");
@@ -262,7 +262,7 @@ fn holder_of_a_later_epoch_survives_an_older_emc_record() {
 
 #[test]
 fn holder_reporting_after_the_comparison_is_recorded() {
-    let mut rig = shared_slice_of_a_later_holder();
+    let mut rig = rig_with_later_holder();
     rig.run("restore stored device up:h1 up:h2 up:h3 tick:10");
     rig.write_all();
     rig.run("report:h1:online=4.3 report:h2 report:h3 tick:10");

@@ -1,7 +1,7 @@
 //! Functions that the driver of the manager uses: pending work, full batches, published changes and
 //! waiting callers.
 
-use units::limits::{BATCH_CHANGES_MAX, WAITERS_MAX};
+use units::limits::{CHANGES_PER_BATCH_MAX, SLICE_WAITERS_MAX};
 use units::{Bytes, SliceId, UnixMs};
 
 use super::rig::{Rig, name};
@@ -38,7 +38,7 @@ fn buffer_follows_demand_and_drain_time() {
 #[test]
 fn reservations_wait_while_a_batch_is_full() {
     let mut rig = Rig::connected_with("e1=16384 h1:e1 h2:e1 h3:e1");
-    let half = BATCH_CHANGES_MAX / 2;
+    let half = CHANGES_PER_BATCH_MAX / 2;
     rig.run("reserve:z@h1=0");
     assert!(!rig.manager.is_full());
     rig.run(&format!("reserve:a@h1={}", half - 2));
@@ -52,7 +52,7 @@ fn reservations_wait_while_a_batch_is_full() {
 #[test]
 fn effects_and_changes_count_as_pending_work() {
     let mut rig = Rig::connected();
-    rig.manager.take_changed();
+    rig.manager.take_change_flag();
     assert!(!rig.manager.has_pending_work());
     let target = Target::Vm(name("unknown"));
     rig.manager.handle(
@@ -102,7 +102,7 @@ fn waiters_before_and_after_the_write_count_towards_limit() {
     // The first of these callers wait for the write in progress, the others for the next write.
     (2..10).for_each(|_| drop(rig.run("wait:a")));
     rig.run("reserve:y@h1=0");
-    (10..WAITERS_MAX).for_each(|_| drop(rig.run("wait:a")));
+    (10..SLICE_WAITERS_MAX).for_each(|_| drop(rig.run("wait:a")));
     let output = rig.run("wait:a stored stored");
     assert_eq!(output.matches("wait:a->LIMIT_EXCEEDED").count(), 1, "{}", output.len());
 }
@@ -156,7 +156,7 @@ fn machine_is_stopped_only_for_a_shared_device() {
         while rig.is_storing() {
             rig.complete_write(true, true);
         }
-        (rig.manager.stopping_since(rig.host("h1")), UnixMs(rig.now.as_ms()))
+        (rig.manager.stop_start_time(rig.host("h1")), UnixMs(rig.now.as_ms()))
     };
     assert_eq!(since(super::rig::RACK).0, None, "the failed device can revoke access itself");
     let (stopping, now) = since(super::rig::SHARED_RACK);

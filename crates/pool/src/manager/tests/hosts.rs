@@ -481,9 +481,9 @@ fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
 #[test]
 fn contested_alarm_ends_two_leases_after_last_attempt() {
     let mut rig = Rig::connected();
-    rig.manager.take_changed();
+    rig.manager.take_change_flag();
     rig.run("copy:h1#9");
-    assert!(rig.manager.take_changed(), "watchers are notified of the alarm");
+    assert!(rig.manager.take_change_flag(), "watchers are notified of the alarm");
     for _ in 0..7 {
         assert_eq!(rig.run("tick:1000 alarms"), "HOST_CONTESTED");
         rig.run("report:h1 report:h2 report:h3 go");

@@ -2,15 +2,16 @@
 //! documents the words of the scripts.
 
 use units::Ns;
-use units::limits::{RESERVATION_PRUNE_INTERVAL, WAITERS_MAX};
+use units::limits::{RESERVATION_PRUNE_INTERVAL, SLICE_WAITERS_MAX};
 
 use super::rig::Rig;
 use crate::{ledger::ended::RequestLimits, record::Key};
 
-const BOUNDS: RequestLimits = RequestLimits { per_client: 5, total: 8, established_after: Ns::secs(600) };
+const REQUEST_LIMITS: RequestLimits =
+    RequestLimits { per_client: 5, total: 8, established_after: Ns::secs(600) };
 
 impl Rig {
-    fn with_ended_request_bounds(bounds: RequestLimits) -> Self {
+    fn with_ended_request_limits(bounds: RequestLimits) -> Self {
         let mut rig = Self::connected();
         rig.manager.head.set_ended_request_limits(bounds);
         rig
@@ -24,13 +25,13 @@ impl Rig {
 #[test]
 fn ended_requests_beyond_the_limits_are_deleted() {
     for names in [1, 100] {
-        let mut rig = Rig::with_ended_request_bounds(BOUNDS);
+        let mut rig = Rig::with_ended_request_limits(REQUEST_LIMITS);
         for n in 0..100 {
             rig.run(&format!("tick:1 reserve:vm@h1=0!c{}/r{n} stored tick:1 release:vm", n % names));
             assert_eq!(rig.run("stored"), "release:vm->ok()");
         }
         rig.run("tick:1000 go");
-        let expected = if names == 1 { BOUNDS.per_client } else { BOUNDS.total };
+        let expected = if names == 1 { REQUEST_LIMITS.per_client } else { REQUEST_LIMITS.total };
         assert_eq!(rig.reservations_on_disk(), expected);
         rig.run("restart go");
         assert_eq!(rig.manager.durable().reservations_after(units::ReservationId(0)).count(), expected);
@@ -39,12 +40,12 @@ fn ended_requests_beyond_the_limits_are_deleted() {
 
 #[test]
 fn releases_in_one_batch_are_answered_without_retention() {
-    let mut rig = Rig::with_ended_request_bounds(RequestLimits { total: 0, ..BOUNDS });
+    let mut rig = Rig::with_ended_request_limits(RequestLimits { total: 0, ..REQUEST_LIMITS });
     let vms: Vec<String> = (0..12).map(|n| format!("vm{n}@h1=0!c{n}/r")).collect();
     vms.iter().for_each(|vm| drop(rig.run(&format!("reserve:{vm} stored"))));
     rig.run("tick:1000");
     let releases: Vec<String> = (0..12).map(|n| format!("release:vm{n}")).collect();
-    rig.run_as_burst(&releases.iter().map(String::as_str).collect::<Vec<_>>());
+    rig.send_requests_together(&releases.iter().map(String::as_str).collect::<Vec<_>>());
     let output = rig.run("stored");
     assert_eq!(output.matches("->ok()").count(), 12, "{output}");
     rig.run("tick:1 reserve:active@h1=0 stored tick:1000 go");
@@ -53,17 +54,18 @@ fn releases_in_one_batch_are_answered_without_retention() {
 
 #[test]
 fn store_written_under_higher_limits_is_pruned_when_idle() {
-    let mut rig = Rig::with_ended_request_bounds(RequestLimits { per_client: 100, total: 100, ..BOUNDS });
+    let mut rig =
+        Rig::with_ended_request_limits(RequestLimits { per_client: 100, total: 100, ..REQUEST_LIMITS });
     (0..50).for_each(|n| drop(rig.run(&format!("tick:1 reserve:vm@h1=0!r{n} stored release:vm stored"))));
     let soon = rig.now.after(RESERVATION_PRUNE_INTERVAL);
     assert!(rig.manager.next_upkeep() > Some(soon), "no reservation is due for pruning");
-    rig.manager.head.set_ended_request_limits(BOUNDS);
+    rig.manager.head.set_ended_request_limits(REQUEST_LIMITS);
     assert!(rig.manager.next_upkeep() <= Some(soon));
     for _ in 0..3 {
         rig.now = rig.now.max(rig.manager.next_wakeup().unwrap());
         rig.run("tick:0 go");
     }
-    assert_eq!(rig.reservations_on_disk(), BOUNDS.per_client);
+    assert_eq!(rig.reservations_on_disk(), REQUEST_LIMITS.per_client);
 }
 
 /// A removed host has no name in the ledger. A repeated request must not be rejected because of the
@@ -97,9 +99,9 @@ fn effects_wait_until_their_batch_is_stored() {
 #[test]
 fn concurrent_requests_share_a_write_but_no_slice() {
     let mut rig = Rig::connected();
-    assert_eq!(rig.run_as_burst(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
+    assert_eq!(rig.send_requests_together(&["reserve:a@h1=2", "reserve:b@h2=2", "reserve:c@h1=1"]), "store");
     assert_eq!(
-        rig.run_as_burst(&["reserve:d@h3=2", "reserve:e@h1=1"]),
+        rig.send_requests_together(&["reserve:d@h3=2", "reserve:e@h1=1"]),
         "",
         "a second write starts before the first has ended"
     );
@@ -198,7 +200,7 @@ fn caller_gone_during_the_write_leaves_no_waiter() {
 fn waiter_beyond_the_limit_is_rejected_before_reserving() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=2 stored");
-    for _ in 0..WAITERS_MAX - 1 {
+    for _ in 0..SLICE_WAITERS_MAX - 1 {
         rig.run("wait:a");
     }
     rig.check(

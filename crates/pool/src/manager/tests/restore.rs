@@ -12,13 +12,13 @@ fn restored_rig(before: &str, after: &str, on_restore: &str) -> Rig {
 
 /// Returns a restored rack with a failed EMC e2. VM a on h1 and e1 is in the backup; VM b on h2 and
 /// e2 was started after the backup.
-fn vm_newer_than_backup_on_failed_emc() -> Rig {
+fn rig_with_newer_vm() -> Rig {
     restored_rig("reserve:a@h1=1 go commit:a go", "reserve:b@h2=1 go commit:b go", "break:e2")
 }
 
 #[test]
 fn newer_vm_on_failed_emc_keeps_its_slice_on_recovery() {
-    let mut rig = vm_newer_than_backup_on_failed_emc();
+    let mut rig = rig_with_newer_vm();
     rig.run(
         "up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 report:h2:online=4.1:vm2b=4.1 report:h3 go",
     );
@@ -51,7 +51,7 @@ fn vm_partly_on_failed_emc_keeps_its_other_slices() {
 
 #[test]
 fn host_of_failed_emc_has_not_reported_before_the_comparison() {
-    let mut rig = vm_newer_than_backup_on_failed_emc();
+    let mut rig = rig_with_newer_vm();
     rig.run(
         "up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 report:h2:online=4.1:vm2b=4.1 report:h3 go",
     );
@@ -155,7 +155,7 @@ fn deadline_in_the_backup_waits_for_the_report_of_the_host() {
 
 #[test]
 fn slice_in_doubt_cannot_be_requalified() {
-    let mut rig = vm_newer_than_backup_on_failed_emc();
+    let mut rig = rig_with_newer_vm();
     rig.run("up:h1 up:h2 up:h3 tick:10 report:h2:online=4.1:vm2b=4.1 tick:10");
     rig.write_all();
     rig.check("enable:4 enable:0 | enable:4->SLICE_IN_DOUBT enable:0->SLICE_IN_DOUBT");

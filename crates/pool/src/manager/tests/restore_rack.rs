@@ -18,7 +18,7 @@ fn restored_rig(rack: &str, before: &str, after: &str, on_restore: &str) -> Rig 
 
 /// Returns a restored rack in which VM b runs on h1 and slice 4 of e2. The backup does not contain
 /// h1's connection to e2, and e2 cannot revoke access.
-fn vm_on_connection_newer_than_backup(on_restore: &str) -> Rig {
+fn rig_with_newer_connection(on_restore: &str) -> Rig {
     restored_rig(
         "e1=4 e2=4! h1:e1 h2:e1+e2",
         "up:h1 up:h2 go",
@@ -32,7 +32,7 @@ fn vm_on_connection_newer_than_backup(on_restore: &str) -> Rig {
 fn vm_on_newer_connection_is_adopted_in_any_report_order() {
     let reports = ["up:h1 tick:10 report:h1:online=4.1:vm1b=4.1 go", "up:h2 tick:10 report:h2 go"];
     for order in [[0, 1], [1, 0]] {
-        let mut rig = vm_on_connection_newer_than_backup("");
+        let mut rig = rig_with_newer_connection("");
         let output = order.map(|n| rig.run(reports[n])).join(" ");
         assert!(!output.contains("close") && !output.contains("revoke(4.1)"), "{output}");
         rig.check(
@@ -44,7 +44,7 @@ fn vm_on_newer_connection_is_adopted_in_any_report_order() {
 
 #[test]
 fn vm_on_newer_connection_is_adopted_when_its_emc_returns_later() {
-    let mut rig = vm_on_connection_newer_than_backup("break:e2");
+    let mut rig = rig_with_newer_connection("break:e2");
     let output = rig.run("up:h2 tick:10 report:h2 go up:h1 tick:10 report:h1:online=4.1:vm1b=4.1 go");
     assert!(!output.contains("close"), "{output}");
     rig.run("recover:e2 tick:1000 go report:h1:online=4.1:vm1b=4.1 report:h2 go");
@@ -55,7 +55,7 @@ fn vm_on_newer_connection_is_adopted_when_its_emc_returns_later() {
 /// for e2.
 #[test]
 fn fence_waits_for_each_emc_not_compared_since_the_restore() {
-    let mut rig = vm_on_connection_newer_than_backup("break:e2");
+    let mut rig = rig_with_newer_connection("break:e2");
     rig.run("up:h2 tick:10 report:h2 go");
     for _ in 0..40 {
         rig.run("tick:2000 report:h2 go");
@@ -109,7 +109,7 @@ fn unstoppable_host_stays_fencing_after_a_restore() {
 /// as complete, or a fence of h1 would not wait for e2.
 #[test]
 fn report_is_incomplete_until_its_emc_is_compared() {
-    let mut rig = vm_on_connection_newer_than_backup("break:e2");
+    let mut rig = rig_with_newer_connection("break:e2");
     rig.run("up:h2 tick:10 report:h2 go up:h1 tick:10 report:h1:online=4.1 go");
     rig.check(
         "alarms | RESTORE_PENDING RESTORE_PENDING VM_NOT_ADOPTED EMC_FAILED CAPACITY_ZERO
@@ -137,7 +137,7 @@ fn vm_on_newer_host_keeps_its_slice_until_an_operator_decides() {
 
 /// Returns a restored rack in which VM b runs on h1 and slice 4 of e2. The backup does not contain
 /// e2.
-fn vm_on_emc_newer_than_backup() -> Rig {
+fn rig_with_newer_emc() -> Rig {
     restored_rig(
         "e1=4 h1:e1",
         "up:h1 go",
@@ -148,7 +148,7 @@ fn vm_on_emc_newer_than_backup() -> Rig {
 
 #[test]
 fn vm_on_newer_emc_keeps_its_slice_and_id() {
-    let mut rig = vm_on_emc_newer_than_backup();
+    let mut rig = rig_with_newer_emc();
     let output = rig.run("up:h1 tick:10 report:h1:online=4.1:vm1b=4.1 go");
     assert!(!output.contains("close"), "{output}");
     rig.check(
@@ -170,7 +170,7 @@ fn vm_on_newer_emc_keeps_its_slice_and_id() {
 
 #[test]
 fn out_of_range_slice_ids_are_false_claims_after_a_restore() {
-    let mut rig = vm_on_emc_newer_than_backup();
+    let mut rig = rig_with_newer_emc();
     let output = rig.run("up:h1 tick:10 report:h1:online=4000000000.1");
     assert!(output.contains("h1.close(FalseClaim:4000000000.1)"), "{output}");
 }
@@ -195,7 +195,7 @@ fn slice_added_after_restores_of_later_backups_is_not_a_false_claim() {
 
 #[test]
 fn reserved_slice_ids_are_bounded_across_reports() {
-    let mut rig = vm_on_emc_newer_than_backup();
+    let mut rig = rig_with_newer_emc();
     let end =
         rig.manager.durable().meta().next_slice.0 + SUCCESSIVE_RESTORES_MAX * SLICES_ADDED_SINCE_BACKUP_MAX;
     let last = format!("report:h1:online={}.1 go", end - 1);
@@ -248,7 +248,7 @@ fn report_of_an_emc_lost_by_two_restores_is_not_a_false_claim() {
 /// report must not close the connection.
 #[test]
 fn fenced_host_may_claim_slices_missing_from_the_backup() {
-    let mut rig = vm_on_emc_newer_than_backup();
+    let mut rig = rig_with_newer_emc();
     for _ in 0..40 {
         rig.run("tick:2000 go");
     }

@@ -68,9 +68,9 @@ use crate::{
 };
 
 /// Lease time of every host.
-const LEASE: Ns = Ns::secs(4);
+const LEASE_DURATION: Ns = Ns::secs(4);
 /// Time from the end of a lease to the automatic fence.
-const FENCE_AFTER: Ns = Ns::secs(60);
+const FENCE_DELAY: Ns = Ns::secs(60);
 /// Rack with two EMCs of four slices. h1 and h2 are attached to both EMCs, h3 only to e2.
 pub(super) const RACK: &str = "e1=4 e2=4 h1:e1+e2 h2:e1+e2 h3:e2";
 /// [`RACK`] with an EMC e2 that cannot revoke access.
@@ -154,7 +154,7 @@ pub(super) fn scrub_report(holding: Holding, verified: Bytes) -> ScrubReport {
 }
 
 pub(super) fn settings() -> Settings {
-    Settings { lease_ttl: LEASE, fence_after: Some(FENCE_AFTER) }
+    Settings { lease_ttl: LEASE_DURATION, fence_after: Some(FENCE_DELAY) }
 }
 
 impl Rig {
@@ -247,7 +247,7 @@ impl Rig {
                 self.handle_event(Event::Tick);
             }
             "go" => self.run_until_idle(),
-            "slices" => self.output_slices(),
+            "slices" => self.print_slices(),
             "alarms" => {
                 let reasons: Vec<_> = self.manager.alarms().iter().map(|a| a.reason.to_owned()).collect();
                 self.output.extend(reasons);
@@ -328,7 +328,7 @@ impl Rig {
     }
 
     /// Sends several requests before any effect is performed, as the driver of the manager may do.
-    pub(super) fn run_as_burst(&mut self, words: &[&str]) -> String {
+    pub(super) fn send_requests_together(&mut self, words: &[&str]) -> String {
         self.output.clear();
         for word in words {
             let (verb, rest) = word.split_once(':').unwrap();
@@ -448,7 +448,7 @@ impl Rig {
             InstanceId(self.agents[&host].instance),
             "the desired state is for another instance"
         );
-        complete.amend(desired);
+        complete.merge_newer(desired);
         let desired = complete;
         assert_eq!(
             Some(&desired),
@@ -569,7 +569,7 @@ impl Rig {
     }
 
     fn device(&mut self, emc: &str) -> &mut Device {
-        let id = self.manager.durable().emc_named(&name(emc)).unwrap();
+        let id = self.manager.durable().find_emc_by_name(&name(emc)).unwrap();
         self.devices.get_mut(&id).unwrap()
     }
 
@@ -622,7 +622,7 @@ impl Rig {
     }
 
     pub(super) fn host(&self, text: &str) -> HostId {
-        self.manager.durable().host_named(&name(text)).expect("the rack contains the host")
+        self.manager.durable().find_host_by_name(&name(text)).expect("the rack contains the host")
     }
 
     fn host_name(&self, host: HostId) -> String {
@@ -769,7 +769,7 @@ impl Rig {
         let report = ObservedState {
             online: desired_slices.chain(in_use.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
             vms: agent.running.clone(),
-            released: desired.release.keys().copied().filter(|holding| !agent.uses(*holding)).collect(),
+            released: desired.release.keys().copied().filter(|holding| !agent.is_using(*holding)).collect(),
             scrubbed: desired.scrub.keys().map(|h| scrub_report(*h, units::SLICE)).collect(),
             clean: desired.fenced && agent.running.is_empty(),
             whole: true,
@@ -808,7 +808,7 @@ impl Rig {
     }
 
     /// Outputs the durable state of every slice that is not free.
-    fn output_slices(&mut self) {
+    fn print_slices(&mut self) {
         let durable = self.manager.durable();
         let words = durable.slots_from(SliceId(0)).filter(|(_, _, slot)| slot.state != State::Free);
         let words = words.map(|(slice, _, slot)| {
@@ -863,7 +863,7 @@ impl Rig {
 }
 
 impl Agent {
-    fn uses(&self, holding: Holding) -> bool {
+    fn is_using(&self, holding: Holding) -> bool {
         self.running.values().any(|vm| vm.slices.contains(&holding))
     }
 }

@@ -90,7 +90,7 @@ fn host_without_slices_is_fenced_when_its_emc_has_replied() {
 fn machine_is_not_stopped_for_an_emc_that_can_revoke() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go break:e1 break:e2 down:h1 fence:h1 stored device tick:10 go");
-    assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
+    assert_eq!(rig.manager.stop_start_time(rig.host("h1")), None);
 }
 
 /// The confirmation of e1 is received but not durable when another change of the host becomes
@@ -230,18 +230,18 @@ fn clean_report_during_a_fence_releases_all_slices() {
 fn later_fence_of_a_host_has_a_new_start_time() {
     let mut rig = rig_with_slice();
     let h1 = rig.host("h1");
-    assert_eq!(rig.manager.stopping_since(h1), None);
+    assert_eq!(rig.manager.stop_start_time(h1), None);
     rig.run("down:h1 fence:h1 stored device tick:10");
-    let first = rig.manager.stopping_since(h1).expect("the machine must be stopped");
+    let first = rig.manager.stop_start_time(h1).expect("the machine must be stopped");
     rig.run("tick:70000 device");
-    assert_eq!(rig.manager.stopping_since(h1), Some(first), "a retry belongs to the same fence");
+    assert_eq!(rig.manager.stop_start_time(h1), Some(first), "a retry belongs to the same fence");
     rig.run(
         "up:h1 report:h1:early:clean report:h1 tick:10 report:h1:clean tick:10 stored device go report:h1:clean go",
     );
     assert_eq!(rig.run("state:h1"), "Up");
-    assert_eq!(rig.manager.stopping_since(h1), None);
+    assert_eq!(rig.manager.stop_start_time(h1), None);
     rig.run("reserve:b@h1=1 go down:h1 fence:h1 stored device tick:10");
-    let second = rig.manager.stopping_since(h1).expect("the machine must be stopped");
+    let second = rig.manager.stop_start_time(h1).expect("the machine must be stopped");
     assert!(second > first, "{second:?} after {first:?}");
 }
 
@@ -362,7 +362,7 @@ fn stop_of_a_returned_host_is_dropped_by_a_reload() {
     let mut rig = rig_with_slice();
     rig.run("down:h1 fence:h1 stored device up:h1/b2 tick:10 torn reload");
     rig.check("state:h1 | Up");
-    assert_eq!(rig.manager.stopping_since(rig.host("h1")), None);
+    assert_eq!(rig.manager.stop_start_time(rig.host("h1")), None);
 }
 
 /// A fence command started before the operator confirmed the power-off. Its failure must not cause
@@ -371,16 +371,16 @@ fn stop_of_a_returned_host_is_dropped_by_a_reload() {
 fn late_stop_failure_of_powered_off_machine_is_not_retried() {
     let mut rig = rig_with_slice();
     rig.run("down:h1 fence:h1 stored poweroff:h1 stored");
-    let (h1, e1) = (rig.host("h1"), rig.manager.durable().emc_named(&name("e1")).unwrap());
+    let (h1, e1) = (rig.host("h1"), rig.manager.durable().find_emc_by_name(&name("e1")).unwrap());
     let call = DeviceCall::Fence { host: h1, powered_off: false };
     let failure = DeviceFailure::NotFenced("no command".into());
     rig.handle_event(Event::Device(e1, DeviceReply::Failed { call, failure }));
-    assert_eq!(rig.manager.stopping_since(h1), None);
+    assert_eq!(rig.manager.stop_start_time(h1), None);
 }
 
 /// Returns whether an EMC has fenced h1, according to the ledger.
 fn has_fenced_h1(rig: &Rig, emc: &str) -> bool {
-    let emc = rig.manager.durable().emc_named(&name(emc)).unwrap();
+    let emc = rig.manager.durable().find_emc_by_name(&name(emc)).unwrap();
     rig.manager.durable().host(rig.host("h1")).unwrap().host.is_fenced_at(emc)
 }
 

@@ -101,7 +101,7 @@ fn changed_settings_apply_to_connected_hosts() {
 #[test]
 fn expired_lease_is_counted_and_published_with_its_time() {
     let mut rig = Rig::connected();
-    rig.manager.take_changed();
+    rig.manager.take_change_flag();
     assert_eq!((rig.manager.has_pending_work(), rig.manager.leases_expired()), (false, 0));
     rig.run("tick:2000 report:h2 report:h3 tick:2000");
     let expired = UnixMs(rig.now.as_ms());
@@ -109,8 +109,10 @@ fn expired_lease_is_counted_and_published_with_its_time() {
     let alarms = rig.manager.alarms();
     assert_eq!((alarms.len(), alarms[0].since, rig.manager.leases_expired()), (1, expired, 1));
     assert!(rig.manager.has_pending_work(), "watchers must be notified");
-    assert!(rig.manager.take_changed() && !rig.manager.take_changed() && !rig.manager.has_pending_work());
-    let host = rig.manager.durable().host_named(&name("h1")).unwrap();
+    assert!(
+        rig.manager.take_change_flag() && !rig.manager.take_change_flag() && !rig.manager.has_pending_work()
+    );
+    let host = rig.manager.durable().find_host_by_name(&name("h1")).unwrap();
     assert!(!rig.manager.is_schedulable(host));
     rig.run("up:h1 cordon:h2 go");
     assert!(rig.manager.is_schedulable(host));

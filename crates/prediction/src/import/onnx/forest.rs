@@ -47,7 +47,7 @@ impl<'a> Attributes<'a> {
     }
 
     /// Checks that an unsupported attribute, which would change the output, is absent.
-    pub(super) fn require_absent(&self, name: &'static str) -> Result<(), ParseError> {
+    pub(super) fn require_attribute_absent(&self, name: &'static str) -> Result<(), ParseError> {
         match self.find(name) {
             None => Ok(()),
             Some(_) => Err(invalid_attribute(name, "present", "must be absent: it is not supported")),
@@ -55,7 +55,7 @@ impl<'a> Attributes<'a> {
     }
 
     /// Returns the text of an attribute, which must be one of `allowed` or absent.
-    pub(super) fn one_of(
+    pub(super) fn optional_choice(
         &self,
         name: &'static str,
         allowed: &[&str],
@@ -91,14 +91,14 @@ pub(super) struct LeafAttributes {
 }
 
 /// Names of the leaf attributes of a classifier.
-pub(super) const CLASS_LEAVES: LeafAttributes = LeafAttributes {
+pub(super) const CLASS_LEAF_ATTRIBUTES: LeafAttributes = LeafAttributes {
     trees: "class_treeids",
     nodes: "class_nodeids",
     outputs: "class_ids",
     weights: "class_weights",
 };
 /// Names of the leaf attributes of a regressor.
-pub(super) const TARGET_LEAVES: LeafAttributes = LeafAttributes {
+pub(super) const TARGET_LEAF_ATTRIBUTES: LeafAttributes = LeafAttributes {
     trees: "target_treeids",
     nodes: "target_nodeids",
     outputs: "target_ids",
@@ -265,7 +265,7 @@ fn read_nodes(attributes: &Attributes<'_>) -> Result<BTreeMap<NodeId, OnnxNode>,
         let (id, feature) = ((trees[at], nodes[at]), features[at]);
         let is_leaf = mode == "LEAF";
         let feature = if is_leaf { 0 } else { usize::try_from(feature).unwrap_or(usize::MAX) };
-        if feature >= FEATURES_MAX {
+        if feature >= MODEL_FEATURES_MAX {
             return Err(invalid_attribute("nodes_featureids", features[at], "must be from 0 to 65535"));
         }
         let missing_true = missing.get(at) == Some(&1);
@@ -279,7 +279,7 @@ fn read_nodes(attributes: &Attributes<'_>) -> Result<BTreeMap<NodeId, OnnxNode>,
 }
 
 /// Largest number of features: [`Ensemble`] stores feature indexes in 16 bits.
-const FEATURES_MAX: usize = 1 << 16;
+const MODEL_FEATURES_MAX: usize = 1 << 16;
 
 /// Returns the array of an attribute if it has `expected` entries.
 fn check_length<'a, T>(

@@ -98,13 +98,17 @@ fn changing_epochs() -> Vec<Epoch> {
     let stream = stream.enumerate().map(|(at, (next, hot))| if at % 8 == 0 { hot } else { next });
     let traces = [("stream", stream.collect()), ("key-value", skewed_accesses(2000, 1))];
     let traces = traces.map(|(name, touches)| (name.to_owned(), touches));
-    simulate_changes(&Activity::pair(traces), FOOTPRINTS_PER_TENANT, &CHANGES)
+    simulate_changes(
+        &TenantActivity::pair_with_equal_footprints(traces),
+        FOOTPRINTS_PER_TENANT,
+        &ACTIVITY_CHANGES,
+    )
 }
 
 #[test]
 fn shares_settle_within_two_epochs_of_change() {
     let epochs = changing_epochs();
-    let change_responses = change_responses(&epochs, &CHANGES);
+    let change_responses = change_responses(&epochs, &ACTIVITY_CHANGES);
     for response in &change_responses {
         assert!(
             response.is_settled_in_time()
@@ -129,7 +133,7 @@ fn shares_settle_within_two_epochs_of_change() {
 #[test]
 fn shares_change_little_before_a_change_is_observed() {
     let epochs = changing_epochs();
-    for change in CHANGES {
+    for change in ACTIVITY_CHANGES {
         let share = |epoch: usize| epochs[epoch].tenants[change.tenant].share;
         let (before, during) = (share(change.epoch - 1), share(change.epoch));
         let after = share(change.epoch + RESPONSE_EPOCHS_MAX);
@@ -150,7 +154,8 @@ fn shares_stay_within_supply_and_settled_tenants_gain() {
         let sum = |value: fn(&TenantEpoch) -> f64| epoch.tenants.iter().map(value).sum::<f64>();
         assert!(sum(|tenant| tenant.share.memory) <= 1.0 + 1e-6, "{at}: {epoch:?}");
         assert!(sum(|tenant| tenant.share.bandwidth) <= 1.0 + 1e-6, "{at}: {epoch:?}");
-        let is_settled = CHANGES.iter().all(|change| !(change.epoch..=change.epoch + 2).contains(&at));
+        let is_settled =
+            ACTIVITY_CHANGES.iter().all(|change| !(change.epoch..=change.epoch + 2).contains(&at));
         for tenant in epoch.tenants.iter().filter(|_| is_settled) {
             assert!(tenant.throughput >= 0.95 * tenant.equal_split_throughput, "{at}: {epoch:?}");
             gained += usize::from(tenant.throughput >= 1.1 * tenant.equal_split_throughput);
@@ -168,8 +173,12 @@ fn public_traces_settle_within_two_epochs() {
     let (Some(stream), Some(key_value)) = (read("spec-gzip"), read("lirs-sprite")) else { return };
     let traces = [&stream, &key_value].map(|(name, touches)| Tenant::new(name.clone(), touches, 1.0, 1.0));
     assert_eq!(most_different_traces(&traces, equal_share()), Some((0, 1)));
-    let epochs = simulate_changes(&Activity::pair([stream, key_value]), FOOTPRINTS_PER_TENANT, &CHANGES);
-    for response in change_responses(&epochs, &CHANGES) {
+    let epochs = simulate_changes(
+        &TenantActivity::pair_with_equal_footprints([stream, key_value]),
+        FOOTPRINTS_PER_TENANT,
+        &ACTIVITY_CHANGES,
+    );
+    for response in change_responses(&epochs, &ACTIVITY_CHANGES) {
         assert!(response.is_settled_in_time() && response.deviation_max <= 0.1, "{response:?}");
     }
 }

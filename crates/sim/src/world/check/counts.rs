@@ -264,8 +264,8 @@ impl World {
     fn find_name_error(&self, ledger: &Ledger) -> Option<String> {
         self.truth.records.iter().find_map(|(key, record)| {
             let found = match record {
-                Record::Host(_, host) => ledger.host_named(&host.name).map(Key::Host),
-                Record::Emc(_, emc) => ledger.emc_named(&emc.name).map(Key::Emc),
+                Record::Host(_, host) => ledger.find_host_by_name(&host.name).map(Key::Host),
+                Record::Emc(_, emc) => ledger.find_emc_by_name(&emc.name).map(Key::Emc),
                 _ => Some(*key),
             };
             (found != Some(*key)).then(|| format!("lookup by name of {record:?} returns {found:?}"))

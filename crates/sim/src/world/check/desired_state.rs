@@ -7,7 +7,7 @@ use pool::{
     manager::{DeviceReply, EmcState},
     protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, ObservedState, Removals},
     record::{Fence, Host, Key, Record, Reservation, Stage},
-    slice::{Drain, Scrub, State},
+    slice::{DrainStage, Scrub, State},
 };
 use units::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, SliceId};
 
@@ -167,7 +167,7 @@ impl GroundTruth {
             let holding = Holding { slice: *slice, epoch: slot.epoch };
             let Some(handle) = self.handles.handle(holding) else { continue };
             match slot.state {
-                State::Draining(owner, Drain::Host { force }) if owner.host == host => {
+                State::Draining(owner, DrainStage::Host { force }) if owner.host == host => {
                     desired.release.insert(holding, DesiredRelease { force, handle });
                 }
                 State::Scrubbing(Scrub::Leaving(holder)) if holder == host => {

@@ -5,7 +5,7 @@ use pool::{
     manager::{DeviceCall, DeviceReply},
     protocol::Holding,
     record::{Emc, Fence, Key, Record},
-    slice::{Drain, Quarantine, Scrub, Slot, State},
+    slice::{DrainStage, Quarantine, Scrub, Slot, State},
 };
 use units::{EmcId, Epoch, HostId, SliceId};
 
@@ -27,7 +27,7 @@ fn justified_call(slot: &Slot, can_revoke: bool) -> Option<ExpectedCall> {
     match slot.state {
         State::Assigned(owner) => Some(ExpectedCall::Grant(owner.host)),
         State::Scrubbing(Scrub::Granting(scrubber)) => Some(ExpectedCall::Grant(scrubber)),
-        State::Draining(_, Drain::Revoking) | State::Scrubbing(Scrub::Revoking { .. }) => {
+        State::Draining(_, DrainStage::Revoking) | State::Scrubbing(Scrub::Revoking { .. }) => {
             Some(ExpectedCall::Revoke)
         }
         // The host has not released the slice, so only a device that can revoke access may revoke.
@@ -37,7 +37,7 @@ fn justified_call(slot: &Slot, can_revoke: bool) -> Option<ExpectedCall> {
         State::Free
         | State::Onlining(_)
         | State::Online(_)
-        | State::Draining(_, Drain::Host { .. })
+        | State::Draining(_, DrainStage::Host { .. })
         | State::Scrubbing(Scrub::Waiting | Scrub::Working(_) | Scrub::Leaving(_))
         | State::Quarantined(
             Quarantine::Dirty { revoked: true, .. }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use pool::{
     protocol::Holding,
     record::{Emc, Fence, Host, Key, Record},
-    slice::{Drain, Scrub, Slot, State},
+    slice::{DrainStage, Scrub, Slot, State},
 };
 use units::{EmcId, HostId, Ns, ReservationId, SliceId, limits::DEVICE_RETRY_DELAY};
 
@@ -33,12 +33,12 @@ fn is_ended_by_fence(state: State, fenced: HostId) -> bool {
         State::Assigned(o)
         | State::Onlining(o)
         | State::Online(o)
-        | State::Draining(o, Drain::Host { .. }) => o.host == fenced,
+        | State::Draining(o, DrainStage::Host { .. }) => o.host == fenced,
         State::Scrubbing(Scrub::Granting(host) | Scrub::Working(host) | Scrub::Leaving(host)) => {
             host == fenced
         }
         State::Free
-        | State::Draining(_, Drain::Revoking)
+        | State::Draining(_, DrainStage::Revoking)
         | State::Scrubbing(Scrub::Waiting | Scrub::Revoking { .. })
         | State::Quarantined(_) => false,
     }

@@ -36,16 +36,18 @@ pub(super) struct Justifications {
 
 impl Justifications {
     pub(super) fn contains(&self, justification: &Justification) -> bool {
-        self.open().any(|open| open == justification)
+        self.open_justifications().any(|open_justifications| open_justifications == justification)
     }
 
-    fn open(&self) -> impl Iterator<Item = &Justification> {
+    fn open_justifications(&self) -> impl Iterator<Item = &Justification> {
         self.unanswered.values().chain(&self.unknown)
     }
 
     /// Returns the number of answers to migration requests that may not be durable yet.
     pub(super) fn count_migration_answers(&self) -> usize {
-        self.open().filter(|open| matches!(open, Justification::MigrationAnswer(..))).count()
+        self.open_justifications()
+            .filter(|open_justifications| matches!(open_justifications, Justification::MigrationAnswer(..)))
+            .count()
     }
 }
 

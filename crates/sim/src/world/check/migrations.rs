@@ -42,7 +42,7 @@ impl GroundTruth {
         self.migrations().filter_map(|(_, migration)| migration.retry_at).min()
     }
 
-    fn must_move(&self, reservation: &Reservation, owns: impl Fn(SliceId) -> bool) -> bool {
+    fn must_migrate(&self, reservation: &Reservation, owns: impl Fn(SliceId) -> bool) -> bool {
         let host = self.host(reservation.host).is_some_and(|host| host.scheduling == Scheduling::Draining);
         let on_draining_emc = |slice: &SliceId| {
             let emc = self.emc_of(*slice).and_then(|emc| self.emc(emc));
@@ -56,11 +56,12 @@ impl GroundTruth {
     pub(super) fn find_migration_error(&self) -> Option<String> {
         let unneeded = self.migrations().find(|(id, _)| {
             let active = self.reservation(*id).filter(|reservation| !has_ended(reservation));
-            !active.is_some_and(|reservation| self.must_move(reservation, |_| true))
+            !active.is_some_and(|reservation| self.must_migrate(reservation, |_| true))
         });
         let owned = |id| move |slice| owner(&self.slot(slice)) == Some(id);
         let mut active = self.reservations().filter(|(_, reservation)| !has_ended(reservation));
-        let missing = active.find(|(id, r)| self.migration(*id).is_none() && self.must_move(r, owned(*id)));
+        let missing =
+            active.find(|(id, r)| self.migration(*id).is_none() && self.must_migrate(r, owned(*id)));
         unneeded
             .map(|(id, request)| {
                 format!("reservation {id} has {request:?}, but its host and EMCs do not drain")

@@ -68,7 +68,7 @@ impl GroundTruth {
 
     /// Returns a description of the first slice or reservation that a rack change removes although it
     /// is in use, if any.
-    fn find_removed_in_use(&self, record: &Record, batch: &[Record]) -> Option<String> {
+    fn describe_removed_in_use(&self, record: &Record, batch: &[Record]) -> Option<String> {
         let slots = self.slots_after(batch);
         let mut held = slots.iter().filter_map(|(slice, slot)| Some((*slice, holder(slot)?)));
         match record {
@@ -145,7 +145,7 @@ impl World {
     /// Checks that a record of a batch does not remove a resource in use.
     pub(super) fn check_rack_change(&mut self, record: &Record, batch: &[Record]) {
         if is_rack_record(record.key())
-            && let Some(description) = self.truth.find_removed_in_use(record, batch)
+            && let Some(description) = self.truth.describe_removed_in_use(record, batch)
         {
             self.report_violation("a change of rack.toml removes nothing in use", description);
         }
@@ -162,9 +162,11 @@ impl World {
     /// outstanding.
     pub(in crate::world) fn check_rack(&mut self) {
         let disk = self.truth.rack();
-        if !self.rack.possible_specs().any(|rack| group_by_name(rack) == disk) {
-            let description =
-                format!("{disk:?} on disk, {:?} requested", self.rack.possible_specs().collect::<Vec<_>>());
+        if !self.rack.possible_rack_specs().any(|rack| group_by_name(rack) == disk) {
+            let description = format!(
+                "{disk:?} on disk, {:?} requested",
+                self.rack.possible_rack_specs().collect::<Vec<_>>()
+            );
             self.report_violation("a change of rack.toml is accepted or refused as a whole", description);
         }
     }

@@ -30,7 +30,7 @@ pub(super) struct SliceReturns {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ReturnStage {
     Free,
     Assigned,
     Onlining,
@@ -40,34 +40,37 @@ enum Stage {
     Quarantined,
 }
 
-fn stage_of(state: State) -> Stage {
+fn stage_of(state: State) -> ReturnStage {
     match state {
-        State::Free => Stage::Free,
-        State::Assigned(_) => Stage::Assigned,
-        State::Onlining(_) => Stage::Onlining,
-        State::Online(_) => Stage::Online,
-        State::Draining(..) | State::Scrubbing(Scrub::Leaving(_)) => Stage::Draining,
-        State::Scrubbing(_) => Stage::Scrubbing,
-        State::Quarantined(_) => Stage::Quarantined,
+        State::Free => ReturnStage::Free,
+        State::Assigned(_) => ReturnStage::Assigned,
+        State::Onlining(_) => ReturnStage::Onlining,
+        State::Online(_) => ReturnStage::Online,
+        State::Draining(..) | State::Scrubbing(Scrub::Leaving(_)) => ReturnStage::Draining,
+        State::Scrubbing(_) => ReturnStage::Scrubbing,
+        State::Quarantined(_) => ReturnStage::Quarantined,
     }
 }
 
 impl SliceReturns {
-    fn record_stage(&mut self, now: Ns, slice: SliceId, to: Stage) {
+    fn record_stage(&mut self, now: Ns, slice: SliceId, to: ReturnStage) {
         self.changed = true;
         match to {
-            Stage::Draining | Stage::Scrubbing => drop(self.since.entry(slice).or_insert(now)),
-            Stage::Free => {
+            ReturnStage::Draining | ReturnStage::Scrubbing => drop(self.since.entry(slice).or_insert(now)),
+            ReturnStage::Free => {
                 let duration = self.since.remove(&slice).map(|since| now.since(since));
                 self.done.extend(duration.map(|duration| (now, duration)));
             }
-            Stage::Assigned | Stage::Onlining | Stage::Online | Stage::Quarantined => {
+            ReturnStage::Assigned
+            | ReturnStage::Onlining
+            | ReturnStage::Online
+            | ReturnStage::Quarantined => {
                 self.since.remove(&slice);
             }
         }
     }
 
-    fn longest_return(&self, now: Ns) -> Ns {
+    fn longest_return_time(&self, now: Ns) -> Ns {
         let oldest = (now.0 / WINDOW_DURATION.0).saturating_sub(WINDOW_COUNT - 1);
         let latest = self.done.iter().filter(|(at, _)| at.0 / WINDOW_DURATION.0 >= oldest);
         latest.map(|(_, duration)| *duration).max().unwrap_or_default()
@@ -110,7 +113,7 @@ impl World {
         else {
             return;
         };
-        let (reported, longest) = (running.manager.drain_time(), self.truth.returns.longest_return(now));
+        let (reported, longest) = (running.manager.drain_time(), self.truth.returns.longest_return_time(now));
         if reported != longest {
             let description =
                 format!("slices took up to {longest} to return, but the manager reports {reported}");

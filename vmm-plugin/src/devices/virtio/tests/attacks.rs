@@ -10,7 +10,7 @@ const LAST_DESCRIPTOR: u16 = 15;
 const VIRTQ_DESC_F_INDIRECT: u16 = 4;
 
 #[derive(Clone, Debug)]
-enum Attack {
+enum DriverAttack {
     Write(u64, u32),
     WriteUnaligned(u64, Vec<u8>),
     Read(u64, usize),
@@ -31,9 +31,9 @@ type Descriptor = (u64, u32, u16, u16);
 /// overflow.
 fn arbitrary_descriptors() -> impl Strategy<Value = Vec<Descriptor>> {
     let address = prop_oneof![
-        4 => Just(BUFFERS),
+        4 => Just(BUFFERS_START),
         2 => prop::sample::select(vec![DESCRIPTOR_TABLE, AVAIL_RING, USED_RING, USED_RING + 4]),
-        2 => prop::sample::select(vec![MEMORY_BYTES as u64 - 1, MEMORY_BYTES as u64, SECOND_REGION - 1, SECOND_REGION + SECOND_REGION_BYTES as u64 - 3]),
+        2 => prop::sample::select(vec![MEMORY_BYTES as u64 - 1, MEMORY_BYTES as u64, SECOND_REGION_START - 1, SECOND_REGION_START + SECOND_REGION_BYTES as u64 - 3]),
         1 => prop::sample::select(vec![u64::MAX, u64::MAX - 15, 1 << 63]),
         1 => any::<u64>(),
     ];
@@ -43,7 +43,7 @@ fn arbitrary_descriptors() -> impl Strategy<Value = Vec<Descriptor>> {
     prop::collection::vec((address, length, flags, 0..=LAST_DESCRIPTOR + 1), 1..6)
 }
 
-fn arbitrary_attacks() -> impl Strategy<Value = Vec<Attack>> {
+fn arbitrary_attacks() -> impl Strategy<Value = Vec<DriverAttack>> {
     let transport = prop_oneof![
         0..0x110_u64,
         Just(register::STATUS),
@@ -57,27 +57,29 @@ fn arbitrary_attacks() -> impl Strategy<Value = Vec<Attack>> {
     let bytes = |most| prop::collection::vec(any::<u8>(), 0..most);
     let ring_addresses = vec![0x1000, 0x2000, 0x3000, 0x3004, 0x000f_fff0, 0xffff_fff0];
     let attack = prop_oneof![
-        4 => (transport.clone(), value).prop_map(|(at, value)| Attack::Write(at, value)),
-        1 => (transport.clone(), bytes(9)).prop_map(|(at, bytes)| Attack::WriteUnaligned(at, bytes)),
-        1 => (transport, 0..9_usize).prop_map(|(at, bytes)| Attack::Read(at, bytes)),
-        2 => (queues, bytes(33)).prop_map(|(at, bytes)| Attack::WriteQueueMemory(at, bytes)),
-        4 => (arbitrary_descriptors(), 0..20_u16).prop_map(|(chain, avail_index)| Attack::Chain(chain, avail_index)),
-        1 => prop::sample::select(ring_addresses).prop_map(Attack::MoveUsedRing),
-        3 => (0..4_usize).prop_map(Attack::Notify),
-        1 => (0..70_000_usize).prop_map(Attack::ReceiveFrame),
+        4 => (transport.clone(), value).prop_map(|(at, value)| DriverAttack::Write(at, value)),
+        1 => (transport.clone(), bytes(9)).prop_map(|(at, bytes)| DriverAttack::WriteUnaligned(at, bytes)),
+        1 => (transport, 0..9_usize).prop_map(|(at, bytes)| DriverAttack::Read(at, bytes)),
+        2 => (queues, bytes(33)).prop_map(|(at, bytes)| DriverAttack::WriteQueueMemory(at, bytes)),
+        4 => (arbitrary_descriptors(), 0..20_u16).prop_map(|(chain, avail_index)| DriverAttack::Chain(chain, avail_index)),
+        1 => prop::sample::select(ring_addresses).prop_map(DriverAttack::MoveUsedRing),
+        3 => (0..4_usize).prop_map(DriverAttack::Notify),
+        1 => (0..70_000_usize).prop_map(DriverAttack::ReceiveFrame),
     ];
     prop::collection::vec(attack, 0..80)
 }
 
 impl Driver {
-    fn attack(&mut self, attack: &Attack, host: Option<&UnixDatagram>) {
+    fn attack(&mut self, attack: &DriverAttack, host: Option<&UnixDatagram>) {
         match attack {
-            Attack::Write(at, value) => self.write(*at, *value),
-            Attack::WriteUnaligned(at, bytes) => self.transport.write(*at, bytes),
-            Attack::Read(at, bytes) => self.transport.read(*at, &mut vec![0; *bytes]),
-            Attack::WriteQueueMemory(at, bytes) => self.memory.write_slice(bytes, GuestAddress(*at)).unwrap(),
-            Attack::Chain(chain, avail_index) => self.chain(chain, *avail_index),
-            Attack::MoveUsedRing(at) => {
+            DriverAttack::Write(at, value) => self.write(*at, *value),
+            DriverAttack::WriteUnaligned(at, bytes) => self.transport.write(*at, bytes),
+            DriverAttack::Read(at, bytes) => self.transport.read(*at, &mut vec![0; *bytes]),
+            DriverAttack::WriteQueueMemory(at, bytes) => {
+                self.memory.write_slice(bytes, GuestAddress(*at)).unwrap()
+            }
+            DriverAttack::Chain(chain, avail_index) => self.chain(chain, *avail_index),
+            DriverAttack::MoveUsedRing(at) => {
                 for (register, value) in [
                     (register::STATUS, 0),
                     (register::QUEUE_SEL, 0),
@@ -88,8 +90,8 @@ impl Driver {
                     self.write(register, value);
                 }
             }
-            Attack::Notify(queue) => drop(self.transport.process_queue(*queue)),
-            Attack::ReceiveFrame(bytes) => drop(host.map(|host| host.send(&vec![1; *bytes]))),
+            DriverAttack::Notify(queue) => drop(self.transport.process_queue(*queue)),
+            DriverAttack::ReceiveFrame(bytes) => drop(host.map(|host| host.send(&vec![1; *bytes]))),
         }
     }
 
@@ -107,7 +109,7 @@ impl Driver {
 }
 
 /// Executes the attacks, then resets and initializes the device again.
-fn attack_and_restart(driver: Driver, host: Option<&UnixDatagram>, attacks: &[Attack]) -> Driver {
+fn attack_and_restart(driver: Driver, host: Option<&UnixDatagram>, attacks: &[DriverAttack]) -> Driver {
     let mut driver = driver.start(VIRTIO_F_EVENT_IDX);
     attacks.iter().for_each(|attack| driver.attack(attack, host));
     driver.restart(0)
