@@ -108,9 +108,9 @@ pub async fn run_sessions(
 /// Returns the delay before the next session. `lease` is `None` if no session was established.
 ///
 /// The delay doubles if no connection is possible. It also doubles if the manager aborts the
-/// session within a lease, because a newer agent identifies as this host. In that case it is
-/// limited to the lease, so that the manager still notices that both agents run. Otherwise it is
-/// minimal.
+/// session within a lease, because another agent represents this host or a lease from before a
+/// restart is valid. In that case it is limited to the lease, so that the manager still notices
+/// that both agents run. Otherwise it is minimal.
 fn reconnect_delay(
     last: Duration,
     error: &SessionError,

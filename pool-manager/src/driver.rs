@@ -325,7 +325,8 @@ impl Handle {
         })
     }
 
-    /// Registers the connection of an agent. Messages for the agent are sent to `outbox`.
+    /// Registers the connection of an agent. Messages for the agent are sent to `outbox`. Also returns
+    /// whether the manager accepted the agent; otherwise, the outbox receives the reason.
     ///
     /// # Errors
     /// [`DriverError::Stopping`] if the manager is stopping.
@@ -334,15 +335,19 @@ impl Handle {
         host: HostId,
         hello: Hello,
         outbox: mpsc::Sender<SessionMessage>,
-    ) -> Result<SessionId, DriverError> {
+    ) -> Result<(SessionId, bool), DriverError> {
         let session = self.0.change(|core, when| {
             let name = convert::host_name(core.manager.durable(), host);
-            tracing::info!(host = name, instance = hello.instance.0, boot = hello.boot_id, "agent connected");
+            let (instance, boot) = (hello.instance.0, hello.boot_id.clone());
             core.next_session += 1;
             let session = SessionId(core.next_session);
-            core.sessions.insert(session, Session { host: name, outbox });
+            core.sessions.insert(session, Session { host: name.clone(), outbox });
             core.manager.handle(when, Event::AgentUp(session, host, hello));
-            session
+            let is_accepted = core.manager.has_agent_session(session);
+            if is_accepted {
+                tracing::info!(host = name, instance, boot, "agent connected");
+            }
+            (session, is_accepted)
         });
         self.0.notify_change();
         session

@@ -152,7 +152,7 @@ async fn damaged_store_page_is_detected_or_harmless() {
         }
     }
     assert!(
-        detected > 20,
+        detected > 10,
         "too few detected damages: {detected} detected, {harmless} harmless, in {pages} pages"
     );
 }

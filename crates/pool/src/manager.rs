@@ -153,6 +153,9 @@ pub enum CloseReason {
     /// agent that replaced this agent after its lease expired, or the connected agent that this
     /// agent cannot replace.
     Superseded,
+    /// The host has VMs and a valid lease from another boot. Its agent must wait until that lease
+    /// expires.
+    OtherBootLeased,
     /// The agent reported a slice and an epoch that its host cannot have.
     FalseClaim(SliceId, Epoch),
     /// The lease of the host expired.

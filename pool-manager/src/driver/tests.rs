@@ -150,7 +150,8 @@ impl TestDriver {
             host_memory_socket: String::new(),
             devices: Vec::new(),
         };
-        let session = handle.connect_agent(HostId(0), hello, outbox).unwrap();
+        let (session, is_accepted) = handle.connect_agent(HostId(0), hello, outbox).unwrap();
+        assert!(is_accepted);
         let driver = Self { handle, ended, gate, reading, session, _messages: messages, free, directory };
         driver
             .wait_until(|manager| manager.durable().emcs().all(|(_, emc)| emc.up) && !manager.is_writing())

@@ -7,7 +7,7 @@ use pool::{manager::SessionId, protocol::Hello};
 use proto::v1::{self as wire, agent_server, from_agent, to_agent};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Extensions, Request, Response, Status, Streaming};
 use units::{HostId, Name};
 
 use super::{
@@ -77,7 +77,7 @@ impl agent_server::Agent for Agent {
             );
             return Err(failed_precondition("OTHER_RACK", message));
         }
-        self.start_session(Host { id, name }, hello, rack_uuid, messages).await
+        self.start_session(Host { id, name }, hello, rack_uuid, (extensions, messages)).await
     }
 }
 
@@ -87,7 +87,7 @@ impl Agent {
         host: Host,
         hello: Hello,
         rack_uuid: String,
-        messages: Streaming<wire::FromAgent>,
+        (extensions, messages): (Extensions, Streaming<wire::FromAgent>),
     ) -> Result<Response<<Self as agent_server::Agent>::SessionStream>, Status> {
         let (sender, receiver) = mpsc::channel(QUEUED_MESSAGES_MAX);
         let (outbox, session_messages) = mpsc::channel(QUEUED_MESSAGES_MAX);
@@ -98,13 +98,18 @@ impl Agent {
         };
         let welcome = wire::ToAgent { message: Some(to_agent::Message::Welcome(welcome)) };
         sender.send(Ok(welcome)).await.map_err(|_| stopping_status())?;
-        self.0.forecasts.reset_memory_peaks(host.id); // must precede messages of this session that end a VM
-        let session = self.0.driver.connect_agent(host.id, hello, outbox).map_err(driver_error_status)?;
+        let (session, is_accepted) =
+            self.0.driver.connect_agent(host.id, hello, outbox).map_err(driver_error_status)?;
+        if is_accepted {
+            self.0.forecasts.reset_memory_peaks(host.id); // must precede messages of this session that end a VM
+        } else {
+            self.0.identity.log_rejected_agent(&extensions, &host.name);
+        }
         let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = receive_reports(&shared, &host, session, messages) => ended,
+                ended = receive_reports(&shared, &host, session, messages), if is_accepted => ended,
                 ended = send_messages(session_messages, weights, rack_uuid, &sender) => ended,
                 () = shared.wait_until_stopping() => Some(stopping_status()),
                 () = sender.closed() => None,
@@ -112,7 +117,9 @@ impl Agent {
             if let Some(status) = ended {
                 let _ = sender.send(Err(status)).await; // the agent may have disconnected
             }
-            shared.forecasts.reset_memory_peaks(host.id);
+            if is_accepted {
+                shared.forecasts.reset_memory_peaks(host.id);
+            }
             shared.driver.disconnect_agent(session);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))

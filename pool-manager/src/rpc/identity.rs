@@ -98,6 +98,13 @@ impl Identity {
         self.record_result(extensions, "NOT_THIS_HOST", admitted)
     }
 
+    /// Logs the agent of a session that the manager rejected because another agent represents `host`.
+    pub fn log_rejected_agent(&self, extensions: &Extensions, host: &Name) {
+        if let Some(peer) = extensions.get::<Peer>() {
+            self.rejections.log(&peer.origin, &format_args!("another agent represents host {host}"));
+        }
+    }
+
     /// Lets the connection of an authorized call stay open, or logs a rejected call.
     fn record_result<T>(
         &self,

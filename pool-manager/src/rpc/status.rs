@@ -96,6 +96,11 @@ fn rejection_code(rejection: &Rejection) -> Code {
 /// Returns the status that an agent receives when the manager closes its session.
 pub fn session_closed_status(why: CloseReason) -> Status {
     match why {
+        CloseReason::OtherBootLeased => status(
+            Code::Aborted,
+            "OTHER_BOOT_LEASED",
+            "the lease from before the restart of this host is still valid: retry after it expires".into(),
+        ),
         CloseReason::Superseded => {
             new_status(Code::Aborted, "SUPERSEDED", "another agent represents this host".into())
         }

@@ -167,7 +167,7 @@ async fn labelled_workloads_replace_modelled_workloads() {
     let short = files.file("short.csv", labels().lines().take(5).collect::<Vec<_>>().join("\n").as_bytes());
     let ran = tarn(&format!("evaluate sensitivity --labels {}", short.display())).await;
     assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains("4 programs: must be at least 10"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("4 different programs: must be at least 10"), "{}", ran.stderr);
 }
 
 #[tokio::test]

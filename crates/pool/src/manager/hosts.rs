@@ -59,6 +59,11 @@ impl Manager {
         self.head.set_host_live(host, link.is_some_and(Link::is_live));
     }
 
+    /// Returns whether a session is that of the agent that represents its host.
+    pub fn has_agent_session(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
     pub(super) fn on_agent_up(&mut self, when: When, session: SessionId, host: HostId, hello: Hello) {
         let Some(link) = self.links.get(&host) else {
             return self.close_agent_session(session, CloseReason::HostRemoved);
@@ -71,7 +76,7 @@ impl Manager {
             // reported.
             return match link.is_connected() {
                 true => self.reject_agent(when, session, host, hello.instance),
-                false => self.close_agent_session(session, CloseReason::Superseded),
+                false => self.close_agent_session(session, CloseReason::OtherBootLeased),
             };
         }
         if let Some(old) = link.session {

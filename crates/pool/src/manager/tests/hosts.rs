@@ -310,7 +310,7 @@ fn restarted_host_ends_its_vms_and_releases_their_slices() {
     rig.check(
         "reserve:a@h1=1 go down:h1 tick:5000
          up:h1/b1 tick:10 slices | h1<a=0.1 0.1:online@h1
-         down:h1 up:h1/b2 | h1.close(Superseded)
+         down:h1 up:h1/b2 | h1.close(OtherBootLeased)
          tick:4000 up:h1/b2 tick:10 | store
          stored slices | h1<release=0.1 0.1:draining@h1
          go
@@ -456,7 +456,7 @@ fn agent_of_another_boot_waits_for_the_lease_of_a_host_with_vms() {
     let mut rig = Rig::connected();
     rig.check(
         "reserve:a@h1=1 go commit:a go
-         down:h1 copy:h1#99/b2 alarms | h1.close(Superseded)
+         down:h1 copy:h1#99/b2 alarms | h1.close(OtherBootLeased)
          up:h1#3 slices state:h1 | h1<a=0.1 0.1:online@h1 Up
          down:h2 copy:h2#99/b2 tick:10 state:h2 | store Up",
     );
@@ -469,7 +469,7 @@ fn agent_of_the_recorded_boot_has_priority_after_a_restart() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 go commit:a go restart go");
     rig.check(
-        "copy:h1#99/b2 | h1.close(Superseded)
+        "copy:h1#99/b2 | h1.close(OtherBootLeased)
          copy:h2#99/b2 | ",
     );
     rig.run("go up:h1#3 go");
