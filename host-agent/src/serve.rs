@@ -111,12 +111,14 @@ pub enum ServeError {
         path: PathBuf,
     },
     /// The directory of the lock files belongs to another user.
-    #[error("{} belongs to user {owner}: must belong to the user of host-agent", directory.display())]
+    #[error("{} belongs to user {owner}: must belong to user {uid}; remove it", directory.display())]
     ForeignLocks {
         /// Directory of the lock files.
         directory: PathBuf,
         /// Owner of the directory.
         owner: u32,
+        /// User of this agent.
+        uid: u32,
     },
     /// The task of the driver ended.
     #[error("the driver ended unexpectedly")]
@@ -281,18 +283,17 @@ fn discover_cxl_slices(scrub_mib_per_s: NonZeroU32) -> Result<CxlSlices, ServeEr
 /// host's token or key.
 fn lock_host(config: &Config) -> Result<File, ServeError> {
     let uid = geteuid().as_raw();
-    let directory = if geteuid().is_root() {
-        PathBuf::from(HOST_LOCKS_FOLDER)
-    } else {
-        std::env::temp_dir().join(format!("tarn-agent-{uid}"))
+    let directory = match uid {
+        0 => PathBuf::from(HOST_LOCKS_FOLDER),
+        _ => PathBuf::from(format!("/tmp/tarn-agent-{uid}")),
     };
     let made = DirBuilder::new().recursive(true).mode(0o711).create(&directory);
     made.map_err(io_error("create", directory.display()))?;
     let owner = fs::symlink_metadata(&directory).map_err(io_error("inspect", directory.display()))?.uid();
     if owner != uid {
-        return Err(ServeError::ForeignLocks { directory, owner });
+        return Err(ServeError::ForeignLocks { directory, owner, uid });
     }
-    let path = directory.join(format!("{}@{}", config.host, config.manager.replace('/', "-")));
+    let path = directory.join(lock_file_name(config.host.as_str(), &config.manager));
     let mut options = OpenOptions::new();
     let opened = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
     let file = opened.map_err(io_error("open", path.display()))?;
@@ -301,6 +302,20 @@ fn lock_host(config: &Config) -> Result<File, ServeError> {
         Err(TryLockError::WouldBlock) => Err(ServeError::HostInUse { host: config.host.clone(), path }),
         Err(TryLockError::Error(errno)) => Err(io_error("lock", path.display())(errno)),
     }
+}
+
+/// Returns the name of the lock file. Different spellings of the manager's socket path or address
+/// result in the same name.
+fn lock_file_name(host: &str, manager: &str) -> String {
+    let manager = match manager.strip_prefix("unix:").map(Path::new) {
+        None => manager.trim_end_matches('/').to_ascii_lowercase(),
+        Some(socket) => {
+            let directory = socket.parent().and_then(|directory| fs::canonicalize(directory).ok());
+            let canonical = directory.zip(socket.file_name()).map(|(directory, name)| directory.join(name));
+            format!("unix:{}", canonical.as_deref().unwrap_or(socket).display())
+        }
+    };
+    format!("{host}@{}", manager.replace('%', "%25").replace('/', "%2F"))
 }
 
 /// Raises the limit of open descriptors to the maximum, because each slice needs a descriptor.
@@ -373,4 +388,21 @@ async fn serve_metrics(
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lock_file_name_does_not_depend_on_the_spelling_of_the_manager() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("manager.sock").display().to_string();
+        let name = lock_file_name("h0", &format!("unix:{path}"));
+        assert!(!name.contains('/') && name.starts_with("h0@unix:"), "{name}");
+        let other = path.replace("/manager.sock", "/./manager.sock");
+        assert_eq!(lock_file_name("h0", &format!("unix:{other}")), name);
+        assert_eq!(lock_file_name("h0", "https://Rack:1/"), "h0@https:%2F%2Frack:1");
+        assert_ne!(lock_file_name("h0", "unix:/missing/a-b"), lock_file_name("h0", "unix:/missing/a/b"));
+    }
 }

@@ -68,6 +68,10 @@ pub struct Rack {
     memory: tempfile::TempDir,
 }
 
+fn agent_program() -> PathBuf {
+    programs_dir().join("host-agent")
+}
+
 /// Returns the folder of the programs, which is `TARN_BIN_DIR` if set. Otherwise, the programs are
 /// built once.
 pub fn programs_dir() -> &'static Path {
@@ -233,13 +237,19 @@ impl Rack {
     /// Starts the agent of a host.
     pub fn start_agent(&mut self, host: usize) {
         let dir = self.dir.path().join(format!("h{host}"));
-        self.agents[host] = Some(self.spawn_agent(host, &dir, self.endpoint()));
+        self.agents[host] = Some(self.spawn_agent(host, &dir, &mut Command::new(agent_program())));
     }
 
-    /// Starts a second agent for a host, with a separate runtime directory, a copy of the token and
-    /// the manager's address as given. Dropping the returned process kills the agent.
-    pub fn start_second_agent(&self, host: usize, manager: String) -> Process {
-        self.spawn_agent(host, &self.dir.path().join(format!("h{host}-second")), manager)
+    /// Starts a second agent for a host, with a separate runtime directory and a copy of the token.
+    /// With `private_run`, the agent has its own `/run`, so that it cannot detect the lock of the
+    /// first agent. Dropping the returned process kills the agent.
+    pub fn start_second_agent(&self, host: usize, private_run: bool) -> Process {
+        let dir = self.dir.path().join(format!("h{host}-second"));
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--user", "--map-root-user", "--mount", "sh", "-c"]);
+        unshare.arg("mount -t tmpfs none /run && exec \"$0\" \"$@\"").arg(agent_program());
+        let mut agent = Command::new(agent_program());
+        self.spawn_agent(host, &dir, if private_run { &mut unshare } else { &mut agent })
     }
 
     /// Returns the path of the token file of a host.
@@ -247,13 +257,15 @@ impl Rack {
         self.dir.path().join(format!("store/tokens/h{host}.token"))
     }
 
-    fn spawn_agent(&self, host: usize, dir: &Path, manager: String) -> Process {
+    /// Starts an agent with a configuration and a copy of the host's token in `dir`. `program` is the
+    /// command without the arguments of the agent.
+    fn spawn_agent(&self, host: usize, dir: &Path, program: &mut Command) -> Process {
         fs::create_dir_all(dir).expect("the folder is writable");
         let token = dir.join("token");
         fs::copy(self.token_file(host), &token).expect("the manager created the token");
         let text = AgentConfig {
             host: format!("h{host}"),
-            manager,
+            manager: self.endpoint(),
             runtime_dir: dir.to_owned(),
             token_file: token,
             extra: self.plan.agent_toml_extra.clone(),
@@ -261,8 +273,7 @@ impl Rack {
         let config = dir.join("host.toml");
         fs::write(&config, text.to_string()).expect("the folder is writable");
         let name = dir.file_name().expect("a folder has a name").to_string_lossy();
-        let mut command = Command::new(programs_dir().join("host-agent"));
-        self.start_process(&name, command.args(["serve", "--config"]).arg(config))
+        self.start_process(&name, program.args(["serve", "--config"]).arg(config))
     }
 
     fn start_process(&self, name: &str, command: &mut Command) -> Process {

@@ -96,7 +96,7 @@ fn rejection_code(rejection: &Rejection) -> Code {
 /// Returns the status that an agent receives when the manager closes its session.
 pub fn session_closed_status(why: CloseReason) -> Status {
     match why {
-        CloseReason::OtherBootLeased => status(
+        CloseReason::OtherBootLeased => new_status(
             Code::Aborted,
             "OTHER_BOOT_LEASED",
             "the lease from before the restart of this host is still valid: retry after it expires".into(),
