@@ -3,7 +3,7 @@
 //! field, value and rule.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::BTreeMap,
     fmt::{self, Display},
     fs::File,
@@ -16,10 +16,10 @@ use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
-use units::{Name, Ns, limits::SERVICE_CONFIG_BYTES_MAX};
-
-/// Maximum number of characters of an invalid value in a message.
-const SHOWN_VALUE_CHARS_MAX: usize = 80;
+use units::{
+    Name, Ns,
+    limits::{CONFIG_VIOLATIONS_MAX, SERVICE_CONFIG_BYTES_MAX},
+};
 
 /// Error of a configuration file.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ pub fn parse<T>(
     let absolute = std::path::absolute(path);
     let absolute = absolute.map_err(|errno| ConfigError::Read { path: path.to_owned(), errno })?;
     let base = absolute.parent().unwrap_or(&absolute);
-    let text = SourceText { text, violations: RefCell::default() };
+    let text = SourceText { text, violations: RefCell::default(), omitted: Cell::new(0) };
     let document = text.parse();
     let result = document.as_ref().and_then(|table| read(Section::root_section(&text, table), base));
     drop(document);
@@ -146,6 +146,8 @@ fn line_number_after(before: &[u8]) -> usize {
 struct SourceText<'a> {
     text: &'a str,
     violations: RefCell<Vec<Violation>>,
+    /// Number of violations above [`CONFIG_VIOLATIONS_MAX`], which are not stored.
+    omitted: Cell<usize>,
 }
 
 impl<'a> SourceText<'a> {
@@ -163,10 +165,17 @@ impl<'a> SourceText<'a> {
     fn into_violations(self) -> Vec<Violation> {
         let mut violations = self.violations.into_inner();
         violations.sort_by_key(|violation| violation.line);
+        if self.omitted.get() > 0 {
+            let rule = format!("{} further errors are not shown", self.omitted.get());
+            violations.push(Violation { line: None, field: String::new(), value: None, rule });
+        }
         violations
     }
 
     fn report_violation(&self, offset: Option<usize>, field: String, value: Option<String>, rule: String) {
+        if self.violations.borrow().len() == CONFIG_VIOLATIONS_MAX {
+            return self.omitted.set(self.omitted.get() + 1);
+        }
         let line = offset.map(|offset| line_number_after(&self.text.as_bytes()[..offset]));
         self.violations.borrow_mut().push(Violation { line, field, value, rule });
     }
@@ -210,7 +219,8 @@ impl<'a> Section<'a> {
     }
 
     fn field_path(&self, key: &str) -> String {
-        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+        let key = units::escaped(key);
+        if self.path.is_empty() { key } else { format!("{}.{key}", self.path) }
     }
 
     /// Returns whether the file contains a field that the caller has not taken yet.
@@ -320,7 +330,7 @@ impl<'a> Field<'a> {
     fn report_violation(&self, rule: String) {
         let span = self.value.span();
         let shown = self.text.text[span.clone()].lines().next().unwrap_or_default();
-        let shown = shown.chars().take(SHOWN_VALUE_CHARS_MAX).collect();
+        let shown = units::escaped(&units::shortened(shown));
         self.text.report_violation(Some(span.start), self.path.clone(), Some(shown), rule);
     }
 
@@ -401,8 +411,9 @@ impl<'a> Field<'a> {
     /// The rule that the value violates.
     pub fn to_number(&self) -> Result<f64, String> {
         let value = self.value.get_ref();
-        let digits = value.as_float().map(|n| n.as_str()).or(value.as_integer().map(|n| n.as_str()));
-        digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| "must be a number".to_owned())
+        let integer = value.as_integer().filter(|n| n.radix() == 10).map(|n| n.as_str());
+        let digits = value.as_float().map(|n| n.as_str()).or(integer);
+        digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| "must be a decimal number".to_owned())
     }
 
     /// Parses a number of seconds, which may be fractional, and checks its range.
@@ -432,5 +443,70 @@ pub fn to_absolute_path(base: &Path, path: &str) -> Result<PathBuf, String> {
         "" => Err("must not be an empty path".to_owned()),
         path if path.contains('\0') => Err("must not contain a NUL character".to_owned()),
         path => std::path::absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Seek as _, Write as _};
+
+    use super::*;
+
+    /// Reads a file with the required number `n` and a list of at most two names.
+    fn read(text: &str) -> Result<f64, String> {
+        let result = parse(text, Path::new("/etc/x.toml"), |mut top, _| {
+            let number = top.take_required("n", Field::to_number);
+            let names = top.take_list("names", 2, Field::to_name);
+            top.reject_unknown_keys();
+            names.and(number)
+        });
+        result.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn error_has_file_line_field_value_and_rule() {
+        assert_eq!(read("n = 1.5\nnames = [\"a\", \"b\"]"), Ok(1.5));
+        let cases = [
+            ("", "/etc/x.toml: n: is missing"),
+            ("n = true", "/etc/x.toml: line 1: n = true: must be a decimal number"),
+            ("n = 0x10", "/etc/x.toml: line 1: n = 0x10: must be a decimal number"),
+            (
+                "n = 1\nnames = [\"a\", \"b\", \"c\"]",
+                "/etc/x.toml: line 2: names = [\"a\", \"b\", \"c\"]: has 3 items: must have at most 2",
+            ),
+            ("n = 1\nm = 2", "/etc/x.toml: line 2: m: unknown key; must be one of n, names"),
+            (
+                "n = 1\n\"\\u001b\\n\" = 2",
+                "/etc/x.toml: line 2: \\u{1b}\\n: unknown key; must be one of n, names",
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(read(text).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn number_of_reported_errors_is_limited() {
+        let unknown = |count: usize| (0..count).map(|i| format!("k{i} = 0\n")).collect::<String>() + "n = 1";
+        let lines = |count| read(&unknown(count)).unwrap_err().lines().count();
+        assert_eq!(lines(CONFIG_VIOLATIONS_MAX), CONFIG_VIOLATIONS_MAX);
+        assert_eq!(lines(CONFIG_VIOLATIONS_MAX + 9), CONFIG_VIOLATIONS_MAX + 1);
+        let error = read(&unknown(CONFIG_VIOLATIONS_MAX + 9)).unwrap_err();
+        assert!(error.ends_with("/etc/x.toml: 9 further errors are not shown"), "{error}");
+    }
+
+    #[test]
+    fn file_is_read_up_to_the_limit() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"1234").unwrap();
+        let read = |max| {
+            let mut file = file.try_clone().unwrap();
+            file.rewind().unwrap();
+            read_limited(file, max)
+        };
+        assert_eq!(read(4).unwrap(), b"1234");
+        let error = read(3).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(error.to_string(), "must have at most 3 bytes");
     }
 }

@@ -93,6 +93,8 @@ pub const TOKEN_FILE_BYTES_MAX: usize = 4 << 10;
 pub const PEM_FILE_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of `rack.toml` and `host.toml`, in bytes.
 pub const SERVICE_CONFIG_BYTES_MAX: usize = 4 << 20;
+/// Maximum number of errors of a configuration file that are shown.
+pub const CONFIG_VIOLATIONS_MAX: usize = 100;
 /// Maximum size of a configuration file that `tarn` reads, in bytes.
 pub const CONFIG_FILE_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of a table that `tarn` reads, in bytes after decompression.
