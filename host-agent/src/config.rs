@@ -15,7 +15,7 @@ use config_file::{Field, Section};
 use tonic::transport::Uri;
 use units::{
     Name, UserId,
-    limits::{ALLOWED_UIDS_MAX, SCRUB_MIB_PER_S_DEFAULT},
+    limits::{ALLOWED_UIDS_MAX, SCRUB_MIB_PER_S_DEFAULT, SOCKET_PATH_BYTES_MAX},
 };
 
 use self::symbiosis::Symbiosis;
@@ -25,15 +25,13 @@ use crate::user::current_user;
 const MANAGER_URI_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 /// Name of the agent's socket in the runtime directory if `agent.socket` is not set.
 const SOCKET_NAME: &str = "host-memory.sock";
-/// Maximum length of the path of a unix socket on Linux, in bytes.
-const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Validated configuration of a host. All paths are absolute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Name of the host in `rack.toml`.
     pub host: Name,
-    /// Address of the manager: `http://`, `https://` or `unix:`.
+    /// Address of the manager: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`.
     pub manager: String,
     /// Runtime directory, which contains the lock and the VM records.
     pub runtime_dir: PathBuf,
@@ -224,9 +222,12 @@ fn parse_manager(manager: &str, has_tls: bool) -> Result<String, String> {
 
 fn check_uri(manager: &str, has_tls: bool) -> Result<(), &'static str> {
     let uri = manager.parse::<Uri>().map_err(|_| "must be http://, https:// or unix:")?;
-    let (Some(host), Some(scheme)) = (uri.host(), uri.scheme_str()) else {
-        return Err("must be http://HOST:PORT, https://HOST:PORT or unix:/PATH");
-    };
+    let rule = "must be http://HOST:PORT, https://HOST:PORT or unix:/PATH";
+    let (Some(host), Some(scheme)) = (uri.host(), uri.scheme_str()) else { return Err(rule) };
+    let has_path = !matches!(uri.path(), "" | "/") || uri.query().is_some();
+    if uri.port().is_none() || has_path {
+        return Err(rule);
+    }
     match (scheme, has_tls) {
         ("http", false) if is_loopback(host) => Ok(()),
         ("http", false) => Err("must be on this machine, or use https:// with [tls]"),
@@ -484,9 +485,11 @@ mod tests {
         for good in ["http://127.0.0.1:1", "http://[::1]:1", "http://localhost:9750", "unix:/run/tarn.sock"] {
             assert_eq!(parse(&manager(good)).unwrap().manager, good);
         }
-        for bad in
-            ["http://10.0.0.1:1", "https://10.0.0.1:1", "ftp://127.0.0.1:1", "unix:tarn.sock", "h0:9750", ""]
-        {
+        let remote_or_malformed =
+            ["http://10.0.0.1:1", "https://10.0.0.1:1", "ftp://127.0.0.1:1", "unix:tarn.sock", "h0:9750", ""];
+        let without_port = ["http://localhost", "http://localhost:", "http://[::1]", "https://h/x"];
+        let with_path = ["http://localhost:1/x", "http://localhost:1?x", "http://localhost:1/?x"];
+        for bad in remote_or_malformed.into_iter().chain(without_port).chain(with_path) {
             let error = parse(&manager(bad)).unwrap_err();
             assert!(error.contains(&format!("agent.manager = {bad:?}")), "{error}");
         }
@@ -502,6 +505,14 @@ mod tests {
         };
         let config = parse(&with_tls("https://10.0.0.1:9750")).unwrap();
         assert_eq!(config.tls.unwrap().ca, Path::new("/etc/tarn/ca.pem"));
+        for bad in ["https://h", "https://h/x", "https://h:1/x", "https://h:1?x"] {
+            let error = parse(&with_tls(bad)).unwrap_err();
+            assert!(
+                error.contains(&format!("agent.manager = {bad:?}: must be http://HOST:PORT, ")),
+                "{error}"
+            );
+        }
+        assert_eq!(parse(&with_tls("https://h:1/")).unwrap().manager, "https://h:1/");
         assert!(parse(&with_tls("http://127.0.0.1:9750")).unwrap_err().contains("must be https://"));
         assert!(parse(&with_tls("unix:/run/tarn.sock")).unwrap_err().contains("without [tls]"));
         let unset = MINIMAL_CONFIG.replace("[backend]", &format!("{tls}\n[backend]"));

@@ -133,7 +133,7 @@ impl Records {
         for entry in fs::read_dir(&self.directory).map_err(list())? {
             let path = entry.map_err(list())?.path();
             if path.extension().is_some_and(|extension| extension == "new") {
-                // The write was interrupted, so the VM has received no memory.
+                // The write was interrupted. The earlier record, if any, is still complete.
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
             } else {
                 vms.push(self.load_record(path)?);

@@ -1,5 +1,6 @@
-//! Files that identify this host to the manager: its token, or its certificate and private key. A
-//! token or key that other users can access is rejected.
+//! Files that identify this host to the manager: its token, or its certificate and private key.
+//! The mode of the token file must grant nothing to group and others, and the mode of the key file
+//! nothing to others. The owner of these files is not checked.
 
 use std::{
     fs::File,
@@ -23,12 +24,13 @@ pub(crate) const CA_FIELD: &str = "tls.ca";
 pub(crate) const CERTIFICATE_FIELD: &str = "tls.certificate";
 /// Mode bits of all permissions, in the mode of a file.
 const MODE_MASK: u32 = 0o7777;
-/// Mode bits of all permissions of users other than the owner.
-const NON_OWNER_MODE: u32 = 0o077;
+/// Mode bits that the token file must not have: all permissions of group and others.
+pub(crate) const NON_OWNER_MODE: u32 = 0o077;
 /// Maximum length of a token, in bytes.
 const TOKEN_BYTES_MAX: usize = 1024;
-/// Mode bits of all permissions of users other than the owner and the group.
-const WORLD_MODE: u32 = 0o007;
+/// Mode bits that the file of the private key must not have: all permissions of others. The group
+/// may have access.
+pub(crate) const WORLD_MODE: u32 = 0o007;
 
 /// Error returned by [`read_secrets`].
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +50,7 @@ pub enum SecretsError {
         /// Path of the directory.
         path: PathBuf,
     },
-    /// Other users can access the token.
+    /// The mode of the token file grants permissions to group or others.
     #[error("{TOKEN_FIELD}: {} has mode {mode:04o}: only its owner may access it; run `chmod 600 {}`", path.display(), path.display())]
     TokenAccessible {
         /// File of the token.
@@ -89,7 +91,7 @@ pub enum TlsFileError {
         /// Path of the directory.
         path: PathBuf,
     },
-    /// All users can access the private key.
+    /// The mode of the key file grants permissions to others.
     #[error("{KEY_FIELD}: {} has mode {mode:04o}: other users must not access it; run `chmod o= {}`", path.display(), path.display())]
     KeyAccessible {
         /// File of the key.
@@ -102,7 +104,8 @@ pub enum TlsFileError {
 /// Reads the files of `[tls]`, and returns the configuration of the TLS client.
 ///
 /// # Errors
-/// [`TlsFileError`] if a file cannot be read, or all users can access the key.
+/// [`TlsFileError`] if a file cannot be read, or the mode of the key file grants permissions to
+/// others.
 pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
     let (key, mode) = read_tls_file(KEY_FIELD, &tls.key)?;
     if mode & WORLD_MODE != 0 {
@@ -131,8 +134,8 @@ fn read_tls_file(field: &'static str, path: &Path) -> Result<(Vec<u8>, u32), Tls
 /// Reads and checks the files that identify this host. Returns the token, if one is configured.
 ///
 /// # Errors
-/// [`SecretsError`] if a file cannot be read, can be accessed by other users, or contains no valid
-/// token.
+/// [`SecretsError`] if a file cannot be read, the mode of the token file or of the key file grants
+/// too many permissions, or the token file contains no valid token.
 pub fn read_secrets(config: &Config) -> Result<Option<String>, SecretsError> {
     let token = config.token_file.as_deref().map(read_token).transpose()?;
     config.tls.as_ref().map(read_tls).transpose()?; // only a check: each connection reads them again
@@ -208,6 +211,8 @@ mod tests {
             fs::write(dir.path().join(name), "PEM").unwrap();
         }
         set_mode(&dir.path().join("key"), 0o600);
+        assert_eq!(read_secrets(&config).unwrap(), None);
+        set_mode(&dir.path().join("key"), 0o660);
         assert_eq!(read_secrets(&config).unwrap(), None);
         set_mode(&dir.path().join("key"), 0o604);
         assert_rejected(

@@ -30,6 +30,7 @@ mod prediction;
 pub use access::Access;
 pub use config_file::{ConfigError, Violation};
 pub use immutable::{ImmutableSettingChange, changed_immutable_settings};
+pub use units::limits::SOCKET_PATH_BYTES_MAX;
 
 /// Validated configuration of a rack.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,9 +65,6 @@ pub struct Manager {
     /// Address of the Prometheus endpoint; `None` disables it.
     pub metrics_listen: Option<SocketAddr>,
 }
-
-/// Maximum length of the path of a unix socket on Linux, in bytes.
-pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Path of the unix socket if `manager.listen` is not set.
 pub const DEFAULT_SOCKET_PATH: &str = "/run/tarn/manager.sock";

@@ -8,7 +8,7 @@ use units::{QuotedText, escaped, shortened};
 /// Last line of an error, identical to the last line in clap's own errors.
 const HELP_HINT: &str = "For more information, try '--help'.";
 
-/// Returns the error with each value escaped and truncated.
+/// Returns the error with each value escaped and shortened.
 pub(crate) fn with_printable_values(mut error: clap::Error, command: &clap::Command) -> clap::Error {
     if let Some(message) = rejected_value_message(&error) {
         return clap::Error::raw(error.kind(), format!("{message}\n\n{HELP_HINT}\n")).with_cmd(command);
@@ -26,6 +26,7 @@ pub(crate) fn with_printable_values(mut error: clap::Error, command: &clap::Comm
 
 /// Returns the message about a value that its parser rejected, or `None` for another error. Removes
 /// the value from the start of the parser's error, because the message already contains the value.
+/// The parsers of this workspace quote the value, and clap's `range` does not.
 fn rejected_value_message(error: &clap::Error) -> Option<String> {
     let (Some(ContextValue::String(argument)), Some(ContextValue::String(value)), ErrorKind::ValueValidation) =
         (error.get(ContextKind::InvalidArg), error.get(ContextKind::InvalidValue), error.kind())
@@ -33,7 +34,9 @@ fn rejected_value_message(error: &clap::Error) -> Option<String> {
         return None;
     };
     let reason = error.source()?.to_string();
-    let reason = reason.strip_prefix(&format!("{} is ", QuotedText(value))).unwrap_or(&reason);
+    let prefixes = [format!("{} is ", QuotedText(value)), format!("{value} is ")];
+    let stripped = prefixes.iter().find_map(|prefix| reason.strip_prefix(prefix.as_str()));
+    let reason = stripped.unwrap_or(&reason);
     Some(format!("invalid value '{}' for '{argument}': {reason}", to_printable(value)))
 }
 

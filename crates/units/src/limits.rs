@@ -81,15 +81,15 @@ pub const REQUEST_ID_BYTES_MAX: usize = 128;
 /// Maximum length of the reason that an operator gives for an operation, in bytes.
 pub const REASON_BYTES_MAX: usize = 512;
 
-/// Maximum length of a value in an error message, in characters. Longer values are truncated. Valid
-/// names and request IDs are never truncated.
+/// Maximum length of a value in an error message, in characters. Longer values are shortened. Valid
+/// names and request IDs are never shortened.
 pub const ERROR_VALUE_CHARS_MAX: usize = 256;
 const _: () =
     assert!(NAME_BYTES_MAX <= ERROR_VALUE_CHARS_MAX && REQUEST_ID_BYTES_MAX <= ERROR_VALUE_CHARS_MAX);
 
-/// Maximum size of a file with a token that `tarn` reads, in bytes.
+/// Maximum size of a file with a token, in bytes.
 pub const TOKEN_FILE_BYTES_MAX: usize = 4 << 10;
-/// Maximum size of a file with certificates or a private key that `tarn` reads, in bytes.
+/// Maximum size of a file with certificates or a private key, in bytes.
 pub const PEM_FILE_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of `rack.toml` and `host.toml`, in bytes.
 pub const SERVICE_CONFIG_BYTES_MAX: usize = 4 << 20;
@@ -102,6 +102,9 @@ pub const TABLE_BYTES_MAX: u64 = 4 << 30;
 /// Maximum length of a line of a table that `tarn` reads, in bytes.
 pub const TABLE_LINE_BYTES_MAX: u64 = 1 << 20;
 
+/// Maximum length of the path of a unix socket on Linux, in bytes. `sun_path` has 108 bytes, of
+/// which the last is NUL (unix(7)).
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Maximum size of a gRPC message in either direction, in bytes.
 pub const RPC_MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Maximum size of a `HostMemory` datagram, in bytes.

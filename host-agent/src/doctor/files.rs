@@ -13,8 +13,6 @@ use crate::{
     records, secrets,
 };
 
-/// Mode bits of all permissions of users other than the owner.
-const NON_OWNER_MODE: u32 = 0o077;
 /// Mode bits of the write permissions of users other than the owner.
 const NON_OWNER_WRITE_MODE: u32 = 0o022;
 /// Magic numbers (linux/magic.h) of the file systems that store files in memory: tmpfs and
@@ -45,13 +43,14 @@ pub(super) fn check_config(path: &Path) -> Finding {
     problem.unwrap_or_else(|| Finding::passed("config", format!("{} is valid", path.display())))
 }
 
-/// Checks the token and TLS files named in host.toml. Only the owner may access the token and the
-/// private key. Other users may read, but not write, the certificates.
+/// Checks the token and TLS files named in host.toml. As in the agent, only the owner may access
+/// the token, and only the owner and the group may access the private key. Other users may read,
+/// but not write, the certificates.
 pub(super) fn check_secrets(config: &Config) -> Vec<Finding> {
-    let token = config.token_file.iter().map(|path| (secrets::TOKEN_FIELD, path, NON_OWNER_MODE));
+    let token = config.token_file.iter().map(|path| (secrets::TOKEN_FIELD, path, secrets::NON_OWNER_MODE));
     let tls = config.tls.iter().flat_map(|tls| {
         [
-            (secrets::KEY_FIELD, &tls.key, NON_OWNER_MODE),
+            (secrets::KEY_FIELD, &tls.key, secrets::WORLD_MODE),
             (secrets::CA_FIELD, &tls.ca, NON_OWNER_WRITE_MODE),
             (secrets::CERTIFICATE_FIELD, &tls.certificate, NON_OWNER_WRITE_MODE),
         ]
@@ -73,8 +72,8 @@ pub(super) fn check_secrets(config: &Config) -> Vec<Finding> {
     })
 }
 
-/// Reports a file if users other than the owner have any of the permissions `others`, or if it is
-/// not a readable file. `field` is the key of the file in host.toml; `None` for host.toml itself.
+/// Reports a file if its mode contains any of the bits `others`, or if it is not a readable file.
+/// `field` is the key of the file in host.toml; `None` for host.toml itself.
 fn check_permissions(field: Option<&str>, path: &Path, others: u32) -> Option<Finding> {
     let path_text = path.display();
     let problem = |message: String, fix: &str| {
@@ -95,12 +94,15 @@ fn check_permissions(field: Option<&str>, path: &Path, others: u32) -> Option<Fi
         return problem(format!("{path_text} is a directory: must be a file"), fix);
     }
     let mode = metadata.mode() & 0o7777;
-    let (allowed, rule) = if others == NON_OWNER_MODE { (0o600, "read") } else { (0o644, "change") };
     if mode & others == 0 {
         return None;
     }
-    let message = format!("{path_text} has mode {mode:04o}: users other than its owner can {rule} it");
-    problem(message, &format!("`chmod {allowed:o} {path_text}`"))
+    let (risk, allowed) = match others {
+        secrets::NON_OWNER_MODE => ("users other than its owner can access it", "600"),
+        secrets::WORLD_MODE => ("users other than its owner and group can access it", "o="),
+        _ => ("users other than its owner can change it", "644"),
+    };
+    problem(format!("{path_text} has mode {mode:04o}: {risk}"), &format!("`chmod {allowed} {path_text}`"))
 }
 
 /// Checks that `backend.local_dir` is on a file system in memory. It contains the local memory of

@@ -240,7 +240,7 @@ fn files_accessible_by_other_users_are_reported() {
     set_mode(&host.tree, "h0.token", 0o640);
     host.assert_problem(&[
         "secrets",
-        "h0.token has mode 0640: users other than its owner can read it",
+        "h0.token has mode 0640: users other than its owner can access it",
         "`chmod 600 ",
     ]);
     fs::remove_file(host.tree.path("h0.token")).unwrap();
@@ -254,6 +254,27 @@ fn files_accessible_by_other_users_are_reported() {
     host.tree.files("", &[("h0.token", "secret")]);
     set_mode(&host.tree, "host.toml", 0o666);
     host.assert_problem(&["config", "can change it", "`chmod 644 "]);
+}
+
+#[test]
+fn private_key_may_be_accessible_to_its_group_only() {
+    let host = TestHost::new("emulated");
+    let text = fs::read_to_string(host.tree.path("host.toml")).unwrap();
+    let text = text.replacen("[agent]", "[agent]\nmanager = \"https://10.0.0.1:9750\"", 1);
+    let tls = "[tls]\nca = \"ca.pem\"\ncertificate = \"h0.pem\"\nkey = \"h0.key\"\nserver_name = \"manager\"";
+    host.tree.files("", &[("host.toml", &format!("{text}\n{tls}"))]);
+    for name in ["ca.pem", "h0.pem", "h0.key"] {
+        host.tree.files("", &[(name, "PEM")]);
+        set_mode(&host.tree, name, 0o640);
+    }
+    host.assert_healthy();
+    set_mode(&host.tree, "h0.key", 0o644);
+    host.assert_problem(&[
+        "secrets",
+        "tls.key: ",
+        "h0.key has mode 0644: users other than its owner and group can access it",
+        "`chmod o= ",
+    ]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use rustix::{
     },
     process::Pid,
 };
-use units::Name;
+use units::{Name, limits::SOCKET_PATH_BYTES_MAX};
 
 /// Maximum number of connections that wait in the kernel to be accepted.
 const CONTROL_BACKLOG: i32 = 128;
@@ -40,7 +40,7 @@ pub enum SocketError {
         path: PathBuf,
     },
     /// The path exceeds the length limit of a Unix socket address.
-    #[error("--run-dir: the path {} is too long for a socket: at most 107 bytes", path.display())]
+    #[error("--run-dir: the path {} is too long for a socket: must have at most {SOCKET_PATH_BYTES_MAX} bytes", path.display())]
     PathTooLong {
         /// Path of the control socket.
         path: PathBuf,
@@ -220,7 +220,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = dir.path().join("x".repeat(100));
         let error = claim_control_socket(&run_dir, &vm_name()).unwrap_err().to_string();
-        assert!(error.ends_with("is too long for a socket: at most 107 bytes"), "{error}");
+        assert!(error.ends_with("is too long for a socket: must have at most 107 bytes"), "{error}");
         assert!(!run_dir.exists());
     }
 }

@@ -316,6 +316,11 @@ async fn numbers_out_of_range_are_rejected_with_the_limits() {
     let message =
         "error: invalid value '99999999TiB' for '--pool <SIZE>': too large: must be less than 16777216TiB\n";
     assert!(ran.code == 2 && ran.stderr.starts_with(message), "{}", ran.stderr);
+    for uid in ["-1", "4294967295"] {
+        let ran = tarn(&format!("reserve --host h1 --vm web --uid={uid}")).await;
+        let message = format!("error: invalid value '{uid}' for '--uid <UID>': not in 0..4294967295\n");
+        assert!(ran.code == 2 && ran.stderr.starts_with(&message), "{}", ran.stderr);
+    }
     let ran = tarn("reserve --host h1 --vm web --commit-within 25").await;
     assert!(ran.code == 2 && ran.stderr.contains("must be a duration such as 500ms"), "{}", ran.stderr);
 }
