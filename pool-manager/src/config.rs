@@ -233,12 +233,10 @@ impl<'a> ConfigParser<'a> {
         let fence = top
             .take_section("fence")
             .map_or(Some(None), |section| fence::parse_fence_command(section).map(Some));
-        let is_unix = matches!(&manager, Some(Manager { listen: Listen::Unix(_), .. }));
-        let access_section = top.take_section("access");
-        let access = match (access_section, &manager) {
-            (Some(section), Some(_)) => access::parse_access(section, is_unix),
-            _ => Some(Access::default()),
-        };
+        let is_unix = manager.as_ref().map(|manager| matches!(manager.listen, Listen::Unix(_)));
+        let access = top
+            .take_section("access")
+            .map_or(Some(Access::default()), |section| access::parse_access(section, is_unix));
         let tls = top.take_section("tls").map_or(Some(None), |section| self.parse_tls(section).map(Some));
         let emcs = top.take_sections("emc", EMCS_MAX);
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.parse_emc(section)).collect();

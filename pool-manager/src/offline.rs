@@ -81,7 +81,7 @@ pub enum OfflineError {
 pub fn init(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let (store, uuid) = (&config.manager.store, store_folder::random_uuid());
-    store_folder::init(store, &uuid)?;
+    store_folder::init(store, &uuid, path)?;
     Tokens::load(store, &config.hosts)?;
     println!(
         "{}: created rack {uuid}; tokens: of hosts in {}, of schedulers and administrators in {}",

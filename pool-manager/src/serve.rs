@@ -51,7 +51,7 @@ use crate::{
     store::{Store, StoreError, redb::RedbStore},
     store_folder::{self, OpenedStore, StoreFolderError},
     tls::{self, TlsError},
-    tokens::{TokenError, Tokens},
+    tokens::{NewTokenFiles, TokenError, Tokens},
 };
 
 /// Time limit for each step of stopping the manager.
@@ -130,7 +130,8 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let opened = store_folder::open(&config.manager.store, &path)?;
     let OpenedStore { mut store, meta, records, restored } = opened;
     let rejections = Arc::new(RejectionLog::default());
-    let rules = load_rules(&config)?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
+    let (rules, new_tokens) = prepare_rules(&config)?;
+    new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
     let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
     let (tls, tls_receiver) = watch::channel(load_tls_config(&path, &config)?);
     let access = AccessControl { identity, rejections, tls, tls_receiver };
@@ -259,10 +260,12 @@ fn rpc_policy(config: &Config) -> Policy {
     }
 }
 
-fn load_rules(config: &Config) -> Result<AccessRules, TokenError> {
-    let tokens = Tokens::load(&config.manager.store, &config.hosts)?;
+/// Returns the rules of the configuration, and the files of new tokens, which the caller must
+/// create.
+fn prepare_rules(config: &Config) -> Result<(AccessRules, NewTokenFiles), TokenError> {
+    let (tokens, new_tokens) = Tokens::prepare(&config.manager.store, &config.hosts)?;
     let certificate_names = config.tls.as_ref().map(|tls| (tls.schedulers.clone(), tls.admins.clone()));
-    Ok(AccessRules { tokens, access: config.access.clone(), certificate_names })
+    Ok((AccessRules { tokens, access: config.access.clone(), certificate_names }, new_tokens))
 }
 
 fn to_rack_spec(config: &Config) -> RackSpec {
@@ -303,7 +306,7 @@ async fn remove_departed_hosts(shares: &Shares) {
     }
 }
 
-/// Reloads `rack.toml` on SIGHUP; an invalid file changes nothing. Returns on SIGTERM or SIGINT.
+/// Reloads `rack.toml` on SIGHUP; a rejected file changes nothing. Returns on SIGTERM or SIGINT.
 async fn reload_until_stopped(
     path: &std::path::Path,
     mut config: Config,
@@ -326,7 +329,7 @@ async fn reload_until_stopped(
                 }
                 Err(error) => {
                     let error = units::chain(&error);
-                    tracing::error!(path = %path.display(), error, "rack.toml is invalid, keeping the previous configuration");
+                    tracing::error!(path = %path.display(), error, "cannot reload rack.toml, keeping the previous configuration");
                 }
             },
             _ = terminate.recv() => return Ok(()),
@@ -335,6 +338,12 @@ async fn reload_until_stopped(
     }
 }
 
+/// Loads and applies `rack.toml`. Creates new tokens only after the ledger has accepted the change.
+/// If a token cannot be created, the change stays in effect, and the next reload tries again.
+///
+/// # Errors
+/// [`ServeError`] if the file is rejected, or if a token or certificate cannot be read. In this
+/// case, nothing is changed.
 async fn reload(
     path: &std::path::Path,
     old: &Config,
@@ -347,8 +356,14 @@ async fn reload(
     if !changes.is_empty() {
         return Err(ServeError::ImmutableSetting(changes.join("; ")));
     }
-    let (rules, tls) = (load_rules(&new)?, load_tls_config(path, &new)?);
+    let ((rules, new_tokens), tls) = (prepare_rules(&new)?, load_tls_config(path, &new)?);
     configure(path, handle, &new).await?;
+    if let Err(error) = new_tokens.create() {
+        tracing::error!(
+            error = units::chain(&error),
+            "cannot create new tokens, the next reload tries again"
+        );
+    }
     access.identity.replace(rules);
     access.tls.send_replace(tls);
     Ok(new)

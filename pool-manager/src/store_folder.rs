@@ -30,9 +30,10 @@ use crate::{
 pub enum StoreFolderError {
     /// The directory contained a rack, but its ledger is lost.
     #[error(
-         "the ledger {} {defect}, but its directory belongs to a rack ({evidence}): restore a backup with `pool-manager restore`; \
-         to abandon the rack, remove the directory and run `pool-manager init`",
-        ledger.display()
+        "the ledger {} {defect}, but its directory belongs to a rack ({evidence}): restore a backup with \
+         `pool-manager restore --config {1} --from BACKUP`; to abandon the rack, remove the directory and run \
+         `pool-manager init --config {1}`",
+        ledger.display(), rack_toml.display()
     )]
     LedgerLost {
         /// Database file of the ledger.
@@ -41,6 +42,8 @@ pub enum StoreFolderError {
         defect: &'static str,
         /// File that proves that the directory belongs to a rack, and its contents.
         evidence: String,
+        /// Configuration file that names the directory.
+        rack_toml: PathBuf,
     },
     /// The directory contains no rack, and no evidence that it ever contained one.
     #[error(
@@ -52,16 +55,17 @@ pub enum StoreFolderError {
         /// Directory of the store.
         folder: PathBuf,
         /// Reason, such as "the folder does not exist".
-        defect: &'static str,
+        defect: String,
         /// Configuration file that names the directory.
         rack_toml: PathBuf,
     },
     /// The ledger belongs to another rack.
     #[error(
         "{}/{RACK_UUID_FILE} contains rack {folder_rack}, expected {ledger_rack}, the rack of {DATABASE_FILE}: if manager.store is wrong, correct it; \
-         if the ledger is the wrong one, restore a backup of rack {folder_rack} with `pool-manager restore`; \
+         if the ledger is the wrong one, restore a backup of rack {folder_rack} with \
+         `pool-manager restore --config {1} --from BACKUP --force`; \
          to continue with rack {ledger_rack}, remove the file {RACK_UUID_FILE}",
-        folder.display()
+        folder.display(), rack_toml.display()
     )]
     OtherRack {
         /// Directory of the store.
@@ -70,12 +74,15 @@ pub enum StoreFolderError {
         ledger_rack: String,
         /// UUID of the rack in the file [`RACK_UUID_FILE`].
         folder_rack: String,
+        /// Configuration file that names the directory.
+        rack_toml: PathBuf,
     },
     /// The file [`RACK_UUID_FILE`] contains no UUID.
     #[error(
         "{}/{RACK_UUID_FILE} is damaged: contains {found:?}, expected {ledger_rack}, the rack of {DATABASE_FILE}: if this is the rack of the folder, \
-         remove the file, and pool-manager writes it again; otherwise restore a backup with `pool-manager restore`",
-        folder.display()
+         remove the file, and pool-manager writes it again; otherwise restore a backup with \
+         `pool-manager restore --config {1} --from BACKUP --force`",
+        folder.display(), rack_toml.display()
     )]
     DamagedRackUuid {
         /// Directory of the store.
@@ -84,6 +91,8 @@ pub enum StoreFolderError {
         found: String,
         /// UUID of the rack in the ledger.
         ledger_rack: String,
+        /// Configuration file that names the directory.
+        rack_toml: PathBuf,
     },
     /// `pool-manager init` was run in a directory that contains a rack.
     #[error("{} already contains rack {rack_uuid}: nothing was changed", folder.display())]
@@ -144,16 +153,17 @@ pub fn open(folder: &Path, rack_toml: &Path) -> Result<OpenedStore, StoreFolderE
     Ok(OpenedStore { store, meta, records, restored })
 }
 
-/// Creates a rack with UUID `new_uuid` in a directory that never contained one.
+/// Creates a rack with UUID `new_uuid` in a directory that never contained one. `rack_toml` is the
+/// configuration file, for messages.
 ///
 /// # Errors
 /// [`StoreFolderError::RackExists`] if the directory contains a rack, or another
 /// [`StoreFolderError`] if it lost its ledger, contains the ledger of another rack, or cannot be
 /// used.
-pub fn init(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
-    find_file_defect(folder)?;
+pub fn init(folder: &Path, new_uuid: &str, rack_toml: &Path) -> Result<(), StoreFolderError> {
+    find_file_defect(folder, rack_toml)?;
     let mut store = RedbStore::open_directory(folder)?;
-    let meta = verify_rack(folder, records::load(&mut store)?.meta)?;
+    let meta = verify_rack(folder, records::load(&mut store)?.meta, rack_toml)?;
     if let Some(meta) = meta {
         write_missing_uuid(folder, &meta)?;
         return Err(StoreFolderError::RackExists { folder: folder.to_owned(), rack_uuid: meta.rack_uuid });
@@ -167,7 +177,8 @@ pub fn init(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
 /// this file.
 fn write_missing_uuid(folder: &Path, meta: &Meta) -> Result<(), StoreFolderError> {
     if read_rack_uuid(folder)?.is_none() {
-        rack_uuid_file::write(folder, &meta.rack_uuid).map_err(io_error("write", folder))?;
+        rack_uuid_file::write(folder, &meta.rack_uuid)
+            .map_err(io_error("write", &folder.join(RACK_UUID_FILE)))?;
     }
     Ok(())
 }
@@ -188,7 +199,8 @@ pub fn random_uuid() -> String {
 /// [`StoreFolderError::LedgerLost`] or [`StoreFolderError::NoRack`] if the file is missing or
 /// empty.
 pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderError> {
-    find_file_defect(folder)?.map_or(Ok(()), |defect| Err(missing_rack_error(folder, defect, rack_toml)))
+    let defect = find_file_defect(folder, rack_toml)?;
+    defect.map_or(Ok(()), |defect| Err(missing_rack_error(folder, defect, rack_toml)))
 }
 
 /// Checks that the ledger contains a rack, and that its directory belongs to the same rack. Returns
@@ -199,11 +211,11 @@ pub fn check_file(folder: &Path, rack_toml: &Path) -> Result<(), StoreFolderErro
 /// [`StoreFolderError::OtherRack`] or [`StoreFolderError::DamagedRackUuid`] if the directory does
 /// not belong to the rack of the ledger.
 pub fn check_rack(folder: &Path, meta: Option<Meta>, rack_toml: &Path) -> Result<Meta, StoreFolderError> {
-    verify_rack(folder, meta)?
-        .ok_or_else(|| missing_rack_error(folder, "ledger.redb contains no rack", rack_toml))
+    let defect = || format!("{DATABASE_FILE} contains no rack");
+    verify_rack(folder, meta, rack_toml)?.ok_or_else(|| missing_rack_error(folder, defect(), rack_toml))
 }
 
-fn missing_rack_error(folder: &Path, defect: &'static str, rack_toml: &Path) -> StoreFolderError {
+fn missing_rack_error(folder: &Path, defect: String, rack_toml: &Path) -> StoreFolderError {
     StoreFolderError::NoRack { folder: folder.to_owned(), defect, rack_toml: rack_toml.to_owned() }
 }
 
@@ -212,28 +224,31 @@ fn missing_rack_error(folder: &Path, defect: &'static str, rack_toml: &Path) -> 
 ///
 /// # Errors
 /// [`StoreFolderError::LedgerLost`] if the file has a defect, but the directory belongs to a rack.
-fn find_file_defect(folder: &Path) -> Result<Option<&'static str>, StoreFolderError> {
+fn find_file_defect(folder: &Path, rack_toml: &Path) -> Result<Option<String>, StoreFolderError> {
     let ledger = folder.join(DATABASE_FILE);
     let (lost, defect) = match redb::is_blank_file(&ledger)? {
         Some(false) => return Ok(None),
-        Some(true) => ("is empty", "ledger.redb is empty"),
+        Some(true) => ("is empty", format!("{DATABASE_FILE} is empty")),
         None => ("is missing", missing_store_defect(folder)?),
     };
     match find_rack_evidence(folder)? {
-        Some(evidence) => Err(StoreFolderError::LedgerLost { ledger, defect: lost, evidence }),
+        Some(evidence) => {
+            let rack_toml = rack_toml.to_owned();
+            Err(StoreFolderError::LedgerLost { ledger, defect: lost, evidence, rack_toml })
+        }
         None => Ok(Some(defect)),
     }
 }
 
 /// Returns the reason for a missing ledger file.
-fn missing_store_defect(folder: &Path) -> Result<&'static str, StoreFolderError> {
-    let list = |errno| StoreFolderError::Io { operation: "list", path: folder.to_owned(), errno };
+fn missing_store_defect(folder: &Path) -> Result<String, StoreFolderError> {
     match fs::read_dir(folder) {
-        Ok(mut entries) => {
-            Ok(if entries.next().is_none() { "the folder is empty" } else { "ledger.redb is missing" })
-        }
-        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok("the folder does not exist"),
-        Err(errno) => Err(list(errno)),
+        Ok(mut entries) => Ok(match entries.next() {
+            None => "the folder is empty".to_owned(),
+            Some(_) => format!("{DATABASE_FILE} is missing"),
+        }),
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok("the folder does not exist".to_owned()),
+        Err(errno) => Err(io_error("list", folder)(errno)),
     }
 }
 
@@ -242,19 +257,25 @@ fn missing_store_defect(folder: &Path) -> Result<&'static str, StoreFolderError>
 ///
 /// # Errors
 /// [`StoreFolderError`] if only one of them belongs to a rack, or the racks differ.
-fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreFolderError> {
+fn verify_rack(
+    folder: &Path,
+    meta: Option<Meta>,
+    rack_toml: &Path,
+) -> Result<Option<Meta>, StoreFolderError> {
+    let rack_toml = rack_toml.to_owned();
     let Some(meta) = meta else {
         let (ledger, defect) = (folder.join(DATABASE_FILE), "contains no rack");
-        return find_rack_evidence(folder)?
-            .map_or(Ok(None), |evidence| Err(StoreFolderError::LedgerLost { ledger, defect, evidence }));
+        return find_rack_evidence(folder)?.map_or(Ok(None), |evidence| {
+            Err(StoreFolderError::LedgerLost { ledger, defect, evidence, rack_toml })
+        });
     };
     let (folder, ledger_rack) = (folder.to_owned(), meta.rack_uuid.clone());
     match read_rack_uuid(&folder)? {
         Some(RackUuidFile::Uuid(folder_rack)) if folder_rack != meta.rack_uuid => {
-            Err(StoreFolderError::OtherRack { folder, ledger_rack, folder_rack })
+            Err(StoreFolderError::OtherRack { folder, ledger_rack, folder_rack, rack_toml })
         }
         Some(RackUuidFile::Damaged(found)) => {
-            Err(StoreFolderError::DamagedRackUuid { folder, found, ledger_rack })
+            Err(StoreFolderError::DamagedRackUuid { folder, found, ledger_rack, rack_toml })
         }
         _ => Ok(Some(meta)),
     }
@@ -262,6 +283,10 @@ fn verify_rack(folder: &Path, meta: Option<Meta>) -> Result<Option<Meta>, StoreF
 
 /// Returns a description of the file or directory that proves that `folder` belongs to a rack.
 /// Returns `None` if there is no such file or directory. Does not consider the ledger.
+///
+/// # Errors
+/// [`StoreFolderError::Io`] if the operating system does not report whether the files exist. This
+/// is no proof that the directory belongs to no rack.
 fn find_rack_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
     let file = folder.join(RACK_UUID_FILE);
     Ok(match read_rack_uuid(folder)? {
@@ -269,18 +294,18 @@ fn find_rack_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError>
         Some(RackUuidFile::Damaged(found)) => Some(format!("{} contains {found:?}", file.display())),
         None => {
             let tokens = tokens::host_token_directory(folder);
-            tokens.exists().then(|| format!("{} exists", tokens.display()))
+            let exists = tokens.try_exists().map_err(io_error("find", &tokens))?;
+            exists.then(|| format!("{} exists", tokens.display()))
         }
     })
 }
 
 fn read_rack_uuid(folder: &Path) -> Result<Option<RackUuidFile>, StoreFolderError> {
-    rack_uuid_file::read(folder).map_err(io_error("read", folder))
+    rack_uuid_file::read(folder).map_err(io_error("read", &folder.join(RACK_UUID_FILE)))
 }
 
-fn io_error(operation: &'static str, folder: &Path) -> impl Fn(io::Error) -> StoreFolderError {
-    let path = folder.join(RACK_UUID_FILE);
-    move |errno| StoreFolderError::Io { operation, path: path.clone(), errno }
+fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> StoreFolderError {
+    move |errno| StoreFolderError::Io { operation, path: path.to_owned(), errno }
 }
 
 #[cfg(test)]
@@ -296,7 +321,7 @@ mod tests {
     /// Creates a directory with a rack and the directory of its tokens.
     fn rack_folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        init(folder.path(), UUID).unwrap();
+        init_rack(folder.path(), UUID).unwrap();
         fs::create_dir(tokens::host_token_directory(folder.path())).unwrap();
         folder
     }
@@ -309,13 +334,21 @@ mod tests {
         open(folder, RACK_TOML.as_ref()).unwrap_err().to_string()
     }
 
+    fn init_rack(folder: &Path, new_uuid: &str) -> Result<(), StoreFolderError> {
+        init(folder, new_uuid, RACK_TOML.as_ref())
+    }
+
+    fn failed_init_error(folder: &Path) -> String {
+        init_rack(folder, OTHER_UUID).unwrap_err().to_string()
+    }
+
     #[test]
     fn init_creates_a_rack_in_an_empty_directory() {
         let folder = tempfile::tempdir().unwrap();
-        init(&folder.path().join("new"), UUID).unwrap();
+        init_rack(&folder.path().join("new"), UUID).unwrap();
         assert_eq!(stored_uuid(&folder.path().join("new")), UUID);
         fs::write(folder.path().join(DATABASE_FILE), "").unwrap(); // a crash during the creation of the store leaves an empty file
-        init(folder.path(), UUID).unwrap();
+        init_rack(folder.path(), UUID).unwrap();
         assert_eq!(stored_uuid(folder.path()), UUID);
     }
 
@@ -330,7 +363,7 @@ mod tests {
             folder.path().display()
         );
         assert_eq!(error, expected);
-        init(folder.path(), UUID).unwrap();
+        init_rack(folder.path(), UUID).unwrap();
         assert_eq!(stored_uuid(folder.path()), UUID);
     }
 
@@ -353,14 +386,14 @@ mod tests {
             let folder = rack_folder();
             let file = folder.path().join(RACK_UUID_FILE);
             fs::write(&file, contents).unwrap();
-            for error in
-                [failed_open_error(folder.path()), init(folder.path(), OTHER_UUID).unwrap_err().to_string()]
-            {
+            for error in [failed_open_error(folder.path()), failed_init_error(folder.path())] {
                 let expected = format!(
                     "{} is damaged: contains {found}, expected {UUID}, the rack of ledger.redb: ",
                     file.display()
                 );
                 assert!(error.starts_with(&expected) && error.contains("remove the file"), "{error}");
+                let remedy = format!("`pool-manager restore --config {RACK_TOML} --from BACKUP --force`");
+                assert!(error.ends_with(&remedy), "{error}");
             }
             assert_eq!(fs::read(&file).unwrap(), contents);
             fs::remove_file(folder.path().join(DATABASE_FILE)).unwrap();
@@ -373,7 +406,7 @@ mod tests {
     #[test]
     fn init_rejects_a_directory_with_a_rack() {
         let folder = rack_folder();
-        let error = init(folder.path(), OTHER_UUID).unwrap_err().to_string();
+        let error = failed_init_error(folder.path());
         assert!(error.contains(&format!("already contains rack {UUID}")), "{error}");
         assert_eq!(stored_uuid(folder.path()), UUID);
     }
@@ -392,15 +425,30 @@ mod tests {
                     Some(zeros) => fs::write(&ledger, vec![0; zeros]).unwrap(),
                 }
                 let before = fs::read(&ledger).ok();
-                for error in [
-                    failed_open_error(folder.path()),
-                    init(folder.path(), OTHER_UUID).unwrap_err().to_string(),
-                ] {
-                    assert!(error.contains(defect) && error.contains("pool-manager restore"), "{error}");
+                for error in [failed_open_error(folder.path()), failed_init_error(folder.path())] {
+                    assert!(error.contains(defect), "{error}");
+                    for command in [
+                        "restore --config /etc/tarn/rack.toml --from BACKUP`",
+                        "init --config /etc/tarn/rack.toml`",
+                    ] {
+                        assert!(error.contains(&format!("`pool-manager {command}")), "{error}");
+                    }
                 }
                 assert_eq!(fs::read(&ledger).ok(), before);
             }
         }
+    }
+
+    /// The error ELOOP stands for EACCES and EIO, which tests cannot cause as root.
+    #[test]
+    fn unreadable_token_directory_prevents_a_new_rack() {
+        let folder = tempfile::tempdir().unwrap();
+        let tokens = tokens::host_token_directory(folder.path());
+        std::os::unix::fs::symlink(&tokens, &tokens).unwrap();
+        for error in [failed_open_error(folder.path()), failed_init_error(folder.path())] {
+            assert_eq!(error, format!("cannot find {}", tokens.display()));
+        }
+        assert!(!folder.path().join(DATABASE_FILE).exists());
     }
 
     #[test]
@@ -415,7 +463,7 @@ mod tests {
     #[test]
     fn ledger_of_another_rack_is_rejected_with_both_uuids() {
         let (folder, other) = (rack_folder(), tempfile::tempdir().unwrap());
-        init(other.path(), OTHER_UUID).unwrap();
+        init_rack(other.path(), OTHER_UUID).unwrap();
         fs::copy(other.path().join(DATABASE_FILE), folder.path().join(DATABASE_FILE)).unwrap();
         let error = failed_open_error(folder.path());
         let file = folder.path().join(RACK_UUID_FILE);
@@ -424,6 +472,9 @@ mod tests {
             file.display()
         );
         assert!(error.starts_with(&expected), "{error}");
-        assert!(error.contains(&format!("restore a backup of rack {UUID}")), "{error}");
+        let remedy = format!(
+            "restore a backup of rack {UUID} with `pool-manager restore --config {RACK_TOML} --from BACKUP --force`"
+        );
+        assert!(error.contains(&remedy), "{error}");
     }
 }

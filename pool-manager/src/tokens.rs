@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
@@ -59,26 +60,41 @@ pub enum TokenError {
 }
 
 impl Tokens {
-    /// Loads the tokens of `hosts` and of all roles from the store's directory. The file of a host
-    /// is `tokens/HOST.token`, unless `rack.toml` contains the hash of its token. The file of a
-    /// role is `roles/ROLE.token`. Missing files are created.
+    /// Loads the tokens of `hosts` and of all roles, as [`Tokens::prepare`], and creates the
+    /// missing files.
     ///
     /// # Errors
     /// [`TokenError`] for the first file that cannot be used.
     pub fn load(store: &Path, hosts: &[Host]) -> Result<Self, TokenError> {
-        create_directory(&host_token_directory(store))?;
-        create_directory(&role_token_directory(store))?;
-        let hosts = hosts.iter().map(|host| {
-            let from_file =
-                || read_or_create_token(&host_token_path(store, &host.name)).map(|token| hash_token(&token));
-            Ok((host.name.clone(), host.token_sha256.map_or_else(from_file, Ok)?))
-        });
-        let roles = Role::ALL
-            .map(|role| Ok((role, hash_token(&read_or_create_token(&role_token_path(store, role))?))));
-        Ok(Self {
-            hosts: hosts.collect::<Result<_, _>>()?,
-            roles: roles.into_iter().collect::<Result<_, _>>()?,
-        })
+        let (tokens, new_files) = Self::prepare(store, hosts)?;
+        new_files.create()?;
+        Ok(tokens)
+    }
+
+    /// Reads the tokens of `hosts` and of all roles from the store's directory, and generates the
+    /// missing tokens. The file of a host is `tokens/HOST.token`, unless `rack.toml` contains the
+    /// hash of its token. The file of a role is `roles/ROLE.token`. The generated tokens have no
+    /// files until [`NewTokenFiles::create`] is called.
+    ///
+    /// # Errors
+    /// [`TokenError`] for the first file that cannot be used.
+    pub fn prepare(store: &Path, hosts: &[Host]) -> Result<(Self, NewTokenFiles), TokenError> {
+        let mut tokens = Self::default();
+        let mut new_files = NewTokenFiles {
+            directories: [host_token_directory(store), role_token_directory(store)],
+            tokens: Vec::new(),
+        };
+        for host in hosts {
+            let hash = match host.token_sha256 {
+                Some(hash) => hash,
+                None => new_files.read_or_generate_hash(host_token_path(store, &host.name))?,
+            };
+            tokens.hosts.insert(host.name.clone(), hash);
+        }
+        for role in Role::ALL {
+            tokens.roles.insert(role, new_files.read_or_generate_hash(role_token_path(store, role))?);
+        }
+        Ok((tokens, new_files))
     }
 
     /// Returns whether `presented` is the token of the host. The comparison takes constant time.
@@ -89,6 +105,51 @@ impl Tokens {
     /// Returns whether `presented` is the token of the role. The comparison takes constant time.
     pub fn is_role_token(&self, role: Role, presented: &str) -> bool {
         self.roles.get(&role).is_some_and(|expected| is_equal_hash(expected, &hash_token(presented)))
+    }
+}
+
+/// Generated tokens whose files do not exist yet.
+pub struct NewTokenFiles {
+    directories: [PathBuf; 2],
+    /// Path and hexadecimal digits of each token.
+    tokens: Vec<(PathBuf, String)>,
+}
+
+impl fmt::Debug for NewTokenFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewTokenFiles").field("directories", &self.directories).finish_non_exhaustive()
+    }
+}
+
+impl NewTokenFiles {
+    /// Creates the directories of the tokens if they are missing, and the file of each token.
+    ///
+    /// # Errors
+    /// [`TokenError::Io`] for the first directory or file that cannot be created.
+    pub fn create(&self) -> Result<(), TokenError> {
+        for directory in &self.directories {
+            create_directory(directory)?;
+        }
+        for (path, digits) in &self.tokens {
+            create_token(path, digits).map_err(io_error("create", path))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the hash of the token in a file. Generates a token if the file does not exist.
+    fn read_or_generate_hash(&mut self, path: PathBuf) -> Result<[u8; 32], TokenError> {
+        match File::open(&path) {
+            Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
+                let digits = generate_token().map_err(io_error("create", &path))?;
+                let hash = hash_token(&digits);
+                self.tokens.push((path, digits));
+                Ok(hash)
+            }
+            opened => {
+                let file = opened.map_err(io_error("open", &path))?;
+                read_token(&path, file).map(|token| hash_token(&token))
+            }
+        }
     }
 }
 
@@ -129,16 +190,6 @@ fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> Token
     move |errno| TokenError::Io { operation, path: path.to_owned(), errno }
 }
 
-fn read_or_create_token(path: &Path) -> Result<String, TokenError> {
-    match File::open(path) {
-        Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
-            create_token(path).map_err(io_error("create", path))?;
-            read_token(path, File::open(path).map_err(io_error("open", path))?)
-        }
-        opened => read_token(path, opened.map_err(io_error("open", path))?),
-    }
-}
-
 fn read_token(path: &Path, file: File) -> Result<String, TokenError> {
     let mode = file.metadata().map_err(io_error("get the mode of", path))?.mode() & 0o7777;
     if mode & GROUP_AND_OTHERS_MODE_BITS != 0 {
@@ -151,17 +202,21 @@ fn read_token(path: &Path, file: File) -> Result<String, TokenError> {
     Ok(token.to_owned())
 }
 
-/// Creates a file with a new token, atomically and durably. Otherwise a crash could lose a token
-/// that was already copied to its host.
-fn create_token(path: &Path) -> io::Result<()> {
-    let partial = path.with_extension("token.partial");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+/// Returns the hexadecimal digits of a new token from random numbers of the kernel.
+fn generate_token() -> io::Result<String> {
     let mut bytes = [0; TOKEN_BYTES];
     let read = rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty())?;
     if read != TOKEN_BYTES {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Creates the file of a new token, atomically and durably. Otherwise a crash could lose a token
+/// that was already copied to its host.
+fn create_token(path: &Path, digits: &str) -> io::Result<()> {
+    let partial = path.with_extension("token.partial");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
     writeln!(file, "{digits}")?;
     file.sync_all()?;
     fs::rename(&partial, path)?;
@@ -212,6 +267,16 @@ mod tests {
             1,
             "a temporary file was left"
         );
+    }
+
+    #[test]
+    fn prepared_tokens_have_no_files_until_they_are_created() {
+        let store = tempfile::tempdir().unwrap();
+        let hosts = [host("h0", None)];
+        let (tokens, new_files) = Tokens::prepare(store.path(), &hosts).unwrap();
+        assert_eq!(fs::read_dir(store.path()).unwrap().count(), 0);
+        new_files.create().unwrap();
+        assert_eq!(Tokens::load(store.path(), &hosts).unwrap(), tokens);
     }
 
     #[test]

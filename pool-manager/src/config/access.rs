@@ -26,16 +26,21 @@ impl Access {
     }
 }
 
-pub(super) fn parse_access(mut section: Section<'_>, is_unix: bool) -> Option<Access> {
+/// Maximum ID of a user or group. `chown` treats `u32::MAX` as a request to change nothing.
+const ID_MAX: u32 = u32::MAX - 1;
+
+/// Parses the section. `is_unix` states whether `manager.listen` is a unix socket; `None` if
+/// `[manager]` is invalid. In this case, rules that depend on the socket are not checked.
+pub(super) fn parse_access(mut section: Section<'_>, is_unix: Option<bool>) -> Option<Access> {
     let group = section.take_optional("group", parse_group);
     let schedulers = section.take_list("schedulers", ROLE_NAMES_MAX, parse_user);
     let admins = section.take_list("admins", ROLE_NAMES_MAX, parse_user);
     let rule =
         "requires manager.listen = \"unix:/path\"; clients of an IP address use tokens or certificates";
     let allowed = ["group", "schedulers", "admins"]
-        .map(|key| section.check(is_unix || !section.is_present(key), key, rule));
+        .map(|key| section.check(is_unix != Some(false) || !section.is_present(key), key, rule));
     let names_users = |list: &Option<Vec<u32>>| list.as_ref().is_some_and(|users| !users.is_empty());
-    let needs_group = is_unix && (names_users(&schedulers) || names_users(&admins));
+    let needs_group = is_unix == Some(true) && (names_users(&schedulers) || names_users(&admins));
     let reachable = section.check(
         !needs_group || section.is_present("group"),
         "group",
@@ -52,7 +57,7 @@ fn parse_user(field: &Field<'_>) -> Result<u32, String> {
     let name = field.as_str()?;
     let rule = || "no such user on this machine; must be a user's name or number in quotes".to_owned();
     if let Ok(uid) = name.parse() {
-        return Ok(uid);
+        return check_id(uid);
     }
     let found = User::from_name(name).map_err(|errno| format!("cannot look up the user: {errno}"))?;
     found.map(|user| user.uid.as_raw()).ok_or_else(rule)
@@ -62,8 +67,12 @@ fn parse_group(field: &Field<'_>) -> Result<u32, String> {
     let name = field.as_str()?;
     let rule = || "no such group on this machine; must be a group's name or number in quotes".to_owned();
     if let Ok(gid) = name.parse() {
-        return Ok(gid);
+        return check_id(gid);
     }
     let found = Group::from_name(name).map_err(|errno| format!("cannot look up the group: {errno}"))?;
     found.map(|group| group.gid.as_raw()).ok_or_else(rule)
+}
+
+fn check_id(id: u32) -> Result<u32, String> {
+    if id <= ID_MAX { Ok(id) } else { Err(format!("must be a name or a number of at most {ID_MAX}")) }
 }

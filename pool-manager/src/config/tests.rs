@@ -321,9 +321,19 @@ fn fence_command_requires_host_placeholder_and_has_a_deadline() {
 #[test]
 fn all_violations_in_a_file_are_reported() {
     let text = RACK.replace("64", "0").replace("\"h0\"", "\"../h0\"").replace("store", "stroe");
+    let text = format!("{text}[access]\ngroup = 0\nadmins = [\"0\"]\nusers = []\n");
     let ConfigError::Invalid { violations, .. } = parse(&text).unwrap_err() else { panic!("not Invalid") };
     let fields: Vec<&str> = violations.iter().map(|violation| violation.field.as_str()).collect();
-    assert_eq!(fields, ["manager.store", "manager.stroe", "emc[0].slices", "emc[1].slices", "host[0].name"]);
+    let expected = [
+        "manager.store",
+        "manager.stroe",
+        "emc[0].slices",
+        "emc[1].slices",
+        "host[0].name",
+        "access.group",
+        "access.users",
+    ];
+    assert_eq!(fields, expected);
 }
 
 #[test]
@@ -400,6 +410,27 @@ fn access_section_accepts_user_names_and_numbers() {
     assert!(error_of("group = \"0\"\nadmins = [\"no-such-user\"]").contains("no such user on this machine"));
     assert!(error_of("group = \"no-such-group\"").contains("no such group on this machine"));
     assert!(error_of("admins = [\"root\"]").contains("access.group: is missing"));
+}
+
+#[test]
+fn user_and_group_ids_are_at_most_4294967294() {
+    let parse_access = |lines: &str| {
+        let unix = RACK.replace("127.0.0.1:9750", "unix:/run/manager.sock");
+        parse(&format!("{unix}[access]\n{lines}\n")).map(|config| config.access)
+    };
+    let access = parse_access("group = \"4294967294\"\nadmins = [\"4294967294\"]").unwrap();
+    assert_eq!((access.group, access.admins), (Some(u32::MAX - 1), BTreeSet::from([u32::MAX - 1])));
+    for (lines, field) in [
+        ("group = \"4294967295\"", "line 24: access.group"),
+        ("group = \"0\"\nschedulers = [\"4294967295\"]", "line 25: access.schedulers[0]"),
+        ("group = \"0\"\nadmins = [\"4294967295\"]", "line 25: access.admins[0]"),
+    ] {
+        let error = parse_access(lines).expect_err(lines).to_string();
+        let expected = format!(
+            "/etc/tarn/rack.toml: {field} = \"4294967295\": must be a name or a number of at most 4294967294"
+        );
+        assert_eq!(error, expected);
+    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! Starts of the manager without a usable store.
+//! Starts of the manager without a usable store, and rejected reloads.
 
 use std::fs;
 
 use super::*;
-use crate::{store::disk::DATABASE_FILE, store_folder::StoreFolderError};
+use crate::{offline, store::disk::DATABASE_FILE, store_folder::StoreFolderError, tokens};
 
 /// Time limit for a start that must fail.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -56,4 +56,43 @@ async fn start_without_a_store_fails_and_creates_nothing() {
         }
         assert_eq!(list(), before, "{state}");
     }
+}
+
+/// The ledger has another size of the EMC than the new configuration, and therefore rejects the new
+/// host.
+#[tokio::test]
+async fn reload_rejected_by_the_ledger_creates_no_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = rack_toml(folder.path());
+    offline::init(&path).unwrap();
+    let config = Config::load(&path).unwrap();
+    let opened = store_folder::open(&config.manager.store, &path).unwrap();
+    let OpenedStore { store, meta, records, restored } = opened;
+    let settings = manager_settings(&config);
+    let initial = InitialState { settings, fence_command: None, meta, records, restored };
+    let (handle, driver) =
+        driver::start(initial, into_boxed_store(store), Arc::new(Metrics::default())).unwrap();
+    configure(&path, &handle, &config).await.unwrap();
+    let rejections = Arc::new(RejectionLog::default());
+    let rules = prepare_rules(&config).unwrap().0;
+    let identity = Arc::new(Identity::new(rules, Arc::clone(&rejections)));
+    let (tls, tls_receiver) = watch::channel(None);
+    let access = AccessControl { identity, rejections, tls, tls_receiver };
+
+    let text = fs::read_to_string(&path).unwrap();
+    let host = "[[host]]\nname = \"h1\"\ncores = 1\nlocal_mib = 1\nemcs = [\"emc0\"]\n";
+    let added = format!("{text}{host}");
+    fs::write(&path, added.replace("slices = 1\n", "slices = 2\n")).unwrap();
+    let mut old = config.clone();
+    old.emcs[0].slices = 2;
+    let token = tokens::host_token_path(&config.manager.store, &units::Name::new("h1").unwrap());
+    let error = reload(&path, &old, &handle, &access).await.unwrap_err();
+    assert!(matches!(error, ServeError::Configure { .. }), "{error:?}");
+    assert!(!token.exists());
+
+    fs::write(&path, added).unwrap();
+    reload(&path, &config, &handle, &access).await.unwrap();
+    assert!(token.exists());
+    handle.close();
+    let _ended = tokio::time::timeout(WAIT_TIMEOUT, driver).await.expect("the driver did not end");
 }

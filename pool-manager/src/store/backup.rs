@@ -183,7 +183,7 @@ impl Restore<'_> {
     /// Returns the generation of the existing store, or 0 if there is none or it cannot be read.
     /// Rejects an existing store with entries unless `force` is set.
     fn existing_generation(&self, file: &Path) -> Result<u64, BackupError> {
-        if !file.exists() {
+        if !file.try_exists().map_err(io_error("find", file))? {
             return Ok(0);
         }
         let mut present = RedbStore::open(UnlockedFile(file.to_owned())).ok();
@@ -219,7 +219,7 @@ impl Restore<'_> {
     /// stays until the new store replaces it. Otherwise a manager that starts in between would find
     /// no ledger.
     fn link_replaced_store(&self, file: &Path) -> Result<Option<PathBuf>, BackupError> {
-        if !file.exists() {
+        if !file.try_exists().map_err(io_error("find", file))? {
             return Ok(None);
         }
         let second = file.with_file_name(format!("{DATABASE_FILE}.replaced-{}", self.unix_seconds));

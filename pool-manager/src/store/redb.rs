@@ -62,10 +62,12 @@ impl RedbStore<Directory> {
     /// Locks a directory and opens its store, which must exist.
     ///
     /// # Errors
-    /// [`StoreError::Missing`] if there is no store, or an error of [`RedbStore::open_directory`].
+    /// [`StoreError::Missing`] if there is no store, [`StoreError::Io`] if the operating system
+    /// does not report whether there is one, or an error of [`RedbStore::open_directory`].
     pub fn open_existing(path: &Path) -> Result<Self, StoreError> {
         let file = path.join(DATABASE_FILE);
-        if file.exists() { Self::open_directory(path) } else { Err(StoreError::Missing { path: file }) }
+        let exists = file.try_exists().map_err(StoreError::io_error("find", &file))?;
+        if exists { Self::open_directory(path) } else { Err(StoreError::Missing { path: file }) }
     }
 }
 

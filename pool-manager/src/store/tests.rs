@@ -291,6 +291,16 @@ fn redb_file_with_other_tables_is_rejected() {
 }
 
 #[test]
+fn store_that_cannot_be_found_is_not_reported_as_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(disk::DATABASE_FILE);
+    let open = || RedbStore::open_existing(directory.path()).unwrap_err();
+    assert!(matches!(open(), StoreError::Missing { .. }));
+    std::os::unix::fs::symlink(&file, &file).unwrap(); // ELOOP stands for EACCES and EIO, which tests cannot cause as root
+    assert_eq!(open().to_string(), format!("cannot find store {}", file.display()));
+}
+
+#[test]
 fn store_in_use_is_not_opened_again() {
     let directory = tempfile::tempdir().unwrap();
     let first = RedbStore::open_directory(directory.path()).unwrap();
