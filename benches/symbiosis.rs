@@ -108,7 +108,7 @@ impl MarketTimes {
     fn measure(tenants: usize) -> Result<Self, Failure> {
         let mut random = Pcg64Mcg::seed_from_u64(SEED + tenants as u64);
         let (supply, models) = (supply(tenants), random_tenants(tenants, &mut random));
-        let warm_start = clear_and_check(&to_tenants(models.clone(), supply), supply)?;
+        let warm_start = clear_market_and_check(&to_tenants(models.clone(), supply), supply)?;
         let next_epoch: Vec<TenantModel> = models.iter().map(|model| model.next_epoch(&mut random)).collect();
         Ok(Self {
             tenants,
@@ -209,7 +209,7 @@ fn measure_grid_us(models: &[TenantModel], supply: Supply) -> Result<f64, Failur
         Tenant::new(1.0, supply, Grid::new(supply, move |bundle: Bundle| slowdown.value(bundle)))
     };
     let tenants: Vec<_> = models.iter().map(tenant).collect();
-    clear_and_check(&tenants, supply)?;
+    clear_market_and_check(&tenants, supply)?;
     Ok(median_us(|| (), |()| new_market(&tenants, supply).clear(ClearingOptions::default())))
 }
 
@@ -241,7 +241,10 @@ fn new_market<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Market<'_, U
 }
 
 /// Clears a market, checks its outcome, and returns the warm start.
-fn clear_and_check<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Result<MarketWarmStart, Failure> {
+fn clear_market_and_check<U: Utility>(
+    tenants: &[Tenant<U>],
+    supply: Supply,
+) -> Result<MarketWarmStart, Failure> {
     let outcome = new_market(tenants, supply).clear(ClearingOptions::default());
     check_shares(tenants, supply, &outcome)?;
     Ok(outcome.warm_start)

@@ -52,7 +52,8 @@ impl Names {
         Self { slice: Some(slice), ..Self::default() }
     }
 
-    /// Adds the hint for the reason of the error. Commands in the hint contain the requested names.
+    /// Adds a hint for this kind of error. Commands in the hint name the host, VM or slice of the
+    /// request.
     fn add_generic_hint(self, failure: Failure) -> Failure {
         let subjects = RequestSubjects { host: self.host, vm: self.vm_or_reservation, slice: self.slice };
         match failure {

@@ -213,7 +213,7 @@ pub struct Outcome {
 pub struct MarketWarmStart {
     /// Last clearing price of all memory, 0 to 1.
     memory_price: Option<f64>,
-    /// [`WarmStart::position`] of each tenant.
+    /// Start position of each tenant's search; see [`WarmStart::position`].
     positions: Vec<u32>,
 }
 

@@ -494,7 +494,7 @@ mod tests {
                 "scrub-failed-late" => Event::ScrubFailed(SCRUBBER_HOST, Epoch(slot.epoch.0 - 1)),
                 "scrub-failed-by-other" => Event::ScrubFailed(VM_HOST, slot.epoch),
                 "raise" => Event::Raise(Epoch(slot.epoch.0 + 5)),
-                "raise-same" => Event::Raise(slot.epoch),
+                "raise-to-same-epoch" => Event::Raise(slot.epoch),
                 "raise-lower" => Event::Raise(Epoch(slot.epoch.0 - 1)),
                 "requalify" => Event::Requalify { is_released: true },
                 "requalify-unreleased" => Event::Requalify { is_released: false },
@@ -570,7 +570,7 @@ mod tests {
     #[test]
     fn epoch_is_raised_and_never_lowered() {
         assert_result("assign raise", "assigned epoch 6");
-        assert_result("assign raise-same", "raise-same refused while assigned");
+        assert_result("assign raise-to-same-epoch", "raise-to-same-epoch refused while assigned");
         assert_result("assign raise-lower", "raise-lower refused while assigned");
     }
 

@@ -258,7 +258,7 @@ mod tests {
         let results = damon.finish(Duration::from_secs(60)).unwrap();
         let first = results[0].as_ref().unwrap();
         assert_eq!(first.touched_bytes(), 8192);
-        assert_eq!(first.pages_per_second(), 40.0, "two pages, 40 times in two seconds");
+        assert_eq!(first.pages_per_second(), 40.0, "two pages, each accessed 40 times in two seconds");
         assert_eq!(first.regions[0].touched, 1.0);
         assert_eq!(results[1], Some(AccessProfile { source: AccessSource::Damon, regions: Vec::new() }));
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));

@@ -41,8 +41,8 @@ const START_SCRIPT: &str = r"
 const LIST_NODES_SCRIPT: &str =
     "grep tarn-slice /proc/$(pidof vmm-plugin)/numa_maps | grep -o 'N[0-9]*=' | sort -u | xargs";
 
-/// Starts a rack with a guest that has one slice. Another VM gets a slice before the guest, because
-/// the kernel first uses the memory that was added first.
+/// Starts a rack with a guest that has one slice. Another VM gets a slice first, so that the guest's
+/// slice is not the one from which the kernel allocates first.
 fn start_rack_with_guest(backend: &str) -> EmulatedRack {
     let (artifacts, folder) = (artifacts(), tempfile::tempdir().unwrap());
     let initrd = folder.path().join("initrd");

@@ -351,7 +351,10 @@ mod tests {
         assert!((value(400.0, 50.0) - 0.5).abs() < 0.01, "works half of the time");
         assert!((value(1000.0, 50.0) - 1.0).abs() < 1e-9);
         let used = sample().used_mb_s;
-        assert!(value(400.0, 2.0 * used) > 0.98 * value(400.0, 50.0), "twice the used bandwidth suffices");
+        assert!(
+            value(400.0, 2.0 * used) > 0.98 * value(400.0, 50.0),
+            "a link of twice the used bandwidth is sufficient"
+        );
         assert!(value(400.0, used / 2.0) < 0.55 * value(400.0, 50.0), "half the bandwidth halves throughput");
         let throttled_ratio = |memory| value(memory, used / 2.0) / value(memory, 50.0);
         assert!(

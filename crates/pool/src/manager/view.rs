@@ -80,8 +80,7 @@ impl Manager {
         }
     }
 
-    /// If the fence of a host has not completed because its machine was not stopped, returns the
-    /// reason.
+    /// Returns why the machine of a host could not be stopped, if the host's fence waits for that.
     pub fn fence_obstacle(&self, host: HostId) -> Option<&str> {
         self.fence_obstacle_since(host).map(|(why, _)| why)
     }

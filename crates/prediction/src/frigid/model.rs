@@ -25,7 +25,7 @@ const BOOST_PARAMS: BoostParams = BoostParams {
     tree: TreeParams { leaves_max: 6, leaf_rows_min: 15, column_fraction: 0.3 },
     row_fraction: 0.5,
 };
-/// Weight of the margins in the weighted mean of margins and trees, 0 to 1.
+/// Weight of the prediction by margins in the weighted mean with the prediction of the trees, 0 to 1.
 const MARGINS_WEIGHT: f64 = 0.3;
 
 /// Model that predicts the untouched fraction of a VM's memory.

@@ -358,7 +358,7 @@ fn stop_result_received_during_a_reload_is_retried() {
 /// The write of a host's return reports an error but is on disk. The pending stop of the machine
 /// must be dropped.
 #[test]
-fn stop_of_a_returned_host_is_dropped_by_a_reload() {
+fn reload_drops_the_power_off_of_a_returned_host() {
     let mut rig = rig_with_slice();
     rig.run("down:h1 fence:h1 stored device up:h1/b2 tick:10 torn reload");
     rig.check("state:h1 | Up");
