@@ -227,7 +227,7 @@ impl Symbiosis {
         }
         missing.map_or(Ok(()), Err)?;
         if participants.is_empty() {
-            return Err(MissingInput("no tenant has been measured for an epoch".to_owned()));
+            return Err(MissingInput("no tenant has been measured for a full epoch yet".to_owned()));
         }
         let (decision, previous) = self.decide_shares(&participants, reports)?;
         let result = self.apply_decision(&participants, &decision, reports);

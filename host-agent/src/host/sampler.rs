@@ -212,11 +212,12 @@ impl RingBuffer {
         Ok((read.count() as f64, times.unwrap_or_default()))
     }
 
-    /// Reads the samples of a processor, and returns each access to memory of a process with the
-    /// process's pid.
+    /// Reads the samples of one CPU. For each sampled access to the memory of a process, returns the
+    /// PID of the process and the access.
     ///
-    /// While the kernel adapts the sampling period, some samples have too large periods. The
-    /// weights are therefore scaled so that their sum is the exact total count.
+    /// The weight of an access is the sampling period. While the kernel adapts the period, some
+    /// periods are too large. The weights are therefore scaled so that their sum is the exact number
+    /// of events.
     fn drain(&mut self, has_begun: bool) -> io::Result<Vec<(u32, Access)>> {
         let (mut accesses, mut weight_sum) = (Vec::new(), 0.0);
         // The size of the ring bounds this loop: no sample is added after the event was disabled.

@@ -166,7 +166,7 @@ fn first_epoch_sets_no_limits() {
     let report = host.run_epoch();
     assert_eq!(
         (report.state, report.reason.as_str()),
-        (State::Blocked, "no tenant has been measured for an epoch")
+        (State::Blocked, "no tenant has been measured for a full epoch yet")
     );
     assert_eq!(host.limits("cache").0, "max");
 }

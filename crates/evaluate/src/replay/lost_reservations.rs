@@ -17,8 +17,8 @@ use super::{
     journal::{AcknowledgedState, HeldReservation},
 };
 
-/// Reasons of the manager for ending a reservation without a release. The ledger contained a
-/// reservation with such a reason, so the reservation was not lost.
+/// Reasons that the manager records when it ends a reservation without a release. Such a reservation
+/// was still in the ledger, so it does not count as lost.
 const VM_END_REASONS: [&str; 2] = ["the VM's process has ended", "its host was fenced"];
 
 /// Reservations and slices in the manager's ledger.

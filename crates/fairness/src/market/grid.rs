@@ -24,8 +24,8 @@ pub struct Grid<F> {
 }
 
 impl<F: Fn(Bundle) -> f64> Grid<F> {
-    /// Creates a utility on a grid: memory in whole MiB and steps of 1/200 of the affordable
-    /// memory, bandwidth in whole MB/s. `value` must be finite, at least 0 and monotone in both
+    /// Creates a utility on a grid. A step of memory is 1/200 of the affordable memory, rounded to
+    /// whole MiB. A step of bandwidth is 1 MB/s. `value` must be finite, at least 0 and monotone in both
     /// goods.
     pub const fn new(supply: Supply, value: F) -> Self {
         Self { value, supply }

@@ -197,7 +197,8 @@ impl Bucket {
 struct AccessOrder {
     /// Fenwick tree: sums of ranges of live positions.
     sums: Vec<u32>,
-    /// Largest number of positions. When all are assigned, the order is compacted.
+    /// Maximum number of positions in the order of accesses. When all are assigned, the positions of
+    /// pages that are no longer tracked are removed.
     positions: usize,
     /// Number of assigned positions, live or not.
     used: usize,

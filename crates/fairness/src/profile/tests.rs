@@ -206,7 +206,7 @@ fn invalid_samples_and_measurements_are_rejected() {
 }
 
 #[test]
-fn wanted_bandwidth_predicts_the_throughput_ratio_of_a_change() {
+fn bandwidth_demand_predicts_throughput_after_a_change() {
     // Columns: current miss ratio, bandwidth limit and used bandwidth; new miss ratio and bandwidth
     // limit; ratio of new to current throughput. γ is 100, and the link has 4 MB/s.
     let vectors = [

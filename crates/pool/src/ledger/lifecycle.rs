@@ -117,7 +117,7 @@ impl Ledger {
         Change(records)
     }
 
-    /// Returns the records that start to drain the reservation's slices.
+    /// Returns the records with which the hosts begin to release the reservation's slices.
     fn release_slices(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
         let own = reservation.slices.iter().filter_map(|s| Some((*s, self.slot(*s)?)));
         let own = own.filter(|(_, slot)| slot.reservation() == Some(id));

@@ -271,9 +271,9 @@ impl Manager {
         })
     }
 
-    /// Returns an alarm for each of the first quarantined slices that wait for an operator, and one
-    /// alarm with the number of the remaining slices. Quarantines from before the load of the
-    /// ledger are dated to the load.
+    /// Returns one alarm per quarantined slice that waits for an operator, for at most
+    /// [`SLICE_ALARMS_MAX`] slices, and one alarm with the number of the remaining slices. The alarm of
+    /// a slice that was quarantined before the ledger was loaded has the time of the load.
     fn slice_alarms(&self) -> impl Iterator<Item = Alarm> {
         let alarm = |subject, message, since| Alarm { reason: "SLICE_QUARANTINED", subject, message, since };
         let since = |slice| self.quarantined_at.get(&slice).copied().unwrap_or(self.loaded_at);

@@ -59,8 +59,9 @@ pub const ACTIVITY_CHANGES: [Change; 4] = [
 pub const TENANTS: usize = 4;
 /// Number of epochs in the experiment.
 pub const EPOCH_COUNT: usize = 40;
-/// Length of an epoch: number of passes over the trace of activity 0 with an equal split. With
-/// fewer passes, the observed reuse would depend on the position in the trace.
+/// Length of an epoch: the time in which a tenant with an equal split runs the trace of its first
+/// activity this number of times. In a shorter epoch, the observed reuse would depend on the
+/// position in the trace.
 const PASSES_PER_EPOCH: usize = 4;
 /// Number of epochs after a change within which shares must settle. It is 2 because the shares of
 /// the first epoch are computed before the change is observed.

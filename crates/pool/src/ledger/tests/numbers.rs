@@ -26,7 +26,7 @@ fn adding_and_removing_emcs_uses_constant_memory() {
 }
 
 #[test]
-fn ids_of_hosts_emcs_and_slices_exceed_16_bits() {
+fn host_emc_and_slice_ids_above_16_bits_are_accepted() {
     let mut rack = Rack::new("e0=1 h0:e0");
     let before = u32::from(u16::MAX) - 2;
     let meta = Meta {
