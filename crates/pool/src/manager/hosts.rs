@@ -179,7 +179,8 @@ impl Manager {
         }
     }
 
-    /// Ends expired leases, and fences hosts that have been silent for too long since.
+    /// Ends expired leases. Fences each host that has been silent for `fence_after` since its lease
+    /// expired.
     pub(super) fn expire_leases(&mut self, when: When) {
         self.drop_expired_rejections(when);
         for host in self.links.expired_leases(when.now, self.settings.lease_ttl) {

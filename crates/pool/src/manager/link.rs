@@ -18,15 +18,22 @@ use crate::{
 /// Volatile state of a host. After a restart of the manager, every host gets a full lease.
 #[derive(Clone, Debug)]
 pub(super) struct Link {
+    /// Session of the agent that represents the host, while it is connected.
     pub(super) session: Option<SessionId>,
+    /// Hello of the current or last session, if an agent has connected since the manager started.
     pub(super) hello: Option<Hello>,
     /// Rack time of the last message; before the first message, the start of the manager.
     pub(super) last_message: Ns,
+    /// Wall-clock time of the last message, if any.
     pub(super) last_message_wall: Option<UnixMs>,
+    /// End of the lease, if it has expired, in rack time and wall-clock time. The rack time is
+    /// [`Ns::NEVER`] after the decision to fence the host.
     pub(super) unknown_since: Option<(Ns, UnixMs)>,
+    /// Last desired state that was sent in this session, if any.
     pub(super) last_sent: Option<SentState>,
     /// Whether changes for the next desired state are pending.
     pub(super) desired_state_due: bool,
+    /// Changes that the next desired state will contain.
     pub(super) pending_changes: PendingChanges,
     /// Newest version of the desired state that the agent has applied, according to its reports.
     pub(super) reflected: DesiredVersion,
@@ -34,7 +41,9 @@ pub(super) struct Link {
     pub(super) fence_sent: Option<DesiredVersion>,
     /// Scrubs that desired states of this session contained.
     pub(super) scrubs_sent: BTreeSet<Holding>,
+    /// Last rejected agent, until it stops trying to connect.
     pub(super) rejected: Option<RejectedAgent>,
+    /// Reports of the current or last session.
     pub(super) reports: ReportLog,
     /// Draft of the complete desired state that is being built, if any.
     pub(super) draft: Option<Draft>,
