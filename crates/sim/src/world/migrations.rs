@@ -95,7 +95,12 @@ impl World {
         }
         let is_applied =
             (acknowledged.answer, &acknowledged.explanation) == (pending.answer, &pending.message);
-        if acknowledged.vm != pending.vm || (is_only_answer && !is_applied) {
+        // If the drain ended and began again before the answer was durable, the reply contains the new
+        // request, which is open.
+        let is_same_request = pending.request.as_ref().is_some_and(|(answered, request)| {
+            *answered == id && request.requested_at == acknowledged.requested_at
+        });
+        if acknowledged.vm != pending.vm || (is_only_answer && is_same_request && !is_applied) {
             self.report_violation(
                 "a reply matches its request",
                 format!("{pending:?} receives {acknowledged:?}"),
