@@ -367,7 +367,7 @@ impl Tree {
 
 impl Node {
     /// Converts the node to the evaluation layout. `sets` is the number of sets of earlier trees.
-    fn to_packed(&self, left_child: u32, sets: usize) -> Result<PackedNode, InvalidTree> {
+    fn to_packed(self, left_child: u32, sets: usize) -> Result<PackedNode, InvalidTree> {
         let (at_most, kind) = match self.test {
             SplitRule::AtMost(at_most) if self.zero_is_missing => (at_most, NodeKind::AtMostZeroMissing),
             SplitRule::AtMost(at_most) => (at_most, NodeKind::AtMost),

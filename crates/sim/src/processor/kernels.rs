@@ -75,18 +75,14 @@ pub fn kernel_family() -> Vec<Kernel> {
     }
     for writes in [false, true] {
         for (lines, work) in size_work_pairs(&[13, 17, 22], &[25, 100, 400]) {
-            all.push(Kernel {
-                mispredictions: 2.0,
-                ..default_kernel(KernelPattern::Join { writes }, lines, work)
-            });
+            let base = default_kernel(KernelPattern::Join { writes }, lines, work);
+            all.push(Kernel { mispredictions: 2.0, ..base });
         }
     }
     for degree in [4, 32] {
         for (lines, work) in size_work_pairs(&[14, 18, 22], &[10, 60, 300]) {
-            all.push(Kernel {
-                mispredictions: 6.0,
-                ..default_kernel(KernelPattern::Graph { degree }, lines, work)
-            });
+            let base = default_kernel(KernelPattern::Graph { degree }, lines, work);
+            all.push(Kernel { mispredictions: 6.0, ..base });
         }
     }
     for (lines, work) in size_work_pairs(&[17, 22], &[15, 60, 250, 1000]) {
@@ -94,10 +90,8 @@ pub fn kernel_family() -> Vec<Kernel> {
     }
     for fanout in [4, 16] {
         for (lines, work) in size_work_pairs(&[16, 20, 22], &[60, 300, 1500]) {
-            all.push(Kernel {
-                mispredictions: 5.0,
-                ..default_kernel(KernelPattern::Tree { fanout }, lines, work)
-            });
+            let base = default_kernel(KernelPattern::Tree { fanout }, lines, work);
+            all.push(Kernel { mispredictions: 5.0, ..base });
         }
     }
     for chase in [1, 3, 10, 30] {
