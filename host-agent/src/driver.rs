@@ -68,16 +68,7 @@ pub struct VmMemory {
 pub enum DriverError {
     /// The agent refuses to pass the VM's memory to the caller.
     #[error(transparent)]
-    Refused(Refusal),
-    /// The agent has not received a desired state since it started, so it cannot determine whether
-    /// the VM is on this host. The caller may retry.
-    #[error("cannot look up VM {vm}: the agent {reason} yet; retry later")]
-    NoDesiredState {
-        /// Name of the VM.
-        vm: Name,
-        /// Reason why the agent has no desired state, such as `is not connected to the manager`.
-        reason: &'static str,
-    },
+    Refused(#[from] Refusal),
     /// The host failed to provide the memory.
     #[error("the VM's memory is not available")]
     Host(#[source] HostError),
@@ -100,8 +91,7 @@ impl Handle {
     /// Attaches the caller's process to a VM, and returns the VM's memory.
     ///
     /// # Errors
-    /// [`DriverError::Refused`], [`DriverError::NoDesiredState`], [`DriverError::Host`] or
-    /// [`DriverError::Stopping`].
+    /// [`DriverError::Refused`], [`DriverError::Host`] or [`DriverError::Stopping`].
     pub async fn attach(&self, vm: Name, caller: Caller, form: MemoryForm) -> Result<VmMemory, DriverError> {
         self.send_request(|reply| Request::Attach { vm, caller, form, reply }).await?
     }
@@ -200,9 +190,6 @@ pub struct Driver {
     /// Records that are being written, each with the operation that waits for the end of the write,
     /// if any.
     record_writes: BTreeMap<ReservationId, Option<RecordOperation>>,
-    /// Whether a desired state was applied since the agent started. Until then, the agent cannot
-    /// determine which VMs are on this host.
-    has_desired_state: bool,
     usage: Arc<UsageTable>,
 }
 
@@ -243,7 +230,6 @@ impl Driver {
             waiting: BTreeMap::new(),
             watched_processes: BTreeMap::new(),
             record_writes: BTreeMap::new(),
-            has_desired_state: false,
             usage,
         };
         Ok((driver, Handle(sender), reports))
@@ -303,9 +289,6 @@ impl Driver {
             SessionEvent::Disconnected => Event::SessionDown,
         });
         self.metrics.connected.set(i64::from(self.agent.is_connected()));
-        if !self.has_desired_state {
-            self.has_desired_state = self.agent.observed_state().number != DesiredVersion::default();
-        }
     }
 
     /// Passes the result of a host call to the state machine. A panic in a call ends the agent,
@@ -350,7 +333,7 @@ impl Driver {
             }
             Request::InspectMemory { vm, caller, reply } => {
                 let (pid, uid) = (caller.process.pid, caller.uid);
-                let record = self.agent.preview(&vm, caller).map_err(|why| self.to_driver_error(why));
+                let record = self.agent.preview(&vm, caller).map_err(DriverError::from);
                 match &record {
                     Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory of VM inspected"),
                     Err(why) => tracing::info!(pid, %uid, %why, "inspection of VM memory refused"),
@@ -406,23 +389,8 @@ impl Driver {
 
     fn refuse_request(&mut self, ticket: Ticket, why: Refusal) {
         if let Some((_, reply)) = self.waiting.remove(&ticket) {
-            let error = self.to_driver_error(why);
-            tracing::info!(why = %error, "attach request refused");
-            let _ = reply.send(Err(error)); // the caller may no longer wait
-        }
-    }
-
-    fn to_driver_error(&self, why: Refusal) -> DriverError {
-        match why {
-            Refusal::VmUnknown(vm) if !self.has_desired_state => {
-                let reason = if self.agent.is_connected() {
-                    "has not received its desired state from the manager"
-                } else {
-                    "is not connected to the manager"
-                };
-                DriverError::NoDesiredState { vm, reason }
-            }
-            why => DriverError::Refused(why),
+            tracing::info!(%why, "attach request refused");
+            let _ = reply.send(Err(why.into())); // the caller may no longer wait
         }
     }
 

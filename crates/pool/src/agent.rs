@@ -258,12 +258,29 @@ pub enum Effect {
     CommandRejection(DesiredVersion, CommandRejection),
 }
 
+const fn missing_state_reason(is_connected: bool) -> &'static str {
+    if is_connected {
+        "has not received its desired state from the manager"
+    } else {
+        "is not connected to the manager"
+    }
+}
+
 /// Reason why a process does not get the memory of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The desired state does not contain the VM.
     #[error("no VM {0} on this host")]
     VmUnknown(Name),
+    /// The agent has applied no desired state since it started, so it cannot determine whether the
+    /// VM is on this host. The caller may retry.
+    #[error("cannot look up VM {vm}: the agent {} yet; retry later", missing_state_reason(*is_connected))]
+    NoDesiredState {
+        /// Name of the VM.
+        vm: Name,
+        /// Whether a manager is connected.
+        is_connected: bool,
+    },
     /// Some slices of the VM are not online: they are still being opened, or are being released.
     #[error("{online} of {slices} slices of VM {vm} are online")]
     NotReady {
@@ -582,6 +599,11 @@ impl Agent {
     /// Returns the unique ID of the rack that this host serves, after a manager has accepted it.
     pub fn rack(&self) -> Option<&str> {
         self.rack.as_deref()
+    }
+
+    /// Returns whether the agent has applied a desired state since it started.
+    fn has_desired_state(&self) -> bool {
+        self.newest != DesiredVersion::default()
     }
 
     /// Returns whether a manager of this host's rack is connected.

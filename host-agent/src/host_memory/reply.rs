@@ -38,7 +38,7 @@ fn to_rejection(error: &DriverError) -> ReplyMessages {
         DriverError::Refused(Refusal::NotReady { .. } | Refusal::NotRecorded { .. }) => "VM_NOT_READY",
         DriverError::Refused(Refusal::Attached { .. } | Refusal::Ended { .. }) => "VM_ATTACHED",
         DriverError::Refused(Refusal::OtherVm { .. }) => "OTHER_VM",
-        DriverError::NoDesiredState { .. } => "NO_DESIRED_STATE",
+        DriverError::Refused(Refusal::NoDesiredState { .. }) => "NO_DESIRED_STATE",
         DriverError::Host(_) | DriverError::Stopping => "VM_NOT_READY",
     };
     rejection(reason, units::chain(error))
@@ -163,7 +163,7 @@ mod tests {
             (DriverError::Refused(other_user_refusal(vm.clone())), "VM_UNKNOWN"),
             (DriverError::Refused(Refusal::Attached { vm: vm.clone(), pid: 7 }), "VM_ATTACHED"),
             (
-                DriverError::NoDesiredState { vm: vm.clone(), reason: "is not connected to the manager" },
+                DriverError::Refused(Refusal::NoDesiredState { vm: vm.clone(), is_connected: false }),
                 "NO_DESIRED_STATE",
             ),
             (DriverError::Refused(Refusal::NotReady { vm, online: 1, slices: 2 }), "VM_NOT_READY"),

@@ -9,8 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use units::Ns;
 use units::limits::HOST_CALL_RETRY_DELAY;
-use units::{DesiredVersion, Ns};
 
 use super::{Agent, Effect, HostFailure, SliceOrder, SliceStatus};
 use crate::protocol::{Handle, Holding};
@@ -77,7 +77,7 @@ impl Agent {
     /// Closes the orphaned slices at locations that are not in use. Does nothing before the first
     /// desired state.
     pub(super) fn close_orphans(&mut self) {
-        if self.orphans.is_empty() || self.newest == DesiredVersion::default() {
+        if self.orphans.is_empty() || !self.has_desired_state() {
             return;
         }
         let in_use = self.locations_in_use();

@@ -291,7 +291,7 @@ fn preview_returns_the_memory_or_the_refusal_as_an_attach_would() {
     check_preview("up desired:1:a=1.1+2.1 ok:1.1 ok:2.1", Ok("1.1+2.1"));
     check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200", Ok("1.1"));
     check_preview("up desired:1:a=1.1 ok:1.1 attach:a@200 recorded:a desired:2", Ok("1.1"));
-    check_preview("up", Err("no VM a on this host"));
+    check_preview("up desired:1", Err("no VM a on this host"));
     check_preview("up desired:1:a=1.1+2.1 ok:1.1", Err("1 of 2 slices of VM a are online"));
     check_preview(ATTACH_SCRIPT, Err("VM a is attached to process 100, which still runs"));
     check_preview(
@@ -466,7 +466,20 @@ fn process_receives_memory_only_after_it_is_recorded() {
 #[test]
 fn vm_receives_all_its_slices_or_none() {
     check("up desired:1:a=1.1+2.1 ok:1.1 attach:a@100", "refuse:1:1 of 2 slices of VM a are online");
-    check("up attach:a@100", "refuse:1:no VM a on this host");
+    check("up desired:1 attach:a@100", "refuse:1:no VM a on this host");
+}
+
+#[test]
+fn vm_is_unknown_only_after_the_first_desired_state() {
+    let text = |reason: &str| format!("cannot look up VM a: the agent {reason} yet; retry later");
+    let disconnected = text("is not connected to the manager");
+    let connected = text("has not received its desired state from the manager");
+    check("attach:a@100", &format!("refuse:1:{disconnected}"));
+    check("up attach:a@100", &format!("refuse:1:{connected}"));
+    check("up down attach:a@100", &format!("refuse:1:{disconnected}"));
+    check_preview("", Err(&disconnected));
+    check_preview("up", Err(&connected));
+    check("up desired:1 down attach:a@100", "refuse:1:no VM a on this host");
 }
 
 #[test]

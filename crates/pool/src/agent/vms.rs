@@ -175,7 +175,10 @@ impl Agent {
                 self.check_has_no_other_vm(vm, &caller.process)?;
                 Ok(AttachPermission::FirstProcess(id, desired))
             }
-            (None, None) => Err(Refusal::VmUnknown(vm.clone())),
+            (None, None) if self.has_desired_state() => Err(Refusal::VmUnknown(vm.clone())),
+            (None, None) => {
+                Err(Refusal::NoDesiredState { vm: vm.clone(), is_connected: self.is_connected() })
+            }
         }
     }
 
