@@ -66,19 +66,10 @@ impl RuntimeDir {
     /// [`RuntimeDirError::InUse`] if another agent has locked the directory, or
     /// [`RuntimeDirError::Io`].
     pub fn lock(path: &Path) -> Result<Self, RuntimeDirError> {
-        // Other users may traverse the directory to reach the socket; each file has its own
-        // permissions.
-        let created = DirBuilder::new().recursive(true).mode(0o711).create(path);
-        created.map_err(io_error("create", path))?;
-        let lock_path = path.join("lock");
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&lock_path);
-        let lock = file.map_err(io_error("open", &lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
-            Err(TryLockError::WouldBlock) => Err(RuntimeDirError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(errno)) => Err(io_error("lock", lock_path)(errno)),
-        }
+        create_dir(path)?;
+        let lock = lock_file(&path.join("lock"))?;
+        let lock = lock.ok_or_else(|| RuntimeDirError::InUse { path: path.to_owned() })?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
     /// Returns the path of the directory.
@@ -128,6 +119,26 @@ impl RuntimeDir {
     /// [`RuntimeDirError::Io`].
     pub fn store_rack(&self, rack: &str) -> Result<(), RuntimeDirError> {
         write_durably(&self.path.join("rack"), rack.as_bytes())
+    }
+}
+
+/// Creates a directory and its parents, unless they exist. Other users may traverse them, for
+/// example to reach a socket; each file has its own permissions.
+pub(crate) fn create_dir(path: &Path) -> Result<(), RuntimeDirError> {
+    let created = DirBuilder::new().recursive(true).mode(0o711).create(path);
+    created.map_err(io_error("create", path))
+}
+
+/// Locks a file until the result is dropped, and creates the file if it is missing. Returns `None`
+/// if another process has locked the file.
+pub(crate) fn lock_file(path: &Path) -> Result<Option<File>, RuntimeDirError> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).mode(0o600).open(path);
+    let file = file.map_err(io_error("open", path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(errno)) => Err(io_error("lock", path)(errno)),
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) const CA_FIELD: &str = "tls.ca";
 /// Name of the configuration key for the host's certificate.
 pub(crate) const CERTIFICATE_FIELD: &str = "tls.certificate";
 /// Mode bits of all permissions, in the mode of a file.
-const MODE_MASK: u32 = 0o7777;
+pub(crate) const MODE_MASK: u32 = 0o7777;
 /// Mode bits that the token file must not have: all permissions of group and others.
 pub(crate) const NON_OWNER_MODE: u32 = 0o077;
 /// Maximum length of a token, in bytes.
@@ -32,21 +32,25 @@ const TOKEN_BYTES_MAX: usize = 1024;
 /// may have access.
 pub(crate) const WORLD_MODE: u32 = 0o007;
 
-/// Error returned by [`read_secrets`].
+/// Error of a file that identifies this host.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretsError {
-    /// The token cannot be read.
-    #[error("{TOKEN_FIELD}: cannot read {}", path.display())]
+    /// A file cannot be read.
+    #[error("{field}: cannot read {}", path.display())]
     Read {
-        /// File of the token.
+        /// Key of the file in host.toml.
+        field: &'static str,
+        /// Path of the file.
         path: PathBuf,
         /// Cause.
         #[source]
         errno: io::Error,
     },
-    /// The path of the token is a directory.
-    #[error("{TOKEN_FIELD}: {} is a directory: must be a file", path.display())]
+    /// The path of a file is a directory.
+    #[error("{field}: {} is a directory: must be a file", path.display())]
     Directory {
+        /// Key of the file in host.toml.
+        field: &'static str,
         /// Path of the directory.
         path: PathBuf,
     },
@@ -58,39 +62,6 @@ pub enum SecretsError {
         /// Mode of the file.
         mode: u32,
     },
-    /// A certificate or its key cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsFileError),
-    /// The file does not contain a valid token.
-    #[error("{TOKEN_FIELD}: {} must consist of 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
-    NotAToken {
-        /// File of the token.
-        path: PathBuf,
-    },
-}
-
-/// Error returned by [`read_tls`].
-#[derive(Debug, thiserror::Error)]
-pub enum TlsFileError {
-    /// A file of `[tls]` cannot be read.
-    #[error("{field}: cannot read {}", path.display())]
-    Read {
-        /// Key of the file in host.toml.
-        field: &'static str,
-        /// Path of the file.
-        path: PathBuf,
-        /// Cause.
-        #[source]
-        errno: io::Error,
-    },
-    /// The path of a file of `[tls]` is a directory.
-    #[error("{field}: {} is a directory: must be a file", path.display())]
-    Directory {
-        /// Key of the file in host.toml.
-        field: &'static str,
-        /// Path of the directory.
-        path: PathBuf,
-    },
     /// The mode of the key file grants permissions to others.
     #[error("{KEY_FIELD}: {} has mode {mode:04o}: other users must not access it; run `chmod o= {}`", path.display(), path.display())]
     KeyAccessible {
@@ -99,36 +70,12 @@ pub enum TlsFileError {
         /// Mode of the file.
         mode: u32,
     },
-}
-
-/// Reads the files of `[tls]`, and returns the configuration of the TLS client.
-///
-/// # Errors
-/// [`TlsFileError`] if a file cannot be read, or the mode of the key file grants permissions to
-/// others.
-pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, TlsFileError> {
-    let (key, mode) = read_tls_file(KEY_FIELD, &tls.key)?;
-    if mode & WORLD_MODE != 0 {
-        return Err(TlsFileError::KeyAccessible { path: tls.key.clone(), mode });
-    }
-    let (ca, _) = read_tls_file(CA_FIELD, &tls.ca)?;
-    let (certificate, _) = read_tls_file(CERTIFICATE_FIELD, &tls.certificate)?;
-    Ok(ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(ca))
-        .identity(Identity::from_pem(certificate, key))
-        .domain_name(&tls.server_name))
-}
-
-/// Returns the contents and the mode of a file of `[tls]`.
-fn read_tls_file(field: &'static str, path: &Path) -> Result<(Vec<u8>, u32), TlsFileError> {
-    let failed = |errno| TlsFileError::Read { field, path: path.to_owned(), errno };
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if metadata.is_dir() {
-        return Err(TlsFileError::Directory { field, path: path.to_owned() });
-    }
-    let bytes = config_file::read_limited(file, PEM_FILE_BYTES_MAX).map_err(failed)?;
-    Ok((bytes, metadata.mode() & MODE_MASK))
+    /// The file does not contain a valid token.
+    #[error("{TOKEN_FIELD}: {} must consist of 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
+    NotAToken {
+        /// File of the token.
+        path: PathBuf,
+    },
 }
 
 /// Reads and checks the files that identify this host. Returns the token, if one is configured.
@@ -142,22 +89,45 @@ pub fn read_secrets(config: &Config) -> Result<Option<String>, SecretsError> {
     Ok(token)
 }
 
-fn read_token(path: &Path) -> Result<String, SecretsError> {
-    let failed = |errno| SecretsError::Read { path: path.to_owned(), errno };
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if metadata.is_dir() {
-        return Err(SecretsError::Directory { path: path.to_owned() });
+/// Reads the files of `[tls]`, and returns the configuration of the TLS client.
+///
+/// # Errors
+/// [`SecretsError`] if a file cannot be read, or the mode of the key file grants permissions to
+/// others.
+pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, SecretsError> {
+    let (key, mode) = read_file(KEY_FIELD, &tls.key, PEM_FILE_BYTES_MAX)?;
+    if mode & WORLD_MODE != 0 {
+        return Err(SecretsError::KeyAccessible { path: tls.key.clone(), mode });
     }
-    let mode = metadata.mode() & MODE_MASK;
+    let (ca, _) = read_file(CA_FIELD, &tls.ca, PEM_FILE_BYTES_MAX)?;
+    let (certificate, _) = read_file(CERTIFICATE_FIELD, &tls.certificate, PEM_FILE_BYTES_MAX)?;
+    Ok(ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(ca))
+        .identity(Identity::from_pem(certificate, key))
+        .domain_name(&tls.server_name))
+}
+
+fn read_token(path: &Path) -> Result<String, SecretsError> {
+    let (contents, mode) = read_file(TOKEN_FIELD, path, TOKEN_FILE_BYTES_MAX)?;
     if mode & NON_OWNER_MODE != 0 {
         return Err(SecretsError::TokenAccessible { path: path.to_owned(), mode });
     }
-    let contents = config_file::read_limited(file, TOKEN_FILE_BYTES_MAX).map_err(failed)?;
     let token = String::from_utf8_lossy(&contents).trim().to_owned();
     let well_formed =
         (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_graphic());
     if well_formed { Ok(token) } else { Err(SecretsError::NotAToken { path: path.to_owned() }) }
+}
+
+/// Returns the contents and the mode of a file of at most `max` bytes.
+fn read_file(field: &'static str, path: &Path, max: usize) -> Result<(Vec<u8>, u32), SecretsError> {
+    let failed = |errno| SecretsError::Read { field, path: path.to_owned(), errno };
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if metadata.is_dir() {
+        return Err(SecretsError::Directory { field, path: path.to_owned() });
+    }
+    let contents = config_file::read_limited(file, max).map_err(failed)?;
+    Ok((contents, metadata.mode() & MODE_MASK))
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@
 //! the manager or listens on its socket.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    fs::{self, File},
     io,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroU64},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -41,7 +41,7 @@ use crate::{
     host_memory::{HostMemoryServer, ListenError},
     metrics::Metrics,
     records::{Records, RecordsError},
-    runtime_dir::{RuntimeDir, RuntimeDirError},
+    runtime_dir::{RuntimeDir, RuntimeDirError, create_dir, lock_file},
     secrets::{SecretsError, read_secrets},
     session::{self, AgentIdentity},
     session_channel::SessionEvent,
@@ -73,7 +73,7 @@ pub enum ServeError {
     /// The token or a certificate cannot be used.
     #[error(transparent)]
     Secrets(#[from] SecretsError),
-    /// The runtime directory cannot be used.
+    /// The runtime directory, `local_dir` or the lock of the host cannot be used.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
     /// The VM records cannot be loaded.
@@ -249,10 +249,8 @@ fn create_host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
     }
 }
 
-fn create_local_dir(local_dir: Option<&Path>) -> Result<(), ServeError> {
-    let Some(directory) = local_dir else { return Ok(()) };
-    let made = DirBuilder::new().recursive(true).mode(0o711).create(directory);
-    made.map_err(io_error("create", directory.display()))
+fn create_local_dir(local_dir: Option<&Path>) -> Result<(), RuntimeDirError> {
+    local_dir.map_or(Ok(()), create_dir)
 }
 
 /// Finds the CXL memory of this machine, and logs each device. Skips unusable devices.
@@ -287,21 +285,13 @@ fn lock_host(config: &Config) -> Result<File, ServeError> {
         0 => PathBuf::from(HOST_LOCKS_FOLDER),
         _ => PathBuf::from(format!("/tmp/tarn-agent-{uid}")),
     };
-    let made = DirBuilder::new().recursive(true).mode(0o711).create(&directory);
-    made.map_err(io_error("create", directory.display()))?;
+    create_dir(&directory)?;
     let owner = fs::symlink_metadata(&directory).map_err(io_error("inspect", directory.display()))?.uid();
     if owner != uid {
         return Err(ServeError::ForeignLocks { directory, owner, uid });
     }
     let path = directory.join(lock_file_name(config.host.as_str(), &config.manager));
-    let mut options = OpenOptions::new();
-    let opened = options.write(true).create(true).truncate(false).mode(0o600).open(&path);
-    let file = opened.map_err(io_error("open", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(ServeError::HostInUse { host: config.host.clone(), path }),
-        Err(TryLockError::Error(errno)) => Err(io_error("lock", path.display())(errno)),
-    }
+    lock_file(&path)?.ok_or_else(|| ServeError::HostInUse { host: config.host.clone(), path })
 }
 
 /// Returns the name of the lock file. Different spellings of the manager's socket path or address

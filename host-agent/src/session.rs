@@ -25,7 +25,7 @@ use units::{InstanceId, Name, Ns};
 use crate::{
     config::Tls,
     convert,
-    secrets::{TlsFileError, read_tls},
+    secrets::{SecretsError, read_tls},
     session_channel::{ReportStream, SessionEvent},
     shares::SharesState,
 };
@@ -64,7 +64,7 @@ enum SessionError {
         cause: tonic::transport::Error,
     },
     #[error(transparent)]
-    Tls(#[from] TlsFileError),
+    Tls(#[from] SecretsError),
     #[error("the manager ended the session: {} ({:?})", .0.message(), .0.code())]
     Status(#[from] Status),
     #[error("the manager closed the stream")]

@@ -93,7 +93,7 @@ fn check_permissions(field: Option<&str>, path: &Path, others: u32) -> Option<Fi
     if metadata.is_dir() {
         return problem(format!("{path_text} is a directory: must be a file"), fix);
     }
-    let mode = metadata.mode() & 0o7777;
+    let mode = metadata.mode() & secrets::MODE_MASK;
     if mode & others == 0 {
         return None;
     }
