@@ -77,7 +77,7 @@ impl agent_server::Agent for Agent {
             );
             return Err(failed_precondition("OTHER_RACK", message));
         }
-        self.start_session(Host { id, name }, hello, rack_uuid, (extensions, messages)).await
+        self.start_session(Host { id, name }, hello, rack_uuid, &extensions, messages).await
     }
 }
 
@@ -87,7 +87,8 @@ impl Agent {
         host: Host,
         hello: Hello,
         rack_uuid: String,
-        (extensions, messages): (Extensions, Streaming<wire::FromAgent>),
+        extensions: &Extensions,
+        messages: Streaming<wire::FromAgent>,
     ) -> Result<Response<<Self as agent_server::Agent>::SessionStream>, Status> {
         let (sender, receiver) = mpsc::channel(QUEUED_MESSAGES_MAX);
         let (outbox, session_messages) = mpsc::channel(QUEUED_MESSAGES_MAX);
@@ -103,7 +104,7 @@ impl Agent {
         if is_accepted {
             self.0.forecasts.reset_memory_peaks(host.id); // must precede messages of this session that end a VM
         } else {
-            self.0.identity.log_rejected_agent(&extensions, &host.name);
+            self.0.identity.log_rejected_agent(extensions, &host.name);
         }
         let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
