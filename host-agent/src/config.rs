@@ -121,7 +121,7 @@ impl Config {
 }
 
 fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
-    let has_tls = top.has("tls");
+    let has_tls = top.contains("tls");
     let agent = top.take_required("agent", Field::to_section);
     let agent = agent.and_then(|section| parse_agent(section, base, has_tls));
     let tls = top.take_section("tls").map_or(Some(None), |section| parse_tls(section, base).map(Some));
@@ -161,7 +161,7 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
     let manager = section.take_optional("manager", |field| parse_manager(field.as_str()?, has_tls));
     let rule = "is missing: [tls] requires https://HOST:PORT";
     section.check(!has_tls || manager != Some(None), "manager", rule);
-    let has_socket = section.has("socket");
+    let has_socket = section.contains("socket");
     let runtime_dir = section.take_required("runtime_dir", |field| {
         let directory = field.to_path(base)?;
         if !has_socket {
@@ -257,7 +257,7 @@ fn parse_allowed_uids(section: &mut Section<'_>) -> Option<Option<BTreeSet<UserI
         let uid = field.to_integer(0..=u32::MAX - 1)?;
         UserId::new(uid).map_err(|error| error.to_string())
     })?;
-    let is_present = section.is_present("allowed_uids");
+    let is_present = section.contains("allowed_uids");
     section.check(!is_present || !uids.is_empty(), "allowed_uids", "must not be empty")?;
     Some(is_present.then(|| BTreeSet::from_iter(uids)))
 }

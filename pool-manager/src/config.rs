@@ -222,7 +222,7 @@ impl<'a> ConfigParser<'a> {
     }
 
     fn parse_rack(&mut self, mut top: Section<'_>) -> Option<Config> {
-        self.has_tls = top.has("tls");
+        self.has_tls = top.contains("tls");
         let manager =
             top.take_required("manager", Field::to_section).and_then(|section| self.parse_manager(section));
         let lease = top.take_section("lease").map_or(Some(Lease::default()), parse_lease);

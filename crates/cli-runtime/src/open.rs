@@ -32,9 +32,8 @@ pub fn credentials(option: &'static str, path: &Path, max: usize) -> Result<Vec<
     if !fs::metadata(path).map_err(failed)?.is_file() {
         return Err(invalid("must be a regular file".into()));
     }
-    let mut bytes = Vec::new();
-    File::open(path).map_err(failed)?.take(max as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() <= max { Ok(bytes) } else { Err(invalid(format!("must have at most {max} bytes").into())) }
+    let contents = File::open(path).and_then(|file| units::read_limited(file, max)).map_err(failed)?;
+    contents.ok_or_else(|| invalid(format!("must have at most {max} bytes").into()))
 }
 
 /// Reads a whole file of at most `max` bytes after decompression.
@@ -43,9 +42,7 @@ pub fn credentials(option: &'static str, path: &Path, max: usize) -> Result<Vec<
 /// [`Failure::File`] if the file cannot be read or is longer than `max` bytes.
 pub fn bytes(path: &Path, max: usize) -> Result<Vec<u8>, Failure> {
     read_decompressed(path, |input| {
-        let mut bytes = Vec::new();
-        input.take(max as u64 + 1).read_to_end(&mut bytes)?;
-        if bytes.len() <= max { Ok(bytes) } else { Err(too_long_error(max as u64)) }
+        units::read_limited(input, max)?.ok_or_else(|| too_long_error(max as u64))
     })
 }
 

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt::{self, Display},
     fs::File,
-    io::{self, Read},
+    io,
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
@@ -68,13 +68,8 @@ pub fn load<T>(path: &Path, read: impl FnOnce(Section<'_>, &Path) -> Option<T>) 
 /// # Errors
 /// [`io::ErrorKind::FileTooLarge`] if the file is larger, or another error of the operating system.
 pub fn read_limited(file: File, max: usize) -> io::Result<Vec<u8>> {
-    let mut contents = Vec::new();
-    file.take(max as u64 + 1).read_to_end(&mut contents)?;
-    if contents.len() > max {
-        let message = format!("must have at most {max} bytes");
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
-    }
-    Ok(contents)
+    let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, format!("must have at most {max} bytes"));
+    units::read_limited(file, max)?.ok_or_else(too_large)
 }
 
 /// Reads the contents of a configuration file, like [`load`]. `path` is the path of the file.
@@ -223,14 +218,9 @@ impl<'a> Section<'a> {
         if self.path.is_empty() { key } else { format!("{}.{key}", self.path) }
     }
 
-    /// Returns whether the file contains a field that the caller has not taken yet.
-    pub fn has(&self, key: &str) -> bool {
-        self.remaining.contains_key(key)
-    }
-
-    /// Returns whether the file contains a field that the caller has taken before.
-    pub fn is_present(&self, key: &str) -> bool {
-        self.taken_fields.contains_key(key)
+    /// Returns whether the file contains a field.
+    pub fn contains(&self, key: &str) -> bool {
+        self.remaining.contains_key(key) || self.taken_fields.contains_key(key)
     }
 
     /// Takes a required field. Returns `None` after reporting that it is missing or invalid.

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod limited_read;
 pub mod limits;
 mod name;
 mod number;
@@ -13,6 +14,7 @@ mod time;
 mod user;
 
 pub use chain::chain;
+pub use limited_read::read_limited;
 pub use name::{Name, NameError, RequestId};
 pub use number::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, Revision, SliceId};
 pub use quoted::{QuotedText, escaped, shortened};

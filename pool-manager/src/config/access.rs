@@ -38,11 +38,11 @@ pub(super) fn parse_access(mut section: Section<'_>, is_unix: Option<bool>) -> O
     let rule =
         "requires manager.listen = \"unix:/path\"; clients of an IP address use tokens or certificates";
     let allowed = ["group", "schedulers", "admins"]
-        .map(|key| section.check(is_unix != Some(false) || !section.is_present(key), key, rule));
+        .map(|key| section.check(is_unix != Some(false) || !section.contains(key), key, rule));
     let names_users = |list: &Option<Vec<u32>>| list.as_ref().is_some_and(|users| !users.is_empty());
     let needs_group = is_unix == Some(true) && (names_users(&schedulers) || names_users(&admins));
     let reachable = section.check(
-        !needs_group || section.is_present("group"),
+        !needs_group || section.contains("group"),
         "group",
         "is missing: without it only root and the manager's user can connect",
     );

@@ -14,7 +14,7 @@ const SERIAL_DIGITS_MAX: usize = 16;
 
 /// Reads section `[fence]`.
 pub(super) fn parse_fence_command(mut section: Section<'_>) -> Option<FenceCommand> {
-    let is_present = section.has("command");
+    let is_present = section.contains("command");
     let command =
         section.take_list("command", FENCE_ARGUMENTS_MAX, |field| field.as_str().map(str::to_owned));
     let within =
