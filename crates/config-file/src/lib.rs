@@ -9,9 +9,11 @@ use std::{
     fs::File,
     io,
     ops::RangeInclusive,
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
+use rustix::fs::OFlags;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -58,9 +60,31 @@ fn list_violations(path: &Path, violations: &[Violation]) -> String {
 pub fn load<T>(path: &Path, read: impl FnOnce(Section<'_>, &Path) -> Option<T>) -> Result<T, ConfigError> {
     let failed = |errno| ConfigError::Read { path: path.to_owned(), errno };
     let invalid = |violation| ConfigError::Invalid { path: path.to_owned(), violations: vec![violation] };
-    let file = File::open(path).map_err(failed)?;
-    let contents = read_limited(file, SERVICE_CONFIG_BYTES_MAX).map_err(failed)?;
+    let contents = read_file(path, SERVICE_CONFIG_BYTES_MAX).map_err(failed)?;
     parse(decode_utf8(&contents).map_err(invalid)?, path, read)
+}
+
+/// Opens a regular file for reading. Follows symbolic links. Never waits, unlike opening a FIFO.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file, or another error of the
+/// operating system.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "must be a regular file"))
+    }
+}
+
+/// Opens and reads a regular file of at most `max` bytes.
+///
+/// # Errors
+/// Errors of [`open_regular`] and [`read_limited`].
+pub fn read_file(path: &Path, max: usize) -> io::Result<Vec<u8>> {
+    open_regular(path).and_then(|file| read_limited(file, max))
 }
 
 /// Reads a file of at most `max` bytes.
@@ -498,5 +522,22 @@ mod tests {
         let error = read(3).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         assert_eq!(error.to_string(), "must have at most 3 bytes");
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, mode).unwrap();
+        for path in [&fifo, folder.path(), Path::new("/dev/zero")] {
+            let error = read_file(path, 4).unwrap_err();
+            assert_eq!(error.to_string(), "must be a regular file", "{}", path.display());
+        }
+        let file = folder.path().join("file");
+        std::fs::write(&file, "1234").unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert_eq!(read_file(&link, 4).unwrap(), b"1234");
     }
 }
