@@ -1,9 +1,9 @@
 //! Measures the market on one thread and compares it with Spirit's allocator.
 //!
-//! Goals for the time to clear a market:
-//! - from miss-ratio curves: 10 µs for 24 tenants, 300 µs for 1,000 and 50 ms for 100,000,
-//! - with a warm start after small changes: 10 ms for 100,000 tenants,
-//! - with opaque utilities: 15 ms for 1,000 tenants.
+//! Goals for the time to clear a market from miss-ratio curves: 10 µs for 24 tenants, and 300 µs for
+//! 1,000. The agent's utilities have no closed form, and their demand is searched on a grid. They
+//! are measured with the numbers of tenants of a usual and of a full host, with refinement as in the
+//! agent.
 //!
 //! Goal for the fit of a miss-ratio curve to 40,000 samples: 200 µs.
 //!
@@ -27,9 +27,9 @@ use benches::{
 };
 use fairness::{
     market::{
-        Bundle, ClearingOptions, Grid, Market, MarketWarmStart, Outcome, Slowdown, Supply, Tenant, Utility,
+        Bundle, Market, Outcome, Share, Slowdown, Supply, Tenant, Utility,
     },
-    profile::{Histogram, MeasuredMissRatio, fit},
+    profile::{Histogram, LinkTraffic, MeasuredMissRatio, fit, stall_utility},
 };
 use port::SpiritPort;
 use rand::SeedableRng as _;
@@ -40,9 +40,9 @@ use tenants::{TenantModel, random_tenants, six_tenants, supply};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const TENANT_COUNTS: [usize; 6] = [3, 24, 100, 1_000, 10_000, 100_000];
-/// Numbers of tenants in the measured markets with opaque utilities.
-const GRID_TENANT_COUNTS: [usize; 3] = [24, 100, 1_000];
+const TENANT_COUNTS: [usize; 5] = [3, 24, 100, 1_000, 10_000];
+/// Numbers of tenants in the measured markets with the agent's utilities.
+const AGENT_TENANT_COUNTS: [usize; 3] = [24, 64, 256];
 /// Minimum number of tenants of a market that counts towards the growth exponent of the time.
 const GROWTH_TENANTS_MIN: usize = 1_000;
 /// Minimum number of tenants for the comparison with the port of Spirit's allocator. The evaluation
@@ -77,18 +77,15 @@ fn measure() -> Result<String, Failure> {
     let sizes = TENANT_COUNTS.into_iter().map(MarketTimes::measure).collect::<Result<Vec<_>, _>>()?;
     let compared = sizes.iter().filter(|times| times.tenants >= COMPARISON_TENANTS_MIN);
     let ratios: String = compared.map(MarketTimes::ratios).collect();
-    let growth = [
-        format_growth("cold", &sizes, |times| times.cold_us),
-        format_growth("warm", &sizes, |times| times.warm_us),
-    ];
+    let growth = format_growth("market", &sizes, |times| times.market_us);
+    let agent = AGENT_TENANT_COUNTS.into_iter().map(measure_agent).collect::<Result<String, _>>()?;
     let rows: Vec<_> = sizes.iter().map(MarketTimes::row).collect();
     let lines: String = sizes.iter().map(MarketTimes::lines).collect();
-    let head = ["tenants; medians in us", "cold", "warm", "grid, cold", "port, an epoch", "ten"];
+    let head = ["tenants; medians in us", "market", "port, an epoch", "ten"];
     Ok(format!(
-        "\n{}\n{lines}{}{}{}{}",
+        "\n{}\n{lines}{agent}{}{growth}{}{}",
         format_table(&head, &rows),
         measure_fit(),
-        growth.concat(),
         ratios,
         format_slowdowns()?
     ))
@@ -97,9 +94,7 @@ fn measure() -> Result<String, Failure> {
 /// Median times of a market with this number of tenants, in microseconds.
 struct MarketTimes {
     tenants: usize,
-    cold_us: f64,
-    warm_us: f64,
-    grid_us: Option<f64>,
+    market_us: f64,
     port_epoch_us: f64,
     port_ten_epochs_us: f64,
 }
@@ -108,16 +103,10 @@ impl MarketTimes {
     fn measure(tenants: usize) -> Result<Self, Failure> {
         let mut random = Pcg64Mcg::seed_from_u64(SEED + tenants as u64);
         let (supply, models) = (supply(tenants), random_tenants(tenants, &mut random));
-        let warm_start = clear_market_and_check(&to_tenants(models.clone(), supply), supply)?;
-        let next_epoch: Vec<TenantModel> = models.iter().map(|model| model.next_epoch(&mut random)).collect();
+        check_market(&to_tenants(models.clone(), supply), supply)?;
         Ok(Self {
             tenants,
-            cold_us: median_us(|| models.clone(), |models| clear_from_cold_start(models, supply)),
-            warm_us: measure_warm_start_us(next_epoch, supply, &warm_start)?,
-            grid_us: GRID_TENANT_COUNTS
-                .contains(&tenants)
-                .then(|| measure_grid_us(&models, supply))
-                .transpose()?,
+            market_us: median_us(|| models.clone(), |models| clear_market(models, supply)),
             port_epoch_us: median_us(|| SpiritPort::new(&models, supply), |port| run_epochs(port, 1)),
             port_ten_epochs_us: median_us(
                 || SpiritPort::new(&models, supply),
@@ -128,12 +117,9 @@ impl MarketTimes {
 
     fn row(&self) -> Vec<String> {
         let us = |us: f64| format!("{us:.1}");
-        let grid = self.grid_us.map_or_else(String::new, us);
         vec![
             self.tenants.to_string(),
-            us(self.cold_us),
-            us(self.warm_us),
-            grid,
+            us(self.market_us),
             us(self.port_epoch_us),
             us(self.port_ten_epochs_us),
         ]
@@ -141,18 +127,12 @@ impl MarketTimes {
 
     fn lines(&self) -> String {
         let line = |kind: &str, us: f64| format!("time symbiosis_{kind}_{} {us:.1} us\n", self.tenants);
-        let grid = self.grid_us.map_or_else(String::new, |us| line("grid", us));
-        format!(
-            "{}{}{grid}{}",
-            line("cold", self.cold_us),
-            line("warm", self.warm_us),
-            line("port", self.port_epoch_us)
-        )
+        format!("{}{}", line("market", self.market_us), line("port", self.port_epoch_us))
     }
 
     fn ratios(&self) -> String {
         let line = |what: &str, spirit_us: f64| {
-            format_ratio(&format!("symbiosis_{}_vs_{what}", self.tenants), spirit_us / self.cold_us)
+            format_ratio(&format!("symbiosis_{}_vs_{what}", self.tenants), spirit_us / self.market_us)
         };
         format!(
             "{}\n{}\n",
@@ -181,36 +161,35 @@ fn to_tenants(models: Vec<TenantModel>, supply: Supply) -> Vec<Tenant<Slowdown>>
     models.into_iter().map(|model| model.into_tenant(supply)).collect()
 }
 
-/// Computes shares from miss-ratio curves without a warm start. Also returns the tenants, so that
-/// dropping them is not measured.
-fn clear_from_cold_start(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
+/// Computes shares from miss-ratio curves. Also returns the tenants, so that dropping them is not
+/// measured.
+fn clear_market(models: Vec<TenantModel>, supply: Supply) -> (Vec<Tenant<Slowdown>>, Outcome) {
     let tenants = to_tenants(models, supply);
-    let outcome = new_market(&tenants, supply).clear(ClearingOptions::default());
+    let outcome = new_market(&tenants, supply).clear(0);
     (tenants, outcome)
 }
 
-/// Measures a market of slightly changed tenants, with the warm start of the previous epoch.
-/// Returns microseconds.
-fn measure_warm_start_us(
-    next_epoch: Vec<TenantModel>,
-    supply: Supply,
-    warm_start: &MarketWarmStart,
-) -> Result<f64, Failure> {
-    let tenants = to_tenants(next_epoch, supply);
-    let options = || ClearingOptions { warm_start: warm_start.clone(), turn: 1 };
-    check_shares(&tenants, supply, &new_market(&tenants, supply).clear(options()))?;
-    Ok(median_us(options, |options| new_market(&tenants, supply).clear(options)))
-}
-
-/// Measures a market of tenants with opaque utilities. Returns microseconds.
-fn measure_grid_us(models: &[TenantModel], supply: Supply) -> Result<f64, Failure> {
-    let tenant = |model: &TenantModel| {
-        let slowdown = model.clone().into_slowdown();
-        Tenant::new(1.0, supply, Grid::new(supply, move |bundle: Bundle| slowdown.value(bundle)))
+/// Measures a market with the utilities that the agent learns from stalls, with refinement. Returns
+/// a line of the report.
+fn measure_agent(tenants: usize) -> Result<String, Failure> {
+    let mut random = Pcg64Mcg::seed_from_u64(SEED + tenants as u64);
+    let (supply, models) = (supply(tenants), random_tenants(tenants, &mut random));
+    let tenant = |model: TenantModel| {
+        // A tenant without local memory stalls 20 s per second of work.
+        let traffic =
+            LinkTraffic { mb_per_stall_second: model.bandwidth_demand / 10.0, mb_per_work_second: 1.0 };
+        let utility = stall_utility(supply, model.knots, 20.0, traffic).expect("the curve is valid");
+        Tenant::new(1.0, supply, utility)
     };
-    let tenants: Vec<_> = models.iter().map(tenant).collect();
-    clear_market_and_check(&tenants, supply)?;
-    Ok(median_us(|| (), |()| new_market(&tenants, supply).clear(ClearingOptions::default())))
+    let tenants_of_market: Vec<_> = models.into_iter().map(tenant).collect();
+    let decide = || {
+        let market = new_market(&tenants_of_market, supply);
+        let mut outcome = market.clear(0);
+        market.refine(&mut outcome);
+        outcome
+    };
+    check_shares(&tenants_of_market, supply, &decide())?;
+    Ok(format!("time symbiosis_agent_{tenants} {:.1} us\n", median_us(|| (), |()| decide())))
 }
 
 /// Measures the fit of a miss-ratio curve to 40,000 samples. The samples follow Zipf's law over the
@@ -240,27 +219,21 @@ fn new_market<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Market<'_, U
     Market::new(supply, tenants).expect("all tenants have equal weights")
 }
 
-/// Clears a market, checks its outcome, and returns the warm start.
-fn clear_market_and_check<U: Utility>(
-    tenants: &[Tenant<U>],
-    supply: Supply,
-) -> Result<MarketWarmStart, Failure> {
-    let outcome = new_market(tenants, supply).clear(ClearingOptions::default());
-    check_shares(tenants, supply, &outcome)?;
-    Ok(outcome.warm_start)
+/// Clears a market and checks its outcome.
+fn check_market<U: Utility>(tenants: &[Tenant<U>], supply: Supply) -> Result<(), Failure> {
+    check_shares(tenants, supply, &new_market(tenants, supply).clear(0))
 }
 
 /// Checks that the shares are at most the supply in total, and that no tenant is worse off than
 /// with an equal split.
 fn check_shares<U: Utility>(tenants: &[Tenant<U>], supply: Supply, outcome: &Outcome) -> Result<(), Failure> {
-    let memory: u64 = outcome.shares.iter().map(|share| share.memory_mib).sum();
-    let bandwidth: u64 = outcome.shares.iter().map(|share| share.bandwidth_mb_s).sum();
+    let sum: Share = outcome.shares.iter().copied().sum();
     let certificate = new_market(tenants, supply).certify(outcome);
-    let is_within_supply = memory <= supply.memory_mib && bandwidth <= supply.bandwidth_mb_s;
+    let is_within_supply = sum.is_within(supply.all());
     if is_within_supply && certificate.sharing_incentive >= 1.0 - SPLIT_LOSS_MAX {
         return Ok(());
     }
-    let reply = format!("shares of {memory} MiB and {bandwidth} MB/s of {supply:?}; {certificate:?}");
+    let reply = format!("shares of {sum:?} of {supply:?}; {certificate:?}");
     Err(Failure::UnexpectedReply { subject: format!("a market of {} tenants", tenants.len()), reply })
 }
 
@@ -287,7 +260,7 @@ fn format_slowdowns() -> Result<String, Failure> {
         (slowdowns.sum::<f64>() / tenants.len() as f64).exp()
     };
     let market = new_market(&tenants, supply);
-    let outcome = market.clear(ClearingOptions::default());
+    let outcome = market.clear(0);
     check_shares(&tenants, supply, &outcome)?;
     let market_slowdown = mean(&mut outcome.shares.iter().map(|share| (*share).into()));
     let split = mean(&mut (0..models.len()).map(|tenant| market.fair_share(tenant)));

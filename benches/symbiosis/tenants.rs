@@ -17,13 +17,10 @@ pub const CURVE_SEGMENTS: usize = 64;
 const FAIR_MEMORY_MIB: u64 = 4096;
 /// Bandwidth of each tenant in an equal split, in MB/s.
 const FAIR_BANDWIDTH_MB_S: u64 = 1000;
-/// Maximum relative change of a curve and of the bandwidth demand per epoch.
-const EPOCH_CHANGE_MAX: f64 = 0.01;
-
 /// Returns the total supply for this number of tenants.
 pub fn supply(tenants: usize) -> Supply {
     let tenants = tenants as u64;
-    Supply { memory_mib: tenants * FAIR_MEMORY_MIB, bandwidth_mb_s: tenants * FAIR_BANDWIDTH_MB_S }
+    Supply::new(tenants * FAIR_MEMORY_MIB, tenants * FAIR_BANDWIDTH_MB_S)
 }
 
 /// Miss-ratio curve and bandwidth demand of a tenant, the inputs of the market.
@@ -91,21 +88,6 @@ impl TenantModel {
         Self {
             knots: (0..=CURVE_SEGMENTS).map(knot).collect(),
             bandwidth_demand: bandwidth_demand * FAIR_BANDWIDTH_MB_S as f64,
-        }
-    }
-
-    /// Returns the tenant of the next epoch. Scales the ends of the miss-ratio curve by random
-    /// factors near 1, and the knots in between by interpolated factors.
-    pub fn next_epoch(&self, random: &mut impl Rng) -> Self {
-        let mut random_factor = || 1.0 + random.random_range(-EPOCH_CHANGE_MAX..EPOCH_CHANGE_MAX);
-        let (first, last) = (random_factor(), random_factor());
-        let changed = |(at, knot): (usize, &Knot)| {
-            let factor = first + (last - first) * at as f64 / CURVE_SEGMENTS as f64;
-            Knot { misses: (knot.misses * factor).min(1.0), ..*knot }
-        };
-        Self {
-            knots: self.knots.iter().enumerate().map(changed).collect(),
-            bandwidth_demand: self.bandwidth_demand * random_factor(),
         }
     }
 

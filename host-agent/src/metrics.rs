@@ -215,10 +215,8 @@ impl Metrics {
         self.tenant_refaults.clear();
         for tenant in report.tenants.iter().filter(|tenant| tenant.measured.is_some()) {
             let label = TenantLabel { tenant: tenant.name.to_string() };
-            self.tenant_memory.get_or_create(&label).set(gauge_value(tenant.share.memory_mib << 20));
-            self.tenant_bandwidth
-                .get_or_create(&label)
-                .set(gauge_value(tenant.share.bandwidth_mb_s * 1_000_000));
+            self.tenant_memory.get_or_create(&label).set(gauge_value(tenant.share.memory_bytes()));
+            self.tenant_bandwidth.get_or_create(&label).set(gauge_value(tenant.share.bandwidth_bytes_s()));
             let stalled = tenant.measured.map_or(0.0, |measured| measured.stalled_fraction);
             self.tenant_stalled.get_or_create(&label).set(stalled);
             self.tenant_gain.get_or_create(&label).set(tenant.gain);

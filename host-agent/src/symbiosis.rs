@@ -24,7 +24,7 @@ use std::{
 
 use fairness::{
     epoch::{AppliedShares, Change, Decision, EpochAllocator, MarketMember, WeightedShare},
-    market::{MarketError, Share, Supply},
+    market::{Bundle, MarketError, Share, Supply},
     profile::TenantUtility,
 };
 use pool::agent::VmRecord;
@@ -203,7 +203,7 @@ impl Symbiosis {
         reports: &mut Vec<TenantReport>,
     ) -> Result<(State, Option<ShareCertificate>), MissingInput> {
         self.meters.retain(|name, _| candidates.iter().any(|candidate| candidate.name == *name));
-        let (miss_latency_s, link) = (self.remote.read_latency_s(), self.config.supply.bandwidth_mb_s as f64);
+        let (miss_latency_s, link) = (self.remote.read_latency_s(), Bundle::from(self.config.supply.all()).bandwidth);
         let (mut participants, mut missing) = (Vec::new(), None);
         for Candidate { name, vm, counters, limit_mb_s } in candidates {
             let meter = self.meters.entry(name.clone()).or_default();
@@ -319,7 +319,7 @@ impl Symbiosis {
         let of_vm = vm.map_or(0, |(_, local)| local.get().div_ceil(Bytes::mib(1).get()));
         let memory_mib = settings.map_or(0, |settings| settings.least_mib).max(of_vm);
         let enforce = self.enforcement_of(&name, vm.is_some());
-        let least = Share { memory_mib, bandwidth_mb_s: 0 };
+        let least = Share::new(memory_mib, 0);
         Participant { name, weight, enforce, least, measured, memory_max: counters.memory_max }
     }
 

@@ -48,10 +48,9 @@ Columns:
   ENVY     largest relative gain that a tenant would have with another tenant's share, as estimated
   TENANTS  throughput of each tenant relative to an equal split (with -o wide)
 Schemes:
-  market                  market of Symbiosis without refinement
-  symbiosis without envy  market refined by trades that cause no envy
-  symbiosis               market refined by all trades that increase the geometric mean of throughputs
-  ideal                   best shares on a grid of 1/200 with which no tenant loses, from exact miss ratios
+  market     market of Symbiosis without refinement
+  symbiosis  market refined by trades that increase the geometric mean of throughputs and cause no envy
+  ideal      best shares on a grid of 1/200 with which no tenant loses, from exact miss ratios
 Throughput follows Spirit's slowdown model, with the exact miss ratios of the whole trace. All schemes but `ideal` use estimated miss
 ratios, from the reuse distances of at most 8,192 sampled pages. All tenants have footprints of the same size. One of six tenants has a
 low miss cost, so that it is mostly compute-bound.";

@@ -9,8 +9,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::market::{
-    Bundle, Certificate, ClearingOptions, Market, MarketError, MarketWarmStart, RefineOptions, Share, Supply,
-    Tenant, Utility,
+    Bundle, Certificate, Market, MarketError, Share, Supply, Tenant, Utility,
 };
 
 /// Largest change of a share in one epoch without confirmation by the previous epoch, as a fraction
@@ -103,8 +102,7 @@ pub struct EpochAllocator {
     applied: Option<AppliedShares>,
     /// Target minus current share of each tenant in the last epoch; 0 if no change was worthwhile.
     directions: BTreeMap<Arc<str>, Bundle>,
-    warm_start: MarketWarmStart,
-    /// Number of epochs, for [`ClearingOptions::turn`].
+    /// Number of epochs, for [`Market::clear`].
     turn: usize,
 }
 
@@ -133,10 +131,8 @@ impl EpochAllocator {
         let tenants = market_tenants(supply, members);
         let market = Market::new(supply, &tenants)?;
         let current = self.current_bundles(&market, members);
-        let mut outcome = market
-            .clear(ClearingOptions { warm_start: std::mem::take(&mut self.warm_start), turn: self.turn });
-        market.refine(&mut outcome, RefineOptions { envy_free: true, margin: 0.0 });
-        self.warm_start = std::mem::take(&mut outcome.warm_start);
+        let mut outcome = market.clear(self.turn);
+        market.refine(&mut outcome);
         self.turn = self.turn.wrapping_add(1);
         let matching = self.applied.as_ref().and_then(|applied| applied.matching_shares(supply, members));
         let is_unchanged = matching.is_some() && !is_worthwhile(&market, &current, &outcome.bought);
@@ -244,8 +240,7 @@ impl AppliedShares {
         let share = |member: &MarketMember<U>| {
             let WeightedShare { weight, share } = *self.tenants.get(&member.name)?;
             let is_valid = weight == member.weight
-                && share.memory_mib >= member.min.memory_mib
-                && share.bandwidth_mb_s >= member.min.bandwidth_mb_s;
+                && member.min.is_within(share);
             is_valid.then_some(share)
         };
         if self.supply != supply || self.tenants.len() != members.len() {
@@ -264,8 +259,8 @@ fn market_tenants<U>(supply: Supply, members: &[MarketMember<U>]) -> Vec<Tenant<
         let (reserved, fair) = (fair.scale(RESERVED_SHARE_FRACTION).floor(), fair.floor());
         let min = |requested: u64, reserved: u64, fair: u64| requested.max(reserved).max(fair.min(1));
         Share {
-            memory_mib: min(member.min.memory_mib, reserved.memory_mib, fair.memory_mib),
-            bandwidth_mb_s: min(member.min.bandwidth_mb_s, reserved.bandwidth_mb_s, fair.bandwidth_mb_s),
+            memory_pages: min(member.min.memory_pages, reserved.memory_pages, fair.memory_pages),
+            bandwidth_kb_s: min(member.min.bandwidth_kb_s, reserved.bandwidth_kb_s, fair.bandwidth_kb_s),
         }
     };
     let tenant = |(member, weight)| Tenant {
@@ -278,7 +273,7 @@ fn market_tenants<U>(supply: Supply, members: &[MarketMember<U>]) -> Vec<Tenant<
 /// Returns weights as fractions of their sum. Raises small weights so that each fair share is at
 /// least one unit of both goods, if the supply suffices.
 fn normalized_weights(supply: Supply, weights: Vec<f64>) -> Vec<f64> {
-    let units = supply.memory_mib.min(supply.bandwidth_mb_s) as f64;
+    let units = supply.memory_pages.min(supply.bandwidth_kb_s) as f64;
     let min = (1.0 + UNIT_ROUNDING_MARGIN) / units;
     let is_feasible =
         min * weights.len() as f64 <= 1.0 && weights.iter().all(|weight| weight.is_finite() && *weight > 0.0);

@@ -14,10 +14,10 @@
 //!
 //! ```
 //! use fairness::curve::{Knot, MissCurve};
-//! use fairness::market::{ClearingOptions, Market, Slowdown, Supply, Tenant};
+//! use fairness::market::{Market, Slowdown, Supply, Tenant};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let supply = Supply { memory_mib: 8192, bandwidth_mb_s: 1000 };
+//! let supply = Supply::new(8192, 1000);
 //! let tenant = |footprint, wanted| -> Result<_, Box<dyn std::error::Error>> {
 //!     let knots = vec![Knot { memory: 0.0, misses: 1.0 }, Knot { memory: footprint, misses: 0.0 }];
 //!     let utility = Slowdown::new(MissCurve::new(knots)?, 100.0, wanted)?;
@@ -26,9 +26,9 @@
 //! let tenants = [tenant(6000.0, 100.0)?, tenant(100_000.0, 900.0)?];
 //!
 //! let market = Market::new(supply, &tenants)?;
-//! let outcome = market.clear(ClearingOptions::default());
-//! assert!(outcome.shares[0].memory_mib > outcome.shares[1].memory_mib);
-//! assert!(outcome.shares[0].bandwidth_mb_s < outcome.shares[1].bandwidth_mb_s);
+//! let outcome = market.clear(0);
+//! assert!(outcome.shares[0].memory_mib() > outcome.shares[1].memory_mib());
+//! assert!(outcome.shares[0].bandwidth_mb_s() < outcome.shares[1].bandwidth_mb_s());
 //!
 //! let certificate = market.certify(&outcome);
 //! assert!(certificate.sharing_incentive >= 1.0 - 1e-6);

@@ -14,9 +14,11 @@
 //!   equal weight can afford the same bundles.
 //! - If demand jumps at the clearing price, all tenants get the same mixture of their demands just
 //!   below and just above the price. Tenants that would lose by a mixture get one of the two
-//!   demands whole, and one of these tenants gets the remainder. If that fails, one tenant gets its
-//!   demand and the other tenants are cleared as a separate market (`clearing`). If sharing
-//!   incentive is still violated, every tenant gets its fair share.
+//!   demands whole, and one of these tenants gets the remainder (`clearing`). If sharing incentive
+//!   is still violated, pairs of tenants divide their fair shares anew (`search`).
+//!
+//! All guarantees hold for the shares in whole units that tenants receive, not only for the bundles
+//! before rounding (`rounding`).
 //!
 //! The caller defines the tenants. A [`Utility`] values the bundles of a tenant and computes its
 //! demand.
@@ -29,19 +31,18 @@ mod price;
 mod refine;
 mod round;
 mod rounding;
+mod search;
 mod slowdown;
-mod split;
 mod step_limit;
 mod utility;
 
 pub use certificate::Certificate;
 pub use goods::{Bundle, Prices, Share, Supply};
 pub use grid::Grid;
-pub use refine::RefineOptions;
 pub use slowdown::{Slowdown, SlowdownError};
-pub use split::{Table, best_split};
-pub use utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart};
+pub use utility::{BudgetConstraint, Demand, DemandHint, Limits, Utility};
 
+use clearing::Clearing;
 use thiserror::Error;
 use units::limits::{MARKET_SUPPLY_MAX, TENANTS_MAX, WEIGHT_FRACTION_MIN};
 
@@ -70,11 +71,18 @@ impl<U> Tenant<U> {
 pub struct Market<'a, U> {
     tenants: &'a [Tenant<U>],
     supply: Supply,
-    /// Reciprocal of the sum of all weights.
-    weight_scale: f64,
-    /// Fraction of all weights that these tenants have, and fraction of the supply that they buy: 1
-    /// for a whole market, less for a [`Market::subset`].
-    weight_fraction: f64,
+    /// Claim of each tenant.
+    claims: Vec<Claim>,
+}
+
+/// Claim of a tenant to the supply.
+#[derive(Clone, Copy, Debug)]
+struct Claim {
+    /// Weight as a fraction of the sum of all weights.
+    weight: f64,
+    limits: Limits,
+    /// Value of the fair share to the tenant.
+    fair_value: f64,
 }
 
 /// Error for tenants or a supply from which no market can be created.
@@ -111,7 +119,7 @@ pub enum MarketError {
         /// Name of the good: `memory` or `bandwidth`.
         good: &'static str,
         /// Rejected minimum share of the good, in MiB or MB/s.
-        min: u64,
+        min: f64,
         /// Fair share of the good, in MiB or MB/s.
         fair: f64,
     },
@@ -123,7 +131,7 @@ pub enum MarketError {
         /// Name of the good: `memory` or `bandwidth`.
         good: &'static str,
         /// Rejected maximum share of the good, in MiB or MB/s.
-        max: u64,
+        max: f64,
         /// Fair share of the good, in MiB or MB/s.
         fair: f64,
     },
@@ -161,12 +169,9 @@ pub enum Status {
         /// Index of the tenant that gets the remainder.
         tenant: usize,
     },
-    /// One tenant gets its demand. The other tenants buy the remaining supply in a separate market
-    /// at other prices.
-    OneFixed {
-        /// Index of the tenant that gets its demand.
-        tenant: usize,
-    },
+    /// Pairs of tenants divided their shares anew, starting from fair shares or from mixtures of
+    /// demands. There are no prices.
+    Searched,
     /// Each tenant gets its fair share, because no other method satisfies sharing incentive.
     FallbackFair,
 }
@@ -179,7 +184,7 @@ impl Status {
             Self::Mixed => "mixed",
             Self::Whole => "whole",
             Self::OneMarginal { .. } => "one marginal",
-            Self::OneFixed { .. } => "one fixed",
+            Self::Searched => "searched",
             Self::FallbackFair => "fair shares",
         }
     }
@@ -203,28 +208,6 @@ pub struct Outcome {
     pub bought: Vec<Bundle>,
     /// Share of each tenant in whole units. The sum does not exceed the supply.
     pub shares: Vec<Share>,
-    /// Starting point for the price search of the next market.
-    pub warm_start: MarketWarmStart,
-}
-
-/// Starting point for the price search, from the outcome of the last market. It shortens the search
-/// if prices have changed little. A bad starting point costs time but does not change the outcome.
-#[derive(Clone, Debug, Default)]
-pub struct MarketWarmStart {
-    /// Last clearing price of all memory, 0 to 1.
-    memory_price: Option<f64>,
-    /// Start position of each tenant's search; see [`WarmStart::position`].
-    positions: Vec<u32>,
-}
-
-/// Options of [`Market::clear`].
-#[derive(Clone, Debug, Default)]
-pub struct ClearingOptions {
-    /// [`Outcome::warm_start`] of the last market, or the default for the first market.
-    pub warm_start: MarketWarmStart,
-    /// Counter that rotates which of several equally good candidates gets the remainder. Callers
-    /// increment the counter every epoch.
-    pub turn: usize,
 }
 
 impl<'a, U: Utility> Market<'a, U> {
@@ -239,14 +222,14 @@ impl<'a, U: Utility> Market<'a, U> {
             n if n > TENANTS_MAX => return Err(MarketError::TooManyTenants(n)),
             _ => {}
         }
-        if supply.memory_mib == 0 {
+        if supply.memory_pages == 0 {
             return Err(MarketError::EmptySupply("memory"));
         }
-        if supply.bandwidth_mb_s == 0 {
+        if supply.bandwidth_kb_s == 0 {
             return Err(MarketError::EmptySupply("bandwidth"));
         }
-        if supply.memory_mib.max(supply.bandwidth_mb_s) > MARKET_SUPPLY_MAX {
-            return Err(MarketError::SupplyTooLarge(supply.memory_mib.max(supply.bandwidth_mb_s)));
+        if supply.memory_pages.max(supply.bandwidth_kb_s) > MARKET_SUPPLY_MAX {
+            return Err(MarketError::SupplyTooLarge(supply.memory_pages.max(supply.bandwidth_kb_s)));
         }
         let mut weights = 0.0;
         for (tenant, Tenant { weight, .. }) in tenants.iter().enumerate() {
@@ -255,35 +238,18 @@ impl<'a, U: Utility> Market<'a, U> {
             }
             weights += weight;
         }
-        let market = Self { tenants, supply, weight_scale: 1.0 / weights, weight_fraction: 1.0 };
-        for (tenant, Tenant { weight, .. }) in tenants.iter().enumerate() {
+        let mut market = Self { tenants, supply, claims: Vec::with_capacity(tenants.len()) };
+        for (tenant, Tenant { weight, min, max, utility }) in tenants.iter().enumerate() {
             if !(weights.is_finite() && *weight >= WEIGHT_FRACTION_MIN * weights) {
                 return Err(MarketError::InvalidWeight { tenant, value: *weight });
             }
-            market.check_limits(tenant)?;
+            let weight = weight / weights;
+            let fair = market.all().scale(Bundle { memory: weight, bandwidth: weight });
+            let limits = Limits { min: (*min).into(), max: (*max).into() };
+            check_limits(tenant, limits, fair)?;
+            market.claims.push(Claim { weight, limits, fair_value: utility.value(fair) });
         }
         Ok(market)
-    }
-
-    fn check_limits(&self, tenant: usize) -> Result<(), MarketError> {
-        let Tenant { min, max, .. } = &self.tenants[tenant];
-        let fair = self.fair_share(tenant);
-        let goods = [
-            ("memory", min.memory_mib, max.memory_mib, fair.memory),
-            ("bandwidth", min.bandwidth_mb_s, max.bandwidth_mb_s, fair.bandwidth),
-        ];
-        for (good, min, max, fair) in goods {
-            // The tolerance accepts a limit that equals the fair share despite rounding error, such
-            // as 100 units for a third of 300.
-            let rounding = 1e-12 * fair;
-            if min as f64 > fair + rounding {
-                return Err(MarketError::MinAboveFairShare { tenant, good, min, fair });
-            }
-            if (max as f64) < fair - rounding || max < min {
-                return Err(MarketError::MaxBelowFairShare { tenant, good, max, fair });
-            }
-        }
-        Ok(())
     }
 
     /// Returns the fair share of a tenant: the fraction of both goods that corresponds to its
@@ -294,6 +260,16 @@ impl<'a, U: Utility> Market<'a, U> {
         Bundle { memory: all.memory * weight, bandwidth: all.bandwidth * weight }
     }
 
+    /// Returns the value of a bundle to a tenant.
+    pub(crate) fn value(&self, tenant: usize, bundle: Bundle) -> f64 {
+        self.tenants[tenant].utility.value(bundle)
+    }
+
+    /// Returns the value of a tenant's fair share to the tenant.
+    fn fair_value(&self, tenant: usize) -> f64 {
+        self.claims[tenant].fair_value
+    }
+
     /// Returns the whole supply as a bundle.
     pub(crate) fn all(&self) -> Bundle {
         self.supply.all().into()
@@ -301,7 +277,7 @@ impl<'a, U: Utility> Market<'a, U> {
 
     /// Clamps a bundle to the minimum and maximum share of a tenant.
     pub(crate) fn clamp_to_limits(&self, tenant: usize, bundle: Bundle) -> Bundle {
-        let Limits { min, max } = self.limits(tenant);
+        let Limits { min, max } = *self.limits(tenant);
         Bundle {
             memory: bundle.memory.clamp(min.memory, max.memory),
             bandwidth: bundle.bandwidth.clamp(min.bandwidth, max.bandwidth),
@@ -337,44 +313,46 @@ impl<'a, U: Utility> Market<'a, U> {
 
     /// Returns the weight of a tenant as a fraction of the sum of all weights.
     fn weight(&self, tenant: usize) -> f64 {
-        self.tenants[tenant].weight * self.weight_scale
-    }
-
-    /// Returns a market of the first `tenants` tenants. They buy the fraction of the supply that
-    /// corresponds to their weights.
-    fn subset(&self, tenants: usize) -> Self {
-        let tenants = &self.tenants[..tenants];
-        Self {
-            tenants,
-            weight_fraction: tenants.iter().map(|tenant| tenant.weight).sum::<f64>() * self.weight_scale,
-            ..*self
-        }
+        self.claims[tenant].weight
     }
 
     /// Clears the market: computes prices, the bundle of each tenant, and its share in whole units.
-    pub fn clear(&self, options: ClearingOptions) -> Outcome {
-        let ClearingOptions { warm_start: MarketWarmStart { memory_price, positions }, turn } = options;
-        let mut warm_starts = vec![WarmStart::default(); self.tenants.len()];
-        if positions.len() == warm_starts.len() {
-            warm_starts.iter_mut().zip(positions).for_each(|(warm, at)| warm.position = at);
-        }
-        let bracket = price::bracket_price(self, memory_price, &mut warm_starts);
-        let clearing = clearing::clear(self, &bracket, turn);
-        let shares = rounding::round_to_units(self, &clearing.bundles);
+    /// `turn` rotates which of several equally good candidates gets the remainder. Callers
+    /// increment it every epoch.
+    pub fn clear(&self, turn: usize) -> Outcome {
+        let bracket = price::bracket_price(self);
+        let Clearing { status, bundles, shares } = clearing::clear(self, &bracket, turn);
         Outcome {
-            status: clearing.status,
+            status,
             memory_price: bracket.price(),
             dividend: bracket.dividend(),
             rounds: bracket.rounds,
             refinements: 0,
-            bought: clearing.bundles,
+            bought: bundles,
             shares,
-            warm_start: MarketWarmStart {
-                memory_price: Some(bracket.price()),
-                positions: warm_starts.iter().map(|warm| warm.position).collect(),
-            },
         }
     }
+}
+
+/// Checks that the limits of a tenant include its fair share.
+fn check_limits(tenant: usize, limits: Limits, fair: Bundle) -> Result<(), MarketError> {
+    let Limits { min, max } = limits;
+    let goods = [
+        ("memory", min.memory, max.memory, fair.memory),
+        ("bandwidth", min.bandwidth, max.bandwidth, fair.bandwidth),
+    ];
+    for (good, min, max, fair) in goods {
+        // The tolerance accepts a limit that equals the fair share despite rounding error, such
+        // as 100 units for a third of 300.
+        let rounding = 1e-12 * fair;
+        if min > fair + rounding {
+            return Err(MarketError::MinAboveFairShare { tenant, good, min, fair });
+        }
+        if max < fair - rounding || max < min {
+            return Err(MarketError::MaxBelowFairShare { tenant, good, max, fair });
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

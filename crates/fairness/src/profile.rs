@@ -19,7 +19,7 @@ pub use fit::{FitError, Histogram, MeasuredMissRatio, fit};
 pub use learner::{Learner, PageAccesses, Sample, SampleError};
 pub use power_law::PowerLaw;
 pub use reuse_distance::ReuseDistances;
-pub use tenant_utility::{LinkTraffic, TenantUtility, UtilityError, ValueFn};
+pub use tenant_utility::{LinkTraffic, TenantUtility, UtilityError, ValueFn, stall_utility};
 
 use crate::curve::{CurveError, Knot, MissCurve};
 

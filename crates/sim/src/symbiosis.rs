@@ -17,7 +17,9 @@ mod mixes;
 mod preference;
 mod scaling;
 mod schemes;
+mod split;
 mod tenant;
+mod utility;
 
 pub use accesses::{AccessTraceError, read};
 pub use auction::{Auction, Round, auction};

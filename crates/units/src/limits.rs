@@ -467,19 +467,20 @@ pub const DEVICE_FREE_BYTES_MIN: u64 = 64 << 20;
 
 /// Maximum number of tenants of a market.
 pub const TENANTS_MAX: usize = 1 << 20;
-/// Maximum supply of a market, in MiB or MB/s. An `f64` represents whole numbers up to this value
-/// exactly.
-pub const MARKET_SUPPLY_MAX: u64 = 1 << 50;
-/// Maximum number of prices that one price search evaluates. Bisection of the interval from 0 to 1
-/// down to 1e-10 takes 35 prices. If the search restarts with all tenants, the count starts again.
+/// Maximum supply of a market, in pages or KB/s. An `f64` represents whole numbers up to this value
+/// exactly, with four binary digits left for fractions.
+pub const MARKET_SUPPLY_MAX: u64 = 1 << 48;
+/// Maximum number of prices that one price search evaluates. Bisection down to the smallest bracket
+/// takes fewer than 40 prices.
 pub const PRICE_ROUNDS_MAX: u32 = 60;
 /// Maximum number of dividends evaluated at one price. Each larger dividend satiates more tenants.
 pub const DIVIDEND_ROUNDS_MAX: u32 = 32;
 /// Maximum number of tenants that a market evaluates as the recipient of the remaining supply.
 pub const REMAINDER_RECIPIENTS_MAX: usize = 64;
-/// Maximum number of tenants that a market evaluates with a fixed demand. For each of them, the
-/// other tenants share the remaining supply in a second market.
-pub const FIXED_DEMAND_TENANTS_MAX: usize = 3;
+/// Maximum number of pairs of tenants whose shares one joint search divides anew.
+pub const SEARCHED_PAIRS_MAX: u32 = 8192;
+/// Maximum number of times that a joint search tries all pairs of tenants.
+pub const SEARCH_SWEEPS_MAX: u32 = 8;
 /// Maximum number of tenants in a market that is refined by trades.
 pub const REFINEMENT_TENANTS_MAX: usize = 64;
 /// Maximum number of trades in one refinement.
@@ -493,6 +494,9 @@ pub const ENVY_CHECK_TENANTS_MAX: usize = 1024;
 pub const TENANTS_PER_HOST_MAX: usize = 256;
 /// Maximum bandwidth of a host's link to remote memory, in MB/s.
 pub const LINK_BANDWIDTH_MB_S_MAX: u64 = 1_000_000_000;
+// The supply of every host is within the limit of a market, in pages of 4 KiB and in KB/s.
+const _: () = assert!(LOCAL_MEMORY_MIB_PER_HOST_MAX * 256 <= MARKET_SUPPLY_MAX);
+const _: () = assert!(LINK_BANDWIDTH_MB_S_MAX * 1000 <= MARKET_SUPPLY_MAX);
 /// Maximum number of processes of a tenant that the agent inspects.
 pub const TENANT_PROCESSES_MAX: usize = 64;
 /// Maximum number of tenants of a host whose page accesses are monitored. The page accesses of

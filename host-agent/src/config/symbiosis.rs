@@ -98,7 +98,7 @@ pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<Symbiosis> 
     });
     Some(Symbiosis {
         cgroups: cgroups?,
-        supply: Supply { memory_mib: memory_mib?, bandwidth_mb_s: bandwidth_mb_s? },
+        supply: Supply::new(memory_mib?, bandwidth_mb_s?),
         epoch: epoch?.unwrap_or(SHARES_EPOCH_DEFAULT),
         enforce: enforce?,
         remote: remote?,
@@ -177,7 +177,7 @@ mod tests {
     fn omitted_symbiosis_keys_have_defaults() {
         let symbiosis = parse(MINIMAL_CONFIG).unwrap();
         assert_eq!(symbiosis.epoch, Ns::secs(30));
-        assert_eq!(symbiosis.supply, Supply { memory_mib: 2048, bandwidth_mb_s: 100 });
+        assert_eq!(symbiosis.supply, Supply::new(2048, 100));
         let with_tenant = format!("{MINIMAL_CONFIG}[symbiosis.tenants.db]\nweight = 2\nenforce = \"advise\"");
         let tenant = parse(&with_tenant).unwrap().tenants[&Name::new("db").unwrap()];
         assert_eq!(tenant, TenantSettings { weight: 2.0, least_mib: 0, enforce: EnforcementMethod::Advise });

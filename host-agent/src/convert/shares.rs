@@ -42,7 +42,7 @@ const fn clamp_number(number: f64) -> f64 {
 }
 
 fn to_wire_share(share: Share) -> wire::Share {
-    wire::Share { memory_mib: share.memory_mib, bandwidth_mb_s: share.bandwidth_mb_s }
+    wire::Share { memory_mib: share.memory_mib(), bandwidth_mb_s: share.bandwidth_mb_s() }
 }
 
 fn to_wire_tenant_share(report: TenantReport) -> wire::TenantShare {

@@ -2,7 +2,7 @@
 //! that the sum of the limits never exceeds the supply.
 
 use fairness::market::Share;
-use units::{Bytes, Name};
+use units::Name;
 
 use crate::host::{
     cgroup::{Cgroups, Limits},
@@ -139,8 +139,8 @@ impl<'a> LimitRequest<'a> {
     /// Returns the change from the tenant's current limits; `None` if the limits are equal, or if
     /// the mechanism sets no limits.
     fn change(&self) -> Result<Option<LimitChange<'a>>, SysfsError> {
-        let bandwidth = Some(self.share.bandwidth_mb_s.saturating_mul(BYTES_PER_MB).max(BYTES_PER_S_MIN));
-        let memory = Some(Bytes::mib(self.share.memory_mib).get());
+        let bandwidth = Some(self.share.bandwidth_bytes_s().max(BYTES_PER_S_MIN));
+        let memory = Some(self.share.memory_bytes());
         let to = Limits { memory, read: bandwidth, written: bandwidth };
         let from = self.enforcer.limits(self.tenant)?.filter(|from| *from != to);
         Ok(from.map(|from| LimitChange { tenant: self.tenant, enforcer: self.enforcer, from, to }))
@@ -262,7 +262,7 @@ mod tests {
 
     fn apply_change(fake: &FakeEnforcer) -> Result<Vec<(Name, String)>, String> {
         let shares = [(200, 5), (50, 20), (50, 5)];
-        let shares = shares.map(|(memory_mib, bandwidth_mb_s)| Share { memory_mib, bandwidth_mb_s });
+        let shares = shares.map(|(memory_mib, bandwidth_mb_s)| Share::new(memory_mib, bandwidth_mb_s));
         let names = names();
         let requests =
             names.iter().zip(shares).map(|(tenant, share)| LimitRequest { tenant, share, enforcer: fake });

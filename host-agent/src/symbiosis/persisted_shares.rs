@@ -1,4 +1,4 @@
-//! Stored shares: the file `symbiosis.json` in the runtime directory. The file is written before
+//! Stored shares: the file `shares.json` in the runtime directory. The file is written before
 //! limits are set, so that a restarted agent continues from the current shares.
 
 use std::{
@@ -46,8 +46,8 @@ pub struct PersistedShares {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StoredShares {
-    memory_mib: u64,
-    bandwidth_mb_s: u64,
+    memory_pages: u64,
+    bandwidth_kb_s: u64,
     tenants: BTreeMap<String, StoredTenant>,
 }
 
@@ -55,15 +55,15 @@ struct StoredShares {
 #[serde(deny_unknown_fields)]
 struct StoredTenant {
     weight: f64,
-    memory_mib: u64,
-    bandwidth_mb_s: u64,
+    memory_pages: u64,
+    bandwidth_kb_s: u64,
 }
 
 impl PersistedShares {
     /// Returns the store in a runtime directory, without accessing it.
     pub fn at(runtime_dir: &Path) -> Self {
         Self {
-            path: runtime_dir.join("symbiosis.json"),
+            path: runtime_dir.join("shares.json"),
             monitoring_file: runtime_dir.join("symbiosis.watching"),
         }
     }
@@ -78,14 +78,14 @@ impl PersistedShares {
             read => read.map_err(io_error("read", &self.path))?,
         };
         let corrupt = |cause| PersistedSharesError::Corrupt { path: self.path.clone(), cause };
-        let StoredShares { memory_mib, bandwidth_mb_s, tenants } =
+        let StoredShares { memory_pages, bandwidth_kb_s, tenants } =
             serde_json::from_slice(&bytes).map_err(corrupt)?;
-        let supply = Supply { memory_mib, bandwidth_mb_s };
+        let supply = Supply { memory_pages, bandwidth_kb_s };
         let tenant = |(name, stored): (String, StoredTenant)| {
             let is_valid = is_weight(stored.weight)
-                && stored.memory_mib <= memory_mib
-                && stored.bandwidth_mb_s <= bandwidth_mb_s;
-            let share = Share { memory_mib: stored.memory_mib, bandwidth_mb_s: stored.bandwidth_mb_s };
+                && stored.memory_pages <= memory_pages
+                && stored.bandwidth_kb_s <= bandwidth_kb_s;
+            let share = Share { memory_pages: stored.memory_pages, bandwidth_kb_s: stored.bandwidth_kb_s };
             let error = || serde::de::Error::custom(format!("tenant {name}: weight or share out of range"));
             if is_valid {
                 Ok((Arc::from(&*name), WeightedShare { weight: stored.weight, share }))
@@ -103,12 +103,12 @@ impl PersistedShares {
     /// The file cannot be written.
     pub fn save(&self, shares: &AppliedShares) -> Result<(), PersistedSharesError> {
         let tenant = |(name, share): (&Arc<str>, &WeightedShare)| {
-            let WeightedShare { weight, share: Share { memory_mib, bandwidth_mb_s } } = *share;
-            (name.to_string(), StoredTenant { weight, memory_mib, bandwidth_mb_s })
+            let WeightedShare { weight, share: Share { memory_pages, bandwidth_kb_s } } = *share;
+            (name.to_string(), StoredTenant { weight, memory_pages, bandwidth_kb_s })
         };
-        let Supply { memory_mib, bandwidth_mb_s } = shares.supply;
-        let written =
-            StoredShares { memory_mib, bandwidth_mb_s, tenants: shares.tenants.iter().map(tenant).collect() };
+        let Supply { memory_pages, bandwidth_kb_s } = shares.supply;
+        let tenants = shares.tenants.iter().map(tenant).collect();
+        let written = StoredShares { memory_pages, bandwidth_kb_s, tenants };
         let bytes = serde_json::to_vec_pretty(&written).expect("numbers and strings can be serialized");
         Ok(write_durably(&self.path, &bytes)?)
     }
@@ -152,9 +152,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let persisted = PersistedShares::at(folder.path());
         assert_eq!(persisted.load().unwrap(), None);
-        let share = Share { memory_mib: 3, bandwidth_mb_s: 4 };
+        let share = Share { memory_pages: 3, bandwidth_kb_s: 4 };
         let shares = AppliedShares {
-            supply: Supply { memory_mib: 10, bandwidth_mb_s: 20 },
+            supply: Supply { memory_pages: 10, bandwidth_kb_s: 20 },
             tenants: BTreeMap::from([("db".into(), WeightedShare { weight: 0.1, share })]),
         };
         persisted.save(&shares).unwrap();
@@ -164,10 +164,10 @@ mod tests {
     #[test]
     fn corrupt_shares_are_an_error_with_path() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("symbiosis.json"), "{}").unwrap();
+        fs::write(folder.path().join("shares.json"), "{}").unwrap();
         let error = units::chain(&PersistedShares::at(folder.path()).load().unwrap_err());
         assert!(
-            error.contains("symbiosis.json has invalid contents") && error.contains("missing field"),
+            error.contains("shares.json has invalid contents") && error.contains("missing field"),
             "{error}"
         );
     }
@@ -177,9 +177,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let load = |weight: &str, memory: u64| {
             let text = format!(
-                r#"{{"memory_mib":10,"bandwidth_mb_s":10,"tenants":{{"db":{{"weight":{weight},"memory_mib":{memory},"bandwidth_mb_s":1}}}}}}"#
+                r#"{{"memory_pages":10,"bandwidth_kb_s":10,"tenants":{{"db":{{"weight":{weight},"memory_pages":{memory},"bandwidth_kb_s":1}}}}}}"#
             );
-            fs::write(folder.path().join("symbiosis.json"), text).unwrap();
+            fs::write(folder.path().join("shares.json"), text).unwrap();
             PersistedShares::at(folder.path()).load()
         };
         load("1.0", 10).unwrap();

@@ -11,7 +11,7 @@ use crate::{
     host::{cgroup::fake, sysfs::fake::FakeSysfs},
 };
 
-const SUPPLY: Supply = Supply { memory_mib: 2000, bandwidth_mb_s: 100 };
+const SUPPLY: Supply = Supply::new(2000, 100);
 const EPOCH: Duration = Duration::from_secs(10);
 
 /// Simulated host with tenants.
@@ -128,11 +128,11 @@ fn stalled_tenant_gets_more_memory_and_matching_limits() {
     let mut host = TestHost::new(&["cache", "web"]);
     let report = host.run_until_stable(&TWO_TENANTS);
     let (cache, web) = (tenant_report(&report, "cache"), tenant_report(&report, "web"));
-    assert!(cache.share.memory_mib > web.share.memory_mib, "{report:?}");
-    assert!(cache.share.memory_mib + web.share.memory_mib <= SUPPLY.memory_mib);
+    assert!(cache.share.memory_mib() > web.share.memory_mib(), "{report:?}");
+    assert!(cache.share.memory_pages + web.share.memory_pages <= SUPPLY.memory_pages);
     let (high, io) = host.limits("cache");
-    assert_eq!(high, (cache.share.memory_mib << 20).to_string());
-    let bytes = cache.share.bandwidth_mb_s * 1_000_000;
+    assert_eq!(high, cache.share.memory_bytes().to_string());
+    let bytes = cache.share.bandwidth_bytes_s();
     assert_eq!(io, format!("7:7 rbps={bytes} wbps={bytes}"));
     assert!(cache.gain > 1.0 && web.gain > 0.99, "{report:?}");
 }
@@ -209,7 +209,7 @@ fn new_weight_applies_unless_it_violates_a_guarantee() {
     TWO_TENANTS.iter().for_each(|(name, memory, misses)| host.add_usage(name, *memory, *misses));
     let changed = host.run_epoch();
     assert_eq!(changed.state, State::Set);
-    assert_eq!(tenant_report(&changed, "web").fair.memory_mib, 1600);
+    assert_eq!(tenant_report(&changed, "web").fair.memory_mib(), 1600);
     assert_eq!(tenant_report(&changed, "web").weight, 4.0);
 }
 
@@ -222,8 +222,8 @@ fn killed_tenant_leaves_its_share_to_others() {
     let two = [("cache", 600, 40_000), ("web", 600, 10)];
     let report = host.run_until_stable(&two);
     assert_eq!(report.tenants.len(), 2);
-    let sum: u64 = report.tenants.iter().map(|tenant| tenant.share.memory_mib).sum();
-    assert!(SUPPLY.memory_mib - sum <= 1, "{report:?}");
+    let sum: u64 = report.tenants.iter().map(|tenant| tenant.share.memory_pages).sum();
+    assert!(SUPPLY.memory_pages - sum <= 1, "{report:?}");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn pinned_vm_has_no_share_and_vm_keeps_its_local_memory() {
     assert_eq!(report.tenants.len(), 2, "{report:?}");
     let vm = tenant_report(&report, "vm");
     assert_eq!(vm.enforce, EnforcementMethod::Tiered);
-    assert!(vm.share.memory_mib >= 600, "{report:?}");
+    assert!(vm.share.memory_mib() >= 600, "{report:?}");
     assert_eq!((host.limits("vm").0, host.limits("pinned").0), ("max".to_owned(), "max".to_owned()));
     for vm in &mut vms {
         vm.kill().unwrap();

@@ -1,6 +1,6 @@
-//! Certificate of an outcome: properties of the bundles that tenants bought, for the caller to
-//! check. Shares in whole units differ from these bundles by less than one unit of each good, and
-//! by the distributed unsold supply.
+//! Certificate of an outcome: properties of the shares that tenants receive, for the caller to
+//! check. Properties of the market's prices refer to the bundles that tenants bought, before these
+//! were rounded to whole units.
 
 use units::limits::ENVY_CHECK_TENANTS_MAX;
 
@@ -25,18 +25,19 @@ pub struct Certificate {
     /// Fraction of the supply of each good that was not bought and was distributed by weight.
     pub left_over: Bundle,
     /// Largest relative amount by which the cost of a bundle exceeds its tenant's budget, at least
-    /// 0. Not meaningful after refinements, nor for [`Status::OneFixed`], which has several prices.
+    /// 0. Not meaningful after refinements, nor for [`Status::Searched`], which has no prices.
     pub overspent: f64,
-    /// Smallest ratio, over all tenants, of throughput to the throughput with an equal split. If it
-    /// is at least 1, no tenant loses by sharing.
+    /// Smallest ratio, over all tenants, of throughput with the tenant's share to the throughput
+    /// with an equal split. If it is at least 1, no tenant loses by sharing. It may be below 1 by
+    /// the worth of one unit of each good, because an equal split may need fractions of units.
     pub sharing_incentive: f64,
     /// Index of the tenant with the ratio `sharing_incentive`.
     pub worst_off: usize,
     /// Largest relative gain of throughput, over all pairs of tenants, by which one tenant would
-    /// prefer the other's bundle scaled by both weights. 0 means that no tenant envies another.
+    /// prefer the other's share scaled by both weights. 0 means that no tenant envies another.
     /// `None` if there are more than [`ENVY_CHECK_TENANTS_MAX`] tenants. With [`Status::Exact`] or
-    /// [`Status::Mixed`], envy is then bounded by `overspent`, because every tenant can afford the
-    /// bundle of every other tenant.
+    /// [`Status::Mixed`], envy is then bounded by `overspent` and by rounding to whole units,
+    /// because every tenant can afford the bundle of every other tenant.
     pub envy: Option<f64>,
 }
 
@@ -47,15 +48,15 @@ impl<U: Utility> Market<'_, U> {
     /// Panics if the outcome is of a market with a different number of tenants.
     pub fn certify(&self, outcome: &Outcome) -> Certificate {
         assert_eq!(
-            outcome.bought.len(),
+            outcome.shares.len(),
             self.tenants.len(),
             "the outcome must have as many tenants as the market"
         );
         let sold = self.fraction_of_supply(outcome.bought.iter().copied().sum());
-        let given = self.fraction_of_supply(outcome.shares.iter().map(|share| Bundle::from(*share)).sum());
+        let shares: Vec<Bundle> = outcome.shares.iter().map(|share| (*share).into()).collect();
+        let given = self.fraction_of_supply(shares.iter().copied().sum());
         let left = |given: f64, sold: f64| (given - sold).max(0.0);
-        let gains =
-            outcome.bought.iter().enumerate().map(|(tenant, bundle)| (tenant, self.gain(tenant, *bundle)));
+        let gains = shares.iter().enumerate().map(|(tenant, share)| (tenant, self.gain(tenant, *share)));
         let (worst_off, sharing_incentive) = gains.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0, 1.0));
         Certificate {
             status: outcome.status,
@@ -71,7 +72,7 @@ impl<U: Utility> Market<'_, U> {
             overspent: self.largest_overspending(outcome),
             sharing_incentive,
             worst_off,
-            envy: (self.tenants.len() <= ENVY_CHECK_TENANTS_MAX).then(|| self.largest_envy(&outcome.bought)),
+            envy: (self.tenants.len() <= ENVY_CHECK_TENANTS_MAX).then(|| self.largest_envy(&shares)),
         }
     }
 
@@ -83,12 +84,12 @@ impl<U: Utility> Market<'_, U> {
         outcome.bought.iter().enumerate().map(spent).fold(0.0, f64::max)
     }
 
-    fn largest_envy(&self, bought: &[Bundle]) -> f64 {
+    fn largest_envy(&self, shares: &[Bundle]) -> f64 {
         let mut max: f64 = 0.0;
-        for (tenant, own) in bought.iter().enumerate() {
-            let value = |bundle| self.tenants[tenant].utility.value(bundle);
+        for (tenant, own) in shares.iter().enumerate() {
+            let value = |bundle| self.value(tenant, bundle);
             let own = value(*own);
-            for (other, bundle) in bought.iter().enumerate() {
+            for (other, bundle) in shares.iter().enumerate() {
                 let theirs = value(self.scale_to_weight(*bundle, other, tenant));
                 if theirs > own {
                     max = max.max(theirs / own - 1.0);

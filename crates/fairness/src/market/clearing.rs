@@ -1,13 +1,16 @@
 //! Clearing: computes allocations from the demand at both ends of the price bracket. `price`
-//! searches for the bracket.
+//! searches for the bracket. Every allocation is rounded to whole units before it is checked, so
+//! that all guarantees hold for the shares that tenants receive.
 
-use units::limits::{FIXED_DEMAND_TENANTS_MAX, REMAINDER_RECIPIENTS_MAX};
+use units::limits::REMAINDER_RECIPIENTS_MAX;
 
 use super::{
-    Market, Status, Tenant,
-    goods::{Bundle, Prices, Supply},
-    price::{self, ClearingBracket},
-    utility::{Utility, WarmStart},
+    Market, Status,
+    goods::{Bundle, Share},
+    price::ClearingBracket,
+    rounding::round_to_units,
+    search,
+    utility::Utility,
 };
 
 /// A tenant's demand counts as continuous if a mixture of its demands at two nearly equal prices
@@ -17,56 +20,40 @@ const MIXTURE_LOSS_MAX: f64 = 1e-3;
 const EQUAL_DIVIDEND_TOLERANCE: f64 = 1e-6;
 /// Largest relative loss of throughput, compared with an equal split, that counts as rounding
 /// error.
-const SHARING_INCENTIVE_TOLERANCE: f64 = 1e-6;
-
+pub(super) const SHARING_INCENTIVE_TOLERANCE: f64 = 1e-6;
 /// Lower bound of a gain before its logarithm is taken.
 const GAIN_FLOOR: f64 = 1e-9;
-
 /// Largest difference between the supply of a good and its allocated amount, as a fraction of the
-/// supply, that counts as rounding error.
-const UNALLOCATED_TOLERANCE: f64 = 1e-9;
+/// supply, that counts as an error of the price. Both ends of the bracket have slightly different
+/// prices, so that a mixture that buys all memory does not buy all bandwidth exactly.
+const UNALLOCATED_TOLERANCE: f64 = 1e-7;
 
 /// Allocation, and the method by which it was computed.
 #[derive(Debug)]
 pub(super) struct Clearing {
     pub status: Status,
     pub bundles: Vec<Bundle>,
+    pub shares: Vec<Share>,
 }
 
 /// Returns an allocation that fits the supply and satisfies sharing incentive. Returns fair shares
 /// if no other allocation is found. `turn` is [`ClearingOptions::turn`](super::ClearingOptions).
 pub(super) fn clear<U: Utility>(market: &Market<'_, U>, bracket: &ClearingBracket, turn: usize) -> Clearing {
-    let bracket_demand = BracketDemand::new(market, bracket);
-    let clearing = clear_at_bracket(market, bracket, bracket_demand.as_ref(), turn);
-    let clearing = clearing.or_else(|| {
-        bracket_demand.and_then(|bracket_demand| bracket_demand.clear_with_losses(bracket.price(), turn))
-    });
-    clearing.unwrap_or_else(|| {
-        let bundles = (0..market.tenants.len()).map(|tenant| market.fair_share(tenant)).collect();
-        Clearing { status: Status::FallbackFair, bundles }
-    })
-}
-
-/// Returns an allocation in which all tenants except at most one get a demand or a nearly lossless
-/// mixture of their demands. Returns `None` if no such allocation is found.
-fn clear_at_bracket<U: Utility>(
-    market: &Market<'_, U>,
-    bracket: &ClearingBracket,
-    bracket_demand: Option<&BracketDemand<'_, U>>,
-    turn: usize,
-) -> Option<Clearing> {
-    let Some(bracket_demand) = bracket_demand else {
-        return market.verify_mixtures(Status::Exact, bracket.above.bundles.clone());
+    let Some(demand) = BracketDemand::new(market, bracket) else {
+        let exact = market.round_and_check(Status::Exact, bracket.above.bundles.clone());
+        return exact.unwrap_or_else(|| search::improve(market, None));
     };
-    let mixed = bracket_demand.mixtures();
-    let discontinuous = bracket_demand.discontinuous_tenants(&mixed);
+    let mixtures = demand.mixtures();
+    let discontinuous = demand.discontinuous_tenants(&mixtures);
+    let mixed = market.round_and_check(Status::Mixed, mixtures);
     if discontinuous.is_empty() {
-        return market.verify_mixtures(Status::Mixed, mixed);
+        return mixed.unwrap_or_else(|| search::improve(market, None));
     }
-    let whole = bracket_demand
-        .assign_whole_demands(&discontinuous, None)
-        .and_then(|(bundles, _)| market.verify_clearing(Status::Whole, bundles));
-    whole.or_else(|| bracket_demand.clear_with_marginal_tenant(&discontinuous, turn))
+    let whole = demand.assign_whole_demands(&discontinuous, None);
+    whole
+        .and_then(|(bundles, _)| market.round_and_check(Status::Whole, bundles))
+        .or_else(|| demand.clear_with_marginal_tenant(&discontinuous, turn))
+        .unwrap_or_else(|| search::improve(market, mixed))
 }
 
 /// Demand of all tenants at both ends of a price bracket.
@@ -76,8 +63,6 @@ struct BracketDemand<'a, U> {
     memory: &'a [Bundle],
     /// Demand of each tenant at the higher memory price, usually with more bandwidth.
     bandwidth: &'a [Bundle],
-    /// Prices per unit at the lower and at the higher memory price.
-    prices: (Prices, Prices),
     /// Fraction of the demand at the lower price in each tenant's mixture, 0 to 1. It is the same
     /// for all tenants and is chosen so that the mixtures together buy exactly all memory.
     mix_fraction: f64,
@@ -95,18 +80,7 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
         let (memory, bandwidth) = (&below.bundles[..], &bracket.above.bundles[..]);
         let mix_fraction = ((1.0 - bracket.above.sum.memory) / (below.sum.memory - bracket.above.sum.memory))
             .clamp(0.0, 1.0);
-        let prices = (market.prices(below.price), market.prices(bracket.above.price));
-        Some(Self { market, memory, bandwidth, prices, mix_fraction, has_equal_dividends })
-    }
-
-    /// Clears a market with discontinuous demand if `clear_at_bracket` finds no allocation. First
-    /// tries to give one tenant its demand and to clear the other tenants as a separate market.
-    /// Then tries mixtures for all tenants. Some tenants may then lose compared with their demand,
-    /// but no tenant may lose compared with an equal split.
-    fn clear_with_losses(&self, price: f64, turn: usize) -> Option<Clearing> {
-        let mixed = self.mixtures();
-        let fixed = self.clear_with_fixed_tenant(&self.discontinuous_tenants(&mixed), price, turn);
-        fixed.or_else(|| self.market.verify_clearing(Status::Mixed, mixed))
+        Some(Self { market, memory, bandwidth, mix_fraction, has_equal_dividends })
     }
 
     /// Returns the mixtures of demands that together buy exactly all memory.
@@ -124,9 +98,10 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     /// order is by descending ratio of the value of the demand at the lower memory price to the
     /// value of the demand at the higher memory price.
     fn discontinuous_tenants(&self, mixed: &[Bundle]) -> Vec<usize> {
-        let value = |tenant: usize, bundle| self.market.tenants[tenant].utility.value(bundle);
+        let value = |tenant: usize, bundle| self.market.value(tenant, bundle);
         let loses = |tenant: &usize| {
-            if self.is_mixture_lossless(*tenant) {
+            // With the same amount of memory, more bandwidth is worth no less.
+            if self.memory[*tenant].memory == self.bandwidth[*tenant].memory {
                 return false;
             }
             let (one_value, other_value) =
@@ -136,36 +111,14 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
             } else {
                 one_value.min(other_value)
             };
-            let fair = value(*tenant, self.market.fair_share(*tenant));
-            value(*tenant, mixed[*tenant])
-                < ((1.0 - MIXTURE_LOSS_MAX) * reference).max((1.0 - SHARING_INCENTIVE_TOLERANCE) * fair)
+            let fair = (1.0 - SHARING_INCENTIVE_TOLERANCE) * self.market.fair_value(*tenant);
+            value(*tenant, mixed[*tenant]) < ((1.0 - MIXTURE_LOSS_MAX) * reference).max(fair)
         };
         let mut discontinuous: Vec<usize> = (0..mixed.len()).filter(loses).collect();
         let memory_preference =
             |tenant: usize| value(tenant, self.memory[tenant]) / value(tenant, self.bandwidth[tenant]);
         discontinuous.sort_by(|one, other| memory_preference(*other).total_cmp(&memory_preference(*one)));
         discontinuous
-    }
-
-    /// Returns whether a mixture of a tenant's demands is nearly lossless for certain, without an
-    /// evaluation of its utility. This is the case if both demands are equal, or if the utility is
-    /// convex and each demand is nearly as good as the other. A mixture is then worth no less than
-    /// the worse demand.
-    fn is_mixture_lossless(&self, tenant: usize) -> bool {
-        let (one, other) = (self.memory[tenant], self.bandwidth[tenant]);
-        one == other
-            || self.market.tenants[tenant].utility.is_convex()
-                && self.is_nearly_as_good(tenant, one, self.prices.0, other)
-                && self.is_nearly_as_good(tenant, other, self.prices.1, one)
-    }
-
-    /// Returns whether the demand of a tenant with a convex utility is nearly as good as the bundle
-    /// `other`. This is the case if the tenant could also have afforded `other` with slightly less
-    /// bandwidth.
-    fn is_nearly_as_good(&self, tenant: usize, demand: Bundle, prices: Prices, other: Bundle) -> bool {
-        let spare = other.bandwidth - self.market.limits(tenant).min.bandwidth;
-        prices.cost_of(other) - prices.cost_of(demand)
-            <= prices.bandwidth * spare.min(MIXTURE_LOSS_MAX * other.bandwidth)
     }
 
     /// Gives one tenant with discontinuous demand the remainder, and the other tenants with
@@ -181,52 +134,7 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
             if next.1.1 > best.1.1 * (1.0 + SHARING_INCENTIVE_TOLERANCE) { next } else { best }
         });
         let (tenant, (bundles, _)) = best?;
-        self.market.verify_clearing(Status::OneMarginal { tenant }, bundles)
-    }
-
-    /// Gives one tenant with discontinuous demand one of its demands whole, and clears the other
-    /// tenants as a separate market. Returns the allocation with the largest mean gain.
-    fn clear_with_fixed_tenant(&self, discontinuous: &[usize], price: f64, turn: usize) -> Option<Clearing> {
-        let demands = |tenant: &usize| [(*tenant, self.memory[*tenant]), (*tenant, self.bandwidth[*tenant])];
-        let fixed = discontinuous.iter().take(FIXED_DEMAND_TENANTS_MAX).flat_map(demands);
-        let clearing = fixed.filter_map(|(tenant, bundle)| {
-            let bundles = self.clear_other_tenants(tenant, bundle, price, turn)?;
-            let clearing = self.market.verify_clearing(Status::OneFixed { tenant }, bundles)?;
-            Some((self.market.log_mean_gain(&clearing.bundles), clearing))
-        });
-        clearing.reduce(|best, next| if next.0 > best.0 { next } else { best }).map(|(_, clearing)| clearing)
-    }
-
-    /// Gives `bundle` to the tenant `fixed`, and clears the other tenants as a separate market with
-    /// the remaining supply. Returns the bundles of all tenants, or `None` if that is impossible.
-    fn clear_other_tenants(
-        &self,
-        fixed: usize,
-        bundle: Bundle,
-        price: f64,
-        turn: usize,
-    ) -> Option<Vec<Bundle>> {
-        let others = (0..self.memory.len()).filter(|tenant| *tenant != fixed);
-        let tenants: Vec<Tenant<&dyn Utility>> =
-            others.map(|tenant| self.market.tenants[tenant].with_borrowed_utility()).collect();
-        let left = self.unallocated_supply(&[bundle]);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the supply")]
-        let supply = Supply { memory_mib: left.memory as u64, bandwidth_mb_s: left.bandwidth as u64 };
-        let weights: f64 = tenants.iter().map(|tenant| tenant.weight).sum();
-        if tenants.is_empty() || supply.memory_mib == 0 || supply.bandwidth_mb_s == 0 {
-            return None;
-        }
-        let market = Market { tenants: &tenants, supply, weight_scale: 1.0 / weights, weight_fraction: 1.0 };
-        if (0..tenants.len()).any(|tenant| market.check_limits(tenant).is_err()) {
-            return None;
-        }
-        let bracket =
-            price::bracket_price(&market, Some(price), &mut vec![WarmStart::default(); tenants.len()]);
-        let mut bundles =
-            clear_at_bracket(&market, &bracket, BracketDemand::new(&market, &bracket).as_ref(), turn)?
-                .bundles;
-        bundles.insert(fixed, bundle);
-        Some(bundles)
+        self.market.round_and_check(Status::OneMarginal { tenant }, bundles)
     }
 
     /// Gives tenants with discontinuous demand their demand at the lower memory price if enough
@@ -274,7 +182,7 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
     /// of this tenant, or `None` if the remainder is less than its minimum share.
     fn assign_remainder(&self, mut bundles: Vec<Bundle>, marginal: usize) -> Option<(Vec<Bundle>, f64)> {
         bundles[marginal] = Bundle::default();
-        let all = Bundle::from(self.market.supply.all());
+        let all = self.market.all();
         let rest = self.unallocated_supply(&bundles);
         // Treat a remainder within rounding error, which may be negative, as 0.
         let snap_to_zero =
@@ -302,55 +210,51 @@ impl<'a, U: Utility> BracketDemand<'a, U> {
 }
 
 impl<U: Utility> Market<'_, U> {
+    /// Rounds bundles to shares. Returns `None` if they exceed the supply, or if the shares violate
+    /// sharing incentive.
+    fn round_and_check(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
+        let sum = self.fraction_of_supply(bundles.iter().copied().sum());
+        let fits = sum.memory <= 1.0 + UNALLOCATED_TOLERANCE && sum.bandwidth <= 1.0 + UNALLOCATED_TOLERANCE;
+        let shares = fits.then(|| round_to_units(self, &bundles))?;
+        self.are_shares_fair(&shares).then_some(Clearing { status, bundles, shares })
+    }
+
+    /// Returns whether shares fit the supply and satisfy sharing incentive: each tenant is as well
+    /// off as with its fair share rounded down to whole units, and no tenant loses its whole
+    /// throughput.
+    pub(super) fn are_shares_fair(&self, shares: &[Share]) -> bool {
+        let sum: Share = shares.iter().copied().sum();
+        let is_fair = |(tenant, share): (usize, &Share)| self.is_guarantee_kept(tenant, *share);
+        sum.is_within(self.supply.all()) && shares.iter().enumerate().all(is_fair)
+    }
+
+    /// Returns whether a tenant is as well off with `share` as with its fair share, or at least as
+    /// with its fair share rounded down to whole units.
+    pub(super) fn is_guarantee_kept(&self, tenant: usize, share: Share) -> bool {
+        let value = self.value(tenant, share.into());
+        let is_at_least = |least: f64| value >= least * (1.0 - SHARING_INCENTIVE_TOLERANCE);
+        let fair_value = self.fair_value(tenant);
+        // The usual case needs no evaluation of the rounded fair share.
+        is_at_least(fair_value)
+            || (value > 0.0 || fair_value == 0.0)
+                && is_at_least(self.value(tenant, self.fair_share(tenant).floor().into()))
+    }
+
     /// Returns the value of a bundle to a tenant relative to the value of its fair share. Returns 1
     /// if both values are 0.
     pub(crate) fn gain(&self, tenant: usize, bundle: Bundle) -> f64 {
-        let value = |bundle| self.tenants[tenant].utility.value(bundle);
-        let (value, fair_value) = (value(bundle), value(self.fair_share(tenant)));
+        let (value, fair_value) = (self.value(tenant, bundle), self.fair_value(tenant));
         if value == fair_value { 1.0 } else { value / fair_value }
-    }
-
-    /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive.
-    fn verify_clearing(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
-        self.verify_clearing_for(status, bundles, |_| true)
-    }
-
-    /// Returns an allocation of demands and mixtures of demands, or `None` if it exceeds the supply
-    /// or violates sharing incentive. Sharing incentive is checked only for utilities that are not
-    /// convex. A tenant with a convex utility cannot lose, because it could afford its fair share
-    /// when it chose each demand.
-    fn verify_mixtures(&self, status: Status, bundles: Vec<Bundle>) -> Option<Clearing> {
-        self.verify_clearing_for(status, bundles, |tenant| !self.tenants[tenant].utility.is_convex())
-    }
-
-    /// Returns the allocation, or `None` if it exceeds the supply or violates sharing incentive.
-    /// Sharing incentive is checked only for the tenants that `needs_check` selects.
-    fn verify_clearing_for(
-        &self,
-        status: Status,
-        bundles: Vec<Bundle>,
-        needs_check: impl Fn(usize) -> bool,
-    ) -> Option<Clearing> {
-        let sum = self.fraction_of_supply(bundles.iter().copied().sum());
-        let fits = sum.memory <= 1.0 + UNALLOCATED_TOLERANCE && sum.bandwidth <= 1.0 + UNALLOCATED_TOLERANCE;
-        let is_fair = |(tenant, bundle): (usize, &Bundle)| {
-            !needs_check(tenant) || self.gain(tenant, *bundle) >= 1.0 - SHARING_INCENTIVE_TOLERANCE
-        };
-        (fits && bundles.iter().enumerate().all(is_fair)).then_some(Clearing { status, bundles })
     }
 
     /// Returns the logarithm of the geometric mean of all gains, weighted by the tenants' weights.
     pub(crate) fn log_mean_gain(&self, bundles: &[Bundle]) -> f64 {
-        let gain = |(tenant, bundle): (usize, &Bundle)| {
-            self.weight(tenant) * self.gain(tenant, *bundle).max(GAIN_FLOOR).ln()
-        };
+        let gain = |(tenant, bundle): (usize, &Bundle)| self.log_gain(tenant, *bundle);
         bundles.iter().enumerate().map(gain).sum()
     }
-}
 
-impl<U: Utility> Tenant<U> {
-    /// Returns the same tenant with a borrowed utility.
-    fn with_borrowed_utility(&self) -> Tenant<&dyn Utility> {
-        Tenant { weight: self.weight, min: self.min, max: self.max, utility: &self.utility }
+    /// Returns the logarithm of a tenant's gain, multiplied by its weight.
+    pub(super) fn log_gain(&self, tenant: usize, bundle: Bundle) -> f64 {
+        self.weight(tenant) * self.gain(tenant, bundle).max(GAIN_FLOOR).ln()
     }
 }

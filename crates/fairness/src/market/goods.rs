@@ -3,32 +3,102 @@
 
 use std::iter::Sum;
 
-/// Supply of both goods on a host, in whole units.
+/// Number of pages of 4 KiB in 1 MiB.
+pub(crate) const PAGES_PER_MIB: u64 = 256;
+/// Number of KB in 1 MB.
+pub(crate) const KB_PER_MB: u64 = 1000;
+
+/// Supply of both goods on a host, in whole units: pages of memory and KB/s of bandwidth.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Supply {
-    /// Local memory, in MiB.
-    pub memory_mib: u64,
-    /// Bandwidth of the link to remote memory, in MB/s.
-    pub bandwidth_mb_s: u64,
+    /// Local memory, in pages of 4 KiB.
+    pub memory_pages: u64,
+    /// Bandwidth of the link to remote memory, in KB/s.
+    pub bandwidth_kb_s: u64,
 }
 
 impl Supply {
+    /// Creates a supply of whole MiB of memory and whole MB/s of bandwidth.
+    pub const fn new(memory_mib: u64, bandwidth_mb_s: u64) -> Self {
+        Self { memory_pages: memory_mib * PAGES_PER_MIB, bandwidth_kb_s: bandwidth_mb_s * KB_PER_MB }
+    }
+
     /// Returns the whole supply as a share.
     pub const fn all(self) -> Share {
-        Share { memory_mib: self.memory_mib, bandwidth_mb_s: self.bandwidth_mb_s }
+        Share { memory_pages: self.memory_pages, bandwidth_kb_s: self.bandwidth_kb_s }
     }
 }
 
-/// Share of both goods assigned to a tenant, in whole units.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Share {
-    /// Local memory, in MiB.
-    pub memory_mib: u64,
-    /// Bandwidth of the link to remote memory, in MB/s.
-    pub bandwidth_mb_s: u64,
+impl Share {
+    /// Creates a share of whole MiB of memory and whole MB/s of bandwidth.
+    pub const fn new(memory_mib: u64, bandwidth_mb_s: u64) -> Self {
+        Supply::new(memory_mib, bandwidth_mb_s).all()
+    }
+
+    /// Returns the memory in MiB, rounded down.
+    pub const fn memory_mib(self) -> u64 {
+        self.memory_pages / PAGES_PER_MIB
+    }
+
+    /// Returns the bandwidth in MB/s, rounded down.
+    pub const fn bandwidth_mb_s(self) -> u64 {
+        self.bandwidth_kb_s / KB_PER_MB
+    }
+
+    /// Returns the memory in bytes.
+    pub const fn memory_bytes(self) -> u64 {
+        self.memory_pages.saturating_mul(4096)
+    }
+
+    /// Returns the bandwidth in bytes per second.
+    pub const fn bandwidth_bytes_s(self) -> u64 {
+        self.bandwidth_kb_s.saturating_mul(1000)
+    }
+
+    /// Returns whether neither good exceeds its amount in `other`.
+    pub const fn is_within(self, other: Self) -> bool {
+        self.memory_pages <= other.memory_pages && self.bandwidth_kb_s <= other.bandwidth_kb_s
+    }
+
+    /// Returns whether each good differs from its amount in `other` by at most one unit.
+    pub(crate) const fn is_near(self, other: Self) -> bool {
+        self.memory_pages.abs_diff(other.memory_pages) <= 1
+            && self.bandwidth_kb_s.abs_diff(other.bandwidth_kb_s) <= 1
+    }
+
+    /// Returns the sum of two shares.
+    pub(crate) const fn plus(self, other: Self) -> Self {
+        Self {
+            memory_pages: self.memory_pages + other.memory_pages,
+            bandwidth_kb_s: self.bandwidth_kb_s + other.bandwidth_kb_s,
+        }
+    }
+
+    /// Returns the difference of two shares, at least 0.
+    pub(crate) const fn saturating_minus(self, other: Self) -> Self {
+        Self {
+            memory_pages: self.memory_pages.saturating_sub(other.memory_pages),
+            bandwidth_kb_s: self.bandwidth_kb_s.saturating_sub(other.bandwidth_kb_s),
+        }
+    }
 }
 
-/// Amounts of both goods, which may be fractions of units.
+impl Sum for Share {
+    fn sum<I: Iterator<Item = Self>>(shares: I) -> Self {
+        shares.fold(Self::default(), Self::plus)
+    }
+}
+
+/// Share of both goods assigned to a tenant, in whole units: pages of memory and KB/s of bandwidth.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Share {
+    /// Local memory, in pages of 4 KiB.
+    pub memory_pages: u64,
+    /// Bandwidth of the link to remote memory, in KB/s.
+    pub bandwidth_kb_s: u64,
+}
+
+/// Amounts of both goods, in MiB and MB/s. Unlike a [`Share`], they may be fractions of units.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bundle {
     /// Local memory, in MiB.
@@ -39,7 +109,10 @@ pub struct Bundle {
 
 impl From<Share> for Bundle {
     fn from(share: Share) -> Self {
-        Self { memory: share.memory_mib as f64, bandwidth: share.bandwidth_mb_s as f64 }
+        Self {
+            memory: share.memory_pages as f64 / PAGES_PER_MIB as f64,
+            bandwidth: share.bandwidth_kb_s as f64 / KB_PER_MB as f64,
+        }
     }
 }
 
@@ -59,11 +132,18 @@ impl Bundle {
         Self { memory: self.memory * factors.memory, bandwidth: self.bandwidth * factors.bandwidth }
     }
 
-    /// Rounds both amounts down to whole units.
+    /// Rounds both amounts down to whole units. Amounts that are below a whole number by rounding
+    /// error only are not rounded down to the next unit.
     pub(crate) fn floor(self) -> Share {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "units of a supply")]
-        let whole = |amount: f64| amount.floor() as u64;
-        Share { memory_mib: whole(self.memory), bandwidth_mb_s: whole(self.bandwidth) }
+        let whole = |amount: f64| (amount * (1.0 + 2.0 * f64::EPSILON)) as u64;
+        let Self { memory, bandwidth } = self.in_units();
+        Share { memory_pages: whole(memory), bandwidth_kb_s: whole(bandwidth) }
+    }
+
+    /// Returns the amounts in pages and KB/s.
+    pub(crate) fn in_units(self) -> Self {
+        self.scale(Self { memory: PAGES_PER_MIB as f64, bandwidth: KB_PER_MB as f64 })
     }
 
     pub(crate) fn add(&mut self, other: Self) {

@@ -5,28 +5,40 @@
 //! others is worth at most the bundle with the larger memory and the larger bandwidth of the two.
 //! Branch and bound with this upper bound skips most points.
 
+use std::fmt;
+
 use super::{
-    goods::{Bundle, Prices, Supply},
-    utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
+    goods::{Bundle, KB_PER_MB, PAGES_PER_MIB, Prices, Supply},
+    utility::{BudgetConstraint, Demand, DemandHint, Limits, Utility},
 };
 
 /// Number of steps into which the affordable memory is divided. Spirit divides the whole memory
 /// into 1/ε steps.
 const GRID_STEPS: f64 = 200.0;
+/// Size of a page, in MiB.
+const PAGE_MIB: f64 = 1.0 / PAGES_PER_MIB as f64;
+/// Size of the unit of bandwidth, 1 KB/s, in MB/s.
+const KB_S: f64 = 1.0 / KB_PER_MB as f64;
 /// Relative tolerance for rounding errors of prices.
 const PRICE_ROUNDING_TOLERANCE: f64 = 1e-12;
 
 /// Utility defined by any monotone function. Its demand is searched on a grid.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Grid<F> {
     value: F,
     supply: Supply,
 }
 
+impl<F> fmt::Debug for Grid<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grid").field("supply", &self.supply).finish_non_exhaustive()
+    }
+}
+
 impl<F: Fn(Bundle) -> f64> Grid<F> {
     /// Creates a utility on a grid. A step of memory is 1/200 of the affordable memory, rounded to
-    /// whole MiB. A step of bandwidth is 1 MB/s. `value` must be finite, at least 0 and monotone in both
-    /// goods.
+    /// whole pages. A step of bandwidth is 1 KB/s. `value` must be finite, at least 0 and monotone
+    /// in both goods.
     pub const fn new(supply: Supply, value: F) -> Self {
         Self { value, supply }
     }
@@ -37,16 +49,16 @@ impl<F: Fn(Bundle) -> f64> Utility for Grid<F> {
         (self.value)(bundle)
     }
 
-    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, hint: &mut DemandHint) -> Demand {
         let line = BudgetLine::new(self, constraint, within);
-        let best = line.best_point(warm.position);
-        warm.position = best.at;
+        let best = line.best_point(hint.position);
+        hint.position = best.at;
         let bundle = if line.has_slack(best) { line.minimize_cost(best) } else { best.bundle };
         let unspent = constraint.budget - constraint.prices.cost_of(bundle);
         // A tenant that cannot afford the next grid point with its unspent budget is not satiated.
         Demand {
             bundle,
-            satiated: unspent > constraint.prices.memory * line.step + constraint.prices.bandwidth,
+            satiated: unspent > constraint.prices.memory * line.step + constraint.prices.bandwidth * KB_S,
         }
     }
 }
@@ -88,9 +100,9 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     fn new(grid: &'a Grid<F>, constraint: &BudgetConstraint, within: &'a Limits) -> Self {
         let BudgetConstraint { budget, prices } = *constraint;
         let (min, max) = (within.min, within.max);
-        let affordable_units = max_units(budget - prices.bandwidth * min.bandwidth, prices.memory);
-        let memory_max = whole_units(affordable_units, min.memory, max.memory);
-        let step = ((memory_max - min.memory) / GRID_STEPS).floor().max(1.0);
+        let affordable = affordable_amount(budget - prices.bandwidth * min.bandwidth, prices.memory);
+        let memory_max = whole_units(affordable, PAGE_MIB, min.memory, max.memory);
+        let step = floor_to_unit((memory_max - min.memory) / GRID_STEPS, PAGE_MIB).max(PAGE_MIB);
         let last = grid_index((memory_max - min.memory) / step);
         Self { grid, prices, budget, within, memory_max, last, step }
     }
@@ -100,11 +112,11 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         (self.within.min.memory + f64::from(at) * self.step).min(self.memory_max)
     }
 
-    /// Returns the bandwidth affordable in addition to `memory` MiB, in whole MB/s within the
+    /// Returns the bandwidth affordable in addition to `memory` MiB, in whole KB/s within the
     /// limits.
     fn affordable_bandwidth(&self, memory: f64) -> f64 {
-        let affordable_units = max_units(self.budget - self.prices.memory * memory, self.prices.bandwidth);
-        whole_units(affordable_units, self.within.min.bandwidth, self.within.max.bandwidth)
+        let affordable = affordable_amount(self.budget - self.prices.memory * memory, self.prices.bandwidth);
+        whole_units(affordable, KB_S, self.within.min.bandwidth, self.within.max.bandwidth)
     }
 
     fn evaluate(&self, at: u32, bundle: Bundle) -> GridPoint {
@@ -117,17 +129,13 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
     }
 
     /// Returns the point at which both goods are the same fraction of the supply. The fraction
-    /// equals the budget, because the whole supply usually costs 1. In a market that sells less
-    /// than the supply of the grid (`Status::OneFixed`), the grid's supply costs more, and the
-    /// fraction is reduced.
+    /// equals the budget, because the whole supply costs 1.
     fn diagonal_point(&self) -> GridPoint {
         let Limits { min, max } = *self.within;
         let all = Bundle::from(self.grid.supply.all());
-        let costs = self.prices.cost_of(all);
-        let part = if costs > 1.0 + PRICE_ROUNDING_TOLERANCE { self.budget / costs } else { self.budget };
-        let memory = (part * all.memory).min(max.memory).max(min.memory);
-        let left = max_units(self.budget - self.prices.memory * memory, self.prices.bandwidth);
-        let bandwidth = (part * all.bandwidth).min(left * (1.0 + PRICE_ROUNDING_TOLERANCE));
+        let memory = (self.budget * all.memory).min(max.memory).max(min.memory);
+        let left = affordable_amount(self.budget - self.prices.memory * memory, self.prices.bandwidth);
+        let bandwidth = (self.budget * all.bandwidth).min(left * (1.0 + PRICE_ROUNDING_TOLERANCE));
         let at = grid_index((memory - min.memory) / self.step);
         self.evaluate(at, Bundle { memory, bandwidth: bandwidth.min(max.bandwidth).max(min.bandwidth) })
     }
@@ -155,7 +163,7 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
 
     /// Returns whether the bundle of a point keeps its value with one unit less of a good.
     fn has_slack(&self, GridPoint { bundle, value: target, .. }: GridPoint) -> bool {
-        let less = Bundle { memory: bundle.memory - 1.0, bandwidth: bundle.bandwidth - 1.0 };
+        let less = Bundle { memory: bundle.memory - PAGE_MIB, bandwidth: bundle.bandwidth - KB_S };
         let min = self.within.min;
         let is_enough = |bundle| self.grid.value(bundle) >= target;
         less.bandwidth >= min.bandwidth && is_enough(Bundle { bandwidth: less.bandwidth, ..bundle })
@@ -195,32 +203,32 @@ impl<'a, F: Fn(Bundle) -> f64> BudgetLine<'a, F> {
         IsoValuePoint { at, bundle: Bundle { memory, bandwidth } }
     }
 
-    /// Returns the smallest bandwidth within the limits, in whole MB/s, that gives a bundle with
+    /// Returns the smallest bandwidth within the limits, in whole KB/s, that gives a bundle with
     /// `memory` MiB at least the value `target`. Returns `None` if the largest bandwidth is not
     /// enough.
     fn min_bandwidth(&self, memory: f64, target: f64) -> Option<f64> {
         let is_enough = |bandwidth| self.grid.value(Bundle { memory, bandwidth }) >= target;
         let Limits { min, max } = *self.within;
-        is_enough(max.bandwidth).then(|| bisect_min(min.bandwidth, max.bandwidth, is_enough))
+        is_enough(max.bandwidth).then(|| bisect_min(min.bandwidth, max.bandwidth, KB_S, is_enough))
     }
 
     /// Returns the smallest memory, in MiB, that has at least the value `target` with the bandwidth
     /// of `bundle`. The memory of `bundle` must be enough.
     fn min_memory(&self, bundle: Bundle, target: f64) -> f64 {
         let is_enough = |memory| self.grid.value(Bundle { memory, ..bundle }) >= target;
-        bisect_min(self.within.min.memory, bundle.memory, is_enough)
+        bisect_min(self.within.min.memory, bundle.memory, PAGE_MIB, is_enough)
     }
 }
 
-/// Returns the smallest amount from `from` to `to` that is enough, by bisection. Only whole numbers
-/// and the two bounds, which may be fractions, are tried. `to` must be enough.
-fn bisect_min(from: f64, to: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
+/// Returns the smallest amount from `from` to `to` that is enough, by bisection. Only multiples of
+/// `unit` and the two bounds are tried. `to` must be enough.
+fn bisect_min(from: f64, to: f64, unit: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
     if is_enough(from) {
         return from;
     }
     let (mut low, mut high) = (from, to);
-    while high - low > 1.0 {
-        let middle = f64::midpoint(low, high).floor();
+    while high - low > unit {
+        let middle = floor_to_unit(f64::midpoint(low, high), unit);
         if middle <= low {
             break;
         }
@@ -241,12 +249,17 @@ fn grid_index(position: f64) -> u32 {
     grid_index
 }
 
-/// Returns the number of units that `budget` buys at `price` per unit; infinite for a price of 0.
-fn max_units(budget: f64, price: f64) -> f64 {
+/// Returns the amount of a good that `budget` buys at `price`; infinite for a price of 0.
+fn affordable_amount(budget: f64, price: f64) -> f64 {
     if price == 0.0 { f64::INFINITY } else { budget / price }
 }
 
-/// Rounds a number of affordable units down and clamps it to the limits.
-fn whole_units(affordable_units: f64, min: f64, max: f64) -> f64 {
-    (affordable_units * (1.0 + f64::EPSILON)).min(max).floor().max(min)
+/// Rounds an affordable amount down to a multiple of `unit` and clamps it to the limits.
+fn whole_units(affordable: f64, unit: f64, min: f64, max: f64) -> f64 {
+    floor_to_unit(affordable.min(max), unit).clamp(min, max)
+}
+
+/// Rounds an amount down to a multiple of `unit`.
+fn floor_to_unit(amount: f64, unit: f64) -> f64 {
+    (amount / unit * (1.0 + 2.0 * f64::EPSILON)).floor() * unit
 }

@@ -4,16 +4,15 @@
 //! A market takes account of preferences, but not of their intensity: a tenant that doubles its
 //! throughput by more memory pays the same price as a tenant that gains little. A trade moves
 //! memory from one tenant, or group of equal tenants, to another. It may also move bandwidth in
-//! either direction. A trade must raise the geometric mean, and each tenant must keep its
-//! guaranteed throughput. With `envy_free`, a trade must also cause no envy.
+//! either direction. A trade must raise the geometric mean, each tenant must keep its guaranteed
+//! throughput, and the trade must cause no envy.
 
 use units::limits::{REFINEMENT_TENANTS_MAX, REFINEMENT_TRADES_MAX, TRADE_CANDIDATES_MAX};
 
 use super::{
     Market, Outcome,
-    goods::Bundle,
+    goods::{Bundle, Share},
     rounding,
-    split::{Table, best_split},
     utility::Utility,
 };
 
@@ -27,60 +26,36 @@ const MOVE_COUNT: usize = 2 * MOVE_STEPS.len() - 1;
 /// A trade is made only if it increases the logarithm of the geometric mean of throughputs by more
 /// than this value.
 const LOG_MEAN_GAIN_MIN: f64 = 1e-5;
-/// Approximate number of steps of the coarse grid. It is rounded down to a multiple of the number
-/// of tenants, so that the grid contains the fair share of tenants with equal weights. With other
-/// weights, the grid may contain no split that satisfies sharing incentive.
-const COARSE_STEPS: usize = 96;
 /// Relative tolerance for rounding errors of throughputs.
 const VALUE_ROUNDING_TOLERANCE: f64 = 1e-12;
 /// Largest relative envy that counts as rounding error.
 const ENVY_TOLERANCE: f64 = 1e-6;
 
-/// Options of [`Market::refine`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RefineOptions {
-    /// Whether a trade is rejected if it causes envy. If not, the mean may rise further, and the
-    /// certificate reports the resulting envy.
-    pub envy_free: bool,
-    /// Relative safety margin for errors of estimated throughputs, at least 0. Each tenant is
-    /// guaranteed the throughput of its fair share plus this margin, but not more than the
-    /// throughput of the market outcome.
-    pub margin: f64,
-}
-
 impl<U: Utility> Market<'_, U> {
     /// Raises the geometric mean of throughputs of an outcome of this market by trades. Does
-    /// nothing if there are more than [`REFINEMENT_TENANTS_MAX`] tenants.
-    pub fn refine(&self, outcome: &mut Outcome, options: RefineOptions) {
+    /// nothing if there are more than [`REFINEMENT_TENANTS_MAX`] tenants, or if the result would
+    /// violate sharing incentive after rounding to whole units.
+    pub fn refine(&self, outcome: &mut Outcome) {
         if self.tenants.len() > REFINEMENT_TENANTS_MAX {
             return;
         }
-        let mut best = Refinement::new(self, &outcome.bought, options);
-        best.run();
-        if !options.envy_free
-            && let Some(coarse) = best.coarse_split()
-        {
-            let mut other = Refinement::new(self, &coarse, options);
-            other.run();
-            if other.log_mean() > best.log_mean() {
-                // The change to the coarse split counts as one trade.
-                other.trades += 1;
-                best = other;
-            }
+        let mut refinement = Refinement::new(self, &outcome.shares);
+        refinement.run();
+        let (trades, bundles) = (refinement.trades, refinement.into_bundles());
+        let shares = rounding::round_to_units(self, &bundles);
+        if trades > 0 && self.are_shares_fair(&shares) {
+            (outcome.refinements, outcome.bought, outcome.shares) = (trades, bundles, shares);
         }
-        outcome.refinements = best.trades;
-        outcome.bought = best.into_bundles();
-        outcome.shares = rounding::round_to_units(self, &outcome.bought);
     }
 }
 
 impl<U: Utility> Market<'_, U> {
     /// Returns whether two tenants have equal weights and value all probed bundles equally.
     fn are_tenants_equivalent(&self, one: usize, other: usize) -> bool {
-        let all = Bundle::from(self.supply.all());
+        let all = self.all();
         let parts = || PROBE_AMOUNTS.into_iter().map(|part| part / self.tenants.len() as f64);
         let mut probes = parts().flat_map(|memory| parts().map(move |bandwidth| (memory, bandwidth)));
-        let value = |tenant: usize, bundle| self.tenants[tenant].utility.value(bundle);
+        let value = |tenant: usize, bundle| self.value(tenant, bundle);
         self.tenants[one].weight == self.tenants[other].weight
             && probes.all(|(memory, bandwidth)| {
                 let bundle = Bundle { memory: all.memory * memory, bandwidth: all.bandwidth * bandwidth };
@@ -93,8 +68,8 @@ impl<U: Utility> Market<'_, U> {
 /// share.
 const PROBE_AMOUNTS: [f64; 4] = [0.3, 0.9, 1.7, 3.1];
 
-/// Group of tenants with equal weights, utilities and bundles. A trade changes all their bundles
-/// equally.
+/// Group of tenants with equal weights and utilities, and with shares that differ by at most one unit
+/// of each good, because of rounding. A trade changes all their bundles equally.
 struct Group {
     /// Indices of the tenants.
     tenants: Vec<usize>,
@@ -109,7 +84,6 @@ struct Group {
 struct Refinement<'a, 'b, U> {
     market: &'a Market<'b, U>,
     groups: Vec<Group>,
-    options: RefineOptions,
     /// Guaranteed throughput of each tenant.
     value_min: Vec<f64>,
     /// Number of trades made so far.
@@ -152,30 +126,28 @@ const fn opposite_move(move_index: usize) -> usize {
 }
 
 impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
-    fn new(market: &'a Market<'b, U>, bought: &[Bundle], options: RefineOptions) -> Self {
-        let value = |tenant: usize, bundle| market.tenants[tenant].utility.value(bundle);
-        let value_min = |tenant: usize| {
-            value(tenant, bought[tenant])
-                .min(value(tenant, market.fair_share(tenant)) * (1.0 + options.margin.max(0.0)))
-        };
-        let value_min = (0..bought.len()).map(value_min).collect();
+    fn new(market: &'a Market<'b, U>, shares: &[Share]) -> Self {
+        let value_min =
+            |tenant: usize| market.value(tenant, shares[tenant].into()).min(market.fair_value(tenant));
+        let value_min = (0..shares.len()).map(value_min).collect();
         let mut groups: Vec<Group> = Vec::new();
-        for (tenant, bundle) in bought.iter().enumerate() {
+        for (tenant, share) in shares.iter().enumerate() {
             let is_equivalent = |group: &&mut Group| {
-                group.bundle == *bundle && market.are_tenants_equivalent(group.tenants[0], tenant)
+                let other = group.tenants[0];
+                share.is_near(shares[other]) && market.are_tenants_equivalent(other, tenant)
             };
             match groups.iter_mut().find(is_equivalent) {
                 Some(group) => group.tenants.push(tenant),
                 None => groups.push(Group {
                     tenants: vec![tenant],
-                    bundle: *bundle,
+                    bundle: (*share).into(),
                     log_values: [[0.0; MOVE_COUNT]; MOVE_COUNT],
                 }),
             }
         }
-        let all = Bundle::from(market.supply.all());
+        let all = market.all();
         let step = Bundle { memory: all.memory * STEP_FRACTION, bandwidth: all.bandwidth * STEP_FRACTION };
-        let mut refinement = Self { market, groups, options, value_min, trades: 0, step };
+        let mut refinement = Self { market, groups, value_min, trades: 0, step };
         (0..refinement.groups.len()).for_each(|group| refinement.update_log_values(group));
         refinement
     }
@@ -185,31 +157,6 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         while self.trades < REFINEMENT_TRADES_MAX && self.make_best_trade() {
             self.trades += 1;
         }
-    }
-
-    /// Returns the logarithm of the weighted geometric mean of throughputs.
-    fn log_mean(&self) -> f64 {
-        self.groups.iter().map(|group| group.log_values[NO_MOVE_INDEX][NO_MOVE_INDEX]).sum()
-    }
-
-    /// Returns the split with the largest geometric mean on a coarse grid, or `None` if no split is
-    /// allowed. Small trades may not reach this split if utilities jump.
-    fn coarse_split(&self) -> Option<Vec<Bundle>> {
-        let tenants = self.value_min.len();
-        let steps = (COARSE_STEPS / tenants).max(1) * tenants;
-        let all = Bundle::from(self.market.supply.all());
-        let part = |count: usize| count as f64 / steps as f64;
-        let bundle = |(m, b): (usize, usize)| Bundle {
-            memory: part(m) * all.memory,
-            bandwidth: part(b) * all.bandwidth,
-        };
-        let table = |tenant: usize| -> Table {
-            let cells = (0..=steps).flat_map(|m| (0..=steps).map(move |b| (m, b)));
-            #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough to compare")]
-            cells.map(|cell| self.log_value(tenant, bundle(cell)) as f32).collect()
-        };
-        let tables: Vec<Table> = (0..tenants).map(table).collect();
-        best_split(&tables, steps).map(|split| split.into_iter().map(bundle).collect())
     }
 
     /// Returns the bundle of each tenant of a group after moves of memory and bandwidth that the
@@ -245,7 +192,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
             && bundle.memory <= limits.max.memory
             && bundle.bandwidth >= limits.min.bandwidth
             && bundle.bandwidth <= limits.max.bandwidth;
-        let value = if fits { self.market.tenants[tenant].utility.value(bundle) } else { -1.0 };
+        let value = if fits { self.market.value(tenant, bundle) } else { -1.0 };
         if value >= self.value_min[tenant] * (1.0 - VALUE_ROUNDING_TOLERANCE) {
             self.market.weight(tenant) * value.ln()
         } else {
@@ -260,7 +207,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         let Some(trade) = trades
             .into_iter()
             .take(TRADE_CANDIDATES_MAX)
-            .find(|trade| !self.options.envy_free || self.is_envy_free_after_trade(trade))
+            .find(|trade| self.is_envy_free_after_trade(trade))
         else {
             return false;
         };
@@ -308,7 +255,7 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         let envies = |one: usize, other: usize| {
             one != other
                 && self.groups[one].tenants.iter().any(|tenant| {
-                    let value = |bundle| self.market.tenants[*tenant].utility.value(bundle);
+                    let value = |bundle| self.market.value(*tenant, bundle);
                     let theirs =
                         self.market.scale_to_weight(bundle(other), self.groups[other].tenants[0], *tenant);
                     value(theirs) > value(bundle(one)) * (1.0 + ENVY_TOLERANCE)

@@ -18,13 +18,11 @@
 //! curve, the best memory size is the point at which a line through `(reach, 0)` is tangent to the
 //! curve. This point is a knot, which is found by a search among the knots.
 
-use std::hint::black_box;
-
 use thiserror::Error;
 
 use super::{
     goods::Bundle,
-    utility::{BudgetConstraint, Demand, Limits, Utility, WarmStart},
+    utility::{BudgetConstraint, Demand, DemandHint, Limits, Utility},
 };
 use crate::curve::{Knot, MissCurve, partition_point_near};
 
@@ -82,17 +80,12 @@ impl Slowdown {
     }
 
     /// Returns the slowdown factor for a miss ratio (0 to 1) and a bandwidth in MB/s.
-    pub(crate) fn slowdown_with_miss_ratio(&self, misses: f64, bandwidth: f64) -> f64 {
+    pub fn slowdown_with_miss_ratio(&self, misses: f64, bandwidth: f64) -> f64 {
         if misses == 0.0 || self.gamma == 0.0 {
             return 1.0;
         }
         let shortage = if self.wanted > 0.0 { (self.wanted / bandwidth).max(1.0) } else { 1.0 };
         1.0 + misses * self.gamma * shortage
-    }
-
-    /// Returns the miss ratio with `memory` MiB, 0 to 1.
-    pub(crate) fn misses(&self, memory: f64) -> f64 {
-        self.curve.misses(memory)
     }
 
     /// Returns the smallest bundle within the limits whose value does not rise with more of either
@@ -110,17 +103,17 @@ impl Slowdown {
     /// Returns the memory size, in MiB, at which a line through `(reach, 0)` is tangent to the
     /// curve.
     #[inline(always)]
-    fn tangent_memory(&self, reach: f64, warm: &mut WarmStart) -> f64 {
+    fn tangent_memory(&self, reach: f64, hint: &mut DemandHint) -> f64 {
         // When the price bracket is narrow, most tenants stay at the same knot. The last answer is
         // then still valid, and the curve is not read.
-        if reach > warm.lower && reach <= warm.upper {
-            return warm.answer;
+        if reach > hint.lower && reach <= hint.upper {
+            return hint.answer;
         }
-        self.compute_tangent_memory(reach, warm)
+        self.compute_tangent_memory(reach, hint)
     }
 
-    /// Computes [`Self::tangent_memory`] from the curve and updates `warm`.
-    fn compute_tangent_memory(&self, reach: f64, warm: &mut WarmStart) -> f64 {
+    /// Computes [`Self::tangent_memory`] from the curve and updates `hint`.
+    fn compute_tangent_memory(&self, reach: f64, hint: &mut DemandHint) -> f64 {
         let knots = self.curve.knots();
         // The next knot is better if the line through this knot and the next meets the memory axis
         // before `reach`. The intercepts of these lines increase from knot to knot.
@@ -128,19 +121,19 @@ impl Slowdown {
             let (Knot { memory, misses }, next) = (knots[at], knots[at + 1]);
             misses * (next.memory - memory) < (reach - memory) * (misses - next.misses)
         };
-        let at = partition_point_near(knots.len() - 1, warm.position as usize, is_next_better);
+        let at = partition_point_near(knots.len() - 1, hint.position as usize, is_next_better);
         // Memory at which the line through a knot and the next meets the memory axis.
         let axis_intercept = |at: usize| {
             let (knot, next) = (knots[at], knots[at + 1]);
             knot.memory + knot.misses * (next.memory - knot.memory) / (knot.misses - next.misses)
         };
-        *warm = WarmStart {
+        *hint = DemandHint {
             position: u32::try_from(at).unwrap_or(0),
             lower: if at == 0 { f64::NEG_INFINITY } else { axis_intercept(at - 1) },
             upper: if at + 1 == knots.len() { f64::INFINITY } else { axis_intercept(at) },
             answer: knots[at].memory,
         };
-        warm.answer
+        hint.answer
     }
 }
 
@@ -156,14 +149,8 @@ impl Utility for Slowdown {
         self.slowdown(bundle).recip()
     }
 
-    // The bundles with at most a given slowdown have memory above a size and bandwidth above a
-    // multiple of the curve. Both conditions describe convex sets, because the curve is convex.
-    fn is_convex(&self) -> bool {
-        true
-    }
-
     #[inline(always)]
-    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, hint: &mut DemandHint) -> Demand {
         let BudgetConstraint { budget, prices } = *constraint;
         let satiation = self.satiation_bundle(within);
         if prices.cost_of(satiation) <= budget {
@@ -188,7 +175,7 @@ impl Utility for Slowdown {
         let max = clamp(affordable_memory(min.bandwidth), 0.0, satiation.memory);
         let memory_with_useful = affordable_memory(useful);
         let low = clamp(memory_with_useful, min.memory, max);
-        let memory = clamp(self.tangent_memory(budget * memory_per_cost, warm), low, max);
+        let memory = clamp(self.tangent_memory(budget * memory_per_cost, hint), low, max);
         let affordable_bandwidth = (budget - prices.memory * memory) * bandwidth_per_cost;
         // If the bandwidth price is near 0, `affordable_bandwidth` is the quotient of two small
         // numbers and less precise than `useful`.
@@ -198,15 +185,5 @@ impl Utility for Slowdown {
             clamp(affordable_bandwidth, min.bandwidth, useful)
         };
         Demand { bundle: Bundle { memory, bandwidth }, satiated: false }
-    }
-
-    /// Reads the knots next to the last position. If prices have changed little, the demand depends
-    /// on these knots only.
-    #[inline(always)]
-    fn prefetch(&self, warm: &WarmStart) {
-        let (knots, at) = (self.curve.knots(), warm.position as usize);
-        for neighbor in [at.saturating_sub(1), at + 1] {
-            black_box(knots.get(neighbor).map(|knot| knot.misses));
-        }
     }
 }

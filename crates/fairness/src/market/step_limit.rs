@@ -32,15 +32,23 @@ impl<U: Utility> Market<'_, U> {
         };
         let stepped: Vec<Bundle> = (0..last.len()).map(stepped).collect();
         let is_lossless = |tenant: usize| {
-            let value = |bundle| self.tenants[tenant].utility.value(bundle);
+            let value = |bundle| self.value(tenant, bundle);
             value(stepped[tenant])
                 >= (1.0 - STEP_LOSS_MAX) * value(last[tenant]).min(value(outcome.bought[tenant]))
         };
         if fraction >= 1.0 || !(0..last.len()).all(is_lossless) {
             return 1.0;
         }
-        outcome.shares = rounding::round_to_units(self, &stepped);
-        outcome.bought = stepped;
+        let shares = rounding::round_to_units(self, &stepped);
+        let is_kept = |tenant: usize| {
+            self.is_guarantee_kept(tenant, shares[tenant])
+                || self.value(tenant, shares[tenant].into())
+                    >= (1.0 - STEP_LOSS_MAX) * self.value(tenant, last[tenant])
+        };
+        if !(0..last.len()).all(is_kept) {
+            return 1.0;
+        }
+        (outcome.bought, outcome.shares) = (stepped, shares);
         fraction
     }
 

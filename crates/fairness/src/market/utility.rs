@@ -32,12 +32,10 @@ pub struct Demand {
 }
 
 /// State that an evaluation of a tenant's demand leaves for the next evaluation in the same market.
-/// Before the first evaluation all fields are 0, except `position` if it is known from the last
-/// market. Each utility defines the meaning of `position` and of the query.
+/// All fields are 0 before the first evaluation. Each utility defines their meaning.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct WarmStart {
-    /// Position of the last answer, such as an index of a knot or of a grid point. Only this field
-    /// is kept for the next market.
+pub struct DemandHint {
+    /// Position of the last answer, such as an index of a knot or of a grid point.
     pub position: u32,
     /// Exclusive lower bound of the queries for which `answer` is valid.
     pub lower: f64,
@@ -45,13 +43,6 @@ pub struct WarmStart {
     pub upper: f64,
     /// Answer to the last query.
     pub answer: f64,
-}
-
-impl WarmStart {
-    /// Returns whether the demand of the tenant has not been evaluated in this market yet.
-    pub(super) fn is_new(&self) -> bool {
-        self.lower == self.upper
-    }
 }
 
 /// Value of bundles to a tenant: its data access throughput, the function f of Spirit. The value
@@ -62,31 +53,11 @@ pub trait Utility {
     /// Returns the value of a bundle. The value must be finite and at least 0.
     fn value(&self, bundle: Bundle) -> f64;
 
-    /// Returns whether the utility behaves like the slowdown model with a convex miss-ratio curve.
-    /// Such a utility has three properties:
-    ///
-    /// - A bundle between two other bundles is worth no less than the worse of the two.
-    /// - With constant memory, a relative loss of bandwidth causes no larger relative loss of
-    ///   throughput.
-    /// - If a tenant spends its whole budget and demands the same memory at two prices, it usually
-    ///   demands the same memory at all prices between. The same holds for a tenant that demands
-    ///   the same bandwidth and nearly the same memory at two prices.
-    ///
-    /// The market skips some evaluations of tenants with such a utility.
-    fn is_convex(&self) -> bool {
-        false
-    }
-
     /// Returns the bundle of the highest value within the limits and the budget. Returns the
     /// cheapest of several bundles of the same value.
     ///
-    /// `warm` holds the state of the last evaluation of this tenant, and is updated.
-    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand;
-
-    /// Prepares for an imminent evaluation of the demand. An implementation may start to load its
-    /// data into the CPU cache, so that cache misses of many tenants overlap. Results must not
-    /// depend on this call.
-    fn prefetch(&self, _warm: &WarmStart) {}
+    /// `hint` holds the state of the last evaluation of this tenant, and is updated.
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, hint: &mut DemandHint) -> Demand;
 }
 
 impl<U: Utility + ?Sized> Utility for &U {
@@ -94,16 +65,8 @@ impl<U: Utility + ?Sized> Utility for &U {
         (**self).value(bundle)
     }
 
-    fn is_convex(&self) -> bool {
-        (**self).is_convex()
-    }
-
-    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
-        (**self).demand(constraint, within, warm)
-    }
-
-    fn prefetch(&self, warm: &WarmStart) {
-        (**self).prefetch(warm);
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, hint: &mut DemandHint) -> Demand {
+        (**self).demand(constraint, within, hint)
     }
 }
 
@@ -112,15 +75,7 @@ impl<U: Utility + ?Sized> Utility for Box<U> {
         (**self).value(bundle)
     }
 
-    fn is_convex(&self) -> bool {
-        (**self).is_convex()
-    }
-
-    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
-        (**self).demand(constraint, within, warm)
-    }
-
-    fn prefetch(&self, warm: &WarmStart) {
-        (**self).prefetch(warm);
+    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, hint: &mut DemandHint) -> Demand {
+        (**self).demand(constraint, within, hint)
     }
 }

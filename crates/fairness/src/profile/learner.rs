@@ -8,7 +8,7 @@
 use thiserror::Error;
 
 use super::{
-    FitError, Histogram, LinkTraffic, MeasuredMissRatio, MissModel, PowerLaw, TenantUtility, UtilityError,
+    FitError, Histogram, LinkTraffic, MeasuredMissRatio, MissModel, PowerLaw, TenantUtility, UtilityError, stall_utility,
     fit,
     stall_model::{RunningMean, StallModel},
     wanted,
@@ -182,7 +182,7 @@ impl Learner {
             .into_iter()
             .map(|memory| Knot { memory, misses: fraction_of_gamma(memory) })
             .collect();
-        TenantUtility::from_stalls(supply, knots, gamma, self.traffic)
+        stall_utility(supply, knots, gamma, self.traffic)
     }
 
     /// Returns the bandwidth that the tenant could use with its current memory, in MB/s.
@@ -320,7 +320,7 @@ mod tests {
     use super::*;
     use crate::market::{Bundle, Utility};
 
-    const SUPPLY: Supply = Supply { memory_mib: 1000, bandwidth_mb_s: 100 };
+    const SUPPLY: Supply = Supply::new(1000, 100);
 
     /// Sample of a tenant with 400 of its 1000 MiB in local memory. It works for 5 s of the epoch
     /// of 10 s and is stalled for 5 s.

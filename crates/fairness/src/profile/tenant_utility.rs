@@ -1,27 +1,12 @@
-//! Utility of a tenant, from miss ratios with Spirit's slowdown model, or from measured stalls and
-//! link traffic. Demand is computed exactly for the slowdown model with a convex curve, and on a
-//! grid otherwise.
-
-use std::fmt;
+//! Utility of a tenant from measured stalls and link traffic.
 
 use thiserror::Error;
 
 use super::stall_model::STALL_NOISE_FLOOR;
 use crate::{
-    curve::{CurveError, Knot, MissCurve, check_knots},
-    market::{
-        BudgetConstraint, Bundle, Demand, Grid, Limits, Slowdown, SlowdownError, Supply, Utility, WarmStart,
-    },
+    curve::{CurveError, Knot, check_knots},
+    market::{Bundle, Grid, Slowdown, SlowdownError, Supply},
 };
-
-/// The convex hull replaces a curve only if their slowdowns differ by at most this fraction.
-/// Otherwise the hull may be wrong: a loop that almost fits into memory misses on every access, but
-/// the hull of its curve predicts hits.
-const CONVEXITY_GAP_MAX: f64 = 0.02;
-
-/// The convex hull replaces a curve only if their miss ratios differ by at most this much. For
-/// tenants with few stalls, the slowdown alone would not show the difference.
-const CONVEXITY_MISS_GAP_MAX: f64 = 0.05;
 
 /// Exponent that sets how sharply throughput changes from stall-bound to link-bound. Because of
 /// queueing, a tenant loses a sixth of its throughput if its bandwidth equals its unthrottled
@@ -38,13 +23,8 @@ pub struct LinkTraffic {
     pub mb_per_work_second: f64,
 }
 
-/// Utility of a tenant, by the method that computes its demand.
-pub enum TenantUtility {
-    /// Spirit's slowdown model for a nearly convex miss-ratio curve. Demand is computed exactly.
-    Exact(Slowdown),
-    /// Any other utility. Demand is searched on a grid.
-    Searched(Grid<ValueFn>),
-}
+/// Utility of a tenant from measured stalls and link traffic. Its demand is searched on a grid.
+pub type TenantUtility = Grid<ValueFn>;
 
 /// Function that returns the value of a bundle.
 pub type ValueFn = Box<dyn Fn(Bundle) -> f64 + Send + Sync>;
@@ -60,103 +40,39 @@ pub enum UtilityError {
     Slowdown(#[from] SlowdownError),
 }
 
-impl TenantUtility {
-    /// Creates the utility of Spirit's slowdown model. `gamma` is the ratio of miss time to hit
-    /// time. `wanted` is the bandwidth that the tenant could use, in MB/s.
-    ///
-    /// # Errors
-    /// Returns [`UtilityError`] if the knots do not form a miss-ratio curve or a number is out of
-    /// range.
-    pub fn new(supply: Supply, knots: Vec<Knot>, gamma: f64, wanted: f64) -> Result<Self, UtilityError> {
-        let slowdown = Slowdown::new(MissCurve::new(knots.clone())?, gamma, wanted)?;
-        let is_nonconvex = |knot: &Knot| {
-            let convex = slowdown.misses(knot.memory);
-            knot.misses > convex + CONVEXITY_MISS_GAP_MAX
-                || 1.0 + gamma * knot.misses > (1.0 + CONVEXITY_GAP_MAX) * (1.0 + gamma * convex)
-        };
-        if !knots.iter().any(is_nonconvex) {
-            return Ok(Self::Exact(slowdown));
-        }
-        let measured = MonotoneCurve::new(knots);
-        let value = move |bundle: Bundle| {
-            slowdown.slowdown_with_miss_ratio(measured.misses(bundle.memory), bundle.bandwidth).recip()
-        };
-        Ok(Self::Searched(Grid::new(supply, Box::new(value))))
-    }
-
-    /// Creates a utility from measured stalls. `gamma` is the stall ratio without local memory, in
-    /// seconds per second of work. `knots` are the stall ratios with more memory, as fractions of
-    /// `gamma`.
-    ///
-    /// Deviation from Spirit (section 4.2): the paper multiplies the duration of each miss by the
-    /// shortage of bandwidth. That is too pessimistic for a tenant that works between misses,
-    /// because its pages are transferred meanwhile. Here the run time is approximately the larger
-    /// of two times: work plus stalls, and the transfer time of the traffic on the link. A tenant
-    /// with few misses therefore needs little bandwidth, but loses much throughput with less.
-    ///
-    /// # Errors
-    /// Returns [`UtilityError`] if the knots do not form a miss-ratio curve or a number is out of
-    /// range.
-    pub fn from_stalls(
-        supply: Supply,
-        knots: Vec<Knot>,
-        gamma: f64,
-        traffic: LinkTraffic,
-    ) -> Result<Self, UtilityError> {
-        check_knots(&knots)?;
-        Slowdown::check(gamma, traffic.mb_per_stall_second)?;
-        Slowdown::check(gamma, traffic.mb_per_work_second)?;
-        let measured = MonotoneCurve::new(knots);
-        let value = move |bundle: Bundle| {
-            let stall_ratio = gamma * measured.misses(bundle.memory);
-            let traffic_mb = stall_ratio * traffic.mb_per_stall_second + traffic.mb_per_work_second;
-            let link = if traffic_mb > 0.0 { traffic_mb / bundle.bandwidth } else { 0.0 };
-            // Stalls below the noise floor are not measurable. If such stalls counted, the tenant
-            // would keep memory that other tenants need.
-            let alone = 1.0 + (stall_ratio - STALL_NOISE_FLOOR).max(0.0);
-            (alone.powi(KNEE_EXPONENT) + link.powi(KNEE_EXPONENT)).powf(-1.0 / f64::from(KNEE_EXPONENT))
-        };
-        Ok(Self::Searched(Grid::new(supply, Box::new(value))))
-    }
-}
-
-impl fmt::Debug for TenantUtility {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exact(slowdown) => f.debug_tuple("Exact").field(slowdown).finish(),
-            Self::Searched(_) => f.write_str("Searched"),
-        }
-    }
-}
-
-impl Utility for TenantUtility {
-    fn value(&self, bundle: Bundle) -> f64 {
-        match self {
-            Self::Exact(slowdown) => slowdown.value(bundle),
-            Self::Searched(grid) => grid.value(bundle),
-        }
-    }
-
-    fn is_convex(&self) -> bool {
-        match self {
-            Self::Exact(slowdown) => slowdown.is_convex(),
-            Self::Searched(grid) => grid.is_convex(),
-        }
-    }
-
-    fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
-        match self {
-            Self::Exact(slowdown) => slowdown.demand(constraint, within, warm),
-            Self::Searched(grid) => grid.demand(constraint, within, warm),
-        }
-    }
-
-    fn prefetch(&self, warm: &WarmStart) {
-        match self {
-            Self::Exact(slowdown) => slowdown.prefetch(warm),
-            Self::Searched(grid) => grid.prefetch(warm),
-        }
-    }
+/// Creates a utility from measured stalls. `gamma` is the stall ratio without local memory, in
+/// seconds per second of work. `knots` are the stall ratios with more memory, as fractions of
+/// `gamma`.
+///
+/// Deviation from Spirit (section 4.2): the paper multiplies the duration of each miss by the
+/// shortage of bandwidth. That is too pessimistic for a tenant that works between misses,
+/// because its pages are transferred meanwhile. Here the run time is approximately the larger
+/// of two times: work plus stalls, and the transfer time of the traffic on the link. A tenant
+/// with few misses therefore needs little bandwidth, but loses much throughput with less.
+///
+/// # Errors
+/// Returns [`UtilityError`] if the knots do not form a miss-ratio curve or a number is out of
+/// range.
+pub fn stall_utility(
+    supply: Supply,
+    knots: Vec<Knot>,
+    gamma: f64,
+    traffic: LinkTraffic,
+) -> Result<TenantUtility, UtilityError> {
+    check_knots(&knots)?;
+    Slowdown::check(gamma, traffic.mb_per_stall_second)?;
+    Slowdown::check(gamma, traffic.mb_per_work_second)?;
+    let measured = MonotoneCurve::new(knots);
+    let value = move |bundle: Bundle| {
+        let stall_ratio = gamma * measured.misses(bundle.memory);
+        let traffic_mb = stall_ratio * traffic.mb_per_stall_second + traffic.mb_per_work_second;
+        let link = if traffic_mb > 0.0 { traffic_mb / bundle.bandwidth } else { 0.0 };
+        // Stalls below the noise floor are not measurable. If such stalls counted, the tenant
+        // would keep memory that other tenants need.
+        let alone = 1.0 + (stall_ratio - STALL_NOISE_FLOOR).max(0.0);
+        (alone.powi(KNEE_EXPONENT) + link.powi(KNEE_EXPONENT)).powf(-1.0 / f64::from(KNEE_EXPONENT))
+    };
+    Ok(Grid::new(supply, Box::new(value)))
 }
 
 /// Measured miss-ratio curve that does not increase with memory, linear between knots.

@@ -300,9 +300,9 @@ proptest! {
         memory in 0.0..100.0_f64,
         bandwidth in 1.0..100.0,
     ) {
-        let supply = Supply { memory_mib: 100, bandwidth_mb_s: 100 };
+        let supply = Supply::new(100, 100);
         let knots = vec![Knot { memory: 0.0, misses: 1.0 }, Knot { memory: 80.0, misses: 0.0 }];
-        let utility = TenantUtility::from_stalls(supply, knots, stall_ratio, LinkTraffic { mb_per_stall_second, mb_per_work_second }).unwrap();
+        let utility = stall_utility(supply, knots, stall_ratio, LinkTraffic { mb_per_stall_second, mb_per_work_second }).unwrap();
         let value = |memory, bandwidth| utility.value(Bundle { memory, bandwidth });
         let stalled = stall_ratio * (1.0 - memory / 80.0).max(0.0);
         let run_time = (1.0 + stalled).max((stalled * mb_per_stall_second + mb_per_work_second) / bandwidth);

@@ -6,17 +6,14 @@
 
 use std::cell::RefCell;
 
-use fairness::{
-    market::{
-        BudgetConstraint, Bundle, ClearingOptions, Demand, Limits, Market, Status, Supply, Tenant as Bidder,
-        Utility, WarmStart,
-    },
-    profile::TenantUtility,
+use fairness::market::{
+    BudgetConstraint, Bundle, Demand, DemandHint, Limits, Market, Status, Supply, Tenant as Bidder, Utility,
 };
 
 use super::{
     host::{Host, to_bundle},
     tenant::Tenant,
+    utility::TraceUtility,
 };
 
 /// Aggregate demand of all tenants at one price.
@@ -56,7 +53,7 @@ const PRICE_STEPS: u32 = 50;
 /// Panics if `tenants` is empty or the host has less than 1 MiB of memory.
 pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     let (supply, equal) = (host.supply(), host.equal(tenants.len()));
-    let utilities: Vec<TenantUtility> =
+    let utilities: Vec<TraceUtility> =
         tenants.iter().map(|tenant| host.measured_utility(tenant, equal)).collect();
     let queries = RefCell::new(Vec::new());
     let bidder = |(tenant, utility)| {
@@ -64,7 +61,7 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
     };
     let bidders: Vec<_> = utilities.iter().enumerate().map(bidder).collect();
     let market = Market::new(supply, &bidders).expect("tenants with equal weights and without limits");
-    let outcome = market.clear(ClearingOptions::default());
+    let outcome = market.clear(0);
     let tried = usize::try_from(outcome.rounds).expect("the number of rounds fits usize");
     let mut rounds = group_into_rounds(&queries.borrow(), tenants.len());
     rounds.truncate(tried);
@@ -80,7 +77,7 @@ pub fn auction(tenants: &[Tenant], host: Host) -> Auction {
 }
 
 /// Returns the aggregate demand at a price if all tenants have equal budgets.
-fn demand_at_price(price: f64, utilities: &[TenantUtility], supply: Supply) -> Round {
+fn demand_at_price(price: f64, utilities: &[TraceUtility], supply: Supply) -> Round {
     let all = Bundle::from(supply.all());
     let prices =
         fairness::market::Prices { memory: price / all.memory, bandwidth: (1.0 - price) / all.bandwidth };
@@ -88,7 +85,7 @@ fn demand_at_price(price: f64, utilities: &[TenantUtility], supply: Supply) -> R
     let limits = Limits { min: Bundle::default(), max: all };
     let bundles = utilities
         .iter()
-        .map(|utility| utility.demand(&budget_constraint, &limits, &mut WarmStart::default()).bundle);
+        .map(|utility| utility.demand(&budget_constraint, &limits, &mut DemandHint::default()).bundle);
     Round { price, dividend: 1.0, sum: sum_as_fractions(bundles, supply) }
 }
 
@@ -114,7 +111,7 @@ struct DemandQuery {
 /// Utility of a tenant that records each query of the market.
 struct RecordingUtility<'a> {
     tenant: usize,
-    utility: &'a TenantUtility,
+    utility: &'a TraceUtility,
     supply: Supply,
     queries: &'a RefCell<Vec<DemandQuery>>,
 }
@@ -128,12 +125,12 @@ impl Utility for RecordingUtility<'_> {
         &self,
         budget_constraint: &BudgetConstraint,
         limits: &Limits,
-        warm_start: &mut WarmStart,
+        hint: &mut DemandHint,
     ) -> Demand {
-        let demand = self.utility.demand(budget_constraint, limits, warm_start);
+        let demand = self.utility.demand(budget_constraint, limits, hint);
         self.queries.borrow_mut().push(DemandQuery {
             tenant: self.tenant,
-            price: budget_constraint.prices.memory * self.supply.memory_mib as f64,
+            price: budget_constraint.prices.memory * Bundle::from(self.supply.all()).memory,
             budget: budget_constraint.budget,
             bundle: demand.bundle,
             supply: self.supply,

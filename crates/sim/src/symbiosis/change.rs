@@ -10,17 +10,16 @@
 use std::sync::Arc;
 
 use fairness::{
-    curve::Knot,
     epoch::{EpochAllocator, MarketMember},
     market::{Bundle, Share},
-    profile::{MissModel as _, ReuseDistances},
+    profile::ReuseDistances,
 };
 
 use super::{
     host::{Host, to_bundle},
     lru::Lru,
     mixes::MEMORY_BOUND_MISS_COST,
-    tenant::{SAMPLED_PAGES_MAX, throughput},
+    tenant::{MissRatioCurve, SAMPLED_PAGES_MAX, throughput},
 };
 
 /// Workload of a tenant: a trace that the tenant replays in a loop.
@@ -198,9 +197,8 @@ impl<'a> HostSimulation<'a> {
     /// Computes the shares of the next epoch from the reuse observed in this epoch.
     fn allocate_shares(&mut self, epochs: &mut EpochAllocator) {
         let member = |(at, tenant): (usize, &TenantState)| {
-            let knots = tenant.reuse.knots().into_iter();
-            let knots = knots.map(|knot| Knot { memory: knot.memory / self.footprint, ..knot }).collect();
-            let utility = self.host.utility(knots, MEMORY_BOUND_MISS_COST, 1.0);
+            let curve = Arc::new(MissRatioCurve::from_model(&tenant.reuse, self.footprint));
+            let utility = self.host.utility(&curve, MEMORY_BOUND_MISS_COST, 1.0);
             MarketMember { name: at.to_string().into(), weight: 1.0, min: Share::default(), utility }
         };
         let members: Vec<_> = self.tenants.iter().enumerate().map(member).collect();

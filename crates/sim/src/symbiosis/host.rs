@@ -1,12 +1,16 @@
 //! Host that tenants share, and the units of memory and bandwidth in its market.
 
+use std::sync::Arc;
+
 use fairness::{
-    curve::Knot,
     market::{Bundle, Share, Supply},
-    profile::{TenantUtility, wanted},
+    profile::wanted,
 };
 
-use super::tenant::Tenant;
+use super::{
+    tenant::{MissRatioCurve, Tenant},
+    utility::TraceUtility,
+};
 
 /// Host that tenants share. The unit of memory is the footprint of a tenant. The bandwidth of the
 /// link is 1.
@@ -16,8 +20,8 @@ pub struct Host {
     pub memory: f64,
 }
 
-/// Size of a footprint in the market, in MiB. It is large so that rounding to whole MiB has no
-/// effect: a single missing MiB can reduce the throughput of a tenant by a whole jump.
+/// Size of a footprint in the market, in MiB. It is large so that rounding to whole pages has no
+/// effect.
 const FOOTPRINT_MIB: f64 = 1_048_576.0;
 /// Bandwidth of the link in the market, in MB/s. It is large for the same reason as
 /// [`FOOTPRINT_MIB`].
@@ -37,29 +41,28 @@ impl Host {
             reason = "a host's MiB fit in u64"
         )]
         let memory_mib = (self.memory * FOOTPRINT_MIB) as u64;
-        Supply { memory_mib, bandwidth_mb_s: LINK_MB_S }
+        Supply::new(memory_mib, LINK_MB_S)
     }
 
-    /// Creates the utility of a tenant. `knots` is its miss-ratio curve with memory in footprints,
-    /// `gamma` its miss penalty, and `link` its bandwidth demand as a fraction of the link.
-    pub(super) fn utility(self, knots: Vec<Knot>, gamma: f64, link: f64) -> TenantUtility {
-        let knots: Vec<Knot> =
-            knots.into_iter().map(|knot| Knot { memory: knot.memory * FOOTPRINT_MIB, ..knot }).collect();
-        TenantUtility::new(self.supply(), knots, gamma, link * LINK_MB_S as f64)
-            .expect("measured curves and link shares are valid")
+    /// Creates the utility of a tenant. `gamma` is its miss penalty, and `link` its bandwidth demand
+    /// as a fraction of the link.
+    pub(super) fn utility(self, curve: &Arc<MissRatioCurve>, gamma: f64, link: f64) -> TraceUtility {
+        TraceUtility::new(self.supply(), curve, FOOTPRINT_MIB, gamma, link * LINK_MB_S as f64)
+            .expect("measured curves are valid")
     }
 
     /// Creates the utility of a tenant from the values that a host measures under this share.
-    pub(super) fn measured_utility(self, tenant: &Tenant, share: Bundle) -> TenantUtility {
+    pub(super) fn measured_utility(self, tenant: &Tenant, share: Bundle) -> TraceUtility {
         let link = wanted(tenant.bandwidth_used(share), share.bandwidth, 1.0);
-        self.utility(tenant.measured().knots(), tenant.gamma, link)
+        self.utility(tenant.measured(), tenant.gamma, link)
     }
 }
 
 /// Converts a share of the market into footprints and a fraction of the link.
 pub(super) fn to_bundle(share: &Share) -> Bundle {
+    let Bundle { memory, bandwidth } = (*share).into();
     Bundle {
-        memory: share.memory_mib as f64 / FOOTPRINT_MIB,
-        bandwidth: share.bandwidth_mb_s as f64 / LINK_MB_S as f64,
+        memory: memory / FOOTPRINT_MIB,
+        bandwidth: bandwidth / LINK_MB_S as f64,
     }
 }

@@ -1,9 +1,12 @@
 //! Ideal allocation: maximises the geometric mean of the true throughputs. No tenant has a lower
 //! throughput than with an equal split. Shares are multiples of about 1/200.
 
-use fairness::market::{Bundle, Table, best_split};
+use fairness::market::Bundle;
 
-use super::tenant::Tenant;
+use super::{
+    split::{Table, best_split},
+    tenant::Tenant,
+};
 
 /// Number of steps into which each resource is divided. It is rounded down to a multiple of the
 /// number of tenants, so that an equal split is on the grid.

@@ -1,27 +1,30 @@
 //! Markets with many tenants, created from a few traces (Spirit, figure 8). Callers clear the
 //! markets and measure the time.
 
-use fairness::{
-    curve::Knot,
-    market::{ClearingOptions, Market, MarketWarmStart, Outcome, RefineOptions, Tenant as Bidder},
-    profile::TenantUtility,
-};
+use std::sync::Arc;
+
+use fairness::market::{Market, Outcome, Tenant as Bidder};
 use units::limits::REFINEMENT_TENANTS_MAX;
 
-use super::{host::Host, mixes, tenant::Tenant};
+use super::{
+    host::Host,
+    mixes,
+    tenant::{MissRatioCurve, Tenant},
+    utility::TraceUtility,
+};
 
 /// Miss-ratio curves and miss penalties of many tenants, and their host.
 #[derive(Clone, Debug)]
 pub struct ScalingTenants {
     host: Host,
-    profiles: Vec<(Vec<Knot>, f64)>,
+    profiles: Vec<(Arc<MissRatioCurve>, f64)>,
 }
 
 /// Tenants of a market with their utilities.
 #[derive(Debug)]
 pub struct Bidders {
     host: Host,
-    tenants: Vec<Bidder<TenantUtility>>,
+    tenants: Vec<Bidder<TraceUtility>>,
 }
 
 /// Relative spread of the miss penalties: the factor ranges from 0.8 to 1.2.
@@ -36,26 +39,17 @@ impl ScalingTenants {
     pub fn new(traces: &[Tenant], tenants: usize, memory: f64) -> Self {
         let tenant = |at: usize| {
             let factor = 1.0 + MISS_COST_SPREAD * (2.0 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract() - 1.0);
-            (traces[at % traces.len()].measured().knots(), mixes::gamma(at) * factor)
+            (Arc::clone(traces[at % traces.len()].measured()), mixes::gamma(at) * factor)
         };
         Self { host: Host { memory: memory * tenants as f64 }, profiles: (0..tenants).map(tenant).collect() }
     }
 
     /// Creates the tenants of the market with utilities from the miss-ratio curves.
     pub fn bidders(&self) -> Bidders {
-        let bidder = |(knots, gamma): &(Vec<Knot>, f64)| {
-            Bidder::new(1.0, self.host.supply(), self.host.utility(knots.clone(), *gamma, 1.0))
+        let bidder = |(curve, gamma): &(Arc<MissRatioCurve>, f64)| {
+            Bidder::new(1.0, self.host.supply(), self.host.utility(curve, *gamma, 1.0))
         };
         Bidders { host: self.host, tenants: self.profiles.iter().map(bidder).collect() }
-    }
-
-    /// Returns the same tenants one epoch later, with miss penalties up to 1 % higher.
-    #[must_use]
-    pub fn later(&self) -> Self {
-        let later = |(at, (knots, gamma)): (usize, &(Vec<Knot>, f64))| {
-            (knots.clone(), gamma * (1.0 + 0.01 * (at as f64 * GOLDEN_RATIO_CONJUGATE).fract()))
-        };
-        Self { profiles: self.profiles.iter().enumerate().map(later).collect(), ..*self }
     }
 }
 
@@ -70,19 +64,19 @@ impl Bidders {
         self.tenants.len() <= REFINEMENT_TENANTS_MAX
     }
 
-    /// Clears the market. `warm_start` is the state of an earlier market with similar tenants.
-    pub fn shares(&self, warm_start: MarketWarmStart) -> Outcome {
-        self.market().clear(ClearingOptions { warm_start, turn: 0 })
+    /// Clears the market.
+    pub fn shares(&self) -> Outcome {
+        self.market().clear(0)
     }
 
     /// Clears the market and refines the result.
-    pub fn refined(&self, warm_start: MarketWarmStart) -> Outcome {
-        let mut outcome = self.shares(warm_start);
-        self.market().refine(&mut outcome, RefineOptions { envy_free: false, margin: 0.0 });
+    pub fn refined(&self) -> Outcome {
+        let mut outcome = self.shares();
+        self.market().refine(&mut outcome);
         outcome
     }
 
-    fn market(&self) -> Market<'_, TenantUtility> {
+    fn market(&self) -> Market<'_, TraceUtility> {
         Market::new(self.host.supply(), &self.tenants).expect("tenants with equal weights and without limits")
     }
 }

@@ -1,12 +1,12 @@
 //! Allocation schemes of the comparison (Spirit, section 6): equal split, Harvest, Trade, Symbiosis
 //! and the ideal allocation.
 
-use fairness::market::{Bundle, Certificate, ClearingOptions, Market, RefineOptions};
+use fairness::market::{Bundle, Certificate, Market};
 
 use super::{
     host::{Host, to_bundle},
     ideal::ideal_shares,
-    tenant::{MissRatioCurve, Tenant},
+    tenant::Tenant,
 };
 
 /// Scheme that allocates memory and bandwidth to tenants.
@@ -22,9 +22,7 @@ pub enum Scheme {
     Trade,
     /// Market without refinement, with miss ratios from sampled reuse distances.
     Market,
-    /// Market with a refinement that does not cause envy.
-    WithoutEnvy,
-    /// Market with refinement.
+    /// Market with refinement, as the agent computes shares.
     Symbiosis,
     /// Allocation with the largest geometric mean of the true throughputs. No tenant has a lower
     /// throughput than with an equal split.
@@ -39,7 +37,6 @@ impl Scheme {
             Self::Harvest => "harvest",
             Self::Trade => "trade",
             Self::Market => "market",
-            Self::WithoutEnvy => "symbiosis without envy",
             Self::Symbiosis => "symbiosis",
             Self::Ideal => "ideal",
         }
@@ -87,14 +84,12 @@ const SCHEME_MOVES_MAX: u32 = 400;
 /// Panics if `tenants` is empty or the host has less than 1 MiB of memory.
 pub fn compare_schemes(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
     let equal = host.equal(tenants.len());
-    let curves: Vec<MissRatioCurve> = tenants.iter().map(|tenant| tenant.measured().clone()).collect();
-    let market = |scheme, refinement| {
-        let (shares, certificate) = run_market(tenants, host, refinement);
+    let market = |scheme, is_refined| {
+        let (shares, certificate) = run_market(tenants, host, is_refined);
         to_outcome(scheme, tenants, equal, shares, Some(certificate))
     };
     let estimates = Estimates {
         tenants,
-        curves: &curves,
         equal,
         step: Bundle { memory: host.memory / STEPS_PER_RESOURCE, bandwidth: 1.0 / STEPS_PER_RESOURCE },
     };
@@ -102,9 +97,8 @@ pub fn compare_schemes(tenants: &[Tenant], host: Host) -> Vec<Outcome> {
         to_outcome(Scheme::EqualSplit, tenants, equal, vec![equal; tenants.len()], None),
         to_outcome(Scheme::Harvest, tenants, equal, estimates.harvest_shares(), None),
         to_outcome(Scheme::Trade, tenants, equal, estimates.trade_shares(), None),
-        market(Scheme::Market, None),
-        market(Scheme::WithoutEnvy, Some(RefineOptions { envy_free: true, margin: 0.0 })),
-        market(Scheme::Symbiosis, Some(RefineOptions { envy_free: false, margin: 0.0 })),
+        market(Scheme::Market, false),
+        market(Scheme::Symbiosis, true),
         to_outcome(Scheme::Ideal, tenants, equal, ideal_shares(tenants, host.memory), None),
     ]
 }
@@ -122,13 +116,8 @@ fn to_outcome(
 }
 
 /// Runs the market for several epochs. Each epoch uses the values measured in the previous epoch.
-fn run_market(
-    tenants: &[Tenant],
-    host: Host,
-    refinement: Option<RefineOptions>,
-) -> (Vec<Bundle>, Certificate) {
+fn run_market(tenants: &[Tenant], host: Host, is_refined: bool) -> (Vec<Bundle>, Certificate) {
     let mut shares = vec![host.equal(tenants.len()); tenants.len()];
-    let mut options = ClearingOptions::default();
     let mut certificate = None;
     for _ in 0..MARKET_EPOCHS {
         let utilities =
@@ -137,13 +126,12 @@ fn run_market(
         let market: Vec<_> =
             utilities.map(|utility| fairness::market::Tenant::new(1.0, supply, utility)).collect();
         let market = Market::new(supply, &market).expect("tenants with equal weights and without limits");
-        let mut outcome = market.clear(options);
-        if let Some(refinement) = refinement {
-            market.refine(&mut outcome, refinement);
+        let mut outcome = market.clear(0);
+        if is_refined {
+            market.refine(&mut outcome);
         }
         certificate = Some(market.certify(&outcome));
         shares = outcome.shares.iter().map(to_bundle).collect();
-        options = ClearingOptions { warm_start: outcome.warm_start, turn: 0 };
     }
     (shares, certificate.expect("MARKET_EPOCHS is above 0"))
 }
@@ -151,7 +139,6 @@ fn run_market(
 /// Inputs of the Harvest and Trade schemes: tenants, their measured curves, and the step size.
 struct Estimates<'a> {
     tenants: &'a [Tenant],
-    curves: &'a [MissRatioCurve],
     equal: Bundle,
     step: Bundle,
 }
@@ -162,7 +149,7 @@ impl Estimates<'_> {
         let tenant = &self.tenants[at];
         let estimated = |share: Bundle| {
             super::tenant::throughput(
-                self.curves[at].misses(share.memory),
+                tenant.measured().misses(share.memory),
                 tenant.gamma,
                 tenant.wanted,
                 share.bandwidth,

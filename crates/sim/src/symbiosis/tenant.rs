@@ -43,7 +43,8 @@ const CURVE_STEPS: u32 = 1000;
 pub(super) const SAMPLED_PAGES_MAX: usize = 8192;
 
 impl MissRatioCurve {
-    fn from_model(model: &impl MissModel, footprint: f64) -> Self {
+    /// Creates the curve of a miss model. `footprint` is the footprint in the model's unit of memory.
+    pub(super) fn from_model(model: &impl MissModel, footprint: f64) -> Self {
         Self(
             (0..=CURVE_STEPS)
                 .map(|at| model.misses(f64::from(at) / f64::from(CURVE_STEPS) * footprint))
@@ -106,7 +107,7 @@ impl Tenant {
     }
 
     /// Returns the miss-ratio curve that a host measures from sampled reuse distances.
-    pub fn measured(&self) -> &MissRatioCurve {
+    pub fn measured(&self) -> &Arc<MissRatioCurve> {
         &self.measured
     }
 

@@ -13,12 +13,11 @@ use crate::{
 };
 
 /// Schemes that are compared with an equal split, with their names in the legend.
-const SCHEMES: [(Scheme, &str); 6] = [
+const SCHEMES: [(Scheme, &str); 5] = [
     (Scheme::Harvest, "Harvest"),
     (Scheme::Trade, "Trade"),
     (Scheme::Market, "market alone"),
-    (Scheme::WithoutEnvy, "Symbiosis, refined without envy"),
-    (Scheme::Symbiosis, "Symbiosis, refined"),
+    (Scheme::Symbiosis, "Symbiosis"),
     (Scheme::Ideal, "ideal: exact miss ratios, grid of 1/200"),
 ];
 /// Kinds of tenants, named by the resource that bounds their throughput.

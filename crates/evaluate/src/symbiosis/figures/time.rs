@@ -28,22 +28,18 @@ const SPIRIT_BOUNDS: [(f64, f64); 2] = [(24.0, 1_000.0), (1_000.0, 20_000.0)];
 #[derive(Serialize)]
 pub(super) struct Row {
     tenants: usize,
-    /// Market without a warm start, from miss ratios to shares.
-    cold_ms: f64,
-    /// Market of the next epoch after small changes, with a warm start.
-    warm_ms: f64,
-    /// Market without a warm start, with refinement; `None` above the maximum number of tenants.
+    /// Market, from miss ratios to shares.
+    market_ms: f64,
+    /// Market with refinement; `None` above the maximum number of tenants.
     refined_ms: Option<f64>,
-    /// Number of prices evaluated without a warm start.
-    cold_rounds: u32,
-    /// Number of prices evaluated with a warm start.
-    warm_rounds: u32,
+    /// Number of prices evaluated.
+    rounds: u32,
 }
 
 pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
     let mut rows: Vec<Row> = Vec::new();
     for double in 0..MARKETS_MAX {
-        if rows.last().is_some_and(|row| row.cold_ms.max(row.refined_ms.unwrap_or_default()) > SLOW_MARKET_MS)
+        if rows.last().is_some_and(|row| row.market_ms.max(row.refined_ms.unwrap_or_default()) > SLOW_MARKET_MS)
         {
             break;
         }
@@ -57,10 +53,9 @@ pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
         rows.iter().filter_map(move |row| Some((row.tenants as f64, time(row)?)))
     };
     let series = vec![
-        line_series(0, "market, from miss ratios to shares", of(|row| Some(row.cold_ms))),
-        line_series(1, "market one epoch later, with a warm start", of(|row| Some(row.warm_ms))),
+        line_series(0, "market, from miss ratios to shares", of(|row| Some(row.market_ms))),
         line_series(
-            2,
+            1,
             format!("market with refinement, up to {REFINEMENT_TENANTS_MAX} tenants"),
             of(|row| row.refined_ms),
         ),
@@ -85,16 +80,12 @@ pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
 impl Row {
     fn measure(tenants: &ScalingTenants) -> Self {
         let bidders = tenants.bidders();
-        let first = bidders.shares(Default::default());
-        let later = tenants.later().bidders();
-        let refined = || tenants.bidders().refined(Default::default());
+        let refined = || tenants.bidders().refined();
         Self {
             tenants: bidders.count(),
-            cold_ms: median_ms(|| tenants.bidders().shares(Default::default())),
-            warm_ms: median_ms(|| later.shares(first.warm_start.clone())),
+            market_ms: median_ms(|| tenants.bidders().shares()),
             refined_ms: bidders.is_refinement_possible().then(|| median_ms(refined)),
-            cold_rounds: first.rounds,
-            warm_rounds: later.shares(first.warm_start.clone()).rounds,
+            rounds: bidders.shares().rounds,
         }
     }
 }

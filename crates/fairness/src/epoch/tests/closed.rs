@@ -48,8 +48,8 @@ impl SimulatedTenant {
 
     /// Returns the work per second of all threads, limited by stalls or by the link.
     fn throughput(&self, share: Share) -> f64 {
-        let misses = self.accesses * self.misses(share.memory_mib as f64);
-        let link_pages_per_s = share.bandwidth_mb_s as f64 / PAGE_MB;
+        let misses = self.accesses * self.misses(share.memory_mib() as f64);
+        let link_pages_per_s = share.bandwidth_mb_s() as f64 / PAGE_MB;
         let stall_bound = self.threads / (1.0 + misses * MISS_LATENCY_S);
         if misses > 0.0 { stall_bound.min(link_pages_per_s / misses) } else { stall_bound }
     }
@@ -58,8 +58,8 @@ impl SimulatedTenant {
     fn sample(&self, share: Share, random: &mut Pcg64Mcg, is_monitored: bool) -> Sample {
         let mut noise = || random.random_range(0.98..1.02);
         let work = self.throughput(share);
-        let misses = work * self.accesses * self.misses(share.memory_mib as f64);
-        let memory = (share.memory_mib as f64).min(self.footprint);
+        let misses = work * self.accesses * self.misses(share.memory_mib() as f64);
+        let memory = (share.memory_mib() as f64).min(self.footprint);
         Sample {
             duration_s: EPOCH_S,
             local_mib: memory,
@@ -69,7 +69,7 @@ impl SimulatedTenant {
             pages_in: misses * EPOCH_S * noise(),
             miss_latency_s: MISS_LATENCY_S * noise(),
             used_mb_s: misses * PAGE_MB * noise(),
-            limit_mb_s: share.bandwidth_mb_s as f64,
+            limit_mb_s: share.bandwidth_mb_s() as f64,
             // Threads stall independently. The first factor is the probability that at least one
             // thread is stalled.
             stalled_s: Some((1.0 - (work / self.threads).powf(self.threads)) * EPOCH_S * noise()),
@@ -128,7 +128,7 @@ impl Host {
         let members: Vec<_> = members
             .map(|(at, ((tenant, learner), share))| {
                 let sample = tenant.sample(*share, &mut self.random, self.is_monitored);
-                learner.learn(&sample, SUPPLY.bandwidth_mb_s as f64).unwrap();
+                learner.learn(&sample, Bundle::from(SUPPLY.all()).bandwidth).unwrap();
                 let utility = learner.utility(SUPPLY, f64::INFINITY).unwrap();
                 MarketMember { name: format!("t{at}").into(), weight: 1.0, min: Share::default(), utility }
             })
@@ -141,7 +141,7 @@ impl Host {
 
 fn equal_share(tenants: usize) -> Share {
     let parts = tenants as u64;
-    Share { memory_mib: SUPPLY.memory_mib / parts, bandwidth_mb_s: SUPPLY.bandwidth_mb_s / parts }
+    Share { memory_pages: SUPPLY.memory_pages / parts, bandwidth_kb_s: SUPPLY.bandwidth_kb_s / parts }
 }
 
 /// Returns the actual throughput of each tenant relative to its throughput with an equal split.
@@ -210,12 +210,12 @@ fn stream_that_becomes_a_cache_gets_its_share_within_two_epochs() {
     let mut tenants = vec![STREAM_TENANT, CACHE_TENANT, STREAM_TENANT, COMPUTE_BOUND_TENANT];
     let mut host = Host::new(4, true, 3);
     host.run_epochs(12, &tenants);
-    let before = host.shares[0].memory_mib;
+    let before = host.shares[0].memory_mib();
     tenants[0] = CACHE_TENANT;
     host.run_epochs(2, &tenants);
-    let after_two = host.shares[0].memory_mib as f64;
+    let after_two = host.shares[0].memory_mib() as f64;
     host.run_epochs(10, &tenants);
-    let converged = host.shares[0].memory_mib as f64;
+    let converged = host.shares[0].memory_mib() as f64;
     assert!(converged > 1.5 * before as f64, "{before} {converged}");
     assert!(
         (0.85..=1.15).contains(&(after_two / converged)),

@@ -1,9 +1,8 @@
 //! Property tests of the market's guarantees for random tenants with random weights.
 
-use proptest::{collection::vec, prelude::*};
+use proptest::{collection::vec, prelude::*, strategy::ValueTree as _};
 
 use super::*;
-use crate::curve::{Knot, MissCurve};
 
 /// Parameters of a utility. The utility can be created from them several times.
 #[derive(Clone, Debug)]
@@ -26,31 +25,43 @@ enum UtilityKind {
     Memory,
     /// Utility that is the amount of bandwidth.
     Bandwidth,
+    /// Utility that jumps at an amount of each good. Below both amounts it is `base`.
+    Cliffs { memory: f64, bandwidth: f64, base: f64 },
 }
 
 impl UtilityKind {
     fn utility(&self) -> BoxedUtility {
+        self.utility_in(FINE_SUPPLY)
+    }
+
+    /// Creates the utility in a market with this supply.
+    fn utility_in(&self, supply: Supply) -> BoxedUtility {
         match self.clone() {
             Self::Slowdown { skew, footprint, floor, wanted } => {
+                let all = Bundle::from(supply.all());
                 let knot = |at: u32| {
                     let part = f64::from(at) / 32.0;
                     let misses = floor + (1.0 - floor) * (1.0 - part.powf(skew));
-                    Knot { memory: part * footprint * FINE_SUPPLY.memory_mib as f64, misses }
+                    Knot { memory: part * footprint * all.memory, misses }
                 };
                 let curve = MissCurve::new((0..=32).map(knot).collect()).unwrap();
-                Box::new(Slowdown::new(curve, 100.0, wanted * FINE_SUPPLY.bandwidth_mb_s as f64).unwrap())
+                Box::new(Slowdown::new(curve, 100.0, wanted * all.bandwidth).unwrap())
             }
-            Self::Product { memory } => grid(move |c, b| c.powf(memory) * b.powf(1.0 - memory)),
-            Self::Leontief { ratio } => grid(move |c, b| (c / ratio).min(b)),
-            Self::Satiated { memory, bandwidth } => grid(move |c, b| c.min(memory) + b.min(bandwidth)),
-            Self::Flat => grid(|_, _| 1.0),
-            Self::WorkingSets { sizes } => grid(move |c, b| {
+            Self::Product { memory } => grid_of(supply, move |c, b| c.powf(memory) * b.powf(1.0 - memory)),
+            Self::Leontief { ratio } => grid_of(supply, move |c, b| (c / ratio).min(b)),
+            Self::Satiated { memory, bandwidth } => grid_of(supply, move |c, b| c.min(memory) + b.min(bandwidth)),
+            Self::Flat => grid_of(supply, |_, _| 1.0),
+            Self::WorkingSets { sizes } => grid_of(supply, move |c, b| {
                 let fitting = sizes.iter().filter(|size| c >= **size).count() as f64;
                 (1.0 + fitting) * (0.5 + b)
             }),
-            Self::Either { ratio } => grid(move |c, b| c.max(b * ratio)),
-            Self::Memory => grid(|c, _| c),
-            Self::Bandwidth => grid(|_, b| b),
+            Self::Either { ratio } => grid_of(supply, move |c, b| c.max(b * ratio)),
+            Self::Memory => grid_of(supply, |c, _| c),
+            Self::Bandwidth => grid_of(supply, |_, b| b),
+            Self::Cliffs { memory, bandwidth, base } => grid_of(supply, move |c, b| {
+                let steps = [(c >= memory, 1.0), (b >= bandwidth, 0.7)];
+                base + steps.iter().filter(|(is_reached, _)| *is_reached).map(|(_, step)| step).sum::<f64>()
+            }),
         }
     }
 }
@@ -85,7 +96,10 @@ fn quasi_concave_utility() -> impl Strategy<Value = UtilityKind> {
 
 fn any_kind() -> impl Strategy<Value = UtilityKind> {
     let working_sets = vec(0.0..1.0, 1..4).prop_map(|sizes| UtilityKind::WorkingSets { sizes });
-    prop_oneof![3 => quasi_concave_utility(), 1 => slowdown_without_floor(), 1 => working_sets, 1 => (0.3..3.0).prop_map(|ratio| UtilityKind::Either { ratio })]
+    let cliffs = (0.0..1.0, 0.0..1.0, prop_oneof![Just(0.0), Just(0.2)])
+        .prop_map(|(memory, bandwidth, base)| UtilityKind::Cliffs { memory, bandwidth, base });
+    let either = (0.3..3.0).prop_map(|ratio| UtilityKind::Either { ratio });
+    prop_oneof![3 => quasi_concave_utility(), 1 => slowdown_without_floor(), 1 => working_sets, 1 => either, 1 => cliffs]
 }
 
 /// Random weights that differ by a small factor, or by up to six orders of magnitude.
@@ -103,6 +117,45 @@ fn market_of(
 fn tenants(of: &[(f64, UtilityKind)]) -> Vec<Tenant<BoxedUtility>> {
     of.iter().map(|(weight, kind)| Tenant::new(*weight, FINE_SUPPLY, kind.utility())).collect()
 }
+
+/// Random supplies, from 16 units of a good upwards.
+fn supply() -> impl Strategy<Value = Supply> {
+    let units = || prop_oneof![Just(FINE_SUPPLY.memory_pages), 16_u64..100, 100_u64..10_000, 10_000_u64..10_000_000];
+    (units(), units()).prop_map(|(memory_pages, bandwidth_kb_s)| Supply { memory_pages, bandwidth_kb_s })
+}
+
+/// Checks the guarantees of the shares without the code under test: the supply suffices, no tenant
+/// is worse off than with its fair share less one unit of each good, and the certificate states the
+/// actual ratio to the fair share.
+fn check_guarantees(
+    market: &Market<'_, BoxedUtility>,
+    tenants: &[Tenant<BoxedUtility>],
+    outcome: &Outcome,
+) -> Result<(), TestCaseError> {
+    let supply = market.supply;
+    let sum = |units: fn(&Share) -> u64| outcome.shares.iter().map(units).sum::<u64>();
+    prop_assert!(sum(|share| share.memory_pages) <= supply.memory_pages, "{outcome:?}");
+    prop_assert!(sum(|share| share.bandwidth_kb_s) <= supply.bandwidth_kb_s, "{outcome:?}");
+    let weights: f64 = tenants.iter().map(|tenant| tenant.weight).sum();
+    let mut least = f64::INFINITY;
+    for (tenant, share) in tenants.iter().zip(&outcome.shares) {
+        let units = |all: u64, less: f64| (all as f64 * tenant.weight / weights - less).max(0.0);
+        let value = |less: f64| {
+            let memory = units(supply.memory_pages, less) / 256.0;
+            let bandwidth = units(supply.bandwidth_kb_s, less) / 1000.0;
+            tenant.utility.value(Bundle { memory, bandwidth })
+        };
+        let (fair, own) = (value(0.0), tenant.utility.value((*share).into()));
+        prop_assert!(own >= value(1.0) * (1.0 - 1e-6), "{own} of {fair}: {outcome:?}");
+        least = least.min(if own == fair { 1.0 } else { own / fair });
+    }
+    let certified = market.certify(outcome).sharing_incentive;
+    prop_assert!((certified - least).abs() <= 1e-9 * least, "{certified} of {least}: {outcome:?}");
+    Ok(())
+}
+
+/// Largest relative effect of the error of a clearing price at which demand jumps.
+const PRICE_ERROR_MAX: f64 = 1e-5;
 
 /// Returns the largest difference between two bundles in a good, as a fraction of the supply.
 fn bundle_distance(one: Bundle, other: Bundle) -> f64 {
@@ -122,67 +175,13 @@ impl Utility for Product {
         bundle.memory.powf(self.0) * bundle.bandwidth.powf(1.0 - self.0)
     }
 
-    fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut WarmStart) -> Demand {
+    fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut DemandHint) -> Demand {
         let BudgetConstraint { budget, prices } = *constraint;
         let memory = self.0 * budget / prices.memory;
         Demand {
             bundle: Bundle { memory, bandwidth: (1.0 - self.0) * budget / prices.bandwidth },
             satiated: false,
         }
-    }
-}
-
-/// Utility whose demand for memory is constant except in a range of prices. `is_convex` may be
-/// wrongly true.
-struct PriceDependent {
-    /// Memory prices at which more memory is demanded.
-    range: std::ops::Range<f64>,
-    is_convex: bool,
-}
-
-impl Utility for PriceDependent {
-    fn value(&self, _: Bundle) -> f64 {
-        1.0
-    }
-
-    fn is_convex(&self) -> bool {
-        self.is_convex
-    }
-
-    fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut WarmStart) -> Demand {
-        let BudgetConstraint { budget, prices } = *constraint;
-        let is_in_range = self.range.contains(&(prices.memory * FINE_SUPPLY.memory_mib as f64));
-        let memory = budget * FINE_SUPPLY.memory_mib as f64 * if is_in_range { 0.9 } else { 0.5 };
-        Demand {
-            bundle: Bundle { memory, bandwidth: (budget - memory * prices.memory) / prices.bandwidth },
-            satiated: false,
-        }
-    }
-}
-
-#[test]
-fn demand_change_of_inactive_tenant_does_not_change_the_outcome() {
-    for from in [0.30, 0.40, 0.45, 0.48, 0.52, 0.55, 0.60] {
-        let bought = |is_convex| {
-            let price_dependent = PriceDependent { range: from..from + 0.1, is_convex };
-            let others = (1..9).map(|at| Box::new(Product(f64::from(at) / 10.0)) as BoxedUtility);
-            let tenants: Vec<_> = others
-                .chain([Box::new(price_dependent) as BoxedUtility])
-                .map(|one| Tenant::new(1.0, FINE_SUPPLY, one))
-                .collect();
-            let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
-            let outcome = market.clear(ClearingOptions::default());
-            let certificate = market.certify(&outcome);
-            assert!(
-                certificate.sold.memory <= 1.0 + 1e-9 && certificate.sold.bandwidth <= 1.0 + 1e-9,
-                "{certificate:?}"
-            );
-            assert!(outcome.rounds <= 2 * units::limits::PRICE_ROUNDS_MAX);
-            (outcome.memory_price, outcome.bought)
-        };
-        let ((price, one), (other_price, other)) = (bought(true), bought(false));
-        assert!((price - other_price).abs() < 1e-6, "{from}: {price} {other_price}");
-        assert!(one.iter().zip(&other).all(|(one, other)| bundle_distance(*one, *other) < 1e-6), "{from}");
     }
 }
 
@@ -196,58 +195,62 @@ proptest! {
     ) {
         let tenants = tenants(&of);
         let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
-        let outcome = market.clear(ClearingOptions { turn, ..ClearingOptions::default() });
+        let outcome = market.clear(turn);
         let certificate = market.certify(&outcome);
-        let memory: u64 = outcome.shares.iter().map(|share| share.memory_mib).sum();
-        let bandwidth: u64 = outcome.shares.iter().map(|share| share.bandwidth_mb_s).sum();
-        prop_assert!(memory <= FINE_SUPPLY.memory_mib && bandwidth <= FINE_SUPPLY.bandwidth_mb_s);
-        prop_assert!(certificate.sold.memory <= 1.0 + 1e-9, "{:?}", certificate);
-        prop_assert!(certificate.sold.bandwidth <= 1.0 + 1e-9, "{:?}", certificate);
+        let sum: Share = outcome.shares.iter().copied().sum();
+        prop_assert!(sum.is_within(FINE_SUPPLY.all()));
+        prop_assert!(certificate.sold.memory <= 1.0 + 1e-6, "{:?}", certificate);
+        prop_assert!(certificate.sold.bandwidth <= 1.0 + 1e-6, "{:?}", certificate);
         prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{:?}", certificate);
-        prop_assert!(outcome.rounds <= 2 * units::limits::PRICE_ROUNDS_MAX, "{:?}", certificate);
+        prop_assert!(outcome.rounds <= units::limits::PRICE_ROUNDS_MAX, "{:?}", certificate);
         let marginal = match outcome.status { Status::OneMarginal { tenant } => Some(tenant), _ => None };
         let (all, prices) = (Bundle::from(FINE_SUPPLY.all()), market.prices(outcome.memory_price));
         for (tenant, bundle) in outcome.bought.iter().enumerate() {
             prop_assert!(bundle.memory >= 0.0 && bundle.memory <= all.memory);
             prop_assert!(bundle.bandwidth >= 0.0 && bundle.bandwidth <= all.bandwidth);
-            let is_bought = !matches!(outcome.status, Status::FallbackFair | Status::OneFixed { .. });
+            let is_bought = !matches!(outcome.status, Status::FallbackFair | Status::Searched);
             if is_bought && marginal != Some(tenant) {
                 let spent = prices.cost_of(*bundle) / (outcome.dividend * market.weight(tenant));
-                prop_assert!(spent <= 1.0 + 1e-6, "tenant {tenant} spent {spent}: {certificate:?}");
+                prop_assert!(spent <= 1.0 + PRICE_ERROR_MAX, "tenant {tenant} spent {spent}: {certificate:?}");
             }
         }
     }
 
     #[test]
-    fn limits_hold_for_any_utility_and_few_units(
+    fn guarantees_hold_for_any_utility_limits_and_few_units(
         of in vec((weight(), any_kind(), 0.0..1.0, 0.0..1.0, 1.0..4.0, 1.0..4.0), 2..16),
-        supply in prop_oneof![Just(FINE_SUPPLY), (1_u64..400, 1_u64..100).prop_map(|(m, b)| Supply { memory_mib: m, bandwidth_mb_s: b })],
+        supply in supply(),
     ) {
         let weights: f64 = of.iter().map(|one| one.0).sum();
-        let units = |all: u64, part: f64| Bundle { memory: all as f64 * part, bandwidth: 0.0 }.floor().memory_mib;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the supply")]
+        let units = |all: u64, part: f64| ((all as f64 * part) as u64).min(all);
         let tenants: Vec<Tenant<BoxedUtility>> = of.iter().map(|(weight, kind, min_m, min_b, max_m, max_b)| {
             let fair = weight / weights;
             let share = |memory: f64, bandwidth: f64| Share {
-                memory_mib: units(supply.memory_mib, fair * memory).min(supply.memory_mib),
-                bandwidth_mb_s: units(supply.bandwidth_mb_s, fair * bandwidth).min(supply.bandwidth_mb_s),
+                memory_pages: units(supply.memory_pages, fair * memory),
+                bandwidth_kb_s: units(supply.bandwidth_kb_s, fair * bandwidth),
             };
-            let max = share(*max_m, *max_b);
-            let max = Share { memory_mib: max.memory_mib + 1, bandwidth_mb_s: max.bandwidth_mb_s + 1 };
-            Tenant { min: share(*min_m, *min_b), max, ..Tenant::new(*weight, supply, kind.utility()) }
+            let max = share(*max_m, *max_b).plus(Share { memory_pages: 1, bandwidth_kb_s: 1 });
+            Tenant { min: share(*min_m, *min_b), max, ..Tenant::new(*weight, supply, kind.utility_in(supply)) }
         }).collect();
         let market = Market::new(supply, &tenants).unwrap();
-        let mut outcome = market.clear(ClearingOptions::default());
+        let mut outcome = market.clear(0);
         for _ in 0..2 {
-            let (memory, bandwidth) = outcome.shares.iter().fold((0, 0), |sum, one| (sum.0 + one.memory_mib, sum.1 + one.bandwidth_mb_s));
-            prop_assert!(memory <= supply.memory_mib && bandwidth <= supply.bandwidth_mb_s, "{outcome:?}");
+            check_guarantees(&market, &tenants, &outcome)?;
             for (share, Tenant { min, max, .. }) in outcome.shares.iter().zip(&tenants) {
-                prop_assert!(share.memory_mib >= min.memory_mib && share.bandwidth_mb_s >= min.bandwidth_mb_s, "{share:?} {min:?}: {outcome:?}");
-                // Rounding adds at most one unit to a share.
-                prop_assert!(share.memory_mib <= max.memory_mib + 1 && share.bandwidth_mb_s <= max.bandwidth_mb_s + 1, "{share:?} {max:?}");
+                prop_assert!(min.is_within(*share), "{share:?} {min:?}: {outcome:?}");
+                prop_assert!(share.is_within(*max), "{share:?} {max:?}: {outcome:?}");
             }
-            prop_assert!(market.certify(&outcome).sharing_incentive >= 1.0 - 1e-6, "{outcome:?}");
-            market.refine(&mut outcome, RefineOptions { envy_free: true, margin: 0.0 });
+            market.refine(&mut outcome);
         }
+    }
+
+    #[test]
+    fn guarantees_hold_for_many_tenants(of in market_of(any_kind(), 64), supply in supply()) {
+        let tenants: Vec<_> =
+            of.iter().map(|(weight, kind)| Tenant::new(*weight, supply, kind.utility_in(supply))).collect();
+        let market = Market::new(supply, &tenants).unwrap();
+        check_guarantees(&market, &tenants, &market.clear(0))?;
     }
 
     #[test]
@@ -257,8 +260,8 @@ proptest! {
         let tenants = tenants(&of);
         let (outcome, certificate) = clear_market(&tenants);
         prop_assert!(matches!(outcome.status, Status::Exact | Status::Mixed), "{certificate:?}");
-        prop_assert!(certificate.envy.unwrap() <= 1e-6, "{certificate:?}");
-        prop_assert!(certificate.overspent <= 1e-6, "{certificate:?}");
+        prop_assert!(certificate.envy.unwrap() <= PRICE_ERROR_MAX, "{certificate:?}");
+        prop_assert!(certificate.overspent <= PRICE_ERROR_MAX, "{certificate:?}");
         let Bundle { memory, bandwidth } = certificate.sold;
         let price = outcome.memory_price;
         let unsold = price * (1.0 - memory) + (1.0 - price) * (1.0 - bandwidth);
@@ -267,14 +270,14 @@ proptest! {
         };
         // Supply may stay unsold only if the whole supply would not raise the value of any tenant.
         let all_satiated = values(&|at| outcome.bought[at]) == values(&|_| FINE_SUPPLY.all().into());
-        prop_assert!(unsold <= 1e-9 || all_satiated, "{certificate:?}");
+        prop_assert!(unsold <= 1e-6 || all_satiated, "{certificate:?}");
     }
 
     #[test]
     fn envy_with_grid_utilities_is_at_most_one_grid_step(of in market_of(quasi_concave_utility(), 12)) {
         let tenants = tenants(&of);
         let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
-        let outcome = market.clear(ClearingOptions::default());
+        let outcome = market.clear(0);
         prop_assert!(outcome.status != Status::FallbackFair, "{:?}", market.certify(&outcome));
         for (tenant, own) in outcome.bought.iter().enumerate() {
             let all = Bundle::from(FINE_SUPPLY.all());
@@ -304,7 +307,7 @@ proptest! {
         let reversed: Vec<_> = of.iter().rev().cloned().collect();
         let (in_reverse, _) = clear_market(&tenants(&reversed));
         for (one, other) in in_order.bought.iter().zip(in_reverse.bought.iter().rev()) {
-            prop_assert!(bundle_distance(*one, *other) <= 1e-6, "{one:?} {other:?}");
+            prop_assert!(bundle_distance(*one, *other) <= PRICE_ERROR_MAX, "{one:?} {other:?}");
         }
     }
 
@@ -319,8 +322,8 @@ proptest! {
             fn value(&self, bundle: Bundle) -> f64 {
                 self.1 * self.0.value(bundle).powf(self.2)
             }
-            fn demand(&self, constraint: &BudgetConstraint, within: &Limits, warm: &mut WarmStart) -> Demand {
-                Grid::new(FINE_SUPPLY, |bundle| self.value(bundle)).demand(constraint, within, warm)
+            fn demand(&self, constraint: &BudgetConstraint, within: &Limits, hint: &mut DemandHint) -> Demand {
+                Grid::new(FINE_SUPPLY, |bundle| self.value(bundle)).demand(constraint, within, hint)
             }
         }
         let plain: Vec<_> = of.iter().map(|(weight, kind)| {
@@ -359,32 +362,6 @@ proptest! {
     }
 
     #[test]
-    fn warm_and_cold_start_agree(
-        of in market_of(slowdown(), 24),
-        price in 0.0..1.0,
-        positions in vec(0_u32..100, 24),
-    ) {
-        let tenants = tenants(&of);
-        let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
-        let cold = market.clear(ClearingOptions::default());
-        let warm_start = MarketWarmStart { memory_price: Some(price), positions: positions[..tenants.len()].to_vec() };
-        let warm = market.clear(ClearingOptions { warm_start, turn: 0 });
-        // If several prices clear the market, the outcomes may differ. The outcome of the warm
-        // start must then be free of envy and leave no more supply unsold.
-        let value = |outcome: &Outcome, at: usize| tenants[at].utility.value(outcome.bought[at]);
-        let is_same = (0..tenants.len()).all(|at| (value(&cold, at) / value(&warm, at) - 1.0).abs() <= 1e-6);
-        let certificate = market.certify(&warm);
-        let unsold = |outcome: &Outcome| {
-            let Bundle { memory, bandwidth } = market.certify(outcome).sold;
-            outcome.memory_price * (1.0 - memory) + (1.0 - outcome.memory_price) * (1.0 - bandwidth)
-        };
-        let is_as_good = certificate.envy.unwrap() <= 1e-6 && unsold(&warm) <= unsold(&cold) + 1e-9;
-        prop_assert!(is_same || is_as_good, "{certificate:?}");
-        prop_assert!(matches!(warm.status, Status::Exact | Status::Mixed), "{certificate:?}");
-        prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-6, "{certificate:?}");
-    }
-
-    #[test]
     fn two_tenant_outcome_is_pareto_efficient(one in quasi_concave_utility(), other in quasi_concave_utility(), weight in 0.2..5.0) {
         let tenants = tenants(&[(1.0, one), (weight, other)]);
         let (outcome, certificate) = clear_market(&tenants);
@@ -412,26 +389,21 @@ proptest! {
     #[test]
     fn refinement_raises_the_mean_and_keeps_guarantees(
         of in market_of(any_kind(), 8),
-        envy_free in any::<bool>(),
     ) {
         let tenants = tenants(&of);
         let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
-        let plain = market.clear(ClearingOptions::default());
+        let plain = market.clear(0);
         let mut refined = plain.clone();
-        market.refine(&mut refined, RefineOptions { envy_free, margin: 0.0 });
+        market.refine(&mut refined);
         let mean = |outcome: &Outcome| -> f64 {
             (0..tenants.len()).map(|at| market.weight(at) * market.gain(at, outcome.bought[at]).max(1e-9).ln()).sum()
         };
         prop_assert!(mean(&refined) >= mean(&plain) - 1e-9);
         let (before, after) = (market.certify(&plain), market.certify(&refined));
         prop_assert!(after.sharing_incentive >= 1.0 - 1e-6, "{after:?}");
-        prop_assert!(after.sold.memory <= 1.0 + 1e-9 && after.sold.bandwidth <= 1.0 + 1e-9, "{after:?}");
-        if envy_free {
-            prop_assert!(after.envy.unwrap() <= before.envy.unwrap().max(2e-6), "{before:?} {after:?}");
-        }
-        let memory: u64 = refined.shares.iter().map(|share| share.memory_mib).sum();
-        let bandwidth: u64 = refined.shares.iter().map(|share| share.bandwidth_mb_s).sum();
-        prop_assert!(memory <= FINE_SUPPLY.memory_mib && bandwidth <= FINE_SUPPLY.bandwidth_mb_s);
+        prop_assert!(after.sold.memory <= 1.0 + 1e-6 && after.sold.bandwidth <= 1.0 + 1e-6, "{after:?}");
+        prop_assert!(after.envy.unwrap() <= before.envy.unwrap().max(2e-6), "{before:?} {after:?}");
+        check_guarantees(&market, &tenants, &refined)?;
     }
 
     #[test]
@@ -439,7 +411,7 @@ proptest! {
         const STEP_LIMIT: f64 = 0.15;
         let tenants = tenants(&of);
         let market = Market::new(FINE_SUPPLY, &tenants).unwrap();
-        let end = market.clear(ClearingOptions::default());
+        let end = market.clear(0);
         let mut last: Vec<Bundle> = (0..tenants.len()).map(|tenant| market.fair_share(tenant)).collect();
         let mut steps = 0;
         loop {
@@ -447,7 +419,7 @@ proptest! {
             let step_fraction = market.limit_step(&mut next, &last, STEP_LIMIT);
             let certificate = market.certify(&next);
             prop_assert!(certificate.sharing_incentive >= 1.0 - 1e-5, "{certificate:?}");
-            prop_assert!(certificate.sold.memory <= 1.0 + 1e-9 && certificate.sold.bandwidth <= 1.0 + 1e-9);
+            prop_assert!(certificate.sold.memory <= 1.0 + 1e-6 && certificate.sold.bandwidth <= 1.0 + 1e-6);
             for (tenant, bundle) in next.bought.iter().enumerate() {
                 let (fair, from) = (market.fair_share(tenant), last[tenant]);
                 prop_assert!((bundle.memory - from.memory).abs() <= STEP_LIMIT * fair.memory * (1.0 + 1e-9));
@@ -481,4 +453,19 @@ fn tenant_order_is_irrelevant_with_several_clearing_prices() {
     let reversed: Vec<_> = in_order.iter().rev().cloned().collect();
     let (in_order, in_reverse) = (clear_market(&tenants(&in_order)).0, clear_market(&tenants(&reversed)).0);
     assert!((in_order.memory_price - in_reverse.memory_price).abs() < 1e-9, "{in_order:?} {in_reverse:?}");
+}
+
+#[test]
+fn random_markets_rarely_fall_back_to_fair_shares() {
+    const MARKETS: usize = 500;
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let strategy = (market_of(any_kind(), 12), supply());
+    let falls_back = |_: &usize| {
+        let (of, supply) = strategy.new_tree(&mut runner).unwrap().current();
+        let tenants: Vec<_> =
+            of.iter().map(|(weight, kind)| Tenant::new(*weight, supply, kind.utility_in(supply))).collect();
+        Market::new(supply, &tenants).unwrap().clear(0).status == Status::FallbackFair
+    };
+    let fallbacks = (0..MARKETS).filter(falls_back).count();
+    assert!(fallbacks < MARKETS / 50, "{fallbacks} of {MARKETS} markets");
 }

@@ -6,13 +6,13 @@
 /// Value to one tenant of each combination of memory steps and bandwidth steps. For each number of
 /// memory steps, the table has a row of `steps + 1` entries, one for each number of bandwidth
 /// steps. `-∞` marks a forbidden entry.
-pub type Table = Vec<f32>;
+pub(super) type Table = Vec<f32>;
 
 /// Returns the steps of memory and of bandwidth for each tenant that maximize the sum of values.
 /// All steps are assigned. Returns `None` if there are no tenants or every split is forbidden.
 ///
 /// Time grows linearly with the number of tenants and with the fourth power of the steps.
-pub fn best_split(tables: &[Table], steps: usize) -> Option<Vec<(usize, usize)>> {
+pub(super) fn best_split(tables: &[Table], steps: usize) -> Option<Vec<(usize, usize)>> {
     let side = steps + 1;
     let mut stages: Vec<Table> = vec![tables.first()?.clone()];
     for table in &tables[1..] {
