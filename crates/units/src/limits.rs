@@ -470,9 +470,9 @@ pub const TENANTS_MAX: usize = 1 << 20;
 /// Maximum supply of a market, in pages or KB/s. An `f64` represents whole numbers up to this value
 /// exactly, with four binary digits left for fractions.
 pub const MARKET_SUPPLY_MAX: u64 = 1 << 48;
-/// Maximum number of prices that one price search evaluates. Bisection down to the smallest bracket
-/// takes fewer than 40 prices.
-pub const PRICE_ROUNDS_MAX: u32 = 60;
+/// Maximum number of prices that one price search evaluates. The search takes at most three steps to
+/// halve the bracket, and fewer than 40 halvings down to the smallest bracket.
+pub const PRICE_ROUNDS_MAX: u32 = 128;
 /// Maximum number of dividends evaluated at one price. Each larger dividend satiates more tenants.
 pub const DIVIDEND_ROUNDS_MAX: u32 = 32;
 /// Maximum number of tenants that a market evaluates as the recipient of the remaining supply.

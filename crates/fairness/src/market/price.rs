@@ -7,7 +7,8 @@
 //! ratio, so that either price may approach 0.
 //!
 //! The bracket is narrowed by the Illinois method (regula falsi in which the value at an end of the
-//! bracket is halved each time that only the other end moves) on the logarithm of demand.
+//! bracket is halved each time that only the other end moves) on the logarithm of demand, and by
+//! bisection after [`SLOW_STEPS_MAX`] steps that do not halve the bracket.
 
 use units::limits::PRICE_ROUNDS_MAX;
 
@@ -28,6 +29,8 @@ const CLEARING_TOLERANCE: f64 = 1e-10;
 const FIRST_STEP: f64 = 0.5;
 /// Growth factor from step to step.
 const STEP_GROWTH: f64 = 3.0;
+/// Number of consecutive steps that do not halve the bracket, after which it is bisected.
+const SLOW_STEPS_MAX: u32 = 2;
 /// First step of the search for a smaller dividend, in the logarithm of the price ratio.
 const DIVIDEND_STEP_MIN: f64 = 1e-6;
 /// Growth factor from step to step of the search for a smaller dividend.
@@ -146,17 +149,23 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     fn minimize_dividend(mut self, mut best: PricePoint) -> ClearingBracket {
         for direction in [-1.0, 1.0] {
             let (mut step, mut is_growing) = (direction * DIVIDEND_STEP_MIN, true);
+            let mut found: Option<PricePoint> = None;
             while best.round.dividend > 1.0
                 && step.abs() > BRACKET_WIDTH_MIN
                 && self.rounds < PRICE_ROUNDS_MAX
             {
-                let next = self.evaluate(best.ratio + step);
-                if next.excess_demand() == ExcessDemand::None && next.round.dividend < best.round.dividend {
-                    best = next;
+                let from = found.as_ref().unwrap_or(&best);
+                let (ratio, dividend) = (from.ratio + step, from.round.dividend);
+                let next = self.evaluate(ratio);
+                if next.excess_demand() == ExcessDemand::None && next.round.dividend <= dividend {
+                    found = Some(next);
                 } else {
                     is_growing = false;
                 }
                 step *= if is_growing { DIVIDEND_STEP_GROWTH } else { 0.5 };
+            }
+            if let Some(found) = found.filter(|found| found.round.dividend < best.round.dividend) {
+                best = found;
             }
         }
         self.single_price_bracket(best)
@@ -167,8 +176,11 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     fn narrow_bracket(mut self, mut low: PricePoint, mut high: PricePoint) -> ClearingBracket {
         // Values of both ends, and the end that moved last.
         let (mut over, mut under, mut last) = (low.log_demand(), -high.log_demand(), ExcessDemand::None);
+        let mut slow_steps = 0;
         while !has_converged(&low, &high) && self.rounds < PRICE_ROUNDS_MAX {
-            let next = self.evaluate(low.ratio + (high.ratio - low.ratio) * over / (over + under));
+            let width = high.ratio - low.ratio;
+            let part = if slow_steps < SLOW_STEPS_MAX { over / (over + under) } else { 0.5 };
+            let next = self.evaluate(low.ratio + width * part);
             let excess = next.excess_demand();
             let other_end_factor = if excess == last { 0.5 } else { 1.0 };
             match excess {
@@ -183,6 +195,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
                 }
             }
             last = excess;
+            slow_steps = if high.ratio - low.ratio <= width / 2.0 { 0 } else { slow_steps + 1 };
         }
         ClearingBracket { below: Some(low.round), above: high.round, rounds: self.rounds }
     }
