@@ -14,8 +14,8 @@ const STATUS_EXPLANATIONS: &[(&str, &str)] = &[
     ),
     ("one marginal", "one tenant gets the remaining supply; all others get their demand"),
     (
-        "one fixed",
-        "one tenant gets its demand; the rest was sold to the other tenants in a second market with its own prices",
+        "searched",
+        "at every price some tenant would lose; pairs of tenants divided their shares anew, starting from the equal split",
     ),
     ("fair shares", "at every price some tenant would lose, so every tenant gets its equal split"),
 ];
@@ -98,8 +98,8 @@ impl Certificate {
     /// Describes by how much purchases exceed budgets. Budgets limit only purchases at the market's
     /// prices.
     fn spending_line(&self) -> String {
-        if self.status == "one fixed" {
-            "budgets do not apply: the prices did not apply to one tenant".to_owned()
+        if self.status == "searched" {
+            "budgets do not apply: the shares do not follow from prices".to_owned()
         } else if self.refinements > 0 {
             "budgets do not apply: trades after the market have prices of their own".to_owned()
         } else {

@@ -21,7 +21,8 @@ const EQUAL_DIVIDEND_TOLERANCE: f64 = 1e-6;
 /// Largest relative loss of throughput, compared with an equal split, that counts as rounding
 /// error.
 pub(super) const SHARING_INCENTIVE_TOLERANCE: f64 = 1e-6;
-/// Lower bound of a gain before its logarithm is taken.
+/// Lower bound of a gain before its logarithm is taken. Its reciprocal is the upper bound, because a
+/// fair share without value makes any gain infinite.
 const GAIN_FLOOR: f64 = 1e-9;
 /// Largest difference between the supply of a good and its allocated amount, as a fraction of the
 /// supply, that counts as an error of the price. Both ends of the bracket have slightly different
@@ -37,7 +38,7 @@ pub(super) struct Clearing {
 }
 
 /// Returns an allocation that fits the supply and satisfies sharing incentive. Returns fair shares
-/// if no other allocation is found. `turn` is [`ClearingOptions::turn`](super::ClearingOptions).
+/// if no other allocation is found. See [`Market::clear`] for `turn`.
 pub(super) fn clear<U: Utility>(market: &Market<'_, U>, bracket: &ClearingBracket, turn: usize) -> Clearing {
     let Some(demand) = BracketDemand::new(market, bracket) else {
         let exact = market.round_and_check(Status::Exact, bracket.above.bundles.clone());
@@ -255,6 +256,6 @@ impl<U: Utility> Market<'_, U> {
 
     /// Returns the logarithm of a tenant's gain, multiplied by its weight.
     pub(super) fn log_gain(&self, tenant: usize, bundle: Bundle) -> f64 {
-        self.weight(tenant) * self.gain(tenant, bundle).max(GAIN_FLOOR).ln()
+        self.weight(tenant) * self.gain(tenant, bundle).clamp(GAIN_FLOOR, GAIN_FLOOR.recip()).ln()
     }
 }
