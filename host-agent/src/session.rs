@@ -3,6 +3,7 @@
 //! guests.
 
 use std::{
+    error::Error as _,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -79,6 +80,18 @@ enum SessionError {
     Stopping,
 }
 
+impl SessionError {
+    /// Returns the error and all its causes. The causes of a status are those of its transport
+    /// error; the status itself is part of the error.
+    fn describe(&self) -> String {
+        let cause = match self {
+            Self::Status(status) => status.source(),
+            _ => return units::chain(self),
+        };
+        cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {}", units::chain(cause)))
+    }
+}
+
 /// Runs sessions, one after another, until the receiver of `events` is dropped.
 pub async fn run_sessions(
     identity: AgentIdentity,
@@ -96,8 +109,7 @@ pub async fn run_sessions(
             return;
         }
         delay = reconnect_delay(delay, &error, lease, started.elapsed());
-        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-        tracing::warn!(manager = identity.manager, error = %error, cause, retry_in = ?delay, "session ended");
+        tracing::warn!(manager = identity.manager, error = error.describe(), retry_in = ?delay, "session ended");
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             () = events.closed() => return,
@@ -222,6 +234,24 @@ fn hello_message(identity: &AgentIdentity, rack_uuid: String) -> wire::FromAgent
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn failed_connection_is_described_with_all_causes() {
+        let dir = tempfile::tempdir().unwrap();
+        let manager = format!("unix:{}", dir.path().join("missing.sock").display());
+        let cause = Endpoint::from_shared(manager.clone()).unwrap().connect().await.unwrap_err();
+        let text = SessionError::Connect { manager, cause }.describe();
+        assert!(text.starts_with("cannot connect to unix:") && text.contains("No such file"), "{text}");
+    }
+
+    #[test]
+    fn ended_session_is_described_with_the_cause_of_its_status() {
+        let status = Status::from_error(Box::new(std::io::Error::other("certificate expired")));
+        let text = SessionError::Status(status).describe();
+        assert!(text.ends_with(": certificate expired"), "{text}");
+        let text = SessionError::Status(Status::aborted("a newer agent runs")).describe();
+        assert_eq!(text, "the manager ended the session: a newer agent runs (Aborted)");
+    }
 
     #[test]
     fn delay_of_repeatedly_aborted_session_grows_up_to_the_lease() {
