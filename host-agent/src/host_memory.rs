@@ -2,16 +2,14 @@
 //! contains one protobuf message and file descriptors. The kernel identifies the caller. Requests
 //! are passed to the driver; the crate `host_memory` is the client.
 
+mod listener;
 mod reply;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{FileTypeExt, PermissionsExt},
-    },
-    path::{Path, PathBuf},
+    io,
+    os::fd::OwnedFd,
+    path::Path,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -20,9 +18,7 @@ use host_memory::datagram;
 use pool::agent::{Caller, Process};
 use prost::Message as _;
 use proto::v1::{self as wire, host_memory_request};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
-};
+use rustix::net::{SocketFlags, accept_with, sockopt};
 use tokio::{
     io::unix::AsyncFd,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -34,6 +30,7 @@ use units::limits::{
 };
 use units::{Name, Ns, UserId};
 
+pub use self::listener::ListenError;
 use self::reply::{ReplyMessages, rejection};
 use crate::{
     driver,
@@ -41,32 +38,8 @@ use crate::{
     readiness,
 };
 
-/// Maximum number of connections that the kernel queues until they are accepted.
-const LISTEN_BACKLOG: i32 = 128;
 /// Minimum interval between warnings about dropped connections.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Reason why the agent cannot listen on the socket.
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// The operating system rejected an operation.
-    #[error("cannot {operation} {}", path.display())]
-    Io {
-        /// Operation, such as `listen on`.
-        operation: &'static str,
-        /// Path of the socket.
-        path: PathBuf,
-        /// Cause.
-        #[source]
-        errno: io::Error,
-    },
-    /// A file that is not a socket has the configured path.
-    #[error("agent.socket: {} exists and is not a socket", path.display())]
-    NotASocket {
-        /// Configured path of the socket.
-        path: PathBuf,
-    },
-}
 
 /// Listening socket for VMMs.
 #[derive(Debug)]
@@ -104,18 +77,13 @@ impl ConnectionPermits {
 }
 
 impl HostMemoryServer {
-    /// Listens on a socket. An existing socket is removed: it is unused, because only one agent can
-    /// lock the runtime directory.
+    /// Listens on a socket. Replaces a socket that no process serves.
     ///
     /// # Errors
-    /// [`ListenError::NotASocket`], or [`ListenError::Io`].
+    /// [`ListenError`].
     pub fn listen(path: &Path, allowed_uids: BTreeSet<UserId>) -> Result<Self, ListenError> {
-        let io_error = |operation| move |errno| ListenError::Io { operation, path: path.to_owned(), errno };
-        remove_stale_socket(path)?;
-        let listener = open_listener(path).map_err(io_error("listen on"))?;
-        // Every user may connect; each request is checked by the user id of the caller.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(io_error("set the mode of"))?;
-        let listener = readiness::watch(listener).map_err(io_error("listen on"))?;
+        let io_error = |errno| ListenError::Io { operation: "listen on", path: path.to_owned(), errno };
+        let listener = readiness::watch(listener::listen(path)?).map_err(io_error)?;
         Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids) })
     }
 
@@ -140,26 +108,6 @@ impl HostMemoryServer {
             }
         }
     }
-}
-
-fn remove_stale_socket(path: &Path) -> Result<(), ListenError> {
-    let io_error = |errno| ListenError::Io { operation: "remove", path: path.to_owned(), errno };
-    match fs::symlink_metadata(path) {
-        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
-        Ok(metadata) if !metadata.file_type().is_socket() => {
-            Err(ListenError::NotASocket { path: path.to_owned() })
-        }
-        Ok(_) => fs::remove_file(path).map_err(io_error),
-        Err(errno) => Err(io_error(errno)),
-    }
-}
-
-fn open_listener(path: &Path) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    bind(&listener, &SocketAddrUnix::new(path)?)?;
-    listen(&listener, LISTEN_BACKLOG)?;
-    Ok(listener)
 }
 
 fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {

@@ -452,6 +452,19 @@ fn second_agent_of_a_host_does_not_start() {
 }
 
 #[test]
+fn socket_of_a_running_agent_is_not_replaced() {
+    let rig = Rig::new();
+    let socket = rig.socket();
+    let other = Rig::without_agent(&format!("socket = {socket:?}"));
+    let output = serve(&other.config()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("agent.socket: another process serves the socket"), "{error}");
+    let client = Client::connect(&socket).unwrap();
+    assert!(client.attach("a", MemoryForm::Descriptors).is_err());
+}
+
+#[test]
 fn agent_with_corrupt_records_does_not_start() {
     let (mut rig, _vmm) = running_rig();
     rig.kill_agent();
