@@ -228,6 +228,11 @@ fn check_uri(manager: &str, has_tls: bool) -> Result<(), &'static str> {
     if uri.port().is_none() || has_path {
         return Err(rule);
     }
+    if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+        return Err(
+            "must not contain a user name or a password: the agent identifies itself by agent.token_file or [tls]",
+        );
+    }
     match (scheme, has_tls) {
         ("http", false) if is_loopback(host) => Ok(()),
         ("http", false) => Err("must be on this machine, or use https:// with [tls]"),
@@ -493,6 +498,18 @@ mod tests {
             let error = parse(&manager(bad)).unwrap_err();
             assert!(error.contains(&format!("agent.manager = {bad:?}")), "{error}");
         }
+    }
+
+    #[test]
+    fn manager_with_user_info_is_rejected() {
+        for bad in ["http://user:pw@127.0.0.1:1", "http://user@localhost:1", "http://@127.0.0.1:1"] {
+            let error = parse(&MINIMAL_CONFIG.replace("[agent]", &format!("[agent]\nmanager = \"{bad}\"")));
+            let error = error.unwrap_err();
+            assert!(error.contains("agent.manager = ") && error.contains("must "), "{error}");
+        }
+        let error =
+            parse(&MINIMAL_CONFIG.replace("[agent]", "[agent]\nmanager = \"http://u:p@127.0.0.1:1\""));
+        assert!(error.unwrap_err().contains("must not contain a user name or a password"));
     }
 
     #[test]
