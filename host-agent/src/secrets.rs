@@ -2,16 +2,19 @@
 //! The mode of the token file must grant nothing to group and others, and the mode of the key file
 //! nothing to others. The owner of these files is not checked.
 
+mod certificates;
+
 use std::{
-    fs::File,
     io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
+use rustls_pki_types::CertificateDer;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use units::limits::{PEM_FILE_BYTES_MAX, TOKEN_FILE_BYTES_MAX};
 
+use self::certificates::PemFiles;
 use crate::config::{Config, Tls};
 
 /// Name of the configuration key for the token file.
@@ -46,14 +49,6 @@ pub enum SecretsError {
         #[source]
         errno: io::Error,
     },
-    /// The path of a file is a directory.
-    #[error("{field}: {} is a directory: must be a file", path.display())]
-    Directory {
-        /// Key of the file in host.toml.
-        field: &'static str,
-        /// Path of the directory.
-        path: PathBuf,
-    },
     /// The mode of the token file grants permissions to group or others.
     #[error("{TOKEN_FIELD}: {} has mode {mode:04o}: only its owner may access it; run `chmod 600 {}`", path.display(), path.display())]
     TokenAccessible {
@@ -70,6 +65,16 @@ pub enum SecretsError {
         /// Mode of the file.
         mode: u32,
     },
+    /// A certificate or the private key violates a rule.
+    #[error("{field}: {}: {rule}", path.display())]
+    Unusable {
+        /// Key of the file in host.toml.
+        field: &'static str,
+        /// Path of the file.
+        path: PathBuf,
+        /// Violated rule.
+        rule: String,
+    },
     /// The file does not contain a valid token.
     #[error("{TOKEN_FIELD}: {} must consist of 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
     NotAToken {
@@ -78,33 +83,57 @@ pub enum SecretsError {
     },
 }
 
-/// Reads and checks the files that identify this host. Returns the token, if one is configured.
+/// Credentials of this host.
+#[derive(Clone)]
+pub struct Secrets {
+    /// Token, if one is configured.
+    pub token: Option<String>,
+    /// Certificates of the authority in `[tls]`, sorted; `None` without TLS.
+    pub authorities: Option<Vec<CertificateDer<'static>>>,
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secrets")
+    }
+}
+
+/// Reads and checks the files that identify this host.
 ///
 /// # Errors
 /// [`SecretsError`] if a file cannot be read, the mode of the token file or of the key file grants
-/// too many permissions, or the token file contains no valid token.
-pub fn read_secrets(config: &Config) -> Result<Option<String>, SecretsError> {
+/// too many permissions, the token file contains no valid token, a certificate is not valid, or the
+/// key does not belong to the certificate.
+pub fn read_secrets(config: &Config) -> Result<Secrets, SecretsError> {
     let token = config.token_file.as_deref().map(read_token).transpose()?;
-    config.tls.as_ref().map(read_tls).transpose()?; // only a check: each connection reads them again
-    Ok(token)
+    // Each connection reads the files of TLS again.
+    let authorities = config.tls.as_ref().map(|tls| Ok(read_checked_tls(tls)?.1)).transpose()?;
+    Ok(Secrets { token, authorities })
 }
 
-/// Reads the files of `[tls]`, and returns the configuration of the TLS client.
+/// Reads and checks the files of `[tls]`, and returns the configuration of the TLS client.
 ///
 /// # Errors
-/// [`SecretsError`] if a file cannot be read, or the mode of the key file grants permissions to
-/// others.
+/// The errors of [`read_secrets`] for certificates and keys.
 pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, SecretsError> {
+    let (PemFiles { ca, certificate, key }, _) = read_checked_tls(tls)?;
+    Ok(ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(ca))
+        .identity(Identity::from_pem(certificate, key))
+        .domain_name(&tls.server_name))
+}
+
+/// Reads and checks the files of `[tls]`. Also returns the certificates of the authority.
+fn read_checked_tls(tls: &Tls) -> Result<(PemFiles, Vec<CertificateDer<'static>>), SecretsError> {
     let (key, mode) = read_file(KEY_FIELD, &tls.key, PEM_FILE_BYTES_MAX)?;
     if mode & WORLD_MODE != 0 {
         return Err(SecretsError::KeyAccessible { path: tls.key.clone(), mode });
     }
     let (ca, _) = read_file(CA_FIELD, &tls.ca, PEM_FILE_BYTES_MAX)?;
     let (certificate, _) = read_file(CERTIFICATE_FIELD, &tls.certificate, PEM_FILE_BYTES_MAX)?;
-    Ok(ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(ca))
-        .identity(Identity::from_pem(certificate, key))
-        .domain_name(&tls.server_name))
+    let files = PemFiles { ca, certificate, key };
+    let authorities = certificates::check(tls, &files)?;
+    Ok((files, authorities))
 }
 
 fn read_token(path: &Path) -> Result<String, SecretsError> {
@@ -118,21 +147,19 @@ fn read_token(path: &Path) -> Result<String, SecretsError> {
     if well_formed { Ok(token) } else { Err(SecretsError::NotAToken { path: path.to_owned() }) }
 }
 
-/// Returns the contents and the mode of a file of at most `max` bytes.
+/// Returns the contents and the mode of a regular file of at most `max` bytes.
 fn read_file(field: &'static str, path: &Path, max: usize) -> Result<(Vec<u8>, u32), SecretsError> {
     let failed = |errno| SecretsError::Read { field, path: path.to_owned(), errno };
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if metadata.is_dir() {
-        return Err(SecretsError::Directory { field, path: path.to_owned() });
-    }
-    let contents = config_file::read_limited(file, max).map_err(failed)?;
-    Ok((contents, metadata.mode() & MODE_MASK))
+    let file = config_file::open_regular(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode() & MODE_MASK;
+    Ok((config_file::read_limited(file, max).map_err(failed)?, mode))
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::fs;
+
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 
     use super::*;
 
@@ -162,44 +189,99 @@ mod tests {
         let (config, token) = (config(dir.path(), false), dir.path().join("token"));
         assert_rejected(&config, "agent.token_file: cannot read ", "token: No such file");
         fs::create_dir(&token).unwrap();
-        assert_rejected(&config, "agent.token_file: ", "token is a directory: must be a file");
+        assert_rejected(&config, "agent.token_file: cannot read ", "token: must be a regular file");
         fs::remove_dir(&token).unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &token, mode).unwrap();
+        assert_rejected(&config, "agent.token_file: cannot read ", "token: must be a regular file");
+        fs::remove_file(&token).unwrap();
         fs::write(&token, "two words").unwrap();
         set_mode(&token, 0o640);
         assert_rejected(&config, "agent.token_file: ", "token has mode 0640");
         set_mode(&token, 0o600);
         assert_rejected(&config, "agent.token_file: ", "printable characters");
         fs::write(&token, "secret\n").unwrap();
-        assert_eq!(read_secrets(&config).unwrap().as_deref(), Some("secret"));
+        let secrets = read_secrets(&config).unwrap();
+        assert_eq!(secrets.token.as_deref(), Some("secret"));
+        assert!(secrets.authorities.is_none() && !format!("{secrets:?}").contains("secret"));
+    }
+
+    /// Writes the files of `[tls]`: an authority, and key and certificate of host `h0`. The
+    /// certificate is valid from year `from` to year `to`.
+    pub(crate) fn write_tls_files(tls: &Tls, from: i32, to: i32) {
+        let mut authority = CertificateParams::new([]).unwrap();
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+        let mut leaf = CertificateParams::new(["h0".to_owned()]).unwrap();
+        (leaf.not_before, leaf.not_after) = (date_time_ymd(from, 1, 1), date_time_ymd(to, 1, 1));
+        let key = KeyPair::generate().unwrap();
+        fs::write(&tls.certificate, leaf.signed_by(&key, &authority).unwrap().pem()).unwrap();
+        fs::write(&tls.key, key.serialize_pem()).unwrap();
+        fs::write(&tls.ca, authority.pem()).unwrap();
+        set_mode(&tls.key, 0o600);
     }
 
     #[test]
     fn unusable_tls_file_is_an_error_with_its_field() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), true);
-        for name in ["ca", "certificate", "key"] {
-            fs::write(dir.path().join(name), "PEM").unwrap();
-        }
-        set_mode(&dir.path().join("key"), 0o600);
-        assert_eq!(read_secrets(&config).unwrap(), None);
+        write_tls_files(config.tls.as_ref().unwrap(), 2020, 2500);
+        let secrets = read_secrets(&config).unwrap();
+        assert!(secrets.token.is_none() && secrets.authorities.unwrap().len() == 1);
         set_mode(&dir.path().join("key"), 0o660);
-        assert_eq!(read_secrets(&config).unwrap(), None);
+        read_secrets(&config).unwrap();
         set_mode(&dir.path().join("key"), 0o604);
         assert_rejected(
             &config,
             "tls.key: ",
             "key has mode 0604: other users must not access it; run `chmod o= ",
         );
+        set_mode(&dir.path().join("key"), 0o600);
         for name in ["key", "certificate", "ca"] {
             let path = dir.path().join(name);
+            let contents = fs::read(&path).unwrap();
             fs::remove_file(&path).unwrap();
             assert_rejected(&config, &format!("tls.{name}: cannot read "), "No such file");
             fs::create_dir(&path).unwrap();
-            assert_rejected(&config, &format!("tls.{name}: "), "is a directory: must be a file");
+            assert_rejected(&config, &format!("tls.{name}: cannot read "), "must be a regular file");
             fs::remove_dir(&path).unwrap();
-            fs::write(&path, "PEM").unwrap();
+            fs::write(&path, contents).unwrap();
             set_mode(&path, 0o600);
         }
+    }
+
+    #[test]
+    fn invalid_contents_of_tls_files_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), true);
+        write_tls_files(config.tls.as_ref().unwrap(), 2020, 2500);
+        for (name, rule) in [
+            ("key", "must contain a private key in PEM format"),
+            ("certificate", "must contain at least one certificate in PEM format"),
+            ("ca", "must contain at least one certificate in PEM format"),
+        ] {
+            let path = dir.path().join(name);
+            let contents = fs::read(&path).unwrap();
+            fs::write(&path, "junk").unwrap();
+            assert_rejected(&config, &format!("tls.{name}: "), rule);
+            fs::write(&path, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+            assert!(read_secrets(&config).is_err(), "{name}");
+            fs::write(&path, contents).unwrap();
+        }
+        fs::write(dir.path().join("key"), KeyPair::generate().unwrap().serialize_pem()).unwrap();
+        assert_rejected(&config, "tls.key: ", "must be the key of tls.certificate");
+    }
+
+    #[test]
+    fn expired_and_future_certificates_are_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), true);
+        write_tls_files(config.tls.as_ref().unwrap(), 2020, 2021);
+        assert_rejected(&config, "tls.certificate: ", "expired on Jan  1 00:00:00 2021");
+        write_tls_files(config.tls.as_ref().unwrap(), 2400, 2500);
+        assert_rejected(&config, "tls.certificate: ", "is not valid before");
+        let tls = config.tls.as_ref().unwrap();
+        assert!(read_tls(tls).is_err());
     }
 
     fn set_mode(path: &Path, mode: u32) {

@@ -147,7 +147,7 @@ pub fn check_config(path: &Path) -> Result<(), ServeError> {
 /// [`ServeError::DriverEnded`].
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
-    let token = read_secrets(&config)?;
+    let token = read_secrets(&config)?.token;
     let _host_lock = lock_host(&config)?;
     let signals = (listen_for_signal(SignalKind::terminate())?, listen_for_signal(SignalKind::interrupt())?);
     raise_descriptor_limit();

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -84,15 +83,12 @@ fn check_permissions(field: Option<&str>, path: &Path, others: u32) -> Option<Fi
         Some(Finding::problem(check, message, fix))
     };
     let fix = "create the file, or correct its path in host.toml";
-    let metadata = match fs::File::open(path).and_then(|file| file.metadata()) {
+    let metadata = match config_file::open_regular(path).and_then(|file| file.metadata()) {
         Ok(metadata) => metadata,
         Err(errno) => {
             return problem(format!("cannot read {path_text}: {errno}"), &fix_for(&errno, fix));
         }
     };
-    if metadata.is_dir() {
-        return problem(format!("{path_text} is a directory: must be a file"), fix);
-    }
     let mode = metadata.mode() & secrets::MODE_MASK;
     if mode & others == 0 {
         return None;

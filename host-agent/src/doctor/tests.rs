@@ -12,9 +12,12 @@ use std::{
 use rustix::fs::{major, minor};
 
 use super::*;
-use crate::host::{
-    cxl::fake::{ROOT, machine},
-    sysfs::fake::FakeSysfs,
+use crate::{
+    host::{
+        cxl::fake::{ROOT, machine},
+        sysfs::fake::FakeSysfs,
+    },
+    secrets::tests::write_tls_files,
 };
 
 const REGION_FOLDER: &str = "devices/platform/root0/decoder0.1/region7/dax_region7";
@@ -246,7 +249,7 @@ fn files_accessible_by_other_users_are_reported() {
     fs::remove_file(host.tree.path("h0.token")).unwrap();
     host.assert_problem(&["secrets", "agent.token_file: cannot read ", "h0.token: No such file"]);
     fs::create_dir(host.tree.path("h0.token")).unwrap();
-    host.assert_problem(&["secrets", "agent.token_file: ", "h0.token is a directory"]);
+    host.assert_problem(&["secrets", "agent.token_file: ", "h0.token: must be a regular file"]);
     fs::remove_dir(host.tree.path("h0.token")).unwrap();
     host.tree.files("", &[("h0.token", "two words")]);
     set_mode(&host.tree, "h0.token", 0o600);
@@ -263,8 +266,9 @@ fn private_key_may_be_accessible_to_its_group_only() {
     let text = text.replacen("[agent]", "[agent]\nmanager = \"https://10.0.0.1:9750\"", 1);
     let tls = "[tls]\nca = \"ca.pem\"\ncertificate = \"h0.pem\"\nkey = \"h0.key\"\nserver_name = \"manager\"";
     host.tree.files("", &[("host.toml", &format!("{text}\n{tls}"))]);
+    let config = Config::load(&host.tree.path("host.toml")).unwrap();
+    write_tls_files(&config.tls.unwrap(), 2020, 2500);
     for name in ["ca.pem", "h0.pem", "h0.key"] {
-        host.tree.files("", &[(name, "PEM")]);
         set_mode(&host.tree, name, 0o640);
     }
     host.assert_healthy();
