@@ -98,6 +98,14 @@ impl Backend {
             Self::MemoryBlock { .. } => "memory_block",
         }
     }
+
+    /// Returns the directory for local memory that is passed by path, if configured.
+    pub fn local_dir(&self) -> Option<&Path> {
+        let (Self::Emulated { local_dir }
+        | Self::Dax { local_dir, .. }
+        | Self::MemoryBlock { local_dir, .. }) = self;
+        local_dir.as_deref()
+    }
 }
 
 impl Config {

@@ -100,15 +100,17 @@ pub fn examine_host(machine: &Machine, path: &Path) -> Vec<Finding> {
             return findings;
         }
     };
-    let (backend, local_dir) = match &config.backend {
-        Backend::Emulated { local_dir } => (None, local_dir),
-        Backend::Dax { local_dir, .. } => (Some(CxlBackend::Dax), local_dir),
-        Backend::MemoryBlock { local_dir, .. } => (Some(CxlBackend::Blocks), local_dir),
+    let backend = match &config.backend {
+        Backend::Emulated { .. } => None,
+        Backend::Dax { .. } => Some(CxlBackend::Dax),
+        Backend::MemoryBlock { .. } => Some(CxlBackend::Blocks),
     };
+    let agents = RunningAgents::find(machine, &config.runtime_dir);
+    let user = agents.user(machine);
     let mut findings = vec![files::check_config(path)];
     findings.extend(files::check_secrets(&config));
-    findings.push(files::check_local_dir(local_dir.as_deref()));
-    let agents = RunningAgents::find(machine, &config.runtime_dir);
+    findings.push(files::check_runtime_dir(&config.runtime_dir, user));
+    findings.push(files::check_local_dir(config.backend.local_dir(), user));
     findings.push(agents.check_single_agent(&config, backend.is_some()));
     findings.push(agents.check_capabilities(machine, backend.is_some()));
     findings.push(kernel::check_kvm(machine));

@@ -196,6 +196,14 @@ pub enum HostError {
         /// Size of the file, in bytes.
         bytes: u64,
     },
+    /// The file of a slice has another path, by which another user may open it.
+    #[error("{} has {links} links: the file of a slice must have one", path.display())]
+    LinkedSlice {
+        /// File named by the handle.
+        path: PathBuf,
+        /// Number of links.
+        links: u64,
+    },
     /// The slice contains a byte other than zero.
     #[error("{} is not zero at byte {at}", path.display())]
     NotZero {
@@ -258,6 +266,9 @@ pub enum HostError {
     /// The slice was not opened before.
     #[error("slice {} of epoch {} is not open", .0.slice, .0.epoch)]
     NotOpen(Holding),
+    /// The directory of local memory cannot be used, or another user can change it.
+    #[error(transparent)]
+    Dir(#[from] crate::protected_dir::DirError),
     /// Local memory was requested by path, but no directory for it is configured.
     #[error("local memory by path requires backend.local_dir in host.toml")]
     NoLocalDirectory,
@@ -274,6 +285,7 @@ impl HostError {
             Self::NotZero { .. } => FailureReason::NotZero,
             Self::Io { .. }
             | Self::NotASlice { .. }
+            | Self::LinkedSlice { .. }
             | Self::InUse { .. }
             | Self::Cxl(_)
             | Self::Slice(_)
@@ -284,6 +296,7 @@ impl HostError {
             | Self::NoPath { .. }
             | Self::NotTheDevice { .. }
             | Self::NotOpen(_)
+            | Self::Dir(_)
             | Self::NoLocalDirectory => FailureReason::Host,
         };
         HostFailure { reason, message: units::chain(self) }

@@ -10,6 +10,7 @@ pub mod host;
 pub mod host_memory;
 pub mod metrics;
 pub mod outbox;
+pub mod protected_dir;
 mod readiness;
 pub mod records;
 pub mod runtime_dir;

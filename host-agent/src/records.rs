@@ -14,9 +14,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, DirBuilder},
-    io,
-    os::unix::fs::DirBuilderExt,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -29,7 +27,10 @@ use units::{Bytes, Epoch, Name, ReservationId, SliceId, UserId};
 
 use crate::{
     host::process::{ProcessError, ProcessHandle},
-    runtime_dir::{RuntimeDirError, io_error, sync_parent_directory, write_durably},
+    protected_dir::{PRIVATE_MODE, ProtectedDir},
+    runtime_dir::{
+        RUNTIME_DIR_FIELD, RuntimeDirError, io_error, read_state, sync_parent_directory, write_durably,
+    },
 };
 
 /// Reason why records cannot be used. The agent then does not start, because it must not assume
@@ -47,6 +48,12 @@ pub enum RecordsError {
         /// Invalid contents.
         #[source]
         cause: RecordParseError,
+    },
+    /// A file in the directory of the records has another name than a record.
+    #[error("{} is not a record of a VM: the records are files named RESERVATION.json; remove it", path.display())]
+    Foreign {
+        /// Path of the file.
+        path: PathBuf,
     },
     /// It cannot be determined whether the process of a VM runs.
     #[error("cannot find the process of {}", path.display())]
@@ -115,11 +122,10 @@ impl Records {
     /// machine: processes of other boots have ended.
     ///
     /// # Errors
-    /// The directory of the records cannot be created.
+    /// The directory of the records cannot be created, or another user can change it.
     pub fn open(runtime_dir: &Path, boot_id: &str) -> Result<Self, RecordsError> {
         let directory = runtime_dir.join("vms");
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
-        made.map_err(io_error("create", &directory))?;
+        ProtectedDir::create(RUNTIME_DIR_FIELD, &directory, PRIVATE_MODE).map_err(RuntimeDirError::from)?;
         Ok(Self { directory, boot_id: boot_id.to_owned() })
     }
 
@@ -135,8 +141,10 @@ impl Records {
             if path.extension().is_some_and(|extension| extension == "new") {
                 // The write was interrupted. The earlier record, if any, is still complete.
                 fs::remove_file(&path).map_err(io_error("remove", &path))?;
-            } else {
+            } else if has_record_name(&path) {
                 vms.push(self.load_record(path)?);
+            } else {
+                return Err(RecordsError::Foreign { path });
             }
         }
         Ok(vms)
@@ -212,12 +220,16 @@ pub fn recorded_vms(runtime_dir: &Path) -> Result<Vec<VmRecord>, RecordsError> {
         listed => listed.map_err(io_error("list", &directory))?,
     };
     let paths = listed.filter_map(Result::ok).map(|entry| entry.path());
-    let records = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-    records.map(|path| Ok(read(&path)?.0)).collect()
+    paths.filter(|path| has_record_name(path)).map(|path| Ok(read(&path)?.0)).collect()
+}
+
+fn has_record_name(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json")
 }
 
 fn read(path: &Path) -> Result<(VmRecord, String), RecordsError> {
-    let bytes = fs::read(path).map_err(io_error("read", path))?;
+    let missing = || io_error("read", path)(io::ErrorKind::NotFound.into());
+    let bytes = read_state(path)?.ok_or_else(missing)?;
     parse_record(&bytes).map_err(|cause| RecordsError::Corrupt { path: path.to_owned(), cause })
 }
 
@@ -304,6 +316,26 @@ mod tests {
             let error = units::chain(&records.load().unwrap_err());
             assert!(error.contains("vms/r-7.json") && error.contains(reason), "{error}");
         }
+    }
+
+    #[test]
+    fn file_that_is_not_a_record_is_an_error_with_advice() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path(), "boot").unwrap();
+        let path = dir.path().join("vms/readme");
+        fs::write(&path, "").unwrap();
+        let error = units::chain(&records.load().unwrap_err());
+        assert!(error.ends_with("the records are files named RESERVATION.json; remove it"), "{error}");
+        fs::remove_file(&path).unwrap();
+        let path = dir.path().join("vms/r-1.json");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+        let error = units::chain(&records.load().unwrap_err());
+        assert!(error.ends_with("r-1.json: must be a regular file"), "{error}");
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        let error = units::chain(&records.load().unwrap_err());
+        assert!(error.ends_with("r-1.json: must be a regular file"), "{error}");
     }
 
     #[test]

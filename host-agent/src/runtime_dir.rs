@@ -3,14 +3,19 @@
 //! records in it.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use units::InstanceId;
+use units::{InstanceId, limits::STATE_FILE_BYTES_MAX};
+
+use crate::protected_dir::{DirError, ProtectedDir, TRAVERSABLE_MODE};
+
+/// Name of the configuration key for the runtime directory.
+pub(crate) const RUNTIME_DIR_FIELD: &str = "agent.runtime_dir";
 
 /// Reason why the runtime directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +31,9 @@ pub enum RuntimeDirError {
         #[source]
         errno: io::Error,
     },
+    /// The directory or its lock file cannot be used, or another user can change the directory.
+    #[error(transparent)]
+    Dir(#[from] DirError),
     /// Another agent has locked the directory.
     #[error("another host-agent uses {}", path.display())]
     InUse {
@@ -33,7 +41,7 @@ pub enum RuntimeDirError {
         path: PathBuf,
     },
     /// A file has invalid contents.
-    #[error("{} contains {text:?}: must be {rule}", path.display())]
+    #[error("{} contains {:?}: must be {rule}", path.display(), units::shortened(text))]
     Corrupt {
         /// Path of the file.
         path: PathBuf,
@@ -60,14 +68,14 @@ pub struct RuntimeDir {
 }
 
 impl RuntimeDir {
-    /// Creates the directory if it is missing, and locks it.
+    /// Creates the directory if it is missing, and locks it. Other users may traverse the
+    /// directory, for example to reach a socket; each file has its own permissions.
     ///
     /// # Errors
-    /// [`RuntimeDirError::InUse`] if another agent has locked the directory, or
-    /// [`RuntimeDirError::Io`].
+    /// [`RuntimeDirError::InUse`] if another agent has locked the directory,
+    /// [`RuntimeDirError::Dir`] if another user can change it, or [`RuntimeDirError::Io`].
     pub fn lock(path: &Path) -> Result<Self, RuntimeDirError> {
-        create_dir(path)?;
-        let lock = lock_file(&path.join("lock"))?;
+        let lock = lock_file(&ProtectedDir::create(RUNTIME_DIR_FIELD, path, TRAVERSABLE_MODE)?, "lock")?;
         let lock = lock.ok_or_else(|| RuntimeDirError::InUse { path: path.to_owned() })?;
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
@@ -122,23 +130,14 @@ impl RuntimeDir {
     }
 }
 
-/// Creates a directory and its parents, unless they exist. Other users may traverse them, for
-/// example to reach a socket; each file has its own permissions.
-pub(crate) fn create_dir(path: &Path) -> Result<(), RuntimeDirError> {
-    let created = DirBuilder::new().recursive(true).mode(0o711).create(path);
-    created.map_err(io_error("create", path))
-}
-
-/// Locks a file until the result is dropped, and creates the file if it is missing. Returns `None`
-/// if another process has locked the file.
-pub(crate) fn lock_file(path: &Path) -> Result<Option<File>, RuntimeDirError> {
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(false).mode(0o600).open(path);
-    let file = file.map_err(io_error("open", path))?;
+/// Locks a file of `directory` until the result is dropped, and creates the file if it is missing.
+/// Returns `None` if another process has locked the file.
+pub(crate) fn lock_file(directory: &ProtectedDir, name: &str) -> Result<Option<File>, RuntimeDirError> {
+    let file = directory.open_or_create_file(name)?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Ok(None),
-        Err(TryLockError::Error(errno)) => Err(io_error("lock", path)(errno)),
+        Err(TryLockError::Error(errno)) => Err(io_error("lock", directory.path().join(name))(errno)),
     }
 }
 
@@ -148,7 +147,19 @@ fn parse_instance(path: &Path, text: String) -> Result<u64, RuntimeDirError> {
 }
 
 fn read(path: &Path) -> Result<Option<String>, RuntimeDirError> {
-    match fs::read_to_string(path) {
+    let Some(bytes) = read_state(path)? else { return Ok(None) };
+    let text = String::from_utf8(bytes);
+    let text = text.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "must be UTF-8"));
+    text.map(Some).map_err(io_error("read", path))
+}
+
+/// Reads a file of the runtime directory. Returns `None` if it does not exist.
+///
+/// # Errors
+/// [`RuntimeDirError::Io`] if the file cannot be read, is not a regular file, or has more than
+/// [`STATE_FILE_BYTES_MAX`].
+pub(crate) fn read_state(path: &Path) -> Result<Option<Vec<u8>>, RuntimeDirError> {
+    match config_file::read_file(path, STATE_FILE_BYTES_MAX) {
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
         read => read.map(Some).map_err(io_error("read", path)),
     }
@@ -158,13 +169,22 @@ fn read(path: &Path) -> Result<Option<String>, RuntimeDirError> {
 /// has either its old or its new contents.
 pub(crate) fn write_durably(path: &Path, bytes: &[u8]) -> Result<(), RuntimeDirError> {
     let new = path.with_extension("new");
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new);
-    let mut file = file.map_err(io_error("create", &new))?;
+    let mut file = create_temporary(&new)?;
     file.write_all(bytes).map_err(io_error("write", &new))?;
     file.sync_all().map_err(io_error("sync", &new))?;
     fs::rename(&new, path).map_err(io_error("replace", path))?;
     sync_parent_directory(path)
+}
+
+/// Creates a temporary file, after removing the file that an interrupted call left.
+fn create_temporary(path: &Path) -> Result<File, RuntimeDirError> {
+    match fs::remove_file(path) {
+        Err(errno) if errno.kind() != io::ErrorKind::NotFound => return Err(io_error("remove", path)(errno)),
+        _ => {}
+    }
+    // `create_new` is O_EXCL, which follows no symbolic link.
+    let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    created.map_err(io_error("create", path))
 }
 
 /// Makes the creation, renaming or removal of a file durable, by syncing its directory.
@@ -176,6 +196,8 @@ pub(crate) fn sync_parent_directory(path: &Path) -> Result<(), RuntimeDirError> 
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
     use super::*;
 
     #[test]
@@ -209,6 +231,63 @@ mod tests {
         assert!(instance.contains("instance contains \"12x\": must be a whole number"), "{instance}");
         let rack = runtime_dir.rack().unwrap_err().to_string();
         assert!(rack.contains("must be the UUID of a rack"), "{rack}");
+    }
+
+    #[test]
+    fn irregular_or_endless_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime_dir = RuntimeDir::lock(dir.path()).unwrap();
+        let path = dir.path().join("instance");
+        let error = || units::chain(&runtime_dir.next_instance().unwrap_err());
+        make_fifo(&path);
+        assert!(error().ends_with("instance: must be a regular file"), "{}", error());
+        fs::remove_file(&path).unwrap();
+        symlink("/dev/zero", &path).unwrap();
+        assert!(error().ends_with("instance: must be a regular file"), "{}", error());
+        fs::remove_file(&path).unwrap();
+        File::create(&path).unwrap().set_len(STATE_FILE_BYTES_MAX as u64 + 1).unwrap();
+        assert!(error().contains("must have at most"), "{}", error());
+        fs::write(&path, [0xff]).unwrap();
+        assert!(error().ends_with("instance: must be UTF-8"), "{}", error());
+    }
+
+    #[test]
+    fn lock_that_is_not_a_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = || units::chain(&RuntimeDir::lock(dir.path()).unwrap_err());
+        make_fifo(&dir.path().join("lock"));
+        assert!(error().ends_with("lock: must be a regular file"), "{}", error());
+        fs::remove_file(dir.path().join("lock")).unwrap();
+        symlink(dir.path().join("missing"), dir.path().join("lock")).unwrap();
+        assert!(error().ends_with("lock: must be a regular file"), "{}", error());
+    }
+
+    #[test]
+    fn runtime_dir_that_others_can_change_is_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let error = units::chain(&RuntimeDir::lock(dir.path()).unwrap_err());
+        assert!(error.starts_with("agent.runtime_dir: ") && error.contains("has mode 0777"), "{error}");
+    }
+
+    #[test]
+    fn temporary_file_follows_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime_dir = RuntimeDir::lock(dir.path()).unwrap();
+        let other = dir.path().join("other");
+        fs::write(&other, "precious").unwrap();
+        symlink(&other, dir.path().join("rack.new")).unwrap();
+        runtime_dir.store_rack("rack-1").unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
+        assert_eq!(runtime_dir.rack().unwrap().as_deref(), Some("rack-1"));
+        make_fifo(&dir.path().join("rack.new"));
+        runtime_dir.store_rack("rack-2").unwrap();
+        assert_eq!(runtime_dir.rack().unwrap().as_deref(), Some("rack-2"));
+    }
+
+    fn make_fifo(path: &Path) {
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mkfifoat(rustix::fs::CWD, path, mode).unwrap();
     }
 
     #[test]

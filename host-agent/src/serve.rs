@@ -9,7 +9,6 @@ use std::{
     io,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroU64},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -40,8 +39,9 @@ use crate::{
     },
     host_memory::{HostMemoryServer, ListenError},
     metrics::Metrics,
+    protected_dir::{DirError, LOCAL_DIR_FIELD, ProtectedDir, TRAVERSABLE_MODE},
     records::{Records, RecordsError},
-    runtime_dir::{RuntimeDir, RuntimeDirError, create_dir, lock_file},
+    runtime_dir::{RUNTIME_DIR_FIELD, RuntimeDir, RuntimeDirError, lock_file},
     secrets::{SecretsError, read_secrets},
     session::{self, AgentIdentity},
     session_channel::SessionEvent,
@@ -73,9 +73,12 @@ pub enum ServeError {
     /// The token or a certificate cannot be used.
     #[error(transparent)]
     Secrets(#[from] SecretsError),
-    /// The runtime directory, `local_dir` or the lock of the host cannot be used.
+    /// The runtime directory cannot be used.
     #[error(transparent)]
     RuntimeDir(#[from] RuntimeDirError),
+    /// `local_dir` cannot be used, or another user can change a directory of the agent.
+    #[error(transparent)]
+    Dir(#[from] DirError),
     /// The VM records cannot be loaded.
     #[error(transparent)]
     Records(#[from] RecordsError),
@@ -110,16 +113,6 @@ pub enum ServeError {
         /// Lock file of the host.
         path: PathBuf,
     },
-    /// The directory of the lock files belongs to another user.
-    #[error("{} belongs to user {owner}: must belong to user {uid}; remove it", directory.display())]
-    ForeignLocks {
-        /// Directory of the lock files.
-        directory: PathBuf,
-        /// Owner of the directory.
-        owner: u32,
-        /// User of this agent.
-        uid: u32,
-    },
     /// The task of the driver ended.
     #[error("the driver ended unexpectedly")]
     DriverEnded,
@@ -130,14 +123,23 @@ fn io_error(operation: &'static str, object: impl std::fmt::Display) -> impl FnO
     move |errno| ServeError::Io { operation, object, errno }
 }
 
-/// Checks host.toml and the files named in it, without starting an agent.
+/// Checks host.toml, and the files and existing directories named in it, without starting an agent.
 ///
 /// # Errors
-/// [`ServeError::Config`] or [`ServeError::Secrets`].
+/// [`ServeError::Config`], [`ServeError::Secrets`] or [`ServeError::Dir`].
 pub fn check_config(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     read_secrets(&config)?;
-    Ok(())
+    check_existing_dir(RUNTIME_DIR_FIELD, &config.runtime_dir)?;
+    Ok(config.backend.local_dir().map_or(Ok(()), |dir| check_existing_dir(LOCAL_DIR_FIELD, dir))?)
+}
+
+/// Checks a directory unless it is missing: the agent creates it.
+fn check_existing_dir(field: &'static str, path: &Path) -> Result<(), DirError> {
+    match ProtectedDir::open(field, path) {
+        Err(DirError::Io { errno, .. }) if errno.kind() == io::ErrorKind::NotFound => Ok(()),
+        opened => opened.map(drop),
+    }
 }
 
 /// Runs an agent until SIGTERM or SIGINT.
@@ -149,9 +151,10 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     let token = read_secrets(&config)?.token;
     let _host_lock = lock_host(&config)?;
-    let signals = (listen_for_signal(SignalKind::terminate())?, listen_for_signal(SignalKind::interrupt())?);
     raise_descriptor_limit();
     let PreparedAgent { inputs, session_events, boot_id, instance } = prepare_agent(&config)?;
+    // Until here, a signal ends the process immediately, even if a system call waits.
+    let signals = (listen_for_signal(SignalKind::terminate())?, listen_for_signal(SignalKind::interrupt())?);
     let (metrics, devices) = (Arc::clone(&inputs.metrics), inputs.host.devices());
     let host_calls = Arc::clone(&inputs.host);
     let (driver, handle, reports) =
@@ -232,25 +235,19 @@ fn prepare_agent(config: &Config) -> Result<PreparedAgent, ServeError> {
 }
 
 fn create_host(backend: &Backend) -> Result<Arc<dyn Host>, ServeError> {
+    if let Some(dir) = backend.local_dir() {
+        ProtectedDir::create(LOCAL_DIR_FIELD, dir, TRAVERSABLE_MODE)?;
+    }
     match backend {
-        Backend::Emulated { local_dir } => {
-            create_local_dir(local_dir.as_deref())?;
-            Ok(Arc::new(Emulated::new(local_dir.clone())))
-        }
+        Backend::Emulated { local_dir } => Ok(Arc::new(Emulated::new(local_dir.clone()))),
         Backend::Dax { local_dir, scrub_mib_per_s } => {
-            create_local_dir(local_dir.as_deref())?;
             Ok(Arc::new(Dax::new(discover_cxl_slices(*scrub_mib_per_s)?, local_dir.clone())))
         }
         Backend::MemoryBlock { local_dir, scrub_mib_per_s } => {
-            create_local_dir(local_dir.as_deref())?;
             let ranges = discover_cxl_slices(*scrub_mib_per_s)?;
             Ok(Arc::new(MemoryBlock::new(Sysfs::at(SYS), ranges, local_dir.clone())))
         }
     }
-}
-
-fn create_local_dir(local_dir: Option<&Path>) -> Result<(), RuntimeDirError> {
-    local_dir.map_or(Ok(()), create_dir)
 }
 
 /// Finds the CXL memory of this machine, and logs each device. Skips unusable devices.
@@ -285,13 +282,10 @@ fn lock_host(config: &Config) -> Result<File, ServeError> {
         0 => PathBuf::from(HOST_LOCKS_FOLDER),
         _ => PathBuf::from(format!("/tmp/tarn-agent-{uid}")),
     };
-    create_dir(&directory)?;
-    let owner = fs::symlink_metadata(&directory).map_err(io_error("inspect", directory.display()))?.uid();
-    if owner != uid {
-        return Err(ServeError::ForeignLocks { directory, owner, uid });
-    }
-    let path = directory.join(lock_file_name(config.host.as_str(), &config.manager));
-    lock_file(&path)?.ok_or_else(|| ServeError::HostInUse { host: config.host.clone(), path })
+    let directory = ProtectedDir::create("directory of the agents' locks", &directory, TRAVERSABLE_MODE)?;
+    let name = lock_file_name(config.host.as_str(), &config.manager);
+    let in_use = || ServeError::HostInUse { host: config.host.clone(), path: directory.path().join(&name) };
+    lock_file(&directory, &name)?.ok_or_else(in_use)
 }
 
 /// Returns the name of the lock file. Different spellings of the manager's socket path or address

@@ -465,6 +465,34 @@ fn socket_of_a_running_agent_is_not_replaced() {
 }
 
 #[test]
+fn local_dir_of_another_user_is_rejected() {
+    let rig = Rig::without_agent("");
+    let local = rig.dir.path().join("local");
+    fs::create_dir(&local).unwrap();
+    fs::set_permissions(&local, fs::Permissions::from_mode(0o777)).unwrap();
+    let run = |check: &[&str]| {
+        let output = serve(&rig.config()).args(check).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for check in [&["--check-config"][..], &[]] {
+        let error = run(check);
+        assert!(error.contains("backend.local_dir: ") && error.contains("has mode 0777"), "{error}");
+    }
+    fs::set_permissions(&local, fs::Permissions::from_mode(0o755)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&local, Some(65534), None).unwrap();
+        let error = run(&[]);
+        assert!(
+            error.contains("local belongs to user 65534: must belong to the agent's user (0)"),
+            "{error}"
+        );
+    } else {
+        report_skipped("local_dir of another user: only root can change an owner");
+    }
+}
+
+#[test]
 fn agent_with_corrupt_records_does_not_start() {
     let (mut rig, _vmm) = running_rig();
     rig.kill_agent();

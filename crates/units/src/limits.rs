@@ -93,6 +93,9 @@ pub const TOKEN_FILE_BYTES_MAX: usize = 4 << 10;
 pub const PEM_FILE_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of `rack.toml` and `host.toml`, in bytes.
 pub const SERVICE_CONFIG_BYTES_MAX: usize = 4 << 20;
+/// Maximum size of a file in the runtime directory of an agent, in bytes. The largest file is the
+/// record of a VM with all its slices.
+pub const STATE_FILE_BYTES_MAX: usize = 32 << 20;
 /// Maximum number of errors of a configuration file that are shown.
 pub const CONFIG_VIOLATIONS_MAX: usize = 100;
 /// Maximum size of a configuration file that `tarn` reads, in bytes.
@@ -549,6 +552,8 @@ pub const CURVE_KNOTS_MAX: usize = 4096;
 
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "an EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM must fit on an EMC");
+// A slice in a record has the path of its file, of up to 4096 bytes.
+const _: () = assert!(SLICES_PER_VM_MAX as usize * (4096 + 512) <= STATE_FILE_BYTES_MAX);
 const _: () = assert!(
     ENDED_REQUESTS_PER_CLIENT_MAX * 4 <= ENDED_REQUESTS_MAX,
     "the request IDs of four clients at their limit must fit"

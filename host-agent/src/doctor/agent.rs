@@ -8,8 +8,10 @@ use std::{
 
 use rustix::fs::{major, minor};
 
+use units::UserId;
+
 use super::{Finding, Machine, RUN_AS_ROOT};
-use crate::{config::Config, host::sysfs::Sysfs};
+use crate::{config::Config, host::sysfs::Sysfs, user::current_user};
 
 /// Numbers (linux/capability.h) and names of the capabilities that an agent with CXL memory
 /// requires, as in host-agent.service.
@@ -42,6 +44,12 @@ impl RunningAgents {
 
     pub(super) fn is_running(&self) -> bool {
         self.ours.is_some()
+    }
+
+    /// Returns the effective user of the agent, or of this process if no agent runs.
+    pub(super) fn user(&self, machine: &Machine) -> UserId {
+        let running = self.ours.and_then(|pid| effective_user(&machine.proc, pid));
+        running.unwrap_or_else(current_user)
     }
 
     /// Checks that one agent runs and listens on the agent socket. Several agents conflict only if
@@ -129,6 +137,13 @@ fn agent_processes(proc: &Sysfs) -> Vec<u32> {
         args[0].ends_with("host-agent") && args.contains(&"serve") && !args.contains(&"--check-config")
     };
     all.iter().filter(|pid| is_agent(pid)).filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// Returns the effective user of a process: the second number of the line `Uid:` in its status.
+fn effective_user(proc: &Sysfs, pid: u32) -> Option<UserId> {
+    let status = proc.text(format!("{pid}/status")).ok()?;
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    UserId::new(uids.split_whitespace().nth(1)?.parse().ok()?).ok()
 }
 
 fn missing_capabilities(proc: &Sysfs, folder: &str) -> Result<Vec<&'static str>, String> {

@@ -2,14 +2,20 @@
 
 use std::{
     collections::BTreeSet,
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
+use units::UserId;
+
 use super::{Finding, fix_for, problems_or_passed};
 use crate::{
     config::{Config, ConfigError},
-    records, secrets,
+    protected_dir::{DirError, LOCAL_DIR_FIELD, ProtectedDir},
+    records,
+    runtime_dir::RUNTIME_DIR_FIELD,
+    secrets,
 };
 
 /// Mode bits of the write permissions of users other than the owner.
@@ -101,15 +107,43 @@ fn check_permissions(field: Option<&str>, path: &Path, others: u32) -> Option<Fi
     problem(format!("{path_text} has mode {mode:04o}: {risk}"), &format!("`chmod {allowed} {path_text}`"))
 }
 
-/// Checks that `backend.local_dir` is on a file system in memory. It contains the local memory of
-/// VMs whose VMM accepts only paths.
-pub(super) fn check_local_dir(dir: Option<&Path>) -> Finding {
+/// Checks that only `user`, the agent's user, and root can change the runtime directory.
+pub(super) fn check_runtime_dir(dir: &Path, user: UserId) -> Finding {
+    unprotected_dir("runtime_dir", RUNTIME_DIR_FIELD, dir, user).unwrap_or_else(|| {
+        Finding::passed("runtime_dir", format!("only the agent's user can change {}", dir.display()))
+    })
+}
+
+/// Reports a directory that another user than `user` and root can change. The agent creates a
+/// missing directory.
+fn unprotected_dir(check: &'static str, field: &'static str, dir: &Path, user: UserId) -> Option<Finding> {
+    let error = match ProtectedDir::open_for(field, dir, user) {
+        Ok(_) => return None,
+        Err(DirError::Io { errno, .. }) if errno.kind() == io::ErrorKind::NotFound => return None,
+        Err(error) => error,
+    };
+    let fix = match &error {
+        DirError::Io { errno, .. } => fix_for(errno, "correct the path in host.toml"),
+        DirError::ForeignOwner { .. } => {
+            "remove the directory, or choose another path in host.toml; then restart the agent".to_owned()
+        }
+        DirError::Writable { path, .. } => format!("`chmod go-w {}`", path.display()),
+    };
+    Some(Finding::problem(check, units::chain(&error), fix))
+}
+
+/// Checks that `backend.local_dir` is on a file system in memory, and that only `user`, the agent's
+/// user, and root can change it. It contains the local memory of VMs whose VMM accepts only paths.
+pub(super) fn check_local_dir(dir: Option<&Path>, user: UserId) -> Finding {
     let Some(dir) = dir else {
         return Finding::passed(
             "local_dir",
             "backend.local_dir is not set: VMMs that accept only paths allocate local memory themselves",
         );
     };
+    if let Some(problem) = unprotected_dir("local_dir", LOCAL_DIR_FIELD, dir, user) {
+        return problem;
+    }
     let dir_text = dir.display();
     let existing = dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     match rustix::fs::statfs(existing) {

@@ -11,6 +11,8 @@ use std::{
 
 use rustix::fs::{major, minor};
 
+use units::UserId;
+
 use super::*;
 use crate::{
     host::{
@@ -18,6 +20,8 @@ use crate::{
         sysfs::fake::FakeSysfs,
     },
     secrets::tests::write_tls_files,
+    skipped::report_skipped,
+    user::current_user,
 };
 
 const REGION_FOLDER: &str = "devices/platform/root0/decoder0.1/region7/dax_region7";
@@ -184,7 +188,7 @@ fn healthy_host_passes_and_reports_every_check() {
         host.assert_healthy();
         host.findings().iter().map(|finding| finding.check).collect::<Vec<_>>().join(" ")
     };
-    let always = "config secrets local_dir agent permissions kvm hugepages";
+    let always = "config secrets runtime_dir local_dir agent permissions kvm hugepages";
     let cxl = format!("{always} kernel modules auto_online encryption records devices");
     assert_eq!(checks("emulated"), always);
     assert_eq!(checks("dax"), cxl);
@@ -283,9 +287,39 @@ fn private_key_may_be_accessible_to_its_group_only() {
 
 #[test]
 fn local_memory_on_disk_is_reported() {
-    assert!(files::check_local_dir(None).ok);
-    assert!(files::check_local_dir(Some(Path::new("/dev/shm/tarn/local"))).ok);
-    assert!(!files::check_local_dir(Some(Path::new("/proc/tarn"))).ok);
+    let is_ok = |dir: Option<&str>| files::check_local_dir(dir.map(Path::new), current_user()).ok;
+    assert!(is_ok(None));
+    assert!(is_ok(Some("/dev/shm/tarn-missing/local")));
+    assert!(!is_ok(Some("/proc/tarn")));
+}
+
+#[test]
+fn directories_that_others_can_change_are_reported() {
+    let host = TestHost::new("emulated");
+    set_mode(&host.tree, "run", 0o775);
+    host.assert_problem(&["runtime_dir", "agent.runtime_dir: ", "has mode 0775", "`chmod go-w "]);
+    set_mode(&host.tree, "run", 0o711);
+    host.assert_healthy();
+    let local = tempfile::tempdir_in("/dev/shm").unwrap();
+    fs::set_permissions(local.path(), Permissions::from_mode(0o1777)).unwrap();
+    let finding = files::check_local_dir(Some(local.path()), current_user());
+    assert!(!finding.ok && finding.message.contains("has mode 1777"), "{finding:?}");
+}
+
+#[test]
+fn directories_may_belong_to_the_user_of_the_running_agent() {
+    let host = TestHost::new("emulated");
+    if current_user() != UserId::ROOT {
+        return report_skipped("doctor for an agent of another user: only root can change an owner");
+    }
+    std::os::unix::fs::chown(host.tree.path("run"), Some(4242), None).unwrap();
+    host.assert_problem(&[
+        "runtime_dir",
+        "belongs to user 4242: must belong to the agent's user (0) or root",
+    ]);
+    let status = "Name:\thost-agent\nUid:\t4242\t4242\t4242\t4242\nCapEff:\t000001ffffffffff";
+    host.tree.files(&format!("proc/{AGENT_PID}"), &[("status", status)]);
+    host.assert_healthy();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -12,6 +12,7 @@ use pool::{
     agent::VmRecord,
     protocol::{Handle, Holding, ObservedVm, SeenDevice},
 };
+use rustix::fs::OFlags;
 use units::{Bytes, ReservationId, SLICE};
 
 use super::{
@@ -100,16 +101,20 @@ impl Host for Emulated {
     }
 }
 
-/// Opens the file of a slice. The file of a revoked slice is shorter than a slice, or missing.
+/// Opens the file of a slice. The file of a revoked slice is shorter than a slice, or missing. A
+/// file with several links also has a path outside the EMC, and is not accepted.
 fn open_slice(path: &Path) -> Result<File, HostError> {
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(no_follow_flag()).open(path);
+    let flags = no_follow_flag() | OFlags::NONBLOCK.bits().cast_signed();
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
     let file = opened.map_err(|errno| HostError::io("open", path, errno))?;
     let metadata = file.metadata().map_err(|errno| HostError::io("stat", path, errno))?;
-    if metadata.is_file() && metadata.len() == SLICE.get() {
-        Ok(file)
-    } else {
-        Err(HostError::NotASlice { path: path.to_owned(), bytes: metadata.len() })
+    if !metadata.is_file() || metadata.len() != SLICE.get() {
+        return Err(HostError::NotASlice { path: path.to_owned(), bytes: metadata.len() });
     }
+    if metadata.nlink() > 1 {
+        return Err(HostError::LinkedSlice { path: path.to_owned(), links: metadata.nlink() });
+    }
+    Ok(file)
 }
 
 fn verify_zero(file: &File, path: &Path) -> Result<(), HostError> {

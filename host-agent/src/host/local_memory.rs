@@ -3,9 +3,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io,
-    os::{fd::OwnedFd, unix::fs::OpenOptionsExt},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -15,13 +15,17 @@ use rustix::{
     fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create},
     io::Errno,
 };
-use units::{Bytes, ReservationId};
+use units::{Bytes, ReservationId, UserId};
 
 use super::{
     HostError, MemoryForm, MemoryRegion, RegionBacking, file_owner,
     memory::numa,
-    memory_file::{allocated_bytes, change_owner, no_follow_flag},
+    memory_file::{allocated_bytes, change_owner},
     process,
+};
+use crate::{
+    protected_dir::{LOCAL_DIR_FIELD, ProtectedDir},
+    user::current_user,
 };
 
 /// Directory of NUMA nodes in sysfs.
@@ -137,21 +141,41 @@ impl LocalMemory {
     }
 
     fn path(&self, reservation: ReservationId) -> Option<PathBuf> {
-        Some(self.dir.as_ref()?.join(format!("{reservation}.local")))
+        Some(self.dir.as_ref()?.join(file_name(reservation)))
     }
 
+    /// Creates the file of a VM's local memory, or opens the file that an earlier call created.
     fn create_file(&self, record: &VmRecord) -> Result<PathBuf, HostError> {
-        let path = self.path(record.reservation).ok_or(HostError::NoLocalDirectory)?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let opened = options.custom_flags(no_follow_flag()).open(&path);
-        let file = opened.map_err(|errno| HostError::io("create", &path, errno))?;
+        let dir = ProtectedDir::open(LOCAL_DIR_FIELD, self.dir.as_ref().ok_or(HostError::NoLocalDirectory)?)?;
+        let name = file_name(record.reservation);
+        let path = dir.path().join(&name);
+        let file = OwnedFd::from(dir.open_or_create_file(&name)?);
+        let owner = file_owner(record);
+        check_owner(&file, &path, owner)?;
+        let file = File::from(file);
         file.set_len(record.local.get()).map_err(|errno| HostError::io("set the size of", &path, errno))?;
         let bound = self.bind_to_local_nodes(&file, record.local.get());
         bound.map_err(|errno| HostError::io("set the memory policy of", &path, errno))?;
-        change_owner(&OwnedFd::from(file), &path, file_owner(record))?;
+        change_owner(&OwnedFd::from(file), &path, owner)?;
         Ok(path)
     }
+}
+
+/// Checks that a file belongs to the agent, to root or to the user of its VM. A file of another user
+/// remains from a time when other users could write to the directory.
+fn check_owner(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
+    let owner = rustix::fs::fstat(file).map_err(|errno| HostError::io("stat", path, errno))?.st_uid;
+    if [user, current_user(), UserId::ROOT].iter().any(|user| user.get() == owner) {
+        return Ok(());
+    }
+    let rule =
+        format!("belongs to user {owner}: must belong to the agent or to the user of the VM; remove it");
+    Err(HostError::io("use", path, io::Error::new(io::ErrorKind::PermissionDenied, rule)))
+}
+
+/// Returns the name of the file of a VM's local memory in `backend.local_dir`.
+fn file_name(reservation: ReservationId) -> String {
+    format!("{reservation}.local")
 }
 
 /// Returns the name of a VM's memfd, as shown in /proc/PID/fd.
@@ -175,7 +199,7 @@ fn make_memfd(name: &str, bytes: Bytes) -> Result<OwnedFd, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt as _;
+    use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 
     use units::Name;
 
@@ -218,6 +242,40 @@ mod tests {
         assert_eq!(LocalMemory::new(None).allocated_bytes(ReservationId(1), &vm()), None);
     }
 
+    fn create_error(dir: &Path) -> String {
+        let local = LocalMemory::new(Some(dir.to_owned()));
+        units::chain(&local.region(&record(), MemoryForm::Paths).unwrap_err())
+    }
+
+    #[test]
+    fn local_memory_is_not_created_where_others_can_write() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let error = create_error(dir.path());
+        assert!(error.starts_with("backend.local_dir: ") && error.contains("has mode 0777"), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn file_with_another_owner_or_link_is_not_used_as_local_memory() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join(file_name(ID));
+        fs::write(&path, "").unwrap();
+        fs::hard_link(&path, dir.path().join("second")).unwrap();
+        let error = create_error(dir.path());
+        assert!(error.ends_with("has 2 links: must have one"), "{error}");
+        fs::remove_file(dir.path().join("second")).unwrap();
+        if current_user() != UserId::ROOT {
+            return crate::skipped::report_skipped(
+                "local memory of another user: only root can change an owner",
+            );
+        }
+        std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        let error = create_error(dir.path());
+        assert!(error.contains("belongs to user 65534: must belong to the agent"), "{error}");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    }
+
     #[test]
     fn touched_memory_in_a_directory_is_measured() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -227,7 +285,7 @@ mod tests {
         else {
             panic!("not a path");
         };
-        OpenOptions::new().write(true).open(path).unwrap().write_all_at(&[1; 4096], 0).unwrap();
+        File::options().write(true).open(path).unwrap().write_all_at(&[1; 4096], 0).unwrap();
         let touched = LocalMemory::new(local.dir.clone()).allocated_bytes(ID, &vm()).unwrap();
         assert!((Bytes::new(4096)..=Bytes::mib(2)).contains(&touched), "{touched}");
     }

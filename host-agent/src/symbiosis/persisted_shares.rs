@@ -15,7 +15,7 @@ use fairness::{
 use serde::{Deserialize, Serialize};
 use units::limits::is_weight;
 
-use crate::runtime_dir::{RuntimeDirError, io_error, sync_parent_directory, write_durably};
+use crate::runtime_dir::{RuntimeDirError, io_error, read_state, sync_parent_directory, write_durably};
 
 /// Reason why stored shares cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -73,10 +73,7 @@ impl PersistedShares {
     /// # Errors
     /// [`PersistedSharesError::Corrupt`], or the file cannot be read.
     pub fn load(&self) -> Result<Option<AppliedShares>, PersistedSharesError> {
-        let bytes = match fs::read(&self.path) {
-            Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(None),
-            read => read.map_err(io_error("read", &self.path))?,
-        };
+        let Some(bytes) = read_state(&self.path)? else { return Ok(None) };
         let corrupt = |cause| PersistedSharesError::Corrupt { path: self.path.clone(), cause };
         let StoredShares { memory_pages, bandwidth_kb_s, tenants } =
             serde_json::from_slice(&bytes).map_err(corrupt)?;
@@ -127,18 +124,18 @@ impl PersistedShares {
 
     /// Returns whether an earlier agent ended while it used DAMON, in this boot of the machine.
     pub fn was_monitoring(&self, boot_id: &str) -> bool {
-        fs::read_to_string(&self.monitoring_file).is_ok_and(|stored| stored == boot_id)
+        read_state(&self.monitoring_file).is_ok_and(|stored| stored.as_deref() == Some(boot_id.as_bytes()))
     }
 
     /// Stores whether this agent uses DAMON: the boot id while it does, `None` when it does not. An
     /// error is only logged; the next agent then does not stop DAMON.
     pub fn set_monitoring(&self, boot_id: Option<&str>) {
         let result = match boot_id {
-            Some(boot_id) => fs::write(&self.monitoring_file, boot_id),
-            None => fs::remove_file(&self.monitoring_file),
+            Some(boot_id) => write_durably(&self.monitoring_file, boot_id.as_bytes()),
+            None => fs::remove_file(&self.monitoring_file).map_err(io_error("remove", &self.monitoring_file)),
         };
         if let Err(error) = result {
-            tracing::warn!(path = %self.monitoring_file.display(), %error, "cannot store whether DAMON is in use");
+            tracing::warn!(error = units::chain(&error), "cannot store whether DAMON is in use");
         }
     }
 }
@@ -170,6 +167,21 @@ mod tests {
             error.contains("shares.json has invalid contents") && error.contains("missing field"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn irregular_files_of_shares_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let persisted = PersistedShares::at(folder.path());
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        for name in ["symbiosis.json", "symbiosis.watching"] {
+            rustix::fs::mkfifoat(rustix::fs::CWD, folder.path().join(name), mode).unwrap();
+        }
+        let error = units::chain(&persisted.load().unwrap_err());
+        assert!(error.ends_with("symbiosis.json: must be a regular file"), "{error}");
+        assert!(!persisted.was_monitoring("boot"));
+        persisted.set_monitoring(Some("boot"));
+        assert!(persisted.was_monitoring("boot"));
     }
 
     #[test]

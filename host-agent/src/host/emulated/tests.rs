@@ -71,6 +71,21 @@ fn revoked_or_linked_slice_is_not_opened() {
 }
 
 #[test]
+fn slice_with_a_second_link_and_fifo_are_not_opened() {
+    let emc = Emc::new();
+    emc.create_slice(SLICE.get());
+    let second = emc.dir.path().join("second");
+    fs::hard_link(&*emc.handle().place, &second).unwrap();
+    let linked = emc.host.online(SLICE_1, &emc.handle(), false).unwrap_err();
+    assert!(matches!(linked, HostError::LinkedSlice { links: 2, .. }), "{linked:?}");
+    fs::remove_file(&*emc.handle().place).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &*emc.handle().place, mode).unwrap();
+    let fifo = emc.host.online(SLICE_1, &emc.handle(), false).unwrap_err();
+    assert!(matches!(fifo, HostError::NotASlice { .. }), "{fifo:?}");
+}
+
+#[test]
 fn slice_that_is_not_zero_is_not_opened() {
     let emc = Emc::new();
     emc.create_slice(SLICE.get()).write_all_at(b"x", SLICE.get() - 1).unwrap();
