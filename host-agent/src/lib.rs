@@ -7,6 +7,7 @@ pub mod convert;
 pub mod doctor;
 pub mod driver;
 pub mod host;
+pub mod host_lock;
 pub mod host_memory;
 pub mod metrics;
 pub mod outbox;

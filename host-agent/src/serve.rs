@@ -5,16 +5,15 @@
 //! the manager or listens on its socket.
 
 use std::{
-    fs::{self, File},
     io,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroU64},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
 };
 
 use pool::agent::Agent;
-use rustix::process::{Resource, geteuid, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::{
     net::TcpListener,
@@ -22,7 +21,7 @@ use tokio::{
     sync::mpsc,
     task::JoinHandle,
 };
-use units::{InstanceId, Name, Ns};
+use units::{InstanceId, Ns};
 
 use crate::{
     config::{Backend, Config, ConfigError},
@@ -37,11 +36,12 @@ use crate::{
         ranges::CxlSlices,
         sysfs::Sysfs,
     },
+    host_lock::{HostLock, HostLockError},
     host_memory::{HostMemoryServer, ListenError},
     metrics::Metrics,
     protected_dir::{DirError, LOCAL_DIR_FIELD, ProtectedDir, TRAVERSABLE_MODE},
     records::{Records, RecordsError},
-    runtime_dir::{RUNTIME_DIR_FIELD, RuntimeDir, RuntimeDirError, lock_file},
+    runtime_dir::{RUNTIME_DIR_FIELD, RuntimeDir, RuntimeDirError},
     secrets::{SecretsError, read_secrets},
     session::{self, AgentIdentity},
     session_channel::SessionEvent,
@@ -59,8 +59,6 @@ const SESSION_EVENTS_QUEUED_MAX: usize = 4;
 const SYS: &str = "/sys";
 /// File with the list of active swap devices.
 const SWAPS_FILE: &str = "/proc/swaps";
-/// Directory of the lock files of agents that run as root, one file for each host name.
-const HOST_LOCKS_FOLDER: &str = "/run/tarn-agent/hosts";
 /// Bytes per MiB.
 const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).expect("1 MiB is not zero");
 
@@ -79,6 +77,9 @@ pub enum ServeError {
     /// `local_dir` cannot be used, or another user can change a directory of the agent.
     #[error(transparent)]
     Dir(#[from] DirError),
+    /// The host name cannot be locked.
+    #[error(transparent)]
+    HostLock(#[from] HostLockError),
     /// The VM records cannot be loaded.
     #[error(transparent)]
     Records(#[from] RecordsError),
@@ -104,14 +105,6 @@ pub enum ServeError {
         /// Cause.
         #[source]
         errno: io::Error,
-    },
-    /// Another agent with the same host name runs on this machine.
-    #[error("another host-agent runs as host {host} on this machine: it has locked {}", path.display())]
-    HostInUse {
-        /// Name of the host.
-        host: Name,
-        /// Lock file of the host.
-        path: PathBuf,
     },
     /// The task of the driver ended.
     #[error("the driver ended unexpectedly")]
@@ -149,8 +142,9 @@ fn check_existing_dir(field: &'static str, path: &Path) -> Result<(), DirError> 
 /// [`ServeError::DriverEnded`].
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
-    let token = read_secrets(&config)?.token;
-    let _host_lock = lock_host(&config)?;
+    let secrets = read_secrets(&config)?;
+    let _host_lock = HostLock::acquire(&config.host, &config.manager, &secrets)?;
+    let token = secrets.token;
     raise_descriptor_limit();
     let PreparedAgent { inputs, session_events, boot_id, instance } = prepare_agent(&config)?;
     // Until here, a signal ends the process immediately, even if a system call waits.
@@ -273,35 +267,6 @@ fn discover_cxl_slices(scrub_mib_per_s: NonZeroU32) -> Result<CxlSlices, ServeEr
     Ok(CxlSlices::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-/// Locks the host name, so that no second agent of the same host runs on this machine until the
-/// result is dropped. Also excludes agents with other runtime directories or with copies of the
-/// host's token or key.
-fn lock_host(config: &Config) -> Result<File, ServeError> {
-    let uid = geteuid().as_raw();
-    let directory = match uid {
-        0 => PathBuf::from(HOST_LOCKS_FOLDER),
-        _ => PathBuf::from(format!("/tmp/tarn-agent-{uid}")),
-    };
-    let directory = ProtectedDir::create("directory of the agents' locks", &directory, TRAVERSABLE_MODE)?;
-    let name = lock_file_name(config.host.as_str(), &config.manager);
-    let in_use = || ServeError::HostInUse { host: config.host.clone(), path: directory.path().join(&name) };
-    lock_file(&directory, &name)?.ok_or_else(in_use)
-}
-
-/// Returns the name of the lock file. Different spellings of the manager's socket path or address
-/// result in the same name.
-fn lock_file_name(host: &str, manager: &str) -> String {
-    let manager = match manager.strip_prefix("unix:").map(Path::new) {
-        None => manager.trim_end_matches('/').to_ascii_lowercase(),
-        Some(socket) => {
-            let directory = socket.parent().and_then(|directory| fs::canonicalize(directory).ok());
-            let canonical = directory.zip(socket.file_name()).map(|(directory, name)| directory.join(name));
-            format!("unix:{}", canonical.as_deref().unwrap_or(socket).display())
-        }
-    };
-    format!("{host}@{}", manager.replace('%', "%25").replace('/', "%2F"))
-}
-
 /// Raises the limit of open descriptors to the maximum, because each slice needs a descriptor.
 fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
@@ -372,21 +337,4 @@ async fn serve_metrics(
         }
     });
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lock_file_name_does_not_depend_on_the_spelling_of_the_manager() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("manager.sock").display().to_string();
-        let name = lock_file_name("h0", &format!("unix:{path}"));
-        assert!(!name.contains('/') && name.starts_with("h0@unix:"), "{name}");
-        let other = path.replace("/manager.sock", "/./manager.sock");
-        assert_eq!(lock_file_name("h0", &format!("unix:{other}")), name);
-        assert_eq!(lock_file_name("h0", "https://Rack:1/"), "h0@https:%2F%2Frack:1");
-        assert_ne!(lock_file_name("h0", "unix:/missing/a-b"), lock_file_name("h0", "unix:/missing/a/b"));
-    }
 }

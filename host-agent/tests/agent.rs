@@ -12,7 +12,7 @@ use std::{
 
 use host_memory::{Client, ClientError, Region, RegionBacking};
 use proto::v1::{self as wire, MemoryForm};
-use rig::{RACK, Rig, TOKEN, desired_state, desired_vm, desired_vms, release_state, serve, slice_epochs};
+use rig::{RACK, Rig, desired_state, desired_vm, desired_vms, release_state, serve, slice_epochs};
 use skipped::report_skipped;
 
 const GIB: u64 = 1 << 30;
@@ -34,7 +34,7 @@ fn hello_identifies_the_agent() {
     assert_eq!(rig.hello.host, "h0");
     assert_eq!(rig.hello.protocol_version, proto::PROTOCOL_VERSION);
     assert_eq!(rig.hello.host_memory_socket, rig.socket().to_str().unwrap());
-    assert_eq!(rig.bearer.as_deref(), Some(format!("Bearer {TOKEN}").as_str()));
+    assert_eq!(rig.bearer.as_deref(), Some(format!("Bearer {}", rig.token).as_str()));
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     assert_eq!(rig.hello.boot_id, boot_id.trim());
 }
@@ -449,6 +449,19 @@ fn second_agent_of_a_host_does_not_start() {
     assert_eq!(second.status.code(), Some(1));
     let error = String::from_utf8(second.stderr).unwrap();
     assert!(error.contains("another host-agent runs as host h0 on this machine"), "{error}");
+}
+
+#[test]
+fn second_agent_with_another_address_of_the_manager_does_not_start() {
+    let rig = Rig::new();
+    let text = fs::read_to_string(rig.config()).unwrap().replace("http://127.0.0.1:", "http://localhost:");
+    let config = rig.dir.path().join("second.toml");
+    fs::write(&config, text.replace("\"run\"", "\"second\"")).unwrap();
+    let second = serve(&config).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let error = String::from_utf8(second.stderr).unwrap();
+    assert!(error.contains("another host-agent runs as host h0 on this machine"), "{error}");
+    assert!(!error.contains(&rig.token), "{error}");
 }
 
 #[test]

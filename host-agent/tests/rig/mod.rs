@@ -26,8 +26,6 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// Time limit for each expected event.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
-/// Token of host h0.
-pub const TOKEN: &str = "0123456789abcdef";
 /// UUID of the rack.
 pub const RACK: &str = "rack-of-one";
 const SLICE: u64 = 1 << 30;
@@ -92,6 +90,9 @@ impl agent_server::Agent for FakeManager {
 /// Rack of one host, which is stopped when the value is dropped.
 pub struct Rig {
     pub dir: tempfile::TempDir,
+    /// Token of host h0. Each rack has another one, because agents with the same token exclude each
+    /// other.
+    pub token: String,
     runtime: Runtime,
     events: UnboundedReceiver<ManagerEvent>,
     agent: Option<Child>,
@@ -132,10 +133,12 @@ impl Rig {
         runtime.spawn(server);
         // VMMs of other users must reach the socket and the slices in this directory.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
-        write_config(dir.path(), &format!("manager = \"http://{address}\"\n{more}"));
+        let token = format!("0123456789abcdef{}", dir.path().display());
+        write_config(dir.path(), &token, &format!("manager = \"http://{address}\"\n{more}"));
         let hello = wire::Hello::default();
         let online = std::collections::BTreeSet::new();
-        Self { dir, runtime, events, agent: None, to_agent: None, hello, bearer: None, revision: 0, online }
+        let bearer = None;
+        Self { dir, token, runtime, events, agent: None, to_agent: None, hello, bearer, revision: 0, online }
     }
 
     pub fn config(&self) -> PathBuf {
@@ -306,11 +309,11 @@ pub fn serve(config: &Path) -> Command {
     command
 }
 
-fn write_config(dir: &Path, agent: &str) {
+fn write_config(dir: &Path, token: &str, agent: &str) {
     fs::create_dir(dir.join("slices")).unwrap();
-    let token = dir.join("token");
-    fs::write(&token, TOKEN).unwrap();
-    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let token_file = dir.join("token");
+    fs::write(&token_file, token).unwrap();
+    fs::set_permissions(&token_file, fs::Permissions::from_mode(0o600)).unwrap();
     let text = format!(
         "[agent]\nhost = \"h0\"\nruntime_dir = \"run\"\ntoken_file = \"token\"\n{agent}\n\
          [backend]\nkind = \"emulated\"\nlocal_dir = \"local\"\n"
