@@ -2,9 +2,9 @@
 //! sockets and folders. Dropping the rack kills all its processes.
 
 use std::{
-    fs::{self, File},
+    fs::{self, DirBuilder, File},
     io::{BufRead as _, BufReader},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::OnceLock,
@@ -260,7 +260,8 @@ impl Rack {
     /// Starts an agent with a configuration and a copy of the host's token in `dir`. `program` is the
     /// command without the arguments of the agent.
     fn spawn_agent(&self, host: usize, dir: &Path, program: &mut Command) -> Process {
-        fs::create_dir_all(dir).expect("the folder is writable");
+        // The mode does not depend on the umask: agents reject folders that their group can write.
+        DirBuilder::new().recursive(true).mode(0o755).create(dir).expect("the folder is writable");
         let token = dir.join("token");
         fs::copy(self.token_file(host), &token).expect("the manager created the token");
         let text = AgentConfig {

@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    env, fs,
+    env,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -109,7 +109,6 @@ impl<'a> Services<'a> {
     /// Returns an error if the agent does not start or its configuration cannot be written.
     pub fn start_agent(&mut self, host: &str) -> Result<(), Failure> {
         let runtime = self.scratch.runtime_dir(host);
-        fs::create_dir_all(&runtime).map_err(Failure::file_error("create", &runtime))?;
         let token = self.scratch.file("store").join("tokens").join(format!("{host}.token"));
         let (file, uri) = (self.scratch.file(&format!("{host}.toml")), self.rack.uri());
         let config = AgentConfig {
