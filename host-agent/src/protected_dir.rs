@@ -49,7 +49,7 @@ pub enum DirError {
         #[source]
         errno: io::Error,
     },
-    /// The directory belongs to another user, who can replace all files in it.
+    /// The directory belongs to another user. Its owner can replace all files in it.
     #[error(
         "{field}: {} belongs to user {owner}: must belong to the agent's user ({user}) or root; remove it, or choose another path",
         path.display()
