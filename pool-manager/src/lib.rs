@@ -26,5 +26,7 @@ pub mod shares;
 pub mod store;
 pub mod store_folder;
 pub mod tls;
+#[cfg(test)]
+mod test_files;
 pub mod tokens;
 pub mod write_chunk;

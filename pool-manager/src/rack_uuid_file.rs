@@ -6,7 +6,9 @@ use std::{
     path::Path,
 };
 
-use crate::store::disk::{private_file_options, sync_parent_directory};
+use units::limits::RACK_UUID_FILE_BYTES_MAX;
+
+use crate::store::disk::{open_private_file, sync_parent_directory};
 
 /// Name of the file that contains the UUID of the rack.
 pub const RACK_UUID_FILE: &str = "rack-uuid";
@@ -29,9 +31,10 @@ pub enum RackUuidFile {
 /// Reads the file of a directory; `None` if the directory belongs to no rack.
 ///
 /// # Errors
-/// Returns the error of the operating system if the file cannot be read.
+/// Returns an error if the file cannot be read, is not a regular file, or has more than
+/// [`RACK_UUID_FILE_BYTES_MAX`] bytes.
 pub fn read(folder: &Path) -> io::Result<Option<RackUuidFile>> {
-    match fs::read(folder.join(RACK_UUID_FILE)) {
+    match config_file::read_file(&folder.join(RACK_UUID_FILE), RACK_UUID_FILE_BYTES_MAX) {
         Ok(bytes) => Ok(Some(parse(&String::from_utf8_lossy(&bytes)))),
         Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(errno) => Err(errno),
@@ -60,9 +63,38 @@ fn is_uuid(text: &str) -> bool {
 /// directory belongs to no rack.
 pub fn write(folder: &Path, rack_uuid: &str) -> io::Result<()> {
     let partial = folder.join(format!("{RACK_UUID_FILE}.partial"));
-    let mut file = private_file_options().create(true).truncate(true).open(&partial)?;
+    let mut file = open_private_file(&partial)?;
+    file.set_len(0)?; // a crash can leave a partial file
     writeln!(file, "{rack_uuid}")?;
     file.sync_all()?;
     fs::rename(&partial, folder.join(RACK_UUID_FILE))?;
     sync_parent_directory(&partial)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::test_files::{create_fifo, run_with_timeout};
+
+    fn failed_read_error(folder: &Path) -> String {
+        let folder = folder.to_owned();
+        run_with_timeout(move || read(&folder)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn special_and_large_files_are_rejected_without_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(RACK_UUID_FILE);
+        create_fifo(&file);
+        assert_eq!(failed_read_error(folder.path()), "must be a regular file");
+        fs::remove_file(&file).unwrap();
+        symlink("/dev/zero", &file).unwrap();
+        assert_eq!(failed_read_error(folder.path()), "must be a regular file");
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, "0".repeat(RACK_UUID_FILE_BYTES_MAX + 1)).unwrap();
+        let rule = format!("must have at most {RACK_UUID_FILE_BYTES_MAX} bytes");
+        assert_eq!(failed_read_error(folder.path()), rule);
+    }
 }

@@ -1,7 +1,6 @@
 //! Loads and checks the manager's certificate and key, and the certificate authority of clients.
 
 use std::{
-    fs::{self, File},
     io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -115,13 +114,13 @@ fn unusable_error(field: &'static str, path: &Path, rule: impl ToString) -> TlsE
     TlsError::Unusable { field, path: path.to_owned(), rule: rule.to_string() }
 }
 
-fn read_file(field: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
-    let contents = File::open(path).and_then(|file| config_file::read_limited(file, PEM_FILE_BYTES_MAX));
-    contents.map_err(|errno| TlsError::Read { field, path: path.to_owned(), errno })
+fn read_error(field: &'static str, path: &Path) -> impl Fn(io::Error) -> TlsError {
+    move |errno| TlsError::Read { field, path: path.to_owned(), errno }
 }
 
 fn read_certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read_file(field, path)?).collect();
+    let text = config_file::read_file(path, PEM_FILE_BYTES_MAX).map_err(read_error(field, path))?;
+    let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let parsed = parsed.map_err(|error| {
         unusable_error(field, path, format!("must contain certificates in PEM format: {error}"))
     })?;
@@ -132,10 +131,8 @@ fn read_certificates(field: &'static str, path: &Path) -> Result<Vec<Certificate
 }
 
 fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let text = read_file("key", path)?;
-    let mode = fs::metadata(path)
-        .map_err(|errno| TlsError::Read { field: "key", path: path.to_owned(), errno })?
-        .mode();
+    let file = config_file::open_regular(path).map_err(read_error("key", path))?;
+    let mode = file.metadata().map_err(read_error("key", path))?.mode();
     if mode & OTHER_USERS_MODE_BITS != 0 {
         let rule = format!(
             "has mode {:04o}: must not be accessible to all users; run `chmod o= {}`",
@@ -144,6 +141,7 @@ fn read_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
         );
         return Err(unusable_error("key", path, rule));
     }
+    let text = config_file::read_limited(file, PEM_FILE_BYTES_MAX).map_err(read_error("key", path))?;
     PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
         unusable_error("key", path, format!("must contain a private key in PEM format: {error}"))
     })
@@ -229,4 +227,4 @@ fn now_unix_s() -> i64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -5,9 +5,9 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    fs::{self, DirBuilder, File, OpenOptions},
+    fs::{self, DirBuilder, File},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -15,7 +15,12 @@ use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
 use units::{Name, limits::TOKEN_FILE_BYTES_MAX};
 
-use crate::{config::Host, hex, role::Role};
+use crate::{
+    config::Host,
+    hex,
+    role::Role,
+    store::disk::{open_private_file, sync_parent_directory},
+};
 
 /// Number of random bytes of a token. Files contain tokens in hexadecimal.
 const TOKEN_BYTES: usize = 32;
@@ -33,7 +38,7 @@ pub struct Tokens {
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// The operating system rejected an operation.
-    #[error("cannot {operation} {}", path.display())]
+    #[error("cannot {operation} token {}", path.display())]
     Io {
         /// Operation, such as "open".
         operation: &'static str,
@@ -131,14 +136,14 @@ impl NewTokenFiles {
             create_directory(directory)?;
         }
         for (path, digits) in &self.tokens {
-            create_token(path, digits).map_err(io_error("create", path))?;
+            create_token(path, digits)?;
         }
         Ok(())
     }
 
     /// Returns the hash of the token in a file. Generates a token if the file does not exist.
     fn read_or_generate_hash(&mut self, path: PathBuf) -> Result<[u8; 32], TokenError> {
-        match File::open(&path) {
+        match config_file::open_regular(&path) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
                 let digits = generate_token().map_err(io_error("create", &path))?;
                 let hash = hash_token(&digits);
@@ -159,7 +164,7 @@ fn is_equal_hash(a: &[u8; 32], b: &[u8; 32]) -> bool {
 
 fn create_directory(directory: &Path) -> Result<(), TokenError> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    created.map_err(io_error("create", directory))
+    created.map_err(io_error("create the directory of", directory))
 }
 
 /// Returns the directory of the hosts' tokens. `store` is the directory of the store.
@@ -214,13 +219,18 @@ fn generate_token() -> io::Result<String> {
 
 /// Creates the file of a new token, atomically and durably. Otherwise a crash could lose a token
 /// that was already copied to its host.
-fn create_token(path: &Path, digits: &str) -> io::Result<()> {
+fn create_token(path: &Path, digits: &str) -> Result<(), TokenError> {
     let partial = path.with_extension("token.partial");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+    write_partial_token(&partial, digits).map_err(io_error("create", &partial))?;
+    fs::rename(&partial, path).map_err(io_error("create", path))?;
+    sync_parent_directory(path).map_err(io_error("sync the directory of", path))
+}
+
+fn write_partial_token(partial: &Path, digits: &str) -> io::Result<()> {
+    let mut file = open_private_file(partial)?;
+    file.set_len(0)?; // a crash can leave a partial token
     writeln!(file, "{digits}")?;
-    file.sync_all()?;
-    fs::rename(&partial, path)?;
-    File::open(path.parent().expect("the path of a token has a parent directory"))?.sync_all()
+    file.sync_all()
 }
 
 #[cfg(test)]
@@ -230,6 +240,7 @@ mod tests {
     use units::Bytes;
 
     use super::*;
+    use crate::test_files::{create_fifo, run_with_timeout};
 
     fn host(name: &str, token_sha256: Option<[u8; 32]>) -> Host {
         let name = Name::new(name).unwrap();
@@ -322,6 +333,31 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn token_that_is_no_regular_file_is_rejected() {
+        for create in [create_fifo, |path: &Path| fs::create_dir(path).unwrap()] {
+            let store = tempfile::tempdir().unwrap();
+            let hosts = [host("h0", None)];
+            let file = host_token_path(store.path(), &hosts[0].name);
+            fs::create_dir(host_token_directory(store.path())).unwrap();
+            create(&file);
+            let path = store.path().to_owned();
+            let error = run_with_timeout(move || Tokens::load(&path, &hosts)).unwrap_err();
+            let expected = format!("cannot open token {}: must be a regular file", file.display());
+            assert_eq!(units::chain(&error), expected);
+        }
+    }
+
+    #[test]
+    fn error_of_a_new_token_names_the_partial_file() {
+        let store = tempfile::tempdir().unwrap();
+        let partial = host_token_directory(store.path()).join("h0.token.partial");
+        fs::create_dir_all(&partial).unwrap();
+        let error = Tokens::load(store.path(), &[host("h0", None)]).unwrap_err();
+        let expected = format!("cannot create token {}: Is a directory", partial.display());
+        assert!(units::chain(&error).starts_with(&expected), "{}", units::chain(&error));
     }
 
     #[test]

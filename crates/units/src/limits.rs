@@ -89,6 +89,10 @@ const _: () =
 
 /// Maximum size of a file with a token, in bytes.
 pub const TOKEN_FILE_BYTES_MAX: usize = 4 << 10;
+/// Maximum length of the file with the UUID of a rack. A UUID has 36 characters.
+pub const RACK_UUID_FILE_BYTES_MAX: usize = 4 << 10;
+/// Maximum length of the file that injects a fault into an emulated EMC.
+pub const FAULT_FILE_BYTES_MAX: usize = 4 << 10;
 /// Maximum size of a file with certificates or a private key, in bytes.
 pub const PEM_FILE_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of `rack.toml` and `host.toml`, in bytes.

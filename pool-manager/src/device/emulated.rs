@@ -13,10 +13,10 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, TryLockError},
     io,
     ops::RangeInclusive,
-    os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{FileExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -28,6 +28,7 @@ use rustix::{
 use units::{Epoch, HostId, SLICE, limits::DEVICE_FREE_BYTES_MIN};
 
 use super::{Contents, Device, DeviceError, Grant, Handle};
+use crate::store::disk::open_private_file;
 use fault::{Fault, InjectedFault};
 
 pub mod fault;
@@ -106,9 +107,10 @@ impl Emulated {
         create_directory(&directory)?;
         let lock = lock_directory(&directory)?;
         create_directory(&slices_path)?;
-        let epochs = open_private_file(&directory.join("epochs"))?;
+        let epochs_path = directory.join("epochs");
+        let epochs = open_private_file(&epochs_path).map_err(io_error("open", &epochs_path))?;
         let history = read_epochs(&epochs, &directory, slices)?;
-        let slices_fd = File::open(&slices_path).map_err(io_error("open", &slices_path))?;
+        let slices_fd = open_directory(&slices_path)?;
         let faults = InjectedFault::new(&directory)?;
         let (granted, free_bytes_min) = (BTreeMap::new(), DEVICE_FREE_BYTES_MIN);
         let mut device = Self {
@@ -389,15 +391,16 @@ fn create_directory(path: &Path) -> Result<(), DeviceError> {
     }
 }
 
-fn open_private_file(path: &Path) -> Result<File, DeviceError> {
-    let mut options = OpenOptions::new();
-    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-    opened.map_err(io_error("open", path))
+/// Opens a directory. Never waits, unlike opening a FIFO.
+fn open_directory(path: &Path) -> Result<File, DeviceError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    opened.map(File::from).map_err(|errno| io_error("open", path)(errno.into()))
 }
 
 fn lock_directory(directory: &Path) -> Result<File, DeviceError> {
     let path = directory.join("lock");
-    let lock = open_private_file(&path)?;
+    let lock = open_private_file(&path).map_err(io_error("open", &path))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(TryLockError::WouldBlock) => Err(DeviceError::InUse { path: directory.to_owned() }),

@@ -4,7 +4,6 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +12,7 @@ use units::limits::{CHANGES_PER_BATCH_MAX, CORRUPT_ENTRIES_DESCRIBED_MAX};
 
 use super::{
     Scan, Store, StoreError, Table, Write,
-    disk::{DATABASE_FILE, Directory, UnlockedFile, sync_parent_directory},
+    disk::{DATABASE_FILE, Directory, UnlockedFile, open_private_file, sync_parent_directory},
     is_empty, meta, read_meta_number,
     redb::RedbStore,
 };
@@ -196,9 +195,11 @@ impl Restore<'_> {
 
     /// Prepares the new store under a temporary name, and returns its generation.
     fn prepare_store(&self, partial: &Path, before: u64) -> Result<u64, BackupError> {
-        fs::copy(self.from, partial).map_err(io_error("copy", self.from))?;
-        let private = fs::set_permissions(partial, fs::Permissions::from_mode(0o600));
-        private.map_err(io_error("set the mode of", partial))?;
+        let mut backup = config_file::open_regular(self.from).map_err(io_error("open backup", self.from))?;
+        remove_if_exists(partial)?;
+        let mut copy = open_private_file(partial).map_err(io_error("create", partial))?;
+        io::copy(&mut backup, &mut copy).map_err(io_error("copy", self.from))?;
+        drop(copy);
         let unusable = |cause| BackupError::Unusable { path: self.from.to_owned(), cause };
         let mut store = RedbStore::open(UnlockedFile(partial.to_owned())).map_err(unusable)?;
         if is_empty(&mut store)? {
@@ -275,7 +276,10 @@ impl StoreCheckResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::number;
+    use crate::{
+        store::number,
+        test_files::{create_fifo, run_with_timeout},
+    };
 
     /// Key under which these tests store the ledger's generation.
     const LEDGER_KEY: &[u8] = b"ledger";
@@ -400,6 +404,26 @@ mod tests {
             (Some(1), None)
         );
         assert!(!directory.join("ledger.redb.partial").exists());
+    }
+
+    #[test]
+    fn special_file_in_place_of_a_backup_or_ledger_is_rejected() {
+        let folder = tempfile::tempdir().unwrap();
+        let (directory, file) = (folder.path().join("store"), folder.path().join("b"));
+        create_fifo(&file);
+        for from in [file.clone(), "/dev/zero".into()] {
+            let (path, into) = (from.clone(), directory.clone());
+            let error = run_with_timeout(move || restore(&path, &into, true)).unwrap_err();
+            let expected = format!("cannot open backup {}: must be a regular file", from.display());
+            assert_eq!(units::chain(&error), expected);
+        }
+        create_fifo(&directory.join(DATABASE_FILE));
+        let path = directory.clone();
+        let error = run_with_timeout(move || RedbStore::open_existing(&path)).unwrap_err();
+        assert!(units::chain(&error).ends_with("ledger.redb: must be a regular file"), "{error:?}");
+        let ledger = directory.join(DATABASE_FILE);
+        let blank = run_with_timeout(move || crate::store::redb::is_blank_file(&ledger)).unwrap_err();
+        assert!(units::chain(&blank).ends_with("ledger.redb: must be a regular file"), "{blank:?}");
     }
 
     #[test]

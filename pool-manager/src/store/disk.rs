@@ -73,7 +73,7 @@ impl Directory {
     pub fn lock_with_file(path: &Path, file: &str) -> Result<Self, StoreError> {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
         created.map_err(StoreError::io_error("create the directory of", path))?;
-        let lock = private_file_options().create(true).open(path.join(LOCK_FILE));
+        let lock = open_private_file(&path.join(LOCK_FILE));
         let lock = lock.map_err(StoreError::io_error("open the lock of", path))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), file: path.join(file), _lock: lock }),
@@ -133,7 +133,7 @@ pub struct StoreFile(File);
 impl StoreFile {
     /// Opens an existing file read-only.
     pub(super) fn open_read_only(path: &Path) -> io::Result<Self> {
-        File::open(path).map(Self)
+        config_file::open_regular(path).map(Self)
     }
 }
 
@@ -167,16 +167,24 @@ impl StorageBackend for StoreFile {
 }
 
 fn open_file(path: &Path) -> io::Result<StoreFile> {
-    let file = private_file_options().create(true).open(path)?;
+    let file = open_private_file(path)?;
     sync_parent_directory(path)?;
     Ok(StoreFile(file))
 }
 
-/// Returns options to open a file for reading and writing, with mode 0600 for new files.
-pub(crate) fn private_file_options() -> OpenOptions {
+/// Opens a regular file for reading and writing, or creates it with mode 0600.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file, or another error of the
+/// operating system.
+pub(crate) fn open_private_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).truncate(false).mode(0o600);
-    options
+    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "must be a regular file"))
+    }
 }
 
 /// Syncs the parent directory of `path`, to make the creation, renaming or removal of the file

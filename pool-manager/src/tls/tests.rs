@@ -1,14 +1,15 @@
 //! Tests of valid and invalid files in section `[tls]`.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 
 use super::*;
+use crate::test_files::{create_fifo, run_with_timeout};
 
 /// Writes the files of section `[tls]`: a client authority, and key and certificate for
 /// `manager.rack`. The certificate is valid from year `from` to year `to`.
-fn write_files(folder: &Path, from: i32, to: i32) -> Tls {
+pub(crate) fn write_files(folder: &Path, from: i32, to: i32) -> Tls {
     let mut authority = CertificateParams::new([]).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
@@ -55,6 +56,23 @@ fn key_accessible_to_all_users_is_rejected() {
     for mode in [0o644, 0o604, 0o602, 0o777] {
         fs::set_permissions(&tls.key, fs::Permissions::from_mode(mode)).unwrap();
         check_rejected(&tls, "key", &format!("has mode {mode:04o}: must not be accessible to all users"));
+    }
+}
+
+#[test]
+fn fifo_in_place_of_a_file_is_rejected_without_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let tls = write_files(folder.path(), 2020, 2500);
+    let fifo = folder.path().join("fifo");
+    create_fifo(&fifo);
+    let rejected = [
+        ("certificate", Tls { certificate: fifo.clone(), ..tls.clone() }),
+        ("key", Tls { key: fifo.clone(), ..tls.clone() }),
+        ("client_ca", Tls { client_ca: fifo.clone(), ..tls }),
+    ];
+    for (field, tls) in rejected {
+        let error = units::chain(&run_with_timeout(move || load(&tls)).unwrap_err());
+        assert_eq!(error, format!("tls.{field}: cannot read {}: must be a regular file", fifo.display()));
     }
 }
 

@@ -15,6 +15,8 @@ use std::{
     time::SystemTime,
 };
 
+use units::limits::FAULT_FILE_BYTES_MAX;
+
 use super::DeviceError;
 
 /// Number of bytes at the start of a slice that the fault `keep-bytes` retains.
@@ -86,8 +88,9 @@ impl InjectedFault {
             tracing::warn!(path = %self.path.display(), "fault injection ended");
             return Ok(());
         }
-        let word =
-            fs::read_to_string(&self.path).map_err(|errno| format!("cannot read its fault file: {errno}"))?;
+        let contents = config_file::read_file(&self.path, FAULT_FILE_BYTES_MAX);
+        let contents = contents.map_err(|errno| format!("cannot read its fault file: {errno}"))?;
+        let word = String::from_utf8_lossy(&contents);
         let rule = "must be ignore-revoke, keep-bytes or forget-grant";
         let fault = Fault::parse(&word).ok_or_else(|| format!("its fault file contains {word:?}: {rule}"))?;
         self.fault = Some(fault);

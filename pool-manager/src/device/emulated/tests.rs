@@ -15,7 +15,7 @@ fn open_device(directory: &tempfile::TempDir) -> Emulated {
 }
 
 fn open_file(handle: &Handle) -> File {
-    OpenOptions::new().read(true).write(true).open(handle.as_ref()).unwrap()
+    fs::OpenOptions::new().read(true).write(true).open(handle.as_ref()).unwrap()
 }
 
 fn first_byte(file: &File) -> Option<u8> {
