@@ -4,8 +4,8 @@
 //! is not mounted, and a new rack there would take the slices of the rack on this disk.
 //!
 //! A directory contains a rack once the ledger has its metadata. The [`mod@rack_uuid_file`] and the
-//! hosts' tokens are written afterwards. A directory that has one of these files but no ledger has
-//! lost its ledger. Creating a new rack there would lose the owners of slices.
+//! tokens of hosts and roles are written afterwards. A directory that has one of these files but no
+//! ledger has lost its ledger. Creating a new rack there would lose the owners of slices.
 
 use std::{
     fs, io,
@@ -292,12 +292,18 @@ fn find_rack_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError>
     Ok(match read_rack_uuid(folder)? {
         Some(RackUuidFile::Uuid(rack)) => Some(format!("{} contains rack {rack}", file.display())),
         Some(RackUuidFile::Damaged(found)) => Some(format!("{} contains {found:?}", file.display())),
-        None => {
-            let tokens = tokens::host_token_directory(folder);
-            let exists = tokens.try_exists().map_err(io_error("find", &tokens))?;
-            exists.then(|| format!("{} exists", tokens.display()))
-        }
+        None => find_token_directory(folder)?.map(|tokens| format!("{} exists", tokens.display())),
     })
+}
+
+/// Returns the path of the first directory with tokens, of hosts or roles, that exists.
+fn find_token_directory(folder: &Path) -> Result<Option<PathBuf>, StoreFolderError> {
+    for tokens in [tokens::host_token_directory(folder), tokens::role_token_directory(folder)] {
+        if tokens.try_exists().map_err(io_error("find", &tokens))? {
+            return Ok(Some(tokens));
+        }
+    }
+    Ok(None)
 }
 
 fn read_rack_uuid(folder: &Path) -> Result<Option<RackUuidFile>, StoreFolderError> {
@@ -350,6 +356,19 @@ mod tests {
         fs::write(folder.path().join(DATABASE_FILE), "").unwrap(); // a crash during the creation of the store leaves an empty file
         init_rack(folder.path(), UUID).unwrap();
         assert_eq!(stored_uuid(folder.path()), UUID);
+    }
+
+    #[test]
+    fn init_is_rejected_if_only_role_tokens_are_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let roles = tokens::role_token_directory(folder.path());
+        fs::create_dir(&roles).unwrap();
+        let error = failed_init_error(folder.path());
+        let ledger = folder.path().join(DATABASE_FILE);
+        let expected = format!("the ledger {} is missing, but its directory", ledger.display());
+        assert!(error.starts_with(&expected), "{error}");
+        assert!(error.contains(&format!("({} exists)", roles.display())), "{error}");
+        assert!(!ledger.exists());
     }
 
     #[test]
