@@ -238,14 +238,11 @@ impl<'a> ConfigParser<'a> {
             .take_section("access")
             .map_or(Some(Access::default()), |section| access::parse_access(section, is_unix));
         let tls = top.take_section("tls").map_or(Some(None), |section| self.parse_tls(section).map(Some));
-        let emcs = top.take_sections("emc", EMCS_MAX);
+        let emcs = top.take_required_sections("emc", EMCS_MAX);
         let emcs: Vec<_> = emcs.into_iter().map(|section| self.parse_emc(section)).collect();
-        let hosts = top.take_sections("host", HOSTS_MAX);
+        let hosts = top.take_required_sections("host", HOSTS_MAX);
         let hosts: Vec<_> = hosts.into_iter().map(|section| self.parse_host(section)).collect();
-        let has_emc = top.check(!emcs.is_empty(), "emc", "at least one [[emc]] is required");
-        let has_host = top.check(!hosts.is_empty(), "host", "at least one [[host]] is required");
         top.reject_unknown_keys();
-        has_emc.and(has_host)?;
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
         let (lease, policy, prediction, fence) = (lease?, policy?, prediction?, fence?);
@@ -263,7 +260,7 @@ impl<'a> ConfigParser<'a> {
         let listen = listen.map(|listen| listen.unwrap_or_else(|| Listen::Unix(DEFAULT_SOCKET_PATH.into())));
         let store = section.take_required("store", |field| self.parse_directory(field));
         let metrics_listen = section.take_optional("metrics_listen", |field| match &listen {
-            Some(Listen::Tcp(listen)) if parse_address(field)? == *listen && listen.port() != 0 => {
+            Some(Listen::Tcp(listen)) if parse_address(field)? == *listen => {
                 Err("must differ from manager.listen".to_owned())
             }
             _ => parse_address(field),
@@ -290,6 +287,14 @@ impl<'a> ConfigParser<'a> {
     }
 
     fn parse_socket_path(&self, path: &str) -> Result<PathBuf, String> {
+        if path.starts_with('@') {
+            return Err(
+                "must be the path of a file: every local user can connect to an abstract socket".into()
+            );
+        }
+        if ["", ".", ".."].contains(&path.rsplit('/').next().unwrap_or_default()) && !path.is_empty() {
+            return Err("must end with the name of a file, such as unix:/run/tarn/manager.sock".into());
+        }
         let path = config_file::to_absolute_path(self.base, path)?;
         let bytes = path.as_os_str().len();
         let rule =
@@ -434,7 +439,10 @@ fn check_unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, S
 }
 
 fn parse_address(field: &Field<'_>) -> Result<SocketAddr, String> {
-    field.as_str()?.parse().map_err(|_| "must be an IP address and a port, such as 127.0.0.1:9750".to_owned())
+    let rule = || "must be an IP address and a port, such as 127.0.0.1:9750".to_owned();
+    let address: SocketAddr = field.as_str()?.parse().map_err(|_| rule())?;
+    let rule = || "must have a port from 1 to 65535, because clients cannot find another port".to_owned();
+    (address.port() != 0).then_some(address).ok_or_else(rule)
 }
 
 fn parse_driver(field: &Field<'_>) -> Result<Driver, String> {

@@ -132,7 +132,8 @@ fn can_assign_group(group: u32) -> bool {
     rustix::process::geteuid().is_root() || own || listed()
 }
 
-/// Checks `rack.toml`, every page of the store and every record, and prints a summary.
+/// Checks `rack.toml`, every page of the store, every record and every token, and prints a summary.
+/// A missing token is no error, because `serve` creates it.
 ///
 /// # Errors
 /// [`OfflineError`] at the first failed check.
@@ -170,6 +171,7 @@ pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     store_folder::check_file(&config.manager.store, path)?;
     let mut store = RedbStore::open_existing(&config.manager.store)?;
     let entries = backup::backup(&mut store, to)?;
+    Tokens::prepare(&config.manager.store, &config.hosts)?;
     println!(
         "{}: backup of {}, {} entries",
         to.display(),

@@ -287,9 +287,12 @@ impl<'a> Section<'a> {
         self.take_optional(key, Field::to_section).flatten()
     }
 
-    /// Takes an array of at most `max` tables `[[key]]`.
-    pub fn take_sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
-        let items = self.take_optional(key, |field| field.to_items(max)).flatten().unwrap_or_default();
+    /// Takes an array of 1 to `max` tables `[[key]]`. Returns only the valid tables. If it reports
+    /// an invalid array, it does not also report that the tables are missing.
+    pub fn take_required_sections(&mut self, key: &'static str, max: usize) -> Vec<Section<'a>> {
+        let Some(items) = self.take_optional(key, |field| field.to_items(max)) else { return Vec::new() };
+        let items = items.unwrap_or_default();
+        self.check(!items.is_empty(), key, &format!("at least one [[{key}]] is required"));
         items.iter().filter_map(|item| item.read(Field::to_section)).collect()
     }
 

@@ -141,6 +141,46 @@ fn unknown_key_is_an_error() {
 }
 
 #[test]
+fn invalid_list_of_tables_is_not_also_reported_as_missing() {
+    let (before_emcs, rest) = RACK.split_once("[[emc]]").unwrap();
+    let emcs = format!("emc = 7\n{before_emcs}{}", &rest[rest.find("[[host]]").unwrap()..]);
+    let error = parse(&emcs).unwrap_err().to_string();
+    assert!(error.contains("line 1: emc = 7: must be a list"), "{error}");
+    assert!(!error.contains("at least one"), "{error}");
+    let host = |i| format!("[[host]]\nname = \"x{i}\"\ncores = 1\nlocal_mib = 1\nemcs = [\"emc0\"]\n");
+    let hosts: String = (0..HOSTS_MAX).map(host).collect();
+    let error = parse(&format!("{RACK}{hosts}")).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("has {} items: must have at most {HOSTS_MAX}", HOSTS_MAX + 1)),
+        "{error}"
+    );
+    assert!(!error.contains("at least one"), "{error}");
+}
+
+#[test]
+fn listen_addresses_without_a_fixed_place_are_rejected() {
+    let file = "must end with the name of a file, such as unix:/run/tarn/manager.sock";
+    let abstract_socket = "must be the path of a file: every local user can connect to an abstract socket";
+    let port = "must have a port from 1 to 65535, because clients cannot find another port";
+    for (value, rule) in [
+        ("unix:/", file),
+        ("unix:/run/tarn/", file),
+        ("unix:/run/..", file),
+        ("unix:run/.", file),
+        ("unix:@manager", abstract_socket),
+        ("127.0.0.1:0", port),
+    ] {
+        let expected = format!("line 3: manager.listen = \"{value}\": {rule}");
+        check("\"127.0.0.1:9750\"", &format!("\"{value}\""), &expected);
+    }
+    check(
+        "store =",
+        "metrics_listen = \"127.0.0.1:0\"\nstore =",
+        &format!("line 4: manager.metrics_listen = \"127.0.0.1:0\": {port}"),
+    );
+}
+
+#[test]
 fn host_with_unknown_or_repeated_emcs_is_rejected() {
     check(r#"["emc0", "emc1"]"#, "[]", "line 22: host[0].emcs = []: must name at least one EMC");
     check(
