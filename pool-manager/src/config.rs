@@ -18,7 +18,12 @@ use units::{
     },
 };
 
-use crate::{device::Driver, fence_command::FenceCommand, forecasts::Settings};
+use crate::{
+    device::Driver,
+    fence_command::FenceCommand,
+    folder_access::{self, FolderAccessError},
+    forecasts::Settings,
+};
 use directories::Directories;
 
 mod access;
@@ -181,6 +186,34 @@ impl Config {
     /// [`ConfigError::Read`], or [`ConfigError::Invalid`] with all violations.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         config_file::load(path, |top, base| ConfigParser::new(base).parse_rack(top))
+    }
+
+    /// Checks that only root and the manager's user, which has the ID `manager_uid`, can write to
+    /// the folders of the store and the EMCs, as far as they exist. `path` is the path of the
+    /// configuration file, for messages.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with all violations.
+    pub fn check_folders(&self, path: &Path, manager_uid: u32) -> Result<(), ConfigError> {
+        let store = ("manager.store".to_owned(), self.manager.store.clone());
+        let emcs = self.emcs.iter().enumerate().flat_map(|(i, emc)| {
+            emc.driver.folders(&emc.path).into_iter().map(move |folder| (format!("emc[{i}].path"), folder))
+        });
+        let violations = std::iter::once(store)
+            .chain(emcs)
+            .filter_map(|(field, folder)| {
+                let Err(FolderAccessError::Violation { rule, .. }) =
+                    folder_access::check(&folder, manager_uid)
+                else {
+                    return None; // opening the store or EMC reports an error of the operating system
+                };
+                Some(Violation { line: None, field, value: Some(folder.display().to_string()), rule })
+            })
+            .collect::<Vec<_>>();
+        if violations.is_empty() {
+            return Ok(());
+        }
+        Err(ConfigError::Invalid { path: path.to_owned(), violations })
     }
 
     /// Parses and validates the contents of a configuration file. `path` appears in messages, and

@@ -9,6 +9,7 @@ use std::{
 use units::{Epoch, HostId};
 
 use crate::{
+    folder_access::{self, FolderAccessError},
     rack_uuid_file::{self, RACK_UUID_FILE, RackUuidFile},
     store::StoreError,
 };
@@ -59,9 +60,27 @@ impl Driver {
     /// device's directory.
     const fn identifying_files(self) -> &'static [&'static str] {
         match self {
-            Self::Emulated => &[RACK_UUID_FILE, "epochs", "slices"],
+            Self::Emulated => &[RACK_UUID_FILE, "epochs", emulated::SLICES_FOLDER],
             Self::SharedDax => &[RACK_UUID_FILE, shared_dax::GRANTS_FILE],
         }
+    }
+
+    /// Returns the folders of the EMC at `path` in which only root and the manager's user may create
+    /// or remove files.
+    pub fn folders(self, path: &Path) -> Vec<PathBuf> {
+        match self {
+            Self::Emulated => vec![path.to_owned(), path.join(emulated::SLICES_FOLDER)],
+            Self::SharedDax => vec![path.to_owned()],
+        }
+    }
+
+    /// Checks the owner and mode of the folders of the EMC at `path`.
+    ///
+    /// # Errors
+    /// [`FolderAccessError`] for the first folder that other users can change.
+    pub fn check_folders(self, path: &Path) -> Result<(), FolderAccessError> {
+        let own = rustix::process::geteuid().as_raw();
+        self.folders(path).iter().try_for_each(|folder| folder_access::check(folder, own))
     }
 
     /// Returns the driver with this name in `rack.toml`.
@@ -74,9 +93,10 @@ impl Driver {
     /// cannot revoke access.
     ///
     /// # Errors
+    /// [`DeviceError::FolderAccess`] if other users can change the EMC's folders,
     /// [`DeviceError::OtherRack`] if the EMC belongs to another rack,
     /// [`DeviceError::DamagedRackUuid`] if its rack UUID file is damaged, [`DeviceError::Io`], or
-    /// an error of the driver. The first two errors occur before any change.
+    /// an error of the driver. The first three errors occur before any change.
     pub fn open(
         self,
         path: &Path,
@@ -84,6 +104,7 @@ impl Driver {
         serial: &str,
         rack: &str,
     ) -> Result<Box<dyn Device>, DeviceError> {
+        self.check_folders(path)?;
         let io_error =
             |operation| move |errno| DeviceError::Io { operation, path: path.join(RACK_UUID_FILE), errno };
         let owner = rack_uuid_file::read(path).map_err(io_error("read"))?;
@@ -206,6 +227,9 @@ pub enum DeviceError {
         /// UUID of this rack.
         rack: String,
     },
+    /// Other users can change the files of the EMC.
+    #[error(transparent)]
+    FolderAccess(#[from] FolderAccessError),
     /// A file of an open device is missing or was replaced.
     #[error(
         "{} {what}: restore the EMC's directory; if it is lost, restart pool-manager to create an empty one",

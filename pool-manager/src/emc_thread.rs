@@ -276,9 +276,12 @@ impl EmcDescription {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use units::{Epoch, HostId};
 
     use super::*;
+    use crate::test_files::{create_fifo, run_with_timeout};
 
     const RACK_UUID: &str = "11111111-2222-3333-4444-555555555555";
     const OTHER_RACK_UUID: &str = "99999999-2222-3333-4444-555555555555";
@@ -366,6 +369,48 @@ mod tests {
         assert!(stale.exists() && !directory.path().join("slices/00008.1.h0").exists());
         let again = perform_calls(&emc, &mut DeviceState::default(), vec![grant(107)]);
         assert!(matches!(again[..], [DeviceReply::Granted { .. }]), "{again:?}");
+    }
+
+    #[test]
+    fn special_device_file_is_reported_without_waiting() {
+        for name in ["rack-uuid", "slices", "fault", "epochs"] {
+            let directory = tempfile::tempdir().unwrap();
+            create_fifo(&directory.path().join(name));
+            let emc = emc(directory.path());
+            let results = run_with_timeout(move || {
+                let call = EmcCall { call: DeviceCall::Contents, comparison: 1 };
+                perform_all_calls(&emc, &mut DeviceState::default(), vec![call])
+            });
+            let [DeviceReply::Failed { failure: DeviceFailure::Error(error), .. }] = &results[..] else {
+                panic!("{name}: {results:?}")
+            };
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn device_folder_writable_by_others_fails_until_its_mode_is_corrected() {
+        let set_mode = |path: &std::path::Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        for name in ["", "slices"] {
+            let directory = tempfile::tempdir().unwrap();
+            let (emc, mut device) = (emc(directory.path()), DeviceState::default());
+            let folder = directory.path().join(name);
+            let is_rejected = |results: &[DeviceReply]| {
+                matches!(results, [DeviceReply::Failed { failure: DeviceFailure::Error(error), .. }]
+                    if error.contains("has mode 0777: must not be writable by group or others"))
+            };
+            perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
+            set_mode(&folder, 0o777);
+            let probed = device.probe_device(&emc).expect("the probe must fail");
+            assert!(is_rejected(&[probed]));
+            let results = perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
+            assert!(is_rejected(&results), "{results:?}");
+            set_mode(&folder, 0o711);
+            let results = perform_calls(&emc, &mut device, vec![DeviceCall::Contents]);
+            assert!(matches!(results[..], [DeviceReply::Contents(_)]), "{results:?}");
+        }
     }
 
     #[test]

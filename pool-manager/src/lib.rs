@@ -8,6 +8,7 @@ pub mod device;
 pub mod driver;
 pub mod emc_thread;
 pub mod fence_command;
+pub mod folder_access;
 pub mod forecasts;
 pub mod hex;
 pub mod ledger_store;
@@ -25,8 +26,8 @@ pub mod serve;
 pub mod shares;
 pub mod store;
 pub mod store_folder;
-pub mod tls;
 #[cfg(test)]
 mod test_files;
+pub mod tls;
 pub mod tokens;
 pub mod write_chunk;

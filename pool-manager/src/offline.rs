@@ -1,6 +1,7 @@
 //! Commands that run without a running manager: init, check, backup and restore.
 
 use std::{
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -80,6 +81,7 @@ pub enum OfflineError {
 /// [`OfflineError`] if `rack.toml` is invalid, or the directory contains or contained a rack.
 pub fn init(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
+    config.check_folders(path, rustix::process::geteuid().as_raw())?;
     let (store, uuid) = (&config.manager.store, store_folder::random_uuid());
     store_folder::init(store, &uuid, path)?;
     Tokens::load(store, &config.hosts)?;
@@ -92,13 +94,19 @@ pub fn init(path: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Checks `rack.toml` with its certificates and keys, and prints a summary.
+/// Checks `rack.toml` with its folders, certificates and keys, and prints a summary.
 ///
 /// # Errors
-/// [`OfflineError`] with all violations in `rack.toml`, or with the first unusable certificate or
-/// key.
+/// [`OfflineError`] with all violations in `rack.toml`, all folders that other users can change, or
+/// the first unusable certificate or key.
 pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
+    let own = rustix::process::geteuid().as_raw();
+    let manager_uid = manager_uid(&config, own);
+    if manager_uid != own {
+        println!("{}: checking for user {manager_uid}, the owner of manager.store", path.display());
+    }
+    config.check_folders(path, manager_uid)?;
     let slices: u32 = config.emcs.iter().map(|emc| emc.slices).sum();
     println!(
         "{}: {} hosts, {} EMCs, {slices} slices: ok",
@@ -123,6 +131,13 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         );
     }
     Ok(())
+}
+
+/// Returns the ID of the manager's user. Root often checks the configuration of a manager that runs
+/// as another user. This user owns the folder of the store.
+fn manager_uid(config: &Config, own: u32) -> u32 {
+    let owner = std::fs::metadata(&config.manager.store).map(|store| store.uid());
+    if own == 0 { owner.unwrap_or(own) } else { own }
 }
 
 /// Returns whether this process may change the group of a file to `group`.
@@ -156,6 +171,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
     }
     let meta = records::load(&mut store)?.meta;
     let meta = store_folder::check_rack(&config.manager.store, meta, path)?;
+    Tokens::prepare(&config.manager.store, &config.hosts)?;
     let (uuid, revision, entries) = (meta.rack_uuid, meta.revision.0, checked.entries.values().sum::<u64>());
     println!("{place}: rack {uuid}, revision {revision}, {entries} entries: ok");
     Ok(())
@@ -171,7 +187,6 @@ pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     store_folder::check_file(&config.manager.store, path)?;
     let mut store = RedbStore::open_existing(&config.manager.store)?;
     let entries = backup::backup(&mut store, to)?;
-    Tokens::prepare(&config.manager.store, &config.hosts)?;
     println!(
         "{}: backup of {}, {} entries",
         to.display(),

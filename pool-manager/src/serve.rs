@@ -129,6 +129,7 @@ pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
     let opened = store_folder::open(&config.manager.store, &path)?;
     let OpenedStore { mut store, meta, records, restored } = opened;
+    config.check_folders(&path, rustix::process::geteuid().as_raw())?;
     let rejections = Arc::new(RejectionLog::default());
     let (rules, new_tokens) = prepare_rules(&config)?;
     new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
@@ -353,6 +354,7 @@ async fn reload(
     let new = Config::load(path)?;
     let changes: Vec<String> =
         changed_immutable_settings(old, &new).iter().map(ToString::to_string).collect();
+    new.check_folders(path, rustix::process::geteuid().as_raw())?;
     if !changes.is_empty() {
         return Err(ServeError::ImmutableSetting(changes.join("; ")));
     }

@@ -33,6 +33,8 @@ use fault::{Fault, InjectedFault};
 
 pub mod fault;
 
+/// Name of the folder with the files of the grants.
+pub(super) const SLICES_FOLDER: &str = "slices";
 /// Size of an entry of the file `epochs`, in bytes.
 const EPOCH_ENTRY_BYTES: u64 = 8;
 /// Valid epochs: an entry of `epochs` is a u64 that contains twice the epoch.
@@ -97,7 +99,7 @@ impl Emulated {
     /// or [`DeviceError::Io`].
     pub fn open(path: &Path, slices: u32) -> Result<Self, DeviceError> {
         let directory = std::path::absolute(path).map_err(io_error("resolve", path))?;
-        let slices_path = directory.join("slices");
+        let slices_path = directory.join(SLICES_FOLDER);
         if slices_path.to_str().is_none() {
             return Err(DeviceError::Mismatch {
                 path: directory,

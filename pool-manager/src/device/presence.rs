@@ -1,6 +1,6 @@
 //! Detects that an EMC's directory was renamed, deleted or hidden by a mount after its driver
-//! opened it. The driver's open file descriptors still work then, but hosts open slices by path and
-//! cannot find them.
+//! opened it, or that other users can now change it. The driver's open file descriptors still work
+//! then, but hosts open slices by path and cannot find them.
 
 use std::{
     fs, io,
@@ -13,6 +13,8 @@ use super::{DeviceError, Driver};
 /// Paths and identities of the files of an open device.
 #[derive(Debug)]
 pub struct DevicePresence {
+    driver: Driver,
+    path: PathBuf,
     files: Vec<(PathBuf, FileId)>,
 }
 
@@ -31,21 +33,26 @@ impl DevicePresence {
             Ok((path, id))
         };
         Ok(Self {
+            driver,
+            path: path.to_owned(),
             files: driver.identifying_files().iter().map(identify).collect::<Result<_, DeviceError>>()?,
         })
     }
 
-    /// Compares the current files with the recorded identities.
+    /// Compares the current files with the recorded identities, and checks the access to their
+    /// folders.
     ///
     /// # Errors
-    /// [`DeviceError::Vanished`] if a file is missing or was replaced, or [`DeviceError::Io`].
+    /// [`DeviceError::Vanished`] if a file is missing or was replaced,
+    /// [`DeviceError::FolderAccess`] if other users can change the folders, or [`DeviceError::Io`].
     pub fn check(&self) -> Result<(), DeviceError> {
         self.files.iter().try_for_each(|(path, id)| {
             if file_id(path)? == *id {
                 return Ok(());
             }
             Err(DeviceError::Vanished { path: path.clone(), what: "was replaced" })
-        })
+        })?;
+        Ok(self.driver.check_folders(&self.path)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Starts of the manager without a usable store, and rejected reloads.
 
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use super::*;
 use crate::{offline, store::disk::DATABASE_FILE, store_folder::StoreFolderError, tokens};
@@ -95,4 +95,44 @@ async fn reload_rejected_by_the_ledger_creates_no_token() {
     assert!(token.exists());
     handle.close();
     let _ended = tokio::time::timeout(WAIT_TIMEOUT, driver).await.expect("the driver did not end");
+}
+
+#[test]
+fn check_rejects_tokens_on_which_serve_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = rack_toml(folder.path());
+    offline::init(&path).unwrap();
+    offline::check(&path).unwrap();
+    let token = tokens::role_token_path(&folder.path().join("store"), crate::role::Role::Admin);
+    for contents in [&b""[..], b"\xff\0"] {
+        fs::write(&token, contents).unwrap();
+        let error = offline::check(&path).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("token {} is malformed", token.display())), "{error}");
+    }
+    fs::remove_file(&token).unwrap();
+    offline::check(&path).unwrap();
+    assert!(!token.exists(), "the check created a token");
+}
+
+#[tokio::test]
+async fn start_with_a_folder_writable_by_others_fails() {
+    for (field, name) in [("manager.store", "store"), ("emc[0].path", "emc0"), ("emc[0].path", "emc0/slices")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let path = rack_toml(folder.path());
+        offline::init(&path).unwrap();
+        let writable = folder.path().join(name);
+        fs::create_dir_all(&writable).unwrap();
+        for parent in [folder.path().join("emc0"), writable.clone()] {
+            let _ = fs::set_permissions(&parent, fs::Permissions::from_mode(0o711)); // the EMC may not exist
+        }
+        fs::set_permissions(&writable, fs::Permissions::from_mode(0o775)).unwrap();
+        let at = writable.display();
+        let expected = format!(
+            "{}: {field} = {at}: has mode 0775: must not be writable by group or others; run `chmod go-w {at}`",
+            path.display()
+        );
+        assert_eq!(failed_start_error(&path).await.to_string(), expected);
+        assert_eq!(offline::check_config(&path).unwrap_err().to_string(), expected);
+    }
 }
