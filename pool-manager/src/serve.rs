@@ -20,7 +20,7 @@ use proto::v1::{
 };
 use sd_notify::NotifyState;
 use tokio::{
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, TcpSocket, UnixListener},
     signal::unix::{SignalKind, signal},
     sync::{Semaphore, watch},
     task::JoinHandle,
@@ -28,7 +28,9 @@ use tokio::{
 use tonic::server::NamedService;
 use tonic::transport::Server;
 use tower_layer::Stack;
-use units::limits::{CALLS_PER_CONNECTION_MAX, RPC_MESSAGE_BYTES_MAX, SESSION_SILENCE_TIMEOUT};
+use units::limits::{
+    ACCEPT_BACKLOG, CALLS_PER_CONNECTION_MAX, RPC_MESSAGE_BYTES_MAX, SESSION_SILENCE_TIMEOUT,
+};
 
 use crate::{
     config::{Config, ConfigError, Listen, changed_immutable_settings},
@@ -127,9 +129,9 @@ fn io_error(
 /// request has been served.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
+    config.check_folders(&path, rustix::process::geteuid().as_raw())?;
     let opened = store_folder::open(&config.manager.store, &path)?;
     let OpenedStore { mut store, meta, records, restored } = opened;
-    config.check_folders(&path, rustix::process::geteuid().as_raw())?;
     let rejections = Arc::new(RejectionLog::default());
     let (rules, new_tokens) = prepare_rules(&config)?;
     new_tokens.create()?; // must run after the store is opened: tokens without a ledger mean that the ledger is lost
@@ -199,7 +201,7 @@ async fn serve_rack(
     health.set_serving::<AgentServer<Agent>>().await;
     health.set_serving::<ModelsServer<Models>>().await;
     let router = build_router(shared.clone()).add_service(health_service);
-    let listener = listen(&config).await?;
+    let listener = listen(&config)?;
     let incoming = connections::accept(listener, access.tls_receiver.clone(), Arc::clone(&access.rejections));
     let stopped = wait_until_stopping(stopping.clone());
     let server = tokio::spawn(async move {
@@ -352,9 +354,9 @@ async fn reload(
     access: &AccessControl,
 ) -> Result<Config, ServeError> {
     let new = Config::load(path)?;
+    new.check_folders(path, rustix::process::geteuid().as_raw())?;
     let changes: Vec<String> =
         changed_immutable_settings(old, &new).iter().map(ToString::to_string).collect();
-    new.check_folders(path, rustix::process::geteuid().as_raw())?;
     if !changes.is_empty() {
         return Err(ServeError::ImmutableSetting(changes.join("; ")));
     }
@@ -414,11 +416,18 @@ fn load_tls_config(path: &Path, config: &Config) -> Result<TlsConfig, ServeError
     Ok(Some(loaded.config))
 }
 
-async fn listen(config: &Config) -> Result<Listener, ServeError> {
+fn listen_on_address(address: std::net::SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?; // connections of the previous process may still be closing
+    socket.bind(address)?;
+    socket.listen(ACCEPT_BACKLOG)
+}
+
+fn listen(config: &Config) -> Result<Listener, ServeError> {
     match &config.manager.listen {
         Listen::Tcp(address) => {
             let failed = io_error("listen on", format!("manager.listen {address}"));
-            Ok(Listener::Tcp(TcpListener::bind(address).await.map_err(failed)?))
+            Ok(Listener::Tcp(listen_on_address(*address).map_err(failed)?))
         }
         Listen::Unix(path) => {
             let listener = connections::bind(path, config.access.group)?;

@@ -178,20 +178,22 @@ async fn connections_without_authorized_request_are_limited_and_closed() {
     let listen = format!("127.0.0.1:{}", find_free_port());
     let _manager = Manager::start(&rack, &rack.rack_toml().replace(&rack.endpoint(), &listen)).await;
     let limit = units::limits::UNADMITTED_CONNECTIONS_PER_SOURCE_MAX;
-    let idle_streams: Vec<_> = (0..limit).map(|_| std::net::TcpStream::connect(&listen).unwrap()).collect();
     let start = Instant::now();
-    // A connection above the limit is closed immediately, which a read detects. Connections within
-    // the limit are closed after the authentication timeout.
-    let mut extra = std::net::TcpStream::connect(&listen).unwrap();
-    extra.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    // A connection above the limit closes the oldest one immediately, which a read detects. The other
+    // connections are closed after the authentication timeout.
+    let mut idle_streams: Vec<_> =
+        (0..=limit).map(|_| std::net::TcpStream::connect(&listen).unwrap()).collect();
+    let mut oldest = idle_streams.remove(0);
+    oldest.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let is_closed = |read: std::io::Result<usize>| match read {
         Ok(read) => read == 0,
         Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
     };
-    assert!(is_closed(extra.read(&mut [0; 1])));
+    assert!(is_closed(oldest.read_to_end(&mut Vec::new()).map(|_| 0)));
+    assert!(start.elapsed() < Duration::from_secs(5), "the oldest connection was closed too late");
     assert!(
         rack.read_log("manager")
-            .contains("connections of this source without an authorized request are open already")
+            .contains("too many connections without an authorized request: the oldest was closed")
     );
     for mut stream in idle_streams {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();

@@ -167,13 +167,22 @@ pub const RESERVATIONS_SCANNED_PER_CALL_MAX: usize = 1024;
 /// Maximum number of concurrent connections to the manager, from agents, schedulers and operators.
 pub const CONNECTIONS_MAX: usize = 4096;
 /// Maximum number of concurrent connections to the manager on which no request was admitted yet.
+/// A further connection closes one of them.
 pub const UNADMITTED_CONNECTIONS_MAX: usize = 512;
 /// Maximum number of connections to the manager per source. A source is a network address, or a
 /// local user other than root and the manager's own user.
 pub const CONNECTIONS_PER_SOURCE_MAX: usize = 1024;
-/// Maximum number of connections per source on which no request was admitted yet.
+/// Maximum number of connections per source on which no request was admitted yet. A further
+/// connection from a network address closes the oldest of them. A further connection of a local
+/// user is rejected.
 pub const UNADMITTED_CONNECTIONS_PER_SOURCE_MAX: usize = 128;
-const _: () = assert!(CONNECTIONS_PER_SOURCE_MAX < CONNECTIONS_MAX);
+/// Number of connections, of [`CONNECTIONS_MAX`], that only root and the manager's own user can open
+/// on the unix socket.
+pub const TRUSTED_CONNECTIONS_RESERVED: usize = 64;
+const _: () = assert!(CONNECTIONS_PER_SOURCE_MAX < CONNECTIONS_MAX - TRUSTED_CONNECTIONS_RESERVED);
+/// Number of connections to the manager that the kernel queues before the manager accepts them. This
+/// is the default of `net.core.somaxconn`, which limits it.
+pub const ACCEPT_BACKLOG: u32 = 4096;
 const _: () = assert!(UNADMITTED_CONNECTIONS_PER_SOURCE_MAX < UNADMITTED_CONNECTIONS_MAX);
 /// Time after which the manager closes a connection without an admitted request. The time includes
 /// the TLS handshake.

@@ -24,17 +24,29 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, rustls::ServerConfig, server::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
-use units::limits::{ACCEPTED_CONNECTIONS_QUEUED_MAX, CONNECTION_ADMISSION_TIMEOUT};
+use units::limits::{
+    ACCEPTED_CONNECTIONS_QUEUED_MAX, CONNECTION_ADMISSION_TIMEOUT, UNADMITTED_CONNECTIONS_PER_SOURCE_MAX,
+};
 
 use super::rejection_log::RejectionLog;
 use activity::{ConnectionActivity, IdleTimer};
-use limiter::ConnectionLimiter;
+use limiter::{Admission, ConnectionLimiter, Eviction};
 
 pub use activity::CallCounterLayer;
 pub use socket::{SocketError, bind};
 
 /// Delay before the next attempt to accept a connection after a failure.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);
+/// Number of evictions after which the manager pauses before it accepts another TCP connection. With
+/// [`EVICTION_PAUSE`], it gives every client at least 16 ms to authorize its first request.
+const EVICTIONS_PER_PAUSE: u64 = 8;
+/// Length of the pause after [`EVICTIONS_PER_PAUSE`] evictions.
+const EVICTION_PAUSE: Duration = Duration::from_millis(1);
+/// Minimum time for a client to authorize its first request, in pauses.
+const PAUSES_PER_EVICTION: u64 = UNADMITTED_CONNECTIONS_PER_SOURCE_MAX as u64 / EVICTIONS_PER_PAUSE;
+const _: () = assert!(PAUSES_PER_EVICTION >= 16);
+/// Reason in the log if a new connection closes another one.
+const EVICTION_REASON: &str = "too many connections without an authorized request: the oldest was closed";
 
 /// Listening socket of the gRPC server.
 #[derive(Debug)]
@@ -115,13 +127,19 @@ struct Acceptor {
 
 impl Acceptor {
     async fn run(self, listener: Listener) {
+        let mut evictions = 0;
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = self.ready.closed() => return,
             };
             match accepted {
-                Ok((stream, origin)) => self.start_handshake(stream, origin),
+                Ok((stream, origin)) => {
+                    if self.start_handshake(stream, origin) {
+                        evictions += 1;
+                        wait_after_eviction(&listener, evictions).await;
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_RETRY_AFTER).await; // file descriptors can be exhausted for a while
@@ -130,14 +148,22 @@ impl Acceptor {
         }
     }
 
-    /// Starts the handshake of a connection, or closes the connection if there are too many.
-    fn start_handshake(&self, stream: Stream, origin: ConnectionOrigin) {
+    /// Starts the handshake of a connection, or closes the connection if there are too many. Returns
+    /// whether another connection was evicted.
+    fn start_handshake(&self, stream: Stream, origin: ConnectionOrigin) -> bool {
         match self.limiter.acquire(&origin) {
-            Ok(permit) => {
+            Ok(Admission { permit, eviction, has_evicted }) => {
+                if has_evicted {
+                    self.rejections.log(&origin, &EVICTION_REASON);
+                }
                 let activity = Arc::new(ConnectionActivity::new(permit));
-                tokio::spawn(self.clone().prepare_connection(stream, origin, activity));
+                tokio::spawn(self.clone().prepare_connection(stream, origin, activity, eviction));
+                has_evicted
             }
-            Err(limit) => self.rejections.log(&origin, &limit),
+            Err(limit) => {
+                self.rejections.log(&origin, &limit);
+                false
+            }
         }
     }
 
@@ -147,11 +173,14 @@ impl Acceptor {
         stream: Stream,
         origin: ConnectionOrigin,
         activity: Arc<ConnectionActivity>,
+        mut eviction: Eviction,
     ) {
         let tls = self.tls.borrow().clone();
-        let handshake =
-            tokio::time::timeout(CONNECTION_ADMISSION_TIMEOUT.as_duration(), perform_handshake(stream, tls))
-                .await;
+        let timeout = CONNECTION_ADMISSION_TIMEOUT.as_duration();
+        let handshake = tokio::select! {
+            handshake = tokio::time::timeout(timeout, perform_handshake(stream, tls)) => handshake,
+            () = eviction.wait() => return,
+        };
         let (stream, certificates) = match handshake {
             Ok(Ok(handshake)) => handshake,
             Ok(Err(error)) => return self.rejections.log(&origin, &format!("TLS handshake failed: {error}")),
@@ -160,7 +189,7 @@ impl Acceptor {
                 return self.rejections.log(&origin, &format!("TLS handshake took longer than {within}"));
             }
         };
-        let idle = IdleTimer::new(Arc::clone(&activity));
+        let idle = IdleTimer::new(Arc::clone(&activity), eviction);
         let peer = Peer { origin, certificates, activity };
         let connection = Connection { stream, peer, idle };
         let _ = self.ready.send(Ok(connection)).await; // fails only if the server has ended
@@ -184,6 +213,18 @@ impl Listener {
                 Ok((Stream::Unix(stream), origin))
             }
         }
+    }
+}
+
+/// Lets other tasks run after an eviction, so that clients that send a request are not evicted before
+/// the request is processed. Does not pause on a unix socket, where connections fail while the
+/// kernel's queue is full.
+async fn wait_after_eviction(listener: &Listener, evictions: u64) {
+    match listener {
+        Listener::Tcp(_) if evictions.is_multiple_of(EVICTIONS_PER_PAUSE) => {
+            tokio::time::sleep(EVICTION_PAUSE).await;
+        }
+        _ => tokio::task::yield_now().await,
     }
 }
 
@@ -288,3 +329,6 @@ impl AsyncWrite for Connection {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,10 @@ use tower_layer::Layer;
 use tower_service::Service;
 use units::limits::{CONNECTION_ADMISSION_TIMEOUT, CONNECTION_IDLE_TIMEOUT};
 
-use super::{Peer, limiter::ConnectionPermit};
+use super::{
+    Peer,
+    limiter::{ConnectionPermit, Eviction},
+};
 
 /// Open calls and idle time of one connection.
 #[derive(Debug)]
@@ -71,20 +74,24 @@ impl Drop for OpenCall {
     }
 }
 
-/// Timer that expires when a connection has been idle for too long.
+/// Timer that expires when a connection has been idle for too long, or was evicted.
 #[derive(Debug)]
 pub(super) struct IdleTimer {
+    eviction: Eviction,
     activity: Arc<ConnectionActivity>,
     sleep: Pin<Box<Sleep>>,
 }
 
 impl IdleTimer {
-    pub(super) fn new(activity: Arc<ConnectionActivity>) -> Self {
+    pub(super) fn new(activity: Arc<ConnectionActivity>, eviction: Eviction) -> Self {
         let first = CONNECTION_ADMISSION_TIMEOUT.as_duration().min(CONNECTION_IDLE_TIMEOUT.as_duration());
-        Self { activity, sleep: Box::pin(tokio::time::sleep(first)) }
+        Self { eviction, activity, sleep: Box::pin(tokio::time::sleep(first)) }
     }
 
     pub(super) fn poll_expired(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.eviction.poll_occurred(cx).is_ready() {
+            return Poll::Ready(());
+        }
         loop {
             ready!(self.sleep.as_mut().poll(cx));
             let now = Instant::now();
@@ -173,7 +180,8 @@ mod tests {
 
     fn activity(uid: u32) -> Arc<ConnectionActivity> {
         let origin = ConnectionOrigin::Unix { uid, pid: None, is_trusted: uid == 0 };
-        Arc::new(ConnectionActivity::new(Arc::new(ConnectionLimiter::default()).acquire(&origin).unwrap()))
+        let admission = Arc::new(ConnectionLimiter::default()).acquire(&origin).unwrap();
+        Arc::new(ConnectionActivity::new(admission.permit))
     }
 
     #[test]

@@ -22,10 +22,9 @@ use rustix::{
     },
 };
 
-use crate::config::SOCKET_PATH_BYTES_MAX;
+use units::limits::ACCEPT_BACKLOG;
 
-/// Maximum number of connections that the kernel queues before they are accepted.
-const ACCEPT_BACKLOG: i32 = 1024;
+use crate::config::SOCKET_PATH_BYTES_MAX;
 
 /// Error from creating the unix socket with [`bind`].
 #[derive(Debug, thiserror::Error)]
@@ -106,7 +105,7 @@ fn listen_at(address: &SocketAddrUnix) -> io::Result<UnixListener> {
     let socket: OwnedFd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind_socket(&socket, address)?;
-    listen(&socket, ACCEPT_BACKLOG)?;
+    listen(&socket, ACCEPT_BACKLOG.cast_signed())?;
     Ok(socket.into())
 }
 
