@@ -15,6 +15,7 @@ pub mod backup;
 pub mod disk;
 pub mod faulty;
 pub mod redb;
+mod redb_header;
 
 /// Format version of stores that this version writes. Stores with a higher version are rejected.
 pub const FORMAT: u64 = 1;

@@ -22,6 +22,7 @@ use units::limits::STORE_CACHE_BYTES;
 use super::{
     Scan, Store, StoreError, Table, Write, check_format,
     disk::{DATABASE_FILE, Directory, Disk, StoreFile},
+    redb_header,
 };
 
 /// Size of the chunks in which a file is rewritten after a failure, in bytes. Chunks of zeros are
@@ -168,7 +169,7 @@ impl<D: Disk> Store for RedbStore<D> {
     }
 }
 
-/// Opens the database. If the database was not closed cleanly, a write or sync of the previous
+/// Opens the database, unless its newest commit is damaged. If the database was not closed cleanly, a write or sync of the previous
 /// process may have failed. In this case the file is rewritten before redb repairs it.
 fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
     catch_redb_panic(disk.file_path(), "open", || {
@@ -176,6 +177,9 @@ fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
         builder.set_cache_size(STORE_CACHE_BYTES).set_repair_callback(RepairSession::abort);
         let backend = disk.open()?;
         reset_unfinished_file(&backend)?;
+        if let Some(what) = redb_header::find_damage(&backend)? {
+            return Err(::redb::Error::Corrupted(what));
+        }
         match builder.create_with_backend(backend) {
             Err(DatabaseError::RepairAborted) => {
                 rewrite_file(&disk.open()?)?;

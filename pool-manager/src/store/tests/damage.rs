@@ -4,6 +4,10 @@
 use super::*;
 
 const STORE_PAGE_BYTES: usize = 4096;
+/// Bytes of the header with the two commit slots.
+const COMMIT_SLOTS: std::ops::Range<usize> = 64..320;
+/// Byte of the header with the flags.
+const FLAGS_OFFSET: usize = 9;
 
 /// Function that damages the bytes of a store.
 type Damage<'a> = &'a dyn Fn(&mut Vec<u8>);
@@ -54,4 +58,34 @@ fn damage_to_any_page_is_detected_or_harmless() {
         }
     }
     assert!(detected > 100 && harmless > 100, "{detected} detected, {harmless} harmless");
+}
+
+/// Damages each byte of the commit slots after an unclean stop. The last acknowledged batch must not
+/// be lost silently.
+#[test]
+fn damaged_commit_slot_after_unclean_stop_is_detected() {
+    let disk = disk(1);
+    let mut test = CrashTest { disk: disk.clone(), ..CrashTest::new(1) };
+    test.run().unwrap();
+    let image = disk.with_bytes(|bytes| bytes.clone()); // the store is still open
+    test.store = None;
+    let open_damaged = |at: usize, bits: u8| {
+        disk.with_bytes(|bytes| {
+            bytes.clone_from(&image);
+            bytes[at] ^= bits;
+        });
+        RedbStore::open(disk.clone()).and_then(|mut store| entries(&mut store))
+    };
+    assert_eq!(open_damaged(FLAGS_OFFSET, 0).unwrap(), test.acknowledged);
+    let mut detected = 0;
+    for at in COMMIT_SLOTS.chain([FLAGS_OFFSET]) {
+        for bits in [0x01, 0x80, 0xff] {
+            match open_damaged(at, bits) {
+                Ok(entries) => assert!(entries == test.acknowledged, "byte {at} ^ {bits:#04x}: lost a batch"),
+                Err(StoreError::Corrupt { .. }) => detected += 1,
+                Err(other) => panic!("byte {at} ^ {bits:#04x}: {other}"),
+            }
+        }
+    }
+    assert!(detected >= 3 * 128, "only {detected} damages of the newest slot were detected");
 }
