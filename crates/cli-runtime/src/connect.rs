@@ -1,13 +1,13 @@
 //! Connection to a pool manager over a Unix socket, a loopback address or mutual TLS, with time
 //! limits for calls. Each command's requests are in the file of the command.
 
-use std::{net::IpAddr, path::Path, time::Duration};
+use std::{io, net::IpAddr, path::Path, time::Duration};
 
 use proto::bearer::{Bearer, ClientChannel};
 use proto::v1::{admin_client::AdminClient, models_client::ModelsClient, scheduler_client::SchedulerClient};
 use tonic::{
     Response, Status,
-    transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Uri},
 };
 use units::limits::{
     PEM_FILE_BYTES_MAX, RESPONSE_TIMEOUT_DEFAULT, RPC_MESSAGE_BYTES_MAX, TOKEN_FILE_BYTES_MAX,
@@ -18,6 +18,9 @@ use crate::{Failure, Global, open};
 
 /// Endpoint that is used without --endpoint: the default listen address of a manager.
 const ENDPOINT_DEFAULT: &str = "unix:/run/tarn/manager.sock";
+
+/// Delay before the next attempt to connect while the queue of a unix socket is full.
+const QUEUE_FULL_RETRY_AFTER: Duration = Duration::from_millis(10);
 
 /// Connection to one manager. After a restart of the manager, the next call reconnects.
 #[derive(Clone, Debug)]
@@ -145,12 +148,29 @@ async fn connect(
     timeout: Option<Duration>,
 ) -> Result<ClientChannel, Failure> {
     let after = timeout.unwrap_or(RESPONSE_TIMEOUT_DEFAULT.as_duration());
-    match tokio::time::timeout(after, endpoint.connect()).await {
+    match tokio::time::timeout(after, connect_to_queue(endpoint)).await {
         Ok(connected) => connected
             .map(|channel| ClientChannel::new(channel, bearer))
             .map_err(|source| Failure::Connect { endpoint: uri.to_owned(), source }),
         Err(_) => Err(Failure::TimedOut { endpoint: uri.to_owned(), after }),
     }
+}
+
+/// Connects, and retries while the queue of a unix socket is full. The server then processes other
+/// connections, and connect(2) fails with EAGAIN instead of waiting.
+async fn connect_to_queue(endpoint: &Endpoint) -> Result<Channel, tonic::transport::Error> {
+    loop {
+        match endpoint.connect().await {
+            Err(error) if is_queue_full(&error) => tokio::time::sleep(QUEUE_FULL_RETRY_AFTER).await,
+            connected => return connected,
+        }
+    }
+}
+
+fn is_queue_full(error: &tonic::transport::Error) -> bool {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    let mut causes = causes.filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|errno| errno.kind() == io::ErrorKind::WouldBlock)
 }
 
 fn parse_endpoint(uri: &str, global: &Global) -> Result<Endpoint, Failure> {
@@ -244,4 +264,43 @@ fn incomplete_key_pair(field: &'static str, path: &Path, rule: &'static str) -> 
 
 fn read_pem(option: &'static str, path: &Path) -> Result<Vec<u8>, Failure> {
     open::credentials(option, path, PEM_FILE_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::net::UnixListener, time::Instant};
+
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn connect_waits_while_the_queue_of_a_unix_socket_is_full() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("manager.sock");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let socket =
+            || socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+        let listening = socket();
+        bind(&listening, &address).unwrap();
+        listen(&listening, 1).unwrap();
+        let mut queued = Vec::new();
+        while queued.last().is_none_or(|(_, connected): &(_, Result<(), _>)| connected.is_ok()) {
+            let client = socket();
+            let connected = connect(&client, &address);
+            queued.push((client, connected));
+        }
+        let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).unwrap();
+        assert!(is_queue_full(&endpoint.connect().await.unwrap_err()));
+        let start = Instant::now();
+        let connecting = tokio::spawn(async move { connect_to_queue(&endpoint).await });
+        tokio::time::sleep(QUEUE_FULL_RETRY_AFTER * 5).await;
+        assert!(!connecting.is_finished());
+        let listener = UnixListener::from(listening);
+        let _accepted: Vec<_> = std::iter::from_fn(|| listener.accept().ok()).collect();
+        connecting.await.unwrap().unwrap();
+        assert!(start.elapsed() >= QUEUE_FULL_RETRY_AFTER * 5);
+    }
 }
