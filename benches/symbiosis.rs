@@ -26,9 +26,7 @@ use benches::{
     report::{Rounds, format_ratio, format_table},
 };
 use fairness::{
-    market::{
-        Bundle, Market, Outcome, Share, Slowdown, Supply, Tenant, Utility,
-    },
+    market::{Bundle, Market, Outcome, Share, Slowdown, Supply, Tenant, Utility},
     profile::{Histogram, LinkTraffic, MeasuredMissRatio, fit, stall_utility},
 };
 use port::SpiritPort;

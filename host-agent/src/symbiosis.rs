@@ -203,7 +203,8 @@ impl Symbiosis {
         reports: &mut Vec<TenantReport>,
     ) -> Result<(State, Option<ShareCertificate>), MissingInput> {
         self.meters.retain(|name, _| candidates.iter().any(|candidate| candidate.name == *name));
-        let (miss_latency_s, link) = (self.remote.read_latency_s(), Bundle::from(self.config.supply.all()).bandwidth);
+        let (miss_latency_s, link) =
+            (self.remote.read_latency_s(), Bundle::from(self.config.supply.all()).bandwidth);
         let (mut participants, mut missing) = (Vec::new(), None);
         for Candidate { name, vm, counters, limit_mb_s } in candidates {
             let meter = self.meters.entry(name.clone()).or_default();

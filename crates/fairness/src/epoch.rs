@@ -8,9 +8,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::market::{
-    Bundle, Certificate, Market, MarketError, Share, Supply, Tenant, Utility,
-};
+use crate::market::{Bundle, Certificate, Market, MarketError, Share, Supply, Tenant, Utility};
 
 /// Largest change of a share in one epoch without confirmation by the previous epoch, as a fraction
 /// of the fair share. Spirit allows five steps of 1/200 of the supply per epoch, which is 0.15 with
@@ -239,8 +237,7 @@ impl AppliedShares {
     fn matching_shares<U>(&self, supply: Supply, members: &[MarketMember<U>]) -> Option<Vec<Share>> {
         let share = |member: &MarketMember<U>| {
             let WeightedShare { weight, share } = *self.tenants.get(&member.name)?;
-            let is_valid = weight == member.weight
-                && member.min.is_within(share);
+            let is_valid = weight == member.weight && member.min.is_within(share);
             is_valid.then_some(share)
         };
         if self.supply != supply || self.tenants.len() != members.len() {

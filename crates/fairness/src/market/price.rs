@@ -12,7 +12,12 @@
 
 use units::limits::PRICE_ROUNDS_MAX;
 
-use super::{Market, goods::Bundle, round::PriceRound, utility::{DemandHint, Utility}};
+use super::{
+    Market,
+    goods::Bundle,
+    round::PriceRound,
+    utility::{DemandHint, Utility},
+};
 
 /// Width of the bracket at which the search ends, in the logarithm of the price ratio. It is also
 /// the relative error of the price ratio.
@@ -64,7 +69,8 @@ impl ClearingBracket {
 
 /// Searches for a bracket of prices that clears the market.
 pub(super) fn bracket_price<U: Utility>(market: &Market<'_, U>) -> ClearingBracket {
-    let mut search = PriceSearch { market, hints: vec![DemandHint::default(); market.tenants.len()], rounds: 0 };
+    let mut search =
+        PriceSearch { market, hints: vec![DemandHint::default(); market.tenants.len()], rounds: 0 };
     let mut near = search.evaluate(0.0);
     let first = near.excess_demand();
     let (direction, mut step) = (if first == ExcessDemand::Memory { 1.0 } else { -1.0 }, FIRST_STEP);

@@ -204,10 +204,8 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
     fn make_best_trade(&mut self) -> bool {
         let mut trades = self.profitable_trades();
         trades.sort_by(|one, other| other.gain.total_cmp(&one.gain));
-        let Some(trade) = trades
-            .into_iter()
-            .take(TRADE_CANDIDATES_MAX)
-            .find(|trade| self.is_envy_free_after_trade(trade))
+        let Some(trade) =
+            trades.into_iter().take(TRADE_CANDIDATES_MAX).find(|trade| self.is_envy_free_after_trade(trade))
         else {
             return false;
         };

@@ -71,9 +71,10 @@ impl<'a, 'b, U: Utility> Rounding<'a, 'b, U> {
         for (tenant, _, _, own) in losses {
             let more = |units: Share| self.value_with(tenant, units);
             let restores = |units: &Share| more(*units) >= own * (1.0 - ROUNDING_LOSS_MAX);
-            let best = [PAGE, KB_S, UNIT].into_iter().find(restores).or_else(|| {
-                [UNIT, PAGE, KB_S].into_iter().find(|units| more(*units) > f64::NEG_INFINITY)
-            });
+            let best = [PAGE, KB_S, UNIT]
+                .into_iter()
+                .find(restores)
+                .or_else(|| [UNIT, PAGE, KB_S].into_iter().find(|units| more(*units) > f64::NEG_INFINITY));
             if let Some(units) = best {
                 self.assign(tenant, units);
             }

@@ -6,7 +6,7 @@
 //! guarantee of both tenants. All divisions are in whole units, so that the result needs no
 //! rounding.
 
-use units::limits::{SEARCHED_PAIRS_MAX, SEARCH_SWEEPS_MAX};
+use units::limits::{SEARCH_SWEEPS_MAX, SEARCHED_PAIRS_MAX};
 
 use super::{
     Market, Status,
@@ -18,14 +18,28 @@ use super::{
 
 /// Number of steps into which the pool of two tenants is divided, for each good.
 const POOL_STEPS: u64 = 24;
+/// Largest relative envy that counts as rounding error.
+const ENVY_TOLERANCE: f64 = 1e-6;
 /// A division is changed only if the sum of weighted logarithms of throughput increases by more
 /// than this value.
 const LOG_GAIN_MIN: f64 = 1e-6;
 
 /// Improves the shares of `start`, or fair shares without a `start`. Returns fair shares if no
-/// improvement is found.
+/// improvement is found. Divisions after which one tenant of the pair envies the other are made only
+/// if no other division is an improvement.
 pub(super) fn improve<U: Utility>(market: &Market<'_, U>, start: Option<Clearing>) -> Clearing {
-    let mut clearing = start.unwrap_or_else(|| fair_shares(market));
+    let start = start.unwrap_or_else(|| fair_shares(market));
+    let without_envy = improve_pairs(market, start, true);
+    if without_envy.status == Status::Searched {
+        without_envy
+    } else {
+        improve_pairs(market, without_envy, false)
+    }
+}
+
+/// Divides the shares of all pairs of tenants anew until no division is an improvement.
+fn improve_pairs<U: Utility>(market: &Market<'_, U>, start: Clearing, is_envy_free: bool) -> Clearing {
+    let mut clearing = start;
     let mut pairs_left = SEARCHED_PAIRS_MAX;
     for _ in 0..SEARCH_SWEEPS_MAX {
         let mut is_improved = false;
@@ -36,7 +50,7 @@ pub(super) fn improve<U: Utility>(market: &Market<'_, U>, start: Option<Clearing
                 }
                 pairs_left -= 1;
                 let pair = (clearing.shares[one], clearing.shares[other]);
-                if let Some(divided) = best_division(market, (one, other), pair) {
+                if let Some(divided) = best_division(market, (one, other), pair, is_envy_free) {
                     (clearing.shares[one], clearing.shares[other]) = divided;
                     clearing.bundles[one] = divided.0.into();
                     clearing.bundles[other] = divided.1.into();
@@ -64,6 +78,7 @@ fn best_division<U: Utility>(
     market: &Market<'_, U>,
     tenants: (usize, usize),
     now: (Share, Share),
+    is_envy_free: bool,
 ) -> Option<(Share, Share)> {
     let pool = now.0.plus(now.1);
     let log_gain = |tenant: usize, now: Share, share: Share| {
@@ -74,10 +89,18 @@ fn best_division<U: Utility>(
             && market.value(tenant, share.into()) >= value_min * (1.0 - SHARING_INCENTIVE_TOLERANCE);
         if is_allowed { market.log_gain(tenant, share.into()) } else { f64::NEG_INFINITY }
     };
-    let total = |one: Share| {
-        log_gain(tenants.0, now.0, one) + log_gain(tenants.1, now.1, pool.saturating_minus(one))
+    let total =
+        |one: Share| log_gain(tenants.0, now.0, one) + log_gain(tenants.1, now.1, pool.saturating_minus(one));
+    let envies = |(tenant, own): (usize, Share), (other, share): (usize, Share)| {
+        let scaled = market.scale_to_weight(share.into(), other, tenant);
+        market.value(tenant, scaled) > market.value(tenant, own.into()) * (1.0 + ENVY_TOLERANCE)
     };
-    let part = |all: u64, step: u64| (u128::from(all) * u128::from(step) / u128::from(POOL_STEPS)) as u64;
+    let has_envy = |(one, other): (Share, Share)| {
+        let (one, other) = ((tenants.0, one), (tenants.1, other));
+        envies(one, other) || envies(other, one)
+    };
+    // Equals `all * step / POOL_STEPS` without overflow.
+    let part = |all: u64, step: u64| all / POOL_STEPS * step + all % POOL_STEPS * step / POOL_STEPS;
     let mut best = (total(now.0) + LOG_GAIN_MIN, None);
     for memory in 0..=POOL_STEPS {
         for bandwidth in 0..=POOL_STEPS {
@@ -85,9 +108,9 @@ fn best_division<U: Utility>(
                 memory_pages: part(pool.memory_pages, memory),
                 bandwidth_kb_s: part(pool.bandwidth_kb_s, bandwidth),
             };
-            let gain = total(one);
-            if gain > best.0 {
-                best = (gain, Some((one, pool.saturating_minus(one))));
+            let (gain, other) = (total(one), pool.saturating_minus(one));
+            if gain > best.0 && !(is_envy_free && has_envy((one, other))) {
+                best = (gain, Some((one, other)));
             }
         }
     }

@@ -49,7 +49,10 @@ fn market_without_tenants_supply_or_weights_is_rejected() {
     let error =
         |supply, tenants: &[Tenant<BoxedUtility>]| Market::new(supply, tenants).map(drop).unwrap_err();
     assert_eq!(error(FINE_SUPPLY, &[]), MarketError::NoTenants);
-    assert_eq!(error(Supply { memory_pages: 0, ..FINE_SUPPLY }, &one(1.0)), MarketError::EmptySupply("memory"));
+    assert_eq!(
+        error(Supply { memory_pages: 0, ..FINE_SUPPLY }, &one(1.0)),
+        MarketError::EmptySupply("memory")
+    );
     assert_eq!(
         error(Supply { bandwidth_kb_s: 0, ..FINE_SUPPLY }, &one(1.0)),
         MarketError::EmptySupply("bandwidth")

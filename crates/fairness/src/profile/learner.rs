@@ -8,10 +8,10 @@
 use thiserror::Error;
 
 use super::{
-    FitError, Histogram, LinkTraffic, MeasuredMissRatio, MissModel, PowerLaw, TenantUtility, UtilityError, stall_utility,
+    FitError, Histogram, LinkTraffic, MeasuredMissRatio, MissModel, PowerLaw, TenantUtility, UtilityError,
     fit,
     stall_model::{RunningMean, StallModel},
-    wanted,
+    stall_utility, wanted,
 };
 use crate::{curve::Knot, market::Supply};
 

@@ -121,12 +121,7 @@ impl Utility for RecordingUtility<'_> {
         self.utility.value(bundle)
     }
 
-    fn demand(
-        &self,
-        budget_constraint: &BudgetConstraint,
-        limits: &Limits,
-        hint: &mut DemandHint,
-    ) -> Demand {
+    fn demand(&self, budget_constraint: &BudgetConstraint, limits: &Limits, hint: &mut DemandHint) -> Demand {
         let demand = self.utility.demand(budget_constraint, limits, hint);
         self.queries.borrow_mut().push(DemandQuery {
             tenant: self.tenant,

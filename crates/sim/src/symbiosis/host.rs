@@ -61,8 +61,5 @@ impl Host {
 /// Converts a share of the market into footprints and a fraction of the link.
 pub(super) fn to_bundle(share: &Share) -> Bundle {
     let Bundle { memory, bandwidth } = (*share).into();
-    Bundle {
-        memory: memory / FOOTPRINT_MIB,
-        bandwidth: bandwidth / LINK_MB_S as f64,
-    }
+    Bundle { memory: memory / FOOTPRINT_MIB, bandwidth: bandwidth / LINK_MB_S as f64 }
 }

@@ -39,7 +39,9 @@ pub(super) struct Row {
 pub(super) fn draw(inputs: &FigureInputs) -> (Figure, Vec<Row>) {
     let mut rows: Vec<Row> = Vec::new();
     for double in 0..MARKETS_MAX {
-        if rows.last().is_some_and(|row| row.market_ms.max(row.refined_ms.unwrap_or_default()) > SLOW_MARKET_MS)
+        if rows
+            .last()
+            .is_some_and(|row| row.market_ms.max(row.refined_ms.unwrap_or_default()) > SLOW_MARKET_MS)
         {
             break;
         }

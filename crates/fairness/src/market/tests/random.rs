@@ -49,7 +49,9 @@ impl UtilityKind {
             }
             Self::Product { memory } => grid_of(supply, move |c, b| c.powf(memory) * b.powf(1.0 - memory)),
             Self::Leontief { ratio } => grid_of(supply, move |c, b| (c / ratio).min(b)),
-            Self::Satiated { memory, bandwidth } => grid_of(supply, move |c, b| c.min(memory) + b.min(bandwidth)),
+            Self::Satiated { memory, bandwidth } => {
+                grid_of(supply, move |c, b| c.min(memory) + b.min(bandwidth))
+            }
             Self::Flat => grid_of(supply, |_, _| 1.0),
             Self::WorkingSets { sizes } => grid_of(supply, move |c, b| {
                 let fitting = sizes.iter().filter(|size| c >= **size).count() as f64;
@@ -120,7 +122,8 @@ fn tenants(of: &[(f64, UtilityKind)]) -> Vec<Tenant<BoxedUtility>> {
 
 /// Random supplies, from 16 units of a good upwards.
 fn supply() -> impl Strategy<Value = Supply> {
-    let units = || prop_oneof![Just(FINE_SUPPLY.memory_pages), 16_u64..100, 100_u64..10_000, 10_000_u64..10_000_000];
+    let units =
+        || prop_oneof![Just(FINE_SUPPLY.memory_pages), 16_u64..100, 100_u64..10_000, 10_000_u64..10_000_000];
     (units(), units()).prop_map(|(memory_pages, bandwidth_kb_s)| Supply { memory_pages, bandwidth_kb_s })
 }
 
