@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Version of the file format that this version of Tarn writes and reads.
-pub const FORMAT_VERSION: u64 = 1;
+pub const FORMAT_VERSION: u64 = 2;
 
 /// Largest number of backtest results in a file.
 const BACKTEST_RESULTS_MAX: usize = 16;

@@ -254,8 +254,6 @@ pub const CROSS_VALIDATION_SPLITS_MAX: u32 = 10_000;
 /// Maximum number of outcomes in a training set; the most recent outcomes are used. Training takes
 /// about half a millisecond per outcome.
 pub const TRAINING_OUTCOMES_MAX: usize = 64 << 10;
-/// Maximum number of VM owners with an individual safety margin for predictions.
-pub const CALIBRATION_OWNERS_MAX: usize = 8 << 10;
 /// Maximum number of outcomes that a manager stores; the oldest are dropped. Training reads all of
 /// them.
 pub const OUTCOMES_RETAINED_MAX: usize = TRAINING_OUTCOMES_MAX;

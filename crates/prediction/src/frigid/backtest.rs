@@ -12,7 +12,6 @@ use std::{
     collections::{BTreeMap, BinaryHeap, VecDeque},
 };
 
-use serde::{Deserialize, Serialize};
 use units::{
     Fraction, UnixMs,
     limits::{CALIBRATION_OUTCOMES_MAX, TRAINING_OUTCOMES_MAX},
@@ -21,43 +20,20 @@ use units::{
 use super::{
     baseline::Baseline,
     calibration::Calibration,
-    history::FEATURE_COUNT,
-    model::{Model, ModelSource},
-    online::{OnlinePredictor, RiskPrediction, VmAssessment},
+    evaluation::{ScoredVm, ScoredVms},
+    history::{FEATURE_COUNT, OwnerHistory},
+    model::{Model, ModelSource, conformal_rank},
+    online::{OnlinePredictor, VmAssessment},
+    outcome::VmRequest,
     risk::RiskLimit,
-    score::ScoreSum,
 };
 pub use super::{
     baseline::{Method, MethodScores},
+    evaluation::{BacktestResult, Evaluation, OwnerRate, OwnerResults, RuleResult, SizeClassResult},
     sample::VmSample,
     score::Score,
 };
 use crate::trees::boost::quantile_index;
-
-/// Result of a backtest at one target rate of overpredictions. All values except `vms` are
-/// fractions, 0 to 1.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BacktestResult {
-    /// Target fraction of overpredicted VMs.
-    #[serde(rename = "rate_asked")]
-    pub rate_target: f64,
-    /// Observed fraction of overpredicted VMs.
-    pub rate_actual: f64,
-    /// Sum of predicted frigid memory divided by the sum of requested memory.
-    pub frigid_share: f64,
-    /// Sum of predicted frigid memory, rounded down to whole slices for each VM, divided by the sum
-    /// of requested memory.
-    pub slice_share: f64,
-    /// Fraction of VMs that are overpredicted after the prediction is rounded down to whole slices.
-    pub slice_rate: f64,
-    /// Predicted fraction of requested memory if the same fixed share is predicted for all VMs. The
-    /// fixed share is the quantile of the training VMs' untouched fractions at the target rate.
-    pub static_share: f64,
-    /// Fraction of VMs that are overpredicted with the fixed share.
-    pub static_rate: f64,
-    /// Number of tested VMs.
-    pub vms: u32,
-}
 
 /// Error for a test set without a reliable outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,13 +57,13 @@ pub fn run(
     train: &[VmSample],
     test: &[VmSample],
     rates: &[Fraction],
-) -> Result<Vec<BacktestResult>, EmptyTestSet> {
+) -> Result<Vec<Evaluation>, EmptyTestSet> {
     let backtest = Backtest::replay_all(train, test, rates, Vec::new())?;
-    Ok(backtest.rate_backtests.iter().map(RateBacktest::backtest_result).collect())
+    Ok(backtest.rate_backtests.iter().map(RateBacktest::evaluate).collect())
 }
 
-/// Runs the same backtest as [`run`], and also scores all other prediction methods on the same VMs
-/// with the same inputs.
+/// Runs the same backtest as [`run`], and also scores all other prediction methods with the same
+/// inputs, on the VMs for which a model makes a prediction.
 ///
 /// # Errors
 /// Returns [`EmptyTestSet`] if `test` has no reliable outcome.
@@ -95,19 +71,58 @@ pub fn compare(
     train: &[VmSample],
     test: &[VmSample],
     rates: &[Fraction],
-) -> Result<(Vec<BacktestResult>, Vec<MethodScores>), EmptyTestSet> {
+) -> Result<(Vec<Evaluation>, Vec<MethodScores>), EmptyTestSet> {
     let Backtest { rate_backtests, baselines, .. } =
         Backtest::replay_all(train, test, rates, Baseline::all(rates))?;
-    let of = |method, sum: fn(&RateBacktest) -> ScoreSum| MethodScores {
+    let evaluations: Vec<Evaluation> = rate_backtests.iter().map(RateBacktest::evaluate).collect();
+    let of = |method, score: fn(&BacktestResult) -> Score| MethodScores {
         method,
-        scores: rate_backtests.iter().map(|rate_backtest| sum(rate_backtest).score()).collect(),
+        scores: evaluations.iter().map(|evaluation| score(&evaluation.result)).collect(),
     };
+    let fixed_scores =
+        rate_backtests.iter().map(|rate_backtest| rate_backtest.scored.fixed_score()).collect();
     let method_scores = [
-        of(Method::Calibrated, |rate_backtest| rate_backtest.calibrated),
-        of(Method::FixedShare, |rate_backtest| rate_backtest.fixed),
+        of(Method::Calibrated, BacktestResult::score),
+        MethodScores { method: Method::FixedShare, scores: fixed_scores },
     ];
-    let results = rate_backtests.iter().map(RateBacktest::backtest_result).collect();
-    Ok((results, method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect()))
+    let method_scores = method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect();
+    Ok((evaluations, method_scores))
+}
+
+/// Cross-validates each target rate over the owners. The owners are divided into `folds` parts. The
+/// VMs of each part are predicted by models that are trained and calibrated on the VMs of all other
+/// owners. The features of a VM include the earlier VMs of its owner, as they do for a new owner in
+/// production. A VM of an unknown owner is in the first part.
+///
+/// # Errors
+/// Returns [`EmptyTestSet`] if `samples` has no reliable outcome.
+///
+/// # Panics
+/// Panics if `folds` is 0.
+pub fn cross_validate(
+    samples: &[VmSample],
+    folds: usize,
+    rates: &[Fraction],
+) -> Result<Vec<Evaluation>, EmptyTestSet> {
+    if !samples.iter().any(|sample| sample.is_trusted) {
+        return Err(EmptyTestSet);
+    }
+    let samples: Vec<&VmSample> = samples.iter().collect();
+    let mut owners = BTreeMap::new();
+    for at in indexes_by_start(&samples) {
+        let next = owners.len();
+        owners.entry(samples[at].request.groups.owner()).or_insert(next);
+    }
+    let fold_of = |sample: &VmSample| owners[&sample.request.groups.owner()] % folds;
+    let mut scored = vec![ScoredVms::default(); rates.len()];
+    for fold in 0..folds {
+        let mut backtest = Backtest::new(&ModelSource::Trained, FIRST_TRAINING_OUTCOMES, rates);
+        backtest.replay_samples(&samples, |at| fold_of(samples[at]) == fold, Learning::OtherVms);
+        for (all, rate_backtest) in scored.iter_mut().zip(backtest.rate_backtests) {
+            all.append(rate_backtest.scored);
+        }
+    }
+    Ok(scored.iter().zip(rates).map(|(scored, rate)| scored.evaluate(*rate)).collect())
 }
 
 /// Trained model, with the backtest results of models that were trained in the same way.
@@ -148,12 +163,13 @@ pub fn train(
     };
     // A calibration keeps only the latest outcomes. Predictions for earlier VMs are not needed.
     let first = outcomes.saturating_sub(CALIBRATION_OUTCOMES_MAX).max(FIRST_TRAINING_OUTCOMES);
-    let mut backtest = Backtest { tests_unpredicted: false, ..Backtest::new(source, first, rates) };
+    let mut backtest = Backtest::new(source, first, rates);
     let samples: Vec<&VmSample> = samples.iter().collect();
-    backtest.replay_samples(&samples, 0);
+    backtest.replay_samples(&samples, |_| true, Learning::AllVms);
     backtest.end_vms_before(UnixMs(u64::MAX), &samples);
     let (model, calibration) = (backtest.fit(), backtest.online.calibration().clone());
-    let results = backtest.rate_backtests.iter().map(RateBacktest::backtest_result).collect();
+    let results =
+        backtest.rate_backtests.iter().map(|rate_backtest| rate_backtest.evaluate().result).collect();
     Ok(TrainedModel { model, calibration, results, outcomes, window })
 }
 
@@ -163,7 +179,7 @@ pub fn calibrate(model: &Model, samples: &[VmSample], after: UnixMs) -> Calibrat
     let mut backtest = Backtest { calibrates_after: Some(after), ..Backtest::new(&source, usize::MAX, &[]) };
     backtest.online.set_model(model.clone());
     let samples: Vec<&VmSample> = samples.iter().collect();
-    backtest.replay_samples(&samples, 0);
+    backtest.replay_samples(&samples, |_| true, Learning::AllVms);
     backtest.end_vms_before(UnixMs(u64::MAX), &samples);
     backtest.online.calibration().clone()
 }
@@ -175,7 +191,7 @@ pub fn features_at_start(samples: &[VmSample]) -> Vec<([f64; FEATURE_COUNT], Fra
     let mut backtest = Backtest::new(&ModelSource::Trained, usize::MAX, &[]);
     let mut start = |at: usize| {
         backtest.end_vms_before(samples[at].request.begins, &samples);
-        (backtest.start_vm(at, samples[at], false), samples[at].outcome.untouched)
+        (backtest.start_vm(at, samples[at], false, true), samples[at].outcome.untouched)
     };
     indexes_by_start(&samples).into_iter().map(&mut start).collect()
 }
@@ -187,6 +203,15 @@ fn indexes_by_start(samples: &[&VmSample]) -> Vec<usize> {
     order
 }
 
+/// VMs whose outcomes train and calibrate the models. The outcomes of all VMs are in the history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Learning {
+    /// All VMs.
+    AllVms,
+    /// VMs that are not tested.
+    OtherVms,
+}
+
 /// State of a backtest at one point in the replayed time.
 struct Backtest<'a> {
     online: OnlinePredictor,
@@ -196,28 +221,30 @@ struct Backtest<'a> {
     training: VecDeque<([f64; FEATURE_COUNT], f64)>,
     /// Number of reliable outcomes so far.
     outcomes_seen: usize,
-    rate_backtests: Vec<RateBacktest>,
+    rate_backtests: Vec<RateBacktest<'a>>,
+    /// Lowest untouched fraction of the owner minus the untouched fraction of the VM, for the latest
+    /// outcomes. The constants of the simple rule are learned from these differences.
+    rule_differences: VecDeque<f64>,
     baselines: Vec<Baseline>,
     /// Number of outcomes at which the next training is due.
     train_at: usize,
     /// Number of outcomes at the last update of the risk limits.
     limits_set_at: usize,
-    /// Whether VMs that started before the first training are scored. Their prediction is 0.
-    tests_unpredicted: bool,
     /// If set, only VMs that started after this time calibrate the model. Earlier VMs may be in the
     /// training set of the model.
     calibrates_after: Option<UnixMs>,
     /// End and sample index of each running VM.
     running: BinaryHeap<Reverse<(UnixMs, usize)>>,
-    /// Features and prediction of each running VM, by sample index.
-    assessments: BTreeMap<usize, VmAssessment>,
+    /// Features and prediction of each running VM, by sample index, and whether the models learn
+    /// from its outcome.
+    assessments: BTreeMap<usize, (VmAssessment, bool)>,
 }
 
 impl<'a> Backtest<'a> {
     /// Replays the VMs of `train` and `test`, and scores the VMs of `test`.
     fn replay_all(
-        train: &[VmSample],
-        test: &[VmSample],
+        train: &'a [VmSample],
+        test: &'a [VmSample],
         rates: &[Fraction],
         baselines: Vec<Baseline>,
     ) -> Result<Self, EmptyTestSet> {
@@ -227,7 +254,7 @@ impl<'a> Backtest<'a> {
         let samples: Vec<&VmSample> = train.iter().chain(test).collect();
         let mut backtest =
             Self { baselines, ..Self::new(&ModelSource::Trained, FIRST_TRAINING_OUTCOMES, rates) };
-        backtest.replay_samples(&samples, train.len());
+        backtest.replay_samples(&samples, |at| at >= train.len(), Learning::AllVms);
         Ok(backtest)
     }
 
@@ -239,24 +266,29 @@ impl<'a> Backtest<'a> {
             training: VecDeque::new(),
             outcomes_seen: 0,
             rate_backtests: rates.iter().map(|rate| RateBacktest::new(*rate)).collect(),
+            rule_differences: VecDeque::new(),
             baselines: Vec::new(),
             train_at: first,
             limits_set_at: 0,
-            tests_unpredicted: true,
             calibrates_after: None,
             running: BinaryHeap::new(),
             assessments: BTreeMap::new(),
         }
     }
 
-    /// Replays all samples, ordered by start time. Scores the samples with an index of at least
-    /// `tested`.
-    fn replay_samples(&mut self, samples: &[&VmSample], tested: usize) {
+    /// Replays all samples, ordered by start time. Scores the samples whose index is tested.
+    fn replay_samples(
+        &mut self,
+        samples: &[&'a VmSample],
+        is_tested: impl Fn(usize) -> bool,
+        learning: Learning,
+    ) {
         for at in indexes_by_start(samples) {
             let sample = samples[at];
             self.end_vms_before(sample.request.begins, samples);
             self.update();
-            self.start_vm(at, sample, at >= tested);
+            let is_tested = is_tested(at);
+            self.start_vm(at, sample, is_tested, learning == Learning::AllVms || !is_tested);
         }
     }
 
@@ -264,24 +296,28 @@ impl<'a> Backtest<'a> {
     fn end_vms_before(&mut self, now: UnixMs, samples: &[&VmSample]) {
         while self.running.peek().is_some_and(|Reverse((ended, _))| *ended < now) {
             let Reverse((_, at)) = self.running.pop().expect("`peek` returned a VM");
-            let assessment = self.assessments.remove(&at).expect("a running VM has an assessment");
-            self.record_outcome(samples[at], &assessment);
+            let (assessment, is_learned) =
+                self.assessments.remove(&at).expect("a running VM has an assessment");
+            let VmSample { request, outcome, is_trusted } = samples[at];
+            if *is_trusted && is_learned {
+                self.record_outcome(samples[at], &assessment);
+            } else if *is_trusted {
+                self.online.record_history(request, outcome);
+            }
         }
     }
 
     /// Adds a reliable outcome to the history, the calibration and the training set.
     fn record_outcome(&mut self, sample: &VmSample, assessment: &VmAssessment) {
-        if !sample.is_trusted {
-            return;
-        }
         let prediction = assessment
             .prediction
             .filter(|_| self.calibrates_after.is_none_or(|after| sample.request.begins > after));
         self.online.record_outcome(&sample.request, &sample.outcome, prediction);
-        if self.training.len() == TRAINING_OUTCOMES_MAX {
-            self.training.pop_front();
+        let untouched = sample.outcome.untouched.get();
+        push_limited(&mut self.training, (assessment.features, untouched), TRAINING_OUTCOMES_MAX);
+        if let Some(owner) = OwnerHistory::find(&sample.request.groups, &assessment.features) {
+            push_limited(&mut self.rule_differences, owner.lowest - untouched, CALIBRATION_OUTCOMES_MAX);
         }
-        self.training.push_back((assessment.features, sample.outcome.untouched.get()));
         self.outcomes_seen += 1;
     }
 
@@ -300,8 +336,12 @@ impl<'a> Backtest<'a> {
         }
         if self.outcomes_seen >= self.limits_set_at + RISK_LIMIT_UPDATE_OUTCOMES {
             self.limits_set_at = self.outcomes_seen;
+            let mut differences: Vec<f64> = self.rule_differences.iter().copied().collect();
+            differences.sort_unstable_by(|one, other| other.total_cmp(one));
             for rate_backtest in &mut self.rate_backtests {
                 rate_backtest.risk_limit = self.online.calibration().risk_limit(rate_backtest.rate);
+                let rank = conformal_rank(differences.len(), rate_backtest.rate.get());
+                rate_backtest.rule_constant = rank.map(|rank| differences[rank - 1].max(0.0));
             }
         }
     }
@@ -320,75 +360,86 @@ impl<'a> Backtest<'a> {
 
     /// Starts a VM: predicts it, scores the prediction if the VM is tested, and returns the row of
     /// features.
-    fn start_vm(&mut self, at: usize, sample: &VmSample, is_tested: bool) -> [f64; FEATURE_COUNT] {
+    fn start_vm(
+        &mut self,
+        at: usize,
+        sample: &'a VmSample,
+        is_tested: bool,
+        is_learned: bool,
+    ) -> [f64; FEATURE_COUNT] {
         let assessment = self.online.assess_vm(&sample.request);
         let features = assessment.features;
-        if is_tested && sample.is_trusted && (self.tests_unpredicted || assessment.prediction.is_some()) {
+        if is_tested && sample.is_trusted {
             self.rate_backtests
                 .iter_mut()
-                .for_each(|rate_backtest| rate_backtest.score_vm(sample, assessment.prediction));
-            self.score_baselines(sample, &assessment.features);
+                .for_each(|rate_backtest| rate_backtest.score_vm(sample, &assessment));
+            self.score_baselines(sample, &assessment);
         }
-        self.assessments.insert(at, assessment);
+        self.assessments.insert(at, (assessment, is_learned));
         self.running.push(Reverse((sample.outcome.ended.max(sample.request.begins), at)));
         features
     }
 
-    fn score_baselines(&mut self, sample: &VmSample, features: &[f64; FEATURE_COUNT]) {
-        if !self.baselines.is_empty() {
-            let trees = self.online.model().map(|model| model.predict_tree_curve(features));
+    fn score_baselines(&mut self, sample: &VmSample, assessment: &VmAssessment) {
+        if self.baselines.is_empty() || assessment.prediction.is_none() {
+            return;
+        }
+        if let Some(trees) = self.online.model().map(|model| model.curve(&assessment.features)) {
+            let features = &assessment.features;
             self.baselines.iter_mut().for_each(|baseline| baseline.add(sample, features, trees));
         }
     }
 }
 
-/// State for one target rate: the current risk limit and the scores so far.
-struct RateBacktest {
+/// Appends to a queue, and removes the oldest entry if the queue has more than `limit` entries.
+fn push_limited<T>(queue: &mut VecDeque<T>, entry: T, limit: usize) {
+    queue.push_back(entry);
+    if queue.len() > limit {
+        queue.pop_front();
+    }
+}
+
+/// State for one target rate: the current risk limit and the scored VMs so far.
+struct RateBacktest<'a> {
     /// Target fraction of overpredicted VMs.
     rate: Fraction,
-    /// Current risk limit. `None` while there are too few outcomes; the prediction is then 0.
+    /// Current risk limit. `None` while there are too few outcomes.
     risk_limit: Option<RiskLimit>,
     /// Share that the baseline [`Method::FixedShare`] predicts for every VM.
     fixed_share: Fraction,
-    /// Scores of [`Method::Calibrated`].
-    calibrated: ScoreSum,
-    /// Scores of [`Method::FixedShare`].
-    fixed: ScoreSum,
+    /// Constant, at least 0, that the simple rule subtracts from the lowest untouched fraction of the
+    /// owner.
+    /// `None` while there are too few outcomes; the rule then predicts 0.
+    rule_constant: Option<f64>,
+    scored: ScoredVms<'a>,
 }
 
-impl RateBacktest {
+impl<'a> RateBacktest<'a> {
     fn new(rate: Fraction) -> Self {
-        Self {
-            rate,
-            risk_limit: None,
-            fixed_share: Fraction::default(),
-            calibrated: ScoreSum::default(),
-            fixed: ScoreSum::default(),
+        let scored = ScoredVms::default();
+        Self { rate, risk_limit: None, fixed_share: Fraction::default(), rule_constant: None, scored }
+    }
+
+    /// Scores the calibrated prediction, the fixed share and the simple rule for one VM, or counts
+    /// the VM as a VM without a forecast.
+    fn score_vm(&mut self, sample: &'a VmSample, assessment: &VmAssessment) {
+        let VmRequest { groups, requested, .. } = &sample.request;
+        let owner = OwnerHistory::find(groups, &assessment.features);
+        let curve = assessment.prediction.zip(self.risk_limit);
+        let allocation = curve.and_then(|(curve, risk_limit)| curve.allocation(*requested, &risk_limit));
+        match allocation.zip(owner) {
+            Some((allocation, owner)) => self.scored.push(ScoredVm {
+                sample,
+                share: allocation.to_fraction(),
+                fixed_share: self.fixed_share,
+                owner_lowest: owner.lowest,
+                rule_constant: self.rule_constant,
+            }),
+            None => self.scored.push_without_forecast(*requested),
         }
     }
 
-    /// Scores the calibrated prediction and the fixed share for one VM.
-    fn score_vm(&mut self, sample: &VmSample, prediction: Option<RiskPrediction>) {
-        let allocation = prediction
-            .zip(self.risk_limit)
-            .map(|(prediction, risk_limit)| prediction.allocation(sample.request.requested, risk_limit));
-        let share =
-            Fraction::new(allocation.unwrap_or_default().share).expect("an allocated share is a fraction");
-        self.calibrated.add(share, sample);
-        self.fixed.add(self.fixed_share, sample);
-    }
-
-    fn backtest_result(&self) -> BacktestResult {
-        let (calibrated, fixed) = (self.calibrated.score(), self.fixed.score());
-        BacktestResult {
-            rate_target: self.rate.get(),
-            rate_actual: calibrated.rate,
-            frigid_share: calibrated.share,
-            slice_share: calibrated.slice_share,
-            slice_rate: calibrated.slice_rate,
-            static_share: fixed.share,
-            static_rate: fixed.rate,
-            vms: self.calibrated.vms,
-        }
+    fn evaluate(&self) -> Evaluation {
+        self.scored.evaluate(self.rate)
     }
 }

@@ -1,12 +1,11 @@
 //! Baselines for the prediction of frigid memory (Pond, section 6.4.2 and figure 10c): the paper's
-//! quantile, a fixed share, and rules that operators use. In the backtest, every method has the
+//! quantile, a fixed share, and the rule that operators use. In the backtest, every method has the
 //! same inputs at the same time.
 
 use units::Fraction;
 
 use super::{
-    history::{FEATURE_COUNT, lowest_untouched, narrowest_group},
-    outcome::Groups,
+    history::{FEATURE_COUNT, OwnerHistory},
     risk::{QUANTILE_LEVELS, QuantileCurve},
     sample::VmSample,
     score::{Score, ScoreSum},
@@ -15,16 +14,14 @@ use super::{
 /// Method that predicts the untouched fraction of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Trees and margins. One risk multiplier for all VMs is calibrated on recent outcomes. Tarn
-    /// serves the predictions of this method.
+    /// Trees, limited by the history of the owner. One risk multiplier for each size class is
+    /// calibrated on recent outcomes. Tarn serves the predictions of this method.
     Calibrated,
     /// Quantile of the trees at the target rate, for each VM. This is the paper's method.
     TreeQuantile,
     /// Fixed share for all VMs: the quantile of the training VMs' untouched fractions at the target
     /// rate.
     FixedShare,
-    /// Lowest untouched fraction in the narrowest group with an outcome, minus a constant.
-    GroupMinimum,
     /// Lowest untouched fraction of the VMs of the same owner, minus a constant.
     OwnerMinimum,
 }
@@ -38,7 +35,7 @@ pub struct MethodScores {
     pub scores: Vec<Score>,
 }
 
-/// Constants that the minimum rules subtract from the lowest untouched fraction.
+/// Constants that [`Method::OwnerMinimum`] subtracts from the lowest untouched fraction.
 const SHARE_REDUCTIONS: [f64; 12] = [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4];
 
 /// Baseline at one setting, with the sum of its scores.
@@ -55,28 +52,20 @@ impl Baseline {
     pub fn all(rates: &[Fraction]) -> Vec<Self> {
         let baseline = |method, setting| Self { method, setting, sum: ScoreSum::default() };
         let trees = rates.iter().map(|rate| baseline(Method::TreeQuantile, rate.get()));
-        let rules = [Method::GroupMinimum, Method::OwnerMinimum];
-        trees
-            .chain(
-                rules
-                    .into_iter()
-                    .flat_map(|method| SHARE_REDUCTIONS.map(|reduction| baseline(method, reduction))),
-            )
-            .collect()
+        trees.chain(SHARE_REDUCTIONS.map(|reduction| baseline(Method::OwnerMinimum, reduction))).collect()
     }
 
     /// Predicts the untouched fraction of a VM from its features and the tree quantiles at its
-    /// start, and adds the score of the prediction. Predicts 0 without a history or a model.
-    pub fn add(&mut self, sample: &VmSample, features: &[f64; FEATURE_COUNT], trees: Option<QuantileCurve>) {
-        let reduced = |lowest: f64| lowest - self.setting;
+    /// start, and adds the score of the prediction.
+    pub fn add(&mut self, sample: &VmSample, features: &[f64; FEATURE_COUNT], trees: QuantileCurve) {
         let share = match self.method {
             Method::TreeQuantile => QUANTILE_LEVELS
                 .iter()
                 .rposition(|level| *level <= self.setting)
-                .and_then(|level| Some(trees?.untouched_at_level(level))),
-            Method::GroupMinimum => narrowest_group(features).map(|(_, _, lowest)| reduced(lowest)),
+                .map(|level| trees.untouched_at_level(level)),
             Method::OwnerMinimum => {
-                lowest_untouched(features, owner_group_index(&sample.request.groups)).map(reduced)
+                let owner = OwnerHistory::find(&sample.request.groups, features);
+                owner.map(|owner| owner.lowest - self.setting)
             }
             Method::Calibrated | Method::FixedShare => None,
         };
@@ -93,9 +82,4 @@ impl Baseline {
             scores: settings.iter().map(|baseline| baseline.sum.score()).collect(),
         })
     }
-}
-
-/// Returns the index of the group that [`Groups::owner`] names.
-fn owner_group_index(groups: &Groups) -> usize {
-    usize::from(!groups.key.is_empty())
 }

@@ -36,10 +36,10 @@ const GROUP_FEATURES: [&str; 21] = [
     "below_50",
     "below_70",
 ];
-/// Index of the feature `count` in [`GROUP_FEATURES`].
-const OUTCOME_COUNT_INDEX: usize = 0;
 /// Index of the feature `lowest` in [`GROUP_FEATURES`].
-const LOWEST_UNTOUCHED_INDEX: usize = 4;
+const LOWEST_INDEX: usize = 4;
+/// Index of the feature `tenth` in [`GROUP_FEATURES`].
+const TENTH_INDEX: usize = 8;
 /// Thresholds of the features `below_10` to `below_70`. Each feature is the fraction of outcomes
 /// with an untouched fraction below its threshold.
 const UNTOUCHED_THRESHOLDS: [f64; 4] = [0.1, 0.3, 0.5, 0.7];
@@ -91,20 +91,24 @@ impl OutcomeHistory {
     }
 }
 
-/// Returns the narrowest group of a VM that had an outcome when the VM started, from the VM's row
-/// of features: the index of the group, its number of outcomes, and its lowest untouched fraction.
-pub(super) fn narrowest_group(features: &[f64; FEATURE_COUNT]) -> Option<(usize, f64, f64)> {
-    let mut groups = features[REQUEST_FEATURES.len()..].chunks_exact(GROUP_FEATURES.len()).enumerate();
-    groups
-        .find(|(_, group)| !group[OUTCOME_COUNT_INDEX].is_nan())
-        .map(|(at, group)| (at, group[OUTCOME_COUNT_INDEX], group[LOWEST_UNTOUCHED_INDEX]))
+/// Untouched fractions of the ended VMs of one owner, relative to the request of a VM that is about
+/// to start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct OwnerHistory {
+    /// Lowest untouched fraction, 0 to 1.
+    pub lowest: f64,
+    /// 10th percentile of the untouched fractions of the latest VMs, 0 to 1.
+    pub tenth: f64,
 }
 
-/// Returns the lowest untouched fraction in the group with this index, from a row of features.
-/// Returns `None` if the group has no outcome.
-pub(super) fn lowest_untouched(features: &[f64; FEATURE_COUNT], group: usize) -> Option<f64> {
-    let lowest = features[REQUEST_FEATURES.len() + group * GROUP_FEATURES.len() + LOWEST_UNTOUCHED_INDEX];
-    (!lowest.is_nan()).then_some(lowest)
+impl OwnerHistory {
+    /// Reads the history of a VM's owner from the VM's row of features. Returns `None` if the owner
+    /// is unknown or none of its VMs has ended.
+    pub(super) fn find(groups: &Groups, features: &[f64; FEATURE_COUNT]) -> Option<Self> {
+        let start = REQUEST_FEATURES.len() + groups.owner_index() * GROUP_FEATURES.len();
+        let (lowest, tenth) = (features[start + LOWEST_INDEX], features[start + TENTH_INDEX]);
+        (!lowest.is_nan()).then_some(Self { lowest, tenth })
+    }
 }
 
 /// Outcomes of one group of VMs.

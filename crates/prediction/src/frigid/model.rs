@@ -1,11 +1,10 @@
-//! Model of frigid memory: a weighted mean of quantile trees and margins, or an imported model with
-//! an offset for each quantile level (conformal prediction).
+//! Model of frigid memory: quantile trees, or an imported model with an offset for each quantile
+//! level.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     history::FEATURE_COUNT,
-    margins::{Margins, quantiles_of},
     risk::{QUANTILE_LEVELS, QuantileCurve},
 };
 use crate::{
@@ -25,8 +24,8 @@ const BOOST_PARAMS: BoostParams = BoostParams {
     tree: TreeParams { leaves_max: 6, leaf_rows_min: 15, column_fraction: 0.3 },
     row_fraction: 0.5,
 };
-/// Weight of the prediction by margins in the weighted mean with the prediction of the trees, 0 to 1.
-const MARGINS_WEIGHT: f64 = 0.3;
+/// Offset for a quantile level that has too few outcomes. It lowers every prediction to 0.
+const NO_PREDICTION_OFFSET: f64 = f64::MIN;
 
 /// Model that predicts the untouched fraction of a VM's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,14 +35,9 @@ pub struct Model(Predictor);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Predictor {
-    /// Trees and margins trained by Tarn.
+    /// Trees trained by Tarn, with one output for each quantile level.
     #[serde(rename = "own")]
-    Trained {
-        /// Trees with one output for each quantile level.
-        trees: Ensemble,
-        /// Margins below the lowest untouched fraction of similar VMs.
-        margins: Margins,
-    },
+    Trained(Ensemble),
     /// Model trained elsewhere, whose output is the untouched fraction.
     #[serde(rename = "foreign")]
     Imported {
@@ -57,10 +51,10 @@ enum Predictor {
 /// Kind of model that training creates.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
-    /// Trees and margins trained on the outcomes.
+    /// Trees trained on the outcomes.
     Trained,
-    /// Model trained elsewhere. Training only fits its offsets to the outcomes (split conformal
-    /// prediction).
+    /// Model trained elsewhere. Training only fits its offsets to the outcomes. This is split
+    /// conformal prediction if the model was not trained on these outcomes.
     Imported(Box<ImportedModel>),
 }
 
@@ -78,7 +72,7 @@ impl ModelSource {
                 let offsets = features.iter().zip(untouched).map(|(row, share)| share - model.predict(row));
                 Model(Predictor::Imported {
                     model: (**model).clone(),
-                    offsets: quantiles_of(offsets.collect()),
+                    offsets: conformal_offsets(offsets.collect()),
                 })
             }
         }
@@ -95,23 +89,15 @@ impl Model {
     pub fn train(features: &[[f64; FEATURE_COUNT]], untouched: &[f64], seed: u64) -> Self {
         let mut columns = FeatureColumns::new(FEATURE_COUNT);
         features.iter().for_each(|row| columns.push(row));
-        Self(Predictor::Trained {
-            trees: fit_quantiles(&columns, untouched, &QUANTILE_LEVELS, &BOOST_PARAMS, seed),
-            margins: Margins::learn_margins(features.iter().zip(untouched.iter().copied())),
-        })
+        Self(Predictor::Trained(fit_quantiles(&columns, untouched, &QUANTILE_LEVELS, &BOOST_PARAMS, seed)))
     }
 
     /// Predicts the untouched fraction of a VM's memory at each quantile level.
     pub fn curve(&self, features: &[f64; FEATURE_COUNT]) -> QuantileCurve {
         match &self.0 {
-            Predictor::Trained { trees, margins } => {
-                let mut shares = predict_shares(trees, features);
-                if let Some(margin_shares) = margins.predict_shares(features) {
-                    let blend = |(share, margin_share): (&mut f64, f64)| {
-                        *share += MARGINS_WEIGHT * (margin_share - *share)
-                    };
-                    shares.iter_mut().zip(margin_shares).for_each(blend);
-                }
+            Predictor::Trained(trees) => {
+                let mut shares = [0.0; QUANTILE_LEVELS.len()];
+                trees.predict(features, &mut shares);
                 QuantileCurve::new(shares)
             }
             Predictor::Imported { model, offsets } => {
@@ -121,19 +107,10 @@ impl Model {
         }
     }
 
-    /// Predicts the untouched fraction at each quantile level from the trees alone, without
-    /// margins.
-    pub(super) fn predict_tree_curve(&self, features: &[f64; FEATURE_COUNT]) -> QuantileCurve {
-        match &self.0 {
-            Predictor::Trained { trees, .. } => QuantileCurve::new(predict_shares(trees, features)),
-            Predictor::Imported { .. } => self.curve(features),
-        }
-    }
-
     /// Returns whether the model has the features and quantile levels of this version of Tarn.
     pub(crate) fn is_compatible(&self) -> bool {
         match &self.0 {
-            Predictor::Trained { trees, .. } => {
+            Predictor::Trained(trees) => {
                 trees.features() == FEATURE_COUNT && trees.outputs() == QUANTILE_LEVELS.len()
             }
             Predictor::Imported { model, .. } => model.is_compatible(FEATURE_COUNT),
@@ -141,9 +118,21 @@ impl Model {
     }
 }
 
-/// Predicts the untouched fraction at each quantile level from trees.
-fn predict_shares(trees: &Ensemble, features: &[f64; FEATURE_COUNT]) -> [f64; QUANTILE_LEVELS.len()] {
-    let mut shares = [0.0; QUANTILE_LEVELS.len()];
-    trees.predict(features, &mut shares);
-    shares
+/// Returns the offset for each quantile level by split conformal prediction, from the differences of
+/// actual and predicted untouched fractions. The offset of a level is the difference of rank
+/// ⌊level · (n + 1)⌋, counted from the lowest. If the differences of the next VM and of these n VMs
+/// are exchangeable, the probability of an overprediction is at most the level.
+fn conformal_offsets(mut differences: Vec<f64>) -> [f64; QUANTILE_LEVELS.len()] {
+    differences.sort_unstable_by(f64::total_cmp);
+    QUANTILE_LEVELS.map(|level| {
+        conformal_rank(differences.len(), level).map_or(NO_PREDICTION_OFFSET, |rank| differences[rank - 1])
+    })
+}
+
+/// Returns the rank ⌊level · (n + 1)⌋ of `n` exchangeable numbers, from 1. The next number is below
+/// the number of this rank with a probability of at most `level`. Returns `None` if the rank is 0.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank among the numbers")]
+pub(super) fn conformal_rank(n: usize, level: f64) -> Option<usize> {
+    let rank = (level * (n as f64 + 1.0)) as usize;
+    (rank > 0).then_some(rank.min(n))
 }

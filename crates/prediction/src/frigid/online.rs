@@ -2,15 +2,12 @@
 //! VMs. It is updated when VMs end. The backtest and the pool manager use the same predictor, so
 //! that backtest results apply to the served predictions.
 
-use serde::{Deserialize, Serialize};
-use units::Bytes;
-
 use super::{
     calibration::{Calibration, CalibrationSample},
-    history::{FEATURE_COUNT, OutcomeHistory},
+    history::{FEATURE_COUNT, OutcomeHistory, OwnerHistory},
     model::Model,
     outcome::{Outcome, VmRequest},
-    risk::{QuantileCurve, RiskAllocation, RiskLimit},
+    risk::QuantileCurve,
 };
 
 /// Predictor with a history of outcomes, a serving model and its calibration. Without a model, it
@@ -27,44 +24,18 @@ pub struct OnlinePredictor {
 pub struct VmAssessment {
     /// Row of features; unknown features are NaN.
     pub features: [f64; FEATURE_COUNT],
-    /// Prediction of the serving model, or `None` without a serving model.
-    pub prediction: Option<RiskPrediction>,
-}
-
-/// Prediction of the untouched fraction of a VM's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RiskPrediction {
-    /// Predicted quantiles of the untouched fraction.
-    pub curve: QuantileCurve,
-    /// Ratio of the observed to the expected rate of overpredictions of the VM's owner, at least 1.
-    /// Risks are multiplied by this factor.
-    #[serde(rename = "caution")]
-    pub owner_margin: f64,
-}
-
-impl RiskPrediction {
-    /// Returns the fraction of the VM's memory to allocate from the pool under a risk limit, and
-    /// its risk.
-    pub fn allocation(&self, requested: Bytes, risk_limit: RiskLimit) -> RiskAllocation {
-        self.curve.allocation(requested, risk_limit, self.owner_margin)
-    }
-
-    /// Combines the prediction with the outcome of its VM into a calibration sample.
-    pub fn with_outcome(self, request: &VmRequest, outcome: &Outcome) -> CalibrationSample {
-        let Self { curve, owner_margin } = self;
-        let (begins, requested, untouched) = (request.begins, request.requested, outcome.untouched);
-        CalibrationSample { begins, curve, owner_margin, requested, untouched }
-    }
+    /// Predicted quantiles of the untouched fraction. `None` without a serving model, or if no VM of
+    /// the owner has ended.
+    pub prediction: Option<QuantileCurve>,
 }
 
 impl OnlinePredictor {
     /// Computes the features and the prediction of a VM that is about to start.
     pub fn assess_vm(&self, request: &VmRequest) -> VmAssessment {
         let features = self.history.features(request);
-        let prediction = self.model.as_ref().map(|model| RiskPrediction {
-            curve: model.curve(&features),
-            owner_margin: self.calibration.owner_margin(request.groups.owner().as_ref()),
-        });
+        let owner = OwnerHistory::find(&request.groups, &features);
+        let prediction =
+            self.model.as_ref().zip(owner).map(|(model, owner)| model.curve(&features).limited_by(owner));
         VmAssessment { features, prediction }
     }
 
@@ -74,12 +45,18 @@ impl OnlinePredictor {
         &mut self,
         request: &VmRequest,
         outcome: &Outcome,
-        prediction: Option<RiskPrediction>,
+        prediction: Option<QuantileCurve>,
     ) {
         self.history.add(request, outcome);
-        if let Some(prediction) = prediction {
-            self.calibration.add(request.groups.owner(), prediction.with_outcome(request, outcome));
+        if let Some(curve) = prediction {
+            self.calibration.add(CalibrationSample::new(request, outcome, curve));
         }
+    }
+
+    /// Records the outcome of an ended VM in the history only, so that it neither trains nor
+    /// calibrates a model.
+    pub(super) fn record_history(&mut self, request: &VmRequest, outcome: &Outcome) {
+        self.history.add(request, outcome);
     }
 
     /// Replaces the history of outcomes, for example to drop expired outcomes.

@@ -31,8 +31,14 @@ impl Groups {
     /// Returns the owner of the VM: its customer or application if known, or else the VM itself.
     /// Returns `None` if neither is known.
     pub fn owner(&self) -> Option<String> {
-        let owner = [("key", &self.key), ("vm", &self.vm)].into_iter().find(|(_, name)| !name.is_empty());
-        owner.map(|(kind, name)| format!("{kind} {name}"))
+        let at = self.owner_index();
+        let name = self.all()[at];
+        (!name.is_empty()).then(|| format!("{} {name}", Self::NAMES[at]))
+    }
+
+    /// Returns the index in [`Self::NAMES`] of the group that is the owner of the VM.
+    pub(super) fn owner_index(&self) -> usize {
+        usize::from(!self.key.is_empty())
     }
 }
 

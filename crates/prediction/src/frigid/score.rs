@@ -38,13 +38,14 @@ pub struct Score {
 }
 
 impl ScoreSum {
-    /// Adds the predicted untouched fraction of a VM, and compares it with the outcome of the VM.
+    /// Adds the predicted untouched fraction of a VM, and compares it with the outcome of the VM, in
+    /// whole bytes.
     pub fn add(&mut self, share: Fraction, sample: &VmSample) {
         let requested = sample.request.requested;
         let untouched = sample.outcome.untouched;
         let in_slices = share.of(requested).slices_floor();
         self.vms += 1;
-        self.overpredicted += u32::from(share > untouched);
+        self.overpredicted += u32::from(share.of(requested) > untouched.of(requested));
         self.overpredicted_in_slices += u32::from(in_slices > untouched.of(requested));
         self.predicted_gib += share.get() * to_gib(requested);
         self.slices_gib += to_gib(in_slices);

@@ -7,9 +7,9 @@ use rand_pcg::Pcg64Mcg;
 use units::{Bytes, Fraction, UnixMs};
 
 use super::{
-    backtest::{self, BacktestResult, EmptyTestSet, Method, MethodScores, Score, VmSample},
-    history::narrowest_group,
-    margins::Margins,
+    backtest::{self, BacktestResult, EmptyTestSet, Evaluation, Method, MethodScores, Score, VmSample},
+    history::OwnerHistory,
+    model::conformal_rank,
     *,
 };
 
@@ -23,8 +23,12 @@ fn rates(rates: &[f64]) -> Vec<Fraction> {
     rates.iter().map(|rate| fraction(*rate)).collect()
 }
 
-fn run(train: &[VmSample], test: &[VmSample], targets: &[f64]) -> Vec<BacktestResult> {
+fn evaluate(train: &[VmSample], test: &[VmSample], targets: &[f64]) -> Vec<Evaluation> {
     backtest::run(train, test, &rates(targets)).unwrap()
+}
+
+fn run(train: &[VmSample], test: &[VmSample], targets: &[f64]) -> Vec<BacktestResult> {
+    evaluate(train, test, targets).into_iter().map(|evaluation| evaluation.result).collect()
 }
 
 /// Returns the sample of a VM of the customer `key` that starts at `hour` and runs for one hour.
@@ -56,47 +60,82 @@ fn curve() -> impl Strategy<Value = QuantileCurve> {
 }
 
 fn sample() -> impl Strategy<Value = CalibrationSample> {
-    (curve(), 1.0..4.0_f64, 1..512_u64, 0.0..=1.0_f64).prop_map(|(curve, owner_margin, gib, untouched)| {
+    (curve(), 1..512_u64, 0.0..=1.0_f64, 0..20_u32).prop_map(|(curve, gib, untouched, owner)| {
         CalibrationSample {
             begins: UnixMs(0),
+            owner: format!("owner {owner}"),
             curve,
-            owner_margin,
             requested: Bytes::gib(gib),
             untouched: fraction(untouched),
         }
     })
 }
 
+fn calibrate(samples: impl IntoIterator<Item = CalibrationSample>) -> Calibration {
+    let mut calibration = Calibration::default();
+    samples.into_iter().for_each(|sample| calibration.add(sample));
+    calibration
+}
+
+/// Returns whether the sample would have been overpredicted, or `None` if its size class has too few
+/// outcomes.
+fn is_overpredicted(sample: &CalibrationSample, risk_limit: &RiskLimit) -> Option<bool> {
+    let allocation = sample.curve.allocation(sample.requested, risk_limit)?;
+    Some(allocation.to_fraction().of(sample.requested) > sample.untouched.of(sample.requested))
+}
+
 proptest! {
     #[test]
     fn allocation_never_exceeds_risk_limit(
-        curve in curve(), gib in 1..512_u64, risk_multiplier in 0.0..1e4_f64, rate in 0.0..0.3_f64, owner_margin in 1.0..10.0_f64,
+        curve in curve(), gib in 1..512_u64, risk_multiplier in 0.0..1e4_f64, rate in 0.0..0.3_f64,
     ) {
-        let risk_limit = RiskLimit::new(risk_multiplier, fraction(rate));
-        let allocation = curve.allocation(Bytes::gib(gib), risk_limit, owner_margin);
+        let size_bounds = SizeBounds([Bytes::gib(4), Bytes::gib(64)]);
+        let limit = |multiplier| RiskLimit {
+            size_bounds,
+            risk_multipliers: [Some(multiplier); SIZE_CLASSES],
+            risk_max: 3.0 * rate,
+        };
+        let allocation = curve.allocation(Bytes::gib(gib), &limit(risk_multiplier)).unwrap();
         prop_assert!((0.0..=1.0).contains(&allocation.share));
-        prop_assert!(allocation.risk <= 5.0 * rate, "the risk of a VM must not exceed five times the target rate");
-        let higher_multiplier = curve.allocation(Bytes::gib(gib), RiskLimit { risk_multiplier: risk_multiplier * 2.0, ..risk_limit }, owner_margin);
+        prop_assert!(allocation.risk <= 3.0 * rate, "the risk of a VM must not exceed three times the target rate");
+        let higher_multiplier = curve.allocation(Bytes::gib(gib), &limit(risk_multiplier * 2.0)).unwrap();
         prop_assert!(
             higher_multiplier.risk <= allocation.risk && higher_multiplier.share <= allocation.share,
             "a higher risk multiplier must not increase the risk or the share",
         );
-        let higher_margin = curve.allocation(Bytes::gib(gib), risk_limit, owner_margin * 1.5);
-        prop_assert!(higher_margin.share <= allocation.share, "a higher owner margin must not increase the share");
     }
 
     #[test]
-    fn risk_limit_keeps_overpredictions_within_target_rate(
-        outcomes in prop::collection::vec(sample(), 1..300), rate in 0.01..0.5_f64,
+    fn risk_limit_keeps_each_size_class_within_target_rate(
+        outcomes in prop::collection::vec(sample(), 1..600), rate in 0.01..0.5_f64,
     ) {
-        let mut calibration = Calibration::default();
-        outcomes.iter().for_each(|sample| calibration.add(None, *sample));
-        let Some(risk_limit) = calibration.risk_limit(fraction(rate)) else { return Ok(()) };
-        let overpredicted = outcomes.iter().filter(|sample| {
-            let allocation = sample.curve.allocation(sample.requested, risk_limit, sample.owner_margin);
-            allocation.share > sample.untouched.get()
-        });
-        prop_assert!(overpredicted.count() as f64 <= rate * outcomes.len() as f64);
+        let Some(risk_limit) = calibrate(outcomes.clone()).risk_limit(fraction(rate)) else { return Ok(()) };
+        for class in 0..SIZE_CLASSES {
+            let in_class = outcomes.iter().filter(|sample| risk_limit.size_bounds.class(sample.requested) == class);
+            let overpredicted: Vec<bool> =
+                in_class.filter_map(|sample| is_overpredicted(sample, &risk_limit)).collect();
+            let count = overpredicted.iter().filter(|is_overpredicted| **is_overpredicted).count();
+            prop_assert!(count as f64 <= rate * overpredicted.len() as f64, "class {}", class);
+        }
+    }
+
+    #[test]
+    fn size_classes_of_distinct_sizes_are_thirds(sizes in prop::collection::btree_set(1..10_000_u64, 1..200)) {
+        let sizes: Vec<Bytes> = sizes.into_iter().map(Bytes::mib).collect();
+        let bounds = SizeBounds::thirds(sizes.clone()).unwrap();
+        for class in 0..SIZE_CLASSES {
+            let vms = sizes.iter().filter(|size| bounds.class(**size) == class).count();
+            prop_assert!(vms.abs_diff(sizes.len() / SIZE_CLASSES) <= 1, "class {}: {} of {}", class, vms, sizes.len());
+        }
+    }
+
+    #[test]
+    fn conformal_rank_is_the_largest_valid_rank(n in 1..5000_usize, level in 0.001..0.999_f64) {
+        let rank = conformal_rank(n, level).unwrap_or(0);
+        // Of n + 1 exchangeable numbers, the last is below the k-th lowest of the others with
+        // probability k / (n + 1).
+        prop_assert!(rank as f64 <= level * (n + 1) as f64);
+        prop_assert!(rank == n || (rank + 1) as f64 > level * (n + 1) as f64);
     }
 }
 
@@ -118,67 +157,89 @@ proptest! {
     }
 }
 
-/// Returns `count` calibration samples. The first `overpredicted` of them are overpredictions.
-fn samples(overpredicted: u32, count: u32) -> impl Iterator<Item = CalibrationSample> {
+/// Returns `count` calibration samples of VMs of 8 GiB, of `owners` owners in turn. The first
+/// `overpredicted` of the samples are overpredictions.
+fn samples(overpredicted: u32, count: u32, owners: u32) -> impl Iterator<Item = CalibrationSample> {
     (0..count).map(move |n| CalibrationSample {
         begins: UnixMs(n.into()),
+        owner: format!("owner {}", n % owners),
         curve: QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]),
-        owner_margin: 1.0,
         requested: Bytes::gib(8),
         untouched: fraction(if n < overpredicted { 0.1 } else { 0.9 }),
     })
 }
 
+/// Returns the allocated share of a VM of 8 GiB at a target rate of 10 %, or `None` if there are too
+/// few outcomes.
+fn allocated_share(calibration: &Calibration) -> Option<f64> {
+    let curve = QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]);
+    Some(curve.allocation(Bytes::gib(8), &calibration.risk_limit(fraction(0.1))?)?.share)
+}
+
 #[test]
 fn too_few_outcomes_give_no_risk_limit() {
-    let mut calibration = Calibration::default();
-    assert_eq!(calibration.risk_limit(fraction(0.1)), None);
-    samples(0, 15).for_each(|sample| calibration.add(None, sample));
+    assert_eq!(Calibration::default().risk_limit(fraction(0.1)), None);
     assert_eq!(
-        calibration.risk_limit(fraction(0.1)),
+        calibrate(samples(0, 26, 26)).risk_limit(fraction(0.1)),
         None,
-        "one assumed overprediction in 15 outcomes, plus the margin for chance, exceeds 10 %"
+        "one assumed overprediction in 26 outcomes, plus 1.645 standard deviations, exceeds 10 %"
     );
-    samples(0, 15).for_each(|sample| calibration.add(None, sample));
-    assert!(calibration.risk_limit(fraction(0.1)).is_some());
+    assert_eq!(allocated_share(&calibrate(samples(0, 27, 27))), Some(0.5));
 }
 
 #[test]
-fn overpredictions_of_the_latest_outcomes_stop_allocations() {
-    let mut calibration = Calibration::default();
-    let allocation = |calibration: &Calibration| {
-        let risk_limit = calibration.risk_limit(fraction(0.1));
-        risk_limit.map(|risk_limit| {
-            QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]).allocation(Bytes::gib(8), risk_limit, 1.0).share
-        })
+fn overpredictions_of_one_owner_are_not_independent() {
+    // 60 of 1000 outcomes are overpredicted. If they are independent, the bound on the rate is 7 %.
+    assert_eq!(allocated_share(&calibrate(samples(60, 1000, 1000))), Some(0.5));
+    let of_one_owner = samples(60, 1000, 1000).map(|sample| {
+        let is_overpredicted = sample.untouched.get() < 0.5;
+        CalibrationSample { owner: if is_overpredicted { "one".into() } else { sample.owner }, ..sample }
+    });
+    let share = allocated_share(&calibrate(of_one_owner));
+    assert!(share.is_none_or(|share| share == 0.0), "the bound is 6 % + 1.645 · 5.6 %: {share:?}");
+}
+
+#[test]
+fn overpredicted_size_class_does_not_stop_other_classes() {
+    let of_size = |overpredicted, gib| {
+        samples(overpredicted, 300, 300)
+            .map(move |sample| CalibrationSample { requested: Bytes::gib(gib), ..sample })
     };
-    samples(0, 1900).for_each(|sample| calibration.add(None, sample));
-    assert_eq!(allocation(&calibration), Some(0.5));
-    samples(50, 50).for_each(|sample| calibration.add(None, sample));
-    assert!(
-        allocation(&calibration).is_none_or(|share| share == 0.0),
-        "50 of 1950 outcomes are below the target rate, but all of the latest 50 are overpredicted"
-    );
+    let calibration = calibrate(of_size(0, 1).chain(of_size(0, 8)).chain(of_size(200, 64)));
+    let risk_limit = calibration.risk_limit(fraction(0.1)).unwrap();
+    let curve = QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]);
+    let share = |gib| curve.allocation(Bytes::gib(gib), &risk_limit).map(|allocation| allocation.share);
+    assert_eq!((share(1), share(8)), (Some(0.5), Some(0.5)));
+    assert!(share(64).is_none_or(|share| share == 0.0), "{risk_limit:?}");
 }
 
 #[test]
-fn owner_margin_requires_significant_overprediction() {
-    let mut calibration = Calibration::default();
-    let owner = |name: &str| Some(name.to_owned());
-    let owner_margin = |calibration: &Calibration, name: &str| calibration.owner_margin(owner(name).as_ref());
-    samples(50, 99).for_each(|sample| calibration.add(owner("bad"), sample));
-    assert_eq!(owner_margin(&calibration, "bad"), 1.0, "99 outcomes are too few");
-    samples(1, 1).for_each(|sample| calibration.add(owner("bad"), sample));
-    let margin = owner_margin(&calibration, "bad");
-    assert!((4.5..5.5).contains(&margin), "10 % expected, 50 % observed: {margin}");
-    samples(14, 100).for_each(|sample| calibration.add(owner("by chance"), sample));
-    assert_eq!(owner_margin(&calibration, "by chance"), 1.0, "14 of 100 instead of 10 is not significant");
-    samples(0, 100).for_each(|sample| calibration.add(owner("good"), sample));
-    assert_eq!(owner_margin(&calibration, "good"), 1.0, "a margin is never below 1");
-    samples(100, 100).for_each(|sample| calibration.add(None, sample));
-    assert_eq!(calibration.owner_margin(None), 1.0, "the margin of an unknown owner is 1");
-    samples(0, 2000).for_each(|sample| calibration.add(owner("bad"), sample));
-    assert_eq!(owner_margin(&calibration, "bad"), 1.0, "old overpredictions decay");
+fn predictions_are_limited_by_the_history_of_the_owner() {
+    let curve = QuantileCurve::new([0.8; QUANTILE_LEVELS.len()]);
+    let limited = curve.limited_by(OwnerHistory { lowest: 0.3, tenth: 0.6 });
+    for (at, level) in QUANTILE_LEVELS.into_iter().enumerate() {
+        let expected = if level <= 0.1 { 0.3 } else { 0.6 };
+        assert_eq!(limited.untouched_at_level(at), expected, "level {level}");
+    }
+    let low = QuantileCurve::new([0.2; QUANTILE_LEVELS.len()]);
+    assert_eq!(low.limited_by(OwnerHistory { lowest: 0.3, tenth: 0.6 }), low);
+}
+
+#[test]
+fn vm_of_new_owner_has_no_prediction() {
+    let mut predictor = OnlinePredictor::default();
+    let sample = row("c", 8, 0, 0.75);
+    let features = OutcomeHistory::default().features(&sample.request);
+    predictor.install_model(Model::train(&[features; 60], &[0.75; 60], 1), Calibration::default());
+    let predicted = |predictor: &OnlinePredictor, key: &str| {
+        let curve = predictor.assess_vm(&row(key, 8, 5, 0.0).request).prediction?;
+        Some(curve.untouched_at_level(0))
+    };
+    assert_eq!(predicted(&predictor, "c"), None);
+    predictor.record_outcome(&sample.request, &sample.outcome, None);
+    assert_eq!(predicted(&predictor, "c"), Some(0.75));
+    assert_eq!(predicted(&predictor, "d"), None, "no VM of this owner has ended");
+    assert_eq!(predicted(&predictor, ""), None, "the owner is unknown");
 }
 
 #[test]
@@ -198,8 +259,8 @@ fn backtest_meets_target_rate_and_beats_fixed_share() {
     {
         let chance = 2.0 * (rate_target / f64::from(vms)).sqrt();
         assert!(rate_actual <= rate_target + chance, "rate {rate_actual}, target {rate_target}");
-        assert!(rate_actual >= 0.3 * rate_target, "rate {rate_actual}, target {rate_target}");
-        assert!(frigid_share > 0.15, "predicted share {frigid_share}");
+        assert!(rate_actual >= 0.1 * rate_target, "rate {rate_actual}, target {rate_target}");
+        assert!(frigid_share > 0.1, "predicted share {frigid_share}");
         assert!(frigid_share > static_share, "share {frigid_share}, with a fixed share {static_share}");
         assert!((0.6 * frigid_share..frigid_share).contains(&slice_share), "{slice_share} of {frigid_share}");
         assert!(slice_rate <= rate_actual);
@@ -213,23 +274,87 @@ fn backtest_without_history_predicts_nothing() {
     assert_eq!((result.rate_actual, result.frigid_share), (0.0, 0.0));
 }
 
+/// Returns samples of VMs of one owner that leave 0 to 99 % of their memory untouched, twice, and a
+/// history that is long enough for a forecast at a target rate of 10 %.
+fn spread_samples() -> Vec<VmSample> {
+    let spread = |hour| (0..100_u32).map(move |n| row("c", 8, hour, f64::from(n) / 100.0));
+    (0..4).flat_map(spread).collect()
+}
+
 #[test]
 fn fixed_share_is_the_quantile_of_training_outcomes() {
-    let train: Vec<VmSample> = (0..100_u32).map(|n| row("", 8, 0, f64::from(n) / 100.0)).collect();
-    let test = [row("", 8, 2, 0.05), row("", 24, 2, 0.5)];
-    let result = run(&train, &test, &[0.1])[0];
+    let test = [row("c", 8, 6, 0.05), row("c", 8, 6, 0.5)];
+    let result = run(&spread_samples(), &test, &[0.1])[0];
     assert_eq!((result.static_share, result.static_rate, result.vms), (0.1, 0.5, 2));
 }
 
 #[test]
 fn vm_that_ends_when_another_starts_is_not_trained_on() {
-    let ends = |hour: u64, ms: u64| UnixMs(hour * HOUR_MS + ms);
-    let mut train: Vec<VmSample> = (0..100_u32).map(|n| row("", 8, 0, f64::from(n) / 100.0)).collect();
-    let test = [row("", 8, 2, 0.5)];
-    train.iter_mut().for_each(|sample| sample.outcome.ended = ends(2, 0));
-    assert_eq!(run(&train, &test, &[0.1])[0].static_share, 0.0);
-    train.iter_mut().for_each(|sample| sample.outcome.ended = ends(1, HOUR_MS - 1));
-    assert_eq!(run(&train, &test, &[0.1])[0].static_share, 0.1);
+    let test = [row("c", 8, 6, 0.5)];
+    let mut train = spread_samples();
+    train.iter_mut().for_each(|sample| sample.outcome.ended = UnixMs(6 * HOUR_MS));
+    let result = run(&train, &test, &[0.1])[0];
+    assert_eq!((result.vms, result.vms_without_forecast), (0, 1));
+}
+
+#[test]
+fn vms_without_forecast_are_counted_but_not_scored() {
+    let mut rng = Pcg64Mcg::seed_from_u64(4);
+    let train = customer_samples(&mut rng, 2000);
+    let test = [row("c1", 8, 600, 0.55), row("new", 24, 600, 0.0), row("", 8, 600, 0.0)];
+    let evaluation = &evaluate(&train, &test, &[0.1])[0];
+    assert_eq!((evaluation.result.vms, evaluation.result.vms_without_forecast), (1, 2));
+    assert_eq!(evaluation.memory_without_forecast, 0.8);
+    assert_eq!((evaluation.result.rate_actual, evaluation.by_owner.owners), (0.0, 1));
+}
+
+#[test]
+fn parts_of_an_evaluation_sum_to_the_whole() {
+    let mut rng = Pcg64Mcg::seed_from_u64(5);
+    let (train, test) = (customer_samples(&mut rng, 2000), customer_samples(&mut rng, 1000));
+    for Evaluation { result, by_size, by_owner, rate_margin, .. } in evaluate(&train, &test, &[0.04, 0.1]) {
+        let overpredicted = result.rate_actual * f64::from(result.vms);
+        assert!(overpredicted > 0.0 && rate_margin > 0.0);
+        assert_eq!(by_size.iter().map(|class| class.vms).sum::<u32>(), result.vms);
+        let of_classes: f64 = by_size.iter().map(|class| class.rate * f64::from(class.vms)).sum();
+        assert!((of_classes - overpredicted).abs() < 1e-6, "{of_classes} {overpredicted}");
+        assert!(by_size.windows(2).all(|two| two[0].largest < two[1].smallest), "{by_size:?}");
+        let of_worst: u32 = by_owner.worst.iter().map(|owner| owner.overpredicted).sum();
+        assert!((1.0..=overpredicted + 1e-6).contains(&f64::from(of_worst)), "{by_owner:?}");
+        assert!(by_owner.worst.is_sorted_by(|one, next| one.overpredicted >= next.overpredicted));
+        assert!(by_owner.owners == 20 && by_owner.above_target <= 20);
+    }
+}
+
+#[test]
+fn simple_rule_subtracts_a_constant_from_the_lowest_of_the_owner() {
+    let train = spread_samples();
+    let evaluation = &evaluate(&train, &[row("c", 8, 6, 0.5)], &[0.1])[0];
+    // The lowest untouched fraction of the owner is 0, so the rule predicts nothing.
+    assert_eq!((evaluation.rule.share, evaluation.rule.rate), (0.0, 0.0));
+    let mut train: Vec<VmSample> =
+        train.iter().map(|sample| row("c", 8, sample.request.begins.0 / HOUR_MS, 0.5)).collect();
+    let test = [row("c", 8, 6, 0.5), row("c", 8, 6, 0.5)];
+    let rule = evaluate(&train, &test, &[0.1])[0].rule;
+    assert_eq!((rule.share, rule.rate, rule.share_in_hindsight), (0.5, 0.0, 0.5));
+    // One outcome of 400 does not change the constant, but the lowest untouched fraction.
+    train[399] = row("c", 8, 3, 0.25);
+    let rule = evaluate(&train, &test, &[0.1])[0].rule;
+    assert_eq!((rule.share, rule.rate, rule.share_in_hindsight), (0.25, 0.0, 0.25));
+}
+
+#[test]
+fn cross_validation_does_not_learn_from_held_out_owners() {
+    let mut rng = Pcg64Mcg::seed_from_u64(6);
+    let samples = customer_samples(&mut rng, 3000);
+    let all = run(&[], &samples, &[0.1])[0];
+    let folds = backtest::cross_validate(&samples, 4, &rates(&[0.1])).unwrap()[0].result;
+    assert_eq!(folds.vms + folds.vms_without_forecast, 3000);
+    assert!(folds.rate_actual > 0.0 && folds.frigid_share > 0.1 && folds != all, "{folds:?}");
+    // A single fold holds out every owner, so there is no model.
+    let single = backtest::cross_validate(&samples, 1, &rates(&[0.1])).unwrap()[0].result;
+    assert_eq!((single.vms, single.vms_without_forecast), (0, 3000));
+    assert_eq!(backtest::cross_validate(&[], 4, &rates(&[0.1])), Err(EmptyTestSet));
 }
 
 #[test]
@@ -245,38 +370,6 @@ fn unreliable_outcomes_are_neither_trained_nor_tested() {
         (0..9).map(|hour| VmSample { is_trusted: false, ..row("c1", 32, hour, 0.0) }).collect();
     assert_eq!(backtest::run(&train, &unreliable, &rates(&[0.1])), Err(EmptyTestSet));
     assert_eq!(backtest::run(&train, &[], &rates(&[0.1])), Err(EmptyTestSet));
-}
-
-#[test]
-fn margins_use_the_narrowest_group_with_an_outcome() {
-    let mut history = OutcomeHistory::default();
-    let mut outcomes = Vec::new();
-    for n in 0..200_u64 {
-        let groups = Groups { vm: format!("vm{}", n % 2), key: "c".into(), ..Groups::default() };
-        let sample = row("", 8, n, if n % 2 == 0 { 0.5 } else { 0.8 } - 0.001 * (n % 10) as f64);
-        let request = VmRequest { groups, ..sample.request };
-        outcomes.push((history.features(&request), sample.outcome.untouched.get()));
-        history.add(&request, &sample.outcome);
-    }
-    let margins = Margins::learn_margins(outcomes.iter().map(|(features, untouched)| (features, *untouched)));
-    let request = |vm: &str, key: &str| {
-        let groups = Groups { vm: vm.into(), key: key.into(), ..Groups::default() };
-        VmRequest { groups, ..row("", 8, 300, 0.0).request }
-    };
-    let shares = |request: &VmRequest| margins.predict_shares(&history.features(request));
-    assert_eq!(
-        narrowest_group(&history.features(&request("vm1", "c"))).unwrap().0,
-        0,
-        "the VM name is narrower than the customer"
-    );
-    let of_vm1 = shares(&request("vm1", "c")).unwrap();
-    assert!(of_vm1.iter().all(|share| (0.78..0.82).contains(share)), "{of_vm1:?}");
-    assert_eq!(shares(&request("new", "new")), None, "no group has an outcome");
-    assert_eq!(
-        shares(&request("new", "c")),
-        None,
-        "no margins were learned for customers, because every VM has a narrower group"
-    );
 }
 
 #[test]
@@ -368,10 +461,10 @@ fn scores(all: &[MethodScores], method: Method) -> &[Score] {
 fn compare_scores_all_methods_without_changing_results() {
     let mut rng = Pcg64Mcg::seed_from_u64(3);
     let (train, test) = (customer_samples(&mut rng, 1000), customer_samples(&mut rng, 500));
-    let (results, all) = backtest::compare(&train, &test, &rates(&QUANTILE_LEVELS[..12])).unwrap();
-    assert_eq!(results, run(&train, &test, &QUANTILE_LEVELS[..12]));
-    for (result, (calibrated, fixed)) in
-        results.iter().zip(scores(&all, Method::Calibrated).iter().zip(scores(&all, Method::FixedShare)))
+    let (evaluations, all) = backtest::compare(&train, &test, &rates(&QUANTILE_LEVELS[..12])).unwrap();
+    assert_eq!(evaluations, evaluate(&train, &test, &QUANTILE_LEVELS[..12]));
+    for (Evaluation { result, .. }, (calibrated, fixed)) in
+        evaluations.iter().zip(scores(&all, Method::Calibrated).iter().zip(scores(&all, Method::FixedShare)))
     {
         assert_eq!((calibrated.rate, calibrated.share), (result.rate_actual, result.frigid_share));
         assert_eq!((calibrated.slice_rate, calibrated.slice_share), (result.slice_rate, result.slice_share));
@@ -380,37 +473,28 @@ fn compare_scores_all_methods_without_changing_results() {
     let trees = scores(&all, Method::TreeQuantile);
     assert!(trees.is_sorted_by_key(|score| (score.rate, score.share)), "{trees:?}");
     // Subtracting a larger constant reduces the predicted memory and the rate of overpredictions.
-    for rule in [Method::GroupMinimum, Method::OwnerMinimum] {
-        let scores = scores(&all, rule);
-        assert!(
-            scores.is_sorted_by(|one, next| one.share > next.share && one.rate >= next.rate),
-            "{scores:?}"
-        );
-    }
+    let rule = scores(&all, Method::OwnerMinimum);
+    assert!(rule.is_sorted_by(|one, next| one.share > next.share && one.rate >= next.rate), "{rule:?}");
     assert_eq!(backtest::compare(&train, &[], &rates(&[0.1])), Err(EmptyTestSet));
 }
 
 #[test]
-fn minimum_rules_use_only_ended_vms_of_the_same_groups() {
+fn history_of_an_owner_contains_only_its_ended_vms() {
     let named = |vm: &str, sample: VmSample| {
         let groups = Groups { vm: vm.to_owned(), ..sample.request.groups.clone() };
         VmSample { request: VmRequest { groups, ..sample.request }, ..sample }
     };
-    let train = [named("a", row("c", 8, 0, 0.75)), row("c", 8, 1, 0.5), row("c", 8, 9, 0.0)];
-    let predicted = |test: VmSample| {
-        let (_, all) = backtest::compare(&train, &[test], &rates(&[0.1])).unwrap();
-        [Method::GroupMinimum, Method::OwnerMinimum].map(|method| scores(&all, method)[0].share)
+    let mut history = OutcomeHistory::default();
+    for ended in [named("a", row("c", 8, 0, 0.75)), row("c", 8, 1, 0.5)] {
+        history.add(&ended.request, &ended.outcome);
+    }
+    let lowest = |sample: VmSample| {
+        let features = history.features(&sample.request);
+        OwnerHistory::find(&sample.request.groups, &features).map(|owner| owner.lowest)
     };
-    assert_eq!(
-        predicted(named("a", row("c", 8, 3, 0.5))),
-        [0.75, 0.5],
-        "the VM name is narrower than the customer"
-    );
-    assert_eq!(
-        predicted(named("a", row("", 8, 3, 0.5))),
-        [0.75, 0.75],
-        "without a customer, the VM itself is the owner"
-    );
-    assert_eq!(predicted(row("c", 8, 1, 0.5)), [0.75, 0.75], "the second VM has not ended yet");
-    assert_eq!(predicted(row("unknown", 8, 3, 0.5)), [0.0, 0.0]);
+    assert_eq!(lowest(named("a", row("c", 8, 3, 0.5))), Some(0.5), "the owner is the customer");
+    assert_eq!(lowest(named("a", row("", 8, 3, 0.5))), Some(0.75), "without a customer, the VM is the owner");
+    assert_eq!(lowest(row("c", 16, 3, 0.5)), Some(0.75), "4 of 16 GiB are touched");
+    assert_eq!(lowest(row("unknown", 8, 3, 0.5)), None);
+    assert_eq!(lowest(row("", 8, 3, 0.5)), None);
 }
