@@ -4,10 +4,10 @@
 
 use prediction::{
     combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, choose_combination},
-    frigid::{Calibration, RiskLimit},
+    frigid::{Calibration, RiskLimit, SIZE_CLASSES, SizeBounds},
     sensitivity::Cutoff,
 };
-use units::Fraction;
+use units::{Bytes, Fraction};
 
 /// Limits in section `[prediction]` of `rack.toml`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +48,11 @@ const CANDIDATE_RATES: [f64; 14] =
     [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2];
 
 /// Risk limit that allows no memory to be predicted as frigid.
-const NO_RISK: RiskLimit = RiskLimit { risk_multiplier: f64::MAX, risk_max: 0.0 };
+const NO_RISK: RiskLimit = RiskLimit {
+    size_bounds: SizeBounds([Bytes::ZERO; SIZE_CLASSES - 1]),
+    risk_multipliers: [Some(f64::MAX); SIZE_CLASSES],
+    risk_max: 0.0,
+};
 
 impl OperatingPoint {
     /// Returns the operating point without models. This point uses no pool memory.
@@ -69,7 +73,7 @@ impl OperatingPoint {
         let limited = rates.filter_map(|op| Some((op, calibration.risk_limit(op)?)));
         let frigid: Vec<(FrigidPoint, RiskLimit)> = limited
             .map(|(op, risk_limit)| {
-                (FrigidPoint { op, share: share(calibration.slice_share(risk_limit)) }, risk_limit)
+                (FrigidPoint { op, share: share(calibration.slice_share(&risk_limit)) }, risk_limit)
             })
             .collect();
         let placed = |cut: &Cutoff| InsensitivityPoint { fp: share(cut.fp), placed: share(cut.placed) };
@@ -91,7 +95,7 @@ impl OperatingPoint {
 #[cfg(test)]
 mod tests {
     use prediction::frigid::{CalibrationSample, QuantileCurve};
-    use units::{Bytes, UnixMs};
+    use units::UnixMs;
 
     use super::*;
 
@@ -106,9 +110,8 @@ mod tests {
             let untouched = share(f64::from(vm * 37 % 100) / 100.0);
             let curve = QuantileCurve::new(prediction::frigid::QUANTILE_LEVELS);
             let requested = Bytes::gib(u64::from(1 + vm * 61 % 97).pow(2)); // only the largest VMs gain enough memory for their risk
-            let sample =
-                CalibrationSample { begins: UnixMs(0), curve, owner_margin: 1.0, requested, untouched };
-            calibration.add(None, sample);
+            let owner = format!("owner {vm}");
+            calibration.add(CalibrationSample { begins: UnixMs(0), owner, curve, requested, untouched });
         }
         calibration
     }

@@ -1,7 +1,7 @@
 //! Splits a VM's memory into local and pool memory, and lists the hosts on which the VM fits. A VM
 //! that is insensitive to latency gets almost only pool memory. Any other VM gets its predicted
 //! frigid memory from the pool, or a fixed fraction if no model is in use (the static policy in
-//! Pond, section 6.4). Pool memory is rounded down to whole slices. The scheduler chooses the host.
+//! Pond, section 6.4). A VM without a forecast gets no pool memory. Pool memory is rounded down to whole slices. The scheduler chooses the host.
 
 use pool::{
     audit::{Actor, Decision, DecisionKind, Subject},
@@ -54,42 +54,32 @@ pub struct SplitDecision {
     pub pool_only: bool,
 }
 
-/// Splits a VM's memory by its prediction. If there is none, the fraction `share` comes from the
-/// pool.
+/// Splits a VM's memory by its prediction. If no model is calibrated, the fraction `share` comes
+/// from the pool.
 pub fn decide_split(plan: &Plan, forecast: &VmForecast, share: Fraction) -> SplitDecision {
     let placed = forecast.sensitivity.zip(forecast.point.cutoff);
     let pool_only = placed
         .map(|(prediction, cutoff)| (prediction, prediction.probability <= cutoff.at_most))
         .filter(|(_, fits)| *fits);
-    let allocation: Option<RiskAllocation> = forecast
-        .assessment
-        .prediction
-        .zip(forecast.point.risk_limit)
-        .map(|(prediction, risk_limit)| prediction.allocation(plan.memory, risk_limit));
-    let (model, to_pool, why) = match (pool_only, allocation, forecast.start.prediction) {
-        (Some((SensitivityPrediction { version, modelled, .. }, _)), ..) => {
+    let calibrated = forecast.serving[0].zip(forecast.point.risk_limit);
+    let allocation = calibrated.zip(forecast.assessment.prediction).and_then(|((_, risk_limit), curve)| {
+        curve.allocation(plan.memory, &risk_limit)
+    });
+    let (model, to_pool, why) = match (pool_only, calibrated) {
+        (Some((SensitivityPrediction { version, modelled, .. }, _)), _) => {
             let all = plan.memory.saturating_sub(POOL_ONLY_LOCAL_MEMORY);
             let modelled = if modelled { " (trained on MODELLED workloads)" } else { "" };
             let why = "workload is predicted to be insensitive to the latency of the pool: all memory is pool memory, except the memory needed to boot";
             (format!("sensitivity/{version}{modelled}"), all, why.to_owned())
         }
-        (None, Some(allocation), Some(prediction)) => {
-            let share = Fraction::new(allocation.share).expect("an allocation is a fraction");
-            let reason = format!(
-                "{:.1} % of {} is predicted to stay untouched within the risk limit",
-                allocation.share * 100.0,
-                plan.memory
-            );
-            let why = match share.of(plan.memory).slices_floor() {
-                Bytes::ZERO => "no slice is predicted to stay untouched within the risk limit".to_owned(),
-                _ => format!("{reason}; rounded down to whole slices"),
-            };
-            (format!("frigid/{}", prediction.version), share.of(plan.memory), why)
+        (None, Some((version, _))) => {
+            let to_pool = allocation.unwrap_or_default().to_fraction().of(plan.memory);
+            (format!("frigid/{version}"), to_pool, explain_frigid(plan.memory, forecast, allocation))
         }
-        (None, _, prediction) => {
-            let why = match prediction {
-                None => "no model of frigid memory is in use".to_owned(),
-                Some(_) => "too few outcomes to calibrate the model".to_owned(),
+        (None, None) => {
+            let why = match forecast.serving[0] {
+                None => "no model of frigid memory is in use",
+                Some(_) => "too few outcomes to calibrate the model",
             };
             let why = format!("{why}: fixed share of {:.1} %", share.get() * 100.0);
             (FIXED_SHARE_POLICY.to_owned(), share.of(plan.memory), why)
@@ -100,6 +90,23 @@ pub fn decide_split(plan: &Plan, forecast: &VmForecast, share: Fraction) -> Spli
     let size = format!("{}, {} cores{}", plan.memory, plan.cores, if plan.pinned { ", pinned" } else { "" });
     facts.extend([fact("because", why), fact("request: size", size)]);
     SplitDecision { split: split(plan.memory, to_pool), model, facts, pool_only: pool_only.is_some() }
+}
+
+/// Explains the pool memory of a VM while a calibrated model is serving.
+fn explain_frigid(memory: Bytes, forecast: &VmForecast, allocation: Option<RiskAllocation>) -> String {
+    match allocation {
+        None if forecast.assessment.prediction.is_none() => {
+            "no VM of the same owner has ended: no pool memory".to_owned()
+        }
+        None => "too few outcomes of VMs of this size: no pool memory".to_owned(),
+        Some(allocation) if allocation.to_fraction().of(memory).slices_floor() == Bytes::ZERO => {
+            "no slice is predicted to stay untouched within the risk limit".to_owned()
+        }
+        Some(allocation) => format!(
+            "{:.1} % of {memory} is predicted to stay untouched within the risk limit; rounded down to whole slices",
+            allocation.share * 100.0
+        ),
+    }
 }
 
 /// Free capacity of a host for a planned VM, copied under the ledger's lock.

@@ -1,6 +1,6 @@
 //! Latency sensitivity (Pond, sections 4.6 and 6.4.1). A workload is sensitive if pool memory slows
 //! it down by more than the performance degradation margin (PDM). A random forest predicts the
-//! probability that a workload is sensitive from core counters measured with local memory. Two
+//! probability that a workload is sensitive from core counters measured with local memory. Three
 //! baselines use a threshold on a single counter.
 
 pub mod backtest;
@@ -43,6 +43,8 @@ pub const CORE_BOUND_INDEX: usize = 3;
 pub const MEMORY_BOUND_INDEX: usize = 4;
 /// Index in [`COUNTER_NAMES`] of the DRAM-bound fraction of cycles.
 pub const DRAM_BOUND_INDEX: usize = 11;
+/// Index in [`COUNTER_NAMES`] of the misses of the last-level cache per 1000 instructions.
+pub const L3_MPKI_INDEX: usize = 15;
 
 /// Returns the names and values of all measured counters. Counters that are NaN were not measured.
 pub fn measured_counters(counters: &[f64; COUNTER_NAMES.len()]) -> impl Iterator<Item = (&'static str, f64)> {
@@ -59,6 +61,14 @@ pub struct Workload {
     pub counters: [f64; COUNTER_NAMES.len()],
     /// Relative increase of the run time with pool memory: 0.1 is 10 % longer.
     pub slowdown: f64,
+}
+
+impl Workload {
+    /// Returns the kind of the program: its name up to the first `-`. Programs of one kind have
+    /// similar access patterns.
+    pub fn kind(&self) -> &str {
+        self.program.split('-').next().expect("a split has at least one part")
+    }
 }
 
 /// Parameters of the random forest. Leaves are small, and each split tries a quarter of the

@@ -100,11 +100,11 @@ fn history_details(forecast: &VmForecast) -> Vec<(String, String)> {
 
 fn prediction_details(forecast: &VmForecast, allocation: Option<RiskAllocation>) -> Vec<(String, String)> {
     let mut facts = Vec::new();
-    if let Some(prediction) = forecast.assessment.prediction {
+    if let Some(curve) = forecast.assessment.prediction {
         let level = |level: usize| {
             format!(
                 "{} with probability {}",
-                format_percent(prediction.curve.untouched_at_level(level)),
+                format_percent(curve.untouched_at_level(level)),
                 format_percent(QUANTILE_LEVELS[level])
             )
         };
@@ -113,7 +113,6 @@ fn prediction_details(forecast: &VmForecast, allocation: Option<RiskAllocation>)
             "prediction: fractions of memory that would be overpredicted",
             levels.join(", "),
         ));
-        facts.push(to_detail("prediction: margin of the owner", format!("{:.2}", prediction.owner_margin)));
     }
     if let Some(allocation) = allocation {
         let text = format!(
@@ -150,9 +149,11 @@ fn operating_point_details(forecast: &VmForecast) -> Vec<(String, String)> {
     if let Some(risk_limit) = point.risk_limit.filter(|risk_limit| risk_limit.risk_max > 0.0) {
         facts.push(to_detail("operating point: rate of overpredictions (OP)", share(point.choice.frigid.op)));
         facts.push(to_detail("operating point: maximum risk per VM", format_percent(risk_limit.risk_max)));
-        let text =
-            format!("{:.1} GiB of pool memory per additional overpredicted VM", risk_limit.risk_multiplier);
-        facts.push(to_detail("operating point: risk multiplier", text));
+        let requested = forecast.start.request.requested;
+        if let Some(risk_multiplier) = risk_limit.risk_multiplier(requested) {
+            let text = format!("{risk_multiplier:.1} GiB of pool memory per additional overpredicted VM of this size");
+            facts.push(to_detail("operating point: risk multiplier", text));
+        }
     }
     if let Some(cutoff) = point.cutoff {
         facts.push(to_detail("operating point: rate of false positives (FP)", format_percent(cutoff.fp)));

@@ -10,7 +10,7 @@ use pool::{
 use prediction::{
     file::{Content, FileError, Kind, ModelFile, Provenance},
     frigid::{
-        Calibration, ModelSource,
+        Calibration, CalibrationSample, ModelSource,
         backtest::{self, TooFewOutcomes, VmSample},
         feature_names,
     },
@@ -553,10 +553,7 @@ fn sensitivity_model_file(model: sensitivity::Model, labels: &Labels, provenance
 /// start of the VM.
 fn add_to_calibration(calibration: &mut Calibration, version: u32, vm: &EndedVm) {
     if let Some(prediction) = vm.start.prediction.filter(|prediction| prediction.version == version) {
-        calibration.add(
-            vm.start.request.groups.owner(),
-            prediction.prediction.with_outcome(&vm.start.request, &vm.outcome),
-        );
+        calibration.add(CalibrationSample::new(&vm.start.request, &vm.outcome, prediction.prediction));
     }
 }
 
@@ -579,7 +576,7 @@ fn compute_comparison(
     };
     let (candidate_calibration, serving_calibration) =
         (calibration_after(candidate), calibration_after(serving));
-    let share = |of: &Calibration| Some(of.slice_share(of.risk_limit(rate)?));
+    let share = |of: &Calibration| Some(of.slice_share(&of.risk_limit(rate)?));
     Some(Comparison {
         version,
         vms: candidate_calibration.outcomes().min(serving_calibration.outcomes()),

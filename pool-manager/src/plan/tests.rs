@@ -2,7 +2,8 @@
 
 use prediction::{
     frigid::{
-        FEATURE_COUNT, Groups, QUANTILE_LEVELS, QuantileCurve, RiskPrediction, VmAssessment, VmRequest,
+        FEATURE_COUNT, Groups, QUANTILE_LEVELS, QuantileCurve, RiskLimit, SIZE_CLASSES, SizeBounds,
+        VmAssessment, VmRequest,
     },
     sensitivity::Cutoff,
 };
@@ -37,14 +38,19 @@ fn without_models(memory: Bytes) -> VmForecast {
     }
 }
 
+fn risk_limit(risk_multiplier: Option<f64>, risk_max: f64) -> RiskLimit {
+    let size_bounds = SizeBounds([Bytes::gib(4), Bytes::gib(64)]);
+    RiskLimit { size_bounds, risk_multipliers: [risk_multiplier; SIZE_CLASSES], risk_max }
+}
+
 /// Returns a forecast in which half of the memory is frigid at every risk level.
 fn frigid(memory: Bytes) -> VmForecast {
     let mut forecast = without_models(memory);
-    let prediction =
-        RiskPrediction { curve: QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]), owner_margin: 1.0 };
+    let prediction = QuantileCurve::new([0.5; QUANTILE_LEVELS.len()]);
     forecast.assessment.prediction = Some(prediction);
     forecast.start.prediction = Some(ModelPrediction { version: 4, prediction });
-    forecast.point.risk_limit = Some(prediction::frigid::RiskLimit { risk_multiplier: 1.0, risk_max: 0.1 });
+    forecast.point.risk_limit = Some(risk_limit(Some(1.0), 0.1));
+    forecast.serving = [Some(4), None];
     forecast
 }
 
@@ -82,6 +88,16 @@ fn plan_without_models_uses_the_fixed_share() {
 fn predicted_frigid_memory_is_rounded_down_to_slices() {
     check(&frigid(Bytes::gib(7)), Bytes::gib(7), 3, "frigid/4", "stay untouched");
     check(&frigid(Bytes::mib(1536)), Bytes::mib(1536), 0, "frigid/4", "no slice");
+}
+
+#[test]
+fn vm_without_forecast_gets_no_pool_memory() {
+    let mut of_new_owner = frigid(Bytes::gib(8));
+    (of_new_owner.assessment.prediction, of_new_owner.start.prediction) = (None, None);
+    check(&of_new_owner, Bytes::gib(8), 0, "frigid/4", "no VM of the same owner has ended");
+    let mut of_rare_size = frigid(Bytes::gib(8));
+    of_rare_size.point.risk_limit = Some(risk_limit(None, 0.1));
+    check(&of_rare_size, Bytes::gib(8), 0, "frigid/4", "too few outcomes of VMs of this size");
 }
 
 #[test]
@@ -128,14 +144,14 @@ proptest! {
     #[test]
     fn split_sums_to_the_memory_of_the_vm_with_whole_pool_slices(
         mib in 1..64_u64 << 20, curve in prop::array::uniform15(0.0..=1.0_f64), fixed in 0.0..=1.0_f64,
-        multiplier in 0.0..1e3_f64, probability in 0.0..=1.0_f64, has in any::<[bool; 3]>(),
+        multiplier in 0.0..1e3_f64, probability in 0.0..=1.0_f64, has in any::<[bool; 4]>(),
     ) {
         let memory = Bytes::mib(mib);
         let mut forecast = sensitive(memory, probability);
-        let prediction = RiskPrediction { curve: QuantileCurve::new(curve), owner_margin: 1.0 };
+        let prediction = QuantileCurve::new(curve);
         forecast.assessment.prediction = has[0].then_some(prediction);
         forecast.start.prediction = has[0].then_some(ModelPrediction { version: 1, prediction });
-        forecast.point.risk_limit = has[1].then_some(prediction::frigid::RiskLimit { risk_multiplier: multiplier, risk_max: 0.5 });
+        forecast.point.risk_limit = has[1].then_some(risk_limit(has[3].then_some(multiplier), 0.5));
         forecast.sensitivity = forecast.sensitivity.filter(|_| has[2]);
         let Split { local, pool } = decide_split(&plan_request(memory), &forecast, new_fraction(fixed)).split;
         prop_assert_eq!(local.checked_add(pool), Some(memory));

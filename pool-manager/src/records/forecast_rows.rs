@@ -4,7 +4,7 @@
 
 use prediction::{
     file::{FileError, Kind, ModelFile},
-    frigid::{Outcome, RiskPrediction, VmRequest},
+    frigid::{Outcome, QuantileCurve, VmRequest},
     sensitivity::COUNTER_NAMES,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -23,7 +23,8 @@ pub struct VmStart {
     pub request: VmRequest,
     /// Performance counters of the VM's workload, if they were measured.
     pub counters: Option<Counters>,
-    /// Prediction of frigid memory; `None` if no model was serving.
+    /// Prediction of frigid memory; `None` without a serving model, or if no VM of the owner had
+    /// ended.
     pub prediction: Option<ModelPrediction>,
     /// Whether the VM was placed on pool memory only, because it is insensitive to latency.
     pub pool_only: bool,
@@ -34,8 +35,8 @@ pub struct VmStart {
 pub struct ModelPrediction {
     /// Version of the model that made the prediction.
     pub version: u32,
-    /// Predicted risk curve of the VM.
-    pub prediction: RiskPrediction,
+    /// Predicted quantiles of the VM's untouched fraction.
+    pub prediction: QuantileCurve,
 }
 
 /// Ended VM with its predicted and actual memory use.
@@ -69,19 +70,65 @@ enum Row<T> {
     V1(T),
 }
 
-fn put_row<T: Serialize>(table: Table, key: Vec<u8>, row: T) -> Write {
-    let value =
-        postcard::to_stdvec(&Row::V1(row)).expect("postcard fails only for sequences of unknown length");
-    Write::Put { table, key, value }
+/// Entry about a VM with its format version.
+#[derive(Serialize, Deserialize)]
+enum VmRow<V1, T> {
+    /// Predictions also contain a factor for the owner, which is not used any more.
+    V1(V1),
+    V2(T),
+}
+
+/// [`VmStart`] in format version 1: request, counters, prediction (model version, curve, factor for
+/// the owner), and whether the VM was placed on pool memory only.
+#[derive(Serialize, Deserialize)]
+struct VmStartV1(VmRequest, Option<Counters>, Option<(u32, QuantileCurve, f64)>, bool);
+
+/// [`EndedVm`] in format version 1.
+#[derive(Serialize, Deserialize)]
+struct EndedVmV1(VmStartV1, Outcome);
+
+impl From<VmStartV1> for VmStart {
+    fn from(VmStartV1(request, counters, prediction, pool_only): VmStartV1) -> Self {
+        let prediction = prediction.map(|(version, prediction, _)| ModelPrediction { version, prediction });
+        Self { request, counters, prediction, pool_only }
+    }
+}
+
+impl From<EndedVmV1> for EndedVm {
+    fn from(EndedVmV1(start, outcome): EndedVmV1) -> Self {
+        Self { start: start.into(), outcome }
+    }
+}
+
+fn encode_row<R: Serialize>(row: &R) -> Vec<u8> {
+    postcard::to_stdvec(row).expect("postcard fails only for sequences of unknown length")
 }
 
 fn decode_row<T: DeserializeOwned>(value: &[u8]) -> Result<T, postcard::Error> {
     postcard::from_bytes(value).map(|Row::V1(row)| row)
 }
 
+fn decode_vm_row<V1: DeserializeOwned, T: DeserializeOwned + From<V1>>(
+    value: &[u8],
+) -> Result<T, postcard::Error> {
+    postcard::from_bytes(value).map(|row| match row {
+        VmRow::V1(row) => T::from(row),
+        VmRow::V2(row) => row,
+    })
+}
+
+fn decode_start(value: &[u8]) -> Result<VmStart, postcard::Error> {
+    decode_vm_row::<VmStartV1, VmStart>(value)
+}
+
+fn decode_outcome(value: &[u8]) -> Result<EndedVm, postcard::Error> {
+    decode_vm_row::<EndedVmV1, EndedVm>(value)
+}
+
 /// Returns the write that stores an ended VM under a unique number.
 pub fn put_outcome(number: u64, vm: &EndedVm) -> Write {
-    put_row(Table::Outcomes, number.to_be_bytes().to_vec(), vm)
+    let value = encode_row(&VmRow::<EndedVmV1, _>::V2(vm));
+    Write::Put { table: Table::Outcomes, key: number.to_be_bytes().to_vec(), value }
 }
 
 /// Returns the write that deletes an ended VM.
@@ -91,7 +138,8 @@ pub fn delete_outcome(number: u64) -> Write {
 
 /// Returns the write that stores properties and prediction of a running VM.
 pub fn put_start(reservation: ReservationId, start: &VmStart) -> Write {
-    put_row(Table::Forecasts, reservation.0.to_be_bytes().to_vec(), start)
+    let value = encode_row(&VmRow::<VmStartV1, _>::V2(start));
+    Write::Put { table: Table::Forecasts, key: reservation.0.to_be_bytes().to_vec(), value }
 }
 
 /// Returns the write that deletes properties and prediction of a VM.
@@ -111,7 +159,7 @@ pub fn delete_model(kind: Kind, version: u32) -> Write {
 
 /// Returns the write that stores the versions of a kind of model.
 pub fn put_versions(kind: Kind, versions: &ModelVersions) -> Write {
-    put_row(Table::Models, vec![kind_tag(kind)], versions)
+    Write::Put { table: Table::Models, key: vec![kind_tag(kind)], value: encode_row(&Row::V1(versions)) }
 }
 
 fn model_key(kind: Kind, version: u32) -> Vec<u8> {
@@ -148,7 +196,7 @@ pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
     let mut loaded = StoredForecasts { outcomes: load_outcomes(store)?, ..StoredForecasts::default() };
     store.scan(Table::Forecasts, &mut |key, value| match (
         key.try_into().map(u64::from_be_bytes),
-        decode_row(value),
+        decode_start(value),
     ) {
         (Ok(id), Ok(start)) => loaded.starts.push((ReservationId(id), start)),
         _ => log_unreadable(Table::Forecasts, key),
@@ -192,7 +240,7 @@ pub fn load_outcomes(store: &mut dyn Scan) -> Result<Vec<(u64, EndedVm)>, StoreE
     let mut outcomes = Vec::new();
     store.scan(Table::Outcomes, &mut |key, value| match (
         key.try_into().map(u64::from_be_bytes),
-        decode_row(value),
+        decode_outcome(value),
     ) {
         (Ok(number), Ok(vm)) => outcomes.push((number, vm)),
         _ => log_unreadable(Table::Outcomes, key),
@@ -210,12 +258,38 @@ fn log_unreadable(table: Table, key: &[u8]) {
 /// Returns an error if the entry cannot be decoded or the model file is damaged.
 pub fn check_row(table: Table, key: &[u8], value: &[u8]) -> Result<(), postcard::Error> {
     match table {
-        Table::Outcomes => decode_row::<EndedVm>(value).map(drop),
-        Table::Forecasts => decode_row::<VmStart>(value).map(drop),
+        Table::Outcomes => decode_outcome(value).map(drop),
+        Table::Forecasts => decode_start(value).map(drop),
         _ if key.len() == 1 => decode_row::<ModelVersions>(value).map(drop),
         _ => match ModelFile::read(value) {
             Ok(_) | Err(FileError::Layout(_) | FileError::Features) => Ok(()), // a model of another version is not used, which is harmless
             Err(_) => Err(postcard::Error::DeserializeBadEncoding),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prediction::frigid::{Groups, QUANTILE_LEVELS, VmUsage};
+    use units::{Bytes, Fraction, UnixMs};
+
+    use super::*;
+
+    #[test]
+    fn rows_of_format_version_1_are_read() {
+        let request =
+            VmRequest { groups: Groups::default(), requested: Bytes::gib(8), cores: None, begins: UnixMs(1) };
+        let outcome =
+            Outcome { ended: UnixMs(2), untouched: Fraction::new(0.5).unwrap(), usage: VmUsage::default() };
+        let curve = QuantileCurve::new([0.25; QUANTILE_LEVELS.len()]);
+        let old = || VmStartV1(request.clone(), Some([0.5; COUNTER_NAMES.len()]), Some((3, curve, 1.5)), true);
+        let start = decode_start(&encode_row(&VmRow::<_, VmStart>::V1(old()))).unwrap();
+        let prediction = Some(ModelPrediction { version: 3, prediction: curve });
+        let counters = Some([0.5; COUNTER_NAMES.len()]);
+        assert_eq!(start, VmStart { request: request.clone(), counters, prediction, pool_only: true });
+        let ended = decode_outcome(&encode_row(&VmRow::<_, EndedVm>::V1(EndedVmV1(old(), outcome)))).unwrap();
+        assert_eq!(ended, EndedVm { start, outcome });
+        let Write::Put { value, .. } = put_outcome(1, &ended) else { panic!("an outcome is put") };
+        assert_eq!(decode_outcome(&value).unwrap(), ended);
     }
 }

@@ -3,7 +3,7 @@
 use units::Fraction;
 
 use super::{
-    backtest::{EvaluationError, run},
+    backtest::{EvaluationError, UnseenKindStats, run},
     *,
 };
 
@@ -49,9 +49,59 @@ fn forest_beats_single_counter_thresholds() {
 #[test]
 fn counter_indexes_match_counter_names() {
     assert_eq!(
-        [COUNTER_NAMES[MEMORY_BOUND_INDEX], COUNTER_NAMES[DRAM_BOUND_INDEX]],
-        ["memory_bound", "dram_bound"]
+        [MEMORY_BOUND_INDEX, DRAM_BOUND_INDEX, L3_MPKI_INDEX].map(|index| COUNTER_NAMES[index]),
+        ["memory_bound", "dram_bound", "l3_mpki"]
     );
+}
+
+#[test]
+fn l3_mpki_threshold_is_a_baseline() {
+    let workloads: Vec<Workload> = workloads(40)
+        .into_iter()
+        .map(|mut workload| {
+            workload.counters[L3_MPKI_INDEX] = 100.0 * workload.slowdown;
+            workload
+        })
+        .collect();
+    let result = run(&workloads, fraction(0.05), &[fraction(0.01)], 3, 1).unwrap()[0];
+    // Half of the programs, and a tenth of the other half, are not slowed down beyond the margin.
+    assert!((0.45..0.65).contains(&result.l3_mpki.placed), "{result:?}");
+    assert!(result.l3_mpki.placed > result.dram_bound.placed + 0.2, "{result:?}");
+}
+
+#[test]
+fn unseen_kind_is_scored_without_its_own_workloads() {
+    // For the kind `odd`, the counter has the opposite meaning: a model from other kinds is wrong.
+    let workload = |kind: &str, n: u32, is_slowed: bool, bound: f64| {
+        let mut counters = [0.1; COUNTER_NAMES.len()];
+        counters[DRAM_BOUND_INDEX] = bound;
+        let slowdown = if is_slowed { 0.5 } else { 0.0 };
+        Workload { program: format!("{kind}-{n}"), counters, slowdown }
+    };
+    let workloads: Vec<Workload> = (0..60)
+        .flat_map(|n| {
+            let is_slowed = n % 2 == 0;
+            let (high, low) = if is_slowed { (0.9, 0.1) } else { (0.1, 0.9) };
+            [
+                workload("plain", n, is_slowed, high),
+                workload("even", n, is_slowed, high),
+                workload("odd", n, is_slowed, low),
+            ]
+        })
+        .collect();
+    assert_eq!(workloads[2].kind(), "odd");
+    let of_two_kinds: Vec<Workload> =
+        workloads.iter().filter(|workload| workload.kind() != "odd").cloned().collect();
+    let unseen = |workloads: &[Workload]| {
+        run(workloads, fraction(0.05), &[fraction(0.01)], 1, 1).unwrap()[0].dram_bound.unseen_kind
+    };
+    let UnseenKindStats { placed, fp } = unseen(&of_two_kinds).unwrap();
+    assert!((placed - 0.5).abs() < 1e-9 && fp == 0.0, "{placed} {fp}");
+    let UnseenKindStats { fp, .. } = unseen(&workloads).unwrap();
+    assert!((fp - 1.0 / 6.0).abs() < 1e-9, "all slowed workloads of `odd` are placed: {fp}");
+    let of_one_kind: Vec<Workload> =
+        workloads.into_iter().filter(|workload| workload.kind() == "plain").collect();
+    assert_eq!(unseen(&of_one_kind), None);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::stream::{Access, Dependency, Program, TIMED_ACCESSES, WARMUP_ACCESSES
 /// Synthetic program: an access pattern, a working-set size and an amount of work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// Unique name, which contains all parameters.
+    /// Unique name: the kind of access pattern up to the first `-`, then all parameters.
     pub name: String,
     pattern: KernelPattern,
     /// Size of the working set, in cache lines.
@@ -140,7 +140,7 @@ impl Kernel {
     fn set_name(&mut self) {
         let pattern = format!("{:?}", self.pattern).to_lowercase();
         let pattern: String =
-            pattern.replace(',', "-").chars().filter(|c| !matches!(c, ' ' | '{' | '}' | ':')).collect();
+            pattern.replace([',', '{'], "-").chars().filter(|c| !matches!(c, ' ' | '}' | ':')).collect();
         let kib = self.lines / 16;
         self.name = format!("{pattern}-{kib}KiB-{}i-{}p-{}c", self.work, self.ideal_ipc, self.code_misses);
     }

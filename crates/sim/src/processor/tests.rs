@@ -59,7 +59,7 @@ fn working_set_that_fits_the_caches_is_preloaded() {
     for kernel in [
         "chase-1024KiB-10i-3.2p-0.2c",
         "scatter-4KiB-5i-3p-0.2c",
-        "keyvalueskew0.99-value4-1024KiB-100i-3.2p-6c",
+        "keyvalue-skew0.99-value4-1024KiB-100i-3.2p-6c",
     ] {
         let measured = measure_kernel(kernel);
         assert!(measured.slowdown < 0.01 && counter(&measured, "l3_mpki") < 0.1, "{kernel}: {measured:?}");
@@ -107,9 +107,9 @@ fn independent_misses_overlap() {
 
 #[test]
 fn stream_is_bandwidth_bound_and_prefetch_hides_latency() {
-    let fast = measure_kernel("streamarrays4-writesfalse-65536KiB-8i-3.2p-0.2c");
+    let fast = measure_kernel("stream-arrays4-writesfalse-65536KiB-8i-3.2p-0.2c");
     assert!(counter(&fast, "dram_bandwidth_bound") > counter(&fast, "dram_latency_bound"), "{fast:?}");
-    let slow = measure_kernel("streamarrays1-writesfalse-65536KiB-200i-3.2p-0.2c");
+    let slow = measure_kernel("stream-arrays1-writesfalse-65536KiB-200i-3.2p-0.2c");
     assert!(counter(&slow, "dram_bound") < 0.05, "{slow:?}");
 }
 
@@ -212,6 +212,6 @@ fn memory_and_key_traces_are_converted_into_programs() {
 #[test]
 fn slowdown_grows_with_fraction_of_pointer_chases() {
     assert!(
-        slowdown("phaseschase1-262144KiB-40i-3.2p-0.2c") < slowdown("phaseschase30-262144KiB-40i-3.2p-0.2c")
+        slowdown("phases-chase1-262144KiB-40i-3.2p-0.2c") < slowdown("phases-chase30-262144KiB-40i-3.2p-0.2c")
     );
 }

@@ -3,7 +3,7 @@
 use prediction::{
     file::{Content, ModelFile, Provenance},
     frigid::{
-        ModelSource, RiskPrediction,
+        ModelSource,
         backtest::{self, VmSample},
     },
 };
@@ -168,7 +168,7 @@ fn only_predictions_of_the_serving_model_are_calibrated() {
     let before = state.predictor.calibration().outcomes();
     let vm = |version| {
         let curve = prediction::frigid::QuantileCurve::new([0.1; 15]);
-        let prediction = ModelPrediction { version, prediction: RiskPrediction { curve, owner_margin: 1.0 } };
+        let prediction = ModelPrediction { version, prediction: curve };
         let mut vm = ended(900 + u64::from(version), 1, 900 * HOUR);
         vm.start.prediction = Some(prediction);
         vm
