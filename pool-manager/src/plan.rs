@@ -62,9 +62,9 @@ pub fn decide_split(plan: &Plan, forecast: &VmForecast, share: Fraction) -> Spli
         .map(|(prediction, cutoff)| (prediction, prediction.probability <= cutoff.at_most))
         .filter(|(_, fits)| *fits);
     let calibrated = forecast.serving[0].zip(forecast.point.risk_limit);
-    let allocation = calibrated.zip(forecast.assessment.prediction).and_then(|((_, risk_limit), curve)| {
-        curve.allocation(plan.memory, &risk_limit)
-    });
+    let allocation = calibrated
+        .zip(forecast.assessment.prediction)
+        .and_then(|((_, risk_limit), curve)| curve.allocation(plan.memory, &risk_limit));
     let (model, to_pool, why) = match (pool_only, calibrated) {
         (Some((SensitivityPrediction { version, modelled, .. }, _)), _) => {
             let all = plan.memory.saturating_sub(POOL_ONLY_LOCAL_MEMORY);

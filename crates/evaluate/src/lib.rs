@@ -31,7 +31,7 @@ fn printed_rates() -> [Fraction; 4] {
 pub enum Subject {
     /// Predictions of frigid memory, which VMs never touch. Each VM of --test is predicted by a
     /// model trained on VMs of both files that ended before its start
-    #[command(after_help = frigid::custom_columns_help())]
+    #[command(after_help = frigid::help())]
     Frigid(Frigid),
     /// Predictions of latency sensitivity: workloads that may run entirely on pool memory. A model
     /// trained on half of the programs predicts the other half, for many random splits. Without

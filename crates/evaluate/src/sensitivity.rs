@@ -83,10 +83,11 @@ Columns of --trace: key; or op (l, s), addr, insns_since_prev
 
 /// Help on the printed columns.
 const OUTPUT_HELP: &str = "\
-TARGET RATE is the allowed fraction of workloads that are placed wrongly (false positives). FOREST, DRAM BOUND and MEMORY BOUND are the
-fractions of workloads that each method would place on the pool, with the best threshold in hindsight; in parentheses the 1st and 99th
-percentile over the splits. LEARNT columns have the fraction of workloads placed with a threshold learnt from the training half, and the
-fraction placed wrongly.";
+TARGET RATE is the allowed fraction of workloads that are placed wrongly (false positives). FOREST, DRAM BOUND, MEMORY BOUND and L3 MPKI
+(misses of the last-level cache per 1000 instructions) are the fractions of workloads that each method would place on the pool, with the
+best threshold in hindsight; in parentheses the 1st and 99th percentile over the splits. LEARNT columns have the fraction of workloads
+placed with a threshold learnt from the training half, and the fraction placed wrongly. UNSEEN KIND columns have the same fractions if
+each kind of programs is predicted by a model and a threshold from all other kinds. The kind of a program is its name up to the first `-`.";
 
 /// Returns the help on the input files and the output.
 pub(super) fn help() -> String {
@@ -255,11 +256,13 @@ fn placement_panel(results: &[BacktestResult], title: String) -> Panel {
     let forest = "forest, best threshold in hindsight (bars: 98 % of the splits)";
     let dram_bound = "DRAM bound, best threshold in hindsight";
     let memory_bound = "memory bound, best threshold in hindsight";
+    let l3_mpki = "L3 MPKI, best threshold in hindsight";
     let series = vec![
         line(0, forest, |result| hindsight_point(result, &result.forest)),
         line(1, dram_bound, |result| hindsight_point(result, &result.dram_bound)),
         line(2, memory_bound, |result| hindsight_point(result, &result.memory_bound)),
-        line(3, "forest, threshold learnt from the training half", |result| {
+        line(3, l3_mpki, |result| hindsight_point(result, &result.l3_mpki)),
+        line(4, "forest, threshold learnt from the training half", |result| {
             Point::new(result.forest.tuned_fp, result.forest.tuned_placed)
         }),
     ];
@@ -285,9 +288,15 @@ impl Row for ResultRow {
         col("FOREST", |t| format_placed_fraction(&t.result.forest)),
         col("DRAM BOUND", |t| format_placed_fraction(&t.result.dram_bound)),
         col("MEMORY BOUND", |t| format_placed_fraction(&t.result.memory_bound)),
+        col("L3 MPKI", |t| format_placed_fraction(&t.result.l3_mpki)),
         col("FOREST (LEARNT)", |t| format_learnt_fraction(&t.result.forest)),
+        col("FOREST (UNSEEN KIND)", |t| format_unseen_kind(&t.result.forest)),
+        col("L3 MPKI (UNSEEN KIND)", |t| format_unseen_kind(&t.result.l3_mpki)),
         wide("DRAM BOUND (LEARNT)", |t| format_learnt_fraction(&t.result.dram_bound)),
         wide("MEMORY BOUND (LEARNT)", |t| format_learnt_fraction(&t.result.memory_bound)),
+        wide("L3 MPKI (LEARNT)", |t| format_learnt_fraction(&t.result.l3_mpki)),
+        wide("DRAM BOUND (UNSEEN KIND)", |t| format_unseen_kind(&t.result.dram_bound)),
+        wide("MEMORY BOUND (UNSEEN KIND)", |t| format_unseen_kind(&t.result.memory_bound)),
         wide("MODELLED", |t| t.modelled.to_string()),
     ];
 }
@@ -299,4 +308,11 @@ fn format_placed_fraction(placed: &PlacementStats) -> String {
 
 fn format_learnt_fraction(placed: &PlacementStats) -> String {
     format!("{}, {} wrong", percent(placed.tuned_placed), percent(placed.tuned_fp))
+}
+
+fn format_unseen_kind(placed: &PlacementStats) -> String {
+    let unseen = placed.unseen_kind;
+    unseen.map_or_else(String::new, |unseen| {
+        format!("{}, {} wrong", percent(unseen.placed), percent(unseen.fp))
+    })
 }

@@ -151,7 +151,9 @@ fn operating_point_details(forecast: &VmForecast) -> Vec<(String, String)> {
         facts.push(to_detail("operating point: maximum risk per VM", format_percent(risk_limit.risk_max)));
         let requested = forecast.start.request.requested;
         if let Some(risk_multiplier) = risk_limit.risk_multiplier(requested) {
-            let text = format!("{risk_multiplier:.1} GiB of pool memory per additional overpredicted VM of this size");
+            let text = format!(
+                "{risk_multiplier:.1} GiB of pool memory per additional overpredicted VM of this size"
+            );
             facts.push(to_detail("operating point: risk multiplier", text));
         }
     }

@@ -282,7 +282,8 @@ mod tests {
         let outcome =
             Outcome { ended: UnixMs(2), untouched: Fraction::new(0.5).unwrap(), usage: VmUsage::default() };
         let curve = QuantileCurve::new([0.25; QUANTILE_LEVELS.len()]);
-        let old = || VmStartV1(request.clone(), Some([0.5; COUNTER_NAMES.len()]), Some((3, curve, 1.5)), true);
+        let old =
+            || VmStartV1(request.clone(), Some([0.5; COUNTER_NAMES.len()]), Some((3, curve, 1.5)), true);
         let start = decode_start(&encode_row(&VmRow::<_, VmStart>::V1(old()))).unwrap();
         let prediction = Some(ModelPrediction { version: 3, prediction: curve });
         let counters = Some([0.5; COUNTER_NAMES.len()]);

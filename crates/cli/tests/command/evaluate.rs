@@ -69,12 +69,42 @@ async fn frigid_memory_is_evaluated_at_four_target_rates() {
         ("static_share", 0.5),
         ("static_rate", 0.0),
         ("vms", 100.0),
+        ("vms_without_forecast", 0.0),
+        ("memory_without_forecast", 0.0),
     ] {
         assert_eq!(last[name].as_f64(), Some(expected), "{name} of {last}");
     }
+    assert_eq!(last["rule"]["share_in_hindsight"].as_f64(), Some(0.5), "{last}");
+    let sizes = last["by_size"].as_array().unwrap();
+    assert_eq!(sizes.iter().map(|class| class["vms"].as_u64().unwrap()).sum::<u64>(), 100, "{last}");
+    assert_eq!(last["by_owner"]["owners"].as_u64(), Some(1), "{last}");
     let ran = files.evaluate("--train DIR/before.csv.gz --test DIR/after.csv").await;
     assert!(ran.stdout.starts_with("TARGET RATE"), "{}", ran.stdout);
-    assert!(ran.stdout.contains("10.0 %") && ran.stdout.contains("50.0 %"), "{}", ran.stdout);
+    for expected in ["10.0 %", "50.0 %", "8GiB to 8GiB", "ABOVE TARGET", "0, 0.0 %"] {
+        assert!(ran.stdout.contains(expected), "{expected}: {}", ran.stdout);
+    }
+}
+
+#[tokio::test]
+async fn owners_are_held_out_in_cross_validation() {
+    let files = InputFiles::new();
+    let two_owners = vms(0..800).lines().enumerate().fold(String::new(), |mut text, (line, row)| {
+        let owner = if line % 2 == 0 { "even" } else { "odd" };
+        writeln!(text, "{}", row.replace("customer", owner)).unwrap();
+        text
+    });
+    files.file("all.csv", two_owners.as_bytes());
+    let ran = files.evaluate("--test DIR/all.csv --owner-folds 2 -o json").await;
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let results: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+    let last = &results[3];
+    assert!(last["vms"].as_u64().unwrap() > 500 && last["frigid_share"].as_f64() == Some(0.5), "{last}");
+    assert_eq!(last["by_owner"]["owners"].as_u64(), Some(2), "{last}");
+    for invalid in
+        ["--owner-folds 1", "--owner-folds 2 --train DIR/all.csv", "--owner-folds 2 --figure a.svg"]
+    {
+        assert_eq!(files.evaluate(&format!("--test DIR/all.csv {invalid}")).await.code, 2, "{invalid}");
+    }
 }
 
 #[tokio::test]
@@ -227,9 +257,8 @@ async fn frigid_figure_shows_all_methods_and_leaves_output_unchanged() {
     for expected in [
         "VMs overpredicted (% of VMs)",
         "Memory predicted frigid (% of memory)",
-        "Tarn: trees and margins",
+        "Tarn: trees, calibrated by size class",
         "trees alone",
-        "minimum of similar VMs so far",
         "minimum of the customer",
         "a fixed share",
     ] {
@@ -274,6 +303,7 @@ async fn sensitivity_figure_marks_modelled_workloads() {
         "forest, best threshold",
         "DRAM bound, best threshold",
         "memory bound, best threshold",
+        "L3 MPKI, best threshold",
         "forest, threshold learnt",
     ] {
         assert!(contains_text(&texts_of_labelled, expected), "{expected}: {texts_of_labelled:?}");
