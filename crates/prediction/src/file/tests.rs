@@ -8,7 +8,7 @@ use units::{Bytes, Fraction};
 use super::*;
 use crate::{
     frigid::{
-        Groups, ModelSource, Outcome, OutcomeHistory, VmRequest, VmUsage,
+        Groups, ModelSource, Outcome, OutcomeHistory, QUANTILE_LEVELS, VmRequest, VmUsage,
         backtest::{self, VmSample},
     },
     import::{Format, ImportError, ImportedModel},
@@ -208,6 +208,25 @@ fn imported_model_is_calibrated_and_round_trips() {
     let curve = |gib| trained.model.curve(&OutcomeHistory::default().features(&request(gib)));
     let difference = curve(4).untouched_at_level(9) - curve(8).untouched_at_level(9);
     assert!((difference - 0.25).abs() < 1e-9, "{difference}");
+}
+
+#[test]
+fn offsets_of_imported_model_have_conformal_ranks() {
+    let names: Vec<String> = feature_names().collect();
+    let text = lightgbm_model_text("requested_gib");
+    let imported = ImportedModel::read(Format::LightGbm, text.as_bytes(), &names).unwrap();
+    let request =
+        VmRequest { groups: Groups::default(), requested: Bytes::gib(4), cores: None, begins: UnixMs(0) };
+    let features = OutcomeHistory::default().features(&request);
+    // The model predicts 0.5 for every VM. The untouched fractions are 0.01 to 0.99.
+    let untouched: Vec<f64> = (1..100).map(|n| f64::from(n) / 100.0).collect();
+    let model = ModelSource::Imported(Box::new(imported)).fit(&[features; 99], &untouched, 1);
+    let curve = model.curve(&features);
+    assert_eq!(curve.untouched_at_level(0), 0.0, "99 outcomes are too few for the level 0.003");
+    for (at, level) in QUANTILE_LEVELS.into_iter().enumerate().filter(|(_, level)| *level >= 0.01) {
+        let below = untouched.iter().filter(|share| **share < curve.untouched_at_level(at) - 1e-9).count();
+        assert_eq!(below + 1, (level * 100.0 + 1e-9) as usize, "level {level}");
+    }
 }
 
 #[test]

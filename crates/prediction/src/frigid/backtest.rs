@@ -62,8 +62,8 @@ pub fn run(
     Ok(backtest.rate_backtests.iter().map(RateBacktest::evaluate).collect())
 }
 
-/// Runs the same backtest as [`run`], and also scores all other prediction methods with the same
-/// inputs, on the VMs for which a model makes a prediction.
+/// Runs the same backtest as [`run`], and also scores all prediction methods with the same inputs on
+/// all VMs of `test`. For a VM without a forecast, a method predicts 0.
 ///
 /// # Errors
 /// Returns [`EmptyTestSet`] if `test` has no reliable outcome.
@@ -75,16 +75,11 @@ pub fn compare(
     let Backtest { rate_backtests, baselines, .. } =
         Backtest::replay_all(train, test, rates, Baseline::all(rates))?;
     let evaluations: Vec<Evaluation> = rate_backtests.iter().map(RateBacktest::evaluate).collect();
-    let of = |method, score: fn(&BacktestResult) -> Score| MethodScores {
-        method,
-        scores: evaluations.iter().map(|evaluation| score(&evaluation.result)).collect(),
-    };
-    let fixed_scores =
-        rate_backtests.iter().map(|rate_backtest| rate_backtest.scored.fixed_score()).collect();
-    let method_scores = [
-        of(Method::Calibrated, BacktestResult::score),
-        MethodScores { method: Method::FixedShare, scores: fixed_scores },
-    ];
+    let scores: Vec<[Score; 2]> =
+        rate_backtests.iter().map(|rate_backtest| rate_backtest.scored.scores_of_all()).collect();
+    let of =
+        |method, at: usize| MethodScores { method, scores: scores.iter().map(|pair| pair[at]).collect() };
+    let method_scores = [of(Method::Calibrated, 0), of(Method::FixedShare, 1)];
     let method_scores = method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect();
     Ok((evaluations, method_scores))
 }
@@ -381,11 +376,9 @@ impl<'a> Backtest<'a> {
     }
 
     fn score_baselines(&mut self, sample: &VmSample, assessment: &VmAssessment) {
-        if self.baselines.is_empty() || assessment.prediction.is_none() {
-            return;
-        }
-        if let Some(trees) = self.online.model().map(|model| model.curve(&assessment.features)) {
+        if !self.baselines.is_empty() {
             let features = &assessment.features;
+            let trees = self.online.model().map(|model| model.curve(features));
             self.baselines.iter_mut().for_each(|baseline| baseline.add(sample, features, trees));
         }
     }
@@ -435,7 +428,7 @@ impl<'a> RateBacktest<'a> {
                 owner_lowest: owner.lowest,
                 rule_constant: self.rule_constant,
             }),
-            None => self.scored.push_without_forecast(*requested),
+            None => self.scored.push_without_forecast(sample, self.fixed_share),
         }
     }
 

@@ -56,13 +56,14 @@ impl Baseline {
     }
 
     /// Predicts the untouched fraction of a VM from its features and the tree quantiles at its
-    /// start, and adds the score of the prediction.
-    pub fn add(&mut self, sample: &VmSample, features: &[f64; FEATURE_COUNT], trees: QuantileCurve) {
+    /// start, and adds the score of the prediction. Predicts 0 without a model or without an ended VM
+    /// of the owner.
+    pub fn add(&mut self, sample: &VmSample, features: &[f64; FEATURE_COUNT], trees: Option<QuantileCurve>) {
         let share = match self.method {
             Method::TreeQuantile => QUANTILE_LEVELS
                 .iter()
                 .rposition(|level| *level <= self.setting)
-                .map(|level| trees.untouched_at_level(level)),
+                .and_then(|level| Some(trees?.untouched_at_level(level))),
             Method::OwnerMinimum => {
                 let owner = OwnerHistory::find(&sample.request.groups, features);
                 owner.map(|owner| owner.lowest - self.setting)

@@ -42,18 +42,6 @@ pub struct BacktestResult {
     pub vms_without_forecast: u32,
 }
 
-impl BacktestResult {
-    /// Returns the score of the predictions.
-    pub(super) fn score(&self) -> Score {
-        Score {
-            rate: self.rate_actual,
-            share: self.frigid_share,
-            slice_rate: self.slice_rate,
-            slice_share: self.slice_share,
-        }
-    }
-}
-
 /// Result of a backtest at one target rate, with its parts and the simple rule for comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
@@ -160,8 +148,8 @@ impl ScoredVm<'_> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct ScoredVms<'a> {
     vms: Vec<ScoredVm<'a>>,
-    without_forecast: u32,
-    gib_without_forecast: f64,
+    /// VMs without a forecast, each with the share that the fixed share predicts.
+    without_forecast: Vec<(&'a VmSample, Fraction)>,
 }
 
 impl<'a> ScoredVms<'a> {
@@ -171,31 +159,41 @@ impl<'a> ScoredVms<'a> {
     }
 
     /// Adds a VM without a forecast.
-    pub(super) fn push_without_forecast(&mut self, requested: Bytes) {
-        self.without_forecast += 1;
-        self.gib_without_forecast += to_gib(requested);
+    pub(super) fn push_without_forecast(&mut self, sample: &'a VmSample, fixed_share: Fraction) {
+        self.without_forecast.push((sample, fixed_share));
     }
 
     /// Adds all VMs of another backtest.
     pub(super) fn append(&mut self, other: Self) {
         self.vms.extend(other.vms);
-        self.without_forecast += other.without_forecast;
-        self.gib_without_forecast += other.gib_without_forecast;
+        self.without_forecast.extend(other.without_forecast);
     }
 
-    /// Returns the score of the fixed share.
-    pub(super) fn fixed_score(&self) -> Score {
-        score(&self.vms, |vm| vm.fixed_share)
+    /// Returns the scores of the forecasts and of the fixed share for all tested VMs. No memory is
+    /// predicted for a VM without a forecast. The VMs are the same at every target rate.
+    pub(super) fn scores_of_all(&self) -> [Score; 2] {
+        let [mut calibrated, mut fixed] = [ScoreSum::default(); 2];
+        for vm in &self.vms {
+            calibrated.add(vm.share, vm.sample);
+            fixed.add(vm.fixed_share, vm.sample);
+        }
+        for (sample, fixed_share) in &self.without_forecast {
+            calibrated.add(Fraction::default(), sample);
+            fixed.add(*fixed_share, sample);
+        }
+        [calibrated.score(), fixed.score()]
     }
 
     /// Evaluates the forecasts.
     pub(super) fn evaluate(&self, rate: Fraction) -> Evaluation {
-        let (calibrated, fixed) = (score(&self.vms, |vm| vm.share), self.fixed_score());
+        let (calibrated, fixed) = (score(&self.vms, |vm| vm.share), score(&self.vms, |vm| vm.fixed_share));
         let owners = self.owner_rates();
         let counts = owners.iter().map(|owner| (owner.overpredicted, owner.vms));
         let (_, deviation) = total_and_clustered_deviation(counts);
-        let gib: f64 = self.vms.iter().map(|vm| to_gib(vm.sample.request.requested)).sum();
-        let all_gib = gib + self.gib_without_forecast;
+        let gib = |sample: &VmSample| to_gib(sample.request.requested);
+        let gib_without_forecast: f64 = self.without_forecast.iter().map(|(sample, _)| gib(sample)).sum();
+        let all_gib = self.vms.iter().map(|vm| gib(vm.sample)).sum::<f64>() + gib_without_forecast;
+        let count = |vms: usize| u32::try_from(vms).expect("fewer VMs than u32::MAX");
         let result = BacktestResult {
             rate_target: rate.get(),
             rate_actual: calibrated.rate,
@@ -204,13 +202,13 @@ impl<'a> ScoredVms<'a> {
             slice_rate: calibrated.slice_rate,
             static_share: fixed.share,
             static_rate: fixed.rate,
-            vms: u32::try_from(self.vms.len()).expect("fewer VMs than u32::MAX"),
-            vms_without_forecast: self.without_forecast,
+            vms: count(self.vms.len()),
+            vms_without_forecast: count(self.without_forecast.len()),
         };
         Evaluation {
             result,
             rate_margin: INTERVAL_SIGMAS * deviation / f64::from(result.vms.max(1)),
-            memory_without_forecast: if all_gib > 0.0 { self.gib_without_forecast / all_gib } else { 0.0 },
+            memory_without_forecast: if all_gib > 0.0 { gib_without_forecast / all_gib } else { 0.0 },
             rule: self.rule_result(),
             by_size: self.size_results(),
             by_owner: OwnerResults::new(owners, rate),
