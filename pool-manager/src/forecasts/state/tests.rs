@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use units::limits::{OUTCOMES_RETAINED_MAX, PENDING_PLANS_MAX};
 
 use super::*;
+use crate::store::Table;
 
 const ID: ReservationId = ReservationId(7);
 const HOST: HostId = HostId(1);
@@ -148,7 +149,10 @@ fn unplanned_vm_is_recorded_with_name_and_size() {
 fn prediction_for_another_size_is_not_calibrated() {
     let mut state = state();
     serve_model(&mut state, 3);
-    let forecast = state.predict(request("a", 8, 1000 * HOUR), None);
+    let predict = |state: &State| state.predict(request("a", 8, 1000 * HOUR), None);
+    assert_eq!(predict(&state).start.prediction, None, "no VM of the customer has ended");
+    state.add_outcome(ended(1, 2, HOUR));
+    let forecast = predict(&state);
     assert_eq!(forecast.start.prediction.map(|prediction| prediction.version), Some(3));
     for (size, is_kept) in [(8, true), (9, false)] {
         state.add_plan(&vm("a"), forecast.start.clone());
@@ -256,13 +260,16 @@ fn outdated_history_is_discarded() {
 #[test]
 fn outcome_row_encoding_is_stable() {
     let golden =
-        "0002613108637573746f6d65720000808080802001000000000000004000000000d00f000000000000e83f000000";
+        "0102613108637573746f6d65720000808080802001000000000000004000000000d00f000000000000e83f000000";
     let mut row = start("a1", 8);
     row.request.begins = UnixMs(0);
     let vm = new_ended_vm(row, Bytes::gib(2), UnixMs(2000), VmUsage::default()).unwrap();
     let Write::Put { value, .. } = forecast_rows::put_outcome(1, &vm) else { panic!("not a Put") };
     let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, golden);
+    // Without a prediction, a row of format version 1 differs only in the version.
+    let version_1 = [&[0], &value[1..]].concat();
+    assert!(forecast_rows::check_row(Table::Outcomes, &[0; 8], &version_1).is_ok());
 }
 
 proptest! {
