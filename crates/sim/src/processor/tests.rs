@@ -212,6 +212,7 @@ fn memory_and_key_traces_are_converted_into_programs() {
 #[test]
 fn slowdown_grows_with_fraction_of_pointer_chases() {
     assert!(
-        slowdown("phases-chase1-262144KiB-40i-3.2p-0.2c") < slowdown("phases-chase30-262144KiB-40i-3.2p-0.2c")
+        slowdown("phases-chase1-262144KiB-40i-3.2p-0.2c")
+            < slowdown("phases-chase30-262144KiB-40i-3.2p-0.2c")
     );
 }
