@@ -191,7 +191,9 @@ impl<'a> ScoredVms<'a> {
         let counts = owners.iter().map(|owner| (owner.overpredicted, owner.vms));
         let (_, deviation) = total_and_clustered_deviation(counts);
         let gib = |sample: &VmSample| to_gib(sample.request.requested);
-        let gib_without_forecast: f64 = self.without_forecast.iter().map(|(sample, _)| gib(sample)).sum();
+        // A float sum of no numbers is -0.
+        let gib_without_forecast =
+            self.without_forecast.iter().fold(0.0, |sum, (sample, _)| sum + gib(sample));
         let all_gib = self.vms.iter().map(|vm| gib(vm.sample)).sum::<f64>() + gib_without_forecast;
         let count = |vms: usize| u32::try_from(vms).expect("fewer VMs than u32::MAX");
         let result = BacktestResult {
