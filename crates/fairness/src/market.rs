@@ -23,6 +23,7 @@
 //! The caller defines the tenants. A [`Utility`] values the bundles of a tenant and computes its
 //! demand.
 
+mod allocation;
 mod certificate;
 mod clearing;
 mod goods;
@@ -42,7 +43,7 @@ pub use grid::Grid;
 pub use slowdown::{Slowdown, SlowdownError};
 pub use utility::{BudgetConstraint, Demand, DemandHint, Limits, Utility};
 
-use clearing::Clearing;
+use allocation::Clearing;
 use thiserror::Error;
 use units::limits::{MARKET_SUPPLY_MAX, TENANTS_MAX, WEIGHT_FRACTION_MIN};
 

@@ -10,7 +10,7 @@ use units::limits::{SEARCH_SWEEPS_MAX, SEARCHED_PAIRS_MAX};
 
 use super::{
     Market, Status,
-    clearing::{Clearing, SHARING_INCENTIVE_TOLERANCE},
+    allocation::{Clearing, SHARING_INCENTIVE_TOLERANCE},
     goods::Share,
     rounding::round_to_units,
     utility::Utility,
