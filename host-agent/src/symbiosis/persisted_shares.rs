@@ -174,11 +174,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let persisted = PersistedShares::at(folder.path());
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        for name in ["symbiosis.json", "symbiosis.watching"] {
+        for name in ["shares.json", "symbiosis.watching"] {
             rustix::fs::mkfifoat(rustix::fs::CWD, folder.path().join(name), mode).unwrap();
         }
         let error = units::chain(&persisted.load().unwrap_err());
-        assert!(error.ends_with("symbiosis.json: must be a regular file"), "{error}");
+        assert!(error.ends_with("shares.json: must be a regular file"), "{error}");
         assert!(!persisted.was_monitoring("boot"));
         persisted.set_monitoring(Some("boot"));
         assert!(persisted.was_monitoring("boot"));
