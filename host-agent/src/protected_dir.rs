@@ -116,6 +116,8 @@ impl ProtectedDir {
     /// [`DirError`] if the directory cannot be opened, or a user other than `user` and root can
     /// change it.
     pub fn open_for(field: &'static str, path: &Path, user: UserId) -> Result<Self, DirError> {
+        // Without a trailing `/`, which would make the kernel follow a symbolic link.
+        let path = &path.components().collect::<PathBuf>();
         let io_error = |errno| DirError::Io { field, operation: "open", path: path.to_owned(), errno };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -254,7 +256,7 @@ mod tests {
         symlink(dir.path(), &link).unwrap();
         symlink(dir.path().join("missing"), &dangling).unwrap();
         fs::write(&file, "").unwrap();
-        for path in [link, dangling, file] {
+        for path in [link.join(""), link.join("."), link, dangling, file] {
             let error = ProtectedDir::create("backend.local_dir", &path, TRAVERSABLE_MODE).unwrap_err();
             let error = units::chain(&error);
             assert!(error.ends_with(DIRECTORY_RULE), "{error}");

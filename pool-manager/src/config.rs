@@ -189,31 +189,31 @@ impl Config {
     }
 
     /// Checks that only root and the manager's user, which has the ID `manager_uid`, can write to
-    /// the folders of the store and the EMCs, as far as they exist. `path` is the path of the
-    /// configuration file, for messages.
+    /// the folder of the store, if it exists. `path` is the path of the configuration file, for
+    /// messages. The folders of an EMC are checked when the EMC is opened, so that the other EMCs
+    /// stay usable.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] if the folder violates a rule.
+    pub fn check_store_folder(&self, path: &Path, manager_uid: u32) -> Result<(), ConfigError> {
+        check_folder_access(std::iter::once(self.store_folder()), path, manager_uid)
+    }
+
+    /// Checks the folder of the store like [`Self::check_store_folder`], and also the folders of the
+    /// EMCs.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with all violations.
     pub fn check_folders(&self, path: &Path, manager_uid: u32) -> Result<(), ConfigError> {
-        let store = ("manager.store".to_owned(), self.manager.store.clone());
         let emcs = self.emcs.iter().enumerate().flat_map(|(i, emc)| {
             emc.driver.folders(&emc.path).into_iter().map(move |folder| (format!("emc[{i}].path"), folder))
         });
-        let violations = std::iter::once(store)
-            .chain(emcs)
-            .filter_map(|(field, folder)| {
-                let Err(FolderAccessError::Violation { rule, .. }) =
-                    folder_access::check(&folder, manager_uid)
-                else {
-                    return None; // opening the store or EMC reports an error of the operating system
-                };
-                Some(Violation { line: None, field, value: Some(folder.display().to_string()), rule })
-            })
-            .collect::<Vec<_>>();
-        if violations.is_empty() {
-            return Ok(());
-        }
-        Err(ConfigError::Invalid { path: path.to_owned(), violations })
+        check_folder_access(std::iter::once(self.store_folder()).chain(emcs), path, manager_uid)
+    }
+
+    /// Returns the field and the path of the store's folder.
+    fn store_folder(&self) -> (String, PathBuf) {
+        ("manager.store".to_owned(), self.manager.store.clone())
     }
 
     /// Parses and validates the contents of a configuration file. `path` appears in messages, and
@@ -486,6 +486,27 @@ fn parse_driver(field: &Field<'_>) -> Result<Driver, String> {
 fn parse_token_sha256(field: &Field<'_>) -> Result<[u8; 32], String> {
     crate::hex::parse_sha256(field.as_str()?)
         .ok_or_else(|| "must be 64 hexadecimal digits (0-9, a-f)".to_owned())
+}
+
+/// Checks that only root and the manager's user can write to folders, given as field and path.
+fn check_folder_access(
+    folders: impl Iterator<Item = (String, PathBuf)>,
+    path: &Path,
+    manager_uid: u32,
+) -> Result<(), ConfigError> {
+    let violation = |(field, folder): (String, PathBuf)| {
+        let Err(FolderAccessError::Violation { rule, .. }) = folder_access::check(&folder, manager_uid)
+        else {
+            return None; // opening the store or EMC reports an error of the operating system
+        };
+        Some(Violation { line: None, field, value: Some(folder.display().to_string()), rule })
+    };
+    let violations: Vec<_> = folders.filter_map(violation).collect();
+    if violations.is_empty() {
+        Ok(())
+    } else {
+        Err(ConfigError::Invalid { path: path.to_owned(), violations })
+    }
 }
 
 #[cfg(test)]

@@ -260,13 +260,13 @@ async fn invalid_models_are_rejected_and_serving_model_remains() {
     rack.tarn("promote frigid 1");
     let (_, exported, _) = rack.run("export-model frigid");
     rack.write_file("short.json", &exported.as_bytes()[..exported.len() / 2]);
-    rack.write_file("later.json", exported.replacen("\"tarn_model\":1", "\"tarn_model\":9", 1));
+    rack.write_file("later.json", exported.replacen("\"tarn_model\":2", "\"tarn_model\":9", 1));
     rack.write_file("model.txt", lightgbm_model("shoe_size"));
     rack.write_file("model.onnx", b"not a graph");
     rack.write_file("labels.csv", "program,slowdown\n");
     for (words, expected) in [
         ("import-model frigid DIR/short.json", "content: truncated after"),
-        ("import-model frigid DIR/later.json", "content: tarn_model = 9: must be 1"),
+        ("import-model frigid DIR/later.json", "content: tarn_model = 9: must be 2"),
         ("import-model frigid --format lightgbm DIR/model.txt", "content: unknown feature \"shoe_size\""),
         ("import-model frigid --format onnx DIR/model.onnx", "content: not an ONNX model"),
         ("import-model frigid --format lightgbm DIR/short.json", "content: not a LightGBM text model"),
