@@ -66,6 +66,14 @@ impl Share {
             && self.bandwidth_kb_s.abs_diff(other.bandwidth_kb_s) <= 1
     }
 
+    /// Returns the larger amount of each good.
+    pub(crate) fn at_least(self, min: Self) -> Self {
+        Self {
+            memory_pages: self.memory_pages.max(min.memory_pages),
+            bandwidth_kb_s: self.bandwidth_kb_s.max(min.bandwidth_kb_s),
+        }
+    }
+
     /// Returns the sum of two shares.
     pub(crate) const fn plus(self, other: Self) -> Self {
         Self {

@@ -34,7 +34,7 @@ const ENVY_TOLERANCE: f64 = 1e-6;
 impl<U: Utility> Market<'_, U> {
     /// Raises the geometric mean of throughputs of an outcome of this market by trades. Does
     /// nothing if there are more than [`REFINEMENT_TENANTS_MAX`] tenants, or if the result would
-    /// violate sharing incentive after rounding to whole units.
+    /// violate sharing incentive or lower the mean after rounding to whole units.
     pub fn refine(&self, outcome: &mut Outcome) {
         if self.tenants.len() > REFINEMENT_TENANTS_MAX {
             return;
@@ -43,7 +43,11 @@ impl<U: Utility> Market<'_, U> {
         refinement.run();
         let (trades, bundles) = (refinement.trades, refinement.into_bundles());
         let shares = rounding::round_to_units(self, &bundles);
-        if trades > 0 && self.are_shares_fair(&shares) {
+        let log_mean = |shares: &[Share]| -> f64 {
+            shares.iter().enumerate().map(|(tenant, share)| self.log_gain(tenant, (*share).into())).sum()
+        };
+        let is_better = || log_mean(&shares) >= log_mean(&outcome.shares);
+        if trades > 0 && self.are_shares_fair(&shares) && is_better() {
             (outcome.refinements, outcome.bought, outcome.shares) = (trades, bundles, shares);
         }
     }

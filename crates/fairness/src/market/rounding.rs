@@ -1,7 +1,7 @@
 //! Rounding of bundles to shares in whole units.
 
 use super::{
-    Market,
+    Market, Tenant,
     goods::{Bundle, Share},
     utility::Utility,
 };
@@ -49,9 +49,11 @@ struct Rounding<'a, 'b, U> {
 }
 
 impl<'a, 'b, U: Utility> Rounding<'a, 'b, U> {
-    /// Rounds all bundles down.
+    /// Rounds all bundles down, but not below the minimum shares, from which bundles may differ by
+    /// rounding error.
     fn down(market: &'a Market<'b, U>, bundles: &[Bundle]) -> Self {
-        let shares: Vec<Share> = bundles.iter().map(|bundle| bundle.floor()).collect();
+        let round = |(bundle, tenant): (&Bundle, &Tenant<U>)| bundle.floor().at_least(tenant.min);
+        let shares: Vec<Share> = bundles.iter().zip(market.tenants).map(round).collect();
         let left = market.supply.all().saturating_minus(shares.iter().copied().sum());
         Self { market, shares, left }
     }

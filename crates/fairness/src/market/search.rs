@@ -82,11 +82,13 @@ fn best_division<U: Utility>(
 ) -> Option<(Share, Share)> {
     let pool = now.0.plus(now.1);
     let log_gain = |tenant: usize, now: Share, share: Share| {
-        let value_min = market.value(tenant, now.into()).min(market.fair_value(tenant));
+        // Without a tolerance for the present value, which could add up over many divisions.
+        let value_min = (market.fair_value(tenant) * (1.0 - SHARING_INCENTIVE_TOLERANCE))
+            .min(market.value(tenant, now.into()));
         let limits = &market.tenants[tenant];
         let is_allowed = limits.min.is_within(share)
             && share.is_within(limits.max)
-            && market.value(tenant, share.into()) >= value_min * (1.0 - SHARING_INCENTIVE_TOLERANCE);
+            && market.value(tenant, share.into()) >= value_min;
         if is_allowed { market.log_gain(tenant, share.into()) } else { f64::NEG_INFINITY }
     };
     let total =
