@@ -301,7 +301,8 @@ fn is_worthwhile<U: Utility>(market: &Market<'_, U>, current: &[Bundle], new: &[
         return false;
     }
     let is_short = |(at, bundle): (usize, &Bundle)| market.gain(at, *bundle) < 1.0 - GAIN_SHORTFALL_MAX;
-    market.log_mean_gain(new) - market.log_mean_gain(current) > LOG_MEAN_GAIN_MIN
+    market.log_mean_gain(new.iter().copied()) - market.log_mean_gain(current.iter().copied())
+        > LOG_MEAN_GAIN_MIN
         || current.iter().enumerate().any(is_short)
 }
 

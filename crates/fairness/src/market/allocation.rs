@@ -61,18 +61,27 @@ impl<U: Utility> Market<'_, U> {
     /// Returns the value of a bundle to a tenant relative to the value of its fair share. Returns 1
     /// if both values are 0.
     pub(crate) fn gain(&self, tenant: usize, bundle: Bundle) -> f64 {
-        let (value, fair_value) = (self.value(tenant, bundle), self.fair_value(tenant));
+        self.gain_of_value(tenant, self.value(tenant, bundle))
+    }
+
+    fn gain_of_value(&self, tenant: usize, value: f64) -> f64 {
+        let fair_value = self.fair_value(tenant);
         if value == fair_value { 1.0 } else { value / fair_value }
     }
 
     /// Returns the logarithm of the geometric mean of all gains, weighted by the tenants' weights.
-    pub(crate) fn log_mean_gain(&self, bundles: &[Bundle]) -> f64 {
-        let gain = |(tenant, bundle): (usize, &Bundle)| self.log_gain(tenant, *bundle);
-        bundles.iter().enumerate().map(gain).sum()
+    pub(crate) fn log_mean_gain(&self, bundles: impl IntoIterator<Item = impl Into<Bundle>>) -> f64 {
+        let values = bundles
+            .into_iter()
+            .enumerate()
+            .map(|(tenant, bundle)| (tenant, self.value(tenant, bundle.into())));
+        values.map(|(tenant, value)| self.log_gain(tenant, value)).sum()
     }
 
-    /// Returns the logarithm of a tenant's gain, multiplied by its weight.
-    pub(super) fn log_gain(&self, tenant: usize, bundle: Bundle) -> f64 {
-        self.weight(tenant) * self.gain(tenant, bundle).clamp(GAIN_FLOOR, GAIN_FLOOR.recip()).ln()
+    /// Returns the logarithm of the gain of a tenant whose bundle has this value, multiplied by the
+    /// tenant's weight.
+    pub(super) fn log_gain(&self, tenant: usize, value: f64) -> f64 {
+        let gain = self.gain_of_value(tenant, value);
+        self.weight(tenant) * gain.clamp(GAIN_FLOOR, GAIN_FLOOR.recip()).ln()
     }
 }

@@ -6,6 +6,9 @@ use units::limits::ENVY_CHECK_TENANTS_MAX;
 
 use super::{Market, Outcome, Status, goods::Bundle, utility::Utility};
 
+/// Largest relative envy that counts as rounding error.
+const ENVY_TOLERANCE: f64 = 1e-6;
+
 /// Properties of the outcome of a market.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Certificate {
@@ -97,6 +100,13 @@ impl<U: Utility> Market<'_, U> {
             }
         }
         max
+    }
+
+    /// Returns whether a tenant with the bundle `own` prefers the bundle of the tenant `other`, scaled
+    /// by both weights.
+    pub(super) fn envies(&self, (tenant, own): (usize, Bundle), (other, bundle): (usize, Bundle)) -> bool {
+        let theirs = self.value(tenant, self.scale_to_weight(bundle, other, tenant));
+        theirs > self.value(tenant, own) * (1.0 + ENVY_TOLERANCE)
     }
 
     /// Scales the bundle of the tenant `owner` by the ratio of the weights of `to` and `owner`

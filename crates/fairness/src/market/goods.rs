@@ -5,12 +5,25 @@ use std::iter::Sum;
 
 /// Number of pages of 4 KiB in 1 MiB.
 pub(crate) const PAGES_PER_MIB: u64 = 256;
+/// Size of a page in bytes.
+const PAGE_BYTES: u64 = 4096;
 /// Number of KB in 1 MB.
 pub(crate) const KB_PER_MB: u64 = 1000;
+/// Number of bytes in 1 KB.
+const BYTES_PER_KB: u64 = 1000;
 
 /// Supply of both goods on a host, in whole units: pages of memory and KB/s of bandwidth.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Supply {
+    /// Local memory, in pages of 4 KiB.
+    pub memory_pages: u64,
+    /// Bandwidth of the link to remote memory, in KB/s.
+    pub bandwidth_kb_s: u64,
+}
+
+/// Share of both goods assigned to a tenant, in whole units: pages of memory and KB/s of bandwidth.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Share {
     /// Local memory, in pages of 4 KiB.
     pub memory_pages: u64,
     /// Bandwidth of the link to remote memory, in KB/s.
@@ -47,12 +60,12 @@ impl Share {
 
     /// Returns the memory in bytes.
     pub const fn memory_bytes(self) -> u64 {
-        self.memory_pages.saturating_mul(4096)
+        self.memory_pages.saturating_mul(PAGE_BYTES)
     }
 
     /// Returns the bandwidth in bytes per second.
     pub const fn bandwidth_bytes_s(self) -> u64 {
-        self.bandwidth_kb_s.saturating_mul(1000)
+        self.bandwidth_kb_s.saturating_mul(BYTES_PER_KB)
     }
 
     /// Returns whether neither good exceeds its amount in `other`.
@@ -95,15 +108,6 @@ impl Sum for Share {
     fn sum<I: Iterator<Item = Self>>(shares: I) -> Self {
         shares.fold(Self::default(), Self::plus)
     }
-}
-
-/// Share of both goods assigned to a tenant, in whole units: pages of memory and KB/s of bandwidth.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Share {
-    /// Local memory, in pages of 4 KiB.
-    pub memory_pages: u64,
-    /// Bandwidth of the link to remote memory, in KB/s.
-    pub bandwidth_kb_s: u64,
 }
 
 /// Amounts of both goods, in MiB and MB/s. Unlike a [`Share`], they may be fractions of units.

@@ -44,6 +44,7 @@ const DIVIDEND_STEP_GROWTH: f64 = 8.0;
 const DEMAND_FLOOR: f64 = 1e-3;
 /// Largest logarithm of the price ratio. For a larger ratio, the cheaper good is free.
 const LOG_RATIO_MAX: f64 = 27.0;
+
 /// Result of the search: demand at both ends of the price bracket.
 #[derive(Clone, Debug)]
 pub(super) struct ClearingBracket {
@@ -71,24 +72,23 @@ impl ClearingBracket {
 pub(super) fn bracket_price<U: Utility>(market: &Market<'_, U>) -> ClearingBracket {
     let mut search =
         PriceSearch { market, hints: vec![DemandHint::default(); market.tenants.len()], rounds: 0 };
-    let mut near = search.evaluate(0.0);
-    let first = near.excess_demand();
-    let (direction, mut step) = (if first == ExcessDemand::Memory { 1.0 } else { -1.0 }, FIRST_STEP);
-    while near.excess_demand() == first && first != ExcessDemand::None {
-        let next = search.evaluate(near.ratio + direction * step);
-        if next.excess_demand() == first && next.ratio.abs() > LOG_RATIO_MAX {
+    let mut last = search.evaluate(0.0);
+    let mut step = match last.excess_demand() {
+        ExcessDemand::None => return search.minimize_dividend(last),
+        ExcessDemand::Memory => FIRST_STEP,
+        ExcessDemand::Bandwidth => -FIRST_STEP,
+    };
+    loop {
+        let next = search.evaluate(last.ratio + step);
+        match (last.excess_demand(), next.excess_demand()) {
+            (_, ExcessDemand::None) => return search.minimize_dividend(next),
+            (ExcessDemand::Memory, ExcessDemand::Bandwidth) => return search.narrow_bracket(last, next),
+            (ExcessDemand::Bandwidth, ExcessDemand::Memory) => return search.narrow_bracket(next, last),
             // One good is free, and all budgets together buy exactly the supply of the other good.
-            return search.single_price_bracket(next);
-        }
-        step *= STEP_GROWTH;
-        let far = std::mem::replace(&mut near, next);
-        match (near.excess_demand(), first) {
-            (ExcessDemand::Bandwidth, ExcessDemand::Memory) => return search.narrow_bracket(far, near),
-            (ExcessDemand::Memory, ExcessDemand::Bandwidth) => return search.narrow_bracket(near, far),
-            _ => {}
+            _ if next.ratio.abs() > LOG_RATIO_MAX => return search.single_price_bracket(next),
+            _ => (last, step) = (next, step * STEP_GROWTH),
         }
     }
-    search.minimize_dividend(near)
 }
 
 /// State of a search for the price bracket.

@@ -28,8 +28,6 @@ const MOVE_COUNT: usize = 2 * MOVE_STEPS.len() - 1;
 const LOG_MEAN_GAIN_MIN: f64 = 1e-5;
 /// Relative tolerance for rounding errors of throughputs.
 const VALUE_ROUNDING_TOLERANCE: f64 = 1e-12;
-/// Largest relative envy that counts as rounding error.
-const ENVY_TOLERANCE: f64 = 1e-6;
 
 impl<U: Utility> Market<'_, U> {
     /// Raises the geometric mean of throughputs of an outcome of this market by trades. Does
@@ -43,10 +41,8 @@ impl<U: Utility> Market<'_, U> {
         refinement.run();
         let (trades, bundles) = (refinement.trades, refinement.into_bundles());
         let shares = rounding::round_to_units(self, &bundles);
-        let log_mean = |shares: &[Share]| -> f64 {
-            shares.iter().enumerate().map(|(tenant, share)| self.log_gain(tenant, (*share).into())).sum()
-        };
-        let is_better = || log_mean(&shares) >= log_mean(&outcome.shares);
+        let log_mean_gain = |shares: &[Share]| self.log_mean_gain(shares.iter().copied());
+        let is_better = || log_mean_gain(&shares) >= log_mean_gain(&outcome.shares);
         if trades > 0 && self.are_shares_fair(&shares) && is_better() {
             (outcome.refinements, outcome.bought, outcome.shares) = (trades, bundles, shares);
         }
@@ -255,13 +251,9 @@ impl<'a, 'b, U: Utility> Refinement<'a, 'b, U> {
         };
         let groups = 0..self.groups.len();
         let envies = |one: usize, other: usize| {
-            one != other
-                && self.groups[one].tenants.iter().any(|tenant| {
-                    let value = |bundle| self.market.value(*tenant, bundle);
-                    let theirs =
-                        self.market.scale_to_weight(bundle(other), self.groups[other].tenants[0], *tenant);
-                    value(theirs) > value(bundle(one)) * (1.0 + ENVY_TOLERANCE)
-                })
+            let theirs = (self.groups[other].tenants[0], bundle(other));
+            let mut tenants = self.groups[one].tenants.iter();
+            one != other && tenants.any(|tenant| self.market.envies((*tenant, bundle(one)), theirs))
         };
         // A trade changes the bundles of two groups only. Envy can arise only from or toward these
         // groups.

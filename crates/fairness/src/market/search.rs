@@ -18,13 +18,11 @@ use super::{
 
 /// Number of steps into which the pool of two tenants is divided, for each good.
 const POOL_STEPS: u64 = 24;
-/// Largest relative envy that counts as rounding error.
-const ENVY_TOLERANCE: f64 = 1e-6;
 /// A division is changed only if the sum of weighted logarithms of throughput increases by more
 /// than this value.
 const LOG_GAIN_MIN: f64 = 1e-6;
 
-/// Improves the shares of `start`, or fair shares without a `start`. Returns fair shares if no
+/// Improves the shares of `start`, or fair shares without a `start`. Returns them unchanged if no
 /// improvement is found. Divisions after which one tenant of the pair envies the other are made only
 /// if no other division is an improvement.
 pub(super) fn improve<U: Utility>(market: &Market<'_, U>, start: Option<Clearing>) -> Clearing {
@@ -81,25 +79,24 @@ fn best_division<U: Utility>(
     is_envy_free: bool,
 ) -> Option<(Share, Share)> {
     let pool = now.0.plus(now.1);
-    let log_gain = |tenant: usize, now: Share, share: Share| {
-        // Without a tolerance for the present value, which could add up over many divisions.
-        let value_min = (market.fair_value(tenant) * (1.0 - SHARING_INCENTIVE_TOLERANCE))
-            .min(market.value(tenant, now.into()));
-        let limits = &market.tenants[tenant];
-        let is_allowed = limits.min.is_within(share)
-            && share.is_within(limits.max)
-            && market.value(tenant, share.into()) >= value_min;
-        if is_allowed { market.log_gain(tenant, share.into()) } else { f64::NEG_INFINITY }
+    // Without a tolerance for the present value, which could add up over many divisions.
+    let value_min = |tenant: usize, now: Share| {
+        let fair_value = market.fair_value(tenant) * (1.0 - SHARING_INCENTIVE_TOLERANCE);
+        fair_value.min(market.value(tenant, now.into()))
     };
-    let total =
-        |one: Share| log_gain(tenants.0, now.0, one) + log_gain(tenants.1, now.1, pool.saturating_minus(one));
-    let envies = |(tenant, own): (usize, Share), (other, share): (usize, Share)| {
-        let scaled = market.scale_to_weight(share.into(), other, tenant);
-        market.value(tenant, scaled) > market.value(tenant, own.into()) * (1.0 + ENVY_TOLERANCE)
+    let values_min = (value_min(tenants.0, now.0), value_min(tenants.1, now.1));
+    let log_gain = |tenant: usize, share: Share, value_min: f64| {
+        let limits = &market.tenants[tenant];
+        let is_within_limits = limits.min.is_within(share) && share.is_within(limits.max);
+        let value = if is_within_limits { market.value(tenant, share.into()) } else { f64::NEG_INFINITY };
+        if value >= value_min { market.log_gain(tenant, value) } else { f64::NEG_INFINITY }
+    };
+    let total = |one: Share| {
+        log_gain(tenants.0, one, values_min.0) + log_gain(tenants.1, pool.saturating_minus(one), values_min.1)
     };
     let has_envy = |(one, other): (Share, Share)| {
-        let (one, other) = ((tenants.0, one), (tenants.1, other));
-        envies(one, other) || envies(other, one)
+        let (one, other) = ((tenants.0, one.into()), (tenants.1, other.into()));
+        market.envies(one, other) || market.envies(other, one)
     };
     // Equals `all * step / POOL_STEPS` without overflow.
     let part = |all: u64, step: u64| all / POOL_STEPS * step + all % POOL_STEPS * step / POOL_STEPS;

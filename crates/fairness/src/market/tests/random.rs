@@ -400,7 +400,7 @@ proptest! {
         let mut refined = plain.clone();
         market.refine(&mut refined);
         let mean = |outcome: &Outcome| -> f64 {
-            (0..tenants.len()).map(|at| market.log_gain(at, outcome.shares[at].into())).sum()
+            (0..tenants.len()).map(|at| market.log_gain(at, market.value(at, outcome.shares[at].into()))).sum()
         };
         prop_assert!(mean(&refined) >= mean(&plain) - 1e-9);
         let (before, after) = (market.certify(&plain), market.certify(&refined));
