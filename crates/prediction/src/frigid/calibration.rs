@@ -14,7 +14,7 @@ use units::{Bytes, Fraction, UnixMs, limits::CALIBRATION_OUTCOMES_MAX};
 use super::{
     history::to_gib,
     outcome::{Outcome, VmRequest},
-    risk::{QuantileCurve, RiskLimit, SIZE_CLASSES, SizeBounds, vm_risk_max},
+    risk::{QuantileCurve, RiskLimit, SIZE_CLASSES, SizeBounds, is_overprediction, vm_risk_max},
 };
 
 /// Prediction for a VM before its start, with the outcome of the VM.
@@ -157,7 +157,7 @@ impl<'a> ClassSamples<'a> {
             let allocation =
                 sample.curve.maximize_net_gain(sample.requested, risk_multiplier, vm_risk_max(rate));
             overpredictions[*owner] +=
-                u32::from(allocation.is_overprediction(sample.requested, sample.untouched));
+                u32::from(is_overprediction(allocation.to_fraction(), sample.requested, sample.untouched));
         }
         let counts = overpredictions.into_iter().zip(self.owner_samples.iter().copied());
         let (total, deviation) = total_and_clustered_deviation(counts);

@@ -9,7 +9,7 @@ use units::{Bytes, Fraction};
 use super::{
     calibration::total_and_clustered_deviation,
     history::to_gib,
-    risk::{SIZE_CLASSES, SizeBounds},
+    risk::{SIZE_CLASSES, SizeBounds, is_overprediction},
     sample::VmSample,
     score::{Score, ScoreSum},
 };
@@ -139,8 +139,7 @@ impl ScoredVm<'_> {
     }
 
     fn is_overpredicted(&self) -> bool {
-        let requested = self.sample.request.requested;
-        self.share.of(requested) > self.sample.outcome.untouched.of(requested)
+        is_overprediction(self.share, self.sample.request.requested, self.sample.outcome.untouched)
     }
 }
 

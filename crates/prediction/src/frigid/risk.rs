@@ -74,11 +74,6 @@ pub struct RiskAllocation {
 }
 
 impl RiskAllocation {
-    /// Returns whether more memory is allocated than the VM left untouched, in whole bytes.
-    pub(super) fn is_overprediction(&self, requested: Bytes, untouched: Fraction) -> bool {
-        self.to_fraction().of(requested) > untouched.of(requested)
-    }
-
     /// Returns the allocated fraction of the VM's memory.
     pub fn to_fraction(&self) -> Fraction {
         Fraction::new(self.share).expect("an allocated share is a fraction")
@@ -91,6 +86,12 @@ impl RiskLimit {
     pub fn risk_multiplier(&self, requested: Bytes) -> Option<f64> {
         self.risk_multipliers[self.size_bounds.class(requested)]
     }
+}
+
+/// Returns whether a predicted fraction of a VM's memory is more than the VM left untouched, in whole
+/// bytes.
+pub(super) fn is_overprediction(predicted: Fraction, requested: Bytes, untouched: Fraction) -> bool {
+    predicted.of(requested) > untouched.of(requested)
 }
 
 /// Returns the largest risk of one VM for a target rate of overpredictions.

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use units::Fraction;
 
-use super::{history::to_gib, sample::VmSample};
+use super::{history::to_gib, risk::is_overprediction, sample::VmSample};
 
 /// Sums over all scored predictions of a method.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,7 +45,7 @@ impl ScoreSum {
         let untouched = sample.outcome.untouched;
         let in_slices = share.of(requested).slices_floor();
         self.vms += 1;
-        self.overpredicted += u32::from(share.of(requested) > untouched.of(requested));
+        self.overpredicted += u32::from(is_overprediction(share, requested, untouched));
         self.overpredicted_in_slices += u32::from(in_slices > untouched.of(requested));
         self.predicted_gib += share.get() * to_gib(requested);
         self.slices_gib += to_gib(in_slices);
