@@ -163,28 +163,22 @@ impl ProtectedDir {
 
     fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let opened = openat(&self.directory, name, flags, Mode::empty());
-        check_regular(opened.map(File::from).map_err(|errno| match errno {
-            Errno::LOOP | Errno::ISDIR | Errno::NXIO => not_regular(),
+        check_single_link(opened.map(File::from).map_err(|errno| match errno {
+            Errno::LOOP | Errno::ISDIR | Errno::NXIO => config_file::not_regular_error(),
             errno => errno.into(),
         })?)
     }
 }
 
 /// Returns the file if it is a regular file with one link.
-fn check_regular(file: File) -> io::Result<File> {
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(not_regular());
-    }
-    if metadata.nlink() != 1 {
-        let rule = format!("has {} links: must have one", metadata.nlink());
+fn check_single_link(file: File) -> io::Result<File> {
+    let file = config_file::check_regular(file)?;
+    let links = file.metadata()?.nlink();
+    if links != 1 {
+        let rule = format!("has {links} links: must have one");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, rule));
     }
     Ok(file)
-}
-
-fn not_regular() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "must be a regular file")
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Configuration files of the services, in TOML. [`load`] reads a file. The caller takes its fields
 //! one by one and states a rule for each. The error lists all violated rules, each with line,
-//! field, value and rule.
+//! field, value and rule. [`read_file`] reads other small files of the services, such as tokens.
 
 use std::{
     cell::{Cell, RefCell},
@@ -71,12 +71,20 @@ pub fn load<T>(path: &Path, read: impl FnOnce(Section<'_>, &Path) -> Option<T>) 
 /// operating system.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let nonblocking = OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(nonblocking).open(path)?;
-    if file.metadata()?.is_file() {
-        Ok(file)
-    } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "must be a regular file"))
-    }
+    check_regular(File::options().read(true).custom_flags(nonblocking).open(path)?)
+}
+
+/// Returns the file if it is a regular file.
+///
+/// # Errors
+/// [`not_regular_error`], or another error of the operating system.
+pub fn check_regular(file: File) -> io::Result<File> {
+    if file.metadata()?.is_file() { Ok(file) } else { Err(not_regular_error()) }
+}
+
+/// Returns the error for a file that is not a regular file: [`io::ErrorKind::InvalidInput`].
+pub fn not_regular_error() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "must be a regular file")
 }
 
 /// Opens and reads a regular file of at most `max` bytes.

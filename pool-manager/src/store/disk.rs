@@ -179,12 +179,8 @@ fn open_file(path: &Path) -> io::Result<StoreFile> {
 /// operating system.
 pub(crate) fn open_private_file(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
-    if file.metadata()?.is_file() {
-        Ok(file)
-    } else {
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "must be a regular file"))
-    }
+    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
+    config_file::check_regular(opened?)
 }
 
 /// Syncs the parent directory of `path`, to make the creation, renaming or removal of the file
