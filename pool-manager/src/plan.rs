@@ -1,7 +1,8 @@
 //! Splits a VM's memory into local and pool memory, and lists the hosts on which the VM fits. A VM
 //! that is insensitive to latency gets almost only pool memory. Any other VM gets its predicted
 //! frigid memory from the pool, or a fixed fraction if no model is in use (the static policy in
-//! Pond, section 6.4). A VM without a forecast gets no pool memory. Pool memory is rounded down to whole slices. The scheduler chooses the host.
+//! Pond, section 6.4). A VM without a forecast gets no pool memory. Pool memory is rounded down to
+//! whole slices. The scheduler chooses the host.
 
 use pool::{
     audit::{Actor, Decision, DecisionKind, Subject},

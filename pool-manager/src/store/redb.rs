@@ -169,8 +169,9 @@ impl<D: Disk> Store for RedbStore<D> {
     }
 }
 
-/// Opens the database, unless its newest commit is damaged. If the database was not closed cleanly, a write or sync of the previous
-/// process may have failed. In this case the file is rewritten before redb repairs it.
+/// Opens the database, unless its newest commit is damaged. If the database was not closed cleanly,
+/// a write or sync of the previous process may have failed. In this case the file is rewritten
+/// before redb repairs it.
 fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
     catch_redb_panic(disk.file_path(), "open", || {
         let mut builder = Database::builder();
