@@ -39,7 +39,7 @@ pub fn launch_script(name: &str, kernel: &str, initrd: &str, options: &str) -> S
 /// Returns the vmm-plugin command that runs a guest.
 pub fn vmm_command(name: &str, kernel: &str, initrd: &str, options: &str) -> String {
     format!(
-        "vmm-plugin run --uid 65534 --gid 65534 --vm {name} --standalone --kernel /guest/{kernel} --initrd /guest/{initrd} \
+        "vmm-plugin run --uid 65534 --gid 65534 --shutdown-timeout 10m --vm {name} --standalone --kernel /guest/{kernel} --initrd /guest/{initrd} \
          --cmdline 'console=ttyS0 quiet panic=-1 pci=off' {options}"
     )
 }

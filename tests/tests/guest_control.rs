@@ -195,6 +195,19 @@ fn paused_guest_reacts_to_power_button() {
 }
 
 #[test]
+fn unresponsive_guest_is_stopped_after_shutdown_timeout() {
+    if !can_run_small_guests() {
+        return;
+    }
+    let vm = StandaloneVm::new();
+    let options = ["--memory", "size=64MiB", "--pool", "size=1GiB", "--shutdown-timeout", "200ms"];
+    let guest = Guest::start(&vm, &code::write_pool_memory(), &options);
+    guest.terminate();
+    let message = "the guest did not power off within 200ms and was stopped\n";
+    assert_eq!(guest.wait_for_exit(), (Some(12), message.into()));
+}
+
+#[test]
 fn unresponsive_guest_is_stopping_until_forced() {
     if !can_run_small_guests() {
         return;

@@ -91,7 +91,9 @@ fn unresponsive_guest_is_stopped_by_second_signal() {
         // delivery of the first signal.
         wait_until(&mut guest, || pending_signals(pid).is_none_or(|signals| signals == 0));
     }
-    assert_eq!(guest.wait().unwrap().code(), Some(12));
+    let output = guest.wait_with_output().unwrap();
+    let message = "the guest was stopped by a second signal before it powered off\n";
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(12), message));
 }
 
 fn pending_signals(pid: rustix::process::Pid) -> Option<u64> {

@@ -1,11 +1,11 @@
 //! Configuration of a guest: the command-line options, and the configuration that results from
 //! checking the options. This module does not open files or devices.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use units::{
     Bytes, Name, QuotedText, SLICE,
-    limits::{DEVICES_PER_VM_MAX, VCPUS_PER_VM_MAX},
+    limits::{DEVICES_PER_VM_MAX, GUEST_SHUTDOWN_TIMEOUT, GUEST_STOP_WAIT_MAX, VCPUS_PER_VM_MAX},
 };
 
 use crate::{
@@ -37,6 +37,10 @@ pub struct RunArgs {
     /// Expose VMX or SVM to the guest, for nested virtualization
     #[arg(long)]
     nested: bool,
+    /// Time for the guest to power off after SIGTERM or `stop`, such as 90s. Then the VMM stops the
+    /// guest [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = parse_stop_timeout)]
+    shutdown_timeout: Option<Duration>,
 }
 
 impl RunArgs {
@@ -46,7 +50,8 @@ impl RunArgs {
     /// # Errors
     /// [`OptionError`] that names the option, its value and the violated rule.
     pub fn check(self) -> Result<(Config, PathBuf, Confinement), OptionError> {
-        let config = Config { nested: self.nested, ..self.guest.check()? };
+        let shutdown_timeout = self.shutdown_timeout.unwrap_or(GUEST_SHUTDOWN_TIMEOUT.as_duration());
+        let config = Config { nested: self.nested, shutdown_timeout, ..self.guest.check()? };
         Ok((config, self.run_dir.run_dir, self.confinement))
     }
 }
@@ -182,6 +187,9 @@ pub struct Config {
     pub console: Console,
     /// Whether vCPUs have VMX or SVM. Other VMMs ignore this field and use their own defaults.
     pub nested: bool,
+    /// Time for the guest to power off after a shutdown request. The default for other VMMs, which
+    /// have their own limits.
+    pub shutdown_timeout: Duration,
 }
 
 impl GuestArgs {
@@ -226,8 +234,22 @@ impl GuestArgs {
             nets,
             console,
             nested: false,
+            shutdown_timeout: GUEST_SHUTDOWN_TIMEOUT.as_duration(),
         })
     }
+}
+
+/// Parses the time limit for a guest to stop.
+///
+/// # Errors
+/// The text is not a duration, or the duration is longer than [`GUEST_STOP_WAIT_MAX`].
+pub fn parse_stop_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    let max = GUEST_STOP_WAIT_MAX.as_duration();
+    if timeout > max {
+        return Err(format!("must be at most {}", humantime::format_duration(max)));
+    }
+    Ok(timeout)
 }
 
 fn parse_local_node(text: &str, default_cpus: Option<u32>) -> Result<LocalNode, OptionError> {

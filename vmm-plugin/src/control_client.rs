@@ -23,12 +23,14 @@ use tonic::{
 use units::{
     Name, chain,
     limits::{
-        CONTROL_RESPONSE_TIMEOUT, GUEST_STOP_WAIT_DEFAULT, GUEST_STOP_WAIT_MAX, RESPONSE_TIMEOUT_SLACK,
-        RPC_MESSAGE_BYTES_MAX,
+        CONTROL_RESPONSE_TIMEOUT, GUEST_STOP_WAIT_DEFAULT, RESPONSE_TIMEOUT_SLACK, RPC_MESSAGE_BYTES_MAX,
     },
 };
 
-use crate::{config::RunDirArg, control::socket};
+use crate::{
+    config::{RunDirArg, parse_stop_timeout},
+    control::socket,
+};
 
 /// Timeout of a request: the timeout of the server plus the time to transfer the reply.
 const REPLY_TIMEOUT: Duration =
@@ -85,15 +87,9 @@ pub struct StopArgs {
     #[arg(long)]
     force: bool,
     /// Maximum time to wait until the VM has ended, such as 90s [default: slightly longer than the
-    /// time limit for a guest to power off]
-    #[arg(long, value_name = "DURATION", value_parser = parse_timeout)]
+    /// default time limit for a guest to power off]
+    #[arg(long, value_name = "DURATION", value_parser = parse_stop_timeout)]
     timeout: Option<Duration>,
-}
-
-fn parse_timeout(text: &str) -> Result<Duration, String> {
-    let span = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    let max = GUEST_STOP_WAIT_MAX.as_duration();
-    if span <= max { Ok(span) } else { Err(format!("must be at most {}", humantime::format_duration(max))) }
 }
 
 /// Error of a command for a running guest.

@@ -68,7 +68,7 @@ fn run(args: config::RunArgs) -> Result<u8, Box<dyn std::error::Error>> {
     };
     confine::raise_file_limit()?;
     let machine = machine::build(&config, &run_dir, confinement)?;
-    Ok(machine::run(machine, &config.console)?)
+    Ok(machine::run(machine, &config)?)
 }
 
 fn exec(args: vmm_backends::exec::ExecArgs) -> Result<u8, Box<dyn std::error::Error>> {

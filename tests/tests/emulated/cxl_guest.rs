@@ -34,7 +34,7 @@ echo "SUMS END"
 "#;
 /// Host script that starts the guest and stores the exit code of its VMM.
 const START_SCRIPT: &str = r"
-(vmm-plugin run --uid 65534 --gid 65534 --vm guest --cpus 1 --kernel /guest/kernel --initrd /guest/initrd --serial file=/run/guest.console \
+(vmm-plugin run --uid 65534 --gid 65534 --shutdown-timeout 10m --vm guest --cpus 1 --kernel /guest/kernel --initrd /guest/initrd --serial file=/run/guest.console \
   --cmdline 'console=ttyS0 quiet panic=-1 pci=off' 2> /run/guest.log; echo $? > /run/guest.code) > /dev/null &
 ";
 /// Host script that prints the NUMA nodes of the host that contain pages of the guest's slice.
@@ -116,7 +116,7 @@ fn guest_pages_are_migrated_when_a_memory_block_is_removed() {
     assert!(migrated > 0.0, "{}", rack.logs());
     assert_eq!(failed, 0.0, "{}", rack.logs());
     assert!(nodes.trim().starts_with('N') && !nodes.contains("N0="), "{nodes}");
-    rack.run(0, "vmm-plugin stop guest");
+    rack.run(0, "vmm-plugin stop guest --timeout 10m");
     assert_eq!(wait_for_exit_code(&rack), "0", "{}", console_output(&rack));
     assert!(console_output(&rack).contains("SUMS END"), "{}", console_output(&rack));
     rack.wait_all_slices_free();

@@ -196,7 +196,7 @@ fn guests_boot_with_elf_kernel_multiple_cpu_nodes_and_huge_pages() {
          {} > /tmp/huge 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/huge; do sleep 0.2; done\n\
          echo HUGEPAGES $(awk '/HugePages_(Total|Free)/{{print $2}}' /proc/meminfo)\n\
          echo TOUCHED $(vmm-plugin info huge -o json | awk -F '[:,]' '/touched_bytes/{{print $2}}')\n\
-         vmm-plugin stop huge\nwait $VMM\necho \"HUGE $?\"\n\
+         vmm-plugin stop huge --timeout 10m\nwait $VMM\necho \"HUGE $?\"\n\
          {} > /tmp/button 2>&1 &\nVMM=$!\nuntil grep -q WAITING /tmp/button; do sleep 0.2; done\nkill $VMM\nwait $VMM\n\
          echo \"BUTTON $?\"\ncat /tmp/button\n",
         launch_script("elf", "vmlinux", "nodes-6.1", "--memory size=512MiB --pool size=1GiB"),

@@ -59,7 +59,7 @@ reserve() {
 }
 # start VM INITRD
 start() {
-  vmm-plugin run --uid 65534 --gid 65534 --vm $1 --cpus 2 --kernel /guest/6.12 --initrd /guest/$2 --serial file=/run/$1.console \
+  vmm-plugin run --uid 65534 --gid 65534 --shutdown-timeout 10m --vm $1 --cpus 2 --kernel /guest/6.12 --initrd /guest/$2 --serial file=/run/$1.console \
     --cmdline 'console=ttyS0 quiet panic=-1 pci=off' 2> /run/$1.log &
   VMM=$!
 }
@@ -105,7 +105,7 @@ vmm-plugin resume sums; progress sums resumed
 kill -9 $AGENT; progress sums without-agent; wait_for down; agent; wait_for up; progress sums new-agent
 kill -9 $MANAGER; progress sums without-manager; manager; wait_for up; progress sums new-manager
 vmm-plugin info sums -o json
-vmm-plugin stop sums; wait $VMM; echo "CODE $?"
+vmm-plugin stop sums --timeout 10m; wait $VMM; echo "CODE $?"
 wait_for is_released sums; echo "RELEASED"
 cat /run/sums.console /run/sums.log
 "#
@@ -137,7 +137,7 @@ dd if=/dev/zero of=/run/emc/filler bs=1M 2> /dev/null
 start starves greedy
 wait $VMM; echo "STARVED $?"; cat /run/starves.log
 progress stays beside-a-starving-one
-vmm-plugin stop stays; wait $STAYS; echo "STAYED $?"
+vmm-plugin stop stays --timeout 10m; wait $STAYS; echo "STAYED $?"
 cat /run/stays.console
 "#
     );

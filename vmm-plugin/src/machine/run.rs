@@ -14,11 +14,11 @@ use rustix::{
     io::Errno,
     termios::{OptionalActions, tcgetattr, tcsetattr},
 };
-use units::limits::{GUEST_SHUTDOWN_TIMEOUT, LOST_SLICE_CHECK_INTERVAL};
+use units::limits::LOST_SLICE_CHECK_INTERVAL;
 
 use super::{GuestParts, GuestResources, Machine, MachineError, system_error, vcpus::VcpuThreads};
 use crate::{
-    config::Console,
+    config::{Config, Console},
     confine::threads::SeccompFilters,
     control::{Action, ControlRequest, GuestActionError, RequestSender, State},
     devices::{ExitRequest, serial::Output},
@@ -52,26 +52,26 @@ pub(super) fn open_output(console: &Console) -> Result<Output, MachineError> {
 ///
 /// # Errors
 /// [`MachineError`] if the guest could not be started.
-pub fn run(machine: Machine, console: &Console) -> Result<u8, MachineError> {
+pub fn run(machine: Machine, config: &Config) -> Result<u8, MachineError> {
     let Machine { confinement, guest } = machine;
     let seccomp = confinement.seccomp;
     confinement.enter()?;
     let signals = register_signals().map_err(system_error("register handlers for SIGTERM and SIGINT"))?;
-    let reads_input = *console == Console::Terminal;
+    let reads_input = config.console == Console::Terminal;
     if reads_input {
         set_raw_mode();
     }
     let filters = SeccompFilters::new(seccomp).map_err(system_error("install a SIGSYS handler"))?;
-    let mut guest = Guest::start(guest, &filters)?;
+    let mut guest = Guest::start(guest, config.shutdown_timeout, &filters)?;
     filters.confine(ThreadRole::Main).map_err(system_error("confine the main thread"))?;
     let end = guest.run_event_loop(&signals, reads_input);
-    let code = report_guest_end(&end);
+    let code = report_guest_end(&end, config.shutdown_timeout);
     guest.vcpus.stop();
     Ok(code)
 }
 
 /// Prints why the guest ended and returns the exit code of the process.
-fn report_guest_end(end: &GuestEnd) -> u8 {
+fn report_guest_end(end: &GuestEnd, shutdown_timeout: Duration) -> u8 {
     match end {
         GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::PowerOff)) => exit::GUEST_POWERED_OFF,
         GuestEnd::Vcpu(ExitReason::Requested(ExitRequest::Reset)) => {
@@ -86,10 +86,13 @@ fn report_guest_end(end: &GuestEnd) -> u8 {
             exit::print(&format!("error: {reason}"));
             exit::FAILED
         }
-        GuestEnd::Stopped => {
-            exit::print(&format!(
-                "the guest did not power off within {GUEST_SHUTDOWN_TIMEOUT} and was stopped"
-            ));
+        GuestEnd::TimedOut => {
+            let timeout = humantime::format_duration(shutdown_timeout);
+            exit::print(&format!("the guest did not power off within {timeout} and was stopped"));
+            exit::GUEST_STOPPED
+        }
+        GuestEnd::Interrupted => {
+            exit::print("the guest was stopped by a second signal before it powered off");
             exit::GUEST_STOPPED
         }
         GuestEnd::Killed => {
@@ -103,8 +106,10 @@ fn report_guest_end(end: &GuestEnd) -> u8 {
 enum GuestEnd {
     /// A vCPU exited.
     Vcpu(ExitReason),
-    /// The guest did not power off in time, or a second SIGTERM arrived.
-    Stopped,
+    /// The guest did not power off in time.
+    TimedOut,
+    /// A second SIGTERM or SIGINT arrived.
+    Interrupted,
     /// A client requested to end the guest at once.
     Killed,
 }
@@ -118,6 +123,8 @@ struct Guest {
     /// Eventfd that becomes readable on a vCPU exit or a control request.
     wakeup: Arc<Wakeup>,
     paused: bool,
+    /// Time for the guest to power off after the power button is pressed.
+    shutdown_timeout: Duration,
     /// Time at which the VMM stops the guest. Set when the power button is pressed.
     stop_at: Option<Instant>,
     /// Time of the last check for revoked memory.
@@ -127,7 +134,11 @@ struct Guest {
 }
 
 impl Guest {
-    fn start(assembled: GuestParts, filters: &SeccompFilters) -> Result<Self, MachineError> {
+    fn start(
+        assembled: GuestParts,
+        shutdown_timeout: Duration,
+        filters: &SeccompFilters,
+    ) -> Result<Self, MachineError> {
         let wakeup = Arc::new(Wakeup::new().map_err(system_error("create an eventfd"))?);
         let (exit_sender, exits) = mpsc::channel();
         let (request_sender, requests) = RequestSender::new(Arc::clone(&wakeup));
@@ -145,6 +156,7 @@ impl Guest {
             requests,
             wakeup,
             paused: false,
+            shutdown_timeout,
             stop_at: None,
             memory_checked_at,
             pending_input: Vec::new(),
@@ -170,15 +182,15 @@ impl Guest {
             let ready: Vec<bool> = poll_fds.iter().map(|fd| !fd.revents().is_empty()).collect();
             // Clear before reading the queues, so that later notifications are not lost.
             self.wakeup.clear();
-            if self.stop_at.is_some_and(|at| at <= Instant::now()) {
-                return GuestEnd::Stopped;
-            }
             self.check_memory();
             if poison::has_unconsumed_error() {
                 self.vcpus.kick_first_vcpu();
             }
             if let Some(end) = self.handle_events(if ready[1] { read_signal_count(signals) } else { 0 }) {
                 return end;
+            }
+            if self.stop_at.is_some_and(|at| at <= Instant::now()) {
+                return GuestEnd::TimedOut;
             }
             if ready.get(2) == Some(&true) {
                 reads_input = self.read_input();
@@ -214,7 +226,7 @@ impl Guest {
         }
         if signal_count > 1 || signal_count > 0 && self.stop_at.is_some() {
             // Two signals may have arrived since the last iteration of the loop.
-            return Some(GuestEnd::Stopped);
+            return Some(GuestEnd::Interrupted);
         }
         if signal_count > 0 {
             self.press_power_button();
@@ -264,7 +276,7 @@ impl Guest {
     fn press_power_button(&mut self) {
         self.resume();
         let _ = self.resources.power_button.write(1);
-        self.stop_at.get_or_insert_with(|| Instant::now() + GUEST_SHUTDOWN_TIMEOUT.as_duration());
+        self.stop_at.get_or_insert_with(|| Instant::now() + self.shutdown_timeout);
     }
 
     /// Reads terminal input. Returns `false` at the end of the input or on an error.

@@ -4,7 +4,7 @@
 use cloud_hypervisor_client::models::VmConfig;
 use proptest::prelude::*;
 use serde_json::Value;
-use units::Bytes;
+use units::{Bytes, limits::GUEST_SHUTDOWN_TIMEOUT};
 
 use super::{guest::Location, *};
 use crate::{
@@ -35,6 +35,7 @@ fn config(local: &[(u32, Bytes)]) -> Config {
         nets: Vec::new(),
         console: Console::Null,
         nested: false,
+        shutdown_timeout: GUEST_SHUTDOWN_TIMEOUT.as_duration(),
     }
 }
 
