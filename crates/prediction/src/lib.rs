@@ -1,11 +1,12 @@
 //! Predictions for a VM before it starts (Pond, section 4.6): how much of its memory stays
 //! untouched, and whether its workload tolerates pool latency. The crate also chooses how much risk
-//! each prediction may take.
+//! each prediction may take, and judges whether pool memory slows a running VM down.
 //!
 //! - [`frigid`] predicts frigid (never touched) memory with quantile regression trees, calibrates
 //!   the prediction on recent outcomes and backtests it.
 //! - [`sensitivity`] predicts from core counters whether pool memory slows a workload down by more
 //!   than the performance degradation margin (PDM).
+//! - [`qos`] judges running VMs and limits migration requests (Pond, sections 4.5 B and 4.6).
 //! - [`combination`] chooses the operating points of both predictions (Pond, Eq. 1).
 //! - [`trees`] trains and evaluates tree ensembles, [`import`] reads models trained elsewhere,
 //!   [`file`](mod@file) is the model file format, and [`table`] reads CSV tables of ended VMs.
@@ -31,6 +32,7 @@ pub mod combination;
 pub mod file;
 pub mod frigid;
 pub mod import;
+pub mod qos;
 pub mod sensitivity;
 pub mod table;
 pub mod trees;

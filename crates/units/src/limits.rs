@@ -560,6 +560,14 @@ pub const STALL_POINTS_MAX: usize = 16;
 pub const STALL_POINT_EPOCHS_MAX: u32 = 40;
 /// Maximum number of knots of a miss-ratio curve.
 pub const CURVE_KNOTS_MAX: usize = 4096;
+/// Maximum number of pages of a VM's pool node that one sample of accesses contains.
+pub const QOS_PAGES_PER_SAMPLE_MAX: u32 = 4096;
+/// Longest time between two samples of a VM. After a longer gap, earlier samples do not count.
+pub const QOS_SAMPLE_GAP_MAX: Ns = Ns::secs(300);
+/// Time without harm after which a harmed VM counts as fine again.
+pub const QOS_RECOVERY_TIME: Ns = Ns::secs(3600);
+/// Maximum number of migration requests per hour because of slowdowns.
+pub const QOS_REQUESTS_PER_HOUR_MAX: usize = 4096;
 
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "an EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM must fit on an EMC");

@@ -1,0 +1,22 @@
+//! QoS monitor of running VMs (Pond, sections 4.5 B and 4.6). A [`Judge`] follows one VM. It
+//! derives from samples whether pool memory slows the VM down beyond the performance degradation
+//! margin (PDM). A [`MigrationBudget`] limits the number of migration requests.
+//!
+//! A VM is judged in two steps. The first step decides whether the VM must be monitored: it is
+//! placed entirely on the pool, or its frigid memory was overpredicted, so that it accesses its
+//! pool node. The second step applies the sensitivity model to the counters of the running VM.
+//!
+//! Erratum. Section 4.6 starts a migration if the sensitivity model does *not* expect an excessive
+//! loss. This module starts a migration if the model expects an excessive loss, as section 4.5 and
+//! figure 6 do.
+
+mod budget;
+mod judge;
+mod sample;
+
+pub use budget::{MigrationBudget, select_most_harmed};
+pub use judge::{Evidence, Judge, Judgement, Reason, Thresholds, Verdict};
+pub use sample::{AccessedShare, AccessedShareError, Placement, Sample, SampleError};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! Tests of the QoS monitor: the truth table of Pond's section 4.6, hysteresis, invalid samples,
+//! and the budget.
+
+use proptest::prelude::*;
+use units::{
+    Fraction, Ns,
+    limits::{QOS_RECOVERY_TIME, QOS_REQUESTS_PER_HOUR_MAX, QOS_SAMPLE_GAP_MAX},
+};
+
+use super::*;
+use crate::sensitivity::{COUNTER_NAMES, DRAM_BOUND_INDEX, Model, Workload};
+
+/// Interval between samples.
+const INTERVAL: Ns = Ns::secs(10);
+
+fn fraction(share: f64) -> Fraction {
+    Fraction::new(share).unwrap()
+}
+
+/// Returns counters that all have the value of the DRAM-bound fraction.
+const fn counters(dram_bound: f64) -> [f64; COUNTER_NAMES.len()] {
+    [dram_bound; COUNTER_NAMES.len()]
+}
+
+/// Returns a model for which a workload is sensitive if and only if it is DRAM-bound for more than
+/// half of its cycles.
+fn model() -> Model {
+    let workload = |n: u32| {
+        let dram_bound = f64::from(n % 20) / 20.0;
+        let slowdown = if dram_bound > 0.5 { 0.2 } else { 0.0 };
+        Workload { program: format!("p{n}"), counters: counters(dram_bound), slowdown }
+    };
+    Model::train(&(0..100).map(workload).collect::<Vec<_>>(), fraction(0.05), 1).unwrap()
+}
+
+/// VM under observation, with a clock.
+struct Vm {
+    judge: Judge,
+    model: Option<Model>,
+    now: Ns,
+}
+
+impl Vm {
+    fn new(placement: Placement) -> Self {
+        Self { judge: Judge::new(placement), model: Some(model()), now: Ns::ZERO }
+    }
+
+    fn thresholds(&self) -> Thresholds {
+        self.model.as_ref().map_or_else(Thresholds::default, Thresholds::from_model)
+    }
+
+    /// Adds a sample: accessed pages out of 200, and the DRAM-bound fraction of cycles.
+    fn observe(&mut self, accessed: Option<u32>, dram_bound: Option<f64>) -> Judgement {
+        self.now = self.now.after(INTERVAL);
+        let sample = Sample {
+            at: self.now,
+            accessed: accessed.map(|pages| AccessedShare::from_pages(pages, 200).unwrap()),
+            touched: None,
+            counters: dram_bound.map(counters),
+        };
+        let thresholds = self.thresholds();
+        self.judge.observe(&sample, self.model.as_ref(), thresholds, self.now).unwrap()
+    }
+
+    fn observe_many(&mut self, count: usize, accessed: Option<u32>, dram_bound: Option<f64>) -> Judgement {
+        (0..count).map(|_| self.observe(accessed, dram_bound)).last().unwrap()
+    }
+}
+
+#[test]
+fn vm_migrates_if_and_only_if_monitored_and_sensitive() {
+    for (is_monitored, is_sensitive, expected) in [
+        (false, false, Verdict::Fine),
+        (false, true, Verdict::Fine),
+        (true, false, Verdict::Fine),
+        (true, true, Verdict::Migrate),
+    ] {
+        let dram_bound = Some(if is_sensitive { 0.9 } else { 0.1 });
+        let accessed = Some(if is_monitored { 100 } else { 0 });
+        let split = Vm::new(Placement::Split).observe_many(3, accessed, dram_bound);
+        assert_eq!(split.verdict, expected, "{split:?}");
+        if is_monitored {
+            // A VM entirely on the pool is monitored regardless of its accesses.
+            for accessed in [None, Some(0), Some(200)] {
+                let whole = Vm::new(Placement::EntirelyOnPool).observe_many(3, accessed, dram_bound);
+                assert_eq!(whole.verdict, expected, "{whole:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn verdict_requires_three_samples_with_counters() {
+    let mut vm = Vm::new(Placement::EntirelyOnPool);
+    for expected in [Verdict::Watch, Verdict::Watch, Verdict::Migrate] {
+        assert_eq!(vm.observe(None, Some(0.9)).verdict, expected);
+    }
+    let mut vm = Vm::new(Placement::EntirelyOnPool);
+    assert_eq!(vm.observe_many(20, None, Some(0.1)).reason, Reason::Insensitive);
+    let grown = [0.9; 3].map(|dram_bound| vm.observe(None, Some(dram_bound)).verdict);
+    assert_eq!(grown, [Verdict::Watch, Verdict::Migrate, Verdict::Migrate], "two of three suffice");
+}
+
+#[test]
+fn vm_without_counters_requires_more_samples_and_accesses() {
+    let mut vm = Vm::new(Placement::Split);
+    for _ in 0..5 {
+        assert_eq!(vm.observe(Some(180), None).verdict, Verdict::Watch);
+    }
+    assert_eq!(vm.observe(Some(180), None).reason, Reason::AccessedPool);
+    let moderate = Vm::new(Placement::Split).observe_many(50, Some(80), None);
+    assert_eq!(moderate.verdict, Verdict::Watch, "{moderate:?}");
+    let slight = Vm::new(Placement::Split).observe_many(50, Some(20), None);
+    assert_eq!(slight.verdict, Verdict::Fine, "{slight:?}");
+    let whole = Vm::new(Placement::EntirelyOnPool).observe_many(50, Some(200), None);
+    assert_eq!((whole.verdict, whole.reason), (Verdict::Fine, Reason::NoEvidence));
+}
+
+#[test]
+fn pool_touched_once_is_idle() {
+    let mut vm = Vm::new(Placement::Split);
+    vm.observe(Some(200), Some(0.9));
+    let idle = vm.observe_many(3, Some(0), Some(0.9));
+    assert_eq!((idle.verdict, idle.reason), (Verdict::Fine, Reason::IdlePool));
+}
+
+#[test]
+fn untouched_pool_is_idle_without_access_samples() {
+    let mut judge = Judge::new(Placement::Split);
+    let model = model();
+    let mut observe = |n: u64, touched: f64| {
+        let at = Ns::secs(n);
+        let sample =
+            Sample { at, accessed: None, touched: Some(fraction(touched)), counters: Some(counters(0.9)) };
+        judge.observe(&sample, Some(&model), Thresholds::from_model(&model), at).unwrap().verdict
+    };
+    assert_eq!([1, 2, 3].map(|n| observe(n, 0.01)), [Verdict::Fine; 3]);
+    assert_eq!([4, 5, 6].map(|n| observe(n, 0.5)).last(), Some(&Verdict::Migrate));
+}
+
+#[test]
+fn harmed_vm_recovers_after_an_hour_without_harm() {
+    let mut vm = Vm::new(Placement::EntirelyOnPool);
+    assert_eq!(vm.observe_many(3, None, Some(0.9)).verdict, Verdict::Migrate);
+    let recovery_samples = usize::try_from(QOS_RECOVERY_TIME.0 / INTERVAL.0).unwrap();
+    let recovering = vm.observe_many(recovery_samples, None, Some(0.0));
+    assert_eq!((recovering.verdict, recovering.reason), (Verdict::Migrate, Reason::Recovering));
+    assert_eq!(vm.observe_many(3, None, Some(0.0)).verdict, Verdict::Fine);
+}
+
+#[test]
+fn gap_discards_earlier_samples() {
+    let mut vm = Vm::new(Placement::EntirelyOnPool);
+    vm.observe_many(2, None, Some(0.9));
+    vm.now = vm.now.after(QOS_SAMPLE_GAP_MAX);
+    let judgement = vm.observe(None, Some(0.9));
+    assert_eq!((judgement.verdict, judgement.samples), (Verdict::Watch, 1));
+}
+
+#[test]
+fn invalid_samples_are_rejected_without_effect() {
+    let mut vm = Vm::new(Placement::EntirelyOnPool);
+    let before = vm.observe_many(2, None, Some(0.9));
+    let (now, thresholds) = (vm.now.after(INTERVAL), vm.thresholds());
+    let mut rejection = |at: Ns, dram_bound: f64| {
+        let mut counters = counters(0.9);
+        counters[DRAM_BOUND_INDEX] = dram_bound;
+        let sample = Sample { at, accessed: None, touched: None, counters: Some(counters) };
+        vm.judge.observe(&sample, vm.model.as_ref(), thresholds, now).unwrap_err().to_string()
+    };
+    assert_eq!(rejection(Ns::secs(31), 0.9), "at 31s: must not be after the current time 30s");
+    assert_eq!(rejection(Ns::secs(20), 0.9), "at 20s: must be after the previous sample at 20s");
+    for value in [-0.1, f64::INFINITY, 2e6] {
+        let expected = format!("counter dram_bound is {value}: must be a number from 0 to 1000000");
+        assert_eq!(rejection(Ns::secs(30), value), expected);
+    }
+    assert_eq!(vm.judge.judge(thresholds), before);
+    assert_eq!(
+        AccessedShare::from_pages(3, 2).unwrap_err().to_string(),
+        "3 of 2 sampled pages: sampled must be 1 to 4096, and accessed at most sampled"
+    );
+    assert!(AccessedShare::from_pages(0, 0).is_err() && AccessedShare::from_pages(0, 4097).is_err());
+}
+
+#[test]
+fn confidence_interval_matches_published_values() {
+    // Brown, Cai and DasGupta (2001): Wilson's interval for 0 of 10, and for 5 of 10.
+    for (accessed, low, high) in [(0, 0.0, 0.2775), (5, 0.2366, 0.7634), (10, 0.7225, 1.0)] {
+        let share = AccessedShare::from_pages(accessed, 10).unwrap();
+        assert!((share.low.get() - low).abs() < 5e-5 && (share.high.get() - high).abs() < 5e-5, "{share:?}");
+    }
+}
+
+#[test]
+fn budget_permits_the_misplaced_fraction_per_hour() {
+    let mut budget = MigrationBudget::default();
+    let x = fraction(0.02);
+    assert_eq!(budget.available(x, 1000, Ns::ZERO), 20);
+    assert_eq!(budget.available(x, 1, Ns::ZERO), 1, "a small rack may migrate a VM");
+    assert_eq!((budget.available(x, 0, Ns::ZERO), budget.available(fraction(0.0), 9, Ns::ZERO)), (0, 0));
+    assert_eq!(budget.available(fraction(1.0), usize::MAX, Ns::ZERO), QOS_REQUESTS_PER_HOUR_MAX);
+    (0..20).for_each(|n| budget.record(Ns::secs(n)));
+    assert_eq!(budget.available(x, 1000, Ns::secs(3599)), 0);
+    assert_eq!(budget.available(x, 1000, Ns::secs(3600)), 1);
+    assert_eq!(budget.available(x, 1000, Ns::secs(3619)), 20);
+}
+
+#[test]
+fn most_harmed_vms_come_first() {
+    let candidates = [(1, 0.5), (2, 0.9), (3, 0.5), (4, f64::NAN)];
+    assert_eq!(select_most_harmed(candidates[..3].iter().copied(), 2), [2, 1]);
+    assert_eq!(select_most_harmed(candidates, 0), [0; 0]);
+}
+
+proptest! {
+    /// The sequence Migrate, another verdict, Migrate takes more than the recovery time.
+    #[test]
+    fn verdicts_do_not_flap(samples in prop::collection::vec((0_u32..=200, 0.0..1.0), 1..500)) {
+        let mut vm = Vm::new(Placement::Split);
+        let mut harmed_since = None;
+        let mut recovered = false;
+        for (accessed, dram_bound) in samples {
+            let verdict = vm.observe(Some(accessed), Some(dram_bound)).verdict;
+            match (verdict, harmed_since) {
+                (Verdict::Migrate, None) => harmed_since = Some(vm.now),
+                (Verdict::Migrate, Some(since)) if recovered => {
+                    prop_assert!(vm.now.since(since) > QOS_RECOVERY_TIME);
+                    (harmed_since, recovered) = (Some(vm.now), false);
+                }
+                (Verdict::Fine | Verdict::Watch, Some(_)) => recovered = true,
+                _ => {}
+            }
+        }
+    }
+
+    /// The confidence interval contains the estimate and shrinks with the number of pages.
+    #[test]
+    fn confidence_interval_contains_estimate(sampled in 1_u32..=1024, part in 0.0..=1.0_f64) {
+        let accessed = (f64::from(sampled) * part) as u32;
+        let share = AccessedShare::from_pages(accessed, sampled).unwrap();
+        prop_assert!(share.low <= share.estimate && share.estimate <= share.high);
+        let larger = AccessedShare::from_pages(4 * accessed, 4 * sampled).unwrap();
+        prop_assert!(larger.high.get() - larger.low.get() < share.high.get() - share.low.get());
+    }
+}
