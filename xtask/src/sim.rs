@@ -1,8 +1,8 @@
 //! `cargo xtask sim`: runs simulations of racks, one per seed, in release mode. The crate `sim` and
 //! the program `sim` in the package `tests` implement the simulation. `cargo xtask sim symbiosis`
-//! runs `tarn evaluate symbiosis` on traces.
+//! runs `tarn evaluate symbiosis` on traces, and `cargo xtask sim qos` runs `tarn evaluate qos`.
 
-use std::path::{self, Path, PathBuf};
+use std::path::{self, PathBuf};
 
 use crate::{failure::Failure, repository::cargo, step::run_step};
 
@@ -35,6 +35,15 @@ enum OtherSimulation {
         #[arg(long, value_name = "FOLDER")]
         figures: Option<PathBuf>,
     },
+    /// Simulate the QoS monitor of running VMs
+    Qos {
+        /// Seed of all random numbers
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Write the results to this file, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
 }
 
 /// Runs the simulation for all seeds. The simulation stops at the first seed that fails and prints
@@ -43,24 +52,33 @@ enum OtherSimulation {
 /// # Errors
 /// Returns an error if a seed fails or a trace cannot be read.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    if let Some(OtherSimulation::Symbiosis { traces, json, figures }) = &args.simulation {
-        return run_symbiosis(traces, json.as_deref(), figures.as_deref());
-    }
-    let (seeds, from) = (args.seeds.to_string(), args.from.to_string());
-    let arguments = ["run", "--release", "--package", "tests", "--bin", "sim", "--"];
-    run_step("simulation", cargo(&arguments).args(["--seeds", &seeds, "--from", &from]))
-}
-
-fn run_symbiosis(traces: &Path, json: Option<&Path>, figures: Option<&Path>) -> Result<(), Failure> {
-    // Paths are relative to the folder of the user, but cargo runs in the root of the repository.
-    let absolute = |given: &Path| path::absolute(given).map_err(Failure::file_error("find", given));
-    let mut tarn =
-        cargo(&["run", "--release", "--package", "cli", "--bin", "tarn", "--", "evaluate", "symbiosis"]);
-    tarn.arg("--traces").arg(absolute(traces)?);
-    for (flag, given) in [("--json", json), ("--figures", figures)] {
-        if let Some(given) = given {
-            tarn.arg(flag).arg(absolute(given)?);
+    match &args.simulation {
+        Some(OtherSimulation::Symbiosis { traces, json, figures }) => {
+            let files =
+                [("--traces", Some(traces)), ("--json", json.as_ref()), ("--figures", figures.as_ref())];
+            evaluate("symbiosis", &[], &files)
+        }
+        Some(OtherSimulation::Qos { seed, json }) => {
+            evaluate("qos", &["--seed", &seed.to_string()], &[("--json", json.as_ref())])
+        }
+        None => {
+            let (seeds, from) = (args.seeds.to_string(), args.from.to_string());
+            let arguments = ["run", "--release", "--package", "tests", "--bin", "sim", "--"];
+            run_step("simulation", cargo(&arguments).args(["--seeds", &seeds, "--from", &from]))
         }
     }
-    run_step("symbiosis", &mut tarn)
+}
+
+/// Runs `tarn evaluate SUBJECT` with options and files.
+fn evaluate(subject: &str, options: &[&str], files: &[(&str, Option<&PathBuf>)]) -> Result<(), Failure> {
+    let mut tarn =
+        cargo(&["run", "--release", "--package", "cli", "--bin", "tarn", "--", "evaluate", subject]);
+    tarn.args(options);
+    for (flag, given) in files {
+        if let Some(given) = given {
+            // Paths are relative to the folder of the user, but cargo runs in the root of the repository.
+            tarn.arg(flag).arg(path::absolute(given).map_err(Failure::file_error("find", given))?);
+        }
+    }
+    run_step(subject, &mut tarn)
 }

@@ -17,6 +17,7 @@ use plotters::{
 
 use scale::AxisRange;
 pub(super) use scale::Scale;
+use serde::Serialize;
 
 /// Figure with one or more panels side by side.
 #[derive(Clone, Debug)]
@@ -152,6 +153,19 @@ pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure>
         let _ = fs::remove_file(&partial);
     }
     written.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
+}
+
+/// Writes results to a file atomically, as JSON.
+///
+/// # Errors
+/// [`Failure::File`] if the file cannot be written.
+pub(super) fn write_json(path: &Path, results: &impl Serialize) -> Result<(), Failure> {
+    let failed = |error| Failure::File {
+        operation: "write",
+        path: path.to_owned(),
+        errno: io::Error::other::<serde_json::Error>(error),
+    };
+    write_atomically(path, &serde_json::to_vec_pretty(results).map_err(failed)?)
 }
 
 fn draw(Figure(panels): &Figure) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {

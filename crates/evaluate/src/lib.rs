@@ -5,6 +5,7 @@
 mod combination;
 mod figure;
 mod frigid;
+mod qos;
 pub mod replay;
 mod sensitivity;
 mod symbiosis;
@@ -15,6 +16,7 @@ use units::Fraction;
 
 pub use combination::Combination;
 pub use frigid::{Frigid, TableFormat};
+pub use qos::Qos;
 pub use sensitivity::{Sensitivity, Workloads};
 pub use symbiosis::Symbiosis;
 
@@ -42,6 +44,9 @@ pub enum Subject {
     /// beyond the PDM, and the operating point of each prediction
     #[command(after_help = combination::help())]
     Combination(Combination),
+    /// QoS monitor: VMs on modelled racks, with workloads and slowdowns that are modelled, too
+    #[command(after_help = qos::OUTPUT_HELP)]
+    Qos(Qos),
     /// Symbiosis: shares of a host's memory and link for tenants that replay traces, computed by
     /// several schemes
     #[command(after_help = symbiosis::OUTPUT_HELP)]
@@ -57,8 +62,15 @@ pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
         Subject::Frigid(args) => frigid::run(&args, format),
         Subject::Sensitivity(args) => sensitivity::run(&args, format),
         Subject::Combination(args) => combination::run(&args, format),
+        Subject::Qos(args) => qos::run(&args, format),
         Subject::Symbiosis(args) => symbiosis::run(&args, format),
     }
+}
+
+/// Parses a performance degradation margin, a percentage from 0.1 to 100.
+fn parse_margin(text: &str) -> Result<Fraction, String> {
+    let margin = parse_percent(text).ok().filter(|margin| margin.get() >= 0.001);
+    margin.ok_or_else(|| "must be a percentage from 0.1 to 100".to_owned())
 }
 
 /// Parses a percentage from 0 to 100.

@@ -24,7 +24,7 @@ use units::{Fraction, limits::CROSS_VALIDATION_SPLITS_MAX};
 
 use super::{
     figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle},
-    percent, printed_rates,
+    parse_margin, percent, printed_rates,
 };
 
 /// Options of `tarn evaluate sensitivity`: workloads, and the figure.
@@ -103,12 +103,6 @@ const SYNTHETIC_POOL_MEMORY: (f64, f64) = (250.0, 6.0);
 /// Seed of random splits and of noise in modelled counters. It is fixed, so that results are
 /// reproducible.
 const SEED: u64 = 1;
-
-fn parse_margin(text: &str) -> Result<Fraction, String> {
-    let percent: Option<f64> = text.parse().ok().filter(|percent| (0.1..=100.0).contains(percent));
-    let margin = percent.and_then(|percent| Fraction::new(percent / 100.0).ok());
-    margin.ok_or_else(|| "must be a percentage from 0.1 to 100".to_owned())
-}
 
 /// Target rates of false positives for the figure and for `tarn evaluate combination`. They include
 /// the target rates that are printed.

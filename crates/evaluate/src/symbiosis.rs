@@ -134,7 +134,7 @@ pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
     let scheme_rows: Vec<SchemeRow> = compared.iter().flat_map(to_rows).collect();
     print::value(format, &scheme_rows, |is_wide| rows(&scheme_rows, is_wide))?;
     if let Some(path) = &args.json {
-        figure::write_atomically(path, &to_json(path, &scheme_rows)?)?;
+        figure::write_json(path, &scheme_rows)?;
     }
     let Some(folder) = &args.figures else { return Ok(()) };
     figures::write_all(
@@ -142,16 +142,6 @@ pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
         &figures::FigureInputs { traces, tenants, compared, memory: args.memory },
         format,
     )
-}
-
-/// Serializes results as JSON. An error names the output file.
-fn to_json(path: &Path, numbers: &impl Serialize) -> Result<Vec<u8>, Failure> {
-    let failed = |error| Failure::File {
-        operation: "write",
-        path: path.to_owned(),
-        errno: io::Error::other::<serde_json::Error>(error),
-    };
-    serde_json::to_vec_pretty(numbers).map_err(failed)
 }
 
 /// Trace with its path and a tenant that replays it.

@@ -15,7 +15,7 @@ mod judge;
 mod sample;
 
 pub use budget::{MigrationBudget, select_most_harmed};
-pub use judge::{Evidence, Judge, Judgement, Reason, Thresholds, Verdict};
+pub use judge::{Judge, Judgement, Reason, Thresholds, Verdict};
 pub use sample::{AccessedShare, AccessedShareError, Placement, Sample, SampleError};
 
 #[cfg(test)]

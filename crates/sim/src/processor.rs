@@ -90,12 +90,31 @@ impl Memory {
     }
 }
 
-/// Result of running a program twice: with local memory and with pool memory.
+impl Memory {
+    /// Returns the memory of a program whose accesses are spread over local and pool memory.
+    /// `pool_share` is the fraction of accesses to the pool, 0 to 1. The latency is the weighted
+    /// mean of both latencies. Each channel serves its part of the accesses, so the channel that
+    /// saturates first limits the bandwidth.
+    pub fn split(local: &Self, pool: &Self, pool_share: f64) -> Self {
+        let local_share = 1.0 - pool_share;
+        let mut utilizations: Vec<f64> =
+            [local, pool].iter().flat_map(|memory| memory.curve.iter().map(|(point, _)| *point)).collect();
+        utilizations.sort_unstable_by(f64::total_cmp);
+        utilizations.dedup();
+        let latency = |used: f64| local_share * local.latency_ns(used) + pool_share * pool.latency_ns(used);
+        Self {
+            gb_per_s: (local.gb_per_s / local_share).min(pool.gb_per_s / pool_share),
+            curve: utilizations.into_iter().map(|used| (used, latency(used))).collect(),
+        }
+    }
+}
+
+/// Performance counters of one run of a program, and its slowdown.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurement {
-    /// Performance counters of the run with local memory.
+    /// Performance counters of the run.
     pub counters: Counters,
-    /// Relative increase of the run time with pool memory: 0.1 is 10 % longer.
+    /// Relative increase of the run time compared with local memory: 0.1 is 10 % longer.
     pub slowdown: f64,
 }
 
@@ -112,7 +131,8 @@ pub fn add_noise(counters: &Counters, rng: &mut impl Rng) -> Counters {
     }))
 }
 
-/// Runs a program with local memory and with pool memory, and compares the run times.
+/// Runs a program with local memory and with pool memory, and compares the run times. The counters
+/// are those of the run with local memory.
 pub fn measure(core: &CoreModel, program: &Program, local: &Memory, pool: &Memory) -> Measurement {
     let levels = CacheHierarchy::new(core).simulate(program);
     let [with_local, with_pool] = [local, pool].map(|memory| Run::simulate(core, program, &levels, memory));
@@ -120,6 +140,26 @@ pub fn measure(core: &CoreModel, program: &Program, local: &Memory, pool: &Memor
         counters: with_local.counters(core, program, &levels),
         slowdown: with_pool.cycles / with_local.cycles - 1.0,
     }
+}
+
+/// Runs a program with local memory, and with each fraction of its accesses on the pool. Returns
+/// the counters with local memory, and for each fraction the counters of this run and the slowdown.
+pub fn measure_splits(
+    core: &CoreModel,
+    program: &Program,
+    [local, pool]: [&Memory; 2],
+    pool_shares: &[f64],
+) -> (Counters, Vec<Measurement>) {
+    let levels = CacheHierarchy::new(core).simulate(program);
+    let with_local = Run::simulate(core, program, &levels, local);
+    let measure = |pool_share: &f64| {
+        let split = Run::simulate(core, program, &levels, &Memory::split(local, pool, *pool_share));
+        Measurement {
+            counters: split.counters(core, program, &levels),
+            slowdown: split.cycles / with_local.cycles - 1.0,
+        }
+    };
+    (with_local.counters(core, program, &levels), pool_shares.iter().map(measure).collect())
 }
 
 #[cfg(test)]

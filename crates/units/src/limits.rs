@@ -562,6 +562,8 @@ pub const STALL_POINT_EPOCHS_MAX: u32 = 40;
 pub const CURVE_KNOTS_MAX: usize = 4096;
 /// Maximum number of pages of a VM's pool node that one sample of accesses contains.
 pub const QOS_PAGES_PER_SAMPLE_MAX: u32 = 4096;
+/// Maximum number of VMs in a simulation of the QoS monitor.
+pub const QOS_SIMULATED_VMS_MAX: u32 = 1_000_000;
 /// Longest time between two samples of a VM. After a longer gap, earlier samples do not count.
 pub const QOS_SAMPLE_GAP_MAX: Ns = Ns::secs(300);
 /// Time without harm after which a harmed VM counts as fine again.

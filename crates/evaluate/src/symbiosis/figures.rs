@@ -14,7 +14,7 @@ use serde::Serialize;
 use sim::symbiosis::{Host, SMALL_HOST_TENANTS, Tenant};
 use units::Fraction;
 
-use super::{ComparedMix, Trace, to_json};
+use super::{ComparedMix, Trace};
 use crate::figure::{self, Figure, Point, Series, SeriesStyle};
 
 /// Traces, tenants and results of schemes, from which the figures are drawn.
@@ -69,7 +69,7 @@ pub(super) fn write_all(folder: &Path, inputs: &FigureInputs, format: Format) ->
 
 fn write_figure(folder: &Path, name: &str, figure: &Figure, numbers: &impl Serialize) -> Result<(), Failure> {
     let json_path = folder.join(format!("{name}.json"));
-    figure::write_atomically(&json_path, &to_json(&json_path, numbers)?)?;
+    figure::write_json(&json_path, numbers)?;
     figure::write(&folder.join(format!("{name}.svg")), figure)
 }
 

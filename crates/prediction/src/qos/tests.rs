@@ -90,15 +90,15 @@ fn vm_migrates_if_and_only_if_monitored_and_sensitive() {
 }
 
 #[test]
-fn verdict_requires_three_samples_with_counters() {
+fn verdict_requires_two_samples_with_counters() {
     let mut vm = Vm::new(Placement::EntirelyOnPool);
-    for expected in [Verdict::Watch, Verdict::Watch, Verdict::Migrate] {
+    for expected in [Verdict::Watch, Verdict::Migrate, Verdict::Migrate] {
         assert_eq!(vm.observe(None, Some(0.9)).verdict, expected);
     }
     let mut vm = Vm::new(Placement::EntirelyOnPool);
     assert_eq!(vm.observe_many(20, None, Some(0.1)).reason, Reason::Insensitive);
     let grown = [0.9; 3].map(|dram_bound| vm.observe(None, Some(dram_bound)).verdict);
-    assert_eq!(grown, [Verdict::Watch, Verdict::Migrate, Verdict::Migrate], "two of three suffice");
+    assert_eq!(grown, [Verdict::Fine, Verdict::Migrate, Verdict::Migrate], "two of three suffice");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn invalid_samples_are_rejected_without_effect() {
         let expected = format!("counter dram_bound is {value}: must be a number from 0 to 1000000");
         assert_eq!(rejection(Ns::secs(30), value), expected);
     }
-    assert_eq!(vm.judge.judge(thresholds), before);
+    assert_eq!(vm.judge.judgement(), before);
     assert_eq!(
         AccessedShare::from_pages(3, 2).unwrap_err().to_string(),
         "3 of 2 sampled pages: sampled must be 1 to 4096, and accessed at most sampled"

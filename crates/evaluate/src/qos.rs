@@ -1,0 +1,91 @@
+//! `tarn evaluate qos`: simulates the QoS monitor of running VMs. `sim::qos` implements the
+//! simulation.
+
+use std::{io, path::PathBuf};
+
+use clap::Args;
+use cli_runtime::{
+    Failure, Format, print,
+    table::{Column, Row, col, wide},
+};
+use serde::Serialize;
+use sim::qos::{Parameters, Report, simulate};
+use units::{Fraction, limits::QOS_SIMULATED_VMS_MAX};
+
+use super::{figure, parse_margin, parse_percent, percent};
+
+/// Options of `tarn evaluate qos`.
+#[derive(Clone, Debug, Args)]
+pub struct Qos {
+    /// Seed of all random numbers
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Number of VMs
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=i64::from(QOS_SIMULATED_VMS_MAX)))]
+    vms: u32,
+    /// Permitted slowdown, in percent: the performance degradation margin
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_margin)]
+    pdm: Fraction,
+    /// X: VMs that may be slowed down beyond the PDM, in percent of all VMs. Also the number of
+    /// migration requests per hour
+    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = parse_percent)]
+    exceed_max: Fraction,
+    /// Also write the results to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Help on the printed columns.
+pub(super) const OUTPUT_HELP: &str = "\
+Columns:
+  VMS               number of VMs, each with 480 samples in four hours
+  MONITORED         VMs that are placed entirely on the pool or access their pool node
+  HARMED            VMs that are slowed down beyond the PDM at any time
+  FLAGGED HARMED    harmed VMs that are flagged within three samples, of all harmed VMs
+  FLAGGED UNHARMED  VMs that are flagged at any time, of all VMs that are never harmed
+  REQUESTS          migration requests
+  BUDGET EXCEEDED   migration requests beyond the budget
+  FLAPS             sequences of the verdicts migrate, fine, migrate within an hour
+  BASE RATE         flagged harmed and flagged unharmed VMs of a monitor that knows only the base rates (with -o wide)
+All workloads run in a processor model. The slowdowns of the simulated VMs come from other inputs of the programs and from other latency
+curves than the training set of the monitor.";
+
+/// Runs the simulation, prints the results and writes them as JSON if requested.
+///
+/// # Errors
+/// [`Failure::File`] if the file cannot be written, or if the simulated workloads cannot be
+/// predicted because all or none of them are slowed down beyond the PDM.
+pub(super) fn run(args: &Qos, format: Format) -> Result<(), Failure> {
+    // The simulation takes a minute, so an unwritable output file is reported before it.
+    args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
+    let parameters = Parameters { seed: args.seed, vms: args.vms, pdm: args.pdm, x: args.exceed_max };
+    let report = simulate(parameters).map_err(|error| Failure::File {
+        operation: "predict slowdowns of",
+        path: "the modelled workloads".into(),
+        errno: io::Error::new(io::ErrorKind::InvalidData, error),
+    })?;
+    args.json.as_ref().map_or(Ok(()), |path| figure::write_json(path, &report))?;
+    print::one(format, &ReportRow(report))
+}
+
+/// Row of the table.
+#[derive(Serialize)]
+#[serde(transparent)]
+struct ReportRow(Report);
+
+impl Row for ReportRow {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("VMS", |r| r.0.vms.to_string()),
+        col("MONITORED", |r| r.0.monitored.to_string()),
+        col("HARMED", |r| r.0.harmed.to_string()),
+        col("FLAGGED HARMED", |r| percent(r.0.monitor.flagged_harmed)),
+        col("FLAGGED UNHARMED", |r| percent(r.0.monitor.flagged_unharmed)),
+        col("REQUESTS", |r| r.0.requests.to_string()),
+        col("BUDGET EXCEEDED", |r| r.0.budget_exceeded.to_string()),
+        col("FLAPS", |r| r.0.flaps.to_string()),
+        wide("BASE RATE", |r| {
+            let base_rate = r.0.base_rate;
+            format!("{}, {}", percent(base_rate.flagged_harmed), percent(base_rate.flagged_unharmed))
+        }),
+    ];
+}

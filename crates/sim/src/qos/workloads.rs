@@ -1,0 +1,110 @@
+//! Workloads of the simulation: the training set of the monitor, and the library from which the
+//! VMs of the simulation are drawn.
+
+use prediction::sensitivity::Workload;
+use rand::Rng;
+use rand_pcg::Pcg64Mcg;
+
+use crate::processor::{
+    Counters, Measurement, Memory, Program, SERVER_CORE, add_noise, kernel_family, measure_splits,
+};
+
+/// Number of inputs of each program in the training set.
+const TRAINING_INPUTS: u64 = 10;
+/// Number of racks with different memory. Each program of the library runs on one of them per
+/// input.
+const RACKS: u64 = 12;
+/// Range of the fraction of accesses to the pool, for a VM with overpredicted frigid memory.
+const POOL_SHARE_MIN: f64 = 0.02;
+
+/// Workload of the library: the truth about a program on one rack.
+#[derive(Clone, Debug)]
+pub(super) struct LibraryWorkload {
+    /// Counters with local memory, from which the VM was placed.
+    pub(super) local_counters: Counters,
+    /// Counters and slowdown entirely on the pool.
+    pub(super) on_pool: Measurement,
+    /// Counters and slowdown with a part of the accesses on the pool.
+    pub(super) split: Measurement,
+}
+
+/// Library of workloads.
+#[derive(Clone, Debug)]
+pub(super) struct WorkloadLibrary(Vec<LibraryWorkload>);
+
+impl WorkloadLibrary {
+    /// Creates the library with latency curves drawn from `rng`. Inputs differ from the training
+    /// set.
+    pub(super) fn new(rng: &mut Pcg64Mcg) -> Self {
+        let racks: Vec<[Memory; 2]> = (0..RACKS).map(|_| draw_rack_memory(rng)).collect();
+        let mut workloads = Vec::new();
+        for kernel in kernel_family() {
+            for (input, [local, pool]) in (TRAINING_INPUTS..).zip(&racks) {
+                let (local_counters, [on_pool, split]) = run(&kernel.program(input), [local, pool], rng);
+                workloads.push(LibraryWorkload { local_counters, on_pool, split });
+            }
+        }
+        Self(workloads)
+    }
+
+    /// Draws the index of a workload.
+    pub(super) fn draw(&self, rng: &mut Pcg64Mcg) -> usize {
+        rng.random_range(0..self.0.len())
+    }
+
+    /// Returns a workload.
+    pub(super) fn get(&self, index: usize) -> &LibraryWorkload {
+        &self.0[index]
+    }
+}
+
+/// Creates the training sets of the placement model and of the monitor. The placement model has
+/// counters with local memory. The monitor's model has counters with the memory of the placement.
+pub(super) fn training_set(rng: &mut Pcg64Mcg) -> (Vec<Workload>, Vec<Workload>) {
+    let racks: Vec<[Memory; 2]> = (0..TRAINING_INPUTS).map(|_| draw_rack_memory(rng)).collect();
+    let (mut before_launch, mut running) = (Vec::new(), Vec::new());
+    for kernel in kernel_family() {
+        for (input, [local, pool]) in (0..).zip(&racks) {
+            let (local_counters, [on_pool, split]) = run(&kernel.program(input), [local, pool], rng);
+            let mut workload = |counters: &Counters, slowdown: f64| Workload {
+                program: kernel.name.clone(),
+                counters: add_noise(counters, rng),
+                slowdown,
+            };
+            before_launch.push(workload(&local_counters, on_pool.slowdown));
+            running.push(workload(&on_pool.counters, on_pool.slowdown));
+            running.push(workload(&split.counters, split.slowdown));
+        }
+    }
+    (before_launch, running)
+}
+
+/// Runs a program with local memory, entirely on the pool, and with a random part of its accesses
+/// on the pool.
+fn run(program: &Program, memory: [&Memory; 2], rng: &mut Pcg64Mcg) -> (Counters, [Measurement; 2]) {
+    let pool_share = draw_log_uniform(POOL_SHARE_MIN, 1.0, rng);
+    let (local_counters, runs) = measure_splits(&SERVER_CORE, program, memory, &[1.0, pool_share]);
+    (local_counters, runs.try_into().expect("there are two runs"))
+}
+
+/// Draws local and pool memory with loaded-latency curves of random height and steepness.
+fn draw_rack_memory(rng: &mut Pcg64Mcg) -> [Memory; 2] {
+    let idle_ns = rng.random_range(85.0..115.0);
+    let gb_per_s = rng.random_range(6.0..10.0);
+    let (latency_factor, bandwidth_factor) = (rng.random_range(1.8..2.8), rng.random_range(0.6..0.95));
+    [(idle_ns, gb_per_s), (latency_factor * idle_ns, bandwidth_factor * gb_per_s)].map(
+        |(idle_ns, gb_per_s)| {
+            let steepness = rng.random_range(0.6..1.8);
+            let mut memory = Memory::synthetic(idle_ns, gb_per_s);
+            for (_, latency_ns) in &mut memory.curve {
+                *latency_ns = idle_ns + steepness * (*latency_ns - idle_ns);
+            }
+            memory
+        },
+    )
+}
+
+/// Draws a number whose logarithm is uniformly distributed.
+pub(super) fn draw_log_uniform(low: f64, high: f64, rng: &mut Pcg64Mcg) -> f64 {
+    (rng.random_range(low.ln()..=high.ln())).exp()
+}
