@@ -22,7 +22,7 @@ use units::limits::STORE_CACHE_BYTES;
 use super::{
     Scan, Store, StoreError, Table, Write, check_format,
     disk::{DATABASE_FILE, Directory, Disk, StoreFile},
-    redb_header,
+    redb_header::Header,
 };
 
 /// Size of the chunks in which a file is rewritten after a failure, in bytes. Chunks of zeros are
@@ -178,8 +178,11 @@ fn open<D: Disk>(disk: &D) -> Result<Database, StoreError> {
         builder.set_cache_size(STORE_CACHE_BYTES).set_repair_callback(RepairSession::abort);
         let backend = disk.open()?;
         reset_unfinished_file(&backend)?;
-        if let Some(what) = redb_header::find_damage(&backend)? {
-            return Err(::redb::Error::Corrupted(what));
+        if let Some(header) = Header::read(&backend)? {
+            header.find_damage().map_or(Ok(()), |what| Err(::redb::Error::Corrupted(what)))?;
+            if header.select_newer_commit(&backend)? {
+                tracing::warn!(path = %disk.file_path().display(), "the header of the store selected an older commit; selected the newest one");
+            }
         }
         match builder.create_with_backend(backend) {
             Err(DatabaseError::RepairAborted) => {

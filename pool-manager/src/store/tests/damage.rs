@@ -89,3 +89,42 @@ fn damaged_commit_slot_after_unclean_stop_is_detected() {
     }
     assert!(detected >= 3 * 128, "only {detected} damages of the newest slot were detected");
 }
+
+/// Flips every combination of bits of the flags, after each batch of an unclean stop. The newest
+/// commit is in either slot, and the first commit follows a two-phase commit. The last acknowledged
+/// batch must not be lost silently.
+#[test]
+fn any_damage_to_the_flags_after_unclean_stop_keeps_the_last_batch() {
+    let disk = disk(2);
+    let mut test = CrashTest { disk: disk.clone(), ..CrashTest::new(2) };
+    test.run().unwrap();
+    test.store = None; // closing makes a two-phase commit
+    test.open().unwrap();
+    let mut images = Vec::new();
+    for _ in 0..4 {
+        test.commit().unwrap();
+        images.push((disk.with_bytes(|bytes| bytes.clone()), test.acknowledged.clone()));
+    }
+    test.store = None;
+    for (n, (image, acknowledged)) in images.iter().enumerate() {
+        for bits in 0..=u8::MAX {
+            disk.with_bytes(|bytes| {
+                bytes.clone_from(image);
+                bytes[FLAGS_OFFSET] ^= bits;
+            });
+            let opened = RedbStore::open(disk.clone()).and_then(|mut store| {
+                let entries = entries(&mut store)?;
+                store.commit(&[put(Table::Hosts, b"h", b"0")]).map(|()| entries)
+            });
+            match opened {
+                Ok(entries) => {
+                    assert!(entries == *acknowledged, "batch {n}, flags ^ {bits:#04x}: lost a batch")
+                }
+                Err(StoreError::Corrupt { .. }) => {
+                    assert_ne!(bits & !0b111, 0, "batch {n}, flags ^ {bits:#04x}")
+                }
+                Err(other) => panic!("batch {n}, flags ^ {bits:#04x}: {other}"),
+            }
+        }
+    }
+}
