@@ -40,17 +40,8 @@ type InspectFn = Box<dyn FnOnce(&Agent) + Send>;
 
 /// Request from another task to the driver.
 enum Request {
-    Attach {
-        vm: Name,
-        caller: Caller,
-        form: MemoryForm,
-        reply: oneshot::Sender<Result<VmMemory, DriverError>>,
-    },
-    InspectMemory {
-        vm: Name,
-        caller: Caller,
-        reply: oneshot::Sender<Result<VmMemory, DriverError>>,
-    },
+    Attach { vm: Name, caller: Caller, form: MemoryForm, reply: MemoryReply },
+    InspectMemory { vm: Name, caller: Caller, reply: MemoryReply },
     Inspect(InspectFn),
 }
 
@@ -152,6 +143,18 @@ pub struct DriverInputs {
     pub session_events: mpsc::Receiver<SessionEvent>,
 }
 
+/// Sender of the reply to a request for a VM's memory.
+type MemoryReply = oneshot::Sender<Result<VmMemory, DriverError>>;
+
+/// Attach request that waits for a decision of the state machine.
+#[derive(Debug)]
+struct WaitingAttach {
+    reservation: ReservationId,
+    /// Memory that the process receives if the state machine accepts the request.
+    memory: VmMemory,
+    reply: MemoryReply,
+}
+
 /// Operation that waits until the current write of a VM's record ends. A later operation replaces a
 /// waiting one.
 #[derive(Debug)]
@@ -184,7 +187,7 @@ pub struct Driver {
     /// Number of the last ticket.
     last_ticket: u64,
     /// Attach requests that wait for a decision of the state machine.
-    waiting: BTreeMap<Ticket, (MemoryForm, oneshot::Sender<Result<VmMemory, DriverError>>)>,
+    waiting: BTreeMap<Ticket, WaitingAttach>,
     /// Processes of VMs that are watched until their end.
     watched_processes: BTreeMap<ReservationId, Process>,
     /// Records that are being written, each with the operation that waits for the end of the write,
@@ -325,12 +328,7 @@ impl Driver {
 
     fn handle_request(&mut self, request: Request) {
         match request {
-            Request::Attach { vm, caller, form, reply } => {
-                self.last_ticket += 1;
-                let ticket = Ticket(self.last_ticket);
-                self.waiting.insert(ticket, (form, reply));
-                self.handle(Event::Attach { ticket, vm, caller });
-            }
+            Request::Attach { vm, caller, form, reply } => self.attach(vm, caller, form, reply),
             Request::InspectMemory { vm, caller, reply } => {
                 let (pid, uid) = (caller.process.pid, caller.uid);
                 let record = self.agent.preview(&vm, caller).map_err(DriverError::from);
@@ -371,15 +369,42 @@ impl Driver {
         }
     }
 
-    fn pass_memory(&mut self, ticket: Ticket, record: &VmRecord) {
-        let Some((form, reply)) = self.waiting.remove(&ticket) else { return };
-        let memory = self.memory(record, form);
-        let (vm, pid, slices) = (record.vm.as_str(), record.process.pid, record.slices.len());
-        match &memory {
-            Ok(_) => tracing::info!(vm, pid, slices, "memory passed to VM"),
-            Err(error) => tracing::error!(vm, pid, error = units::chain(error), "cannot pass memory to VM"),
+    /// Prepares the memory of a VM, and then requests the decision of the state machine. A process
+    /// for which no memory can be prepared is not recorded: otherwise its end would end the VM.
+    fn attach(&mut self, vm: Name, caller: Caller, form: MemoryForm, reply: MemoryReply) {
+        let (reservation, memory) = match self.agent.preview(&vm, caller.clone()) {
+            Ok(record) => (record.reservation, self.memory(&record, form)),
+            Err(why) => return send_refusal(reply, why),
+        };
+        match memory {
+            Ok(memory) => {
+                self.last_ticket += 1;
+                let ticket = Ticket(self.last_ticket);
+                self.waiting.insert(ticket, WaitingAttach { reservation, memory, reply });
+                self.handle(Event::Attach { ticket, vm, caller });
+            }
+            Err(error) => {
+                let (vm, pid) = (vm.as_str(), caller.process.pid);
+                tracing::error!(vm, pid, error = units::chain(&error), "cannot pass memory to VM");
+                self.free_unused_memory(reservation);
+                let _ = reply.send(Err(error)); // the process may have ended
+            }
         }
-        let _ = reply.send(memory); // the process may have ended; its task reports this
+    }
+
+    /// Releases the local memory that was prepared for a VM, unless a process has it or will get it.
+    fn free_unused_memory(&mut self, reservation: ReservationId) {
+        let is_awaited = self.waiting.values().any(|waiting| waiting.reservation == reservation);
+        if !is_awaited && self.agent.live_vm(reservation).is_none() {
+            self.free_local_memory(reservation);
+        }
+    }
+
+    fn pass_memory(&mut self, ticket: Ticket, record: &VmRecord) {
+        let Some(WaitingAttach { memory, reply, .. }) = self.waiting.remove(&ticket) else { return };
+        let (vm, pid, slices) = (record.vm.as_str(), record.process.pid, record.slices.len());
+        tracing::info!(vm, pid, slices, "memory passed to VM");
+        let _ = reply.send(Ok(memory)); // the process may have ended; its task reports this
     }
 
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<VmMemory, DriverError> {
@@ -388,9 +413,9 @@ impl Driver {
     }
 
     fn refuse_request(&mut self, ticket: Ticket, why: Refusal) {
-        if let Some((_, reply)) = self.waiting.remove(&ticket) {
-            tracing::info!(%why, "attach request refused");
-            let _ = reply.send(Err(why.into())); // the caller may no longer wait
+        if let Some(WaitingAttach { reservation, reply, .. }) = self.waiting.remove(&ticket) {
+            self.free_unused_memory(reservation);
+            send_refusal(reply, why);
         }
     }
 
@@ -410,6 +435,11 @@ impl Driver {
         self.metrics.commands_rejected.inc();
         tracing::info!(desired_version = %number, why = %why, "desired state rejected");
     }
+}
+
+fn send_refusal(reply: MemoryReply, why: Refusal) {
+    tracing::info!(%why, "attach request refused");
+    let _ = reply.send(Err(why.into())); // the caller may no longer wait
 }
 
 async fn sleep_until(at: Option<Instant>) {

@@ -1,7 +1,10 @@
 //! Tests of the driver with a fake host that can inject failures, and a manager that is simulated
 //! by two channels.
 
-use std::time::Duration;
+use std::{
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
 
 use pool::{
     agent::HostFailure,
@@ -99,7 +102,11 @@ impl Rig {
     }
 
     async fn attach(&self) -> Result<VmMemory, DriverError> {
-        let process = process::identify_process(std::process::id()).unwrap();
+        self.attach_process(std::process::id()).await
+    }
+
+    async fn attach_process(&self, pid: u32) -> Result<VmMemory, DriverError> {
+        let process = process::identify_process(pid).unwrap();
         let caller = Caller { process, uid: UserId::ROOT };
         self.driver.attach(name(), caller, MemoryForm::Descriptors).await
     }
@@ -107,6 +114,16 @@ impl Rig {
 
 fn name() -> Name {
     Name::new("a").unwrap()
+}
+
+/// Starts a process that waits for its standard input.
+fn start_child() -> Child {
+    Command::new("cat").stdin(Stdio::piped()).spawn().unwrap()
+}
+
+fn end_child(child: &mut Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[tokio::test]
@@ -166,6 +183,7 @@ async fn unrecorded_vm_gets_no_memory() {
     std::fs::remove_dir(rig.dir.path().join("vms")).unwrap();
     let error = rig.attach().await.unwrap_err();
     assert!(matches!(error, DriverError::Refused(Refusal::NotRecorded { .. })), "{error:?}");
+    assert_eq!(rig.host.freed_local_memory(), [ReservationId(1)]);
     std::fs::create_dir(rig.dir.path().join("vms")).unwrap();
     let memory = rig.attach().await.unwrap();
     assert!(memory.pinned);
@@ -182,6 +200,35 @@ async fn failed_attach_returns_host_error_and_can_be_repeated() {
     let error = units::chain(&rig.attach().await.unwrap_err());
     assert!(error.contains("the VM's memory is not available: cannot use a"), "{error}");
     rig.attach().await.unwrap();
+}
+
+/// Regression test: the end of a process that received no memory ended the reservation.
+#[tokio::test]
+async fn end_of_process_without_memory_does_not_end_the_vm() {
+    let mut rig = Rig::new().await;
+    rig.send_vm(1).await;
+    rig.wait(|report| report.online == [SLICE_1]).await;
+    rig.host.fail_next(Call::Memory, 1);
+    let mut child = start_child();
+    rig.attach_process(child.id()).await.unwrap_err();
+    assert!(!rig.dir.path().join("vms/r-1.json").exists(), "a process without memory was recorded");
+    assert_eq!(rig.host.freed_local_memory(), [ReservationId(1)]);
+    end_child(&mut child);
+    let memory = rig.attach().await.unwrap();
+    assert_eq!(memory.regions.len(), 2);
+    let report = rig.wait(|report| report.vms.contains_key(&ReservationId(1))).await;
+    assert!(report.ended.is_empty(), "{report:?}");
+}
+
+#[tokio::test]
+async fn failed_repeated_attach_does_not_free_memory_of_the_running_vm() {
+    let mut rig = Rig::new().await;
+    rig.send_vm(1).await;
+    rig.wait(|report| report.online == [SLICE_1]).await;
+    rig.attach().await.unwrap();
+    rig.host.fail_next(Call::Memory, 1);
+    rig.attach().await.unwrap_err();
+    assert!(rig.host.freed_local_memory().is_empty());
 }
 
 const USAGE: Usage = Usage { local: Some(Bytes::mib(1)), pool: Some(Bytes::mib(2)), overflow: None };
@@ -207,12 +254,10 @@ async fn memory_of_ended_vm_is_measured_before_its_end_is_reported() {
     let mut rig = Rig::new().await;
     rig.send_vm(1).await;
     rig.wait(|report| report.online == [SLICE_1]).await;
-    let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-    let process = process::identify_process(child.id()).unwrap();
-    rig.driver.attach(name(), Caller { process, uid: UserId::ROOT }, MemoryForm::Descriptors).await.unwrap();
+    let mut child = start_child();
+    rig.attach_process(child.id()).await.unwrap();
     rig.host.set_usage(ReservationId(1), USAGE);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    end_child(&mut child);
     rig.wait(|report| report.ended == [ReservationId(1)]).await;
     let touched = TouchedMemory { local: Bytes::mib(1), pool: Bytes::mib(2) };
     assert_eq!(rig.reports.usage.take_unreported(), [(ReservationId(1), touched)]);
