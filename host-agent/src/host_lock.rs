@@ -1,7 +1,7 @@
 //! Locks of the host name, by which a second agent of the same host does not start on this machine.
 //! An agent locks one file for its host and the address of its manager, and one file for its host
-//! and each of its credentials. The second lock also excludes agents that write the address of the
-//! manager in another way.
+//! and its credential: the token, or the public key of its certificate. The second lock also
+//! excludes agents that write the address of the manager in another way.
 //!
 //! The locks cannot exclude an agent that runs as another user with a copy of the credential, or an
 //! agent with another `/run` or `/tmp`, for example in a container. The manager detects these.
@@ -73,20 +73,24 @@ impl HostLock {
             let in_use = || HostLockError::InUse { host: host.clone(), path: folder.path().join(&name) };
             lock_file(&folder, &name)?.ok_or_else(in_use)
         };
-        let names =
-            [address_lock_name(host, manager)].into_iter().chain(credential_lock_names(host, secrets));
+        let address = normalize_address(manager);
+        let credentials = [
+            ("manager", Some(address.as_bytes())),
+            ("token", secrets.token.as_deref().map(str::as_bytes)),
+            ("key", secrets.public_key.as_deref()),
+        ];
+        let names = credentials.into_iter().filter_map(|(kind, value)| Some(lock_name(host, kind, value?)));
         Ok(Self { _files: names.map(lock).collect::<Result<_, _>>()? })
     }
 }
 
-/// Returns the name of the lock file for the manager's address. Different paths of the same unix
-/// socket and different letter cases of an address result in the same name.
-fn address_lock_name(host: &Name, manager: &str) -> String {
-    let manager = match manager.strip_prefix("unix:").map(Path::new) {
+/// Returns the address of a manager in a form that is equal for different paths of the same unix
+/// socket and for different letter cases.
+fn normalize_address(manager: &str) -> String {
+    match manager.strip_prefix("unix:").map(Path::new) {
         None => manager.trim_end_matches('/').to_ascii_lowercase(),
         Some(socket) => format!("unix:{}", canonical_socket(socket).display()),
-    };
-    format!("{host}@{}", manager.replace('%', "%25").replace('/', "%2F"))
+    }
 }
 
 /// Returns the path of a socket without symbolic links. If the socket does not exist yet, only the
@@ -99,27 +103,17 @@ fn canonical_socket(socket: &Path) -> PathBuf {
     fs::canonicalize(socket).ok().or_else(in_directory).unwrap_or_else(|| socket.to_owned())
 }
 
-/// Returns the names of the lock files for the token and for the manager's authority. The names
-/// contain hashes, so that they do not reveal the token.
-fn credential_lock_names(host: &Name, secrets: &Secrets) -> impl Iterator<Item = String> {
-    let name = move |kind: &str, parts: &[&[u8]]| format!("{host}@{kind}-{}", digest(host, kind, parts));
-    let token = secrets.token.as_ref().map(|token| name("token", &[token.as_bytes()]));
-    let authority = secrets.authorities.as_ref().map(|certificates| {
-        let certificates: Vec<_> = certificates.iter().map(AsRef::as_ref).collect();
-        name("ca", &certificates)
-    });
-    token.into_iter().chain(authority)
-}
-
-/// Returns the SHA-256 of a host name and a credential, in hexadecimal. Each part is preceded by its
-/// length, so that different parts have different hashes.
-fn digest(host: &Name, kind: &str, parts: &[&[u8]]) -> String {
+/// Returns the name of a lock file. It contains the SHA-256 of the host name and the value, so that
+/// its length is limited and it does not reveal a token. Each part is preceded by its length, so
+/// that different parts have different hashes.
+fn lock_name(host: &Name, kind: &str, value: &[u8]) -> String {
     let mut hash = Sha256::new();
-    for part in [b"tarn host lock", host.as_str().as_bytes(), kind.as_bytes()].iter().chain(parts) {
+    for part in [b"tarn host lock", host.as_str().as_bytes(), kind.as_bytes(), value] {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    let digits: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{host}@{kind}-{digits}")
 }
 
 #[cfg(test)]
@@ -128,73 +122,84 @@ mod tests {
 
     use super::*;
 
-    fn host() -> Name {
-        Name::new("h0").unwrap()
+    const ADDRESS: &str = "http://127.0.0.1:9750";
+
+    fn token(token: &str) -> Secrets {
+        Secrets { token: Some(token.to_owned()), public_key: None }
     }
 
-    fn secrets(token: &str) -> Secrets {
-        Secrets { token: Some(token.to_owned()), authorities: None }
+    fn certificate(public_key: &[u8]) -> Secrets {
+        Secrets { token: None, public_key: Some(public_key.to_owned()) }
+    }
+
+    fn acquire(dir: &Path, host: &str, manager: &str, secrets: &Secrets) -> Result<HostLock, HostLockError> {
+        HostLock::acquire_in(dir, &Name::new(host).unwrap(), manager, secrets)
     }
 
     #[test]
-    fn lock_name_does_not_depend_on_the_spelling_of_the_manager() {
+    fn spelling_of_an_address_does_not_change_its_normal_form() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("manager.sock").display().to_string();
-        let name = address_lock_name(&host(), &format!("unix:{path}"));
-        assert!(!name.contains('/') && name.starts_with("h0@unix:"), "{name}");
+        let address = normalize_address(&format!("unix:{path}"));
         let other = path.replace("/manager.sock", "/./manager.sock");
-        assert_eq!(address_lock_name(&host(), &format!("unix:{other}")), name);
-        assert_eq!(address_lock_name(&host(), "https://Rack:1/"), "h0@https:%2F%2Frack:1");
-        let name_of = |manager: &str| address_lock_name(&host(), manager);
-        assert_ne!(name_of("unix:/missing/a-b"), name_of("unix:/missing/a/b"));
+        assert_eq!(normalize_address(&format!("unix:{other}")), address);
+        assert_eq!(normalize_address("https://Rack:1/"), "https://rack:1");
+        assert_ne!(normalize_address("unix:/missing/a-b"), normalize_address("unix:/missing/a/b"));
     }
 
     #[test]
-    fn link_to_the_socket_has_the_lock_name_of_the_socket() {
+    fn link_to_the_socket_has_the_address_of_the_socket() {
         let dir = tempfile::tempdir().unwrap();
         let (socket, link) = (dir.path().join("manager.sock"), dir.path().join("link.sock"));
         let _listener = UnixListener::bind(&socket).unwrap();
         symlink(&socket, &link).unwrap();
-        let name = |path: &Path| address_lock_name(&host(), &format!("unix:{}", path.display()));
-        assert_eq!(name(&socket), name(&link));
+        let address = |path: &Path| normalize_address(&format!("unix:{}", path.display()));
+        assert_eq!(address(&socket), address(&link));
     }
 
     #[test]
-    fn agent_with_the_same_token_and_another_address_is_excluded() {
+    fn agent_with_the_same_credential_and_another_address_is_excluded() {
+        let other_address = "http://localhost:9750";
+        for (own, other) in
+            [(token("secret"), token("other")), (certificate(b"secret"), certificate(b"other"))]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let first = acquire(dir.path(), "h0", ADDRESS, &own).unwrap();
+            let error = acquire(dir.path(), "h0", other_address, &own).unwrap_err();
+            assert!(matches!(error, HostLockError::InUse { .. }), "{error:?}");
+            assert!(!error.to_string().contains("secret"), "{error}");
+            let error = acquire(dir.path(), "h0", ADDRESS, &other).unwrap_err();
+            assert!(matches!(error, HostLockError::InUse { .. }), "{error:?}");
+            acquire(dir.path(), "h0", other_address, &other).unwrap();
+            acquire(dir.path(), "h1", ADDRESS, &own).unwrap();
+            drop(first);
+            acquire(dir.path(), "h0", other_address, &own).unwrap();
+        }
+    }
+
+    /// Regression test: the lock file of a long address had a name of more than 255 bytes.
+    #[test]
+    fn long_address_can_be_locked() {
         let dir = tempfile::tempdir().unwrap();
-        let acquire = |host: &str, manager: &str, token: &str| {
-            HostLock::acquire_in(dir.path(), &Name::new(host).unwrap(), manager, &secrets(token))
-        };
-        let first = acquire("h0", "http://127.0.0.1:9750", "secret").unwrap();
-        let error = acquire("h0", "http://localhost:9750", "secret").unwrap_err();
-        assert!(matches!(error, HostLockError::InUse { .. }), "{error:?}");
-        assert!(!error.to_string().contains("secret"), "{error}");
-        let error = acquire("h0", "http://127.0.0.1:9750", "other").unwrap_err();
-        assert!(matches!(error, HostLockError::InUse { .. }), "{error:?}");
-        acquire("h0", "http://127.0.0.1:9751", "other").unwrap();
-        acquire("h1", "http://127.0.0.1:9750", "secret").unwrap();
-        drop(first);
-        acquire("h0", "http://localhost:9750", "secret").unwrap();
+        for manager in [format!("https://{}:9750", "a.".repeat(120)), format!("unix:/{}", "%".repeat(106))] {
+            let host = "h".repeat(units::limits::NAME_BYTES_MAX);
+            let _lock = acquire(dir.path(), &host, &manager, &token("secret")).unwrap();
+        }
     }
 
     #[test]
-    fn credential_locks_depend_on_host_and_credential() {
-        let name = |host: &str, secrets: &Secrets| {
-            let names: Vec<_> = credential_lock_names(&Name::new(host).unwrap(), secrets).collect();
-            assert!(names.iter().all(|name| name.starts_with(host)), "{names:?}");
-            names.concat().replacen(host, "", 1)
-        };
-        let authority = |der: &[&[u8]]| Secrets {
-            token: None,
-            authorities: Some(der.iter().map(|der| der.to_vec().into()).collect()),
+    fn lock_name_depends_on_host_kind_and_value() {
+        let name = |host: &str, kind: &str, value: &[u8]| {
+            let name = lock_name(&Name::new(host).unwrap(), kind, value);
+            assert!(name.starts_with(&format!("{host}@{kind}-")), "{name}");
+            name.rsplit('-').next().unwrap().to_owned()
         };
         let all = [
-            name("h0", &secrets("a")),
-            name("h1", &secrets("a")),
-            name("h0", &secrets("b")),
-            name("h0", &authority(&[b"a"])),
-            name("h0", &authority(&[b"a", b"b"])),
-            name("h0", &authority(&[b"ab"])),
+            name("h0", "token", b"a"),
+            name("h1", "token", b"a"),
+            name("h0", "key", b"a"),
+            name("h0", "token", b"b"),
+            name("h0", "tokena", b""),
         ];
         let distinct: std::collections::BTreeSet<_> = all.iter().collect();
         assert_eq!(distinct.len(), all.len(), "{all:?}");

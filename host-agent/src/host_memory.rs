@@ -19,6 +19,7 @@ use pool::agent::{Caller, Process};
 use prost::Message as _;
 use proto::v1::{self as wire, host_memory_request};
 use rustix::net::{SocketFlags, accept_with, sockopt};
+use service_files::sockets::SocketError;
 use tokio::{
     io::unix::AsyncFd,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -30,7 +31,7 @@ use units::limits::{
 };
 use units::{Name, Ns, UserId};
 
-pub use self::listener::ListenError;
+pub use self::listener::socket_path;
 use self::reply::{ReplyMessages, rejection};
 use crate::{
     driver,
@@ -80,10 +81,10 @@ impl HostMemoryServer {
     /// Listens on a socket. Replaces a socket that no process serves.
     ///
     /// # Errors
-    /// [`ListenError`].
-    pub fn listen(path: &Path, allowed_uids: BTreeSet<UserId>) -> Result<Self, ListenError> {
-        let io_error = |errno| ListenError::Io { operation: "listen on", path: path.to_owned(), errno };
-        let listener = readiness::watch(listener::listen(path)?).map_err(io_error)?;
+    /// [`SocketError`].
+    pub fn listen(path: &Path, allowed_uids: BTreeSet<UserId>) -> Result<Self, SocketError> {
+        let listener = readiness::watch(listener::listen(path)?);
+        let listener = listener.map_err(socket_path(path).io_error("listen on"))?;
         Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids) })
     }
 

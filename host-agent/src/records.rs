@@ -118,13 +118,18 @@ struct StoredSlice {
 }
 
 impl Records {
+    /// Returns the path of the directory with the records of an agent.
+    pub fn directory(runtime_dir: &Path) -> PathBuf {
+        runtime_dir.join("vms")
+    }
+
     /// Opens the records in the runtime directory of an agent. `boot_id` is the current boot of the
     /// machine: processes of other boots have ended.
     ///
     /// # Errors
     /// The directory of the records cannot be created, or another user can change it.
     pub fn open(runtime_dir: &Path, boot_id: &str) -> Result<Self, RecordsError> {
-        let directory = runtime_dir.join("vms");
+        let directory = Self::directory(runtime_dir);
         ProtectedDir::create(RUNTIME_DIR_FIELD, &directory, PRIVATE_MODE).map_err(RuntimeDirError::from)?;
         Ok(Self { directory, boot_id: boot_id.to_owned() })
     }

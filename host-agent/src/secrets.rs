@@ -2,19 +2,17 @@
 //! The mode of the token file must grant nothing to group and others, and the mode of the key file
 //! nothing to others. The owner of these files is not checked.
 
-mod certificates;
-
 use std::{
     io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
-use rustls_pki_types::CertificateDer;
+use service_files::certificates::{self, CertificateError, PemFile};
+use tokio_rustls::rustls::ClientConfig;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-use units::limits::{PEM_FILE_BYTES_MAX, TOKEN_FILE_BYTES_MAX};
+use units::limits::TOKEN_FILE_BYTES_MAX;
 
-use self::certificates::PemFiles;
 use crate::config::{Config, Tls};
 
 /// Name of the configuration key for the token file.
@@ -31,19 +29,14 @@ pub(crate) const MODE_MASK: u32 = 0o7777;
 pub(crate) const NON_OWNER_MODE: u32 = 0o077;
 /// Maximum length of a token, in bytes.
 const TOKEN_BYTES_MAX: usize = 1024;
-/// Mode bits that the file of the private key must not have: all permissions of others. The group
-/// may have access.
-pub(crate) const WORLD_MODE: u32 = 0o007;
 
 /// Error of a file that identifies this host.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretsError {
-    /// A file cannot be read.
-    #[error("{field}: cannot read {}", path.display())]
+    /// The file of the token cannot be read.
+    #[error("{TOKEN_FIELD}: cannot read {}", path.display())]
     Read {
-        /// Key of the file in host.toml.
-        field: &'static str,
-        /// Path of the file.
+        /// File of the token.
         path: PathBuf,
         /// Cause.
         #[source]
@@ -57,24 +50,9 @@ pub enum SecretsError {
         /// Mode of the file.
         mode: u32,
     },
-    /// The mode of the key file grants permissions to others.
-    #[error("{KEY_FIELD}: {} has mode {mode:04o}: other users must not access it; run `chmod o= {}`", path.display(), path.display())]
-    KeyAccessible {
-        /// File of the key.
-        path: PathBuf,
-        /// Mode of the file.
-        mode: u32,
-    },
-    /// A certificate or the private key violates a rule.
-    #[error("{field}: {}: {rule}", path.display())]
-    Unusable {
-        /// Key of the file in host.toml.
-        field: &'static str,
-        /// Path of the file.
-        path: PathBuf,
-        /// Violated rule.
-        rule: String,
-    },
+    /// A certificate or the private key cannot be used.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
     /// The file does not contain a valid token.
     #[error("{TOKEN_FIELD}: {} must consist of 1 to {TOKEN_BYTES_MAX} printable characters", path.display())]
     NotAToken {
@@ -88,8 +66,8 @@ pub enum SecretsError {
 pub struct Secrets {
     /// Token, if one is configured.
     pub token: Option<String>,
-    /// Certificates of the authority in `[tls]`, sorted; `None` without TLS.
-    pub authorities: Option<Vec<CertificateDer<'static>>>,
+    /// Public key of the host's certificate (SubjectPublicKeyInfo in DER); `None` without TLS.
+    pub public_key: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for Secrets {
@@ -107,37 +85,58 @@ impl std::fmt::Debug for Secrets {
 pub fn read_secrets(config: &Config) -> Result<Secrets, SecretsError> {
     let token = config.token_file.as_deref().map(read_token).transpose()?;
     // Each connection reads the files of TLS again.
-    let authorities = config.tls.as_ref().map(|tls| Ok(read_checked_tls(tls)?.1)).transpose()?;
-    Ok(Secrets { token, authorities })
+    let checked_tls = config.tls.as_ref().map(read_checked_tls).transpose()?;
+    let public_key = checked_tls.map(|(_, public_key)| public_key);
+    Ok(Secrets { token, public_key })
 }
 
 /// Reads and checks the files of `[tls]`, and returns the configuration of the TLS client.
 ///
 /// # Errors
-/// The errors of [`read_secrets`] for certificates and keys.
-pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, SecretsError> {
-    let (PemFiles { ca, certificate, key }, _) = read_checked_tls(tls)?;
+/// [`CertificateError`].
+pub fn read_tls(tls: &Tls) -> Result<ClientTlsConfig, CertificateError> {
+    let (PemContents { ca, certificate, key }, _) = read_checked_tls(tls)?;
     Ok(ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(ca))
         .identity(Identity::from_pem(certificate, key))
         .domain_name(&tls.server_name))
 }
 
-/// Reads and checks the files of `[tls]`. Also returns the certificates of the authority.
-fn read_checked_tls(tls: &Tls) -> Result<(PemFiles, Vec<CertificateDer<'static>>), SecretsError> {
-    let (key, mode) = read_file(KEY_FIELD, &tls.key, PEM_FILE_BYTES_MAX)?;
-    if mode & WORLD_MODE != 0 {
-        return Err(SecretsError::KeyAccessible { path: tls.key.clone(), mode });
-    }
-    let (ca, _) = read_file(CA_FIELD, &tls.ca, PEM_FILE_BYTES_MAX)?;
-    let (certificate, _) = read_file(CERTIFICATE_FIELD, &tls.certificate, PEM_FILE_BYTES_MAX)?;
-    let files = PemFiles { ca, certificate, key };
-    let authorities = certificates::check(tls, &files)?;
-    Ok((files, authorities))
+/// Contents of the files of section `[tls]`, in PEM format.
+struct PemContents {
+    ca: Vec<u8>,
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+/// Reads the files of `[tls]`. Checks that the host's certificate and at least one certificate of
+/// the authority are valid now, and that the key belongs to the host's certificate. Also returns the
+/// public key of this certificate (SubjectPublicKeyInfo in DER).
+fn read_checked_tls(tls: &Tls) -> Result<(PemContents, Vec<u8>), CertificateError> {
+    let key_file = PemFile { field: KEY_FIELD, path: &tls.key };
+    let ca_file = PemFile { field: CA_FIELD, path: &tls.ca };
+    let certificate_file = PemFile { field: CERTIFICATE_FIELD, path: &tls.certificate };
+    let contents =
+        PemContents { key: key_file.read_key()?, ca: ca_file.read()?, certificate: certificate_file.read()? };
+    let chain = certificate_file.parse_certificates(&contents.certificate)?;
+    let authorities = ca_file.parse_certificates(&contents.ca)?;
+    let public_key = certificate_file.parse_certificate(&chain[0])?.public_key().raw.to_owned();
+    certificate_file.select_valid(&chain[..1])?;
+    ca_file.select_valid(&authorities)?;
+    let config = ClientConfig::builder_with_provider(certificates::provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| certificate_file.unusable(error))?
+        .with_root_certificates(ca_file.trust(authorities)?)
+        .with_client_auth_cert(chain, key_file.parse_key(&contents.key)?);
+    config.map_err(|error| key_file.key_error(certificate_file, error))?;
+    Ok((contents, public_key))
 }
 
 fn read_token(path: &Path) -> Result<String, SecretsError> {
-    let (contents, mode) = read_file(TOKEN_FIELD, path, TOKEN_FILE_BYTES_MAX)?;
+    let failed = |errno| SecretsError::Read { path: path.to_owned(), errno };
+    let file = config_file::open_regular(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode() & MODE_MASK;
+    let contents = config_file::read_limited(file, TOKEN_FILE_BYTES_MAX).map_err(failed)?;
     if mode & NON_OWNER_MODE != 0 {
         return Err(SecretsError::TokenAccessible { path: path.to_owned(), mode });
     }
@@ -147,19 +146,14 @@ fn read_token(path: &Path) -> Result<String, SecretsError> {
     if well_formed { Ok(token) } else { Err(SecretsError::NotAToken { path: path.to_owned() }) }
 }
 
-/// Returns the contents and the mode of a regular file of at most `max` bytes.
-fn read_file(field: &'static str, path: &Path, max: usize) -> Result<(Vec<u8>, u32), SecretsError> {
-    let failed = |errno| SecretsError::Read { field, path: path.to_owned(), errno };
-    let file = config_file::open_regular(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode() & MODE_MASK;
-    Ok((config_file::read_limited(file, max).map_err(failed)?, mode))
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use std::fs;
 
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, PublicKeyData as _,
+        date_time_ymd,
+    };
 
     use super::*;
 
@@ -203,7 +197,7 @@ pub(crate) mod tests {
         fs::write(&token, "secret\n").unwrap();
         let secrets = read_secrets(&config).unwrap();
         assert_eq!(secrets.token.as_deref(), Some("secret"));
-        assert!(secrets.authorities.is_none() && !format!("{secrets:?}").contains("secret"));
+        assert!(secrets.public_key.is_none() && !format!("{secrets:?}").contains("secret"));
     }
 
     /// Writes the files of `[tls]`: an authority, and key and certificate of host `h0`. The
@@ -227,14 +221,14 @@ pub(crate) mod tests {
         let config = config(dir.path(), true);
         write_tls_files(config.tls.as_ref().unwrap(), 2020, 2500);
         let secrets = read_secrets(&config).unwrap();
-        assert!(secrets.token.is_none() && secrets.authorities.unwrap().len() == 1);
+        assert!(secrets.token.is_none() && secrets.public_key.is_some());
         set_mode(&dir.path().join("key"), 0o660);
         read_secrets(&config).unwrap();
         set_mode(&dir.path().join("key"), 0o604);
         assert_rejected(
             &config,
             "tls.key: ",
-            "key has mode 0604: other users must not access it; run `chmod o= ",
+            "key: has mode 0604: must not be accessible to all users; run `chmod o= ",
         );
         set_mode(&dir.path().join("key"), 0o600);
         for name in ["key", "certificate", "ca"] {
@@ -248,6 +242,21 @@ pub(crate) mod tests {
             fs::write(&path, contents).unwrap();
             set_mode(&path, 0o600);
         }
+    }
+
+    #[test]
+    fn renewed_certificate_has_the_public_key_of_its_private_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), true);
+        let tls = config.tls.as_ref().unwrap();
+        let public_key = |to| {
+            write_tls_files(tls, 2020, to);
+            read_secrets(&config).unwrap().public_key.unwrap()
+        };
+        let first = public_key(2500);
+        let key = KeyPair::from_pem(&fs::read_to_string(&tls.key).unwrap()).unwrap();
+        assert_eq!(first, key.subject_public_key_info());
+        assert_ne!(public_key(2400), first);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::{
 use pool::agent::Agent;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
+use service_files::sockets::SocketError;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -37,7 +38,7 @@ use crate::{
         sysfs::Sysfs,
     },
     host_lock::{HostLock, HostLockError},
-    host_memory::{HostMemoryServer, ListenError},
+    host_memory::{self, HostMemoryServer},
     metrics::Metrics,
     protected_dir::{DirError, LOCAL_DIR_FIELD, ProtectedDir, TRAVERSABLE_MODE},
     records::{Records, RecordsError},
@@ -91,7 +92,7 @@ pub enum ServeError {
     Host(#[from] HostError),
     /// The agent cannot listen on its socket.
     #[error(transparent)]
-    Listen(#[from] ListenError),
+    Socket(#[from] SocketError),
     /// This machine has no CXL memory device.
     #[error(transparent)]
     Cxl(#[from] CxlError),
@@ -116,14 +117,17 @@ fn io_error(operation: &'static str, object: impl std::fmt::Display) -> impl FnO
     move |errno| ServeError::Io { operation, object, errno }
 }
 
-/// Checks host.toml, and the files and existing directories named in it, without starting an agent.
+/// Checks host.toml, and the files, existing directories and the socket named in it, without
+/// starting an agent.
 ///
 /// # Errors
-/// [`ServeError::Config`], [`ServeError::Secrets`] or [`ServeError::Dir`].
+/// [`ServeError::Config`], [`ServeError::Secrets`], [`ServeError::Dir`] or [`ServeError::Socket`].
 pub fn check_config(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
     read_secrets(&config)?;
     check_existing_dir(RUNTIME_DIR_FIELD, &config.runtime_dir)?;
+    check_existing_dir(RUNTIME_DIR_FIELD, &Records::directory(&config.runtime_dir))?;
+    host_memory::socket_path(&config.socket).exists()?;
     Ok(config.backend.local_dir().map_or(Ok(()), |dir| check_existing_dir(LOCAL_DIR_FIELD, dir))?)
 }
 
@@ -337,4 +341,49 @@ async fn serve_metrics(
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt as _,
+    };
+
+    use super::*;
+
+    fn check_error(host_toml: &Path) -> String {
+        units::chain(&check_config(host_toml).unwrap_err())
+    }
+
+    #[test]
+    fn config_check_rejects_folders_and_sockets_that_serve_rejects() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host_toml, token) = (dir.path().join("host.toml"), dir.path().join("token"));
+        let text = "[agent]\nhost = \"h0\"\nruntime_dir = \"run\"\nsocket = \"a.sock\"\ntoken_file = \"token\"\n\
+                    [backend]\nkind = \"emulated\"\n";
+        fs::write(&host_toml, text).unwrap();
+        fs::write(&token, "secret").unwrap();
+        fs::set_permissions(&token, Permissions::from_mode(0o600)).unwrap();
+        check_config(&host_toml).unwrap();
+
+        let vms = dir.path().join("run/vms");
+        fs::create_dir_all(&vms).unwrap();
+        check_config(&host_toml).unwrap();
+        fs::set_permissions(&vms, Permissions::from_mode(0o777)).unwrap();
+        let error = check_error(&host_toml);
+        assert!(error.starts_with("agent.runtime_dir: ") && error.contains("vms has mode 0777"), "{error}");
+        fs::remove_dir(&vms).unwrap();
+        fs::write(&vms, "").unwrap();
+        assert!(check_error(&host_toml).contains("vms: must be a directory"), "{}", check_error(&host_toml));
+        fs::remove_file(&vms).unwrap();
+
+        let socket = dir.path().join("a.sock");
+        fs::create_dir(&socket).unwrap();
+        let expected = format!("agent.socket: {} is not a socket", socket.display());
+        assert!(check_error(&host_toml).starts_with(&expected), "{}", check_error(&host_toml));
+        fs::remove_dir(&socket).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        check_config(&host_toml).unwrap();
+    }
 }

@@ -11,6 +11,7 @@ use std::{
 
 use pool::protocol::SeenDevice;
 use proto::v1::{self as wire, agent_client::AgentClient, from_agent, to_agent};
+use service_files::certificates::CertificateError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
@@ -26,7 +27,7 @@ use units::{InstanceId, Name, Ns};
 use crate::{
     config::Tls,
     convert,
-    secrets::{SecretsError, read_tls},
+    secrets::read_tls,
     session_channel::{ReportStream, SessionEvent},
     shares::SharesState,
 };
@@ -65,7 +66,7 @@ enum SessionError {
         cause: tonic::transport::Error,
     },
     #[error(transparent)]
-    Tls(#[from] SecretsError),
+    Tls(#[from] CertificateError),
     #[error("the manager ended the session: {} ({:?})", .0.message(), .0.code())]
     Status(#[from] Status),
     #[error("the manager closed the stream")]

@@ -6,16 +6,19 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use service_files::{certificates::CertificateError, sockets::SocketError};
+
 use crate::{
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, Listen},
     records::{self, LoadError},
+    rpc::connections::socket_path,
     store::{
         Scan, StoreError,
         backup::{self, BackupError, Restore},
         redb::RedbStore,
     },
     store_folder::{self, StoreFolderError},
-    tls::{self, TlsError},
+    tls,
     tokens::{self, TokenError, Tokens},
 };
 
@@ -55,8 +58,11 @@ pub enum OfflineError {
         path: PathBuf,
         /// Field and rule.
         #[source]
-        error: TlsError,
+        error: CertificateError,
     },
+    /// A file that is not a socket has the path of the socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     /// A token file cannot be read or written.
     #[error(transparent)]
     Token(#[from] TokenError),
@@ -94,11 +100,11 @@ pub fn init(path: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Checks `rack.toml` with its folders, certificates and keys, and prints a summary.
+/// Checks `rack.toml` with its folders, socket, certificates and keys, and prints a summary.
 ///
 /// # Errors
 /// [`OfflineError`] with all violations in `rack.toml`, all folders that other users can change, or
-/// the first unusable certificate or key.
+/// the first unusable socket, certificate or key.
 pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     let own = rustix::process::geteuid().as_raw();
@@ -107,6 +113,9 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
         println!("{}: checking for user {manager_uid}, the owner of manager.store", path.display());
     }
     config.check_folders(path, manager_uid)?;
+    if let Listen::Unix(socket) = &config.manager.listen {
+        socket_path(socket).exists()?;
+    }
     let slices: u32 = config.emcs.iter().map(|emc| emc.slices).sum();
     println!(
         "{}: {} hosts, {} EMCs, {slices} slices: ok",

@@ -19,6 +19,7 @@ use proto::v1::{
     scheduler_server::SchedulerServer,
 };
 use sd_notify::NotifyState;
+use service_files::{certificates::CertificateError, sockets::SocketError};
 use tokio::{
     net::{TcpListener, TcpSocket, UnixListener},
     signal::unix::{SignalKind, signal},
@@ -43,7 +44,7 @@ use crate::{
         admin::Admin,
         agent::Agent,
         call_metrics::CountedService,
-        connections::{self, CallCounterLayer, Listener, SocketError, TlsConfig},
+        connections::{self, CallCounterLayer, Listener, TlsConfig},
         identity::{AccessRules, Identity},
         models::Models,
         rejection_log::RejectionLog,
@@ -52,7 +53,7 @@ use crate::{
     shares::{self, Shares},
     store::{Store, StoreError, redb::RedbStore},
     store_folder::{self, OpenedStore, StoreFolderError},
-    tls::{self, TlsError},
+    tls,
     tokens::{NewTokenFiles, TokenError, Tokens},
 };
 
@@ -84,7 +85,7 @@ pub enum ServeError {
         path: PathBuf,
         /// Error that names the field and the violated rule.
         #[source]
-        error: TlsError,
+        error: CertificateError,
     },
     /// The unix socket cannot be created.
     #[error(transparent)]

@@ -250,7 +250,7 @@ async fn file_at_socket_path_and_active_socket_are_not_replaced() {
     other.write_rack_toml(&other.rack_toml().replace(&other.endpoint(), &rack.endpoint()));
     other.create_store();
     let (ok, output) = other.run_pool_manager(&["serve"]);
-    assert!(!ok && output.contains("another process listens on"), "{output}");
+    assert!(!ok && output.contains("another process serves the socket"), "{output}");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     drop(UnixStream::connect(&path).unwrap());
 }

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use service_files::certificates::WORLD_MODE;
 use units::UserId;
 
 use super::{Finding, fix_for, problems_or_passed};
@@ -55,7 +56,7 @@ pub(super) fn check_secrets(config: &Config) -> Vec<Finding> {
     let token = config.token_file.iter().map(|path| (secrets::TOKEN_FIELD, path, secrets::NON_OWNER_MODE));
     let tls = config.tls.iter().flat_map(|tls| {
         [
-            (secrets::KEY_FIELD, &tls.key, secrets::WORLD_MODE),
+            (secrets::KEY_FIELD, &tls.key, WORLD_MODE),
             (secrets::CA_FIELD, &tls.ca, NON_OWNER_WRITE_MODE),
             (secrets::CERTIFICATE_FIELD, &tls.certificate, NON_OWNER_WRITE_MODE),
         ]
@@ -101,7 +102,7 @@ fn check_permissions(field: Option<&str>, path: &Path, others: u32) -> Option<Fi
     }
     let (risk, allowed) = match others {
         secrets::NON_OWNER_MODE => ("users other than its owner can access it", "600"),
-        secrets::WORLD_MODE => ("users other than its owner and group can access it", "o="),
+        WORLD_MODE => ("users other than its owner and group can access it", "o="),
         _ => ("users other than its owner can change it", "644"),
     };
     problem(format!("{path_text} has mode {mode:04o}: {risk}"), &format!("`chmod {allowed} {path_text}`"))

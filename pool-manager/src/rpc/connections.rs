@@ -33,7 +33,7 @@ use activity::{ConnectionActivity, IdleTimer};
 use limiter::{Admission, ConnectionLimiter, Eviction};
 
 pub use activity::CallCounterLayer;
-pub use socket::{SocketError, bind};
+pub use socket::{bind, socket_path};
 
 /// Delay before the next attempt to accept a connection after a failure.
 const ACCEPT_RETRY_AFTER: Duration = Duration::from_millis(100);

@@ -1,6 +1,6 @@
 //! Tests of valid and invalid files in section `[tls]`.
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 
@@ -81,7 +81,7 @@ fn missing_and_wrong_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let tls = write_files(folder.path(), 2020, 2500);
     let swapped = Tls { certificate: tls.key.clone(), ..tls.clone() };
-    check_rejected(&swapped, "certificate", "must have at least one certificate");
+    check_rejected(&swapped, "certificate", "must contain at least one certificate");
     check_rejected(&Tls { key: tls.certificate.clone(), ..tls.clone() }, "key", "has mode");
     let other = tempfile::tempdir().unwrap();
     let other = write_files(other.path(), 2020, 2500);

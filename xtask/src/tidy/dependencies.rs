@@ -19,12 +19,16 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
     ("emulated-host", &[]),
     ("local-rack", &[]),
     ("config-file", &["units"]),
+    ("service-files", &["units", "config-file"]),
     ("exposition", &[]),
     ("cli-runtime", &["units", "proto"]),
     ("evaluate", &["units", "prediction", "proto", "sim", "host-memory", "cli-runtime"]),
     ("cli", &["units", "prediction", "proto", "host-memory", "cli-runtime", "evaluate"]),
-    ("pool-manager", &["units", "pool", "prediction", "proto", "config-file", "exposition"]),
-    ("host-agent", &["units", "pool", "fairness", "proto", "host-memory", "config-file", "exposition"]),
+    ("pool-manager", &["units", "pool", "prediction", "proto", "config-file", "service-files", "exposition"]),
+    (
+        "host-agent",
+        &["units", "pool", "fairness", "proto", "host-memory", "config-file", "service-files", "exposition"],
+    ),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
     ("xtask", &["units", "emulated-host", "local-rack"]),
     (
@@ -86,7 +90,8 @@ const PURE_TESTS_ALLOWED_EXTERNAL: &[&str] = &["flate2", "postcard", "proptest",
 pub fn folder_of(name: &str) -> String {
     match name {
         "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host"
-        | "local-rack" | "config-file" | "exposition" | "cli-runtime" | "evaluate" | "cli" => {
+        | "local-rack" | "config-file" | "service-files" | "exposition" | "cli-runtime" | "evaluate"
+        | "cli" => {
             format!("crates/{name}")
         }
         _ => name.to_owned(),
