@@ -118,7 +118,7 @@ pub async fn run_sessions(
     }
 }
 
-/// Returns the delay before the next session. `lease` is `None` if no session was established.
+/// Returns the delay before the next session. `lease` is `None` if the manager did not reply.
 ///
 /// The delay doubles if no connection is possible. It also doubles if the manager aborts the
 /// session within a lease, because another agent represents this host or a lease from before a
@@ -154,8 +154,8 @@ async fn connect(identity: &AgentIdentity) -> Result<Channel, SessionError> {
     endpoint.connect().await.map_err(failed)
 }
 
-/// Runs one session, and returns the reason for its end. `lease` is set when the manager accepts
-/// the session.
+/// Runs one session, and returns the reason for its end. `lease` is set when the manager has
+/// replied to the hello message, even if it then rejects the agent.
 async fn run_session(
     identity: &AgentIdentity,
     known_rack: String,
@@ -180,11 +180,16 @@ async fn run_session(
     let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(SessionError::Closed) };
     let lease_ttl = Ns::ms(welcome.lease_ttl_ms);
     *lease = Some(lease_ttl.as_duration());
+    // A rejected agent receives the reason of the rejection instead of weights.
+    let second = messages.message().await?.and_then(|second| second.message);
+    let Some(to_agent::Message::Weights(weights)) = second else { return Err(SessionError::Closed) };
+    let weights = convert::to_weights(weights)?;
     let connected = SessionEvent::Connected { rack: welcome.rack_uuid, lease_ttl };
     reports.outbox.clear(); // a session begins with a complete report
     reports.usage.mark_unreported();
     shares.resend_report();
     events.send(connected).await.map_err(|_| SessionError::Stopping)?;
+    shares.set_weights(weights);
     loop {
         tokio::select! {
             message = messages.message() => {

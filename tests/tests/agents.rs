@@ -261,6 +261,9 @@ async fn second_agent_does_not_replace_the_connected_agent() {
     rack.wait_for("no alarm", async |rack| alarm_reasons(rack).await.is_empty()).await;
     let log = rack.read_log("manager");
     assert!(log.contains("another agent represents host h0") && !log.contains("fence"), "{log}");
+    let log = rack.read_log("h0-second");
+    assert!(log.contains("another agent represents this host"), "{log}");
+    assert!(!log.contains("connected to the manager"), "a rejected agent is not connected: {log}");
     assert!(vm_ends_with_intact_memory(vm), "the VM must keep its memory");
 }
 

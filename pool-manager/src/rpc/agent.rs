@@ -109,9 +109,15 @@ impl Agent {
         let weights = self.0.shares.watch(host.name.clone());
         let shared = self.0.clone();
         tokio::spawn(async move {
+            let outgoing = async {
+                match is_accepted {
+                    true => send_messages(session_messages, weights, rack_uuid, &sender).await,
+                    false => Some(receive_rejection(session_messages).await),
+                }
+            };
             let ended = tokio::select! {
                 ended = receive_reports(&shared, &host, session, messages), if is_accepted => ended,
-                ended = send_messages(session_messages, weights, rack_uuid, &sender) => ended,
+                ended = outgoing => ended,
                 () = shared.wait_until_stopping() => Some(stopping_status()),
                 () = sender.closed() => None,
             };
@@ -200,6 +206,17 @@ async fn send_messages(
             },
             weights = weights.next() => weights_message(&weights),
         };
+    }
+}
+
+/// Waits until the driver closes the session of a rejected agent. Returns the status for the agent.
+async fn receive_rejection(mut session_messages: mpsc::Receiver<SessionMessage>) -> Status {
+    loop {
+        match session_messages.recv().await {
+            None => return stopping_status(),
+            Some(SessionMessage::Close(why)) => return session_closed_status(why),
+            Some(SessionMessage::Desired(_) | SessionMessage::RequestReport) => {}
+        }
     }
 }
 
