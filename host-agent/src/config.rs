@@ -15,7 +15,7 @@ use config_file::{Field, Section};
 use tonic::transport::Uri;
 use units::{
     Name, UserId,
-    limits::{ALLOWED_UIDS_MAX, SCRUB_MIB_PER_S_DEFAULT, SOCKET_PATH_BYTES_MAX},
+    limits::{ALLOWED_UIDS_MAX, SCRUB_MIB_PER_S_DEFAULT},
 };
 
 use self::symbiosis::Symbiosis;
@@ -173,17 +173,14 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
     let runtime_dir = section.take_required("runtime_dir", |field| {
         let directory = field.to_path(base)?;
         if !has_socket {
-            check_socket_path(&directory.join(SOCKET_NAME))
+            config_file::check_socket_path_length(&directory.join(SOCKET_NAME))
                 .map_err(|rule| format!("{SOCKET_NAME} in it {rule}"))?;
         }
         Ok(directory)
     });
     let token_file = section.take_optional("token_file", |field| field.to_path(base));
     section.check(has_tls || token_file != Some(None), "token_file", "is missing: required without [tls]");
-    let socket = section.take_optional("socket", |field| {
-        let socket = field.to_path(base)?;
-        check_socket_path(&socket).map(|()| socket)
-    });
+    let socket = section.take_optional("socket", |field| config_file::to_socket_path(base, field.as_str()?));
     let allowed_uids = parse_allowed_uids(&mut section);
     let metrics_listen = section.take_optional("metrics_listen", parse_metrics_listen);
     section.reject_unknown_keys();
@@ -215,7 +212,7 @@ fn parse_tls(mut section: Section<'_>, base: &Path) -> Option<Tls> {
 fn parse_manager(manager: &str, has_tls: bool) -> Result<String, String> {
     let rule = if let Some(path) = manager.strip_prefix("unix:") {
         if path.starts_with('/') && !has_tls {
-            check_socket_path(Path::new(path))?;
+            config_file::to_socket_path(Path::new("/"), path)?;
             return Ok(manager.to_owned());
         }
         "must be unix: and an absolute path, without [tls]"
@@ -236,6 +233,9 @@ fn check_uri(manager: &str, has_tls: bool) -> Result<(), &'static str> {
     if uri.port().is_none() || has_path {
         return Err(rule);
     }
+    if uri.port_u16() == Some(0) {
+        return Err("must have a port from 1 to 65535");
+    }
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         return Err(
             "must not contain a user name or a password: the agent identifies itself by agent.token_file or [tls]",
@@ -254,15 +254,6 @@ fn check_uri(manager: &str, has_tls: bool) -> Result<(), &'static str> {
 fn is_loopback(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-fn check_socket_path(socket: &Path) -> Result<(), String> {
-    let bytes = socket.as_os_str().len();
-    if bytes <= SOCKET_PATH_BYTES_MAX {
-        Ok(())
-    } else {
-        Err(format!("has a path of {bytes} bytes: must have at most {SOCKET_PATH_BYTES_MAX} bytes"))
-    }
 }
 
 fn parse_allowed_uids(section: &mut Section<'_>) -> Option<Option<BTreeSet<UserId>>> {
@@ -490,6 +481,24 @@ mod tests {
         assert!(manager(107).is_ok());
         let error = manager(108).unwrap_err();
         assert!(error.contains("agent.manager = ") && error.contains(rule), "{error}");
+    }
+
+    #[test]
+    fn address_that_no_socket_can_have_is_rejected() {
+        for (key, value, rule) in [
+            ("manager", "http://127.0.0.1:0", "must have a port from 1 to 65535"),
+            ("manager", "unix:/", "must end with the name of a file"),
+            ("manager", "unix:/run/tarn/", "must end with the name of a file"),
+            ("manager", "unix:/run/..", "must end with the name of a file"),
+            ("socket", "/", "must end with the name of a file"),
+            ("socket", "run/", "must end with the name of a file"),
+            ("socket", "@x", "every local user can connect to an abstract socket"),
+        ] {
+            let text = MINIMAL_CONFIG.replace("[agent]", &format!("[agent]\n{key} = \"{value}\""));
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(&format!("line 3: agent.{key} = {value:?}: ")), "{error}");
+            assert!(error.contains(rule), "{error}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use toml::{
 };
 use units::{
     Name, Ns,
-    limits::{CONFIG_VIOLATIONS_MAX, SERVICE_CONFIG_BYTES_MAX},
+    limits::{CONFIG_VIOLATIONS_MAX, SERVICE_CONFIG_BYTES_MAX, SOCKET_PATH_BYTES_MAX},
 };
 
 /// Error of a configuration file.
@@ -471,6 +471,37 @@ pub fn to_absolute_path(base: &Path, path: &str) -> Result<PathBuf, String> {
     }
 }
 
+/// Returns the absolute form of the path of a unix socket. A relative path is resolved against
+/// `base`.
+///
+/// # Errors
+/// The rule that the path violates.
+pub fn to_socket_path(base: &Path, path: &str) -> Result<PathBuf, String> {
+    if path.starts_with('@') {
+        return Err(
+            "must be the path of a file: every local user can connect to an abstract socket".to_owned()
+        );
+    }
+    if ["", ".", ".."].contains(&path.rsplit('/').next().unwrap_or_default()) && !path.is_empty() {
+        return Err("must end with the name of a file, such as /run/tarn/manager.sock".to_owned());
+    }
+    let path = to_absolute_path(base, path)?;
+    check_socket_path_length(&path).map(|()| path)
+}
+
+/// Checks that the kernel accepts the absolute path of a unix socket.
+///
+/// # Errors
+/// The rule that the path violates.
+pub fn check_socket_path_length(path: &Path) -> Result<(), String> {
+    let bytes = path.as_os_str().len();
+    if bytes <= SOCKET_PATH_BYTES_MAX {
+        Ok(())
+    } else {
+        Err(format!("has a path of {bytes} bytes: must have at most {SOCKET_PATH_BYTES_MAX} bytes"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Seek as _, Write as _};
@@ -507,6 +538,24 @@ mod tests {
         ];
         for (text, expected) in cases {
             assert_eq!(read(text).unwrap_err(), expected);
+        }
+    }
+
+    #[test]
+    fn socket_path_must_name_a_file() {
+        let parse = |path: &str| to_socket_path(Path::new("/etc"), path);
+        assert_eq!(parse("run/a.sock").unwrap(), Path::new("/etc/run/a.sock"));
+        for (path, rule) in [
+            ("", "must not be an empty path"),
+            ("@a", "every local user can connect to an abstract socket"),
+            ("/", "must end with the name of a file"),
+            ("/run/", "must end with the name of a file"),
+            ("/run/.", "must end with the name of a file"),
+            ("/run/..", "must end with the name of a file"),
+            (&format!("/{}", "x".repeat(107)), "has a path of 108 bytes: must have at most 107 bytes"),
+        ] {
+            let error = parse(path).unwrap_err();
+            assert!(error.contains(rule), "{path:?}: {error}");
         }
     }
 
