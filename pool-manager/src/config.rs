@@ -23,6 +23,7 @@ use crate::{
     fence_command::FenceCommand,
     folder_access::{self, FolderAccessError},
     forecasts::Settings,
+    token_paths,
 };
 use directories::Directories;
 
@@ -35,7 +36,6 @@ mod prediction;
 pub use access::Access;
 pub use config_file::{ConfigError, Violation};
 pub use immutable::{ImmutableSettingChange, changed_immutable_settings};
-pub use units::limits::SOCKET_PATH_BYTES_MAX;
 
 /// Validated configuration of a rack.
 #[derive(Clone, Debug, PartialEq)]
@@ -189,17 +189,17 @@ impl Config {
     }
 
     /// Checks that only root and the manager's user, which has the ID `manager_uid`, can write to
-    /// the folder of the store, if it exists. `path` is the path of the configuration file, for
-    /// messages. The folders of an EMC are checked when the EMC is opened, so that the other EMCs
-    /// stay usable.
+    /// the folder of the store and to the folders of its tokens, if they exist. `path` is the path
+    /// of the configuration file, for messages. The folders of an EMC are checked when the EMC is
+    /// opened, so that the other EMCs stay usable.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] if the folder violates a rule.
-    pub fn check_store_folder(&self, path: &Path, manager_uid: u32) -> Result<(), ConfigError> {
-        check_folder_access(std::iter::once(self.store_folder()), path, manager_uid)
+    /// [`ConfigError::Invalid`] with all violations.
+    pub fn check_store_folders(&self, path: &Path, manager_uid: u32) -> Result<(), ConfigError> {
+        check_folder_access(self.store_folders(), path, manager_uid)
     }
 
-    /// Checks the folder of the store like [`Self::check_store_folder`], and also the folders of the
+    /// Checks the folders of the store like [`Self::check_store_folders`], and also the folders of the
     /// EMCs.
     ///
     /// # Errors
@@ -208,12 +208,15 @@ impl Config {
         let emcs = self.emcs.iter().enumerate().flat_map(|(i, emc)| {
             emc.driver.folders(&emc.path).into_iter().map(move |folder| (format!("emc[{i}].path"), folder))
         });
-        check_folder_access(std::iter::once(self.store_folder()).chain(emcs), path, manager_uid)
+        check_folder_access(self.store_folders().chain(emcs), path, manager_uid)
     }
 
-    /// Returns the field and the path of the store's folder.
-    fn store_folder(&self) -> (String, PathBuf) {
-        ("manager.store".to_owned(), self.manager.store.clone())
+    /// Returns the field and the path of the store's folder and of the folders of tokens in it.
+    fn store_folders(&self) -> impl Iterator<Item = (String, PathBuf)> {
+        let store = &self.manager.store;
+        [store.clone(), token_paths::host_token_directory(store), token_paths::role_token_directory(store)]
+            .into_iter()
+            .map(|folder| ("manager.store".to_owned(), folder))
     }
 
     /// Parses and validates the contents of a configuration file. `path` appears in messages, and
@@ -310,29 +313,13 @@ impl<'a> ConfigParser<'a> {
                         .into(),
                 );
             }
-            return self.parse_socket_path(path).map(Listen::Unix);
+            return config_file::to_socket_path(self.base, path).map(Listen::Unix);
         }
         let listen = Listen::Tcp(parse_address(field)?);
         let allowed = listen.is_local() || self.has_tls;
         allowed
             .then_some(listen)
             .ok_or_else(|| "must be a loopback address or unix:/path, because there is no [tls]".to_owned())
-    }
-
-    fn parse_socket_path(&self, path: &str) -> Result<PathBuf, String> {
-        if path.starts_with('@') {
-            return Err(
-                "must be the path of a file: every local user can connect to an abstract socket".into()
-            );
-        }
-        if ["", ".", ".."].contains(&path.rsplit('/').next().unwrap_or_default()) && !path.is_empty() {
-            return Err("must end with the name of a file, such as unix:/run/tarn/manager.sock".into());
-        }
-        let path = config_file::to_absolute_path(self.base, path)?;
-        let bytes = path.as_os_str().len();
-        let rule =
-            || format!("has {bytes} bytes as an absolute path: must have at most {SOCKET_PATH_BYTES_MAX}");
-        (bytes <= SOCKET_PATH_BYTES_MAX).then_some(path).ok_or_else(rule)
     }
 
     fn parse_tls(&self, mut section: Section<'_>) -> Option<Tls> {

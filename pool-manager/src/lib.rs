@@ -29,5 +29,6 @@ pub mod store_folder;
 #[cfg(test)]
 mod test_files;
 pub mod tls;
+pub mod token_paths;
 pub mod tokens;
 pub mod write_chunk;

@@ -18,8 +18,8 @@ use crate::{
         redb::RedbStore,
     },
     store_folder::{self, StoreFolderError},
-    tls,
-    tokens::{self, TokenError, Tokens},
+    tls, token_paths,
+    tokens::{TokenError, Tokens},
 };
 
 /// Error of a command that runs without a manager.
@@ -94,8 +94,8 @@ pub fn init(path: &Path) -> Result<(), OfflineError> {
     println!(
         "{}: created rack {uuid}; tokens: of hosts in {}, of schedulers and administrators in {}",
         store.display(),
-        tokens::host_token_directory(store).display(),
-        tokens::role_token_directory(store).display()
+        token_paths::host_token_directory(store).display(),
+        token_paths::role_token_directory(store).display()
     );
     Ok(())
 }

@@ -130,7 +130,7 @@ fn io_error(
 /// request has been served.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
     let config = Config::load(&path)?;
-    config.check_store_folder(&path, rustix::process::geteuid().as_raw())?;
+    config.check_store_folders(&path, rustix::process::geteuid().as_raw())?;
     let opened = store_folder::open(&config.manager.store, &path)?;
     let OpenedStore { mut store, meta, records, restored } = opened;
     let rejections = Arc::new(RejectionLog::default());
@@ -355,7 +355,7 @@ async fn reload(
     access: &AccessControl,
 ) -> Result<Config, ServeError> {
     let new = Config::load(path)?;
-    new.check_store_folder(path, rustix::process::geteuid().as_raw())?;
+    new.check_store_folders(path, rustix::process::geteuid().as_raw())?;
     let changes: Vec<String> =
         changed_immutable_settings(old, &new).iter().map(ToString::to_string).collect();
     if !changes.is_empty() {

@@ -22,7 +22,7 @@ use crate::{
         disk::DATABASE_FILE,
         redb::{self, RedbStore},
     },
-    tokens,
+    token_paths,
 };
 
 /// Error for a directory that cannot be used as the store of a rack.
@@ -298,7 +298,7 @@ fn find_rack_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError>
 
 /// Returns the path of the first directory with tokens, of hosts or roles, that exists.
 fn find_token_directory(folder: &Path) -> Result<Option<PathBuf>, StoreFolderError> {
-    for tokens in [tokens::host_token_directory(folder), tokens::role_token_directory(folder)] {
+    for tokens in [token_paths::host_token_directory(folder), token_paths::role_token_directory(folder)] {
         if tokens.try_exists().map_err(io_error("find", &tokens))? {
             return Ok(Some(tokens));
         }
@@ -319,6 +319,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::test_files::write_private_file;
 
     const UUID: &str = "11111111-2222-3333-4444-555555555555";
     const RACK_TOML: &str = "/etc/tarn/rack.toml";
@@ -328,7 +329,7 @@ mod tests {
     fn rack_folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         init_rack(folder.path(), UUID).unwrap();
-        fs::create_dir(tokens::host_token_directory(folder.path())).unwrap();
+        fs::create_dir(token_paths::host_token_directory(folder.path())).unwrap();
         folder
     }
 
@@ -353,7 +354,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         init_rack(&folder.path().join("new"), UUID).unwrap();
         assert_eq!(stored_uuid(&folder.path().join("new")), UUID);
-        fs::write(folder.path().join(DATABASE_FILE), "").unwrap(); // a crash during the creation of the store leaves an empty file
+        write_private_file(&folder.path().join(DATABASE_FILE), ""); // a crash during the creation of the store leaves an empty file
         init_rack(folder.path(), UUID).unwrap();
         assert_eq!(stored_uuid(folder.path()), UUID);
     }
@@ -361,7 +362,7 @@ mod tests {
     #[test]
     fn init_is_rejected_if_only_role_tokens_are_left() {
         let folder = tempfile::tempdir().unwrap();
-        let roles = tokens::role_token_directory(folder.path());
+        let roles = token_paths::role_token_directory(folder.path());
         fs::create_dir(&roles).unwrap();
         let error = failed_init_error(folder.path());
         let ledger = folder.path().join(DATABASE_FILE);
@@ -462,7 +463,7 @@ mod tests {
     #[test]
     fn unreadable_token_directory_prevents_a_new_rack() {
         let folder = tempfile::tempdir().unwrap();
-        let tokens = tokens::host_token_directory(folder.path());
+        let tokens = token_paths::host_token_directory(folder.path());
         std::os::unix::fs::symlink(&tokens, &tokens).unwrap();
         for error in [failed_open_error(folder.path()), failed_init_error(folder.path())] {
             assert_eq!(error, format!("cannot find {}", tokens.display()));

@@ -1,6 +1,13 @@
-//! Special files for tests, and a time limit for functions that must not wait for such a file.
+//! Special and private files for tests, and a time limit for functions that must not wait for such a file.
 
-use std::{path::Path, sync::mpsc, thread, time::Duration};
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 
@@ -10,6 +17,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Creates a FIFO with mode 0600 at `path`. Opening the FIFO for reading waits for a writer.
 pub(crate) fn create_fifo(path: &Path) {
     mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
+}
+
+/// Writes a file that only its owner can access.
+pub(crate) fn write_private_file(path: &Path, contents: impl AsRef<[u8]>) {
+    fs::write(path, contents).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
 }
 
 /// Runs `run` on another thread and returns its result.

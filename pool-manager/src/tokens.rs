@@ -3,11 +3,11 @@
 //! memory. With TLS, certificates identify callers and tokens are not used.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     fmt,
     fs::{self, DirBuilder, File},
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
@@ -17,15 +17,14 @@ use units::{Name, limits::TOKEN_FILE_BYTES_MAX};
 
 use crate::{
     config::Host,
-    hex,
+    folder_access, hex,
     role::Role,
     store::disk::{open_private_file, sync_parent_directory},
+    token_paths::{host_token_directory, host_token_path, role_token_directory, role_token_path},
 };
 
 /// Number of random bytes of a token. Files contain tokens in hexadecimal.
 const TOKEN_BYTES: usize = 32;
-/// Permission bits of all users except the owner.
-const GROUP_AND_OTHERS_MODE_BITS: u32 = 0o077;
 
 /// SHA-256 hashes of the tokens of all hosts and roles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,19 +47,21 @@ pub enum TokenError {
         #[source]
         errno: io::Error,
     },
-    /// Users other than the owner can access the file.
-    #[error("token {} has mode {mode:04o}: must be accessible to its owner only; run `chmod 600` on it, or delete it to create a new token", path.display())]
-    Permissions {
-        /// File of the token.
-        path: PathBuf,
-        /// Mode of the file.
-        mode: u32,
-    },
     /// The file does not contain a token.
     #[error("token {} is malformed: must be 64 hexadecimal digits (0-9, a-f); delete the file to create a new token", path.display())]
     Malformed {
         /// File of the token.
         path: PathBuf,
+    },
+    /// Two hosts or roles have the same token.
+    #[error(
+        "token of {second} equals the token of {first}: must be unique; delete the file of one of them to create a new token"
+    )]
+    Duplicate {
+        /// Host or role that was loaded first.
+        first: String,
+        /// Other host or role.
+        second: String,
     },
 }
 
@@ -84,7 +85,7 @@ impl Tokens {
     /// # Errors
     /// [`TokenError`] for the first file that cannot be used.
     pub fn prepare(store: &Path, hosts: &[Host]) -> Result<(Self, NewTokenFiles), TokenError> {
-        let mut tokens = Self::default();
+        let (mut tokens, mut unique) = (Self::default(), UniqueTokens::default());
         let mut new_files = NewTokenFiles {
             directories: [host_token_directory(store), role_token_directory(store)],
             tokens: Vec::new(),
@@ -94,10 +95,13 @@ impl Tokens {
                 Some(hash) => hash,
                 None => new_files.read_or_generate_hash(host_token_path(store, &host.name))?,
             };
+            unique.add(hash, format!("host {}", host.name))?;
             tokens.hosts.insert(host.name.clone(), hash);
         }
         for role in Role::ALL {
-            tokens.roles.insert(role, new_files.read_or_generate_hash(role_token_path(store, role))?);
+            let hash = new_files.read_or_generate_hash(role_token_path(store, role))?;
+            unique.add(hash, format!("role {role}"))?;
+            tokens.roles.insert(role, hash);
         }
         Ok((tokens, new_files))
     }
@@ -110,6 +114,23 @@ impl Tokens {
     /// Returns whether `presented` is the token of the role. The comparison takes constant time.
     pub fn is_role_token(&self, role: Role, presented: &str) -> bool {
         self.roles.get(&role).is_some_and(|expected| is_equal_hash(expected, &hash_token(presented)))
+    }
+}
+
+/// Hosts and roles by the hashes of their tokens. Of two callers with the same token, each could act
+/// as the other.
+#[derive(Default)]
+struct UniqueTokens(BTreeMap<[u8; 32], String>);
+
+impl UniqueTokens {
+    fn add(&mut self, hash: [u8; 32], owner: String) -> Result<(), TokenError> {
+        match self.0.entry(hash) {
+            Entry::Vacant(entry) => drop(entry.insert(owner)),
+            Entry::Occupied(first) => {
+                return Err(TokenError::Duplicate { first: first.get().clone(), second: owner });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -167,26 +188,6 @@ fn create_directory(directory: &Path) -> Result<(), TokenError> {
     created.map_err(io_error("create the directory of", directory))
 }
 
-/// Returns the directory of the hosts' tokens. `store` is the directory of the store.
-pub fn host_token_directory(store: &Path) -> PathBuf {
-    store.join("tokens")
-}
-
-/// Returns the path of the file with a host's token.
-pub fn host_token_path(store: &Path, host: &Name) -> PathBuf {
-    host_token_directory(store).join(format!("{host}.token"))
-}
-
-/// Returns the directory of the roles' tokens. `store` is the directory of the store.
-pub fn role_token_directory(store: &Path) -> PathBuf {
-    store.join("roles")
-}
-
-/// Returns the path of the file with a role's token.
-pub fn role_token_path(store: &Path, role: Role) -> PathBuf {
-    role_token_directory(store).join(format!("{role}.token"))
-}
-
 fn hash_token(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
@@ -196,10 +197,7 @@ fn io_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> Token
 }
 
 fn read_token(path: &Path, file: File) -> Result<String, TokenError> {
-    let mode = file.metadata().map_err(io_error("get the mode of", path))?.mode() & 0o7777;
-    if mode & GROUP_AND_OTHERS_MODE_BITS != 0 {
-        return Err(TokenError::Permissions { path: path.to_owned(), mode });
-    }
+    folder_access::check_private_file(&file, path).map_err(io_error("use", path))?;
     let contents = config_file::read_limited(file, TOKEN_FILE_BYTES_MAX).map_err(io_error("read", path))?;
     let text = String::from_utf8_lossy(&contents);
     let token = text.trim_end();
@@ -235,7 +233,7 @@ fn write_partial_token(partial: &Path, digits: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     use units::Bytes;
 
@@ -327,11 +325,35 @@ mod tests {
         let file = host_token_path(store.path(), &hosts[0].name);
         for mode in [0o640, 0o604, 0o620, 0o601] {
             fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
-            let error = Tokens::load(store.path(), &hosts).unwrap_err().to_string();
+            let error = units::chain(&Tokens::load(store.path(), &hosts).unwrap_err());
             assert!(
                 error.contains(&format!("has mode {mode:04o}: must be accessible to its owner only")),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn token_of_two_hosts_or_roles_is_rejected() {
+        let hosts = [host("h0", None), host("h1", None), host("h2", Some(hash_token(&"2".repeat(64))))];
+        let cases = [
+            (["tokens/h0", "tokens/h1"], "1", "token of host h1 equals the token of host h0: must be unique"),
+            (["roles/scheduler", "roles/admin"], "1", "equals the token of role"),
+            (
+                ["tokens/h1", "roles/admin"],
+                "1",
+                "token of role admin equals the token of host h1: must be unique",
+            ),
+            (["tokens/h1", "tokens/h1"], "2", "token of host h2 equals the token of host h1: must be unique"),
+        ];
+        for (files, digit, expected) in cases {
+            let store = tempfile::tempdir().unwrap();
+            Tokens::load(store.path(), &hosts).unwrap();
+            for file in files {
+                fs::write(store.path().join(format!("{file}.token")), digit.repeat(64)).unwrap();
+            }
+            let error = Tokens::load(store.path(), &hosts).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 

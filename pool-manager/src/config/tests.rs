@@ -159,7 +159,7 @@ fn invalid_list_of_tables_is_not_also_reported_as_missing() {
 
 #[test]
 fn listen_addresses_without_a_fixed_place_are_rejected() {
-    let file = "must end with the name of a file, such as unix:/run/tarn/manager.sock";
+    let file = "must end with the name of a file, such as /run/tarn/manager.sock";
     let abstract_socket = "must be the path of a file: every local user can connect to an abstract socket";
     let port = "must have a port from 1 to 65535, because clients cannot find another port";
     for (value, rule) in [
@@ -549,9 +549,9 @@ fn unix_socket_path_longer_than_107_bytes_is_rejected() {
     parse(&listen(&longest)).unwrap();
     let error = parse(&listen(&format!("{longest}y"))).unwrap_err().to_string();
     assert!(error.starts_with("/etc/tarn/rack.toml: line 3: manager.listen = \"unix:/xxx"), "{error}");
-    assert!(error.ends_with(": has 108 bytes as an absolute path: must have at most 107"), "{error}");
+    assert!(error.ends_with(": has a path of 108 bytes: must have at most 107 bytes"), "{error}");
     let relative = parse(&listen(&"x".repeat(99))).unwrap_err().to_string();
-    assert!(relative.ends_with(": has 109 bytes as an absolute path: must have at most 107"), "{relative}");
+    assert!(relative.ends_with(": has a path of 109 bytes: must have at most 107 bytes"), "{relative}");
 }
 
 #[test]
@@ -570,4 +570,26 @@ fn file_in_another_encoding_is_rejected_with_its_line() {
     fs::write(&path, b"[manager]\n# caf\xe9\nstore = \"store\"\n").unwrap();
     let error = Config::load(&path).unwrap_err().to_string();
     assert_eq!(error, format!("{}: line 2: must be UTF-8, but contains the byte 0xe9", path.display()));
+}
+
+#[test]
+fn token_folders_writable_by_others_are_rejected() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rack.toml");
+    let config = Config::parse(RACK, &path).unwrap();
+    let own = rustix::process::geteuid().as_raw();
+    config.check_store_folders(&path, own).unwrap();
+    for name in ["tokens", "roles"] {
+        let tokens = config.manager.store.join(name);
+        fs::create_dir_all(&tokens).unwrap();
+        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o777)).unwrap();
+        let expected = format!(
+            "manager.store = {0}: has mode 0777: must not be writable by group or others; run `chmod go-w {0}`",
+            tokens.display()
+        );
+        let error = config.check_store_folders(&path, own).unwrap_err().to_string();
+        assert!(error.ends_with(&expected), "{error}");
+        fs::set_permissions(&tokens, fs::Permissions::from_mode(0o700)).unwrap();
+    }
 }

@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use super::*;
-use crate::{offline, store::disk::DATABASE_FILE, store_folder::StoreFolderError, tokens};
+use crate::{offline, store::disk::DATABASE_FILE, store_folder::StoreFolderError, token_paths};
 
 /// Time limit for a start that must fail.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -85,7 +85,7 @@ async fn reload_rejected_by_the_ledger_creates_no_token() {
     fs::write(&path, added.replace("slices = 1\n", "slices = 2\n")).unwrap();
     let mut old = config.clone();
     old.emcs[0].slices = 2;
-    let token = tokens::host_token_path(&config.manager.store, &units::Name::new("h1").unwrap());
+    let token = token_paths::host_token_path(&config.manager.store, &units::Name::new("h1").unwrap());
     let error = reload(&path, &old, &handle, &access).await.unwrap_err();
     assert!(matches!(error, ServeError::Configure { .. }), "{error:?}");
     assert!(!token.exists());
@@ -103,7 +103,7 @@ fn check_rejects_tokens_on_which_serve_fails() {
     let path = rack_toml(folder.path());
     offline::init(&path).unwrap();
     offline::check(&path).unwrap();
-    let token = tokens::role_token_path(&folder.path().join("store"), crate::role::Role::Admin);
+    let token = token_paths::role_token_path(&folder.path().join("store"), crate::role::Role::Admin);
     for contents in [&b""[..], b"\xff\0"] {
         fs::write(&token, contents).unwrap();
         let error = offline::check(&path).unwrap_err().to_string();

@@ -2,16 +2,20 @@
 //! contents of the file.
 
 use std::{
-    fs::{DirBuilder, File, OpenOptions, TryLockError},
+    fs::{DirBuilder, File, TryLockError},
     io,
-    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, FileExt},
     path::{Path, PathBuf},
 };
 
 use redb::StorageBackend;
-use rustix::{fs::FallocateFlags, io::Errno};
+use rustix::{
+    fs::{FallocateFlags, Mode, OFlags},
+    io::Errno,
+};
 
 use super::StoreError;
+use crate::folder_access;
 
 /// Name of the store's database file in its directory.
 pub const DATABASE_FILE: &str = "ledger.redb";
@@ -172,15 +176,22 @@ fn open_file(path: &Path) -> io::Result<StoreFile> {
     Ok(StoreFile(file))
 }
 
-/// Opens a regular file for reading and writing, or creates it with mode 0600.
+/// Opens a regular file for reading and writing, or creates it with mode 0600. Follows no symbolic
+/// link at `path`, and never waits.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file, or another error of the
+/// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file,
+/// [`io::ErrorKind::PermissionDenied`] if other users can access the file, or another error of the
 /// operating system.
 pub(crate) fn open_private_file(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    let opened = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-    config_file::check_regular(opened?)
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
+    let file = config_file::check_regular(opened.map(File::from).map_err(|errno| match errno {
+        Errno::LOOP => config_file::not_regular_error(),
+        errno => errno.into(),
+    })?)?;
+    folder_access::check_private_file(&file, path)?;
+    Ok(file)
 }
 
 /// Syncs the parent directory of `path`, to make the creation, renaming or removal of the file

@@ -8,6 +8,7 @@ use super::{
     redb::RedbStore,
     *,
 };
+use crate::test_files::write_private_file;
 
 mod damage;
 
@@ -264,7 +265,7 @@ fn file_that_is_not_a_store_is_rejected_with_a_remedy() {
     for content in [&b"hello"[..], &[0; 5000][..4096], &[b'x'; 100_000]] {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join(disk::DATABASE_FILE);
-        std::fs::write(&file, content).unwrap();
+        write_private_file(&file, content);
         if content.iter().all(|byte| *byte == 0) {
             RedbStore::open_directory(directory.path()).expect("a file of zeros is an interrupted creation");
             continue;
@@ -285,6 +286,8 @@ fn redb_file_with_other_tables_is_rejected() {
     transaction.open_table(table).unwrap().insert(&b"format"[..], &b"1"[..]).unwrap();
     transaction.commit().unwrap();
     drop(database);
+    let file = directory.path().join(disk::DATABASE_FILE);
+    write_private_file(&file, std::fs::read(&file).unwrap());
     let error = RedbStore::open_directory(directory.path()).unwrap_err();
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
     assert!(error.to_string().contains("\"meta\""), "{error}");
@@ -321,6 +324,35 @@ fn store_reports_free_space_and_has_private_files() {
         (mode(store.disk().path()), mode(&store.disk().path().join(disk::DATABASE_FILE))),
         (0o700, 0o600)
     );
+}
+
+#[test]
+fn symbolic_link_in_place_of_a_file_is_not_followed() {
+    for name in [disk::LOCK_FILE, disk::DATABASE_FILE] {
+        let directory = tempfile::tempdir().unwrap();
+        let (link, target) = (directory.path().join(name), directory.path().join("target"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let error = units::chain(&RedbStore::open_directory(directory.path()).unwrap_err());
+        assert!(error.ends_with(": must be a regular file"), "{name}: {error}");
+        assert!(!target.exists(), "{name}: the target of the link was created");
+    }
+}
+
+#[test]
+fn store_accessible_to_other_users_is_rejected() {
+    use std::os::unix::fs::PermissionsExt as _;
+    for name in [disk::LOCK_FILE, disk::DATABASE_FILE] {
+        let directory = tempfile::tempdir().unwrap();
+        drop(RedbStore::open_directory(directory.path()).unwrap());
+        let file = directory.path().join(name);
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
+        let error = units::chain(&RedbStore::open_directory(directory.path()).unwrap_err());
+        let rule = format!(
+            "has mode 0666: must be accessible to its owner only; run `chmod 600 {}`",
+            file.display()
+        );
+        assert!(error.starts_with("cannot open ") && error.ends_with(&rule), "{error}");
+    }
 }
 
 /// Checks that the file has no holes, so that the store can be opened on a full disk.

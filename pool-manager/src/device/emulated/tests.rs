@@ -36,6 +36,18 @@ fn revoked_owner_cannot_read_its_open_file() {
 }
 
 #[test]
+fn symbolic_link_in_place_of_a_file_is_not_followed() {
+    for name in ["lock", "epochs"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (link, target) = (directory.path().join(name), directory.path().join("target"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let error = units::chain(&Emulated::open(directory.path(), 8).unwrap_err());
+        assert!(error.ends_with(&format!("{name}: must be a regular file")), "{error}");
+        assert!(!target.exists(), "{name}: the target of the link was created");
+    }
+}
+
+#[test]
 fn next_owner_gets_a_zeroed_private_slice() {
     let directory = tempfile::tempdir().unwrap();
     let mut device = open_device(&directory);
