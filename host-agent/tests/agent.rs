@@ -154,6 +154,26 @@ fn attach_by_path_returns_files_that_the_vmm_can_open() {
     assert!(!local.exists(), "the local memory of the ended VM was not removed");
 }
 
+/// Regression test: the end of a process that received no memory ended the reservation.
+#[test]
+fn failed_attach_leaves_the_vm_reserved() {
+    let mut rig = Rig::new();
+    let slice = rig.create_slice(1, 1);
+    rig.apply(desired_vm(vec![slice]), |report| slice_epochs(&report.online) == [(1, 1)]);
+    let local = rig.dir.path().join("local");
+    fs::set_permissions(&local, fs::Permissions::from_mode(0o775)).unwrap();
+    let mut failed = rig.vmm();
+    let reply = failed.request("attach a paths");
+    assert!(reply.contains("has mode 0775"), "{reply}");
+    failed.kill();
+    fs::set_permissions(&local, fs::Permissions::from_mode(0o711)).unwrap();
+    let mut vmm = rig.vmm();
+    assert_eq!(vmm.request("attach a paths"), format!("attached local={} 1.1={GIB}", 16 << 20));
+    let report = rig.wait(|report| report.vms.len() == 1);
+    assert!(report.ended.is_empty(), "{report:?}");
+    assert!(!rig.log().contains("process of VM ended"), "{}", rig.log());
+}
+
 #[test]
 fn inspection_returns_paths_and_does_not_attach_the_caller() {
     let mut rig = Rig::new();

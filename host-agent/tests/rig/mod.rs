@@ -65,6 +65,7 @@ impl agent_server::Agent for FakeManager {
         };
         let down = |message| Ok(wire::ToAgent { message: Some(message) });
         out.send(down(to_agent::Message::Welcome(welcome))).expect("the receiver exists");
+        out.send(down(to_agent::Message::Weights(wire::Weights::default()))).expect("the receiver exists");
         let events = self.0.clone();
         let _ = events.send(ManagerEvent::Hello(hello, bearer, sender)); // fails if the test has ended
         tokio::spawn(async move {
