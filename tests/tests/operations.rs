@@ -2,7 +2,11 @@
 //! invalid configurations. Uses real processes.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
-use std::{fs, process::Command};
+use std::{
+    fs::{self, File},
+    os::unix::fs::OpenOptionsExt as _,
+    process::Command,
+};
 
 use proto::v1 as wire;
 use rustix::process::Signal;
@@ -177,7 +181,12 @@ async fn lost_ledger_is_not_treated_as_new_rack() {
 
     let ledger = rack.dir().join("store/ledger.redb");
     for problem in ["is missing", "is empty"] {
-        if problem == "is empty" { fs::write(&ledger, "") } else { fs::remove_file(&ledger) }.unwrap();
+        match problem {
+            "is empty" => {
+                drop(File::options().create_new(true).write(true).mode(0o600).open(&ledger).unwrap())
+            }
+            _ => fs::remove_file(&ledger).unwrap(),
+        }
         for command in ["check", "serve", "init"] {
             let (ok, output) = rack.run_pool_manager(&[command]);
             let is_clear = output.contains(problem) && output.contains("pool-manager restore");
