@@ -96,7 +96,7 @@ impl Disk for Directory {
     type Backend = StoreFile;
 
     fn open(&self) -> io::Result<StoreFile> {
-        open_file(&self.file)
+        open_private_file(&self.file).and_then(|file| to_store_file(file, &self.file))
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
@@ -116,8 +116,9 @@ pub(super) struct UnlockedFile(pub(super) PathBuf);
 impl Disk for UnlockedFile {
     type Backend = StoreFile;
 
+    /// Does not check the mode of the file, because a backup can be on a file system without modes.
     fn open(&self) -> io::Result<StoreFile> {
-        open_file(&self.0)
+        open_or_create_file(&self.0).and_then(|file| to_store_file(file, &self.0))
     }
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
@@ -170,28 +171,35 @@ impl StorageBackend for StoreFile {
     }
 }
 
-fn open_file(path: &Path) -> io::Result<StoreFile> {
-    let file = open_private_file(path)?;
+fn to_store_file(file: File, path: &Path) -> io::Result<StoreFile> {
     sync_parent_directory(path)?;
     Ok(StoreFile(file))
+}
+
+/// Opens a file that only root and the manager's user can access, as [`open_or_create_file`].
+///
+/// # Errors
+/// [`io::ErrorKind::PermissionDenied`] if other users can access the file, or an error of
+/// [`open_or_create_file`].
+pub(crate) fn open_private_file(path: &Path) -> io::Result<File> {
+    let file = open_or_create_file(path)?;
+    folder_access::check_private_file(&file, path)?;
+    Ok(file)
 }
 
 /// Opens a regular file for reading and writing, or creates it with mode 0600. Follows no symbolic
 /// link at `path`, and never waits.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file,
-/// [`io::ErrorKind::PermissionDenied`] if other users can access the file, or another error of the
+/// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file, or another error of the
 /// operating system.
-pub(crate) fn open_private_file(path: &Path) -> io::Result<File> {
+fn open_or_create_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
-    let file = config_file::check_regular(opened.map(File::from).map_err(|errno| match errno {
+    config_file::check_regular(opened.map(File::from).map_err(|errno| match errno {
         Errno::LOOP => config_file::not_regular_error(),
         errno => errno.into(),
-    })?)?;
-    folder_access::check_private_file(&file, path)?;
-    Ok(file)
+    })?)
 }
 
 /// Syncs the parent directory of `path`, to make the creation, renaming or removal of the file
