@@ -400,3 +400,18 @@ async fn combination_options_must_be_percentages() {
         assert!(help.contains(expected), "{expected}: {help}");
     }
 }
+
+#[tokio::test]
+async fn invalid_options_of_the_qos_simulation_are_rejected() {
+    for (options, expected) in [
+        ("--vms 0", "0 is not in 1..=1000000"),
+        ("--pdm 0", "must be a percentage from 0.1 to 100"),
+        ("--exceed-max 101", "must be a percentage from 0 to 100"),
+    ] {
+        let ran = tarn(&format!("evaluate qos {options}")).await;
+        assert_eq!(ran.code, 2, "{options}");
+        assert!(ran.stderr.contains(expected), "{options}: {}", ran.stderr);
+    }
+    let ran = tarn("evaluate qos --json /nowhere/qos.json").await;
+    assert!(ran.code != 0 && ran.stderr.contains("/nowhere/qos.json"), "{}", ran.stderr);
+}

@@ -10,10 +10,10 @@ use crate::processor::{
 };
 
 /// Number of inputs of each program in the training set.
-const TRAINING_INPUTS: u64 = 10;
+const TRAINING_INPUTS: u64 = 4;
 /// Number of racks with different memory. Each program of the library runs on one of them per
 /// input.
-const RACKS: u64 = 12;
+const RACKS: u64 = 6;
 /// Range of the fraction of accesses to the pool, for a VM with overpredicted frigid memory.
 const POOL_SHARE_MIN: f64 = 0.02;
 
