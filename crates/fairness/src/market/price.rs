@@ -7,8 +7,10 @@
 //! ratio, so that either price may approach 0.
 //!
 //! The bracket is narrowed by the Illinois method (regula falsi in which the value at an end of the
-//! bracket is halved each time that only the other end moves) on the logarithm of demand, and by
-//! bisection after [`SLOW_STEPS_MAX`] steps that do not halve the bracket.
+//! bracket is halved each time that only the other end moves) on the logarithm of relative demand,
+//! and by bisection after [`SLOW_STEPS_MAX`] steps that do not halve the bracket. For tenants that
+//! spend a constant fraction of their budget on each good (Cobb-Douglas), this logarithm falls
+//! linearly with slope 1, so that the first step of the search ends at the clearing price.
 
 use units::limits::PRICE_ROUNDS_MAX;
 
@@ -25,22 +27,23 @@ const BRACKET_WIDTH_MIN: f64 = 1e-10;
 /// Width of the bracket at which the search ends if demand jumps within the bracket. A tenant then
 /// overspends by at most this fraction of its budget.
 const JUMP_WIDTH_MIN: f64 = 1e-6;
-/// Ratio of the change of the logarithm of demand to the change of the logarithm of the price ratio
-/// above which demand jumps.
+/// Ratio of the change of the logarithm of relative demand to the change of the logarithm of the
+/// price ratio above which demand jumps.
 const JUMP_SLOPE_MIN: f64 = 20.0;
 /// Largest excess demand, as a fraction of the supply of a good, that counts as rounding error.
 const CLEARING_TOLERANCE: f64 = 1e-10;
-/// First step of the search for the second end of the bracket, in the logarithm of the price ratio.
-const FIRST_STEP: f64 = 0.5;
-/// Growth factor from step to step.
-const STEP_GROWTH: f64 = 3.0;
+/// Shortest first step of the search for the second end of the bracket, in the logarithm of the price
+/// ratio.
+const FIRST_STEP_MIN: f64 = 0.01;
+/// Smallest growth factor from step to step.
+const STEP_GROWTH_MIN: f64 = 3.0;
 /// Number of consecutive steps that do not halve the bracket, after which it is bisected.
 const SLOW_STEPS_MAX: u32 = 2;
 /// First step of the search for a smaller dividend, in the logarithm of the price ratio.
 const DIVIDEND_STEP_MIN: f64 = 1e-6;
 /// Growth factor from step to step of the search for a smaller dividend.
 const DIVIDEND_STEP_GROWTH: f64 = 8.0;
-/// Lower bound of demand for memory before its logarithm is taken, as a fraction of the supply.
+/// Lower bound of demand for a good before its logarithm is taken, as a fraction of the supply.
 const DEMAND_FLOOR: f64 = 1e-3;
 /// Largest logarithm of the price ratio. For a larger ratio, the cheaper good is free.
 const LOG_RATIO_MAX: f64 = 27.0;
@@ -73,20 +76,21 @@ pub(super) fn bracket_price<U: Utility>(market: &Market<'_, U>) -> ClearingBrack
     let mut search =
         PriceSearch { market, hints: vec![DemandHint::default(); market.tenants.len()], rounds: 0 };
     let mut last = search.evaluate(0.0);
-    let mut step = match last.excess_demand() {
-        ExcessDemand::None => return search.minimize_dividend(last),
-        ExcessDemand::Memory => FIRST_STEP,
-        ExcessDemand::Bandwidth => -FIRST_STEP,
-    };
+    if last.excess_demand() == ExcessDemand::None {
+        return search.minimize_dividend(last);
+    }
+    let mut step_min = FIRST_STEP_MIN;
     loop {
-        let next = search.evaluate(last.ratio + step);
+        let demand = last.log_relative_demand();
+        let step = demand.abs().max(step_min);
+        let next = search.evaluate(last.ratio + step.copysign(demand));
         match (last.excess_demand(), next.excess_demand()) {
             (_, ExcessDemand::None) => return search.minimize_dividend(next),
             (ExcessDemand::Memory, ExcessDemand::Bandwidth) => return search.narrow_bracket(last, next),
             (ExcessDemand::Bandwidth, ExcessDemand::Memory) => return search.narrow_bracket(next, last),
             // One good is free, and all budgets together buy exactly the supply of the other good.
             _ if next.ratio.abs() > LOG_RATIO_MAX => return search.single_price_bracket(next),
-            _ => (last, step) = (next, step * STEP_GROWTH),
+            _ => (last, step_min) = (next, step * STEP_GROWTH_MIN),
         }
     }
 }
@@ -131,10 +135,12 @@ impl PricePoint {
         }
     }
 
-    /// Returns the logarithm of total demand for memory as a fraction of the supply. It is positive
-    /// at the lower end of the bracket and negative at the upper end.
-    fn log_demand(&self) -> f64 {
-        self.round.sum.memory.max(DEMAND_FLOOR).ln()
+    /// Returns the logarithm of the ratio of total demand for memory to total demand for bandwidth,
+    /// both as fractions of the supply. It is positive at the lower end of the bracket and negative
+    /// at the upper end.
+    fn log_relative_demand(&self) -> f64 {
+        let Bundle { memory, bandwidth } = self.round.sum;
+        (memory.max(DEMAND_FLOOR) / bandwidth.max(DEMAND_FLOOR)).ln()
     }
 }
 
@@ -181,7 +187,8 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
     /// at `high`.
     fn narrow_bracket(mut self, mut low: PricePoint, mut high: PricePoint) -> ClearingBracket {
         // Values of both ends, and the end that moved last.
-        let (mut over, mut under, mut last) = (low.log_demand(), -high.log_demand(), ExcessDemand::None);
+        let (mut over, mut under, mut last) =
+            (low.log_relative_demand(), -high.log_relative_demand(), ExcessDemand::None);
         let mut slow_steps = 0;
         while !has_converged(&low, &high) && self.rounds < PRICE_ROUNDS_MAX {
             let width = high.ratio - low.ratio;
@@ -192,11 +199,11 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
             match excess {
                 ExcessDemand::None => return self.single_price_bracket(next),
                 ExcessDemand::Memory => {
-                    (over, under) = (next.log_demand(), under * other_end_factor);
+                    (over, under) = (next.log_relative_demand(), under * other_end_factor);
                     low = next;
                 }
                 ExcessDemand::Bandwidth => {
-                    (over, under) = (over * other_end_factor, -next.log_demand());
+                    (over, under) = (over * other_end_factor, -next.log_relative_demand());
                     high = next;
                 }
             }
@@ -210,7 +217,7 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
 /// Returns whether the search may end with this bracket.
 fn has_converged(low: &PricePoint, high: &PricePoint) -> bool {
     let width = high.ratio - low.ratio;
-    let is_jump = || low.log_demand() - high.log_demand() > JUMP_SLOPE_MIN * width;
+    let is_jump = || low.log_relative_demand() - high.log_relative_demand() > JUMP_SLOPE_MIN * width;
     width <= BRACKET_WIDTH_MIN || width <= JUMP_WIDTH_MIN && is_jump()
 }
 

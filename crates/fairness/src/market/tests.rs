@@ -109,6 +109,37 @@ fn single_tenant_gets_the_whole_supply() {
     }
 }
 
+/// Cobb-Douglas utility: the tenant spends the fraction `memory` of its budget on memory.
+struct Product {
+    memory: f64,
+}
+
+impl Utility for Product {
+    fn value(&self, bundle: Bundle) -> f64 {
+        bundle.memory.powf(self.memory) * bundle.bandwidth.powf(1.0 - self.memory)
+    }
+
+    fn demand(&self, constraint: &BudgetConstraint, _: &Limits, _: &mut DemandHint) -> Demand {
+        let BudgetConstraint { budget, prices } = *constraint;
+        let bundle = Bundle {
+            memory: self.memory * budget / prices.memory,
+            bandwidth: (1.0 - self.memory) * budget / prices.bandwidth,
+        };
+        Demand { bundle, satiated: false }
+    }
+}
+
+#[test]
+fn cobb_douglas_market_clears_after_two_prices() {
+    for (one, other) in [(0.9, 0.8), (0.5, 0.2), (0.01, 0.04)] {
+        let utilities = [one, other].map(|memory| Box::new(Product { memory }) as BoxedUtility);
+        let (outcome, _) = clear_market(&equal_tenants(utilities.into()));
+        assert_eq!(outcome.status, Status::Exact);
+        assert_eq!(outcome.rounds, 2, "{outcome:?}");
+        assert!((outcome.memory_price - f64::midpoint(one, other)).abs() < 1e-9, "{outcome:?}");
+    }
+}
+
 #[test]
 fn unsold_supply_is_distributed_by_weight() {
     let mut tenants = equal_tenants(vec![grid(|_, _| 1.0), grid(|_, _| 1.0)]);
