@@ -10,7 +10,7 @@
 //! bracket is halved each time that only the other end moves) on the logarithm of relative demand,
 //! and by bisection after [`SLOW_STEPS_MAX`] steps that do not halve the bracket. For tenants that
 //! spend a constant fraction of their budget on each good (Cobb-Douglas), this logarithm falls
-//! linearly with slope 1, so that the first step of the search ends at the clearing price.
+//! linearly with slope 1, so that the first interpolation ends at the clearing price.
 
 use units::limits::PRICE_ROUNDS_MAX;
 
@@ -32,9 +32,9 @@ const JUMP_WIDTH_MIN: f64 = 1e-6;
 const JUMP_SLOPE_MIN: f64 = 20.0;
 /// Largest excess demand, as a fraction of the supply of a good, that counts as rounding error.
 const CLEARING_TOLERANCE: f64 = 1e-10;
-/// Shortest first step of the search for the second end of the bracket, in the logarithm of the price
-/// ratio.
-const FIRST_STEP_MIN: f64 = 0.01;
+/// Unit of the steps of the search for the second end of the bracket, in the logarithm of the price
+/// ratio. Steps are multiples of it, so that rounding errors of demand do not change the prices.
+const STEP_UNIT: f64 = 0.5;
 /// Smallest growth factor from step to step.
 const STEP_GROWTH_MIN: f64 = 3.0;
 /// Number of consecutive steps that do not halve the bracket, after which it is bisected.
@@ -79,10 +79,10 @@ pub(super) fn bracket_price<U: Utility>(market: &Market<'_, U>) -> ClearingBrack
     if last.excess_demand() == ExcessDemand::None {
         return search.minimize_dividend(last);
     }
-    let mut step_min = FIRST_STEP_MIN;
+    let mut step_min = STEP_UNIT;
     loop {
         let demand = last.log_relative_demand();
-        let step = demand.abs().max(step_min);
+        let step = ((demand.abs() / STEP_UNIT).round() * STEP_UNIT).max(step_min);
         let next = search.evaluate(last.ratio + step.copysign(demand));
         match (last.excess_demand(), next.excess_demand()) {
             (_, ExcessDemand::None) => return search.minimize_dividend(next),

@@ -130,12 +130,12 @@ impl Utility for Product {
 }
 
 #[test]
-fn cobb_douglas_market_clears_after_two_prices() {
+fn cobb_douglas_market_clears_after_few_prices() {
     for (one, other) in [(0.9, 0.8), (0.5, 0.2), (0.01, 0.04)] {
         let utilities = [one, other].map(|memory| Box::new(Product { memory }) as BoxedUtility);
         let (outcome, _) = clear_market(&equal_tenants(utilities.into()));
         assert_eq!(outcome.status, Status::Exact);
-        assert_eq!(outcome.rounds, 2, "{outcome:?}");
+        assert!(outcome.rounds <= 5, "{outcome:?}");
         assert!((outcome.memory_price - f64::midpoint(one, other)).abs() < 1e-9, "{outcome:?}");
     }
 }
