@@ -53,6 +53,12 @@ pub fn feature_names() -> impl Iterator<Item = String> {
     REQUEST_FEATURES.iter().map(ToString::to_string).chain(Groups::NAMES.into_iter().flat_map(group_features))
 }
 
+/// Time since the start of an owner's first ended VM, in milliseconds, after which one ended VM is
+/// enough for forecasts.
+const FIRST_DAY_MS: u64 = 24 * 60 * 60 * 1000;
+/// Number of ended VMs of an owner that are needed for forecasts before that time.
+const FIRST_DAY_VMS_MIN: u32 = 4;
+
 /// Outcomes of ended VMs, by group of similar VMs.
 #[derive(Clone, Debug, Default)]
 pub struct OutcomeHistory {
@@ -70,6 +76,17 @@ impl OutcomeHistory {
                 groups.entry(name.to_owned()).or_insert_with(OutcomeGroup::new).add(request, outcome);
             }
         }
+    }
+
+    /// Returns whether the history of a VM's owner is long enough for a forecast. Many VMs of a new
+    /// owner may start together. Those that end first may touch less memory than the others, so that
+    /// a forecast from the first of them would be wrong for all others.
+    pub(super) fn has_known_owner(&self, request: &VmRequest) -> bool {
+        let at = request.groups.owner_index();
+        self.groups[at].get(request.groups.all()[at]).is_some_and(|owner| {
+            owner.count >= FIRST_DAY_VMS_MIN
+                || request.begins.0.saturating_sub(owner.first_begins.0) >= FIRST_DAY_MS
+        })
     }
 
     /// Computes the features of a VM that is about to start.
@@ -114,6 +131,8 @@ impl OwnerHistory {
 /// Outcomes of one group of VMs.
 #[derive(Clone, Debug)]
 struct OutcomeGroup {
+    /// Earliest start of a VM.
+    first_begins: UnixMs,
     /// Number of outcomes.
     count: u32,
     /// Lowest untouched fraction.
@@ -141,12 +160,13 @@ struct RecentOutcome {
 impl OutcomeGroup {
     fn new() -> Self {
         let (below, recent) = ([0; UNTOUCHED_THRESHOLDS.len()], VecDeque::with_capacity(1));
-        Self { count: 0, lowest: 1.0, highest: Bytes::new(0), below, recent }
+        Self { first_begins: UnixMs(u64::MAX), count: 0, lowest: 1.0, highest: Bytes::new(0), below, recent }
     }
 
     fn add(&mut self, request: &VmRequest, outcome: &Outcome) {
         let untouched = outcome.untouched.get();
         let peak = outcome.peak(request.requested);
+        self.first_begins = self.first_begins.min(request.begins);
         self.count = self.count.saturating_add(1);
         self.lowest = self.lowest.min(untouched);
         self.highest = self.highest.max(peak);

@@ -24,8 +24,8 @@ pub struct OnlinePredictor {
 pub struct VmAssessment {
     /// Row of features; unknown features are NaN.
     pub features: [f64; FEATURE_COUNT],
-    /// Predicted quantiles of the untouched fraction. `None` without a serving model, or if no VM of
-    /// the owner has ended.
+    /// Predicted quantiles of the untouched fraction. `None` without a serving model, or if too few
+    /// VMs of the owner have ended.
     pub prediction: Option<QuantileCurve>,
 }
 
@@ -33,7 +33,8 @@ impl OnlinePredictor {
     /// Computes the features and the prediction of a VM that is about to start.
     pub fn assess_vm(&self, request: &VmRequest) -> VmAssessment {
         let features = self.history.features(request);
-        let owner = OwnerHistory::find(&request.groups, &features);
+        let owner =
+            OwnerHistory::find(&request.groups, &features).filter(|_| self.history.has_known_owner(request));
         let prediction =
             self.model.as_ref().zip(owner).map(|(model, owner)| model.curve(&features).limited_by(owner));
         VmAssessment { features, prediction }

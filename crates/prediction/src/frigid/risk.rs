@@ -21,6 +21,9 @@ const VM_RISK_MULTIPLE_MAX: f64 = 3.0;
 /// Highest quantile level that is limited by the lowest untouched fraction of the owner's VMs.
 /// Higher levels are limited by the 10th percentile.
 const LOWEST_LEVEL_MAX: f64 = 0.1;
+/// Predicted fractions are multiples of the reciprocal. Peaks of similar VMs differ by less than
+/// this, so that a forecast that equals the lowest fraction so far would often be too high.
+const SHARE_STEPS: f64 = 128.0;
 /// Number of size classes, by requested memory. Each has its own risk multiplier.
 pub const SIZE_CLASSES: usize = 3;
 
@@ -118,10 +121,12 @@ impl QuantileCurve {
     /// Limits the curve by the owner's history. Levels of at most 10 % are at most the lowest
     /// untouched fraction of the owner's ended VMs, and higher levels are at most the 10th
     /// percentile of the latest of these VMs. A model trained on other owners can be wrong for all
-    /// VMs of a new owner. The limits apply as soon as one of these VMs has ended.
+    /// VMs of a new owner. The limits apply as soon as one of these VMs has ended. Rounds the curve
+    /// down to multiples of 1 / [`SHARE_STEPS`].
     pub(super) fn limited_by(mut self, owner: OwnerHistory) -> Self {
         for (share, level) in self.0.iter_mut().zip(QUANTILE_LEVELS) {
-            *share = share.min(if level <= LOWEST_LEVEL_MAX { owner.lowest } else { owner.tenth });
+            let limited = share.min(if level <= LOWEST_LEVEL_MAX { owner.lowest } else { owner.tenth });
+            *share = (limited * SHARE_STEPS).floor() / SHARE_STEPS;
         }
         self
     }

@@ -216,30 +216,63 @@ fn overpredicted_size_class_does_not_stop_other_classes() {
 #[test]
 fn predictions_are_limited_by_the_history_of_the_owner() {
     let curve = QuantileCurve::new([0.8; QUANTILE_LEVELS.len()]);
-    let limited = curve.limited_by(OwnerHistory { lowest: 0.3, tenth: 0.6 });
+    let limited = curve.limited_by(OwnerHistory { lowest: 0.25, tenth: 0.5 });
     for (at, level) in QUANTILE_LEVELS.into_iter().enumerate() {
-        let expected = if level <= 0.1 { 0.3 } else { 0.6 };
+        let expected = if level <= 0.1 { 0.25 } else { 0.5 };
         assert_eq!(limited.untouched_at_level(at), expected, "level {level}");
     }
-    let low = QuantileCurve::new([0.2; QUANTILE_LEVELS.len()]);
-    assert_eq!(low.limited_by(OwnerHistory { lowest: 0.3, tenth: 0.6 }), low);
+    let low = QuantileCurve::new([0.125; QUANTILE_LEVELS.len()]);
+    assert_eq!(low.limited_by(OwnerHistory { lowest: 0.25, tenth: 0.5 }), low);
+}
+
+#[test]
+fn predictions_are_rounded_down_to_one_128th() {
+    let owner = OwnerHistory { lowest: 0.9977, tenth: 1.0 };
+    let limited = QuantileCurve::new([1.0; QUANTILE_LEVELS.len()]).limited_by(owner);
+    assert_eq!(limited.untouched_at_level(0), 127.0 / 128.0);
+    assert_eq!(limited.untouched_at_level(QUANTILE_LEVELS.len() - 1), 1.0);
+}
+
+/// Returns a predictor with a model that predicts 75 % for every VM, and no outcomes.
+fn predictor_without_outcomes() -> OnlinePredictor {
+    let mut predictor = OnlinePredictor::default();
+    let features = OutcomeHistory::default().features(&row("c", 8, 0, 0.75).request);
+    predictor.install_model(Model::train(&[features; 60], &[0.75; 60], 1), Calibration::default());
+    predictor
+}
+
+/// Returns the prediction at the lowest quantile level for a VM of the customer `key` that starts at
+/// `hour`.
+fn predict(predictor: &OnlinePredictor, key: &str, hour: u64) -> Option<f64> {
+    let curve = predictor.assess_vm(&row(key, 8, hour, 0.0).request).prediction?;
+    Some(curve.untouched_at_level(0))
 }
 
 #[test]
 fn vm_of_new_owner_has_no_prediction() {
-    let mut predictor = OnlinePredictor::default();
+    let mut predictor = predictor_without_outcomes();
+    assert_eq!(predict(&predictor, "c", 24), None);
     let sample = row("c", 8, 0, 0.75);
-    let features = OutcomeHistory::default().features(&sample.request);
-    predictor.install_model(Model::train(&[features; 60], &[0.75; 60], 1), Calibration::default());
-    let predicted = |predictor: &OnlinePredictor, key: &str| {
-        let curve = predictor.assess_vm(&row(key, 8, 5, 0.0).request).prediction?;
-        Some(curve.untouched_at_level(0))
-    };
-    assert_eq!(predicted(&predictor, "c"), None);
     predictor.record_outcome(&sample.request, &sample.outcome, None);
-    assert_eq!(predicted(&predictor, "c"), Some(0.75));
-    assert_eq!(predicted(&predictor, "d"), None, "no VM of this owner has ended");
-    assert_eq!(predicted(&predictor, ""), None, "the owner is unknown");
+    assert_eq!(predict(&predictor, "c", 24), Some(0.75));
+    assert_eq!(predict(&predictor, "d", 24), None, "no VM of this owner has ended");
+    assert_eq!(predict(&predictor, "", 24), None, "the owner is unknown");
+}
+
+#[test]
+fn owner_needs_four_ended_vms_for_predictions_on_its_first_day() {
+    let mut predictor = predictor_without_outcomes();
+    for (hour, prediction) in [(9, None), (5, None), (7, None), (8, Some(0.75))] {
+        let sample = row("c", 8, hour, 0.75);
+        predictor.record_outcome(&sample.request, &sample.outcome, None);
+        assert_eq!(predict(&predictor, "c", 28), prediction, "after the VM of hour {hour}");
+    }
+    let mut predictor = predictor_without_outcomes();
+    for hour in [9, 5, 7] {
+        let sample = row("c", 8, hour, 0.75);
+        predictor.record_outcome(&sample.request, &sample.outcome, None);
+    }
+    assert_eq!(predict(&predictor, "c", 29), Some(0.75), "the first VM started a day before");
 }
 
 #[test]
