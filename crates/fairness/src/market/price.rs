@@ -8,9 +8,9 @@
 //!
 //! The bracket is narrowed by the Illinois method (regula falsi in which the value at an end of the
 //! bracket is halved each time that only the other end moves) on the logarithm of relative demand,
-//! and by bisection after [`SLOW_STEPS_MAX`] steps that do not halve the bracket. For tenants that
-//! spend a constant fraction of their budget on each good (Cobb-Douglas), this logarithm falls
-//! linearly with slope 1, so that the first interpolation ends at the clearing price.
+//! and by bisection after [`SLOW_STEPS_MAX`] slow steps. For tenants that spend a constant fraction
+//! of their budget on each good (Cobb-Douglas), this logarithm falls linearly with slope 1, so that
+//! the first interpolation ends at the clearing price.
 
 use units::limits::PRICE_ROUNDS_MAX;
 
@@ -37,8 +37,11 @@ const CLEARING_TOLERANCE: f64 = 1e-10;
 const STEP_UNIT: f64 = 0.5;
 /// Smallest growth factor from step to step.
 const STEP_GROWTH_MIN: f64 = 3.0;
-/// Number of consecutive steps that do not halve the bracket, after which it is bisected.
+/// Number of consecutive slow steps, after which the bracket is bisected.
 const SLOW_STEPS_MAX: u32 = 2;
+/// A step is slow if it leaves more than this fraction of the bracket. The fraction is more than one
+/// half, because rounding errors would otherwise decide whether a bisection is slow.
+const SLOW_STEP_FRACTION_MIN: f64 = 0.6;
 /// First step of the search for a smaller dividend, in the logarithm of the price ratio.
 const DIVIDEND_STEP_MIN: f64 = 1e-6;
 /// Growth factor from step to step of the search for a smaller dividend.
@@ -208,7 +211,8 @@ impl<U: Utility> PriceSearch<'_, '_, U> {
                 }
             }
             last = excess;
-            slow_steps = if high.ratio - low.ratio <= width / 2.0 { 0 } else { slow_steps + 1 };
+            let is_slow = high.ratio - low.ratio > SLOW_STEP_FRACTION_MIN * width;
+            slow_steps = if is_slow { slow_steps + 1 } else { 0 };
         }
         ClearingBracket { below: Some(low.round), above: high.round, rounds: self.rounds }
     }
