@@ -82,7 +82,7 @@ const PLOTTED_RATE_MAX: f64 = 0.2;
 /// Help on the printed tables.
 const OUTPUT_HELP: &str = "\
 The first table has a row for each target rate of overpredictions. Rates and shares are of the VMs with a forecast. A VM has no forecast
-if no model was trained when it started, if no VM of its owner had ended, or if its size class had too few outcomes.
+if no model was trained when it started, if too few VMs of its owner had ended, or if its size class had too few outcomes.
   ACTUAL RATE         overpredicted VMs, with the half-width of the 95 % confidence interval; VMs of one owner are not independent
   FRIGID              memory predicted frigid, of the memory of these VMs
   RULE                memory predicted by the simple rule for the same VMs: the lowest untouched fraction of the owner's ended VMs,
@@ -210,9 +210,7 @@ fn legend_entry(method: Method) -> (usize, &'static str) {
     match method {
         Method::Calibrated => (0, "Tarn: trees, calibrated by size class"),
         Method::TreeQuantile => (1, "trees alone: one quantile for all VMs"),
-        Method::OwnerMinimum => {
-            (2, "minimum of the customer's or the same VM so far, minus 0 to 40 percentage points")
-        }
+        Method::OwnerMinimum => (2, "minimum of the customer's or the same VM so far, minus a constant"),
         Method::FixedShare => (3, "a fixed share of each VM"),
     }
 }

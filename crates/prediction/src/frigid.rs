@@ -4,7 +4,6 @@
 //! risk of each VM against the pool memory that it gains.
 
 pub mod backtest;
-mod baseline;
 mod calibration;
 mod evaluation;
 mod history;

@@ -18,18 +18,19 @@ use units::{
 };
 
 use super::{
-    baseline::Baseline,
     calibration::Calibration,
-    evaluation::{ScoredVm, ScoredVms},
+    evaluation::{ScoredVm, evaluate, score_method},
     history::{FEATURE_COUNT, OwnerHistory},
     model::{Model, ModelSource, conformal_rank},
     online::{OnlinePredictor, VmAssessment},
     outcome::VmRequest,
-    risk::RiskLimit,
+    risk::{QUANTILE_LEVELS, QuantileCurve, RiskLimit},
 };
 pub use super::{
-    baseline::{Method, MethodScores},
-    evaluation::{BacktestResult, Evaluation, OwnerRate, OwnerResults, RuleResult, SizeClassResult},
+    evaluation::{
+        BacktestResult, Evaluation, Method, MethodScores, OwnerRate, OwnerResults, RuleResult,
+        SizeClassResult,
+    },
     sample::VmSample,
     score::Score,
 };
@@ -58,7 +59,7 @@ pub fn run(
     test: &[VmSample],
     rates: &[Fraction],
 ) -> Result<Vec<Evaluation>, EmptyTestSet> {
-    let backtest = Backtest::replay_all(train, test, rates, Vec::new())?;
+    let backtest = Backtest::replay_all(train, test, rates)?;
     Ok(backtest.rate_backtests.iter().map(RateBacktest::evaluate).collect())
 }
 
@@ -72,16 +73,13 @@ pub fn compare(
     test: &[VmSample],
     rates: &[Fraction],
 ) -> Result<(Vec<Evaluation>, Vec<MethodScores>), EmptyTestSet> {
-    let Backtest { rate_backtests, baselines, .. } =
-        Backtest::replay_all(train, test, rates, Baseline::all(rates))?;
-    let evaluations: Vec<Evaluation> = rate_backtests.iter().map(RateBacktest::evaluate).collect();
-    let scores: Vec<[Score; 2]> =
-        rate_backtests.iter().map(|rate_backtest| rate_backtest.scored.scores_of_all()).collect();
-    let of =
-        |method, at: usize| MethodScores { method, scores: scores.iter().map(|pair| pair[at]).collect() };
-    let method_scores = [of(Method::Calibrated, 0), of(Method::FixedShare, 1)];
-    let method_scores = method_scores.into_iter().chain(Baseline::method_scores(&baselines)).collect();
-    Ok((evaluations, method_scores))
+    let Backtest { rate_backtests, .. } = Backtest::replay_all(train, test, rates)?;
+    let scores = |method| {
+        let of_rate = |rate_backtest: &RateBacktest<'_>| score_method(&rate_backtest.scored, method);
+        MethodScores { method, scores: rate_backtests.iter().map(of_rate).collect() }
+    };
+    let evaluations = rate_backtests.iter().map(RateBacktest::evaluate).collect();
+    Ok((evaluations, Method::ALL.map(scores).into()))
 }
 
 /// Cross-validates each target rate over the owners. The owners are divided into `folds` parts. The
@@ -109,15 +107,15 @@ pub fn cross_validate(
         owners.entry(samples[at].request.groups.owner()).or_insert(next);
     }
     let fold_of = |sample: &VmSample| owners[&sample.request.groups.owner()] % folds;
-    let mut scored = vec![ScoredVms::default(); rates.len()];
+    let mut scored = vec![Vec::new(); rates.len()];
     for fold in 0..folds {
         let mut backtest = Backtest::new(&ModelSource::Trained, FIRST_TRAINING_OUTCOMES, rates);
         backtest.replay_samples(&samples, |at| fold_of(samples[at]) == fold, Learning::OtherVms);
         for (all, rate_backtest) in scored.iter_mut().zip(backtest.rate_backtests) {
-            all.append(rate_backtest.scored);
+            all.extend(rate_backtest.scored);
         }
     }
-    Ok(scored.iter().zip(rates).map(|(scored, rate)| scored.evaluate(*rate)).collect())
+    Ok(scored.iter().zip(rates).map(|(scored, rate)| evaluate(scored, *rate)).collect())
 }
 
 /// Trained model, with the backtest results of models that were trained in the same way.
@@ -220,7 +218,6 @@ struct Backtest<'a> {
     /// Lowest untouched fraction of the owner minus the untouched fraction of the VM, for the latest
     /// outcomes. The constants of the simple rule are learned from these differences.
     rule_differences: VecDeque<f64>,
-    baselines: Vec<Baseline>,
     /// Number of outcomes at which the next training is due.
     train_at: usize,
     /// Number of outcomes at the last update of the risk limits.
@@ -241,14 +238,12 @@ impl<'a> Backtest<'a> {
         train: &'a [VmSample],
         test: &'a [VmSample],
         rates: &[Fraction],
-        baselines: Vec<Baseline>,
     ) -> Result<Self, EmptyTestSet> {
         if !test.iter().any(|sample| sample.is_trusted) {
             return Err(EmptyTestSet);
         }
         let samples: Vec<&VmSample> = train.iter().chain(test).collect();
-        let mut backtest =
-            Self { baselines, ..Self::new(&ModelSource::Trained, FIRST_TRAINING_OUTCOMES, rates) };
+        let mut backtest = Self::new(&ModelSource::Trained, FIRST_TRAINING_OUTCOMES, rates);
         backtest.replay_samples(&samples, |at| at >= train.len(), Learning::AllVms);
         Ok(backtest)
     }
@@ -262,7 +257,6 @@ impl<'a> Backtest<'a> {
             outcomes_seen: 0,
             rate_backtests: rates.iter().map(|rate| RateBacktest::new(*rate)).collect(),
             rule_differences: VecDeque::new(),
-            baselines: Vec::new(),
             train_at: first,
             limits_set_at: 0,
             calibrates_after: None,
@@ -365,22 +359,14 @@ impl<'a> Backtest<'a> {
         let assessment = self.online.assess_vm(&sample.request);
         let features = assessment.features;
         if is_tested && sample.is_trusted {
-            self.rate_backtests
-                .iter_mut()
-                .for_each(|rate_backtest| rate_backtest.score_vm(sample, &assessment));
-            self.score_baselines(sample, &assessment);
+            let trees = self.online.model().map(|model| model.curve(&features));
+            let score =
+                |rate_backtest: &mut RateBacktest<'a>| rate_backtest.score_vm(sample, &assessment, trees);
+            self.rate_backtests.iter_mut().for_each(score);
         }
         self.assessments.insert(at, (assessment, is_learned));
         self.running.push(Reverse((sample.outcome.ended.max(sample.request.begins), at)));
         features
-    }
-
-    fn score_baselines(&mut self, sample: &VmSample, assessment: &VmAssessment) {
-        if !self.baselines.is_empty() {
-            let features = &assessment.features;
-            let trees = self.online.model().map(|model| model.curve(features));
-            self.baselines.iter_mut().for_each(|baseline| baseline.add(sample, features, trees));
-        }
     }
 }
 
@@ -404,35 +390,35 @@ struct RateBacktest<'a> {
     /// owner.
     /// `None` while there are too few outcomes; the rule then predicts 0.
     rule_constant: Option<f64>,
-    scored: ScoredVms<'a>,
+    scored: Vec<ScoredVm<'a>>,
 }
 
 impl<'a> RateBacktest<'a> {
     fn new(rate: Fraction) -> Self {
-        let scored = ScoredVms::default();
-        Self { rate, risk_limit: None, fixed_share: Fraction::default(), rule_constant: None, scored }
+        let fixed_share = Fraction::default();
+        Self { rate, risk_limit: None, fixed_share, rule_constant: None, scored: Vec::new() }
     }
 
-    /// Scores the calibrated prediction, the fixed share and the simple rule for one VM, or counts
-    /// the VM as a VM without a forecast.
-    fn score_vm(&mut self, sample: &'a VmSample, assessment: &VmAssessment) {
+    /// Adds the predictions of all methods for one VM. `trees` are the quantiles that the model
+    /// predicts, not limited by the history of the owner.
+    fn score_vm(&mut self, sample: &'a VmSample, assessment: &VmAssessment, trees: Option<QuantileCurve>) {
         let VmRequest { groups, requested, .. } = &sample.request;
-        let owner = OwnerHistory::find(groups, &assessment.features);
-        let curve = assessment.prediction.zip(self.risk_limit);
-        let allocation = curve.and_then(|(curve, risk_limit)| curve.allocation(*requested, &risk_limit));
-        match allocation.zip(owner) {
-            Some((allocation, owner)) => self.scored.push(ScoredVm {
-                sample,
-                share: allocation.to_fraction(),
-                fixed_share: self.fixed_share,
-                owner_lowest: owner.lowest,
-                rule_constant: self.rule_constant,
-            }),
-            None => self.scored.push_without_forecast(sample, self.fixed_share),
-        }
+        let forecast = assessment.prediction.zip(self.risk_limit);
+        let allocation = forecast.and_then(|(curve, risk_limit)| curve.allocation(*requested, &risk_limit));
+        let level = QUANTILE_LEVELS.iter().rposition(|level| *level <= self.rate.get());
+        let tree_quantile = trees.zip(level).map(|(curve, level)| curve.untouched_at_level(level));
+        self.scored.push(ScoredVm {
+            sample,
+            forecast: allocation.map(|allocation| allocation.to_fraction()),
+            tree_quantile: Fraction::new(tree_quantile.unwrap_or_default())
+                .expect("a quantile is a fraction"),
+            fixed_share: self.fixed_share,
+            owner_lowest: OwnerHistory::find(groups, &assessment.features).map(|owner| owner.lowest),
+            rule_constant: self.rule_constant,
+        });
     }
 
     fn evaluate(&self) -> Evaluation {
-        self.scored.evaluate(self.rate)
+        evaluate(&self.scored, self.rate)
     }
 }

@@ -37,7 +37,7 @@ pub struct BacktestResult {
     pub static_rate: f64,
     /// Number of tested VMs with a forecast.
     pub vms: u32,
-    /// Number of tested VMs without a forecast: no model was trained yet, no VM of the owner had
+    /// Number of tested VMs without a forecast: no model was trained yet, too few VMs of the owner had
     /// ended, or the size class had too few outcomes.
     pub vms_without_forecast: u32,
 }
@@ -118,148 +118,152 @@ const WORST_OWNERS_MAX: usize = 5;
 /// Quantile of the standard normal distribution for a two-sided confidence level of 95 %.
 const INTERVAL_SIGMAS: f64 = 1.96;
 
-/// Tested VM with the forecasts of all methods.
+/// Method that predicts the untouched fraction of a VM. Except for the first, the methods are
+/// baselines (Pond, section 6.4.2 and figure 10c). All have the same inputs at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Trees, limited by the history of the owner. One risk multiplier for each size class is
+    /// calibrated on recent outcomes. Tarn serves the predictions of this method.
+    Calibrated,
+    /// Quantile of the trees at the target rate, for each VM. This is the paper's method.
+    TreeQuantile,
+    /// Simple rule that operators use: lowest untouched fraction of the owner's ended VMs, minus a
+    /// constant that is learned from the latest outcomes.
+    OwnerMinimum,
+    /// Fixed share for all VMs: the quantile of the training VMs' untouched fractions at the target
+    /// rate.
+    FixedShare,
+}
+
+impl Method {
+    /// All methods.
+    pub const ALL: [Self; 4] = [Self::Calibrated, Self::TreeQuantile, Self::OwnerMinimum, Self::FixedShare];
+}
+
+/// Scores of a method at several target rates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MethodScores {
+    /// Method that made the scored predictions.
+    pub method: Method,
+    /// Score for each target rate.
+    pub scores: Vec<Score>,
+}
+
+/// Tested VM with the predictions of all methods at one target rate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScoredVm<'a> {
     pub sample: &'a VmSample,
-    /// Predicted untouched fraction.
-    pub share: Fraction,
-    /// Share that the fixed share predicts.
+    /// Prediction of [`Method::Calibrated`]. `None` if the VM has no forecast.
+    pub forecast: Option<Fraction>,
+    /// Prediction of [`Method::TreeQuantile`].
+    pub tree_quantile: Fraction,
+    /// Prediction of [`Method::FixedShare`].
     pub fixed_share: Fraction,
-    /// Lowest untouched fraction of the owner's ended VMs.
-    pub owner_lowest: f64,
+    /// Lowest untouched fraction of the owner's ended VMs. `None` if no VM of the owner has ended.
+    pub owner_lowest: Option<f64>,
     /// Constant of the simple rule. `None` if it has too few outcomes.
     pub rule_constant: Option<f64>,
 }
 
 impl ScoredVm<'_> {
+    /// Returns the prediction of a method. A method without a prediction predicts 0.
+    fn share(&self, method: Method) -> Fraction {
+        match method {
+            Method::Calibrated => self.forecast.unwrap_or_default(),
+            Method::TreeQuantile => self.tree_quantile,
+            Method::OwnerMinimum => self.rule_constant.map(|c| self.rule_share(c)).unwrap_or_default(),
+            Method::FixedShare => self.fixed_share,
+        }
+    }
+
     /// Returns the prediction of the simple rule with this constant.
     fn rule_share(&self, constant: f64) -> Fraction {
-        Fraction::new((self.owner_lowest - constant).clamp(0.0, 1.0)).expect("clamped to a fraction")
+        let share = self.owner_lowest.map_or(0.0, |lowest| lowest - constant);
+        Fraction::new(share.clamp(0.0, 1.0)).expect("clamped to a fraction")
     }
 
     fn is_overpredicted(&self) -> bool {
-        is_overprediction(self.share, self.sample.request.requested, self.sample.outcome.untouched)
+        let VmSample { request, outcome, .. } = self.sample;
+        is_overprediction(self.share(Method::Calibrated), request.requested, outcome.untouched)
     }
 }
 
-/// Tested VMs at one target rate.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ScoredVms<'a> {
-    vms: Vec<ScoredVm<'a>>,
-    /// VMs without a forecast, each with the share that the fixed share predicts.
-    without_forecast: Vec<(&'a VmSample, Fraction)>,
+/// Evaluates the forecasts of VMs at a target rate.
+pub(super) fn evaluate(scored: &[ScoredVm<'_>], rate: Fraction) -> Evaluation {
+    let (vms, without_forecast): (Vec<_>, Vec<_>) = scored.iter().partition(|vm| vm.forecast.is_some());
+    let (calibrated, fixed) =
+        (score_method(&vms, Method::Calibrated), score_method(&vms, Method::FixedShare));
+    let owners = owner_rates(&vms);
+    let counts = owners.iter().map(|owner| (owner.overpredicted, owner.vms));
+    let (_, deviation) = total_and_clustered_deviation(counts);
+    // A float sum of no numbers is -0.
+    let gib =
+        |vms: &[ScoredVm<'_>]| vms.iter().fold(0.0, |sum, vm| sum + to_gib(vm.sample.request.requested));
+    let (gib_without_forecast, all_gib) = (gib(&without_forecast), gib(scored));
+    let count = |vms: usize| u32::try_from(vms).expect("fewer VMs than u32::MAX");
+    let result = BacktestResult {
+        rate_target: rate.get(),
+        rate_actual: calibrated.rate,
+        frigid_share: calibrated.share,
+        slice_share: calibrated.slice_share,
+        slice_rate: calibrated.slice_rate,
+        static_share: fixed.share,
+        static_rate: fixed.rate,
+        vms: count(vms.len()),
+        vms_without_forecast: count(without_forecast.len()),
+    };
+    Evaluation {
+        result,
+        rate_margin: INTERVAL_SIGMAS * deviation / f64::from(result.vms.max(1)),
+        memory_without_forecast: if all_gib > 0.0 { gib_without_forecast / all_gib } else { 0.0 },
+        rule: rule_result(&vms),
+        by_size: size_results(&vms),
+        by_owner: OwnerResults::new(owners, rate),
+    }
 }
 
-impl<'a> ScoredVms<'a> {
-    /// Adds a VM with a forecast.
-    pub(super) fn push(&mut self, vm: ScoredVm<'a>) {
-        self.vms.push(vm);
+/// Scores the simple rule on VMs with a forecast.
+fn rule_result(vms: &[ScoredVm<'_>]) -> RuleResult {
+    let learned = score_method(vms, Method::OwnerMinimum);
+    let overpredicted = vms.iter().filter(|vm| vm.is_overpredicted()).count();
+    let mut constants: Vec<f64> =
+        vms.iter().filter_map(|vm| Some(vm.owner_lowest? - vm.sample.outcome.untouched.get())).collect();
+    constants.sort_unstable_by(|one, other| other.total_cmp(one));
+    // With this constant, the rule overpredicts only VMs with a larger difference.
+    let constant = constants.get(overpredicted).map_or(0.0, |constant| constant.max(0.0));
+    RuleResult {
+        rate: learned.rate,
+        share: learned.share,
+        share_in_hindsight: score(vms, |vm| vm.rule_share(constant)).share,
     }
+}
 
-    /// Adds a VM without a forecast.
-    pub(super) fn push_without_forecast(&mut self, sample: &'a VmSample, fixed_share: Fraction) {
-        self.without_forecast.push((sample, fixed_share));
-    }
+/// Returns the results of the thirds of VMs with a forecast.
+fn size_results(vms: &[ScoredVm<'_>]) -> Vec<SizeClassResult> {
+    let sizes: Vec<Bytes> = vms.iter().map(|vm| vm.sample.request.requested).collect();
+    let Some(bounds) = SizeBounds::thirds(sizes) else { return Vec::new() };
+    let mut classes: [Vec<ScoredVm<'_>>; SIZE_CLASSES] = std::array::from_fn(|_| Vec::new());
+    vms.iter().for_each(|vm| classes[bounds.class(vm.sample.request.requested)].push(*vm));
+    classes.iter().filter_map(|vms| SizeClassResult::new(vms)).collect()
+}
 
-    /// Adds all VMs of another backtest.
-    pub(super) fn append(&mut self, other: Self) {
-        self.vms.extend(other.vms);
-        self.without_forecast.extend(other.without_forecast);
+/// Returns the overpredictions of each owner. VMs of unknown owners are one owner.
+fn owner_rates(vms: &[ScoredVm<'_>]) -> Vec<OwnerRate> {
+    let mut counts: BTreeMap<String, (u32, u32)> = BTreeMap::new();
+    for vm in vms {
+        let owner = vm.sample.request.groups.owner().unwrap_or_default();
+        let (overpredicted, vms) = counts.entry(owner).or_default();
+        *overpredicted += u32::from(vm.is_overpredicted());
+        *vms += 1;
     }
-
-    /// Returns the scores of the forecasts and of the fixed share for all tested VMs. No memory is
-    /// predicted for a VM without a forecast. The VMs are the same at every target rate.
-    pub(super) fn scores_of_all(&self) -> [Score; 2] {
-        let [mut calibrated, mut fixed] = [ScoreSum::default(); 2];
-        for vm in &self.vms {
-            calibrated.add(vm.share, vm.sample);
-            fixed.add(vm.fixed_share, vm.sample);
-        }
-        for (sample, fixed_share) in &self.without_forecast {
-            calibrated.add(Fraction::default(), sample);
-            fixed.add(*fixed_share, sample);
-        }
-        [calibrated.score(), fixed.score()]
-    }
-
-    /// Evaluates the forecasts.
-    pub(super) fn evaluate(&self, rate: Fraction) -> Evaluation {
-        let (calibrated, fixed) = (score(&self.vms, |vm| vm.share), score(&self.vms, |vm| vm.fixed_share));
-        let owners = self.owner_rates();
-        let counts = owners.iter().map(|owner| (owner.overpredicted, owner.vms));
-        let (_, deviation) = total_and_clustered_deviation(counts);
-        let gib = |sample: &VmSample| to_gib(sample.request.requested);
-        // A float sum of no numbers is -0.
-        let gib_without_forecast =
-            self.without_forecast.iter().fold(0.0, |sum, (sample, _)| sum + gib(sample));
-        let all_gib = self.vms.iter().map(|vm| gib(vm.sample)).sum::<f64>() + gib_without_forecast;
-        let count = |vms: usize| u32::try_from(vms).expect("fewer VMs than u32::MAX");
-        let result = BacktestResult {
-            rate_target: rate.get(),
-            rate_actual: calibrated.rate,
-            frigid_share: calibrated.share,
-            slice_share: calibrated.slice_share,
-            slice_rate: calibrated.slice_rate,
-            static_share: fixed.share,
-            static_rate: fixed.rate,
-            vms: count(self.vms.len()),
-            vms_without_forecast: count(self.without_forecast.len()),
-        };
-        Evaluation {
-            result,
-            rate_margin: INTERVAL_SIGMAS * deviation / f64::from(result.vms.max(1)),
-            memory_without_forecast: if all_gib > 0.0 { gib_without_forecast / all_gib } else { 0.0 },
-            rule: self.rule_result(),
-            by_size: self.size_results(),
-            by_owner: OwnerResults::new(owners, rate),
-        }
-    }
-
-    fn rule_result(&self) -> RuleResult {
-        let learned = score(&self.vms, |vm| vm.rule_constant.map(|c| vm.rule_share(c)).unwrap_or_default());
-        let overpredicted = self.vms.iter().filter(|vm| vm.is_overpredicted()).count();
-        let mut constants: Vec<f64> =
-            self.vms.iter().map(|vm| vm.owner_lowest - vm.sample.outcome.untouched.get()).collect();
-        constants.sort_unstable_by(|one, other| other.total_cmp(one));
-        // With this constant, the rule overpredicts only VMs with a larger difference.
-        let constant = constants.get(overpredicted).map_or(0.0, |constant| constant.max(0.0));
-        RuleResult {
-            rate: learned.rate,
-            share: learned.share,
-            share_in_hindsight: score(&self.vms, |vm| vm.rule_share(constant)).share,
-        }
-    }
-
-    fn size_results(&self) -> Vec<SizeClassResult> {
-        let sizes: Vec<Bytes> = self.vms.iter().map(|vm| vm.sample.request.requested).collect();
-        let Some(bounds) = SizeBounds::thirds(sizes) else { return Vec::new() };
-        let mut classes: [Vec<ScoredVm<'_>>; SIZE_CLASSES] = std::array::from_fn(|_| Vec::new());
-        self.vms.iter().for_each(|vm| classes[bounds.class(vm.sample.request.requested)].push(*vm));
-        classes.iter().filter_map(|vms| SizeClassResult::new(vms)).collect()
-    }
-
-    /// Returns the overpredictions of each owner. VMs of unknown owners are one owner.
-    fn owner_rates(&self) -> Vec<OwnerRate> {
-        let mut counts: BTreeMap<String, (u32, u32)> = BTreeMap::new();
-        for vm in &self.vms {
-            let owner = vm.sample.request.groups.owner().unwrap_or_default();
-            let (overpredicted, vms) = counts.entry(owner).or_default();
-            *overpredicted += u32::from(vm.is_overpredicted());
-            *vms += 1;
-        }
-        counts
-            .into_iter()
-            .map(|(owner, (overpredicted, vms))| OwnerRate { owner, overpredicted, vms })
-            .collect()
-    }
+    counts.into_iter().map(|(owner, (overpredicted, vms))| OwnerRate { owner, overpredicted, vms }).collect()
 }
 
 impl SizeClassResult {
     /// Returns `None` if there is no VM.
     fn new(vms: &[ScoredVm<'_>]) -> Option<Self> {
         let sizes = || vms.iter().map(|vm| vm.sample.request.requested);
-        let Score { rate, share, .. } = score(vms, |vm| vm.share);
+        let Score { rate, share, .. } = score_method(vms, Method::Calibrated);
         let vms = u32::try_from(vms.len()).expect("fewer VMs than u32::MAX");
         Some(Self { smallest: sizes().min()?, largest: sizes().max()?, vms, rate, share })
     }
@@ -278,7 +282,12 @@ impl OwnerResults {
     }
 }
 
-/// Scores one method on VMs.
+/// Scores a method on VMs.
+pub(super) fn score_method(vms: &[ScoredVm<'_>], method: Method) -> Score {
+    score(vms, |vm| vm.share(method))
+}
+
+/// Scores predicted fractions of VMs.
 fn score<'a>(vms: &[ScoredVm<'a>], share: impl Fn(&ScoredVm<'a>) -> Fraction) -> Score {
     let mut sum = ScoreSum::default();
     vms.iter().for_each(|vm| sum.add(share(vm), vm.sample));
