@@ -1,6 +1,6 @@
 //! Features of a VM, from its request and from the outcomes of similar VMs. The features of each
 //! group of similar VMs are order statistics of untouched fractions, their recency, trend and
-//! count, and how often the untouched fraction was low. Unknown features are NaN.
+//! count. Unknown features are NaN.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,7 +12,7 @@ use super::outcome::{Groups, Outcome, VmRequest, VmUsage};
 const REQUEST_FEATURES: [&str; 3] = ["requested_gib", "cores", "gib_per_core"];
 /// Names of the features of each group. Untouched fractions are relative to the current request: if
 /// an earlier VM touched 6 GiB, the untouched fraction of a request of 12 GiB is one half.
-const GROUP_FEATURES: [&str; 21] = [
+const GROUP_FEATURES: [&str; 17] = [
     "count",
     "hours_ago",
     "last",
@@ -31,18 +31,11 @@ const GROUP_FEATURES: [&str; 21] = [
     "last_p99",
     "last_mean",
     "last_busy",
-    "below_10",
-    "below_30",
-    "below_50",
-    "below_70",
 ];
 /// Index of the feature `lowest` in [`GROUP_FEATURES`].
 const LOWEST_INDEX: usize = 4;
 /// Index of the feature `tenth` in [`GROUP_FEATURES`].
 const TENTH_INDEX: usize = 8;
-/// Thresholds of the features `below_10` to `below_70`. Each feature is the fraction of outcomes
-/// with an untouched fraction below its threshold.
-const UNTOUCHED_THRESHOLDS: [f64; 4] = [0.1, 0.3, 0.5, 0.7];
 
 /// Number of features of a VM, and length of a row of features.
 pub const FEATURE_COUNT: usize = REQUEST_FEATURES.len() + Groups::COUNT * GROUP_FEATURES.len();
@@ -139,8 +132,6 @@ struct OutcomeGroup {
     lowest: f64,
     /// Largest peak memory.
     highest: Bytes,
-    /// Number of outcomes with an untouched fraction below each of [`UNTOUCHED_THRESHOLDS`].
-    below: [u32; UNTOUCHED_THRESHOLDS.len()],
     /// Latest outcomes, ordered by the end time of the VM, at most [`OUTCOMES_PER_GROUP_MAX`].
     recent: VecDeque<RecentOutcome>,
 }
@@ -159,21 +150,16 @@ struct RecentOutcome {
 
 impl OutcomeGroup {
     fn new() -> Self {
-        let (below, recent) = ([0; UNTOUCHED_THRESHOLDS.len()], VecDeque::with_capacity(1));
-        Self { first_begins: UnixMs(u64::MAX), count: 0, lowest: 1.0, highest: Bytes::new(0), below, recent }
+        let recent = VecDeque::with_capacity(1);
+        Self { first_begins: UnixMs(u64::MAX), count: 0, lowest: 1.0, highest: Bytes::new(0), recent }
     }
 
     fn add(&mut self, request: &VmRequest, outcome: &Outcome) {
-        let untouched = outcome.untouched.get();
         let peak = outcome.peak(request.requested);
         self.first_begins = self.first_begins.min(request.begins);
         self.count = self.count.saturating_add(1);
-        self.lowest = self.lowest.min(untouched);
+        self.lowest = self.lowest.min(outcome.untouched.get());
         self.highest = self.highest.max(peak);
-        self.below
-            .iter_mut()
-            .zip(UNTOUCHED_THRESHOLDS)
-            .for_each(|(n, share)| *n += u32::from(untouched < share));
         let (ended, requested, usage) = (outcome.ended, request.requested, outcome.usage);
         // Outcomes are not always added in the order in which the VMs ended.
         let at = self.recent.partition_point(|outcome| outcome.ended <= ended);
@@ -195,8 +181,6 @@ impl OutcomeGroup {
         let n = latest.len();
         let mean = latest.iter().sum::<f64>() / n as f64;
         let spread = (latest.iter().map(|share| (share - mean).powi(2)).sum::<f64>() / n as f64).sqrt();
-        let [below_10, below_30, below_50, below_70] =
-            self.below.map(|below| f64::from(below) / f64::from(self.count));
         [
             f64::from(self.count),
             request.begins.0.saturating_sub(last.ended.0) as f64 / 3.6e6,
@@ -215,10 +199,6 @@ impl OutcomeGroup {
             untouched_if_measured(last.usage.p99),
             untouched_if_measured(last.usage.mean),
             last.usage.busy_percent.unwrap_or(f64::NAN),
-            below_10,
-            below_30,
-            below_50,
-            below_70,
         ]
     }
 }

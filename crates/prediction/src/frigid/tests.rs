@@ -435,8 +435,6 @@ fn group_features_cover_the_latest_outcomes_and_all_extremes() {
         ("median", 0.68),
         ("mean", 0.675),
         ("rise", 0.315),
-        ("below_10", 0.1),
-        ("below_70", 0.7),
     ];
     for (name, value) in expected {
         assert_eq!(read(name), value, "{name}");
@@ -478,10 +476,6 @@ fn vm_without_history_has_only_request_features() {
         "key.rise=0",
         "key.growth=0.5",
         "key.last_mean=0.875",
-        "key.below_10=0",
-        "key.below_30=0",
-        "key.below_50=0",
-        "key.below_70=0",
     ];
     assert_eq!(actual, expected);
 }
