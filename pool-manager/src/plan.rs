@@ -97,7 +97,7 @@ pub fn decide_split(plan: &Plan, forecast: &VmForecast, share: Fraction) -> Spli
 fn explain_frigid(memory: Bytes, forecast: &VmForecast, allocation: Option<RiskAllocation>) -> String {
     match allocation {
         None if forecast.assessment.prediction.is_none() => {
-            "no VM of the same owner has ended: no pool memory".to_owned()
+            "too few VMs of the same owner have ended: no pool memory".to_owned()
         }
         None => "too few outcomes of VMs of this size: no pool memory".to_owned(),
         Some(allocation) if allocation.to_fraction().of(memory).slices_floor() == Bytes::ZERO => {

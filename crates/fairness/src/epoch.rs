@@ -147,7 +147,7 @@ impl EpochAllocator {
             && (0..current.len()).any(|at| {
                 !market.is_bundle_near(at, current[at], outcome.bought[at], ROUNDED_SHARE_STEP_MAX)
             });
-        let unchanged = matching.filter(|_| is_unchanged || is_jump);
+        let unchanged = matching.filter(|applied| is_unchanged || is_jump || *applied == outcome.shares);
         let change = if unchanged.is_some() { Change::Unchanged } else { Change::Set { step_fraction } };
         let certificate = market.certify(&outcome);
         let shares = unchanged.unwrap_or(outcome.shares);

@@ -94,7 +94,7 @@ fn predicted_frigid_memory_is_rounded_down_to_slices() {
 fn vm_without_forecast_gets_no_pool_memory() {
     let mut of_new_owner = frigid(Bytes::gib(8));
     (of_new_owner.assessment.prediction, of_new_owner.start.prediction) = (None, None);
-    check(&of_new_owner, Bytes::gib(8), 0, "frigid/4", "no VM of the same owner has ended");
+    check(&of_new_owner, Bytes::gib(8), 0, "frigid/4", "too few VMs of the same owner have ended");
     let mut of_rare_size = frigid(Bytes::gib(8));
     of_rare_size.point.risk_limit = Some(risk_limit(None, 0.1));
     check(&of_rare_size, Bytes::gib(8), 0, "frigid/4", "too few outcomes of VMs of this size");

@@ -288,3 +288,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn target_that_rounds_to_the_applied_shares_is_no_change() {
+    let supply = Supply { memory_pages: 84, bandwidth_kb_s: 64 };
+    let fair_pages = Bundle::from(supply.all()).memory / 3.0;
+    let tenants: Vec<_> = [(0.136, 18.0), (1.49, 123.0), (2.21, 88.0)]
+        .map(|(footprint, gamma)| tenant(footprint * fair_pages, gamma, 0.0))
+        .to_vec();
+    let members = with_unique_names(&tenants);
+    let mut epochs = EpochAllocator::default();
+    let decisions: Vec<_> = (0..4).map(|_| epochs.decide(supply, &members).unwrap()).collect();
+    assert_eq!(decisions[2].shares, decisions[3].shares);
+    assert_eq!(decisions[3].change, Change::Unchanged);
+}
