@@ -109,10 +109,11 @@ impl<'a> Simulation<'a> {
     }
 
     fn complete_migrations(&mut self, sample: u32) {
-        let complete = self.migrations.extract_if(.., |_, completes_at| *completes_at <= sample);
-        for (index, _) in complete {
-            self.vms[index].is_migrated = true;
-        }
+        self.migrations.retain(|index, completes_at| {
+            let is_complete = *completes_at <= sample;
+            self.vms[*index].is_migrated |= is_complete;
+            !is_complete
+        });
     }
 
     /// Samples and judges all VMs that have not migrated. Returns the VMs to migrate with their

@@ -151,7 +151,7 @@ fn harmed_vm_recovers_after_an_hour_without_harm() {
 #[test]
 fn gap_discards_earlier_samples() {
     let mut vm = Vm::new(Placement::EntirelyOnPool);
-    vm.observe_many(2, None, Some(0.9));
+    vm.observe(None, Some(0.9));
     vm.now = vm.now.after(QOS_SAMPLE_GAP_MAX);
     let judgement = vm.observe(None, Some(0.9));
     assert_eq!((judgement.verdict, judgement.samples), (Verdict::Watch, 1));
@@ -235,8 +235,7 @@ proptest! {
 
     /// The confidence interval contains the estimate and shrinks with the number of pages.
     #[test]
-    fn confidence_interval_contains_estimate(sampled in 1_u32..=1024, part in 0.0..=1.0_f64) {
-        let accessed = (f64::from(sampled) * part) as u32;
+    fn confidence_interval_contains_estimate((sampled, accessed) in (1_u32..=1024).prop_flat_map(|n| (Just(n), 0..=n))) {
         let share = AccessedShare::from_pages(accessed, sampled).unwrap();
         prop_assert!(share.low <= share.estimate && share.estimate <= share.high);
         let larger = AccessedShare::from_pages(4 * accessed, 4 * sampled).unwrap();
