@@ -404,7 +404,7 @@ async fn combination_options_must_be_percentages() {
 #[tokio::test]
 async fn invalid_options_of_the_qos_simulation_are_rejected() {
     for (options, expected) in [
-        ("--vms 0", "0 is not in 1..=1000000"),
+        ("--vms 0", "not in 1..=1000000"),
         ("--pdm 0", "must be a percentage from 0.1 to 100"),
         ("--exceed-max 101", "must be a percentage from 0 to 100"),
     ] {
