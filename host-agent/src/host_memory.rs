@@ -35,7 +35,10 @@ pub use self::listener::socket_path;
 use self::reply::{ReplyMessages, rejection};
 use crate::{
     driver,
-    host::{MemoryForm, process},
+    host::{
+        MemoryForm,
+        process::{self, ProcessHandle},
+    },
     readiness,
 };
 
@@ -127,6 +130,15 @@ struct Connection {
     _permit: OwnedSemaphorePermit,
 }
 
+/// Checks that the process that opened a connection still runs. A process can pass its connection to
+/// another process and end. The connection must not keep the permissions of the ended process.
+fn check_runs(process: &Process) -> Result<(), process::ProcessError> {
+    match ProcessHandle::open(process)? {
+        Some(_) => Ok(()),
+        None => Err(process::ProcessError::Gone { pid: process.pid }),
+    }
+}
+
 impl Connection {
     /// Creates a connection. The process is identified immediately, because its pid may be reused
     /// after it ends.
@@ -134,7 +146,7 @@ impl Connection {
         let peer = sockopt::socket_peercred(&socket)?;
         let uid = UserId::new(peer.uid.as_raw()).map_err(io::Error::other)?;
         let permit = permits.acquire(uid)?;
-        let process = process::identify_process(peer.pid.as_raw_nonzero().get().unsigned_abs());
+        let process = process::identify_peer(peer.pid.as_raw_nonzero().get().unsigned_abs(), uid);
         let socket = readiness::watch(socket)?;
         let is_allowed = permits.is_allowed(uid);
         Ok(Self { socket, driver, uid, process, is_allowed, vm: OnceLock::new(), _permit: permit })
@@ -198,6 +210,9 @@ impl Connection {
             Ok(process) => process.clone(),
             Err(error) => return rejection("PEER_NOT_ALLOWED", units::chain(error)),
         };
+        if let Err(why) = check_runs(&process) {
+            return rejection("PEER_NOT_ALLOWED", units::chain(&why));
+        }
         match wire::HostMemoryRequest::decode(bytes).map(|message| message.request) {
             Err(error) => rejection("BAD_MESSAGE", error.to_string()),
             Ok(None) => rejection("BAD_MESSAGE", "request: must be attach or inspect".to_owned()),
@@ -247,5 +262,23 @@ impl Connection {
         };
         let within = HOST_MEMORY_SEND_TIMEOUT.as_duration();
         tokio::time::timeout(within, sent).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn connection_of_an_ended_process_loses_its_permissions() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let process = process::identify_process(child.id()).unwrap();
+        check_runs(&process).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let expected = format!("process {} has ended", process.pid);
+        assert_eq!(check_runs(&process).unwrap_err().to_string(), expected);
     }
 }

@@ -24,6 +24,8 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
+use units::UserId;
+
 use crate::user::current_user;
 
 /// Seals of memfds created by [`make_memfd`]. A sealed memfd cannot grow, but it can be truncated
@@ -58,6 +60,17 @@ pub enum ProcessError {
         /// Identifier of the process.
         pid: u32,
     },
+    /// Another user than the one that connected runs the process with this pid. The process that
+    /// connected has ended, or it has changed its user.
+    #[error("process {pid} belongs to user {user}, but user {peer} opened this connection: connect again")]
+    OtherUser {
+        /// Identifier of the process.
+        pid: u32,
+        /// Effective user of the process.
+        user: u32,
+        /// User that opened the connection.
+        peer: UserId,
+    },
 }
 
 fn io_error(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ProcessError {
@@ -81,6 +94,36 @@ pub fn boot_id() -> Result<String, ProcessError> {
 pub fn identify_process(pid: u32) -> Result<Process, ProcessError> {
     let started = read_start_time(pid)?.ok_or(ProcessError::Gone { pid })?;
     Ok(Process { pid, started, cgroup: read_cgroup(pid)? })
+}
+
+/// Returns the identity of the process that opened a connection, from the credentials of its peer.
+/// The pid is from the time of the connection, so it may have been reused. A process of another user
+/// therefore does not count as the peer. Root may change its user after it has connected.
+///
+/// # Errors
+/// [`ProcessError::Gone`] or [`ProcessError::OtherUser`], or /proc cannot be read.
+pub fn identify_peer(pid: u32, peer: UserId) -> Result<Process, ProcessError> {
+    let process = identify_process(pid)?;
+    let user = read_effective_user(pid)?;
+    // The user is read after the start time, so it belongs to this process or to a later one.
+    if peer == UserId::ROOT || user == peer.get() {
+        Ok(process)
+    } else {
+        Err(ProcessError::OtherUser { pid, user, peer })
+    }
+}
+
+/// Returns the effective user of a process. The owner of /proc/PID is root for processes that are
+/// not dumpable, so this function reads the field of the status.
+fn read_effective_user(pid: u32) -> Result<u32, ProcessError> {
+    let path = PathBuf::from(format!("/proc/{pid}/status"));
+    let text = match fs::read_to_string(&path) {
+        Err(errno) if is_gone(&errno) => return Err(ProcessError::Gone { pid }),
+        read => read.map_err(io_error("read", &path))?,
+    };
+    let users = text.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let effective = users.and_then(|users| users.split_whitespace().nth(1)?.parse().ok());
+    effective.ok_or(ProcessError::Unreadable { path, text })
 }
 
 /// Handle (pidfd) of a process, which never refers to a later process of the same pid.
@@ -478,6 +521,24 @@ mod tests {
     fn end(mut child: Child) {
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn process_of_another_user_is_not_the_peer() {
+        let child = idle_process();
+        let user = rustix::process::geteuid().as_raw();
+        let other = UserId::new(user + 1).unwrap();
+        let identify = |peer| identify_peer(child.id(), peer);
+        assert_eq!(identify(UserId::new(user).unwrap()).unwrap(), identify_process(child.id()).unwrap());
+        assert!(identify(UserId::ROOT).is_ok(), "root may change its user");
+        let expected = format!(
+            "process {} belongs to user {user}, but user {other} opened this connection: connect again",
+            child.id()
+        );
+        assert_eq!(identify(other).unwrap_err().to_string(), expected);
+        let pid = child.id();
+        end(child);
+        assert!(matches!(identify_peer(pid, UserId::ROOT), Err(ProcessError::Gone { .. })));
     }
 
     #[test]
