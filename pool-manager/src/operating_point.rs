@@ -76,8 +76,7 @@ impl OperatingPoint {
                 (FrigidPoint { op, share: share(calibration.slice_share(&risk_limit)) }, risk_limit)
             })
             .collect();
-        let placed = |cut: &Cutoff| InsensitivityPoint { fp: share(cut.fp), placed: share(cut.placed) };
-        let insensitive: Vec<InsensitivityPoint> = cutoffs.iter().map(placed).collect();
+        let insensitive: Vec<InsensitivityPoint> = cutoffs.iter().map(Cutoff::operating_point).collect();
         let mix = VmMix { history: counters_fraction, exceeds: limits.overpredicted_exceeds };
         let points: Vec<FrigidPoint> = frigid.iter().map(|(point, _)| *point).collect();
         let choice = choose_combination(&insensitive, &points, mix, limits.exceed_max);
@@ -86,7 +85,7 @@ impl OperatingPoint {
         // If there are enough outcomes but no rate is within the limits, no risk is allowed. With
         // too few outcomes the risk is unknown, and there is no risk limit.
         let risk_limit = chosen.or_else(|| frigid.first().map(|_| NO_RISK));
-        let is_chosen = |cut: &&Cutoff| placed(cut) == choice.insensitive;
+        let is_chosen = |cutoff: &&Cutoff| cutoff.operating_point() == choice.insensitive;
         let cutoff = cutoffs.iter().find(is_chosen).copied();
         Self { choice, risk_limit, cutoff, counters_fraction, limits }
     }

@@ -1,7 +1,7 @@
 //! `tarn evaluate qos`: simulates the QoS monitor of running VMs. `sim::qos` implements the
 //! simulation.
 
-use std::{io, path::PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use cli_runtime::{
@@ -12,7 +12,7 @@ use serde::Serialize;
 use sim::qos::{Parameters, Report, simulate};
 use units::{Fraction, limits::QOS_SIMULATED_VMS_MAX};
 
-use super::{figure, parse_margin, parse_percent, percent};
+use super::{figure, parse_margin, parse_percent, percent, sensitivity::prediction_failure};
 
 /// Options of `tarn evaluate qos`.
 #[derive(Clone, Debug, Args)]
@@ -59,11 +59,7 @@ pub(super) fn run(args: &Qos, format: Format) -> Result<(), Failure> {
     // The simulation takes a minute, so an unwritable output file is reported before it.
     args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
     let parameters = Parameters { seed: args.seed, vms: args.vms, pdm: args.pdm, x: args.exceed_max };
-    let report = simulate(parameters).map_err(|error| Failure::File {
-        operation: "predict slowdowns of",
-        path: "the modelled workloads".into(),
-        errno: io::Error::new(io::ErrorKind::InvalidData, error),
-    })?;
+    let report = simulate(parameters).map_err(|error| prediction_failure(None, error))?;
     args.json.as_ref().map_or(Ok(()), |path| figure::write_json(path, &report))?;
     print::one(format, &ReportRow(report))
 }

@@ -2,7 +2,10 @@
 //! Workloads are read from a file of the operator, or MODELLED: programs on a simulated core, with
 //! simulated counters and slowdowns. The output states whether workloads are modelled.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
 use cli_runtime::{
@@ -11,7 +14,7 @@ use cli_runtime::{
 };
 use prediction::sensitivity::{
     DRAM_BOUND_INDEX, Workload,
-    backtest::{self, BacktestResult, PlacementStats},
+    backtest::{self, BacktestResult, EvaluationError, PlacementStats},
     read_labels,
 };
 use rand::SeedableRng;
@@ -164,11 +167,17 @@ impl SplitWorkloads {
 
     fn evaluate(&self, workloads: &[Workload], rates: &[Fraction]) -> Result<Vec<BacktestResult>, Failure> {
         let results = backtest::run(workloads, self.workloads.pdm, rates, self.splits, SEED);
-        results.map_err(|error| Failure::File {
-            operation: "predict slowdowns of",
-            path: self.workloads.labels.clone().unwrap_or_else(|| "the modelled workloads".into()),
-            errno: io::Error::new(io::ErrorKind::InvalidData, error),
-        })
+        results.map_err(|error| prediction_failure(self.workloads.labels.as_deref(), error))
+    }
+}
+
+/// Converts the error of a prediction for workloads. `labels` is their file, `None` for modelled
+/// workloads.
+pub(super) fn prediction_failure(labels: Option<&Path>, error: EvaluationError) -> Failure {
+    Failure::File {
+        operation: "predict slowdowns of",
+        path: labels.unwrap_or(Path::new("the modelled workloads")).to_owned(),
+        errno: io::Error::new(io::ErrorKind::InvalidData, error),
     }
 }
 

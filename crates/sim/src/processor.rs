@@ -134,32 +134,28 @@ pub fn add_noise(counters: &Counters, rng: &mut impl Rng) -> Counters {
 /// Runs a program with local memory and with pool memory, and compares the run times. The counters
 /// are those of the run with local memory.
 pub fn measure(core: &CoreModel, program: &Program, local: &Memory, pool: &Memory) -> Measurement {
-    let levels = CacheHierarchy::new(core).simulate(program);
-    let [with_local, with_pool] = [local, pool].map(|memory| Run::simulate(core, program, &levels, memory));
-    Measurement {
-        counters: with_local.counters(core, program, &levels),
-        slowdown: with_pool.cycles / with_local.cycles - 1.0,
-    }
+    let (counters, runs) = measure_each(core, program, local, std::slice::from_ref(pool));
+    Measurement { counters, slowdown: runs[0].slowdown }
 }
 
-/// Runs a program with local memory, and with each fraction of its accesses on the pool. Returns
-/// the counters with local memory, and for each fraction the counters of this run and the slowdown.
-pub fn measure_splits(
+/// Runs a program with local memory and with each other memory. Returns the counters with local
+/// memory, and for each other memory the counters of its run and the slowdown.
+pub fn measure_each(
     core: &CoreModel,
     program: &Program,
-    [local, pool]: [&Memory; 2],
-    pool_shares: &[f64],
+    local: &Memory,
+    others: &[Memory],
 ) -> (Counters, Vec<Measurement>) {
     let levels = CacheHierarchy::new(core).simulate(program);
     let with_local = Run::simulate(core, program, &levels, local);
-    let measure = |pool_share: &f64| {
-        let split = Run::simulate(core, program, &levels, &Memory::split(local, pool, *pool_share));
+    let measure = |memory: &Memory| {
+        let run = Run::simulate(core, program, &levels, memory);
         Measurement {
-            counters: split.counters(core, program, &levels),
-            slowdown: split.cycles / with_local.cycles - 1.0,
+            counters: run.counters(core, program, &levels),
+            slowdown: run.cycles / with_local.cycles - 1.0,
         }
     };
-    (with_local.counters(core, program, &levels), pool_shares.iter().map(measure).collect())
+    (with_local.counters(core, program, &levels), others.iter().map(measure).collect())
 }
 
 #[cfg(test)]

@@ -117,10 +117,7 @@ pub fn identify_peer(pid: u32, peer: UserId) -> Result<Process, ProcessError> {
 /// not dumpable, so this function reads the field of the status.
 fn read_effective_user(pid: u32) -> Result<u32, ProcessError> {
     let path = PathBuf::from(format!("/proc/{pid}/status"));
-    let text = match fs::read_to_string(&path) {
-        Err(errno) if is_gone(&errno) => return Err(ProcessError::Gone { pid }),
-        read => read.map_err(io_error("read", &path))?,
-    };
+    let text = read_if_running(&path)?.ok_or(ProcessError::Gone { pid })?;
     let users = text.lines().find_map(|line| line.strip_prefix("Uid:"));
     let effective = users.and_then(|users| users.split_whitespace().nth(1)?.parse().ok());
     effective.ok_or(ProcessError::Unreadable { path, text })
@@ -186,13 +183,18 @@ impl From<ProcessHandle> for OwnedFd {
 /// Returns the start time of a process, in clock ticks since boot; `None` if it does not exist.
 fn read_start_time(pid: u32) -> Result<Option<u64>, ProcessError> {
     let path = PathBuf::from(format!("/proc/{pid}/stat"));
-    let text = match fs::read_to_string(&path) {
-        Err(errno) if is_gone(&errno) => return Ok(None),
-        read => read.map_err(io_error("read", &path))?,
-    };
+    let Some(text) = read_if_running(&path)? else { return Ok(None) };
     // Field 22 is the start time (proc_pid_stat(5)); the name is field 2.
     let started = fields_after_name(&text).nth(19).and_then(|ticks| ticks.parse().ok());
     started.map(Some).ok_or(ProcessError::Unreadable { path, text })
+}
+
+/// Returns the contents of a file of a process in /proc, or `None` if the process has ended.
+fn read_if_running(path: &Path) -> Result<Option<String>, ProcessError> {
+    match fs::read_to_string(path) {
+        Err(errno) if is_gone(&errno) => Ok(None),
+        read => read.map(Some).map_err(io_error("read", path)),
+    }
 }
 
 /// Returns the fields of /proc/PID/stat after the name. The name is in parentheses and may contain

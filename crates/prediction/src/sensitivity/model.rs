@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use units::Fraction;
 
 use super::{COUNTER_NAMES, Workload, evaluation_error::EvaluationError, train_forest};
-use crate::{import::ImportedModel, trees::Ensemble};
+use crate::{combination::InsensitivityPoint, import::ImportedModel, trees::Ensemble};
 
 /// Model of latency sensitivity, with its cutoffs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,14 @@ pub struct Cutoff {
     pub fp: f64,
     /// Fraction of all workloads that are placed, 0 to 1.
     pub placed: f64,
+}
+
+impl Cutoff {
+    /// Returns the operating point for [`choose_combination`](crate::combination::choose_combination).
+    pub fn operating_point(&self) -> InsensitivityPoint {
+        let share = |share: f64| Fraction::new(share).expect("shares of cutoffs are from 0 to 1");
+        InsensitivityPoint { fp: share(self.fp), placed: share(self.placed) }
+    }
 }
 
 /// Largest number of cutoffs of a model.

@@ -1,6 +1,6 @@
 //! Results of the simulation, computed from the true slowdowns and the verdicts of all VMs.
 
-use prediction::qos::Verdict;
+use prediction::qos::{Placement, Verdict};
 use rand::Rng;
 use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
@@ -10,18 +10,17 @@ use super::{
     Parameters, SAMPLES,
     vm::{BaseRates, SimulatedVm},
 };
-use prediction::qos::Placement;
 
 /// Number of samples within which a harmed VM must be flagged.
-pub const DETECTION_SAMPLES: u32 = 3;
+const DETECTION_SAMPLES: u32 = 3;
 /// Period of the budget, and of a flap.
 const HOUR: Ns = Ns::secs(3600);
 
-/// What happened to one VM.
+/// Harm and verdicts of one VM over time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VmHistory {
     harmed_since: Option<u32>,
-    flagged_at: Option<u32>,
+    is_flagged: bool,
     is_flagged_in_time: bool,
     last_verdict: Verdict,
     /// Start of the latest period with the verdict `Migrate`.
@@ -40,7 +39,7 @@ impl VmHistory {
             self.harmed_since = Some(sample);
         }
         if verdict == Verdict::Migrate {
-            self.flagged_at.get_or_insert(sample);
+            self.is_flagged = true;
             self.is_flagged_in_time |=
                 self.harmed_since.is_some_and(|since| sample < since + DETECTION_SAMPLES);
         }
@@ -87,7 +86,7 @@ impl BudgetChecker {
         self.sent.push(now);
     }
 
-    /// Returns the number of requests after which the last hour had more requests than the limit.
+    /// Returns the number of requests beyond the limit of the hour before them.
     pub(super) fn exceeded(&self) -> usize {
         let is_excess = |index: &usize| {
             let first = index.checked_sub(self.limit);
@@ -159,7 +158,7 @@ impl Report {
                 harmed,
             ),
             flagged_unharmed: share(
-                count(&|_, history| history.harmed_since.is_none() && history.flagged_at.is_some()),
+                count(&|_, history| history.harmed_since.is_none() && history.is_flagged),
                 unharmed,
             ),
         };

@@ -59,8 +59,9 @@ pub(super) struct SimulatedVm {
     /// Whether the VM has migrated to local memory.
     pub(super) is_migrated: bool,
     access: PoolAccess,
-    /// Workload from the start, and workload from a later sample on.
-    workloads: [(u32, usize); 2],
+    /// Index of the workload from the start, and of the workload from the sample `changes_at` on.
+    workloads: [usize; 2],
+    changes_at: u32,
     counter_bias: Counters,
 }
 
@@ -72,8 +73,7 @@ impl SimulatedVm {
     }
 
     fn workload<'a>(&self, library: &'a WorkloadLibrary, sample: u32) -> &'a LibraryWorkload {
-        let [(_, first), (changes_at, second)] = self.workloads;
-        library.get(if sample < changes_at { first } else { second })
+        library.get(self.workloads[usize::from(sample >= self.changes_at)])
     }
 
     /// Returns whether the workload accesses the pool in a sample.
@@ -154,15 +154,13 @@ pub(super) struct BaseRates {
 impl<'a> VmGenerator<'a> {
     pub(super) fn new(placement_model: &'a Model, parameters: Parameters) -> Self {
         let fraction = |share: f64| Fraction::new(share).expect("a share is a fraction");
-        let insensitive =
-            |cutoff: &Cutoff| InsensitivityPoint { fp: fraction(cutoff.fp), placed: fraction(cutoff.placed) };
-        let points: Vec<InsensitivityPoint> = placement_model.cutoffs().iter().map(insensitive).collect();
+        let cutoffs = placement_model.cutoffs();
+        let points: Vec<InsensitivityPoint> = cutoffs.iter().map(Cutoff::operating_point).collect();
         let frigid = FrigidPoint { op: fraction(FRIGID_POINT.0), share: fraction(FRIGID_POINT.1) };
         let mix = VmMix { history: fraction(HISTORY), exceeds: fraction(OVERPREDICTED_EXCEEDS) };
         let point = choose_combination(&points, &[frigid], mix, parameters.x);
-        let chosen = |cutoff: &&Cutoff| cutoff.fp == point.insensitive.fp.get();
-        let cutoff =
-            placement_model.cutoffs().iter().find(chosen).map_or(f64::NEG_INFINITY, |cutoff| cutoff.at_most);
+        let is_chosen = |cutoff: &&Cutoff| cutoff.operating_point() == point.insensitive;
+        let cutoff = cutoffs.iter().find(is_chosen).map_or(f64::NEG_INFINITY, |cutoff| cutoff.at_most);
         let InsensitivityPoint { fp, placed } = point.insensitive;
         let on_pool = if placed.get() > 0.0 { fp.get() / placed.get() } else { 0.0 };
         let base_rates = BaseRates { on_pool, overpredicted: OVERPREDICTED_EXCEEDS };
@@ -178,14 +176,15 @@ impl<'a> VmGenerator<'a> {
         let first = library.draw(rng);
         let placement = self.place(library.get(first), rng);
         let changes = rng.random_bool(CHANGING_SHARE);
-        let change =
+        let (changes_at, second) =
             if changes { (rng.random_range(0..SAMPLES), library.draw(rng)) } else { (SAMPLES, first) };
         SimulatedVm {
             judge: Judge::new(placement),
             placement,
             is_migrated: false,
             access: self.draw_access(placement, rng),
-            workloads: [(0, first), change],
+            workloads: [first, second],
+            changes_at,
             counter_bias: [(); COUNTER_NAMES.len()]
                 .map(|()| 1.0 + rng.random_range(-COUNTER_BIAS_MAX..COUNTER_BIAS_MAX)),
         }

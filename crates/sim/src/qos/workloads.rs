@@ -6,7 +6,7 @@ use rand::Rng;
 use rand_pcg::Pcg64Mcg;
 
 use crate::processor::{
-    Counters, Measurement, Memory, Program, SERVER_CORE, add_noise, kernel_family, measure_splits,
+    Counters, Measurement, Memory, Program, SERVER_CORE, add_noise, kernel_family, measure_each,
 };
 
 /// Number of inputs of each program in the training set.
@@ -81,9 +81,10 @@ pub(super) fn training_set(rng: &mut Pcg64Mcg) -> (Vec<Workload>, Vec<Workload>)
 
 /// Runs a program with local memory, entirely on the pool, and with a random part of its accesses
 /// on the pool.
-fn run(program: &Program, memory: [&Memory; 2], rng: &mut Pcg64Mcg) -> (Counters, [Measurement; 2]) {
+fn run(program: &Program, [local, pool]: [&Memory; 2], rng: &mut Pcg64Mcg) -> (Counters, [Measurement; 2]) {
     let pool_share = draw_log_uniform(POOL_SHARE_MIN, 1.0, rng);
-    let (local_counters, runs) = measure_splits(&SERVER_CORE, program, memory, &[1.0, pool_share]);
+    let others = [pool.clone(), Memory::split(local, pool, pool_share)];
+    let (local_counters, runs) = measure_each(&SERVER_CORE, program, local, &others);
     (local_counters, runs.try_into().expect("there are two runs"))
 }
 
