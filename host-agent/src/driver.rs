@@ -12,6 +12,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use pool::agent::{
     Agent, Caller, CommandRejection, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord,
 };
+use service_files::rejection_log::RejectionLog;
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     task::JoinSet,
@@ -149,6 +150,7 @@ type MemoryReply = oneshot::Sender<Result<VmMemory, DriverError>>;
 /// Attach request that waits for a decision of the state machine.
 #[derive(Debug)]
 struct WaitingAttach {
+    caller: Caller,
     reservation: ReservationId,
     /// Memory that the process receives if the state machine accepts the request.
     memory: VmMemory,
@@ -194,6 +196,7 @@ pub struct Driver {
     /// if any.
     record_writes: BTreeMap<ReservationId, Option<RecordOperation>>,
     usage: Arc<UsageTable>,
+    rejections: RejectionLog,
 }
 
 impl Driver {
@@ -234,6 +237,7 @@ impl Driver {
             watched_processes: BTreeMap::new(),
             record_writes: BTreeMap::new(),
             usage,
+            rejections: RejectionLog::default(),
         };
         Ok((driver, Handle(sender), reports))
     }
@@ -330,14 +334,13 @@ impl Driver {
         match request {
             Request::Attach { vm, caller, form, reply } => self.attach(vm, caller, form, reply),
             Request::InspectMemory { vm, caller, reply } => {
+                let record = match self.agent.preview(&vm, caller.clone()) {
+                    Ok(record) => record,
+                    Err(why) => return self.refuse(&caller, reply, why),
+                };
                 let (pid, uid) = (caller.process.pid, caller.uid);
-                let record = self.agent.preview(&vm, caller).map_err(DriverError::from);
-                match &record {
-                    Ok(_) => tracing::info!(vm = %vm, pid, %uid, "memory of VM inspected"),
-                    Err(why) => tracing::info!(pid, %uid, %why, "inspection of VM memory refused"),
-                }
-                let memory = record.and_then(|record| self.memory(&record, MemoryForm::SlicePaths));
-                let _ = reply.send(memory); // the caller may no longer wait
+                tracing::info!(vm = %vm, pid, %uid, "memory of VM inspected");
+                let _ = reply.send(self.memory(&record, MemoryForm::SlicePaths)); // the caller may no longer wait
             }
             Request::Inspect(inspect) => inspect(&self.agent),
         }
@@ -374,13 +377,14 @@ impl Driver {
     fn attach(&mut self, vm: Name, caller: Caller, form: MemoryForm, reply: MemoryReply) {
         let (reservation, memory) = match self.agent.preview(&vm, caller.clone()) {
             Ok(record) => (record.reservation, self.memory(&record, form)),
-            Err(why) => return send_refusal(reply, why),
+            Err(why) => return self.refuse(&caller, reply, why),
         };
         match memory {
             Ok(memory) => {
                 self.last_ticket += 1;
                 let ticket = Ticket(self.last_ticket);
-                self.waiting.insert(ticket, WaitingAttach { reservation, memory, reply });
+                self.waiting
+                    .insert(ticket, WaitingAttach { caller: caller.clone(), reservation, memory, reply });
                 self.handle(Event::Attach { ticket, vm, caller });
             }
             Err(error) => {
@@ -413,10 +417,16 @@ impl Driver {
     }
 
     fn refuse_request(&mut self, ticket: Ticket, why: Refusal) {
-        if let Some(WaitingAttach { reservation, reply, .. }) = self.waiting.remove(&ticket) {
+        if let Some(WaitingAttach { caller, reservation, reply, .. }) = self.waiting.remove(&ticket) {
             self.free_unused_memory(reservation);
-            send_refusal(reply, why);
+            self.refuse(&caller, reply, why);
         }
+    }
+
+    fn refuse(&self, caller: &Caller, reply: MemoryReply, why: Refusal) {
+        let (pid, uid) = (caller.process.pid, caller.uid);
+        self.rejections.log(&format_args!("process {pid} of user {uid}"), &why);
+        let _ = reply.send(Err(why.into())); // the caller may no longer wait
     }
 
     fn store_rack(&mut self, rack: String) {
@@ -435,11 +445,6 @@ impl Driver {
         self.metrics.commands_rejected.inc();
         tracing::info!(desired_version = %number, why = %why, "desired state rejected");
     }
-}
-
-fn send_refusal(reply: MemoryReply, why: Refusal) {
-    tracing::info!(%why, "attach request refused");
-    let _ = reply.send(Err(why.into())); // the caller may no longer wait
 }
 
 async fn sleep_until(at: Option<Instant>) {

@@ -257,6 +257,19 @@ pub enum HostError {
         /// User of the VMM.
         uid: UserId,
     },
+    /// The file belongs to another user, and its file system cannot let a third user open it.
+    #[error(
+        "user {user} cannot open {} by path: it belongs to user {owner}, and its file system has no access control lists: pass descriptors, or run the manager as the agent's user",
+        path.display()
+    )]
+    NoAcl {
+        /// File of the slice.
+        path: PathBuf,
+        /// User of the VMM.
+        user: UserId,
+        /// Owner of the file, in general the manager's user.
+        owner: u32,
+    },
     /// The file in /dev is not the device node of the slice.
     #[error("{} is not the device node of the slice: /dev must be a devtmpfs", path.display())]
     NotTheDevice {
@@ -294,6 +307,7 @@ impl HostError {
             | Self::BlockSwitch(_)
             | Self::NodeFull { .. }
             | Self::NoPath { .. }
+            | Self::NoAcl { .. }
             | Self::NotTheDevice { .. }
             | Self::NotOpen(_)
             | Self::Dir(_)

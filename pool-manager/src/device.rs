@@ -2,11 +2,12 @@
 //! slice. The ledger decides on grants and revocations, and a driver performs and records them.
 
 use std::{
+    collections::BTreeSet,
     io,
     path::{Path, PathBuf},
 };
 
-use units::{Epoch, HostId};
+use units::{Epoch, HostId, Name};
 
 use crate::{
     folder_access::{self, FolderAccessError},
@@ -88,46 +89,69 @@ impl Driver {
         Self::ALL.into_iter().find(|driver| driver.name() == name)
     }
 
-    /// Opens the EMC at `path`, which has `slices` slices. `rack` is the UUID of this rack. An EMC
-    /// that belongs to no rack is assigned to this rack. `serial` is used only by drivers that
-    /// cannot revoke access.
+    /// Opens the EMC at `path`, which has `slices` slices. A directory that belongs to no EMC of the
+    /// rack is assigned to `owner`. `serial` is used only by drivers that cannot revoke access.
     ///
     /// # Errors
     /// [`DeviceError::FolderAccess`] if other users can change the EMC's folders,
-    /// [`DeviceError::OtherRack`] if the EMC belongs to another rack,
-    /// [`DeviceError::DamagedRackUuid`] if its rack UUID file is damaged, [`DeviceError::Io`], or
-    /// an error of the driver. The first three errors occur before any change.
+    /// [`DeviceError::OtherRack`] or [`DeviceError::OtherEmc`] if the directory belongs to another
+    /// rack or EMC, [`DeviceError::DamagedRackUuid`] if its rack UUID file is damaged,
+    /// [`DeviceError::Io`], or an error of the driver. The first four errors occur before any change.
     pub fn open(
         self,
         path: &Path,
         slices: u32,
         serial: &str,
-        rack: &str,
+        owner: &EmcOwner,
     ) -> Result<Box<dyn Device>, DeviceError> {
         self.check_folders(path)?;
-        let io_error =
-            |operation| move |errno| DeviceError::Io { operation, path: path.join(RACK_UUID_FILE), errno };
-        let owner = rack_uuid_file::read(path).map_err(io_error("read"))?;
-        let is_assigned = owner.is_some();
-        match owner {
-            Some(RackUuidFile::Uuid(owner)) if owner != rack => {
-                return Err(DeviceError::OtherRack { path: path.to_owned(), owner, rack: rack.to_owned() });
-            }
-            Some(RackUuidFile::Damaged(found)) => {
-                let (path, rack) = (path.to_owned(), rack.to_owned());
-                return Err(DeviceError::DamagedRackUuid { path, found, rack });
-            }
-            _ => {}
-        }
+        let is_assigned = owner.has(path)?;
         let device: Box<dyn Device> = match self {
             Self::Emulated => Box::new(Emulated::open(path, slices)?),
             Self::SharedDax => Box::new(SharedDax::open(path, slices, serial)?),
         };
         if !is_assigned {
-            rack_uuid_file::write(path, rack).map_err(io_error("write"))?;
+            rack_uuid_file::write(path, &owner.rack, Some(&owner.emc))
+                .map_err(rack_uuid_error("write", path))?;
         }
         Ok(device)
     }
+}
+
+/// EMC to which a directory belongs.
+#[derive(Clone, Debug)]
+pub struct EmcOwner {
+    /// UUID of the rack.
+    pub rack: String,
+    /// Name of the EMC.
+    pub emc: Name,
+    /// Names of the other EMCs of the rack. A directory of a removed EMC may get another name.
+    pub others: BTreeSet<Name>,
+}
+
+impl EmcOwner {
+    /// Returns whether the directory is assigned to this EMC; `false` if it is not assigned to any
+    /// EMC of the rack.
+    fn has(&self, path: &Path) -> Result<bool, DeviceError> {
+        let path_buf = || path.to_owned();
+        match rack_uuid_file::read(path).map_err(rack_uuid_error("read", path))? {
+            None => Ok(false),
+            Some(RackUuidFile::Owner { rack: owner, .. }) if owner != self.rack => {
+                Err(DeviceError::OtherRack { path: path_buf(), owner, rack: self.rack.clone() })
+            }
+            Some(RackUuidFile::Owner { emc: Some(owner), .. }) if self.others.contains(&owner) => {
+                Err(DeviceError::OtherEmc { path: path_buf(), owner, emc: self.emc.clone() })
+            }
+            Some(RackUuidFile::Owner { emc, .. }) => Ok(emc.as_ref() == Some(&self.emc)),
+            Some(RackUuidFile::Damaged(found)) => {
+                Err(DeviceError::DamagedRackUuid { path: path_buf(), found, rack: self.rack.clone() })
+            }
+        }
+    }
+}
+
+fn rack_uuid_error(operation: &'static str, path: &Path) -> impl Fn(io::Error) -> DeviceError {
+    move |errno| DeviceError::Io { operation, path: path.join(RACK_UUID_FILE), errno }
 }
 
 /// Operations of an EMC. Calls block, and only the thread of this EMC makes them. Slices are
@@ -212,6 +236,19 @@ pub enum DeviceError {
         owner: String,
         /// UUID of this rack.
         rack: String,
+    },
+    /// The directory belongs to another EMC of this rack, for example because two paths were exchanged.
+    #[error(
+        "{0}/{RACK_UUID_FILE} contains EMC {owner}, expected {emc}: correct emc.path of both EMCs in rack.toml",
+        path.display()
+    )]
+    OtherEmc {
+        /// Directory of the EMC.
+        path: PathBuf,
+        /// EMC to which the directory belongs.
+        owner: Name,
+        /// EMC with this path in `rack.toml`.
+        emc: Name,
     },
     /// The rack UUID file of the EMC contains no UUID.
     #[error(

@@ -18,19 +18,17 @@ use pool::{
     protocol::Handle,
 };
 use units::{
-    EmcId, Name, SliceId,
+    EmcId, SliceId,
     limits::{DEVICE_PROBE_INTERVAL, DEVICE_RESULTS_PER_BATCH_MAX},
 };
 
-use crate::device::{self, Device, DeviceError, Driver, presence::DevicePresence};
+use crate::device::{self, Device, DeviceError, Driver, EmcOwner, presence::DevicePresence};
 
 /// Location and size of an EMC, as needed to open its device.
 #[derive(Clone, Debug)]
 pub struct EmcDescription {
     /// ID of the EMC in the ledger.
     pub id: EmcId,
-    /// Name of the EMC in `rack.toml`.
-    pub name: Name,
     /// Driver that opens the device.
     pub driver: Driver,
     /// Path of the device for the driver.
@@ -41,8 +39,8 @@ pub struct EmcDescription {
     pub first: SliceId,
     /// Number of slices of the EMC.
     pub slices: u32,
-    /// UUID of the rack.
-    pub rack: String,
+    /// Rack and name of the EMC.
+    pub owner: EmcOwner,
 }
 
 /// Starts the thread of an EMC. The thread performs queued calls in batches, makes each batch
@@ -143,7 +141,7 @@ impl DeviceState {
                 DevicePresence::record(emc.driver, &emc.path)?;
             }
             self.opened_by_comparison = comparison;
-            let device = emc.driver.open(&emc.path, emc.slices, &emc.serial, &emc.rack)?;
+            let device = emc.driver.open(&emc.path, emc.slices, &emc.serial, &emc.owner)?;
             self.open = Some((device, DevicePresence::record(emc.driver, &emc.path)?));
             self.was_opened = true;
         }
@@ -161,7 +159,7 @@ impl DeviceState {
     /// the manager retries this call.
     fn probe_device(&mut self, emc: &EmcDescription) -> Option<DeviceReply> {
         let error = units::chain(&self.check_presence().err()?);
-        tracing::warn!(emc = %emc.name, error, "check of the EMC's directory failed");
+        tracing::warn!(emc = %emc.owner.emc, error, "check of the EMC's directory failed");
         Some(DeviceReply::Failed { call: DeviceCall::Contents, failure: DeviceFailure::Error(error) })
     }
 }
@@ -185,7 +183,7 @@ fn fail_all_calls(
     event: &str,
 ) -> Vec<DeviceReply> {
     let message = units::chain(error);
-    tracing::warn!(emc = %emc.name, calls = calls.len(), error = message, "{event}");
+    tracing::warn!(emc = %emc.owner.emc, calls = calls.len(), error = message, "{event}");
     let failed =
         |EmcCall { call, .. }| DeviceReply::Failed { call, failure: DeviceFailure::Error(message.clone()) };
     calls.into_iter().map(failed).collect()
@@ -207,10 +205,10 @@ fn perform(emc: &EmcDescription, state: &mut DeviceState, request: &EmcCall) -> 
         };
         match &failure {
             DeviceFailure::Error(error) => {
-                tracing::warn!(emc = %emc.name, ?call, error, "device call failed");
+                tracing::warn!(emc = %emc.owner.emc, ?call, error, "device call failed");
             }
             DeviceFailure::Slice(error) => {
-                tracing::warn!(emc = %emc.name, ?call, error = error.message, "device call failed for one slice");
+                tracing::warn!(emc = %emc.owner.emc, ?call, error = error.message, "device call failed for one slice");
             }
             DeviceFailure::StaleEpoch { .. } | DeviceFailure::NotFenced(_) | DeviceFailure::Held { .. } => {}
         }
@@ -232,7 +230,7 @@ impl EmcDescription {
             DeviceCall::Contents => DeviceReply::Contents(self.to_rack_contents(device.contents()?)),
             DeviceCall::Grant { slice, epoch, host } => {
                 let handle = device.grant(self.slice_index(slice), epoch, host)?;
-                DeviceReply::Granted { slice, epoch, handle: Handle::new(self.name.as_str(), handle) }
+                DeviceReply::Granted { slice, epoch, handle: Handle::new(self.owner.emc.as_str(), handle) }
             }
             DeviceCall::Revoke { slice, epoch } => {
                 device.revoke(self.slice_index(slice), epoch)?;
@@ -261,10 +259,11 @@ impl EmcDescription {
             slice: self.rack_slice_id(g.slice),
             epoch: g.epoch,
             host: g.host,
-            handle: Handle::new(self.name.as_str(), g.handle),
+            handle: Handle::new(self.owner.emc.as_str(), g.handle),
         };
         let handles = contents.handles.into_iter().zip(0..);
-        let place = |(handle, index)| (self.rack_slice_id(index), Handle::new(self.name.as_str(), handle));
+        let place =
+            |(handle, index)| (self.rack_slice_id(index), Handle::new(self.owner.emc.as_str(), handle));
         let highest = contents.highest.into_iter().zip(0..).filter(|(epoch, _)| epoch.0 > 0);
         Contents {
             grants: contents.grants.into_iter().map(grant).collect(),
@@ -276,9 +275,9 @@ impl EmcDescription {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::{collections::BTreeSet, os::unix::fs::PermissionsExt as _};
 
-    use units::{Epoch, HostId};
+    use units::{Epoch, HostId, Name};
 
     use super::*;
     use crate::test_files::{create_fifo, run_with_timeout};
@@ -289,13 +288,16 @@ mod tests {
     fn emc(directory: &std::path::Path) -> EmcDescription {
         EmcDescription {
             id: EmcId(0),
-            name: Name::new("e0").unwrap(),
             driver: Driver::Emulated,
             path: directory.to_owned(),
             serial: String::new(),
             first: SliceId(100),
             slices: 60,
-            rack: RACK_UUID.to_owned(),
+            owner: EmcOwner {
+                rack: RACK_UUID.to_owned(),
+                emc: Name::new("e0").unwrap(),
+                others: BTreeSet::new(),
+            },
         }
     }
 
@@ -351,7 +353,8 @@ mod tests {
         let (emc, mut device) = (emc(directory.path()), DeviceState::default());
         perform_calls(&emc, &mut device, vec![grant(107)]);
         drop(device);
-        let other = EmcDescription { rack: OTHER_RACK_UUID.to_owned(), ..emc.clone() };
+        let mut other = emc.clone();
+        OTHER_RACK_UUID.clone_into(&mut other.owner.rack);
         let stale = directory.path().join("slices/00007.0.h0"); // the owning rack would delete this stale file
         std::fs::write(&stale, "").unwrap();
         let rejection =
@@ -446,7 +449,7 @@ mod tests {
         let (emc, mut device) = (emc(&path), DeviceState::default());
         perform_calls(&emc, &mut device, vec![DeviceCall::Contents, grant(107)]);
         std::fs::rename(&path, parent.path().join("away")).unwrap();
-        drop(emc.driver.open(&path, emc.slices, &emc.serial, &emc.rack).unwrap());
+        drop(emc.driver.open(&path, emc.slices, &emc.serial, &emc.owner).unwrap());
         for slice in [108, 109] {
             let results = perform_calls(&emc, &mut device, vec![grant(slice)]);
             let failed = |result: &DeviceReply| {

@@ -1,4 +1,5 @@
-//! Reads and writes the file that assigns the directory of a store or EMC to a rack.
+//! Reads and writes the file that assigns the directory of a store or EMC to a rack. The first line
+//! is the UUID of the rack. In the directory of an EMC, the second line is the name of the EMC.
 
 use std::{
     fs,
@@ -6,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use units::limits::RACK_UUID_FILE_BYTES_MAX;
+use units::{Name, limits::RACK_UUID_FILE_BYTES_MAX};
 
 use crate::store::disk::{open_private_file, sync_parent_directory};
 
@@ -21,10 +22,16 @@ const SHOWN_CONTENT_CHARS_MAX: usize = 80;
 /// Contents of a rack UUID file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RackUuidFile {
-    /// UUID of the rack to which the directory belongs.
-    Uuid(String),
-    /// Beginning of a file that does not contain a UUID. The file shows that the directory belongs
-    /// to a rack, but not to which one.
+    /// Owner of the directory.
+    Owner {
+        /// UUID of the rack to which the directory belongs.
+        rack: String,
+        /// Name of the EMC. `None` in the directory of a store, or of an EMC that only earlier
+        /// versions used.
+        emc: Option<Name>,
+    },
+    /// Beginning of a file with other contents. The file shows that the directory belongs to a rack,
+    /// but not to which one.
     Damaged(String),
 }
 
@@ -43,11 +50,16 @@ pub fn read(folder: &Path) -> io::Result<Option<RackUuidFile>> {
 
 fn parse(text: &str) -> RackUuidFile {
     let text = text.trim_end();
-    if is_uuid(text) {
-        RackUuidFile::Uuid(text.to_owned())
-    } else {
-        RackUuidFile::Damaged(text.chars().take(SHOWN_CONTENT_CHARS_MAX).collect())
-    }
+    parse_owner(text)
+        .unwrap_or_else(|| RackUuidFile::Damaged(text.chars().take(SHOWN_CONTENT_CHARS_MAX).collect()))
+}
+
+/// Returns `None` if the text is not a UUID with or without the name of an EMC.
+fn parse_owner(text: &str) -> Option<RackUuidFile> {
+    let mut lines = text.split('\n');
+    let rack = lines.next().filter(|line| is_uuid(line))?.to_owned();
+    let emc = lines.next().map(Name::new).transpose().ok()?;
+    lines.next().is_none().then_some(RackUuidFile::Owner { rack, emc })
 }
 
 fn is_uuid(text: &str) -> bool {
@@ -56,16 +68,18 @@ fn is_uuid(text: &str) -> bool {
     groups.iter().map(|group| group.len()).eq(UUID_GROUPS) && groups.iter().all(is_hex)
 }
 
-/// Assigns a directory to a rack, durably and atomically.
+/// Assigns a directory to a rack, and to an EMC of the rack if it is not the store's directory. The
+/// change is durable and atomic.
 ///
 /// # Errors
 /// Returns the error of the operating system if the file cannot be written. In this case, the
 /// directory belongs to no rack.
-pub fn write(folder: &Path, rack_uuid: &str) -> io::Result<()> {
+pub fn write(folder: &Path, rack_uuid: &str, emc: Option<&Name>) -> io::Result<()> {
     let partial = folder.join(format!("{RACK_UUID_FILE}.partial"));
     let mut file = open_private_file(&partial)?;
     file.set_len(0)?; // a crash can leave a partial file
     writeln!(file, "{rack_uuid}")?;
+    emc.map_or(Ok(()), |emc| writeln!(file, "{emc}"))?;
     file.sync_all()?;
     fs::rename(&partial, folder.join(RACK_UUID_FILE))?;
     sync_parent_directory(&partial)

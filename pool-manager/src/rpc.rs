@@ -9,7 +9,6 @@ pub mod connections;
 pub mod identity;
 mod model_messages;
 pub mod models;
-pub mod rejection_log;
 pub mod scheduler;
 pub mod status;
 mod watch_stream;

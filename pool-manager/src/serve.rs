@@ -19,7 +19,7 @@ use proto::v1::{
     scheduler_server::SchedulerServer,
 };
 use sd_notify::NotifyState;
-use service_files::{certificates::CertificateError, sockets::SocketError};
+use service_files::{certificates::CertificateError, rejection_log::RejectionLog, sockets::SocketError};
 use tokio::{
     net::{TcpListener, TcpSocket, UnixListener},
     signal::unix::{SignalKind, signal},
@@ -47,7 +47,6 @@ use crate::{
         connections::{self, CallCounterLayer, Listener, TlsConfig},
         identity::{AccessRules, Identity},
         models::Models,
-        rejection_log::RejectionLog,
         scheduler::Scheduler,
     },
     shares::{self, Shares},

@@ -177,7 +177,7 @@ pub fn init(folder: &Path, new_uuid: &str, rack_toml: &Path) -> Result<(), Store
 /// this file.
 fn write_missing_uuid(folder: &Path, meta: &Meta) -> Result<(), StoreFolderError> {
     if read_rack_uuid(folder)?.is_none() {
-        rack_uuid_file::write(folder, &meta.rack_uuid)
+        rack_uuid_file::write(folder, &meta.rack_uuid, None)
             .map_err(io_error("write", &folder.join(RACK_UUID_FILE)))?;
     }
     Ok(())
@@ -271,7 +271,7 @@ fn verify_rack(
     };
     let (folder, ledger_rack) = (folder.to_owned(), meta.rack_uuid.clone());
     match read_rack_uuid(&folder)? {
-        Some(RackUuidFile::Uuid(folder_rack)) if folder_rack != meta.rack_uuid => {
+        Some(RackUuidFile::Owner { rack: folder_rack, .. }) if folder_rack != meta.rack_uuid => {
             Err(StoreFolderError::OtherRack { folder, ledger_rack, folder_rack, rack_toml })
         }
         Some(RackUuidFile::Damaged(found)) => {
@@ -290,7 +290,7 @@ fn verify_rack(
 fn find_rack_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
     let file = folder.join(RACK_UUID_FILE);
     Ok(match read_rack_uuid(folder)? {
-        Some(RackUuidFile::Uuid(rack)) => Some(format!("{} contains rack {rack}", file.display())),
+        Some(RackUuidFile::Owner { rack, .. }) => Some(format!("{} contains rack {rack}", file.display())),
         Some(RackUuidFile::Damaged(found)) => Some(format!("{} contains {found:?}", file.display())),
         None => find_token_directory(folder)?.map(|tokens| format!("{} exists", tokens.display())),
     })

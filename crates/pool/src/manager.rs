@@ -51,8 +51,12 @@ pub use self::{
     view::{Alarm, EmcState, HostState},
 };
 use self::{
-    comparison::EmcComparison, devices::DeviceLink, faults::SliceFaults, links::Links,
-    report_log::UnadoptedVm, stop_attempts::StopAttempts,
+    comparison::EmcComparison,
+    devices::DeviceLink,
+    faults::{ReleaseFailure, SliceFaults},
+    links::Links,
+    report_log::UnadoptedVm,
+    stop_attempts::StopAttempts,
 };
 use crate::{
     audit::Decision,
@@ -227,6 +231,8 @@ pub struct Manager {
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
     faults: SliceFaults,
+    /// Draining slices that their hosts cannot release.
+    release_failures: BTreeMap<SliceId, ReleaseFailure>,
     /// Fence calls in progress. The value states whether the host was known to have stopped.
     fence_calls: BTreeMap<(EmcId, HostId), bool>,
     stop_attempts: StopAttempts,
@@ -290,6 +296,7 @@ impl Manager {
             devices: BTreeMap::new(),
             calls: BTreeMap::new(),
             faults: SliceFaults::default(),
+            release_failures: BTreeMap::new(),
             fence_calls: BTreeMap::new(),
             stop_attempts: StopAttempts::default(),
             unadopted: BTreeMap::new(),
@@ -559,7 +566,10 @@ impl Manager {
             self.reply_now(token, reply);
         }
         let transitions = self.state_transitions(&before);
-        transitions.iter().for_each(|(slice, _, to)| self.buffer.record_state_change(when.now, *slice, to));
+        for (slice, _, to) in &transitions {
+            self.buffer.record_state_change(when.now, *slice, to);
+            self.release_failures.remove(slice);
+        }
         self.record_quarantine_times(when, &transitions);
         let revision = self.durable.meta().revision;
         let published = PublishedBatch { revision, when, records: Arc::clone(&records), transitions };

@@ -1,5 +1,6 @@
-//! Unix sockets and certificates of the services. Each error names the field of the configuration
-//! file, the path and the violated rule.
+//! Parts that the manager and the agent share: Unix sockets, certificates, and the log of rejected
+//! clients. Each error names the field of the configuration file, the path and the violated rule.
 
 pub mod certificates;
+pub mod rejection_log;
 pub mod sockets;

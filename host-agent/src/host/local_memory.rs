@@ -20,7 +20,7 @@ use units::{Bytes, ReservationId, UserId};
 use super::{
     HostError, MemoryForm, MemoryRegion, RegionBacking, file_owner,
     memory::numa,
-    memory_file::{allocated_bytes, change_owner},
+    memory_file::{allocated_bytes, permit_user},
     process,
 };
 use crate::{
@@ -156,7 +156,7 @@ impl LocalMemory {
         file.set_len(record.local.get()).map_err(|errno| HostError::io("set the size of", &path, errno))?;
         let bound = self.bind_to_local_nodes(&file, record.local.get());
         bound.map_err(|errno| HostError::io("set the memory policy of", &path, errno))?;
-        change_owner(&OwnedFd::from(file), &path, owner)?;
+        permit_user(&OwnedFd::from(file), &path, owner)?;
         Ok(path)
     }
 }

@@ -1,15 +1,19 @@
-//! Operations on a file that contains memory: its allocated size, its owner, and opening it without
-//! following links.
+//! Operations on a file that contains memory: its allocated size, its permitted users, and opening it
+//! without following links.
 
-use std::{
-    os::fd::{AsFd, OwnedFd},
-    path::Path,
+use std::{os::fd::OwnedFd, path::Path};
+
+use rustix::{
+    fs::{FileType, OFlags, Uid, XattrFlags, fchown, fsetxattr, fstat},
+    io::Errno,
 };
-
-use rustix::fs::{FileType, OFlags, Uid, fchown, fstat};
 use units::{Bytes, UserId};
 
 use super::HostError;
+use crate::user::current_user;
+
+/// Extended attribute with the access control list of a file.
+const ACL_ATTRIBUTE: &str = "system.posix_acl_access";
 
 /// Returns how much of a file is backed by pages, in memory or swapped out. `None` for a device,
 /// whose memory always exists.
@@ -27,12 +31,51 @@ pub(super) fn no_follow_flag() -> i32 {
     i32::try_from(OFlags::NOFOLLOW.bits()).expect("O_NOFOLLOW fits into i32")
 }
 
-/// Changes the owner of a file, so that this user can open it.
-pub(super) fn change_owner(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
+/// Lets a user open a file for reading and writing. A file of the agent's user gets this user as its
+/// owner. A file of another user, the manager's, keeps its owner, because the manager must be able to
+/// truncate it whatever this user does; the user gets an entry in the file's access control list.
+///
+/// # Errors
+/// [`HostError::NoAcl`] if the file system has no access control lists, or [`HostError::Io`].
+pub(super) fn permit_user(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
     let owner = fstat(file).map_err(|errno| HostError::io("stat", path, errno))?.st_uid;
     if owner == user.get() {
         return Ok(());
     }
-    fchown(file.as_fd(), Some(Uid::from_raw(user.get())), None)
-        .map_err(|errno| HostError::io("change the owner of", path, errno))
+    if owner == current_user().get() {
+        return fchown(file, Some(Uid::from_raw(user.get())), None)
+            .map_err(|errno| HostError::io("change the owner of", path, errno));
+    }
+    match fsetxattr(file, ACL_ATTRIBUTE, &access_control_list(user), XattrFlags::empty()) {
+        Err(Errno::OPNOTSUPP) => Err(HostError::NoAcl { path: path.to_owned(), user, owner }),
+        set => set.map_err(|errno| HostError::io("set the access control list of", path, errno)),
+    }
+}
+
+/// Returns an access control list in the format of the extended attribute: the file's owner and
+/// `user` may read and write, all others nothing. See acl(5) and the kernel's `posix_acl_xattr.h`.
+fn access_control_list(user: UserId) -> Vec<u8> {
+    const VERSION: u32 = 2;
+    /// Kinds of entries.
+    const OWNER: u16 = 0x01;
+    const NAMED_USER: u16 = 0x02;
+    const GROUP: u16 = 0x04;
+    const MASK: u16 = 0x10;
+    const OTHERS: u16 = 0x20;
+    const READ_WRITE: u16 = 6;
+    /// ID of entries that name no user.
+    const NO_ID: u32 = u32::MAX;
+    let entries = [
+        (OWNER, READ_WRITE, NO_ID),
+        (NAMED_USER, READ_WRITE, user.get()),
+        (GROUP, 0, NO_ID),
+        (MASK, READ_WRITE, NO_ID),
+        (OTHERS, 0, NO_ID),
+    ];
+    let mut list = VERSION.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        list.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());
+        list.extend(id.to_le_bytes());
+    }
+    list
 }

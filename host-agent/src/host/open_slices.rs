@@ -18,7 +18,7 @@ use units::{Bytes, SLICE, UserId};
 
 use super::{
     HostError, MemoryForm, MemoryRegion, RegionBacking, file_owner,
-    memory_file::{allocated_bytes, change_owner},
+    memory_file::{allocated_bytes, permit_user},
     process::{self, FileId},
 };
 
@@ -98,7 +98,7 @@ impl OpenSlices {
         let backing = match form {
             MemoryForm::Descriptors => RegionBacking::Descriptor(file),
             MemoryForm::Paths | MemoryForm::SlicePaths => {
-                change_owner(&file, &path, user)?;
+                permit_user(&file, &path, user)?;
                 RegionBacking::Path(path)
             }
         };

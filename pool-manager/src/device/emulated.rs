@@ -91,7 +91,7 @@ impl EpochHistory {
 }
 
 impl Emulated {
-    /// Opens the EMC in a directory, or creates an empty EMC there. Completes operations that were
+    /// Opens the EMC in a directory, or creates an empty EMC there. Completes grants that were
     /// interrupted in an earlier process.
     ///
     /// # Errors
@@ -132,7 +132,7 @@ impl Emulated {
         Ok(device)
     }
 
-    /// Reads the existing grants, and completes interrupted operations.
+    /// Reads the existing grants.
     fn load(&mut self) -> Result<(), DeviceError> {
         let mut owners_by_slice = BTreeMap::<u32, Vec<Owner>>::new();
         for entry in fs::read_dir(&self.slices_path).map_err(io_error("list", &self.slices_path))? {
@@ -147,25 +147,27 @@ impl Emulated {
         owners_by_slice.into_iter().try_for_each(|(slice, owners)| self.load_slice(slice, owners))
     }
 
-    /// Loads a slice. Only the file with the highest epoch can be a grant. The other files were
-    /// left by interrupted revocations, which this function completes.
+    /// Loads a slice whose files exist. The file with the highest epoch is the grant, even if
+    /// `epochs` says that this epoch has ended: the revocation was then interrupted, or `epochs` is
+    /// damaged and a VM uses the file. The manager compares the grant with the ledger, and revokes it
+    /// if it has ended.
     fn load_slice(&mut self, slice: u32, mut owners: Vec<Owner>) -> Result<(), DeviceError> {
         let history = *self.history(slice)?;
         owners.sort_by_key(|owner| owner.epoch);
-        let newest = owners.pop_if(|newest| !history.has_ended(newest.epoch));
+        let Some(newest) = owners.pop() else { return Ok(()) };
         for old in owners {
-            tracing::warn!(emc = %self.directory.display(), slice, epoch = old.epoch.0, "completing an interrupted revocation");
+            tracing::warn!(emc = %self.directory.display(), slice, epoch = old.epoch.0, "removing the file of an earlier owner");
             let removed = self.remove_file(slice, old);
-            if self.tolerate_slice_failure(slice, removed)? {
-                self.granted.insert(slice, old); // the host still has access
-            }
+            self.tolerate_slice_failure(slice, removed)?;
         }
-        if let Some(owner) = newest {
-            self.write_history(slice, EpochHistory { highest: owner.epoch, revoked: false })?;
-            let created = self.create_file(slice, owner).map(drop);
+        if history.has_ended(newest.epoch) {
+            tracing::warn!(emc = %self.directory.display(), slice, epoch = newest.epoch.0, "file of a revoked grant exists");
+        } else {
+            self.write_history(slice, EpochHistory { highest: newest.epoch, revoked: false })?;
+            let created = self.create_file(slice, newest).map(drop);
             self.tolerate_slice_failure(slice, created)?;
-            self.granted.insert(slice, owner);
         }
+        self.granted.insert(slice, newest);
         Ok(())
     }
 

@@ -19,7 +19,7 @@ use units::{EmcId, Ns};
 
 use super::{DriverCore, ReplyResult, Session, SessionMessage, SharedDriver, StoreTask, fencing};
 use crate::{
-    device::Driver,
+    device::{Driver, EmcOwner},
     emc_thread::{self, EmcDescription, EmcSender},
     ledger_store::LedgerStore,
     metrics::Metrics,
@@ -251,18 +251,16 @@ impl DriverThread {
             let core = self.shared.lock();
             let emc = &core.manager.durable().emc(id)?.emc;
             let (path, first, slices) = (PathBuf::from(&emc.path), emc.first, emc.slices);
-            let (name, serial) = (emc.name.clone(), emc.serial.clone().unwrap_or_default());
-            let rack = core.manager.durable().meta().rack_uuid.clone();
-            EmcDescription {
-                id,
-                name,
-                driver: Driver::from_name(&emc.driver)?,
-                path,
-                serial,
-                first,
-                slices,
-                rack,
-            }
+            let serial = emc.serial.clone().unwrap_or_default();
+            let ledger = core.manager.durable();
+            let others = ledger.emcs().filter(|(other, _)| *other != id).map(|(_, e)| e.emc.name.clone());
+            let owner = EmcOwner {
+                rack: ledger.meta().rack_uuid.clone(),
+                emc: emc.name.clone(),
+                others: others.collect(),
+            };
+            let driver = Driver::from_name(&emc.driver)?;
+            EmcDescription { id, driver, path, serial, first, slices, owner }
         };
         let shared = Arc::clone(&self.shared);
         let report = move |id, results| drop(shared.handle_device_results(id, results)); // fails only if the manager is stopping

@@ -16,6 +16,7 @@ use std::{
 };
 
 use rustls_pki_types::CertificateDer;
+use service_files::rejection_log::RejectionLog;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
@@ -28,7 +29,6 @@ use units::limits::{
     ACCEPTED_CONNECTIONS_QUEUED_MAX, CONNECTION_ADMISSION_TIMEOUT, UNADMITTED_CONNECTIONS_PER_SOURCE_MAX,
 };
 
-use super::rejection_log::RejectionLog;
 use activity::{ConnectionActivity, IdleTimer};
 use limiter::{Admission, ConnectionLimiter, Eviction};
 

@@ -9,13 +9,13 @@
 use std::sync::{Arc, RwLock};
 
 use rustls_pki_types::ServerName;
+use service_files::rejection_log::RejectionLog;
 use tonic::{Extensions, Request, Status, metadata::MetadataMap};
 use units::Name;
 use webpki::EndEntityCert;
 
 use super::{
     connections::{ConnectionOrigin, Peer},
-    rejection_log::RejectionLog,
     status::permission_denied,
 };
 use crate::{config::Access, role::Role, tokens::Tokens};

@@ -126,12 +126,17 @@ impl Manager {
             if known.0 > OWNER_EPOCH_MAX {
                 return Err(format!("the device's record is damaged: epoch {known} of slice {slice} is out of range"));
             }
-            match self.head.granted_epoch(slice).filter(|epoch| known < *epoch) {
-                None => Ok(()),
-                Some(epoch) => Err(format!(
+            let granted_on_device = comparison.grant(slice).map(|grant| grant.epoch);
+            match self.head.granted_epoch(slice) {
+                Some(epoch) if known < epoch => Err(format!(
                     "the device has no record of epoch {epoch} of slice {slice}: it was replaced or emptied; restore \
                      its directory, or release the VMs that have slices of it"
                 )),
+                Some(epoch) if known > epoch && granted_on_device == Some(epoch) => Err(format!(
+                    "the device's record is damaged: slice {slice} is granted with epoch {epoch}, but its highest \
+                     epoch is {known}; restore the record, or release the VMs that have slices of it"
+                )),
+                _ => Ok(()),
             }
         })
     }

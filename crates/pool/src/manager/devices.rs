@@ -210,6 +210,7 @@ impl Manager {
     pub(super) fn drop_slice(&mut self, slice: SliceId) {
         self.calls.remove(&slice);
         self.faults.remove(slice);
+        self.release_failures.remove(&slice);
         self.quarantined_at.remove(&slice);
         self.handles.remove(&slice);
         self.places.remove(&slice);
@@ -438,7 +439,9 @@ impl Manager {
         }
         // Host that may reach the slice, regardless of the device's record.
         let holder = slot.holder().filter(|_| !self.head.can_revoke(slice));
-        let expected = |grant: &Grant| grant.epoch == slot.epoch && slot.holder() == Some(grant.host);
+        let expected = |grant: &Grant| {
+            grant.epoch == slot.epoch && highest <= slot.epoch && slot.holder() == Some(grant.host)
+        };
         // Epochs increase with each owner of a slice. A record with a lower epoch is therefore
         // older than the ledger, which may include a host's report.
         let is_outdated =
@@ -459,8 +462,8 @@ impl Manager {
                 )
             }
             Some(grant) => {
-                let detail =
-                    format!("the device has epoch {}, the ledger has epoch {}", grant.epoch, slot.epoch);
+                let on_device = highest.max(grant.epoch);
+                let detail = format!("the device has epoch {on_device}, the ledger has epoch {}", slot.epoch);
                 (Quarantine::UnknownGrant { host: grant.host }, detail)
             }
             // The device may already have performed the fence; the fence call will be repeated.

@@ -2,11 +2,14 @@
 //! separately, after a delay that doubles with every failure. After [`SLICE_ATTEMPTS_MAX`] failures
 //! the slice is quarantined. Calls for other slices continue. Failure counts are not durable: after
 //! a restart they begin at 0.
+//!
+//! Hosts report slices that they cannot release, for example because a process holds a leaked file
+//! descriptor. Hosts retry these releases themselves, and the manager raises an alarm.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{SLICE_ATTEMPTS_MAX, SLICE_RETRY_DELAY_MAX, SLICE_RETRY_DELAY_MIN};
-use units::{Ns, SliceId, UnixMs};
+use units::{Epoch, Ns, SliceId, UnixMs};
 
 use super::{Manager, devices::SliceError};
 use crate::{
@@ -87,7 +90,26 @@ fn retry_delay(failures: u32) -> Ns {
     Ns(doubled).min(SLICE_RETRY_DELAY_MAX)
 }
 
+/// Failure of a host to release a draining slice.
+#[derive(Clone, Debug)]
+pub(super) struct ReleaseFailure {
+    epoch: Epoch,
+    pub(super) message: String,
+    pub(super) since: UnixMs,
+}
+
 impl Manager {
+    /// Handles the report of a host that it cannot release a slice.
+    pub(super) fn on_release_failed(&mut self, when: When, slice: SliceId, epoch: Epoch, message: &str) {
+        let before = self.release_failures.get(&slice).filter(|before| before.epoch == epoch);
+        if before.is_some_and(|before| before.message == message) {
+            return;
+        }
+        let since = before.map_or(when.wall, |before| before.since);
+        self.release_failures.insert(slice, ReleaseFailure { epoch, message: message.to_owned(), since });
+        self.changed = true;
+    }
+
     /// Handles the failure of a device call that concerns only this slice.
     pub(super) fn on_slice_failed(&mut self, when: When, slice: SliceId, error: SliceError) {
         self.changed = true;

@@ -18,7 +18,7 @@ use crate::{
     ledger::{HostEntry, When},
     protocol::{FailureReason, Holding, ObservedState},
     record::{EndReason, Fence},
-    slice::{Event, Scrub, State},
+    slice::{DrainStage, Event, Scrub, State},
 };
 
 impl Manager {
@@ -148,6 +148,12 @@ impl Manager {
             let event = match (failed.reason, slot.state) {
                 (_, State::Scrubbing(Scrub::Working(_))) => Event::ScrubFailed(host, epoch),
                 (FailureReason::NotZero, _) => Event::FoundDirty(host, epoch),
+                (FailureReason::Host, State::Draining(owner, DrainStage::Host { .. })) => {
+                    if owner.host == host {
+                        self.on_release_failed(when, slice, epoch, &failed.message);
+                    }
+                    continue;
+                }
                 (FailureReason::Host, _) => {
                     self.break_reservation(when, host, slice, &failed.message);
                     continue;

@@ -316,27 +316,30 @@ impl Manager {
         listed.chain(rest)
     }
 
-    /// Returns an alarm for each of the first slices whose device calls fail, and one alarm with
-    /// the number of the remaining slices.
+    /// Returns an alarm for each of the first slices whose device calls or releases fail, and one
+    /// alarm with the number of the remaining slices.
     fn slice_fault_alarms(&self) -> impl Iterator<Item = Alarm> {
         let rest = self.summary_alarm(
             "SLICE_FAILING",
-            self.faults.len(),
+            self.faults.len() + self.release_failures.len(),
             SLICE_ALARMS_MAX,
-            "slices have failing device calls",
+            "slices have failing device calls or cannot be released",
         );
-        let listed = self.faults.iter().take(SLICE_ALARMS_MAX).map(|(slice, fault)| Alarm {
+        let alarm = |slice, message: String, since| Alarm {
             reason: "SLICE_FAILING",
             subject: Subject::Slice(slice),
-            message: format!(
-                "{}: device call failed: {} (attempt {} of {SLICE_ATTEMPTS_MAX})",
-                self.slice_name(slice),
-                fault.error.message,
-                fault.failures
-            ),
-            since: fault.since,
+            message: format!("{}: {message}", self.slice_name(slice)),
+            since,
+        };
+        let device_calls = self.faults.iter().map(move |(slice, fault)| {
+            let (error, failures) = (&fault.error.message, fault.failures);
+            let message = format!("device call failed: {error} (attempt {failures} of {SLICE_ATTEMPTS_MAX})");
+            alarm(slice, message, fault.since)
         });
-        listed.chain(rest)
+        let releases = self.release_failures.iter().map(move |(slice, failure)| {
+            alarm(*slice, format!("its host cannot release it: {}", failure.message), failure.since)
+        });
+        device_calls.chain(releases).take(SLICE_ALARMS_MAX).chain(rest)
     }
 
     /// Returns one alarm for all conditions beyond the first `listed`, with their number; `None` if

@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     fs,
-    os::unix::fs::{FileExt, symlink},
+    os::unix::{
+        fs::{FileExt, PermissionsExt as _, chown, symlink},
+        process::CommandExt as _,
+    },
     process::{Command, Stdio},
 };
 
@@ -11,7 +14,7 @@ use pool::agent::Process;
 use units::{Epoch, Name, SliceId, UserId};
 
 use super::{super::RegionBacking, *};
-use crate::user::current_user;
+use crate::{skipped::report_skipped, user::current_user};
 
 const SLICE_1: Holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
 
@@ -179,6 +182,42 @@ fn memory_by_path_belongs_to_vm_user_or_agent_user() {
     let without_dir = Emulated::new(None);
     let error = without_dir.memory(&Emc::new().record(), MemoryForm::Paths).unwrap_err();
     assert!(error.to_string().contains("backend.local_dir"), "{error}");
+}
+
+/// Runs a shell command as a user without privileges. Returns whether it succeeded.
+fn succeeds_as_user(id: u32, command: &str, path: &Path) -> bool {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command, "sh"]).arg(path).stderr(Stdio::null());
+    shell.uid(id).gid(id).status().unwrap().success()
+}
+
+/// Regression test: the VM's user became the owner of the file, and a manager without privileges
+/// could no longer truncate it.
+#[test]
+fn manager_of_another_user_can_truncate_slices_attached_by_path() {
+    const MANAGER: u32 = 4242;
+    const OTHER: u32 = 12346;
+    if current_user() != UserId::ROOT {
+        return report_skipped("a slice file of another user, which requires root");
+    }
+    let user = UserId::new(12345).unwrap();
+    let emc = Emc::new();
+    fs::set_permissions(emc.dir.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    emc.create_slice(SLICE.get());
+    let path = emc.handle();
+    let path = Path::new(&*path.place);
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+    chown(path, Some(MANAGER), Some(MANAGER)).unwrap();
+    emc.host.online(SLICE_1, &emc.handle(), true).unwrap();
+    let can_open = |id| succeeds_as_user(id, ": <> \"$1\"", path);
+    assert_eq!([MANAGER, user.get(), OTHER].map(can_open), [true, false, false]);
+    for uid in [Some(user), None] {
+        emc.host.memory(&VmRecord { uid, ..emc.record() }, MemoryForm::SlicePaths).unwrap();
+        assert_eq!([MANAGER, user.get(), OTHER].map(can_open), [true, uid.is_some(), false], "{uid:?}");
+        assert!(!succeeds_as_user(user.get(), "chmod 0 \"$1\"", path), "the VM's user owns the file");
+    }
+    assert!(succeeds_as_user(MANAGER, ": > \"$1\"", path));
+    assert_eq!(path.metadata().unwrap().len(), 0);
 }
 
 #[test]

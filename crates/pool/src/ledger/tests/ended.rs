@@ -96,6 +96,16 @@ fn slow_flood_does_not_displace_established_clients() {
 }
 
 #[test]
+fn flood_spares_an_established_client_that_is_at_its_limit() {
+    let mut rack = rack_with_limits(REQUEST_LIMITS);
+    rack.end_requests("honest", "r", REQUEST_LIMITS.per_client as u32, 10);
+    for n in 0..60 {
+        rack.end_request(&format!("flood{n}"), "r", 700);
+    }
+    assert_eq!(rack.stored_requests("honest"), REQUEST_LIMITS.per_client);
+}
+
+#[test]
 fn established_client_with_most_requests_loses_its_oldest() {
     let mut rack = rack_with_limits(REQUEST_LIMITS);
     for (client, requests) in [("a", 30), ("b", 20), ("c", 50)] {

@@ -58,6 +58,18 @@ fn audit_of_release_contains_running_process() {
 }
 
 #[test]
+fn audit_contains_process_changes_of_ended_reservations_only() {
+    let (mut rack, id) = rack_with_running_vm();
+    let decisions = |rack: &Rack, has_process| {
+        let change = rack.ledger.decide_process_change(at(2), id, has_process, tester());
+        change.0.iter().filter(|record| matches!(record, Record::Decision(..))).count()
+    };
+    assert_eq!(decisions(&rack, false), 0);
+    rack.end_reservation(id, release_reason());
+    assert_eq!(decisions(&rack, false), 1);
+}
+
+#[test]
 fn released_vm_without_process_frees_host() {
     let (mut rack, id) = rack_with_running_vm();
     rack.set_process(id, false);

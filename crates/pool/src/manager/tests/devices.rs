@@ -71,6 +71,42 @@ fn device_without_the_epoch_of_a_vm_is_failed() {
     );
 }
 
+/// Returns a rack in which VM a runs on slice 0 of e1. The record of e1 was damaged before a
+/// restart of the manager, and contains a later epoch than the grant.
+fn rig_with_damaged_epoch() -> Rig {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go commit:a go report:h1:online=0.1:vm1a=0.1 go");
+    rig.set_highest_epoch(0, 9);
+    rig.run("restart device go up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 go");
+    rig
+}
+
+#[test]
+fn device_with_a_later_epoch_than_a_running_vm_is_failed() {
+    let mut rig = rig_with_damaged_epoch();
+    rig.check("slices alarms state:h1 | 0.1:online@h1 EMC_FAILED Up");
+    let message = &rig.manager.alarms()[0].message;
+    assert!(message.contains("slice 0 is granted with epoch 1, but its highest epoch is 9"), "{message}");
+    rig.set_highest_epoch(0, 1);
+    rig.check(
+        "tick:1000 go
+         slices alarms | 0.1:online@h1",
+    );
+}
+
+#[test]
+fn device_with_a_damaged_epoch_recovers_after_its_vms_end() {
+    let mut rig = rig_with_damaged_epoch();
+    rig.run("release:a go");
+    rig.check(
+        "slices alarms | 0.1:draining@h1 EMC_FAILED
+         report:h1:ended=1 tick:1000 go
+         slices alarms | 0.9:quarantined@h1 SLICE_QUARANTINED
+         enable:0 go
+         slices alarms |",
+    );
+}
+
 #[test]
 fn foreign_device_reserves_no_host_id_and_grants_nothing() {
     let mut rig = rig_with_emptied_device();
@@ -394,6 +430,21 @@ fn release_of_a_failing_slice_waits_for_its_retry() {
          repair:1 tick:200 go
          slices | 0.1:online@h1 2.1:online@h1",
     );
+}
+
+#[test]
+fn slice_that_its_host_cannot_release_raises_an_alarm_until_it_is_released() {
+    let mut rig = rig_with_slices();
+    rig.run("report:h1:online=0.1+1.1:broken=1.1");
+    rig.check("slices alarms | 0.1:online@h1 1.1:draining@h1 SLICE_FAILING");
+    let alarm = &rig.manager.alarms()[0];
+    assert!(alarm.message.ends_with(": its host cannot release it: EIO"), "{}", alarm.message);
+    let since = alarm.since;
+    rig.run("tick:1000 report:h1:online=0.1+1.1:broken=1.1");
+    rig.check("alarms | SLICE_FAILING");
+    assert_eq!(rig.manager.alarms()[0].since, since);
+    rig.run("report:h1:online=0.1:released=1.1 go");
+    rig.check("slices alarms | 0.1:online@h1");
 }
 
 /// The device already grants the slice to another host. The slice must be quarantined with this

@@ -1,4 +1,4 @@
-//! Logs rejected connections and calls with client and reason, at a limited rate.
+//! Logs rejected connections and requests with client and reason, at a limited rate.
 
 use std::{
     fmt::Display,
@@ -11,7 +11,7 @@ const LOGGED_REJECTIONS_MAX: u32 = 20;
 /// Length of the interval of the rate limit.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Rate-limited log of rejected connections and calls.
+/// Rate-limited log of rejected connections and requests.
 #[derive(Debug, Default)]
 pub struct RejectionLog {
     interval: Mutex<Option<LogInterval>>,
@@ -29,7 +29,7 @@ impl RejectionLog {
     /// contains the number of suppressed rejections.
     pub fn log(&self, peer: &impl Display, reason: &impl Display) {
         if let Some(suppressed) = self.count_rejection(Instant::now()) {
-            tracing::warn!(%peer, %reason, suppressed, "rejected connection or call");
+            tracing::warn!(%peer, %reason, suppressed, "rejected connection or request");
         }
     }
 
