@@ -98,7 +98,9 @@ fn slow_flood_does_not_displace_established_clients() {
 #[test]
 fn flood_spares_an_established_client_that_is_at_its_limit() {
     let mut rack = rack_with_limits(REQUEST_LIMITS);
-    rack.end_requests("honest", "r", REQUEST_LIMITS.per_client as u32, 10);
+    for n in 0..REQUEST_LIMITS.per_client {
+        rack.end_request("honest", &format!("r{n}"), 10);
+    }
     for n in 0..60 {
         rack.end_request(&format!("flood{n}"), "r", 700);
     }
