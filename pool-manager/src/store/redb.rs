@@ -22,6 +22,7 @@ use units::limits::STORE_CACHE_BYTES;
 use super::{
     Scan, Store, StoreError, Table, Write, check_format,
     disk::{DATABASE_FILE, Directory, Disk, StoreFile},
+    read_only::ReadOnlyDirectory,
     redb_header::Header,
 };
 
@@ -69,6 +70,16 @@ impl RedbStore<Directory> {
         let file = path.join(DATABASE_FILE);
         let exists = file.try_exists().map_err(StoreError::io_error("find", &file))?;
         if exists { Self::open_directory(path) } else { Err(StoreError::Missing { path: file }) }
+    }
+}
+
+impl RedbStore<ReadOnlyDirectory> {
+    /// Opens the existing store of a directory, and changes no file: a repair is kept in memory.
+    ///
+    /// # Errors
+    /// An error of [`ReadOnlyDirectory::open`] or [`RedbStore::open`].
+    pub fn open_read_only(path: &Path) -> Result<Self, StoreError> {
+        Self::open(ReadOnlyDirectory::open(path)?)
     }
 }
 
