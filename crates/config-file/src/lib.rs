@@ -400,6 +400,11 @@ impl<'a> Field<'a> {
         self.value.get_ref().as_str().ok_or_else(|| "must be a string in quotes".to_owned())
     }
 
+    /// Returns whether the value is a whole number, which may be negative or out of range.
+    pub fn is_integer(&self) -> bool {
+        self.value.get_ref().as_integer().is_some()
+    }
+
     /// Parses a name.
     ///
     /// # Errors

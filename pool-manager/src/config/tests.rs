@@ -361,7 +361,7 @@ fn fence_command_requires_host_placeholder_and_has_a_deadline() {
 #[test]
 fn all_violations_in_a_file_are_reported() {
     let text = RACK.replace("64", "0").replace("\"h0\"", "\"../h0\"").replace("store", "stroe");
-    let text = format!("{text}[access]\ngroup = 0\nadmins = [\"0\"]\nusers = []\n");
+    let text = format!("{text}[access]\ngroup = -1\nadmins = [\"0\"]\nusers = []\n");
     let ConfigError::Invalid { violations, .. } = parse(&text).unwrap_err() else { panic!("not Invalid") };
     let fields: Vec<&str> = violations.iter().map(|violation| violation.field.as_str()).collect();
     let expected = [
@@ -467,9 +467,33 @@ fn user_and_group_ids_are_at_most_4294967294() {
     ] {
         let error = parse_access(lines).expect_err(lines).to_string();
         let expected = format!(
-            "/etc/tarn/rack.toml: {field} = \"4294967295\": must be a name or a number of at most 4294967294"
+            "/etc/tarn/rack.toml: {field} = \"4294967295\": must be a name in quotes, or a number from 0 to 4294967294"
         );
         assert_eq!(error, expected);
+    }
+}
+
+#[test]
+fn user_and_group_ids_need_no_quotes() {
+    let parse_access = |lines: &str| {
+        let unix = RACK.replace("127.0.0.1:9750", "unix:/run/manager.sock");
+        let access = parse(&format!("{unix}[access]\n{lines}\n")).map(|config| config.access);
+        access.map_err(|error| error.to_string().replace("/etc/tarn/rack.toml: ", ""))
+    };
+    let access = parse_access("group = 1000\nschedulers = [1001, \"1002\"]\nadmins = [4294967294]").unwrap();
+    assert_eq!(access.group, Some(1000));
+    assert_eq!((access.schedulers, access.admins), ([1001, 1002].into(), [u32::MAX - 1].into()));
+    for value in ["-1", "4294967295", "99999999999999999999", "\"-1\"", "\"99999999999999999999\""] {
+        let range = "must be a name in quotes, or a number from 0 to 4294967294";
+        let error = parse_access(&format!("group = {value}")).unwrap_err();
+        assert_eq!(error, format!("line 24: access.group = {value}: {range}"));
+        let error = parse_access(&format!("group = 0\nadmins = [{value}]")).unwrap_err();
+        assert_eq!(error, format!("line 25: access.admins[0] = {value}: {range}"));
+    }
+    for value in ["1.5", "true", "[1]"] {
+        let error = parse_access(&format!("group = {value}")).unwrap_err();
+        let rule = "must be a name in quotes, or a number from 0 to 4294967294";
+        assert_eq!(error, format!("line 24: access.group = {value}: {rule}"));
     }
 }
 
