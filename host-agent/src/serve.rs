@@ -13,9 +13,8 @@ use std::{
 };
 
 use pool::agent::Agent;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
-use service_files::sockets::SocketError;
+use service_files::{descriptors, sockets::SocketError};
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -149,7 +148,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let secrets = read_secrets(&config)?;
     let _host_lock = HostLock::acquire(&config.host, &config.manager, &secrets)?;
     let token = secrets.token;
-    raise_descriptor_limit();
+    descriptors::raise_limit();
     let PreparedAgent { inputs, session_events, boot_id, instance } = prepare_agent(&config)?;
     // Until here, a signal ends the process immediately, even if a system call waits.
     let signals = (listen_for_signal(SignalKind::terminate())?, listen_for_signal(SignalKind::interrupt())?);
@@ -269,15 +268,6 @@ fn discover_cxl_slices(scrub_mib_per_s: NonZeroU32) -> Result<CxlSlices, ServeEr
         }
     }
     Ok(CxlSlices::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
-}
-
-/// Raises the limit of open descriptors to the maximum, because each slice needs a descriptor.
-fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "cannot raise the limit of open descriptors");
-    }
 }
 
 fn listen_for_signal(kind: SignalKind) -> Result<Signal, ServeError> {

@@ -1,5 +1,7 @@
-//! Unix sockets and certificates of the services. Each error names the field of the configuration
-//! file, the path and the violated rule.
+//! Unix sockets, certificates and folders of the services, and the limit of their file descriptors.
+//! Each error names the field of the configuration file, the path and the violated rule.
 
 pub mod certificates;
+pub mod descriptors;
+pub mod folders;
 pub mod sockets;
