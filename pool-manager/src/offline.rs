@@ -112,6 +112,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     if manager_uid != own {
         println!("{}: checking for user {manager_uid}, the owner of manager.store", path.display());
     }
+    config.check_usable(path, manager_uid)?;
     config.check_folders(path, manager_uid)?;
     if let Listen::Unix(socket) = &config.manager.listen {
         socket_path(socket).exists()?;

@@ -112,6 +112,8 @@ pub const TABLE_LINE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum length of the path of a unix socket on Linux, in bytes. `sun_path` has 108 bytes, of
 /// which the last is NUL (unix(7)).
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Maximum length of a component of a path on Linux, in bytes (`NAME_MAX`).
+pub const PATH_COMPONENT_BYTES_MAX: usize = 255;
 /// Maximum size of a gRPC message in either direction, in bytes.
 pub const RPC_MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Maximum size of a `HostMemory` datagram, in bytes.

@@ -617,3 +617,57 @@ fn token_folders_writable_by_others_are_rejected() {
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o700)).unwrap();
     }
 }
+
+/// Returns the violations that the checks of [`RACK`] report after a replacement.
+fn unusable_folders(part: &str, replacement: &str) -> String {
+    assert!(RACK.contains(part), "{part:?} is not in the rack");
+    let own = rustix::process::geteuid().as_raw();
+    let config = parse(&RACK.replacen(part, replacement, 1)).unwrap();
+    let path = Path::new("/etc/tarn/rack.toml");
+    let error =
+        config.check_usable(path, own).and_then(|()| config.check_folders(path, own)).expect_err(replacement);
+    error.to_string().replace("/etc/tarn/rack.toml: ", "")
+}
+
+#[test]
+fn folder_on_a_kernel_file_system_is_rejected_with_its_field() {
+    for (part, replacement, field) in [
+        ("store = \"store\"", "store = \"/proc/tarn/x\"", "manager.store = /proc/tarn/x: "),
+        ("path = \"emc1\"", "path = \"/sys/tarn/x\"", "emc[1].path = /sys/tarn/x: "),
+        ("127.0.0.1:9750", "unix:/proc/tarn/x", "manager.listen = /proc/tarn/x: "),
+    ] {
+        let error = unusable_folders(part, replacement);
+        assert!(error.starts_with(&format!("{field}is on a file system of type ")), "{error}");
+    }
+    assert!(
+        unusable_folders("\"store\"", "\"/dev/null/store\"")
+            .contains("is below /dev/null, which is not a folder")
+    );
+}
+
+#[test]
+fn long_path_component_is_rejected() {
+    let error = error_of("\"store\"", &format!("\"{}/store\"", "x".repeat(300)));
+    assert!(error.starts_with("line 4: manager.store = \"xxx"), "{error}");
+    assert!(error.ends_with(": has a component of 300 bytes: each must have at most 255 bytes"), "{error}");
+    parse(&RACK.replacen("\"store\"", &format!("\"{}\"", "x".repeat(255)), 1)).unwrap();
+}
+
+#[test]
+fn socket_folder_of_another_user_is_rejected() {
+    let own = rustix::process::geteuid().as_raw();
+    if own != 0 {
+        return; // only root can change an owner
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(65534), None).unwrap();
+    let socket = folder.path().join("manager.sock");
+    let config = parse(&RACK.replace("127.0.0.1:9750", &format!("unix:{}", socket.display()))).unwrap();
+    let rule = format!("the folder {} belongs to user 65534: must belong to root", folder.path().display());
+    let path = Path::new("/etc/tarn/rack.toml");
+    for error in [config.check_folders(path, own), config.check_store_folders(path, own)] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(&format!("manager.listen = {}: {rule}", socket.display())), "{error}");
+    }
+    config.check_folders(path, 65534).unwrap();
+}
