@@ -1,6 +1,7 @@
 //! Configuration of a host from `host.toml`. A [`Config`] is valid, but the files that it names are
 //! not opened.
 
+mod folders;
 pub mod symbiosis;
 
 use std::{

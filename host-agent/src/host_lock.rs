@@ -3,11 +3,14 @@
 //! and its credential: the token, or the public key of its certificate. The second lock also
 //! excludes agents that write the address of the manager in another way.
 //!
-//! The locks cannot exclude an agent that runs as another user with a copy of the credential, or an
-//! agent with another `/run` or `/tmp`, for example in a container. The manager detects these.
+//! The locks cannot exclude an agent that runs as another user with a copy of the credential, an
+//! agent with another `/run` or `/tmp`, for example in a container, or an agent of a user who had
+//! no runtime folder when the other agent started. The manager detects these.
 
 use std::{
+    env,
     fs::{self, File},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -15,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use units::{Name, UserId};
 
 use crate::{
-    protected_dir::{ProtectedDir, TRAVERSABLE_MODE},
+    protected_dir::{DirError, NON_OWNER_MODE, PRIVATE_MODE, ProtectedDir, TRAVERSABLE_MODE},
     runtime_dir::{RuntimeDirError, lock_file},
     secrets::Secrets,
     user::current_user,
@@ -23,6 +26,10 @@ use crate::{
 
 /// Directory of the lock files of agents that run as root.
 const ROOT_FOLDER: &str = "/run/tarn-agent/hosts";
+/// Folder in which systemd creates a runtime folder for each user with a session.
+const USER_RUNTIME_FOLDERS: &str = "/run/user";
+/// Environment variable with the path of the user's runtime folder.
+const RUNTIME_FOLDER_VARIABLE: &str = "XDG_RUNTIME_DIR";
 /// Purpose of the directory, in errors.
 const FOLDER_PURPOSE: &str = "directory of the agents' locks";
 
@@ -32,6 +39,19 @@ pub enum HostLockError {
     /// A lock file cannot be used, or another user can change its directory.
     #[error(transparent)]
     Dir(#[from] RuntimeDirError),
+    /// The directory in `/tmp` cannot be used. Every local user can create it first.
+    #[error(
+        "cannot keep the agent's locks in {}, which every local user can create: remove it as root, or give the agent a runtime \
+         folder that only its user can access, with `loginctl enable-linger` or XDG_RUNTIME_DIR",
+        path.display()
+    )]
+    TemporaryDir {
+        /// Path of the directory.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        error: DirError,
+    },
     /// Another agent with the same host name runs on this machine.
     #[error("another host-agent runs as host {host} on this machine: it has locked {}", path.display())]
     InUse {
@@ -52,26 +72,22 @@ impl HostLock {
     /// Locks a host name for the user of this process.
     ///
     /// # Errors
-    /// [`HostLockError::InUse`] if another agent of this host runs, or [`HostLockError::Dir`].
+    /// [`HostLockError::InUse`] if another agent of this host runs, [`HostLockError::TemporaryDir`]
+    /// or [`HostLockError::Dir`].
     pub fn acquire(host: &Name, manager: &str, secrets: &Secrets) -> Result<Self, HostLockError> {
-        let folder = match current_user() {
-            UserId::ROOT => PathBuf::from(ROOT_FOLDER),
-            user => PathBuf::from(format!("/tmp/tarn-agent-{user}")),
-        };
+        let folder = create_lock_folder(current_user())?;
         Self::acquire_in(&folder, host, manager, secrets)
     }
 
     fn acquire_in(
-        folder: &Path,
+        folder: &ProtectedDir,
         host: &Name,
         manager: &str,
         secrets: &Secrets,
     ) -> Result<Self, HostLockError> {
-        let folder = ProtectedDir::create(FOLDER_PURPOSE, folder, TRAVERSABLE_MODE);
-        let folder = folder.map_err(RuntimeDirError::from)?;
         let lock = |name: String| {
             let in_use = || HostLockError::InUse { host: host.clone(), path: folder.path().join(&name) };
-            lock_file(&folder, &name)?.ok_or_else(in_use)
+            lock_file(folder, &name)?.ok_or_else(in_use)
         };
         let address = normalize_address(manager);
         let credentials = [
@@ -82,6 +98,48 @@ impl HostLock {
         let names = credentials.into_iter().filter_map(|(kind, value)| Some(lock_name(host, kind, value?)));
         Ok(Self { _files: names.map(lock).collect::<Result<_, _>>()? })
     }
+}
+
+/// Creates or opens the directory of the lock files of agents of `user`.
+///
+/// # Errors
+/// [`HostLockError::TemporaryDir`] or [`HostLockError::Dir`] if another user can change the
+/// directory, or it cannot be created.
+fn create_lock_folder(user: UserId) -> Result<ProtectedDir, HostLockError> {
+    let configured = env::var_os(RUNTIME_FOLDER_VARIABLE).map(PathBuf::from);
+    let (path, mode) = if user == UserId::ROOT {
+        (PathBuf::from(ROOT_FOLDER), TRAVERSABLE_MODE)
+    } else if let Some(runtime) = runtime_folder(user, configured) {
+        (runtime.join("tarn-agent"), PRIVATE_MODE)
+    } else {
+        return create_temporary_folder(format!("/tmp/tarn-agent-{user}").as_ref());
+    };
+    Ok(ProtectedDir::create(FOLDER_PURPOSE, &path, mode).map_err(RuntimeDirError::from)?)
+}
+
+/// Returns the runtime folder of a user that only this user can access: the folder that systemd
+/// creates, or else the folder `configured`. All agents of the user prefer the same folder.
+fn runtime_folder(user: UserId, configured: Option<PathBuf>) -> Option<PathBuf> {
+    let standard = Path::new(USER_RUNTIME_FOLDERS).join(user.to_string());
+    [Some(standard), configured].into_iter().flatten().find(|folder| is_private_folder(folder, user))
+}
+
+fn is_private_folder(path: &Path, user: UserId) -> bool {
+    let is_private = |metadata: fs::Metadata| {
+        metadata.is_dir() && metadata.uid() == user.get() && metadata.mode() & NON_OWNER_MODE == 0
+    };
+    path.is_absolute() && fs::symlink_metadata(path).is_ok_and(is_private)
+}
+
+/// Creates or opens a directory in `/tmp`.
+///
+/// # Errors
+/// [`HostLockError::TemporaryDir`] if another user created the directory or can access it.
+fn create_temporary_folder(path: &Path) -> Result<ProtectedDir, HostLockError> {
+    let folder = ProtectedDir::create(FOLDER_PURPOSE, path, PRIVATE_MODE);
+    folder
+        .and_then(ProtectedDir::require_private)
+        .map_err(|error| HostLockError::TemporaryDir { path: path.to_owned(), error })
 }
 
 /// Returns the address of a manager in a form that is equal for different paths of the same unix
@@ -118,7 +176,13 @@ fn lock_name(host: &Name, kind: &str, value: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::{fs::symlink, net::UnixListener};
+    use std::{
+        fs::Permissions,
+        os::unix::{
+            fs::{PermissionsExt as _, chown, symlink},
+            net::UnixListener,
+        },
+    };
 
     use super::*;
 
@@ -133,7 +197,60 @@ mod tests {
     }
 
     fn acquire(dir: &Path, host: &str, manager: &str, secrets: &Secrets) -> Result<HostLock, HostLockError> {
-        HostLock::acquire_in(dir, &Name::new(host).unwrap(), manager, secrets)
+        let dir = ProtectedDir::create(FOLDER_PURPOSE, dir, TRAVERSABLE_MODE).unwrap();
+        HostLock::acquire_in(&dir, &Name::new(host).unwrap(), manager, secrets)
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn private_runtime_folder_is_preferred_to_tmp() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, link) = (dir.path().join("own"), dir.path().join("link"));
+        fs::create_dir(&own).unwrap();
+        symlink(&own, &link).unwrap();
+        let user = UserId::new(fs::metadata(&own).unwrap().uid()).unwrap();
+        let other = UserId::new(4_000_000_000).unwrap(); // has no folder in /run/user
+        set_mode(&own, 0o700);
+        assert!(is_private_folder(&own, user));
+        assert!(!is_private_folder(&own, other) && !is_private_folder(&link, user));
+        assert_eq!(runtime_folder(other, Some(own.clone())), None);
+        for mode in [0o711, 0o750] {
+            set_mode(&own, mode);
+            assert!(!is_private_folder(&own, user), "mode {mode:o}");
+        }
+        assert_eq!(runtime_folder(other, Some("relative".into())), None);
+        if user == UserId::ROOT {
+            set_mode(&own, 0o700);
+            chown(&own, Some(other.get()), None).unwrap();
+            assert_eq!(runtime_folder(other, Some(own.clone())), Some(own));
+        }
+    }
+
+    #[test]
+    fn temporary_folder_of_another_user_is_rejected_with_remedies() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("tarn-agent-1000");
+        drop(create_temporary_folder(&folder).unwrap());
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o7777, 0o700);
+        drop(create_temporary_folder(&folder).unwrap());
+        let error = || units::chain(&create_temporary_folder(&folder).unwrap_err());
+        let remedies = |error: &str| error.contains("remove it as root") && error.contains("XDG_RUNTIME_DIR");
+        set_mode(&folder, 0o711);
+        let message = error();
+        assert!(remedies(&message) && message.contains("must be accessible to its owner only"), "{message}");
+        set_mode(&folder, 0o700);
+        if current_user() == UserId::ROOT {
+            chown(&folder, Some(65534), None).unwrap();
+            let message = error();
+            assert!(remedies(&message) && message.contains("belongs to user 65534"), "{message}");
+        }
+        fs::remove_dir(&folder).unwrap();
+        symlink(dir.path(), &folder).unwrap();
+        let message = error();
+        assert!(remedies(&message) && message.contains("not a symbolic link"), "{message}");
     }
 
     #[test]

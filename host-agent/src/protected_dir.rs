@@ -28,6 +28,8 @@ pub(crate) const TRAVERSABLE_MODE: u32 = 0o711;
 pub(crate) const PRIVATE_MODE: u32 = 0o700;
 /// Mode bits of the write permissions of group and others.
 const NON_OWNER_WRITE_MODE: u32 = 0o022;
+/// Mode bits of all permissions of group and others.
+pub(crate) const NON_OWNER_MODE: u32 = 0o077;
 /// Mode bits of all permissions, in the mode of a file.
 const MODE_MASK: u32 = 0o7777;
 /// Rule for the type of a directory.
@@ -64,6 +66,16 @@ pub enum DirError {
         /// User of the agent.
         user: UserId,
     },
+    /// The mode of the directory grants something to group or others.
+    #[error("{field}: {} has mode {mode:04o}: must be accessible to its owner only; run `chmod 700 {}`", path.display(), path.display())]
+    Accessible {
+        /// Key of the directory in host.toml, or its purpose.
+        field: &'static str,
+        /// Path of the directory.
+        path: PathBuf,
+        /// Mode of the directory.
+        mode: u32,
+    },
     /// The mode of the directory permits group or others to create and replace files.
     #[error(
         "{field}: {} has mode {mode:04o}: group and others must not write to it; run `chmod go-w {}`, and remove files of other users from it",
@@ -84,6 +96,7 @@ pub enum DirError {
 pub struct ProtectedDir {
     field: &'static str,
     path: PathBuf,
+    mode: u32,
     directory: OwnedFd,
 }
 
@@ -134,7 +147,20 @@ impl ProtectedDir {
         if mode & NON_OWNER_WRITE_MODE != 0 {
             return Err(DirError::Writable { field, path: path.to_owned(), mode });
         }
-        Ok(Self { field, path: path.to_owned(), directory })
+        Ok(Self { field, path: path.to_owned(), mode, directory })
+    }
+
+    /// Returns the directory if its mode grants nothing to group and others.
+    ///
+    /// # Errors
+    /// [`DirError::Accessible`].
+    pub fn require_private(self) -> Result<Self, DirError> {
+        let Self { field, mode, .. } = self;
+        if mode & NON_OWNER_MODE == 0 {
+            Ok(self)
+        } else {
+            Err(DirError::Accessible { field, path: self.path, mode })
+        }
     }
 
     /// Returns the path of the directory.

@@ -13,9 +13,8 @@ use std::{
 };
 
 use pool::agent::Agent;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
-use service_files::sockets::SocketError;
+use service_files::{descriptors, sockets::SocketError};
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -117,13 +116,14 @@ fn io_error(operation: &'static str, object: impl std::fmt::Display) -> impl FnO
     move |errno| ServeError::Io { operation, object, errno }
 }
 
-/// Checks host.toml, and the files, existing directories and the socket named in it, without
-/// starting an agent.
+/// Checks host.toml, and the files, directories and the socket named in it, without starting an
+/// agent.
 ///
 /// # Errors
 /// [`ServeError::Config`], [`ServeError::Secrets`], [`ServeError::Dir`] or [`ServeError::Socket`].
 pub fn check_config(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
+    config.check_folders(path)?;
     read_secrets(&config)?;
     check_existing_dir(RUNTIME_DIR_FIELD, &config.runtime_dir)?;
     check_existing_dir(RUNTIME_DIR_FIELD, &Records::directory(&config.runtime_dir))?;
@@ -146,10 +146,11 @@ fn check_existing_dir(field: &'static str, path: &Path) -> Result<(), DirError> 
 /// [`ServeError::DriverEnded`].
 pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let config = Config::load(path)?;
+    config.check_socket_owner(path)?;
     let secrets = read_secrets(&config)?;
     let _host_lock = HostLock::acquire(&config.host, &config.manager, &secrets)?;
     let token = secrets.token;
-    raise_descriptor_limit();
+    descriptors::raise_limit();
     let PreparedAgent { inputs, session_events, boot_id, instance } = prepare_agent(&config)?;
     // Until here, a signal ends the process immediately, even if a system call waits.
     let signals = (listen_for_signal(SignalKind::terminate())?, listen_for_signal(SignalKind::interrupt())?);
@@ -271,15 +272,6 @@ fn discover_cxl_slices(scrub_mib_per_s: NonZeroU32) -> Result<CxlSlices, ServeEr
     Ok(CxlSlices::new(cxl, NonZeroU64::from(scrub_mib_per_s).saturating_mul(MIB)))
 }
 
-/// Raises the limit of open descriptors to the maximum, because each slice needs a descriptor.
-fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "cannot raise the limit of open descriptors");
-    }
-}
-
 fn listen_for_signal(kind: SignalKind) -> Result<Signal, ServeError> {
     signal(kind).map_err(io_error("listen for", "signals"))
 }
@@ -350,21 +342,74 @@ mod tests {
         os::unix::fs::PermissionsExt as _,
     };
 
+    use units::UserId;
+
     use super::*;
+    use crate::skipped::report_skipped;
 
     fn check_error(host_toml: &Path) -> String {
         units::chain(&check_config(host_toml).unwrap_err())
     }
 
-    #[test]
-    fn config_check_rejects_folders_and_sockets_that_serve_rejects() {
-        let dir = tempfile::tempdir().unwrap();
-        let (host_toml, token) = (dir.path().join("host.toml"), dir.path().join("token"));
-        let text = "[agent]\nhost = \"h0\"\nruntime_dir = \"run\"\nsocket = \"a.sock\"\ntoken_file = \"token\"\n\
-                    [backend]\nkind = \"emulated\"\n";
+    /// Writes host.toml and a token. `lines` are additional lines of the section `[agent]`.
+    fn write_config(dir: &Path, runtime_dir: &str, lines: &str) -> std::path::PathBuf {
+        let (host_toml, token) = (dir.join("host.toml"), dir.join("token"));
+        let text = format!(
+            "[agent]\nhost = \"h0\"\nruntime_dir = \"{runtime_dir}\"\ntoken_file = \"token\"\n{lines}\n\
+             [backend]\nkind = \"emulated\"\nlocal_dir = \"local\"\n"
+        );
         fs::write(&host_toml, text).unwrap();
         fs::write(&token, "secret").unwrap();
         fs::set_permissions(&token, Permissions::from_mode(0o600)).unwrap();
+        host_toml
+    }
+
+    #[test]
+    fn config_check_rejects_unusable_folders_with_their_fields() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = |runtime_dir, lines| check_error(&write_config(dir.path(), runtime_dir, lines));
+        check_config(&write_config(dir.path(), "a/run", "")).unwrap();
+        check_config(&write_config(dir.path(), "a/run", "socket = \"a/agent.sock\"")).unwrap();
+        check_config(&write_config(dir.path(), "a/run", "socket = \"agent.sock\"")).unwrap();
+        for (runtime_dir, field) in
+            [("/proc/tarn", "agent.runtime_dir = /proc/tarn: is on"), ("/sys/x", "agent.socket = /sys/x")]
+        {
+            let error = error(runtime_dir, "");
+            assert!(error.contains(field) && error.contains("is on a file system of type"), "{error}");
+        }
+        let missing = error("run", "socket = \"missing/agent.sock\"");
+        let path = dir.path().join("missing");
+        let rule = format!(
+            "agent.socket = {}/agent.sock: the folder {} does not exist: ",
+            path.display(),
+            path.display()
+        );
+        assert!(missing.contains(&rule), "{missing}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "a folder was created");
+    }
+
+    #[test]
+    fn socket_folder_of_another_user_is_rejected() {
+        if current_user() != UserId::ROOT {
+            return report_skipped("socket folder of another user: only root can change an owner");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("sockets");
+        fs::create_dir(&folder).unwrap();
+        std::os::unix::fs::chown(&folder, Some(65534), None).unwrap();
+        let host_toml = write_config(dir.path(), "run", "socket = \"sockets/agent.sock\"");
+        let config = Config::load(&host_toml).unwrap();
+        for error in [check_error(&host_toml), config.check_socket_owner(&host_toml).unwrap_err().to_string()]
+        {
+            let rule = "belongs to user 65534: must belong to root or to the user of the service (0)";
+            assert!(error.contains("agent.socket = ") && error.contains(rule), "{error}");
+        }
+    }
+
+    #[test]
+    fn config_check_rejects_folders_and_sockets_that_serve_rejects() {
+        let dir = tempfile::tempdir().unwrap();
+        let host_toml = write_config(dir.path(), "run", "socket = \"a.sock\"");
         check_config(&host_toml).unwrap();
 
         let vms = dir.path().join("run/vms");

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use config_file::{Field, Section};
+use config_file::{Field, Section, reject_violations};
 use units::{
     Bytes, Fraction, Name, Ns,
     limits::{
@@ -32,6 +32,7 @@ mod directories;
 mod fence;
 mod immutable;
 mod prediction;
+mod usable;
 
 pub use access::Access;
 pub use config_file::{ConfigError, Violation};
@@ -189,18 +190,19 @@ impl Config {
     }
 
     /// Checks that only root and the manager's user, which has the ID `manager_uid`, can write to
-    /// the folder of the store and to the folders of its tokens, if they exist. `path` is the path
-    /// of the configuration file, for messages. The folders of an EMC are checked when the EMC is
-    /// opened, so that the other EMCs stay usable.
+    /// the folder of the store and to the folders of its tokens, and that one of them owns the
+    /// folder of the socket, if these folders exist. `path` is the path of the configuration file,
+    /// for messages. The folders of an EMC are checked when the EMC is opened, so that the other
+    /// EMCs stay usable.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with all violations.
     pub fn check_store_folders(&self, path: &Path, manager_uid: u32) -> Result<(), ConfigError> {
-        check_folder_access(self.store_folders(), path, manager_uid)
+        let violations = find_access_violations(self.store_folders(), manager_uid);
+        reject_violations(path, violations.chain(self.find_socket_violation(manager_uid)).collect())
     }
 
-    /// Checks the folders of the store like [`Self::check_store_folders`], and also the folders of the
-    /// EMCs.
+    /// Checks the folders like [`Self::check_store_folders`], and also the folders of the EMCs.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with all violations.
@@ -208,7 +210,8 @@ impl Config {
         let emcs = self.emcs.iter().enumerate().flat_map(|(i, emc)| {
             emc.driver.folders(&emc.path).into_iter().map(move |folder| (format!("emc[{i}].path"), folder))
         });
-        check_folder_access(self.store_folders().chain(emcs), path, manager_uid)
+        let violations = find_access_violations(self.store_folders().chain(emcs), manager_uid);
+        reject_violations(path, violations.chain(self.find_socket_violation(manager_uid)).collect())
     }
 
     /// Returns the field and the path of the store's folder and of the folders of tokens in it.
@@ -475,25 +478,16 @@ fn parse_token_sha256(field: &Field<'_>) -> Result<[u8; 32], String> {
         .ok_or_else(|| "must be 64 hexadecimal digits (0-9, a-f)".to_owned())
 }
 
-/// Checks that only root and the manager's user can write to folders, given as field and path.
-fn check_folder_access(
+/// Returns the folders, given as field and path, to which users other than root and the manager's
+/// user can write.
+fn find_access_violations(
     folders: impl Iterator<Item = (String, PathBuf)>,
-    path: &Path,
     manager_uid: u32,
-) -> Result<(), ConfigError> {
-    let violation = |(field, folder): (String, PathBuf)| {
-        let Err(FolderAccessError::Violation { rule, .. }) = folder_access::check(&folder, manager_uid)
-        else {
-            return None; // opening the store or EMC reports an error of the operating system
-        };
-        Some(Violation { line: None, field, value: Some(folder.display().to_string()), rule })
-    };
-    let violations: Vec<_> = folders.filter_map(violation).collect();
-    if violations.is_empty() {
-        Ok(())
-    } else {
-        Err(ConfigError::Invalid { path: path.to_owned(), violations })
-    }
+) -> impl Iterator<Item = Violation> {
+    folders.filter_map(move |(field, folder)| match folder_access::check(&folder, manager_uid) {
+        Err(FolderAccessError::Violation { rule, .. }) => Some(Violation::of_path(field, &folder, rule)),
+        _ => None, // opening the store or EMC reports an error of the operating system
+    })
 }
 
 #[cfg(test)]

@@ -112,6 +112,7 @@ pub fn check_config(path: &Path) -> Result<(), OfflineError> {
     if manager_uid != own {
         println!("{}: checking for user {manager_uid}, the owner of manager.store", path.display());
     }
+    config.check_usable(path, manager_uid)?;
     config.check_folders(path, manager_uid)?;
     if let Listen::Unix(socket) = &config.manager.listen {
         socket_path(socket).exists()?;
@@ -157,7 +158,7 @@ fn can_assign_group(group: u32) -> bool {
 }
 
 /// Checks `rack.toml`, every page of the store, every record and every token, and prints a summary.
-/// A missing token is no error, because `serve` creates it.
+/// Changes no file. A missing token is no error, because `serve` creates it.
 ///
 /// # Errors
 /// [`OfflineError`] at the first failed check.
@@ -165,7 +166,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
     check_config(path)?;
     let config = Config::load(path)?;
     store_folder::check_file(&config.manager.store, path)?;
-    let mut store = RedbStore::open_existing(&config.manager.store)?;
+    let mut store = RedbStore::open_read_only(&config.manager.store)?;
     let checked = backup::check(&mut store, &mut |table, key, value| {
         records::check_entry(table, key, value).map_err(|error| error.to_string())
     })?;
@@ -186,7 +187,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// Copies the store into a new file.
+/// Copies the store into a new file. Changes no file of the store.
 ///
 /// # Errors
 /// [`OfflineError`] if a manager is running, the store cannot be read, or the file cannot be
@@ -194,7 +195,7 @@ pub fn check(path: &Path) -> Result<(), OfflineError> {
 pub fn backup(path: &Path, to: &Path) -> Result<(), OfflineError> {
     let config = Config::load(path)?;
     store_folder::check_file(&config.manager.store, path)?;
-    let mut store = RedbStore::open_existing(&config.manager.store)?;
+    let mut store = RedbStore::open_read_only(&config.manager.store)?;
     let entries = backup::backup(&mut store, to)?;
     println!(
         "{}: backup of {}, {} entries",
@@ -225,3 +226,6 @@ pub fn restore(path: &Path, from: &Path, force: bool) -> Result<(), OfflineError
     println!("every slice is quarantined until its hosts have reported");
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

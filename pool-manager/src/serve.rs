@@ -19,7 +19,9 @@ use proto::v1::{
     scheduler_server::SchedulerServer,
 };
 use sd_notify::NotifyState;
-use service_files::{certificates::CertificateError, rejection_log::RejectionLog, sockets::SocketError};
+use service_files::{
+    certificates::CertificateError, descriptors, rejection_log::RejectionLog, sockets::SocketError,
+};
 use tokio::{
     net::{TcpListener, TcpSocket, UnixListener},
     signal::unix::{SignalKind, signal},
@@ -128,6 +130,7 @@ fn io_error(
 /// [`ServeError`] if configuration, store, tokens or sockets cannot be used. In this case, no
 /// request has been served.
 pub async fn serve(path: PathBuf) -> Result<(), ServeError> {
+    descriptors::raise_limit();
     let config = Config::load(&path)?;
     config.check_store_folders(&path, rustix::process::geteuid().as_raw())?;
     let opened = store_folder::open(&config.manager.store, &path)?;

@@ -14,6 +14,7 @@ use units::limits::STORE_FREE_BYTES_MIN;
 pub mod backup;
 pub mod disk;
 pub mod faulty;
+pub mod read_only;
 pub mod redb;
 mod redb_header;
 

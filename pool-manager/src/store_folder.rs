@@ -4,8 +4,9 @@
 //! is not mounted, and a new rack there would take the slices of the rack on this disk.
 //!
 //! A directory contains a rack once the ledger has its metadata. The [`mod@rack_uuid_file`] and the
-//! tokens of hosts and roles are written afterwards. A directory that has one of these files but no
-//! ledger has lost its ledger. Creating a new rack there would lose the owners of slices.
+//! tokens of hosts and roles are written afterwards. A directory has lost its ledger if it has one
+//! of these files, or a ledger of another name, but no ledger. Creating a new rack there would lose
+//! the owners of slices.
 
 use std::{
     fs, io,
@@ -20,7 +21,7 @@ use crate::{
     store::{
         Store, StoreError,
         disk::DATABASE_FILE,
-        redb::{self, RedbStore},
+        redb::{self, FileContents, RedbStore},
     },
     token_paths,
 };
@@ -219,24 +220,30 @@ fn missing_rack_error(folder: &Path, defect: String, rack_toml: &Path) -> StoreF
     StoreFolderError::NoRack { folder: folder.to_owned(), defect, rack_toml: rack_toml.to_owned() }
 }
 
-/// Returns the defect of a ledger file that is missing or empty, or `None` if the file has
+/// Returns the defect of a ledger file that is missing or blank, or `None` if the file has
 /// contents.
 ///
 /// # Errors
-/// [`StoreFolderError::LedgerLost`] if the file has a defect, but the directory belongs to a rack.
+/// [`StoreFolderError::LedgerLost`] if the file has a defect, but the directory belongs to a rack,
+/// or if the file contains only zeros.
 fn find_file_defect(folder: &Path, rack_toml: &Path) -> Result<Option<String>, StoreFolderError> {
     let ledger = folder.join(DATABASE_FILE);
-    let (lost, defect) = match redb::is_blank_file(&ledger)? {
-        Some(false) => return Ok(None),
-        Some(true) => ("is empty", format!("{DATABASE_FILE} is empty")),
-        None => ("is missing", missing_store_defect(folder)?),
+    let contents = redb::inspect_file(&ledger)?;
+    let defect = match contents {
+        FileContents::Other => return Ok(None),
+        FileContents::Missing => "is missing",
+        FileContents::Blank => "is empty",
+        FileContents::Zeros => "contains only zeros",
     };
-    match find_rack_evidence(folder)? {
+    let zeros = "only a lost ledger or an interrupted `pool-manager init` leaves such a file";
+    let zeros = (contents == FileContents::Zeros).then(|| zeros.to_owned());
+    match find_rack_evidence(folder)?.or(zeros) {
         Some(evidence) => {
             let rack_toml = rack_toml.to_owned();
-            Err(StoreFolderError::LedgerLost { ledger, defect: lost, evidence, rack_toml })
+            Err(StoreFolderError::LedgerLost { ledger, defect, evidence, rack_toml })
         }
-        None => Ok(Some(defect)),
+        None if contents == FileContents::Missing => missing_store_defect(folder).map(Some),
+        None => Ok(Some(format!("{DATABASE_FILE} {defect}"))),
     }
 }
 
@@ -289,11 +296,38 @@ fn verify_rack(
 /// is no proof that the directory belongs to no rack.
 fn find_rack_evidence(folder: &Path) -> Result<Option<String>, StoreFolderError> {
     let file = folder.join(RACK_UUID_FILE);
+    if let Some(other) = find_other_ledger(folder)? {
+        return Ok(Some(format!(
+            "{} contains a ledger or a backup, which `restore --from` accepts",
+            other.display()
+        )));
+    }
     Ok(match read_rack_uuid(folder)? {
         Some(RackUuidFile::Owner { rack, .. }) => Some(format!("{} contains rack {rack}", file.display())),
         Some(RackUuidFile::Damaged(found)) => Some(format!("{} contains {found:?}", file.display())),
         None => find_token_directory(folder)?.map(|tokens| format!("{} exists", tokens.display())),
     })
+}
+
+/// Returns the path of a ledger or backup with another name than the ledger's, for example of a
+/// renamed ledger.
+fn find_other_ledger(folder: &Path) -> Result<Option<PathBuf>, StoreFolderError> {
+    let entries = match fs::read_dir(folder) {
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => return Ok(None),
+        entries => entries.map_err(io_error("list", folder))?,
+    };
+    for entry in entries {
+        let entry = entry.map_err(io_error("list", folder))?;
+        let (path, kind) = (entry.path(), entry.file_type());
+        let is_file = kind.map_err(io_error("inspect", &path))?.is_file();
+        if is_file && entry.file_name() != DATABASE_FILE {
+            let is_store = redb::is_store_file(&path).map_err(io_error("read", &path))?;
+            if is_store {
+                return Ok(Some(path));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the path of the first directory with tokens, of hosts or roles, that exists.
@@ -435,7 +469,9 @@ mod tests {
     /// prevent the creation of a new rack.
     #[test]
     fn lost_ledger_is_detected_by_rack_uuid_or_tokens() {
-        for (defect, remaining) in [("is missing", None), ("is empty", Some(0)), ("is empty", Some(8192))] {
+        for (defect, remaining) in
+            [("is missing", None), ("is empty", Some(0)), ("contains only zeros", Some(8192))]
+        {
             for lost in [RACK_UUID_FILE, "tokens"] {
                 let folder = rack_folder();
                 let (ledger, evidence) = (folder.path().join(DATABASE_FILE), folder.path().join(lost));
@@ -457,6 +493,66 @@ mod tests {
                 assert_eq!(fs::read(&ledger).ok(), before);
             }
         }
+    }
+
+    #[test]
+    fn ledger_of_zeros_is_not_replaced_by_a_new_rack() {
+        let folder = rack_folder();
+        let ledger = folder.path().join(DATABASE_FILE);
+        let zeros = vec![0; fs::read(&ledger).unwrap().len()];
+        let empty = tempfile::tempdir().unwrap();
+        write_private_file(&empty.path().join(DATABASE_FILE), &zeros);
+        for error in [failed_open_error(empty.path()), failed_init_error(empty.path())] {
+            let expected = format!("{} contains only zeros", empty.path().join(DATABASE_FILE).display());
+            assert!(error.contains(&expected), "{error}");
+            assert!(error.contains("pool-manager restore") && error.contains("pool-manager init"), "{error}");
+        }
+        assert_eq!(fs::read(empty.path().join(DATABASE_FILE)).unwrap(), zeros);
+    }
+
+    #[test]
+    fn renamed_ledger_is_not_replaced_by_a_new_rack() {
+        for name in ["ledger.redb.bak", "ledger.redb.old", "backup-of-may"] {
+            for is_blank in [false, true] {
+                let folder = tempfile::tempdir().unwrap();
+                init_rack(folder.path(), UUID).unwrap();
+                let (ledger, renamed) = (folder.path().join(DATABASE_FILE), folder.path().join(name));
+                fs::rename(&ledger, &renamed).unwrap();
+                fs::remove_file(folder.path().join(RACK_UUID_FILE)).unwrap();
+                if is_blank {
+                    write_private_file(&ledger, "");
+                }
+                for error in [failed_open_error(folder.path()), failed_init_error(folder.path())] {
+                    let evidence = format!(
+                        "({} contains a ledger or a backup, which `restore --from` accepts)",
+                        renamed.display()
+                    );
+                    assert!(error.contains(&evidence), "{error}");
+                    assert!(error.contains("`pool-manager restore --config "), "{error}");
+                }
+                assert_eq!(fs::metadata(&ledger).map_or(0, |file| file.len()), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn renamed_ledger_is_named_before_other_evidence() {
+        let folder = rack_folder();
+        let renamed = folder.path().join("ledger.redb.old");
+        fs::rename(folder.path().join(DATABASE_FILE), &renamed).unwrap();
+        for error in [failed_open_error(folder.path()), failed_init_error(folder.path())] {
+            assert!(error.contains(&format!("({} contains", renamed.display())), "{error}");
+        }
+    }
+
+    #[test]
+    fn other_files_in_the_folder_do_not_prevent_a_new_rack() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("lost+found")).unwrap();
+        fs::write(folder.path().join("README"), "redb").unwrap();
+        crate::test_files::create_fifo(&folder.path().join("fifo"));
+        init_rack(folder.path(), UUID).unwrap();
+        assert_eq!(stored_uuid(folder.path()), UUID);
     }
 
     /// The error ELOOP stands for EACCES and EIO, which tests cannot cause as root.

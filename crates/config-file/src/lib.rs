@@ -20,7 +20,9 @@ use toml::{
 };
 use units::{
     Name, Ns,
-    limits::{CONFIG_VIOLATIONS_MAX, SERVICE_CONFIG_BYTES_MAX, SOCKET_PATH_BYTES_MAX},
+    limits::{
+        CONFIG_VIOLATIONS_MAX, PATH_COMPONENT_BYTES_MAX, SERVICE_CONFIG_BYTES_MAX, SOCKET_PATH_BYTES_MAX,
+    },
 };
 
 /// Error of a configuration file.
@@ -139,6 +141,26 @@ pub struct Violation {
     pub value: Option<String>,
     /// Rule that the field violates, such as "is missing".
     pub rule: String,
+}
+
+impl Violation {
+    /// Returns the violation of a field whose value is the path of a file or folder.
+    pub fn of_path(field: impl Into<String>, path: &Path, rule: String) -> Self {
+        let value = units::escaped(&path.display().to_string());
+        Self { line: None, field: field.into(), value: Some(value), rule }
+    }
+}
+
+/// Returns an error with the violations in the configuration file `path`, unless there are none.
+///
+/// # Errors
+/// [`ConfigError::Invalid`].
+pub fn reject_violations(path: &Path, violations: Vec<Violation>) -> Result<(), ConfigError> {
+    if violations.is_empty() {
+        Ok(())
+    } else {
+        Err(ConfigError::Invalid { path: path.to_owned(), violations })
+    }
 }
 
 impl Display for Violation {
@@ -400,6 +422,11 @@ impl<'a> Field<'a> {
         self.value.get_ref().as_str().ok_or_else(|| "must be a string in quotes".to_owned())
     }
 
+    /// Returns whether the value is a whole number, which may be negative or out of range.
+    pub fn is_integer(&self) -> bool {
+        self.value.get_ref().as_integer().is_some()
+    }
+
     /// Parses a name.
     ///
     /// # Errors
@@ -467,8 +494,22 @@ pub fn to_absolute_path(base: &Path, path: &str) -> Result<PathBuf, String> {
     match path {
         "" => Err("must not be an empty path".to_owned()),
         path if path.contains('\0') => Err("must not contain a NUL character".to_owned()),
-        path => std::path::absolute(base.join(path)).map_err(|errno| format!("is not a valid path: {errno}")),
+        path => {
+            let path = std::path::absolute(base.join(path));
+            let path = path.map_err(|errno| format!("is not a valid path: {errno}"))?;
+            check_component_lengths(&path).map(|()| path)
+        }
     }
+}
+
+fn check_component_lengths(path: &Path) -> Result<(), String> {
+    let longest = path.components().map(|component| component.as_os_str().len()).max().unwrap_or_default();
+    if longest <= PATH_COMPONENT_BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!(
+        "has a component of {longest} bytes: each must have at most {PATH_COMPONENT_BYTES_MAX} bytes"
+    ))
 }
 
 /// Returns the absolute form of the path of a unix socket. A relative path is resolved against

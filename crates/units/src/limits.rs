@@ -112,6 +112,8 @@ pub const TABLE_LINE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum length of the path of a unix socket on Linux, in bytes. `sun_path` has 108 bytes, of
 /// which the last is NUL (unix(7)).
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Maximum length of a component of a path on Linux, in bytes (`NAME_MAX`).
+pub const PATH_COMPONENT_BYTES_MAX: usize = 255;
 /// Maximum size of a gRPC message in either direction, in bytes.
 pub const RPC_MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Maximum size of a `HostMemory` datagram, in bytes.
@@ -470,6 +472,9 @@ pub const RACK_TIME_SAVE_INTERVAL: Ns = Ns::secs(60);
 
 /// Free space, in bytes, below which reservations are rejected. Releases still work.
 pub const STORE_FREE_BYTES_MIN: u64 = 64 << 20;
+/// Maximum size of the changes that `pool-manager check` keeps in memory when it repairs an unclean
+/// store, in bytes. The check fails if the repair changes more.
+pub const STORE_CHECK_CHANGED_BYTES_MAX: usize = 256 << 20;
 /// Size of the store's page cache, in bytes.
 pub const STORE_CACHE_BYTES: usize = 256 << 20;
 /// Maximum number of corrupt entries that a check of the store describes. Further corrupt entries

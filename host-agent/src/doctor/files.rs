@@ -129,6 +129,7 @@ fn unprotected_dir(check: &'static str, field: &'static str, dir: &Path, user: U
             "remove the directory, or choose another path in host.toml; then restart the agent".to_owned()
         }
         DirError::Writable { path, .. } => format!("`chmod go-w {}`", path.display()),
+        DirError::Accessible { path, .. } => format!("`chmod 700 {}`", path.display()),
     };
     Some(Finding::problem(check, units::chain(&error), fix))
 }

@@ -54,25 +54,28 @@ pub(super) fn parse_access(mut section: Section<'_>, is_unix: Option<bool>) -> O
 }
 
 fn parse_user(field: &Field<'_>) -> Result<u32, String> {
-    let name = field.as_str()?;
-    let rule = || "no such user on this machine; must be a user's name or number in quotes".to_owned();
-    if let Ok(uid) = name.parse() {
-        return check_id(uid);
-    }
-    let found = User::from_name(name).map_err(|errno| format!("cannot look up the user: {errno}"))?;
-    found.map(|user| user.uid.as_raw()).ok_or_else(rule)
+    parse_id(field, "user", |name| Ok(User::from_name(name)?.map(|user| user.uid.as_raw())))
 }
 
 fn parse_group(field: &Field<'_>) -> Result<u32, String> {
-    let name = field.as_str()?;
-    let rule = || "no such group on this machine; must be a group's name or number in quotes".to_owned();
-    if let Ok(gid) = name.parse() {
-        return check_id(gid);
-    }
-    let found = Group::from_name(name).map_err(|errno| format!("cannot look up the group: {errno}"))?;
-    found.map(|group| group.gid.as_raw()).ok_or_else(rule)
+    parse_id(field, "group", |name| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw())))
 }
 
-fn check_id(id: u32) -> Result<u32, String> {
-    if id <= ID_MAX { Ok(id) } else { Err(format!("must be a name or a number of at most {ID_MAX}")) }
+/// Parses the ID of a user or group: a number, with or without quotes, or a name. `kind` is "user"
+/// or "group", and `find` returns the ID of a name, or `None` if the name is unknown.
+fn parse_id(
+    field: &Field<'_>,
+    kind: &str,
+    find: impl FnOnce(&str) -> nix::Result<Option<u32>>,
+) -> Result<u32, String> {
+    let rule = || format!("must be a name in quotes, or a number from 0 to {ID_MAX}");
+    if field.is_integer() {
+        return field.to_integer(0..=ID_MAX).map_err(|_| rule());
+    }
+    let name = field.as_str().map_err(|_| rule())?;
+    if name.trim_start_matches('-').bytes().all(|digit| digit.is_ascii_digit()) {
+        return name.parse().ok().filter(|id| *id <= ID_MAX).ok_or_else(rule);
+    }
+    let found = find(name).map_err(|errno| format!("cannot look up the {kind}: {errno}"))?;
+    found.ok_or_else(|| format!("no such {kind} on this machine; {}", rule()))
 }

@@ -361,7 +361,7 @@ fn fence_command_requires_host_placeholder_and_has_a_deadline() {
 #[test]
 fn all_violations_in_a_file_are_reported() {
     let text = RACK.replace("64", "0").replace("\"h0\"", "\"../h0\"").replace("store", "stroe");
-    let text = format!("{text}[access]\ngroup = 0\nadmins = [\"0\"]\nusers = []\n");
+    let text = format!("{text}[access]\ngroup = -1\nadmins = [\"0\"]\nusers = []\n");
     let ConfigError::Invalid { violations, .. } = parse(&text).unwrap_err() else { panic!("not Invalid") };
     let fields: Vec<&str> = violations.iter().map(|violation| violation.field.as_str()).collect();
     let expected = [
@@ -467,9 +467,33 @@ fn user_and_group_ids_are_at_most_4294967294() {
     ] {
         let error = parse_access(lines).expect_err(lines).to_string();
         let expected = format!(
-            "/etc/tarn/rack.toml: {field} = \"4294967295\": must be a name or a number of at most 4294967294"
+            "/etc/tarn/rack.toml: {field} = \"4294967295\": must be a name in quotes, or a number from 0 to 4294967294"
         );
         assert_eq!(error, expected);
+    }
+}
+
+#[test]
+fn user_and_group_ids_need_no_quotes() {
+    let parse_access = |lines: &str| {
+        let unix = RACK.replace("127.0.0.1:9750", "unix:/run/manager.sock");
+        let access = parse(&format!("{unix}[access]\n{lines}\n")).map(|config| config.access);
+        access.map_err(|error| error.to_string().replace("/etc/tarn/rack.toml: ", ""))
+    };
+    let access = parse_access("group = 1000\nschedulers = [1001, \"1002\"]\nadmins = [4294967294]").unwrap();
+    assert_eq!(access.group, Some(1000));
+    assert_eq!((access.schedulers, access.admins), ([1001, 1002].into(), [u32::MAX - 1].into()));
+    for value in ["-1", "4294967295", "99999999999999999999", "\"-1\"", "\"99999999999999999999\""] {
+        let range = "must be a name in quotes, or a number from 0 to 4294967294";
+        let error = parse_access(&format!("group = {value}")).unwrap_err();
+        assert_eq!(error, format!("line 24: access.group = {value}: {range}"));
+        let error = parse_access(&format!("group = 0\nadmins = [{value}]")).unwrap_err();
+        assert_eq!(error, format!("line 25: access.admins[0] = {value}: {range}"));
+    }
+    for value in ["1.5", "true", "[1]"] {
+        let error = parse_access(&format!("group = {value}")).unwrap_err();
+        let rule = "must be a name in quotes, or a number from 0 to 4294967294";
+        assert_eq!(error, format!("line 24: access.group = {value}: {rule}"));
     }
 }
 
@@ -592,4 +616,58 @@ fn token_folders_writable_by_others_are_rejected() {
         assert!(error.ends_with(&expected), "{error}");
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o700)).unwrap();
     }
+}
+
+/// Returns the violations that the checks of [`RACK`] report after a replacement.
+fn unusable_folders(part: &str, replacement: &str) -> String {
+    assert!(RACK.contains(part), "{part:?} is not in the rack");
+    let own = rustix::process::geteuid().as_raw();
+    let config = parse(&RACK.replacen(part, replacement, 1)).unwrap();
+    let path = Path::new("/etc/tarn/rack.toml");
+    let error =
+        config.check_usable(path, own).and_then(|()| config.check_folders(path, own)).expect_err(replacement);
+    error.to_string().replace("/etc/tarn/rack.toml: ", "")
+}
+
+#[test]
+fn folder_on_a_kernel_file_system_is_rejected_with_its_field() {
+    for (part, replacement, field) in [
+        ("store = \"store\"", "store = \"/proc/tarn/x\"", "manager.store = /proc/tarn/x: "),
+        ("path = \"emc1\"", "path = \"/sys/tarn/x\"", "emc[1].path = /sys/tarn/x: "),
+        ("127.0.0.1:9750", "unix:/proc/tarn/x", "manager.listen = /proc/tarn/x: "),
+    ] {
+        let error = unusable_folders(part, replacement);
+        assert!(error.starts_with(&format!("{field}is on a file system of type ")), "{error}");
+    }
+    assert!(
+        unusable_folders("\"store\"", "\"/dev/null/store\"")
+            .contains("is below /dev/null, which is not a folder")
+    );
+}
+
+#[test]
+fn long_path_component_is_rejected() {
+    let error = error_of("\"store\"", &format!("\"{}/store\"", "x".repeat(300)));
+    assert!(error.starts_with("line 4: manager.store = \"xxx"), "{error}");
+    assert!(error.ends_with(": has a component of 300 bytes: each must have at most 255 bytes"), "{error}");
+    parse(&RACK.replacen("\"store\"", &format!("\"{}\"", "x".repeat(255)), 1)).unwrap();
+}
+
+#[test]
+fn socket_folder_of_another_user_is_rejected() {
+    let own = rustix::process::geteuid().as_raw();
+    if own != 0 {
+        return; // only root can change an owner
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(65534), None).unwrap();
+    let socket = folder.path().join("manager.sock");
+    let config = parse(&RACK.replace("127.0.0.1:9750", &format!("unix:{}", socket.display()))).unwrap();
+    let rule = format!("the folder {} belongs to user 65534: must belong to root", folder.path().display());
+    let path = Path::new("/etc/tarn/rack.toml");
+    for error in [config.check_folders(path, own), config.check_store_folders(path, own)] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(&format!("manager.listen = {}: {rule}", socket.display())), "{error}");
+    }
+    config.check_folders(path, 65534).unwrap();
 }

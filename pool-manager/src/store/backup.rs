@@ -422,7 +422,7 @@ mod tests {
         let error = run_with_timeout(move || RedbStore::open_existing(&path)).unwrap_err();
         assert!(units::chain(&error).ends_with("ledger.redb: must be a regular file"), "{error:?}");
         let ledger = directory.join(DATABASE_FILE);
-        let blank = run_with_timeout(move || crate::store::redb::is_blank_file(&ledger)).unwrap_err();
+        let blank = run_with_timeout(move || crate::store::redb::inspect_file(&ledger)).unwrap_err();
         assert!(units::chain(&blank).ends_with("ledger.redb: must be a regular file"), "{blank:?}");
     }
 

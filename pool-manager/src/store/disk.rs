@@ -136,6 +136,11 @@ impl Disk for UnlockedFile {
 pub struct StoreFile(File);
 
 impl StoreFile {
+    /// Returns the storage in an open file.
+    pub(super) fn new(file: File) -> Self {
+        Self(file)
+    }
+
     /// Opens an existing file read-only.
     pub(super) fn open_read_only(path: &Path) -> io::Result<Self> {
         config_file::open_regular(path).map(Self)

@@ -7,7 +7,8 @@
 
 use std::{
     cell::Cell,
-    fmt, io,
+    fmt,
+    io::{self, Read as _},
     panic::{self, AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Once,
@@ -22,6 +23,7 @@ use units::limits::STORE_CACHE_BYTES;
 use super::{
     Scan, Store, StoreError, Table, Write, check_format,
     disk::{DATABASE_FILE, Directory, Disk, StoreFile},
+    read_only::ReadOnlyDirectory,
     redb_header::Header,
 };
 
@@ -31,9 +33,8 @@ const REWRITE_CHUNK_BYTES: usize = 64 << 10;
 /// Size of the first page in bytes. The page contains redb's header, which begins with the magic
 /// number.
 const HEADER_PAGE_BYTES: u64 = 4096;
-/// Length of redb's magic number in bytes. redb writes the magic number last when it creates a
-/// file.
-const MAGIC_NUMBER_BYTES: usize = 9;
+/// Magic number of redb's files. redb writes it last when it creates a file.
+const MAGIC_NUMBER: [u8; 9] = *b"redb\x1a\x0a\xa9\x0d\x0a";
 
 /// redb table with all entries. Each key begins with the [`Table::tag`].
 const ENTRIES: TableDefinition<'static, &'static [u8], &'static [u8]> = TableDefinition::new("facts");
@@ -69,6 +70,16 @@ impl RedbStore<Directory> {
         let file = path.join(DATABASE_FILE);
         let exists = file.try_exists().map_err(StoreError::io_error("find", &file))?;
         if exists { Self::open_directory(path) } else { Err(StoreError::Missing { path: file }) }
+    }
+}
+
+impl RedbStore<ReadOnlyDirectory> {
+    /// Opens the existing store of a directory, and changes no file: a repair is kept in memory.
+    ///
+    /// # Errors
+    /// An error of [`ReadOnlyDirectory::open`] or [`RedbStore::open`].
+    pub fn open_read_only(path: &Path) -> Result<Self, StoreError> {
+        Self::open(ReadOnlyDirectory::open(path)?)
     }
 }
 
@@ -225,25 +236,54 @@ fn reset_unfinished_file(backend: &impl StorageBackend) -> io::Result<()> {
     if must_reset { backend.set_len(0) } else { Ok(()) }
 }
 
-/// Returns whether a store's file is empty or its creation was interrupted. Returns `None` if the
-/// file does not exist. Does not change the file.
+/// Contents of a store's file, as far as they are known without opening the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileContents {
+    /// The file does not exist.
+    Missing,
+    /// The file is empty, or its creation was interrupted. It never contained entries.
+    Blank,
+    /// The file is not empty and has only zeros: its contents are lost, or its creation was
+    /// interrupted.
+    Zeros,
+    /// The file has other contents.
+    Other,
+}
+
+/// Determines the contents of a store's file. Does not change the file.
 ///
 /// # Errors
 /// [`StoreError::Io`] if the file cannot be read.
-pub fn is_blank_file(file: &Path) -> Result<Option<bool>, StoreError> {
+pub fn inspect_file(file: &Path) -> Result<FileContents, StoreError> {
     match StoreFile::open_read_only(file) {
-        Ok(backend) => Ok(Some(is_unfinished_file(&backend).map_err(StoreError::io_error("read", file))?)),
-        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(None),
+        Ok(backend) => inspect_contents(&backend).map_err(StoreError::io_error("read", file)),
+        Err(errno) if errno.kind() == io::ErrorKind::NotFound => Ok(FileContents::Missing),
         Err(errno) => Err(StoreError::io_error("open", file)(errno)),
     }
 }
 
+fn inspect_contents(backend: &impl StorageBackend) -> io::Result<FileContents> {
+    let len = backend.len()?;
+    if !is_unfinished_file(backend)? {
+        return Ok(FileContents::Other);
+    }
+    let header = read_chunk(backend, 0, len.min(HEADER_PAGE_BYTES))?;
+    Ok(if len > 0 && is_zero(&header) { FileContents::Zeros } else { FileContents::Blank })
+}
+
+/// Returns whether a regular file begins like a store or a backup.
+///
+/// # Errors
+/// Returns the error of the operating system if the file cannot be opened or read.
+pub fn is_store_file(file: &Path) -> io::Result<bool> {
+    let mut beginning = Vec::new();
+    config_file::open_regular(file)?.take(MAGIC_NUMBER.len() as u64).read_to_end(&mut beginning)?;
+    Ok(beginning == MAGIC_NUMBER)
+}
+
 fn is_unfinished_file(backend: &impl StorageBackend) -> io::Result<bool> {
     let len = backend.len()?;
-    let mut magic = [0; MAGIC_NUMBER_BYTES];
-    let head = MAGIC_NUMBER_BYTES.min(usize::try_from(len).unwrap_or(MAGIC_NUMBER_BYTES));
-    backend.read(0, &mut magic[..head])?;
-    let mut only_zeros = magic == [0; MAGIC_NUMBER_BYTES];
+    let mut only_zeros = is_zero(&read_chunk(backend, 0, len.min(MAGIC_NUMBER.len() as u64))?);
     let mut at = HEADER_PAGE_BYTES;
     while only_zeros && at < len {
         let chunk = read_chunk(backend, at, len)?;

@@ -1,6 +1,10 @@
 //! Tests of a listener with clients that authorize no request.
 
-use std::{net::TcpStream as StdStream, time::Instant};
+use std::{
+    collections::VecDeque,
+    io::{Read as _, Write as _},
+    net::TcpStream as StdStream,
+};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_stream::StreamExt as _;
@@ -10,9 +14,13 @@ use crate::tls;
 
 /// Time limit of a client that must be served or closed.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Number of clients that request a reply during the flood.
+const CLIENTS: usize = 8;
+/// Number of connections that the flood opens between two steps of a client. The listener closes a
+/// connection only after [`UNADMITTED_CONNECTIONS_PER_SOURCE_MAX`] newer ones.
+const FLOOD_BETWEEN_STEPS: usize = UNADMITTED_CONNECTIONS_PER_SOURCE_MAX / 2;
 /// Number of connections that the flood keeps open.
-const FLOOD_CONNECTIONS: usize = 1000;
-const FLOOD_TIME: Duration = Duration::from_secs(3);
+const FLOOD_CONNECTIONS: usize = 2 * UNADMITTED_CONNECTIONS_PER_SOURCE_MAX;
 
 /// Starts a server that admits every client that sends a byte, and returns the byte.
 async fn start_server(tls: TlsConfig) -> SocketAddr {
@@ -35,40 +43,38 @@ async fn start_server(tls: TlsConfig) -> SocketAddr {
     address
 }
 
-/// Keeps [`FLOOD_CONNECTIONS`] connections open that send nothing, and replaces closed ones. Returns
-/// the number of opened connections.
-fn flood(address: SocketAddr) -> usize {
-    let (start, mut opened) = (Instant::now(), 0);
-    let mut streams = std::collections::VecDeque::new();
-    while start.elapsed() < FLOOD_TIME {
-        if let Ok(stream) = StdStream::connect_timeout(&address, TIMEOUT) {
-            streams.push_back(stream);
-            opened += 1;
-        }
-        if streams.len() > FLOOD_CONNECTIONS {
-            streams.pop_front();
-        }
-    }
-    opened
+/// Connections that send nothing.
+struct Flood {
+    address: SocketAddr,
+    streams: VecDeque<StdStream>,
 }
 
+impl Flood {
+    /// Opens connections, and closes the oldest ones above [`FLOOD_CONNECTIONS`].
+    fn open(&mut self, count: usize) {
+        let connect = |_| StdStream::connect_timeout(&self.address, TIMEOUT).unwrap();
+        self.streams.extend((0..count).map(connect));
+        let surplus = self.streams.len().saturating_sub(FLOOD_CONNECTIONS);
+        self.streams.drain(..surplus);
+    }
+}
+
+/// One thread opens the connections of the flood and of the clients, so that the number of
+/// connections between two steps of a client does not depend on the load of the machine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn client_is_served_during_a_flood_of_connections() {
-    let address = start_server(None).await;
-    let flood = std::thread::spawn(move || flood(address));
-    let mut served = 0;
-    while !flood.is_finished() {
-        let echo = async {
-            let mut stream = TcpStream::connect(address).await?;
-            stream.write_u8(7).await?;
-            stream.read_u8().await
-        };
-        let reply = tokio::time::timeout(TIMEOUT, echo).await.expect("timeout: the client is not served");
-        assert_eq!(reply.expect("the client was evicted"), 7);
-        served += 1;
+    let mut flood = Flood { address: start_server(None).await, streams: VecDeque::new() };
+    flood.open(FLOOD_CONNECTIONS);
+    for client in 0..CLIENTS {
+        let mut stream = StdStream::connect_timeout(&flood.address, TIMEOUT).unwrap();
+        flood.open(FLOOD_BETWEEN_STEPS);
+        stream.write_all(&[7]).unwrap();
+        flood.open(UNADMITTED_CONNECTIONS_PER_SOURCE_MAX);
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut reply = [0];
+        stream.read_exact(&mut reply).unwrap_or_else(|error| panic!("client {client}: {error}"));
+        assert_eq!(reply, [7]);
     }
-    let opened = flood.join().unwrap();
-    assert!(served > 0 && opened > UNADMITTED_CONNECTIONS_PER_SOURCE_MAX, "{served} served, {opened} opened");
 }
 
 /// Opens more connections than allowed, and returns whether exactly the oldest one is closed.
