@@ -472,9 +472,6 @@ pub const RACK_TIME_SAVE_INTERVAL: Ns = Ns::secs(60);
 
 /// Free space, in bytes, below which reservations are rejected. Releases still work.
 pub const STORE_FREE_BYTES_MIN: u64 = 64 << 20;
-/// Maximum size of the changes that `pool-manager check` keeps in memory when it repairs an unclean
-/// store, in bytes. The check fails if the repair changes more.
-pub const STORE_CHECK_CHANGED_BYTES_MAX: usize = 256 << 20;
 /// Size of the store's page cache, in bytes.
 pub const STORE_CACHE_BYTES: usize = 256 << 20;
 /// Maximum number of corrupt entries that a check of the store describes. Further corrupt entries

@@ -74,7 +74,7 @@ impl RedbStore<Directory> {
 }
 
 impl RedbStore<ReadOnlyDirectory> {
-    /// Opens the existing store of a directory, and changes no file: a repair is kept in memory.
+    /// Opens a copy of the existing store of a directory, and changes no file of the directory.
     ///
     /// # Errors
     /// An error of [`ReadOnlyDirectory::open`] or [`RedbStore::open`].
