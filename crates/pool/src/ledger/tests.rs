@@ -549,6 +549,7 @@ fn fence_ends_reservations_and_slices_wait_for_the_device() {
         matches!(rack.slot(4).state, State::Draining(_, DrainStage::Host { .. })),
         "slices of the other EMC are unchanged"
     );
+    assert!(rack.host("h1").host.unwired_fences.is_empty(), "both EMCs are attached to the host");
 }
 
 #[test]
