@@ -4,7 +4,10 @@
 //!
 //! A VM is judged in two steps. The first step decides whether the VM must be monitored: it is
 //! placed entirely on the pool, or its frigid memory was overpredicted, so that it accesses its
-//! pool node. The second step applies the sensitivity model to the counters of the running VM.
+//! pool node. The second step estimates the VM's loss with a [`LossModel`], from the counters of the
+//! running VM, the fraction of its loads that the pool serves, and the latency of the pool. Pond
+//! classifies workloads with the sensitivity model instead. An estimate of the loss keeps the
+//! distance to the margin, so the threshold can allow for the error of the estimate.
 //!
 //! Erratum. Section 4.6 starts a migration if the sensitivity model does *not* expect an excessive
 //! loss. This module starts a migration if the model expects an excessive loss, as section 4.5 and
@@ -12,11 +15,13 @@
 
 mod budget;
 mod judge;
+mod loss;
 mod sample;
 
 pub use budget::{MigrationBudget, select_most_harmed};
-pub use judge::{Judge, Judgement, Reason, Thresholds, Verdict};
-pub use sample::{AccessedShare, AccessedShareError, Placement, Sample, SampleError};
+pub use judge::{Judge, Judgement, Reason, Verdict};
+pub use loss::{Evidence, LabelledRun, LossModel, Quality};
+pub use sample::{AccessedShare, AccessedShareError, LoadSource, Placement, PoolLoads, Sample, SampleError};
 
 #[cfg(test)]
 mod tests;

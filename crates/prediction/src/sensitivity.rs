@@ -11,6 +11,8 @@ mod model;
 pub use labels::{COUNTER_VALUE_MAX, LabelError, SLOWDOWN_RANGE, SLOWDOWN_RULE, read_labels};
 pub use model::{Cutoff, Model};
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::trees::{
     FeatureColumns, TreeParams,
     forest::{FittedForest, ForestParams, fit_forest},
@@ -41,10 +43,18 @@ pub const COUNTER_NAMES: [&str; 17] = [
 pub const CORE_BOUND_INDEX: usize = 3;
 /// Index in [`COUNTER_NAMES`] of the memory-bound fraction of pipeline slots.
 pub const MEMORY_BOUND_INDEX: usize = 4;
+/// Index in [`COUNTER_NAMES`] of the fraction of cycles that wait for the latency of DRAM.
+pub const DRAM_LATENCY_BOUND_INDEX: usize = 8;
+/// Index in [`COUNTER_NAMES`] of the fraction of cycles that wait for the store buffer.
+pub const STORE_BOUND_INDEX: usize = 10;
 /// Index in [`COUNTER_NAMES`] of the DRAM-bound fraction of cycles.
 pub const DRAM_BOUND_INDEX: usize = 11;
+/// Index in [`COUNTER_NAMES`] of the instructions per cycle.
+pub const IPC_INDEX: usize = 12;
 /// Index in [`COUNTER_NAMES`] of the misses of the last-level cache per 1000 instructions.
 pub const L3_MPKI_INDEX: usize = 15;
+/// Index in [`COUNTER_NAMES`] of the memory-level parallelism.
+pub const MLP_INDEX: usize = 16;
 
 /// Returns the names and values of all measured counters. Counters that are NaN were not measured.
 pub fn measured_counters(counters: &[f64; COUNTER_NAMES.len()]) -> impl Iterator<Item = (&'static str, f64)> {
@@ -83,14 +93,15 @@ fn train_forest(workloads: &[&Workload], pdm: f64, seed: u64) -> FittedForest {
     workloads.iter().for_each(|workload| columns.push(&workload.counters));
     let labels: Vec<f64> =
         workloads.iter().map(|workload| f64::from(u8::from(workload.slowdown > pdm))).collect();
-    let mut programs: Vec<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
-    programs.sort_unstable();
-    programs.dedup();
-    let program = |workload: &&Workload| {
-        programs.binary_search(&workload.program.as_str()).expect("every program is in the list")
-    };
-    let groups: Vec<usize> = workloads.iter().map(program).collect();
+    let groups = program_groups(workloads.iter().copied());
     fit_forest(&columns, &labels, &groups, &FOREST_PARAMS, seed)
+}
+
+/// Returns the index of each workload's program among all programs.
+pub(crate) fn program_groups<'a>(workloads: impl Iterator<Item = &'a Workload> + Clone) -> Vec<usize> {
+    let programs: BTreeSet<&str> = workloads.clone().map(|workload| workload.program.as_str()).collect();
+    let indexes: BTreeMap<&str, usize> = programs.into_iter().zip(0..).collect();
+    workloads.map(|workload| indexes[workload.program.as_str()]).collect()
 }
 
 #[cfg(test)]

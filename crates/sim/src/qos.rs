@@ -2,9 +2,9 @@
 //! memory, the monitor receives noisy samples, and a scheduler moves the VMs that it requests.
 //!
 //! The true slowdown of a VM comes from the processor model, with latency curves that are drawn for
-//! each simulation. The models of the monitor are trained on other inputs of the programs and with
-//! one standard curve, so the truth is independent of the monitor. A second monitor knows only the
-//! base rate of harmed VMs and flags VMs at random.
+//! each simulation. The models of the monitor are trained on other inputs of the programs and on
+//! racks with other curves, so the truth is independent of the monitor. A second monitor knows only
+//! the base rate of harmed VMs and flags VMs at random.
 
 mod report;
 mod vm;
@@ -13,7 +13,7 @@ mod workloads;
 use std::collections::BTreeMap;
 
 use prediction::{
-    qos::{MigrationBudget, Thresholds, Verdict, select_most_harmed},
+    qos::{LossModel, MigrationBudget, Verdict, select_most_harmed},
     sensitivity::{Model, backtest::EvaluationError},
 };
 use rand::SeedableRng;
@@ -55,7 +55,7 @@ pub fn simulate(parameters: Parameters) -> Result<Report, EvaluationError> {
     let mut rng = Pcg64Mcg::seed_from_u64(parameters.seed);
     let (before_launch, running) = workloads::training_set(&mut rng);
     let placement_model = Model::train(&before_launch, parameters.pdm, parameters.seed)?;
-    let model = Model::train(&running, parameters.pdm, parameters.seed)?;
+    let model = LossModel::train(&running, parameters.pdm, parameters.seed)?;
     let library = WorkloadLibrary::new(&mut rng);
     let generator = VmGenerator::new(&placement_model, parameters);
     let vms: Vec<SimulatedVm> = (0..parameters.vms).map(|_| generator.generate(&library, &mut rng)).collect();
@@ -68,8 +68,7 @@ struct Simulation<'a> {
     vms: Vec<SimulatedVm>,
     histories: Vec<VmHistory>,
     library: &'a WorkloadLibrary,
-    model: &'a Model,
-    thresholds: Thresholds,
+    model: &'a LossModel,
     budget: MigrationBudget,
     checker: BudgetChecker,
     /// Requested migrations: index of the VM, and the sample at which the migration completes.
@@ -81,7 +80,7 @@ impl<'a> Simulation<'a> {
     fn new(
         vms: Vec<SimulatedVm>,
         library: &'a WorkloadLibrary,
-        model: &'a Model,
+        model: &'a LossModel,
         parameters: Parameters,
     ) -> Self {
         let histories = vms.iter().map(|_| VmHistory::default()).collect();
@@ -91,7 +90,6 @@ impl<'a> Simulation<'a> {
             histories,
             library,
             model,
-            thresholds: Thresholds::from_model(model),
             budget: MigrationBudget::default(),
             checker,
             migrations: BTreeMap::new(),
@@ -126,12 +124,12 @@ impl<'a> Simulation<'a> {
                 continue;
             }
             let observed = vm.observe(self.library, sample, now, rng);
-            let judged = vm.judge.observe(&observed, Some(self.model), self.thresholds, now);
+            let judged = vm.judge.observe(&observed, Some(self.model), now);
             let judgement = judged.expect("the simulated samples are valid");
             let loss = vm.true_loss(self.library, sample);
             history.record(sample, loss > self.parameters.pdm.get(), judgement.verdict);
             if judgement.verdict == Verdict::Migrate && !self.migrations.contains_key(&index) {
-                candidates.push((index, judgement.harm));
+                candidates.push((index, judgement.severity));
             }
         }
         candidates

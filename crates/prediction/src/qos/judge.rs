@@ -1,6 +1,6 @@
 //! Judge of one running VM: collects evidence from samples and derives a verdict with hysteresis.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use serde::Serialize;
 use units::{
@@ -8,24 +8,32 @@ use units::{
     limits::{QOS_RECOVERY_TIME, QOS_SAMPLE_GAP_MAX},
 };
 
-use super::{Placement, Sample, SampleError};
-use crate::sensitivity::{COUNTER_NAMES, DRAM_BOUND_INDEX, Model};
+use super::{Evidence, LoadSource, LossModel, Placement, PoolLoads, Quality, Sample, SampleError};
+use crate::sensitivity::COUNTER_NAMES;
 
 /// Fraction of the pool node that a VM with a correct prediction accesses at most. The guest's
 /// kernel accesses some pages of the node even if the workload does not.
 const IDLE_POOL_SHARE_MAX: f64 = 0.02;
-/// Number of samples from which the counters of a VM are computed.
-const COUNTER_WINDOW: usize = 3;
-/// Number of samples with counters that the verdict `Migrate` requires. It is smaller than the
-/// window, so that a sample without counters does not delay the verdict.
+/// Largest number of samples from which the loss of a VM is estimated.
+const WINDOW: usize = 20;
+/// Number of the latest samples that reveal a change of the workload. The verdict `Migrate` requires
+/// as many samples.
+const RECENT_WINDOW: usize = 3;
+/// Number of samples with counters that the verdict `Migrate` requires. It is smaller than
+/// [`RECENT_WINDOW`], so that a sample without counters does not delay the verdict.
 const COUNTER_SAMPLES_MIN: usize = 2;
+/// Smallest ratio of the losses in the recent and in the whole window that is a change of the
+/// workload.
+const CHANGE_RATIO: f64 = 1.35;
+/// Range of severities in which the whole window is used.
+const NEAR_SEVERITY: Range<f64> = 0.25..2.0;
 /// Number of samples that the verdict `Migrate` requires without counters.
 const ACCESS_WINDOW: usize = 6;
 /// Fraction of the pool node that a VM must access in each interval so that it is harmed without
 /// evidence from counters.
 const ACCESSED_SHARE_WITHOUT_COUNTERS: f64 = 0.5;
-/// Fraction of the harmed workloads of the training set that the judge may miss.
-const MISSED_SHARE: f64 = 0.02;
+/// Severity above which a VM is watched, and up to which a harmed VM recovers.
+const WATCHED_SEVERITY: f64 = 0.5;
 
 /// Verdict about a running VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -38,34 +46,6 @@ pub enum Verdict {
     Watch,
     /// The VM is slowed down beyond the margin.
     Migrate,
-}
-
-/// Probabilities at which the verdict changes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Thresholds {
-    /// The VM is harmed if the probability is above this value.
-    migrate: f64,
-    /// The VM is fine if the probability is at most this value.
-    clear: f64,
-}
-
-impl Thresholds {
-    /// Chooses the thresholds so that the model misses at most 2 % of the harmed workloads in its
-    /// cutoffs. The migration threshold is halfway to the next cutoff, which misses more.
-    pub fn from_model(model: &Model) -> Self {
-        let harmed = model.cutoffs().last().map_or(0.0, |cutoff| cutoff.fp);
-        let allowed = model.cutoffs().partition_point(|cutoff| cutoff.fp <= MISSED_SHARE * harmed);
-        let at_most = |index: usize| model.cutoffs().get(index).map(|cutoff| cutoff.at_most);
-        let last_allowed = allowed.checked_sub(1).and_then(at_most).unwrap_or(0.0);
-        let migrate = f64::midpoint(last_allowed, at_most(allowed).unwrap_or(1.0));
-        Self { migrate, clear: migrate / 2.0 }
-    }
-}
-
-impl Default for Thresholds {
-    fn default() -> Self {
-        Self { migrate: 0.5, clear: 0.25 }
-    }
 }
 
 /// Reason of a verdict.
@@ -97,17 +77,28 @@ pub struct Judgement {
     pub reason: Reason,
     /// Number of samples that the verdict is based on.
     pub samples: usize,
-    /// Probability of a slowdown beyond the margin, 0 to 1.
-    pub probability: f64,
-    /// Expected benefit of a migration: the probability times the DRAM-bound fraction of cycles, or
-    /// times the accessed share without counters. 0 to 1.
-    pub harm: f64,
+    /// Estimated slowdown relative to local memory. `None` without counters.
+    pub loss: Option<f64>,
+    /// Estimated slowdown divided by the slowdown above which the VM is harmed. The most harmed VMs
+    /// have the highest severity.
+    pub severity: f64,
 }
 
 impl Judgement {
     /// Judgement without any evidence of harm.
     const fn fine(reason: Reason) -> Self {
-        Self { verdict: Verdict::Fine, reason, samples: 0, probability: 0.0, harm: 0.0 }
+        Self { verdict: Verdict::Fine, reason, samples: 0, loss: None, severity: 0.0 }
+    }
+
+    /// Derives the verdict from a severity. `harmed` is the reason of the verdict `Migrate`, which
+    /// requires enough samples.
+    fn from_severity(severity: f64, loss: Option<f64>, samples: usize, harmed: Option<Reason>) -> Self {
+        let (verdict, reason) = match harmed {
+            Some(harmed) if severity > 1.0 => (Verdict::Migrate, harmed),
+            _ if severity > WATCHED_SEVERITY => (Verdict::Watch, Reason::Suspected),
+            _ => (Verdict::Fine, Reason::Insensitive),
+        };
+        Self { verdict, reason, samples, loss, severity }
     }
 }
 
@@ -120,12 +111,15 @@ struct Observation {
     /// Lower end of the confidence interval of the accessed share.
     accessed: Option<f64>,
     counters: Option<[f64; COUNTER_NAMES.len()]>,
+    pool_loads: Option<PoolLoads>,
 }
 
 /// State of the judge for one VM. Its size is bounded.
 #[derive(Clone, Debug)]
 pub struct Judge {
     placement: Placement,
+    /// Idle latency of the pool divided by the idle latency of local memory; NaN if unknown.
+    latency_ratio: f64,
     /// Latest observations, the newest first.
     window: VecDeque<Observation>,
     last_sample: Option<Ns>,
@@ -135,10 +129,15 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Creates the judge of a VM that has just started.
-    pub const fn new(placement: Placement) -> Self {
+    /// Creates the judge of a VM that has just started. `latency_ratio` is the idle latency of the
+    /// pool divided by the idle latency of local memory, as the host reports it (HMAT) or measures
+    /// it. A ratio that is not positive and finite counts as unknown.
+    pub fn new(placement: Placement, latency_ratio: Option<f64>) -> Self {
         Self {
             placement,
+            latency_ratio: latency_ratio
+                .filter(|ratio| ratio.is_normal() && *ratio > 0.0)
+                .unwrap_or(f64::NAN),
             window: VecDeque::new(),
             last_sample: None,
             harmed_at: None,
@@ -151,17 +150,15 @@ impl Judge {
         self.judgement
     }
 
-    /// Adds a sample and returns the new verdict. `model` is trained on workloads whose counters
-    /// were measured with pool memory. Without a model, counters are ignored. A gap of more than
-    /// [`QOS_SAMPLE_GAP_MAX`] discards the earlier samples.
+    /// Adds a sample and returns the new verdict. Without a model, counters are ignored. A gap of
+    /// more than [`QOS_SAMPLE_GAP_MAX`] discards the earlier samples.
     ///
     /// # Errors
     /// [`SampleError`] if the sample is invalid. The state does not change.
     pub fn observe(
         &mut self,
         sample: &Sample,
-        model: Option<&Model>,
-        thresholds: Thresholds,
+        model: Option<&LossModel>,
         now: Ns,
     ) -> Result<Judgement, SampleError> {
         sample.check(self.last_sample, now)?;
@@ -169,12 +166,12 @@ impl Judge {
             self.window.clear();
         }
         self.last_sample = Some(sample.at);
-        self.window.truncate(ACCESS_WINDOW - 1);
+        self.window.truncate(WINDOW - 1);
         self.window.push_front(self.observation(sample));
-        let judged = self.judge_window(model, thresholds);
+        let judged = self.judge_window(model);
         self.harmed_at = match self.harmed_at {
             _ if judged.verdict == Verdict::Migrate => Some(sample.at),
-            Some(_) if judged.probability > thresholds.clear => Some(sample.at),
+            Some(_) if judged.severity > WATCHED_SEVERITY => Some(sample.at),
             Some(harmed_at) if sample.at.since(harmed_at) >= QOS_RECOVERY_TIME => None,
             harmed_at => harmed_at,
         };
@@ -194,73 +191,89 @@ impl Judge {
             is_monitored: self.placement == Placement::EntirelyOnPool || !is_idle,
             accessed: sample.accessed.map(|accessed| accessed.low.get()),
             counters: sample.counters,
+            pool_loads: sample.pool_loads,
         }
     }
 
     /// Derives the verdict from the window, without hysteresis.
-    fn judge_window(&self, model: Option<&Model>, thresholds: Thresholds) -> Judgement {
-        let monitored = |window: usize| {
-            let recent = self.window.iter().take(window);
-            recent.filter(|observation| observation.is_monitored).collect::<Vec<_>>()
-        };
-        let recent = monitored(COUNTER_WINDOW);
+    fn judge_window(&mut self, model: Option<&LossModel>) -> Judgement {
+        let recent = self.window.len().min(RECENT_WINDOW);
         // A single access to the pool node is no evidence.
-        if 2 * recent.len() <= self.window.len().min(COUNTER_WINDOW) {
+        if 2 * self.monitored(RECENT_WINDOW).count() <= recent {
             return Judgement::fine(Reason::IdlePool);
         }
-        let counters: Vec<&[f64; COUNTER_NAMES.len()]> =
-            recent.iter().filter_map(|observation| observation.counters.as_ref()).collect();
         if let Some(model) = model
-            && !counters.is_empty()
+            && let Some(judged) = self.judge_counters(model)
         {
-            return judge_counters(model, &counters, thresholds);
+            return judged;
         }
-        let shares = monitored(ACCESS_WINDOW).into_iter().filter_map(|observation| observation.accessed);
+        let shares = self.monitored(ACCESS_WINDOW).filter_map(|observation| observation.accessed);
         match self.placement {
-            Placement::Split => judge_accesses(shares.collect(), thresholds),
+            Placement::Split => judge_accesses(shares.collect()),
             Placement::EntirelyOnPool => Judgement::fine(Reason::NoEvidence),
         }
     }
+
+    /// Returns the monitored observations among the latest `count`.
+    fn monitored(&self, count: usize) -> impl Iterator<Item = &Observation> {
+        self.window.iter().take(count).filter(|observation| observation.is_monitored)
+    }
+
+    /// Judges a VM by the loss that the model estimates. Returns `None` without recent counters. A
+    /// change of the workload discards the samples before the change.
+    fn judge_counters(&mut self, model: &LossModel) -> Option<Judgement> {
+        let (recent, quality) = self.evidence(RECENT_WINDOW)?;
+        let threshold = model.threshold(self.placement, quality);
+        let mut loss = model.loss(&recent);
+        // Far from the threshold, the noise of a few samples does not matter.
+        if self.window.len() > RECENT_WINDOW && NEAR_SEVERITY.contains(&(loss / threshold)) {
+            let long_term = model.loss(&self.evidence(WINDOW)?.0);
+            let [low, high] = [loss.min(long_term), loss.max(long_term)].map(|loss| loss + 0.01);
+            if high > CHANGE_RATIO * low {
+                // A change is visible in the medians as soon as two samples follow it.
+                self.window.truncate(RECENT_WINDOW - 1);
+            } else {
+                loss = long_term;
+            }
+        }
+        let samples = self.monitored(WINDOW).filter(|observation| observation.counters.is_some()).count();
+        let has_enough =
+            samples >= COUNTER_SAMPLES_MIN && self.monitored(RECENT_WINDOW).count() >= RECENT_WINDOW;
+        let severity = loss / threshold;
+        Some(Judgement::from_severity(severity, Some(loss), samples, has_enough.then_some(Reason::Sensitive)))
+    }
+
+    /// Returns the medians of the monitored observations among the latest `count`, and the quality
+    /// of the pool evidence. The median is robust against a single outlier. Returns `None` without
+    /// counters.
+    fn evidence(&self, count: usize) -> Option<(Evidence, Quality)> {
+        let measured = || self.monitored(count).filter_map(|observation| observation.counters.as_ref());
+        measured().next()?;
+        let counters = std::array::from_fn(|index| median(measured().map(|counters| counters[index])));
+        let loads = || self.monitored(count).filter_map(|observation| observation.pool_loads);
+        let is_sampled = loads().any(|loads| loads.source == LoadSource::AccessSampling);
+        let (pool_loads, is_sampled) = match self.placement {
+            Placement::EntirelyOnPool => (1.0, false),
+            Placement::Split => (median(loads().map(|loads| loads.share.get())), is_sampled),
+        };
+        let quality = match is_sampled {
+            _ if pool_loads.is_nan() || self.latency_ratio.is_nan() => Quality::Unknown,
+            true => Quality::Sampled,
+            false => Quality::Measured,
+        };
+        Some((Evidence { counters, pool_loads, latency_ratio: self.latency_ratio }, quality))
+    }
 }
 
-/// Judges a VM by the medians of its counters. The median is robust against a single outlier.
-fn judge_counters(
-    model: &Model,
-    counters: &[&[f64; COUNTER_NAMES.len()]],
-    thresholds: Thresholds,
-) -> Judgement {
-    let medians = std::array::from_fn(|index| median(counters.iter().map(|counters| counters[index])));
-    let probability = model.probability(&medians);
-    let dram_bound = medians[DRAM_BOUND_INDEX];
-    let harm = if dram_bound.is_nan() { 0.0 } else { probability * dram_bound.min(1.0) };
-    let has_enough = counters.len() >= COUNTER_SAMPLES_MIN;
-    let (verdict, reason) = if probability > thresholds.migrate && has_enough {
-        (Verdict::Migrate, Reason::Sensitive)
-    } else if probability > thresholds.clear {
-        (Verdict::Watch, Reason::Suspected)
-    } else {
-        (Verdict::Fine, Reason::Insensitive)
-    };
-    Judgement { verdict, reason, samples: counters.len(), probability, harm }
-}
-
-/// Judges a VM by the accessed shares of its pool node alone. The probability reaches the migration
-/// threshold at [`ACCESSED_SHARE_WITHOUT_COUNTERS`].
-fn judge_accesses(shares: Vec<f64>, thresholds: Thresholds) -> Judgement {
+/// Judges a VM by the accessed shares of its pool node alone.
+fn judge_accesses(shares: Vec<f64>) -> Judgement {
     let samples = shares.len();
     if samples == 0 {
         return Judgement::fine(Reason::NoEvidence);
     }
-    let share = median(shares);
-    let probability = (share / ACCESSED_SHARE_WITHOUT_COUNTERS * thresholds.migrate).min(1.0);
-    let (verdict, reason) = if probability > thresholds.migrate && samples == ACCESS_WINDOW {
-        (Verdict::Migrate, Reason::AccessedPool)
-    } else if probability > thresholds.clear {
-        (Verdict::Watch, Reason::Suspected)
-    } else {
-        (Verdict::Fine, Reason::Insensitive)
-    };
-    Judgement { verdict, reason, samples, probability, harm: probability * share }
+    let severity = median(shares) / ACCESSED_SHARE_WITHOUT_COUNTERS;
+    let harmed = (samples == ACCESS_WINDOW).then_some(Reason::AccessedPool);
+    Judgement::from_severity(severity, None, samples, harmed)
 }
 
 /// Returns the median of the values that are not NaN, the mean of the two middle values for an even

@@ -66,6 +66,26 @@ impl AccessedShare {
     }
 }
 
+/// Source of the fraction of loads that the pool serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadSource {
+    /// Processor events that count loads by the memory that served them, or memory bandwidth per
+    /// node.
+    Events,
+    /// Sampled accesses to pages. Accesses that the caches serve count, too, so the fraction is less
+    /// exact.
+    AccessSampling,
+}
+
+/// Fraction of a VM's loads from memory that the pool served in an interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PoolLoads {
+    /// Fraction of the loads.
+    pub share: Fraction,
+    /// Source of the fraction.
+    pub source: LoadSource,
+}
+
 /// Sample of a running VM over one interval.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -80,6 +100,9 @@ pub struct Sample {
     /// Core counters of the VM's vCPUs in the interval, in the order of [`COUNTER_NAMES`]. Counters
     /// that were not measured are NaN. `None` if the host cannot measure counters.
     pub counters: Option<[f64; COUNTER_NAMES.len()]>,
+    /// Loads from the pool. `None` if the host cannot measure them. Not required for a VM that is
+    /// placed entirely on the pool.
+    pub pool_loads: Option<PoolLoads>,
 }
 
 /// Reason why a sample is rejected.

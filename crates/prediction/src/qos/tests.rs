@@ -7,8 +7,8 @@ use units::{
     limits::{QOS_RECOVERY_TIME, QOS_REQUESTS_PER_HOUR_MAX, QOS_SAMPLE_GAP_MAX},
 };
 
-use super::*;
-use crate::sensitivity::{COUNTER_NAMES, DRAM_BOUND_INDEX, Model, Workload};
+use super::{loss::choose_threshold, *};
+use crate::sensitivity::{COUNTER_NAMES, DRAM_BOUND_INDEX, Workload};
 
 /// Interval between samples.
 const INTERVAL: Ns = Ns::secs(10);
@@ -22,31 +22,32 @@ const fn counters(dram_bound: f64) -> [f64; COUNTER_NAMES.len()] {
     [dram_bound; COUNTER_NAMES.len()]
 }
 
-/// Returns a model for which a workload is sensitive if and only if it is DRAM-bound for more than
-/// half of its cycles.
-fn model() -> Model {
-    let workload = |n: u32| {
+/// Returns a model for which the pool slows a workload down by 20 % if and only if the workload is
+/// DRAM-bound for more than half of its cycles.
+fn model() -> LossModel {
+    let run = |n: u32| {
         let dram_bound = f64::from(n % 20) / 20.0;
         let slowdown = if dram_bound > 0.5 { 0.2 } else { 0.0 };
-        Workload { program: format!("p{n}"), counters: counters(dram_bound), slowdown }
+        let workload = Workload { program: format!("p{n}"), counters: counters(dram_bound), slowdown };
+        let (placement, pool_loads) =
+            if n < 100 { (Placement::EntirelyOnPool, 1.0) } else { (Placement::Split, 0.5) };
+        LabelledRun { workload, placement, pool_loads, latency_ratio: 2.5 }
     };
-    Model::train(&(0..100).map(workload).collect::<Vec<_>>(), fraction(0.05), 1).unwrap()
+    LossModel::train(&(0..200).map(run).collect::<Vec<_>>(), fraction(0.05), 1).unwrap()
 }
 
 /// VM under observation, with a clock.
 struct Vm {
     judge: Judge,
-    model: Option<Model>,
+    model: LossModel,
+    pool_loads: Option<PoolLoads>,
     now: Ns,
 }
 
 impl Vm {
     fn new(placement: Placement) -> Self {
-        Self { judge: Judge::new(placement), model: Some(model()), now: Ns::ZERO }
-    }
-
-    fn thresholds(&self) -> Thresholds {
-        self.model.as_ref().map_or_else(Thresholds::default, Thresholds::from_model)
+        let pool_loads = Some(PoolLoads { share: fraction(0.5), source: LoadSource::Events });
+        Self { judge: Judge::new(placement, Some(2.5)), model: model(), pool_loads, now: Ns::ZERO }
     }
 
     /// Adds a sample: accessed pages out of 200, and the DRAM-bound fraction of cycles.
@@ -57,9 +58,9 @@ impl Vm {
             accessed: accessed.map(|pages| AccessedShare::from_pages(pages, 200).unwrap()),
             touched: None,
             counters: dram_bound.map(counters),
+            pool_loads: self.pool_loads,
         };
-        let thresholds = self.thresholds();
-        self.judge.observe(&sample, self.model.as_ref(), thresholds, self.now).unwrap()
+        self.judge.observe(&sample, Some(&self.model), self.now).unwrap()
     }
 
     fn observe_many(&mut self, count: usize, accessed: Option<u32>, dram_bound: Option<f64>) -> Judgement {
@@ -90,15 +91,36 @@ fn vm_migrates_if_and_only_if_monitored_and_sensitive() {
 }
 
 #[test]
-fn verdict_requires_two_samples_with_counters() {
+fn verdict_requires_three_samples() {
     let mut vm = Vm::new(Placement::EntirelyOnPool);
-    for expected in [Verdict::Watch, Verdict::Migrate, Verdict::Migrate] {
+    for expected in [Verdict::Watch, Verdict::Watch, Verdict::Migrate, Verdict::Migrate] {
         assert_eq!(vm.observe(None, Some(0.9)).verdict, expected);
     }
     let mut vm = Vm::new(Placement::EntirelyOnPool);
-    assert_eq!(vm.observe_many(20, None, Some(0.1)).reason, Reason::Insensitive);
-    let grown = [0.9; 3].map(|dram_bound| vm.observe(None, Some(dram_bound)).verdict);
-    assert_eq!(grown, [Verdict::Fine, Verdict::Migrate, Verdict::Migrate], "two of three suffice");
+    let without_counters = [Some(0.9), None, Some(0.9)].map(|bound| vm.observe(None, bound).verdict);
+    assert_eq!(without_counters[2], Verdict::Migrate, "a missing sample does not delay the verdict");
+    let mut vm = Vm::new(Placement::EntirelyOnPool);
+    let single = [Some(0.9), None, None, None].map(|bound| vm.observe(None, bound).verdict);
+    assert!(!single.contains(&Verdict::Migrate), "{single:?}");
+}
+
+#[test]
+fn change_of_workload_is_detected_within_three_samples() {
+    for placement in [Placement::EntirelyOnPool, Placement::Split] {
+        let mut vm = Vm::new(placement);
+        assert_eq!(vm.observe_many(50, Some(100), Some(0.1)).reason, Reason::Insensitive);
+        let changed = [0.9; 3].map(|dram_bound| vm.observe(Some(100), Some(dram_bound)).verdict);
+        assert_eq!(changed, [Verdict::Fine, Verdict::Migrate, Verdict::Migrate]);
+    }
+}
+
+#[test]
+fn single_outlier_does_not_change_the_verdict() {
+    let mut vm = Vm::new(Placement::EntirelyOnPool);
+    vm.observe_many(50, None, Some(0.1));
+    for dram_bound in [0.9, 0.1, 0.1, 0.9, 0.1] {
+        assert_eq!(vm.observe(None, Some(dram_bound)).verdict, Verdict::Fine);
+    }
 }
 
 #[test]
@@ -126,13 +148,13 @@ fn pool_touched_once_is_idle() {
 
 #[test]
 fn untouched_pool_is_idle_without_access_samples() {
-    let mut judge = Judge::new(Placement::Split);
+    let mut judge = Judge::new(Placement::Split, None);
     let model = model();
     let mut observe = |n: u64, touched: f64| {
         let at = Ns::secs(n);
-        let sample =
-            Sample { at, accessed: None, touched: Some(fraction(touched)), counters: Some(counters(0.9)) };
-        judge.observe(&sample, Some(&model), Thresholds::from_model(&model), at).unwrap().verdict
+        let (touched, counters) = (Some(fraction(touched)), Some(counters(0.9)));
+        let sample = Sample { at, accessed: None, touched, counters, pool_loads: None };
+        judge.observe(&sample, Some(&model), at).unwrap().verdict
     };
     assert_eq!([1, 2, 3].map(|n| observe(n, 0.01)), [Verdict::Fine; 3]);
     assert_eq!([4, 5, 6].map(|n| observe(n, 0.5)).last(), Some(&Verdict::Migrate));
@@ -161,12 +183,12 @@ fn gap_discards_earlier_samples() {
 fn invalid_samples_are_rejected_without_effect() {
     let mut vm = Vm::new(Placement::EntirelyOnPool);
     let before = vm.observe_many(2, None, Some(0.9));
-    let (now, thresholds) = (vm.now.after(INTERVAL), vm.thresholds());
+    let now = vm.now.after(INTERVAL);
     let mut rejection = |at: Ns, dram_bound: f64| {
         let mut counters = counters(0.9);
         counters[DRAM_BOUND_INDEX] = dram_bound;
-        let sample = Sample { at, accessed: None, touched: None, counters: Some(counters) };
-        vm.judge.observe(&sample, vm.model.as_ref(), thresholds, now).unwrap_err().to_string()
+        let sample = Sample { at, accessed: None, touched: None, counters: Some(counters), pool_loads: None };
+        vm.judge.observe(&sample, Some(&vm.model), now).unwrap_err().to_string()
     };
     assert_eq!(rejection(Ns::secs(31), 0.9), "at 31s: must not be after the current time 30s");
     assert_eq!(rejection(Ns::secs(20), 0.9), "at 20s: must be after the previous sample at 20s");
@@ -192,6 +214,49 @@ fn confidence_interval_matches_published_values() {
 }
 
 #[test]
+fn only_measured_pool_loads_permit_an_early_verdict() {
+    let model = noisy_model();
+    let threshold = |placement, quality| model.threshold(placement, quality);
+    for placement in [Placement::EntirelyOnPool, Placement::Split] {
+        let measured = threshold(placement, Quality::Measured);
+        assert!(measured < 0.05 && measured > 0.025, "{measured}");
+        assert!(measured < threshold(placement, Quality::Sampled));
+        assert!(measured < threshold(placement, Quality::Unknown));
+    }
+}
+
+/// Returns a model whose estimates have an error: the DRAM-bound fraction of cycles determines the
+/// loss only up to a factor from 0.8 to 1.2.
+fn noisy_model() -> LossModel {
+    let run = |n: u32| {
+        let loss = f64::from(n % 100) / 1000.0;
+        let factor = 0.8 + 0.4 * f64::from(n * 7 % 11) / 10.0;
+        let workload =
+            Workload { program: format!("p{n}"), counters: counters(10.0 * loss), slowdown: factor * loss };
+        let placement = if n.is_multiple_of(2) { Placement::EntirelyOnPool } else { Placement::Split };
+        LabelledRun { workload, placement, pool_loads: 1.0, latency_ratio: 2.5 }
+    };
+    LossModel::train(&(0..1000).map(run).collect::<Vec<_>>(), fraction(0.05), 1).unwrap()
+}
+
+#[test]
+fn loss_grows_with_pool_loads_and_latency() {
+    let run = |n: u32| {
+        let (pool_loads, latency_ratio) = (f64::from(n % 20) / 20.0, 1.8 + f64::from(n / 20 % 10) / 10.0);
+        let slowdown = 0.2 * pool_loads * (latency_ratio - 1.0);
+        let workload = Workload { program: format!("p{n}"), counters: counters(0.3), slowdown };
+        LabelledRun { workload, placement: Placement::Split, pool_loads, latency_ratio }
+    };
+    let model = LossModel::train(&(0..400).map(run).collect::<Vec<_>>(), fraction(0.05), 1).unwrap();
+    let loss = |pool_loads: f64, latency_ratio: f64| {
+        model.loss(&Evidence { counters: counters(0.3), pool_loads, latency_ratio })
+    };
+    assert!((loss(0.5, 2.0) - 0.1).abs() < 0.02, "{}", loss(0.5, 2.0));
+    assert!(loss(0.1, 2.0) < 0.05 && loss(0.9, 2.0) > 0.15 && loss(0.5, 2.6) > loss(0.5, 1.8) + 0.03);
+    assert!((0.02..0.3).contains(&loss(f64::NAN, 2.0)), "an unknown fraction has an average loss");
+}
+
+#[test]
 fn budget_permits_the_misplaced_fraction_per_hour() {
     let mut budget = MigrationBudget::default();
     let x = fraction(0.02);
@@ -213,6 +278,20 @@ fn most_harmed_vms_come_first() {
 }
 
 proptest! {
+    /// At most the given fraction of the workloads has a larger error than the threshold allows for.
+    #[test]
+    fn threshold_limits_the_probability_of_harm(
+        scored in prop::collection::vec((0.025..0.1, 0.03..0.08), 20..200),
+        probability in 0.05..0.95,
+    ) {
+        let threshold = choose_threshold(scored.iter().copied(), 0.05, probability);
+        prop_assert!((0.025..=0.1).contains(&threshold));
+        let exceed = scored.iter().filter(|(estimate, loss)| loss / estimate * threshold > 0.05 * (1.0 + 1e-9));
+        prop_assert!(exceed.count() as f64 <= probability * scored.len() as f64 || threshold == 0.025);
+        let few = choose_threshold(scored[..10].iter().copied(), 0.05, probability);
+        prop_assert_eq!(few, 0.05, "too few estimates");
+    }
+
     /// The sequence Migrate, another verdict, Migrate takes more than the recovery time.
     #[test]
     fn verdicts_do_not_flap(samples in prop::collection::vec((0_u32..=200, 0.0..1.0), 1..500)) {

@@ -81,7 +81,7 @@ pub fn run(
 ) -> Result<Vec<BacktestResult>, EvaluationError> {
     let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
     let mut programs: Vec<&str> = programs.into_iter().collect();
-    EvaluationError::check(workloads, pdm)?;
+    EvaluationError::check(workloads.iter(), pdm)?;
     if !(1..=CROSS_VALIDATION_SPLITS_MAX).contains(&splits) {
         return Err(EvaluationError::Splits(splits));
     }

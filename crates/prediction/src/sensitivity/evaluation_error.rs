@@ -28,12 +28,16 @@ const PROGRAMS_MIN: usize = 10;
 impl EvaluationError {
     /// Checks that there are enough programs, and that some but not all workloads are slowed down
     /// beyond the margin.
-    pub(super) fn check(workloads: &[Workload], pdm: Fraction) -> Result<(), Self> {
-        let programs: BTreeSet<&str> = workloads.iter().map(|workload| workload.program.as_str()).collect();
-        let slowed = workloads.iter().filter(|workload| workload.slowdown > pdm.get()).count();
+    pub(crate) fn check<'a>(
+        workloads: impl ExactSizeIterator<Item = &'a Workload> + Clone,
+        pdm: Fraction,
+    ) -> Result<(), Self> {
+        let programs: BTreeSet<&str> = workloads.clone().map(|workload| workload.program.as_str()).collect();
+        let count = workloads.len();
+        let slowed = workloads.filter(|workload| workload.slowdown > pdm.get()).count();
         if programs.len() < PROGRAMS_MIN {
             Err(Self::TooFewPrograms(programs.len()))
-        } else if slowed == 0 || slowed == workloads.len() {
+        } else if slowed == 0 || slowed == count {
             Err(Self::SingleClass)
         } else {
             Ok(())

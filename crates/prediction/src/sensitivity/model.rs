@@ -64,7 +64,7 @@ impl Model {
     /// Returns [`EvaluationError`] if there are too few programs, or if all or none of the
     /// workloads are slowed down beyond the margin.
     pub fn train(workloads: &[Workload], pdm: Fraction, seed: u64) -> Result<Self, EvaluationError> {
-        EvaluationError::check(workloads, pdm)?;
+        EvaluationError::check(workloads.iter(), pdm)?;
         let fitted = train_forest(&workloads.iter().collect::<Vec<_>>(), pdm.get(), seed);
         let scored = workloads.iter().zip(fitted.out_of_bag);
         let scored = scored.filter_map(|(workload, scored)| Some((scored?, workload.slowdown > pdm.get())));
@@ -86,7 +86,7 @@ impl Model {
         workloads: &[Workload],
         pdm: Fraction,
     ) -> Result<Self, EvaluationError> {
-        EvaluationError::check(workloads, pdm)?;
+        EvaluationError::check(workloads.iter(), pdm)?;
         let scored = |workload: &Workload| (model.predict(&workload.counters), workload.slowdown > pdm.get());
         let scored = workloads.iter().map(scored).filter(|(scored, _)| !scored.is_nan()).collect();
         Ok(Self { predictor: Predictor::Imported(model), pdm, cutoffs: compute_cutoffs(scored) })

@@ -49,8 +49,25 @@ fn forest_beats_single_counter_thresholds() {
 #[test]
 fn counter_indexes_match_counter_names() {
     assert_eq!(
-        [MEMORY_BOUND_INDEX, DRAM_BOUND_INDEX, L3_MPKI_INDEX].map(|index| COUNTER_NAMES[index]),
-        ["memory_bound", "dram_bound", "l3_mpki"]
+        [
+            MEMORY_BOUND_INDEX,
+            DRAM_LATENCY_BOUND_INDEX,
+            STORE_BOUND_INDEX,
+            DRAM_BOUND_INDEX,
+            IPC_INDEX,
+            L3_MPKI_INDEX,
+            MLP_INDEX
+        ]
+        .map(|index| COUNTER_NAMES[index]),
+        [
+            "memory_bound",
+            "dram_latency_bound",
+            "store_bound",
+            "dram_bound",
+            "ipc",
+            "l3_mpki",
+            "memory_level_parallelism"
+        ]
     );
 }
 

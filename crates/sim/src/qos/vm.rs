@@ -2,7 +2,7 @@
 
 use prediction::{
     combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, choose_combination},
-    qos::{AccessedShare, Judge, Placement, Sample},
+    qos::{AccessedShare, Judge, LoadSource, Placement, PoolLoads, Sample},
     sensitivity::{COUNTER_NAMES, Cutoff, Model},
 };
 use rand::Rng;
@@ -36,6 +36,10 @@ const TOUCHED_ONCE: f64 = 0.2;
 const COUNTERS_MISSING: f64 = 0.01;
 /// Largest relative error of a VM's counters that is the same in all samples.
 const COUNTER_BIAS_MAX: f64 = 0.05;
+/// Largest relative error of the latency ratio that a host reports.
+const LATENCY_ERROR_MAX: f64 = 0.05;
+/// Largest relative error of the pool loads in a sample.
+const POOL_LOADS_ERROR_MAX: f64 = 0.1;
 
 /// Access of a VM to its pool node.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +67,8 @@ pub(super) struct SimulatedVm {
     workloads: [usize; 2],
     changes_at: u32,
     counter_bias: Counters,
+    /// Relative error of the pool loads that is the same in all samples.
+    pool_loads_bias: f64,
 }
 
 impl SimulatedVm {
@@ -118,7 +124,16 @@ impl SimulatedVm {
         let pages = (0..SAMPLED_PAGES).filter(|_| rng.random_bool(accessed)).count();
         let pages = u32::try_from(pages).expect("the number of sampled pages is small");
         let accessed = AccessedShare::from_pages(pages, SAMPLED_PAGES).expect("the pages were sampled");
-        Sample { at, accessed: Some(accessed), touched: None, counters }
+        let pool_loads = is_measured.then(|| self.pool_loads(workload, sample, rng));
+        Sample { at, accessed: Some(accessed), touched: None, counters, pool_loads }
+    }
+
+    /// Returns the measured fraction of the loads that the pool serves in a sample.
+    fn pool_loads(&self, workload: &LibraryWorkload, sample: u32, rng: &mut Pcg64Mcg) -> PoolLoads {
+        let truth = if self.uses_pool(sample) { workload.pool_share } else { 0.0 };
+        let measured = truth * self.pool_loads_bias * draw_error(POOL_LOADS_ERROR_MAX, rng);
+        let share = Fraction::new(measured.min(1.0)).expect("a share of at most 1 is a fraction");
+        PoolLoads { share, source: LoadSource::Events }
     }
 
     /// Returns the true fraction of the pool node that is accessed in a sample.
@@ -131,6 +146,11 @@ impl SimulatedVm {
             }
         }
     }
+}
+
+/// Draws a factor that differs from 1 by at most `max`.
+fn draw_error(max: f64, rng: &mut Pcg64Mcg) -> f64 {
+    1.0 + rng.random_range(-max..max)
 }
 
 /// Generator of VMs. It places VMs with the predictions of Pond before they start.
@@ -175,18 +195,21 @@ impl<'a> VmGenerator<'a> {
     pub(super) fn generate(&self, library: &WorkloadLibrary, rng: &mut Pcg64Mcg) -> SimulatedVm {
         let first = library.draw(rng);
         let placement = self.place(library.get(first), rng);
-        let changes = rng.random_bool(CHANGING_SHARE);
-        let (changes_at, second) =
-            if changes { (rng.random_range(0..SAMPLES), library.draw(rng)) } else { (SAMPLES, first) };
+        let (changes_at, second) = if rng.random_bool(CHANGING_SHARE) {
+            (rng.random_range(0..SAMPLES), library.draw_on_same_rack(first, rng))
+        } else {
+            (SAMPLES, first)
+        };
+        let latency_ratio = library.get(first).latency_ratio * draw_error(LATENCY_ERROR_MAX, rng);
         SimulatedVm {
-            judge: Judge::new(placement),
+            judge: Judge::new(placement, Some(latency_ratio)),
             placement,
             is_migrated: false,
             access: self.draw_access(placement, rng),
             workloads: [first, second],
             changes_at,
-            counter_bias: [(); COUNTER_NAMES.len()]
-                .map(|()| 1.0 + rng.random_range(-COUNTER_BIAS_MAX..COUNTER_BIAS_MAX)),
+            counter_bias: [(); COUNTER_NAMES.len()].map(|()| draw_error(COUNTER_BIAS_MAX, rng)),
+            pool_loads_bias: draw_error(COUNTER_BIAS_MAX, rng),
         }
     }
 

@@ -1,7 +1,10 @@
 //! Workloads of the simulation: the training set of the monitor, and the library from which the
 //! VMs of the simulation are drawn.
 
-use prediction::sensitivity::Workload;
+use prediction::{
+    qos::{LabelledRun, Placement},
+    sensitivity::Workload,
+};
 use rand::Rng;
 use rand_pcg::Pcg64Mcg;
 
@@ -11,9 +14,12 @@ use crate::processor::{
 
 /// Number of inputs of each program in the training set.
 const TRAINING_INPUTS: u64 = 4;
+/// Number of samples of each run in the training set of the monitor. Several samples show the model
+/// which differences of the counters are noise.
+const TRAINING_SAMPLES: usize = 3;
 /// Number of racks with different memory. Each program of the library runs on one of them per
 /// input.
-const RACKS: u64 = 6;
+const RACKS: usize = 6;
 /// Range of the fraction of accesses to the pool, for a VM with overpredicted frigid memory.
 const POOL_SHARE_MIN: f64 = 0.02;
 
@@ -26,6 +32,10 @@ pub(super) struct LibraryWorkload {
     pub(super) on_pool: Measurement,
     /// Counters and slowdown with a part of the accesses on the pool.
     pub(super) split: Measurement,
+    /// Fraction of the accesses on the pool in `split`.
+    pub(super) pool_share: f64,
+    /// Idle latency of the pool divided by the idle latency of local memory.
+    pub(super) latency_ratio: f64,
 }
 
 /// Library of workloads.
@@ -40,8 +50,7 @@ impl WorkloadLibrary {
         let mut workloads = Vec::new();
         for kernel in kernel_family() {
             for (input, [local, pool]) in (TRAINING_INPUTS..).zip(&racks) {
-                let (local_counters, [on_pool, split]) = run(&kernel.program(input), [local, pool], rng);
-                workloads.push(LibraryWorkload { local_counters, on_pool, split });
+                workloads.push(run(&kernel.program(input), [local, pool], rng));
             }
         }
         Self(workloads)
@@ -52,6 +61,12 @@ impl WorkloadLibrary {
         rng.random_range(0..self.0.len())
     }
 
+    /// Draws the index of a workload that runs on the same rack as another workload.
+    pub(super) fn draw_on_same_rack(&self, other: usize, rng: &mut Pcg64Mcg) -> usize {
+        let programs = self.0.len() / RACKS;
+        rng.random_range(0..programs) * RACKS + other % RACKS
+    }
+
     /// Returns a workload.
     pub(super) fn get(&self, index: usize) -> &LibraryWorkload {
         &self.0[index]
@@ -60,20 +75,29 @@ impl WorkloadLibrary {
 
 /// Creates the training sets of the placement model and of the monitor. The placement model has
 /// counters with local memory. The monitor's model has counters with the memory of the placement.
-pub(super) fn training_set(rng: &mut Pcg64Mcg) -> (Vec<Workload>, Vec<Workload>) {
+pub(super) fn training_set(rng: &mut Pcg64Mcg) -> (Vec<Workload>, Vec<LabelledRun>) {
     let racks: Vec<[Memory; 2]> = (0..TRAINING_INPUTS).map(|_| draw_rack_memory(rng)).collect();
     let (mut before_launch, mut running) = (Vec::new(), Vec::new());
     for kernel in kernel_family() {
         for (input, [local, pool]) in (0..).zip(&racks) {
-            let (local_counters, [on_pool, split]) = run(&kernel.program(input), [local, pool], rng);
+            let truth = run(&kernel.program(input), [local, pool], rng);
             let mut workload = |counters: &Counters, slowdown: f64| Workload {
                 program: kernel.name.clone(),
                 counters: add_noise(counters, rng),
                 slowdown,
             };
-            before_launch.push(workload(&local_counters, on_pool.slowdown));
-            running.push(workload(&on_pool.counters, on_pool.slowdown));
-            running.push(workload(&split.counters, split.slowdown));
+            before_launch.push(workload(&truth.local_counters, truth.on_pool.slowdown));
+            for (placement, run, pool_loads) in [
+                (Placement::EntirelyOnPool, &truth.on_pool, 1.0),
+                (Placement::Split, &truth.split, truth.pool_share),
+            ] {
+                running.extend((0..TRAINING_SAMPLES).map(|_| LabelledRun {
+                    workload: workload(&run.counters, run.slowdown),
+                    placement,
+                    pool_loads,
+                    latency_ratio: truth.latency_ratio,
+                }));
+            }
         }
     }
     (before_launch, running)
@@ -81,11 +105,13 @@ pub(super) fn training_set(rng: &mut Pcg64Mcg) -> (Vec<Workload>, Vec<Workload>)
 
 /// Runs a program with local memory, entirely on the pool, and with a random part of its accesses
 /// on the pool.
-fn run(program: &Program, [local, pool]: [&Memory; 2], rng: &mut Pcg64Mcg) -> (Counters, [Measurement; 2]) {
+fn run(program: &Program, [local, pool]: [&Memory; 2], rng: &mut Pcg64Mcg) -> LibraryWorkload {
     let pool_share = draw_log_uniform(POOL_SHARE_MIN, 1.0, rng);
     let others = [pool.clone(), Memory::split(local, pool, pool_share)];
     let (local_counters, runs) = measure_each(&SERVER_CORE, program, local, &others);
-    (local_counters, runs.try_into().expect("there are two runs"))
+    let [on_pool, split] = runs.try_into().expect("there are two runs");
+    let latency_ratio = pool.latency_ns(0.0) / local.latency_ns(0.0);
+    LibraryWorkload { local_counters, on_pool, split, pool_share, latency_ratio }
 }
 
 /// Draws local and pool memory with loaded-latency curves of random height and steepness.
