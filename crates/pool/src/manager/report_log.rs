@@ -68,11 +68,7 @@ impl ReportLog {
             partial.sequence == report.sequence && partial.received_parts == Some(report.part)
         };
         let partial = before.filter(is_next).unwrap_or_default();
-        PartialReport {
-            sequence: report.sequence,
-            received_parts: partial.received_parts.map(|parts| parts + 1),
-            ..partial
-        }
+        PartialReport { received_parts: partial.received_parts.map(|parts| parts + 1), ..partial }
     }
 
     /// Records that all parts of a report were applied.

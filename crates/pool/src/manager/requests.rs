@@ -435,7 +435,7 @@ mod tests {
         }
     }
 
-    fn broken() -> Reservation {
+    fn reserved() -> Reservation {
         let client = Name::new("c").unwrap();
         Reservation {
             vm: Name::new("v").unwrap(),
@@ -447,14 +447,26 @@ mod tests {
             request: RequestKey { client, id: RequestId::new("r").unwrap() },
             commit_within: Ns::secs(1),
             created: UnixMs(0),
-            stage: Stage::Broken {
-                why: "its slice was quarantined".into(),
-                deadline: None,
-                at: UnixMs::default(),
-            },
+            stage: Stage::Committed,
             uid: None,
             has_process: false,
         }
+    }
+
+    fn broken() -> Reservation {
+        let why = "its slice was quarantined".into();
+        Reservation { stage: Stage::Broken { why, deadline: None, at: UnixMs::default() }, ..reserved() }
+    }
+
+    #[test]
+    fn reservation_is_ready_if_all_its_slices_are_online_and_its_vm_may_start() {
+        let view = |reservation, online| {
+            ReservationView { id: ReservationId(1), host: Name::new("h").unwrap(), online, reservation }
+                .is_ready()
+        };
+        assert!(view(reserved(), 1));
+        assert!(!view(reserved(), 0));
+        assert!(!view(broken(), 1));
     }
 
     /// Regression test: an operator uncordoned a slice of a broken reservation. When the slice came

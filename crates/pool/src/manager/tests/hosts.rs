@@ -356,7 +356,8 @@ fn past_grant_report_after_connection_removal_is_ignored() {
     Rig::connected().check(
         "reserve:a@h3=1 go release:a go
          rack:e1=4&h1:e1&h2:e1&h3:e1 go
-         report:h3:online=4.1 | ",
+         report:h3:online=4.1 |
+         report:h3:online=4.0 | h3.close(FalseClaim:4.0)",
     );
 }
 

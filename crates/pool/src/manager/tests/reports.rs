@@ -41,6 +41,17 @@ fn claim_of_a_slice_that_waits_for_a_scrub_is_ignored() {
 }
 
 #[test]
+fn late_claim_of_the_epoch_of_a_free_slice_is_ignored() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go release:a go");
+    rig.check(
+        "slices |
+         report:h1:online=0.2 state:h1 | Up
+         report:h1:online=0.3 | h1.close(FalseClaim:0.3)",
+    );
+}
+
+#[test]
 fn late_claim_of_a_dirty_slice_is_ignored() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=1 stored device tick:10 stored report:h1:dirty=0.1 go");

@@ -113,7 +113,7 @@ fn report_is_complete_only_with_all_its_parts() {
         rig.write_all();
         rig.check("reserve:b@h1=1 | reserve:b->HOST_NOT_SCHEDULABLE");
     }
-    rig.run("report:h1:more report:h1:nth=1 go");
+    rig.run("report:h1:more report:h1:more:nth=1 report:h1:nth=2 go");
     rig.check("reserve:b@h1=1 | store");
 }
 
