@@ -16,6 +16,15 @@ fn rig_with_newer_vm() -> Rig {
     restored_rig("reserve:a@h1=1 go commit:a go", "reserve:b@h2=1 go commit:b go", "break:e2")
 }
 
+/// Until the failed EMC is compared, its hosts must repeat their reports.
+#[test]
+fn host_that_reaches_a_failed_emc_repeats_its_report() {
+    let mut rig = rig_with_newer_vm();
+    rig.run("up:h1 up:h2 up:h3 tick:10 report:h1:online=0.1:vm1a=0.1 report:h3:after=0>1 go tick:2000");
+    let output = rig.run("report:h3:part:after=1>2");
+    assert!(output.contains("h3<report"), "{output}");
+}
+
 #[test]
 fn newer_vm_on_failed_emc_keeps_its_slice_on_recovery() {
     let mut rig = rig_with_newer_vm();
