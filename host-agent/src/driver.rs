@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use pool::agent::{
     Agent, Caller, CommandRejection, Effect, Event, OtherRack, Process, Refusal, Ticket, VmRecord,
 };
-use service_files::rejection_log::RejectionLog;
+use service_files::log_limit::{LogLimit, RejectionLog};
 use tokio::{
     sync::{Notify, mpsc, oneshot, watch},
     task::JoinSet,
@@ -197,6 +197,10 @@ pub struct Driver {
     record_writes: BTreeMap<ReservationId, Option<RecordOperation>>,
     usage: Arc<UsageTable>,
     rejections: RejectionLog,
+    /// Limit on log lines about requests that VMs may repeat.
+    request_lines: LogLimit,
+    /// Limit on log lines about failed host calls, which are retried.
+    failure_lines: Arc<LogLimit>,
 }
 
 impl Driver {
@@ -238,6 +242,8 @@ impl Driver {
             record_writes: BTreeMap::new(),
             usage,
             rejections: RejectionLog::default(),
+            request_lines: LogLimit::default(),
+            failure_lines: Arc::default(),
         };
         Ok((driver, Handle(sender), reports))
     }
@@ -339,7 +345,9 @@ impl Driver {
                     Err(why) => return self.refuse(&caller, reply, why),
                 };
                 let (pid, uid) = (caller.process.pid, caller.uid);
-                tracing::info!(vm = %vm, pid, %uid, "memory of VM inspected");
+                if let Some(suppressed) = self.request_lines.count_line() {
+                    tracing::info!(vm = %vm, pid, %uid, suppressed, "memory of VM inspected");
+                }
                 let _ = reply.send(self.memory(&record, MemoryForm::SlicePaths)); // the caller may no longer wait
             }
             Request::Inspect(inspect) => inspect(&self.agent),
@@ -407,7 +415,9 @@ impl Driver {
     fn pass_memory(&mut self, ticket: Ticket, record: &VmRecord) {
         let Some(WaitingAttach { memory, reply, .. }) = self.waiting.remove(&ticket) else { return };
         let (vm, pid, slices) = (record.vm.as_str(), record.process.pid, record.slices.len());
-        tracing::info!(vm, pid, slices, "memory passed to VM");
+        if let Some(suppressed) = self.request_lines.count_line() {
+            tracing::info!(vm, pid, slices, suppressed, "memory passed to VM");
+        }
         let _ = reply.send(Ok(memory)); // the process may have ended; its task reports this
     }
 

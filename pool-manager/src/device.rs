@@ -90,7 +90,8 @@ impl Driver {
     }
 
     /// Opens the EMC at `path`, which has `slices` slices. A directory that belongs to no EMC of the
-    /// rack is assigned to `owner`. `serial` is used only by drivers that cannot revoke access.
+    /// rack and has no grants is assigned to `owner`. `serial` is used only by drivers that cannot
+    /// revoke access.
     ///
     /// # Errors
     /// [`DeviceError::FolderAccess`] if other users can change the EMC's folders,
@@ -106,11 +107,12 @@ impl Driver {
     ) -> Result<Box<dyn Device>, DeviceError> {
         self.check_folders(path)?;
         let is_assigned = owner.has(path)?;
-        let device: Box<dyn Device> = match self {
+        let mut device: Box<dyn Device> = match self {
             Self::Emulated => Box::new(Emulated::open(path, slices)?),
             Self::SharedDax => Box::new(SharedDax::open(path, slices, serial)?),
         };
-        if !is_assigned {
+        // A directory with grants may be that of another EMC. The comparison with the ledger finds this.
+        if !is_assigned && device.contents()?.grants.is_empty() {
             rack_uuid_file::write(path, &owner.rack, Some(&owner.emc))
                 .map_err(rack_uuid_error("write", path))?;
         }
@@ -239,7 +241,7 @@ pub enum DeviceError {
     },
     /// The directory belongs to another EMC of this rack, for example because two paths were exchanged.
     #[error(
-        "{0}/{RACK_UUID_FILE} contains EMC {owner}, expected {emc}: correct emc.path of both EMCs in rack.toml",
+        "{0}/{RACK_UUID_FILE} contains EMC {owner}, expected {emc}: stop pool-manager, and move the directories of both EMCs to their paths in rack.toml",
         path.display()
     )]
     OtherEmc {

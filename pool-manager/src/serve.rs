@@ -20,7 +20,7 @@ use proto::v1::{
 };
 use sd_notify::NotifyState;
 use service_files::{
-    certificates::CertificateError, descriptors, rejection_log::RejectionLog, sockets::SocketError,
+    certificates::CertificateError, descriptors, log_limit::RejectionLog, sockets::SocketError,
 };
 use tokio::{
     net::{TcpListener, TcpSocket, UnixListener},

@@ -1,9 +1,9 @@
 //! Parts that the manager and the agent share: Unix sockets, certificates, folders, the limit of file
-//! descriptors, and the log of rejected clients. Each error names the field of the configuration
+//! descriptors, and limits of log lines. Each error names the field of the configuration
 //! file, the path and the violated rule.
 
 pub mod certificates;
 pub mod descriptors;
 pub mod folders;
-pub mod rejection_log;
+pub mod log_limit;
 pub mod sockets;

@@ -61,6 +61,7 @@ impl Driver {
         work: impl FnOnce(&dyn Host) -> Result<SliceOutcome, HostError> + Send + 'static,
     ) {
         let (host, metrics) = (Arc::clone(&self.host), Arc::clone(&self.metrics));
+        let failure_lines = Arc::clone(&self.failure_lines);
         let lane = match call {
             Call::Online => CallKind::Serving,
             Call::Offline | Call::CloseOrphan => CallKind::Closing,
@@ -72,7 +73,10 @@ impl Driver {
             metrics.record_call(call, began.elapsed(), result.is_ok());
             let (slice, epoch) = (holding.slice.0, holding.epoch.0);
             let result = result.map_err(|error| {
-                tracing::warn!(slice, epoch, ?call, error = units::chain(&error), "host call failed");
+                if let Some(suppressed) = failure_lines.count_line() {
+                    let error = units::chain(&error);
+                    tracing::warn!(slice, epoch, ?call, error, suppressed, "host call failed");
+                }
                 error.to_failure()
             });
             if result.is_ok() {

@@ -31,22 +31,24 @@ pub(super) fn no_follow_flag() -> i32 {
     i32::try_from(OFlags::NOFOLLOW.bits()).expect("O_NOFOLLOW fits into i32")
 }
 
-/// Lets a user open a file for reading and writing. A file of the agent's user gets this user as its
-/// owner. A file of another user, the manager's, keeps its owner, because the manager must be able to
-/// truncate it whatever this user does; the user gets an entry in the file's access control list.
+/// Lets a user open a file for reading and writing, by an entry in the file's access control list. The
+/// user does not become the owner: an owner can take leases on the file and change its mode, and so
+/// delay its revocation. On a file system without access control lists, such as hugetlbfs, a file of
+/// the agent's user gets the user as its owner.
 ///
 /// # Errors
-/// [`HostError::NoAcl`] if the file system has no access control lists, or [`HostError::Io`].
+/// [`HostError::NoAcl`] if the file system has no access control lists and the file belongs to another
+/// user, or [`HostError::Io`].
 pub(super) fn permit_user(file: &OwnedFd, path: &Path, user: UserId) -> Result<(), HostError> {
     let owner = fstat(file).map_err(|errno| HostError::io("stat", path, errno))?.st_uid;
     if owner == user.get() {
         return Ok(());
     }
-    if owner == current_user().get() {
-        return fchown(file, Some(Uid::from_raw(user.get())), None)
-            .map_err(|errno| HostError::io("change the owner of", path, errno));
-    }
     match fsetxattr(file, ACL_ATTRIBUTE, &access_control_list(user), XattrFlags::empty()) {
+        Err(Errno::OPNOTSUPP) if owner == current_user().get() => {
+            fchown(file, Some(Uid::from_raw(user.get())), None)
+                .map_err(|errno| HostError::io("change the owner of", path, errno))
+        }
         Err(Errno::OPNOTSUPP) => Err(HostError::NoAcl { path: path.to_owned(), user, owner }),
         set => set.map_err(|errno| HostError::io("set the access control list of", path, errno)),
     }

@@ -224,7 +224,8 @@ impl Emulated {
         }
         let name = file_name(slice, owner);
         let path = || self.slices_path.join(&name);
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        // With O_NONBLOCK, the call does not wait for a lease on the file, but fails.
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match rustix::fs::openat(&self.slices_fd, &name, flags, Mode::empty()) {
             Err(rustix::io::Errno::NOENT) => return Ok(()),
             opened => File::from(opened.map_err(|e| slice_error("open", &path())(e.into()))?),

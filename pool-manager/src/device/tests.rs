@@ -74,7 +74,7 @@ fn directory_of_another_emc_of_the_rack_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     open_emc(folder.path(), "e1").unwrap();
     let error = units::chain(&open_emc(folder.path(), "e2").unwrap_err());
-    assert!(error.contains("/rack-uuid contains EMC e1, expected e2: correct emc.path"), "{error}");
+    assert!(error.contains("/rack-uuid contains EMC e1, expected e2: stop pool-manager"), "{error}");
     open_emc(folder.path(), "e1").unwrap();
 }
 
@@ -85,6 +85,19 @@ fn directory_of_a_removed_emc_is_assigned_to_its_successor() {
     open_emc(folder.path(), "e2").unwrap();
     let error = units::chain(&open_emc(folder.path(), "e1").unwrap_err());
     assert!(error.contains("contains EMC e2, expected e1"), "{error}");
+}
+
+/// The directory may be that of another EMC. If its name were written, the directories of two
+/// exchanged EMCs could not be moved back.
+#[test]
+fn directory_with_grants_gets_no_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(RACK_UUID_FILE);
+    open_emc(folder.path(), "e1").unwrap();
+    fs::write(&file, format!("{RACK_UUID}\n")).unwrap();
+    fs::write(folder.path().join("slices/00000.1.h0"), "").unwrap();
+    open_emc(folder.path(), "e2").unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), format!("{RACK_UUID}\n"));
 }
 
 #[test]

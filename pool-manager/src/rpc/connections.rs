@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustls_pki_types::CertificateDer;
-use service_files::rejection_log::RejectionLog;
+use service_files::log_limit::RejectionLog;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},

@@ -9,7 +9,7 @@
 use std::sync::{Arc, RwLock};
 
 use rustls_pki_types::ServerName;
-use service_files::rejection_log::RejectionLog;
+use service_files::log_limit::RejectionLog;
 use tonic::{Extensions, Request, Status, metadata::MetadataMap};
 use units::Name;
 use webpki::EndEntityCert;

@@ -53,7 +53,7 @@ impl ReadOnlyDirectory {
             opened => opened.map_err(StoreError::io_error("open", &file))?,
         };
         let copy = tempfile::tempfile().and_then(|mut copy| io::copy(&mut ledger, &mut copy).map(|_| copy));
-        let copy = copy.map_err(StoreError::io_error("copy to the folder for temporary files", &file))?;
+        let copy = copy.map_err(StoreError::io_error("copy the ledger to", &std::env::temp_dir()))?;
         Ok(Self { file, copy, _lock: lock })
     }
 }
