@@ -151,6 +151,19 @@ fn free_slice_with_later_device_epoch_is_scrubbed() {
 }
 
 #[test]
+fn slice_with_an_unknown_grant_is_in_doubt_until_its_holder_has_reported() {
+    let mut rig = rig_with_slices();
+    rig.set_grant(0, Some((1, "h2")));
+    rig.run("restart device tick:10 stored up:h1 report:h1 tick:10");
+    rig.write_all();
+    rig.check("enable:0 | enable:0->SLICE_IN_DOUBT");
+    rig.run("up:h2 report:h2 tick:10");
+    rig.write_all();
+    let output = rig.run("enable:0");
+    assert!(!output.contains("SLICE_IN_DOUBT"), "{output}");
+}
+
+#[test]
 fn vm_with_a_lost_slice_is_broken_and_raises_an_alarm() {
     let mut rig = rig_with_slices();
     rig.set_grant(0, None);

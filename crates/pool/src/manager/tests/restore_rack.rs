@@ -4,10 +4,13 @@
 
 use units::{
     HostId, SliceId,
-    limits::{HOSTS_ADDED_SINCE_BACKUP_MAX, SLICES_ADDED_SINCE_BACKUP_MAX, SUCCESSIVE_RESTORES_MAX},
+    limits::{
+        EPOCHS_SINCE_BACKUP_MAX, HOSTS_ADDED_SINCE_BACKUP_MAX, SLICES_ADDED_SINCE_BACKUP_MAX,
+        SUCCESSIVE_RESTORES_MAX,
+    },
 };
 
-use super::rig::{Rig, name};
+use super::rig::{Rig, SHARED_RACK, name};
 use crate::audit::Subject;
 
 /// Returns a restored rack without connected agents. The backup is taken after the script `before`;
@@ -166,6 +169,39 @@ fn vm_on_newer_emc_keeps_its_slice_and_id() {
         "alarms | SLICE_QUARANTINED
          reserve:c@h1=1 | store",
     );
+}
+
+/// Returns a restored rack in which h1 holds slice 4 of e2 with epoch 1. e2 cannot revoke access. All
+/// hosts are connected and have not reported.
+fn rig_with_shared_emc() -> Rig {
+    let mut rig = restored_rig(SHARED_RACK, "up:h1 up:h2 up:h3 cordon:e1 reserve:a@h1=1 go", "", "");
+    rig.run("up:h1 up:h2 up:h3 tick:10");
+    assert!(rig.run("slices").contains("4.1:quarantined@h1"));
+    rig
+}
+
+/// Returns the slices after a report, without a chance for the agents to act.
+fn slices_after(rig: &mut Rig, report: &str) -> String {
+    rig.run(&format!("{report} tick:10"));
+    rig.write_all();
+    rig.run("slices")
+}
+
+#[test]
+fn claim_of_an_epoch_that_another_host_holds_or_that_has_ended_changes_nothing() {
+    for claim in ["report:h2:online=4.1", "report:h1:online=4.0"] {
+        let mut rig = rig_with_shared_emc();
+        let slices = slices_after(&mut rig, claim);
+        assert!(slices.contains("4.1:quarantined@h1"), "{claim}: {slices}");
+    }
+}
+
+#[test]
+fn claimed_epoch_is_bounded_after_a_restore() {
+    let last = 1 + EPOCHS_SINCE_BACKUP_MAX;
+    let slices = |epoch| slices_after(&mut rig_with_shared_emc(), &format!("report:h2:online=4.{epoch}"));
+    assert!(slices(last).contains(&format!("4.{last}:quarantined@h2")), "{}", slices(last));
+    assert!(slices(last + 1).contains("4.1:quarantined@h1"), "{}", slices(last + 1));
 }
 
 #[test]
