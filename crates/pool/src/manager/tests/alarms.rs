@@ -24,7 +24,10 @@ fn fence_alarm_starts_with_the_fence() {
     rig.run("fence:h1 stored");
     assert_eq!(find_alarm(&rig, "HOST_FENCING").since, fence);
     rig.run("tick:100 go");
-    assert_eq!(find_alarm(&rig, "HOST_FENCED").since, fence);
+    let fenced = find_alarm(&rig, "HOST_FENCED");
+    assert_eq!(fenced.since, fence);
+    let message = "access of host h1 is revoked until it restarts or reports that it is clean";
+    assert_eq!(fenced.message, message, "no confirmation is missing");
     rig.run("restart go");
     assert_eq!(find_alarm(&rig, "HOST_FENCED").since, fence, "the ledger stores the start time");
 }
