@@ -26,6 +26,8 @@ use crate::user::current_user;
 const MANAGER_URI_DEFAULT: &str = "unix:/run/tarn/manager.sock";
 /// Name of the agent's socket in the runtime directory if `agent.socket` is not set.
 const SOCKET_NAME: &str = "host-memory.sock";
+/// Files and folders of the agent in the runtime directory.
+const RUNTIME_FILES: [&str; 5] = ["instance", "lock", "rack", "shares.json", "vms"];
 
 /// Validated configuration of a host. All paths are absolute.
 #[derive(Clone, Debug, PartialEq)]
@@ -181,7 +183,11 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
     });
     let token_file = section.take_optional("token_file", |field| field.to_path(base));
     section.check(has_tls || token_file != Some(None), "token_file", "is missing: required without [tls]");
-    let socket = section.take_optional("socket", |field| config_file::to_socket_path(base, field.as_str()?));
+    let socket = section.take_optional("socket", |field| {
+        let socket = config_file::to_socket_path(base, field.as_str()?)?;
+        runtime_dir.as_deref().map_or(Ok(()), |directory| check_socket_place(&socket, directory))?;
+        Ok(socket)
+    });
     let allowed_uids = parse_allowed_uids(&mut section);
     let metrics_listen = section.take_optional("metrics_listen", parse_metrics_listen);
     section.reject_unknown_keys();
@@ -194,6 +200,15 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
         allowed_uids: allowed_uids?,
         metrics_listen: metrics_listen?,
     })
+}
+
+/// Checks that the socket is not the runtime directory or one of the agent's own files in it.
+fn check_socket_place(socket: &Path, runtime_dir: &Path) -> Result<(), String> {
+    let Ok(place) = socket.strip_prefix(runtime_dir) else { return Ok(()) };
+    if place.as_os_str().is_empty() || RUNTIME_FILES.iter().any(|own| place.starts_with(own)) {
+        return Err(format!("must not be runtime_dir, or {} in it", RUNTIME_FILES.join(", ")));
+    }
+    Ok(())
 }
 
 fn parse_tls(mut section: Section<'_>, base: &Path) -> Option<Tls> {
@@ -493,6 +508,9 @@ mod tests {
             ("manager", "unix:/run/..", "must end with the name of a file"),
             ("socket", "/", "must end with the name of a file"),
             ("socket", "run/", "must end with the name of a file"),
+            ("socket", "run", "must not be runtime_dir, or instance, lock, rack, shares.json, vms in it"),
+            ("socket", "run/lock", "must not be runtime_dir, or"),
+            ("socket", "run/vms/s", "must not be runtime_dir, or"),
             ("socket", "@x", "every local user can connect to an abstract socket"),
         ] {
             let text = MINIMAL_CONFIG.replace("[agent]", &format!("[agent]\n{key} = \"{value}\""));

@@ -96,7 +96,7 @@ pub enum StoreFolderError {
         rack_toml: PathBuf,
     },
     /// `pool-manager init` was run in a directory that contains a rack.
-    #[error("{} already contains rack {rack_uuid}: nothing was changed", folder.display())]
+    #[error("{} already contains rack {rack_uuid}: the rack is unchanged", folder.display())]
     RackExists {
         /// Directory of the store.
         folder: PathBuf,
