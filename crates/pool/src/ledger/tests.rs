@@ -586,6 +586,26 @@ fn fenced_host_returns_after_a_restart_or_a_clean_report() {
     }
 }
 
+/// A restored ledger may lack the connection between the host and the EMC.
+#[test]
+fn grant_found_after_a_fence_must_be_fenced_by_its_emc() {
+    let mut rack = Rack::new("e1=2 e2=2 h1:e1");
+    let find_grant = |rack: &mut Rack, slice| {
+        let why = Event::Quarantine(Quarantine::UnknownGrant { host: HostId(0) });
+        let change = rack.ledger.decide_quarantine(at(3), SliceId(slice), why, "").unwrap();
+        rack.apply(change);
+        let host = &rack.host("h1").host;
+        (host.fence, host.unconfirmed_fences.iter().copied().collect::<Vec<_>>())
+    };
+    assert_eq!(find_grant(&mut rack, 1), (Fence::None, vec![]));
+    let fence = rack.ledger.decide_fence(at(3), HostId(0), false, tester(), "why");
+    rack.apply(fence);
+    let confirmed = rack.ledger.decide_fence_confirmation(at(3), HostId(0), EmcId(0));
+    rack.apply(confirmed);
+    assert_eq!(find_grant(&mut rack, 0), (Fence::Fenced, vec![]), "e1 has fenced the host");
+    assert_eq!(find_grant(&mut rack, 2), (Fence::Fencing { powered_off: false }, vec![EmcId(1)]));
+}
+
 #[test]
 fn returned_host_receives_nothing_from_an_unconfirmed_emc() {
     let mut rack = Rack::new("e1=2 e2=2 h1:e1+e2");

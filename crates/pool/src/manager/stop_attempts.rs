@@ -157,6 +157,16 @@ mod tests {
     }
 
     #[test]
+    fn removed_emc_has_no_attempts() {
+        let mut hosts = StopAttempts::default();
+        hosts.insert(EMC, HostId(1), attempt(30));
+        hosts.insert(EmcId(8), HostId(1), attempt(20));
+        hosts.remove_emc(EmcId(8));
+        assert_eq!(hosts.earliest().collect::<Vec<_>>(), [(EMC, Ns(30))]);
+        assert_eq!(hosts.attempts_of_host(HostId(1)).map(|(emc, _)| emc).collect::<Vec<_>>(), [EMC]);
+    }
+
+    #[test]
     fn attempts_of_connected_hosts_wait_for_disconnection() {
         let mut hosts = StopAttempts::default();
         hosts.insert(EMC, HostId(1), attempt(30));

@@ -506,6 +506,21 @@ fn quarantined_slices_beyond_the_limit_share_one_alarm() {
     assert!(last.message.starts_with("44 more slices are quarantined"), "{}", last.message);
 }
 
+#[test]
+fn failing_releases_beyond_the_limit_share_one_alarm() {
+    for (slices, more) in [(SLICE_ALARMS_MAX, None), (SLICE_ALARMS_MAX + 2, Some("2 more slices"))] {
+        let mut rig = Rig::new("e1=300 h1:e1");
+        rig.run(&format!("up:h1 go reserve:a@h1={slices} go release:a stored"));
+        let failed: Vec<String> = (0..slices).map(|slice| format!("{slice}.1")).collect();
+        rig.run(&format!("report:h1:broken={}", failed.join("+")));
+        let (rest, listed): (Vec<_>, Vec<_>) =
+            rig.manager.alarms().into_iter().partition(|alarm| alarm.subject == Subject::Rack);
+        assert_eq!(listed.iter().filter(|alarm| alarm.reason == "SLICE_FAILING").count(), SLICE_ALARMS_MAX);
+        assert_eq!(rest.len(), usize::from(more.is_some()), "{rest:?}");
+        assert!(rest.iter().zip(more).all(|(alarm, more)| alarm.message.starts_with(more)), "{rest:?}");
+    }
+}
+
 /// An epoch of the device is so high that the next epoch would overflow. The EMC must count as
 /// failed.
 #[test]
