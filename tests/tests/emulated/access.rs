@@ -146,7 +146,7 @@ fn documented_certificates_and_users_limit_access_with_device_dax() {
     assert_denied(&rack, NEIGHBOUR_USER, &inspect, "VM_UNKNOWN");
     assert_eq!(owner(), "0 600");
     assert_allowed(&rack, TENANT_USER, &inspect);
-    assert_eq!(owner(), "1000 600");
+    assert_eq!(owner(), "0 660", "the tenant is in the access control list");
     assert_allowed(&rack, TENANT_USER, &open);
     for user in [NEIGHBOUR_USER, UNAUTHORIZED_USER] {
         assert_denied(&rack, user, &open, "Permission denied");
