@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn private_runtime_folder_is_preferred_to_tmp() {
+    fn runtime_folder_must_be_private_to_the_user() {
         let dir = tempfile::tempdir().unwrap();
         let (own, link) = (dir.path().join("own"), dir.path().join("link"));
         fs::create_dir(&own).unwrap();

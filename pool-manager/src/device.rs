@@ -90,8 +90,8 @@ impl Driver {
     }
 
     /// Opens the EMC at `path`, which has `slices` slices. A directory that belongs to no EMC of the
-    /// rack and has no grants is assigned to `owner`. `serial` is used only by drivers that cannot
-    /// revoke access.
+    /// rack is assigned to the rack and, if it has no grants, to the EMC. `serial` is used only by
+    /// drivers that cannot revoke access.
     ///
     /// # Errors
     /// [`DeviceError::FolderAccess`] if other users can change the EMC's folders,
@@ -106,15 +106,16 @@ impl Driver {
         owner: &EmcOwner,
     ) -> Result<Box<dyn Device>, DeviceError> {
         self.check_folders(path)?;
-        let is_assigned = owner.has(path)?;
+        let is_assigned = owner.check_assigned(path)?;
         let mut device: Box<dyn Device> = match self {
             Self::Emulated => Box::new(Emulated::open(path, slices)?),
             Self::SharedDax => Box::new(SharedDax::open(path, slices, serial)?),
         };
-        // A directory with grants may be that of another EMC. The comparison with the ledger finds this.
-        if !is_assigned && device.contents()?.grants.is_empty() {
-            rack_uuid_file::write(path, &owner.rack, Some(&owner.emc))
-                .map_err(rack_uuid_error("write", path))?;
+        if !is_assigned {
+            // A directory with grants may be that of another EMC of the rack. The comparison with the
+            // ledger finds this.
+            let emc = device.contents()?.grants.is_empty().then_some(&owner.emc);
+            rack_uuid_file::write(path, &owner.rack, emc).map_err(rack_uuid_error("write", path))?;
         }
         Ok(device)
     }
@@ -134,7 +135,7 @@ pub struct EmcOwner {
 impl EmcOwner {
     /// Returns whether the directory is assigned to this EMC; `false` if it is not assigned to any
     /// EMC of the rack.
-    fn has(&self, path: &Path) -> Result<bool, DeviceError> {
+    fn check_assigned(&self, path: &Path) -> Result<bool, DeviceError> {
         let path_buf = || path.to_owned();
         match rack_uuid_file::read(path).map_err(rack_uuid_error("read", path))? {
             None => Ok(false),

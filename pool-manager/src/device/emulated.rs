@@ -148,7 +148,7 @@ impl Emulated {
     }
 
     /// Loads a slice whose files exist. The file with the highest epoch is the grant, even if
-    /// `epochs` says that this epoch has ended: the revocation was then interrupted, or `epochs` is
+    /// `epochs` records this epoch as ended: the revocation was then interrupted, or `epochs` is
     /// damaged and a VM uses the file. The manager compares the grant with the ledger, and revokes it
     /// if it has ended.
     fn load_slice(&mut self, slice: u32, mut owners: Vec<Owner>) -> Result<(), DeviceError> {

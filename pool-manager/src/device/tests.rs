@@ -98,6 +98,9 @@ fn directory_with_grants_gets_no_name() {
     fs::write(folder.path().join("slices/00000.1.h0"), "").unwrap();
     open_emc(folder.path(), "e2").unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), format!("{RACK_UUID}\n"));
+    fs::remove_file(&file).unwrap();
+    open_emc(folder.path(), "e2").unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), format!("{RACK_UUID}\n"), "the rack is written");
 }
 
 #[test]

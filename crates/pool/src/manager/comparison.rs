@@ -124,7 +124,7 @@ impl Manager {
         chunk.try_for_each(|slice| {
             let known = comparison.highest(slice);
             if known.0 > OWNER_EPOCH_MAX {
-                return Err(format!("the device's record is damaged: epoch {known} of slice {slice} is out of range; restore the record"));
+                return Err(format!("the device's record is damaged: epoch {known} of slice {slice} is out of range; see \"Damaged records\" in docs/operations.md"));
             }
             let granted_on_device = comparison.grant(slice).map(|grant| grant.epoch);
             match self.head.granted_epoch(slice) {
@@ -134,7 +134,7 @@ impl Manager {
                 )),
                 Some(epoch) if known > epoch && granted_on_device == Some(epoch) => Err(format!(
                     "the device's record is damaged: slice {slice} is granted with epoch {epoch}, but its highest \
-                     epoch is {known}; restore the record"
+                     epoch is {known}; see \"Damaged records\" in docs/operations.md"
                 )),
                 _ => Ok(()),
             }

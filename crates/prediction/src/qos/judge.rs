@@ -29,8 +29,8 @@ const CHANGE_RATIO: f64 = 1.35;
 const NEAR_SEVERITY: Range<f64> = 0.25..2.0;
 /// Number of samples that the verdict `Migrate` requires without counters.
 const ACCESS_WINDOW: usize = 6;
-/// Fraction of the pool node that a VM must access in each interval so that it is harmed without
-/// evidence from counters.
+/// Median fraction of the pool node in [`ACCESS_WINDOW`] intervals above which a VM without counters
+/// is harmed.
 const ACCESSED_SHARE_WITHOUT_COUNTERS: f64 = 0.5;
 /// Severity above which a VM is watched, and up to which a harmed VM recovers.
 const WATCHED_SEVERITY: f64 = 0.5;
@@ -64,7 +64,7 @@ pub enum Reason {
     Sensitive,
     /// The VM accesses much of its pool node, and its host has no counters.
     AccessedPool,
-    /// The VM was harmed less than [`QOS_RECOVERY_TIME`] ago.
+    /// The VM was harmed, and its severity has not been low for [`QOS_RECOVERY_TIME`].
     Recovering,
 }
 
@@ -79,8 +79,9 @@ pub struct Judgement {
     pub samples: usize,
     /// Estimated slowdown relative to local memory. `None` without counters.
     pub loss: Option<f64>,
-    /// Estimated slowdown divided by the slowdown above which the VM is harmed. The most harmed VMs
-    /// have the highest severity.
+    /// Estimated slowdown divided by the slowdown above which the VM is harmed; without counters, the
+    /// accessed share divided by the share above which the VM is harmed. The most harmed VMs have the
+    /// highest severity.
     pub severity: f64,
 }
 
@@ -123,7 +124,7 @@ pub struct Judge {
     /// Latest observations, the newest first.
     window: VecDeque<Observation>,
     last_sample: Option<Ns>,
-    /// Time of the last sample at which the VM was harmed. `None` after the recovery.
+    /// Time of the last sample that harmed the VM or delayed its recovery. `None` after the recovery.
     harmed_at: Option<Ns>,
     judgement: Judgement,
 }

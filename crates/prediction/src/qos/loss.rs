@@ -124,8 +124,8 @@ impl LabelledRun {
     }
 }
 
-/// Quality of the evidence about the pool. The VMs of each placement and quality have a threshold of
-/// their own, because the errors of the estimate differ.
+/// Quality of the evidence about the pool. Each placement and quality has a threshold. `Sampled` uses
+/// the errors of `Measured`, with a higher probability of harm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quality {
     /// The pool loads are measured, or all memory is on the pool. The latencies are known.
