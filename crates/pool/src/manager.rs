@@ -231,7 +231,7 @@ pub struct Manager {
     devices: BTreeMap<EmcId, DeviceLink>,
     calls: BTreeMap<SliceId, Call>,
     faults: SliceFaults,
-    /// Draining slices that their hosts cannot release.
+    /// Draining slices that their hosts cannot release, until the state of the slice changes.
     release_failures: BTreeMap<SliceId, ReleaseFailure>,
     /// Fence calls in progress. The value states whether the host was known to have stopped.
     fence_calls: BTreeMap<(EmcId, HostId), bool>,

@@ -79,11 +79,8 @@ impl Directory {
         created.map_err(StoreError::io_error("create the directory of", path))?;
         let lock = open_private_file(&path.join(LOCK_FILE));
         let lock = lock.map_err(StoreError::io_error("open the lock of", path))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), file: path.join(file), _lock: lock }),
-            Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(errno)) => Err(StoreError::io_error("lock", path)(errno)),
-        }
+        lock.try_lock().map_err(lock_error(path))?;
+        Ok(Self { path: path.to_owned(), file: path.join(file), _lock: lock })
     }
 
     /// Returns the path of the directory.
@@ -176,6 +173,14 @@ impl StorageBackend for StoreFile {
     }
 }
 
+/// Converts the failure to lock the directory `path`.
+pub(super) fn lock_error(path: &Path) -> impl Fn(TryLockError) -> StoreError {
+    |error| match error {
+        TryLockError::WouldBlock => StoreError::InUse { path: path.to_owned() },
+        TryLockError::Error(errno) => StoreError::io_error("lock", path)(errno),
+    }
+}
+
 fn to_store_file(file: File, path: &Path) -> io::Result<StoreFile> {
     sync_parent_directory(path)?;
     Ok(StoreFile(file))
@@ -192,14 +197,33 @@ pub(crate) fn open_private_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a regular file for reading and writing, or creates it with mode 0600. Follows no symbolic
-/// link at `path`, and never waits.
+/// Opens an existing file read-only, if only root and the manager's user can access it.
+///
+/// # Errors
+/// [`io::ErrorKind::PermissionDenied`] if other users can access the file, or an error of
+/// [`open_file`].
+pub(super) fn open_private_file_read_only(path: &Path) -> io::Result<File> {
+    let file = open_file(path, OFlags::RDONLY)?;
+    folder_access::check_private_file(&file, path)?;
+    Ok(file)
+}
+
+/// Opens a regular file for reading and writing, or creates it with mode 0600.
+///
+/// # Errors
+/// Errors of [`open_file`].
+fn open_or_create_file(path: &Path) -> io::Result<File> {
+    open_file(path, OFlags::RDWR | OFlags::CREATE)
+}
+
+/// Opens a regular file. Follows no symbolic link at `path`, and never waits. A created file has mode
+/// 0600.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file, or another error of the
 /// operating system.
-fn open_or_create_file(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+fn open_file(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
     config_file::check_regular(opened.map(File::from).map_err(|errno| match errno {
         Errno::LOOP => config_file::not_regular_error(),

@@ -2,21 +2,15 @@
 //! it opens a temporary copy.
 
 use std::{
-    fs::{File, TryLockError},
+    fs::File,
     io,
     path::{Path, PathBuf},
 };
 
-use rustix::{
-    fs::{Mode, OFlags},
-    io::Errno,
-};
-
 use super::{
     StoreError,
-    disk::{DATABASE_FILE, Disk, LOCK_FILE, StoreFile},
+    disk::{DATABASE_FILE, Disk, LOCK_FILE, StoreFile, lock_error, open_private_file_read_only},
 };
-use crate::folder_access;
 
 /// Copy of the ledger of a folder. The folder's lock file is locked until this value is dropped, if
 /// it exists.
@@ -36,17 +30,13 @@ impl ReadOnlyDirectory {
     /// [`StoreError::InUse`] if another process has locked the folder, [`StoreError::Missing`] if
     /// there is no ledger, or [`StoreError::Io`].
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let lock = match open_private_file(&path.join(LOCK_FILE)) {
+        let lock = match open_private_file_read_only(&path.join(LOCK_FILE)) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => None,
             opened => Some(opened.map_err(StoreError::io_error("open the lock of", path))?),
         };
-        match lock.as_ref().map_or(Ok(()), File::try_lock_shared) {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(StoreError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(errno)) => return Err(StoreError::io_error("lock", path)(errno)),
-        }
+        lock.as_ref().map_or(Ok(()), File::try_lock_shared).map_err(lock_error(path))?;
         let file = path.join(DATABASE_FILE);
-        let mut ledger = match open_private_file(&file) {
+        let mut ledger = match open_private_file_read_only(&file) {
             Err(errno) if errno.kind() == io::ErrorKind::NotFound => {
                 return Err(StoreError::Missing { path: file });
             }
@@ -72,17 +62,4 @@ impl Disk for ReadOnlyDirectory {
     fn file_path(&self) -> &Path {
         &self.file
     }
-}
-
-/// Opens an existing regular file read-only, if only root and the manager's user can access it.
-/// Follows no symbolic link at `path`, and never waits.
-fn open_private_file(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        Errno::LOOP => config_file::not_regular_error(),
-        errno => errno.into(),
-    });
-    let file = config_file::check_regular(opened?.into())?;
-    folder_access::check_private_file(&file, path)?;
-    Ok(file)
 }

@@ -126,13 +126,13 @@ impl Manager {
             if known.0 > OWNER_EPOCH_MAX {
                 return Err(format!("the device's record is damaged: epoch {known} of slice {slice} is out of range; see \"Damaged records\" in docs/operations.md"));
             }
-            let granted_on_device = comparison.grant(slice).map(|grant| grant.epoch);
+            let is_granted = |epoch| comparison.grant(slice).is_some_and(|grant| grant.epoch == epoch);
             match self.head.granted_epoch(slice) {
                 Some(epoch) if known < epoch => Err(format!(
                     "the device has no record of epoch {epoch} of slice {slice}: it was replaced or emptied; restore \
                      its directory, or release the VMs that have slices of it"
                 )),
-                Some(epoch) if known > epoch && granted_on_device == Some(epoch) => Err(format!(
+                Some(epoch) if known > epoch && is_granted(epoch) => Err(format!(
                     "the device's record is damaged: slice {slice} is granted with epoch {epoch}, but its highest \
                      epoch is {known}; see \"Damaged records\" in docs/operations.md"
                 )),

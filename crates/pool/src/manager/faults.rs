@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{SLICE_ATTEMPTS_MAX, SLICE_RETRY_DELAY_MAX, SLICE_RETRY_DELAY_MIN};
-use units::{Epoch, Ns, SliceId, UnixMs};
+use units::{Ns, SliceId, UnixMs};
 
 use super::{Manager, devices::SliceError};
 use crate::{
@@ -93,20 +93,19 @@ fn retry_delay(failures: u32) -> Ns {
 /// Failure of a host to release a draining slice.
 #[derive(Clone, Debug)]
 pub(super) struct ReleaseFailure {
-    epoch: Epoch,
     pub(super) message: String,
     pub(super) since: UnixMs,
 }
 
 impl Manager {
     /// Handles the report of a host that it cannot release a slice.
-    pub(super) fn on_release_failed(&mut self, when: When, slice: SliceId, epoch: Epoch, message: &str) {
-        let before = self.release_failures.get(&slice).filter(|before| before.epoch == epoch);
+    pub(super) fn on_release_failed(&mut self, when: When, slice: SliceId, message: &str) {
+        let before = self.release_failures.get(&slice);
         if before.is_some_and(|before| before.message == message) {
             return;
         }
         let since = before.map_or(when.wall, |before| before.since);
-        self.release_failures.insert(slice, ReleaseFailure { epoch, message: message.to_owned(), since });
+        self.release_failures.insert(slice, ReleaseFailure { message: message.to_owned(), since });
         self.changed = true;
     }
 

@@ -150,7 +150,7 @@ impl Manager {
                 (FailureReason::NotZero, _) => Event::FoundDirty(host, epoch),
                 (FailureReason::Host, State::Draining(owner, DrainStage::Host { .. })) => {
                     if owner.host == host {
-                        self.on_release_failed(when, slice, epoch, &failed.message);
+                        self.on_release_failed(when, slice, &failed.message);
                     }
                     continue;
                 }

@@ -8,7 +8,9 @@ use units::{
     limits::{QOS_RECOVERY_TIME, QOS_SAMPLE_GAP_MAX},
 };
 
-use super::{Evidence, LoadSource, LossModel, Placement, PoolLoads, Quality, Sample, SampleError};
+use super::{
+    Evidence, LoadSource, LossModel, Placement, PoolLoads, Quality, Sample, SampleError, loss::LOSS_OFFSET,
+};
 use crate::sensitivity::COUNTER_NAMES;
 
 /// Fraction of the pool node that a VM with a correct prediction accesses at most. The guest's
@@ -229,7 +231,7 @@ impl Judge {
         // Far from the threshold, the noise of a few samples does not matter.
         if self.window.len() > RECENT_WINDOW && NEAR_SEVERITY.contains(&(loss / threshold)) {
             let long_term = model.loss(&self.evidence(WINDOW)?.0);
-            let [low, high] = [loss.min(long_term), loss.max(long_term)].map(|loss| loss + 0.01);
+            let [low, high] = [loss.min(long_term), loss.max(long_term)].map(|loss| loss + LOSS_OFFSET);
             if high > CHANGE_RATIO * low {
                 // A change is visible in the medians as soon as two samples follow it.
                 self.window.truncate(RECENT_WINDOW - 1);

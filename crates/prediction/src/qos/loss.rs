@@ -34,7 +34,7 @@ const UNKNOWN_ADDED_FRACTION: f64 = 0.5;
 /// Upper bound on the fraction of cycles that the pool adds.
 const LOST_CYCLES_MAX: f64 = 0.9;
 /// Offset of the loss before the logarithm. Losses far below it are equal for the model.
-const LOSS_OFFSET: f64 = 0.01;
+pub(super) const LOSS_OFFSET: f64 = 0.01;
 /// Number of inputs of the forest.
 const INPUTS: usize = COUNTER_NAMES.len() + 5;
 
