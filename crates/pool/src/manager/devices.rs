@@ -426,9 +426,7 @@ impl Manager {
         highest: Epoch,
         grant: Option<&Grant>,
     ) {
-        if highest > slot.epoch {
-            self.apply_slice_event(when, slice, Event::Raise(highest));
-        }
+        self.apply_slice_event(when, slice, Event::Raise(highest));
         let restored = matches!(slot.state, State::Quarantined(Quarantine::Restored { .. }));
         // If the device can revoke access and no longer has the grant, the host cannot reach the
         // slice and need not release it.

@@ -49,8 +49,8 @@ impl Manager {
         }
     }
 
-    /// Schedules a stop of a host's machine for an EMC, unless an attempt is in progress or
-    /// scheduled.
+    /// Schedules a stop of a host's machine for an EMC, unless an attempt is scheduled. An attempt
+    /// in progress is not repeated: [`Self::stop_due_machines`] checks for it.
     fn schedule_stop(&mut self, when: When, emc: EmcId, host: HostId) {
         let retry_at = self.first_stop_attempt_time(when, host);
         match self.stop_attempts.get(emc, host) {
@@ -58,7 +58,7 @@ impl Manager {
                 let attempt = StopAttempt { why: None, since: when.wall, retry_at };
                 self.stop_attempts.insert(emc, host, attempt);
             }
-            Some(StopAttempt { retry_at: Ns::NEVER, .. }) if !self.fence_calls.contains_key(&(emc, host)) => {
+            Some(StopAttempt { retry_at: Ns::NEVER, .. }) => {
                 self.stop_attempts.set_retry(emc, host, retry_at);
             }
             Some(_) => {}
