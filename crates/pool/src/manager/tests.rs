@@ -22,4 +22,5 @@ mod rig;
 mod scrubbing;
 mod shared;
 mod store;
+mod upkeep;
 mod wakeups;
