@@ -1,11 +1,14 @@
 //! Devices: calls are repeated until the device confirms them, and differences from the ledger lead
 //! to quarantine. `rig.rs` documents the words of the scripts.
 
-use units::limits::SLICE_ALARMS_MAX;
+use units::limits::{OWNER_EPOCH_MAX, SLICE_ALARMS_MAX};
 use units::{Epoch, SliceId};
 
-use super::rig::Rig;
-use crate::{audit::Subject, protocol::Handle};
+use super::rig::{Rig, SHARED_RACK};
+use crate::{
+    audit::Subject,
+    protocol::{FailureReason, Handle, Holding, ObservedState, SliceFailure},
+};
 
 /// Returns a rack in which h1 has slice 0 online and drains slice 1. Slice 4 never had an owner.
 fn rig_with_slices() -> Rig {
@@ -346,6 +349,35 @@ fn unrecorded_fence_is_not_treated_as_lost_grants() {
     );
 }
 
+/// Returns a rack in which e1 is being compared with the ledger, while a call to fence h1 is in
+/// progress at e1. The contents of e1 include a grant of slice 3 to h1 that the ledger does not
+/// contain.
+fn rig_with_fence_during_comparison() -> Rig {
+    let mut rig = Rig::new("e1=4 h1:e1 h2:e1");
+    rig.run("up:h1 up:h2 go down:h1 fence:h1 stored cordon:h2 lost reload");
+    rig.set_grant(3, Some((1, "h1")));
+    rig.manager.set_chunk_size(1);
+    rig.run("contents:e1");
+    rig
+}
+
+/// The fence has revoked the grant after the device returned its contents. The slice must not wait
+/// for an operator.
+#[test]
+fn comparison_is_repeated_after_a_fence() {
+    let mut rig = rig_with_fence_during_comparison();
+    rig.check("device | e1.contents");
+    rig.run("go");
+    rig.check("slices alarms state:h1 | HOST_FENCED Fenced");
+}
+
+#[test]
+fn emc_that_fails_during_its_comparison_is_not_used() {
+    let mut rig = rig_with_fence_during_comparison();
+    rig.run("break:e1 device go");
+    rig.check("alarms slices | HOST_FENCED EMC_FAILED CAPACITY_ZERO");
+}
+
 /// Returns a rack in which device calls for slice 1 of VM b fail. VM a has slice 0, and VM c has
 /// slice 2.
 fn rig_with_failing_slice() -> Rig {
@@ -379,6 +411,16 @@ fn failing_slice_is_retried_with_doubling_delays() {
          report:h1 report:h2 tick:1999 |
          slices alarms | 0.1:online@h1 1.1:assigned@h1 2.1:online@h1 SLICE_FAILING",
     );
+}
+
+#[test]
+fn watchers_are_notified_when_a_failing_slice_recovers() {
+    let mut rig = rig_with_failing_slice();
+    rig.run("repair:1 tick:200");
+    rig.manager.take_change_flag();
+    rig.run("device");
+    rig.check("alarms |");
+    assert!(rig.manager.take_change_flag());
 }
 
 #[test]
@@ -456,6 +498,17 @@ fn slice_that_its_host_cannot_release_raises_an_alarm_until_it_is_released() {
     rig.run("tick:1000 report:h1:online=0.1+1.1:broken=1.1");
     rig.check("alarms | SLICE_FAILING");
     assert_eq!(rig.manager.alarms()[0].since, since);
+    rig.manager.take_change_flag();
+    let holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
+    let report = |message: &str| {
+        let failure = SliceFailure { holding, reason: FailureReason::Host, message: message.to_owned() };
+        ObservedState { failed: vec![failure], ..ObservedState::default() }
+    };
+    rig.send_report(rig.host("h1"), report("EIO"), false);
+    assert!(!rig.manager.take_change_flag(), "the alarm is unchanged");
+    rig.send_report(rig.host("h1"), report("EBUSY"), false);
+    let alarm = &rig.manager.alarms()[0];
+    assert!(alarm.message.ends_with(": EBUSY") && alarm.since == since, "{alarm:?}");
     rig.run("report:h1:online=0.1:released=1.1 go");
     rig.check("slices alarms | 0.1:online@h1");
 }
@@ -506,30 +559,60 @@ fn quarantined_slices_beyond_the_limit_share_one_alarm() {
     assert!(last.message.starts_with("44 more slices are quarantined"), "{}", last.message);
 }
 
+/// Checks that every slice up to the limit has a SLICE_FAILING alarm, and that `more` slices share
+/// one alarm.
+#[track_caller]
+fn assert_slice_failing_alarms(rig: &Rig, more: usize) {
+    let (rest, listed): (Vec<_>, Vec<_>) =
+        rig.manager.alarms().into_iter().partition(|alarm| alarm.subject == Subject::Rack);
+    assert_eq!(listed.iter().filter(|alarm| alarm.reason == "SLICE_FAILING").count(), SLICE_ALARMS_MAX);
+    assert_eq!(rest.len(), usize::from(more > 0), "{rest:?}");
+    assert!(rest.iter().all(|alarm| alarm.message.starts_with(&format!("{more} more slices"))), "{rest:?}");
+}
+
 #[test]
 fn failing_releases_beyond_the_limit_share_one_alarm() {
-    for (slices, more) in [(SLICE_ALARMS_MAX, None), (SLICE_ALARMS_MAX + 2, Some("2 more slices"))] {
+    for more in [0, 2] {
+        let slices = SLICE_ALARMS_MAX + more;
         let mut rig = Rig::new("e1=300 h1:e1");
         rig.run(&format!("up:h1 go reserve:a@h1={slices} go release:a stored"));
         let failed: Vec<String> = (0..slices).map(|slice| format!("{slice}.1")).collect();
         rig.run(&format!("report:h1:broken={}", failed.join("+")));
-        let (rest, listed): (Vec<_>, Vec<_>) =
-            rig.manager.alarms().into_iter().partition(|alarm| alarm.subject == Subject::Rack);
-        assert_eq!(listed.iter().filter(|alarm| alarm.reason == "SLICE_FAILING").count(), SLICE_ALARMS_MAX);
-        assert_eq!(rest.len(), usize::from(more.is_some()), "{rest:?}");
-        assert!(rest.iter().zip(more).all(|(alarm, more)| alarm.message.starts_with(more)), "{rest:?}");
+        assert_slice_failing_alarms(&rig, more);
     }
 }
 
-/// An epoch of the device is so high that the next epoch would overflow. The EMC must count as
+#[test]
+fn failing_device_calls_beyond_the_limit_share_one_alarm() {
+    for more in [0, 2] {
+        let slices = SLICE_ALARMS_MAX + more;
+        let mut rig = Rig::new("e1=300 h1:e1");
+        (0..slices).for_each(|slice| drop(rig.run(&format!("fault:{slice}"))));
+        rig.run(&format!("up:h1 go reserve:a@h1={slices} go"));
+        assert_slice_failing_alarms(&rig, more);
+    }
+}
+
+/// An epoch of the device is so high that later epochs would overflow. The EMC must count as
 /// failed.
 #[test]
 fn emc_with_an_out_of_range_epoch_is_failed() {
-    let mut rig = Rig::connected();
-    rig.set_highest_epoch(0, u64::MAX);
-    rig.run("restart device up:h1 up:h2 up:h3 go");
-    rig.check("alarms slices | EMC_FAILED");
-    rig.set_highest_epoch(0, 0);
-    rig.run("tick:1000 go");
-    rig.check("alarms |");
+    for epoch in [OWNER_EPOCH_MAX + 1, u64::MAX] {
+        let mut rig = Rig::connected();
+        rig.set_highest_epoch(0, epoch);
+        rig.run("restart device up:h1 up:h2 up:h3 go");
+        rig.check("alarms slices | EMC_FAILED");
+        rig.set_highest_epoch(0, OWNER_EPOCH_MAX);
+        rig.run("tick:1000 go");
+        rig.check("alarms slices |");
+    }
+}
+
+#[test]
+fn removed_emc_leaves_no_handles() {
+    let mut rig = Rig::connected_with(SHARED_RACK);
+    rig.run("cordon:e1 reserve:a@h1=1 go release:a go");
+    assert!(!rig.manager.places.is_empty());
+    rig.run("rack:e1=4&h1:e1&h2:e1&h3: go");
+    assert!(rig.manager.places.is_empty() && rig.manager.handles.is_empty());
 }

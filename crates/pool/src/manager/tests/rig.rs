@@ -31,7 +31,8 @@
 //! Store: `stored`, `lost` (the write failed), `torn` (the write failed but is on disk), `reload`,
 //! `restart`, `restore`, `low`, `ample` (free space).
 //!
-//! Devices: `device` (completes all calls), `break:e1`, `recover:e1`, `fault:3`, `repair:3` (grants
+//! Devices: `device` (completes all calls), `contents:e1` (returns the contents of e1 before the
+//! results of its other calls), `break:e1`, `recover:e1`, `fault:3`, `repair:3` (grants
 //! and revocations of slice 3 fail or work), `stops:e1` (e1 has a command that stops machines).
 //!
 //! Time: `tick:MS` (MS milliseconds pass, and the manager handles timers that are due), `go`
@@ -238,6 +239,11 @@ impl Rig {
             "restart" | "restore" => self.restart(verb == "restore"),
             "low" | "ample" => self.handle_event(Event::StoreSpace { low: verb == "low" }),
             "device" => self.complete_device_calls(),
+            "contents" => {
+                let emc = self.manager.durable().find_emc_by_name(&name(rest)).unwrap();
+                self.devices.get_mut(&emc).unwrap().calls.retain(|call| *call != DeviceCall::Contents);
+                self.complete_device_call(emc, DeviceCall::Contents);
+            }
             "break" | "recover" => self.device(rest).broken = verb == "break",
             "stops" => self.device(rest).can_stop_machines = true,
             "fault" => self.set_slice_working(SliceId(rest.parse().unwrap()), false),

@@ -55,6 +55,14 @@ fn failed_machine_stop_is_retried_by_timers_alone() {
 }
 
 #[test]
+fn failing_slice_is_retried_by_timers_alone() {
+    let mut rig = Rig::connected();
+    rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
+    rig.run("fault:0 reserve:a@h1=1 go");
+    assert!(rig.run_timers(Ns::ms(250)).contains("e1.grant(0.1>h1)"));
+}
+
+#[test]
 fn uncommitted_reservation_ends_by_timers_alone() {
     let mut rig = Rig::connected();
     rig.manager.set(Settings { lease_ttl: Ns::secs(3600), fence_after: None });
