@@ -158,7 +158,7 @@ fn quarantined_slices_do_not_slow_down_scrubbing() {
 #[test]
 fn host_being_fenced_receives_only_the_fence() {
     let mut rig = Rig::connected();
-    rig.run("reserve:a@h1=1 go break:e1 down:h1 fence:h1 stored device");
+    rig.run("reserve:a@h1=1 go break:e1 down:h1 fence:h1 stored device tick:10 stored");
     rig.check(
         "up:h1 report:h1 | h1<fenced
          force:a stored tick:10 | store force:a->ok(0) h1<fenced",

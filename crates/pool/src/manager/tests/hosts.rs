@@ -5,7 +5,12 @@ use units::limits::DELTA_CHANGES_PER_HOST_MAX;
 use units::{ReservationId, SliceId};
 
 use super::rig::{Rig, name};
-use crate::{audit::Subject, manager::link::PendingChanges, record::Fence};
+use crate::{
+    audit::Subject,
+    manager::{SessionId, link::PendingChanges},
+    protocol::ObservedState,
+    record::Fence,
+};
 
 #[test]
 fn changes_beyond_the_limit_are_replaced_by_a_complete_state() {
@@ -292,6 +297,19 @@ fn fenced_host_returns_after_a_clean_report() {
     );
 }
 
+/// The fence is sent again before the report of the agent arrives.
+#[test]
+fn clean_report_on_an_earlier_fence_message_ends_the_fence() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go down:h1 fence:h1 go up:h1");
+    let h1 = rig.host("h1");
+    let number = rig.manager.desired_state(h1).unwrap().number;
+    rig.check("cordon:h1 stored report:h2 report:h3 tick:2000 | store cordon:h1->ok[0] h1<fenced");
+    rig.send_report(h1, ObservedState { number, clean: true, ..ObservedState::default() }, true);
+    rig.run("tick:10 stored");
+    rig.check("state:h1 | Up");
+}
+
 #[test]
 fn fenced_host_returns_after_a_restart() {
     Rig::connected().check(
@@ -386,6 +404,18 @@ fn connected_agent_is_not_replaced_during_its_lease() {
          copy:h1#0 state:h1 | h1.close(Superseded) Up
          report:h1:online=0.1 slices | 0.1:online@h1",
     );
+}
+
+#[test]
+fn session_ends_with_its_rejection_or_lease() {
+    let mut rig = Rig::new("e1=4 h1:e1");
+    let sessions = |rig: &Rig| [1, 2].map(|id| rig.manager.has_agent_session(SessionId(id)));
+    rig.run("up:h1 go");
+    assert_eq!(sessions(&rig), [true, false]);
+    rig.check("copy:h1#5 | h1.close(Superseded)");
+    assert_eq!(sessions(&rig), [true, false]);
+    rig.check("tick:4000 | h1.close(LeaseExpired)");
+    assert_eq!(sessions(&rig), [false, false]);
 }
 
 /// The lease of the connected agent expires, because its network failed silently.

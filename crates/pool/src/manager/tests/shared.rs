@@ -86,11 +86,28 @@ fn host_without_slices_is_fenced_when_its_emc_has_replied() {
     rig.check("state:h1 | Fenced");
 }
 
+/// After a restart of the manager, the fence is not complete before every EMC is compared.
+#[test]
+fn fence_waits_for_emcs_that_are_not_compared_yet() {
+    let mut rig = Rig::connected();
+    rig.run("down:h1 fence:h1 stored restart");
+    rig.check("state:h1 | Fencing");
+    rig.run("device go");
+    rig.check("state:h1 | Fenced");
+}
+
 #[test]
 fn machine_is_not_stopped_for_an_emc_that_can_revoke() {
-    let mut rig = Rig::connected();
-    rig.run("reserve:a@h1=1 go break:e1 break:e2 down:h1 fence:h1 stored device tick:10 go");
-    assert_eq!(rig.manager.stop_start_time(rig.host("h1")), None);
+    for fails_before_fence in [false, true] {
+        let mut rig = Rig::connected();
+        rig.run("reserve:a@h1=1 go break:e1 break:e2");
+        if fails_before_fence {
+            rig.run("reserve:b@h2=1 stored device");
+            rig.check("alarms | EMC_FAILED");
+        }
+        rig.run("down:h1 fence:h1 stored device tick:10 go");
+        assert_eq!(rig.manager.stop_start_time(rig.host("h1")), None);
+    }
 }
 
 /// The confirmation of e1 is received but not durable when another change of the host becomes
@@ -109,6 +126,14 @@ fn removing_another_host_does_not_repeat_a_fence() {
     rig.run("down:h1 fence:h1 stored");
     let output = rig.run("rack:e1=4&e2=4&h1:e1+e2&h2:e1+e2 stored cordon:h1 stored");
     assert!(!output.contains("fence(h1)"), "{output}");
+}
+
+#[test]
+fn removing_an_emc_does_not_repeat_a_fence_at_another() {
+    let mut rig = Rig::connected_with("e1=4 e2=4 e3=4 h1:e1 h2:e1+e2 h3:e2");
+    rig.run("down:h1 fence:h1 stored");
+    let output = rig.run("rack:e1=4&e2=4&h1:e1&h2:e1+e2&h3:e2 stored cordon:h1 stored");
+    assert!(output.contains("cordon:h1->ok") && !output.contains("fence(h1)"), "{output}");
 }
 
 #[test]
@@ -298,6 +323,17 @@ fn unknown_grant_is_released_by_its_host_before_reuse() {
          go
          slices | 0.1:online@h1",
     );
+}
+
+/// The device has granted the slice to another host than the ledger, under the same epoch, and the
+/// ledger's grant is not confirmed. The host in the record may reach the slice.
+#[test]
+fn slice_granted_to_another_host_under_the_same_epoch_stays_with_it() {
+    let mut rig = Rig::connected_with(RACK);
+    rig.run("reserve:a@h1=1 stored");
+    rig.set_grant(0, Some((1, "h2")));
+    rig.run("restart device tick:10 stored");
+    rig.check("slices | 0.1:quarantined@h2");
 }
 
 /// The device has lost the record of a grant. This device cannot revoke access, so the host may
