@@ -3,7 +3,7 @@
 
 use units::{
     HostId,
-    limits::{EMC_IDS_MAX, HOST_IDS_MAX, SLICE_IDS_MAX},
+    limits::{EMC_IDS_MAX, HOST_IDS_MAX, RESERVATIONS_SINCE_BACKUP_MAX, SLICE_IDS_MAX},
 };
 
 use super::*;
@@ -110,4 +110,13 @@ fn hosts_are_listed_in_order_from_an_id() {
     assert_eq!(listed(0), [0, 2]);
     assert_eq!(listed(1), [2]);
     assert_eq!(listed(3), []);
+}
+
+#[test]
+fn restore_of_the_largest_generation_leaves_unused_reservation_ids() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    rack.ledger.meta_mut().generation = u64::MAX;
+    let change = rack.ledger.decide_restore();
+    rack.apply(change);
+    assert!(u64::MAX - rack.ledger.meta.next_reservation.0 >= RESERVATIONS_SINCE_BACKUP_MAX);
 }

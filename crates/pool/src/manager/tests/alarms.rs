@@ -1,9 +1,13 @@
 //! Alarms and the start times of their conditions. `rig.rs` documents the words of the scripts.
 
-use units::UnixMs;
+use units::{ReservationId, UnixMs, limits::RESERVATION_ALARMS_MAX};
 
 use super::rig::{Rig, name};
-use crate::{audit::Subject, manager::Alarm};
+use crate::{
+    audit::Subject,
+    manager::Alarm,
+    record::{Record, Reservation, Stage},
+};
 
 fn find_alarm(rig: &Rig, reason: &str) -> Alarm {
     let alarms = rig.manager.alarms();
@@ -84,4 +88,38 @@ fn host_never_started_stays_expected() {
     assert_eq!(rig.manager.leases_expired(), 0);
     rig.run("up:h2 go report:h1 tick:2000 report:h1 tick:2000 report:h1 tick:500");
     rig.check("state:h2 alarms | Unknown HOST_UNKNOWN");
+}
+
+/// The device has granted a slice to a host whose agent has never connected. The host must not be
+/// treated as a host without slices.
+#[test]
+fn host_with_a_grant_that_never_connected_is_unknown() {
+    let mut rig = Rig::new("e1=4 h1:e1");
+    rig.set_grant(0, Some((1, "h1")));
+    rig.run("restart device go tick:4000");
+    rig.check("slices state:h1 alarms | 0.1:quarantined@h1 Unknown HOST_UNKNOWN SLICE_QUARANTINED");
+    assert_eq!(rig.manager.leases_expired(), 1);
+}
+
+#[test]
+fn broken_reservations_beyond_the_limit_share_one_alarm() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=0 go");
+    let id = rig.manager.durable().reservation_of(&name("a")).unwrap();
+    let reserved = rig.manager.durable().reservation(id).unwrap().clone();
+    let mut break_reservations = |ids: std::ops::Range<usize>| {
+        for id in ids {
+            let stage = Stage::Broken { why: "dirty".into(), deadline: None, at: UnixMs(5) };
+            let broken = Reservation { stage, ..reserved.clone() };
+            rig.manager.durable.install(Record::Reservation(ReservationId(100 + id as u64), broken));
+        }
+        rig.manager.alarms()
+    };
+    let listed = break_reservations(0..RESERVATION_ALARMS_MAX);
+    assert_eq!(listed.len(), RESERVATION_ALARMS_MAX);
+    assert!(listed.iter().all(|alarm| alarm.since == UnixMs(5)));
+    let alarms = break_reservations(RESERVATION_ALARMS_MAX..RESERVATION_ALARMS_MAX + 2);
+    assert_eq!(alarms.len(), RESERVATION_ALARMS_MAX + 1);
+    let last = alarms.last().unwrap();
+    assert!(last.message.starts_with("2 more reservations are broken"), "{}", last.message);
 }

@@ -18,6 +18,17 @@ fn state_built_in_several_steps_includes_concurrent_changes() {
 }
 
 #[test]
+fn vms_without_slices_are_sent_in_several_steps() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=0 reserve:b@h1=0 go");
+    rig.manager.set_chunk_size(1);
+    rig.check(
+        "up:h1 |
+         tick:0 tick:0 | h1<a=;b=",
+    );
+}
+
+#[test]
 fn unfinished_desired_state_of_a_fenced_host_is_dropped() {
     let mut rig = Rig::connected();
     rig.run("reserve:a@h1=3 go");

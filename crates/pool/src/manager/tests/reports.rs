@@ -239,3 +239,15 @@ fn compared_emc_requests_reports_from_its_hosts() {
     rig.run("report:h1:after=3>4 report:h2 report:h3 tick:2000");
     rig.check("report:h1:part:after=4>5 |");
 }
+
+#[test]
+fn quarantined_slice_requests_reports_from_hosts() {
+    let mut rig = Rig::connected();
+    rig.run("report:h1:after=0>1");
+    rig.set_grant(0, Some((7, "h2")));
+    rig.check(
+        "report:h1:part:after=1>2 |
+         reserve:a@h1=1 stored device tick:10 stored slices | store reserve:a->ok(0) e1.grant(0.1>h1) store h1<nothing 0.7:quarantined@h2
+         report:h1:part:after=2>3 | h1<report",
+    );
+}

@@ -305,6 +305,15 @@ fn running_vm_without_slices_is_committed_by_a_report() {
 }
 
 #[test]
+fn committed_vm_without_slices_is_not_adopted_again() {
+    let mut rig =
+        restored_rig("e1=4 h1:e1", "up:h1 go reserve:a@h1=0 go commit:a go report:h1:vm1a= go", "", "");
+    rig.run("up:h1 tick:10 report:h1:vm1a= go");
+    rig.check("commit:a alarms | commit:a->ok()");
+    assert!(!rig.has_decision(&Subject::Vm(name("a")), "found running"));
+}
+
+#[test]
 fn vm_adopted_on_a_draining_host_gets_a_migration_request() {
     let mut rig = restored_rig(
         "e1=4 h1:e1 h2:e1",
