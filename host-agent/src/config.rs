@@ -15,8 +15,8 @@ pub use config_file::{ConfigError, Violation};
 use config_file::{Field, Section};
 use tonic::transport::Uri;
 use units::{
-    Name, UserId,
-    limits::{ALLOWED_UIDS_MAX, SCRUB_MIB_PER_S_DEFAULT},
+    Name, Ns, UserId,
+    limits::{ALLOWED_UIDS_MAX, QOS_SAMPLE_GAP_MAX, QOS_SAMPLE_INTERVAL_DEFAULT, SCRUB_MIB_PER_S_DEFAULT},
 };
 
 use self::symbiosis::Symbiosis;
@@ -47,6 +47,8 @@ pub struct Config {
     pub allowed_uids: BTreeSet<UserId>,
     /// Address at which metrics are served, if any.
     pub metrics_listen: Option<SocketAddr>,
+    /// Interval between samples of running VMs; `None` disables sampling.
+    pub sample_interval: Option<Ns>,
     /// Certificates; required if the manager is on another machine.
     pub tls: Option<Tls>,
     /// Backend that provides slices.
@@ -141,7 +143,16 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let symbiosis = top.take_section("symbiosis");
     let symbiosis = symbiosis.map_or(Some(None), |section| symbiosis::parse(section, base).map(Some));
     top.reject_unknown_keys();
-    let Agent { host, manager, runtime_dir, token_file, socket, allowed_uids, metrics_listen } = agent?;
+    let Agent {
+        host,
+        manager,
+        runtime_dir,
+        token_file,
+        socket,
+        allowed_uids,
+        metrics_listen,
+        sample_interval,
+    } = agent?;
     Some(Config {
         host,
         manager: manager.unwrap_or_else(|| MANAGER_URI_DEFAULT.to_owned()),
@@ -149,6 +160,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         socket: socket.unwrap_or_else(|| runtime_dir.join(SOCKET_NAME)),
         allowed_uids: allowed_uids.unwrap_or_else(|| BTreeSet::from([UserId::ROOT, current_user()])),
         metrics_listen,
+        sample_interval: sample_interval.unwrap_or(Some(QOS_SAMPLE_INTERVAL_DEFAULT)),
         runtime_dir,
         tls: tls?,
         backend: backend?,
@@ -165,6 +177,7 @@ struct Agent {
     socket: Option<PathBuf>,
     allowed_uids: Option<BTreeSet<UserId>>,
     metrics_listen: Option<SocketAddr>,
+    sample_interval: Option<Option<Ns>>,
 }
 
 fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<Agent> {
@@ -190,6 +203,7 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
     });
     let allowed_uids = parse_allowed_uids(&mut section);
     let metrics_listen = section.take_optional("metrics_listen", parse_metrics_listen);
+    let sample_interval = section.take_optional("sample_interval_s", parse_sample_interval);
     section.reject_unknown_keys();
     Some(Agent {
         host: host?,
@@ -199,6 +213,7 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
         socket: socket?,
         allowed_uids: allowed_uids?,
         metrics_listen: metrics_listen?,
+        sample_interval: sample_interval?,
     })
 }
 
@@ -284,6 +299,16 @@ fn parse_allowed_uids(section: &mut Section<'_>) -> Option<Option<BTreeSet<UserI
 
 fn parse_metrics_listen(field: &Field<'_>) -> Result<SocketAddr, String> {
     field.as_str()?.parse().map_err(|_| "must be ADDRESS:PORT, such as 127.0.0.1:9752".to_owned())
+}
+
+/// Parses the interval between samples of VMs; `None` disables sampling.
+fn parse_sample_interval(field: &Field<'_>) -> Result<Option<Ns>, String> {
+    if matches!(field.as_str(), Ok("never")) {
+        return Ok(None);
+    }
+    let max = QOS_SAMPLE_GAP_MAX.as_ms() / 1000;
+    let seconds = field.to_integer(2..=max).map_err(|_| format!("must be \"never\" or from 2 to {max}"))?;
+    Ok(Some(Ns::secs(seconds)))
 }
 
 /// Value of `backend.kind`.

@@ -218,6 +218,7 @@ impl Driver {
         let reports = ReportStream {
             outbox: Arc::clone(&outbox),
             usage: Arc::clone(&usage),
+            samples: Arc::default(),
             rack: rack_receiver,
             disconnect: Arc::clone(&disconnect),
         };

@@ -130,6 +130,19 @@ struct Connection {
     _permit: OwnedSemaphorePermit,
 }
 
+/// Checks the path of a VMM's control socket; an empty path means that the VMM has none.
+fn parse_control_socket(path: String) -> Result<Option<String>, ReplyMessages> {
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let checked = match Path::new(&path).is_absolute() {
+        true => config_file::check_socket_path_length(Path::new(&path)),
+        false => Err("must be an absolute path".to_owned()),
+    };
+    let reject = |rule: String| rejection("BAD_MESSAGE", format!("attach.control_socket = {path:?}: {rule}"));
+    checked.map_err(reject).map(|()| Some(path.clone()))
+}
+
 /// Checks that the process that opened a connection still runs. A process can pass its connection to
 /// another process and end. The connection must not keep the permissions of the ended process.
 fn check_runs(process: &Process) -> Result<(), process::ProcessError> {
@@ -221,8 +234,8 @@ impl Connection {
         }
     }
 
-    fn caller(&self, process: Process) -> Caller {
-        Caller { process, uid: self.uid }
+    fn caller(&self, process: Process, control_socket: Option<String>) -> Caller {
+        Caller { process, uid: self.uid, control_socket }
     }
 
     async fn attach(&self, process: Process, attach: wire::Attach) -> ReplyMessages {
@@ -237,7 +250,12 @@ impl Connection {
             Err(rejection) => return rejection,
             Ok(vm) => vm,
         };
-        let memory = self.driver.attach(vm.clone(), self.caller(process), form).await;
+        let control_socket = match parse_control_socket(attach.control_socket) {
+            Err(rejection) => return rejection,
+            Ok(control_socket) => control_socket,
+        };
+        let caller = self.caller(process, control_socket);
+        let memory = self.driver.attach(vm.clone(), caller, form).await;
         if memory.is_ok() {
             self.vm.get_or_init(|| vm);
         }
@@ -247,7 +265,9 @@ impl Connection {
     async fn inspect(&self, process: Process, inspect: wire::Inspect) -> ReplyMessages {
         match self.check_own_vm("inspect.vm", &inspect.vm) {
             Err(rejection) => rejection,
-            Ok(vm) => reply::memory_messages(self.driver.inspect_memory(vm, self.caller(process)).await),
+            Ok(vm) => {
+                reply::memory_messages(self.driver.inspect_memory(vm, self.caller(process, None)).await)
+            }
         }
     }
 
@@ -270,6 +290,15 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn control_socket_is_an_absolute_path_that_fits_an_address() {
+        let rejected = |path: &str| parse_control_socket(path.to_owned()).is_err();
+        let long = format!("/{}", "x".repeat(200));
+        assert_eq!(["vm.sock", "./vm.sock", &long].map(rejected), [true; 3]);
+        assert_eq!(parse_control_socket(String::new()).ok(), Some(None));
+        assert_eq!(parse_control_socket("/run/a.sock".into()).ok(), Some(Some("/run/a.sock".into())));
+    }
 
     #[test]
     fn connection_of_an_ended_process_loses_its_permissions() {

@@ -105,6 +105,10 @@ struct StoredRecord {
     /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<UserId>,
+    /// Path of the VMM's control socket. Absent if the VMM reported none, and in records of earlier
+    /// versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    control_socket: Option<String>,
     slices: Vec<StoredSlice>,
 }
 
@@ -208,6 +212,7 @@ impl Records {
             local_bytes: record.local.get(),
             pinned: record.pinned,
             uid: record.uid,
+            control_socket: record.control_socket.clone(),
             slices: record.slices.iter().map(slice).collect(),
         }
     }
@@ -247,8 +252,9 @@ fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordParseError> {
     let slices: BTreeMap<Holding, Handle> = stored.slices.into_iter().map(parse_slice).collect();
     let process = Process { pid: stored.pid, started: stored.started_ticks, cgroup: stored.cgroup };
     let local = Bytes::new(stored.local_bytes);
-    let (pinned, uid) = (stored.pinned, stored.uid);
-    Ok((VmRecord { reservation, vm, process, local, pinned, uid, slices }, stored.boot_id))
+    let (pinned, uid, control_socket) = (stored.pinned, stored.uid, stored.control_socket);
+    let record = VmRecord { reservation, vm, process, local, pinned, uid, slices, control_socket };
+    Ok((record, stored.boot_id))
 }
 
 fn parse_slice(stored: StoredSlice) -> (Holding, Handle) {
@@ -273,6 +279,7 @@ mod tests {
             pinned: true,
             uid: UserId::new(2001).ok(),
             slices: BTreeMap::from([(holding, Handle::new("emc", "/emc/slices/00017.42.h0"))]),
+            control_socket: Some("/run/tarn-vm/vm:1.sock".to_owned()),
         }
     }
 

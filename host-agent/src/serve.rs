@@ -42,6 +42,7 @@ use crate::{
     protected_dir::{DirError, LOCAL_DIR_FIELD, ProtectedDir, TRAVERSABLE_MODE},
     records::{Records, RecordsError},
     runtime_dir::{RUNTIME_DIR_FIELD, RuntimeDir, RuntimeDirError},
+    sampling,
     secrets::{SecretsError, read_secrets},
     session::{self, AgentIdentity},
     session_channel::SessionEvent,
@@ -171,6 +172,10 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
     tokio::spawn(usage::measure_periodically(handle.clone(), host_calls, Arc::clone(&reports.usage)));
+    if let Some(interval) = config.sample_interval {
+        let (usage, samples) = (Arc::clone(&reports.usage), Arc::clone(&reports.samples));
+        tokio::spawn(sampling::sample_periodically(interval, handle.clone(), usage, samples));
+    }
     tokio::spawn(session::run_sessions(identity, reports, shares, session_events));
     tokio::spawn(watchdog(handle));
     notify(&[NotifyState::Ready]);

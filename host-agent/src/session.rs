@@ -187,6 +187,7 @@ async fn run_session(
     let connected = SessionEvent::Connected { rack: welcome.rack_uuid, lease_ttl };
     reports.outbox.clear(); // a session begins with a complete report
     reports.usage.mark_unreported();
+    reports.samples.clear();
     shares.resend_report();
     events.send(connected).await.map_err(|_| SessionError::Stopping)?;
     shares.set_weights(weights);
@@ -209,18 +210,27 @@ async fn run_session(
                 }
             }
             shares_report = shares.next_report() => {
-                let shares = from_agent::Message::Shares(convert::to_wire_shares(shares_report));
-                sender.send(wire::FromAgent { message: Some(shares) }).await.map_err(|_| SessionError::Closed)?;
+                let shares = convert::to_wire_shares(shares_report);
+                send(&sender, from_agent::Message::Shares(shares)).await?;
+            }
+            samples = reports.samples.next() => {
+                send(&sender, from_agent::Message::Samples(samples)).await?;
             }
             report = reports.outbox.next() => {
                 let touched = reports.usage.take_unreported();
                 let report = convert::to_wire_observed_state(identity.instance, report, touched);
-                let report = from_agent::Message::Observed(report);
-                sender.send(wire::FromAgent { message: Some(report) }).await.map_err(|_| SessionError::Closed)?;
+                send(&sender, from_agent::Message::Observed(report)).await?;
             }
             () = reports.disconnect.notified() => return Err(SessionError::OtherRack),
         }
     }
+}
+
+async fn send(
+    sender: &mpsc::Sender<wire::FromAgent>,
+    message: from_agent::Message,
+) -> Result<(), SessionError> {
+    sender.send(wire::FromAgent { message: Some(message) }).await.map_err(|_| SessionError::Closed)
 }
 
 fn hello_message(identity: &AgentIdentity, rack_uuid: String) -> wire::FromAgent {

@@ -7,7 +7,7 @@ use pool::protocol::DesiredState;
 use tokio::sync::{Notify, watch};
 use units::Ns;
 
-use crate::{outbox::ReportOutbox, usage_table::UsageTable};
+use crate::{outbox::ReportOutbox, sample_outbox::SampleOutbox, usage_table::UsageTable};
 
 /// Event of the session with the manager, for the driver.
 #[derive(Clone, Debug)]
@@ -34,6 +34,8 @@ pub struct ReportStream {
     pub outbox: Arc<ReportOutbox>,
     /// Touched memory of each VM.
     pub usage: Arc<UsageTable>,
+    /// Samples of running VMs.
+    pub samples: Arc<SampleOutbox>,
     /// UUID of the rack to which this host belongs.
     pub rack: watch::Receiver<Option<String>>,
     /// Notification that the manager belongs to another rack, so that the session must end.

@@ -5,14 +5,15 @@ pub mod agent;
 pub mod lists;
 pub mod profile;
 mod requests;
+pub mod samples;
 pub mod shares;
 mod views;
 
 pub use requests::{
-    InvalidField, check_reason, parse_name, parse_plan, parse_reservation_ref, parse_reserve,
-    parse_scheduling_target, parse_timeout,
+    InvalidField, check_reason, parse_migration_id, parse_name, parse_plan, parse_reservation_ref,
+    parse_reserve, parse_scheduling_target, parse_timeout,
 };
 pub use views::{
-    alarm_message, capacity, decision_message, emc_message, emc_messages, event_messages, host_message,
-    host_name, migration_message, reservation_message, reservation_state, slice_message,
+    MigrationList, alarm_message, capacity, decision_message, emc_message, emc_messages, event_messages,
+    host_message, host_name, migration_list, reservation_message, reservation_state, slice_message,
 };

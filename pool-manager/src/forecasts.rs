@@ -19,7 +19,7 @@ use prediction::{
     frigid::{Calibration, VmRequest},
 };
 use tokio::sync::{Semaphore, watch};
-use units::{Bytes, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAIN_CALLS_IN_FLIGHT_MAX};
+use units::{Bytes, Fraction, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAIN_CALLS_IN_FLIGHT_MAX};
 
 pub use explanation::explain_prediction;
 pub use models::{Labels, ModelError, ModelSummary, Training};
@@ -145,6 +145,16 @@ impl Forecasts {
             begins,
         };
         Ok(self.read_state().predict(request, plan.counters))
+    }
+
+    /// Returns X: the largest fraction of VMs that predictions may misplace.
+    pub fn exceed_max(&self) -> Fraction {
+        self.limits().exceed_max
+    }
+
+    /// Returns whether a running VM was placed entirely on the pool.
+    pub fn is_pool_only(&self, id: ReservationId) -> bool {
+        self.read_state().is_pool_only(id)
     }
 
     /// Stores the inputs of a plan in memory until the VM starts.

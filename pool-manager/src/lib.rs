@@ -13,6 +13,7 @@ pub mod forecasts;
 pub mod hex;
 pub mod ledger_store;
 pub mod metrics;
+pub mod monitor;
 pub mod offline;
 pub mod operating_point;
 pub mod plan;

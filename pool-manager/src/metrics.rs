@@ -68,6 +68,10 @@ pub struct Metrics {
     pub reserve_seconds: Histogram,
     /// Time from the request of a plan until its decision is durable, in seconds.
     pub plan_seconds: Histogram,
+    /// Number of samples of running VMs.
+    pub vm_samples: Counter,
+    dropped_samples: Family<DropLabel, Counter>,
+    vm_verdicts: Family<VerdictLabel, Gauge>,
     vm_outcomes: Family<ResultLabel, Counter>,
     stored_outcomes: Gauge,
     model_versions: Family<KindLabel, Gauge>,
@@ -95,6 +99,18 @@ struct EmcLabel {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ResultLabel {
     result: &'static str,
+}
+
+/// Label of `tarn_vm_samples_dropped`: reason.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DropLabel {
+    reason: &'static str,
+}
+
+/// Label of `tarn_vm_verdicts`: verdict about running VMs.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct VerdictLabel {
+    verdict: &'static str,
 }
 
 /// Label of `tarn_model_version`: kind of the model.
@@ -176,6 +192,9 @@ impl Default for Metrics {
             batch_records: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
             reserve_seconds: seconds_histogram(),
             plan_seconds: seconds_histogram(),
+            vm_samples: Counter::default(),
+            dropped_samples: Family::default(),
+            vm_verdicts: Family::default(),
             vm_outcomes: Family::default(),
             stored_outcomes: Gauge::default(),
             model_versions: Family::default(),
@@ -210,6 +229,12 @@ impl Metrics {
         );
         let help = "Time from a PlanVm request until its decision is durable";
         r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
+        r.register("vm_samples", "Samples of running VMs", self.vm_samples.clone());
+        let help =
+            "Samples of VMs that were dropped: invalid, too_frequent, or unknown_vm (not on this host)";
+        r.register("vm_samples_dropped", help, self.dropped_samples.clone());
+        let help = "Sampled VMs by verdict about the effect of pool memory: fine, watch, migrate";
+        r.register("vm_verdicts", help, self.vm_verdicts.clone());
         let help = "Ended VMs by result: within (touched memory fits into local memory), overpredicted (it does not), pool_only";
         r.register("vm_outcomes", help, self.vm_outcomes.clone());
         r.register("outcomes_stored", "Outcomes of VMs in the store", self.stored_outcomes.clone());
@@ -246,6 +271,19 @@ impl Metrics {
             "Revision of the ledger: number of durable changes",
             self.revision.clone(),
         );
+    }
+
+    /// Counts a dropped sample of a VM.
+    pub fn count_dropped_sample(&self, reason: &'static str) {
+        self.dropped_samples.get_or_create(&DropLabel { reason }).inc();
+    }
+
+    /// Sets the number of sampled VMs with each verdict.
+    pub fn set_verdicts(&self, counts: [(&'static str, usize); 3]) {
+        for (verdict, count) in counts {
+            let gauge = self.vm_verdicts.get_or_create(&VerdictLabel { verdict });
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 
     /// Counts an ended VM by result. `pool` is the VM's pool memory.

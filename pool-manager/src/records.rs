@@ -6,7 +6,7 @@
 pub mod forecast_rows;
 pub mod share_rows;
 
-use pool::record::{Key, Meta, Record};
+use pool::record::{Key, Meta, MigrationKey, MigrationKind, Record};
 
 use crate::store::{Scan, StoreError, Table, Write, meta, number};
 
@@ -76,7 +76,7 @@ fn table_and_key(key: Key) -> (Table, Vec<u8>) {
         Key::Host(id) => (Table::Hosts, compact_id_key(id.0)),
         Key::Slice(id) => (Table::Slices, id.0.to_be_bytes().to_vec()),
         Key::Reservation(id) => (Table::Reservations, (!id.0).to_be_bytes().to_vec()), // inverted, so that the newest come first
-        Key::Migration(id) => (Table::Migrations, id.0.to_be_bytes().to_vec()),
+        Key::Migration(key) => (Table::Migrations, migration_key(key)),
         Key::Decision(seq) => (Table::Audit, seq.to_be_bytes().to_vec()),
     }
 }
@@ -88,6 +88,17 @@ fn compact_id_key(number: u32) -> Vec<u8> {
         Ok(short) => short.to_be_bytes().to_vec(),
         Err(_) => number.to_be_bytes().to_vec(),
     }
+}
+
+/// Returns the key of a migration request. The key of a drain is the one of earlier versions, which
+/// had no other requests.
+fn migration_key(key: MigrationKey) -> Vec<u8> {
+    let mut bytes = key.reservation.0.to_be_bytes().to_vec();
+    match key.kind {
+        MigrationKind::Drain => {}
+        MigrationKind::Slowdown => bytes.push(1),
+    }
+    bytes
 }
 
 /// Decodes an entry of the store.
@@ -163,10 +174,15 @@ mod tests {
 
     use pool::{
         ledger::Ledger,
-        record::{Fence, Host, RequestKey, Reservation, Scheduling, Stage},
+        record::{
+            Fence, Host, Migration, MigrationAnswer, RequestKey, Reservation, Scheduling, Slowdown,
+            SlowdownEstimate, Stage,
+        },
         slice::{Quarantine, Slot, State},
     };
-    use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId, UnixMs, UserId};
+    use units::{
+        Bytes, EmcId, Epoch, HostId, MigrationId, Name, Ns, RequestId, ReservationId, SliceId, UnixMs, UserId,
+    };
 
     use super::*;
     use crate::store::{Store as _, faulty::FaultyDisk, redb::RedbStore};
@@ -206,12 +222,14 @@ mod tests {
         assert_eq!(before.slot(SliceId(5)).unwrap().reservation(), Some(ReservationId(9)));
         let keys = [Key::Meta, Key::Emc(EmcId(257)), Key::Host(HostId(300)), Key::Slice(SliceId(5))];
         let mut rewritten = keys.map(|key| write(&before.record(key)));
-        let Write::Put { value, .. } = &mut rewritten[2] else { panic!("not a Put") };
-        assert_eq!(
-            value.split_off(value.len() - 3),
-            [0; 3],
-            "must end with the empty fields that earlier versions did not write"
-        );
+        for index in [0, 2] {
+            let Write::Put { value, .. } = &mut rewritten[index] else { panic!("not a Put") };
+            assert_eq!(
+                value.split_off(value.len() - 3),
+                [0; 3],
+                "must end with the empty fields that earlier versions did not write"
+            );
+        }
         assert_eq!(rewritten.as_slice(), &old[..4], "must have the same keys and bytes as before");
         store.commit(&[write(&Record::Deleted(Key::Host(HostId(300))))]).unwrap();
         assert_eq!(ledger(&mut store).hosts().count(), 0);
@@ -318,6 +336,39 @@ mod tests {
             assert_eq!(encoded.pop(), Some(0), "the empty field must be encoded as 0: {field}");
             assert_eq!(decode(&encoded), broken);
         }
+    }
+
+    #[test]
+    fn migration_record_of_earlier_version_is_read_as_drain() {
+        let migration = Migration {
+            vm: Name::new("v").unwrap(),
+            host: HostId(3),
+            why: "host h3 is draining".into(),
+            requested_at: UnixMs(5),
+            answer: MigrationAnswer::Open,
+            explanation: String::new(),
+            retry_at: None,
+            id: MigrationId(0),
+            slowdown: None,
+        };
+        let drain = Record::Migration(ReservationId(7), migration.clone());
+        let mut encoded = postcard::to_stdvec(&drain).unwrap();
+        let missing = encoded.split_off(encoded.len() - 2);
+        assert_eq!(missing, [0; 2], "must end with the empty fields that earlier versions did not write");
+        let key = 7_u64.to_be_bytes();
+        assert_eq!(read(Table::Migrations, &key, &encoded).unwrap(), drain);
+        let estimate = SlowdownEstimate { loss: Some(0.1), severity: 2.0, samples: 3 };
+        let slowdown = Slowdown { estimate, expires_at: Ns::secs(9) };
+        let migration = Migration { id: MigrationId(2), slowdown: Some(slowdown), ..migration };
+        let slowdown = Record::Migration(ReservationId(7), migration);
+        let mut store = RedbStore::open(FaultyDisk::new(|_| 0)).unwrap();
+        let meta = Record::Meta(Meta::new("rack".into()));
+        store.commit(&[write(&meta), write(&drain), write(&slowdown)]).unwrap();
+        let requests = |ledger: &Ledger| ledger.requests_of(ReservationId(7)).count();
+        assert_eq!(requests(&ledger(&mut store)), 2, "both requests have keys of their own");
+        store.commit(&[write(&Record::Deleted(slowdown.key()))]).unwrap();
+        assert_eq!(ledger(&mut store).record(drain.key()), drain);
+        assert_eq!(requests(&ledger(&mut store)), 1);
     }
 
     /// The store contains variant numbers, so new variants must be added at the end.

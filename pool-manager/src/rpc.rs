@@ -21,7 +21,7 @@ use tonic::{Request, Status};
 use units::{Fraction, Name, Ns, limits::WATCH_STREAMS_MAX};
 
 use crate::role::Role;
-use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, shares::Shares};
+use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, monitor::Monitor, shares::Shares};
 use identity::Identity;
 use status::resource_exhausted;
 
@@ -34,6 +34,8 @@ pub struct ServiceContext {
     pub forecasts: Arc<Forecasts>,
     /// Weights of tenants, and shares reported by agents.
     pub shares: Arc<Shares>,
+    /// Monitor of running VMs.
+    pub monitor: Arc<Monitor>,
     /// Authentication and authorization of clients and agents.
     pub identity: Arc<Identity>,
     /// Metrics for Prometheus.

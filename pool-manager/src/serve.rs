@@ -40,6 +40,7 @@ use crate::{
     driver::{self, DriverError, Handle, InitialState},
     forecasts::{self, Forecasts},
     metrics::{Metrics, MetricsSnapshot},
+    monitor::Monitor,
     records::LoadError,
     rpc::{
         Policy, ServiceContext,
@@ -190,6 +191,7 @@ async fn serve_rack(
         driver: handle.clone(),
         forecasts: Arc::clone(&forecasts),
         shares: Arc::clone(&shares),
+        monitor: Monitor::start(Arc::clone(&forecasts), handle.clone(), Arc::clone(&metrics)),
         identity: Arc::clone(&access.identity),
         metrics: Arc::clone(&metrics),
         policy: policy_receiver,

@@ -71,6 +71,7 @@ pub const DEVICE_SLICES: u32 = 4;
 #[derive(Debug)]
 pub struct ScriptedAgent {
     task: JoinHandle<()>,
+    outgoing: mpsc::Sender<wire::FromAgent>,
     handles: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -82,9 +83,16 @@ impl ScriptedAgent {
         let hello = wire::Hello { boot_id: boot.into(), devices: vec![device], ..hello_message(host) };
         let session =
             Session::connect(rack, &read_token(rack, host), hello).await.expect("the token is valid");
-        let handles = Arc::default();
+        let (handles, outgoing) = (Arc::default(), session.outgoing.clone());
         let task = tokio::spawn(run_agent(session, Arc::clone(&handles)));
-        Self { task, handles }
+        Self { task, outgoing, handles }
+    }
+
+    /// Sends samples of running VMs.
+    pub async fn send_samples(&self, samples: Vec<wire::VmSample>) {
+        let samples = Up::Samples(wire::VmSamples { samples });
+        let message = wire::FromAgent { message: Some(samples) };
+        self.outgoing.send(message).await.expect("the session is open");
     }
 
     /// Returns the handles of all slices that the agent has brought online.

@@ -113,6 +113,29 @@ global_asm!(
     "  jnz 3b",
     "  jmp 2b",
     "small_touch_end:",
+    // Maps 1 GiB of pool memory at 4 GiB and writes to each of its pages in turn. Prints "." after
+    // each round.
+    "small_sweep:",
+    "  mov qword ptr [0xa020], 0x11003",
+    "  mov rax, 0x100000083",
+    "  mov edi, 0x11000",
+    "  mov ecx, 512",
+    "2: mov [rdi], rax",
+    "  add rdi, 8",
+    "  add rax, 0x200000",
+    "  dec ecx",
+    "  jnz 2b",
+    "3: mov rbx, 0x100000000",
+    "  mov ecx, 262144",
+    "4: mov [rbx], rbx",
+    "  add rbx, 4096",
+    "  dec ecx",
+    "  jnz 4b",
+    "  mov al, 46",
+    "  mov dx, 0x3f8",
+    "  out dx, al",
+    "  jmp 3b",
+    "small_sweep_end:",
     // Maps the first large page of pool memory at 4 GiB. For each byte of input, writes to the next
     // half of the page and prints ".".
     "small_type:",
@@ -259,6 +282,11 @@ guest!(
 guest!(
     /// Returns a guest that writes to pool memory in an endless loop and prints its progress.
     write_pool_memory, small_touch, small_touch_end
+);
+guest!(
+    /// Returns a guest that writes to each page of 1 GiB of pool memory in an endless loop and prints
+    /// its progress.
+    sweep_pool_memory, small_sweep, small_sweep_end
 );
 guest!(
     /// Returns a guest that writes to another 1 MiB of pool memory, at most 2 MiB, for each byte of

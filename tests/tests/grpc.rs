@@ -268,6 +268,7 @@ async fn cordoned_host_rejects_vms_and_drain_requests_migrations() {
         vm: "v".into(),
         state: wire::MigrationState::Accepted.into(),
         answer: "soon".into(),
+        id: String::new(),
     };
     let resolved = scheduler.resolve_migration(resolve).await.unwrap().into_inner();
     assert_eq!(resolved.state(), wire::MigrationState::Accepted);

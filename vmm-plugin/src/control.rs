@@ -4,11 +4,13 @@
 
 mod connection;
 mod describe;
+mod rehome_status;
 pub mod socket;
 
 use std::{
     io,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    time::Instant,
 };
 
 use proto::v1::{
@@ -33,8 +35,10 @@ use crate::{
     layout::Layout,
     memory::{
         Memory,
+        accessed::{AccessSample, AccessSampler, SampleError},
         touched::{NodeFiles, TouchedByNode},
     },
+    rehome::{RehomeControl, RehomeState},
     thread_role::ThreadRole,
     wakeup::Wakeup,
 };
@@ -128,6 +132,8 @@ pub struct Control {
     socket: ControlSocket,
     guest: wire::Guest,
     files: NodeFiles,
+    sampler: AccessSampler,
+    rehome: RehomeControl,
 }
 
 impl Control {
@@ -136,8 +142,15 @@ impl Control {
         socket: ControlSocket,
         (config, layout, memory): (&Config, &Layout, &Memory),
         files: NodeFiles,
+        sampler: AccessSampler,
     ) -> Self {
-        Self { socket, guest: describe::describe(config, layout, memory), files }
+        let rehome = RehomeControl::new(memory);
+        Self { socket, guest: describe::describe(config, layout, memory), files, sampler, rehome }
+    }
+
+    /// Returns the control of moves to local memory.
+    pub fn rehome(&self) -> &RehomeControl {
+        &self.rehome
     }
 
     /// Serves the socket on a new thread until the process ends. The thread creates the tokio
@@ -160,7 +173,13 @@ impl Control {
         let mut first_connection = [PollFd::new(&listener, PollFlags::IN)];
         retry_on_intr(|| poll(&mut first_connection, None))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let service_impl = VmmService { guest: self.guest, files: self.files, requests };
+        let service_impl = VmmService {
+            guest: self.guest,
+            files: self.files,
+            sampler: Mutex::new(self.sampler),
+            rehome: self.rehome,
+            requests,
+        };
         let service = VmmServer::new(service_impl).max_decoding_message_size(CONTROL_REQUEST_BYTES_MAX);
         runtime.block_on(async move {
             let connections = connection::accept(tokio::net::UnixListener::from_std(listener)?);
@@ -176,6 +195,8 @@ impl Control {
 struct VmmService {
     guest: wire::Guest,
     files: NodeFiles,
+    sampler: Mutex<AccessSampler>,
+    rehome: RehomeControl,
     requests: RequestSender,
 }
 
@@ -185,7 +206,9 @@ impl Vmm for VmmService {
         let state = self.requests.send(Action::QueryState).await?;
         let touched =
             self.files.measure_touched_memory().map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Response::new(with_current_state(self.guest.clone(), state, &touched)))
+        let mut guest = with_current_state(self.guest.clone(), state, &touched);
+        rehome_status::adapt_description(&mut guest, self.rehome.status().state);
+        Ok(Response::new(guest))
     }
 
     async fn pause(&self, _: Request<wire::PauseRequest>) -> Result<Response<wire::PauseResponse>, Status> {
@@ -209,6 +232,65 @@ impl Vmm for VmmService {
         self.requests.send(action).await?;
         Ok(Response::new(wire::StopResponse {}))
     }
+
+    async fn sample_access(
+        &self,
+        _: Request<wire::SampleAccessRequest>,
+    ) -> Result<Response<wire::SampleAccessResponse>, Status> {
+        let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sample = sampler.sample(Instant::now()).map_err(|error| sampling_status(&error))?;
+        if matches!(self.rehome.status().state, RehomeState::Copying | RehomeState::Done) {
+            // The copies also access the pages, and afterwards the pages are local memory.
+            sample.iter_mut().for_each(|sample| sample.nodes.clear());
+        }
+        Ok(Response::new(to_access_response(sample)))
+    }
+
+    async fn rehome(&self, _: Request<wire::RehomeRequest>) -> Result<Response<wire::RehomeStatus>, Status> {
+        if self.requests.send(Action::QueryState).await? == State::Stopping {
+            return Err(Status::failed_precondition("the guest is powering off"));
+        }
+        let status = self.rehome.start().map_err(|reason| {
+            Status::failed_precondition(format!("the pool memory cannot be moved: {reason}"))
+        })?;
+        Ok(Response::new(rehome_status::to_response(status)))
+    }
+
+    async fn get_rehome(
+        &self,
+        _: Request<wire::GetRehomeRequest>,
+    ) -> Result<Response<wire::RehomeStatus>, Status> {
+        Ok(Response::new(rehome_status::to_response(self.rehome.status())))
+    }
+
+    async fn cancel_rehome(
+        &self,
+        _: Request<wire::CancelRehomeRequest>,
+    ) -> Result<Response<wire::RehomeStatus>, Status> {
+        Ok(Response::new(rehome_status::to_response(self.rehome.cancel())))
+    }
+}
+
+fn sampling_status(error: &SampleError) -> Status {
+    let reason = units::chain(error);
+    match error {
+        SampleError::IntervalTooShort { .. } => Status::resource_exhausted(reason),
+        SampleError::System { .. } => Status::internal(reason),
+    }
+}
+
+/// Converts the result of an interval. Without an interval, the response is empty.
+fn to_access_response(sample: Option<AccessSample>) -> wire::SampleAccessResponse {
+    let Some(AccessSample { interval, nodes }) = sample else { return wire::SampleAccessResponse::default() };
+    let nodes = nodes.into_iter().map(|node| wire::NodeAccess {
+        node: node.node,
+        page_bytes: node.page_bytes,
+        sampled_pages: node.sampled_pages,
+        accessed_pages: node.accessed_pages,
+        bytes: node.bytes,
+    });
+    let interval_ms = Some(u64::try_from(interval.as_millis()).unwrap_or(u64::MAX));
+    wire::SampleAccessResponse { interval_ms, nodes: nodes.collect() }
 }
 
 /// Adds the current state and the touched bytes of each node to the description of a guest.

@@ -4,9 +4,15 @@
 pub mod serial;
 pub mod virtio;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
 
-use self::{serial::Serial, virtio::MmioTransport};
+use self::{
+    serial::Serial,
+    virtio::{MmioTransport, QuiescedDevice},
+};
 use crate::platform::{MmioWindow, RESET_PORT, RESET_VALUE, SERIAL_PORT, SLEEP_PORT, SLEEP_TYPE};
 
 /// Bits of the sleep control register (ACPI 6.5, table 4.20).
@@ -37,6 +43,13 @@ impl MmioBus {
             let offset = at.checked_sub(u64::from(window.address))?;
             (offset < u64::from(window.bytes)).then_some((&**transport, offset))
         })
+    }
+
+    /// Waits until no device processes requests. Devices then access no guest memory until the
+    /// returned guards are dropped. Returns `None` if a device is busy at the deadline. No vCPU may
+    /// run, because it could wait for a device.
+    pub fn quiesce(&self, deadline: Instant) -> Option<Vec<QuiescedDevice<'_>>> {
+        self.0.iter().map(|(_, transport)| transport.quiesce(deadline)).collect()
     }
 
     /// Handles a guest read at an MMIO address. If no device has this address, all bits read as 1.

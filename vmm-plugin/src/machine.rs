@@ -3,7 +3,6 @@
 
 mod devices;
 mod run;
-mod vcpus;
 
 use std::{io, path::Path, sync::Arc};
 
@@ -25,7 +24,7 @@ use crate::{
         virtio::{Worker, block::DiskError},
     },
     layout::{Layout, MMIO_HOLE_END, ShapeError},
-    memory::{Memory, MemoryError, fault},
+    memory::{Memory, MemoryError, accessed::AccessSampler, fault},
     platform::{MmioWindow, POWER_BUTTON_IRQ, SERIAL_IRQ},
     source::{self, Source, SourceError},
     vcpu::{Gate, Vcpu, VcpuContext, VcpuError},
@@ -139,9 +138,9 @@ struct GuestResources {
     /// irqfd that presses the power button.
     power_button: EventFd,
     /// The VM, which is dropped before its memory.
-    _vm: VmFd,
+    vm: Arc<VmFd>,
     /// Memory of the VM, which stays mapped while the VM exists.
-    _memory: Memory,
+    memory: Arc<Memory>,
 }
 
 fn kvm_error(operation: &'static str, hint: &'static str) -> impl Fn(kvm_ioctls::Error) -> MachineError {
@@ -172,7 +171,7 @@ pub fn build(
     if config.agent.is_some() {
         boot::check(&config.kernel, &Layout::new(&source::preview_shape(config)?, bits)?, &windows)?;
     }
-    let Source { shape, backings } = source::acquire_memory(config)?;
+    let Source { shape, backings } = source::acquire_memory(config, socket.path())?;
     let layout = Layout::new(&shape, bits)?;
     let memory = Memory::map(&layout, &backings)?;
     let entry = boot::load(&config.kernel, &layout, &windows, memory.guest())?;
@@ -192,8 +191,10 @@ pub fn build(
     fault::install_handler(&memory, config.vm.as_str()).map_err(system_error("install a SIGBUS handler"))?;
     let power_button = create_irqfd(&vm, POWER_BUTTON_IRQ)?;
     let files = memory.node_files().map_err(system_error("stat the memory files"))?;
-    let control = Control::new(socket, (config, &layout, &memory), files);
-    let resources = GuestResources { context, power_button, _vm: vm, _memory: memory };
+    let sampler = AccessSampler::new(&memory, &layout)
+        .map_err(system_error("prepare access sampling of the pool memory"))?;
+    let control = Control::new(socket, (config, &layout, &memory), files, sampler);
+    let resources = GuestResources { context, power_button, vm: Arc::new(vm), memory: Arc::new(memory) };
     Ok(Machine { confinement, guest: GuestParts { vcpus, workers, control, resources } })
 }
 

@@ -1,11 +1,15 @@
 //! Maps the memory files of a guest according to the [`Layout`], and registers the mappings with
-//! KVM. `source` provides the files. [`fault`] handles memory that is revoked or fails, and
-//! [`touched`] measures memory usage.
+//! KVM. `source` provides the files. [`fault`] handles memory that is revoked or fails. [`touched`]
+//! measures which memory was ever used, and [`accessed`] which memory is in use.
 
+pub mod accessed;
 mod check;
 pub mod fault;
 pub mod poison;
+pub mod pool_region;
+mod spare;
 pub mod touched;
+mod write_log;
 
 use std::{fmt, fs::File, io, ops::Range, os::unix::fs::FileTypeExt as _, sync::Arc};
 
@@ -18,12 +22,16 @@ use vm_memory::{
     GuestRegionMmap, mmap::MmapRegionBuilder,
 };
 
-use self::touched::NodeFiles;
+pub use self::spare::SpareMemory;
+use self::{touched::NodeFiles, write_log::WriteLog};
 use crate::layout::{Layout, MemoryRegion, RegionKind};
 
 /// Memory of a guest. Devices and loaders copy data to and from this memory, and hold no references
 /// to the memory.
-pub type GuestMemory = GuestMemoryMmap<()>;
+pub type GuestMemory = GuestMemoryMmap<WriteLog>;
+
+/// Size of an ordinary page.
+pub const PAGE_BYTES: usize = 4096;
 
 /// Options for allocating and mapping the memory of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +93,8 @@ pub struct MemoryBackings {
     pub local: Vec<(MemoryBacking, MemoryBackendOptions)>,
     /// Slices of each pool node, in address order.
     pub pool: Vec<(Vec<MemoryBacking>, MemoryBackendOptions)>,
+    /// Local memory to which the pool memory can be moved.
+    pub spare: Option<SpareMemory>,
 }
 
 /// Error returned when guest memory cannot be mapped.
@@ -163,6 +173,14 @@ struct MappedRegion {
     owner: MemoryOwner,
     node: u32,
     is_shared: bool,
+    is_pool: bool,
+    log: WriteLog,
+}
+
+impl MappedRegion {
+    fn bytes(&self) -> u64 {
+        self.file_range.end - self.file_range.start
+    }
 }
 
 /// Mapped memory of a guest.
@@ -170,6 +188,7 @@ struct MappedRegion {
 pub struct Memory {
     guest: GuestMemory,
     mapped: Vec<MappedRegion>,
+    spare: Option<SpareMemory>,
 }
 
 impl Memory {
@@ -183,7 +202,8 @@ impl Memory {
         let mut mapped = Vec::with_capacity(layout.regions.len());
         for region in &layout.regions {
             let (backing, offset, memory_options) = backing_for_region(region, backings);
-            let mapping = map_region(region, backing, offset, memory_options)?;
+            let log = WriteLog::default();
+            let mapping = map_region(region, (backing, offset), memory_options, log.clone())?;
             let start = mapping.get_mmap().as_ptr() as usize;
             mapped.push(MappedRegion {
                 addresses: start..start + usize::try_from(mapping.len()).expect("a mapping fits into usize"),
@@ -192,11 +212,14 @@ impl Memory {
                 owner: backing.owner.clone(),
                 node: region.node,
                 is_shared: memory_options.shared,
+                is_pool: matches!(region.kind, RegionKind::Slice { .. }),
+                log,
             });
             regions.push(mapping);
         }
         check::check_disjoint(&mapped)?;
-        Ok(Self { guest: GuestMemory::from_regions(regions)?, mapped })
+        backings.spare.as_ref().map_or(Ok(()), SpareMemory::prepare)?;
+        Ok(Self { guest: GuestMemory::from_regions(regions)?, mapped, spare: backings.spare.clone() })
     }
 
     /// Returns the guest's memory, for access by devices and loaders.
@@ -218,7 +241,7 @@ impl Memory {
     /// # Errors
     /// The error returned by fstat(2).
     pub fn node_files(&self) -> io::Result<NodeFiles> {
-        NodeFiles::new(&self.mapped)
+        NodeFiles::new(&self.mapped, self.spare.as_ref())
     }
 
     /// Registers all memory regions with KVM.
@@ -226,20 +249,24 @@ impl Memory {
     /// # Errors
     /// The error returned by KVM_SET_USER_MEMORY_REGION.
     pub fn register_with_kvm(&self, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
-        for (slot, region) in (0..).zip(self.guest.iter()) {
-            let slot = kvm_userspace_memory_region {
-                slot,
-                flags: 0,
-                guest_phys_addr: region.start_addr().0,
-                memory_size: region.len(),
-                userspace_addr: region.get_mmap().as_ptr() as u64,
-            };
+        for slot in self.kvm_slots() {
             // SAFETY: the region is mapped, and vm-memory has checked that regions do not overlap.
             // The region stays mapped while the guest can run, because a `Machine` holds both the
             // `Memory` and the `VmFd`, and drops the VM first.
             unsafe { vm.set_user_memory_region(slot) }?;
         }
         Ok(())
+    }
+
+    /// Returns the memory slots of KVM, in the order of the mapped regions.
+    fn kvm_slots(&self) -> impl Iterator<Item = kvm_userspace_memory_region> {
+        (0..).zip(self.guest.iter()).map(|(slot, region)| kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: region.get_mmap().as_ptr() as u64,
+        })
     }
 }
 
@@ -273,10 +300,10 @@ fn backing_for_region<'a>(
 
 fn map_region(
     region: &MemoryRegion,
-    backing: &MemoryBacking,
-    offset: u64,
+    (backing, offset): (&MemoryBacking, u64),
     memory_options: &MemoryBackendOptions,
-) -> Result<GuestRegionMmap<()>, MemoryError> {
+    log: WriteLog,
+) -> Result<GuestRegionMmap<WriteLog>, MemoryError> {
     let bytes = region.range.end - region.range.start;
     check_file_length(backing, offset + bytes)?;
     let error = |operation, hint| {
@@ -297,7 +324,7 @@ fn map_region(
     } else {
         ""
     };
-    let mapping = MmapRegionBuilder::new(usize::try_from(bytes).expect("usize has 64 bits"))
+    let mapping = MmapRegionBuilder::new_with_bitmap(usize::try_from(bytes).expect("usize has 64 bits"), log)
         .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
         .with_mmap_flags(kind | reserve)
         .with_file_offset(FileOffset::from_arc(Arc::clone(&backing.file), offset))
@@ -309,7 +336,7 @@ fn map_region(
         advise_huge_pages(&mapping);
     }
     if let Some(node) = memory_options.host_numa_node {
-        bind_to_numa_node(&mapping, node, &backing.file)
+        bind_to_numa_node((mapping.as_ptr(), mapping.size()), node, &backing.file)
             .map_err(error("bind to a host NUMA node", "; does the node exist and have memory?"))?;
     }
     if memory_options.prefault {
@@ -329,7 +356,7 @@ fn check_file_length(backing: &MemoryBacking, needs: u64) -> Result<(), MemoryEr
 }
 
 /// Binds a mapping to one NUMA node of the host.
-fn bind_to_numa_node(region: &vm_memory::MmapRegion<()>, node: u32, file: &File) -> io::Result<()> {
+fn bind_to_numa_node((start, bytes): (*mut u8, usize), node: u32, file: &File) -> io::Result<()> {
     const WORD_BITS: u32 = u64::BITS;
     /// Flag of mbind(2), from linux/mempolicy.h: fail if existing pages are on other nodes.
     const MPOL_MF_STRICT: u32 = 1;
@@ -343,8 +370,8 @@ fn bind_to_numa_node(region: &vm_memory::MmapRegion<()>, node: u32, file: &File)
     }
     let mut mask = [0_u64; (NUMA_NODES_MAX / WORD_BITS) as usize];
     mask[(node / WORD_BITS) as usize] = 1 << (node % WORD_BITS);
-    let (start, bytes, bits) = (region.as_ptr(), region.size(), u64::from(NUMA_NODES_MAX) + 1);
-    // SAFETY: the region is mapped and the mask has `bits` - 1 bits. The call changes the
+    let bits = u64::from(NUMA_NODES_MAX) + 1;
+    // SAFETY: the range is mapped and the mask has `bits` - 1 bits. The call changes the
     // allocation policy, not the content of the memory.
     let done = unsafe {
         libc::syscall(libc::SYS_mbind, start, bytes, libc::MPOL_BIND, mask.as_ptr(), bits, MPOL_MF_STRICT)
@@ -353,7 +380,7 @@ fn bind_to_numa_node(region: &vm_memory::MmapRegion<()>, node: u32, file: &File)
 }
 
 /// Excludes guest memory from core dumps, because the memory may contain secrets of the guest.
-fn exclude_from_core_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
+fn exclude_from_core_dumps(region: &vm_memory::MmapRegion<WriteLog>) -> io::Result<()> {
     // SAFETY: the region is mapped. The advice does not change the content of the region.
     let done = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxDontDump)
@@ -364,7 +391,7 @@ fn exclude_from_core_dumps(region: &vm_memory::MmapRegion<()>) -> io::Result<()>
 /// Advises the kernel to use transparent huge pages for a mapping, which reduces TLB misses. The
 /// kernel follows the advice if shmem_enabled is `advise`, `within_size` or `always`. The error of
 /// a kernel without huge pages is ignored.
-fn advise_huge_pages(region: &vm_memory::MmapRegion<()>) {
+fn advise_huge_pages(region: &vm_memory::MmapRegion<WriteLog>) {
     // SAFETY: the region is mapped. The advice affects the size of future pages, not the content.
     let _ = unsafe {
         rustix::mm::madvise(region.as_ptr().cast(), region.size(), rustix::mm::Advice::LinuxHugepage)
@@ -372,7 +399,7 @@ fn advise_huge_pages(region: &vm_memory::MmapRegion<()>) {
 }
 
 /// Allocates all pages of a mapping.
-fn prefault(region: &vm_memory::MmapRegion<()>) -> io::Result<()> {
+fn prefault(region: &vm_memory::MmapRegion<WriteLog>) -> io::Result<()> {
     // SAFETY: the region is mapped. The kernel allocates missing pages and does not change the
     // content of the region.
     let done = unsafe {

@@ -10,7 +10,7 @@ use units::{Bytes, SLICE};
 use crate::{
     config::{Config, LocalNode, PoolNode},
     layout::{Local, MMIO_HOLE_START, Performance, Pool, Shape},
-    memory::{MemoryBackendOptions, MemoryBacking, MemoryBackings, MemoryOwner, create_memfd},
+    memory::{MemoryBackendOptions, MemoryBacking, MemoryBackings, MemoryOwner, SpareMemory, create_memfd},
 };
 
 /// Error returned when the memory of a guest cannot be acquired.
@@ -72,13 +72,13 @@ pub struct Source {
 }
 
 /// Acquires the memory of a guest. With an agent, the agent registers this process as the process
-/// of the VM.
+/// of the VM, with the absolute path of its control socket.
 ///
 /// # Errors
 /// [`SourceError`] if the memory is not available or does not match the options.
-pub fn acquire_memory(config: &Config) -> Result<Source, SourceError> {
+pub fn acquire_memory(config: &Config, control_socket: &Path) -> Result<Source, SourceError> {
     match &config.agent {
-        Some(socket) => acquire_from_agent(config, socket),
+        Some(socket) => acquire_from_agent(config, socket, control_socket),
         None => allocate_from_host(config),
     }
 }
@@ -143,7 +143,24 @@ fn allocate_from_host(config: &Config) -> Result<Source, SourceError> {
         let slice = |n| MemoryBacking { offset: Bytes::slices(n).get(), ..whole.clone() };
         source.add_pool_node(node.performance, (0..slices).map(slice).collect(), node.memory_options.clone());
     }
+    let pool_bytes = config.pool.iter().filter_map(|node| node.size).sum();
+    source.backings.spare = allocate_spare(config, pool_bytes)?;
     Ok(source)
+}
+
+/// Creates spare local memory for all pool memory of a guest without an agent. The memory has no
+/// pages until it is used.
+fn allocate_spare(config: &Config, bytes: Bytes) -> Result<Option<SpareMemory>, SourceError> {
+    if bytes.get() == 0 {
+        return Ok(None);
+    }
+    let backing = allocate_backing("spare", bytes, &MemoryBackendOptions::default())?;
+    Ok(Some(spare_memory(config, &backing, bytes.get())))
+}
+
+fn spare_memory(config: &Config, backing: &MemoryBacking, bytes: u64) -> SpareMemory {
+    let host_numa_node = config.local.first().and_then(|node| node.memory_options.host_numa_node);
+    SpareMemory { file: Arc::clone(&backing.file), offset: backing.offset, bytes, host_numa_node }
 }
 
 fn allocate_backing(
@@ -165,8 +182,10 @@ fn allocate_backing(
     Ok(MemoryBacking { file: Arc::new(file), offset: 0, owner: MemoryOwner::Local })
 }
 
-fn acquire_from_agent(config: &Config, socket: &Path) -> Result<Source, SourceError> {
-    let memory = with_agent(config, socket, |agent, vm| agent.attach(vm, MemoryForm::Descriptors))?;
+fn acquire_from_agent(config: &Config, socket: &Path, control_socket: &Path) -> Result<Source, SourceError> {
+    let memory = with_agent(config, socket, |agent, vm| {
+        agent.attach_with_control_socket(vm, MemoryForm::Descriptors, Some(control_socket))
+    })?;
     let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
     let mut source = Source::empty();
     source.split_local_memory(config, local)?;
@@ -321,6 +340,7 @@ impl Source {
     /// usage from its own file, so the agent reports no usage for such a node.
     fn split_local_memory(&mut self, config: &Config, region: Region) -> Result<(), SourceError> {
         let sizes = local_node_sizes(config, Bytes::new(region.bytes))?;
+        let (bytes, spare_bytes) = (region.bytes, region.spare_bytes);
         let whole =
             to_backing(region, MemoryOwner::Local).map_err(|reason| unusable_error(config, reason))?;
         let mut offset = whole.offset;
@@ -333,6 +353,8 @@ impl Source {
             self.add_local_node(node, bytes, part, node.memory_options.clone());
             offset += bytes.get();
         }
+        let end = MemoryBacking { offset: whole.offset + bytes, ..whole };
+        self.backings.spare = (spare_bytes > 0).then(|| spare_memory(config, &end, spare_bytes));
         Ok(())
     }
 }

@@ -17,11 +17,14 @@ pub enum ThreadRole {
     Rng,
     /// Thread that serves the control socket.
     Control,
+    /// Thread that moves pool memory to local memory.
+    Rehome,
 }
 
 impl ThreadRole {
     /// All roles, in the order of their declaration.
-    pub const ALL: [Self; 6] = [Self::Main, Self::Vcpu, Self::Block, Self::Net, Self::Rng, Self::Control];
+    pub const ALL: [Self; 7] =
+        [Self::Main, Self::Vcpu, Self::Block, Self::Net, Self::Rng, Self::Control, Self::Rehome];
 
     /// Returns whether the guest cannot continue without a thread of this role.
     pub fn is_essential(self) -> bool {
@@ -37,6 +40,7 @@ impl ThreadRole {
             Self::Net => "a network thread",
             Self::Rng => "the RNG thread",
             Self::Control => "the control socket thread",
+            Self::Rehome => "the rehome thread",
         }
     }
 }

@@ -2,6 +2,8 @@
 
 mod cpuid;
 mod mce;
+#[cfg(test)]
+pub(crate) mod test_guest;
 
 use std::{
     io,
@@ -54,7 +56,27 @@ pub struct VcpuError {
     errno: io::Error,
 }
 
-/// Gate at which vCPUs wait while the guest is paused. The gate is closed initially.
+/// Reason why vCPUs wait at the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PauseReason {
+    /// The guest has not started.
+    NotStarted,
+    /// A client has paused the guest.
+    Client,
+    /// The pool memory of the guest is replaced by local memory.
+    Rehome,
+    /// The guest writes faster than its pool memory is copied.
+    Throttle,
+}
+
+impl PauseReason {
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// Gate at which vCPUs wait while there is a reason to pause them. The initial reason is
+/// [`PauseReason::NotStarted`].
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
@@ -64,30 +86,44 @@ pub struct Gate {
 }
 
 /// State of a gate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
-    /// vCPUs run.
-    Open,
-    /// vCPUs wait.
-    #[default]
-    Closed,
-    /// vCPU threads end.
-    Stopped,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    /// Bits of the reasons to pause the vCPUs. If there are none, vCPUs run.
+    reasons: u8,
+    /// Whether vCPU threads end.
+    is_stopped: bool,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { reasons: PauseReason::NotStarted.bit(), is_stopped: false }
+    }
+}
+
+impl State {
+    fn is_closed(self) -> bool {
+        self.reasons != 0 && !self.is_stopped
+    }
 }
 
 impl Gate {
-    /// Opens or closes the gate.
-    pub fn set_open(&self, open: bool) {
-        self.set_state(if open { State::Open } else { State::Closed });
+    /// Adds a reason to pause the vCPUs.
+    pub fn close(&self, reason: PauseReason) {
+        self.update(|state| state.reasons |= reason.bit());
+    }
+
+    /// Removes a reason to pause the vCPUs. They run if there is no other reason.
+    pub fn open(&self, reason: PauseReason) {
+        self.update(|state| state.reasons &= !reason.bit());
     }
 
     /// Makes all vCPU threads end.
     pub fn stop(&self) {
-        self.set_state(State::Stopped);
+        self.update(|state| state.is_stopped = true);
     }
 
-    fn set_state(&self, state: State) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    fn update(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_all();
     }
 
@@ -100,14 +136,14 @@ impl Gate {
     /// before waiting.
     fn wait_until_open(&self, on_pause: impl FnOnce()) -> bool {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if *state == State::Open {
-            return true;
+        if !state.is_closed() {
+            return !state.is_stopped;
         }
         on_pause();
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        let state = self.changed.wait_while(state, |state| *state == State::Closed);
+        let state = self.changed.wait_while(state, |state| state.is_closed());
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        *state.unwrap_or_else(PoisonError::into_inner) == State::Open
+        !state.unwrap_or_else(PoisonError::into_inner).is_stopped
     }
 }
 

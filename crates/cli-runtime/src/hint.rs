@@ -23,6 +23,7 @@ const HINTS_BY_REASON: &[(&str, &str)] = &[
         "RESERVATION_NOT_FOUND",
         "list current and ended reservations with `tarn get reservations --include-ended`",
     ),
+    ("MIGRATION_AMBIGUOUS", "name the request with `tarn migration resolve --id`"),
     ("MIGRATION_NOT_FOUND", "list the migration requests with `tarn get migrations`"),
     (
         "SHARES_NOT_REPORTED",

@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use proto::v1;
-use units::{Bytes, Name, RequestId, ReservationId, limits::CORES_PER_HOST_MAX};
+use units::{Bytes, MigrationId, Name, RequestId, ReservationId, limits::CORES_PER_HOST_MAX};
 
 use cli_runtime::options::duration;
 use evaluate::replay;
@@ -172,6 +172,10 @@ pub enum Resource {
     /// List reservations, each the memory of one VM
     #[command(visible_alias = "reservation")]
     Reservations(ReservationFilter),
+    /// List VMs with pool memory, and the verdict of the monitor: fine, watch (suspected slowdown),
+    /// migrate (slowed down beyond the margin) or unknown (not sampled)
+    #[command(visible_alias = "vm")]
+    Vms(VmFilter),
     /// List migration requests and their states
     #[command(visible_alias = "migration")]
     Migrations(VmFilter),
@@ -223,10 +227,10 @@ pub struct ReservationFilter {
     pub include_ended: bool,
 }
 
-/// Optional name of a VM, to show only its migration requests.
+/// Optional name of a VM, to show only this VM or its migration requests.
 #[derive(Clone, Debug, Args)]
 pub struct VmFilter {
-    /// Show only migration requests for this VM
+    /// Show only this VM
     pub vm: Option<Name>,
 }
 
@@ -471,6 +475,9 @@ pub enum Migration {
         /// New state of the request
         #[arg(value_enum)]
         state: Resolution,
+        /// ID of the request; required if the VM has several requests
+        #[arg(long, value_name = "m-N")]
+        id: Option<MigrationId>,
         /// Reason, stored with the decision
         #[arg(long, value_name = "TEXT")]
         reason: Option<String>,

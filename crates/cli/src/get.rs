@@ -4,7 +4,7 @@ use proto::v1;
 
 use crate::{
     Connection, Failure, Format,
-    args::{Resource, VmOrReservation},
+    args::{Resource, VmFilter, VmOrReservation},
     lists, models, print, shares, view,
 };
 
@@ -31,6 +31,14 @@ pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format
                 lists::reservations(manager, filter.include_ended).await?,
             ),
         },
+        Resource::Vms(VmFilter { vm: Some(vm) }) => {
+            print::one(format, &view::Vm::from(find_reservation(manager, VmOrReservation::Vm(vm)).await?))
+        }
+        Resource::Vms(VmFilter { vm: None }) => {
+            let mut reservations = lists::reservations(manager, false).await?;
+            reservations.retain(|reservation| reservation.pool_bytes > 0);
+            print_list::<_, view::Vm>(format, reservations)
+        }
         Resource::Migrations(filter) => {
             let mut migrations = lists::migrations(manager).await?;
             migrations.retain(|m| filter.vm.as_ref().is_none_or(|vm| m.vm == vm.as_str()));
@@ -70,8 +78,12 @@ pub(crate) async fn reservation(
     manager: &Connection,
     target: VmOrReservation,
 ) -> Result<view::Reservation, Failure> {
+    Ok(find_reservation(manager, target).await?.into())
+}
+
+async fn find_reservation(manager: &Connection, target: VmOrReservation) -> Result<v1::Reservation, Failure> {
     let target = Some(target.into());
-    Ok(manager.call(manager.admin().get_reservation(v1::GetReservationRequest { target })).await?.into())
+    manager.call(manager.admin().get_reservation(v1::GetReservationRequest { target })).await
 }
 
 /// Requests the alarms, and returns all of them or those about `subject` ("host h1" or "h1").

@@ -143,11 +143,12 @@ pub(crate) async fn migration(
     manager: &Connection,
     format: Format,
 ) -> Result<(), Failure> {
-    let Migration::Resolve { vm, state, reason } = command;
+    let Migration::Resolve { vm, state, id, reason } = command;
     let request = v1::ResolveMigrationRequest {
         vm: vm.into(),
         state: v1::MigrationState::from(state).into(),
         answer: reason.unwrap_or_default(),
+        id: id.map(|id| id.to_string()).unwrap_or_default(),
     };
     print::one(
         format,

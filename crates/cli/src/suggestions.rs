@@ -4,7 +4,8 @@
 use crate::{
     Connection, Failure, ManagerCommand,
     args::{
-        CordonTarget, ExplainSubject, Migration, Resource, Set, Subject, UncordonTarget, VmOrReservation,
+        CordonTarget, ExplainSubject, Migration, Resource, Set, Subject, UncordonTarget, VmFilter,
+        VmOrReservation,
     },
     failure,
     hint::{self, RequestSubjects},
@@ -103,8 +104,10 @@ impl Names {
             Resource::Hosts(filter) => filter.name.as_ref().map(Self::host).unwrap_or_default(),
             Resource::Emcs(filter) => filter.name.as_ref().map(Self::emc).unwrap_or_default(),
             Resource::Reservations(filter) => filter.target.as_ref().map(Self::vm).unwrap_or_default(),
+            Resource::Vms(VmFilter { vm: Some(vm) }) => Self::vm(&VmOrReservation::Vm(vm.clone())),
             Resource::Shares(args) | Resource::Weights(args) => Self::host(&args.host),
             Resource::Rack
+            | Resource::Vms(VmFilter { vm: None })
             | Resource::Slices(_)
             | Resource::Migrations(_)
             | Resource::Models

@@ -5,7 +5,7 @@ pub(crate) use cli_runtime::table::{Column, Row, col, details, format_timestamp,
 
 use crate::view::{
     Alarm, Decision, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
-    SliceDetail, TargetResult, ValidationResult,
+    SliceDetail, TargetResult, ValidationResult, Vm,
 };
 
 fn text_or_dash(text: Option<&String>) -> String {
@@ -206,14 +206,39 @@ fn format_free_slices(host: &HostCapacity) -> String {
 
 impl Row for Migration {
     const COLUMNS: &'static [Column<Self>] = &[
+        col("ID", |m| m.id.clone()),
         col("REQUESTED", |m| format_timestamp(m.requested_unix_ms)),
         col("VM", |m| m.vm.clone()),
         col("HOST", |m| m.host.clone()),
+        col("KIND", |m| m.kind.clone()),
         col("STATE", |m| m.state.clone()),
         col("REASON", |m| m.reason.clone()),
         wide("RESOLUTION REASON", |m| text_or_dash(m.answer.as_ref())),
         wide("RESERVATION", |m| m.reservation.clone()),
+        wide("NEEDED LOCAL", |m| optional(m.slowdown.as_ref(), |s| size(s.needed_local_bytes))),
+        wide("HOSTS", |m| join_or_dash(m.slowdown.as_ref().map_or(&[], |s| s.hosts.as_slice()))),
     ];
+}
+
+impl Row for Vm {
+    const COLUMNS: &'static [Column<Self>] = &[
+        col("VM", |v| v.vm.clone()),
+        col("HOST", |v| v.host.clone()),
+        col("POOL", |v| size(v.pool_bytes)),
+        col("VERDICT", |v| v.verdict.clone()),
+        col("LOSS", |v| optional(v.loss, percent)),
+        col("ACCESSED", |v| optional(v.accessed_share, percent)),
+        col("SOURCE", |v| text_or_dash(v.access_source.as_ref())),
+        col("REASON", |v| text_or_dash(v.reason.as_ref())),
+        wide("SAMPLED", |v| optional(v.sampled_unix_ms, format_timestamp)),
+        wide("COUNTERS", |v| text_or_dash(v.counter_source.as_ref())),
+        wide("ACCESS PROBLEM", |v| text_or_dash(v.access_problem.as_ref())),
+        wide("RESERVATION", |v| v.reservation.clone()),
+    ];
+}
+
+fn optional<T>(value: Option<T>, format: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".into(), format)
 }
 
 impl Row for TargetResult {

@@ -206,7 +206,7 @@ pub(crate) struct EmcCapacity {
 }
 
 /// Migration request as printed by `tarn get migrations`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Migration {
     pub(crate) vm: String,
     pub(crate) reservation: String,
@@ -215,6 +215,41 @@ pub(crate) struct Migration {
     pub(crate) reason: String,
     pub(crate) requested_unix_ms: u64,
     pub(crate) answer: Option<String>,
+    pub(crate) id: String,
+    pub(crate) kind: String,
+    /// Evidence and remedies of a request because of a slowdown.
+    pub(crate) slowdown: Option<Slowdown>,
+}
+
+/// Evidence and remedies of a migration request because of a slowdown.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Slowdown {
+    pub(crate) loss: Option<f64>,
+    pub(crate) severity: f64,
+    pub(crate) samples: u32,
+    pub(crate) needed_local_bytes: u64,
+    pub(crate) hosts: Vec<String>,
+}
+
+/// VM with pool memory as printed by `tarn get vms`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Vm {
+    pub(crate) vm: String,
+    pub(crate) host: String,
+    pub(crate) reservation: String,
+    pub(crate) local_bytes: u64,
+    pub(crate) pool_bytes: u64,
+    /// "fine", "watch", "migrate", or "unknown" if the VM was not sampled.
+    pub(crate) verdict: String,
+    pub(crate) reason: Option<String>,
+    pub(crate) loss: Option<f64>,
+    pub(crate) accessed_share: Option<f64>,
+    pub(crate) accessed_share_low: Option<f64>,
+    pub(crate) accessed_share_high: Option<f64>,
+    pub(crate) access_source: Option<String>,
+    pub(crate) access_problem: Option<String>,
+    pub(crate) counter_source: Option<String>,
+    pub(crate) sampled_unix_ms: Option<u64>,
 }
 
 /// Change of a resource as printed by `tarn watch`, such as `{revision, at_unix_ms, slice: {...}}`.
@@ -457,6 +492,43 @@ impl From<v1::Migration> for Migration {
             reason: m.reason,
             requested_unix_ms: m.requested_unix_ms,
             answer: non_empty(m.answer),
+            id: m.id,
+            kind: enum_name(m.kind, "MIGRATION_KIND_", v1::MigrationKind::as_str_name),
+            slowdown: m.slowdown.map(Slowdown::from),
+        }
+    }
+}
+
+impl From<v1::Slowdown> for Slowdown {
+    fn from(s: v1::Slowdown) -> Self {
+        let v1::Slowdown { loss, severity, samples, needed_local_bytes, hosts } = s;
+        Self { loss, severity, samples, needed_local_bytes, hosts }
+    }
+}
+
+impl From<v1::Reservation> for Vm {
+    fn from(r: v1::Reservation) -> Self {
+        let m = r.monitoring;
+        let verdict = m
+            .as_ref()
+            .map(|m| enum_name(m.verdict, "MONITORING_VERDICT_", v1::MonitoringVerdict::as_str_name));
+        let m = m.unwrap_or_default();
+        Self {
+            vm: r.vm,
+            host: r.host,
+            reservation: r.reservation,
+            local_bytes: r.local_bytes,
+            pool_bytes: r.pool_bytes,
+            verdict: verdict.unwrap_or_else(|| "unknown".into()),
+            reason: non_empty(m.reason),
+            loss: m.loss,
+            accessed_share: m.accessed_share,
+            accessed_share_low: m.accessed_share_low,
+            accessed_share_high: m.accessed_share_high,
+            access_source: non_empty(m.access_source),
+            access_problem: non_empty(m.access_problem),
+            counter_source: non_empty(m.counter_source),
+            sampled_unix_ms: Some(m.sampled_unix_ms).filter(|at| *at > 0),
         }
     }
 }

@@ -75,14 +75,17 @@ pub struct Region {
     pub bytes: u64,
     /// Offset of the region in the backing file, in bytes.
     pub offset: u64,
+    /// Number of bytes after the region in its file that are reserved for moving the VM's pool
+    /// memory to local memory. 0 if that is not possible, and for slices.
+    pub spare_bytes: u64,
     /// File that contains the region.
     pub backing: RegionBacking,
 }
 
 impl Region {
     fn from_wire(region: wire::Region, backing: RegionBacking) -> Self {
-        let wire::Region { slice, emc, epoch, bytes, offset, .. } = region;
-        Self { slice: slice.map(|slice| (slice, epoch)), emc, bytes, offset, backing }
+        let wire::Region { slice, emc, epoch, bytes, offset, spare_bytes, .. } = region;
+        Self { slice: slice.map(|slice| (slice, epoch)), emc, bytes, offset, spare_bytes, backing }
     }
 
     /// Returns the backing file, open for reading and writing.
@@ -134,6 +137,9 @@ pub enum ClientError {
         /// Human-readable explanation.
         message: String,
     },
+    /// The path of the control socket cannot be sent to the agent.
+    #[error("cannot send the control socket {} to the host agent: must be an absolute path in UTF-8", .0.display())]
+    ControlSocket(PathBuf),
     /// The agent sent a reply that violates the protocol.
     #[error("invalid reply from the host agent: {0}")]
     InvalidReply(String),
@@ -164,12 +170,28 @@ impl Client {
         connected().map(Self).map_err(io_error("connect to"))
     }
 
-    /// Attaches this process to a VM and returns the VM's memory. A repeated call is allowed.
+    /// Attaches this process to a VM and returns the VM's memory. A repeated call is allowed. The
+    /// agent receives no control socket.
     ///
     /// # Errors
     /// [`ClientError`] if the agent does not reply, rejects the request or sends an invalid reply.
     pub fn attach(&self, vm: &str, form: wire::MemoryForm) -> Result<VmMemory, ClientError> {
-        self.send(Request::Attach(wire::Attach { vm: vm.to_owned(), form: form.into() }))?;
+        self.attach_with_control_socket(vm, form, None)
+    }
+
+    /// Attaches this process to a VM like [`Client::attach`]. `control_socket` is the absolute path
+    /// of the socket on which this process serves the gRPC service `Vmm`.
+    ///
+    /// # Errors
+    /// [`ClientError`] if the path is relative or not UTF-8, and the errors of [`Client::attach`].
+    pub fn attach_with_control_socket(
+        &self,
+        vm: &str,
+        form: wire::MemoryForm,
+        control_socket: Option<&Path>,
+    ) -> Result<VmMemory, ClientError> {
+        let control_socket = control_socket.map_or(Ok(String::new()), control_socket_text)?;
+        self.send(Request::Attach(wire::Attach { vm: vm.to_owned(), form: form.into(), control_socket }))?;
         self.receive_memory(VmMemory::add_attached_regions)
     }
 
@@ -274,6 +296,12 @@ impl VmMemory {
             Err(invalid_reply("descriptors in the reply to an inspect request"))
         }
     }
+}
+
+/// Returns the path of a control socket as it is sent to the agent.
+fn control_socket_text(path: &Path) -> Result<String, ClientError> {
+    let text = path.to_str().filter(|_| path.is_absolute());
+    text.map(str::to_owned).ok_or_else(|| ClientError::ControlSocket(path.to_owned()))
 }
 
 fn region_backing(region: &wire::Region) -> Option<RegionBacking> {

@@ -68,6 +68,8 @@ pub struct Caller {
     /// User of the process when it connected. A VMM that drops its root privileges after it has
     /// connected counts as root.
     pub uid: UserId,
+    /// Path of the socket on which the process can be controlled, if it has one.
+    pub control_socket: Option<String>,
 }
 
 /// Record of a VM's process and of the memory that the process gets. The record is durable before
@@ -88,6 +90,8 @@ pub struct VmRecord {
     pub uid: Option<UserId>,
     /// Slices that the process gets, each with its location.
     pub slices: BTreeMap<Holding, Handle>,
+    /// Path of the socket on which the process can be controlled, as reported by the process.
+    pub control_socket: Option<String>,
 }
 
 /// Record of a VM that the agent found when it started.

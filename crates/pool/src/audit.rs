@@ -143,7 +143,7 @@ pub enum DecisionKind {
         /// Reason for the migration.
         why: String,
     },
-    /// A migration request was withdrawn.
+    /// A migration request because of a drain was withdrawn.
     MigrationWithdrawn,
     /// The scheduler answered a migration request.
     MigrationAnswered {
@@ -176,6 +176,11 @@ pub enum DecisionKind {
     WeightsChanged {
         /// Tenants of the host that have a weight, each with its weight.
         weights: Vec<(Name, f64)>,
+    },
+    /// A migration request because of a slowdown was withdrawn or expired.
+    SlowdownEnded {
+        /// Reason for the end of the request.
+        why: String,
     },
 }
 
@@ -315,6 +320,7 @@ impl DecisionKind {
                     weights.iter().map(|(tenant, weight)| format!("{tenant}={weight}")).collect();
                 without_facts("weigh", format!("weights: {}", all.join(" ")))
             }
+            Self::SlowdownEnded { why } => without_facts("withdraw-migration", why.clone()),
         }
     }
 }

@@ -21,7 +21,7 @@ use std::{
 
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
-use units::{Bytes, EmcId, Epoch, HostId, Name, Ns, ReservationId, SliceId, UnixMs};
+use units::{Bytes, EmcId, Epoch, HostId, MigrationId, Name, Ns, ReservationId, SliceId, UnixMs};
 
 use self::{ended::EndedRequests, index::ReservationProgress, slots::Slots};
 pub use self::{
@@ -31,7 +31,7 @@ pub use self::{
 };
 use crate::{
     audit::{Actor, Decision, DecisionKind, Subject},
-    record::{Emc, Host, Key, Meta, Migration, Record, RequestKey, Reservation, Stage},
+    record::{Emc, Host, Key, Meta, Migration, MigrationKey, Record, RequestKey, Reservation, Stage},
     slice::{STATE_NAMES, Scrub, Slot, State},
 };
 
@@ -57,7 +57,7 @@ pub struct Ledger {
     emcs: BTreeMap<EmcId, EmcEntry>,
     hosts: BTreeMap<HostId, HostEntry>,
     reservations: BTreeMap<ReservationId, Reservation>,
-    migrations: BTreeMap<ReservationId, Migration>,
+    migrations: BTreeMap<MigrationKey, Migration>,
     by_emc_name: BTreeMap<Name, EmcId>,
     by_host_name: BTreeMap<Name, HostId>,
     by_vm: IndexMap<Name, ReservationId, FxBuildHasher>,
@@ -66,8 +66,10 @@ pub struct Ledger {
     by_request: IndexMap<RequestKey, ReservationId, FxBuildHasher>,
     deadlines: BTreeSet<(Ns, ReservationId)>,
     broken: BTreeSet<ReservationId>,
-    /// Retry times of declined migration requests, with their reservations.
-    declined: BTreeSet<(Ns, ReservationId)>,
+    /// Retry times of declined migration requests.
+    declined: BTreeSet<(Ns, MigrationKey)>,
+    /// Times at which migration requests because of slowdowns expire.
+    expiring: BTreeSet<(Ns, MigrationKey)>,
     /// Ended reservations that can expire: they have no outstanding slices and no running process.
     ended: EndedRequests,
     /// Number of outstanding slices of each reservation: slices that serve the reservation or are
@@ -247,6 +249,7 @@ impl Ledger {
             deadlines: BTreeSet::new(),
             broken: BTreeSet::new(),
             declined: BTreeSet::new(),
+            expiring: BTreeSet::new(),
             ended: EndedRequests::default(),
             outstanding_slices: IndexMap::default(),
             progress: IndexMap::default(),
@@ -274,13 +277,17 @@ impl Ledger {
         ledger
     }
 
-    /// Applies a change and returns its records, in which decisions have their final sequence
-    /// numbers. The records must be durable before any effect leaves the process.
+    /// Applies a change and returns its records, in which decisions and new migration requests have
+    /// their final numbers. The records must be durable before any effect leaves the process.
     pub fn apply(&mut self, change: Change) -> Vec<Record> {
         let mut records = change.0;
         for record in &mut records {
-            if let Record::Decision(seq, _) = record {
-                *seq = self.meta.next_decision;
+            match record {
+                Record::Decision(seq, _) => *seq = self.meta.next_decision,
+                Record::Migration(_, migration) if migration.id == MigrationId(0) => {
+                    migration.id.0 = self.meta.next_migration.0.max(1);
+                }
+                _ => {}
             }
             self.install(record.clone());
         }
@@ -481,14 +488,21 @@ impl Ledger {
     }
 
     fn install_migration(&mut self, id: ReservationId, migration: Migration) {
-        self.remove_migration(id);
-        self.declined.extend(migration.retry_at.map(|at| (at, id)));
-        self.migrations.insert(id, migration);
+        let key = migration.kind().of(id);
+        self.remove_migration(key);
+        self.meta.next_migration.0 = self.meta.next_migration.0.max(migration.id.0.saturating_add(1));
+        self.declined.extend(migration.retry_at.map(|at| (at, key)));
+        self.expiring.extend(migration.slowdown.map(|slowdown| (slowdown.expires_at, key)));
+        self.migrations.insert(key, migration);
     }
 
-    fn remove_migration(&mut self, id: ReservationId) {
-        if let Some(at) = self.migrations.remove(&id).and_then(|old| old.retry_at) {
-            self.declined.remove(&(at, id));
+    fn remove_migration(&mut self, key: MigrationKey) {
+        let Some(old) = self.migrations.remove(&key) else { return };
+        if let Some(at) = old.retry_at {
+            self.declined.remove(&(at, key));
+        }
+        if let Some(slowdown) = old.slowdown {
+            self.expiring.remove(&(slowdown.expires_at, key));
         }
     }
 
@@ -520,7 +534,7 @@ impl Ledger {
                     self.unindex_removed_host(id, &old);
                 }
             }
-            Key::Migration(id) => self.remove_migration(id),
+            Key::Migration(key) => self.remove_migration(key),
             // The meta record contains the range of stored decisions.
             Key::Decision(_) | Key::Slice(_) | Key::Meta => {}
         }
@@ -534,7 +548,9 @@ impl Ledger {
             Key::Host(id) => self.hosts.get(&id).map(|h| Record::Host(id, h.host.clone())),
             Key::Slice(id) => self.slot(id).map(|slot| Record::Slice(id, slot)),
             Key::Reservation(id) => self.reservations.get(&id).map(|r| Record::Reservation(id, r.clone())),
-            Key::Migration(id) => self.migrations.get(&id).map(|m| Record::Migration(id, m.clone())),
+            Key::Migration(key) => {
+                self.migrations.get(&key).map(|m| Record::Migration(key.reservation, m.clone()))
+            }
             Key::Decision(_) => None,
         };
         found.unwrap_or(Record::Deleted(key))

@@ -11,4 +11,5 @@ pub mod manager;
 pub mod protocol;
 pub mod record;
 pub mod rejection;
+pub mod request_budget;
 pub mod slice;

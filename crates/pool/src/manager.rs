@@ -62,7 +62,7 @@ use crate::{
     audit::Decision,
     ledger::{Change, Ledger, When},
     protocol::{DesiredState, Handle, Hello, ObservedState},
-    record::{Fence, Key, Meta, Record},
+    record::{Fence, Key, Meta, MigrationKey, Record},
     rejection::Rejection,
     slice::Call,
 };
@@ -204,7 +204,7 @@ enum Reply {
         place: crate::ledger::SchedulingTarget,
         drains: bool,
     },
-    Migration(ReservationId),
+    Migration(MigrationKey),
     Done,
     /// Rejection. It is sent only after earlier decisions became durable, because it may depend on
     /// them: for example, it may name a reservation that a failed write would lose.

@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Deserializer, Serialize};
-use units::{Bytes, EmcId, HostId, Name, Ns, RequestId, ReservationId, Revision, SliceId, UnixMs, UserId};
+use units::{
+    Bytes, EmcId, HostId, MigrationId, Name, Ns, RequestId, ReservationId, Revision, SliceId, UnixMs, UserId,
+};
 
-use crate::{audit::Decision, slice::Slot};
+use crate::{audit::Decision, request_budget::RequestCounts, slice::Slot};
 
 /// One durable record. A record replaces the earlier record with the same [`Key`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,9 +45,38 @@ pub enum Key {
     /// Key of a [`Record::Reservation`].
     Reservation(ReservationId),
     /// Key of a [`Record::Migration`].
-    Migration(ReservationId),
+    Migration(MigrationKey),
     /// Key of a [`Record::Decision`].
     Decision(u64),
+}
+
+/// Key of a migration request: the VM's reservation and the cause. A VM has at most one request of
+/// each kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct MigrationKey {
+    /// Reservation of the VM.
+    pub reservation: ReservationId,
+    /// Cause of the request.
+    pub kind: MigrationKind,
+}
+
+/// Cause of a migration request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum MigrationKind {
+    /// The VM's host or an EMC of its slices is draining.
+    Drain,
+    /// Pool memory slows the VM down.
+    Slowdown,
+}
+
+impl MigrationKind {
+    /// All kinds, in ascending order.
+    pub const ALL: [Self; 2] = [Self::Drain, Self::Slowdown];
+
+    /// Returns the key of a reservation's request of this kind.
+    pub const fn of(self, reservation: ReservationId) -> MigrationKey {
+        MigrationKey { reservation, kind: self }
+    }
 }
 
 impl Record {
@@ -57,7 +88,7 @@ impl Record {
             Self::Host(id, _) => Key::Host(*id),
             Self::Slice(id, _) => Key::Slice(*id),
             Self::Reservation(id, _) => Key::Reservation(*id),
-            Self::Migration(id, _) => Key::Migration(*id),
+            Self::Migration(id, migration) => Key::Migration(migration.kind().of(*id)),
             Self::Decision(seq, _) => Key::Decision(*seq),
             Self::Deleted(key) => *key,
         }
@@ -87,6 +118,12 @@ pub struct Meta {
     pub next_emc: EmcId,
     /// ID of the first slice of the next EMC.
     pub next_slice: SliceId,
+    /// ID of the next migration request; 0 if an earlier version wrote the record.
+    #[serde(deserialize_with = "default_if_absent")]
+    pub next_migration: MigrationId,
+    /// Recent migration requests because of slowdowns.
+    #[serde(deserialize_with = "default_if_absent")]
+    pub slowdown_requests: RequestCounts,
 }
 
 impl Meta {
@@ -103,6 +140,8 @@ impl Meta {
             next_host: HostId(0),
             next_emc: EmcId(0),
             next_slice: SliceId(0),
+            next_migration: MigrationId(0),
+            slowdown_requests: RequestCounts::default(),
         }
     }
 }
@@ -392,7 +431,7 @@ impl Reservation {
 }
 
 /// Request to the scheduler to migrate a VM.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Migration {
     /// Name of the VM to migrate.
     pub vm: Name,
@@ -408,6 +447,51 @@ pub struct Migration {
     pub explanation: String,
     /// Rack time at which a declined request is repeated; `None` if the request was not declined.
     pub retry_at: Option<Ns>,
+    /// ID of the request; 0 if an earlier version made the request.
+    #[serde(deserialize_with = "default_if_absent")]
+    pub id: MigrationId,
+    /// Evidence of a request because of a slowdown; `None` for a drain.
+    #[serde(deserialize_with = "default_if_absent")]
+    pub slowdown: Option<Slowdown>,
+}
+
+impl Migration {
+    /// Returns the cause of the request.
+    pub const fn kind(&self) -> MigrationKind {
+        if self.slowdown.is_some() { MigrationKind::Slowdown } else { MigrationKind::Drain }
+    }
+}
+
+/// Latest evidence that pool memory slows a VM down.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Slowdown {
+    /// Estimate of the slowdown.
+    pub estimate: SlowdownEstimate,
+    /// Rack time at which the request expires, unless the slowdown is observed again.
+    pub expires_at: Ns,
+}
+
+/// Estimate of the slowdown of a VM by pool memory.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SlowdownEstimate {
+    /// Slowdown relative to local memory: 0.1 is 10 % longer run time. `None` without processor
+    /// counters.
+    pub loss: Option<f64>,
+    /// Urgency: the estimate divided by the threshold above which a VM must be migrated.
+    pub severity: f64,
+    /// Number of samples on which the estimate is based.
+    pub samples: u32,
+}
+
+impl std::fmt::Display for SlowdownEstimate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { loss, severity, samples } = self;
+        match loss {
+            Some(loss) => write!(f, "pool memory slows the VM down by an estimated {:.1} %", 100.0 * loss)?,
+            None => f.write_str("the VM accesses much of its pool memory")?,
+        }
+        write!(f, " (severity {severity:.2}, {samples} samples)")
+    }
 }
 
 /// Answer of the scheduler to a migration request.

@@ -1,7 +1,7 @@
 //! Rejections of requests. Each has a machine-readable reason and a message for operators.
 
 use crate::audit::ExclusionReason;
-use units::{Bytes, Name, RequestId, ReservationId, SliceId};
+use units::{Bytes, MigrationId, Name, RequestId, ReservationId, SliceId};
 
 /// Reason why a request was rejected. A rejected request changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,9 +21,32 @@ pub enum Rejection {
     /// The reservation does not exist or was deleted.
     #[error("reservation {0} does not exist or was deleted")]
     NoSuchReservation(ReservationId),
-    /// The VM has no open migration request.
-    #[error("vm {0} has no migration request")]
-    NoSuchMigration(Name),
+    /// The VM has no migration request, or none with this ID.
+    #[error("vm {vm} has no migration request{}", format_id(*.id))]
+    NoSuchMigration {
+        /// Name of the VM.
+        vm: Name,
+        /// Requested ID, if any.
+        id: Option<MigrationId>,
+    },
+    /// The VM has several migration requests, and the answer names none.
+    #[error("vm {vm} has the migration requests {} and {}: id must name one", .ids[0], .ids[1])]
+    AmbiguousMigration {
+        /// Name of the VM.
+        vm: Name,
+        /// IDs of the VM's requests.
+        ids: [MigrationId; 2],
+    },
+    /// Too many migration requests because of slowdowns were made in the last hour.
+    #[error(
+        "{recent} migrations because of slowdowns were requested in the last hour, at most {max} are allowed"
+    )]
+    SlowdownBudgetExhausted {
+        /// Number of requests in the last hour.
+        recent: u32,
+        /// Maximum number of requests per hour.
+        max: u32,
+    },
     /// A field of the request violates its rule.
     #[error("{field}: {value} {rule}")]
     InvalidValue {
@@ -188,6 +211,10 @@ pub enum Rejection {
     },
 }
 
+fn format_id(id: Option<MigrationId>) -> String {
+    id.map_or_else(String::new, |id| format!(" {id}"))
+}
+
 /// Formats the EMCs that cannot be used, for example "; not counted: 4 on e1 (cordoned)".
 fn format_excluded_emcs(closed: &[(Name, u32, ExclusionReason)]) -> String {
     let each = closed.iter().map(|(emc, free, why)| format!("{free} on {emc} ({why})"));
@@ -204,7 +231,9 @@ impl Rejection {
             Self::NoSuchSlice(_) => "SLICE_NOT_FOUND",
             Self::NoSuchVm(_) => "VM_NOT_FOUND",
             Self::NoSuchReservation(_) => "RESERVATION_NOT_FOUND",
-            Self::NoSuchMigration(_) => "MIGRATION_NOT_FOUND",
+            Self::NoSuchMigration { .. } => "MIGRATION_NOT_FOUND",
+            Self::AmbiguousMigration { .. } => "MIGRATION_AMBIGUOUS",
+            Self::SlowdownBudgetExhausted { .. } => "SLOWDOWN_BUDGET_EXHAUSTED",
             Self::InvalidValue { .. } => "BAD_VALUE",
             Self::RequestReused { .. } => "REQUEST_ID_REUSED",
             Self::VmAlreadyReserved { .. } => "VM_ALREADY_RESERVED",

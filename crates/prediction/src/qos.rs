@@ -1,6 +1,6 @@
 //! QoS monitor of running VMs (Pond, sections 4.5 B and 4.6). A [`Judge`] follows one VM. It
 //! derives from samples whether pool memory slows the VM down beyond the performance degradation
-//! margin (PDM). A [`MigrationBudget`] limits the number of migration requests.
+//! margin (PDM). [`hourly_budget`] limits the number of migration requests.
 //!
 //! A VM is judged in two steps. The first step decides whether the VM must be monitored: it is
 //! placed entirely on the pool, or its frigid memory was overpredicted, so that it accesses its
@@ -18,7 +18,7 @@ mod judge;
 mod loss;
 mod sample;
 
-pub use budget::{MigrationBudget, select_most_harmed};
+pub use budget::{hourly_budget, select_most_harmed};
 pub use judge::{Judge, Judgement, Reason, Verdict};
 pub use loss::{Evidence, LabelledRun, LossModel, Quality};
 pub use sample::{AccessedShare, AccessedShareError, LoadSource, Placement, PoolLoads, Sample, SampleError};

@@ -12,8 +12,9 @@ mod workloads;
 
 use std::collections::BTreeMap;
 
+use pool::request_budget::RequestCounts;
 use prediction::{
-    qos::{LossModel, MigrationBudget, Verdict, select_most_harmed},
+    qos::{LossModel, Verdict, hourly_budget, select_most_harmed},
     sensitivity::{Model, backtest::EvaluationError},
 };
 use rand::SeedableRng;
@@ -69,7 +70,8 @@ struct Simulation<'a> {
     histories: Vec<VmHistory>,
     library: &'a WorkloadLibrary,
     model: &'a LossModel,
-    budget: MigrationBudget,
+    /// Requests of the last hour.
+    requests: RequestCounts,
     checker: BudgetChecker,
     /// Requested migrations: index of the VM, and the sample at which the migration completes.
     migrations: BTreeMap<usize, u32>,
@@ -90,7 +92,7 @@ impl<'a> Simulation<'a> {
             histories,
             library,
             model,
-            budget: MigrationBudget::default(),
+            requests: RequestCounts::default(),
             checker,
             migrations: BTreeMap::new(),
             parameters,
@@ -137,9 +139,10 @@ impl<'a> Simulation<'a> {
 
     fn request_migrations(&mut self, candidates: Vec<(usize, f64)>, sample: u32) {
         let now = Ns(SAMPLE_INTERVAL.0 * u64::from(sample + 1));
-        let available = self.budget.available(self.parameters.x, self.vms.len(), now);
-        for index in select_most_harmed(candidates, available) {
-            self.budget.record(now);
+        let budget = hourly_budget(self.parameters.x, self.vms.len());
+        let available = budget.saturating_sub(self.requests.recent(now));
+        for index in select_most_harmed(candidates, available as usize) {
+            self.requests.record(now);
             self.checker.record(now);
             self.histories[index].is_requested = true;
             self.migrations.insert(index, sample + MIGRATION_SAMPLES);

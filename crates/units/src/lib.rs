@@ -16,7 +16,9 @@ mod user;
 pub use chain::chain;
 pub use limited_read::read_limited;
 pub use name::{Name, NameError, RequestId};
-pub use number::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, Revision, SliceId};
+pub use number::{
+    DesiredVersion, EmcId, Epoch, HostId, InstanceId, MigrationId, ReservationId, Revision, SliceId,
+};
 pub use quoted::{QuotedText, escaped, shortened};
 pub use size::{Bytes, Fraction, FractionError, SLICE, SizeError};
 pub use time::{Ns, UnixMs};

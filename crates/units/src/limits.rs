@@ -69,6 +69,37 @@ pub const GUEST_STOP_WAIT_DEFAULT: Ns = Ns::secs(40);
 pub const GUEST_STOP_WAIT_MAX: Ns = Ns::secs(24 * 3600);
 /// Interval at which an agent measures the touched memory of each guest.
 pub const TOUCHED_MEMORY_SAMPLE_INTERVAL: Ns = Ns::secs(10);
+/// Number of pages of each pool node that a VMM selects for an interval of access sampling. The
+/// standard error of the measured fraction is at most 3.6 percentage points.
+pub const ACCESS_SAMPLE_PAGES: u32 = 200;
+/// Minimum length of an interval of access sampling. The limit bounds the page faults that sampling
+/// causes.
+pub const ACCESS_SAMPLE_INTERVAL_MIN: Ns = Ns::secs(1);
+/// Maximum size of the pages that access sampling selects. The kernel does not report the page table
+/// entries of larger device pages; it splits them instead.
+pub const ACCESS_SAMPLE_PAGE_MAX: Bytes = Bytes::mib(2);
+/// Maximum estimated time to copy the remaining pages while a guest is paused, when its pool memory
+/// is moved to local memory.
+pub const REHOME_PAUSE_MAX: Ns = Ns::ms(20);
+/// Maximum speed of copying pages that is assumed, in bytes per second. The measured speed is
+/// unreliable before many pages were copied.
+pub const REHOME_COPY_BYTES_PER_S_MAX: u64 = 4 << 30;
+/// Maximum number of rounds in which the pool memory of a guest is copied to local memory.
+pub const REHOME_ROUNDS_MAX: u32 = 40;
+/// Number of rounds before the vCPUs of a guest are throttled.
+pub const REHOME_ROUNDS_BEFORE_THROTTLE: u32 = 4;
+/// Period in which throttled vCPUs are stopped once.
+pub const REHOME_THROTTLE_PERIOD: Ns = Ns::ms(20);
+/// Increase of the throttle per round that does not converge, in percent of the period.
+pub const REHOME_THROTTLE_STEP_PERCENT: u32 = 10;
+/// Maximum throttle, in percent of the period.
+pub const REHOME_THROTTLE_PERCENT_MAX: u32 = 99;
+/// Maximum number of pages that are copied to local memory at a time.
+pub const REHOME_CHUNK_PAGES: usize = 64;
+/// Timeout for all devices of a paused guest to become idle.
+pub const REHOME_DEVICES_STOP_TIMEOUT: Ns = Ns::ms(500);
+/// Interval at which a device that is not idle is checked again.
+pub const REHOME_DEVICES_CHECK_INTERVAL: Ns = Ns::ms(1);
 /// Maximum number of cores of a host.
 pub const CORES_PER_HOST_MAX: u32 = 4096;
 /// Maximum local memory of a host, in MiB (64 TiB).
@@ -566,12 +597,29 @@ pub const CURVE_KNOTS_MAX: usize = 4096;
 pub const QOS_PAGES_PER_SAMPLE_MAX: u32 = 4096;
 /// Maximum number of VMs in a simulation of the QoS monitor.
 pub const QOS_SIMULATED_VMS_MAX: u32 = 1_000_000;
+/// Default interval between two samples of a VM.
+pub const QOS_SAMPLE_INTERVAL_DEFAULT: Ns = Ns::secs(30);
+/// Maximum number of VMMs that an agent calls at the same time.
+pub const VMM_CALLS_IN_FLIGHT_MAX: usize = 16;
+/// Maximum time for a connection to a VMM, and for the VMM's response.
+pub const VMM_RESPONSE_TIMEOUT: Ns = Ns::secs(2);
+/// Maximum size of a VMM's response to the agent, in bytes.
+pub const VMM_RESPONSE_BYTES_MAX: usize = 64 << 10;
+/// Shortest time between two samples of a VM. Samples that follow sooner are dropped.
+pub const QOS_SAMPLE_INTERVAL_MIN: Ns = Ns::secs(1);
+/// Maximum length of an agent's explanation why it cannot sample a VM, in bytes.
+pub const QOS_PROBLEM_BYTES_MAX: usize = 256;
+/// Maximum number of hosts that a migration request names as targets.
+pub const MIGRATION_HOSTS_MAX: usize = 16;
 /// Longest time between two samples of a VM. After a longer gap, earlier samples do not count.
 pub const QOS_SAMPLE_GAP_MAX: Ns = Ns::secs(300);
 /// Time without harm after which a harmed VM counts as fine again.
 pub const QOS_RECOVERY_TIME: Ns = Ns::secs(3600);
 /// Maximum number of migration requests per hour because of slowdowns.
-pub const QOS_REQUESTS_PER_HOUR_MAX: usize = 4096;
+pub const QOS_REQUESTS_PER_HOUR_MAX: u32 = 4096;
+/// Time after which a migration request because of a slowdown expires if the slowdown was not
+/// observed again.
+pub const SLOWDOWN_REQUEST_TTL: Ns = QOS_RECOVERY_TIME;
 
 const _: () = assert!(SLICES_MAX as usize >= SLICES_PER_EMC_MAX as usize, "an EMC must fit into a rack");
 const _: () = assert!(SLICES_PER_VM_MAX <= SLICES_PER_EMC_MAX, "a VM must fit on an EMC");

@@ -40,6 +40,10 @@ number_type!(
     ReservationId(u64), "r-"
 );
 number_type!(
+    /// Number of a migration request. Numbers are never reused. Displayed as m-N.
+    MigrationId(u64), "m-"
+);
+number_type!(
     /// Counter of ownership changes of one slice, from 1. Each new owner gets the next epoch, even
     /// a host that only scrubs the slice. Epochs of a slice never repeat.
     Epoch(u64), ""
@@ -76,6 +80,17 @@ impl std::str::FromStr for ReservationId {
         text.strip_prefix("r-").and_then(|n| n.parse().ok()).map(Self).ok_or_else(|| {
             let text = QuotedText(text);
             format!("{text} is not a reservation: must be r- and a number, such as r-7")
+        })
+    }
+}
+
+impl std::str::FromStr for MigrationId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.strip_prefix("m-").and_then(|n| n.parse().ok()).map(Self).ok_or_else(|| {
+            let text = QuotedText(text);
+            format!("{text} is not a migration request: must be m- and a number, such as m-7")
         })
     }
 }

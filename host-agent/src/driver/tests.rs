@@ -107,7 +107,7 @@ impl Rig {
 
     async fn attach_process(&self, pid: u32) -> Result<VmMemory, DriverError> {
         let process = process::identify_process(pid).unwrap();
-        let caller = Caller { process, uid: UserId::ROOT };
+        let caller = Caller { process, uid: UserId::ROOT, control_socket: None };
         self.driver.attach(name(), caller, MemoryForm::Descriptors).await
     }
 }
@@ -278,7 +278,7 @@ async fn manager_of_another_rack_is_disconnected() {
 async fn vm_is_unknown_only_after_first_desired_state() {
     let mut rig = Rig::start_disconnected(Fake::default());
     let process = process::identify_process(std::process::id()).unwrap();
-    let caller = Caller { process, uid: UserId::ROOT };
+    let caller = Caller { process, uid: UserId::ROOT, control_socket: None };
     let refused = [
         rig.attach().await.unwrap_err(),
         rig.driver.inspect_memory(name(), caller.clone()).await.unwrap_err(),
@@ -316,6 +316,7 @@ async fn record_deleted_during_a_write_is_not_created_again() {
         pinned: false,
         uid: None,
         slices: BTreeMap::new(),
+        control_socket: None,
     };
     let mut driver = idle_driver(dir.path(), records.clone());
     driver.perform(Effect::Record(record.clone()));

@@ -215,7 +215,16 @@ mod tests {
     fn record() -> VmRecord {
         let process = process::identify_process(std::process::id()).unwrap();
         let ObservedVm { vm, local, pinned, .. } = vm();
-        VmRecord { reservation: ID, vm, process, local, pinned, slices: BTreeMap::new(), uid: None }
+        VmRecord {
+            reservation: ID,
+            vm,
+            process,
+            local,
+            pinned,
+            slices: BTreeMap::new(),
+            uid: None,
+            control_socket: None,
+        }
     }
 
     #[test]

@@ -379,6 +379,7 @@ mod tests {
             pinned,
             uid: None,
             slices: BTreeMap::from([(SLICE_1, Handle::new("emc", "cxl:0x1:0"))]),
+            control_socket: None,
         }
     }
 

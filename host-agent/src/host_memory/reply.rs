@@ -104,6 +104,7 @@ fn to_wire_region(region: MemoryRegion) -> (wire::Region, Option<Arc<OwnedFd>>) 
         bytes: region.bytes.get(),
         offset: region.offset,
         path,
+        spare_bytes: 0, // the agent does not provide spare memory
     };
     (converted, descriptor)
 }

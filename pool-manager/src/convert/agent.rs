@@ -55,7 +55,7 @@ fn to_holding(h: wire::SliceEpoch) -> Holding {
     Holding { slice: SliceId(h.slice), epoch: Epoch(h.epoch) }
 }
 
-fn parse_reservation_id(text: &str) -> Result<ReservationId, InvalidField> {
+pub(super) fn parse_reservation_id(text: &str) -> Result<ReservationId, InvalidField> {
     text.parse().map_err(|problem| InvalidField { field: "reservation", problem })
 }
 

@@ -10,7 +10,7 @@ use units::limits::{
     COMMIT_TIMEOUT_MAX, CORES_PER_HOST_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX, REASON_BYTES_MAX,
     SLICES_PER_VM_MAX, WAIT_READY_TIMEOUT_MAX,
 };
-use units::{Bytes, Name, NameError, Ns, RequestId, ReservationId, SliceId, UserId};
+use units::{Bytes, MigrationId, Name, NameError, Ns, RequestId, ReservationId, SliceId, UserId};
 
 use crate::plan_request::Plan;
 
@@ -53,6 +53,15 @@ fn parse_new_vm_name(text: &str) -> Result<Name, InvalidField> {
 /// [`InvalidField`] if the name is empty or malformed.
 pub fn parse_name(field: &'static str, text: &str) -> Result<Name, InvalidField> {
     Name::new(text).map_err(|error: NameError| InvalidField { field, problem: error.to_string() })
+}
+
+/// Validates the ID of a migration request; an empty ID is `None`.
+///
+/// # Errors
+/// [`InvalidField`] if the ID is malformed.
+pub fn parse_migration_id(text: &str) -> Result<Option<MigrationId>, InvalidField> {
+    let id = (!text.is_empty()).then(|| text.parse());
+    id.transpose().map_err(|problem| InvalidField { field: "id", problem })
 }
 
 /// Returns the name of the client: from its certificate with mTLS, otherwise from the request.

@@ -6,11 +6,11 @@ use pool::{
     audit::Decision,
     ledger::{EmcEntry, HostEntry, Ledger, When},
     manager::{Alarm, EmcState, HostState, Manager, ReservationView},
-    record::{Fence, Key, Migration, MigrationAnswer, Scheduling, Stage},
+    record::{Fence, Key, Migration, MigrationAnswer, MigrationKind, Scheduling, Stage},
     slice::{Receipt, Scrub, Slot, State},
 };
 use proto::v1 as wire;
-use units::{Bytes, EmcId, HostId, Name, ReservationId, SliceId};
+use units::{Bytes, EmcId, HostId, Name, ReservationId, SliceId, limits::MIGRATION_HOSTS_MAX};
 
 use crate::write_chunk::WriteChunk;
 
@@ -110,6 +110,7 @@ pub fn reservation_message(view: ReservationView) -> wire::Reservation {
         request_id: r.request.id.to_string(),
         slices_online: view.online,
         reason,
+        monitoring: None,
     }
 }
 
@@ -240,17 +241,20 @@ pub fn capacity(manager: &Manager) -> CapacityView {
         free_slices: if entry.up && entry.emc.scheduling == Scheduling::Enabled { entry.free() } else { 0 },
         slices: entry.emc.slices,
     };
-    let host = |(id, entry): (HostId, &HostEntry)| HostView {
-        name: entry.host.name.clone(),
-        schedulable: manager.is_schedulable(id),
-        free_cores: entry.cores_free(),
-        free_local: entry.local_free(),
-        emcs: entry.host.emcs.clone(),
-    };
     CapacityView {
         revision: ledger.meta().revision.0,
         emcs: ledger.emcs().map(|(id, entry)| (id, emc(entry))).collect(),
-        hosts: ledger.hosts().map(host).collect(),
+        hosts: ledger.hosts().map(|(id, entry)| host_view(entry, manager.is_schedulable(id))).collect(),
+    }
+}
+
+fn host_view(entry: &HostEntry, schedulable: bool) -> HostView {
+    HostView {
+        name: entry.host.name.clone(),
+        schedulable,
+        free_cores: entry.cores_free(),
+        free_local: entry.local_free(),
+        emcs: entry.host.emcs.clone(),
     }
 }
 
@@ -277,8 +281,69 @@ impl From<CapacityView> for wire::Capacity {
     }
 }
 
-/// Converts a request to migrate a VM.
-pub fn migration_message(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Migration {
+/// Migration requests, and the free capacity of the hosts to which VMs can migrate.
+#[derive(Clone, Debug, Default)]
+pub struct MigrationList {
+    requests: Vec<MigrationView>,
+    /// Hosts that accept reservations; empty if no request is because of a slowdown.
+    hosts: Vec<HostView>,
+}
+
+/// Migration request, with values derived from the ledger.
+#[derive(Clone, Debug)]
+struct MigrationView {
+    message: wire::Migration,
+    /// Memory and cores of the whole VM.
+    memory: Bytes,
+    cores: u32,
+}
+
+/// Copies migration requests from the ledger.
+pub fn migration_list<'a>(
+    manager: &Manager,
+    requests: impl Iterator<Item = (ReservationId, &'a Migration)>,
+) -> MigrationList {
+    let ledger = manager.durable();
+    let requests: Vec<_> = requests.map(|(id, migration)| migration_view(ledger, id, migration)).collect();
+    let needs_hosts = requests.iter().any(|request| request.message.slowdown.is_some());
+    let hosts = ledger.hosts().filter(|(id, _)| needs_hosts && manager.is_schedulable(*id));
+    MigrationList { hosts: hosts.map(|(_, entry)| host_view(entry, true)).collect(), requests }
+}
+
+impl From<MigrationList> for Vec<wire::Migration> {
+    fn from(MigrationList { requests, hosts }: MigrationList) -> Self {
+        let messages = requests.into_iter().map(|MigrationView { mut message, memory, cores }| {
+            if let Some(slowdown) = &mut message.slowdown {
+                let fits = |host: &&HostView| host.free_local >= memory && host.free_cores >= cores;
+                let names = hosts.iter().filter(fits).map(|host| host.name.to_string());
+                slowdown.hosts = names.take(MIGRATION_HOSTS_MAX).collect();
+            }
+            message
+        });
+        messages.collect()
+    }
+}
+
+fn migration_view(ledger: &Ledger, id: ReservationId, migration: &Migration) -> MigrationView {
+    let reservation = ledger.reservation(id);
+    let slices = reservation.map_or(0, |reservation| reservation.slices.len());
+    let pool = Bytes::slices(u32::try_from(slices).unwrap_or(u32::MAX));
+    let slowdown = migration.slowdown.map(|slowdown| wire::Slowdown {
+        loss: slowdown.estimate.loss,
+        severity: slowdown.estimate.severity,
+        samples: slowdown.estimate.samples,
+        needed_local_bytes: pool.get(),
+        hosts: Vec::new(),
+    });
+    MigrationView {
+        message: wire::Migration { slowdown, ..migration_message(ledger, id, migration) },
+        memory: [reservation.map_or(Bytes::ZERO, |reservation| reservation.local), pool].into_iter().sum(),
+        cores: reservation.map_or(0, |reservation| reservation.cores),
+    }
+}
+
+/// Converts a request to migrate a VM, without evidence.
+fn migration_message(ledger: &Ledger, id: ReservationId, m: &Migration) -> wire::Migration {
     let state = match m.answer {
         MigrationAnswer::Open => wire::MigrationState::Open,
         MigrationAnswer::Accepted => wire::MigrationState::Accepted,
@@ -293,6 +358,13 @@ pub fn migration_message(ledger: &Ledger, id: ReservationId, m: &Migration) -> w
         requested_unix_ms: m.requested_at.0,
         answer: m.explanation.clone(),
         reservation: id.to_string(),
+        id: m.id.to_string(),
+        kind: match m.kind() {
+            MigrationKind::Drain => wire::MigrationKind::Drain,
+            MigrationKind::Slowdown => wire::MigrationKind::Slowdown,
+        }
+        .into(),
+        slowdown: None,
     }
 }
 

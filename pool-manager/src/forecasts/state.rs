@@ -192,6 +192,11 @@ impl State {
         Some(write)
     }
 
+    /// Returns whether a running VM was placed entirely on the pool.
+    pub fn is_pool_only(&self, id: ReservationId) -> bool {
+        self.running.get(&id).is_some_and(|start| start.pool_only)
+    }
+
     /// Records how much memory a running VM has touched so far. Ignores other VMs.
     pub fn record_peak(&mut self, host: HostId, id: ReservationId, bytes: Bytes, measured_at: UnixMs) {
         if self.running.contains_key(&id) {

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use pool::{
-    manager::{Manager, Request as PoolRequest, RequestReply},
+    manager::{Manager, Request as PoolRequest, RequestReply, ReservationView},
     record::Scheduling,
 };
 use proto::v1::{self as wire, admin_server};
@@ -55,6 +55,12 @@ impl Admin {
     ) -> Reply<T> {
         let found = self.read(read).await?;
         found.map(Response::new).map_err(|rejection| driver_error_status(DriverError::Rejection(rejection)))
+    }
+
+    /// Converts a reservation, and adds the verdict about its VM.
+    fn monitored_reservation(&self, view: ReservationView) -> wire::Reservation {
+        let monitoring = self.0.monitor.message(view.id);
+        wire::Reservation { monitoring, ..convert::reservation_message(view) }
     }
 
     async fn request_target(&self, request: PoolRequest) -> Reply<wire::TargetResponse> {
@@ -229,7 +235,7 @@ impl admin_server::Admin for Admin {
         let copy_chunk =
             |manager: &Manager, after, max| lists::reservations(manager, after, request.ended, max);
         let ListChunk { entries, next } = self.collect_list(after, page, copy_chunk).await?;
-        let reservations = entries.into_iter().map(convert::reservation_message).collect();
+        let reservations = entries.into_iter().map(|view| self.monitored_reservation(view)).collect();
         let next_after = next.map(|id| id.to_string()).unwrap_or_default();
         Ok(Response::new(wire::ListReservationsResponse { reservations, next_after, revision }))
     }
@@ -240,15 +246,12 @@ impl admin_server::Admin for Admin {
     ) -> Reply<wire::Reservation> {
         self.0.admit_operator(&request)?;
         let target = convert::parse_reservation_ref(request.into_inner().target).map_err(invalid_argument)?;
-        self.find(move |manager| {
+        let found = self.find(move |manager| {
             let ledger = manager.durable();
             let id = ledger.find(&target)?;
-            ledger
-                .view(id)
-                .map(convert::reservation_message)
-                .ok_or(pool::rejection::Rejection::NoSuchReservation(id))
-        })
-        .await
+            ledger.view(id).ok_or(pool::rejection::Rejection::NoSuchReservation(id))
+        });
+        Ok(Response::new(self.monitored_reservation(found.await?.into_inner())))
     }
 
     async fn list_migrations(
@@ -262,11 +265,15 @@ impl admin_server::Admin for Admin {
         let listed = self.read(move |manager| {
             let ledger = manager.durable();
             let (entries, next_after) = collect_page(ledger.migrations_after(after), page);
-            let migrations =
-                entries.into_iter().map(|(id, m)| convert::migration_message(ledger, id, m)).collect();
-            wire::ListMigrationsResponse { migrations, next_after, revision: ledger.meta().revision.0 }
+            let requests = entries.into_iter().flat_map(|(id, all)| all.into_iter().map(move |m| (id, m)));
+            (convert::migration_list(manager, requests), next_after, ledger.meta().revision.0)
         });
-        Ok(Response::new(listed.await?))
+        let (migrations, next_after, revision) = listed.await?;
+        Ok(Response::new(wire::ListMigrationsResponse {
+            migrations: migrations.into(),
+            next_after,
+            revision,
+        }))
     }
 
     async fn get_shares(&self, request: Request<wire::GetSharesRequest>) -> Reply<wire::Shares> {

@@ -8,7 +8,7 @@ use proto::v1::{self as wire, agent_server, from_agent, to_agent};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Extensions, Request, Response, Status, Streaming};
-use units::{HostId, Name};
+use units::{HostId, Name, limits::RESERVATIONS_PER_HOST_MAX};
 
 use super::{
     ServiceContext,
@@ -152,8 +152,9 @@ async fn receive_reports(
                 handle_report(shared, host.id, session, report).await
             }
             Some(from_agent::Message::Shares(shares)) => handle_shares(shared, &host.name, shares),
+            Some(from_agent::Message::Samples(samples)) => handle_samples(shared, host, samples),
             Some(from_agent::Message::Hello(_)) | None => {
-                let rule = "must be a report or shares after the hello";
+                let rule = "must be a report, shares or samples after the hello";
                 Err(invalid_argument(InvalidField::new("message", "unexpected type:", rule)))
             }
         };
@@ -180,6 +181,14 @@ fn handle_shares(shared: &ServiceContext, host: &Name, shares: wire::Shares) -> 
     let report = convert::shares::parse_share_report(host, shares).map_err(invalid_argument)?;
     shared.shares.record_report(host.clone(), report);
     Ok(())
+}
+
+/// Judges samples of running VMs. Invalid samples are dropped and counted. They do not end the
+/// session, because the lease of the host is more important than a sample.
+fn handle_samples(shared: &ServiceContext, host: &Host, samples: wire::VmSamples) -> Result<(), Status> {
+    let samples = samples.samples.into_iter().take(RESERVATIONS_PER_HOST_MAX);
+    let samples = samples.map(convert::samples::parse_sample).collect::<Vec<_>>();
+    shared.monitor.record(host.id, &host.name, samples).map_err(driver_error_status)
 }
 
 /// Sends weights and desired states to an agent until the driver closes the session. Weights are

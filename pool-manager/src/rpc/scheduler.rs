@@ -135,11 +135,8 @@ impl scheduler_server::Scheduler for Scheduler {
         request: Request<wire::WatchMigrationsRequest>,
     ) -> Reply<Self::WatchMigrationsStream> {
         self.admit(&request)?;
-        let migrations = |manager: &Manager| {
-            let ledger = manager.durable();
-            ledger.migrations().map(|(id, m)| convert::migration_message(ledger, id, m)).collect::<Vec<_>>()
-        };
-        watch_objects(&self.0, migrations, |migrations| migrations)
+        let migrations = |manager: &Manager| convert::migration_list(manager, manager.durable().migrations());
+        watch_objects(&self.0, migrations, Vec::from)
     }
 
     async fn resolve_migration(
@@ -164,11 +161,12 @@ impl scheduler_server::Scheduler for Scheduler {
             }
         };
         let vm = convert::parse_name("vm", &request.vm).map_err(invalid_argument)?;
+        let id = convert::parse_migration_id(&request.id).map_err(invalid_argument)?;
         let explanation = convert::check_reason(request.answer).map_err(invalid_argument)?;
         let reply = self
             .0
             .driver
-            .request(PoolRequest::ResolveMigration { vm, answer, explanation, actor })
+            .request(PoolRequest::ResolveMigration { vm, id, answer, explanation, actor })
             .await
             .map_err(driver_error_status)?;
         let RequestReply::Migration(id, migration) = reply else {
@@ -177,8 +175,13 @@ impl scheduler_server::Scheduler for Scheduler {
         let message = self
             .0
             .driver
-            .read(move |manager, _| convert::migration_message(manager.durable(), id, &migration));
-        Ok(Response::new(message.map_err(driver_error_status)?))
+            .read(move |manager, _| convert::migration_list(manager, std::iter::once((id, &migration))));
+        let messages: Vec<wire::Migration> = message.map_err(driver_error_status)?.into();
+        messages
+            .into_iter()
+            .next()
+            .map(Response::new)
+            .ok_or_else(|| Status::internal("internal error: no request"))
     }
 
     async fn set_weights(

@@ -72,7 +72,7 @@ fn rejection_code(rejection: &Rejection) -> Code {
         | Rejection::NoSuchSlice(_)
         | Rejection::NoSuchVm(_)
         | Rejection::NoSuchReservation(_)
-        | Rejection::NoSuchMigration(_) => Code::NotFound,
+        | Rejection::NoSuchMigration { .. } => Code::NotFound,
         Rejection::InvalidValue { .. } => Code::InvalidArgument,
         Rejection::RequestReused { .. } | Rejection::VmAlreadyReserved { .. } => Code::AlreadyExists,
         Rejection::HostNotSchedulable { .. }
@@ -82,11 +82,13 @@ fn rejection_code(rejection: &Rejection) -> Code {
         | Rejection::RestorePending { .. }
         | Rejection::HostConnected(_)
         | Rejection::NotDrained { .. }
+        | Rejection::AmbiguousMigration { .. }
         | Rejection::ImmutableField { .. } => Code::FailedPrecondition,
         Rejection::OutOfSlices { .. }
         | Rejection::OutOfLocal { .. }
         | Rejection::OutOfCores { .. }
         | Rejection::StoreFull
+        | Rejection::SlowdownBudgetExhausted { .. }
         | Rejection::LimitExceeded { .. } => Code::ResourceExhausted,
         Rejection::HostExpected(_) | Rejection::StoreFailed | Rejection::Starting(_) => Code::Unavailable,
         Rejection::NotReadyBeforeTimeout { .. } => Code::DeadlineExceeded,

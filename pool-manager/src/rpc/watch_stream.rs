@@ -48,11 +48,16 @@ impl WatchedObject for wire::Capacity {
 
 impl WatchedObject for wire::Migration {
     fn id(&self) -> String {
-        self.reservation.clone()
+        format!("{} {}", self.reservation, self.kind)
     }
 
+    /// The list of hosts with free memory changes often, and is sent only with other changes.
     fn is_same(&self, newer: &Self) -> bool {
-        self == newer
+        let without_hosts = |migration: &Self| {
+            let slowdown = migration.slowdown.clone();
+            Self { slowdown: slowdown.map(|s| wire::Slowdown { hosts: vec![], ..s }), ..migration.clone() }
+        };
+        without_hosts(self) == without_hosts(newer)
     }
 
     fn rank(&self) -> u8 {

@@ -14,4 +14,5 @@ mod linux_other_vmms;
 mod linux_rack;
 mod random_faults;
 mod slice_moves;
+mod slowed_down_guest;
 mod symbiosis;

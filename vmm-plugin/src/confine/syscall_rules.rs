@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use libc::{
-    AF_UNIX, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, PROT_EXEC, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM,
-    SYS_accept4, SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_close, SYS_epoll_create1,
-    SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fcntl, SYS_fdatasync,
-    SYS_fstat, SYS_futex, SYS_getpid, SYS_getrandom, SYS_ioctl, SYS_madvise, SYS_mmap, SYS_mprotect,
-    SYS_mremap, SYS_munmap, SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom,
-    SYS_restart_syscall, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendto,
-    SYS_shutdown, SYS_sigaltstack, SYS_socketpair, SYS_tgkill, SYS_write, TCSETS,
+    AF_UNIX, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, O_CLOEXEC,
+    PROT_EXEC, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SYS_accept4, SYS_brk, SYS_clock_gettime,
+    SYS_clock_nanosleep, SYS_close, SYS_dup3, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_wait, SYS_eventfd2,
+    SYS_exit, SYS_exit_group, SYS_fallocate, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_futex, SYS_getpid,
+    SYS_getrandom, SYS_ioctl, SYS_lseek, SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap,
+    SYS_ppoll, SYS_pread64, SYS_pwrite64, SYS_read, SYS_recvfrom, SYS_restart_syscall, SYS_rt_sigaction,
+    SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sched_yield, SYS_sendto, SYS_shutdown, SYS_sigaltstack,
+    SYS_socketpair, SYS_tgkill, SYS_write, TCSETS,
 };
 use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule};
 
@@ -52,6 +53,10 @@ const KVM_KVMCLOCK_CTRL: u64 = 0xaead;
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_GET_MSRS: u64 = 0xc008_ae88;
 const KVM_X86_SET_MCE: u64 = 0x4040_ae9e;
+const KVM_GET_DIRTY_LOG: u64 = 0x4010_ae42;
+const KVM_SET_USER_MEMORY_REGION: u64 = 0x4020_ae46;
+/// The only allowed mode of fallocate(2), which frees pages.
+const PUNCH_HOLE: u64 = (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE) as u64;
 /// Number of [`crate::vcpu::kick_signal`], the first real-time signal that glibc does not reserve.
 const KICK_SIGNAL: u64 = 34;
 /// Number of the ioctl TCSETS2 (asm-generic/ioctls.h), which is [`TCSETS`] with arbitrary baud
@@ -137,8 +142,24 @@ const CONTROL_CALLS: &[AllowedCall] = &[
     allow_any_arguments(SYS_recvfrom),
     SENDTO_PEER,
     allow_any_arguments(SYS_shutdown),
-    allow_any_arguments(SYS_getrandom), // random seeds of hash maps
+    allow_any_arguments(SYS_getrandom), // random seeds of hash maps, and random pages
     allow_any_arguments(SYS_read),      // the eventfd of the tokio runtime
+    allow_any_arguments(SYS_pread64),   // page table entries of sampled pages
+];
+
+/// System calls of the thread that moves pool memory, in addition to [`COMMON_CALLS`].
+const REHOME_CALLS: &[AllowedCall] = &[
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_SET_USER_MEMORY_REGION)]),
+    AllowedCall(SYS_ioctl, &[Is(1, KVM_GET_DIRTY_LOG)]),
+    // Copies to spare memory, and the search for holes in the files of slices.
+    allow_any_arguments(SYS_lseek),
+    allow_any_arguments(SYS_pwrite64),
+    AllowedCall(SYS_fallocate, &[Is(1, PUNCH_HOLE)]),
+    AllowedCall(SYS_dup3, &[Is(2, O_CLOEXEC as u64)]),
+    // Waits, and signals that make vCPUs leave KVM_RUN.
+    allow_any_arguments(SYS_clock_nanosleep),
+    allow_any_arguments(SYS_getpid),
+    AllowedCall(SYS_tgkill, &[IsThisProcess(0), Is(2, KICK_SIGNAL)]),
 ];
 
 /// Returns the seccomp rules of a role, by number of the system call. A system call is allowed if
@@ -152,6 +173,7 @@ pub(super) fn rules_for_role(role: ThreadRole) -> BTreeMap<i64, Vec<SeccompRule>
         ThreadRole::Net => &[COMMON_CALLS, DEVICE_CALLS],
         ThreadRole::Rng => &[COMMON_CALLS, DEVICE_CALLS, RNG],
         ThreadRole::Control => &[COMMON_CALLS, CONTROL_CALLS],
+        ThreadRole::Rehome => &[COMMON_CALLS, REHOME_CALLS],
     };
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     for AllowedCall(number, conditions) in tables.iter().copied().flatten() {

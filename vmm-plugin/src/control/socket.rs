@@ -71,6 +71,11 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
+    /// Returns the absolute path of the socket file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the listener for a VM that starts. The socket file is then no longer removed on
     /// drop.
     pub fn into_listener(mut self) -> UnixListener {

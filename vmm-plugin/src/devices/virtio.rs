@@ -14,7 +14,7 @@ use virtio_queue::{DescriptorChain, Queue, QueueT as _};
 use crate::{memory::GuestMemory, thread_role::ThreadRole};
 
 pub use self::{
-    mmio::{MMIO_WINDOW_BYTES, MmioTransport},
+    mmio::{MMIO_WINDOW_BYTES, MmioTransport, QuiescedDevice},
     worker::Worker,
 };
 

@@ -16,7 +16,7 @@ use rustix::{
 };
 use units::limits::LOST_SLICE_CHECK_INTERVAL;
 
-use super::{GuestParts, GuestResources, Machine, MachineError, system_error, vcpus::VcpuThreads};
+use super::{GuestParts, GuestResources, Machine, MachineError, system_error};
 use crate::{
     config::{Config, Console},
     confine::threads::SeccompFilters,
@@ -24,8 +24,10 @@ use crate::{
     devices::{ExitRequest, serial::Output},
     exit,
     memory::{fault, poison},
+    rehome::{RehomeControl, RehomeLimits, Rehomer},
     thread_role::ThreadRole,
-    vcpu::ExitReason,
+    vcpu::{ExitReason, PauseReason},
+    vcpu_threads::{StartError, VcpuThreads},
     wakeup::Wakeup,
 };
 
@@ -117,7 +119,7 @@ enum GuestEnd {
 /// Running guest, with the state of its event loop.
 struct Guest {
     resources: GuestResources,
-    vcpus: VcpuThreads,
+    vcpus: Arc<VcpuThreads>,
     exits: mpsc::Receiver<ExitReason>,
     requests: mpsc::Receiver<ControlRequest>,
     /// Eventfd that becomes readable on a vCPU exit or a control request.
@@ -143,11 +145,17 @@ impl Guest {
         let (exit_sender, exits) = mpsc::channel();
         let (request_sender, requests) = RequestSender::new(Arc::clone(&wakeup));
         let GuestParts { resources, vcpus, workers, control } = assembled;
+        let rehome = control.rehome().clone();
         control.start(request_sender, filters).map_err(system_error("start a thread"))?;
         for worker in workers {
             worker.start(filters).map_err(system_error("start a thread"))?;
         }
-        let vcpus = VcpuThreads::start(vcpus, (&resources.context, filters), &exit_sender, &wakeup)?;
+        let vcpus = VcpuThreads::start(vcpus, (&resources.context, filters), &exit_sender, &wakeup)
+            .map_err(|StartError { operation, errno }| system_error(operation)(errno))?;
+        let vcpus = Arc::new(vcpus);
+        if rehome.is_possible() {
+            start_rehomer(&rehome, &resources, &vcpus, filters)?;
+        }
         let memory_checked_at = Instant::now();
         Ok(Self {
             resources,
@@ -262,12 +270,12 @@ impl Guest {
         if self.stop_at.is_some() {
             return Err(GuestActionError::Stopping);
         }
-        self.paused = self.vcpus.pause();
+        self.paused = self.vcpus.pause(PauseReason::Client);
         if self.paused { Ok(()) } else { Err(GuestActionError::Busy) }
     }
 
     fn resume(&mut self) {
-        self.vcpus.resume();
+        self.vcpus.resume(PauseReason::Client);
         self.paused = false;
     }
 
@@ -302,6 +310,19 @@ impl Guest {
             self.pending_input.drain(..count);
         }
     }
+}
+
+/// Starts the thread that moves pool memory to local memory on request.
+fn start_rehomer(
+    control: &RehomeControl,
+    GuestResources { context, vm, memory, .. }: &GuestResources,
+    vcpus: &Arc<VcpuThreads>,
+    filters: &SeccompFilters,
+) -> Result<(), MachineError> {
+    let limits = RehomeLimits::default();
+    let rehomer = Rehomer::new(control, limits, (vm, memory), vcpus, &context.windows);
+    let thread = filters.spawn(ThreadRole::Rehome, "rehome".into(), move || rehomer.run());
+    thread.map(drop).map_err(system_error("start a thread"))
 }
 
 /// Installs handlers for SIGTERM and SIGINT. Each signal writes one byte to the returned stream.

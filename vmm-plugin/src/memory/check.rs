@@ -103,6 +103,7 @@ mod tests {
             &MemoryBackings {
                 local: vec![(local, MemoryBackendOptions::default())],
                 pool: vec![(slices, memory_options)],
+                spare: None,
             },
         )
     }

@@ -12,7 +12,7 @@ use std::{
     ptr,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -26,13 +26,22 @@ use units::limits::MACHINE_CHECKS_LOGGED_MAX;
 use super::{Memory, MemoryOwner, poison};
 use crate::exit;
 
-/// Messages about a memory region. The messages are formatted in advance, because a signal handler
+/// Memory region, with its messages. The messages are formatted in advance, because a signal handler
 /// must not allocate memory.
 #[derive(Debug)]
 struct RegionMessages {
     addresses: Range<usize>,
     file: Arc<File>,
     file_range: Range<u64>,
+    initial: FaultMessages,
+    /// Messages after the region's contents were moved to local memory.
+    moved: FaultMessages,
+    is_moved: AtomicBool,
+}
+
+/// Messages about the faults of a memory region.
+#[derive(Debug)]
+struct FaultMessages {
     revoked: String,
     exhausted: String,
     poisoned: String,
@@ -57,39 +66,60 @@ static MESSAGES: OnceLock<Messages> = OnceLock::new();
 /// # Errors
 /// The error returned by sigaction(2).
 pub fn install_handler(memory: &Memory, vm: &str) -> io::Result<()> {
-    let regions = memory.mapped.iter().map(|mapped| {
-        let revoked = match &mapped.owner {
-            MemoryOwner::Slice { slice, emc } => {
-                format!("error: VM {vm} lost slice {slice} of EMC {emc}: the rack revoked it\n")
-            }
-            MemoryOwner::Local => format!("error: VM {vm} lost local memory of node {}\n", mapped.node),
-        };
-        let description = match &mapped.owner {
-            MemoryOwner::Slice { slice, emc } => {
-                format!("slice {slice} of EMC {emc}")
-            }
-            MemoryOwner::Local => format!("local memory of node {}", mapped.node),
-        };
-        RegionMessages {
-            addresses: mapped.addresses.clone(),
-            file: Arc::clone(&mapped.file),
-            file_range: mapped.file_range.clone(),
-            revoked,
-            exhausted: format!(
-                "error: VM {vm}: host memory exhausted: no page available for {description}\n"
-            ),
-            poisoned: format!("error: VM {vm}: uncorrectable memory error in {}\n", mapped.owner),
-            reported: format!(
-                "VM {vm}: uncorrectable memory error in {}: reported to the guest as a machine check\n",
-                mapped.owner
-            ),
-        }
+    let regions = memory.mapped.iter().map(|mapped| RegionMessages {
+        addresses: mapped.addresses.clone(),
+        file: Arc::clone(&mapped.file),
+        file_range: mapped.file_range.clone(),
+        initial: FaultMessages::new(vm, &mapped.owner, mapped.node),
+        moved: FaultMessages::new(vm, &MemoryOwner::Local, mapped.node),
+        is_moved: AtomicBool::new(false),
     });
     let regions = regions.collect();
     let exhausted = format!("error: VM {vm}: host memory exhausted\n");
     let poisoned = format!("error: VM {vm}: uncorrectable memory error\n");
     assert!(MESSAGES.set(Messages { regions, exhausted, poisoned }).is_ok(), "a process runs one guest");
     vmm_sys_util::signal::register_signal_handler(libc::SIGBUS, on_bus_error).map_err(io::Error::from)
+}
+
+impl FaultMessages {
+    fn new(vm: &str, owner: &MemoryOwner, node: u32) -> Self {
+        let (revoked, description) = match owner {
+            MemoryOwner::Slice { slice, emc } => (
+                format!("error: VM {vm} lost slice {slice} of EMC {emc}: the rack revoked it\n"),
+                format!("slice {slice} of EMC {emc}"),
+            ),
+            MemoryOwner::Local => (
+                format!("error: VM {vm} lost local memory of node {node}\n"),
+                format!("local memory of node {node}"),
+            ),
+        };
+        Self {
+            revoked,
+            exhausted: format!(
+                "error: VM {vm}: host memory exhausted: no page available for {description}\n"
+            ),
+            poisoned: format!("error: VM {vm}: uncorrectable memory error in {owner}\n"),
+            reported: format!(
+                "VM {vm}: uncorrectable memory error in {owner}: reported to the guest as a machine check\n"
+            ),
+        }
+    }
+}
+
+/// Records that the memory at these address ranges is now local memory. The ranges can then no
+/// longer be revoked.
+pub fn mark_as_local(addresses: &[Range<usize>]) {
+    for region in &installed_messages().regions {
+        if addresses.contains(&region.addresses) {
+            region.is_moved.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Ends the process because a mapping of guest memory was lost.
+pub fn exit_on_lost_mapping(errno: &io::Error) -> ! {
+    exit::print(&format!("error: cannot map guest memory: {errno}"));
+    exit::exit_now(exit::FAILED)
 }
 
 /// Fault in guest memory, with the address in this process if it is known.
@@ -115,13 +145,14 @@ pub fn exit_on_fault(fault: MemoryFault) -> ! {
     };
     let revoked = messages.regions.iter().find(|region| region.is_revoked());
     let (text, code) = match fault {
-        MemoryFault::Poisoned(at) => {
-            (region_at(at).map_or(&messages.poisoned, |region| &region.poisoned), exit::MEMORY_POISONED)
-        }
+        MemoryFault::Poisoned(at) => (
+            region_at(at).map_or(&messages.poisoned, |region| &region.messages().poisoned),
+            exit::MEMORY_POISONED,
+        ),
         MemoryFault::Missing(at) => {
             match (region_at(at).filter(|region| region.is_revoked()).or(revoked), region_at(at)) {
-                (Some(region), _) => (&region.revoked, exit::SLICE_LOST),
-                (None, Some(region)) => (&region.exhausted, exit::MEMORY_EXHAUSTED),
+                (Some(region), _) => (&region.messages().revoked, exit::SLICE_LOST),
+                (None, Some(region)) => (&region.messages().exhausted, exit::MEMORY_EXHAUSTED),
                 (None, None) => (&messages.exhausted, exit::MEMORY_EXHAUSTED),
             }
         }
@@ -138,7 +169,7 @@ pub fn log_reported_error(at: usize) {
     if let Some(region) =
         installed_messages().regions.iter().find(|region| is_logged && region.addresses.contains(&at))
     {
-        let _ = rustix::io::write(rustix::stdio::stderr(), region.reported.as_bytes());
+        let _ = rustix::io::write(rustix::stdio::stderr(), region.messages().reported.as_bytes());
     }
 }
 
@@ -159,9 +190,14 @@ fn installed_messages() -> &'static Messages {
 }
 
 impl RegionMessages {
-    /// Returns whether the memory region has been revoked.
+    fn messages(&self) -> &FaultMessages {
+        if self.is_moved.load(Ordering::SeqCst) { &self.moved } else { &self.initial }
+    }
+
+    /// Returns whether the memory region has been revoked. Moved memory cannot be revoked. The check
+    /// is made last, because the file of a region is replaced after the region is marked as moved.
     fn is_revoked(&self) -> bool {
-        is_revoked_file(self.file.as_fd(), self.file_range.clone())
+        is_revoked_file(self.file.as_fd(), self.file_range.clone()) && !self.is_moved.load(Ordering::SeqCst)
     }
 }
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fs::File, io, sync::Arc};
 
 use rustix::fs::{FileType, fstat};
 
-use super::{MappedRegion, check::Identity};
+use super::{MappedRegion, SpareMemory, check::Identity};
 
 /// Unit of `st_blocks`, in bytes.
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -24,7 +24,7 @@ pub struct NodeFiles(BTreeMap<u32, Option<Vec<Arc<File>>>>);
 struct NodeFile {
     file: Arc<File>,
     identity: Identity,
-    /// Number of bytes of the file that the node maps.
+    /// Number of bytes of the file that the node maps, and of spare memory in the file.
     mapped_bytes: u64,
     is_measurable: bool,
 }
@@ -34,7 +34,10 @@ impl NodeFiles {
     ///
     /// # Errors
     /// The error returned by fstat(2).
-    pub(super) fn new(mapped: &[MappedRegion]) -> io::Result<Self> {
+    pub(super) fn new(mapped: &[MappedRegion], spare: Option<&SpareMemory>) -> io::Result<Self> {
+        let spare =
+            spare.map(|spare| io::Result::Ok((Identity::from_stat(&fstat(&spare.file)?), spare.bytes)));
+        let spare = spare.transpose()?;
         let mut nodes: BTreeMap<u32, Vec<NodeFile>> = BTreeMap::new();
         for region in mapped {
             let status = fstat(&region.file)?;
@@ -47,7 +50,9 @@ impl NodeFiles {
                 None => files.push(NodeFile {
                     file: Arc::clone(&region.file),
                     identity,
-                    mapped_bytes: bytes,
+                    // Spare memory has no pages before the pool memory is moved.
+                    mapped_bytes: bytes
+                        + spare.filter(|spare| spare.0 == identity).map_or(0, |spare| spare.1),
                     is_measurable: is_file && region.is_shared,
                 }),
             }
@@ -112,7 +117,8 @@ mod tests {
         };
         let owner = MemoryOwner::Slice { slice: 3, emc: "emc0".into() };
         let slice = MemoryBacking { file: Arc::new(slice), offset: 0, owner };
-        let backings = MemoryBackings { local, pool: vec![(vec![slice], MemoryBackendOptions::default())] };
+        let backings =
+            MemoryBackings { local, pool: vec![(vec![slice], MemoryBackendOptions::default())], spare: None };
         Memory::map(&Layout::new(&shape, 48).unwrap(), &backings).unwrap()
     }
 
@@ -129,6 +135,20 @@ mod tests {
         let touched = files.measure_touched_memory().unwrap()[&0].unwrap();
         assert!((3 * MIB..=6 * MIB).contains(&touched), "{touched}");
         assert_eq!(files.measure_touched_memory().unwrap()[&1], Some(0));
+    }
+
+    /// The agent reserves the spare memory in the file of the local memory.
+    #[test]
+    fn spare_memory_in_the_file_of_a_node_is_not_counted_as_missing() {
+        let local_file = file(64 + 1024);
+        let mut memory =
+            map(vec![local(&local_file, 0, true)], create_memfd("pool", Bytes::gib(1), None).unwrap());
+        let spare =
+            SpareMemory { file: local_file, offset: 64 * MIB, bytes: 1024 * MIB, host_numa_node: None };
+        memory.spare = Some(spare);
+        memory.guest().write_slice(&[1; 4096], GuestAddress(2 * MIB)).unwrap();
+        let touched = memory.node_files().unwrap().measure_touched_memory().unwrap();
+        assert!(touched[&0].is_some_and(|bytes| bytes > 0), "{touched:?}");
     }
 
     #[test]

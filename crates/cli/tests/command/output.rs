@@ -263,12 +263,27 @@ async fn watch_prints_a_line_per_change() {
 #[tokio::test(flavor = "multi_thread")]
 async fn migration_requests_are_listed() {
     let listed = "\
-REQUESTED             VM   HOST  STATE  REASON
-2023-11-14T22:13:20Z  web  h1    open   h1 is draining
+ID   REQUESTED             VM   HOST  KIND   STATE  REASON
+m-3  2023-11-14T22:13:20Z  web  h1    drain  open   h1 is draining
 ";
     assert_output("get migrations", listed).await;
     assert_output("get migrations web", listed).await;
-    assert_output("get migrations other", "REQUESTED  VM  HOST  STATE  REASON\n").await;
+    assert_output("get migrations other", "ID  REQUESTED  VM  HOST  KIND  STATE  REASON\n").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn vms_are_listed_with_the_verdict_of_the_monitor() {
+    let listed = "\
+VM   HOST  POOL  VERDICT  LOSS  ACCESSED  SOURCE  REASON
+web  h1    2GiB  watch    -     35.5 %    vmm     some samples indicate a slowdown
+db   h2    2GiB  unknown  -     -         -       -
+";
+    assert_output("get vms", listed).await;
+    let output = Rack::default().tarn("get vm web -o json").await;
+    let vm: serde_json::Value = serde_json::from_str(&output.stdout).unwrap();
+    assert_eq!(vm["verdict"], "watch");
+    assert_eq!([&vm["accessed_share_low"], &vm["accessed_share_high"]], [0.29, 0.42]);
+    assert_eq!([&vm["loss"], &vm["access_problem"]], [&serde_json::Value::Null; 2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -170,6 +170,21 @@ pub fn slice(slice: u32) -> v1::Slice {
     }
 }
 
+fn monitoring() -> v1::Monitoring {
+    v1::Monitoring {
+        verdict: v1::MonitoringVerdict::Watch.into(),
+        reason: "some samples indicate a slowdown".into(),
+        loss: None,
+        accessed_share: Some(0.355),
+        accessed_share_low: Some(0.29),
+        accessed_share_high: Some(0.42),
+        access_source: "vmm".into(),
+        access_problem: String::new(),
+        counter_source: "none".into(),
+        sampled_unix_ms: 1_700_000_000_000,
+    }
+}
+
 pub fn reservation() -> v1::Reservation {
     v1::Reservation {
         reservation: "r-1".into(),
@@ -188,6 +203,7 @@ pub fn reservation() -> v1::Reservation {
         reason: None,
         uid: Some(2001),
         process_running: false,
+        monitoring: Some(monitoring()),
     }
 }
 
@@ -260,6 +276,9 @@ fn migration(state: i32) -> v1::Migration {
         requested_unix_ms: 1_700_000_000_000,
         answer: String::new(),
         reservation: "r-1".into(),
+        id: "m-3".into(),
+        kind: v1::MigrationKind::Drain.into(),
+        slowdown: None,
     }
 }
 
@@ -491,6 +510,7 @@ impl Admin for Rack {
         let second = v1::Reservation {
             reservation: "r-2".into(),
             vm: "db".into(),
+            monitoring: None,
             host: "h2".into(),
             ..reservation()
         };

@@ -63,7 +63,7 @@ fn user_id(uid: u32) -> UserId {
 
 /// Returns a process of root.
 fn root_caller(pid: u32) -> Caller {
-    Caller { process: process(pid), uid: UserId::ROOT }
+    Caller { process: process(pid), uid: UserId::ROOT, control_socket: None }
 }
 
 fn holdings(text: &str) -> impl Iterator<Item = Holding> {
@@ -170,7 +170,7 @@ fn parse_event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
             let (pid, uid) = caller.split_once('/').unwrap_or((caller, "0"));
             *tickets += 1;
             let (vm, uid) = (Name::new(vm).unwrap(), user_id(uid.parse().unwrap()));
-            let caller = Caller { process: process(pid.parse().unwrap()), uid };
+            let caller = Caller { process: process(pid.parse().unwrap()), uid, control_socket: None };
             Event::Attach { ticket: Ticket(*tickets), vm, caller }
         }
         "recorded" => Event::Recorded { reservation: reservation(rest), result: Ok(()) },
@@ -276,7 +276,8 @@ fn check(script: &str, expected: &str) {
 fn recovered_vm(vm: &str, slices: &str, is_alive: bool) -> RecoveredVm {
     let DesiredVm { vm: name, local, pinned, uid, slices } = desired_vm(vm, holdings(slices));
     let (reservation, process) = (reservation(vm), process(100));
-    let record = VmRecord { reservation, vm: name, process, local, pinned, uid, slices };
+    let record =
+        VmRecord { reservation, vm: name, process, local, pinned, uid, slices, control_socket: None };
     RecoveredVm { record, is_alive }
 }
 

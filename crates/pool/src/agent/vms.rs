@@ -117,6 +117,11 @@ impl Agent {
             .collect()
     }
 
+    /// Returns the records of all VMs with a running process.
+    pub fn live_records(&self) -> impl Iterator<Item = &VmRecord> {
+        self.vms.values().filter(|vm| vm.is_running()).map(|vm| &vm.record)
+    }
+
     /// Returns a VM with a running process.
     pub fn live_vm(&self, reservation: ReservationId) -> Option<ObservedVm> {
         self.vms.get(&reservation).filter(|vm| vm.is_running()).map(|vm| observed_vm(&vm.record))
@@ -132,7 +137,7 @@ impl Agent {
         let outcome = match self.authorize_attach(vm, &caller) {
             Ok(AttachPermission::SameProcess(id)) => self.reply_again(ticket, id),
             Ok(AttachPermission::FirstProcess(id, desired)) => {
-                self.record_process(ticket, id, desired, caller.process).map(|()| None)
+                self.record_process(ticket, id, desired, caller).map(|()| None)
             }
             Err(why) => Err(why),
         };
@@ -151,9 +156,7 @@ impl Agent {
     pub fn preview(&self, vm: &Name, caller: Caller) -> Result<VmRecord, Refusal> {
         match self.authorize_attach(vm, &caller)? {
             AttachPermission::SameProcess(id) => self.require_complete_memory(self.vms[&id].record.clone()),
-            AttachPermission::FirstProcess(id, desired) => {
-                self.create_first_record(id, desired, caller.process)
-            }
+            AttachPermission::FirstProcess(id, desired) => self.create_first_record(id, desired, caller),
         }
     }
 
@@ -254,9 +257,9 @@ impl Agent {
         ticket: Ticket,
         reservation: ReservationId,
         desired: DesiredVm,
-        process: Process,
+        caller: Caller,
     ) -> Result<(), Refusal> {
-        let record = self.create_first_record(reservation, desired, process)?;
+        let record = self.create_first_record(reservation, desired, caller)?;
         self.effects.push_back(Effect::Record(record.clone()));
         self.register_vm(Vm { record, phase: VmPhase::Recording(vec![ticket]) });
         Ok(())
@@ -267,11 +270,11 @@ impl Agent {
         &self,
         reservation: ReservationId,
         desired: DesiredVm,
-        process: Process,
+        Caller { process, control_socket, .. }: Caller,
     ) -> Result<VmRecord, Refusal> {
         let DesiredVm { vm, local, pinned, uid, slices } = desired;
-        let record =
-            self.require_complete_memory(VmRecord { reservation, vm, process, local, pinned, uid, slices })?;
+        let record = VmRecord { reservation, vm, process, local, pinned, uid, slices, control_socket };
+        let record = self.require_complete_memory(record)?;
         let other = record.slices.keys().find_map(|holding| self.vms.get(self.slice_vms.get(holding)?));
         other.map_or(Ok(record), |other| Err(other.refusal()))
     }

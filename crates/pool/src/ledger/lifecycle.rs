@@ -87,7 +87,8 @@ impl Ledger {
             let what = DecisionKind::Ended { why: format!("{why}{note}") };
             let stage = Stage::Ended { at: when.now, why };
             records.push(Record::Reservation(id, Reservation { stage, has_process, ..reservation.clone() }));
-            records.extend(self.migrations.contains_key(&id).then_some(Record::Deleted(Key::Migration(id))));
+            let requests = self.requests_of(id).map(|migration| migration.kind().of(id));
+            records.extend(requests.map(|key| Record::Deleted(Key::Migration(key))));
             records.push(decision(when, actor, Subject::Vm(reservation.vm.clone()), what));
         }
         Ok(Change(records))

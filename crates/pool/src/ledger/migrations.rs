@@ -1,52 +1,91 @@
-//! Migration requests. A drain creates a request for each VM. The scheduler answers the request and
-//! migrates the VM. A declined request is repeated. A request ends when the drain is cancelled or
-//! the reservation ends.
+//! Migration requests. A drain creates a request for each VM, and the monitor of running VMs creates
+//! requests for VMs that pool memory slows down. The scheduler answers a request and migrates the
+//! VM. A declined request is repeated. A request ends when its cause ends or the reservation ends. A
+//! request because of a slowdown also expires if the slowdown is not observed again.
 
 use std::ops::Bound;
 
-use units::limits::MIGRATION_REQUEST_RETRY_AFTER;
-use units::{Name, ReservationId};
+use units::limits::{MIGRATION_REQUEST_RETRY_AFTER, SLOWDOWN_REQUEST_TTL};
+use units::{MigrationId, Name, Ns, ReservationId};
 
 use super::{Change, Ledger, When, decision, rack::SchedulingTarget};
 use crate::{
     audit::{Actor, DecisionKind, Subject},
-    record::{Key, Migration, MigrationAnswer, Record, Reservation, Scheduling},
+    record::{
+        Key, Migration, MigrationAnswer, MigrationKey, MigrationKind, Record, Reservation, Scheduling,
+        Slowdown, SlowdownEstimate,
+    },
     rejection::Rejection,
 };
 
 impl Ledger {
     /// Returns all migration requests, in ascending order of reservation IDs.
     pub fn migrations(&self) -> impl Iterator<Item = (ReservationId, &Migration)> {
-        self.migrations.iter().map(|(id, m)| (*id, m))
+        self.migrations.iter().map(|(key, m)| (key.reservation, m))
     }
 
-    /// Returns the migration requests of reservations with IDs above `after`, in ascending order.
+    /// Returns the migration requests of each reservation with an ID above `after`, in ascending
+    /// order.
     pub fn migrations_after(
         &self,
         after: ReservationId,
-    ) -> impl Iterator<Item = (ReservationId, &Migration)> {
-        self.migrations.range((Bound::Excluded(after), Bound::Unbounded)).map(|(id, m)| (*id, m))
+    ) -> impl Iterator<Item = (ReservationId, Vec<&Migration>)> {
+        let last = MigrationKind::Slowdown.of(after);
+        let mut rest = self.migrations.range((Bound::Excluded(last), Bound::Unbounded)).peekable();
+        std::iter::from_fn(move || {
+            let (key, first) = rest.next()?;
+            let mut requests = vec![first];
+            while let Some((_, other)) = rest.next_if(|(next, _)| next.reservation == key.reservation) {
+                requests.push(other);
+            }
+            Some((key.reservation, requests))
+        })
     }
 
-    /// Returns the migration request of a reservation, if any.
-    pub fn migration(&self, id: ReservationId) -> Option<&Migration> {
-        self.migrations.get(&id)
+    /// Returns a migration request, if it exists.
+    pub fn migration(&self, key: MigrationKey) -> Option<&Migration> {
+        self.migrations.get(&key)
     }
 
-    /// Records the scheduler's answer to a migration request.
+    /// Returns the migration requests of a reservation.
+    pub fn requests_of(&self, id: ReservationId) -> impl Iterator<Item = &Migration> {
+        MigrationKind::ALL.into_iter().filter_map(move |kind| self.migration(kind.of(id)))
+    }
+
+    /// Finds the migration request of a VM with this ID, or the only request of the VM.
+    fn find_migration(
+        &self,
+        vm: &Name,
+        id: Option<MigrationId>,
+    ) -> Result<(ReservationId, &Migration), Rejection> {
+        let missing = || Rejection::NoSuchMigration { vm: vm.clone(), id };
+        let reservation = self.reservation_of(vm).ok_or_else(missing)?;
+        let is_named = |migration: &&Migration| id.is_none_or(|id| migration.id == id);
+        let mut requests = self.requests_of(reservation).filter(is_named);
+        let first = requests.next().ok_or_else(missing)?;
+        match requests.next() {
+            Some(second) if first.id != second.id => {
+                Err(Rejection::AmbiguousMigration { vm: vm.clone(), ids: [first.id, second.id] })
+            }
+            _ => Ok((reservation, first)),
+        }
+    }
+
+    /// Records the scheduler's answer to a migration request of a VM. Without `id`, the VM must have
+    /// only one request.
     ///
     /// # Errors
-    /// Returns an error if the VM has no migration request.
+    /// [`Rejection::NoSuchMigration`] if the VM has no such request, and
+    /// [`Rejection::AmbiguousMigration`] if it has several and `id` is `None`.
     pub fn decide_migration(
         &self,
         when: When,
-        vm: &Name,
+        (vm, id): (&Name, Option<MigrationId>),
         answer: MigrationAnswer,
         explanation: String,
         actor: Actor,
-    ) -> Result<(ReservationId, Change), Rejection> {
-        let open = self.reservation_of(vm).and_then(|id| Some((id, self.migration(id)?)));
-        let (id, migration) = open.ok_or_else(|| Rejection::NoSuchMigration(vm.clone()))?;
+    ) -> Result<(MigrationKey, Change), Rejection> {
+        let (id, migration) = self.find_migration(vm, id)?;
         let answer_name = match answer {
             MigrationAnswer::Open => "open",
             MigrationAnswer::Accepted => "accepted",
@@ -58,14 +97,85 @@ impl Ledger {
         let retry_at =
             (answer == MigrationAnswer::Declined).then(|| when.now.after(MIGRATION_REQUEST_RETRY_AFTER));
         let answered = Migration { answer, explanation, retry_at, ..migration.clone() };
-        Ok((id, Change(vec![Record::Migration(id, answered), vm_decision(when, actor, vm, what)])))
+        let change = Change(vec![Record::Migration(id, answered), vm_decision(when, actor, vm, what)]);
+        Ok((migration.kind().of(id), change))
+    }
+
+    /// Requests the migration of a VM that pool memory slows down, or records that the slowdown of a
+    /// VM with a request was observed again. At most `max_per_hour` new requests are made per hour.
+    /// The change is empty if the existing request is recent.
+    ///
+    /// # Errors
+    /// [`Rejection::NoSuchReservation`] or [`Rejection::WrongState`] if the VM has no pool memory or
+    /// its reservation has ended. [`Rejection::SlowdownBudgetExhausted`] if too many requests were
+    /// made.
+    pub fn decide_slowdown(
+        &self,
+        when: When,
+        id: ReservationId,
+        estimate: SlowdownEstimate,
+        max_per_hour: u32,
+    ) -> Result<Change, Rejection> {
+        let reservation = self.reservations.get(&id).ok_or(Rejection::NoSuchReservation(id))?;
+        if !reservation.is_active() || reservation.slices.is_empty() {
+            let state = if reservation.is_active() { "without pool memory" } else { "ended" };
+            let what = "request a migration because of a slowdown";
+            return Err(Rejection::WrongState { reservation: id, state: state.into(), what });
+        }
+        let slowdown = Slowdown { estimate, expires_at: when.now.after(SLOWDOWN_REQUEST_TTL) };
+        if let Some((old, migration)) =
+            self.migration(MigrationKind::Slowdown.of(id)).and_then(|m| Some((m.slowdown?, m)))
+        {
+            // Extending the request only when half of its time has passed limits the writes.
+            let is_recent = old.expires_at.since(when.now) > Ns(SLOWDOWN_REQUEST_TTL.0 / 2);
+            let renewed = Migration { slowdown: Some(slowdown), ..migration.clone() };
+            return Ok(Change(if is_recent { vec![] } else { vec![Record::Migration(id, renewed)] }));
+        }
+        let mut meta = self.meta.clone();
+        let recent = meta.slowdown_requests.recent(when.now);
+        if recent >= max_per_hour {
+            return Err(Rejection::SlowdownBudgetExhausted { recent, max: max_per_hour });
+        }
+        meta.slowdown_requests.record(when.now);
+        let request = migration_request(when, id, reservation, (&estimate.to_string(), Some(slowdown)));
+        Ok(Change([vec![Record::Meta(meta)], request.into()].concat()))
+    }
+
+    /// Returns the number of VMs with an active reservation.
+    pub fn active_vm_count(&self) -> usize {
+        self.by_vm.len()
+    }
+
+    /// Withdraws the migration request of a VM that is no longer slowed down. The change is empty if
+    /// the VM has no such request.
+    pub fn decide_slowdown_end(&self, when: When, id: ReservationId) -> Change {
+        Change(self.slowdown_end(when, id, "the VM is no longer slowed down"))
+    }
+
+    /// Ends at most `limit` migration requests because of slowdowns that were not observed again.
+    pub fn decide_slowdown_expiry(&self, when: When, limit: usize) -> Change {
+        let expired = self.expiring.iter().take_while(|(at, _)| *at <= when.now).take(limit);
+        let why = "the slowdown was not observed again in time";
+        Change(expired.flat_map(|(_, key)| self.slowdown_end(when, key.reservation, why)).collect())
+    }
+
+    fn slowdown_end(&self, when: When, id: ReservationId, why: &str) -> Vec<Record> {
+        let key = MigrationKind::Slowdown.of(id);
+        let Some(migration) = self.migration(key) else { return Vec::new() };
+        let what = DecisionKind::SlowdownEnded { why: why.to_owned() };
+        vec![Record::Deleted(Key::Migration(key)), vm_decision(when, Actor::Manager, &migration.vm, what)]
+    }
+
+    /// Returns the rack time at which the next request because of a slowdown expires.
+    pub fn next_slowdown_expiry(&self) -> Option<Ns> {
+        self.expiring.first().map(|(at, _)| *at)
     }
 
     /// Repeats at most `limit` declined migration requests whose retry time has come.
     pub fn decide_migration_retry(&self, when: When, limit: usize) -> Change {
         let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(limit);
-        let records = due.filter_map(|(_, id)| {
-            let declined = self.migration(*id)?;
+        let records = due.filter_map(|(_, key)| {
+            let declined = self.migration(*key)?;
             let open = Migration {
                 answer: MigrationAnswer::Open,
                 explanation: String::new(),
@@ -75,13 +185,13 @@ impl Ledger {
             };
             let what = DecisionKind::MigrationRequested { why: format!("again: {}", open.why) };
             let decision = vm_decision(when, Actor::Manager, &open.vm, what);
-            Some([Record::Migration(*id, open), decision])
+            Some([Record::Migration(key.reservation, open), decision])
         });
         Change(records.flatten().collect())
     }
 
     /// Returns the rack time at which the next declined request is repeated.
-    pub fn next_migration_retry(&self) -> Option<units::Ns> {
+    pub fn next_migration_retry(&self) -> Option<Ns> {
         self.declined.first().map(|(at, _)| *at)
     }
 
@@ -97,7 +207,7 @@ impl Ledger {
     ) -> Vec<Record> {
         let why = drain_reason(target);
         if to == Scheduling::Draining {
-            let unrequested = affected.iter().filter(|id| !self.migrations.contains_key(id));
+            let unrequested = affected.iter().filter(|id| !self.has_drain_request(**id));
             return unrequested.flat_map(|id| self.migration_request(when, *id, &why)).collect();
         }
         self.withdraw_migrations(when, std::slice::from_ref(target))
@@ -110,8 +220,12 @@ impl Ledger {
         let reasons: Vec<String> = targets.iter().map(drain_reason).collect();
         let affected = self.migrations.iter().filter(|(_, migration)| reasons.contains(&migration.why));
         affected
-            .flat_map(|(id, migration)| self.migration_withdrawal(when, *id, migration, targets))
+            .flat_map(|(key, migration)| self.migration_withdrawal(when, key.reservation, migration, targets))
             .collect()
+    }
+
+    fn has_drain_request(&self, id: ReservationId) -> bool {
+        self.migrations.contains_key(&MigrationKind::Drain.of(id))
     }
 
     /// Returns the records of a migration request for an adopted VM if its host or an EMC of its
@@ -123,12 +237,12 @@ impl Ledger {
         reservation: &Reservation,
     ) -> Option<[Record; 2]> {
         let target = self.draining_targets(reservation).next()?;
-        let unrequested = !self.migrations.contains_key(&id);
-        unrequested.then(|| migration_request(when, id, reservation, &drain_reason(&target)))
+        let unrequested = !self.has_drain_request(id);
+        unrequested.then(|| migration_request(when, id, reservation, (&drain_reason(&target), None)))
     }
 
     fn migration_request(&self, when: When, id: ReservationId, why: &str) -> [Record; 2] {
-        migration_request(when, id, &self.reservations[&id], why)
+        migration_request(when, id, &self.reservations[&id], (why, None))
     }
 
     fn migration_withdrawal(
@@ -141,7 +255,7 @@ impl Ledger {
         match self.other_draining_target(id, from) {
             Some(other) => vec![Record::Migration(id, Migration { why: drain_reason(&other), ..m.clone() })],
             None => vec![
-                Record::Deleted(Key::Migration(id)),
+                Record::Deleted(Key::Migration(m.kind().of(id))),
                 vm_decision(when, Actor::Manager, &m.vm, DecisionKind::MigrationWithdrawn),
             ],
         }
@@ -168,7 +282,13 @@ impl Ledger {
     }
 }
 
-fn migration_request(when: When, id: ReservationId, reservation: &Reservation, why: &str) -> [Record; 2] {
+/// Returns the records of a new migration request. Applying them assigns the ID of the request.
+fn migration_request(
+    when: When,
+    id: ReservationId,
+    reservation: &Reservation,
+    (why, slowdown): (&str, Option<Slowdown>),
+) -> [Record; 2] {
     let migration = Migration {
         vm: reservation.vm.clone(),
         host: reservation.host,
@@ -177,6 +297,8 @@ fn migration_request(when: When, id: ReservationId, reservation: &Reservation, w
         answer: MigrationAnswer::Open,
         explanation: String::new(),
         retry_at: None,
+        id: MigrationId::default(),
+        slowdown,
     };
     let what = DecisionKind::MigrationRequested { why: why.to_owned() };
     let decision = vm_decision(when, Actor::Manager, &migration.vm, what);

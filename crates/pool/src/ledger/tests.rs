@@ -7,6 +7,7 @@ mod numbers;
 mod process;
 mod properties;
 mod removed_emc;
+mod slowdowns;
 
 use units::limits::{
     MIGRATION_REQUEST_RETRY_AFTER, REQUEST_ID_RETENTION, RESERVATIONS_PER_HOST_MAX, SLICES_MAX,
@@ -17,7 +18,9 @@ use super::*;
 use crate::{
     audit::ExclusionReason,
     protocol::{Holding, ObservedVm, ScrubReport},
-    record::{EndReason, Fence, MigrationAnswer, RequestKey, Scheduling},
+    record::{
+        EndReason, Fence, MigrationAnswer, MigrationKind, RequestKey, Scheduling, Slowdown, SlowdownEstimate,
+    },
     rejection::Rejection,
     slice::{DrainStage, Event, Owner, Quarantine},
 };
@@ -471,13 +474,19 @@ fn drain_requests_migrations_and_enable_withdraws_them() {
     rack.set_scheduling(SchedulingTarget::Host(name("h2")), Scheduling::Draining);
     assert_eq!(migrating(&rack), [a, b]);
     let answer = |vm: &str| {
-        rack.ledger.decide_migration(at(3), &name(vm), MigrationAnswer::Accepted, "soon".into(), tester())
+        rack.ledger.decide_migration(
+            at(3),
+            (&name(vm), None),
+            MigrationAnswer::Accepted,
+            "soon".into(),
+            tester(),
+        )
     };
-    assert_eq!(answer("c"), Err(Rejection::NoSuchMigration(name("c"))));
+    assert_eq!(answer("c"), Err(Rejection::NoSuchMigration { vm: name("c"), id: None }));
     let (id, change) = answer("a").unwrap();
-    assert_eq!(id, a);
+    assert_eq!(id, MigrationKind::Drain.of(a));
     rack.apply(change);
-    assert_eq!(rack.ledger.migrations[&a].answer, MigrationAnswer::Accepted);
+    assert_eq!(rack.ledger.migrations[&MigrationKind::Drain.of(a)].answer, MigrationAnswer::Accepted);
     rack.set_scheduling(SchedulingTarget::Host(name("h2")), Scheduling::Enabled);
     assert_eq!(migrating(&rack), [a]);
     rack.end_reservation(a, release_reason());
@@ -491,17 +500,17 @@ fn vm_under_two_drains_has_one_migration_until_both_end() {
     rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let (_, accepted) = rack
         .ledger
-        .decide_migration(at(3), &name("a"), MigrationAnswer::Accepted, "soon".into(), tester())
+        .decide_migration(at(3), (&name("a"), None), MigrationAnswer::Accepted, "soon".into(), tester())
         .unwrap();
     rack.apply(accepted);
     rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Draining);
     assert_eq!(
-        rack.ledger.migrations[&a].answer,
+        rack.ledger.migrations[&MigrationKind::Drain.of(a)].answer,
         MigrationAnswer::Accepted,
         "the answer remains accepted under the second drain"
     );
     rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Enabled);
-    let asked = &rack.ledger.migrations[&a];
+    let asked = &rack.ledger.migrations[&MigrationKind::Drain.of(a)];
     assert_eq!((asked.why.as_str(), asked.answer), ("emc e1 is draining", MigrationAnswer::Accepted));
     rack.set_scheduling(SchedulingTarget::Emc(name("e1")), Scheduling::Cordoned);
     assert_eq!(rack.ledger.migrations().count(), 0, "a cordon requests no migration");
@@ -514,7 +523,7 @@ fn declined_migration_is_requested_again_after_the_delay() {
     rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let (_, declined) = rack
         .ledger
-        .decide_migration(at(3), &name("a"), MigrationAnswer::Declined, "busy".into(), tester())
+        .decide_migration(at(3), (&name("a"), None), MigrationAnswer::Declined, "busy".into(), tester())
         .unwrap();
     rack.apply(declined);
     let due = at(3).now.after(MIGRATION_REQUEST_RETRY_AFTER);
@@ -523,7 +532,7 @@ fn declined_migration_is_requested_again_after_the_delay() {
     assert_eq!(rack.ledger.decide_migration_retry(early, 9), Change::default());
     let again = rack.ledger.decide_migration_retry(When { now: due, ..at(4) }, 9);
     rack.apply(again);
-    let asked = &rack.ledger.migrations[&a];
+    let asked = &rack.ledger.migrations[&MigrationKind::Drain.of(a)];
     assert_eq!((asked.answer, asked.explanation.as_str()), (MigrationAnswer::Open, ""));
     assert_eq!(rack.ledger.next_migration_retry(), None);
 }

@@ -2,13 +2,15 @@
 //! `durable` after its batch became durable.
 
 use units::limits::SLICE_WAITERS_MAX;
-use units::{HostId, Name, Ns, ReservationId, Revision};
+use units::{HostId, MigrationId, Name, Ns, ReservationId, Revision};
 
 use super::{Effect, Manager, Reply, Token, decision_change, link::Link};
 use crate::{
     audit::{Actor, Decision},
     ledger::{Change, Ledger, RackSpec, Reserve, ReserveOutcome, SchedulingTarget, Target, When},
-    record::{EndReason, Migration, MigrationAnswer, Reservation, Scheduling, Stage},
+    record::{
+        EndReason, Migration, MigrationAnswer, MigrationKey, Reservation, Scheduling, SlowdownEstimate, Stage,
+    },
     rejection::Rejection,
 };
 
@@ -77,6 +79,8 @@ pub enum Request {
     ResolveMigration {
         /// Name of the VM.
         vm: Name,
+        /// ID of the request; `None` means the only request of the VM.
+        id: Option<MigrationId>,
         /// Answer of the scheduler.
         answer: MigrationAnswer,
         /// Explanation of the answer by the scheduler; may be empty.
@@ -84,6 +88,17 @@ pub enum Request {
         /// Client that sent the request.
         actor: Actor,
     },
+    /// Requests the migration of a VM that pool memory slows down, or confirms its request.
+    RequestSlowdownMigration {
+        /// Reservation of the VM.
+        reservation: ReservationId,
+        /// Estimate of the slowdown.
+        estimate: SlowdownEstimate,
+        /// Maximum number of such requests per hour.
+        max_per_hour: u32,
+    },
+    /// Withdraws the migration request of a VM that is no longer slowed down.
+    WithdrawSlowdownMigration(ReservationId),
     /// Records a decision made outside the ledger.
     RecordDecision(Decision),
     /// Applies a new rack.toml.
@@ -174,10 +189,17 @@ impl Manager {
             Request::Fence { host, powered_off, actor, reason } => {
                 self.on_fence(when, host, powered_off, actor, &reason)
             }
-            Request::ResolveMigration { vm, answer, explanation, actor } => self
+            Request::ResolveMigration { vm, id, answer, explanation, actor } => self
                 .head
-                .decide_migration(when, &vm, answer, explanation, actor)
-                .map(|(id, change)| (change, Reply::Migration(id))),
+                .decide_migration(when, (&vm, id), answer, explanation, actor)
+                .map(|(key, change)| (change, Reply::Migration(key))),
+            Request::RequestSlowdownMigration { reservation, estimate, max_per_hour } => {
+                let decided = self.head.decide_slowdown(when, reservation, estimate, max_per_hour);
+                decided.map(|change| (change, Reply::Done))
+            }
+            Request::WithdrawSlowdownMigration(reservation) => {
+                Ok((self.head.decide_slowdown_end(when, reservation), Reply::Done))
+            }
             Request::RecordDecision(decision) => Ok((decision_change(decision), Reply::Done)),
             Request::Configure(spec) => {
                 self.head.decide_configuration(when, &spec).map(|change| (change, Reply::Done))
@@ -330,9 +352,11 @@ impl Manager {
                 let waiting = waiting.iter().filter_map(|id| self.durable.reservation(*id));
                 Ok(RequestReply::Scheduled { revision, waiting_for: waiting.map(|r| r.vm.clone()).collect() })
             }
-            Reply::Migration(id) => {
-                let migration = self.durable.migration(id).map(|m| RequestReply::Migration(id, m.clone()));
-                migration.ok_or(Rejection::NoSuchReservation(id))
+            Reply::Migration(key) => {
+                let MigrationKey { reservation, .. } = key;
+                let migration = self.durable.migration(key).cloned();
+                let reply = migration.map(|migration| RequestReply::Migration(reservation, migration));
+                reply.ok_or(Rejection::NoSuchReservation(reservation))
             }
             Reply::Done => Ok(RequestReply::Done(revision)),
             Reply::Rejected(rejection) => Err(rejection),

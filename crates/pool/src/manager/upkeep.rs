@@ -36,6 +36,7 @@ impl Manager {
         self.requalify_unclaimed_slices(when);
         self.choose_scrubbers(when);
         self.retry_declined_migrations(when);
+        self.expire_slowdowns(when);
         self.prune(when);
         self.save_rack_time(when);
     }
@@ -69,6 +70,11 @@ impl Manager {
 
     fn retry_declined_migrations(&mut self, when: When) {
         let changes = self.head.decide_migration_retry(when, UPKEEP_CHANGES_PER_ROUND_MAX);
+        self.change(when, changes);
+    }
+
+    fn expire_slowdowns(&mut self, when: When) {
+        let changes = self.head.decide_slowdown_expiry(when, UPKEEP_CHANGES_PER_ROUND_MAX);
         self.change(when, changes);
     }
 
@@ -167,8 +173,12 @@ impl Manager {
     /// Returns the time at which the rack time must be stored. Returns `None` if decisions are
     /// already waiting for a write, or if no deadline is pending.
     pub(super) fn rack_time_due(&self) -> Option<Ns> {
-        let next_deadline =
-            self.head.next_expiry().or(self.head.next_prune()).or(self.head.next_migration_retry());
+        let next_deadline = self
+            .head
+            .next_expiry()
+            .or(self.head.next_prune())
+            .or(self.head.next_migration_retry())
+            .or(self.head.next_slowdown_expiry());
         (!self.is_writing()).then_some(())?;
         next_deadline.map(|_| self.durable.meta().rack_time.after(RACK_TIME_SAVE_INTERVAL))
     }
@@ -181,7 +191,13 @@ impl Manager {
         }
         let expiry = self.head.next_prune().map(|at| at.max(self.prune_at));
         let prune = if self.head.has_excess_requests() { Some(self.prune_at) } else { expiry };
-        let due = [self.head.next_expiry(), self.head.next_migration_retry(), prune, self.rack_time_due()];
+        let due = [
+            self.head.next_expiry(),
+            self.head.next_migration_retry(),
+            self.head.next_slowdown_expiry(),
+            prune,
+            self.rack_time_due(),
+        ];
         due.into_iter().flatten().min()
     }
 }

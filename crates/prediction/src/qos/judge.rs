@@ -30,7 +30,7 @@ const CHANGE_RATIO: f64 = 1.35;
 /// Range of severities in which the whole window is used.
 const NEAR_SEVERITY: Range<f64> = 0.25..2.0;
 /// Number of samples that the verdict `Migrate` requires without counters.
-const ACCESS_WINDOW: usize = 6;
+const ACCESS_WINDOW: usize = 3;
 /// Median fraction of the pool node in [`ACCESS_WINDOW`] intervals above which a VM without counters
 /// is harmed.
 const ACCESSED_SHARE_WITHOUT_COUNTERS: f64 = 0.5;

@@ -257,17 +257,11 @@ fn loss_grows_with_pool_loads_and_latency() {
 }
 
 #[test]
-fn budget_permits_the_misplaced_fraction_per_hour() {
-    let mut budget = MigrationBudget::default();
+fn budget_is_the_misplaced_fraction_rounded_up() {
     let x = fraction(0.02);
-    assert_eq!(budget.available(x, 1000, Ns::ZERO), 20);
-    assert_eq!(budget.available(x, 1, Ns::ZERO), 1, "a small rack may migrate a VM");
-    assert_eq!((budget.available(x, 0, Ns::ZERO), budget.available(fraction(0.0), 9, Ns::ZERO)), (0, 0));
-    assert_eq!(budget.available(fraction(1.0), usize::MAX, Ns::ZERO), QOS_REQUESTS_PER_HOUR_MAX);
-    (0..20).for_each(|n| budget.record(Ns::secs(n)));
-    assert_eq!(budget.available(x, 1000, Ns::secs(3599)), 0);
-    assert_eq!(budget.available(x, 1000, Ns::secs(3600)), 1);
-    assert_eq!(budget.available(x, 1000, Ns::secs(3619)), 20);
+    assert_eq!([0, 1, 50, 51, 1000].map(|vms| hourly_budget(x, vms)), [0, 1, 1, 2, 20]);
+    assert_eq!(hourly_budget(fraction(0.0), 9), 0);
+    assert_eq!(hourly_budget(fraction(1.0), usize::MAX), QOS_REQUESTS_PER_HOUR_MAX);
 }
 
 #[test]

@@ -14,7 +14,8 @@ mod rack;
 mod return_times;
 
 pub(super) use self::{
-    counts::holder, desired_state::SentStates, justifications::Justification, rack::ByName,
+    counts::holder, desired_state::SentStates, justifications::Justification, migrations::SLOWDOWNS_PER_HOUR,
+    rack::ByName,
 };
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +55,8 @@ pub(super) struct GroundTruth {
     handles: desired_state::KnownHandles,
     returns: return_times::SliceReturns,
     fence_progress: fence_progress::FenceProgress,
+    /// Times of the durable migration requests because of slowdowns since the last restore.
+    slowdown_requests: Vec<Ns>,
     /// Number of durable writes so far.
     writes: u64,
     /// Time of the last message of each host to the running manager.
@@ -180,11 +183,12 @@ impl World {
                 Record::Host(id, host) => self.check_fencing(*id, host, records),
                 Record::Deleted(Key::Reservation(id)) => self.check_expiry(*id, records),
                 Record::Migration(id, migration) => self.check_migration(*id, migration, records),
-                Record::Deleted(Key::Migration(id)) => self.check_migration_deleted(*id, records),
+                Record::Deleted(Key::Migration(key)) => self.check_migration_deleted(*key, records),
                 _ => {}
             }
         }
         self.check_answer_count(records);
+        self.check_slowdown_budget(records);
     }
 
     fn check_slot(&mut self, slice: SliceId, slot: Slot, batch: &[Record]) {
@@ -494,6 +498,7 @@ impl World {
     /// Applies the effects of a restore to the records: all slices are quarantined, all fences end,
     /// and every host must report its slices.
     pub(super) fn apply_restore(&mut self) {
+        self.truth.slowdown_requests.clear();
         for record in self.truth.records.values_mut() {
             match record {
                 Record::Slice(_, slot) => {

@@ -12,7 +12,7 @@ use pool::{
     slice::{Quarantine, Slot, State},
 };
 use rand::Rng as _;
-use units::{Bytes, HostId, Name, Ns, RequestId, ReservationId, SliceId, UserId};
+use units::{Bytes, HostId, MigrationId, Name, Ns, RequestId, ReservationId, SliceId, UserId};
 
 use super::{
     ScheduledEvent, World,
@@ -61,12 +61,15 @@ pub(super) enum PendingRequest {
     Configure,
     Schedule(SchedulingTarget),
     MigrationAnswer(PendingMigrationAnswer),
+    /// Request or withdrawal of a migration because of a slowdown.
+    Slowdown,
 }
 
 /// Answer to a migration request, not yet acknowledged by the manager.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct PendingMigrationAnswer {
     pub(super) vm: Name,
+    pub(super) id: Option<MigrationId>,
     pub(super) answer: MigrationAnswer,
     pub(super) message: String,
     /// Migration request on disk when the answer was sent.
@@ -91,7 +94,8 @@ impl World {
             47..59 => self.release_some_vm(),
             59..77 => self.launch_some_vm(),
             77..82 => self.change_some_scheduling(),
-            82..88 => self.answer_some_migration(),
+            82..86 => self.answer_some_migration(),
+            86..88 => self.report_some_slowdown(),
             88..90 if self.fault_model.rack_changes => self.change_rack(),
             88..92 => self.fence_some_host(),
             92..95 => self.uncordon_some_slice(),

@@ -389,7 +389,11 @@ impl World {
             self.handle_agent_event(
                 host,
                 instance,
-                Event::Attach { ticket, vm, caller: Caller { process, uid: UserId::ROOT } },
+                Event::Attach {
+                    ticket,
+                    vm,
+                    caller: Caller { process, uid: UserId::ROOT, control_socket: None },
+                },
             );
         }
     }

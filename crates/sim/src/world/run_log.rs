@@ -28,7 +28,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-const SUMMARY_COUNTER_COUNT: usize = 29;
+const SUMMARY_COUNTER_COUNT: usize = 30;
 
 /// Counts of events in a run without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,6 +92,8 @@ pub struct RunSummary {
     pub migration_answers_refused: u64,
     /// Number of declined migration requests that were sent again.
     pub migrations_retried: u64,
+    /// Number of migration requests because of slowdowns.
+    pub slowdowns_requested: u64,
 }
 
 impl RunSummary {
@@ -127,6 +129,7 @@ impl RunSummary {
             ("migration_answers_repeated", self.migration_answers_repeated),
             ("migration_answers_refused", self.migration_answers_refused),
             ("migrations_retried", self.migrations_retried),
+            ("slowdowns_requested", self.slowdowns_requested),
         ]
     }
 }
@@ -162,6 +165,7 @@ impl std::ops::AddAssign for RunSummary {
         self.migration_answers_repeated += other.migration_answers_repeated;
         self.migration_answers_refused += other.migration_answers_refused;
         self.migrations_retried += other.migrations_retried;
+        self.slowdowns_requested += other.slowdowns_requested;
     }
 }
 

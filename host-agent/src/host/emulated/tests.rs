@@ -51,6 +51,7 @@ impl Emc {
             pinned: false,
             uid: None,
             slices: BTreeMap::from([(SLICE_1, self.handle())]),
+            control_socket: None,
         }
     }
 }

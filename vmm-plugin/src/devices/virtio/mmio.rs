@@ -4,11 +4,13 @@
 use std::{
     os::fd::RawFd,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicU32, Ordering},
     },
+    time::Instant,
 };
 
+use units::limits::REHOME_DEVICES_CHECK_INTERVAL;
 use virtio_queue::{Queue, QueueT as _};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -78,6 +80,12 @@ pub struct MmioTransport {
     queue_sizes: &'static [u16],
 }
 
+/// Guard of a device that processes no requests while the guard exists.
+#[derive(Debug)]
+pub struct QuiescedDevice<'a> {
+    _state: MutexGuard<'a, DeviceState>,
+}
+
 struct DeviceState {
     device: Box<dyn VirtioDevice>,
     queues: Vec<Queue>,
@@ -131,6 +139,22 @@ impl MmioTransport {
     /// process.
     fn lock(&self) -> MutexGuard<'_, DeviceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the device processes no requests. Returns `None` if it is busy at the deadline.
+    pub(crate) fn quiesce(&self, deadline: Instant) -> Option<QuiescedDevice<'_>> {
+        loop {
+            match self.state.try_lock() {
+                Ok(state) => return Some(QuiescedDevice { _state: state }),
+                Err(TryLockError::Poisoned(poisoned)) => {
+                    return Some(QuiescedDevice { _state: poisoned.into_inner() });
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::sleep(REHOME_DEVICES_CHECK_INTERVAL.as_duration());
+                }
+            }
+        }
     }
 
     /// Returns the role of the thread that serves the device.

@@ -14,7 +14,7 @@ use crate::{
     memory::{GuestMemory, poison},
     platform::{RESET_PORT, RESET_VALUE},
     thread_role::ThreadRole,
-    vcpu::{ExitReason, Gate, Vcpu, VcpuContext},
+    vcpu::{ExitReason, Gate, PauseReason, Vcpu, VcpuContext},
 };
 
 /// Guest-physical addresses of the guest's code, machine check handler and interrupt table.
@@ -60,7 +60,7 @@ impl Guest {
             owner: crate::memory::MemoryOwner::Local,
         };
         let local = vec![(backing, crate::memory::MemoryBackendOptions::default())];
-        let backings = crate::memory::MemoryBackings { local, pool: Vec::new() };
+        let backings = crate::memory::MemoryBackings { local, ..Default::default() };
         let memory = crate::memory::Memory::map(&layout, &backings).unwrap();
         let vm = kvm.create_vm().unwrap();
         vm.set_tss_address(0xfffb_d000).unwrap();
@@ -82,7 +82,7 @@ impl Guest {
             windows: Arc::new(MmioBus::default()),
             gate: Arc::new(Gate::default()),
         };
-        context.gate.set_open(true);
+        context.gate.open(PauseReason::NotStarted);
         Some(Self { vcpu, context, _vm: vm })
     }
 

@@ -187,7 +187,7 @@ impl HostModel {
     fn attach(&mut self, vm: u8, pid: u32, uid: u32) {
         self.tickets += 1;
         let (ticket, vm) = (Ticket(self.tickets), Name::new(["a", "b"][usize::from(vm)]).unwrap());
-        let caller = Caller { process: process(pid), uid: user_id(uid) };
+        let caller = Caller { process: process(pid), uid: user_id(uid), control_socket: None };
         self.open_tickets.insert(ticket, caller.clone());
         self.handle(Event::Attach { ticket, vm, caller });
     }

@@ -26,7 +26,7 @@ fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
     let attach = |uid| {
         let (mut agent, _) = run(Vec::new(), "", READY_SCRIPT);
         agent.set_default_user(user_id(990));
-        let caller = Caller { process: process(100), uid: user_id(uid) };
+        let caller = Caller { process: process(100), uid: user_id(uid), control_socket: None };
         agent.handle(Ns::secs(1), Event::Attach { ticket: Ticket(1), vm: Name::new("b").unwrap(), caller });
         std::iter::from_fn(|| agent.poll_effect()).any(|effect| matches!(effect, Effect::Record(_)))
     };
@@ -37,7 +37,7 @@ fn vm_without_a_user_belongs_to_the_agents_user_and_root() {
 fn preview_is_limited_to_the_users_of_the_memory() {
     let (agent, _) = run(Vec::new(), "", READY_SCRIPT);
     let preview = |vm: &str, uid| {
-        let caller = Caller { process: process(100), uid: user_id(uid) };
+        let caller = Caller { process: process(100), uid: user_id(uid), control_socket: None };
         agent.preview(&Name::new(vm).unwrap(), caller).map(|record| record.uid)
     };
     assert_eq!(preview("a", 2001), Ok(Some(user_id(2001))));

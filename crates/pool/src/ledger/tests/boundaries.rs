@@ -202,14 +202,15 @@ fn migration_answer_keeps_message_and_time() {
     let id = rack.reserve(reserve_request("a", "h1", 1)).unwrap();
     rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     let declined = MigrationAnswer::Declined;
-    let answer = rack.ledger.decide_migration(at(3), &name("a"), declined, "busy".into(), tester());
+    let answer = rack.ledger.decide_migration(at(3), (&name("a"), None), declined, "busy".into(), tester());
     rack.apply(answer.unwrap().1);
-    let Migration { explanation: words, requested_at: asked, .. } = &rack.ledger.migrations[&id];
+    let Migration { explanation: words, requested_at: asked, .. } =
+        &rack.ledger.migrations[&MigrationKind::Drain.of(id)];
     assert_eq!((words.as_str(), *asked), ("busy", at(2).wall));
     let later = When { now: at(3).now.after(MIGRATION_REQUEST_RETRY_AFTER), wall: UnixMs(9_000_000) };
     let again = rack.ledger.decide_migration_retry(later, 9);
     rack.apply(again);
-    assert_eq!(rack.ledger.migrations[&id].requested_at, later.wall);
+    assert_eq!(rack.ledger.migrations[&MigrationKind::Drain.of(id)].requested_at, later.wall);
 }
 
 /// A host on which a VM runs may be missing from a restored ledger. A slice held by such a host

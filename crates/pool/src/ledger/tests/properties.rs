@@ -26,6 +26,8 @@ enum Action {
     Adopt { id: u64, vm: u8, slices: Vec<u32> },
     ReleaseUnclaimed(u32),
     ResolveMigration(u8),
+    RequestSlowdownMigration { id: u64, max_per_hour: u32 },
+    EndSlowdown(u64),
     Configure(usize),
     SetLive { host: u32, live: bool },
     SetUnseen { host: u32, emc: Option<u32> },
@@ -61,6 +63,9 @@ fn any_action() -> impl Strategy<Value = Action> {
             .prop_map(|(id, vm, slices)| Action::Adopt { id, vm, slices }),
         1 => (0..15u32).prop_map(Action::ReleaseUnclaimed),
         1 => (0..6u8).prop_map(Action::ResolveMigration),
+        3 => (0..20u64, 0..4u32)
+            .prop_map(|(id, max_per_hour)| Action::RequestSlowdownMigration { id, max_per_hour }),
+        1 => (0..20u64).prop_map(Action::EndSlowdown),
         1 => (0..RACK_SPECS.len()).prop_map(Action::Configure),
         3 => (0..4u32, prop::bool::weighted(0.8)).prop_map(|(host, live)| Action::SetLive { host, live }),
         1 => (0..4u32, prop::option::of(0..4u32)).prop_map(|(host, emc)| Action::SetUnseen { host, emc }),
@@ -101,7 +106,11 @@ impl Rack {
                 self.ledger.decide_reservation_end(when, id, EndReason::Deadline, Actor::Manager).unwrap();
             self.apply(change);
         }
-        for change in [self.ledger.decide_migration_retry(when, 100), self.ledger.decide_pruning(when, 100)] {
+        for change in [
+            self.ledger.decide_migration_retry(when, 100),
+            self.ledger.decide_slowdown_expiry(when, 100),
+            self.ledger.decide_pruning(when, 100),
+        ] {
             self.apply(change);
         }
         while let Some(change) = self.ledger.decide_eviction(when, Ns::NEVER) {
@@ -168,7 +177,7 @@ impl Rack {
             Action::ResolveMigration(number) => {
                 let (_, change) = ledger.decide_migration(
                     when,
-                    &vm_name(*number),
+                    (&vm_name(*number), None),
                     [MigrationAnswer::Accepted, MigrationAnswer::Declined, MigrationAnswer::Done]
                         [usize::from(number % 3)],
                     String::new(),
@@ -176,6 +185,11 @@ impl Rack {
                 )?;
                 change
             }
+            Action::RequestSlowdownMigration { id, max_per_hour } => {
+                let estimate = SlowdownEstimate { loss: Some(0.1), severity: 2.0, samples: 3 };
+                ledger.decide_slowdown(when, ReservationId(*id), estimate, *max_per_hour)?
+            }
+            Action::EndSlowdown(id) => ledger.decide_slowdown_end(when, ReservationId(*id)),
             Action::Configure(which) => {
                 ledger.decide_configuration(when, &RackSpec::parse(RACK_SPECS[*which]))?
             }
@@ -400,8 +414,15 @@ fn check_totals(ledger: &Ledger) {
     for (id, reservation) in active() {
         assert_eq!(ledger.reservation_of(&reservation.vm), Some(*id));
     }
+    let mut ids = BTreeSet::new();
     for (id, migration) in ledger.migrations() {
         assert!(ledger.reservations[&id].is_active(), "an ended VM has a migration request");
+        assert_ne!(migration.id, MigrationId(0), "{migration:?} has no ID");
+        assert!(ids.insert(migration.id), "{migration:?} has the ID of another request");
+        if migration.slowdown.is_some() {
+            assert!(!ledger.reservations[&id].slices.is_empty(), "no slice slows this VM down");
+            continue;
+        }
         let mut hosts = ledger.hosts().map(|(_, h)| ("host", &h.host.name, h.host.scheduling));
         let mut emcs = ledger.emcs().map(|(_, e)| ("emc", &e.emc.name, e.emc.scheduling));
         let requires_migration = |(kind, name, to): (&str, &Name, Scheduling)| {

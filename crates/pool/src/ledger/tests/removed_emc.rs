@@ -16,7 +16,7 @@ fn rack_with_broken_reservation() -> (Rack, ReservationId) {
     let free = Slot { epoch: Epoch(1), state: State::Free, receipt: None };
     rack.apply(Change(vec![Record::Slice(SliceId(0), free)]));
     assert!(matches!(rack.ledger.reservation(id).unwrap().stage, Stage::Broken { .. }));
-    assert_eq!(rack.ledger.migration(id).unwrap().why, "emc e1 is draining");
+    assert_eq!(rack.ledger.migration(MigrationKind::Drain.of(id)).unwrap().why, "emc e1 is draining");
     (rack, id)
 }
 
@@ -24,7 +24,7 @@ fn rack_with_broken_reservation() -> (Rack, ReservationId) {
 fn removed_emc_withdraws_its_migration_requests() {
     let (mut rack, id) = rack_with_broken_reservation();
     rack.configure("e2=1 h1:e2").unwrap();
-    assert_eq!(rack.ledger.migration(id), None);
+    assert_eq!(rack.ledger.migration(MigrationKind::Drain.of(id)), None);
 }
 
 #[test]
@@ -32,5 +32,5 @@ fn removed_emc_keeps_the_migration_request_of_a_draining_host() {
     let (mut rack, id) = rack_with_broken_reservation();
     rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
     rack.configure("e2=1 h1:e2").unwrap();
-    assert_eq!(rack.ledger.migration(id).unwrap().why, "host h1 is draining");
+    assert_eq!(rack.ledger.migration(MigrationKind::Drain.of(id)).unwrap().why, "host h1 is draining");
 }

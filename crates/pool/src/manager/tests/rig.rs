@@ -12,7 +12,7 @@
 //! slices:
 //! - `reserve:RESERVE`, `validate:RESERVE`, `wait:a`, `gone:a` (the caller that waits for VM a
 //!   disconnects), `commit:a`, `release:a`, `force:a` (a forced release), `decline:a` (declines the
-//!   migration of VM a)
+//!   migration of VM a), `slow:a` (requests the migration of VM a because of a slowdown)
 //! - `cordon:h1`, `drain:e1`, `enable:0`, `fence:h1`, `poweroff:h1` (a fence of a host that is
 //!   confirmed to be powered off), `rack:e1=4&h1:e1` (a configuration)
 //!
@@ -63,7 +63,7 @@ use crate::{
         DesiredState, FailureReason, Hello, Holding, ObservedState, ObservedVm, ScrubReport, SeenDevice,
         SliceFailure,
     },
-    record::{Key, Meta, MigrationAnswer, Record, RequestKey, Scheduling},
+    record::{Key, Meta, MigrationAnswer, Record, RequestKey, Scheduling, SlowdownEstimate},
     rejection::Rejection,
     slice::{Scrub, Slot, State},
 };
@@ -308,7 +308,13 @@ impl Rig {
             "poweroff" => fence(true),
             "decline" => {
                 let (answer, words) = (MigrationAnswer::Declined, "busy".to_owned());
-                Request::ResolveMigration { vm: name(rest), answer, explanation: words, actor }
+                Request::ResolveMigration { vm: name(rest), id: None, answer, explanation: words, actor }
+            }
+            "slow" => {
+                let vm = self.manager.durable().reservation_of(&name(rest));
+                let estimate = SlowdownEstimate { loss: Some(0.1), severity: 2.0, samples: 3 };
+                let reservation = vm.expect("the VM has a reservation");
+                Request::RequestSlowdownMigration { reservation, estimate, max_per_hour: 9 }
             }
             "rack" => Request::Configure(RackSpec::parse(&rest.replace('&', " "))),
             other => panic!("unknown word {other:?}"),

@@ -1,7 +1,10 @@
 //! Wakeups: the manager returns the time of its next due work, and performs it without any other
 //! event. `rig.rs` documents the words of the scripts.
 
-use units::{Ns, UnixMs, limits::MIGRATION_REQUEST_RETRY_AFTER};
+use units::{
+    Ns, UnixMs,
+    limits::{MIGRATION_REQUEST_RETRY_AFTER, SLOWDOWN_REQUEST_TTL},
+};
 
 use super::rig::{Rig, SHARED_RACK, name, settings};
 use crate::manager::{HostState, Settings};
@@ -87,6 +90,19 @@ fn declined_migration_is_requested_again_by_timers_alone() {
     assert_eq!(words(&rig), "busy");
     rig.run_timers(Ns::secs(2));
     assert_eq!(words(&rig), "", "the migration is requested again");
+}
+
+#[test]
+fn slowdown_request_expires_by_timers_alone() {
+    let mut rig = Rig::connected();
+    rig.manager.set(Settings { lease_ttl: Ns::secs(36_000), fence_after: None });
+    rig.run("reserve:a@h1=1 go commit:a go slow:a go");
+    let requests = |rig: &Rig| rig.manager.durable().migrations().count();
+    assert_eq!(requests(&rig), 1);
+    rig.run_timers(Ns(SLOWDOWN_REQUEST_TTL.0 - 1_000_000_000));
+    assert_eq!(requests(&rig), 1);
+    rig.run_timers(Ns::secs(2));
+    assert_eq!(requests(&rig), 0);
 }
 
 #[test]

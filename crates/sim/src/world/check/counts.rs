@@ -49,6 +49,7 @@ struct DerivedState {
     next_expiry: Option<Ns>,
     next_prune: Option<Ns>,
     next_migration_retry: Option<Ns>,
+    next_slowdown_expiry: Option<Ns>,
 }
 
 /// Returns the reservation that owns a slice, if any.
@@ -81,8 +82,11 @@ pub(in crate::world) fn holder(slot: &Slot) -> Option<HostId> {
 
 impl GroundTruth {
     fn derived_state(&self) -> DerivedState {
-        let mut derived =
-            DerivedState { next_migration_retry: self.next_migration_retry(), ..DerivedState::default() };
+        let mut derived = DerivedState {
+            next_migration_retry: self.next_migration_retry(),
+            next_slowdown_expiry: self.next_slowdown_expiry(),
+            ..DerivedState::default()
+        };
         for record in self.records.values() {
             match record {
                 Record::Emc(id, emc) => drop(derived.emcs.insert(*id, self.group_emc_slices(emc))),
@@ -228,6 +232,7 @@ impl DerivedState {
             next_expiry: ledger.next_expiry(),
             next_prune: ledger.next_prune(),
             next_migration_retry: ledger.next_migration_retry(),
+            next_slowdown_expiry: ledger.next_slowdown_expiry(),
         }
     }
 }

@@ -10,7 +10,7 @@ use pool::{
     rejection::Rejection,
     slice::{Slot, State},
 };
-use units::{Name, SliceId};
+use units::{Name, ReservationId, SliceId};
 
 use super::GroundTruth;
 use crate::world::World;
@@ -25,6 +25,10 @@ pub(in crate::world) enum Justification {
     Uncordon(SliceId),
     /// Answer of the scheduler to the migration request of a VM.
     MigrationAnswer(Name, MigrationAnswer),
+    /// Request to migrate the VM of this reservation because of a slowdown.
+    Slowdown(ReservationId),
+    /// Withdrawal of the request to migrate the VM of this reservation.
+    SlowdownEnd(ReservationId),
 }
 
 #[derive(Debug, Default)]

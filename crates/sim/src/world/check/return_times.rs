@@ -97,6 +97,7 @@ impl GroundTruth {
 impl World {
     /// Applies a durable batch of the running manager to the recorded state.
     pub(in crate::world) fn apply_durable_batch(&mut self, records: &[Record]) {
+        self.record_slowdown_requests(records);
         let now = self.current_time().now;
         self.truth.record_stages(now, records);
         self.end_uncordoned_ownership(records);
