@@ -306,7 +306,8 @@ fn parse_sample_interval(field: &Field<'_>) -> Result<Option<Ns>, String> {
     if matches!(field.as_str(), Ok("never")) {
         return Ok(None);
     }
-    let max = QOS_SAMPLE_GAP_MAX.as_ms() / 1000;
+    // The interval that a VMM measures is longer than this interval if a host is busy.
+    let max = QOS_SAMPLE_GAP_MAX.as_ms() / 2000;
     let seconds = field.to_integer(2..=max).map_err(|_| format!("must be \"never\" or from 2 to {max}"))?;
     Ok(Some(Ns::secs(seconds)))
 }

@@ -7,7 +7,11 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use pool::agent::{Agent, Process};
 use proto::v1 as wire;
 use tokio::{sync::Semaphore, task::JoinSet, time::MissedTickBehavior};
-use units::{Ns, ReservationId, limits::VMM_CALLS_IN_FLIGHT_MAX};
+use units::{
+    Ns, ReservationId,
+    limits::{QOS_PROBLEM_BYTES_MAX, VMM_CALLS_IN_FLIGHT_MAX, VMM_RESPONSE_TIMEOUT},
+    truncated,
+};
 
 use crate::{driver::Handle, sample_outbox::SampleOutbox, usage_table::UsageTable, vmm_client::VmmClient};
 
@@ -68,11 +72,17 @@ impl Sampler {
     async fn sample_all(&mut self, targets: Vec<Target>, usage: &UsageTable) -> Vec<wire::VmSample> {
         let permits = Arc::new(Semaphore::new(VMM_CALLS_IN_FLIGHT_MAX));
         let mut calls = JoinSet::new();
+        // Connections to VMs that have ended are dropped.
+        let mut clients = std::mem::take(&mut self.clients);
         for target in targets {
-            let (client, permits) = (self.clients.remove(&target.reservation), Arc::clone(&permits));
+            let (client, permits) = (clients.remove(&target.reservation), Arc::clone(&permits));
             calls.spawn(async move {
                 let _permit = permits.acquire_owned().await;
-                (target.reservation, call_vmm(client, target).await)
+                let reservation = target.reservation;
+                let called =
+                    tokio::time::timeout(VMM_RESPONSE_TIMEOUT.as_duration(), call_vmm(client, target));
+                let late = |_| Err(format!("the VMM did not reply within {VMM_RESPONSE_TIMEOUT}"));
+                (reservation, called.await.unwrap_or_else(late))
             });
         }
         let (mut samples, usage) = (Vec::new(), usage.all());
@@ -139,11 +149,11 @@ fn to_sample(result: Result<Option<Interval>, String>) -> Option<wire::VmSample>
         Ok(Some(Interval { length_ms, accessed })) => (
             length_ms,
             accessed.ok_or_else(|| {
-                "the VMM cannot sample this memory: it maps the memory privately, or in pages of 1 GiB"
+                "the VMM cannot sample this memory: it has moved the memory to local memory, or maps it privately or in pages of 1 GiB"
                     .to_owned()
             }),
         ),
-        Err(problem) => (1, Err(problem)),
+        Err(problem) => (0, Err(truncated(problem, QOS_PROBLEM_BYTES_MAX))),
     };
     let counter_problem = "this agent does not measure processor counters".to_owned();
     let sample = wire::VmSample { interval_ms, counter_problem, ..wire::VmSample::default() };

@@ -9,7 +9,7 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -185,13 +185,17 @@ impl Monitor {
 
     async fn run_round(&self) -> Result<(), DriverError> {
         self.remove_ended_vms()?;
-        let (vms, now) = self.driver.read(|manager, when| (manager.durable().active_vm_count(), when.now))?;
+        self.update_metrics();
+        let (vms, requested, now) = self.driver.read(|manager, when| {
+            let ledger = manager.durable();
+            (ledger.active_vm_count(), ledger.slowdown_requests().collect::<BTreeSet<_>>(), when.now)
+        })?;
         let max_per_hour = hourly_budget(self.forecasts.exceed_max(), vms);
         for id in self.recovered_vms() {
             self.driver.request(Request::WithdrawSlowdownMigration(id)).await?;
             self.set_confirmed(id, None);
         }
-        let harmed = self.harmed_vms(now);
+        let harmed = self.harmed_vms(&requested, now);
         let mut is_budget_exhausted = false;
         for id in select_most_harmed(harmed.iter().map(|(id, (e, _))| (*id, e.severity)), harmed.len()) {
             let (estimate, is_confirmation) = harmed[&id];
@@ -220,32 +224,40 @@ impl Monitor {
         }
     }
 
-    /// Returns the VMs that a request exists for and that are no longer slowed down.
+    /// Returns the VMs that had a request of this process and that are no longer slowed down. If the
+    /// host can no longer observe a VM, its request expires instead.
     fn recovered_vms(&self) -> Vec<ReservationId> {
         let vms = self.lock();
-        let recovered = vms
-            .iter()
-            .filter(|(_, vm)| vm.confirmed_at.is_some() && vm.judge.judgement().verdict != Verdict::Migrate);
+        let recovered = vms.iter().filter(|(_, vm)| {
+            let judgement = vm.judge.judgement();
+            let is_fine = judgement.verdict != Verdict::Migrate && judgement.reason != Reason::NoEvidence;
+            vm.confirmed_at.is_some() && is_fine
+        });
         recovered.map(|(id, _)| *id).collect()
     }
 
     /// Returns the VMs that need a request or the confirmation of a request, each with the estimate
     /// and whether it is a confirmation. A VM that has not been sampled recently is not confirmed,
-    /// so that its request expires.
-    fn harmed_vms(&self, now: Ns) -> BTreeMap<ReservationId, (SlowdownEstimate, bool)> {
+    /// so that its request expires. A VM that is recovering gets no new request. `requested` are the
+    /// VMs that have a request.
+    fn harmed_vms(
+        &self,
+        requested: &BTreeSet<ReservationId>,
+        now: Ns,
+    ) -> BTreeMap<ReservationId, (SlowdownEstimate, bool)> {
         let vms = self.lock();
-        let harmed = vms.iter().filter(|(_, vm)| {
+        let harmed = vms.iter().filter(|(id, vm)| {
+            let judgement = vm.judge.judgement();
             let is_due = vm.confirmed_at.is_none_or(|at| now.since(at) >= CONFIRM_AFTER);
-            vm.judge.judgement().verdict == Verdict::Migrate
+            judgement.verdict == Verdict::Migrate
+                && (judgement.severity > 1.0 || requested.contains(id))
                 && is_due
                 && now.since(vm.sampled_at) < CONFIRM_AFTER
         });
-        harmed
-            .map(|(id, vm)| (*id, (to_estimate(&vm.judge.judgement()), vm.confirmed_at.is_some())))
-            .collect()
+        harmed.map(|(id, vm)| (*id, (to_estimate(&vm.judge.judgement()), requested.contains(id)))).collect()
     }
 
-    /// Removes the VMs whose reservations have ended, and updates the metrics.
+    /// Removes the VMs whose reservations have ended.
     fn remove_ended_vms(&self) -> Result<(), DriverError> {
         let ids: Vec<ReservationId> = self.lock().keys().copied().collect();
         for chunk in ids.chunks(LOOKUP_CHUNK) {
@@ -257,11 +269,14 @@ impl Monitor {
             let mut vms = self.lock();
             ended.iter().for_each(|id| drop(vms.remove(id)));
         }
+        Ok(())
+    }
+
+    fn update_metrics(&self) {
         let verdicts = [Verdict::Fine, Verdict::Watch, Verdict::Migrate];
         let vms = self.lock();
         let count = |verdict| vms.values().filter(|vm| vm.judge.judgement().verdict == verdict).count();
         self.metrics.set_verdicts(verdicts.map(|verdict| (verdict_name(verdict), count(verdict))));
-        Ok(())
     }
 
     /// Returns the verdict about a VM for clients; `None` if the VM was not sampled.
@@ -332,7 +347,7 @@ const fn reason_text(reason: Reason) -> &'static str {
         Reason::Insensitive => "pool memory slows the VM down by less than the margin",
         Reason::Suspected => "some samples indicate a slowdown beyond the margin",
         Reason::Sensitive => "the processor counters indicate a slowdown beyond the margin",
-        Reason::AccessedPool => "the VM accesses much of its pool memory, and its host has no counters",
+        Reason::AccessedPool => "the VM accesses much of its pool memory",
         Reason::Recovering => "the VM was slowed down beyond the margin in the last hour",
     }
 }

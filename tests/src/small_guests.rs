@@ -136,6 +136,33 @@ global_asm!(
     "  out dx, al",
     "  jmp 3b",
     "small_sweep_end:",
+    // Maps the first large page of pool memory at 4 GiB. Prints "." after every 64 rounds, and "!"
+    // after an unexpected value.
+    "small_count:",
+    "  mov qword ptr [0xa020], 0x11003",
+    "  mov rax, 0x100000083",
+    "  mov [0x11000], rax",
+    "  xor r8d, r8d",
+    "2: mov rsi, 0x100000000",
+    "  mov ecx, 512",
+    "3: cmp [rsi], r8",
+    "  jne 4f",
+    "  inc qword ptr [rsi]",
+    "  add rsi, 4096",
+    "  dec ecx",
+    "  jnz 3b",
+    "  inc r8",
+    "  test r8b, 63",
+    "  jnz 2b",
+    "  mov dx, 0x3f8",
+    "  mov al, 46",
+    "  out dx, al",
+    "  jmp 2b",
+    "4: mov dx, 0x3f8",
+    "  mov al, 33",
+    "  out dx, al",
+    "5: jmp 5b",
+    "small_count_end:",
     // Maps the first large page of pool memory at 4 GiB. For each byte of input, writes to the next
     // half of the page and prints ".".
     "small_type:",
@@ -287,6 +314,12 @@ guest!(
     /// Returns a guest that writes to each page of 1 GiB of pool memory in an endless loop and prints
     /// its progress.
     sweep_pool_memory, small_sweep, small_sweep_end
+);
+guest!(
+    /// Returns a guest that increments a counter in each page of the first 2 MiB of its pool memory,
+    /// verifies the counters, and prints its progress in an endless loop. After an unexpected value,
+    /// the guest prints "!" and stops.
+    count_in_large_page, small_count, small_count_end
 );
 guest!(
     /// Returns a guest that writes to another 1 MiB of pool memory, at most 2 MiB, for each byte of

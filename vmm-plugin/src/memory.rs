@@ -11,11 +11,11 @@ mod spare;
 pub mod touched;
 mod write_log;
 
-use std::{fmt, fs::File, io, ops::Range, os::unix::fs::FileTypeExt as _, sync::Arc};
+use std::{fmt, fs::File, io, ops::Range, sync::Arc};
 
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FileType, MemfdFlags, SealFlags};
 use units::Bytes;
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
@@ -410,5 +410,7 @@ fn prefault(region: &vm_memory::MmapRegion<WriteLog>) -> io::Result<()> {
 
 /// Returns whether a file is a DAX device. The length of a device is not in its metadata.
 fn is_device(file: &File) -> bool {
-    file.metadata().is_ok_and(|metadata| metadata.file_type().is_char_device())
+    // fstat(2) is allowed in confined threads, and statx(2) is not.
+    let status = rustix::fs::fstat(file);
+    status.is_ok_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice)
 }

@@ -183,8 +183,10 @@ fn allocate_backing(
 }
 
 fn acquire_from_agent(config: &Config, socket: &Path, control_socket: &Path) -> Result<Source, SourceError> {
+    // The agent does not need the control socket, and its protocol supports only UTF-8.
+    let control_socket = control_socket.to_str().map(Path::new);
     let memory = with_agent(config, socket, |agent, vm| {
-        agent.attach_with_control_socket(vm, MemoryForm::Descriptors, Some(control_socket))
+        agent.attach_with_control_socket(vm, MemoryForm::Descriptors, control_socket)
     })?;
     let ReservedMemory { local, pool } = ReservedMemory::from_regions(config, memory.regions)?;
     let mut source = Source::empty();

@@ -66,9 +66,9 @@ impl VcpuThreads {
     }
 
     /// Pauses all vCPUs and returns whether all vCPUs paused. If a vCPU does not pause within
-    /// [`VCPUS_STOP_TIMEOUT`], all vCPUs are resumed unless there is another reason. KVM marks the guest's clock as paused, so
-    /// that soft-lockup watchdogs do not fire. Devices finish requests in flight, and clocks
-    /// continue: the guest observes a scheduling delay.
+    /// [`VCPUS_STOP_TIMEOUT`], all vCPUs are resumed unless there is another reason. KVM marks the
+    /// guest's clock as paused, so that soft-lockup watchdogs do not fire. Devices finish requests in
+    /// flight, and clocks continue: the guest observes a scheduling delay.
     pub(crate) fn pause(&self, reason: PauseReason) -> bool {
         self.gate.close(reason);
         let paused = self.kick_until(|| self.are_waiting());

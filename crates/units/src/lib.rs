@@ -19,7 +19,7 @@ pub use name::{Name, NameError, RequestId};
 pub use number::{
     DesiredVersion, EmcId, Epoch, HostId, InstanceId, MigrationId, ReservationId, Revision, SliceId,
 };
-pub use quoted::{QuotedText, escaped, shortened};
+pub use quoted::{QuotedText, escaped, shortened, truncated};
 pub use size::{Bytes, Fraction, FractionError, SLICE, SizeError};
 pub use time::{Ns, UnixMs};
 pub use user::{UserId, UserIdError};

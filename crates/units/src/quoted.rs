@@ -24,6 +24,13 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// Returns the beginning of a text, at most `bytes` bytes of whole characters.
+pub fn truncated(mut text: String, bytes: usize) -> String {
+    let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text
+}
+
 /// Returns a text with escaped control characters, such as `\n` for a line break.
 pub fn escaped(text: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
@@ -33,6 +40,12 @@ pub fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn truncated_text_consists_of_whole_characters() {
+        let lengths = [0, 1, 2, 3, 9].map(|bytes| truncated("äöü".to_owned(), bytes).len());
+        assert_eq!(lengths, [0, 0, 2, 2, 6]);
+    }
 
     #[test]
     fn long_value_is_truncated_at_a_character_boundary() {

@@ -5,6 +5,7 @@ use proto::v1 as wire;
 use units::{
     Bytes, Fraction, Ns, ReservationId,
     limits::{QOS_PROBLEM_BYTES_MAX, QOS_SAMPLE_GAP_MAX},
+    truncated,
 };
 
 use super::{InvalidField, agent::parse_reservation_id, profile::parse_counters};
@@ -37,16 +38,16 @@ const LATENCY_RATIO_MAX: f64 = 1000.0;
 pub fn parse_sample(sample: wire::VmSample) -> Result<ReportedSample, InvalidField> {
     let reservation = parse_reservation_id(&sample.reservation)?;
     let interval = Ns::ms(sample.interval_ms);
-    if interval == Ns::ZERO || interval > QOS_SAMPLE_GAP_MAX {
+    if sample.accessed.is_some() && (interval == Ns::ZERO || interval > QOS_SAMPLE_GAP_MAX) {
         let rule = format!("must be from 1 to {}", QOS_SAMPLE_GAP_MAX.as_ms());
         return Err(InvalidField::new("interval_ms", sample.interval_ms, rule));
     }
     let counters = match sample.counters.is_empty() {
-        true => Err(shorten(sample.counter_problem)),
+        true => Err(truncated(sample.counter_problem, QOS_PROBLEM_BYTES_MAX)),
         false => Ok(parse_counters("counters", &sample.counters)?),
     };
     let accessed = match sample.accessed {
-        None => Err(shorten(sample.access_problem)),
+        None => Err(truncated(sample.access_problem, QOS_PROBLEM_BYTES_MAX)),
         Some(accessed) => Ok(parse_accessed(&accessed)?),
     };
     Ok(ReportedSample {
@@ -76,13 +77,6 @@ fn parse_latency_ratio(ratio: f64) -> Result<f64, InvalidField> {
     let rule = format!("must be greater than 0 and at most {LATENCY_RATIO_MAX}");
     let is_valid = ratio > 0.0 && ratio <= LATENCY_RATIO_MAX;
     if is_valid { Ok(ratio) } else { Err(InvalidField::new("latency_ratio", ratio, rule)) }
-}
-
-/// Shortens an explanation of an agent to the maximum length.
-fn shorten(mut text: String) -> String {
-    let end = (0..=QOS_PROBLEM_BYTES_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    text.truncate(end.unwrap_or(0));
-    text
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl WatchedObject for wire::Capacity {
 
 impl WatchedObject for wire::Migration {
     fn id(&self) -> String {
-        format!("{} {}", self.reservation, self.kind)
+        format!("{} {} {}", self.reservation, self.kind, self.id)
     }
 
     /// The list of hosts with free memory changes often, and is sent only with other changes.

@@ -143,6 +143,9 @@ impl PoolRegion {
     /// ranges were never touched and contain zeros. A file without information about holes, such as
     /// a device, is returned as one range.
     pub fn data_ranges(&self) -> Vec<Range<u64>> {
+        if super::is_device(&self.file) {
+            return std::iter::once(0..self.bytes()).collect(); // lseek(2) does not report data of devices
+        }
         let end = self.file_offset + self.bytes();
         let mut ranges = Vec::new();
         let mut at = self.file_offset;
@@ -150,7 +153,7 @@ impl PoolRegion {
             let start = match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
                 Ok(start) if start >= end => break,
                 Err(Errno::NXIO) => break, // no data up to the end of the file
-                Ok(start) => start,
+                Ok(start) => start.max(at),
                 Err(_) => at,
             };
             let hole = rustix::fs::seek(&self.file, SeekFrom::Hole(start)).unwrap_or(end).min(end);

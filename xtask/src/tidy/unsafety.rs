@@ -25,7 +25,6 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("vmm-plugin/src/memory/accessed.rs", "madvise takes addresses"),
     ("vmm-plugin/src/memory/pool_region.rs", "KVM and mmap take addresses"),
     ("vmm-plugin/src/vcpu/test_guest.rs", "the machine code of a guest is the data between two labels"),
-    ("vmm-plugin/tests/rehome.rs", "the machine code of a guest is the data between two labels"),
     ("vmm-plugin/src/memory/fault.rs", "a signal handler gets its arguments by pointer"),
     ("vmm-plugin/src/vcpu/mce.rs", "kvm-ioctls lacks the machine-check ioctls of KVM"),
     ("vmm-plugin/src/tap.rs", "an ioctl sets the name of a tap device"),

@@ -64,10 +64,8 @@ impl Ledger {
         let mut requests = self.requests_of(reservation).filter(is_named);
         let first = requests.next().ok_or_else(missing)?;
         match requests.next() {
-            Some(second) if first.id != second.id => {
-                Err(Rejection::AmbiguousMigration { vm: vm.clone(), ids: [first.id, second.id] })
-            }
-            _ => Ok((reservation, first)),
+            Some(second) => Err(Rejection::AmbiguousMigration { vm: vm.clone(), ids: [first.id, second.id] }),
+            None => Ok((reservation, first)),
         }
     }
 
@@ -128,7 +126,10 @@ impl Ledger {
         {
             // Extending the request only when half of its time has passed limits the writes.
             let is_recent = old.expires_at.since(when.now) > Ns(SLOWDOWN_REQUEST_TTL.0 / 2);
-            let renewed = Migration { slowdown: Some(slowdown), ..migration.clone() };
+            // A VM that is recovering keeps the evidence of its slowdown.
+            let estimate = if estimate.severity > 1.0 { estimate } else { old.estimate };
+            let renewed =
+                Migration { slowdown: Some(Slowdown { estimate, ..slowdown }), ..migration.clone() };
             return Ok(Change(if is_recent { vec![] } else { vec![Record::Migration(id, renewed)] }));
         }
         let mut meta = self.meta.clone();
@@ -164,6 +165,11 @@ impl Ledger {
         let Some(migration) = self.migration(key) else { return Vec::new() };
         let what = DecisionKind::SlowdownEnded { why: why.to_owned() };
         vec![Record::Deleted(Key::Migration(key)), vm_decision(when, Actor::Manager, &migration.vm, what)]
+    }
+
+    /// Returns the reservations with a request because of a slowdown.
+    pub fn slowdown_requests(&self) -> impl Iterator<Item = ReservationId> {
+        self.expiring.iter().map(|(_, key)| key.reservation)
     }
 
     /// Returns the rack time at which the next request because of a slowdown expires.

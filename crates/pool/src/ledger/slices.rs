@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use units::limits::{
     HOSTS_ADDED_SINCE_BACKUP_MAX, RESERVATIONS_SINCE_BACKUP_MAX, SLICES_ADDED_SINCE_BACKUP_MAX,
 };
-use units::{EmcId, Epoch, HostId, Name, Ns, RequestId, ReservationId, SliceId};
+use units::{EmcId, Epoch, HostId, MigrationId, Name, Ns, RequestId, ReservationId, SliceId};
 
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
@@ -288,7 +288,7 @@ impl Ledger {
             let host = Host { must_report: true, fence, unconfirmed_fences, unwired_fences, boot_id, ..old };
             Record::Host(*id, host)
         });
-        let Meta { generation, next_reservation, next_host, next_slice, .. } = self.meta;
+        let Meta { generation, next_reservation, next_host, next_slice, next_migration, .. } = self.meta;
         // The generation gives each restore its own range of reservation IDs. The `min` avoids an
         // overflow; the limit is reached in the year 2106.
         let of_generation =
@@ -297,6 +297,7 @@ impl Ledger {
         let meta = Meta {
             next_reservation: ReservationId(unused),
             next_host: HostId(next_host.0.saturating_add(HOSTS_ADDED_SINCE_BACKUP_MAX)),
+            next_migration: MigrationId(next_migration.0.saturating_add(RESERVATIONS_SINCE_BACKUP_MAX)),
             next_slice: SliceId(next_slice.0.saturating_add(SLICES_ADDED_SINCE_BACKUP_MAX)),
             ..self.meta.clone()
         };

@@ -2,7 +2,7 @@
 
 use units::{Fraction, limits::QOS_REQUESTS_PER_HOUR_MAX};
 
-/// Returns the number of migration requests per hour for a rack with this number of running VMs: the
+/// Returns the number of migration requests per hour for a rack with this number of VMs: the
 /// fraction X of the VMs, rounded up, and at most [`QOS_REQUESTS_PER_HOUR_MAX`]. X is the fraction
 /// of VMs that the predictions may misplace.
 #[expect(

@@ -48,6 +48,32 @@ fn slowdown_is_requested_once_and_confirmed_after_half_its_time() {
 }
 
 #[test]
+fn confirmation_of_a_recovering_vm_keeps_the_evidence() {
+    let (mut rack, [a, _]) = rack();
+    request(&mut rack, 10, a).unwrap();
+    let later = secs(10 + SLOWDOWN_REQUEST_TTL.as_ms() / 1500);
+    let idle = SlowdownEstimate { loss: None, severity: 0.0, samples: 0 };
+    let renewed = rack.ledger.decide_slowdown(later, a, idle, 2).unwrap();
+    rack.apply(renewed);
+    let expires_at = later.now.after(SLOWDOWN_REQUEST_TTL);
+    assert_eq!(slowdown(&rack, a), Some(Slowdown { estimate: ESTIMATE, expires_at }));
+    assert_eq!(rack.ledger.slowdown_requests().collect::<Vec<_>>(), [a]);
+}
+
+#[test]
+fn migration_ids_are_not_reused_after_a_restore() {
+    let (mut rack, [a, _]) = rack();
+    let backup = rack.ledger.clone();
+    request(&mut rack, 10, a).unwrap();
+    let lost = rack.ledger.migration(MigrationKind::Slowdown.of(a)).unwrap().id;
+    rack.ledger = backup;
+    let restored = rack.ledger.decide_restore();
+    rack.apply(restored);
+    request(&mut rack, 20, a).unwrap();
+    assert_ne!(rack.ledger.migration(MigrationKind::Slowdown.of(a)).unwrap().id, lost);
+}
+
+#[test]
 fn unconfirmed_slowdown_expires() {
     let (mut rack, [a, _]) = rack();
     request(&mut rack, 10, a).unwrap();

@@ -187,7 +187,8 @@ impl World {
         let is_new = |record: &&Record| match record {
             Record::Migration(id, migration) => {
                 let key = migration.kind().of(*id);
-                key.kind == MigrationKind::Slowdown && self.truth.migration(key).is_none()
+                let old = self.truth.migration(key);
+                key.kind == MigrationKind::Slowdown && old.is_none_or(|old| old.id != migration.id)
             }
             _ => false,
         };

@@ -1,17 +1,18 @@
-//! Tests of the methods of the control socket that act on pool memory, with the confined VMM process
-//! and a small guest. The guest increments a counter in each page of 2 MiB of its pool memory,
-//! verifies the counters, and prints its progress.
+//! Tests of the methods of the control socket that act on pool memory, with a confined VMM process
+//! and a small guest. The guest increments counters in its pool memory and verifies them.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
-    arch::global_asm,
     fs,
-    process::{Child, Command, Stdio},
+    process::Child,
     time::{Duration, Instant},
 };
 
 use proto::v1::{self as wire, RehomeState, vmm_client::VmmClient};
-use tempfile::TempDir;
+use tests::{
+    small_guests::{can_run_small_guests, count_in_large_page},
+    standalone_vm::StandaloneVm,
+};
 use tonic::{
     Code,
     transport::{Channel, Endpoint},
@@ -19,67 +20,10 @@ use tonic::{
 
 /// Time limit of every wait.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Offset of the entry point from the load address of a bzImage.
-const ENTRY_OFFSET: usize = 0x200;
-const BOOT_SECTOR_BYTES: usize = 512;
-
-global_asm!(
-    ".pushsection .rodata",
-    // Maps the first large page of pool memory at 4 GiB. Prints "." after every 64 rounds, and "!"
-    // after an unexpected value.
-    "count_in_large_page:",
-    "  mov qword ptr [0xa020], 0x11003",
-    "  mov rax, 0x100000083",
-    "  mov [0x11000], rax",
-    "  xor r8d, r8d",
-    "2: mov rsi, 0x100000000",
-    "  mov ecx, 512",
-    "3: cmp [rsi], r8",
-    "  jne 4f",
-    "  inc qword ptr [rsi]",
-    "  add rsi, 4096",
-    "  dec ecx",
-    "  jnz 3b",
-    "  inc r8",
-    "  test r8b, 63",
-    "  jnz 2b",
-    "  mov dx, 0x3f8",
-    "  mov al, 46",
-    "  out dx, al",
-    "  jmp 2b",
-    "4: mov dx, 0x3f8",
-    "  mov al, 33",
-    "  out dx, al",
-    "5: jmp 5b",
-    "count_in_large_page_end:",
-    ".popsection",
-);
-
-/// Returns a bzImage with the code of the guest (Linux boot protocol).
-fn kernel_image() -> Vec<u8> {
-    unsafe extern "C" {
-        static count_in_large_page: u8;
-        static count_in_large_page_end: u8;
-    }
-    let (start, end) = (&raw const count_in_large_page, &raw const count_in_large_page_end);
-    // SAFETY: both labels enclose the machine code above, which is read-only data of this program.
-    let code = unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) };
-    let mut image = vec![0; 2 * BOOT_SECTOR_BYTES];
-    image[0x1f1] = 1; // number of setup sectors after the first
-    image[0x202..0x206].copy_from_slice(b"HdrS");
-    image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
-    image[0x211] = 1; // flag: the kernel is loaded at 1 MiB
-    image[0x214..0x218].copy_from_slice(&0x10_0000_u32.to_le_bytes());
-    image[0x236] = 1; // flag: the kernel has a 64-bit entry point
-    image[0x22c..0x230].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
-    image.resize(2 * BOOT_SECTOR_BYTES + ENTRY_OFFSET, 0);
-    image.extend_from_slice(code);
-    image
-}
 
 /// Running VMM process.
 struct Vmm {
-    dir: TempDir,
+    vm: StandaloneVm,
     process: Child,
 }
 
@@ -87,28 +31,19 @@ impl Vmm {
     /// Starts a VMM with the pool memory that `pool` describes. Returns `None` if KVM is not
     /// available.
     fn start(pool: &str) -> Option<Self> {
-        if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
-            eprintln!("SKIPPED: guests on this machine's /dev/kvm: {error}");
+        if !can_run_small_guests() {
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
-        fs::write(path("kernel"), kernel_image()).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_vmm-plugin"));
-        command.args(["run", "--vm", "v", "--standalone", "--memory", "size=64MiB", "--pool", pool]);
-        command.arg("--kernel").arg(path("kernel")).arg("--run-dir").arg(path("run"));
-        command.arg("--serial").arg(format!("file={}", path("console").display()));
-        if rustix::process::geteuid().is_root() {
-            command.args(["--uid", "65534", "--gid", "65534"]);
-        }
-        let process = command.stdin(Stdio::null()).spawn().unwrap();
-        let mut vmm = Self { dir, process };
+        let vm = StandaloneVm::new();
+        let options = ["--memory", "size=64MiB", "--pool", pool];
+        let process = vm.command(&count_in_large_page(), &options).spawn().unwrap();
+        let mut vmm = Self { vm, process };
         vmm.wait_for_progress();
         Some(vmm)
     }
 
     fn console(&self) -> String {
-        fs::read_to_string(self.dir.path().join("console")).unwrap_or_default()
+        self.vm.console()
     }
 
     /// Waits for further output of the guest, and checks that the guest found no unexpected value.
@@ -123,7 +58,7 @@ impl Vmm {
     }
 
     async fn client(&self) -> VmmClient<Channel> {
-        let socket = self.dir.path().join("run/v.sock");
+        let socket = self.vm.run_dir().join("v.sock");
         let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).unwrap();
         VmmClient::new(endpoint.connect().await.unwrap())
     }
