@@ -15,7 +15,6 @@ pub mod protected_dir;
 mod readiness;
 pub mod records;
 pub mod runtime_dir;
-pub mod sample_outbox;
 pub mod sampling;
 pub mod secrets;
 pub mod serve;

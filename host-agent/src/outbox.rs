@@ -1,47 +1,72 @@
-//! Pending report to the manager. Reports that accumulate while the network is slow are merged.
+//! Pending messages to the manager. Messages that accumulate while the network is slow are merged.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pool::protocol::ObservedState;
+use proto::v1 as wire;
 use tokio::sync::Notify;
 
-/// Slot for one report, which the driver fills and the session empties.
-#[derive(Debug, Default)]
-pub struct ReportOutbox {
-    pending: Mutex<Option<ObservedState>>,
+/// Slot for one message, which the session empties.
+#[derive(Debug)]
+pub struct Outbox<T> {
+    pending: Mutex<Option<T>>,
     filled: Notify,
 }
 
-impl ReportOutbox {
+/// Slot for a report, which the driver fills.
+pub type ReportOutbox = Outbox<ObservedState>;
+/// Slot for the latest samples of running VMs, which the sampler fills.
+pub type SampleOutbox = Outbox<wire::VmSamples>;
+
+impl<T> Default for Outbox<T> {
+    fn default() -> Self {
+        Self { pending: Mutex::new(None), filled: Notify::new() }
+    }
+}
+
+impl<T> Outbox<T> {
     /// Locks the slot. A poisoned slot is consistent, because each call changes it in one
     /// assignment.
-    fn pending(&self) -> MutexGuard<'_, Option<ObservedState>> {
+    fn pending(&self) -> MutexGuard<'_, Option<T>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a report, merged with the pending report, if any.
-    pub fn put(&self, report: ObservedState) {
+    fn fill(&self, merge: impl FnOnce(Option<T>) -> T) {
         let mut pending = self.pending();
-        *pending = Some(match pending.take() {
-            Some(earlier) => earlier.merge_next(report),
-            None => report,
-        });
+        *pending = Some(merge(pending.take()));
         self.filled.notify_one();
     }
 
-    /// Waits for a pending report, and takes it. This is cancel-safe.
-    pub async fn next(&self) -> ObservedState {
+    /// Waits for a pending message, and takes it. This is cancel-safe.
+    pub async fn next(&self) -> T {
         loop {
-            if let Some(report) = self.pending().take() {
-                return report;
+            if let Some(message) = self.pending().take() {
+                return message;
             }
             self.filled.notified().await;
         }
     }
 
-    /// Drops the pending report, because a new session begins with a complete report.
+    /// Drops the pending message, because a new session begins.
     pub fn clear(&self) {
         *self.pending() = None;
+    }
+}
+
+impl ReportOutbox {
+    /// Adds a report, merged with the pending report, if any.
+    pub fn put(&self, report: ObservedState) {
+        self.fill(|earlier| match earlier {
+            Some(earlier) => earlier.merge_next(report),
+            None => report,
+        });
+    }
+}
+
+impl SampleOutbox {
+    /// Replaces the pending samples, which were not sent in time.
+    pub fn put(&self, samples: wire::VmSamples) {
+        self.fill(|_| samples);
     }
 }
 
@@ -79,5 +104,18 @@ mod tests {
         tokio::task::yield_now().await;
         outbox.put(report(2));
         assert_eq!(received.await.unwrap(), report(2));
+    }
+
+    #[tokio::test]
+    async fn outbox_keeps_only_the_latest_samples() {
+        let outbox = SampleOutbox::default();
+        let samples = |count| wire::VmSamples { samples: vec![wire::VmSample::default(); count] };
+        outbox.put(samples(1));
+        outbox.put(samples(2));
+        assert_eq!(outbox.next().await, samples(2));
+        outbox.put(samples(3));
+        outbox.clear();
+        outbox.put(samples(4));
+        assert_eq!(outbox.next().await, samples(4));
     }
 }

@@ -13,7 +13,7 @@ use units::{
     truncated,
 };
 
-use crate::{driver::Handle, sample_outbox::SampleOutbox, usage_table::UsageTable, vmm_client::VmmClient};
+use crate::{driver::Handle, outbox::SampleOutbox, usage_table::UsageTable, vmm_client::VmmClient};
 
 /// VM to be sampled.
 #[derive(Clone, Debug)]

@@ -7,7 +7,10 @@ use pool::protocol::DesiredState;
 use tokio::sync::{Notify, watch};
 use units::Ns;
 
-use crate::{outbox::ReportOutbox, sample_outbox::SampleOutbox, usage_table::UsageTable};
+use crate::{
+    outbox::{ReportOutbox, SampleOutbox},
+    usage_table::UsageTable,
+};
 
 /// Event of the session with the manager, for the driver.
 #[derive(Clone, Debug)]

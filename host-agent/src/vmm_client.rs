@@ -22,7 +22,7 @@ use tonic::{
     Status,
     transport::{Channel, Endpoint, Uri},
 };
-use units::limits::{VMM_RESPONSE_BYTES_MAX, VMM_RESPONSE_TIMEOUT};
+use units::limits::VMM_RESPONSE_BYTES_MAX;
 
 use crate::host::process::ProcessHandle;
 
@@ -38,12 +38,12 @@ pub enum VmmError {
         #[source]
         error: tonic::transport::Error,
     },
-    /// The VMM rejected the request, or did not reply in time.
+    /// The VMM rejected the request.
     #[error("the VMM rejected the request: {}", .0.message())]
     Rejected(Box<Status>),
 }
 
-/// Connection to the control socket of a VMM.
+/// Connection to the control socket of a VMM. The caller limits the time of each call.
 #[derive(Clone, Debug)]
 pub struct VmmClient(GrpcClient<Channel>);
 
@@ -55,10 +55,7 @@ impl VmmClient {
     pub async fn connect(path: PathBuf, process: Process) -> Result<Self, VmmError> {
         let connector = Connector { path: path.clone().into(), process: process.into() };
         // The connector determines the address, so the host in the URI is not used.
-        let endpoint = Endpoint::from_static("http://vmm")
-            .connect_timeout(VMM_RESPONSE_TIMEOUT.as_duration())
-            .timeout(VMM_RESPONSE_TIMEOUT.as_duration());
-        let channel = endpoint.connect_with_connector(connector).await;
+        let channel = Endpoint::from_static("http://vmm").connect_with_connector(connector).await;
         let channel = channel.map_err(|error| VmmError::Connect { path, error })?;
         Ok(Self(GrpcClient::new(channel).max_decoding_message_size(VMM_RESPONSE_BYTES_MAX)))
     }

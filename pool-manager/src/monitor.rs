@@ -14,11 +14,7 @@ use std::{
     time::Duration,
 };
 
-use pool::{
-    manager::Request,
-    record::{Reservation, SlowdownEstimate},
-    rejection::Rejection,
-};
+use pool::{manager::Request, record::SlowdownEstimate, rejection::Rejection};
 use prediction::qos::{
     AccessedShare, Judge, Judgement, Placement, Reason, Sample, Verdict, hourly_budget, select_most_harmed,
 };
@@ -30,7 +26,7 @@ use units::{
 };
 
 use crate::{
-    convert::{InvalidField, samples::ReportedSample},
+    convert::{InvalidField, pool_memory, samples::ReportedSample},
     driver::{DriverError, Handle},
     forecasts::Forecasts,
     metrics::Metrics,
@@ -197,9 +193,9 @@ impl Monitor {
         }
         let harmed = self.harmed_vms(&requested, now);
         let mut is_budget_exhausted = false;
-        for id in select_most_harmed(harmed.iter().map(|(id, (e, _))| (*id, e.severity)), harmed.len()) {
-            let (estimate, is_confirmation) = harmed[&id];
-            if is_budget_exhausted && !is_confirmation {
+        for id in select_most_harmed(harmed.iter().map(|(id, e)| (*id, e.severity)), harmed.len()) {
+            let estimate = harmed[&id];
+            if is_budget_exhausted && !requested.contains(&id) {
                 continue;
             }
             let request = Request::RequestSlowdownMigration { reservation: id, estimate, max_per_hour };
@@ -236,15 +232,14 @@ impl Monitor {
         recovered.map(|(id, _)| *id).collect()
     }
 
-    /// Returns the VMs that need a request or the confirmation of a request, each with the estimate
-    /// and whether it is a confirmation. A VM that has not been sampled recently is not confirmed,
+    /// Returns the VMs that need a request or the confirmation of a request. A VM that has not been sampled recently is not confirmed,
     /// so that its request expires. A VM that is recovering gets no new request. `requested` are the
     /// VMs that have a request.
     fn harmed_vms(
         &self,
         requested: &BTreeSet<ReservationId>,
         now: Ns,
-    ) -> BTreeMap<ReservationId, (SlowdownEstimate, bool)> {
+    ) -> BTreeMap<ReservationId, SlowdownEstimate> {
         let vms = self.lock();
         let harmed = vms.iter().filter(|(id, vm)| {
             let judgement = vm.judge.judgement();
@@ -254,7 +249,7 @@ impl Monitor {
                 && is_due
                 && now.since(vm.sampled_at) < CONFIRM_AFTER
         });
-        harmed.map(|(id, vm)| (*id, (to_estimate(&vm.judge.judgement()), requested.contains(id)))).collect()
+        harmed.map(|(id, vm)| (*id, to_estimate(&vm.judge.judgement()))).collect()
     }
 
     /// Removes the VMs whose reservations have ended.
@@ -307,10 +302,6 @@ impl MonitoredVm {
             sampled_unix_ms: self.sampled_unix.0,
         }
     }
-}
-
-fn pool_memory(reservation: &Reservation) -> Bytes {
-    Bytes::slices(u32::try_from(reservation.slices.len()).unwrap_or(u32::MAX))
 }
 
 fn to_sample(sample: &ReportedSample, facts: LedgerFacts) -> Sample {

@@ -6,7 +6,7 @@ use pool::{
     audit::Decision,
     ledger::{EmcEntry, HostEntry, Ledger, When},
     manager::{Alarm, EmcState, HostState, Manager, ReservationView},
-    record::{Fence, Key, Migration, MigrationAnswer, MigrationKind, Scheduling, Stage},
+    record::{Fence, Key, Migration, MigrationAnswer, MigrationKind, Reservation, Scheduling, Stage},
     slice::{Receipt, Scrub, Slot, State},
 };
 use proto::v1 as wire;
@@ -99,7 +99,7 @@ pub fn reservation_message(view: ReservationView) -> wire::Reservation {
         host: view.host.to_string(),
         state,
         local_bytes: r.local.get(),
-        pool_bytes: (r.slices.len() as u64) << 30,
+        pool_bytes: pool_memory(&r).get(),
         slices: r.slices.iter().map(|s| s.0).collect(),
         cores: r.cores,
         pinned: r.pinned,
@@ -281,6 +281,11 @@ impl From<CapacityView> for wire::Capacity {
     }
 }
 
+/// Returns the pool memory of a reservation.
+pub fn pool_memory(reservation: &Reservation) -> Bytes {
+    Bytes::slices(u32::try_from(reservation.slices.len()).unwrap_or(u32::MAX))
+}
+
 /// Migration requests, and the free capacity of the hosts to which VMs can migrate.
 #[derive(Clone, Debug, Default)]
 pub struct MigrationList {
@@ -326,8 +331,7 @@ impl From<MigrationList> for Vec<wire::Migration> {
 
 fn migration_view(ledger: &Ledger, id: ReservationId, migration: &Migration) -> MigrationView {
     let reservation = ledger.reservation(id);
-    let slices = reservation.map_or(0, |reservation| reservation.slices.len());
-    let pool = Bytes::slices(u32::try_from(slices).unwrap_or(u32::MAX));
+    let pool = reservation.map_or(Bytes::ZERO, pool_memory);
     let slowdown = migration.slowdown.map(|slowdown| wire::Slowdown {
         loss: slowdown.estimate.loss,
         severity: slowdown.estimate.severity,
