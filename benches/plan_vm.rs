@@ -103,7 +103,7 @@ async fn measure(args: &Args) -> Result<String, Failure> {
         added.map_err(Failure::rejection("add outcomes"))?;
     }
     let (kind, start) = (wire::ModelKind::Frigid.into(), Instant::now());
-    let model = models.train_model(wire::TrainModelRequest { kind, labels: None }).await;
+    let model = models.train_model(wire::TrainModelRequest { kind, ..Default::default() }).await;
     let model = model.map_err(Failure::rejection("train a model"))?.into_inner();
     let training = start.elapsed();
     let requests: Vec<wire::PlanVmRequest> = samples.iter().map(plan_request).collect();

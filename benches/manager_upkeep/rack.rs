@@ -109,6 +109,7 @@ fn hello() -> Hello {
         boot_id: "boot".to_owned(),
         host_memory_socket: String::new(),
         devices: Vec::new(),
+        can_rehome: true,
     }
 }
 
@@ -184,6 +185,7 @@ fn initial_records(start: InitialState) -> Vec<Record> {
             stage: Stage::Committed,
             uid: None,
             has_process: false,
+            rehome: pool::record::Rehome::None,
         };
         Record::Reservation(owner(first).reservation, reservation)
     });

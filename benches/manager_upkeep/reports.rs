@@ -64,6 +64,7 @@ fn build_complete_report(rack: &SimulatedRack, sequence: u64) -> ObservedState {
             local: Bytes::ZERO,
             pinned: false,
             uid: None,
+            rehome: pool::protocol::ObservedRehome::None,
         };
         (id, vm)
     };

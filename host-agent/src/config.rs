@@ -15,7 +15,7 @@ pub use config_file::{ConfigError, Violation};
 use config_file::{Field, Section};
 use tonic::transport::Uri;
 use units::{
-    Name, Ns, UserId,
+    LATENCY_RATIO_RANGE, LATENCY_RATIO_RULE, Name, Ns, UserId,
     limits::{ALLOWED_UIDS_MAX, QOS_SAMPLE_GAP_MAX, QOS_SAMPLE_INTERVAL_DEFAULT, SCRUB_MIB_PER_S_DEFAULT},
 };
 
@@ -49,6 +49,9 @@ pub struct Config {
     pub metrics_listen: Option<SocketAddr>,
     /// Interval between samples of running VMs; `None` disables sampling.
     pub sample_interval: Option<Ns>,
+    /// Idle latency of the pool divided by the idle latency of local memory. `None` if the kernel's
+    /// value is used.
+    pub pool_latency_ratio: Option<f64>,
     /// Certificates; required if the manager is on another machine.
     pub tls: Option<Tls>,
     /// Backend that provides slices.
@@ -152,6 +155,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         allowed_uids,
         metrics_listen,
         sample_interval,
+        pool_latency_ratio,
     } = agent?;
     Some(Config {
         host,
@@ -161,6 +165,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         allowed_uids: allowed_uids.unwrap_or_else(|| BTreeSet::from([UserId::ROOT, current_user()])),
         metrics_listen,
         sample_interval: sample_interval.unwrap_or(Some(QOS_SAMPLE_INTERVAL_DEFAULT)),
+        pool_latency_ratio,
         runtime_dir,
         tls: tls?,
         backend: backend?,
@@ -178,6 +183,7 @@ struct Agent {
     allowed_uids: Option<BTreeSet<UserId>>,
     metrics_listen: Option<SocketAddr>,
     sample_interval: Option<Option<Ns>>,
+    pool_latency_ratio: Option<f64>,
 }
 
 fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<Agent> {
@@ -204,6 +210,13 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
     let allowed_uids = parse_allowed_uids(&mut section);
     let metrics_listen = section.take_optional("metrics_listen", parse_metrics_listen);
     let sample_interval = section.take_optional("sample_interval_s", parse_sample_interval);
+    let pool_latency_ratio = section.take_optional("pool_latency_ratio", |field| {
+        field
+            .to_number()
+            .ok()
+            .filter(|ratio| LATENCY_RATIO_RANGE.contains(ratio))
+            .ok_or_else(|| LATENCY_RATIO_RULE.to_owned())
+    });
     section.reject_unknown_keys();
     Some(Agent {
         host: host?,
@@ -214,6 +227,7 @@ fn parse_agent(mut section: Section<'_>, base: &Path, has_tls: bool) -> Option<A
         allowed_uids: allowed_uids?,
         metrics_listen: metrics_listen?,
         sample_interval: sample_interval?,
+        pool_latency_ratio: pool_latency_ratio?,
     })
 }
 
@@ -448,6 +462,16 @@ mod tests {
             "host = \"h0\"",
             "host = \"h0\"\nallowed_uids = [0, 4294967295]",
             "agent.allowed_uids[1] = 4294967295: must be a whole number from 0 to 4294967294",
+        );
+        assert_rejected(
+            "host = \"h0\"",
+            "host = \"h0\"\npool_latency_ratio = 0",
+            "agent.pool_latency_ratio = 0: must be a number from 0.01 to 1000",
+        );
+        assert_rejected(
+            "host = \"h0\"",
+            "host = \"h0\"\npool_latency_ratio = \"2\"",
+            "agent.pool_latency_ratio = \"2\": must be a number from 0.01 to 1000",
         );
         assert_rejected(
             "host = \"h0\"",

@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use pool::protocol::{
-    DesiredRelease, DesiredState, DesiredVm, FailureReason, Handle, Holding, ObservedState, Removals,
-    ScrubReport, SeenDevice,
+    DesiredRehome, DesiredRelease, DesiredState, DesiredVm, FailureReason, Handle, Holding, ObservedRehome,
+    ObservedState, ObservedVm, Removals, ScrubReport, SeenDevice,
 };
 use proto::v1 as wire;
 use units::{
     Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Revision, SliceId, UserId,
-    limits::{WEIGHT_MAX, WEIGHT_MIN, is_weight},
+    limits::{REASON_BYTES_MAX, WEIGHT_MAX, WEIGHT_MIN, is_weight},
+    truncated,
 };
 
 use crate::usage_table::TouchedMemory;
@@ -74,7 +75,10 @@ fn to_desired_vm(vm: wire::DesiredVm) -> Result<(ReservationId, DesiredVm), Inva
     let local = Bytes::new(vm.local_bytes);
     let uid = vm.uid.map(UserId::new).transpose();
     let uid = uid.map_err(|error| InvalidMessage { field: "vms.uid", problem: error.to_string() })?;
-    Ok((reservation, DesiredVm { vm: name, local, pinned: vm.pinned, uid, slices: slices.collect() }))
+    let (pinned, slices) = (vm.pinned, slices.collect());
+    let rehome =
+        vm.rehome_attempt.map(|attempt| DesiredRehome { attempt, is_cancelled: vm.rehome_cancelled });
+    Ok((reservation, DesiredVm { vm: name, local, pinned, uid, slices, rehome }))
 }
 
 /// Validates and converts the weights of this host's tenants.
@@ -105,6 +109,26 @@ pub fn to_wire_seen_device(d: SeenDevice) -> wire::SeenDevice {
     wire::SeenDevice { serial: d.serial, slices: d.slices, problem: d.problem }
 }
 
+fn to_wire_vm((reservation, vm): (ReservationId, ObservedVm)) -> wire::ObservedVm {
+    let rehome_failure = match &vm.rehome {
+        ObservedRehome::Failed { attempt, why } => {
+            Some(wire::RehomeFailure { attempt: *attempt, reason: truncated(why.clone(), REASON_BYTES_MAX) })
+        }
+        ObservedRehome::None | ObservedRehome::Done => None,
+    };
+    wire::ObservedVm {
+        vm: vm.vm.to_string(),
+        pid: vm.pid,
+        slices: vm.slices.into_iter().map(to_wire_slice_epoch).collect(),
+        reservation: reservation.to_string(),
+        local_bytes: vm.local.get(),
+        pinned: vm.pinned,
+        uid: vm.uid.map(u32::from),
+        rehomed: vm.rehome == ObservedRehome::Done,
+        rehome_failure,
+    }
+}
+
 /// Converts a report of the observed state, and adds the touched memory of VMs.
 pub fn to_wire_observed_state(
     instance: InstanceId,
@@ -115,15 +139,6 @@ pub fn to_wire_observed_state(
         reservation: reservation.to_string(),
         local_bytes: touched.local.get(),
         pool_bytes: touched.pool.get(),
-    };
-    let vm = |(reservation, vm): (ReservationId, pool::protocol::ObservedVm)| wire::ObservedVm {
-        vm: vm.vm.to_string(),
-        pid: vm.pid,
-        slices: vm.slices.into_iter().map(to_wire_slice_epoch).collect(),
-        reservation: reservation.to_string(),
-        local_bytes: vm.local.get(),
-        pinned: vm.pinned,
-        uid: vm.uid.map(u32::from),
     };
     wire::ObservedState {
         instance: instance.0,
@@ -136,7 +151,7 @@ pub fn to_wire_observed_state(
         released: h.released.into_iter().map(to_wire_slice_epoch).collect(),
         scrubbed: h.scrubbed.into_iter().map(to_wire_scrub_result).collect(),
         failed: h.failed.into_iter().map(to_wire_slice_failure).collect(),
-        vms: h.vms.into_iter().map(vm).collect(),
+        vms: h.vms.into_iter().map(to_wire_vm).collect(),
         ended: h.ended.iter().map(ToString::to_string).collect(),
         clean: h.clean,
         touched: touched.into_iter().map(touched_memory).collect(),
@@ -183,6 +198,15 @@ mod tests {
         assert_eq!((uid(None), uid(Some(2001))), (Ok(None), Ok(UserId::new(2001).ok())));
         let error = uid(Some(u32::MAX)).expect_err("an invalid user id was accepted");
         assert_eq!(error.to_string(), "vms.uid: 4294967295 is not a user id: must be at most 4294967294");
+        let rehome = |attempt, is_cancelled| {
+            let rehomed =
+                wire::DesiredVm { rehome_attempt: attempt, rehome_cancelled: is_cancelled, ..desired(None) };
+            to_desired_vm(rehomed).expect("the message is valid").1.rehome
+        };
+        assert_eq!(rehome(None, true), None);
+        for is_cancelled in [false, true] {
+            assert_eq!(rehome(Some(2), is_cancelled), Some(DesiredRehome { attempt: 2, is_cancelled }));
+        }
         let vm = pool::protocol::ObservedVm {
             vm: Name::new("a").expect("valid name"),
             pid: 7,
@@ -190,6 +214,7 @@ mod tests {
             local: Bytes::ZERO,
             pinned: false,
             uid: UserId::new(2001).ok(),
+            rehome: ObservedRehome::None,
         };
         let report = ObservedState { vms: [(ReservationId(1), vm)].into(), ..ObservedState::default() };
         assert_eq!(to_wire_observed_state(InstanceId(1), report, Vec::new()).vms[0].uid, Some(2001));

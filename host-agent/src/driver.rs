@@ -3,6 +3,7 @@
 //! an event.
 
 mod calls;
+mod rehome;
 #[cfg(test)]
 mod tests;
 mod worker_pool;
@@ -184,7 +185,8 @@ pub struct Driver {
     /// Threads that perform host calls.
     workers: WorkerPool,
     call_results: mpsc::UnboundedReceiver<CallResult>,
-    /// Tasks that write a record or watch a process, at most two per VM. Each ends with an event.
+    /// Tasks that write a record, watch a process or move pool memory, at most three per VM. Each ends
+    /// with an event.
     tasks: JoinSet<Event>,
     /// Number of the last ticket.
     last_ticket: u64,
@@ -195,6 +197,8 @@ pub struct Driver {
     /// Records that are being written, each with the operation that waits for the end of the write,
     /// if any.
     record_writes: BTreeMap<ReservationId, Option<RecordOperation>>,
+    /// Moves of pool memory in progress, each with the switch that cancels it.
+    rehomes: BTreeMap<ReservationId, watch::Sender<bool>>,
     usage: Arc<UsageTable>,
     rejections: RejectionLog,
     /// Limit on log lines about requests that VMs may repeat.
@@ -241,6 +245,7 @@ impl Driver {
             waiting: BTreeMap::new(),
             watched_processes: BTreeMap::new(),
             record_writes: BTreeMap::new(),
+            rehomes: BTreeMap::new(),
             usage,
             rejections: RejectionLog::default(),
             request_lines: LogLimit::default(),
@@ -320,6 +325,7 @@ impl Driver {
                 match event {
                     Event::ProcessGone { reservation } => self.measure_ended_vm(reservation),
                     Event::Recorded { reservation, .. } if self.continue_after_write(reservation) => return,
+                    Event::RehomeEnded { reservation, .. } => drop(self.rehomes.remove(&reservation)),
                     _ => {}
                 }
                 self.handle(event);
@@ -330,10 +336,10 @@ impl Driver {
     }
 
     /// Measures the memory of a VM whose process has just ended. The memory files still contain all
-    /// memory that the guest touched.
+    /// memory that the guest touched. Memory that the VMM allocated itself keeps its last measurement.
     fn measure_ended_vm(&self, reservation: ReservationId) {
         if let Some(vm) = self.agent.live_vm(reservation) {
-            self.usage.record(reservation, self.host.usage(reservation, &vm));
+            self.usage.record_end(reservation, self.host.usage(reservation, &vm));
         }
     }
 
@@ -372,6 +378,8 @@ impl Driver {
             Effect::PassMemory { ticket, record } => self.pass_memory(ticket, &record),
             Effect::Refuse { ticket, why } => self.refuse_request(ticket, why),
             Effect::Watch { reservation, process } => self.watch(reservation, process),
+            Effect::Rehome(reservation) => self.start_rehome(reservation),
+            Effect::CancelRehome(reservation) => self.cancel_rehome(reservation),
             Effect::Kill(reservation) => self.kill(reservation),
             Effect::FreeLocal(reservation) => self.free_local_memory(reservation),
             Effect::SendReport(report) => self.outbox.put(report),

@@ -11,20 +11,25 @@ pub mod dax;
 pub mod emulated;
 pub mod fake;
 mod interrupt;
+pub mod latency;
 mod local_memory;
 pub mod memory;
 pub mod memory_block;
 mod memory_file;
+pub mod memory_limit;
 mod open_slices;
 pub mod process;
+mod process_memory;
 pub mod ranges;
 pub mod remote;
 pub mod sampler;
 pub mod slices;
 pub mod sysfs;
+pub mod vm_counters;
+pub mod vm_pressure;
 mod zero;
 
-use std::{fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use pool::{
     agent::{HostFailure, VmRecord},
@@ -89,11 +94,27 @@ pub trait Host: fmt::Debug + Send + Sync {
     /// rejects an operation.
     fn memory(&self, record: &VmRecord, form: MemoryForm) -> Result<Vec<MemoryRegion>, HostError>;
 
+    /// Moves the pool memory of a running VM to local memory without its VMM, if the backend can do
+    /// this. Returns `None` if only the VMM can move it. Repeated calls continue the move.
+    ///
+    /// # Errors
+    /// Some memory could not be moved. The VM uses its pool memory as before.
+    fn rehome(&self, _: &VmRecord) -> Option<Result<(), HostError>> {
+        None
+    }
+
     /// Registers a running VM to which an earlier agent passed its memory.
     fn adopt_running_vm(&self, _: &VmRecord) {}
 
     /// Measures how much memory of a running VM is backed by pages.
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage;
+
+    /// Returns the files of a VM's slices in which the kernel can observe accesses, which excludes
+    /// device memory.
+    ///
+    /// # Errors
+    /// The reason why accesses cannot be observed.
+    fn observable_files(&self, slices: &[Holding]) -> Result<BTreeSet<process::FileId>, &'static str>;
 
     /// Returns the counters for metrics. They are 0 when the agent starts.
     fn counters(&self) -> Counters;
@@ -154,6 +175,9 @@ pub struct MemoryRegion {
     pub bytes: Bytes,
     /// Offset of the region in the file that backs it, in bytes.
     pub offset: u64,
+    /// Size of the spare local memory, to which the VMM can move the pool memory. It follows the
+    /// region in the same file. Zero for slices.
+    pub spare: Bytes,
     /// File that backs the region.
     pub backing: RegionBacking,
 }
@@ -248,6 +272,18 @@ pub enum HostError {
         /// Free memory of the node outside the slice.
         available: Bytes,
     },
+    /// Pages of a VM could not be moved to local memory.
+    #[error(
+        "{remaining} of {pages} pages could not be moved to local memory, by error number: {errors:?}; is local memory free, and does no device use the pages?"
+    )]
+    PagesNotMoved {
+        /// Number of pages outside local memory before the move.
+        pages: u64,
+        /// Number of pages that were not moved.
+        remaining: u64,
+        /// Number of pages that were not moved, by error number.
+        errors: std::collections::BTreeMap<i32, u64>,
+    },
     /// The backend `memory_block` cannot pass memory by path to a VMM that runs as a different user
     /// than the agent: other users cannot open the path of a memfd.
     #[error(
@@ -307,6 +343,7 @@ impl HostError {
             | Self::BlockSwitch(_)
             | Self::NodeFull { .. }
             | Self::NoPath { .. }
+            | Self::PagesNotMoved { .. }
             | Self::NoAcl { .. }
             | Self::NotTheDevice { .. }
             | Self::NotOpen(_)

@@ -136,6 +136,7 @@ fn parse_control_socket(path: String) -> Result<Option<String>, ReplyMessages> {
         return Ok(None);
     }
     let checked = match Path::new(&path).is_absolute() {
+        _ if path.chars().any(char::is_control) => Err("must contain no control characters".to_owned()),
         true => config_file::check_socket_path_length(Path::new(&path)),
         false => Err("must be an absolute path".to_owned()),
     };
@@ -295,7 +296,7 @@ mod tests {
     fn control_socket_is_an_absolute_path_that_fits_an_address() {
         let rejected = |path: &str| parse_control_socket(path.to_owned()).is_err();
         let long = format!("/{}", "x".repeat(200));
-        assert_eq!(["vm.sock", "./vm.sock", &long].map(rejected), [true; 3]);
+        assert_eq!(["vm.sock", "./vm.sock", &long, "/run/a\nb.sock"].map(rejected), [true; 4]);
         assert_eq!(parse_control_socket(String::new()).ok(), Some(None));
         assert_eq!(parse_control_socket("/run/a.sock".into()).ok(), Some(Some("/run/a.sock".into())));
     }

@@ -77,6 +77,33 @@ struct TenantLabel {
     tenant: String,
 }
 
+/// Measurement of a running VM, which is a label of metrics.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub enum Measurement {
+    /// Accesses to pool memory.
+    Accesses,
+    /// Processor counters.
+    Counters,
+    /// Signs of a shortage of processors or memory.
+    Pressure,
+}
+
+impl EncodeLabelValue for Measurement {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> std::fmt::Result {
+        let name = match self {
+            Self::Accesses => "accesses",
+            Self::Counters => "counters",
+            Self::Pressure => "pressure",
+        };
+        EncodeLabelValue::encode(&name, encoder)
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct MeasurementLabel {
+    measurement: Measurement,
+}
+
 /// Metrics of an agent.
 #[derive(Debug)]
 pub struct Metrics {
@@ -96,6 +123,7 @@ pub struct Metrics {
     pages_migrated: Counter,
     page_migration_failures: Counter,
     slices_changing: Gauge,
+    vm_sampling_failures: Family<MeasurementLabel, Counter>,
     epochs: Family<StateLabel, Counter>,
     tenant_memory: Family<TenantLabel, Gauge>,
     tenant_bandwidth: Family<TenantLabel, Gauge>,
@@ -128,6 +156,7 @@ impl Metrics {
             pages_migrated: Counter::default(),
             page_migration_failures: Counter::default(),
             slices_changing: Gauge::default(),
+            vm_sampling_failures: Family::default(),
             epochs: Family::default(),
             tenant_memory: Family::default(),
             tenant_bandwidth: Family::default(),
@@ -179,6 +208,8 @@ impl Metrics {
         registry.register("agent_page_migration_failures", help, self.page_migration_failures.clone());
         let help = "Slices with a change in progress; a slice whose change takes longer than 20 s is stuck in the kernel";
         registry.register("agent_slices_changing", help, self.slices_changing.clone());
+        let help = "Measurements of running VMs that failed, without those that this host does not support";
+        registry.register("agent_vm_sampling_failures", help, self.vm_sampling_failures.clone());
     }
 
     fn register_shares(&self) {
@@ -231,6 +262,11 @@ impl Metrics {
         if !ok {
             self.calls_failed.get_or_create(&CallLabel { call }).inc();
         }
+    }
+
+    /// Counts a failed measurement of a running VM.
+    pub fn count_sampling_failure(&self, measurement: Measurement) {
+        self.vm_sampling_failures.get_or_create(&MeasurementLabel { measurement }).inc();
     }
 
     /// Sets the gauges to the current state of the agent and the usage of VMs.
@@ -310,7 +346,15 @@ mod tests {
         let metrics = Metrics::new(&Name::new("h0").unwrap(), "dax");
         let holding = Holding { slice: SliceId(1), epoch: Epoch(1) };
         let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
-        let vm = ObservedVm { vm, pid: 1, slices: vec![holding], local, pinned: false, uid: None };
+        let vm = ObservedVm {
+            vm,
+            pid: 1,
+            slices: vec![holding],
+            local,
+            pinned: false,
+            uid: None,
+            rehome: pool::protocol::ObservedRehome::None,
+        };
         let observed = ObservedState { vms: [(ReservationId(1), vm)].into(), ..ObservedState::default() };
         let usage = Usage { local: Some(Bytes::mib(3)), pool: None, overflow: Some(Bytes::mib(5)) };
         metrics.observe_usage(&observed, &[(ReservationId(1), usage)].into());

@@ -109,6 +109,10 @@ struct StoredRecord {
     /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     control_socket: Option<String>,
+    /// Whether the pool memory was moved to local memory. Absent if it was not, and in records of
+    /// earlier versions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_rehomed: bool,
     slices: Vec<StoredSlice>,
 }
 
@@ -213,6 +217,7 @@ impl Records {
             pinned: record.pinned,
             uid: record.uid,
             control_socket: record.control_socket.clone(),
+            is_rehomed: record.is_rehomed,
             slices: record.slices.iter().map(slice).collect(),
         }
     }
@@ -253,7 +258,9 @@ fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordParseError> {
     let process = Process { pid: stored.pid, started: stored.started_ticks, cgroup: stored.cgroup };
     let local = Bytes::new(stored.local_bytes);
     let (pinned, uid, control_socket) = (stored.pinned, stored.uid, stored.control_socket);
-    let record = VmRecord { reservation, vm, process, local, pinned, uid, slices, control_socket };
+    let is_rehomed = stored.is_rehomed;
+    let record =
+        VmRecord { reservation, vm, process, local, pinned, uid, slices, control_socket, is_rehomed };
     Ok((record, stored.boot_id))
 }
 
@@ -280,6 +287,7 @@ mod tests {
             uid: UserId::new(2001).ok(),
             slices: BTreeMap::from([(holding, Handle::new("emc", "/emc/slices/00017.42.h0"))]),
             control_socket: Some("/run/tarn-vm/vm:1.sock".to_owned()),
+            is_rehomed: true,
         }
     }
 
@@ -351,12 +359,14 @@ mod tests {
     }
 
     #[test]
-    fn record_without_user_has_the_format_of_earlier_versions() {
+    fn record_without_optional_values_has_the_format_of_earlier_versions() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path(), "boot").unwrap();
-        let record = VmRecord { uid: None, ..record(Process { pid: 1, started: 1, cgroup: String::new() }) };
+        let process = Process { pid: 1, started: 1, cgroup: String::new() };
+        let record = VmRecord { uid: None, control_socket: None, is_rehomed: false, ..record(process) };
         records.write(&record).unwrap();
-        assert!(!fs::read_to_string(dir.path().join("vms/r-7.json")).unwrap().contains("uid"));
+        let text = fs::read_to_string(dir.path().join("vms/r-7.json")).unwrap();
+        assert!(["uid", "control_socket", "is_rehomed"].iter().all(|key| !text.contains(key)), "{text}");
         assert_eq!(recorded_vms(dir.path()).unwrap(), [record]);
     }
 

@@ -1,10 +1,26 @@
-//! Samples running VMs with pool memory for the manager's monitor (Pond, section 4.5 B). The VMM of a
-//! VM samples the accesses to the pool memory, see [`crate::vmm_client`]. Other VMMs than
-//! `vmm-plugin` have no such socket, so accesses of their guests are not observed.
+//! Samples running VMs with pool memory for the manager's monitor (Pond, section 4.5 B).
+//!
+//! The VMM `vmm-plugin` samples the accesses to the pool memory itself, see [`crate::vmm_client`].
+//! For other VMMs, which have no such socket, DAMON of the kernel samples them, unless Symbiosis of
+//! this host uses DAMON. Processor counters and signs of resource shortage are measured for all
+//! VMMs, also after a move of the pool memory to local memory: the counters before and after the move
+//! show how much pool memory slowed the VM down. Each sample names the source of its accesses, or the reason for their absence.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+mod damon_thread;
+mod measurements;
 
-use pool::agent::{Agent, Process};
+pub use self::measurements::{Measured, Measurements};
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use pool::{
+    agent::{Agent, Process, VmRecord},
+    protocol::Holding,
+};
 use proto::v1 as wire;
 use tokio::{sync::Semaphore, task::JoinSet, time::MissedTickBehavior};
 use units::{
@@ -13,30 +29,64 @@ use units::{
     truncated,
 };
 
-use crate::{driver::Handle, outbox::SampleOutbox, usage_table::UsageTable, vmm_client::VmmClient};
+use self::damon_thread::{DamonInputs, DamonTarget, DamonThread};
+use crate::{
+    driver::Handle,
+    host::{Host, damon::page_sampler::PageSample, latency::read_latency_ratio, sysfs::Sysfs},
+    metrics::{Measurement, Metrics},
+    outbox::SampleOutbox,
+    usage_table::UsageTable,
+    vmm_client::VmmClient,
+};
 
 /// VM to be sampled.
 #[derive(Clone, Debug)]
 struct Target {
     reservation: ReservationId,
     process: Process,
+    /// Slices that the VM uses. A VM without slices was moved to local memory.
+    slices: Vec<Holding>,
     control_socket: Option<PathBuf>,
 }
 
-/// Samples all running VMs with pool memory at this interval until the driver ends.
-pub async fn sample_periodically(
-    interval: Ns,
-    driver: Handle,
-    usage: Arc<UsageTable>,
-    outbox: Arc<SampleOutbox>,
-) {
-    let mut ticks = tokio::time::interval(interval.as_duration());
+/// Objects that the sampler needs.
+#[derive(Debug)]
+pub struct SamplingInputs {
+    /// Interval between two samples of a VM.
+    pub interval: Ns,
+    /// Driver, which knows the running VMs.
+    pub driver: Handle,
+    /// Host with the files of the slices.
+    pub host: Arc<dyn Host>,
+    /// Touched memory of the VMs.
+    pub usage: Arc<UsageTable>,
+    /// Outbox of the samples.
+    pub outbox: Arc<SampleOutbox>,
+    /// Metrics that count failures.
+    pub metrics: Arc<Metrics>,
+    /// Root of sysfs.
+    pub sys: &'static str,
+    /// Runtime directory of the agent.
+    pub runtime_dir: PathBuf,
+    /// Boot id of this machine.
+    pub boot_id: String,
+    /// Whether Symbiosis uses DAMON on this host.
+    pub has_symbiosis: bool,
+    /// Idle latency of the pool divided by the idle latency of local memory. `None` if the kernel's value
+    /// is used.
+    pub pool_latency_ratio: Option<f64>,
+}
+
+/// Samples all running VMs that have or had pool memory at an interval until the driver ends.
+pub async fn sample_periodically(inputs: SamplingInputs) {
+    let mut ticks = tokio::time::interval(inputs.interval.as_duration());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut sampler = Sampler::default();
+    let SamplingInputs { driver, usage, outbox, .. } = &inputs;
+    let mut sampler = Sampler::start(&inputs);
     loop {
         ticks.tick().await;
         let Ok(targets) = driver.inspect(targets).await else { return };
-        let samples = sampler.sample_all(targets, &usage).await;
+        let samples = sampler.sample_all(targets, usage).await;
         if !samples.is_empty() {
             outbox.put(wire::VmSamples { samples });
         }
@@ -44,20 +94,32 @@ pub async fn sample_periodically(
 }
 
 fn targets(agent: &Agent) -> Vec<Target> {
-    let vms = agent.live_records().filter(|record| !record.slices.is_empty());
-    let target = |record: &pool::agent::VmRecord| Target {
+    let target = |record: &VmRecord| Target {
         reservation: record.reservation,
         process: record.process.clone(),
+        slices: record.used_slices().collect(),
         control_socket: record.control_socket.clone().map(PathBuf::from),
     };
-    vms.map(target).collect()
+    agent.live_records().filter(|record| is_sampled(record)).map(target).collect()
 }
 
-/// Connections to the VMMs.
-#[derive(Debug, Default)]
+/// Returns whether a VM is sampled: it has pool memory, or had it before a move to local memory.
+fn is_sampled(record: &VmRecord) -> bool {
+    record.is_rehomed || record.used_slices().next().is_some()
+}
+
+/// Sources of the measurements.
+#[derive(Debug)]
 struct Sampler {
-    /// Open connections; a connection is dropped after an error.
+    /// Open connections to VMMs; a connection is dropped after an error.
     clients: BTreeMap<ReservationId, VmmClient>,
+    /// Access sampling of VMs whose VMM has no control socket.
+    damon: DamonThread,
+    /// Measurements without help of the VMM. `None` after a panic of a measurement.
+    measurements: Option<Measurements>,
+    sys: Sysfs,
+    pool_latency_ratio: Option<f64>,
+    metrics: Arc<Metrics>,
 }
 
 /// Result of an interval of access sampling.
@@ -67,9 +129,109 @@ struct Interval {
     accessed: Option<wire::AccessedPages>,
 }
 
+/// Result of access sampling: `None` if the interval has just begun, or the reason why accesses are
+/// not observed.
+type AccessResult = Result<Option<Interval>, String>;
+
 impl Sampler {
-    /// Samples all VMs, several at the same time. A VM has no sample if its interval has just begun.
+    fn start(inputs: &SamplingInputs) -> Self {
+        let damon = if inputs.has_symbiosis {
+            DamonThread::Unavailable("Symbiosis of this host uses DAMON")
+        } else {
+            DamonThread::start(DamonInputs {
+                host: Arc::clone(&inputs.host),
+                sys: Path::new(inputs.sys),
+                runtime_dir: &inputs.runtime_dir,
+                boot_id: inputs.boot_id.clone(),
+                metrics: Arc::clone(&inputs.metrics),
+            })
+        };
+        let metrics = Arc::clone(&inputs.metrics);
+        let (sys, pool_latency_ratio) = (Sysfs::at(inputs.sys), inputs.pool_latency_ratio);
+        let measurements = Some(Measurements::new(&sys, Arc::clone(&metrics)));
+        Self { clients: BTreeMap::new(), damon, measurements, sys, pool_latency_ratio, metrics }
+    }
+
+    /// Samples all VMs. A VM has no sample if the interval of its access sampling has just begun.
     async fn sample_all(&mut self, targets: Vec<Target>, usage: &UsageTable) -> Vec<wire::VmSample> {
+        let processes = targets.iter().map(|target| (target.reservation, target.process.clone())).collect();
+        let mut measured = self.measure(processes).await;
+        let latency_ratio = self.latency_ratio();
+        let (mut samples, usage) = (Vec::new(), usage.all());
+        for (reservation, result) in self.sample_accesses(targets).await {
+            let Some(mut sample) = to_sample(result) else { continue };
+            sample.reservation = reservation.to_string();
+            let touched = usage.get(&reservation).and_then(|usage| usage.pool);
+            sample.touched_pool_bytes = touched.map(units::Bytes::get);
+            sample.latency_ratio = latency_ratio;
+            match measured.remove(&reservation) {
+                Some(measured) => measured.write_to(&mut sample),
+                None => sample.counter_problem = "the measurement failed".to_owned(),
+            }
+            samples.push(sample);
+        }
+        samples
+    }
+
+    /// Returns the configured latency of the pool relative to local memory, or the kernel's. The kernel's
+    /// is read for each sample, because the pool may have a node only while slices are online.
+    fn latency_ratio(&self) -> Option<f64> {
+        self.pool_latency_ratio.or_else(|| {
+            read_latency_ratio(&self.sys).unwrap_or_else(|error| {
+                tracing::debug!(error = units::chain(&error), "cannot read the latencies of memory nodes");
+                None
+            })
+        })
+    }
+
+    /// Measures VMs without help of their VMMs, in a separate thread.
+    async fn measure(&mut self, vms: Vec<(ReservationId, Process)>) -> BTreeMap<ReservationId, Measured> {
+        let Some(mut measurements) = self.measurements.take() else { return BTreeMap::new() };
+        let measuring = tokio::task::spawn_blocking(move || {
+            let measured = measurements.sample(&vms);
+            (measurements, measured)
+        });
+        match measuring.await {
+            Ok((measurements, measured)) => {
+                self.measurements = Some(measurements);
+                measured
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot measure VMs; restart the agent");
+                BTreeMap::new()
+            }
+        }
+    }
+
+    /// Returns the results of access sampling of all VMs.
+    async fn sample_accesses(&mut self, targets: Vec<Target>) -> Vec<(ReservationId, AccessResult)> {
+        let (targets, moved): (Vec<Target>, Vec<Target>) =
+            targets.into_iter().partition(|target| !target.slices.is_empty());
+        let (with_socket, others): (Vec<Target>, Vec<Target>) =
+            targets.into_iter().partition(|target| target.control_socket.is_some());
+        let no_pool_memory = || Err("the VM uses only local memory".to_owned());
+        let mut results: Vec<(ReservationId, AccessResult)> =
+            moved.iter().map(|target| (target.reservation, no_pool_memory())).collect();
+        results
+            .extend(others.iter().map(|target| (target.reservation, self.damon_result(target.reservation))));
+        let to_damon_target = |target: Target| {
+            (target.reservation, DamonTarget { process: target.process, slices: target.slices })
+        };
+        self.damon.set_targets(others.into_iter().map(to_damon_target).collect());
+        results.extend(self.call_vmms(with_socket).await);
+        results
+    }
+
+    fn damon_result(&self, reservation: ReservationId) -> AccessResult {
+        let Some(result) = self.damon.take_result(reservation) else { return Ok(None) };
+        let PageSample { sampled, accessed } = result?;
+        let source = wire::AccessedPagesSource::Damon.into();
+        let accessed = wire::AccessedPages { source, sampled_pages: sampled, accessed_pages: accessed };
+        Ok(Some(Interval { length_ms: damon_thread::INTERVAL_MS, accessed: Some(accessed) }))
+    }
+
+    /// Calls VMMs, several at the same time.
+    async fn call_vmms(&mut self, targets: Vec<Target>) -> Vec<(ReservationId, AccessResult)> {
         let permits = Arc::new(Semaphore::new(VMM_CALLS_IN_FLIGHT_MAX));
         let mut calls = JoinSet::new();
         // Connections to VMs that have ended are dropped.
@@ -85,21 +247,19 @@ impl Sampler {
                 (reservation, called.await.unwrap_or_else(late))
             });
         }
-        let (mut samples, usage) = (Vec::new(), usage.all());
+        let mut results = Vec::new();
         while let Some(called) = calls.join_next().await {
             let Ok((reservation, called)) = called else { continue }; // a panicked call has no sample
             let result = called.map(|(client, interval)| {
                 self.clients.insert(reservation, client);
                 interval
             });
-            if let Some(mut sample) = to_sample(result) {
-                sample.reservation = reservation.to_string();
-                let touched = usage.get(&reservation).and_then(|usage| usage.pool);
-                sample.touched_pool_bytes = touched.map(units::Bytes::get);
-                samples.push(sample);
+            if result.is_err() {
+                self.metrics.count_sampling_failure(Measurement::Accesses);
             }
+            results.push((reservation, result));
         }
-        samples
+        results
     }
 }
 
@@ -141,9 +301,9 @@ fn combine(nodes: &[wire::NodeAccess]) -> Option<wire::AccessedPages> {
     })
 }
 
-/// Converts the result of an interval to a sample without reservation. Returns `None` if the interval
+/// Converts the result of access sampling to a sample without other measurements. Returns `None` if the interval
 /// has just begun.
-fn to_sample(result: Result<Option<Interval>, String>) -> Option<wire::VmSample> {
+fn to_sample(result: AccessResult) -> Option<wire::VmSample> {
     let (interval_ms, accessed) = match result {
         Ok(None) => return None,
         Ok(Some(Interval { length_ms, accessed })) => (
@@ -155,8 +315,7 @@ fn to_sample(result: Result<Option<Interval>, String>) -> Option<wire::VmSample>
         ),
         Err(problem) => (0, Err(truncated(problem, QOS_PROBLEM_BYTES_MAX))),
     };
-    let counter_problem = "this agent does not measure processor counters".to_owned();
-    let sample = wire::VmSample { interval_ms, counter_problem, ..wire::VmSample::default() };
+    let sample = wire::VmSample { interval_ms, ..wire::VmSample::default() };
     Some(match accessed {
         Ok(accessed) => wire::VmSample { accessed: Some(accessed), ..sample },
         Err(access_problem) => wire::VmSample { access_problem, ..sample },
@@ -165,7 +324,11 @@ fn to_sample(result: Result<Option<Interval>, String>) -> Option<wire::VmSample>
 
 #[cfg(test)]
 mod tests {
+    use pool::protocol::Handle;
+    use units::{Bytes, Epoch, Name, SliceId};
+
     use super::*;
+    use crate::host::process::identify_process;
 
     fn node(bytes: u64, accessed_pages: u32) -> wire::NodeAccess {
         wire::NodeAccess { node: 1, page_bytes: 4096, sampled_pages: 200, accessed_pages, bytes }
@@ -173,6 +336,26 @@ mod tests {
 
     fn shares(nodes: &[wire::NodeAccess]) -> Option<(u32, u32)> {
         combine(nodes).map(|pages| (pages.accessed_pages, pages.sampled_pages))
+    }
+
+    #[test]
+    fn vm_is_sampled_if_it_has_or_had_pool_memory() {
+        let record = |slices: u32, is_rehomed| VmRecord {
+            reservation: ReservationId(1),
+            vm: Name::new("v").unwrap(),
+            process: identify_process(std::process::id()).unwrap(),
+            local: Bytes::gib(1),
+            pinned: false,
+            uid: None,
+            slices: (0..slices)
+                .map(|n| (Holding { slice: SliceId(n), epoch: Epoch(1) }, Handle::new("emc", "path")))
+                .collect(),
+            control_socket: None,
+            is_rehomed,
+        };
+        let sampled = [(1, false), (0, false), (1, true), (0, true)]
+            .map(|(slices, is_rehomed)| is_sampled(&record(slices, is_rehomed)));
+        assert_eq!(sampled, [true, false, true, true]);
     }
 
     #[test]

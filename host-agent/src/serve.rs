@@ -42,7 +42,7 @@ use crate::{
     protected_dir::{DirError, LOCAL_DIR_FIELD, ProtectedDir, TRAVERSABLE_MODE},
     records::{Records, RecordsError},
     runtime_dir::{RUNTIME_DIR_FIELD, RuntimeDir, RuntimeDirError},
-    sampling,
+    sampling::{self, SamplingInputs},
     secrets::{SecretsError, read_secrets},
     session::{self, AgentIdentity},
     session_channel::SessionEvent,
@@ -159,6 +159,19 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let host_calls = Arc::clone(&inputs.host);
     let (driver, handle, reports) =
         Driver::new(inputs).map_err(io_error("start threads for", "host calls"))?;
+    let sampling = config.sample_interval.map(|interval| SamplingInputs {
+        interval,
+        driver: handle.clone(),
+        host: Arc::clone(&host_calls),
+        usage: Arc::clone(&reports.usage),
+        outbox: Arc::clone(&reports.samples),
+        metrics: Arc::clone(&metrics),
+        sys: SYS,
+        runtime_dir: config.runtime_dir.clone(),
+        boot_id: boot_id.clone(),
+        has_symbiosis: config.symbiosis.is_some(),
+        pool_latency_ratio: config.pool_latency_ratio,
+    });
     let shares = Arc::new(SharesState::default());
     let sharing = start_symbiosis(&config, Arc::clone(&metrics), Arc::clone(&shares));
     let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;
@@ -172,9 +185,8 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
     tokio::spawn(usage::measure_periodically(handle.clone(), host_calls, Arc::clone(&reports.usage)));
-    if let Some(interval) = config.sample_interval {
-        let (usage, samples) = (Arc::clone(&reports.usage), Arc::clone(&reports.samples));
-        tokio::spawn(sampling::sample_periodically(interval, handle.clone(), usage, samples));
+    if let Some(inputs) = sampling {
+        tokio::spawn(sampling::sample_periodically(inputs));
     }
     tokio::spawn(session::run_sessions(identity, reports, shares, session_events));
     tokio::spawn(watchdog(handle));

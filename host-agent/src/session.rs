@@ -243,6 +243,7 @@ fn hello_message(identity: &AgentIdentity, rack_uuid: String) -> wire::FromAgent
         host_memory_socket: identity.socket.display().to_string(),
         version: env!("CARGO_PKG_VERSION").into(),
         devices: identity.devices.iter().cloned().map(convert::to_wire_seen_device).collect(),
+        can_rehome: true,
     };
     wire::FromAgent { message: Some(from_agent::Message::Hello(hello)) }
 }

@@ -19,7 +19,13 @@ pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Ar
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
-        let Ok(vms) = driver.inspect(Agent::live_vms).await else { return };
+        // During a move, memory files contain pages and their copies.
+        let measurable = |agent: &Agent| {
+            let mut vms = agent.live_vms();
+            vms.retain(|id, _| !agent.is_rehoming(*id));
+            vms
+        };
+        let Ok(vms) = driver.inspect(measurable).await else { return };
         let (host, earlier) = (Arc::clone(&host), table.all());
         let measuring = move || {
             let measured = measure(&*host, &vms);
@@ -31,7 +37,7 @@ pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Ar
                 let table = Arc::clone(&table);
                 let recorded = driver.inspect(move |agent| {
                     // VMs that ended meanwhile have a newer measurement from their end.
-                    measured.retain(|id, _| agent.live_vm(*id).is_some());
+                    measured.retain(|id, _| agent.live_vm(*id).is_some() && !agent.is_rehoming(*id));
                     table.record_all(&measured);
                 });
                 if recorded.await.is_err() {

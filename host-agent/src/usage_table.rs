@@ -38,9 +38,13 @@ impl UsageTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the measurement of one VM.
-    pub fn record(&self, id: ReservationId, usage: Usage) {
-        self.lock().insert(id, Entry { usage, is_reported: false });
+    /// Stores the last measurement of a VM, at the end of its process. Memory that cannot be measured any
+    /// more keeps its previous value.
+    pub fn record_end(&self, id: ReservationId, usage: Usage) {
+        let mut table = self.lock();
+        let before = table.get(&id).map(|entry| entry.usage).unwrap_or_default();
+        let (local, pool) = (usage.local.or(before.local), usage.pool.or(before.pool));
+        table.insert(id, Entry { usage: Usage { local, pool, ..usage }, is_reported: false });
     }
 
     /// Stores the measurements of all running VMs. Reported measurements of other VMs are dropped.
@@ -95,10 +99,10 @@ mod tests {
     #[test]
     fn measurement_is_reported_once_per_session() {
         let table = UsageTable::default();
-        table.record(ID, usage(Some(2)));
+        table.record_end(ID, usage(Some(2)));
         assert_eq!(table.take_unreported(), [(ID, touched(2))]);
         assert_eq!(table.take_unreported(), []);
-        table.record(ID, usage(Some(3)));
+        table.record_end(ID, usage(Some(3)));
         table.mark_unreported();
         assert_eq!(table.take_unreported(), [(ID, touched(3))]);
         table.mark_unreported();
@@ -107,9 +111,17 @@ mod tests {
     }
 
     #[test]
+    fn ended_process_keeps_the_memory_that_its_kernel_counted() {
+        let table = UsageTable::default();
+        table.record_end(ID, usage(Some(2)));
+        table.record_end(ID, Usage { local: None, ..usage(Some(3)) });
+        assert_eq!(table.take_unreported(), [(ID, touched(3))]);
+    }
+
+    #[test]
     fn partly_measured_vm_is_stored_and_not_reported() {
         let table = UsageTable::default();
-        table.record(ID, usage(None));
+        table.record_end(ID, usage(None));
         assert_eq!(table.take_unreported(), []);
         assert_eq!(table.all(), [(ID, usage(None))].into());
     }
@@ -117,7 +129,7 @@ mod tests {
     #[test]
     fn measurement_of_ended_vm_is_kept_until_it_is_reported() {
         let table = UsageTable::default();
-        table.record(ID, usage(Some(2)));
+        table.record_end(ID, usage(Some(2)));
         table.record_all(&BTreeMap::new());
         assert_eq!(table.take_unreported(), [(ID, touched(2))]);
         table.record_all(&BTreeMap::new());

@@ -17,9 +17,10 @@ use std::{
 use hyper_util::rt::TokioIo;
 use pool::agent::Process;
 use proto::v1::{self as wire, vmm_client::VmmClient as GrpcClient};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::net::UnixStream;
 use tonic::{
-    Status,
+    Code, Status,
     transport::{Channel, Endpoint, Uri},
 };
 use units::limits::VMM_RESPONSE_BYTES_MAX;
@@ -41,6 +42,21 @@ pub enum VmmError {
     /// The VMM rejected the request.
     #[error("the VMM rejected the request: {}", .0.message())]
     Rejected(Box<Status>),
+}
+
+impl VmmError {
+    /// Returns whether the same request may succeed later.
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Connect { .. } => true,
+            Self::Rejected(status) => {
+                matches!(
+                    status.code(),
+                    Code::Unavailable | Code::Cancelled | Code::Unknown | Code::ResourceExhausted
+                )
+            }
+        }
+    }
 }
 
 /// Connection to the control socket of a VMM. The caller limits the time of each call.
@@ -65,9 +81,42 @@ impl VmmClient {
     /// # Errors
     /// [`VmmError::Rejected`].
     pub async fn sample_access(&mut self) -> Result<wire::SampleAccessResponse, VmmError> {
-        let response = self.0.sample_access(wire::SampleAccessRequest {}).await;
-        response.map(tonic::Response::into_inner).map_err(|status| VmmError::Rejected(Box::new(status)))
+        into_result(self.0.sample_access(wire::SampleAccessRequest {}).await)
     }
+
+    /// Starts to move the guest's pool memory to local memory.
+    ///
+    /// # Errors
+    /// [`VmmError::Rejected`].
+    pub async fn rehome(&mut self) -> Result<wire::RehomeStatus, VmmError> {
+        into_result(self.0.rehome(wire::RehomeRequest { sent_boottime_ns: boottime_ns() }).await)
+    }
+
+    /// Returns the status of the latest move.
+    ///
+    /// # Errors
+    /// [`VmmError::Rejected`].
+    pub async fn get_rehome(&mut self) -> Result<wire::RehomeStatus, VmmError> {
+        into_result(self.0.get_rehome(wire::GetRehomeRequest {}).await)
+    }
+
+    /// Cancels the move in progress, and returns its status.
+    ///
+    /// # Errors
+    /// [`VmmError::Rejected`].
+    pub async fn cancel_rehome(&mut self) -> Result<wire::RehomeStatus, VmmError> {
+        into_result(self.0.cancel_rehome(wire::CancelRehomeRequest { sent_boottime_ns: boottime_ns() }).await)
+    }
+}
+
+/// Returns the time since the boot of this machine, in nanoseconds.
+fn boottime_ns() -> u64 {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
+    u64::try_from(i128::from(tv_sec) * 1_000_000_000 + i128::from(tv_nsec)).unwrap_or(0)
+}
+
+fn into_result<T>(response: Result<tonic::Response<T>, Status>) -> Result<T, VmmError> {
+    response.map(tonic::Response::into_inner).map_err(|status| VmmError::Rejected(Box::new(status)))
 }
 
 /// Opens the control socket, and checks which process listens on it.

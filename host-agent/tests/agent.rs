@@ -10,6 +10,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
 };
 
+use host_agent::host::process::{FileId, find_users};
 use host_memory::{Client, ClientError, Region, RegionBacking};
 use proto::v1::{self as wire, MemoryForm};
 use rig::{RACK, Rig, desired_state, desired_vm, desired_vms, release_state, serve, slice_epochs};
@@ -52,6 +53,20 @@ fn vm_keeps_its_memory_until_its_process_ends() {
     let report = rig.wait(|report| slice_epochs(&report.released) == [(1, 1)]);
     assert_eq!(report.ended, ["r-1"]);
     assert!(report.clean && report.vms.is_empty() && report.online.is_empty());
+}
+
+/// The files in /proc/PID of such a process are empty, as those of a zombie.
+#[test]
+fn process_without_its_first_thread_is_a_user_of_its_slice() {
+    let (rig, mut vmm) = running_rig();
+    let slice = FileId::of(&fs::metadata(rig.slice_path(1, 1)).unwrap());
+    assert_eq!(vmm.request("end-first-thread"), "ended");
+    let is_zombie = |pid| fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") Z ");
+    while !is_zombie(vmm.pid()) {
+        std::thread::yield_now();
+    }
+    assert!(find_users(slice).unwrap().pids.contains(&vmm.pid()));
+    assert_eq!(vmm.request("write"), "written");
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub struct Config {
     pub policy: Policy,
     /// Risk limits of predictions, and retention of outcomes.
     pub prediction: Settings,
+    /// Section `[qos]`.
+    pub qos: Qos,
     /// Command that powers off a host whose access to an EMC cannot be revoked.
     pub fence: Option<FenceCommand>,
     /// Local users who may use the unix socket, and their roles.
@@ -132,6 +134,25 @@ impl Default for Policy {
     fn default() -> Self {
         Self { pool_share: Fraction::new(0.25).expect("a fraction"), commit_within: COMMIT_TIMEOUT_DEFAULT }
     }
+}
+
+/// Section `[qos]`: remedies for VMs that pool memory slows down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Qos {
+    /// When pool memory of running VMs is moved to local memory.
+    pub rehome: RehomePolicy,
+}
+
+/// When pool memory of running VMs is moved to local memory of their hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RehomePolicy {
+    /// Requests of clients are rejected.
+    Never,
+    /// Only on request of a client.
+    #[default]
+    Ask,
+    /// Also if pool memory slows a VM down, and its host has enough free local memory.
+    Auto,
 }
 
 /// Section `[tls]`: files and role names for mutual TLS.
@@ -269,6 +290,7 @@ impl<'a> ConfigParser<'a> {
         let prediction = top
             .take_section("prediction")
             .map_or(Some(Settings::default()), prediction::parse_prediction_settings);
+        let qos = top.take_section("qos").map_or(Some(Qos::default()), parse_qos);
         let fence = top
             .take_section("fence")
             .map_or(Some(None), |section| fence::parse_fence_command(section).map(Some));
@@ -284,9 +306,9 @@ impl<'a> ConfigParser<'a> {
         top.reject_unknown_keys();
         let (emcs, hosts) =
             (emcs.into_iter().collect::<Option<_>>()?, hosts.into_iter().collect::<Option<_>>()?);
-        let (lease, policy, prediction, fence) = (lease?, policy?, prediction?, fence?);
+        let (lease, policy, prediction, qos, fence) = (lease?, policy?, prediction?, qos?, fence?);
         let (manager, access, tls) = (manager?, access?, tls?);
-        Some(Config { manager, lease, policy, prediction, fence, access, tls, emcs, hosts })
+        Some(Config { manager, lease, policy, prediction, qos, fence, access, tls, emcs, hosts })
     }
 
     fn parse_manager(&mut self, mut section: Section<'_>) -> Option<Manager> {
@@ -455,6 +477,17 @@ fn parse_policy(mut section: Section<'_>) -> Option<Policy> {
         pool_share: pool_share?.unwrap_or(default.pool_share),
         commit_within: within?.unwrap_or(default.commit_within),
     })
+}
+
+fn parse_qos(mut section: Section<'_>) -> Option<Qos> {
+    let rehome = section.take_optional("rehome", |field| match field.as_str()? {
+        "never" => Ok(RehomePolicy::Never),
+        "ask" => Ok(RehomePolicy::Ask),
+        "auto" => Ok(RehomePolicy::Auto),
+        _ => Err("must be \"never\", \"ask\" or \"auto\"".to_owned()),
+    });
+    section.reject_unknown_keys();
+    Some(Qos { rehome: rehome?.unwrap_or_default() })
 }
 
 fn check_unique<T: Ord + Clone>(value: T, seen: &mut BTreeSet<T>) -> Result<T, String> {

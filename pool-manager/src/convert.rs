@@ -15,6 +15,5 @@ pub use requests::{
 };
 pub use views::{
     MigrationList, alarm_message, capacity, decision_message, emc_message, emc_messages, event_messages,
-    host_message, host_name, migration_list, pool_memory, reservation_message, reservation_state,
-    slice_message,
+    host_message, host_name, migration_list, reservation_message, reservation_state, slice_message,
 };

@@ -11,26 +11,32 @@ mod explanation;
 mod models;
 mod outcome_log;
 mod state;
+mod stored_moves;
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use pool::{
+    audit::{Actor, Decision, DecisionKind, LossByMove, Subject},
+    manager::Request,
+};
 use prediction::{
     file::{Content, ModelFile},
     frigid::{Calibration, VmRequest},
+    qos::MeasuredLoss,
 };
 use tokio::sync::{Semaphore, watch};
 use units::{Bytes, Fraction, HostId, Name, Ns, ReservationId, UnixMs, limits::EXPLAIN_CALLS_IN_FLIGHT_MAX};
 
 pub use explanation::explain_prediction;
-pub use models::{Labels, ModelError, ModelSummary, Training};
-pub use state::{SensitivityPrediction, VmForecast, new_ended_vm};
+pub use models::{Evaluation, Labels, ModelError, ModelSummary, Training};
+pub use state::{SensitivityPrediction, ServingLossModel, VmForecast, new_ended_vm};
 
 use crate::{
     driver::{DriverError, Handle},
     metrics::Metrics,
     operating_point::{OperatingPoint, OperatorLimits},
     plan_request::Plan,
-    records::forecast_rows::{self, EndedVm, VmStart},
+    records::forecast_rows::{self, EndedVm, MeasuredMove, VmStart},
     store::{Scan, StoreError},
 };
 use models::ModelRegistry;
@@ -101,6 +107,7 @@ impl Forecasts {
             }
         }
         stored.outcomes.iter().for_each(|(number, vm)| state.load_outcome(*number, vm));
+        stored.moves.iter().for_each(|(number, moved)| state.load_measured_move(*number, moved));
         stored.starts.into_iter().for_each(|(id, start)| state.load_start(id, start));
         let inputs = state.operating_point_inputs(limits);
         state.set_operating_point(inputs.serving, inputs.choose());
@@ -157,6 +164,16 @@ impl Forecasts {
         self.read_state().is_pool_only(id)
     }
 
+    /// Returns the serving model of the loss of running VMs.
+    pub fn loss_model(&self) -> Option<ServingLossModel> {
+        self.read_state().loss_model().cloned()
+    }
+
+    /// Returns the customer or application of a running VM, if its plan named one.
+    pub fn owner(&self, id: ReservationId) -> Option<String> {
+        self.read_state().owner(id).map(str::to_owned)
+    }
+
     /// Stores the inputs of a plan in memory until the VM starts.
     pub fn record_plan(&self, vm: &Name, start: VmStart) {
         self.write_state().add_plan(vm, start);
@@ -173,12 +190,36 @@ impl Forecasts {
             vms.into_iter().filter_map(|vm| state.add_outcome(vm)).unzip()
         };
         let added = u32::try_from(numbers.len()).expect("the size of a request is limited");
-        writes.extend(self.write_state().expire_outcomes(self.retention_start()?));
+        writes.extend(self.write_state().expire(self.retention_start()?));
         self.driver
             .write_entries(writes)
             .await
             .inspect_err(|_| self.write_state().remove_outcomes(&numbers))?;
         Ok(added)
+    }
+
+    /// Records the loss of a running VM that was measured by a move of its memory. The loss becomes
+    /// training data for `program` if [`MeasuredLoss::is_label`] holds.
+    ///
+    /// # Errors
+    /// [`DriverError`] if the decision cannot be recorded.
+    pub async fn record_measured_loss(
+        &self,
+        vm: &Name,
+        program: String,
+        loss: MeasuredLoss,
+    ) -> Result<(), DriverError> {
+        let measured = self.driver.read(|_, when| when.wall)?;
+        let (is_label, standard_error) = (loss.is_label(), loss.standard_error);
+        let what = DecisionKind::LossMeasured(LossByMove { loss: loss.loss, standard_error, is_label });
+        if is_label {
+            let moved = MeasuredMove { vm: vm.to_string(), program, measured, loss };
+            self.write_queue.push(self.write_state().add_measured_move(&moved));
+            self.update_metrics();
+        }
+        let decision =
+            Decision { at: measured, actor: Actor::Manager, subject: Subject::Vm(vm.clone()), what };
+        self.driver.request(Request::RecordDecision(decision)).await.map(drop)
     }
 
     /// Returns the start of the retention period. Outcomes of VMs that ended earlier are deleted.
@@ -200,11 +241,20 @@ impl Forecasts {
         after: u64,
         limit: usize,
     ) -> Result<(Vec<EndedVm>, Option<u64>), ModelError> {
-        let vms = self.load_outcomes().await?;
-        let mut later = vms.into_iter().filter(|(number, _)| *number > after);
-        let page: Vec<(u64, EndedVm)> = later.by_ref().take(limit).collect();
-        let next = later.next().and(page.last()).map(|(number, _)| *number);
-        Ok((page.into_iter().map(|(_, vm)| vm).collect(), next))
+        Ok(page(self.load_outcomes().await?, after, limit))
+    }
+
+    /// Returns at most `limit` measured moves with numbers above `after`, and the value of `after` for the
+    /// next page, if there is one.
+    ///
+    /// # Errors
+    /// [`ModelError::Driver`] if the store cannot be read.
+    pub async fn list_measured_moves(
+        &self,
+        after: u64,
+        limit: usize,
+    ) -> Result<(Vec<MeasuredMove>, Option<u64>), ModelError> {
+        Ok(page(self.load_measured_moves().await?, after, limit))
     }
 
     /// Records how much memory the VMs of a host have touched so far, as measured by the agent.
@@ -233,14 +283,26 @@ impl Forecasts {
     /// Updates the metrics of serving models, outcomes and the operating point.
     fn update_metrics(&self) {
         let state = self.read_state();
-        self.metrics.set_forecasts(state.serving_versions(), state.operating_point(), state.outcome_count());
+        let [frigid, sensitivity] = state.serving_versions();
+        let versions = [frigid, sensitivity, state.loss_model().map(|serving| serving.version)];
+        let counts = [state.outcome_count(), state.measured_move_count()];
+        self.metrics.set_forecasts(versions, state.operating_point(), counts);
     }
+}
+
+/// Returns at most `limit` rows with numbers above `after`, and the number of the last one if more rows
+/// follow.
+fn page<T>(rows: Vec<(u64, T)>, after: u64, limit: usize) -> (Vec<T>, Option<u64>) {
+    let mut later = rows.into_iter().filter(|(number, _)| *number > after);
+    let page: Vec<(u64, T)> = later.by_ref().take(limit).collect();
+    let next = later.next().and(page.last()).map(|(number, _)| *number);
+    (page.into_iter().map(|(_, row)| row).collect(), next)
 }
 
 /// Returns the calibration that the backtest of a model produced.
 fn calibration_of(file: &ModelFile) -> Calibration {
     match &file.content {
         Content::Frigid { calibration, .. } => calibration.clone(),
-        Content::Sensitivity { .. } => Calibration::default(),
+        Content::Sensitivity { .. } | Content::Loss { .. } => Calibration::default(),
     }
 }

@@ -8,10 +8,12 @@ use std::{
 };
 
 use pool::{
+    audit::DecisionKind,
     ledger::{EmcEntry, HostEntry},
     manager::{Alarm, EmcState, HostState, Manager, PublishedBatch},
     record::{Key, Record},
 };
+use prediction::file::Kind;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -72,8 +74,12 @@ pub struct Metrics {
     pub vm_samples: Counter,
     dropped_samples: Family<DropLabel, Counter>,
     vm_verdicts: Family<VerdictLabel, Gauge>,
+    rehomes: Family<ResultLabel, Counter>,
     vm_outcomes: Family<ResultLabel, Counter>,
     stored_outcomes: Gauge,
+    measured_moves: Gauge,
+    /// VMs with the verdict `migrate` that wait for the hourly budget of requests.
+    pub requests_waiting: Gauge,
     model_versions: Family<KindLabel, Gauge>,
     operating_point: Family<PointLabel, Gauge<f64, AtomicU64>>,
     transition_seconds: Family<TransitionLabels, Histogram, fn() -> Histogram>,
@@ -195,8 +201,11 @@ impl Default for Metrics {
             vm_samples: Counter::default(),
             dropped_samples: Family::default(),
             vm_verdicts: Family::default(),
+            rehomes: Family::default(),
             vm_outcomes: Family::default(),
             stored_outcomes: Gauge::default(),
+            measured_moves: Gauge::default(),
+            requests_waiting: Gauge::default(),
             model_versions: Family::default(),
             operating_point: Family::default(),
             transition_seconds: Family::new_with_constructor(seconds_histogram),
@@ -230,14 +239,20 @@ impl Metrics {
         let help = "Time from a PlanVm request until its decision is durable";
         r.register_with_unit("plan", help, Unit::Seconds, self.plan_seconds.clone());
         r.register("vm_samples", "Samples of running VMs", self.vm_samples.clone());
+        let help = "Slowed-down VMs that wait for the hourly budget of migration requests";
+        r.register("slowdown_requests_waiting", help, self.requests_waiting.clone());
         let help =
             "Samples of VMs that were dropped: invalid, too_frequent, or unknown_vm (not on this host)";
         r.register("vm_samples_dropped", help, self.dropped_samples.clone());
         let help = "Sampled VMs by verdict about the effect of pool memory: fine, watch, migrate";
         r.register("vm_verdicts", help, self.vm_verdicts.clone());
+        let help = "Moves of pool memory to local memory: started, done, failed";
+        r.register("rehomes", help, self.rehomes.clone());
         let help = "Ended VMs by result: within (touched memory fits into local memory), overpredicted (it does not), pool_only";
         r.register("vm_outcomes", help, self.vm_outcomes.clone());
         r.register("outcomes_stored", "Outcomes of VMs in the store", self.stored_outcomes.clone());
+        let help = "Measured slowdowns of VMs that were moved to local memory, in the store";
+        r.register("measured_moves_stored", help, self.measured_moves.clone());
         r.register(
             "model_version",
             "Version of the serving model; 0 if there is none",
@@ -297,14 +312,16 @@ impl Metrics {
         self.vm_outcomes.get_or_create(&ResultLabel { result }).inc();
     }
 
-    /// Sets the versions of the serving models, the operating point and the number of outcomes.
+    /// Sets the versions of the serving models, in the order of [`Kind::ALL`], the operating point and the
+    /// numbers of outcomes and of measured moves.
     pub fn set_forecasts(
         &self,
-        [frigid, sensitivity]: [Option<u32>; 2],
+        versions: [Option<u32>; Kind::ALL.len()],
         point: &OperatingPoint,
-        outcomes: usize,
+        [outcomes, measured_moves]: [usize; 2],
     ) {
-        for (kind, version) in [("frigid", frigid), ("sensitivity", sensitivity)] {
+        for (kind, version) in Kind::ALL.into_iter().zip(versions) {
+            let kind = kind.name();
             self.model_versions.get_or_create(&KindLabel { kind }).set(version.unwrap_or(0).into());
         }
         let choice = &point.choice;
@@ -319,6 +336,7 @@ impl Metrics {
             self.operating_point.get_or_create(&PointLabel { share }).set(value);
         }
         self.stored_outcomes.set(i64::try_from(outcomes).unwrap_or(i64::MAX));
+        self.measured_moves.set(i64::try_from(measured_moves).unwrap_or(i64::MAX));
     }
 
     /// Updates the metrics of slice states from a durable batch, and logs each change of a slice's
@@ -342,6 +360,20 @@ impl Metrics {
             if (*from, *to) == ("scrubbing", "free") {
                 self.scrubbed_bytes.inc_by(units::SLICE.get());
             }
+        }
+    }
+
+    /// Counts the moves of pool memory in durable decisions.
+    pub fn count_rehomes<'a>(&self, records: impl IntoIterator<Item = &'a Record>) {
+        for record in records {
+            let Record::Decision(_, decision) = record else { continue };
+            let result = match decision.what {
+                DecisionKind::RehomeStarted { .. } => "started",
+                DecisionKind::Rehomed { .. } => "done",
+                DecisionKind::RehomeFailed { .. } => "failed",
+                _ => continue,
+            };
+            self.rehomes.get_or_create(&ResultLabel { result }).inc();
         }
     }
 
@@ -426,6 +458,7 @@ mod tests {
             boot_id: "b".into(),
             host_memory_socket: String::new(),
             devices: Vec::new(),
+            can_rehome: true,
         };
         handle(1, Event::AgentUp(SessionId(1), HostId(0), hello));
         handle(5, Event::Tick);

@@ -1,6 +1,7 @@
 //! Monitors running VMs (Pond, sections 4.5 B and 4.6). The agents report samples, and a
 //! [`Judge`] per VM derives a verdict. VMs that pool memory slows down get a migration request in
-//! the ledger, the most harmed VMs first, within the hourly budget.
+//! the ledger, the most harmed VMs first, within the hourly budget. The counters of a VM before and after a
+//! move to local memory show its true loss, which becomes training data.
 //!
 //! ```text
 //!   agent ──sample──▶ record ──▶ Judge of the VM ──verdict──▶ round, every few seconds
@@ -8,25 +9,39 @@
 //!                                             scheduler ◀── migration requests of the ledger
 //! ```
 
+mod moved;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use pool::{manager::Request, record::SlowdownEstimate, rejection::Rejection};
+use pool::{
+    audit::Actor,
+    ledger::Target,
+    manager::Request,
+    record::{MigrationAnswer, MigrationKind, Rehome, Reservation, SlowdownEstimate},
+    rejection::Rejection,
+};
 use prediction::qos::{
-    AccessedShare, Judge, Judgement, Placement, Reason, Sample, Verdict, hourly_budget, select_most_harmed,
+    Judge, Judgement, Placement, Reason, Sample, Verdict, hourly_budget, select_most_harmed,
 };
 use proto::v1 as wire;
 use service_files::log_limit::LogLimit;
+use tokio::sync::watch;
 use units::{
     Bytes, Fraction, HostId, Name, Ns, ReservationId, UnixMs,
-    limits::{QOS_SAMPLE_INTERVAL_MIN, SLOWDOWN_REQUEST_TTL},
+    limits::{QOS_SAMPLE_INTERVAL_MIN, REHOMES_PER_OWNER_PER_DAY_MAX, SLOWDOWN_REQUEST_TTL},
 };
 
+use self::moved::{MovedVm, MovedVms};
 use crate::{
-    convert::{InvalidField, pool_memory, samples::ReportedSample},
+    config::RehomePolicy,
+    convert::{
+        InvalidField,
+        samples::{HostPressure, ReportedSample, SourcedShare},
+    },
     driver::{DriverError, Handle},
     forecasts::Forecasts,
     metrics::Metrics,
@@ -36,6 +51,8 @@ use crate::{
 const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of VMs that are looked up while the ledger is locked.
 const LOOKUP_CHUNK: usize = 64;
+/// Interval between two attempts to move the pool memory of a VM.
+const REHOME_TRY_INTERVAL: Ns = Ns::secs(30);
 /// Time after which an existing request is confirmed, while the VM is still slowed down.
 const CONFIRM_AFTER: Ns = Ns(SLOWDOWN_REQUEST_TTL.0 / 4);
 
@@ -43,9 +60,12 @@ const CONFIRM_AFTER: Ns = Ns(SLOWDOWN_REQUEST_TTL.0 / 4);
 #[derive(Debug)]
 pub struct Monitor {
     vms: Mutex<BTreeMap<ReservationId, MonitoredVm>>,
+    moved: MovedVms,
     forecasts: Arc<Forecasts>,
     driver: Handle,
     metrics: Arc<Metrics>,
+    rehome: watch::Receiver<RehomePolicy>,
+    rehomes: Mutex<OwnerLimit>,
     log_limit: LogLimit,
 }
 
@@ -53,29 +73,93 @@ pub struct Monitor {
 #[derive(Debug)]
 struct MonitoredVm {
     judge: Judge,
-    accessed: Result<AccessedShare, String>,
-    has_counters: bool,
-    /// Rack time of the latest sample.
-    sampled_at: Ns,
-    /// Wall-clock time of the latest sample.
-    sampled_unix: UnixMs,
+    /// Latest valid sample.
+    latest: Option<LatestSample>,
     /// Rack time at which the request of this VM was made or confirmed last; `None` without request.
     confirmed_at: Option<Ns>,
+    /// Rack time of the latest sample during a move in progress.
+    moving_at: Option<Ns>,
+    /// Budget of requests per hour, if it is used up and this VM waits for it.
+    waits_for_budget: Option<u32>,
+    /// Rack time of the latest attempt to move the pool memory to local memory.
+    rehome_tried_at: Option<Ns>,
 }
 
-/// Facts of the ledger about a sampled VM.
-#[derive(Clone, Copy, Debug)]
-struct LedgerFacts {
-    pool: Bytes,
-    now: Ns,
-    wall: UnixMs,
+/// Parts of a sample that clients see.
+#[derive(Debug)]
+struct LatestSample {
+    accessed: Result<SourcedShare, String>,
+    /// Reason why there are no counters; `None` with counters.
+    counter_problem: Option<String>,
+    pressure: HostPressure,
+    /// Version of the model of the loss that was serving.
+    loss_version: Option<u32>,
+    /// Name of the model that estimated the loss.
+    loss_model: Option<String>,
+    /// Rack time at which the sample arrived.
+    at: Ns,
+    /// Wall-clock time at which the sample arrived.
+    unix: UnixMs,
+}
+
+/// VMs whose pool memory the manager tried to move in the last day without a request, by owner. A guest
+/// that pretends to be slowed down thus gets a limited amount of local memory. The VMs are forgotten in
+/// a restart.
+#[derive(Debug, Default)]
+struct OwnerLimit(BTreeMap<String, BTreeMap<ReservationId, Ns>>);
+
+impl OwnerLimit {
+    const WINDOW: Ns = Ns::secs(24 * 3600);
+
+    /// Returns whether the manager may try to move this VM. A VM that was tried before counts once.
+    fn is_allowed(&mut self, owner: &str, id: ReservationId, now: Ns) -> bool {
+        self.0.retain(|_, vms| {
+            vms.retain(|_, at| now.since(*at) < Self::WINDOW);
+            !vms.is_empty()
+        });
+        self.0.get(owner).is_none_or(|vms| vms.contains_key(&id) || vms.len() < REHOMES_PER_OWNER_PER_DAY_MAX)
+    }
+
+    fn record(&mut self, owner: String, id: ReservationId, now: Ns) {
+        self.0.entry(owner).or_default().insert(id, now);
+    }
+}
+
+/// Where the pool memory of a sampled VM is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PoolMemory {
+    /// On the pool.
+    OnPool(Bytes),
+    /// It is being moved to local memory. The copy itself slows the VM down.
+    Moving,
+    /// It was moved to local memory.
+    Moved,
+}
+
+impl PoolMemory {
+    /// Returns the state of an active VM's pool memory. `None` if the VM never had pool memory.
+    fn of(reservation: &Reservation) -> Option<Self> {
+        match &reservation.rehome {
+            Rehome::Moving { .. } | Rehome::Cancelling { .. } => Some(Self::Moving),
+            Rehome::Done { .. } => Some(Self::Moved),
+            Rehome::None | Rehome::Failed { .. } => {
+                let pool = reservation.pool();
+                (pool > Bytes::ZERO).then_some(Self::OnPool(pool))
+            }
+        }
+    }
 }
 
 impl Monitor {
     /// Starts a monitor without VMs. It runs until the manager stops.
-    pub fn start(forecasts: Arc<Forecasts>, driver: Handle, metrics: Arc<Metrics>) -> Arc<Self> {
-        let log_limit = LogLimit::default();
-        let monitor = Arc::new(Self { vms: Mutex::default(), forecasts, driver, metrics, log_limit });
+    pub fn start(
+        forecasts: Arc<Forecasts>,
+        driver: Handle,
+        metrics: Arc<Metrics>,
+        rehome: watch::Receiver<RehomePolicy>,
+    ) -> Arc<Self> {
+        let (vms, moved, rehomes, log_limit) = Default::default();
+        let monitor = Arc::new(Self { vms, moved, forecasts, driver, metrics, rehome, rehomes, log_limit });
         tokio::spawn(Arc::clone(&monitor).run());
         monitor
     }
@@ -102,52 +186,76 @@ impl Monitor {
         });
         let valid: Vec<ReportedSample> = valid.collect();
         for chunk in valid.chunks(LOOKUP_CHUNK) {
-            let facts = self.driver.read(|manager, when| {
-                let facts = |sample: &ReportedSample| {
+            let (states, now, wall) = self.driver.read(|manager, when| {
+                let state = |sample: &ReportedSample| {
                     let reservation = manager.durable().reservation(sample.reservation)?;
                     let is_here = reservation.is_active() && reservation.host == host;
-                    let pool = pool_memory(reservation);
-                    (is_here && pool > Bytes::ZERO).then_some(LedgerFacts {
-                        pool,
-                        now: when.now,
-                        wall: when.wall,
-                    })
+                    PoolMemory::of(reservation).filter(|_| is_here)
                 };
-                chunk.iter().map(facts).collect::<Vec<_>>()
+                (chunk.iter().map(state).collect::<Vec<_>>(), when.now, when.wall)
             })?;
-            for (sample, facts) in chunk.iter().zip(facts) {
-                match facts {
+            for (sample, state) in chunk.iter().zip(states) {
+                match state {
                     None => self.drop_sample(name, "unknown_vm", &sample.reservation.to_string()),
-                    Some(facts) => self.judge(name, sample, facts),
+                    Some(PoolMemory::OnPool(pool)) => self.judge(name, sample, pool, (now, wall)),
+                    Some(PoolMemory::Moving) => {
+                        if let Some(vm) = self.lock().get_mut(&sample.reservation) {
+                            vm.moving_at = Some(now);
+                        }
+                    }
+                    Some(PoolMemory::Moved) => {
+                        self.metrics.vm_samples.inc();
+                        if let Ok(counters) = &sample.counters {
+                            self.moved.observe(sample.reservation, counters, now);
+                        }
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    fn judge(&self, host: &Name, sample: &ReportedSample, facts: LedgerFacts) {
+    fn judge(&self, host: &Name, sample: &ReportedSample, pool: Bytes, (now, wall): (Ns, UnixMs)) {
         let is_pool_only = || self.forecasts.is_pool_only(sample.reservation);
         let placement = || if is_pool_only() { Placement::EntirelyOnPool } else { Placement::Split };
         let mut vms = self.lock();
         let vm = vms.entry(sample.reservation).or_insert_with(|| MonitoredVm {
-            judge: Judge::new(placement(), sample.latency_ratio),
-            accessed: Err(String::new()),
-            has_counters: false,
-            sampled_at: Ns::ZERO,
-            sampled_unix: UnixMs(0),
+            judge: Judge::new(placement()),
+            latest: None,
             confirmed_at: None,
+            moving_at: None,
+            waits_for_budget: None,
+            rehome_tried_at: None,
         });
-        if vm.sampled_at != Ns::ZERO && facts.now.since(vm.sampled_at) < QOS_SAMPLE_INTERVAL_MIN {
+        if vm.latest.as_ref().is_some_and(|latest| now.since(latest.at) < QOS_SAMPLE_INTERVAL_MIN) {
             return self.drop_sample(host, "too_frequent", &sample.reservation.to_string());
         }
+        if vm.moving_at.take().is_some() {
+            return; // the sample covers a part of the move, which has failed
+        }
         let before = vm.judge.judgement().verdict;
-        match vm.judge.observe(&to_sample(sample, facts), None, facts.now) {
+        let loss_model = self.forecasts.loss_model();
+        let loss_version = loss_model.as_ref().map(|serving| serving.version);
+        if vm.latest.as_ref().is_some_and(|latest| latest.loss_version != loss_version) {
+            vm.judge.forget_harm();
+        }
+        if let Some(ratio) = sample.latency_ratio {
+            vm.judge.set_latency_ratio(ratio);
+        }
+        let model = loss_model.as_ref().map(|serving| serving.model.as_ref());
+        match vm.judge.observe(&to_sample(sample, pool, now), model, now) {
             Err(error) => self.drop_sample(host, "invalid", &error.to_string()),
             Ok(judgement) => {
                 self.metrics.vm_samples.inc();
-                vm.accessed.clone_from(&sample.accessed);
-                (vm.has_counters, vm.sampled_at) = (sample.counters.is_ok(), facts.now);
-                vm.sampled_unix = facts.wall;
+                vm.latest = Some(LatestSample {
+                    accessed: sample.accessed.clone(),
+                    counter_problem: sample.counters.as_ref().err().cloned(),
+                    pressure: sample.pressure,
+                    loss_version,
+                    loss_model: judgement.loss.and(loss_model.as_ref()).map(ToString::to_string),
+                    at: now,
+                    unix: wall,
+                });
                 if judgement.verdict != before {
                     let (verdict, severity) = (verdict_name(judgement.verdict), judgement.severity);
                     let reservation = sample.reservation;
@@ -181,6 +289,7 @@ impl Monitor {
 
     async fn run_round(&self) -> Result<(), DriverError> {
         self.remove_ended_vms()?;
+        self.record_measured_losses().await?;
         self.update_metrics();
         let (vms, requested, now) = self.driver.read(|manager, when| {
             let ledger = manager.durable();
@@ -192,17 +301,18 @@ impl Monitor {
             self.set_confirmed(id, None);
         }
         let harmed = self.harmed_vms(&requested, now);
-        let mut is_budget_exhausted = false;
+        let mut waiting = BTreeSet::new();
         for id in select_most_harmed(harmed.iter().map(|(id, e)| (*id, e.severity)), harmed.len()) {
             let estimate = harmed[&id];
-            if is_budget_exhausted && !requested.contains(&id) {
+            if !waiting.is_empty() && !requested.contains(&id) {
+                waiting.insert(id);
                 continue;
             }
             let request = Request::RequestSlowdownMigration { reservation: id, estimate, max_per_hour };
             match self.driver.request(request).await {
                 Ok(_) => self.set_confirmed(id, Some(now)),
                 Err(DriverError::Rejection(Rejection::SlowdownBudgetExhausted { .. })) => {
-                    is_budget_exhausted = true;
+                    waiting.insert(id);
                 }
                 // The reservation has just ended.
                 Err(DriverError::Rejection(
@@ -211,13 +321,111 @@ impl Monitor {
                 Err(error) => return Err(error),
             }
         }
+        self.set_waiting(&waiting, max_per_hour);
+        if *self.rehome.borrow() == RehomePolicy::Auto {
+            self.rehome_harmed_vms(now).await?;
+        }
         Ok(())
+    }
+
+    /// Records the losses of VMs that have been measured after their moves.
+    async fn record_measured_losses(&self) -> Result<(), DriverError> {
+        for (MovedVm { name, program }, loss) in self.moved.take_measured() {
+            let (slowdown, standard_error) = (loss.loss, loss.standard_error);
+            tracing::info!(vm = %name, loss = slowdown, standard_error, "measured the loss of a VM by its move");
+            match self.forecasts.record_measured_loss(&name, program, loss).await {
+                Ok(()) => {}
+                Err(DriverError::Stopping) => return Err(DriverError::Stopping),
+                Err(error) => {
+                    tracing::warn!(vm = %name, error = units::chain(&error), "cannot record a measured loss");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the pool memory of slowed-down VMs with a migration request to local memory of their
+    /// hosts, as far as the hosts have free local memory and the limits allow it. The most harmed VMs
+    /// come first.
+    async fn rehome_harmed_vms(&self, now: Ns) -> Result<(), DriverError> {
+        let harmed = self.find_rehome_candidates(now)?;
+        for id in select_most_harmed(harmed.iter().map(|(id, severity)| (*id, *severity)), harmed.len()) {
+            let owner = self.forecasts.owner(id).unwrap_or_else(|| id.to_string());
+            if !self.lock_rehomes().is_allowed(&owner, id, now) {
+                continue;
+            }
+            let (target, actor) = (Target::Reservation(id), Actor::Manager);
+            match self.driver.request(Request::Rehome { target, actor, is_automatic: true }).await {
+                Ok(_) => {
+                    self.lock_rehomes().record(owner, id, now);
+                    tracing::info!(reservation = %id, "moving the pool memory of a slowed-down VM");
+                }
+                // The host has no free local memory, the VM has ended, or a limit applies.
+                Err(DriverError::Rejection(why)) => {
+                    tracing::debug!(reservation = %id, %why, "cannot move the pool memory of a VM");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the VMs whose memory should be moved now, with their severities. Excludes VMs with a move
+    /// in progress, and VMs that the scheduler has decided to migrate.
+    fn find_rehome_candidates(&self, now: Ns) -> Result<BTreeMap<ReservationId, f64>, DriverError> {
+        let mut due = self.take_rehome_candidates(now);
+        let ids: Vec<ReservationId> = due.keys().copied().collect();
+        for chunk in ids.chunks(LOOKUP_CHUNK) {
+            let excluded = self.driver.read(|manager, _| {
+                let ledger = manager.durable();
+                let is_open = |id: &ReservationId| {
+                    let request = ledger.migration(MigrationKind::Slowdown.of(*id));
+                    let answer = request.map(|request| request.answer);
+                    let is_moving = ledger
+                        .reservation(*id)
+                        .is_some_and(|reservation| reservation.rehome.attempt_in_progress().is_some());
+                    !is_moving && matches!(answer, Some(MigrationAnswer::Open | MigrationAnswer::Declined))
+                };
+                chunk.iter().filter(|id| !is_open(id)).copied().collect::<Vec<_>>()
+            })?;
+            due.retain(|id, _| !excluded.contains(id));
+        }
+        Ok(due)
+    }
+
+    /// Returns the slowed-down VMs with a request that are due for an attempt, with their severities.
+    fn take_rehome_candidates(&self, now: Ns) -> BTreeMap<ReservationId, f64> {
+        let mut vms = self.lock();
+        let is_due = |vm: &MonitoredVm| {
+            let judgement = vm.judge.judgement();
+            // A VM that is recovering need not be moved.
+            let is_harmed = judgement.verdict == Verdict::Migrate && judgement.severity > 1.0;
+            let may_try = vm.rehome_tried_at.is_none_or(|at| now.since(at) >= REHOME_TRY_INTERVAL);
+            is_harmed && vm.confirmed_at.is_some() && may_try
+        };
+        let due = vms.iter_mut().filter(|(_, vm)| is_due(vm)).map(|(id, vm)| {
+            vm.rehome_tried_at = Some(now);
+            (*id, vm.judge.judgement().severity)
+        });
+        due.collect()
+    }
+
+    fn lock_rehomes(&self) -> MutexGuard<'_, OwnerLimit> {
+        self.rehomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_confirmed(&self, id: ReservationId, at: Option<Ns>) {
         if let Some(vm) = self.lock().get_mut(&id) {
             vm.confirmed_at = at;
         }
+    }
+
+    /// Marks the VMs whose requests wait for the hourly budget.
+    fn set_waiting(&self, waiting: &BTreeSet<ReservationId>, max_per_hour: u32) {
+        let mut vms = self.lock();
+        vms.iter_mut()
+            .for_each(|(id, vm)| vm.waits_for_budget = waiting.contains(id).then_some(max_per_hour));
+        self.metrics.requests_waiting.set(i64::try_from(waiting.len()).unwrap_or(i64::MAX));
     }
 
     /// Returns the VMs that had a request of this process and that are no longer slowed down. If the
@@ -232,9 +440,9 @@ impl Monitor {
         recovered.map(|(id, _)| *id).collect()
     }
 
-    /// Returns the VMs that need a request or the confirmation of a request. A VM that has not been sampled recently is not confirmed,
-    /// so that its request expires. A VM that is recovering gets no new request. `requested` are the
-    /// VMs that have a request.
+    /// Returns the VMs that need a request or the confirmation of a request. A VM that has not been
+    /// sampled recently is not confirmed, so that its request expires. A VM that is recovering gets no
+    /// new request. `requested` are the VMs that have a request.
     fn harmed_vms(
         &self,
         requested: &BTreeSet<ReservationId>,
@@ -247,22 +455,40 @@ impl Monitor {
             judgement.verdict == Verdict::Migrate
                 && (judgement.severity > 1.0 || requested.contains(id))
                 && is_due
-                && now.since(vm.sampled_at) < CONFIRM_AFTER
+                && vm.sampled_at().is_some_and(|at| now.since(at) < CONFIRM_AFTER)
         });
         harmed.map(|(id, vm)| (*id, to_estimate(&vm.judge.judgement()))).collect()
     }
 
-    /// Removes the VMs whose reservations have ended.
+    /// Removes the VMs that have ended or have no pool memory. Begins the measurements of VMs that were
+    /// moved.
     fn remove_ended_vms(&self) -> Result<(), DriverError> {
-        let ids: Vec<ReservationId> = self.lock().keys().copied().collect();
+        let mut ids: Vec<ReservationId> = self.lock().keys().copied().collect();
+        ids.extend(self.moved.ids());
         for chunk in ids.chunks(LOOKUP_CHUNK) {
-            let ended = self.driver.read(|manager, _| {
-                let is_active =
-                    |id: &ReservationId| manager.durable().reservation(*id).is_some_and(|r| r.is_active());
-                chunk.iter().filter(|id| !is_active(id)).copied().collect::<Vec<_>>()
+            let states = self.driver.read(|manager, _| {
+                let state = |id: &ReservationId| {
+                    let reservation = manager.durable().reservation(*id).filter(|found| found.is_active());
+                    (*id, reservation.and_then(|found| Some((PoolMemory::of(found)?, found.vm.clone()))))
+                };
+                chunk.iter().map(state).collect::<Vec<_>>()
             })?;
             let mut vms = self.lock();
-            ended.iter().for_each(|id| drop(vms.remove(id)));
+            for (id, state) in states {
+                match state {
+                    Some((PoolMemory::OnPool(_) | PoolMemory::Moving, _)) => {}
+                    Some((PoolMemory::Moved, name)) => {
+                        if let Some(vm) = vms.remove(&id) {
+                            let program = self.forecasts.owner(id).unwrap_or_else(|| name.to_string());
+                            self.moved.begin(id, MovedVm { name, program }, &vm.judge);
+                        }
+                    }
+                    None => {
+                        vms.remove(&id);
+                        self.moved.remove(id);
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -276,39 +502,62 @@ impl Monitor {
 
     /// Returns the verdict about a VM for clients; `None` if the VM was not sampled.
     pub fn message(&self, id: ReservationId) -> Option<wire::Monitoring> {
-        self.lock().get(&id).map(MonitoredVm::message)
+        self.lock().get(&id).and_then(MonitoredVm::message)
     }
 }
 
 impl MonitoredVm {
-    fn message(&self) -> wire::Monitoring {
-        let judgement = self.judge.judgement();
-        let share = self.accessed.as_ref().ok();
+    /// Returns the rack time of the latest sample, also if it was not judged because of a move.
+    fn sampled_at(&self) -> Option<Ns> {
+        self.latest.as_ref().map(|latest| latest.at).max(self.moving_at)
+    }
+
+    fn reason(&self, reason: Reason) -> String {
+        let text = reason_text(reason);
+        match self.waits_for_budget {
+            None => text.to_owned(),
+            Some(max) => format!("{text}; no request yet: the budget of {max} per hour is used up"),
+        }
+    }
+
+    fn message(&self) -> Option<wire::Monitoring> {
+        let (judgement, latest) = (self.judge.judgement(), self.latest.as_ref()?);
+        let accessed = latest.accessed.as_ref();
+        let share = accessed.ok().map(|accessed| accessed.share);
         let verdict = match judgement.verdict {
+            _ if judgement.reason == Reason::NoEvidence => wire::MonitoringVerdict::Unspecified,
             Verdict::Fine => wire::MonitoringVerdict::Fine,
             Verdict::Watch => wire::MonitoringVerdict::Watch,
             Verdict::Migrate => wire::MonitoringVerdict::Migrate,
         };
-        wire::Monitoring {
+        let HostPressure { steal, memory_some, memory_full, major_faults_per_s } = latest.pressure;
+        Some(wire::Monitoring {
             verdict: verdict.into(),
-            reason: reason_text(judgement.reason).into(),
+            reason: self.reason(judgement.reason),
             loss: judgement.loss,
             accessed_share: share.map(|share| share.estimate.get()),
             accessed_share_low: share.map(|share| share.low.get()),
             accessed_share_high: share.map(|share| share.high.get()),
-            access_source: if share.is_some() { "vmm" } else { "none" }.into(),
-            access_problem: self.accessed.as_ref().err().cloned().unwrap_or_default(),
-            counter_source: if self.has_counters { "perf" } else { "none" }.into(),
-            sampled_unix_ms: self.sampled_unix.0,
-        }
+            access_source: accessed.map_or("none", |accessed| accessed.source).into(),
+            access_problem: accessed.err().cloned().unwrap_or_default(),
+            counter_source: if latest.counter_problem.is_none() { "perf" } else { "none" }.into(),
+            sampled_unix_ms: latest.unix.0,
+            counter_problem: latest.counter_problem.clone().unwrap_or_default(),
+            loss_model: latest.loss_model.clone().unwrap_or_default(),
+            samples: u32::try_from(judgement.samples).unwrap_or(u32::MAX),
+            steal_share: steal.map(Fraction::get),
+            memory_stalled_some: memory_some.map(Fraction::get),
+            memory_stalled_full: memory_full.map(Fraction::get),
+            major_faults_per_s,
+        })
     }
 }
 
-fn to_sample(sample: &ReportedSample, facts: LedgerFacts) -> Sample {
-    let touched = sample.touched_pool.map(|touched| touched.get() as f64 / facts.pool.get() as f64);
+fn to_sample(sample: &ReportedSample, pool: Bytes, at: Ns) -> Sample {
+    let touched = sample.touched_pool.map(|touched| touched.get() as f64 / pool.get() as f64);
     Sample {
-        at: facts.now,
-        accessed: sample.accessed.as_ref().ok().copied(),
+        at,
+        accessed: sample.accessed.as_ref().ok().map(|accessed| accessed.share),
         touched: touched.and_then(|share| Fraction::new(share.min(1.0)).ok()),
         counters: sample.counters.as_ref().ok().copied(),
         pool_loads: sample.pool_loads,
@@ -336,9 +585,32 @@ const fn reason_text(reason: Reason) -> &'static str {
         Reason::NoEvidence => "the host reports neither accesses to the pool memory nor counters",
         Reason::IdlePool => "the VM does not access its pool memory",
         Reason::Insensitive => "pool memory slows the VM down by less than the margin",
+        Reason::FewAccesses => "the VM accesses a small part of its pool memory",
         Reason::Suspected => "some samples indicate a slowdown beyond the margin",
         Reason::Sensitive => "the processor counters indicate a slowdown beyond the margin",
         Reason::AccessedPool => "the VM accesses much of its pool memory",
         Reason::Recovering => "the VM was slowed down beyond the margin in the last hour",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owner_has_a_limited_number_of_moved_vms_per_day() {
+        let mut limit = OwnerLimit::default();
+        let vm = |number: usize| ReservationId(u64::try_from(number).expect("a small number"));
+        for number in 0..REHOMES_PER_OWNER_PER_DAY_MAX {
+            assert!(limit.is_allowed("a", vm(number), Ns::secs(9)), "{number}");
+            limit.record("a".into(), vm(number), Ns::secs(9));
+        }
+        let next = vm(REHOMES_PER_OWNER_PER_DAY_MAX);
+        assert!(!limit.is_allowed("a", next, Ns::secs(10)));
+        assert!(limit.is_allowed("a", vm(0), Ns::secs(10)), "another attempt for the same VM");
+        assert!(limit.is_allowed("b", next, Ns::secs(10)), "another owner");
+        let day = Ns::secs(9).after(OwnerLimit::WINDOW);
+        assert!(!limit.is_allowed("a", next, Ns(day.0 - 1)));
+        assert!(limit.is_allowed("a", next, day));
     }
 }

@@ -117,7 +117,7 @@ pub fn check_entry(table: Table, key: &[u8], value: &[u8]) -> Result<(), Unreada
     let unreadable = |cause| UnreadableEntry { table, key: key.to_vec(), cause };
     match table {
         Table::Meta if key != LEDGER_META_KEY => Ok(()),
-        Table::Outcomes | Table::Forecasts | Table::Models => {
+        Table::Outcomes | Table::Forecasts | Table::Models | Table::MeasuredMoves => {
             forecast_rows::check_row(table, key, value).map_err(unreadable)
         }
         Table::Weights => share_rows::check_row(key, value).map_err(unreadable),
@@ -175,7 +175,7 @@ mod tests {
     use pool::{
         ledger::Ledger,
         record::{
-            Fence, Host, Migration, MigrationAnswer, RequestKey, Reservation, Scheduling, Slowdown,
+            Fence, Host, Migration, MigrationAnswer, Rehome, RequestKey, Reservation, Scheduling, Slowdown,
             SlowdownEstimate, Stage,
         },
         slice::{Quarantine, Slot, State},
@@ -299,6 +299,7 @@ mod tests {
             stage,
             uid,
             has_process: false,
+            rehome: Rehome::None,
         };
         Record::Reservation(ReservationId(7), reservation)
     }
@@ -322,17 +323,37 @@ mod tests {
         assert_eq!(decode(&postcard::to_stdvec(&record).unwrap()), record);
     }
 
+    /// The store contains variant numbers, so new variants must be added at the end.
+    #[test]
+    fn reservation_record_stores_the_move_to_local_memory() {
+        let Record::Reservation(id, idle) = reservation(Stage::Committed, None) else { unreachable!() };
+        let moves = [
+            Rehome::None,
+            Rehome::Moving { attempt: 1 },
+            Rehome::Failed { attempt: 2, why: "busy".into(), at: Ns(3) },
+            Rehome::Done { slices: vec![SliceId(3)] },
+            Rehome::Cancelling { attempt: 4 },
+        ];
+        let before = postcard::to_stdvec(&Record::Reservation(id, idle.clone())).unwrap().len() - 1;
+        for (number, rehome) in (0_u8..).zip(moves) {
+            let record = Record::Reservation(id, Reservation { rehome, ..idle.clone() });
+            let encoded = postcard::to_stdvec(&record).unwrap();
+            assert_eq!(encoded[before], number, "{record:?}");
+            assert_eq!(decode(&encoded), record);
+        }
+    }
+
     #[test]
     fn reservation_record_without_trailing_fields_is_read() {
         let committed = reservation(Stage::Committed, None);
         let mut encoded = postcard::to_stdvec(&committed).unwrap();
-        for field in ["process", "user"] {
+        for field in ["move", "process", "user"] {
             assert_eq!(encoded.pop(), Some(0), "the empty field must be encoded as 0: {field}");
             assert_eq!(decode(&encoded), committed);
         }
         let broken = reservation(Stage::Broken { why: "lost".into(), deadline: None, at: UnixMs(0) }, None);
         let mut encoded = postcard::to_stdvec(&broken).unwrap();
-        for field in ["process", "user", "time of the break", "deadline of a broken reservation"] {
+        for field in ["move", "process", "user", "time of the break", "deadline of a broken reservation"] {
             assert_eq!(encoded.pop(), Some(0), "the empty field must be encoded as 0: {field}");
             assert_eq!(decode(&encoded), broken);
         }

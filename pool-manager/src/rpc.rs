@@ -20,8 +20,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tonic::{Request, Status};
 use units::{Fraction, Name, Ns, limits::WATCH_STREAMS_MAX};
 
-use crate::role::Role;
-use crate::{driver::Handle, forecasts::Forecasts, metrics::Metrics, monitor::Monitor, shares::Shares};
+use crate::{
+    config::RehomePolicy, driver::Handle, forecasts::Forecasts, metrics::Metrics, monitor::Monitor,
+    role::Role, shares::Shares,
+};
 use identity::Identity;
 use status::resource_exhausted;
 
@@ -42,6 +44,8 @@ pub struct ServiceContext {
     pub metrics: Arc<Metrics>,
     /// Current settings, which a reload can change.
     pub policy: watch::Receiver<Policy>,
+    /// When pool memory of running VMs is moved to local memory; a reload can change it.
+    pub rehome: watch::Receiver<RehomePolicy>,
     /// Becomes `true` when the manager is stopping, so that streams end.
     pub stopping: watch::Receiver<bool>,
     /// Directory of the store.

@@ -36,7 +36,7 @@ use units::limits::{
 };
 
 use crate::{
-    config::{Config, ConfigError, Listen, changed_immutable_settings},
+    config::{Config, ConfigError, Listen, RehomePolicy, changed_immutable_settings},
     driver::{self, DriverError, Handle, InitialState},
     forecasts::{self, Forecasts},
     metrics::{Metrics, MetricsSnapshot},
@@ -180,6 +180,7 @@ async fn serve_rack(
 ) -> Result<(), ServeError> {
     configure(path, handle, &config).await?;
     let (policy, policy_receiver) = watch::channel(rpc_policy(&config));
+    let (rehome, rehome_receiver) = watch::channel(config.qos.rehome);
     let (settings, settings_receiver) = watch::channel(config.prediction);
     let forecasts = Forecasts::new(stored.forecasts, handle.clone(), Arc::clone(&metrics), settings_receiver);
     let forecasts = Arc::new(forecasts);
@@ -191,7 +192,13 @@ async fn serve_rack(
         driver: handle.clone(),
         forecasts: Arc::clone(&forecasts),
         shares: Arc::clone(&shares),
-        monitor: Monitor::start(Arc::clone(&forecasts), handle.clone(), Arc::clone(&metrics)),
+        monitor: Monitor::start(
+            Arc::clone(&forecasts),
+            handle.clone(),
+            Arc::clone(&metrics),
+            rehome_receiver.clone(),
+        ),
+        rehome: rehome_receiver,
         identity: Arc::clone(&access.identity),
         metrics: Arc::clone(&metrics),
         policy: policy_receiver,
@@ -200,12 +207,7 @@ async fn serve_rack(
         backups: Arc::new(Semaphore::new(1)),
         started_unix_ms: now_unix_ms(),
     };
-    let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<SchedulerServer<Scheduler>>().await;
-    health.set_serving::<AdminServer<Admin>>().await;
-    health.set_serving::<AgentServer<Agent>>().await;
-    health.set_serving::<ModelsServer<Models>>().await;
-    let router = build_router(shared.clone()).add_service(health_service);
+    let router = build_router(shared.clone()).await;
     let listener = listen(&config)?;
     let incoming = connections::accept(listener, access.tls_receiver.clone(), Arc::clone(&access.rejections));
     let stopped = wait_until_stopping(stopping.clone());
@@ -222,23 +224,27 @@ async fn serve_rack(
     notify_systemd(&[NotifyState::Ready]);
     let watchdog = tokio::spawn(run_watchdog(handle.clone()));
 
-    let targets = ReloadTargets { policy, settings, shares };
+    let targets = ReloadTargets { policy, rehome, settings, shares };
     reload_until_stopped(path, config, handle, &access, &targets).await?;
 
     tracing::info!("pool-manager stopping");
     notify_systemd(&[NotifyState::Stopping]);
     let _ = stop.send(true); // fails only if the servers have ended
     watchdog.abort();
-    let ended = tokio::time::timeout(STOP_TIMEOUT, server).await;
-    if ended.is_err() {
-        tracing::warn!(waited = ?STOP_TIMEOUT, "aborting connections: clients or agents did not close them");
-    }
+    wait_for_server_end(server).await;
     outcome_log.abort();
     if let Some(exporter) = exporter {
         exporter.abort();
     }
     forecasts.flush().await; // writes the last queued outcomes
     Ok(())
+}
+
+async fn wait_for_server_end(server: tokio::task::JoinHandle<()>) {
+    let ended = tokio::time::timeout(STOP_TIMEOUT, server).await;
+    if ended.is_err() {
+        tracing::warn!(waited = ?STOP_TIMEOUT, "aborting connections: clients or agents did not close them");
+    }
 }
 
 fn into_boxed_store(store: RedbStore) -> Box<dyn Store> {
@@ -302,6 +308,7 @@ async fn configure(path: &Path, handle: &Handle, config: &Config) -> Result<(), 
 /// Recipients of the settings that a reload can change.
 struct ReloadTargets {
     policy: watch::Sender<Policy>,
+    rehome: watch::Sender<RehomePolicy>,
     settings: watch::Sender<forecasts::Settings>,
     shares: Arc<Shares>,
 }
@@ -331,6 +338,7 @@ async fn reload_until_stopped(
                 Ok(new) => {
                     tracing::info!(path = %path.display(), "rack.toml reloaded");
                     targets.policy.send_replace(rpc_policy(&new));
+                    targets.rehome.send_replace(new.qos.rehome);
                     targets.settings.send_replace(new.prediction);
                     remove_departed_hosts(&targets.shares).await;
                     config = new;
@@ -381,7 +389,12 @@ async fn reload(
 /// gRPC router with the layer that counts open calls.
 type Router = tonic::transport::server::Router<Stack<CallCounterLayer, tower_layer::Identity>>;
 
-fn build_router(shared: ServiceContext) -> Router {
+async fn build_router(shared: ServiceContext) -> Router {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<SchedulerServer<Scheduler>>().await;
+    health.set_serving::<AdminServer<Admin>>().await;
+    health.set_serving::<AgentServer<Agent>>().await;
+    health.set_serving::<ModelsServer<Models>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::v1::MANAGER_FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -409,6 +422,7 @@ fn build_router(shared: ServiceContext) -> Router {
         .add_service(CountedService::new(admin, &rpc))
         .add_service(CountedService::new(models, &rpc))
         .add_service(CountedService::new(agent, &rpc))
+        .add_service(health_service)
 }
 
 fn load_tls_config(path: &Path, config: &Config) -> Result<TlsConfig, ServeError> {

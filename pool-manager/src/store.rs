@@ -59,11 +59,13 @@ pub enum Table {
     Models,
     /// Weights of tenants, by host name.
     Weights,
+    /// Losses of VMs that were measured by moves to local memory, by number.
+    MeasuredMoves,
 }
 
 impl Table {
     /// All tables, in the order of their declaration.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Emcs,
         Self::Hosts,
         Self::Slices,
@@ -75,6 +77,7 @@ impl Table {
         Self::Forecasts,
         Self::Models,
         Self::Weights,
+        Self::MeasuredMoves,
     ];
 
     /// Returns the table's name in the database and in messages.
@@ -89,6 +92,7 @@ impl Table {
             Self::Forecasts => "forecasts",
             Self::Models => "models",
             Self::Weights => "weights",
+            Self::MeasuredMoves => "measured_moves",
             Self::Audit => "audit",
             Self::Meta => "meta",
         }
@@ -109,6 +113,7 @@ impl Table {
             Self::Forecasts => 9,
             Self::Models => 10,
             Self::Weights => 11,
+            Self::MeasuredMoves => 12,
         }
     }
 }

@@ -123,7 +123,7 @@ impl EmulatedRack {
     /// Runs a command on a host and returns its output. The command must succeed.
     pub fn run(&self, host: usize, command: &str) -> String {
         let output = self.host(host).run_with_timeout(command, WAIT_TIMEOUT);
-        let output = output.unwrap_or_else(|error| panic!("{command}: {error}"));
+        let output = output.unwrap_or_else(|error| panic!("{command}: {error}\n{}", self.logs()));
         assert_eq!(output.status, 0, "{command}: {}\n{}", output.text, self.logs());
         output.text
     }

@@ -3,7 +3,9 @@
 
 pub mod emulated_rack;
 pub mod linux_guests;
+pub mod pool_guest;
 pub mod rack;
+pub mod rehomed_guests;
 pub mod scripted_agent;
 pub mod small_guests;
 pub mod standalone_vm;

@@ -3,7 +3,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -67,12 +70,14 @@ pub const DEVICE_SERIAL: &str = "0x1a";
 /// Number of slices of the shared device.
 pub const DEVICE_SLICES: u32 = 4;
 
-/// Agent that applies every desired state immediately. Dropping the value disconnects the agent.
+/// Agent that applies every desired state immediately, also moves of VMs to local memory. Dropping the
+/// value disconnects the agent.
 #[derive(Debug)]
 pub struct ScriptedAgent {
     task: JoinHandle<()>,
     outgoing: mpsc::Sender<wire::FromAgent>,
     handles: Arc<Mutex<BTreeSet<String>>>,
+    runs_vms: Arc<AtomicBool>,
 }
 
 impl ScriptedAgent {
@@ -80,12 +85,18 @@ impl ScriptedAgent {
     /// [`DEVICE_SERIAL`].
     pub async fn start(rack: &Rack, host: &str, boot: &str) -> Self {
         let device = wire::SeenDevice { serial: DEVICE_SERIAL.into(), slices: DEVICE_SLICES, problem: None };
-        let hello = wire::Hello { boot_id: boot.into(), devices: vec![device], ..hello_message(host) };
+        let (boot_id, devices) = (boot.into(), vec![device]);
+        let hello = wire::Hello { boot_id, devices, can_rehome: true, ..hello_message(host) };
         let session =
             Session::connect(rack, &read_token(rack, host), hello).await.expect("the token is valid");
-        let (handles, outgoing) = (Arc::default(), session.outgoing.clone());
-        let task = tokio::spawn(run_agent(session, Arc::clone(&handles)));
-        Self { task, outgoing, handles }
+        let (handles, runs_vms, outgoing) = (Arc::default(), Arc::default(), session.outgoing.clone());
+        let task = tokio::spawn(run_agent(session, Arc::clone(&handles), Arc::clone(&runs_vms)));
+        Self { task, outgoing, handles, runs_vms }
+    }
+
+    /// Reports a process for each VM from now on.
+    pub fn run_vms(&self) {
+        self.runs_vms.store(true, Ordering::Relaxed);
     }
 
     /// Sends samples of running VMs.
@@ -107,9 +118,10 @@ impl Drop for ScriptedAgent {
     }
 }
 
-async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) {
+async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>, runs_vms: Arc<AtomicBool>) {
     let (mut heartbeat, mut observed) =
         (interval(HEARTBEAT_INTERVAL), wire::ObservedState { instance: u64::MAX, ..Default::default() });
+    let mut vms = Vec::new();
     loop {
         tokio::select! {
             _ = heartbeat.tick() => {}
@@ -117,16 +129,35 @@ async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>) 
                 Ok(Some(wire::ToAgent { message: Some(Down::Desired(desired)) })) => {
                     let handles_of_vms = desired.vms.iter().flat_map(|vm| &vm.slices).map(|slice| slice.handle.clone());
                     handles.lock().expect("no thread panicked with this lock").extend(handles_of_vms);
+                    vms = desired.vms.iter().map(run_vm).collect();
                     observed = to_observed_state(desired);
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => return,
             }
         }
-        let message = wire::FromAgent { message: Some(Up::Observed(observed.clone())) };
+        let vms = if runs_vms.load(Ordering::Relaxed) { vms.clone() } else { Vec::new() };
+        let observed = wire::ObservedState { vms, ..observed.clone() };
+        let message = wire::FromAgent { message: Some(Up::Observed(observed)) };
         if session.outgoing.send(message).await.is_err() {
             return;
         }
+    }
+}
+
+/// Returns the report of a VM that runs and whose memory was moved if the manager has requested it.
+fn run_vm(vm: &wire::DesiredVm) -> wire::ObservedVm {
+    let pool_bytes = (vm.slices.len() as u64) << 30;
+    let rehomed = vm.rehome_attempt.is_some();
+    let slices = vm.slices.iter().map(|s| wire::SliceEpoch { slice: s.slice, epoch: s.epoch });
+    wire::ObservedVm {
+        vm: vm.vm.clone(),
+        pid: 1,
+        slices: if rehomed { Vec::new() } else { slices.collect() },
+        reservation: vm.reservation.clone(),
+        local_bytes: vm.local_bytes + if rehomed { pool_bytes } else { 0 },
+        rehomed,
+        ..Default::default()
     }
 }
 

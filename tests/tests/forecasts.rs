@@ -274,6 +274,9 @@ async fn invalid_models_are_rejected_and_serving_model_remains() {
         ("promote frigid 7", "version: frigid 7 does not exist"),
         ("promote frigid 1", "version: frigid 1 is already serving"),
         ("train sensitivity --labels DIR/labels.csv", "missing column \"retiring\""),
+        ("train loss --labels DIR/labels.csv", "missing column \"pool_load_share\""),
+        ("import-model loss --format onnx DIR/model.onnx", "format: models of loss cannot be imported"),
+        ("rollback loss", "kind: no loss model is serving"),
     ] {
         let (code, _, output) = rack.run(words);
         assert!(code != Some(0) && output.contains(expected), "{words}: {output}");

@@ -2,19 +2,17 @@
 //! slowdowns. Uses a real manager, with scripted agents or with a real agent and small guests.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
-use std::{
-    fs,
-    process::{Child, Command, Stdio},
-};
+use std::{cell::RefCell, collections::BTreeSet, fmt::Write as _};
 
 use proto::v1::{self as wire, MigrationKind, MigrationState, MonitoringVerdict};
 use tests::{
-    rack::{Plan, Rack, programs_dir, reserve_request, vm_ref},
+    pool_guest::PoolGuest,
+    rack::{Plan, Rack, reserve_request, vm_ref},
     scripted_agent::ScriptedAgent,
     small_guests::{self, can_run_small_guests},
-    standalone_vm::confine_command,
 };
 use tonic::{Code, Streaming};
+use units::COUNTER_NAMES;
 
 const GIB: u64 = 1 << 30;
 
@@ -197,6 +195,125 @@ async fn most_harmed_vms_use_the_budget() {
     assert!(explained.contains("request-migration"), "{explained}");
 }
 
+/// Returns labelled runs with pool memory. It slows a program down by 20 % if and only if the program is
+/// DRAM-bound for more than half of its cycles.
+fn labelled_runs() -> String {
+    let mut table = format!("program,slowdown,pool_load_share,latency_ratio,{}\n", COUNTER_NAMES.join(","));
+    for program in 0..200 {
+        let dram_bound = f64::from(program % 20) / 20.0;
+        let slowdown = if dram_bound > 0.5 { 0.2 } else { 0.0 };
+        let pool_load_share = if program < 100 { 1.0 } else { 0.5 };
+        let counters = vec![dram_bound.to_string(); COUNTER_NAMES.len()].join(",");
+        writeln!(table, "p{program},{slowdown},{pool_load_share},2.5,{counters}").unwrap();
+    }
+    table
+}
+
+/// Returns a sample with counters, of which the DRAM-bound fraction of cycles is this.
+fn sample_with_counters(reservation: &str, accessed_pages: u32, dram_bound: f64) -> wire::VmSample {
+    wire::VmSample {
+        counters: COUNTER_NAMES.map(|name| (name.to_owned(), dram_bound)).into(),
+        counter_problem: String::new(),
+        pool_load_share: Some(0.5),
+        latency_ratio: Some(2.5),
+        steal_share: Some(0.25),
+        ..sample(reservation, accessed_pages)
+    }
+}
+
+#[tokio::test]
+async fn counters_decide_if_a_loss_model_serves() {
+    let (mut rack, _agents_before) = start_rack().await;
+    let labels = rack.dir().join("labels.csv");
+    std::fs::write(&labels, labelled_runs()).unwrap();
+    let trained = rack.tarn(&["train", "loss", "--labels", labels.to_str().unwrap(), "-o", "json"]);
+    let trained: serde_json::Value = serde_json::from_slice(&trained.stdout).unwrap();
+    assert_eq!((&trained["kind"], &trained["modelled"]), (&"loss".into(), &false.into()), "{trained}");
+    assert!(trained["loss_accuracy"]["flagged_harmed"].as_f64().unwrap() > 0.9, "{trained}");
+    assert!(rack.tarn(&["promote", "loss", "1"]).status.success());
+    rack.kill_manager();
+    rack.start_manager().await; // loads the promoted model
+    let agents = start_agents(&rack).await;
+    let harmed = start_vm(&rack, "h0", "harmed", 1).await;
+    let insensitive = start_vm(&rack, "h0", "insensitive", 1).await;
+    let samples = vec![sample_with_counters(&harmed, 60, 0.9), sample_with_counters(&insensitive, 190, 0.1)];
+    send_until_requested(&rack, &agents[0], samples.clone()).await;
+    let requests = migrations(&rack).await;
+    assert_eq!(requests.iter().map(|request| request.vm.as_str()).collect::<Vec<_>>(), ["harmed"]);
+    assert!(requests[0].slowdown.as_ref().unwrap().loss.unwrap() > 0.05, "{requests:?}");
+    let verdict = monitoring(&rack, "harmed").await.unwrap();
+    assert_eq!(verdict.loss_model, "loss/1");
+    assert_eq!((verdict.counter_source.as_str(), verdict.steal_share), ("perf", Some(0.25)));
+    let verdict = monitoring(&rack, "insensitive").await.unwrap();
+    assert_eq!(verdict.verdict(), MonitoringVerdict::Fine, "{verdict:?}");
+    assert!(verdict.loss.unwrap() < 0.05 && verdict.samples >= 3, "{verdict:?}");
+
+    // Without a model, the accesses decide.
+    let rolled_back = String::from_utf8(rack.tarn(&["rollback", "loss"]).stdout).unwrap();
+    assert!(rolled_back.contains("judged by the accesses to their pool memory alone"), "{rolled_back}");
+    let is_judged = async |rack: &Rack| {
+        agents[0].send_samples(samples.clone()).await;
+        let verdict = monitoring(rack, "insensitive").await.unwrap();
+        verdict.verdict() == MonitoringVerdict::Migrate
+            && verdict.loss.is_none()
+            && verdict.loss_model.is_empty()
+    };
+    rack.wait_for("the verdict from accesses", is_judged).await;
+}
+
+/// The scripted agents need a thread of their own while `tarn` waits for the move.
+#[tokio::test(flavor = "multi_thread")]
+async fn loss_that_a_move_has_measured_becomes_training_data() {
+    let (mut rack, agents) = start_rack().await;
+    let vm = start_vm(&rack, "h0", "moved", 1).await;
+    agents[0].run_vms();
+    let times = RefCell::new(BTreeSet::new());
+    // A measurement requires six samples. The manager drops those that follow too soon.
+    let is_sampled = async |rack: &Rack| {
+        agents[0].send_samples(vec![sample_with_counters(&vm, 190, 0.8)]).await;
+        let accepted = monitoring(rack, "moved").await.map(|monitoring| monitoring.sampled_unix_ms);
+        times.borrow_mut().extend(accepted);
+        times.borrow().len() >= 6
+    };
+    rack.wait_for("enough samples", is_sampled).await;
+    let rehomed = rack.tarn(&["rehome", "moved", "--wait"]);
+    assert!(rehomed.status.success(), "{}", String::from_utf8_lossy(&rehomed.stderr));
+    let export =
+        |rack: &Rack| String::from_utf8(rack.tarn(&["telemetry", "export", "--moves"]).stdout).unwrap();
+    let is_measured = async |rack: &Rack| {
+        agents[0].send_samples(vec![sample_with_counters(&vm, 0, 1.0)]).await;
+        export(rack).lines().count() == 2
+    };
+    // All counters were 0.8 before the move, also the instructions per cycle, and 1.0 afterwards.
+    rack.wait_for("the measured loss", is_measured).await;
+    assert_eq!(monitoring(&rack, "moved").await, None, "a moved VM is not judged");
+    let explained = String::from_utf8(rack.tarn(&["explain", "vm", "moved"]).stdout).unwrap();
+    assert!(explained.contains("measure-loss") && explained.contains("by 25.0 %"), "{explained}");
+
+    rack.kill_manager();
+    rack.start_manager().await;
+    let exported = export(&rack);
+    let row: Vec<&str> = exported.lines().nth(1).unwrap().split(',').collect();
+    assert_eq!((row[0], &row[2..4], row.len()), ("moved", &["0.5", "2.5"][..], 4 + COUNTER_NAMES.len()));
+    assert!((row[1].parse::<f64>().unwrap() - 0.25).abs() < 1e-6, "{exported}");
+    let labels = rack.dir().join("labels.csv");
+    // The exported moves are labels for another rack, too.
+    let exported_rows = exported.lines().skip(1).map(|line| format!("{line}\n")).collect::<String>();
+    std::fs::write(&labels, labelled_runs() + &exported_rows).unwrap();
+    let trained = rack.tarn(&["train", "loss", "--labels", labels.to_str().unwrap(), "-o", "json"]);
+    let trained: serde_json::Value = serde_json::from_slice(&trained.stdout).unwrap();
+    assert_eq!((&trained["rows"], &trained["measured_moves"]), (&202.into(), &1.into()), "{trained}");
+    assert_eq!(
+        (&trained["pdm"], &trained["loss_accuracy"]["runs"]),
+        (&0.05.into(), &202.into()),
+        "{trained}"
+    );
+    let options = ["--labels", labels.to_str().unwrap(), "--without-moves", "-o", "json"];
+    let without = rack.tarn(&[&["train", "loss"][..], &options].concat());
+    let without: serde_json::Value = serde_json::from_slice(&without.stdout).unwrap();
+    assert_eq!((&without["rows"], &without["measured_moves"]), (&201.into(), &0.into()), "{without}");
+}
+
 #[tokio::test]
 async fn invalid_samples_are_dropped_and_leave_the_session_open() {
     let (rack, agents) = start_rack().await;
@@ -227,35 +344,6 @@ async fn invalid_samples_are_dropped_and_leave_the_session_open() {
     assert!(rack.hosts().await.iter().all(|host| host.state() == wire::HostState::Up));
 }
 
-/// Small guest with 1 GiB of pool memory and a real VMM.
-struct Guest(Child);
-
-impl Guest {
-    async fn start(rack: &Rack, vm: &str, kernel: Vec<u8>) -> Self {
-        let request = wire::ReserveRequest {
-            local_bytes: 64 << 20,
-            wait_ready: true,
-            ..reserve_request("h0", vm, 1, vm)
-        };
-        rack.scheduler().await.reserve(request).await.unwrap();
-        rack.scheduler().await.commit(wire::CommitRequest { target: vm_ref(vm) }).await.unwrap();
-        let path = rack.dir().join(format!("{vm}.kernel"));
-        fs::write(&path, kernel).unwrap();
-        let mut command = Command::new(programs_dir().join("vmm-plugin"));
-        confine_command(command.arg("run"));
-        command.args(["--vm", vm, "--agent"]).arg(rack.host_memory_socket(0));
-        command.arg("--kernel").arg(path).args(["--serial", "null", "--run-dir"]).arg(rack.dir().join("run"));
-        Self(command.stdin(Stdio::null()).spawn().unwrap())
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test]
 async fn guest_that_uses_its_pool_memory_is_detected() {
     if !can_run_small_guests() {
@@ -263,9 +351,9 @@ async fn guest_that_uses_its_pool_memory_is_detected() {
     }
     let agent_toml_extra = "sample_interval_s = 3\n".to_owned();
     let mut rack = Rack::start(Plan { agent_toml_extra, ..Plan::small(4) }).await;
-    let _busy = Guest::start(&rack, "busy", small_guests::sweep_pool_memory()).await;
+    let _busy = PoolGuest::start(&rack, "busy", small_guests::sweep_pool_memory()).await;
     // This guest accesses one page of 2 MiB.
-    let _calm = Guest::start(&rack, "calm", small_guests::write_pool_memory()).await;
+    let _calm = PoolGuest::start(&rack, "calm", small_guests::write_pool_memory()).await;
     let is_requested = async |rack: &Rack| !migrations(rack).await.is_empty();
     rack.wait_for("a migration request", is_requested).await;
     let requests = migrations(&rack).await;
@@ -285,7 +373,7 @@ async fn guest_that_uses_its_pool_memory_is_detected() {
 }
 
 #[tokio::test]
-async fn vmm_without_control_socket_is_reported_as_not_observed() {
+async fn vmm_without_control_socket_has_samples() {
     let agent_toml_extra = "sample_interval_s = 2\n".to_owned();
     let rack = Rack::start(Plan { agent_toml_extra, ..Plan::small(4) }).await;
     let request = wire::ReserveRequest { wait_ready: true, ..reserve_request("h0", "v", 1, "v") };
@@ -294,8 +382,11 @@ async fn vmm_without_control_socket_is_reported_as_not_observed() {
     let is_sampled = async |rack: &Rack| monitoring(rack, "v").await.is_some();
     rack.wait_for("a sample of the VM", is_sampled).await;
     let monitoring = monitoring(&rack, "v").await.unwrap();
-    assert_eq!(monitoring.access_source, "none");
-    assert_eq!(monitoring.access_problem, "the VMM has no control socket");
+    // DAMON samples the accesses, unless the kernel has no DAMON or another program uses it.
+    let problem = &monitoring.access_problem;
+    let is_explained = problem.contains("uses DAMON") || problem.contains("kdamonds");
+    assert!(monitoring.access_source == "damon" || is_explained, "{monitoring:?}");
+    assert_eq!(monitoring.access_source == "damon", problem.is_empty(), "{monitoring:?}");
     drop(vm.stdin.take());
     vm.wait().unwrap();
 }

@@ -95,7 +95,7 @@ fn confined_vmm_moves_pool_memory_of_its_guest() {
         assert_eq!(status.state(), RehomeState::None);
         let start = Instant::now();
         let done = loop {
-            let status = client.rehome(wire::RehomeRequest {}).await.unwrap().into_inner();
+            let status = client.rehome(wire::RehomeRequest::default()).await.unwrap().into_inner();
             match status.state() {
                 RehomeState::Copying => assert!(start.elapsed() < WAIT_TIMEOUT, "{status:?}"),
                 RehomeState::Done => break status,
@@ -103,12 +103,13 @@ fn confined_vmm_moves_pool_memory_of_its_guest() {
             }
         };
         assert!(done.total_bytes == 1 << 30 && done.copied_bytes >= 2 << 20, "{done:?}");
-        assert!(done.pause_us > 0 && done.rounds > 0, "{done:?}");
+        assert!(done.pause_us > 0 && done.rounds > 0 && done.duration_us > done.pause_us, "{done:?}");
         eprintln!("{done:?}");
         assert!(!vmm.uses_pool());
         vmm.wait_for_progress();
-        let repeated = client.rehome(wire::RehomeRequest {}).await.unwrap().into_inner();
-        let cancelled = client.cancel_rehome(wire::CancelRehomeRequest {}).await.unwrap().into_inner();
+        let repeated = client.rehome(wire::RehomeRequest::default()).await.unwrap().into_inner();
+        let cancelled =
+            client.cancel_rehome(wire::CancelRehomeRequest::default()).await.unwrap().into_inner();
         assert_eq!((&repeated, &cancelled), (&done, &done));
         let guest = client.info(wire::InfoRequest {}).await.unwrap().into_inner();
         assert!(guest.nodes.iter().all(|node| node.slices.is_empty() && node.touched_bytes.is_none()));
@@ -145,7 +146,7 @@ fn private_pool_memory_is_neither_moved_nor_sampled() {
     let Some(mut vmm) = Vmm::start("size=1GiB,shared=off") else { return };
     block_on(async {
         let mut client = vmm.client().await;
-        let status = client.rehome(wire::RehomeRequest {}).await.unwrap_err();
+        let status = client.rehome(wire::RehomeRequest::default()).await.unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert_eq!(status.message(), "the pool memory cannot be moved: the pool memory is private");
         client.sample_access(wire::SampleAccessRequest {}).await.unwrap();

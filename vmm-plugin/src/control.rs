@@ -246,11 +246,14 @@ impl Vmm for VmmService {
         Ok(Response::new(to_access_response(sample)))
     }
 
-    async fn rehome(&self, _: Request<wire::RehomeRequest>) -> Result<Response<wire::RehomeStatus>, Status> {
+    async fn rehome(
+        &self,
+        request: Request<wire::RehomeRequest>,
+    ) -> Result<Response<wire::RehomeStatus>, Status> {
         if self.requests.send(Action::QueryState).await? == State::Stopping {
             return Err(Status::failed_precondition("the guest is powering off"));
         }
-        let status = self.rehome.start().map_err(|reason| {
+        let status = self.rehome.start(request.into_inner().sent_boottime_ns).map_err(|reason| {
             Status::failed_precondition(format!("the pool memory cannot be moved: {reason}"))
         })?;
         Ok(Response::new(rehome_status::to_response(status)))
@@ -265,9 +268,11 @@ impl Vmm for VmmService {
 
     async fn cancel_rehome(
         &self,
-        _: Request<wire::CancelRehomeRequest>,
+        request: Request<wire::CancelRehomeRequest>,
     ) -> Result<Response<wire::RehomeStatus>, Status> {
-        Ok(Response::new(rehome_status::to_response(self.rehome.cancel())))
+        Ok(Response::new(rehome_status::to_response(
+            self.rehome.cancel(request.into_inner().sent_boottime_ns),
+        )))
     }
 }
 

@@ -9,9 +9,9 @@ mod throttle;
 use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use kvm_ioctls::VmFd;
@@ -53,6 +53,8 @@ pub struct RehomeStatus {
     pub rounds: u32,
     /// Time for which the guest was paused at the end of the move. Zero before.
     pub pause: Duration,
+    /// Duration of the whole move. Zero while it is in progress.
+    pub duration: Duration,
     /// Slices that the process no longer uses: number and name of the EMC.
     pub freed_slices: Vec<(u32, String)>,
 }
@@ -84,6 +86,8 @@ struct Shared {
     status: Mutex<RehomeStatus>,
     requested: Condvar,
     is_cancelled: AtomicBool,
+    /// Time at which the latest cancellation was sent.
+    cancelled_at: AtomicU64,
 }
 
 impl Shared {
@@ -105,16 +109,19 @@ impl RehomeControl {
         Self { shared: Arc::default(), not_movable: memory.movable_regions().err() }
     }
 
-    /// Requests the move. No effect while a move is in progress, or if the move is done.
+    /// Requests the move. `sent_at` is the time at which the request was sent, in nanoseconds, or 0 if
+    /// unknown. No effect while a move is in progress, if the move is done, or if the request is older
+    /// than a cancellation.
     ///
     /// # Errors
     /// [`NotMovable`] if the guest's pool memory cannot be moved.
-    pub fn start(&self) -> Result<RehomeStatus, NotMovable> {
+    pub fn start(&self, sent_at: u64) -> Result<RehomeStatus, NotMovable> {
         if let Some(reason) = self.not_movable {
             return Err(reason);
         }
         let mut status = self.shared.status();
-        if matches!(status.state, RehomeState::None | RehomeState::Failed) {
+        let is_outdated = sent_at != 0 && sent_at < self.shared.cancelled_at.load(Ordering::SeqCst);
+        if matches!(status.state, RehomeState::None | RehomeState::Failed) && !is_outdated {
             self.shared.is_cancelled.store(false, Ordering::SeqCst);
             *status = RehomeStatus { state: RehomeState::Copying, ..RehomeStatus::default() };
             self.shared.requested.notify_all();
@@ -123,10 +130,12 @@ impl RehomeControl {
     }
 
     /// Cancels the move in progress. Its state becomes [`RehomeState::Failed`] soon afterwards,
-    /// unless the move is completed first.
-    pub fn cancel(&self) -> RehomeStatus {
+    /// unless the move is completed first. Requests that were sent before `sent_at` have no effect.
+    pub fn cancel(&self, sent_at: u64) -> RehomeStatus {
+        let status = self.shared.status();
+        self.shared.cancelled_at.fetch_max(sent_at, Ordering::SeqCst);
         self.shared.is_cancelled.store(true, Ordering::SeqCst);
-        self.status()
+        status.clone()
     }
 
     /// Returns the status of the latest move.
@@ -187,6 +196,7 @@ impl Rehomer {
 
     /// Performs the requested move and stores its result.
     fn perform(&self) {
+        let start = Instant::now();
         let result = match self.memory.movable_regions() {
             Ok((regions, spare)) => {
                 let freed = regions.iter().filter_map(|region| slice_of(&region.owner)).collect();
@@ -195,6 +205,7 @@ impl Rehomer {
             Err(reason) => Err(reason.into()),
         };
         let mut status = self.shared.status();
+        status.duration = start.elapsed();
         match result {
             Ok((pause, freed_slices)) => {
                 status.state = RehomeState::Done;

@@ -116,6 +116,8 @@ pub enum ManagerCommand {
     Commit(Target),
     /// Release the memory of a VM
     Release(Release),
+    /// Move the pool memory of a running VM to local memory of its host
+    Rehome(Rehome),
     /// Mark a host or EMC as unschedulable: it accepts no new reservations
     #[command(subcommand)]
     Cordon(CordonTarget),
@@ -151,7 +153,7 @@ pub enum ManagerCommand {
     /// Import or export the recorded outcomes of VMs, the training data of models
     #[command(subcommand)]
     Telemetry(telemetry::Telemetry),
-    /// Show a live view of hosts, EMCs, slices and alarms
+    /// Show a live view of hosts, EMCs, slices, alarms, and VMs that pool memory may slow down
     Top,
 }
 
@@ -379,12 +381,28 @@ pub struct Release {
     /// VM, or its reservation as r-N
     #[arg(value_name = "VM|r-N")]
     pub target: VmOrReservation,
-    /// Release the memory even if the VM still runs, which kills the VM; requires --reason
+    /// Release the slices even if the VM still uses them, which kills the VM. A VM without slices continues.
+    /// Requires --reason
     #[arg(long, requires = "reason")]
     pub force: bool,
     /// Reason, stored with the decision
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+}
+
+/// VM whose pool memory is moved, with options.
+#[derive(Clone, Debug, Args)]
+pub struct Rehome {
+    /// VM, or its reservation as r-N
+    #[arg(value_name = "VM|r-N")]
+    pub target: VmOrReservation,
+    /// Wait until the memory is moved; exit with an error if the move fails
+    #[arg(long)]
+    pub wait: bool,
+    /// Cancel the move in progress, if any. Both memories stay reserved until the host reports the result.
+    /// A move by the kernel (backend memory_block) cannot be cancelled
+    #[arg(long, conflicts_with = "wait")]
+    pub cancel: bool,
 }
 
 /// Resource that can be cordoned or drained.

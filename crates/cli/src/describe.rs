@@ -3,7 +3,7 @@
 
 use proto::v1;
 use serde::Serialize;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::{
     Connection, Failure, Format,
@@ -116,15 +116,26 @@ pub(crate) async fn explain(subject: Subject, manager: &Connection, format: Form
     let response =
         manager.call(manager.admin().explain(v1::ExplainRequest { subject: name.clone() })).await?;
     let decisions: Vec<_> = response.decisions.into_iter().map(view::Decision::from).collect();
-    let fallback = if decisions.is_empty() {
-        describe_without_decisions(subject, &name, manager).await?
-    } else {
-        String::new()
+    let rest = match subject {
+        subject if decisions.is_empty() => describe_without_decisions(subject, &name, manager).await?,
+        Subject::Vm { target } if matches!(format, Format::Table | Format::Wide) => {
+            explain_verdict(target, manager).await?
+        }
+        _ => String::new(),
     };
-    print::value(format, &decisions, |_| match decisions.as_slice() {
-        [] => fallback,
-        decisions => decisions.iter().map(table::format_decision).collect(),
+    print::value(format, &decisions, |_| {
+        decisions.iter().map(table::format_decision).collect::<String>() + &rest
     })
+}
+
+/// Explains the current verdict about a VM. Returns an empty string for a VM that was not sampled or has
+/// no pool memory.
+async fn explain_verdict(target: VmOrReservation, manager: &Connection) -> Result<String, Failure> {
+    match get::find_reservation(manager, target).await {
+        Ok(reservation) => Ok(table::format_verdict(&view::Vm::from(reservation))),
+        Err(Failure::Rejected(status)) if status.code() == Code::NotFound => Ok(String::new()),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Describes a resource without recorded decisions by its state, its alarms, and the commands that

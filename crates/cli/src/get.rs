@@ -81,7 +81,11 @@ pub(crate) async fn reservation(
     Ok(find_reservation(manager, target).await?.into())
 }
 
-async fn find_reservation(manager: &Connection, target: VmOrReservation) -> Result<v1::Reservation, Failure> {
+/// Requests the reservation of a VM.
+pub(crate) async fn find_reservation(
+    manager: &Connection,
+    target: VmOrReservation,
+) -> Result<v1::Reservation, Failure> {
     let target = Some(target.into());
     manager.call(manager.admin().get_reservation(v1::GetReservationRequest { target })).await
 }

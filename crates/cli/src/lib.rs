@@ -104,6 +104,7 @@ async fn dispatch_to_manager(
         C::WaitReady(args) => scheduler::wait_ready(args.target, manager, format).await,
         C::Commit(args) => scheduler::commit(args.target, manager, format).await,
         C::Release(args) => scheduler::release(args, manager, format).await,
+        C::Rehome(args) => scheduler::rehome(args, manager, format).await,
         C::Cordon(target) => admin::cordon(target, manager, format).await,
         C::Uncordon(target) => admin::uncordon(target, manager, format).await,
         C::Drain(target) => admin::drain(target, manager, format).await,
@@ -117,6 +118,6 @@ async fn dispatch_to_manager(
         C::ImportModel(args) => models::import(args, manager, format).await,
         C::ExportModel(args) => models::export(args, manager).await,
         C::Telemetry(command) => telemetry::run(command, manager, format).await,
-        C::Top => top::run(manager).await,
+        C::Top => top::run(manager, format).await,
     }
 }

@@ -4,15 +4,19 @@
 use std::{io::Write as _, path::PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use evaluate::{LABEL_COLUMNS, Workloads};
-use prediction::sensitivity::{Workload, measured_counters};
+use evaluate::{LABEL_COLUMNS, RUN_COLUMNS, Runs, Workloads};
+use prediction::{
+    qos::LabelledRun,
+    sensitivity::{Workload, measured_counters, measured_value},
+};
 use proto::v1;
 use serde::Serialize;
-use units::limits::MODEL_BYTES_MAX;
+use units::limits::{MODEL_BYTES_MAX, WORKLOAD_LABELS_MAX};
 
 use crate::{
     Connection, Failure, Format, open, print,
     table::{self, Column, Row, col, format_timestamp, percent, wide},
+    view::enum_name,
 };
 
 /// Quantity that a model predicts.
@@ -22,6 +26,8 @@ pub enum Kind {
     Frigid,
     /// Latency sensitivity: workloads that pool memory slows down
     Sensitivity,
+    /// Loss: how much pool memory slows a running VM down
+    Loss,
 }
 
 /// Kind of model to train.
@@ -32,9 +38,36 @@ pub enum Train {
     #[command(after_help = METRICS_HELP)]
     Frigid,
     /// Train a model of latency sensitivity on labelled workloads; without --labels, on synthetic
-    /// workloads
+    /// workloads. Slowdowns measured by moves of VMs from the pool to local memory are added
     #[command(after_help = LABEL_COLUMNS)]
-    Sensitivity(Workloads),
+    Sensitivity {
+        /// Training data.
+        #[command(flatten)]
+        workloads: Workloads,
+        /// Use of measured moves.
+        #[command(flatten)]
+        moves: Moves,
+    },
+    /// Train a model of the loss of running VMs on labelled runs with pool memory; without --labels, on
+    /// synthetic runs. Slowdowns measured by moves of VMs to local memory are added. The monitor of running
+    /// VMs then uses the processor counters
+    #[command(after_help = RUN_COLUMNS)]
+    Loss {
+        /// Training data.
+        #[command(flatten)]
+        runs: Runs,
+        /// Use of measured moves.
+        #[command(flatten)]
+        moves: Moves,
+    },
+}
+
+/// Use of measured moves as training data.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Moves {
+    /// Do not use the slowdowns that were measured by moves of VMs to local memory
+    #[arg(long)]
+    pub without_moves: bool,
 }
 
 /// Help on the printed metrics of models.
@@ -44,6 +77,8 @@ Metrics of a frigid-memory model come from a backtest. Each VM is predicted by a
   ACTUAL RATE    measured fraction of overpredicted VMs
   FRIGID         fraction of the VMs' memory that was predicted to stay untouched
   VMS            number of VMs in the backtest
+Metrics of a loss model are the fractions of slowed-down runs and of other runs that it flags. Each run is estimated without the same
+program, and runs with local and pool memory also without the pool loads and the latency, which agents cannot measure for such VMs.
 Metrics of a sensitivity model are the fractions of labelled workloads placed entirely on the pool, and their error rates.
 The comparison with the serving model uses only VMs that started after the serving model was created.";
 
@@ -107,11 +142,15 @@ pub enum ModelFileFormat {
 
 /// Trains a model and prints its metrics. The model does not serve before its promotion.
 pub(crate) async fn train(command: Train, manager: &Connection, format: Format) -> Result<(), Failure> {
-    let (kind, labels) = match command {
-        Train::Frigid => (Kind::Frigid, None),
-        Train::Sensitivity(workloads) => (Kind::Sensitivity, Some(read_labels(&workloads, format)?)),
+    let (kind, labels, without_measured_moves) = match command {
+        Train::Frigid => (Kind::Frigid, None, false),
+        Train::Sensitivity { workloads, moves } => {
+            (Kind::Sensitivity, Some(read_labels(&workloads, format)?), moves.without_moves)
+        }
+        Train::Loss { runs, moves } => (Kind::Loss, Some(read_runs(&runs, format)?), moves.without_moves),
     };
-    let request = v1::TrainModelRequest { kind: v1::ModelKind::from(kind).into(), labels };
+    let kind = v1::ModelKind::from(kind).into();
+    let request = v1::TrainModelRequest { kind, labels, without_measured_moves };
     print_created(
         manager.call_with_timeout(manager.wait_timeout(), manager.models().train_model(request)).await?,
         format,
@@ -122,6 +161,11 @@ pub(crate) async fn train(command: Train, manager: &Connection, format: Format) 
 pub(crate) async fn import(args: Import, manager: &Connection, format: Format) -> Result<(), Failure> {
     let content = open::bytes(&args.file, MODEL_BYTES_MAX)?;
     let needs_labels = args.kind == Kind::Sensitivity && args.format != ModelFileFormat::Tarn;
+    if let Some(labels) = args.workloads.labels.as_ref().filter(|_| !needs_labels) {
+        let rule = "is permitted only for a sensitivity model of another tool";
+        let value = labels.display().to_string();
+        return Err(Failure::InvalidValue { field: "--labels", value, rule: rule.into() });
+    }
     let labels = needs_labels.then(|| read_labels(&args.workloads, format)).transpose()?;
     let request = v1::ImportModelRequest {
         kind: v1::ModelKind::from(args.kind).into(),
@@ -162,7 +206,7 @@ pub(crate) async fn roll_back(args: Rollback, manager: &Connection, format: Form
     let serves = manager.call(manager.models().rollback_model(request)).await?.model.map(Model::from);
     print::value(format, &serves, |_| match &serves {
         Some(model) => model.to_text(),
-        None => format!("no {} model serves: {}\n", args.kind.name(), args.kind.placement_without_model()),
+        None => format!("no {} model serves: {}\n", args.kind.name(), args.kind.without_model()),
     })
 }
 
@@ -184,27 +228,49 @@ pub(crate) async fn export(args: Export, manager: &Connection) -> Result<(), Fai
 }
 
 fn read_labels(workloads: &Workloads, format: Format) -> Result<v1::Labels, Failure> {
-    let labelled = |workload: Workload| v1::LabelledWorkload {
-        program: workload.program,
-        counters: measured_counters(&workload.counters)
-            .map(|(name, counter)| (name.to_owned(), counter))
-            .collect(),
-        slowdown: workload.slowdown,
+    let read: Vec<_> = workloads.read(format)?.into_iter().map(labelled_workload).collect();
+    check_label_count(read.len())?;
+    Ok(v1::Labels { workloads: read, pdm: workloads.pdm.get(), modelled: workloads.are_modelled() })
+}
+
+fn read_runs(runs: &Runs, format: Format) -> Result<v1::Labels, Failure> {
+    let labelled = |LabelledRun { workload, pool_loads, latency_ratio, .. }| v1::LabelledWorkload {
+        pool_load_share: measured_value(pool_loads),
+        latency_ratio: measured_value(latency_ratio),
+        ..labelled_workload(workload)
     };
-    let read = workloads.read(format)?;
-    let pdm = workloads.pdm.get();
-    let modelled = workloads.are_modelled();
-    Ok(v1::Labels { workloads: read.into_iter().map(labelled).collect(), pdm, modelled })
+    let read: Vec<_> = runs.read(format)?.into_iter().map(labelled).collect();
+    check_label_count(read.len())?;
+    Ok(v1::Labels { workloads: read, pdm: runs.pdm.get(), modelled: runs.are_modelled() })
+}
+
+fn check_label_count(count: usize) -> Result<(), Failure> {
+    if count <= WORKLOAD_LABELS_MAX {
+        return Ok(());
+    }
+    let rule = format!("must be at most {WORKLOAD_LABELS_MAX}").into();
+    Err(Failure::InvalidValue { field: "--labels", value: format!("{count} rows"), rule })
+}
+
+fn labelled_workload(workload: Workload) -> v1::LabelledWorkload {
+    let counters = measured_counters(&workload.counters).map(|(name, counter)| (name.to_owned(), counter));
+    v1::LabelledWorkload {
+        counters: counters.collect(),
+        program: workload.program,
+        slowdown: workload.slowdown,
+        ..Default::default()
+    }
 }
 
 impl Kind {
-    /// Describes how the manager places VMs while no model of this kind serves.
-    const fn placement_without_model(self) -> &'static str {
+    /// Describes what the manager does while no model of this kind serves.
+    const fn without_model(self) -> &'static str {
         match self {
             Self::Frigid => {
                 "plans place a fixed fraction of each VM's memory on the pool ([policy] pool_share)"
             }
             Self::Sensitivity => "no VM is placed entirely on the pool",
+            Self::Loss => "running VMs are judged by the accesses to their pool memory alone",
         }
     }
 
@@ -212,6 +278,7 @@ impl Kind {
         match self {
             Self::Frigid => "frigid",
             Self::Sensitivity => "sensitivity",
+            Self::Loss => "loss",
         }
     }
 }
@@ -221,6 +288,7 @@ impl From<Kind> for v1::ModelKind {
         match kind {
             Kind::Frigid => Self::Frigid,
             Kind::Sensitivity => Self::Sensitivity,
+            Kind::Loss => Self::Loss,
         }
     }
 }
@@ -238,7 +306,7 @@ impl From<ModelFileFormat> for v1::ModelFormat {
 /// Model as printed by `tarn get models`, with its metrics.
 #[derive(Clone, Debug, Serialize)]
 struct Model {
-    kind: &'static str,
+    kind: String,
     version: u32,
     serving: bool,
     trained_by: String,
@@ -247,8 +315,19 @@ struct Model {
     window_unix_ms: Option<(u64, u64)>,
     bytes: u64,
     modelled: bool,
+    measured_moves: u64,
+    pdm: Option<f64>,
     metrics: Vec<Metric>,
+    loss_accuracy: Option<LossAccuracy>,
     comparison: Option<Comparison>,
+}
+
+/// Accuracy of a model of the loss on its training data.
+#[derive(Clone, Debug, Serialize)]
+struct LossAccuracy {
+    runs: u32,
+    flagged_harmed: f64,
+    flagged_unharmed: f64,
 }
 
 /// Metrics of a model at one target error rate.
@@ -272,7 +351,6 @@ struct Comparison {
 
 impl From<v1::Model> for Model {
     fn from(m: v1::Model) -> Self {
-        let kind = if m.kind() == v1::ModelKind::Sensitivity { Kind::Sensitivity } else { Kind::Frigid };
         let metric = |m: v1::Metric| Metric {
             target_rate: m.target_rate,
             actual_rate: m.actual_rate,
@@ -280,7 +358,7 @@ impl From<v1::Model> for Model {
             samples: m.samples,
         };
         Self {
-            kind: kind.name(),
+            kind: enum_name(m.kind, "MODEL_KIND_", v1::ModelKind::as_str_name),
             version: m.version,
             serving: m.serving,
             trained_by: m.trained_by,
@@ -289,7 +367,14 @@ impl From<v1::Model> for Model {
             window_unix_ms: m.window_start_unix_ms.zip(m.window_end_unix_ms),
             bytes: m.bytes,
             modelled: m.modelled,
+            measured_moves: m.measured_moves,
+            pdm: m.pdm,
             metrics: m.metrics.into_iter().map(metric).collect(),
+            loss_accuracy: m.loss_accuracy.map(|accuracy| LossAccuracy {
+                runs: accuracy.runs,
+                flagged_harmed: accuracy.flagged_harmed,
+                flagged_unharmed: accuracy.flagged_unharmed,
+            }),
             comparison: m.comparison.map(|c| Comparison {
                 version: c.version,
                 vms: c.vms,
@@ -305,7 +390,11 @@ impl Model {
     /// Formats the model, its metrics and the comparison as text.
     fn to_text(&self) -> String {
         let of_vms = self.kind == Kind::Frigid.name();
-        let metrics = if of_vms { table::rows(&self.metrics, false) } else { self.threshold_lines() };
+        let metrics = match &self.loss_accuracy {
+            Some(accuracy) => accuracy.to_text(),
+            None if of_vms => table::rows(&self.metrics, false),
+            None => self.threshold_lines(),
+        };
         let compared = self.comparison.as_ref().map(|c| {
             let newer = format!("{}/{} {}", self.kind, self.version, percent(c.share));
             let serving = format!("{}/{} {}", self.kind, c.version, percent(c.share_of_serving));
@@ -325,10 +414,11 @@ impl Model {
     /// Explains why there is no comparison, so that a missing comparison is not mistaken for a good
     /// result. Returns an empty string for the serving model.
     fn missing_comparison_note(&self) -> String {
-        let reason = match self.kind {
+        let reason = match self.kind.as_str() {
             _ if self.serving => return String::new(),
             "frigid" => "no model serves, or too few VMs have started since it was created",
-            _ => "sensitivity models are compared by their thresholds",
+            "loss" => "compare the fractions of flagged runs of both models",
+            _ => "compare the results of both models at the same error rate",
         };
         format!("\nnot compared with the serving model: {reason}\n")
     }
@@ -351,12 +441,25 @@ impl Model {
     }
 }
 
+impl LossAccuracy {
+    fn to_text(&self) -> String {
+        format!(
+            "of {} runs, {} of the slowed-down ones and {} of the others are flagged\n",
+            self.runs,
+            percent(self.flagged_harmed),
+            percent(self.flagged_unharmed)
+        )
+    }
+}
+
 impl Row for Model {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("KIND", |m| m.kind.to_owned()),
+        col("KIND", |m| m.kind.clone()),
         col("VERSION", |m| m.version.to_string()),
         col("SERVING", |m| if m.serving { "yes".to_owned() } else { "-".to_owned() }),
         col("TRAINED BY", |m| m.trained_by.clone() + if m.modelled { " (synthetic workloads)" } else { "" }),
+        col("PDM", |m| m.pdm.map_or_else(|| "-".to_owned(), percent)),
+        wide("MEASURED MOVES", |m| m.measured_moves.to_string()),
         col("CREATED", |m| format_timestamp(m.created_unix_ms)),
         col("ROWS", |m| m.rows.to_string()),
         col("DATA FROM", |m| {

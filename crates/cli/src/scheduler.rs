@@ -7,11 +7,15 @@ use std::{
 };
 
 use proto::v1;
-use units::{RequestId, limits::RESPONSE_TIMEOUT_SLACK};
+use tonic::Status;
+use units::{
+    RequestId,
+    limits::{REHOME_POLL_INTERVAL, RESPONSE_TIMEOUT_SLACK},
+};
 
 use crate::{
     Connection, Failure, Format,
-    args::{Migration, PlanVm, Release, Reserve, Resolution, VmOrReservation},
+    args::{Migration, PlanVm, Rehome, Release, Reserve, Resolution, VmOrReservation},
     print, table, view,
 };
 
@@ -125,6 +129,49 @@ pub(crate) async fn release(args: Release, manager: &Connection, format: Format)
         warn_process_running(&released)?;
     }
     print_reservation(format, released)
+}
+
+/// Moves the pool memory of a VM to local memory.
+pub(crate) async fn rehome(args: Rehome, manager: &Connection, format: Format) -> Result<(), Failure> {
+    let request = v1::RehomeVmRequest { target: Some(args.target.into()), cancel: args.cancel };
+    let mut reservation = manager.call(manager.scheduler().rehome_vm(request)).await?;
+    let state = reservation.rehome.as_ref().map(v1::Rehome::state);
+    if args.cancel && state != Some(v1::RehomeState::Cancelling) {
+        print::note(format, &format!("no move of vm {} is in progress", reservation.vm));
+    } else if !args.wait {
+        let action = if args.cancel { "is being cancelled" } else { "is in progress" };
+        let vm = &reservation.vm;
+        print::note(format, &format!("the move {action}; to see the result, run `tarn describe vm {vm}`"));
+    }
+    if args.wait {
+        let wait = wait_for_rehome(&mut reservation, manager);
+        let timeout = manager.wait_timeout();
+        let late = |_| Err(Status::deadline_exceeded("the memory is still being moved").into());
+        tokio::time::timeout(timeout, wait).await.unwrap_or_else(late)?;
+    }
+    print_reservation(format, reservation)
+}
+
+/// Polls a reservation until the move of its VM's memory has ended.
+async fn wait_for_rehome(reservation: &mut v1::Reservation, manager: &Connection) -> Result<(), Failure> {
+    let reference = v1::ReservationRef { reservation: reservation.reservation.clone(), vm: String::new() };
+    let target = Some(reference);
+    loop {
+        let rehome = reservation.rehome.clone().unwrap_or_default();
+        match rehome.state() {
+            v1::RehomeState::Done => return Ok(()),
+            v1::RehomeState::Copying | v1::RehomeState::Cancelling
+                if reservation.state() != v1::ReservationState::Released => {}
+            _ => {
+                let reason = if rehome.reason.is_empty() { "the VM has ended".into() } else { rehome.reason };
+                return Err(Status::aborted(format!("the memory was not moved: {reason}")).into());
+            }
+        }
+        tokio::time::sleep(REHOME_POLL_INTERVAL.as_duration()).await;
+        // A running VM is ready, so the reply is immediate.
+        let request = v1::WaitReadyRequest { target: target.clone(), timeout_ms: 0 };
+        *reservation = manager.call(manager.scheduler().wait_ready(request)).await?;
+    }
 }
 
 /// Prints a warning that the process of a released VM still runs.

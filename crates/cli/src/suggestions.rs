@@ -87,6 +87,7 @@ impl Names {
             C::Fence(args) => Self::host(&args.host),
             C::WaitReady(args) | C::Commit(args) => Self::vm(&args.target),
             C::Release(args) => Self::vm(&args.target),
+            C::Rehome(args) => Self::vm(&args.target),
             C::Cordon(CordonTarget::Host(args)) | C::Drain(CordonTarget::Host(args)) => {
                 Self::host(&args.name)
             }

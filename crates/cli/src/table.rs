@@ -4,7 +4,7 @@ use cli_runtime::table::SizeUnit;
 pub(crate) use cli_runtime::table::{Column, Row, col, details, format_timestamp, percent, rows, size, wide};
 
 use crate::view::{
-    Alarm, Decision, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Reservation, Slice,
+    Alarm, Decision, Emc, Host, HostCapacity, HostFit, Migration, Plan, Rack, Rehome, Reservation, Slice,
     SliceDetail, TargetResult, ValidationResult, Vm,
 };
 
@@ -102,12 +102,20 @@ impl Row for Reservation {
         wide("PINNED", |r| yes_or_no(r.pinned)),
         wide("UID", |r| r.uid.map_or_else(|| "-".to_owned(), |uid| uid.to_string())),
         wide("PROCESS", |r| if r.process_running { "running" } else { "-" }.to_owned()),
+        wide("REHOME", |r| r.rehome.as_ref().map_or_else(|| "-".to_owned(), format_rehome)),
         wide("SLICES", |r| format_ranges(&r.slices)),
         wide("CREATED", |r| format_timestamp(r.created_unix_ms)),
         wide("COMMIT BY", |r| timestamp_or_dash(r.commit_deadline_unix_ms)),
         wide("REQUEST ID", |r| r.request_id.clone()),
         wide("REASON", |r| text_or_dash(r.reason.as_ref())),
     ];
+}
+
+fn format_rehome(rehome: &Rehome) -> String {
+    rehome
+        .reason
+        .as_ref()
+        .map_or_else(|| rehome.state.clone(), |reason| format!("{}: {reason}", rehome.state))
 }
 
 /// Returns the state of a reservation. Appends "running" to a released reservation if the VM's
@@ -216,6 +224,7 @@ impl Row for Migration {
         wide("RESOLUTION REASON", |m| text_or_dash(m.answer.as_ref())),
         wide("RESERVATION", |m| m.reservation.clone()),
         wide("NEEDED LOCAL", |m| optional(m.slowdown.as_ref(), |s| size(s.needed_local_bytes))),
+        wide("REHOME", |m| optional(m.slowdown.as_ref(), |s| yes_or_no(s.can_rehome))),
         wide("HOSTS", |m| join_or_dash(m.slowdown.as_ref().map_or(&[], |s| s.hosts.as_slice()))),
     ];
 }
@@ -232,7 +241,12 @@ impl Row for Vm {
         col("REASON", |v| text_or_dash(v.reason.as_ref())),
         wide("SAMPLED", |v| optional(v.sampled_unix_ms, format_timestamp)),
         wide("COUNTERS", |v| text_or_dash(v.counter_source.as_ref())),
+        wide("MODEL", |v| text_or_dash(v.loss_model.as_ref())),
+        wide("STEAL", |v| optional(v.steal_share, percent)),
+        wide("MEMORY STALLED", |v| optional(v.memory_stalled_some, percent)),
+        wide("MAJOR FAULTS/S", |v| optional(v.major_faults_per_s, |rate| format!("{rate:.0}"))),
         wide("ACCESS PROBLEM", |v| text_or_dash(v.access_problem.as_ref())),
+        wide("COUNTER PROBLEM", |v| text_or_dash(v.counter_problem.as_ref())),
         wide("RESERVATION", |v| v.reservation.clone()),
     ];
 }
@@ -244,6 +258,40 @@ fn optional<T>(value: Option<T>, format: impl FnOnce(T) -> String) -> String {
 impl Row for TargetResult {
     const COLUMNS: &'static [Column<Self>] =
         &[col("REVISION", |d| d.revision.to_string()), col("WAITING FOR", |d| join_or_dash(&d.waiting_for))];
+}
+
+/// Explains the verdict by its reason and the evidence. Returns an empty string if the VM was not
+/// sampled.
+pub(crate) fn format_verdict(vm: &Vm) -> String {
+    let (Some(reason), Some(sampled)) = (&vm.reason, vm.sampled_unix_ms) else {
+        return String::new();
+    };
+    let mut evidence = Vec::new();
+    if let Some(loss) = vm.loss {
+        let model = vm.loss_model.as_deref().unwrap_or("an unknown model");
+        evidence.push(format!(
+            "slowdown: {}, estimated by {model} from {} samples",
+            percent(loss),
+            vm.samples
+        ));
+    }
+    match (vm.accessed_share, vm.accessed_share_low, vm.accessed_share_high) {
+        (Some(share), Some(low), Some(high)) => evidence.push(format!(
+            "accessed: {} of the pool memory ({} to {}), source {}",
+            percent(share),
+            percent(low),
+            percent(high),
+            vm.access_source.as_deref().unwrap_or("unknown"),
+        )),
+        _ => evidence.extend(vm.access_problem.iter().map(|why| format!("accesses are unknown: {why}"))),
+    }
+    evidence.extend(vm.counter_problem.iter().map(|why| format!("counters are unknown: {why}")));
+    for (name, share) in [("steal", vm.steal_share), ("stalled on memory", vm.memory_stalled_some)] {
+        evidence.extend(share.map(|share| format!("{name}: {} of the time", percent(share))));
+    }
+    evidence.extend(vm.major_faults_per_s.map(|rate| format!("major page faults: {rate:.1} per second")));
+    let evidence: String = evidence.iter().map(|line| format!("  {line}\n")).collect();
+    format!("{}  verdict {}: {reason}\n{evidence}", format_timestamp(sampled), vm.verdict)
 }
 
 /// Formats a recorded decision, with its inputs and alternatives on separate lines.

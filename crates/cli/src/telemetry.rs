@@ -1,5 +1,5 @@
-//! `tarn telemetry`: imports outcomes of VMs into the manager, and exports outcomes as CSV for
-//! external training.
+//! `tarn telemetry`: imports outcomes of VMs into the manager, and exports outcomes and measured moves as
+//! CSV for training elsewhere.
 
 use std::{
     fs,
@@ -15,6 +15,8 @@ use prediction::{
         backtest::{self, VmSample},
         feature_names,
     },
+    qos::{LATENCY_RATIO_NAME, POOL_LOADS_NAME},
+    sensitivity::COUNTER_NAMES,
     table,
 };
 use proto::v1;
@@ -32,7 +34,8 @@ pub enum Telemetry {
     /// Import outcomes of ended VMs from a table; VMs already stored are skipped
     #[command(after_help = evaluate::custom_columns_help())]
     Import(Import),
-    /// Export all outcomes as CSV to stdout, with the columns of `import --format csv`
+    /// Export all outcomes as CSV to stdout, with the columns of `import --format csv`; with --moves, the
+    /// slowdowns measured by moves to local memory
     Export(Export),
 }
 
@@ -57,6 +60,10 @@ pub struct Export {
     /// label `untouched`, the untouched fraction of its memory. Unknown values are empty
     #[arg(long)]
     features: bool,
+    /// Export the slowdowns measured by moves of VMs to local memory instead, with the columns of `tarn train
+    /// loss --labels` of another rack. This rack's `tarn train` uses them without an export
+    #[arg(long, conflicts_with = "features")]
+    moves: bool,
 }
 
 /// Number of rows of an imported table by import result.
@@ -72,6 +79,7 @@ struct ImportResult {
 pub(crate) async fn run(command: Telemetry, manager: &Connection, format: Format) -> Result<(), Failure> {
     match command {
         Telemetry::Import(args) => import(args, manager, format).await,
+        Telemetry::Export(Export { moves: true, .. }) => export_moves(manager).await,
         Telemetry::Export(args) => export(&args, manager).await,
     }
 }
@@ -151,6 +159,31 @@ async fn export(args: &Export, manager: &Connection) -> Result<(), Failure> {
         after = page.next_after.filter(|next| *next > from);
     }
     if args.features { print_features(&samples) } else { print_outcomes(&samples) }
+}
+
+/// Prints the measured moves as CSV, with the columns of `tarn train loss --labels`.
+async fn export_moves(manager: &Connection) -> Result<(), Failure> {
+    let header =
+        ["program", "slowdown", POOL_LOADS_NAME, LATENCY_RATIO_NAME].into_iter().chain(COUNTER_NAMES);
+    print::out(&(header.collect::<Vec<_>>().join(",") + "\n"))?;
+    let mut after = Some(0);
+    while let Some(from) = after {
+        let request = v1::ListMeasuredMovesRequest { after: from, limit: 0 };
+        let page = manager.call(manager.models().list_measured_moves(request)).await?;
+        for run in page.moves.into_iter().filter_map(|moved| moved.run) {
+            let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
+            let first = [
+                quote_csv(&run.program),
+                run.slowdown.to_string(),
+                number(run.pool_load_share),
+                number(run.latency_ratio),
+            ];
+            let counters = COUNTER_NAMES.iter().map(|name| number(run.counters.get(*name).copied()));
+            print::out(&(first.into_iter().chain(counters).collect::<Vec<_>>().join(",") + "\n"))?;
+        }
+        after = page.next_after.filter(|next| *next > from);
+    }
+    Ok(())
 }
 
 fn to_sample(o: v1::Outcome) -> VmSample {

@@ -7,19 +7,29 @@ use std::{
     io::{self, IsTerminal as _},
     ops::ControlFlow,
     thread,
+    time::Duration,
 };
 
 use proto::v1;
-use ratatui::crossterm::event::{self, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::{
+    event::{self, KeyCode, KeyEvent, KeyEventKind, KeyModifiers},
+    terminal::disable_raw_mode,
+};
 use tokio::{
+    signal::unix::{SignalKind, signal},
     sync::mpsc,
     time::{self, Interval, MissedTickBehavior},
 };
 use tonic::Streaming;
 use units::limits::{TOP_EVENTS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
 
-use crate::{Connection, Failure, lists, view};
+use crate::{Connection, Failure, Format, lists, view};
 use screen::{Selection, Snapshot};
+
+/// Time limit for restoring the terminal after a signal.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Exit code after a signal, without the number of the signal, as in a shell.
+const SIGNAL_EXIT_CODE_BASE: i32 = 128;
 
 /// Update of the view. Background tasks send all updates through one queue, so that an unresponsive
 /// manager does not delay key presses.
@@ -33,8 +43,13 @@ enum Update {
     TerminalLost(Failure),
 }
 
-/// Shows the rack until the user quits.
-pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
+/// Shows the rack until the user quits or a signal ends the process.
+pub(crate) async fn run(manager: &Connection, format: Format) -> Result<(), Failure> {
+    if matches!(format, Format::Json | Format::Yaml) {
+        let value = if format == Format::Json { "json" } else { "yaml" }.to_owned();
+        let rule = "`tarn top` is interactive; use `tarn get rack` or `tarn watch` instead".into();
+        return Err(Failure::InvalidValue { field: "--output", value, rule });
+    }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Failure::InvalidValue {
             field: "stdin and stdout",
@@ -46,6 +61,7 @@ pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
     let (sender, updates) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
     tokio::spawn(poll_rack(manager.clone(), sender.clone()));
     tokio::spawn(watch_capacity(manager.clone(), sender.clone()));
+    end_on_signals().map_err(Failure::Output)?;
     let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
     // Reading a key blocks, so it needs a thread. The thread ends with the process.
     thread::spawn(move || while sender.blocking_send(next_key_press()).is_ok() {});
@@ -55,6 +71,32 @@ pub(crate) async fn run(manager: &Connection) -> Result<(), Failure> {
     let done = run_view(first, updates, draw).await;
     ratatui::restore();
     done
+}
+
+/// Restores the terminal and ends the process after a termination signal. Without a handler, the process
+/// would end without restoring the terminal. The handlers are separate tasks, because drawing blocks while
+/// the terminal is stopped.
+fn end_on_signals() -> io::Result<()> {
+    let signals = [(SignalKind::interrupt(), 2), (SignalKind::terminate(), 15), (SignalKind::hangup(), 1)];
+    for (kind, number) in signals {
+        let mut received = signal(kind)?;
+        tokio::spawn(async move {
+            received.recv().await;
+            // This does not write to the terminal, which may be stopped.
+            let _ = disable_raw_mode();
+            let _ = time::timeout(RESTORE_TIMEOUT, tokio::task::spawn_blocking(ratatui::restore)).await;
+            exit_after_signal(number);
+        });
+    }
+    Ok(())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a stopped terminal may block the task that would return from main"
+)]
+fn exit_after_signal(number: i32) -> ! {
+    std::process::exit(SIGNAL_EXIT_CODE_BASE + number)
 }
 
 /// Redraws after every update until the user quits.
@@ -141,9 +183,25 @@ async fn load_snapshot(manager: &Connection) -> Result<Snapshot, Failure> {
         hosts: lists::hosts(manager).await?.into_iter().map(view::Host::from).collect(),
         emcs: lists::emcs(manager).await?.into_iter().map(view::Emc::from).collect(),
         slices: lists::slices(manager, 0, u32::MAX).await?.into_iter().map(view::Slice::from).collect(),
+        suspects: find_suspects(lists::reservations(manager, false).await?),
         free: view::Capacity::default(),
         error: None,
     })
+}
+
+/// Returns the VMs with the verdict watch or migrate, the latter first. VMs with the same verdict are
+/// ordered by their slowdown, and by their accesses to the pool memory.
+fn find_suspects(reservations: Vec<v1::Reservation>) -> Vec<view::Vm> {
+    let suspects = reservations.into_iter().map(view::Vm::from);
+    let mut suspects: Vec<_> =
+        suspects.filter(|vm| matches!(vm.verdict.as_str(), "watch" | "migrate")).collect();
+    let harm = |vm: &view::Vm| [vm.loss, vm.accessed_share].map(|share| share.unwrap_or(0.0));
+    suspects.sort_by(|one, other| {
+        let ([loss, accessed], [other_loss, other_accessed]) = (harm(one), harm(other));
+        let by_verdict = one.verdict.cmp(&other.verdict);
+        by_verdict.then(other_loss.total_cmp(&loss)).then(other_accessed.total_cmp(&accessed))
+    });
+    suspects
 }
 
 fn handle_key(key: KeyEvent, snapshot: &Snapshot, selection: &mut Selection) -> ControlFlow<()> {
@@ -172,6 +230,24 @@ mod tests {
         }
         assert!(press(KeyCode::Char('q')).is_break() && press(KeyCode::Esc).is_break());
         assert_eq!((selection.host, selection.emc), (1, 1), "the last of two hosts and of two EMCs");
+    }
+
+    #[test]
+    fn most_harmed_suspects_come_first() {
+        let vm = |vm: &str, verdict, loss, accessed_share| {
+            let monitoring = v1::Monitoring { verdict, loss, accessed_share, ..Default::default() };
+            v1::Reservation { vm: vm.into(), monitoring: Some(monitoring), ..Default::default() }
+        };
+        let suspects = find_suspects(vec![
+            vm("fine", 1, Some(0.9), None),
+            vm("watch", 2, Some(0.5), None),
+            vm("accesses", 3, None, Some(0.9)),
+            vm("slow", 3, Some(0.1), Some(0.1)),
+            vm("slower", 3, Some(0.2), None),
+            v1::Reservation { vm: "unsampled".into(), ..Default::default() },
+        ]);
+        let names: Vec<_> = suspects.iter().map(|vm| vm.vm.as_str()).collect();
+        assert_eq!(names, ["slower", "slow", "accesses", "watch"]);
     }
 
     #[tokio::test]

@@ -55,6 +55,17 @@ pub(crate) struct Reservation {
     pub(crate) created_unix_ms: u64,
     pub(crate) commit_deadline_unix_ms: Option<u64>,
     pub(crate) reason: Option<String>,
+    pub(crate) rehome: Option<Rehome>,
+}
+
+/// Move of a VM's pool memory to local memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Rehome {
+    /// "copying", "done" or "failed".
+    pub(crate) state: String,
+    pub(crate) attempt: u32,
+    pub(crate) reason: Option<String>,
+    pub(crate) bytes: u64,
 }
 
 /// Result of `tarn reserve --validate-only`.
@@ -229,6 +240,7 @@ pub(crate) struct Slowdown {
     pub(crate) samples: u32,
     pub(crate) needed_local_bytes: u64,
     pub(crate) hosts: Vec<String>,
+    pub(crate) can_rehome: bool,
 }
 
 /// VM with pool memory as printed by `tarn get vms`.
@@ -239,7 +251,7 @@ pub(crate) struct Vm {
     pub(crate) reservation: String,
     pub(crate) local_bytes: u64,
     pub(crate) pool_bytes: u64,
-    /// "fine", "watch", "migrate", or "unknown" if the VM was not sampled.
+    /// "fine", "watch", "migrate", or "unknown" if the VM was not sampled or not observed.
     pub(crate) verdict: String,
     pub(crate) reason: Option<String>,
     pub(crate) loss: Option<f64>,
@@ -249,6 +261,13 @@ pub(crate) struct Vm {
     pub(crate) access_source: Option<String>,
     pub(crate) access_problem: Option<String>,
     pub(crate) counter_source: Option<String>,
+    pub(crate) counter_problem: Option<String>,
+    pub(crate) loss_model: Option<String>,
+    pub(crate) samples: u32,
+    pub(crate) steal_share: Option<f64>,
+    pub(crate) memory_stalled_some: Option<f64>,
+    pub(crate) memory_stalled_full: Option<f64>,
+    pub(crate) major_faults_per_s: Option<f64>,
     pub(crate) sampled_unix_ms: Option<u64>,
 }
 
@@ -294,7 +313,11 @@ fn non_empty(text: String) -> Option<String> {
 
 /// Returns the name of an enum value in lower case and without its prefix, such as "free" for
 /// `SLICE_STATE_FREE`. Returns `number-N` for an unknown value N, which a newer manager may send.
-fn enum_name<E: TryFrom<i32>>(number: i32, prefix: &str, name: impl Fn(&E) -> &'static str) -> String {
+pub(crate) fn enum_name<E: TryFrom<i32>>(
+    number: i32,
+    prefix: &str,
+    name: impl Fn(&E) -> &'static str,
+) -> String {
     match E::try_from(number) {
         Ok(known) => name(&known).trim_start_matches(prefix).to_lowercase(),
         Err(_) => format!("number-{number}"),
@@ -354,6 +377,18 @@ impl From<v1::Reservation> for Reservation {
             created_unix_ms: r.created_unix_ms,
             commit_deadline_unix_ms: r.commit_deadline_unix_ms,
             reason: r.reason,
+            rehome: r.rehome.map(Rehome::from),
+        }
+    }
+}
+
+impl From<v1::Rehome> for Rehome {
+    fn from(r: v1::Rehome) -> Self {
+        Self {
+            state: enum_name(r.state, "REHOME_STATE_", v1::RehomeState::as_str_name),
+            attempt: r.attempt,
+            reason: non_empty(r.reason),
+            bytes: r.bytes,
         }
     }
 }
@@ -501,8 +536,8 @@ impl From<v1::Migration> for Migration {
 
 impl From<v1::Slowdown> for Slowdown {
     fn from(s: v1::Slowdown) -> Self {
-        let v1::Slowdown { loss, severity, samples, needed_local_bytes, hosts } = s;
-        Self { loss, severity, samples, needed_local_bytes, hosts }
+        let v1::Slowdown { loss, severity, samples, needed_local_bytes, hosts, can_rehome } = s;
+        Self { loss, severity, samples, needed_local_bytes, hosts, can_rehome }
     }
 }
 
@@ -519,7 +554,7 @@ impl From<v1::Reservation> for Vm {
             reservation: r.reservation,
             local_bytes: r.local_bytes,
             pool_bytes: r.pool_bytes,
-            verdict: verdict.unwrap_or_else(|| "unknown".into()),
+            verdict: verdict.filter(|verdict| verdict != "unspecified").unwrap_or_else(|| "unknown".into()),
             reason: non_empty(m.reason),
             loss: m.loss,
             accessed_share: m.accessed_share,
@@ -528,6 +563,13 @@ impl From<v1::Reservation> for Vm {
             access_source: non_empty(m.access_source),
             access_problem: non_empty(m.access_problem),
             counter_source: non_empty(m.counter_source),
+            counter_problem: non_empty(m.counter_problem),
+            loss_model: non_empty(m.loss_model),
+            samples: m.samples,
+            steal_share: m.steal_share,
+            memory_stalled_some: m.memory_stalled_some,
+            memory_stalled_full: m.memory_stalled_full,
+            major_faults_per_s: m.major_faults_per_s,
             sampled_unix_ms: Some(m.sampled_unix_ms).filter(|at| *at > 0),
         }
     }

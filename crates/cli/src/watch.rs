@@ -120,13 +120,11 @@ fn host_line(revision: u64, host: &HostCapacity) -> String {
 }
 
 fn migration_line(m: &Migration) -> String {
+    let requested = format_timestamp(m.requested_unix_ms);
+    let answer = m.answer.iter().map(|answer| format!(": {answer}")).collect::<String>();
     format!(
-        "{}  {:<16} on {:<16} {:<9} {}\n",
-        format_timestamp(m.requested_unix_ms),
-        m.vm,
-        m.host,
-        m.state,
-        m.reason
+        "requested {requested}  {:<6} {:<8} {:<16} on {:<16} {}{answer} ({})\n",
+        m.id, m.kind, m.vm, m.host, m.state, m.reason
     )
 }
 

@@ -109,13 +109,22 @@ impl Initrd {
     ///
     /// # Errors
     /// [`HostError::Failed`] if the directory cannot be copied.
-    pub(crate) fn add_folder(&self, from: &Path, name: &str) -> Result<(), HostError> {
+    fn add_folder(&self, from: &Path, name: &str) -> Result<(), HostError> {
         run(Command::new("cp")
             .arg("--recursive")
             .arg("--dereference")
             .arg(from)
             .arg(self.prepare_path(name)?))
         .map(drop)
+    }
+
+    /// Adds QEMU with its libraries and firmware. Its program is in PATH.
+    ///
+    /// # Errors
+    /// [`HostError`] if the directory cannot be copied.
+    pub(crate) fn add_qemu(&self, artifacts: &Artifacts) -> Result<(), HostError> {
+        self.add_folder(&artifacts.qemu_folder(), "qemu")?;
+        self.add_file("bin/qemu-system-x86_64", "#!/bin/sh\nexec /qemu/qemu-system-x86_64 \"$@\"\n")
     }
 
     /// Adds a program without debug information, and the libraries that it needs. Prefers libraries

@@ -230,9 +230,7 @@ impl<'a> Host<'a> {
     /// # Errors
     /// [`HostError`] if QEMU cannot be copied.
     pub fn add_qemu(&self) -> Result<(), HostError> {
-        self.initrd.add_folder(&self.artifacts.qemu_folder(), "qemu")?;
-        let start = "#!/bin/sh\nexec /qemu/qemu-system-x86_64 \"$@\"\n";
-        self.initrd.add_file("bin/qemu-system-x86_64", start)
+        self.initrd.add_qemu(self.artifacts)
     }
 
     /// Boots the host, runs its script, and returns the console output. Passes each line of the

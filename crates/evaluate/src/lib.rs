@@ -12,11 +12,12 @@ mod symbiosis;
 
 use clap::Subcommand;
 use cli_runtime::{Failure, Format, table::percent};
+use prediction::sensitivity::PDM_MIN;
 use units::Fraction;
 
 pub use combination::Combination;
 pub use frigid::{Frigid, TableFormat};
-pub use qos::Qos;
+pub use qos::{Qos, RUN_COLUMNS, Runs};
 pub use sensitivity::{Sensitivity, Workloads};
 pub use symbiosis::Symbiosis;
 
@@ -69,7 +70,7 @@ pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
 
 /// Parses a performance degradation margin, a percentage from 0.1 to 100.
 fn parse_margin(text: &str) -> Result<Fraction, String> {
-    let margin = parse_percent(text).ok().filter(|margin| margin.get() >= 0.001);
+    let margin = parse_percent(text).ok().filter(|margin| margin.get() >= PDM_MIN);
     margin.ok_or_else(|| "must be a percentage from 0.1 to 100".to_owned())
 }
 

@@ -5,14 +5,18 @@ use std::path::PathBuf;
 
 use clap::Args;
 use cli_runtime::{
-    Failure, Format, print,
+    Failure, Format, open, print,
     table::{Column, Row, col, wide},
 };
+use prediction::{labels::read_labelled_runs, qos::LabelledRun};
 use serde::Serialize;
-use sim::qos::{Parameters, Report, simulate};
+use sim::qos::{Parameters, Report, modelled_runs, simulate};
 use units::{Fraction, limits::QOS_SIMULATED_VMS_MAX};
 
-use super::{figure, parse_margin, parse_percent, percent, sensitivity::prediction_failure};
+use super::{
+    figure, parse_margin, parse_percent, percent,
+    sensitivity::{MODELLED_NOTE, prediction_failure},
+};
 
 /// Options of `tarn evaluate qos`.
 #[derive(Clone, Debug, Args)]
@@ -34,6 +38,60 @@ pub struct Qos {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
+
+/// Labelled or modelled runs with pool memory, and the permitted slowdown.
+#[derive(Clone, Debug, Args)]
+pub struct Runs {
+    /// CSV file of labelled runs with pool memory: program, slowdown (0.1 is 10 %), pool_load_share,
+    /// latency_ratio and a column per counter [default: modelled runs]
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+    /// Permitted slowdown, in percent: the performance degradation margin
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = parse_margin)]
+    pub pdm: Fraction,
+}
+
+impl Runs {
+    /// Returns whether the runs come from a processor model.
+    pub fn are_modelled(&self) -> bool {
+        self.labels.is_none()
+    }
+
+    /// Reads the labelled runs or creates the modelled ones, and prints their number on stderr.
+    ///
+    /// # Errors
+    /// [`Failure::File`] if the file cannot be read or a row is invalid.
+    pub fn read(&self, format: Format) -> Result<Vec<LabelledRun>, Failure> {
+        let runs = match &self.labels {
+            Some(path) => open::table(path, read_labelled_runs)?,
+            None => {
+                print::note(format, MODELLED_NOTE);
+                modelled_runs(MODELLED_RUNS_SEED)
+            }
+        };
+        let slowed = runs.iter().filter(|run| run.workload.slowdown > self.pdm.get()).count();
+        let (count, pdm) = (runs.len(), percent(self.pdm.get()));
+        print::note(format, &format!("{count} runs, {slowed} of them slowed down by more than {pdm}"));
+        Ok(runs)
+    }
+}
+
+/// Seed of the modelled runs. It is fixed, so that results are reproducible.
+const MODELLED_RUNS_SEED: u64 = 1;
+
+/// Help on the columns of the labelled runs.
+pub const RUN_COLUMNS: &str = "\
+Columns of --labels, all required, in any order; a value that was not measured is empty:
+  program                    name of the program, the same for runs with different inputs; at least 10 programs
+  slowdown                   relative increase of the run time with pool memory, -0.9 to 100: 0.1 is 10 %
+  pool_load_share            fraction of the loads from memory that the pool served, 0 to 1: 1 if all memory is on the pool
+  latency_ratio              idle latency of the pool divided by the idle latency of local memory, 0.01 to 1000
+  retiring frontend_bound bad_speculation core_bound memory_bound l1_bound l2_bound l3_bound
+  dram_latency_bound dram_bandwidth_bound store_bound dram_bound
+                             fractions of pipeline slots or cycles with this pool memory, 0 to 1.2
+  ipc l1_mpki l2_mpki l3_mpki memory_level_parallelism
+                             instructions per cycle; misses per 1000 instructions; outstanding misses
+";
 
 /// Help on the printed columns.
 pub(super) const OUTPUT_HELP: &str = "\

@@ -12,10 +12,12 @@ use cli_runtime::{
     Failure, Format, open, print,
     table::{Column, Row, col, wide},
 };
-use prediction::sensitivity::{
-    DRAM_BOUND_INDEX, Workload,
-    backtest::{self, BacktestResult, EvaluationError, PlacementStats},
-    read_labels,
+use prediction::{
+    labels::read_labels,
+    sensitivity::{
+        DRAM_BOUND_INDEX, Workload,
+        backtest::{self, BacktestResult, EvaluationError, PlacementStats},
+    },
 };
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
@@ -57,7 +59,7 @@ pub struct Workloads {
     /// CSV file of labelled workloads: program, slowdown (0.1 is 10 %) and a column per counter
     /// [default: modelled workloads]
     #[arg(long, value_name = "FILE")]
-    labels: Option<PathBuf>,
+    pub labels: Option<PathBuf>,
     /// CSV file of measured loaded latencies of servers `ddr5` and `cxl`, for modelled workloads
     /// [default: synthetic latencies]
     #[arg(long, value_name = "FILE", conflicts_with = "labels")]
@@ -83,6 +85,9 @@ Columns of --labels, all required, in any order; a counter that was not measured
 Columns of --latency: server (ddr5, cxl), dst (d0), threads (16), mlc_w (0), random (0), latency_ns, bandwidth_mb_s
 Columns of --trace: key; or op (l, s), addr, insns_since_prev
 ";
+
+/// Note on modelled workloads.
+pub(super) const MODELLED_NOTE: &str = "the workloads, their counters and their slowdowns are MODELLED, not measured; use --labels for measured workloads";
 
 /// Help on the printed columns.
 const OUTPUT_HELP: &str = "\
@@ -191,10 +196,7 @@ struct ResultRow {
 
 /// Creates the modelled workloads: synthetic programs, and programs that replay the traces.
 fn create_modelled_workloads(args: &Workloads, format: Format) -> Result<Vec<Workload>, Failure> {
-    print::note(
-        format,
-        "the workloads, their counters and their slowdowns are MODELLED, not measured; use --labels for measured workloads",
-    );
+    print::note(format, MODELLED_NOTE);
     let [local, pool] = match &args.latency {
         Some(path) => {
             let server = |name: &str| open::table(path, |bytes| read_latency(bytes, name));

@@ -14,6 +14,7 @@
 //! unchanged.
 
 mod orphans;
+mod rehome;
 mod slices;
 mod vms;
 
@@ -92,6 +93,23 @@ pub struct VmRecord {
     pub slices: BTreeMap<Holding, Handle>,
     /// Path of the socket on which the process can be controlled, as reported by the process.
     pub control_socket: Option<String>,
+    /// Whether the pool memory was moved to local memory. The process then no longer uses the slices,
+    /// and `local` contains the moved memory.
+    pub is_rehomed: bool,
+}
+
+impl VmRecord {
+    /// Returns the slices that the process uses.
+    pub fn used_slices(&self) -> impl Iterator<Item = Holding> {
+        let slices = (!self.is_rehomed).then_some(&self.slices);
+        slices.into_iter().flat_map(BTreeMap::keys).copied()
+    }
+
+    /// Returns the size of the memory that the process uses.
+    pub fn total(&self) -> Bytes {
+        let pool = self.used_slices().map(|_| units::SLICE);
+        pool.chain([self.local]).sum()
+    }
 }
 
 /// Record of a VM that the agent found when it started.
@@ -175,6 +193,13 @@ pub enum Event {
         /// `Ok` if the record is durable; otherwise a description of the error.
         result: Result<(), String>,
     },
+    /// A move of pool memory to local memory, or its cancellation, has ended.
+    RehomeEnded {
+        /// ID of the VM's reservation.
+        reservation: ReservationId,
+        /// `Ok` if the process uses only local memory; otherwise the reason why it does not.
+        result: Result<(), String>,
+    },
     /// A watched process has ended; its mappings no longer exist.
     ProcessGone {
         /// ID of the VM's reservation.
@@ -244,6 +269,11 @@ pub enum Effect {
         /// Process to watch.
         process: Process,
     },
+    /// Move the pool memory of a VM to local memory, then report [`Event::RehomeEnded`]. Idempotent.
+    Rehome(ReservationId),
+    /// Cancel the move of a VM's pool memory to local memory, if one is in progress, then report
+    /// [`Event::RehomeEnded`]. If [`Effect::Rehome`] has not ended, both effects cause one event.
+    CancelRehome(ReservationId),
     /// Kill the process of the VM with this reservation.
     Kill(ReservationId),
     /// Release the local memory of a VM whose process has ended.
@@ -411,8 +441,8 @@ pub struct Agent {
     full_report_due: bool,
     /// Slices that came online since the last report.
     newly_online: BTreeSet<Holding>,
-    /// VMs whose process was recorded since the last report.
-    newly_running: BTreeSet<ReservationId>,
+    /// VMs whose process was recorded, or whose move to local memory ended, since the last report.
+    changed_vms: BTreeSet<ReservationId>,
     newest: DesiredVersion,
     fenced: bool,
     /// VMs of the latest desired state.
@@ -460,7 +490,7 @@ impl Agent {
             dirty: false,
             full_report_due: true,
             newly_online: BTreeSet::new(),
-            newly_running: BTreeSet::new(),
+            changed_vms: BTreeSet::new(),
             newest: DesiredVersion::default(),
             fenced: false,
             orders: BTreeMap::new(),
@@ -506,10 +536,12 @@ impl Agent {
             Event::OrphanClosed { place, result } => self.on_orphan_closed(&place, result),
             Event::Attach { ticket, vm, caller } => self.on_attach(ticket, &vm, caller),
             Event::Recorded { reservation, result } => self.on_recorded(reservation, result),
+            Event::RehomeEnded { reservation, result } => self.on_rehome_ended(reservation, result),
             Event::ProcessGone { reservation } => self.on_process_gone(reservation),
             Event::Tick => {}
         }
         self.retry_failed_calls();
+        self.retry_record_writes();
         self.close_orphans();
         self.drop_ended_vms();
         if self.heartbeat.is_some_and(|every| self.now >= self.reported_at.after(every)) {
@@ -539,12 +571,12 @@ impl Agent {
     fn report(&mut self) -> ObservedState {
         (self.dirty, self.reported_at) = (false, self.now);
         let newly_online = std::mem::take(&mut self.newly_online);
-        let newly_running = std::mem::take(&mut self.newly_running);
+        let changed_vms = std::mem::take(&mut self.changed_vms);
         let report = if std::mem::take(&mut self.full_report_due) {
             self.observed_state()
         } else {
             let online = newly_online.into_iter().filter(|holding| self.is_online(*holding)).collect();
-            let vms = newly_running.into_iter().filter_map(|id| Some((id, self.live_vm(id)?)));
+            let vms = changed_vms.into_iter().filter_map(|id| Some((id, self.live_vm(id)?)));
             self.observed_state_with(false, online, vms.collect())
         };
         let after = self.sequence;
@@ -558,7 +590,8 @@ impl Agent {
         let retry = self.attempts.values().filter_map(|attempts| attempts.next).min();
         // A report that is already due is returned as an effect.
         let report = self.next_report_time().filter(|due| *due > self.now);
-        let wakeups = [heartbeat, retry, self.next_vm_removal(), self.orphans.next_wakeup(), report];
+        let record = self.next_record_write();
+        let wakeups = [heartbeat, retry, record, self.next_vm_removal(), self.orphans.next_wakeup(), report];
         wakeups.into_iter().flatten().min()
     }
 
@@ -640,6 +673,7 @@ impl Agent {
         self.dirty = true;
         self.full_report_due |= desired.base.is_none();
         self.apply_desired_state(desired);
+        self.reconcile_rehomes();
         self.update_absence_times();
         if self.fenced {
             self.kill_undesired_vms();

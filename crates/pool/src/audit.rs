@@ -182,6 +182,44 @@ pub enum DecisionKind {
         /// Reason for the end of the request.
         why: String,
     },
+    /// A move of a VM's pool memory to local memory of its host began.
+    RehomeStarted {
+        /// Number of the attempt, from 1.
+        attempt: u32,
+        /// Local memory that was booked for the move.
+        local: Bytes,
+    },
+    /// A move of a VM's pool memory to local memory failed.
+    RehomeFailed {
+        /// Number of the attempt, from 1.
+        attempt: u32,
+        /// Reason of the failure, from the host.
+        why: String,
+    },
+    /// A VM's pool memory was moved to local memory, and its slices are being released.
+    Rehomed {
+        /// Slices that the VM no longer uses.
+        slices: Vec<SliceId>,
+    },
+    /// A client cancelled a move of a VM's pool memory to local memory.
+    RehomeCancelled {
+        /// Number of the attempt, from 1.
+        attempt: u32,
+    },
+    /// The slowdown of a VM was measured by comparing its counters before and after the move of its pool
+    /// memory to local memory.
+    LossMeasured(LossByMove),
+}
+
+/// Slowdown of a VM by pool memory, measured by the move of its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossByMove {
+    /// Slowdown before the move relative to local memory: 0.1 is 10 %.
+    pub loss: f64,
+    /// Standard error of the slowdown.
+    pub standard_error: f64,
+    /// Whether the slowdown is training data of models: it is exact and plausible.
+    pub is_label: bool,
 }
 
 /// Reason why an EMC was not chosen for a reservation.
@@ -217,6 +255,17 @@ impl std::fmt::Display for ExclusionReason {
             Self::NotSeen => "its device is not reported by the host",
             Self::FenceUnconfirmed => "it has not confirmed the fence of the host",
         })
+    }
+}
+
+impl std::fmt::Display for LossByMove {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [loss, error] = [self.loss, self.standard_error].map(|share| 100.0 * share);
+        let use_of_loss = if self.is_label { "training data of models" } else { "not used for training" };
+        write!(
+            f,
+            "pool memory slowed the VM down by {loss:.1} % (standard error {error:.1} %): {use_of_loss}"
+        )
     }
 }
 
@@ -292,8 +341,7 @@ impl DecisionKind {
             Self::Quarantined { why } => without_facts("quarantine", why.clone()),
             Self::Requalified { reason } => without_facts("requalify", reason.clone()),
             Self::RecoveredVm { slices } => {
-                let count = u32::try_from(slices.len()).unwrap_or(u32::MAX);
-                without_facts("adopt", append_count("found running", count, "slice", "slices"))
+                without_facts("adopt", append_count("found running", count(slices), "slice", "slices"))
             }
             Self::MigrationRequested { why } => without_facts("request-migration", why.clone()),
             Self::MigrationWithdrawn => without_facts("withdraw-migration", "the drain was cancelled".into()),
@@ -321,8 +369,26 @@ impl DecisionKind {
                 without_facts("weigh", format!("weights: {}", all.join(" ")))
             }
             Self::SlowdownEnded { why } => without_facts("withdraw-migration", why.clone()),
+            Self::RehomeStarted { attempt, local } => without_facts(
+                "rehome",
+                format!("attempt {attempt} to move {local} of pool memory to local memory of the host"),
+            ),
+            Self::RehomeFailed { attempt, why } => {
+                without_facts("rehome-failed", format!("attempt {attempt}: {why}"))
+            }
+            Self::Rehomed { slices } => without_facts("rehomed", describe_rehomed(slices)),
+            Self::LossMeasured(loss) => without_facts("measure-loss", loss.to_string()),
+            Self::RehomeCancelled { attempt } => without_facts("cancel-rehome", format!("attempt {attempt}")),
         }
     }
+}
+
+fn count(slices: &[SliceId]) -> u32 {
+    u32::try_from(slices.len()).unwrap_or(u32::MAX)
+}
+
+fn describe_rehomed(slices: &[SliceId]) -> String {
+    append_count("the VM uses only local memory", count(slices), "slice freed", "slices freed")
 }
 
 /// Appends the count to the reason: "maintenance (3 slices)", or "3 slices" without a reason.

@@ -10,6 +10,7 @@ mod index;
 mod lifecycle;
 mod migrations;
 mod rack;
+mod rehome;
 mod reserve;
 mod slices;
 mod slots;
@@ -209,20 +210,25 @@ impl HostEntry {
             return;
         }
         self.cores_used = self.cores_used.saturating_add(reservation.cores);
-        self.local_used = [self.local_used, reservation.local].into_iter().sum();
+        self.local_used = [self.local_used, reservation.booked_local()].into_iter().sum();
     }
 
     /// Reverts [`HostEntry::add_reservation`] for a reservation.
     fn remove_reservation(&mut self, id: ReservationId, reservation: &Reservation) {
         if self.reservations.remove(&id) || self.ended_reservations_with_process.remove(&id) {
             self.cores_used = self.cores_used.saturating_sub(reservation.cores);
-            self.local_used = self.local_used.saturating_sub(reservation.local);
+            self.local_used = self.local_used.saturating_sub(reservation.booked_local());
         }
     }
 
     /// Returns the number of cores that are free for reservations.
     pub fn cores_free(&self) -> u32 {
         self.host.cores.saturating_sub(self.cores_used)
+    }
+
+    /// Returns the local memory that VMs use or that is booked for them.
+    pub const fn local_used(&self) -> Bytes {
+        self.local_used
     }
 
     /// Returns the local memory that is free for reservations.

@@ -141,6 +141,18 @@ pub struct DesiredVm {
     pub uid: Option<UserId>,
     /// Slices of the VM, each with its location.
     pub slices: BTreeMap<Holding, Handle>,
+    /// Attempt to move the VM's pool memory to local memory; `None` if no attempt is in progress. A move
+    /// for an earlier attempt is cancelled.
+    pub rehome: Option<DesiredRehome>,
+}
+
+/// Attempt to move a VM's pool memory to local memory, whose result the agent must report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DesiredRehome {
+    /// Number of the attempt, from 1.
+    pub attempt: u32,
+    /// Whether the agent must cancel the attempt instead of performing it.
+    pub is_cancelled: bool,
 }
 
 /// Observed state of one host, reported by its agent.
@@ -268,6 +280,32 @@ pub struct ObservedVm {
     pub pinned: bool,
     /// User who may access the VM's memory, in addition to root; see [`DesiredVm::uid`].
     pub uid: Option<UserId>,
+    /// Result of moving the VM's pool memory to local memory.
+    pub rehome: ObservedRehome,
+}
+
+impl ObservedVm {
+    /// Returns the size of the VM's memory.
+    pub fn total(&self) -> Bytes {
+        self.slices.iter().map(|_| units::SLICE).chain([self.local]).sum()
+    }
+}
+
+/// Result of moving a VM's pool memory to local memory, as reported by an agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ObservedRehome {
+    /// No attempt has ended.
+    #[default]
+    None,
+    /// The latest attempt failed. The VM uses its pool memory as before.
+    Failed {
+        /// Number of the attempt; see [`DesiredVm::rehome`].
+        attempt: u32,
+        /// Reason of the failure.
+        why: String,
+    },
+    /// The VM uses only local memory. [`ObservedVm::local`] contains the memory that was moved.
+    Done,
 }
 
 /// Report of a scrubber that zeroed and verified a slice.
@@ -315,6 +353,8 @@ pub struct Hello {
     pub host_memory_socket: String,
     /// Shared pool devices that the host detects on its buses.
     pub devices: Vec<SeenDevice>,
+    /// Whether the agent moves pool memory to local memory; see [`DesiredVm::rehome`].
+    pub can_rehome: bool,
 }
 
 /// Shared pool device, as detected on a host.
@@ -344,6 +384,7 @@ mod tests {
             local: Bytes::ZERO,
             pinned: false,
             uid: None,
+            rehome: ObservedRehome::None,
         };
         (ReservationId(id), vm)
     }

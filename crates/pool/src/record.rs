@@ -332,6 +332,70 @@ pub struct Reservation {
     /// cores and local memory until it ends, even if the reservation has ended before.
     #[serde(deserialize_with = "default_if_absent")]
     pub has_process: bool,
+    /// Latest move of the VM's pool memory to local memory of its host.
+    #[serde(deserialize_with = "default_if_absent")]
+    pub rehome: Rehome,
+}
+
+/// Move of a VM's pool memory to local memory of its host, while the VM runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Rehome {
+    /// No move was requested.
+    #[default]
+    None,
+    /// The move is in progress. Local memory of the size of the pool memory is booked for it.
+    Moving {
+        /// Number of this attempt, from 1.
+        attempt: u32,
+    },
+    /// The latest attempt failed. The VM uses its pool memory as before.
+    Failed {
+        /// Number of the failed attempt, from 1.
+        attempt: u32,
+        /// Reason of the failure, from the host.
+        why: String,
+        /// Rack time at which the failure was recorded.
+        at: Ns,
+    },
+    /// The VM uses only local memory.
+    Done {
+        /// Slices that the VM had before, in ascending order.
+        slices: Vec<SliceId>,
+    },
+    /// A client cancelled the move. Local memory stays booked until the host reports the result: the
+    /// memory may have been moved already.
+    Cancelling {
+        /// Number of this attempt, from 1.
+        attempt: u32,
+    },
+}
+
+impl Rehome {
+    /// Returns the number of attempts so far.
+    pub const fn attempts(&self) -> u32 {
+        match self {
+            Self::None | Self::Done { .. } => 0,
+            Self::Moving { attempt } | Self::Cancelling { attempt } | Self::Failed { attempt, .. } => {
+                *attempt
+            }
+        }
+    }
+
+    /// Returns the number of the attempt in progress, if any.
+    pub const fn attempt_in_progress(&self) -> Option<u32> {
+        match self {
+            Self::Moving { attempt } | Self::Cancelling { attempt } => Some(*attempt),
+            Self::None | Self::Failed { .. } | Self::Done { .. } => None,
+        }
+    }
+
+    /// Returns the slices that the VM had before a completed move; empty in other states.
+    pub fn former_slices(&self) -> &[SliceId] {
+        match self {
+            Self::Done { slices } => slices,
+            Self::None | Self::Moving { .. } | Self::Failed { .. } | Self::Cancelling { .. } => &[],
+        }
+    }
 }
 
 /// Stage of a reservation, from its creation to its end.
@@ -428,6 +492,29 @@ impl Reservation {
     pub fn is_active(&self) -> bool {
         !matches!(self.stage, Stage::Ended { .. })
     }
+
+    /// Returns the size of the VM's pool memory.
+    pub fn pool(&self) -> Bytes {
+        total_size(&self.slices)
+    }
+
+    /// Returns the local memory that the VM uses or may use, including the local memory for a move in
+    /// progress.
+    pub fn booked_local(&self) -> Bytes {
+        let for_move = if self.rehome.attempt_in_progress().is_some() { self.pool() } else { Bytes::ZERO };
+        [self.local, for_move].into_iter().sum()
+    }
+
+    /// Returns the number of slices and the local memory for which the reservation was made, before
+    /// any move of pool memory to local memory.
+    pub fn requested_memory(&self) -> (usize, Bytes) {
+        let moved = self.rehome.former_slices();
+        (self.slices.len() + moved.len(), self.local.saturating_sub(total_size(moved)))
+    }
+}
+
+fn total_size(slices: &[SliceId]) -> Bytes {
+    Bytes::slices(u32::try_from(slices.len()).unwrap_or(u32::MAX))
 }
 
 /// Request to the scheduler to migrate a VM.

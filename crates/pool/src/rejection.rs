@@ -47,6 +47,14 @@ pub enum Rejection {
         /// Maximum number of requests per hour.
         max: u32,
     },
+    /// The pool memory of the VM cannot be moved to local memory.
+    #[error("pool memory of vm {vm} cannot be moved to local memory: {why}")]
+    CannotRehome {
+        /// Name of the VM.
+        vm: Name,
+        /// Reason.
+        why: &'static str,
+    },
     /// A field of the request violates its rule.
     #[error("{field}: {value} {rule}")]
     InvalidValue {
@@ -234,6 +242,7 @@ impl Rejection {
             Self::NoSuchMigration { .. } => "MIGRATION_NOT_FOUND",
             Self::AmbiguousMigration { .. } => "MIGRATION_AMBIGUOUS",
             Self::SlowdownBudgetExhausted { .. } => "SLOWDOWN_BUDGET_EXHAUSTED",
+            Self::CannotRehome { .. } => "REHOME_NOT_POSSIBLE",
             Self::InvalidValue { .. } => "BAD_VALUE",
             Self::RequestReused { .. } => "REQUEST_ID_REUSED",
             Self::VmAlreadyReserved { .. } => "VM_ALREADY_RESERVED",

@@ -10,6 +10,7 @@ use units::{
 
 use crate::{
     frigid::{self, Calibration, backtest::BacktestResult, feature_names},
+    qos::{LATENCY_RATIO_NAME, LossModel, POOL_LOADS_NAME},
     sensitivity::{self, COUNTER_NAMES},
 };
 
@@ -46,10 +47,14 @@ pub struct Provenance {
     /// was not trained on VMs.
     pub window: Option<(UnixMs, UnixMs)>,
     /// Backtest results of models that were trained in the same way. Empty for models of latency
-    /// sensitivity, whose cutoffs include error rates.
+    /// sensitivity, whose cutoffs include error rates, and for models of the loss of running VMs, which
+    /// contain their accuracy.
     pub metrics: Vec<BacktestResult>,
     /// Whether the workloads and slowdowns of the training set were simulated, not measured.
     pub modelled: bool,
+    /// Number of measured moves in the training set, see [`crate::qos::MeasuredLoss`].
+    #[serde(default)]
+    pub measured_moves: u64,
 }
 
 /// Model with the names of its features, by kind.
@@ -72,6 +77,14 @@ pub enum Content {
         /// Model that predicts the probability of a slowdown beyond the margin.
         model: sensitivity::Model,
     },
+    /// Model of the loss of running VMs.
+    Loss {
+        /// Names of the measurements: the core counters, then the fraction of pool loads and the latency
+        /// ratio.
+        features: Vec<String>,
+        /// Model that estimates the slowdown relative to local memory.
+        model: LossModel,
+    },
 }
 
 /// Kind of a prediction model.
@@ -81,17 +94,20 @@ pub enum Kind {
     Frigid,
     /// Latency sensitivity: whether pool memory slows a workload down beyond the margin (PDM).
     Sensitivity,
+    /// Loss: how much pool memory slows a running VM down.
+    Loss,
 }
 
 impl Kind {
     /// All kinds of models.
-    pub const ALL: [Self; 2] = [Self::Frigid, Self::Sensitivity];
+    pub const ALL: [Self; 3] = [Self::Frigid, Self::Sensitivity, Self::Loss];
 
     /// Returns the name of the kind on the command line and in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Frigid => "frigid",
             Self::Sensitivity => "sensitivity",
+            Self::Loss => "loss",
         }
     }
 }
@@ -111,11 +127,12 @@ pub enum FileError {
     /// The file has this format version, which is not [`FORMAT_VERSION`].
     #[error("tarn_model = {0}: must be {FORMAT_VERSION}; train or import the model again with this version")]
     Layout(u64),
-    /// The features or counters are not those of this version of Tarn, or a value is out of range.
-    #[error(
-        "features or values do not match this version: train or import the model again with this version"
-    )]
+    /// The features or counters are not those of this version of Tarn.
+    #[error("the features do not match this version: train or import the model again with this version")]
     Features,
+    /// A number of the model is out of range, or its trees are inconsistent.
+    #[error("a value of the model is out of range, or its trees are inconsistent: train the model again")]
+    Values,
 }
 
 /// Part of a model file that is decoded first, because it is the same in every format version.
@@ -141,11 +158,18 @@ impl ModelFile {
         Self { tarn_model: FORMAT_VERSION, provenance, content: Content::Sensitivity { features, model } }
     }
 
+    /// Creates a file for a model of the loss of running VMs.
+    pub fn loss(provenance: Provenance, model: LossModel) -> Self {
+        let features = loss_features().map(str::to_owned).collect();
+        Self { tarn_model: FORMAT_VERSION, provenance, content: Content::Loss { features, model } }
+    }
+
     /// Returns the kind of the model.
     pub fn kind(&self) -> Kind {
         match self.content {
             Content::Frigid { .. } => Kind::Frigid,
             Content::Sensitivity { .. } => Kind::Sensitivity,
+            Content::Loss { .. } => Kind::Loss,
         }
     }
 
@@ -181,20 +205,31 @@ impl ModelFile {
                  characters, metrics must have at most {BACKTEST_RESULTS_MAX} entries"
             )));
         }
-        if file.is_supported() { Ok(file) } else { Err(FileError::Features) }
+        file.check_content()?;
+        Ok(file)
     }
 
-    /// Returns whether the features are those of this version of Tarn and all values are in range.
-    fn is_supported(&self) -> bool {
-        match &self.content {
-            Content::Frigid { features, model, calibration } => {
-                features.iter().eq(&feature_names().collect::<Vec<_>>())
-                    && model.is_compatible()
-                    && calibration.is_valid()
-            }
-            Content::Sensitivity { features, model } => features == &COUNTER_NAMES && model.is_compatible(),
+    /// Checks that the features are those of this version of Tarn, and that all values are in range.
+    fn check_content(&self) -> Result<(), FileError> {
+        let (has_features, has_valid_values) = match &self.content {
+            Content::Frigid { features, model, calibration } => (
+                features.iter().eq(&feature_names().collect::<Vec<_>>()),
+                model.is_compatible() && calibration.is_valid(),
+            ),
+            Content::Sensitivity { features, model } => (features == &COUNTER_NAMES, model.is_compatible()),
+            Content::Loss { features, model } => (features.iter().eq(loss_features()), model.is_compatible()),
+        };
+        match (has_features, has_valid_values) {
+            (true, true) => Ok(()),
+            (true, false) => Err(FileError::Values),
+            (false, _) => Err(FileError::Features),
         }
     }
+}
+
+/// Returns the names of the measurements from which a loss is estimated.
+fn loss_features() -> impl Iterator<Item = &'static str> {
+    COUNTER_NAMES.into_iter().chain([POOL_LOADS_NAME, LATENCY_RATIO_NAME])
 }
 
 /// Converts a JSON error. JSON that ends within a number counts as truncated, although serde_json

@@ -9,7 +9,8 @@
 //! - [`qos`] judges running VMs and limits migration requests (Pond, sections 4.5 B and 4.6).
 //! - [`combination`] chooses the operating points of both predictions (Pond, Eq. 1).
 //! - [`trees`] trains and evaluates tree ensembles, [`import`] reads models trained elsewhere,
-//!   [`file`](mod@file) is the model file format, and [`table`] reads CSV tables of ended VMs.
+//!   [`file`](mod@file) is the model file format, [`table`] reads CSV tables of ended VMs, and
+//!   [`labels`] reads CSV tables of labelled workloads.
 //!
 //! The caller passes in the outcomes to train on, file contents as bytes, and the time. The crate
 //! reads no clock and no file and keeps no state.
@@ -32,6 +33,7 @@ pub mod combination;
 pub mod file;
 pub mod frigid;
 pub mod import;
+pub mod labels;
 pub mod qos;
 pub mod sensitivity;
 pub mod table;

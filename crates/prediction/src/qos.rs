@@ -7,7 +7,7 @@
 //! pool node. The second step estimates the VM's loss with a [`LossModel`], from the counters of the
 //! running VM, the fraction of its loads that the pool serves, and the latency of the pool. Pond
 //! classifies workloads with the sensitivity model instead. An estimate of the loss keeps the
-//! distance to the margin, so the threshold can allow for the error of the estimate.
+//! distance to the margin, so the threshold can allow for the error of each estimate.
 //!
 //! Erratum. Section 4.6 starts a migration if the sensitivity model does *not* expect an excessive
 //! loss. This module starts a migration if the model expects an excessive loss, as section 4.5 and
@@ -16,11 +16,16 @@
 mod budget;
 mod judge;
 mod loss;
+mod moved;
 mod sample;
 
 pub use budget::{hourly_budget, select_most_harmed};
 pub use judge::{Judge, Judgement, Reason, Verdict};
-pub use loss::{Evidence, LabelledRun, LossModel, Quality};
+pub use loss::{
+    Evidence, LATENCY_RATIO_NAME, LabelledRun, LossAccuracy, LossEstimate, LossModel, POOL_LOADS_NAME,
+    Quality,
+};
+pub use moved::{MeasuredLoss, MoveMeasurement, MoveProgress};
 pub use sample::{AccessedShare, AccessedShareError, LoadSource, Placement, PoolLoads, Sample, SampleError};
 
 #[cfg(test)]

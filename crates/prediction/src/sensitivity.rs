@@ -5,40 +5,31 @@
 
 pub mod backtest;
 mod evaluation_error;
-mod labels;
 mod model;
 
-pub use labels::{COUNTER_VALUE_MAX, LabelError, SLOWDOWN_RANGE, SLOWDOWN_RULE, read_labels};
 pub use model::{Cutoff, Model};
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
+
+pub use units::COUNTER_NAMES;
 
 use crate::trees::{
     FeatureColumns, TreeParams,
     forest::{FittedForest, ForestParams, fit_forest},
 };
 
-/// Names of the core counters, after Intel's top-down method. All except the last five are
-/// fractions of pipeline slots or cycles, 0 to 1.
-pub const COUNTER_NAMES: [&str; 17] = [
-    "retiring",
-    "frontend_bound",
-    "bad_speculation",
-    "core_bound",
-    "memory_bound",
-    "l1_bound",
-    "l2_bound",
-    "l3_bound",
-    "dram_latency_bound",
-    "dram_bandwidth_bound",
-    "store_bound",
-    "dram_bound",
-    "ipc",
-    "l1_mpki",
-    "l2_mpki",
-    "l3_mpki",
-    "memory_level_parallelism",
-];
+/// Valid range of slowdowns, as relative increases of the run time.
+pub const SLOWDOWN_RANGE: RangeInclusive<f64> = -0.9..=100.0;
+/// Description of [`SLOWDOWN_RANGE`] in error messages.
+pub const SLOWDOWN_RULE: &str =
+    "must be a number from -0.9 to 100, the relative increase of the run time (0.1 is 10 % longer)";
+/// Smallest performance degradation margin (PDM).
+pub const PDM_MIN: f64 = 0.001;
+/// Number of leading entries of [`COUNTER_NAMES`] that are fractions of pipeline slots or cycles.
+const FRACTION_COUNTERS: usize = 12;
 /// Index in [`COUNTER_NAMES`] of the core-bound fraction of pipeline slots.
 pub const CORE_BOUND_INDEX: usize = 3;
 /// Index in [`COUNTER_NAMES`] of the memory-bound fraction of pipeline slots.
@@ -56,9 +47,23 @@ pub const L3_MPKI_INDEX: usize = 15;
 /// Index in [`COUNTER_NAMES`] of the memory-level parallelism.
 pub const MLP_INDEX: usize = 16;
 
+/// Returns the valid values of the counter with this index in [`COUNTER_NAMES`]. Measured fractions can
+/// be slightly above 1.
+pub const fn counter_range(index: usize) -> RangeInclusive<f64> {
+    if index < FRACTION_COUNTERS { 0.0..=1.2 } else { 0.0..=1e6 }
+}
+
+/// Returns a value; `None` if it is NaN, which means that it was not measured.
+pub fn measured_value(value: f64) -> Option<f64> {
+    (!value.is_nan()).then_some(value)
+}
+
 /// Returns the names and values of all measured counters. Counters that are NaN were not measured.
 pub fn measured_counters(counters: &[f64; COUNTER_NAMES.len()]) -> impl Iterator<Item = (&'static str, f64)> {
-    COUNTER_NAMES.into_iter().zip(counters.iter().copied()).filter(|(_, counter)| !counter.is_nan())
+    COUNTER_NAMES
+        .into_iter()
+        .zip(counters)
+        .filter_map(|(name, counter)| Some((name, measured_value(*counter)?)))
 }
 
 /// Workload: core counters measured with local memory, and slowdown with pool memory.
@@ -88,11 +93,11 @@ const FOREST_PARAMS: ForestParams =
 
 /// Trains a forest that predicts the probability of a slowdown above `pdm`. The bootstrap draws
 /// programs, each with all its workloads.
-fn train_forest(workloads: &[&Workload], pdm: f64, seed: u64) -> FittedForest {
+fn train_forest(workloads: &[&Workload], pdm: f64, seed: u64) -> FittedForest<1> {
     let mut columns = FeatureColumns::new(COUNTER_NAMES.len());
     workloads.iter().for_each(|workload| columns.push(&workload.counters));
-    let labels: Vec<f64> =
-        workloads.iter().map(|workload| f64::from(u8::from(workload.slowdown > pdm))).collect();
+    let labels: Vec<[f64; 1]> =
+        workloads.iter().map(|workload| [f64::from(u8::from(workload.slowdown > pdm))]).collect();
     let groups = program_groups(workloads.iter().copied());
     fit_forest(&columns, &labels, &groups, &FOREST_PARAMS, seed)
 }

@@ -4,7 +4,7 @@
 mod layouts;
 mod newlines;
 
-use std::io;
+use std::{borrow::Cow, io};
 
 use csv::StringRecord;
 use units::limits::TRACE_ROWS_MAX;
@@ -94,7 +94,7 @@ pub struct InvalidValue {
     /// Invalid value as written in the file, truncated.
     pub value: String,
     /// Rule that the value violates, such as "must be 0 or 1".
-    pub rule: &'static str,
+    pub rule: Cow<'static, str>,
 }
 
 /// Error for a value that contains a line break, usually because of an unclosed quote.

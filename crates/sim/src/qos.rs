@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use pool::request_budget::RequestCounts;
 use prediction::{
-    qos::{LossModel, Verdict, hourly_budget, select_most_harmed},
+    qos::{LabelledRun, LossModel, Verdict, hourly_budget, select_most_harmed},
     sensitivity::{Model, backtest::EvaluationError},
 };
 use rand::SeedableRng;
@@ -62,6 +62,12 @@ pub fn simulate(parameters: Parameters) -> Result<Report, EvaluationError> {
     let vms: Vec<SimulatedVm> = (0..parameters.vms).map(|_| generator.generate(&library, &mut rng)).collect();
     let simulation = Simulation::new(vms, &library, &model, parameters);
     Ok(simulation.run(generator.base_rates(), &mut rng))
+}
+
+/// Creates a training set for a model of the loss of running VMs: runs of modelled programs on racks
+/// with different memory. The result is deterministic for the same seed.
+pub fn modelled_runs(seed: u64) -> Vec<LabelledRun> {
+    workloads::training_set(&mut Pcg64Mcg::seed_from_u64(seed)).1
 }
 
 /// State of the simulation.

@@ -18,6 +18,7 @@ mod migrations;
 mod network;
 mod quiescence;
 mod rack;
+mod rehome;
 mod run_log;
 mod scrubs;
 mod store;
@@ -72,6 +73,8 @@ enum ScheduledEvent {
     ProcessAttach(HostId, u64, Pid),
     /// A process writes to its memory, attaches again or ends.
     ProcessAction(HostId, u64, Pid),
+    /// A process has copied its pool memory to local memory.
+    RehomeCopied(HostId, u64, Pid),
     AgentConnect(HostId, u64),
     SessionAccepted(SessionId),
     ReportArrival(SessionId, Box<ObservedState>),
@@ -212,6 +215,7 @@ impl World {
             ScheduledEvent::ProcessExit(host, instance, id) => self.handle_process_exit(host, instance, id),
             ScheduledEvent::ProcessAttach(host, boot, pid) => self.attach_process(host, boot, pid),
             ScheduledEvent::ProcessAction(host, boot, pid) => self.run_process(host, boot, pid),
+            ScheduledEvent::RehomeCopied(host, boot, pid) => self.complete_rehome(host, boot, pid),
             ScheduledEvent::AgentConnect(host, instance) => self.connect_agent(host, instance),
             ScheduledEvent::SessionAccepted(session) => self.accept_session(session),
             ScheduledEvent::ReportArrival(session, report) => self.manager_receives_report(session, *report),

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod chain;
+mod counters;
 mod limited_read;
 pub mod limits;
 mod name;
@@ -14,12 +15,13 @@ mod time;
 mod user;
 
 pub use chain::chain;
+pub use counters::{COUNTER_NAMES, LATENCY_RATIO_RANGE, LATENCY_RATIO_RULE};
 pub use limited_read::read_limited;
 pub use name::{Name, NameError, RequestId};
 pub use number::{
     DesiredVersion, EmcId, Epoch, HostId, InstanceId, MigrationId, ReservationId, Revision, SliceId,
 };
-pub use quoted::{QuotedText, escaped, shortened, truncated};
+pub use quoted::{QuotedText, escaped, shortened, single_line, truncated};
 pub use size::{Bytes, Fraction, FractionError, SLICE, SizeError};
 pub use time::{Ns, UnixMs};
 pub use user::{UserId, UserIdError};

@@ -1,6 +1,6 @@
 //! Limits of all crates and services. Relations between limits are checked at compile time.
 
-use crate::{Bytes, Ns};
+use crate::{Bytes, COUNTER_NAMES, Ns};
 
 /// Maximum number of hosts in a rack.
 pub const HOSTS_MAX: usize = 1024;
@@ -299,7 +299,7 @@ pub const VM_ATTRIBUTE_BYTES_MAX: usize = 256;
 /// Maximum number of outcomes in one AddOutcomes request.
 pub const OUTCOMES_PER_REQUEST_MAX: usize = 2048;
 /// Maximum number of labelled workloads in a training set.
-pub const WORKLOAD_LABELS_MAX: usize = 4096;
+pub const WORKLOAD_LABELS_MAX: usize = 5120;
 /// Maximum number of recent models of one kind that a manager stores. The serving model and the
 /// models available for rollback are stored in addition.
 pub const MODELS_RETAINED_MAX: usize = 16;
@@ -389,6 +389,31 @@ pub const COMMIT_TIMEOUT_DEFAULT: Ns = Ns::secs(300);
 pub const COMMIT_TIMEOUT_MAX: Ns = Ns::secs(24 * 3600);
 /// Delay before the manager repeats a declined migration request.
 pub const MIGRATION_REQUEST_RETRY_AFTER: Ns = Ns::secs(600);
+/// Number of attempts to move the pool memory of a VM to local memory after which the manager starts
+/// no further attempt without a request.
+pub const REHOME_ATTEMPTS_MAX: u32 = 3;
+/// Delay after a failed attempt before the manager moves the pool memory of the VM again without a
+/// request.
+pub const REHOME_RETRY_AFTER: Ns = Ns::secs(600);
+/// Delay after a failed attempt before a client can request the next one. Each attempt is stored in the
+/// ledger and in the audit log.
+pub const REHOME_CLIENT_RETRY_AFTER: Ns = Ns::secs(5);
+/// Time after which an agent cancels a move to local memory.
+pub const REHOME_DURATION_MAX: Ns = Ns::secs(3600);
+/// Maximum number of VMs per owner whose pool memory the manager tries to move to local memory without
+/// a request, per day.
+pub const REHOMES_PER_OWNER_PER_DAY_MAX: usize = 4;
+/// Maximum number of measured moves that a manager stores; the oldest are dropped. Training reads all of
+/// them.
+pub const MEASURED_MOVES_MAX: usize = 4096;
+/// Maximum number of stored measured moves per program, so that no owner dominates the training data.
+pub const MEASURED_MOVES_PER_PROGRAM_MAX: usize = 16;
+/// Interval at which an agent reads the status of a VMM that moves pool memory, and at which `tarn`
+/// reads the state of a move.
+pub const REHOME_POLL_INTERVAL: Ns = Ns::ms(500);
+/// Maximum number of failed connections to a VMM before the first request of a move. The move then
+/// counts as failed. Later calls are repeated while the VMM runs.
+pub const REHOME_CALL_FAILURES_MAX: u32 = 120;
 
 /// Number of heartbeats that an agent sends per lease duration if it sends no other messages.
 pub const HEARTBEATS_PER_LEASE: u64 = 4;
@@ -555,6 +580,7 @@ pub const SAMPLED_CPUS_MAX: usize = 1024;
 pub const SAMPLE_BUFFER_BYTES_PER_CPU: usize = 256 << 10;
 /// Maximum number of memory regions of a tenant whose access frequency is monitored separately.
 pub const DAMON_REGIONS_MAX: usize = 1000;
+const _: () = assert!(ACCESS_SAMPLE_PAGES as usize <= DAMON_REGIONS_MAX, "each sampled page is a region");
 /// Smallest weight of a tenant as a fraction of the sum of all weights in a market. A
 /// smaller budget cannot buy any supply.
 pub const WEIGHT_FRACTION_MIN: f64 = 1e-9;
@@ -605,6 +631,21 @@ pub const VMM_CALLS_IN_FLIGHT_MAX: usize = 16;
 pub const VMM_RESPONSE_TIMEOUT: Ns = Ns::secs(2);
 /// Maximum size of a VMM's response to the agent, in bytes.
 pub const VMM_RESPONSE_BYTES_MAX: usize = 64 << 10;
+/// Time in which DAMON observes the accesses of one VM. DAMON observes one VM at a time.
+pub const DAMON_WINDOW: Ns = Ns::secs(5);
+/// Maximum number of vCPU threads of a VM whose processor counters are measured.
+pub const VM_COUNTER_THREADS_MAX: usize = 256;
+/// Maximum number of processor events that are counted per thread of a VM. Each event needs a file
+/// descriptor.
+pub const VM_COUNTER_EVENTS_PER_THREAD_MAX: usize = 24;
+/// Maximum number of file descriptors of the processor counters of all VMs of a host.
+pub const VM_COUNTER_DESCRIPTORS_MAX: usize = 32 << 10;
+const _: () = assert!(
+    VM_COUNTER_THREADS_MAX * VM_COUNTER_EVENTS_PER_THREAD_MAX <= VM_COUNTER_DESCRIPTORS_MAX,
+    "the counters of the largest VM must fit"
+);
+/// Maximum number of threads of a VMM that the agent inspects to find the vCPU threads.
+pub const VM_THREADS_INSPECTED_MAX: usize = 1024;
 /// Shortest time between two samples of a VM. Samples that follow sooner are dropped.
 pub const QOS_SAMPLE_INTERVAL_MIN: Ns = Ns::secs(1);
 /// Maximum length of an agent's explanation why it cannot sample a VM, in bytes.
@@ -636,6 +677,15 @@ const _: () = assert!(
 const _: () = assert!(
     OUTCOMES_PER_REQUEST_MAX * (4 * VM_ATTRIBUTE_BYTES_MAX + 1000) <= RPC_MESSAGE_BYTES_MAX,
     "outcomes with all attributes must fit into a message"
+);
+const _: () = assert!(
+    OUTCOMES_PER_REQUEST_MAX * (VM_ATTRIBUTE_BYTES_MAX + NAME_BYTES_MAX + 2 * COUNTER_NAMES.len() * 40 + 100)
+        <= RPC_MESSAGE_BYTES_MAX,
+    "measured moves with all counters must fit into a message"
+);
+const _: () = assert!(
+    WORKLOAD_LABELS_MAX * (VM_ATTRIBUTE_BYTES_MAX + 512) <= RPC_MESSAGE_BYTES_MAX,
+    "labels with a program and all counters must fit into a message"
 );
 const _: () = assert!(MODEL_BYTES_MAX < RPC_MESSAGE_BYTES_MAX, "a model must fit into a message");
 const _: () = assert!(

@@ -31,6 +31,16 @@ pub fn truncated(mut text: String, bytes: usize) -> String {
     text
 }
 
+/// Returns the beginning of a text from an untrusted source, at most `bytes` bytes. Control characters
+/// and characters that change the direction of text become spaces, so that the text is one line.
+pub fn single_line(text: &str, bytes: usize) -> String {
+    let is_unsafe = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    truncated(text.chars().map(|c| if is_unsafe(c) { ' ' } else { c }).collect(), bytes)
+}
+
 /// Returns a text with escaped control characters, such as `\n` for a line break.
 pub fn escaped(text: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.to_string() };
@@ -40,6 +50,12 @@ pub fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn untrusted_text_is_one_line_without_direction_marks() {
+        assert_eq!(single_line("a\nb\u{202e}c\u{1b}[31m\u{85}é", 64), "a b c [31m é");
+        assert_eq!(single_line("éé", 3), "é");
+    }
 
     #[test]
     fn truncated_text_consists_of_whole_characters() {

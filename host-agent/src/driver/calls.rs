@@ -165,7 +165,7 @@ impl Driver {
     }
 }
 
-fn join<T>(joined: Result<T, tokio::task::JoinError>) -> T {
+pub(super) fn join<T>(joined: Result<T, tokio::task::JoinError>) -> T {
     joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 

@@ -88,7 +88,8 @@ impl Rig {
 
     async fn send_vm(&self, revision: u64) {
         let slices = BTreeMap::from([(SLICE_1, slice_handle())]);
-        let vm = DesiredVm { vm: name(), local: Bytes::mib(1), pinned: true, uid: None, slices };
+        let vm =
+            DesiredVm { vm: name(), local: Bytes::mib(1), pinned: true, uid: None, slices, rehome: None };
         self.send_state(revision, |desired| drop(desired.vms.insert(ReservationId(1), vm))).await;
     }
 
@@ -317,6 +318,7 @@ async fn record_deleted_during_a_write_is_not_created_again() {
         uid: None,
         slices: BTreeMap::new(),
         control_socket: None,
+        is_rehomed: false,
     };
     let mut driver = idle_driver(dir.path(), records.clone());
     driver.perform(Effect::Record(record.clone()));

@@ -11,6 +11,17 @@ use units::Bytes;
 
 use super::sysfs::{Sysfs, SysfsError};
 
+/// Mount points of the unified hierarchy of cgroups, if the machine uses only version 2, and if it
+/// uses both versions.
+const UNIFIED_ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// File that exists in the root of the unified hierarchy.
+const UNIFIED_ROOT_FILE: &str = "cgroup.controllers";
+
+/// Returns the root of the unified hierarchy of cgroups (version 2), if it is mounted.
+pub fn find_unified_hierarchy() -> Option<Sysfs> {
+    UNIFIED_ROOTS.map(Sysfs::at).into_iter().find(|root| root.has(UNIFIED_ROOT_FILE))
+}
+
 /// Parent directory of cgroups. Each of the cgroups is a tenant.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
@@ -229,7 +240,7 @@ fn truncate(text: &str) -> String {
 }
 
 /// Returns the value of a key in lines such as `pgmajfault 17`.
-fn parse_value(text: &str, key: &str) -> Option<u64> {
+pub(super) fn parse_value(text: &str, key: &str) -> Option<u64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))?;
     rest.trim().parse().ok()
 }

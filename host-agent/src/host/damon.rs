@@ -5,6 +5,7 @@
 //! Device memory is not monitored: DAMON does not see its pages, and sampling would split the 1 GiB
 //! page table entries that map device-dax memory.
 
+pub mod page_sampler;
 mod target;
 
 pub use self::target::Target;
@@ -22,8 +23,12 @@ use super::{
 
 /// Directory of DAMON in sysfs.
 const KDAMONDS_FOLDER: &str = "kernel/mm/damon/admin/kdamonds";
-/// Aggregation interval of DAMON, in microseconds. A result covers the last interval.
-const AGGREGATION_INTERVAL_US: u64 = SAMPLES_PER_RESULT as u64 * SAMPLE_INTERVAL_US;
+/// Settings for access profiles of tenants.
+const PROFILE_SETTINGS: Settings = Settings {
+    sample_interval_us: SAMPLE_INTERVAL_US,
+    samples_per_result: SAMPLES_PER_RESULT,
+    has_fixed_ranges: false,
+};
 /// Interval at which DAMON updates the processes' mappings, in microseconds.
 const UPDATE_INTERVAL_US: u64 = 1_000_000;
 /// Interval at which DAMON applies the scheme, in microseconds. A result is available after this
@@ -41,10 +46,24 @@ pub enum DamonError {
     InUse,
 }
 
+/// Settings of DAMON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Settings {
+    /// Interval between samples of a page, in microseconds. A sample detects an access since the
+    /// previous one.
+    sample_interval_us: u64,
+    /// Number of samples per result (aggregation).
+    samples_per_result: u32,
+    /// Whether only the ranges of the targets are monitored. Otherwise, DAMON follows the mappings of
+    /// processes without device memory.
+    has_fixed_ranges: bool,
+}
+
 /// Interface to DAMON of the Linux kernel.
 #[derive(Debug)]
 pub struct Damon {
     files: Sysfs,
+    settings: Settings,
     /// Number of monitored tenants, each with its own kdamond.
     monitored: usize,
 }
@@ -53,9 +72,13 @@ impl Damon {
     /// Creates the interface. `sys` is the root of sysfs, `/sys`. `is_own` means that an earlier
     /// agent started the kdamonds that exist, so that this agent may stop them.
     pub fn at(sys: &Path, is_own: bool) -> Self {
+        Self::with_settings(sys, is_own, PROFILE_SETTINGS)
+    }
+
+    fn with_settings(sys: &Path, is_own: bool, settings: Settings) -> Self {
         let files = Sysfs::at(sys.join(KDAMONDS_FOLDER));
         let existing = if is_own { files.number("nr_kdamonds").unwrap_or(0) } else { 0 };
-        Self { files, monitored: usize::try_from(existing).unwrap_or(0) }
+        Self { files, settings, monitored: usize::try_from(existing).unwrap_or(0) }
     }
 
     /// Returns whether the kernel has DAMON.
@@ -127,7 +150,8 @@ impl Damon {
     fn configure(&self, at: usize, processes: &[Target]) -> Result<(), SysfsError> {
         // With device memory, the address ranges are fixed (`fvaddr`); otherwise DAMON itself
         // follows the processes' mappings (`vaddr`).
-        let is_fixed = processes.iter().any(|target| target.device_bytes > 0);
+        let Settings { sample_interval_us, samples_per_result, has_fixed_ranges } = self.settings;
+        let is_fixed = has_fixed_ranges || processes.iter().any(|target| target.device_bytes > 0);
         let is_monitored = |target: &&Target| !is_fixed || !target.ranges.is_empty();
         let processes: Vec<&Target> = processes.iter().filter(is_monitored).collect();
         if processes.is_empty() {
@@ -137,8 +161,9 @@ impl Damon {
         let number = |file: &str, value: u64| set(file, &value.to_string());
         set("nr_contexts", "1")?;
         set("0/operations", if is_fixed { "fvaddr" } else { "vaddr" })?;
-        number("0/monitoring_attrs/intervals/sample_us", SAMPLE_INTERVAL_US)?;
-        number("0/monitoring_attrs/intervals/aggr_us", AGGREGATION_INTERVAL_US)?;
+        number("0/monitoring_attrs/intervals/sample_us", sample_interval_us)?;
+        let aggregation_us = u64::from(samples_per_result) * sample_interval_us;
+        number("0/monitoring_attrs/intervals/aggr_us", aggregation_us)?;
         number("0/monitoring_attrs/intervals/update_us", UPDATE_INTERVAL_US)?;
         number("0/monitoring_attrs/nr_regions/max", DAMON_REGIONS_MAX as u64)?;
         number("0/targets/nr_targets", processes.len() as u64)?;
@@ -159,7 +184,7 @@ impl Damon {
         set("0/schemes/0/action", "stat")?;
         let apply = format!("{at}/contexts/0/schemes/0/apply_interval_us");
         if self.files.has(&apply) {
-            self.files.write(apply, &APPLY_INTERVAL_US.to_string())?;
+            self.files.write(apply, &APPLY_INTERVAL_US.max(sample_interval_us).to_string())?;
         }
         for (file, max) in
             [("sz", u64::MAX), ("nr_accesses", u64::from(u32::MAX)), ("age", u64::from(u32::MAX))]
@@ -175,7 +200,8 @@ impl Damon {
         let folder = format!("{at}/contexts/0/schemes/0/tried_regions");
         let region = |name: &String| {
             let of = |file: &str| self.files.number(format!("{folder}/{name}/{file}"));
-            let touched = (of("nr_accesses")? as f64 / f64::from(SAMPLES_PER_RESULT)).min(1.0);
+            let samples = f64::from(self.settings.samples_per_result);
+            let touched = (of("nr_accesses")? as f64 / samples).min(1.0);
             Ok(Region { bytes: of("end")?.saturating_sub(of("start")?), touched })
         };
         let regions =

@@ -2,7 +2,7 @@
 //! this memory itself, so access can be revoked while a VM runs. The device of a slice exists while
 //! the slice is assigned to this host. The manager coordinates the hosts that share a device.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use pool::{
     agent::VmRecord,
@@ -12,7 +12,7 @@ use units::{Bytes, ReservationId};
 
 use super::{
     Counters, Host, HostError, MemoryForm, MemoryRegion, Usage, local_memory::LocalMemory,
-    open_slices::OpenSlices, ranges::CxlSlices,
+    open_slices::OpenSlices, process::FileId, ranges::CxlSlices,
 };
 
 /// Implementation of [`Host`] for the backend `dax`.
@@ -79,9 +79,13 @@ impl Host for Dax {
     }
 
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
-        let (local, pool) =
-            (self.local.allocated_bytes(reservation, vm), self.open.allocated_bytes(&vm.slices));
+        let pool = self.open.allocated_bytes(&vm.slices);
+        let local = self.local.allocated_bytes(reservation, vm, self.open.shared_bytes(&vm.slices));
         Usage { local, pool, overflow: None }
+    }
+
+    fn observable_files(&self, _: &[Holding]) -> Result<BTreeSet<FileId>, &'static str> {
+        Err("slices of the backend dax are device memory")
     }
 
     fn counters(&self) -> Counters {

@@ -2,6 +2,7 @@
 //! path of its file; only the EMC interprets the file name.
 
 use std::{
+    collections::BTreeSet,
     fs::{File, OpenOptions},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -20,6 +21,7 @@ use super::{
     local_memory::LocalMemory,
     memory_file::no_follow_flag,
     open_slices::{OpenSlices, check_slice_unused},
+    process::FileId,
     zero,
 };
 
@@ -61,9 +63,13 @@ impl Host for Emulated {
     }
 
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
-        let (local, pool) =
-            (self.local.allocated_bytes(reservation, vm), self.open.allocated_bytes(&vm.slices));
+        let pool = self.open.allocated_bytes(&vm.slices);
+        let local = self.local.allocated_bytes(reservation, vm, self.open.shared_bytes(&vm.slices));
         Usage { local, pool, overflow: None }
+    }
+
+    fn observable_files(&self, slices: &[Holding]) -> Result<BTreeSet<FileId>, &'static str> {
+        self.open.observable_files(slices)
     }
 
     fn counters(&self) -> Counters {

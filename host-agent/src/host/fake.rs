@@ -12,7 +12,7 @@ use pool::{
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use units::{Bytes, ReservationId, SLICE};
 
-use super::{Counters, Host, HostError, MemoryForm, MemoryRegion, RegionBacking, Usage};
+use super::{Counters, Host, HostError, MemoryForm, MemoryRegion, RegionBacking, Usage, process::FileId};
 
 /// Calls of [`Host`] for which failures can be injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,6 +118,10 @@ impl Host for Fake {
         self.table().usage.get(&reservation).copied().unwrap_or_default()
     }
 
+    fn observable_files(&self, _: &[Holding]) -> Result<BTreeSet<FileId>, &'static str> {
+        Err("the fake host has no files")
+    }
+
     fn counters(&self) -> Counters {
         Counters::default()
     }
@@ -154,6 +158,7 @@ impl Host for Fake {
                 emc,
                 bytes,
                 offset: 0,
+                spare: Bytes::ZERO,
                 backing: RegionBacking::Descriptor(Arc::new(memfd)),
             })
         };

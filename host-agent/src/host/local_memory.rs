@@ -22,6 +22,7 @@ use super::{
     memory::numa,
     memory_file::{allocated_bytes, permit_user},
     process,
+    process_memory::used_memory,
 };
 use crate::{
     protected_dir::{LOCAL_DIR_FIELD, ProtectedDir},
@@ -55,15 +56,20 @@ impl LocalMemory {
         Self { dir, excluded_nodes, memfds: Mutex::default() }
     }
 
+    /// Returns the nodes for local memory: all nodes with memory except the excluded nodes.
+    pub(super) fn local_nodes(&self) -> io::Result<BTreeSet<u32>> {
+        let mut nodes = numa::nodes_with_memory(Path::new(NODES_FOLDER))?;
+        nodes.retain(|node| !self.excluded_nodes.contains(node));
+        Ok(nodes)
+    }
+
     /// Binds a file to all nodes except the excluded nodes. Otherwise the kernel could allocate
     /// local memory from slices that are memory blocks.
     fn bind_to_local_nodes(&self, file: &File, bytes: u64) -> io::Result<()> {
         if self.excluded_nodes.is_empty() {
             return Ok(());
         }
-        let mut nodes = numa::nodes_with_memory(Path::new(NODES_FOLDER))?;
-        nodes.retain(|node| !self.excluded_nodes.contains(node));
-        numa::bind(file, bytes, &nodes)
+        numa::bind(file, bytes, &self.local_nodes()?)
     }
 
     /// Returns the local memory of a VM as a region; `None` if the VM has no local memory.
@@ -75,12 +81,16 @@ impl LocalMemory {
         if record.local == Bytes::ZERO {
             return Ok(None);
         }
-        let backing = match form {
-            MemoryForm::Descriptors => RegionBacking::Descriptor(self.find_or_create_memfd(record)?),
-            MemoryForm::Paths => RegionBacking::Path(self.create_file(record)?),
-            MemoryForm::SlicePaths => RegionBacking::VmmAllocated,
+        let (backing, spare) = match form {
+            MemoryForm::Descriptors => {
+                let memfd = self.find_or_create_memfd(record)?;
+                let bytes = Bytes::new(memfd_bytes(&memfd).unwrap_or_default());
+                (RegionBacking::Descriptor(memfd), bytes.saturating_sub(record.local))
+            }
+            MemoryForm::Paths => (RegionBacking::Path(self.create_file(record)?), Bytes::ZERO),
+            MemoryForm::SlicePaths => (RegionBacking::VmmAllocated, Bytes::ZERO),
         };
-        Ok(Some(MemoryRegion { slice: None, emc: "".into(), bytes: record.local, offset: 0, backing }))
+        Ok(Some(MemoryRegion { slice: None, emc: "".into(), bytes: record.local, offset: 0, spare, backing }))
     }
 
     /// Releases the local memory of a VM, if any.
@@ -96,25 +106,36 @@ impl LocalMemory {
     }
 
     /// Returns how much of a running VM's local memory is backed by pages; `None` if unknown. A
-    /// running guest has always touched some memory. If the file has no pages, the VMM uses other
-    /// memory, such as huge pages, which is not measured.
-    pub(super) fn allocated_bytes(&self, reservation: ReservationId, vm: &ObservedVm) -> Option<Bytes> {
+    /// running guest has always touched some memory. If the file has no pages, the VMM allocated the
+    /// memory itself. Then the memory of its process counts, without `shared_slices`, the part of the slices
+    /// that is shared memory.
+    pub(super) fn allocated_bytes(
+        &self,
+        reservation: ReservationId,
+        vm: &ObservedVm,
+        shared_slices: Bytes,
+    ) -> Option<Bytes> {
         if vm.local == Bytes::ZERO {
             return Some(Bytes::ZERO);
         }
         let file_in_dir = || self.path(reservation).and_then(|path| open_for_status(&path));
-        let file = self.find_memfd(reservation, vm.pid, vm.local).or_else(|| file_in_dir().map(Arc::new))?;
-        allocated_bytes(&file).filter(|bytes| *bytes > Bytes::ZERO)
+        let file = self.find_memfd(reservation, vm.pid, vm.total()).or_else(|| file_in_dir().map(Arc::new));
+        let in_file = file.and_then(|file| allocated_bytes(&file)).filter(|bytes| *bytes > Bytes::ZERO);
+        in_file.or_else(|| {
+            let used = used_memory(vm.pid).ok()?.saturating_sub(shared_slices);
+            Some(used.min(vm.local)).filter(|used| *used > Bytes::ZERO)
+        })
     }
 
     /// Returns the memfd of a VM's local memory. Also finds a memfd that an earlier agent passed to
-    /// the VM's process.
-    fn find_memfd(&self, reservation: ReservationId, pid: u32, bytes: Bytes) -> Option<Arc<OwnedFd>> {
+    /// the VM's process. It has at most the size of all memory of the VM: it contains spare memory for
+    /// the VM's slices, unless the VM is pinned or an earlier version created it.
+    fn find_memfd(&self, reservation: ReservationId, pid: u32, total: Bytes) -> Option<Arc<OwnedFd>> {
         if let Some(memfd) = self.memfds().get(&reservation) {
             return Some(Arc::clone(memfd));
         }
         let memfd = process::find_memfd_of(pid, &memfd_name(reservation)).ok().flatten()?;
-        if memfd.metadata().ok()?.len() != bytes.get() {
+        if memfd.metadata().ok()?.len() > total.get() {
             return None;
         }
         Some(Arc::clone(self.memfds().entry(reservation).or_insert(Arc::new(memfd.into()))))
@@ -127,15 +148,17 @@ impl LocalMemory {
     }
 
     fn find_or_create_memfd(&self, record: &VmRecord) -> Result<Arc<OwnedFd>, HostError> {
-        if let Some(memfd) = self.find_memfd(record.reservation, record.process.pid, record.local) {
+        if let Some(memfd) = self.find_memfd(record.reservation, record.process.pid, record.total()) {
             return Ok(memfd);
         }
+        // Spare memory has no pages until pool memory is moved to it.
+        let bytes = if record.pinned { record.local } else { record.total() };
         let failed = |operation| move |errno| HostError::io(operation, record.vm.as_str(), errno);
         let name = memfd_name(record.reservation);
-        let created = make_memfd(&name, record.local)
+        let created = make_memfd(&name, bytes)
             .map_err(|errno| failed("create local memory of VM")(io::Error::from(errno)))?;
         let created = File::from(created);
-        self.bind_to_local_nodes(&created, record.local.get())
+        self.bind_to_local_nodes(&created, bytes.get())
             .map_err(failed("set the memory policy of local memory of VM"))?;
         Ok(Arc::clone(self.memfds().entry(record.reservation).or_insert(Arc::new(created.into()))))
     }
@@ -189,6 +212,10 @@ fn open_for_status(path: &Path) -> Option<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
+fn memfd_bytes(memfd: &OwnedFd) -> Option<u64> {
+    u64::try_from(rustix::fs::fstat(memfd).ok()?.st_size).ok()
+}
+
 /// Creates a memfd whose size cannot be changed by its users.
 fn make_memfd(name: &str, bytes: Bytes) -> Result<OwnedFd, Errno> {
     let memfd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -209,7 +236,15 @@ mod tests {
 
     fn vm() -> ObservedVm {
         let (vm, local) = (Name::new("a").unwrap(), Bytes::mib(64));
-        ObservedVm { vm, pid: std::process::id(), slices: Vec::new(), local, pinned: false, uid: None }
+        ObservedVm {
+            vm,
+            pid: std::process::id(),
+            slices: Vec::new(),
+            local,
+            pinned: false,
+            uid: None,
+            rehome: pool::protocol::ObservedRehome::None,
+        }
     }
 
     fn record() -> VmRecord {
@@ -224,6 +259,7 @@ mod tests {
             slices: BTreeMap::new(),
             uid: None,
             control_socket: None,
+            is_rehomed: false,
         }
     }
 
@@ -235,20 +271,27 @@ mod tests {
         else {
             panic!("not a descriptor");
         };
-        assert_eq!(local.allocated_bytes(ID, &vm()), None, "no page of the memfd is used");
+        let used = vec![1_u8; 64 << 20];
+        let of_process = local.allocated_bytes(ID, &vm(), Bytes::ZERO);
+        assert_eq!(of_process, Some(Bytes::mib(64)), "the memory of the process, at most that of the VM");
+        drop(used);
+        let pool = Bytes::gib(1 << 20); // more than the memory of this process
+        assert_eq!(local.allocated_bytes(ID, &vm(), pool), None, "no page of the memfd is used");
         let file = File::from(memfd.try_clone().unwrap());
         file.write_all_at(&[1; 3 << 20], 5 << 20).unwrap();
-        let touched = local.allocated_bytes(ID, &vm()).unwrap();
+        let touched = local.allocated_bytes(ID, &vm(), pool).unwrap();
         assert!((Bytes::mib(3)..=Bytes::mib(6)).contains(&touched), "{touched}");
         let after_restart = LocalMemory::new(None);
-        assert_eq!(after_restart.allocated_bytes(ID, &vm()), Some(touched));
+        assert_eq!(after_restart.allocated_bytes(ID, &vm(), pool), Some(touched));
         let other = ObservedVm { local: Bytes::mib(32), ..vm() };
         assert_eq!(
-            LocalMemory::new(None).allocated_bytes(ID, &other),
+            LocalMemory::new(None).allocated_bytes(ID, &other, pool),
             None,
             "a memfd of another size belongs to another VM"
         );
-        assert_eq!(LocalMemory::new(None).allocated_bytes(ReservationId(1), &vm()), None);
+        assert_eq!(LocalMemory::new(None).allocated_bytes(ReservationId(1), &vm(), pool), None);
+        let ended = ObservedVm { pid: 0, ..vm() };
+        assert_eq!(LocalMemory::new(None).allocated_bytes(ReservationId(1), &ended, Bytes::ZERO), None);
     }
 
     fn create_error(dir: &Path) -> String {
@@ -289,13 +332,14 @@ mod tests {
     fn touched_memory_in_a_directory_is_measured() {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let local = LocalMemory::new(Some(dir.path().to_owned()));
-        assert_eq!(local.allocated_bytes(ID, &vm()), None, "local memory does not exist");
+        let pool = Bytes::gib(1 << 20); // more than the memory of this process
+        assert_eq!(local.allocated_bytes(ID, &vm(), pool), None, "local memory does not exist");
         let RegionBacking::Path(path) = local.region(&record(), MemoryForm::Paths).unwrap().unwrap().backing
         else {
             panic!("not a path");
         };
         File::options().write(true).open(path).unwrap().write_all_at(&[1; 4096], 0).unwrap();
-        let touched = LocalMemory::new(local.dir.clone()).allocated_bytes(ID, &vm()).unwrap();
+        let touched = LocalMemory::new(local.dir.clone()).allocated_bytes(ID, &vm(), pool).unwrap();
         assert!((Bytes::new(4096)..=Bytes::mib(2)).contains(&touched), "{touched}");
     }
 }

@@ -11,7 +11,7 @@ mod removal_queue;
 mod switch;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ use std::{
 
 use pool::{
     agent::VmRecord,
-    protocol::{Handle, Holding, ObservedVm, SeenDevice},
+    protocol::{Handle, Holding, ObservedRehome, ObservedVm, SeenDevice},
 };
 use units::{Bytes, ReservationId, SLICE};
 
@@ -64,6 +64,11 @@ pub struct MemoryBlock {
     removals: RemovalQueue,
     /// Slices of VMs whose pages must not be migrated.
     pinned: Mutex<BTreeSet<Holding>>,
+    /// Slices of VMs whose memfds are on local nodes. Their pages are not migrated back, and their VMs
+    /// keep the memfds when the slices are removed.
+    rehomed: Mutex<BTreeSet<Holding>>,
+    /// Slices of VMs that are being moved to local nodes. Their pages are not migrated back.
+    moving: Mutex<BTreeSet<Holding>>,
     pages_migrated: AtomicU64,
     page_migration_failures: AtomicU64,
 }
@@ -86,6 +91,8 @@ impl MemoryBlock {
             open: OpenSlices::default(),
             removals: RemovalQueue::default(),
             pinned: Mutex::default(),
+            rehomed: Mutex::default(),
+            moving: Mutex::default(),
             pages_migrated: AtomicU64::new(0),
             page_migration_failures: AtomicU64::new(0),
         }
@@ -112,15 +119,16 @@ impl MemoryBlock {
     }
 
     /// Returns the memfd of a slice. If a VM still has the memfd that an earlier agent created for
-    /// the slice, it is reused unless `is_new`; otherwise a new memfd is created.
+    /// the slice, it is reused unless `is_new`; otherwise a new memfd is created. Restores the policy of
+    /// a memfd that an earlier agent has not moved completely to local nodes.
     fn find_or_create_memfd(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
         let name = memfd_name(holding);
         let existing = if is_new { None } else { process::find_memfd(&name)? };
-        if let Some(existing) = existing {
-            return Ok(existing);
-        }
-        let file =
-            process::make_memfd(&name, SLICE.get()).map_err(|errno| HostError::io("create", &name, errno))?;
+        let file = match existing {
+            Some(existing) => existing,
+            None => process::make_memfd(&name, SLICE.get())
+                .map_err(|errno| HostError::io("create", &name, errno))?,
+        };
         numa::prefer_nodes(&file, SLICE.get(), &BTreeSet::from([node]))
             .map_err(|errno| HostError::io("set the memory policy of", &name, errno))?;
         Ok(file)
@@ -234,9 +242,71 @@ impl MemoryBlock {
         Some(placed.misplaced_fraction().of(pool))
     }
 
-    /// Returns the memfds of all VMs that are not pinned. Their pages may be migrated.
+    /// Locks the set of slices of moved VMs; see [`MemoryBlock::pinned`].
+    fn rehomed(&self) -> MutexGuard<'_, BTreeSet<Holding>> {
+        self.rehomed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the set of slices of moving VMs; see [`MemoryBlock::pinned`].
+    fn moving(&self) -> MutexGuard<'_, BTreeSet<Holding>> {
+        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the memfds of all VMs that are neither pinned nor moved to local memory. Their pages may
+    /// be migrated.
     fn movable_files(&self) -> Vec<Arc<OwnedFd>> {
-        self.open.files_without(&self.pinned())
+        let mut excluded = self.pinned().clone();
+        excluded.extend(self.rehomed().iter());
+        excluded.extend(self.moving().iter());
+        self.open.files_without(&excluded)
+    }
+
+    /// Moves the memfds of a VM to local nodes. First their policies change, so that the VM's new pages
+    /// are local, and then the kernel migrates the existing pages.
+    fn move_to_local_nodes(&self, record: &VmRecord) -> Result<(), HostError> {
+        let failed = |operation| move |errno| HostError::io(operation, record.vm.as_str(), errno);
+        let local = self.local.local_nodes().map_err(failed("find local memory for VM"))?;
+        let (mut pages, mut remaining, mut errors) = (0, 0, BTreeMap::new());
+        for holding in record.slices.keys() {
+            let file = self.memfd(*holding).ok_or(HostError::NotOpen(*holding))?;
+            numa::bind(&file, SLICE.get(), &local).map_err(failed("set the memory policy of VM"))?;
+            let id = FileId::of(&file.metadata().map_err(failed("stat the memory of VM"))?);
+            for (attempt, node) in (1..).zip(&local) {
+                let moved = numa::migrate_misplaced_pages(record.process.pid, id, &local, *node)
+                    .map_err(failed("inspect the pages of VM"))?;
+                pages += if attempt == 1 { moved.misplaced } else { 0 };
+                if moved.misplaced == moved.moved {
+                    break;
+                }
+                if attempt == local.len() {
+                    remaining += moved.misplaced - moved.moved;
+                    moved.failed.into_iter().for_each(|(errno, n)| *errors.entry(errno).or_default() += n);
+                }
+            }
+        }
+        if remaining == 0 { Ok(()) } else { Err(HostError::PagesNotMoved { pages, remaining, errors }) }
+    }
+
+    fn memfd(&self, holding: Holding) -> Option<File> {
+        self.open.file(holding).and_then(|file| file.try_clone().ok()).map(File::from)
+    }
+
+    /// Reverts a failed move to local nodes.
+    fn move_back_to_pool_node(&self, record: &VmRecord) {
+        for (holding, handle) in &record.slices {
+            let node = self.ranges.slice(&handle.place).map(|(slices, _)| slices.node());
+            let (Ok(node), Some(file)) = (node, self.memfd(*holding)) else { continue };
+            let permitted = BTreeSet::from([node]);
+            let moved = numa::prefer_nodes(&file, SLICE.get(), &permitted)
+                .and_then(|()| file.metadata())
+                .and_then(|file| {
+                    numa::migrate_misplaced_pages(record.process.pid, FileId::of(&file), &permitted, node)
+                });
+            match moved {
+                Ok(moved) => self.record_migration(record.process.pid, &moved),
+                Err(error) => tracing::warn!(vm = %record.vm, %error, "cannot move a VM back to the pool"),
+            }
+        }
     }
 
     /// Migrates the VMs' pages on other nodes back to a node of the pool. Linux ignores the memory
@@ -250,7 +320,7 @@ impl MemoryBlock {
             };
             let id = FileId::of(&metadata);
             for pid in process::find_users(id).map(|users| users.pids).unwrap_or_default() {
-                match numa::migrate_pages_back(pid, id, &permitted, node) {
+                match numa::migrate_misplaced_pages(pid, id, &permitted, node) {
                     Ok(moved) => self.record_migration(pid, &moved),
                     Err(error) => tracing::debug!(pid, %error, "cannot inspect the pages of a process"),
                 }
@@ -282,10 +352,16 @@ impl Host for MemoryBlock {
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         let (slices, index) = self.ranges.slice(&handle.place)?;
-        self.remove_memfd(holding, verify)?;
+        if self.rehomed().contains(&holding) {
+            self.open.remove(holding); // the VM keeps the memfd, which is on local nodes
+        } else {
+            self.remove_memfd(holding, verify)?;
+        }
         self.pinned().remove(&holding);
         self.remove_from_node(slices, index, &handle.place)?;
-        self.ranges.close(&handle.place)
+        self.ranges.close(&handle.place)?;
+        self.rehomed().remove(&holding);
+        Ok(())
     }
 
     fn devices(&self) -> Vec<SeenDevice> {
@@ -320,14 +396,35 @@ impl Host for MemoryBlock {
         self.local.free(reservation)
     }
 
+    fn rehome(&self, record: &VmRecord) -> Option<Result<(), HostError>> {
+        self.moving().extend(record.slices.keys());
+        let result = self.move_to_local_nodes(record);
+        match &result {
+            Ok(()) => self.rehomed().extend(record.slices.keys()),
+            Err(_) => self.move_back_to_pool_node(record),
+        }
+        self.moving().retain(|holding| !record.slices.contains_key(holding));
+        Some(result)
+    }
+
     fn adopt_running_vm(&self, record: &VmRecord) {
         self.record_pinned(record);
+        if record.is_rehomed {
+            self.rehomed().extend(record.slices.keys());
+        }
     }
 
     fn usage(&self, reservation: ReservationId, vm: &ObservedVm) -> Usage {
-        let (local, pool) =
-            (self.local.allocated_bytes(reservation, vm), self.open.allocated_bytes(&vm.slices));
+        if vm.rehome == ObservedRehome::Done {
+            return Usage::default(); // the memfds of the slices are no longer open
+        }
+        let pool = self.open.allocated_bytes(&vm.slices);
+        let local = self.local.allocated_bytes(reservation, vm, self.open.shared_bytes(&vm.slices));
         Usage { local, pool, overflow: pool.and_then(|pool| self.estimate_overflow(vm, pool)) }
+    }
+
+    fn observable_files(&self, slices: &[Holding]) -> Result<BTreeSet<FileId>, &'static str> {
+        self.open.observable_files(slices)
     }
 
     fn counters(&self) -> Counters {
@@ -380,6 +477,7 @@ mod tests {
             uid: None,
             slices: BTreeMap::from([(SLICE_1, Handle::new("emc", "cxl:0x1:0"))]),
             control_socket: None,
+            is_rehomed: false,
         }
     }
 
@@ -396,6 +494,7 @@ mod tests {
             local: Bytes::ZERO,
             pinned: false,
             uid: None,
+            rehome: pool::protocol::ObservedRehome::None,
         };
         let overflow = || host.usage(ReservationId(7), &vm).overflow;
         assert_eq!(overflow(), Some(Bytes::ZERO));

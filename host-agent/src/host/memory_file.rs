@@ -4,7 +4,7 @@
 use std::{os::fd::OwnedFd, path::Path};
 
 use rustix::{
-    fs::{FileType, OFlags, Uid, XattrFlags, fchown, fsetxattr, fstat},
+    fs::{FileType, OFlags, Uid, XattrFlags, fchown, fsetxattr, fstat, fstatfs},
     io::Errno,
 };
 use units::{Bytes, UserId};
@@ -24,6 +24,13 @@ pub(super) fn allocated_bytes(file: &OwnedFd) -> Option<Bytes> {
     let is_file = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
     let blocks = u64::try_from(status.st_blocks).ok().filter(|_| is_file)?;
     Some(Bytes::new(blocks * BLOCK))
+}
+
+/// Returns whether a file consists of shared memory: a memfd, or a file in tmpfs or hugetlbfs.
+pub(super) fn is_shared_memory(file: &OwnedFd) -> bool {
+    /// Magic numbers of tmpfs and hugetlbfs, from linux/magic.h.
+    const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x9584_58f6];
+    fstatfs(file).is_ok_and(|status| IN_MEMORY.contains(&status.f_type))
 }
 
 /// Returns the flag `O_NOFOLLOW`: open(2) then fails on a symbolic link.

@@ -18,7 +18,7 @@ use units::{Bytes, SLICE, UserId};
 
 use super::{
     HostError, MemoryForm, MemoryRegion, RegionBacking, file_owner,
-    memory_file::{allocated_bytes, permit_user},
+    memory_file::{allocated_bytes, is_shared_memory, permit_user},
     process::{self, FileId},
 };
 
@@ -73,6 +73,28 @@ impl OpenSlices {
         slices.iter().map(|holding| allocated_bytes(&table.get(holding)?.0)).sum()
     }
 
+    /// Returns the part of [`Self::allocated_bytes`] that is shared memory, not device memory or a file on
+    /// disk.
+    pub(super) fn shared_bytes(&self, slices: &[Holding]) -> Bytes {
+        let table = self.table();
+        let files = slices.iter().filter_map(|holding| Some(&table.get(holding)?.0));
+        files.filter(|file| is_shared_memory(file)).filter_map(|file| allocated_bytes(file)).sum()
+    }
+
+    /// Returns the identities of these slices' files for [`super::Host::observable_files`].
+    pub(super) fn observable_files(&self, slices: &[Holding]) -> Result<BTreeSet<FileId>, &'static str> {
+        let table = self.table();
+        let identify = |holding| {
+            let (file, _) = table.get(holding).ok_or("a slice of the VM is not open")?;
+            match FileId::of_descriptor(file) {
+                Ok(FileId::Device(_)) => Err("the slices are device memory"),
+                Ok(file) => Ok(file),
+                Err(_) => Err("the file of a slice cannot be examined"),
+            }
+        };
+        slices.iter().map(identify).collect()
+    }
+
     pub(super) fn remove(&self, holding: Holding) {
         self.table().remove(&holding);
     }
@@ -107,6 +129,7 @@ impl OpenSlices {
             emc: Arc::clone(&handle.emc),
             bytes: SLICE,
             offset: 0,
+            spare: Bytes::ZERO,
             backing,
         })
     }

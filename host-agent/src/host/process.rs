@@ -32,6 +32,9 @@ use crate::user::current_user;
 /// to take the memory from its users.
 const MEMFD_SEALS: SealFlags = SealFlags::GROW.union(SealFlags::SEAL);
 
+/// Maximum number of threads of a process that are examined because the previous one has ended.
+const THREADS_EXAMINED_MAX: usize = 16;
+
 /// Error of the inspection of a process.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -203,11 +206,42 @@ fn fields_after_name(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace()
 }
 
-/// Returns whether a process does not exist or is a zombie: a process that has ended, but whose
-/// parent has not waited for it. A zombie has neither memory nor descriptors.
+/// Returns whether a process or thread does not exist or is a zombie: it has ended, but its parent has
+/// not waited for it. A zombie has neither memory nor descriptors.
 fn is_zombie(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.map_or(true, |stat| matches!(fields_after_name(&stat).next(), Some("Z" | "X") | None))
+    // The name of a thread may be invalid UTF-8.
+    let stat = fs::read(format!("/proc/{pid}/stat"));
+    stat.map_or(true, |stat| {
+        matches!(fields_after_name(&String::from_utf8_lossy(&stat)).next(), Some("Z" | "X") | None)
+    })
+}
+
+/// Returns the ID of a live thread of a process, usually the ID of the process itself. If its first thread
+/// has ended before the others, the process looks like a zombie, but its memory still exists. `None` if no
+/// thread is alive.
+fn live_thread(pid: u32) -> Option<u32> {
+    if !is_zombie(pid) {
+        return Some(pid);
+    }
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    let mut threads = threads.filter_map(|thread| thread.ok()?.file_name().to_str()?.parse().ok());
+    threads.find(|thread| !is_zombie(*thread))
+}
+
+/// Returns whether a process has a file open or mapped. Examines one thread: threads have the same memory
+/// and, unless they were unshared, the same descriptors. If the thread ends meanwhile, another one is
+/// examined.
+fn process_uses_file(pid: u32, file: FileId) -> io::Result<bool> {
+    for _ in 0..THREADS_EXAMINED_MAX {
+        let Some(thread) = live_thread(pid) else { return Ok(false) };
+        match uses_file(thread, file) {
+            Ok(true) => return Ok(true),
+            // The files of a thread that has ended are empty.
+            _ if is_zombie(thread) => {}
+            result => return result,
+        }
+    }
+    Err(io::Error::other("its threads end too fast"))
 }
 
 fn read_cgroup(pid: u32) -> Result<String, ProcessError> {
@@ -275,11 +309,9 @@ pub fn find_users(file: FileId) -> Result<FileUsers, ProcessError> {
         if pid == std::process::id() {
             continue;
         }
-        match uses_file(pid, file) {
+        match process_uses_file(pid, file) {
             Ok(true) => users.pids.push(pid),
             Ok(false) => {}
-            Err(errno) if is_gone(&errno) => {}
-            Err(_) if is_zombie(pid) => {}
             Err(_) => users.unreadable.push(pid),
         }
     }

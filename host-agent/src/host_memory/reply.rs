@@ -104,7 +104,7 @@ fn to_wire_region(region: MemoryRegion) -> (wire::Region, Option<Arc<OwnedFd>>) 
         bytes: region.bytes.get(),
         offset: region.offset,
         path,
-        spare_bytes: 0, // the agent does not provide spare memory
+        spare_bytes: region.spare.get(),
     };
     (converted, descriptor)
 }
@@ -119,7 +119,8 @@ mod tests {
     fn part(slice: u32, path_bytes: usize) -> MemoryRegion {
         let holding = Holding { slice: SliceId(slice), epoch: Epoch(1) };
         let backing = RegionBacking::Path("x".repeat(path_bytes).into());
-        MemoryRegion { slice: Some(holding), emc: "emc".into(), bytes: SLICE, offset: 0, backing }
+        let spare = units::Bytes::ZERO;
+        MemoryRegion { slice: Some(holding), emc: "emc".into(), bytes: SLICE, offset: 0, spare, backing }
     }
 
     fn check_split(parts: u32, path_bytes: usize, expected: usize) {

@@ -10,12 +10,15 @@
 //! - `reconnect`: connects to the agent again
 //! - `write`: writes a nonzero byte to both ends of every region
 //! - `zero`: prints whether every region begins and ends with zero
+//! - `end-first-thread`: ends the first thread of the process, while another thread continues
 
 use std::{
     fs::File,
     io::{self, BufRead},
     os::unix::fs::FileExt,
     path::Path,
+    sync::mpsc,
+    thread,
 };
 
 use host_memory::{Client, ClientError, Region, VmMemory};
@@ -33,17 +36,38 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ => Ok(()),
     };
     change_user("before")?;
-    let mut client = Client::connect(socket)?;
+    let client = Client::connect(socket)?;
     change_user("after")?;
+    let (end_first_thread, ended) = mpsc::channel();
+    let socket = socket.to_owned();
+    let server =
+        thread::spawn(move || serve(client, &socket, &end_first_thread).map_err(|error| error.to_string()));
+    if ended.recv().is_ok() {
+        println!("ended");
+        // SAFETY: `exit` ends only this thread. No other thread borrows from its stack: `socket` and
+        // `end_first_thread` were moved.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    Ok(server.join().map_err(|_| "the thread panicked")??)
+}
+
+/// Executes requests until the standard input is closed.
+fn serve(
+    mut client: Client,
+    socket: &Path,
+    end_first_thread: &mpsc::Sender<()>,
+) -> Result<(), Box<dyn std::error::Error>> {
     let mut regions = Vec::new();
     for line in io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
-        if words == ["reconnect"] {
-            client = Client::connect(socket)?;
-            println!("connected");
-        } else {
-            println!("{}", execute(&client, &mut regions, &words)?);
+        match words[..] {
+            ["reconnect"] => {
+                client = Client::connect(socket)?;
+                println!("connected");
+            }
+            ["end-first-thread"] => end_first_thread.send(())?,
+            _ => println!("{}", execute(&client, &mut regions, &words)?),
         }
     }
     Ok(())

@@ -335,6 +335,8 @@ pub fn desired_vm(slices: Vec<wire::DesiredSlice>) -> wire::DesiredState {
         slices,
         pinned: false,
         uid: None,
+        rehome_attempt: None,
+        rehome_cancelled: false,
     };
     wire::DesiredState { vms: vec![vm], ..desired_state() }
 }
@@ -349,6 +351,8 @@ pub fn desired_vms(vms: impl IntoIterator<Item = (wire::DesiredSlice, Option<u32
         slices: vec![slice],
         pinned: false,
         uid,
+        rehome_attempt: None,
+        rehome_cancelled: false,
     });
     wire::DesiredState { vms: vms.collect(), ..desired_state() }
 }

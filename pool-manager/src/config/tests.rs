@@ -85,6 +85,22 @@ fn optional_sections_have_defaults() {
 }
 
 #[test]
+fn qos_section_sets_when_memory_is_moved() {
+    let of =
+        |value: &str| parse(&RACK.replacen("[[emc]]", &format!("[qos]\nrehome = {value}\n\n[[emc]]"), 1));
+    assert_eq!(rack().qos.rehome, RehomePolicy::Ask);
+    for (value, policy) in
+        [("\"never\"", RehomePolicy::Never), ("\"ask\"", RehomePolicy::Ask), ("\"auto\"", RehomePolicy::Auto)]
+    {
+        assert_eq!(of(value).unwrap().qos.rehome, policy);
+    }
+    for value in ["\"always\"", "\"Auto\"", "true"] {
+        let error = of(value).unwrap_err().to_string();
+        assert!(error.contains(&format!("line 7: qos.rehome = {value}: must be ")), "{error}");
+    }
+}
+
+#[test]
 fn prediction_section_sets_limits_and_retention() {
     let of = |lines: &str| parse(&RACK.replacen("[[emc]]", &format!("[prediction]\n{lines}\n\n[[emc]]"), 1));
     assert_eq!(of("").unwrap().prediction, Settings::default());
@@ -131,7 +147,7 @@ fn unknown_key_is_an_error() {
     check(
         "[[host]]",
         "[[hosts]]",
-        "host: at least one [[host]] is required\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, fence, access, tls, emc, host",
+        "host: at least one [[host]] is required\nline 18: hosts: unknown key; must be one of manager, lease, policy, prediction, qos, fence, access, tls, emc, host",
     );
     check(
         "cores = 32",

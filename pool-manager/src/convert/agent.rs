@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use pool::protocol::{
-    DesiredRelease, DesiredState, FailureReason, Hello, Holding, ObservedState, ObservedVm, ScrubReport,
-    SeenDevice, SliceFailure,
+    DesiredRelease, DesiredState, FailureReason, Hello, Holding, ObservedRehome, ObservedState, ObservedVm,
+    ScrubReport, SeenDevice, SliceFailure,
 };
 use proto::v1 as wire;
 use units::limits::{EMCS_PER_HOST_MAX, NAME_BYTES_MAX, REASON_BYTES_MAX, RESERVATIONS_PER_HOST_MAX};
-use units::{Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Revision, SliceId, UnixMs};
+use units::{
+    Bytes, DesiredVersion, Epoch, InstanceId, Name, ReservationId, Revision, SliceId, UnixMs, single_line,
+};
 
 use super::requests::{InvalidField, parse_local_memory, parse_name, parse_user_id};
 
@@ -38,7 +40,7 @@ pub fn parse_hello(h: wire::Hello) -> Result<(Name, Hello), InvalidField> {
         return Err(InvalidField::new("devices", devices.len(), rule));
     }
     let (instance, boot_id, host_memory_socket) = (InstanceId(h.instance), h.boot_id, h.host_memory_socket);
-    Ok((name, Hello { instance, boot_id, host_memory_socket, devices }))
+    Ok((name, Hello { instance, boot_id, host_memory_socket, devices, can_rehome: h.can_rehome }))
 }
 
 fn parse_seen_device(d: wire::SeenDevice) -> Result<SeenDevice, InvalidField> {
@@ -129,9 +131,16 @@ fn parse_observed_vm(vm: wire::ObservedVm) -> Result<(ReservationId, ObservedVm)
     let slices = vm.slices.into_iter().map(to_holding).collect();
     let (name, local) = (parse_name("vm", &vm.vm)?, parse_local_memory(vm.local_bytes)?);
     let (pinned, uid) = (vm.pinned, vm.uid.map(parse_user_id).transpose()?);
+    let rehome = match vm.rehome_failure {
+        _ if vm.rehomed => ObservedRehome::Done,
+        Some(wire::RehomeFailure { attempt, reason }) => {
+            ObservedRehome::Failed { attempt, why: single_line(&reason, REASON_BYTES_MAX) }
+        }
+        None => ObservedRehome::None,
+    };
     Ok((
         parse_reservation_id(&vm.reservation)?,
-        ObservedVm { vm: name, pid: vm.pid, slices, local, pinned, uid },
+        ObservedVm { vm: name, pid: vm.pid, slices, local, pinned, uid, rehome },
     ))
 }
 
@@ -153,6 +162,8 @@ pub fn desired_state_message(rack_uuid: String, w: DesiredState) -> wire::Desire
         slices: slices(v.slices),
         pinned: v.pinned,
         uid: v.uid.map(u32::from),
+        rehome_attempt: v.rehome.map(|rehome| rehome.attempt),
+        rehome_cancelled: v.rehome.is_some_and(|rehome| rehome.is_cancelled),
     };
     let release = |(h, release): (Holding, DesiredRelease)| wire::DesiredRelease {
         slice: h.slice.0,
@@ -211,6 +222,8 @@ mod tests {
             local_bytes,
             pinned: true,
             uid: None,
+            rehomed: false,
+            rehome_failure: None,
         };
         let (_, observed) = parse_observed_vm(vm(3 << 20)).expect("a valid VM was rejected");
         assert_eq!((observed.local, observed.pinned), (Bytes::mib(3), true));
@@ -237,7 +250,9 @@ mod tests {
         assert_eq!(field, "uid");
         assert!(problem.contains("4294967295"), "{problem}");
         let ObservedVm { vm, local, pinned, uid, .. } = observed;
-        let desired_vm = pool::protocol::DesiredVm { vm, local, pinned, uid, slices: BTreeMap::new() };
+        let rehome = Some(pool::protocol::DesiredRehome { attempt: 3, is_cancelled: true });
+        let desired_vm =
+            pool::protocol::DesiredVm { vm, local, pinned, uid, slices: BTreeMap::new(), rehome };
         let desired = DesiredState {
             number: DesiredVersion::default(),
             base: None,
@@ -248,6 +263,7 @@ mod tests {
             removals: pool::protocol::Removals::default(),
             fenced: false,
         };
-        assert_eq!(desired_state_message(String::new(), desired).vms[0].uid, Some(2001));
+        let sent = &desired_state_message(String::new(), desired).vms[0];
+        assert_eq!((sent.uid, sent.rehome_attempt, sent.rehome_cancelled), (Some(2001), Some(3), true));
     }
 }

@@ -4,18 +4,13 @@ use std::collections::HashMap;
 
 use prediction::{
     frigid::Groups,
-    sensitivity::{COUNTER_NAMES, COUNTER_VALUE_MAX},
+    sensitivity::{COUNTER_NAMES, counter_range},
 };
 use proto::v1 as wire;
 use units::limits::{NAME_BYTES_MAX, VM_ATTRIBUTE_BYTES_MAX};
 
 use super::InvalidField;
 use crate::records::forecast_rows::Counters;
-
-/// Number of leading entries of [`COUNTER_NAMES`] that are fractions of pipeline slots or cycles.
-const FRACTION_COUNTER_COUNT: usize = 12;
-/// Upper bound of a fraction: measured fractions can be slightly above 1.
-const FRACTION_MAX: f64 = 1.2;
 
 /// Validates the properties of a VM: names of its groups, and performance counters if present.
 ///
@@ -68,9 +63,9 @@ pub fn parse_counters(field: &'static str, named: &HashMap<String, f64>) -> Resu
                 format!("must be one of {}", COUNTER_NAMES.join(", ")),
             )
         })?;
-        let max = if at < FRACTION_COUNTER_COUNT { FRACTION_MAX } else { COUNTER_VALUE_MAX };
-        if !(0.0..=max).contains(number) {
-            let rule = format!("must be a number from 0 to {max}");
+        let range = counter_range(at);
+        if !range.contains(number) {
+            let rule = format!("must be a number from {} to {}", range.start(), range.end());
             return Err(InvalidField::new(field, format!("{name} = {number}"), rule));
         }
         counters[at] = *number;

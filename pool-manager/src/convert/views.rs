@@ -6,7 +6,7 @@ use pool::{
     audit::Decision,
     ledger::{EmcEntry, HostEntry, Ledger, When},
     manager::{Alarm, EmcState, HostState, Manager, ReservationView},
-    record::{Fence, Key, Migration, MigrationAnswer, MigrationKind, Reservation, Scheduling, Stage},
+    record::{Fence, Key, Migration, MigrationAnswer, MigrationKind, Rehome, Reservation, Scheduling, Stage},
     slice::{Receipt, Scrub, Slot, State},
 };
 use proto::v1 as wire;
@@ -99,7 +99,7 @@ pub fn reservation_message(view: ReservationView) -> wire::Reservation {
         host: view.host.to_string(),
         state,
         local_bytes: r.local.get(),
-        pool_bytes: pool_memory(&r).get(),
+        pool_bytes: r.pool().get(),
         slices: r.slices.iter().map(|s| s.0).collect(),
         cores: r.cores,
         pinned: r.pinned,
@@ -111,7 +111,25 @@ pub fn reservation_message(view: ReservationView) -> wire::Reservation {
         slices_online: view.online,
         reason,
         monitoring: None,
+        rehome: rehome_message(&r),
     }
+}
+
+/// Converts the latest move of a VM's pool memory; `None` if none was requested.
+fn rehome_message(reservation: &Reservation) -> Option<wire::Rehome> {
+    let (state, attempt, reason) = match &reservation.rehome {
+        Rehome::None => return None,
+        Rehome::Moving { attempt } | Rehome::Cancelling { attempt } if !reservation.is_active() => {
+            (wire::RehomeState::Failed, *attempt, "the reservation has ended".to_owned())
+        }
+        Rehome::Moving { attempt } => (wire::RehomeState::Copying, *attempt, String::new()),
+        Rehome::Cancelling { attempt } => (wire::RehomeState::Cancelling, *attempt, String::new()),
+        Rehome::Failed { attempt, why, .. } => (wire::RehomeState::Failed, *attempt, why.clone()),
+        Rehome::Done { .. } => (wire::RehomeState::Done, 0, String::new()),
+    };
+    let moved = reservation.rehome.former_slices().len();
+    let bytes = Bytes::slices(u32::try_from(moved + reservation.slices.len()).unwrap_or(u32::MAX)).get();
+    Some(wire::Rehome { state: state.into(), attempt, reason, bytes })
 }
 
 /// Converts a recorded decision. `seq` is its sequence number in the audit log.
@@ -281,11 +299,6 @@ impl From<CapacityView> for wire::Capacity {
     }
 }
 
-/// Returns the pool memory of a reservation.
-pub fn pool_memory(reservation: &Reservation) -> Bytes {
-    Bytes::slices(u32::try_from(reservation.slices.len()).unwrap_or(u32::MAX))
-}
-
 /// Migration requests, and the free capacity of the hosts to which VMs can migrate.
 #[derive(Clone, Debug, Default)]
 pub struct MigrationList {
@@ -331,13 +344,15 @@ impl From<MigrationList> for Vec<wire::Migration> {
 
 fn migration_view(ledger: &Ledger, id: ReservationId, migration: &Migration) -> MigrationView {
     let reservation = ledger.reservation(id);
-    let pool = reservation.map_or(Bytes::ZERO, pool_memory);
+    let pool = reservation.map_or(Bytes::ZERO, Reservation::pool);
+    let can_rehome = reservation.is_some_and(|reservation| ledger.check_rehome(reservation).is_ok());
     let slowdown = migration.slowdown.map(|slowdown| wire::Slowdown {
         loss: slowdown.estimate.loss,
         severity: slowdown.estimate.severity,
         samples: slowdown.estimate.samples,
         needed_local_bytes: pool.get(),
         hosts: Vec::new(),
+        can_rehome,
     });
     MigrationView {
         message: wire::Migration { slowdown, ..migration_message(ledger, id, migration) },

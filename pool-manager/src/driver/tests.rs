@@ -149,6 +149,7 @@ impl TestDriver {
             boot_id: "b".into(),
             host_memory_socket: String::new(),
             devices: Vec::new(),
+            can_rehome: true,
         };
         let (session, is_accepted) = handle.connect_agent(HostId(0), hello, outbox).unwrap();
         assert!(is_accepted);

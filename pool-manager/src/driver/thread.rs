@@ -157,6 +157,8 @@ impl DriverThread {
         if let Err(error) = &result {
             tracing::error!(batch, error = units::chain(error), "cannot write to the store");
             self.metrics.store_failures.inc();
+        } else {
+            self.metrics.count_rehomes(records);
         }
         self.handle_event(Event::Stored { batch, ok: result.is_ok() });
         self.check_disk_space();

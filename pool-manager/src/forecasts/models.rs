@@ -15,6 +15,7 @@ use prediction::{
         feature_names,
     },
     import::{Format, ImportError, ImportedModel},
+    qos::{LabelledRun, LossAccuracy, LossModel},
     sensitivity::{self, COUNTER_NAMES, Workload, backtest::EvaluationError},
 };
 use tokio::sync::OwnedSemaphorePermit;
@@ -26,7 +27,8 @@ use units::{
 use super::{Forecasts, calibration_of};
 use crate::{
     driver::DriverError,
-    records::forecast_rows::{self, EndedVm, ModelVersions},
+    records::forecast_rows::{self, EndedVm, MeasuredMove, ModelVersions},
+    store::{Scan, StoreError},
 };
 
 /// Target rates of overpredictions for which a backtest reports results.
@@ -70,8 +72,11 @@ pub enum ModelError {
     #[error("labels")]
     Evaluation(#[from] EvaluationError),
     /// The request has no labels.
-    #[error("labels: are missing: required for a model of latency sensitivity")]
+    #[error("labels: are missing: required for a model of this kind")]
     NoLabels,
+    /// Models of this kind cannot be imported from a file of another tool.
+    #[error("format: models of {} cannot be imported from another tool: must be MODEL_FORMAT_TARN", .0.name())]
+    OwnFormatOnly(Kind),
     /// The file is not a valid model.
     #[error("content")]
     File(#[from] FileError),
@@ -97,14 +102,17 @@ pub enum Training {
     /// Trains a model of frigid memory on the stored outcomes.
     Frigid,
     /// Trains a model of latency sensitivity on labelled workloads.
-    Sensitivity(Labels),
+    Sensitivity(Labels<Workload>),
+    /// Trains a model of the loss of running VMs on labelled runs with pool memory.
+    Loss(Labels<LabelledRun>),
 }
 
-/// Workloads with measured slowdowns, for training a model of latency sensitivity.
+/// Workloads or runs with measured slowdowns, from which a model is trained.
 #[derive(Clone, Debug)]
-pub struct Labels {
-    /// Counters of each workload on local memory, and its slowdown on pool memory.
-    pub workloads: Vec<Workload>,
+pub struct Labels<T> {
+    /// Workloads: their counters with local memory, and their slowdowns with pool memory. Or runs: their
+    /// counters and slowdowns with pool memory.
+    pub workloads: Vec<T>,
     /// Performance degradation margin: the largest tolerated slowdown.
     pub pdm: Fraction,
     /// Whether the slowdowns come from a processor model instead of measurements.
@@ -124,10 +132,23 @@ pub struct ModelSummary {
     pub provenance: Provenance,
     /// Size of the stored file, in bytes.
     pub bytes: usize,
-    /// Decision thresholds of a model of latency sensitivity; empty for other models.
-    pub cutoffs: Vec<sensitivity::Cutoff>,
+    /// Performance degradation margin (PDM) of the model; `None` for a model of frigid memory.
+    pub pdm: Option<Fraction>,
+    /// Evaluation that the model contains.
+    pub evaluation: Evaluation,
     /// Comparison with the serving model, if both could be evaluated.
     pub comparison: Option<Comparison>,
+}
+
+/// Evaluation that a model contains.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Evaluation {
+    /// The model contains none. Its provenance has the results of a backtest.
+    None,
+    /// Decision thresholds of a model of latency sensitivity.
+    Cutoffs(Vec<sensitivity::Cutoff>),
+    /// Accuracy of a model of the loss of running VMs.
+    Accuracy(LossAccuracy),
 }
 
 /// Comparison of a model with the serving model on VMs that started after the serving model was
@@ -146,11 +167,20 @@ pub struct Comparison {
     pub share_of_serving: f64,
 }
 
+/// Properties of a stored model.
+#[derive(Clone, Debug)]
+struct StoredModel {
+    provenance: Provenance,
+    pdm: Option<Fraction>,
+    evaluation: Evaluation,
+    bytes: usize,
+}
+
 /// Stored models, and the serving model of each kind.
 #[derive(Debug, Default)]
 pub(super) struct ModelRegistry {
     versions: BTreeMap<Kind, ModelVersions>,
-    models: BTreeMap<(Kind, u32), (Provenance, Vec<sensitivity::Cutoff>, usize)>,
+    models: BTreeMap<(Kind, u32), StoredModel>,
 }
 
 impl ModelRegistry {
@@ -184,18 +214,23 @@ impl ModelRegistry {
     }
 
     fn insert(&mut self, kind: Kind, version: u32, file: &ModelFile, bytes: usize) {
-        let cutoffs = match &file.content {
-            Content::Sensitivity { model, .. } => model.cutoffs().to_vec(),
-            Content::Frigid { .. } => Vec::new(),
+        let (pdm, evaluation) = match &file.content {
+            Content::Frigid { .. } => (None, Evaluation::None),
+            Content::Sensitivity { model, .. } => {
+                (Some(model.pdm), Evaluation::Cutoffs(model.cutoffs().to_vec()))
+            }
+            Content::Loss { model, .. } => (Some(model.pdm), Evaluation::Accuracy(model.accuracy)),
         };
-        self.models.insert((kind, version), (file.provenance.clone(), cutoffs, bytes));
+        let provenance = file.provenance.clone();
+        self.models.insert((kind, version), StoredModel { provenance, pdm, evaluation, bytes });
     }
 
     fn summary(&self, kind: Kind, version: u32) -> Result<ModelSummary, ModelError> {
         let model = self.models.get(&(kind, version));
-        let (provenance, cutoffs, bytes) = model.cloned().ok_or(ModelError::NoSuchModel { kind, version })?;
+        let StoredModel { provenance, pdm, evaluation, bytes } =
+            model.cloned().ok_or(ModelError::NoSuchModel { kind, version })?;
         let is_serving = self.versions(kind).serving() == Some(version);
-        Ok(ModelSummary { kind, version, is_serving, provenance, bytes, cutoffs, comparison: None })
+        Ok(ModelSummary { kind, version, is_serving, provenance, bytes, pdm, evaluation, comparison: None })
     }
 
     /// Returns the versions of the oldest models, which must be deleted before a model is added.
@@ -233,26 +268,48 @@ impl Forecasts {
         Ok((summary, self.read_model_bytes(kind, version).await?))
     }
 
-    /// Trains a model and stores it, without promoting it.
+    /// Trains a model and stores it, without promoting it. `with_measured_moves` adds the measured moves of
+    /// this rack's VMs to the labels.
     ///
     /// # Errors
     /// [`ModelError`] if there is too little training data, another training is in progress, or the
     /// store fails.
-    pub async fn train(&self, training: Training) -> Result<ModelSummary, ModelError> {
+    pub async fn train(
+        &self,
+        training: Training,
+        with_measured_moves: bool,
+    ) -> Result<ModelSummary, ModelError> {
         let permit = self.acquire_training_permit()?;
         let created = self.now()?;
-        let (kind, samples) = match &training {
-            Training::Frigid => (Kind::Frigid, self.load_samples().await?),
-            Training::Sensitivity(_) => (Kind::Sensitivity, Vec::new()),
+        let kind = match &training {
+            Training::Frigid => Kind::Frigid,
+            Training::Sensitivity(_) => Kind::Sensitivity,
+            Training::Loss(_) => Kind::Loss,
+        };
+        let (samples, moves) = match kind {
+            Kind::Frigid => (self.load_samples().await?, Vec::new()),
+            _ if with_measured_moves => (Vec::new(), self.load_measured_moves().await?),
+            _ => (Vec::new(), Vec::new()),
         };
         let file = run_in_background(move || {
             let _permit = permit; // held until the training ends, even if the caller disconnects
             let provenance = Provenance { trained_by: "tarn".to_owned(), ..new_provenance(created) };
             match training {
                 Training::Frigid => frigid_model_file(&samples, &ModelSource::Trained, provenance),
-                Training::Sensitivity(labels) => {
+                Training::Sensitivity(mut labels) => {
+                    let measured_moves =
+                        labels.add_moves(&moves, |moved| moved.loss.workload(moved.program.clone()));
                     let model = sensitivity::Model::train(&labels.workloads, labels.pdm, TRAINING_SEED)?;
-                    Ok(sensitivity_model_file(model, &labels, provenance))
+                    let provenance = Provenance { measured_moves, ..labels.add_to(provenance) };
+                    Ok(ModelFile::sensitivity(provenance, model))
+                }
+                Training::Loss(mut labels) => {
+                    let labelled =
+                        |moved: &MeasuredMove| Some(moved.loss.labelled_run(moved.program.clone()));
+                    let measured_moves = labels.add_moves(&moves, labelled);
+                    let model = LossModel::train(&labels.workloads, labels.pdm, TRAINING_SEED)?;
+                    let provenance = Provenance { measured_moves, ..labels.add_to(provenance) };
+                    Ok(ModelFile::loss(provenance, model))
                 }
             }
         });
@@ -286,7 +343,7 @@ impl Forecasts {
         kind: Kind,
         format: Format,
         bytes: Vec<u8>,
-        labels: Option<Labels>,
+        labels: Option<Labels<Workload>>,
     ) -> Result<ModelSummary, ModelError> {
         let permit = self.acquire_training_permit()?;
         let created = self.now()?;
@@ -308,8 +365,9 @@ impl Forecasts {
                     let model = ImportedModel::read(format, &bytes, &COUNTER_NAMES.map(str::to_owned))?;
                     let labels = labels.ok_or(ModelError::NoLabels)?;
                     let model = sensitivity::Model::imported(model, &labels.workloads, labels.pdm)?;
-                    Ok(sensitivity_model_file(model, &labels, provenance))
+                    Ok(ModelFile::sensitivity(labels.add_to(provenance), model))
                 }
+                Kind::Loss => Err(ModelError::OwnFormatOnly(kind)),
             }
         });
         self.store_model(kind, file.await??).await
@@ -386,12 +444,11 @@ impl Forecasts {
                 .for_each(|(_, vm)| add_to_calibration(&mut calibration, *version, vm));
         }
         let mut inputs = self.read_state().operating_point_inputs(self.limits());
-        match &model {
-            Some((_, ModelFile { content: Content::Sensitivity { model, .. }, .. })) => {
-                inputs.cutoffs = model.cutoffs().to_vec();
-            }
-            None if kind == Kind::Sensitivity => inputs.cutoffs.clear(),
-            _ => inputs.calibration = calibration.clone(),
+        match (kind, model.as_ref().map(|(_, file)| &file.content)) {
+            (_, Some(Content::Sensitivity { model, .. })) => inputs.cutoffs = model.cutoffs().to_vec(),
+            (Kind::Sensitivity, _) => inputs.cutoffs.clear(),
+            (Kind::Frigid, _) => inputs.calibration = calibration.clone(),
+            (Kind::Loss, _) => {} // it does not affect the placement of VMs
         }
         let point = run_in_background(move || inputs.choose()).await?;
         self.driver.write_entries(vec![forecast_rows::put_versions(kind, &versions)]).await?;
@@ -470,28 +527,31 @@ impl Forecasts {
     }
 
     async fn read_model_bytes(&self, kind: Kind, version: u32) -> Result<Vec<u8>, ModelError> {
-        let mut snapshot = self.driver.snapshot().await?;
-        let permit = self.acquire_reading_permit().await?;
-        let bytes = run_in_background(move || {
-            let _permit = permit;
-            forecast_rows::load_model(snapshot.as_mut(), kind, version)
-        });
-        let bytes = bytes.await?;
-        let bytes = bytes.map_err(|error| DriverError::Unreadable(error.into()))?;
+        let bytes = self.read_store(move |store| forecast_rows::load_model(store, kind, version)).await?;
         bytes.ok_or(ModelError::NoSuchModel { kind, version })
     }
 
     /// Reads all stored outcomes with their numbers.
     pub(super) async fn load_outcomes(&self) -> Result<Vec<(u64, EndedVm)>, ModelError> {
+        self.read_store(forecast_rows::load_outcomes).await
+    }
+
+    /// Reads all measured moves with their numbers.
+    pub(super) async fn load_measured_moves(&self) -> Result<Vec<(u64, MeasuredMove)>, ModelError> {
+        self.read_store(forecast_rows::load_measured_moves).await
+    }
+
+    async fn read_store<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&mut dyn Scan) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, ModelError> {
         let mut snapshot = self.driver.snapshot().await?;
         let permit = self.acquire_reading_permit().await?;
         let read = run_in_background(move || {
             let _permit = permit;
-            forecast_rows::load_outcomes(snapshot.as_mut())
+            read(snapshot.as_mut())
         });
-        let read = read.await?;
-        let read = read.map_err(|error| DriverError::Unreadable(error.into()))?;
-        Ok(read)
+        Ok(read.await?.map_err(|error| DriverError::Unreadable(error.into()))?)
     }
 
     async fn acquire_reading_permit(&self) -> Result<OwnedSemaphorePermit, ModelError> {
@@ -544,9 +604,22 @@ fn frigid_model_file(
     Ok(ModelFile::frigid(provenance, trained.model, trained.calibration))
 }
 
-fn sensitivity_model_file(model: sensitivity::Model, labels: &Labels, provenance: Provenance) -> ModelFile {
-    let rows = labels.workloads.len() as u64;
-    ModelFile::sensitivity(Provenance { rows, modelled: labels.modelled, ..provenance }, model)
+impl<T> Labels<T> {
+    /// Adds the measured moves of which `convert` makes labels, and returns their number.
+    fn add_moves(
+        &mut self,
+        moves: &[(u64, MeasuredMove)],
+        convert: impl Fn(&MeasuredMove) -> Option<T>,
+    ) -> u64 {
+        let before = self.workloads.len();
+        self.workloads.extend(moves.iter().filter_map(|(_, moved)| convert(moved)));
+        (self.workloads.len() - before) as u64
+    }
+
+    /// Completes the provenance of a model that was trained on these labels.
+    fn add_to(&self, provenance: Provenance) -> Provenance {
+        Provenance { rows: self.workloads.len() as u64, modelled: self.modelled, ..provenance }
+    }
 }
 
 /// Adds the outcome of a VM to the calibration of a model, if this model made the prediction at the

@@ -134,7 +134,7 @@ impl Forecasts {
 
     async fn clean_up_outcomes(&self) {
         let Ok(before) = self.retention_start() else { return };
-        self.write_queue.push(self.write_state().expire_outcomes(before));
+        self.write_queue.push(self.write_state().expire(before));
         self.choose_operating_point().await;
         if self.read_state().is_history_rebuild_due() {
             self.rebuild_history().await;

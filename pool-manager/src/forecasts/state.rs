@@ -4,7 +4,9 @@
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
+    fmt,
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    sync::Arc,
 };
 
 use prediction::{
@@ -12,6 +14,7 @@ use prediction::{
     frigid::{
         Calibration, Groups, OnlinePredictor, Outcome, OutcomeHistory, VmAssessment, VmRequest, VmUsage,
     },
+    qos::LossModel,
     sensitivity,
 };
 use units::{
@@ -24,9 +27,11 @@ use units::{
 
 use crate::{
     operating_point::{OperatingPoint, OperatorLimits},
-    records::forecast_rows::{self, Counters, EndedVm, ModelPrediction, VmStart},
+    records::forecast_rows::{self, Counters, EndedVm, MeasuredMove, ModelPrediction, VmStart},
     store::Write,
 };
+
+use super::stored_moves::StoredMoves;
 
 /// State of the prediction service in memory.
 #[derive(Debug)]
@@ -35,8 +40,10 @@ pub struct State {
     /// Version of the serving model of frigid memory.
     frigid: Option<u32>,
     sensitivity: Option<Sensitivity>,
+    loss: Option<ServingLossModel>,
     point: OperatingPoint,
     stored: StoredOutcomes,
+    moves: StoredMoves,
     plans: Plans,
     /// Running VMs, by reservation.
     running: BTreeMap<ReservationId, VmStart>,
@@ -50,6 +57,24 @@ struct Sensitivity {
     version: u32,
     model: sensitivity::Model,
     modelled: bool,
+}
+
+/// Serving model of the loss of running VMs.
+#[derive(Clone, Debug)]
+pub struct ServingLossModel {
+    /// Version of the model.
+    pub version: u32,
+    /// Whether the model was trained on simulated runs instead of measurements.
+    pub modelled: bool,
+    /// Model.
+    pub model: Arc<LossModel>,
+}
+
+impl fmt::Display for ServingLossModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let modelled = if self.modelled { " (trained on MODELLED runs)" } else { "" };
+        write!(f, "loss/{}{modelled}", self.version)
+    }
 }
 
 /// Predicted latency sensitivity of a VM's workload.
@@ -131,8 +156,10 @@ impl State {
             predictor: OnlinePredictor::default(),
             frigid: None,
             sensitivity: None,
+            loss: None,
             point: OperatingPoint::without_pool(limits),
             stored: StoredOutcomes { next: 1, ..StoredOutcomes::default() },
+            moves: StoredMoves::default(),
             plans: Plans::default(),
             running: BTreeMap::new(),
             peaks: BTreeMap::new(),
@@ -195,6 +222,12 @@ impl State {
     /// Returns whether a running VM was placed entirely on the pool.
     pub fn is_pool_only(&self, id: ReservationId) -> bool {
         self.running.get(&id).is_some_and(|start| start.pool_only)
+    }
+
+    /// Returns the customer or application of a running VM, if its plan named one.
+    pub fn owner(&self, id: ReservationId) -> Option<&str> {
+        let key = self.running.get(&id).map(|start| start.request.groups.key.as_str());
+        key.filter(|key| !key.is_empty())
     }
 
     /// Records how much memory a running VM has touched so far. Ignores other VMs.
@@ -260,6 +293,21 @@ impl State {
         }
     }
 
+    /// Adds a measured move. Returns the entries that the caller must write.
+    pub fn add_measured_move(&mut self, moved: &MeasuredMove) -> Vec<Write> {
+        self.moves.add(moved)
+    }
+
+    /// Adds a measured move that was read from the store.
+    pub fn load_measured_move(&mut self, number: u64, moved: &MeasuredMove) {
+        self.moves.load(number, moved);
+    }
+
+    /// Returns the number of stored measured moves.
+    pub fn measured_move_count(&self) -> usize {
+        self.moves.len()
+    }
+
     /// Adds a running VM that was read from the store.
     pub fn load_start(&mut self, id: ReservationId, start: VmStart) {
         self.running.insert(id, start);
@@ -278,9 +326,15 @@ impl State {
         self.stored.added_since_rebuild += 1;
     }
 
-    /// Deletes outcomes of VMs that ended earlier than `before`, and the oldest outcomes beyond the
-    /// limit. Returns the deletions that the caller must write.
-    pub fn expire_outcomes(&mut self, before: UnixMs) -> Vec<Write> {
+    /// Deletes outcomes of VMs that ended earlier than `before`, the oldest outcomes beyond the limit, and
+    /// moves that were measured earlier than `before`. Returns the deletions that the caller must write.
+    pub fn expire(&mut self, before: UnixMs) -> Vec<Write> {
+        let mut writes = self.expire_outcomes(before);
+        writes.extend(self.moves.expire(before));
+        writes
+    }
+
+    fn expire_outcomes(&mut self, before: UnixMs) -> Vec<Write> {
         let mut writes = Vec::new();
         let StoredOutcomes { entries, fingerprints, expired, .. } = &mut self.stored;
         let mut too_many = entries.len().saturating_sub(OUTCOMES_RETAINED_MAX);
@@ -347,6 +401,11 @@ impl State {
         [self.frigid, self.sensitivity.as_ref().map(|serving| serving.version)]
     }
 
+    /// Returns the serving model of the loss of running VMs.
+    pub const fn loss_model(&self) -> Option<&ServingLossModel> {
+        self.loss.as_ref()
+    }
+
     /// Replaces the serving model and the operating point. `calibration` includes the VMs of the
     /// model's backtest.
     pub fn set_serving_model(
@@ -364,6 +423,10 @@ impl State {
             Content::Sensitivity { model, .. } => {
                 self.sensitivity = Some(Sensitivity { version, model, modelled: file.provenance.modelled });
             }
+            Content::Loss { model, .. } => {
+                let (model, modelled) = (Arc::new(model), file.provenance.modelled);
+                self.loss = Some(ServingLossModel { version, modelled, model });
+            }
         }
         self.point = point;
     }
@@ -376,6 +439,7 @@ impl State {
                 self.frigid = None;
             }
             Kind::Sensitivity => self.sensitivity = None,
+            Kind::Loss => self.loss = None,
         }
         self.point = point;
     }

@@ -1,14 +1,15 @@
 //! Encodes and decodes entries of the prediction service in the store: outcomes of ended VMs,
-//! properties and predictions of running VMs, model files, and versions of models. Rows are encoded
-//! with postcard by position. A changed row needs a new variant of `Row`.
+//! properties and predictions of running VMs, model files, versions of models, and measured moves.
+//! Rows are encoded with postcard by position. A changed row needs a new variant of `Row`.
 
 use prediction::{
     file::{FileError, Kind, ModelFile},
     frigid::{Outcome, QuantileCurve, VmRequest},
+    qos::MeasuredLoss,
     sensitivity::COUNTER_NAMES,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use units::ReservationId;
+use units::{ReservationId, UnixMs};
 
 use crate::store::{Scan, StoreError, Table, Write};
 
@@ -46,6 +47,19 @@ pub struct EndedVm {
     pub start: VmStart,
     /// End of the VM, and the memory that it did not touch.
     pub outcome: Outcome,
+}
+
+/// Loss of a VM that was measured by moving its pool memory to local memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MeasuredMove {
+    /// Name of the VM.
+    pub vm: String,
+    /// Name of the program in the training set: the VM's customer or application, or its name.
+    pub program: String,
+    /// Time of the last sample of the measurement.
+    pub measured: UnixMs,
+    /// Loss and counters.
+    pub loss: MeasuredLoss,
 }
 
 /// Next version and promoted versions of one kind of model.
@@ -136,6 +150,17 @@ pub fn delete_outcome(number: u64) -> Write {
     Write::Delete { table: Table::Outcomes, key: number.to_be_bytes().to_vec() }
 }
 
+/// Returns the write that stores a measured move under a unique number.
+pub fn put_measured_move(number: u64, moved: &MeasuredMove) -> Write {
+    let value = encode_row(&Row::V1(moved));
+    Write::Put { table: Table::MeasuredMoves, key: number.to_be_bytes().to_vec(), value }
+}
+
+/// Returns the write that deletes a measured move.
+pub fn delete_measured_move(number: u64) -> Write {
+    Write::Delete { table: Table::MeasuredMoves, key: number.to_be_bytes().to_vec() }
+}
+
 /// Returns the write that stores properties and prediction of a running VM.
 pub fn put_start(reservation: ReservationId, start: &VmStart) -> Write {
     let value = encode_row(&VmRow::<VmStartV1, _>::V2(start));
@@ -171,6 +196,7 @@ fn kind_tag(kind: Kind) -> u8 {
     match kind {
         Kind::Frigid => 1,
         Kind::Sensitivity => 2,
+        Kind::Loss => 3,
     }
 }
 
@@ -179,6 +205,8 @@ fn kind_tag(kind: Kind) -> u8 {
 pub struct StoredForecasts {
     /// Ended VMs with their numbers, oldest first.
     pub outcomes: Vec<(u64, EndedVm)>,
+    /// Measured moves with their numbers, oldest first.
+    pub moves: Vec<(u64, MeasuredMove)>,
     /// Properties and predictions of running VMs.
     pub starts: Vec<(ReservationId, VmStart)>,
     /// Versions of each kind of model.
@@ -193,7 +221,8 @@ pub struct StoredForecasts {
 /// # Errors
 /// [`StoreError`] if the store cannot be read.
 pub fn load(store: &mut dyn Scan) -> Result<StoredForecasts, StoreError> {
-    let mut loaded = StoredForecasts { outcomes: load_outcomes(store)?, ..StoredForecasts::default() };
+    let (outcomes, moves) = (load_outcomes(store)?, load_measured_moves(store)?);
+    let mut loaded = StoredForecasts { outcomes, moves, ..StoredForecasts::default() };
     store.scan(Table::Forecasts, &mut |key, value| match (
         key.try_into().map(u64::from_be_bytes),
         decode_start(value),
@@ -237,32 +266,47 @@ pub fn load_model(store: &mut dyn Scan, kind: Kind, version: u32) -> Result<Opti
 /// # Errors
 /// [`StoreError`] if the store cannot be read.
 pub fn load_outcomes(store: &mut dyn Scan) -> Result<Vec<(u64, EndedVm)>, StoreError> {
-    let mut outcomes = Vec::new();
-    store.scan(Table::Outcomes, &mut |key, value| match (
-        key.try_into().map(u64::from_be_bytes),
-        decode_outcome(value),
-    ) {
-        (Ok(number), Ok(vm)) => outcomes.push((number, vm)),
-        _ => log_unreadable(Table::Outcomes, key),
+    load_numbered(store, Table::Outcomes, decode_outcome)
+}
+
+/// Returns the measured moves with their numbers, in ascending order.
+///
+/// # Errors
+/// [`StoreError`] if the store cannot be read.
+pub fn load_measured_moves(store: &mut dyn Scan) -> Result<Vec<(u64, MeasuredMove)>, StoreError> {
+    load_numbered(store, Table::MeasuredMoves, decode_row)
+}
+
+fn load_numbered<T>(
+    store: &mut dyn Scan,
+    table: Table,
+    decode: impl Fn(&[u8]) -> Result<T, postcard::Error>,
+) -> Result<Vec<(u64, T)>, StoreError> {
+    let mut rows = Vec::new();
+    store.scan(table, &mut |key, value| match (key.try_into().map(u64::from_be_bytes), decode(value)) {
+        (Ok(number), Ok(row)) => rows.push((number, row)),
+        _ => log_unreadable(table, key),
     })?;
-    Ok(outcomes)
+    Ok(rows)
 }
 
 fn log_unreadable(table: Table, key: &[u8]) {
     tracing::error!(%table, ?key, "ignoring entry of the store: cannot decode it");
 }
 
-/// Checks an entry of [`Table::Outcomes`], [`Table::Forecasts`] or [`Table::Models`].
+/// Checks an entry of [`Table::Outcomes`], [`Table::MeasuredMoves`], [`Table::Forecasts`] or
+/// [`Table::Models`].
 ///
 /// # Errors
 /// Returns an error if the entry cannot be decoded or the model file is damaged.
 pub fn check_row(table: Table, key: &[u8], value: &[u8]) -> Result<(), postcard::Error> {
     match table {
         Table::Outcomes => decode_outcome(value).map(drop),
+        Table::MeasuredMoves => decode_row::<MeasuredMove>(value).map(drop),
         Table::Forecasts => decode_start(value).map(drop),
         _ if key.len() == 1 => decode_row::<ModelVersions>(value).map(drop),
         _ => match ModelFile::read(value) {
-            Ok(_) | Err(FileError::Layout(_) | FileError::Features) => Ok(()), // a model of another version is not used, which is harmless
+            Ok(_) | Err(FileError::Layout(_) | FileError::Features | FileError::Values) => Ok(()), // a model of another version is not used, which is harmless
             Err(_) => Err(postcard::Error::DeserializeBadEncoding),
         },
     }

@@ -1,25 +1,28 @@
 //! Validates requests about outcomes and models, and converts the responses.
 
+use std::{collections::HashMap, ops::RangeInclusive};
+
 use prediction::{
     file::Kind,
     frigid::{Groups, Outcome, VmRequest, VmUsage},
     import::Format,
-    sensitivity::{SLOWDOWN_RANGE, SLOWDOWN_RULE, Workload, measured_counters},
+    qos::LabelledRun,
+    sensitivity::{PDM_MIN, SLOWDOWN_RANGE, SLOWDOWN_RULE, Workload, measured_counters, measured_value},
 };
 use proto::v1 as wire;
 use units::limits::{
     CLOCK_SKEW_MAX, CORES_PER_HOST_MAX, LOCAL_MEMORY_MIB_PER_HOST_MAX, OUTCOMES_PER_REQUEST_MAX,
     WORKLOAD_LABELS_MAX,
 };
-use units::{Bytes, Fraction, UnixMs};
+use units::{Bytes, Fraction, LATENCY_RATIO_RANGE, LATENCY_RATIO_RULE, UnixMs};
 
 use crate::{
     convert::{
         InvalidField,
         profile::{check_group_name, parse_counters, parse_profile},
     },
-    forecasts::{Labels, ModelSummary, new_ended_vm},
-    records::forecast_rows::{EndedVm, VmStart},
+    forecasts::{Evaluation, Labels, ModelSummary, new_ended_vm},
+    records::forecast_rows::{Counters, EndedVm, MeasuredMove, VmStart},
 };
 
 /// Validates the outcomes of ended VMs. `now` is the current time; no VM can have ended later.
@@ -85,8 +88,7 @@ pub fn outcome_message(vm: EndedVm) -> wire::Outcome {
     let EndedVm { start: VmStart { request, counters, .. }, outcome } = vm;
     let Outcome { ended, usage, .. } = outcome;
     let peak_bytes = outcome.peak(request.requested).get();
-    let named = counters.iter().flat_map(measured_counters).map(|(name, number)| (name.to_owned(), number));
-    let counters = named.collect();
+    let counters = counters.map(|counters| named_counters(&counters)).unwrap_or_default();
     let Groups { vm, key, kind, place } = request.groups;
     wire::Outcome {
         vm,
@@ -102,6 +104,30 @@ pub fn outcome_message(vm: EndedVm) -> wire::Outcome {
     }
 }
 
+/// Converts a measured move.
+pub fn measured_move_message(
+    MeasuredMove { vm, program, measured, loss }: MeasuredMove,
+) -> wire::MeasuredMove {
+    let run = wire::LabelledWorkload {
+        program,
+        counters: named_counters(&loss.before.counters),
+        slowdown: loss.loss,
+        pool_load_share: measured_value(loss.before.pool_loads),
+        latency_ratio: measured_value(loss.before.latency_ratio),
+    };
+    wire::MeasuredMove {
+        vm,
+        measured_unix_ms: measured.0,
+        run: Some(run),
+        counters_after: named_counters(&loss.after),
+        standard_error: loss.standard_error,
+    }
+}
+
+fn named_counters(counters: &Counters) -> HashMap<String, f64> {
+    measured_counters(counters).map(|(name, number)| (name.to_owned(), number)).collect()
+}
+
 /// Converts the kind of a model.
 ///
 /// # Errors
@@ -110,10 +136,11 @@ pub fn parse_kind(kind: wire::ModelKind) -> Result<Kind, InvalidField> {
     match kind {
         wire::ModelKind::Frigid => Ok(Kind::Frigid),
         wire::ModelKind::Sensitivity => Ok(Kind::Sensitivity),
+        wire::ModelKind::Loss => Ok(Kind::Loss),
         wire::ModelKind::Unspecified => Err(InvalidField::new(
             "kind",
             kind.as_str_name(),
-            "must be MODEL_KIND_FRIGID or MODEL_KIND_SENSITIVITY",
+            "must be MODEL_KIND_FRIGID, MODEL_KIND_SENSITIVITY or MODEL_KIND_LOSS",
         )),
     }
 }
@@ -138,7 +165,56 @@ pub fn parse_format(format: wire::ModelFormat) -> Result<Option<Format>, Invalid
 ///
 /// # Errors
 /// [`InvalidField`] with the first field that violates a rule.
-pub fn parse_labels(labels: wire::Labels) -> Result<Labels, InvalidField> {
+pub fn parse_labels(labels: wire::Labels) -> Result<Labels<Workload>, InvalidField> {
+    parse_labels_of(labels, |item| {
+        let pool = [(POOL_LOADS_FIELD, item.pool_load_share), (LATENCY_RATIO_FIELD, item.latency_ratio)];
+        if let Some((field, value)) = pool.into_iter().find_map(|(field, value)| Some((field, value?))) {
+            return Err(InvalidField::new(field, value, "must be absent for a model of latency sensitivity"));
+        }
+        parse_workload(item)
+    })
+}
+
+/// Validates labelled runs with pool memory, the training data of a model of the loss of running VMs.
+///
+/// # Errors
+/// [`InvalidField`] with the first field that violates a rule.
+pub fn parse_labelled_runs(labels: wire::Labels) -> Result<Labels<LabelledRun>, InvalidField> {
+    let number = |field, value: Option<f64>, range: RangeInclusive<f64>, rule| match value {
+        Some(value) if !range.contains(&value) => Err(InvalidField::new(field, value, rule)),
+        value => Ok(value.unwrap_or(f64::NAN)),
+    };
+    parse_labels_of(labels, |item| {
+        let rule = "must be a fraction from 0 to 1";
+        let pool_loads = number(POOL_LOADS_FIELD, item.pool_load_share, 0.0..=1.0, rule)?;
+        let latency_ratio =
+            number(LATENCY_RATIO_FIELD, item.latency_ratio, LATENCY_RATIO_RANGE, LATENCY_RATIO_RULE)?;
+        Ok(LabelledRun::new(parse_workload(item)?, pool_loads, latency_ratio))
+    })
+}
+
+const POOL_LOADS_FIELD: &str = "labels.workloads.pool_load_share";
+const LATENCY_RATIO_FIELD: &str = "labels.workloads.latency_ratio";
+
+fn parse_workload(item: wire::LabelledWorkload) -> Result<Workload, InvalidField> {
+    if !SLOWDOWN_RANGE.contains(&item.slowdown) {
+        return Err(InvalidField::new("labels.workloads.slowdown", item.slowdown, SLOWDOWN_RULE));
+    }
+    let program = check_group_name("labels.workloads.program", item.program)?;
+    if program.is_empty() {
+        return Err(InvalidField::new("labels.workloads.program", "\"\"", "must not be empty"));
+    }
+    if item.counters.is_empty() {
+        return Err(InvalidField::new("labels.workloads.counters", "(none)", "must not be empty"));
+    }
+    let counters = parse_counters("labels.workloads.counters", &item.counters)?;
+    Ok(Workload { program, counters, slowdown: item.slowdown })
+}
+
+fn parse_labels_of<T>(
+    labels: wire::Labels,
+    parse: impl Fn(wire::LabelledWorkload) -> Result<T, InvalidField>,
+) -> Result<Labels<T>, InvalidField> {
     let wire::Labels { workloads, pdm, modelled } = labels;
     if workloads.len() > WORKLOAD_LABELS_MAX {
         return Err(InvalidField::new(
@@ -147,17 +223,10 @@ pub fn parse_labels(labels: wire::Labels) -> Result<Labels, InvalidField> {
             format!("must be at most {WORKLOAD_LABELS_MAX}"),
         ));
     }
-    let error = || InvalidField::new("labels.pdm", pdm, "must be more than 0 and at most 1: 0.05 is 5 %");
-    let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() > 0.0).ok_or_else(error)?;
-    let workload = |item: wire::LabelledWorkload| {
-        if !SLOWDOWN_RANGE.contains(&item.slowdown) {
-            return Err(InvalidField::new("labels.workloads.slowdown", item.slowdown, SLOWDOWN_RULE));
-        }
-        let program = check_group_name("labels.workloads.program", item.program)?;
-        let counters = parse_counters("labels.workloads.counters", &item.counters)?;
-        Ok(Workload { program, counters, slowdown: item.slowdown })
-    };
-    let workloads = workloads.into_iter().map(workload).collect::<Result<_, _>>()?;
+    let rule = || format!("must be from {PDM_MIN} to 1: 0.05 is 5 %");
+    let error = || InvalidField::new("labels.pdm", pdm, rule());
+    let pdm = Fraction::new(pdm).ok().filter(|pdm| pdm.get() >= PDM_MIN).ok_or_else(error)?;
+    let workloads = workloads.into_iter().map(parse).collect::<Result<_, _>>()?;
     Ok(Labels { workloads, pdm, modelled })
 }
 
@@ -167,6 +236,7 @@ pub fn model_message(summary: ModelSummary) -> wire::Model {
     let kind = match summary.kind {
         Kind::Frigid => wire::ModelKind::Frigid,
         Kind::Sensitivity => wire::ModelKind::Sensitivity,
+        Kind::Loss => wire::ModelKind::Loss,
     };
     let metrics = provenance.metrics.iter().map(|result| wire::Metric {
         target_rate: result.rate_target,
@@ -180,6 +250,11 @@ pub fn model_message(summary: ModelSummary) -> wire::Model {
         share: cutoff.placed,
         samples: provenance.rows,
     };
+    let (cutoffs, accuracy) = match summary.evaluation {
+        Evaluation::None => (Vec::new(), None),
+        Evaluation::Cutoffs(cutoffs) => (cutoffs, None),
+        Evaluation::Accuracy(accuracy) => (Vec::new(), Some(accuracy)),
+    };
     wire::Model {
         kind: kind.into(),
         version: summary.version,
@@ -191,7 +266,14 @@ pub fn model_message(summary: ModelSummary) -> wire::Model {
         window_end_unix_ms: provenance.window.map(|(_, ends)| ends.0),
         bytes: summary.bytes as u64,
         modelled: provenance.modelled,
-        metrics: metrics.chain(summary.cutoffs.iter().map(cutoff)).collect(),
+        measured_moves: provenance.measured_moves,
+        pdm: summary.pdm.map(Fraction::get),
+        metrics: metrics.chain(cutoffs.iter().map(cutoff)).collect(),
+        loss_accuracy: accuracy.map(|accuracy| wire::LossAccuracy {
+            runs: accuracy.runs,
+            flagged_harmed: accuracy.flagged_harmed,
+            flagged_unharmed: accuracy.flagged_unharmed,
+        }),
         comparison: summary.comparison.map(|c| wire::Comparison {
             version: c.version,
             vms: c.vms as u64,

@@ -59,31 +59,47 @@ impl models_server::Models for Models {
     ) -> Reply<wire::ListOutcomesResponse> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
-        let max = OUTCOMES_PER_REQUEST_MAX;
-        let limit = if request.limit == 0 { max } else { max.min(request.limit as usize) };
+        let limit = page_limit(request.limit);
         let (vms, next_after) =
             self.0.forecasts.list_outcomes(request.after, limit).await.map_err(model_error_status)?;
         let outcomes = vms.into_iter().map(model_messages::outcome_message).collect();
         Ok(Response::new(wire::ListOutcomesResponse { outcomes, next_after }))
     }
 
+    async fn list_measured_moves(
+        &self,
+        request: Request<wire::ListMeasuredMovesRequest>,
+    ) -> Reply<wire::ListMeasuredMovesResponse> {
+        self.0.admit_operator(&request)?;
+        let request = request.into_inner();
+        let limit = page_limit(request.limit);
+        let (moves, next_after) =
+            self.0.forecasts.list_measured_moves(request.after, limit).await.map_err(model_error_status)?;
+        let moves = moves.into_iter().map(model_messages::measured_move_message).collect();
+        Ok(Response::new(wire::ListMeasuredMovesResponse { moves, next_after }))
+    }
+
     async fn train_model(&self, request: Request<wire::TrainModelRequest>) -> Reply<wire::Model> {
         self.0.admit_operator(&request)?;
         let request = request.into_inner();
+        let with_measured_moves = !request.without_measured_moves;
         let training = match (parse_kind(request.kind())?, request.labels) {
             (Kind::Frigid, None) => Training::Frigid,
             (Kind::Frigid, Some(_)) => {
                 let rule = "for a model of frigid memory";
                 return Err(invalid_argument(convert::InvalidField::new("labels", "are not allowed", rule)));
             }
-            (Kind::Sensitivity, labels) => {
-                let labels = labels.ok_or_else(|| model_error_status(ModelError::NoLabels))?;
+            (_, None) => return Err(model_error_status(ModelError::NoLabels)),
+            (Kind::Sensitivity, Some(labels)) => {
                 Training::Sensitivity(model_messages::parse_labels(labels).map_err(invalid_argument)?)
+            }
+            (Kind::Loss, Some(labels)) => {
+                Training::Loss(model_messages::parse_labelled_runs(labels).map_err(invalid_argument)?)
             }
         };
         let forecasts = Arc::clone(&self.0.forecasts);
         model_reply(
-            run_to_completion(async move { forecasts.train(training).await })
+            run_to_completion(async move { forecasts.train(training, with_measured_moves).await })
                 .await?
                 .map_err(model_error_status)?,
         )
@@ -149,6 +165,14 @@ impl models_server::Models for Models {
     }
 }
 
+/// Returns the number of rows in a page. A `limit` of 0 means as many as possible.
+fn page_limit(limit: u32) -> usize {
+    match limit {
+        0 => OUTCOMES_PER_REQUEST_MAX,
+        limit => OUTCOMES_PER_REQUEST_MAX.min(limit as usize),
+    }
+}
+
 fn model_reply(model: forecasts::ModelSummary) -> Reply<wire::Model> {
     Ok(Response::new(model_messages::model_message(model)))
 }
@@ -162,6 +186,7 @@ fn model_error_status(error: ModelError) -> Status {
         ModelError::TooFewOutcomes(_) => (Code::FailedPrecondition, "TOO_FEW_OUTCOMES"),
         ModelError::Evaluation(_)
         | ModelError::NoLabels
+        | ModelError::OwnFormatOnly(_)
         | ModelError::File(_)
         | ModelError::OtherKind { .. }
         | ModelError::Import(_) => (Code::InvalidArgument, "BAD_VALUE"),

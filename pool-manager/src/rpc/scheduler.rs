@@ -14,10 +14,11 @@ use units::limits::WAIT_READY_TIMEOUT_MAX;
 
 use super::{
     ServiceContext, run_to_completion,
-    status::{driver_error_status, invalid_argument},
+    status::{driver_error_status, invalid_argument, rehome_forbidden_status},
     watch_stream::{MessageStream, watch_objects},
 };
 use crate::{
+    config::RehomePolicy,
     convert::{self, InvalidField},
     plan,
     role::Role,
@@ -116,6 +117,19 @@ impl scheduler_server::Scheduler for Scheduler {
         let reason = convert::check_reason(request.reason).map_err(invalid_argument)?;
         let target = convert::parse_reservation_ref(request.target).map_err(invalid_argument)?;
         self.request_reservation(PoolRequest::Release { target, force, reason, actor }).await
+    }
+
+    async fn rehome_vm(&self, request: Request<wire::RehomeVmRequest>) -> Reply<wire::Reservation> {
+        let actor = client_actor(self.admit(&request)?);
+        let wire::RehomeVmRequest { target, cancel } = request.into_inner();
+        let target = convert::parse_reservation_ref(target).map_err(invalid_argument)?;
+        if cancel {
+            return self.request_reservation(PoolRequest::CancelRehome { target, actor }).await;
+        }
+        if *self.0.rehome.borrow() == RehomePolicy::Never {
+            return Err(rehome_forbidden_status());
+        }
+        self.request_reservation(PoolRequest::Rehome { target, actor, is_automatic: false }).await
     }
 
     type WatchCapacityStream = MessageStream<wire::Capacity>;

@@ -83,6 +83,7 @@ fn rejection_code(rejection: &Rejection) -> Code {
         | Rejection::HostConnected(_)
         | Rejection::NotDrained { .. }
         | Rejection::AmbiguousMigration { .. }
+        | Rejection::CannotRehome { .. }
         | Rejection::ImmutableField { .. } => Code::FailedPrecondition,
         Rejection::OutOfSlices { .. }
         | Rejection::OutOfLocal { .. }
@@ -93,6 +94,12 @@ fn rejection_code(rejection: &Rejection) -> Code {
         Rejection::HostExpected(_) | Rejection::StoreFailed | Rejection::Starting(_) => Code::Unavailable,
         Rejection::NotReadyBeforeTimeout { .. } => Code::DeadlineExceeded,
     }
+}
+
+/// Returns the status for a request to move pool memory to local memory, if rack.toml forbids it.
+pub fn rehome_forbidden_status() -> Status {
+    let message = "rack.toml forbids moves to local memory: qos.rehome is \"never\"";
+    new_status(Code::FailedPrecondition, "REHOME_FORBIDDEN", message.into())
 }
 
 /// Returns the status that an agent receives when the manager closes its session.

@@ -1,5 +1,6 @@
-//! Crash test of agents on emulated hosts. An agent is killed before each of its writes to sysfs in
-//! turn. A second VM must keep its data, and each operation must complete after the restart.
+//! Crash tests of agents on emulated hosts. An agent is killed before each of its writes to sysfs in
+//! turn. A second VM must keep its data, and each operation must complete after the restart. An agent that
+//! was killed while it controlled DAMON must control DAMON again.
 
 use emulated_host::rack::RackPlan;
 use tests::{
@@ -46,12 +47,32 @@ for n in $(seq $first $((first + $(cat $region/size) / block - 1))); do
   echo -P /sys/devices/system/memory/memory$n/state
 done
 )";
+/// Script that waits until strace has killed the agent, for at most two minutes.
+const AWAIT_KILL_SCRIPT: &str = r"
+for attempt in $(seq 2400); do
+  kill -0 $(cat /run/strace.pid) 2> /dev/null || exit 0
+  sleep 0.05
+done
+echo strace has not killed the agent
+exit 1
+";
 /// Script that prints the write that the agent was about to make when strace killed the agent. If
-/// the agent still runs, detaches strace instead.
+/// the agent still runs, detaches strace instead. Prints the state of the processes if they do not end.
 const DETACH_STRACE_SCRIPT: &str = r"
 pid=$(cat /run/strace.pid)
 kill -INT $pid 2> /dev/null || grep 'pwrite64(' /run/steps | tail -n 1
-while kill -0 $pid 2> /dev/null; do sleep 0.05; done
+for attempt in $(seq 2400); do
+  kill -0 $pid 2> /dev/null || exit 0
+  sleep 0.05
+done
+ps
+for thread in /proc/$(pidof host-agent)/task/* /proc/$pid; do
+  grep -E '^(Name|State|TracerPid)' $thread/status
+  cat $thread/stack
+done
+echo w > /proc/sysrq-trigger
+dmesg | tail -n 100
+exit 1
 ";
 
 /// Returns a plan of two hosts with strace, which share one device of two slices.
@@ -60,6 +81,16 @@ fn plan_with_strace(backend: &str) -> RackPlan {
     plan.hosts.programs.push(artifacts().tool_path("strace"));
     plan
 }
+
+/// strace options for the file that creates and removes the kernel's DAMON threads.
+const DAMON_THREADS_FILE: &str = "-P /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds";
+/// strace options for the file that starts and stops DAMON and requests its result.
+const DAMON_STATE_FILE: &str = "-P /sys/kernel/mm/damon/admin/kdamonds/0/state";
+/// Values that an agent writes to these two files in each sampling interval.
+const DAMON_VALUES: [&str; 5] = ["\"1\"", "\"on\"", "\"update_schemes_tried_regions\"", "\"off\"", "\"0\""];
+/// Upper bound on the number of kills while an agent controls DAMON. The agent may use another thread for
+/// each write, so several attempts can reach the same write.
+const DAMON_KILLS_MAX: usize = 40;
 
 /// strace options for the files that bind a slice to the kmem driver and unbind a slice.
 const KMEM_FILES: &str = "-P /sys/bus/dax/drivers/kmem/bind -P /sys/bus/dax/drivers/kmem/unbind";
@@ -87,6 +118,8 @@ enum WriteSet {
     DeviceDax,
     Kmem,
     Blocks,
+    DamonThreads,
+    DamonState,
 }
 
 impl WriteSet {
@@ -97,6 +130,8 @@ impl WriteSet {
             Self::DeviceDax => DEVICE_DAX_FILES,
             Self::Kmem => KMEM_FILES,
             Self::Blocks => MEMORY_BLOCK_FILES,
+            Self::DamonThreads => DAMON_THREADS_FILE,
+            Self::DamonState => DAMON_STATE_FILE,
         }
     }
 }
@@ -170,7 +205,10 @@ fn kill_at_every_step(rack: &EmulatedRack, write_set: WriteSet) -> Vec<String> {
 /// Starts a rack and kills agents before every write. A second VM runs during the whole test and
 /// must keep its data.
 fn kill_before_every_write(backend: &str, write_sets: &[WriteSet]) -> Vec<String> {
-    let rack = EmulatedRack::start(plan_with_strace(backend));
+    let mut plan = plan_with_strace(backend);
+    // Sampling writes to sysfs at any time, so that the number of writes would have no limit.
+    plan.agent_toml_extra = "sample_interval_s = \"never\"\n".to_owned();
+    let rack = EmulatedRack::start(plan);
     rack.reserve(OWNER_HOST, "stays", 1);
     rack.start_vm(OWNER_HOST, "stays", TOUCH_MIB);
     let writes: Vec<String> =
@@ -208,4 +246,46 @@ fn agent_killed_before_any_memory_block_write_recovers() {
             "too few kills before {word}: {writes:#?}"
         );
     }
+}
+
+/// Waits until the manager has received a new sample of the VM whose accesses DAMON has sampled.
+fn wait_for_damon_sample(rack: &EmulatedRack) {
+    let sample = |rack: &EmulatedRack| {
+        let vms = rack.tarn_json("get vms");
+        let vm = vms.as_array().and_then(|vms| vms.first()).expect("the VM runs");
+        (vm["access_source"] == "damon", vm["sampled_unix_ms"].as_u64())
+    };
+    let (_, before) = sample(rack);
+    rack.wait_until("a sample by DAMON", |rack| {
+        let (is_from_damon, at) = sample(rack);
+        is_from_damon && at > before
+    });
+}
+
+#[test]
+fn agent_killed_while_it_controls_damon_controls_damon_again() {
+    let mut plan = plan_with_strace("memory_block");
+    plan.agent_toml_extra = "sample_interval_s = 2\n".to_owned();
+    let rack = EmulatedRack::start(plan);
+    rack.reserve(OWNER_HOST, "sampled", 1);
+    rack.start_vm(OWNER_HOST, "sampled", TOUCH_MIB);
+    wait_for_damon_sample(&rack);
+    let mut missing = DAMON_VALUES.to_vec();
+    let steps = (1..=4).flat_map(|number| {
+        [WriteSet::DamonThreads, WriteSet::DamonState].map(|write_set| TracedStep { write_set, number })
+    });
+    for step in steps.cycle().take(DAMON_KILLS_MAX) {
+        let writes = kill_agents_during(&rack, &[OWNER_HOST], step, || {
+            rack.run(OWNER_HOST, AWAIT_KILL_SCRIPT);
+        });
+        println!("{step:?}: {writes:#?}");
+        missing.retain(|value| count_matching(&writes, value) == 0);
+        if missing.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(missing, [""; 0], "the agent was not killed before it wrote these values");
+    wait_for_damon_sample(&rack);
+    assert_eq!(rack.end_vm(OWNER_HOST, "sampled"), [0; 0], "the data of the VM was overwritten");
+    rack.wait_all_slices_free();
 }

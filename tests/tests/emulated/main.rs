@@ -13,6 +13,7 @@ mod linux;
 mod linux_other_vmms;
 mod linux_rack;
 mod random_faults;
+mod rehomed_guest;
 mod slice_moves;
 mod slowed_down_guest;
 mod symbiosis;

@@ -26,19 +26,35 @@ n=0
 while :; do n=$((n+1)); dd if=/n1/data of=/dev/null bs=1M 2> /dev/null; echo "ROUND $n"; done
 "#;
 const SLEEP_SCRIPT: &str = "while :; do sleep 1; echo AWAKE; done\n";
+/// Address of the agent's metrics in its host.
+const METRICS_ADDRESS: &str = "127.0.0.1:9464";
+/// Local memory of a guest, in MiB.
+const GUEST_LOCAL_MIB: u64 = 512;
+/// VMM that runs the guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vmm {
+    Tarn,
+    Qemu,
+}
 
 /// Returns the host script that starts a guest.
-fn start_script(vm: &str) -> String {
+fn start_script(vmm: Vmm, vm: &str) -> String {
+    let (command, cmdline) = match vmm {
+        Vmm::Tarn => ("run --uid 65534 --gid 65534", "pci=off"),
+        Vmm::Qemu => ("exec --vmm qemu", ""),
+    };
     format!(
-        "(vmm-plugin run --uid 65534 --gid 65534 --vm {vm} --cpus 1 --kernel /guest/kernel --initrd /guest/{vm} \
-         --serial file=/run/{vm}.console --cmdline 'console=ttyS0 quiet panic=-1 pci=off' 2> /run/{vm}.log) > /dev/null &"
+        "(vmm-plugin {command} --vm {vm} --cpus 1 --kernel /guest/kernel --initrd /guest/{vm} \
+         --serial file=/run/{vm}.console --cmdline 'console=ttyS0 quiet panic=-1 {cmdline}' 2> /run/{vm}.log) > /dev/null &"
     )
 }
 
-fn start_rack(backend: &str) -> EmulatedRack {
+/// Starts a rack with both guests, and waits until they have touched their pool memory.
+fn start_rack(backend: &str, vmm: Vmm) -> EmulatedRack {
     let (artifacts, folder) = (artifacts(), tempfile::tempdir().unwrap());
     let mut plan = plan(2, &[2], backend);
-    plan.agent_toml_extra = "sample_interval_s = 10\n".to_owned();
+    plan.agent_toml_extra = format!("sample_interval_s = 10\nmetrics_listen = \"{METRICS_ADDRESS}\"\n");
+    plan.hosts.has_qemu = vmm == Vmm::Qemu;
     plan.hosts.memory_gib = HOST_GIB;
     // A VMM maps slices of an aligned device in pages of 1 GiB, whose accesses cannot be sampled.
     plan.hosts.devices[0].is_aligned = backend != "dax";
@@ -55,10 +71,15 @@ fn start_rack(backend: &str) -> EmulatedRack {
     let rack = EmulatedRack::start(plan);
     for vm in ["busy", "calm"] {
         rack.tarn(&format!(
-            "reserve --host h0 --vm {vm} --pool 1GiB --local 512MiB --cores 1 --request-id {vm} --wait-ready"
+            "reserve --host h0 --vm {vm} --pool 1GiB --local {GUEST_LOCAL_MIB}MiB --cores 1 --request-id {vm} --wait-ready"
         ));
         rack.tarn(&format!("commit {vm}"));
-        rack.run(0, &start_script(vm));
+        rack.run(0, &start_script(vmm, vm));
+    }
+    for vm in ["busy", "calm"] {
+        rack.wait_until(&format!("{vm} has touched its pool memory"), |rack| {
+            console_output(rack, vm).contains("FILLED")
+        });
     }
     rack
 }
@@ -72,12 +93,7 @@ fn vm_state(rack: &EmulatedRack, vm: &str) -> serde_json::Value {
 }
 
 fn busy_guest_is_detected_and_calm_guest_is_not(backend: &str) {
-    let rack = start_rack(backend);
-    for vm in ["busy", "calm"] {
-        rack.wait_until(&format!("{vm} has touched its pool memory"), |rack| {
-            console_output(rack, vm).contains("FILLED")
-        });
-    }
+    let rack = start_rack(backend, Vmm::Tarn);
     let samples = std::cell::RefCell::new(Vec::new());
     rack.wait_until("the request to migrate the busy guest", |rack| {
         let state = vm_state(rack, "busy");
@@ -115,4 +131,39 @@ fn busy_guest_on_dax_slice_is_detected() {
 #[test]
 fn busy_guest_on_memory_block_slice_is_detected() {
     busy_guest_is_detected_and_calm_guest_is_not("memory_block");
+}
+
+/// Returns the memory that a guest has touched, in MiB, from the metrics of the agent.
+fn touched_mib(rack: &EmulatedRack, vm: &str, memory: &str) -> Option<u64> {
+    let metrics = rack.run(0, &format!("wget -q -O - http://{METRICS_ADDRESS}/metrics"));
+    let name = format!(
+        "tarn_vm_touched_bytes{{host=\"h0\",backend=\"memory_block\",vm=\"{vm}\",memory=\"{memory}\"}} "
+    );
+    let bytes = metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok());
+    bytes.map(|bytes| bytes >> 20)
+}
+
+/// DAMON of the host's kernel samples QEMU, which does not sample accesses itself. QEMU allocates the
+/// local memory, and its memory counters show how much of it the guest has touched.
+#[test]
+fn guest_under_qemu_is_sampled_by_damon_and_its_touched_memory_is_measured() {
+    let rack = start_rack("memory_block", Vmm::Qemu);
+    rack.wait_until("the touched memory is measured", |rack| touched_mib(rack, "calm", "local").is_some());
+    let [local, pool] = ["local", "pool"].map(|memory| touched_mib(&rack, "calm", memory).unwrap());
+    println!("calm has touched {local} MiB of local memory and {pool} MiB of pool memory");
+    assert!((850..=1024).contains(&pool), "{pool} MiB");
+    assert!((32..GUEST_LOCAL_MIB).contains(&local), "{local} MiB");
+    let share = |rack: &EmulatedRack, vm: &str| {
+        let state = vm_state(rack, vm);
+        let share = state["accessed_share"].as_f64().filter(|_| state["access_source"] == "damon");
+        println!("{vm}: {share:?} {} {}", state["access_source"], state["access_problem"]);
+        share
+    };
+    // One round of the busy guest can take longer than the window of DAMON.
+    rack.wait_until("the busy guest accesses its pool memory, the calm guest does not", |rack| {
+        let (busy, calm) = (share(rack, "busy"), share(rack, "calm"));
+        busy.is_some_and(|share| share > 0.3) && calm.is_some_and(|share| share < 0.1)
+    });
+    let state = vm_state(&rack, "busy");
+    assert_eq!(state["counter_source"], "none", "the emulated processor has no counters: {state}");
 }

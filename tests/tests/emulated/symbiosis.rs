@@ -134,8 +134,12 @@ fn tenant_shares_follow_demand_and_survive_faults() {
 
 fn assert_killed_agent_changes_no_limits(rack: &EmulatedRack) {
     let before = (read_limits(rack, "cache"), read_limits(rack, "stream"));
-    rack.run(0, "kill -9 $(pidof host-agent)");
-    rack.wait_until("another agent has started", |rack| rack.run(0, "pidof host-agent; true").trim() != "");
+    let killed = rack.run(0, "pid=$(pidof host-agent); kill -9 $pid; echo $pid");
+    let find_other = format!(
+        "pid=$(pidof host-agent) && [ \"$pid\" != \"{}\" ] && wget -qO- http://{METRICS_ADDRESS}/metrics > /dev/null && echo $pid; true",
+        killed.trim()
+    );
+    rack.wait_until("another agent has started", |rack| rack.run(0, &find_other).trim() != "");
     // The restarted agent only measures its first epoch and does not set shares.
     rack.wait_until("an epoch has ended", |rack| count_epochs(rack, "blocked") >= 1.0);
     assert_eq!((read_limits(rack, "cache"), read_limits(rack, "stream")), before);

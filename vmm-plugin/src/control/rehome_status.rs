@@ -20,6 +20,7 @@ pub(super) fn to_response(status: RehomeStatus) -> wire::RehomeStatus {
         copied_bytes: status.copied_bytes,
         rounds: status.rounds,
         pause_us: u64::try_from(status.pause.as_micros()).unwrap_or(u64::MAX),
+        duration_us: u64::try_from(status.duration.as_micros()).unwrap_or(u64::MAX),
         freed_slices: freed.collect(),
     }
 }

@@ -39,7 +39,7 @@ fn start_writing(cpus: u32, pages: u64) -> Option<TestGuest> {
 
 /// Moves the memory of a guest and returns the final status.
 fn move_memory(guest: &TestGuest, control: &RehomeControl, limits: RehomeLimits) -> RehomeStatus {
-    assert_eq!(control.start().unwrap().state, RehomeState::Copying);
+    assert_eq!(control.start(0).unwrap().state, RehomeState::Copying);
     rehomer(guest, control, limits).perform();
     control.status()
 }
@@ -100,7 +100,7 @@ fn running_guest_keeps_its_data_and_uses_no_slice() {
         assert!(status.pause > Duration::ZERO && status.rounds >= 1, "{status:?}");
         assert!(!uses_pool(&guest));
         assert_guest_uses_mapped_memory(&guest);
-        assert_eq!(control.start().unwrap(), status, "a move that is done is not repeated");
+        assert_eq!(control.start(0).unwrap(), status, "a move that is done is not repeated");
     }
 }
 
@@ -119,13 +119,18 @@ fn untouched_pages_and_zeros_use_no_local_memory() {
 fn cancelled_move_leaves_the_guest_on_its_slices_and_can_be_repeated() {
     let Some(guest) = start_writing(1, PAGES) else { return };
     let control = RehomeControl::new(&guest.memory);
-    assert_eq!(control.cancel().state, RehomeState::None);
+    assert_eq!(control.cancel(7).state, RehomeState::None);
+    assert_eq!(
+        control.start(6).unwrap().state,
+        RehomeState::None,
+        "the request is older than the cancellation"
+    );
     std::thread::scope(|scope| {
         scope.spawn(|| move_memory(&guest, &control, ENDLESS));
         wait_until(|| control.status().rounds >= 2);
         assert!(spare_bytes(&guest) > 0);
-        assert_eq!(control.start().unwrap().state, RehomeState::Copying);
-        control.cancel();
+        assert_eq!(control.start(0).unwrap().state, RehomeState::Copying);
+        control.cancel(0);
         wait_until(|| control.status().state != RehomeState::Copying);
     });
     let status = control.status();
@@ -274,7 +279,7 @@ fn requests_wake_the_thread_once() {
             performed.fetch_add(1, Ordering::SeqCst);
         });
         for _ in 0..3 {
-            control.start().unwrap();
+            control.start(0).unwrap();
         }
         wait_until(|| control.status().state == RehomeState::Done);
     });
@@ -325,6 +330,6 @@ fn guest_without_enough_spare_memory_cannot_be_moved() {
     let Some(mut guest) = TestGuest::start(1, 16) else { return };
     let memory = Arc::get_mut(&mut guest.memory).unwrap();
     memory.set_spare_bytes(POOL_BYTES - 4096);
-    let error = RehomeControl::new(&guest.memory).start().unwrap_err();
+    let error = RehomeControl::new(&guest.memory).start(0).unwrap_err();
     assert_eq!(error, NotMovable::NoSpareMemory { spare: POOL_BYTES - 4096, pool: POOL_BYTES });
 }

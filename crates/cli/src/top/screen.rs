@@ -1,5 +1,5 @@
-//! Drawing of the live view from a snapshot: hosts, alarms, and EMCs with a coloured letter for
-//! every slice.
+//! Drawing of the live view from a snapshot: hosts, VMs that pool memory may slow down, alarms, and EMCs
+//! with a coloured letter for every slice.
 
 use ratatui::{
     Frame,
@@ -18,6 +18,8 @@ pub(super) struct Snapshot {
     pub(super) hosts: Vec<view::Host>,
     pub(super) emcs: Vec<view::Emc>,
     pub(super) slices: Vec<view::Slice>,
+    /// VMs with the verdict watch or migrate, the latter first.
+    pub(super) suspects: Vec<view::Vm>,
     pub(super) free: view::Capacity,
     /// Error of the last poll; `None` if the snapshot is up to date.
     pub(super) error: Option<String>,
@@ -44,20 +46,30 @@ const SLICE_STATE_STYLES: &[(&str, char, Color)] = &[
 /// Maximum number of alarms that are shown. The title contains the total number.
 const ALARMS_SHOWN_MAX: u16 = 5;
 
-/// Draws a summary of the rack, the hosts, the EMCs, the alarms and a legend, from top to bottom.
+/// Maximum number of VMs that are shown. The title contains the total number.
+const SUSPECTS_SHOWN_MAX: u16 = 5;
+
+/// Draws a summary of the rack, the hosts, the VMs that pool memory may slow down (if any), the EMCs, the
+/// alarms and a legend, from top to bottom.
 pub(super) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, selection: &Selection) {
     let alarms = u16::try_from(snapshot.rack.alarms.len()).unwrap_or(u16::MAX).clamp(1, ALARMS_SHOWN_MAX) + 2;
     let hosts = u16::try_from(snapshot.hosts.len()).unwrap_or(u16::MAX).min(frame.area().height / 3) + 3;
+    let suspects = match u16::try_from(snapshot.suspects.len()).unwrap_or(u16::MAX) {
+        0 => 0,
+        count => count.min(SUSPECTS_SHOWN_MAX) + 3,
+    };
     let rows = [
         Constraint::Length(1),
         Constraint::Length(hosts),
+        Constraint::Length(suspects),
         Constraint::Min(3),
         Constraint::Length(alarms),
         Constraint::Length(1),
     ];
-    let [top, hosts, emcs, alarms, bottom] = Layout::vertical(rows).areas(frame.area());
+    let [top, hosts, suspects, emcs, alarms, bottom] = Layout::vertical(rows).areas(frame.area());
     frame.render_widget(headline(snapshot), top);
     draw_hosts(frame, hosts, snapshot, selection);
+    draw_suspects(frame, suspects, &snapshot.suspects);
     draw_emcs(frame, emcs, snapshot, selection);
     draw_alarms(frame, alarms, &snapshot.rack.alarms);
     frame.render_widget(legend(), bottom);
@@ -111,6 +123,28 @@ fn state_colour(state: &str) -> Color {
         "silent" | "expected" => Color::Yellow,
         _ => Color::Red,
     }
+}
+
+fn draw_suspects(frame: &mut Frame<'_>, area: Rect, vms: &[view::Vm]) {
+    let heads = ["VM", "HOST", "VERDICT", "POOL", "LOSS", "ACCESSED"];
+    let widths = [24, 16, 8, 8, 8, 8].map(Constraint::Length);
+    let rows = vms.iter().take(usize::from(SUSPECTS_SHOWN_MAX)).map(suspect_row);
+    let title = format!("VMs that pool memory may slow down ({})", vms.len());
+    let table = Table::new(rows, widths).header(Row::new(heads).bold()).block(Block::bordered().title(title));
+    frame.render_widget(table, area);
+}
+
+fn suspect_row(vm: &view::Vm) -> Row<'_> {
+    let share = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), table::percent);
+    let colour = if vm.verdict == "migrate" { Color::Red } else { Color::Yellow };
+    Row::new([
+        Cell::from(vm.vm.as_str()),
+        Cell::from(vm.host.as_str()),
+        Cell::from(vm.verdict.as_str()).style(Style::new().fg(colour)),
+        Cell::from(table::size(vm.pool_bytes)),
+        Cell::from(share(vm.loss)),
+        Cell::from(share(vm.accessed_share)),
+    ])
 }
 
 /// Draws the selected EMC and the following EMCs. Each EMC has a line of counts and then one letter
@@ -232,6 +266,7 @@ pub(super) mod tests {
             hosts: vec![host("h1", 1).into(), host("h2", 3).into()],
             emcs: vec![emc("e0", 1).into(), emc("e1", 2).into()],
             slices,
+            suspects: Vec::new(),
             free: v1::Capacity::default().into(),
             error: None,
         }
@@ -256,6 +291,31 @@ pub(super) mod tests {
             buffer_text(&draw_to_buffer(&sample_snapshot(), &Selection::default())),
             include_str!("screen.txt").trim_end_matches('\n')
         );
+    }
+
+    #[test]
+    fn suspects_are_listed_between_hosts_and_emcs() {
+        let vm = |vm: &str, verdict, loss| {
+            let monitoring =
+                v1::Monitoring { verdict, loss, accessed_share: Some(0.5), ..Default::default() };
+            let vm = v1::Reservation {
+                vm: vm.into(),
+                host: "h1".into(),
+                pool_bytes: 2 << 30,
+                monitoring: Some(monitoring),
+                ..Default::default()
+            };
+            view::Vm::from(vm)
+        };
+        let suspects = vec![vm("db", 3, Some(0.12)), vm("web", 2, None)];
+        let shown =
+            buffer_text(&draw_to_buffer(&Snapshot { suspects, ..sample_snapshot() }, &Selection::default()));
+        let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+        let at = |words: &[&str]| lines.iter().position(|line| line.starts_with(words)).unwrap();
+        assert!(shown.contains("VMs that pool memory may slow down (2)"), "{shown}");
+        let db = at(&["│db", "h1", "migrate", "2GiB", "12.0", "%", "50.0", "%"]);
+        let web = at(&["│web", "h1", "watch", "2GiB", "-", "50.0", "%"]);
+        assert!(at(&["│h2"]) < db && db < web && web < at(&["│e0"]), "{shown}");
     }
 
     #[test]

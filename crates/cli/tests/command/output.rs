@@ -125,6 +125,7 @@ CORES:        2
 PINNED:       no
 UID:          2001
 PROCESS:      -
+REHOME:       -
 SLICES:       0-1
 CREATED:      2023-11-14T22:13:20Z
 COMMIT BY:    2023-11-14T22:18:20Z
@@ -190,6 +191,10 @@ async fn decision_is_explained_with_its_inputs() {
   model: fewest-emcs 1
   free_on_e0 = 4
   alternative: e1: 2 free slices
+2023-11-14T22:13:20Z  verdict watch: some samples indicate a slowdown
+  accessed: 35.5 % of the pool memory (29.0 % to 42.0 %), source vmm
+  counters are unknown: the host has no performance counters
+  steal: 12.5 % of the time
 ";
     assert_output("explain vm web", explained).await;
     assert_output("explain vm r-1", explained).await;
@@ -224,9 +229,19 @@ async fn reservation_as_json_is_complete() {
         "local_bytes": 536_870_912_u64, "pool_bytes": 2_147_483_648_u64, "cores": 2, "pinned": false,
         "uid": 2001, "process_running": false,
         "request_id": "q1", "created_unix_ms": 1_700_000_000_000_u64,
-        "commit_deadline_unix_ms": 1_700_000_300_000_u64, "reason": null,
+        "commit_deadline_unix_ms": 1_700_000_300_000_u64, "reason": null, "rehome": null,
     });
     assert_eq!((printed, ran.stderr.as_str()), (expected, ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rehome_waits_for_the_result() {
+    let ran = Rack::default().tarn("rehome r-1 --wait -o wide").await;
+    assert_eq!((ran.stderr.as_str(), ran.stdout.contains(" done ")), ("", true), "{}", ran.stdout);
+    let ran = Rack::default().tarn("rehome web -o wide").await;
+    assert!(ran.stdout.contains(" copying "), "{}", ran.stdout);
+    let ran = Rack::default().tarn("rehome web --wait").await;
+    assert_eq!(ran.stderr, "error: the memory was not moved: the VM has ended\n");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,7 +271,7 @@ async fn watch_prints_a_line_per_change() {
     let migrations = Rack::default().tarn("watch migrations").await.stdout;
     assert_eq!(
         migrations,
-        "2023-11-14T22:13:20Z  web              on h1               open      h1 is draining\n"
+        "requested 2023-11-14T22:13:20Z  m-3    drain    web              on h1               open (h1 is draining)\n"
     );
 }
 

@@ -182,6 +182,10 @@ fn monitoring() -> v1::Monitoring {
         access_problem: String::new(),
         counter_source: "none".into(),
         sampled_unix_ms: 1_700_000_000_000,
+        counter_problem: "the host has no performance counters".into(),
+        samples: 2,
+        steal_share: Some(0.125),
+        ..Default::default()
     }
 }
 
@@ -204,6 +208,7 @@ pub fn reservation() -> v1::Reservation {
         uid: Some(2001),
         process_running: false,
         monitoring: Some(monitoring()),
+        rehome: None,
     }
 }
 
@@ -380,6 +385,14 @@ impl Scheduler for Rack {
         self.record_request("Release", r).await?;
         let state = v1::ReservationState::Released.into();
         Ok(Response::new(v1::Reservation { state, process_running, ..reservation() }))
+    }
+
+    /// The move of VM web is in progress, and lost when it is polled. Other moves are complete at once.
+    async fn rehome_vm(&self, r: Request<v1::RehomeVmRequest>) -> RpcResult<v1::Reservation> {
+        let target = self.record_request("RehomeVm", r).await?.target.unwrap_or_default();
+        let state = if target.vm == "web" { v1::RehomeState::Copying } else { v1::RehomeState::Done };
+        let rehome = v1::Rehome { state: state.into(), attempt: 1, bytes: 2 << 30, ..Default::default() };
+        Ok(Response::new(v1::Reservation { rehome: Some(rehome), ..reservation() }))
     }
 
     async fn watch_capacity(&self, r: Request<v1::WatchCapacityRequest>) -> RpcResult<Stream<v1::Capacity>> {

@@ -73,6 +73,7 @@ async fn reservation_is_given_by_id_or_vm() {
     assert_request_contains("wait-ready web --timeout 3s", &["WaitReady", "vm: \"web\"", "timeout_ms: 3000"])
         .await;
     assert_request_contains("wait-ready web", &["timeout_ms: 300000"]).await;
+    assert_request_contains("rehome web", &["RehomeVm", "vm: \"web\""]).await;
     assert_request_contains("release web", &["Release", "force: false", "reason: \"\""]).await;
     assert_request_contains("release web --force --reason stuck", &["force: true", "reason: \"stuck\""])
         .await;

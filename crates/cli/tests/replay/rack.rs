@@ -280,6 +280,10 @@ impl Scheduler for Rack {
         Ok(Response::new(reservation.clone()))
     }
 
+    async fn rehome_vm(&self, _: Request<v1::RehomeVmRequest>) -> RpcResult<v1::Reservation> {
+        Err(Status::unimplemented("not implemented by the fake manager"))
+    }
+
     async fn release(&self, r: Request<v1::ReleaseRequest>) -> RpcResult<v1::Reservation> {
         let reply = self.state().release(r.into_inner().target)?;
         self.notify_watchers();

@@ -53,6 +53,9 @@ pub(super) fn build(artifacts: &Artifacts, plan: &Plan) -> Result<Initrd, HostEr
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         initrd.add_program(program, &format!("bin/{name}"))?;
     }
+    if plan.has_qemu {
+        initrd.add_qemu(artifacts)?;
+    }
     plan.files.iter().try_for_each(|(from, name)| initrd.add_file_copy(from, name))?;
     Ok(initrd)
 }

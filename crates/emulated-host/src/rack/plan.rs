@@ -68,6 +68,8 @@ pub struct Plan {
     pub drives: Vec<Drive>,
     /// Programs that are copied to `/bin` of each host, with their libraries.
     pub programs: Vec<PathBuf>,
+    /// Whether each host has QEMU, to run guests under the host's KVM.
+    pub has_qemu: bool,
     /// Files that are copied to all hosts, with their paths in the hosts, such as "guest/6.12".
     pub files: Vec<(PathBuf, String)>,
     /// Text that is appended to the kernel command line.
@@ -88,6 +90,7 @@ impl Plan {
             cpus: CPU_COUNT,
             drives: Vec::new(),
             programs: Vec::new(),
+            has_qemu: false,
             files: Vec::new(),
             cmdline_extra: "memhp_default_state=offline".to_owned(),
             script: String::new(),

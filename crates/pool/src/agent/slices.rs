@@ -211,7 +211,7 @@ impl Agent {
             return;
         }
         match self.orders.get(&holding).cloned() {
-            Some(SliceOrder::Online(reservation, handle)) if !self.has_ended(reservation) => {
+            Some(SliceOrder::Online(reservation, handle)) if !self.has_released_memory(reservation) => {
                 self.open(holding, handle);
             }
             Some(SliceOrder::Scrub(handle)) if !self.scrubbed.contains_key(&holding) => {
@@ -278,6 +278,9 @@ impl Agent {
         self.orphans.remove(&handle);
         self.slices.insert(holding, SliceStatus::Online(handle));
         self.newly_online.insert(holding);
+        if let Some(id) = self.slice_vms.get(&holding).copied() {
+            self.reconcile_rehome(id);
+        }
     }
 
     /// Handles a failed call, which may have left an orphaned slice.

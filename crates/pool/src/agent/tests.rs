@@ -9,16 +9,17 @@
 //! N), `ok:S.E` (the call for slice S and epoch E succeeds), `half:S.E` (a scrub verified only a
 //! part), `fail:S.E`, `dirty:S.E` (the slice is not zeroed), `closed:S.E` and `unclosed:S.E` (an
 //! orphan was closed, or could not be closed), `attach:VM@PID` (a request by root),
-//! `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM` (the write failed), `gone:VM` (the VM's
-//! process ended), `tick:MS`.
+//! `attach:VM@PID/UID`, `recorded:VM`, `unrecorded:VM` (the write failed), `moved:VM` and
+//! `unmoved:VM` (a move to local memory ended), `gone:VM` (the VM's process ended), `tick:MS`.
 //!
 //! Parts of a desired state: `a=1.1+2.1` (VM a has slices 1 and 2, each with epoch 1), `a/UID=...`
-//! (VM a has this user), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance` (for another
+//! (VM a has this user), `a!N=...` (attempt N to move VM a to local memory), `release=S.E`, `force=S.E`, `scrub=S.E`, `fenced`, `instance` (for another
 //! instance), `rack` (of rack Q). Parts of changes to version N: `base=N`, `no_vm=a`, `no_slice=S`.
 //!
 //! Output: effects, such as `online:S.E?` (`?` means that the slice is checked for zeros), and
 //! reports. A complete report is `report:N`, a report of changes is `changes:N`. VM `a` has
-//! reservation 1, VM `b` has reservation 2.
+//! reservation 1, VM `b` has reservation 2. A report marks a failed move with the reason and the
+//! attempt, and a completed move with the local memory.
 
 use std::fmt::Write as _;
 
@@ -27,11 +28,12 @@ use units::limits::{ENDED_VM_REPORT_DURATION, HOST_CALL_RETRY_DELAY};
 use units::{Epoch, Revision, SliceId, UnixMs};
 
 use super::*;
-use crate::protocol::{DesiredRelease, DesiredVm, Removals};
+use crate::protocol::{DesiredRehome, DesiredRelease, DesiredVm, ObservedRehome, Removals};
 
 mod limits;
 mod properties;
 mod records;
+mod rehome;
 mod users;
 
 const INSTANCE: InstanceId = InstanceId(5);
@@ -89,7 +91,14 @@ fn desired_release(holding: Holding, force: bool) -> DesiredRelease {
 
 fn desired_vm(vm: &str, slices: impl Iterator<Item = Holding>) -> DesiredVm {
     let slices = slices.map(|holding| (holding, handle(holding))).collect();
-    DesiredVm { vm: Name::new(vm).unwrap(), local: Bytes::mib(64), pinned: false, uid: None, slices }
+    DesiredVm {
+        vm: Name::new(vm).unwrap(),
+        local: Bytes::mib(64),
+        pinned: false,
+        uid: None,
+        slices,
+        rehome: None,
+    }
 }
 
 fn parse_desired_state(text: &str) -> Event {
@@ -117,9 +126,15 @@ fn parse_desired_state(text: &str) -> Event {
             }
             Some(("scrub", list)) => desired.scrub.extend(holdings(list).map(|h| (h, handle(h)))),
             Some((vm, list)) => {
+                let (vm, rehome) = vm.split_once('!').map_or((vm, None), |(vm, attempt)| (vm, Some(attempt)));
+                let rehome = rehome.map(|attempt| DesiredRehome {
+                    attempt: attempt.trim_end_matches('x').parse().unwrap(),
+                    is_cancelled: attempt.ends_with('x'),
+                });
                 let (vm, uid) = vm.split_once('/').map_or((vm, None), |(vm, uid)| (vm, Some(uid)));
                 let uid = uid.map(|uid| user_id(uid.parse().unwrap()));
-                desired.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, holdings(list)) });
+                let vm_memory = DesiredVm { uid, rehome, ..desired_vm(vm, holdings(list)) };
+                desired.vms.insert(reservation(vm), vm_memory);
             }
             None => panic!("unknown part {part}"),
         }
@@ -175,6 +190,8 @@ fn parse_event(agent: &Agent, tickets: &mut u64, word: &str) -> Event {
         }
         "recorded" => Event::Recorded { reservation: reservation(rest), result: Ok(()) },
         "unrecorded" => Event::Recorded { reservation: reservation(rest), result: Err("full".to_owned()) },
+        "moved" => Event::RehomeEnded { reservation: reservation(rest), result: Ok(()) },
+        "unmoved" => Event::RehomeEnded { reservation: reservation(rest), result: Err("busy".to_owned()) },
         "gone" => Event::ProcessGone { reservation: reservation(rest) },
         "report" => Event::ReportRequested,
         "tick" => Event::Tick,
@@ -197,7 +214,12 @@ fn format_report(report: &ObservedState) -> String {
     part("released", format_holdings(report.released.iter().copied()));
     part("scrubbed", format_holdings(report.scrubbed.iter().map(|s| s.holding)));
     part("failed", format_holdings(report.failed.iter().map(|f| f.holding)));
-    part("vms", report.vms.keys().copied().map(vm_name).collect());
+    let mark = |vm: &ObservedVm| match &vm.rehome {
+        ObservedRehome::None => String::new(),
+        ObservedRehome::Failed { attempt, why } => format!("({why}{attempt})"),
+        ObservedRehome::Done => format!("({})", vm.local),
+    };
+    part("vms", report.vms.iter().map(|(id, vm)| format!("{}{}", vm_name(*id), mark(vm))).collect());
     part("ended", report.ended.iter().copied().map(vm_name).collect());
     words + if report.clean { ":clean" } else { "" }
 }
@@ -220,6 +242,8 @@ fn format_effect(effect: &Effect) -> String {
         }
         Effect::Refuse { ticket, why } => format!("refuse:{}:{why}", ticket.0),
         Effect::Watch { reservation, process } => format!("watch:{}@{}", vm_name(*reservation), process.pid),
+        Effect::Rehome(id) => format!("rehome:{}", vm_name(*id)),
+        Effect::CancelRehome(id) => format!("cancel_rehome:{}", vm_name(*id)),
         Effect::Kill(id) => format!("kill:{}", vm_name(*id)),
         Effect::FreeLocal(id) => format!("free:{}", vm_name(*id)),
         Effect::SendReport(report) => format_report(report),
@@ -274,10 +298,19 @@ fn check(script: &str, expected: &str) {
 }
 
 fn recovered_vm(vm: &str, slices: &str, is_alive: bool) -> RecoveredVm {
-    let DesiredVm { vm: name, local, pinned, uid, slices } = desired_vm(vm, holdings(slices));
+    let DesiredVm { vm: name, local, pinned, uid, slices, rehome: _ } = desired_vm(vm, holdings(slices));
     let (reservation, process) = (reservation(vm), process(100));
-    let record =
-        VmRecord { reservation, vm: name, process, local, pinned, uid, slices, control_socket: None };
+    let record = VmRecord {
+        reservation,
+        vm: name,
+        process,
+        local,
+        pinned,
+        uid,
+        slices,
+        control_socket: None,
+        is_rehomed: false,
+    };
     RecoveredVm { record, is_alive }
 }
 

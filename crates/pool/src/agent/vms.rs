@@ -6,14 +6,15 @@ use std::collections::BTreeMap;
 use units::limits::{ENDED_VM_REPORT_DURATION, ENDED_VMS_REPORTED_MAX};
 use units::{Name, Ns, ReservationId, UserId};
 
-use super::{Agent, Caller, Effect, Process, RecoveredVm, Refusal, Ticket, VmRecord};
+use super::{Agent, Caller, Effect, Process, RecoveredVm, Refusal, Ticket, VmRecord, rehome::RehomePhase};
 use crate::protocol::{DesiredVm, Handle, Holding, ObservedVm};
 
 /// VM whose process is being recorded, is running or has ended.
 #[derive(Clone, Debug)]
 pub(super) struct Vm {
-    record: VmRecord,
+    pub(super) record: VmRecord,
     phase: VmPhase,
+    pub(super) rehome: RehomePhase,
 }
 
 #[derive(Clone, Debug)]
@@ -44,7 +45,7 @@ impl Vm {
         !matches!(self.phase, VmPhase::Ended { .. })
     }
 
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         matches!(self.phase, VmPhase::Running)
     }
 
@@ -58,8 +59,9 @@ impl Agent {
     pub(super) fn adopt_recovered_vm(&mut self, RecoveredVm { record, is_alive }: RecoveredVm) {
         let reservation = record.reservation;
         let phase = if is_alive { VmPhase::Running } else { VmPhase::Ended { absent_since: None } };
-        let (process, slices) = (record.process.clone(), record.slices.clone());
-        self.register_vm(Vm { record, phase });
+        let process = record.process.clone();
+        let slices = if record.is_rehomed { BTreeMap::new() } else { record.slices.clone() };
+        self.register_vm(Vm { rehome: RehomePhase::of_recovered(&record), record, phase });
         if is_alive {
             self.effects.push_back(Effect::Watch { reservation, process });
             slices.into_iter().for_each(|(holding, handle)| self.open(holding, handle));
@@ -83,7 +85,8 @@ impl Agent {
 
     /// Returns whether a running process has this slice or will get it.
     pub(super) fn is_in_use(&self, holding: Holding) -> bool {
-        self.slice_vms.get(&holding).and_then(|id| self.vms.get(id)).is_some_and(Vm::is_alive)
+        let vm = self.slice_vms.get(&holding).and_then(|id| self.vms.get(id));
+        vm.is_some_and(|vm| vm.is_alive() && !vm.record.is_rehomed)
     }
 
     /// Returns the location of a slice from the record of the VM that has or had it.
@@ -99,22 +102,25 @@ impl Agent {
         if let Some(vm) = self.slice_vms.remove(&holding).and_then(|id| self.vms.get_mut(&id)) {
             vm.record.slices.remove(&holding);
             if vm.record.slices.is_empty() && !matches!(vm.phase, VmPhase::Recording(_)) {
-                self.effects.push_back(Effect::Record(vm.record.clone()));
+                self.effects.push_back(Effect::Record(vm.record_to_write()));
             }
         }
     }
 
-    pub(super) fn has_ended(&self, reservation: ReservationId) -> bool {
-        self.vms.get(&reservation).is_some_and(|vm| !vm.is_alive())
+    /// Returns whether the VM has ended or uses only local memory, so that it needs no slices.
+    pub(super) fn has_released_memory(&self, reservation: ReservationId) -> bool {
+        self.vms.get(&reservation).is_some_and(|vm| !vm.is_alive() || vm.record.is_rehomed)
+    }
+
+    /// Returns whether a move of the VM's pool memory may be in progress.
+    pub fn is_rehoming(&self, reservation: ReservationId) -> bool {
+        let phase = self.vms.get(&reservation).map(|vm| &vm.rehome);
+        matches!(phase, Some(RehomePhase::Calling { .. } | RehomePhase::Unknown))
     }
 
     /// Returns all VMs with a running process.
     pub fn live_vms(&self) -> BTreeMap<ReservationId, ObservedVm> {
-        self.vms
-            .iter()
-            .filter(|(_, vm)| vm.is_running())
-            .map(|(id, vm)| (*id, observed_vm(&vm.record)))
-            .collect()
+        self.vms.iter().filter(|(_, vm)| vm.is_running()).map(|(id, vm)| (*id, vm.observed())).collect()
     }
 
     /// Returns the records of all VMs with a running process.
@@ -122,9 +128,14 @@ impl Agent {
         self.vms.values().filter(|vm| vm.is_running()).map(|vm| &vm.record)
     }
 
+    /// Returns the record of a VM with a running process.
+    pub fn live_record(&self, reservation: ReservationId) -> Option<&VmRecord> {
+        self.vms.get(&reservation).filter(|vm| vm.is_running()).map(|vm| &vm.record)
+    }
+
     /// Returns a VM with a running process.
     pub fn live_vm(&self, reservation: ReservationId) -> Option<ObservedVm> {
-        self.vms.get(&reservation).filter(|vm| vm.is_running()).map(|vm| observed_vm(&vm.record))
+        self.vms.get(&reservation).filter(|vm| vm.is_running()).map(Vm::observed)
     }
 
     pub(super) fn ended_vms(&self) -> Vec<ReservationId> {
@@ -245,7 +256,10 @@ impl Agent {
 
     /// Returns the memory of a VM if all slices are online: a process gets all of its memory or
     /// none.
-    fn require_complete_memory(&self, record: VmRecord) -> Result<VmRecord, Refusal> {
+    fn require_complete_memory(&self, mut record: VmRecord) -> Result<VmRecord, Refusal> {
+        if record.is_rehomed {
+            record.slices.clear();
+        }
         let online = record.slices.keys().filter(|holding| self.is_online(**holding)).count();
         let slices = record.slices.len();
         if online == slices { Ok(record) } else { Err(Refusal::NotReady { vm: record.vm, online, slices }) }
@@ -261,7 +275,8 @@ impl Agent {
     ) -> Result<(), Refusal> {
         let record = self.create_first_record(reservation, desired, caller)?;
         self.effects.push_back(Effect::Record(record.clone()));
-        self.register_vm(Vm { record, phase: VmPhase::Recording(vec![ticket]) });
+        let (phase, rehome) = (VmPhase::Recording(vec![ticket]), RehomePhase::Idle);
+        self.register_vm(Vm { record, phase, rehome });
         Ok(())
     }
 
@@ -272,8 +287,10 @@ impl Agent {
         desired: DesiredVm,
         Caller { process, control_socket, .. }: Caller,
     ) -> Result<VmRecord, Refusal> {
-        let DesiredVm { vm, local, pinned, uid, slices } = desired;
-        let record = VmRecord { reservation, vm, process, local, pinned, uid, slices, control_socket };
+        let DesiredVm { vm, local, pinned, uid, slices, rehome: _ } = desired;
+        let is_rehomed = false;
+        let record =
+            VmRecord { reservation, vm, process, local, pinned, uid, slices, control_socket, is_rehomed };
         let record = self.require_complete_memory(record)?;
         let other = record.slices.keys().find_map(|holding| self.vms.get(self.slice_vms.get(holding)?));
         other.map_or(Ok(record), |other| Err(other.refusal()))
@@ -282,8 +299,8 @@ impl Agent {
     /// Handles the result of writing a record. Passes memory only if the desired state still
     /// contains the VM.
     pub(super) fn on_recorded(&mut self, reservation: ReservationId, result: Result<(), String>) {
-        let Some(Vm { record, phase: VmPhase::Recording(tickets) }) = self.vms.get(&reservation) else {
-            return;
+        let Some(Vm { record, phase: VmPhase::Recording(tickets), .. }) = self.vms.get(&reservation) else {
+            return self.on_rehome_recorded(reservation, &result);
         };
         let (record, tickets) = (record.clone(), tickets.clone());
         let vm = record.vm.clone();
@@ -299,10 +316,11 @@ impl Agent {
         let (reservation, process) = (record.reservation, record.process.clone());
         self.vms.entry(reservation).and_modify(|vm| vm.phase = VmPhase::Running);
         self.effects.push_back(Effect::Watch { reservation, process });
-        self.newly_running.insert(reservation);
+        self.changed_vms.insert(reservation);
         self.dirty = true;
         let pass_memory = |ticket| Effect::PassMemory { ticket, record: record.clone() };
         self.effects.extend(tickets.into_iter().map(pass_memory));
+        self.reconcile_rehome(reservation);
     }
 
     /// Removes a VM whose record could not be written or whose memory is no longer available, and
@@ -375,18 +393,31 @@ impl Agent {
     }
 }
 
-fn observed_vm(record: &VmRecord) -> ObservedVm {
-    ObservedVm {
-        vm: record.vm.clone(),
-        pid: record.process.pid,
-        slices: record.slices.keys().copied().collect(),
-        local: record.local,
-        pinned: record.pinned,
-        uid: record.uid,
-    }
-}
-
 impl Vm {
+    /// Returns the record that must be on disk. While it is being written, it can be newer than the
+    /// record in memory.
+    pub(super) fn record_to_write(&self) -> VmRecord {
+        match self.rehome {
+            RehomePhase::Recording | RehomePhase::Unrecorded { .. } => {
+                VmRecord { local: self.record.total(), is_rehomed: true, ..self.record.clone() }
+            }
+            _ => self.record.clone(),
+        }
+    }
+
+    fn observed(&self) -> ObservedVm {
+        let record = &self.record;
+        ObservedVm {
+            vm: record.vm.clone(),
+            pid: record.process.pid,
+            slices: record.used_slices().collect(),
+            local: record.local,
+            pinned: record.pinned,
+            uid: record.uid,
+            rehome: self.rehome.observed(),
+        }
+    }
+
     /// Returns whether this process is the VM's process and may still be running.
     fn is_live_process(&self, process: &Process) -> bool {
         self.is_alive() && self.record.process.is(process)

@@ -118,9 +118,16 @@ impl Ledger {
         Change(records)
     }
 
-    /// Returns the records with which the hosts begin to release the reservation's slices.
-    fn release_slices(&self, id: ReservationId, reservation: &Reservation, force: bool) -> Vec<Record> {
-        let own = reservation.slices.iter().filter_map(|s| Some((*s, self.slot(*s)?)));
+    /// Returns the records with which the hosts begin to release the reservation's slices, including
+    /// slices that the VM had before a move to local memory and that are still draining.
+    pub(super) fn release_slices(
+        &self,
+        id: ReservationId,
+        reservation: &Reservation,
+        force: bool,
+    ) -> Vec<Record> {
+        let slices = reservation.slices.iter().chain(reservation.rehome.former_slices());
+        let own = slices.filter_map(|s| Some((*s, self.slot(*s)?)));
         let own = own.filter(|(_, slot)| slot.reservation() == Some(id));
         own.filter_map(|(s, slot)| Some(Record::Slice(s, slot.step(Event::Release { force }).ok()?)))
             .collect()

@@ -160,7 +160,7 @@ impl Ledger {
         Change(expired.flat_map(|(_, key)| self.slowdown_end(when, key.reservation, why)).collect())
     }
 
-    fn slowdown_end(&self, when: When, id: ReservationId, why: &str) -> Vec<Record> {
+    pub(super) fn slowdown_end(&self, when: When, id: ReservationId, why: &str) -> Vec<Record> {
         let key = MigrationKind::Slowdown.of(id);
         let Some(migration) = self.migration(key) else { return Vec::new() };
         let what = DecisionKind::SlowdownEnded { why: why.to_owned() };
@@ -226,7 +226,10 @@ impl Ledger {
         let reasons: Vec<String> = targets.iter().map(drain_reason).collect();
         let affected = self.migrations.iter().filter(|(_, migration)| reasons.contains(&migration.why));
         affected
-            .flat_map(|(key, migration)| self.migration_withdrawal(when, key.reservation, migration, targets))
+            .flat_map(|(key, migration)| {
+                let other = self.other_draining_target(key.reservation, targets);
+                self.drain_request_change(when, key.reservation, migration, other)
+            })
             .collect()
     }
 
@@ -251,15 +254,19 @@ impl Ledger {
         migration_request(when, id, &self.reservations[&id], (why, None))
     }
 
-    fn migration_withdrawal(
+    /// Returns the records that adapt a request because of a drain: its cause becomes this draining
+    /// host or EMC, or the request is withdrawn if there is none.
+    pub(super) fn drain_request_change(
         &self,
         when: When,
         id: ReservationId,
         m: &Migration,
-        from: &[SchedulingTarget],
+        target: Option<SchedulingTarget>,
     ) -> Vec<Record> {
-        match self.other_draining_target(id, from) {
-            Some(other) => vec![Record::Migration(id, Migration { why: drain_reason(&other), ..m.clone() })],
+        match target {
+            Some(target) => {
+                vec![Record::Migration(id, Migration { why: drain_reason(&target), ..m.clone() })]
+            }
             None => vec![
                 Record::Deleted(Key::Migration(m.kind().of(id))),
                 vm_decision(when, Actor::Manager, &m.vm, DecisionKind::MigrationWithdrawn),
@@ -277,7 +284,10 @@ impl Ledger {
     }
 
     /// Returns the host and the EMCs of a reservation that are draining.
-    fn draining_targets(&self, reservation: &Reservation) -> impl Iterator<Item = SchedulingTarget> {
+    pub(super) fn draining_targets(
+        &self,
+        reservation: &Reservation,
+    ) -> impl Iterator<Item = SchedulingTarget> {
         let host = self.hosts.get(&reservation.host).map(|entry| &entry.host);
         let host = host.filter(|host| host.scheduling == Scheduling::Draining);
         let emcs = self.emcs.values().map(|entry| &entry.emc).filter(|emc| {

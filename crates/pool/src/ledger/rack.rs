@@ -313,7 +313,10 @@ impl Ledger {
             SchedulingTarget::Emc(name) => {
                 let id = self.find_emc_by_name(name).ok_or_else(|| Rejection::NoSuchEmc(name.clone()))?;
                 let emc = &self.emcs[&id].emc;
-                let owners = emc.range().filter_map(|slice| self.slot(slice)?.reservation());
+                // Excludes VMs that were moved to local memory and whose slices still drain.
+                let owners = emc.range().filter_map(|slice| {
+                    self.slot(slice)?.reservation().filter(|id| self.has_slice(*id, slice))
+                });
                 let unreported = self.hosts.values().filter(|entry| entry.host.must_report_on(id));
                 let in_doubt = unreported.flat_map(HostEntry::reservations);
                 let uncertain_owners =

@@ -9,7 +9,7 @@ use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId, UserId};
 use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, DecisionKind, ExclusionReason, Subject},
-    record::{Fence, Record, RequestKey, Reservation, Scheduling, Stage},
+    record::{Fence, Record, Rehome, RequestKey, Reservation, Scheduling, Stage},
     rejection::Rejection,
     slice::{Event, Owner},
 };
@@ -88,11 +88,12 @@ impl Ledger {
         let existing = &self.reservations[&id];
         // The host may have been removed; the ledger no longer contains its name.
         let host = self.hosts.get(&existing.host).map(|entry| &entry.host.name);
+        let (slices, local) = existing.requested_memory();
         let same = [
             ("vm", existing.vm == request.vm),
             ("host", host.is_none_or(|name| *name == request.host)),
-            ("pool_bytes", existing.slices.len() == request.slices as usize),
-            ("local_bytes", existing.local == request.local),
+            ("pool_bytes", slices == request.slices as usize),
+            ("local_bytes", local == request.local),
             ("cores", existing.cores == request.cores),
             ("pinned", existing.pinned == request.pinned),
             ("commit_within_ms", existing.commit_within == request.commit_within),
@@ -193,6 +194,7 @@ impl Ledger {
             },
             uid: request.uid,
             has_process: false,
+            rehome: Rehome::None,
         };
         records.push(Record::Reservation(id, reservation));
         records.push(decision(when, actor, subject, what));

@@ -12,7 +12,7 @@ use super::{Change, EmcEntry, HostEntry, Ledger, When, decision};
 use crate::{
     audit::{Actor, DecisionKind, Subject},
     protocol::{Holding, ObservedVm},
-    record::{EndReason, Fence, Host, Meta, Record, RequestKey, Reservation, Stage},
+    record::{EndReason, Fence, Host, Meta, Record, Rehome, RequestKey, Reservation, Stage},
     rejection::Rejection,
     slice::{Event, Owner, Quarantine, Slot, State},
 };
@@ -42,12 +42,18 @@ impl Ledger {
         let mut records =
             vec![Record::Slice(slice, next), decision(when, Actor::Manager, Subject::Slice(slice), what)];
         records.extend(self.require_fence_confirmation(slice, next));
-        if let Some(id) = slot.reservation() {
+        // A slice that drains after a move to local memory no longer serves the reservation.
+        if let Some(id) = slot.reservation().filter(|id| self.has_slice(*id, slice)) {
             records.extend(
                 self.decide_reservation_break(when, id, format!("slice {slice} is quarantined: {why}")).0,
             );
         }
         Some(Change(records))
+    }
+
+    /// Returns whether a slice is part of a reservation's memory.
+    pub(super) fn has_slice(&self, id: ReservationId, slice: SliceId) -> bool {
+        self.reservations.get(&id).is_some_and(|r| r.slices.binary_search(&slice).is_ok())
     }
 
     /// If the holder of the slice is fenced without confirmation by the slice's EMC, requires the
@@ -264,6 +270,7 @@ impl Ledger {
             stage: Stage::Committed,
             uid: vm.uid,
             has_process: false,
+            rehome: Rehome::None,
         }
     }
 

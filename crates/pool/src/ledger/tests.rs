@@ -6,6 +6,7 @@ mod ended;
 mod numbers;
 mod process;
 mod properties;
+mod rehome;
 mod removed_emc;
 mod slowdowns;
 
@@ -19,7 +20,8 @@ use crate::{
     audit::ExclusionReason,
     protocol::{Holding, ObservedVm, ScrubReport},
     record::{
-        EndReason, Fence, MigrationAnswer, MigrationKind, RequestKey, Scheduling, Slowdown, SlowdownEstimate,
+        EndReason, Fence, MigrationAnswer, MigrationKind, Rehome, RequestKey, Scheduling, Slowdown,
+        SlowdownEstimate,
     },
     rejection::Rejection,
     slice::{DrainStage, Event, Owner, Quarantine},
@@ -718,7 +720,15 @@ fn restored_rack() -> (Rack, ReservationId) {
 fn running_vm<const N: usize>(vm: &str, slices: [(u32, u64); N]) -> ObservedVm {
     let holding = |(slice, epoch)| Holding { slice: SliceId(slice), epoch: Epoch(epoch) };
     let slices = slices.map(holding).to_vec();
-    ObservedVm { vm: name(vm), pid: 7, slices, local: Bytes::gib(3), pinned: true, uid: user(2001) }
+    ObservedVm {
+        vm: name(vm),
+        pid: 7,
+        slices,
+        local: Bytes::gib(3),
+        pinned: true,
+        uid: user(2001),
+        rehome: crate::protocol::ObservedRehome::None,
+    }
 }
 
 #[test]

@@ -15,8 +15,11 @@ use super::{
 };
 use crate::{
     ledger::{HostEntry, Ledger, When},
-    protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, Removals, take_entries_of_slice},
-    record::{Fence, Reservation, Stage},
+    protocol::{
+        DesiredRehome, DesiredRelease, DesiredState, DesiredVm, Handle, Holding, Removals,
+        take_entries_of_slice,
+    },
+    record::{Fence, Rehome, Reservation, Stage},
     slice::{DrainStage, Scrub, State},
 };
 
@@ -173,7 +176,7 @@ impl Manager {
         let mut scrubs = self.durable.host(host).into_iter().flat_map(HostEntry::scrubs);
         scrubs.any(|slice| {
             let slot = self.durable.slot(slice).unwrap_or_default();
-            let sent = sent.is_some_and(|sent| sent.contains(&Holding { slice, epoch: slot.epoch }));
+            let sent = sent.is_some_and(|sent| sent.contains_key(&Holding { slice, epoch: slot.epoch }));
             slot.state == State::Scrubbing(Scrub::Working(host)) && !sent && self.has_pending_decision(slice)
         })
     }
@@ -204,8 +207,12 @@ impl Manager {
         let Some(desired) = changed.or_else(|| self.continue_draft(host)) else { return };
         let held = |sent: &Holding| self.durable.is_held(host, sent.slice, sent.epoch);
         let Some(mut link) = self.links.get_mut(&host) else { return };
-        link.scrubs_sent.retain(held);
-        link.scrubs_sent.extend(desired.scrub.keys());
+        let is_complete = desired.base.is_none();
+        link.scrubs_sent
+            .retain(|scrub, _| held(scrub) && (!is_complete || desired.scrub.contains_key(scrub)));
+        for scrub in desired.scrub.keys() {
+            link.scrubs_sent.entry(*scrub).or_insert(desired.number);
+        }
         link.last_sent = Some(SentState { number: desired.number, at: when.now });
         if desired.fenced && link.fence_sent.is_none() {
             link.fence_sent = Some(desired.number);
@@ -296,10 +303,11 @@ impl Manager {
     fn add_vm(&self, host: HostId, id: ReservationId, desired: &mut DesiredState) -> bool {
         let Some(reservation) = self.durable.reservation(id).filter(|r| r.host == host) else { return false };
         let Some(slices) = self.usable_slices(id, reservation) else { return false };
-        let Reservation { vm, local, pinned, uid, .. } = reservation;
-        desired
-            .vms
-            .insert(id, DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices });
+        let Reservation { vm, local, pinned, uid, rehome, .. } = reservation;
+        let is_cancelled = matches!(rehome, Rehome::Cancelling { .. });
+        let rehome = rehome.attempt_in_progress().map(|attempt| DesiredRehome { attempt, is_cancelled });
+        let vm = DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices, rehome };
+        desired.vms.insert(id, vm);
         true
     }
 

@@ -1,7 +1,7 @@
 //! Volatile state of one host: session and lease of its agent, desired states sent to it, and its
 //! reports.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use units::limits::{
     DELTA_CHANGES_PER_HOST_MAX, DESIRED_STATE_BATCH_DELAY, DESIRED_STATE_INTERVAL_MIN,
@@ -39,8 +39,9 @@ pub(super) struct Link {
     pub(super) reflected: DesiredVersion,
     /// First desired state of this session that contained the fence, if any.
     pub(super) fence_sent: Option<DesiredVersion>,
-    /// Scrubs that desired states of this session contained.
-    pub(super) scrubs_sent: BTreeSet<Holding>,
+    /// Scrubs that the latest desired state of this session contained, each with the first version
+    /// since which every version contained it.
+    pub(super) scrubs_sent: BTreeMap<Holding, DesiredVersion>,
     /// Last rejected agent, until it stops trying to connect.
     pub(super) rejected: Option<RejectedAgent>,
     /// Reports of the current or last session.
@@ -120,7 +121,7 @@ impl Link {
             pending_changes: PendingChanges { all: true, ..PendingChanges::default() },
             reflected: DesiredVersion::default(),
             fence_sent: None,
-            scrubs_sent: BTreeSet::new(),
+            scrubs_sent: BTreeMap::new(),
             rejected: None,
             reports: ReportLog::default(),
             draft: None,

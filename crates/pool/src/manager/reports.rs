@@ -16,7 +16,7 @@ use super::{CloseReason, Effect, Manager, SessionId, link::Link, report_log::Par
 use crate::{
     audit::Actor,
     ledger::{HostEntry, When},
-    protocol::{FailureReason, Holding, ObservedState},
+    protocol::{FailureReason, Holding, ObservedRehome, ObservedState, ScrubReport},
     record::{EndReason, Fence},
     slice::{DrainStage, Event, Scrub, State},
 };
@@ -43,6 +43,7 @@ impl Manager {
         self.end_vms_without_process(when, host, report);
         self.adopt_reported_vms(when, host, report, &mut partial);
         self.apply_reported_processes(when, host, report, &mut partial);
+        self.apply_reported_rehomes(when, host, report);
         if report.is_continued {
             return self.store_partial_report(host, partial);
         }
@@ -138,7 +139,7 @@ impl Manager {
             self.apply_slice_event(when, holding.slice, Event::Released(host, holding.epoch));
         }
         for scrubbed in &report.scrubbed {
-            if scrubbed.verified >= units::SLICE {
+            if scrubbed.verified >= units::SLICE && self.is_scrub_result_final(host, report, scrubbed) {
                 self.apply_slice_event(when, scrubbed.holding.slice, Event::Scrubbed(host, *scrubbed));
             }
         }
@@ -163,6 +164,15 @@ impl Manager {
                 self.change(when, change);
             }
         }
+    }
+
+    /// Returns whether the agent does not start the scrub again after this result. An agent drops the
+    /// result when a desired state lacks the scrub, for example because its EMC is being compared. If a
+    /// later desired state contains the scrub again, only a result for that state is final.
+    fn is_scrub_result_final(&self, host: HostId, report: &ObservedState, scrubbed: &ScrubReport) -> bool {
+        let link = self.links.get(&host);
+        let sent = link.and_then(|link| link.scrubs_sent.get(&scrubbed.holding).copied());
+        sent.is_none_or(|sent| report.number >= sent)
     }
 
     fn break_reservation(&mut self, when: When, host: HostId, slice: SliceId, message: &str) {
@@ -210,6 +220,25 @@ impl Manager {
         let running: Vec<_> = running.map(|(id, _)| *id).collect();
         self.record_processes(when, host, running, true);
         self.record_processes(when, host, has_ended, false);
+    }
+
+    /// Records the results of moves to local memory.
+    fn apply_reported_rehomes(&mut self, when: When, host: HostId, report: &ObservedState) {
+        let Some(name) = self.head.host(host).map(|entry| entry.host.name.clone()) else { return };
+        for (id, vm) in &report.vms {
+            if !self.head.reservation(*id).is_some_and(|r| r.host == host && r.vm == vm.vm) {
+                continue;
+            }
+            let actor = || Actor::Agent(name.clone());
+            let change = match &vm.rehome {
+                ObservedRehome::None => continue,
+                ObservedRehome::Done => self.head.decide_rehome_completion(when, *id, actor()),
+                ObservedRehome::Failed { attempt, why } => {
+                    self.head.decide_rehome_failure(when, *id, *attempt, why, actor())
+                }
+            };
+            self.change(when, change);
+        }
     }
 
     /// Records the end of all processes that are missing in a complete report.

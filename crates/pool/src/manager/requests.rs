@@ -53,6 +53,22 @@ pub enum Request {
         /// Client that sent the request.
         actor: Actor,
     },
+    /// Moves the pool memory of a running VM to local memory of its host.
+    Rehome {
+        /// Reservation of the VM.
+        target: Target,
+        /// Client that sent the request, or the manager.
+        actor: Actor,
+        /// Whether the limits of automatic moves apply.
+        is_automatic: bool,
+    },
+    /// Cancels the move of a VM's pool memory to local memory.
+    CancelRehome {
+        /// Reservation of the VM.
+        target: Target,
+        /// Client that sent the request.
+        actor: Actor,
+    },
     /// Cordons, uncordons or drains a host or EMC, or uncordons a slice.
     Schedule {
         /// Host, EMC or slice.
@@ -174,6 +190,13 @@ impl Manager {
             Request::Release { target, force, reason, actor } => {
                 self.on_release(when, &target, force, reason, actor)
             }
+            Request::Rehome { target, actor, is_automatic } => {
+                self.on_rehome(when, &target, actor, is_automatic)
+            }
+            Request::CancelRehome { target, actor } => self
+                .head
+                .decide_rehome_cancellation(when, &target, actor)
+                .map(|(id, change)| (change, Reply::Reservation(id))),
             Request::Schedule { place, to, actor, reason } => {
                 let allowed = match (&place, to) {
                     (SchedulingTarget::Slice(slice), Scheduling::Enabled) => {
@@ -314,6 +337,31 @@ impl Manager {
         let id = self.head.find(target)?;
         let change =
             self.head.decide_reservation_end(when, id, EndReason::Released { force, reason }, actor)?;
+        Ok((change, Reply::Reservation(id)))
+    }
+
+    /// Decides a move to local memory. A new move requires that the agent of the host is connected and
+    /// performs moves: otherwise the booked memory would be unavailable for an unknown time.
+    fn on_rehome(
+        &self,
+        when: When,
+        target: &Target,
+        actor: Actor,
+        is_automatic: bool,
+    ) -> Result<(Change, Reply), Rejection> {
+        let (id, change) = self.head.decide_rehome(when, target, actor, is_automatic)?;
+        if let Some(reservation) = self.head.reservation(id).filter(|_| !change.0.is_empty()) {
+            let link = self.links.get(&reservation.host);
+            let hello = link.filter(|link| link.is_live()).and_then(Link::hello);
+            let obstacle = match hello {
+                None => Some("the agent of its host is not connected"),
+                Some(hello) if !hello.can_rehome => Some("the agent of its host is of an earlier version"),
+                Some(_) => None,
+            };
+            if let Some(why) = obstacle {
+                return Err(Rejection::CannotRehome { vm: reservation.vm.clone(), why });
+            }
+        }
         Ok((change, Reply::Reservation(id)))
     }
 
@@ -474,6 +522,7 @@ mod tests {
             stage: Stage::Committed,
             uid: None,
             has_process: false,
+            rehome: crate::record::Rehome::None,
         }
     }
 

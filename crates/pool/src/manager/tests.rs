@@ -14,6 +14,7 @@ mod long_work;
 
 mod processes;
 mod properties;
+mod rehome;
 mod reports;
 mod requests;
 mod restore;

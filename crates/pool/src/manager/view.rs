@@ -126,6 +126,7 @@ impl Manager {
     pub fn alarms(&self) -> Vec<Alarm> {
         let mut alarms: Vec<Alarm> = self
             .host_alarms()
+            .chain(self.overbooked_alarms())
             .chain(self.contested_alarms())
             .chain(self.restore_alarms())
             .chain(self.visibility_alarms())
@@ -195,6 +196,18 @@ impl Manager {
                 HostState::Up | HostState::Silent | HostState::Expected => return None,
             };
             Some(Alarm { reason, subject: Subject::Host(name.clone()), message, since })
+        })
+    }
+
+    /// Returns an alarm for each host whose VMs use more local memory than the host has.
+    fn overbooked_alarms(&self) -> impl Iterator<Item = Alarm> {
+        let overbooked = self.durable.hosts().filter(|(_, entry)| entry.local_used() > entry.host.local);
+        overbooked.map(|(_, entry)| {
+            let (name, used, local) = (&entry.host.name, entry.local_used(), entry.host.local);
+            let message =
+                format!("VMs of host {name} use or have reserved {used} of local memory, but it has {local}");
+            let subject = Subject::Host(name.clone());
+            Alarm { reason: "HOST_OVERBOOKED", subject, message, since: self.loaded_at }
         })
     }
 

@@ -12,6 +12,7 @@ use crate::{
         backtest::{self, VmSample},
     },
     import::{Format, ImportError, ImportedModel},
+    qos::{Evidence, LabelledRun, Placement, Quality},
     sensitivity::Workload,
     trees::{Child, Ensemble, InvalidTree, Node, SplitRule, Tree},
 };
@@ -65,6 +66,75 @@ fn workloads() -> Vec<Workload> {
     (0..60).map(&mut workload).collect()
 }
 
+fn loss_file() -> ModelFile {
+    let runs: Vec<LabelledRun> = workloads()
+        .into_iter()
+        .zip(0..)
+        .map(|(workload, n)| LabelledRun::new(workload, [0.5, 1.0][n % 2], 2.0))
+        .collect();
+    let model = LossModel::train(&runs, Fraction::new(0.2).unwrap(), 1).unwrap();
+    ModelFile::loss(Provenance { modelled: true, ..Provenance::default() }, model)
+}
+
+#[test]
+fn loss_model_round_trips() {
+    let file = loss_file();
+    let (Content::Loss { model: before, .. }, Content::Loss { model: after, .. }) =
+        (&file.content, &round_trip(&file).content)
+    else {
+        panic!("both files must contain models of the loss");
+    };
+    for workload in workloads() {
+        let evidence = Evidence { counters: workload.counters, pool_loads: 0.5, latency_ratio: 2.0 };
+        for placement in [Placement::EntirelyOnPool, Placement::Split] {
+            let estimate = |model: &LossModel| model.estimate(&evidence, placement, Quality::Unknown);
+            assert_eq!(estimate(before), estimate(after));
+        }
+    }
+    assert_eq!(before.accuracy.runs, 60);
+    assert!(before.accuracy.flagged_harmed > before.accuracy.flagged_unharmed, "{before:?}");
+}
+
+#[test]
+fn extreme_leaves_of_a_loss_model_give_an_estimate_in_range() {
+    let text = String::from_utf8(loss_file().write().unwrap()).unwrap();
+    for start in ["1.7e308", "-1.7e308"] {
+        let changed = text.replacen(r#""start":[0.0,0.0]"#, &format!(r#""start":[{start},{start}]"#), 1);
+        assert_ne!(changed, text);
+        let Content::Loss { model, .. } = ModelFile::read(changed.as_bytes()).unwrap().content else {
+            panic!("the file contains a model of the loss");
+        };
+        for counter in [0.0, 0.5, 1e6, f64::NAN] {
+            let counters = [counter; COUNTER_NAMES.len()];
+            let evidence = Evidence { counters, pool_loads: f64::NAN, latency_ratio: 1000.0 };
+            let estimate = model.estimate(&evidence, Placement::Split, Quality::Unknown);
+            assert!((-0.9..=100.0).contains(&estimate.loss), "{start}: {estimate:?}");
+            assert!((0.1..=0.4).contains(&estimate.threshold), "{start}: {estimate:?}");
+        }
+    }
+}
+
+#[test]
+fn loss_model_with_invalid_values_is_rejected() {
+    let text = String::from_utf8(loss_file().write().unwrap()).unwrap();
+    for (valid, invalid) in [
+        (r#""latency_ratio""#, r#""latency""#),
+        (r#""pdm":0.2"#, r#""pdm":0.0"#),
+        (r#""flagged_harmed":"#, r#""flagged_harmed":9"#),
+        (r#""error_quantiles":[["#, r#""error_quantiles":[[9"#),
+        (r#""start":[0.0,0.0]"#, r#""start":[0.0]"#),
+        (r#""runs":60"#, r#""runs":0"#),
+    ] {
+        assert!(text.contains(valid), "{valid}");
+        let error = ModelFile::read(text.replacen(valid, invalid, 1).as_bytes()).unwrap_err();
+        let is_expected = match valid {
+            r#""latency_ratio""# => matches!(error, FileError::Features),
+            _ => matches!(error, FileError::Values),
+        };
+        assert!(is_expected, "{invalid}: {error}");
+    }
+}
+
 #[test]
 fn decoded_model_predicts_identically() {
     let file = frigid_file();
@@ -91,6 +161,20 @@ fn model_file_has_unchanged_field_names() {
     for (file, names) in [
         (frigid_file(), &["about", "metrics", "rate_asked", "own", "recent", "owner", "curve"][..]),
         (sensitivity, &["about", "says", "own", "cuts", "at_most", "test", "missing_first"]),
+        (
+            loss_file(),
+            &[
+                "about",
+                "loss",
+                "pdm",
+                "accuracy",
+                "runs",
+                "flagged_harmed",
+                "flagged_unharmed",
+                "forest",
+                "error_quantiles",
+            ],
+        ),
     ] {
         let text = String::from_utf8(file.write().unwrap()).unwrap();
         for name in names {
@@ -141,7 +225,7 @@ fn file_with_invalid_content_is_rejected() {
         (r#"{"node":1}"#, r#"{"node":999}"#, "index of a child is out of range"),
         (r#""feature":"#, r#""feature":9"#, "feature index 9"),
         (r#""curve":["#, r#""curve":[2,"#, "trailing characters"),
-        (r#""requested":1073741824"#, r#""requested":0"#, "do not match this version"),
+        (r#""requested":1073741824"#, r#""requested":0"#, "a value of the model is out of range"),
         (
             r#""trained_by":"""#,
             r#""trained_by":"a name that is longer than any name of a rack, a host or a VM can be""#,

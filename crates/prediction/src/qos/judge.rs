@@ -17,7 +17,7 @@ use crate::sensitivity::COUNTER_NAMES;
 /// kernel accesses some pages of the node even if the workload does not.
 const IDLE_POOL_SHARE_MAX: f64 = 0.02;
 /// Largest number of samples from which the loss of a VM is estimated.
-const WINDOW: usize = 20;
+const WINDOW: usize = 40;
 /// Number of the latest samples that reveal a change of the workload. The verdict `Migrate` requires
 /// as many samples.
 const RECENT_WINDOW: usize = 3;
@@ -60,6 +60,8 @@ pub enum Reason {
     IdlePool,
     /// The counters do not indicate a slowdown beyond the margin.
     Insensitive,
+    /// The VM accesses a small part of its pool node, and its host has no counters.
+    FewAccesses,
     /// Some samples indicate a slowdown beyond the margin.
     Suspected,
     /// Enough samples indicate a slowdown beyond the margin.
@@ -132,15 +134,11 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Creates the judge of a VM that has just started. `latency_ratio` is the idle latency of the
-    /// pool divided by the idle latency of local memory, as the host reports it (HMAT) or measures
-    /// it. A ratio that is not positive and finite counts as unknown.
-    pub fn new(placement: Placement, latency_ratio: Option<f64>) -> Self {
+    /// Creates the judge of a VM that has just started. The latency of the pool is unknown.
+    pub fn new(placement: Placement) -> Self {
         Self {
             placement,
-            latency_ratio: latency_ratio
-                .filter(|ratio| ratio.is_normal() && *ratio > 0.0)
-                .unwrap_or(f64::NAN),
+            latency_ratio: f64::NAN,
             window: VecDeque::new(),
             last_sample: None,
             harmed_at: None,
@@ -148,9 +146,43 @@ impl Judge {
         }
     }
 
+    /// Sets the idle latency of the pool divided by the idle latency of local memory, as the host
+    /// reports it (HMAT, CDAT) or its operator measured it. A ratio that is not positive and finite
+    /// counts as unknown.
+    pub fn set_latency_ratio(&mut self, ratio: f64) {
+        self.latency_ratio = if ratio.is_normal() && ratio > 0.0 { ratio } else { f64::NAN };
+    }
+
+    /// Forgets that the VM was harmed, so that its recovery is not awaited: another model judges it from now
+    /// on.
+    pub fn forget_harm(&mut self) {
+        self.harmed_at = None;
+    }
+
     /// Returns the verdict from the samples so far.
     pub const fn judgement(&self) -> Judgement {
         self.judgement
+    }
+
+    /// Returns the placement of the VM's memory.
+    pub(super) const fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// Returns the end of the last sample; zero without samples.
+    pub(super) fn last_sample(&self) -> Ns {
+        self.last_sample.unwrap_or_default()
+    }
+
+    /// Returns the evidence from the samples that the verdict is based on, and their counters. `None` without
+    /// counters, or if the VM did not access its pool node in one of the samples.
+    pub(super) fn evidence_of_all_samples(
+        &self,
+    ) -> Option<(Evidence, impl Iterator<Item = &[f64; COUNTER_NAMES.len()]>)> {
+        let (evidence, _) = self.evidence(WINDOW)?;
+        let is_always_monitored = self.window.iter().all(|observation| observation.is_monitored);
+        let counters = self.window.iter().filter_map(|observation| observation.counters.as_ref());
+        is_always_monitored.then_some((evidence, counters))
     }
 
     /// Adds a sample and returns the new verdict. Without a model, counters are ignored. A gap of
@@ -218,7 +250,7 @@ impl Judge {
     }
 
     /// Returns the monitored observations among the latest `count`.
-    fn monitored(&self, count: usize) -> impl Iterator<Item = &Observation> {
+    fn monitored(&self, count: usize) -> impl Iterator<Item = &Observation> + Clone {
         self.window.iter().take(count).filter(|observation| observation.is_monitored)
     }
 
@@ -226,24 +258,24 @@ impl Judge {
     /// change of the workload discards the samples before the change.
     fn judge_counters(&mut self, model: &LossModel) -> Option<Judgement> {
         let (recent, quality) = self.evidence(RECENT_WINDOW)?;
-        let threshold = model.threshold(self.placement, quality);
-        let mut loss = model.loss(&recent);
+        let mut estimate = model.estimate(&recent, self.placement, quality);
         // Far from the threshold, the noise of a few samples does not matter.
-        if self.window.len() > RECENT_WINDOW && NEAR_SEVERITY.contains(&(loss / threshold)) {
-            let long_term = model.loss(&self.evidence(WINDOW)?.0);
-            let [low, high] = [loss.min(long_term), loss.max(long_term)].map(|loss| loss + LOSS_OFFSET);
+        if self.window.len() > RECENT_WINDOW && NEAR_SEVERITY.contains(&estimate.severity()) {
+            let long_term = model.estimate(&self.evidence(WINDOW)?.0, self.placement, quality);
+            let losses = [estimate.loss.min(long_term.loss), estimate.loss.max(long_term.loss)];
+            let [low, high] = losses.map(|loss| loss + LOSS_OFFSET);
             if high > CHANGE_RATIO * low {
                 // A change is visible in the medians as soon as two samples follow it.
                 self.window.truncate(RECENT_WINDOW - 1);
             } else {
-                loss = long_term;
+                estimate = long_term;
             }
         }
         let samples = self.monitored(WINDOW).filter(|observation| observation.counters.is_some()).count();
         let has_enough =
             samples >= COUNTER_SAMPLES_MIN && self.monitored(RECENT_WINDOW).count() >= RECENT_WINDOW;
-        let severity = loss / threshold;
-        Some(Judgement::from_severity(severity, Some(loss), samples, has_enough.then_some(Reason::Sensitive)))
+        let harmed = has_enough.then_some(Reason::Sensitive);
+        Some(Judgement::from_severity(estimate.severity(), Some(estimate.loss), samples, harmed))
     }
 
     /// Returns the medians of the monitored observations among the latest `count`, and the quality
@@ -252,7 +284,7 @@ impl Judge {
     fn evidence(&self, count: usize) -> Option<(Evidence, Quality)> {
         let measured = || self.monitored(count).filter_map(|observation| observation.counters.as_ref());
         measured().next()?;
-        let counters = std::array::from_fn(|index| median(measured().map(|counters| counters[index])));
+        let counters = median_counters(measured());
         let loads = || self.monitored(count).filter_map(|observation| observation.pool_loads);
         let is_sampled = loads().any(|loads| loads.source == LoadSource::AccessSampling);
         let (pool_loads, is_sampled) = match self.placement {
@@ -268,6 +300,13 @@ impl Judge {
     }
 }
 
+/// Returns the median of each counter. Counters that were never measured are NaN.
+pub(super) fn median_counters<'a>(
+    measured: impl Iterator<Item = &'a [f64; COUNTER_NAMES.len()]> + Clone,
+) -> [f64; COUNTER_NAMES.len()] {
+    std::array::from_fn(|index| median(measured.clone().map(|counters| counters[index])))
+}
+
 /// Judges a VM by the accessed shares of its pool node alone.
 fn judge_accesses(shares: Vec<f64>) -> Judgement {
     let samples = shares.len();
@@ -276,7 +315,10 @@ fn judge_accesses(shares: Vec<f64>) -> Judgement {
     }
     let severity = median(shares) / ACCESSED_SHARE_WITHOUT_COUNTERS;
     let harmed = (samples == ACCESS_WINDOW).then_some(Reason::AccessedPool);
-    Judgement::from_severity(severity, None, samples, harmed)
+    match Judgement::from_severity(severity, None, samples, harmed) {
+        fine @ Judgement { verdict: Verdict::Fine, .. } => Judgement { reason: Reason::FewAccesses, ..fine },
+        judged => judged,
+    }
 }
 
 /// Returns the median of the values that are not NaN, the mean of the two middle values for an even

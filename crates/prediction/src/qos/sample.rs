@@ -1,11 +1,12 @@
 //! Samples of a running VM, and their validation.
 
+use serde::{Deserialize, Serialize};
 use units::{Fraction, Ns, limits::QOS_PAGES_PER_SAMPLE_MAX};
 
-use crate::sensitivity::{COUNTER_NAMES, COUNTER_VALUE_MAX, measured_counters};
+use crate::sensitivity::{COUNTER_NAMES, counter_range};
 
 /// Placement of a VM's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Placement {
     /// All memory is on the pool, because the workload was predicted to be insensitive.
     EntirelyOnPool,
@@ -125,12 +126,14 @@ pub enum SampleError {
         previous: Ns,
     },
     /// A counter is out of range.
-    #[error("counter {name} is {value}: must be a number from 0 to {COUNTER_VALUE_MAX}")]
+    #[error("counter {name} is {value}: must be a number from 0 to {max}")]
     Counter {
         /// Name of the counter.
         name: &'static str,
         /// Value of the counter.
         value: f64,
+        /// Largest valid value.
+        max: f64,
     },
 }
 
@@ -145,10 +148,13 @@ impl Sample {
         {
             return Err(SampleError::NotNewer { at: self.at, previous });
         }
-        let counters = self.counters.as_ref();
-        let invalid = counters.into_iter().flat_map(measured_counters);
-        match { invalid }.find(|(_, value)| !(0.0..=COUNTER_VALUE_MAX).contains(value)) {
-            Some((name, value)) => Err(SampleError::Counter { name, value }),
+        let measured = self.counters.iter().flatten().enumerate().filter(|(_, value)| !value.is_nan());
+        match { measured }.find(|(index, value)| !counter_range(*index).contains(value)) {
+            Some((index, value)) => Err(SampleError::Counter {
+                name: COUNTER_NAMES[index],
+                value: *value,
+                max: *counter_range(index).end(),
+            }),
             None => Ok(()),
         }
     }

@@ -170,7 +170,7 @@ fn score_split(train: &[&Workload], test: &[&Workload], pdm: f64, seed: u64) -> 
     let is_slowed = |workload: &&Workload| workload.slowdown > pdm;
     let out_of_bag = train.iter().zip(fitted.out_of_bag);
     let forest_scores = ScoredSplit {
-        training: out_of_bag.filter_map(|(workload, score)| Some((score?, is_slowed(workload)))).collect(),
+        training: out_of_bag.filter_map(|(workload, score)| Some((score?[0], is_slowed(workload)))).collect(),
         held_out: test
             .iter()
             .map(|workload| (fitted.forest.predict_one(&workload.counters), is_slowed(workload)))

@@ -67,7 +67,8 @@ impl Model {
         EvaluationError::check(workloads.iter(), pdm)?;
         let fitted = train_forest(&workloads.iter().collect::<Vec<_>>(), pdm.get(), seed);
         let scored = workloads.iter().zip(fitted.out_of_bag);
-        let scored = scored.filter_map(|(workload, scored)| Some((scored?, workload.slowdown > pdm.get())));
+        let scored =
+            scored.filter_map(|(workload, scored)| Some((scored?[0], workload.slowdown > pdm.get())));
         Ok(Self {
             predictor: Predictor::Trained(fitted.forest),
             pdm,

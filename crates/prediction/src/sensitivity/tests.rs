@@ -139,32 +139,3 @@ fn workloads_that_cannot_be_evaluated_are_rejected() {
         workloads(40).into_iter().map(|workload| Workload { slowdown: 0.0, ..workload }).collect();
     assert_eq!(evaluate(&insensitive, 3), EvaluationError::SingleClass);
 }
-
-#[test]
-fn label_columns_are_found_by_name_and_counters_may_be_empty() {
-    let header = format!("slowdown,{},program", COUNTER_NAMES.join(","));
-    let table =
-        |first: &str| format!("{header}\n0.25,{first}{},mcf\n", ",0.5".repeat(COUNTER_NAMES.len() - 1));
-    let workload = &read_labels(table("").as_bytes()).unwrap()[0];
-    assert_eq!((workload.program.as_str(), workload.slowdown, workload.counters[1]), ("mcf", 0.25, 0.5));
-    assert!(workload.counters[0].is_nan());
-    let error_of = |text: &str| read_labels(text.as_bytes()).unwrap_err().to_string();
-    assert_eq!(
-        error_of(&table("NaN")),
-        "line 2: retiring = \"NaN\": must be empty or a number from 0 to 1000000"
-    );
-    assert!(
-        error_of(&table("0").replace("0.25", "-1"))
-            .starts_with("line 2: slowdown = \"-1\": must be a number")
-    );
-    assert_eq!(
-        error_of(&format!("{header},dram_bound\n")),
-        "duplicate column \"dram_bound\": must occur once in the header line"
-    );
-    assert!(error_of(&table("NaN").replace('\n', "\r\n")).starts_with("line 2: retiring"));
-    assert!(error_of("program,slowdown\n").starts_with("missing column \"retiring\""));
-    assert!(
-        error_of(&header.replace("program", "name"))
-            .starts_with("unknown column \"name\": must be program, slowdown, or one of")
-    );
-}

@@ -266,7 +266,8 @@ impl RowReader<'_> {
 
     fn check(&self, is_valid: bool, field: &'static str, rule: &'static str) -> Result<(), TableError> {
         let value = || self.text(field).chars().take(SHOWN_CHARS_MAX).collect();
-        let error = || InvalidValue { line: line_number(self.record), field, value: value(), rule };
+        let error =
+            || InvalidValue { line: line_number(self.record), field, value: value(), rule: rule.into() };
         if is_valid { Ok(()) } else { Err(error().into()) }
     }
 }

@@ -17,51 +17,56 @@ pub struct ForestParams {
     pub tree: TreeParams,
 }
 
-/// Trained forest, with its out-of-bag predictions.
+/// Trained forest of `N` outputs, with its out-of-bag predictions.
 #[derive(Clone, Debug)]
-pub struct FittedForest {
+pub struct FittedForest<const N: usize> {
     /// Ensemble that predicts the mean over all trees.
     pub forest: Ensemble,
     /// Mean prediction for each training row by the trees that were grown without the row. `None`
     /// if all trees were grown with the row.
-    pub out_of_bag: Vec<Option<f64>>,
+    pub out_of_bag: Vec<Option<[f64; N]>>,
 }
 
-/// Trains a forest. The value of a leaf is the mean target of its rows. `groups` is the group index
-/// of each row. The result is deterministic for the same arguments.
+/// Trains a forest with one output per target. The values of a leaf are the mean targets of its
+/// rows. Splits reduce the squared error of the first target. `groups` is the group index of each
+/// row. The result is deterministic for the same arguments.
 ///
 /// # Panics
 /// Panics if there is no row or no column, or if the number of targets or groups is not the number
 /// of rows.
-pub fn fit_forest(
+pub fn fit_forest<const N: usize>(
     columns: &FeatureColumns,
-    targets: &[f64],
+    targets: &[[f64; N]],
     groups: &[usize],
     params: &ForestParams,
     seed: u64,
-) -> FittedForest {
-    assert!(!targets.is_empty() && targets.len() == columns.rows(), "there must be one target per row");
+) -> FittedForest<N> {
+    const { assert!(N > 0, "a forest has at least one output") };
+    assert!(!targets.is_empty() && targets.len() == columns.rows(), "there must be targets for each row");
     assert_eq!(groups.len(), targets.len(), "there must be one group per row");
+    let first_targets: Vec<f64> = targets.iter().map(|targets| targets[0]).collect();
     let binned = BinnedColumns::new(columns);
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
-    let mut forest = Ensemble::new(columns.columns(), vec![0.0]);
-    let mut out_of_bag = vec![(0.0, 0_u32); targets.len()];
+    let mut forest = Ensemble::new(columns.columns(), vec![0.0; N]);
+    let mut out_of_bag = vec![([0.0; N], 0_u32); targets.len()];
     for _ in 0..params.trees {
         let (mut rows, left_out) = sample_groups(&mut rng, groups);
-        let grown = grow_tree(&binned, &mut rows, targets, &params.tree, &mut rng);
-        let mean =
-            |rows: &[u32]| rows.iter().map(|row| targets[*row as usize]).sum::<f64>() / rows.len() as f64;
-        let means: Vec<f64> = grown.leaves.iter().map(|leaf| mean(&rows[leaf.clone()])).collect();
+        let grown = grow_tree(&binned, &mut rows, &first_targets, &params.tree, &mut rng);
+        let mean = |rows: &[u32]| {
+            let sum = |target: usize| rows.iter().map(|row| targets[*row as usize][target]).sum::<f64>();
+            std::array::from_fn(|target| sum(target) / rows.len() as f64)
+        };
+        let means: Vec<[f64; N]> = grown.leaves.iter().map(|leaf| mean(&rows[leaf.clone()])).collect();
         for row in left_out {
-            let (sum, trees) = &mut out_of_bag[row];
-            *sum += means[grown.leaf_of_row(&binned, row)];
+            let (sums, trees) = &mut out_of_bag[row];
+            sums.iter_mut().zip(means[grown.leaf_of_row(&binned, row)]).for_each(|(sum, mean)| *sum += mean);
             *trees += 1;
         }
-        let leaf_values: Vec<f64> = means.iter().map(|mean| mean / params.trees as f64).collect();
+        let leaf_values: Vec<f64> = means.iter().flatten().map(|mean| mean / params.trees as f64).collect();
         forest.push(&grown.into_tree(leaf_values)).expect("a grown tree is well-formed");
     }
-    let out_of_bag = out_of_bag.into_iter().map(|(sum, trees)| (trees > 0).then(|| sum / f64::from(trees)));
-    FittedForest { forest, out_of_bag: out_of_bag.collect() }
+    let means = |(sums, trees): ([f64; N], u32)| (trees > 0).then(|| sums.map(|sum| sum / f64::from(trees)));
+    FittedForest { forest, out_of_bag: out_of_bag.into_iter().map(means).collect() }
 }
 
 /// Draws a bootstrap sample of groups: as many groups as there are, with replacement. Returns the

@@ -199,7 +199,8 @@ fn tree_that_splits_only_missing_values_round_trips() {
     let mut columns = FeatureColumns::new(1);
     let number = |row: u32| if row.is_multiple_of(2) { f64::NAN } else { f64::from(row) };
     (0..40).for_each(|row| columns.push(&[number(row)]));
-    let targets: Vec<f64> = (0..40_u32).map(|row| f64::from(u8::from(row.is_multiple_of(2)))).collect();
+    let targets: Vec<[f64; 1]> =
+        (0..40_u32).map(|row| [f64::from(u8::from(row.is_multiple_of(2)))]).collect();
     let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, column_fraction: 1.0 };
     let params = forest::ForestParams { trees: 3, tree };
     let forest = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1).forest;
@@ -211,10 +212,27 @@ fn tree_that_splits_only_missing_values_round_trips() {
 }
 
 #[test]
+fn forest_predicts_the_mean_of_each_target() {
+    let mut columns = FeatureColumns::new(1);
+    (0..40_u32).for_each(|row| columns.push(&[f64::from(row / 20)]));
+    let targets: Vec<[f64; 2]> = (0..40_u32).map(|row| [f64::from(row / 20), f64::from(row % 4)]).collect();
+    let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, column_fraction: 1.0 };
+    let params = forest::ForestParams { trees: 200, tree };
+    let fitted = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1);
+    for (row, out_of_bag) in [0.0, 1.0].into_iter().zip([fitted.out_of_bag[0], fitted.out_of_bag[39]]) {
+        let mut outputs = [0.0; 2];
+        fitted.forest.predict(&[row], &mut outputs);
+        for means in [outputs, out_of_bag.unwrap()] {
+            assert!((means[0] - row).abs() < 1e-9 && (means[1] - 1.5).abs() < 0.2, "{row}: {means:?}");
+        }
+    }
+}
+
+#[test]
 fn missing_value_without_training_rows_follows_the_majority() {
     let mut columns = FeatureColumns::new(1);
     (0..40).for_each(|row| columns.push(&[f64::from(row)]));
-    let targets: Vec<f64> = (0..40).map(|row| f64::from(u8::from(row >= 30))).collect();
+    let targets: Vec<[f64; 1]> = (0..40).map(|row| [f64::from(u8::from(row >= 30))]).collect();
     let tree = TreeParams { leaves_max: 2, leaf_rows_min: 2, column_fraction: 1.0 };
     let params = forest::ForestParams { trees: 20, tree };
     let forest = forest::fit_forest(&columns, &targets, &(0..40).collect::<Vec<_>>(), &params, 1).forest;

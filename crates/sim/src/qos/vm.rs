@@ -3,7 +3,7 @@
 use prediction::{
     combination::{CombinedPoint, FrigidPoint, InsensitivityPoint, VmMix, choose_combination},
     qos::{AccessedShare, Judge, LoadSource, Placement, PoolLoads, Sample},
-    sensitivity::{COUNTER_NAMES, Cutoff, Model},
+    sensitivity::{COUNTER_NAMES, Cutoff, Model, counter_range},
 };
 use rand::Rng;
 use rand_pcg::Pcg64Mcg;
@@ -118,7 +118,9 @@ impl SimulatedVm {
         let is_measured = !rng.random_bool(COUNTERS_MISSING);
         let counters = is_measured.then(|| {
             let noisy = add_noise(truth, rng);
-            std::array::from_fn(|index| noisy[index] * self.counter_bias[index])
+            // The manager rejects larger values.
+            let limited = |index: usize, value: f64| value.min(*counter_range(index).end());
+            std::array::from_fn(|index| limited(index, noisy[index] * self.counter_bias[index]))
         });
         let accessed = self.accessed_share(sample, rng);
         let pages = (0..SAMPLED_PAGES).filter(|_| rng.random_bool(accessed)).count();
@@ -201,8 +203,10 @@ impl<'a> VmGenerator<'a> {
             (SAMPLES, first)
         };
         let latency_ratio = library.get(first).latency_ratio * draw_error(LATENCY_ERROR_MAX, rng);
+        let mut judge = Judge::new(placement);
+        judge.set_latency_ratio(latency_ratio);
         SimulatedVm {
-            judge: Judge::new(placement, Some(latency_ratio)),
+            judge,
             placement,
             is_migrated: false,
             access: self.draw_access(placement, rng),

@@ -1,10 +1,7 @@
 //! Workloads of the simulation: the training set of the monitor, and the library from which the
 //! VMs of the simulation are drawn.
 
-use prediction::{
-    qos::{LabelledRun, Placement},
-    sensitivity::Workload,
-};
+use prediction::{qos::LabelledRun, sensitivity::Workload};
 use rand::Rng;
 use rand_pcg::Pcg64Mcg;
 
@@ -87,15 +84,10 @@ pub(super) fn training_set(rng: &mut Pcg64Mcg) -> (Vec<Workload>, Vec<LabelledRu
                 slowdown,
             };
             before_launch.push(workload(&truth.local_counters, truth.on_pool.slowdown));
-            for (placement, run, pool_loads) in [
-                (Placement::EntirelyOnPool, &truth.on_pool, 1.0),
-                (Placement::Split, &truth.split, truth.pool_share),
-            ] {
-                running.extend((0..TRAINING_SAMPLES).map(|_| LabelledRun {
-                    workload: workload(&run.counters, run.slowdown),
-                    placement,
-                    pool_loads,
-                    latency_ratio: truth.latency_ratio,
+            for (run, pool_loads) in [(&truth.on_pool, 1.0), (&truth.split, truth.pool_share)] {
+                running.extend((0..TRAINING_SAMPLES).map(|_| {
+                    let workload = workload(&run.counters, run.slowdown);
+                    LabelledRun::new(workload, pool_loads, truth.latency_ratio)
                 }));
             }
         }

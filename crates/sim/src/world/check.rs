@@ -24,7 +24,7 @@ use pool::{
     agent::VmRecord,
     manager::HostState,
     protocol::{FailureReason, Holding, ObservedState},
-    record::{Emc, Fence, Host, Key, Meta, Record, RequestKey, Reservation, Scheduling, Stage},
+    record::{Emc, Fence, Host, Key, Meta, Record, Rehome, RequestKey, Reservation, Scheduling, Stage},
     slice::{DrainStage, Quarantine, Scrub, Slot, State},
 };
 use units::{EmcId, Epoch, HostId, Ns, ReservationId, SliceId};
@@ -57,6 +57,8 @@ pub(super) struct GroundTruth {
     fence_progress: fence_progress::FenceProgress,
     /// Times of the durable migration requests because of slowdowns since the last restore.
     slowdown_requests: Vec<Ns>,
+    /// Reservations whose process has moved its pool memory to local memory.
+    pub(super) rehomed: BTreeSet<ReservationId>,
     /// Number of durable writes so far.
     writes: u64,
     /// Time of the last message of each host to the running manager.
@@ -281,10 +283,11 @@ impl World {
 
     fn check_reservation(&mut self, id: ReservationId, new: &Reservation, batch: &[Record]) {
         let acked = self.truth.acknowledged.values().find(|acked| acked.id == id).cloned();
-        if let Some(old) = self.truth.reservation(id) {
-            let is_unchanged = (&old.vm, old.host, &old.slices, &old.request)
-                == (&new.vm, new.host, &new.slices, &new.request);
-            let reactivated = has_ended(old) && !has_ended(new);
+        if let Some(old) = self.truth.reservation(id).cloned() {
+            let is_unchanged = (&old.vm, old.host, memory(&old), &old.request)
+                == (&new.vm, new.host, memory(new), &new.request);
+            self.check_rehome(id, &old, new);
+            let reactivated = has_ended(&old) && !has_ended(new);
             if !is_unchanged || reactivated || acked.is_some_and(|acked| !matches_reply(&acked, new)) {
                 self.report_violation(
                     "a change is durable before it is acknowledged",
@@ -293,6 +296,37 @@ impl World {
             }
         } else if !has_ended(new) && !is_adopted(new) {
             self.check_new_reservation(id, new, batch);
+        }
+    }
+
+    /// Checks that a move to local memory starts and is cancelled only on request, and that slices are
+    /// freed only if the VM's process has moved its memory.
+    fn check_rehome(&mut self, id: ReservationId, old: &Reservation, new: &Reservation) {
+        let is_started = matches!(new.rehome, Rehome::Moving { .. }) && old.rehome != new.rehome;
+        if is_started && !self.truth.justifications.contains(&Justification::Rehome(id)) {
+            self.report_violation(
+                "a VM's memory is moved only on request",
+                format!("reservation {id} changes from {old:?} to {new:?}"),
+            );
+        }
+        let is_cancelled = matches!(new.rehome, Rehome::Cancelling { .. }) && old.rehome != new.rehome;
+        self.run_log.counts.rehomes_cancelled += u64::from(is_cancelled);
+        let is_in_progress = |attempt| old.rehome == Rehome::Moving { attempt };
+        if is_cancelled
+            && !(is_in_progress(new.rehome.attempts())
+                && self.truth.justifications.contains(&Justification::CancelRehome(id)))
+        {
+            self.report_violation(
+                "only a move in progress is cancelled, and only on request",
+                format!("reservation {id} changes from {old:?} to {new:?}"),
+            );
+        }
+        let is_freed = matches!(new.rehome, Rehome::Done { .. }) && old.rehome != new.rehome;
+        if is_freed && !self.truth.rehomed.contains(&id) {
+            self.report_violation(
+                "a VM's slices are freed only after its process has moved its memory",
+                format!("reservation {id} changes from {old:?} to {new:?}"),
+            );
         }
     }
 
@@ -646,6 +680,15 @@ fn is_adopted(reservation: &Reservation) -> bool {
     reservation.request.client.as_str() == "restored"
 }
 
+/// Returns the slices for which a reservation was made, and its memory in bytes.
+pub(super) fn memory(reservation: &Reservation) -> (&[SliceId], u64) {
+    let slices = match &reservation.rehome {
+        Rehome::Done { slices } => slices,
+        _ => &reservation.slices,
+    };
+    (slices, reservation.local.get() + reservation.slices.len() as u64 * units::SLICE.get())
+}
+
 /// Returns whether a reservation still equals the reply that a client received.
 fn matches_reply(acked: &AcknowledgedReservation, reservation: &Reservation) -> bool {
     let stage = match reservation.stage {
@@ -653,5 +696,5 @@ fn matches_reply(acked: &AcknowledgedReservation, reservation: &Reservation) -> 
         Stage::Reserved { .. } => !acked.ended && !acked.committed,
         Stage::Committed | Stage::Broken { .. } => !acked.ended,
     };
-    stage && reservation.slices == acked.slices
+    stage && memory(reservation).0 == acked.slices
 }

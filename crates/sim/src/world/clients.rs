@@ -16,7 +16,7 @@ use units::{Bytes, HostId, MigrationId, Name, Ns, RequestId, ReservationId, Slic
 
 use super::{
     ScheduledEvent, World,
-    check::{AcknowledgedReservation, Justification, holder},
+    check::{AcknowledgedReservation, Justification, holder, memory},
     device::Device,
     fault_model::numbered_name,
 };
@@ -63,6 +63,7 @@ pub(super) enum PendingRequest {
     MigrationAnswer(PendingMigrationAnswer),
     /// Request or withdrawal of a migration because of a slowdown.
     Slowdown,
+    Rehome,
 }
 
 /// Answer to a migration request, not yet acknowledged by the manager.
@@ -92,11 +93,13 @@ impl World {
             34..40 => self.wait_until_ready(),
             40..47 => self.commit_some_reservation(),
             47..59 => self.release_some_vm(),
-            59..77 => self.launch_some_vm(),
+            59..75 => self.launch_some_vm(),
+            75 if self.random_bool(0.3) => self.cancel_some_rehome(),
+            75..77 => self.request_some_rehome(),
             77..82 => self.change_some_scheduling(),
             82..86 => self.answer_some_migration(),
             86..88 => self.report_some_slowdown(),
-            88..90 if self.fault_model.rack_changes => self.change_rack(),
+            88..89 if self.fault_model.rack_changes => self.change_rack(),
             88..92 => self.fence_some_host(),
             92..95 => self.uncordon_some_slice(),
             95..96 => self.cancel_some_request(),
@@ -424,10 +427,9 @@ impl World {
     fn check_reserve_reply(&mut self, tenant: usize, content: &Reserve, view: &ReservationView) {
         let reservation = &view.reservation;
         let requested = (&content.vm, content.slices as usize, &content.request, content.uid);
+        let slices = memory(reservation).0;
         let on_host = view.host == content.host || !self.truth.has_host(reservation.host);
-        if !on_host
-            || requested != (&reservation.vm, reservation.slices.len(), &reservation.request, reservation.uid)
-        {
+        if !on_host || requested != (&reservation.vm, slices.len(), &reservation.request, reservation.uid) {
             self.report_violation(
                 "a reply matches its request",
                 format!("request {content:?} receives reply {view:?}"),
@@ -439,12 +441,8 @@ impl World {
                 format!("{view:?} is not on disk"),
             );
         }
-        let new = AcknowledgedReservation {
-            id: view.id,
-            slices: reservation.slices.clone(),
-            committed: false,
-            ended: false,
-        };
+        let new =
+            AcknowledgedReservation { id: view.id, slices: slices.to_vec(), committed: false, ended: false };
         let earlier = self.truth.acknowledged.get(&content.request).cloned();
         if let Some(earlier) = earlier.as_ref().filter(|k| (k.id, &k.slices) != (new.id, &new.slices)) {
             self.report_violation(

@@ -50,5 +50,6 @@ fn ended_reservation(n: u64) -> Reservation {
         stage: Stage::Ended { at: Ns(n), why: EndReason::Deadline },
         uid: None,
         has_process: false,
+        rehome: pool::record::Rehome::None,
     }
 }

@@ -19,7 +19,7 @@ use super::{
     ScheduledEvent, World,
     check::describe_holding,
     device::{DataPattern, Device},
-    machine::{Guest, HostCall, Pid, RunningAgent},
+    machine::{Guest, GuestRehome, HostCall, Pid, RunningAgent},
 };
 
 /// Maximum number of attempts of a process to attach its memory.
@@ -88,6 +88,7 @@ impl World {
             idle_wakeups: 0,
             watched: BTreeMap::new(),
             tickets: BTreeMap::new(),
+            rehomes: BTreeSet::new(),
             scrubbing: BTreeSet::new(),
         });
         self.log(|| format!("agent of {host} starts as instance {instance} and finds {adopted} records"));
@@ -223,6 +224,8 @@ impl World {
             Effect::Watch { reservation, process } => {
                 self.watch_process(host, instance, reservation, process)
             }
+            Effect::Rehome(id) => self.start_rehome(host, instance, id),
+            Effect::CancelRehome(id) => self.cancel_rehome(host, instance, id),
             Effect::Kill(id) => self.kill_watched_process(host, instance, id),
             Effect::FreeLocal(_) => {}
             Effect::SendReport(report) => self.send_agent_report(host, report),
@@ -271,6 +274,7 @@ impl World {
                 Event::OrphanClosed { place, result }
             }
             HostCall::Record(record) => self.store_record(host, record),
+            HostCall::PollRehome(id) => return self.poll_rehome(host, instance, id),
         };
         self.handle_agent_event(host, instance, event);
     }
@@ -361,6 +365,7 @@ impl World {
             pattern,
             has_memory: false,
             mapped: BTreeMap::new(),
+            rehome: GuestRehome::None,
             attach_attempts: 0,
         };
         machine.processes.insert(pid, guest);
@@ -392,7 +397,11 @@ impl World {
                 Event::Attach {
                     ticket,
                     vm,
-                    caller: Caller { process, uid: UserId::ROOT, control_socket: None },
+                    caller: Caller {
+                        process,
+                        uid: UserId::ROOT,
+                        control_socket: Some("/vm.sock".to_owned()),
+                    },
                 },
             );
         }
@@ -411,10 +420,12 @@ impl World {
         let is_first = !guest.has_memory;
         let pattern = guest.pattern;
         guest.has_memory = true;
-        guest.mapped.extend(record.slices.keys().map(|holding| (*holding, record.reservation)));
+        let is_rehomed = guest.rehome == GuestRehome::Done; // such a process does not map slices again
+        let slices: Vec<Holding> = record.slices.keys().copied().filter(|_| !is_rehomed).collect();
+        guest.mapped.extend(slices.iter().map(|holding| (*holding, record.reservation)));
         self.log(|| format!("{host} attaches the memory of {} to process {pid}", record.reservation));
-        for holding in record.slices.keys() {
-            self.check_first_access(host, pid, *holding, pattern);
+        for holding in slices {
+            self.check_first_access(host, pid, holding, pattern);
         }
         if is_first {
             self.run_log.counts.started += 1;

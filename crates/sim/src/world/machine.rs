@@ -21,11 +21,32 @@ pub(super) type Pid = u32;
 /// Operation that the agent requests from its host.
 #[derive(Debug)]
 pub(super) enum HostCall {
-    Online { holding: Holding, check_zero: bool },
-    Offline { holding: Holding, verify: bool },
-    Scrub { holding: Holding, started: UnixMs },
+    Online {
+        holding: Holding,
+        check_zero: bool,
+    },
+    Offline {
+        holding: Holding,
+        verify: bool,
+    },
+    Scrub {
+        holding: Holding,
+        started: UnixMs,
+    },
     Clear(Arc<str>),
     Record(VmRecord),
+    /// Poll of a process that moves its pool memory.
+    PollRehome(ReservationId),
+}
+
+/// State of a process's move of its pool memory to local memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum GuestRehome {
+    #[default]
+    None,
+    Copying,
+    Failed,
+    Done,
 }
 
 #[derive(Debug)]
@@ -58,6 +79,8 @@ pub(super) struct RunningAgent {
     pub(super) idle_wakeups: u32,
     pub(super) watched: BTreeMap<ReservationId, Process>,
     pub(super) tickets: BTreeMap<Ticket, Pid>,
+    /// Moves of pool memory that the agent polls.
+    pub(super) rehomes: BTreeSet<ReservationId>,
     /// Slices that the agent maps for a scrub.
     pub(super) scrubbing: BTreeSet<Holding>,
 }
@@ -72,6 +95,7 @@ pub(super) struct Guest {
     pub(super) has_memory: bool,
     /// Slices that the process received from the agent, with their reservation.
     pub(super) mapped: BTreeMap<Holding, ReservationId>,
+    pub(super) rehome: GuestRehome,
     pub(super) attach_attempts: u32,
 }
 

@@ -11,7 +11,7 @@ use pool::{
 };
 use rand::Rng as _;
 use units::limits::{RECONNECT_BACKOFF_MAX, RECONNECT_BACKOFF_MIN};
-use units::{HostId, InstanceId, Ns};
+use units::{DesiredVersion, HostId, InstanceId, Ns};
 
 use super::{ScheduledEvent, World, check::SentStates};
 
@@ -50,8 +50,8 @@ struct Session {
     boot: u64,
     /// Sum of the desired states sent so far.
     sent: Option<DesiredState>,
-    /// Scrub requests in all desired states sent so far.
-    scrubs: BTreeSet<Holding>,
+    /// Scrubs in the sum, each with the version since which every sum contained it.
+    scrubs: BTreeMap<Holding, DesiredVersion>,
 }
 
 impl Network {
@@ -71,14 +71,21 @@ impl Session {
             Some(sent) => merge_into_sum(sent, desired),
             None => self.sent = Some(desired.clone()),
         }
-        let first = desired.scrub.keys().filter(|scrub| self.scrubs.insert(**scrub));
-        SentStates {
-            host: self.host,
-            instance: InstanceId(self.instance),
-            boot_id: boot_id(self.boot),
-            first_scrubs: first.copied().collect(),
-            sum: self.sent.clone().expect("set above"),
-        }
+        let sum = self.sent.clone().expect("set above");
+        let first_scrubs: Vec<Holding> =
+            sum.scrub.keys().filter(|scrub| !self.scrubs.contains_key(scrub)).copied().collect();
+        self.scrubs.retain(|scrub, _| sum.scrub.contains_key(scrub));
+        self.scrubs.extend(first_scrubs.iter().map(|scrub| (*scrub, desired.number)));
+        let (instance, boot_id) = (InstanceId(self.instance), boot_id(self.boot));
+        SentStates { host: self.host, instance, boot_id, first_scrubs, sum }
+    }
+
+    /// Returns the complete scrubs in a report after which the agent does not start the scrub again. The
+    /// agent may have dropped a result from before the scrub was sent.
+    fn final_scrubs(&self, report: &ObservedState) -> Vec<Holding> {
+        let complete = report.scrubbed.iter().filter(|scrubbed| scrubbed.verified >= units::SLICE);
+        let is_final = |scrub: &Holding| self.scrubs.get(scrub).is_none_or(|since| report.number >= *since);
+        complete.map(|scrubbed| scrubbed.holding).filter(is_final).collect()
     }
 }
 
@@ -115,7 +122,7 @@ impl World {
         let id = SessionId(self.network.sessions_opened);
         let at = self.now.after(MESSAGE_DELAY);
         let boot = self.machine(host).boot;
-        let (sent, scrubs) = (None, BTreeSet::new());
+        let (sent, scrubs) = (None, BTreeMap::new());
         let session = Session {
             host,
             instance,
@@ -143,6 +150,7 @@ impl World {
             boot_id: boot_id(machine.boot),
             host_memory_socket: "/run/host-memory".into(),
             devices,
+            can_rehome: true,
         })
     }
 
@@ -257,7 +265,8 @@ impl World {
         let Some(session) = self.network.sessions.get(&id).filter(|session| session.open_at_manager) else {
             return;
         };
-        self.record_received_report(session.host, &part);
+        let (host, scrubs) = (session.host, session.final_scrubs(&part));
+        self.record_ended_scrubs(host, scrubs);
         self.handle_manager_event(Event::AgentReport(id, part));
     }
 
@@ -319,6 +328,7 @@ impl World {
             boot_id: boot_id(boot),
             host_memory_socket: "/run/host-memory".into(),
             devices: self.visible_devices(),
+            can_rehome: true,
         };
         self.schedule_after(Ns::ms(1), ScheduledEvent::DuplicateAgentLeaves(id));
         self.handle_manager_event(Event::AgentUp(id, host, hello));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use pool::{
     ledger::{SchedulingTarget, Target},
-    record::{Fence, Record, Scheduling, Stage},
+    record::{Fence, Record, Rehome, Scheduling, Stage},
     slice::{Scrub, Slot, State},
 };
 use units::{Ns, SliceId};
@@ -30,6 +30,7 @@ impl World {
         self.stop_all_faults();
         self.run_until_resolved(READY_TIMEOUT, Self::find_unready_reservation)?;
         self.run_until_resolved(READY_TIMEOUT, Self::find_wrong_process_record)?;
+        self.run_until_resolved(READY_TIMEOUT, Self::find_unfinished_rehome)?;
         self.end_all_processes();
         self.run_until_resolved(SLICES_FREE_TIMEOUT, Self::release_everything)?;
         if self.fault_model.suspends_for_days {
@@ -119,6 +120,23 @@ impl World {
             reservation.host,
             running.contains(&id),
             reservation.has_process
+        ))
+    }
+
+    /// Returns a description of a running VM, if any, whose move to local memory is in progress, or has
+    /// ended but is not recorded.
+    fn find_unfinished_rehome(&mut self) -> Option<String> {
+        let running: BTreeSet<_> = self.machines.iter().flat_map(Machine::running_vms).collect();
+        let running = self.truth.reservations().filter(|(id, _)| running.contains(id));
+        let mut unfinished = running.filter(|(id, reservation)| {
+            let has_pool_memory = !self.truth.rehomed.contains(id);
+            matches!(reservation.rehome, Rehome::Moving { .. } | Rehome::Cancelling { .. })
+                || (!has_pool_memory && !reservation.slices.is_empty())
+        });
+        let (id, reservation) = unfinished.next()?;
+        let moved = self.truth.rehomed.contains(&id);
+        Some(format!(
+            "reservation {id}: the process has moved its memory: {moved}, recorded: {reservation:?}"
         ))
     }
 

@@ -28,7 +28,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-const SUMMARY_COUNTER_COUNT: usize = 30;
+const SUMMARY_COUNTER_COUNT: usize = 32;
 
 /// Counts of events in a run without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,6 +94,10 @@ pub struct RunSummary {
     pub migrations_retried: u64,
     /// Number of migration requests because of slowdowns.
     pub slowdowns_requested: u64,
+    /// Number of processes that moved their pool memory to local memory.
+    pub rehomed: u64,
+    /// Moves of pool memory to local memory that a client cancelled.
+    pub rehomes_cancelled: u64,
 }
 
 impl RunSummary {
@@ -130,6 +134,8 @@ impl RunSummary {
             ("migration_answers_refused", self.migration_answers_refused),
             ("migrations_retried", self.migrations_retried),
             ("slowdowns_requested", self.slowdowns_requested),
+            ("rehomed", self.rehomed),
+            ("rehomes_cancelled", self.rehomes_cancelled),
         ]
     }
 }
@@ -166,6 +172,8 @@ impl std::ops::AddAssign for RunSummary {
         self.migration_answers_refused += other.migration_answers_refused;
         self.migrations_retried += other.migrations_retried;
         self.slowdowns_requested += other.slowdowns_requested;
+        self.rehomed += other.rehomed;
+        self.rehomes_cancelled += other.rehomes_cancelled;
     }
 }
 

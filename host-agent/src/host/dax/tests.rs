@@ -52,7 +52,15 @@ fn usage_of_device_memory_is_not_measured() {
     host.open.insert(SLICE_1, device, "/dev/zero".into());
     let vm = |slices| {
         let vm = units::Name::new("a").unwrap();
-        ObservedVm { vm, pid: 1, slices, local: Bytes::ZERO, pinned: false, uid: None }
+        ObservedVm {
+            vm,
+            pid: 1,
+            slices,
+            local: Bytes::ZERO,
+            pinned: false,
+            uid: None,
+            rehome: pool::protocol::ObservedRehome::None,
+        }
     };
     let pool = |slices| host.usage(ReservationId(1), &vm(slices)).pool;
     assert_eq!((pool(vec![SLICE_1]), pool(Vec::new())), (None, Some(Bytes::ZERO)));

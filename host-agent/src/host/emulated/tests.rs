@@ -52,6 +52,7 @@ impl Emc {
             uid: None,
             slices: BTreeMap::from([(SLICE_1, self.handle())]),
             control_socket: None,
+            is_rehomed: false,
         }
     }
 }
@@ -234,6 +235,7 @@ fn pool_memory_is_measured_while_slices_are_open() {
         local: Bytes::ZERO,
         pinned: false,
         uid: None,
+        rehome: pool::protocol::ObservedRehome::None,
     };
     let pool = || emc.host.usage(record.reservation, &vm).pool;
     assert_eq!(pool(), None, "the slice is not open");

@@ -103,7 +103,7 @@ pub struct MigrationResult {
 ///
 /// # Errors
 /// The process has ended, or the caller may not inspect it.
-pub fn migrate_pages_back(
+pub fn migrate_misplaced_pages(
     pid: u32,
     file: FileId,
     permitted: &BTreeSet<u32>,
@@ -114,7 +114,7 @@ pub fn migrate_pages_back(
     for mapping in process::mappings(pid, file)? {
         let pages: Vec<usize> = mapping.step_by(PAGE_BYTES).collect();
         for batch in pages.chunks(PAGES_PER_MOVE_CALL_MAX) {
-            process.migrate_pages_back(batch, permitted, to, &mut moved)?;
+            process.migrate_misplaced_pages(batch, permitted, to, &mut moved)?;
         }
     }
     Ok(moved)
@@ -204,7 +204,7 @@ struct Process(i32);
 impl Process {
     /// Migrates pages until all are on permitted nodes, or an attempt moves none. Several attempts
     /// can be necessary, because the kernel may skip the pages after a page that it cannot migrate.
-    fn migrate_pages_back(
+    fn migrate_misplaced_pages(
         self,
         pages: &[usize],
         permitted: &BTreeSet<u32>,
@@ -331,14 +331,15 @@ mod tests {
     #[test]
     fn pages_on_permitted_node_are_not_moved() {
         let (_file, id, _mapping) = touched_file();
-        let moved = migrate_pages_back(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
+        let moved =
+            migrate_misplaced_pages(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
         assert_eq!(moved, MigrationResult::default());
     }
 
     #[test]
     fn immovable_pages_are_counted_by_error() {
         let (_file, id, _mapping) = touched_file();
-        let moved = migrate_pages_back(std::process::id(), id, &nodes([1000]), 1000).unwrap();
+        let moved = migrate_misplaced_pages(std::process::id(), id, &nodes([1000]), 1000).unwrap();
         assert_eq!((moved.misplaced, moved.moved), (3, 0));
         assert_eq!(moved.failed, [(libc::ENODEV, 3)].into());
     }
@@ -400,6 +401,6 @@ mod tests {
         let (_file, id, _mapping) = touched_file();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        migrate_pages_back(child.id(), id, &nodes([0]), 0).unwrap_err();
+        migrate_misplaced_pages(child.id(), id, &nodes([0]), 0).unwrap_err();
     }
 }

@@ -96,6 +96,14 @@ fn quasi_concave_utility() -> impl Strategy<Value = UtilityKind> {
     ]
 }
 
+/// Utilities without a maximum below the supply. At a maximum, rounding errors decide between bundles
+/// of equal value, and thus which of several clearing prices is found.
+fn increasing_utility() -> impl Strategy<Value = UtilityKind> {
+    quasi_concave_utility().prop_filter("must have no maximum below the supply", |kind| {
+        !matches!(kind, UtilityKind::Satiated { .. } | UtilityKind::Flat)
+    })
+}
+
 fn any_kind() -> impl Strategy<Value = UtilityKind> {
     let working_sets = vec(0.0..1.0, 1..4).prop_map(|sizes| UtilityKind::WorkingSets { sizes });
     let cliffs = (0.0..1.0, 0.0..1.0, prop_oneof![Just(0.0), Just(0.2)])
@@ -317,7 +325,7 @@ proptest! {
 
     #[test]
     fn allocation_depends_on_ordinal_utility_only(
-        of in market_of(quasi_concave_utility(), 6),
+        of in market_of(increasing_utility(), 6),
         times in 0.001..1000.0,
         power in 0.5..3.0,
     ) {
@@ -406,7 +414,7 @@ proptest! {
         let (before, after) = (market.certify(&plain), market.certify(&refined));
         prop_assert!(after.sharing_incentive >= before.sharing_incentive.min(1.0) - 1e-6, "{before:?} {after:?}");
         prop_assert!(after.sold.memory <= 1.0 + 1e-6 && after.sold.bandwidth <= 1.0 + 1e-6, "{after:?}");
-        prop_assert!(after.envy.unwrap() <= before.envy.unwrap().max(2e-6), "{before:?} {after:?}");
+        prop_assert!(after.envy.unwrap() <= before.envy.unwrap().max(2e-6) + 1e-9, "{before:?} {after:?}");
         check_guarantees(&market, &tenants, &refined)?;
     }
 

@@ -19,6 +19,8 @@ enum Action {
     Attach { vm: u8, pid: u32, uid: u32 },
     RecordWriteEnds { which: usize, ok: bool },
     ProcessExits { which: usize },
+    VmmMovesMemory { which: usize },
+    RehomeEnds { which: usize },
     Restart,
     AdvanceTime { ms: u64 },
 }
@@ -33,6 +35,8 @@ fn any_action() -> impl Strategy<Value = Action> {
             .prop_map(|(vm, pid, uid)| Action::Attach { vm, pid, uid }),
         4 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(which, ok)| Action::RecordWriteEnds { which, ok }),
         1 => any::<usize>().prop_map(|which| Action::ProcessExits { which }),
+        1 => any::<usize>().prop_map(|which| Action::VmmMovesMemory { which }),
+        2 => any::<usize>().prop_map(|which| Action::RehomeEnds { which }),
         1 => Just(Action::Restart),
         2 => (0..2000u64).prop_map(|ms| Action::AdvanceTime { ms }),
     ]
@@ -49,6 +53,10 @@ struct HostModel {
     open_in_kernel: BTreeSet<Arc<str>>,
     closing: BTreeSet<Arc<str>>,
     running: BTreeMap<ReservationId, VmRecord>,
+    /// VMs whose process moves its pool memory.
+    moving: BTreeSet<ReservationId>,
+    /// Calls that wait for the result of a move, each with whether the move is cancelled.
+    rehome_calls: BTreeMap<ReservationId, bool>,
     /// VMs with a process that the agent has reported.
     reported_vms: BTreeSet<ReservationId>,
     desired_state: Option<DesiredState>,
@@ -71,6 +79,8 @@ impl HostModel {
             open_in_kernel: BTreeSet::new(),
             closing: BTreeSet::new(),
             running: BTreeMap::new(),
+            moving: BTreeSet::new(),
+            rehome_calls: BTreeMap::new(),
             reported_vms: BTreeSet::new(),
             desired_state: None,
             reported_released: BTreeSet::new(),
@@ -91,6 +101,8 @@ impl HostModel {
             Action::Attach { vm, pid, uid } => self.attach(vm, pid, uid),
             Action::RecordWriteEnds { which, ok } => self.end_record_write(which, ok),
             Action::ProcessExits { which } => self.end_process(which),
+            Action::VmmMovesMemory { which } => self.move_memory(which),
+            Action::RehomeEnds { which } => self.end_rehome(which),
             Action::Restart => self.restart(),
             Action::AdvanceTime { ms } => {
                 self.now = self.now.after(Ns::ms(ms));
@@ -127,7 +139,12 @@ impl HostModel {
         for (vm, slices) in ["a", "b"].into_iter().zip(slices) {
             if !slices.is_empty() && !fenced {
                 let uid = (vm == "a").then(|| user_id(TENANT_UID));
-                desired.vms.insert(reservation(vm), DesiredVm { uid, ..desired_vm(vm, slices.into_iter()) });
+                let rehome = (!number.is_multiple_of(3)).then(|| DesiredRehome {
+                    attempt: u32::try_from(number / 3).unwrap(),
+                    is_cancelled: number % 3 == 2,
+                });
+                let memory = DesiredVm { uid, rehome, ..desired_vm(vm, slices.into_iter()) };
+                desired.vms.insert(reservation(vm), memory);
             }
         }
         let rack = if foreign == 0 { "Q" } else { "R" };
@@ -187,7 +204,11 @@ impl HostModel {
     fn attach(&mut self, vm: u8, pid: u32, uid: u32) {
         self.tickets += 1;
         let (ticket, vm) = (Ticket(self.tickets), Name::new(["a", "b"][usize::from(vm)]).unwrap());
-        let caller = Caller { process: process(pid), uid: user_id(uid), control_socket: None };
+        let caller = Caller {
+            process: process(pid),
+            uid: user_id(uid),
+            control_socket: Some("/run/vm.sock".to_owned()),
+        };
         self.open_tickets.insert(ticket, caller.clone());
         self.handle(Event::Attach { ticket, vm, caller });
     }
@@ -208,7 +229,28 @@ impl HostModel {
     fn end_process(&mut self, which: usize) {
         let Some(id) = self.running.keys().copied().nth(which % self.running.len().max(1)) else { return };
         self.running.remove(&id);
+        self.moving.remove(&id);
+        self.rehome_calls.remove(&id);
         self.handle(Event::ProcessGone { reservation: id });
+    }
+
+    /// A process completes its move. The agent learns this only from the end of its call.
+    fn move_memory(&mut self, which: usize) {
+        let Some(id) = nth(self.moving.iter(), which) else { return };
+        self.moving.remove(&id);
+        let vm = self.running.get_mut(&id).expect("the process runs");
+        vm.slices.clear();
+        vm.is_rehomed = true;
+    }
+
+    /// The call for a move ends: the memory was moved before, or the move fails or is cancelled.
+    fn end_rehome(&mut self, which: usize) {
+        let Some(reservation) = nth(self.rehome_calls.keys(), which) else { return };
+        self.rehome_calls.remove(&reservation);
+        self.moving.remove(&reservation);
+        let is_moved = self.running.get(&reservation).is_some_and(|vm| vm.is_rehomed);
+        let result = if is_moved { Ok(()) } else { Err("busy".to_owned()) };
+        self.handle(Event::RehomeEnded { reservation, result });
     }
 
     /// Crashes and restarts the agent. Running VMs and records on disk remain.
@@ -221,6 +263,7 @@ impl HostModel {
         self.calls.clear();
         self.closing.clear();
         self.pending_records.clear();
+        self.rehome_calls.clear();
         self.reported_released.clear();
         self.reported_vms.clear();
         self.open_tickets.clear();
@@ -273,6 +316,16 @@ impl HostModel {
                 )
             }
             Effect::FreeLocal(id) => assert!(!self.running.contains_key(id)),
+            Effect::Rehome(id) => {
+                assert_eq!(self.rehome_calls.insert(*id, false), None, "two calls for one move");
+                if !self.running.get(id).expect("the process runs").is_rehomed {
+                    self.moving.insert(*id);
+                }
+            }
+            Effect::CancelRehome(id) => {
+                let before = self.rehome_calls.insert(*id, true);
+                assert_ne!(before, Some(true), "a move was cancelled twice");
+            }
             Effect::RecordRack { .. } | Effect::Disconnect(_) | Effect::CommandRejection(..) => {}
         }
     }
@@ -336,7 +389,9 @@ impl HostModel {
                 .any(|vm| !vm.process.is(&record.process) && vm.slices.contains_key(holding));
             assert!(!other, "{holding:?} has two users");
         }
-        self.running.insert(record.reservation, record.clone());
+        if !self.running.get(&record.reservation).is_some_and(|vm| vm.is_rehomed) {
+            self.running.insert(record.reservation, record.clone());
+        }
     }
 
     fn is_in_use(&self, holding: Holding) -> bool {
@@ -347,7 +402,7 @@ impl HostModel {
     /// the record may still contain a slice that was released by force.
     fn is_recorded(&self, holding: Holding) -> bool {
         let live = self.disk.iter().filter(|(id, _)| self.running.contains_key(id));
-        live.into_iter().any(|(_, record)| record.slices.contains_key(&holding))
+        live.into_iter().any(|(_, record)| record.used_slices().any(|used| used == holding))
     }
 
     fn check_report(&mut self, report: &ObservedState) {
@@ -370,6 +425,12 @@ impl HostModel {
         self.reported_vms.retain(|id| self.running.contains_key(id));
         self.reported_vms.extend(report.vms.keys());
         assert!(self.reported_vms.iter().eq(self.running.keys()), "a running VM was not reported");
+        for (id, vm) in report.vms.iter().filter(|(_, vm)| vm.rehome == ObservedRehome::Done) {
+            assert!(vm.slices.is_empty(), "a moved VM was reported with slices");
+            assert!(self.running[id].is_rehomed, "a VM with pool memory was reported as moved");
+            assert!(self.disk[id].is_rehomed, "a moved VM was reported before it was recorded");
+            assert_eq!(vm.local, self.disk[id].local);
+        }
         assert!(
             !report.whole || report.vms.keys().eq(self.running.keys()),
             "a complete report lacks a running VM"
@@ -393,7 +454,12 @@ impl HostModel {
     /// that running VMs use.
     fn check_reaches_desired_state(&mut self) {
         for _ in 0..200 {
-            while !self.calls.is_empty() || !self.pending_records.is_empty() || !self.closing.is_empty() {
+            while !self.calls.is_empty()
+                || !self.pending_records.is_empty()
+                || !self.closing.is_empty()
+                || !self.rehome_calls.is_empty()
+            {
+                self.end_rehome(0);
                 self.end_host_call(0, 2);
                 self.end_orphan_close(0, true);
                 self.end_record_write(0, true);
@@ -410,7 +476,9 @@ impl HostModel {
         for holding in desired.scrub.keys() {
             assert!(report.scrubbed.iter().any(|s| s.holding == *holding), "{holding:?} was not scrubbed");
         }
-        for (_, vm) in desired.vms.iter().filter(|(id, _)| !report.ended.contains(id)) {
+        let is_moved = |id| report.vms.get(id).is_some_and(|vm| vm.rehome == ObservedRehome::Done);
+        let with_slices = |id| !report.ended.contains(id) && !is_moved(id);
+        for (_, vm) in desired.vms.iter().filter(|(id, _)| with_slices(id)) {
             for holding in vm.slices.keys().filter(|holding| !desired.release.contains_key(holding)) {
                 let failed = report.failed.iter().any(|failed| failed.holding == *holding);
                 assert!(failed || report.online.contains(holding), "{holding:?} did not come online");
@@ -422,6 +490,11 @@ impl HostModel {
             "a fenced host without VMs is not clean"
         );
     }
+}
+
+fn nth<'a>(ids: impl ExactSizeIterator<Item = &'a ReservationId>, which: usize) -> Option<ReservationId> {
+    let count = ids.len().max(1);
+    ids.copied().nth(which % count)
 }
 
 fn find_desired_vm(desired: &DesiredState, id: ReservationId) -> Option<&DesiredVm> {

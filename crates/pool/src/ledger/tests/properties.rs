@@ -28,6 +28,9 @@ enum Action {
     ResolveMigration(u8),
     RequestSlowdownMigration { id: u64, max_per_hour: u32 },
     EndSlowdown(u64),
+    Rehome { id: u64, is_automatic: bool },
+    CancelRehome { id: u64 },
+    RehomeEnded { id: u64, failed_attempt: Option<u32> },
     Configure(usize),
     SetLive { host: u32, live: bool },
     SetUnseen { host: u32, emc: Option<u32> },
@@ -66,6 +69,10 @@ fn any_action() -> impl Strategy<Value = Action> {
         3 => (0..20u64, 0..4u32)
             .prop_map(|(id, max_per_hour)| Action::RequestSlowdownMigration { id, max_per_hour }),
         1 => (0..20u64).prop_map(Action::EndSlowdown),
+        3 => (0..20u64, any::<bool>()).prop_map(|(id, is_automatic)| Action::Rehome { id, is_automatic }),
+        1 => (0..20u64).prop_map(|id| Action::CancelRehome { id }),
+        2 => (0..20u64, prop::option::of(1..3u32))
+            .prop_map(|(id, failed_attempt)| Action::RehomeEnded { id, failed_attempt }),
         1 => (0..RACK_SPECS.len()).prop_map(Action::Configure),
         3 => (0..4u32, prop::bool::weighted(0.8)).prop_map(|(host, live)| Action::SetLive { host, live }),
         1 => (0..4u32, prop::option::of(0..4u32)).prop_map(|(host, emc)| Action::SetUnseen { host, emc }),
@@ -189,6 +196,20 @@ impl Rack {
                 let estimate = SlowdownEstimate { loss: Some(0.1), severity: 2.0, samples: 3 };
                 ledger.decide_slowdown(when, ReservationId(*id), estimate, *max_per_hour)?
             }
+            Action::Rehome { id, is_automatic } => {
+                let target = Target::Reservation(ReservationId(*id));
+                ledger.decide_rehome(when, &target, tester(), *is_automatic)?.1
+            }
+            Action::CancelRehome { id } => {
+                let target = Target::Reservation(ReservationId(*id));
+                ledger.decide_rehome_cancellation(when, &target, tester())?.1
+            }
+            Action::RehomeEnded { id, failed_attempt: None } => {
+                ledger.decide_rehome_completion(when, ReservationId(*id), tester())
+            }
+            Action::RehomeEnded { id, failed_attempt: Some(attempt) } => {
+                ledger.decide_rehome_failure(when, ReservationId(*id), *attempt, "why", tester())
+            }
             Action::EndSlowdown(id) => ledger.decide_slowdown_end(when, ReservationId(*id)),
             Action::Configure(which) => {
                 ledger.decide_configuration(when, &RackSpec::parse(RACK_SPECS[*which]))?
@@ -255,8 +276,15 @@ impl Rack {
             return Change::default();
         }
         let slices = existing.into_iter().map(|(slice, slot)| Holding { slice, epoch: slot.epoch }).collect();
-        let running =
-            ObservedVm { vm: vm.clone(), pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
+        let running = ObservedVm {
+            vm: vm.clone(),
+            pid: 7,
+            slices,
+            local: Bytes::ZERO,
+            pinned: false,
+            uid: None,
+            rehome: crate::protocol::ObservedRehome::None,
+        };
         self.ledger.decide_adoption(when, host, id, &running).unwrap_or_default()
     }
 }
@@ -403,7 +431,12 @@ fn check_totals(ledger: &Ledger) {
         assert!(active <= entry.host.cores, "active reservations exceed the host's cores");
         let in_use = || of_host().filter(|r| r.is_active() || r.has_process);
         assert_eq!(entry.cores_used, in_use().map(|r| r.cores).sum(), "cores in use");
-        assert_eq!(entry.local_used, in_use().map(|r| r.local).sum(), "local memory in use");
+        let is_moving =
+            |r: &&Reservation| matches!(r.rehome, Rehome::Moving { .. } | Rehome::Cancelling { .. });
+        let moving = in_use().filter(is_moving);
+        let booked = moving.flat_map(|r| &r.slices).map(|_| units::SLICE);
+        let local = in_use().map(|r| r.local).chain(booked).sum();
+        assert_eq!(entry.local_used, local, "local memory in use");
         assert!(
             entry.host.fence == Fence::None || entry.ended_reservations_with_process.is_empty(),
             "a fenced host has a process of a released VM"

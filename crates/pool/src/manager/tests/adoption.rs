@@ -121,7 +121,15 @@ fn adopted_vms_per_host_are_limited_across_reports() {
     let h2 = rig.host("h2");
     let vm = |number: usize| {
         let vm = name(&format!("v{number}"));
-        let vm = ObservedVm { vm, pid: 1, slices: Vec::new(), local: Bytes::ZERO, pinned: false, uid: None };
+        let vm = ObservedVm {
+            vm,
+            pid: 1,
+            slices: Vec::new(),
+            local: Bytes::ZERO,
+            pinned: false,
+            uid: None,
+            rehome: crate::protocol::ObservedRehome::None,
+        };
         (ReservationId(100 + number as u64), vm)
     };
     for first in (0..RESERVATIONS_PER_HOST_MAX + 100).step_by(600) {

@@ -12,7 +12,8 @@
 //! slices:
 //! - `reserve:RESERVE`, `validate:RESERVE`, `wait:a`, `gone:a` (the caller that waits for VM a
 //!   disconnects), `commit:a`, `release:a`, `force:a` (a forced release), `decline:a` (declines the
-//!   migration of VM a), `slow:a` (requests the migration of VM a because of a slowdown)
+//!   migration of VM a), `slow:a` (requests the migration of VM a because of a slowdown),
+//!   `rehome:a` (moves the pool memory of VM a)
 //! - `cordon:h1`, `drain:e1`, `enable:0`, `fence:h1`, `poweroff:h1` (a fence of a host that is
 //!   confirmed to be powered off), `rack:e1=4&h1:e1` (a configuration)
 //!
@@ -24,7 +25,8 @@
 //!
 //! Parts of a report: `online=0.1+1.1`, `released=`, `scrubbed=`, `half=` (scrubbed, but only
 //! partly verified), `dirty=`, `broken=` (failed), `ended=1`, `vm1a=0.1` (VM a of reservation 1 is
-//! running; later `apply` reports contain the VM), `clean`, `early` (sent before the desired state
+//! running; later `apply` reports contain the VM), `vm1a!done=` (VM a was moved), `vm1a!2=0.1`
+//! (attempt 2 failed), `clean`, `early` (sent before the desired state
 //! was received), `part` (not complete), `more` (another part follows), `nth=1` (index of this
 //! part), `after=1>2` (sequence number 2 after 1).
 //!
@@ -60,8 +62,8 @@ use crate::{
         Request, RequestReply, SessionId, Settings, SliceError, Token,
     },
     protocol::{
-        DesiredState, FailureReason, Hello, Holding, ObservedState, ObservedVm, ScrubReport, SeenDevice,
-        SliceFailure,
+        DesiredState, FailureReason, Hello, Holding, ObservedRehome, ObservedState, ObservedVm, ScrubReport,
+        SeenDevice, SliceFailure,
     },
     record::{Key, Meta, MigrationAnswer, Record, RequestKey, Scheduling, SlowdownEstimate},
     rejection::Rejection,
@@ -316,6 +318,8 @@ impl Rig {
                 let reservation = vm.expect("the VM has a reservation");
                 Request::RequestSlowdownMigration { reservation, estimate, max_per_hour: 9 }
             }
+            "cancel_rehome" => Request::CancelRehome { target: Target::Vm(name(rest)), actor },
+            "rehome" => Request::Rehome { target: Target::Vm(name(rest)), actor, is_automatic: false },
             "rack" => Request::Configure(RackSpec::parse(&rest.replace('&', " "))),
             other => panic!("unknown word {other:?}"),
         }
@@ -669,6 +673,7 @@ impl Rig {
             boot_id: boot.to_owned(),
             host_memory_socket: String::new(),
             devices,
+            can_rehome: true,
         };
         (agent.session, agent.desired_state, agent.answered) = (Some(session), None, false);
         if std::mem::replace(&mut agent.boot, boot.to_owned()) != boot {
@@ -736,11 +741,26 @@ impl Rig {
                 }
                 Some(("ended", id)) => report.ended.push(ReservationId(id.parse().unwrap())),
                 Some((vm, list)) => {
+                    let (vm, rehome) = match vm.split_once('!') {
+                        None => (vm, ObservedRehome::None),
+                        Some((vm, "done")) => (vm, ObservedRehome::Done),
+                        Some((vm, attempt)) => {
+                            let attempt = attempt.parse().unwrap();
+                            (vm, ObservedRehome::Failed { attempt, why: "busy".to_owned() })
+                        }
+                    };
                     let vm = vm.strip_prefix("vm").expect("the part of the report is known");
                     let (id, vm) = vm.split_at(vm.len() - 1);
                     let (vm, slices) = (name(vm), holdings(list));
-                    let running =
-                        ObservedVm { vm, pid: 7, slices, local: Bytes::ZERO, pinned: false, uid: None };
+                    let running = ObservedVm {
+                        vm,
+                        pid: 7,
+                        slices,
+                        local: Bytes::ZERO,
+                        pinned: false,
+                        uid: None,
+                        rehome,
+                    };
                     report.vms.insert(ReservationId(id.parse().unwrap()), running);
                 }
                 None => panic!("unknown part {part:?}"),

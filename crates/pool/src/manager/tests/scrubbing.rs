@@ -55,3 +55,19 @@ fn scrubs_of_one_batch_are_spread_over_hosts() {
     let output = rig.run("stored");
     assert_eq!(["h1", "h2"].map(|host| output.matches(&format!(".2>{host})")).count()), [4, 4], "{output}");
 }
+
+/// Regression test: a restarted manager sent a complete desired state without the scrub, because the
+/// EMC was not compared yet, and then the scrub. The agent dropped its earlier result and started the
+/// scrub again. A delayed report of the earlier result freed the slice while the agent zeroed it.
+#[test]
+fn result_from_before_the_scrub_was_sent_is_ignored() {
+    let mut rig = Rig::connected();
+    rig.run("reserve:a@h1=1 go down:h2 down:h3 release:a stored tick:10 apply:h1 tick:10 stored");
+    let sent = rig.run("device tick:10 stored tick:100 apply:h1 device tick:10 stored tick:1000 tick:1000");
+    assert!(sent.contains("h1<scrub=0.2"), "{sent}");
+    rig.run("report:h1:part:scrubbed=0.2:early tick:10");
+    assert!(!rig.is_storing(), "the result was accepted");
+    let accepted = rig.run("report:h1:part:scrubbed=0.2 go");
+    assert!(accepted.contains("e1.revoke(0.2)"), "{accepted}");
+    rig.check("slices |");
+}

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use pool::{
     ledger::Ledger,
     manager::EmcState,
-    record::{Emc, Host, Key, Record, Reservation, Stage},
+    record::{Emc, Host, Key, Record, Rehome, Reservation, Stage},
     slice::{Quarantine, Scrub, Slot, State},
 };
 use units::limits::REQUEST_ID_RETENTION;
 use units::{Bytes, EmcId, HostId, Name, Ns, ReservationId, SliceId};
 
-use super::GroundTruth;
+use super::{GroundTruth, memory};
 use crate::world::World;
 
 /// Number of durable writes between two comparisons.
@@ -138,7 +138,10 @@ impl GroundTruth {
         let own = self.reservations().filter(|(_, r)| r.host == id && (!is_ended(r) || r.has_process));
         let own: Vec<_> = own.collect();
         let cores = own.iter().map(|(_, r)| r.cores).sum();
-        let local: Bytes = own.iter().map(|(_, r)| r.local).sum();
+        let is_moving = |rehome: &Rehome| matches!(rehome, Rehome::Moving { .. } | Rehome::Cancelling { .. });
+        let moving = own.iter().filter(|(_, r)| is_moving(&r.rehome));
+        let moved_slices = moving.flat_map(|(_, r)| &r.slices).map(|_| units::SLICE);
+        let local: Bytes = own.iter().map(|(_, r)| r.local).chain(moved_slices).sum();
         HostUsage {
             held: slots.iter().map(|(slice, _)| *slice).collect(),
             scrubbing: slots.iter().filter(|(_, state)| scrubs(state)).count(),
@@ -156,7 +159,7 @@ impl GroundTruth {
     /// Returns whether all slices of a reservation are released and its process has ended.
     pub(super) fn is_released(&self, id: ReservationId, reservation: &Reservation) -> bool {
         !reservation.has_process
-            && reservation.slices.iter().all(|slice| owner(&self.slot(*slice)) != Some(id))
+            && memory(reservation).0.iter().all(|slice| owner(&self.slot(*slice)) != Some(id))
     }
 
     fn count_online_slices(&self, id: ReservationId, reservation: &Reservation) -> u32 {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pool::{
     manager::{DeviceReply, EmcState},
-    protocol::{DesiredRelease, DesiredState, DesiredVm, Handle, Holding, ObservedState, Removals},
-    record::{Fence, Host, Key, Record, Reservation, Stage},
+    protocol::{DesiredRehome, DesiredRelease, DesiredState, DesiredVm, Handle, Holding, Removals},
+    record::{Fence, Host, Key, Record, Rehome, Reservation, Stage},
     slice::{DrainStage, Scrub, State},
 };
 use units::{DesiredVersion, EmcId, Epoch, HostId, InstanceId, ReservationId, SliceId};
@@ -42,7 +42,7 @@ pub(in crate::world) struct SentStates {
     pub(in crate::world) instance: InstanceId,
     /// Boot id that the agent sent at the start of the session.
     pub(in crate::world) boot_id: String,
-    /// Scrubs that the latest message contains for the first time.
+    /// Scrubs that the latest message contains, and the sum before it does not.
     pub(in crate::world) first_scrubs: Vec<Holding>,
     /// Desired state that results from all messages of the session.
     pub(in crate::world) sum: DesiredState,
@@ -139,7 +139,15 @@ impl GroundTruth {
         let vms = active.filter_map(|(id, reservation)| {
             let slices = self.granted_slices(id, reservation)?;
             let Reservation { vm, local, pinned, uid, .. } = reservation;
-            Some((id, DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices }))
+            let rehome = match reservation.rehome {
+                Rehome::Moving { attempt } => Some(DesiredRehome { attempt, is_cancelled: false }),
+                Rehome::Cancelling { attempt } => Some(DesiredRehome { attempt, is_cancelled: true }),
+                _ => None,
+            };
+            Some((
+                id,
+                DesiredVm { vm: vm.clone(), local: *local, pinned: *pinned, uid: *uid, slices, rehome },
+            ))
         });
         vms.collect()
     }
@@ -216,11 +224,10 @@ impl World {
         self.truth.handles.record_stored(ok);
     }
 
-    /// Records a report that the running manager received.
-    pub(in crate::world) fn record_received_report(&mut self, host: HostId, report: &ObservedState) {
+    /// Records the complete scrubs in a report that the running manager received.
+    pub(in crate::world) fn record_ended_scrubs(&mut self, host: HostId, scrubs: Vec<Holding>) {
         if self.truth.handles.loaded {
-            let complete = report.scrubbed.iter().filter(|scrubbed| scrubbed.verified >= units::SLICE);
-            self.truth.handles.ended_scrubs.extend(complete.map(|scrubbed| (host, scrubbed.holding)));
+            self.truth.handles.ended_scrubs.extend(scrubs.into_iter().map(|scrub| (host, scrub)));
         }
     }
 

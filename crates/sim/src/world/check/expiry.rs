@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use units::limits::{ENDED_REQUESTS_PER_CLIENT_MAX, REQUEST_ID_RETENTION, RESERVATION_PRUNE_INTERVAL};
 use units::{Name, Ns, ReservationId, SliceId};
 
-use super::{GroundTruth, counts::owner};
+use super::{GroundTruth, counts::owner, memory};
 use crate::world::World;
 
 /// Returns the rack time at which a reservation ended, or `None` if the reservation is active.
@@ -69,7 +69,7 @@ impl World {
                 format!("reservation {id} is deleted before its request id expires: {deleted:?}"),
             );
         }
-        if deleted.slices.iter().any(|slice| self.truth.is_owned_after(*slice, id, batch)) {
+        if memory(&deleted).0.iter().any(|slice| self.truth.is_owned_after(*slice, id, batch)) {
             self.report_violation(
                 "a request id is kept for a day after its reservation ends",
                 format!("reservation {id} is deleted while its slices drain: {deleted:?}"),

@@ -29,6 +29,10 @@ pub(in crate::world) enum Justification {
     Slowdown(ReservationId),
     /// Withdrawal of the request to migrate the VM of this reservation.
     SlowdownEnd(ReservationId),
+    /// Request to move the memory of this reservation to local memory.
+    Rehome(ReservationId),
+    /// Request to cancel the move of this reservation's memory.
+    CancelRehome(ReservationId),
 }
 
 #[derive(Debug, Default)]

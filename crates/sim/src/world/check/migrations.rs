@@ -4,7 +4,9 @@
 
 use pool::{
     audit::DecisionKind,
-    record::{Key, Migration, MigrationAnswer, MigrationKey, MigrationKind, Record, Reservation, Scheduling},
+    record::{
+        Key, Migration, MigrationAnswer, MigrationKey, MigrationKind, Record, Rehome, Reservation, Scheduling,
+    },
 };
 use units::limits::{MIGRATION_REQUEST_RETRY_AFTER, SLOWDOWN_REQUEST_TTL};
 use units::{MigrationId, Name, Ns, ReservationId, SliceId};
@@ -209,14 +211,19 @@ impl World {
         let MigrationKey { reservation: id, kind } = key;
         let now = self.current_time().now;
         let old = self.truth.migration(key).and_then(|migration| migration.slowdown);
-        let cause_ended = match kind {
-            MigrationKind::Drain => changes_scheduling(batch),
-            MigrationKind::Slowdown => {
-                let is_withdrawn = self.truth.justifications.contains(&Justification::SlowdownEnd(id));
-                // A request that was made and withdrawn in one batch is not on disk.
-                is_withdrawn || old.is_none_or(|slowdown| slowdown.expires_at <= now)
-            }
-        };
+        let is_rehomed = batch.iter().any(|record| match record {
+            Record::Reservation(of, new) => *of == id && matches!(new.rehome, Rehome::Done { .. }),
+            _ => false,
+        });
+        let cause_ended = is_rehomed
+            || match kind {
+                MigrationKind::Drain => changes_scheduling(batch),
+                MigrationKind::Slowdown => {
+                    let is_withdrawn = self.truth.justifications.contains(&Justification::SlowdownEnd(id));
+                    // A request that was made and withdrawn in one batch is not on disk.
+                    is_withdrawn || old.is_none_or(|slowdown| slowdown.expires_at <= now)
+                }
+            };
         let ended =
             self.truth.reservations_after(batch).find(|(of, _)| *of == id).is_none_or(|(_, r)| has_ended(r));
         if !ended && !cause_ended {
