@@ -617,6 +617,17 @@ pub const SHARES_EPOCH_DEFAULT: Ns = Ns::secs(30);
 pub const STALL_POINTS_MAX: usize = 16;
 /// Number of epochs after which a recorded stall ratio expires.
 pub const STALL_POINT_EPOCHS_MAX: u32 = 40;
+/// Maximum number of memory tiers of a host.
+pub const TIERS_MAX: usize = 4;
+/// Maximum number of tenants of a host whose memory tiers are shared fairly. More tenants are not
+/// demoted or throttled.
+pub const TIERING_TENANTS_MAX: usize = 16 << 10;
+/// Maximum number of recently promoted pages that are recorded to detect thrashing.
+pub const THRASH_TABLE_ENTRIES_MAX: usize = 1 << 20;
+/// Longest time between the promotion and the demotion of a page that can count as thrashing.
+pub const THRASH_RESIDENCE_MAX: Ns = Ns::secs(3600);
+/// Largest unthrottled promotion rate of a tenant, in bytes per second.
+pub const PROMOTION_BYTES_PER_S_MAX: u64 = 1 << 40;
 /// Maximum number of knots of a miss-ratio curve.
 pub const CURVE_KNOTS_MAX: usize = 4096;
 /// Maximum number of pages of a VM's pool node that one sample of accesses contains.

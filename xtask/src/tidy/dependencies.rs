@@ -13,7 +13,8 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
     ("pool", &["units"]),
     ("prediction", &["units"]),
     ("fairness", &["units"]),
-    ("sim", &["units", "pool", "prediction", "fairness"]),
+    ("tiering", &["units"]),
+    ("sim", &["units", "pool", "prediction", "fairness", "tiering"]),
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
     ("emulated-host", &[]),
@@ -53,6 +54,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
             "pool",
             "prediction",
             "fairness",
+            "tiering",
             "sim",
             "proto",
             "emulated-host",
@@ -65,7 +67,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
 ];
 
 /// Names of the pure crates. The results of a pure crate depend only on its arguments.
-pub const PURE_CRATES: &[&str] = &["units", "pool", "prediction", "fairness", "sim"];
+pub const PURE_CRATES: &[&str] = &["units", "pool", "prediction", "fairness", "tiering", "sim"];
 
 /// External dependencies that pure crates may have. As used in pure crates, these dependencies use
 /// no clock, file, thread, socket or environment variable.
@@ -89,7 +91,7 @@ const PURE_TESTS_ALLOWED_EXTERNAL: &[&str] = &["flate2", "postcard", "proptest",
 /// Returns the folder of a crate, relative to the root of the repository.
 pub fn folder_of(name: &str) -> String {
     match name {
-        "units" | "pool" | "prediction" | "fairness" | "sim" | "host-memory" | "emulated-host"
+        "units" | "pool" | "prediction" | "fairness" | "tiering" | "sim" | "host-memory" | "emulated-host"
         | "local-rack" | "config-file" | "service-files" | "exposition" | "cli-runtime" | "evaluate"
         | "cli" => {
             format!("crates/{name}")

@@ -1,0 +1,10 @@
+//! Policies for memory tiers: which memory of which tenant is in local memory, and which is in CXL
+//! memory.
+//!
+//! [`fair`] is the policy of Equilibria. It shares the tiers of a host fairly among tenants.
+//!
+//! The crate is pure. The caller measures counters, passes them to a policy, and performs the
+//! returned orders.
+#![forbid(unsafe_code)]
+
+pub mod fair;
