@@ -1,6 +1,6 @@
 //! Simulation and evaluation models. The crate contains VM traces, a VM generator, a best-fit
 //! scheduler and a model of a CPU core with slow memory. It also simulates the QoS monitor of many
-//! VMs, tenants that share a host, and a whole rack with faults. The crate is pure: it reads no
+//! VMs, tenants that share a host or its memory tiers, and a whole rack with faults. The crate is pure: it reads no
 //! clock, no file and no environment.
 #![forbid(unsafe_code)]
 
@@ -11,5 +11,6 @@ pub mod processor;
 mod public_data;
 pub mod qos;
 pub mod symbiosis;
+pub mod tiering;
 pub mod trace;
 pub mod world;

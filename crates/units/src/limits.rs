@@ -628,6 +628,13 @@ pub const THRASH_TABLE_ENTRIES_MAX: usize = 1 << 20;
 pub const THRASH_RESIDENCE_MAX: Ns = Ns::secs(3600);
 /// Largest unthrottled promotion rate of a tenant, in bytes per second.
 pub const PROMOTION_BYTES_PER_S_MAX: u64 = 1 << 40;
+/// Maximum number of tenants in a simulation of memory tiers.
+pub const TIERING_SIMULATED_TENANTS_MAX: usize = 64;
+/// Maximum size of local memory, and maximum sum of the demands, in a simulation of memory tiers, in
+/// GB.
+pub const TIERING_SIMULATED_GB_MAX: f64 = 4096.0;
+/// Maximum duration of a simulation of memory tiers, in seconds.
+pub const TIERING_SIMULATED_SECONDS_MAX: f64 = 7200.0;
 /// Maximum number of knots of a miss-ratio curve.
 pub const CURVE_KNOTS_MAX: usize = 4096;
 /// Maximum number of pages of a VM's pool node that one sample of accesses contains.

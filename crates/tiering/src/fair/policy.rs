@@ -249,7 +249,10 @@ impl Policy {
             tenant.factor = promotion_factor(fast.usage, fast.scaled_protection, tenant.throttle.is_some());
             tenant.thrash_level = state.thrash_level();
             tenant.thrash = state.thrash_state();
-            let is_below = fast.usage < entitled(&fast, self.settings.bound_margin);
+            let entitled = entitled(&fast, self.settings.bound_margin);
+            // Within the margin, a budget for all pages would exceed the protection before the next
+            // step.
+            let is_below = fast.usage < bound_threshold(entitled, self.settings.bound_margin);
             tenant.budget = PromotionBudget {
                 bytes_per_s: promotion_rate(tenant, state, self.settings.promotion_bytes_per_s),
                 candidates: match (tenant.factor < Factor::ONE || tenant.thrash_level > 0, is_below) {
@@ -316,7 +319,7 @@ fn scaled(protection: Bytes, usable: Bytes, sum: u128) -> Bytes {
     u64::try_from(scaled).map_or(protection, Bytes::new)
 }
 
-/// Returns the usage from which demotion and throttling because of the bound begin.
+/// Returns a bound or a protection without the margin below it.
 fn bound_threshold(bound: Bytes, margin: Factor) -> Bytes {
     bound.saturating_sub(margin.of(bound))
 }

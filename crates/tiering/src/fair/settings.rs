@@ -36,10 +36,10 @@ pub struct ThrashSettings {
     /// promotes many pages for good is not thrashing. Default: 50 %.
     pub thrashed_ratio_min: Factor,
     /// Largest change of the active pages in a period, as a fraction of the tenant's memory, in
-    /// steady state. Default: 10 %.
+    /// steady state. Default: 5 %.
     pub active_change_max: Factor,
     /// Largest size of freed pages in a period, as a fraction of the tenant's memory, in steady
-    /// state. Default: 10 %.
+    /// state. Default: 5 %.
     pub freed_max: Factor,
 }
 
@@ -61,8 +61,8 @@ impl Default for ThrashSettings {
             period: Ns::secs(5),
             thrashed_min: 8,
             thrashed_ratio_min: Factor::from_ppm(500_000),
-            active_change_max: Factor::from_ppm(100_000),
-            freed_max: Factor::from_ppm(100_000),
+            active_change_max: Factor::from_ppm(50_000),
+            freed_max: Factor::from_ppm(50_000),
         }
     }
 }

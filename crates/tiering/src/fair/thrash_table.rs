@@ -20,10 +20,10 @@ const SAMPLE_SHIFT_MAX: u32 = 20;
 pub struct ThrashTableSettings {
     /// Number of entries, a multiple of 8. Default: 65,536 (2 MiB).
     pub entries: usize,
-    /// One in 2^`sample_shift` pages is sampled, by a hash of its key. Default: 6.
+    /// One in 2^`sample_shift` pages is sampled, by a hash of its key. Default: 8.
     pub sample_shift: u32,
     /// Longest time between promotion and demotion that counts as thrashing (t_resident). Default:
-    /// 30 s.
+    /// 120 s.
     ///
     /// For a tenant with the thrash level k, the time is 2^k times as long. A tenant that promotes
     /// half as fast keeps its pages twice as long.
@@ -32,7 +32,7 @@ pub struct ThrashTableSettings {
 
 impl Default for ThrashTableSettings {
     fn default() -> Self {
-        Self { entries: 64 << 10, sample_shift: 6, residence_max: Ns::secs(30) }
+        Self { entries: 64 << 10, sample_shift: 8, residence_max: Ns::secs(120) }
     }
 }
 

@@ -11,6 +11,13 @@ use super::{Factor, TenantSample, ThrashSettings};
 /// detected. The paper gives no limit.
 pub const THRASH_LEVEL_MAX: u8 = 8;
 
+/// Largest number of calm periods before the promotion rate of a tenant is doubled.
+const RECOVERY_WAIT_MAX: u32 = 64;
+/// Factor by which the number of calm periods grows each time that the tenant thrashes again.
+const RECOVERY_WAIT_GROWTH: u32 = 4;
+/// Number of calm periods after which a tenant counts as if it had never thrashed.
+const RECOVERY_RESET_PERIODS: u32 = 4 * RECOVERY_WAIT_MAX;
+
 /// Result of a period of the detection of thrashing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThrashState {
@@ -45,6 +52,7 @@ struct PeriodStart {
     sampled_promotions: u64,
     sampled_thrashed: u64,
     active: Bytes,
+    memory: Bytes,
     freed: Bytes,
 }
 
@@ -57,13 +65,28 @@ pub(super) struct ThrashThrottle {
     /// Promotion rate in the last period without a thrash level, in bytes per second. Levels halve
     /// this rate, because halving a limit that the tenant does not reach has no effect.
     unthrottled_rate: Bytes,
+    recovery: Recovery,
+}
+
+/// Delay of the recovery.
+///
+/// The paper doubles the promotion rate after each calm period. But if pages stay in local memory for
+/// longer than some periods, a thrashing tenant is calm until its rate is restored, and thrashes
+/// again. The number of calm periods before the first doubling therefore grows each time that
+/// thrashing returns. It is reset after [`RECOVERY_RESET_PERIODS`] calm periods.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recovery {
+    /// Number of calm periods before the first doubling; 0 before the tenant first thrashed.
+    wait: u32,
+    /// Number of consecutive calm periods.
+    calm: u32,
 }
 
 impl ThrashThrottle {
     /// Starts to observe a tenant. `freed` is the cumulative size of freed pages.
     pub(super) fn new(at: Ns, sample: &TenantSample, freed: Bytes) -> Self {
         let start = PeriodStart::new(at, sample, freed);
-        Self { level: 0, state: ThrashState::Unobserved, start, unthrottled_rate: Bytes::ZERO }
+        Self { level: 0, state: ThrashState::Unobserved, start, unthrottled_rate: Bytes::ZERO, recovery: Recovery::default() }
     }
 
     /// Returns the thrash level, from 0 to [`THRASH_LEVEL_MAX`].
@@ -93,16 +116,46 @@ impl ThrashThrottle {
             return;
         }
         let end = PeriodStart::new(at, sample, freed);
-        let period = Period { start: self.start, end, memory: sample.total_usage(), settings };
+        let period = Period { start: self.start, end, settings };
         if self.level == 0 {
             self.unthrottled_rate = per_second(end.promoted.saturating_sub(self.start.promoted), elapsed);
         }
         self.state = period.state();
         self.level = match self.state {
-            ThrashState::Thrashing => (self.level + 1).min(THRASH_LEVEL_MAX),
-            _ => self.level.saturating_sub(1),
+            ThrashState::Thrashing => {
+                self.recovery.record_thrashing();
+                (self.level + 1).min(THRASH_LEVEL_MAX)
+            }
+            ThrashState::Transition => {
+                self.recovery = Recovery::default();
+                self.level.saturating_sub(1)
+            }
+            ThrashState::Unobserved | ThrashState::Calm => {
+                self.level.saturating_sub(u8::from(self.recovery.record_calm()))
+            }
         };
         self.start = end;
+    }
+}
+
+impl Recovery {
+    /// Records a period with thrashing. If the rate was doubled before, thrashing has returned.
+    fn record_thrashing(&mut self) {
+        self.wait = match self.wait {
+            0 => 1,
+            wait if self.calm >= wait => (wait * RECOVERY_WAIT_GROWTH).min(RECOVERY_WAIT_MAX),
+            wait => wait,
+        };
+        self.calm = 0;
+    }
+
+    /// Records a calm period. Returns whether the rate may be doubled.
+    fn record_calm(&mut self) -> bool {
+        self.calm = self.calm.saturating_add(1);
+        if self.calm >= RECOVERY_RESET_PERIODS {
+            self.wait = 0;
+        }
+        self.calm >= self.wait
     }
 }
 
@@ -115,6 +168,7 @@ impl PeriodStart {
             sampled_promotions: counters.sampled_promotions,
             sampled_thrashed: counters.sampled_thrashed,
             active: counters.active.unwrap_or_else(|| sample.total_usage()),
+            memory: sample.total_usage(),
             freed,
         }
     }
@@ -124,7 +178,6 @@ impl PeriodStart {
 struct Period<'a> {
     start: PeriodStart,
     end: PeriodStart,
-    memory: Bytes,
     settings: &'a ThrashSettings,
 }
 
@@ -147,11 +200,13 @@ impl Period<'_> {
     }
 
     /// Returns whether the tenant is in steady state: the size of the active pages and the size of
-    /// freed pages change slowly.
+    /// freed pages change slowly. New pages may start on inactive lists, so growth of the memory
+    /// counts as a change, too.
     fn is_steady(&self) -> bool {
-        let active_change = self.end.active.get().abs_diff(self.start.active.get());
+        let change = |size: fn(&PeriodStart) -> Bytes| size(&self.end).get().abs_diff(size(&self.start).get());
+        let active_change = change(|counters| counters.active).max(change(|counters| counters.memory));
         let freed = self.end.freed.saturating_sub(self.start.freed).get();
-        let limit = |fraction: Factor| self.per_elapsed(fraction.of(self.memory).get());
+        let limit = |fraction: Factor| self.per_elapsed(fraction.of(self.end.memory).get());
         u128::from(active_change) <= limit(self.settings.active_change_max)
             && u128::from(freed) <= limit(self.settings.freed_max)
     }

@@ -38,12 +38,12 @@ fn full_table_replaces_the_oldest_entry() {
 }
 
 #[test]
-fn one_in_64_pages_is_sampled() {
+fn one_in_256_pages_is_sampled() {
     let mut table = ThrashTable::new(ThrashTableSettings::default()).unwrap();
-    (0..64_000).for_each(|page| table.record_promotion(A, page * 4096, Ns::ZERO));
+    (0..256_000).for_each(|page| table.record_promotion(A, page * 4096, Ns::ZERO));
     let promotions = table.counts(A).promotions;
     assert!((900..1100).contains(&promotions), "{promotions} pages");
-    let thrashed = (0..64_000).filter(|page| table.record_demotion(A, page * 4096, Ns::ZERO)).count();
+    let thrashed = (0..256_000).filter(|page| table.record_demotion(A, page * 4096, Ns::ZERO)).count();
     assert_eq!(thrashed as u64, promotions);
 }
 
