@@ -1,6 +1,7 @@
 //! `cargo xtask sim`: runs simulations of racks, one per seed, in release mode. The crate `sim` and
 //! the program `sim` in the package `tests` implement the simulation. `cargo xtask sim symbiosis`
-//! runs `tarn evaluate symbiosis` on traces, and `cargo xtask sim qos` runs `tarn evaluate qos`.
+//! runs `tarn evaluate symbiosis` on traces. `cargo xtask sim qos` and `cargo xtask sim tiering` run
+//! `tarn evaluate qos` and `tarn evaluate tiering`.
 
 use std::path::{self, PathBuf};
 
@@ -44,6 +45,18 @@ enum OtherSimulation {
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
     },
+    /// Compare schemes that share memory tiers among tenants
+    Tiering {
+        /// File with a scenario [default: the scenarios of the paper]
+        #[arg(long, value_name = "FILE")]
+        scenario: Option<PathBuf>,
+        /// Write the results to this file, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Write the figures to this folder
+        #[arg(long, value_name = "FOLDER")]
+        figures: Option<PathBuf>,
+    },
 }
 
 /// Runs the simulation for all seeds. The simulation stops at the first seed that fails and prints
@@ -60,6 +73,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         Some(OtherSimulation::Qos { seed, json }) => {
             evaluate("qos", &["--seed", &seed.to_string()], &[("--json", json.as_ref())])
+        }
+        Some(OtherSimulation::Tiering { scenario, json, figures }) => {
+            let files = [
+                ("--scenario", scenario.as_ref()),
+                ("--json", json.as_ref()),
+                ("--figures", figures.as_ref()),
+            ];
+            evaluate("tiering", &[], &files)
         }
         None => {
             let (seeds, from) = (args.seeds.to_string(), args.from.to_string());

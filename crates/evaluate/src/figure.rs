@@ -124,6 +124,16 @@ pub(super) fn write(path: &Path, figure: &Figure) -> Result<(), Failure> {
     write_atomically(path, draw(figure).map_err(failed)?.as_bytes())
 }
 
+/// Creates the directory of the figures. It is called before the computation, so that an error is
+/// reported early.
+///
+/// # Errors
+/// [`Failure::File`] if the directory cannot be created.
+pub(super) fn create_folder(folder: &Path) -> Result<(), Failure> {
+    let failed = |errno| Failure::File { operation: "create directory", path: folder.to_owned(), errno };
+    fs::create_dir_all(folder).map_err(failed)
+}
+
 /// Checks that a file can be written, without changing an existing file.
 ///
 /// # Errors

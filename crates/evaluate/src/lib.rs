@@ -1,6 +1,6 @@
 //! `tarn evaluate` and `tarn replay`. `tarn evaluate` measures, from files only, the accuracy of
-//! predictions for ended VMs and the quality of shares for tenants from traces. The evaluated
-//! methods are in the crates `prediction` and `fairness`.
+//! predictions for ended VMs, the quality of shares for tenants from traces, and the sharing of memory
+//! tiers. The evaluated methods are in the crates `prediction`, `fairness` and `tiering`.
 
 mod combination;
 mod figure;
@@ -9,6 +9,7 @@ mod qos;
 pub mod replay;
 mod sensitivity;
 mod symbiosis;
+mod tiering;
 
 use clap::Subcommand;
 use cli_runtime::{Failure, Format, table::percent};
@@ -20,6 +21,7 @@ pub use frigid::{Frigid, TableFormat};
 pub use qos::{Qos, RUN_COLUMNS, Runs};
 pub use sensitivity::{Sensitivity, Workloads};
 pub use symbiosis::Symbiosis;
+pub use tiering::Tiering;
 
 pub use frigid::custom_columns_help;
 pub use sensitivity::LABEL_COLUMNS;
@@ -52,6 +54,10 @@ pub enum Subject {
     /// several schemes
     #[command(after_help = symbiosis::OUTPUT_HELP)]
     Symbiosis(Symbiosis),
+    /// Equilibria: local memory of a host's tenants with several schemes, on a model of a host with
+    /// memory tiers
+    #[command(after_help = tiering::OUTPUT_HELP)]
+    Tiering(Tiering),
 }
 
 /// Evaluates a subject and prints the results.
@@ -65,6 +71,7 @@ pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
         Subject::Combination(args) => combination::run(&args, format),
         Subject::Qos(args) => qos::run(&args, format),
         Subject::Symbiosis(args) => symbiosis::run(&args, format),
+        Subject::Tiering(args) => tiering::run(&args, format),
     }
 }
 

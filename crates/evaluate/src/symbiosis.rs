@@ -124,7 +124,7 @@ impl Row for SchemeRow {
 /// # Errors
 /// [`Failure::File`] if no trace is found, a trace cannot be read, or a file cannot be written.
 pub(super) fn run(args: &Symbiosis, format: Format) -> Result<(), Failure> {
-    args.figures.as_deref().map_or(Ok(()), figures::create_folder)?;
+    args.figures.as_deref().map_or(Ok(()), figure::create_folder)?;
     // The computation takes minutes, so an unwritable output file is reported before it.
     args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
     let traces = read_traces(&args.traces, format)?;

@@ -628,6 +628,8 @@ pub const THRASH_TABLE_ENTRIES_MAX: usize = 1 << 20;
 pub const THRASH_RESIDENCE_MAX: Ns = Ns::secs(3600);
 /// Largest unthrottled promotion rate of a tenant, in bytes per second.
 pub const PROMOTION_BYTES_PER_S_MAX: u64 = 1 << 40;
+/// Maximum size of a file with a scenario of memory tiers, in bytes.
+pub const TIERING_SCENARIO_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of tenants in a simulation of memory tiers.
 pub const TIERING_SIMULATED_TENANTS_MAX: usize = 64;
 /// Maximum size of local memory, and maximum sum of the demands, in a simulation of memory tiers, in

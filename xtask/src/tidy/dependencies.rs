@@ -91,9 +91,9 @@ const PURE_TESTS_ALLOWED_EXTERNAL: &[&str] = &["flate2", "postcard", "proptest",
 /// Returns the folder of a crate, relative to the root of the repository.
 pub fn folder_of(name: &str) -> String {
     match name {
-        "units" | "pool" | "prediction" | "fairness" | "tiering" | "sim" | "host-memory" | "emulated-host"
-        | "local-rack" | "config-file" | "service-files" | "exposition" | "cli-runtime" | "evaluate"
-        | "cli" => {
+        "units" | "pool" | "prediction" | "fairness" | "tiering" | "sim" | "host-memory"
+        | "emulated-host" | "local-rack" | "config-file" | "service-files" | "exposition" | "cli-runtime"
+        | "evaluate" | "cli" => {
             format!("crates/{name}")
         }
         _ => name.to_owned(),

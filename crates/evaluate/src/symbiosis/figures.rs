@@ -7,7 +7,7 @@ mod kinds;
 mod rounds;
 mod time;
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use cli_runtime::{Failure, Format, print};
 use serde::Serialize;
@@ -31,16 +31,6 @@ impl FigureInputs {
     fn host(&self) -> Host {
         Host { memory: self.memory.get() * SMALL_HOST_TENANTS as f64 }
     }
-}
-
-/// Creates the directory of the figures. It is called before the computation, so that an error is
-/// reported early.
-///
-/// # Errors
-/// [`Failure::File`] if the directory cannot be created.
-pub(super) fn create_folder(folder: &Path) -> Result<(), Failure> {
-    let failed = |errno| Failure::File { operation: "create directory", path: folder.to_owned(), errno };
-    fs::create_dir_all(folder).map_err(failed)
 }
 
 /// Draws all figures and writes them into a directory.

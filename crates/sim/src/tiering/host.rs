@@ -134,7 +134,8 @@ impl<'a> Host<'a> {
     fn allocate(&mut self, index: usize, second: u32) {
         self.tenants[index].free_excess(second);
         for _ in 0..self.tenants[index].allocation(second) {
-            let tier = if self.may_use_local_memory(index) { Some(FAST) } else { self.lower_tier(index, FAST) };
+            let tier =
+                if self.may_use_local_memory(index) { Some(FAST) } else { self.lower_tier(index, FAST) };
             if let Some(tier) = tier {
                 self.tenants[index].memory.allocate(tier);
             }

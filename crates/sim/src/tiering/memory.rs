@@ -88,14 +88,8 @@ impl TenantMemory {
 
     /// Allocates a unit in a tier. Like anonymous pages, it starts on the inactive list.
     pub(super) fn allocate(&mut self, tier: usize) {
-        let unit = Unit {
-            tier,
-            is_active: false,
-            is_referenced: true,
-            is_scanned: false,
-            accesses: 0,
-            stamp: 0,
-        };
+        let unit =
+            Unit { tier, is_active: false, is_referenced: true, is_scanned: false, accesses: 0, stamp: 0 };
         self.units.push(unit);
         self.lists[tier].units += 1;
         self.insert(self.units.len() - 1, false);

@@ -110,6 +110,8 @@ pub struct SchemeReport {
     pub tiers_gb: Vec<[f64; TIERS_MAX]>,
     /// Smallest local memory in GB after the local memory first reached its mean.
     pub local_min_gb: Vec<f64>,
+    /// Largest local memory in GB.
+    pub local_max_gb: Vec<f64>,
     /// Accessed pages per second.
     pub accessed_pages_per_s: Vec<f64>,
     /// Promoted pages per second.
@@ -178,6 +180,7 @@ impl SchemeReport {
             scheme,
             tiers_gb: (0..tenants).map(|index| std::array::from_fn(|tier| tiers_gb[tier][index])).collect(),
             local_min_gb: (0..tenants).map(|index| local_min_gb(&timeline, index, local_gb[index])).collect(),
+            local_max_gb: (0..tenants).map(|index| local_max_gb(&timeline, index)).collect(),
             local_gb,
             accessed_pages_per_s: means(&|point| point.accessed_pages as f64),
             promoted_pages_per_s: means(&|point| point.promoted_pages as f64),
@@ -201,6 +204,11 @@ fn mean(points: &[TimePoint], index: usize, value: &dyn Fn(&TenantPoint) -> f64)
 fn local_min_gb(timeline: &[TimePoint], index: usize, mean_gb: f64) -> f64 {
     let local = timeline.iter().map(|point| point.tenants[index].local_gb());
     local.skip_while(|local| *local < mean_gb).fold(f64::INFINITY, f64::min).min(mean_gb)
+}
+
+/// Returns the largest local memory of a tenant.
+fn local_max_gb(timeline: &[TimePoint], index: usize) -> f64 {
+    timeline.iter().map(|point| point.tenants[index].local_gb()).fold(0.0, f64::max)
 }
 
 impl ThrashingReport {

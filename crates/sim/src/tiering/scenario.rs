@@ -204,7 +204,11 @@ fn check_range(field: &str, value: f64, min: f64, max: f64) -> Result<(), Scenar
 /// Converts a number of seconds, which is in the range of `u32`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked before")]
 fn whole_seconds(field: &str, value: f64) -> Result<u32, ScenarioError> {
-    if value.fract() == 0.0 { Ok(value as u32) } else { Err(error(field, format!("{value:?}"), "must be a whole number")) }
+    if value.fract() == 0.0 {
+        Ok(value as u32)
+    } else {
+        Err(error(field, format!("{value:?}"), "must be a whole number"))
+    }
 }
 
 fn quoted(text: &str) -> units::QuotedText<'_> {

@@ -55,8 +55,10 @@ fn bounded() -> Scenario {
 
 /// Tenant that accesses its memory twice as often as its neighbour (section III-F, figure 3).
 fn noisy_neighbour() -> Scenario {
-    let mut tenants =
-        vec![Tenant::new("hot", 0, 160.0, CAPACITY_GB / 2.0), Tenant::new("cold", 0, 160.0, CAPACITY_GB / 2.0)];
+    let mut tenants = vec![
+        Tenant::new("hot", 0, 160.0, CAPACITY_GB / 2.0),
+        Tenant::new("cold", 0, 160.0, CAPACITY_GB / 2.0),
+    ];
     tenants[0].threads = 2;
     scenario("noisy neighbour", tenants)
 }
@@ -71,8 +73,7 @@ fn launch_order() -> Scenario {
 /// Protection and bound are 70 % and 75 % of the memory of each tenant.
 fn burst() -> Scenario {
     const MEMORY_GB: f64 = 160.0;
-    let tenant =
-        |name| Tenant::new(name, 0, MEMORY_GB, 0.7 * MEMORY_GB).with_bound(0.75 * MEMORY_GB);
+    let tenant = |name| Tenant::new(name, 0, MEMORY_GB, 0.7 * MEMORY_GB).with_bound(0.75 * MEMORY_GB);
     let grown_gb = 0.9 * MEMORY_GB;
     let mut burst = tenant("burst");
     burst.demand_gb = vec![(450, grown_gb)];

@@ -86,7 +86,13 @@ impl ThrashThrottle {
     /// Starts to observe a tenant. `freed` is the cumulative size of freed pages.
     pub(super) fn new(at: Ns, sample: &TenantSample, freed: Bytes) -> Self {
         let start = PeriodStart::new(at, sample, freed);
-        Self { level: 0, state: ThrashState::Unobserved, start, unthrottled_rate: Bytes::ZERO, recovery: Recovery::default() }
+        Self {
+            level: 0,
+            state: ThrashState::Unobserved,
+            start,
+            unthrottled_rate: Bytes::ZERO,
+            recovery: Recovery::default(),
+        }
     }
 
     /// Returns the thrash level, from 0 to [`THRASH_LEVEL_MAX`].
@@ -203,7 +209,8 @@ impl Period<'_> {
     /// freed pages change slowly. New pages may start on inactive lists, so growth of the memory
     /// counts as a change, too.
     fn is_steady(&self) -> bool {
-        let change = |size: fn(&PeriodStart) -> Bytes| size(&self.end).get().abs_diff(size(&self.start).get());
+        let change =
+            |size: fn(&PeriodStart) -> Bytes| size(&self.end).get().abs_diff(size(&self.start).get());
         let active_change = change(|counters| counters.active).max(change(|counters| counters.memory));
         let freed = self.end.freed.saturating_sub(self.start.freed).get();
         let limit = |fraction: Factor| self.per_elapsed(fraction.of(self.end.memory).get());
