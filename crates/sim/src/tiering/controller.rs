@@ -119,6 +119,11 @@ impl Controller {
         PromotionBudget { bytes_per_s, candidates: Candidates::Hot }
     }
 
+    /// Returns whether the kernel demotes without regard to tenants.
+    pub(super) fn is_kernel(&self) -> bool {
+        !matches!(self.scheme, Scheme::Equilibria | Scheme::EquilibriaWithoutMitigation)
+    }
+
     /// Returns whether a tenant may use more local memory. Only static caps limit it at once.
     pub(super) fn may_use_local_memory(&self, tenant: &TenantSample) -> bool {
         let fast = &tenant.tiers[FAST];

@@ -6,7 +6,7 @@ use units::{Bytes, Ns, limits::TIERS_MAX};
 use super::{
     Scenario, Scheme, TimePoint,
     controller::Controller,
-    memory::{Access, UNIT_BYTES, UNIT_PAGES},
+    memory::{Access, Scan, UNIT_BYTES, UNIT_PAGES},
     report::TenantPoint,
     tenant::{SecondCounts, SimulatedTenant, gb},
 };
@@ -24,6 +24,11 @@ const MIGRATION_TIME_MAX_NS: u64 = TICK_NS / 10 * 9;
 const BACKGROUND_DEMOTIONS_PER_TICK: u64 = 4_000_000_000 / UNIT_BYTES / TICKS_PER_S;
 /// Units that the host promotes per tick and tenant without an access.
 const SEARCH_PROMOTIONS_PER_TICK: u64 = 1_000_000_000 / UNIT_BYTES / TICKS_PER_S;
+/// Number of units that the kernel scans per round, distributed among tenants by the size of their
+/// lists.
+const KERNEL_SCAN_BATCH: u64 = 32;
+/// Number of scanned units per unit to demote after which the kernel demotes referenced units.
+const KERNEL_SCANS_PER_DEMOTION: u64 = 64;
 /// Ratio of usable memory to capacity: 1 minus the high watermark.
 const USABLE_FRACTION: f64 = 0.98;
 /// Part of the capacity that stays free for urgent allocations (watermark `min`). It is below the
@@ -143,6 +148,9 @@ impl<'a> Host<'a> {
     }
 
     fn demote_pending(&mut self) {
+        if self.controller.is_kernel() {
+            self.demote_like_kernel();
+        }
         let mut background = BACKGROUND_DEMOTIONS_PER_TICK;
         for mut pending in std::mem::take(&mut self.pending) {
             let limit = match pending.urgency {
@@ -159,6 +167,36 @@ impl<'a> Host<'a> {
                 self.pending.push(pending);
             }
         }
+    }
+
+    /// Demotes like kswapd without protections: scans the lists of all tenants in proportion to their
+    /// sizes, until enough units were found that were not referenced. Tenants with colder memory lose
+    /// more of it.
+    fn demote_like_kernel(&mut self) {
+        let total: u64 = self.pending.iter().map(|pending| pending.units).sum();
+        let (mut wanted, mut scans) = (total.min(BACKGROUND_DEMOTIONS_PER_TICK), 0);
+        while wanted > 0 && scans < total * KERNEL_SCANS_PER_DEMOTION {
+            for index in 0..self.pending.len() {
+                let PendingDemotion { tenant, tier, units, .. } = self.pending[index];
+                let batch = (KERNEL_SCAN_BATCH * units).div_ceil(total);
+                let found = (0..batch).filter(|_| self.scan_unit(tenant, tier)).count() as u64;
+                wanted = wanted.saturating_sub(found);
+                scans += batch;
+            }
+        }
+        if wanted == 0 {
+            self.pending.clear();
+        }
+    }
+
+    /// Inspects a unit of a tenant, and demotes it if it was not referenced. Returns whether the unit
+    /// was demoted.
+    fn scan_unit(&mut self, index: usize, tier: usize) -> bool {
+        let Some(lower) = self.lower_tier(index, tier) else { return false };
+        let Scan::Victim(unit) = self.tenants[index].memory.scan_inactive(tier) else { return false };
+        self.tenants[index].demote(unit, lower);
+        self.migrated += 1;
+        true
     }
 
     /// Demotes the least recently used unit of a tenant. Returns whether there was a unit and room

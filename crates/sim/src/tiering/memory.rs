@@ -59,6 +59,17 @@ pub(super) enum Access {
     },
 }
 
+/// Result of the inspection of a unit on the inactive list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scan {
+    /// The unit was referenced and moved to the active list.
+    Referenced,
+    /// The unit can be demoted.
+    Victim(usize),
+    /// The tier contains no unit.
+    Empty,
+}
+
 /// Memory of a tenant.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TenantMemory {
@@ -162,17 +173,28 @@ impl TenantMemory {
     pub(super) fn select_victim(&mut self, tier: usize) -> Option<usize> {
         let limit = 2 * self.lists[tier].units;
         for _ in 0..limit {
-            self.balance_lists(tier);
-            let index = self.pop(tier, false)?;
-            if !self.units[index].is_referenced {
-                return Some(index);
+            match self.scan_inactive(tier) {
+                Scan::Referenced => {}
+                Scan::Victim(index) => return Some(index),
+                Scan::Empty => return None,
             }
-            self.units[index].is_referenced = false;
-            self.units[index].is_active = true;
-            self.lists[tier].active_units += 1;
-            self.insert(index, true);
         }
         self.pop(tier, false)
+    }
+
+    /// Inspects the last unit of the inactive list. A victim is removed from the list, and the caller
+    /// migrates it.
+    pub(super) fn scan_inactive(&mut self, tier: usize) -> Scan {
+        self.balance_lists(tier);
+        let Some(index) = self.pop(tier, false) else { return Scan::Empty };
+        let unit = &mut self.units[index];
+        if !unit.is_referenced {
+            return Scan::Victim(index);
+        }
+        (unit.is_referenced, unit.is_active) = (false, true);
+        self.lists[tier].active_units += 1;
+        self.insert(index, true);
+        Scan::Referenced
     }
 
     /// Moves units from the active to the inactive list until the inactive list has its minimum

@@ -23,7 +23,8 @@ pub enum Candidates {
     All,
     /// Pages that were accessed since the last scan.
     Accessed,
-    /// Pages that are accessed most often. The promotions of the tenant are throttled.
+    /// Pages that are accessed most often. The promotions of the tenant are throttled, or each
+    /// promotion needs a demotion because local memory is fully utilized.
     Hot,
 }
 

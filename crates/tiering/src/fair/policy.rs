@@ -253,12 +253,13 @@ impl Policy {
             // Within the margin, a budget for all pages would exceed the protection before the next
             // step.
             let is_below = fast.usage < bound_threshold(entitled, self.settings.bound_margin);
+            let is_throttled = tenant.throttle.is_some() || tenant.thrash_level > 0;
             tenant.budget = PromotionBudget {
                 bytes_per_s: promotion_rate(tenant, state, self.settings.promotion_bytes_per_s),
-                candidates: match (tenant.factor < Factor::ONE || tenant.thrash_level > 0, is_below) {
-                    (true, _) => Candidates::Hot,
+                candidates: match (is_throttled, is_below) {
                     (false, true) => Candidates::All,
-                    (false, false) => Candidates::Accessed,
+                    (false, false) if !is_full => Candidates::Accessed,
+                    _ => Candidates::Hot,
                 },
             };
         }
