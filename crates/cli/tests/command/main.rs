@@ -9,4 +9,5 @@ mod rack;
 mod requests;
 mod shares;
 mod terminal;
+mod tiering;
 mod transports;
