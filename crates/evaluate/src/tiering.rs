@@ -62,15 +62,15 @@ struct Results {
 
 /// Row with the results of one scheme in one scenario.
 #[derive(Serialize)]
-struct SchemeRow<'a> {
-    scenario: &'a str,
+struct SchemeRow {
+    scenario: String,
     #[serde(flatten)]
-    report: &'a SchemeReport,
+    report: SchemeReport,
 }
 
-impl Row for SchemeRow<'_> {
+impl Row for SchemeRow {
     const COLUMNS: &'static [Column<Self>] = &[
-        col("SCENARIO", |row| row.scenario.to_owned()),
+        col("SCENARIO", |row| row.scenario.clone()),
         col("SCHEME", |row| row.report.scheme.name().to_owned()),
         col("LOCAL GB", |row| joined(&row.report.local_gb)),
         wide("LOWEST GB", |row| joined(&row.report.local_min_gb)),
@@ -96,9 +96,12 @@ fn joined_thousands(values: &[f64]) -> String {
 pub(super) fn run(args: &Tiering, format: Format) -> Result<(), Failure> {
     args.figures.as_deref().map_or(Ok(()), figure::create_folder)?;
     args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
-    let simulated = args.scenario.as_deref().map_or_else(|| Ok(scenarios()), |path| Ok(vec![read(path)?]))?;
+    let simulated = match &args.scenario {
+        Some(path) => vec![read(path)?],
+        None => scenarios(),
+    };
     let results = Results { scenarios: simulated.iter().map(simulate).collect() };
-    let table: Vec<SchemeRow<'_>> = results.scenarios.iter().flat_map(to_rows).collect();
+    let table: Vec<SchemeRow> = results.scenarios.iter().flat_map(to_rows).collect();
     print::value(format, &table, |is_wide| rows(&table, is_wide))?;
     for report in &results.scenarios {
         print_thrashing(format, report);
@@ -107,8 +110,12 @@ pub(super) fn run(args: &Tiering, format: Format) -> Result<(), Failure> {
     args.figures.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &results.scenarios))
 }
 
-fn to_rows(report: &ScenarioReport) -> impl Iterator<Item = SchemeRow<'_>> {
-    report.schemes.iter().map(|scheme| SchemeRow { scenario: &report.name, report: scheme })
+fn to_rows(report: &ScenarioReport) -> impl Iterator<Item = SchemeRow> {
+    let row = |scheme: &SchemeReport| SchemeRow {
+        scenario: report.name.clone(),
+        report: scheme.without_timeline(),
+    };
+    report.schemes.iter().map(row)
 }
 
 fn print_thrashing(format: Format, report: &ScenarioReport) {

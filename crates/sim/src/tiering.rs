@@ -21,7 +21,7 @@ mod scenarios;
 mod tenant;
 
 pub use controller::Scheme;
-pub use report::{ScenarioReport, SchemeReport, TenantReport, TimePoint};
+pub use report::{ScenarioReport, SchemeReport, TenantPoint, TenantReport, TimePoint};
 pub use scenario::{Scenario, ScenarioError, ScenarioSpec, TenantSpec};
 pub use scenarios::scenarios;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use cli_runtime::Failure;
 use serde::Serialize;
-use sim::tiering::{ScenarioReport, Scheme, SchemeReport, TenantPoint};
+use sim::tiering::{ScenarioReport, Scheme, SchemeReport, TenantPoint, TimePoint};
 
 use crate::figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle};
 
@@ -68,7 +68,7 @@ fn time_series<'a>(
 
 fn means(report: &SchemeReport, index: usize, of: fn(&TenantPoint) -> f64) -> Vec<(f64, f64)> {
     let chunks = report.timeline.chunks(SECONDS_PER_POINT);
-    let point = |chunk: &[sim::tiering::TimePoint]| {
+    let point = |chunk: &[TimePoint]| {
         let sum: f64 = chunk.iter().map(|point| of(&point.tenants[index])).sum();
         Some((f64::from(chunk.first()?.second), sum / chunk.len() as f64))
     };

@@ -189,6 +189,22 @@ impl SchemeReport {
         }
     }
 
+    /// Returns a copy without the timeline.
+    #[must_use]
+    pub fn without_timeline(&self) -> Self {
+        Self {
+            scheme: self.scheme,
+            local_gb: self.local_gb.clone(),
+            tiers_gb: self.tiers_gb.clone(),
+            local_min_gb: self.local_min_gb.clone(),
+            local_max_gb: self.local_max_gb.clone(),
+            accessed_pages_per_s: self.accessed_pages_per_s.clone(),
+            promoted_pages_per_s: self.promoted_pages_per_s.clone(),
+            demoted_pages_per_s: self.demoted_pages_per_s.clone(),
+            timeline: Vec::new(),
+        }
+    }
+
     /// Returns the promoted and demoted pages per second of all tenants.
     pub fn migrated_pages_per_s(&self) -> f64 {
         self.promoted_pages_per_s.iter().chain(&self.demoted_pages_per_s).sum()

@@ -126,14 +126,17 @@ fn same_scenario_gives_the_same_report() {
     assert_eq!(first, second);
 }
 
+/// Change that makes a scenario invalid.
+type Change<'a> = &'a dyn Fn(&mut ScenarioSpec);
+
 #[test]
 fn invalid_scenarios_are_rejected_with_field_value_and_rule() {
-    let error = |change: &dyn Fn(&mut ScenarioSpec)| {
+    let error = |change: Change<'_>| {
         let mut spec = spec(&[("A", 15.0), ("B", 15.0)]);
         change(&mut spec);
         Scenario::from_spec(&spec).unwrap_err().to_string()
     };
-    let cases: [(&dyn Fn(&mut ScenarioSpec), &str); 14] = [
+    let cases: [(Change<'_>, &str); 14] = [
         (&|spec| spec.name.clear(), r#"invalid name = "": must have from 1 to 63 bytes"#),
         (&|spec| spec.capacity_gb = 0.0, "invalid capacity_gb = 0.0: must be a number from 1 to 4096"),
         (&|spec| spec.capacity_gb = f64::NAN, "invalid capacity_gb = NaN: must be a number from 1 to 4096"),

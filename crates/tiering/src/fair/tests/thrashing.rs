@@ -2,6 +2,7 @@
 
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
+use units::limits::TIERING_TENANTS_MAX;
 
 use super::*;
 
@@ -35,6 +36,19 @@ fn full_table_replaces_the_oldest_entry() {
     table.record_promotion(A, 1, Ns::secs(9));
     assert!(!table.record_demotion(A, 0, Ns::secs(10)));
     assert!((1..9).all(|page| table.record_demotion(A, page, Ns::secs(10))));
+}
+
+#[test]
+fn table_ignores_excess_tenants_and_forgets_vanished_ones() {
+    let mut table = table(64);
+    let count = u32::try_from(TIERING_TENANTS_MAX).unwrap();
+    (0..=count).for_each(|id| table.record_promotion(TenantId(id), 0, Ns::ZERO));
+    assert_eq!(table.counts(TenantId(count - 1)).promotions, 1);
+    assert_eq!(table.counts(TenantId(count)), ThrashCounts::default());
+    let mut policy = Policy::new(Settings::default()).unwrap();
+    table.apply(policy.step(&host(Ns::secs(1), gb(100), gb(10)), &[tenant(1, gb(1), gb(0))]));
+    assert_eq!(table.counts(A).promotions, 1);
+    assert_eq!(table.counts(TenantId(2)), ThrashCounts::default());
 }
 
 #[test]
@@ -105,6 +119,23 @@ fn residence_limit_doubles_with_the_thrash_level() {
     assert_eq!([0, 1].map(|_| thrasher.run_period(64, Ns::secs(1))), [0, 1]);
     thrasher.table.record_promotion(A, 999, Ns::secs(0));
     assert!(thrasher.table.record_demotion(A, 999, Ns::secs(59)));
+}
+
+#[test]
+fn recovery_is_delayed_each_time_that_thrashing_returns() {
+    let mut thrasher = Thrasher::new();
+    thrasher.run_period(0, Ns::secs(1));
+    let mut calm_periods = Vec::new();
+    for _ in 0..5 {
+        assert_eq!(thrasher.run_period(64, Ns::secs(1)), 1);
+        calm_periods.push((1..100).find(|_| thrasher.run_period(0, Ns::secs(1)) == 0).unwrap());
+    }
+    assert_eq!(calm_periods, [1, 4, 16, 64, 64]);
+    (0..256).for_each(|_| {
+        thrasher.run_period(0, Ns::secs(1));
+    });
+    assert_eq!(thrasher.run_period(64, Ns::secs(1)), 1);
+    assert_eq!(thrasher.run_period(0, Ns::secs(1)), 0, "earlier thrashing is forgotten");
 }
 
 #[test]
