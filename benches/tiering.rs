@@ -59,7 +59,7 @@ fn tenant(id: u32) -> TenantSample {
     let mut tenant = TenantSample::new(TenantId(id));
     tenant.tiers[FAST].usage = Bytes::mib(2048 + u64::from(id % 1024));
     tenant.tiers[FAST].protection = Bytes::gib(1);
-    tenant.tiers[FAST].bound = (id % 4 == 0).then_some(Bytes::mib(2560));
+    tenant.tiers[FAST].bound = id.is_multiple_of(4).then_some(Bytes::mib(2560));
     tenant.tiers[1].usage = Bytes::gib(1);
     tenant
 }
