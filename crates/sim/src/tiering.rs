@@ -12,6 +12,7 @@
 //! memory, 290,000 pages per second, and 7 % less throughput because of a thrashing tenant. The
 //! model has no caches, no file pages, and no limit on the bandwidth of a tier.
 
+mod clock;
 mod controller;
 mod host;
 mod memory;

@@ -58,13 +58,13 @@ mod thrash_table;
 mod thrash_throttle;
 
 pub use decision::{Candidates, Decision, Order, PromotionBudget, Urgency};
-pub use equations::{Factor, demotion_target, promotion_factor};
+pub use equations::{Factor, THRASH_LEVEL_MAX, demotion_target, promotion_factor};
 pub use policy::Policy;
 pub use report::{Demotion, DemotionReason, TenantReport, TenantTierReport, ThrottleReason, TierReport};
 pub use sample::{Counters, FAST, HostSample, TenantId, TenantSample, TenantTier, TierSample};
 pub use settings::{Settings, SettingsError, ThrashSettings};
 pub use thrash_table::{ThrashCounts, ThrashTable, ThrashTableSettings};
-pub use thrash_throttle::{THRASH_LEVEL_MAX, ThrashState};
+pub use thrash_throttle::ThrashState;
 
 #[cfg(test)]
 mod tests;

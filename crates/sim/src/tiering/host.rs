@@ -5,16 +5,13 @@ use units::{Bytes, Ns, limits::TIERS_MAX};
 
 use super::{
     Scenario, Scheme, TimePoint,
+    clock::{TICK_NS, TICKS_PER_S},
     controller::Controller,
     memory::{Access, Scan, UNIT_BYTES, UNIT_PAGES},
     report::TenantPoint,
     tenant::{SecondCounts, SimulatedTenant, gb},
 };
 
-/// Number of ticks per second. The controller acts once per second.
-pub(super) const TICKS_PER_S: u64 = 10;
-/// Duration of a tick.
-pub(super) const TICK_NS: u64 = 1_000_000_000 / TICKS_PER_S;
 /// Time of all tenants that the migration of a unit takes.
 const MIGRATION_NS: u64 = 400 * UNIT_PAGES;
 /// Largest part of a tick that migrations take from the tenants, as a divisor pair.

@@ -4,7 +4,7 @@ use tiering::fair::{Candidates, Counters, FAST, PromotionBudget, TenantId, Tenan
 use units::{Bytes, limits::TIERS_MAX};
 
 use super::{
-    host::{TICK_NS, TICKS_PER_S},
+    clock::{TICK_NS, TICKS_PER_S},
     memory::{TenantMemory, UNIT_BYTES, UNIT_PAGES},
     scenario::{Pattern, Tenant},
 };

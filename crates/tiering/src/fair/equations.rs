@@ -4,8 +4,9 @@ use std::fmt;
 
 use units::Bytes;
 
-use super::thrash_throttle::THRASH_LEVEL_MAX;
-
+/// Largest thrash level. The promotion rate is at least 2^-8 of the rate before thrashing was
+/// detected. The paper gives no limit.
+pub const THRASH_LEVEL_MAX: u8 = 8;
 /// Smallest promotion factor for a tenant above its protection, 1/16 (Equilibria, section IV-E).
 const PROMOTION_FACTOR_MIN: Factor = Factor(Factor::ONE.0 / 16);
 

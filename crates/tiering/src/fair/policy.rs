@@ -9,8 +9,8 @@ use units::{
 
 use super::{
     Candidates, Decision, Demotion, DemotionReason, FAST, Factor, HostSample, Order, PromotionBudget,
-    Settings, SettingsError, TenantReport, TenantSample, TenantTierReport, ThrottleReason, TierReport,
-    TierSample, Urgency, demotion_target,
+    Settings, SettingsError, TenantReport, TenantSample, TenantTierReport, ThrashState, ThrottleReason,
+    TierReport, TierSample, Urgency, demotion_target,
     distribution::{Part, distribute},
     equations::{mul_div, throttled_rate},
     promotion_factor,
@@ -306,7 +306,7 @@ fn empty_report(sample: &TenantSample) -> TenantReport {
         throttle: None,
         factor: Factor::ONE,
         thrash_level: 0,
-        thrash: super::ThrashState::Unobserved,
+        thrash: ThrashState::Unobserved,
         budget: PromotionBudget::UNLIMITED,
     }
 }

@@ -8,7 +8,7 @@ use units::{
     limits::{THRASH_RESIDENCE_MAX, THRASH_TABLE_ENTRIES_MAX, TIERING_TENANTS_MAX},
 };
 
-use super::{Decision, SettingsError, TenantId, settings::require, thrash_throttle::THRASH_LEVEL_MAX};
+use super::{Decision, SettingsError, TenantId, equations::THRASH_LEVEL_MAX, settings::require};
 
 /// Number of entries among which a new entry replaces the oldest one.
 const WAYS: usize = 8;

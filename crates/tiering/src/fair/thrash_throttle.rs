@@ -5,11 +5,10 @@ use std::fmt;
 
 use units::{Bytes, Ns};
 
-use super::{Factor, TenantSample, ThrashSettings};
-
-/// Largest thrash level. The promotion rate is at least 2^-8 of the rate before thrashing was
-/// detected. The paper gives no limit.
-pub const THRASH_LEVEL_MAX: u8 = 8;
+use super::{
+    Factor, TenantSample, ThrashSettings,
+    equations::{THRASH_LEVEL_MAX, mul_div},
+};
 
 /// Largest number of calm periods before the promotion rate of a tenant is doubled.
 const RECOVERY_WAIT_MAX: u32 = 64;
@@ -227,5 +226,5 @@ impl Period<'_> {
 
 /// Returns the rate in bytes per second.
 fn per_second(size: Bytes, elapsed: Ns) -> Bytes {
-    Bytes::new(super::equations::mul_div(size.get(), Ns::secs(1).0, elapsed.0))
+    Bytes::new(mul_div(size.get(), Ns::secs(1).0, elapsed.0))
 }
