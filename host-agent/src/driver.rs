@@ -24,7 +24,7 @@ use units::{DesiredVersion, Name, Ns, ReservationId};
 
 use self::worker_pool::{CallResult, WorkerPool};
 use crate::{
-    host::{Host, HostError, MemoryForm, MemoryRegion},
+    host::{Host, HostError, MemoryForm, MemoryRegion, Usage},
     metrics::Metrics,
     outbox::ReportOutbox,
     records::Records,
@@ -337,7 +337,11 @@ impl Driver {
 
     /// Measures the memory of a VM whose process has just ended. The memory files still contain all
     /// memory that the guest touched. Memory that the VMM allocated itself keeps its last measurement.
+    /// During a move, the files contain pages and their copies, so the last measurement remains.
     fn measure_ended_vm(&self, reservation: ReservationId) {
+        if self.agent.is_rehoming(reservation) {
+            return self.usage.record_end(reservation, Usage::default());
+        }
         if let Some(vm) = self.agent.live_vm(reservation) {
             self.usage.record_end(reservation, self.host.usage(reservation, &vm));
         }
@@ -378,8 +382,8 @@ impl Driver {
             Effect::PassMemory { ticket, record } => self.pass_memory(ticket, &record),
             Effect::Refuse { ticket, why } => self.refuse_request(ticket, why),
             Effect::Watch { reservation, process } => self.watch(reservation, process),
-            Effect::Rehome(reservation) => self.start_rehome(reservation),
-            Effect::CancelRehome(reservation) => self.cancel_rehome(reservation),
+            Effect::Rehome { reservation, is_resumed } => self.start_rehome(reservation, is_resumed),
+            Effect::CancelRehome { reservation, is_resumed } => self.cancel_rehome(reservation, is_resumed),
             Effect::Kill(reservation) => self.kill(reservation),
             Effect::FreeLocal(reservation) => self.free_local_memory(reservation),
             Effect::SendReport(report) => self.outbox.put(report),

@@ -29,7 +29,13 @@ pub mod vm_counters;
 pub mod vm_pressure;
 mod zero;
 
-use std::{collections::BTreeSet, fmt, io, os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::Arc,
+};
 
 use pool::{
     agent::{HostFailure, VmRecord},
@@ -137,6 +143,13 @@ pub struct Usage {
     /// Used pool memory whose pages are on nodes without pool memory, because the nodes with pool
     /// memory were full. `None` if not measured, and for backends that cannot overflow.
     pub overflow: Option<Bytes>,
+}
+
+/// Describes numbers of pages by error number, such as `5 of them: Out of memory (os error 12)`.
+fn describe_errors(errors: &BTreeMap<i32, u64>) -> String {
+    let describe =
+        |(errno, pages): (&i32, &u64)| format!("{pages} of them: {}", io::Error::from_raw_os_error(*errno));
+    errors.iter().map(describe).collect::<Vec<_>>().join(", ")
 }
 
 /// Counters of a host for metrics.
@@ -274,7 +287,8 @@ pub enum HostError {
     },
     /// Pages of a VM could not be moved to local memory.
     #[error(
-        "{remaining} of {pages} pages could not be moved to local memory, by error number: {errors:?}; is local memory free, and does no device use the pages?"
+        "cannot migrate {remaining} of {pages} pages to local nodes: {}; is local memory free, and does no device use the pages?",
+        describe_errors(errors)
     )]
     PagesNotMoved {
         /// Number of pages outside local memory before the move.
@@ -282,7 +296,7 @@ pub enum HostError {
         /// Number of pages that were not moved.
         remaining: u64,
         /// Number of pages that were not moved, by error number.
-        errors: std::collections::BTreeMap<i32, u64>,
+        errors: BTreeMap<i32, u64>,
     },
     /// The backend `memory_block` cannot pass memory by path to a VMM that runs as a different user
     /// than the agent: other users cannot open the path of a memfd.

@@ -9,10 +9,13 @@
 mod damon_thread;
 mod measurements;
 
-pub use self::measurements::{Measured, Measurements};
+pub use self::{
+    damon_thread::stop_damon_of_earlier_agent,
+    measurements::{Measured, Measurements},
+};
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -25,7 +28,7 @@ use proto::v1 as wire;
 use tokio::{sync::Semaphore, task::JoinSet, time::MissedTickBehavior};
 use units::{
     Ns, ReservationId,
-    limits::{QOS_PROBLEM_BYTES_MAX, VMM_CALLS_IN_FLIGHT_MAX, VMM_RESPONSE_TIMEOUT},
+    limits::{QOS_PROBLEM_BYTES_MAX, SAMPLES_AFTER_MOVE_MAX, VMM_CALLS_IN_FLIGHT_MAX, VMM_RESPONSE_TIMEOUT},
     truncated,
 };
 
@@ -85,7 +88,8 @@ pub async fn sample_periodically(inputs: SamplingInputs) {
     let mut sampler = Sampler::start(&inputs);
     loop {
         ticks.tick().await;
-        let Ok(targets) = driver.inspect(targets).await else { return };
+        let Ok(mut targets) = driver.inspect(targets).await else { return };
+        sampler.drop_measured_moves(&mut targets);
         let samples = sampler.sample_all(targets, usage).await;
         if !samples.is_empty() {
             outbox.put(wire::VmSamples { samples });
@@ -117,6 +121,8 @@ struct Sampler {
     damon: DamonThread,
     /// Measurements without help of the VMM. `None` after a panic of a measurement.
     measurements: Option<Measurements>,
+    /// Number of samples of each VM that was moved to local memory.
+    samples_after_move: BTreeMap<ReservationId, u32>,
     sys: Sysfs,
     pool_latency_ratio: Option<f64>,
     metrics: Arc<Metrics>,
@@ -149,16 +155,34 @@ impl Sampler {
         let metrics = Arc::clone(&inputs.metrics);
         let (sys, pool_latency_ratio) = (Sysfs::at(inputs.sys), inputs.pool_latency_ratio);
         let measurements = Some(Measurements::new(&sys, Arc::clone(&metrics)));
-        Self { clients: BTreeMap::new(), damon, measurements, sys, pool_latency_ratio, metrics }
+        let (clients, samples_after_move) = Default::default();
+        Self { clients, damon, measurements, samples_after_move, sys, pool_latency_ratio, metrics }
+    }
+
+    /// Removes the VMs whose moves the manager has measured: their counters would use file descriptors
+    /// until they end.
+    fn drop_measured_moves(&mut self, targets: &mut Vec<Target>) {
+        let earlier = std::mem::take(&mut self.samples_after_move);
+        for target in targets.iter().filter(|target| target.slices.is_empty()) {
+            let samples = earlier.get(&target.reservation).copied().unwrap_or(0);
+            self.samples_after_move.insert(target.reservation, samples.saturating_add(1));
+        }
+        targets.retain(|target| {
+            let samples = self.samples_after_move.get(&target.reservation);
+            samples.is_none_or(|samples| *samples <= SAMPLES_AFTER_MOVE_MAX)
+        });
     }
 
     /// Samples all VMs. A VM has no sample if the interval of its access sampling has just begun.
     async fn sample_all(&mut self, targets: Vec<Target>, usage: &UsageTable) -> Vec<wire::VmSample> {
         let processes = targets.iter().map(|target| (target.reservation, target.process.clone())).collect();
-        let mut measured = self.measure(processes).await;
+        let results = self.sample_accesses(targets).await;
+        let is_due =
+            |(id, result): &(ReservationId, AccessResult)| (!matches!(result, Ok(None))).then_some(*id);
+        let mut measured = self.measure(processes, results.iter().filter_map(is_due).collect()).await;
         let latency_ratio = self.latency_ratio();
         let (mut samples, usage) = (Vec::new(), usage.all());
-        for (reservation, result) in self.sample_accesses(targets).await {
+        for (reservation, result) in results {
             let Some(mut sample) = to_sample(result) else { continue };
             sample.reservation = reservation.to_string();
             let touched = usage.get(&reservation).and_then(|usage| usage.pool);
@@ -184,11 +208,15 @@ impl Sampler {
         })
     }
 
-    /// Measures VMs without help of their VMMs, in a separate thread.
-    async fn measure(&mut self, vms: Vec<(ReservationId, Process)>) -> BTreeMap<ReservationId, Measured> {
+    /// Measures the VMs that are due without help of their VMMs, in a separate thread.
+    async fn measure(
+        &mut self,
+        vms: Vec<(ReservationId, Process)>,
+        due: BTreeSet<ReservationId>,
+    ) -> BTreeMap<ReservationId, Measured> {
         let Some(mut measurements) = self.measurements.take() else { return BTreeMap::new() };
         let measuring = tokio::task::spawn_blocking(move || {
-            let measured = measurements.sample(&vms);
+            let measured = measurements.sample(&vms, &due);
             (measurements, measured)
         });
         match measuring.await {

@@ -172,6 +172,9 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         has_symbiosis: config.symbiosis.is_some(),
         pool_latency_ratio: config.pool_latency_ratio,
     });
+    if sampling.is_none() && config.symbiosis.is_none() {
+        sampling::stop_damon_of_earlier_agent(Path::new(SYS), &config.runtime_dir, &boot_id);
+    }
     let shares = Arc::new(SharesState::default());
     let sharing = start_symbiosis(&config, Arc::clone(&metrics), Arc::clone(&shares));
     let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;

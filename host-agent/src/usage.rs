@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use pool::{agent::Agent, protocol::ObservedVm};
+use pool::{
+    agent::Agent,
+    protocol::{ObservedRehome, ObservedVm},
+};
 use tokio::time::MissedTickBehavior;
 use units::{Bytes, ReservationId, limits::TOUCHED_MEMORY_SAMPLE_INTERVAL};
 
@@ -28,7 +31,7 @@ pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Ar
         let Ok(vms) = driver.inspect(measurable).await else { return };
         let (host, earlier) = (Arc::clone(&host), table.all());
         let measuring = move || {
-            let measured = measure(&*host, &vms);
+            let measured = measure(&*host, &vms, &earlier);
             log_overflow(&vms, &earlier, &measured);
             measured
         };
@@ -49,8 +52,20 @@ pub async fn measure_periodically(driver: Handle, host: Arc<dyn Host>, table: Ar
     }
 }
 
-fn measure(host: &dyn Host, vms: &BTreeMap<ReservationId, ObservedVm>) -> BTreeMap<ReservationId, Usage> {
-    vms.iter().map(|(id, vm)| (*id, host.usage(*id, vm))).collect()
+/// Measures all VMs. The memory of a moved VM that cannot be measured any more keeps its earlier value,
+/// so that the VM still has an outcome when it ends.
+fn measure(
+    host: &dyn Host,
+    vms: &BTreeMap<ReservationId, ObservedVm>,
+    earlier: &BTreeMap<ReservationId, Usage>,
+) -> BTreeMap<ReservationId, Usage> {
+    let measure = |(id, vm): (&ReservationId, &ObservedVm)| {
+        let usage = host.usage(*id, vm);
+        let earlier = earlier.get(id).filter(|_| vm.rehome == ObservedRehome::Done);
+        let earlier = earlier.copied().unwrap_or_default();
+        (*id, Usage { local: usage.local.or(earlier.local), pool: usage.pool.or(earlier.pool), ..usage })
+    };
+    vms.iter().map(measure).collect()
 }
 
 /// Logs when the pool memory of a VM begins or ceases to overflow to local nodes.

@@ -10,6 +10,7 @@
 //! ```
 
 mod moved;
+mod rehome;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,10 +19,8 @@ use std::{
 };
 
 use pool::{
-    audit::Actor,
-    ledger::Target,
     manager::Request,
-    record::{MigrationAnswer, MigrationKind, Rehome, Reservation, SlowdownEstimate},
+    record::{Rehome, Reservation, SlowdownEstimate},
     rejection::Rejection,
 };
 use prediction::qos::{
@@ -32,10 +31,13 @@ use service_files::log_limit::LogLimit;
 use tokio::sync::watch;
 use units::{
     Bytes, Fraction, HostId, Name, Ns, ReservationId, UnixMs,
-    limits::{QOS_SAMPLE_INTERVAL_MIN, REHOMES_PER_OWNER_PER_DAY_MAX, SLOWDOWN_REQUEST_TTL},
+    limits::{QOS_SAMPLE_INTERVAL_MIN, SLOWDOWN_REQUEST_TTL},
 };
 
-use self::moved::{MovedVm, MovedVms};
+use self::{
+    moved::{MovedVm, MovedVms},
+    rehome::OwnerLimit,
+};
 use crate::{
     config::RehomePolicy,
     convert::{
@@ -51,8 +53,6 @@ use crate::{
 const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum number of VMs that are looked up while the ledger is locked.
 const LOOKUP_CHUNK: usize = 64;
-/// Interval between two attempts to move the pool memory of a VM.
-const REHOME_TRY_INTERVAL: Ns = Ns::secs(30);
 /// Time after which an existing request is confirmed, while the VM is still slowed down.
 const CONFIRM_AFTER: Ns = Ns(SLOWDOWN_REQUEST_TTL.0 / 4);
 
@@ -100,29 +100,6 @@ struct LatestSample {
     at: Ns,
     /// Wall-clock time at which the sample arrived.
     unix: UnixMs,
-}
-
-/// VMs whose pool memory the manager tried to move in the last day without a request, by owner. A guest
-/// that pretends to be slowed down thus gets a limited amount of local memory. The VMs are forgotten in
-/// a restart.
-#[derive(Debug, Default)]
-struct OwnerLimit(BTreeMap<String, BTreeMap<ReservationId, Ns>>);
-
-impl OwnerLimit {
-    const WINDOW: Ns = Ns::secs(24 * 3600);
-
-    /// Returns whether the manager may try to move this VM. A VM that was tried before counts once.
-    fn is_allowed(&mut self, owner: &str, id: ReservationId, now: Ns) -> bool {
-        self.0.retain(|_, vms| {
-            vms.retain(|_, at| now.since(*at) < Self::WINDOW);
-            !vms.is_empty()
-        });
-        self.0.get(owner).is_none_or(|vms| vms.contains_key(&id) || vms.len() < REHOMES_PER_OWNER_PER_DAY_MAX)
-    }
-
-    fn record(&mut self, owner: String, id: ReservationId, now: Ns) {
-        self.0.entry(owner).or_default().insert(id, now);
-    }
 }
 
 /// Where the pool memory of a sampled VM is.
@@ -330,88 +307,20 @@ impl Monitor {
 
     /// Records the losses of VMs that have been measured after their moves.
     async fn record_measured_losses(&self) -> Result<(), DriverError> {
-        for (MovedVm { name, program }, loss) in self.moved.take_measured() {
-            let (slowdown, standard_error) = (loss.loss, loss.standard_error);
-            tracing::info!(vm = %name, loss = slowdown, standard_error, "measured the loss of a VM by its move");
-            match self.forecasts.record_measured_loss(&name, program, loss).await {
-                Ok(()) => {}
+        for (vm, loss) in self.moved.take_measured() {
+            match self.forecasts.record_measured_loss(&vm.name, vm.program.clone(), loss.clone()).await {
+                Ok(()) => {
+                    let (slowdown, standard_error) = (loss.loss, loss.standard_error);
+                    tracing::info!(vm = %vm.name, loss = slowdown, standard_error, "measured the loss of a VM by its move");
+                }
                 Err(DriverError::Stopping) => return Err(DriverError::Stopping),
                 Err(error) => {
-                    tracing::warn!(vm = %name, error = units::chain(&error), "cannot record a measured loss");
+                    tracing::warn!(vm = %vm.name, error = units::chain(&error), "cannot record a measured loss");
+                    self.moved.put_back(vm, loss);
                 }
             }
         }
         Ok(())
-    }
-
-    /// Moves the pool memory of slowed-down VMs with a migration request to local memory of their
-    /// hosts, as far as the hosts have free local memory and the limits allow it. The most harmed VMs
-    /// come first.
-    async fn rehome_harmed_vms(&self, now: Ns) -> Result<(), DriverError> {
-        let harmed = self.find_rehome_candidates(now)?;
-        for id in select_most_harmed(harmed.iter().map(|(id, severity)| (*id, *severity)), harmed.len()) {
-            let owner = self.forecasts.owner(id).unwrap_or_else(|| id.to_string());
-            if !self.lock_rehomes().is_allowed(&owner, id, now) {
-                continue;
-            }
-            let (target, actor) = (Target::Reservation(id), Actor::Manager);
-            match self.driver.request(Request::Rehome { target, actor, is_automatic: true }).await {
-                Ok(_) => {
-                    self.lock_rehomes().record(owner, id, now);
-                    tracing::info!(reservation = %id, "moving the pool memory of a slowed-down VM");
-                }
-                // The host has no free local memory, the VM has ended, or a limit applies.
-                Err(DriverError::Rejection(why)) => {
-                    tracing::debug!(reservation = %id, %why, "cannot move the pool memory of a VM");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the VMs whose memory should be moved now, with their severities. Excludes VMs with a move
-    /// in progress, and VMs that the scheduler has decided to migrate.
-    fn find_rehome_candidates(&self, now: Ns) -> Result<BTreeMap<ReservationId, f64>, DriverError> {
-        let mut due = self.take_rehome_candidates(now);
-        let ids: Vec<ReservationId> = due.keys().copied().collect();
-        for chunk in ids.chunks(LOOKUP_CHUNK) {
-            let excluded = self.driver.read(|manager, _| {
-                let ledger = manager.durable();
-                let is_open = |id: &ReservationId| {
-                    let request = ledger.migration(MigrationKind::Slowdown.of(*id));
-                    let answer = request.map(|request| request.answer);
-                    let is_moving = ledger
-                        .reservation(*id)
-                        .is_some_and(|reservation| reservation.rehome.attempt_in_progress().is_some());
-                    !is_moving && matches!(answer, Some(MigrationAnswer::Open | MigrationAnswer::Declined))
-                };
-                chunk.iter().filter(|id| !is_open(id)).copied().collect::<Vec<_>>()
-            })?;
-            due.retain(|id, _| !excluded.contains(id));
-        }
-        Ok(due)
-    }
-
-    /// Returns the slowed-down VMs with a request that are due for an attempt, with their severities.
-    fn take_rehome_candidates(&self, now: Ns) -> BTreeMap<ReservationId, f64> {
-        let mut vms = self.lock();
-        let is_due = |vm: &MonitoredVm| {
-            let judgement = vm.judge.judgement();
-            // A VM that is recovering need not be moved.
-            let is_harmed = judgement.verdict == Verdict::Migrate && judgement.severity > 1.0;
-            let may_try = vm.rehome_tried_at.is_none_or(|at| now.since(at) >= REHOME_TRY_INTERVAL);
-            is_harmed && vm.confirmed_at.is_some() && may_try
-        };
-        let due = vms.iter_mut().filter(|(_, vm)| is_due(vm)).map(|(id, vm)| {
-            vm.rehome_tried_at = Some(now);
-            (*id, vm.judge.judgement().severity)
-        });
-        due.collect()
-    }
-
-    fn lock_rehomes(&self) -> MutexGuard<'_, OwnerLimit> {
-        self.rehomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_confirmed(&self, id: ReservationId, at: Option<Ns>) {
@@ -455,7 +364,7 @@ impl Monitor {
             judgement.verdict == Verdict::Migrate
                 && (judgement.severity > 1.0 || requested.contains(id))
                 && is_due
-                && vm.sampled_at().is_some_and(|at| now.since(at) < CONFIRM_AFTER)
+                && vm.is_sampled_within(CONFIRM_AFTER, now)
         });
         harmed.map(|(id, vm)| (*id, to_estimate(&vm.judge.judgement()))).collect()
     }
@@ -510,6 +419,11 @@ impl MonitoredVm {
     /// Returns the rack time of the latest sample, also if it was not judged because of a move.
     fn sampled_at(&self) -> Option<Ns> {
         self.latest.as_ref().map(|latest| latest.at).max(self.moving_at)
+    }
+
+    /// Returns whether the latest sample is at most `age` old at `now`.
+    fn is_sampled_within(&self, age: Ns, now: Ns) -> bool {
+        self.sampled_at().is_some_and(|at| now.since(at) < age)
     }
 
     fn reason(&self, reason: Reason) -> String {
@@ -590,27 +504,5 @@ const fn reason_text(reason: Reason) -> &'static str {
         Reason::Sensitive => "the processor counters indicate a slowdown beyond the margin",
         Reason::AccessedPool => "the VM accesses much of its pool memory",
         Reason::Recovering => "the VM was slowed down beyond the margin in the last hour",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn owner_has_a_limited_number_of_moved_vms_per_day() {
-        let mut limit = OwnerLimit::default();
-        let vm = |number: usize| ReservationId(u64::try_from(number).expect("a small number"));
-        for number in 0..REHOMES_PER_OWNER_PER_DAY_MAX {
-            assert!(limit.is_allowed("a", vm(number), Ns::secs(9)), "{number}");
-            limit.record("a".into(), vm(number), Ns::secs(9));
-        }
-        let next = vm(REHOMES_PER_OWNER_PER_DAY_MAX);
-        assert!(!limit.is_allowed("a", next, Ns::secs(10)));
-        assert!(limit.is_allowed("a", vm(0), Ns::secs(10)), "another attempt for the same VM");
-        assert!(limit.is_allowed("b", next, Ns::secs(10)), "another owner");
-        let day = Ns::secs(9).after(OwnerLimit::WINDOW);
-        assert!(!limit.is_allowed("a", next, Ns(day.0 - 1)));
-        assert!(limit.is_allowed("a", next, day));
     }
 }

@@ -270,10 +270,21 @@ pub enum Effect {
         process: Process,
     },
     /// Move the pool memory of a VM to local memory, then report [`Event::RehomeEnded`]. Idempotent.
-    Rehome(ReservationId),
+    Rehome {
+        /// ID of the VM's reservation.
+        reservation: ReservationId,
+        /// Whether an earlier agent may have started the move. The VM's process must then be asked for
+        /// the result: without its reply, the move has not failed.
+        is_resumed: bool,
+    },
     /// Cancel the move of a VM's pool memory to local memory, if one is in progress, then report
     /// [`Event::RehomeEnded`]. If [`Effect::Rehome`] has not ended, both effects cause one event.
-    CancelRehome(ReservationId),
+    CancelRehome {
+        /// ID of the VM's reservation.
+        reservation: ReservationId,
+        /// Whether an earlier agent may have started the move, as in [`Effect::Rehome`].
+        is_resumed: bool,
+    },
     /// Kill the process of the VM with this reservation.
     Kill(ReservationId),
     /// Release the local memory of a VM whose process has ended.

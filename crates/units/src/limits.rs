@@ -408,6 +408,11 @@ pub const REHOMES_PER_OWNER_PER_DAY_MAX: usize = 4;
 pub const MEASURED_MOVES_MAX: usize = 4096;
 /// Maximum number of stored measured moves per program, so that no owner dominates the training data.
 pub const MEASURED_MOVES_PER_PROGRAM_MAX: usize = 16;
+/// Maximum number of measured losses that wait because the store cannot be written.
+pub const UNRECORDED_LOSSES_MAX: usize = 256;
+/// Maximum number of samples of a VM after the move of its pool memory to local memory. The manager needs
+/// fewer to measure the effect of the move.
+pub const SAMPLES_AFTER_MOVE_MAX: u32 = 64;
 /// Interval at which an agent reads the status of a VMM that moves pool memory, and at which `tarn`
 /// reads the state of a move.
 pub const REHOME_POLL_INTERVAL: Ns = Ns::ms(500);

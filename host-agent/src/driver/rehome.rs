@@ -2,13 +2,14 @@
 //! It polls the status of a move by the VMM until the move ends. A cancelled move also ends with a
 //! status. Therefore each task causes one event.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use pool::agent::{Event, Process, VmRecord};
 use proto::v1::{self as wire, RehomeState};
 use tokio::{sync::watch, time::Instant};
+use tonic::Code;
 use units::{
-    Bytes, ReservationId, SLICE,
+    Bytes, Name, ReservationId, SLICE,
     limits::{REHOME_CALL_FAILURES_MAX, REHOME_DURATION_MAX, REHOME_POLL_INTERVAL, VMM_RESPONSE_TIMEOUT},
 };
 
@@ -25,34 +26,37 @@ use crate::{
 };
 
 impl Driver {
-    /// Starts to move the pool memory of a VM.
-    pub(super) fn start_rehome(&mut self, reservation: ReservationId) {
-        self.spawn_rehome(reservation, false);
+    /// Starts to move the pool memory of a VM. With `is_resumed`, an earlier agent may have started the
+    /// move.
+    pub(super) fn start_rehome(&mut self, reservation: ReservationId, is_resumed: bool) {
+        self.spawn_rehome(reservation, false, is_resumed);
     }
 
     /// Cancels the move in progress.
-    pub(super) fn cancel_rehome(&mut self, reservation: ReservationId) {
+    pub(super) fn cancel_rehome(&mut self, reservation: ReservationId, is_resumed: bool) {
         match self.rehomes.get(&reservation) {
             Some(is_cancelled) => drop(is_cancelled.send_replace(true)),
-            None => self.spawn_rehome(reservation, true),
+            None => self.spawn_rehome(reservation, true, is_resumed),
         }
     }
 
     /// Starts the task of a VM. With `is_cancelled`, the task only cancels a move by the VMM.
-    fn spawn_rehome(&mut self, reservation: ReservationId, is_cancelled: bool) {
+    fn spawn_rehome(&mut self, reservation: ReservationId, is_cancelled: bool, is_resumed: bool) {
         let Some(record) = self.agent.live_record(reservation).cloned() else { return };
         let (cancel, cancelled) = watch::channel(is_cancelled);
         self.rehomes.insert(reservation, cancel);
         let host = Arc::clone(&self.host);
         self.tasks.spawn(async move {
-            let result = move_memory(host, record, cancelled).await;
+            let result = move_memory(host, record, cancelled, is_resumed).await;
             match &result {
+                // The kernel has moved the memory.
+                Ok(wire::RehomeStatus { duration_us: 0, .. }) => tracing::info!(%reservation, "moved pool memory to local memory"),
                 Ok(wire::RehomeStatus { pause_us, duration_us, rounds, copied_bytes, .. }) => {
-                    tracing::info!(%reservation, pause_us, duration_us, rounds, copied_bytes, "pool memory was moved to local memory");
+                    tracing::info!(%reservation, pause_us, duration_us, rounds, copied_bytes, "moved pool memory to local memory");
                 }
                 // An agent that starts cancels all moves, most of which do not exist.
                 Err(reason) if is_cancelled => tracing::debug!(%reservation, reason, "no move was in progress"),
-                Err(reason) => tracing::warn!(%reservation, reason, "pool memory was not moved"),
+                Err(reason) => tracing::warn!(%reservation, reason, "cannot move pool memory to local memory"),
             }
             Event::RehomeEnded { reservation, result: result.map(drop) }
         });
@@ -65,6 +69,7 @@ async fn move_memory(
     host: Arc<dyn Host>,
     record: VmRecord,
     is_cancelled: watch::Receiver<bool>,
+    is_resumed: bool,
 ) -> Result<wire::RehomeStatus, String> {
     let moved_by_host = if *is_cancelled.borrow() {
         None
@@ -76,7 +81,10 @@ async fn move_memory(
     match (moved_by_host, record.control_socket) {
         (Some(Ok(())), _) => Ok(wire::RehomeStatus::default()),
         (Some(Err(error)), _) => Err(units::chain(&error)),
-        (None, Some(socket)) => RehomeCalls::new(socket, record.process, bytes, is_cancelled).run().await,
+        (None, Some(socket)) => {
+            let vmm = VmmProcess { vm: record.vm, socket, process: record.process };
+            RehomeCalls::new(vmm, bytes, is_cancelled, is_resumed).run().await
+        }
         (None, None) => Err("the VMM has no control socket".to_owned()),
     }
 }
@@ -107,6 +115,11 @@ impl CallError {
         matches!(self, Self::Vmm(error) if error.is_temporary())
     }
 
+    /// Returns whether the VMM has no function to move memory.
+    fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Vmm(VmmError::Rejected(status)) if status.code() == Code::Unimplemented)
+    }
+
     fn reason(&self) -> String {
         match self {
             Self::Vmm(error) => units::chain(error),
@@ -121,37 +134,45 @@ impl From<VmmError> for CallError {
     }
 }
 
-/// Calls of one VMM for one move.
-struct RehomeCalls {
+/// Process of a VM with a control socket.
+struct VmmProcess {
+    vm: Name,
     socket: String,
     process: Process,
+}
+
+/// Calls of one VMM for one move.
+struct RehomeCalls {
+    vmm: VmmProcess,
     /// Memory that the VMM allocates for the move.
     bytes: Bytes,
     is_cancelled: watch::Receiver<bool>,
     client: Option<VmmClient>,
-    /// Whether the start or the cancellation was sent. The VMM may have received it, even if the reply
-    /// was lost.
-    is_sent: bool,
+    /// Whether a move may be in progress or complete: an earlier agent may have started it, or the reply
+    /// to its start was lost. Then only a status of the VMM shows that the memory was not moved.
+    may_be_started: bool,
     /// Whether the move is in progress, or the VMM has replied to the start or the cancellation.
-    is_started: bool,
+    is_acknowledged: bool,
     /// Whether the VMM has received the cancellation.
     is_cancellation_sent: bool,
     /// Time at which the move is cancelled.
     deadline: Instant,
+    /// Interval between requests for the status, and delay after a failed call.
+    poll_interval: Duration,
 }
 
 impl RehomeCalls {
-    fn new(socket: String, process: Process, bytes: Bytes, is_cancelled: watch::Receiver<bool>) -> Self {
+    fn new(vmm: VmmProcess, bytes: Bytes, is_cancelled: watch::Receiver<bool>, is_resumed: bool) -> Self {
         Self {
-            socket,
-            process,
+            vmm,
             bytes,
             is_cancelled,
             client: None,
-            is_sent: false,
-            is_started: false,
+            may_be_started: is_resumed,
+            is_acknowledged: false,
             is_cancellation_sent: false,
             deadline: Instant::now() + REHOME_DURATION_MAX.as_duration(),
+            poll_interval: REHOME_POLL_INTERVAL.as_duration(),
         }
     }
 
@@ -177,21 +198,29 @@ impl RehomeCalls {
                         return Err("the VMM has started no move".to_owned());
                     }
                 },
-                Ok(Err(error)) if !self.is_started && !error.is_temporary() => return Err(error.reason()),
+                Ok(Err(error)) if error.is_unsupported() => return Err(error.reason()),
+                Ok(Err(error)) if !self.may_be_started && !error.is_temporary() => {
+                    return Err(error.reason());
+                }
                 Ok(Err(error)) => error.reason(),
                 Err(_) => format!("the VMM did not reply within {VMM_RESPONSE_TIMEOUT}"),
             };
             self.client = None;
             failures += 1;
-            if self.has_process_ended() || (!self.is_sent && failures >= REHOME_CALL_FAILURES_MAX) {
+            let has_failed = !self.may_be_started && failures >= REHOME_CALL_FAILURES_MAX;
+            if has_failed || self.has_process_ended() {
                 return Err(problem);
             }
-            tokio::time::sleep(REHOME_POLL_INTERVAL.as_duration()).await;
+            if failures % REHOME_CALL_FAILURES_MAX == 0 {
+                let (vm, pid) = (self.vmm.vm.as_str(), self.vmm.process.pid);
+                tracing::warn!(vm, pid, failures, problem, "the VMM does not report the state of a move");
+            }
+            tokio::time::sleep(self.poll_interval).await;
         }
     }
 
     fn has_process_ended(&self) -> bool {
-        matches!(ProcessHandle::open(&self.process), Ok(None))
+        matches!(ProcessHandle::open(&self.vmm.process), Ok(None))
     }
 
     /// Returns whether the move is cancelled because it took too long.
@@ -199,44 +228,47 @@ impl RehomeCalls {
         !*self.is_cancelled.borrow() && Instant::now() >= self.deadline
     }
 
-    /// Sends the next request: the start or the cancellation if it was not sent yet, and otherwise a
-    /// request for the status.
+    /// Sends the next request: the start or the cancellation if it was not acknowledged yet, and
+    /// otherwise a request for the status.
     async fn call(&mut self) -> Result<wire::RehomeStatus, CallError> {
         let is_cancelled = *self.is_cancelled.borrow() || self.is_late();
         let mut client = match self.client.take() {
             Some(client) => client,
-            None => VmmClient::connect(self.socket.clone().into(), self.process.clone()).await?,
+            None => VmmClient::connect(self.vmm.socket.clone().into(), self.vmm.process.clone()).await?,
         };
-        let status = match (is_cancelled, self.is_started) {
-            (true, _) if !self.is_cancellation_sent => {
-                self.is_sent = true;
-                client.cancel_rehome().await?
-            }
+        let status = match (is_cancelled, self.is_acknowledged) {
+            (true, _) if !self.is_cancellation_sent => client.cancel_rehome().await?,
             (false, false) => self.start(&mut client).await?,
             _ => client.get_rehome().await?,
         };
-        (self.is_started, self.is_cancellation_sent) = (true, is_cancelled);
+        (self.is_acknowledged, self.is_cancellation_sent) = (true, is_cancelled);
+        self.may_be_started = true;
         self.client = Some(client);
         Ok(status)
     }
 
-    /// Starts the move, unless an earlier agent has started it.
+    /// Starts the move, unless it was started before.
     async fn start(&mut self, client: &mut VmmClient) -> Result<wire::RehomeStatus, CallError> {
-        if !self.is_sent {
-            let found = client.get_rehome().await?;
-            if matches!(found.state(), RehomeState::Copying | RehomeState::Done) {
-                return Ok(found);
-            }
-            let (process, bytes) = (self.process.clone(), self.bytes);
-            let check = move || {
-                // The process may be in another cgroup than at its start.
-                let current = identify_process(process.pid).map_err(|error| units::chain(&error))?;
-                check_memory_limit(find_unified_hierarchy(), &current.cgroup, bytes)
-            };
-            join(tokio::task::spawn_blocking(check).await).map_err(CallError::NotAllowed)?;
+        let found = client.get_rehome().await?;
+        if matches!(found.state(), RehomeState::Copying | RehomeState::Done) {
+            return Ok(found);
         }
-        self.is_sent = true;
-        Ok(client.rehome().await?)
+        self.may_be_started = false;
+        let (process, bytes) = (self.vmm.process.clone(), self.bytes);
+        let check = move || {
+            // The process may be in another cgroup than at its start.
+            let current = identify_process(process.pid).map_err(|error| units::chain(&error))?;
+            check_memory_limit(find_unified_hierarchy(), &current.cgroup, bytes)
+        };
+        join(tokio::task::spawn_blocking(check).await).map_err(CallError::NotAllowed)?;
+        self.may_be_started = true;
+        let started = client.rehome().await;
+        if let Err(error) = &started
+            && !error.is_temporary()
+        {
+            self.may_be_started = false; // the VMM has rejected the move
+        }
+        Ok(started?)
     }
 
     /// Waits until the status is polled again, or until the move is cancelled.
@@ -248,7 +280,7 @@ impl RehomeCalls {
                 std::future::pending::<()>().await; // the driver has ended
             }
         };
-        let _ = tokio::time::timeout(REHOME_POLL_INTERVAL.as_duration(), cancelled).await;
+        let _ = tokio::time::timeout(self.poll_interval, cancelled).await;
     }
 }
 
@@ -257,7 +289,6 @@ mod tests {
     use std::{
         collections::VecDeque,
         sync::{Arc, Mutex},
-        time::Duration,
     };
 
     use proto::v1::vmm_server::{Vmm, VmmServer};
@@ -362,7 +393,9 @@ mod tests {
         let server = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
         let own = identify_process(std::process::id()).unwrap();
         let (cancel, cancelled) = watch::channel(cancel_after == Some(0));
-        let mut calls = RehomeCalls::new(path.display().to_string(), own, Bytes::ZERO, cancelled);
+        let vmm_process =
+            VmmProcess { vm: Name::new("a").unwrap(), socket: path.display().to_string(), process: own };
+        let mut calls = RehomeCalls::new(vmm_process, Bytes::ZERO, cancelled, false);
         calls.deadline = Instant::now() + duration_max;
         let calls = tokio::spawn(calls.run());
         while let Some(after) = cancel_after {
@@ -390,11 +423,46 @@ mod tests {
     #[tokio::test]
     async fn temporary_errors_are_retried_and_rejections_are_not() {
         let lost = Err(Status::unavailable("broken pipe"));
-        let replies = vec![lost.clone(), Ok(RehomeState::Copying), lost, Ok(RehomeState::Done)];
-        assert_eq!(run(replies, None).await, (Ok(()), vec!["rehome", "rehome", "get", "get"]));
+        let none = Ok(RehomeState::None);
+        let replies = vec![lost.clone(), none, Ok(RehomeState::Copying), lost, Ok(RehomeState::Done)];
+        assert_eq!(run(replies, None).await, (Ok(()), vec!["rehome", "get", "rehome", "get", "get"]));
         let rejected = vec![Err(Status::failed_precondition("the pool memory is private"))];
         let reason = "the VMM rejected the request: the pool memory is private".to_owned();
         assert_eq!(run(rejected, None).await, (Err(reason), vec!["rehome"]));
+    }
+
+    /// The VMM may have received the request whose reply was lost.
+    #[tokio::test]
+    async fn lost_reply_to_the_start_is_not_a_failure() {
+        let lost = || Err(Status::unavailable("broken pipe"));
+        let rejected = || Err(Status::failed_precondition("the guest is powering off"));
+        let replies = vec![lost(), rejected(), Ok(RehomeState::Copying), Ok(RehomeState::Done)];
+        assert_eq!(run(replies, None).await, (Ok(()), vec!["rehome", "get", "get", "get"]));
+        let replies = vec![lost(), Ok(RehomeState::None), rejected()];
+        let reason = "the VMM rejected the request: the guest is powering off".to_owned();
+        assert_eq!(run(replies, None).await, (Err(reason), vec!["rehome", "get", "rehome"]));
+    }
+
+    /// The VMM may have moved the memory for an earlier agent, so the move must not be reported as failed
+    /// while the VMM does not reply.
+    #[tokio::test]
+    async fn resumed_move_does_not_fail_while_the_vmm_is_unreachable() {
+        let run = |is_resumed| {
+            let dir = tempfile::tempdir().unwrap();
+            let own = identify_process(std::process::id()).unwrap();
+            let socket = dir.path().join("missing.sock").display().to_string();
+            let (cancel, cancelled) = watch::channel(false);
+            let vmm = VmmProcess { vm: Name::new("a").unwrap(), socket, process: own };
+            let mut calls = RehomeCalls::new(vmm, Bytes::ZERO, cancelled, is_resumed);
+            calls.poll_interval = Duration::ZERO;
+            async move {
+                let result = tokio::time::timeout(Duration::from_secs(2), calls.run()).await;
+                drop((cancel, dir));
+                result.ok()
+            }
+        };
+        assert!(run(false).await.is_some_and(|result| result.is_err()), "no move was started");
+        assert_eq!(run(true).await, None, "only the VMM knows whether its memory was moved");
     }
 
     /// The VMM may have moved the memory, so a rejection does not end the move.
@@ -403,6 +471,14 @@ mod tests {
         let rejected = Err(Status::permission_denied("no"));
         let replies = vec![Ok(RehomeState::Copying), rejected.clone(), rejected, Ok(RehomeState::Done)];
         assert_eq!(run(replies, None).await, (Ok(()), vec!["rehome", "get", "get", "get"]));
+    }
+
+    #[tokio::test]
+    async fn move_without_support_of_the_vmm_fails_at_once() {
+        let unsupported = || vec![Err(Status::unimplemented("CancelRehome"))];
+        let reason = "the VMM rejected the request: CancelRehome".to_owned();
+        assert_eq!(run(unsupported(), Some(0)).await, (Err(reason.clone()), vec!["cancel"]));
+        assert_eq!(run(unsupported(), None).await, (Err(reason), vec!["rehome"]));
     }
 
     #[tokio::test]

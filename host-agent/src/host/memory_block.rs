@@ -119,18 +119,29 @@ impl MemoryBlock {
     }
 
     /// Returns the memfd of a slice. If a VM still has the memfd that an earlier agent created for
-    /// the slice, it is reused unless `is_new`; otherwise a new memfd is created. Restores the policy of
-    /// a memfd that an earlier agent has not moved completely to local nodes.
+    /// the slice, it is reused unless `is_new`; otherwise a new memfd is created. If an earlier agent has
+    /// moved a part of a memfd to local nodes, the policy is restored and the pages are moved back:
+    /// the local memory may no longer be booked.
     fn find_or_create_memfd(&self, holding: Holding, node: u32, is_new: bool) -> Result<File, HostError> {
         let name = memfd_name(holding);
         let existing = if is_new { None } else { process::find_memfd(&name)? };
-        let file = match existing {
-            Some(existing) => existing,
-            None => process::make_memfd(&name, SLICE.get())
-                .map_err(|errno| HostError::io("create", &name, errno))?,
+        let failed = |operation| {
+            let name = &name;
+            move |errno| HostError::io(operation, name, errno)
         };
-        numa::prefer_nodes(&file, SLICE.get(), &BTreeSet::from([node]))
-            .map_err(|errno| HostError::io("set the memory policy of", &name, errno))?;
+        let permitted = BTreeSet::from([node]);
+        let file = match existing {
+            Some(existing) => {
+                let policy = numa::policy_nodes(&existing, SLICE.get());
+                if policy.map_err(failed("read the memory policy of"))? != permitted {
+                    let metadata = existing.metadata().map_err(failed("stat"))?;
+                    self.migrate_file_back(FileId::of(&metadata), node);
+                }
+                existing
+            }
+            None => process::make_memfd(&name, SLICE.get()).map_err(failed("create"))?,
+        };
+        numa::prefer_nodes(&file, SLICE.get(), &permitted).map_err(failed("set the memory policy of"))?;
         Ok(file)
     }
 
@@ -313,17 +324,21 @@ impl MemoryBlock {
     /// policy of a file when it empties a block. Pages that cannot be migrated are counted and
     /// logged. Pages of pinned VMs are not migrated, because a device may be writing to them.
     fn migrate_pages_back(&self, node: u32) {
-        let permitted = BTreeSet::from([node]);
         for file in self.movable_files() {
             let Ok(metadata) = file.try_clone().map(File::from).and_then(|file| file.metadata()) else {
                 continue;
             };
-            let id = FileId::of(&metadata);
-            for pid in process::find_users(id).map(|users| users.pids).unwrap_or_default() {
-                match numa::migrate_misplaced_pages(pid, id, &permitted, node) {
-                    Ok(moved) => self.record_migration(pid, &moved),
-                    Err(error) => tracing::debug!(pid, %error, "cannot inspect the pages of a process"),
-                }
+            self.migrate_file_back(FileId::of(&metadata), node);
+        }
+    }
+
+    /// Migrates the pages of a file that are on other nodes to a node, in all processes that map it.
+    fn migrate_file_back(&self, id: FileId, node: u32) {
+        let permitted = BTreeSet::from([node]);
+        for pid in process::find_users(id).map(|users| users.pids).unwrap_or_default() {
+            match numa::migrate_misplaced_pages(pid, id, &permitted, node) {
+                Ok(moved) => self.record_migration(pid, &moved),
+                Err(error) => tracing::debug!(pid, %error, "cannot inspect the pages of a process"),
             }
         }
     }

@@ -64,7 +64,8 @@ pub fn parse_ranges<N: FromStr + Copy>(list: &str) -> Option<Vec<RangeInclusive<
 }
 
 fn is_gone(errno: &io::Error) -> bool {
-    errno.kind() == io::ErrorKind::NotFound || errno.raw_os_error() == Some(Errno::NODEV.raw_os_error())
+    let codes = [Errno::NOENT, Errno::NODEV, Errno::SRCH];
+    codes.iter().any(|code| errno.raw_os_error() == Some(code.raw_os_error()))
 }
 
 /// File tree such as /sys. Paths are relative to its root, or absolute if they come from

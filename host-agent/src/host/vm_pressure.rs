@@ -49,7 +49,7 @@ pub enum VmPressureError {
     #[error(transparent)]
     Unreadable(#[from] SysfsError),
     /// An account of the kernel decreased, or grew faster than time.
-    #[error("{account} of process {pid} changed impossibly in the interval")]
+    #[error("{account} of process {pid} decreased, or grew faster than time")]
     Implausible {
         /// Name of the account.
         account: &'static str,
@@ -105,8 +105,8 @@ impl VmPressureReader {
         self.vms.retain(|id, _| is_running(*id));
     }
 
-    /// Returns the signs of a VM since its previous sample; `None` for the first sample, and if the
-    /// VM has other vCPU threads than before. `now` is the time of a monotonic clock.
+    /// Returns the signs of a VM since its previous sample; `None` for the first sample. Steal is `None`
+    /// if the VM has other vCPU threads than before. `now` is the time of a monotonic clock.
     ///
     /// # Errors
     /// [`VmPressureError`]. The next sample is then a first sample.
@@ -130,8 +130,12 @@ impl VmPressureReader {
     fn read(&self, process: &Process, at: Duration) -> Result<Accounts, VmPressureError> {
         let pid = process.pid;
         let threads = vcpu_threads(pid).map_err(|error| VmPressureError::Threads { pid, error })?;
-        let wait_time = |thread: u32| Ok((thread, self.wait_time(pid, thread)?));
-        let waited = threads.into_iter().map(wait_time).collect::<Result<_, SysfsError>>()?;
+        let wait_time = |thread: u32| match self.wait_time(pid, thread) {
+            Err(error) if error.is_gone() => Ok(None), // the thread has ended since it was listed
+            read => read.map(|waited| Some((thread, waited))),
+        };
+        let waited = threads.into_iter().filter_map(|thread| wait_time(thread).transpose());
+        let waited = waited.collect::<Result<_, SysfsError>>()?;
         let stalled = match self.cgroup_of(pid)? {
             Some(cgroup) => self.stall_times(&cgroup)?.map(|times| (cgroup, times)),
             None => None,
@@ -201,9 +205,7 @@ impl Default for VmPressureReader {
 impl Accounts {
     /// Returns whether differences to earlier accounts are meaningful.
     fn is_comparable(&self, earlier: &Self) -> bool {
-        self.process == earlier.process
-            && self.at > earlier.at
-            && self.waited.keys().eq(earlier.waited.keys())
+        self.process == earlier.process && self.at > earlier.at
     }
 
     fn since(&self, earlier: &Self) -> Result<VmPressure, VmPressureError> {
@@ -217,12 +219,16 @@ impl Accounts {
             if is_plausible { Ok(fraction) } else { Err(implausible(account)) }
         };
         let total = |accounts: &Self| accounts.waited.values().sum::<Duration>();
-        let has_run_backwards = self.waited.iter().any(|(thread, waited)| *waited < earlier.waited[thread]);
-        if has_run_backwards {
+        let has_run_backwards = |(thread, waited): (&u32, &Duration)| {
+            earlier.waited.get(thread).is_some_and(|earlier| waited < earlier)
+        };
+        if self.waited.iter().any(has_run_backwards) {
             return Err(implausible("run queue wait"));
         }
         let threads = self.waited.len();
-        let steal = (threads > 0).then(|| fraction("run queue wait", total(self), total(earlier), threads));
+        let has_same_threads = threads > 0 && self.waited.keys().eq(earlier.waited.keys());
+        let steal =
+            has_same_threads.then(|| fraction("run queue wait", total(self), total(earlier), threads));
         let same_cgroup = self.stalled.as_ref().zip(earlier.stalled.as_ref()).filter(|(a, b)| a.0 == b.0);
         let stalled = same_cgroup.map(|((_, now), (_, earlier))| {
             let of = |kind: usize| fraction("memory pressure", now[kind], earlier[kind], 1);

@@ -18,7 +18,10 @@ use units::{
 use crate::{
     host::{
         Host,
-        damon::page_sampler::{PageSample, PageSampler, PageSamplerError},
+        damon::{
+            Damon,
+            page_sampler::{PageSample, PageSampler, PageSamplerError},
+        },
     },
     metrics::{Measurement, Metrics},
     symbiosis::PersistedShares,
@@ -32,6 +35,19 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub(super) struct DamonTarget {
     pub process: Process,
     pub slices: Vec<Holding>,
+}
+
+/// Stops DAMON if an earlier agent of this boot ended while it used DAMON. The agent calls this if it does
+/// not use DAMON itself. Errors are logged.
+pub fn stop_damon_of_earlier_agent(sys: &Path, runtime_dir: &Path, boot_id: &str) {
+    let marker = PersistedShares::at(runtime_dir);
+    if !marker.was_monitoring(boot_id) {
+        return;
+    }
+    match Damon::at(sys, true).stop() {
+        Ok(()) => marker.set_monitoring(None),
+        Err(error) => tracing::warn!(error = units::chain(&error), "cannot stop DAMON of an earlier agent"),
+    }
 }
 
 /// Objects that the thread needs.
@@ -67,6 +83,8 @@ pub(super) enum DamonThread {
 pub(super) struct Shared {
     targets: BTreeMap<ReservationId, DamonTarget>,
     results: BTreeMap<ReservationId, Result<PageSample, String>>,
+    /// Whether the thread has panicked.
+    has_failed: bool,
 }
 
 impl DamonThread {
@@ -84,7 +102,14 @@ impl DamonThread {
             metrics: inputs.metrics,
         };
         let (stop, stopped) = mpsc::channel();
-        tokio::task::spawn_blocking(move || worker.run(&stopped));
+        let thread = tokio::task::spawn_blocking(move || worker.run(&stopped));
+        let observed = Arc::clone(&shared);
+        tokio::spawn(async move {
+            if let Err(error) = thread.await {
+                tracing::error!(%error, "access sampling by DAMON ended unexpectedly; restart the agent");
+                lock(&observed).has_failed = true;
+            }
+        });
         Self::Running { shared, _stop: stop }
     }
 
@@ -105,6 +130,9 @@ impl DamonThread {
             Self::Running { shared, .. } => shared,
         };
         let mut shared = lock(shared);
+        if shared.has_failed {
+            return Some(Err("access sampling by DAMON ended unexpectedly".to_owned()));
+        }
         let result = shared.results.get(&id).cloned();
         if matches!(result, Some(Ok(_))) {
             shared.results.remove(&id);
@@ -174,6 +202,10 @@ impl Worker {
             Ok(files) => files,
             Err(reason) => return Some(Err(reason.to_owned())),
         };
+        // DAMON of another program must not be marked as that of an agent.
+        if let Err(error) = self.sampler.check_available() {
+            return Some(Err(units::chain(&error)));
+        }
         self.marker.set_monitoring(Some(&self.boot_id));
         let started = self.sampler.start(&target.process, &files);
         let result = match started {
@@ -187,7 +219,9 @@ impl Worker {
                 self.sampler.finish(started)
             }
         };
-        self.marker.set_monitoring(None);
+        if !self.sampler.is_running() {
+            self.marker.set_monitoring(None);
+        }
         Some(result.map_err(|error| {
             let is_failure = !matches!(error, PageSamplerError::Damon(_));
             if is_failure {
@@ -214,7 +248,7 @@ mod tests {
     use units::Name;
 
     use super::*;
-    use crate::host::{fake::Fake, process::identify_process};
+    use crate::host::{damon, fake::Fake, process::identify_process};
 
     fn target() -> DamonTarget {
         DamonTarget { process: identify_process(std::process::id()).unwrap(), slices: Vec::new() }
@@ -285,6 +319,35 @@ mod tests {
         let result = worker.sample(&target(), &stopped);
         assert_eq!(result, Some(Err("the fake host has no files".to_owned())));
         assert!(!worker.marker.was_monitoring("boot"), "DAMON was not used");
+    }
+
+    #[test]
+    fn failed_thread_is_the_result() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = worker(folder.path());
+        let thread = running(&worker);
+        lock(&worker.shared).has_failed = true;
+        let error = "access sampling by DAMON ended unexpectedly".to_owned();
+        assert_eq!(thread.take_result(ReservationId(1)), Some(Err(error)));
+    }
+
+    #[test]
+    fn damon_of_an_earlier_agent_is_stopped_and_that_of_others_is_not() {
+        let (folder, sys) = (tempfile::tempdir().unwrap(), damon::fake::damon(1, &[]));
+        let kdamonds = || sys.sysfs.number("kernel/mm/damon/admin/kdamonds/nr_kdamonds").unwrap();
+        sys.files("kernel/mm/damon/admin/kdamonds", &[("nr_kdamonds", "1")]);
+        let marker = PersistedShares::at(folder.path());
+        let stop = || stop_damon_of_earlier_agent(&sys.path(""), folder.path(), "boot");
+        stop();
+        assert_eq!(kdamonds(), 1, "another program uses DAMON");
+        let mut worker = Worker { sampler: PageSampler::at(&sys.path(""), false), ..worker(folder.path()) };
+        assert_eq!(worker.sampler.check_available().unwrap_err().to_string(), "another program uses DAMON");
+        let (_stop, stopped) = mpsc::channel();
+        worker.sample(&target(), &stopped);
+        assert!(!marker.was_monitoring("boot"), "another program uses DAMON");
+        marker.set_monitoring(Some("boot"));
+        stop();
+        assert_eq!((kdamonds(), marker.was_monitoring("boot")), (0, false));
     }
 
     #[test]

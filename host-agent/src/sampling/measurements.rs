@@ -25,6 +25,8 @@ use crate::{
 pub struct Measurements {
     counters: VmCounters,
     pressure: VmPressureReader,
+    /// VMs whose first interval has begun.
+    begun: BTreeSet<ReservationId>,
     started: Instant,
     metrics: Arc<Metrics>,
 }
@@ -46,15 +48,24 @@ impl Measurements {
 
     fn with_source(sys: &Sysfs, source: Box<dyn CounterSource>, metrics: Arc<Metrics>) -> Self {
         let counters = VmCounters::new(sys, source);
-        Self { counters, pressure: VmPressureReader::new(), started: Instant::now(), metrics }
+        let (pressure, begun) = (VmPressureReader::new(), BTreeSet::new());
+        Self { counters, pressure, begun, started: Instant::now(), metrics }
     }
 
-    /// Measures VMs. VMs that are not among them are forgotten.
-    pub fn sample(&mut self, vms: &[(ReservationId, Process)]) -> BTreeMap<ReservationId, Measured> {
+    /// Measures those of `vms` that are due since their previous measurement, and begins the first interval
+    /// of new VMs. VMs that are not among `vms` are forgotten.
+    pub fn sample(
+        &mut self,
+        vms: &[(ReservationId, Process)],
+        due: &BTreeSet<ReservationId>,
+    ) -> BTreeMap<ReservationId, Measured> {
         let ids: BTreeSet<ReservationId> = vms.iter().map(|(id, _)| *id).collect();
         self.counters.retain(|id| ids.contains(&id));
         self.pressure.retain(|id| ids.contains(&id));
-        vms.iter().map(|(id, process)| (*id, self.measure(*id, process))).collect()
+        let is_measured = |(id, _): &&(ReservationId, Process)| due.contains(id) || !self.begun.contains(id);
+        let measured: Vec<_> = vms.iter().filter(is_measured).collect();
+        self.begun = ids;
+        measured.into_iter().map(|(id, process)| (*id, self.measure(*id, process))).collect()
     }
 
     fn measure(&mut self, id: ReservationId, process: &Process) -> Measured {
@@ -107,8 +118,9 @@ mod tests {
         let own = identify_process(std::process::id()).unwrap();
         let other = Process { started: own.started + 1, ..own.clone() };
         let vms = [(ReservationId(1), own), (ReservationId(2), other)];
-        measurements.sample(&vms);
-        let measured = measurements.sample(&vms);
+        let due = BTreeSet::from([ReservationId(1), ReservationId(2)]);
+        measurements.sample(&vms, &due);
+        let measured = measurements.sample(&vms, &due);
         // Other tests start threads, so steal is not always measured.
         assert_eq!(measured[&ReservationId(2)].pressure, VmPressure::default());
         let problem = measured[&ReservationId(1)].counters.as_ref().unwrap_err();
@@ -120,6 +132,8 @@ mod tests {
             text.lines().find_map(|line| line.split_once(&name)?.1.parse::<u64>().ok())
         };
         assert_eq!((failures("pressure"), failures("counters")), (Some(2), None), "{text}");
+        // Without a result of access sampling, the interval continues.
+        assert_eq!(measurements.sample(&vms, &BTreeSet::new()), BTreeMap::new());
     }
 
     #[test]

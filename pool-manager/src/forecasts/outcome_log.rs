@@ -86,10 +86,10 @@ impl Forecasts {
             let (vm, writes) = self.write_state().record_end(id, now, has_ended_normally(why));
             self.write_queue.push(writes);
             if let Some(vm) = vm {
-                self.metrics.count_outcome(&vm, pool_memory_of(r));
+                self.metrics.count_outcome(&vm, requested_pool_of(r));
             }
         } else {
-            let requested = [r.local, pool_memory_of(r)].into_iter().sum();
+            let requested = [r.local, r.pool()].into_iter().sum();
             self.write_queue.push(self.write_state().record_start(id, &r.vm, requested, r.cores, r.created));
         }
     }
@@ -190,6 +190,8 @@ fn has_ended_normally(why: &EndReason) -> bool {
     }
 }
 
-fn pool_memory_of(r: &Reservation) -> Bytes {
-    Bytes::slices(u32::try_from(r.slices.len()).expect("the number of slices of a VM is limited"))
+/// Returns the pool memory that a VM was started with, also if it was moved to local memory since.
+fn requested_pool_of(r: &Reservation) -> Bytes {
+    let (slices, _) = r.requested_memory();
+    Bytes::slices(u32::try_from(slices).expect("the number of slices of a VM is limited"))
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use prediction::qos::{Judge, MeasuredLoss, MoveMeasurement, MoveProgress};
-use units::{Name, Ns, ReservationId};
+use units::{Name, Ns, ReservationId, limits::UNRECORDED_LOSSES_MAX};
 
 use crate::records::forecast_rows::Counters;
 
@@ -55,6 +55,15 @@ impl MovedVms {
     /// Removes and returns the measured losses.
     pub(super) fn take_measured(&self) -> Vec<(MovedVm, MeasuredLoss)> {
         std::mem::take(&mut self.lock().measured)
+    }
+
+    /// Puts back a measured loss that could not be recorded. The number of such losses is limited to
+    /// [`UNRECORDED_LOSSES_MAX`]; further ones are lost.
+    pub(super) fn put_back(&self, vm: MovedVm, loss: MeasuredLoss) {
+        let measured = &mut self.lock().measured;
+        if measured.len() < UNRECORDED_LOSSES_MAX {
+            measured.push((vm, loss));
+        }
     }
 
     /// Returns the VMs that are being measured.

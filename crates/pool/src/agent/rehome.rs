@@ -69,12 +69,19 @@ impl Agent {
     }
 
     /// Starts or cancels the move of a VM if the desired state requires it. Does nothing if the desired
-    /// state lacks the VM: it may lack a VM for a while after a restart of the manager. A move requires
-    /// that all slices are open.
+    /// state lacks the VM: it may lack a VM for a while after a restart of the manager. But if it requires
+    /// the release of the VM's slices, a restarted agent asks the process whether it still uses them. A
+    /// move requires that all slices are open.
     pub(super) fn reconcile_rehome(&mut self, id: ReservationId) {
-        let Some(wanted) = self.desired_vms.get(&id).map(|desired| desired.rehome) else { return };
-        let record = self.live_record(id);
-        let is_open = record.is_some_and(|record| record.used_slices().all(|slice| self.is_online(slice)));
+        let Some(record) = self.live_record(id) else { return };
+        let is_open = record.used_slices().all(|slice| self.is_online(slice));
+        let is_released = record.used_slices().any(|slice| self.is_release_ordered(slice));
+        let is_unknown = self.vms.get(&id).is_some_and(|vm| vm.rehome == RehomePhase::Unknown);
+        let wanted = match self.desired_vms.get(&id) {
+            Some(desired) => desired.rehome,
+            None if is_unknown && is_released => None,
+            None => return,
+        };
         let Some(vm) = self.vms.get_mut(&id).filter(|vm| vm.is_running()) else { return };
         let effect = match (&mut vm.rehome, wanted) {
             (RehomePhase::Failed { attempt, .. }, Some(wanted)) if *attempt == wanted.attempt => return,
@@ -94,19 +101,19 @@ impl Agent {
             (RehomePhase::Unknown, wanted) if wanted.is_none_or(|wanted| wanted.is_cancelled) => {
                 let attempt = wanted.map(|wanted| wanted.attempt);
                 vm.rehome = RehomePhase::Calling { attempt, is_cancelled: true };
-                Effect::CancelRehome(id)
+                Effect::CancelRehome { reservation: id, is_resumed: true }
             }
             (RehomePhase::Idle | RehomePhase::Unknown | RehomePhase::Failed { .. }, Some(wanted))
                 if is_open =>
             {
                 vm.rehome = RehomePhase::Calling { attempt: Some(wanted.attempt), is_cancelled: false };
-                Effect::Rehome(id)
+                Effect::Rehome { reservation: id, is_resumed: is_unknown }
             }
             (RehomePhase::Calling { attempt, is_cancelled: is_cancelled @ false }, wanted)
                 if wanted.is_none_or(|wanted| wanted.is_cancelled || *attempt != Some(wanted.attempt)) =>
             {
                 *is_cancelled = true;
-                Effect::CancelRehome(id)
+                Effect::CancelRehome { reservation: id, is_resumed: false }
             }
             _ => return,
         };

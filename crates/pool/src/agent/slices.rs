@@ -189,6 +189,11 @@ impl Agent {
         }
     }
 
+    /// Returns whether the desired state requires that the host releases a slice.
+    pub(super) fn is_release_ordered(&self, holding: Holding) -> bool {
+        matches!(self.orders.get(&holding), Some(SliceOrder::Release(_)))
+    }
+
     /// Returns whether the desired state contains the slice with a later epoch, so that the
     /// ownership under this epoch has ended.
     fn has_later_owner(&self, holding: Holding) -> bool {
@@ -310,7 +315,7 @@ impl Agent {
     }
 
     fn report_released_slice(&mut self, holding: Holding) {
-        if matches!(self.orders.get(&holding), Some(SliceOrder::Release(_))) {
+        if self.is_release_ordered(holding) {
             self.released.insert(holding);
         }
     }

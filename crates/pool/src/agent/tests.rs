@@ -242,8 +242,12 @@ fn format_effect(effect: &Effect) -> String {
         }
         Effect::Refuse { ticket, why } => format!("refuse:{}:{why}", ticket.0),
         Effect::Watch { reservation, process } => format!("watch:{}@{}", vm_name(*reservation), process.pid),
-        Effect::Rehome(id) => format!("rehome:{}", vm_name(*id)),
-        Effect::CancelRehome(id) => format!("cancel_rehome:{}", vm_name(*id)),
+        Effect::Rehome { reservation, is_resumed } => {
+            format!("rehome:{}{}", vm_name(*reservation), if *is_resumed { "?" } else { "" })
+        }
+        Effect::CancelRehome { reservation, is_resumed } => {
+            format!("cancel_rehome:{}{}", vm_name(*reservation), if *is_resumed { "?" } else { "" })
+        }
         Effect::Kill(id) => format!("kill:{}", vm_name(*id)),
         Effect::FreeLocal(id) => format!("free:{}", vm_name(*id)),
         Effect::SendReport(report) => format_report(report),

@@ -112,10 +112,15 @@ impl Agent {
         self.vms.get(&reservation).is_some_and(|vm| !vm.is_alive() || vm.record.is_rehomed)
     }
 
-    /// Returns whether a move of the VM's pool memory may be in progress.
+    /// Returns whether a move of the VM's pool memory may be in progress, or has ended without a record.
     pub fn is_rehoming(&self, reservation: ReservationId) -> bool {
-        let phase = self.vms.get(&reservation).map(|vm| &vm.rehome);
-        matches!(phase, Some(RehomePhase::Calling { .. } | RehomePhase::Unknown))
+        self.vms.get(&reservation).is_some_and(|vm| match vm.rehome {
+            RehomePhase::Calling { .. }
+            | RehomePhase::Unknown
+            | RehomePhase::Recording
+            | RehomePhase::Unrecorded { .. } => true,
+            RehomePhase::Idle | RehomePhase::Failed { .. } | RehomePhase::Done => false,
+        })
     }
 
     /// Returns all VMs with a running process.

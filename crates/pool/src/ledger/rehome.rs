@@ -14,7 +14,7 @@ use crate::{
 
 impl Ledger {
     /// Books local memory on the VM's host for its pool memory, so that the host moves the pool memory
-    /// there. The change is empty if a move is in progress. After a failed attempt, the next attempt is
+    /// there. The change is empty if a move is in progress or complete. After a failed attempt, the next attempt is
     /// possible after [`REHOME_CLIENT_RETRY_AFTER`]. With `is_automatic`, a VM has at most
     /// [`REHOME_ATTEMPTS_MAX`] attempts, with [`REHOME_RETRY_AFTER`] between them.
     ///
@@ -32,7 +32,9 @@ impl Ledger {
     ) -> Result<(ReservationId, Change), Rejection> {
         let id = self.find(target)?;
         let reservation = &self.reservations[&id];
-        if reservation.is_active() && matches!(reservation.rehome, Rehome::Moving { .. }) {
+        if reservation.is_active()
+            && matches!(reservation.rehome, Rehome::Moving { .. } | Rehome::Done { .. })
+        {
             return Ok((id, Change::default()));
         }
         self.check_rehome(reservation)?;
@@ -159,12 +161,14 @@ impl Ledger {
     }
 }
 
+const _: () = assert!(REHOME_ATTEMPTS_MAX == 3, "the message of the rejection states the number");
+
 /// Checks the limits of repeated moves. They are stricter for moves that no client requested.
 fn check_limits(when: When, reservation: &Reservation, is_automatic: bool) -> Result<(), Rejection> {
     let retry_after = if is_automatic { REHOME_RETRY_AFTER } else { REHOME_CLIENT_RETRY_AFTER };
     let limit = match &reservation.rehome {
         rehome if is_automatic && rehome.attempts() >= REHOME_ATTEMPTS_MAX => {
-            "it has had too many failed attempts"
+            "three attempts have failed or were cancelled"
         }
         Rehome::Failed { at, .. } if when.now < at.after(retry_after) => {
             "an attempt has failed or was cancelled recently"

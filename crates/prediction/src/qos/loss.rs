@@ -111,6 +111,9 @@ pub struct LabelledRun {
     pub pool_loads: f64,
     /// Idle latency of the pool divided by the idle latency of local memory; NaN if unknown.
     pub latency_ratio: f64,
+    /// Whether the run was measured because of its estimated loss. The errors of such runs are biased, so
+    /// they do not calibrate the thresholds.
+    pub is_selected: bool,
 }
 
 impl LabelledRun {
@@ -118,7 +121,7 @@ impl LabelledRun {
     /// measured are NaN.
     pub fn new(workload: Workload, pool_loads: f64, latency_ratio: f64) -> Self {
         let placement = if pool_loads >= 1.0 { Placement::EntirelyOnPool } else { Placement::Split };
-        Self { workload, placement, pool_loads, latency_ratio }
+        Self { workload, placement, pool_loads, latency_ratio, is_selected: false }
     }
 
     /// Returns whether the pool loads and the latency are known.
@@ -199,7 +202,7 @@ pub struct LossModel {
     error_quantiles: [[f64; Quality::ALL.len()]; 2],
 }
 
-/// Accuracy of a model on the runs of its training set. The loss of each run is estimated by trees that
+/// Accuracy of a model on the runs of its training set, without runs that were selected by their estimates. The loss of each run is estimated by trees that
 /// were grown without the run's program (out of bag). Runs with a part of their memory on the pool are
 /// estimated without pool loads and latency, because hosts cannot measure pool loads on most processors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -255,12 +258,13 @@ impl LossModel {
     /// workloads are slowed down beyond the margin.
     pub fn train(runs: &[LabelledRun], pdm: Fraction, seed: u64) -> Result<Self, EvaluationError> {
         EvaluationError::check(runs.iter().map(|run| &run.workload), pdm)?;
-        // Each run counts once for the accuracy.
+        // Each run counts once for the accuracy. Selected runs count only if there are no others.
+        let is_calibrating = |run: &LabelledRun| !run.is_selected || runs.iter().all(|run| run.is_selected);
         let with_unknown = runs.iter().flat_map(|run| {
             let without = run.has_pool_evidence().then(|| run.without_pool_evidence());
             let counts_without = without.is_some() && run.placement == Placement::Split;
-            let without = without.map(|without| (without, counts_without));
-            [(run.clone(), !counts_without)].into_iter().chain(without)
+            let without = without.map(|without| (without, counts_without && is_calibrating(run)));
+            [(run.clone(), !counts_without && is_calibrating(run))].into_iter().chain(without)
         });
         let (runs, counts): (Vec<LabelledRun>, Vec<bool>) = with_unknown.unzip();
         let mut columns = FeatureColumns::new(INPUTS);
@@ -271,8 +275,9 @@ impl LossModel {
         let fitted = fit_forest(&columns, &targets, &groups, &FOREST_PARAMS, seed);
         let scored = |placement: Placement, is_known: bool| {
             let all = runs.iter().zip(&fitted.out_of_bag);
-            let matching =
-                all.filter(move |(run, _)| run.placement == placement && run.has_pool_evidence() == is_known);
+            let matching = all.filter(move |(run, _)| {
+                run.placement == placement && run.has_pool_evidence() == is_known && is_calibrating(run)
+            });
             matching.filter_map(|(run, moments)| {
                 Some((LossDistribution::new(&run.evidence(), (*moments)?), run.workload.slowdown))
             })

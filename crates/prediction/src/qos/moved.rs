@@ -2,6 +2,8 @@
 //! instructions per cycle. The result is a label for the training of models. Pond labels workloads in
 //! the same way, by a run with local memory and a run with pool memory (sections 4.5 A and 5).
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 use units::{
     Ns,
@@ -23,9 +25,9 @@ const SAMPLES_AFTER: usize = 10;
 /// Largest standard error of a loss that is used as a label. A workload with larger variations has no
 /// label.
 const LOSS_ERROR_MAX: f64 = 0.02;
-/// Largest loss that is used as a label. A larger increase of the instructions per cycle has other reasons
-/// than the memory, such as a change of the workload.
-const LOSS_LABEL_MAX: f64 = 3.0;
+/// Losses that are used as labels. A larger change of the instructions per cycle has other reasons than the
+/// memory, such as a change of the workload. Below zero, it must be explained by the standard error.
+const LOSS_LABEL_RANGE: RangeInclusive<f64> = -2.0 * LOSS_ERROR_MAX..=3.0;
 
 /// Counters of a sample.
 type Counters = [f64; COUNTER_NAMES.len()];
@@ -39,6 +41,9 @@ pub struct MoveMeasurement {
     log_ipc_before: Vec<f64>,
     /// Counters after the move, the oldest first, including those that do not count.
     after: Vec<Counters>,
+    /// Time of the last sample before the move.
+    last_before: Ns,
+    /// Time of the last sample.
     last_sample: Ns,
 }
 
@@ -49,7 +54,7 @@ pub enum MoveProgress {
     Measuring,
     /// The loss was measured.
     Measured(Box<MeasuredLoss>),
-    /// The first sample after the move was too late for a comparison.
+    /// The samples after the move, or after a gap in them, began too late for a comparison.
     TooLate,
 }
 
@@ -70,16 +75,18 @@ pub struct MeasuredLoss {
 }
 
 impl MeasuredLoss {
-    /// Returns whether the loss is exact enough and small enough for a label.
+    /// Returns whether the loss is exact enough and plausible enough for a label.
     pub fn is_label(&self) -> bool {
-        self.standard_error <= LOSS_ERROR_MAX && self.loss <= LOSS_LABEL_MAX
+        self.standard_error <= LOSS_ERROR_MAX && LOSS_LABEL_RANGE.contains(&self.loss)
     }
 
-    /// Returns the run before the move, a label for a model of the loss.
+    /// Returns the run before the move, a label for a model of the loss. VMs are moved because of their
+    /// estimates, so the run is selected.
     pub fn labelled_run(&self, program: String) -> LabelledRun {
         let workload = Workload { program, counters: self.before.counters, slowdown: self.loss };
         let Evidence { pool_loads, latency_ratio, .. } = self.before;
-        LabelledRun { workload, placement: self.placement, pool_loads, latency_ratio }
+        let placement = self.placement;
+        LabelledRun { workload, placement, pool_loads, latency_ratio, is_selected: true }
     }
 
     /// Returns the workload with local memory, a label for a model of latency sensitivity. `None` if only
@@ -102,6 +109,7 @@ impl MoveMeasurement {
             before,
             log_ipc_before,
             after: Vec::new(),
+            last_before: judge.last_sample(),
             last_sample: judge.last_sample(),
         })
     }
@@ -114,10 +122,11 @@ impl MoveMeasurement {
         if log_ipc(counters).is_none() || gap < QOS_SAMPLE_INTERVAL_MIN {
             return MoveProgress::Measuring;
         }
-        match self.after.is_empty() {
-            true if gap > MOVE_GAP_MAX => return MoveProgress::TooLate,
-            false if gap > QOS_SAMPLE_GAP_MAX => self.after.clear(),
-            _ => {}
+        if gap > QOS_SAMPLE_GAP_MAX {
+            self.after.clear();
+        }
+        if self.after.is_empty() && at.since(self.last_before) > MOVE_GAP_MAX {
+            return MoveProgress::TooLate;
         }
         self.last_sample = at;
         self.after.push(*counters);

@@ -224,8 +224,8 @@ impl World {
             Effect::Watch { reservation, process } => {
                 self.watch_process(host, instance, reservation, process)
             }
-            Effect::Rehome(id) => self.start_rehome(host, instance, id),
-            Effect::CancelRehome(id) => self.cancel_rehome(host, instance, id),
+            Effect::Rehome { reservation, .. } => self.start_rehome(host, instance, reservation),
+            Effect::CancelRehome { reservation, .. } => self.cancel_rehome(host, instance, reservation),
             Effect::Kill(id) => self.kill_watched_process(host, instance, id),
             Effect::FreeLocal(_) => {}
             Effect::SendReport(report) => self.send_agent_report(host, report),

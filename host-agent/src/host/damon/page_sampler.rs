@@ -100,6 +100,19 @@ impl PageSampler {
         Self { damon: Damon::with_settings(sys, is_own, settings) }
     }
 
+    /// Stops sampling by this agent, and checks that no other program uses DAMON.
+    ///
+    /// # Errors
+    /// [`PageSamplerError::Damon`].
+    pub fn check_available(&mut self) -> Result<(), PageSamplerError> {
+        Ok(self.damon.check_available()?)
+    }
+
+    /// Returns whether DAMON runs for this sampler.
+    pub fn is_running(&self) -> bool {
+        self.damon.is_running()
+    }
+
     /// Starts to sample the mappings of these files by a process. [`PageSampler::finish`] must follow
     /// after [`PageSampler::wait_time`].
     ///

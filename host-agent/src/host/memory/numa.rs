@@ -29,8 +29,12 @@ use crate::host::{
 
 /// Page size of x86-64, in bytes.
 const PAGE_BYTES: usize = 4096;
+/// Number of words of a mask for the largest number of nodes of x86-64 Linux (1,024).
+const NODE_MASK_WORDS: usize = 16;
 /// Memory policy from linux/mempolicy.h: uses the given nodes, and other nodes when these are full.
 const MPOL_PREFERRED_MANY: i32 = 5;
+/// Flag from linux/mempolicy.h: requests the policy of an address.
+const MPOL_F_ADDR: i32 = 1 << 1;
 /// Flag from linux/mempolicy.h: moves only pages that no other process maps.
 const MPOL_MF_MOVE: i32 = 1 << 1;
 /// Flag from linux/mempolicy.h: also moves pages that other processes map; requires CAP_SYS_NICE.
@@ -53,6 +57,29 @@ pub fn bind(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
 /// The error of `mbind`: EINVAL if one of the nodes has no memory.
 pub fn prefer_nodes(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Result<()> {
     set_policy(file, bytes, nodes, MPOL_PREFERRED_MANY)
+}
+
+/// Returns the nodes of the memory policy that [`bind`] or [`prefer_nodes`] has set for the first `bytes`
+/// bytes of a file in memory; empty if the file has the default policy.
+///
+/// # Errors
+/// The error of `mmap` or `get_mempolicy`.
+pub fn policy_nodes(file: &File, bytes: u64) -> io::Result<BTreeSet<u32>> {
+    let size = usize::try_from(bytes).map_err(io::Error::other)?;
+    let mapping = FileOffset::new(file.try_clone()?, 0);
+    let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
+    let mut mask = [0_u64; NODE_MASK_WORDS];
+    let bits = mask.len() * u64::BITS as usize;
+    let (mode, start) = (ptr::null_mut::<i32>(), mapping.as_ptr());
+    // SAFETY: the mask has the given length, and the kernel writes only to the mask. The address belongs to
+    // the mapping, which lives until the end of this function; the call does not access its contents.
+    let done =
+        unsafe { libc::syscall(libc::SYS_get_mempolicy, mode, mask.as_mut_ptr(), bits, start, MPOL_F_ADDR) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let is_set = |node: &u32| mask[(node / u64::BITS) as usize] >> (node % u64::BITS) & 1 == 1;
+    Ok((0..NODE_MASK_WORDS as u32 * u64::BITS).filter(is_set).collect())
 }
 
 fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::Result<()> {
@@ -312,7 +339,10 @@ mod tests {
 
     #[test]
     fn file_is_bound_to_nodes_with_memory() {
-        bind(&memfd(), BYTES, &nodes([local_node()])).unwrap();
+        let file = memfd();
+        assert_eq!(policy_nodes(&file, BYTES).unwrap(), nodes([]));
+        bind(&file, BYTES, &nodes([local_node()])).unwrap();
+        assert_eq!(policy_nodes(&file, BYTES).unwrap(), nodes([local_node()]));
         let error = bind(&memfd(), BYTES, &nodes([1023])).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{error}");
     }

@@ -316,13 +316,13 @@ impl HostModel {
                 )
             }
             Effect::FreeLocal(id) => assert!(!self.running.contains_key(id)),
-            Effect::Rehome(id) => {
+            Effect::Rehome { reservation: id, .. } => {
                 assert_eq!(self.rehome_calls.insert(*id, false), None, "two calls for one move");
                 if !self.running.get(id).expect("the process runs").is_rehomed {
                     self.moving.insert(*id);
                 }
             }
-            Effect::CancelRehome(id) => {
+            Effect::CancelRehome { reservation: id, .. } => {
                 let before = self.rehome_calls.insert(*id, true);
                 assert_ne!(before, Some(true), "a move was cancelled twice");
             }

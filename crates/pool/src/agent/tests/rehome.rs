@@ -89,7 +89,7 @@ fn cancelled_attempt_is_reported() {
 #[test]
 fn restarted_agent_cancels_a_cancelled_attempt() {
     let check = |script: &str, expected: &str| check_recovered_vms(recovered(false), script, expected);
-    check("up ok:1.1 desired:2:a!1x=1.1", "cancel_rehome:a report:2:online=1.1:vms=a");
+    check("up ok:1.1 desired:2:a!1x=1.1", "cancel_rehome:a? report:2:online=1.1:vms=a");
     check("up ok:1.1 desired:2:a!1x=1.1 unmoved:a", "changes:2:vms=a(busy1)");
     check("up ok:1.1 desired:2:a!1x=1.1 moved:a", "record:a");
 }
@@ -106,13 +106,26 @@ fn record_of_a_moved_vm_is_written_until_it_is_durable() {
 #[test]
 fn restarted_agent_asks_the_process_for_the_result() {
     let check = |script: &str, expected: &str| check_recovered_vms(recovered(false), script, expected);
-    check("up ok:1.1 desired:2:a=1.1", "cancel_rehome:a report:2:online=1.1:vms=a");
+    check("up ok:1.1 desired:2:a=1.1", "cancel_rehome:a? report:2:online=1.1:vms=a");
     check("up ok:1.1 desired:2:a=1.1 moved:a", "record:a");
     check("up ok:1.1 desired:2:a=1.1 unmoved:a", "");
     check("up ok:1.1 desired:2:a=1.1 unmoved:a desired:3:a!1=1.1", "rehome:a report:3:online=1.1:vms=a");
-    check("up ok:1.1 desired:2:a!1=1.1", "rehome:a report:2:online=1.1:vms=a");
+    check("up ok:1.1 desired:2:a!1=1.1", "rehome:a? report:2:online=1.1:vms=a");
     check("up desired:2:a!1=1.1", "");
-    check("up desired:2:a!1=1.1 ok:1.1", "rehome:a report:2:online=1.1:vms=a");
+    check("up desired:2:a!1=1.1 ok:1.1", "rehome:a? report:2:online=1.1:vms=a");
+}
+
+/// Otherwise, the slices of a VM that was moved and then released would be drained until its end.
+#[test]
+fn restarted_agent_asks_the_process_of_a_released_vm() {
+    let check = |script: &str, expected: &str| check_recovered_vms(recovered(false), script, expected);
+    let released = "up ok:1.1 desired:2:release=1.1";
+    check(released, "cancel_rehome:a? report:2:online=1.1:vms=a");
+    check(&format!("{released} moved:a"), "record:a");
+    check(&format!("{released} moved:a recorded:a"), "offline:1.1?");
+    check(&format!("{released} unmoved:a"), "");
+    check(&format!("{released} unmoved:a gone:a"), "free:a offline:1.1?");
+    check("up ok:1.1 desired:2", "report:2:online=1.1:vms=a");
 }
 
 #[test]
