@@ -28,7 +28,8 @@ impl Part {
 }
 
 /// Assigns `size` bytes to `parts` in proportion to their weights and within their limits. Returns
-/// the rest that exceeds the sum of the limits. The order of the parts affects only the rounding.
+/// the rest that exceeds the sum of the limits. No limit exceeds its weight. The order of the parts
+/// affects only the rounding.
 pub(super) fn distribute(size: u64, parts: &mut [Part]) -> u64 {
     let mut left = size;
     for _ in 0..PROPORTIONAL_ROUNDS {
@@ -37,9 +38,13 @@ pub(super) fn distribute(size: u64, parts: &mut [Part]) -> u64 {
         if left == 0 || weights == 0 {
             return left;
         }
-        let round = u128::from(left);
+        if u128::from(left) >= weights {
+            break;
+        }
+        // Fraction of each weight that is assigned, less than 1, in units of 2^-64.
+        let fraction = (u128::from(left) << 64) / weights;
         for part in parts.iter_mut().filter(|part| part.is_open()) {
-            let share = (round * u128::from(part.weight)).div_ceil(weights);
+            let share = (u128::from(part.weight) * fraction + u128::from(u64::MAX)) >> 64;
             left -= part.assign(u64::try_from(share).unwrap_or(u64::MAX).min(left));
         }
     }

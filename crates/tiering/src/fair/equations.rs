@@ -68,10 +68,14 @@ pub fn promotion_factor(usage: Bytes, protection: Bytes, is_throttled: bool) -> 
     if !is_throttled || usage <= protection {
         return Factor::ONE;
     }
-    let ratio = (u128::from(protection.get()) << FRACTION_BITS) / u128::from(usage.get());
+    // Sizes are reduced to 32 bits, which is precise enough for parts per million, so that no
+    // division has 128 bits.
+    let shift = FRACTION_BITS.saturating_sub(usage.get().leading_zeros());
+    let ratio = ((protection.get() >> shift) << FRACTION_BITS) / (usage.get() >> shift);
+    let ratio = ratio.min(u32::MAX.into());
     let square = (ratio * ratio) >> FRACTION_BITS;
-    let ppm_scaled = ((square * square) >> FRACTION_BITS) * u128::from(Factor::ONE.0);
-    let ppm = (ppm_scaled + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS;
+    let fourth_power = (square * square) >> FRACTION_BITS;
+    let ppm = (fourth_power * u64::from(Factor::ONE.0) + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS;
     Factor::from_ppm(u32::try_from(ppm).unwrap_or(u32::MAX)).max(PROMOTION_FACTOR_MIN)
 }
 
@@ -85,6 +89,10 @@ pub(super) fn throttled_rate(rate: Bytes, level: u8) -> Bytes {
 pub(super) fn mul_div(value: u64, numerator: u64, denominator: u64) -> u64 {
     if denominator == 0 {
         return 0;
+    }
+    // Divisions of 128 bits are slow.
+    if let Some(product) = value.checked_mul(numerator) {
+        return product / denominator;
     }
     let quotient = u128::from(value) * u128::from(numerator) / u128::from(denominator);
     u64::try_from(quotient).unwrap_or(u64::MAX)

@@ -37,6 +37,8 @@ pub struct Policy {
     states: Vec<TenantState>,
     decision: Decision,
     parts: Vec<Part>,
+    /// Demotions in the background, while orders are collected.
+    background: Vec<Order>,
 }
 
 impl Policy {
@@ -53,6 +55,7 @@ impl Policy {
             states: Vec::new(),
             decision: Decision::default(),
             parts: Vec::new(),
+            background: Vec::new(),
         })
     }
 
@@ -69,12 +72,10 @@ impl Policy {
     pub fn step(&mut self, host: &HostSample, tenants: &[TenantSample]) -> &Decision {
         let interval = self.at.map_or(FIRST_INTERVAL, |last| host.at.since(last).min(INTERVAL_MAX));
         self.observe(host.at, tenants);
-        for tier in 0..TIERS_MAX {
-            self.scale_protections(tier, &host.tiers[tier]);
-        }
-        for tier in (0..TIERS_MAX).filter(|tier| host.tiers[*tier].capacity > Bytes::ZERO) {
-            self.demote(tier, interval);
-        }
+        self.decision.tiers = [TierReport::default(); TIERS_MAX];
+        let tiers = (0..TIERS_MAX).filter(|tier| host.tiers[*tier].capacity > Bytes::ZERO);
+        tiers.clone().for_each(|tier| self.scale_protections(tier, &host.tiers[tier]));
+        tiers.for_each(|tier| self.demote(tier, interval));
         self.limit_promotions();
         self.collect_orders();
         &self.decision
@@ -120,21 +121,29 @@ impl Policy {
     fn scale_protections(&mut self, tier: usize, sample: &TierSample) {
         let tenants = &mut self.decision.tenants;
         let free = sample.free.min(sample.capacity);
-        let usage: Bytes = tenants.iter().map(|tenant| tenant.tiers[tier].usage).sum();
+        let (usage, sum) = tenants.iter().fold((0, 0), |(usage, sum): (u128, u128), tenant| {
+            let tier = &tenant.tiers[tier];
+            (usage + u128::from(tier.usage.get()), sum + u128::from(tier.protection.get()))
+        });
+        let (usage, protection) = (saturated(usage), saturated(sum));
         let foreign = sample.capacity.saturating_sub(free).saturating_sub(usage);
         let high = self.settings.high_watermark.of(sample.capacity);
         let usable = sample.capacity.saturating_sub(high).saturating_sub(foreign);
-        let sum: u128 = tenants.iter().map(|tenant| u128::from(tenant.tiers[tier].protection.get())).sum();
-        for tenant in tenants.iter_mut() {
-            let tier = &mut tenant.tiers[tier];
-            tier.scaled_protection = scaled(tier.protection, usable, sum);
-        }
+        let scaled_protection = if sum <= u128::from(usable.get()) {
+            protection
+        } else {
+            let scale = |tier: &mut TenantTierReport| {
+                tier.scaled_protection = scaled(tier.protection, usable, sum);
+                tier.scaled_protection
+            };
+            tenants.iter_mut().map(|tenant| scale(&mut tenant.tiers[tier])).sum()
+        };
         self.decision.tiers[tier] = TierReport {
             capacity: sample.capacity,
             free,
             usable,
-            protection: Bytes::new(u64::try_from(sum).unwrap_or(u64::MAX)),
-            scaled_protection: tenants.iter().map(|tenant| tenant.tiers[tier].scaled_protection).sum(),
+            protection,
+            scaled_protection,
             ..TierReport::default()
         };
     }
@@ -181,6 +190,9 @@ impl Policy {
             Part { weight: excess.get(), max: max.get(), assigned: 0 }
         }));
         let total = self.parts.iter().map(|part| Bytes::new(part.max)).sum::<Bytes>().min(*room);
+        if total == Bytes::ZERO {
+            return total;
+        }
         distribute(total.get(), &mut self.parts);
         *room = room.saturating_sub(total);
         for (tenant, part) in self.decision.tenants.iter_mut().zip(&self.parts) {
@@ -269,14 +281,18 @@ impl Policy {
     fn collect_orders(&mut self) {
         let Decision { orders, tenants, .. } = &mut self.decision;
         orders.clear();
-        for urgency in [Urgency::Immediate, Urgency::Background] {
-            orders.extend(tenants.iter().flat_map(|tenant| demote_orders(tenant, urgency)));
+        self.background.clear();
+        for tenant in tenants.iter() {
+            for (tier, report) in tenant.tiers.iter().enumerate() {
+                let Some(Demotion { bytes, urgency, .. }) = report.demotion else { continue };
+                let orders = if urgency == Urgency::Immediate { &mut *orders } else { &mut self.background };
+                orders.push(Order::Demote { tenant: tenant.tenant, tier, bytes, urgency });
+            }
         }
-        orders.extend(
-            tenants
-                .iter()
-                .map(|tenant| Order::LimitPromotion { tenant: tenant.tenant, budget: tenant.budget }),
-        );
+        orders.append(&mut self.background);
+        let limit =
+            |tenant: &TenantReport| Order::LimitPromotion { tenant: tenant.tenant, budget: tenant.budget };
+        orders.extend(tenants.iter().map(limit));
     }
 }
 
@@ -297,6 +313,7 @@ fn empty_report(sample: &TenantSample) -> TenantReport {
     let tiers = sample.tiers.map(|tier| TenantTierReport {
         usage: tier.usage,
         protection: tier.protection,
+        scaled_protection: tier.protection,
         bound: tier.bound,
         ..TenantTierReport::default()
     });
@@ -311,13 +328,15 @@ fn empty_report(sample: &TenantSample) -> TenantReport {
     }
 }
 
-/// Returns a protection, scaled down if the sum of all protections exceeds the usable memory.
+/// Returns a protection, scaled by the usable memory divided by the sum of all protections. The sum
+/// exceeds the usable memory.
 fn scaled(protection: Bytes, usable: Bytes, sum: u128) -> Bytes {
-    if sum <= u128::from(usable.get()) {
-        return protection;
-    }
-    let scaled = u128::from(protection.get()) * u128::from(usable.get()) / sum;
-    u64::try_from(scaled).map_or(protection, Bytes::new)
+    saturated(u128::from(protection.get()) * u128::from(usable.get()) / sum)
+}
+
+/// Converts a sum to a size. Saturates at `u64::MAX` bytes.
+fn saturated(sum: u128) -> Bytes {
+    Bytes::new(u64::try_from(sum).unwrap_or(u64::MAX))
 }
 
 /// Returns a bound or a protection without the margin below it.
@@ -383,12 +402,4 @@ fn promotion_rate(tenant: &TenantReport, state: &TenantState, base: Bytes) -> Op
         0 => Some(tenant.factor.of(base)),
         level => Some(throttled_rate(tenant.factor.of(base.min(state.unthrottled_rate())), level)),
     }
-}
-
-/// Returns the demotions of a tenant with the given urgency.
-fn demote_orders(tenant: &TenantReport, urgency: Urgency) -> impl Iterator<Item = Order> {
-    let tiers = tenant.tiers.iter().enumerate().filter_map(|(tier, report)| Some((tier, report.demotion?)));
-    tiers.filter(move |(_, demotion)| demotion.urgency == urgency).map(move |(tier, demotion)| {
-        Order::Demote { tenant: tenant.tenant, tier, bytes: demotion.bytes, urgency }
-    })
 }

@@ -125,17 +125,19 @@ fn residence_limit_doubles_with_the_thrash_level() {
 fn recovery_is_delayed_each_time_that_thrashing_returns() {
     let mut thrasher = Thrasher::new();
     thrasher.run_period(0, Ns::secs(1));
-    let mut calm_periods = Vec::new();
+    let mut recoveries = Vec::new();
     for _ in 0..5 {
         assert_eq!(thrasher.run_period(64, Ns::secs(1)), 1);
-        calm_periods.push((1..100).find(|_| thrasher.run_period(0, Ns::secs(1)) == 0).unwrap());
+        recoveries.push((1..100).find(|_| thrasher.run_period(0, Ns::secs(1)) == 0).unwrap());
     }
-    assert_eq!(calm_periods, [1, 4, 16, 64, 64]);
+    // The level rises once more, and then falls twice after 1, 4, 16 and 64 calm periods.
+    assert_eq!(recoveries, [3, 6, 18, 66, 66]);
     (0..256).for_each(|_| {
         thrasher.run_period(0, Ns::secs(1));
     });
     assert_eq!(thrasher.run_period(64, Ns::secs(1)), 1);
-    assert_eq!(thrasher.run_period(0, Ns::secs(1)), 0, "earlier thrashing is forgotten");
+    let levels = [0; 3].map(|pages| thrasher.run_period(pages, Ns::secs(1)));
+    assert_eq!(levels, [2, 1, 0], "earlier thrashing is forgotten");
 }
 
 #[test]
