@@ -149,15 +149,17 @@ impl Scenario {
             let rule = format!("must be from 1 to {TIERING_SIMULATED_TENANTS_MAX}");
             return Err(error("number of tenants", count, rule));
         }
+        let tenants = spec.tenants.iter().enumerate();
         let tenants: Result<Vec<Tenant>, ScenarioError> =
-            spec.tenants.iter().enumerate().map(|(index, tenant)| tenant.check(index, spec)).collect();
+            tenants.map(|(index, tenant)| tenant.check(index, spec)).collect();
+        let tenants = tenants?;
         let sum: f64 = spec.tenants.iter().map(|tenant| tenant.demand_gb).sum();
         check_range("sum of demand_gb", sum, 0.0, TIERING_SIMULATED_GB_MAX)?;
         Ok(Self {
             name: spec.name.clone(),
             tiers_gb: vec![spec.capacity_gb, LOWER_TIER_GB],
             seconds,
-            tenants: tenants?,
+            tenants,
             schemes: Scheme::DEFAULT.to_vec(),
         })
     }
