@@ -29,8 +29,8 @@ use crate::host::{
 
 /// Page size of x86-64, in bytes.
 const PAGE_BYTES: usize = 4096;
-/// Number of words of a mask for the largest number of nodes of x86-64 Linux (1,024).
-const NODE_MASK_WORDS: usize = 16;
+/// Largest number of nodes of x86-64 Linux.
+const NODES_MAX: u32 = 1024;
 /// Memory policy from linux/mempolicy.h: uses the given nodes, and other nodes when these are full.
 const MPOL_PREFERRED_MANY: i32 = 5;
 /// Flag from linux/mempolicy.h: requests the policy of an address.
@@ -68,7 +68,7 @@ pub fn policy_nodes(file: &File, bytes: u64) -> io::Result<BTreeSet<u32>> {
     let size = usize::try_from(bytes).map_err(io::Error::other)?;
     let mapping = FileOffset::new(file.try_clone()?, 0);
     let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
-    let mut mask = [0_u64; NODE_MASK_WORDS];
+    let mut mask = [0_u64; (NODES_MAX / u64::BITS) as usize];
     let bits = mask.len() * u64::BITS as usize;
     let (mode, start) = (ptr::null_mut::<i32>(), mapping.as_ptr());
     // SAFETY: the mask has the given length, and the kernel writes only to the mask. The address belongs to
@@ -79,7 +79,7 @@ pub fn policy_nodes(file: &File, bytes: u64) -> io::Result<BTreeSet<u32>> {
         return Err(io::Error::last_os_error());
     }
     let is_set = |node: &u32| mask[(node / u64::BITS) as usize] >> (node % u64::BITS) & 1 == 1;
-    Ok((0..NODE_MASK_WORDS as u32 * u64::BITS).filter(is_set).collect())
+    Ok((0..NODES_MAX).filter(is_set).collect())
 }
 
 fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::Result<()> {
