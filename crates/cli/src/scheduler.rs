@@ -138,7 +138,7 @@ pub(crate) async fn rehome(args: Rehome, manager: &Connection, format: Format) -
     let state = reservation.rehome.as_ref().map(v1::Rehome::state);
     if args.cancel && state != Some(v1::RehomeState::Cancelling) {
         print::note(format, &format!("no move of vm {} is in progress", reservation.vm));
-    } else if state == Some(v1::RehomeState::Done) {
+    } else if !args.wait && state == Some(v1::RehomeState::Done) {
         print::note(format, &format!("vm {} already uses only local memory", reservation.vm));
     } else if !args.wait {
         let action = if args.cancel { "is being cancelled" } else { "is in progress" };
