@@ -303,9 +303,10 @@ async fn loss_that_a_move_has_measured_becomes_training_data() {
     let trained = rack.tarn(&["train", "loss", "--labels", labels.to_str().unwrap(), "-o", "json"]);
     let trained: serde_json::Value = serde_json::from_slice(&trained.stdout).unwrap();
     assert_eq!((&trained["rows"], &trained["measured_moves"]), (&202.into(), &1.into()), "{trained}");
+    // The move of this rack was selected by its estimate, and does not count for the accuracy.
     assert_eq!(
         (&trained["pdm"], &trained["loss_accuracy"]["runs"]),
-        (&0.05.into(), &202.into()),
+        (&0.05.into(), &201.into()),
         "{trained}"
     );
     let options = ["--labels", labels.to_str().unwrap(), "--without-moves", "-o", "json"];
