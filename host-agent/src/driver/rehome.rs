@@ -250,7 +250,8 @@ impl RehomeCalls {
     /// Starts the move, unless it was started before.
     async fn start(&mut self, client: &mut VmmClient) -> Result<wire::RehomeStatus, CallError> {
         let found = client.get_rehome().await?;
-        if matches!(found.state(), RehomeState::Copying | RehomeState::Done) {
+        // A move that is being cancelled may still be completed.
+        if matches!(found.state(), RehomeState::Copying | RehomeState::Cancelling | RehomeState::Done) {
             return Ok(found);
         }
         self.may_be_started = false;
@@ -515,6 +516,13 @@ mod tests {
     #[tokio::test]
     async fn move_of_an_earlier_agent_is_not_started_again() {
         let replies = vec![Ok(RehomeState::Copying), Ok(RehomeState::Done)];
+        let max = REHOME_DURATION_MAX.as_duration();
+        assert_eq!(run_until(replies, None, max).await, (Ok(()), vec!["get"; 2]));
+    }
+
+    #[tokio::test]
+    async fn cancelled_move_of_an_earlier_agent_is_awaited() {
+        let replies = vec![Ok(RehomeState::Cancelling), Ok(RehomeState::Done)];
         let max = REHOME_DURATION_MAX.as_duration();
         assert_eq!(run_until(replies, None, max).await, (Ok(()), vec!["get"; 2]));
     }
