@@ -15,6 +15,9 @@ use benches::{
 use clap::Parser;
 use tests::rehomed_guests::{control_guest, rehome, start_guest, start_rack, wait_for_rounds};
 
+/// Data of each guest in its slice, in MiB.
+const DATA_MIB: u32 = 768;
+
 /// Measure the pause of a move to local memory
 #[derive(Debug, Parser)]
 struct Args {
@@ -50,7 +53,7 @@ async fn measure(rounds: u32) -> Result<String, Failure> {
 
 /// Returns the pause of the running guest, and the duration of the move of the paused guest.
 fn measure_pauses() -> [Duration; 2] {
-    let rack = start_rack("dax", 2);
+    let rack = start_rack("dax", 2, DATA_MIB);
     start_guest(&rack, "running");
     let pause = rehome(&rack, "running").pause;
     wait_for_rounds(&rack, "running", 1);

@@ -18,20 +18,20 @@ const KERNEL_VERSION: &str = "6.12";
 const HOST_GIB: u32 = 7;
 /// Directory of the control sockets on the host.
 const RUN_DIR: &str = "/run/guests";
-/// Fills 768 MiB of each node with the same random data. Then each round writes 16 MiB to both nodes,
+/// Fills `$mib` MiB of each node with the same random data. Then each round writes 16 MiB to both nodes,
 /// which is at most 10 % of the pool memory per second, and compares all data of both nodes.
 const GUEST_SCRIPT: &str = r#"
 mkdir /n0 /n1
 mount -t tmpfs -o size=800m,mpol=bind:0 n0 /n0
 mount -t tmpfs -o size=800m,mpol=bind:1 n1 /n1
-dd if=/dev/urandom of=/n1/data bs=1M count=768 2> /dev/null
+dd if=/dev/urandom of=/n1/data bs=1M count=$mib 2> /dev/null
 cp /n1/data /n0/data
 echo FILLED
 n=0
 while :; do
   n=$((n + 1))
   dd if=/dev/urandom of=/block bs=1M count=16 2> /dev/null
-  at=$(((n * 7 % 48) * 16))
+  at=$(((n * 7 % (mib / 16)) * 16))
   for node in 0 1; do dd if=/block of=/n$node/data bs=1M seek=$at conv=notrunc 2> /dev/null; done
   if cmp -s /n0/data /n1/data; then echo "SAME $n"; else echo "DIFFERENT $n"; fi
   sleep 0.1
@@ -47,15 +47,16 @@ pub struct RehomeTimes {
     pub duration: Duration,
 }
 
-/// Starts a rack with one host, with one slice per guest.
-pub fn start_rack(backend: &str, guests: u32) -> EmulatedRack {
+/// Starts a rack with one host, with one slice per guest. Each guest writes `data_mib` MiB to its slice, at
+/// most 768.
+pub fn start_rack(backend: &str, guests: u32, data_mib: u32) -> EmulatedRack {
     let (artifacts, folder) = (artifacts(), tempfile::tempdir().expect("a temporary folder is created"));
     let mut plan = plan(1, &[guests], backend);
     plan.hosts.memory_gib = HOST_GIB;
     plan.hosts.programs.push(programs_dir().join("vmm-plugin"));
     plan.hosts.files.push((artifacts.kernel_path(KERNEL_VERSION), "guest/kernel".to_owned()));
     let initrd = folder.path().join("initrd");
-    let built = Initrd::for_guest(&artifacts, KERNEL_VERSION, GUEST_SCRIPT);
+    let built = Initrd::for_guest(&artifacts, KERNEL_VERSION, &format!("mib={data_mib}\n{GUEST_SCRIPT}"));
     built.expect("the file system is created").pack(&initrd).expect("the initrd is packed");
     plan.hosts.files.push((initrd, "guest/initrd".to_owned()));
     EmulatedRack::start(plan)
@@ -103,7 +104,7 @@ pub fn rehome(rack: &EmulatedRack, vm: &str) -> RehomeTimes {
     assert_eq!((&moved["rehome"]["state"], &moved["slices"]), (&"done".into(), &Value::Array(Vec::new())));
     let reservation = moved["reservation"].as_str().expect("the reservation has an ID").to_owned();
     let log = rack.rack.hosts().as_slice()[0].agent_log();
-    let is_result = |line: &&str| line.contains("moved to local memory") && line.contains(&reservation);
+    let is_result = |line: &&str| line.contains("moved pool memory") && line.contains(&reservation);
     let line = log.lines().rev().find(is_result).unwrap_or_else(|| panic!("no result in {log}"));
     let time = |field: &str| {
         let value = line.split(&format!("{field}=")).nth(1).and_then(|rest| rest.split_whitespace().next());

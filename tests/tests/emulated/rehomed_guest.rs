@@ -6,19 +6,21 @@ use tests::{
     rehomed_guests::{rehome, start_guest, start_rack, wait_for_rounds},
 };
 
+/// Data of the Debian guest in its slice, in MiB.
+const DATA_MIB: u32 = 128;
 /// Memory per slice that the VM on memory blocks writes, in MiB.
 const TOUCH_MIB: u32 = 600;
 
 #[test]
 fn guest_on_dax_keeps_its_data_when_its_pool_memory_is_moved() {
-    let rack = start_rack("dax", 1);
+    let rack = start_rack("dax", 1, DATA_MIB);
     start_guest(&rack, "v");
     assert_eq!(rack.nonzero_slices(0), [0]);
     println!("{:?}", rehome(&rack, "v"));
     rack.wait_all_slices_free();
     assert_eq!(rack.nonzero_slices(0), [0; 0], "a freed slice contains data");
     assert!(rack.kernel_slices(0).is_empty());
-    wait_for_rounds(&rack, "v", 3);
+    wait_for_rounds(&rack, "v", 2);
 }
 
 fn rehome_state(rack: &EmulatedRack, vm: &str) -> String {
