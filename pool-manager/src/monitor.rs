@@ -79,6 +79,8 @@ struct MonitoredVm {
     confirmed_at: Option<Ns>,
     /// Rack time of the latest sample during a move in progress.
     moving_at: Option<Ns>,
+    /// Rack time of the latest sample that was dropped because it covered a part of a move.
+    dropped_at: Option<Ns>,
     /// Budget of requests per hour, if it is used up and this VM waits for it.
     waits_for_budget: Option<u32>,
     /// Rack time of the latest attempt to move the pool memory to local memory.
@@ -105,8 +107,13 @@ struct LatestSample {
 /// Where the pool memory of a sampled VM is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PoolMemory {
-    /// On the pool.
-    OnPool(Bytes),
+    /// On the pool. If a move to local memory has failed, `moved_until` is the rack time of the failure.
+    OnPool {
+        /// Size of the pool memory.
+        pool: Bytes,
+        /// Rack time at which the latest move failed.
+        moved_until: Option<Ns>,
+    },
     /// It is being moved to local memory. The copy itself slows the VM down.
     Moving,
     /// It was moved to local memory.
@@ -119,9 +126,10 @@ impl PoolMemory {
         match &reservation.rehome {
             Rehome::Moving { .. } | Rehome::Cancelling { .. } => Some(Self::Moving),
             Rehome::Done { .. } => Some(Self::Moved),
-            Rehome::None | Rehome::Failed { .. } => {
+            rehome @ (Rehome::None | Rehome::Failed { .. }) => {
+                let moved_until = if let Rehome::Failed { at, .. } = rehome { Some(*at) } else { None };
                 let pool = reservation.pool();
-                (pool > Bytes::ZERO).then_some(Self::OnPool(pool))
+                (pool > Bytes::ZERO).then_some(Self::OnPool { pool, moved_until })
             }
         }
     }
@@ -174,7 +182,9 @@ impl Monitor {
             for (sample, state) in chunk.iter().zip(states) {
                 match state {
                     None => self.drop_sample(name, "unknown_vm", &sample.reservation.to_string()),
-                    Some(PoolMemory::OnPool(pool)) => self.judge(name, sample, pool, (now, wall)),
+                    Some(PoolMemory::OnPool { pool, moved_until }) => {
+                        self.judge(name, sample, pool, moved_until, (now, wall));
+                    }
                     Some(PoolMemory::Moving) => {
                         if let Some(vm) = self.lock().get_mut(&sample.reservation) {
                             vm.moving_at = Some(now);
@@ -192,7 +202,14 @@ impl Monitor {
         Ok(())
     }
 
-    fn judge(&self, host: &Name, sample: &ReportedSample, pool: Bytes, (now, wall): (Ns, UnixMs)) {
+    fn judge(
+        &self,
+        host: &Name,
+        sample: &ReportedSample,
+        pool: Bytes,
+        moved_until: Option<Ns>,
+        (now, wall): (Ns, UnixMs),
+    ) {
         let is_pool_only = || self.forecasts.is_pool_only(sample.reservation);
         let placement = || if is_pool_only() { Placement::EntirelyOnPool } else { Placement::Split };
         let mut vms = self.lock();
@@ -201,14 +218,17 @@ impl Monitor {
             latest: None,
             confirmed_at: None,
             moving_at: None,
+            dropped_at: None,
             waits_for_budget: None,
             rehome_tried_at: None,
         });
         if vm.latest.as_ref().is_some_and(|latest| now.since(latest.at) < QOS_SAMPLE_INTERVAL_MIN) {
             return self.drop_sample(host, "too_frequent", &sample.reservation.to_string());
         }
-        if vm.moving_at.take().is_some() {
-            return; // the sample covers a part of the move, which has failed
+        let sampled_at = vm.latest.as_ref().map(|latest| latest.at);
+        if vm.moving_at.take().is_some() || moved_until > sampled_at.max(vm.dropped_at) {
+            vm.dropped_at = Some(now);
+            return; // the sample covers a part of a move, which has failed
         }
         let before = vm.judge.judgement().verdict;
         let loss_model = self.forecasts.loss_model();
@@ -385,7 +405,7 @@ impl Monitor {
             let mut vms = self.lock();
             for (id, state) in states {
                 match state {
-                    Some((PoolMemory::OnPool(_) | PoolMemory::Moving, _)) => {}
+                    Some((PoolMemory::OnPool { .. } | PoolMemory::Moving, _)) => {}
                     Some((PoolMemory::Moved, name)) => {
                         if let Some(vm) = vms.remove(&id) {
                             let program = self.forecasts.owner(id).unwrap_or_else(|| name.to_string());

@@ -13,12 +13,12 @@ mod switch;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use pool::{
@@ -53,6 +53,11 @@ const PAGE_FLAGS_FILE: &str = "/proc/kpageflags";
 /// Directory of NUMA nodes in sysfs.
 const NODES_FOLDER: &str = "/sys/devices/system/node";
 
+/// Maximum number of attempts to migrate the pages of a file back to the pool after a failed move.
+const MOVE_BACK_ATTEMPTS_MAX: u32 = 30;
+/// Delay between two of these attempts.
+const MOVE_BACK_RETRY_DELAY: Duration = Duration::from_secs(1);
+
 /// Implementation of [`Host`] for the backend `memory_block`.
 #[derive(Debug)]
 pub struct MemoryBlock {
@@ -69,6 +74,8 @@ pub struct MemoryBlock {
     rehomed: Mutex<BTreeSet<Holding>>,
     /// Slices of VMs that are being moved to local nodes. Their pages are not migrated back.
     moving: Mutex<BTreeSet<Holding>>,
+    /// Locked while the pages of one file are migrated back to the pool.
+    migrating: Mutex<()>,
     pages_migrated: AtomicU64,
     page_migration_failures: AtomicU64,
 }
@@ -93,6 +100,7 @@ impl MemoryBlock {
             pinned: Mutex::default(),
             rehomed: Mutex::default(),
             moving: Mutex::default(),
+            migrating: Mutex::default(),
             pages_migrated: AtomicU64::new(0),
             page_migration_failures: AtomicU64::new(0),
         }
@@ -134,8 +142,7 @@ impl MemoryBlock {
             Some(existing) => {
                 let policy = numa::policy_nodes(&existing, SLICE.get());
                 if policy.map_err(failed("read the memory policy of"))? != permitted {
-                    let metadata = existing.metadata().map_err(failed("stat"))?;
-                    self.migrate_file_back(FileId::of(&metadata), node);
+                    self.migrate_back_until_complete(&existing, &name, node);
                 }
                 existing
             }
@@ -263,13 +270,15 @@ impl MemoryBlock {
         self.moving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the memfds of all VMs that are neither pinned nor moved to local memory. Their pages may
-    /// be migrated.
-    fn movable_files(&self) -> Vec<Arc<OwnedFd>> {
-        let mut excluded = self.pinned().clone();
-        excluded.extend(self.rehomed().iter());
-        excluded.extend(self.moving().iter());
-        self.open.files_without(&excluded)
+    /// Returns whether the pages of a slice's VM may be migrated: the VM is neither pinned nor moved to
+    /// local memory.
+    fn is_movable(&self, holding: Holding) -> bool {
+        ![self.pinned(), self.rehomed(), self.moving()].iter().any(|excluded| excluded.contains(&holding))
+    }
+
+    /// Waits until no page is being migrated back to the pool, and prevents this while the guard lives.
+    fn migrating(&self) -> MutexGuard<'_, ()> {
+        self.migrating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves the memfds of a VM to local nodes. First their policies change, so that the VM's new pages
@@ -281,10 +290,9 @@ impl MemoryBlock {
         for holding in record.slices.keys() {
             let file = self.memfd(*holding).ok_or(HostError::NotOpen(*holding))?;
             numa::bind(&file, SLICE.get(), &local).map_err(failed("set the memory policy of VM"))?;
-            let id = FileId::of(&file.metadata().map_err(failed("stat the memory of VM"))?);
             for (attempt, node) in (1..).zip(&local) {
-                let moved = numa::migrate_misplaced_pages(record.process.pid, id, &local, *node)
-                    .map_err(failed("inspect the pages of VM"))?;
+                let moved = numa::migrate_file(&file, SLICE.get(), &local, *node)
+                    .map_err(failed("migrate the pages of VM"))?;
                 pages += if attempt == 1 { moved.misplaced } else { 0 };
                 if moved.misplaced == moved.moved {
                     break;
@@ -302,54 +310,73 @@ impl MemoryBlock {
         self.open.file(holding).and_then(|file| file.try_clone().ok()).map(File::from)
     }
 
-    /// Reverts a failed move to local nodes.
+    /// Reverts a failed move to local nodes. Returns when all pages are on the pool's node again, or after
+    /// [`MOVE_BACK_ATTEMPTS_MAX`] attempts: the local memory of the move is no longer booked afterwards.
     fn move_back_to_pool_node(&self, record: &VmRecord) {
         for (holding, handle) in &record.slices {
             let node = self.ranges.slice(&handle.place).map(|(slices, _)| slices.node());
             let (Ok(node), Some(file)) = (node, self.memfd(*holding)) else { continue };
-            let permitted = BTreeSet::from([node]);
-            let moved = numa::prefer_nodes(&file, SLICE.get(), &permitted)
-                .and_then(|()| file.metadata())
-                .and_then(|file| {
-                    numa::migrate_misplaced_pages(record.process.pid, FileId::of(&file), &permitted, node)
-                });
-            match moved {
-                Ok(moved) => self.record_migration(record.process.pid, &moved),
-                Err(error) => tracing::warn!(vm = %record.vm, %error, "cannot move a VM back to the pool"),
+            if let Err(error) = numa::prefer_nodes(&file, SLICE.get(), &BTreeSet::from([node])) {
+                tracing::warn!(vm = %record.vm, %error, "cannot set the memory policy of a VM");
+            }
+            self.migrate_back_until_complete(&file, record.vm.as_str(), node);
+        }
+    }
+
+    /// Migrates the pages of a file back to a node of the pool, and repeats this while pages remain on
+    /// other nodes. Other pages can occupy the node for a while.
+    fn migrate_back_until_complete(&self, file: &File, owner: &str, node: u32) {
+        for attempt in 1..=MOVE_BACK_ATTEMPTS_MAX {
+            if self.migrate_file_back(file, owner, node) {
+                return;
+            }
+            if attempt < MOVE_BACK_ATTEMPTS_MAX {
+                std::thread::sleep(MOVE_BACK_RETRY_DELAY);
             }
         }
+        tracing::error!(
+            owner,
+            "a part of the pool memory remains in local memory that is not reserved for it"
+        );
     }
 
     /// Migrates the VMs' pages on other nodes back to a node of the pool. Linux ignores the memory
     /// policy of a file when it empties a block. Pages that cannot be migrated are counted and
     /// logged. Pages of pinned VMs are not migrated, because a device may be writing to them.
     fn migrate_pages_back(&self, node: u32) {
-        for file in self.movable_files() {
-            let Ok(metadata) = file.try_clone().map(File::from).and_then(|file| file.metadata()) else {
+        for holding in self.open.holdings() {
+            let _migrating = self.migrating();
+            // A move to local nodes may have begun since the last file was migrated.
+            if !self.is_movable(holding) {
                 continue;
-            };
-            self.migrate_file_back(FileId::of(&metadata), node);
-        }
-    }
-
-    /// Migrates the pages of a file that are on other nodes to a node, in all processes that map it.
-    fn migrate_file_back(&self, id: FileId, node: u32) {
-        let permitted = BTreeSet::from([node]);
-        for pid in process::find_users(id).map(|users| users.pids).unwrap_or_default() {
-            match numa::migrate_misplaced_pages(pid, id, &permitted, node) {
-                Ok(moved) => self.record_migration(pid, &moved),
-                Err(error) => tracing::debug!(pid, %error, "cannot inspect the pages of a process"),
+            }
+            if let Some(file) = self.memfd(holding) {
+                self.migrate_file_back(&file, &memfd_name(holding), node);
             }
         }
     }
 
-    fn record_migration(&self, pid: u32, moved: &numa::MigrationResult) {
+    /// Migrates the pages of a file that are on other nodes to a node. Returns whether all pages are on
+    /// this node now.
+    fn migrate_file_back(&self, file: &File, owner: &str, node: u32) -> bool {
+        match numa::migrate_file(file, SLICE.get(), &BTreeSet::from([node]), node) {
+            Ok(moved) => self.record_migration(owner, &moved),
+            Err(error) => {
+                tracing::warn!(owner, %error, "cannot migrate pages back to the pool's node");
+                false
+            }
+        }
+    }
+
+    /// Counts the migrated pages. Returns whether all misplaced pages were migrated.
+    fn record_migration(&self, owner: &str, moved: &numa::MigrationResult) -> bool {
         self.pages_migrated.fetch_add(moved.moved, Ordering::Relaxed);
         let failed = moved.misplaced - moved.moved;
         self.page_migration_failures.fetch_add(failed, Ordering::Relaxed);
         if failed > 0 {
-            tracing::warn!(pid, failed, errors = ?moved.failed, "cannot migrate pages back to the pool's node");
+            tracing::warn!(owner, failed, errors = ?moved.failed, "cannot migrate pages back to the pool's node");
         }
+        failed == 0
     }
 }
 
@@ -413,6 +440,7 @@ impl Host for MemoryBlock {
 
     fn rehome(&self, record: &VmRecord) -> Option<Result<(), HostError>> {
         self.moving().extend(record.slices.keys());
+        drop(self.migrating()); // a migration back to the pool that began earlier has ended now
         let result = self.move_to_local_nodes(record);
         match &result {
             Ok(()) => self.rehomed().extend(record.slices.keys()),
@@ -526,11 +554,32 @@ mod tests {
     fn memfds_of_pinned_vms_are_not_migrated() {
         let host = host(&FakeSysfs::new(&[]));
         host.memory(&record(false), MemoryForm::Descriptors).unwrap();
-        assert_eq!(host.movable_files().len(), 1);
+        let movable = || host.open.holdings().iter().filter(|holding| host.is_movable(**holding)).count();
+        assert_eq!(movable(), 1);
         host.adopt_running_vm(&record(true));
-        assert_eq!(host.movable_files().len(), 0);
+        assert_eq!(movable(), 0);
         host.pinned().clear();
         host.memory(&record(true), MemoryForm::Descriptors).unwrap();
-        assert_eq!(host.movable_files().len(), 0);
+        assert_eq!(movable(), 0);
+    }
+
+    /// A removal of another slice must not move the pages of a VM back that is being moved to local memory.
+    #[test]
+    fn move_waits_for_migrations_that_began_earlier() {
+        let host = host(&FakeSysfs::new(&[]));
+        host.memory(&record(false), MemoryForm::Descriptors).unwrap();
+        let [first] = host.open.holdings()[..] else { panic!("one slice is open") };
+        std::thread::scope(|threads| {
+            let migrating = host.migrating();
+            assert!(host.is_movable(first));
+            let moved = threads.spawn(|| host.rehome(&record(false)));
+            while host.is_movable(first) {
+                std::thread::yield_now();
+            }
+            assert!(!moved.is_finished(), "the move must wait for the migration");
+            drop(migrating);
+            moved.join().unwrap().unwrap().unwrap();
+        });
+        assert!(!host.is_movable(first), "the VM was moved");
     }
 }

@@ -56,10 +56,8 @@ impl OpenSlices {
         self.table().get(&holding).map(|(file, _)| Arc::clone(file))
     }
 
-    pub(super) fn files_without(&self, slices: &BTreeSet<Holding>) -> Vec<Arc<OwnedFd>> {
-        let table = self.table();
-        let others = table.iter().filter(|(holding, _)| !slices.contains(holding));
-        others.map(|(_, (file, _))| Arc::clone(file)).collect()
+    pub(super) fn holdings(&self) -> Vec<Holding> {
+        self.table().keys().copied().collect()
     }
 
     pub(super) fn files(&self) -> Vec<Arc<OwnedFd>> {

@@ -46,7 +46,7 @@ fn write_zeros(file: &File, bytes: u64) -> io::Result<()> {
 }
 
 /// Returns the next allocated range at or after `from`; `None` if there is only a hole.
-fn next_data(file: &File, from: u64, bytes: u64) -> io::Result<Option<Range<u64>>> {
+pub(super) fn next_data(file: &File, from: u64, bytes: u64) -> io::Result<Option<Range<u64>>> {
     if from >= bytes {
         return Ok(None);
     }

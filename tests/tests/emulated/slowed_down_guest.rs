@@ -13,9 +13,13 @@ use tests::{
 const KERNEL_VERSION: &str = "6.12";
 /// Local memory of a host, in GiB.
 const HOST_GIB: u32 = 4;
-/// Data that a guest writes to its pool node of 1 GiB, in MiB, if its VMM samples the accesses. The
+/// Data that the busy guest writes to its pool node of 1 GiB, in MiB, if its VMM samples the accesses. The
 /// monitor requests a migration for a guest that reads all of it.
 const DATA_MIB: u64 = 850;
+/// Data of the calm guest, in MiB.
+const CALM_DATA_MIB: u64 = 256;
+/// Setup of hosts without QEMU: huge pages for files in memory, as `host-agent doctor` recommends.
+const HUGE_PAGES_SCRIPT: &str = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled\n";
 /// Data of a guest under QEMU, in MiB. QEMU's memory has small pages, and each takes a nested page fault.
 const QEMU_DATA_MIB: u64 = 128;
 /// Reads the data in each round. `cat` would pass the pages on without an access to their contents.
@@ -67,10 +71,13 @@ fn start_rack(backend: &str, vmm: Vmm) -> EmulatedRack {
     plan.hosts.devices[0].is_aligned = backend != "dax";
     plan.hosts.programs.push(programs_dir().join("vmm-plugin"));
     plan.hosts.files.push((artifacts.kernel_path(KERNEL_VERSION), "guest/kernel".to_owned()));
-    let fill_script = fill_script(if vmm == Vmm::Qemu { QEMU_DATA_MIB } else { DATA_MIB });
-    for (vm, rest) in [("busy", READ_SCRIPT), ("calm", SLEEP_SCRIPT)] {
+    if vmm == Vmm::Tarn {
+        plan.hosts.script.push_str(HUGE_PAGES_SCRIPT);
+    }
+    let data_mib = |mib| if vmm == Vmm::Qemu { QEMU_DATA_MIB } else { mib };
+    for (vm, mib, rest) in [("busy", DATA_MIB, READ_SCRIPT), ("calm", CALM_DATA_MIB, SLEEP_SCRIPT)] {
         let initrd = folder.path().join(vm);
-        let script = format!("{fill_script}{rest}");
+        let script = fill_script(data_mib(mib)) + rest;
         Initrd::for_guest(&artifacts, KERNEL_VERSION, &script).unwrap().pack(&initrd).unwrap();
         plan.hosts.files.push((initrd, format!("guest/{vm}")));
     }

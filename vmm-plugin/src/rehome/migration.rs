@@ -56,6 +56,8 @@ pub(super) struct Migration<'a> {
     throttle: Throttle<'a>,
     buffer: Vec<u8>,
     copied_bytes: u64,
+    /// Copied pages, and pages that were skipped because they contain zeros.
+    examined_bytes: u64,
     copy_time: Duration,
 }
 
@@ -71,8 +73,8 @@ impl<'a> Migration<'a> {
     pub(super) fn new(rehomer: &'a Rehomer, regions: &'a [PoolRegion], spare: &'a SpareMemory) -> Self {
         let throttle = Throttle::new(&rehomer.vcpus, rehomer.limits.throttle_percent_max, Instant::now());
         let buffer = vec![0; REHOME_CHUNK_PAGES * PAGE_BYTES];
-        let (copied_bytes, copy_time) = (0, Duration::ZERO);
-        Self { rehomer, regions, spare, throttle, buffer, copied_bytes, copy_time }
+        let (copied_bytes, examined_bytes, copy_time) = (0, 0, Duration::ZERO);
+        Self { rehomer, regions, spare, throttle, buffer, copied_bytes, examined_bytes, copy_time }
     }
 
     /// Moves the memory. Returns the time for which the guest was paused. After an error, the spare
@@ -153,7 +155,7 @@ impl<'a> Migration<'a> {
             Duration::from_nanos(u64::try_from(estimate).unwrap_or(u64::MAX))
         };
         let bytes = pages.bytes();
-        let at_measured_speed = nanoseconds(bytes, self.copied_bytes, self.copy_time);
+        let at_measured_speed = nanoseconds(bytes, self.examined_bytes, self.copy_time);
         at_measured_speed.max(nanoseconds(bytes, REHOME_COPY_BYTES_PER_S_MAX, Duration::from_secs(1)))
     }
 
@@ -192,6 +194,7 @@ impl<'a> Migration<'a> {
             written = bytes as u64;
         }
         self.copied_bytes += written;
+        self.examined_bytes += bytes as u64;
         self.rehomer.shared.status().copied_bytes = self.copied_bytes;
         Ok(())
     }

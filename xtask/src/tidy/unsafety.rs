@@ -14,7 +14,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
         "a signal handler gets its arguments by pointer, and replaces a lost mapping",
     ),
     ("host-agent/src/host/memory/mapped.rs", "non-temporal access to device memory takes addresses"),
-    ("host-agent/src/host/memory/numa.rs", "mbind and move_pages take addresses"),
+    ("host-agent/src/host/memory/numa.rs", "mbind, madvise and move_pages take addresses"),
     (
         "host-agent/src/host/slices/detached.rs",
         "a thread that may block in the kernel unshares the file descriptor table",

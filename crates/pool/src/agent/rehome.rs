@@ -71,7 +71,8 @@ impl Agent {
     /// Starts or cancels the move of a VM if the desired state requires it. Does nothing if the desired
     /// state lacks the VM: it may lack a VM for a while after a restart of the manager. But if it requires
     /// the release of the VM's slices, a restarted agent asks the process whether it still uses them. A
-    /// move requires that all slices are open.
+    /// move requires that all slices are open. So does the report of a cancelled attempt: when the slices
+    /// of an earlier agent are opened, pages that it has moved are moved back.
     pub(super) fn reconcile_rehome(&mut self, id: ReservationId) {
         let Some(record) = self.live_record(id) else { return };
         let is_open = record.used_slices().all(|slice| self.is_online(slice));
@@ -93,7 +94,7 @@ impl Agent {
             (
                 RehomePhase::Idle | RehomePhase::Failed { .. },
                 Some(DesiredRehome { attempt, is_cancelled: true }),
-            ) => {
+            ) if is_open => {
                 vm.rehome = RehomePhase::Failed { attempt, why: "cancelled".to_owned() };
                 self.report_vm(id);
                 return;

@@ -12,6 +12,7 @@ use std::{
     ptr,
 };
 
+use rustix::mm::{Advice, madvise};
 use units::{
     Fraction,
     limits::{
@@ -25,6 +26,7 @@ use super::errno;
 use crate::host::{
     process::{self, FileId},
     sysfs::parse_ranges,
+    zero::next_data,
 };
 
 /// Page size of x86-64, in bytes.
@@ -125,26 +127,47 @@ pub struct MigrationResult {
     pub failed: BTreeMap<i32, u64>,
 }
 
-/// Migrates those pages of a file that a process maps, and that are not on permitted nodes, to the
-/// node `to`.
+/// Migrates the pages of the first `bytes` bytes of a file in memory that are not on permitted nodes to the
+/// node `to`. Maps the pages in this process, because the kernel finds pages only by the mappings of a
+/// process, and other processes do not map all pages of the file. Pages that other processes map are
+/// migrated only with CAP_SYS_NICE.
 ///
 /// # Errors
-/// The process has ended, or the caller may not inspect it.
-pub fn migrate_misplaced_pages(
-    pid: u32,
-    file: FileId,
+/// The file cannot be mapped, or was truncated meanwhile.
+pub fn migrate_file(
+    file: &File,
+    bytes: u64,
     permitted: &BTreeSet<u32>,
     to: u32,
 ) -> io::Result<MigrationResult> {
-    let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
-    let mut moved = MigrationResult::default();
-    for mapping in process::mappings(pid, file)? {
-        let pages: Vec<usize> = mapping.step_by(PAGE_BYTES).collect();
+    let size = usize::try_from(bytes).map_err(io::Error::other)?;
+    let mapping = FileOffset::new(file.try_clone()?, 0);
+    let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
+    let process = Process(0); // this process
+    let (mut moved, mut from) = (MigrationResult::default(), 0);
+    while let Some(data) = next_data(file, from, bytes)? {
+        from = data.end;
+        let [start, end] =
+            [data.start, data.end].map(|offset| usize::try_from(offset).map_err(io::Error::other));
+        let addresses = populate(&mapping, start?..end?)?;
+        let pages: Vec<usize> = addresses.step_by(PAGE_BYTES).collect();
         for batch in pages.chunks(PAGES_PER_MOVE_CALL_MAX) {
             process.migrate_misplaced_pages(batch, permitted, to, &mut moved)?;
         }
     }
     Ok(moved)
+}
+
+/// Maps the existing pages of a range of a mapping, and returns their addresses.
+fn populate(mapping: &MmapRegion<()>, range: Range<usize>) -> io::Result<Range<usize>> {
+    let range =
+        range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES).min(mapping.size());
+    let start = mapping.as_ptr().wrapping_add(range.start);
+    // SAFETY: the range is part of the mapping, which lives longer than this call. The call reads the pages
+    // and changes no contents. It returns an error instead of a signal if the file was truncated.
+    unsafe { madvise(start.cast(), range.len(), Advice::LinuxPopulateRead) }?;
+    let start = start as usize;
+    Ok(start..start + range.len())
 }
 
 /// Sample of the nodes of a process's pages.
@@ -298,6 +321,8 @@ fn failure_errors(attempt: io::Result<Vec<i32>>, count: usize) -> impl Iterator<
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
     use rustix::fs::{MemfdFlags, memfd_create};
     use vm_memory::{Bytes as _, VolatileMemory as _};
 
@@ -360,18 +385,41 @@ mod tests {
 
     #[test]
     fn pages_on_permitted_node_are_not_moved() {
-        let (_file, id, _mapping) = touched_file();
-        let moved =
-            migrate_misplaced_pages(std::process::id(), id, &nodes([local_node()]), local_node()).unwrap();
+        let (file, _, _mapping) = touched_file();
+        let moved = migrate_file(&file, BYTES, &nodes([local_node()]), local_node()).unwrap();
         assert_eq!(moved, MigrationResult::default());
     }
 
     #[test]
     fn immovable_pages_are_counted_by_error() {
-        let (_file, id, _mapping) = touched_file();
-        let moved = migrate_misplaced_pages(std::process::id(), id, &nodes([1000]), 1000).unwrap();
+        let (file, _, _mapping) = touched_file();
+        let moved = migrate_file(&file, BYTES, &nodes([1000]), 1000).unwrap();
         assert_eq!((moved.misplaced, moved.moved), (3, 0));
         assert_eq!(moved.failed, [(libc::ENODEV, 3)].into());
+    }
+
+    /// A VMM drops its mappings of pages to find out whether the guest accesses them. The pages still
+    /// exist.
+    #[test]
+    fn pages_that_no_process_maps_are_migrated() {
+        let file = memfd();
+        for page in [0, 1, 9] {
+            file.write_all_at(b"data", page * PAGE_BYTES as u64).unwrap();
+        }
+        let moved = migrate_file(&file, BYTES, &nodes([1000]), 1000).unwrap();
+        assert_eq!((moved.misplaced, moved.failed), (3, [(libc::ENODEV, 3)].into()));
+        assert_eq!(file.metadata().unwrap().blocks() * 512, 3 * PAGE_BYTES as u64, "holes remain holes");
+    }
+
+    #[test]
+    fn truncated_file_is_an_error() {
+        let file = memfd();
+        file.write_all_at(b"data", 0).unwrap();
+        let mapping = MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), 16 << 20).unwrap();
+        file.set_len(0).unwrap();
+        let error = populate(&mapping, 0..PAGE_BYTES).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{error}");
+        assert_eq!(migrate_file(&file, BYTES, &nodes([1000]), 1000).unwrap(), MigrationResult::default());
     }
 
     #[test]
@@ -424,13 +472,5 @@ mod tests {
         let samples: usize =
             [gib(1, 2), gib(4, 5)].map(|mapping| mapping.step_by(PAGE_BYTES << 9).count()).iter().sum();
         assert_eq!(samples, bounds.pages);
-    }
-
-    #[test]
-    fn migration_fails_for_ended_process() {
-        let (_file, id, _mapping) = touched_file();
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        child.wait().unwrap();
-        migrate_misplaced_pages(child.id(), id, &nodes([0]), 0).unwrap_err();
     }
 }
