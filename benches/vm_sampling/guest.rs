@@ -153,7 +153,8 @@ impl Sampler {
     }
 
     async fn sample(&mut self) -> Result<wire::SampleAccessResponse, Failure> {
-        self.measurements.sample(&[(ReservationId(1), self.process.clone())]);
+        let id = ReservationId(1);
+        self.measurements.sample(&[(id, self.process.clone())], &[id].into());
         self.client.sample_access().await.map_err(|error| unexpected("sample accesses", &error))
     }
 }

@@ -1,6 +1,7 @@
 //! Stand-in processes of VMs, and the processor time of sampling them.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{BufRead as _, BufReader, Read as _},
     path::Path,
@@ -171,10 +172,11 @@ pub(crate) fn measure(rounds: u32) -> Result<SamplingCost, Failure> {
     let mut counters = open_counters(&vms)?;
     let simulated = simulate_damon()?;
     let mut sampler = PageSampler::at(simulated.path(), false);
-    measurements.sample(&vms);
+    let due: BTreeSet<ReservationId> = vms.iter().map(|(id, _)| *id).collect();
+    measurements.sample(&vms, &due);
     let mut cost = SamplingCost::default();
     for round in 0..rounds {
-        let measured = cpu_ms(|| drop(measurements.sample(&vms)));
+        let measured = cpu_ms(|| drop(measurements.sample(&vms, &due)));
         let read = cpu_ms(|| counters.iter_mut().for_each(|thread| drop(thread.read())));
         // DAMON samples one VM in five seconds.
         let vm = &vms[round as usize % VMS].1;
