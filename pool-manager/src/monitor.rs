@@ -77,10 +77,8 @@ struct MonitoredVm {
     latest: Option<LatestSample>,
     /// Rack time at which the request of this VM was made or confirmed last; `None` without request.
     confirmed_at: Option<Ns>,
-    /// Rack time of the latest sample during a move in progress.
+    /// Rack time of the latest sample that was not judged because it covers a part of a move.
     moving_at: Option<Ns>,
-    /// Rack time of the latest sample that was dropped because it covered a part of a move.
-    dropped_at: Option<Ns>,
     /// Budget of requests per hour, if it is used up and this VM waits for it.
     waits_for_budget: Option<u32>,
     /// Rack time of the latest attempt to move the pool memory to local memory.
@@ -218,17 +216,15 @@ impl Monitor {
             latest: None,
             confirmed_at: None,
             moving_at: None,
-            dropped_at: None,
             waits_for_budget: None,
             rehome_tried_at: None,
         });
         if vm.latest.as_ref().is_some_and(|latest| now.since(latest.at) < QOS_SAMPLE_INTERVAL_MIN) {
             return self.drop_sample(host, "too_frequent", &sample.reservation.to_string());
         }
-        let sampled_at = vm.latest.as_ref().map(|latest| latest.at);
-        if vm.moving_at.take().is_some() || moved_until > sampled_at.max(vm.dropped_at) {
-            vm.dropped_at = Some(now);
-            return; // the sample covers a part of a move, which has failed
+        if moved_until > vm.sampled_at() {
+            vm.moving_at = Some(now);
+            return; // the sample covers a part of the move, which has failed
         }
         let before = vm.judge.judgement().verdict;
         let loss_model = self.forecasts.loss_model();

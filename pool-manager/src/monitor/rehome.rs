@@ -148,9 +148,9 @@ mod tests {
             at,
             unix: UnixMs(0),
         };
-        let (moving_at, dropped_at, waits_for_budget, rehome_tried_at) = Default::default();
+        let (moving_at, waits_for_budget, rehome_tried_at) = Default::default();
         let (latest, confirmed_at) = (Some(latest), Some(at));
-        MonitoredVm { judge, latest, confirmed_at, moving_at, dropped_at, waits_for_budget, rehome_tried_at }
+        MonitoredVm { judge, latest, confirmed_at, moving_at, waits_for_budget, rehome_tried_at }
     }
 
     #[test]

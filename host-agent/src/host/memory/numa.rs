@@ -67,9 +67,7 @@ pub fn prefer_nodes(file: &File, bytes: u64, nodes: &BTreeSet<u32>) -> io::Resul
 /// # Errors
 /// The error of `mmap` or `get_mempolicy`.
 pub fn policy_nodes(file: &File, bytes: u64) -> io::Result<BTreeSet<u32>> {
-    let size = usize::try_from(bytes).map_err(io::Error::other)?;
-    let mapping = FileOffset::new(file.try_clone()?, 0);
-    let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
+    let mapping = map(file, bytes)?;
     let mut mask = [0_u64; (NODES_MAX / u64::BITS) as usize];
     let bits = mask.len() * u64::BITS as usize;
     let (mode, start) = (ptr::null_mut::<i32>(), mapping.as_ptr());
@@ -85,16 +83,20 @@ pub fn policy_nodes(file: &File, bytes: u64) -> io::Result<BTreeSet<u32>> {
 }
 
 fn set_policy(file: &File, bytes: u64, nodes: &BTreeSet<u32>, mode: i32) -> io::Result<()> {
-    let size = usize::try_from(bytes).map_err(io::Error::other)?;
-    let mapping = FileOffset::new(file.try_clone()?, 0);
-    let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
+    let mapping = map(file, bytes)?;
     let mask = node_mask(nodes);
     let bits = mask.len() * u64::BITS as usize + 1; // Linux ignores the last bit
     let start = mapping.as_ptr();
     // SAFETY: the mapping and the mask have the given lengths. The call changes only the policy for
     // new pages, and no contents.
-    let done = unsafe { libc::syscall(libc::SYS_mbind, start, size, mode, mask.as_ptr(), bits, 0) };
+    let done = unsafe { libc::syscall(libc::SYS_mbind, start, mapping.size(), mode, mask.as_ptr(), bits, 0) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Maps the first `bytes` bytes of a file in memory.
+fn map(file: &File, bytes: u64) -> io::Result<MmapRegion<()>> {
+    let size = usize::try_from(bytes).map_err(io::Error::other)?;
+    MmapRegion::from_file(FileOffset::new(file.try_clone()?, 0), size).map_err(errno)
 }
 
 /// Returns the nodes with memory. `nodes` is the directory `/sys/devices/system/node`.
@@ -140,9 +142,7 @@ pub fn migrate_file(
     permitted: &BTreeSet<u32>,
     to: u32,
 ) -> io::Result<MigrationResult> {
-    let size = usize::try_from(bytes).map_err(io::Error::other)?;
-    let mapping = FileOffset::new(file.try_clone()?, 0);
-    let mapping = MmapRegion::<()>::from_file(mapping, size).map_err(errno)?;
+    let mapping = map(file, bytes)?;
     let process = Process(0); // this process
     let (mut moved, mut from) = (MigrationResult::default(), 0);
     while let Some(data) = next_data(file, from, bytes)? {
