@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     emulated_rack::{EmulatedRack, plan},
-    linux_guests::artifacts,
+    linux_guests::{HUGE_PAGES_SCRIPT, artifacts},
     rack::programs_dir,
 };
 
@@ -53,6 +53,7 @@ pub fn start_rack(backend: &str, guests: u32, data_mib: u32) -> EmulatedRack {
     let (artifacts, folder) = (artifacts(), tempfile::tempdir().expect("a temporary folder is created"));
     let mut plan = plan(1, &[guests], backend);
     plan.hosts.memory_gib = HOST_GIB;
+    plan.hosts.script.push_str(HUGE_PAGES_SCRIPT);
     plan.hosts.programs.push(programs_dir().join("vmm-plugin"));
     plan.hosts.files.push((artifacts.kernel_path(KERNEL_VERSION), "guest/kernel".to_owned()));
     let initrd = folder.path().join("initrd");

@@ -77,7 +77,16 @@ pub struct ScriptedAgent {
     task: JoinHandle<()>,
     outgoing: mpsc::Sender<wire::FromAgent>,
     handles: Arc<Mutex<BTreeSet<String>>>,
-    runs_vms: Arc<AtomicBool>,
+    behavior: Arc<Behavior>,
+}
+
+/// What a scripted agent does. Tests change it while the agent runs.
+#[derive(Debug, Default)]
+struct Behavior {
+    /// Reports a process for each VM.
+    runs_vms: AtomicBool,
+    /// Reports that moves to local memory have failed.
+    fails_moves: AtomicBool,
 }
 
 impl ScriptedAgent {
@@ -89,14 +98,19 @@ impl ScriptedAgent {
         let hello = wire::Hello { boot_id, devices, can_rehome: true, ..hello_message(host) };
         let session =
             Session::connect(rack, &read_token(rack, host), hello).await.expect("the token is valid");
-        let (handles, runs_vms, outgoing) = (Arc::default(), Arc::default(), session.outgoing.clone());
-        let task = tokio::spawn(run_agent(session, Arc::clone(&handles), Arc::clone(&runs_vms)));
-        Self { task, outgoing, handles, runs_vms }
+        let (handles, behavior, outgoing) = (Arc::default(), Arc::default(), session.outgoing.clone());
+        let task = tokio::spawn(run_agent(session, Arc::clone(&handles), Arc::clone(&behavior)));
+        Self { task, outgoing, handles, behavior }
     }
 
     /// Reports a process for each VM from now on.
     pub fn run_vms(&self) {
-        self.runs_vms.store(true, Ordering::Relaxed);
+        self.behavior.runs_vms.store(true, Ordering::Relaxed);
+    }
+
+    /// Reports from now on that each move of a VM to local memory has failed.
+    pub fn fail_moves(&self) {
+        self.behavior.fails_moves.store(true, Ordering::Relaxed);
     }
 
     /// Sends samples of running VMs.
@@ -118,7 +132,7 @@ impl Drop for ScriptedAgent {
     }
 }
 
-async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>, runs_vms: Arc<AtomicBool>) {
+async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>, behavior: Arc<Behavior>) {
     let (mut heartbeat, mut observed) =
         (interval(HEARTBEAT_INTERVAL), wire::ObservedState { instance: u64::MAX, ..Default::default() });
     let mut vms = Vec::new();
@@ -129,14 +143,14 @@ async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>, 
                 Ok(Some(wire::ToAgent { message: Some(Down::Desired(desired)) })) => {
                     let handles_of_vms = desired.vms.iter().flat_map(|vm| &vm.slices).map(|slice| slice.handle.clone());
                     handles.lock().expect("no thread panicked with this lock").extend(handles_of_vms);
-                    vms = desired.vms.iter().map(run_vm).collect();
+                    vms = desired.vms.iter().map(|vm| run_vm(vm, behavior.fails_moves.load(Ordering::Relaxed))).collect();
                     observed = to_observed_state(desired);
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => return,
             }
         }
-        let vms = if runs_vms.load(Ordering::Relaxed) { vms.clone() } else { Vec::new() };
+        let vms = if behavior.runs_vms.load(Ordering::Relaxed) { vms.clone() } else { Vec::new() };
         let observed = wire::ObservedState { vms, ..observed.clone() };
         let message = wire::FromAgent { message: Some(Up::Observed(observed)) };
         if session.outgoing.send(message).await.is_err() {
@@ -145,10 +159,12 @@ async fn run_agent(mut session: Session, handles: Arc<Mutex<BTreeSet<String>>>, 
     }
 }
 
-/// Returns the report of a VM that runs and whose memory was moved if the manager has requested it.
-fn run_vm(vm: &wire::DesiredVm) -> wire::ObservedVm {
+/// Returns the report of a VM that runs. If the manager has requested a move of its memory, the move is
+/// complete or has failed.
+fn run_vm(vm: &wire::DesiredVm, fails_moves: bool) -> wire::ObservedVm {
     let pool_bytes = (vm.slices.len() as u64) << 30;
-    let rehomed = vm.rehome_attempt.is_some();
+    let rehomed = vm.rehome_attempt.is_some() && !fails_moves;
+    let failure = |attempt| wire::RehomeFailure { attempt, reason: "the test fails moves".into() };
     let slices = vm.slices.iter().map(|s| wire::SliceEpoch { slice: s.slice, epoch: s.epoch });
     wire::ObservedVm {
         vm: vm.vm.clone(),
@@ -157,6 +173,7 @@ fn run_vm(vm: &wire::DesiredVm) -> wire::ObservedVm {
         reservation: vm.reservation.clone(),
         local_bytes: vm.local_bytes + if rehomed { pool_bytes } else { 0 },
         rehomed,
+        rehome_failure: vm.rehome_attempt.filter(|_| fails_moves).map(failure),
         ..Default::default()
     }
 }

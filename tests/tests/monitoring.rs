@@ -12,7 +12,7 @@ use tests::{
     small_guests::{self, can_run_small_guests},
 };
 use tonic::{Code, Streaming};
-use units::COUNTER_NAMES;
+use units::{COUNTER_NAMES, limits::QOS_SAMPLE_INTERVAL_MIN};
 
 const GIB: u64 = 1 << 30;
 
@@ -313,6 +313,30 @@ async fn loss_that_a_move_has_measured_becomes_training_data() {
     let without = rack.tarn(&[&["train", "loss"][..], &options].concat());
     let without: serde_json::Value = serde_json::from_slice(&without.stdout).unwrap();
     assert_eq!((&without["rows"], &without["measured_moves"]), (&201.into(), &0.into()), "{without}");
+}
+
+/// The first sample after a failed move covers a part of the move, whose copy slows the VM down.
+#[tokio::test(flavor = "multi_thread")]
+async fn first_sample_after_a_failed_move_is_not_judged() {
+    let (rack, agents) = start_rack().await;
+    let vm = start_vm(&rack, "h0", "v", 1).await;
+    agents[0].run_vms();
+    agents[0].fail_moves();
+    agents[0].send_samples(vec![sample(&vm, 10)]).await;
+    rack.wait_for("the first sample", async |rack| monitoring(rack, "v").await.is_some()).await;
+    // The manager rejects the move until the agent has reported the process of the VM.
+    let has_failed = async |rack: &Rack| {
+        let moved = rack.tarn(&["rehome", "v", "--wait"]);
+        String::from_utf8_lossy(&moved.stderr).contains("the test fails moves")
+    };
+    rack.wait_for("the failed move", has_failed).await;
+    tokio::time::sleep(2 * QOS_SAMPLE_INTERVAL_MIN.as_duration()).await;
+    // If the first sample were judged, the second would be dropped, because it follows too soon.
+    agents[0].send_samples(vec![sample(&vm, 200)]).await;
+    agents[0].send_samples(vec![sample(&vm, 20)]).await;
+    let share =
+        async |rack: &Rack| monitoring(rack, "v").await.and_then(|monitoring| monitoring.accessed_share);
+    rack.wait_for("the second sample", async |rack| share(rack).await == Some(0.1)).await;
 }
 
 #[tokio::test]

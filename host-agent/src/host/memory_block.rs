@@ -323,21 +323,14 @@ impl MemoryBlock {
         }
     }
 
-    /// Migrates the pages of a file back to a node of the pool, and repeats this while pages remain on
-    /// other nodes. Other pages can occupy the node for a while.
+    /// Migrates the pages of a file back to a node of the pool, repeatedly if necessary.
     fn migrate_back_until_complete(&self, file: &File, owner: &str, node: u32) {
-        for attempt in 1..=MOVE_BACK_ATTEMPTS_MAX {
-            if self.migrate_file_back(file, owner, node) {
-                return;
-            }
-            if attempt < MOVE_BACK_ATTEMPTS_MAX {
-                std::thread::sleep(MOVE_BACK_RETRY_DELAY);
-            }
+        if !retry_move_back(MOVE_BACK_RETRY_DELAY, || self.migrate_file_back(file, owner, node)) {
+            tracing::error!(
+                owner,
+                "a part of the pool memory remains in local memory that is not reserved for it"
+            );
         }
-        tracing::error!(
-            owner,
-            "a part of the pool memory remains in local memory that is not reserved for it"
-        );
     }
 
     /// Migrates the VMs' pages on other nodes back to a node of the pool. Linux ignores the memory
@@ -378,6 +371,20 @@ impl MemoryBlock {
         }
         failed == 0
     }
+}
+
+/// Repeats a migration back to the pool's node until all pages are on it: other pages can occupy the node
+/// for a while. Returns false after [`MOVE_BACK_ATTEMPTS_MAX`] attempts.
+fn retry_move_back(delay: Duration, mut migrate: impl FnMut() -> bool) -> bool {
+    for attempt in 1..=MOVE_BACK_ATTEMPTS_MAX {
+        if attempt > 1 {
+            std::thread::sleep(delay);
+        }
+        if migrate() {
+            return true;
+        }
+    }
+    false
 }
 
 impl Host for MemoryBlock {
@@ -522,6 +529,21 @@ mod tests {
             control_socket: None,
             is_rehomed: false,
         }
+    }
+
+    #[test]
+    fn move_back_is_retried_until_it_is_complete() {
+        let attempts_until = |complete_at: u32| {
+            let mut attempts = 0;
+            let is_complete = retry_move_back(Duration::ZERO, || {
+                attempts += 1;
+                attempts == complete_at
+            });
+            (is_complete, attempts)
+        };
+        assert_eq!(attempts_until(1), (true, 1));
+        assert_eq!(attempts_until(MOVE_BACK_ATTEMPTS_MAX), (true, MOVE_BACK_ATTEMPTS_MAX));
+        assert_eq!(attempts_until(0), (false, MOVE_BACK_ATTEMPTS_MAX));
     }
 
     #[test]

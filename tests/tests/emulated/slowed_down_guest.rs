@@ -5,7 +5,7 @@
 use emulated_host::Initrd;
 use tests::{
     emulated_rack::{EmulatedRack, plan},
-    linux_guests::artifacts,
+    linux_guests::{HUGE_PAGES_SCRIPT, artifacts},
     rack::programs_dir,
 };
 
@@ -18,8 +18,6 @@ const HOST_GIB: u32 = 4;
 const DATA_MIB: u64 = 850;
 /// Data of the calm guest, in MiB.
 const CALM_DATA_MIB: u64 = 256;
-/// Setup of hosts without QEMU: huge pages for files in memory, as `host-agent doctor` recommends.
-const HUGE_PAGES_SCRIPT: &str = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled\n";
 /// Data of a guest under QEMU, in MiB. QEMU's memory has small pages, and each takes a nested page fault.
 const QEMU_DATA_MIB: u64 = 128;
 /// Reads the data in each round. `cat` would pass the pages on without an access to their contents.

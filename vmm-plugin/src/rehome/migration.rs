@@ -56,9 +56,33 @@ pub(super) struct Migration<'a> {
     throttle: Throttle<'a>,
     buffer: Vec<u8>,
     copied_bytes: u64,
+    speed: CopySpeed,
+}
+
+/// Mean speed of all copies of an attempt.
+#[derive(Clone, Copy, Debug, Default)]
+struct CopySpeed {
     /// Copied pages, and pages that were skipped because they contain zeros.
-    examined_bytes: u64,
-    copy_time: Duration,
+    bytes: u64,
+    time: Duration,
+}
+
+impl CopySpeed {
+    fn record(&mut self, bytes: u64, time: Duration) {
+        self.bytes += bytes;
+        self.time += time;
+    }
+
+    /// Returns the estimated time to copy this many bytes, at a speed of at most
+    /// [`REHOME_COPY_BYTES_PER_S_MAX`].
+    fn estimate(&self, bytes: u64) -> Duration {
+        let nanoseconds = |per_bytes: u64, time: Duration| {
+            let estimate = u128::from(bytes) * time.as_nanos() / u128::from(per_bytes.max(1));
+            Duration::from_nanos(u64::try_from(estimate).unwrap_or(u64::MAX))
+        };
+        nanoseconds(self.bytes, self.time)
+            .max(nanoseconds(REHOME_COPY_BYTES_PER_S_MAX, Duration::from_secs(1)))
+    }
 }
 
 /// Result of the attempt to pause the guest and to complete the migration.
@@ -73,8 +97,7 @@ impl<'a> Migration<'a> {
     pub(super) fn new(rehomer: &'a Rehomer, regions: &'a [PoolRegion], spare: &'a SpareMemory) -> Self {
         let throttle = Throttle::new(&rehomer.vcpus, rehomer.limits.throttle_percent_max, Instant::now());
         let buffer = vec![0; REHOME_CHUNK_PAGES * PAGE_BYTES];
-        let (copied_bytes, examined_bytes, copy_time) = (0, 0, Duration::ZERO);
-        Self { rehomer, regions, spare, throttle, buffer, copied_bytes, examined_bytes, copy_time }
+        Self { rehomer, regions, spare, throttle, buffer, copied_bytes: 0, speed: CopySpeed::default() }
     }
 
     /// Moves the memory. Returns the time for which the guest was paused. After an error, the spare
@@ -111,7 +134,7 @@ impl<'a> Migration<'a> {
             self.copy_pages(&pages, round == 1)?;
             self.rehomer.shared.status().rounds = round;
             let written = self.take_written_pages()?;
-            if self.copy_estimate(&written) < self.rehomer.limits.pause_max {
+            if self.speed.estimate(written.bytes()) < self.rehomer.limits.pause_max {
                 match self.pause_and_complete(written)? {
                     Completion::Done(pause) => return Ok(pause),
                     Completion::PagesRemain(remaining) => pages = remaining,
@@ -148,17 +171,6 @@ impl<'a> Migration<'a> {
         Ok(pages)
     }
 
-    /// Returns the estimated time to copy pages, from the mean speed so far.
-    fn copy_estimate(&self, pages: &DirtyPages) -> Duration {
-        let nanoseconds = |bytes: u64, per_bytes: u64, time: Duration| {
-            let estimate = u128::from(bytes) * time.as_nanos() / u128::from(per_bytes.max(1));
-            Duration::from_nanos(u64::try_from(estimate).unwrap_or(u64::MAX))
-        };
-        let bytes = pages.bytes();
-        let at_measured_speed = nanoseconds(bytes, self.examined_bytes, self.copy_time);
-        at_measured_speed.max(nanoseconds(bytes, REHOME_COPY_BYTES_PER_S_MAX, Duration::from_secs(1)))
-    }
-
     /// Copies pages to the spare memory. In the first round, the spare memory contains zeros, and
     /// pages with zeros are skipped.
     fn copy_pages(&mut self, pages: &DirtyPages, skips_zeros: bool) -> Result<(), MigrationError> {
@@ -175,7 +187,7 @@ impl<'a> Migration<'a> {
                 self.throttle.update(Instant::now());
             }
         }
-        self.copy_time += start.elapsed();
+        self.speed.record(pages.bytes(), start.elapsed());
         Ok(())
     }
 
@@ -194,7 +206,6 @@ impl<'a> Migration<'a> {
             written = bytes as u64;
         }
         self.copied_bytes += written;
-        self.examined_bytes += bytes as u64;
         self.rehomer.shared.status().copied_bytes = self.copied_bytes;
         Ok(())
     }
@@ -218,7 +229,7 @@ impl<'a> Migration<'a> {
         let deadline = Instant::now() + REHOME_DEVICES_STOP_TIMEOUT.as_duration();
         let devices = self.rehomer.devices.quiesce(deadline).ok_or(MigrationError::DeviceBusy)?;
         remaining.add_all(&self.take_written_pages()?);
-        if self.copy_estimate(&remaining) > 2 * self.rehomer.limits.pause_max {
+        if self.speed.estimate(remaining.bytes()) > 2 * self.rehomer.limits.pause_max {
             return Ok(Some(remaining));
         }
         self.copy_pages(&remaining, false)?;
@@ -238,6 +249,17 @@ fn needs_throttle(round: u32, copied: u64, written: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copy_time_is_estimated_from_the_mean_speed_and_a_maximum_speed() {
+        let mut speed = CopySpeed::default();
+        assert_eq!(speed.estimate(REHOME_COPY_BYTES_PER_S_MAX), Duration::from_secs(1));
+        speed.record(6 << 20, Duration::from_secs(2));
+        speed.record(2 << 20, Duration::from_secs(2));
+        assert_eq!(speed.estimate(4 << 20), Duration::from_secs(2));
+        speed.record(REHOME_COPY_BYTES_PER_S_MAX * 100, Duration::ZERO);
+        assert_eq!(speed.estimate(REHOME_COPY_BYTES_PER_S_MAX), Duration::from_secs(1));
+    }
 
     #[test]
     fn throttle_increases_only_while_late_rounds_do_not_halve_the_pages() {
