@@ -109,6 +109,13 @@ pub trait Host: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Checks that no process has the slices of a VM open or mapped, after its VMM has reported that it
+    /// does not use them.
+    ///
+    /// # Errors
+    /// [`HostError::InUse`] if a process has a slice; another variant if the processes cannot be listed.
+    fn check_slices_unused(&self, record: &VmRecord) -> Result<(), HostError>;
+
     /// Registers a running VM to which an earlier agent passed its memory.
     fn adopt_running_vm(&self, _: &VmRecord) {}
 

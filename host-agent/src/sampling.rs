@@ -115,8 +115,6 @@ fn is_sampled(record: &VmRecord) -> bool {
 /// Sources of the measurements.
 #[derive(Debug)]
 struct Sampler {
-    /// Open connections to VMMs; a connection is dropped after an error.
-    clients: BTreeMap<ReservationId, VmmClient>,
     /// Access sampling of VMs whose VMM has no control socket.
     damon: DamonThread,
     /// Measurements without help of the VMM. `None` after a panic of a measurement.
@@ -155,8 +153,8 @@ impl Sampler {
         let metrics = Arc::clone(&inputs.metrics);
         let (sys, pool_latency_ratio) = (Sysfs::at(inputs.sys), inputs.pool_latency_ratio);
         let measurements = Some(Measurements::new(&sys, Arc::clone(&metrics)));
-        let (clients, samples_after_move) = Default::default();
-        Self { clients, damon, measurements, samples_after_move, sys, pool_latency_ratio, metrics }
+        let samples_after_move = BTreeMap::new();
+        Self { damon, measurements, samples_after_move, sys, pool_latency_ratio, metrics }
     }
 
     /// Removes the VMs whose moves the manager has measured: their counters would use file descriptors
@@ -262,26 +260,19 @@ impl Sampler {
     async fn call_vmms(&mut self, targets: Vec<Target>) -> Vec<(ReservationId, AccessResult)> {
         let permits = Arc::new(Semaphore::new(VMM_CALLS_IN_FLIGHT_MAX));
         let mut calls = JoinSet::new();
-        // Connections to VMs that have ended are dropped.
-        let mut clients = std::mem::take(&mut self.clients);
         for target in targets {
-            let (client, permits) = (clients.remove(&target.reservation), Arc::clone(&permits));
+            let permits = Arc::clone(&permits);
             calls.spawn(async move {
                 let _permit = permits.acquire_owned().await;
                 let reservation = target.reservation;
-                let called =
-                    tokio::time::timeout(VMM_RESPONSE_TIMEOUT.as_duration(), call_vmm(client, target));
+                let called = tokio::time::timeout(VMM_RESPONSE_TIMEOUT.as_duration(), call_vmm(target));
                 let late = |_| Err(format!("the VMM did not reply within {VMM_RESPONSE_TIMEOUT}"));
                 (reservation, called.await.unwrap_or_else(late))
             });
         }
         let mut results = Vec::new();
         while let Some(called) = calls.join_next().await {
-            let Ok((reservation, called)) = called else { continue }; // a panicked call has no sample
-            let result = called.map(|(client, interval)| {
-                self.clients.insert(reservation, client);
-                interval
-            });
+            let Ok((reservation, result)) = called else { continue }; // a panicked call has no sample
             if result.is_err() {
                 self.metrics.count_sampling_failure(Measurement::Accesses);
             }
@@ -291,19 +282,13 @@ impl Sampler {
     }
 }
 
-async fn call_vmm(
-    client: Option<VmmClient>,
-    target: Target,
-) -> Result<(VmmClient, Option<Interval>), String> {
+/// Samples the accesses of a VM. The connection is closed afterwards, so that a VMM cannot occupy the agent
+/// with messages between two samples.
+async fn call_vmm(target: Target) -> AccessResult {
     let path = target.control_socket.ok_or("the VMM has no control socket")?;
-    let mut client = match client {
-        Some(client) => client,
-        None => VmmClient::connect(path, target.process).await.map_err(|error| units::chain(&error))?,
-    };
+    let mut client = VmmClient::connect(path, target.process).await.map_err(|error| units::chain(&error))?;
     let response = client.sample_access().await.map_err(|error| units::chain(&error))?;
-    let interval =
-        response.interval_ms.map(|length_ms| Interval { length_ms, accessed: combine(&response.nodes) });
-    Ok((client, interval))
+    Ok(response.interval_ms.map(|length_ms| Interval { length_ms, accessed: combine(&response.nodes) }))
 }
 
 /// Combines the results of all pool nodes of a VM, weighted by the sizes of the nodes. Returns `None`

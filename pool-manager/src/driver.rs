@@ -140,8 +140,9 @@ struct SharedDriver {
     clock: Clock,
     published: broadcast::Sender<WriteChunk>,
     changed: watch::Sender<u64>,
-    /// Limits the number of open watch streams.
-    watch_permits: Arc<Semaphore>,
+    /// Limit the number of open watch streams of each service.
+    scheduler_watch_permits: Arc<Semaphore>,
+    admin_watch_permits: Arc<Semaphore>,
 }
 
 impl SharedDriver {
@@ -186,6 +187,16 @@ impl SharedDriver {
     fn notify_change(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
+}
+
+/// Service with watch streams. Each service has its own limit, so that schedulers cannot prevent the
+/// streams of administrators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchService {
+    /// `WatchCapacity` and `WatchMigrations`.
+    Scheduler,
+    /// `Watch`.
+    Admin,
 }
 
 /// Handle to the driver for requests and agents; cheap to clone.
@@ -414,9 +425,14 @@ impl Handle {
         self.0.changed.subscribe()
     }
 
-    /// Reserves one of the [`WATCH_STREAMS_MAX`] watch streams. Returns `None` if all of them are open.
-    pub fn try_watch_permit(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.0.watch_permits).try_acquire_owned().ok()
+    /// Reserves one of the [`WATCH_STREAMS_MAX`] watch streams of a service. Returns `None` if all of them
+    /// are open.
+    pub fn try_watch_permit(&self, service: WatchService) -> Option<OwnedSemaphorePermit> {
+        let permits = match service {
+            WatchService::Scheduler => &self.0.scheduler_watch_permits,
+            WatchService::Admin => &self.0.admin_watch_permits,
+        };
+        Arc::clone(permits).try_acquire_owned().ok()
     }
 }
 
@@ -474,7 +490,8 @@ pub fn start(
         clock,
         published: broadcast::channel(WATCH_CHUNKS_QUEUED_MAX).0,
         changed: watch::channel(0).0,
-        watch_permits: Arc::new(Semaphore::new(WATCH_STREAMS_MAX)),
+        scheduler_watch_permits: Arc::new(Semaphore::new(WATCH_STREAMS_MAX)),
+        admin_watch_permits: Arc::new(Semaphore::new(WATCH_STREAMS_MAX)),
     });
     let mut thread = DriverThread::new(Arc::clone(&shared), LedgerStore::new(store, restored), metrics);
     let (end, ended) = oneshot::channel();

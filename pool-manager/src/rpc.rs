@@ -21,8 +21,13 @@ use tonic::{Request, Status};
 use units::{Fraction, Name, Ns, limits::WATCH_STREAMS_MAX};
 
 use crate::{
-    config::RehomePolicy, driver::Handle, forecasts::Forecasts, metrics::Metrics, monitor::Monitor,
-    role::Role, shares::Shares,
+    config::RehomePolicy,
+    driver::{Handle, WatchService},
+    forecasts::Forecasts,
+    metrics::Metrics,
+    monitor::Monitor,
+    role::Role,
+    shares::Shares,
 };
 use identity::Identity;
 use status::resource_exhausted;
@@ -68,15 +73,15 @@ pub struct Policy {
 }
 
 impl ServiceContext {
-    /// Reserves a watch stream, or returns RESOURCE_EXHAUSTED if too many streams are open.
-    fn acquire_watch_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
+    /// Reserves a watch stream of a service, or returns RESOURCE_EXHAUSTED if too many streams are open.
+    fn acquire_watch_permit(&self, service: WatchService) -> Result<OwnedSemaphorePermit, Status> {
         let limit_error = || {
             resource_exhausted(
                 "TOO_MANY_WATCHERS",
                 format!("{WATCH_STREAMS_MAX} watch streams are open: try again later"),
             )
         };
-        self.driver.try_watch_permit().ok_or_else(limit_error)
+        self.driver.try_watch_permit(service).ok_or_else(limit_error)
     }
 
     /// Checks that a caller has the role admin, and returns the caller's name for the audit log.

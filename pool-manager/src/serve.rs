@@ -395,17 +395,21 @@ async fn build_router(shared: ServiceContext) -> Router {
     health.set_serving::<AdminServer<Admin>>().await;
     health.set_serving::<AgentServer<Agent>>().await;
     health.set_serving::<ModelsServer<Models>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(proto::v1::MANAGER_FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET) // types of error details
-        .with_service_name(<SchedulerServer<Scheduler> as NamedService>::NAME)
-        .with_service_name(<AdminServer<Admin> as NamedService>::NAME)
-        .with_service_name(<ModelsServer<Models> as NamedService>::NAME)
-        .with_service_name(<AgentServer<Agent> as NamedService>::NAME)
-        .with_service_name("grpc.health.v1.Health")
-        .build_v1()
-        .expect("the file descriptor sets are valid");
+    // Version 1alpha is for clients such as those of Python, which do not use version 1.
+    let reflection_builder = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::v1::MANAGER_FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET) // types of error details
+            .with_service_name(<SchedulerServer<Scheduler> as NamedService>::NAME)
+            .with_service_name(<AdminServer<Admin> as NamedService>::NAME)
+            .with_service_name(<ModelsServer<Models> as NamedService>::NAME)
+            .with_service_name(<AgentServer<Agent> as NamedService>::NAME)
+            .with_service_name("grpc.health.v1.Health")
+    };
+    let reflection = reflection_builder().build_v1().expect("the file descriptor sets are valid");
+    let reflection_v1alpha =
+        reflection_builder().build_v1alpha().expect("the file descriptor sets are valid");
     let rpc = Arc::clone(&shared.metrics.rpc);
     let scheduler =
         SchedulerServer::new(Scheduler(shared.clone())).max_decoding_message_size(RPC_MESSAGE_BYTES_MAX);
@@ -418,6 +422,7 @@ async fn build_router(shared: ServiceContext) -> Router {
         .http2_keepalive_timeout(Some(SESSION_SILENCE_TIMEOUT.as_duration()))
         .layer(CallCounterLayer)
         .add_service(reflection)
+        .add_service(reflection_v1alpha)
         .add_service(CountedService::new(scheduler, &rpc))
         .add_service(CountedService::new(admin, &rpc))
         .add_service(CountedService::new(models, &rpc))

@@ -57,7 +57,8 @@ enum Operation {
     Symbiosis(symbiosis::Args),
     /// Open a shell on a host; Ctrl-] closes the shell
     Shell { host: String },
-    /// Run a command on a host and exit with its exit code
+    /// Run a command on a host and exit with its exit code. The arguments are joined by spaces, and the
+    /// host's shell runs the result, as with ssh
     Run {
         host: String,
         #[arg(required = true, last = true)]

@@ -67,8 +67,8 @@ pub struct Ledger {
     by_request: IndexMap<RequestKey, ReservationId, FxBuildHasher>,
     deadlines: BTreeSet<(Ns, ReservationId)>,
     broken: BTreeSet<ReservationId>,
-    /// Retry times of declined migration requests.
-    declined: BTreeSet<(Ns, MigrationKey)>,
+    /// Times at which answered migration requests are repeated.
+    answered: BTreeSet<(Ns, MigrationKey)>,
     /// Times at which migration requests because of slowdowns expire.
     expiring: BTreeSet<(Ns, MigrationKey)>,
     /// Ended reservations that can expire: they have no outstanding slices and no running process.
@@ -254,7 +254,7 @@ impl Ledger {
             by_request: IndexMap::default(),
             deadlines: BTreeSet::new(),
             broken: BTreeSet::new(),
-            declined: BTreeSet::new(),
+            answered: BTreeSet::new(),
             expiring: BTreeSet::new(),
             ended: EndedRequests::default(),
             outstanding_slices: IndexMap::default(),
@@ -497,7 +497,7 @@ impl Ledger {
         let key = migration.kind().of(id);
         self.remove_migration(key);
         self.meta.next_migration.0 = self.meta.next_migration.0.max(migration.id.0.saturating_add(1));
-        self.declined.extend(migration.retry_at.map(|at| (at, key)));
+        self.answered.extend(migration.retry_at.map(|at| (at, key)));
         self.expiring.extend(migration.slowdown.map(|slowdown| (slowdown.expires_at, key)));
         self.migrations.insert(key, migration);
     }
@@ -505,7 +505,7 @@ impl Ledger {
     fn remove_migration(&mut self, key: MigrationKey) {
         let Some(old) = self.migrations.remove(&key) else { return };
         if let Some(at) = old.retry_at {
-            self.declined.remove(&(at, key));
+            self.answered.remove(&(at, key));
         }
         if let Some(slowdown) = old.slowdown {
             self.expiring.remove(&(slowdown.expires_at, key));

@@ -84,6 +84,8 @@ pub const REHOME_PAUSE_MAX: Ns = Ns::ms(20);
 /// Maximum speed of copying pages that is assumed, in bytes per second. The measured speed is
 /// unreliable before many pages were copied.
 pub const REHOME_COPY_BYTES_PER_S_MAX: u64 = 4 << 30;
+/// Longest delay between two checks whether a VM still uses slices that its VMM claims to have left.
+pub const REHOME_USE_CHECK_DELAY_MAX: Ns = Ns::secs(60);
 /// Maximum number of rounds in which the pool memory of a guest is copied to local memory.
 pub const REHOME_ROUNDS_MAX: u32 = 40;
 /// Number of rounds before the vCPUs of a guest are throttled.
@@ -266,7 +268,7 @@ pub const BATCH_DELAY: Ns = Ns::ms(10);
 pub const WATCH_CHUNKS_QUEUED_MAX: usize = 4096;
 /// Maximum number of records in one chunk that is sent to watchers.
 pub const RECORDS_PER_WATCH_CHUNK_MAX: usize = 64;
-/// Maximum total number of open Watch, WatchCapacity and WatchMigrations streams.
+/// Maximum number of open Watch streams, and of open WatchCapacity and WatchMigrations streams.
 pub const WATCH_STREAMS_MAX: usize = 256;
 /// Interval between two attempts of `tarn watch` to reconnect to the manager.
 pub const WATCH_RETRY_INTERVAL: Ns = Ns::ms(200);
@@ -387,6 +389,8 @@ pub const HOSTS_ADDED_SINCE_BACKUP_MAX: u32 = 1 << 16;
 pub const COMMIT_TIMEOUT_DEFAULT: Ns = Ns::secs(300);
 /// Longest configurable time within which a reservation must be committed.
 pub const COMMIT_TIMEOUT_MAX: Ns = Ns::secs(24 * 3600);
+/// Delay before the manager repeats an accepted or completed request because of a slowdown that lasts.
+pub const SLOWDOWN_REQUEST_REPEAT_AFTER: Ns = Ns::secs(3600);
 /// Delay before the manager repeats a declined migration request.
 pub const MIGRATION_REQUEST_RETRY_AFTER: Ns = Ns::secs(600);
 /// Number of attempts to move the pool memory of a VM to local memory after which the manager starts

@@ -10,7 +10,10 @@ use tokio::{sync::watch, time::Instant};
 use tonic::Code;
 use units::{
     Bytes, Name, ReservationId, SLICE,
-    limits::{REHOME_CALL_FAILURES_MAX, REHOME_DURATION_MAX, REHOME_POLL_INTERVAL, VMM_RESPONSE_TIMEOUT},
+    limits::{
+        REASON_BYTES_MAX, REHOME_CALL_FAILURES_MAX, REHOME_DURATION_MAX, REHOME_POLL_INTERVAL,
+        REHOME_USE_CHECK_DELAY_MAX, VMM_RESPONSE_TIMEOUT,
+    },
 };
 
 use super::{Driver, calls::join};
@@ -43,6 +46,7 @@ impl Driver {
     /// Starts the task of a VM. With `is_cancelled`, the task only cancels a move by the VMM.
     fn spawn_rehome(&mut self, reservation: ReservationId, is_cancelled: bool, is_resumed: bool) {
         let Some(record) = self.agent.live_record(reservation).cloned() else { return };
+        let vm = record.vm.clone();
         let (cancel, cancelled) = watch::channel(is_cancelled);
         self.rehomes.insert(reservation, cancel);
         let host = Arc::clone(&self.host);
@@ -50,13 +54,13 @@ impl Driver {
             let result = move_memory(host, record, cancelled, is_resumed).await;
             match &result {
                 // The kernel has moved the memory.
-                Ok(wire::RehomeStatus { duration_us: 0, .. }) => tracing::info!(%reservation, "moved pool memory to local memory"),
+                Ok(wire::RehomeStatus { duration_us: 0, .. }) => tracing::info!(%vm, %reservation, "the kernel has moved pool memory to local memory"),
                 Ok(wire::RehomeStatus { pause_us, duration_us, rounds, copied_bytes, .. }) => {
-                    tracing::info!(%reservation, pause_us, duration_us, rounds, copied_bytes, "moved pool memory to local memory");
+                    tracing::info!(%vm, %reservation, pause_us, duration_us, rounds, copied_bytes, "moved pool memory to local memory");
                 }
                 // An agent that starts cancels all moves, most of which do not exist.
-                Err(reason) if is_cancelled => tracing::debug!(%reservation, reason, "no move was in progress"),
-                Err(reason) => tracing::warn!(%reservation, reason, "cannot move pool memory to local memory"),
+                Err(reason) if is_cancelled => tracing::debug!(%vm, %reservation, reason, "no move was in progress"),
+                Err(reason) => tracing::warn!(%vm, %reservation, reason, "cannot move pool memory to local memory"),
             }
             Event::RehomeEnded { reservation, result: result.map(drop) }
         });
@@ -74,18 +78,44 @@ async fn move_memory(
     let moved_by_host = if *is_cancelled.borrow() {
         None
     } else {
-        let record = record.clone();
+        let (host, record) = (Arc::clone(&host), record.clone());
         join(tokio::task::spawn_blocking(move || host.rehome(&record)).await)
     };
     let bytes = record.used_slices().map(|_| SLICE).sum();
-    match (moved_by_host, record.control_socket) {
+    match (moved_by_host, record.control_socket.clone()) {
         (Some(Ok(())), _) => Ok(wire::RehomeStatus::default()),
         (Some(Err(error)), _) => Err(units::chain(&error)),
         (None, Some(socket)) => {
-            let vmm = VmmProcess { vm: record.vm, socket, process: record.process };
-            RehomeCalls::new(vmm, bytes, is_cancelled, is_resumed).run().await
+            let vmm = VmmProcess { vm: record.vm.clone(), socket, process: record.process.clone() };
+            let status = RehomeCalls::new(vmm, bytes, is_cancelled, is_resumed).run().await?;
+            wait_until_slices_are_unused(host, record).await?;
+            Ok(status)
         }
         (None, None) => Err("the VMM has no control socket".to_owned()),
+    }
+}
+
+/// Waits until no process uses the slices of a VM whose VMM has reported a completed move. The word of the
+/// VMM does not suffice: the ledger would count local memory for a VM that still uses the pool. The error
+/// is that the VM has ended.
+async fn wait_until_slices_are_unused(host: Arc<dyn Host>, record: VmRecord) -> Result<(), String> {
+    let mut delay = REHOME_POLL_INTERVAL.as_duration();
+    let record = Arc::new(record);
+    loop {
+        let checked = {
+            let (host, record) = (Arc::clone(&host), Arc::clone(&record));
+            join(tokio::task::spawn_blocking(move || host.check_slices_unused(&record)).await)
+        };
+        let Err(error) = checked else { return Ok(()) };
+        if matches!(ProcessHandle::open(&record.process), Ok(None)) {
+            return Err("the VM has ended".to_owned());
+        }
+        if delay >= REHOME_USE_CHECK_DELAY_MAX.as_duration() {
+            let (vm, error) = (record.vm.as_str(), units::chain(&error));
+            tracing::warn!(vm, error, "the VMM reports that it has moved its pool memory, but still uses it");
+        }
+        tokio::time::sleep(delay).await;
+        delay = (2 * delay).min(REHOME_USE_CHECK_DELAY_MAX.as_duration());
     }
 }
 
@@ -100,6 +130,12 @@ fn check_memory_limit(cgroups: Option<Sysfs>, cgroup: &str, needed: Bytes) -> Re
         Ok(_) => Ok(()),
         Err(error) => Err(units::chain(&error)),
     }
+}
+
+/// Shortens a text of a VMM to [`REASON_BYTES_MAX`].
+fn shorten(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(REASON_BYTES_MAX));
+    text
 }
 
 /// Error of a call of a VMM.
@@ -122,7 +158,7 @@ impl CallError {
 
     fn reason(&self) -> String {
         match self {
-            Self::Vmm(error) => units::chain(error),
+            Self::Vmm(error) => shorten(units::chain(error)),
             Self::NotAllowed(reason) => reason.clone(),
         }
     }
@@ -182,23 +218,28 @@ impl RehomeCalls {
     async fn run(mut self) -> Result<wire::RehomeStatus, String> {
         let mut failures = 0;
         loop {
+            let was_acknowledged = self.is_acknowledged;
             let called = tokio::time::timeout(VMM_RESPONSE_TIMEOUT.as_duration(), self.call()).await;
             let problem = match called {
                 Ok(Ok(status)) => match status.state() {
                     RehomeState::Done => return Ok(status),
                     RehomeState::Failed if self.is_late() => {
-                        return Err(format!("took longer than {REHOME_DURATION_MAX}: {}", status.reason));
+                        let reason = shorten(status.reason);
+                        return Err(format!("took longer than {REHOME_DURATION_MAX}: {reason}"));
                     }
-                    RehomeState::Failed => return Err(status.reason),
+                    RehomeState::Failed => return Err(shorten(status.reason)),
                     RehomeState::Copying | RehomeState::Cancelling => {
                         self.wait().await;
                         continue;
                     }
-                    RehomeState::None | RehomeState::Unspecified => {
+                    RehomeState::None if !was_acknowledged => {
                         return Err("the VMM has started no move".to_owned());
                     }
+                    // A VMM that has started a move may use the memory of the move.
+                    RehomeState::None => "the VMM does not know of the move that it has started".to_owned(),
+                    RehomeState::Unspecified => format!("the VMM reports the unknown state {}", status.state),
                 },
-                Ok(Err(error)) if error.is_unsupported() => return Err(error.reason()),
+                Ok(Err(error)) if error.is_unsupported() && !was_acknowledged => return Err(error.reason()),
                 Ok(Err(error)) if !self.may_be_started && !error.is_temporary() => {
                     return Err(error.reason());
                 }
@@ -298,7 +339,7 @@ mod tests {
     use tonic::{Request, Response, Status};
 
     use super::*;
-    use crate::host::sysfs::fake::FakeSysfs;
+    use crate::host::{fake::Fake, sysfs::fake::FakeSysfs};
 
     /// VMM that replies to the methods of moves with scripted replies, and records the methods.
     #[derive(Clone, Default)]
@@ -472,6 +513,49 @@ mod tests {
         let rejected = Err(Status::permission_denied("no"));
         let replies = vec![Ok(RehomeState::Copying), rejected.clone(), rejected, Ok(RehomeState::Done)];
         assert_eq!(run(replies, None).await, (Ok(()), vec!["rehome", "get", "get", "get"]));
+    }
+
+    /// The VMM may copy the memory although it denies this, so the booked local memory is not released.
+    #[tokio::test]
+    async fn started_move_does_not_end_with_a_denial() {
+        let unsupported = Err(Status::unimplemented("GetRehome"));
+        let (none, unknown) = (Ok(RehomeState::None), Ok(RehomeState::Unspecified));
+        let replies = vec![Ok(RehomeState::Copying), unsupported, none, unknown, Ok(RehomeState::Failed)];
+        let calls = vec!["rehome", "get", "get", "get", "get"];
+        assert_eq!(run(replies, None).await, (Err("busy".into()), calls));
+    }
+
+    #[tokio::test]
+    async fn completed_move_is_not_believed_while_the_slices_are_in_use() {
+        let fake = Arc::new(Fake::default());
+        fake.set_slices_in_use(true);
+        let own = identify_process(std::process::id()).unwrap();
+        let record = VmRecord {
+            reservation: ReservationId(1),
+            vm: Name::new("a").unwrap(),
+            process: own,
+            local: Bytes::ZERO,
+            pinned: false,
+            uid: None,
+            slices: std::collections::BTreeMap::new(),
+            control_socket: None,
+            is_rehomed: false,
+        };
+        let waiting = tokio::spawn(wait_until_slices_are_unused(Arc::<Fake>::clone(&fake), record.clone()));
+        tokio::time::sleep(2 * REHOME_POLL_INTERVAL.as_duration()).await;
+        assert!(!waiting.is_finished());
+        fake.set_slices_in_use(false);
+        assert_eq!(waiting.await.unwrap(), Ok(()));
+        fake.set_slices_in_use(true);
+        let ended = Process { started: 1, ..record.process.clone() };
+        let result = wait_until_slices_are_unused(fake, VmRecord { process: ended, ..record }).await;
+        assert_eq!(result, Err("the VM has ended".to_owned()));
+    }
+
+    #[test]
+    fn long_text_of_a_vmm_is_shortened_between_characters() {
+        assert_eq!(shorten("ab".to_owned()), "ab");
+        assert_eq!(shorten("aß".repeat(60_000)).len(), REASON_BYTES_MAX - 1);
     }
 
     #[tokio::test]

@@ -43,6 +43,10 @@ impl Host for Dax {
         Ok(())
     }
 
+    fn check_slices_unused(&self, record: &VmRecord) -> Result<(), HostError> {
+        record.slices.values().try_for_each(|handle| self.ranges.check_slice_unused(&handle.place))
+    }
+
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         if verify {
             self.ranges.check_slice_unused(&handle.place)?;

@@ -54,6 +54,10 @@ impl Host for Emulated {
         Ok(())
     }
 
+    fn check_slices_unused(&self, record: &VmRecord) -> Result<(), HostError> {
+        record.slices.values().try_for_each(|handle| check_slice_unused(Path::new(&*handle.place)))
+    }
+
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {
         if verify {
             check_slice_unused(Path::new(&*handle.place))?;

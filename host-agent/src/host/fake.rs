@@ -35,6 +35,7 @@ pub struct Fake(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
+    are_slices_in_use: bool,
     open: BTreeSet<Holding>,
     dirty: BTreeSet<Holding>,
     failing: BTreeMap<Call, usize>,
@@ -62,6 +63,11 @@ impl Fake {
     /// Marks a slice as not zero, so that opening it with a check fails.
     pub fn make_slice_nonzero(&self, holding: Holding) {
         self.table().dirty.insert(holding);
+    }
+
+    /// Sets whether a process uses the slices of all VMs.
+    pub fn set_slices_in_use(&self, are_in_use: bool) {
+        self.table().are_slices_in_use = are_in_use;
     }
 
     /// Sets the memory usage that is reported for a VM.
@@ -111,6 +117,13 @@ impl Host for Fake {
         let mut table = self.call(Call::Offline, &handle.place)?;
         table.open.remove(&holding);
         table.calls.push((Call::Offline, holding));
+        Ok(())
+    }
+
+    fn check_slices_unused(&self, _: &VmRecord) -> Result<(), HostError> {
+        if self.table().are_slices_in_use {
+            return Err(HostError::InUse { path: "slice".into(), pids: vec![std::process::id()] });
+        }
         Ok(())
     }
 

@@ -152,19 +152,21 @@ impl MemoryBlock {
         Ok(file)
     }
 
+    /// Returns the memfd of a slice, also if it was opened by an earlier agent and a VM still uses it.
+    fn find_memfd(&self, holding: Holding) -> Result<Option<File>, HostError> {
+        match self.memfd(holding) {
+            Some(file) => Ok(Some(file)),
+            None => Ok(process::find_memfd(&memfd_name(holding))?),
+        }
+    }
+
     /// Releases the memfd of a slice. With `verify`, checks first that no process has the memfd
     /// open or mapped. Otherwise truncates the memfd, so that its users lose the memory at once.
     fn remove_memfd(&self, holding: Holding, verify: bool) -> Result<(), HostError> {
         let name = memfd_name(holding);
-        let file = match self.open.file(holding) {
-            Some(file) => Some(file),
-            None => process::find_memfd(&name)?.map(|file| Arc::new(file.into())),
-        };
-        let Some(file) = file else { return Ok(()) };
-        let file = file.try_clone().map(File::from).map_err(|errno| HostError::io("open", &name, errno))?;
+        let Some(file) = self.find_memfd(holding)? else { return Ok(()) };
         if verify {
-            let metadata = file.metadata().map_err(|errno| HostError::io("stat", &name, errno))?;
-            check_file_unused(Path::new(&name), FileId::of(&metadata))?;
+            check_memfd_unused(&file, &name)?;
         } else {
             file.set_len(0).map_err(|errno| HostError::io("truncate", &name, errno))?;
         }
@@ -373,6 +375,12 @@ impl MemoryBlock {
     }
 }
 
+/// Checks that no other process has the memfd of a slice open or mapped.
+fn check_memfd_unused(file: &File, name: &str) -> Result<(), HostError> {
+    let metadata = file.metadata().map_err(|errno| HostError::io("stat", name, errno))?;
+    check_file_unused(Path::new(name), FileId::of(&metadata))
+}
+
 /// Repeats a migration back to the pool's node until all pages are on it: other pages can occupy the node
 /// for a while. Returns false after [`MOVE_BACK_ATTEMPTS_MAX`] attempts.
 fn retry_move_back(delay: Duration, mut migrate: impl FnMut() -> bool) -> bool {
@@ -397,6 +405,13 @@ impl Host for MemoryBlock {
         let file = self.find_or_create_memfd(holding, slices.node(), check_zero)?;
         self.open.insert_memfd(holding, file);
         Ok(())
+    }
+
+    fn check_slices_unused(&self, record: &VmRecord) -> Result<(), HostError> {
+        record.slices.keys().try_for_each(|holding| {
+            let file = self.find_memfd(*holding)?;
+            file.map_or(Ok(()), |file| check_memfd_unused(&file, &memfd_name(*holding)))
+        })
     }
 
     fn offline(&self, holding: Holding, handle: &Handle, verify: bool) -> Result<(), HostError> {

@@ -73,16 +73,16 @@ pub fn select_client_name(claimed: &str, certified: Option<&Name>) -> Result<Nam
     }
 }
 
-/// Validates the reason that an operator gives for a command.
+/// Validates the reason that an operator gives for a command, or a scheduler for an answer.
 ///
 /// # Errors
 /// [`InvalidField`] if the reason has more than [`REASON_BYTES_MAX`] bytes.
-pub fn check_reason(text: String) -> Result<String, InvalidField> {
+pub fn check_reason(field: &'static str, text: String) -> Result<String, InvalidField> {
     if text.len() <= REASON_BYTES_MAX {
         Ok(text)
     } else {
         Err(InvalidField::new(
-            "reason",
+            field,
             format!("{} bytes", text.len()),
             format!("must be at most {REASON_BYTES_MAX}"),
         ))

@@ -371,11 +371,13 @@ async fn large_write_is_published_in_chunks() {
 #[tokio::test(flavor = "multi_thread")]
 async fn number_of_watchers_is_limited() {
     let driver = TestDriver::start(8).await;
+    let permit = |service| driver.handle.try_watch_permit(service);
     let mut permits: Vec<_> =
-        (0..WATCH_STREAMS_MAX).map(|_| driver.handle.try_watch_permit().unwrap()).collect();
-    assert!(driver.handle.try_watch_permit().is_none());
+        (0..WATCH_STREAMS_MAX).map(|_| permit(WatchService::Scheduler).unwrap()).collect();
+    assert!(permit(WatchService::Scheduler).is_none());
+    assert!(permit(WatchService::Admin).is_some(), "schedulers do not prevent streams of administrators");
     permits.pop();
-    assert!(driver.handle.try_watch_permit().is_some());
+    assert!(permit(WatchService::Scheduler).is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]

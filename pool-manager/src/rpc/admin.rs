@@ -23,7 +23,7 @@ use crate::{
         self, InvalidField,
         lists::{self, ListChunk},
     },
-    driver::DriverError,
+    driver::{DriverError, WatchService},
     write_chunk::WriteChunk,
 };
 
@@ -81,7 +81,7 @@ impl Admin {
         let actor = self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let place = convert::parse_scheduling_target(request.target).map_err(invalid_argument)?;
-        let reason = convert::check_reason(request.reason).map_err(invalid_argument)?;
+        let reason = convert::check_reason("reason", request.reason).map_err(invalid_argument)?;
         self.request_target(PoolRequest::Schedule { place, to, actor, reason }).await
     }
 }
@@ -307,7 +307,7 @@ impl admin_server::Admin for Admin {
         let actor = self.0.admit_operator(&request)?;
         let request = request.into_inner();
         let host = convert::parse_name("host", &request.host).map_err(invalid_argument)?;
-        let reason = convert::check_reason(request.reason).map_err(invalid_argument)?;
+        let reason = convert::check_reason("reason", request.reason).map_err(invalid_argument)?;
         self.request_target(PoolRequest::Fence {
             host,
             powered_off: request.confirm_powered_off,
@@ -321,7 +321,7 @@ impl admin_server::Admin for Admin {
 
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Reply<Self::WatchStream> {
         self.0.admit_operator(&request)?;
-        let permit = self.0.acquire_watch_permit()?;
+        let permit = self.0.acquire_watch_permit(WatchService::Admin)?;
         let (sender, receiver) = tokio::sync::mpsc::channel(EVENTS_QUEUED_MAX);
         let events = forward_events(self.0.clone(), self.0.driver.subscribe_to_changes(), sender);
         tokio::spawn(async move {

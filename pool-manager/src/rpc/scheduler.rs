@@ -114,7 +114,7 @@ impl scheduler_server::Scheduler for Scheduler {
         if force && request.reason.is_empty() {
             return Err(invalid_argument(InvalidField::new("reason", "is empty:", "required with force")));
         }
-        let reason = convert::check_reason(request.reason).map_err(invalid_argument)?;
+        let reason = convert::check_reason("reason", request.reason).map_err(invalid_argument)?;
         let target = convert::parse_reservation_ref(request.target).map_err(invalid_argument)?;
         self.request_reservation(PoolRequest::Release { target, force, reason, actor }).await
     }
@@ -176,7 +176,7 @@ impl scheduler_server::Scheduler for Scheduler {
         };
         let vm = convert::parse_name("vm", &request.vm).map_err(invalid_argument)?;
         let id = convert::parse_migration_id(&request.id).map_err(invalid_argument)?;
-        let explanation = convert::check_reason(request.answer).map_err(invalid_argument)?;
+        let explanation = convert::check_reason("answer", request.answer).map_err(invalid_argument)?;
         let reply = self
             .0
             .driver

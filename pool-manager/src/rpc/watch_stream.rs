@@ -10,6 +10,7 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Response, Status};
 
 use super::{ServiceContext, status::stopping_status};
+use crate::driver::WatchService;
 
 /// Stream of messages to one watcher.
 pub(super) type MessageStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -79,7 +80,7 @@ pub(super) fn watch_objects<V: Send + 'static, T: WatchedObject>(
     copy: impl Fn(&Manager) -> V + Copy + Send + Sync + 'static,
     convert: impl Fn(V) -> Vec<T> + Copy + Send + Sync + 'static,
 ) -> Result<Response<MessageStream<T>>, Status> {
-    let permit = shared.acquire_watch_permit()?;
+    let permit = shared.acquire_watch_permit(WatchService::Scheduler)?;
     let mut changed = shared.driver.subscribe_to_notifications();
     let (sender, receiver) = mpsc::channel(QUEUED_MESSAGES_MAX);
     let shared = shared.clone();

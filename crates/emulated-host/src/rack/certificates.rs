@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use crate::HostError;
 
@@ -44,12 +44,16 @@ pub(super) fn copy(from: &Path, folder: &Path, names: &[&str]) -> Result<(), Hos
 /// each file.
 fn generate_certificates(names: &[&str]) -> Result<Vec<(String, String)>, rcgen::Error> {
     let mut authority = CertificateParams::new(Vec::new())?;
+    authority.distinguished_name.push(DnType::CommonName, "Tarn rack CA");
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
     let mut files = vec![("ca.pem".to_owned(), authority.pem())];
     for name in names {
         let key = KeyPair::generate()?;
-        let certificate = CertificateParams::new(vec![(*name).to_owned()])?.signed_by(&key, &authority)?;
+        let mut certificate = CertificateParams::new(vec![(*name).to_owned()])?;
+        // Some TLS libraries take a certificate with the name of its issuer for self-signed.
+        certificate.distinguished_name.push(DnType::CommonName, *name);
+        let certificate = certificate.signed_by(&key, &authority)?;
         files.push((format!("{name}.pem"), certificate.pem()));
         files.push((format!("{name}.key"), key.serialize_pem()));
     }

@@ -5,7 +5,7 @@
 
 use std::ops::Bound;
 
-use units::limits::{MIGRATION_REQUEST_RETRY_AFTER, SLOWDOWN_REQUEST_TTL};
+use units::limits::{MIGRATION_REQUEST_RETRY_AFTER, SLOWDOWN_REQUEST_REPEAT_AFTER, SLOWDOWN_REQUEST_TTL};
 use units::{MigrationId, Name, Ns, ReservationId};
 
 use super::{Change, Ledger, When, decision, rack::SchedulingTarget};
@@ -84,6 +84,9 @@ impl Ledger {
         actor: Actor,
     ) -> Result<(MigrationKey, Change), Rejection> {
         let (id, migration) = self.find_migration(vm, id)?;
+        if answer == migration.answer && explanation == migration.explanation {
+            return Ok((migration.kind().of(id), Change::default())); // a repeated answer
+        }
         let answer_name = match answer {
             MigrationAnswer::Open => "open",
             MigrationAnswer::Accepted => "accepted",
@@ -92,8 +95,15 @@ impl Ledger {
         };
         let what =
             DecisionKind::MigrationAnswered { answer: answer_name.into(), explanation: explanation.clone() };
-        let retry_at =
-            (answer == MigrationAnswer::Declined).then(|| when.now.after(MIGRATION_REQUEST_RETRY_AFTER));
+        let delay = match (answer, migration.kind()) {
+            (MigrationAnswer::Declined, _) => Some(MIGRATION_REQUEST_RETRY_AFTER),
+            // The request ends when the slowdown ends. Until then, the VM needs help.
+            (MigrationAnswer::Accepted | MigrationAnswer::Done, MigrationKind::Slowdown) => {
+                Some(SLOWDOWN_REQUEST_REPEAT_AFTER)
+            }
+            _ => None,
+        };
+        let retry_at = delay.map(|delay| when.now.after(delay));
         let answered = Migration { answer, explanation, retry_at, ..migration.clone() };
         let change = Change(vec![Record::Migration(id, answered), vm_decision(when, actor, vm, what)]);
         Ok((migration.kind().of(id), change))
@@ -177,17 +187,17 @@ impl Ledger {
         self.expiring.first().map(|(at, _)| *at)
     }
 
-    /// Repeats at most `limit` declined migration requests whose retry time has come.
+    /// Repeats at most `limit` answered migration requests whose retry time has come.
     pub fn decide_migration_retry(&self, when: When, limit: usize) -> Change {
-        let due = self.declined.iter().take_while(|(at, _)| *at <= when.now).take(limit);
+        let due = self.answered.iter().take_while(|(at, _)| *at <= when.now).take(limit);
         let records = due.filter_map(|(_, key)| {
-            let declined = self.migration(*key)?;
+            let answered = self.migration(*key)?;
             let open = Migration {
                 answer: MigrationAnswer::Open,
                 explanation: String::new(),
                 retry_at: None,
                 requested_at: when.wall,
-                ..declined.clone()
+                ..answered.clone()
             };
             let what = DecisionKind::MigrationRequested { why: format!("again: {}", open.why) };
             let decision = vm_decision(when, Actor::Manager, &open.vm, what);
@@ -196,9 +206,9 @@ impl Ledger {
         Change(records.flatten().collect())
     }
 
-    /// Returns the rack time at which the next declined request is repeated.
+    /// Returns the rack time at which the next answered request is repeated.
     pub fn next_migration_retry(&self) -> Option<Ns> {
-        self.declined.first().map(|(at, _)| *at)
+        self.answered.first().map(|(at, _)| *at)
     }
 
     /// Returns the records of migration requests for a change of scheduling. A drain requests the

@@ -519,6 +519,25 @@ fn vm_under_two_drains_has_one_migration_until_both_end() {
 }
 
 #[test]
+fn repeated_answer_changes_nothing() {
+    let mut rack = Rack::new("e1=4 h1:e1");
+    rack.reserve(reserve_request("a", "h1", 1)).unwrap();
+    rack.set_scheduling(SchedulingTarget::Host(name("h1")), Scheduling::Draining);
+    let answer = |rack: &Rack, explanation: &str| {
+        let answer = MigrationAnswer::Accepted;
+        rack.ledger
+            .decide_migration(at(3), (&name("a"), None), answer, explanation.into(), tester())
+            .unwrap()
+            .1
+    };
+    let accepted = answer(&rack, "soon");
+    assert_ne!(accepted, Change::default());
+    rack.apply(accepted);
+    assert_eq!(answer(&rack, "soon"), Change::default());
+    assert_ne!(answer(&rack, "later"), Change::default());
+}
+
+#[test]
 fn declined_migration_is_requested_again_after_the_delay() {
     let mut rack = Rack::new("e1=4 h1:e1");
     let a = rack.reserve(reserve_request("a", "h1", 1)).unwrap();

@@ -306,7 +306,7 @@ fn format_full_state(ledger: &Ledger) -> String {
     let named = (&ledger.by_emc_name, &ledger.by_host_name);
     let records =
         (&ledger.meta, slots, &ledger.emcs, &ledger.hosts, &ledger.reservations, &ledger.migrations);
-    let times = (&ledger.deadlines, &ledger.declined);
+    let times = (&ledger.deadlines, &ledger.answered);
     let progress: BTreeMap<_, _> = ledger.progress.iter().collect();
     let by_name = (by_vm, &ledger.ended_of_vm, progress);
     format!(

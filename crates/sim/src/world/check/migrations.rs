@@ -8,7 +8,7 @@ use pool::{
         Key, Migration, MigrationAnswer, MigrationKey, MigrationKind, Record, Rehome, Reservation, Scheduling,
     },
 };
-use units::limits::{MIGRATION_REQUEST_RETRY_AFTER, SLOWDOWN_REQUEST_TTL};
+use units::limits::{MIGRATION_REQUEST_RETRY_AFTER, SLOWDOWN_REQUEST_REPEAT_AFTER, SLOWDOWN_REQUEST_TTL};
 use units::{MigrationId, Name, Ns, ReservationId, SliceId};
 
 use super::{GroundTruth, Justification, counts::owner, has_ended};
@@ -108,7 +108,8 @@ fn changes_scheduling(batch: &[Record]) -> bool {
 
 impl World {
     /// Checks a migration request before the store writes the request. A new answer must come from
-    /// the scheduler. A declined request must contain the time of its retry.
+    /// the scheduler. A declined request, and each answered request because of a slowdown, must
+    /// contain the time at which it is repeated.
     pub(super) fn check_migration(&mut self, id: ReservationId, new: &Migration, batch: &[Record]) {
         let now = self.current_time().now;
         let old = self.truth.migration(new.kind().of(id)).cloned();
@@ -126,13 +127,18 @@ impl World {
                 new.retry_at.is_none()
                     && (old.is_none() || !changed || is_retried || changes_scheduling(batch))
             }
-            MigrationAnswer::Accepted | MigrationAnswer::Done => {
+            MigrationAnswer::Accepted | MigrationAnswer::Done if new.kind() == MigrationKind::Drain => {
                 new.retry_at.is_none() && (!changed || justified)
             }
-            MigrationAnswer::Declined if changed => {
-                justified && new.retry_at.is_some_and(|at| self.is_valid_retry_time(at))
+            _ if !changed => new.retry_at == old.as_ref().and_then(|old| old.retry_at),
+            answer => {
+                let delay = if answer == MigrationAnswer::Declined {
+                    MIGRATION_REQUEST_RETRY_AFTER
+                } else {
+                    SLOWDOWN_REQUEST_REPEAT_AFTER
+                };
+                justified && new.retry_at.is_some_and(|at| self.is_valid_retry_time(at, delay))
             }
-            MigrationAnswer::Declined => new.retry_at == old.as_ref().and_then(|old| old.retry_at),
         };
         if ended || !allowed {
             self.report_violation(
@@ -197,13 +203,12 @@ impl World {
         batch.iter().filter(is_new).count()
     }
 
-    /// Returns whether `at` is a valid retry time for a request that was declined since the
-    /// previous batch.
-    fn is_valid_retry_time(&self, at: Ns) -> bool {
+    /// Returns whether `at` is `delay` after a time since the previous batch, in which a request was
+    /// answered.
+    fn is_valid_retry_time(&self, at: Ns, delay: Ns) -> bool {
         let (first, last) =
             (self.manager_process.earliest_decision_time().unwrap_or_default(), self.current_time().now);
-        let due = first.after(MIGRATION_REQUEST_RETRY_AFTER)..=last.after(MIGRATION_REQUEST_RETRY_AFTER);
-        due.contains(&at)
+        (first.after(delay)..=last.after(delay)).contains(&at)
     }
 
     /// Checks that a request is deleted only if its reservation or its cause ends, or if it expires.
