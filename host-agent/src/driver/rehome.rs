@@ -132,12 +132,6 @@ fn check_memory_limit(cgroups: Option<Sysfs>, cgroup: &str, needed: Bytes) -> Re
     }
 }
 
-/// Shortens a text of a VMM to [`REASON_BYTES_MAX`].
-fn shorten(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(REASON_BYTES_MAX));
-    text
-}
-
 /// Error of a call of a VMM.
 enum CallError {
     /// The call failed.
@@ -158,7 +152,7 @@ impl CallError {
 
     fn reason(&self) -> String {
         match self {
-            Self::Vmm(error) => shorten(units::chain(error)),
+            Self::Vmm(error) => units::single_line(&units::chain(error), REASON_BYTES_MAX),
             Self::NotAllowed(reason) => reason.clone(),
         }
     }
@@ -224,10 +218,10 @@ impl RehomeCalls {
                 Ok(Ok(status)) => match status.state() {
                     RehomeState::Done => return Ok(status),
                     RehomeState::Failed if self.is_late() => {
-                        let reason = shorten(status.reason);
+                        let reason = units::single_line(&status.reason, REASON_BYTES_MAX);
                         return Err(format!("took longer than {REHOME_DURATION_MAX}: {reason}"));
                     }
-                    RehomeState::Failed => return Err(shorten(status.reason)),
+                    RehomeState::Failed => return Err(units::single_line(&status.reason, REASON_BYTES_MAX)),
                     RehomeState::Copying | RehomeState::Cancelling => {
                         self.wait().await;
                         continue;
@@ -550,12 +544,6 @@ mod tests {
         let ended = Process { started: 1, ..record.process.clone() };
         let result = wait_until_slices_are_unused(fake, VmRecord { process: ended, ..record }).await;
         assert_eq!(result, Err("the VM has ended".to_owned()));
-    }
-
-    #[test]
-    fn long_text_of_a_vmm_is_shortened_between_characters() {
-        assert_eq!(shorten("ab".to_owned()), "ab");
-        assert_eq!(shorten("aß".repeat(60_000)).len(), REASON_BYTES_MAX - 1);
     }
 
     #[tokio::test]
