@@ -128,8 +128,8 @@ pub(crate) async fn explain(subject: Subject, manager: &Connection, format: Form
     })
 }
 
-/// Explains the current verdict about a VM. Returns an empty string for a VM that was not sampled or has
-/// no pool memory.
+/// Explains the current verdict about a VM. Returns an empty string for a VM that has ended or has no
+/// pool memory.
 async fn explain_verdict(target: VmOrReservation, manager: &Connection) -> Result<String, Failure> {
     match get::find_reservation(manager, target).await {
         Ok(reservation) => Ok(table::format_verdict(&view::Vm::from(reservation))),

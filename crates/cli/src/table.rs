@@ -260,11 +260,14 @@ impl Row for TargetResult {
         &[col("REVISION", |d| d.revision.to_string()), col("WAITING FOR", |d| join_or_dash(&d.waiting_for))];
 }
 
-/// Explains the verdict by its reason and the evidence. Returns an empty string if the VM was not
-/// sampled.
+/// Text about a VM with pool memory that has no sample.
+const NOT_SAMPLED: &str = "verdict unknown: no sample yet; the agent samples VMs with a running process, the first time after one or two intervals\n";
+
+/// Explains the verdict by its reason and the evidence. Returns an empty string for a VM without pool
+/// memory.
 pub(crate) fn format_verdict(vm: &Vm) -> String {
     let (Some(reason), Some(sampled)) = (&vm.reason, vm.sampled_unix_ms) else {
-        return String::new();
+        return if vm.pool_bytes > 0 { NOT_SAMPLED.to_owned() } else { String::new() };
     };
     let mut evidence = Vec::new();
     if let Some(loss) = vm.loss {

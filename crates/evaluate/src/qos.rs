@@ -93,6 +93,11 @@ Columns of --labels, all required, in any order; a value that was not measured i
                              instructions per cycle; misses per 1000 instructions; outstanding misses
 ";
 
+/// Target for the fraction of the harmed VMs that are flagged within three samples.
+const FLAGGED_HARMED_MIN: f64 = 0.95;
+/// Target for the fraction of the other VMs that are ever flagged.
+const FLAGGED_UNHARMED_MAX: f64 = 0.01;
+
 /// Help on the printed columns.
 pub(super) const OUTPUT_HELP: &str = "\
 Columns:
@@ -119,7 +124,22 @@ pub(super) fn run(args: &Qos, format: Format) -> Result<(), Failure> {
     let parameters = Parameters { seed: args.seed, vms: args.vms, pdm: args.pdm, x: args.exceed_max };
     let report = simulate(parameters).map_err(|error| prediction_failure(None, error))?;
     args.json.as_ref().map_or(Ok(()), |path| figure::write_json(path, &report))?;
-    print::one(format, &ReportRow(report))
+    let missed = missed_targets(report.monitor.flagged_harmed, report.monitor.flagged_unharmed);
+    print::one(format, &ReportRow(report))?;
+    missed.iter().for_each(|target| print::note(format, &format!("missed the target: {target}")));
+    Ok(())
+}
+
+/// Returns the targets that the fractions of flagged VMs miss.
+fn missed_targets(harmed: f64, unharmed: f64) -> Vec<String> {
+    let mut missed = Vec::new();
+    if harmed < FLAGGED_HARMED_MIN {
+        missed.push(format!("at least {} of the harmed VMs are flagged", percent(FLAGGED_HARMED_MIN)));
+    }
+    if unharmed > FLAGGED_UNHARMED_MAX {
+        missed.push(format!("at most {} of the other VMs are flagged", percent(FLAGGED_UNHARMED_MAX)));
+    }
+    missed
 }
 
 /// Row of the table.
@@ -142,4 +162,17 @@ impl Row for ReportRow {
             format!("{}, {}", percent(base_rate.flagged_harmed), percent(base_rate.flagged_unharmed))
         }),
     ];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missed_targets_are_named() {
+        assert_eq!(missed_targets(0.95, 0.01), [""; 0]);
+        let missed =
+            ["at least 95.0 % of the harmed VMs are flagged", "at most 1.0 % of the other VMs are flagged"];
+        assert_eq!(missed_targets(0.949, 0.0101), missed);
+    }
 }

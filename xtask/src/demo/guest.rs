@@ -98,9 +98,11 @@ pub fn run(
     initrd.pack(&boot.initrd)?;
     match can_boot_guests(programs, interrupt, scratch, &boot)? {
         Ok(()) => return run_guest_rack(programs, interrupt, &boot),
-        Err(reason) => print_details(&format!("this machine cannot boot a Linux guest: {reason}")),
+        Err(reason) => print_details(&format!("KVM of this machine cannot boot a Linux guest: {reason}")),
     }
-    print_details("starting an emulated host with KVM and its own rack instead");
+    print_details(
+        "continuing on an emulated host, which has its own KVM and rack; this takes longer and shows the same",
+    );
     emulated::run(programs, interrupt, artifacts, &initrd)
 }
 
