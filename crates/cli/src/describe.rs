@@ -132,6 +132,7 @@ pub(crate) async fn explain(subject: Subject, manager: &Connection, format: Form
 /// pool memory.
 async fn explain_verdict(target: VmOrReservation, manager: &Connection) -> Result<String, Failure> {
     match get::find_reservation(manager, target).await {
+        Ok(reservation) if reservation.state() == v1::ReservationState::Released => Ok(String::new()),
         Ok(reservation) => Ok(table::format_verdict(&view::Vm::from(reservation))),
         Err(Failure::Rejected(status)) if status.code() == Code::NotFound => Ok(String::new()),
         Err(failure) => Err(failure),
