@@ -513,7 +513,7 @@ const fn verdict_name(verdict: Verdict) -> &'static str {
 const fn reason_text(reason: Reason) -> &'static str {
     match reason {
         Reason::NoEvidence => "the host reports neither accesses to the pool memory nor counters",
-        Reason::IdlePool => "the VM accesses or has touched at most 2 % of its pool memory",
+        Reason::IdlePool => "the VM accesses or has touched almost none of its pool memory",
         Reason::Insensitive => "pool memory slows the VM down by less than the margin",
         Reason::FewAccesses => "the VM accesses a small part of its pool memory",
         Reason::Suspected => "some samples indicate a slowdown beyond the margin",

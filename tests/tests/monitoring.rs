@@ -330,6 +330,7 @@ async fn first_sample_after_a_failed_move_is_not_judged() {
         String::from_utf8_lossy(&moved.stderr).contains("the test fails moves")
     };
     rack.wait_for("the failed move", has_failed).await;
+    // Otherwise, the manager could drop the next sample because it follows too soon.
     tokio::time::sleep(2 * QOS_SAMPLE_INTERVAL_MIN.as_duration()).await;
     // If the first sample were judged, the second would be dropped, because it follows too soon.
     agents[0].send_samples(vec![sample(&vm, 200)]).await;

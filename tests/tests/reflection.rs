@@ -155,11 +155,36 @@ async fn reflection_has_error_details_but_no_other_services() {
         let pool = descriptor_pool(channel.clone(), name).await;
         assert!(pool.get_message_by_name(name).is_some(), "{name}");
     }
-    for name in ["tarn.v1.Vmm", "tarn.v1.Nothing", "google.rpc.Nothing", "etcdserverpb.KV"] {
+    for name in [
+        "tarn.v1.Vmm",
+        "tarn.v1.Nothing",
+        "google.rpc.Nothing",
+        "etcdserverpb.KV",
+        "grpc.reflection.v1alpha.ServerReflection",
+    ] {
         let request = MessageRequest::FileContainingSymbol(name.to_owned());
         let status = send_reflection_request(channel.clone(), request).await.expect_err(name);
         assert_eq!(status.code(), Code::NotFound, "{name}");
     }
+}
+
+#[tokio::test]
+async fn reflection_is_also_served_as_version_1alpha() {
+    use tonic_reflection::pb::v1alpha;
+    let mut rack = Rack::new(Plan::small(2));
+    rack.start_manager().await;
+    let list = v1alpha::server_reflection_request::MessageRequest::ListServices(String::new());
+    let request = v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+    let channel = rack.open_channel().await;
+    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(channel.clone());
+    let responses = client.server_reflection_info(tokio_stream::once(request)).await.unwrap();
+    let response = responses.into_inner().message().await.unwrap().unwrap().message_response;
+    let Some(v1alpha::server_reflection_response::MessageResponse::ListServicesResponse(list)) = response
+    else {
+        panic!("{response:?}")
+    };
+    let names: BTreeSet<String> = list.service.into_iter().map(|service| service.name).collect();
+    assert!(SERVICES.iter().all(|name| names.contains(*name)), "{names:?}");
 }
 
 #[tokio::test]

@@ -532,7 +532,8 @@ pub struct Migration {
     pub answer: MigrationAnswer,
     /// Explanation of the answer by the scheduler; may be empty.
     pub explanation: String,
-    /// Rack time at which a declined request is repeated; `None` if the request was not declined.
+    /// Rack time at which the request is repeated; `None` if it is not answered, or if it is for a drain and
+    /// was not declined.
     pub retry_at: Option<Ns>,
     /// ID of the request; 0 if an earlier version made the request.
     #[serde(deserialize_with = "default_if_absent")]
@@ -587,7 +588,8 @@ pub enum MigrationAnswer {
     /// The scheduler has not answered.
     #[default]
     Open,
-    /// The scheduler will migrate the VM.
+    /// The scheduler will migrate the VM. A request because of a slowdown is repeated after
+    /// [`units::limits::SLOWDOWN_REQUEST_REPEAT_AFTER`], also in the state `Done`.
     Accepted,
     /// The scheduler declined; the request is repeated after
     /// [`units::limits::MIGRATION_REQUEST_RETRY_AFTER`].

@@ -389,7 +389,8 @@ pub const HOSTS_ADDED_SINCE_BACKUP_MAX: u32 = 1 << 16;
 pub const COMMIT_TIMEOUT_DEFAULT: Ns = Ns::secs(300);
 /// Longest configurable time within which a reservation must be committed.
 pub const COMMIT_TIMEOUT_MAX: Ns = Ns::secs(24 * 3600);
-/// Delay before the manager repeats an accepted or completed request because of a slowdown that lasts.
+/// Delay before the manager repeats an accepted or completed request because of a slowdown, if the
+/// request has not ended.
 pub const SLOWDOWN_REQUEST_REPEAT_AFTER: Ns = Ns::secs(3600);
 /// Delay before the manager repeats a declined migration request.
 pub const MIGRATION_REQUEST_RETRY_AFTER: Ns = Ns::secs(600);

@@ -53,9 +53,8 @@ impl Driver {
         self.tasks.spawn(async move {
             let result = move_memory(host, record, cancelled, is_resumed).await;
             match &result {
-                // The kernel has moved the memory.
-                Ok(wire::RehomeStatus { duration_us: 0, .. }) => tracing::info!(%vm, %reservation, "the kernel has moved pool memory to local memory"),
-                Ok(wire::RehomeStatus { pause_us, duration_us, rounds, copied_bytes, .. }) => {
+                Ok(None) => tracing::info!(%vm, %reservation, "the kernel has moved pool memory to local memory"),
+                Ok(Some(wire::RehomeStatus { pause_us, duration_us, rounds, copied_bytes, .. })) => {
                     tracing::info!(%vm, %reservation, pause_us, duration_us, rounds, copied_bytes, "moved pool memory to local memory");
                 }
                 // An agent that starts cancels all moves, most of which do not exist.
@@ -68,13 +67,13 @@ impl Driver {
 }
 
 /// Moves the pool memory of a VM: the backend moves it if it can, and otherwise the VMM. A move by the
-/// backend cannot be cancelled.
+/// backend cannot be cancelled, and has no status.
 async fn move_memory(
     host: Arc<dyn Host>,
     record: VmRecord,
     is_cancelled: watch::Receiver<bool>,
     is_resumed: bool,
-) -> Result<wire::RehomeStatus, String> {
+) -> Result<Option<wire::RehomeStatus>, String> {
     let moved_by_host = if *is_cancelled.borrow() {
         None
     } else {
@@ -83,21 +82,23 @@ async fn move_memory(
     };
     let bytes = record.used_slices().map(|_| SLICE).sum();
     match (moved_by_host, record.control_socket.clone()) {
-        (Some(Ok(())), _) => Ok(wire::RehomeStatus::default()),
+        (Some(Ok(())), _) => Ok(None),
         (Some(Err(error)), _) => Err(units::chain(&error)),
         (None, Some(socket)) => {
             let vmm = VmmProcess { vm: record.vm.clone(), socket, process: record.process.clone() };
             let status = RehomeCalls::new(vmm, bytes, is_cancelled, is_resumed).run().await?;
             wait_until_slices_are_unused(host, record).await?;
-            Ok(status)
+            Ok(Some(status))
         }
         (None, None) => Err("the VMM has no control socket".to_owned()),
     }
 }
 
-/// Waits until no process uses the slices of a VM whose VMM has reported a completed move. The word of the
-/// VMM does not suffice: the ledger would count local memory for a VM that still uses the pool. The error
-/// is that the VM has ended.
+/// Waits until no process uses the slices of a VM whose VMM has reported a completed move. Without this
+/// check, the ledger would count local memory for a VM that still uses the pool.
+///
+/// # Errors
+/// The VM has ended.
 async fn wait_until_slices_are_unused(host: Arc<dyn Host>, record: VmRecord) -> Result<(), String> {
     let mut delay = REHOME_POLL_INTERVAL.as_duration();
     let record = Arc::new(record);
@@ -112,7 +113,11 @@ async fn wait_until_slices_are_unused(host: Arc<dyn Host>, record: VmRecord) -> 
         }
         if delay >= REHOME_USE_CHECK_DELAY_MAX.as_duration() {
             let (vm, error) = (record.vm.as_str(), units::chain(&error));
-            tracing::warn!(vm, error, "the VMM reports that it has moved its pool memory, but still uses it");
+            tracing::warn!(
+                vm,
+                error,
+                "the VMM reports a completed move, but a process still uses the slices"
+            );
         }
         tokio::time::sleep(delay).await;
         delay = (2 * delay).min(REHOME_USE_CHECK_DELAY_MAX.as_duration());
@@ -217,11 +222,11 @@ impl RehomeCalls {
             let problem = match called {
                 Ok(Ok(status)) => match status.state() {
                     RehomeState::Done => return Ok(status),
-                    RehomeState::Failed if self.is_late() => {
+                    RehomeState::Failed => {
                         let reason = units::single_line(&status.reason, REASON_BYTES_MAX);
-                        return Err(format!("took longer than {REHOME_DURATION_MAX}: {reason}"));
+                        let late = format!("took longer than {REHOME_DURATION_MAX}: ");
+                        return Err(if self.is_late() { late + &reason } else { reason });
                     }
-                    RehomeState::Failed => return Err(units::single_line(&status.reason, REASON_BYTES_MAX)),
                     RehomeState::Copying | RehomeState::Cancelling => {
                         self.wait().await;
                         continue;
@@ -536,7 +541,9 @@ mod tests {
             is_rehomed: false,
         };
         let waiting = tokio::spawn(wait_until_slices_are_unused(Arc::<Fake>::clone(&fake), record.clone()));
-        tokio::time::sleep(2 * REHOME_POLL_INTERVAL.as_duration()).await;
+        while fake.slice_use_checks() < 2 {
+            tokio::task::yield_now().await; // the first check did not end the wait
+        }
         assert!(!waiting.is_finished());
         fake.set_slices_in_use(false);
         assert_eq!(waiting.await.unwrap(), Ok(()));

@@ -36,6 +36,7 @@ pub struct Fake(Mutex<Table>);
 #[derive(Debug, Default)]
 struct Table {
     are_slices_in_use: bool,
+    slice_use_checks: usize,
     open: BTreeSet<Holding>,
     dirty: BTreeSet<Holding>,
     failing: BTreeMap<Call, usize>,
@@ -68,6 +69,11 @@ impl Fake {
     /// Sets whether a process uses the slices of all VMs.
     pub fn set_slices_in_use(&self, are_in_use: bool) {
         self.table().are_slices_in_use = are_in_use;
+    }
+
+    /// Returns how often the use of slices was checked.
+    pub fn slice_use_checks(&self) -> usize {
+        self.table().slice_use_checks
     }
 
     /// Sets the memory usage that is reported for a VM.
@@ -121,7 +127,9 @@ impl Host for Fake {
     }
 
     fn check_slices_unused(&self, _: &VmRecord) -> Result<(), HostError> {
-        if self.table().are_slices_in_use {
+        let mut table = self.table();
+        table.slice_use_checks += 1;
+        if table.are_slices_in_use {
             return Err(HostError::InUse { path: "slice".into(), pids: vec![std::process::id()] });
         }
         Ok(())

@@ -562,6 +562,20 @@ mod tests {
     }
 
     #[test]
+    fn memfd_in_use_is_found() {
+        use std::process::{Command, Stdio};
+        let host = host(&FakeSysfs::new(&[]));
+        let file = host.memfd(SLICE_1).unwrap();
+        host.check_slices_unused(&record(false)).unwrap();
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(file)).spawn().unwrap();
+        let error = host.check_slices_unused(&record(false)).unwrap_err();
+        assert!(matches!(&error, HostError::InUse { pids, .. } if *pids == [child.id()]), "{error:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        host.check_slices_unused(&record(false)).unwrap();
+    }
+
+    #[test]
     fn pool_memory_on_local_node_is_reported_as_overflow() {
         use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _};
         const TOUCHED_BYTES: usize = 8 << 20;

@@ -1,6 +1,7 @@
 //! Migration requests. A drain creates a request for each VM, and the monitor of running VMs creates
 //! requests for VMs that pool memory slows down. The scheduler answers a request and migrates the
-//! VM. A declined request is repeated. A request ends when its cause ends or the reservation ends. A
+//! VM. A declined request is repeated, and so is an answered request because of a slowdown that has not
+//! ended. A request ends when its cause ends or the reservation ends. A
 //! request because of a slowdown also expires if the slowdown is not observed again.
 
 use std::ops::Bound;

@@ -35,7 +35,7 @@ impl Manager {
         self.end_overdue_reservations(when);
         self.requalify_unclaimed_slices(when);
         self.choose_scrubbers(when);
-        self.retry_declined_migrations(when);
+        self.repeat_answered_migrations(when);
         self.expire_slowdowns(when);
         self.prune(when);
         self.save_rack_time(when);
@@ -68,7 +68,7 @@ impl Manager {
         limit
     }
 
-    fn retry_declined_migrations(&mut self, when: When) {
+    fn repeat_answered_migrations(&mut self, when: When) {
         let changes = self.head.decide_migration_retry(when, UPKEEP_CHANGES_PER_ROUND_MAX);
         self.change(when, changes);
     }

@@ -128,9 +128,13 @@ fn slice_in_use_is_closed_only_without_verification() {
     let error = emc.host.offline(SLICE_1, &emc.handle(), true).unwrap_err();
     assert!(matches!(&error, HostError::InUse { pids, .. } if *pids == [child.id()]), "{error:?}");
     assert!(emc.host.memory(&emc.record(), MemoryForm::Descriptors).is_ok(), "the slice was closed");
+    let error = emc.host.check_slices_unused(&emc.record()).unwrap_err();
+    assert!(matches!(&error, HostError::InUse { pids, .. } if *pids == [child.id()]), "{error:?}");
     emc.host.offline(SLICE_1, &emc.handle(), false).unwrap();
+    emc.host.check_slices_unused(&emc.record()).unwrap_err(); // also while the slice is not open here
     child.kill().unwrap();
     child.wait().unwrap();
+    emc.host.check_slices_unused(&emc.record()).unwrap();
     emc.host.offline(SLICE_1, &emc.handle(), true).unwrap();
 }
 

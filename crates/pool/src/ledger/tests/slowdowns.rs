@@ -1,6 +1,6 @@
 //! Migration requests because of slowdowns.
 
-use units::limits::SLOWDOWN_REQUEST_TTL;
+use units::limits::{SLOWDOWN_REQUEST_REPEAT_AFTER, SLOWDOWN_REQUEST_TTL};
 
 use super::*;
 
@@ -180,4 +180,26 @@ fn requests_of_one_vm_are_listed_together() {
         requests.map(|(id, requests)| (id.0, requests.len())).collect::<Vec<_>>()
     };
     assert_eq!((listed(0), listed(1), listed(2)), (vec![(1, 2), (2, 1)], vec![(2, 1)], vec![]));
+}
+
+/// The scheduler may have ended after it has accepted the request.
+#[test]
+fn answered_request_that_has_not_ended_is_repeated() {
+    for answer in [MigrationAnswer::Accepted, MigrationAnswer::Done] {
+        let (mut rack, [a, _]) = rack();
+        request(&mut rack, 10, a).unwrap();
+        let (key, answered) = rack
+            .ledger
+            .decide_migration(secs(20), (&name("a"), None), answer, "soon".into(), tester())
+            .unwrap();
+        rack.apply(answered);
+        let due = Ns::secs(20).after(SLOWDOWN_REQUEST_REPEAT_AFTER);
+        assert_eq!(rack.ledger.next_migration_retry(), Some(due), "{answer:?}");
+        request(&mut rack, 3000, a).unwrap();
+        assert_eq!(rack.ledger.migration(key).map(|request| request.answer), Some(answer));
+        let again = rack.ledger.decide_migration_retry(When { now: due, ..secs(0) }, 9);
+        rack.apply(again);
+        assert_eq!(rack.ledger.migration(key).map(|request| request.answer), Some(MigrationAnswer::Open));
+        assert_eq!(rack.ledger.next_migration_retry(), None);
+    }
 }
