@@ -130,6 +130,17 @@ struct Connection {
     _permit: OwnedSemaphorePermit,
 }
 
+/// Receives one request; `None` if it was too long. The buffer exists only if there is a request, so that
+/// idle connections use little memory.
+fn receive_request(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
+    let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
+    let bytes = datagram::receive(socket, &mut buffer)?;
+    Ok(bytes.map(|bytes| {
+        buffer.truncate(bytes);
+        buffer
+    }))
+}
+
 /// Checks the path of a VMM's control socket; an empty path means that the VMM has none.
 fn parse_control_socket(path: String) -> Result<Option<String>, ReplyMessages> {
     if path.is_empty() {
@@ -173,17 +184,15 @@ impl Connection {
     }
 
     async fn serve_requests(&self) -> io::Result<()> {
-        let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
         loop {
-            let receive = |socket: &OwnedFd| datagram::receive(socket, &mut buffer);
-            let received = self.socket.async_io(tokio::io::Interest::READABLE, receive);
-            let bytes = match self.idle_timeout() {
+            let received = self.socket.async_io(tokio::io::Interest::READABLE, receive_request);
+            let request = match self.idle_timeout() {
                 None => received.await?,
                 Some(idle_timeout) => tokio::time::timeout(idle_timeout.as_duration(), received).await??,
             };
-            let reply = match bytes {
-                Some(0) => return Ok(()), // the caller closed the connection
-                Some(bytes) => self.handle_request(&buffer[..bytes]).await,
+            let reply = match request {
+                Some(request) if request.is_empty() => return Ok(()), // the caller closed the connection
+                Some(request) => self.handle_request(&request).await,
                 None => {
                     rejection("BAD_MESSAGE", format!("message: must have at most {DATAGRAM_BYTES_MAX} bytes"))
                 }
