@@ -134,28 +134,27 @@ fn unexpected(subject: &str, error: &dyn std::error::Error) -> Failure {
     Failure::UnexpectedReply { subject: subject.to_owned(), reply: units::chain(error) }
 }
 
-/// Sampler like the one of the agent, for one VM.
+/// Sampler like the one of the agent, for one VM. It connects to the VMM for each sample.
 struct Sampler {
-    client: VmmClient,
+    socket: PathBuf,
     measurements: Measurements,
     process: Process,
     interval: Duration,
 }
 
 impl Sampler {
-    async fn start(guest: &Guest, run_dir: &Path, interval: Duration) -> Result<Self, Failure> {
-        let socket = find_socket(run_dir)?;
-        let client = VmmClient::connect(socket, guest.process.clone()).await;
-        let client = client.map_err(|error| unexpected("connect to the VMM", &error))?;
+    fn new(guest: &Guest, run_dir: &Path, interval: Duration) -> Result<Self, Failure> {
         let metrics = Arc::new(Metrics::new(&Name::new("h0").expect("a valid name"), "bench"));
         let measurements = Measurements::new(&Sysfs::at("/sys"), metrics);
-        Ok(Self { client, measurements, process: guest.process.clone(), interval })
+        Ok(Self { socket: find_socket(run_dir)?, measurements, process: guest.process.clone(), interval })
     }
 
     async fn sample(&mut self) -> Result<wire::SampleAccessResponse, Failure> {
         let id = ReservationId(1);
         self.measurements.sample(&[(id, self.process.clone())], &[id].into());
-        self.client.sample_access().await.map_err(|error| unexpected("sample accesses", &error))
+        let client = VmmClient::connect(self.socket.clone(), self.process.clone()).await;
+        let mut client = client.map_err(|error| unexpected("connect to the VMM", &error))?;
+        client.sample_access().await.map_err(|error| unexpected("sample accesses", &error))
     }
 }
 
@@ -192,7 +191,7 @@ pub(crate) async fn measure(
     let commit = wire::CommitRequest { target: vm_ref(VM) };
     scheduler.commit(commit).await.map_err(Failure::rejection("commit a reservation"))?;
     let guest = Guest::start(&rack).await?;
-    let mut sampler = Sampler::start(&guest, &rack.dir().join("run"), interval).await?;
+    let mut sampler = Sampler::new(&guest, &rack.dir().join("run"), interval)?;
     let mut losses = Losses::default();
     for pair in 0..pairs {
         // The order alternates, so that a trend of the machine's speed has no effect.
