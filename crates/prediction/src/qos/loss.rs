@@ -35,6 +35,9 @@ pub struct Evidence {
 /// Added fraction of the latency that is assumed for the first estimate if it is unknown. The forest
 /// corrects it.
 const UNKNOWN_ADDED_FRACTION: f64 = 0.5;
+/// Weight of the stalls on a full store buffer. The pool adds more to them than to other stalls: it has
+/// less bandwidth than local memory, not only a higher latency. The forest corrects it.
+const STORE_STALL_WEIGHT: f64 = 2.5;
 /// Upper bound on the fraction of cycles that the pool adds.
 const LOST_CYCLES_MAX: f64 = 0.9;
 /// Offset of the loss before the logarithm. Losses far below it are equal for the model.
@@ -44,7 +47,10 @@ pub const POOL_LOADS_NAME: &str = "pool_load_share";
 /// Name of the measurement [`Evidence::latency_ratio`].
 pub const LATENCY_RATIO_NAME: &str = "latency_ratio";
 /// Number of inputs of the forest.
-const INPUTS: usize = COUNTER_NAMES.len() + 5;
+const INPUTS: usize = COUNTER_NAMES.len() + 8;
+/// Fraction of cycles that is added to the stalls on memory before they divide their parts, so that programs
+/// without stalls have no random parts.
+const STALLS_OFFSET: f64 = 1e-4;
 
 impl Evidence {
     /// Returns the fraction that the pool adds to the latency of the average load, relative to the
@@ -66,22 +72,28 @@ impl Evidence {
     /// Estimates the loss from all stalls on memory. The forest predicts the ratio of the loss to
     /// this estimate, which varies much less than the loss.
     fn first_estimate(&self) -> f64 {
-        let stalls = self.counters[DRAM_BOUND_INDEX] + self.counters[STORE_BOUND_INDEX];
+        let stalls = self.counters[DRAM_BOUND_INDEX] + STORE_STALL_WEIGHT * self.counters[STORE_BOUND_INDEX];
         if stalls.is_nan() { 0.0 } else { self.loss_of_stalls(stalls) }
     }
 
     /// Computes the inputs of the forest: the counters, the fraction of pool loads, the added
-    /// latency, and estimates of the loss from parts of the stalls and from the misses that do not
-    /// overlap.
+    /// latency, estimates of the loss from parts of the stalls and from the misses that do not
+    /// overlap, parts of the stalls that depend on latency and on stores, and the misses multiplied
+    /// by their overlap.
     fn inputs(&self) -> [f64; INPUTS] {
         let counter = |index: usize| self.counters[index];
-        let serial_misses = counter(L3_MPKI_INDEX) * counter(IPC_INDEX) / counter(MLP_INDEX).max(0.5);
+        let misses_per_cycle = counter(L3_MPKI_INDEX) * counter(IPC_INDEX);
+        let serial_misses = misses_per_cycle / counter(MLP_INDEX).max(0.5);
+        let stalls = counter(DRAM_BOUND_INDEX) + counter(STORE_BOUND_INDEX) + STALLS_OFFSET;
         let derived = [
             self.pool_loads,
             self.added_latency_fraction(),
             self.loss_of_stalls(counter(DRAM_LATENCY_BOUND_INDEX)),
             self.loss_of_stalls(counter(DRAM_BOUND_INDEX)),
             serial_misses * self.pool_loads * (self.latency_ratio - 1.0),
+            counter(DRAM_LATENCY_BOUND_INDEX) / stalls,
+            counter(STORE_BOUND_INDEX) / stalls,
+            misses_per_cycle * counter(MLP_INDEX),
         ];
         let mut inputs = [f64::NAN; INPUTS];
         inputs[..COUNTER_NAMES.len()].copy_from_slice(&self.counters);
@@ -237,12 +249,12 @@ impl LossAccuracy {
 const FOREST_PARAMS: ForestParams =
     ForestParams { trees: 50, tree: TreeParams { leaves_max: 256, leaf_rows_min: 4, column_fraction: 0.4 } };
 /// Probability of harm above which a VM with exact evidence is harmed.
-const HARM_PROBABILITY: f64 = 0.08;
+const HARM_PROBABILITY: f64 = 0.18;
 /// Largest ratio of an estimate to the margin, and of the margin to an estimate, at which the error
 /// of the estimate counts for an error quantile.
 const NEAR_RATIO: f64 = 2.0;
 /// Largest ratio of a threshold to the margin, and of the margin to a threshold.
-const THRESHOLD_RATIO_MAX: f64 = 2.0;
+const THRESHOLD_RATIO_MAX: f64 = 3.0;
 /// Largest magnitude of an error quantile, in standard deviations.
 const ERROR_QUANTILE_MAX: f64 = 4.0;
 /// Smallest standard deviation of the logarithm of a loss.
