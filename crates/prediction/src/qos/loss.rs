@@ -254,7 +254,7 @@ const HARM_PROBABILITY: f64 = 0.18;
 /// of the estimate counts for an error quantile.
 const NEAR_RATIO: f64 = 2.0;
 /// Largest ratio of a threshold to the margin, and of the margin to a threshold.
-const THRESHOLD_RATIO_MAX: f64 = 3.0;
+pub(super) const THRESHOLD_RATIO_MAX: f64 = 3.0;
 /// Largest magnitude of an error quantile, in standard deviations.
 const ERROR_QUANTILE_MAX: f64 = 4.0;
 /// Smallest standard deviation of the logarithm of a loss.
