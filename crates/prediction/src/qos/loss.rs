@@ -48,8 +48,8 @@ pub const POOL_LOADS_NAME: &str = "pool_load_share";
 pub const LATENCY_RATIO_NAME: &str = "latency_ratio";
 /// Number of inputs of the forest.
 const INPUTS: usize = COUNTER_NAMES.len() + 8;
-/// Fraction of cycles that is added to the stalls on memory before they divide their parts, so that programs
-/// without stalls have no random parts.
+/// Fraction of cycles that is added to the stalls on memory before their parts are divided by them. Without
+/// it, the parts of programs with few stalls would be noise.
 const STALLS_OFFSET: f64 = 1e-4;
 
 impl Evidence {
@@ -78,12 +78,12 @@ impl Evidence {
 
     /// Computes the inputs of the forest: the counters, the fraction of pool loads, the added
     /// latency, estimates of the loss from parts of the stalls and from the misses that do not
-    /// overlap, parts of the stalls that depend on latency and on stores, and the misses multiplied
-    /// by their overlap.
+    /// overlap, parts of the stalls that depend on latency and on stores, and the product of the
+    /// misses and the memory-level parallelism.
     fn inputs(&self) -> [f64; INPUTS] {
         let counter = |index: usize| self.counters[index];
-        let misses_per_cycle = counter(L3_MPKI_INDEX) * counter(IPC_INDEX);
-        let serial_misses = misses_per_cycle / counter(MLP_INDEX).max(0.5);
+        let misses_per_1000_cycles = counter(L3_MPKI_INDEX) * counter(IPC_INDEX);
+        let serial_misses = misses_per_1000_cycles / counter(MLP_INDEX).max(0.5);
         let stalls = counter(DRAM_BOUND_INDEX) + counter(STORE_BOUND_INDEX) + STALLS_OFFSET;
         let derived = [
             self.pool_loads,
@@ -93,7 +93,7 @@ impl Evidence {
             serial_misses * self.pool_loads * (self.latency_ratio - 1.0),
             counter(DRAM_LATENCY_BOUND_INDEX) / stalls,
             counter(STORE_BOUND_INDEX) / stalls,
-            misses_per_cycle * counter(MLP_INDEX),
+            misses_per_1000_cycles * counter(MLP_INDEX),
         ];
         let mut inputs = [f64::NAN; INPUTS];
         inputs[..COUNTER_NAMES.len()].copy_from_slice(&self.counters);
@@ -254,7 +254,7 @@ const HARM_PROBABILITY: f64 = 0.18;
 /// of the estimate counts for an error quantile.
 const NEAR_RATIO: f64 = 2.0;
 /// Largest ratio of a threshold to the margin, and of the margin to a threshold.
-pub(super) const THRESHOLD_RATIO_MAX: f64 = 3.0;
+const THRESHOLD_RATIO_MAX: f64 = 3.0;
 /// Largest magnitude of an error quantile, in standard deviations.
 const ERROR_QUANTILE_MAX: f64 = 4.0;
 /// Smallest standard deviation of the logarithm of a loss.

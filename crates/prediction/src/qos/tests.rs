@@ -8,7 +8,7 @@ use units::{
 };
 
 use super::{
-    loss::{LossDistribution, THRESHOLD_RATIO_MAX, choose_error_quantile},
+    loss::{LossDistribution, choose_error_quantile},
     *,
 };
 use crate::sensitivity::{COUNTER_NAMES, DRAM_BOUND_INDEX, IPC_INDEX, STORE_BOUND_INDEX, Workload};
@@ -366,7 +366,7 @@ proptest! {
         let quantile = choose_error_quantile(scored.iter().copied(), 0.05, probability);
         let exceeds = |(estimate, loss): &&(LossDistribution, f64)| estimate.error(*loss) > quantile;
         prop_assert!(scored.iter().filter(exceeds).count() as f64 <= probability * scored.len() as f64);
-        let (lowest, highest) = (0.05 / THRESHOLD_RATIO_MAX, 0.05 * THRESHOLD_RATIO_MAX);
+        let (lowest, highest) = (0.05 / 3.0, 0.05 * 3.0);
         for (estimate, _) in &scored {
             let threshold = estimate.threshold(0.05, quantile);
             prop_assert!((lowest..=highest).contains(&threshold));
