@@ -105,6 +105,7 @@ pub(super) fn run(args: &Tiering, format: Format) -> Result<(), Failure> {
     print::value(format, &table, |is_wide| rows(&table, is_wide))?;
     for report in &results.scenarios {
         print_thrashing(format, report);
+        print_bound_excess(format, report);
     }
     args.json.as_ref().map_or(Ok(()), |path| figure::write_json(path, &results))?;
     args.figures.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &results.scenarios))
@@ -116,6 +117,15 @@ fn to_rows(report: &ScenarioReport) -> impl Iterator<Item = SchemeRow> {
         report: scheme.without_timeline(),
     };
     report.schemes.iter().map(row)
+}
+
+/// Prints how far bounds are exceeded. The limit is the memory that a tenant allocates and promotes between
+/// two decisions, which are a second apart in the simulation.
+fn print_bound_excess(format: Format, report: &ScenarioReport) {
+    for (tenant, gb) in report.bound_excess_gb() {
+        let text = format!("{}: tenant {tenant} exceeds its bound by at most {gb:.2} GB", report.name);
+        print::note(format, &text);
+    }
 }
 
 fn print_thrashing(format: Format, report: &ScenarioReport) {

@@ -579,6 +579,8 @@ pub const LINK_BANDWIDTH_MB_S_MAX: u64 = 1_000_000_000;
 // The supply of every host is within the limit of a market, in pages of 4 KiB and in KB/s.
 const _: () = assert!(LOCAL_MEMORY_MIB_PER_HOST_MAX * 256 <= MARKET_SUPPLY_MAX);
 const _: () = assert!(LINK_BANDWIDTH_MB_S_MAX * 1000 <= MARKET_SUPPLY_MAX);
+/// Maximum number of processes, and of child cgroups, in the cgroup of a tenant.
+pub const CGROUP_PROCESSES_MAX: usize = 65_536;
 /// Maximum number of processes of a tenant that the agent inspects.
 pub const TENANT_PROCESSES_MAX: usize = 64;
 /// Maximum number of tenants of a host whose page accesses are monitored. The page accesses of
@@ -623,6 +625,35 @@ pub const SHARES_EPOCH_MIN: Ns = Ns::secs(1);
 pub const SHARES_EPOCH_MAX: Ns = Ns::secs(3600);
 /// Default epoch, the time between two computations of shares (Spirit, section 5).
 pub const SHARES_EPOCH_DEFAULT: Ns = Ns::secs(30);
+/// Shortest configurable interval between two decisions of fair tiering.
+pub const TIERING_STEP_MIN: Ns = Ns::secs(1);
+/// Longest configurable interval between two decisions of fair tiering.
+pub const TIERING_STEP_MAX: Ns = Ns::secs(60);
+/// Default interval between two decisions of fair tiering.
+pub const TIERING_STEP_DEFAULT: Ns = Ns::secs(2);
+/// Largest configurable rate limit of page moves between tiers, in MiB per second.
+pub const PAGE_MOVES_MIB_PER_S_MAX: u64 = 1 << 20;
+/// Default rate limit of page moves between tiers in each direction, in MiB per second.
+pub const PAGE_MOVES_MIB_PER_S_DEFAULT: u64 = 1024;
+/// Maximum number of bytes that one write to `memory.reclaim` requests. The agent does not stop before
+/// the kernel has completed a request.
+pub const RECLAIM_BYTES_PER_CALL_MAX: u64 = 64 << 20;
+/// Maximum number of processes whose access profiles fair tiering stores for Symbiosis.
+pub const PROFILED_PROCESSES_MAX: usize = 128;
+/// Maximum number of pages per second that fair tiering examines for promotion, for all tenants (1 GiB/s).
+pub const PROMOTION_PAGES_EXAMINED_PER_S_MAX: usize = 1 << 18;
+/// Maximum number of processes of all tenants that are monitored for promotion at the same time. The
+/// processes of all tenants are monitored in turn.
+pub const PROMOTION_PROCESSES_MAX: usize = 32;
+/// Maximum number of sampled promoted pages per tenant whose demotion the agent detects. The oldest are
+/// dropped.
+pub const PROMOTED_PAGES_TRACKED_MAX: usize = 4096;
+/// Longest time without further demotions of a tenant whose pages the kernel does not demote.
+pub const DEMOTION_RETRY_DELAY_MAX: Ns = Ns::secs(64);
+/// Maximum size of a text in a report of fair tiering, in bytes.
+pub const TIERING_TEXT_BYTES_MAX: usize = 1024;
+/// Maximum number of problems in a report of fair tiering.
+pub const TIERING_PROBLEMS_MAX: usize = 8;
 /// Maximum number of memory sizes for which the stall ratio of a tenant is recorded.
 pub const STALL_POINTS_MAX: usize = 16;
 /// Number of epochs after which a recorded stall ratio expires.

@@ -75,6 +75,11 @@ impl Bytes {
         }
     }
 
+    /// Returns the sum, or `u64::MAX` bytes if it is larger.
+    pub const fn saturating_add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
     /// Returns the difference, or 0 if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))

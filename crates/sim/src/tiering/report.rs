@@ -139,6 +139,16 @@ pub struct ThrashingReport {
 }
 
 impl ScenarioReport {
+    /// Returns the tenants with a bound of local memory, and by how many GB each exceeds its bound at most
+    /// with Equilibria.
+    pub fn bound_excess_gb(&self) -> Vec<(&str, f64)> {
+        let Some(report) = self.scheme(Scheme::Equilibria) else { return Vec::new() };
+        let tenants = self.tenants.iter().zip(&report.local_max_gb);
+        tenants
+            .filter_map(|(tenant, largest)| Some((&*tenant.name, (largest - tenant.bound_gb?).max(0.0))))
+            .collect()
+    }
+
     pub(super) fn new(scenario: &Scenario, schemes: Vec<SchemeReport>) -> Self {
         let equilibria = schemes.iter().find(|report| report.scheme == Scheme::Equilibria);
         Self {

@@ -31,11 +31,12 @@ fn protection_is_enforced() {
     let report = report("120/90/90");
     assert_near(&report.local_gb, &[80.0, 80.0, 80.0]);
     // The tenant with the largest overage is demoted most.
-    let peak = |tenant: usize| {
+    let demoted = |tenant: usize| {
         let timeline = &scheme(&report, Scheme::Equilibria).timeline;
-        timeline.iter().map(|point| point.tenants[tenant].demoted_pages).max().unwrap()
+        timeline.iter().map(|point| point.tenants[tenant].demoted_pages).sum::<u64>()
     };
-    assert!(peak(0) > 2 * peak(1) && peak(0) > 2 * peak(2));
+    let [first, second, third] = [0, 1, 2].map(demoted);
+    assert!(first > 2 * second && first > 2 * third, "{first} {second} {third}");
 }
 
 #[test]
@@ -56,6 +57,7 @@ fn bound_is_enforced() {
     let largest = scheme(&report, Scheme::Equilibria).local_max_gb[0];
     // The tenant allocates 2 GB in the second between two steps.
     assert!(largest <= 82.1, "{largest}");
+    assert_eq!(report.bound_excess_gb(), [("A", largest - 80.0)]);
 }
 
 #[test]

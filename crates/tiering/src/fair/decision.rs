@@ -51,7 +51,7 @@ pub enum Order {
         tenant: TenantId,
         /// Tier from which pages are demoted to the following tiers.
         tier: usize,
-        /// Size of the pages, more than 0. Not a multiple of the page size; the host rounds up.
+        /// Size of the pages, more than 0. Not a multiple of the page size; the host rounds down.
         bytes: Bytes,
         /// Time by which the order must be performed.
         urgency: Urgency,

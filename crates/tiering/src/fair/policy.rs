@@ -59,6 +59,11 @@ impl Policy {
         })
     }
 
+    /// Returns the settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Returns the decision of the last step. It is empty before the first step.
     pub fn decision(&self) -> &Decision {
         &self.decision
@@ -158,7 +163,8 @@ impl Policy {
         let freed = self.enforce_bounds(tier, &mut room);
         let claimed = if tier == FAST { self.claimed(interval).min(high) } else { Bytes::ZERO };
         let is_short = self.is_demoting[tier] || claimed > Bytes::ZERO;
-        let target: Bytes = [high, claimed].into_iter().sum();
+        let excess = self.usage(tier).saturating_sub(self.decision.tiers[tier].capacity);
+        let target: Bytes = [high, claimed, excess].into_iter().sum();
         let available = [free, freed].into_iter().sum();
         let needed = if is_short { target.saturating_sub(available) } else { Bytes::ZERO };
         let shortfall = self.demote_borrowed(tier, needed, room, free < low_urgent(low));
@@ -168,6 +174,12 @@ impl Policy {
         let report = &mut self.decision.tiers[tier];
         (report.is_full, report.shortfall) = (is_full, shortfall);
         report.is_below_watermark = self.is_demoting[tier];
+    }
+
+    /// Returns the usage of all tenants. It can exceed the capacity if the capacity is a part of a
+    /// larger memory.
+    fn usage(&self, tier: usize) -> Bytes {
+        self.decision.tenants.iter().map(|tenant| tenant.tiers[tier].usage).sum()
     }
 
     fn watermarks(&self, tier: usize) -> Watermarks {
@@ -185,7 +197,7 @@ impl Policy {
         let (settings, lower) = (&self.settings, &self.decision.tiers);
         self.parts.clear();
         self.parts.extend(self.decision.tenants.iter().map(|tenant| {
-            let excess = excess_of_bound(&tenant.tiers[tier], settings.bound_margin);
+            let excess = excess_of_bound(&tenant.tiers[tier], settings);
             let max = excess.min(lower_tiers_room(tenant, tier, lower));
             Part { weight: excess.get(), max: max.get(), assigned: 0 }
         }));
@@ -245,8 +257,10 @@ impl Policy {
         let rate = self.settings.promotion_bytes_per_s.get() / PROBE_DIVISOR;
         let probe = Bytes::new(mul_div(rate, interval.0, Ns::secs(1).0));
         let claims = self.decision.tenants.iter().zip(&self.states).map(|(tenant, state)| {
-            let room =
-                entitled(tenant.fast(), self.settings.bound_margin).saturating_sub(tenant.fast().usage);
+            let room = entitled(tenant.fast(), &self.settings).saturating_sub(tenant.fast().usage);
+            if room < self.settings.claim_min {
+                return Bytes::ZERO;
+            }
             room.min(state.expected_growth(lower_tiers_usage(tenant), probe))
         });
         claims.sum()
@@ -257,14 +271,14 @@ impl Policy {
         let is_full = self.decision.tiers[FAST].is_full;
         for (tenant, state) in self.decision.tenants.iter_mut().zip(&self.states) {
             let fast = tenant.tiers[FAST];
-            tenant.throttle = throttle_reason(&fast, is_full, self.settings.bound_margin);
+            tenant.throttle = throttle_reason(&fast, is_full, &self.settings);
             tenant.factor = promotion_factor(fast.usage, fast.scaled_protection, tenant.throttle.is_some());
             tenant.thrash_level = state.thrash_level();
             tenant.thrash = state.thrash_state();
-            let entitled = entitled(&fast, self.settings.bound_margin);
+            let entitled = entitled(&fast, &self.settings);
             // Within the margin, a budget for all pages would exceed the protection before the next
             // step.
-            let is_below = fast.usage < bound_threshold(entitled, self.settings.bound_margin);
+            let is_below = fast.usage < self.settings.threshold_of(entitled);
             let is_throttled = tenant.throttle.is_some() || tenant.thrash_level > 0;
             tenant.budget = PromotionBudget {
                 bytes_per_s: promotion_rate(tenant, state, self.settings.promotion_bytes_per_s),
@@ -339,20 +353,15 @@ fn saturated(sum: u128) -> Bytes {
     Bytes::new(u64::try_from(sum).unwrap_or(u64::MAX))
 }
 
-/// Returns a bound or a protection without the margin below it.
-fn bound_threshold(bound: Bytes, margin: Factor) -> Bytes {
-    bound.saturating_sub(margin.of(bound))
-}
-
 /// Returns the usage above the margin below the bound; 0 without a bound.
-fn excess_of_bound(tier: &TenantTierReport, margin: Factor) -> Bytes {
-    tier.bound.map_or(Bytes::ZERO, |bound| tier.usage.saturating_sub(bound_threshold(bound, margin)))
+fn excess_of_bound(tier: &TenantTierReport, settings: &Settings) -> Bytes {
+    tier.bound.map_or(Bytes::ZERO, |bound| tier.usage.saturating_sub(settings.threshold_of(bound)))
 }
 
 /// Returns the memory that a tenant can use in spite of other tenants: its protection, limited by
 /// its bound.
-fn entitled(tier: &TenantTierReport, margin: Factor) -> Bytes {
-    let bound = tier.bound.map(|bound| bound_threshold(bound, margin));
+fn entitled(tier: &TenantTierReport, settings: &Settings) -> Bytes {
+    let bound = tier.bound.map(|bound| settings.threshold_of(bound));
     bound.map_or(tier.scaled_protection, |bound| bound.min(tier.scaled_protection))
 }
 
@@ -385,8 +394,8 @@ fn add_demotion(tier: &mut TenantTierReport, added: Demotion) {
 }
 
 /// Returns the reason why Eq. 2 applies to a tenant (section IV-E).
-fn throttle_reason(fast: &TenantTierReport, is_full: bool, margin: Factor) -> Option<ThrottleReason> {
-    let is_near_bound = fast.bound.is_some_and(|bound| fast.usage >= bound_threshold(bound, margin));
+fn throttle_reason(fast: &TenantTierReport, is_full: bool, settings: &Settings) -> Option<ThrottleReason> {
+    let is_near_bound = fast.bound.is_some_and(|bound| fast.usage >= settings.threshold_of(bound));
     match (is_full && fast.usage > fast.scaled_protection, is_near_bound) {
         (true, _) => Some(ThrottleReason::AboveProtection),
         (false, true) => Some(ThrottleReason::NearBound),

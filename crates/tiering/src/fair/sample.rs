@@ -21,7 +21,8 @@ impl fmt::Display for TenantId {
 /// Memory of one tier of a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierSample {
-    /// Memory of the tier. A tier without capacity does not exist.
+    /// Memory of the tier. A tier without capacity does not exist. If tenants use more, because the
+    /// capacity is a part of a larger memory, the excess is demoted.
     pub capacity: Bytes,
     /// Free memory of the tier.
     pub free: Bytes,

@@ -16,6 +16,9 @@ pub struct Settings {
     /// Distance from a bound, as a fraction of the bound, at which demotion and throttling begin.
     /// Default: 0.25 %.
     pub bound_margin: Factor,
+    /// Smallest claim of a tenant below its protection. Default: 2 MiB, because the kernel moves a huge
+    /// page as a whole.
+    pub claim_min: Bytes,
     /// Promotion rate of a tenant at the factor 1 of Eq. 2 (p_base), in bytes per second. A tenant
     /// that is not throttled may promote faster. Default: 1 GiB/s.
     pub promotion_bytes_per_s: Bytes,
@@ -49,6 +52,7 @@ impl Default for Settings {
             low_watermark: Factor::from_ppm(15_000),
             high_watermark: Factor::from_ppm(20_000),
             bound_margin: Factor::from_ppm(2_500),
+            claim_min: Bytes::mib(2),
             promotion_bytes_per_s: Bytes::gib(1),
             thrash: ThrashSettings::default(),
         }
@@ -84,6 +88,11 @@ impl Settings {
     const HIGH_WATERMARK_MAX: Factor = Factor::from_ppm(500_000);
     /// Largest distance from a bound: half of the bound.
     const BOUND_MARGIN_MAX: Factor = Factor::from_ppm(500_000);
+
+    /// Returns a bound or a protection without the margin below it.
+    pub fn threshold_of(&self, bound: Bytes) -> Bytes {
+        bound.saturating_sub(self.bound_margin.of(bound))
+    }
 
     /// Checks all settings.
     ///

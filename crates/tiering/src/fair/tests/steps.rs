@@ -38,6 +38,13 @@ fn demotion_starts_below_low_and_ends_at_high_watermark() {
 }
 
 #[test]
+fn usage_beyond_the_capacity_is_demoted_in_one_step() {
+    let mut policy = policy();
+    let decision = policy.step(&host(Ns::secs(1), gb(0), gb(64)), &[tenant(1, gb(280), gb(80))]);
+    assert_eq!(demotions(decision), [(1, FAST, gb(35), Urgency::Immediate)], "30 GB and the high watermark");
+}
+
+#[test]
 fn demotion_is_proportional_to_usage_above_protection() {
     let mut policy = policy();
     let tenants = [tenant(1, gb(120), gb(80)), tenant(2, gb(90), gb(80)), tenant(3, gb(40), gb(80))];
@@ -63,6 +70,22 @@ fn memory_without_tenant_reduces_protections() {
     assert_eq!(decision.tiers()[FAST].usable, gb(85));
     assert_eq!(decision.tenants()[1].fast().scaled_protection, Bytes::new(42_500_000_000));
     assert_eq!(demotions(decision), [(1, FAST, gb(5), Urgency::Immediate)]);
+}
+
+#[test]
+fn tenant_within_a_huge_page_of_its_protection_claims_nothing() {
+    let claims = |usage_mib: u64| {
+        // 80 MiB are protected, and 5 GB, the high watermark, are free.
+        let mut returning = tenant(2, Bytes::mib(usage_mib), Bytes::mib(80));
+        returning.tiers[1].usage = gb(10);
+        let decision_of = |policy: &mut Policy, returning| {
+            let host = host(Ns::secs(1), gb(5), gb(54));
+            let decision = policy.step(&host, &[tenant(1, gb(240), gb(80)), returning]);
+            (demotions(decision).len(), budget(decision, 2).candidates)
+        };
+        decision_of(&mut policy(), returning)
+    };
+    assert_eq!([77, 78, 79].map(claims), [(1, Candidates::All), (1, Candidates::All), (0, Candidates::All)]);
 }
 
 #[test]
