@@ -7,6 +7,7 @@ pub mod profile;
 mod requests;
 pub mod samples;
 pub mod shares;
+pub mod tenants;
 mod views;
 
 pub use requests::{

@@ -11,6 +11,7 @@ pub mod fence_command;
 pub mod folder_access;
 pub mod forecasts;
 pub mod hex;
+pub mod host_reports;
 pub mod ledger_store;
 pub mod metrics;
 pub mod monitor;

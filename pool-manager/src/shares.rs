@@ -1,15 +1,13 @@
 //! Stores the weights of tenants for Symbiosis, and sends them to the hosts' agents. Keeps the
-//! latest report of shares of each host in memory. The agents decide the shares.
+//! latest reports of each host about its tenants in memory. The agents decide the shares, and the
+//! tiers of the tenants' memory.
 //!
 //! ```text
 //!   SetWeights ──▶ store ──▶ weights by host ──watcher──▶ each session of the host
 //!   session ──report of an epoch──▶ reports ──▶ GetShares
 //! ```
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use pool::{
     audit::{Actor, Decision, DecisionKind, Subject},
@@ -23,8 +21,9 @@ use units::{
 };
 
 use crate::{
-    convert::{InvalidField, shares::ShareReport},
+    convert::{InvalidField, shares::ShareReport, tenants::TenantsReport},
     driver::{DriverError, Handle},
+    host_reports::HostReports,
     records::share_rows::{self, Weights, WeightsByHost},
     store::{Scan, StoreError},
 };
@@ -60,8 +59,10 @@ pub struct Shares {
     weights_by_host: watch::Sender<WeightsByHost>,
     /// Serializes changes, because a host's new entry is computed from its previous entry.
     write_lock: tokio::sync::Mutex<()>,
-    /// Latest report of each host since the start of the manager.
-    reports: Mutex<HashMap<Name, ShareReport>>,
+    /// Latest shares of each host.
+    pub reports: HostReports<ShareReport>,
+    /// Latest step of fair tiering of each host.
+    pub tenants: HostReports<TenantsReport>,
     driver: Handle,
 }
 
@@ -71,7 +72,8 @@ impl Shares {
         Self {
             weights_by_host: watch::Sender::new(weights_by_host),
             write_lock: tokio::sync::Mutex::default(),
-            reports: Mutex::default(),
+            reports: HostReports::default(),
+            tenants: HostReports::default(),
             driver,
         }
     }
@@ -140,22 +142,6 @@ impl Shares {
         WeightsWatcher { host, weights_by_host: self.weights_by_host.subscribe(), last_seen: None }
     }
 
-    /// Stores the latest report of a host in memory.
-    pub fn record_report(&self, host: Name, report: ShareReport) {
-        self.lock_reports().insert(host, report);
-    }
-
-    /// Returns the latest report of a host since the start of the manager.
-    pub fn report(&self, host: &Name) -> Option<ShareReport> {
-        self.lock_reports().get(host).cloned()
-    }
-
-    /// Locks the reports. Ignores that another thread panicked while it held the lock, because each
-    /// entry is always complete.
-    fn lock_reports(&self) -> MutexGuard<'_, HashMap<Name, ShareReport>> {
-        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Deletes weights and reports of hosts that were removed from the rack, because a new host may
     /// get the same name.
     ///
@@ -177,7 +163,8 @@ impl Shares {
             self.weights_by_host
                 .send_modify(|weights_by_host| weights_by_host.retain(|host, _| hosts.contains(host)));
         }
-        self.lock_reports().retain(|host, _| hosts.contains(host));
+        self.reports.retain_hosts(&hosts);
+        self.tenants.retain_hosts(&hosts);
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use units::{Bytes, MigrationId, Name, RequestId, ReservationId, limits::CORES_PE
 use cli_runtime::options::duration;
 use evaluate::replay;
 
-use crate::{Global, models, shares, telemetry};
+use crate::{Global, models, shares, telemetry, tenants};
 
 const EXIT_CODES_HELP: &str = "\
 Exit codes:
@@ -188,6 +188,9 @@ pub enum Resource {
     /// memory
     #[command(visible_alias = "share")]
     Shares(shares::HostArg),
+    /// List the tenants of a host with their local memory and slower memory
+    #[command(visible_alias = "tenant")]
+    Tenants(shares::HostArg),
     /// List the weights set for tenants of a host
     #[command(visible_alias = "weight")]
     Weights(shares::HostArg),
@@ -280,6 +283,8 @@ pub enum ExplainSubject {
     Resource(Subject),
     /// The shares of a host's tenants, as computed in the last epoch
     Shares(shares::HostArg),
+    /// The memory of a tenant in local memory and slower memory, as decided in the last step
+    Tenant(tenants::TenantArg),
 }
 
 /// VM whose placement is planned.

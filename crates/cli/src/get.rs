@@ -5,7 +5,7 @@ use proto::v1;
 use crate::{
     Connection, Failure, Format,
     args::{Resource, VmFilter, VmOrReservation},
-    lists, models, print, shares, view,
+    lists, models, print, shares, tenants, view,
 };
 
 /// Prints the requested list or resource.
@@ -46,6 +46,7 @@ pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format
         }
         Resource::Models => models::list(manager, format).await,
         Resource::Shares(args) => shares::list(args, manager, format).await,
+        Resource::Tenants(args) => tenants::list(args, manager, format).await,
         Resource::Weights(args) => shares::list_weights(args, manager, format).await,
         Resource::Alarms(filter) => print::list(format, &alarms(manager, filter.subject.as_deref()).await?),
     }

@@ -81,6 +81,7 @@ impl Names {
                 Self::from_subject(subject)
             }
             C::Explain(ExplainSubject::Shares(args)) => Self::host(&args.host),
+            C::Explain(ExplainSubject::Tenant(args)) => Self::host(&args.host),
             C::Reserve(args) => {
                 Self { vm_or_reservation: Some(args.vm.to_string()), ..Self::host(&args.host) }
             }
@@ -106,7 +107,9 @@ impl Names {
             Resource::Emcs(filter) => filter.name.as_ref().map(Self::emc).unwrap_or_default(),
             Resource::Reservations(filter) => filter.target.as_ref().map(Self::vm).unwrap_or_default(),
             Resource::Vms(VmFilter { vm: Some(vm) }) => Self::vm(&VmOrReservation::Vm(vm.clone())),
-            Resource::Shares(args) | Resource::Weights(args) => Self::host(&args.host),
+            Resource::Shares(args) | Resource::Tenants(args) | Resource::Weights(args) => {
+                Self::host(&args.host)
+            }
             Resource::Rack
             | Resource::Vms(VmFilter { vm: None })
             | Resource::Slices(_)

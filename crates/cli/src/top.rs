@@ -17,13 +17,16 @@ use ratatui::crossterm::{
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, watch},
     time::{self, Interval, MissedTickBehavior},
 };
 use tonic::Streaming;
-use units::limits::{TOP_EVENTS_QUEUED_MAX, TOP_REFRESH_INTERVAL};
+use units::{
+    Name,
+    limits::{TOP_EVENTS_QUEUED_MAX, TOP_REFRESH_INTERVAL},
+};
 
-use crate::{Connection, Failure, Format, lists, view};
+use crate::{Connection, Failure, Format, lists, tenants, view};
 use screen::{Selection, Snapshot};
 
 /// Time limit for restoring the terminal after a signal.
@@ -37,6 +40,8 @@ enum Update {
     Key(KeyEvent),
     Snapshot(Box<Snapshot>),
     Capacity(view::Capacity),
+    /// Tenants of a host; `None` if the host has not reported any.
+    Tenants(Option<Box<tenants::Tenants>>),
     /// Polling the manager failed. The view keeps the last snapshot and shows the error.
     Error(String),
     /// Reading from the terminal failed.
@@ -61,6 +66,8 @@ pub(crate) async fn run(manager: &Connection, format: Format) -> Result<(), Fail
     let (sender, updates) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
     tokio::spawn(poll_rack(manager.clone(), sender.clone()));
     tokio::spawn(watch_capacity(manager.clone(), sender.clone()));
+    let (selected, selected_host) = watch::channel(host_name(&first, &Selection::default()));
+    tokio::spawn(poll_tenants(manager.clone(), selected_host, sender.clone()));
     end_on_signals().map_err(Failure::Output)?;
     let mut terminal = ratatui::try_init().map_err(Failure::Output)?;
     // Reading a key blocks, so it needs a thread. The thread ends with the process.
@@ -68,7 +75,7 @@ pub(crate) async fn run(manager: &Connection, format: Format) -> Result<(), Fail
     let draw = |snapshot: &Snapshot, selection: &Selection| {
         terminal.draw(|frame| screen::draw(frame, snapshot, selection)).map(|_| ()).map_err(Failure::Output)
     };
-    let done = run_view(first, updates, draw).await;
+    let done = run_view(first, updates, &selected, draw).await;
     ratatui::restore();
     done
 }
@@ -99,10 +106,11 @@ fn exit_after_signal(number: i32) -> ! {
     std::process::exit(SIGNAL_EXIT_CODE_BASE + number)
 }
 
-/// Redraws after every update until the user quits.
+/// Redraws after every update until the user quits. Sends the name of the selected host to `selected`.
 async fn run_view(
     mut snapshot: Snapshot,
     mut updates: mpsc::Receiver<Update>,
+    selected: &watch::Sender<Option<String>>,
     mut draw: impl FnMut(&Snapshot, &Selection) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let mut selection = Selection::default();
@@ -114,14 +122,25 @@ async fn run_view(
                     break;
                 }
             }
-            Update::Snapshot(fresh) => snapshot = Snapshot { free: snapshot.free, ..*fresh },
+            Update::Snapshot(fresh) => {
+                snapshot = Snapshot { free: snapshot.free, tenants: snapshot.tenants, ..*fresh };
+            }
             Update::Capacity(free) => snapshot.free = free,
+            Update::Tenants(tenants) => snapshot.tenants = tenants.map(|tenants| *tenants),
             Update::Error(error) => snapshot.error = Some(error),
             Update::TerminalLost(failure) => return Err(failure),
         }
+        let host = host_name(&snapshot, &selection);
+        snapshot.tenants = snapshot.tenants.filter(|tenants| Some(&tenants.host) == host.as_ref());
+        selected.send_if_modified(|known| std::mem::replace(known, host.clone()) != host);
         draw(&snapshot, &selection)?;
     }
     Ok(())
+}
+
+/// Returns the name of the selected host.
+fn host_name(snapshot: &Snapshot, selection: &Selection) -> Option<String> {
+    snapshot.hosts.get(selection.host).map(|host| host.host.clone())
 }
 
 /// Polls the rack every second until the view ends.
@@ -134,6 +153,30 @@ async fn poll_rack(manager: Connection, updates: mpsc::Sender<Update>) {
             Err(failure) => Update::Error(failure.message()),
         };
         if updates.send(update).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Polls the tenants of the selected host every second, and after each change of the selection, until the
+/// view ends.
+async fn poll_tenants(
+    manager: Connection,
+    mut selected: watch::Receiver<Option<String>>,
+    updates: mpsc::Sender<Update>,
+) {
+    let mut interval = refresh_interval();
+    loop {
+        tokio::select! {
+            _ = interval.tick() => {}
+            changed = selected.changed() => if changed.is_err() { return },
+        }
+        let host = selected.borrow_and_update().as_deref().and_then(|host| Name::new(host).ok());
+        let Some(host) = host else { continue };
+        // Hosts without fair tiering report no tenants. Other errors also concern the snapshot, which shows
+        // them.
+        let tenants = tenants::load(host, &manager).await.ok().map(Box::new);
+        if updates.send(Update::Tenants(tenants)).await.is_err() {
             return;
         }
     }
@@ -185,6 +228,7 @@ async fn load_snapshot(manager: &Connection) -> Result<Snapshot, Failure> {
         slices: lists::slices(manager, 0, u32::MAX).await?.into_iter().map(view::Slice::from).collect(),
         suspects: find_suspects(lists::reservations(manager, false).await?),
         free: view::Capacity::default(),
+        tenants: None,
         error: None,
     })
 }
@@ -270,7 +314,37 @@ mod tests {
             drawn.push((p.hosts.len(), p.free.revision, p.error.is_some()));
             Ok(())
         };
-        run_view(screen::tests::sample_snapshot(), updates, draw).await.unwrap();
+        let (selected, _) = watch::channel(None);
+        run_view(screen::tests::sample_snapshot(), updates, &selected, draw).await.unwrap();
         assert_eq!(drawn, [(2, 0, false), (2, 5, false), (2, 5, true), (0, 5, false)]);
+    }
+
+    #[tokio::test]
+    async fn tenants_of_the_selected_host_are_shown() {
+        let (sender, updates) = mpsc::channel(TOP_EVENTS_QUEUED_MAX);
+        let key = |code| Update::Key(KeyEvent::new(code, KeyModifiers::NONE));
+        let tenants = |host: &str| Update::Tenants(Some(Box::new(screen::tests::sample_tenants(host))));
+        let fresh = Update::Snapshot(Box::new(screen::tests::sample_snapshot()));
+        let sequence = [
+            tenants("h1"),
+            fresh,
+            key(KeyCode::Down),
+            tenants("h1"), // a late answer about the host that was selected before
+            tenants("h2"),
+            Update::Tenants(None),
+            key(KeyCode::Char('q')),
+        ];
+        for update in sequence {
+            sender.send(update).await.unwrap();
+        }
+        let mut drawn = Vec::new();
+        let draw = |p: &Snapshot, _: &Selection| {
+            drawn.push(p.tenants.as_ref().map(|tenants| tenants.host.clone()).unwrap_or_default());
+            Ok(())
+        };
+        let (selected, host) = watch::channel(None);
+        run_view(screen::tests::sample_snapshot(), updates, &selected, draw).await.unwrap();
+        assert_eq!(drawn, ["", "h1", "h1", "", "", "h2", ""]);
+        assert_eq!(host.borrow().as_deref(), Some("h2"));
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Code, Request, Response, Status};
 use units::limits::{LIST_PAGE_ENTRIES_MAX, RESERVATIONS_PER_PAGE_MAX};
-use units::{HostId, ReservationId, SliceId};
+use units::{HostId, Name, ReservationId, SliceId};
 
 use super::{
     ServiceContext, backup,
@@ -55,6 +55,16 @@ impl Admin {
     ) -> Reply<T> {
         let found = self.read(read).await?;
         found.map(Response::new).map_err(|rejection| driver_error_status(DriverError::Rejection(rejection)))
+    }
+
+    /// Parses the name of a host, and checks that the host exists.
+    async fn find_host(&self, name: &str) -> Result<Name, Status> {
+        let host = convert::parse_name("host", name).map_err(invalid_argument)?;
+        let name = host.clone();
+        let found = move |manager: &Manager| {
+            manager.durable().find_host_by_name(&name).ok_or(pool::rejection::Rejection::NoSuchHost(name))
+        };
+        self.find(found).await.map(|_| host)
     }
 
     /// Converts a reservation, and adds the verdict about its VM.
@@ -278,15 +288,20 @@ impl admin_server::Admin for Admin {
 
     async fn get_shares(&self, request: Request<wire::GetSharesRequest>) -> Reply<wire::Shares> {
         self.0.admit_operator(&request)?;
-        let host = convert::parse_name("host", &request.into_inner().host).map_err(invalid_argument)?;
-        let name = host.clone();
-        self.find(move |manager| {
-            manager.durable().find_host_by_name(&name).ok_or(pool::rejection::Rejection::NoSuchHost(name))
-        })
-        .await?;
-        let report = self.0.shares.report(&host).ok_or_else(|| {
+        let host = self.find_host(&request.into_inner().host).await?;
+        let report = self.0.shares.reports.get(&host).ok_or_else(|| {
             let message = format!("host: {host} has reported no shares since the manager started");
             error_status(Code::NotFound, "SHARES_NOT_REPORTED", message)
+        })?;
+        Ok(Response::new(report.into_message()))
+    }
+
+    async fn get_tenants(&self, request: Request<wire::GetTenantsRequest>) -> Reply<wire::Tenants> {
+        self.0.admit_operator(&request)?;
+        let host = self.find_host(&request.into_inner().host).await?;
+        let report = self.0.shares.tenants.get(&host).ok_or_else(|| {
+            let message = format!("host: {host} has reported no tenants since the manager started");
+            error_status(Code::NotFound, "TENANTS_NOT_REPORTED", message)
         })?;
         Ok(Response::new(report.into_message()))
     }

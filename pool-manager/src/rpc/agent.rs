@@ -152,9 +152,10 @@ async fn receive_reports(
                 handle_report(shared, host.id, session, report).await
             }
             Some(from_agent::Message::Shares(shares)) => handle_shares(shared, &host.name, shares),
+            Some(from_agent::Message::Tenants(tenants)) => handle_tenants(shared, &host.name, tenants),
             Some(from_agent::Message::Samples(samples)) => handle_samples(shared, host, samples),
             Some(from_agent::Message::Hello(_)) | None => {
-                let rule = "must be a report, shares or samples after the hello";
+                let rule = "must be a report, shares, tenants or samples after the hello";
                 Err(invalid_argument(InvalidField::new("message", "unexpected type:", rule)))
             }
         };
@@ -179,7 +180,13 @@ async fn handle_report(
 
 fn handle_shares(shared: &ServiceContext, host: &Name, shares: wire::Shares) -> Result<(), Status> {
     let report = convert::shares::parse_share_report(host, shares).map_err(invalid_argument)?;
-    shared.shares.record_report(host.clone(), report);
+    shared.shares.reports.record(host.clone(), report);
+    Ok(())
+}
+
+fn handle_tenants(shared: &ServiceContext, host: &Name, tenants: wire::Tenants) -> Result<(), Status> {
+    let report = convert::tenants::parse_tenants_report(host, tenants).map_err(invalid_argument)?;
+    shared.shares.tenants.record(host.clone(), report);
     Ok(())
 }
 

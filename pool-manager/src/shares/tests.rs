@@ -193,7 +193,7 @@ async fn new_host_does_not_inherit_weights_of_a_removed_host() {
     manager.set("h1", "web=3").await.unwrap();
     let report = proto::v1::Shares { epoch: 1, state: 3, ..Default::default() };
     for host in ["h0", "h1"] {
-        manager.shares.record_report(
+        manager.shares.reports.record(
             name(host),
             crate::convert::shares::parse_share_report(&name(host), report.clone()).unwrap(),
         );
@@ -205,7 +205,7 @@ async fn new_host_does_not_inherit_weights_of_a_removed_host() {
     manager.fail_power(&disk).await;
     let manager = TestManager::start(&disk, &["h0", "h1"]).await;
     assert_eq!((manager.now("h0"), manager.now("h1")), (weights(""), weights("web=3")));
-    assert_eq!(manager.shares.report(&name("h1")), None, "reports must not survive a restart");
+    assert_eq!(manager.shares.reports.get(&name("h1")), None, "reports must not survive a restart");
 }
 
 #[tokio::test]

@@ -156,7 +156,8 @@ impl Tenant {
         let (share, fair) = (self.share.as_ref(), self.fair.as_ref());
         let enforcement = match self.enforcer.as_str() {
             "swap" => "memory beyond its share is swapped out",
-            "tiered" => "not enforced yet (advisory)",
+            "tiered" if self.problem.is_some() => "not enforced",
+            "tiered" => "memory is protected by fair tiering, bandwidth is not limited",
             "advise" => "not enforced (advisory)",
             other => other,
         };

@@ -1,5 +1,5 @@
-//! Drawing of the live view from a snapshot: hosts, VMs that pool memory may slow down, alarms, and EMCs
-//! with a coloured letter for every slice.
+//! Drawing of the live view from a snapshot: hosts, tenants of the selected host, VMs that pool memory may
+//! slow down, alarms, and EMCs with a coloured letter for every slice.
 
 use ratatui::{
     Frame,
@@ -9,7 +9,11 @@ use ratatui::{
     widgets::{Block, Cell, Paragraph, Row, Table, TableState},
 };
 
-use crate::{table, view};
+use crate::{
+    table,
+    tenants::{Tenant, Tenants, mib},
+    view,
+};
 
 /// State of the rack at one time.
 #[derive(Clone, Debug)]
@@ -21,6 +25,8 @@ pub(super) struct Snapshot {
     /// VMs with the verdict watch or migrate, the latter first.
     pub(super) suspects: Vec<view::Vm>,
     pub(super) free: view::Capacity,
+    /// Tenants of the selected host; `None` if it does not report any.
+    pub(super) tenants: Option<Tenants>,
     /// Error of the last poll; `None` if the snapshot is up to date.
     pub(super) error: Option<String>,
 }
@@ -49,8 +55,11 @@ const ALARMS_SHOWN_MAX: u16 = 5;
 /// Maximum number of VMs that are shown. The title contains the total number.
 const SUSPECTS_SHOWN_MAX: u16 = 5;
 
-/// Draws a summary of the rack, the hosts, the VMs that pool memory may slow down (if any), the EMCs, the
-/// alarms and a legend, from top to bottom.
+/// Maximum number of tenants that are shown. The title contains the total number.
+const TENANTS_SHOWN_MAX: u16 = 6;
+
+/// Draws a summary of the rack, the hosts, the tenants of the selected host (if any), the VMs that pool
+/// memory may slow down (if any), the EMCs, the alarms and a legend, from top to bottom.
 pub(super) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, selection: &Selection) {
     let alarms = u16::try_from(snapshot.rack.alarms.len()).unwrap_or(u16::MAX).clamp(1, ALARMS_SHOWN_MAX) + 2;
     let hosts = u16::try_from(snapshot.hosts.len()).unwrap_or(u16::MAX).min(frame.area().height / 3) + 3;
@@ -58,17 +67,24 @@ pub(super) fn draw(frame: &mut Frame<'_>, snapshot: &Snapshot, selection: &Selec
         0 => 0,
         count => count.min(SUSPECTS_SHOWN_MAX) + 3,
     };
+    let tenants = snapshot.tenants.as_ref().map_or(0, |tenants| {
+        u16::try_from(tenants.tenants.len()).unwrap_or(u16::MAX).min(TENANTS_SHOWN_MAX) + 3
+    });
     let rows = [
         Constraint::Length(1),
         Constraint::Length(hosts),
+        Constraint::Length(tenants),
         Constraint::Length(suspects),
         Constraint::Min(3),
         Constraint::Length(alarms),
         Constraint::Length(1),
     ];
-    let [top, hosts, suspects, emcs, alarms, bottom] = Layout::vertical(rows).areas(frame.area());
+    let [top, hosts, tenants, suspects, emcs, alarms, bottom] = Layout::vertical(rows).areas(frame.area());
     frame.render_widget(headline(snapshot), top);
     draw_hosts(frame, hosts, snapshot, selection);
+    if let Some(shown) = &snapshot.tenants {
+        draw_tenants(frame, tenants, shown);
+    }
     draw_suspects(frame, suspects, &snapshot.suspects);
     draw_emcs(frame, emcs, snapshot, selection);
     draw_alarms(frame, alarms, &snapshot.rack.alarms);
@@ -123,6 +139,34 @@ fn state_colour(state: &str) -> Color {
         "silent" | "expected" => Color::Yellow,
         _ => Color::Red,
     }
+}
+
+/// Draws the tenants with the most local memory.
+fn draw_tenants(frame: &mut Frame<'_>, area: Rect, shown: &Tenants) {
+    let heads = ["TENANT", "LOCAL", "SLOW", "PROTECTION", "BOUND", "PROMOTION", "THRASH LEVEL"];
+    let widths = [24, 10, 10, 10, 10, 11, 12].map(Constraint::Length);
+    let mut tenants: Vec<&Tenant> = shown.tenants.iter().collect();
+    tenants.sort_by_key(|tenant| std::cmp::Reverse(tenant.local_bytes));
+    let rows = tenants.into_iter().take(usize::from(TENANTS_SHOWN_MAX)).map(tenant_row);
+    let reason = shown.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let (count, at) = (shown.tenants.len(), table::format_timestamp(shown.at_unix_ms));
+    let title = format!("tenants of {} ({count}) at {at}{reason}", shown.host);
+    let table = Table::new(rows, widths).header(Row::new(heads).bold()).block(Block::bordered().title(title));
+    frame.render_widget(table, area);
+}
+
+fn tenant_row(tenant: &Tenant) -> Row<'_> {
+    let level = Cell::from(tenant.thrash_level.to_string());
+    let is_thrashing = tenant.thrash_level > 0;
+    Row::new([
+        Cell::from(tenant.tenant.as_str()),
+        Cell::from(mib(tenant.local_bytes)),
+        Cell::from(mib(tenant.slow_bytes)),
+        Cell::from(mib(tenant.scaled_protection_bytes)),
+        Cell::from(tenant.bound_bytes.map_or_else(|| "-".to_owned(), mib)),
+        Cell::from(tenant.promotion_text()),
+        if is_thrashing { level.style(Style::new().fg(Color::Yellow)) } else { level },
+    ])
 }
 
 fn draw_suspects(frame: &mut Frame<'_>, area: Rect, vms: &[view::Vm]) {
@@ -268,8 +312,24 @@ pub(super) mod tests {
             slices,
             suspects: Vec::new(),
             free: v1::Capacity::default().into(),
+            tenants: None,
             error: None,
         }
+    }
+
+    /// Returns two tenants of a host.
+    pub(in crate::top) fn sample_tenants(host: &str) -> Tenants {
+        let tenant = |tenant: &str, mib: u64, bound_bytes, thrash_level| v1::TieredTenant {
+            tenant: tenant.into(),
+            local_bytes: mib << 20,
+            slow_bytes: 7 << 20,
+            scaled_protection_bytes: 80 << 20,
+            bound_bytes,
+            thrash_level,
+            ..Default::default()
+        };
+        let tenants = vec![tenant("db", 50, None, 0), tenant("web", 120, Some(130 << 20), 2)];
+        v1::Tenants { host: host.into(), tenants, ..Default::default() }.into()
     }
 
     fn draw_to_buffer(snapshot: &Snapshot, selection: &Selection) -> Buffer {
@@ -316,6 +376,24 @@ pub(super) mod tests {
         let db = at(&["│db", "h1", "migrate", "2GiB", "12.0", "%", "50.0", "%"]);
         let web = at(&["│web", "h1", "watch", "2GiB", "-", "50.0", "%"]);
         assert!(at(&["│h2"]) < db && db < web && web < at(&["│e0"]), "{shown}");
+    }
+
+    #[test]
+    fn tenants_are_listed_between_hosts_and_emcs_the_largest_first() {
+        let mut tenants = sample_tenants("h1");
+        let draw = |tenants| {
+            let snapshot = Snapshot { tenants: Some(tenants), ..sample_snapshot() };
+            buffer_text(&draw_to_buffer(&snapshot, &Selection::default()))
+        };
+        let shown = draw(tenants.clone());
+        let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+        let at = |words: &[&str]| lines.iter().position(|line| line.starts_with(words)).unwrap();
+        assert!(shown.contains("tenants of h1 (2) at 1970-01-01T00:00:00Z─"), "{shown}");
+        let web = at(&["│web", "120MiB", "7MiB", "80MiB", "130MiB", "unlimited", "2"]);
+        let db = at(&["│db", "50MiB", "7MiB", "80MiB", "-", "unlimited", "0"]);
+        assert!(at(&["│h2"]) < web && web < db && db < at(&["│e0"]), "{shown}");
+        (tenants.tenants, tenants.reason) = (Vec::new(), Some("no slice is online".to_owned()));
+        assert!(draw(tenants).contains("(0) at 1970-01-01T00:00:00Z: no slice is online"));
     }
 
     #[test]

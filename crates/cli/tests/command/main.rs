@@ -8,6 +8,7 @@ mod output;
 mod rack;
 mod requests;
 mod shares;
+mod tenants;
 mod terminal;
 mod tiering;
 mod transports;

@@ -287,6 +287,62 @@ fn migration(state: i32) -> v1::Migration {
     }
 }
 
+/// Returns the result of a step of fair tiering with two tenants.
+fn tenants() -> v1::Tenants {
+    let mib = |n: u64| n << 20;
+    let tier = |capacity: u64, free: u64| v1::TierMemory {
+        capacity_bytes: mib(capacity),
+        free_bytes: mib(free),
+        usable_bytes: mib(capacity * 98 / 100),
+        protection_bytes: mib(300),
+        scaled_protection_bytes: mib(240),
+        shortfall_bytes: 0,
+        full: free < 5,
+    };
+    let web = v1::TieredTenant {
+        tenant: "web".into(),
+        local_bytes: mib(120),
+        slow_bytes: mib(40),
+        protection_bytes: mib(100),
+        scaled_protection_bytes: mib(80),
+        bound_bytes: Some(mib(130)),
+        demotion_bytes: mib(5),
+        demotion_reason: "free memory is low, and usage is above the protection".into(),
+        promotion_bytes_per_s: Some(mib(12)),
+        promotion_candidates: "hot pages".into(),
+        throttle_reason: "above the protection while local memory is full".into(),
+        promotion_factor: 0.1975,
+        thrash_level: 2,
+        thrash_state: "thrashing".into(),
+        demoted_bytes: mib(700),
+        promoted_bytes: mib(600),
+        attempted_bytes: mib(650),
+        refaulted_bytes: mib(1),
+        sampled_promotions: 40,
+        thrashed_pages: 30,
+        problem: "the kernel demoted 0B of 5MiB".into(),
+    };
+    let db = v1::TieredTenant {
+        tenant: "db".into(),
+        local_bytes: mib(40),
+        protection_bytes: mib(80),
+        scaled_protection_bytes: mib(80),
+        promotion_candidates: "accessed pages".into(),
+        promotion_factor: 1.0,
+        thrash_state: "not thrashing".into(),
+        ..Default::default()
+    };
+    v1::Tenants {
+        host: "h1".into(),
+        at_unix_ms: 1_700_000_000_000,
+        reason: String::new(),
+        problems: vec!["no pages are promoted: another program uses DAMON".into()],
+        local: Some(tier(245, 3)),
+        slow: Some(tier(1024, 900)),
+        tenants: vec![web, db],
+    }
+}
+
 /// Returns the result of an epoch that updated the shares of two tenants.
 fn shares() -> v1::Shares {
     let share = |memory_mib, bandwidth_mb_s| Some(v1::Share { memory_mib, bandwidth_mb_s });
@@ -558,6 +614,27 @@ impl Admin for Rack {
             }
             "h1" => Ok(Response::new(shares())),
             _ => Err(not_found_status("SHARES_NOT_REPORTED", format!("host: {host} has reported no shares"))),
+        }
+    }
+
+    async fn get_tenants(&self, r: Request<v1::GetTenantsRequest>) -> RpcResult<v1::Tenants> {
+        let host = self.record_request("GetTenants", r).await?.host;
+        check_host(&host)?;
+        match host.as_str() {
+            "h1" if matches!(self.behavior, RackBehavior::Degraded) => {
+                let reason = "no node without processors has memory".into();
+                Ok(Response::new(v1::Tenants {
+                    reason,
+                    local: None,
+                    slow: None,
+                    tenants: Vec::new(),
+                    ..tenants()
+                }))
+            }
+            "h1" => Ok(Response::new(tenants())),
+            _ => {
+                Err(not_found_status("TENANTS_NOT_REPORTED", format!("host: {host} has reported no tenants")))
+            }
         }
     }
 

@@ -400,6 +400,10 @@ impl Admin for Rack {
         Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
+    async fn get_tenants(&self, _: Request<v1::GetTenantsRequest>) -> RpcResult<v1::Tenants> {
+        Err(Status::unimplemented("not implemented by the fake manager"))
+    }
+
     async fn cordon(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         Err(Status::unimplemented("not implemented by the fake manager"))
     }

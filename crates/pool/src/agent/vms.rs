@@ -133,6 +133,19 @@ impl Agent {
         self.vms.values().filter(|vm| vm.is_running()).map(|vm| &vm.record)
     }
 
+    /// Returns the number of online slices of a reservation under this VM name, if the reservation has no
+    /// process. Slices that must be released are not counted.
+    pub fn unattached_slice_count(&self, vm: &Name) -> usize {
+        let Some((id, desired)) = self.desired_vms.iter().find(|(_, desired)| desired.vm == *vm) else {
+            return 0;
+        };
+        if self.live_record(*id).is_some() {
+            return 0;
+        }
+        let is_usable = |slice: &&Holding| self.is_online(**slice) && !self.is_release_ordered(**slice);
+        desired.slices.keys().filter(is_usable).count()
+    }
+
     /// Returns the record of a VM with a running process.
     pub fn live_record(&self, reservation: ReservationId) -> Option<&VmRecord> {
         self.vms.get(&reservation).filter(|vm| vm.is_running()).map(|vm| &vm.record)
