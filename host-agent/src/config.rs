@@ -3,6 +3,7 @@
 
 mod folders;
 pub mod symbiosis;
+pub mod tiering;
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +20,7 @@ use units::{
     limits::{ALLOWED_UIDS_MAX, QOS_SAMPLE_GAP_MAX, QOS_SAMPLE_INTERVAL_DEFAULT, SCRUB_MIB_PER_S_DEFAULT},
 };
 
-use self::symbiosis::Symbiosis;
+use self::{symbiosis::Symbiosis, tiering::Tiering};
 use crate::user::current_user;
 
 /// Default address of the manager, on the same machine.
@@ -58,6 +59,8 @@ pub struct Config {
     pub backend: Backend,
     /// Settings of Symbiosis; `None` disables it.
     pub symbiosis: Option<Symbiosis>,
+    /// Settings of fair tiering; `None` disables it.
+    pub tiering: Option<Tiering>,
 }
 
 /// Section `[tls]`: PEM files of the certificates.
@@ -145,6 +148,21 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let backend = backend.and_then(|section| parse_backend(section, base));
     let symbiosis = top.take_section("symbiosis");
     let symbiosis = symbiosis.map_or(Some(None), |section| symbiosis::parse(section, base).map(Some));
+    let tiering = top.take_section("tiering");
+    let tiering = tiering.map_or(Some(None), |section| tiering::parse(section, base).map(Some));
+    let is_same = match (symbiosis.as_ref().map(Option::as_ref), tiering.as_ref().map(Option::as_ref)) {
+        (Some(Some(symbiosis)), Some(Some(tiering))) => symbiosis.cgroups == tiering.cgroups,
+        _ => true,
+    };
+    let rule = "must have the same cgroups as [symbiosis], whose shares are the protections";
+    let is_same = top.check(is_same, "tiering", rule);
+    let has_reservation = match (&backend, &tiering) {
+        (Some(Backend::MemoryBlock { .. }), Some(Some(tiering))) => tiering.reservation.is_some(),
+        (Some(_), Some(Some(tiering))) => tiering.reservation.is_none(),
+        _ => true,
+    };
+    let rule = "requires the key reservation with the backend memory_block, and must not have it with others";
+    let has_reservation = top.check(has_reservation, "tiering", rule);
     top.reject_unknown_keys();
     let Agent {
         host,
@@ -169,7 +187,8 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         runtime_dir,
         tls: tls?,
         backend: backend?,
-        symbiosis: symbiosis?,
+        symbiosis: is_same.and(has_reservation).and(symbiosis)?,
+        tiering: tiering?,
     })
 }
 

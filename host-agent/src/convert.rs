@@ -17,8 +17,9 @@ use units::{
 use crate::usage_table::TouchedMemory;
 
 mod shares;
+mod tenants;
 
-pub use self::shares::to_wire_shares;
+pub use self::{shares::to_wire_shares, tenants::to_wire_tenants};
 
 /// Invalid value in a message of the manager: its field, the value and the violated rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

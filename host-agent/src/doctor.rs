@@ -8,6 +8,7 @@ mod files;
 mod kernel;
 mod node;
 mod tenants;
+mod tiering;
 
 use std::{
     io,
@@ -116,6 +117,7 @@ pub fn examine_host(machine: &Machine, path: &Path) -> Vec<Finding> {
     findings.push(kernel::check_kvm(machine));
     findings.push(kernel::check_huge_pages(machine));
     findings.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::check_tenants(machine, symbiosis)));
+    findings.extend(config.tiering.iter().flat_map(|tiering| tiering::check_tiering(machine, tiering)));
     findings.extend(backend.into_iter().flat_map(|backend| check_memory(machine, &config, &agents, backend)));
     findings
 }

@@ -223,6 +223,7 @@ impl Driver {
             outbox: Arc::clone(&outbox),
             usage: Arc::clone(&usage),
             samples: Arc::default(),
+            tiering: Arc::default(),
             rack: rack_receiver,
             disconnect: Arc::clone(&disconnect),
         };

@@ -25,6 +25,7 @@ pub mod remote;
 pub mod sampler;
 pub mod slices;
 pub mod sysfs;
+pub mod tiers;
 pub mod vm_counters;
 pub mod vm_pressure;
 mod zero;

@@ -1,6 +1,8 @@
 //! Metrics of one agent for Prometheus. Every series has the name of the host as a label. Counters
 //! are updated when events happen; gauges are updated at each request for metrics.
 
+mod tiering;
+
 use std::{
     collections::BTreeMap,
     sync::atomic::AtomicU64,
@@ -21,9 +23,11 @@ use prometheus_client::{
 };
 use units::{Name, ReservationId, SLICE};
 
+use self::tiering::TieringMetrics;
 use crate::{
     host::{Counters, Usage},
     shares::{Report, State},
+    tiering_report,
 };
 
 /// Kind of a host call, which is a label of metrics.
@@ -130,6 +134,7 @@ pub struct Metrics {
     tenant_stalled: Family<TenantLabel, Gauge<f64, AtomicU64>>,
     tenant_gain: Family<TenantLabel, Gauge<f64, AtomicU64>>,
     tenant_refaults: Family<TenantLabel, Gauge<f64, AtomicU64>>,
+    tiering: TieringMetrics,
 }
 
 /// Creates a histogram of durations in seconds, with buckets from 50 µs to 26 s.
@@ -163,9 +168,11 @@ impl Metrics {
             tenant_stalled: Family::default(),
             tenant_gain: Family::default(),
             tenant_refaults: Family::default(),
+            tiering: TieringMetrics::default(),
         };
         metrics.register();
         metrics.register_shares();
+        metrics.tiering.register(&mut metrics.registry());
         metrics
     }
 
@@ -254,6 +261,11 @@ impl Metrics {
             let refaults = tenant.measured.map_or(0.0, |measured| measured.refaults);
             self.tenant_refaults.get_or_create(&label).set(refaults);
         }
+    }
+
+    /// Records the result of a step of fair tiering.
+    pub fn observe_tiering(&self, report: &tiering_report::Report) {
+        self.tiering.observe(report);
     }
 
     /// Records the duration and the result of a host call.

@@ -73,8 +73,8 @@ pub struct SamplingInputs {
     pub runtime_dir: PathBuf,
     /// Boot id of this machine.
     pub boot_id: String,
-    /// Whether Symbiosis uses DAMON on this host.
-    pub has_symbiosis: bool,
+    /// Function of the agent that uses DAMON, as a reason why VMs are not sampled by DAMON.
+    pub damon_user: Option<&'static str>,
     /// Idle latency of the pool divided by the idle latency of local memory. `None` if the kernel's value
     /// is used.
     pub pool_latency_ratio: Option<f64>,
@@ -139,16 +139,15 @@ type AccessResult = Result<Option<Interval>, String>;
 
 impl Sampler {
     fn start(inputs: &SamplingInputs) -> Self {
-        let damon = if inputs.has_symbiosis {
-            DamonThread::Unavailable("Symbiosis of this host uses DAMON")
-        } else {
-            DamonThread::start(DamonInputs {
+        let damon = match inputs.damon_user {
+            Some(user) => DamonThread::Unavailable(user),
+            None => DamonThread::start(DamonInputs {
                 host: Arc::clone(&inputs.host),
                 sys: Path::new(inputs.sys),
                 runtime_dir: &inputs.runtime_dir,
                 boot_id: inputs.boot_id.clone(),
                 metrics: Arc::clone(&inputs.metrics),
-            })
+            }),
         };
         let metrics = Arc::clone(&inputs.metrics);
         let (sys, pool_latency_ratio) = (Sysfs::at(inputs.sys), inputs.pool_latency_ratio);

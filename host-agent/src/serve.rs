@@ -9,7 +9,11 @@ use std::{
     net::SocketAddr,
     num::{NonZeroU32, NonZeroU64},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use pool::agent::Agent;
@@ -21,11 +25,12 @@ use tokio::{
     sync::mpsc,
     task::JoinHandle,
 };
-use units::{InstanceId, Ns};
+use units::{InstanceId, Name, Ns};
 
 use crate::{
     config::{Backend, Config, ConfigError},
     driver::{Driver, DriverInputs, Handle},
+    fair_tiering::{self, KernelRoots, StepRunner, TieringThread},
     host::{
         Host, HostError,
         cxl::{CxlError, CxlMemory, Device},
@@ -41,6 +46,7 @@ use crate::{
     metrics::Metrics,
     protected_dir::{DirError, LOCAL_DIR_FIELD, ProtectedDir, TRAVERSABLE_MODE},
     records::{Records, RecordsError},
+    report_slot::ReportSlot,
     runtime_dir::{RUNTIME_DIR_FIELD, RuntimeDir, RuntimeDirError},
     sampling::{self, SamplingInputs},
     secrets::{SecretsError, read_secrets},
@@ -48,6 +54,8 @@ use crate::{
     session_channel::SessionEvent,
     shares::SharesState,
     symbiosis::{self, KernelPaths, SymbiosisThread},
+    tenant_profiles::TenantProfiles,
+    tiering_report::Report,
     usage,
     usage_table::UsageTable,
     user::current_user,
@@ -56,8 +64,12 @@ use crate::{
 /// Maximum number of session events that wait for the driver. Further messages of the manager wait
 /// in the network.
 const SESSION_EVENTS_QUEUED_MAX: usize = 4;
+/// Interval at which the slices that tenants may use are counted.
+const SLICES_COUNT_INTERVAL: Duration = Duration::from_secs(1);
 /// Root of sysfs.
 const SYS: &str = "/sys";
+/// Root of procfs.
+const PROC: &str = "/proc";
 /// File with the list of active swap devices.
 const SWAPS_FILE: &str = "/proc/swaps";
 /// Bytes per MiB.
@@ -169,14 +181,23 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         sys: SYS,
         runtime_dir: config.runtime_dir.clone(),
         boot_id: boot_id.clone(),
-        has_symbiosis: config.symbiosis.is_some(),
+        damon_user: damon_user(&config),
         pool_latency_ratio: config.pool_latency_ratio,
     });
-    if sampling.is_none() && config.symbiosis.is_none() {
+    if sampling.is_none() && damon_user(&config).is_none() {
         sampling::stop_damon_of_earlier_agent(Path::new(SYS), &config.runtime_dir, &boot_id);
     }
     let shares = Arc::new(SharesState::default());
-    let sharing = start_symbiosis(&config, Arc::clone(&metrics), Arc::clone(&shares));
+    let profiles = (config.symbiosis.is_some() && config.tiering.is_some()).then(Arc::default);
+    let sharing = start_symbiosis(&config, Arc::clone(&metrics), Arc::clone(&shares), profiles.clone());
+    let tiering = start_tiering(
+        &config,
+        &handle,
+        Arc::clone(&metrics),
+        Arc::clone(&shares),
+        profiles,
+        Arc::clone(&reports.tiering),
+    );
     let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
@@ -198,7 +219,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let result = wait_for_stop_signal(signals, &mut driver).await;
     notify(&[NotifyState::Stopping]);
     driver.abort();
-    drop(sharing);
+    drop((sharing, tiering));
     tracing::info!("host-agent stopped, guests keep running");
     result
 }
@@ -208,12 +229,65 @@ fn start_symbiosis(
     config: &Config,
     metrics: Arc<Metrics>,
     shares: Arc<SharesState>,
+    profiles: Option<Arc<TenantProfiles>>,
 ) -> Option<SymbiosisThread> {
     let sharing = config.symbiosis.clone()?;
     tracing::info!(cgroups = %sharing.cgroups.display(), epoch = %sharing.epoch, "starting Symbiosis");
     let kernel = KernelPaths { sys: SYS.into(), swaps: SWAPS_FILE.into() };
     let runtime_dir = config.runtime_dir.clone();
-    Some(symbiosis::EpochRunner { config: sharing, runtime_dir, kernel, state: shares, metrics }.start())
+    Some(
+        symbiosis::EpochRunner { config: sharing, runtime_dir, kernel, state: shares, profiles, metrics }
+            .start(),
+    )
+}
+
+/// Starts fair tiering, if it is configured.
+fn start_tiering(
+    config: &Config,
+    driver: &Handle,
+    metrics: Arc<Metrics>,
+    shares: Arc<SharesState>,
+    profiles: Option<Arc<TenantProfiles>>,
+    reports: Arc<ReportSlot<Report>>,
+) -> Option<TieringThread> {
+    let tiering = config.tiering.clone()?;
+    tracing::info!(cgroups = %tiering.cgroups.display(), step = %tiering.step, "starting fair tiering");
+    let slices = tiering.reservation.clone().map(|reservation| {
+        let slices = Arc::new(AtomicU64::new(0));
+        tokio::spawn(count_slices(driver.clone(), reservation, Arc::clone(&slices)));
+        slices
+    });
+    let inputs = fair_tiering::Inputs {
+        config: tiering,
+        runtime_dir: config.runtime_dir.clone(),
+        slices,
+        kernel: KernelRoots { sys: SYS.into(), proc: PROC.into() },
+        shares,
+        profiles,
+        reports,
+    };
+    Some(StepRunner { inputs, metrics }.start())
+}
+
+/// Updates the number of online slices of a reservation until the agent stops.
+async fn count_slices(driver: Handle, reservation: Name, slices: Arc<AtomicU64>) {
+    let mut ticks = tokio::time::interval(SLICES_COUNT_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let reservation = reservation.clone();
+        let count = driver.inspect(move |agent| agent.unattached_slice_count(&reservation)).await;
+        let Ok(count) = count else { return };
+        slices.store(count as u64, Ordering::Relaxed);
+    }
+}
+
+/// Returns the function that uses DAMON, so that VMs cannot be sampled by DAMON.
+fn damon_user(config: &Config) -> Option<&'static str> {
+    match (&config.symbiosis, &config.tiering) {
+        (_, Some(_)) => Some("fair tiering uses DAMON"),
+        (Some(_), None) => Some("Symbiosis uses DAMON"),
+        (None, None) => None,
+    }
 }
 
 /// Objects of an agent that has not yet connected to the manager or listened on its socket.

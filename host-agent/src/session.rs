@@ -185,10 +185,8 @@ async fn run_session(
     let Some(to_agent::Message::Weights(weights)) = second else { return Err(SessionError::Closed) };
     let weights = convert::to_weights(weights)?;
     let connected = SessionEvent::Connected { rack: welcome.rack_uuid, lease_ttl };
-    reports.outbox.clear(); // a session begins with a complete report
-    reports.usage.mark_unreported();
-    reports.samples.clear();
-    shares.resend_report();
+    reports.restart(); // a session begins with a complete report
+    shares.reports.resend();
     events.send(connected).await.map_err(|_| SessionError::Stopping)?;
     shares.set_weights(weights);
     loop {
@@ -209,9 +207,11 @@ async fn run_session(
                     Some(to_agent::Message::Welcome(_)) | None => return Err(SessionError::Closed),
                 }
             }
-            shares_report = shares.next_report() => {
-                let shares = convert::to_wire_shares(shares_report);
-                send(&sender, from_agent::Message::Shares(shares)).await?;
+            report = shares.reports.next() => {
+                send(&sender, from_agent::Message::Shares(convert::to_wire_shares(report))).await?;
+            }
+            report = reports.tiering.next() => {
+                send(&sender, from_agent::Message::Tenants(convert::to_wire_tenants(report))).await?;
             }
             samples = reports.samples.next() => {
                 send(&sender, from_agent::Message::Samples(samples)).await?;

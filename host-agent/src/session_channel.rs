@@ -9,6 +9,8 @@ use units::Ns;
 
 use crate::{
     outbox::{ReportOutbox, SampleOutbox},
+    report_slot::ReportSlot,
+    tiering_report,
     usage_table::UsageTable,
 };
 
@@ -39,8 +41,20 @@ pub struct ReportStream {
     pub usage: Arc<UsageTable>,
     /// Samples of running VMs.
     pub samples: Arc<SampleOutbox>,
+    /// Last step of fair tiering.
+    pub tiering: Arc<ReportSlot<tiering_report::Report>>,
     /// UUID of the rack to which this host belongs.
     pub rack: watch::Receiver<Option<String>>,
     /// Notification that the manager belongs to another rack, so that the session must end.
     pub disconnect: Arc<Notify>,
+}
+
+impl ReportStream {
+    /// Drops reports of an earlier session, and lets the complete reports be sent again.
+    pub fn restart(&self) {
+        self.outbox.clear();
+        self.usage.mark_unreported();
+        self.samples.clear();
+        self.tiering.resend();
+    }
 }

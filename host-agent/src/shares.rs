@@ -3,15 +3,16 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use fairness::market::{Certificate, Share, Supply};
-use tokio::sync::Notify;
 use units::{Bytes, Name, UnixMs};
 
-use crate::{config::symbiosis::EnforcementMethod, host::access_profile::AccessSource};
+use crate::{
+    config::symbiosis::EnforcementMethod, host::access_profile::AccessSource, report_slot::ReportSlot,
+};
 
 /// Result of an epoch of Symbiosis.
 #[derive(Clone, Debug)]
@@ -128,67 +129,20 @@ pub(crate) fn now() -> UnixMs {
 /// Last report of Symbiosis, and the weights set by the manager.
 #[derive(Debug, Default)]
 pub struct SharesState {
-    inner: Mutex<SharesStateInner>,
-    changed: Notify,
-}
-
-#[derive(Debug, Default)]
-struct SharesStateInner {
-    report: Option<Report>,
-    is_sent: bool,
+    /// Last report.
+    pub reports: ReportSlot<Report>,
     /// `None` before the manager has sent weights.
-    weights: Option<BTreeMap<Name, f64>>,
+    weights: Mutex<Option<BTreeMap<Name, f64>>>,
 }
 
 impl SharesState {
-    /// Locks the state. A poisoned state is consistent, because no call can panic while it is
-    /// locked.
-    fn inner(&self) -> MutexGuard<'_, SharesStateInner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Stores the report of an epoch.
-    pub fn store_report(&self, report: Report) {
-        let mut inner = self.inner();
-        inner.report = Some(report);
-        inner.is_sent = false;
-        self.changed.notify_one();
-    }
-
-    /// Waits for a report that was not sent yet, and marks it as sent. This is cancel-safe.
-    pub async fn next_report(&self) -> Report {
-        loop {
-            {
-                let mut inner = self.inner();
-                if !inner.is_sent
-                    && let Some(report) = inner.report.clone()
-                {
-                    inner.is_sent = true;
-                    return report;
-                }
-            }
-            self.changed.notified().await;
-        }
-    }
-
-    /// Marks the last report as not sent, because a new session begins.
-    pub fn resend_report(&self) {
-        self.inner().is_sent = false;
-        self.changed.notify_one();
-    }
-
     /// Stores the weights sent by the manager.
     pub fn set_weights(&self, weights: BTreeMap<Name, f64>) {
-        self.inner().weights = Some(weights);
+        *self.weights.lock().unwrap_or_else(PoisonError::into_inner) = Some(weights);
     }
 
     /// Returns the weights sent by the manager; `None` if it has not sent any.
     pub(crate) fn weights(&self) -> Option<BTreeMap<Name, f64>> {
-        self.inner().weights.clone()
-    }
-
-    /// Returns the last report.
-    pub fn last_report(&self) -> Option<Report> {
-        self.inner().report.clone()
+        self.weights.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

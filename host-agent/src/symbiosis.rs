@@ -28,7 +28,10 @@ use fairness::{
     profile::TenantUtility,
 };
 use pool::agent::VmRecord;
-use units::{Bytes, Name, limits::TENANTS_PER_HOST_MAX};
+use units::{
+    Bytes, Name,
+    limits::{CGROUP_PROCESSES_MAX, TENANTS_PER_HOST_MAX},
+};
 
 use self::{
     access_monitor::AccessMonitor,
@@ -50,6 +53,7 @@ use crate::{
     },
     records::{self, RecordsError},
     shares::{self, Report, ShareCertificate, SharesState, State, TenantMeasurement, TenantReport},
+    tenant_profiles::TenantProfiles,
 };
 
 /// Reason why Symbiosis does not start.
@@ -107,6 +111,8 @@ struct Participant {
     name: Name,
     weight: f64,
     enforce: EnforcementMethod,
+    /// Whether a VM runs in the cgroup.
+    is_vm: bool,
     /// Guaranteed share.
     least: Share,
     measured: TenantMeasurement,
@@ -127,9 +133,10 @@ impl Symbiosis {
         runtime_dir: &Path,
         kernel: KernelPaths,
         state: Arc<SharesState>,
+        profiles: Option<Arc<TenantProfiles>>,
     ) -> Result<Self, SymbiosisError> {
         let remote = RemoteDevice::open(&config.remote, &kernel.sys)?;
-        Self::with(remote, config, runtime_dir, kernel, state)
+        Self::with(remote, config, runtime_dir, kernel, state, profiles)
     }
 
     fn with(
@@ -138,12 +145,19 @@ impl Symbiosis {
         runtime_dir: &Path,
         kernel: KernelPaths,
         state: Arc<SharesState>,
+        profiles: Option<Arc<TenantProfiles>>,
     ) -> Result<Self, SymbiosisError> {
         let persisted = PersistedShares::at(runtime_dir);
         let epochs = EpochAllocator::resume(persisted.load()?);
         let cgroups = Cgroups::at(&config.cgroups);
         Ok(Self {
-            monitor: AccessMonitor::open(&kernel.sys, &cgroups, config.epoch.as_duration(), &persisted)?,
+            monitor: AccessMonitor::open(
+                &kernel.sys,
+                &cgroups,
+                config.epoch.as_duration(),
+                &persisted,
+                profiles,
+            )?,
             cgroups,
             remote,
             meters: BTreeMap::new(),
@@ -178,7 +192,7 @@ impl Symbiosis {
                 self.new_report(State::Blocked, reason, self.unchanged_tenant_reports(), None)
             }
         };
-        self.state.store_report(report.clone());
+        self.state.reports.store(report.clone());
         report
     }
 
@@ -282,7 +296,7 @@ impl Symbiosis {
         // An error is ignored here, because setting the limits then fails and is reported.
         let limits = self.cgroups.limits(name.as_str(), self.remote.number()).unwrap_or_default();
         let limit_mb_s = limits.read.into_iter().chain(limits.written).min().map(|bytes| bytes as f64 / 1e6);
-        let processes = self.cgroups.processes(name.as_str())?;
+        let processes = self.cgroups.processes(name.as_str(), CGROUP_PROCESSES_MAX)?;
         let vm = vms.iter().find(|vm| processes.contains(&vm.process.pid));
         let vm = vm.map(|vm| (vm.pinned, vm.local));
         let is_pinned = matches!(vm, Some((true, _)));
@@ -321,7 +335,8 @@ impl Symbiosis {
         let memory_mib = settings.map_or(0, |settings| settings.least_mib).max(of_vm);
         let enforce = self.enforcement_of(&name, vm.is_some());
         let least = Share::new(memory_mib, 0);
-        Participant { name, weight, enforce, least, measured, memory_max: counters.memory_max }
+        let (is_vm, memory_max) = (vm.is_some(), counters.memory_max);
+        Participant { name, weight, enforce, is_vm, least, measured, memory_max }
     }
 
     /// Returns how a tenant's share is enforced. The setting does not apply to VMs, because their
@@ -354,6 +369,7 @@ impl Symbiosis {
         let previous = self.epochs.applied().cloned();
         let decision =
             self.epochs.decide(supply, &members).map_err(|error| market_error(&error, participants))?;
+        let has_tiering = self.monitor.has_fair_tiering();
         for (at, tenant) in participants.iter().enumerate() {
             let learner = self.meters[&tenant.name].learner();
             reports.push(TenantReport {
@@ -364,7 +380,11 @@ impl Symbiosis {
                 demand_mb_s: learner.wanted(),
                 gain: decision.gains[at],
                 error: learner.error(),
-                ..TenantReport::new(&tenant.name, tenant.enforce, tenant.enforce.unenforced_reason())
+                ..TenantReport::new(
+                    &tenant.name,
+                    tenant.enforce,
+                    tenant.enforce.unenforced_reason(tenant.is_vm, has_tiering),
+                )
             });
         }
         Ok((decision, previous))
@@ -424,7 +444,7 @@ impl Symbiosis {
     /// Returns the reports of tenants with unchanged shares: those of the last report or, if this
     /// agent has not decided shares yet, reports with the stored shares.
     fn unchanged_tenant_reports(&self) -> Vec<TenantReport> {
-        let last = self.state.last_report().map_or_else(Vec::new, |last| last.tenants);
+        let last = self.state.reports.last().map_or_else(Vec::new, |last| last.tenants);
         let last: Vec<_> = last.into_iter().filter(|tenant| tenant.measured.is_some()).collect();
         if !last.is_empty() {
             return last;

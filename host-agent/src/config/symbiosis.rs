@@ -58,14 +58,15 @@ impl EnforcementMethod {
 }
 
 impl EnforcementMethod {
-    /// Returns the reason why this method does not enforce shares yet. Empty if it does, or if it
-    /// only reports shares by design.
-    pub const fn unenforced_reason(self) -> &'static str {
+    /// Returns the reason why this method does not enforce the share of a tenant. Empty if it does, or if it
+    /// only reports shares by design. `has_tiering` means that fair tiering is enabled.
+    pub const fn unenforced_reason(self, is_vm: bool, has_tiering: bool) -> &'static str {
         match self {
-            Self::Tiered => {
-                "the share is not enforced: migration of pages between local and pool memory is not implemented"
+            Self::Tiered if is_vm => {
+                "the share is not enforced: the reservation determines the memory of VMs"
             }
-            Self::Swap | Self::Advise => "",
+            Self::Tiered if !has_tiering => "the share is not enforced: host.toml has no section [tiering]",
+            Self::Swap | Self::Tiered | Self::Advise => "",
         }
     }
 }

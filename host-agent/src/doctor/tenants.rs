@@ -14,8 +14,10 @@ const CGROUP_CONTROLLERS: [&str; 3] = ["memory", "io", "cpu"];
 
 /// Runs all checks for Symbiosis.
 pub(super) fn check_tenants(machine: &Machine, symbiosis: &Symbiosis) -> Vec<Finding> {
-    let problems =
-        check_cgroups(&symbiosis.cgroups).into_iter().chain(check_swap(machine, symbiosis)).collect();
+    let problems = check_cgroups("tenants", "symbiosis.cgroups", &symbiosis.cgroups, &CGROUP_CONTROLLERS)
+        .into_iter()
+        .chain(check_swap(machine, symbiosis))
+        .collect();
     let mut findings = problems_or_passed(problems, || {
         let (cgroups, remote) = (symbiosis.cgroups.display(), symbiosis.remote.display());
         Finding::passed(
@@ -65,17 +67,22 @@ fn check_access_monitor(machine: &Machine, symbiosis: &Symbiosis) -> Finding {
     }
 }
 
-fn check_cgroups(folder: &Path) -> Option<Finding> {
+/// Checks that a directory contains cgroups with these controllers. `check` is the name of the check,
+/// and `field` the setting that contains the directory.
+pub(super) fn check_cgroups(
+    check: &'static str,
+    field: &str,
+    folder: &Path,
+    required: &[&'static str],
+) -> Option<Finding> {
     let dir = folder.display();
-    let problem = |message, fix| Some(Finding::problem("tenants", message, fix));
+    let problem = |message, fix| Some(Finding::problem(check, message, fix));
     let Ok(controllers) = Sysfs::at(folder).text("cgroup.subtree_control") else {
         let fix = format!("mkdir {dir}, which must be in a mounted cgroup2 file system");
-        return problem(format!("symbiosis.cgroups: {dir} is not a directory of cgroup v2"), fix);
+        return problem(format!("{field}: {dir} is not a directory of cgroup v2"), fix);
     };
-    let missing: Vec<&str> = CGROUP_CONTROLLERS
-        .into_iter()
-        .filter(|name| !controllers.split_whitespace().any(|enabled| enabled == *name))
-        .collect();
+    let is_enabled = |name: &&&str| controllers.split_whitespace().any(|enabled| enabled == **name);
+    let missing: Vec<&str> = required.iter().filter(|name| !is_enabled(name)).copied().collect();
     if missing.is_empty() {
         return None;
     }
@@ -83,7 +90,7 @@ fn check_cgroups(folder: &Path) -> Option<Finding> {
         "echo '+{}' > {dir}/cgroup.subtree_control, and in every parent directory",
         missing.join(" +")
     );
-    problem(format!("symbiosis.cgroups: cgroups in {dir} lack the controllers {}", missing.join(", ")), fix)
+    problem(format!("{field}: cgroups in {dir} lack the controllers {}", missing.join(", ")), fix)
 }
 
 fn check_swap(machine: &Machine, symbiosis: &Symbiosis) -> Option<Finding> {

@@ -1,21 +1,34 @@
-//! Tenants of Symbiosis, each a cgroup (version 2): their names, the kernel's counters, and the
-//! limits on memory and I/O bandwidth that enforce a share. Only the files `memory.high` and
-//! `io.max` are written.
+//! Tenants of Symbiosis and of fair tiering, each a cgroup (version 2): their names, the kernel's
+//! counters, the limits on memory and I/O bandwidth that enforce a share, and the request to demote
+//! pages. Only the files `memory.high`, `io.max` and `memory.reclaim` are written.
 
 use std::{
-    fs,
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
+use rustix::io::Errno;
 use units::Bytes;
 
-use super::sysfs::{Sysfs, SysfsError};
+use super::{
+    memory::usage::PAGE_BYTES,
+    sysfs::{Sysfs, SysfsError, parse_ranges},
+};
+
+/// Counters of demoted pages in `memory.stat`. Each kernel version has some of them.
+const DEMOTION_KEYS: [&str; 4] =
+    ["pgdemote_kswapd", "pgdemote_direct", "pgdemote_khugepaged", "pgdemote_proactive"];
 
 /// Mount points of the unified hierarchy of cgroups, if the machine uses only version 2, and if it
 /// uses both versions.
 const UNIFIED_ROOTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// File that exists in the root of the unified hierarchy.
 const UNIFIED_ROOT_FILE: &str = "cgroup.controllers";
+
+/// Number of cgroups of a tenant that are listed even if fewer processes are requested.
+const CHILD_CGROUPS_MIN: usize = 1024;
 
 /// Returns the root of the unified hierarchy of cgroups (version 2), if it is mounted.
 pub fn find_unified_hierarchy() -> Option<Sysfs> {
@@ -64,6 +77,34 @@ impl Counters {
     }
 }
 
+/// Memory of a tenant on each NUMA node, and page moves between nodes since its creation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TierCounters {
+    /// Memory that the kernel can move, by node: anonymous memory, and files in memory and in the page
+    /// cache. Nodes without such memory may be missing.
+    pub usage: BTreeMap<u32, Bytes>,
+    /// The files in `usage`.
+    pub files: BTreeMap<u32, Bytes>,
+    /// Memory that the kernel demoted; `None` if the kernel does not count it per cgroup.
+    pub demoted: Option<Bytes>,
+    /// Memory that the kernel promoted because of NUMA balancing; `None` if the kernel does not count
+    /// it per cgroup.
+    pub promoted: Option<Bytes>,
+    /// Memory that was reclaimed and faulted back soon after.
+    pub refaulted: Bytes,
+    /// Memory on active LRU lists; `None` if the kernel does not report it.
+    pub active: Option<Bytes>,
+}
+
+/// Result of a request to reclaim memory of a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReclaimResult {
+    /// The kernel reclaimed or demoted the requested amount.
+    Complete,
+    /// The kernel reclaimed or demoted less than the requested amount (EAGAIN).
+    Incomplete,
+}
+
 /// Limits of a tenant; `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -106,6 +147,18 @@ impl Cgroups {
         }
         names.sort();
         Ok(names)
+    }
+
+    /// Returns the inode of a tenant's cgroup. It differs from that of an earlier cgroup of the same name.
+    ///
+    /// # Errors
+    /// The tenant does not exist.
+    pub fn inode(&self, name: &str) -> Result<u64, SysfsError> {
+        let path = self.folder.join(name);
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) => Ok(metadata.ino()),
+            Err(errno) => Err(SysfsError::Read { path, errno }),
+        }
     }
 
     /// Returns whether a tenant of this name exists.
@@ -151,15 +204,53 @@ impl Cgroups {
         })
     }
 
-    /// Returns the identifiers of all processes of a tenant, including processes in its child
-    /// cgroups.
+    /// Returns the name of the tenant to which a process belongs, also if the process is in a child cgroup;
+    /// `None` if it belongs to none, or has ended. `proc` is the root of procfs. Owners of cgroups cannot
+    /// delay the answer by creating many processes or cgroups.
+    ///
+    /// # Errors
+    /// The cgroup of a running process cannot be read.
+    pub fn tenant_of(&self, proc: &Sysfs, pid: u32) -> Result<Option<String>, SysfsError> {
+        let text = match proc.text(format!("{pid}/cgroup")) {
+            Err(error) if error.is_gone() => return Ok(None),
+            read => read?,
+        };
+        let path = text.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default();
+        let below = Path::new(path.trim_start_matches('/')).strip_prefix(self.path_below_root());
+        let name = below.ok().and_then(|below| below.components().next()?.as_os_str().to_str());
+        Ok(name.map(str::to_owned))
+    }
+
+    /// Returns the path of the tenants' directory relative to the root of the hierarchy.
+    fn path_below_root(&self) -> PathBuf {
+        let folder = fs::canonicalize(&self.folder).unwrap_or_else(|_| self.folder.clone());
+        let is_cgroup = |folder: &Path| folder.join(UNIFIED_ROOT_FILE).exists();
+        let mut root = match folder.parent() {
+            Some(parent) if is_cgroup(parent) || !is_cgroup(&folder) => parent,
+            _ => &folder, // the tenants' directory is the root itself
+        };
+        while let Some(parent) = root.parent().filter(|parent| is_cgroup(parent)) {
+            root = parent;
+        }
+        folder.strip_prefix(root).unwrap_or(&folder).to_owned()
+    }
+
+    /// Returns the nodes on which the kernel may place memory of a tenant; `None` if they are not limited.
+    pub fn memory_nodes(&self, name: &str) -> Option<BTreeSet<u32>> {
+        let text = self.files.text(format!("{name}/cpuset.mems.effective")).ok()?;
+        Some(parse_ranges::<u32>(&text)?.into_iter().flatten().collect())
+    }
+
+    /// Returns the identifiers of at most `max` processes of a tenant, including processes in its child
+    /// cgroups. At most `max` and [`CHILD_CGROUPS_MIN`] cgroups are listed.
     ///
     /// # Errors
     /// The tenant does not exist, or its files cannot be read.
-    pub fn processes(&self, name: &str) -> Result<Vec<u32>, SysfsError> {
+    pub fn processes(&self, name: &str, max: usize) -> Result<Vec<u32>, SysfsError> {
         let own = self.folder.join(name);
-        let (mut pids, mut folders) = (Vec::new(), vec![own.clone()]);
+        let (mut pids, mut folders, mut visited) = (Vec::new(), vec![own.clone()], 0);
         while let Some(folder) = folders.pop() {
+            visited += 1;
             let text = match self.files.text(folder.join("cgroup.procs")) {
                 Ok(text) => text,
                 // A child cgroup was removed meanwhile, or is threaded, so that its processes are
@@ -167,11 +258,17 @@ impl Cgroups {
                 Err(error) if folder != own && (error.is_gone() || is_threaded_cgroup(&error)) => continue,
                 Err(error) => return Err(error),
             };
-            pids.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()));
+            // Processes in another PID namespace are listed as 0.
+            pids.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()).filter(|pid| *pid > 0));
+            let rest = max.max(CHILD_CGROUPS_MIN).saturating_sub(visited + folders.len());
+            if pids.len() >= max {
+                break;
+            }
             let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
             let inside = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-            folders.extend(inside.map(|entry| entry.path()));
+            folders.extend(inside.map(|entry| entry.path()).take(rest));
         }
+        pids.truncate(max);
         Ok(pids)
     }
 
@@ -209,6 +306,62 @@ impl Cgroups {
     ) -> Result<(), SysfsError> {
         let limits = format!("{device} rbps={} wbps={}", format_limit(read), format_limit(written));
         self.files.write(format!("{name}/io.max"), &limits)
+    }
+
+    /// Returns the memory of a tenant on each NUMA node, and its page moves.
+    ///
+    /// # Errors
+    /// The tenant does not exist, or lacks the controller `memory`.
+    pub fn tier_counters(&self, name: &str) -> Result<TierCounters, SysfsError> {
+        let nodes = self.text(name, "memory.numa_stat")?;
+        let (mut usage, mut files) = (BTreeMap::new(), BTreeMap::new());
+        for kind in ["anon", "file"] {
+            let line = find_line(&nodes, kind).and_then(parse_node_values);
+            let line = line.ok_or_else(|| {
+                self.files.unreadable_error(format!("{name}/memory.numa_stat"), truncate(&nodes), kind)
+            })?;
+            for (node, bytes) in line {
+                *usage.entry(node).or_insert(0) += bytes;
+                if kind == "file" {
+                    files.insert(node, Bytes::new(bytes));
+                }
+            }
+        }
+        let memory = self.text(name, "memory.stat")?;
+        let sum = |keys: &[&str], unit: u64| {
+            let counts: Vec<u64> = keys.iter().filter_map(|key| parse_value(&memory, key)).collect();
+            let sum = counts.iter().fold(0, |sum: u64, count| sum.saturating_add(*count));
+            (!counts.is_empty()).then(|| Bytes::new(sum.saturating_mul(unit)))
+        };
+        let pages = |keys: &[&str]| sum(keys, PAGE_BYTES);
+        Ok(TierCounters {
+            usage: usage.into_iter().map(|(node, bytes)| (node, Bytes::new(bytes))).collect(),
+            files,
+            demoted: pages(&DEMOTION_KEYS),
+            promoted: pages(&["pgpromote_success"]),
+            refaulted: pages(&["workingset_refault_anon", "workingset_refault_file"]).unwrap_or_default(),
+            active: sum(&["active_anon", "active_file"], 1),
+        })
+    }
+
+    /// Requests the kernel to reclaim memory of a tenant. With demotion, the kernel moves the least
+    /// recently used pages to a lower tier. The call blocks until the kernel has finished.
+    ///
+    /// # Errors
+    /// The tenant does not exist, or the kernel rejects the request.
+    pub fn reclaim(&self, name: &str, bytes: Bytes) -> Result<ReclaimResult, SysfsError> {
+        match self.files.write(format!("{name}/memory.reclaim"), &bytes.get().to_string()) {
+            Ok(()) => Ok(ReclaimResult::Complete),
+            Err(SysfsError::Write { errno, .. }) if errno.kind() == io::ErrorKind::WouldBlock => {
+                Ok(ReclaimResult::Incomplete)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns whether the kernel can reclaim memory of a tenant on request.
+    pub fn can_reclaim(&self, name: &str) -> bool {
+        self.files.has(format!("{name}/memory.reclaim"))
     }
 
     fn text(&self, name: &str, file: &str) -> Result<String, SysfsError> {
@@ -259,8 +412,17 @@ fn find_value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
+/// Parses the values of a line such as `anon N0=4096 N2=0`, by node.
+fn parse_node_values(line: &str) -> Option<Vec<(u32, u64)>> {
+    let value = |word: &str| {
+        let (node, bytes) = word.strip_prefix('N')?.split_once('=')?;
+        Some((node.parse().ok()?, bytes.parse().ok()?))
+    };
+    line.split_whitespace().skip(1).map(value).collect()
+}
+
 fn is_threaded_cgroup(error: &SysfsError) -> bool {
-    let code = rustix::io::Errno::OPNOTSUPP.raw_os_error();
+    let code = Errno::OPNOTSUPP.raw_os_error();
     matches!(error, SysfsError::Read { errno, .. } if errno.raw_os_error() == Some(code))
 }
 
@@ -290,6 +452,8 @@ pub(crate) mod fake {
             ("memory.max", "max"),
             ("memory.high", "max"),
             ("memory.stat", stat),
+            ("memory.numa_stat", "anon N0=4096\nfile N0=0\nshmem N0=0"),
+            ("memory.reclaim", ""),
             (
                 "memory.pressure",
                 "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0",
@@ -306,6 +470,7 @@ pub(crate) mod fake {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::sysfs::fake::FakeSysfs;
 
     #[test]
     fn cgroup_counters_are_parsed() {
@@ -343,13 +508,82 @@ mod tests {
     }
 
     #[test]
+    fn memory_of_each_node_is_parsed() {
+        let (fake, cgroups) = fake::cgroups(&["db"]);
+        let nodes = "anon N0=8192 N2=4096\nfile N0=4096 N2=0\nkernel_stack N0=1 N2=1\nshmem N0=4096 N2=0";
+        let stat = "anon 1\nactive_anon 4096\nactive_file 8192\npgdemote_kswapd 1\npgdemote_direct 2\nworkingset_refault_anon 1\nworkingset_refault_file 1";
+        fake.files("db", &[("memory.numa_stat", nodes), ("memory.stat", stat)]);
+        let expected = TierCounters {
+            usage: [(0, Bytes::new(12_288)), (2, Bytes::new(4096))].into(),
+            files: [(0, Bytes::new(4096)), (2, Bytes::ZERO)].into(),
+            demoted: Some(Bytes::new(3 * 4096)),
+            promoted: None,
+            refaulted: Bytes::new(2 * 4096),
+            active: Some(Bytes::new(12_288)),
+        };
+        assert_eq!(cgroups.tier_counters("db").unwrap(), expected);
+        for invalid in ["anon N0=x\nfile N0=0", "file N0=0", "anon 0=1\nfile N0=0"] {
+            fake.files("db", &[("memory.numa_stat", invalid)]);
+            let error = cgroups.tier_counters("db").unwrap_err().to_string();
+            assert!(error.ends_with("expected anon"), "{invalid}: {error}");
+        }
+        assert!(cgroups.tier_counters("cache").unwrap_err().is_gone());
+    }
+
+    #[test]
+    fn reclaim_requests_bytes_of_an_existing_tenant() {
+        let (fake, cgroups) = fake::cgroups(&["db"]);
+        assert_eq!(cgroups.reclaim("db", Bytes::mib(16)).unwrap(), ReclaimResult::Complete);
+        assert_eq!(fake.sysfs.text("db/memory.reclaim").unwrap(), "16777216");
+        assert!(cgroups.can_reclaim("db") && !cgroups.can_reclaim("cache"));
+        cgroups.reclaim("cache", Bytes::mib(16)).unwrap_err();
+    }
+
+    #[test]
     fn tenants_are_cgroups_with_processes() {
         let (fake, cgroups) = fake::cgroups(&["b", "a", "empty"]);
         fake.files("empty", &[("cgroup.events", "populated 0")]);
         fake.files("", &[("cgroup.procs", "")]);
         assert_eq!(cgroups.names().unwrap(), ["a", "b"]);
         fake.files("a/below", &[("cgroup.procs", "3")]);
-        assert_eq!(cgroups.processes("a").unwrap(), [1, 2, 3]);
+        assert_eq!(cgroups.processes("a", 9).unwrap(), [1, 2, 3]);
+        assert_eq!(cgroups.processes("a", 2).unwrap(), [1, 2]);
+        for at in 0..CHILD_CGROUPS_MIN + 9 {
+            fake.files(&format!("a/below/{at}"), &[("cgroup.procs", "4")]);
+        }
+        assert_eq!(cgroups.processes("a", 9).unwrap().len(), 9);
+        assert_eq!(cgroups.processes("a", 5000).unwrap().len(), 3 + CHILD_CGROUPS_MIN + 9);
+        fake.files("a/below", &[("cgroup.procs", "")]);
+        fake.files("a", &[("cgroup.procs", "")]);
+        let listed = cgroups.processes("a", CHILD_CGROUPS_MIN).unwrap().len();
+        assert_eq!(listed, CHILD_CGROUPS_MIN - 2, "the tenant's cgroup and its child have no process");
+    }
+
+    #[test]
+    fn tenant_of_a_process_is_found_by_its_cgroup() {
+        let proc = FakeSysfs::new(&[
+            ("7/cgroup", "9:memory:/x\n0::/tenants/db/below/it"),
+            ("8/cgroup", "0::/tenants"),
+            ("9/cgroup", "0::/others/db"),
+        ]);
+        let cgroups = Cgroups::at(Path::new("/sys/fs/cgroup/tenants"));
+        let tenant = |pid: u32| cgroups.tenant_of(&proc.sysfs, pid).unwrap();
+        assert_eq!(tenant(7).as_deref(), Some("db"));
+        assert_eq!([8, 9, 10].map(tenant), [None, None, None]);
+        // The directory of the tenants can be the root of the hierarchy.
+        let fake = FakeSysfs::new(&[("cgroup.controllers", "")]);
+        let all = Cgroups::at(&fake.path(""));
+        assert_eq!(all.tenant_of(&proc.sysfs, 9).unwrap().as_deref(), Some("others"));
+        fs::create_dir_all(proc.path("11/cgroup")).unwrap();
+        cgroups.tenant_of(&proc.sysfs, 11).unwrap_err();
+    }
+
+    #[test]
+    fn memory_of_a_tenant_is_limited_to_nodes_by_its_cpuset() {
+        let (fake, cgroups) = fake::cgroups(&["a", "b"]);
+        fake.files("a", &[("cpuset.mems.effective", "0,2-3")]);
+        assert_eq!(cgroups.memory_nodes("a"), Some([0, 2, 3].into()));
+        assert_eq!(cgroups.memory_nodes("b"), None);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod target;
 
 pub use self::target::Target;
 use std::{
+    ops::Range,
     path::Path,
     time::{Duration, Instant},
 };
@@ -44,6 +45,9 @@ pub enum DamonError {
     /// Another program uses DAMON.
     #[error("another program uses DAMON")]
     InUse,
+    /// The kernel is too old to report the accesses that it has monitored.
+    #[error("this kernel does not report monitored accesses; boot Linux 6.2 or newer")]
+    NoResults,
 }
 
 /// Settings of DAMON.
@@ -87,19 +91,27 @@ impl Damon {
     }
 
     /// Starts to monitor the processes of tenants until [`Damon::finish`]. Each tenant is monitored
-    /// separately. Tenants with only device memory get an empty result.
+    /// separately. Tenants with only device memory get an empty result, and tenants that cannot be
+    /// monitored, such as those whose process has ended meanwhile, get none.
     ///
     /// # Errors
-    /// [`DamonError`]. No process is monitored after an error.
+    /// [`DamonError`], also if no tenant can be monitored. No process is monitored after an error.
     pub fn start(&mut self, tenants: &[Vec<Target>]) -> Result<(), DamonError> {
         self.check_available()?;
         self.files.write("nr_kdamonds", &tenants.len().to_string())?;
         self.monitored = tenants.len();
-        let result = tenants.iter().enumerate().try_for_each(|(at, processes)| self.configure(at, processes));
-        if result.is_err() {
+        let mut results = tenants.iter().enumerate().map(|(at, processes)| self.configure(at, processes));
+        let result = results.by_ref().reduce(|one, other| one.or(other)).unwrap_or(Ok(()));
+        let lacks_results = |at: usize| {
+            let scheme = format!("{at}/contexts/0/schemes/0");
+            self.files.has(&scheme) && !self.files.has(format!("{scheme}/tried_regions"))
+        };
+        let has_results = !(0..tenants.len()).any(lacks_results);
+        if result.is_err() || !has_results {
             self.stop()?;
         }
-        Ok(result?)
+        result?;
+        if has_results { Ok(()) } else { Err(DamonError::NoResults) }
     }
 
     /// Returns whether tenants are being monitored.
@@ -129,6 +141,26 @@ impl Damon {
         let results = (0..self.monitored).map(result).collect();
         self.stop()?;
         Ok(results)
+    }
+
+    /// Returns the address ranges of each entry of [`Damon::start`], the most accessed first, and
+    /// continues to monitor. Each entry must consist of one process: DAMON does not report to which of
+    /// several processes a range belongs. The result is `None` as in [`Damon::finish`]. The results are
+    /// read from the entry `first` to the last entry. Also returns the first entry that was not read, or 0
+    /// after the last.
+    pub fn read_ranges(&self, first: usize, limit: Duration) -> (Vec<Option<Vec<MonitoredRange>>>, usize) {
+        let started = Instant::now();
+        let mut results = vec![None; self.monitored];
+        for at in first..self.monitored {
+            if at > first && started.elapsed() >= limit {
+                return (results, at);
+            }
+            if let Ok(mut ranges) = self.read_regions(at) {
+                ranges.sort_by_key(|range| std::cmp::Reverse(range.accesses));
+                results[at] = Some(ranges);
+            }
+        }
+        (results, 0)
     }
 
     /// Stops monitoring, and drops the results.
@@ -196,17 +228,43 @@ impl Damon {
     }
 
     fn read_result(&self, at: usize) -> Result<AccessProfile, SysfsError> {
+        let samples = f64::from(self.settings.samples_per_result);
+        let regions = self.read_regions(at)?.iter().map(|range| range.region_of(samples)).collect();
+        Ok(AccessProfile { source: AccessSource::Damon, regions })
+    }
+
+    fn read_regions(&self, at: usize) -> Result<Vec<MonitoredRange>, SysfsError> {
         self.files.write(format!("{at}/state"), "update_schemes_tried_regions")?;
         let folder = format!("{at}/contexts/0/schemes/0/tried_regions");
         let region = |name: &String| {
             let of = |file: &str| self.files.number(format!("{folder}/{name}/{file}"));
-            let samples = f64::from(self.settings.samples_per_result);
-            let touched = (of("nr_accesses")? as f64 / samples).min(1.0);
-            Ok(Region { bytes: of("end")?.saturating_sub(of("start")?), touched })
+            let address = |file: &str| Ok(usize::try_from(of(file)?).unwrap_or(usize::MAX));
+            let start = address("start")?;
+            let addresses = start..address("end")?.max(start);
+            Ok(MonitoredRange { addresses, accesses: of("nr_accesses")? })
         };
-        let regions =
-            self.files.numbered_names(&folder, "")?.iter().map(region).collect::<Result<_, SysfsError>>()?;
-        Ok(AccessProfile { source: AccessSource::Damon, regions })
+        self.files.numbered_names(&folder, "")?.iter().map(region).collect()
+    }
+}
+
+/// Address range of a process in a result of DAMON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MonitoredRange {
+    /// Addresses. The range may include unmapped gaps.
+    pub addresses: Range<usize>,
+    /// Number of samples of the last result in which a page of the range was accessed, at most
+    /// [`SAMPLES_PER_RESULT`].
+    pub accesses: u64,
+}
+
+impl MonitoredRange {
+    /// Returns the range as a region of an access profile of a tenant.
+    pub fn region(&self) -> Region {
+        self.region_of(f64::from(SAMPLES_PER_RESULT))
+    }
+
+    fn region_of(&self, samples: f64) -> Region {
+        Region { bytes: self.addresses.len() as u64, touched: (self.accesses as f64 / samples).min(1.0) }
     }
 }
 
@@ -290,6 +348,43 @@ mod tests {
         assert_eq!((text("nr_kdamonds"), text("1/state")), ("0".to_owned(), "off".to_owned()));
         damon.start(&[targets(&[7, 8]), targets(&[9])]).unwrap();
         assert_eq!(damon.finish(Duration::ZERO).unwrap(), [None, None], "the time limit is zero");
+        assert!(!damon.is_running());
+    }
+
+    #[test]
+    fn ranges_are_sorted_by_accesses_and_monitoring_continues() {
+        let fake = damon(1, &[("4096", "12288", "3"), ("12288", "16384", "0"), ("1048576", "2097152", "40")]);
+        let mut damon = Damon::at(&fake.path(""), false);
+        damon.start(&[targets(&[7])]).unwrap();
+        let range = |addresses, accesses| MonitoredRange { addresses, accesses };
+        let ranges = vec![range(1 << 20..2 << 20, 40), range(4096..12_288, 3), range(12_288..16_384, 0)];
+        assert_eq!(damon.read_ranges(0, Duration::from_secs(60)), (vec![Some(ranges)], 0));
+        assert!(damon.is_running());
+    }
+
+    #[test]
+    fn ranges_are_read_in_turn_to_the_last_entry() {
+        let fake = damon(3, &[]);
+        let mut damon = Damon::at(&fake.path(""), false);
+        damon.start(&[targets(&[7]), targets(&[8]), targets(&[9])]).unwrap();
+        let is_read = |first, limit| {
+            let (results, next) = damon.read_ranges(first, limit);
+            (results.iter().map(Option::is_some).collect::<Vec<_>>(), next)
+        };
+        assert_eq!(is_read(0, Duration::ZERO), (vec![true, false, false], 1), "at least one is read");
+        assert_eq!(is_read(1, Duration::from_secs(60)), (vec![false, true, true], 0));
+        assert_eq!(is_read(2, Duration::ZERO), (vec![false, false, true], 0));
+    }
+
+    #[test]
+    fn process_that_cannot_be_monitored_does_not_affect_the_others() {
+        let fake = damon(2, &[]);
+        std::fs::remove_dir_all(fake.path(&format!("{KDAMONDS_FOLDER}/0/contexts"))).unwrap();
+        let mut damon = Damon::at(&fake.path(""), false);
+        damon.start(&[targets(&[7]), targets(&[8])]).unwrap();
+        assert_eq!(fake.sysfs.text(format!("{KDAMONDS_FOLDER}/1/state")).unwrap(), "on");
+        std::fs::remove_dir_all(fake.path(&format!("{KDAMONDS_FOLDER}/1/contexts"))).unwrap();
+        assert!(matches!(damon.start(&[targets(&[7]), targets(&[8])]), Err(DamonError::Sysfs(_))));
         assert!(!damon.is_running());
     }
 

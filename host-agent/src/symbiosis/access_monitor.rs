@@ -4,11 +4,11 @@
 //! DAMON. Samples count accesses, not touched pages. They are therefore scaled to the rate of
 //! touched pages that DAMON measures for the same tenant.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
 use units::{
     Bytes, Name,
-    limits::{MONITORED_TENANTS_MAX, TENANT_PROCESSES_MAX},
+    limits::{CGROUP_PROCESSES_MAX, MONITORED_TENANTS_MAX, TENANT_PROCESSES_MAX},
 };
 
 use super::PersistedShares;
@@ -20,6 +20,7 @@ use crate::host::{
     sampler::{LINES_PER_PAGE, SampleSet, Sampler, SamplerError},
     sysfs::Sysfs,
 };
+use crate::tenant_profiles::TenantProfiles;
 
 /// Divisor of the epoch that gives the time limit for reading DAMON's results.
 const RESULT_TIME_DIVISOR: u32 = 4;
@@ -40,6 +41,8 @@ pub(super) struct AccessMonitor {
     /// Last estimate of the accesses per burst, for each tenant.
     accesses_per_burst: BTreeMap<Name, f64>,
     damon: Damon,
+    /// Profiles that fair tiering measures. If there are none, this monitor uses DAMON.
+    profiles: Option<Arc<TenantProfiles>>,
     /// Tenants that DAMON monitors in this epoch, in the order of its results.
     monitored: Vec<Name>,
     /// Device memory of each monitored tenant, in bytes. DAMON does not monitor this memory.
@@ -51,7 +54,8 @@ pub(super) struct AccessMonitor {
 }
 
 impl AccessMonitor {
-    /// Creates a monitor for tenants in these cgroups. `sys` is the root of sysfs.
+    /// Creates a monitor for tenants in these cgroups. `sys` is the root of sysfs. `profiles` are measured
+    /// by fair tiering, if it uses DAMON.
     ///
     /// # Errors
     /// The boot id cannot be read.
@@ -60,8 +64,11 @@ impl AccessMonitor {
         cgroups: &Cgroups,
         epoch: Duration,
         persisted: &PersistedShares,
+        profiles: Option<Arc<TenantProfiles>>,
     ) -> Result<Self, ProcessError> {
         let boot_id = process::boot_id()?;
+        // DAMON of fair tiering must not be stopped.
+        let is_own = profiles.is_none() && persisted.was_monitoring(&boot_id);
         Ok(Self {
             cgroups: cgroups.clone(),
             epoch,
@@ -69,7 +76,8 @@ impl AccessMonitor {
             sampler: None,
             sampler_state: String::new(),
             accesses_per_burst: BTreeMap::new(),
-            damon: Damon::at(sys, persisted.was_monitoring(&boot_id)),
+            damon: Damon::at(sys, is_own),
+            profiles,
             monitored: Vec::new(),
             unmonitored_bytes: BTreeMap::new(),
             last_monitored: None,
@@ -84,9 +92,16 @@ impl AccessMonitor {
             Ok(event) => self.log_sampler_state(event.to_owned()),
             Err(error) => self.drop_sampler(&error),
         }
-        if let Err(error) = self.start_damon() {
+        if self.profiles.is_none()
+            && let Err(error) = self.start_damon()
+        {
             tracing::debug!(error = units::chain(&error), "cannot start DAMON");
         }
+    }
+
+    /// Returns whether fair tiering is enabled, which measures the profiles.
+    pub const fn has_fair_tiering(&self) -> bool {
+        self.profiles.is_some()
     }
 
     /// Ends an epoch, and returns the access profiles of tenants. `tenants` are the tenants for
@@ -99,7 +114,10 @@ impl AccessMonitor {
             self.drop_sampler(&error);
             None
         });
-        let mut profiles = self.damon_profiles();
+        let mut profiles = match &self.profiles {
+            Some(profiles) => profiles.recent(self.epoch),
+            None => self.damon_profiles(),
+        };
         self.accesses_per_burst.retain(|name, _| tenants.iter().any(|(tenant, _)| tenant == name));
         for (name, bytes) in tenants {
             let samples = sample_set
@@ -150,8 +168,7 @@ impl AccessMonitor {
         let names = self.cgroups.names().unwrap_or_default();
         let names = names.iter().filter_map(|name| Name::new(name).ok());
         let monitored = |name: Name| {
-            let mut processes = self.cgroups.processes(name.as_str()).unwrap_or_default();
-            processes.truncate(TENANT_PROCESSES_MAX);
+            let processes = self.cgroups.processes(name.as_str(), TENANT_PROCESSES_MAX).unwrap_or_default();
             (!processes.is_empty()).then_some((name, processes))
         };
         let mut all: Vec<(Name, Vec<u32>)> = names.filter_map(monitored).collect();
@@ -203,7 +220,8 @@ impl AccessMonitor {
         bytes: Bytes,
         damon: Option<&AccessProfile>,
     ) -> Option<AccessProfile> {
-        let samples = sample_set.tenant_samples(&self.cgroups.processes(name.as_str()).ok()?, bytes.get())?;
+        let processes = self.cgroups.processes(name.as_str(), CGROUP_PROCESSES_MAX).ok()?;
+        let samples = sample_set.tenant_samples(&processes, bytes.get())?;
         let profile = samples.profile(self.accesses_per_burst.get(name).copied().unwrap_or(LINES_PER_PAGE));
         let Some(damon) = damon else { return Some(profile) };
         let touched = |profile: &AccessProfile| profile.touched_bytes().min(bytes.get());
@@ -268,7 +286,8 @@ mod tests {
         sys.files("devices/system/cpu", &[("online", &online)]);
         let folder = tempfile::tempdir().unwrap();
         let mut monitor =
-            AccessMonitor::open(&sys.path(""), &cgroups, EPOCH, &PersistedShares::at(folder.path())).unwrap();
+            AccessMonitor::open(&sys.path(""), &cgroups, EPOCH, &PersistedShares::at(folder.path()), None)
+                .unwrap();
         monitor.sampler = Some(sampler);
         let named = ["busy", "idle"].map(|name| Name::new(name).unwrap());
         let mut epoch = |memory: Bytes, work: Duration| {

@@ -11,6 +11,7 @@ use super::{Config, KernelPaths, Symbiosis, SymbiosisError};
 use crate::{
     metrics::Metrics,
     shares::{Report, SharesState},
+    tenant_profiles::TenantProfiles,
 };
 
 /// Inputs of the epochs of Symbiosis.
@@ -24,6 +25,8 @@ pub struct EpochRunner {
     pub kernel: KernelPaths,
     /// State shared with the session: the last report, and weights.
     pub state: Arc<SharesState>,
+    /// Profiles that fair tiering measures; `None` if Symbiosis uses DAMON itself.
+    pub profiles: Option<Arc<TenantProfiles>>,
     /// Metrics that are updated after each epoch.
     pub metrics: Arc<Metrics>,
 }
@@ -76,8 +79,8 @@ impl EpochRunner {
     }
 
     fn open(&self) -> Result<Symbiosis, SymbiosisError> {
-        let Self { config, runtime_dir, kernel, state, .. } = self.clone();
-        Symbiosis::open(config, &runtime_dir, kernel, state)
+        let Self { config, runtime_dir, kernel, state, profiles, .. } = self.clone();
+        Symbiosis::open(config, &runtime_dir, kernel, state, profiles)
     }
 
     fn report_error(&self, epoch: u64, error: &SymbiosisError) {
@@ -85,6 +88,6 @@ impl EpochRunner {
         tracing::error!(error = error_text, "cannot decide shares");
         let report = Report::undecided_report(epoch, self.config.supply, error_text);
         self.metrics.observe_shares(&report);
-        self.state.store_report(report);
+        self.state.reports.store(report);
     }
 }

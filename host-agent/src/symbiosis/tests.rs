@@ -112,7 +112,7 @@ fn open_symbiosis(
 ) -> Symbiosis {
     let kernel = KernelPaths { sys: sys.path(""), swaps: sys.path("swaps") };
     let remote = RemoteDevice::fake(&sys.path(""));
-    Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(state)).unwrap()
+    Symbiosis::with(remote, config, runtime_dir.path(), kernel, Arc::clone(state), None).unwrap()
 }
 
 /// Usage of two tenants as name, memory in MiB and major faults per epoch. Only `cache` needs more
@@ -183,7 +183,7 @@ fn restarted_agent_keeps_limits_and_weights() {
         host.run_epoch();
         assert_eq!((host.limits("cache"), host.limits("web")), limits);
     }
-    let after = host.state.last_report().unwrap();
+    let after = host.state.reports.last().unwrap();
     assert_eq!(after.state, State::Unchanged, "{after:?}");
     assert_eq!((tenant_report(&after, "web").weight, tenant_report(&earlier, "web").weight), (3.0, 3.0));
 }

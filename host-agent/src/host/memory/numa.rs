@@ -10,6 +10,7 @@ use std::{
     ops::Range,
     path::Path,
     ptr,
+    time::Instant,
 };
 
 use rustix::mm::{Advice, madvise};
@@ -22,7 +23,7 @@ use units::{
 };
 use vm_memory::{FileOffset, MmapRegion};
 
-use super::errno;
+use super::{errno, usage::HUGE_PAGE_BYTES};
 use crate::host::{
     process::{self, FileId},
     sysfs::parse_ranges,
@@ -170,6 +171,99 @@ fn populate(mapping: &MmapRegion<()>, range: Range<usize>) -> io::Result<Range<u
     Ok(start..start + range.len())
 }
 
+/// Maximum number of attempts to promote the pages of one batch.
+const PROMOTION_ATTEMPTS_MAX: u32 = 4;
+
+/// Limits of a call of [`promote_pages`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromotionLimits {
+    /// Maximum number of moved pages.
+    pub moved: usize,
+    /// Maximum number of pages whose nodes are queried.
+    pub examined: usize,
+    /// Time after which no further pages are queried.
+    pub deadline: Instant,
+}
+
+/// Returns how many of these pages can be moved without exceeding the limit. Pages of a huge page are
+/// moved together or not at all, because the kernel moves a transparent huge page as a whole.
+fn count_movable(pages: &[usize], limit: usize) -> usize {
+    let huge_page = |page: usize| page as u64 / HUGE_PAGE_BYTES;
+    let mut count = 0;
+    for together in pages.chunk_by(|one, next| huge_page(*one) == huge_page(*next)) {
+        if count + together.len() > limit {
+            break;
+        }
+        count += together.len();
+    }
+    count
+}
+
+/// Result of [`promote_pages`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromotionResult {
+    /// Addresses of the pages that were moved.
+    pub moved: Vec<usize>,
+    /// Number of pages from the start of the ranges that were moved or need not be moved.
+    pub examined: usize,
+    /// Number of pages that were not moved, by error number. EBUSY: the kernel or a device holds the
+    /// page, or the kernel did not process it. ENOMEM: the target node is full. EACCES: other processes
+    /// map the page.
+    pub failed: BTreeMap<i32, u64>,
+}
+
+/// Migrates pages of a process that are on the nodes `from` to the node `to`: the pages in `ranges`, in
+/// their order, until one of the limits is reached. Pages that other processes map are not moved,
+/// because they may belong to another tenant. The number of moved pages is exact only if the ranges begin
+/// and end with huge pages, because a transparent huge page is moved as a whole.
+///
+/// # Errors
+/// The process has ended, or the caller may not inspect it.
+pub fn promote_pages(
+    pid: u32,
+    ranges: &[Range<usize>],
+    from: &BTreeSet<u32>,
+    to: u32,
+    limits: PromotionLimits,
+) -> io::Result<PromotionResult> {
+    let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
+    let target = i32::try_from(to).map_err(io::Error::other)?;
+    let mut result = PromotionResult::default();
+    let mut pages = ranges.iter().flat_map(|range| range.clone().step_by(PAGE_BYTES)).take(limits.examined);
+    let mut is_limited = false;
+    let is_permitted = |result: &PromotionResult| {
+        result.moved.len() < limits.moved
+            && !result.failed.contains_key(&libc::ENOMEM)
+            && Instant::now() < limits.deadline
+    };
+    while !is_limited && is_permitted(&result) {
+        let batch: Vec<usize> = pages.by_ref().take(PAGES_PER_MOVE_CALL_MAX).collect();
+        if batch.is_empty() {
+            break;
+        }
+        let mut slow = process.pages_on(&batch, from)?;
+        let movable = count_movable(&slow, limits.moved - result.moved.len());
+        // The first page beyond the limit is the first one of the next call.
+        let omitted = slow.get(movable).copied();
+        let rest = omitted.and_then(|first| batch.iter().position(|page| *page == first));
+        is_limited = rest.is_some();
+        result.examined += rest.unwrap_or(batch.len());
+        slow.truncate(movable);
+        process.promote(slow, from, target, &mut result)?;
+    }
+    Ok(result)
+}
+
+/// Returns those of the given pages of a process that exist on one of the nodes, in their order.
+///
+/// # Errors
+/// The process has ended, or the caller may not inspect it.
+pub fn find_pages_on(pid: u32, pages: &[usize], nodes: &BTreeSet<u32>) -> io::Result<Vec<usize>> {
+    let process = Process(i32::try_from(pid).map_err(io::Error::other)?);
+    let found = pages.chunks(PAGES_PER_MOVE_CALL_MAX).map(|batch| process.pages_on(batch, nodes));
+    Ok(found.collect::<io::Result<Vec<_>>>()?.concat())
+}
+
 /// Sample of the nodes of a process's pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
@@ -277,11 +371,47 @@ impl Process {
         Ok(())
     }
 
+    /// Moves pages from the nodes `from` to another node until an attempt moves none, at most
+    /// [`PROMOTION_ATTEMPTS_MAX`] times: the kernel may skip the pages after one that it cannot move.
+    fn promote(
+        self,
+        mut pages: Vec<usize>,
+        from: &BTreeSet<u32>,
+        to: i32,
+        result: &mut PromotionResult,
+    ) -> io::Result<()> {
+        for attempt in 1..=PROMOTION_ATTEMPTS_MAX {
+            if pages.is_empty() {
+                break;
+            }
+            let moved = self.move_pages(&pages, Some(&vec![to; pages.len()]), MPOL_MF_MOVE);
+            let remaining: BTreeSet<usize> = self.pages_on(&pages, from)?.into_iter().collect();
+            result.moved.extend(pages.iter().filter(|page| !remaining.contains(page)));
+            if attempt == PROMOTION_ATTEMPTS_MAX || remaining.len() == pages.len() {
+                for (page, errno) in pages.iter().zip(failure_errors(moved, pages.len())) {
+                    if remaining.contains(page) {
+                        *result.failed.entry(errno).or_default() += 1;
+                    }
+                }
+                break;
+            }
+            pages.retain(|page| remaining.contains(page));
+        }
+        Ok(())
+    }
+
     /// Returns the pages that exist and are outside the permitted nodes.
     fn misplaced(self, pages: &[usize], permitted: &BTreeSet<u32>) -> io::Result<Vec<usize>> {
         let nodes = self.move_pages(pages, None, 0)?;
         let is_misplaced = |node: i32| u32::try_from(node).is_ok_and(|node| !permitted.contains(&node));
         Ok(pages.iter().zip(nodes).filter(|(_, node)| is_misplaced(*node)).map(|(page, _)| *page).collect())
+    }
+
+    /// Returns the pages that exist on one of the nodes.
+    fn pages_on(self, pages: &[usize], nodes: &BTreeSet<u32>) -> io::Result<Vec<usize>> {
+        let on = self.move_pages(pages, None, 0)?;
+        let is_on = |node: i32| u32::try_from(node).is_ok_and(|node| nodes.contains(&node));
+        Ok(pages.iter().zip(on).filter(|(_, node)| is_on(*node)).map(|(page, _)| *page).collect())
     }
 
     /// Migrates pages to a node, including pages that other processes map if this process has the
@@ -472,5 +602,48 @@ mod tests {
         let samples: usize =
             [gib(1, 2), gib(4, 5)].map(|mapping| mapping.step_by(PAGE_BYTES << 9).count()).iter().sum();
         assert_eq!(samples, bounds.pages);
+    }
+
+    fn limits_of(moved: usize, examined: usize) -> PromotionLimits {
+        PromotionLimits { moved, examined, deadline: Instant::now() + std::time::Duration::from_secs(60) }
+    }
+
+    fn promote(mapping: &MmapRegion<()>, from: u32, to: u32, limits: PromotionLimits) -> PromotionResult {
+        let start = mapping.as_ptr() as usize;
+        let range = start..start + mapping.size();
+        promote_pages(std::process::id(), std::slice::from_ref(&range), &nodes([from]), to, limits).unwrap()
+    }
+
+    #[test]
+    fn only_pages_on_slow_nodes_are_promoted() {
+        let (_file, _, mapping) = touched_file();
+        let limits = limits_of(100, 1 << 20);
+        let examined = mapping.size() / PAGE_BYTES;
+        let result = promote(&mapping, 1000, local_node(), limits);
+        assert_eq!(result, PromotionResult { examined, ..PromotionResult::default() });
+        let result = promote(&mapping, local_node(), 1000, limits);
+        let failed = [(libc::ENODEV, 3)].into();
+        assert_eq!(
+            result,
+            PromotionResult { moved: Vec::new(), examined, failed },
+            "node 1000 does not exist"
+        );
+    }
+
+    #[test]
+    fn promotion_stops_at_its_limits() {
+        let (_file, _, mapping) = touched_file();
+        let start = mapping.as_ptr() as usize;
+        let result = promote(&mapping, local_node(), 1000, limits_of(100, 9));
+        assert_eq!((result.examined, result.failed), (9, [(libc::ENODEV, 2)].into()));
+        let result = promote(&mapping, local_node(), 1000, limits_of(0, 9));
+        assert_eq!(result, PromotionResult::default());
+        // Two pages of one huge page, and a page of the next.
+        assert_eq!([1, 2, 3].map(|limit| count_movable(&[4096, 8192, 2 << 20], limit)), [0, 2, 3]);
+        let late = PromotionLimits { deadline: Instant::now(), ..limits_of(100, 9) };
+        assert_eq!(promote(&mapping, local_node(), 1000, late), PromotionResult::default());
+        let pages = [6, 7, 9, 10].map(|page| start + page * PAGE_BYTES);
+        let found = find_pages_on(std::process::id(), &pages, &nodes([local_node()])).unwrap();
+        assert_eq!(found, pages[1..3]);
     }
 }

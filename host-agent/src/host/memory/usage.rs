@@ -9,6 +9,8 @@ use crate::host::HostError;
 
 /// Page size of x86-64, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
+/// Size of a huge page of x86-64, in bytes. The kernel moves a transparent huge page as a whole.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Size of a page's entry in /proc/kpageflags, in bytes.
 const FLAG_BYTES: usize = size_of::<u64>();
 /// Number of page entries read by one call, which limits the buffer to 256 KiB.
@@ -19,12 +21,14 @@ const KPF_BUDDY: u64 = 1 << 10;
 const KPF_NOPAGE: u64 = 1 << 20;
 
 /// Memory of one NUMA node of this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodeMemory {
     /// Online memory of the node.
     pub total: Bytes,
     /// Free memory of the node.
     pub free: Bytes,
+    /// Page cache that was not used recently.
+    pub inactive_files: Bytes,
 }
 
 /// Returns the memory of a node. `nodes` is the directory `/sys/devices/system/node`.
@@ -36,7 +40,8 @@ pub fn read_node_memory(nodes: &Path, node: u32) -> Result<NodeMemory, HostError
     let failed = |errno| HostError::io("read", &path, errno);
     let text = std::fs::read_to_string(&path).map_err(failed)?;
     let part = |name| parse_kib(&text, name).ok_or_else(|| failed(missing_number_error(name)));
-    Ok(NodeMemory { total: part("MemTotal:")?, free: part("MemFree:")? })
+    let inactive_files = parse_kib(&text, "Inactive(file):").unwrap_or_default();
+    Ok(NodeMemory { total: part("MemTotal:")?, free: part("MemFree:")?, inactive_files })
 }
 
 /// Returns how much of a node's memory is not used by VMs: anonymous memory and the page cache,
