@@ -9,6 +9,7 @@ pub mod rehomed_guests;
 pub mod scripted_agent;
 pub mod small_guests;
 pub mod standalone_vm;
+pub mod tiered_tenants;
 
 /// Number of steps with faults in a run of the simulated rack.
 pub const SIMULATION_STEPS: u64 = 4000;

@@ -14,7 +14,7 @@ use tests::rack::programs_dir;
 
 /// Programs in the documentation that are not part of the repository.
 const EXTERNAL_PROGRAMS: &[&str] =
-    &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl", "for", "done"];
+    &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl", "for", "done", "echo"];
 /// Name of the program that runs development tasks.
 const XTASK: &str = "xtask";
 
@@ -166,7 +166,9 @@ fn write_token(path: &Path) {
 fn configuration_snippets_are_accepted() {
     let mut checked = 0;
     for snippet in read_snippets().iter().filter(|snippet| snippet.language == "toml") {
-        let is_host = ["[agent]", "[backend]", "[symbiosis]"].iter().any(|head| snippet.text.contains(head));
+        let is_host = ["[agent]", "[backend]", "[symbiosis]", "[tiering]"]
+            .iter()
+            .any(|head| snippet.text.contains(head));
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("config.toml");
         let (program, text) = match is_host {

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use emulated_host::HostError;
+
 /// Error that ends a task.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -68,7 +70,7 @@ pub enum Failure {
     },
     /// An emulated host cannot be started or fails.
     #[error(transparent)]
-    Emulated(#[from] emulated_host::HostError),
+    Emulated(HostError),
     /// A process of the demo cannot be started or fails.
     #[error(transparent)]
     Process(#[from] local_rack::ProcessError),
@@ -78,6 +80,15 @@ pub enum Failure {
     /// The task completed with a bad result, such as a failed audit.
     #[error("{0}")]
     BadResult(String),
+}
+
+impl From<HostError> for Failure {
+    fn from(error: HostError) -> Self {
+        match error {
+            HostError::Interrupted => Self::Interrupted,
+            other => Self::Emulated(other),
+        }
+    }
 }
 
 impl Failure {

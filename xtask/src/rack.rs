@@ -1,14 +1,16 @@
 //! `cargo xtask rack`: runs a rack of emulated hosts, and controls these hosts from another
 //! terminal. The crate `emulated-host` implements the hosts.
 
+mod commands;
 mod shell;
 mod symbiosis;
+mod tiering;
 
 use std::{path::PathBuf, process, time::Duration};
 
 use clap::{Subcommand, ValueEnum};
 use emulated_host::{
-    Artifacts, HostError,
+    Artifacts,
     rack::{Device, Plan, Programs, Rack, RackHost, RackPlan},
 };
 
@@ -55,6 +57,8 @@ enum Backend {
 enum Operation {
     /// Compare Symbiosis with an equal split for two programs on a host of a separate rack
     Symbiosis(symbiosis::Args),
+    /// Compare fair tiering with the tiering of the kernel, and with none, on a host of a separate rack
+    Tiering(tiering::Args),
     /// Open a shell on a host; Ctrl-] closes the shell
     Shell { host: String },
     /// Run a command on a host and exit with its exit code. The arguments are joined by spaces, and the
@@ -94,6 +98,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     match args.operation {
         None => run_until_interrupted(&args, &folder),
         Some(Operation::Symbiosis(args)) => symbiosis::run(&args, &folder),
+        Some(Operation::Tiering(args)) => tiering::run(&args, &folder),
         Some(Operation::Shell { host }) => shell::run(&find(&host)?),
         Some(Operation::Run { host, command }) => run_command(&find(&host)?, &command.join(" ")),
         Some(Operation::Pause { host }) => Ok(find(&host)?.pause()?),
@@ -128,13 +133,7 @@ fn run_until_interrupted(args: &Args, folder: &std::path::Path) -> Result<(), Fa
     let plan = plan(args, &artifacts)?;
     eprintln!("── booting {} hosts; logs are in {}", args.hosts, folder.join("logs").display());
     let start = std::time::Instant::now();
-    let rack =
-        Rack::start(&artifacts, plan, folder, || interrupt.should_continue()).map_err(
-            |error| match error {
-                HostError::Interrupted => Failure::Interrupted,
-                other => other.into(),
-            },
-        )?;
+    let rack = Rack::start(&artifacts, plan, folder, || interrupt.should_continue())?;
     println!("the rack is up after {:.0} s\n{}", start.elapsed().as_secs_f64(), usage_text(&rack));
     while interrupt.pause().is_ok() {}
     eprintln!("── stopping the rack");

@@ -16,7 +16,8 @@ pub fn ensure_installed(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let folder = root().join("target/tools").join(format!("{name}-{version}"));
     let program = folder.join("bin").join(name);
     if !program.is_file() {
-        let mut install = cargo(&["install", "--locked", name, "--version", version, "--root"]);
+        // A build without optimization takes less time than it costs in the short runs of a tool.
+        let mut install = cargo(&["install", "--debug", "--locked", name, "--version", version, "--root"]);
         run_step(&format!("install {name} {version}"), install.arg(&folder))?;
     }
     Ok(program)

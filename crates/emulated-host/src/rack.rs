@@ -30,6 +30,6 @@ pub use self::{
     deployment::Rack,
     host::RackHost,
     hosts::Hosts,
-    plan::{Device, Drive, Plan, Programs, RackPlan, TENANT_SETUP_SCRIPT},
+    plan::{Device, Drive, Plan, Programs, RackPlan, TENANT_SETUP_SCRIPT, TIERED_TENANTS_SETUP_SCRIPT},
     power::Power,
 };

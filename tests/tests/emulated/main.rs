@@ -17,3 +17,4 @@ mod rehomed_guest;
 mod slice_moves;
 mod slowed_down_guest;
 mod symbiosis;
+mod tiering;

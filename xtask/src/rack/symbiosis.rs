@@ -9,10 +9,11 @@ use std::{
 };
 
 use emulated_host::{
-    Artifacts, HostError,
+    Artifacts,
     rack::{Device, Drive, Plan, Programs, Rack, RackHost, RackPlan, TENANT_SETUP_SCRIPT},
 };
 
+use super::commands::{run_checked, unexpected_output, wait};
 use crate::{artifacts, failure::Failure, step::build_programs, wait::Interrupt};
 
 /// Memory that both programs share, in MiB.
@@ -27,8 +28,6 @@ const STREAM_ARRAY_MIB: u32 = 44;
 const KEY_COUNT: u32 = 22_000;
 /// Size of a value in memcached, so that each key occupies about one page.
 const VALUE_BYTES: u32 = 3900;
-/// Time limit of a command on the host.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit to fill memcached.
 const FILL_TIMEOUT: Duration = Duration::from_secs(240);
 /// Duration of the load on memcached, in seconds. It is longer than all measurements.
@@ -89,13 +88,7 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
     let interrupt = Interrupt::new()?;
     let plan = plan(&artifacts)?;
     eprintln!("── booting a host; logs are in {}", folder.join("logs").display());
-    let rack =
-        Rack::start(&artifacts, plan, folder, || interrupt.should_continue()).map_err(
-            |error| match error {
-                HostError::Interrupted => Failure::Interrupted,
-                other => other.into(),
-            },
-        )?;
+    let rack = Rack::start(&artifacts, plan, folder, || interrupt.should_continue())?;
     let host = &rack.hosts().as_slice()[0];
     start_programs(host, &interrupt)?;
     eprintln!("── measuring an equal split of {MEMORY_MIB} MiB and {LINK_MB_S} MB/s for {} s", args.seconds);
@@ -109,7 +102,7 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
         ),
     )?;
     // The agent measures one epoch before it sets shares for the first time.
-    wait(args.epoch * (args.epochs + 1), &interrupt)?;
+    wait(Duration::from_secs(args.epoch * (args.epochs + 1)), &interrupt)?;
     let after = measure_throughput(host, args.seconds, &interrupt)?;
     print_results(host, &rack, before, after)
 }
@@ -159,7 +152,7 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
         if Instant::now() > deadline {
             return Err(Failure::TimedOut { event: "memcached to be filled", limit: FILL_TIMEOUT });
         }
-        wait(1, interrupt)?;
+        wait(Duration::from_secs(1), interrupt)?;
     }
     // stdbuf makes mbw write each line of output immediately.
     let stream =
@@ -170,13 +163,13 @@ fn start_programs(host: &RackHost, interrupt: &Interrupt) -> Result<(), Failure>
 /// Measures the throughput of both programs for `seconds`. Before that, waits for a third of this
 /// time, in which the programs fill their memory.
 fn measure_throughput(host: &RackHost, seconds: u64, interrupt: &Interrupt) -> Result<Throughput, Failure> {
-    wait(seconds / 3, interrupt)?;
+    wait(Duration::from_secs(seconds / 3), interrupt)?;
     let lines = |log: &str| -> Result<usize, Failure> {
         let count = run_checked(host, &format!("wc -l < /tmp/{log}.log"))?;
         count.trim().parse().map_err(|_| unexpected_output("wc", &count))
     };
     let (stream, load) = (lines("stream")?, lines("load")?);
-    wait(seconds, interrupt)?;
+    wait(Duration::from_secs(seconds), interrupt)?;
     let new_lines =
         |log: &str, from: usize| run_checked(host, &format!("tail -n +{} /tmp/{log}.log", from + 1));
     let (stream, load) = (new_lines("stream", stream)?, new_lines("load", load)?);
@@ -226,27 +219,6 @@ fn print_results(host: &RackHost, rack: &Rack, before: Throughput, after: Throug
     let shares =
         rack.tarn_command(&["explain", "shares", "h0"]).output().map_err(Failure::start_error("tarn"))?;
     print!("\n{}", String::from_utf8_lossy(&shares.stdout));
-    Ok(())
-}
-
-fn run_checked(host: &RackHost, text: &str) -> Result<String, Failure> {
-    let output = host.run_with_timeout(text, COMMAND_TIMEOUT)?;
-    match output.status {
-        0 => Ok(output.text),
-        _ => Err(unexpected_output(text, &output.text)),
-    }
-}
-
-fn unexpected_output(program: &str, output: &str) -> Failure {
-    let reason = output.chars().take(500).collect();
-    Failure::UnexpectedOutput { program: program.chars().take(60).collect(), reason }
-}
-
-fn wait(seconds: u64, interrupt: &Interrupt) -> Result<(), Failure> {
-    let end = Instant::now() + Duration::from_secs(seconds);
-    while Instant::now() < end {
-        interrupt.pause()?;
-    }
     Ok(())
 }
 

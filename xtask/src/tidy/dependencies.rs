@@ -28,7 +28,17 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
     ("pool-manager", &["units", "pool", "prediction", "proto", "config-file", "service-files", "exposition"]),
     (
         "host-agent",
-        &["units", "pool", "fairness", "proto", "host-memory", "config-file", "service-files", "exposition"],
+        &[
+            "units",
+            "pool",
+            "fairness",
+            "tiering",
+            "proto",
+            "host-memory",
+            "config-file",
+            "service-files",
+            "exposition",
+        ],
     ),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
     ("xtask", &["units", "emulated-host", "local-rack"]),

@@ -254,7 +254,7 @@ fn write_config(plan: &RackPlan, folder: &Path, port: u16) -> Result<Plan, HostE
         hosts.files.extend(host_files.map(|name| (certificates.join(&name), format!("etc/tarn/{name}"))));
     }
     hosts.programs.push(plan.programs.agent.clone());
-    hosts.script = format!("{AGENT_SCRIPT}{}", hosts.script);
+    hosts.script.push_str(AGENT_SCRIPT);
     Ok(hosts)
 }
 

@@ -53,6 +53,17 @@ mkdir /sys/fs/cgroup/tenants
 echo '+memory +io +cpu' > /sys/fs/cgroup/tenants/cgroup.subtree_control
 ";
 
+/// Shell script for [`Plan::script`] that prepares a host for fair tiering of tenants: creates
+/// `/sys/fs/cgroup/tenants` with the memory, io and cpu controllers, and the user root, and disables the
+/// multi-generational LRU. Demotion remains disabled.
+pub const TIERED_TENANTS_SETUP_SCRIPT: &str = "
+echo root:x:0:0::/:/bin/sh > /etc/passwd
+echo n > /sys/kernel/mm/lru_gen/enabled
+echo '+memory +io +cpu' > /sys/fs/cgroup/cgroup.subtree_control
+mkdir /sys/fs/cgroup/tenants
+echo '+memory +io +cpu' > /sys/fs/cgroup/tenants/cgroup.subtree_control
+";
+
 /// Plan of the hosts of a rack.
 #[derive(Clone, Debug)]
 pub struct Plan {

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use emulated_host::{Artifacts, Host, HostError, Initrd};
+use emulated_host::{Artifacts, Host, Initrd};
 
 use super::{BootFiles, GuestReport, Interrupt, KERNEL_VERSION, Programs, run_guest_rack};
 use crate::failure::Failure;
@@ -41,10 +41,7 @@ pub(super) fn run(
             println!("{line}");
         }
     };
-    let output = host.run(on_line, || interrupt.should_continue()).map_err(|error| match error {
-        HostError::Interrupted => Failure::Interrupted,
-        other => other.into(),
-    })?;
+    let output = host.run(on_line, || interrupt.should_continue())?;
     let result = output.lines().find_map(|line| line.strip_prefix(RESULT_PREFIX));
     let result = result.ok_or_else(|| {
         Failure::BadResult(format!("no report of a guest in the output of the emulated host:\n{output}"))
