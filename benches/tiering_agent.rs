@@ -32,7 +32,7 @@ const LOCAL_MIB: u64 = 250;
 const TICKS_PER_S: f64 = 100.0;
 /// Scenario of the program whose speed is compared.
 const SCENARIO: &str =
-    r#"{"name": "speed", "capacity_gb": 4, "seconds": 60, "tenants": [{"name": "a", "demand_gb": 8}]}"#;
+    r#"{"name": "speed", "capacity_gb": 40, "seconds": 600, "tenants": [{"name": "a", "demand_gb": 80}]}"#;
 
 /// Measure the processor time of fair tiering
 #[derive(Debug, Parser)]
@@ -82,8 +82,11 @@ fn measure(args: &Args) -> String {
     for _ in 0..args.rounds {
         with.add(agent_share(&rack, args.seconds));
     }
-    rack.run(0, "sed -i '/^\\[tiering/,$d' /etc/tarn/h0.toml; kill $(pidof host-agent)");
-    rack.wait_host_state(0, "up");
+    rack.run(
+        0,
+        "sed -i '/^\\[tiering/,$d' /etc/tarn/h0.toml; pid=$(pidof host-agent); kill $pid; \
+         while [ -e /proc/$pid ]; do sleep 0.1; done; until pidof host-agent; do sleep 0.1; done",
+    );
     for _ in 0..args.rounds {
         without.add(agent_share(&rack, args.seconds));
     }
