@@ -8,10 +8,7 @@
 
 use std::process::ExitCode;
 
-use benches::{
-    failure::Failure,
-    report::{Rounds, format_table, run_and_print},
-};
+use benches::report::{Rounds, format_table, run_and_print};
 use clap::Parser;
 use tests::{
     emulated_rack::EmulatedRack,
@@ -53,7 +50,6 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     run_and_print("tiering_agent", async {
         Ok(tokio::task::spawn_blocking(move || measure(&args)).await.expect("the rack works"))
-            as Result<String, Failure>
     })
     .await
 }

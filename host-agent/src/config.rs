@@ -164,6 +164,8 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let rule = "requires the key reservation with the backend memory_block, and must not have it with others";
     let has_reservation = top.check(has_reservation, "tiering", rule);
     top.reject_unknown_keys();
+    is_same?;
+    has_reservation?;
     let Agent {
         host,
         manager,
@@ -187,7 +189,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         runtime_dir,
         tls: tls?,
         backend: backend?,
-        symbiosis: is_same.and(has_reservation).and(symbiosis)?,
+        symbiosis: symbiosis?,
         tiering: tiering?,
     })
 }

@@ -29,9 +29,6 @@ pub struct TenantReport {
     pub decided: TenantDecision,
     /// Moves by the agent since the tenant appeared.
     pub moves: Moves,
-    /// Memory that the kernel demoted since the cgroup was created, also by orders of the agent;
-    /// `None` if it does not count this.
-    pub demoted_by_kernel: Option<Bytes>,
     /// Memory that was reclaimed and faulted back soon after.
     pub refaulted: Bytes,
     /// Sampled promotions.
@@ -47,7 +44,7 @@ pub struct Moves {
     pub demoted: Bytes,
     /// Promoted memory.
     pub promoted: Bytes,
-    /// Memory whose promotion was attempted, including failed attempts.
+    /// Promoted memory, and memory that was not promoted because the node was full.
     pub attempted: Bytes,
 }
 

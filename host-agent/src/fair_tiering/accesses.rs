@@ -30,6 +30,13 @@ pub(super) struct TenantProcess {
     pub pid: u32,
 }
 
+/// Returns the processes of a tenant. `processes` are in their order.
+pub(super) fn of_tenant<'a>(processes: &'a [TenantProcess], tenant: &Name) -> &'a [TenantProcess] {
+    let first = processes.partition_point(|process| process.tenant < *tenant);
+    let rest = &processes[first..];
+    &rest[..rest.partition_point(|process| process.tenant == *tenant)]
+}
+
 /// Monitor of the accesses of processes.
 #[derive(Debug)]
 pub(super) struct RangeMonitor {
@@ -150,9 +157,7 @@ impl RangeMonitor {
             self.stop();
             return Ok(());
         }
-        // Device memory is excluded. Mappings are examined only if processes may have device memory.
-        let devices = self.sys.numbered_names("bus/dax/devices", "dax").unwrap_or_default();
-        let target = if devices.is_empty() { Target::whole } else { Target::of };
+        let target = Target::without_device_memory(&self.sys);
         let targets: Vec<Vec<Target>> = processes.iter().map(|process| vec![target(process.pid)]).collect();
         self.marker.set_monitoring(Some(&self.boot_id));
         let started = self.damon.start(&targets);
@@ -184,6 +189,17 @@ mod tests {
 
     fn monitor(sys: &Path, folder: &Path) -> RangeMonitor {
         RangeMonitor::at(sys, folder, "boot".to_owned())
+    }
+
+    #[test]
+    fn processes_of_a_tenant_are_neighbours() {
+        let all = processes(25);
+        let pids = |tenant: &str| -> Vec<u32> {
+            of_tenant(&all, &Name::new(tenant).unwrap()).iter().map(|process| process.pid).collect()
+        };
+        assert_eq!(pids("t0"), (0..10).collect::<Vec<_>>());
+        assert_eq!(pids("t2"), [20, 21, 22, 23, 24]);
+        assert!(["t", "t11", "x"].map(pids).iter().all(Vec::is_empty));
     }
 
     #[test]

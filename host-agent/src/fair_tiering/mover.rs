@@ -74,3 +74,63 @@ impl PageMover for KernelMover {
         numa::find_pages_on(process, pages, &tiers.slow)
     }
 }
+
+/// Simulated pages of one process, for tests.
+#[cfg(test)]
+pub(super) mod fake {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Mover that knows which pages of the process are in slower memory.
+    #[derive(Debug, Default)]
+    pub(in crate::fair_tiering) struct FakeMover {
+        /// Pages in slower memory.
+        pub slow: BTreeSet<usize>,
+        /// Pages that other processes map.
+        pub shared: BTreeSet<usize>,
+        /// Whether the target node is full.
+        pub is_full: bool,
+        /// Process that has ended.
+        pub ended: Option<u32>,
+    }
+
+    impl PageMover for FakeMover {
+        fn demote(&mut self, _: &Name, _: Bytes) -> Result<ReclaimResult, SysfsError> {
+            unreachable!("nothing is demoted")
+        }
+
+        fn promote(
+            &mut self,
+            _: &TenantProcess,
+            ranges: &[Range<usize>],
+            _: &Tiers,
+            _: u32,
+            limits: PromotionLimits,
+        ) -> io::Result<PromotionResult> {
+            let mut result = PromotionResult::default();
+            let pages = ranges.iter().flat_map(|range| range.clone().step_by(4096));
+            for page in pages.take(limits.examined) {
+                if result.moved.len() == limits.moved {
+                    break;
+                }
+                result.examined += 1;
+                if self.is_full {
+                    *result.failed.entry(libc::ENOMEM).or_default() += 1;
+                } else if self.shared.contains(&page) {
+                    *result.failed.entry(libc::EACCES).or_default() += 1;
+                } else if self.slow.remove(&page) {
+                    result.moved.push(page);
+                }
+            }
+            Ok(result)
+        }
+
+        fn slow_pages(&self, process: u32, pages: &[usize], _: &Tiers) -> io::Result<Vec<usize>> {
+            if self.ended == Some(process) {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            Ok(pages.iter().copied().filter(|page| self.slow.contains(page)).collect())
+        }
+    }
+}

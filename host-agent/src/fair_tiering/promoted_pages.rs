@@ -83,48 +83,10 @@ impl PromotedPages {
 
 #[cfg(test)]
 mod tests {
-    use std::{io, ops::Range};
-
     use tiering::fair::ThrashTableSettings;
-    use units::{Bytes, Name};
 
     use super::*;
-    use crate::{
-        fair_tiering::accesses::TenantProcess,
-        host::{
-            cgroup::ReclaimResult,
-            memory::numa::{PromotionLimits, PromotionResult},
-            sysfs::SysfsError,
-        },
-    };
-
-    /// Mover that knows which pages of process 7 are in slower memory. Process 8 has ended.
-    #[derive(Debug)]
-    struct FakeMover(Vec<usize>);
-
-    impl PageMover for FakeMover {
-        fn demote(&mut self, _: &Name, _: Bytes) -> Result<ReclaimResult, SysfsError> {
-            unreachable!("nothing is demoted")
-        }
-
-        fn promote(
-            &mut self,
-            _: &TenantProcess,
-            _: &[Range<usize>],
-            _: &Tiers,
-            _: u32,
-            _: PromotionLimits,
-        ) -> io::Result<PromotionResult> {
-            unreachable!("nothing is promoted")
-        }
-
-        fn slow_pages(&self, process: u32, pages: &[usize], _: &Tiers) -> io::Result<Vec<usize>> {
-            match process {
-                7 => Ok(pages.iter().copied().filter(|page| self.0.contains(page)).collect()),
-                _ => Err(io::Error::from_raw_os_error(libc::ESRCH)),
-            }
-        }
-    }
+    use crate::fair_tiering::mover::fake::FakeMover;
 
     #[test]
     fn only_pages_that_are_in_slower_memory_again_count_as_thrashing() {
@@ -137,7 +99,7 @@ mod tests {
         pages.record(&mut table, tenant, 8, &addresses, Ns::secs(1));
         let counts = |table: &ThrashTable| (table.counts(tenant).promotions, table.counts(tenant).thrashed);
         assert_eq!(counts(&table), (8, 0));
-        let mover = FakeMover(vec![4096, 8192]);
+        let mover = FakeMover { slow: [4096, 8192].into(), ended: Some(8), ..FakeMover::default() };
         pages.detect_demotions(&mut table, tenant, &mover, &tiers, Ns::secs(2));
         assert_eq!(counts(&table), (8, 2));
         assert_eq!(pages.pages.len(), 2, "demoted pages and pages of ended processes are forgotten");

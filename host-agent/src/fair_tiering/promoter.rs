@@ -14,7 +14,7 @@ use units::{
 };
 
 use super::{
-    accesses::{RangeMonitor, TenantProcess},
+    accesses::{RangeMonitor, TenantProcess, of_tenant},
     mover::PageMover,
 };
 use crate::host::{
@@ -98,7 +98,8 @@ impl Promoter {
         self.accesses.clear();
     }
 
-    /// Begins a step: monitors these processes, and takes new results, for at most about `limit`.
+    /// Begins a step: monitors these processes, which are in their order, and takes new results, for at most
+    /// about `limit`.
     pub fn begin_step(
         &mut self,
         processes: &[TenantProcess],
@@ -109,14 +110,15 @@ impl Promoter {
     ) {
         self.problem.clear();
         let is_recent = |ranges: &ProcessRanges| ranges.at <= now && now.since(ranges.at) < RANGES_EXPIRY;
-        self.ranges.retain(|process, ranges| processes.contains(process) && is_recent(ranges));
+        let is_listed = |process: &TenantProcess| processes.binary_search(process).is_ok();
+        self.ranges.retain(|process, ranges| is_listed(process) && is_recent(ranges));
         let results = self.monitor.monitor(processes, limit);
         self.store_accesses(&results, processes, now);
         for (process, results) in results {
             let is_current = |ranges: &ProcessRanges| {
                 !ranges.ranges.is_empty() && ranges.at <= now && now.since(ranges.at) < RANGES_AGE_MAX
             };
-            if !processes.contains(&process) || self.ranges.get(&process).is_some_and(is_current) {
+            if !is_listed(&process) || self.ranges.get(&process).is_some_and(is_current) {
                 continue;
             }
             self.refreshes = self.refreshes.wrapping_add(1);
@@ -144,7 +146,7 @@ impl Promoter {
             let regions = ranges.iter().map(MonitoredRange::region).collect();
             self.accesses.insert(process.clone(), (now, regions));
         }
-        self.accesses.retain(|process, _| processes.contains(process));
+        self.accesses.retain(|process, _| processes.binary_search(process).is_ok());
         while self.accesses.len() > PROFILED_PROCESSES_MAX
             && let Some((oldest, _)) = self.accesses.iter().min_by_key(|(_, (at, _))| *at)
         {
@@ -156,8 +158,6 @@ impl Promoter {
     /// Returns the access profiles of tenants whose accesses are known for at least half of the processes,
     /// or for [`PROMOTION_PROCESSES_MAX`] processes.
     pub fn profiles(&self, processes: &[TenantProcess]) -> BTreeMap<Name, AccessProfile> {
-        let mut counts: BTreeMap<&Name, usize> = BTreeMap::new();
-        processes.iter().for_each(|process| *counts.entry(&process.tenant).or_default() += 1);
         let mut profiles: BTreeMap<Name, (usize, AccessProfile)> = BTreeMap::new();
         for (process, (_, regions)) in &self.accesses {
             let empty = || (0, AccessProfile { source: AccessSource::Damon, regions: Vec::new() });
@@ -166,8 +166,7 @@ impl Promoter {
             profile.regions.extend(regions.iter().cloned());
         }
         let is_representative = |name: &Name, known: usize| {
-            let count = counts.get(name).copied().unwrap_or(0);
-            known >= count.div_ceil(2).min(PROMOTION_PROCESSES_MAX)
+            known >= of_tenant(processes, name).len().div_ceil(2).min(PROMOTION_PROCESSES_MAX)
         };
         let complete = profiles.into_iter().filter(|(name, (known, _))| is_representative(name, *known));
         complete.map(|(name, (_, profile))| (name, profile)).collect()
@@ -175,7 +174,9 @@ impl Promoter {
 
     /// Returns whether there are pages of a tenant that could be promoted.
     pub fn has_ranges(&self, tenant: &Name) -> bool {
-        self.ranges.iter().any(|(process, ranges)| process.tenant == *tenant && !ranges.ranges.is_empty())
+        let first = TenantProcess { tenant: tenant.clone(), pid: 0 };
+        let mut of_tenant = self.ranges.range(first..).take_while(|(process, _)| process.tenant == *tenant);
+        of_tenant.any(|(_, ranges)| !ranges.ranges.is_empty())
     }
 
     /// Returns the reason why accesses are not monitored or pages could not be promoted in this step;
@@ -332,59 +333,12 @@ fn ranges_with_slow_pages(
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, io};
+    use std::collections::BTreeSet;
 
     use super::*;
-    use crate::host::{
-        cgroup::ReclaimResult, memory::numa::PromotionResult, sysfs::SysfsError, sysfs::fake::FakeSysfs,
-    };
+    use crate::{fair_tiering::mover::fake::FakeMover, host::sysfs::fake::FakeSysfs};
 
     const HUGE: usize = HUGE_PAGE_PAGES * PAGE_BYTES_USIZE;
-
-    /// Mover with one process, whose pages in slower memory it knows.
-    #[derive(Debug, Default)]
-    struct FakeMover {
-        slow: BTreeSet<usize>,
-        /// Pages that other processes map.
-        shared: BTreeSet<usize>,
-        is_full: bool,
-    }
-
-    impl PageMover for FakeMover {
-        fn demote(&mut self, _: &Name, _: Bytes) -> Result<ReclaimResult, SysfsError> {
-            unreachable!("nothing is demoted")
-        }
-
-        fn promote(
-            &mut self,
-            _: &TenantProcess,
-            ranges: &[Range<usize>],
-            _: &Tiers,
-            _: u32,
-            limits: PromotionLimits,
-        ) -> io::Result<PromotionResult> {
-            let mut result = PromotionResult::default();
-            let pages = ranges.iter().flat_map(|range| range.clone().step_by(PAGE_BYTES_USIZE));
-            for page in pages.take(limits.examined) {
-                if result.moved.len() == limits.moved {
-                    break;
-                }
-                result.examined += 1;
-                if self.is_full {
-                    *result.failed.entry(libc::ENOMEM).or_default() += 1;
-                } else if self.shared.contains(&page) {
-                    *result.failed.entry(libc::EACCES).or_default() += 1;
-                } else if self.slow.remove(&page) {
-                    result.moved.push(page);
-                }
-            }
-            Ok(result)
-        }
-
-        fn slow_pages(&self, _: u32, pages: &[usize], _: &Tiers) -> io::Result<Vec<usize>> {
-            Ok(pages.iter().copied().filter(|page| self.slow.contains(page)).collect())
-        }
-    }
 
     fn process(tenant: &str, pid: u32) -> TenantProcess {
         TenantProcess { tenant: Name::new(tenant).unwrap(), pid }

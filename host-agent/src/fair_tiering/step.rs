@@ -11,7 +11,11 @@ use units::{
     limits::{RECLAIM_BYTES_PER_CALL_MAX, TENANT_PROCESSES_MAX},
 };
 
-use super::{FairTiering, Observation, SLOW, Tenant, accesses::TenantProcess, tenant::usage_of};
+use super::{
+    FairTiering, Observation, SLOW, Tenant,
+    accesses::{TenantProcess, of_tenant},
+    tenant::usage_of,
+};
 use crate::{
     host::{
         cgroup::{ReclaimResult, TierCounters},
@@ -162,31 +166,26 @@ impl FairTiering {
         let Ok(mut nodes) = self.local_nodes_with_room(tiers, capacity) else { return }; // a node was removed
         let mut rest = Bytes::new(bytes_in(self.inputs.config.promotion_bytes_per_s, interval));
         let mut promoted = Bytes::ZERO;
-        let (protected, others): (Vec<_>, Vec<_>) = self
-            .budgets(decision)
-            .into_iter()
-            .partition(|(_, budget, _)| budget.candidates == Candidates::All);
-        let (all, mut promoted_tenants) = (protected.len() + others.len(), 0);
-        for (is_protected, budgets) in [(true, protected), (false, others)] {
+        let budgets = self.budgets(decision);
+        for (at, (name, budget, limit)) in budgets.iter().enumerate() {
+            let remaining = budgets.len() - at;
+            let is_protected = budget.candidates == Candidates::All;
+            let Some((target, of_node)) = self.promotion_target(name, &nodes) else { continue };
             let reserve = self.reserve(capacity, is_protected);
-            for (name, budget, limit) in &budgets {
-                let remaining = all - promoted_tenants;
-                promoted_tenants += 1;
-                let Some((target, of_node)) = self.promotion_target(name, &nodes) else { continue };
-                let room = free.saturating_sub(promoted).saturating_sub(reserve).min(rest);
-                // Tenants below their protection may use all the room, the others divide it.
-                let equal = Bytes::new(room.get() / remaining as u64).max(Bytes::new(HUGE_PAGE_BYTES));
-                let share = if is_protected { room } else { room.min(equal) };
-                self.promoter.begin_tenant(remaining);
-                let limit = share.min(*limit).min(of_node);
-                let (moved, is_full) =
-                    self.promote_tenant(now, name, &processes, (*budget, limit), interval, (tiers, target));
-                rest = rest.saturating_sub(moved);
-                promoted = promoted.saturating_add(moved);
-                nodes.entry(target).and_modify(|room| *room = room.saturating_sub(moved));
-                if is_full {
-                    nodes.remove(&target);
-                }
+            let room = free.saturating_sub(promoted).saturating_sub(reserve).min(rest);
+            // Tenants below their protection may use all the room, the others divide it.
+            let equal = Bytes::new(room.get() / remaining as u64).max(Bytes::new(HUGE_PAGE_BYTES));
+            let share = if is_protected { room } else { room.min(equal) };
+            self.promoter.begin_tenant(remaining);
+            let limit = share.min(*limit).min(of_node);
+            let processes = of_tenant(&processes, name);
+            let (moved, is_full) =
+                self.promote_tenant(now, name, processes, (*budget, limit), interval, (tiers, target));
+            rest = rest.saturating_sub(moved);
+            promoted = promoted.saturating_add(moved);
+            nodes.entry(target).and_modify(|room| *room = room.saturating_sub(moved));
+            if is_full {
+                nodes.remove(&target);
             }
         }
     }
@@ -208,7 +207,7 @@ impl FairTiering {
             .bytes_per_s
             .map(|rate| tenant.promotion_credit.saturating_add(Bytes::new(bytes_in(rate.get(), interval))));
         let allowed = permitted.map_or(limit, |permitted| permitted.min(limit));
-        for process in processes.iter().filter(|process| process.tenant == *name) {
+        for process in processes {
             let rest = allowed.saturating_sub(sum);
             let outcome =
                 self.promoter.promote(process, budget.candidates, rest, &mut *self.mover, tiers, target);
@@ -232,8 +231,8 @@ impl FairTiering {
 
     /// Returns the promotion budget of each tenant with pages that could be promoted, and the memory that it
     /// may promote in this step without a demotion near its bound. A tenant below its protection first
-    /// reaches its protection. Memory above it is subject to the limits of the next step. Tenants take turns
-    /// in being first.
+    /// reaches its protection. Memory above it is subject to the limits of the next step. Tenants below their
+    /// protection come first. Otherwise, tenants take turns in being first.
     fn budgets(&self, decision: &Decision) -> Vec<(Name, PromotionBudget, Bytes)> {
         let (names, settings) = (self.names(), self.policy.settings());
         let of = |report: &tiering::fair::TenantReport| {
@@ -249,6 +248,7 @@ impl FairTiering {
         let mut budgets: Vec<_> = decision.tenants().iter().filter_map(of).collect();
         let count = budgets.len().max(1);
         budgets.rotate_left(self.steps % count);
+        budgets.sort_by_key(|(_, budget, _)| budget.candidates != Candidates::All);
         budgets
     }
 
@@ -261,7 +261,7 @@ impl FairTiering {
     }
 
     /// Returns the processes of tenants that have pages in slower memory, or of all tenants if Symbiosis
-    /// needs their profiles. Processes that are younger than a step are omitted.
+    /// needs their profiles, in their order. Processes that are younger than a step are omitted.
     fn monitored_processes(&mut self, tiers: &Tiers) -> Vec<TenantProcess> {
         let is_monitored =
             |tenant: &Tenant| self.inputs.profiles.is_some() || tenant.usage(tiers)[SLOW] > Bytes::ZERO;
@@ -347,7 +347,6 @@ impl FairTiering {
                 name: name.clone(),
                 decided: *decided.get(&tenant.id)?,
                 moves: tenant.moves,
-                demoted_by_kernel: tenant.counters.demoted,
                 refaulted: tenant.counters.refaulted,
                 thrash: self.thrash.counts(tenant.id),
                 problem: tenant.problem.clone(),
@@ -380,7 +379,7 @@ pub(super) fn counter_error(sys: &Sysfs) -> Bytes {
     Bytes::new(cpus.unwrap_or(1) as u64 * COUNTED_PAGES_PER_CPU * PAGE_BYTES)
 }
 
-/// Returns the size of what is moved at a rate in bytes per second.
+/// Returns the bytes that are moved in an interval at a rate in bytes per second.
 fn bytes_in(rate: u64, interval: Duration) -> u64 {
     let bytes = u128::from(rate).saturating_mul(interval.as_millis()) / 1000;
     u64::try_from(bytes).unwrap_or(u64::MAX)

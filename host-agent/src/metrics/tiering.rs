@@ -89,7 +89,8 @@ impl TieringMetrics {
         registry.register_with_unit("tenant_demoted", help, Unit::Bytes, self.demoted.clone());
         let help = "Memory of a tenant that the agent promoted";
         registry.register_with_unit("tenant_promoted", help, Unit::Bytes, self.promoted.clone());
-        let help = "Memory of a tenant whose promotion the agent attempted";
+        let help =
+            "Memory of a tenant that the agent promoted, or could not promote because the node was full";
         registry.register_with_unit("tenant_promotion_attempted", help, Unit::Bytes, self.attempted.clone());
         let help = "Memory of a tenant that was reclaimed and faulted back";
         registry.register_with_unit("tenant_refaulted", help, Unit::Bytes, self.refaulted.clone());

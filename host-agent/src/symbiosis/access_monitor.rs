@@ -180,10 +180,7 @@ impl AccessMonitor {
             |(name, _): &(Name, Vec<u32>)| self.last_monitored.as_ref().is_some_and(|last| name <= last);
         let first = all.iter().position(|tenant| !is_done(tenant)).unwrap_or(0);
         all.rotate_left(first);
-        // Device memory is excluded. Mappings are examined only if processes may have device
-        // memory.
-        let devices = self.sys.numbered_names("bus/dax/devices", "dax").unwrap_or_default();
-        let target = if devices.is_empty() { Target::whole } else { Target::of };
+        let target = Target::without_device_memory(&self.sys);
         let targets = |processes: Vec<u32>| processes.into_iter().map(target).collect();
         let first = all.into_iter().take(MONITORED_TENANTS_MAX);
         let (names, processes): (Vec<Name>, Vec<Vec<Target>>) =

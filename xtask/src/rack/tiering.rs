@@ -91,7 +91,9 @@ struct Sample {
 struct Run {
     mode: Mode,
     scenario: String,
-    /// Local memory of each tenant with fair tiering, in the order of the starts.
+    /// Names of the tenants, in the order of the starts. All lists have this order.
+    tenants: Vec<String>,
+    /// Local memory of each tenant with fair tiering.
     expected_mib: Vec<f64>,
     /// Mean at the end of the run.
     local_mib: Vec<f64>,
@@ -322,6 +324,7 @@ fn evaluate(mode: Mode, scenario: &Scenario, timeline: Vec<Sample>) -> Run {
     Run {
         mode,
         scenario: scenario.name.clone(),
+        tenants: scenario.tenants.iter().map(|tenant| tenant.name.clone()).collect(),
         expected_mib: scenario.tenants.iter().map(|tenant| tenant.expected_mib).collect(),
         local_mib,
         bound_excess_mib: scenario.tenants.iter().enumerate().map(bound_excess).collect(),
@@ -346,7 +349,7 @@ fn print_run(run: &Run) {
         "{mode:<12} {:<20} {expected:>20} {local:>20} {converged:>11} {:>12.0}",
         run.scenario, run.migrated_pages_per_s
     );
-    let excesses = ('a'..).zip(&run.bound_excess_mib);
+    let excesses = run.tenants.iter().zip(&run.bound_excess_mib);
     for (tenant, mib) in excesses.filter_map(|(tenant, mib)| Some((tenant, (*mib)?))) {
         println!("{:<12} tenant {tenant} exceeds its bound by at most {mib:.1} MiB in a sample", "");
     }

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use units::SLICE;
 
-use crate::host::process::{Mapping, all_mappings};
+use crate::host::{
+    process::{Mapping, all_mappings},
+    sysfs::Sysfs,
+};
 
 /// Process with the address ranges that may be monitored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +22,7 @@ pub struct Target {
 
 impl Target {
     /// Returns a target for the whole memory of a process, on a host without device-dax memory.
-    pub fn whole(pid: u32) -> Self {
+    fn whole(pid: u32) -> Self {
         Self { pid, ranges: Vec::new(), device_bytes: 0 }
     }
 
@@ -27,6 +30,13 @@ impl Target {
     /// ended.
     pub fn of(pid: u32) -> Self {
         Self::from_mappings(pid, &all_mappings(pid).unwrap_or_default())
+    }
+
+    /// Returns the function that creates the target of a process. Mappings are examined only if processes
+    /// may have device memory. `sys` is the root of sysfs.
+    pub fn without_device_memory(sys: &Sysfs) -> fn(u32) -> Self {
+        let devices = sys.numbered_names("bus/dax/devices", "dax").unwrap_or_default();
+        if devices.is_empty() { Self::whole } else { Self::of }
     }
 
     /// Joins neighbouring mappings to ranges. Mappings are not joined across a gap that is large

@@ -65,8 +65,8 @@ fn mode_name(mode: Mode) -> &'static str {
 }
 
 fn panels(run: &Run) -> [Panel; 2] {
-    let tenant = |at: usize| Line {
-        name: char::from(b'a' + u8::try_from(at).unwrap_or(0)).to_string(),
+    let tenant = |(at, name): (usize, &String)| Line {
+        name: name.clone(),
         points: run.timeline.iter().map(|sample| (sample.second, sample.local_mib[at])).collect(),
         expected: Some(run.expected_mib[at]),
     };
@@ -83,7 +83,7 @@ fn panels(run: &Run) -> [Panel; 2] {
     [
         Panel {
             title: "local memory (MiB), dashed: expected",
-            lines: (0..run.expected_mib.len()).map(tenant).collect(),
+            lines: run.tenants.iter().enumerate().map(tenant).collect(),
         },
         Panel { title: "migrated pages/s", lines: vec![pages, demoted] },
     ]
@@ -147,6 +147,7 @@ mod tests {
         let run = Run {
             mode: Mode::Equilibria,
             scenario: "120/40 bound 80".to_owned(),
+            tenants: vec!["b".to_owned(), "a".to_owned()],
             expected_mib: vec![80.0, 40.0],
             local_mib: vec![80.0, 40.0],
             bound_excess_mib: vec![Some(40.0), None],
@@ -157,7 +158,7 @@ mod tests {
         };
         let [local, pages] = panels(&run);
         assert_eq!(local.lines[0].points, [(0.0, 120.0), (2.0, 90.0), (4.0, 80.0)]);
-        assert_eq!((&*local.lines[1].name, local.lines[1].expected), ("b", Some(40.0)));
+        assert_eq!((&*local.lines[1].name, local.lines[1].expected), ("a", Some(40.0)));
         assert_eq!(pages.lines[0].points, [(2.0, 100.0), (4.0, 0.0)]);
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &run).unwrap();
