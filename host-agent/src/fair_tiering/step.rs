@@ -231,7 +231,8 @@ impl FairTiering {
 
     /// Returns the promotion budget of each tenant with pages that could be promoted, and the memory that it
     /// may promote in this step without a demotion near its bound. A tenant below its protection first
-    /// reaches its protection. Memory above it is subject to the limits of the next step. Tenants below their
+    /// reaches its protection, or exceeds it by less than a huge page. Memory above it is subject to the
+    /// limits of the next step. Tenants below their
     /// protection come first. Otherwise, tenants take turns in being first.
     fn budgets(&self, decision: &Decision) -> Vec<(Name, PromotionBudget, Bytes)> {
         let (names, settings) = (self.names(), self.policy.settings());
@@ -240,7 +241,12 @@ impl FairTiering {
             let name = names.get(&report.tenant).filter(|name| self.promoter.has_ranges(name))?;
             let bound = fast.bound.map_or(Bytes::new(u64::MAX), |bound| settings.threshold_of(bound));
             let limit = match report.budget.candidates {
-                Candidates::All => bound.min(fast.scaled_protection),
+                // A smaller limit than a huge page would promote nothing, and the tenant would remain below
+                // its protection.
+                Candidates::All => {
+                    let huge_page = fast.usage.saturating_add(Bytes::new(HUGE_PAGE_BYTES));
+                    bound.min(fast.scaled_protection.max(huge_page))
+                }
                 Candidates::Accessed | Candidates::Hot => bound,
             };
             Some((name.clone(), report.budget, limit.saturating_sub(fast.usage)))

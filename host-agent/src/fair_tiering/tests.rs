@@ -480,3 +480,17 @@ fn tenant_promotes_up_to_its_protection_in_one_step() {
     host.step();
     assert_eq!(host.local_mib(), [280, 700], "20 MiB remain free");
 }
+
+#[test]
+fn tenant_less_than_a_huge_page_below_its_protection_promotes_a_huge_page() {
+    for (bound_mib, local_mib) in [(None, 151), (Some(150), 149)] {
+        let mut host = TestHost::new([memory(149, 300), memory(700, 0)], |config| {
+            config.tenants = [(name("a"), limits(150, bound_mib))].into();
+        });
+        host.step();
+        host.step(); // the processes are older than a step
+        host.tiering.promoter.monitor.skip_first_result_delay();
+        host.step();
+        assert_eq!(host.local_mib(), [local_mib, 700], "bound of {bound_mib:?} MiB");
+    }
+}

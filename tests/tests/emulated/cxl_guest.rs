@@ -14,14 +14,14 @@ const KERNEL_VERSION: &str = "6.12";
 const HOST_GIB: u32 = 3;
 /// Address of the metrics endpoint of the agent, on its host.
 const METRICS_ADDRESS: &str = "127.0.0.1:9751";
-/// Guest script that writes 64 MiB on the pool node, and verifies the data in each round until the
+/// Guest script that writes 32 MiB on the pool node, and verifies the data in each round until the
 /// power button is pressed.
 const CHECKSUM_SCRIPT: &str = r#"
 exec 3< /dev/input/event0
 (head -c 1 <&3 > /dev/null; touch /pressed) &
 mkdir /n1
-mount -t tmpfs -o size=80m,mpol=bind:1 n1 /n1
-head -c 67108864 /dev/urandom > /n1/data
+mount -t tmpfs -o size=40m,mpol=bind:1 n1 /n1
+head -c 33554432 /dev/urandom > /n1/data
 SUM=$(md5sum < /n1/data)
 n=0
 while [ ! -e /pressed ]; do

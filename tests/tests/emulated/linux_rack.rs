@@ -73,13 +73,13 @@ agent
 wait_for up
 "#;
 
-/// Guest script that writes 64 MiB on each of two nodes, and verifies the data in each round until
+/// Guest script that writes 16 MiB on each of two nodes, and verifies the data in each round until
 /// the power button is pressed.
 const CHECKSUM_SCRIPT: &str = r#"
 exec 3< /dev/input/event0
 (head -c 1 <&3 > /dev/null; touch /pressed) &
 for n in 0 1; do mkdir /n$n; mount -t tmpfs -o size=128m,mpol=bind:$n n$n /n$n; done
-head -c 67108864 /dev/urandom > /n0/data
+head -c 16777216 /dev/urandom > /n0/data
 cp /n0/data /n1/data
 SUM=$(md5sum < /n0/data)
 n=0

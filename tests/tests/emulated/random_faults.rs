@@ -1,4 +1,4 @@
-//! Test with random operations on a rack of three emulated hosts and two devices that cannot revoke
+//! Test with random operations on a rack of three emulated hosts and a device that cannot revoke
 //! access. VMs start, end, are killed and lose memory. Meanwhile, agents and the manager are
 //! killed, hosts are paused, and network links fail. No slice may be in two kernels.
 
@@ -11,9 +11,7 @@ use tests::emulated_rack::{EmulatedRack, plan};
 const SEED: u64 = 1;
 const OPERATION_COUNT: usize = 30;
 const RACK_HOST_COUNT: usize = 3;
-/// Number of slices of each device. The first device has one slice, because QEMU emulates each
-/// access to the first of two devices as MMIO, which takes minutes per slice.
-const SLICES_PER_DEVICE: [u32; 2] = [1, 4];
+const SLICE_COUNT: u32 = 5;
 /// Memory that a VM writes to each slice, in MiB.
 const TOUCH_MIB: u32 = 16;
 
@@ -184,7 +182,7 @@ impl Scenario {
 
 #[test]
 fn slices_are_free_and_zero_after_random_faults() {
-    let rack = EmulatedRack::start(plan(RACK_HOST_COUNT, &SLICES_PER_DEVICE, "dax"));
+    let rack = EmulatedRack::start(plan(RACK_HOST_COUNT, &[SLICE_COUNT], "dax"));
     let watch = rack.watch_owners();
     let mut scenario = Scenario {
         rack,

@@ -7,7 +7,7 @@ use tests::{
 };
 
 /// Data of the Debian guest in its slice, in MiB.
-const DATA_MIB: u32 = 128;
+const DATA_MIB: u32 = 48;
 /// Memory per slice that the VM on memory blocks writes, in MiB.
 const TOUCH_MIB: u32 = 600;
 

@@ -61,7 +61,7 @@ fn start_script(vmm: Vmm, vm: &str) -> String {
 /// Starts a rack with both guests, and waits until they have touched their pool memory.
 fn start_rack(backend: &str, vmm: Vmm) -> EmulatedRack {
     let (artifacts, folder) = (artifacts(), tempfile::tempdir().unwrap());
-    let mut plan = plan(2, &[2], backend);
+    let mut plan = plan(1, &[2], backend);
     plan.agent_toml_extra = format!("sample_interval_s = 10\nmetrics_listen = \"{METRICS_ADDRESS}\"\n");
     plan.hosts.has_qemu = vmm == Vmm::Qemu;
     plan.hosts.memory_gib = HOST_GIB;
