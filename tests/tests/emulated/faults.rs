@@ -16,7 +16,7 @@ const FENCE_AFTER_S: Option<f64> = Some(6.0);
 /// Duration of a lease in seconds, long enough for agents on a busy machine.
 const LEASE_TTL_S: f64 = 3.0;
 /// Duration of an outage after the manager has detected it.
-const OUTAGE_DURATION: Duration = Duration::from_secs(4);
+const OUTAGE_DURATION: Duration = Duration::from_secs(2);
 
 fn plan_with_slow_scrub(backend: &str) -> RackPlan {
     RackPlan {
