@@ -1,0 +1,214 @@
+//! The policy of early eviction: adapts the threshold of each tenant, and classifies its flows.
+
+use std::collections::BTreeMap;
+
+use units::{Bytes, Ns, limits::TIERING_TENANTS_MAX};
+
+use super::{
+    Counters, FlowClass, Settings, SettingsError, TenantReport, TenantSample, ThresholdChange,
+    lowered_threshold, pulled_back_threshold,
+};
+use crate::fair::TenantId;
+
+/// Part of a cycle in which a tenant must run so that its growth rate is measured.
+const RUNNING_DIVISOR: u64 = 20;
+/// Largest ratio of the growth rate to the eviction rate. A larger ratio has the same effect: the
+/// threshold is lowered to its minimum at once.
+const ALPHA_MAX: f64 = 1e6;
+/// Distance from its maximum at which a threshold is reset completely, in bytes.
+const RESET_COMPLETE_BYTES: f64 = 4096.0;
+
+/// Policy of early eviction for the tenants of a host. The number of tenants is limited by
+/// [`TIERING_TENANTS_MAX`].
+#[derive(Clone, Debug)]
+pub struct Policy {
+    settings: Settings,
+    states: BTreeMap<TenantId, TenantState>,
+    reports: Vec<TenantReport>,
+}
+
+/// State of a tenant between two steps.
+#[derive(Clone, Copy, Debug)]
+struct TenantState {
+    /// Start of the current cycle.
+    since: Ns,
+    /// Counters at this time.
+    counters: Counters,
+    /// Limit of the tenant, to which the threshold refers.
+    limit: Bytes,
+    /// Threshold, in bytes.
+    threshold: f64,
+    /// Growth rate without blocking (V_app), in bytes per second.
+    growth: f64,
+    /// Eviction rate while memory is evicted (V_evict), in bytes per second.
+    eviction: f64,
+    /// Cache miss rate of the last cycle with accesses, from 0 to 1.
+    miss_rate: Option<f64>,
+    change: ThresholdChange,
+    /// Whether this step has a sample of the tenant.
+    is_sampled: bool,
+}
+
+impl Policy {
+    /// Creates a policy without tenants.
+    ///
+    /// # Errors
+    /// [`SettingsError`] if a setting violates its rule.
+    pub fn new(settings: Settings) -> Result<Self, SettingsError> {
+        settings.check()?;
+        Ok(Self { settings, states: BTreeMap::new(), reports: Vec::new() })
+    }
+
+    /// Adapts the thresholds of the tenants whose cycle has ended, and classifies the flows of all tenants.
+    /// Returns a report per sample. Tenants without a sample are forgotten. Samples beyond the limit, and
+    /// samples of a tenant that has another sample in this step, are ignored.
+    pub fn step(&mut self, at: Ns, samples: &[TenantSample]) -> &[TenantReport] {
+        self.reports.clear();
+        self.states.values_mut().for_each(|state| state.is_sampled = false);
+        for sample in samples.iter().take(TIERING_TENANTS_MAX) {
+            let new = || TenantState::new(at, sample, &self.settings);
+            let state = self.states.entry(sample.id).or_insert_with(new);
+            if std::mem::replace(&mut state.is_sampled, true) {
+                continue;
+            }
+            state.observe(at, sample, &self.settings);
+            self.reports.push(state.report(sample, &self.settings));
+        }
+        self.states.retain(|_, state| state.is_sampled);
+        &self.reports
+    }
+}
+
+impl TenantState {
+    fn new(at: Ns, sample: &TenantSample, settings: &Settings) -> Self {
+        Self {
+            since: at,
+            counters: sample.counters,
+            limit: sample.limit,
+            threshold: to_f64(settings.upper_threshold(sample.limit).get()),
+            growth: 0.0,
+            eviction: to_f64(settings.nominal_eviction_bytes_per_s.get()),
+            miss_rate: None,
+            change: ThresholdChange::Unchanged,
+            is_sampled: false,
+        }
+    }
+
+    fn observe(&mut self, at: Ns, sample: &TenantSample, settings: &Settings) {
+        let Some(cycle) = sample.counters.since(&self.counters).filter(|_| at >= self.since) else {
+            *self = Self { is_sampled: true, ..Self::new(at, sample, settings) };
+            return;
+        };
+        if sample.limit != self.limit {
+            self.limit = sample.limit;
+            self.set_threshold(self.threshold, settings);
+        }
+        let elapsed = at.since(self.since);
+        if elapsed < settings.cycle {
+            return;
+        }
+        self.measure_rates(elapsed, &cycle);
+        let beta = self.measure_miss_rate(&cycle);
+        self.change = self.adapt_threshold(beta, settings);
+        (self.since, self.counters) = (at, sample.counters);
+    }
+
+    /// Measures the growth rate and the eviction rate of a cycle. A rate that cannot be measured keeps its
+    /// value.
+    fn measure_rates(&mut self, elapsed: Ns, cycle: &Counters) {
+        // A blocked tenant grows only as fast as its memory is evicted, which does not show its demand.
+        let running = elapsed.0.saturating_sub(cycle.blocked.0);
+        if running >= elapsed.0 / RUNNING_DIVISOR {
+            self.growth = rate(cycle.grown, Ns(running));
+        }
+        if cycle.evicting > Ns::ZERO {
+            self.eviction = rate(cycle.evicted, cycle.evicting);
+        }
+    }
+
+    /// Returns β, the ratio of the cache miss rate to that of the last cycle (Eq. 3). The paper does not
+    /// define it if the last rate was 0: it is 1 for another rate of 0, and infinite otherwise.
+    fn measure_miss_rate(&mut self, cycle: &Counters) -> f64 {
+        if cycle.accesses == 0 {
+            return 1.0;
+        }
+        let current = (to_f64(cycle.misses) / to_f64(cycle.accesses)).min(1.0);
+        match self.miss_rate.replace(current) {
+            None => 1.0,
+            Some(last) if last > 0.0 => current / last,
+            Some(_) if current > 0.0 => f64::INFINITY,
+            Some(_) => 1.0,
+        }
+    }
+
+    /// Adapts the threshold at the end of a cycle (section III-B, Fig. 6).
+    fn adapt_threshold(&mut self, beta: f64, settings: &Settings) -> ThresholdChange {
+        let lower = to_f64(settings.lower_threshold(self.limit).get());
+        let upper = to_f64(settings.upper_threshold(self.limit).get());
+        let current = self.threshold;
+        if self.eviction <= 0.0 {
+            // No eviction is completed, so early eviction cannot prevent blocking.
+            self.set_threshold(upper, settings);
+            return ThresholdChange::Stalled;
+        }
+        let alpha = (self.growth / self.eviction).min(ALPHA_MAX);
+        if alpha <= 1.0 {
+            if current >= upper {
+                return ThresholdChange::Unchanged;
+            }
+            let reset = current + (upper - current) / f64::from(settings.reset_cycles);
+            let is_complete = upper - reset < RESET_COMPLETE_BYTES;
+            self.set_threshold(if is_complete { upper } else { reset }, settings);
+            return ThresholdChange::Reset;
+        }
+        let lowered = lowered_threshold(current, alpha, lower);
+        self.set_threshold(pulled_back_threshold(settings.pull_back, current, lowered, beta), settings);
+        if beta > 1.0 { ThresholdChange::PulledBack } else { ThresholdChange::Lowered }
+    }
+
+    fn set_threshold(&mut self, threshold: f64, settings: &Settings) {
+        let lower = to_f64(settings.lower_threshold(self.limit).get());
+        let upper = to_f64(settings.upper_threshold(self.limit).get());
+        self.threshold = threshold.clamp(lower, upper);
+    }
+
+    fn report(&self, sample: &TenantSample, settings: &Settings) -> TenantReport {
+        let threshold = to_bytes(self.threshold);
+        TenantReport {
+            id: sample.id,
+            threshold,
+            excess: sample.usage.saturating_sub(threshold),
+            growth_bytes_per_s: to_bytes(self.growth),
+            eviction_bytes_per_s: to_bytes(self.eviction),
+            change: self.change,
+            class: self.class(sample, settings),
+        }
+    }
+
+    /// Returns the class of the tenant's flows (Algorithm 1).
+    fn class(&self, sample: &TenantSample, settings: &Settings) -> FlowClass {
+        let remaining = to_f64(sample.limit.saturating_sub(sample.usage).get());
+        match &settings.exhaustion_limits {
+            _ if sample.is_blocked => FlowClass::URGENT,
+            Some(_) if self.growth <= 0.0 => FlowClass::LEAST_URGENT,
+            Some(limits) => FlowClass::by_time_to_exhaustion(remaining / self.growth, limits),
+            None => FlowClass::by_remaining_memory(remaining / to_f64(sample.limit.get().max(1))),
+        }
+    }
+}
+
+/// Returns a rate in bytes per second. `time` is more than 0.
+fn rate(bytes: Bytes, time: Ns) -> f64 {
+    to_f64(bytes.get()) / time.as_duration().as_secs_f64()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates and thresholds need no more than 53 bits")]
+fn to_f64(number: u64) -> f64 {
+    number as f64
+}
+
+/// Rounds down to whole bytes. Numbers out of range saturate.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the conversion saturates")]
+fn to_bytes(number: f64) -> Bytes {
+    Bytes::new(number as u64)
+}
