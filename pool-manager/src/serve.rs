@@ -24,7 +24,7 @@ use service_files::{
 };
 use tokio::{
     net::{TcpListener, TcpSocket, UnixListener},
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::{Semaphore, watch},
     task::JoinHandle,
 };
@@ -178,6 +178,8 @@ async fn serve_rack(
     access: AccessControl,
     metrics: Arc<Metrics>,
 ) -> Result<(), ServeError> {
+    // Before clients can connect, because a signal that is not listened for ends the process at once.
+    let signals = Signals::listen()?;
     configure(path, handle, &config).await?;
     let (policy, policy_receiver) = watch::channel(rpc_policy(&config));
     let (rehome, rehome_receiver) = watch::channel(config.qos.rehome);
@@ -225,7 +227,7 @@ async fn serve_rack(
     let watchdog = tokio::spawn(run_watchdog(handle.clone()));
 
     let targets = ReloadTargets { policy, rehome, settings, shares };
-    reload_until_stopped(path, config, handle, &access, &targets).await?;
+    reload_until_stopped(path, config, handle, &access, &targets, signals).await;
 
     tracing::info!("pool-manager stopping");
     notify_systemd(&[NotifyState::Stopping]);
@@ -305,6 +307,22 @@ async fn configure(path: &Path, handle: &Handle, config: &Config) -> Result<(), 
     handle.apply_settings(manager_settings(config), config.fence.clone()).map_err(rejected)
 }
 
+/// Signals that control the manager.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Starts to listen. Signals are queued until they are received.
+    fn listen() -> Result<Self, ServeError> {
+        let on = |kind| signal(kind).map_err(io_error("listen for", "signals"));
+        let (hangup, terminate) = (on(SignalKind::hangup())?, on(SignalKind::terminate())?);
+        Ok(Self { hangup, terminate, interrupt: on(SignalKind::interrupt())? })
+    }
+}
+
 /// Recipients of the settings that a reload can change.
 struct ReloadTargets {
     policy: watch::Sender<Policy>,
@@ -328,10 +346,9 @@ async fn reload_until_stopped(
     handle: &Handle,
     access: &AccessControl,
     targets: &ReloadTargets,
-) -> Result<(), ServeError> {
-    let on = |kind| signal(kind).map_err(io_error("listen for", "signals"));
-    let (mut hangup, mut terminate, mut interrupt) =
-        (on(SignalKind::hangup())?, on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
+    signals: Signals,
+) {
+    let Signals { mut hangup, mut terminate, mut interrupt } = signals;
     loop {
         tokio::select! {
             _ = hangup.recv() => match reload(path, &config, handle, access).await {
@@ -348,8 +365,8 @@ async fn reload_until_stopped(
                     tracing::error!(path = %path.display(), error, "cannot reload rack.toml, keeping the previous configuration");
                 }
             },
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return,
+            _ = interrupt.recv() => return,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! clock, no file and no environment.
 #![forbid(unsafe_code)]
 
+pub mod eviction;
 pub mod generate;
 pub mod packing;
 pub mod processor;

@@ -1,0 +1,93 @@
+//! Tests of the model of one tenant: the closed form without fetches, published gains of the adaptive
+//! threshold, and conservation of memory.
+
+use tiering::evict::Settings;
+use units::Fraction;
+
+use super::*;
+
+const WORKING_SET: f64 = 16e9;
+const LOCAL_RATIO: f64 = 0.4;
+const EVICTION_PER_S: f64 = 287e6;
+
+fn spec(growth_mb_per_s: f64) -> TenantSpec {
+    TenantSpec {
+        working_set: WORKING_SET,
+        growth_per_s: growth_mb_per_s * 1e6,
+        accesses_again: 0.0,
+        fetch_s_per_byte: 0.0,
+        limit: WORKING_SET * LOCAL_RATIO,
+        eviction_per_s: EVICTION_PER_S,
+    }
+}
+
+fn settings(lower: f64) -> Settings {
+    Settings { lower: Fraction::new(lower).unwrap(), ..Settings::default() }
+}
+
+fn run_fixed(spec: TenantSpec) -> Outcome {
+    Tenant::with_fixed_threshold(spec, &Settings::default()).run()
+}
+
+fn run_adaptive(spec: TenantSpec, lower: f64) -> Outcome {
+    Tenant::with_adaptive_threshold(spec, &settings(lower)).unwrap().run()
+}
+
+/// Gain of the adaptive threshold, in percent of the time with the fixed threshold.
+fn gain(spec: TenantSpec, lower: f64) -> f64 {
+    100.0 * (1.0 - run_adaptive(spec, lower).completion_s / run_fixed(spec).completion_s)
+}
+
+#[test]
+fn time_with_fixed_threshold_equals_closed_form() {
+    for growth in [150.0, 287.0, 330.0, 430.0, 800.0, 2870.0] {
+        let alpha = growth * 1e6 / EVICTION_PER_S;
+        let local = WORKING_SET / (growth * 1e6);
+        let expected = local * if alpha > 1.0 { LOCAL_RATIO + (1.0 - LOCAL_RATIO) * alpha } else { 1.0 };
+        let found = run_fixed(spec(growth)).completion_s;
+        assert!((found / expected - 1.0).abs() < 0.005, "{growth} MB/s: {found} s, not {expected} s");
+    }
+}
+
+/// The gain is 0 for slow growth, rises, and falls again, as in figure 13 of the paper: a tenant that grows
+/// fast reaches its limit soon, before much can be evicted.
+#[test]
+fn gains_equal_published_values() {
+    for (growth, gains) in [
+        (150.0, [0.0, 0.0, 0.0]),
+        (280.0, [0.0, 0.0, 0.0]),
+        (330.0, [7.30, 8.21, 8.21]),
+        (430.0, [6.12, 15.36, 22.99]),
+        (574.0, [4.97, 12.47, 19.97]),
+        (657.0, [4.48, 11.25, 18.02]),
+        (800.0, [3.84, 9.62, 15.42]),
+        (1000.0, [3.19, 8.01, 12.83]),
+        (1435.0, [2.34, 5.87, 9.40]),
+        (2000.0, [1.74, 4.35, 6.98]),
+        (2870.0, [1.24, 3.12, 4.99]),
+    ] {
+        for (lower, expected) in [0.8, 0.5, 0.2].into_iter().zip(gains) {
+            let found = gain(spec(growth), lower);
+            assert!((found - expected).abs() < 0.05, "{growth} MB/s, {lower}: {found} %, not {expected} %");
+        }
+    }
+}
+
+#[test]
+fn adaptive_threshold_avoids_urgent_evictions_of_moderate_growth() {
+    let (fixed, adaptive) = (run_fixed(spec(330.0)), run_adaptive(spec(330.0), 0.5));
+    assert!(fixed.urgent_bytes > 9e9, "{fixed:?}");
+    assert!(adaptive.urgent_bytes < 1e7 && adaptive.blocked_s < 0.1, "{adaptive:?}");
+}
+
+#[test]
+fn time_is_the_sum_of_computing_fetching_and_waiting() {
+    for (again, fetch) in [(0.2, 1e-9), (1.0, 4e-9), (10.0, 2e-9)] {
+        let spec = TenantSpec { accesses_again: again, fetch_s_per_byte: fetch, ..spec(430.0) };
+        for outcome in [run_fixed(spec), run_adaptive(spec, 0.5)] {
+            let computing = WORKING_SET / spec.growth_per_s;
+            let sum = computing + outcome.fetching_s + outcome.blocked_s;
+            assert!((outcome.completion_s / sum - 1.0).abs() < 0.001, "{outcome:?}: {sum} s");
+        }
+    }
+}
