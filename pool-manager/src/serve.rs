@@ -190,16 +190,13 @@ async fn serve_rack(
     remove_departed_hosts(&shares).await;
     let outcome_log = tokio::spawn(Arc::clone(&forecasts).run_outcome_log());
     let (stop, stopping) = watch::channel(false);
+    let (known, counted) = (Arc::clone(&forecasts), Arc::clone(&metrics));
+    let monitor = Monitor::start(known, handle.clone(), counted, rehome_receiver.clone());
     let shared = ServiceContext {
         driver: handle.clone(),
         forecasts: Arc::clone(&forecasts),
         shares: Arc::clone(&shares),
-        monitor: Monitor::start(
-            Arc::clone(&forecasts),
-            handle.clone(),
-            Arc::clone(&metrics),
-            rehome_receiver.clone(),
-        ),
+        monitor,
         rehome: rehome_receiver,
         identity: Arc::clone(&access.identity),
         metrics: Arc::clone(&metrics),
