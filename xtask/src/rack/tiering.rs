@@ -118,7 +118,7 @@ struct Results {
 /// # Errors
 /// Returns an error if an artifact is missing or a program on the host fails.
 pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
-    args.figures.as_deref().map_or(Ok(()), create_folder)?;
+    [Some(folder), args.figures.as_deref()].into_iter().flatten().try_for_each(create_folder)?;
     let artifacts = Artifacts::open(&artifacts::ensure_downloaded()?)?;
     let interrupt = Interrupt::new()?;
     let names = ["pool-manager", "host-agent", "tarn", "power-off-host"];
@@ -150,7 +150,7 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(Failure::file_error("write", path))
 }
 
-/// Creates the directory of the figures before the run, so that an error is reported early.
+/// Creates a directory for output before the run, so that an error is reported early.
 fn create_folder(folder: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).map_err(Failure::file_error("create directory", folder))
 }
