@@ -178,7 +178,7 @@ async fn serve_rack(
     access: AccessControl,
     metrics: Arc<Metrics>,
 ) -> Result<(), ServeError> {
-    // Before clients can connect, because a signal that is not listened for ends the process at once.
+    // Must precede the first reply: until then, a signal ends the process at once.
     let signals = Signals::listen()?;
     configure(path, handle, &config).await?;
     let (policy, policy_receiver) = watch::channel(rpc_policy(&config));
@@ -190,8 +190,7 @@ async fn serve_rack(
     remove_departed_hosts(&shares).await;
     let outcome_log = tokio::spawn(Arc::clone(&forecasts).run_outcome_log());
     let (stop, stopping) = watch::channel(false);
-    let (known, counted) = (Arc::clone(&forecasts), Arc::clone(&metrics));
-    let monitor = Monitor::start(known, handle.clone(), counted, rehome_receiver.clone());
+    let monitor = Monitor::start(forecasts.clone(), handle.clone(), metrics.clone(), rehome_receiver.clone());
     let shared = ServiceContext {
         driver: handle.clone(),
         forecasts: Arc::clone(&forecasts),

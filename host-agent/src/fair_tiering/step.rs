@@ -232,8 +232,8 @@ impl FairTiering {
     /// Returns the promotion budget of each tenant with pages that could be promoted, and the memory that it
     /// may promote in this step without a demotion near its bound. A tenant below its protection first
     /// reaches its protection, or exceeds it by less than a huge page. Memory above it is subject to the
-    /// limits of the next step. Tenants below their
-    /// protection come first. Otherwise, tenants take turns in being first.
+    /// limits of the next step. Tenants below their protection come first. Otherwise, tenants take turns in
+    /// being first.
     fn budgets(&self, decision: &Decision) -> Vec<(Name, PromotionBudget, Bytes)> {
         let (names, settings) = (self.names(), self.policy.settings());
         let of = |report: &tiering::fair::TenantReport| {

@@ -185,6 +185,14 @@ impl TestHost {
         self.tiering.step(self.now)
     }
 
+    /// Runs steps until the first one that can promote pages.
+    fn step_to_first_promotion(&mut self) {
+        self.step();
+        self.step(); // the processes are older than a step
+        self.tiering.promoter.monitor.skip_first_result_delay();
+        self.step();
+    }
+
     /// Returns the local memory of both tenants, in MiB.
     fn local_mib(&self) -> [u64; 2] {
         let kernel = self.kernel();
@@ -432,10 +440,7 @@ fn share_of_symbiosis_is_the_default_protection() {
 #[test]
 fn accessed_pages_in_slower_memory_are_promoted() {
     let mut host = TestHost::new([memory(100, 200), memory(100, 0)], protect_both);
-    host.step();
-    host.step(); // the processes are older than a step
-    host.tiering.promoter.monitor.skip_first_result_delay();
-    host.step();
+    host.step_to_first_promotion();
     assert_eq!(host.local_mib()[0], 300, "all 200 MiB fit into the rate limit of a second");
     let report = host.step();
     assert_eq!(report.tenants[0].moves.promoted, Bytes::mib(200));
@@ -472,10 +477,7 @@ fn tenant_promotes_up_to_its_protection_in_one_step() {
     let mut host = TestHost::new([memory(100, 300), memory(700, 0)], |config| {
         config.tenants = [(name("a"), limits(150, None))].into();
     });
-    host.step();
-    host.step(); // the processes are older than a step
-    host.tiering.promoter.monitor.skip_first_result_delay();
-    host.step();
+    host.step_to_first_promotion();
     assert_eq!(host.local_mib(), [150, 700], "200 MiB are free");
     host.step();
     assert_eq!(host.local_mib(), [280, 700], "20 MiB remain free");
@@ -487,10 +489,7 @@ fn tenant_less_than_a_huge_page_below_its_protection_promotes_a_huge_page() {
         let mut host = TestHost::new([memory(149, 300), memory(700, 0)], |config| {
             config.tenants = [(name("a"), limits(150, bound_mib))].into();
         });
-        host.step();
-        host.step(); // the processes are older than a step
-        host.tiering.promoter.monitor.skip_first_result_delay();
-        host.step();
+        host.step_to_first_promotion();
         assert_eq!(host.local_mib(), [local_mib, 700], "bound of {bound_mib:?} MiB");
     }
 }

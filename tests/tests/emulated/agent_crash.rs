@@ -134,12 +134,6 @@ impl WriteSet {
             Self::DamonState => DAMON_STATE_FILE,
         }
     }
-
-    /// Returns the distance between two writes before which an agent is killed. The blocks of a slice are
-    /// switched one after another in the same way.
-    fn interval(self) -> usize {
-        if matches!(self, Self::Blocks) { 3 } else { 1 }
-    }
 }
 
 /// Point at which an agent is killed: before write `number`, counted from 1, to a set of files.
@@ -196,7 +190,7 @@ fn run_and_end_vm(rack: &EmulatedRack, step: TracedStep) -> Vec<String> {
 /// agent was about to make.
 fn kill_at_every_step(rack: &EmulatedRack, write_set: WriteSet) -> Vec<String> {
     let mut all = Vec::new();
-    for number in (1..).step_by(write_set.interval()) {
+    for number in 1.. {
         assert!(number < TRACED_STEPS_MAX, "too many steps: {all:#?}");
         let writes = run_and_end_vm(rack, TracedStep { write_set, number });
         println!("step {number} of {write_set:?}: {writes:#?}");
@@ -248,7 +242,7 @@ fn agent_killed_before_any_memory_block_write_recovers() {
     }
     for word in ["\"online_movable\"", "\"offline\""] {
         assert!(
-            count_matching(&writes, word) >= BLOCKS_PER_SLICE / 3,
+            count_matching(&writes, word) >= BLOCKS_PER_SLICE,
             "too few kills before {word}: {writes:#?}"
         );
     }

@@ -160,13 +160,14 @@ fn nfcore_task_has_groups_by_process_and_sample() {
 /// Evaluates the predictions on public data, if the data is present; it is not part of this
 /// repository. It prints the numbers in docs/prediction.md.
 fn check_public_trace(
+    name: &str,
     file: &str,
     layout: Layout,
     evaluate: impl Fn(&[VmSample], &[Fraction]) -> Vec<Evaluation>,
 ) {
     let Some(samples) = read_public_trace(file, layout) else { return };
     let rates = [0.01, 0.02, 0.04, 0.1].map(|rate| Fraction::new(rate).unwrap());
-    print_and_check(file, &evaluate(&samples, &rates));
+    print_and_check(name, &evaluate(&samples, &rates));
 }
 
 const WEEKS_FILE: &str = "vm-memory/bitbrains-rnd/vm_week.csv.gz";
@@ -182,22 +183,22 @@ fn evaluate_over_owners(samples: &[VmSample], rates: &[Fraction]) -> Vec<Evaluat
 
 #[test]
 fn public_traces_meet_the_target_rates_in_weeks_over_time() {
-    check_public_trace(WEEKS_FILE, Layout::BitbrainsWeek, evaluate_over_time);
+    check_public_trace("weeks, over time", WEEKS_FILE, Layout::BitbrainsWeek, evaluate_over_time);
 }
 
 #[test]
 fn public_traces_meet_the_target_rates_in_weeks_over_owners() {
-    check_public_trace(WEEKS_FILE, Layout::BitbrainsWeek, evaluate_over_owners);
+    check_public_trace("weeks, over owners", WEEKS_FILE, Layout::BitbrainsWeek, evaluate_over_owners);
 }
 
 #[test]
 fn public_traces_meet_the_target_rates_in_tasks_over_time() {
-    check_public_trace(TASKS_FILE, Layout::NfcoreTasks, evaluate_over_time);
+    check_public_trace("tasks, over time", TASKS_FILE, Layout::NfcoreTasks, evaluate_over_time);
 }
 
 #[test]
 fn public_traces_meet_the_target_rates_in_tasks_over_owners() {
-    check_public_trace(TASKS_FILE, Layout::NfcoreTasks, evaluate_over_owners);
+    check_public_trace("tasks, over owners", TASKS_FILE, Layout::NfcoreTasks, evaluate_over_owners);
 }
 
 /// Prints evaluations, and checks the overpredictions of all VMs and of each size class. Also checks

@@ -143,8 +143,7 @@ impl TenantState {
 
     /// Adapts the threshold at the end of a cycle (section III-B, Fig. 6).
     fn adapt_threshold(&mut self, beta: f64, settings: &Settings) -> ThresholdChange {
-        let lower = to_f64(settings.lower_threshold(self.limit).get());
-        let upper = to_f64(settings.upper_threshold(self.limit).get());
+        let (lower, upper) = self.threshold_range(settings);
         let current = self.threshold;
         if self.eviction <= 0.0 {
             // No eviction is completed, so early eviction cannot prevent blocking.
@@ -166,9 +165,14 @@ impl TenantState {
         if beta > 1.0 { ThresholdChange::PulledBack } else { ThresholdChange::Lowered }
     }
 
+    /// Returns the smallest and the largest threshold.
+    fn threshold_range(&self, settings: &Settings) -> (f64, f64) {
+        let range = (settings.lower_threshold(self.limit), settings.upper_threshold(self.limit));
+        (to_f64(range.0.get()), to_f64(range.1.get()))
+    }
+
     fn set_threshold(&mut self, threshold: f64, settings: &Settings) {
-        let lower = to_f64(settings.lower_threshold(self.limit).get());
-        let upper = to_f64(settings.upper_threshold(self.limit).get());
+        let (lower, upper) = self.threshold_range(settings);
         self.threshold = threshold.clamp(lower, upper);
     }
 
