@@ -281,7 +281,7 @@ impl EmulatedRack {
     }
 
     /// Runs `work` and checks periodically that no slice is on two hosts. Returns the number of
-    /// checks and the result of `work`.
+    /// checks that found slices, and the result of `work`.
     pub fn with_owner_watch<T>(&self, work: impl FnOnce() -> T) -> (usize, T) {
         let watch = self.watch_owners();
         let outcome = work();
@@ -359,7 +359,7 @@ pub struct OwnerWatch {
 }
 
 impl OwnerWatch {
-    /// Stops the thread and returns the number of checks.
+    /// Stops the thread and returns the number of checks that found slices.
     ///
     /// # Panics
     /// Panics if a slice was on two hosts.
@@ -379,14 +379,16 @@ impl Drop for OwnerWatch {
 
 /// Checks that no slice is on two hosts at the same time. For each pair of hosts, reads the slices
 /// of the first host, of the second host, and again of the first host. A slice in all three results
-/// was on both hosts. Returns `false` if a host did not reply or is booting.
+/// was on both hosts. Returns `false` if no slice was on a host, or if a host did not reply or is booting.
 fn check_single_owner(hosts: &[RackHost]) -> bool {
     let mut all = true;
+    let mut has_slices = false;
     for (n, first) in hosts.iter().enumerate() {
         for second in &hosts[n + 1..] {
             let checks = [first, second, first].map(read_slice_addresses);
             all &= checks.iter().all(Option::is_some);
             let [before, other, after] = checks.map(Option::unwrap_or_default);
+            has_slices |= !before.is_empty() || !other.is_empty();
             let shared: Vec<_> = before.intersection(&after).filter(|slice| other.contains(*slice)).collect();
             assert!(
                 shared.is_empty(),
@@ -396,7 +398,7 @@ fn check_single_owner(hosts: &[RackHost]) -> bool {
             );
         }
     }
-    all
+    all && has_slices
 }
 
 /// Reads the addresses of the slices in the kernel of a host. Returns `None` if the host did not reply, or

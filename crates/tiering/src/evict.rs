@@ -13,6 +13,9 @@
 //! | later eviction after more cache misses | [`pulled_back_threshold`], Eq. 4 | III-B |
 //! | class of a flow | [`FlowClass`], Algorithm 1 | III-C |
 //!
+//! Early eviction costs time if the tenant needs the evicted memory again. The paper's scheme can then be
+//! slower than a fixed threshold. [`Settings::loss_limit`] limits this loss.
+//!
 //! A tenant that grows by 600 MB/s while 300 MB/s are evicted gets a threshold of half of its limit:
 //!
 //! ```
@@ -40,6 +43,7 @@
 //! # }
 //! ```
 
+mod early_loss;
 mod equations;
 mod policy;
 mod sample;
@@ -51,6 +55,11 @@ pub use equations::{
 pub use policy::Policy;
 pub use sample::{Counters, TenantReport, TenantSample, ThresholdChange};
 pub use settings::{Settings, SettingsError};
+
+#[expect(clippy::cast_precision_loss, reason = "rates and thresholds need no more than 53 bits")]
+fn to_f64(number: u64) -> f64 {
+    number as f64
+}
 
 #[cfg(test)]
 mod tests;

@@ -146,6 +146,7 @@ impl Tenant {
                 evicted: to_bytes(totals.evicted),
                 evicting: to_ns(totals.evicting_s),
                 blocked: to_ns(outcome.blocked_s),
+                fetching: to_ns(outcome.fetching_s),
                 misses: to_bytes(outcome.fetched_bytes).get(),
                 accesses: to_bytes(totals.accessed).get(),
             },

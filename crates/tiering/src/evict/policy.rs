@@ -6,7 +6,8 @@ use units::{Bytes, Ns, limits::TIERING_TENANTS_MAX};
 
 use super::{
     Counters, FlowClass, Settings, SettingsError, TenantReport, TenantSample, ThresholdChange,
-    lowered_threshold, pulled_back_threshold,
+    early_loss::{Cycle, EarlyLoss},
+    lowered_threshold, pulled_back_threshold, to_f64,
 };
 use crate::fair::TenantId;
 
@@ -44,6 +45,7 @@ struct TenantState {
     eviction: f64,
     /// Cache miss rate of the last cycle with accesses, from 0 to 1.
     miss_rate: Option<f64>,
+    early_loss: EarlyLoss,
     change: ThresholdChange,
     /// Whether this step has a sample of the tenant.
     is_sampled: bool,
@@ -89,6 +91,7 @@ impl TenantState {
             growth: 0.0,
             eviction: to_f64(settings.nominal_eviction_bytes_per_s.get()),
             miss_rate: None,
+            early_loss: EarlyLoss::default(),
             change: ThresholdChange::Unchanged,
             is_sampled: false,
         }
@@ -108,6 +111,12 @@ impl TenantState {
             return;
         }
         self.measure_rates(elapsed, &cycle);
+        if let Some(limit) = settings.loss_limit {
+            let is_early = sample.usage < settings.upper_threshold(self.limit);
+            let (growth, eviction) = (self.growth, self.eviction);
+            self.early_loss
+                .add_cycle(&Cycle { elapsed, counters: &cycle, is_early, growth, eviction }, limit);
+        }
         let beta = self.measure_miss_rate(&cycle);
         self.change = self.adapt_threshold(beta, settings);
         (self.since, self.counters) = (at, sample.counters);
@@ -149,6 +158,10 @@ impl TenantState {
             // No eviction is completed, so early eviction cannot prevent blocking.
             self.set_threshold(upper, settings);
             return ThresholdChange::Stalled;
+        }
+        if self.early_loss.is_too_large() {
+            self.set_threshold(upper, settings);
+            return ThresholdChange::Costly;
         }
         let alpha = (self.growth / self.eviction).min(ALPHA_MAX);
         if alpha <= 1.0 {
@@ -204,11 +217,6 @@ impl TenantState {
 /// Returns a rate in bytes per second. `time` is more than 0.
 fn rate(bytes: Bytes, time: Ns) -> f64 {
     to_f64(bytes.get()) / time.as_duration().as_secs_f64()
-}
-
-#[expect(clippy::cast_precision_loss, reason = "rates and thresholds need no more than 53 bits")]
-fn to_f64(number: u64) -> f64 {
-    number as f64
 }
 
 /// Rounds down to whole bytes. Numbers out of range saturate.

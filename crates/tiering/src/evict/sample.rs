@@ -17,6 +17,8 @@ pub struct Counters {
     pub evicting: Ns,
     /// Time in which the tenant could not run because it waited for an eviction.
     pub blocked: Ns,
+    /// Time in which the tenant could not run because it waited for memory that was evicted before.
+    pub fetching: Ns,
     /// Accesses to memory that was not local (N_miss).
     pub misses: u64,
     /// All accesses (N_access).
@@ -32,6 +34,7 @@ impl Counters {
             evicted: self.evicted.checked_sub(earlier.evicted)?,
             evicting: time(self.evicting, earlier.evicting)?,
             blocked: time(self.blocked, earlier.blocked)?,
+            fetching: time(self.fetching, earlier.fetching)?,
             misses: self.misses.checked_sub(earlier.misses)?,
             accesses: self.accesses.checked_sub(earlier.accesses)?,
         })
@@ -64,6 +67,9 @@ pub enum ThresholdChange {
     PulledBack,
     /// Memory is evicted as fast as it grows, and the threshold returns to its maximum.
     Reset,
+    /// Early eviction has cost too much time, because the tenant needed the evicted memory again. The
+    /// threshold is at its maximum until the loss is below [`Settings::loss_limit`](super::Settings).
+    Costly,
     /// No eviction was completed. The threshold is at its maximum, because early eviction cannot help.
     Stalled,
 }

@@ -21,6 +21,10 @@ pub struct Settings {
     /// Duration of a reset (M), in cycles: each cycle returns 1/M of the remaining distance to the largest
     /// threshold. Default: 4.
     pub reset_cycles: u32,
+    /// Largest part of its time in which a tenant may wait for memory that was evicted early. A tenant may
+    /// also wait for at most half of the time that early eviction is expected to save. The paper has no
+    /// such limit (`None`). Default: 0.5 %.
+    pub loss_limit: Option<Fraction>,
     /// Formula for a higher cache miss rate. Default: [`PullBack::Arithmetic`].
     pub pull_back: PullBack,
     /// Limits of the time to exhaustion that separate the classes of flows, in ascending order. `None`
@@ -36,6 +40,7 @@ impl Default for Settings {
             reserve: Bytes::mib(8),
             nominal_eviction_bytes_per_s: Bytes::new(287_000_000),
             reset_cycles: 4,
+            loss_limit: Fraction::new(0.005).ok(),
             pull_back: PullBack::default(),
             exhaustion_limits: None,
         }

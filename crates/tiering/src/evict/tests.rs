@@ -83,6 +83,7 @@ struct Cycle {
     evicted_mb: u64,
     blocked_ms: u64,
     misses: u64,
+    fetching_ms: u64,
 }
 
 impl TestTenant {
@@ -105,13 +106,14 @@ impl TestTenant {
         counters.evicted = Bytes::new(counters.evicted.get() + cycle.evicted_mb * MB);
         counters.evicting = counters.evicting.after(Ns::secs(u64::from(cycle.evicted_mb > 0)));
         counters.blocked = counters.blocked.after(Ns::ms(cycle.blocked_ms));
+        counters.fetching = counters.fetching.after(Ns::ms(cycle.fetching_ms));
         (counters.misses, counters.accesses) = (counters.misses + cycle.misses, counters.accesses + 1000);
         let report = self.policy.step(self.at, &[self.sample])[0];
         (report.threshold.get() / MB, report.change)
     }
 }
 
-const FAST_GROWTH: Cycle = Cycle { grown_mb: 200, evicted_mb: 100, blocked_ms: 0, misses: 0 };
+const FAST_GROWTH: Cycle = Cycle { grown_mb: 200, evicted_mb: 100, blocked_ms: 0, misses: 0, fetching_ms: 0 };
 const SLOW_GROWTH: Cycle = Cycle { grown_mb: 50, ..FAST_GROWTH };
 
 #[test]
@@ -144,7 +146,7 @@ fn threshold_is_pulled_back_if_misses_increase() {
 fn blocked_time_does_not_reduce_the_growth_rate() {
     let mut tenant = TestTenant::new(|_| {});
     // The tenant grows by 200 MB/s for half a second, and then waits for the eviction of 100 MB.
-    let blocked = Cycle { grown_mb: 100, evicted_mb: 100, blocked_ms: 500, misses: 0 };
+    let blocked = Cycle { grown_mb: 100, evicted_mb: 100, blocked_ms: 500, ..Cycle::default() };
     assert_eq!(tenant.run(blocked), (500, ThresholdChange::Lowered));
     let always = Cycle { blocked_ms: 1000, ..blocked };
     assert_eq!(tenant.run(always), (250, ThresholdChange::Lowered), "the last rate remains valid");
@@ -166,6 +168,30 @@ fn stalled_device_leads_to_the_fixed_threshold() {
     tenant.sample.counters.evicting = tenant.sample.counters.evicting.after(Ns::secs(1));
     assert_eq!(tenant.run(Cycle { grown_mb: 200, ..Cycle::default() }), (1000, ThresholdChange::Stalled));
     assert_eq!(tenant.run(FAST_GROWTH), (500, ThresholdChange::Lowered));
+}
+
+#[test]
+fn costly_early_eviction_leads_to_the_fixed_threshold_for_a_while() {
+    use ThresholdChange::{Costly, Lowered};
+    let mut tenant = TestTenant::new(|_| {});
+    // 100 MB that are evicted early save half a second, of which the tenant may lose 0.5 % of a cycle: 5 ms.
+    assert_eq!(tenant.run(FAST_GROWTH), (500, Lowered));
+    assert_eq!(tenant.run(Cycle { fetching_ms: 10, ..FAST_GROWTH }), (250, Lowered));
+    assert_eq!(tenant.run(Cycle { fetching_ms: 12, ..FAST_GROWTH }), (1000, Costly));
+    let without_eviction = Cycle { evicted_mb: 0, ..FAST_GROWTH };
+    assert_eq!(tenant.run(without_eviction), (1000, Costly), "7 ms more than allowed");
+    assert_eq!(tenant.run(without_eviction), (500, Lowered));
+
+    let mut tenant = TestTenant::new(|settings| settings.loss_limit = None);
+    assert_eq!(tenant.run(Cycle { fetching_ms: 900, ..FAST_GROWTH }), (500, Lowered));
+}
+
+#[test]
+fn fetches_of_memory_that_was_not_evicted_early_are_no_loss() {
+    let mut tenant = TestTenant::new(|_| {});
+    tenant.sample.usage = Bytes::new(1000 * MB);
+    let cycle = Cycle { fetching_ms: 900, ..FAST_GROWTH };
+    assert_eq!(tenant.run(cycle), (500, ThresholdChange::Lowered));
 }
 
 #[test]
@@ -234,10 +260,10 @@ fn invalid_settings_are_rejected_by_field() {
 }
 
 /// Samples of one tenant: time since the last sample, limit, usage and increases of the counters.
-fn any_samples() -> impl Strategy<Value = Vec<(u64, u64, u64, [u64; 6], bool)>> {
+fn any_samples() -> impl Strategy<Value = Vec<(u64, u64, u64, [u64; 7], bool)>> {
     let size = prop_oneof![Just(0), 0..1_u64 << 20, 0..1_u64 << 40, Just(u64::MAX / 64)];
     let time = prop_oneof![0..2_000_000_000_u64, Just(u64::MAX / 128)];
-    vec((time, size.clone(), size.clone(), proptest::array::uniform6(size), any::<bool>()), 1..64)
+    vec((time, size.clone(), size.clone(), proptest::array::uniform7(size), any::<bool>()), 1..64)
 }
 
 proptest! {
@@ -245,7 +271,7 @@ proptest! {
     fn threshold_is_within_its_range_for_any_input(samples in any_samples(), reserve in 0..1_u64 << 30) {
         let settings = Settings { reserve: Bytes::new(reserve), ..Settings::default() };
         let mut policy = Policy::new(settings).unwrap();
-        let (mut at, mut sum) = (0_u64, [0_u64; 6]);
+        let (mut at, mut sum) = (0_u64, [0_u64; 7]);
         for (elapsed, limit, usage, added, is_blocked) in samples {
             at = at.saturating_add(elapsed);
             sum.iter_mut().zip(added).for_each(|(sum, added)| *sum = sum.saturating_add(added));
@@ -254,8 +280,9 @@ proptest! {
                 evicted: Bytes::new(sum[1]),
                 evicting: Ns(sum[2]),
                 blocked: Ns(sum[3]),
-                misses: sum[4],
-                accesses: sum[5],
+                fetching: Ns(sum[4]),
+                misses: sum[5],
+                accesses: sum[6],
             };
             let limit = Bytes::new(limit);
             let sample = TenantSample { id: TenantId(0), limit, usage: Bytes::new(usage), is_blocked, counters };

@@ -1,0 +1,57 @@
+//! Time that a tenant loses because of early eviction.
+
+use units::{Fraction, Ns};
+
+use super::Counters;
+
+/// Largest time that a tenant may lose at once, after a time without losses, in seconds.
+const ALLOWANCE_MAX_S: f64 = 0.25;
+/// Part of the time that early eviction is expected to save which a tenant may lose.
+const LOSS_PER_SAVING: f64 = 0.5;
+
+/// Time that a tenant may still lose because of early eviction. It increases while memory is evicted early,
+/// or while it is negative, and decreases by the time in which the tenant waits for this memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct EarlyLoss {
+    allowance_s: f64,
+    /// Memory that was evicted early, and all evicted memory, in bytes.
+    early: f64,
+    evicted: f64,
+}
+
+/// Activity of a tenant in a cycle. All rates are in bytes per second.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cycle<'a> {
+    pub elapsed: Ns,
+    pub counters: &'a Counters,
+    /// Whether the usage is below the largest threshold, so that a fixed threshold causes no evictions.
+    pub is_early: bool,
+    pub growth: f64,
+    pub eviction: f64,
+}
+
+impl EarlyLoss {
+    /// Adds a cycle. `limit` is the largest part of its time that the tenant may lose.
+    pub(super) fn add_cycle(&mut self, cycle: &Cycle<'_>, limit: Fraction) {
+        let evicted = super::to_f64(cycle.counters.evicted.get());
+        let early = if cycle.is_early { evicted } else { 0.0 };
+        self.evicted += evicted;
+        self.early += early;
+        // A byte that is evicted before the limit is reached grows at the rate of growth, not of eviction.
+        let saved_per_byte = (cycle.eviction.recip() - cycle.growth.recip()).max(0.0);
+        let saved = if early > 0.0 { early * saved_per_byte } else { 0.0 };
+        let elapsed = cycle.elapsed.as_duration().as_secs_f64();
+        let by_time = limit.get() * elapsed;
+        // After too large a loss, there is no early eviction, and no saving, until time makes up for the loss.
+        let allowed = if self.is_too_large() { by_time } else { by_time.min(LOSS_PER_SAVING * saved) };
+        // The counters do not tell whether fetched memory was evicted early.
+        let early_part = if self.evicted > 0.0 { self.early / self.evicted } else { 0.0 };
+        let lost = early_part * cycle.counters.fetching.as_duration().as_secs_f64().min(elapsed);
+        self.allowance_s = (self.allowance_s + allowed - lost).min(ALLOWANCE_MAX_S);
+    }
+
+    /// Returns whether the tenant has lost more time than it may.
+    pub(super) fn is_too_large(&self) -> bool {
+        self.allowance_s < 0.0
+    }
+}
