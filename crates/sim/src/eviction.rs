@@ -5,8 +5,16 @@
 //! before, at random. Evicted memory must be fetched before it can be accessed. While usage is above the
 //! threshold, memory is evicted at a limited rate. At the limit, the tenant waits for evictions.
 
+mod cluster;
+mod flow_times;
+mod parameters;
+mod sharing;
 mod tenant;
 
+pub use cluster::{ClusterReport, EvictionScheme, simulate_cluster};
+pub use parameters::{Parameters, ParametersError, Workload};
+pub use sharing::{Flow, Network, QUEUES};
+use tenant::STEP;
 pub use tenant::{Outcome, Tenant, TenantSpec};
 
 #[cfg(test)]

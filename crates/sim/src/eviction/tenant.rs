@@ -1,13 +1,13 @@
 //! Fluid model of a tenant whose memory is evicted at a limited rate.
 
 use tiering::{
-    evict::{Counters, Policy, Settings, SettingsError, TenantSample},
+    evict::{Counters, FlowClass, Policy, Settings, SettingsError, TenantSample},
     fair::TenantId,
 };
 use units::{Bytes, Ns};
 
 /// Duration of a step of the simulation.
-const STEP: Ns = Ns::ms(5);
+pub(super) const STEP: Ns = Ns::ms(5);
 /// Largest number of steps, so that a tenant that makes almost no progress ends.
 const STEPS_MAX: u64 = 10_000_000;
 
@@ -16,8 +16,11 @@ const STEPS_MAX: u64 = 10_000_000;
 pub struct TenantSpec {
     /// Memory that the tenant touches until it is done, in bytes.
     pub working_set: f64,
-    /// Rate at which the tenant touches new memory if it never waits (V_app), in bytes per second.
+    /// Mean rate at which the tenant touches new memory if it never waits (V_app), in bytes per second.
     pub growth_per_s: f64,
+    /// If more than 0, the tenant touches new memory at twice this rate for this time, and none for the same
+    /// time, in seconds.
+    pub burst_s: f64,
     /// Accesses to memory that was touched before, per access to new memory.
     pub accesses_again: f64,
     /// Time for which the tenant waits while memory is fetched, in seconds per byte.
@@ -48,10 +51,12 @@ pub struct Outcome {
 pub struct Tenant {
     spec: TenantSpec,
     threshold: f64,
-    policy: Option<Policy>,
+    is_adaptive: bool,
+    policy: Policy,
     now: Ns,
     usage: f64,
     touched: f64,
+    is_blocked: bool,
     totals: Totals,
     outcome: Outcome,
 }
@@ -60,35 +65,32 @@ pub struct Tenant {
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
     grown: f64,
+    touched: f64,
     evicted: f64,
     evicting_s: f64,
     accessed: f64,
 }
 
 impl Tenant {
-    /// Creates a tenant with the fixed threshold of Fastswap: the limit without the reserve of `settings`.
-    pub fn with_fixed_threshold(spec: TenantSpec, settings: &Settings) -> Self {
-        let threshold = spec.limit - to_f64(settings.reserve.get());
-        let (usage, touched, now) = (0.0, 0.0, Ns::ZERO);
-        let (totals, outcome) = (Totals::default(), Outcome::default());
-        Self { spec, threshold, policy: None, now, usage, touched, totals, outcome }
-    }
-
-    /// Creates a tenant with an adaptive threshold.
+    /// Creates a tenant with an adaptive threshold, or with the fixed threshold of Fastswap: the limit
+    /// without the reserve of `settings`.
     ///
     /// # Errors
     /// [`SettingsError`] if a setting violates its rule.
-    pub fn with_adaptive_threshold(spec: TenantSpec, settings: &Settings) -> Result<Self, SettingsError> {
-        let policy = Some(Policy::new(*settings)?);
-        Ok(Self { policy, ..Self::with_fixed_threshold(spec, settings) })
+    pub fn new(spec: TenantSpec, settings: &Settings, is_adaptive: bool) -> Result<Self, SettingsError> {
+        let threshold = to_f64(settings.upper_threshold(to_bytes(spec.limit)).get());
+        let policy = Policy::new(*settings)?;
+        let (usage, touched, now, is_blocked) = (0.0, 0.0, Ns::ZERO, false);
+        let (totals, outcome) = (Totals::default(), Outcome::default());
+        Ok(Self { spec, threshold, is_adaptive, policy, now, usage, touched, is_blocked, totals, outcome })
     }
 
     /// Runs the tenant until it has touched its working set.
     pub fn run(mut self) -> Outcome {
         for _ in 0..STEPS_MAX {
-            self.adapt_threshold();
-            self.step();
-            if self.touched >= self.spec.working_set {
+            self.decide();
+            self.advance(self.desired_eviction_per_s());
+            if self.is_done() {
                 break;
             }
         }
@@ -96,42 +98,86 @@ impl Tenant {
         self.outcome
     }
 
-    fn step(&mut self) {
-        let TenantSpec { growth_per_s, accesses_again, fetch_s_per_byte, limit, eviction_per_s, .. } =
-            self.spec;
+    /// Returns whether the tenant has touched its working set.
+    pub(super) fn is_done(&self) -> bool {
+        self.touched >= self.spec.working_set
+    }
+
+    /// Frees all memory, and starts the tenant again. Its counters continue.
+    pub(super) fn restart(&mut self) {
+        (self.usage, self.touched) = (0.0, 0.0);
+    }
+
+    /// Returns the results until now, without `completion_s`.
+    pub(super) fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// Returns the memory that the tenant has touched since its creation, in bytes.
+    pub(super) fn progress(&self) -> f64 {
+        self.totals.touched
+    }
+
+    /// Returns whether the tenant waited for an eviction in the last step.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.is_blocked
+    }
+
+    /// Returns the rate at which the tenant evicts memory if the network does not limit it, in bytes per
+    /// second.
+    pub(super) fn desired_eviction_per_s(&self) -> f64 {
+        if self.usage > self.threshold { self.spec.eviction_per_s } else { 0.0 }
+    }
+
+    /// Simulates a step in which memory is evicted at this rate, in bytes per second.
+    pub(super) fn advance(&mut self, eviction_per_s: f64) {
+        let TenantSpec { accesses_again, fetch_s_per_byte, limit, .. } = self.spec;
         let seconds = STEP.as_duration().as_secs_f64();
-        let evicted = if self.usage > self.threshold { eviction_per_s * seconds } else { 0.0 };
+        let evicted = eviction_per_s * seconds;
         let miss_ratio = if self.touched > 0.0 { (1.0 - self.usage / self.touched).max(0.0) } else { 0.0 };
         // Fetched memory, and time, per byte of new memory.
         let fetched_per_byte = accesses_again * miss_ratio;
-        let s_per_byte = 1.0 / growth_per_s + fetched_per_byte * fetch_s_per_byte;
+        let s_per_byte = self.growth_per_s().recip() + fetched_per_byte * fetch_s_per_byte;
         let desired = seconds / s_per_byte;
         let room = limit - self.usage + evicted;
         let possible = room / (1.0 + fetched_per_byte);
         let added = desired.min(possible);
         let (grown, fetched) = (added * (1.0 + fetched_per_byte), added * fetched_per_byte);
+        self.totals.evicting_s += if self.usage > self.threshold { seconds } else { 0.0 };
         self.usage += grown - evicted;
         self.touched += added;
         self.now = self.now.after(STEP);
         self.totals.grown += grown;
+        self.totals.touched += added;
         self.totals.evicted += evicted;
-        self.totals.evicting_s += evicted / eviction_per_s;
         self.totals.accessed += added * (1.0 + accesses_again);
         self.outcome.fetched_bytes += fetched;
         self.outcome.fetching_s += fetched * fetch_s_per_byte;
-        self.outcome.blocked_s += seconds * (1.0 - added / desired);
-        if possible < desired {
+        self.is_blocked = possible < desired;
+        if self.is_blocked {
+            self.outcome.blocked_s += seconds * (1.0 - added / desired);
             self.outcome.urgent_bytes += evicted;
         }
     }
 
-    fn adapt_threshold(&mut self) {
+    /// Returns the current rate at which the tenant touches new memory if it never waits.
+    fn growth_per_s(&self) -> f64 {
+        let TenantSpec { growth_per_s, burst_s, .. } = self.spec;
+        if burst_s == 0.0 {
+            return growth_per_s;
+        }
+        let phase = self.now.as_duration().as_secs_f64() % (2.0 * burst_s);
+        if phase < burst_s { 2.0 * growth_per_s } else { 0.0 }
+    }
+
+    /// Adapts the threshold, and returns the class of the tenant's flows.
+    pub(super) fn decide(&mut self) -> FlowClass {
         let sample = self.sample();
-        if let Some(policy) = &mut self.policy
-            && let [report] = policy.step(self.now, &[sample])
-        {
+        let [report] = *self.policy.step(self.now, &[sample]) else { unreachable!("there is one sample") };
+        if self.is_adaptive {
             self.threshold = to_f64(report.threshold.get());
         }
+        report.class
     }
 
     fn sample(&self) -> TenantSample {
@@ -140,7 +186,7 @@ impl Tenant {
             id: TenantId(0),
             limit: to_bytes(self.spec.limit),
             usage: to_bytes(self.usage),
-            is_blocked: self.usage >= self.spec.limit,
+            is_blocked: self.is_blocked,
             counters: Counters {
                 grown: to_bytes(totals.grown),
                 evicted: to_bytes(totals.evicted),
