@@ -4,7 +4,7 @@
 //!
 //! Tenants are cgroups without VMs. The pages of VMs are never moved, because the placement of their
 //! memory is part of their reservation. Nothing is moved while an input is missing. The agent stores
-//! no state: a restarted agent observes the tenants anew.
+//! no state: a restarted agent starts from the usage that it observes.
 
 mod accesses;
 mod mover;
@@ -305,7 +305,10 @@ impl FairTiering {
                 continue;
             };
             match self.read_tenant(&tenant, before.remove(&tenant)) {
-                Ok(state) => drop(self.tenants.insert(tenant, state)),
+                Ok(state) => {
+                    self.ignored.remove(&name);
+                    self.tenants.insert(tenant, state);
+                }
                 Err(_) if !self.cgroups.exists(&name) => {} // the tenant has ended meanwhile
                 Err(error) => {
                     let error = units::chain(&error);

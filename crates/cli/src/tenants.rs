@@ -184,13 +184,13 @@ impl Tenant {
         rate.map_or_else(|| "unlimited".to_owned(), |rate| format!("{}/s", mib(rate)))
     }
 
-    /// Formats the local memory that the tenant lends or borrows.
-    fn lending_text(&self) -> String {
+    /// Formats the local memory that the tenant donates or borrows.
+    fn donation_text(&self) -> String {
         let (used, protected) = (self.local_bytes, self.scaled_protection_bytes);
         if used > protected {
             format!("it borrows {}", mib(used - protected))
         } else {
-            format!("it lends {}", mib(protected - used))
+            format!("it donates {}", mib(protected - used))
         }
     }
 }
@@ -242,7 +242,7 @@ impl Tenants {
                 "{} in effect, {} configured; {}",
                 mib(t.scaled_protection_bytes),
                 mib(t.protection_bytes),
-                t.lending_text()
+                t.donation_text()
             ),
         );
         line("bound", t.bound_bytes.map_or_else(|| "none".to_owned(), mib));

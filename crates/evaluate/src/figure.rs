@@ -4,7 +4,8 @@
 mod scale;
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -134,35 +135,63 @@ pub(super) fn create_folder(folder: &Path) -> Result<(), Failure> {
     fs::create_dir_all(folder).map_err(failed)
 }
 
-/// Checks that a file can be written, without changing an existing file.
+/// Checks that a file can be written, without changing an existing file. Devices and pipes are not checked.
 ///
 /// # Errors
 /// [`Failure::File`] if the file cannot be written.
 pub(super) fn check_writable(path: &Path) -> Result<(), Failure> {
-    let partial = temporary_path(path);
-    let created = fs::write(&partial, b"").and_then(|()| fs::remove_file(&partial));
-    created.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
+    let check = || match Destination::find(path)? {
+        Destination::Stream => Ok(()),
+        Destination::File(path) => fs::remove_file(new_temporary_file(&path)?.1),
+    };
+    check().map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
 }
 
-/// Returns the path of the temporary file for an atomic write.
-fn temporary_path(path: &Path) -> PathBuf {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    partial.into()
+/// Kind of a file that is written.
+enum Destination {
+    /// Device or pipe.
+    Stream,
+    /// Regular file, without symbolic links in its path if it exists.
+    File(PathBuf),
 }
 
-/// Writes bytes to a file atomically: to a temporary file, which is then renamed.
+impl Destination {
+    fn find(path: &Path) -> io::Result<Self> {
+        match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            Ok(metadata) if metadata.is_file() => fs::canonicalize(path).map(Self::File),
+            Ok(_) => Ok(Self::Stream),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::File(path.to_owned())),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Creates a temporary file in the directory of a file. A file of another program is not changed.
+fn new_temporary_file(path: &Path) -> io::Result<(fs::File, PathBuf)> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.partial", std::process::id()));
+    Ok((fs::File::create_new(&temporary)?, temporary.into()))
+}
+
+/// Writes bytes to a file atomically: to a temporary file, which is then renamed. Devices and pipes are
+/// written directly.
 ///
 /// # Errors
 /// [`Failure::File`] if the file cannot be written.
 pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let partial = temporary_path(path);
-    let written = fs::write(&partial, bytes).and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        // This error is ignored: the temporary file may not exist, and the first error is reported.
-        let _ = fs::remove_file(&partial);
-    }
-    written.map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
+    let write = || match Destination::find(path)? {
+        Destination::Stream => fs::OpenOptions::new().write(true).open(path)?.write_all(bytes),
+        Destination::File(path) => {
+            let (mut file, temporary) = new_temporary_file(&path)?;
+            let written = file.write_all(bytes).and_then(|()| fs::rename(&temporary, path));
+            if written.is_err() {
+                let _ = fs::remove_file(&temporary); // the first error is reported
+            }
+            written
+        }
+    };
+    write().map_err(|errno| Failure::File { operation: "write", path: path.to_owned(), errno })
 }
 
 /// Writes results to a file atomically, as JSON.
@@ -481,4 +510,43 @@ fn draw_mark(area: &Area<'_>, style: SeriesStyle, (x, y): PixelPosition) -> Draw
         _ => area.draw(&Circle::new((x, y), M, colour(style).stroke_width(2)))?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn files_of_other_programs_and_links_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("results.json.partial"), "other").unwrap();
+        fs::write(path("target.json"), "before").unwrap();
+        symlink("target.json", path("link.json")).unwrap();
+        for name in ["results.json", "link.json"] {
+            check_writable(&path(name)).unwrap();
+            write_json(&path(name), &7).unwrap();
+        }
+        assert_eq!(fs::read_to_string(path("results.json.partial")).unwrap(), "other");
+        assert_eq!(fs::read_to_string(path("results.json")).unwrap(), "7");
+        assert_eq!(fs::read_to_string(path("target.json")).unwrap(), "7");
+        assert!(fs::symlink_metadata(path("link.json")).unwrap().is_symlink());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4, "no temporary file is left");
+    }
+
+    #[test]
+    fn directories_are_rejected_and_devices_are_written() {
+        let folder = tempfile::tempdir().unwrap();
+        for result in [check_writable(folder.path()), write_atomically(folder.path(), b"x")] {
+            assert!(matches!(result, Err(Failure::File { operation: "write", .. })), "{result:?}");
+        }
+        let null = Path::new("/dev/null");
+        check_writable(null).unwrap();
+        write_atomically(null, b"x").unwrap();
+        assert!(!fs::metadata(null).unwrap().is_file());
+        let missing = folder.path().join("missing/file");
+        assert!(check_writable(&missing).is_err());
+    }
 }

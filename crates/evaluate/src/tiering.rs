@@ -89,26 +89,27 @@ fn joined_thousands(values: &[f64]) -> String {
     joined(&values.iter().map(|value| value / 1000.0).collect::<Vec<_>>())
 }
 
-/// Simulates the scenarios, prints the results, and writes JSON and figures if requested.
+/// Simulates the scenarios, writes JSON and figures if requested, and prints the results.
 ///
 /// # Errors
 /// [`Failure::File`] if the scenario is invalid, or if a file cannot be read or written.
 pub(super) fn run(args: &Tiering, format: Format) -> Result<(), Failure> {
-    args.figures.as_deref().map_or(Ok(()), figure::create_folder)?;
-    args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
     let simulated = match &args.scenario {
         Some(path) => vec![read(path)?],
         None => scenarios(),
     };
+    args.figures.as_deref().map_or(Ok(()), figure::create_folder)?;
+    args.json.as_deref().map_or(Ok(()), figure::check_writable)?;
     let results = Results { scenarios: simulated.iter().map(simulate).collect() };
+    args.json.as_ref().map_or(Ok(()), |path| figure::write_json(path, &results))?;
+    args.figures.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &results.scenarios))?;
     let table: Vec<SchemeRow> = results.scenarios.iter().flat_map(to_rows).collect();
     print::value(format, &table, |is_wide| rows(&table, is_wide))?;
     for report in &results.scenarios {
         print_thrashing(format, report);
         print_bound_excess(format, report);
     }
-    args.json.as_ref().map_or(Ok(()), |path| figure::write_json(path, &results))?;
-    args.figures.as_deref().map_or(Ok(()), |folder| figures::write_all(folder, &results.scenarios))
+    Ok(())
 }
 
 fn to_rows(report: &ScenarioReport) -> impl Iterator<Item = SchemeRow> {

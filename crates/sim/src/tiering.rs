@@ -8,9 +8,9 @@
 //!
 //! Model of performance: an access to a page takes 3.3 µs in local memory, and 1.65 times as long in
 //! a lower tier. Each migrated page takes 0.4 µs of the time of all tenants, for CPU, bandwidth and
-//! TLB shootdowns. The constants are calibrated to sections III-F and V-B: 28 % less throughput in CXL
-//! memory, 290,000 pages per second, and 7 % less throughput because of a thrashing tenant. The
-//! model has no caches, no file pages, and no limit on the bandwidth of a tier.
+//! TLB shootdowns. The constants are calibrated to sections III-F and V-B: 28 % less throughput with
+//! a part of the memory in CXL memory, 290,000 pages per second, and 7 % less throughput because of a
+//! thrashing tenant. The model has no caches, no file pages, and no limit on the bandwidth of a tier.
 
 mod clock;
 mod controller;

@@ -645,8 +645,8 @@ pub const PROMOTION_PAGES_EXAMINED_PER_S_MAX: usize = 1 << 18;
 /// Maximum number of processes of all tenants that are monitored for promotion at the same time. The
 /// processes of all tenants are monitored in turn.
 pub const PROMOTION_PROCESSES_MAX: usize = 32;
-/// Maximum number of sampled promoted pages per tenant whose demotion the agent detects. The oldest are
-/// dropped.
+/// Maximum number of sampled promoted pages per tenant whose demotion the agent detects. If there are more,
+/// the agent samples half as many pages of the tenant.
 pub const PROMOTED_PAGES_TRACKED_MAX: usize = 4096;
 /// Longest time without further demotions of a tenant whose pages the kernel does not demote.
 pub const DEMOTION_RETRY_DELAY_MAX: Ns = Ns::secs(64);

@@ -2,6 +2,7 @@
 //! kdamond, because DAMON does not report to which of several processes a range belongs.
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     time::{Duration, Instant},
 };
@@ -49,6 +50,10 @@ pub(super) struct RangeMonitor {
     started: Instant,
     /// Entry of `monitored` whose result is read first.
     next_read: usize,
+    /// Number of times that other processes were selected.
+    turn: u64,
+    /// Latest turn of each process.
+    turns: BTreeMap<TenantProcess, u64>,
     /// Reason why no process is monitored; empty if there is none.
     problem: String,
 }
@@ -67,6 +72,8 @@ impl RangeMonitor {
             monitored: Vec::new(),
             started: Instant::now(),
             next_read: 0,
+            turn: 0,
+            turns: BTreeMap::new(),
             problem: String::new(),
         };
         if is_own {
@@ -123,7 +130,7 @@ impl RangeMonitor {
     /// Returns the processes to be monitored next. Without all results, the monitored processes remain,
     /// also if some of them have ended, so that a tenant that starts many processes does not prevent
     /// results. If all have ended, there will be no result.
-    fn next_processes(&self, processes: &[TenantProcess], has_results: bool) -> Vec<TenantProcess> {
+    fn next_processes(&mut self, processes: &[TenantProcess], has_results: bool) -> Vec<TenantProcess> {
         let is_alive = self.monitored.iter().any(|process| processes.contains(process));
         if !has_results && is_alive {
             return self.monitored.clone();
@@ -131,10 +138,29 @@ impl RangeMonitor {
         if processes.len() <= PROMOTION_PROCESSES_MAX {
             return processes.to_vec();
         }
-        let last = self.monitored.last();
-        let first = processes.iter().position(|process| last.is_some_and(|last| process > last)).unwrap_or(0);
-        let rest = processes[first..].iter().chain(&processes[..first]);
-        rest.take(PROMOTION_PROCESSES_MAX).cloned().collect()
+        self.select_in_turn(processes)
+    }
+
+    /// Selects processes so that each tenant has its turn, also if other tenants have many processes: one
+    /// process of each tenant, then a second one, and so on. Those that had no turn for the longest time
+    /// come first.
+    fn select_in_turn(&mut self, processes: &[TenantProcess]) -> Vec<TenantProcess> {
+        self.turns.retain(|process, _| processes.binary_search(process).is_ok());
+        let turn = |process: &TenantProcess| self.turns.get(process).copied().unwrap_or_default();
+        let mut order = Vec::with_capacity(processes.len());
+        for of_tenant in processes.chunk_by(|a, b| a.tenant == b.tenant) {
+            let latest = of_tenant.iter().map(turn).max();
+            let mut by_turn: Vec<&TenantProcess> = of_tenant.iter().collect();
+            by_turn.sort_by_key(|process| turn(process));
+            order.extend(by_turn.into_iter().enumerate().map(|(rank, process)| (rank, latest, process)));
+        }
+        order.sort_unstable();
+        let selected = order.into_iter().take(PROMOTION_PROCESSES_MAX);
+        let mut selected: Vec<TenantProcess> = selected.map(|(_, _, process)| process.clone()).collect();
+        selected.sort_unstable();
+        self.turn += 1;
+        self.turns.extend(selected.iter().cloned().map(|process| (process, self.turn)));
+        selected
     }
 
     fn restart(&mut self, processes: Vec<TenantProcess>) {
@@ -208,12 +234,34 @@ mod tests {
         let mut monitor = monitor(&sys.path(""), folder.path());
         let all = processes(40);
         let first = monitor.next_processes(&all, false);
-        assert_eq!(first, all[..PROMOTION_PROCESSES_MAX]);
+        assert_eq!(first.len(), PROMOTION_PROCESSES_MAX);
         monitor.monitored = first.clone();
         assert_eq!(monitor.next_processes(&all, false), first, "there is no result yet");
         let second = monitor.next_processes(&all, true);
-        assert_eq!(second[..8], all[32..]);
-        assert_eq!(second[8..], all[..24]);
+        assert!(all.iter().all(|process| first.contains(process) || second.contains(process)));
+        monitor.monitored = Vec::new();
+    }
+
+    #[test]
+    fn tenants_with_many_processes_do_not_delay_others() {
+        let (folder, sys) = (tempfile::tempdir().unwrap(), damon(1, &[]));
+        let mut monitor = monitor(&sys.path(""), folder.path());
+        let process =
+            |tenant: u32, pid| TenantProcess { tenant: Name::new(&format!("t{tenant}")).unwrap(), pid };
+        let mut all: Vec<_> = (0..15 * 64).map(|pid| process(pid / 64, pid)).collect();
+        all.push(process(99, 5000));
+        all.sort();
+        for _ in 0..8 {
+            monitor.monitored = monitor.next_processes(&all, true);
+            assert!(monitor.monitored.contains(&process(99, 5000)));
+        }
+        // More tenants than can be monitored at a time: each one is monitored in every second turn.
+        let mut all: Vec<_> = (0..64).map(|tenant| process(tenant, tenant)).collect();
+        all.sort();
+        let first = monitor.next_processes(&all, true);
+        monitor.monitored.clone_from(&first);
+        let second = monitor.next_processes(&all, true);
+        assert!(all.iter().all(|process| first.contains(process) != second.contains(process)));
         monitor.monitored = Vec::new();
     }
 

@@ -87,6 +87,8 @@ pub(super) mod fake {
     pub(in crate::fair_tiering) struct FakeMover {
         /// Pages in slower memory.
         pub slow: BTreeSet<usize>,
+        /// Address below which all pages are in slower memory, too.
+        pub slow_below: Option<usize>,
         /// Pages that other processes map.
         pub shared: BTreeSet<usize>,
         /// Whether the target node is full.
@@ -130,7 +132,11 @@ pub(super) mod fake {
             if self.ended == Some(process) {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
-            Ok(pages.iter().copied().filter(|page| self.slow.contains(page)).collect())
+            Ok(pages
+                .iter()
+                .copied()
+                .filter(|page| self.slow_below.is_some_and(|end| *page < end) || self.slow.contains(page))
+                .collect())
         }
     }
 }

@@ -55,7 +55,7 @@ impl FairTiering {
         self.report(&decision, observation.kernel)
     }
 
-    /// Performs demotions until the rate limit or the deadline is reached. The next step decides anew
+    /// Performs demotions until the rate limit or the deadline is reached. The next step decides again
     /// about the rest.
     fn demote(&mut self, now: Ns, decision: &Decision, tiers: &Tiers, interval: Duration, deadline: Instant) {
         let mut allowance = bytes_in(self.inputs.config.demotion_bytes_per_s, interval);
@@ -341,7 +341,7 @@ impl FairTiering {
         let ignored = self.ignored.first().map(|name| {
             let count = self.ignored.len();
             format!(
-                "{count} cgroups are no tenants, such as {}: the name is invalid or the counters cannot be read",
+                "{count} cgroups are ignored, for example {}: the name is invalid or the counters cannot be read",
                 QuotedText(name)
             )
         });

@@ -3,7 +3,6 @@
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 use serde::{Deserialize, Serialize};
-use tiering::evict::Settings;
 
 use super::{Flow, Network, Parameters, STEP, Tenant, Workload, flow_times::FlowTimes};
 
@@ -131,6 +130,7 @@ pub fn simulate_cluster(
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the parameters are checked")]
+/// Returns the number of steps of a time in seconds.
 fn steps(seconds: f64) -> u32 {
     (seconds / STEP.as_duration().as_secs_f64()).round() as u32
 }
@@ -150,19 +150,23 @@ impl Cluster {
             let workload = if is_intensive { workload } else { &parameters.other_workload };
             for _ in 0..parameters.tasks_per_server {
                 let other = (server + random.random_range(1..servers)) % servers;
-                let spine = random.random_range(0..parameters.spines);
+                let route = links.route(server, other, random.random_range(0..parameters.spines));
+                let spec = workload.tenant(local_ratio, parameters.eviction_mb_per_s);
+                let tenant = Tenant::new(spec, &settings, scheme.has_adaptive_thresholds())
+                    .expect("the parameters are checked");
                 let start: f64 = random.random_range(0.0..1.0);
-                let route = links.route(server, other, spine);
-                tasks.push(Task::new(
-                    workload,
-                    local_ratio,
-                    parameters,
-                    &settings,
-                    scheme,
+                tasks.push(Task {
+                    tenant,
                     is_intensive,
+                    growth_per_s: spec.growth_per_s,
                     route,
-                    start,
-                ));
+                    delay: steps(
+                        start * (spec.working_set / spec.growth_per_s).min(parameters.warm_up_s / 2.0),
+                    ),
+                    queue: COMMON_QUEUE,
+                    progress_before: 0.0,
+                    urgent_before: 0.0,
+                });
             }
         }
         let network = Network { capacity: links.capacity(), weights: parameters.queue_weights };
@@ -197,33 +201,6 @@ impl Cluster {
 }
 
 impl Task {
-    #[expect(clippy::too_many_arguments, reason = "x")]
-    fn new(
-        workload: &Workload,
-        local_ratio: f64,
-        parameters: &Parameters,
-        settings: &Settings,
-        scheme: EvictionScheme,
-        is_intensive: bool,
-        route: Vec<usize>,
-        start: f64,
-    ) -> Self {
-        let spec = workload.tenant(local_ratio, parameters.eviction_mb_per_s);
-        let tenant = Tenant::new(spec, settings, scheme.has_adaptive_thresholds())
-            .expect("the parameters are checked");
-        let delay = steps(start * spec.working_set / spec.growth_per_s);
-        Self {
-            tenant,
-            is_intensive,
-            growth_per_s: spec.growth_per_s,
-            route,
-            delay,
-            queue: COMMON_QUEUE,
-            progress_before: 0.0,
-            urgent_before: 0.0,
-        }
-    }
-
     fn start_measurement(&mut self) {
         self.progress_before = self.tenant.progress();
         self.urgent_before = self.tenant.outcome().urgent_bytes;

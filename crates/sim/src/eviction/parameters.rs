@@ -12,7 +12,7 @@ const SERVERS_MAX: u32 = 1024;
 /// Largest number of tasks.
 const TASKS_MAX: u32 = 4096;
 /// Largest number of workloads.
-const WORKLOADS_MAX: usize = 16;
+const WORKLOADS_MAX: u32 = 16;
 
 /// Parameters of the cluster (section IV-A). The defaults are in `parameters.json`, as published, except:
 ///
@@ -139,7 +139,8 @@ impl Parameters {
         check("flow_kib", self.flow_kib, 4.0, 1e6)?;
         check("warm_up_s", self.warm_up_s, 0.0, 600.0)?;
         check("measured_s", self.measured_s, 1.0, 600.0)?;
-        check("number of workloads", self.workloads.len() as f64, 1.0, WORKLOADS_MAX as f64)?;
+        let workloads = u32::try_from(self.workloads.len()).unwrap_or(u32::MAX);
+        check("number of workloads", f64::from(workloads), 1.0, f64::from(WORKLOADS_MAX))?;
         for (index, workload) in self.workloads.iter().enumerate() {
             workload.check(&format!("workloads[{index}]"))?;
         }

@@ -131,3 +131,59 @@ fn fitted_parameters_reproduce_the_results_of_one_host() {
         assert!((found - expected).abs() < 1.0, "{name}: {found} %, not {expected} %");
     }
 }
+
+/// Cluster of four servers, of which two run the workload.
+fn small_cluster() -> Parameters {
+    let changes = serde_json::json!({
+        "leaves": 2, "servers_per_leaf": 2, "intensive_servers": 2, "tasks_per_server": 1, "warm_up_s": 5, "measured_s": 200
+    });
+    let parameters = Parameters::with(changes.as_object().unwrap().clone()).unwrap();
+    parameters.check().unwrap();
+    parameters
+}
+
+#[test]
+fn task_in_an_idle_network_needs_the_time_of_one_host() {
+    let parameters = small_cluster();
+    let workload = &parameters.workloads[1];
+    let report = simulate_cluster(&parameters, workload, 0.4, EvictionScheme::Fixed);
+    let spec = workload.tenant(0.4, parameters.eviction_mb_per_s);
+    let alone = run_fixed(spec).completion_s * spec.growth_per_s / spec.working_set;
+    assert!((report.normalized_time / alone - 1.0).abs() < 0.05, "{report:?}, alone {alone}");
+    assert!((report.others_normalized_time - 1.0).abs() < 0.05, "{report:?}");
+    // A flow of 128 KiB at 287 MB/s, and 24 µs for eight links.
+    assert!((report.urgent_mean_s.unwrap() - 0.000_480_7).abs() < 1e-6, "{report:?}");
+}
+
+#[test]
+fn classes_shorten_urgent_flows_of_a_shared_link() {
+    let changes = serde_json::json!({"server_gbit_per_s": 2.5, "tasks_per_server": 2, "intensive_servers": 1,
+        "other_workload": {"name": "other", "working_set_gb": 2, "growth_mb_per_s": 140}});
+    let all = serde_json::to_value(small_cluster()).unwrap();
+    let mut all = all.as_object().unwrap().clone();
+    all.extend(changes.as_object().unwrap().clone());
+    let parameters = Parameters::with(all).unwrap();
+    let workload = &parameters.workloads[0];
+    let [fixed, classes] = [EvictionScheme::Fixed, EvictionScheme::Classes]
+        .map(|scheme| simulate_cluster(&parameters, workload, 0.4, scheme));
+    assert!(classes.urgent_mean_s < fixed.urgent_mean_s, "{classes:?} {fixed:?}");
+    assert_eq!(classes, simulate_cluster(&parameters, workload, 0.4, EvictionScheme::Classes));
+}
+
+#[test]
+fn invalid_parameters_are_rejected_by_field() {
+    for (field, value, message) in [
+        ("servers", 7.into(), "unknown field `servers`"),
+        ("spines", 0.into(), "invalid spines = 0.0: must be a number from 1 to 64"),
+        ("queue_weights", serde_json::json!([0, 1, 1, 1, 1, 1, 1, 1]), "invalid queue_weights[0] = 0.0"),
+        ("lower_threshold", 2.into(), "invalid lower_threshold = 2.0: must be a number from 0.01 to 1"),
+        ("intensive_servers", 97.into(), "invalid intensive_servers = 97.0: must be a number from 1 to 96"),
+        ("workloads", serde_json::json!([]), "invalid number of workloads = 0.0"),
+    ] {
+        let changes = [(field.to_owned(), value)].into_iter().collect();
+        let checked = Parameters::with(changes).map_err(|error| error.to_string());
+        let error = checked.and_then(|parameters| parameters.check().map_err(|error| error.to_string()));
+        let error = error.unwrap_err();
+        assert!(error.starts_with(message), "{error}");
+    }
+}

@@ -1,4 +1,4 @@
-//! Schemes that decide demotions and promotion budgets: Equilibria and its rivals.
+//! Schemes that decide demotions and promotion budgets: Equilibria and the baselines.
 
 use serde::Serialize;
 use tiering::fair::{
@@ -47,7 +47,7 @@ pub(super) struct Controller {
     settings: Settings,
     policy: Policy,
     table: ThrashTable,
-    /// Whether the tier is below its high watermark after it fell below the low one. For the rivals.
+    /// Whether the tier is below its high watermark after it fell below the low one. Used by the baselines.
     is_demoting: bool,
 }
 
@@ -55,7 +55,7 @@ impl Controller {
     /// Creates a controller.
     pub(super) fn new(scheme: Scheme) -> Self {
         let settings = Settings::default();
-        // Each unit stands for the one page of 1,024 that a host samples.
+        // A unit is recorded as one page, so that all units are sampled.
         let table = ThrashTableSettings { sample_shift: 0, ..ThrashTableSettings::default() };
         Self {
             scheme,

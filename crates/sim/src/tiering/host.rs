@@ -14,7 +14,7 @@ use super::{
 
 /// Time of all tenants that the migration of a unit takes.
 const MIGRATION_NS: u64 = 400 * UNIT_PAGES;
-/// Largest part of a tick that migrations take from the tenants, as a divisor pair.
+/// Largest time per tick that migrations take from the tenants, in nanoseconds: 90 % of the tick.
 const MIGRATION_TIME_MAX_NS: u64 = TICK_NS / 10 * 9;
 /// Units that the host demotes per tick in the background: 4 GB per second, which is four times the
 /// largest rate in figure 5 of the paper.

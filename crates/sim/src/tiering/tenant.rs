@@ -17,7 +17,7 @@ const LOCAL_ACCESS_NS: u64 = 3300 * UNIT_PAGES;
 const REMOTE_ACCESS_NS: u64 = LOCAL_ACCESS_NS * 165 / 100;
 /// One in this number of accesses goes to the cold part of the memory.
 const COLD_ACCESS_INTERVAL: u64 = 10;
-/// Memory that is scanned per second for hint faults: four times the default of Linux per process
+/// Units that are scanned per tick for hint faults: 1 GiB per second, four times the default of Linux per process
 /// (`scan_size` 256 MB, `scan_period_min` 1 s), for a tenant with several processes.
 const SCAN_UNITS_PER_TICK: u64 = (1 << 30) / UNIT_BYTES / TICKS_PER_S;
 
@@ -44,7 +44,7 @@ pub(super) struct SimulatedTenant<'a> {
     time_ns: i64,
     /// Bytes that may be promoted now.
     tokens: u64,
-    /// Units that may be allocated now, in parts of a tick.
+    /// Fraction of a unit that is carried over to the next tick, from 0 to 1.
     allocation: f64,
 }
 

@@ -30,10 +30,10 @@ fn local_memory_is_preferred() {
 fn protection_is_enforced() {
     let report = report("120/90/90");
     assert_near(&report.local_gb, &[80.0, 80.0, 80.0]);
-    // The tenant with the largest overage is demoted most.
+    // The tenant with the largest overage is demoted most. Later, it is limited as a thrashing tenant.
     let demoted = |tenant: usize| {
-        let timeline = &scheme(&report, Scheme::Equilibria).timeline;
-        timeline.iter().map(|point| point.tenants[tenant].demoted_pages).sum::<u64>()
+        let timeline = scheme(&report, Scheme::Equilibria).timeline.iter().take(200);
+        timeline.map(|point| point.tenants[tenant].demoted_pages).sum::<u64>()
     };
     let [first, second, third] = [0, 1, 2].map(demoted);
     assert!(first > 2 * second && first > 2 * third, "{first} {second} {third}");

@@ -6,7 +6,7 @@ use super::Counters;
 
 /// Largest time that a tenant may lose at once, after a time without losses, in seconds.
 const ALLOWANCE_MAX_S: f64 = 0.25;
-/// Part of the time that early eviction is expected to save which a tenant may lose.
+/// Largest loss per second of expected saving.
 const LOSS_PER_SAVING: f64 = 0.5;
 
 /// Time that a tenant may still lose because of early eviction. It increases while memory is evicted early,
@@ -14,9 +14,10 @@ const LOSS_PER_SAVING: f64 = 0.5;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EarlyLoss {
     allowance_s: f64,
-    /// Memory that was evicted early, and all evicted memory, in bytes.
-    early: f64,
-    evicted: f64,
+    /// Memory that was evicted early, in bytes.
+    early_bytes: f64,
+    /// All evicted memory, in bytes.
+    evicted_bytes: f64,
 }
 
 /// Activity of a tenant in a cycle. All rates are in bytes per second.
@@ -35,17 +36,18 @@ impl EarlyLoss {
     pub(super) fn add_cycle(&mut self, cycle: &Cycle<'_>, limit: Fraction) {
         let evicted = super::to_f64(cycle.counters.evicted.get());
         let early = if cycle.is_early { evicted } else { 0.0 };
-        self.evicted += evicted;
-        self.early += early;
-        // A byte that is evicted before the limit is reached grows at the rate of growth, not of eviction.
+        self.evicted_bytes += evicted;
+        self.early_bytes += early;
+        // At its limit, a tenant allocates only as fast as memory is evicted. It allocates the room of each byte
+        // that was evicted earlier at its own rate.
         let saved_per_byte = (cycle.eviction.recip() - cycle.growth.recip()).max(0.0);
         let saved = if early > 0.0 { early * saved_per_byte } else { 0.0 };
         let elapsed = cycle.elapsed.as_duration().as_secs_f64();
         let by_time = limit.get() * elapsed;
-        // After too large a loss, there is no early eviction, and no saving, until time makes up for the loss.
+        // Early eviction is suspended while the allowance is negative, so that only time can restore it.
         let allowed = if self.is_too_large() { by_time } else { by_time.min(LOSS_PER_SAVING * saved) };
-        // The counters do not tell whether fetched memory was evicted early.
-        let early_part = if self.evicted > 0.0 { self.early / self.evicted } else { 0.0 };
+        // The counters do not distinguish memory that was evicted early.
+        let early_part = if self.evicted_bytes > 0.0 { self.early_bytes / self.evicted_bytes } else { 0.0 };
         let lost = early_part * cycle.counters.fetching.as_duration().as_secs_f64().min(elapsed);
         self.allowance_s = (self.allowance_s + allowed - lost).min(ALLOWANCE_MAX_S);
     }

@@ -60,14 +60,14 @@ impl FlowClass {
         Self::of_unblocked(limits.iter().filter(|limit| seconds >= **limit).count())
     }
 
-    /// Returns the class of a tenant that is not blocked and has this ratio of its memory left, from 0 to
-    /// 1. Each class spans 10 %, and includes the upper end of its span.
+    /// Returns the class of a tenant that is not blocked, for the ratio of its unused memory, from 0 to 1
+    /// (Algorithm 1). Classes 2 to 6 cover 10 % each, with the upper end. Class 7 covers the rest.
     pub fn by_remaining_memory(ratio: f64) -> Self {
         let spans: ExhaustionLimits = [0.1, 0.2, 0.3, 0.4, 0.5];
         Self::of_unblocked(spans.iter().filter(|end| ratio > **end).count())
     }
 
-    /// Returns the class that is this many classes less urgent than the second one.
+    /// Returns class 2 + `steps`, at most [`CLASSES`].
     fn of_unblocked(steps: usize) -> Self {
         let steps = u8::try_from(steps).unwrap_or(CLASSES);
         Self(steps.saturating_add(Self::URGENT.0 + 1).min(CLASSES))

@@ -32,7 +32,7 @@ pub struct Policy {
 #[derive(Clone, Copy, Debug)]
 struct TenantState {
     /// Start of the current cycle.
-    since: Ns,
+    cycle_start: Ns,
     /// Counters at this time.
     counters: Counters,
     /// Limit of the tenant, to which the threshold refers.
@@ -84,7 +84,7 @@ impl Policy {
 impl TenantState {
     fn new(at: Ns, sample: &TenantSample, settings: &Settings) -> Self {
         Self {
-            since: at,
+            cycle_start: at,
             counters: sample.counters,
             limit: sample.limit,
             threshold: to_f64(settings.upper_threshold(sample.limit).get()),
@@ -98,7 +98,7 @@ impl TenantState {
     }
 
     fn observe(&mut self, at: Ns, sample: &TenantSample, settings: &Settings) {
-        let Some(cycle) = sample.counters.since(&self.counters).filter(|_| at >= self.since) else {
+        let Some(cycle) = sample.counters.since(&self.counters).filter(|_| at >= self.cycle_start) else {
             *self = Self { is_sampled: true, ..Self::new(at, sample, settings) };
             return;
         };
@@ -106,7 +106,7 @@ impl TenantState {
             self.limit = sample.limit;
             self.set_threshold(self.threshold, settings);
         }
-        let elapsed = at.since(self.since);
+        let elapsed = at.since(self.cycle_start);
         if elapsed < settings.cycle {
             return;
         }
@@ -119,7 +119,7 @@ impl TenantState {
         }
         let beta = self.measure_miss_rate(&cycle);
         self.change = self.adapt_threshold(beta, settings);
-        (self.since, self.counters) = (at, sample.counters);
+        (self.cycle_start, self.counters) = (at, sample.counters);
     }
 
     /// Measures the growth rate and the eviction rate of a cycle. A rate that cannot be measured keeps its

@@ -5,8 +5,8 @@ use units::{Bytes, Ns};
 use super::FlowClass;
 use crate::fair::TenantId;
 
-/// Counters of a tenant since any fixed time. They never decrease. Counters that decrease restart the
-/// measurements of the tenant.
+/// Cumulative counters of a tenant, with any start values. If one decreases, the measurements of the tenant
+/// restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Memory that was allocated or fetched.

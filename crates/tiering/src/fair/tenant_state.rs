@@ -36,7 +36,7 @@ impl TenantState {
         }
     }
 
-    /// Updates the state with the sample of the next step. Starts anew if a counter decreased.
+    /// Updates the state with the sample of the next step. Resets the state if a counter decreased.
     pub(super) fn observe(&mut self, at: Ns, sample: &TenantSample, settings: &ThrashSettings) {
         if self.has_restarted(&sample.counters) {
             *self = Self::new(at, sample);
@@ -49,7 +49,7 @@ impl TenantState {
         self.throttle.observe(at, sample, self.freed(sample), settings);
     }
 
-    /// Starts the period of the detection of thrashing anew, because the clock ran backwards.
+    /// Restarts the period of the detection of thrashing, because the clock ran backwards.
     pub(super) fn restart_period(&mut self, at: Ns, sample: &TenantSample) {
         self.throttle.restart_period(at, sample, self.freed(sample));
     }

@@ -4,11 +4,15 @@
 use std::collections::BTreeMap;
 
 use units::{
-    Ns,
+    Bytes, Ns,
     limits::{THRASH_RESIDENCE_MAX, THRASH_TABLE_ENTRIES_MAX, TIERING_TENANTS_MAX},
 };
 
-use super::{Decision, SettingsError, TenantId, equations::THRASH_LEVEL_MAX, settings::require};
+use super::{
+    Decision, SettingsError, TenantId,
+    equations::{THRASH_LEVEL_MAX, mul_div},
+    settings::require,
+};
 
 /// Number of entries among which a new entry replaces the oldest one.
 const WAYS: usize = 8;
@@ -28,11 +32,20 @@ pub struct ThrashTableSettings {
     /// For a tenant with the thrash level k, the time is 2^k times as long. A tenant that promotes
     /// half as fast keeps its pages twice as long.
     pub residence_max: Ns,
+    /// Promotion rate, in bytes per second. For a tenant with much local memory, the longest time is the
+    /// time in which all of this memory is replaced at this rate, if that is longer than `residence_max`.
+    /// Default: 256 MiB/s, a quarter of the default limit of a tenant.
+    pub replacement_rate: Bytes,
 }
 
 impl Default for ThrashTableSettings {
     fn default() -> Self {
-        Self { entries: 64 << 10, sample_shift: 8, residence_max: Ns::secs(120) }
+        Self {
+            entries: 64 << 10,
+            sample_shift: 8,
+            residence_max: Ns::secs(120),
+            replacement_rate: Bytes::mib(256),
+        }
     }
 }
 
@@ -50,6 +63,8 @@ pub struct ThrashCounts {
 struct TenantEntry {
     counts: ThrashCounts,
     level: u8,
+    /// Local memory of the tenant.
+    local: Bytes,
 }
 
 /// Recorded promotion.
@@ -78,7 +93,7 @@ impl ThrashTable {
     /// # Errors
     /// [`SettingsError`] if a setting is out of range.
     pub fn new(settings: ThrashTableSettings) -> Result<Self, SettingsError> {
-        let ThrashTableSettings { entries, sample_shift, residence_max } = settings;
+        let ThrashTableSettings { entries, sample_shift, residence_max, replacement_rate } = settings;
         require(
             entries > 0 && entries <= THRASH_TABLE_ENTRIES_MAX && entries.is_multiple_of(WAYS),
             "entries",
@@ -92,13 +107,24 @@ impl ThrashTable {
             residence_max.0,
             "must be more than 0 and at most 1 h, in nanoseconds",
         )?;
+        require(
+            replacement_rate > Bytes::ZERO,
+            "replacement_rate",
+            replacement_rate.get(),
+            "must be more than 0 bytes per second",
+        )?;
         Ok(Self { settings, promotions: vec![None; entries], tenants: BTreeMap::new() })
     }
 
     /// Returns whether a page is sampled. `page` identifies the page within its tenant, for example
     /// by its virtual address.
     pub fn is_sampled(&self, tenant: TenantId, page: u64) -> bool {
-        hash(tenant, page).trailing_zeros() >= self.settings.sample_shift
+        self.is_in_subsample(tenant, page, 0)
+    }
+
+    /// Returns whether a page remains sampled after the sample was halved this many times.
+    pub fn is_in_subsample(&self, tenant: TenantId, page: u64, halvings: u32) -> bool {
+        hash(tenant, page).trailing_zeros() >= self.settings.sample_shift + halvings
     }
 
     /// Records that a page was promoted at `now`. Pages that are not sampled are ignored.
@@ -147,15 +173,19 @@ impl ThrashTable {
         let before = std::mem::take(&mut self.tenants);
         let entries = decision.tenants().iter().map(|report| {
             let counts = before.get(&report.tenant).map_or_else(ThrashCounts::default, |entry| entry.counts);
-            (report.tenant, TenantEntry { counts, level: report.thrash_level })
+            let (level, local) = (report.thrash_level, report.fast().usage);
+            (report.tenant, TenantEntry { counts, level, local })
         });
         self.tenants = entries.collect();
     }
 
-    /// Returns t_resident for a tenant: doubled once per thrash level.
-    fn residence_max(&self, tenant: TenantId) -> Ns {
-        let level = self.tenants.get(&tenant).map_or(0, |entry| entry.level.min(THRASH_LEVEL_MAX));
-        Ns(self.settings.residence_max.0 << level)
+    /// Returns the longest time between promotion and demotion that counts as thrashing for a tenant
+    /// (t_resident), which depends on its local memory and its thrash level.
+    pub fn residence_max(&self, tenant: TenantId) -> Ns {
+        let TenantEntry { level, local, .. } = self.tenants.get(&tenant).copied().unwrap_or_default();
+        let replacement = Ns(mul_div(local.get(), Ns::secs(1).0, self.settings.replacement_rate.get()));
+        let longest = self.settings.residence_max.max(replacement.min(THRASH_RESIDENCE_MAX));
+        Ns(longest.0 << level.min(THRASH_LEVEL_MAX))
     }
 
     /// Returns the entry of a tenant. Returns `None` for a new tenant if there are too many.

@@ -109,7 +109,7 @@ impl ThrashThrottle {
         self.unthrottled_rate
     }
 
-    /// Starts the period anew, without a change of the level.
+    /// Restarts the period, without a change of the level.
     pub(super) fn restart_period(&mut self, at: Ns, sample: &TenantSample, freed: Bytes) {
         self.start = PeriodStart::new(at, sample, freed);
     }

@@ -72,6 +72,41 @@ fn memory_without_tenant_reduces_protections() {
     assert_eq!(demotions(decision), [(1, FAST, gb(5), Urgency::Immediate)]);
 }
 
+/// Demotions from a tenant above its protection for a tenant below its protection, in the second step. The
+/// high watermark of 5 GB is free. The lower tier contains 40 GB of the second tenant.
+fn demoted_for_claims(usage_before: Bytes, usage: Bytes) -> Vec<(u32, usize, Bytes, Urgency)> {
+    let mut policy = policy();
+    let tenants = |usage| {
+        let mut below = tenant(2, usage, gb(80));
+        below.tiers[1].usage = gb(40);
+        [tenant(1, gb(200), gb(80)), below]
+    };
+    policy.step(&host(Ns::secs(1), gb(5), gb(24)), &tenants(usage_before));
+    demotions(policy.step(&host(Ns::secs(2), gb(5), gb(24)), &tenants(usage)))
+}
+
+#[test]
+fn tenant_below_its_protection_gets_memory_back_without_attempted_promotions() {
+    // A sixteenth of the promotion rate of 1 GiB/s.
+    assert_eq!(demoted_for_claims(gb(45), gb(45)), [(1, FAST, Bytes::mib(64), Urgency::Background)]);
+}
+
+#[test]
+fn tenant_below_its_protection_claims_twice_its_growth() {
+    assert_eq!(demoted_for_claims(gb(44), gb(45)), [(1, FAST, gb(2), Urgency::Background)]);
+}
+
+#[test]
+fn tier_is_full_until_free_memory_exceeds_the_high_watermark() {
+    // Low and high watermark are 3.75 GB and 5 GB.
+    for (free_mb, is_full) in [(3700, true), (5000, true), (6200, true), (6300, false)] {
+        let free = Bytes::new(free_mb * 1_000_000);
+        let mut policy = policy();
+        let decision = policy.step(&host(Ns::secs(1), free, gb(64)), &[tenant(1, gb(243), gb(80))]);
+        assert_eq!(decision.tiers()[FAST].is_full, is_full, "{free_mb} MB are free");
+    }
+}
+
 #[test]
 fn tenant_within_a_huge_page_of_its_protection_claims_nothing() {
     let claims = |usage_mib: u64| {

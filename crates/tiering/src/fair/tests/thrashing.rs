@@ -10,7 +10,9 @@ const A: TenantId = TenantId(1);
 
 /// Creates a table that samples each page.
 fn table(entries: usize) -> ThrashTable {
-    let settings = ThrashTableSettings { entries, sample_shift: 0, residence_max: Ns::secs(30) };
+    let residence_max = Ns::secs(30);
+    let settings =
+        ThrashTableSettings { entries, sample_shift: 0, residence_max, ..ThrashTableSettings::default() };
     ThrashTable::new(settings).unwrap()
 }
 
@@ -49,6 +51,19 @@ fn table_ignores_excess_tenants_and_forgets_vanished_ones() {
     table.apply(policy.step(&host(Ns::secs(1), gb(100), gb(10)), &[tenant(1, gb(1), gb(0))]));
     assert_eq!(table.counts(A).promotions, 1);
     assert_eq!(table.counts(TenantId(2)), ThrashCounts::default());
+}
+
+#[test]
+fn longest_residence_grows_with_local_memory() {
+    let mut table = table(64);
+    let mut policy = Policy::new(Settings::default()).unwrap();
+    let mut residence = |usage| {
+        table.apply(policy.step(&host(Ns::secs(1), gb(9), gb(10)), &[tenant(1, usage, gb(0))]));
+        table.residence_max(A)
+    };
+    assert_eq!(residence(Bytes::gib(4)), Ns::secs(30));
+    assert_eq!(residence(Bytes::gib(100)), Ns::secs(400), "256 MiB/s replace 100 GiB in 400 s");
+    assert_eq!(residence(Bytes::new(u64::MAX)), units::limits::THRASH_RESIDENCE_MAX);
 }
 
 #[test]
