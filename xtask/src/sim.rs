@@ -1,7 +1,7 @@
 //! `cargo xtask sim`: runs simulations of racks, one per seed, in release mode. The crate `sim` and
 //! the program `sim` in the package `tests` implement the simulation. `cargo xtask sim symbiosis`
-//! runs `tarn evaluate symbiosis` on traces. `cargo xtask sim qos` and `cargo xtask sim tiering` run
-//! `tarn evaluate qos` and `tarn evaluate tiering`.
+//! runs `tarn evaluate symbiosis` on traces. The other simulations run `tarn evaluate` with
+//! the same names.
 
 use std::path::{self, PathBuf};
 
@@ -57,6 +57,21 @@ enum OtherSimulation {
         #[arg(long, value_name = "FOLDER")]
         figures: Option<PathBuf>,
     },
+    /// Compare schemes that evict memory to other servers over a network
+    Eviction {
+        /// File with changed parameters [default: the parameters of the paper]
+        #[arg(long, value_name = "FILE")]
+        scenario: Option<PathBuf>,
+        /// Also change each rate by 20 %
+        #[arg(long)]
+        sensitivity: bool,
+        /// Write the results to this file, as JSON
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Write the figures to this folder
+        #[arg(long, value_name = "FOLDER")]
+        figures: Option<PathBuf>,
+    },
 }
 
 /// Runs the simulation for all seeds. The simulation stops at the first seed that fails and prints
@@ -81,6 +96,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 ("--figures", figures.as_ref()),
             ];
             evaluate("tiering", &[], &files)
+        }
+        Some(OtherSimulation::Eviction { scenario, sensitivity, json, figures }) => {
+            let files = [
+                ("--scenario", scenario.as_ref()),
+                ("--json", json.as_ref()),
+                ("--figures", figures.as_ref()),
+            ];
+            evaluate("eviction", if *sensitivity { &["--sensitivity"] } else { &[] }, &files)
         }
         None => {
             let (seeds, from) = (args.seeds.to_string(), args.from.to_string());

@@ -1,8 +1,9 @@
 //! `tarn evaluate` and `tarn replay`. `tarn evaluate` measures, from files only, the accuracy of
-//! predictions for ended VMs, the quality of shares for tenants from traces, and the sharing of memory
-//! tiers. The evaluated methods are in the crates `prediction`, `fairness` and `tiering`.
+//! predictions for ended VMs, the quality of shares for tenants from traces, the sharing of memory tiers,
+//! and the eviction of memory to other hosts. The evaluated methods are in the crates `prediction`, `fairness` and `tiering`.
 
 mod combination;
+mod eviction;
 mod figure;
 mod frigid;
 mod qos;
@@ -17,6 +18,7 @@ use prediction::sensitivity::PDM_MIN;
 use units::Fraction;
 
 pub use combination::Combination;
+pub use eviction::Eviction;
 pub use frigid::{Frigid, TableFormat};
 pub use qos::{Qos, RUN_COLUMNS, Runs};
 pub use sensitivity::{Sensitivity, Workloads};
@@ -58,6 +60,9 @@ pub enum Subject {
     /// memory tiers
     #[command(after_help = tiering::OUTPUT_HELP)]
     Tiering(Tiering),
+    /// Glitter: times of tasks that evict memory to other servers over a network, with several schemes
+    #[command(after_help = eviction::OUTPUT_HELP)]
+    Eviction(Eviction),
 }
 
 /// Evaluates a subject and prints the results.
@@ -72,6 +77,7 @@ pub fn run(subject: Subject, format: Format) -> Result<(), Failure> {
         Subject::Qos(args) => qos::run(&args, format),
         Subject::Symbiosis(args) => symbiosis::run(&args, format),
         Subject::Tiering(args) => tiering::run(&args, format),
+        Subject::Eviction(args) => eviction::run(&args, format),
     }
 }
 

@@ -1,5 +1,8 @@
 //! Simulation of tenants whose memory is evicted to memory outside of the host (Glitter, section IV).
 //!
+//! [`simulate_cluster`] runs tasks on servers that evict memory to each other over a leaf-spine network.
+//! [`Network`] computes the rates of their flows. [`simulate_task`] runs one task alone.
+//!
 //! [`Tenant`] is a fluid model of one tenant of a host. The tenant touches new memory at a constant rate
 //! until it has touched its working set. A part of its accesses goes to memory that it has touched
 //! before, at random. Evicted memory must be fetched before it can be accessed. While usage is above the
@@ -7,14 +10,15 @@
 
 mod cluster;
 mod flow_times;
+mod one_task;
 mod parameters;
 mod sharing;
 mod tenant;
 
 pub use cluster::{ClusterReport, EvictionScheme, simulate_cluster};
+pub use one_task::{TaskReport, simulate_task};
 pub use parameters::{Parameters, ParametersError, Workload};
 pub use sharing::{Flow, Network, QUEUES};
-use tenant::STEP;
 pub use tenant::{Outcome, Tenant, TenantSpec};
 
 #[cfg(test)]

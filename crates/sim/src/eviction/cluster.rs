@@ -3,9 +3,12 @@
 use rand::{Rng as _, SeedableRng as _};
 use rand_pcg::Pcg64;
 use serde::{Deserialize, Serialize};
+use units::Ns;
 
-use super::{Flow, Network, Parameters, STEP, Tenant, Workload, flow_times::FlowTimes};
+use super::{Flow, Network, Parameters, Tenant, Workload, flow_times::FlowTimes};
 
+/// Duration of a step.
+const STEP: Ns = Ns::ms(10);
 /// Queue of all flows without classes.
 const COMMON_QUEUE: usize = 1;
 
@@ -211,7 +214,7 @@ impl Task {
             self.delay -= 1;
             return;
         }
-        self.tenant.advance(eviction_per_s);
+        self.tenant.advance(eviction_per_s, STEP);
         if self.tenant.is_done() {
             self.tenant.restart();
         }

@@ -81,6 +81,8 @@ struct Filling<'a> {
     is_open: Vec<bool>,
     /// Number of flows without a final rate.
     open: usize,
+    /// Smallest offer of the links of each flow without a final rate.
+    offers: Vec<f64>,
     /// Whether a final rate may be too small.
     is_approximate: bool,
 }
@@ -96,7 +98,9 @@ impl<'a> Filling<'a> {
             }
         }
         let (added, is_open) = (vec![0.0; flows.len()], vec![true; flows.len()]);
-        Self { network, flows, wanted, links, added, is_open, open: flows.len(), is_approximate: false }
+        let offers = vec![f64::INFINITY; flows.len()];
+        let open = flows.len();
+        Self { network, flows, wanted, links, added, is_open, open, offers, is_approximate: false }
     }
 
     /// Sets the final rates of at least one flow: of those that get all that they want, else of all flows of
@@ -106,7 +110,7 @@ impl<'a> Filling<'a> {
         self.update_offers();
         let before = self.open;
         for flow in 0..self.flows.len() {
-            if self.is_open[flow] && self.wanted[flow] <= self.offer(flow) {
+            if self.is_open[flow] && self.wanted[flow] <= self.offers[flow] {
                 self.fix(flow, self.wanted[flow]);
             }
         }
@@ -119,15 +123,15 @@ impl<'a> Filling<'a> {
         for link in bottlenecks {
             for flow in std::mem::take(&mut self.links[link].flows) {
                 if self.is_open[flow] {
-                    self.fix(flow, self.offer(flow));
+                    self.fix(flow, self.offers[flow]);
                 }
             }
         }
         if self.open == before {
             self.is_approximate = true;
             let open = (0..self.flows.len()).filter(|flow| self.is_open[*flow]);
-            let smallest = open.min_by(|a, b| self.offer(*a).total_cmp(&self.offer(*b)));
-            smallest.into_iter().for_each(|flow| self.fix(flow, self.offer(flow)));
+            let smallest = open.min_by(|a, b| self.offers[*a].total_cmp(&self.offers[*b]));
+            smallest.into_iter().for_each(|flow| self.fix(flow, self.offers[flow]));
         }
     }
 
@@ -148,17 +152,14 @@ impl<'a> Filling<'a> {
                 }
             }
         }
-    }
-
-    /// Returns the smallest offer of the links of a flow.
-    fn offer(&self, flow: usize) -> f64 {
-        let Flow { route, queue, .. } = self.flows[flow];
-        let offers = route.iter().map(|link| self.links[*link].queues[queue].offer);
-        offers.fold(f64::INFINITY, f64::min)
+        for (flow, offer) in self.flows.iter().zip(&mut self.offers) {
+            let offers = flow.route.iter().map(|link| self.links[*link].queues[flow.queue].offer);
+            *offer = offers.fold(f64::INFINITY, f64::min);
+        }
     }
 
     fn is_limited_by(&self, flow: usize, link: &Link) -> bool {
-        let is_smallest = || link.queues[self.flows[flow].queue].offer <= self.offer(flow);
+        let is_smallest = || link.queues[self.flows[flow].queue].offer <= self.offers[flow];
         !self.is_open[flow] || is_smallest()
     }
 

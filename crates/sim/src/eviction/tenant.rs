@@ -6,8 +6,8 @@ use tiering::{
 };
 use units::{Bytes, Ns};
 
-/// Duration of a step of the simulation.
-pub(super) const STEP: Ns = Ns::ms(5);
+/// Duration of a step of a tenant without a cluster.
+const STEP: Ns = Ns::ms(5);
 /// Largest number of steps, so that a tenant that makes almost no progress ends.
 const STEPS_MAX: u64 = 10_000_000;
 
@@ -89,7 +89,7 @@ impl Tenant {
     pub fn run(mut self) -> Outcome {
         for _ in 0..STEPS_MAX {
             self.decide();
-            self.advance(self.desired_eviction_per_s());
+            self.advance(self.desired_eviction_per_s(), STEP);
             if self.is_done() {
                 break;
             }
@@ -129,10 +129,10 @@ impl Tenant {
         if self.usage > self.threshold { self.spec.eviction_per_s } else { 0.0 }
     }
 
-    /// Simulates a step in which memory is evicted at this rate, in bytes per second.
-    pub(super) fn advance(&mut self, eviction_per_s: f64) {
+    /// Simulates a step of this duration, in which memory is evicted at this rate, in bytes per second.
+    pub(super) fn advance(&mut self, eviction_per_s: f64, step: Ns) {
         let TenantSpec { accesses_again, fetch_s_per_byte, limit, .. } = self.spec;
-        let seconds = STEP.as_duration().as_secs_f64();
+        let seconds = step.as_duration().as_secs_f64();
         let evicted = eviction_per_s * seconds;
         let miss_ratio = if self.touched > 0.0 { (1.0 - self.usage / self.touched).max(0.0) } else { 0.0 };
         // Fetched memory, and time, per byte of new memory.
@@ -146,7 +146,7 @@ impl Tenant {
         self.totals.evicting_s += if self.usage > self.threshold { seconds } else { 0.0 };
         self.usage += grown - evicted;
         self.touched += added;
-        self.now = self.now.after(STEP);
+        self.now = self.now.after(step);
         self.totals.grown += grown;
         self.totals.touched += added;
         self.totals.evicted += evicted;
