@@ -4,21 +4,16 @@
 mod figures;
 mod study;
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use cli_runtime::{
-    Failure, Format, open, print,
+    Failure, Format, print,
     table::{Column, Row, col, percent, rows},
 };
-use serde_json::{Map, Value};
 use sim::eviction::Parameters;
-use units::limits::TIERING_SCENARIO_BYTES_MAX;
 
-use super::figure;
+use super::{figure, scenario_file};
 use study::{ClusterRow, Headline, Study};
 
 /// Options of `tarn evaluate eviction`.
@@ -102,15 +97,9 @@ fn headline_text(headline: &Headline) -> String {
 
 /// Reads and checks changes of the parameters.
 fn read(path: &Path) -> Result<Parameters, Failure> {
-    let invalid = |error: Box<dyn std::error::Error + Send + Sync>| Failure::File {
-        operation: "read",
-        path: path.to_owned(),
-        errno: io::Error::new(io::ErrorKind::InvalidData, error),
-    };
-    let bytes = open::bytes(path, TIERING_SCENARIO_BYTES_MAX)?;
-    let changes: Map<String, Value> =
-        serde_json::from_slice(&bytes).map_err(|error| invalid(error.into()))?;
-    let parameters = Parameters::with(changes).map_err(|error| invalid(error.into()))?;
-    parameters.check().map_err(|error| invalid(error.into()))?;
-    Ok(parameters)
+    scenario_file::read(path, |changes| {
+        let parameters = Parameters::with(changes)?;
+        parameters.check()?;
+        Ok(parameters)
+    })
 }

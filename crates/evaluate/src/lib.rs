@@ -8,6 +8,7 @@ mod figure;
 mod frigid;
 mod qos;
 pub mod replay;
+mod scenario_file;
 mod sensitivity;
 mod symbiosis;
 mod tiering;

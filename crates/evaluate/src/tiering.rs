@@ -3,21 +3,17 @@
 
 mod figures;
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use clap::Args;
 use cli_runtime::{
-    Failure, Format, open, print,
+    Failure, Format, print,
     table::{Column, Row, col, rows, wide},
 };
 use serde::Serialize;
 use sim::tiering::{Scenario, ScenarioReport, ScenarioSpec, SchemeReport, scenarios, simulate};
-use units::limits::TIERING_SCENARIO_BYTES_MAX;
 
-use super::figure;
+use super::{figure, scenario_file};
 
 /// Options of `tarn evaluate tiering`.
 #[derive(Clone, Debug, Args)]
@@ -95,7 +91,7 @@ fn joined_thousands(values: &[f64]) -> String {
 /// [`Failure::File`] if the scenario is invalid, or if a file cannot be read or written.
 pub(super) fn run(args: &Tiering, format: Format) -> Result<(), Failure> {
     let simulated = match &args.scenario {
-        Some(path) => vec![read(path)?],
+        Some(path) => vec![scenario_file::read(path, |spec: ScenarioSpec| Ok(Scenario::from_spec(&spec)?))?],
         None => scenarios(),
     };
     args.figures.as_deref().map_or(Ok(()), figure::create_folder)?;
@@ -141,16 +137,4 @@ fn print_thrashing(format: Format, report: &ScenarioReport) {
         super::percent(thrashing.neighbour_gain),
     );
     print::note(format, &text);
-}
-
-/// Reads and checks a scenario.
-fn read(path: &Path) -> Result<Scenario, Failure> {
-    let invalid = |error: Box<dyn std::error::Error + Send + Sync>| Failure::File {
-        operation: "read",
-        path: path.to_owned(),
-        errno: io::Error::new(io::ErrorKind::InvalidData, error),
-    };
-    let bytes = open::bytes(path, TIERING_SCENARIO_BYTES_MAX)?;
-    let spec: ScenarioSpec = serde_json::from_slice(&bytes).map_err(|error| invalid(error.into()))?;
-    Scenario::from_spec(&spec).map_err(|error| invalid(error.into()))
 }

@@ -17,7 +17,7 @@ mod tenant;
 
 pub use cluster::{ClusterReport, EvictionScheme, simulate_cluster};
 pub use one_task::{TaskReport, simulate_task};
-pub use parameters::{Parameters, ParametersError, Workload};
+pub use parameters::{Parameters, Workload};
 pub use sharing::{Flow, Network, QUEUES};
 pub use tenant::{Outcome, Tenant, TenantSpec};
 

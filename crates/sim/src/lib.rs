@@ -11,7 +11,10 @@ pub mod processor;
 #[cfg(test)]
 mod public_data;
 pub mod qos;
+mod scenario_error;
 pub mod symbiosis;
 pub mod tiering;
 pub mod trace;
 pub mod world;
+
+pub use scenario_error::ScenarioError;

@@ -23,7 +23,7 @@ mod tenant;
 
 pub use controller::Scheme;
 pub use report::{ScenarioReport, SchemeReport, TenantPoint, TenantReport, TimePoint};
-pub use scenario::{Scenario, ScenarioError, ScenarioSpec, TenantSpec};
+pub use scenario::{Scenario, ScenarioSpec, TenantSpec};
 pub use scenarios::scenarios;
 
 use host::Host;

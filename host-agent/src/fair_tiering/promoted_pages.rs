@@ -10,7 +10,7 @@ use super::mover::PageMover;
 use crate::host::{memory::usage::PAGE_BYTES, tiers::Tiers};
 
 /// Largest number of pages of a tenant that are queried per second. All pages of a tenant are queried within
-/// 8 seconds or two steps.
+/// 8 seconds, or in each step if steps are longer.
 const QUERIED_PER_S_MAX: u64 = 512;
 /// Largest number of times that the sample of a tenant is halved.
 const HALVINGS_MAX: u32 = 14;
@@ -137,8 +137,8 @@ mod tests {
         assert_eq!(counts(&table), (8, 2), "a demotion counts once");
     }
 
-    /// Promotes all pages again and again, in order, of which the last ones stay in local memory. All of
-    /// them thrash.
+    /// Promotes pages in order, each of which is demoted after `residence_s`. Returns the sampled promotions and
+    /// the detected demotions in the second half of the time.
     fn thrashed_part(pages_per_s: usize, residence_s: usize, step_s: usize) -> (u64, u64) {
         let settings = ThrashTableSettings { sample_shift: 6, ..ThrashTableSettings::default() };
         let mut table = ThrashTable::new(settings).unwrap();

@@ -3,13 +3,10 @@
 use std::path::Path;
 
 use cli_runtime::Failure;
-use sim::eviction::EvictionScheme;
+use sim::eviction::{ClusterReport, EvictionScheme};
 
-use super::study::{ClusterRow, Study};
+use super::study::{ClusterRow, FLOW_RATIO, Study};
 use crate::figure::{self, Figure, Panel, Point, Scale, Series, SeriesStyle};
-
-/// Local memory in figures 9 and 12.
-const FLOW_RATIO: f64 = 0.4;
 
 /// Draws all figures and writes them into a directory, with their numbers.
 ///
@@ -63,6 +60,13 @@ fn line(index: usize, name: &str, points: impl Iterator<Item = (f64, f64)>) -> S
     Series { name: name.to_owned(), style: SeriesStyle::Line(index), points }
 }
 
+/// Creates a bar per workload with a value.
+fn bars(index: usize, name: &str, workloads: &[&str], value: impl Fn(&str) -> Option<f64>) -> Series {
+    let points = (0_u32..).zip(workloads);
+    let points = points.filter_map(|(x, workload)| Some(Point::new(x.into(), value(workload)?)));
+    Series { name: name.to_owned(), style: SeriesStyle::Bar(index), points: points.collect() }
+}
+
 fn panel(
     title: String,
     x_title: &'static str,
@@ -75,6 +79,12 @@ fn panel(
 
 fn cluster_rows<'a>(study: &'a Study, workload: &'a str) -> impl Iterator<Item = &'a ClusterRow> {
     study.cluster.iter().filter(move |row| row.workload == workload)
+}
+
+/// Returns the result of a workload at 40 % local memory.
+fn report_at_40(study: &Study, workload: &str, scheme: EvictionScheme) -> Option<ClusterReport> {
+    let mut rows = cluster_rows(study, workload);
+    rows.find(|row| row.local_ratio == FLOW_RATIO && row.scheme == scheme).map(|row| row.report)
 }
 
 fn cluster_times(study: &Study, workload: &str) -> Panel {
@@ -93,19 +103,12 @@ fn cluster_times(study: &Study, workload: &str) -> Panel {
 
 /// Gain of throughput with each scheme at 40 % local memory.
 fn parts(study: &Study, workloads: &[&str]) -> Panel {
-    let time = |workload: &str, scheme: EvictionScheme| {
-        let mut rows = cluster_rows(study, workload);
-        rows.find(|row| row.local_ratio == FLOW_RATIO && row.scheme == scheme)
-            .map(|row| row.report.normalized_time)
-    };
+    let time = |workload: &str, scheme| Some(report_at_40(study, workload, scheme)?.normalized_time);
     let gain =
         |workload: &str, scheme| Some(time(workload, EvictionScheme::Fixed)? / time(workload, scheme)?);
     let schemes = EvictionScheme::ALL.iter().skip(1).enumerate();
-    let series = schemes.map(|(index, scheme)| {
-        let points = (0_u32..).zip(workloads);
-        let points = points.filter_map(|(x, workload)| Some(Point::new(x.into(), gain(workload, *scheme)?)));
-        Series { name: scheme.name().to_owned(), style: SeriesStyle::Bar(index), points: points.collect() }
-    });
+    let series = schemes
+        .map(|(index, scheme)| bars(index, scheme.name(), workloads, |workload| gain(workload, *scheme)));
     let title = "Throughput at 40 % local memory".to_owned();
     panel(title, "Workload", "Throughput / fixed", names(workloads), series.collect())
 }
@@ -132,24 +135,18 @@ fn one_task(study: &Study, workload: &str, value: Value) -> Panel {
 }
 
 fn flow_times(study: &Study, workloads: &[&str]) -> Panel {
-    let report = |workload: &str, scheme: EvictionScheme| {
-        let mut rows = cluster_rows(study, workload);
-        rows.find(|row| row.local_ratio == FLOW_RATIO && row.scheme == scheme).map(|row| row.report)
-    };
-    let bars = [
+    let groups = [
         ("fixed, mean", EvictionScheme::Fixed, false),
         ("classes, mean", EvictionScheme::Classes, false),
         ("fixed, 99th percentile", EvictionScheme::Fixed, true),
         ("classes, 99th percentile", EvictionScheme::Classes, true),
     ];
-    let series = bars.into_iter().enumerate().map(|(index, (name, scheme, is_p99))| {
-        let seconds = |workload: &str| {
-            let report = report(workload, scheme)?;
-            if is_p99 { report.urgent_p99_s } else { report.urgent_mean_s }
-        };
-        let points = (0_u32..).zip(workloads);
-        let points = points.filter_map(|(x, workload)| Some(Point::new(x.into(), seconds(workload)? * 1e3)));
-        Series { name: name.to_owned(), style: SeriesStyle::Bar(index), points: points.collect() }
+    let series = groups.into_iter().enumerate().map(|(index, (name, scheme, is_p99))| {
+        bars(index, name, workloads, |workload| {
+            let report = report_at_40(study, workload, scheme)?;
+            let seconds = if is_p99 { report.urgent_p99_s } else { report.urgent_mean_s };
+            Some(seconds? * 1e3)
+        })
     });
     let title = "Urgent eviction flows at 40 % local memory".to_owned();
     panel(title, "Workload", "Completion time (ms)", names(workloads), series.collect())

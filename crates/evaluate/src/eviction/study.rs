@@ -19,7 +19,7 @@ const LOCAL_RATIOS: [f64; 8] = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
 /// Local memory at which throughput is compared (section IV-B).
 const THROUGHPUT_RATIO: f64 = 0.2;
 /// Local memory at which completion times of flows are compared (section IV-C2).
-const FLOW_RATIO: f64 = 0.4;
+pub(super) const FLOW_RATIO: f64 = 0.4;
 /// Growth rates of figure 13, in MB/s.
 const GROWTH_MB_PER_S: [f64; 11] =
     [150.0, 250.0, 330.0, 430.0, 574.0, 657.0, 800.0, 1000.0, 1435.0, 2000.0, 2870.0];

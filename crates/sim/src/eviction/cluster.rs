@@ -104,6 +104,7 @@ pub fn simulate_cluster(
         cluster.step(|_, _| {});
     }
     cluster.tasks.iter_mut().for_each(Task::start_measurement);
+    // There and back over the four links between servers of different leaf switches.
     let latency_s = 2.0 * 4.0 * parameters.link_delay_us * 1e-6;
     let mut times = FlowTimes::new(parameters.flow_kib * 1024.0, latency_s);
     for _ in 0..steps(parameters.measured_s) {
@@ -132,8 +133,8 @@ pub fn simulate_cluster(
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the parameters are checked")]
 /// Returns the number of steps of a time in seconds.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the parameters are checked")]
 fn steps(seconds: f64) -> u32 {
     (seconds / STEP.as_duration().as_secs_f64()).round() as u32
 }

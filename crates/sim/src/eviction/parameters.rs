@@ -6,6 +6,7 @@ use tiering::evict::Settings;
 use units::{Bytes, Fraction};
 
 use super::{QUEUES, TenantSpec};
+use crate::scenario_error::{ScenarioError, check_name, check_range};
 
 /// Largest number of servers.
 const SERVERS_MAX: u32 = 1024;
@@ -82,18 +83,6 @@ pub struct Workload {
     pub fetch_ns_per_byte: f64,
 }
 
-/// Error for an invalid parameter.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid {field} = {value}: {rule}")]
-pub struct ParametersError {
-    /// Path of the field.
-    pub field: String,
-    /// Value of the field, shortened.
-    pub value: String,
-    /// Rule that the value violates.
-    pub rule: String,
-}
-
 impl Default for Parameters {
     fn default() -> Self {
         Self::with(Map::new()).expect("the file has all parameters")
@@ -114,33 +103,33 @@ impl Parameters {
     /// Checks all parameters.
     ///
     /// # Errors
-    /// [`ParametersError`] for the first parameter that violates its rule.
-    pub fn check(&self) -> Result<(), ParametersError> {
-        check("spines", f64::from(self.spines), 1.0, 64.0)?;
-        check("leaves", f64::from(self.leaves), 1.0, 64.0)?;
-        check("servers_per_leaf", f64::from(self.servers_per_leaf), 1.0, f64::from(SERVERS_MAX))?;
+    /// [`ScenarioError`] for the first parameter that violates its rule.
+    pub fn check(&self) -> Result<(), ScenarioError> {
+        check_range("spines", f64::from(self.spines), 1.0, 64.0)?;
+        check_range("leaves", f64::from(self.leaves), 1.0, 64.0)?;
+        check_range("servers_per_leaf", f64::from(self.servers_per_leaf), 1.0, f64::from(SERVERS_MAX))?;
         let servers = f64::from(self.leaves) * f64::from(self.servers_per_leaf);
-        check("leaves x servers_per_leaf", servers, 2.0, f64::from(SERVERS_MAX))?;
+        check_range("leaves x servers_per_leaf", servers, 2.0, f64::from(SERVERS_MAX))?;
         for (field, rate) in [
             ("core_gbit_per_s", self.core_gbit_per_s),
             ("server_gbit_per_s", self.server_gbit_per_s),
             ("eviction_mb_per_s", self.eviction_mb_per_s),
         ] {
-            check(field, rate, 0.001, 1e6)?;
+            check_range(field, rate, 0.001, 1e6)?;
         }
-        check("link_delay_us", self.link_delay_us, 0.0, 1e6)?;
+        check_range("link_delay_us", self.link_delay_us, 0.0, 1e6)?;
         for (queue, weight) in self.queue_weights.iter().enumerate() {
-            check(&format!("queue_weights[{queue}]"), *weight, 1.0, 1e4)?;
+            check_range(&format!("queue_weights[{queue}]"), *weight, 1.0, 1e4)?;
         }
-        check("tasks_per_server", f64::from(self.tasks_per_server), 1.0, 256.0)?;
-        check("tasks", servers * f64::from(self.tasks_per_server), 1.0, f64::from(TASKS_MAX))?;
-        check("intensive_servers", f64::from(self.intensive_servers), 1.0, servers)?;
-        check("lower_threshold", self.lower_threshold, 0.01, 1.0)?;
-        check("flow_kib", self.flow_kib, 4.0, 1e6)?;
-        check("warm_up_s", self.warm_up_s, 0.0, 600.0)?;
-        check("measured_s", self.measured_s, 1.0, 600.0)?;
+        check_range("tasks_per_server", f64::from(self.tasks_per_server), 1.0, 256.0)?;
+        check_range("tasks", servers * f64::from(self.tasks_per_server), 1.0, f64::from(TASKS_MAX))?;
+        check_range("intensive_servers", f64::from(self.intensive_servers), 1.0, servers)?;
+        check_range("lower_threshold", self.lower_threshold, 0.01, 1.0)?;
+        check_range("flow_kib", self.flow_kib, 4.0, 1e6)?;
+        check_range("warm_up_s", self.warm_up_s, 0.0, 600.0)?;
+        check_range("measured_s", self.measured_s, 1.0, 600.0)?;
         let workloads = u32::try_from(self.workloads.len()).unwrap_or(u32::MAX);
-        check("number of workloads", f64::from(workloads), 1.0, f64::from(WORKLOADS_MAX))?;
+        check_range("number of workloads", f64::from(workloads), 1.0, f64::from(WORKLOADS_MAX))?;
         for (index, workload) in self.workloads.iter().enumerate() {
             workload.check(&format!("workloads[{index}]"))?;
         }
@@ -166,18 +155,14 @@ impl Parameters {
 }
 
 impl Workload {
-    fn check(&self, path: &str) -> Result<(), ParametersError> {
+    fn check(&self, path: &str) -> Result<(), ScenarioError> {
         let field = |name: &str| format!("{path}.{name}");
-        if self.name.is_empty() || self.name.len() > units::limits::NAME_BYTES_MAX {
-            let rule = format!("must have from 1 to {} bytes", units::limits::NAME_BYTES_MAX);
-            let value = units::QuotedText(&self.name).to_string();
-            return Err(ParametersError { field: field("name"), value, rule });
-        }
-        check(&field("working_set_gb"), self.working_set_gb, 0.1, 1000.0)?;
-        check(&field("growth_mb_per_s"), self.growth_mb_per_s, 1.0, 1e5)?;
-        check(&field("burst_s"), self.burst_s, 0.0, 600.0)?;
-        check(&field("accesses_again"), self.accesses_again, 0.0, 1e6)?;
-        check(&field("fetch_ns_per_byte"), self.fetch_ns_per_byte, 0.0, 1e6)
+        check_name(&field("name"), &self.name)?;
+        check_range(&field("working_set_gb"), self.working_set_gb, 0.1, 1000.0)?;
+        check_range(&field("growth_mb_per_s"), self.growth_mb_per_s, 1.0, 1e5)?;
+        check_range(&field("burst_s"), self.burst_s, 0.0, 600.0)?;
+        check_range(&field("accesses_again"), self.accesses_again, 0.0, 1e6)?;
+        check_range(&field("fetch_ns_per_byte"), self.fetch_ns_per_byte, 0.0, 1e6)
     }
 
     /// Returns the tenant that runs this workload with this part of its working set as its limit.
@@ -193,13 +178,4 @@ impl Workload {
             eviction_per_s: eviction_mb_per_s * 1e6,
         }
     }
-}
-
-/// Checks that a number is in a range. NaN is in no range.
-fn check(field: &str, value: f64, min: f64, max: f64) -> Result<(), ParametersError> {
-    if (min..=max).contains(&value) {
-        return Ok(());
-    }
-    let rule = format!("must be a number from {min} to {max}");
-    Err(ParametersError { field: field.to_owned(), value: format!("{value:?}"), rule })
 }

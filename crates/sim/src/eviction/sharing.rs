@@ -30,7 +30,8 @@ const PASSES_MAX: usize = 4;
 
 impl Network {
     /// Returns the rate of each flow, in bytes per second. Each flow has its largest rate, or a link on its
-    /// route is full and offers it no more, except for small rests of capacity that depend on each other.
+    /// route is full. Capacity that is left because flows limit each other in a cycle is shared in further
+    /// passes. Their number is limited, so that some of it can remain.
     pub fn rates(&self, flows: &[Flow<'_>]) -> Vec<f64> {
         let mut rates = vec![0.0; flows.len()];
         let mut left = self.clone();
@@ -44,7 +45,7 @@ impl Network {
             if !filling.is_approximate {
                 break;
             }
-            left.capacity = filling.links.iter().map(|link| (link.left).max(0.0)).collect();
+            left.capacity = filling.links.iter().map(|link| link.left.max(0.0)).collect();
         }
         rates
     }
@@ -104,8 +105,8 @@ impl<'a> Filling<'a> {
     }
 
     /// Sets the final rates of at least one flow: of those that get all that they want, else of all flows of
-    /// the links that offer their flows less than other links. If there is no such link, sets those with
-    /// the smallest offer.
+    /// the links that offer their flows less than other links. If there is no such link, sets that of the
+    /// flow with the smallest offer.
     fn advance(&mut self) {
         self.update_offers();
         let before = self.open;

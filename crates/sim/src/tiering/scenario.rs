@@ -1,11 +1,13 @@
 //! Scenario of a simulation: capacity of the tiers, and the demand and limits of the tenants.
 
 use serde::Deserialize;
-use units::limits::{
-    NAME_BYTES_MAX, TIERING_SIMULATED_GB_MAX, TIERING_SIMULATED_SECONDS_MAX, TIERING_SIMULATED_TENANTS_MAX,
+use units::{
+    QuotedText,
+    limits::{TIERING_SIMULATED_GB_MAX, TIERING_SIMULATED_SECONDS_MAX, TIERING_SIMULATED_TENANTS_MAX},
 };
 
 use super::Scheme;
+use crate::scenario_error::{ScenarioError, check_name, check_range};
 
 /// Shortest simulation, in seconds. The results are means of the last 60 s.
 const SECONDS_MIN: f64 = 60.0;
@@ -52,18 +54,6 @@ pub struct TenantSpec {
 
 fn one() -> f64 {
     1.0
-}
-
-/// Error for an invalid scenario.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid {field} = {value}: {rule}")]
-pub struct ScenarioError {
-    /// Path of the field.
-    pub field: String,
-    /// Value of the field, shortened.
-    pub value: String,
-    /// Rule that the value violates.
-    pub rule: String,
 }
 
 /// Scenario that can be simulated.
@@ -147,7 +137,7 @@ impl Scenario {
         let count = spec.tenants.len();
         if count == 0 || count > TIERING_SIMULATED_TENANTS_MAX {
             let rule = format!("must be from 1 to {TIERING_SIMULATED_TENANTS_MAX}");
-            return Err(error("number of tenants", count, rule));
+            return Err(ScenarioError::new("number of tenants", count, rule));
         }
         let tenants = spec.tenants.iter().enumerate();
         let tenants: Result<Vec<Tenant>, ScenarioError> =
@@ -170,7 +160,7 @@ impl TenantSpec {
         let field = |name: &str| format!("tenants[{index}].{name}");
         check_name(&field("name"), &self.name)?;
         if scenario.tenants[..index].iter().any(|earlier| earlier.name == self.name) {
-            return Err(error(field("name"), quoted(&self.name), "must be unique"));
+            return Err(ScenarioError::new(field("name"), QuotedText(&self.name), "must be unique"));
         }
         check_range(&field("start_s"), self.start_s, 0.0, scenario.seconds)?;
         let start_s = whole_seconds(&field("start_s"), self.start_s)?;
@@ -189,34 +179,12 @@ impl TenantSpec {
     }
 }
 
-fn check_name(field: &str, name: &str) -> Result<(), ScenarioError> {
-    let is_valid = !name.is_empty() && name.len() <= NAME_BYTES_MAX;
-    let rule = || format!("must have from 1 to {NAME_BYTES_MAX} bytes");
-    if is_valid { Ok(()) } else { Err(error(field, quoted(name), rule())) }
-}
-
-/// Checks that a number is in a range. NaN is in no range.
-fn check_range(field: &str, value: f64, min: f64, max: f64) -> Result<(), ScenarioError> {
-    if (min..=max).contains(&value) {
-        return Ok(());
-    }
-    Err(error(field, format!("{value:?}"), format!("must be a number from {min} to {max}")))
-}
-
 /// Converts a number of seconds, which is in the range of `u32`.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked before")]
 fn whole_seconds(field: &str, value: f64) -> Result<u32, ScenarioError> {
     if value.fract() == 0.0 {
         Ok(value as u32)
     } else {
-        Err(error(field, format!("{value:?}"), "must be a whole number"))
+        Err(ScenarioError::new(field, format!("{value:?}"), "must be a whole number"))
     }
-}
-
-fn quoted(text: &str) -> units::QuotedText<'_> {
-    units::QuotedText(text)
-}
-
-fn error(field: impl Into<String>, value: impl std::fmt::Display, rule: impl Into<String>) -> ScenarioError {
-    ScenarioError { field: field.into(), value: value.to_string(), rule: rule.into() }
 }
