@@ -2,10 +2,15 @@
 
 use serde::Serialize;
 use tiering::fair::{
-    Candidates, FAST, HostSample, Order, Policy, PromotionBudget, Settings, TenantId, TenantSample,
+    Candidates, FAST, Factor, HostSample, Order, Policy, PromotionBudget, Settings, TenantId, TenantSample,
     ThrashTable, ThrashTableSettings, Urgency,
 };
 use units::{Bytes, Ns};
+
+/// Free memory at which the baselines start to demote.
+const KERNEL_LOW_WATERMARK: Factor = Factor::from_ppm(15_000);
+/// Free memory at which the baselines stop to demote: `demote_scale_factor` of TPP.
+const KERNEL_HIGH_WATERMARK: Factor = Factor::from_ppm(20_000);
 
 /// Scheme that shares local memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -44,7 +49,6 @@ impl Scheme {
 #[derive(Clone, Debug)]
 pub(super) struct Controller {
     scheme: Scheme,
-    settings: Settings,
     policy: Policy,
     table: ThrashTable,
     /// Whether the tier is below its high watermark after it fell below the low one. Used by the baselines.
@@ -54,13 +58,11 @@ pub(super) struct Controller {
 impl Controller {
     /// Creates a controller.
     pub(super) fn new(scheme: Scheme) -> Self {
-        let settings = Settings::default();
         // A unit is recorded as one page, so that all units are sampled.
         let table = ThrashTableSettings { sample_shift: 0, ..ThrashTableSettings::default() };
         Self {
             scheme,
-            settings,
-            policy: Policy::new(settings).expect("the default settings are valid"),
+            policy: Policy::new(Settings::default()).expect("the default settings are valid"),
             table: ThrashTable::new(table).expect("the settings of the table are valid"),
             is_demoting: false,
         }
@@ -94,8 +96,7 @@ impl Controller {
     /// Demotes in proportion to the LRU lists, like kswapd without protections.
     fn step_kernel(&mut self, host: &HostSample, tenants: &[TenantSample]) -> Vec<Order> {
         let fast = host.tiers[FAST];
-        let [low, high] = [self.settings.low_watermark, self.settings.high_watermark];
-        let (low, high) = (low.of(fast.capacity), high.of(fast.capacity));
+        let (low, high) = (KERNEL_LOW_WATERMARK.of(fast.capacity), KERNEL_HIGH_WATERMARK.of(fast.capacity));
         self.is_demoting = fast.free < low || self.is_demoting && fast.free < high;
         let needed = if self.is_demoting { high.saturating_sub(fast.free) } else { Bytes::ZERO };
         let usage: u128 = tenants.iter().map(|tenant| u128::from(tenant.tiers[FAST].usage.get())).sum();

@@ -77,6 +77,24 @@ fn launch_order_does_not_matter() {
 }
 
 #[test]
+fn borrower_with_rarely_accessed_memory_keeps_all_that_others_leave() {
+    let local_gb = |hot_fraction, tenants: [(f64, f64); 3]| {
+        let named = [("A", tenants[0].1), ("B", tenants[1].1), ("C", tenants[2].1)];
+        let mut spec = ScenarioSpec { capacity_gb: 240.0, seconds: 600.0, ..spec(&named) };
+        for (tenant, (start_s, _)) in spec.tenants.iter_mut().zip(tenants) {
+            (tenant.start_s, tenant.protection_gb, tenant.hot_fraction) = (start_s, 80.0, hot_fraction);
+        }
+        simulate(&Scenario::from_spec(&spec).unwrap()).local_gb
+    };
+    let late = [(0.0, 120.0), (100.0, 70.0), (150.0, 70.0)];
+    assert_near(&local_gb(0.01, late), &[100.0, 70.0, 70.0]);
+    for hot_fraction in [0.01, 0.1] {
+        let together = [(0.0, 120.0), (0.0, 90.0), (0.0, 90.0)];
+        assert_near(&local_gb(hot_fraction, together), &[80.0, 80.0, 80.0]);
+    }
+}
+
+#[test]
 fn burst_of_a_neighbour_leaves_protected_memory_in_place() {
     let report = report("burst");
     let smallest = |of| scheme(&report, of).local_min_gb[0];

@@ -162,15 +162,15 @@ impl Policy {
         let mut room = self.decision.tiers[tier + 1..].iter().map(|lower| lower.free).sum();
         let freed = self.enforce_bounds(tier, &mut room);
         let claimed = if tier == FAST { self.claimed(interval).min(high) } else { Bytes::ZERO };
-        let is_short = self.is_demoting[tier] || claimed > Bytes::ZERO;
+        let restored = if self.is_demoting[tier] { high } else { Bytes::ZERO };
+        let kept_for_claims = if claimed > Bytes::ZERO { low.saturating_add(claimed) } else { Bytes::ZERO };
         let excess = self.usage(tier).saturating_sub(self.decision.tiers[tier].capacity);
-        let target: Bytes = [high, claimed, excess].into_iter().sum();
-        let available = [free, freed].into_iter().sum();
-        let needed = if is_short { target.saturating_sub(available) } else { Bytes::ZERO };
+        let target = restored.max(kept_for_claims).saturating_add(excess);
+        let needed = target.saturating_sub(free.saturating_add(freed));
         let shortfall = self.demote_borrowed(tier, needed, room, free < low_urgent(low));
         // Demotion stops at the high watermark. The tier counts as full slightly longer, so that
         // the promotions of tenants above their protection are not resumed at this moment.
-        let is_full = free < [high, high.saturating_sub(low)].into_iter().sum() || needed > Bytes::ZERO;
+        let is_full = free < high.saturating_add(high.saturating_sub(low)) || needed > Bytes::ZERO;
         let report = &mut self.decision.tiers[tier];
         (report.is_full, report.shortfall) = (is_full, shortfall);
         report.is_below_watermark = self.is_demoting[tier];

@@ -8,7 +8,8 @@ use super::Factor;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Low watermark of each tier, as a fraction of its capacity. Demotion starts when less memory
-    /// is free. Default: 1.5 %.
+    /// is free. Default: 1.75 %. Tenants may use the memory between the watermarks, so the shares
+    /// vary by up to their difference.
     pub low_watermark: Factor,
     /// High watermark of each tier, as a fraction of its capacity. Demotion ends when as much memory
     /// is free. Default: 2 %, as `demote_scale_factor` of TPP.
@@ -49,7 +50,7 @@ pub struct ThrashSettings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            low_watermark: Factor::from_ppm(15_000),
+            low_watermark: Factor::from_ppm(17_500),
             high_watermark: Factor::from_ppm(20_000),
             bound_margin: Factor::from_ppm(2_500),
             claim_min: Bytes::mib(2),

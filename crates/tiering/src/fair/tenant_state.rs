@@ -55,11 +55,12 @@ impl TenantState {
     }
 
     /// Returns the memory that the tenant is expected to place in local memory before the next step:
-    /// twice the allocations or attempted promotions of the last step, at least `probe` if the
-    /// tenant has memory in lower tiers. The tenant can then double its rate in each step.
+    /// the allocations of the last step or, if that is more, twice the attempted promotions, at least
+    /// `probe` if the tenant has memory in lower tiers. The tenant can then double the rate of its
+    /// promotions in each step. Allocations that grow use the memory below the low watermark.
     pub(super) fn expected_growth(&self, lower_tiers_usage: Bytes, probe: Bytes) -> Bytes {
         let promotions = twice(self.attempted).max(probe).min(lower_tiers_usage);
-        twice(self.growth).max(promotions)
+        self.growth.max(promotions)
     }
 
     /// Returns the thrash level.

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Low watermark of the tests' host. The high watermark is 5 GB.
+const LOW: Bytes = Bytes::new(4_375_000_000);
+
 fn policy() -> Policy {
     Policy::new(Settings::default()).unwrap()
 }
@@ -24,7 +27,6 @@ fn free_memory_above_the_watermark_needs_no_orders() {
 fn demotion_starts_below_low_and_ends_at_high_watermark() {
     let mut policy = policy();
     let borrowing = [tenant(1, gb(245), gb(80))];
-    // Low and high watermark are 3.75 GB and 5 GB.
     let free = |policy: &mut Policy, mb: u64| {
         let free = Bytes::new(mb * 1_000_000);
         demotions(policy.step(&host(Ns::secs(1), free, gb(64)), &borrowing))
@@ -49,10 +51,13 @@ fn demotion_is_proportional_to_usage_above_protection() {
     let mut policy = policy();
     let tenants = [tenant(1, gb(120), gb(80)), tenant(2, gb(90), gb(80)), tenant(3, gb(40), gb(80))];
     let decision = policy.step(&host(Ns::secs(1), gb(0), gb(64)), &tenants);
-    // The high watermark is 5 GB. The memory of tenant 3 is new, so that it claims as much again.
+    // The memory of tenant 3 is new, so that it claims as much again: at most 5 GB above the low watermark.
     assert_eq!(
         demotions(decision),
-        [(1, FAST, gb(8), Urgency::Immediate), (2, FAST, gb(2), Urgency::Immediate)]
+        [
+            (1, FAST, Bytes::new(7_500_000_000), Urgency::Immediate),
+            (2, FAST, Bytes::new(1_875_000_000), Urgency::Immediate)
+        ]
     );
     let [first, second, third] = [1, 2, 3].map(|id| decision.tenants()[id - 1]);
     assert_eq!(first.factor.ppm(), 197_531);
@@ -73,7 +78,7 @@ fn memory_without_tenant_reduces_protections() {
 }
 
 /// Demotions from a tenant above its protection for a tenant below its protection, in the second step. The
-/// high watermark of 5 GB is free. The lower tier contains 40 GB of the second tenant.
+/// low watermark is free. The lower tier contains 40 GB of the second tenant.
 fn demoted_for_claims(usage_before: Bytes, usage: Bytes) -> Vec<(u32, usize, Bytes, Urgency)> {
     let mut policy = policy();
     let tenants = |usage| {
@@ -81,8 +86,8 @@ fn demoted_for_claims(usage_before: Bytes, usage: Bytes) -> Vec<(u32, usize, Byt
         below.tiers[1].usage = gb(40);
         [tenant(1, gb(200), gb(80)), below]
     };
-    policy.step(&host(Ns::secs(1), gb(5), gb(24)), &tenants(usage_before));
-    demotions(policy.step(&host(Ns::secs(2), gb(5), gb(24)), &tenants(usage)))
+    policy.step(&host(Ns::secs(1), LOW, gb(24)), &tenants(usage_before));
+    demotions(policy.step(&host(Ns::secs(2), LOW, gb(24)), &tenants(usage)))
 }
 
 #[test]
@@ -92,14 +97,13 @@ fn tenant_below_its_protection_gets_memory_back_without_attempted_promotions() {
 }
 
 #[test]
-fn tenant_below_its_protection_claims_twice_its_growth() {
-    assert_eq!(demoted_for_claims(gb(44), gb(45)), [(1, FAST, gb(2), Urgency::Background)]);
+fn tenant_below_its_protection_claims_its_growth() {
+    assert_eq!(demoted_for_claims(gb(44), gb(45)), [(1, FAST, gb(1), Urgency::Background)]);
 }
 
 #[test]
 fn tier_is_full_until_free_memory_exceeds_the_high_watermark() {
-    // Low and high watermark are 3.75 GB and 5 GB.
-    for (free_mb, is_full) in [(3700, true), (5000, true), (6200, true), (6300, false)] {
+    for (free_mb, is_full) in [(3700, true), (5000, true), (5600, true), (5700, false)] {
         let free = Bytes::new(free_mb * 1_000_000);
         let mut policy = policy();
         let decision = policy.step(&host(Ns::secs(1), free, gb(64)), &[tenant(1, gb(243), gb(80))]);
@@ -110,11 +114,11 @@ fn tier_is_full_until_free_memory_exceeds_the_high_watermark() {
 #[test]
 fn tenant_within_a_huge_page_of_its_protection_claims_nothing() {
     let claims = |usage_mib: u64| {
-        // 80 MiB are protected, and 5 GB, the high watermark, are free.
+        // 80 MiB are protected, and the low watermark is free.
         let mut returning = tenant(2, Bytes::mib(usage_mib), Bytes::mib(80));
         returning.tiers[1].usage = gb(10);
         let decision_of = |policy: &mut Policy, returning| {
-            let host = host(Ns::secs(1), gb(5), gb(54));
+            let host = host(Ns::secs(1), LOW, gb(54));
             let decision = policy.step(&host, &[tenant(1, gb(240), gb(80)), returning]);
             (demotions(decision).len(), budget(decision, 2).candidates)
         };
@@ -126,14 +130,15 @@ fn tenant_within_a_huge_page_of_its_protection_claims_nothing() {
 #[test]
 fn returning_tenant_claims_its_donated_protection() {
     let mut policy = policy();
-    // 5 GB, the high watermark, are free. Tenant 2 has 10 GB in CXL memory.
+    // Tenant 2 has 10 GB in CXL memory.
     let mut returning = tenant(2, gb(60), gb(80));
     returning.tiers[1].usage = gb(10);
     let borrowing = tenant(1, gb(185), gb(80));
     policy.step(&host(Ns::secs(1), gb(5), gb(50)), &[borrowing, returning]);
     returning.counters.attempted = gb(1);
     let decision = policy.step(&host(Ns::secs(2), gb(5), gb(50)), &[borrowing, returning]);
-    assert_eq!(demotions(decision), [(1, FAST, gb(2), Urgency::Background)]);
+    // It claims 2 GB, of which 625 MB are free above the low watermark.
+    assert_eq!(demotions(decision), [(1, FAST, Bytes::new(1_375_000_000), Urgency::Background)]);
     let reports = decision.tenants();
     assert_eq!(reports[0].fast().demotion.unwrap().reason, DemotionReason::ClaimedProtection);
     assert_eq!(reports[0].throttle, Some(ThrottleReason::AboveProtection));
@@ -172,7 +177,7 @@ fn bound_below_protection_limits_protection() {
     let mut bounded = tenant(1, gb(10), gb(80));
     bounded.tiers[FAST].bound = Some(gb(10));
     bounded.tiers[1].usage = gb(50);
-    let decision = policy.step(&host(Ns::secs(1), gb(4), gb(10)), &[bounded, tenant(2, gb(236), gb(80))]);
+    let decision = policy.step(&host(Ns::secs(1), LOW, gb(10)), &[bounded, tenant(2, gb(235), gb(80))]);
     // Tenant 1 cannot use more memory, so it claims nothing.
     assert_eq!(decision.tenants()[0].fast().demotion.unwrap().reason, DemotionReason::NearBound);
     assert_eq!(decision.tenants()[1].fast().demotion, None);
