@@ -1,6 +1,7 @@
 //! Configuration of a host from `host.toml`. A [`Config`] is valid, but the files that it names are
 //! not opened.
 
+pub mod early_eviction;
 mod folders;
 pub mod symbiosis;
 pub mod tiering;
@@ -20,7 +21,7 @@ use units::{
     limits::{ALLOWED_UIDS_MAX, QOS_SAMPLE_GAP_MAX, QOS_SAMPLE_INTERVAL_DEFAULT, SCRUB_MIB_PER_S_DEFAULT},
 };
 
-use self::{symbiosis::Symbiosis, tiering::Tiering};
+use self::{early_eviction::EarlyEviction, symbiosis::Symbiosis, tiering::Tiering};
 use crate::user::current_user;
 
 /// Default address of the manager, on the same machine.
@@ -61,6 +62,8 @@ pub struct Config {
     pub symbiosis: Option<Symbiosis>,
     /// Settings of fair tiering; `None` disables it.
     pub tiering: Option<Tiering>,
+    /// Settings of early eviction; `None` disables it.
+    pub early_eviction: Option<EarlyEviction>,
 }
 
 /// Section `[tls]`: PEM files of the certificates.
@@ -163,7 +166,17 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     };
     let rule = "requires the key reservation with the backend memory_block, and must not have it with others";
     let has_reservation = top.check(has_reservation, "tiering", rule);
+    let early_eviction = top.take_section("early_eviction");
+    let early_eviction =
+        early_eviction.map_or(Some(None), |section| early_eviction::parse(section, base).map(Some));
+    let is_other = match (tiering.as_ref().map(Option::as_ref), early_eviction.as_ref().map(Option::as_ref)) {
+        (Some(Some(tiering)), Some(Some(eviction))) => tiering.cgroups != eviction.cgroups,
+        _ => true,
+    };
+    let rule = "must have other cgroups than [tiering], because both write memory.reclaim";
+    let is_other = top.check(is_other, "early_eviction", rule);
     top.reject_unknown_keys();
+    is_other?;
     is_same?;
     has_reservation?;
     let Agent {
@@ -191,6 +204,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         backend: backend?,
         symbiosis: symbiosis?,
         tiering: tiering?,
+        early_eviction: early_eviction?,
     })
 }
 

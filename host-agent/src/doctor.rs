@@ -3,6 +3,7 @@
 
 mod agent;
 mod devices;
+mod early_eviction;
 mod encryption;
 mod files;
 mod kernel;
@@ -118,6 +119,8 @@ pub fn examine_host(machine: &Machine, path: &Path) -> Vec<Finding> {
     findings.push(kernel::check_huge_pages(machine));
     findings.extend(config.symbiosis.iter().flat_map(|symbiosis| tenants::check_tenants(machine, symbiosis)));
     findings.extend(config.tiering.iter().flat_map(|tiering| tiering::check_tiering(machine, tiering)));
+    let evictions = config.early_eviction.iter();
+    findings.extend(evictions.flat_map(|eviction| early_eviction::check_early_eviction(machine, eviction)));
     findings.extend(backend.into_iter().flat_map(|backend| check_memory(machine, &config, &agents, backend)));
     findings
 }

@@ -41,7 +41,7 @@ use crate::{
     config::{symbiosis::EnforcementMethod, tiering::Tiering as Config},
     host::{
         cgroup::Cgroups,
-        process::{self, ProcessError, ProcessHandle},
+        process::{self, ProcessError},
         sysfs::{Sysfs, SysfsError},
         tiers::{KernelMigration, Tiers, TiersError},
     },
@@ -213,7 +213,8 @@ impl FairTiering {
             return Err(StepError::DemotionDisabled);
         }
         let tiers = Tiers::find(&sys)?;
-        let cgroups_of_vms = self.find_cgroups_of_vms(&proc)?;
+        let cgroups_of_vms =
+            records::cgroups_of_vms::<StepError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
         self.find_tenants(&cgroups_of_vms)?;
         let local = self.local_memory(&tiers)?;
         let slow = self.tier_sample(&tiers, &tiers.slow, SLOW, self.slow_memory_limit()?)?;
@@ -335,13 +336,5 @@ impl FairTiering {
         });
         tenant.counters = counters;
         Ok(tenant)
-    }
-
-    /// Returns the cgroups of recorded VMs, except VMs that have certainly ended.
-    fn find_cgroups_of_vms(&self, proc: &Sysfs) -> Result<BTreeSet<String>, StepError> {
-        let vms = records::recorded_vms(&self.inputs.runtime_dir)?.into_iter();
-        let running = vms.filter(|vm| !matches!(ProcessHandle::open(&vm.process), Ok(None)));
-        let cgroups = running.map(|vm| self.cgroups.tenant_of(proc, vm.process.pid));
-        Ok(cgroups.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 }

@@ -6,6 +6,8 @@ pub mod config;
 pub mod convert;
 pub mod doctor;
 pub mod driver;
+pub mod early_eviction;
+pub mod eviction_report;
 pub mod fair_tiering;
 pub mod host;
 pub mod host_lock;

@@ -1,6 +1,7 @@
 //! Metrics of one agent for Prometheus. Every series has the name of the host as a label. Counters
 //! are updated when events happen; gauges are updated at each request for metrics.
 
+mod eviction;
 mod tiering;
 
 use std::{
@@ -23,8 +24,9 @@ use prometheus_client::{
 };
 use units::{Name, ReservationId, SLICE};
 
-use self::tiering::TieringMetrics;
+use self::{eviction::EvictionMetrics, tiering::TieringMetrics};
 use crate::{
+    eviction_report,
     host::{Counters, Usage},
     shares::{Report, State},
     tiering_report,
@@ -135,6 +137,7 @@ pub struct Metrics {
     tenant_gain: Family<TenantLabel, Gauge<f64, AtomicU64>>,
     tenant_refaults: Family<TenantLabel, Gauge<f64, AtomicU64>>,
     tiering: TieringMetrics,
+    eviction: EvictionMetrics,
 }
 
 /// Creates a histogram of durations in seconds, with buckets from 50 µs to 26 s.
@@ -169,10 +172,12 @@ impl Metrics {
             tenant_gain: Family::default(),
             tenant_refaults: Family::default(),
             tiering: TieringMetrics::default(),
+            eviction: EvictionMetrics::default(),
         };
         metrics.register();
         metrics.register_shares();
         metrics.tiering.register(&mut metrics.registry());
+        metrics.eviction.register(&mut metrics.registry());
         metrics
     }
 
@@ -266,6 +271,11 @@ impl Metrics {
     /// Records the result of a step of fair tiering.
     pub fn observe_tiering(&self, report: &tiering_report::Report) {
         self.tiering.observe(report);
+    }
+
+    /// Records the result of a cycle of early eviction.
+    pub fn observe_eviction(&self, report: &eviction_report::Report) {
+        self.eviction.observe(report);
     }
 
     /// Records the duration and the result of a host call.

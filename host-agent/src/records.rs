@@ -13,7 +13,7 @@
 //! [`ENDED_VMS_REPORTED_MAX`]: units::limits::ENDED_VMS_REPORTED_MAX
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
@@ -26,7 +26,11 @@ use serde::{Deserialize, Serialize};
 use units::{Bytes, Epoch, Name, ReservationId, SliceId, UserId};
 
 use crate::{
-    host::process::{ProcessError, ProcessHandle},
+    host::{
+        cgroup::Cgroups,
+        process::{ProcessError, ProcessHandle},
+        sysfs::{Sysfs, SysfsError},
+    },
     protected_dir::{PRIVATE_MODE, ProtectedDir},
     runtime_dir::{
         RUNTIME_DIR_FIELD, RuntimeDirError, io_error, read_state, sync_parent_directory, write_durably,
@@ -238,6 +242,21 @@ pub fn recorded_vms(runtime_dir: &Path) -> Result<Vec<VmRecord>, RecordsError> {
     paths.filter(|path| has_record_name(path)).map(|path| Ok(read(&path)?.0)).collect()
 }
 
+/// Returns the cgroups of recorded VMs, except VMs that have certainly ended. `proc` is the root of procfs.
+///
+/// # Errors
+/// A record, or the cgroup of a running VM, cannot be read.
+pub(crate) fn cgroups_of_vms<E: From<RecordsError> + From<SysfsError>>(
+    runtime_dir: &Path,
+    cgroups: &Cgroups,
+    proc: &Sysfs,
+) -> Result<BTreeSet<String>, E> {
+    let vms = recorded_vms(runtime_dir)?.into_iter();
+    let running = vms.filter(|vm| !matches!(ProcessHandle::open(&vm.process), Ok(None)));
+    let cgroups = running.map(|vm| cgroups.tenant_of(proc, vm.process.pid));
+    Ok(cgroups.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
 fn has_record_name(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
@@ -267,6 +286,29 @@ fn parse_record(bytes: &[u8]) -> Result<(VmRecord, String), RecordParseError> {
 fn parse_slice(stored: StoredSlice) -> (Holding, Handle) {
     let holding = Holding { slice: SliceId(stored.slice), epoch: Epoch(stored.epoch) };
     (holding, Handle::new(stored.emc, stored.handle))
+}
+
+/// Records for tests.
+#[cfg(test)]
+pub(crate) mod fake {
+    use super::*;
+    use crate::host::process::identify_process;
+
+    /// Returns the record of a VM whose process has this identifier.
+    pub(crate) fn vm_record(pid: u32) -> VmRecord {
+        let slice = |slice| (Holding { slice: SliceId(slice), epoch: Epoch(1) }, Handle::new("emc", ""));
+        VmRecord {
+            reservation: ReservationId(1),
+            vm: Name::new("vm").unwrap(),
+            process: identify_process(pid).unwrap(),
+            local: Bytes::mib(64),
+            pinned: false,
+            uid: None,
+            slices: [1, 2].map(slice).into(),
+            control_socket: None,
+            is_rehomed: false,
+        }
+    }
 }
 
 #[cfg(test)]

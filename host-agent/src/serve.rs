@@ -30,6 +30,7 @@ use units::{InstanceId, Name, Ns};
 use crate::{
     config::{Backend, Config, ConfigError},
     driver::{Driver, DriverInputs, Handle},
+    early_eviction::{self, EvictionThread},
     fair_tiering::{self, KernelRoots, StepRunner, TieringThread},
     host::{
         Host, HostError,
@@ -198,6 +199,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         profiles,
         Arc::clone(&reports.tiering),
     );
+    let eviction = start_early_eviction(&config, Arc::clone(&metrics));
     let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
@@ -219,7 +221,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let result = wait_for_stop_signal(signals, &mut driver).await;
     notify(&[NotifyState::Stopping]);
     driver.abort();
-    drop((sharing, tiering));
+    drop((sharing, tiering, eviction));
     tracing::info!("host-agent stopped, guests keep running");
     result
 }
@@ -267,6 +269,16 @@ fn start_tiering(
         reports,
     };
     Some(StepRunner { inputs, metrics }.start())
+}
+
+/// Starts early eviction, if it is configured.
+fn start_early_eviction(config: &Config, metrics: Arc<Metrics>) -> Option<EvictionThread> {
+    let eviction = config.early_eviction.clone()?;
+    let (cgroups, device) = (eviction.cgroups.display(), eviction.device.display());
+    tracing::info!(%cgroups, %device, "starting early eviction");
+    let (runtime_dir, sys, proc) = (config.runtime_dir.clone(), SYS.into(), PROC.into());
+    let inputs = early_eviction::Inputs { config: eviction, runtime_dir, sys, proc };
+    Some(early_eviction::Runner { inputs, metrics }.start())
 }
 
 /// Updates the number of online slices of a reservation until the agent stops.

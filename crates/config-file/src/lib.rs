@@ -457,6 +457,14 @@ impl<'a> Field<'a> {
         number.ok_or_else(|| format!("must be a whole number from {} to {}", range.start(), range.end()))
     }
 
+    /// Parses `true` or `false`.
+    ///
+    /// # Errors
+    /// The rule that the value violates.
+    pub fn to_bool(&self) -> Result<bool, String> {
+        self.value.get_ref().as_bool().ok_or_else(|| "must be true or false".to_owned())
+    }
+
     /// Parses a number, which may be fractional.
     ///
     /// # Errors

@@ -638,6 +638,12 @@ pub const PAGE_MOVES_MIB_PER_S_DEFAULT: u64 = 1024;
 /// Maximum number of bytes that one write to `memory.reclaim` requests. The agent does not stop before
 /// the kernel has completed a request.
 pub const RECLAIM_BYTES_PER_CALL_MAX: u64 = 64 << 20;
+/// Shortest configurable cycle of early eviction, after which a threshold may change.
+pub const EVICTION_CYCLE_MIN: Ns = Ns::ms(100);
+/// Longest configurable cycle of early eviction.
+pub const EVICTION_CYCLE_MAX: Ns = Ns::secs(10);
+/// Default cycle of early eviction.
+pub const EVICTION_CYCLE_DEFAULT: Ns = Ns::ms(500);
 /// Maximum number of processes whose access profiles fair tiering stores for Symbiosis.
 pub const PROFILED_PROCESSES_MAX: usize = 128;
 /// Maximum number of pages per second that fair tiering examines for promotion, for all tenants (1 GiB/s).

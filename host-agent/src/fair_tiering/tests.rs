@@ -6,11 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-use pool::{
-    agent::VmRecord,
-    protocol::{Handle, Holding},
-};
-use units::{Epoch, ReservationId, SliceId, limits::PAGE_MOVES_MIB_PER_S_DEFAULT};
+use units::limits::PAGE_MOVES_MIB_PER_S_DEFAULT;
 
 use super::{accesses::TenantProcess, *};
 use crate::{
@@ -19,7 +15,6 @@ use crate::{
         cgroup::{self, ReclaimResult},
         damon,
         memory::numa::{PromotionLimits, PromotionResult},
-        process::identify_process,
         sysfs::fake::FakeSysfs,
     },
     records::Records,
@@ -213,21 +208,6 @@ fn name(text: &str) -> Name {
 }
 
 /// Returns the record of a VM with two slices.
-fn vm_record(pid: u32) -> VmRecord {
-    let slice = |slice| (Holding { slice: SliceId(slice), epoch: Epoch(1) }, Handle::new("emc", ""));
-    VmRecord {
-        reservation: ReservationId(1),
-        vm: name("vm"),
-        process: identify_process(pid).unwrap(),
-        local: Bytes::mib(64),
-        pinned: false,
-        uid: None,
-        slices: [1, 2].map(slice).into(),
-        control_socket: None,
-        is_rehomed: false,
-    }
-}
-
 fn protect_both(config: &mut Config) {
     config.tenants = [(name("a"), limits(400, None)), (name("b"), limits(400, None))].into();
 }
@@ -332,7 +312,7 @@ fn cgroups_of_vms_and_with_invalid_names_are_no_tenants() {
     let folder = folder.file_name().unwrap().to_str().unwrap().to_owned();
     host.kernel().sys.files(&own.to_string(), &[("cgroup", &format!("0::/{folder}/a/below"))]);
     cgroup::fake::add(&host.kernel().cgroups, "no name");
-    Records::open(host.runtime_dir.path(), "boot").unwrap().write(&vm_record(own)).unwrap();
+    Records::open(host.runtime_dir.path(), "boot").unwrap().write(&records::fake::vm_record(own)).unwrap();
     let report = host.step();
     let names: Vec<&str> = report.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
     assert_eq!(names, ["b"]);
@@ -465,11 +445,19 @@ fn pages_are_promoted_to_the_node_of_the_tenant_if_it_has_room() {
     let room = |host: &TestHost, capacity_mib: u64| {
         host.tiering.local_nodes_with_room(&tiers, Bytes::mib(capacity_mib)).unwrap()
     };
-    assert_eq!(room(&host, 1000), [(0, Bytes::mib(185))].into(), "200 MiB are free, 15 MiB are reserved");
+    assert_eq!(
+        room(&host, 1000),
+        [(0, Bytes::new(191_365_120))].into(),
+        "200 MiB are free, 17.5 MiB are reserved"
+    );
     host.kernel().tenants.get_mut("b").unwrap().local = 885 << 20;
     host.kernel().update_files();
     assert_eq!(room(&host, 1000), [].into());
-    assert_eq!(room(&host, 200), [(0, Bytes::mib(12))].into(), "3 MiB of the tenants' 200 MiB are reserved");
+    assert_eq!(
+        room(&host, 200),
+        [(0, Bytes::new(12_058_624))].into(),
+        "3.5 MiB of the tenants' 200 MiB are reserved"
+    );
 }
 
 #[test]

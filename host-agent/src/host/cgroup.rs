@@ -1,6 +1,8 @@
-//! Tenants of Symbiosis and of fair tiering, each a cgroup (version 2): their names, the kernel's
-//! counters, the limits on memory and I/O bandwidth that enforce a share, and the request to demote
-//! pages. Only the files `memory.high`, `io.max` and `memory.reclaim` are written.
+//! Tenants of Symbiosis, fair tiering and early eviction, each a cgroup (version 2): their names, the
+//! kernel's counters, the limits on memory and I/O bandwidth that enforce a share, the request to demote
+//! or evict pages, and the priority of I/O. Only the files `memory.high` and `io.max` (Symbiosis),
+//! `memory.reclaim` (fair tiering or early eviction), and `io.bfq.weight`, `io.weight` or
+//! `io.prio.class` (early eviction) are written. Each file has one writer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -94,6 +96,23 @@ pub struct TierCounters {
     pub refaulted: Bytes,
     /// Memory on active LRU lists; `None` if the kernel does not report it.
     pub active: Option<Bytes>,
+}
+
+/// Counters of a tenant whose memory is evicted to a swap device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EvictionCounters {
+    /// Current memory usage, without swap.
+    pub memory: Bytes,
+    /// The smaller one of the limits `memory.high` and `memory.max`, if there is one.
+    pub limit: Option<Bytes>,
+    /// Memory that was reclaimed since the creation of the cgroup, including page cache.
+    pub reclaimed: Bytes,
+    /// Number of page faults that read a device.
+    pub major_faults: u64,
+    /// Processor time, in microseconds.
+    pub cpu_us: u64,
+    /// Microseconds in which no task could run because of memory (pressure stall information, `full`).
+    pub stalled_us: u64,
 }
 
 /// Result of a request to reclaim memory of a cgroup.
@@ -191,7 +210,7 @@ impl Cgroups {
         let memory = self.text(name, "memory.stat")?;
         let memory_stat = |key| self.parse(name, "memory.stat", &memory, key);
         Ok(Counters {
-            memory: number("memory.current")?,
+            memory: self.memory(name)?,
             swapped,
             memory_max: self.read_limit(name, "memory.max")?,
             cpu_us: self.parse(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
@@ -344,6 +363,46 @@ impl Cgroups {
         })
     }
 
+    /// Returns the counters of a tenant whose memory is evicted.
+    ///
+    /// # Errors
+    /// The tenant does not exist, lacks one of the controllers `memory` and `cpu`, or the kernel does not
+    /// count stalls.
+    pub fn eviction_counters(&self, name: &str) -> Result<EvictionCounters, SysfsError> {
+        let memory = self.text(name, "memory.stat")?;
+        let memory_stat = |key| self.parse(name, "memory.stat", &memory, key);
+        let limits = [self.read_limit(name, "memory.high")?, self.read_limit(name, "memory.max")?];
+        let pressure = self.text(name, "memory.pressure")?;
+        let stalled = find_line(&pressure, "full").and_then(|line| find_value(line, "total")?.parse().ok());
+        let stalled_us = stalled.ok_or_else(|| {
+            self.files.unreadable_error(format!("{name}/memory.pressure"), truncate(&pressure), "full")
+        })?;
+        Ok(EvictionCounters {
+            memory: self.memory(name)?,
+            limit: limits.into_iter().flatten().min(),
+            reclaimed: Bytes::new(memory_stat("pgsteal")?.saturating_mul(PAGE_BYTES)),
+            major_faults: memory_stat("pgmajfault")?,
+            cpu_us: self.parse(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
+            stalled_us,
+        })
+    }
+
+    /// Returns the current memory usage of a tenant, without swap.
+    ///
+    /// # Errors
+    /// The tenant does not exist.
+    pub fn memory(&self, name: &str) -> Result<Bytes, SysfsError> {
+        self.files.number(format!("{name}/memory.current")).map(Bytes::new)
+    }
+
+    /// Sets the priority of a tenant's I/O in a file such as `io.weight`.
+    ///
+    /// # Errors
+    /// The tenant does not exist, or the kernel rejects the value.
+    pub fn set_io_priority(&self, name: &str, file: &str, value: &str) -> Result<(), SysfsError> {
+        self.files.write(format!("{name}/{file}"), value)
+    }
+
     /// Requests the kernel to reclaim memory of a tenant. With demotion, the kernel moves the least
     /// recently used pages to a lower tier. The call blocks until the kernel has finished.
     ///
@@ -443,7 +502,7 @@ pub(crate) mod fake {
 
     /// Adds a tenant without usage.
     pub(crate) fn add(fake: &FakeSysfs, name: &str) {
-        let stat = "anon 4096\npgfault 9\npgmajfault 0\nworkingset_refault_anon 0\nworkingset_refault_file 0";
+        let stat = "anon 4096\npgfault 9\npgmajfault 0\npgsteal 0\nworkingset_refault_anon 0\nworkingset_refault_file 0";
         let files = [
             ("cgroup.events", "populated 1\nfrozen 0"),
             ("cgroup.procs", "1\n2"),
@@ -505,6 +564,34 @@ mod tests {
             stalled_us: Some((777, 888)),
         };
         assert_eq!(cgroups.counters("db", "253:0").unwrap(), counters);
+    }
+
+    #[test]
+    fn eviction_counters_are_parsed() {
+        let (fake, cgroups) = fake::cgroups(&["db"]);
+        let files = [
+            ("memory.current", "104857600"),
+            ("memory.max", "209715200"),
+            ("memory.stat", "anon 1\npgsteal 3\npgsteal_direct 2\npgmajfault 17"),
+            ("cpu.stat", "usage_usec 1500000\nuser_usec 1"),
+            ("memory.pressure", "some avg10=0.00 total=777\nfull avg10=0.00 total=333"),
+        ];
+        fake.files("db", &files);
+        let mut counters = EvictionCounters {
+            memory: Bytes::mib(100),
+            limit: Some(Bytes::mib(200)),
+            reclaimed: Bytes::new(3 * 4096),
+            major_faults: 17,
+            cpu_us: 1_500_000,
+            stalled_us: 333,
+        };
+        assert_eq!(cgroups.eviction_counters("db").unwrap(), counters);
+        fake.files("db", &[("memory.high", "157286400")]);
+        counters.limit = Some(Bytes::mib(150));
+        assert_eq!(cgroups.eviction_counters("db").unwrap(), counters);
+        fake.files("db", &[("memory.pressure", "some avg10=0.00 total=777")]);
+        let error = cgroups.eviction_counters("db").unwrap_err().to_string();
+        assert!(error.ends_with("expected full"), "{error}");
     }
 
     #[test]

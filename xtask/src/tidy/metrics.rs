@@ -9,7 +9,7 @@ const METRIC_PREFIX: &str = "tarn_";
 /// Prefix of the standard metrics of gRPC servers, which do not have [`METRIC_PREFIX`].
 const GRPC_PREFIX: &str = "grpc_server_";
 /// Suffixes that the registry adds to a name for the unit and for counters.
-const METRIC_SUFFIXES: &[&str] = &["", "_total", "_seconds", "_bytes", "_bytes_total"];
+const METRIC_SUFFIXES: &[&str] = &["", "_total", "_seconds", "_seconds_total", "_bytes", "_bytes_total"];
 /// Methods of a metrics registry whose first argument is the name of a metric.
 const REGISTER_METHODS: &[&str] = &["register", "register_with_unit"];
 

@@ -1,0 +1,116 @@
+//! Checks of the requirements of early eviction: cgroups, an active swap device, pressure stall information,
+//! and an I/O scheduler that honours classes, if they are configured.
+
+use std::path::Path;
+
+use super::{Finding, Machine, problems_or_passed, tenants::check_cgroups};
+use crate::{
+    config::early_eviction::EarlyEviction,
+    early_eviction::IoPriority,
+    host::{remote::RemoteDevice, sysfs::Sysfs},
+};
+
+/// Name of the checks.
+const CHECK: &str = "early eviction";
+
+/// Runs all checks for early eviction.
+pub(super) fn check_early_eviction(machine: &Machine, eviction: &EarlyEviction) -> Vec<Finding> {
+    let required: &[&str] = if eviction.io_classes { &["memory", "cpu", "io"] } else { &["memory", "cpu"] };
+    let device = RemoteDevice::open(&eviction.device, Path::new("/sys"));
+    let problems = check_cgroups(CHECK, "early_eviction.cgroups", &eviction.cgroups, required)
+        .into_iter()
+        .chain(check_kernel_files(eviction))
+        .chain(match &device {
+            Ok(device) => check_swap(machine, device),
+            Err(error) => Some(problem(
+                format!("early_eviction.device: {}", units::chain(error)),
+                "set early_eviction.device to a swap device",
+            )),
+        })
+        .collect();
+    let mut findings = problems_or_passed(problems, || {
+        let message = "memory.reclaim evicts memory, and pressure stall information shows waiting tenants";
+        Finding::passed(CHECK, message)
+    });
+    if eviction.io_classes
+        && let Ok(device) = device
+    {
+        findings.push(check_io_priority(&IoPriority::find(&machine.sys, device.number())));
+    }
+    findings
+}
+
+fn problem(message: String, fix: impl Into<String>) -> Finding {
+    Finding::problem(CHECK, message, fix)
+}
+
+fn check_kernel_files(eviction: &EarlyEviction) -> Vec<Finding> {
+    let (files, dir) = (Sysfs::at(&eviction.cgroups), eviction.cgroups.display());
+    let missing = [
+        ("memory.reclaim", "boot Linux 5.19 or newer"),
+        ("memory.pressure", "boot a kernel with CONFIG_PSI, and with the parameter psi=1"),
+    ];
+    let missing = missing.into_iter().filter(|(file, _)| !files.has(file));
+    missing.map(|(file, fix)| problem(format!("the cgroup {dir} has no file {file}"), fix)).collect()
+}
+
+fn check_swap(machine: &Machine, device: &RemoteDevice) -> Option<Finding> {
+    if device.is_swap(&machine.proc.text("swaps").unwrap_or_default()) {
+        return None;
+    }
+    let path = device.path().display();
+    Some(problem(format!("early_eviction.device: {path} is not in use as swap"), format!("swapon {path}")))
+}
+
+fn check_io_priority(priority: &IoPriority) -> Finding {
+    match priority {
+        IoPriority::Unsupported { .. } => problem(
+            priority.description(),
+            "set the scheduler bfq or mq-deadline in queue/scheduler of the device, or io_classes = false",
+        ),
+        IoPriority::Weight { .. } | IoPriority::RealTime => Finding::passed(CHECK, priority.description()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tiering::evict::Settings;
+
+    use super::*;
+    use crate::host::sysfs::fake::FakeSysfs;
+
+    #[test]
+    fn each_missing_requirement_is_a_problem_with_a_fix() {
+        let fake = FakeSysfs::new(&[
+            ("tenants/cgroup.subtree_control", "memory cpu"),
+            ("tenants/memory.reclaim", ""),
+            ("proc/swaps", "Filename Type Size Used Priority"),
+        ]);
+        let machine = Machine {
+            sys: Sysfs::at(fake.path("sys")),
+            proc: Sysfs::at(fake.path("proc")),
+            ..Machine::this()
+        };
+        let eviction = EarlyEviction {
+            cgroups: fake.path("tenants"),
+            device: "/dev/null".into(),
+            settings: Settings::default(),
+            io_classes: true,
+        };
+        let findings = check_early_eviction(&machine, &eviction);
+        let texts: Vec<String> = findings.iter().map(|finding| format!("{finding:?}")).collect();
+        let all = texts.join("\n");
+        for expected in [
+            "lack the controllers io",
+            "has no file memory.pressure",
+            "early_eviction.device: /dev/null is not a block device",
+        ] {
+            assert!(all.contains(expected), "{expected}: {all}");
+        }
+        assert_eq!(findings.len(), 3);
+        let unsupported = check_io_priority(&IoPriority::Unsupported { scheduler: "none".to_owned() });
+        assert!(!unsupported.ok && unsupported.message.contains("the scheduler none has no priorities"));
+        let device = RemoteDevice::fake(&fake.path("sys"));
+        assert!(check_swap(&machine, &device).unwrap().message.ends_with("/dev/fake is not in use as swap"));
+    }
+}

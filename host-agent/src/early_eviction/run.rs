@@ -1,0 +1,95 @@
+//! Thread that evicts memory early. The thread is separate because calls to the kernel may block for as
+//! long as the swap device is slow. Errors are reported, and do not affect the other functions of the agent.
+
+use std::{
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use units::Ns;
+
+use super::{EarlyEviction, Inputs};
+use crate::{eviction_report::Report, metrics::Metrics};
+
+/// Inputs of the thread.
+#[derive(Clone, Debug)]
+pub struct Runner {
+    /// Inputs of early eviction.
+    pub inputs: Inputs,
+    /// Metrics that are updated in each cycle.
+    pub metrics: Arc<Metrics>,
+}
+
+/// Handle of the thread. Dropping it stops early eviction; the kernel then evicts memory at the limits.
+#[derive(Debug)]
+pub struct EvictionThread {
+    _stop: mpsc::Sender<()>,
+}
+
+impl Runner {
+    /// Starts the thread.
+    pub fn start(self) -> EvictionThread {
+        let (stop, stopped) = mpsc::channel();
+        let cycles = tokio::task::spawn_blocking(move || self.run_cycles(&stopped));
+        tokio::spawn(async move {
+            if let Err(error) = cycles.await {
+                tracing::error!(%error, "early eviction ended unexpectedly; restart the agent");
+            }
+        });
+        EvictionThread { _stop: stop }
+    }
+
+    /// Runs cycles until the sender of `stopped` is dropped. A failed initialization is retried.
+    fn run_cycles(&self, stopped: &mpsc::Receiver<()>) {
+        let started = Instant::now();
+        let cycle = self.inputs.config.settings.cycle.as_duration();
+        let (mut opened, mut last_reason) = (None, None);
+        loop {
+            let begun = Instant::now();
+            let report = match opened.take().map_or_else(|| EarlyEviction::open(self.inputs.clone()), Ok) {
+                Ok(mut eviction) => {
+                    let report = eviction.begin_cycle(Ns::from(begun.duration_since(started)));
+                    opened = Some(eviction);
+                    report
+                }
+                Err(error) => {
+                    Report { reason: units::chain(&super::CycleError::from(error)), tenants: Vec::new() }
+                }
+            };
+            log_change(&report, &mut last_reason);
+            self.metrics.observe_eviction(&report);
+            if !wait(opened.as_mut(), begun + cycle, stopped) {
+                break;
+            }
+        }
+        if let Some(mut eviction) = opened {
+            eviction.restore_io_priorities();
+        }
+    }
+}
+
+/// Logs whether early eviction works, if this has changed.
+fn log_change(report: &Report, last_reason: &mut Option<String>) {
+    if last_reason.as_ref() == Some(&report.reason) {
+        return;
+    }
+    match &*report.reason {
+        "" => tracing::info!(tenants = report.tenants.len(), "early eviction of the memory of tenants"),
+        reason => tracing::warn!(reason, "no early eviction"),
+    }
+    *last_reason = Some(report.reason.clone());
+}
+
+/// Evicts memory until the cycle ends. Returns false if early eviction must stop.
+fn wait(mut eviction: Option<&mut EarlyEviction>, end: Instant, stopped: &mpsc::Receiver<()>) -> bool {
+    loop {
+        let next = eviction.as_mut().map_or(Duration::MAX, |eviction| eviction.evict());
+        let rest = end.saturating_duration_since(Instant::now());
+        if stopped.recv_timeout(next.min(rest)) != Err(mpsc::RecvTimeoutError::Timeout) {
+            return false;
+        }
+        if next >= rest {
+            return true;
+        }
+    }
+}

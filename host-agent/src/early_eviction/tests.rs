@@ -1,0 +1,202 @@
+//! Tests of early eviction with simulated cgroups. `tests/tests/emulated` tests it with a real kernel.
+
+use std::fs;
+
+use tiering::evict::{Settings, ThresholdChange};
+
+use super::*;
+use crate::{
+    host::{cgroup, sysfs::fake::FakeSysfs},
+    records::Records,
+};
+
+/// Simulated host with a swap device.
+struct FakeHost {
+    sys: FakeSysfs,
+    cgroups: FakeSysfs,
+    runtime_dir: tempfile::TempDir,
+    eviction: EarlyEviction,
+    now: Ns,
+}
+
+impl FakeHost {
+    fn new(tenants: &[&str], io_classes: bool) -> Self {
+        let sys = FakeSysfs::new(&[
+            ("dev/block/7:7/stat", "0 0 0 0 0 0 0 0"),
+            ("dev/block/7:7/queue/scheduler", "none [bfq]"),
+            ("proc/swaps", "Filename Type Size Used Priority\n/dev/fake partition 1 0 -2"),
+        ]);
+        let (cgroups, _) = cgroup::fake::cgroups(tenants);
+        tenants.iter().for_each(|tenant| cgroups.files(tenant, &[("io.bfq.weight", "")]));
+        let runtime_dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            cgroups: cgroups.path(""),
+            device: "/dev/fake".into(),
+            settings: Settings { cycle: Ns::secs(1), ..Settings::default() },
+            io_classes,
+        };
+        let (root, proc) = (sys.path(""), sys.path("proc"));
+        let inputs = Inputs { config, runtime_dir: runtime_dir.path().to_owned(), sys: root.clone(), proc };
+        let eviction = EarlyEviction::with(RemoteDevice::fake(&root), inputs);
+        Self { sys, cgroups, runtime_dir, eviction, now: Ns::ZERO }
+    }
+
+    /// Sets the usage of a tenant, its limit (200 MiB) and its cumulative counters.
+    fn set(&self, tenant: &str, usage_mib: u64, reclaimed_mib: u64, stalled_ms: u64) {
+        let stat = format!("pgsteal {}\npgmajfault 0", reclaimed_mib * 256);
+        let pressure = format!("some total=0\nfull avg10=0.00 total={}", stalled_ms * 1000);
+        let files = [
+            ("memory.current", &*(usage_mib << 20).to_string()),
+            ("memory.high", "209715200"),
+            ("memory.stat", &stat),
+            ("memory.pressure", &pressure),
+        ];
+        self.cgroups.files(tenant, &files);
+    }
+
+    /// Performs the next cycle, one second after the last one.
+    fn cycle(&mut self) -> Report {
+        self.now = self.now.after(Ns::secs(1));
+        self.eviction.begin_cycle(self.now)
+    }
+
+    /// Returns the value that was written to the file with the priority of I/O; empty without one.
+    fn priority(&self, tenant: &str) -> String {
+        self.cgroups.sysfs.text(format!("{tenant}/io.bfq.weight")).unwrap()
+    }
+
+    /// Returns the last request to reclaim memory of a tenant, in bytes, and removes it.
+    fn take_request(&self, tenant: &str) -> Option<u64> {
+        let text = self.cgroups.sysfs.text(format!("{tenant}/memory.reclaim")).unwrap();
+        self.cgroups.files(tenant, &[("memory.reclaim", "")]);
+        text.parse().ok()
+    }
+}
+
+#[test]
+fn memory_above_the_largest_threshold_is_evicted() {
+    let mut host = FakeHost::new(&["db"], false);
+    host.set("db", 195, 0, 0);
+    let report = host.cycle();
+    assert_eq!((&*report.reason, report.tenants.len()), ("", 1));
+    assert_eq!(report.tenants[0].decided.threshold, Bytes::mib(192), "the limit without 8 MiB");
+    assert_eq!(host.eviction.evict(), Duration::ZERO);
+    assert_eq!(host.take_request("db"), Some(3 << 20));
+    host.set("db", 192, 3, 0);
+    host.eviction.evict();
+    assert_eq!(host.take_request("db"), None);
+    assert_eq!(host.cycle().tenants[0].counts.evicted, Bytes::mib(3));
+}
+
+#[test]
+fn threshold_is_lowered_for_a_tenant_that_grows_faster_than_it_is_evicted() {
+    let mut host = FakeHost::new(&["db"], false);
+    host.set("db", 192, 0, 0);
+    host.cycle();
+    // It grows by 50 MiB while it runs, and waits half of the second for the eviction of 42 MiB.
+    host.set("db", 200, 42, 500);
+    let decided = host.cycle().tenants[0].decided;
+    assert_eq!((decided.change, decided.threshold), (ThresholdChange::Lowered, Bytes::new(169_114_337)));
+    assert_eq!(decided.growth_bytes_per_s, Bytes::mib(100));
+    assert_eq!(decided.eviction_bytes_per_s, Bytes::mib(84));
+    assert_eq!(decided.class, FlowClass::URGENT);
+    host.eviction.evict();
+    assert_eq!(host.take_request("db"), Some(16 << 20), "at most 16 MiB in a turn of the most urgent class");
+}
+
+#[test]
+fn class_sets_the_priority_of_io() {
+    let mut host = FakeHost::new(&["calm", "urgent"], true);
+    host.set("calm", 100, 0, 0);
+    host.set("urgent", 199, 0, 0);
+    host.cycle();
+    host.set("urgent", 199, 0, 100);
+    let report = host.cycle();
+    let classes: Vec<u8> = report.tenants.iter().map(|tenant| tenant.decided.class.number()).collect();
+    assert_eq!(classes, [6, 1]);
+    assert_eq!(["calm", "urgent"].map(|tenant| host.priority(tenant)), ["7:7 31", "7:7 1000"]);
+}
+
+#[test]
+fn larger_turns_belong_to_more_urgent_classes() {
+    let classes = [FlowClass::URGENT, FlowClass::by_remaining_memory(0.05), FlowClass::LEAST_URGENT];
+    assert_eq!(classes.map(turn_bytes), [Bytes::mib(16), Bytes::mib(8), Bytes::new(256 << 10)]);
+}
+
+#[test]
+fn next_check_is_before_a_growing_tenant_reaches_its_threshold() {
+    assert_eq!(time_to_grow(Bytes::mib(50), Bytes::mib(100)), Duration::from_millis(500));
+    assert_eq!(time_to_grow(Bytes::ZERO, Bytes::mib(100)), CHECK_INTERVAL_MIN);
+    assert_eq!(time_to_grow(Bytes::mib(50), Bytes::ZERO), Duration::MAX);
+    assert_eq!(time_to_grow(Bytes::new(u64::MAX), Bytes::new(1)), Duration::from_nanos(u64::MAX));
+}
+
+#[test]
+fn nothing_is_evicted_and_priorities_are_restored_if_the_device_is_no_swap_any_more() {
+    let mut host = FakeHost::new(&["db"], true);
+    host.set("db", 195, 0, 0);
+    host.cycle();
+    assert_eq!(host.priority("db"), "7:7 500");
+    host.sys.files("proc", &[("swaps", "Filename Type Size Used Priority")]);
+    assert_eq!(host.cycle().reason, "early_eviction.device: /dev/fake is not in use as swap");
+    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!(host.take_request("db"), None);
+    assert_eq!(host.priority("db"), "7:7 default");
+}
+
+#[test]
+fn priorities_are_unchanged_unless_they_are_configured() {
+    let mut host = FakeHost::new(&["db"], false);
+    host.set("db", 195, 0, 0);
+    host.cycle();
+    assert_eq!(host.priority("db"), "");
+}
+
+#[test]
+fn failed_request_is_reported_and_repeated_in_the_next_cycle_only() {
+    let mut host = FakeHost::new(&["db"], false);
+    host.set("db", 195, 0, 0);
+    host.cycle();
+    fs::remove_file(host.cgroups.path("db/memory.reclaim")).unwrap();
+    assert_eq!([host.eviction.evict(), host.eviction.evict()], [Duration::MAX; 2]);
+    host.cgroups.files("db", &[("memory.reclaim", "")]);
+    host.eviction.evict();
+    assert_eq!(host.take_request("db"), None, "the tenant has no further turn in this cycle");
+    let report = host.cycle();
+    assert!(report.tenants[0].problem.contains("memory.reclaim"), "{report:?}");
+    host.eviction.evict();
+    assert_eq!(host.take_request("db"), Some(3 << 20));
+    assert_eq!(host.cycle().tenants[0].problem, "");
+}
+
+#[test]
+fn cgroup_of_the_same_name_is_a_new_tenant() {
+    let mut host = FakeHost::new(&["db"], false);
+    host.set("db", 195, 0, 0);
+    host.cycle();
+    host.eviction.evict();
+    assert_eq!(host.cycle().tenants[0].counts.evicted, Bytes::mib(3));
+    fs::rename(host.cgroups.path("db"), host.cgroups.path("old")).unwrap();
+    assert_eq!(host.eviction.evict(), Duration::MAX, "the tenant has ended in the cycle");
+    cgroup::fake::add(&host.cgroups, "db");
+    host.set("db", 195, 0, 0);
+    let report = host.cycle();
+    let evicted: Vec<_> =
+        report.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.counts.evicted)).collect();
+    assert_eq!(evicted, [("db", Bytes::ZERO), ("old", Bytes::ZERO)]);
+}
+
+#[test]
+fn memory_of_vms_and_of_cgroups_without_a_limit_is_not_evicted() {
+    let mut host = FakeHost::new(&["free", "vm"], false);
+    host.set("vm", 195, 0, 0);
+    let own = std::process::id();
+    let folder = fs::canonicalize(host.cgroups.path("")).unwrap();
+    let cgroup = format!("0::/{}/vm", folder.file_name().unwrap().to_str().unwrap());
+    host.sys.files(&format!("proc/{own}"), &[("cgroup", &cgroup)]);
+    Records::open(host.runtime_dir.path(), "boot").unwrap().write(&records::fake::vm_record(own)).unwrap();
+    host.cgroups.files("free", &[("memory.current", "1099511627776")]);
+    assert_eq!(host.cycle().tenants.len(), 0);
+    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!((host.take_request("vm"), host.take_request("free")), (None, None));
+}
