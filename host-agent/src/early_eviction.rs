@@ -149,31 +149,24 @@ impl EarlyEviction {
             return Err(CycleError::TooManyTenants { count: names.len() });
         }
         let elapsed = self.last.replace(now).map_or(Ns::ZERO, |last| now.since(last));
-        let read_latency = Ns::from(Duration::from_secs_f64(self.device.read_latency_s()));
         let mut before = std::mem::take(&mut self.tenants);
         // Cgroups of other names cannot be tenants.
         for name in names.iter().filter_map(|name| Name::new(name).ok()) {
             let known = before.remove(&name);
             // A tenant may end at any time. The errors of others are found by `host-agent doctor`.
-            if let Ok(tenant) = self.observe(&name, known, elapsed, read_latency) {
+            if let Ok(tenant) = self.observe(&name, known, elapsed) {
                 self.tenants.insert(name, tenant);
             }
         }
         Ok(())
     }
 
-    fn observe(
-        &mut self,
-        name: &Name,
-        known: Option<Tenant>,
-        elapsed: Ns,
-        read_latency: Ns,
-    ) -> Result<Tenant, SysfsError> {
+    fn observe(&mut self, name: &Name, known: Option<Tenant>, elapsed: Ns) -> Result<Tenant, SysfsError> {
         let inode = self.cgroups.inode(name.as_str())?;
         let counters = self.cgroups.eviction_counters(name.as_str())?;
         if let Some(mut tenant) = known.filter(|tenant| tenant.inode == inode) {
             let settings = &self.inputs.config.settings;
-            tenant.add_cycle(counters, &Cycle { elapsed, read_latency, settings });
+            tenant.add_cycle(counters, &Cycle { elapsed, settings });
             return Ok(tenant);
         }
         self.last_id = self.last_id.wrapping_add(1);

@@ -41,6 +41,8 @@ const QEMU_LAUNCHER: &str = "#!/bin/sh\nhere=$(dirname \"$(readlink -f \"$0\")\"
 /// Programs for guests and hosts: local name, package, and path in the package.
 const TOOLS: &[(&str, &str, &str)] = &[
     ("busybox", "busybox-static", "bin/busybox"),
+    // BusyBox has a program named sort.
+    ("coreutils-sort", "coreutils", "usr/bin/sort"),
     ("cpio", "cpio", "bin/cpio"),
     ("iasl", "acpica-tools", "usr/bin/iasl"),
     ("libstdbuf.so", "coreutils", "usr/libexec/coreutils/libstdbuf.so"),

@@ -2,6 +2,7 @@
 //! terminal. The crate `emulated-host` implements the hosts.
 
 mod commands;
+mod eviction;
 mod shell;
 mod symbiosis;
 mod tiering;
@@ -59,6 +60,8 @@ enum Operation {
     Symbiosis(symbiosis::Args),
     /// Compare fair tiering with the tiering of the kernel, and with none, on a host of a separate rack
     Tiering(tiering::Args),
+    /// Compare early eviction with the kernel alone for programs that swap, on a host of a separate rack
+    Eviction(eviction::Args),
     /// Open a shell on a host; Ctrl-] closes the shell
     Shell { host: String },
     /// Run a command on a host and exit with its exit code. The arguments are joined by spaces, and the
@@ -99,6 +102,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         None => run_until_interrupted(&args, &folder),
         Some(Operation::Symbiosis(args)) => symbiosis::run(&args, &folder),
         Some(Operation::Tiering(args)) => tiering::run(&args, &folder),
+        Some(Operation::Eviction(args)) => eviction::run(&args, &folder),
         Some(Operation::Shell { host }) => shell::run(&find(&host)?),
         Some(Operation::Run { host, command }) => run_command(&find(&host)?, &command.join(" ")),
         Some(Operation::Pause { host }) => Ok(find(&host)?.pause()?),

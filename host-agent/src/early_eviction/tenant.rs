@@ -19,8 +19,6 @@ const NS_PER_US: u64 = 1000;
 pub(super) struct Cycle<'a> {
     /// Duration of the cycle.
     pub elapsed: Ns,
-    /// Time in which the swap device reads a page.
-    pub read_latency: Ns,
     /// Settings of the policy.
     pub settings: &'a Settings,
 }
@@ -80,14 +78,18 @@ impl Tenant {
     /// The kernel counts no accesses, so processor time stands for them: β compares the major page faults
     /// per microsecond.
     pub fn add_cycle(&mut self, now: EvictionCounters, cycle: &Cycle<'_>) {
-        let Cycle { elapsed, read_latency, settings } = *cycle;
+        let Cycle { elapsed, settings } = *cycle;
         let before = std::mem::replace(&mut self.last, now);
         let since = |now: u64, before: u64| now.saturating_sub(before);
         let faults = since(now.major_faults, before.major_faults);
-        let stalled = Ns(since(now.stalled_us, before.stalled_us).saturating_mul(NS_PER_US)).min(elapsed);
-        // A page fault that reads the device stalls the task for at least as long as the device needs.
-        let fetching = Ns(read_latency.0.saturating_mul(faults)).min(stalled);
-        let blocked = stalled.since(fetching);
+        let stalled = |of: fn(&EvictionCounters) -> u64| {
+            Ns(since(of(&now), of(&before)).saturating_mul(NS_PER_US)).min(elapsed)
+        };
+        // Reclaim is a stall on memory. The wait for a page is a stall on I/O, and also on memory if the page
+        // was recently in use. Other I/O cannot be distinguished, unless there was no page fault.
+        let io_stalled = stalled(|counters| counters.io_stalled_us);
+        let fetching = if faults > 0 { io_stalled } else { Ns::ZERO };
+        let blocked = stalled(|counters| counters.memory_stalled_us).since(fetching);
         let evicted = now.reclaimed.saturating_sub(before.reclaimed);
         let grown = now.memory.saturating_add(evicted).saturating_sub(before.memory);
         let requesting = std::mem::take(&mut self.requesting);
@@ -126,28 +128,36 @@ mod tests {
 
     const LIMIT: Bytes = Bytes::mib(100);
 
-    fn counters(memory_mib: u64, reclaimed_mib: u64, major_faults: u64, stalled_us: u64) -> EvictionCounters {
+    /// Counters of a tenant that only waits for evictions.
+    fn counters(memory_mib: u64, memory_stalled_ms: u64) -> EvictionCounters {
         EvictionCounters {
             memory: Bytes::mib(memory_mib),
             limit: Some(LIMIT),
-            reclaimed: Bytes::mib(reclaimed_mib),
-            major_faults,
-            cpu_us: stalled_us + 1000 * reclaimed_mib,
-            stalled_us,
+            memory_stalled_us: memory_stalled_ms * 1000,
+            ..EvictionCounters::default()
         }
     }
 
     /// Adds a cycle of 500 ms.
-    fn add(tenant: &mut Tenant, now: EvictionCounters, read_latency: Ns) {
+    fn add(tenant: &mut Tenant, now: EvictionCounters) {
         let settings = Settings { reserve: Bytes::mib(1), ..Settings::default() };
-        tenant.add_cycle(now, &Cycle { elapsed: Ns::ms(500), read_latency, settings: &settings });
+        tenant.add_cycle(now, &Cycle { elapsed: Ns::ms(500), settings: &settings });
     }
 
     #[test]
     fn waiting_is_divided_into_evictions_and_fetches() {
-        let mut tenant = Tenant::new(TenantId(1), 7, counters(90, 10, 5, 1000));
+        let before =
+            EvictionCounters { reclaimed: Bytes::mib(10), major_faults: 5, cpu_us: 1000, ..counters(90, 1) };
+        let mut tenant = Tenant::new(TenantId(1), 7, before);
         tenant.requesting = Ns::ms(40);
-        add(&mut tenant, counters(100, 60, 105, 101_000), Ns(200_000));
+        let now = EvictionCounters {
+            reclaimed: Bytes::mib(60),
+            major_faults: 105,
+            cpu_us: 151_000,
+            io_stalled_us: 20_000,
+            ..counters(100, 101)
+        };
+        add(&mut tenant, now);
         let expected = Counters {
             grown: Bytes::mib(60),
             evicted: Bytes::mib(50),
@@ -165,40 +175,48 @@ mod tests {
     }
 
     #[test]
-    fn fetches_never_exceed_the_stalled_time() {
-        let mut tenant = Tenant::new(TenantId(1), 7, counters(90, 0, 0, 0));
-        add(&mut tenant, counters(90, 0, u64::MAX / 2, 3000), Ns::secs(1));
-        assert_eq!((tenant.counts.blocked, tenant.counts.fetching), (Ns::ZERO, Ns::ms(3)));
-        add(&mut tenant, counters(90, 0, u64::MAX, u64::MAX), Ns::secs(1));
-        assert_eq!(tenant.counts.fetching, Ns::ms(503));
+    fn io_without_page_faults_is_no_fetch() {
+        let mut tenant = Tenant::new(TenantId(1), 7, counters(90, 0));
+        add(&mut tenant, EvictionCounters { io_stalled_us: 20_000, ..counters(90, 100) });
+        assert_eq!((tenant.counts.blocked, tenant.counts.fetching), (Ns::ms(100), Ns::ZERO));
+    }
+
+    #[test]
+    fn waiting_never_exceeds_the_cycle() {
+        let mut tenant = Tenant::new(TenantId(1), 7, counters(90, 0));
+        let now = EvictionCounters { io_stalled_us: u64::MAX, major_faults: u64::MAX, ..counters(90, 10) };
+        add(&mut tenant, now);
+        assert_eq!((tenant.counts.blocked, tenant.counts.fetching), (Ns::ZERO, Ns::ms(500)));
+        add(&mut tenant, EvictionCounters { memory_stalled_us: u64::MAX, ..now });
+        assert_eq!((tenant.counts.blocked, tenant.counts.fetching), (Ns::ms(500), Ns::ms(500)));
     }
 
     #[test]
     fn tenant_that_is_always_blocked_is_urgent_half_of_the_time() {
-        let mut tenant = Tenant::new(TenantId(1), 7, counters(100, 0, 0, 0));
+        let mut tenant = Tenant::new(TenantId(1), 7, counters(100, 0));
         let mut urgent = 0;
         for cycle in 1..=640 {
-            add(&mut tenant, counters(100, 0, 0, cycle * 1000), Ns::ZERO);
+            add(&mut tenant, counters(100, cycle));
             urgent += u32::from(tenant.sample().unwrap().is_blocked);
         }
         assert_eq!(urgent, 320);
     }
 
     #[test]
-    fn tenant_below_its_limit_is_not_blocked() {
-        let mut tenant = Tenant::new(TenantId(1), 7, counters(99, 0, 0, 0));
-        add(&mut tenant, counters(99, 0, 0, 1000), Ns::ZERO);
+    fn tenant_below_its_largest_threshold_is_not_blocked() {
+        let mut tenant = Tenant::new(TenantId(1), 7, counters(99, 0));
+        add(&mut tenant, counters(99, 1));
         assert!(!tenant.sample().unwrap().is_blocked);
-        add(&mut tenant, counters(100, 0, 0, 1000), Ns::ZERO);
+        add(&mut tenant, counters(100, 1));
         assert!(!tenant.sample().unwrap().is_blocked, "it has not waited");
-        add(&mut tenant, counters(100, 0, 0, 2000), Ns::ZERO);
+        add(&mut tenant, counters(100, 2));
         assert!(tenant.sample().unwrap().is_blocked);
     }
 
     #[test]
     fn tenant_without_a_limit_is_not_evicted() {
         let mut tenant = Tenant::new(TenantId(1), 7, EvictionCounters::default());
-        add(&mut tenant, EvictionCounters::default(), Ns::ZERO);
+        add(&mut tenant, EvictionCounters::default());
         assert_eq!(tenant.sample(), None);
     }
 }

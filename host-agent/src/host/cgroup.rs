@@ -112,7 +112,9 @@ pub struct EvictionCounters {
     /// Processor time, in microseconds.
     pub cpu_us: u64,
     /// Microseconds in which no task could run because of memory (pressure stall information, `full`).
-    pub stalled_us: u64,
+    pub memory_stalled_us: u64,
+    /// Microseconds in which no task could run because of I/O.
+    pub io_stalled_us: u64,
 }
 
 /// Result of a request to reclaim memory of a cgroup.
@@ -372,18 +374,20 @@ impl Cgroups {
         let memory = self.text(name, "memory.stat")?;
         let memory_stat = |key| self.parse(name, "memory.stat", &memory, key);
         let limits = [self.read_limit(name, "memory.high")?, self.read_limit(name, "memory.max")?];
-        let pressure = self.text(name, "memory.pressure")?;
-        let stalled = find_line(&pressure, "full").and_then(|line| find_value(line, "total")?.parse().ok());
-        let stalled_us = stalled.ok_or_else(|| {
-            self.files.unreadable_error(format!("{name}/memory.pressure"), truncate(&pressure), "full")
-        })?;
+        let stalled = |file: &str| {
+            let text = self.text(name, file)?;
+            let stalled = find_line(&text, "full").and_then(|line| find_value(line, "total")?.parse().ok());
+            stalled
+                .ok_or_else(|| self.files.unreadable_error(format!("{name}/{file}"), truncate(&text), "full"))
+        };
         Ok(EvictionCounters {
             memory: self.memory(name)?,
             limit: limits.into_iter().flatten().min(),
             reclaimed: Bytes::new(memory_stat("pgsteal")?.saturating_mul(PAGE_BYTES)),
             major_faults: memory_stat("pgmajfault")?,
             cpu_us: self.parse(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
-            stalled_us,
+            memory_stalled_us: stalled("memory.pressure")?,
+            io_stalled_us: stalled("io.pressure")?,
         })
     }
 
@@ -517,7 +521,7 @@ pub(crate) mod fake {
                 "memory.pressure",
                 "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0",
             ),
-            ("io.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0"),
+            ("io.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 total=0"),
             ("cpu.stat", "usage_usec 0\nuser_usec 0"),
             ("io.stat", ""),
             ("io.max", ""),
@@ -575,6 +579,7 @@ mod tests {
             ("memory.stat", "anon 1\npgsteal 3\npgsteal_direct 2\npgmajfault 17"),
             ("cpu.stat", "usage_usec 1500000\nuser_usec 1"),
             ("memory.pressure", "some avg10=0.00 total=777\nfull avg10=0.00 total=333"),
+            ("io.pressure", "some avg10=0.00 total=777\nfull avg10=0.00 total=222"),
         ];
         fake.files("db", &files);
         let mut counters = EvictionCounters {
@@ -583,7 +588,8 @@ mod tests {
             reclaimed: Bytes::new(3 * 4096),
             major_faults: 17,
             cpu_us: 1_500_000,
-            stalled_us: 333,
+            memory_stalled_us: 333,
+            io_stalled_us: 222,
         };
         assert_eq!(cgroups.eviction_counters("db").unwrap(), counters);
         fake.files("db", &[("memory.high", "157286400")]);
