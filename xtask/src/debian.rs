@@ -18,6 +18,9 @@ pub struct PackageRequirement {
 /// Server that the benchmarks compare Tarn with.
 pub const ETCD: PackageRequirement = PackageRequirement { program: "etcd", package: "etcd-server" };
 
+/// Compiler of the driver for ns-3, the packet simulator.
+pub const CXX: PackageRequirement = PackageRequirement { program: "g++", package: "g++" };
+
 /// Installs the package of a requirement if the program is missing.
 ///
 /// # Errors

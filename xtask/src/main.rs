@@ -15,6 +15,7 @@ mod lightgbm;
 mod lint;
 mod man;
 mod mutants;
+mod ns3;
 mod rack;
 mod repository;
 mod sim;

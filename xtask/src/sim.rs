@@ -1,11 +1,11 @@
 //! `cargo xtask sim`: runs simulations of racks, one per seed, in release mode. The crate `sim` and
 //! the program `sim` in the package `tests` implement the simulation. `cargo xtask sim symbiosis`
 //! runs `tarn evaluate symbiosis` on traces. The other simulations run `tarn evaluate` with
-//! the same names.
+//! the same names. `cargo xtask sim eviction --topology` compares the model of a network with ns-3.
 
 use std::path::{self, PathBuf};
 
-use crate::{failure::Failure, repository::cargo, step::run_step};
+use crate::{failure::Failure, ns3, repository::cargo, step::run_step};
 
 /// Options of `sim`: a range of seeds, or another simulation.
 #[derive(Clone, Debug, clap::Args)]
@@ -62,6 +62,9 @@ enum OtherSimulation {
         /// File with changed parameters [default: the parameters of the paper]
         #[arg(long, value_name = "FILE")]
         scenario: Option<PathBuf>,
+        /// Instead, simulate the list of flows in this file, and compare their completion times with ns-3
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["scenario", "sensitivity", "figures"])]
+        topology: Option<PathBuf>,
         /// Also change each rate by 20 %
         #[arg(long)]
         sensitivity: bool,
@@ -97,7 +100,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             ];
             evaluate("tiering", &[], &files)
         }
-        Some(OtherSimulation::Eviction { scenario, sensitivity, json, figures }) => {
+        Some(OtherSimulation::Eviction { topology: Some(topology), json, .. }) => {
+            ns3::compare(topology, json.as_deref())
+        }
+        Some(OtherSimulation::Eviction { scenario, sensitivity, json, figures, .. }) => {
             let files = [
                 ("--scenario", scenario.as_ref()),
                 ("--json", json.as_ref()),

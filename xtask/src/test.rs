@@ -6,7 +6,7 @@ use crate::{
     artifacts,
     demo::BIN_DIR_ENV,
     failure::Failure,
-    libvirt,
+    libvirt, ns3,
     repository::{cargo, root},
     step::{run_step, run_step_with_output},
 };
@@ -34,6 +34,7 @@ const QUICK_SEEDS: &str = "50";
 pub fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let (artifacts, libvirt) = (artifacts::ensure_downloaded()?, libvirt::ensure_downloaded()?);
+    ns3::ensure_driver()?; // tests of the network model run xtask, which uses it
     // System tests start programs of other packages, which `cargo test` does not build. Programs
     // and tests are built together so that they share the built dependencies.
     let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];

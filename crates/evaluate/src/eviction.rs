@@ -2,6 +2,7 @@
 //! the simulation, `figures` draws the figures.
 
 mod figures;
+mod flows;
 mod study;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,10 @@ pub struct Eviction {
     /// Change the parameters in this JSON file, for example {"intensive_servers": 16}
     #[arg(long, value_name = "FILE")]
     scenario: Option<PathBuf>,
+    /// Instead, simulate the list of flows over a network in this JSON file, with one queue for all flows
+    /// and with classes
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scenario", "sensitivity", "figures"])]
+    topology: Option<PathBuf>,
     /// Also change each rate by 20 %, and show how this changes the results
     #[arg(long)]
     sensitivity: bool,
@@ -45,7 +50,20 @@ Columns:
   URGENT MS    mean completion time of eviction flows of blocked tasks
   URGENT P99   99th percentile of these times
   URGENT GB    memory that blocked tasks evicted
-The model is fluid: flows reach their fair rates at once. Fetches of evicted memory use no capacity of the network.";
+The model is fluid: flows reach their fair rates at once. Fetches of evicted memory use no capacity of the network.
+
+With --topology, one row per scheme:
+  FLOWS      number of flows
+  MEAN MS    mean completion time
+  P99 MS     99th percentile of these times
+  URGENT MS  mean completion time of the flows in queue 7
+The file has links, flows and, if not as by default, the weights of the 8 queues of each port. A flow takes the shortest
+route, or lists the nodes between both ends as \"via\":
+  {\"links\": [{\"between\": [\"a\", \"switch\"], \"gbit_per_s\": 10, \"delay_us\": 3},
+             {\"between\": [\"switch\", \"b\"], \"gbit_per_s\": 25, \"delay_us\": 3}],
+   \"queue_weights\": [64, 1, 2, 4, 8, 16, 32, 64],
+   \"flows\": [{\"from\": \"a\", \"to\": \"b\", \"start_us\": 0, \"size_kib\": 128, \"queue\": 7}]}
+The JSON results contain the completion time of each flow.";
 
 impl Row for ClusterRow {
     const COLUMNS: &'static [Column<Self>] = &[
@@ -67,8 +85,11 @@ fn milliseconds(seconds: Option<f64>) -> String {
 /// Simulates all workloads, writes JSON and figures if requested, and prints the results.
 ///
 /// # Errors
-/// [`Failure::File`] if the parameters are invalid, or if a file cannot be read or written.
+/// [`Failure::File`] if the parameters or the topology are invalid, or if a file cannot be read or written.
 pub(super) fn run(args: &Eviction, format: Format) -> Result<(), Failure> {
+    if let Some(topology) = &args.topology {
+        return flows::run(topology, args.json.as_deref(), format);
+    }
     let parameters = args.scenario.as_deref().map_or_else(|| Ok(Parameters::default()), read)?;
     args.figures.as_deref().map_or(Ok(()), figure::create_folder)?;
     args.json.as_deref().map_or(Ok(()), figure::check_writable)?;

@@ -41,7 +41,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
         ],
     ),
     ("vmm-plugin", &["units", "proto", "host-memory"]),
-    ("xtask", &["units", "emulated-host", "local-rack"]),
+    ("xtask", &["units", "sim", "emulated-host", "local-rack"]),
     (
         "tests",
         &[
