@@ -123,10 +123,14 @@ impl FlowNetwork {
         let mut times_s = vec![0.0; self.flows.len()];
         let mut now = 0.0;
         while !active.is_empty() || !waiting.is_empty() {
-            let flow = |active: &ActiveFlow<'_>| active.window_bytes / active.round_trip_s;
+            let rate_max = |it: &ActiveFlow<'_>| it.window_bytes / it.round_trip_s;
             let flows: Vec<Flow<'_>> = active
                 .iter()
-                .map(|it| Flow { route: &it.flow.links, queue: scheme.queue(it.flow), rate_max: flow(it) })
+                .map(|it| Flow {
+                    route: &it.flow.links,
+                    queue: scheme.queue(it.flow),
+                    rate_max: rate_max(it),
+                })
                 .collect();
             let rates = network.rates(&flows);
             let events =
