@@ -166,7 +166,7 @@ fn write_token(path: &Path) {
 fn configuration_snippets_are_accepted() {
     let mut checked = 0;
     for snippet in read_snippets().iter().filter(|snippet| snippet.language == "toml") {
-        let is_host = ["[agent]", "[backend]", "[symbiosis]", "[tiering]"]
+        let is_host = ["[agent]", "[backend]", "[symbiosis]", "[tiering]", "[early_eviction]"]
             .iter()
             .any(|head| snippet.text.contains(head));
         let folder = tempfile::tempdir().expect("a temporary folder");
