@@ -170,7 +170,9 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let early_eviction =
         early_eviction.map_or(Some(None), |section| early_eviction::parse(section, base).map(Some));
     let is_other = match (tiering.as_ref().map(Option::as_ref), early_eviction.as_ref().map(Option::as_ref)) {
-        (Some(Some(tiering)), Some(Some(eviction))) => tiering.cgroups != eviction.cgroups,
+        (Some(Some(tiering)), Some(Some(eviction))) => {
+            !tiering.cgroups.starts_with(&eviction.cgroups) && !eviction.cgroups.starts_with(&tiering.cgroups)
+        }
         _ => true,
     };
     let rule = "must have other cgroups than [tiering], because both write memory.reclaim";

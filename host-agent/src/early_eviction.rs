@@ -14,7 +14,7 @@ mod tenant;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -40,6 +40,7 @@ use crate::{
         cgroup::{Cgroups, ReclaimResult},
         remote::{RemoteDevice, RemoteError},
         sysfs::{Sysfs, SysfsError},
+        tiers::{KernelMigration, Tiers},
     },
     records::{self, RecordsError},
 };
@@ -59,6 +60,9 @@ pub enum CycleError {
     /// The device is not in use as swap.
     #[error("early_eviction.device: {} is not in use as swap", .0.display())]
     NotSwap(PathBuf),
+    /// The kernel would demote memory instead of evicting it.
+    #[error("the kernel demotes memory instead of evicting it: /sys/kernel/mm/numa/demotion_enabled is true")]
+    Demotion,
     /// The tenants cannot be read.
     #[error("early_eviction.cgroups")]
     Cgroups(#[from] SysfsError),
@@ -96,6 +100,8 @@ pub struct EarlyEviction {
     policy: Policy,
     tenants: BTreeMap<Name, Tenant>,
     last_id: u32,
+    /// Cgroup names that were ignored, so that each is logged once.
+    ignored: BTreeSet<String>,
     /// Time of the last cycle.
     last: Option<Ns>,
 }
@@ -118,6 +124,7 @@ impl EarlyEviction {
             policy: Policy::new(inputs.config.settings).expect("the configuration limits the settings"),
             tenants: BTreeMap::new(),
             last_id: 0,
+            ignored: BTreeSet::new(),
             last: None,
             inputs,
         }
@@ -142,6 +149,9 @@ impl EarlyEviction {
         if !self.device.is_swap(&proc.text("swaps")?) {
             return Err(CycleError::NotSwap(self.device.path().to_owned()));
         }
+        if demotes_memory(&Sysfs::at(&self.inputs.sys), &proc) {
+            return Err(CycleError::Demotion);
+        }
         let of_vms = records::cgroups_of_vms::<CycleError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
         let mut names = self.cgroups.names()?;
         names.retain(|name| !of_vms.contains(name));
@@ -150,21 +160,45 @@ impl EarlyEviction {
         }
         let elapsed = self.last.replace(now).map_or(Ns::ZERO, |last| now.since(last));
         let mut before = std::mem::take(&mut self.tenants);
-        // Cgroups of other names cannot be tenants.
-        for name in names.iter().filter_map(|name| Name::new(name).ok()) {
-            let known = before.remove(&name);
-            // A tenant may end at any time. The errors of others are found by `host-agent doctor`.
-            if let Ok(tenant) = self.observe(&name, known, elapsed) {
-                self.tenants.insert(name, tenant);
+        self.ignored.retain(|name| names.contains(name));
+        for name in names {
+            match Name::new(&name) {
+                Ok(tenant) => match self.observe(&tenant, &mut before, elapsed) {
+                    Ok(state) => {
+                        self.ignored.remove(&name);
+                        self.tenants.insert(tenant, state);
+                    }
+                    Err(_) if !self.cgroups.exists(&name) => {} // the tenant has ended meanwhile
+                    Err(error) => self.ignore(name, &units::chain(&error)),
+                },
+                Err(error) => self.ignore(name, &error.to_string()),
             }
+        }
+        for (name, tenant) in &mut before {
+            restore_io_priority(&self.cgroups, &self.priority, name, tenant);
         }
         Ok(())
     }
 
-    fn observe(&mut self, name: &Name, known: Option<Tenant>, elapsed: Ns) -> Result<Tenant, SysfsError> {
+    /// Logs once that a cgroup is not a tenant.
+    fn ignore(&mut self, cgroup: String, error: &str) {
+        if !self.ignored.contains(&cgroup) {
+            tracing::warn!(cgroup, error, "no early eviction for a cgroup");
+            self.ignored.insert(cgroup);
+        }
+    }
+
+    /// Reads the counters of a tenant. Removes it from the tenants of the last cycle if it was one of them.
+    fn observe(
+        &mut self,
+        name: &Name,
+        before: &mut BTreeMap<Name, Tenant>,
+        elapsed: Ns,
+    ) -> Result<Tenant, SysfsError> {
         let inode = self.cgroups.inode(name.as_str())?;
         let counters = self.cgroups.eviction_counters(name.as_str())?;
-        if let Some(mut tenant) = known.filter(|tenant| tenant.inode == inode) {
+        let previous = before.remove(name).filter(|tenant| tenant.inode == inode);
+        if let Some(mut tenant) = previous {
             let settings = &self.inputs.config.settings;
             tenant.add_cycle(counters, &Cycle { elapsed, settings });
             return Ok(tenant);
@@ -175,6 +209,8 @@ impl EarlyEviction {
 
     /// Decides the thresholds and classes of the tenants with a limit, and sets the priorities of their I/O.
     fn decide(&mut self, now: Ns) -> Report {
+        let unlimited = self.tenants.iter_mut().filter(|(_, tenant)| tenant.sample().is_none());
+        unlimited.for_each(|(name, tenant)| restore_io_priority(&self.cgroups, &self.priority, name, tenant));
         let limited =
             self.tenants.iter_mut().filter_map(|(name, tenant)| Some((tenant.sample()?, name, tenant)));
         let (samples, limited): (Vec<_>, Vec<_>) =
@@ -205,23 +241,22 @@ impl EarlyEviction {
 
     /// Restores the default priority of the I/O of all tenants.
     fn restore_io_priorities(&mut self) {
-        let Some((file, value)) = self.priority.default_setting() else { return };
-        for (name, _) in self.tenants.iter().filter(|(_, tenant)| tenant.io_class.is_some()) {
-            let restored = self.cgroups.set_io_priority(name.as_str(), file, &value);
-            if let Err(error) = restored.or_else(|error| if error.is_gone() { Ok(()) } else { Err(error) }) {
-                let error = units::chain(&error);
-                tracing::warn!(tenant = %name, error, "cannot restore the priority of I/O");
-            }
+        for (name, tenant) in &mut self.tenants {
+            restore_io_priority(&self.cgroups, &self.priority, name, tenant);
         }
     }
 }
 
 /// Evicts memory above the threshold of a tenant, at most for one turn. Returns the time until its next turn.
 fn take_turn(cgroups: &Cgroups, name: &Name, tenant: &mut Tenant) -> Duration {
-    // A tenant that has ended is removed in the next cycle.
+    // A tenant that has ended is removed in the next cycle. The decision does not apply to its successor.
+    if cgroups.inode(name.as_str()).ok() != Some(tenant.inode) {
+        return Duration::MAX;
+    }
     let Ok(usage) = cgroups.memory(name.as_str()) else { return Duration::MAX };
     let excess = usage.saturating_sub(tenant.threshold);
-    if excess == Bytes::ZERO {
+    // The kernel reclaims whole pages, and more than one at a time.
+    if excess.get() < TURN_BYTES_MIN {
         return time_to_grow(tenant.threshold.saturating_sub(usage), tenant.growth);
     }
     let request = excess.min(turn_bytes(tenant.class));
@@ -248,6 +283,11 @@ fn take_turn(cgroups: &Cgroups, name: &Name, tenant: &mut Tenant) -> Duration {
     }
 }
 
+/// Returns whether the kernel demotes memory to a lower tier instead of evicting it.
+pub(crate) fn demotes_memory(sys: &Sysfs, proc: &Sysfs) -> bool {
+    KernelMigration::read(sys, proc).demotes && Tiers::find(sys).is_ok()
+}
+
 /// Returns the memory that is evicted in a turn of a class.
 fn turn_bytes(class: FlowClass) -> Bytes {
     Bytes::new((TURN_BYTES_MIN << (CLASSES - class.number())).min(RECLAIM_BYTES_PER_CALL_MAX))
@@ -269,5 +309,17 @@ fn set_io_class(cgroups: &Cgroups, priority: &IoPriority, name: &Name, tenant: &
     match cgroups.set_io_priority(name.as_str(), file, &value) {
         Ok(()) => tenant.io_class = Some(tenant.class),
         Err(error) => tenant.problem = units::chain(&error),
+    }
+}
+
+/// Restores the default priority of the I/O of a tenant, if its class was set.
+fn restore_io_priority(cgroups: &Cgroups, priority: &IoPriority, name: &Name, tenant: &mut Tenant) {
+    let (Some(_), Some((file, value))) = (tenant.io_class.take(), priority.default_setting()) else { return };
+    match cgroups.set_io_priority(name.as_str(), file, &value) {
+        Err(error) if cgroups.exists(name.as_str()) => {
+            let error = units::chain(&error);
+            tracing::warn!(tenant = %name, error, "cannot restore the priority of I/O");
+        }
+        Ok(()) | Err(_) => {}
     }
 }

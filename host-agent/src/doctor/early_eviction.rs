@@ -6,7 +6,7 @@ use std::path::Path;
 use super::{Finding, Machine, problems_or_passed, tenants::check_cgroups};
 use crate::{
     config::early_eviction::EarlyEviction,
-    early_eviction::IoPriority,
+    early_eviction::{IoPriority, demotes_memory},
     host::{remote::RemoteDevice, sysfs::Sysfs},
 };
 
@@ -20,6 +20,7 @@ pub(super) fn check_early_eviction(machine: &Machine, eviction: &EarlyEviction) 
     let problems = check_cgroups(CHECK, "early_eviction.cgroups", &eviction.cgroups, required)
         .into_iter()
         .chain(check_kernel_files(eviction))
+        .chain(check_demotion(machine))
         .chain(match &device {
             Ok(device) => check_swap(machine, device),
             Err(error) => Some(problem(
@@ -54,6 +55,13 @@ fn check_kernel_files(eviction: &EarlyEviction) -> Vec<Finding> {
     missing.map(|(file, fix)| problem(format!("the cgroup {dir} has no file {file}"), fix)).collect()
 }
 
+fn check_demotion(machine: &Machine) -> Option<Finding> {
+    demotes_memory(&machine.sys, &machine.proc).then(|| {
+        let message = "the kernel demotes memory to slower memory instead of evicting it".to_owned();
+        problem(message, "echo 0 > /sys/kernel/mm/numa/demotion_enabled, or remove [early_eviction]")
+    })
+}
+
 fn check_swap(machine: &Machine, device: &RemoteDevice) -> Option<Finding> {
     if device.is_swap(&machine.proc.text("swaps").unwrap_or_default()) {
         return None;
@@ -85,6 +93,9 @@ mod tests {
             ("tenants/cgroup.subtree_control", "memory cpu"),
             ("tenants/memory.reclaim", ""),
             ("proc/swaps", "Filename Type Size Used Priority"),
+            ("sys/kernel/mm/numa/demotion_enabled", "true"),
+            ("sys/devices/system/node/has_memory", "0,2"),
+            ("sys/devices/system/node/has_cpu", "0"),
         ]);
         let machine = Machine {
             sys: Sysfs::at(fake.path("sys")),
@@ -103,11 +114,12 @@ mod tests {
         for expected in [
             "lack the controllers io",
             "has no file memory.pressure",
+            "demotes memory to slower memory instead of evicting it",
             "early_eviction.device: /dev/null is not a block device",
         ] {
             assert!(all.contains(expected), "{expected}: {all}");
         }
-        assert_eq!(findings.len(), 3);
+        assert_eq!(findings.len(), 4);
         let unsupported = check_io_priority(&IoPriority::Unsupported { scheduler: "none".to_owned() });
         assert!(!unsupported.ok && unsupported.message.contains("the scheduler none has no priorities"));
         let device = RemoteDevice::fake(&fake.path("sys"));

@@ -108,6 +108,8 @@ impl Tenant {
         self.urgent <<= 1;
         self.urgent |= u64::from(is_blocked && self.urgent.count_ones() < URGENT_CYCLES_MAX);
         self.is_exhausted = false;
+        // Without a limit, there is no decision.
+        (self.threshold, self.growth) = (Bytes::new(u64::MAX), Bytes::ZERO);
     }
 
     /// Returns the sample for the policy, or `None` without a memory limit.

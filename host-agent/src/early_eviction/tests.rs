@@ -1,4 +1,4 @@
-//! Tests of early eviction with simulated cgroups. `tests/tests/emulated` tests it with a real kernel.
+//! Tests of early eviction with simulated cgroups. `cargo xtask rack eviction` runs it on a real kernel.
 
 use std::fs;
 
@@ -180,6 +180,8 @@ fn cgroup_of_the_same_name_is_a_new_tenant() {
     assert_eq!(host.eviction.evict(), Duration::MAX, "the tenant has ended in the cycle");
     cgroup::fake::add(&host.cgroups, "db");
     host.set("db", 195, 0, 0);
+    assert_eq!(host.eviction.evict(), Duration::MAX, "the decision was for another cgroup");
+    assert_eq!(host.take_request("db"), None);
     let report = host.cycle();
     let evicted: Vec<_> =
         report.tenants.iter().map(|tenant| (tenant.name.as_str(), tenant.counts.evicted)).collect();
@@ -199,4 +201,55 @@ fn memory_of_vms_and_of_cgroups_without_a_limit_is_not_evicted() {
     assert_eq!(host.cycle().tenants.len(), 0);
     assert_eq!(host.eviction.evict(), Duration::MAX);
     assert_eq!((host.take_request("vm"), host.take_request("free")), (None, None));
+}
+
+#[test]
+fn tenant_whose_limit_is_removed_is_not_evicted_any_more() {
+    let mut host = FakeHost::new(&["db"], true);
+    host.set("db", 195, 0, 0);
+    host.cycle();
+    host.cgroups.files("db", &[("memory.high", "max")]);
+    assert_eq!(host.cycle().tenants.len(), 0);
+    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!(host.take_request("db"), None);
+    assert_eq!(host.priority("db"), "7:7 default");
+}
+
+#[test]
+fn unreadable_cgroup_does_not_affect_other_tenants() {
+    let mut host = FakeHost::new(&["a", "b"], true);
+    host.set("a", 195, 0, 0);
+    host.set("b", 195, 0, 0);
+    host.cycle();
+    assert_eq!(host.priority("a"), "7:7 500");
+    fs::remove_file(host.cgroups.path("a/memory.pressure")).unwrap();
+    let names =
+        |report: Report| report.tenants.iter().map(|tenant| tenant.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(host.cycle()), ["b"]);
+    assert_eq!(host.priority("a"), "7:7 default");
+    assert_eq!(host.eviction.ignored, ["a".to_owned()].into());
+    host.set("a", 195, 0, 0);
+    assert_eq!(names(host.cycle()), ["a", "b"]);
+    assert_eq!(host.eviction.ignored, [].into());
+}
+
+#[test]
+fn less_than_the_smallest_turn_is_not_evicted() {
+    let mut host = FakeHost::new(&["db"], false);
+    host.set("db", 192, 0, 0);
+    host.cycle();
+    host.cgroups.files("db", &[("memory.current", &((192 << 20) + 4000_u64).to_string())]);
+    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!(host.take_request("db"), None);
+}
+
+#[test]
+fn nothing_is_evicted_while_the_kernel_demotes_memory() {
+    let mut host = FakeHost::new(&["db"], false);
+    host.set("db", 195, 0, 0);
+    host.sys.files("kernel/mm/numa", &[("demotion_enabled", "true")]);
+    assert_eq!(host.cycle().reason, "", "there is no slower memory");
+    host.sys.files("devices/system/node", &[("has_memory", "0,2"), ("has_cpu", "0")]);
+    assert!(host.cycle().reason.starts_with("the kernel demotes memory instead of evicting it"));
+    assert_eq!(host.eviction.evict(), Duration::MAX);
 }

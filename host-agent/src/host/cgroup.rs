@@ -1,8 +1,8 @@
 //! Tenants of Symbiosis, fair tiering and early eviction, each a cgroup (version 2): their names, the
 //! kernel's counters, the limits on memory and I/O bandwidth that enforce a share, the request to demote
 //! or evict pages, and the priority of I/O. Only the files `memory.high` and `io.max` (Symbiosis),
-//! `memory.reclaim` (fair tiering or early eviction), and `io.bfq.weight`, `io.weight` or
-//! `io.prio.class` (early eviction) are written. Each file has one writer.
+//! `memory.reclaim` (fair tiering or early eviction), and `io.bfq.weight` or `io.prio.class` (early
+//! eviction) are written. Each file has one writer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -399,7 +399,7 @@ impl Cgroups {
         self.files.number(format!("{name}/memory.current")).map(Bytes::new)
     }
 
-    /// Sets the priority of a tenant's I/O in a file such as `io.weight`.
+    /// Sets the priority of a tenant's I/O in a file such as `io.bfq.weight`.
     ///
     /// # Errors
     /// The tenant does not exist, or the kernel rejects the value.
@@ -433,10 +433,12 @@ impl Cgroups {
 
     /// Reads a limit in bytes; `None` for `max`.
     fn read_limit(&self, name: &str, file: &str) -> Result<Option<Bytes>, SysfsError> {
-        if self.text(name, file)? == "max" {
+        let text = self.text(name, file)?;
+        if text == "max" {
             return Ok(None);
         }
-        Ok(Some(Bytes::new(self.files.number(format!("{name}/{file}"))?)))
+        let bytes = text.parse().map(|bytes| Some(Bytes::new(bytes)));
+        bytes.map_err(|_| self.files.unreadable_error(format!("{name}/{file}"), truncate(&text), "a number"))
     }
 
     fn parse(&self, name: &str, file: &str, text: &str, key: &'static str) -> Result<u64, SysfsError> {

@@ -37,11 +37,17 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=20))]
     rounds: u64,
     /// Growth rate of a program without a limit, divided by the bandwidth of its swap drive
-    #[arg(long, value_name = "RATIO", default_value_t = 2.0)]
+    #[arg(long, value_name = "RATIO", default_value_t = 2.0, value_parser = parse_ratio)]
     ratio: f64,
     /// Compare only this program
     #[arg(long, value_enum)]
     program: Option<Program>,
+}
+
+/// Parses the ratio of the growth rate and the bandwidth.
+fn parse_ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio| (0.1..=100.0).contains(ratio));
+    ratio.ok_or_else(|| "must be a number from 0.1 to 100".to_owned())
 }
 
 /// Program that needs more memory than it may use.
@@ -269,10 +275,10 @@ fn set(host: &RackHost, setting: Setting, interrupt: &Interrupt) -> Result<(), F
 fn measure(host: &RackHost, program: Program, limits: Option<Limits>) -> Result<Run, Failure> {
     let mut script = format!("cg={CGROUPS}/{}\nmkdir $cg\n", program.name());
     if let Some(Limits { memory_mib, bytes_per_s }) = limits {
-        let _ = writeln!(script, "echo {memory_mib}M > $cg/memory.max");
+        let _ = writeln!(script, "echo {memory_mib}M > $cg/memory.max || exit 1");
         let _ = writeln!(
             script,
-            "echo \"$(cat /sys/class/block/vda/dev) rbps={bytes_per_s} wbps={bytes_per_s}\" > $cg/io.max"
+            "echo \"$(cat /sys/class/block/vda/dev) rbps={bytes_per_s} wbps={bytes_per_s}\" > $cg/io.max || exit 1"
         );
     }
     script += "(while :; do echo $(cut -d ' ' -f 1 /proc/uptime) $(cat $cg/memory.current); sleep 0.1; done) > /tmp/usage 2> /dev/null &

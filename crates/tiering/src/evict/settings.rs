@@ -13,7 +13,8 @@ pub struct Settings {
     pub cycle: Ns,
     /// Smallest threshold (T_lower), as a fraction of the limit. Default: 50 %.
     pub lower: Fraction,
-    /// Distance of the largest threshold (T_upper) from the limit. Default: 8 MiB, as in Fastswap.
+    /// Distance of the largest threshold (T_upper) from the limit, at most 1/8 of the limit. Default: 8 MiB,
+    /// as in Fastswap.
     pub reserve: Bytes,
     /// Eviction rate of a tenant before its first eviction, in bytes per second. Default: 287 MB/s, which
     /// is the rate of one CPU in the paper.
@@ -64,13 +65,16 @@ impl Settings {
     const CYCLE_MIN: Ns = Ns::ms(1);
     /// Longest cycle.
     const CYCLE_MAX: Ns = Ns::secs(60);
+    /// Part of the limit that the reserve does not exceed, as a divisor. A reserve as large as the limit
+    /// would evict all memory.
+    const RESERVE_DIVISOR: u64 = 8;
     /// Largest number of cycles of a reset.
     const RESET_CYCLES_MAX: u32 = 1000;
 
-    /// Returns the largest threshold (T_upper) of a tenant: its limit without the reserve. If the reserve
-    /// is larger than the limit, the threshold is 0.
+    /// Returns the largest threshold (T_upper) of a tenant: its limit without the reserve.
     pub fn upper_threshold(&self, limit: Bytes) -> Bytes {
-        limit.saturating_sub(self.reserve)
+        let reserve_max = Bytes::new(limit.get() / Self::RESERVE_DIVISOR);
+        limit.saturating_sub(self.reserve.min(reserve_max))
     }
 
     /// Returns the smallest threshold (T_lower) of a tenant, at most the largest one.

@@ -33,6 +33,14 @@ fn thresholds_equal_published_vectors() {
 }
 
 #[test]
+fn reserve_is_at_most_an_eighth_of_the_limit() {
+    let settings = Settings::default();
+    let upper = [0, 8, 64, 80].map(|mib| settings.upper_threshold(Bytes::mib(mib)));
+    assert_eq!(upper, [0, 7, 56, 72].map(Bytes::mib));
+    assert_eq!(settings.lower_threshold(Bytes::mib(8)), Bytes::mib(4));
+}
+
+#[test]
 fn pulled_back_threshold_is_the_previous_one_for_infinite_beta() {
     for form in [PullBack::Arithmetic, PullBack::Harmonic] {
         assert_eq!(updated(form, 100.0, 2.0, f64::INFINITY, 10.0), 100.0);
