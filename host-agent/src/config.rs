@@ -169,16 +169,18 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let early_eviction = top.take_section("early_eviction");
     let early_eviction =
         early_eviction.map_or(Some(None), |section| early_eviction::parse(section, base).map(Some));
-    let is_other = match (tiering.as_ref().map(Option::as_ref), early_eviction.as_ref().map(Option::as_ref)) {
-        (Some(Some(tiering)), Some(Some(eviction))) => {
-            !tiering.cgroups.starts_with(&eviction.cgroups) && !eviction.cgroups.starts_with(&tiering.cgroups)
-        }
-        _ => true,
-    };
+    let has_own_cgroups =
+        match (tiering.as_ref().map(Option::as_ref), early_eviction.as_ref().map(Option::as_ref)) {
+            (Some(Some(tiering)), Some(Some(eviction))) => {
+                !tiering.cgroups.starts_with(&eviction.cgroups)
+                    && !eviction.cgroups.starts_with(&tiering.cgroups)
+            }
+            _ => true,
+        };
     let rule = "must have other cgroups than [tiering], because both write memory.reclaim";
-    let is_other = top.check(is_other, "early_eviction", rule);
+    let has_own_cgroups = top.check(has_own_cgroups, "early_eviction", rule);
     top.reject_unknown_keys();
-    is_other?;
+    has_own_cgroups?;
     is_same?;
     has_reservation?;
     let Agent {

@@ -14,7 +14,7 @@ mod tenant;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -29,10 +29,7 @@ use units::{
 };
 
 use self::tenant::{Cycle, Tenant};
-pub use self::{
-    io_class::IoPriority,
-    run::{EvictionThread, Runner},
-};
+pub use self::{io_class::IoPriority, run::CycleRunner};
 use crate::{
     config::early_eviction::EarlyEviction as Config,
     eviction_report::{Report, TenantReport},
@@ -43,6 +40,7 @@ use crate::{
         tiers::{KernelMigration, Tiers},
     },
     records::{self, RecordsError},
+    tenant_cgroups::IgnoredCgroups,
 };
 
 /// Memory that is evicted in one turn of a tenant with the least urgent class. Each more urgent class gets
@@ -100,8 +98,7 @@ pub struct EarlyEviction {
     policy: Policy,
     tenants: BTreeMap<Name, Tenant>,
     last_id: u32,
-    /// Cgroup names that were ignored, so that each is logged once.
-    ignored: BTreeSet<String>,
+    ignored: IgnoredCgroups,
     /// Time of the last cycle.
     last: Option<Ns>,
 }
@@ -124,7 +121,7 @@ impl EarlyEviction {
             policy: Policy::new(inputs.config.settings).expect("the configuration limits the settings"),
             tenants: BTreeMap::new(),
             last_id: 0,
-            ignored: BTreeSet::new(),
+            ignored: IgnoredCgroups::default(),
             last: None,
             inputs,
         }
@@ -152,59 +149,24 @@ impl EarlyEviction {
         if demotes_memory(&Sysfs::at(&self.inputs.sys), &proc) {
             return Err(CycleError::Demotion);
         }
-        let of_vms = records::cgroups_of_vms::<CycleError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
+        let vm_cgroups =
+            records::cgroups_of_vms::<CycleError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
         let mut names = self.cgroups.names()?;
-        names.retain(|name| !of_vms.contains(name));
+        names.retain(|name| !vm_cgroups.contains(name));
         if names.len() > TENANTS_PER_HOST_MAX {
             return Err(CycleError::TooManyTenants { count: names.len() });
         }
         let elapsed = self.last.replace(now).map_or(Ns::ZERO, |last| now.since(last));
         let mut before = std::mem::take(&mut self.tenants);
-        self.ignored.retain(|name| names.contains(name));
-        for name in names {
-            match Name::new(&name) {
-                Ok(tenant) => match self.observe(&tenant, &mut before, elapsed) {
-                    Ok(state) => {
-                        self.ignored.remove(&name);
-                        self.tenants.insert(tenant, state);
-                    }
-                    Err(_) if !self.cgroups.exists(&name) => {} // the tenant has ended meanwhile
-                    Err(error) => self.ignore(name, &units::chain(&error)),
-                },
-                Err(error) => self.ignore(name, &error.to_string()),
-            }
-        }
+        let Self { inputs, cgroups, last_id, .. } = self;
+        let settings = &inputs.config.settings;
+        self.tenants = self.ignored.read_tenants(cgroups, names, |name| {
+            observe(cgroups, name, &mut before, last_id, &Cycle { elapsed, settings })
+        });
         for (name, tenant) in &mut before {
             restore_io_priority(&self.cgroups, &self.priority, name, tenant);
         }
         Ok(())
-    }
-
-    /// Logs once that a cgroup is not a tenant.
-    fn ignore(&mut self, cgroup: String, error: &str) {
-        if !self.ignored.contains(&cgroup) {
-            tracing::warn!(cgroup, error, "no early eviction for a cgroup");
-            self.ignored.insert(cgroup);
-        }
-    }
-
-    /// Reads the counters of a tenant. Removes it from the tenants of the last cycle if it was one of them.
-    fn observe(
-        &mut self,
-        name: &Name,
-        before: &mut BTreeMap<Name, Tenant>,
-        elapsed: Ns,
-    ) -> Result<Tenant, SysfsError> {
-        let inode = self.cgroups.inode(name.as_str())?;
-        let counters = self.cgroups.eviction_counters(name.as_str())?;
-        let previous = before.remove(name).filter(|tenant| tenant.inode == inode);
-        if let Some(mut tenant) = previous {
-            let settings = &self.inputs.config.settings;
-            tenant.add_cycle(counters, &Cycle { elapsed, settings });
-            return Ok(tenant);
-        }
-        self.last_id = self.last_id.wrapping_add(1);
-        Ok(Tenant::new(TenantId(self.last_id), inode, counters))
     }
 
     /// Decides the thresholds and classes of the tenants with a limit, and sets the priorities of their I/O.
@@ -224,6 +186,7 @@ impl EarlyEviction {
             if self.inputs.config.io_classes && tenant.io_class != Some(decided.class) {
                 set_io_class(&self.cgroups, &self.priority, name, tenant);
             }
+            tenant.log_new_problem(name);
             let (counts, problem) = (tenant.counts, std::mem::take(&mut tenant.problem));
             reports.push(TenantReport { name: name.clone(), decided: *decided, counts, problem });
         }
@@ -245,6 +208,24 @@ impl EarlyEviction {
             restore_io_priority(&self.cgroups, &self.priority, name, tenant);
         }
     }
+}
+
+/// Reads the counters of a tenant. Removes it from the tenants of the last cycle if it was one of them.
+fn observe(
+    cgroups: &Cgroups,
+    name: &Name,
+    before: &mut BTreeMap<Name, Tenant>,
+    last_id: &mut u32,
+    cycle: &Cycle<'_>,
+) -> Result<Tenant, SysfsError> {
+    let inode = cgroups.inode(name.as_str())?;
+    let counters = cgroups.eviction_counters(name.as_str())?;
+    if let Some(mut tenant) = before.remove(name).filter(|tenant| tenant.inode == inode) {
+        tenant.add_cycle(counters, cycle);
+        return Ok(tenant);
+    }
+    *last_id = last_id.wrapping_add(1);
+    Ok(Tenant::new(TenantId(*last_id), inode, counters))
 }
 
 /// Evicts memory above the threshold of a tenant, at most for one turn. Returns the time until its next turn.

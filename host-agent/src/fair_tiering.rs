@@ -30,7 +30,7 @@ use tiering::fair::{
 };
 use units::{Bytes, Name, Ns, SLICE, limits::TENANTS_PER_HOST_MAX};
 
-pub use self::run::{StepRunner, TieringThread};
+pub use self::run::StepRunner;
 use self::{
     accesses::TenantProcess,
     mover::{KernelMover, PageMover},
@@ -48,6 +48,7 @@ use crate::{
     records::{self, RecordsError},
     report_slot::ReportSlot,
     shares::{self, SharesState},
+    tenant_cgroups::IgnoredCgroups,
     tenant_profiles::TenantProfiles,
     tiering_report::Report,
 };
@@ -129,8 +130,7 @@ pub struct FairTiering {
     shares: Option<BTreeMap<Name, Bytes>>,
     /// Processes of tenants at the last step.
     processes: BTreeSet<TenantProcess>,
-    /// Cgroup names that were ignored, so that each is logged once.
-    ignored: BTreeSet<String>,
+    ignored: IgnoredCgroups,
     /// Time of the last step.
     last: Option<Ns>,
     /// Largest error of the counters of a cgroup.
@@ -176,7 +176,7 @@ impl FairTiering {
             last_id: 0,
             shares: None,
             processes: BTreeSet::new(),
-            ignored: BTreeSet::new(),
+            ignored: IgnoredCgroups::default(),
             last: None,
             counter_error: step::counter_error(&Sysfs::at(&inputs.kernel.sys)),
             steps: 0,
@@ -296,45 +296,29 @@ impl FairTiering {
         if names.len() > TENANTS_PER_HOST_MAX {
             return Err(StepError::TooManyTenants { count: names.len() });
         }
-        self.ignored.retain(|name| names.contains(name));
         let mut before = std::mem::take(&mut self.tenants);
-        for name in names {
-            let Ok(tenant) = Name::new(&name) else {
-                if self.ignored.insert(name.clone()) {
-                    tracing::warn!(cgroup = name, "ignoring cgroup with an invalid tenant name");
-                }
-                continue;
-            };
-            match self.read_tenant(&tenant, before.remove(&tenant)) {
-                Ok(state) => {
-                    self.ignored.remove(&name);
-                    self.tenants.insert(tenant, state);
-                }
-                Err(_) if !self.cgroups.exists(&name) => {} // the tenant has ended meanwhile
-                Err(error) => {
-                    let error = units::chain(&error);
-                    if self.ignored.insert(name.clone()) {
-                        tracing::warn!(
-                            cgroup = name,
-                            error,
-                            "ignoring a tenant whose counters cannot be read"
-                        );
-                    }
-                }
-            }
-        }
+        let (cgroups, last_id) = (&self.cgroups, &mut self.last_id);
+        self.tenants = self
+            .ignored
+            .read_tenants(cgroups, names, |name| read_tenant(cgroups, name, before.remove(name), last_id));
         Ok(())
     }
+}
 
-    fn read_tenant(&mut self, name: &Name, before: Option<Tenant>) -> Result<Tenant, SysfsError> {
-        let inode = self.cgroups.inode(name.as_str())?;
-        let counters = self.cgroups.tier_counters(name.as_str())?;
-        let known = before.filter(|tenant| tenant.inode == inode);
-        let mut tenant = known.unwrap_or_else(|| {
-            self.last_id = self.last_id.wrapping_add(1);
-            Tenant::new(TenantId(self.last_id), inode)
-        });
-        tenant.counters = counters;
-        Ok(tenant)
-    }
+/// Reads the counters of a tenant, which is `before` unless its cgroup was created again.
+fn read_tenant(
+    cgroups: &Cgroups,
+    name: &Name,
+    before: Option<Tenant>,
+    last_id: &mut u32,
+) -> Result<Tenant, SysfsError> {
+    let inode = cgroups.inode(name.as_str())?;
+    let counters = cgroups.tier_counters(name.as_str())?;
+    let known = before.filter(|tenant| tenant.inode == inode);
+    let mut tenant = known.unwrap_or_else(|| {
+        *last_id = last_id.wrapping_add(1);
+        Tenant::new(TenantId(*last_id), inode)
+    });
+    tenant.counters = counters;
+    Ok(tenant)
 }

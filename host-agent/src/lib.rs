@@ -2,6 +2,7 @@
 //! of each VM, and passes memory to VMs. The state machine [`pool::agent`] makes the decisions;
 //! this crate performs them.
 
+pub mod component_thread;
 pub mod config;
 pub mod convert;
 pub mod doctor;
@@ -28,6 +29,7 @@ pub mod shares;
 #[cfg(test)]
 mod skipped;
 pub mod symbiosis;
+mod tenant_cgroups;
 pub mod tenant_profiles;
 pub mod tiering_report;
 pub mod usage;

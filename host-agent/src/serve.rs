@@ -28,10 +28,11 @@ use tokio::{
 use units::{InstanceId, Name, Ns};
 
 use crate::{
+    component_thread::ComponentThread,
     config::{Backend, Config, ConfigError},
     driver::{Driver, DriverInputs, Handle},
-    early_eviction::{self, EvictionThread},
-    fair_tiering::{self, KernelRoots, StepRunner, TieringThread},
+    early_eviction::{self, CycleRunner},
+    fair_tiering::{self, KernelRoots, StepRunner},
     host::{
         Host, HostError,
         cxl::{CxlError, CxlMemory, Device},
@@ -54,7 +55,7 @@ use crate::{
     session::{self, AgentIdentity},
     session_channel::SessionEvent,
     shares::SharesState,
-    symbiosis::{self, KernelPaths, SymbiosisThread},
+    symbiosis::{self, KernelPaths},
     tenant_profiles::TenantProfiles,
     tiering_report::Report,
     usage,
@@ -232,7 +233,7 @@ fn start_symbiosis(
     metrics: Arc<Metrics>,
     shares: Arc<SharesState>,
     profiles: Option<Arc<TenantProfiles>>,
-) -> Option<SymbiosisThread> {
+) -> Option<ComponentThread> {
     let sharing = config.symbiosis.clone()?;
     tracing::info!(cgroups = %sharing.cgroups.display(), epoch = %sharing.epoch, "starting Symbiosis");
     let kernel = KernelPaths { sys: SYS.into(), swaps: SWAPS_FILE.into() };
@@ -251,7 +252,7 @@ fn start_tiering(
     shares: Arc<SharesState>,
     profiles: Option<Arc<TenantProfiles>>,
     reports: Arc<ReportSlot<Report>>,
-) -> Option<TieringThread> {
+) -> Option<ComponentThread> {
     let tiering = config.tiering.clone()?;
     tracing::info!(cgroups = %tiering.cgroups.display(), step = %tiering.step, "starting fair tiering");
     let slices = tiering.reservation.clone().map(|reservation| {
@@ -272,13 +273,13 @@ fn start_tiering(
 }
 
 /// Starts early eviction, if it is configured.
-fn start_early_eviction(config: &Config, metrics: Arc<Metrics>) -> Option<EvictionThread> {
+fn start_early_eviction(config: &Config, metrics: Arc<Metrics>) -> Option<ComponentThread> {
     let eviction = config.early_eviction.clone()?;
     let (cgroups, device) = (eviction.cgroups.display(), eviction.device.display());
     tracing::info!(%cgroups, %device, "starting early eviction");
     let (runtime_dir, sys, proc) = (config.runtime_dir.clone(), SYS.into(), PROC.into());
     let inputs = early_eviction::Inputs { config: eviction, runtime_dir, sys, proc };
-    Some(early_eviction::Runner { inputs, metrics }.start())
+    Some(CycleRunner { inputs, metrics }.start())
 }
 
 /// Updates the number of online slices of a reservation until the agent stops.

@@ -40,7 +40,7 @@ use self::{
 };
 pub use self::{
     persisted_shares::{PersistedShares, PersistedSharesError},
-    run::{EpochRunner, SymbiosisThread},
+    run::EpochRunner,
 };
 use crate::{
     config::symbiosis::{EnforcementMethod, Symbiosis as Config},

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io::{Seek as _, Write as _},
+    io::{Read as _, Seek as _, Write as _},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -147,7 +147,11 @@ fn ensure_downloaded(folder: &Path) -> Result<(), Failure> {
 }
 
 fn read(path: &Path) -> Result<FlowNetwork, Failure> {
-    let bytes = fs::read(path).map_err(Failure::file_error("read", path))?;
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(Failure::file_error("open", path))?;
+    // One more byte than permitted shows that the file is too large.
+    let bytes_max = TIERING_SCENARIO_BYTES_MAX as u64 + 1;
+    file.take(bytes_max).read_to_end(&mut bytes).map_err(Failure::file_error("read", path))?;
     let invalid = |reason: String| Failure::BadResult(format!("cannot read {}: {reason}", path.display()));
     if bytes.len() > TIERING_SCENARIO_BYTES_MAX {
         return Err(invalid(format!("the file has more than {TIERING_SCENARIO_BYTES_MAX} bytes")));

@@ -39,8 +39,8 @@ pub struct Symbiosis {
 pub enum EnforcementMethod {
     /// The kernel swaps out memory above the share; swapping is limited to the share of the link.
     Swap,
-    /// The share is a target for a program that migrates pages between local and pool memory. There
-    /// is no such program yet, so the share is only reported.
+    /// The share of local memory is the tenant's protection in fair tiering. Without fair tiering, it is only
+    /// reported.
     Tiered,
     /// The share is only reported.
     Advise,

@@ -9,34 +9,21 @@ use std::{
 use units::Ns;
 
 use super::{EarlyEviction, Inputs};
-use crate::{eviction_report::Report, metrics::Metrics};
+use crate::{component_thread::ComponentThread, eviction_report::Report, metrics::Metrics};
 
 /// Inputs of the thread.
 #[derive(Clone, Debug)]
-pub struct Runner {
+pub struct CycleRunner {
     /// Inputs of early eviction.
     pub inputs: Inputs,
     /// Metrics that are updated in each cycle.
     pub metrics: Arc<Metrics>,
 }
 
-/// Handle of the thread. Dropping it stops early eviction; the kernel then evicts memory at the limits.
-#[derive(Debug)]
-pub struct EvictionThread {
-    _stop: mpsc::Sender<()>,
-}
-
-impl Runner {
-    /// Starts the thread.
-    pub fn start(self) -> EvictionThread {
-        let (stop, stopped) = mpsc::channel();
-        let cycles = tokio::task::spawn_blocking(move || self.run_cycles(&stopped));
-        tokio::spawn(async move {
-            if let Err(error) = cycles.await {
-                tracing::error!(%error, "early eviction ended unexpectedly; restart the agent");
-            }
-        });
-        EvictionThread { _stop: stop }
+impl CycleRunner {
+    /// Starts the thread. The kernel evicts memory at the limits when it stops.
+    pub fn start(self) -> ComponentThread {
+        ComponentThread::start("early eviction", move |stopped| self.run_cycles(stopped))
     }
 
     /// Runs cycles until the sender of `stopped` is dropped. A failed initialization is retried.
@@ -45,10 +32,10 @@ impl Runner {
         let cycle = self.inputs.config.settings.cycle.as_duration();
         let (mut opened, mut last_reason) = (None, None);
         loop {
-            let begun = Instant::now();
+            let cycle_start = Instant::now();
             let report = match opened.take().map_or_else(|| EarlyEviction::open(self.inputs.clone()), Ok) {
                 Ok(mut eviction) => {
-                    let report = eviction.begin_cycle(Ns::from(begun.duration_since(started)));
+                    let report = eviction.begin_cycle(Ns::from(cycle_start.duration_since(started)));
                     opened = Some(eviction);
                     report
                 }
@@ -58,7 +45,7 @@ impl Runner {
             };
             log_change(&report, &mut last_reason);
             self.metrics.observe_eviction(&report);
-            if !wait(opened.as_mut(), begun + cycle, stopped) {
+            if !wait(opened.as_mut(), cycle_start + cycle, stopped) {
                 break;
             }
         }

@@ -4,7 +4,7 @@ use tiering::{
     evict::{Counters, FlowClass, Settings, TenantSample},
     fair::TenantId,
 };
-use units::{Bytes, Ns};
+use units::{Bytes, Name, Ns};
 
 use crate::{eviction_report::Counts, host::cgroup::EvictionCounters};
 
@@ -49,7 +49,10 @@ pub(super) struct Tenant {
     pub class: FlowClass,
     /// Whether the kernel could not evict as much as requested in this cycle.
     pub is_exhausted: bool,
+    /// Reason why a request in this cycle had no effect; empty if all had.
     pub problem: String,
+    /// Problem that was logged last, so that a lasting problem is logged once.
+    logged_problem: String,
 }
 
 impl Tenant {
@@ -69,6 +72,7 @@ impl Tenant {
             class: FlowClass::LEAST_URGENT,
             is_exhausted: false,
             problem: String::new(),
+            logged_problem: String::new(),
         }
     }
 
@@ -110,6 +114,16 @@ impl Tenant {
         self.is_exhausted = false;
         // Without a limit, there is no decision.
         (self.threshold, self.growth) = (Bytes::new(u64::MAX), Bytes::ZERO);
+    }
+
+    /// Logs the problem of this cycle unless it is that of the last one.
+    pub fn log_new_problem(&mut self, name: &Name) {
+        if self.problem != self.logged_problem {
+            if !self.problem.is_empty() {
+                tracing::warn!(tenant = %name, problem = self.problem, "early eviction has no effect");
+            }
+            self.logged_problem.clone_from(&self.problem);
+        }
     }
 
     /// Returns the sample for the policy, or `None` without a memory limit.

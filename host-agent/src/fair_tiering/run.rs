@@ -9,7 +9,7 @@ use std::{
 use units::Ns;
 
 use super::{FairTiering, Inputs};
-use crate::{metrics::Metrics, tiering_report::Report};
+use crate::{component_thread::ComponentThread, metrics::Metrics, tiering_report::Report};
 
 /// Inputs of the thread.
 #[derive(Clone, Debug)]
@@ -20,23 +20,10 @@ pub struct StepRunner {
     pub metrics: Arc<Metrics>,
 }
 
-/// Handle of the thread. Dropping it stops the steps; pages remain where they are.
-#[derive(Debug)]
-pub struct TieringThread {
-    _stop: mpsc::Sender<()>,
-}
-
 impl StepRunner {
-    /// Starts the thread.
-    pub fn start(self) -> TieringThread {
-        let (stop, stopped) = mpsc::channel();
-        let steps = tokio::task::spawn_blocking(move || self.run_steps(&stopped));
-        tokio::spawn(async move {
-            if let Err(error) = steps.await {
-                tracing::error!(%error, "fair tiering ended unexpectedly; restart the agent");
-            }
-        });
-        TieringThread { _stop: stop }
+    /// Starts the thread. Pages remain where they are when it stops.
+    pub fn start(self) -> ComponentThread {
+        ComponentThread::start("fair tiering", move |stopped| self.run_steps(stopped))
     }
 
     /// Performs steps until the sender of `stopped` is dropped. A failed initialization is retried.

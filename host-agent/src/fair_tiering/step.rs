@@ -338,8 +338,8 @@ impl FairTiering {
             let (used, limit) = (slow_usage.get() >> 20, slow.capacity.get() >> 20);
             format!("tenants use {used} MiB of slower memory, more than their {limit} MiB: the kernel demoted or allocated it")
         });
-        let ignored = self.ignored.first().map(|name| {
-            let count = self.ignored.len();
+        let ignored = self.ignored.names().first().map(|name| {
+            let count = self.ignored.names().len();
             format!(
                 "{count} cgroups are ignored, for example {}: the name is invalid or the counters cannot be read",
                 QuotedText(name)

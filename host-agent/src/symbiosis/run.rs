@@ -9,6 +9,7 @@ use std::{
 
 use super::{Config, KernelPaths, Symbiosis, SymbiosisError};
 use crate::{
+    component_thread::ComponentThread,
     metrics::Metrics,
     shares::{Report, SharesState},
     tenant_profiles::TenantProfiles,
@@ -31,23 +32,10 @@ pub struct EpochRunner {
     pub metrics: Arc<Metrics>,
 }
 
-/// Handle of the thread. Dropping it stops the epochs; limits of tenants remain set.
-#[derive(Debug)]
-pub struct SymbiosisThread {
-    _stop: mpsc::Sender<()>,
-}
-
 impl EpochRunner {
-    /// Starts the thread.
-    pub fn start(self) -> SymbiosisThread {
-        let (stop, stopped) = mpsc::channel();
-        let epochs = tokio::task::spawn_blocking(move || self.run_epochs(&stopped));
-        tokio::spawn(async move {
-            if let Err(error) = epochs.await {
-                tracing::error!(%error, "Symbiosis ended unexpectedly; restart the agent");
-            }
-        });
-        SymbiosisThread { _stop: stop }
+    /// Starts the thread. Limits of tenants remain set when it stops.
+    pub fn start(self) -> ComponentThread {
+        ComponentThread::start("Symbiosis", move |stopped| self.run_epochs(stopped))
     }
 
     /// Runs epochs until the sender of `stopped` is dropped. A failed initialization is retried in
