@@ -169,18 +169,20 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let early_eviction = top.take_section("early_eviction");
     let early_eviction =
         early_eviction.map_or(Some(None), |section| early_eviction::parse(section, base).map(Some));
-    let has_own_cgroups =
-        match (tiering.as_ref().map(Option::as_ref), early_eviction.as_ref().map(Option::as_ref)) {
-            (Some(Some(tiering)), Some(Some(eviction))) => {
-                !tiering.cgroups.starts_with(&eviction.cgroups)
-                    && !eviction.cgroups.starts_with(&tiering.cgroups)
-            }
-            _ => true,
-        };
-    let rule = "must have other cgroups than [tiering], because both write memory.reclaim";
-    let has_own_cgroups = top.check(has_own_cgroups, "early_eviction", rule);
+    let is_compatible = match &early_eviction {
+        Some(Some(eviction)) => {
+            let (symbiosis, tiering) = (symbiosis.as_ref(), tiering.as_ref());
+            check_early_eviction(
+                &top,
+                eviction,
+                symbiosis.and_then(Option::as_ref),
+                tiering.and_then(Option::as_ref),
+            )
+        }
+        _ => Some(()),
+    };
     top.reject_unknown_keys();
-    has_own_cgroups?;
+    is_compatible?;
     is_same?;
     has_reservation?;
     let Agent {
@@ -210,6 +212,30 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         tiering: tiering?,
         early_eviction: early_eviction?,
     })
+}
+
+/// Checks that early eviction is compatible with the sections `[symbiosis]` and `[tiering]`.
+fn check_early_eviction(
+    top: &Section<'_>,
+    eviction: &EarlyEviction,
+    symbiosis: Option<&Symbiosis>,
+    tiering: Option<&Tiering>,
+) -> Option<()> {
+    let overlap = |other: &Path| other.starts_with(&eviction.cgroups) || eviction.cgroups.starts_with(other);
+    let has_own_cgroups = !tiering.is_some_and(|tiering| overlap(&tiering.cgroups));
+    let rule = "must have other cgroups than [tiering], because both write memory.reclaim";
+    let has_own_cgroups = top.check(has_own_cgroups, "early_eviction", rule);
+    let other_device = symbiosis
+        .filter(|symbiosis| overlap(&symbiosis.cgroups) && symbiosis.remote != eviction.device)
+        .map(|symbiosis| symbiosis.remote.display());
+    let has_same_device = other_device.map_or(Some(()), |remote| {
+        let rule = format!(
+            "device = \"{}\" must be symbiosis.remote ({remote}), because both have the same tenants",
+            eviction.device.display()
+        );
+        top.check(false, "early_eviction", &rule)
+    });
+    has_own_cgroups.and(has_same_device)
 }
 
 /// Section `[agent]`. Omitted keys are `None`.

@@ -3,15 +3,16 @@
 //! then do not wait for their own evictions. The crate `tiering` makes the decisions; the module `host`
 //! accesses the kernel.
 //!
-//! Tenants are cgroups with a memory limit and without VMs. One thread evicts for all tenants, in turn; the
-//! class of a tenant determines how much is evicted in its turn. Without this thread, or if it waits for a
-//! slow device, the kernel evicts memory at the limits as before. No state is stored.
+//! Tenants are cgroups with a memory limit and without VMs. One thread evicts for all tenants; their classes
+//! determine their parts of its time. Without this thread, or if it waits for a slow device, the kernel
+//! evicts memory at the limits as before. No state is stored.
 
 mod io_class;
 mod run;
 mod tenant;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::{
     collections::BTreeMap,
@@ -19,17 +20,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tiering::{
-    evict::{CLASSES, FlowClass, Policy},
-    fair::TenantId,
-};
-use units::{
-    Bytes, Name, Ns,
-    limits::{RECLAIM_BYTES_PER_CALL_MAX, TENANTS_PER_HOST_MAX},
-};
+use tiering::{evict::Policy, fair::TenantId};
+use units::{Bytes, Name, Ns, limits::TENANTS_PER_HOST_MAX};
 
-use self::tenant::{Cycle, Tenant};
 pub use self::{io_class::IoPriority, run::CycleRunner};
+use self::{tenant::Tenant, turns::Request};
 use crate::{
     config::early_eviction::EarlyEviction as Config,
     eviction_report::{Report, TenantReport},
@@ -43,9 +38,8 @@ use crate::{
     tenant_cgroups::IgnoredCgroups,
 };
 
-/// Memory that is evicted in one turn of a tenant with the least urgent class. Each more urgent class gets
-/// twice as much.
-const TURN_BYTES_MIN: u64 = 256 << 10;
+/// Time after which [`EarlyEviction::evict`] begins no further request.
+const PASS_TIME_MAX: Duration = Duration::from_millis(100);
 /// Shortest time between two checks of the usage.
 const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(10);
 
@@ -99,6 +93,8 @@ pub struct EarlyEviction {
     tenants: BTreeMap<Name, Tenant>,
     last_id: u32,
     ignored: IgnoredCgroups,
+    /// Smallest used time of the tenants in the last turns.
+    least_used: Ns,
     /// Time of the last cycle.
     last: Option<Ns>,
 }
@@ -122,6 +118,7 @@ impl EarlyEviction {
             tenants: BTreeMap::new(),
             last_id: 0,
             ignored: IgnoredCgroups::default(),
+            least_used: Ns::ZERO,
             last: None,
             inputs,
         }
@@ -149,20 +146,25 @@ impl EarlyEviction {
         if demotes_memory(&Sysfs::at(&self.inputs.sys), &proc) {
             return Err(CycleError::Demotion);
         }
-        let vm_cgroups =
-            records::cgroups_of_vms::<CycleError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
+        self.find_io_priority();
+        let excluded =
+            records::cgroups_of_vms_and_agent::<CycleError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
         let mut names = self.cgroups.names()?;
-        names.retain(|name| !vm_cgroups.contains(name));
+        names.retain(|name| !excluded.contains(name));
         if names.len() > TENANTS_PER_HOST_MAX {
             return Err(CycleError::TooManyTenants { count: names.len() });
         }
         let elapsed = self.last.replace(now).map_or(Ns::ZERO, |last| now.since(last));
         let mut before = std::mem::take(&mut self.tenants);
-        let Self { inputs, cgroups, last_id, .. } = self;
-        let settings = &inputs.config.settings;
-        self.tenants = self.ignored.read_tenants(cgroups, names, |name| {
-            observe(cgroups, name, &mut before, last_id, &Cycle { elapsed, settings })
-        });
+        let Self { cgroups, last_id, .. } = self;
+        self.tenants = self
+            .ignored
+            .read_tenants(cgroups, names, |name| observe(cgroups, name, &mut before, last_id, elapsed));
+        if self.inputs.config.io_classes {
+            // An agent that was killed may have left a priority.
+            let new = self.tenants.iter().filter(|(_, tenant)| tenant.is_new);
+            new.for_each(|(name, _)| write_default_io_priority(&self.cgroups, &self.priority, name));
+        }
         for (name, tenant) in &mut before {
             restore_io_priority(&self.cgroups, &self.priority, name, tenant);
         }
@@ -193,13 +195,40 @@ impl EarlyEviction {
         Report { reason: String::new(), tenants: reports }
     }
 
-    /// Gives each tenant above its threshold a turn, the most urgent first. Returns the time until a tenant
-    /// may exceed its threshold; zero if one does. The caller repeats this until the cycle ends.
-    pub fn evict(&mut self) -> Duration {
-        let mut turns: Vec<_> = self.tenants.iter_mut().filter(|(_, tenant)| !tenant.is_exhausted).collect();
-        turns.sort_by_key(|(_, tenant)| tenant.class);
-        let waits = turns.into_iter().map(|(name, tenant)| take_turn(&self.cgroups, name, tenant));
-        waits.min().unwrap_or(Duration::MAX)
+    /// Evicts memory of tenants above their threshold, for about [`PASS_TIME_MAX`]. The tenants whose requests
+    /// took the least time come first. `now` is as for [`Self::begin_cycle`]. Returns the time until a
+    /// tenant may exceed its threshold; zero if one does. The caller repeats this until the cycle ends.
+    pub fn evict(&mut self, now: Ns) -> Duration {
+        let mut next = Duration::MAX;
+        let mut waiting = Vec::new();
+        for (name, tenant) in &mut self.tenants {
+            match find_excess(&self.cgroups, name, tenant, now) {
+                Ok(excess) => waiting.push((name, tenant, excess)),
+                Err(wait) => next = next.min(wait),
+            }
+        }
+        waiting.iter_mut().for_each(|(_, tenant, _)| tenant.turns.rejoin(self.least_used));
+        waiting.sort_by_key(|(_, tenant, _)| (tenant.turns.used(), tenant.class));
+        let Some((_, first, _)) = waiting.first() else { return next };
+        self.least_used = first.turns.used();
+        let end = self.least_used.after(turns::REQUEST_TIME);
+        let started = Instant::now();
+        for (name, tenant, excess) in waiting {
+            if tenant.turns.used() >= end || started.elapsed() >= PASS_TIME_MAX {
+                break;
+            }
+            request(&self.cgroups, name, tenant, excess, now.after(Ns::from(started.elapsed())));
+        }
+        Duration::ZERO
+    }
+
+    /// Finds the method of setting priorities again, because the scheduler of the device may have changed.
+    fn find_io_priority(&mut self) {
+        let priority = IoPriority::find(&Sysfs::at(&self.inputs.sys), self.device.number());
+        if priority != self.priority {
+            self.restore_io_priorities();
+            self.priority = priority;
+        }
     }
 
     /// Restores the default priority of the I/O of all tenants.
@@ -216,62 +245,68 @@ fn observe(
     name: &Name,
     before: &mut BTreeMap<Name, Tenant>,
     last_id: &mut u32,
-    cycle: &Cycle<'_>,
+    elapsed: Ns,
 ) -> Result<Tenant, SysfsError> {
     let inode = cgroups.inode(name.as_str())?;
     let counters = cgroups.eviction_counters(name.as_str())?;
     if let Some(mut tenant) = before.remove(name).filter(|tenant| tenant.inode == inode) {
-        tenant.add_cycle(counters, cycle);
+        tenant.add_cycle(counters, elapsed);
         return Ok(tenant);
     }
     *last_id = last_id.wrapping_add(1);
     Ok(Tenant::new(TenantId(*last_id), inode, counters))
 }
 
-/// Evicts memory above the threshold of a tenant, at most for one turn. Returns the time until its next turn.
-fn take_turn(cgroups: &Cgroups, name: &Name, tenant: &mut Tenant) -> Duration {
+/// Returns the memory above the threshold of a tenant, or the time until there may be some.
+fn find_excess(cgroups: &Cgroups, name: &Name, tenant: &Tenant, now: Ns) -> Result<Bytes, Duration> {
+    let paused_for = tenant.turns.paused_for(now);
+    if !paused_for.is_zero() {
+        return Err(paused_for);
+    }
     // A tenant that has ended is removed in the next cycle. The decision does not apply to its successor.
     if cgroups.inode(name.as_str()).ok() != Some(tenant.inode) {
-        return Duration::MAX;
+        return Err(Duration::MAX);
     }
-    let Ok(usage) = cgroups.memory(name.as_str()) else { return Duration::MAX };
+    let usage = cgroups.memory(name.as_str()).map_err(|_| Duration::MAX)?;
     let excess = usage.saturating_sub(tenant.threshold);
     // The kernel reclaims whole pages, and more than one at a time.
-    if excess.get() < TURN_BYTES_MIN {
-        return time_to_grow(tenant.threshold.saturating_sub(usage), tenant.growth);
+    if excess.get() < turns::REQUEST_BYTES_MIN {
+        return Err(time_to_grow(tenant.threshold.saturating_sub(usage), tenant.growth));
     }
-    let request = excess.min(turn_bytes(tenant.class));
+    Ok(excess)
+}
+
+/// Requests the kernel to evict memory of a tenant.
+fn request(cgroups: &Cgroups, name: &Name, tenant: &mut Tenant, excess: Bytes, now: Ns) {
+    let before = cgroups.memory(name.as_str()).unwrap_or_default();
+    let requested = tenant.turns.request_size(excess);
     let started = Instant::now();
-    let result = cgroups.reclaim(name.as_str(), request);
-    tenant.requesting = tenant.requesting.after(Ns::from(started.elapsed()));
-    match result {
-        Ok(ReclaimResult::Complete) => {
-            tenant.counts.evicted = tenant.counts.evicted.saturating_add(request);
-            Duration::ZERO
-        }
+    let result = cgroups.reclaim(name.as_str(), requested);
+    let elapsed = Ns::from(started.elapsed());
+    tenant.requesting = tenant.requesting.after(elapsed);
+    let evicted = match result {
+        Ok(ReclaimResult::Complete) => requested,
+        // The tenant may have grown meanwhile, so that this is too small.
         Ok(ReclaimResult::Incomplete) => {
-            let left = cgroups.memory(name.as_str()).unwrap_or(usage);
-            tenant.counts.evicted = tenant.counts.evicted.saturating_add(usage.saturating_sub(left));
-            tenant.is_exhausted = true;
-            "the kernel evicts less memory than requested".clone_into(&mut tenant.problem);
-            Duration::MAX
+            before.saturating_sub(cgroups.memory(name.as_str()).unwrap_or(before)).min(requested)
         }
         Err(error) => {
-            tenant.is_exhausted = true;
+            tenant.turns.fail(now);
             tenant.problem = units::chain(&error);
-            Duration::MAX
+            return;
         }
+    };
+    tenant.counts.evicted = tenant.counts.evicted.saturating_add(evicted);
+    let now = now.after(elapsed);
+    tenant.turns.add(&Request { class: tenant.class, requested, evicted, elapsed, now });
+    if tenant.turns.is_failing() {
+        "the kernel evicts less memory than requested".clone_into(&mut tenant.problem);
     }
 }
 
 /// Returns whether the kernel demotes memory to a lower tier instead of evicting it.
 pub(crate) fn demotes_memory(sys: &Sysfs, proc: &Sysfs) -> bool {
     KernelMigration::read(sys, proc).demotes && Tiers::find(sys).is_ok()
-}
-
-/// Returns the memory that is evicted in a turn of a class.
-fn turn_bytes(class: FlowClass) -> Bytes {
-    Bytes::new((TURN_BYTES_MIN << (CLASSES - class.number())).min(RECLAIM_BYTES_PER_CALL_MAX))
 }
 
 /// Returns the time in which a tenant grows by `bytes` at a rate in bytes per second, at least
@@ -295,7 +330,13 @@ fn set_io_class(cgroups: &Cgroups, priority: &IoPriority, name: &Name, tenant: &
 
 /// Restores the default priority of the I/O of a tenant, if its class was set.
 fn restore_io_priority(cgroups: &Cgroups, priority: &IoPriority, name: &Name, tenant: &mut Tenant) {
-    let (Some(_), Some((file, value))) = (tenant.io_class.take(), priority.default_setting()) else { return };
+    if tenant.io_class.take().is_some() {
+        write_default_io_priority(cgroups, priority, name);
+    }
+}
+
+fn write_default_io_priority(cgroups: &Cgroups, priority: &IoPriority, name: &Name) {
+    let Some((file, value)) = priority.default_setting() else { return };
     match cgroups.set_io_priority(name.as_str(), file, &value) {
         Err(error) if cgroups.exists(name.as_str()) => {
             let error = units::chain(&error);

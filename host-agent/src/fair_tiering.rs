@@ -214,7 +214,7 @@ impl FairTiering {
         }
         let tiers = Tiers::find(&sys)?;
         let cgroups_of_vms =
-            records::cgroups_of_vms::<StepError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
+            records::cgroups_of_vms_and_agent::<StepError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
         self.find_tenants(&cgroups_of_vms)?;
         let local = self.local_memory(&tiers)?;
         let slow = self.tier_sample(&tiers, &tiers.slow, SLOW, self.slow_memory_limit()?)?;

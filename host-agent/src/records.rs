@@ -242,18 +242,20 @@ pub fn recorded_vms(runtime_dir: &Path) -> Result<Vec<VmRecord>, RecordsError> {
     paths.filter(|path| has_record_name(path)).map(|path| Ok(read(&path)?.0)).collect()
 }
 
-/// Returns the cgroups of recorded VMs, except VMs that have certainly ended. `proc` is the root of procfs.
+/// Returns the cgroups of recorded VMs, except VMs that have certainly ended, and the cgroup of the agent. They
+/// are no tenants. `proc` is the root of procfs.
 ///
 /// # Errors
 /// A record, or the cgroup of a running VM, cannot be read.
-pub(crate) fn cgroups_of_vms<E: From<RecordsError> + From<SysfsError>>(
+pub(crate) fn cgroups_of_vms_and_agent<E: From<RecordsError> + From<SysfsError>>(
     runtime_dir: &Path,
     cgroups: &Cgroups,
     proc: &Sysfs,
 ) -> Result<BTreeSet<String>, E> {
     let vms = recorded_vms(runtime_dir)?.into_iter();
     let running = vms.filter(|vm| !matches!(ProcessHandle::open(&vm.process), Ok(None)));
-    let cgroups = running.map(|vm| cgroups.tenant_of(proc, vm.process.pid));
+    let processes = running.map(|vm| vm.process.pid).chain([std::process::id()]);
+    let cgroups = processes.map(|pid| cgroups.tenant_of(proc, pid));
     Ok(cgroups.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 

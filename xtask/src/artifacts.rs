@@ -49,6 +49,8 @@ const TOOLS: &[(&str, &str, &str)] = &[
     ("lz4", "lz4", "usr/bin/lz4"),
     ("mbw", "mbw", "usr/bin/mbw"),
     ("memcached", "memcached", "usr/bin/memcached"),
+    // Runs with the libraries of QEMU.
+    ("nbd-server", "nbd-server", "bin/nbd-server"),
     ("strace", "strace", "usr/bin/strace"),
     ("xz", "xz-utils", "usr/bin/xz"),
 ];

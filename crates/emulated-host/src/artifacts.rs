@@ -1,6 +1,9 @@
 //! Paths of the files that `cargo xtask` downloads: QEMU, Debian kernels and a few tools.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use crate::HostError;
 
@@ -60,6 +63,16 @@ impl Artifacts {
     /// to any path.
     pub(crate) fn qemu_folder(&self) -> PathBuf {
         self.dir.join("qemu")
+    }
+
+    /// Returns a command that starts Debian's `nbd-server` with the libraries of QEMU. The server is killed when
+    /// the calling thread ends.
+    pub(crate) fn nbd_server_command(&self) -> Command {
+        let libraries = self.qemu_folder().join("lib");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(libraries.join("ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(libraries).arg(self.tool_path("nbd-server"));
+        command
     }
 
     /// Returns the path of a tool: `busybox`, `cpio`, `iasl` or `lz4`.

@@ -20,6 +20,7 @@ mod deployment;
 mod host;
 mod hosts;
 mod initrd;
+mod nbd;
 mod plan;
 mod power;
 mod qmp;
@@ -30,6 +31,7 @@ pub use self::{
     deployment::Rack,
     host::RackHost,
     hosts::Hosts,
+    nbd::NbdServer,
     plan::{Device, Drive, Plan, Programs, RackPlan, TENANT_SETUP_SCRIPT, TIERED_TENANTS_SETUP_SCRIPT},
     power::Power,
 };

@@ -14,6 +14,10 @@ use units::{
 const LOWER_PERCENT_DEFAULT: u8 = 50;
 /// Default for the distance of the largest threshold from the limit: that of Fastswap.
 const RESERVE_MIB_DEFAULT: u64 = 8;
+/// Largest eviction rate of a tenant before its first eviction, in MB/s.
+const EVICTION_MB_S_MAX: u64 = 1_000_000;
+/// Bytes per MB.
+const BYTES_PER_MB: u64 = 1_000_000;
 
 /// Settings of early eviction.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,16 +43,26 @@ pub(super) fn parse(mut section: Section<'_>, base: &Path) -> Option<EarlyEvicti
     let (min, max) = (EVICTION_CYCLE_MIN.as_ms(), EVICTION_CYCLE_MAX.as_ms());
     let cycle = section.take_optional("cycle_ms", |field| field.to_integer(min..=max).map(Ns::ms));
     let lower = section.take_optional("lower_percent", |field| field.to_integer(1..=100_u8));
+    let is_fixed = is_adaptive == Some(Some(false));
+    let has_range = section.check(
+        !is_fixed || matches!(lower, Some(None)),
+        "lower_percent",
+        "must be omitted with threshold = \"fixed\"",
+    );
     let mib = |field: &Field<'_>| field.to_integer(1..=LOCAL_MEMORY_MIB_PER_HOST_MAX);
     let reserve = section.take_optional("reserve_mib", mib);
+    let nominal = section.take_optional("nominal_mb_s", |field| field.to_integer(1..=EVICTION_MB_S_MAX));
     let io_classes = section.take_optional("io_classes", Field::to_bool);
     section.reject_unknown_keys();
+    has_range?;
     // If the smallest threshold is the limit, it is also the largest one, which is fixed.
     let lower = if is_adaptive?.unwrap_or(true) { lower?.unwrap_or(LOWER_PERCENT_DEFAULT) } else { 100 };
     let settings = Settings {
         cycle: cycle?.unwrap_or(EVICTION_CYCLE_DEFAULT),
         lower: Fraction::new(f64::from(lower) / 100.0).ok()?,
         reserve: Bytes::mib(reserve?.unwrap_or(RESERVE_MIB_DEFAULT)),
+        nominal_eviction_bytes_per_s: nominal?
+            .map_or(Settings::default().nominal_eviction_bytes_per_s, |mb_s| Bytes::new(mb_s * BYTES_PER_MB)),
         ..Settings::default()
     };
     Some(EarlyEviction {
@@ -97,12 +111,37 @@ mod tests {
     }
 
     #[test]
+    fn nominal_eviction_rate_is_in_mb_per_second() {
+        let settings = parse("nominal_mb_s = 40").unwrap().settings;
+        assert_eq!(settings.nominal_eviction_bytes_per_s, Bytes::new(40_000_000));
+    }
+
+    #[test]
+    fn tenants_of_symbiosis_use_the_same_device() {
+        let symbiosis = |cgroups, remote| {
+            let more = format!(
+                "[symbiosis]\ncgroups = \"{cgroups}\"\nmemory_mib = 100\nbandwidth_mb_s = 10\nenforce = \"swap\"\nremote = \"{remote}\""
+            );
+            parse(&more).map(drop)
+        };
+        symbiosis("/sys/fs/cgroup/tenants", "/dev/nbd0").unwrap();
+        symbiosis("/sys/fs/cgroup/others", "/dev/vdb").unwrap();
+        let error = symbiosis("/sys/fs/cgroup/tenants", "/dev/vdb").unwrap_err();
+        assert!(error.contains("device = \"/dev/nbd0\" must be symbiosis.remote (/dev/vdb)"), "{error}");
+    }
+
+    #[test]
     fn invalid_value_is_an_error_with_field_value_and_rule() {
         for (more, message) in [
             ("cycle_ms = 99", "early_eviction.cycle_ms = 99: must be a whole number from 100 to 10000"),
             ("lower_percent = 0", "early_eviction.lower_percent = 0: must be a whole number from 1 to 100"),
             ("threshold = \"best\"", "early_eviction.threshold = \"best\": must be adaptive or fixed"),
             ("reserve_mib = 0", "early_eviction.reserve_mib = 0: must be a whole number from 1 to"),
+            ("nominal_mb_s = 0", "early_eviction.nominal_mb_s = 0: must be a whole number from 1 to 1000000"),
+            (
+                "threshold = \"fixed\"\nlower_percent = 60",
+                "early_eviction.lower_percent = 60: must be omitted with threshold = \"fixed\"",
+            ),
             ("io_classes = 1", "early_eviction.io_classes = 1: must be true or false"),
             ("cylce_ms = 1", "early_eviction.cylce_ms: unknown key"),
             (

@@ -10,6 +10,8 @@ use crate::{
     host::{remote::RemoteDevice, sysfs::Sysfs},
 };
 
+/// Kernel parameter that enables zswap.
+const ZSWAP_FILE: &str = "module/zswap/parameters/enabled";
 /// Name of the checks.
 const CHECK: &str = "early eviction";
 
@@ -21,6 +23,7 @@ pub(super) fn check_early_eviction(machine: &Machine, eviction: &EarlyEviction) 
         .into_iter()
         .chain(check_kernel_files(eviction))
         .chain(check_demotion(machine))
+        .chain(check_zswap(machine))
         .chain(match &device {
             Ok(device) => check_swap(machine, device),
             Err(error) => Some(problem(
@@ -63,11 +66,25 @@ fn check_demotion(machine: &Machine) -> Option<Finding> {
 }
 
 fn check_swap(machine: &Machine, device: &RemoteDevice) -> Option<Finding> {
-    if device.is_swap(&machine.proc.text("swaps").unwrap_or_default()) {
+    let swaps = machine.proc.text("swaps").unwrap_or_default();
+    let path = device.path().display();
+    if !device.is_swap(&swaps) {
+        let message = format!("early_eviction.device: {path} is not in use as swap");
+        return Some(problem(message, format!("swapon {path}")));
+    }
+    let others = device.other_swaps(&swaps).join(" ");
+    if others.is_empty() {
         return None;
     }
-    let path = device.path().display();
-    Some(problem(format!("early_eviction.device: {path} is not in use as swap"), format!("swapon {path}")))
+    let message = format!("the kernel also evicts memory to other swap devices than {path}: {others}");
+    Some(problem(message, format!("swapoff {others}")))
+}
+
+fn check_zswap(machine: &Machine) -> Option<Finding> {
+    (machine.sys.text(ZSWAP_FILE).is_ok_and(|enabled| enabled == "Y")).then(|| {
+        let message = "zswap keeps evicted memory on this host, compressed".to_owned();
+        problem(message, format!("echo N > /sys/{ZSWAP_FILE}"))
+    })
 }
 
 fn check_io_priority(priority: &IoPriority) -> Finding {
@@ -94,6 +111,7 @@ mod tests {
             ("tenants/memory.reclaim", ""),
             ("proc/swaps", "Filename Type Size Used Priority"),
             ("sys/kernel/mm/numa/demotion_enabled", "true"),
+            ("sys/module/zswap/parameters/enabled", "Y"),
             ("sys/devices/system/node/has_memory", "0,2"),
             ("sys/devices/system/node/has_cpu", "0"),
         ]);
@@ -115,14 +133,23 @@ mod tests {
             "lack the controllers io",
             "has no file memory.pressure",
             "demotes memory to slower memory instead of evicting it",
+            "zswap keeps evicted memory on this host, compressed",
             "early_eviction.device: /dev/null is not a block device",
         ] {
             assert!(all.contains(expected), "{expected}: {all}");
         }
-        assert_eq!(findings.len(), 4);
+        assert_eq!(findings.len(), 5);
         let unsupported = check_io_priority(&IoPriority::Unsupported { scheduler: "none".to_owned() });
         assert!(!unsupported.ok && unsupported.message.contains("the scheduler none has no priorities"));
         let device = RemoteDevice::fake(&fake.path("sys"));
         assert!(check_swap(&machine, &device).unwrap().message.ends_with("/dev/fake is not in use as swap"));
+        let with_swaps = |names: &[&str]| {
+            let lines: String = names.iter().map(|name| format!("\n{name} partition 1 0 -2")).collect();
+            fake.files("proc", &[("swaps", &format!("Filename Type Size Used Priority{lines}"))]);
+            check_swap(&machine, &device).map(|finding| finding.fix.unwrap_or_default())
+        };
+        assert_eq!(with_swaps(&["/dev/fake"]), None);
+        let fix = with_swaps(&["/dev/zram0", "/dev/fake", "/swap"]).unwrap();
+        assert_eq!(fix, "swapoff /dev/zram0 /swap");
     }
 }

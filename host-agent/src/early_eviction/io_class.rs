@@ -4,9 +4,16 @@ use tiering::evict::{CLASSES, FlowClass};
 
 use crate::host::sysfs::Sysfs;
 
-/// Weights of the classes 1 to 7, in the ratios of the queues of a switch. The default of the kernel is
-/// 100, and the smallest weight is 1.
-const WEIGHTS: [u32; CLASSES as usize] = [1000, 500, 250, 125, 62, 31, 16];
+/// Weights of the classes 1 to 7. Each is √2 times the next, so that a tenant can gain at most the factor 8
+/// by claiming urgency. The paper does not print the weights of the queues of its switches.
+const WEIGHTS: [u32; CLASSES as usize] = [400, 283, 200, 141, 100, 71, 50];
+/// Weight of a cgroup without a class, which is the default of the kernel.
+pub(super) const WEIGHT_DEFAULT: u32 = 100;
+
+/// Returns the weight of a class.
+pub(super) fn weight(class: FlowClass) -> u32 {
+    WEIGHTS[usize::from(class.number() - FlowClass::URGENT.number())]
+}
 
 /// Method of setting the priority of I/O, which depends on the I/O scheduler of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,10 +50,7 @@ impl IoPriority {
     /// Returns the file of the cgroup, and the value for a class. `None` if there is no method.
     pub fn setting(&self, class: FlowClass) -> Option<(&'static str, String)> {
         match self {
-            Self::Weight { file, device } => {
-                let weight = WEIGHTS[usize::from(class.number() - FlowClass::URGENT.number())];
-                Some((file, format!("{device} {weight}")))
-            }
+            Self::Weight { file, device } => Some((file, format!("{device} {}", weight(class)))),
             Self::RealTime if class == FlowClass::URGENT => Some((PRIORITY_FILE, "promote-to-rt".to_owned())),
             Self::RealTime => Some((PRIORITY_FILE, NO_CHANGE.to_owned())),
             Self::Unsupported { .. } => None,
@@ -102,9 +106,9 @@ mod tests {
     fn bfq_gets_weights_for_the_device() {
         let priority = find("none mq-deadline [bfq]");
         let setting = |class| priority.setting(class).unwrap();
-        assert_eq!(setting(FlowClass::URGENT), ("io.bfq.weight", "43:0 1000".to_owned()));
-        assert_eq!(setting(class(0.05)), ("io.bfq.weight", "43:0 500".to_owned()));
-        assert_eq!(setting(FlowClass::LEAST_URGENT), ("io.bfq.weight", "43:0 16".to_owned()));
+        assert_eq!(setting(FlowClass::URGENT), ("io.bfq.weight", "43:0 400".to_owned()));
+        assert_eq!(setting(class(0.05)), ("io.bfq.weight", "43:0 283".to_owned()));
+        assert_eq!(setting(FlowClass::LEAST_URGENT), ("io.bfq.weight", "43:0 50".to_owned()));
         assert_eq!(priority.default_setting().unwrap(), ("io.bfq.weight", "43:0 default".to_owned()));
     }
 

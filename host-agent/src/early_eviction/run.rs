@@ -45,7 +45,7 @@ impl CycleRunner {
             };
             log_change(&report, &mut last_reason);
             self.metrics.observe_eviction(&report);
-            if !wait(opened.as_mut(), cycle_start + cycle, stopped) {
+            if !evict_until(cycle_start + cycle, started, opened.as_mut(), stopped) {
                 break;
             }
         }
@@ -68,9 +68,15 @@ fn log_change(report: &Report, last_reason: &mut Option<String>) {
 }
 
 /// Evicts memory until the cycle ends. Returns false if early eviction must stop.
-fn wait(mut eviction: Option<&mut EarlyEviction>, end: Instant, stopped: &mpsc::Receiver<()>) -> bool {
+fn evict_until(
+    end: Instant,
+    started: Instant,
+    mut eviction: Option<&mut EarlyEviction>,
+    stopped: &mpsc::Receiver<()>,
+) -> bool {
     loop {
-        let next = eviction.as_mut().map_or(Duration::MAX, |eviction| eviction.evict());
+        let evict = |eviction: &mut &mut EarlyEviction| eviction.evict(Ns::from(started.elapsed()));
+        let next = eviction.as_mut().map_or(Duration::MAX, evict);
         let rest = end.saturating_duration_since(Instant::now());
         if stopped.recv_timeout(next.min(rest)) != Err(mpsc::RecvTimeoutError::Timeout) {
             return false;

@@ -1,27 +1,26 @@
 //! State of a tenant of early eviction: converts the counters of the kernel to those of the policy.
 
 use tiering::{
-    evict::{Counters, FlowClass, Settings, TenantSample},
+    evict::{Counters, FlowClass, TenantSample},
     fair::TenantId,
 };
 use units::{Bytes, Name, Ns};
 
+use super::turns::Turns;
 use crate::{eviction_report::Counts, host::cgroup::EvictionCounters};
 
-/// Largest number of the last 64 cycles in which a tenant may have the most urgent class. A tenant can block
+/// Number of cycles in a row in which a blocked tenant can have the most urgent class. A tenant can block
 /// itself, and would otherwise always come before the others.
-const URGENT_CYCLES_MAX: u32 = u64::BITS / 2;
+const URGENT_CYCLES_MAX: u32 = 8;
+/// Number of cycles after which a tenant can be urgent for a further cycle.
+const CYCLES_PER_URGENT_CYCLE: u32 = 2;
+/// Longest time to fetch memory after one page fault. Longer stalls on I/O have other reasons.
+const FETCH_TIME_MAX: Ns = Ns::ms(50);
+/// Smallest number of page faults in a cycle that have a rate. Fewer count as none for β, because their ratio
+/// to those of another cycle is random.
+const FAULTS_MIN: u64 = 16;
 /// Nanoseconds per microsecond.
 const NS_PER_US: u64 = 1000;
-
-/// Cycle that has ended.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cycle<'a> {
-    /// Duration of the cycle.
-    pub elapsed: Ns,
-    /// Settings of the policy.
-    pub settings: &'a Settings,
-}
 
 /// State of a tenant.
 #[derive(Clone, Debug)]
@@ -37,8 +36,11 @@ pub(super) struct Tenant {
     pub requesting: Ns,
     /// Counters for reports.
     pub counts: Counts,
-    /// Recent cycles in which the tenant had the most urgent class, one bit per cycle.
-    urgent: u64,
+    /// Whether the tenant is blocked, and may have the most urgent class.
+    is_urgent: bool,
+    /// Cycles without the most urgent class that are not used up yet, as long as it was not granted
+    /// [`URGENT_CYCLES_MAX`] times.
+    urgent_credit: u32,
     /// Class for which the priority of I/O was set.
     pub io_class: Option<FlowClass>,
     /// Usage above which memory is evicted.
@@ -47,8 +49,10 @@ pub(super) struct Tenant {
     pub growth: Bytes,
     /// Class of the evictions.
     pub class: FlowClass,
-    /// Whether the kernel could not evict as much as requested in this cycle.
-    pub is_exhausted: bool,
+    /// Whether there was no cycle before.
+    pub is_new: bool,
+    /// State of the requests to evict memory.
+    pub turns: Turns,
     /// Reason why a request in this cycle had no effect; empty if all had.
     pub problem: String,
     /// Problem that was logged last, so that a lasting problem is logged once.
@@ -65,24 +69,25 @@ impl Tenant {
             counters: Counters::default(),
             requesting: Ns::ZERO,
             counts: Counts::default(),
-            urgent: 0,
+            is_urgent: false,
+            urgent_credit: URGENT_CYCLES_MAX * CYCLES_PER_URGENT_CYCLE,
             io_class: None,
             threshold: Bytes::new(u64::MAX),
             growth: Bytes::ZERO,
             class: FlowClass::LEAST_URGENT,
-            is_exhausted: false,
+            is_new: true,
+            turns: Turns::new(),
             problem: String::new(),
             logged_problem: String::new(),
         }
     }
 
-    /// Adds a cycle. The tenant counts as blocked if its usage exceeds the largest threshold, and it has
-    /// waited for evictions.
+    /// Adds a cycle. The tenant counts as blocked if its usage reached the limit, and a task waited for
+    /// memory.
     ///
     /// The kernel counts no accesses, so processor time stands for them: β compares the major page faults
     /// per microsecond.
-    pub fn add_cycle(&mut self, now: EvictionCounters, cycle: &Cycle<'_>) {
-        let Cycle { elapsed, settings } = *cycle;
+    pub fn add_cycle(&mut self, now: EvictionCounters, elapsed: Ns) {
         let before = std::mem::replace(&mut self.last, now);
         let since = |now: u64, before: u64| now.saturating_sub(before);
         let faults = since(now.major_faults, before.major_faults);
@@ -90,9 +95,9 @@ impl Tenant {
             Ns(since(of(&now), of(&before)).saturating_mul(NS_PER_US)).min(elapsed)
         };
         // Reclaim is a stall on memory. The wait for a page is a stall on I/O, and also on memory if the page
-        // was recently in use. Other I/O cannot be distinguished, unless there was no page fault.
-        let io_stalled = stalled(|counters| counters.io_stalled_us);
-        let fetching = if faults > 0 { io_stalled } else { Ns::ZERO };
+        // was recently in use. Other I/O cannot be distinguished, but page faults limit the time.
+        let fetching =
+            Ns(FETCH_TIME_MAX.0.saturating_mul(faults)).min(stalled(|counters| counters.io_stalled_us));
         let blocked = stalled(|counters| counters.memory_stalled_us).since(fetching);
         let evicted = now.reclaimed.saturating_sub(before.reclaimed);
         let grown = now.memory.saturating_add(evicted).saturating_sub(before.memory);
@@ -103,17 +108,24 @@ impl Tenant {
         counters.evicting = counters.evicting.after(requesting.after(blocked).min(elapsed));
         counters.blocked = counters.blocked.after(blocked);
         counters.fetching = counters.fetching.after(fetching);
-        counters.misses = counters.misses.saturating_add(faults);
+        counters.misses = counters.misses.saturating_add(if faults < FAULTS_MIN { 0 } else { faults });
         counters.accesses = counters.accesses.saturating_add(since(now.cpu_us, before.cpu_us));
         self.counts.blocked = self.counts.blocked.after(blocked);
         self.counts.fetching = self.counts.fetching.after(fetching);
         let is_blocked =
-            now.limit.is_some_and(|limit| now.memory > settings.upper_threshold(limit)) && blocked > Ns::ZERO;
-        self.urgent <<= 1;
-        self.urgent |= u64::from(is_blocked && self.urgent.count_ones() < URGENT_CYCLES_MAX);
-        self.is_exhausted = false;
+            now.limit_hits > before.limit_hits && now.memory_some_stalled_us > before.memory_some_stalled_us;
+        self.limit_urgency(is_blocked);
+        self.is_new = false;
         // Without a limit, there is no decision.
         (self.threshold, self.growth) = (Bytes::new(u64::MAX), Bytes::ZERO);
+    }
+
+    /// Limits the cycles in which the tenant has the most urgent class to half of all cycles.
+    fn limit_urgency(&mut self, is_blocked: bool) {
+        self.is_urgent = is_blocked && self.urgent_credit >= CYCLES_PER_URGENT_CYCLE;
+        let spent = if self.is_urgent { CYCLES_PER_URGENT_CYCLE } else { 0 };
+        self.urgent_credit =
+            (self.urgent_credit - spent + 1).min(URGENT_CYCLES_MAX * CYCLES_PER_URGENT_CYCLE);
     }
 
     /// Logs the problem of this cycle unless it is that of the last one.
@@ -132,7 +144,7 @@ impl Tenant {
             id: self.id,
             limit: self.last.limit?,
             usage: self.last.memory,
-            is_blocked: self.urgent & 1 == 1,
+            is_blocked: self.is_urgent,
             counters: self.counters,
         })
     }
@@ -144,20 +156,21 @@ mod tests {
 
     const LIMIT: Bytes = Bytes::mib(100);
 
-    /// Counters of a tenant that only waits for evictions.
+    /// Counters of a tenant that only waits for evictions at its limit.
     fn counters(memory_mib: u64, memory_stalled_ms: u64) -> EvictionCounters {
         EvictionCounters {
             memory: Bytes::mib(memory_mib),
             limit: Some(LIMIT),
+            limit_hits: memory_stalled_ms,
             memory_stalled_us: memory_stalled_ms * 1000,
+            memory_some_stalled_us: memory_stalled_ms * 1000,
             ..EvictionCounters::default()
         }
     }
 
     /// Adds a cycle of 500 ms.
     fn add(tenant: &mut Tenant, now: EvictionCounters) {
-        let settings = Settings { reserve: Bytes::mib(1), ..Settings::default() };
-        tenant.add_cycle(now, &Cycle { elapsed: Ns::ms(500), settings: &settings });
+        tenant.add_cycle(now, Ns::ms(500));
     }
 
     #[test]
@@ -191,13 +204,6 @@ mod tests {
     }
 
     #[test]
-    fn io_without_page_faults_is_no_fetch() {
-        let mut tenant = Tenant::new(TenantId(1), 7, counters(90, 0));
-        add(&mut tenant, EvictionCounters { io_stalled_us: 20_000, ..counters(90, 100) });
-        assert_eq!((tenant.counts.blocked, tenant.counts.fetching), (Ns::ms(100), Ns::ZERO));
-    }
-
-    #[test]
     fn waiting_never_exceeds_the_cycle() {
         let mut tenant = Tenant::new(TenantId(1), 7, counters(90, 0));
         let now = EvictionCounters { io_stalled_us: u64::MAX, major_faults: u64::MAX, ..counters(90, 10) };
@@ -210,23 +216,44 @@ mod tests {
     #[test]
     fn tenant_that_is_always_blocked_is_urgent_half_of_the_time() {
         let mut tenant = Tenant::new(TenantId(1), 7, counters(100, 0));
-        let mut urgent = 0;
-        for cycle in 1..=640 {
-            add(&mut tenant, counters(100, cycle));
-            urgent += u32::from(tenant.sample().unwrap().is_blocked);
-        }
-        assert_eq!(urgent, 320);
+        let urgent: Vec<bool> = (1..=115)
+            .map(|cycle| {
+                add(&mut tenant, counters(100, cycle));
+                tenant.sample().unwrap().is_blocked
+            })
+            .collect();
+        assert!(urgent[..15].iter().all(|urgent| *urgent), "a short time is not limited");
+        assert_eq!(urgent[15..].iter().filter(|urgent| **urgent).count(), 50);
+        assert!(urgent[15..].windows(2).all(|cycles| cycles[0] != cycles[1]), "every second cycle");
     }
 
     #[test]
-    fn tenant_below_its_largest_threshold_is_not_blocked() {
-        let mut tenant = Tenant::new(TenantId(1), 7, counters(99, 0));
-        add(&mut tenant, counters(99, 1));
-        assert!(!tenant.sample().unwrap().is_blocked);
-        add(&mut tenant, counters(100, 1));
-        assert!(!tenant.sample().unwrap().is_blocked, "it has not waited");
-        add(&mut tenant, counters(100, 2));
-        assert!(tenant.sample().unwrap().is_blocked);
+    fn tenant_is_blocked_if_a_task_waited_at_the_limit() {
+        let start = counters(99, 7);
+        for (limit_hits, some_stalled_us, is_blocked) in
+            [(7, 7000, false), (8, 7000, false), (7, 7001, false), (8, 7001, true)]
+        {
+            let mut tenant = Tenant::new(TenantId(1), 7, start);
+            // One of several tasks waits, and the usage is below the limit again.
+            add(
+                &mut tenant,
+                EvictionCounters { limit_hits, memory_some_stalled_us: some_stalled_us, ..start },
+            );
+            assert_eq!(tenant.sample().unwrap().is_blocked, is_blocked, "{limit_hits} {some_stalled_us}");
+        }
+    }
+
+    #[test]
+    fn few_page_faults_do_not_explain_long_stalls_or_a_miss_rate() {
+        let start = counters(90, 0);
+        let after = |faults| {
+            let mut tenant = Tenant::new(TenantId(1), 7, start);
+            add(&mut tenant, EvictionCounters { major_faults: faults, io_stalled_us: 400_000, ..start });
+            let counters = tenant.sample().unwrap().counters;
+            (counters.fetching, counters.misses)
+        };
+        assert_eq!([0, 1, 7].map(after), [(Ns::ZERO, 0), (Ns::ms(50), 0), (Ns::ms(350), 0)]);
+        assert_eq!([15, 16].map(after), [(Ns::ms(400), 0), (Ns::ms(400), 16)]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use tiering::evict::{Settings, ThresholdChange};
+use tiering::evict::{FlowClass, Settings, ThresholdChange};
 
 use super::*;
 use crate::{
@@ -41,15 +41,19 @@ impl FakeHost {
         Self { sys, cgroups, runtime_dir, eviction, now: Ns::ZERO }
     }
 
-    /// Sets the usage of a tenant, its limit (200 MiB) and its cumulative counters.
+    /// Sets the usage of a tenant, its limit (200 MiB) and its cumulative counters. It reaches its limit once
+    /// per millisecond in which it is stalled.
     fn set(&self, tenant: &str, usage_mib: u64, reclaimed_mib: u64, stalled_ms: u64) {
         let stat = format!("pgsteal {}\npgmajfault 0", reclaimed_mib * 256);
-        let pressure = format!("some total=0\nfull avg10=0.00 total={}", stalled_ms * 1000);
+        let events = format!("low 0\nhigh {stalled_ms}\nmax 0");
+        let pressure =
+            ["some", "full"].map(|tasks| format!("{tasks} avg10=0.00 total={}", stalled_ms * 1000));
         let files = [
             ("memory.current", &*(usage_mib << 20).to_string()),
             ("memory.high", "209715200"),
             ("memory.stat", &stat),
-            ("memory.pressure", &pressure),
+            ("memory.events.local", &events),
+            ("memory.pressure", &pressure.join("\n")),
         ];
         self.cgroups.files(tenant, &files);
     }
@@ -58,6 +62,20 @@ impl FakeHost {
     fn cycle(&mut self) -> Report {
         self.now = self.now.after(Ns::secs(1));
         self.eviction.begin_cycle(self.now)
+    }
+
+    /// Evicts memory, and returns the time until the next call.
+    fn evict(&mut self) -> Duration {
+        self.eviction.evict(self.now)
+    }
+
+    /// Lets a tenant make a request of 1 MiB that takes `ms` and evicts `evicted_kib`.
+    fn add_request(&mut self, tenant: &str, ms: u64, evicted_kib: u64) {
+        let (name, now) = (Name::new(tenant).unwrap(), self.now);
+        let tenant = self.eviction.tenants.get_mut(&name).unwrap();
+        let evicted = Bytes::new(evicted_kib << 10);
+        let (class, requested, elapsed) = (tenant.class, Bytes::mib(1), Ns::ms(ms));
+        tenant.turns.add(&Request { class, requested, evicted, elapsed, now });
     }
 
     /// Returns the value that was written to the file with the priority of I/O; empty without one.
@@ -80,12 +98,12 @@ fn memory_above_the_largest_threshold_is_evicted() {
     let report = host.cycle();
     assert_eq!((&*report.reason, report.tenants.len()), ("", 1));
     assert_eq!(report.tenants[0].decided.threshold, Bytes::mib(192), "the limit without 8 MiB");
-    assert_eq!(host.eviction.evict(), Duration::ZERO);
-    assert_eq!(host.take_request("db"), Some(3 << 20));
+    assert_eq!(host.evict(), Duration::ZERO);
+    assert_eq!(host.take_request("db"), Some(256 << 10));
     host.set("db", 192, 3, 0);
-    host.eviction.evict();
+    assert_eq!(host.evict(), Duration::MAX);
     assert_eq!(host.take_request("db"), None);
-    assert_eq!(host.cycle().tenants[0].counts.evicted, Bytes::mib(3));
+    assert_eq!(host.cycle().tenants[0].counts.evicted, Bytes::new(256 << 10));
 }
 
 #[test]
@@ -100,8 +118,8 @@ fn threshold_is_lowered_for_a_tenant_that_grows_faster_than_it_is_evicted() {
     assert_eq!(decided.growth_bytes_per_s, Bytes::mib(100));
     assert_eq!(decided.eviction_bytes_per_s, Bytes::mib(84));
     assert_eq!(decided.class, FlowClass::URGENT);
-    host.eviction.evict();
-    assert_eq!(host.take_request("db"), Some(16 << 20), "at most 16 MiB in a turn of the most urgent class");
+    host.evict();
+    assert_eq!(host.take_request("db"), Some(256 << 10));
 }
 
 #[test]
@@ -114,13 +132,43 @@ fn class_sets_the_priority_of_io() {
     let report = host.cycle();
     let classes: Vec<u8> = report.tenants.iter().map(|tenant| tenant.decided.class.number()).collect();
     assert_eq!(classes, [6, 1]);
-    assert_eq!(["calm", "urgent"].map(|tenant| host.priority(tenant)), ["7:7 31", "7:7 1000"]);
+    assert_eq!(["calm", "urgent"].map(|tenant| host.priority(tenant)), ["7:7 71", "7:7 400"]);
 }
 
 #[test]
-fn larger_turns_belong_to_more_urgent_classes() {
-    let classes = [FlowClass::URGENT, FlowClass::by_remaining_memory(0.05), FlowClass::LEAST_URGENT];
-    assert_eq!(classes.map(turn_bytes), [Bytes::mib(16), Bytes::mib(8), Bytes::new(256 << 10)]);
+fn tenant_with_a_slow_device_does_not_delay_others() {
+    let mut host = FakeHost::new(&["fast", "slow"], false);
+    ["fast", "slow"].iter().for_each(|tenant| host.set(tenant, 195, 0, 0));
+    host.cycle();
+    host.add_request("slow", 1000, 1024);
+    for _ in 0..3 {
+        host.evict();
+        assert_eq!((host.take_request("slow"), host.take_request("fast").is_some()), (None, true));
+    }
+    host.add_request("fast", 1200, 1024);
+    host.evict();
+    assert_eq!((host.take_request("slow"), host.take_request("fast")), (Some(256 << 10), None));
+    // Without memory to evict, fast does not gain an advantage for later.
+    host.set("fast", 100, 0, 0);
+    host.add_request("slow", 1000, 1024);
+    host.evict();
+    host.set("fast", 195, 0, 0);
+    host.add_request("slow", 1, 1024);
+    host.evict();
+    assert!(host.take_request("slow").is_some() && host.take_request("fast").is_some());
+}
+
+#[test]
+fn requests_pause_if_the_kernel_evicts_too_little() {
+    let mut host = FakeHost::new(&["db"], false);
+    host.set("db", 195, 0, 0);
+    host.cycle();
+    host.add_request("db", 1, 511);
+    assert_eq!(host.evict(), Duration::from_millis(10));
+    assert_eq!(host.take_request("db"), None);
+    host.now = host.now.after(Ns::ms(10));
+    assert_eq!(host.evict(), Duration::ZERO);
+    assert_eq!(host.take_request("db"), Some(256 << 10));
 }
 
 #[test]
@@ -136,10 +184,10 @@ fn swapoff_stops_eviction_and_restores_priorities() {
     let mut host = FakeHost::new(&["db"], true);
     host.set("db", 195, 0, 0);
     host.cycle();
-    assert_eq!(host.priority("db"), "7:7 500");
+    assert_eq!(host.priority("db"), "7:7 283");
     host.sys.files("proc", &[("swaps", "Filename Type Size Used Priority")]);
     assert_eq!(host.cycle().reason, "early_eviction.device: /dev/fake is not in use as swap");
-    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!(host.evict(), Duration::MAX);
     assert_eq!(host.take_request("db"), None);
     assert_eq!(host.priority("db"), "7:7 default");
 }
@@ -153,20 +201,47 @@ fn priorities_are_unchanged_unless_they_are_configured() {
 }
 
 #[test]
-fn failed_request_is_reported_and_repeated_in_the_next_cycle_only() {
+fn failed_request_is_reported_and_repeated_after_a_pause() {
     let mut host = FakeHost::new(&["db"], false);
     host.set("db", 195, 0, 0);
     host.cycle();
     fs::remove_file(host.cgroups.path("db/memory.reclaim")).unwrap();
-    assert_eq!([host.eviction.evict(), host.eviction.evict()], [Duration::MAX; 2]);
+    assert_eq!(host.evict(), Duration::ZERO);
+    assert!(host.evict() >= Duration::from_millis(10));
     host.cgroups.files("db", &[("memory.reclaim", "")]);
-    host.eviction.evict();
-    assert_eq!(host.take_request("db"), None, "the tenant has no further turn in this cycle");
+    host.evict();
+    assert_eq!(host.take_request("db"), None);
     let report = host.cycle();
     assert!(report.tenants[0].problem.contains("memory.reclaim"), "{report:?}");
-    host.eviction.evict();
-    assert_eq!(host.take_request("db"), Some(3 << 20));
+    host.evict();
+    assert_eq!(host.take_request("db"), Some(256 << 10));
     assert_eq!(host.cycle().tenants[0].problem, "");
+}
+
+#[test]
+fn priority_of_a_new_tenant_is_restored() {
+    let mut host = FakeHost::new(&["db", "free"], true);
+    host.set("db", 195, 0, 0);
+    host.cgroups.files("free", &[("io.bfq.weight", "7:7 400")]);
+    host.cycle();
+    assert_eq!(["db", "free"].map(|tenant| host.priority(tenant)), ["7:7 283", "7:7 default"]);
+    host.cgroups.files("free", &[("io.bfq.weight", "by others")]);
+    host.cycle();
+    assert_eq!(host.priority("free"), "by others");
+}
+
+#[test]
+fn changed_scheduler_changes_the_method_of_priorities() {
+    let mut host = FakeHost::new(&["db"], true);
+    host.cgroups.files("db", &[("io.prio.class", "")]);
+    host.set("db", 199, 0, 0);
+    host.cycle();
+    assert_eq!(host.priority("db"), "7:7 283");
+    host.sys.files("dev/block/7:7/queue", &[("scheduler", "[mq-deadline] bfq")]);
+    host.set("db", 199, 0, 100);
+    host.cycle();
+    assert_eq!(host.priority("db"), "7:7 default");
+    assert_eq!(host.cgroups.sysfs.text("db/io.prio.class").unwrap(), "promote-to-rt");
 }
 
 #[test]
@@ -174,13 +249,13 @@ fn cgroup_of_the_same_name_is_a_new_tenant() {
     let mut host = FakeHost::new(&["db"], false);
     host.set("db", 195, 0, 0);
     host.cycle();
-    host.eviction.evict();
-    assert_eq!(host.cycle().tenants[0].counts.evicted, Bytes::mib(3));
+    host.evict();
+    assert_eq!(host.cycle().tenants[0].counts.evicted, Bytes::new(256 << 10));
     fs::rename(host.cgroups.path("db"), host.cgroups.path("old")).unwrap();
-    assert_eq!(host.eviction.evict(), Duration::MAX, "the tenant has ended in the cycle");
+    assert_eq!(host.evict(), Duration::MAX, "the tenant has ended in the cycle");
     cgroup::fake::add(&host.cgroups, "db");
     host.set("db", 195, 0, 0);
-    assert_eq!(host.eviction.evict(), Duration::MAX, "the decision was for another cgroup");
+    assert_eq!(host.evict(), Duration::MAX, "the decision was for another cgroup");
     assert_eq!(host.take_request("db"), None);
     let report = host.cycle();
     let evicted: Vec<_> =
@@ -199,8 +274,18 @@ fn memory_of_vms_and_of_cgroups_without_a_limit_is_not_evicted() {
     Records::open(host.runtime_dir.path(), "boot").unwrap().write(&records::fake::vm_record(own)).unwrap();
     host.cgroups.files("free", &[("memory.current", "1099511627776")]);
     assert_eq!(host.cycle().tenants.len(), 0);
-    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!(host.evict(), Duration::MAX);
     assert_eq!((host.take_request("vm"), host.take_request("free")), (None, None));
+}
+
+#[test]
+fn memory_of_the_agent_is_not_evicted() {
+    let mut host = FakeHost::new(&["agent"], false);
+    host.set("agent", 195, 0, 0);
+    let folder = fs::canonicalize(host.cgroups.path("")).unwrap();
+    let cgroup = format!("0::/{}/agent", folder.file_name().unwrap().to_str().unwrap());
+    host.sys.files(&format!("proc/{}", std::process::id()), &[("cgroup", &cgroup)]);
+    assert_eq!(host.cycle().tenants.len(), 0);
 }
 
 #[test]
@@ -210,7 +295,7 @@ fn tenant_whose_limit_is_removed_is_not_evicted_any_more() {
     host.cycle();
     host.cgroups.files("db", &[("memory.high", "max")]);
     assert_eq!(host.cycle().tenants.len(), 0);
-    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!(host.evict(), Duration::MAX);
     assert_eq!(host.take_request("db"), None);
     assert_eq!(host.priority("db"), "7:7 default");
 }
@@ -221,7 +306,7 @@ fn unreadable_cgroup_does_not_affect_other_tenants() {
     host.set("a", 195, 0, 0);
     host.set("b", 195, 0, 0);
     host.cycle();
-    assert_eq!(host.priority("a"), "7:7 500");
+    assert_eq!(host.priority("a"), "7:7 283");
     fs::remove_file(host.cgroups.path("a/memory.pressure")).unwrap();
     let names =
         |report: Report| report.tenants.iter().map(|tenant| tenant.name.to_string()).collect::<Vec<_>>();
@@ -239,7 +324,7 @@ fn less_than_the_smallest_turn_is_not_evicted() {
     host.set("db", 192, 0, 0);
     host.cycle();
     host.cgroups.files("db", &[("memory.current", &((192 << 20) + 4000_u64).to_string())]);
-    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!(host.evict(), Duration::MAX);
     assert_eq!(host.take_request("db"), None);
 }
 
@@ -251,5 +336,5 @@ fn nothing_is_evicted_while_the_kernel_demotes_memory() {
     assert_eq!(host.cycle().reason, "", "there is no slower memory");
     host.sys.files("devices/system/node", &[("has_memory", "0,2"), ("has_cpu", "0")]);
     assert!(host.cycle().reason.starts_with("the kernel demotes memory instead of evicting it"));
-    assert_eq!(host.eviction.evict(), Duration::MAX);
+    assert_eq!(host.evict(), Duration::MAX);
 }

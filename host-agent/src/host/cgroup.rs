@@ -31,6 +31,8 @@ const UNIFIED_ROOT_FILE: &str = "cgroup.controllers";
 
 /// Number of cgroups of a tenant that are listed even if fewer processes are requested.
 const CHILD_CGROUPS_MIN: usize = 1024;
+/// File with the number of times that a cgroup, without its children, reached its own limits.
+const LIMIT_EVENTS_FILE: &str = "memory.events.local";
 
 /// Returns the root of the unified hierarchy of cgroups (version 2), if it is mounted.
 pub fn find_unified_hierarchy() -> Option<Sysfs> {
@@ -111,8 +113,12 @@ pub struct EvictionCounters {
     pub major_faults: u64,
     /// Processor time, in microseconds.
     pub cpu_us: u64,
+    /// Number of times that the usage reached one of these limits.
+    pub limit_hits: u64,
     /// Microseconds in which no task could run because of memory (pressure stall information, `full`).
     pub memory_stalled_us: u64,
+    /// Microseconds in which some task was stalled on memory.
+    pub memory_some_stalled_us: u64,
     /// Microseconds in which no task could run because of I/O.
     pub io_stalled_us: u64,
 }
@@ -374,11 +380,13 @@ impl Cgroups {
         let memory = self.text(name, "memory.stat")?;
         let memory_stat = |key| self.parse(name, "memory.stat", &memory, key);
         let limits = [self.read_limit(name, "memory.high")?, self.read_limit(name, "memory.max")?];
-        let stalled = |file: &str| {
+        let events = self.text(name, LIMIT_EVENTS_FILE)?;
+        let event = |key| self.parse(name, LIMIT_EVENTS_FILE, &events, key);
+        let stalled = |file: &str, tasks: &'static str| {
             let text = self.text(name, file)?;
-            let stalled = find_line(&text, "full").and_then(|line| find_value(line, "total")?.parse().ok());
+            let stalled = find_line(&text, tasks).and_then(|line| find_value(line, "total")?.parse().ok());
             stalled
-                .ok_or_else(|| self.files.unreadable_error(format!("{name}/{file}"), truncate(&text), "full"))
+                .ok_or_else(|| self.files.unreadable_error(format!("{name}/{file}"), truncate(&text), tasks))
         };
         Ok(EvictionCounters {
             memory: self.memory(name)?,
@@ -386,8 +394,10 @@ impl Cgroups {
             reclaimed: Bytes::new(memory_stat("pgsteal")?.saturating_mul(PAGE_BYTES)),
             major_faults: memory_stat("pgmajfault")?,
             cpu_us: self.parse(name, "cpu.stat", &self.text(name, "cpu.stat")?, "usage_usec")?,
-            memory_stalled_us: stalled("memory.pressure")?,
-            io_stalled_us: stalled("io.pressure")?,
+            limit_hits: event("high")?.saturating_add(event("max")?),
+            memory_stalled_us: stalled("memory.pressure", "full")?,
+            memory_some_stalled_us: stalled("memory.pressure", "some")?,
+            io_stalled_us: stalled("io.pressure", "full")?,
         })
     }
 
@@ -518,6 +528,7 @@ pub(crate) mod fake {
             ("memory.high", "max"),
             ("memory.stat", stat),
             ("memory.numa_stat", "anon N0=4096\nfile N0=0\nshmem N0=0"),
+            ("memory.events.local", "low 0\nhigh 0\nmax 0"),
             ("memory.reclaim", ""),
             (
                 "memory.pressure",
@@ -580,8 +591,9 @@ mod tests {
             ("memory.max", "209715200"),
             ("memory.stat", "anon 1\npgsteal 3\npgsteal_direct 2\npgmajfault 17"),
             ("cpu.stat", "usage_usec 1500000\nuser_usec 1"),
+            ("memory.events.local", "low 1\nhigh 20\nmax 300\noom 4000"),
             ("memory.pressure", "some avg10=0.00 total=777\nfull avg10=0.00 total=333"),
-            ("io.pressure", "some avg10=0.00 total=777\nfull avg10=0.00 total=222"),
+            ("io.pressure", "some avg10=0.00 total=888\nfull avg10=0.00 total=222"),
         ];
         fake.files("db", &files);
         let mut counters = EvictionCounters {
@@ -590,7 +602,9 @@ mod tests {
             reclaimed: Bytes::new(3 * 4096),
             major_faults: 17,
             cpu_us: 1_500_000,
+            limit_hits: 320,
             memory_stalled_us: 333,
+            memory_some_stalled_us: 777,
             io_stalled_us: 222,
         };
         assert_eq!(cgroups.eviction_counters("db").unwrap(), counters);

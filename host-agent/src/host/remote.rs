@@ -95,9 +95,18 @@ impl RemoteDevice {
 
     /// Returns whether the device is in use as swap, according to the text of `/proc/swaps`.
     pub fn is_swap(&self, swaps: &str) -> bool {
-        let names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
-        // A device may have several names, so also compare device numbers.
-        names.map(Path::new).any(|name| name == self.path || is_same_device(name, &self.path))
+        swap_names(swaps).any(|name| self.has_name(name))
+    }
+
+    /// Returns the other devices and files that are in use as swap.
+    pub fn other_swaps<'a>(&self, swaps: &'a str) -> Vec<&'a str> {
+        swap_names(swaps).filter(|name| !self.has_name(name)).collect()
+    }
+
+    /// Returns whether the device has this name. It may have several, so device numbers are also compared.
+    fn has_name(&self, name: &str) -> bool {
+        let name = Path::new(name);
+        name == self.path || is_same_device(name, &self.path)
     }
 
     /// Returns an estimate of the device's read latency without queueing, in seconds: the lowest
@@ -148,6 +157,11 @@ fn read_counters(files: &Sysfs) -> Result<Reads, SysfsError> {
     }
 }
 
+/// Returns the names of devices and files in the text of `/proc/swaps`.
+fn swap_names(swaps: &str) -> impl Iterator<Item = &str> {
+    swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,9 +187,9 @@ mod tests {
             RemoteDevice::with_number(Path::new("/dev/vdb"), "253:16".to_owned(), Path::new("/nowhere"));
         let header = "Filename\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
         assert!(!remote.is_swap(header));
-        assert!(
-            remote.is_swap(&format!("{header}/dev/vda partition 1 0 -2\n/dev/vdb partition 1048572 0 -3\n"))
-        );
+        let swaps = format!("{header}/dev/vda partition 1 0 -2\n/dev/vdb partition 1048572 0 -3\n");
+        assert!(remote.is_swap(&swaps));
+        assert_eq!(remote.other_swaps(&swaps), ["/dev/vda"]);
     }
 
     #[test]

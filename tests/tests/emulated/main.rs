@@ -6,6 +6,7 @@ mod access;
 mod agent_crash;
 mod busy_block;
 mod cxl_guest;
+mod early_eviction;
 mod faults;
 mod host_doctor;
 mod hosts;

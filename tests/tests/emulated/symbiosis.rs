@@ -24,7 +24,7 @@ fn start_rack() -> EmulatedRack {
     );
     plan.hosts.cpus = 2;
     plan.hosts.cmdline_extra += " psi=1";
-    plan.hosts.drives = vec![Drive { mib: 1024, mb_s: 40 }];
+    plan.hosts.drives = vec![Drive { mib: 1024, mb_s: 40, is_remote: false }];
     plan.hosts.programs.extend([
         artifacts().tool_path("mbw"),
         artifacts().tool_path("memcached"),

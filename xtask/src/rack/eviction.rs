@@ -1,9 +1,13 @@
 //! `cargo xtask rack eviction`: compares early eviction with the kernel alone on one emulated host.
-//! Unmodified Debian programs need more memory than their cgroup may use, and swap to a slow drive:
+//! Unmodified Debian programs need more memory than their cgroup may use, and swap to a slow network drive:
 //! memcached is filled, and sort sorts lines in memory. Each program runs with three settings in turn:
 //! without early eviction, with a fixed threshold, and with an adaptive one.
 
-use std::{fmt::Write as _, path::Path, time::Duration};
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use emulated_host::{
     Artifacts,
@@ -16,7 +20,7 @@ use crate::{artifacts, failure::Failure, step::build_programs, wait::Interrupt};
 /// Directory of the tenants' cgroups.
 const CGROUPS: &str = "/sys/fs/cgroup/tenants";
 /// Size and bandwidth of the swap drive, in MiB and MB/s. The limits on I/O of the cgroups are smaller.
-const DRIVE: Drive = Drive { mib: 1024, mb_s: 400 };
+const DRIVE: Drive = Drive { mib: 1024, mb_s: 400, is_remote: true };
 /// Number of keys in memcached, and size of their values in bytes.
 const KEYS: u32 = 40_000;
 const VALUE_BYTES: u32 = 3900;
@@ -42,6 +46,9 @@ pub struct Args {
     /// Compare only this program
     #[arg(long, value_enum)]
     program: Option<Program>,
+    /// Also write all measurements to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 /// Parses the ratio of the growth rate and the bandwidth.
@@ -68,14 +75,27 @@ enum Setting {
 }
 
 /// Resources of a program.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
 struct Limits {
     memory_mib: u64,
     bytes_per_s: u64,
 }
 
+/// Measurements of one program with one setting.
+#[derive(Clone, Debug, serde::Serialize)]
+struct Comparison {
+    program: &'static str,
+    setting: &'static str,
+    limits: Limits,
+    runs: Vec<Run>,
+    /// Median of the run times, divided by that of the kernel alone.
+    time_ratio: f64,
+    /// The same for the time in which the program could not run because of memory; absent if this was 0.
+    memory_stalled_ratio: Option<f64>,
+}
+
 /// Measurements of one run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
 struct Run {
     seconds: f64,
     /// Time in which the program could not run because of memory.
@@ -170,12 +190,17 @@ pub fn run(args: &Args, folder: &Path) -> Result<(), Failure> {
         "program    setting    time s  min-max      ratio  memory stall s  ratio  I/O stall s  faults  (median of {} runs)",
         args.rounds
     );
+    let mut comparisons = Vec::new();
     for program in [Program::Memcached, Program::Sort] {
         if args.program.is_none_or(|only| only == program) {
-            compare(host, program, args, &interrupt)?;
+            let compared = compare(host, program, args, &interrupt)?;
+            compared.iter().for_each(print_comparison);
+            comparisons.extend(compared);
         }
     }
-    Ok(())
+    let Some(path) = &args.json else { return Ok(()) };
+    let text = serde_json::to_string_pretty(&comparisons).expect("numbers and names can be serialized");
+    std::fs::write(path, text).map_err(Failure::file_error("write", path))
 }
 
 fn plan(artifacts: &Artifacts) -> Result<RackPlan, Failure> {
@@ -193,7 +218,12 @@ fn plan(artifacts: &Artifacts) -> Result<RackPlan, Failure> {
 }
 
 /// Runs a program without limits to choose its limits, and then with all settings in turn.
-fn compare(host: &RackHost, program: Program, args: &Args, interrupt: &Interrupt) -> Result<(), Failure> {
+fn compare(
+    host: &RackHost,
+    program: Program,
+    args: &Args,
+    interrupt: &Interrupt,
+) -> Result<Vec<Comparison>, Failure> {
     set(host, Setting::Kernel, interrupt)?;
     let unlimited = measure(host, program, None)?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "both are positive")]
@@ -226,24 +256,35 @@ fn compare(host: &RackHost, program: Program, args: &Args, interrupt: &Interrupt
         }
     }
     let [kernel, ..] = &runs;
-    let (time, stalled) = (median(kernel, |run| run.seconds), median(kernel, |run| run.memory_stalled_s));
-    for (setting, runs) in Setting::ALL.into_iter().zip(&runs) {
-        let seconds = |run: &Run| run.seconds;
-        let smallest = runs.iter().map(seconds).fold(f64::INFINITY, f64::min);
-        let largest = runs.iter().map(seconds).fold(0.0, f64::max);
-        println!(
-            "{:<10} {:<9} {:>7.1}  {smallest:.1}-{largest:.1} {:>9.3} {:>15.1} {:>6.3} {:>12.1} {:>7.0}",
-            program.name(),
-            setting.name(),
-            median(runs, seconds),
-            median(runs, seconds) / time,
-            median(runs, |run| run.memory_stalled_s),
-            median(runs, |run| run.memory_stalled_s) / stalled,
-            median(runs, |run| run.io_stalled_s),
-            median(runs, |run| run.major_faults),
-        );
-    }
-    Ok(())
+    let seconds = median(kernel, |run| run.seconds);
+    let stalled = median(kernel, |run| run.memory_stalled_s);
+    let comparison = |(setting, runs): (Setting, Vec<Run>)| {
+        let stalled_ratio = median(&runs, |run| run.memory_stalled_s) / stalled;
+        Comparison {
+            program: program.name(),
+            setting: setting.name(),
+            limits,
+            time_ratio: median(&runs, |run| run.seconds) / seconds,
+            memory_stalled_ratio: Some(stalled_ratio).filter(|ratio| ratio.is_finite()),
+            runs,
+        }
+    };
+    Ok(Setting::ALL.into_iter().zip(runs).map(comparison).collect())
+}
+
+fn print_comparison(comparison: &Comparison) {
+    let Comparison { program, setting, runs, time_ratio, memory_stalled_ratio, .. } = comparison;
+    let seconds = |run: &Run| run.seconds;
+    let smallest = runs.iter().map(seconds).fold(f64::INFINITY, f64::min);
+    let largest = runs.iter().map(seconds).fold(0.0, f64::max);
+    println!(
+        "{program:<10} {setting:<9} {:>7.1}  {smallest:.1}-{largest:.1} {time_ratio:>9.3} {:>15.1} {:>6} {:>12.1} {:>7.0}",
+        median(runs, seconds),
+        median(runs, |run| run.memory_stalled_s),
+        memory_stalled_ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
+        median(runs, |run| run.io_stalled_s),
+        median(runs, |run| run.major_faults),
+    );
 }
 
 /// Restarts the agent with a setting, and waits until it is effective.

@@ -112,7 +112,7 @@ fn plan(artifacts: &Artifacts) -> Result<RackPlan, Failure> {
     let [manager, agent, tarn, power_off, load] = build_programs(names)?;
     let mut hosts = Plan::new(1, vec![Device { serial: 1, gib: 1, is_aligned: true }]);
     hosts.cpus = 2;
-    hosts.drives = vec![Drive { mib: DISK_MIB, mb_s: LINK_MB_S }];
+    hosts.drives = vec![Drive { mib: DISK_MIB, mb_s: LINK_MB_S, is_remote: false }];
     hosts.programs = vec![load, tarn.clone(), artifacts.tool_path("mbw"), artifacts.tool_path("memcached")];
     hosts.files = vec![(artifacts.tool_path("libstdbuf.so"), "lib/libstdbuf.so".to_owned())];
     hosts.cmdline_extra += " psi=1";

@@ -12,7 +12,8 @@ use rustix::fs::statvfs;
 use super::{
     host::RackHost,
     initrd,
-    plan::{Device, Plan, RACK_KERNEL},
+    nbd::NbdServer,
+    plan::{Device, Plan, RACK_KERNEL, nbd_socket_name},
     power::Power,
 };
 use crate::{Artifacts, HostError};
@@ -37,6 +38,7 @@ pub struct Hosts {
     /// Files with the content of devices and drives. The files have no names, so that they do not
     /// outlive this process.
     memory: Vec<File>,
+    nbd_servers: Vec<NbdServer>,
 }
 
 impl Hosts {
@@ -71,7 +73,7 @@ impl Hosts {
         let _ = fs::remove_dir_all(&links); // may exist if an earlier rack was killed
         fs::create_dir(&links).map_err(HostError::file_error("create", &links))?;
         // If a later step fails, dropping `hosts` removes the files created so far.
-        let mut hosts = Self { hosts: Vec::new(), folder, memory: Vec::new() };
+        let mut hosts = Self { hosts: Vec::new(), folder, memory: Vec::new(), nbd_servers: Vec::new() };
         initrd::build(artifacts, plan)?.pack(&hosts.folder.join("initrd"))?;
         for device in &plan.devices {
             hosts.add_memory(&hosts.device_link(device), u64::from(device.gib) << 30)?;
@@ -79,6 +81,9 @@ impl Hosts {
         for name in plan.names() {
             for (n, drive) in plan.drives.iter().enumerate() {
                 hosts.add_memory(&hosts.drive_link(&name, n), u64::from(drive.mib) << 20)?;
+                if drive.is_remote {
+                    hosts.start_nbd_server(artifacts, &name, n)?;
+                }
             }
             for kind in HOST_LOG_EXTENSIONS {
                 let _ = fs::remove_file(logs.join(format!("{name}.{kind}"))); // may exist from an earlier rack
@@ -112,6 +117,16 @@ impl Hosts {
         Ok(())
     }
 
+    fn start_nbd_server(&mut self, artifacts: &Artifacts, host: &str, n: usize) -> Result<(), HostError> {
+        let content = self.drive_link(host, n);
+        let socket = self.folder.join(nbd_socket_name(host, n));
+        let log = self.folder.join("logs").join(format!("{host}.nbd{n}"));
+        let _ = fs::remove_file(&log); // may exist from an earlier rack
+        let config = content.with_extension(format!("nbd{n}"));
+        self.nbd_servers.push(NbdServer::start(artifacts, &socket, &content, &config, &log)?);
+        Ok(())
+    }
+
     /// Returns the path of the link to the content of a host's drive.
     fn drive_link(&self, host: &str, n: usize) -> PathBuf {
         self.folder.join(MEMORY_LINKS_DIR).join(format!("{host}.drive{n}"))
@@ -125,6 +140,11 @@ impl Hosts {
     /// Returns the directory of the hosts' sockets. Its subdirectory `logs` contains the logs.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Returns the servers of remote drives, by host and drive.
+    pub fn nbd_servers(&self) -> &[NbdServer] {
+        &self.nbd_servers
     }
 
     /// Returns the hosts, in ascending order of their numbers.
@@ -183,6 +203,13 @@ impl Drop for Hosts {
             for kind in HOST_FILE_EXTENSIONS {
                 let _ = fs::remove_file(self.folder.join(format!("{}.{kind}", host.name())));
             }
+        }
+        for socket in self
+            .hosts
+            .iter()
+            .flat_map(|host| (0..self.nbd_servers.len()).map(|n| nbd_socket_name(host.name(), n)))
+        {
+            let _ = fs::remove_file(self.folder.join(socket));
         }
         let _ = fs::remove_file(self.folder.join("initrd"));
         let _ = fs::remove_dir_all(self.folder.join(MEMORY_LINKS_DIR));

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::nbd::EXPORT_NAME;
 use crate::{CPU_COUNT, CPU_MODEL};
 
 /// Kernel version of the hosts in a rack. This is Debian's first kernel whose device-dax can divide
@@ -39,6 +40,8 @@ pub struct Drive {
     pub mib: u32,
     /// Maximum read bandwidth, and maximum write bandwidth, in MB/s.
     pub mb_s: u32,
+    /// Whether a server outside of the host serves the content over the network (NBD).
+    pub is_remote: bool,
 }
 
 /// Shell script for [`Plan::script`] that prepares a host for tenants. Uses the first drive as
@@ -141,7 +144,10 @@ impl Plan {
             all.extend(device_arguments(n, device, &memory(device)));
         }
         let drives = self.drives.iter().enumerate();
-        all.extend(drives.flat_map(|(n, planned)| drive_arguments(n, planned, &drive(n))));
+        all.extend(drives.flat_map(|(n, planned)| match planned.is_remote {
+            false => drive_arguments(n, planned, &local_drive_options(&drive(n))),
+            true => drive_arguments(n, planned, &remote_drive_options(&nbd_socket_name(name, n))),
+        }));
         if !self.devices.is_empty() {
             // QEMU requires all windows in one option.
             all.extend(["-M".to_owned(), self.windows().join(",")]);
@@ -202,16 +208,29 @@ fn device_arguments(n: usize, device: &Device, memory: &Path) -> Vec<String> {
 }
 
 /// Returns the arguments for a drive that is throttled to its planned bandwidth.
-fn drive_arguments(n: usize, drive: &Drive, bytes: &Path) -> Vec<String> {
-    let (bytes, speed) = (bytes.display().to_string().replace(',', ",,"), u64::from(drive.mb_s) * 1_000_000);
+fn drive_arguments(n: usize, drive: &Drive, content: &str) -> Vec<String> {
+    let speed = u64::from(drive.mb_s) * 1_000_000;
     vec![
         "-drive".to_owned(),
         format!(
-            "if=none,id=drive{n},file={bytes},format=raw,cache=unsafe,throttling.bps-read={speed},throttling.bps-write={speed}"
+            "if=none,id=drive{n},{content},format=raw,cache=unsafe,throttling.bps-read={speed},throttling.bps-write={speed}"
         ),
         "-device".to_owned(),
         format!("virtio-blk-pci,drive=drive{n},bus=pcie.0"),
     ]
+}
+
+fn local_drive_options(content: &Path) -> String {
+    format!("file={}", content.display().to_string().replace(',', ",,"))
+}
+
+fn remote_drive_options(socket: &str) -> String {
+    format!("file.driver=nbd,file.server.type=unix,file.server.path={socket},file.export={EXPORT_NAME}")
+}
+
+/// Returns the name of the socket of a remote drive, in the directory of the rack.
+pub(super) fn nbd_socket_name(host: &str, n: usize) -> String {
+    format!("{host}.nbd{n}")
 }
 
 /// Paths of the programs that a rack runs.
@@ -316,12 +335,24 @@ mod tests {
 
     #[test]
     fn drive_bandwidth_is_throttled_as_planned() {
-        let plan = Plan { drives: vec![Drive { mib: 64, mb_s: 20 }], ..Plan::new(1, Vec::new()) };
+        let plan =
+            Plan { drives: vec![Drive { mib: 64, mb_s: 20, is_remote: false }], ..Plan::new(1, Vec::new()) };
         let all = plan.qemu_arguments("h0", Path::new("/k"), |_| PathBuf::new(), |n| format!("/d{n}").into());
         let drive = all.iter().find(|word| word.starts_with("if=none")).unwrap();
         assert!(
             drive.contains("file=/d0,") && drive.ends_with("bps-read=20000000,throttling.bps-write=20000000"),
             "{drive}"
         );
+    }
+
+    #[test]
+    fn remote_drive_is_read_through_a_socket() {
+        let plan =
+            Plan { drives: vec![Drive { mib: 64, mb_s: 20, is_remote: true }], ..Plan::new(1, Vec::new()) };
+        let all = plan.qemu_arguments("h7", Path::new("/k"), |_| PathBuf::new(), |_| PathBuf::new());
+        let drive = all.iter().find(|word| word.starts_with("if=none")).unwrap();
+        let expected =
+            "file.driver=nbd,file.server.type=unix,file.server.path=h7.nbd0,file.export=drive,format=raw,";
+        assert!(drive.contains(expected), "{drive}");
     }
 }

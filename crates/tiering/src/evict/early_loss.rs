@@ -4,8 +4,12 @@ use units::{Fraction, Ns};
 
 use super::Counters;
 
-/// Largest time that a tenant may lose at once, after a time without losses, in seconds.
+/// Largest time that a tenant may lose at once, after a time without losses, in seconds. A larger loss is
+/// not remembered, so that early eviction is suspended for a limited time.
 const ALLOWANCE_MAX_S: f64 = 0.25;
+/// Time in which the counted evictions decrease to 1/e, in seconds. Memory that was evicted long ago, and was
+/// not needed since, is unlikely to be needed.
+const MEMORY_S: f64 = 60.0;
 /// Largest loss per second of expected saving.
 const LOSS_PER_SAVING: f64 = 0.5;
 
@@ -14,9 +18,9 @@ const LOSS_PER_SAVING: f64 = 0.5;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EarlyLoss {
     allowance_s: f64,
-    /// Memory that was evicted early, in bytes.
+    /// Memory that was evicted early, in bytes; decreases over time.
     early_bytes: f64,
-    /// All evicted memory, in bytes.
+    /// All evicted memory, in bytes; decreases over time.
     evicted_bytes: f64,
 }
 
@@ -25,7 +29,8 @@ pub(super) struct EarlyLoss {
 pub(super) struct Cycle<'a> {
     pub elapsed: Ns,
     pub counters: &'a Counters,
-    /// Whether the usage is below the largest threshold, so that a fixed threshold causes no evictions.
+    /// Whether the threshold was below the largest one, and the usage remained there, so that a fixed
+    /// threshold would have caused no evictions.
     pub is_early: bool,
     pub growth: f64,
     pub eviction: f64,
@@ -36,20 +41,21 @@ impl EarlyLoss {
     pub(super) fn add_cycle(&mut self, cycle: &Cycle<'_>, limit: Fraction) {
         let evicted = super::to_f64(cycle.counters.evicted.get());
         let early = if cycle.is_early { evicted } else { 0.0 };
-        self.evicted_bytes += evicted;
-        self.early_bytes += early;
+        let elapsed = cycle.elapsed.as_duration().as_secs_f64();
+        let remembered = (-elapsed / MEMORY_S).exp();
+        self.evicted_bytes = self.evicted_bytes * remembered + evicted;
+        self.early_bytes = self.early_bytes * remembered + early;
         // At its limit, a tenant allocates only as fast as memory is evicted. It allocates the room of each byte
         // that was evicted earlier at its own rate.
         let saved_per_byte = (cycle.eviction.recip() - cycle.growth.recip()).max(0.0);
         let saved = if early > 0.0 { early * saved_per_byte } else { 0.0 };
-        let elapsed = cycle.elapsed.as_duration().as_secs_f64();
         let by_time = limit.get() * elapsed;
         // Early eviction is suspended while the allowance is negative, so that only time can restore it.
         let allowed = if self.is_too_large() { by_time } else { by_time.min(LOSS_PER_SAVING * saved) };
         // The counters do not distinguish memory that was evicted early.
         let early_part = if self.evicted_bytes > 0.0 { self.early_bytes / self.evicted_bytes } else { 0.0 };
         let lost = early_part * cycle.counters.fetching.as_duration().as_secs_f64().min(elapsed);
-        self.allowance_s = (self.allowance_s + allowed - lost).min(ALLOWANCE_MAX_S);
+        self.allowance_s = (self.allowance_s + allowed - lost).clamp(-ALLOWANCE_MAX_S, ALLOWANCE_MAX_S);
     }
 
     /// Returns whether the tenant has lost more time than it may.

@@ -11,8 +11,9 @@ use super::{
 };
 use crate::fair::TenantId;
 
-/// Part of a cycle in which a tenant must run so that its growth rate is measured.
-const RUNNING_DIVISOR: u64 = 20;
+/// Part of a cycle, as a divisor, in which a tenant must run so that its growth rate is measured, and in
+/// which memory must be evicted so that the eviction rate is measured.
+const MEASURED_DIVISOR: u64 = 20;
 /// Largest ratio of the growth rate to the eviction rate. A larger ratio has the same effect: the
 /// threshold is lowered to its minimum at once.
 const ALPHA_MAX: f64 = 1e6;
@@ -43,6 +44,8 @@ struct TenantState {
     growth: f64,
     /// Eviction rate while memory is evicted (V_evict), in bytes per second.
     eviction: f64,
+    /// Memory that was evicted since the eviction rate was measured, and the time in which it was evicted.
+    unmeasured: (Bytes, Ns),
     /// Cache miss rate of the last cycle with accesses, from 0 to 1.
     miss_rate: Option<f64>,
     early_loss: EarlyLoss,
@@ -90,6 +93,7 @@ impl TenantState {
             threshold: to_f64(settings.upper_threshold(sample.limit).get()),
             growth: 0.0,
             eviction: to_f64(settings.nominal_eviction_bytes_per_s.get()),
+            unmeasured: (Bytes::ZERO, Ns::ZERO),
             miss_rate: None,
             early_loss: EarlyLoss::default(),
             change: ThresholdChange::Unchanged,
@@ -102,17 +106,15 @@ impl TenantState {
             *self = Self { is_sampled: true, ..Self::new(at, sample, settings) };
             return;
         };
-        if sample.limit != self.limit {
-            self.limit = sample.limit;
-            self.set_threshold(self.threshold, settings);
-        }
+        self.set_limit(sample.limit, settings);
         let elapsed = at.since(self.cycle_start);
         if elapsed < settings.cycle {
             return;
         }
         self.measure_rates(elapsed, &cycle);
         if let Some(limit) = settings.loss_limit {
-            let is_early = sample.usage < settings.upper_threshold(self.limit);
+            let (_, upper) = self.threshold_range(settings);
+            let is_early = self.threshold < upper && to_f64(sample.usage.get()) < upper;
             let (growth, eviction) = (self.growth, self.eviction);
             self.early_loss
                 .add_cycle(&Cycle { elapsed, counters: &cycle, is_early, growth, eviction }, limit);
@@ -127,11 +129,14 @@ impl TenantState {
     fn measure_rates(&mut self, elapsed: Ns, cycle: &Counters) {
         // A blocked tenant grows only as fast as its memory is evicted, which does not show its demand.
         let running = elapsed.0.saturating_sub(cycle.blocked.0);
-        if running >= elapsed.0 / RUNNING_DIVISOR {
+        if running >= elapsed.0 / MEASURED_DIVISOR {
             self.growth = rate(cycle.grown, Ns(running));
         }
-        if cycle.evicting > Ns::ZERO {
-            self.eviction = rate(cycle.evicted, cycle.evicting);
+        let (evicted, evicting) = &mut self.unmeasured;
+        (*evicted, *evicting) = (evicted.saturating_add(cycle.evicted), evicting.after(cycle.evicting));
+        if evicting.0 > elapsed.0 / MEASURED_DIVISOR {
+            self.eviction = rate(*evicted, *evicting);
+            self.unmeasured = (Bytes::ZERO, Ns::ZERO);
         }
     }
 
@@ -182,6 +187,18 @@ impl TenantState {
     fn threshold_range(&self, settings: &Settings) -> (f64, f64) {
         let range = (settings.lower_threshold(self.limit), settings.upper_threshold(self.limit));
         (to_f64(range.0.get()), to_f64(range.1.get()))
+    }
+
+    /// Sets the limit. The threshold keeps its ratio to the largest one.
+    fn set_limit(&mut self, limit: Bytes, settings: &Settings) {
+        if limit == self.limit {
+            return;
+        }
+        let (_, before) = self.threshold_range(settings);
+        self.limit = limit;
+        let (_, upper) = self.threshold_range(settings);
+        let ratio = if before > 0.0 { self.threshold / before } else { 1.0 };
+        self.set_threshold(ratio * upper, settings);
     }
 
     fn set_threshold(&mut self, threshold: f64, settings: &Settings) {

@@ -182,24 +182,63 @@ fn stalled_device_leads_to_the_fixed_threshold() {
 fn costly_early_eviction_leads_to_the_fixed_threshold_for_a_while() {
     use ThresholdChange::{Costly, Lowered};
     let mut tenant = TestTenant::new(|_| {});
-    // 100 MB that are evicted early save half a second, of which the tenant may lose 0.5 % of a cycle: 5 ms.
     assert_eq!(tenant.run(FAST_GROWTH), (500, Lowered));
-    assert_eq!(tenant.run(Cycle { fetching_ms: 10, ..FAST_GROWTH }), (250, Lowered));
-    assert_eq!(tenant.run(Cycle { fetching_ms: 12, ..FAST_GROWTH }), (1000, Costly));
+    // 100 MB that are evicted early save half a second, of which the tenant may lose 0.5 % of a cycle: 5 ms.
+    // Half of the evicted memory was evicted early: 4 ms are lost. After the next cycle, it is 67 %: 13 ms.
+    assert_eq!(tenant.run(Cycle { fetching_ms: 8, ..FAST_GROWTH }), (250, Lowered));
+    assert_eq!(tenant.run(Cycle { fetching_ms: 20, ..FAST_GROWTH }), (1000, Costly));
     let without_eviction = Cycle { evicted_mb: 0, ..FAST_GROWTH };
     assert_eq!(tenant.run(without_eviction), (1000, Costly), "7 ms more than allowed");
     assert_eq!(tenant.run(without_eviction), (500, Lowered));
 
     let mut tenant = TestTenant::new(|settings| settings.loss_limit = None);
-    assert_eq!(tenant.run(Cycle { fetching_ms: 900, ..FAST_GROWTH }), (500, Lowered));
+    assert_eq!(tenant.run(FAST_GROWTH), (500, Lowered));
+    assert_eq!(tenant.run(Cycle { fetching_ms: 900, ..FAST_GROWTH }), (250, Lowered));
+}
+
+#[test]
+fn large_loss_suspends_early_eviction_for_a_limited_time() {
+    let mut tenant = TestTenant::new(|_| {});
+    tenant.run(FAST_GROWTH);
+    for _ in 0..10 {
+        tenant.run(Cycle { fetching_ms: 1000, ..FAST_GROWTH });
+    }
+    // At most 250 ms are remembered, of which each second makes up for 5 ms.
+    let suspended =
+        (0..60).take_while(|_| tenant.run(FAST_GROWTH) == (1000, ThresholdChange::Costly)).count();
+    assert_eq!(suspended, 49);
 }
 
 #[test]
 fn fetches_of_memory_that_was_not_evicted_early_are_no_loss() {
+    let costly_fetch = Cycle { fetching_ms: 900, ..FAST_GROWTH };
+    let mut at_its_limit = TestTenant::new(|_| {});
+    at_its_limit.sample.usage = Bytes::new(1000 * MB);
+    assert_eq!(at_its_limit.run(costly_fetch), (500, ThresholdChange::Lowered));
+    assert_eq!(at_its_limit.run(costly_fetch), (250, ThresholdChange::Lowered));
+
+    // With the largest threshold, nothing is evicted early, although the usage is below it.
+    let mut with_fixed_threshold = TestTenant::new(|settings| settings.lower = Fraction::new(1.0).unwrap());
+    for _ in 0..3 {
+        assert_eq!(with_fixed_threshold.run(costly_fetch).0, 1000);
+    }
+    assert_eq!(with_fixed_threshold.run(FAST_GROWTH).1, ThresholdChange::Lowered);
+}
+
+#[test]
+fn eviction_rate_is_measured_over_a_part_of_a_cycle_at_least() {
     let mut tenant = TestTenant::new(|_| {});
-    tenant.sample.usage = Bytes::new(1000 * MB);
-    let cycle = Cycle { fetching_ms: 900, ..FAST_GROWTH };
-    assert_eq!(tenant.run(cycle), (500, ThresholdChange::Lowered));
+    let mut evicts = |evicted_mb, evicting_ms| {
+        tenant.at = tenant.at.after(Ns::secs(1));
+        let counters = &mut tenant.sample.counters;
+        counters.evicted = Bytes::new(counters.evicted.get() + evicted_mb * MB);
+        counters.evicting = counters.evicting.after(Ns::ms(evicting_ms));
+        tenant.policy.step(tenant.at, &[tenant.sample])[0].eviction_bytes_per_s.get() / MB
+    };
+    assert_eq!(evicts(1, 50), 287, "too short");
+    assert_eq!(evicts(9, 50), 100, "10 MB in 100 ms");
+    assert_eq!(evicts(100, 40), 100, "too short again");
+    assert_eq!(evicts(0, 160), 500);
 }
 
 #[test]
@@ -215,11 +254,14 @@ fn restarted_counters_and_vanished_tenants_restart_the_measurement() {
 }
 
 #[test]
-fn limit_change_keeps_the_threshold_within_its_range() {
+fn limit_change_keeps_the_ratio_of_the_threshold() {
     let mut tenant = TestTenant::new(|_| {});
     tenant.run(FAST_GROWTH);
-    tenant.sample.limit = Bytes::new(400 * MB);
-    assert_eq!(tenant.policy.step(tenant.at, &[tenant.sample])[0].threshold, Bytes::new(400 * MB));
+    for (limit, threshold) in [(400, 200), (2000, 1000), (1000, 500)] {
+        tenant.sample.limit = Bytes::new(limit * MB);
+        let report = tenant.policy.step(tenant.at, &[tenant.sample])[0];
+        assert_eq!(report.threshold, Bytes::new(threshold * MB), "limit of {limit} MB");
+    }
     tenant.sample.limit = Bytes::ZERO;
     let report = tenant.policy.step(tenant.at, &[tenant.sample])[0];
     assert_eq!((report.threshold, report.class.number()), (Bytes::ZERO, 2));
