@@ -10,18 +10,18 @@ use tests::{
 
 const CGROUP: &str = "/sys/fs/cgroup/tenants/cache";
 /// Memory limit of the tenant.
-const LIMIT_MIB: u64 = 120;
-/// Largest threshold: the limit without the reserve of 8 MiB.
-const UPPER_MIB: u64 = 112;
+const LIMIT_MIB: u64 = 48;
+/// Largest threshold: the limit without the reserve, which is at most 1/8 of the limit.
+const UPPER_MIB: u64 = 42;
 /// Smallest threshold: half of the limit.
-const LOWER_MIB: u64 = 60;
+const LOWER_MIB: u64 = 24;
 /// Memory that the agent does not evict because it is too little for a request.
 const REQUEST_MIN_MIB: u64 = 1;
 /// Address of the metrics endpoint of the agent, on its host.
 const METRICS_ADDRESS: &str = "127.0.0.1:9751";
 
 fn start_rack() -> EmulatedRack {
-    let mut plan = plan(1, &[1], "dax");
+    let mut plan = plan(1, &[2], "dax");
     plan.agent_toml_extra = format!("metrics_listen = {METRICS_ADDRESS:?}\n");
     plan.backend_toml_extra =
         "[early_eviction]\ncgroups = \"/sys/fs/cgroup/tenants\"\ndevice = \"/dev/vda\"\n".to_owned();
@@ -34,14 +34,14 @@ fn start_rack() -> EmulatedRack {
 }
 
 /// Returns the value of a metric of the tenant.
-fn read_metric(rack: &EmulatedRack, name: &str) -> Option<f64> {
+fn read_metric(rack: &EmulatedRack, name: &str) -> Option<u64> {
     let text = rack.run(0, &format!("wget -qO- http://{METRICS_ADDRESS}/metrics"));
     let line = text.lines().find(|line| line.starts_with(name) && line.contains("tenant=\"cache\""))?;
     line.rsplit(' ').next()?.parse().ok()
 }
 
-fn evicted_bytes(rack: &EmulatedRack) -> f64 {
-    read_metric(rack, "tarn_tenant_evicted_bytes_total").unwrap_or(0.0)
+fn evicted_bytes(rack: &EmulatedRack) -> u64 {
+    read_metric(rack, "tarn_tenant_evicted_bytes_total").unwrap_or(0)
 }
 
 fn usage_mib(rack: &EmulatedRack) -> u64 {
@@ -62,7 +62,7 @@ fn is_filled(rack: &EmulatedRack) -> bool {
 
 #[test]
 fn tenant_is_evicted_below_its_limit_and_a_stalled_drive_delays_only_evictions() {
-    let rack = start_rack();
+    let mut rack = start_rack();
     let command = "memcached -u root -s /tmp/cache.sock -m 600 -t 1";
     rack.run(
         0,
@@ -74,14 +74,14 @@ fn tenant_is_evicted_below_its_limit_and_a_stalled_drive_delays_only_evictions()
     rack.wait_until("memcached listens", |rack| rack.run(0, "ls /tmp/cache.sock; true").starts_with("/tmp"));
     rack.wait_until("the tenant has a threshold", |rack| {
         let threshold = read_metric(rack, "tarn_tenant_eviction_threshold_bytes");
-        threshold == Some((UPPER_MIB << 20) as f64)
+        threshold == Some(UPPER_MIB << 20)
     });
-    assert_eq!(evicted_bytes(&rack), 0.0, "the usage is below the threshold");
+    assert_eq!(evicted_bytes(&rack), 0, "the usage is below the threshold");
 
-    // 40,000 values need about 170 MiB.
-    fill(&rack, 40_000);
+    // 16,000 values need about 70 MiB.
+    fill(&rack, 16_000);
     rack.wait_until("memcached is filled", |rack| {
-        let threshold = read_metric(rack, "tarn_tenant_eviction_threshold_bytes").unwrap() as u64 >> 20;
+        let threshold = read_metric(rack, "tarn_tenant_eviction_threshold_bytes").unwrap() >> 20;
         assert!((LOWER_MIB..=UPPER_MIB).contains(&threshold), "{threshold} MiB");
         is_filled(rack)
     });
@@ -89,12 +89,12 @@ fn tenant_is_evicted_below_its_limit_and_a_stalled_drive_delays_only_evictions()
         usage_mib(rack) <= UPPER_MIB + REQUEST_MIN_MIB
     });
     let evicted = evicted_bytes(&rack);
-    assert!(evicted > 16.0 * f64::from(1 << 20), "{evicted}");
+    assert!(evicted > 4 << 20, "{evicted}");
 
     // Evictions wait for a stalled drive. The agent still serves its other functions.
     let server = &rack.rack.hosts().nbd_servers()[0];
     server.pause().unwrap();
-    fill(&rack, 80_000);
+    fill(&rack, 24_000);
     rack.wait_until("a task of the tenant waits for the drive", |rack| {
         rack.run(
             0,
@@ -111,8 +111,13 @@ fn tenant_is_evicted_below_its_limit_and_a_stalled_drive_delays_only_evictions()
     rack.wait_until("memcached is filled again", is_filled);
     rack.wait_until("the agent evicts again", |rack| evicted_bytes(rack) > before);
 
-    // The tenant ends.
-    rack.run(0, &format!("kill $(pidof memcached); while ! rmdir {CGROUP}; do sleep 0.1; done"));
+    // Without the drive, the kernel cannot evict, and ends the tenant if it needs its evicted memory.
+    rack.rack.hosts_mut().nbd_servers_mut()[0].kill();
+    fill(&rack, 24_000);
+    rack.wait_until("the load has ended", is_filled);
+    rack.reserve(0, "vm2", 1);
+    assert!(usage_mib(&rack) <= LIMIT_MIB);
+    rack.run(0, &format!("killall memcached 2> /dev/null; while ! rmdir {CGROUP}; do sleep 0.1; done"));
     rack.wait_until("the metrics of the tenant are removed", |rack| {
         read_metric(rack, "tarn_tenant_eviction_threshold_bytes").is_none()
     });

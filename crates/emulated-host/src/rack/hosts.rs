@@ -147,6 +147,11 @@ impl Hosts {
         &self.nbd_servers
     }
 
+    /// Returns the servers of remote drives, by host and drive, so that the caller can kill them.
+    pub fn nbd_servers_mut(&mut self) -> &mut [NbdServer] {
+        &mut self.nbd_servers
+    }
+
     /// Returns the hosts, in ascending order of their numbers.
     pub fn as_slice(&self) -> &[RackHost] {
         &self.hosts

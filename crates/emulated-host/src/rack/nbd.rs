@@ -76,6 +76,12 @@ impl NbdServer {
         self.send(Signal::CONT)
     }
 
+    /// Kills the server, so that requests of the host fail.
+    pub fn kill(&mut self) {
+        let _ = self.process.kill(); // it may have ended
+        let _ = self.process.wait();
+    }
+
     fn send(&self, signal: Signal) -> std::io::Result<()> {
         Ok(kill_process(Pid::from_child(&self.process), signal)?)
     }
@@ -83,7 +89,6 @@ impl NbdServer {
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        let _ = self.process.kill(); // it may have ended
-        let _ = self.process.wait();
+        self.kill();
     }
 }

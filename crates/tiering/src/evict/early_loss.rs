@@ -7,7 +7,7 @@ use super::Counters;
 /// Largest time that a tenant may lose at once, after a time without losses, in seconds. A larger loss is
 /// not remembered, so that early eviction is suspended for a limited time.
 const ALLOWANCE_MAX_S: f64 = 0.25;
-/// Time in which the counted evictions decrease to 1/e, in seconds. Memory that was evicted long ago, and was
+/// Time in which the counted evictions decrease to about 1/e, in seconds. Memory that was evicted long ago, and was
 /// not needed since, is unlikely to be needed.
 const MEMORY_S: f64 = 60.0;
 /// Largest loss per second of expected saving.
@@ -42,7 +42,7 @@ impl EarlyLoss {
         let evicted = super::to_f64(cycle.counters.evicted.get());
         let early = if cycle.is_early { evicted } else { 0.0 };
         let elapsed = cycle.elapsed.as_duration().as_secs_f64();
-        let remembered = (-elapsed / MEMORY_S).exp();
+        let remembered = MEMORY_S / (MEMORY_S + elapsed);
         self.evicted_bytes = self.evicted_bytes * remembered + evicted;
         self.early_bytes = self.early_bytes * remembered + early;
         // At its limit, a tenant allocates only as fast as memory is evicted. It allocates the room of each byte

@@ -26,6 +26,8 @@ const RESET_COMPLETE_BYTES: f64 = 4096.0;
 pub struct Policy {
     settings: Settings,
     states: BTreeMap<TenantId, TenantState>,
+    /// Number of steps.
+    steps: u64,
     reports: Vec<TenantReport>,
 }
 
@@ -50,8 +52,8 @@ struct TenantState {
     miss_rate: Option<f64>,
     early_loss: EarlyLoss,
     change: ThresholdChange,
-    /// Whether this step has a sample of the tenant.
-    is_sampled: bool,
+    /// Number of the last step with a sample of the tenant.
+    sampled_in: u64,
 }
 
 impl Policy {
@@ -61,7 +63,7 @@ impl Policy {
     /// [`SettingsError`] if a setting violates its rule.
     pub fn new(settings: Settings) -> Result<Self, SettingsError> {
         settings.check()?;
-        Ok(Self { settings, states: BTreeMap::new(), reports: Vec::new() })
+        Ok(Self { settings, states: BTreeMap::new(), steps: 0, reports: Vec::new() })
     }
 
     /// Adapts the thresholds of the tenants whose cycle has ended, and classifies the flows of all tenants.
@@ -69,17 +71,19 @@ impl Policy {
     /// samples of a tenant that has another sample in this step, are ignored.
     pub fn step(&mut self, at: Ns, samples: &[TenantSample]) -> &[TenantReport] {
         self.reports.clear();
-        self.states.values_mut().for_each(|state| state.is_sampled = false);
+        self.steps += 1;
         for sample in samples.iter().take(TIERING_TENANTS_MAX) {
             let new = || TenantState::new(at, sample, &self.settings);
             let state = self.states.entry(sample.id).or_insert_with(new);
-            if std::mem::replace(&mut state.is_sampled, true) {
+            if std::mem::replace(&mut state.sampled_in, self.steps) == self.steps {
                 continue;
             }
             state.observe(at, sample, &self.settings);
             self.reports.push(state.report(sample, &self.settings));
         }
-        self.states.retain(|_, state| state.is_sampled);
+        if self.reports.len() < self.states.len() {
+            self.states.retain(|_, state| state.sampled_in == self.steps);
+        }
         &self.reports
     }
 }
@@ -97,13 +101,13 @@ impl TenantState {
             miss_rate: None,
             early_loss: EarlyLoss::default(),
             change: ThresholdChange::Unchanged,
-            is_sampled: false,
+            sampled_in: 0,
         }
     }
 
     fn observe(&mut self, at: Ns, sample: &TenantSample, settings: &Settings) {
         let Some(cycle) = sample.counters.since(&self.counters).filter(|_| at >= self.cycle_start) else {
-            *self = Self { is_sampled: true, ..Self::new(at, sample, settings) };
+            *self = Self { sampled_in: self.sampled_in, ..Self::new(at, sample, settings) };
             return;
         };
         self.set_limit(sample.limit, settings);
