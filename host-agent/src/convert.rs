@@ -16,10 +16,11 @@ use units::{
 
 use crate::usage_table::TouchedMemory;
 
+mod evictions;
 mod shares;
 mod tenants;
 
-pub use self::{shares::to_wire_shares, tenants::to_wire_tenants};
+pub use self::{evictions::to_wire_evictions, shares::to_wire_shares, tenants::to_wire_tenants};
 
 /// Invalid value in a message of the manager: its field, the value and the violated rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

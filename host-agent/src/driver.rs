@@ -224,6 +224,7 @@ impl Driver {
             usage: Arc::clone(&usage),
             samples: Arc::default(),
             tiering: Arc::default(),
+            evictions: Arc::default(),
             rack: rack_receiver,
             disconnect: Arc::clone(&disconnect),
         };

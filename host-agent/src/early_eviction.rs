@@ -132,7 +132,7 @@ impl EarlyEviction {
             Err(error) => {
                 self.restore_io_priorities();
                 self.tenants.clear();
-                Report { reason: units::chain(&error), tenants: Vec::new() }
+                Report::blocked(units::chain(&error))
             }
         }
     }
@@ -192,7 +192,7 @@ impl EarlyEviction {
             let (counts, problem) = (tenant.counts, std::mem::take(&mut tenant.problem));
             reports.push(TenantReport { name: name.clone(), decided: *decided, counts, problem });
         }
-        Report { reason: String::new(), tenants: reports }
+        Report::decided(reports)
     }
 
     /// Evicts memory of tenants above their threshold, for about [`PASS_TIME_MAX`]. The tenants whose requests

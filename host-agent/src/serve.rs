@@ -32,6 +32,7 @@ use crate::{
     config::{Backend, Config, ConfigError},
     driver::{Driver, DriverInputs, Handle},
     early_eviction::{self, CycleRunner},
+    eviction_report,
     fair_tiering::{self, KernelRoots, StepRunner},
     host::{
         Host, HostError,
@@ -200,7 +201,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         profiles,
         Arc::clone(&reports.tiering),
     );
-    let eviction = start_early_eviction(&config, Arc::clone(&metrics));
+    let eviction = start_early_eviction(&config, Arc::clone(&metrics), Arc::clone(&reports.evictions));
     let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
@@ -273,13 +274,17 @@ fn start_tiering(
 }
 
 /// Starts early eviction, if it is configured.
-fn start_early_eviction(config: &Config, metrics: Arc<Metrics>) -> Option<ComponentThread> {
+fn start_early_eviction(
+    config: &Config,
+    metrics: Arc<Metrics>,
+    reports: Arc<ReportSlot<eviction_report::Report>>,
+) -> Option<ComponentThread> {
     let eviction = config.early_eviction.clone()?;
     let (cgroups, device) = (eviction.cgroups.display(), eviction.device.display());
     tracing::info!(%cgroups, %device, "starting early eviction");
     let (runtime_dir, sys, proc) = (config.runtime_dir.clone(), SYS.into(), PROC.into());
     let inputs = early_eviction::Inputs { config: eviction, runtime_dir, sys, proc };
-    Some(CycleRunner { inputs, metrics }.start())
+    Some(CycleRunner { inputs, metrics, reports }.start())
 }
 
 /// Updates the number of online slices of a reservation until the agent stops.

@@ -170,12 +170,7 @@ async fn run_session(
         .max_encoding_message_size(RPC_MESSAGE_BYTES_MAX);
     let (sender, receiver) = mpsc::channel(REPORTS_QUEUED_MAX);
     sender.send(hello_message(identity, known_rack)).await.map_err(|_| SessionError::Closed)?;
-    let mut request = Request::new(ReceiverStream::new(receiver));
-    if let Some(token) = &identity.token {
-        let bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| SessionError::Token)?;
-        request.metadata_mut().insert("authorization", bearer);
-    }
-    let mut messages = client.session(request).await?.into_inner();
+    let mut messages = client.session(session_request(identity, receiver)?).await?.into_inner();
     let first = messages.message().await?.and_then(|first| first.message);
     let Some(to_agent::Message::Welcome(welcome)) = first else { return Err(SessionError::Closed) };
     let lease_ttl = Ns::ms(welcome.lease_ttl_ms);
@@ -213,6 +208,9 @@ async fn run_session(
             report = reports.tiering.next() => {
                 send(&sender, from_agent::Message::Tenants(convert::to_wire_tenants(report))).await?;
             }
+            report = reports.evictions.next() => {
+                send(&sender, from_agent::Message::Evictions(convert::to_wire_evictions(report))).await?;
+            }
             samples = reports.samples.next() => {
                 send(&sender, from_agent::Message::Samples(samples)).await?;
             }
@@ -224,6 +222,19 @@ async fn run_session(
             () = reports.disconnect.notified() => return Err(SessionError::OtherRack),
         }
     }
+}
+
+/// Returns the request that opens a session, with the token of the host.
+fn session_request(
+    identity: &AgentIdentity,
+    messages: mpsc::Receiver<wire::FromAgent>,
+) -> Result<Request<ReceiverStream<wire::FromAgent>>, SessionError> {
+    let mut request = Request::new(ReceiverStream::new(messages));
+    if let Some(token) = &identity.token {
+        let bearer = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| SessionError::Token)?;
+        request.metadata_mut().insert("authorization", bearer);
+    }
+    Ok(request)
 }
 
 async fn send(

@@ -8,6 +8,7 @@ use tokio::sync::{Notify, watch};
 use units::Ns;
 
 use crate::{
+    eviction_report,
     outbox::{ReportOutbox, SampleOutbox},
     report_slot::ReportSlot,
     tiering_report,
@@ -43,6 +44,8 @@ pub struct ReportStream {
     pub samples: Arc<SampleOutbox>,
     /// Last step of fair tiering.
     pub tiering: Arc<ReportSlot<tiering_report::Report>>,
+    /// Last cycle of early eviction that is reported.
+    pub evictions: Arc<ReportSlot<eviction_report::Report>>,
     /// UUID of the rack to which this host belongs.
     pub rack: watch::Receiver<Option<String>>,
     /// Notification that the manager belongs to another rack, so that the session must end.
@@ -56,5 +59,6 @@ impl ReportStream {
         self.usage.mark_unreported();
         self.samples.clear();
         self.tiering.resend();
+        self.evictions.resend();
     }
 }

@@ -2,8 +2,10 @@
 //! converts messages of agents, [`shares`] validates their reports of shares.
 
 pub mod agent;
+pub mod evictions;
 pub mod lists;
 pub mod profile;
+mod reports;
 mod requests;
 pub mod samples;
 pub mod shares;

@@ -1,6 +1,6 @@
 //! Stores the weights of tenants for Symbiosis, and sends them to the hosts' agents. Keeps the
-//! latest reports of each host about its tenants in memory. The agents decide the shares, and the
-//! tiers of the tenants' memory.
+//! latest reports of each host about its tenants in memory. The agents decide the shares, the tiers
+//! of the tenants' memory, and its early eviction.
 //!
 //! ```text
 //!   SetWeights ──▶ store ──▶ weights by host ──watcher──▶ each session of the host
@@ -21,7 +21,7 @@ use units::{
 };
 
 use crate::{
-    convert::{InvalidField, shares::ShareReport, tenants::TenantsReport},
+    convert::{InvalidField, evictions::EvictionsReport, shares::ShareReport, tenants::TenantsReport},
     driver::{DriverError, Handle},
     host_reports::HostReports,
     records::share_rows::{self, Weights, WeightsByHost},
@@ -63,6 +63,8 @@ pub struct Shares {
     pub reports: HostReports<ShareReport>,
     /// Latest step of fair tiering of each host.
     pub tenants: HostReports<TenantsReport>,
+    /// Latest reported cycle of early eviction of each host.
+    pub evictions: HostReports<EvictionsReport>,
     driver: Handle,
 }
 
@@ -74,6 +76,7 @@ impl Shares {
             write_lock: tokio::sync::Mutex::default(),
             reports: HostReports::default(),
             tenants: HostReports::default(),
+            evictions: HostReports::default(),
             driver,
         }
     }
@@ -165,6 +168,7 @@ impl Shares {
         }
         self.reports.retain_hosts(&hosts);
         self.tenants.retain_hosts(&hosts);
+        self.evictions.retain_hosts(&hosts);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! Tests of tenant weights and of reported shares with a real manager and scripted agents.
-//! Schedulers set weights, agents report shares, and operators read both.
+//! Tests of tenant weights and of reported shares and evictions with a real manager and scripted agents.
+//! Schedulers set weights, agents report shares and evictions, and operators read them.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Down};
@@ -69,8 +69,46 @@ async fn next_weights(session: &mut Session) -> Vec<wire::Weight> {
     }
 }
 
+async fn send(session: &Session, message: Up) {
+    session.outgoing.send(wire::FromAgent { message: Some(message) }).await.unwrap();
+}
+
 async fn send_shares(session: &Session, shares: wire::Shares) {
-    session.outgoing.send(wire::FromAgent { message: Some(Up::Shares(shares)) }).await.unwrap();
+    send(session, Up::Shares(shares)).await;
+}
+
+/// Waits until the manager ends a session, and returns its reason.
+async fn end_of_session(session: &mut Session) -> Status {
+    loop {
+        match session.incoming.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the session ended without a reason"),
+            Err(status) => break status,
+        }
+    }
+}
+
+async fn get_evictions(rack: &Rack, host: &str) -> Result<wire::Evictions, Status> {
+    let request = wire::GetEvictionsRequest { host: host.into() };
+    Ok(rack.admin().await.get_evictions(request).await?.into_inner())
+}
+
+/// Returns the report of a cycle at this time.
+fn example_evictions(at_unix_ms: u64) -> wire::Evictions {
+    let tenant = wire::EvictedTenant {
+        tenant: "web".into(),
+        usage_bytes: 199 << 20,
+        limit_bytes: 200 << 20,
+        threshold_bytes: 161 << 20,
+        lower_threshold_bytes: 100 << 20,
+        upper_threshold_bytes: 192 << 20,
+        growth_bytes_per_s: 100 << 20,
+        eviction_bytes_per_s: 84 << 20,
+        threshold_change: wire::ThresholdChange::Lowered.into(),
+        class: 1,
+        ..Default::default()
+    };
+    wire::Evictions { at_unix_ms, tenants: vec![tenant], ..Default::default() }
 }
 
 fn example_shares(epoch: u64) -> wire::Shares {
@@ -253,14 +291,50 @@ async fn agent_with_invalid_shares_is_disconnected() {
     let mut nonsense = example_shares(1);
     nonsense.tenants[0].gain = f64::NAN;
     send_shares(&session, nonsense).await;
-    let status = loop {
-        match session.incoming.message().await {
-            Ok(Some(_)) => {}
-            Ok(None) => panic!("the session ended without a reason"),
-            Err(status) => break status,
-        }
-    };
+    let status = end_of_session(&mut session).await;
     let expected_words = ["shares.tenants.gain", "NaN", "web"];
     assert_rejected::<()>(Err(status), Code::InvalidArgument, "BAD_VALUE", &expected_words);
     assert_rejected(get_shares(&rack, "h0").await, Code::NotFound, "SHARES_NOT_REPORTED", &["h0"]);
+}
+
+#[tokio::test]
+async fn last_reported_evictions_are_shown_until_manager_ends() {
+    let mut rack = start_rack().await;
+    let none = get_evictions(&rack, "h0").await;
+    assert_rejected(none, Code::NotFound, "EVICTIONS_NOT_REPORTED", &["h0", "since the manager started"]);
+    assert_rejected(get_evictions(&rack, "h9").await, Code::NotFound, "HOST_NOT_FOUND", &["h9"]);
+    let session = connect_agent(&rack, "h0").await;
+    send(&session, Up::Evictions(wire::Evictions { host: "h1".into(), ..example_evictions(1) })).await;
+    send(&session, Up::Evictions(example_evictions(1_700_000_000_000))).await;
+    rack.wait_for("the second report", async |rack| {
+        get_evictions(rack, "h0").await.is_ok_and(|report| report.at_unix_ms > 1)
+    })
+    .await;
+    let expected = wire::Evictions { host: "h0".into(), ..example_evictions(1_700_000_000_000) };
+    assert_eq!(get_evictions(&rack, "h0").await.unwrap(), expected);
+    assert_rejected(get_evictions(&rack, "h1").await, Code::NotFound, "EVICTIONS_NOT_REPORTED", &["h1"]);
+    send_shares(&session, example_shares(1)).await;
+    rack.wait_for("the shares", async |rack| get_shares(rack, "h0").await.is_ok()).await;
+    let explained = String::from_utf8(rack.tarn(&["explain", "tenant", "h0", "web"]).stdout).unwrap();
+    let eviction =
+        "2023-11-14T22:13:20Z  early eviction of tenant web of host h0\n  usage: 199MiB of 200MiB\n";
+    assert!(explained.starts_with(eviction), "{explained}");
+    assert!(explained.contains("  epoch 1 of host h0: shares updated\n"), "{explained}");
+    drop(session);
+    rack.kill_manager();
+    rack.start_manager().await;
+    assert_rejected(get_evictions(&rack, "h0").await, Code::NotFound, "EVICTIONS_NOT_REPORTED", &["h0"]);
+}
+
+#[tokio::test]
+async fn agent_with_invalid_evictions_is_disconnected() {
+    let rack = start_rack().await;
+    let mut session = connect_agent(&rack, "h0").await;
+    let mut report = example_evictions(1);
+    report.tenants[0].class = 8;
+    send(&session, Up::Evictions(report)).await;
+    let status = end_of_session(&mut session).await;
+    let expected_words = ["evictions.tenants.class: 8 must be from 1 to 7", "web"];
+    assert_rejected::<()>(Err(status), Code::InvalidArgument, "BAD_VALUE", &expected_words);
+    assert_rejected(get_evictions(&rack, "h0").await, Code::NotFound, "EVICTIONS_NOT_REPORTED", &["h0"]);
 }

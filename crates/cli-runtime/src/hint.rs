@@ -33,6 +33,10 @@ const HINTS_BY_REASON: &[(&str, &str)] = &[
         "TENANTS_NOT_REPORTED",
         "the host's agent reports tenants every few seconds if [tiering] is configured; check its state with `tarn get hosts`",
     ),
+    (
+        "EVICTIONS_NOT_REPORTED",
+        "the host's agent reports evictions every few seconds if [early_eviction] is configured; check its state with `tarn get hosts`",
+    ),
     ("REQUEST_ID_REUSED", "each request needs a request ID of its own: choose a new --request-id"),
     (
         "VM_ALREADY_RESERVED",

@@ -10,7 +10,7 @@ use units::{Bytes, MigrationId, Name, RequestId, ReservationId, limits::CORES_PE
 use cli_runtime::options::duration;
 use evaluate::replay;
 
-use crate::{Global, models, shares, telemetry, tenants};
+use crate::{Global, explain_tenant, models, shares, telemetry};
 
 const EXIT_CODES_HELP: &str = "\
 Exit codes:
@@ -191,6 +191,9 @@ pub enum Resource {
     /// List the tenants of a host with their local memory and slower memory
     #[command(visible_alias = "tenant")]
     Tenants(shares::HostArg),
+    /// List the tenants of a host with the thresholds above which their memory is evicted early
+    #[command(visible_alias = "eviction")]
+    Evictions(shares::HostArg),
     /// List the weights set for tenants of a host
     #[command(visible_alias = "weight")]
     Weights(shares::HostArg),
@@ -283,8 +286,9 @@ pub enum ExplainSubject {
     Resource(Subject),
     /// The shares of a host's tenants, as computed in the last epoch
     Shares(shares::HostArg),
-    /// The memory of a tenant in local memory and slower memory, as decided in the last step
-    Tenant(tenants::TenantArg),
+    /// The last decisions about a tenant: its memory in local memory and slower memory, the eviction
+    /// of its memory, and its shares
+    Tenant(explain_tenant::TenantArg),
 }
 
 /// VM whose placement is planned.

@@ -5,7 +5,7 @@ use proto::v1;
 use crate::{
     Connection, Failure, Format,
     args::{Resource, VmFilter, VmOrReservation},
-    lists, models, print, shares, tenants, view,
+    evictions, lists, models, print, shares, tenants, view,
 };
 
 /// Prints the requested list or resource.
@@ -47,6 +47,7 @@ pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format
         Resource::Models => models::list(manager, format).await,
         Resource::Shares(args) => shares::list(args, manager, format).await,
         Resource::Tenants(args) => tenants::list(args, manager, format).await,
+        Resource::Evictions(args) => evictions::list(args, manager, format).await,
         Resource::Weights(args) => shares::list_weights(args, manager, format).await,
         Resource::Alarms(filter) => print::list(format, &alarms(manager, filter.subject.as_deref()).await?),
     }

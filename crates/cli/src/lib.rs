@@ -8,6 +8,8 @@ mod backup;
 mod completions;
 mod describe;
 mod doctor;
+mod evictions;
+mod explain_tenant;
 mod get;
 mod models;
 mod scheduler;
@@ -100,7 +102,7 @@ async fn dispatch_to_manager(
         C::Describe(subject) => describe::run(subject, manager, format).await,
         C::Explain(ExplainSubject::Resource(subject)) => describe::explain(subject, manager, format).await,
         C::Explain(ExplainSubject::Shares(host)) => shares::explain(host, manager, format).await,
-        C::Explain(ExplainSubject::Tenant(args)) => tenants::explain(args, manager, format).await,
+        C::Explain(ExplainSubject::Tenant(args)) => explain_tenant::run(args, manager, format).await,
         C::PlanVm(args) => scheduler::plan_vm(args, manager, format).await,
         C::Reserve(args) => scheduler::reserve(args, manager, format).await,
         C::WaitReady(args) => scheduler::wait_ready(args.target, manager, format).await,

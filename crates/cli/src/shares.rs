@@ -10,7 +10,8 @@ use units::{Name, QuotedText};
 
 use crate::{
     Connection, Failure, Format, print,
-    table::{Column, Row, col, format_timestamp, percent, size, wide},
+    table::{Column, Row, col, format_timestamp, percent, size, text_or_dash, wide},
+    view::non_empty,
 };
 
 /// Host whose tenants are shown.
@@ -42,7 +43,7 @@ fn parse_weight(text: &str) -> Result<(Name, f64), String> {
 
 /// Prints the tenants of a host, one per row.
 pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
-    let shares = load_shares(args, manager).await?;
+    let shares = load(args.host, manager).await?;
     print::list(format, &shares.tenants)?;
     if shares.state == SHARE_STATE_BLOCKED {
         let reason = shares.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -66,12 +67,16 @@ pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) ->
 
 /// Prints the shares of the last epoch with explanations.
 pub(crate) async fn explain(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
-    let shares = load_shares(args, manager).await?;
+    let shares = load(args.host, manager).await?;
     print::value(format, &shares, |_| shares.to_text())
 }
 
-async fn load_shares(args: HostArg, manager: &Connection) -> Result<Shares, Failure> {
-    let request = v1::GetSharesRequest { host: args.host.into() };
+/// Loads the last shares of a host.
+///
+/// # Errors
+/// The host has not reported any, or the manager is unreachable.
+pub(crate) async fn load(host: Name, manager: &Connection) -> Result<Shares, Failure> {
+    let request = v1::GetSharesRequest { host: host.into() };
     Ok(manager.call(manager.admin().get_shares(request)).await?.into())
 }
 
@@ -118,8 +123,8 @@ struct Share {
 
 /// Shares and measurements of one tenant at the end of an epoch.
 #[derive(Clone, Debug, Serialize)]
-struct Tenant {
-    tenant: String,
+pub(crate) struct Tenant {
+    pub(crate) tenant: String,
     weight: f64,
     enforcer: String,
     fair: Option<Share>,
@@ -156,19 +161,15 @@ struct Certificate {
 
 /// Result of a host's last epoch.
 #[derive(Clone, Debug, Serialize)]
-struct Shares {
+pub(crate) struct Shares {
     host: String,
     epoch: u64,
     at_unix_ms: u64,
     supply: Option<Share>,
     state: String,
     reason: Option<String>,
-    tenants: Vec<Tenant>,
+    pub(crate) tenants: Vec<Tenant>,
     certificate: Option<Certificate>,
-}
-
-fn non_empty(text: String) -> Option<String> {
-    if text.is_empty() { None } else { Some(text) }
 }
 
 impl From<v1::Share> for Share {
@@ -281,6 +282,6 @@ impl Row for Tenant {
         wide("LINK DEMAND", |t| format_rate(t.bandwidth_demand_mb_s)),
         wide("ACCESS SOURCE", |t| t.access_source.clone()),
         wide("ERROR", |t| percent(t.error)),
-        wide("PROBLEM", |t| t.problem.clone().unwrap_or_else(|| "-".to_owned())),
+        wide("PROBLEM", |t| text_or_dash(t.problem.as_ref())),
     ];
 }

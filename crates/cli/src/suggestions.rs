@@ -107,9 +107,10 @@ impl Names {
             Resource::Emcs(filter) => filter.name.as_ref().map(Self::emc).unwrap_or_default(),
             Resource::Reservations(filter) => filter.target.as_ref().map(Self::vm).unwrap_or_default(),
             Resource::Vms(VmFilter { vm: Some(vm) }) => Self::vm(&VmOrReservation::Vm(vm.clone())),
-            Resource::Shares(args) | Resource::Tenants(args) | Resource::Weights(args) => {
-                Self::host(&args.host)
-            }
+            Resource::Shares(args)
+            | Resource::Tenants(args)
+            | Resource::Evictions(args)
+            | Resource::Weights(args) => Self::host(&args.host),
             Resource::Rack
             | Resource::Vms(VmFilter { vm: None })
             | Resource::Slices(_)

@@ -8,7 +8,13 @@ use crate::view::{
     SliceDetail, TargetResult, ValidationResult, Vm,
 };
 
-fn text_or_dash(text: Option<&String>) -> String {
+/// Formats a size in MiB, because sizes of tenants are rarely whole GiB.
+pub(crate) fn mib(bytes: u64) -> String {
+    format!("{}MiB", bytes >> 20)
+}
+
+/// Formats a text that may be missing.
+pub(crate) fn text_or_dash(text: Option<&String>) -> String {
     text.cloned().unwrap_or_else(|| "-".to_owned())
 }
 

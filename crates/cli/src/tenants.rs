@@ -1,26 +1,16 @@
-//! `tarn get tenants` and `tarn explain tenant`: the memory of a host's tenants in local memory and in
-//! slower memory. The host's agent decides about page moves.
+//! `tarn get tenants`: the memory of a host's tenants in local memory and in slower memory. The host's agent
+//! decides about page moves.
 
-use clap::Args;
 use proto::v1;
 use serde::Serialize;
-use tonic::Status;
-use units::{Name, QuotedText};
+use units::Name;
 
 use crate::{
     Connection, Failure, Format, print,
     shares::HostArg,
-    table::{Column, Row, col, format_timestamp, wide},
+    table::{Column, Row, col, format_timestamp, mib, text_or_dash, wide},
+    view::non_empty,
 };
-
-/// Tenant of a host.
-#[derive(Clone, Debug, Args)]
-pub struct TenantArg {
-    /// Name of the host
-    pub host: Name,
-    /// Name of the tenant, which is the name of its cgroup
-    pub tenant: Name,
-}
 
 /// Prints the tenants of a host, one per row.
 pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) -> Result<(), Failure> {
@@ -35,22 +25,6 @@ pub(crate) async fn list(args: HostArg, manager: &Connection, format: Format) ->
         &format!("reported by host {} at {}", tenants.host, format_timestamp(tenants.at_unix_ms)),
     );
     Ok(())
-}
-
-/// Prints one tenant with the reasons of the last decision.
-pub(crate) async fn explain(args: TenantArg, manager: &Connection, format: Format) -> Result<(), Failure> {
-    let mut tenants = load(args.host, manager).await?;
-    tenants.tenants.retain(|tenant| tenant.tenant == args.tenant.as_str());
-    let Some(tenant) = tenants.tenants.first().cloned() else {
-        let reason = tenants.reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-        let message = format!(
-            "host {} has reported no tenant {}{reason}",
-            tenants.host,
-            QuotedText(args.tenant.as_str())
-        );
-        return Err(Status::not_found(message).into());
-    };
-    print::value(format, &tenants, |_| tenants.to_text(&tenant))
 }
 
 /// Loads the tenants of a host.
@@ -112,10 +86,6 @@ pub(crate) struct Tenants {
     pub(crate) tenants: Vec<Tenant>,
 }
 
-fn non_empty(text: String) -> Option<String> {
-    if text.is_empty() { None } else { Some(text) }
-}
-
 impl From<v1::TierMemory> for Tier {
     fn from(t: v1::TierMemory) -> Self {
         Self {
@@ -172,11 +142,6 @@ impl From<v1::Tenants> for Tenants {
     }
 }
 
-/// Formats a size in MiB, because sizes of tenants are rarely whole GiB.
-pub(crate) fn mib(bytes: u64) -> String {
-    format!("{}MiB", bytes >> 20)
-}
-
 impl Tenant {
     /// Formats the limit on promotions.
     pub(crate) fn promotion_text(&self) -> String {
@@ -207,16 +172,16 @@ impl Row for Tenant {
         wide("DEMOTED", |t| mib(t.demoted_bytes)),
         wide("PROMOTED", |t| mib(t.promoted_bytes)),
         wide("REFAULTED", |t| mib(t.refaulted_bytes)),
-        wide("PROBLEM", |t| t.problem.clone().unwrap_or_else(|| "-".to_owned())),
+        wide("PROBLEM", |t| text_or_dash(t.problem.as_ref())),
     ];
 }
 
 impl Tenants {
     /// Formats a tenant with the reasons of the last decision.
-    fn to_text(&self, tenant: &Tenant) -> String {
+    pub(crate) fn to_text(&self, tenant: &Tenant) -> String {
         let t = tenant;
-        let mut text =
-            format!("{}  tenant {} of host {}\n", format_timestamp(self.at_unix_ms), t.tenant, self.host);
+        let (at, host) = (format_timestamp(self.at_unix_ms), &self.host);
+        let mut text = format!("{at}  fair tiering of tenant {} of host {host}\n", t.tenant);
         let mut line = |name: &str, value: String| text.push_str(&format!("  {name}: {value}\n"));
         if let Some(local) = &self.local {
             let full = if local.full { ", fully utilized" } else { "" };

@@ -307,7 +307,7 @@ pub(crate) struct TargetResult {
 }
 
 /// Converts an empty string, which represents an absent value in protobuf messages, to `None`.
-fn non_empty(text: String) -> Option<String> {
+pub(crate) fn non_empty(text: String) -> Option<String> {
     if text.is_empty() { None } else { Some(text) }
 }
 

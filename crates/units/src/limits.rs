@@ -644,6 +644,10 @@ pub const EVICTION_CYCLE_MIN: Ns = Ns::ms(100);
 pub const EVICTION_CYCLE_MAX: Ns = Ns::secs(10);
 /// Default cycle of early eviction.
 pub const EVICTION_CYCLE_DEFAULT: Ns = Ns::ms(500);
+/// Shortest time between two reports of early eviction to the manager. Cycles may be shorter.
+pub const EVICTION_REPORT_INTERVAL: Ns = TIERING_STEP_DEFAULT;
+/// Largest number of a class of evictions; the smallest is 1.
+pub const EVICTION_CLASS_MAX: u32 = 7;
 /// Maximum number of processes whose access profiles fair tiering stores for Symbiosis.
 pub const PROFILED_PROCESSES_MAX: usize = 128;
 /// Maximum number of pages per second that fair tiering examines for promotion, for all tenants (1 GiB/s).
@@ -656,8 +660,13 @@ pub const PROMOTION_PROCESSES_MAX: usize = 32;
 pub const PROMOTED_PAGES_TRACKED_MAX: usize = 4096;
 /// Longest time without further demotions of a tenant whose pages the kernel does not demote.
 pub const DEMOTION_RETRY_DELAY_MAX: Ns = Ns::secs(64);
-/// Maximum size of a text in a report of fair tiering, in bytes.
+/// Maximum size of a text in a report of fair tiering or early eviction, in bytes.
 pub const TIERING_TEXT_BYTES_MAX: usize = 1024;
+// A report of early eviction is one message. Per tenant it contains a name, a text and some numbers.
+const _: () = assert!(
+    TENANTS_PER_HOST_MAX * (NAME_BYTES_MAX + TIERING_TEXT_BYTES_MAX + 256) <= RPC_MESSAGE_BYTES_MAX / 2,
+    "a report of early eviction must fit into a message"
+);
 /// Maximum number of problems in a report of fair tiering.
 pub const TIERING_PROBLEMS_MAX: usize = 8;
 /// Maximum number of memory sizes for which the stall ratio of a tenant is recorded.

@@ -9,7 +9,12 @@ use std::{
 use units::Ns;
 
 use super::{EarlyEviction, Inputs};
-use crate::{component_thread::ComponentThread, eviction_report::Report, metrics::Metrics};
+use crate::{
+    component_thread::ComponentThread,
+    eviction_report::{Report, ReportPacer},
+    metrics::Metrics,
+    report_slot::ReportSlot,
+};
 
 /// Inputs of the thread.
 #[derive(Clone, Debug)]
@@ -18,6 +23,8 @@ pub struct CycleRunner {
     pub inputs: Inputs,
     /// Metrics that are updated in each cycle.
     pub metrics: Arc<Metrics>,
+    /// Reports for the session with the manager.
+    pub reports: Arc<ReportSlot<Report>>,
 }
 
 impl CycleRunner {
@@ -31,20 +38,21 @@ impl CycleRunner {
         let started = Instant::now();
         let cycle = self.inputs.config.settings.cycle.as_duration();
         let (mut opened, mut last_reason) = (None, None);
+        let mut reports = ReportPacer::new(Arc::clone(&self.reports));
         loop {
             let cycle_start = Instant::now();
+            let now = Ns::from(cycle_start.duration_since(started));
             let report = match opened.take().map_or_else(|| EarlyEviction::open(self.inputs.clone()), Ok) {
                 Ok(mut eviction) => {
-                    let report = eviction.begin_cycle(Ns::from(cycle_start.duration_since(started)));
+                    let report = eviction.begin_cycle(now);
                     opened = Some(eviction);
                     report
                 }
-                Err(error) => {
-                    Report { reason: units::chain(&super::CycleError::from(error)), tenants: Vec::new() }
-                }
+                Err(error) => Report::blocked(units::chain(&super::CycleError::from(error))),
             };
             log_change(&report, &mut last_reason);
             self.metrics.observe_eviction(&report);
+            reports.store(now, report);
             if !evict_until(cycle_start + cycle, started, opened.as_mut(), stopped) {
                 break;
             }

@@ -1,16 +1,18 @@
 //! Validates and converts weights set by schedulers and shares reported by agents. The manager
 //! stores reports unchanged and only displays them.
 
-use std::{collections::BTreeSet, ops::RangeInclusive};
+use std::ops::RangeInclusive;
 
 use proto::v1 as wire;
 use units::Name;
 use units::limits::{
-    LOCAL_MEMORY_MIB_PER_HOST_MAX, SHARE_VALUE_MAX, SHARES_TEXT_BYTES_MAX, TENANTS_PER_HOST_MAX, WEIGHT_MAX,
-    WEIGHT_MIN, is_weight,
+    LOCAL_MEMORY_MIB_PER_HOST_MAX, SHARE_VALUE_MAX, SHARES_TEXT_BYTES_MAX, WEIGHT_MAX, WEIGHT_MIN, is_weight,
 };
 
-use super::requests::{InvalidField, parse_name};
+use super::{
+    reports::{DUPLICATE_TENANT, add_tenant_name, check_tenant_count, check_tenants},
+    requests::{InvalidField, parse_name},
+};
 use crate::records::share_rows::Weights;
 
 /// Valid values of the field `enforcer`: how an agent enforces shares.
@@ -38,11 +40,7 @@ pub fn parse_weight_changes(weights: Vec<wire::Weight>) -> Result<Weights, Inval
             return Err(add_tenant_name(&name)(InvalidField::new("weights.weight", weight, rule)));
         }
         if changes.insert(name, weight).is_some() {
-            return Err(InvalidField::new(
-                "weights.tenant",
-                format!("{tenant:?}"),
-                "is a duplicate: each tenant must appear once",
-            ));
+            return Err(InvalidField::new("weights.tenant", format!("{tenant:?}"), DUPLICATE_TENANT));
         }
     }
     Ok(changes)
@@ -81,16 +79,8 @@ pub fn parse_share_report(host: &Name, shares: wire::Shares) -> Result<ShareRepo
     }
     check_text("shares.reason", &shares.reason)?;
     check_share("shares.supply", shares.supply.as_ref())?;
-    check_tenant_count("shares.tenants", shares.tenants.len())?;
-    let mut names = BTreeSet::new();
-    for share in &shares.tenants {
-        let name = parse_name("shares.tenants.tenant", &share.tenant)?;
-        check_tenant(share).map_err(add_tenant_name(&name))?;
-        if !names.insert(name) {
-            let rule = "is a duplicate: each tenant must appear once";
-            return Err(InvalidField::new("shares.tenants.tenant", format!("{:?}", share.tenant), rule));
-        }
-    }
+    let fields = ["shares.tenants", "shares.tenants.tenant"];
+    check_tenants(fields, &shares.tenants, |share| &share.tenant, check_tenant)?;
     shares.certificate.as_ref().map_or(Ok(()), check_certificate)?;
     Ok(ShareReport(wire::Shares { host: host.to_string(), ..shares }))
 }
@@ -128,16 +118,6 @@ fn check_certificate(c: &wire::ShareCertificate) -> Result<(), InvalidField> {
     c.envy.map_or(Ok(()), |envy| check_number("shares.certificate.envy", envy, NUMBER_RANGE))
 }
 
-/// Adds the tenant's name to an error message.
-fn add_tenant_name(tenant: &Name) -> impl FnOnce(InvalidField) -> InvalidField {
-    move |InvalidField { field, problem }| InvalidField { field, problem: format!("{problem} (of {tenant})") }
-}
-
-fn check_tenant_count(field: &'static str, count: usize) -> Result<(), InvalidField> {
-    let rule = || format!("must be at most {TENANTS_PER_HOST_MAX}");
-    if count <= TENANTS_PER_HOST_MAX { Ok(()) } else { Err(InvalidField::new(field, count, rule())) }
-}
-
 /// Checks that a value is within a range. NaN is always rejected.
 fn check_number(field: &'static str, value: f64, within: RangeInclusive<f64>) -> Result<(), InvalidField> {
     let rule = || format!("must be a number from {} to {}", within.start(), within.end());
@@ -173,6 +153,8 @@ fn check_text(field: &'static str, text: &str) -> Result<(), InvalidField> {
 
 #[cfg(test)]
 mod tests {
+    use units::limits::TENANTS_PER_HOST_MAX;
+
     use super::*;
 
     fn weight(tenant: &str, weight: f64) -> wire::Weight {

@@ -1,15 +1,13 @@
 //! Validates the memory tiers of tenants as reported by agents. The manager stores reports unchanged and
 //! only displays them.
 
-use std::collections::BTreeSet;
-
 use proto::v1 as wire;
-use units::{
-    Name,
-    limits::{TENANTS_PER_HOST_MAX, TIERING_PROBLEMS_MAX, TIERING_TEXT_BYTES_MAX},
-};
+use units::{Name, limits::TIERING_PROBLEMS_MAX};
 
-use super::requests::{InvalidField, parse_name};
+use super::{
+    reports::{check_tenants, check_text},
+    requests::InvalidField,
+};
 
 /// Validated report of a step of fair tiering on a host.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,20 +31,8 @@ pub fn parse_tenants_report(host: &Name, report: wire::Tenants) -> Result<Tenant
         return Err(InvalidField::new("tenants.problems", report.problems.len(), rule));
     }
     report.problems.iter().try_for_each(|problem| check_text("tenants.problems", problem))?;
-    let count = report.tenants.len();
-    if count > TENANTS_PER_HOST_MAX {
-        let rule = format!("must be at most {TENANTS_PER_HOST_MAX}");
-        return Err(InvalidField::new("tenants.tenants", count, rule));
-    }
-    let mut names = BTreeSet::new();
-    for tenant in &report.tenants {
-        let name = parse_name("tenants.tenants.tenant", &tenant.tenant)?;
-        check_tenant(tenant)?;
-        if !names.insert(name) {
-            let rule = "is a duplicate: each tenant must appear once";
-            return Err(InvalidField::new("tenants.tenants.tenant", format!("{:?}", tenant.tenant), rule));
-        }
-    }
+    let fields = ["tenants.tenants", "tenants.tenants.tenant"];
+    check_tenants(fields, &report.tenants, |tenant| &tenant.tenant, check_tenant)?;
     Ok(TenantsReport(wire::Tenants { host: host.to_string(), ..report }))
 }
 
@@ -62,16 +48,10 @@ fn check_tenant(tenant: &wire::TieredTenant) -> Result<(), InvalidField> {
     check_text("tenants.tenants.problem", &tenant.problem)
 }
 
-fn check_text(field: &'static str, text: &str) -> Result<(), InvalidField> {
-    if text.len() <= TIERING_TEXT_BYTES_MAX {
-        return Ok(());
-    }
-    let rule = format!("must have at most {TIERING_TEXT_BYTES_MAX} bytes");
-    Err(InvalidField::new(field, format!("{} bytes", text.len()), rule))
-}
-
 #[cfg(test)]
 mod tests {
+    use units::limits::{TENANTS_PER_HOST_MAX, TIERING_TEXT_BYTES_MAX};
+
     use super::*;
 
     fn report(tenants: Vec<wire::TieredTenant>) -> wire::Tenants {

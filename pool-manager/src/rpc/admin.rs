@@ -24,6 +24,7 @@ use crate::{
         lists::{self, ListChunk},
     },
     driver::{DriverError, WatchService},
+    host_reports::HostReports,
     write_chunk::WriteChunk,
 };
 
@@ -55,6 +56,24 @@ impl Admin {
     ) -> Reply<T> {
         let found = self.read(read).await?;
         found.map(Response::new).map_err(|rejection| driver_error_status(DriverError::Rejection(rejection)))
+    }
+
+    /// Returns the latest report of a host. `kind` names the reported objects.
+    ///
+    /// # Errors
+    /// NOT_FOUND if the host does not exist, or with `reason` if it has not reported any.
+    async fn find_report<R: Clone>(
+        &self,
+        host: &str,
+        reports: &HostReports<R>,
+        kind: &str,
+        reason: &str,
+    ) -> Result<R, Status> {
+        let host = self.find_host(host).await?;
+        reports.get(&host).ok_or_else(|| {
+            let message = format!("host: {host} has reported no {kind} since the manager started");
+            error_status(Code::NotFound, reason, message)
+        })
     }
 
     /// Parses the name of a host, and checks that the host exists.
@@ -288,21 +307,35 @@ impl admin_server::Admin for Admin {
 
     async fn get_shares(&self, request: Request<wire::GetSharesRequest>) -> Reply<wire::Shares> {
         self.0.admit_operator(&request)?;
-        let host = self.find_host(&request.into_inner().host).await?;
-        let report = self.0.shares.reports.get(&host).ok_or_else(|| {
-            let message = format!("host: {host} has reported no shares since the manager started");
-            error_status(Code::NotFound, "SHARES_NOT_REPORTED", message)
-        })?;
+        let report = self
+            .find_report(&request.into_inner().host, &self.0.shares.reports, "shares", "SHARES_NOT_REPORTED")
+            .await?;
         Ok(Response::new(report.into_message()))
     }
 
     async fn get_tenants(&self, request: Request<wire::GetTenantsRequest>) -> Reply<wire::Tenants> {
         self.0.admit_operator(&request)?;
-        let host = self.find_host(&request.into_inner().host).await?;
-        let report = self.0.shares.tenants.get(&host).ok_or_else(|| {
-            let message = format!("host: {host} has reported no tenants since the manager started");
-            error_status(Code::NotFound, "TENANTS_NOT_REPORTED", message)
-        })?;
+        let report = self
+            .find_report(
+                &request.into_inner().host,
+                &self.0.shares.tenants,
+                "tenants",
+                "TENANTS_NOT_REPORTED",
+            )
+            .await?;
+        Ok(Response::new(report.into_message()))
+    }
+
+    async fn get_evictions(&self, request: Request<wire::GetEvictionsRequest>) -> Reply<wire::Evictions> {
+        self.0.admit_operator(&request)?;
+        let report = self
+            .find_report(
+                &request.into_inner().host,
+                &self.0.shares.evictions,
+                "evictions",
+                "EVICTIONS_NOT_REPORTED",
+            )
+            .await?;
         Ok(Response::new(report.into_message()))
     }
 

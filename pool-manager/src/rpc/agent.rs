@@ -153,9 +153,12 @@ async fn receive_reports(
             }
             Some(from_agent::Message::Shares(shares)) => handle_shares(shared, &host.name, shares),
             Some(from_agent::Message::Tenants(tenants)) => handle_tenants(shared, &host.name, tenants),
+            Some(from_agent::Message::Evictions(evictions)) => {
+                handle_evictions(shared, &host.name, evictions)
+            }
             Some(from_agent::Message::Samples(samples)) => handle_samples(shared, host, samples),
             Some(from_agent::Message::Hello(_)) | None => {
-                let rule = "must be a report, shares, tenants or samples after the hello";
+                let rule = "must be a report, shares, tenants, evictions or samples after the hello";
                 Err(invalid_argument(InvalidField::new("message", "unexpected type:", rule)))
             }
         };
@@ -187,6 +190,12 @@ fn handle_shares(shared: &ServiceContext, host: &Name, shares: wire::Shares) -> 
 fn handle_tenants(shared: &ServiceContext, host: &Name, tenants: wire::Tenants) -> Result<(), Status> {
     let report = convert::tenants::parse_tenants_report(host, tenants).map_err(invalid_argument)?;
     shared.shares.tenants.record(host.clone(), report);
+    Ok(())
+}
+
+fn handle_evictions(shared: &ServiceContext, host: &Name, evictions: wire::Evictions) -> Result<(), Status> {
+    let report = convert::evictions::parse_evictions_report(host, evictions).map_err(invalid_argument)?;
+    shared.shares.evictions.record(host.clone(), report);
     Ok(())
 }
 

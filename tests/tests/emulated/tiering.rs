@@ -39,9 +39,9 @@ fn wait_for_local_memory(rack: &EmulatedRack, scenario: &str, expected: [u64; 3]
     });
 }
 
-/// Returns the report of the host, which must contain the tenant `a`.
+/// Returns the report of the host about fair tiering, which must contain the tenant `a`.
 fn report(rack: &EmulatedRack) -> Value {
-    rack.tarn_json("explain tenant h0 a")
+    rack.tarn_json("explain tenant h0 a")["tiering"].take()
 }
 
 /// Waits until the report of the host contains this problem or reason.

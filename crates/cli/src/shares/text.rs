@@ -1,4 +1,4 @@
-//! Text output of `tarn explain shares`: the result of the last epoch, the prices and budgets of
+//! Text output of `tarn explain shares`, and of the shares of one tenant: the result of the last epoch, the prices and budgets of
 //! the market with explanations, and each tenant.
 
 use super::{Certificate, Shares, Tenant, format_link, format_memory, format_mib, format_rate};
@@ -26,8 +26,6 @@ const PRINTED_NONZERO_MIN: f64 = 5e-4;
 impl Shares {
     /// Formats the result of the epoch.
     pub(super) fn to_text(&self) -> String {
-        let (at, epoch, host) = (format_timestamp(self.at_unix_ms), self.epoch, &self.host);
-        let reason = self.reason.iter().map(|reason| format!("  {reason}\n")).collect::<String>();
         let supply = self.supply.as_ref();
         let supply = format!(
             "  capacity: {} of local memory, {} of link bandwidth in each direction\n",
@@ -36,10 +34,19 @@ impl Shares {
         );
         let certificate = self.certificate.as_ref().map(Certificate::to_text).unwrap_or_default();
         let tenants = self.tenants.iter().map(Tenant::to_text).collect::<String>();
-        format!(
-            "{at}  epoch {epoch} of host {host}: {}\n{reason}{supply}{certificate}{tenants}",
-            self.epoch_result()
-        )
+        format!("{}{supply}{certificate}{tenants}", self.header())
+    }
+
+    /// Formats the result of the epoch for one tenant.
+    pub(crate) fn tenant_to_text(&self, tenant: &Tenant) -> String {
+        self.header() + &tenant.to_text()
+    }
+
+    /// Formats the time and the effect of the epoch.
+    fn header(&self) -> String {
+        let (at, epoch, host) = (format_timestamp(self.at_unix_ms), self.epoch, &self.host);
+        let reason = self.reason.iter().map(|reason| format!("  {reason}\n")).collect::<String>();
+        format!("{at}  epoch {epoch} of host {host}: {}\n{reason}", self.epoch_result())
     }
 
     /// Describes the effect of the epoch on the shares.

@@ -10,8 +10,8 @@ use ratatui::{
 };
 
 use crate::{
-    table,
-    tenants::{Tenant, Tenants, mib},
+    table::{self, mib},
+    tenants::{Tenant, Tenants},
     view,
 };
 

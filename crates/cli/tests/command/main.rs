@@ -3,6 +3,8 @@
 
 mod errors;
 mod evaluate;
+mod evictions;
+mod explain_tenant;
 mod help;
 mod output;
 mod rack;

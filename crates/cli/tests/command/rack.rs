@@ -343,6 +343,56 @@ fn tenants() -> v1::Tenants {
     }
 }
 
+/// Returns the result of a cycle of early eviction with a tenant per state of the threshold. The threshold
+/// of the tenant `fixed` cannot change.
+fn evictions() -> v1::Evictions {
+    let mib = |n: u64| n << 20;
+    let tenant = |tenant: &str, change: v1::ThresholdChange| v1::EvictedTenant {
+        tenant: tenant.into(),
+        usage_bytes: mib(150),
+        limit_bytes: mib(200),
+        threshold_bytes: mib(192),
+        lower_threshold_bytes: mib(100),
+        upper_threshold_bytes: mib(192),
+        growth_bytes_per_s: mib(3),
+        eviction_bytes_per_s: mib(84),
+        threshold_change: change.into(),
+        class: 4,
+        ..Default::default()
+    };
+    let web = v1::EvictedTenant {
+        usage_bytes: mib(199),
+        threshold_bytes: mib(161),
+        growth_bytes_per_s: mib(100),
+        class: 1,
+        evicted_bytes: mib(420),
+        blocked_ms: 1560,
+        fetching_ms: 70,
+        problem: "the kernel evicts less memory than requested".into(),
+        ..tenant("web", v1::ThresholdChange::Lowered)
+    };
+    let fixed = v1::EvictedTenant {
+        lower_threshold_bytes: mib(192),
+        ..tenant("fixed", v1::ThresholdChange::Lowered)
+    };
+    let newer = v1::EvictedTenant { threshold_change: 99, ..tenant("newer", v1::ThresholdChange::Reset) };
+    v1::Evictions {
+        host: "h1".into(),
+        at_unix_ms: 1_700_000_001_000,
+        reason: String::new(),
+        tenants: vec![
+            web,
+            tenant("back", v1::ThresholdChange::PulledBack),
+            tenant("calm", v1::ThresholdChange::Unchanged),
+            tenant("costly", v1::ThresholdChange::Costly),
+            fixed,
+            newer,
+            tenant("reset", v1::ThresholdChange::Reset),
+            tenant("stalled", v1::ThresholdChange::Stalled),
+        ],
+    }
+}
+
 /// Returns the result of an epoch that updated the shares of two tenants.
 fn shares() -> v1::Shares {
     let share = |memory_mib, bandwidth_mb_s| Some(v1::Share { memory_mib, bandwidth_mb_s });
@@ -635,6 +685,22 @@ impl Admin for Rack {
             _ => {
                 Err(not_found_status("TENANTS_NOT_REPORTED", format!("host: {host} has reported no tenants")))
             }
+        }
+    }
+
+    async fn get_evictions(&self, r: Request<v1::GetEvictionsRequest>) -> RpcResult<v1::Evictions> {
+        let host = self.record_request("GetEvictions", r).await?.host;
+        check_host(&host)?;
+        match host.as_str() {
+            "h1" if matches!(self.behavior, RackBehavior::Degraded) => {
+                let reason = "early_eviction.device: /dev/nbd0 is not in use as swap".into();
+                Ok(Response::new(v1::Evictions { reason, tenants: Vec::new(), ..evictions() }))
+            }
+            "h1" => Ok(Response::new(evictions())),
+            _ => Err(not_found_status(
+                "EVICTIONS_NOT_REPORTED",
+                format!("host: {host} has reported no evictions"),
+            )),
         }
     }
 

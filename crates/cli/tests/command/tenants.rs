@@ -1,4 +1,4 @@
-//! Tests of `tarn get tenants` and `tarn explain tenant`.
+//! Tests of `tarn get tenants`.
 
 use crate::rack::{Rack, RackBehavior};
 
@@ -39,28 +39,7 @@ db      40MiB   0MiB   80MiB       -       unlimited  0
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn decision_about_a_tenant_is_explained() {
-    let output = Rack::default().tarn("explain tenant h1 web").await;
-    let expected = "\
-2023-11-14T22:13:20Z  tenant web of host h1
-  local memory of the host: 3MiB free of 245MiB, fully utilized
-  protections: the sum of 300MiB exceeds the usable 240MiB, so all are reduced in proportion
-  usage: 120MiB of local memory, 40MiB of slower memory
-  protection: 80MiB in effect, 100MiB configured; it borrows 40MiB
-  bound: 130MiB
-  demotion: 5MiB: free memory is low, and usage is above the protection
-  promotion: 12MiB/s of hot pages; factor 0.198: above the protection while local memory is full
-  thrashing: thrashing, level 2; 30 of 40 observed promotions were demoted soon after
-  moved by the agent: 700MiB demoted, 600MiB promoted of 650MiB attempted
-  problem of the host: no pages are promoted: another program uses DAMON
-  demotion problem: the kernel demoted 0B of 5MiB
-";
-    assert_eq!((output.stdout.as_str(), output.code), (expected, 0));
-    let missing = Rack::default().tarn("explain tenant h1 cache").await;
-    assert_eq!(
-        (missing.stderr.as_str(), missing.code),
-        ("error: host h1 has reported no tenant \"cache\"\n", 3)
-    );
+async fn tenants_are_not_reported_without_fair_tiering() {
     let host = Rack::default().tarn("get tenants h2").await;
     assert!(
         host.code == 3

@@ -404,6 +404,10 @@ impl Admin for Rack {
         Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
+    async fn get_evictions(&self, _: Request<v1::GetEvictionsRequest>) -> RpcResult<v1::Evictions> {
+        Err(Status::unimplemented("not implemented by the fake manager"))
+    }
+
     async fn cordon(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         Err(Status::unimplemented("not implemented by the fake manager"))
     }

@@ -214,7 +214,11 @@ impl TenantState {
         let threshold = to_bytes(self.threshold);
         TenantReport {
             id: sample.id,
+            usage: sample.usage,
+            limit: sample.limit,
             threshold,
+            lower_threshold: settings.lower_threshold(sample.limit),
+            upper_threshold: settings.upper_threshold(sample.limit),
             excess: sample.usage.saturating_sub(threshold),
             growth_bytes_per_s: to_bytes(self.growth),
             eviction_bytes_per_s: to_bytes(self.eviction),

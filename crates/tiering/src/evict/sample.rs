@@ -79,8 +79,16 @@ pub enum ThresholdChange {
 pub struct TenantReport {
     /// Tenant.
     pub id: TenantId,
+    /// Local memory of the tenant.
+    pub usage: Bytes,
+    /// Largest usage, at which the tenant waits for evictions.
+    pub limit: Bytes,
     /// Usage above which memory is evicted.
     pub threshold: Bytes,
+    /// Smallest threshold of the tenant (T_lower).
+    pub lower_threshold: Bytes,
+    /// Largest threshold of the tenant (T_upper).
+    pub upper_threshold: Bytes,
     /// Memory above the threshold.
     pub excess: Bytes,
     /// Growth of the memory while the tenant is not blocked (V_app), per second.
