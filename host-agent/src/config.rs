@@ -153,38 +153,18 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let symbiosis = symbiosis.map_or(Some(None), |section| symbiosis::parse(section, base).map(Some));
     let tiering = top.take_section("tiering");
     let tiering = tiering.map_or(Some(None), |section| tiering::parse(section, base).map(Some));
-    let is_same = match (symbiosis.as_ref().map(Option::as_ref), tiering.as_ref().map(Option::as_ref)) {
-        (Some(Some(symbiosis)), Some(Some(tiering))) => symbiosis.cgroups == tiering.cgroups,
-        _ => true,
-    };
-    let rule = "must have the same cgroups as [symbiosis], whose shares are the protections";
-    let is_same = top.check(is_same, "tiering", rule);
-    let has_reservation = match (&backend, &tiering) {
-        (Some(Backend::MemoryBlock { .. }), Some(Some(tiering))) => tiering.reservation.is_some(),
-        (Some(_), Some(Some(tiering))) => tiering.reservation.is_none(),
-        _ => true,
-    };
-    let rule = "requires the key reservation with the backend memory_block, and must not have it with others";
-    let has_reservation = top.check(has_reservation, "tiering", rule);
     let early_eviction = top.take_section("early_eviction");
     let early_eviction =
         early_eviction.map_or(Some(None), |section| early_eviction::parse(section, base).map(Some));
-    let is_compatible = match &early_eviction {
-        Some(Some(eviction)) => {
-            let (symbiosis, tiering) = (symbiosis.as_ref(), tiering.as_ref());
-            check_early_eviction(
-                &top,
-                eviction,
-                symbiosis.and_then(Option::as_ref),
-                tiering.and_then(Option::as_ref),
-            )
-        }
-        _ => Some(()),
+    let sections = Sections {
+        backend: backend.as_ref(),
+        symbiosis: symbiosis.as_ref().and_then(Option::as_ref),
+        tiering: tiering.as_ref().and_then(Option::as_ref),
+        early_eviction: early_eviction.as_ref().and_then(Option::as_ref),
     };
+    let is_compatible = sections.check(&top);
     top.reject_unknown_keys();
     is_compatible?;
-    is_same?;
-    has_reservation?;
     let Agent {
         host,
         manager,
@@ -214,28 +194,54 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     })
 }
 
-/// Checks that early eviction is compatible with the sections `[symbiosis]` and `[tiering]`.
-fn check_early_eviction(
-    top: &Section<'_>,
-    eviction: &EarlyEviction,
-    symbiosis: Option<&Symbiosis>,
-    tiering: Option<&Tiering>,
-) -> Option<()> {
-    let overlap = |other: &Path| other.starts_with(&eviction.cgroups) || eviction.cgroups.starts_with(other);
-    let has_own_cgroups = !tiering.is_some_and(|tiering| overlap(&tiering.cgroups));
-    let rule = "must have other cgroups than [tiering], because both write memory.reclaim";
-    let has_own_cgroups = top.check(has_own_cgroups, "early_eviction", rule);
-    let other_device = symbiosis
-        .filter(|symbiosis| overlap(&symbiosis.cgroups) && symbiosis.remote != eviction.device)
-        .map(|symbiosis| symbiosis.remote.display());
-    let has_same_device = other_device.map_or(Some(()), |remote| {
-        let rule = format!(
-            "device = \"{}\" must be symbiosis.remote ({remote}), because both have the same tenants",
-            eviction.device.display()
-        );
-        top.check(false, "early_eviction", &rule)
-    });
-    has_own_cgroups.and(has_same_device)
+/// Valid sections with rules about each other.
+struct Sections<'a> {
+    backend: Option<&'a Backend>,
+    symbiosis: Option<&'a Symbiosis>,
+    tiering: Option<&'a Tiering>,
+    early_eviction: Option<&'a EarlyEviction>,
+}
+
+impl Sections<'_> {
+    /// Reports all violations.
+    fn check(&self, top: &Section<'_>) -> Option<()> {
+        let tiering = self.tiering.map_or(Some(()), |tiering| self.check_tiering(tiering, top));
+        let eviction =
+            self.early_eviction.map_or(Some(()), |eviction| self.check_early_eviction(eviction, top));
+        tiering.and(eviction)
+    }
+
+    fn check_tiering(&self, tiering: &Tiering, top: &Section<'_>) -> Option<()> {
+        let is_same = self.symbiosis.is_none_or(|symbiosis| symbiosis.cgroups == tiering.cgroups);
+        let rule = "must have the same cgroups as [symbiosis], whose shares are the protections";
+        let is_same = top.check(is_same, "tiering", rule);
+        let is_complete = self.backend.is_none_or(|backend| {
+            matches!(backend, Backend::MemoryBlock { .. }) == tiering.reservation.is_some()
+        });
+        let rule =
+            "requires the key reservation with the backend memory_block, and must not have it with others";
+        is_same.and(top.check(is_complete, "tiering", rule))
+    }
+
+    fn check_early_eviction(&self, eviction: &EarlyEviction, top: &Section<'_>) -> Option<()> {
+        let overlap =
+            |other: &Path| other.starts_with(&eviction.cgroups) || eviction.cgroups.starts_with(other);
+        let has_own_cgroups = !self.tiering.is_some_and(|tiering| overlap(&tiering.cgroups));
+        let rule = "must have other cgroups than [tiering], because both write memory.reclaim";
+        let has_own_cgroups = top.check(has_own_cgroups, "early_eviction", rule);
+        let other_device = self
+            .symbiosis
+            .filter(|symbiosis| overlap(&symbiosis.cgroups) && symbiosis.remote != eviction.device)
+            .map(|symbiosis| symbiosis.remote.display());
+        let has_same_device = other_device.map_or(Some(()), |remote| {
+            let rule = format!(
+                "device = \"{}\" must be symbiosis.remote ({remote}), because both have the same tenants",
+                eviction.device.display()
+            );
+            top.check(false, "early_eviction", &rule)
+        });
+        has_own_cgroups.and(has_same_device)
+    }
 }
 
 /// Section `[agent]`. Omitted keys are `None`.

@@ -7,7 +7,6 @@ mod agent_crash;
 mod busy_block;
 mod cxl_guest;
 mod early_eviction;
-mod eviction_reports;
 mod faults;
 mod host_doctor;
 mod hosts;
