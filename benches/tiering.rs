@@ -74,7 +74,7 @@ fn eviction_step(count: u32) -> impl FnMut(u64) -> Duration {
     let mut policy = evict::Policy::new(evict::Settings::default()).expect("the default settings are valid");
     let mut tenants: Vec<evict::TenantSample> = (0..count).map(evicted_tenant).collect();
     move |second| {
-        tenants.iter_mut().for_each(grow);
+        tenants.iter_mut().for_each(|tenant| grow(tenant, second));
         let start = Instant::now();
         black_box(policy.step(Ns::secs(second), black_box(&tenants)));
         start.elapsed()
@@ -87,10 +87,12 @@ fn evicted_tenant(id: u32) -> evict::TenantSample {
     evict::TenantSample { id: TenantId(id), limit, usage: Bytes::gib(1), ..evict::TenantSample::default() }
 }
 
-/// Adds a second in which the tenant grows faster than it is evicted, and fetches some of its memory.
-fn grow(tenant: &mut evict::TenantSample) {
+/// Adds a second in which the tenant grows, and fetches some of its memory. In every second second, it grows
+/// faster than it is evicted.
+fn grow(tenant: &mut evict::TenantSample, second: u64) {
     let counters = &mut tenant.counters;
-    counters.grown = counters.grown.saturating_add(Bytes::mib(200 + u64::from(tenant.id.0 % 200)));
+    counters.grown =
+        counters.grown.saturating_add(Bytes::mib(150 + 200 * (second % 2) + u64::from(tenant.id.0 % 7)));
     counters.evicted = counters.evicted.saturating_add(Bytes::mib(150));
     counters.evicting = counters.evicting.after(Ns::ms(700));
     counters.blocked = counters.blocked.after(Ns::ms(100));

@@ -8,11 +8,11 @@
 //! evicts memory at the limits as before. No state is stored.
 
 mod io_class;
+mod requests;
 mod run;
 mod tenant;
 #[cfg(test)]
 mod tests;
-mod turns;
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use tiering::{evict::Policy, fair::TenantId};
 use units::{Bytes, Name, Ns, limits::TENANTS_PER_HOST_MAX};
 
 pub use self::{io_class::IoPriority, run::CycleRunner};
-use self::{tenant::Tenant, turns::Request};
+use self::{requests::Request, tenant::Tenant};
 use crate::{
     config::early_eviction::EarlyEviction as Config,
     eviction_report::{Report, TenantReport},
@@ -93,8 +93,8 @@ pub struct EarlyEviction {
     tenants: BTreeMap<Name, Tenant>,
     last_id: u32,
     ignored: IgnoredCgroups,
-    /// Smallest used time of the tenants in the last turns.
-    least_used: Ns,
+    /// Smallest virtual time of the tenants with requests.
+    least_virtual_time: Ns,
     /// Time of the last cycle.
     last: Option<Ns>,
 }
@@ -118,7 +118,7 @@ impl EarlyEviction {
             tenants: BTreeMap::new(),
             last_id: 0,
             ignored: IgnoredCgroups::default(),
-            least_used: Ns::ZERO,
+            least_virtual_time: Ns::ZERO,
             last: None,
             inputs,
         }
@@ -189,35 +189,37 @@ impl EarlyEviction {
                 set_io_class(&self.cgroups, &self.priority, name, tenant);
             }
             tenant.log_new_problem(name);
-            let (counts, problem) = (tenant.counts, std::mem::take(&mut tenant.problem));
+            let (counts, problem) = (tenant.counts, tenant.problem().to_owned());
             reports.push(TenantReport { name: name.clone(), decided: *decided, counts, problem });
         }
         Report::decided(reports)
     }
 
-    /// Evicts memory of tenants above their threshold, for about [`PASS_TIME_MAX`]. The tenants whose requests
-    /// took the least time come first. `now` is as for [`Self::begin_cycle`]. Returns the time until a
+    /// Evicts memory of tenants above their threshold, for about [`PASS_TIME_MAX`]. The tenants with the
+    /// smallest virtual time come first. `now` is as for [`Self::begin_cycle`]. Returns the time until a
     /// tenant may exceed its threshold; zero if one does. The caller repeats this until the cycle ends.
     pub fn evict(&mut self, now: Ns) -> Duration {
         let mut next = Duration::MAX;
         let mut waiting = Vec::new();
         for (name, tenant) in &mut self.tenants {
             match find_excess(&self.cgroups, name, tenant, now) {
-                Ok(excess) => waiting.push((name, tenant, excess)),
+                Ok(_) => waiting.push((name, tenant)),
                 Err(wait) => next = next.min(wait),
             }
         }
-        waiting.iter_mut().for_each(|(_, tenant, _)| tenant.turns.rejoin(self.least_used));
-        waiting.sort_by_key(|(_, tenant, _)| (tenant.turns.used(), tenant.class));
-        let Some((_, first, _)) = waiting.first() else { return next };
-        self.least_used = first.turns.used();
-        let end = self.least_used.after(turns::REQUEST_TIME);
+        waiting
+            .iter_mut()
+            .for_each(|(_, tenant)| tenant.requests.limit_virtual_time(self.least_virtual_time));
+        waiting.sort_by_key(|(_, tenant)| (tenant.requests.virtual_time(), tenant.class));
+        let Some((_, first)) = waiting.first() else { return next };
+        self.least_virtual_time = first.requests.virtual_time();
+        let end = self.least_virtual_time.after(requests::REQUEST_TIME);
         let started = Instant::now();
-        for (name, tenant, excess) in waiting {
-            if tenant.turns.used() >= end || started.elapsed() >= PASS_TIME_MAX {
+        for (name, tenant) in waiting {
+            if tenant.requests.virtual_time() >= end || started.elapsed() >= PASS_TIME_MAX {
                 break;
             }
-            request(&self.cgroups, name, tenant, excess, now.after(Ns::from(started.elapsed())));
+            request(&self.cgroups, name, tenant, now.after(Ns::from(started.elapsed())));
         }
         Duration::ZERO
     }
@@ -259,7 +261,7 @@ fn observe(
 
 /// Returns the memory above the threshold of a tenant, or the time until there may be some.
 fn find_excess(cgroups: &Cgroups, name: &Name, tenant: &Tenant, now: Ns) -> Result<Bytes, Duration> {
-    let paused_for = tenant.turns.paused_for(now);
+    let paused_for = tenant.requests.paused_for(now);
     if !paused_for.is_zero() {
         return Err(paused_for);
     }
@@ -270,37 +272,37 @@ fn find_excess(cgroups: &Cgroups, name: &Name, tenant: &Tenant, now: Ns) -> Resu
     let usage = cgroups.memory(name.as_str()).map_err(|_| Duration::MAX)?;
     let excess = usage.saturating_sub(tenant.threshold);
     // The kernel reclaims whole pages, and more than one at a time.
-    if excess.get() < turns::REQUEST_BYTES_MIN {
+    if excess.get() < requests::REQUEST_BYTES_MIN {
         return Err(time_to_grow(tenant.threshold.saturating_sub(usage), tenant.growth));
     }
     Ok(excess)
 }
 
-/// Requests the kernel to evict memory of a tenant.
-fn request(cgroups: &Cgroups, name: &Name, tenant: &mut Tenant, excess: Bytes, now: Ns) {
-    let before = cgroups.memory(name.as_str()).unwrap_or_default();
-    let requested = tenant.turns.request_size(excess);
+/// Requests the kernel to evict memory of a tenant, if it is still above its threshold.
+fn request(cgroups: &Cgroups, name: &Name, tenant: &mut Tenant, now: Ns) {
+    let Ok(excess) = find_excess(cgroups, name, tenant, now) else { return };
+    let requested = tenant.requests.request_size(excess);
+    let reclaimed = || cgroups.reclaimed(name.as_str()).unwrap_or_default();
+    let before = reclaimed();
     let started = Instant::now();
     let result = cgroups.reclaim(name.as_str(), requested);
     let elapsed = Ns::from(started.elapsed());
     tenant.requesting = tenant.requesting.after(elapsed);
-    let evicted = match result {
-        Ok(ReclaimResult::Complete) => requested,
-        // The tenant may have grown meanwhile, so that this is too small.
-        Ok(ReclaimResult::Incomplete) => {
-            before.saturating_sub(cgroups.memory(name.as_str()).unwrap_or(before)).min(requested)
-        }
-        Err(error) => {
-            tenant.turns.fail(now);
-            tenant.problem = units::chain(&error);
-            return;
-        }
+    let (evicted, error) = match result {
+        Ok(ReclaimResult::Complete) => (requested, None),
+        Ok(ReclaimResult::Incomplete) => (reclaimed().saturating_sub(before).min(requested), None),
+        Err(error) => (Bytes::ZERO, Some(error)),
     };
     tenant.counts.evicted = tenant.counts.evicted.saturating_add(evicted);
     let now = now.after(elapsed);
-    tenant.turns.add(&Request { class: tenant.class, requested, evicted, elapsed, now });
-    if tenant.turns.is_failing() {
-        "the kernel evicts less memory than requested".clone_into(&mut tenant.problem);
+    tenant.requests.add(&Request { class: tenant.class, requested, evicted, elapsed, now });
+    match error {
+        Some(error) => tenant.problem = units::chain(&error),
+        None if tenant.requests.is_failing() => {
+            "the kernel evicts less memory than requested".clone_into(&mut tenant.problem);
+        }
+        None if tenant.requests.paused_for(now).is_zero() => tenant.problem.clear(),
+        None => {}
     }
 }
 
@@ -323,8 +325,11 @@ fn time_to_grow(bytes: Bytes, rate: Bytes) -> Duration {
 fn set_io_class(cgroups: &Cgroups, priority: &IoPriority, name: &Name, tenant: &mut Tenant) {
     let Some((file, value)) = priority.setting(tenant.class) else { return };
     match cgroups.set_io_priority(name.as_str(), file, &value) {
-        Ok(()) => tenant.io_class = Some(tenant.class),
-        Err(error) => tenant.problem = units::chain(&error),
+        Ok(()) => {
+            tenant.io_class = Some(tenant.class);
+            tenant.io_problem.clear();
+        }
+        Err(error) => tenant.io_problem = units::chain(&error),
     }
 }
 
@@ -335,6 +340,7 @@ fn restore_io_priority(cgroups: &Cgroups, priority: &IoPriority, name: &Name, te
     }
 }
 
+/// Writes the default priority of the I/O of a tenant.
 fn write_default_io_priority(cgroups: &Cgroups, priority: &IoPriority, name: &Name) {
     let Some((file, value)) = priority.default_setting() else { return };
     match cgroups.set_io_priority(name.as_str(), file, &value) {

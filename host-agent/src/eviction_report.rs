@@ -57,14 +57,14 @@ pub struct Counts {
 
 /// Passes reports to the session with the manager, at most one per [`EVICTION_REPORT_INTERVAL`].
 #[derive(Debug)]
-pub struct ReportPacer {
+pub struct ReportLimiter {
     reports: Arc<ReportSlot<Report>>,
     /// Time of the last report that was passed.
     last: Option<Ns>,
 }
 
-impl ReportPacer {
-    /// Creates a pacer that stores reports for the session.
+impl ReportLimiter {
+    /// Creates a limiter that stores reports for the session.
     pub const fn new(reports: Arc<ReportSlot<Report>>) -> Self {
         Self { reports, last: None }
     }
@@ -85,9 +85,9 @@ mod tests {
     #[test]
     fn short_cycles_are_not_all_reported() {
         let reports = Arc::new(ReportSlot::default());
-        let mut pacer = ReportPacer::new(Arc::clone(&reports));
+        let mut limiter = ReportLimiter::new(Arc::clone(&reports));
         let stored = [0, 500, 1000, 1999, 2000, 2500, 9000, 10_999, 11_000].map(|ms| {
-            pacer.store(Ns::ms(ms), Report::blocked(ms.to_string()));
+            limiter.store(Ns::ms(ms), Report::blocked(ms.to_string()));
             reports.last().map(|report| report.reason).unwrap_or_default()
         });
         assert_eq!(stored, ["0", "0", "0", "0", "2000", "2000", "9000", "9000", "11000"]);

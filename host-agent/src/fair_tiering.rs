@@ -213,9 +213,9 @@ impl FairTiering {
             return Err(StepError::DemotionDisabled);
         }
         let tiers = Tiers::find(&sys)?;
-        let cgroups_of_vms =
+        let excluded =
             records::cgroups_of_vms_and_agent::<StepError>(&self.inputs.runtime_dir, &self.cgroups, &proc)?;
-        self.find_tenants(&cgroups_of_vms)?;
+        self.find_tenants(&excluded)?;
         let local = self.local_memory(&tiers)?;
         let slow = self.tier_sample(&tiers, &tiers.slow, SLOW, self.slow_memory_limit()?)?;
         let host = HostSample::new(now, &[local, slow]);

@@ -11,7 +11,7 @@ use units::Ns;
 use super::{EarlyEviction, Inputs};
 use crate::{
     component_thread::ComponentThread,
-    eviction_report::{Report, ReportPacer},
+    eviction_report::{Report, ReportLimiter},
     metrics::Metrics,
     report_slot::ReportSlot,
 };
@@ -38,7 +38,7 @@ impl CycleRunner {
         let started = Instant::now();
         let cycle = self.inputs.config.settings.cycle.as_duration();
         let (mut opened, mut last_reason) = (None, None);
-        let mut reports = ReportPacer::new(Arc::clone(&self.reports));
+        let mut reports = ReportLimiter::new(Arc::clone(&self.reports));
         loop {
             let cycle_start = Instant::now();
             let now = Ns::from(cycle_start.duration_since(started));

@@ -6,14 +6,16 @@ use tiering::{
 };
 use units::{Bytes, Name, Ns};
 
-use super::turns::Turns;
+use super::requests::Requests;
 use crate::{eviction_report::Counts, host::cgroup::EvictionCounters};
 
 /// Number of cycles in a row in which a blocked tenant can have the most urgent class. A tenant can block
 /// itself, and would otherwise always come before the others.
 const URGENT_CYCLES_MAX: u32 = 8;
-/// Number of cycles after which a tenant can be urgent for a further cycle.
-const CYCLES_PER_URGENT_CYCLE: u32 = 2;
+/// Number of tokens that an urgent cycle takes, so that at most every second cycle is urgent in the long run.
+const TOKENS_PER_URGENT_CYCLE: u32 = 2;
+/// Largest number of tokens. An urgent cycle also adds a token.
+const URGENT_TOKENS_MAX: u32 = URGENT_CYCLES_MAX * (TOKENS_PER_URGENT_CYCLE - 1) + 1;
 /// Longest time to fetch memory after one page fault. Longer stalls on I/O have other reasons.
 const FETCH_TIME_MAX: Ns = Ns::ms(50);
 /// Smallest number of page faults in a cycle that have a rate. Fewer count as none for β, because their ratio
@@ -38,9 +40,9 @@ pub(super) struct Tenant {
     pub counts: Counts,
     /// Whether the tenant is blocked, and may have the most urgent class.
     is_urgent: bool,
-    /// Cycles without the most urgent class that are not used up yet, as long as it was not granted
-    /// [`URGENT_CYCLES_MAX`] times.
-    urgent_credit: u32,
+    /// Tokens for the most urgent class: each cycle adds one, and an urgent cycle takes
+    /// [`TOKENS_PER_URGENT_CYCLE`].
+    urgent_tokens: u32,
     /// Class for which the priority of I/O was set.
     pub io_class: Option<FlowClass>,
     /// Usage above which memory is evicted.
@@ -52,9 +54,11 @@ pub(super) struct Tenant {
     /// Whether there was no cycle before.
     pub is_new: bool,
     /// State of the requests to evict memory.
-    pub turns: Turns,
-    /// Reason why a request in this cycle had no effect; empty if all had.
+    pub requests: Requests,
+    /// Reason why the last request had no effect; empty if it had.
     pub problem: String,
+    /// Reason why the priority of I/O could not be set; empty if it could.
+    pub io_problem: String,
     /// Problem that was logged last, so that a lasting problem is logged once.
     logged_problem: String,
 }
@@ -70,14 +74,15 @@ impl Tenant {
             requesting: Ns::ZERO,
             counts: Counts::default(),
             is_urgent: false,
-            urgent_credit: URGENT_CYCLES_MAX * CYCLES_PER_URGENT_CYCLE,
+            urgent_tokens: URGENT_TOKENS_MAX,
             io_class: None,
             threshold: Bytes::new(u64::MAX),
             growth: Bytes::ZERO,
             class: FlowClass::LEAST_URGENT,
             is_new: true,
-            turns: Turns::new(),
+            requests: Requests::new(),
             problem: String::new(),
+            io_problem: String::new(),
             logged_problem: String::new(),
         }
     }
@@ -122,19 +127,24 @@ impl Tenant {
 
     /// Limits the cycles in which the tenant has the most urgent class to half of all cycles.
     fn limit_urgency(&mut self, is_blocked: bool) {
-        self.is_urgent = is_blocked && self.urgent_credit >= CYCLES_PER_URGENT_CYCLE;
-        let spent = if self.is_urgent { CYCLES_PER_URGENT_CYCLE } else { 0 };
-        self.urgent_credit =
-            (self.urgent_credit - spent + 1).min(URGENT_CYCLES_MAX * CYCLES_PER_URGENT_CYCLE);
+        self.is_urgent = is_blocked && self.urgent_tokens >= TOKENS_PER_URGENT_CYCLE;
+        let spent = if self.is_urgent { TOKENS_PER_URGENT_CYCLE } else { 0 };
+        self.urgent_tokens = (self.urgent_tokens - spent + 1).min(URGENT_TOKENS_MAX);
     }
 
-    /// Logs the problem of this cycle unless it is that of the last one.
+    /// Returns the reason why early eviction or the priority of I/O has no effect; empty if both have.
+    pub fn problem(&self) -> &str {
+        if self.problem.is_empty() { &self.io_problem } else { &self.problem }
+    }
+
+    /// Logs a problem unless it is that of the last cycle.
     pub fn log_new_problem(&mut self, name: &Name) {
-        if self.problem != self.logged_problem {
-            if !self.problem.is_empty() {
-                tracing::warn!(tenant = %name, problem = self.problem, "early eviction has no effect");
+        let problem = self.problem().to_owned();
+        if problem != self.logged_problem {
+            if !problem.is_empty() {
+                tracing::warn!(tenant = %name, problem, "early eviction has no effect");
             }
-            self.logged_problem.clone_from(&self.problem);
+            self.logged_problem = problem;
         }
     }
 
@@ -216,15 +226,15 @@ mod tests {
     #[test]
     fn tenant_that_is_always_blocked_is_urgent_half_of_the_time() {
         let mut tenant = Tenant::new(TenantId(1), 7, counters(100, 0));
-        let urgent: Vec<bool> = (1..=115)
+        let urgent: Vec<bool> = (1..=108)
             .map(|cycle| {
                 add(&mut tenant, counters(100, cycle));
                 tenant.sample().unwrap().is_blocked
             })
             .collect();
-        assert!(urgent[..15].iter().all(|urgent| *urgent), "a short time is not limited");
-        assert_eq!(urgent[15..].iter().filter(|urgent| **urgent).count(), 50);
-        assert!(urgent[15..].windows(2).all(|cycles| cycles[0] != cycles[1]), "every second cycle");
+        assert!(urgent[..8].iter().all(|urgent| *urgent), "a short time is not limited");
+        assert_eq!(urgent[8..].iter().filter(|urgent| **urgent).count(), 50);
+        assert!(urgent[8..].windows(2).all(|cycles| cycles[0] != cycles[1]), "every second cycle");
     }
 
     #[test]

@@ -401,6 +401,15 @@ impl Cgroups {
         })
     }
 
+    /// Returns the memory of a tenant that was reclaimed since the creation of its cgroup.
+    ///
+    /// # Errors
+    /// The tenant does not exist.
+    pub fn reclaimed(&self, name: &str) -> Result<Bytes, SysfsError> {
+        let pages = self.parse(name, "memory.stat", &self.text(name, "memory.stat")?, "pgsteal")?;
+        Ok(Bytes::new(pages.saturating_mul(PAGE_BYTES)))
+    }
+
     /// Returns the current memory usage of a tenant, without swap.
     ///
     /// # Errors

@@ -31,6 +31,9 @@ struct Args {
     /// Duration of the requests in seconds, after the cache is filled
     #[arg(long, value_name = "N")]
     seconds: u64,
+    /// Pause after each value that fills the cache, in microseconds
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    fill_pause_us: u64,
     /// Do not fill the cache
     #[arg(long)]
     is_full: bool,
@@ -50,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let read = BufReader::new(write.try_clone()?);
     let mut memcached = MemcachedClient { read, write, line: String::new(), value: Vec::new() };
     if !args.is_full {
-        memcached.fill(args.keys, args.value_bytes)?;
+        memcached.fill(args.keys, args.value_bytes, Duration::from_micros(args.fill_pause_us))?;
         println!("filled with {} keys of {} bytes", args.keys, args.value_bytes);
     }
     let zipf = Zipf::new(args.keys, args.skew);
@@ -68,7 +71,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 impl MemcachedClient {
-    fn fill(&mut self, keys: usize, bytes: usize) -> io::Result<()> {
+    fn fill(&mut self, keys: usize, bytes: usize, pause: Duration) -> io::Result<()> {
         let value = vec![b'v'; bytes];
         for key in 0..keys {
             write!(self.write, "set key{key} 0 0 {bytes}\r\n")?;
@@ -77,6 +80,7 @@ impl MemcachedClient {
             if self.read_reply()? != "STORED\r\n" {
                 return Err(io::Error::other(format!("key {key}: {}", self.line)));
             }
+            std::thread::sleep(pause);
         }
         Ok(())
     }

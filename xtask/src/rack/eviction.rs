@@ -24,8 +24,13 @@ const DRIVE: Drive = Drive { mib: 1024, mb_s: 400, is_remote: true };
 /// Number of keys in memcached, and size of their values in bytes.
 const KEYS: u32 = 40_000;
 const VALUE_BYTES: u32 = 3900;
-/// Number of random bytes from which the lines to sort are made.
-const SORT_INPUT_BYTES: u32 = 48 << 20;
+/// Pause of the client after each value, in microseconds. Without it, memcached and its client use all CPUs of
+/// the emulated host, so that no CPU is left for evictions.
+const CLIENT_PAUSE_US: u32 = 500;
+/// Number of parts of the lines to sort, and number of random bytes from which each part is made. The program
+/// that makes them pauses for 0.1 s after each part.
+const SORT_PARTS: u32 = 96;
+const SORT_PART_BYTES: u32 = 512 << 10;
 /// Address of the metrics of the agent, on its host.
 const METRICS_ADDRESS: &str = "127.0.0.1:9751";
 /// Number of seconds in which the agent must begin early eviction.
@@ -135,7 +140,7 @@ impl Program {
 server=$!
 while [ ! -e /tmp/cache.sock ]; do sleep 0.1; done
 start=$(cut -d ' ' -f 1 /proc/uptime)
-zipf-load --socket /tmp/cache.sock --keys {KEYS} --value-bytes {VALUE_BYTES} --seconds 0 || exit 1
+zipf-load --socket /tmp/cache.sock --keys {KEYS} --value-bytes {VALUE_BYTES} --fill-pause-us {CLIENT_PAUSE_US} --seconds 0 || exit 1
 end=$(cut -d ' ' -f 1 /proc/uptime)
 kill $server; wait $server; rm -f /tmp/cache.sock
 "
@@ -143,7 +148,7 @@ kill $server; wait $server; rm -f /tmp/cache.sock
             Self::Sort => format!(
                 "start=$(cut -d ' ' -f 1 /proc/uptime)
 set -o pipefail
-head -c {SORT_INPUT_BYTES} /dev/urandom | base64 | {in_cgroup}env LC_ALL=C coreutils-sort --buffer-size=1G --parallel=1 --output=/dev/null' || exit 1
+for part in $(seq {SORT_PARTS}); do head -c {SORT_PART_BYTES} /dev/urandom | base64; sleep 0.1; done | {in_cgroup}env LC_ALL=C coreutils-sort --buffer-size=1G --parallel=1 --output=/dev/null' || exit 1
 end=$(cut -d ' ' -f 1 /proc/uptime)
 "
             ),

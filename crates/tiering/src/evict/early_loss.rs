@@ -5,11 +5,11 @@ use units::{Fraction, Ns};
 use super::Counters;
 
 /// Largest time that a tenant may lose at once, after a time without losses, in seconds. A larger loss is
-/// not remembered, so that early eviction is suspended for a limited time.
+/// not decay, so that early eviction is suspended for a limited time.
 const ALLOWANCE_MAX_S: f64 = 0.25;
 /// Time in which the counted evictions decrease to about 1/e, in seconds. Memory that was evicted long ago, and was
 /// not needed since, is unlikely to be needed.
-const MEMORY_S: f64 = 60.0;
+const DECAY_TIME_S: f64 = 60.0;
 /// Largest loss per second of expected saving.
 const LOSS_PER_SAVING: f64 = 0.5;
 
@@ -29,8 +29,8 @@ pub(super) struct EarlyLoss {
 pub(super) struct Cycle<'a> {
     pub elapsed: Ns,
     pub counters: &'a Counters,
-    /// Whether the threshold was below the largest one, and the usage remained there, so that a fixed
-    /// threshold would have caused no evictions.
+    /// Whether the threshold was below the largest one, and the usage at the end of the cycle also is, so that
+    /// a fixed threshold would have caused fewer evictions.
     pub is_early: bool,
     pub growth: f64,
     pub eviction: f64,
@@ -42,9 +42,9 @@ impl EarlyLoss {
         let evicted = super::to_f64(cycle.counters.evicted.get());
         let early = if cycle.is_early { evicted } else { 0.0 };
         let elapsed = cycle.elapsed.as_duration().as_secs_f64();
-        let remembered = MEMORY_S / (MEMORY_S + elapsed);
-        self.evicted_bytes = self.evicted_bytes * remembered + evicted;
-        self.early_bytes = self.early_bytes * remembered + early;
+        let decay = DECAY_TIME_S / (DECAY_TIME_S + elapsed);
+        self.evicted_bytes = self.evicted_bytes * decay + evicted;
+        self.early_bytes = self.early_bytes * decay + early;
         // At its limit, a tenant allocates only as fast as memory is evicted. It allocates the room of each byte
         // that was evicted earlier at its own rate.
         let saved_per_byte = (cycle.eviction.recip() - cycle.growth.recip()).max(0.0);

@@ -168,6 +168,9 @@ impl TenantState {
             self.set_threshold(upper, settings);
             return ThresholdChange::Stalled;
         }
+        if lower >= upper {
+            return ThresholdChange::Unchanged;
+        }
         if self.early_loss.is_too_large() {
             self.set_threshold(upper, settings);
             return ThresholdChange::Costly;

@@ -59,7 +59,7 @@ pub struct TenantSample {
 /// Change of a threshold at the end of the last cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThresholdChange {
-    /// The threshold is at its maximum.
+    /// The threshold is at its maximum, or has only one possible value.
     Unchanged,
     /// The tenant grows faster than its memory is evicted (Eq. 2).
     Lowered,
