@@ -115,12 +115,17 @@ impl<K: Eq, V> Entries<K, V> {
 
     /// Removes an entry.
     pub(crate) fn remove(&mut self, block: Block) -> (K, V) {
+        self.unlink(block);
+        self.values.remove(block).0
+    }
+
+    /// Takes an entry out of the index and its chain.
+    fn unlink(&mut self, block: Block) {
         let EntryRecord { hash, priority, .. } = *self.values.record(block);
         if let Ok(entry) = self.index.find_entry(hash.spread(), |other| *other == block) {
             entry.remove();
         }
         self.chains[priority as usize].unlink(&mut self.values, block);
-        self.values.remove(block).0
     }
 
     /// Makes an entry the last one to be evicted of its priority.
@@ -171,6 +176,13 @@ impl<K: Eq + Send + 'static, V: Send + 'static> State for Entries<K, V> {
     fn evict(&mut self) -> Option<(K, V)> {
         let (block, _) = self.next_evicted()?;
         Some(self.remove(block))
+    }
+
+    fn discard(&mut self) -> Option<()> {
+        let (block, _) = self.next_evicted()?;
+        self.unlink(block);
+        self.values.forget(block);
+        Some(())
     }
 
     fn evictable(&self) -> usize {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::{
     chain::{Chain, Links},
     error::{Rejected, SoftError},
-    heap::{Pool, Values},
-    structure::{Priority, State, Structure, Usage, count_panics},
+    heap::{Block, Pool, Values},
+    structure::{Deliver, Priority, State, Structure, Usage, count_panics},
 };
 
 /// Doubly ended list in soft memory. A reclamation evicts values from the front, where the oldest
@@ -31,7 +31,7 @@ impl<T: Send + 'static> SoftList<T> {
     /// # Errors
     /// Returns an error if `T` is too large, or if the pool has too many structures.
     pub fn new(pool: &Arc<Pool>, priority: Priority) -> Result<Self, SoftError> {
-        Self::with_callback(pool, priority, drop)
+        Self::with_delivery(pool, priority, None)
     }
 
     /// Creates an empty list. Each evicted value is passed to the callback, which runs without a lock.
@@ -43,9 +43,17 @@ impl<T: Send + 'static> SoftList<T> {
         priority: Priority,
         callback: impl Fn(T) + Send + Sync + 'static,
     ) -> Result<Self, SoftError> {
-        let state = ListState::new(pool.clone())?;
         let deliver = move |value| count_panics(|| callback(value));
-        Structure::new(pool, priority, state, Box::new(deliver)).map(|structure| Self { structure })
+        Self::with_delivery(pool, priority, Some(Box::new(deliver)))
+    }
+
+    fn with_delivery(
+        pool: &Arc<Pool>,
+        priority: Priority,
+        deliver: Option<Deliver<T>>,
+    ) -> Result<Self, SoftError> {
+        let state = ListState { values: Values::new(pool.clone())?, chain: Chain::default() };
+        Structure::new(pool, priority, state, deliver).map(|structure| Self { structure })
     }
 
     /// Returns the number of values.
@@ -135,20 +143,21 @@ impl<T: Send + 'static> SoftList<T> {
 }
 
 impl<T> ListState<T> {
-    fn new(pool: Arc<Pool>) -> Result<Self, SoftError> {
-        Ok(Self { values: Values::new(pool)?, chain: Chain::default() })
-    }
-
     /// Returns the contents, and becomes empty.
     fn take(&mut self) -> Self {
         let values = self.values.take();
         Self { values, chain: std::mem::take(&mut self.chain) }
     }
 
-    fn pop_front(&mut self) -> Option<T> {
+    /// Unlinks the first value.
+    fn unlink_front(&mut self) -> Option<Block> {
         let block = self.chain.first()?;
         self.chain.unlink(&mut self.values, block);
-        Some(self.values.remove(block).0)
+        Some(block)
+    }
+
+    fn pop_front(&mut self) -> Option<T> {
+        self.unlink_front().map(|block| self.values.remove(block).0)
     }
 }
 
@@ -157,6 +166,12 @@ impl<T: Send + 'static> State for ListState<T> {
 
     fn evict(&mut self) -> Option<T> {
         self.pop_front()
+    }
+
+    fn discard(&mut self) -> Option<()> {
+        let block = self.unlink_front()?;
+        self.values.forget(block);
+        Some(())
     }
 
     fn evictable(&self) -> usize {

@@ -10,7 +10,7 @@ use crate::{
     entries::{Entries, KeyHash},
     error::{Rejected, SoftError},
     heap::Pool,
-    structure::{EntryPriority, Priority, Structure, Usage, count_panics},
+    structure::{Deliver, EntryPriority, Priority, Structure, Usage, count_panics},
 };
 
 /// Hash map in soft memory. A reclamation evicts entries in the order of their insertion. A key and its
@@ -29,7 +29,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftHashMap<K, V> {
     /// # Errors
     /// Returns an error if an entry is too large, or if the pool has too many structures.
     pub fn new(pool: &Arc<Pool>, priority: Priority) -> Result<Self, SoftError> {
-        Self::with_callback(pool, priority, |key, value| drop((key, value)))
+        Self::with_delivery(pool, priority, RandomState::new(), None)
     }
 
     /// Creates an empty map. Each evicted entry is passed to the callback, which runs without a lock.
@@ -57,7 +57,16 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
         callback: impl Fn(K, V) + Send + Sync + 'static,
     ) -> Result<Self, SoftError> {
         let deliver = move |(key, value)| count_panics(|| callback(key, value));
-        let structure = Structure::new(pool, priority, Entries::new(pool.clone())?, Box::new(deliver))?;
+        Self::with_delivery(pool, priority, hasher, Some(Box::new(deliver)))
+    }
+
+    fn with_delivery(
+        pool: &Arc<Pool>,
+        priority: Priority,
+        hasher: S,
+        deliver: Option<Deliver<(K, V)>>,
+    ) -> Result<Self, SoftError> {
+        let structure = Structure::new(pool, priority, Entries::new(pool.clone())?, deliver)?;
         Ok(Self { structure, hasher })
     }
 

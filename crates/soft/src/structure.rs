@@ -53,6 +53,9 @@ pub(crate) trait State: Send + 'static {
 
     /// Removes the values that are evicted next. Returns `None` if there are none.
     fn evict(&mut self) -> Option<Self::Evicted>;
+    /// Removes the same values as [`evict`](Self::evict) without dropping them, if they need no drop. Returns
+    /// `None` if there are none.
+    fn discard(&mut self) -> Option<()>;
     /// Returns the number of evictable units.
     fn evictable(&self) -> usize;
     /// Returns the number of pages that count against the budget.
@@ -64,12 +67,13 @@ pub(crate) trait State: Send + 'static {
 }
 
 /// Runs the callback for evicted values, and returns the number of panics.
-type Deliver<E> = Box<dyn Fn(E) -> u64 + Send + Sync>;
+pub(crate) type Deliver<E> = Box<dyn Fn(E) -> u64 + Send + Sync>;
 
 /// Part of a structure that the pool can reach.
 struct Shared<S: State> {
     state: Mutex<S>,
-    deliver: Deliver<S::Evicted>,
+    /// Without it, evicted values are dropped.
+    deliver: Option<Deliver<S::Evicted>>,
     evicted: AtomicU64,
     callback_panics: AtomicU64,
 }
@@ -139,28 +143,45 @@ impl<S: State> Shared<S> {
 
     fn deliver(&self, evicted: S::Evicted) {
         self.evicted.fetch_add(1, Ordering::Relaxed);
-        self.callback_panics.fetch_add((self.deliver)(evicted), Ordering::Relaxed);
+        let panics = match &self.deliver {
+            Some(deliver) => deliver(evicted),
+            None => count_panics(|| drop(evicted)),
+        };
+        self.callback_panics.fetch_add(panics, Ordering::Relaxed);
     }
 
-    /// Evicts up to [`SOFT_EVICTION_BATCH`] units until `pages` pages are free. Returns the number of freed
-    /// pages, and whether there is nothing more to do.
+    /// Evicts one unit. Returns `None` if there is none. Adds it to the batch unless it needs no delivery,
+    /// which saves a copy of the value.
+    fn evict(&self, state: &mut S, batch: &mut Vec<S::Evicted>) -> Option<()> {
+        if self.deliver.is_some() || std::mem::needs_drop::<S::Evicted>() {
+            batch.push(state.evict()?);
+        } else {
+            state.discard()?;
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(())
+    }
+
+    /// Evicts up to [`SOFT_EVICTION_BATCH`] units until `pages` pages are free, and decrements `units` for each.
+    /// Returns the number of freed pages, and whether there is nothing more to do.
     fn evict_batch(&self, pages: usize, units: &mut usize) -> (usize, bool) {
         let mut batch = Vec::with_capacity(SOFT_EVICTION_BATCH.min(*units));
         let mut state = self.lock();
         let held = state.held_pages();
         let freed = |state: &S| held.saturating_sub(state.held_pages());
-        let mut is_done = loop {
-            if freed(&state) + state.unused_pages() >= pages {
+        let mut evicted = 0;
+        let is_done = loop {
+            if *units == 0 || freed(&state) + state.unused_pages() >= pages {
                 break true;
             }
-            if batch.len() == SOFT_EVICTION_BATCH || *units == 0 {
-                break *units == 0;
+            if evicted == SOFT_EVICTION_BATCH {
+                break false;
             }
+            if self.evict(&mut state, &mut batch).is_none() {
+                break true;
+            }
+            evicted += 1;
             *units -= 1;
-            match state.evict() {
-                Some(evicted) => batch.push(evicted),
-                None => break true,
-            }
         };
         if is_done {
             let missing = pages.saturating_sub(freed(&state));
@@ -168,7 +189,6 @@ impl<S: State> Shared<S> {
         }
         let freed = freed(&state);
         drop(state);
-        is_done |= batch.is_empty();
         batch.into_iter().for_each(|evicted| self.deliver(evicted));
         (freed, is_done)
     }
@@ -211,7 +231,7 @@ impl<S: State> Structure<S> {
         pool: &Arc<Pool>,
         priority: Priority,
         state: S,
-        deliver: Deliver<S::Evicted>,
+        deliver: Option<Deliver<S::Evicted>>,
     ) -> Result<Self, SoftError> {
         let shared = Shared {
             state: Mutex::new(state),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     error::{Rejected, SoftError},
     heap::{Buffer, Pool},
-    structure::{Priority, State, Structure, Usage, count_panics},
+    structure::{Deliver, Priority, State, Structure, Usage, count_panics},
 };
 
 /// Growable array in soft memory. A reclamation evicts all elements, because the array is one block of
@@ -29,7 +29,7 @@ impl<T: Send + 'static> SoftVec<T> {
     /// # Errors
     /// Returns an error if the pool has too many structures.
     pub fn new(pool: &Arc<Pool>, priority: Priority) -> Result<Self, SoftError> {
-        Self::with_delivery(pool, priority, |buffer| count_panics(|| drop(buffer)))
+        Self::with_delivery(pool, priority, None)
     }
 
     /// Creates an empty vector. Each evicted element is passed to the callback, from the last to the
@@ -45,16 +45,16 @@ impl<T: Send + 'static> SoftVec<T> {
         let elements = |mut buffer: Buffer<T>| std::iter::from_fn(move || buffer.pop());
         let deliver =
             move |buffer| elements(buffer).map(|value| count_panics(|| callback(value))).sum::<u64>();
-        Self::with_delivery(pool, priority, deliver)
+        Self::with_delivery(pool, priority, Some(Box::new(deliver)))
     }
 
     fn with_delivery(
         pool: &Arc<Pool>,
         priority: Priority,
-        deliver: impl Fn(Buffer<T>) -> u64 + Send + Sync + 'static,
+        deliver: Option<Deliver<Buffer<T>>>,
     ) -> Result<Self, SoftError> {
         let state = VecState { buffer: Buffer::new(pool.clone()), revocations: 0 };
-        Structure::new(pool, priority, state, Box::new(deliver)).map(|structure| Self { structure })
+        Structure::new(pool, priority, state, deliver).map(|structure| Self { structure })
     }
 
     /// Returns the number of elements.
@@ -160,6 +160,10 @@ impl<T: Send + 'static> State for VecState<T> {
     fn evict(&mut self) -> Option<Buffer<T>> {
         self.revocations += 1;
         Some(self.take())
+    }
+
+    fn discard(&mut self) -> Option<()> {
+        self.evict().map(drop)
     }
 
     fn evictable(&self) -> usize {

@@ -697,6 +697,14 @@ pub const SOFT_EVICTION_BATCH: usize = 64;
 pub const SOFT_GRANT_ATTEMPTS_MAX: usize = 3;
 /// Number of pages that a pool of soft memory requests at least from its source (1 MiB).
 pub const SOFT_REQUEST_PAGES_MIN: usize = 256;
+/// Maximum number of pages that the weight of a client of soft memory takes into account (4 PiB).
+pub const SOFT_CLIENT_PAGES_MAX: u64 = 1 << 40;
+/// Maximum number of clients of soft memory on a host.
+pub const SOFT_CLIENTS_MAX: usize = 4096;
+/// Maximum number of clients that give soft memory up for one request.
+pub const SOFT_TARGETS_MAX: usize = 64;
+/// Largest additional demand of soft memory, as a percentage of the missing pages.
+pub const SOFT_OVER_RECLAIM_PERCENT_MAX: u32 = 100;
 /// Maximum number of knots of a miss-ratio curve.
 pub const CURVE_KNOTS_MAX: usize = 4096;
 /// Maximum number of pages of a VM's pool node that one sample of accesses contains.

@@ -142,33 +142,46 @@ impl Arena {
 
     /// Returns up to `maximum` idle pages to the kernel and to the budget. Returns their number.
     pub(super) fn release_idle(&mut self, maximum: usize) -> usize {
-        let held_before = self.held_pages;
-        let target = held_before.saturating_sub(maximum);
-        while self.held_pages > target
+        let mut missing = u32::try_from(maximum).unwrap_or(u32::MAX);
+        let mut ranges = Vec::new();
+        let mut touched = Vec::new();
+        while missing > 0
             && let Some(&index) = self.with_idle.last()
         {
             let chunk = &mut self.chunks[index as usize];
-            let mut released = 0;
-            while chunk.idle != 0 && self.held_pages > target {
+            while chunk.idle != 0 && missing > 0 {
                 let first = chunk.idle.trailing_zeros();
-                let count = (!(chunk.idle >> first)).trailing_zeros();
-                let count = u32::try_from(self.held_pages - target).map_or(count, |most| most.min(count));
-                // SAFETY: idle pages are held by this arena and in no span or run, so they contain no value.
-                unsafe { self.pool.mapping().release(chunk.first + first, count) };
+                let count = (!(chunk.idle >> first)).trailing_zeros().min(missing);
+                ranges.push((chunk.first + first, count));
                 chunk.idle &= !mask(first, count);
                 chunk.absent |= mask(first, count);
-                self.held_pages -= count as usize;
-                released += count;
+                missing -= count;
             }
-            self.idle_pages -= released as usize;
-            self.pool.unhold(released);
+            touched.push(index);
             if chunk.idle == 0 {
                 chunk.is_in_idle = false;
                 self.with_idle.pop();
             }
-            self.settle_absent(index);
         }
-        held_before - self.held_pages
+        let released = self.release_ranges(ranges);
+        self.idle_pages -= released as usize;
+        self.held_pages -= released as usize;
+        touched.into_iter().for_each(|index| self.settle_absent(index));
+        released as usize
+    }
+
+    /// Returns pages that are no longer idle to the kernel and to the budget. Returns their number.
+    fn release_ranges(&self, mut ranges: Vec<(u32, u32)>) -> u32 {
+        // Chunks are often adjacent. Fewer and longer ranges need fewer system calls.
+        ranges.sort_unstable();
+        let released = ranges.iter().map(|(_, count)| count).sum();
+        for range in ranges.chunk_by(|(first, count), (next, _)| first + count == *next) {
+            let (first, count) = (range[0].0, range.iter().map(|(_, count)| count).sum());
+            // SAFETY: the pages were idle, so they are held by this arena and in no span or run.
+            unsafe { self.pool.mapping().release(first, count) };
+        }
+        self.pool.unhold(released);
+        released
     }
 
     fn take_idle(&mut self, count: u32) -> Option<PageNumber> {

@@ -68,6 +68,11 @@ impl<T, M> Values<T, M> {
         (value, self.slots.free(block))
     }
 
+    /// Frees the block of a value without dropping the value. Returns the record.
+    pub(crate) fn forget(&mut self, block: Block) -> M {
+        self.slots.free(block)
+    }
+
     /// Returns a value.
     #[inline]
     pub(crate) fn get(&self, block: Block) -> &T {
