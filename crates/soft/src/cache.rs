@@ -3,8 +3,13 @@
 use std::{
     borrow::Borrow,
     hash::{BuildHasher, Hash, RandomState},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
+
+use units::limits::SOFT_CACHE_REQUEST_INTERVAL;
 
 use crate::{
     entries::{Entries, KeyHash},
@@ -16,12 +21,15 @@ use crate::{
 /// Cache in soft memory. Entries of a lower [`EntryPriority`] are evicted first, and the least recently
 /// used entries of a priority first. A key and its value are evicted together.
 ///
-/// When the budget does not suffice for a new entry, the cache evicts entries of the same or a lower
-/// priority. All methods panic inside an access closure; see [`locks`](crate#locks).
+/// When the budget does not suffice for a new entry, the cache evicts an entry of the same or a lower
+/// priority. It requests more budget once per `units::limits::SOFT_CACHE_REQUEST_INTERVAL` such entries.
+/// All methods panic inside an access closure; see [`locks`](crate#locks).
 #[derive(Debug)]
 pub struct SoftCache<K: Eq + Send + 'static, V: Send + 'static, S = RandomState> {
     structure: Structure<Entries<K, V>>,
     hasher: S,
+    /// Number of insertions for which the budget did not suffice, since the last one for which it grew.
+    rejections: AtomicU32,
 }
 
 impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftCache<K, V> {
@@ -68,7 +76,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         deliver: Option<Deliver<(K, V)>>,
     ) -> Result<Self, SoftError> {
         let structure = Structure::new(pool, priority, Entries::new(pool.clone())?, deliver)?;
-        Ok(Self { structure, hasher })
+        Ok(Self { structure, hasher, rejections: AtomicU32::new(0) })
     }
 
     /// Returns the number of entries.
@@ -133,29 +141,43 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         value: V,
     ) -> Result<Option<V>, Rejected<(K, V)>> {
         let hash = self.hash(&key);
-        let insert = |entries: &mut Entries<K, V>, entry| insert(entries, hash, priority, entry);
-        match self.structure.insert((key, value), insert) {
-            Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
-                self.insert_by_eviction(hash, priority, entry)
-            }
-            result => result.map(|replaced| replaced.map(|(_, old)| old)),
+        let mut result = insert(&mut self.structure.lock(), hash, priority, (key, value));
+        if let Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) = result {
+            result = self.insert_without_budget(hash, priority, entry);
         }
+        result.map(|replaced| replaced.map(|(_, old)| old))
     }
 
-    /// Evicts the next entry, which frees a slot of the same size, and inserts an entry.
-    fn insert_by_eviction(
+    /// Requests budget, or inserts an entry in place of another one.
+    fn insert_without_budget(
         &self,
         hash: KeyHash,
         priority: EntryPriority,
         entry: (K, V),
-    ) -> Result<Option<V>, Rejected<(K, V)>> {
+    ) -> Insertion<K, V> {
+        if !self.rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL) {
+            return self.insert_by_eviction(hash, priority, entry);
+        }
+        match self.structure.insert(entry, |entries, entry| insert(entries, hash, priority, entry)) {
+            Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
+                self.insert_by_eviction(hash, priority, entry)
+            }
+            result => {
+                self.rejections.store(0, Ordering::Relaxed);
+                result
+            }
+        }
+    }
+
+    /// Evicts the next entry, which frees a slot of the same size, and inserts an entry.
+    fn insert_by_eviction(&self, hash: KeyHash, priority: EntryPriority, entry: (K, V)) -> Insertion<K, V> {
         let mut entries = self.structure.lock();
         let next = entries.next_evicted().filter(|(_, next_priority)| *next_priority <= priority);
         let evicted = next.map(|(block, _)| entries.remove(block));
         let result = insert(&mut entries, hash, priority, entry);
         drop(entries);
         evicted.into_iter().for_each(|entry| self.structure.deliver(entry));
-        result.map(|replaced| replaced.map(|(_, old)| old))
+        result
     }
 
     /// Removes a key, and returns its value.
@@ -197,15 +219,17 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
     }
 }
 
-/// Inserts an entry or replaces a value. Returns the key that was passed and the replaced value, which
-/// the caller drops without a lock.
-#[expect(clippy::type_complexity, reason = "the error contains the entry that was passed")]
+/// Result of an insertion: the passed key and the replaced value, which are dropped without a lock, or
+/// the rejected entry.
+type Insertion<K, V> = Result<Option<(K, V)>, Rejected<(K, V)>>;
+
+/// Inserts an entry or replaces a value.
 fn insert<K: Eq, V>(
     entries: &mut Entries<K, V>,
     hash: KeyHash,
     priority: EntryPriority,
     (key, value): (K, V),
-) -> Result<Option<(K, V)>, Rejected<(K, V)>> {
+) -> Insertion<K, V> {
     match entries.find(hash, &key) {
         Some(block) => {
             let old = std::mem::replace(entries.value_mut(block), value);

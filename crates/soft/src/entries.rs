@@ -24,6 +24,7 @@ pub(crate) struct KeyHash(u32);
 
 impl KeyHash {
     /// Folds a hash of 64 bits.
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half contains bits of both halves")]
     pub(crate) fn new(hash: u64) -> Self {
         Self((hash ^ (hash >> 32)) as u32)
     }

@@ -37,3 +37,6 @@ pub(crate) use pool::Revocable;
 pub use pool::{BudgetSource, Pool, PoolStats};
 pub(crate) use slots::Block;
 pub(crate) use values::Values;
+
+#[cfg(test)]
+mod tests;

@@ -56,6 +56,8 @@ mod error;
 pub mod heap;
 mod list;
 mod map;
+#[cfg(all(test, not(miri)))]
+mod resident;
 mod structure;
 mod vec;
 

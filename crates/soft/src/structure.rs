@@ -306,3 +306,6 @@ impl<S: State> fmt::Debug for Structure<S> {
         f.debug_struct("Structure").field("priority", &self.priority).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

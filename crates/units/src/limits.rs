@@ -697,6 +697,9 @@ pub const SOFT_EVICTION_BATCH: usize = 64;
 pub const SOFT_GRANT_ATTEMPTS_MAX: usize = 3;
 /// Number of pages that a pool of soft memory requests at least from its source (1 MiB).
 pub const SOFT_REQUEST_PAGES_MIN: usize = 256;
+/// A cache in soft memory requests more budget once per this number of entries for which the budget does
+/// not suffice.
+pub const SOFT_CACHE_REQUEST_INTERVAL: u32 = 256;
 /// Maximum number of pages that the weight of a client of soft memory takes into account (4 PiB).
 pub const SOFT_CLIENT_PAGES_MAX: u64 = 1 << 40;
 /// Maximum number of clients of soft memory on a host.

@@ -23,10 +23,7 @@ impl Weight {
     pub fn new(soft_pages: u64, traditional_pages: u64) -> Self {
         let soft = u128::from(soft_pages.min(SOFT_CLIENT_PAGES_MAX));
         let traditional = u128::from(traditional_pages.min(SOFT_CLIENT_PAGES_MAX));
-        Self {
-            numerator: traditional * (2 * soft + traditional),
-            denominator: (soft + traditional).max(1),
-        }
+        Self { numerator: traditional * (2 * soft + traditional), denominator: (soft + traditional).max(1) }
     }
 
     /// Returns the weight in pages, rounded.

@@ -213,7 +213,8 @@ impl Arena {
         let suitable = searched.copied().find_map(|index| {
             let chunk = &self.chunks[index as usize];
             // A returned chunk has no absent pages.
-            let first = find_consecutive(if chunk.absent == 0 { 0 } else { chunk.absent | chunk.idle }, count)?;
+            let first =
+                find_consecutive(if chunk.absent == 0 { 0 } else { chunk.absent | chunk.idle }, count)?;
             Some((index, first))
         });
         let (index, first) = match suitable {

@@ -73,6 +73,8 @@ impl<T> Buffer<T> {
         unsafe { to.copy_from_nonoverlapping(from, self.len) };
         if let Some(old) = self.block.replace(block) {
             self.slots.free(old);
+            // The next block is larger, so these pages are unlikely to be used again.
+            self.slots.release_idle(usize::MAX);
         }
         self.capacity = count;
         Ok(())
@@ -97,16 +99,18 @@ impl<T> Buffer<T> {
     /// Panics if the capacity is used up.
     pub(crate) fn push(&mut self, value: T) {
         assert!(self.len < self.capacity, "the buffer is full");
+        let end = self.end();
         // SAFETY: the block has memory for `capacity` elements, and the element at `len` is not initialized.
-        unsafe { self.start().add(self.len).write(value) };
+        unsafe { end.write(value) };
         self.len += 1;
     }
 
     /// Removes the last element.
     pub(crate) fn pop(&mut self) -> Option<T> {
         self.len = self.len.checked_sub(1)?;
+        let end = self.end();
         // SAFETY: the element was initialized, and is outside of the buffer now, so that it is read only once.
-        Some(unsafe { self.start().add(self.len).read() })
+        Some(unsafe { end.read() })
     }
 
     /// Returns all elements.
@@ -124,6 +128,12 @@ impl<T> Buffer<T> {
     /// Returns the address of the first element, which is dangling without a block.
     fn start(&self) -> NonNull<T> {
         self.block.map_or(NonNull::dangling(), |block| self.slots.address(block).cast())
+    }
+
+    /// Returns the address after the last element.
+    fn end(&self) -> NonNull<T> {
+        // SAFETY: the block has memory for `capacity` elements, and `len` is at most `capacity`.
+        unsafe { self.start().add(self.len) }
     }
 }
 

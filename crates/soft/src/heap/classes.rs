@@ -57,7 +57,11 @@ impl BlockKind {
         if bytes > SLOT_BYTES_MAX {
             let pages = bytes.div_ceil(PAGE_BYTES);
             let is_allowed = pages <= units::limits::SOFT_POOL_PAGES_MAX;
-            return u32::try_from(pages).ok().filter(|_| is_allowed).map(Self::Run).ok_or(SoftError::TooLarge);
+            return u32::try_from(pages)
+                .ok()
+                .filter(|_| is_allowed)
+                .map(Self::Run)
+                .ok_or(SoftError::TooLarge);
         }
         let mut class = Class::for_bytes(bytes);
         // Spans start at a page. Each power of two is a class, so the search ends.

@@ -212,9 +212,12 @@ impl Pool {
         self.structures.lock().unwrap_or_else(PoisonError::into_inner).remove(&(priority, number));
     }
 
-    /// Requests budget from the source until `pages` pages are unused. Returns whether they are. The
-    /// caller holds no lock of a structure.
+    /// Frees unused pages of structures, and requests budget from the source, until `pages` pages of the
+    /// budget are unused. Returns whether they are. The caller holds no lock of a structure.
     pub(crate) fn request(&self, pages: usize) -> bool {
+        for structure in self.structures() {
+            structure.free_unused(pages.saturating_sub(self.unused()));
+        }
         let _request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
         // A larger request amortizes its cost over many allocations, but may be denied.
         for wanted in [pages.max(SOFT_REQUEST_PAGES_MIN), pages] {

@@ -75,6 +75,12 @@ impl<M> Span<M> {
         slots: Vec::new(),
     };
 
+    /// Returns the first slot that was never taken.
+    #[inline]
+    fn untaken(&self) -> u16 {
+        u16::try_from(self.slots.len()).expect("a span has at most 256 slots")
+    }
+
     /// Takes a free slot, which exists.
     #[inline]
     fn take(&mut self, record: M) -> u16 {
@@ -87,8 +93,9 @@ impl<M> Span<M> {
                 std::mem::replace(&mut self.free, next)
             }
             None => {
+                let slot = self.untaken();
                 self.slots.push(Slot::Used(record));
-                (self.slots.len() - 1) as u16
+                slot
             }
         }
     }
@@ -248,7 +255,9 @@ impl<M> Slots<M> {
     pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
         self.spans.iter().zip(0..).flat_map(|(span, page)| {
             let slots = span.slots.iter().zip(0..);
-            slots.filter(|(slot, _)| matches!(slot, Slot::Used(_))).map(move |(_, slot)| Block::new(page, slot))
+            slots
+                .filter(|(slot, _)| matches!(slot, Slot::Used(_)))
+                .map(move |(_, slot)| Block::new(page, slot))
         })
     }
 
@@ -276,7 +285,7 @@ impl<M> Slots<M> {
         let span = &mut self.spans[source as usize];
         let (slot, record) = loop {
             match span.slots.pop() {
-                Some(Slot::Used(record)) => break (span.slots.len() as u16, record),
+                Some(Slot::Used(record)) => break (span.untaken(), record),
                 Some(Slot::Free(_)) => {}
                 None => {
                     self.release_span(source);
@@ -381,14 +390,16 @@ impl<M> Slots<M> {
     fn regroup(&mut self, page: PageNumber) {
         let span = &self.spans[page as usize];
         let slots = self.classes[usize::from(span.class)].shape.slots;
+        // A span in a group has free slots, so the result is below GROUPS.
         let group = usize::from(span.live) * GROUPS / usize::from(slots);
-        if usize::from(span.group) == group {
+        let number = u8::try_from(group).expect("there are four groups");
+        if span.group == number {
             return;
         }
         self.unlink(page);
         let span = &mut self.spans[page as usize];
         let first = &mut self.classes[usize::from(span.class)].groups[group];
-        (span.group, span.previous, span.next) = (group as u8, END, *first);
+        (span.group, span.previous, span.next) = (number, END, *first);
         let second = std::mem::replace(first, page);
         if second != END {
             self.spans[second as usize].previous = page;
