@@ -195,7 +195,7 @@ fn more_allocations_under_pressure() -> Vec<f64> {
     let (other_pool, other) = soft_list(pages(ALLOCATIONS));
     fill(&other, ALLOCATIONS);
     let requests = Arc::new(AtomicUsize::new(0));
-    let source = Box::new(OtherPool { pool: other_pool, requests: requests.clone() });
+    let source = Arc::new(OtherPool { pool: other_pool, requests: requests.clone() });
     let pool = Pool::with_source(0, 2 * pages(MORE_ALLOCATIONS), source).expect("the address space is available");
     let list = SoftList::new(&pool, Priority(0)).expect("values of 1 KiB are allowed");
     let time = fill(&list, MORE_ALLOCATIONS);

@@ -59,7 +59,7 @@ pub struct Pool {
     mapping: Mapping,
     state: Mutex<PoolState>,
     structures: Mutex<Structures>,
-    source: Box<dyn BudgetSource>,
+    source: Arc<dyn BudgetSource>,
     /// Held during a request to the source.
     request: Mutex<()>,
 }
@@ -90,7 +90,7 @@ impl Pool {
     pub fn new(budget: usize) -> Result<Arc<Self>, PoolError> {
         let pages = budget.saturating_mul(ADDRESS_SPACE_FACTOR);
         let pages = pages.clamp(CHUNK_PAGES as usize, SOFT_POOL_PAGES_MAX.max(budget));
-        Self::with_source(budget, pages, Box::new(FixedBudget))
+        Self::with_source(budget, pages, Arc::new(FixedBudget))
     }
 
     /// Creates a pool with an initial budget, the size of its address space, both in pages of 4 KiB,
@@ -102,7 +102,7 @@ impl Pool {
     pub fn with_source(
         budget: usize,
         address_space: usize,
-        source: Box<dyn BudgetSource>,
+        source: Arc<dyn BudgetSource>,
     ) -> Result<Arc<Self>, PoolError> {
         let range_error = PoolError::AddressSpace { pages: address_space, maximum: SOFT_POOL_PAGES_MAX };
         if address_space == 0 || address_space > SOFT_POOL_PAGES_MAX {

@@ -53,7 +53,7 @@ fn scattered_idle_pages_are_released_if_the_budget_lacks_consecutive_pages() {
 
 #[test]
 fn empty_chunks_return_to_the_pool() {
-    let pool = Pool::with_source(64, 32, Box::new(NoSource)).unwrap();
+    let pool = Pool::with_source(64, 32, Arc::new(NoSource)).unwrap();
     let mut arena = Arena::new(pool.clone());
     let page = arena.take_run(32).unwrap();
     assert_eq!(arena.take(1), Err(SoftError::OutOfAddressSpace { pages: 16 }));
@@ -90,10 +90,10 @@ fn idle_pages_of_a_heap_are_limited() {
 #[test]
 fn address_space_has_limits() {
     for pages in [0, units::limits::SOFT_POOL_PAGES_MAX + 1] {
-        let error = Pool::with_source(1, pages, Box::new(NoSource)).unwrap_err();
+        let error = Pool::with_source(1, pages, Arc::new(NoSource)).unwrap_err();
         assert!(matches!(error, PoolError::AddressSpace { .. }), "{error}");
     }
-    let pool = Pool::with_source(1, 1, Box::new(NoSource)).unwrap();
+    let pool = Pool::with_source(1, 1, Arc::new(NoSource)).unwrap();
     assert_eq!(pool.address_range().len(), CHUNK_PAGES as usize * super::PAGE_BYTES);
     assert!(matches!(Pool::new(usize::MAX), Err(PoolError::AddressSpace { .. })));
 }

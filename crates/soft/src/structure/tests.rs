@@ -287,7 +287,7 @@ impl BudgetSource for Limited {
 fn budget_grows_by_requests_and_returns_to_the_source() {
     let (pages, requests) = (Arc::new(Mutex::new(300)), Arc::new(AtomicUsize::new(0)));
     let source = Limited { pages: pages.clone(), requests: requests.clone() };
-    let pool = Pool::with_source(0, 1024, Box::new(source)).unwrap();
+    let pool = Pool::with_source(0, 1024, Arc::new(source)).unwrap();
     let list = list_of(&pool, 0, 512);
     assert_eq!((pool.stats(), requests.load(Ordering::Relaxed)), (PoolStats { budget: 256, held: 256 }, 1));
     // A whole step is denied now. The smallest sufficient request is granted.
