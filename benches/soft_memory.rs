@@ -15,13 +15,14 @@ use std::{
     process::{Command, ExitCode},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+        mpsc::{Sender, channel},
     },
     time::Instant,
 };
 
 use mimalloc::MiMalloc;
-use soft::{PAGE_BYTES, Pool, Priority, SoftCache, SoftList};
+use soft::{BudgetSource, PAGE_BYTES, Pool, Priority, SoftCache, SoftList};
 
 /// Number of allocations without pressure.
 const ALLOCATIONS: usize = 977_000;
@@ -84,9 +85,10 @@ fn run_in_process(name: &str) -> Result<Vec<f64>, String> {
     let output = Command::new(program).arg(name).output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let times = text.lines().map(str::parse).collect::<Result<Vec<f64>, _>>();
-    times.ok().filter(|times| output.status.success() && !times.is_empty()).ok_or_else(|| {
-        format!("{}, {}", output.status, String::from_utf8_lossy(&output.stderr).trim())
-    })
+    times
+        .ok()
+        .filter(|times| output.status.success() && !times.is_empty())
+        .ok_or_else(|| format!("{}, {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 fn report(rounds: &[Vec<Vec<f64>>]) {
@@ -102,7 +104,10 @@ fn report(rounds: &[Vec<Vec<f64>>]) {
         ("reclaim_2mib", reclaim, "ms"),
         ("reclaim_entry", entry, "us"),
     ] {
-        println!("time soft_{name} {:.3} {unit} (minimum {:.3}, maximum {:.3})", times[1], times[0], times[2]);
+        println!(
+            "time soft_{name} {:.3} {unit} (minimum {:.3}, maximum {:.3})",
+            times[1], times[0], times[2]
+        );
     }
     for (name, ratio) in [
         ("vs_malloc", malloc[1] / soft[1]),
@@ -173,16 +178,22 @@ fn more_allocations() -> Vec<f64> {
     vec![fill(&second, MORE_ALLOCATIONS)]
 }
 
-/// Source of budget that revokes pages of another pool, as the daemon does with another process.
+/// Source of budget that revokes pages of another pool, as the daemon does with another process. Requests
+/// ahead of need are answered by a thread of their own.
 struct OtherPool {
     pool: Arc<Pool>,
-    requests: Arc<AtomicUsize>,
+    requests: AtomicUsize,
+    ahead: Sender<usize>,
 }
 
-impl soft::BudgetSource for OtherPool {
+impl BudgetSource for OtherPool {
     fn request(&self, pages: usize) -> usize {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.pool.revoke(pages)
+    }
+
+    fn request_ahead(&self, pages: usize) {
+        let _ = self.ahead.send(pages);
     }
 
     fn give_back(&self, pages: usize) {
@@ -194,12 +205,25 @@ impl soft::BudgetSource for OtherPool {
 fn more_allocations_under_pressure() -> Vec<f64> {
     let (other_pool, other) = soft_list(pages(ALLOCATIONS));
     fill(&other, ALLOCATIONS);
-    let requests = Arc::new(AtomicUsize::new(0));
-    let source = Arc::new(OtherPool { pool: other_pool, requests: requests.clone() });
-    let pool = Pool::with_source(0, 2 * pages(MORE_ALLOCATIONS), source).expect("the address space is available");
+    let (ahead, requests_ahead) = channel();
+    let source = Arc::new(OtherPool { pool: other_pool, requests: AtomicUsize::new(0), ahead });
+    let address_space = 2 * pages(MORE_ALLOCATIONS);
+    let pool = Pool::with_source(0, address_space, source.clone()).expect("the address space is available");
     let list = SoftList::new(&pool, Priority(0)).expect("values of 1 KiB are allowed");
-    let time = fill(&list, MORE_ALLOCATIONS);
-    assert!(requests.load(Ordering::Relaxed) > 0 && other.len() <= ALLOCATIONS - MORE_ALLOCATIONS);
+    let is_done = AtomicBool::new(false);
+    let time = std::thread::scope(|scope| {
+        let (pool, source, is_done) = (&pool, &source, &is_done);
+        scope.spawn(move || {
+            let pages = requests_ahead.iter().take_while(|_| !is_done.load(Ordering::Relaxed));
+            pages.for_each(|pages| pool.grant(source.request(pages)));
+        });
+        let time = fill(&list, MORE_ALLOCATIONS);
+        is_done.store(true, Ordering::Relaxed);
+        source.request_ahead(0);
+        time
+    });
+    assert!(source.requests.load(Ordering::Relaxed) > 0);
+    assert!(other.len() <= ALLOCATIONS - MORE_ALLOCATIONS, "all pages come from the other list");
     vec![time]
 }
 

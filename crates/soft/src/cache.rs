@@ -141,7 +141,8 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         value: V,
     ) -> Result<Option<V>, Rejected<(K, V)>> {
         let hash = self.hash(&key);
-        let mut result = insert(&mut self.structure.lock(), hash, priority, (key, value));
+        let try_insert = |entries: &mut _, entry| insert(entries, hash, priority, entry);
+        let mut result = self.structure.try_insert((key, value), try_insert);
         if let Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) = result {
             result = self.insert_without_budget(hash, priority, entry);
         }

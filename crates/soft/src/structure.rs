@@ -282,7 +282,7 @@ impl<S: State> Structure<S> {
         mut insert: impl FnMut(&mut S, T) -> Result<R, Rejected<T>>,
     ) -> Result<R, Rejected<T>> {
         for _ in 0..SOFT_GRANT_ATTEMPTS_MAX {
-            let rejected = match insert(&mut self.lock(), value) {
+            let rejected = match self.try_insert(value, &mut insert) {
                 Ok(result) => return Ok(result),
                 Err(rejected) => rejected,
             };
@@ -291,7 +291,19 @@ impl<S: State> Structure<S> {
                 _ => return Err(rejected),
             }
         }
-        insert(&mut self.lock(), value)
+        self.try_insert(value, insert)
+    }
+
+    /// Calls `insert` under the lock, without a request for more budget if the budget does not suffice.
+    #[inline]
+    pub(crate) fn try_insert<T, R>(
+        &self,
+        value: T,
+        insert: impl FnOnce(&mut S, T) -> Result<R, Rejected<T>>,
+    ) -> Result<R, Rejected<T>> {
+        let result = insert(&mut self.lock(), value);
+        self.pool.request_ahead();
+        result
     }
 }
 

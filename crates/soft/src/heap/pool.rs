@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use units::limits::{SOFT_POOL_PAGES_MAX, SOFT_REQUEST_PAGES_MIN, SOFT_STRUCTURES_MAX};
@@ -27,6 +30,10 @@ pub trait BudgetSource: Send + Sync {
     /// Requests more pages, and returns the number of granted pages, which may be 0 or more than
     /// requested. May block. The pool makes one request at a time.
     fn request(&self, pages: usize) -> usize;
+    /// Reports that less than half of `pages` pages of the budget are unused, so that the source can obtain
+    /// `pages` more pages in the background and add them with [`Pool::grant`]. Must not block. Called once
+    /// between two grants.
+    fn request_ahead(&self, _pages: usize) {}
     /// Returns pages that the pool does not use.
     fn give_back(&self, pages: usize);
 }
@@ -62,6 +69,8 @@ pub struct Pool {
     source: Arc<dyn BudgetSource>,
     /// Held during a request to the source.
     request: Mutex<()>,
+    /// Whether the budget is nearly used up and the source was not informed yet.
+    is_low: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -70,6 +79,8 @@ struct PoolState {
     held: usize,
     free_chunks: Extents,
     structures_created: u64,
+    /// Whether the unused budget fell below the threshold since the last grant.
+    was_low: bool,
 }
 
 /// Numbers of pages of a pool.
@@ -111,13 +122,20 @@ impl Pool {
         let chunks = address_space.div_ceil(CHUNK_PAGES as usize);
         let chunks = u32::try_from(chunks).map_err(|_| range_error)?;
         let mapping = Mapping::reserve(chunks * CHUNK_PAGES)?;
-        let state = PoolState { budget, held: 0, free_chunks: Extents::new(chunks), structures_created: 0 };
+        let state = PoolState {
+            budget,
+            held: 0,
+            free_chunks: Extents::new(chunks),
+            structures_created: 0,
+            was_low: false,
+        };
         Ok(Arc::new(Self {
             mapping,
             state: Mutex::new(state),
             structures: Mutex::default(),
             source,
             request: Mutex::default(),
+            is_low: AtomicBool::new(false),
         }))
     }
 
@@ -137,6 +155,7 @@ impl Pool {
     pub fn grant(&self, pages: usize) {
         let mut state = self.state();
         state.budget = state.budget.saturating_add(pages);
+        state.was_low = false;
     }
 
     /// Returns the unused budget to the source, and returns its number of pages.
@@ -247,7 +266,19 @@ impl Pool {
         }
         let count = u32::try_from(unused).map_or(wanted, |unused| unused.min(wanted));
         state.held += count as usize;
+        if !state.was_low && unused - (count as usize) < SOFT_REQUEST_PAGES_MIN / 2 {
+            state.was_low = true;
+            self.is_low.store(true, Ordering::Relaxed);
+        }
         Ok(count)
+    }
+
+    /// Informs the source if the budget is nearly used up. The caller holds no lock of a structure.
+    #[inline]
+    pub(crate) fn request_ahead(&self) {
+        if self.is_low.load(Ordering::Relaxed) && self.is_low.swap(false, Ordering::Relaxed) {
+            self.source.request_ahead(SOFT_REQUEST_PAGES_MIN);
+        }
     }
 
     /// Counts pages as not held. The caller has returned them to the kernel.
