@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use units::limits::{SOFT_EVICTION_BATCH, SOFT_GRANT_ATTEMPTS_MAX};
+use units::limits::{SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_ATTEMPTS_MAX};
 
 use crate::{
     error::{Rejected, SoftError},
@@ -135,6 +135,12 @@ pub(crate) fn count_panics(callback: impl FnOnce()) -> u64 {
 }
 
 impl<S: State> Shared<S> {
+    /// Maximum number of units of a batch. The values of a batch are in ordinary memory.
+    const BATCH: usize = {
+        let by_bytes = SOFT_EVICTION_BATCH_BYTES / (size_of::<S::Evicted>() + 1) + 1;
+        if by_bytes < SOFT_EVICTION_BATCH { by_bytes } else { SOFT_EVICTION_BATCH }
+    };
+
     fn lock(&self) -> Guard<'_, S> {
         let mark = LockMark::set();
         // The contents are consistent whenever code of the user runs, which is the only code that panics.
@@ -162,10 +168,10 @@ impl<S: State> Shared<S> {
         Some(())
     }
 
-    /// Evicts up to [`SOFT_EVICTION_BATCH`] units until `pages` pages are free, and decrements `units` for each.
+    /// Evicts up to [`Self::BATCH`] units until `pages` pages are free, and decrements `units` for each.
     /// Returns the number of freed pages, and whether there is nothing more to do.
     fn evict_batch(&self, pages: usize, units: &mut usize) -> (usize, bool) {
-        let mut batch = Vec::with_capacity(SOFT_EVICTION_BATCH.min(*units));
+        let mut batch = Vec::new();
         let mut state = self.lock();
         let held = state.held_pages();
         let freed = |state: &S| held.saturating_sub(state.held_pages());
@@ -174,7 +180,7 @@ impl<S: State> Shared<S> {
             if *units == 0 || freed(&state) + state.unused_pages() >= pages {
                 break true;
             }
-            if evicted == SOFT_EVICTION_BATCH {
+            if evicted == Self::BATCH {
                 break false;
             }
             if self.evict(&mut state, &mut batch).is_none() {

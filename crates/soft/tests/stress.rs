@@ -82,7 +82,7 @@ fn operate(structures: &Structures, number: u64, live: &Arc<AtomicUsize>) {
         8 => drop(map.remove(&key)),
         9 | 10 => drop(cache.insert_with(EntryPriority::Normal, key, value())),
         11 => drop(cache.get(&key, Checked::check)),
-        _ => drop(cache.reclaim(usize::from(number % 2 == 0))),
+        _ => drop(cache.reclaim(usize::from(number.is_multiple_of(2)))),
     }
 }
 

@@ -693,6 +693,8 @@ pub const SOFT_STRUCTURES_MAX: usize = 1 << 16;
 pub const SOFT_IDLE_PAGES_MAX: usize = 256;
 /// Maximum number of values that are evicted under one lock, before their callbacks run.
 pub const SOFT_EVICTION_BATCH: usize = 64;
+/// Maximum size of the values that are evicted under one lock, in bytes. A larger value is evicted alone.
+pub const SOFT_EVICTION_BATCH_BYTES: usize = 64 << 10;
 /// Maximum number of times that an insertion requests more budget.
 pub const SOFT_GRANT_ATTEMPTS_MAX: usize = 3;
 /// Number of pages that a pool of soft memory requests at least from its source (1 MiB).

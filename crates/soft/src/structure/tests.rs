@@ -267,6 +267,7 @@ fn each_value_is_dropped_once() {
 struct Limited {
     pages: Arc<Mutex<usize>>,
     requests: Arc<AtomicUsize>,
+    ahead: Arc<AtomicUsize>,
 }
 
 impl BudgetSource for Limited {
@@ -278,6 +279,10 @@ impl BudgetSource for Limited {
         granted
     }
 
+    fn request_ahead(&self, pages: usize) {
+        self.ahead.fetch_add(pages, Ordering::Relaxed);
+    }
+
     fn give_back(&self, pages: usize) {
         *self.pages.lock().unwrap() += pages;
     }
@@ -286,7 +291,7 @@ impl BudgetSource for Limited {
 #[test]
 fn budget_grows_by_requests_and_returns_to_the_source() {
     let (pages, requests) = (Arc::new(Mutex::new(300)), Arc::new(AtomicUsize::new(0)));
-    let source = Limited { pages: pages.clone(), requests: requests.clone() };
+    let source = Limited { pages: pages.clone(), requests: requests.clone(), ahead: Arc::default() };
     let pool = Pool::with_source(0, 1024, Arc::new(source)).unwrap();
     let list = list_of(&pool, 0, 512);
     assert_eq!((pool.stats(), requests.load(Ordering::Relaxed)), (PoolStats { budget: 256, held: 256 }, 1));
@@ -300,6 +305,22 @@ fn budget_grows_by_requests_and_returns_to_the_source() {
     assert_eq!((pool.give_back_unused(), *pages.lock().unwrap()), (100, 100));
     drop((list, pool));
     assert_eq!(*pages.lock().unwrap(), 300);
+}
+
+#[test]
+fn nearly_used_up_budget_is_reported_once_per_grant() {
+    let (pages, ahead) = (Arc::new(Mutex::new(0)), Arc::new(AtomicUsize::new(0)));
+    let source = Limited { pages, requests: Arc::default(), ahead: ahead.clone() };
+    let pool = Pool::with_source(200, 1024, Arc::new(source)).unwrap();
+    let list = list_of(&pool, 0, 100);
+    assert_eq!((pool.stats().held, ahead.load(Ordering::Relaxed)), (54, 0));
+    (0..200).for_each(|value| list.push_back([value; 256]).unwrap());
+    assert_eq!(ahead.load(Ordering::Relaxed), 256);
+    pool.grant(256);
+    (0..200).for_each(|value| list.push_back([value; 256]).unwrap());
+    assert_eq!(ahead.load(Ordering::Relaxed), 256);
+    (0..200).for_each(|value| list.push_back([value; 256]).unwrap());
+    assert_eq!(ahead.load(Ordering::Relaxed), 512);
 }
 
 #[test]
