@@ -1,5 +1,9 @@
 //! Limits of all crates and services. Relations between limits are checked at compile time.
 
+mod soft_memory;
+
+pub use soft_memory::*;
+
 use crate::{Bytes, COUNTER_NAMES, Ns};
 
 /// Maximum number of hosts in a rack.
@@ -684,32 +688,6 @@ pub const TIERING_SIMULATED_TENANTS_MAX: usize = 64;
 pub const TIERING_SIMULATED_GB_MAX: f64 = 4096.0;
 /// Maximum duration of a simulation of memory tiers, in seconds.
 pub const TIERING_SIMULATED_SECONDS_MAX: f64 = 7200.0;
-/// Maximum address space of a pool of soft memory, in pages of 4 KiB (64 GiB).
-pub const SOFT_POOL_PAGES_MAX: usize = 1 << 24;
-/// Maximum number of soft structures of a pool.
-pub const SOFT_STRUCTURES_MAX: usize = 1 << 16;
-/// Maximum number of pages that a heap of soft memory retains without values. It releases half of them
-/// when there are more.
-pub const SOFT_IDLE_PAGES_MAX: usize = 256;
-/// Maximum number of values that are evicted under one lock, before their callbacks run.
-pub const SOFT_EVICTION_BATCH: usize = 64;
-/// Maximum size of the values that are evicted under one lock, in bytes. A larger value is evicted alone.
-pub const SOFT_EVICTION_BATCH_BYTES: usize = 64 << 10;
-/// Maximum number of times that an insertion requests more budget.
-pub const SOFT_GRANT_ATTEMPTS_MAX: usize = 3;
-/// Number of pages that a pool of soft memory requests at least from its source (1 MiB).
-pub const SOFT_REQUEST_PAGES_MIN: usize = 256;
-/// A cache in soft memory requests more budget once per this number of entries for which the budget does
-/// not suffice.
-pub const SOFT_CACHE_REQUEST_INTERVAL: u32 = 256;
-/// Maximum number of pages that the weight of a client of soft memory takes into account (4 PiB).
-pub const SOFT_CLIENT_PAGES_MAX: u64 = 1 << 40;
-/// Maximum number of clients of soft memory on a host.
-pub const SOFT_CLIENTS_MAX: usize = 4096;
-/// Maximum number of clients that give soft memory up for one request.
-pub const SOFT_TARGETS_MAX: usize = 64;
-/// Largest additional demand of soft memory, as a percentage of the missing pages.
-pub const SOFT_OVER_RECLAIM_PERCENT_MAX: u32 = 100;
 /// Maximum number of knots of a miss-ratio curve.
 pub const CURVE_KNOTS_MAX: usize = 4096;
 /// Maximum number of pages of a VM's pool node that one sample of accesses contains.

@@ -155,9 +155,13 @@ mod kernel {
     /// # Safety
     /// The range is in a mapping of `reserve`, and its contents are not used later.
     pub(super) unsafe fn release(start: NonNull<u8>, bytes: usize) {
-        let contents = NonNull::slice_from_raw_parts(start.cast::<MaybeUninit<u8>>(), bytes);
-        // SAFETY: the caller guarantees that it owns the range.
-        unsafe { contents.as_ptr().as_mut() }.expect("not null").fill(MaybeUninit::uninit());
+        let first = start.cast::<MaybeUninit<[u8; PAGE_BYTES]>>();
+        for page in 0..bytes / PAGE_BYTES {
+            // SAFETY: the page is in the range.
+            let page = unsafe { first.add(page) };
+            // SAFETY: the caller guarantees that the contents of the page are not used.
+            unsafe { page.write(MaybeUninit::uninit()) };
+        }
     }
 
     /// # Safety
