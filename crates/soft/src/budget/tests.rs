@@ -65,6 +65,9 @@ fn pages_in_use_are_taken_by_descending_weight() {
     let clients = [client(1, 100, 100, 50), client(2, 100, 100, 200), client(3, 100, 100, 100)];
     let decision = decide(&settings(4, 0), 5, &clients, Some(Pid(9)), 155);
     assert_eq!(demands(decision), [demand(2, 0, 100), demand(3, 0, 50)]);
+    let clients = [client(1, 200, 200, 100), client(2, 50, 50, 250)];
+    let decision = decide(&settings(4, 0), 0, &clients, None, 60);
+    assert_eq!(demands(decision), [demand(2, 0, 50), demand(1, 0, 10)]);
 }
 
 #[test]

@@ -66,6 +66,33 @@ fn equal_priorities_are_revoked_from_the_oldest_structure() {
 }
 
 #[test]
+fn pages_that_cannot_be_freed_stay_in_the_budget() {
+    let pool = Pool::new(20).unwrap();
+    let (in_callback, revoked) = (pool.clone(), Arc::new(Mutex::new(Vec::new())));
+    let results = revoked.clone();
+    // The elements are evicted already, but their pages are held until the last callback returns.
+    let vec = SoftVec::with_callback(&pool, Priority(0), move |_: [u8; 4096]| {
+        results.lock().unwrap().push((in_callback.revoke(12), in_callback.stats().budget));
+    })
+    .unwrap();
+    vec.try_reserve(16).unwrap();
+    (0..2).for_each(|_| vec.push([0; 4096]).unwrap());
+    assert_eq!((pool.stats().held, vec.reclaim(1)), (16, 16));
+    assert_eq!(*revoked.lock().unwrap(), [(4, 16), (0, 16)]);
+    assert_eq!(pool.stats(), PoolStats { budget: 16, held: 0 });
+}
+
+#[test]
+fn unused_pages_of_other_structures_are_used_before_a_request() {
+    let pool = Pool::new(20).unwrap();
+    let (first, second) = (list_of(&pool, 0, 40), list_of(&pool, 0, 0));
+    (0..10).for_each(|_| assert!(first.pop_front().is_some()));
+    (0..10).for_each(|value| second.push_back([value; 256]).unwrap());
+    assert_eq!((first.len(), second.len(), pool.stats().held), (30, 10, 20));
+    assert!(second.push_back([10; 256]).is_err());
+}
+
+#[test]
 fn pool_without_budget_rejects_values() {
     let pool = Pool::new(0).unwrap();
     let (vec, list) = (SoftVec::new(&pool, Priority(0)).unwrap(), SoftList::new(&pool, Priority(0)).unwrap());
