@@ -39,8 +39,19 @@
 //! A thread holds the lock of at most one structure. An access to a soft structure inside an access
 //! closure panics, which makes deadlocks between structures impossible. No lock of a structure is held
 //! while a callback runs, while a value is dropped, or while a [`BudgetSource`] is asked for pages: a
-//! callback may block, panic, and use any structure. The locks of the pool are held for short
-//! operations, and no code takes another lock meanwhile.
+//! callback may block, panic, and use any structure.
+//!
+//! The locks are taken in this order: the lock of the requests to the source, the lock of a structure, the lock
+//! of the budget. The lock of the list of structures is held alone.
+//!
+//! # Memory
+//!
+//! Only the values are in soft memory. For each value, a structure needs 12 to 16 bytes of ordinary memory,
+//! plus about 6 bytes for each entry of a map or cache. This memory is freed with the pages of the values,
+//! and memory that values own when they are dropped. A structure also needs 40 bytes for each page that it has
+//! held at one time.
+//!
+//! Pages are only returned to the kernel if the process does not lock its memory (`mlockall`).
 //!
 //! # Fork
 //!
