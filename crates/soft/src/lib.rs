@@ -66,6 +66,7 @@ mod entries;
 mod error;
 pub mod heap;
 mod list;
+mod lock_mark;
 mod map;
 #[cfg(all(test, not(miri)))]
 mod resident;

@@ -1,7 +1,6 @@
 //! Common part of all structures: the lock, the reclamation of values, and callbacks.
 
 use std::{
-    cell::Cell,
     fmt,
     ops::{Deref, DerefMut},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -16,6 +15,7 @@ use units::limits::{SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_A
 use crate::{
     error::{Rejected, SoftError},
     heap::{Pool, Revocable},
+    lock_mark::LockMark,
 };
 
 /// Priority of a structure among the structures of a process. A revocation takes values of structures
@@ -86,32 +86,10 @@ pub(crate) struct Structure<S: State> {
     number: u64,
 }
 
-thread_local! {
-    /// Whether this thread holds the lock of a structure.
-    static HOLDS_LOCK: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Exclusive access to the contents of a structure.
 pub(crate) struct Guard<'a, S> {
     state: MutexGuard<'a, S>,
     _mark: LockMark,
-}
-
-/// Mark of the thread that holds the lock of a structure.
-struct LockMark;
-
-impl LockMark {
-    fn set() -> Self {
-        let is_nested = HOLDS_LOCK.replace(true);
-        assert!(!is_nested, "a soft structure must not be accessed inside an access closure");
-        Self
-    }
-}
-
-impl Drop for LockMark {
-    fn drop(&mut self) {
-        HOLDS_LOCK.set(false);
-    }
 }
 
 impl<S> Deref for Guard<'_, S> {

@@ -16,7 +16,10 @@ use super::{
     extents::Extents,
     mapping::{Mapping, PAGE_BYTES},
 };
-use crate::error::{PoolError, SoftError};
+use crate::{
+    error::{PoolError, SoftError},
+    lock_mark::LockMark,
+};
 
 /// Address space of [`Pool::new`] in multiples of the budget. Free pages inside chunks use address space
 /// but no budget.
@@ -178,6 +181,7 @@ impl Pool {
     /// # Panics
     /// Panics inside an access closure.
     pub fn revoke(&self, pages: usize) -> usize {
+        LockMark::assert_unset();
         let mut state = self.state();
         let revoked = pages.min(state.budget);
         state.budget -= revoked;

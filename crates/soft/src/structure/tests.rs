@@ -140,6 +140,7 @@ fn nested_access_panics_and_releases_the_lock() {
         assert_eq!(message, "a soft structure must not be accessed inside an access closure");
     }
     assert_eq!((outer.len(), inner.len()), (2, 2));
+    assert_eq!(pool.stats(), PoolStats { budget: 16, held: 2 });
 }
 
 #[test]
