@@ -158,8 +158,9 @@ impl<T: Send + 'static> State for VecState<T> {
     type Evicted = Buffer<T>;
 
     fn evict(&mut self) -> Option<Buffer<T>> {
-        self.revocations += 1;
-        Some(self.take())
+        let has_pages = self.buffer.held_pages() > 0;
+        self.revocations += u64::from(has_pages);
+        has_pages.then(|| self.take())
     }
 
     fn discard(&mut self) -> Option<()> {

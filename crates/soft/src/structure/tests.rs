@@ -258,7 +258,10 @@ fn structure_may_be_dropped_during_its_reclamation() {
         is_resumed.lock().unwrap().recv().unwrap();
     };
     let list = SoftList::with_callback(&pool, Priority(0), callback).unwrap();
-    (0..8).for_each(|_| list.push_back(std::array::repeat(Arc::new(()))).unwrap());
+    for _ in 0..8 {
+        let owned = Arc::new(());
+        list.push_back(std::array::from_fn(|_| owned.clone())).unwrap();
+    }
     thread::scope(|scope| {
         let revocation = scope.spawn(|| pool.revoke(30));
         is_started.recv().unwrap();
