@@ -135,7 +135,7 @@ fn pages(allocations: usize) -> usize {
 /// Returns the value of an allocation, of which all bytes depend on its number.
 #[inline]
 fn value(number: usize) -> Value {
-    [number as u8; 1024]
+    [number.to_le_bytes()[0]; 1024]
 }
 
 fn allocate_all(allocator: &impl GlobalAlloc) -> f64 {
@@ -240,7 +240,7 @@ fn reclaim() -> Vec<f64> {
     .expect("the entries are small");
     let key = |number: usize| format!("key:{number:012}").into_bytes().into_boxed_slice();
     for number in 0..ENTRIES {
-        cache.insert(key(number), vec![number as u8; 32].into()).expect("the budget suffices");
+        cache.insert(key(number), vec![number.to_le_bytes()[0]; 32].into()).expect("the budget suffices");
     }
     for number in (0..ENTRIES).filter(|number| number.wrapping_mul(0x9E37_79B9) >> 7 & 1 == 0) {
         cache.get(&key(number), |value| black_box(value[0]));
