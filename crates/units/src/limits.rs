@@ -1,5 +1,9 @@
 //! Limits of all crates and services. Relations between limits are checked at compile time.
 
+mod soft_memory;
+
+pub use soft_memory::*;
+
 use crate::{Bytes, COUNTER_NAMES, Ns};
 
 /// Maximum number of hosts in a rack.

@@ -14,6 +14,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
     ("prediction", &["units"]),
     ("fairness", &["units"]),
     ("tiering", &["units"]),
+    ("soft", &["units"]),
     ("sim", &["units", "pool", "prediction", "fairness", "tiering"]),
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
@@ -65,6 +66,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
             "prediction",
             "fairness",
             "tiering",
+            "soft",
             "sim",
             "proto",
             "emulated-host",
@@ -101,7 +103,7 @@ const PURE_TESTS_ALLOWED_EXTERNAL: &[&str] = &["flate2", "postcard", "proptest",
 /// Returns the folder of a crate, relative to the root of the repository.
 pub fn folder_of(name: &str) -> String {
     match name {
-        "units" | "pool" | "prediction" | "fairness" | "tiering" | "sim" | "host-memory"
+        "units" | "pool" | "prediction" | "fairness" | "tiering" | "soft" | "sim" | "host-memory"
         | "emulated-host" | "local-rack" | "config-file" | "service-files" | "exposition" | "cli-runtime"
         | "evaluate" | "cli" => {
             format!("crates/{name}")

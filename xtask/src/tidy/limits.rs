@@ -1,23 +1,30 @@
-//! Rule: each constant in `limits.rs` is used by another file. Whether the limit is enforced is
-//! checked by the tests of the other file.
+//! Rule: each constant in `limits.rs` and its modules is used by another file. Whether the limit is enforced
+//! is checked by the tests of the other file.
 
 use super::{Violation, rust::identifiers_outside, sources::Sources};
 
-/// Path of the file with all limits.
+/// Path of the file with the limits.
 const LIMITS_FILE: &str = "crates/units/src/limits.rs";
+/// Folder of its modules.
+const LIMITS_FOLDER: &str = "crates/units/src/limits/";
 
 /// Reports each limit that no other file uses.
 pub fn check_limits_are_used(sources: &Sources) -> Vec<Violation> {
-    let Some(limits) = sources.rust.iter().find(|file| file.path == LIMITS_FILE) else {
-        return vec![violation(1, "file not found".to_owned())];
-    };
-    let used = identifiers_outside(&sources.rust, LIMITS_FILE);
-    let unused = limits.constants().into_iter().filter(|(_, name)| !used.contains(name));
-    unused.map(|(line, name)| violation(line, format!("limit {name} is not used"))).collect()
+    let is_limits = |path: &str| path == LIMITS_FILE || path.starts_with(LIMITS_FOLDER);
+    let files: Vec<_> = sources.rust.iter().filter(|file| is_limits(&file.path)).collect();
+    if files.is_empty() {
+        return vec![violation(LIMITS_FILE, 1, "file not found".to_owned())];
+    }
+    let unused = files.into_iter().flat_map(|file| {
+        let used = identifiers_outside(&sources.rust, &file.path);
+        let constants = file.constants().into_iter();
+        constants.filter(move |(_, name)| !used.contains(name)).map(|(line, name)| (&*file.path, line, name))
+    });
+    unused.map(|(path, line, name)| violation(path, line, format!("limit {name} is not used"))).collect()
 }
 
-fn violation(line: usize, message: String) -> Violation {
-    Violation { path: LIMITS_FILE.to_owned(), line, message, fix: "enforce the limit, or remove it" }
+fn violation(path: &str, line: usize, message: String) -> Violation {
+    Violation { path: path.to_owned(), line, message, fix: "enforce the limit, or remove it" }
 }
 
 #[cfg(test)]
@@ -34,6 +41,16 @@ mod tests {
         assert_eq!(
             locations(&check_limits_are_used(&sources(&[TWO_LIMITS, user]))),
             [format!("{LIMITS_FILE}:1")]
+        );
+    }
+
+    #[test]
+    fn limit_in_a_module_is_checked() {
+        let module = ("crates/units/src/limits/soft.rs", "pub const C_MAX: u8 = 1;");
+        let user = ("a.rs", "fn a() { b(A_MAX, B_MAX); }");
+        assert_eq!(
+            locations(&check_limits_are_used(&sources(&[TWO_LIMITS, module, user]))),
+            ["crates/units/src/limits/soft.rs:1"]
         );
     }
 

@@ -7,6 +7,13 @@ use super::{Violation, sources::Sources};
 const UNSAFE_FILES: &[(&str, &str)] = &[
     ("benches/empty_slice.rs", "memset takes an address"),
     ("benches/frigid_predict.rs", "the library of LightGBM has a C interface"),
+    ("benches/soft_memory.rs", "allocators are compared by their interface for raw memory"),
+    ("crates/soft/src/heap/arena.rs", "the contents of released pages are lost"),
+    ("crates/soft/src/heap/buffer.rs", "elements are in memory of the heap"),
+    ("crates/soft/src/heap/mapping.rs", "mmap and madvise take addresses"),
+    ("crates/soft/src/heap/slots.rs", "compaction copies the bytes of values"),
+    ("crates/soft/src/heap/values.rs", "values are in memory of the heap"),
+    ("crates/soft/tests/fork.rs", "fork and _exit have no safe interface"),
     ("host-agent/tests/processes/vmm.rs", "only the system call `exit` ends the first thread of a process"),
     ("tests/src/small_guests.rs", "the machine code of a guest is the data between two labels"),
     (

@@ -1,0 +1,130 @@
+//! Selection of the clients that give pages up for a request (Soft Memory, section 3.3 and 4).
+
+use std::cmp::Reverse;
+
+use units::limits::{SOFT_OVER_RECLAIM_PERCENT_MAX, SOFT_TARGETS_MAX};
+
+use super::sample::{ClientSample, Pid};
+
+/// Parameters of the selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Maximum number of clients that give pages up for one request, at most
+    /// `units::limits::SOFT_TARGETS_MAX`.
+    pub targets_max: usize,
+    /// Additional demand as a percentage of the missing pages, at most
+    /// `units::limits::SOFT_OVER_RECLAIM_PERCENT_MAX`. It amortizes the cost of a reclamation over later
+    /// requests.
+    pub over_reclaim_percent: u32,
+}
+
+impl Default for Settings {
+    /// The paper states no values. These disturb few clients, and reclaim a quarter more.
+    fn default() -> Self {
+        Self { targets_max: 4, over_reclaim_percent: 25 }
+    }
+}
+
+/// Pages that a client must give up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Process of the client.
+    pub pid: Pid,
+    /// Pages of its unused budget.
+    pub unused_pages: u64,
+    /// Pages that it uses and must reclaim from its structures.
+    pub used_pages: u64,
+}
+
+impl Demand {
+    /// Returns the total number of pages.
+    pub fn pages(&self) -> u64 {
+        self.unused_pages + self.used_pages
+    }
+}
+
+/// Decision on a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The free pages suffice.
+    Grant,
+    /// The pages suffice after clients have given these pages up.
+    Reclaim {
+        /// Demands, at most one per client.
+        demands: Vec<Demand>,
+    },
+    /// The permitted number of clients cannot give enough pages up.
+    Deny {
+        /// Pages that would still be missing.
+        missing: u64,
+    },
+}
+
+/// Decides on a request of `pages` pages by the client `requester`, which gives up no pages itself. A
+/// request without a client is pressure of the host.
+///
+/// At equal weight, clients with more soft memory come first, and then lower process IDs. If the unused
+/// budget of the first clients exhausts the number of targets, the clients with the largest budgets are
+/// selected instead. A request is therefore denied only if no permitted set of clients suffices.
+pub fn decide(
+    settings: &Settings,
+    free: u64,
+    clients: &[ClientSample],
+    requester: Option<Pid>,
+    pages: u64,
+) -> Decision {
+    let missing = pages.saturating_sub(free);
+    if missing == 0 {
+        return Decision::Grant;
+    }
+    let mut eligible: Vec<ClientSample> =
+        clients.iter().filter(|client| Some(client.pid) != requester && client.budget > 0).copied().collect();
+    eligible.sort_by_key(|client| (Reverse((client.weight(), client.used())), client.pid));
+    let percent = settings.over_reclaim_percent.min(SOFT_OVER_RECLAIM_PERCENT_MAX);
+    let quota = missing.saturating_add(missing.saturating_mul(percent.into()).div_ceil(100));
+    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
+    let by_weight = select(&eligible, targets_max, quota);
+    if total(&by_weight) >= missing {
+        return Decision::Reclaim { demands: by_weight };
+    }
+    eligible.sort_by_key(|client| Reverse(client.budget));
+    eligible.truncate(targets_max);
+    let by_budget = select(&eligible, targets_max, quota);
+    match missing.saturating_sub(total(&by_budget)) {
+        0 => Decision::Reclaim { demands: by_budget },
+        missing => Decision::Deny { missing },
+    }
+}
+
+fn total(demands: &[Demand]) -> u64 {
+    demands.iter().map(Demand::pages).sum()
+}
+
+/// Selects clients in their order, first for their unused budget and then for the pages in use.
+fn select(clients: &[ClientSample], targets_max: usize, quota: u64) -> Vec<Demand> {
+    let mut demands: Vec<Demand> = Vec::new();
+    let mut missing = quota;
+    for client in clients.iter().filter(|client| client.unused() > 0) {
+        if missing == 0 || demands.len() == targets_max {
+            break;
+        }
+        let unused_pages = client.unused().min(missing);
+        missing -= unused_pages;
+        demands.push(Demand { pid: client.pid, unused_pages, used_pages: 0 });
+    }
+    for client in clients.iter().filter(|client| client.used() > 0) {
+        if missing == 0 {
+            break;
+        }
+        let used_pages = client.used().min(missing);
+        match demands.iter().position(|demand| demand.pid == client.pid) {
+            Some(index) => demands[index].used_pages = used_pages,
+            None if demands.len() < targets_max => {
+                demands.push(Demand { pid: client.pid, unused_pages: 0, used_pages });
+            }
+            None => continue,
+        }
+        missing -= used_pages;
+    }
+    demands
+}

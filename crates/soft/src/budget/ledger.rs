@@ -1,0 +1,166 @@
+//! Record of the daemon: the budgets of all clients, and the free pages of the host.
+
+use std::collections::BTreeMap;
+
+use units::limits::SOFT_CLIENTS_MAX;
+
+use super::{
+    decision::{Decision, Settings, decide},
+    sample::{ClientSample, Pid},
+};
+
+/// Error of an operation of the ledger. The operation changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LedgerError {
+    /// The ledger has `units::limits::SOFT_CLIENTS_MAX` clients.
+    #[error("cannot add the client: there are {0} clients, which is the maximum")]
+    TooManyClients(usize),
+    /// A client with this process ID exists.
+    #[error("cannot add the client: process {} is connected already", .0.0)]
+    AlreadyConnected(Pid),
+    /// No client has this process ID.
+    #[error("process {} is not connected", .0.0)]
+    NotConnected(Pid),
+    /// The free pages do not suffice.
+    #[error("cannot grant the pages: {free} pages are free, and {requested} were requested")]
+    Short {
+        /// Free pages.
+        free: u64,
+        /// Requested pages.
+        requested: u64,
+    },
+}
+
+/// Budgets of all clients. The free pages and all budgets together are always the total.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    settings: Settings,
+    total: u64,
+    free: u64,
+    clients: BTreeMap<Pid, ClientSample>,
+}
+
+impl Ledger {
+    /// Creates a ledger without clients, with this number of pages for soft memory.
+    pub fn new(total: u64, settings: Settings) -> Self {
+        Self { settings, total, free: total, clients: BTreeMap::new() }
+    }
+
+    /// Returns the number of pages for soft memory.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Returns the number of pages that are in no budget.
+    pub fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// Returns the budget of a client, or 0 if it is not connected.
+    pub fn budget(&self, pid: Pid) -> u64 {
+        self.clients.get(&pid).map_or(0, |client| client.budget)
+    }
+
+    /// Returns all clients by process ID.
+    pub fn clients(&self) -> impl Iterator<Item = &ClientSample> {
+        self.clients.values()
+    }
+
+    /// Adds a client without budget.
+    ///
+    /// # Errors
+    /// Returns [`LedgerError::AlreadyConnected`] or [`LedgerError::TooManyClients`].
+    pub fn connect(&mut self, pid: Pid) -> Result<(), LedgerError> {
+        if self.clients.contains_key(&pid) {
+            return Err(LedgerError::AlreadyConnected(pid));
+        }
+        if self.clients.len() >= SOFT_CLIENTS_MAX {
+            return Err(LedgerError::TooManyClients(SOFT_CLIENTS_MAX));
+        }
+        self.clients.insert(pid, ClientSample { pid, budget: 0, claimed_used: 0, footprint: 0 });
+        Ok(())
+    }
+
+    /// Removes a client whose process has ended. Its budget becomes free. Returns its budget.
+    ///
+    /// # Errors
+    /// Returns [`LedgerError::NotConnected`].
+    pub fn disconnect(&mut self, pid: Pid) -> Result<u64, LedgerError> {
+        let client = self.clients.remove(&pid).ok_or(LedgerError::NotConnected(pid))?;
+        self.free += client.budget;
+        Ok(client.budget)
+    }
+
+    /// Records the claimed use of soft memory and the measured footprint of a client.
+    ///
+    /// # Errors
+    /// Returns [`LedgerError::NotConnected`].
+    pub fn report(&mut self, pid: Pid, claimed_used: u64, footprint: u64) -> Result<(), LedgerError> {
+        let client = self.client(pid)?;
+        (client.claimed_used, client.footprint) = (claimed_used, footprint);
+        Ok(())
+    }
+
+    /// Decides on a request of a client. See [`decide`].
+    pub fn decide(&self, requester: Pid, pages: u64) -> Decision {
+        self.decide_for(Some(requester), pages)
+    }
+
+    /// Selects clients that give pages up because the host needs memory.
+    pub fn decide_for_host(&self, pages: u64) -> Decision {
+        self.decide_for(None, pages)
+    }
+
+    fn decide_for(&self, requester: Option<Pid>, pages: u64) -> Decision {
+        let clients: Vec<ClientSample> = self.clients.values().copied().collect();
+        decide(&self.settings, self.free, &clients, requester, pages)
+    }
+
+    /// Moves free pages to the budget of a client.
+    ///
+    /// # Errors
+    /// Returns [`LedgerError::Short`] or [`LedgerError::NotConnected`].
+    pub fn grant(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
+        let free = self.free;
+        let client = self.client(pid)?;
+        let remaining = free.checked_sub(pages).ok_or(LedgerError::Short { free, requested: pages })?;
+        client.budget += pages;
+        self.free = remaining;
+        Ok(())
+    }
+
+    /// Records that a client gave pages up. A client can return at most its budget. Returns the number of
+    /// pages that became free.
+    ///
+    /// # Errors
+    /// Returns [`LedgerError::NotConnected`].
+    pub fn record_returned(&mut self, pid: Pid, pages: u64) -> Result<u64, LedgerError> {
+        let client = self.client(pid)?;
+        let returned = pages.min(client.budget);
+        client.budget -= returned;
+        // The next report measures the use. Until then, returned pages count as unused first.
+        client.claimed_used = client.claimed_used.min(client.budget);
+        self.free += returned;
+        Ok(returned)
+    }
+
+    /// Adds pages for soft memory.
+    pub fn grow(&mut self, pages: u64) {
+        let added = pages.min(u64::MAX - self.total);
+        self.total += added;
+        self.free += added;
+    }
+
+    /// Takes up to `pages` free pages away from soft memory, for other use by the host. Returns their
+    /// number.
+    pub fn shrink(&mut self, pages: u64) -> u64 {
+        let taken = pages.min(self.free);
+        self.total -= taken;
+        self.free -= taken;
+        taken
+    }
+
+    fn client(&mut self, pid: Pid) -> Result<&mut ClientSample, LedgerError> {
+        self.clients.get_mut(&pid).ok_or(LedgerError::NotConnected(pid))
+    }
+}

@@ -1,0 +1,245 @@
+//! Cache that evicts by the priority of entries, and least recently used entries first.
+
+use std::{
+    borrow::Borrow,
+    hash::{BuildHasher, Hash, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use units::limits::SOFT_CACHE_REQUEST_INTERVAL;
+
+use crate::{
+    entries::{Entries, KeyHash},
+    error::{Rejected, SoftError},
+    heap::Pool,
+    structure::{Deliver, EntryPriority, Priority, Structure, Usage, count_panics},
+};
+
+/// Cache in soft memory. Entries of a lower [`EntryPriority`] are evicted first, and the least recently
+/// used entries of a priority first. A key and its value are evicted together.
+///
+/// When the budget does not suffice for a new entry, the cache evicts an entry of the same or a lower
+/// priority. It requests more budget once per `units::limits::SOFT_CACHE_REQUEST_INTERVAL` such entries.
+/// All methods panic inside an access closure; see [`locks`](crate#locks).
+#[derive(Debug)]
+pub struct SoftCache<K: Eq + Send + 'static, V: Send + 'static, S = RandomState> {
+    structure: Structure<Entries<K, V>>,
+    hasher: S,
+    /// Number of insertions for which the budget did not suffice, since the last one for which it grew.
+    rejections: AtomicU32,
+}
+
+impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftCache<K, V> {
+    /// Creates an empty cache. Evicted entries are dropped.
+    ///
+    /// # Errors
+    /// Returns an error if an entry is too large, or if the pool has too many structures.
+    pub fn new(pool: &Arc<Pool>, priority: Priority) -> Result<Self, SoftError> {
+        Self::with_delivery(pool, priority, RandomState::new(), None)
+    }
+
+    /// Creates an empty cache. Each evicted entry is passed to the callback, which runs without a lock.
+    ///
+    /// # Errors
+    /// Returns an error if an entry is too large, or if the pool has too many structures.
+    pub fn with_callback(
+        pool: &Arc<Pool>,
+        priority: Priority,
+        callback: impl Fn(K, V) + Send + Sync + 'static,
+    ) -> Result<Self, SoftError> {
+        Self::with_hasher(pool, priority, RandomState::new(), callback)
+    }
+}
+
+impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache<K, V, S> {
+    /// Creates an empty cache with a hasher and a callback.
+    ///
+    /// # Errors
+    /// Returns an error if an entry is too large, or if the pool has too many structures.
+    pub fn with_hasher(
+        pool: &Arc<Pool>,
+        priority: Priority,
+        hasher: S,
+        callback: impl Fn(K, V) + Send + Sync + 'static,
+    ) -> Result<Self, SoftError> {
+        let deliver = move |(key, value)| count_panics(|| callback(key, value));
+        Self::with_delivery(pool, priority, hasher, Some(Box::new(deliver)))
+    }
+
+    fn with_delivery(
+        pool: &Arc<Pool>,
+        priority: Priority,
+        hasher: S,
+        deliver: Option<Deliver<(K, V)>>,
+    ) -> Result<Self, SoftError> {
+        let structure = Structure::new(pool, priority, Entries::new(pool.clone())?, deliver)?;
+        Ok(Self { structure, hasher, rejections: AtomicU32::new(0) })
+    }
+
+    /// Returns the number of entries.
+    pub fn len(&self) -> usize {
+        self.structure.lock().len()
+    }
+
+    /// Returns whether the cache has no entries.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Passes the value of a key to a closure. The entry becomes the most recently used one.
+    pub fn get<Q: Eq + Hash + ?Sized, R>(&self, key: &Q, access: impl FnOnce(&V) -> R) -> Option<R>
+    where
+        K: Borrow<Q>,
+    {
+        self.get_mut(key, |value| access(value))
+    }
+
+    /// Passes the value of a key to a closure that can change it. The entry becomes the most recently
+    /// used one.
+    pub fn get_mut<Q: Eq + Hash + ?Sized, R>(&self, key: &Q, access: impl FnOnce(&mut V) -> R) -> Option<R>
+    where
+        K: Borrow<Q>,
+    {
+        let hash = self.hash(key);
+        let mut entries = self.structure.lock();
+        let block = entries.find(hash, key)?;
+        entries.touch(block);
+        Some(access(entries.value_mut(block)))
+    }
+
+    /// Passes the value of a key to a closure, without a change of the order of eviction.
+    pub fn peek<Q: Eq + Hash + ?Sized, R>(&self, key: &Q, access: impl FnOnce(&V) -> R) -> Option<R>
+    where
+        K: Borrow<Q>,
+    {
+        let hash = self.hash(key);
+        let entries = self.structure.lock();
+        entries.find(hash, key).map(|block| access(&entries.get(block).1))
+    }
+
+    /// Inserts an entry of normal priority. See [`insert_with`](Self::insert_with).
+    ///
+    /// # Errors
+    /// See [`insert_with`](Self::insert_with).
+    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, Rejected<(K, V)>> {
+        self.insert_with(EntryPriority::Normal, key, value)
+    }
+
+    /// Inserts an entry, or replaces the value and the priority of the key. Returns the replaced value.
+    /// The entry becomes the most recently used one.
+    ///
+    /// # Errors
+    /// Returns the entry if the address space does not suffice, or if the budget does not suffice and the
+    /// cache has no entry of the same or a lower priority.
+    pub fn insert_with(
+        &self,
+        priority: EntryPriority,
+        key: K,
+        value: V,
+    ) -> Result<Option<V>, Rejected<(K, V)>> {
+        let hash = self.hash(&key);
+        let try_insert = |entries: &mut _, entry| insert(entries, hash, priority, entry);
+        let mut result = self.structure.try_insert((key, value), try_insert);
+        if let Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) = result {
+            result = self.insert_without_budget(hash, priority, entry);
+        }
+        result.map(|replaced| replaced.map(|(_, old)| old))
+    }
+
+    /// Requests budget, or inserts an entry in place of another one.
+    fn insert_without_budget(
+        &self,
+        hash: KeyHash,
+        priority: EntryPriority,
+        entry: (K, V),
+    ) -> Insertion<K, V> {
+        if !self.rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL) {
+            return self.insert_by_eviction(hash, priority, entry);
+        }
+        match self.structure.insert(entry, |entries, entry| insert(entries, hash, priority, entry)) {
+            Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
+                self.insert_by_eviction(hash, priority, entry)
+            }
+            result => {
+                self.rejections.store(0, Ordering::Relaxed);
+                result
+            }
+        }
+    }
+
+    /// Evicts the next entry, which frees a slot of the same size, and inserts an entry.
+    fn insert_by_eviction(&self, hash: KeyHash, priority: EntryPriority, entry: (K, V)) -> Insertion<K, V> {
+        let mut entries = self.structure.lock();
+        let next = entries.next_evicted().filter(|(_, next_priority)| *next_priority <= priority);
+        let evicted = next.map(|(block, _)| entries.remove(block));
+        let result = insert(&mut entries, hash, priority, entry);
+        drop(entries);
+        evicted.into_iter().for_each(|entry| self.structure.deliver(entry));
+        result
+    }
+
+    /// Removes a key, and returns its value.
+    pub fn remove<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let hash = self.hash(key);
+        let mut entries = self.structure.lock();
+        let removed = entries.find(hash, key).map(|block| entries.remove(block));
+        drop(entries);
+        removed.map(|(_, value)| value)
+    }
+
+    /// Passes each entry to a closure, in the order of eviction.
+    pub fn for_each(&self, mut access: impl FnMut(&K, &V)) {
+        self.structure.lock().iter().for_each(|(key, value)| access(key, value));
+    }
+
+    /// Removes and drops all entries.
+    pub fn clear(&self) {
+        let cleared = self.structure.lock().take();
+        drop(cleared);
+    }
+
+    /// Evicts entries until `pages` pages are free, and returns the number of freed pages. Frees unused
+    /// pages first.
+    pub fn reclaim(&self, pages: usize) -> usize {
+        self.structure.reclaim(pages)
+    }
+
+    /// Returns the use of soft memory.
+    pub fn usage(&self) -> Usage {
+        self.structure.usage()
+    }
+
+    fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> KeyHash {
+        KeyHash::new(self.hasher.hash_one(key))
+    }
+}
+
+/// Result of an insertion: the passed key and the replaced value, which are dropped without a lock, or
+/// the rejected entry.
+type Insertion<K, V> = Result<Option<(K, V)>, Rejected<(K, V)>>;
+
+/// Inserts an entry or replaces a value.
+fn insert<K: Eq, V>(
+    entries: &mut Entries<K, V>,
+    hash: KeyHash,
+    priority: EntryPriority,
+    (key, value): (K, V),
+) -> Insertion<K, V> {
+    match entries.find(hash, &key) {
+        Some(block) => {
+            let old = std::mem::replace(entries.value_mut(block), value);
+            entries.set_priority(block, priority);
+            Ok(Some((key, old)))
+        }
+        None => entries.insert_new(hash, priority, (key, value)).map(|()| None),
+    }
+}
+
+#[cfg(test)]
+mod tests;

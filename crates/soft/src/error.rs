@@ -1,0 +1,79 @@
+//! Errors of soft memory.
+
+use std::fmt;
+
+/// Reason why an allocation of soft memory failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SoftError {
+    /// The budget of the pool does not suffice, and its source granted no more pages.
+    #[error("cannot allocate soft memory: the budget lacks {pages} pages")]
+    OutOfBudget {
+        /// Number of pages that the allocation needs at least.
+        pages: usize,
+    },
+    /// The reserved address space has no free range of sufficient length.
+    #[error("cannot allocate soft memory: no free address range of {pages} pages")]
+    OutOfAddressSpace {
+        /// Length of the range in pages.
+        pages: usize,
+    },
+    /// The size in bytes overflows, or is larger than the address space of a pool.
+    #[error("cannot allocate soft memory: the size exceeds the largest pool")]
+    TooLarge,
+    /// The type has a larger alignment than a page.
+    #[error("cannot allocate soft memory: an alignment of {align} bytes exceeds a page")]
+    AlignmentTooLarge {
+        /// Alignment of the type in bytes.
+        align: usize,
+    },
+    /// The pool has `units::limits::SOFT_STRUCTURES_MAX` structures.
+    #[error("cannot create a soft structure: the pool has {0} structures, which is the maximum")]
+    TooManyStructures(usize),
+}
+
+/// Error of an insertion. Contains the value that was not inserted.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Rejected<T> {
+    /// The value that was not inserted.
+    pub value: T,
+    /// Reason of the failure.
+    pub reason: SoftError,
+}
+
+impl<T> fmt::Debug for Rejected<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rejected").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for Rejected<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for Rejected<T> {}
+
+/// Error of the creation of a [`Pool`](crate::Pool).
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The kernel did not reserve the address space.
+    #[error("cannot reserve {bytes} bytes of address space: {source}")]
+    Reserve {
+        /// Size of the address space.
+        bytes: usize,
+        /// Error of `mmap`.
+        source: std::io::Error,
+    },
+    /// The kernel uses another page size.
+    #[error("cannot create a pool: the page size is {0} bytes: must be 4096")]
+    PageSize(usize),
+    /// The address space is empty or too large.
+    #[error("cannot create a pool with {pages} pages of address space: must be 1 to {maximum}")]
+    AddressSpace {
+        /// Requested size in pages.
+        pages: usize,
+        /// Largest size in pages.
+        maximum: usize,
+    },
+}

@@ -1,0 +1,329 @@
+//! Pool of a process: the budget, the chunks of the address range, and the registered structures.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use units::limits::{SOFT_POOL_PAGES_MAX, SOFT_REQUEST_PAGES_MIN, SOFT_STRUCTURES_MAX};
+
+use super::{
+    classes::CHUNK_PAGES,
+    extents::Extents,
+    mapping::{Mapping, PAGE_BYTES},
+};
+use crate::{
+    error::{PoolError, SoftError},
+    lock_mark::LockMark,
+};
+
+/// Address space of [`Pool::new`] in multiples of the budget. Free pages inside chunks use address space
+/// but no budget.
+const ADDRESS_SPACE_FACTOR: usize = 4;
+
+/// Source of budget, such as a connection to the soft memory daemon.
+///
+/// The pool calls the methods without holding a lock of a structure. The methods may call
+/// [`Pool::revoke`], but must not allocate soft memory from the same pool.
+pub trait BudgetSource: Send + Sync {
+    /// Requests more pages, and returns the number of granted pages, which may be 0 or more than
+    /// requested. May block. The pool makes one request at a time.
+    fn request(&self, pages: usize) -> usize;
+    /// Reports that less than half of `pages` pages of the budget are unused, so that the source can obtain
+    /// `pages` more pages in the background and add them with [`Pool::grant`]. Must not block. Called once
+    /// between two grants.
+    fn request_ahead(&self, _pages: usize) {}
+    /// Returns pages that the pool does not use.
+    fn give_back(&self, pages: usize);
+}
+
+/// Source that grants no pages. The budget of the pool stays constant.
+#[derive(Clone, Copy, Debug)]
+struct FixedBudget;
+
+impl BudgetSource for FixedBudget {
+    fn request(&self, _: usize) -> usize {
+        0
+    }
+
+    fn give_back(&self, _: usize) {}
+}
+
+/// Structure from which the pool can take pages.
+pub(crate) trait Revocable: Send + Sync {
+    /// Frees up to `pages` pages without an eviction, and returns the number of freed pages.
+    fn free_unused(&self, pages: usize) -> usize;
+    /// Evicts values until `pages` pages are free or no value is left. Returns the number of freed pages.
+    fn reclaim(&self, pages: usize) -> usize;
+}
+
+/// Structures by priority and then by age.
+type Structures = BTreeMap<(u8, u64), Weak<dyn Revocable>>;
+
+/// Memory that the soft structures of a process share.
+pub struct Pool {
+    mapping: Mapping,
+    state: Mutex<PoolState>,
+    structures: Mutex<Structures>,
+    source: Arc<dyn BudgetSource>,
+    /// Held during a request to the source.
+    request: Mutex<()>,
+    /// Whether the budget is nearly used up and the source was not informed yet.
+    is_low: AtomicBool,
+}
+
+#[derive(Debug)]
+struct PoolState {
+    budget: usize,
+    held: usize,
+    free_chunks: Extents,
+    structures_created: u64,
+    /// Whether the unused budget fell below the threshold since the last grant.
+    was_low: bool,
+}
+
+/// Numbers of pages of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Maximum number of pages that structures may hold.
+    pub budget: usize,
+    /// Pages that structures hold. Exceeds the budget only during [`Pool::revoke`].
+    pub held: usize,
+}
+
+impl Pool {
+    /// Creates a pool with a constant budget in pages of 4 KiB, and with address space for four times
+    /// the budget.
+    ///
+    /// # Errors
+    /// Returns an error if the address space cannot be reserved, or if the system has other pages.
+    pub fn new(budget: usize) -> Result<Arc<Self>, PoolError> {
+        let pages = budget.saturating_mul(ADDRESS_SPACE_FACTOR);
+        let pages = pages.clamp(CHUNK_PAGES as usize, SOFT_POOL_PAGES_MAX.max(budget));
+        Self::with_source(budget, pages, Arc::new(FixedBudget))
+    }
+
+    /// Creates a pool with an initial budget, the size of its address space, both in pages of 4 KiB,
+    /// and a source of more budget.
+    ///
+    /// # Errors
+    /// Returns an error if the address space is 0 or larger than `units::limits::SOFT_POOL_PAGES_MAX`, if it
+    /// cannot be reserved, or if the system has other pages.
+    pub fn with_source(
+        budget: usize,
+        address_space: usize,
+        source: Arc<dyn BudgetSource>,
+    ) -> Result<Arc<Self>, PoolError> {
+        let range_error = PoolError::AddressSpace { pages: address_space, maximum: SOFT_POOL_PAGES_MAX };
+        if address_space == 0 || address_space > SOFT_POOL_PAGES_MAX {
+            return Err(range_error);
+        }
+        let chunks = address_space.div_ceil(CHUNK_PAGES as usize);
+        let chunks = u32::try_from(chunks).map_err(|_| range_error)?;
+        let mapping = Mapping::reserve(chunks * CHUNK_PAGES)?;
+        let state = PoolState {
+            budget,
+            held: 0,
+            free_chunks: Extents::new(chunks),
+            structures_created: 0,
+            was_low: false,
+        };
+        Ok(Arc::new(Self {
+            mapping,
+            state: Mutex::new(state),
+            structures: Mutex::default(),
+            source,
+            request: Mutex::default(),
+            is_low: AtomicBool::new(false),
+        }))
+    }
+
+    /// Returns the budget and its use.
+    pub fn stats(&self) -> PoolStats {
+        let state = self.state();
+        PoolStats { budget: state.budget, held: state.held }
+    }
+
+    /// Returns the address range of the pool, to find it in `/proc/self/smaps` or `/proc/self/pagemap`.
+    pub fn address_range(&self) -> std::ops::Range<usize> {
+        let start = self.mapping.page(0).addr().get();
+        start..start + self.mapping.pages() as usize * PAGE_BYTES
+    }
+
+    /// Adds pages to the budget.
+    pub fn grant(&self, pages: usize) {
+        let mut state = self.state();
+        state.budget = state.budget.saturating_add(pages);
+        state.was_low = false;
+    }
+
+    /// Returns the unused budget to the source, and returns its number of pages.
+    pub fn give_back_unused(&self) -> usize {
+        let mut state = self.state();
+        let unused = state.budget.saturating_sub(state.held);
+        state.budget -= unused;
+        drop(state);
+        self.source.give_back(unused);
+        unused
+    }
+
+    /// Takes pages away from the budget, and returns the number of these pages.
+    ///
+    /// Uses in this order: unused budget; pages of structures without values, after compaction; pages
+    /// with values, of structures with ascending priority and, at equal priority, of ascending age
+    /// (Soft Memory, section 3.1, Non-Disruptiveness). The result is smaller than `pages` only if the
+    /// budget is used up or if callbacks and other threads insert values meanwhile.
+    ///
+    /// # Panics
+    /// Panics inside an access closure.
+    pub fn revoke(&self, pages: usize) -> usize {
+        LockMark::assert_unset();
+        let mut state = self.state();
+        let revoked = pages.min(state.budget);
+        state.budget -= revoked;
+        drop(state);
+        let structures = self.structures();
+        for structure in &structures {
+            structure.free_unused(self.excess());
+        }
+        for structure in &structures {
+            structure.reclaim(self.excess());
+        }
+        // Pages that could not be freed stay in the budget.
+        let mut state = self.state();
+        let missing = state.held.saturating_sub(state.budget).min(revoked);
+        state.budget += missing;
+        revoked - missing
+    }
+
+    /// Returns the number of held pages above the budget.
+    fn excess(&self) -> usize {
+        let state = self.state();
+        state.held.saturating_sub(state.budget)
+    }
+
+    /// Returns the structures by ascending priority and age.
+    fn structures(&self) -> Vec<Arc<dyn Revocable>> {
+        let structures = self.structures.lock().unwrap_or_else(PoisonError::into_inner);
+        structures.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Adds a structure, and returns its number.
+    ///
+    /// # Errors
+    /// Returns [`SoftError::TooManyStructures`].
+    pub(crate) fn register(&self, priority: u8, structure: Weak<dyn Revocable>) -> Result<u64, SoftError> {
+        let number = {
+            let mut state = self.state();
+            state.structures_created += 1;
+            state.structures_created
+        };
+        let mut structures = self.structures.lock().unwrap_or_else(PoisonError::into_inner);
+        if structures.len() >= SOFT_STRUCTURES_MAX {
+            return Err(SoftError::TooManyStructures(SOFT_STRUCTURES_MAX));
+        }
+        structures.insert((priority, number), structure);
+        Ok(number)
+    }
+
+    /// Removes a structure.
+    pub(crate) fn unregister(&self, priority: u8, number: u64) {
+        self.structures.lock().unwrap_or_else(PoisonError::into_inner).remove(&(priority, number));
+    }
+
+    /// Frees unused pages of structures, and requests budget from the source, until `pages` pages of the
+    /// budget are unused. Returns whether they are. The caller holds no lock of a structure.
+    pub(crate) fn request(&self, pages: usize) -> bool {
+        for structure in self.structures() {
+            structure.free_unused(pages.saturating_sub(self.unused()));
+        }
+        let _request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
+        // A larger request amortizes its cost over many allocations, but may be denied.
+        for wanted in [pages.max(SOFT_REQUEST_PAGES_MIN), pages] {
+            let unused = self.unused();
+            if unused >= pages {
+                return true;
+            }
+            self.grant(self.source.request(wanted - unused));
+        }
+        self.unused() >= pages
+    }
+
+    fn unused(&self) -> usize {
+        let state = self.state();
+        state.budget.saturating_sub(state.held)
+    }
+
+    /// Counts `minimum` to `wanted` pages as held, as far as the budget suffices. Returns their number.
+    ///
+    /// # Errors
+    /// Returns [`SoftError::OutOfBudget`] if the budget does not suffice for `minimum`.
+    pub(super) fn hold(&self, minimum: u32, wanted: u32) -> Result<u32, SoftError> {
+        let mut state = self.state();
+        let unused = state.budget.saturating_sub(state.held);
+        if unused < minimum as usize {
+            return Err(SoftError::OutOfBudget { pages: minimum as usize });
+        }
+        let count = u32::try_from(unused).map_or(wanted, |unused| unused.min(wanted));
+        state.held += count as usize;
+        if !state.was_low && unused - (count as usize) < SOFT_REQUEST_PAGES_MIN / 2 {
+            state.was_low = true;
+            self.is_low.store(true, Ordering::Relaxed);
+        }
+        Ok(count)
+    }
+
+    /// Informs the source if the budget is nearly used up. The caller holds no lock of a structure.
+    #[inline]
+    pub(crate) fn request_ahead(&self) {
+        if self.is_low.load(Ordering::Relaxed) && self.is_low.swap(false, Ordering::Relaxed) {
+            self.source.request_ahead(SOFT_REQUEST_PAGES_MIN);
+        }
+    }
+
+    /// Counts pages as not held. The caller has returned them to the kernel.
+    pub(super) fn unhold(&self, pages: u32) {
+        self.state().held -= pages as usize;
+    }
+
+    /// Takes consecutive chunks out of the address range, and returns the first page. The pages are not
+    /// backed, and belong to the caller.
+    ///
+    /// # Errors
+    /// Returns [`SoftError::OutOfAddressSpace`].
+    pub(super) fn take_chunks(&self, count: u32) -> Result<u32, SoftError> {
+        let error = SoftError::OutOfAddressSpace { pages: count as usize * CHUNK_PAGES as usize };
+        self.state().free_chunks.take(count).map(|chunk| chunk * CHUNK_PAGES).ok_or(error)
+    }
+
+    /// Returns chunks that the caller owns and whose pages it has released.
+    pub(super) fn give_chunks(&self, first_page: u32, count: u32) {
+        self.state().free_chunks.give_back(first_page / CHUNK_PAGES, count);
+    }
+
+    #[inline]
+    pub(super) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    fn state(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let budget = self.state().budget;
+        self.source.give_back(budget);
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,82 @@
+//! Soft memory: revocable memory for caches and other state that a program can rebuild (M. Frisella
+//! et al., *Towards Increased Datacenter Efficiency with Soft Memory*, HotOS 2023).
+//!
+//! A [`Pool`] reserves virtual address space and limits the pages that are backed by memory to a
+//! budget. [`SoftVec`], [`SoftList`], [`SoftHashMap`] and [`SoftCache`] store values in these pages.
+//! [`Pool::revoke`] takes pages back: it evicts values, moves the remaining values of sparse pages
+//! together, and returns whole pages to the kernel. A callback receives each evicted value.
+//!
+//! | part | module | section of the paper |
+//! |---|---|---|
+//! | allocator | [`heap`] | 3.1, 4 |
+//! | data structures | the other modules | 3.2 |
+//! | decisions of the daemon | [`budget`] | 3.3, 4 |
+//!
+//! # Access
+//!
+//! Values are only accessible through closures that run under the lock of their structure. A
+//! revocation therefore never races with a reader, and no reference outlives the value. A closure must
+//! not access another soft structure: see [`locks`](#locks).
+//!
+//! ```
+//! use soft::{Pool, Priority, SoftCache};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = Pool::new(256)?; // a budget of 256 pages of 4 KiB
+//! let cache = SoftCache::new(&pool, Priority(1))?;
+//! cache.insert("key", vec![1, 2, 3]).ok();
+//! assert_eq!(cache.get("key", Vec::len), Some(3));
+//!
+//! let pages = pool.revoke(256); // gives the whole budget back
+//! assert_eq!(pages, 256);
+//! assert_eq!(cache.get("key", Vec::len), None);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Locks
+//!
+//! A thread holds the lock of at most one structure. An access to a soft structure inside an access
+//! closure panics, which makes deadlocks between structures impossible. No lock of a structure is held
+//! while a callback runs, while a value is dropped, or while a [`BudgetSource`] is asked for pages: a
+//! callback may block, panic, and use any structure.
+//!
+//! The locks are taken in this order: the lock of the requests to the source, the lock of a structure, the lock
+//! of the budget. The lock of the list of structures is held alone.
+//!
+//! # Memory
+//!
+//! Only the values are in soft memory. For each value, a structure needs 12 to 16 bytes of ordinary memory,
+//! plus about 6 bytes for each entry of a map or cache. This memory is freed with the pages of the values,
+//! and memory that values own when they are dropped. A structure also needs 40 bytes for each page that it has
+//! held at one time.
+//!
+//! Pages are only returned to the kernel if the process does not lock its memory (`mlockall`).
+//!
+//! # Fork
+//!
+//! A forked child has a private copy of all values, as of other memory. Revocations in the parent do
+//! not affect this copy. Pages that the child or the parent writes are counted in no budget, so a
+//! child should execute another program soon.
+
+pub mod budget;
+mod cache;
+mod chain;
+mod entries;
+mod error;
+pub mod heap;
+mod list;
+mod lock_mark;
+mod map;
+#[cfg(all(test, not(miri)))]
+mod resident;
+mod structure;
+mod vec;
+
+pub use cache::SoftCache;
+pub use error::{PoolError, Rejected, SoftError};
+pub use heap::{BudgetSource, PAGE_BYTES, Pool, PoolStats};
+pub use list::SoftList;
+pub use map::SoftHashMap;
+pub use structure::{EntryPriority, Priority, Usage};
+pub use vec::SoftVec;

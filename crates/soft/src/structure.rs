@@ -1,0 +1,307 @@
+//! Common part of all structures: the lock, the reclamation of values, and callbacks.
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use units::limits::{SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_ATTEMPTS_MAX};
+
+use crate::{
+    error::{Rejected, SoftError},
+    heap::{Pool, Revocable},
+    lock_mark::LockMark,
+};
+
+/// Priority of a structure among the structures of a process. A revocation takes values of structures
+/// with a low priority first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Priority(pub u8);
+
+/// Priority of an entry within its [`SoftCache`](crate::SoftCache).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EntryPriority {
+    /// Evicted before all other entries.
+    Low,
+    /// Evicted after low entries.
+    #[default]
+    Normal,
+    /// Evicted last.
+    High,
+}
+
+/// Use of a structure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Pages that count against the budget of the pool.
+    pub held_pages: usize,
+    /// Number of values that were evicted since the creation of the structure.
+    pub evicted: u64,
+    /// Number of callbacks and destructors of evicted values that panicked.
+    pub callback_panics: u64,
+}
+
+/// Contents of a structure.
+pub(crate) trait State: Send + 'static {
+    /// Unit of eviction.
+    type Evicted: Send;
+
+    /// Removes the values that are evicted next. Returns `None` if there are none.
+    fn evict(&mut self) -> Option<Self::Evicted>;
+    /// Removes the same values as [`evict`](Self::evict) without dropping them, if they need no drop. Returns
+    /// `None` if there are none.
+    fn discard(&mut self) -> Option<()>;
+    /// Returns the number of evictable units.
+    fn evictable(&self) -> usize;
+    /// Returns the number of pages that count against the budget.
+    fn held_pages(&self) -> usize;
+    /// Returns the number of pages that [`free_unused`](Self::free_unused) can free.
+    fn unused_pages(&self) -> usize;
+    /// Frees up to about `pages` pages without an eviction.
+    fn free_unused(&mut self, pages: usize);
+}
+
+/// Runs the callback for evicted values, and returns the number of panics.
+pub(crate) type Deliver<E> = Box<dyn Fn(E) -> u64 + Send + Sync>;
+
+/// Part of a structure that the pool can reach.
+struct Shared<S: State> {
+    state: Mutex<S>,
+    /// Without it, evicted values are dropped.
+    deliver: Option<Deliver<S::Evicted>>,
+    evicted: AtomicU64,
+    callback_panics: AtomicU64,
+}
+
+/// Structure that is registered with its pool.
+pub(crate) struct Structure<S: State> {
+    shared: Arc<Shared<S>>,
+    pool: Arc<Pool>,
+    priority: u8,
+    number: u64,
+}
+
+/// Exclusive access to the contents of a structure.
+pub(crate) struct Guard<'a, S> {
+    state: MutexGuard<'a, S>,
+    _mark: LockMark,
+}
+
+impl<S> Deref for Guard<'_, S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.state
+    }
+}
+
+impl<S> DerefMut for Guard<'_, S> {
+    fn deref_mut(&mut self) -> &mut S {
+        &mut self.state
+    }
+}
+
+/// Runs a callback, and returns the number of panics, 0 or 1.
+pub(crate) fn count_panics(callback: impl FnOnce()) -> u64 {
+    // The callback owns the evicted value, and the structure holds no lock, so no state is inconsistent.
+    u64::from(catch_unwind(AssertUnwindSafe(callback)).is_err())
+}
+
+impl<S: State> Shared<S> {
+    /// Maximum number of units of a batch. The values of a batch are in ordinary memory.
+    const BATCH: usize = {
+        let by_bytes = SOFT_EVICTION_BATCH_BYTES / (size_of::<S::Evicted>() + 1) + 1;
+        if by_bytes < SOFT_EVICTION_BATCH { by_bytes } else { SOFT_EVICTION_BATCH }
+    };
+
+    fn lock(&self) -> Guard<'_, S> {
+        let mark = LockMark::set();
+        // The contents are consistent whenever code of the user runs, which is the only code that panics.
+        Guard { state: self.state.lock().unwrap_or_else(PoisonError::into_inner), _mark: mark }
+    }
+
+    fn deliver(&self, evicted: S::Evicted) {
+        self.evicted.fetch_add(1, Ordering::Relaxed);
+        let panics = match &self.deliver {
+            Some(deliver) => deliver(evicted),
+            None => count_panics(|| drop(evicted)),
+        };
+        self.callback_panics.fetch_add(panics, Ordering::Relaxed);
+    }
+
+    /// Evicts one unit. Returns `None` if there is none. Adds it to the batch unless it needs no delivery,
+    /// which saves a copy of the value.
+    fn evict(&self, state: &mut S, batch: &mut Vec<S::Evicted>) -> Option<()> {
+        if self.deliver.is_some() || std::mem::needs_drop::<S::Evicted>() {
+            batch.push(state.evict()?);
+        } else {
+            state.discard()?;
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(())
+    }
+
+    /// Evicts up to [`Self::BATCH`] units until `pages` pages are free, and decrements `units` for each.
+    /// Returns the number of freed pages, and whether there is nothing more to do.
+    fn evict_batch(&self, pages: usize, units: &mut usize) -> (usize, bool) {
+        let mut batch = Vec::new();
+        let mut state = self.lock();
+        let held = state.held_pages();
+        let freed = |state: &S| held.saturating_sub(state.held_pages());
+        let mut evicted = 0;
+        let is_done = loop {
+            if *units == 0 || freed(&state) + state.unused_pages() >= pages {
+                break true;
+            }
+            if evicted == Self::BATCH {
+                break false;
+            }
+            if self.evict(&mut state, &mut batch).is_none() {
+                break true;
+            }
+            evicted += 1;
+            *units -= 1;
+        };
+        if is_done {
+            let missing = pages.saturating_sub(freed(&state));
+            state.free_unused(missing);
+        }
+        let freed = freed(&state);
+        drop(state);
+        batch.into_iter().for_each(|evicted| self.deliver(evicted));
+        (freed, is_done)
+    }
+}
+
+impl<S: State> Revocable for Shared<S> {
+    fn free_unused(&self, pages: usize) -> usize {
+        if pages == 0 {
+            return 0;
+        }
+        let mut state = self.lock();
+        let held = state.held_pages();
+        state.free_unused(pages);
+        held - state.held_pages()
+    }
+
+    fn reclaim(&self, pages: usize) -> usize {
+        if pages == 0 {
+            return 0;
+        }
+        // Values that callbacks and other threads insert meanwhile are not evicted, so that the loop ends.
+        let mut units = self.lock().evictable();
+        let mut freed = 0;
+        loop {
+            let (freed_now, is_done) = self.evict_batch(pages - freed, &mut units);
+            freed += freed_now;
+            if is_done || freed >= pages {
+                return freed;
+            }
+        }
+    }
+}
+
+impl<S: State> Structure<S> {
+    /// Registers a structure with its pool.
+    ///
+    /// # Errors
+    /// Returns [`SoftError::TooManyStructures`].
+    pub(crate) fn new(
+        pool: &Arc<Pool>,
+        priority: Priority,
+        state: S,
+        deliver: Option<Deliver<S::Evicted>>,
+    ) -> Result<Self, SoftError> {
+        let shared = Shared {
+            state: Mutex::new(state),
+            deliver,
+            evicted: AtomicU64::new(0),
+            callback_panics: AtomicU64::new(0),
+        };
+        let shared = Arc::new(shared);
+        let revocable: Arc<dyn Revocable> = shared.clone();
+        let number = pool.register(priority.0, Arc::downgrade(&revocable))?;
+        Ok(Self { shared, pool: pool.clone(), priority: priority.0, number })
+    }
+
+    /// Locks the structure.
+    ///
+    /// # Panics
+    /// Panics if the thread holds the lock of a structure.
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, S> {
+        self.shared.lock()
+    }
+
+    /// Evicts values until `pages` pages are free. Returns the number of freed pages.
+    pub(crate) fn reclaim(&self, pages: usize) -> usize {
+        self.shared.reclaim(pages)
+    }
+
+    /// Runs the callback for values that the caller evicted. The caller holds no lock.
+    pub(crate) fn deliver(&self, evicted: S::Evicted) {
+        self.shared.deliver(evicted);
+    }
+
+    /// Returns the use of the structure.
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            held_pages: self.lock().held_pages(),
+            evicted: self.shared.evicted.load(Ordering::Relaxed),
+            callback_panics: self.shared.callback_panics.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Calls `insert` under the lock. If the budget does not suffice, requests more budget without the lock,
+    /// and calls `insert` again, up to [`SOFT_GRANT_ATTEMPTS_MAX`] times.
+    #[inline]
+    pub(crate) fn insert<T, R>(
+        &self,
+        mut value: T,
+        mut insert: impl FnMut(&mut S, T) -> Result<R, Rejected<T>>,
+    ) -> Result<R, Rejected<T>> {
+        for _ in 0..SOFT_GRANT_ATTEMPTS_MAX {
+            let rejected = match self.try_insert(value, &mut insert) {
+                Ok(result) => return Ok(result),
+                Err(rejected) => rejected,
+            };
+            match rejected.reason {
+                SoftError::OutOfBudget { pages } if self.pool.request(pages) => value = rejected.value,
+                _ => return Err(rejected),
+            }
+        }
+        self.try_insert(value, insert)
+    }
+
+    /// Calls `insert` under the lock, without a request for more budget if the budget does not suffice.
+    #[inline]
+    pub(crate) fn try_insert<T, R>(
+        &self,
+        value: T,
+        insert: impl FnOnce(&mut S, T) -> Result<R, Rejected<T>>,
+    ) -> Result<R, Rejected<T>> {
+        let result = insert(&mut self.lock(), value);
+        self.pool.request_ahead();
+        result
+    }
+}
+
+impl<S: State> Drop for Structure<S> {
+    fn drop(&mut self) {
+        self.pool.unregister(self.priority, self.number);
+    }
+}
+
+impl<S: State> fmt::Debug for Structure<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Structure").field("priority", &self.priority).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! Tests of the vector.
+
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn vec_with_budget<T: Send>(pages: usize) -> SoftVec<T> {
+    SoftVec::new(&Pool::new(pages).unwrap(), Priority(0)).unwrap()
+}
+
+#[test]
+fn reclamation_evicts_all_elements() {
+    let pool = Pool::new(100).unwrap();
+    let evicted: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let in_callback = evicted.clone();
+    let vec =
+        SoftVec::with_callback(&pool, Priority(0), move |value| in_callback.lock().unwrap().push(value))
+            .unwrap();
+    (0..2000).for_each(|value| vec.push(value).unwrap());
+    let held = pool.stats().held;
+    assert_eq!((vec.reclaim(0), vec.len()), (0, 2000));
+    assert_eq!((vec.reclaim(1), vec.len(), vec.capacity(), pool.stats().held), (held, 0, 0, 0));
+    assert_eq!(*evicted.lock().unwrap(), (0..2000).rev().collect::<Vec<_>>());
+    assert_eq!((vec.revocations(), vec.usage().evicted), (1, 1));
+    vec.push(5).unwrap();
+    assert_eq!((vec.get(0, |value| *value), vec.get(1, |value| *value)), (Some(5), None));
+}
+
+#[test]
+fn empty_vector_has_nothing_to_reclaim() {
+    let vec = vec_with_budget::<u64>(1);
+    assert_eq!((vec.reclaim(1), vec.revocations()), (0, 0));
+}
+
+#[test]
+fn overflow_of_the_size_is_an_error() {
+    let vec = vec_with_budget::<u64>(16);
+    vec.push(1).unwrap();
+    for count in [usize::MAX, usize::MAX / 8, isize::MAX as usize / 8, 1 << 40] {
+        assert_eq!(vec.try_reserve(count), Err(SoftError::TooLarge), "{count}");
+    }
+    assert_eq!(vec.try_reserve(1 << 20), Err(SoftError::OutOfBudget { pages: 2049 }));
+    assert_eq!(vec.with_slice(<[u64]>::to_vec), [1]);
+}
+
+#[test]
+fn growth_uses_the_last_pages_of_the_budget() {
+    let vec = vec_with_budget::<[u8; 4096]>(20);
+    (0..8).for_each(|value| vec.push([value; 4096]).unwrap());
+    // Doubling needs 16 more pages beside the 8 of the old block. One more element needs 9.
+    vec.push([8; 4096]).unwrap();
+    assert_eq!((vec.capacity(), vec.usage().held_pages), (9, 9));
+    vec.with_slice(|values| (0..9).for_each(|value| assert_eq!(values[usize::from(value)], [value; 4096])));
+}
+
+#[test]
+fn elements_without_bytes_need_no_pages() {
+    let vec = vec_with_budget::<()>(0);
+    (0..100).for_each(|_| vec.push(()).unwrap());
+    assert_eq!((vec.len(), vec.pop(), vec.len(), vec.usage().held_pages), (100, Some(()), 99, 0));
+    vec.clear();
+    assert!(vec.is_empty());
+}
+
+#[test]
+fn elements_can_be_changed() {
+    let vec = vec_with_budget(1);
+    (0..3).for_each(|value| vec.push(value).unwrap());
+    assert_eq!(vec.get_mut(1, |value| std::mem::replace(value, 9)), Some(1));
+    vec.with_mut_slice(|values| values.reverse());
+    assert_eq!(vec.with_slice(<[i32]>::to_vec), [2, 9, 0]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn vector_matches_a_vec(operations in prop::collection::vec(0..20_u8, 0..if cfg!(miri) { 100 } else { 2000 })) {
+        let vec = vec_with_budget(8);
+        let mut model: Vec<Box<usize>> = Vec::new();
+        for (number, operation) in operations.into_iter().enumerate() {
+            match operation {
+                0..4 => prop_assert_eq!(vec.pop(), model.pop()),
+                4 if number % 7 == 0 => {
+                    vec.reclaim(1);
+                    model.clear();
+                }
+                5 => drop(vec.try_reserve(number)),
+                _ => match vec.push(Box::new(number)) {
+                    Ok(()) => model.push(Box::new(number)),
+                    Err(rejected) => prop_assert_eq!(*rejected.value, number),
+                },
+            }
+            prop_assert_eq!(vec.len(), model.len());
+            prop_assert!(vec.usage().held_pages <= 8);
+        }
+        prop_assert!(vec.with_slice(|values| values == model));
+    }
+}
