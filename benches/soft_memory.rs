@@ -7,8 +7,8 @@
 //! memory in at most 50 ms, and at most 1.9 µs per evicted entry.
 //!
 //! Each measurement runs in a process of its own, so that it starts without free memory of the allocator.
-//! All variants write all bytes of each allocation, and keep the allocations until the end. The kernel's
-//! count of resident pages must match the pages that the pools hold.
+//! All variants write all bytes of each allocation, and keep the allocations until the end. After the measurements
+//! with revocations, the kernel's count of resident pages must match the pages that the pools hold.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},

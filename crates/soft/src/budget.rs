@@ -38,7 +38,7 @@ mod ledger;
 mod sample;
 mod weight;
 
-pub use decision::{Decision, Demand, Settings, decide};
+pub use decision::{Decision, Demand, Settings, decide, decide_for_host};
 pub use ledger::{Ledger, LedgerError};
 pub use sample::{ClientSample, Pid};
 pub use weight::Weight;

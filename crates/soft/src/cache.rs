@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use units::limits::SOFT_CACHE_REQUEST_INTERVAL;
+use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
 
 use crate::{
     entries::{Entries, KeyHash},
@@ -170,12 +170,25 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         }
     }
 
-    /// Evicts the next entry, which frees a slot of the same size, and inserts an entry.
-    fn insert_by_eviction(&self, hash: KeyHash, priority: EntryPriority, entry: (K, V)) -> Insertion<K, V> {
+    /// Evicts entries until there is memory for a new one, and inserts it. One eviction suffices, unless another
+    /// thread takes the freed pages.
+    fn insert_by_eviction(
+        &self,
+        hash: KeyHash,
+        priority: EntryPriority,
+        mut entry: (K, V),
+    ) -> Insertion<K, V> {
+        let mut evicted = Vec::new();
         let mut entries = self.structure.lock();
-        let next = entries.next_evicted().filter(|(_, next_priority)| *next_priority <= priority);
-        let evicted = next.map(|(block, _)| entries.remove(block));
-        let result = insert(&mut entries, hash, priority, entry);
+        let result = loop {
+            let next = entries.next_evicted().filter(|(_, next_priority)| *next_priority <= priority);
+            let can_evict = next.is_some() && evicted.len() < SOFT_EVICTION_BATCH;
+            evicted.extend(next.filter(|_| can_evict).map(|(block, _)| entries.remove(block)));
+            entry = match insert(&mut entries, hash, priority, entry) {
+                Err(Rejected { value, reason: SoftError::OutOfBudget { .. } }) if can_evict => value,
+                result => break result,
+            };
+        };
         drop(entries);
         evicted.into_iter().for_each(|entry| self.structure.deliver(entry));
         result

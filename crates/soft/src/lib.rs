@@ -38,8 +38,9 @@
 //!
 //! A thread holds the lock of at most one structure. An access to a soft structure inside an access
 //! closure panics, which makes deadlocks between structures impossible. No lock of a structure is held
-//! while a callback runs, while a value is dropped, or while a [`BudgetSource`] is asked for pages: a
-//! callback may block, panic, and use any structure.
+//! while a callback runs, while an evicted value is dropped, or while a [`BudgetSource`] is asked for pages: a
+//! callback may block, panic, and use any structure. An insertion in a callback fails if the budget does not
+//! suffice, because a request for more could wait for the callback itself.
 //!
 //! The locks are taken in this order: the lock of the requests to the source, the lock of a structure, the lock
 //! of the budget. The lock of the list of structures is held alone.

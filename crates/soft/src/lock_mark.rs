@@ -1,10 +1,36 @@
-//! Detection of nested locks: a thread holds the lock of at most one structure.
+//! Detection of nested calls: a thread holds the lock of at most one structure, and callbacks do not wait for a
+//! source of budget.
 
 use std::cell::Cell;
 
 thread_local! {
     /// Whether this thread holds the lock of a structure.
     static HOLDS_LOCK: Cell<bool> = const { Cell::new(false) };
+    /// Number of callbacks that this thread runs.
+    static CALLBACKS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Mark of a thread that runs a callback.
+pub(crate) struct CallbackMark(());
+
+impl CallbackMark {
+    /// Marks the thread until the result is dropped.
+    pub(crate) fn set() -> Self {
+        CALLBACKS.set(CALLBACKS.get() + 1);
+        Self(())
+    }
+
+    /// Returns whether the thread runs a callback. It may run because a source of budget revokes pages, so that a
+    /// request to a source would wait for itself.
+    pub(crate) fn is_set() -> bool {
+        CALLBACKS.get() > 0
+    }
+}
+
+impl Drop for CallbackMark {
+    fn drop(&mut self) {
+        CALLBACKS.set(CALLBACKS.get() - 1);
+    }
 }
 
 /// Mark of a thread that holds the lock of a structure.

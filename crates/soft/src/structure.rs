@@ -5,7 +5,7 @@ use std::{
     ops::{Deref, DerefMut},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -15,7 +15,7 @@ use units::limits::{SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_A
 use crate::{
     error::{Rejected, SoftError},
     heap::{Pool, Revocable},
-    lock_mark::LockMark,
+    lock_mark::{CallbackMark, LockMark},
 };
 
 /// Priority of a structure among the structures of a process. A revocation takes values of structures
@@ -62,7 +62,8 @@ pub(crate) trait State: Send + 'static {
     fn held_pages(&self) -> usize;
     /// Returns the number of pages that [`free_unused`](Self::free_unused) can free.
     fn unused_pages(&self) -> usize;
-    /// Frees up to about `pages` pages without an eviction.
+    /// Frees up to about `pages` pages without an eviction. Frees fewer, but at least one, if more than about
+    /// `units::limits::SOFT_MOVED_VALUES_MAX` values must be moved for it.
     fn free_unused(&mut self, pages: usize);
 }
 
@@ -109,7 +110,13 @@ impl<S> DerefMut for Guard<'_, S> {
 /// Runs a callback, and returns the number of panics, 0 or 1.
 pub(crate) fn count_panics(callback: impl FnOnce()) -> u64 {
     // The callback owns the evicted value, and the structure holds no lock, so no state is inconsistent.
-    u64::from(catch_unwind(AssertUnwindSafe(callback)).is_err())
+    match catch_unwind(AssertUnwindSafe(callback)) {
+        Ok(()) => 0,
+        Err(payload) => {
+            std::mem::forget(payload); // its destructor could panic again
+            1
+        }
+    }
 }
 
 impl<S: State> Shared<S> {
@@ -119,6 +126,17 @@ impl<S: State> Shared<S> {
         if by_bytes < SOFT_EVICTION_BATCH { by_bytes } else { SOFT_EVICTION_BATCH }
     };
 
+    /// Locks the structure unless another thread holds the lock.
+    fn try_lock(&self) -> Option<Guard<'_, S>> {
+        let mark = LockMark::set();
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Guard { state, _mark: mark })
+    }
+
     fn lock(&self) -> Guard<'_, S> {
         let mark = LockMark::set();
         // The contents are consistent whenever code of the user runs, which is the only code that panics.
@@ -126,6 +144,7 @@ impl<S: State> Shared<S> {
     }
 
     fn deliver(&self, evicted: S::Evicted) {
+        let _mark = CallbackMark::set();
         self.evicted.fetch_add(1, Ordering::Relaxed);
         let panics = match &self.deliver {
             Some(deliver) => deliver(evicted),
@@ -146,8 +165,9 @@ impl<S: State> Shared<S> {
         Some(())
     }
 
-    /// Evicts up to [`Self::BATCH`] units until `pages` pages are free, and decrements `units` for each.
-    /// Returns the number of freed pages, and whether there is nothing more to do.
+    /// Evicts up to [`Self::BATCH`] units until `pages` pages are free, or can be freed by compaction, and
+    /// decrements `units` for each.
+    /// Returns the number of freed pages, and whether no more must or can be evicted.
     fn evict_batch(&self, pages: usize, units: &mut usize) -> (usize, bool) {
         let mut batch = Vec::new();
         let mut state = self.lock();
@@ -176,31 +196,56 @@ impl<S: State> Shared<S> {
         batch.into_iter().for_each(|evicted| self.deliver(evicted));
         (freed, is_done)
     }
+
+    /// Frees up to about `pages` pages without an eviction, and returns their number. Releases the lock between
+    /// two steps.
+    fn free_unused_in_steps(&self, pages: usize) -> usize {
+        let mut freed = 0;
+        while freed < pages {
+            let mut state = self.lock();
+            let held = state.held_pages();
+            state.free_unused(pages - freed);
+            let now = held - state.held_pages();
+            if now == 0 {
+                break;
+            }
+            freed += now;
+        }
+        freed
+    }
 }
 
 impl<S: State> Revocable for Shared<S> {
     fn free_unused(&self, pages: usize) -> usize {
-        if pages == 0 {
-            return 0;
-        }
-        let mut state = self.lock();
-        let held = state.held_pages();
-        state.free_unused(pages);
-        held - state.held_pages()
+        self.free_unused_in_steps(pages)
     }
 
-    fn reclaim(&self, pages: usize) -> usize {
-        if pages == 0 {
-            return 0;
+    fn try_free_unused(&self, pages: usize) {
+        if pages > 0
+            && let Some(mut state) = self.try_lock()
+        {
+            state.free_unused(pages);
         }
+    }
+
+    fn reclaim(&self, missing: &dyn Fn(usize) -> usize) -> usize {
         // Values that callbacks and other threads insert meanwhile are not evicted, so that the loop ends.
         let mut units = self.lock().evictable();
         let mut freed = 0;
         loop {
-            let (freed_now, is_done) = self.evict_batch(pages - freed, &mut units);
-            freed += freed_now;
-            if is_done || freed >= pages {
+            let pages = missing(freed);
+            if pages == 0 {
                 return freed;
+            }
+            let (freed_now, is_done) = self.evict_batch(pages, &mut units);
+            freed += freed_now;
+            if is_done {
+                let freed_later = self.free_unused_in_steps(missing(freed));
+                freed += freed_later;
+                // Another thread may have freed the pages of the evicted values.
+                if units == 0 || freed_now + freed_later == 0 {
+                    return freed;
+                }
             }
         }
     }
@@ -240,7 +285,7 @@ impl<S: State> Structure<S> {
 
     /// Evicts values until `pages` pages are free. Returns the number of freed pages.
     pub(crate) fn reclaim(&self, pages: usize) -> usize {
-        self.shared.reclaim(pages)
+        self.shared.reclaim(&|freed| pages.saturating_sub(freed))
     }
 
     /// Runs the callback for values that the caller evicted. The caller holds no lock.

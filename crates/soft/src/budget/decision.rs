@@ -60,17 +60,17 @@ pub enum Decision {
     },
 }
 
-/// Decides on a request of `pages` pages by the client `requester`, which gives up no pages itself. A
-/// request without a client is pressure of the host.
+/// Decides on a request of `pages` pages by the client `requester`, which gives up no pages itself.
 ///
-/// At equal weight, clients with more soft memory come first, and then lower process IDs. If the unused
-/// budget of the first clients exhausts the number of targets, the clients with the largest budgets are
-/// selected instead. A request is therefore denied only if no permitted set of clients suffices.
+/// At equal weight, clients with more soft memory come first, and then lower process IDs. Pages in use are only
+/// taken if the unused budgets do not suffice. If the unused budget of the first clients exhausts the number of
+/// targets, the clients with the largest budgets are selected instead. A request is therefore denied only if no
+/// permitted set of clients suffices.
 pub fn decide(
     settings: &Settings,
     free: u64,
     clients: &[ClientSample],
-    requester: Option<Pid>,
+    requester: Pid,
     pages: u64,
 ) -> Decision {
     let missing = pages.saturating_sub(free);
@@ -78,30 +78,63 @@ pub fn decide(
         return Decision::Grant;
     }
     let mut eligible: Vec<ClientSample> =
-        clients.iter().filter(|client| Some(client.pid) != requester && client.budget > 0).copied().collect();
-    eligible.sort_by_key(|client| (Reverse((client.weight(), client.used())), client.pid));
-    let percent = settings.over_reclaim_percent.min(SOFT_OVER_RECLAIM_PERCENT_MAX);
-    let quota = missing.saturating_add(missing.saturating_mul(percent.into()).div_ceil(100));
+        clients.iter().filter(|client| client.pid != requester && client.budget > 0).copied().collect();
+    sort_by_weight(&mut eligible);
     let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
-    let by_weight = select(&eligible, targets_max, quota);
+    let quota = settings.quota(missing);
+    let by_weight = select(&eligible, targets_max, missing, quota);
     if total(&by_weight) >= missing {
         return Decision::Reclaim { demands: by_weight };
     }
     eligible.sort_by_key(|client| Reverse(client.budget));
     eligible.truncate(targets_max);
-    let by_budget = select(&eligible, targets_max, quota);
+    sort_by_weight(&mut eligible);
+    let by_budget = select(&eligible, targets_max, missing, quota);
     match missing.saturating_sub(total(&by_budget)) {
         0 => Decision::Reclaim { demands: by_budget },
         missing => Decision::Deny { missing },
     }
 }
 
+/// Selects clients that must reclaim pages in use because the memory of the host is short. Unused budget has no
+/// memory that could become free. The result can contain fewer than `pages` pages: the clients give up what they
+/// can.
+pub fn decide_for_host(settings: &Settings, clients: &[ClientSample], pages: u64) -> Vec<Demand> {
+    let mut eligible: Vec<ClientSample> =
+        clients.iter().filter(|client| client.used() > 0).copied().collect();
+    sort_by_weight(&mut eligible);
+    let mut missing = if pages == 0 { 0 } else { settings.quota(pages) };
+    let mut demands = Vec::new();
+    for client in eligible.iter().take(settings.targets_max.min(SOFT_TARGETS_MAX)) {
+        let used_pages = client.used().min(missing);
+        if used_pages == 0 {
+            break;
+        }
+        missing -= used_pages;
+        demands.push(Demand { pid: client.pid, unused_pages: 0, used_pages });
+    }
+    demands
+}
+
+impl Settings {
+    /// Returns the pages to demand for a number of missing pages.
+    fn quota(&self, missing: u64) -> u64 {
+        let percent = self.over_reclaim_percent.min(SOFT_OVER_RECLAIM_PERCENT_MAX);
+        missing.saturating_add(missing.saturating_mul(percent.into()).div_ceil(100))
+    }
+}
+
+fn sort_by_weight(clients: &mut [ClientSample]) {
+    clients.sort_by_key(|client| (Reverse((client.weight(), client.used())), client.pid));
+}
+
 fn total(demands: &[Demand]) -> u64 {
     demands.iter().map(Demand::pages).sum()
 }
 
-/// Selects clients in their order, first for their unused budget and then for the pages in use.
-fn select(clients: &[ClientSample], targets_max: usize, quota: u64) -> Vec<Demand> {
+/// Selects clients in their order, first for their unused budget and, if this is less than `needed`, for the pages
+/// in use.
+fn select(clients: &[ClientSample], targets_max: usize, needed: u64, quota: u64) -> Vec<Demand> {
     let mut demands: Vec<Demand> = Vec::new();
     let mut missing = quota;
     for client in clients.iter().filter(|client| client.unused() > 0) {
@@ -111,6 +144,9 @@ fn select(clients: &[ClientSample], targets_max: usize, quota: u64) -> Vec<Deman
         let unused_pages = client.unused().min(missing);
         missing -= unused_pages;
         demands.push(Demand { pid: client.pid, unused_pages, used_pages: 0 });
+    }
+    if quota - missing >= needed {
+        return demands;
     }
     for client in clients.iter().filter(|client| client.used() > 0) {
         if missing == 0 {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use units::limits::SOFT_CLIENTS_MAX;
 
 use super::{
-    decision::{Decision, Settings, decide},
+    decision::{Decision, Demand, Settings, decide, decide_for_host},
     sample::{ClientSample, Pid},
 };
 
@@ -103,17 +103,16 @@ impl Ledger {
 
     /// Decides on a request of a client. See [`decide`].
     pub fn decide(&self, requester: Pid, pages: u64) -> Decision {
-        self.decide_for(Some(requester), pages)
+        decide(&self.settings, self.free, &self.samples(), requester, pages)
     }
 
-    /// Selects clients that give pages up because the host needs memory.
-    pub fn decide_for_host(&self, pages: u64) -> Decision {
-        self.decide_for(None, pages)
+    /// Selects clients that must reclaim pages because the memory of the host is short. See [`decide_for_host`].
+    pub fn decide_for_host(&self, pages: u64) -> Vec<Demand> {
+        decide_for_host(&self.settings, &self.samples(), pages)
     }
 
-    fn decide_for(&self, requester: Option<Pid>, pages: u64) -> Decision {
-        let clients: Vec<ClientSample> = self.clients.values().copied().collect();
-        decide(&self.settings, self.free, &clients, requester, pages)
+    fn samples(&self) -> Vec<ClientSample> {
+        self.clients.values().copied().collect()
     }
 
     /// Moves free pages to the budget of a client.

@@ -31,8 +31,9 @@ impl ClientSample {
         self.budget - self.used()
     }
 
-    /// Returns the reclamation weight. Traditional memory is the part of the footprint that is not soft,
-    /// so that a client cannot lower its weight by a wrong claim of traditional memory.
+    /// Returns the reclamation weight. Traditional memory is the part of the footprint that is not soft, so that
+    /// claims of traditional memory have no effect. A claim of more soft memory than the client holds lowers the
+    /// weight, at most to that of a client that uses its whole budget.
     pub fn weight(&self) -> Weight {
         Weight::new(self.used(), self.footprint - self.used())
     }

@@ -49,45 +49,45 @@ fn weights_match_the_reference_values() {
 #[test]
 fn free_pages_are_granted_without_demands() {
     let clients = [client(1, 100, 0, 0)];
-    assert_eq!(decide(&settings(4, 25), 10, &clients, Some(Pid(2)), 10), Decision::Grant);
-    assert_eq!(decide(&settings(4, 25), 0, &clients, Some(Pid(2)), 0), Decision::Grant);
+    assert_eq!(decide(&settings(4, 25), 10, &clients, Pid(2), 10), Decision::Grant);
+    assert_eq!(decide(&settings(4, 25), 0, &clients, Pid(2), 0), Decision::Grant);
 }
 
 #[test]
 fn unused_budget_precedes_pages_in_use_of_heavier_clients() {
     let clients = [client(1, 100, 100, 500), client(2, 100, 60, 10)];
-    let decision = decide(&settings(4, 0), 0, &clients, Some(Pid(3)), 50);
+    let decision = decide(&settings(4, 0), 0, &clients, Pid(3), 50);
     assert_eq!(demands(decision), [demand(2, 40, 0), demand(1, 0, 10)]);
 }
 
 #[test]
 fn pages_in_use_are_taken_by_descending_weight() {
     let clients = [client(1, 100, 100, 50), client(2, 100, 100, 200), client(3, 100, 100, 100)];
-    let decision = decide(&settings(4, 0), 5, &clients, Some(Pid(9)), 155);
+    let decision = decide(&settings(4, 0), 5, &clients, Pid(9), 155);
     assert_eq!(demands(decision), [demand(2, 0, 100), demand(3, 0, 50)]);
     let clients = [client(1, 200, 200, 100), client(2, 50, 50, 250)];
-    let decision = decide(&settings(4, 0), 0, &clients, None, 60);
+    let decision = decide(&settings(4, 0), 0, &clients, Pid(9), 60);
     assert_eq!(demands(decision), [demand(2, 0, 50), demand(1, 0, 10)]);
 }
 
 #[test]
 fn equal_weights_prefer_more_soft_memory_and_then_lower_pids() {
     let clients = [client(7, 10, 10, 0), client(5, 20, 20, 0), client(6, 20, 20, 0)];
-    let decision = decide(&settings(4, 0), 0, &clients, None, 45);
+    let decision = decide(&settings(4, 0), 0, &clients, Pid(9), 45);
     assert_eq!(demands(decision), [demand(5, 0, 20), demand(6, 0, 20), demand(7, 0, 5)]);
 }
 
 #[test]
 fn clients_without_budget_and_the_requester_give_nothing() {
     let clients = [client(1, 0, 0, 1000), client(2, 50, 50, 10)];
-    let decision = decide(&settings(4, 0), 0, &clients, Some(Pid(2)), 20);
+    let decision = decide(&settings(4, 0), 0, &clients, Pid(2), 20);
     assert_eq!(decision, Decision::Deny { missing: 20 });
 }
 
 #[test]
 fn over_reclaim_is_rounded_up_and_optional() {
     let clients = [client(1, 100, 100, 10)];
-    let decide = |pages| decide(&settings(4, 25), 0, &clients, None, pages);
+    let decide = |pages| decide(&settings(4, 25), 0, &clients, Pid(9), pages);
     assert_eq!(demands(decide(10)), [demand(1, 0, 13)]);
     assert_eq!(demands(decide(100)), [demand(1, 0, 100)]);
     assert_eq!(decide(101), Decision::Deny { missing: 1 });
@@ -96,16 +96,48 @@ fn over_reclaim_is_rounded_up_and_optional() {
 #[test]
 fn number_of_targets_is_limited() {
     let clients = [client(1, 10, 10, 30), client(2, 10, 10, 20), client(3, 10, 10, 10)];
-    let decision = decide(&settings(2, 0), 0, &clients, None, 25);
+    let decision = decide(&settings(2, 0), 0, &clients, Pid(9), 25);
     assert_eq!(decision, Decision::Deny { missing: 5 });
-    assert_eq!(decide(&settings(0, 0), 0, &clients, None, 1), Decision::Deny { missing: 1 });
+    assert_eq!(decide(&settings(0, 0), 0, &clients, Pid(9), 1), Decision::Deny { missing: 1 });
 }
 
 #[test]
 fn small_unused_budgets_do_not_cause_a_denial() {
     let clients = [client(1, 11, 10, 30), client(2, 11, 10, 20), client(3, 500, 500, 10)];
-    let decision = decide(&settings(2, 0), 0, &clients, None, 400);
-    assert_eq!(demands(decision), [demand(1, 1, 0), demand(3, 0, 399)]);
+    let decision = decide(&settings(2, 0), 0, &clients, Pid(9), 400);
+    assert_eq!(demands(decision), [demand(1, 1, 10), demand(3, 0, 389)]);
+}
+
+#[test]
+fn set_of_the_largest_budgets_is_ordered_by_weight() {
+    // The unused budgets of the heaviest clients exhaust the number of targets.
+    let clients =
+        [client(1, 11, 10, 90), client(2, 11, 10, 80), client(3, 300, 300, 70), client(4, 400, 400, 0)];
+    let decision = decide(&settings(2, 0), 0, &clients, Pid(9), 350);
+    assert_eq!(demands(decision), [demand(3, 0, 300), demand(4, 0, 50)]);
+}
+
+#[test]
+fn over_reclaim_takes_no_pages_in_use_if_unused_budget_suffices() {
+    let clients = [client(1, 100, 0, 10), client(2, 100, 100, 50)];
+    assert_eq!(demands(decide(&settings(4, 25), 0, &clients, Pid(9), 100)), [demand(1, 100, 0)]);
+    let both = [demand(1, 100, 0), demand(2, 0, 27)];
+    assert_eq!(demands(decide(&settings(4, 25), 0, &clients, Pid(9), 101)), both);
+}
+
+#[test]
+fn pressure_of_the_host_takes_pages_in_use_only_and_as_many_as_there_are() {
+    let clients = [client(1, 100, 0, 10), client(2, 100, 40, 50), client(3, 100, 30, 20)];
+    let decide = |pages| decide_for_host(&settings(4, 25), &clients, pages);
+    assert_eq!(decide(0), []);
+    assert_eq!(decide(16), [demand(2, 0, 20)]);
+    assert_eq!(decide(1000), [demand(2, 0, 40), demand(3, 0, 30)]);
+    assert_eq!(decide_for_host(&settings(1, 0), &clients, 1000), [demand(2, 0, 40)]);
+    let mut ledger = Ledger::new(100, settings(4, 0));
+    ledger.connect(Pid(1)).unwrap();
+    ledger.grant(Pid(1), 60).unwrap();
+    ledger.report(Pid(1), 50, 70).unwrap();
+    assert_eq!(ledger.decide_for_host(80), [demand(1, 0, 50)], "free pages and unused budget have no memory");
 }
 
 #[test]
@@ -170,17 +202,17 @@ proptest! {
         clients in samples(), free in 0..100_u64, pages in 0..1500_u64, targets in 0..6_usize, percent in 0..120_u32,
     ) {
         let settings = settings(targets, percent);
-        let decision = decide(&settings, free, &clients, Some(Pid(1)), pages);
+        let decision = decide(&settings, free, &clients, Pid(1), pages);
         let mut reversed = clients.clone();
         reversed.reverse();
-        prop_assert_eq!(&decision, &decide(&settings, free, &reversed, Some(Pid(1)), pages));
+        prop_assert_eq!(&decision, &decide(&settings, free, &reversed, Pid(1), pages));
         match decision {
             Decision::Grant => prop_assert!(free >= pages),
             Decision::Reclaim { demands } => {
                 prop_assert!(demands.len() <= targets);
                 let total: u64 = demands.iter().map(Demand::pages).sum();
                 prop_assert!(free + total >= pages);
-                prop_assert!(total <= (pages - free) + ((pages - free) * u64::from(percent)).div_ceil(100));
+                prop_assert!(total <= (pages - free) + ((pages - free) * u64::from(percent.min(100))).div_ceil(100));
                 for (index, demand) in demands.iter().enumerate() {
                     let client = clients.iter().find(|client| client.pid == demand.pid).unwrap();
                     prop_assert!(demand.pid != Pid(1) && demand.pages() > 0);

@@ -11,6 +11,8 @@ use crate::error::SoftError;
 
 /// Smallest capacity of a buffer that is not empty.
 const CAPACITY_MIN: usize = 4;
+/// A buffer grows by this part of its capacity at least.
+const GROWTH_DIVISOR_MAX: usize = 8;
 
 /// Array of values. The first `len` elements of the block are initialized.
 pub(crate) struct Buffer<T> {
@@ -53,12 +55,12 @@ impl<T> Buffer<T> {
         self.slots.release_idle(pages)
     }
 
-    /// Reserves memory for exactly `additional` more elements, if the capacity is insufficient.
+    /// Reserves memory for `additional` more elements, if the capacity is insufficient.
     ///
     /// # Errors
     /// Returns [`SoftError::TooLarge`] if the size overflows, or the error of the allocation. The buffer is
     /// unchanged then.
-    pub(crate) fn reserve_exact(&mut self, additional: usize) -> Result<(), SoftError> {
+    fn reserve_block(&mut self, additional: usize) -> Result<(), SoftError> {
         let count = self.len.checked_add(additional).ok_or(SoftError::TooLarge)?;
         if count <= self.capacity {
             return Ok(());
@@ -76,21 +78,25 @@ impl<T> Buffer<T> {
             // The next block is larger, so these pages are unlikely to be used again.
             self.slots.release_idle(usize::MAX);
         }
-        self.capacity = count;
+        self.capacity = kind.bytes() / size_of::<T>();
         Ok(())
     }
 
-    /// Reserves memory for `additional` more elements, and for growth in larger steps.
+    /// Reserves memory for `additional` more elements. If the capacity is insufficient, it doubles or, without
+    /// budget for that, grows by 1/8, so that the elements are moved rarely.
     ///
     /// # Errors
-    /// See [`reserve_exact`](Self::reserve_exact).
+    /// Returns [`SoftError::TooLarge`] if the size overflows, or the error of the allocation. The buffer is
+    /// unchanged then.
     pub(crate) fn reserve(&mut self, additional: usize) -> Result<(), SoftError> {
         let minimum = self.len.checked_add(additional).ok_or(SoftError::TooLarge)?;
         if minimum <= self.capacity {
             return Ok(());
         }
-        let doubled = self.capacity.saturating_mul(2).max(CAPACITY_MIN).max(minimum);
-        self.reserve_exact(doubled - self.len).or_else(|_| self.reserve_exact(additional))
+        let larger = |capacity: usize| capacity.max(CAPACITY_MIN).max(minimum) - self.len;
+        let doubled = larger(self.capacity.saturating_mul(2));
+        let more = larger(self.capacity.saturating_add(self.capacity / GROWTH_DIVISOR_MAX));
+        self.reserve_block(doubled).or_else(|_| self.reserve_block(more))
     }
 
     /// Appends an element.

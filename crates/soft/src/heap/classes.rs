@@ -70,6 +70,14 @@ impl BlockKind {
         }
         Ok(Self::Slot(class))
     }
+
+    /// Returns the size of a block.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::Slot(class) => class.slot_bytes(),
+            Self::Run(pages) => pages as usize * PAGE_BYTES,
+        }
+    }
 }
 
 impl Class {

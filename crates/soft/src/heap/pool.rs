@@ -18,17 +18,20 @@ use super::{
 };
 use crate::{
     error::{PoolError, SoftError},
-    lock_mark::LockMark,
+    lock_mark::{CallbackMark, LockMark},
 };
 
 /// Address space of [`Pool::new`] in multiples of the budget. Free pages inside chunks use address space
 /// but no budget.
 const ADDRESS_SPACE_FACTOR: usize = 4;
+/// Smallest address space of [`Pool::new`], in pages: 64 MiB. Each structure takes a chunk at least.
+const ADDRESS_SPACE_PAGES_MIN: usize = 16 << 10;
 
 /// Source of budget, such as a connection to the soft memory daemon.
 ///
 /// The pool calls the methods without holding a lock of a structure. The methods may call
-/// [`Pool::revoke`], but must not allocate soft memory from the same pool.
+/// [`Pool::revoke`], but must not allocate soft memory from the same pool. Callbacks never wait for a source: an
+/// insertion in a callback fails if the budget does not suffice.
 pub trait BudgetSource: Send + Sync {
     /// Requests more pages, and returns the number of granted pages, which may be 0 or more than
     /// requested. May block. The pool makes one request at a time.
@@ -57,11 +60,14 @@ impl BudgetSource for FixedBudget {
 pub(crate) trait Revocable: Send + Sync {
     /// Frees up to `pages` pages without an eviction, and returns the number of freed pages.
     fn free_unused(&self, pages: usize) -> usize;
-    /// Evicts values until `pages` pages are free or no value is left. Returns the number of freed pages.
-    fn reclaim(&self, pages: usize) -> usize;
+    /// Does the same without a result, unless the structure is in use by another thread.
+    fn try_free_unused(&self, pages: usize);
+    /// Evicts values until no pages are missing or no value is left. `missing` returns the number of missing pages
+    /// for the number of pages that this call has freed. Returns the number of freed pages.
+    fn reclaim(&self, missing: &dyn Fn(usize) -> usize) -> usize;
 }
 
-/// Structures by priority and then by age.
+/// Structures by priority, the oldest first.
 type Structures = BTreeMap<(u8, u64), Weak<dyn Revocable>>;
 
 /// Memory that the soft structures of a process share.
@@ -97,13 +103,13 @@ pub struct PoolStats {
 
 impl Pool {
     /// Creates a pool with a constant budget in pages of 4 KiB, and with address space for four times
-    /// the budget.
+    /// the budget, at least 64 MiB.
     ///
     /// # Errors
     /// Returns an error if the address space cannot be reserved, or if the system has other pages.
     pub fn new(budget: usize) -> Result<Arc<Self>, PoolError> {
         let pages = budget.saturating_mul(ADDRESS_SPACE_FACTOR);
-        let pages = pages.clamp(CHUNK_PAGES as usize, SOFT_POOL_PAGES_MAX.max(budget));
+        let pages = pages.clamp(ADDRESS_SPACE_PAGES_MIN, SOFT_POOL_PAGES_MAX.max(budget));
         Self::with_source(budget, pages, Arc::new(FixedBudget))
     }
 
@@ -162,7 +168,11 @@ impl Pool {
     }
 
     /// Returns the unused budget to the source, and returns its number of pages.
+    ///
+    /// # Panics
+    /// Panics inside an access closure.
     pub fn give_back_unused(&self) -> usize {
+        LockMark::assert_unset();
         let mut state = self.state();
         let unused = state.budget.saturating_sub(state.held);
         state.budget -= unused;
@@ -174,9 +184,10 @@ impl Pool {
     /// Takes pages away from the budget, and returns the number of these pages.
     ///
     /// Uses in this order: unused budget; pages of structures without values, after compaction; pages
-    /// with values, of structures with ascending priority and, at equal priority, of ascending age
-    /// (Soft Memory, section 3.1, Non-Disruptiveness). The result is smaller than `pages` only if the
-    /// budget is used up or if callbacks and other threads insert values meanwhile.
+    /// with values, of structures with ascending priority and, at equal priority, of the oldest structure
+    /// first (Soft Memory, section 3.1, Non-Disruptiveness). The result is smaller than `pages` only if the
+    /// budget is used up, if callbacks and other threads insert values meanwhile, or if another thread runs
+    /// callbacks with the elements of a vector.
     ///
     /// # Panics
     /// Panics inside an access closure.
@@ -191,7 +202,8 @@ impl Pool {
             structure.free_unused(self.excess());
         }
         for structure in &structures {
-            structure.reclaim(self.excess());
+            // Another thread may revoke pages at the same time.
+            structure.reclaim(&|_| self.excess());
         }
         // Pages that could not be freed stay in the budget.
         let mut state = self.state();
@@ -206,7 +218,7 @@ impl Pool {
         state.held.saturating_sub(state.budget)
     }
 
-    /// Returns the structures by ascending priority and age.
+    /// Returns the structures by ascending priority, the oldest first.
     fn structures(&self) -> Vec<Arc<dyn Revocable>> {
         let structures = self.structures.lock().unwrap_or_else(PoisonError::into_inner);
         structures.values().filter_map(Weak::upgrade).collect()
@@ -239,7 +251,11 @@ impl Pool {
     /// budget are unused. Returns whether they are. The caller holds no lock of a structure.
     pub(crate) fn request(&self, pages: usize) -> bool {
         for structure in self.structures() {
-            structure.free_unused(pages.saturating_sub(self.unused()));
+            // An access closure of another thread may wait for a lock that the caller holds.
+            structure.try_free_unused(pages.saturating_sub(self.unused()));
+        }
+        if CallbackMark::is_set() {
+            return self.unused() >= pages;
         }
         let _request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
         // A larger request amortizes its cost over many allocations, but may be denied.
@@ -248,7 +264,10 @@ impl Pool {
             if unused >= pages {
                 return true;
             }
-            self.grant(self.source.request(wanted - unused));
+            let granted = self.source.request(wanted - unused);
+            if granted > 0 {
+                self.grant(granted);
+            }
         }
         self.unused() >= pages
     }

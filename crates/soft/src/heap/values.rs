@@ -2,6 +2,8 @@
 
 use std::{alloc::Layout, fmt, marker::PhantomData, ptr::NonNull, sync::Arc};
 
+use units::limits::SOFT_MOVED_VALUES_MAX;
+
 use super::{
     classes::BlockKind,
     pool::Pool,
@@ -112,8 +114,8 @@ impl<T, M> Values<T, M> {
     }
 
     /// Frees up to `pages` pages (or a few more, as a span may have several pages), without removing a
-    /// value. Calls `moved` for each moved value with its old and new block. Returns the number of freed
-    /// pages.
+    /// value. Calls `moved` for each moved value with its old and new block. Stops after about
+    /// [`SOFT_MOVED_VALUES_MAX`] moved values. Returns the number of freed pages.
     pub(crate) fn free_unused(
         &mut self,
         pages: usize,
@@ -122,14 +124,18 @@ impl<T, M> Values<T, M> {
         let held = self.held_pages();
         let target = held.saturating_sub(pages);
         self.slots.release_idle(pages);
-        while self.held_pages() > target
+        let mut count = 0;
+        while self.held_pages() - self.slots.arena().idle_pages() > target
+            && count < SOFT_MOVED_VALUES_MAX
             && let Some(span) = self.slots.start_evacuation()
         {
             while let Some((from, to)) = self.slots.relocate_next(span) {
                 moved(self, from, to);
+                count += 1;
             }
-            self.slots.release_idle(self.held_pages().saturating_sub(target));
         }
+        // Many pages at once need fewer system calls.
+        self.slots.release_idle(self.held_pages().saturating_sub(target));
         held - self.held_pages()
     }
 

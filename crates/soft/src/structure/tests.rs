@@ -3,7 +3,7 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -90,6 +90,56 @@ fn unused_pages_of_other_structures_are_used_before_a_request() {
     (0..10).for_each(|value| second.push_back([value; 256]).unwrap());
     assert_eq!((first.len(), second.len(), pool.stats().held), (30, 10, 20));
     assert!(second.push_back([10; 256]).is_err());
+}
+
+/// Source that revokes the requested pages of the pool that requests them.
+#[derive(Default)]
+struct OwnPool(OnceLock<Weak<Pool>>);
+
+impl BudgetSource for OwnPool {
+    fn request(&self, pages: usize) -> usize {
+        self.0.get().and_then(Weak::upgrade).map_or(0, |pool| pool.revoke(pages))
+    }
+
+    fn give_back(&self, _: usize) {}
+}
+
+#[test]
+fn callback_of_a_revocation_by_the_source_does_not_wait_for_the_source() {
+    let source = Arc::new(OwnPool::default());
+    let pool = Pool::with_source(10, 64, source.clone()).unwrap();
+    source.0.set(Arc::downgrade(&pool)).unwrap();
+    let kept = Arc::new(SoftList::new(&pool, Priority(9)).unwrap());
+    let (in_callback, rejected) = (kept.clone(), Arc::new(AtomicUsize::new(0)));
+    let counter = rejected.clone();
+    let evicting = SoftList::with_callback(&pool, Priority(0), move |value: [u64; 256]| {
+        counter.fetch_add(usize::from(in_callback.push_back(value).is_err()), Ordering::Relaxed);
+    })
+    .unwrap();
+    (0..20).for_each(|value| evicting.push_back([value; 256]).unwrap());
+    kept.push_back([99; 256]).unwrap();
+    let kept_values = kept.len() - 1;
+    assert_eq!(kept_values + rejected.load(Ordering::Relaxed) + evicting.len(), 20);
+    assert!(rejected.load(Ordering::Relaxed) > 0 && evicting.len() < 20);
+}
+
+#[test]
+fn concurrent_revocations_evict_no_more_than_both_need() {
+    for _ in 0..20 {
+        let pool = Pool::new(100).unwrap();
+        let list = list_of(&pool, 0, 200);
+        thread::scope(|scope| {
+            (0..2).for_each(|_| drop(scope.spawn(|| assert_eq!(pool.revoke(10), 10))));
+        });
+        assert_eq!((list.len(), pool.stats()), (160, PoolStats { budget: 80, held: 80 }));
+    }
+}
+
+#[test]
+fn each_page_of_a_small_budget_can_belong_to_another_structure() {
+    let pool = Pool::new(64).unwrap();
+    let lists: Vec<_> = (0..64).map(|_| list_of(&pool, 0, 1)).collect();
+    assert_eq!((lists.len(), pool.stats().held), (64, 64));
 }
 
 #[test]

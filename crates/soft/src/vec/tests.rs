@@ -56,6 +56,21 @@ fn growth_uses_the_last_pages_of_the_budget() {
 }
 
 #[test]
+fn growth_near_the_budget_moves_elements_rarely() {
+    let vec = vec_with_budget::<u64>(90);
+    let (mut capacities, mut pushed) = (vec![0], 0);
+    while vec.push(pushed).is_ok() {
+        pushed += 1;
+        if vec.capacity() != *capacities.last().unwrap() {
+            capacities.push(vec.capacity());
+        }
+    }
+    let last = capacities.len() - 1;
+    assert_eq!(capacities[last - 3..], [16_384, 18_432, 20_992, 24_064], "32, 36, 41 and 47 pages");
+    assert_eq!(pushed, 24_064);
+}
+
+#[test]
 fn elements_without_bytes_need_no_pages() {
     let vec = vec_with_budget::<()>(0);
     (0..100).for_each(|_| vec.push(()).unwrap());

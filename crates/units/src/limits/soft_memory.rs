@@ -10,6 +10,8 @@ pub const SOFT_IDLE_PAGES_MAX: usize = 256;
 pub const SOFT_EVICTION_BATCH: usize = 64;
 /// Maximum size of the values that are evicted under one lock, in bytes. A larger value is evicted alone.
 pub const SOFT_EVICTION_BATCH_BYTES: usize = 64 << 10;
+/// Number of values that compaction moves under one lock, after which it begins no further span.
+pub const SOFT_MOVED_VALUES_MAX: usize = 4096;
 /// Maximum number of times that an insertion requests more budget.
 pub const SOFT_GRANT_ATTEMPTS_MAX: usize = 3;
 /// Number of pages that a pool of soft memory requests at least from its source (1 MiB).
