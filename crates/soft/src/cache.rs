@@ -12,10 +12,11 @@ use std::{
 use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
 
 use crate::{
-    entries::{Entries, KeyHash},
+    entries::{Entries, Insertion, KeyHash},
     error::{Rejected, SoftError},
     heap::Pool,
-    structure::{Deliver, EntryPriority, Priority, Structure, Usage, count_panics},
+    keyed::Keyed,
+    structure::{EntryPriority, Priority, Usage},
 };
 
 /// Cache in soft memory. Entries of a lower [`EntryPriority`] are evicted first, and the least recently
@@ -26,8 +27,7 @@ use crate::{
 /// All methods panic inside an access closure; see [`locks`](crate#locks).
 #[derive(Debug)]
 pub struct SoftCache<K: Eq + Send + 'static, V: Send + 'static, S = RandomState> {
-    structure: Structure<Entries<K, V>>,
-    hasher: S,
+    keyed: Keyed<K, V, S>,
     /// Number of insertions for which the budget did not suffice, since the last one for which it grew.
     rejections: AtomicU32,
 }
@@ -38,7 +38,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftCache<K, V> {
     /// # Errors
     /// Returns an error if an entry is too large, or if the pool has too many structures.
     pub fn new(pool: &Arc<Pool>, priority: Priority) -> Result<Self, SoftError> {
-        Self::with_delivery(pool, priority, RandomState::new(), None)
+        Keyed::new(pool, priority, RandomState::new()).map(Self::from_keyed)
     }
 
     /// Creates an empty cache. Each evicted entry is passed to the callback, which runs without a lock.
@@ -65,23 +65,16 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         hasher: S,
         callback: impl Fn(K, V) + Send + Sync + 'static,
     ) -> Result<Self, SoftError> {
-        let deliver = move |(key, value)| count_panics(|| callback(key, value));
-        Self::with_delivery(pool, priority, hasher, Some(Box::new(deliver)))
+        Keyed::with_callback(pool, priority, hasher, callback).map(Self::from_keyed)
     }
 
-    fn with_delivery(
-        pool: &Arc<Pool>,
-        priority: Priority,
-        hasher: S,
-        deliver: Option<Deliver<(K, V)>>,
-    ) -> Result<Self, SoftError> {
-        let structure = Structure::new(pool, priority, Entries::new(pool.clone())?, deliver)?;
-        Ok(Self { structure, hasher, rejections: AtomicU32::new(0) })
+    fn from_keyed(keyed: Keyed<K, V, S>) -> Self {
+        Self { keyed, rejections: AtomicU32::new(0) }
     }
 
     /// Returns the number of entries.
     pub fn len(&self) -> usize {
-        self.structure.lock().len()
+        self.keyed.len()
     }
 
     /// Returns whether the cache has no entries.
@@ -103,8 +96,8 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
     where
         K: Borrow<Q>,
     {
-        let hash = self.hash(key);
-        let mut entries = self.structure.lock();
+        let hash = self.keyed.hash(key);
+        let mut entries = self.keyed.structure.lock();
         let block = entries.find(hash, key)?;
         entries.touch(block);
         Some(access(entries.value_mut(block)))
@@ -115,9 +108,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
     where
         K: Borrow<Q>,
     {
-        let hash = self.hash(key);
-        let entries = self.structure.lock();
-        entries.find(hash, key).map(|block| access(&entries.get(block).1))
+        self.keyed.peek(key, access)
     }
 
     /// Inserts an entry of normal priority. See [`insert_with`](Self::insert_with).
@@ -140,9 +131,9 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         key: K,
         value: V,
     ) -> Result<Option<V>, Rejected<(K, V)>> {
-        let hash = self.hash(&key);
+        let hash = self.keyed.hash(&key);
         let try_insert = |entries: &mut _, entry| insert(entries, hash, priority, entry);
-        let mut result = self.structure.try_insert((key, value), try_insert);
+        let mut result = self.keyed.structure.try_insert((key, value), try_insert);
         if let Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) = result {
             result = self.insert_without_budget(hash, priority, entry);
         }
@@ -159,7 +150,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         if !self.rejections.fetch_add(1, Ordering::Relaxed).is_multiple_of(SOFT_CACHE_REQUEST_INTERVAL) {
             return self.insert_by_eviction(hash, priority, entry);
         }
-        match self.structure.insert(entry, |entries, entry| insert(entries, hash, priority, entry)) {
+        match self.keyed.structure.insert(entry, |entries, entry| insert(entries, hash, priority, entry)) {
             Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
                 self.insert_by_eviction(hash, priority, entry)
             }
@@ -179,7 +170,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         mut entry: (K, V),
     ) -> Insertion<K, V> {
         let mut evicted = Vec::new();
-        let mut entries = self.structure.lock();
+        let mut entries = self.keyed.structure.lock();
         let result = loop {
             let next = entries.next_evicted().filter(|(_, next_priority)| *next_priority <= priority);
             let can_evict = next.is_some() && evicted.len() < SOFT_EVICTION_BATCH;
@@ -190,7 +181,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
             };
         };
         drop(entries);
-        evicted.into_iter().for_each(|entry| self.structure.deliver(entry));
+        evicted.into_iter().for_each(|entry| self.keyed.structure.deliver(entry));
         result
     }
 
@@ -199,59 +190,39 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
     where
         K: Borrow<Q>,
     {
-        let hash = self.hash(key);
-        let mut entries = self.structure.lock();
-        let removed = entries.find(hash, key).map(|block| entries.remove(block));
-        drop(entries);
-        removed.map(|(_, value)| value)
+        self.keyed.remove(key)
     }
 
     /// Passes each entry to a closure, in the order of eviction.
-    pub fn for_each(&self, mut access: impl FnMut(&K, &V)) {
-        self.structure.lock().iter().for_each(|(key, value)| access(key, value));
+    pub fn for_each(&self, access: impl FnMut(&K, &V)) {
+        self.keyed.for_each(access);
     }
 
     /// Removes and drops all entries.
     pub fn clear(&self) {
-        let cleared = self.structure.lock().take();
-        drop(cleared);
+        self.keyed.clear();
     }
 
     /// Evicts entries until `pages` pages are free, and returns the number of freed pages. Frees unused
     /// pages first.
     pub fn reclaim(&self, pages: usize) -> usize {
-        self.structure.reclaim(pages)
+        self.keyed.structure.reclaim(pages)
     }
 
     /// Returns the use of soft memory.
     pub fn usage(&self) -> Usage {
-        self.structure.usage()
-    }
-
-    fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> KeyHash {
-        KeyHash::new(self.hasher.hash_one(key))
+        self.keyed.structure.usage()
     }
 }
-
-/// Result of an insertion: the passed key and the replaced value, which are dropped without a lock, or
-/// the rejected entry.
-type Insertion<K, V> = Result<Option<(K, V)>, Rejected<(K, V)>>;
 
 /// Inserts an entry or replaces a value.
 fn insert<K: Eq, V>(
     entries: &mut Entries<K, V>,
     hash: KeyHash,
     priority: EntryPriority,
-    (key, value): (K, V),
+    entry: (K, V),
 ) -> Insertion<K, V> {
-    match entries.find(hash, &key) {
-        Some(block) => {
-            let old = std::mem::replace(entries.value_mut(block), value);
-            entries.set_priority(block, priority);
-            Ok(Some((key, old)))
-        }
-        None => entries.insert_new(hash, priority, (key, value)).map(|()| None),
-    }
+    entries.insert(hash, priority, entry, |entries, block| entries.set_priority(block, priority))
 }
 
 #[cfg(test)]

@@ -34,6 +34,10 @@ impl KeyHash {
     }
 }
 
+/// Result of an insertion: the passed key and the replaced value, which the caller drops after it has released
+/// the lock, or the rejected entry.
+pub(crate) type Insertion<K, V> = Result<Option<(K, V)>, Rejected<(K, V)>>;
+
 #[derive(Debug)]
 struct EntryRecord {
     links: Links,
@@ -100,7 +104,7 @@ impl<K: Eq, V> Entries<K, V> {
     ///
     /// # Errors
     /// Returns the entry if the budget or the address space does not suffice.
-    pub(crate) fn insert_new(
+    fn insert_new(
         &mut self,
         hash: KeyHash,
         priority: EntryPriority,
@@ -112,6 +116,25 @@ impl<K: Eq, V> Entries<K, V> {
         self.index.insert_unique(hash.spread(), block, |block| values.record(*block).hash.spread());
         self.chains[priority as usize].push_back(&mut self.values, block);
         Ok(())
+    }
+
+    /// Adds an entry, or replaces the value of its key and passes the entry to `replaced`.
+    ///
+    /// # Errors
+    /// See [`insert_new`](Self::insert_new).
+    pub(crate) fn insert(
+        &mut self,
+        hash: KeyHash,
+        priority: EntryPriority,
+        (key, value): (K, V),
+        replaced: impl FnOnce(&mut Self, Block),
+    ) -> Insertion<K, V> {
+        let Some(block) = self.find(hash, &key) else {
+            return self.insert_new(hash, priority, (key, value)).map(|()| None);
+        };
+        let old = std::mem::replace(self.value_mut(block), value);
+        replaced(self, block);
+        Ok(Some((key, old)))
     }
 
     /// Removes an entry.

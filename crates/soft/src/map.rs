@@ -7,10 +7,10 @@ use std::{
 };
 
 use crate::{
-    entries::{Entries, KeyHash},
     error::{Rejected, SoftError},
     heap::Pool,
-    structure::{Deliver, EntryPriority, Priority, Structure, Usage, count_panics},
+    keyed::Keyed,
+    structure::{EntryPriority, Priority, Usage},
 };
 
 /// Hash map in soft memory. A reclamation evicts entries in the order of their insertion. A key and its
@@ -19,8 +19,7 @@ use crate::{
 /// All methods panic inside an access closure; see [`locks`](crate#locks).
 #[derive(Debug)]
 pub struct SoftHashMap<K: Eq + Send + 'static, V: Send + 'static, S = RandomState> {
-    structure: Structure<Entries<K, V>>,
-    hasher: S,
+    keyed: Keyed<K, V, S>,
 }
 
 impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftHashMap<K, V> {
@@ -29,7 +28,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftHashMap<K, V> {
     /// # Errors
     /// Returns an error if an entry is too large, or if the pool has too many structures.
     pub fn new(pool: &Arc<Pool>, priority: Priority) -> Result<Self, SoftError> {
-        Self::with_delivery(pool, priority, RandomState::new(), None)
+        Keyed::new(pool, priority, RandomState::new()).map(|keyed| Self { keyed })
     }
 
     /// Creates an empty map. Each evicted entry is passed to the callback, which runs without a lock.
@@ -56,23 +55,12 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
         hasher: S,
         callback: impl Fn(K, V) + Send + Sync + 'static,
     ) -> Result<Self, SoftError> {
-        let deliver = move |(key, value)| count_panics(|| callback(key, value));
-        Self::with_delivery(pool, priority, hasher, Some(Box::new(deliver)))
-    }
-
-    fn with_delivery(
-        pool: &Arc<Pool>,
-        priority: Priority,
-        hasher: S,
-        deliver: Option<Deliver<(K, V)>>,
-    ) -> Result<Self, SoftError> {
-        let structure = Structure::new(pool, priority, Entries::new(pool.clone())?, deliver)?;
-        Ok(Self { structure, hasher })
+        Keyed::with_callback(pool, priority, hasher, callback).map(|keyed| Self { keyed })
     }
 
     /// Returns the number of entries.
     pub fn len(&self) -> usize {
-        self.structure.lock().len()
+        self.keyed.len()
     }
 
     /// Returns whether the map has no entries.
@@ -93,9 +81,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
     where
         K: Borrow<Q>,
     {
-        let hash = self.hash(key);
-        let entries = self.structure.lock();
-        entries.find(hash, key).map(|block| access(&entries.get(block).1))
+        self.keyed.peek(key, access)
     }
 
     /// Passes the value of a key to a closure that can change it.
@@ -103,8 +89,8 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
     where
         K: Borrow<Q>,
     {
-        let hash = self.hash(key);
-        let mut entries = self.structure.lock();
+        let hash = self.keyed.hash(key);
+        let mut entries = self.keyed.structure.lock();
         entries.find(hash, key).map(|block| access(entries.value_mut(block)))
     }
 
@@ -114,16 +100,9 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
     /// # Errors
     /// Returns the entry if the budget or the address space does not suffice.
     pub fn insert(&self, key: K, value: V) -> Result<Option<V>, Rejected<(K, V)>> {
-        let hash = self.hash(&key);
-        let replaced = self.structure.insert((key, value), |entries, (key, value)| {
-            match entries.find(hash, &key) {
-                Some(block) => {
-                    let old = std::mem::replace(entries.value_mut(block), value);
-                    // The key is dropped after the lock is released.
-                    Ok(Some((key, old)))
-                }
-                None => entries.insert_new(hash, EntryPriority::Normal, (key, value)).map(|()| None),
-            }
+        let hash = self.keyed.hash(&key);
+        let replaced = self.keyed.structure.insert((key, value), |entries, entry| {
+            entries.insert(hash, EntryPriority::Normal, entry, |_, _| {})
         });
         replaced.map(|replaced| replaced.map(|(_, old)| old))
     }
@@ -133,37 +112,28 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
     where
         K: Borrow<Q>,
     {
-        let hash = self.hash(key);
-        let mut entries = self.structure.lock();
-        let removed = entries.find(hash, key).map(|block| entries.remove(block));
-        drop(entries);
-        removed.map(|(_, value)| value)
+        self.keyed.remove(key)
     }
 
     /// Passes each entry to a closure, from the oldest to the newest.
-    pub fn for_each(&self, mut access: impl FnMut(&K, &V)) {
-        self.structure.lock().iter().for_each(|(key, value)| access(key, value));
+    pub fn for_each(&self, access: impl FnMut(&K, &V)) {
+        self.keyed.for_each(access);
     }
 
     /// Removes and drops all entries.
     pub fn clear(&self) {
-        let cleared = self.structure.lock().take();
-        drop(cleared);
+        self.keyed.clear();
     }
 
     /// Evicts the oldest entries until `pages` pages are free, and returns the number of freed pages.
     /// Frees unused pages first.
     pub fn reclaim(&self, pages: usize) -> usize {
-        self.structure.reclaim(pages)
+        self.keyed.structure.reclaim(pages)
     }
 
     /// Returns the use of soft memory.
     pub fn usage(&self) -> Usage {
-        self.structure.usage()
-    }
-
-    fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> KeyHash {
-        KeyHash::new(self.hasher.hash_one(key))
+        self.keyed.structure.usage()
     }
 }
 
