@@ -5,7 +5,7 @@ use units::{Fraction, Ns};
 use super::Counters;
 
 /// Largest time that a tenant may lose at once, after a time without losses, in seconds. A larger loss is
-/// not decay, so that early eviction is suspended for a limited time.
+/// not remembered, so that early eviction is suspended for a limited time.
 const ALLOWANCE_MAX_S: f64 = 0.25;
 /// Time in which the counted evictions decrease to about 1/e, in seconds. Memory that was evicted long ago, and was
 /// not needed since, is unlikely to be needed.
