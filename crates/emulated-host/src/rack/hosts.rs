@@ -209,13 +209,6 @@ impl Drop for Hosts {
                 let _ = fs::remove_file(self.folder.join(format!("{}.{kind}", host.name())));
             }
         }
-        for socket in self
-            .hosts
-            .iter()
-            .flat_map(|host| (0..self.nbd_servers.len()).map(|n| nbd_socket_name(host.name(), n)))
-        {
-            let _ = fs::remove_file(self.folder.join(socket));
-        }
         let _ = fs::remove_file(self.folder.join("initrd"));
         let _ = fs::remove_dir_all(self.folder.join(MEMORY_LINKS_DIR));
     }

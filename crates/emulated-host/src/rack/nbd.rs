@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Stdio},
     time::{Duration, Instant},
 };
@@ -24,6 +24,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct NbdServer {
     process: Child,
+    /// Socket, which is removed with the server.
+    socket: PathBuf,
 }
 
 impl NbdServer {
@@ -48,7 +50,7 @@ impl NbdServer {
         command.arg("-C").arg(config).arg("-d").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let process =
             command.spawn().map_err(HostError::file_error("start", &artifacts.tool_path("nbd-server")))?;
-        let mut server = Self { process };
+        let mut server = Self { process, socket: socket.to_owned() };
         let started = Instant::now();
         while !socket.exists() {
             let has_ended = server.process.try_wait().is_ok_and(|status| status.is_some());
@@ -90,5 +92,6 @@ impl NbdServer {
 impl Drop for NbdServer {
     fn drop(&mut self) {
         self.kill();
+        let _ = fs::remove_file(&self.socket); // errors cannot be returned from drop
     }
 }
