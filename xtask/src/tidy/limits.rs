@@ -15,11 +15,11 @@ pub fn check_limits_are_used(sources: &Sources) -> Vec<Violation> {
     if files.is_empty() {
         return vec![violation(LIMITS_FILE, 1, "file not found".to_owned())];
     }
-    let unused = files.into_iter().flat_map(|file| {
-        let used = identifiers_outside(&sources.rust, &file.path);
-        let constants = file.constants().into_iter();
-        constants.filter(move |(_, name)| !used.contains(name)).map(|(line, name)| (&*file.path, line, name))
-    });
+    let used = identifiers_outside(&sources.rust, is_limits);
+    let constants = files
+        .into_iter()
+        .flat_map(|file| file.constants().into_iter().map(|(line, name)| (&*file.path, line, name)));
+    let unused = constants.filter(|(_, _, name)| !used.contains(name));
     unused.map(|(path, line, name)| violation(path, line, format!("limit {name} is not used"))).collect()
 }
 
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn limit_in_a_module_is_checked() {
-        let module = ("crates/units/src/limits/soft.rs", "pub const C_MAX: u8 = 1;");
+        let module = ("crates/units/src/limits/soft.rs", "pub const C_MAX: u8 = super::A_MAX;");
         let user = ("a.rs", "fn a() { b(A_MAX, B_MAX); }");
         assert_eq!(
             locations(&check_limits_are_used(&sources(&[TWO_LIMITS, module, user]))),

@@ -271,9 +271,9 @@ impl<'ast> Visit<'ast> for AttributeVisitor {
     }
 }
 
-/// Returns the identifiers of all files except one, for rules about unused items.
-pub fn identifiers_outside(files: &[RustFile], path: &str) -> BTreeSet<String> {
-    let others = files.iter().filter(|file| file.path != path);
+/// Returns the identifiers of all files except those with excluded paths, for rules about unused items.
+pub fn identifiers_outside(files: &[RustFile], is_excluded: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    let others = files.iter().filter(|file| !is_excluded(&file.path));
     others.flat_map(|file| file.identifiers().into_iter().map(|(_, ident)| ident)).collect()
 }
 
