@@ -20,10 +20,12 @@
 //! | `arena.rs` | chunks and pages of one heap |
 //! | `slots.rs` | spans and slots of one heap |
 //! | `values.rs` | values of one type in the slots of a heap |
+//! | `bytes.rs` | values of different lengths in the slots of a heap |
 //! | `buffer.rs` | a growable array in one block |
 
 mod arena;
 mod buffer;
+mod bytes;
 mod classes;
 mod extents;
 mod mapping;
@@ -32,10 +34,11 @@ mod slots;
 mod values;
 
 pub(crate) use buffer::Buffer;
+pub(crate) use bytes::{ByteValues, WithLength};
 pub use mapping::PAGE_BYTES;
 pub(crate) use pool::Revocable;
 pub use pool::{BudgetSource, Pool, PoolStats};
-pub(crate) use slots::Block;
+pub(crate) use slots::{Block, Records};
 pub(crate) use values::Values;
 
 #[cfg(test)]

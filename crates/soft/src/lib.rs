@@ -66,6 +66,7 @@ mod chain;
 mod entries;
 mod error;
 pub mod heap;
+mod index;
 mod keyed;
 mod list;
 mod lock_mark;

@@ -3,6 +3,8 @@
 
 use std::{num::NonZeroU32, ptr::NonNull, sync::Arc};
 
+use units::limits::SOFT_MOVED_VALUES_MAX;
+
 use super::{
     arena::{Arena, PageNumber},
     classes::{BlockKind, CLASSES, Class, SpanShape},
@@ -37,6 +39,38 @@ impl Block {
 
     fn slot(self) -> u16 {
         (!self.0.get() & 0xff) as u16
+    }
+}
+
+/// Records of the blocks of a heap.
+pub(crate) trait Records {
+    /// Record of a block.
+    type Record;
+
+    /// Returns the record of a block.
+    ///
+    /// # Panics
+    /// Panics if the block is not allocated.
+    fn record(&self, block: Block) -> &Self::Record;
+    /// Returns the record of a block.
+    ///
+    /// # Panics
+    /// Panics if the block is not allocated.
+    fn record_mut(&mut self, block: Block) -> &mut Self::Record;
+}
+
+/// Access to the records during a compaction. The blocks cannot be freed or exchanged.
+pub(crate) struct RecordsMut<'a, M>(&'a mut Slots<M>);
+
+impl<M> Records for RecordsMut<'_, M> {
+    type Record = M;
+
+    fn record(&self, block: Block) -> &M {
+        self.0.record(block)
+    }
+
+    fn record_mut(&mut self, block: Block) -> &mut M {
+        self.0.record_mut(block)
     }
 }
 
@@ -262,13 +296,44 @@ impl<M> Slots<M> {
     }
 
     /// Returns the number of pages that compaction would make idle.
-    pub(super) fn compactable_pages(&self) -> usize {
+    fn compactable_pages(&self) -> usize {
         self.classes.iter().map(|spans| spans.compactable() * spans.shape.pages as usize).sum()
+    }
+
+    /// Returns the number of pages that [`free_unused`](Self::free_unused) can free.
+    pub(super) fn unused_pages(&self) -> usize {
+        self.arena.idle_pages() + self.compactable_pages()
+    }
+
+    /// Frees up to `pages` pages (or a few more, as a span may have several pages), without freeing a
+    /// block. Calls `moved` for each moved block with its old and new number. Stops after about
+    /// [`SOFT_MOVED_VALUES_MAX`] moved blocks. Returns the number of freed pages.
+    pub(super) fn free_unused(
+        &mut self,
+        pages: usize,
+        mut moved: impl FnMut(&mut RecordsMut<'_, M>, Block, Block),
+    ) -> usize {
+        let held = self.arena.held_pages();
+        let target = held.saturating_sub(pages);
+        self.release_idle(pages);
+        let mut count = 0;
+        while self.arena.held_pages() - self.arena.idle_pages() > target
+            && count < SOFT_MOVED_VALUES_MAX
+            && let Some(span) = self.start_evacuation()
+        {
+            while let Some((from, to)) = self.relocate_next(span) {
+                moved(&mut RecordsMut(self), from, to);
+                count += 1;
+            }
+        }
+        // Many pages at once need fewer system calls.
+        self.release_idle(self.arena.held_pages().saturating_sub(target));
+        held - self.arena.held_pages()
     }
 
     /// Starts to evacuate one of the emptiest spans of a class with compactable spans. The caller calls
     /// [`relocate_next`](Self::relocate_next) until it returns `None`, and nothing else meanwhile.
-    pub(super) fn start_evacuation(&mut self) -> Option<PageNumber> {
+    fn start_evacuation(&mut self) -> Option<PageNumber> {
         let class = self.classes.iter().position(|spans| spans.compactable() > 0)?;
         let active = std::mem::replace(&mut self.classes[class].active, END);
         if active != END {
@@ -281,7 +346,7 @@ impl<M> Slots<M> {
 
     /// Moves the next value of an evacuated span to another span. Returns the old and the new block.
     /// Returns `None` when the span is empty; its pages are idle then.
-    pub(super) fn relocate_next(&mut self, source: PageNumber) -> Option<(Block, Block)> {
+    fn relocate_next(&mut self, source: PageNumber) -> Option<(Block, Block)> {
         let span = &mut self.spans[source as usize];
         let (slot, record) = loop {
             match span.slots.pop() {
