@@ -10,7 +10,8 @@
 //! |---|---|---|
 //! | allocator | [`heap`] | 3.1, 4 |
 //! | data structures | the other modules | 3.2 |
-//! | decisions of the daemon | [`budget`] | 3.3, 4 |
+//! | daemon, without its sockets | [`budget`] | 3.3, 4 |
+//! | connection to the daemon | [`client`], [`protocol`] | 3.3, 4 |
 //!
 //! # Access
 //!
@@ -63,6 +64,7 @@
 pub mod budget;
 mod cache;
 mod chain;
+pub mod client;
 mod entries;
 mod error;
 pub mod heap;
@@ -71,6 +73,7 @@ mod keyed;
 mod list;
 mod lock_mark;
 mod map;
+pub mod protocol;
 #[cfg(all(test, not(miri)))]
 mod resident;
 mod structure;

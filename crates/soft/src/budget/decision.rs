@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use units::limits::{SOFT_OVER_RECLAIM_PERCENT_MAX, SOFT_TARGETS_MAX};
+use units::limits::{SOFT_CLIENT_PAGES_MAX, SOFT_OVER_RECLAIM_PERCENT_MAX, SOFT_TARGETS_MAX};
 
 use super::sample::{ClientSample, Pid};
 
@@ -16,12 +16,14 @@ pub struct Settings {
     /// `units::limits::SOFT_OVER_RECLAIM_PERCENT_MAX`. It amortizes the cost of a reclamation over later
     /// requests.
     pub over_reclaim_percent: u32,
+    /// Maximum budget of a client in pages.
+    pub client_pages_max: u64,
 }
 
 impl Default for Settings {
     /// The paper states no values. These disturb few clients, and reclaim a quarter more.
     fn default() -> Self {
-        Self { targets_max: 4, over_reclaim_percent: 25 }
+        Self { targets_max: 4, over_reclaim_percent: 25, client_pages_max: SOFT_CLIENT_PAGES_MAX }
     }
 }
 
@@ -96,22 +98,35 @@ pub fn decide(
     }
 }
 
-/// Selects clients that must reclaim pages in use because the memory of the host is short. Unused budget has no
-/// memory that could become free. The result can contain fewer than `pages` pages: the clients give up what they
-/// can.
-pub fn decide_for_host(settings: &Settings, clients: &[ClientSample], pages: u64) -> Vec<Demand> {
+/// Selects clients that must give pages up because the host needs memory. `excess` is the number of pages by which
+/// the budgets exceed the memory for soft memory, and `missing_memory` the number of pages of memory that must become
+/// free now.
+///
+/// Unused budget has no memory that could become free. So if memory is missing, clients with pages in use are
+/// selected, and give up their unused budget, too. The result can contain fewer pages than are needed: the caller
+/// repeats the call after the clients have answered.
+pub fn decide_for_host(
+    settings: &Settings,
+    clients: &[ClientSample],
+    excess: u64,
+    missing_memory: u64,
+) -> Vec<Demand> {
     let mut eligible: Vec<ClientSample> =
-        clients.iter().filter(|client| client.used() > 0).copied().collect();
+        clients.iter().filter(|client| client.budget > 0).copied().collect();
     sort_by_weight(&mut eligible);
-    let mut missing = if pages == 0 { 0 } else { settings.quota(pages) };
+    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
+    if missing_memory == 0 {
+        return select(&eligible, targets_max, excess, excess);
+    }
+    let mut missing = settings.quota(missing_memory);
     let mut demands = Vec::new();
-    for client in eligible.iter().take(settings.targets_max.min(SOFT_TARGETS_MAX)) {
+    for client in eligible.iter().filter(|client| client.used() > 0).take(targets_max) {
         let used_pages = client.used().min(missing);
         if used_pages == 0 {
             break;
         }
         missing -= used_pages;
-        demands.push(Demand { pid: client.pid, unused_pages: 0, used_pages });
+        demands.push(Demand { pid: client.pid, unused_pages: client.unused(), used_pages });
     }
     demands
 }

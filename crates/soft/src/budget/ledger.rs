@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use units::limits::SOFT_CLIENTS_MAX;
 
-use super::{
-    decision::{Decision, Demand, Settings, decide, decide_for_host},
-    sample::{ClientSample, Pid},
-};
+use super::sample::{ClientSample, Pid};
 
 /// Error of an operation of the ledger. The operation changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,7 +31,6 @@ pub enum LedgerError {
 /// Budgets of all clients. The free pages and all budgets together are always the total.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    settings: Settings,
     total: u64,
     free: u64,
     clients: BTreeMap<Pid, ClientSample>,
@@ -42,8 +38,8 @@ pub struct Ledger {
 
 impl Ledger {
     /// Creates a ledger without clients, with this number of pages for soft memory.
-    pub fn new(total: u64, settings: Settings) -> Self {
-        Self { settings, total, free: total, clients: BTreeMap::new() }
+    pub fn new(total: u64) -> Self {
+        Self { total, free: total, clients: BTreeMap::new() }
     }
 
     /// Returns the number of pages for soft memory.
@@ -91,28 +87,22 @@ impl Ledger {
         Ok(client.budget)
     }
 
-    /// Records the claimed use of soft memory and the measured footprint of a client.
+    /// Records the claimed use of soft memory of a client.
     ///
     /// # Errors
     /// Returns [`LedgerError::NotConnected`].
-    pub fn report(&mut self, pid: Pid, claimed_used: u64, footprint: u64) -> Result<(), LedgerError> {
-        let client = self.client(pid)?;
-        (client.claimed_used, client.footprint) = (claimed_used, footprint);
+    pub fn report_used(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
+        self.client(pid)?.claimed_used = pages;
         Ok(())
     }
 
-    /// Decides on a request of a client. See [`decide`].
-    pub fn decide(&self, requester: Pid, pages: u64) -> Decision {
-        decide(&self.settings, self.free, &self.samples(), requester, pages)
-    }
-
-    /// Selects clients that must reclaim pages because the memory of the host is short. See [`decide_for_host`].
-    pub fn decide_for_host(&self, pages: u64) -> Vec<Demand> {
-        decide_for_host(&self.settings, &self.samples(), pages)
-    }
-
-    fn samples(&self) -> Vec<ClientSample> {
-        self.clients.values().copied().collect()
+    /// Records the measured footprint of a client.
+    ///
+    /// # Errors
+    /// Returns [`LedgerError::NotConnected`].
+    pub fn report_footprint(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
+        self.client(pid)?.footprint = pages;
+        Ok(())
     }
 
     /// Moves free pages to the budget of a client.

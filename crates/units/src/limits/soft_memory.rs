@@ -1,5 +1,7 @@
 //! Limits of soft memory.
 
+use crate::Ns;
+
 /// Maximum address space of a pool of soft memory, in pages of 4 KiB (64 GiB).
 pub const SOFT_POOL_PAGES_MAX: usize = 1 << 24;
 /// Maximum number of soft structures of a pool.
@@ -26,3 +28,46 @@ pub const SOFT_CLIENTS_MAX: usize = 4096;
 pub const SOFT_TARGETS_MAX: usize = 64;
 /// Largest additional demand of soft memory, as a percentage of the missing pages.
 pub const SOFT_OVER_RECLAIM_PERCENT_MAX: u32 = 100;
+/// Time in which a client of soft memory must answer a demand.
+pub const SOFT_ANSWER_TIMEOUT: Ns = Ns::ms(500);
+/// Maximum number of decisions, and thus of rounds of demands, for a request for soft memory.
+pub const SOFT_DECISIONS_MAX: u32 = 3;
+/// Time after a denial in which further requests of the client are denied without a decision.
+pub const SOFT_DENIAL_INTERVAL: Ns = Ns::ms(50);
+/// Time in which a client that answered late, or gave up less than was demanded, receives no demands for the requests
+/// of other clients.
+pub const SOFT_PASS_OVER_TIME: Ns = Ns::secs(5);
+/// Time after the start of the daemon of soft memory in which it grants no pages, because clients of an earlier daemon
+/// connect again.
+pub const SOFT_RECONNECT_TIME: Ns = Ns::secs(2);
+/// Maximum time for which a process waits for the answer to a request for soft memory. It exceeds the time of all
+/// decisions of the daemon.
+pub const SOFT_REQUEST_TIMEOUT: Ns = Ns::secs(3);
+/// Maximum time for which a process waits until the daemon of soft memory accepts its connection.
+pub const SOFT_WELCOME_TIMEOUT: Ns = Ns::secs(1);
+/// Time after which a process connects again to the daemon of soft memory.
+pub const SOFT_RECONNECT_INTERVAL: Ns = Ns::ms(500);
+/// Interval at which a process reports its use of soft memory, if it has changed.
+pub const SOFT_USAGE_INTERVAL: Ns = Ns::ms(250);
+/// Maximum number of pages that a process revokes before it reports them to the daemon (8 MiB).
+pub const SOFT_REVOKED_PAGES_MAX: usize = 2048;
+/// Maximum number of clients of soft memory in a report.
+pub const SOFT_REPORTED_CLIENTS_MAX: usize = 256;
+/// Interval between two reports of soft memory.
+pub const SOFT_REPORT_INTERVAL: Ns = Ns::secs(2);
+/// Interval at which the daemon of soft memory checks for late answers.
+pub const SOFT_TICK_INTERVAL: Ns = Ns::ms(50);
+/// Interval at which the daemon of soft memory adapts to the memory of the host.
+pub const SOFT_ADAPT_INTERVAL: Ns = Ns::ms(250);
+/// Interval at which the daemon of soft memory measures the memory of its clients.
+pub const SOFT_MEASURE_INTERVAL: Ns = Ns::secs(1);
+/// Maximum number of connections of a user to the daemon of soft memory.
+pub const SOFT_CONNECTIONS_PER_UID_MAX: usize = 1024;
+/// Maximum number of connections to the daemon of soft memory of users that may not use it, together.
+pub const SOFT_UNAUTHORIZED_CONNECTIONS_MAX: usize = 16;
+/// Time in which a client of soft memory must send its first message.
+pub const SOFT_HELLO_TIMEOUT: Ns = Ns::secs(1);
+/// Maximum number of messages per client that the daemon of soft memory handles per second.
+pub const SOFT_MESSAGES_PER_SECOND_MAX: u32 = 2000;
+/// Maximum number of messages of all clients that wait for the daemon of soft memory.
+pub const SOFT_MESSAGES_QUEUED_MAX: usize = 256;

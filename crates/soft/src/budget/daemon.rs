@@ -1,0 +1,430 @@
+//! State of the daemon: answers requests, demands pages from clients, and adapts the total to the memory of the
+//! host.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use units::{
+    Ns,
+    limits::{
+        SOFT_ANSWER_TIMEOUT, SOFT_DECISIONS_MAX, SOFT_DENIAL_INTERVAL, SOFT_PASS_OVER_TIME,
+        SOFT_RECONNECT_TIME,
+    },
+};
+
+use super::{
+    decision::{Decision, Demand, Settings, decide, decide_for_host},
+    ledger::{Ledger, LedgerError},
+    sample::{ClientSample, Pid},
+};
+use crate::protocol::{ClientMessage, DaemonMessage, Refusal, VERSION};
+
+/// Message for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// Process of the client.
+    pub pid: Pid,
+    /// Message.
+    pub message: DaemonMessage,
+}
+
+/// Memory of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostMemory {
+    /// Maximum number of pages of soft memory: the configured size, and slices that the host may use.
+    pub limit: u64,
+    /// Pages that the host can use without swapping, less the pages that must stay available. Negative if too
+    /// few pages are available.
+    pub headroom: i64,
+}
+
+/// Counters of a client or of the daemon, since the start of the connection or of the daemon.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Granted pages.
+    pub granted: u64,
+    /// Denied requests.
+    pub denied: u64,
+    /// Pages that were given up for a demand.
+    pub reclaimed: u64,
+    /// Demands that were not answered in time.
+    pub unanswered: u64,
+}
+
+/// State of a client for reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientReport {
+    /// Budget and memory.
+    pub sample: ClientSample,
+    /// Counters.
+    pub counters: Counters,
+    /// Whether the client did not answer the last demand in time, or has lost its connection.
+    pub is_silent: bool,
+}
+
+/// Demand that a client has not answered.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    number: u64,
+    demanded: u64,
+    returned: u64,
+    deadline: Ns,
+    /// Whether the deadline has passed.
+    is_late: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Client {
+    /// Pages of the request that waits for an answer, or 0.
+    requested: u64,
+    pending: Option<Pending>,
+    /// Time of the last denial.
+    denied_at: Option<Ns>,
+    /// End of the time in which the client, which has lost its connection, can connect again.
+    detached_until: Option<Ns>,
+    /// The client gave less than was demanded, and receives no demands for other clients until then.
+    passed_over_until: Option<Ns>,
+    counters: Counters,
+}
+
+impl Client {
+    /// Returns whether the client can receive a demand.
+    fn is_reachable(&self) -> bool {
+        self.pending.is_none() && self.detached_until.is_none()
+    }
+}
+
+/// Request that is being fulfilled.
+#[derive(Clone, Debug)]
+struct Active {
+    pid: Pid,
+    /// Clients that have not answered their demands.
+    waiting: BTreeSet<Pid>,
+    decisions: u32,
+}
+
+/// Soft memory daemon (Soft Memory, section 3.3), without its sockets and its clock.
+///
+/// Requests are fulfilled one after the other. A request waits until the clients have answered their demands, but
+/// at most `units::limits::SOFT_ANSWER_TIMEOUT` for each of its `units::limits::SOFT_DECISIONS_MAX` decisions. A
+/// client that answers late, or gives up less than was demanded, is passed over for a time, in which it receives no
+/// demands for other clients' requests.
+///
+/// After its start, the daemon only accepts clients of an earlier daemon for
+/// `units::limits::SOFT_RECONNECT_TIME`, so that their budgets are known before it grants pages.
+#[derive(Debug)]
+pub struct Daemon {
+    settings: Settings,
+    ledger: Ledger,
+    clients: BTreeMap<Pid, Client>,
+    queue: VecDeque<Pid>,
+    active: Option<Active>,
+    /// Maximum total, by which the memory of the host suffices.
+    target: u64,
+    grants_from: Ns,
+    last_demand: u64,
+    counters: Counters,
+    outgoing: Vec<Outgoing>,
+}
+
+impl Daemon {
+    /// Creates a daemon without clients. `now` is the time on a monotonic clock, as for all methods.
+    pub fn new(settings: Settings, total: u64, now: Ns) -> Self {
+        Self {
+            settings,
+            ledger: Ledger::new(total),
+            clients: BTreeMap::new(),
+            queue: VecDeque::new(),
+            active: None,
+            target: total,
+            grants_from: now.after(SOFT_RECONNECT_TIME),
+            last_demand: 0,
+            counters: Counters::default(),
+            outgoing: Vec::new(),
+        }
+    }
+
+    /// Returns the budgets.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Returns the counters of all clients, including those that have ended.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Returns the state of all clients by process ID.
+    pub fn clients(&self) -> impl Iterator<Item = ClientReport> {
+        self.ledger.clients().zip(self.clients.values()).map(|(sample, client)| ClientReport {
+            sample: *sample,
+            counters: client.counters,
+            is_silent: client.detached_until.is_some()
+                || client.pending.is_some_and(|pending| pending.is_late),
+        })
+    }
+
+    /// Returns the messages that the caller must send, in their order for each client.
+    pub fn take_outgoing(&mut self) -> Vec<Outgoing> {
+        std::mem::take(&mut self.outgoing)
+    }
+
+    /// Adds a client after its first message. A new client has no budget. A client with budget from an earlier
+    /// daemon keeps as much of it as is free, and must give up the rest.
+    ///
+    /// # Errors
+    /// Returns the reason why the client is refused.
+    pub fn connect(&mut self, pid: Pid, first: ClientMessage) -> Result<(), Refusal> {
+        let ClientMessage::Hello { version, budget } = first else { return Err(Refusal::InvalidMessage) };
+        if version != VERSION {
+            return Err(Refusal::Version);
+        }
+        if self.clients.get(&pid).is_some_and(|client| client.detached_until.is_some()) {
+            self.remove(pid);
+        }
+        self.ledger.connect(pid).map_err(|error| match error {
+            LedgerError::AlreadyConnected(_) => Refusal::AlreadyConnected,
+            _ => Refusal::TooManyClients,
+        })?;
+        let kept = budget.min(self.ledger.free()).min(self.settings.client_pages_max);
+        self.ledger.grant(pid, kept).expect("the client is connected, and the pages are free");
+        self.clients.insert(pid, Client::default());
+        self.send(pid, DaemonMessage::Welcome { budget: kept });
+        Ok(())
+    }
+
+    /// Removes a client whose process has ended. Its budget becomes free.
+    pub fn disconnect(&mut self, pid: Pid, now: Ns) {
+        self.remove(pid);
+        self.shrink_to_target();
+        self.fulfil_requests(now);
+    }
+
+    /// Records that a client has lost its connection. Its process may still have memory, so it keeps its budget for
+    /// `units::limits::SOFT_RECONNECT_TIME`, in which it can connect again.
+    pub fn connection_lost(&mut self, pid: Pid, now: Ns) {
+        if self.ledger.budget(pid) == 0 {
+            return self.disconnect(pid, now);
+        }
+        self.forget_messages(pid);
+        if let Some(client) = self.clients.get_mut(&pid) {
+            (client.requested, client.pending) = (0, None);
+            client.detached_until = Some(now.after(SOFT_RECONNECT_TIME));
+        }
+        self.fulfil_requests(now);
+    }
+
+    fn remove(&mut self, pid: Pid) {
+        if self.clients.remove(&pid).is_some() {
+            self.ledger.disconnect(pid).expect("the client is connected");
+            self.forget_messages(pid);
+        }
+    }
+
+    /// Removes the request of a client, and expects no answer from it.
+    fn forget_messages(&mut self, pid: Pid) {
+        self.queue.retain(|other| *other != pid);
+        self.outgoing.retain(|outgoing| outgoing.pid != pid);
+        if let Some(active) = &mut self.active {
+            active.waiting.remove(&pid);
+        }
+        self.active.take_if(|active| active.pid == pid);
+    }
+
+    /// Handles a message of a connected client.
+    ///
+    /// # Errors
+    /// Returns a reason to disconnect the client, which the caller does.
+    pub fn receive(&mut self, pid: Pid, message: ClientMessage, now: Ns) -> Result<(), Refusal> {
+        let client = self.clients.get_mut(&pid).ok_or(Refusal::InvalidMessage)?;
+        let held = match message {
+            ClientMessage::Hello { .. } => return Err(Refusal::InvalidMessage),
+            ClientMessage::Request { held, .. }
+            | ClientMessage::Returned { held, .. }
+            | ClientMessage::Answered { held, .. }
+            | ClientMessage::Usage { held } => held,
+        };
+        match message {
+            ClientMessage::Request { .. } if client.requested > 0 => return Err(Refusal::InvalidMessage),
+            ClientMessage::Request { pages, .. } => {
+                client.requested = pages;
+                self.queue.push_back(pid);
+            }
+            ClientMessage::Returned { pages, .. } => self.add_returned(pid, pages),
+            ClientMessage::Answered { demand, .. } => self.finish_demand(pid, demand, now)?,
+            ClientMessage::Hello { .. } | ClientMessage::Usage { .. } => {}
+        }
+        self.ledger.report_used(pid, held).expect("the client is connected");
+        self.fulfil_requests(now);
+        Ok(())
+    }
+
+    /// Records the measured memory of a client.
+    pub fn report_footprint(&mut self, pid: Pid, pages: u64) {
+        // The client may have ended since the measurement.
+        self.ledger.report_footprint(pid, pages).ok();
+    }
+
+    /// Passes over clients that did not answer in time, removes clients that did not connect again, and continues
+    /// with requests that wait for them. The caller repeats this periodically.
+    pub fn tick(&mut self, now: Ns) {
+        let ended = |client: &Client| client.detached_until.is_some_and(|until| until <= now);
+        let ended: Vec<Pid> =
+            self.clients.iter().filter(|(_, client)| ended(client)).map(|(pid, _)| *pid).collect();
+        ended.into_iter().for_each(|pid| self.remove(pid));
+        self.shrink_to_target();
+        for (pid, client) in &mut self.clients {
+            let late = client.pending.as_mut().filter(|pending| !pending.is_late && pending.deadline <= now);
+            let Some(pending) = late else { continue };
+            pending.is_late = true;
+            client.counters.unanswered += 1;
+            self.counters.unanswered += 1;
+            if let Some(active) = &mut self.active {
+                active.waiting.remove(pid);
+            }
+        }
+        self.fulfil_requests(now);
+    }
+
+    /// Adapts the total to the memory of the host, and demands pages if they are needed. The caller repeats this
+    /// periodically: the clients of one call are limited in number.
+    pub fn adapt_to_host(&mut self, memory: HostMemory, now: Ns) {
+        let used: u64 = self.ledger.clients().map(ClientSample::used).sum();
+        self.target = used.saturating_add_signed(memory.headroom).min(memory.limit);
+        self.ledger.grow(self.target.saturating_sub(self.ledger.total()));
+        self.shrink_to_target();
+        if now >= self.grants_from {
+            self.demand_for_host(memory, now);
+        }
+        self.fulfil_requests(now);
+    }
+
+    fn demand_for_host(&mut self, memory: HostMemory, now: Ns) {
+        let pending = |client: &Client| client.pending.map_or(0, |pending| pending.demanded);
+        let demanded: u64 = self.clients.values().map(pending).sum();
+        let excess = (self.ledger.total() - self.target.min(self.ledger.total())).saturating_sub(demanded);
+        let missing_memory = memory.headroom.min(0).unsigned_abs().saturating_sub(demanded);
+        let samples = self.samples(Client::is_reachable);
+        for demand in decide_for_host(&self.settings, &samples, excess, missing_memory) {
+            self.demand(demand, now);
+        }
+    }
+
+    /// Returns the samples of the clients for which `is_included` is true.
+    fn samples(&self, is_included: impl Fn(&Client) -> bool) -> Vec<ClientSample> {
+        let samples = self.ledger.clients().zip(self.clients.values());
+        samples.filter(|(_, client)| is_included(client)).map(|(sample, _)| *sample).collect()
+    }
+
+    fn send(&mut self, pid: Pid, message: DaemonMessage) {
+        self.outgoing.push(Outgoing { pid, message });
+    }
+
+    fn demand(&mut self, demand: Demand, now: Ns) {
+        let (pid, pages) = (demand.pid, demand.pages());
+        self.last_demand += 1;
+        let number = self.last_demand;
+        let Some(client) = self.clients.get_mut(&pid) else { return };
+        let deadline = now.after(SOFT_ANSWER_TIMEOUT);
+        client.pending = Some(Pending { number, demanded: pages, returned: 0, deadline, is_late: false });
+        self.send(pid, DaemonMessage::Demand { demand: number, pages });
+    }
+
+    /// Records that a client gave pages up.
+    fn add_returned(&mut self, pid: Pid, pages: u64) {
+        let returned = self.ledger.record_returned(pid, pages).expect("the client is connected");
+        if let Some(client) = self.clients.get_mut(&pid)
+            && let Some(pending) = &mut client.pending
+        {
+            pending.returned += returned;
+            client.counters.reclaimed += returned;
+            self.counters.reclaimed += returned;
+        }
+        self.shrink_to_target();
+    }
+
+    fn finish_demand(&mut self, pid: Pid, number: u64, now: Ns) -> Result<(), Refusal> {
+        let client = self.clients.get_mut(&pid).ok_or(Refusal::InvalidMessage)?;
+        let pending = client.pending.take_if(|pending| pending.number == number);
+        let pending = pending.ok_or(Refusal::InvalidMessage)?;
+        let is_reliable = pending.returned >= pending.demanded && !pending.is_late;
+        client.passed_over_until = (!is_reliable).then(|| now.after(SOFT_PASS_OVER_TIME));
+        if let Some(active) = &mut self.active {
+            active.waiting.remove(&pid);
+        }
+        Ok(())
+    }
+
+    /// Removes free pages above the target from the total, so that they are not granted.
+    fn shrink_to_target(&mut self) {
+        self.ledger.shrink(self.ledger.total().saturating_sub(self.target));
+    }
+
+    /// Answers requests until one must wait.
+    fn fulfil_requests(&mut self, now: Ns) {
+        if now < self.grants_from {
+            return;
+        }
+        loop {
+            let next = |pid| Active { pid, waiting: BTreeSet::new(), decisions: 0 };
+            let Some(active) = self.active.take().or_else(|| self.queue.pop_front().map(next)) else { return };
+            if let Some(active) = self.fulfil(active, now) {
+                self.active = Some(active);
+                return;
+            }
+        }
+    }
+
+    /// Answers a request, or returns it if it must wait for clients.
+    fn fulfil(&mut self, mut active: Active, now: Ns) -> Option<Active> {
+        let client = self.clients.get(&active.pid)?;
+        let pages = client.requested;
+        let budget = self.ledger.budget(active.pid);
+        let is_denied = client.denied_at.is_some_and(|at| now < at.after(SOFT_DENIAL_INTERVAL))
+            || pages > self.settings.client_pages_max.saturating_sub(budget);
+        if is_denied {
+            self.answer(active.pid, 0, now);
+            return None;
+        }
+        if self.ledger.grant(active.pid, pages).is_ok() {
+            self.answer(active.pid, pages, now);
+            return None;
+        }
+        if !active.waiting.is_empty() {
+            return Some(active);
+        }
+        active.decisions += 1;
+        let is_available = |client: &Client| {
+            client.is_reachable() && client.passed_over_until.is_none_or(|until| until <= now)
+        };
+        let decision =
+            decide(&self.settings, self.ledger.free(), &self.samples(is_available), active.pid, pages);
+        let Decision::Reclaim { demands } = decision else {
+            self.answer(active.pid, 0, now);
+            return None;
+        };
+        if active.decisions > SOFT_DECISIONS_MAX {
+            self.answer(active.pid, 0, now);
+            return None;
+        }
+        for demand in demands {
+            active.waiting.insert(demand.pid);
+            self.demand(demand, now);
+        }
+        Some(active)
+    }
+
+    /// Sends the answer to a request. The ledger contains the granted pages.
+    fn answer(&mut self, pid: Pid, granted: u64, now: Ns) {
+        let Some(client) = self.clients.get_mut(&pid) else { return };
+        client.requested = 0;
+        client.denied_at = (granted == 0).then_some(now);
+        for counters in [&mut client.counters, &mut self.counters] {
+            counters.granted += granted;
+            counters.denied += u64::from(granted == 0);
+        }
+        self.send(pid, DaemonMessage::Granted { pages: granted });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,363 @@
+//! Connection of a process to the soft memory daemon of its host.
+//!
+//! [`connect`] creates a pool without budget. The pool requests budget from the daemon when its structures need
+//! pages. One thread receives the daemon's messages, and revokes pages for its demands; callbacks of evicted values
+//! run in this thread.
+//!
+//! If the connection ends, the pool keeps its budget, and the thread connects again. Without a connection, requests
+//! for more budget fail.
+//!
+//! A forked child does not use the connection of its parent, and can neither get nor give back budget.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    thread,
+    time::Instant,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::OwnedFd,
+    net::{
+        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect as connect_socket,
+        recv, send, socket_with,
+    },
+};
+use units::{
+    Ns,
+    limits::{
+        SOFT_DENIAL_INTERVAL, SOFT_RECONNECT_INTERVAL, SOFT_REQUEST_TIMEOUT, SOFT_REVOKED_PAGES_MAX,
+        SOFT_USAGE_INTERVAL, SOFT_WELCOME_TIMEOUT,
+    },
+};
+
+use crate::{
+    error::PoolError,
+    heap::{BudgetSource, Pool},
+    protocol::{ClientMessage, DaemonMessage, MESSAGE_BYTES, Refusal, VERSION},
+};
+
+/// Reason why a process cannot use the daemon.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The pool cannot be created.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The operating system rejected an operation.
+    #[error("cannot {operation} the soft memory daemon at {}: {source}", path.display())]
+    Io {
+        /// Operation, such as `connect to`.
+        operation: &'static str,
+        /// Socket of the daemon.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The daemon refused the connection.
+    #[error("the soft memory daemon at {} refused the connection: {reason}", path.display())]
+    Refused {
+        /// Socket of the daemon.
+        path: PathBuf,
+        /// Reason.
+        reason: Refusal,
+    },
+}
+
+/// Connects to the daemon, and creates a pool without budget, with this address space in pages of 4 KiB. The
+/// connection ends when the pool is dropped.
+///
+/// # Errors
+/// Returns an error if the pool cannot be created, or if the daemon cannot be reached or refuses the process.
+pub fn connect(path: &Path, address_space: usize) -> Result<Arc<Pool>, ConnectError> {
+    let link = Arc::new(Link {
+        path: path.to_owned(),
+        process: std::process::id(),
+        pool: OnceLock::new(),
+        state: Mutex::default(),
+        answered: Condvar::new(),
+    });
+    let pool = Pool::with_source(0, address_space, link.clone())?;
+    link.pool.get_or_init(|| Arc::downgrade(&pool));
+    let connection = link.open()?;
+    let thread = thread::Builder::new().name("tarn-soft".to_owned());
+    thread.spawn(move || link.run(connection)).map_err(io_error(path, "start the thread for"))?;
+    Ok(pool)
+}
+
+fn io_error<E: Into<io::Error>>(path: &Path, operation: &'static str) -> impl FnOnce(E) -> ConnectError {
+    let path = path.to_owned();
+    move |error| ConnectError::Io { operation, path, source: error.into() }
+}
+
+/// Connection to the daemon, as source of budget.
+#[derive(Debug)]
+struct Link {
+    path: PathBuf,
+    /// Process that connected.
+    process: u32,
+    pool: OnceLock<Weak<Pool>>,
+    state: Mutex<State>,
+    /// Notified when `answers` changes.
+    answered: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    socket: Option<Arc<OwnedFd>>,
+    /// Budget that the daemon has recorded after it has received all messages. The budget of the pool is never
+    /// larger: it is increased later and reduced earlier.
+    recorded: u64,
+    /// Whether a request was not answered yet.
+    is_requested: bool,
+    /// Number of answered or lost requests.
+    answers: u64,
+    denied_at: Option<Instant>,
+}
+
+impl State {
+    fn was_denied_recently(&self) -> bool {
+        self.denied_at.is_some_and(|at| Ns::from(at.elapsed()) < SOFT_DENIAL_INTERVAL)
+    }
+
+    /// Sends a message. A connection that accepts no message is given up: the daemon always reads its messages.
+    fn send(&mut self, message: ClientMessage) -> bool {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let is_sent = self.socket.as_ref().is_some_and(|socket| send(socket, &message.encode(), flags).is_ok());
+        if !is_sent {
+            self.socket = None;
+        }
+        is_sent
+    }
+
+    fn send_request(&mut self, pages: usize, held: usize) -> bool {
+        self.is_requested = self.send(ClientMessage::Request { pages: pages as u64, held: held as u64 });
+        self.is_requested
+    }
+
+    /// Records that the request, if there is one, is not answered any more.
+    fn finish_request(&mut self) {
+        self.is_requested = false;
+        self.answers += 1;
+    }
+}
+
+impl BudgetSource for Link {
+    /// Waits until a request is answered. The thread adds the granted pages.
+    fn request(&self, pages: usize) -> usize {
+        let Some(pool) = self.own_pool() else { return 0 };
+        let held = pool.stats().held;
+        let mut state = self.state();
+        if state.was_denied_recently() || !state.is_requested && !state.send_request(pages, held) {
+            return 0;
+        }
+        let answers = state.answers;
+        let timeout = SOFT_REQUEST_TIMEOUT.as_duration();
+        drop(self.answered.wait_timeout_while(state, timeout, |state| state.answers == answers));
+        0
+    }
+
+    fn request_ahead(&self, pages: usize) {
+        let Some(pool) = self.own_pool() else { return };
+        let held = pool.stats().held;
+        let mut state = self.state();
+        if !state.is_requested && !state.was_denied_recently() {
+            state.send_request(pages, held);
+        }
+    }
+
+    fn give_back(&self, pages: usize) {
+        if self.process == std::process::id() && pages > 0 {
+            let held = self.pool().map_or(0, |pool| pool.stats().held);
+            self.state().give_back(pages as u64, held as u64);
+        }
+    }
+}
+
+impl State {
+    /// Gives back budget that the pool does not have any more. Without a connection, the next one begins without
+    /// it.
+    fn give_back(&mut self, pages: u64, held: u64) {
+        self.recorded = self.recorded.saturating_sub(pages);
+        self.send(ClientMessage::Returned { pages, held });
+    }
+}
+
+/// Reason why a connection ended.
+enum Ended {
+    /// The pool was dropped.
+    PoolDropped,
+    /// The connection is lost, or the daemon sent an invalid message.
+    Lost,
+}
+
+impl Link {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.get()?.upgrade()
+    }
+
+    /// Returns the pool, unless this process is a forked child.
+    fn own_pool(&self) -> Option<Arc<Pool>> {
+        if self.process == std::process::id() { self.pool() } else { None }
+    }
+
+    /// Connects, and states the recorded budget. Gives up the part of it that the daemon does not accept.
+    fn open(&self) -> Result<Arc<OwnedFd>, ConnectError> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .map_err(io_error(&self.path, "create a socket for"))?;
+        let address = SocketAddrUnix::new(&self.path).map_err(io_error(&self.path, "connect to"))?;
+        connect_socket(&socket, &address).map_err(io_error(&self.path, "connect to"))?;
+        let socket = Arc::new(socket);
+        let mut state = self.state();
+        let budget = state.recorded;
+        state.socket = Some(socket.clone());
+        state.send(ClientMessage::Hello { version: VERSION, budget });
+        drop(state);
+        let answer = match wait_readable(&socket, SOFT_WELCOME_TIMEOUT) {
+            Ok(true) => receive(&socket),
+            Ok(false) => Err(io::ErrorKind::TimedOut.into()),
+            Err(error) => Err(error),
+        };
+        match answer {
+            Ok(DaemonMessage::Welcome { budget: kept }) => {
+                self.give_up(budget.saturating_sub(kept));
+                Ok(socket)
+            }
+            Ok(DaemonMessage::Refused(reason)) => {
+                Err(ConnectError::Refused { path: self.path.clone(), reason })
+            }
+            Ok(_) => Err(io_error(&self.path, "understand")(io::Error::from(io::ErrorKind::InvalidData))),
+            Err(error) => Err(io_error(&self.path, "receive from")(error)),
+        }
+    }
+
+    /// Revokes budget that the daemon has not recorded.
+    fn give_up(&self, pages: u64) {
+        if pages > 0 {
+            let mut state = self.state();
+            state.recorded = state.recorded.saturating_sub(pages);
+            drop(state);
+            if let Some(pool) = self.pool() {
+                pool.revoke(to_usize(pages));
+            }
+        }
+    }
+
+    /// Handles messages until the pool is dropped.
+    fn run(&self, first: Arc<OwnedFd>) {
+        let mut connection = Some(first);
+        loop {
+            let ended = match connection.take() {
+                Some(socket) => self.serve(&socket),
+                None => Ended::Lost,
+            };
+            if matches!(ended, Ended::PoolDropped) {
+                return;
+            }
+            self.forget_connection();
+            thread::sleep(SOFT_RECONNECT_INTERVAL.as_duration());
+            if self.pool().is_none() {
+                return;
+            }
+            connection = self.open().ok();
+        }
+    }
+
+    fn forget_connection(&self) {
+        let mut state = self.state();
+        state.socket = None;
+        state.finish_request();
+        self.answered.notify_all();
+    }
+
+    fn serve(&self, socket: &Arc<OwnedFd>) -> Ended {
+        let mut reported = None;
+        loop {
+            let Some(pool) = self.pool() else { return Ended::PoolDropped };
+            let held = pool.stats().held as u64;
+            drop(pool); // the owner of the pool can drop it meanwhile
+            if reported != Some(held) {
+                reported = Some(held);
+                if !self.state().send(ClientMessage::Usage { held }) {
+                    return Ended::Lost;
+                }
+            }
+            match wait_readable(socket, SOFT_USAGE_INTERVAL) {
+                Ok(false) => {}
+                Ok(true) => match receive(socket).map(|message| self.handle(message)) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(ended)) => return ended,
+                    Err(_) => return Ended::Lost,
+                },
+                Err(_) => return Ended::Lost,
+            }
+        }
+    }
+
+    fn handle(&self, message: DaemonMessage) -> Result<(), Ended> {
+        let pool = self.pool().ok_or(Ended::PoolDropped)?;
+        match message {
+            DaemonMessage::Granted { pages } => {
+                let mut state = self.state();
+                state.recorded = state.recorded.saturating_add(pages);
+                state.denied_at = (pages == 0).then(Instant::now);
+                drop(state);
+                if pages > 0 {
+                    pool.grant(to_usize(pages));
+                }
+                self.state().finish_request();
+                self.answered.notify_all();
+                Ok(())
+            }
+            DaemonMessage::Demand { demand, pages } => {
+                self.revoke(&pool, pages);
+                let held = pool.stats().held as u64;
+                let is_sent = self.state().send(ClientMessage::Answered { demand, held });
+                if is_sent { Ok(()) } else { Err(Ended::Lost) }
+            }
+            DaemonMessage::Welcome { .. } | DaemonMessage::Refused(_) => Err(Ended::Lost),
+        }
+    }
+
+    /// Revokes pages, and gives them back in steps, so that the daemon can use the first ones early.
+    fn revoke(&self, pool: &Pool, pages: u64) {
+        let mut missing = to_usize(pages);
+        while missing > 0 {
+            let step = missing.min(SOFT_REVOKED_PAGES_MAX);
+            let revoked = pool.revoke(step);
+            self.state().give_back(revoked as u64, pool.stats().held as u64);
+            if revoked < step {
+                return;
+            }
+            missing -= step;
+        }
+    }
+}
+
+fn to_usize(pages: u64) -> usize {
+    usize::try_from(pages).unwrap_or(usize::MAX)
+}
+
+/// Waits until a message or the end of the connection can be received. Returns `false` after the timeout.
+fn wait_readable(socket: &OwnedFd, timeout: Ns) -> io::Result<bool> {
+    let timeout = Timespec::try_from(timeout.as_duration()).map_err(io::Error::other)?;
+    loop {
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn receive(socket: &OwnedFd) -> io::Result<DaemonMessage> {
+    let mut buffer = [0; MESSAGE_BYTES + 1]; // a longer message is detected by its length
+    let (received, _) = recv(socket, &mut buffer, RecvFlags::empty())?;
+    DaemonMessage::decode(&buffer[..received]).map_err(io::Error::other)
+}
