@@ -56,6 +56,8 @@ use crate::{
     session::{self, AgentIdentity},
     session_channel::SessionEvent,
     shares::SharesState,
+    soft_memory::{self, SoftMemoryServer},
+    soft_memory_report,
     symbiosis::{self, KernelPaths},
     tenant_profiles::TenantProfiles,
     tiering_report::Report,
@@ -144,6 +146,9 @@ pub fn check_config(path: &Path) -> Result<(), ServeError> {
     check_existing_dir(RUNTIME_DIR_FIELD, &config.runtime_dir)?;
     check_existing_dir(RUNTIME_DIR_FIELD, &Records::directory(&config.runtime_dir))?;
     host_memory::socket_path(&config.socket).exists()?;
+    if config.soft_memory.is_some() {
+        soft_memory::socket_path(&config.soft_memory_socket()).exists()?;
+    }
     Ok(config.backend.local_dir().map_or(Ok(()), |dir| check_existing_dir(LOCAL_DIR_FIELD, dir))?)
 }
 
@@ -202,6 +207,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         Arc::clone(&reports.tiering),
     );
     let eviction = start_early_eviction(&config, Arc::clone(&metrics), Arc::clone(&reports.evictions));
+    let soft_memory = listen_for_soft_memory(&config, &handle, Arc::default())?;
     let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
@@ -212,6 +218,9 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let identity = AgentIdentity { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
+    if let Some(soft_memory) = soft_memory {
+        tokio::spawn(soft_memory.serve());
+    }
     tokio::spawn(usage::measure_periodically(handle.clone(), host_calls, Arc::clone(&reports.usage)));
     if let Some(inputs) = sampling {
         tokio::spawn(sampling::sample_periodically(inputs));
@@ -256,11 +265,7 @@ fn start_tiering(
 ) -> Option<ComponentThread> {
     let tiering = config.tiering.clone()?;
     tracing::info!(cgroups = %tiering.cgroups.display(), step = %tiering.step, "starting fair tiering");
-    let slices = tiering.reservation.clone().map(|reservation| {
-        let slices = Arc::new(AtomicU64::new(0));
-        tokio::spawn(count_slices(driver.clone(), reservation, Arc::clone(&slices)));
-        slices
-    });
+    let slices = tiering.reservation.clone().map(|reservation| start_count_of_slices(driver, reservation));
     let inputs = fair_tiering::Inputs {
         config: tiering,
         runtime_dir: config.runtime_dir.clone(),
@@ -285,6 +290,33 @@ fn start_early_eviction(
     let (runtime_dir, sys, proc) = (config.runtime_dir.clone(), SYS.into(), PROC.into());
     let inputs = early_eviction::Inputs { config: eviction, runtime_dir, sys, proc };
     Some(CycleRunner { inputs, metrics, reports }.start())
+}
+
+/// Listens for clients of soft memory, if it is configured.
+fn listen_for_soft_memory(
+    config: &Config,
+    driver: &Handle,
+    reports: Arc<ReportSlot<soft_memory_report::Report>>,
+) -> Result<Option<SoftMemoryServer>, ServeError> {
+    let Some(settings) = config.soft_memory.clone() else { return Ok(None) };
+    let slices = settings.reservation.clone().map(|reservation| start_count_of_slices(driver, reservation));
+    let inputs = soft_memory::Inputs {
+        allowed_uids: settings.allowed_uids.clone().unwrap_or_else(|| config.allowed_uids.clone()),
+        config: settings,
+        slices,
+        proc: Sysfs::at(PROC),
+        reports,
+    };
+    let socket = config.soft_memory_socket();
+    tracing::info!(socket = %socket.display(), size = %inputs.config.size, "starting soft memory");
+    Ok(Some(SoftMemoryServer::listen(&socket, inputs)?))
+}
+
+/// Starts to count the online slices of a reservation.
+fn start_count_of_slices(driver: &Handle, reservation: Name) -> Arc<AtomicU64> {
+    let slices = Arc::new(AtomicU64::new(0));
+    tokio::spawn(count_slices(driver.clone(), reservation, Arc::clone(&slices)));
+    slices
 }
 
 /// Updates the number of online slices of a reservation until the agent stops.

@@ -57,6 +57,11 @@ impl Ledger {
         self.clients.get(&pid).map_or(0, |client| client.budget)
     }
 
+    /// Returns whether a client is connected.
+    pub fn contains(&self, pid: Pid) -> bool {
+        self.clients.contains_key(&pid)
+    }
+
     /// Returns all clients by process ID.
     pub fn clients(&self) -> impl Iterator<Item = &ClientSample> {
         self.clients.values()
