@@ -40,6 +40,8 @@ pub struct HostMemory {
 /// Counters of a client or of the daemon, since the start of the connection or of the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Answered requests.
+    pub requests: u64,
     /// Granted pages.
     pub granted: u64,
     /// Denied requests.
@@ -419,6 +421,7 @@ impl Daemon {
         client.requested = 0;
         client.denied_at = (granted == 0).then_some(now);
         for counters in [&mut client.counters, &mut self.counters] {
+            counters.requests += 1;
             counters.granted += granted;
             counters.denied += u64::from(granted == 0);
         }

@@ -13,6 +13,8 @@ use crate::error::SoftError;
 
 /// Maximum number of chunks that are searched for consecutive free pages.
 const CHUNKS_SEARCHED_MAX: usize = 16;
+/// Maximum number of chunks that are searched if the address space has no free chunk.
+const CHUNKS_SEARCHED_LAST_MAX: usize = 4096;
 /// A heap takes a new chunk with this fraction of its held pages at once, at most a whole chunk.
 const GROWTH_DIVISOR: usize = 8;
 /// Maximum number of chunks of a heap, so that page numbers have 24 bits.
@@ -95,12 +97,13 @@ impl Arena {
         if let Some(page) = self.take_idle(count) {
             return Ok(page);
         }
-        match self.take_absent(count) {
+        match self.take_absent(count, CHUNKS_SEARCHED_MAX) {
             // Scattered idle pages count against the budget, too.
             Err(SoftError::OutOfBudget { .. }) if self.idle_pages > 0 => {
                 self.release_idle(usize::MAX);
-                self.take_absent(count)
+                self.take_absent(count, CHUNKS_SEARCHED_MAX)
             }
+            Err(SoftError::OutOfAddressSpace { .. }) => self.take_absent(count, CHUNKS_SEARCHED_LAST_MAX),
             result => result,
         }
     }
@@ -201,15 +204,16 @@ impl Arena {
         Some(index * CHUNK_PAGES + first)
     }
 
-    /// Takes pages of which at least one is absent, from an existing chunk or a new one.
-    fn take_absent(&mut self, count: u32) -> Result<PageNumber, SoftError> {
+    /// Takes pages of which at least one is absent, from an existing chunk or a new one. Searches a limited number of
+    /// existing chunks.
+    fn take_absent(&mut self, count: u32, searched_max: usize) -> Result<PageNumber, SoftError> {
         while let Some(&index) = self.with_absent.last()
             && self.chunks[index as usize].absent == 0
         {
             self.chunks[index as usize].is_in_absent = false;
             self.with_absent.pop();
         }
-        let searched = self.with_absent.iter().rev().take(CHUNKS_SEARCHED_MAX);
+        let searched = self.with_absent.iter().rev().take(searched_max);
         let suitable = searched.copied().find_map(|index| {
             let chunk = &self.chunks[index as usize];
             // A returned chunk has no absent pages.

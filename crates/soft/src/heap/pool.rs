@@ -181,7 +181,19 @@ impl Pool {
         unused
     }
 
-    /// Takes pages away from the budget, and returns the number of these pages.
+    /// Revokes up to `pages` pages, and returns them to the source. Returns their number. See
+    /// [`revoke`](Self::revoke).
+    ///
+    /// # Panics
+    /// Panics inside an access closure.
+    pub fn give_back(&self, pages: usize) -> usize {
+        let revoked = self.revoke(pages);
+        self.source.give_back(revoked);
+        revoked
+    }
+
+    /// Takes pages away from the budget, and returns the number of these pages. The source of the budget is not
+    /// informed: use [`give_back`](Self::give_back) if it is not the caller.
     ///
     /// Uses in this order: unused budget; pages of structures without values, after compaction; pages
     /// with values, of structures with ascending priority and, at equal priority, of the oldest structure

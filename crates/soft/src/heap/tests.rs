@@ -66,6 +66,24 @@ fn empty_chunks_return_to_the_pool() {
     assert!(Arena::new(pool).take_run(32).is_ok(), "all chunks are free");
 }
 
+/// Scattered pages of 40 chunks were returned to the kernel. Runs of three pages only exist in the first chunk.
+#[test]
+fn all_chunks_are_searched_if_no_chunk_is_free() {
+    let pages = 40 * CHUNK_PAGES;
+    let pool = Pool::with_source(pages as usize, pages as usize, Arc::new(NoSource)).unwrap();
+    let mut arena = Arena::new(pool);
+    (0..pages).for_each(|page| assert_eq!(arena.take(1), Ok(page)));
+    arena.give_back(2, 3);
+    arena.release_idle(3);
+    for chunk in 1..40 {
+        arena.give_back(chunk * CHUNK_PAGES, 1);
+        arena.release_idle(1);
+    }
+    assert_eq!(arena.take(3), Ok(2));
+    assert_eq!(arena.take(2), Err(SoftError::OutOfAddressSpace { pages: 2 }));
+    assert_eq!((0..39).map(|_| arena.take(1).is_ok()).filter(|is_taken| *is_taken).count(), 39);
+}
+
 struct NoSource;
 
 impl super::BudgetSource for NoSource {

@@ -60,7 +60,7 @@ fn pages_move_from_the_cache_to_the_requester() {
     assert_eq!(outgoing(&mut daemon), [(11, granted(3072))]);
     let budgets = (daemon.ledger().budget(Pid(10)), daemon.ledger().budget(Pid(11)), daemon.ledger().free());
     assert_eq!(budgets, (2048, 3072, 0));
-    let expected = Counters { granted: 3072, denied: 0, reclaimed: 512, unanswered: 0 };
+    let expected = Counters { requests: 1, granted: 3072, denied: 0, reclaimed: 512, unanswered: 0 };
     assert_eq!(daemon.counters(), expected);
 }
 
