@@ -278,17 +278,19 @@ impl Link {
 
     fn serve(&self, socket: &Arc<OwnedFd>) -> Ended {
         let mut reported = None;
+        let mut reported_at = Instant::now();
         loop {
             let Some(pool) = self.pool() else { return Ended::PoolDropped };
             let held = pool.stats().held as u64;
             drop(pool); // the owner of the pool can drop it meanwhile
-            if reported != Some(held) {
-                reported = Some(held);
-                if !self.state().send(ClientMessage::Usage { held }) {
+            let mut wait = SOFT_USAGE_INTERVAL.since(reported_at.elapsed().into());
+            if wait == Ns::ZERO {
+                (reported_at, wait) = (Instant::now(), SOFT_USAGE_INTERVAL);
+                if !self.report(held, &mut reported) {
                     return Ended::Lost;
                 }
             }
-            match wait_readable(socket, SOFT_USAGE_INTERVAL) {
+            match wait_readable(socket, wait) {
                 Ok(false) => {}
                 Ok(true) => match receive(socket).map(|message| self.handle(message)) {
                     Ok(Ok(())) => {}
@@ -298,6 +300,15 @@ impl Link {
                 Err(_) => return Ended::Lost,
             }
         }
+    }
+
+    /// Reports the held pages if they or the budget have changed: the daemon counts granted pages as held until the
+    /// next report. Returns whether the connection still exists.
+    fn report(&self, held: u64, reported: &mut Option<(u64, u64)>) -> bool {
+        let mut state = self.state();
+        let use_of_budget = (held, state.recorded);
+        let has_changed = reported.replace(use_of_budget) != Some(use_of_budget);
+        !has_changed || state.send(ClientMessage::Usage { held })
     }
 
     fn handle(&self, message: DaemonMessage) -> Result<(), Ended> {

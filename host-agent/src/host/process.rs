@@ -178,12 +178,6 @@ impl ProcessHandle {
     }
 }
 
-impl From<ProcessHandle> for OwnedFd {
-    fn from(handle: ProcessHandle) -> Self {
-        handle.0
-    }
-}
-
 impl AsFd for ProcessHandle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

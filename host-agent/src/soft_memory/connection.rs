@@ -101,13 +101,11 @@ impl Connection {
     pub async fn serve(self) {
         let Self { peer, process, events, is_allowed, _permit } = self;
         let (pid, number, socket) = (peer.pid, peer.number, Arc::clone(&peer.socket));
-        if !is_allowed {
-            peer.send(DaemonMessage::Refused(Refusal::UserNotAllowed));
-            return;
-        }
+        // The first message of a refused client is received, too, because closing the socket before would reset it.
         let hello = tokio::time::timeout(SOFT_HELLO_TIMEOUT.as_duration(), receive(&socket)).await;
-        let Ok(Some(hello)) = hello else {
-            peer.send(DaemonMessage::Refused(Refusal::InvalidMessage));
+        let (true, Ok(Some(hello))) = (is_allowed, hello) else {
+            let reason = if is_allowed { Refusal::InvalidMessage } else { Refusal::UserNotAllowed };
+            peer.send(DaemonMessage::Refused(reason));
             return;
         };
         // Each send waits until the daemon has accepted the event, so that a client has one waiting message at most.

@@ -1,7 +1,7 @@
 //! State of the daemon: answers requests, demands pages from clients, and adapts the total to the memory of the
 //! host.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use units::{
     Ns,
@@ -93,21 +93,25 @@ impl Client {
     fn is_reachable(&self) -> bool {
         self.pending.is_none() && self.detached_until.is_none()
     }
+
+    /// Returns whether the client can still answer a demand in time.
+    fn is_awaited(&self) -> bool {
+        self.pending.is_some_and(|pending| !pending.is_late)
+    }
 }
 
 /// Request that is being fulfilled.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Active {
     pid: Pid,
-    /// Clients that have not answered their demands.
-    waiting: BTreeSet<Pid>,
     decisions: u32,
 }
 
 /// Soft memory daemon (Soft Memory, section 3.3), without its sockets and its clock.
 ///
-/// Requests are fulfilled one after the other. A request waits until the clients have answered their demands, but
-/// at most `units::limits::SOFT_ANSWER_TIMEOUT` for each of its `units::limits::SOFT_DECISIONS_MAX` decisions. A
+/// Requests are fulfilled one after the other. If the free pages do not suffice, a request waits until all demands
+/// are answered, but at most `units::limits::SOFT_ANSWER_TIMEOUT` for each of its
+/// `units::limits::SOFT_DECISIONS_MAX` decisions. So each decision is based on the pages that clients still have. A
 /// client that answers late, or gives up less than was demanded, is passed over for a time, in which it receives no
 /// demands for other clients' requests.
 ///
@@ -226,9 +230,6 @@ impl Daemon {
     fn forget_messages(&mut self, pid: Pid) {
         self.queue.retain(|other| *other != pid);
         self.outgoing.retain(|outgoing| outgoing.pid != pid);
-        if let Some(active) = &mut self.active {
-            active.waiting.remove(&pid);
-        }
         self.active.take_if(|active| active.pid == pid);
     }
 
@@ -274,15 +275,12 @@ impl Daemon {
             self.clients.iter().filter(|(_, client)| ended(client)).map(|(pid, _)| *pid).collect();
         ended.into_iter().for_each(|pid| self.remove(pid));
         self.shrink_to_target();
-        for (pid, client) in &mut self.clients {
+        for client in self.clients.values_mut() {
             let late = client.pending.as_mut().filter(|pending| !pending.is_late && pending.deadline <= now);
             let Some(pending) = late else { continue };
             pending.is_late = true;
             client.counters.unanswered += 1;
             self.counters.unanswered += 1;
-            if let Some(active) = &mut self.active {
-                active.waiting.remove(pid);
-            }
         }
         self.fulfil_requests(now);
     }
@@ -350,9 +348,6 @@ impl Daemon {
         let pending = pending.ok_or(Refusal::InvalidMessage)?;
         let is_reliable = pending.returned >= pending.demanded && !pending.is_late;
         client.passed_over_until = (!is_reliable).then(|| now.after(SOFT_PASS_OVER_TIME));
-        if let Some(active) = &mut self.active {
-            active.waiting.remove(&pid);
-        }
         Ok(())
     }
 
@@ -367,7 +362,7 @@ impl Daemon {
             return;
         }
         loop {
-            let next = |pid| Active { pid, waiting: BTreeSet::new(), decisions: 0 };
+            let next = |pid| Active { pid, decisions: 0 };
             let Some(active) = self.active.take().or_else(|| self.queue.pop_front().map(next)) else { return };
             if let Some(active) = self.fulfil(active, now) {
                 self.active = Some(active);
@@ -391,7 +386,7 @@ impl Daemon {
             self.answer(active.pid, pages, now);
             return None;
         }
-        if !active.waiting.is_empty() {
+        if self.clients.values().any(Client::is_awaited) {
             return Some(active);
         }
         active.decisions += 1;
@@ -408,10 +403,7 @@ impl Daemon {
             self.answer(active.pid, 0, now);
             return None;
         }
-        for demand in demands {
-            active.waiting.insert(demand.pid);
-            self.demand(demand, now);
-        }
+        demands.into_iter().for_each(|demand| self.demand(demand, now));
         Some(active)
     }
 

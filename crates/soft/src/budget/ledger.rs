@@ -110,7 +110,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Moves free pages to the budget of a client.
+    /// Moves free pages to the budget of a client. They count as used until the next reports, because the client
+    /// requested them for use.
     ///
     /// # Errors
     /// Returns [`LedgerError::Short`] or [`LedgerError::NotConnected`].
@@ -119,6 +120,8 @@ impl Ledger {
         let client = self.client(pid)?;
         let remaining = free.checked_sub(pages).ok_or(LedgerError::Short { free, requested: pages })?;
         client.budget += pages;
+        client.claimed_used = client.claimed_used.saturating_add(pages);
+        client.footprint = client.footprint.saturating_add(pages);
         self.free = remaining;
         Ok(())
     }

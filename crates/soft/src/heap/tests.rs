@@ -80,7 +80,7 @@ fn all_chunks_are_searched_if_no_chunk_is_free() {
         arena.release_idle(1);
     }
     assert_eq!(arena.take(3), Ok(2));
-    assert_eq!(arena.take(2), Err(SoftError::OutOfAddressSpace { pages: 2 }));
+    assert_eq!(arena.take(2), Err(SoftError::OutOfAddressSpace { pages: 16 }));
     assert_eq!((0..39).map(|_| arena.take(1).is_ok()).filter(|is_taken| *is_taken).count(), 39);
 }
 

@@ -278,7 +278,8 @@ impl World {
     }
 
     fn pick(&mut self, index: &prop::sample::Index) -> Option<&mut Simulated> {
-        if self.clients.is_empty() { None } else { Some(&mut self.clients[index.index(self.clients.len())]) }
+        let count = self.clients.len();
+        if count == 0 { None } else { self.clients.get_mut(index.index(count)) }
     }
 
     fn run(&mut self, event: Event) {
@@ -410,7 +411,9 @@ impl World {
                 DaemonMessage::Welcome { budget } => Some(client.stated.expect("a stated budget") - budget),
                 _ => None,
             });
-            let expected = client.recorded + granted.sum::<u64>() + returned.sum::<u64>() - refused.unwrap_or(0);
+            // A client can give back more than it keeps, before it knows it.
+            let recorded = (client.recorded + returned.sum::<u64>()).saturating_sub(refused.unwrap_or(0));
+            let expected = recorded + granted.sum::<u64>();
             assert_eq!(ledger.budget(Pid(client.pid)), expected, "{client:?}");
         }
     }
@@ -446,7 +449,7 @@ impl Simulated {
             None => {}
             Some(DaemonMessage::Welcome { budget }) => {
                 let refused = self.stated.take().expect("a stated budget") - budget;
-                self.recorded -= refused;
+                self.recorded = self.recorded.saturating_sub(refused);
                 self.budget = self.budget.min(self.recorded);
                 self.held = self.held.min(self.budget);
             }
