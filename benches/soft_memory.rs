@@ -183,7 +183,11 @@ impl Holder {
         let mut line = String::new();
         let stdout = process.stdout.take().ok_or("no output")?;
         BufReader::new(stdout).read_line(&mut line).map_err(|error| error.to_string())?;
-        if line.trim_end() == "full" { Ok(Self(process)) } else { Err(format!("the holder printed {line:?}")) }
+        if line.trim_end() == "full" {
+            Ok(Self(process))
+        } else {
+            Err(format!("the holder printed {line:?}"))
+        }
     }
 
     /// Ends the process, which checks its resident pages.
@@ -302,7 +306,8 @@ fn fill(list: &SoftList<Value>, count: usize) -> f64 {
 
 /// Connects to the daemon, and creates a list.
 fn connected_list(socket: &Path) -> (Arc<Pool>, SoftList<Value>) {
-    let pool = soft::client::connect(socket, 2 * pages(ALLOCATIONS + MORE_ALLOCATIONS)).expect("the daemon runs");
+    let pool =
+        soft::client::connect(socket, 2 * pages(ALLOCATIONS + MORE_ALLOCATIONS)).expect("the daemon runs");
     let list = SoftList::new(&pool, Priority(0)).expect("values of 1 KiB are allowed");
     (pool, list)
 }

@@ -4,13 +4,7 @@
 
 mod reply;
 
-use std::{
-    collections::BTreeSet,
-    io,
-    os::fd::OwnedFd,
-    path::Path,
-    sync::OnceLock,
-};
+use std::{collections::BTreeSet, io, os::fd::OwnedFd, path::Path, sync::OnceLock};
 
 use host_memory::datagram;
 use pool::agent::{Caller, Process};

@@ -71,8 +71,13 @@ impl Daemon {
         };
         self.reports = Arc::default();
         let reports = Arc::clone(&self.reports);
-        let inputs =
-            Inputs { config, allowed_uids: BTreeSet::from([user]), slices: None, proc: Sysfs::at("/proc"), reports };
+        let inputs = Inputs {
+            config,
+            allowed_uids: BTreeSet::from([user]),
+            slices: None,
+            proc: Sysfs::at("/proc"),
+            reports,
+        };
         let runtime = Runtime::new().unwrap();
         let server = runtime.block_on(async { SoftMemoryServer::listen(&self.socket(), inputs).unwrap() });
         runtime.spawn(server.serve());

@@ -21,8 +21,8 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::OwnedFd,
     net::{
-        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect as connect_socket,
-        recv, send, socket_with,
+        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+        connect as connect_socket, recv, send, socket_with,
     },
 };
 use units::{
@@ -124,7 +124,8 @@ impl State {
     /// Sends a message. A connection that accepts no message is given up: the daemon always reads its messages.
     fn send(&mut self, message: ClientMessage) -> bool {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let is_sent = self.socket.as_ref().is_some_and(|socket| send(socket, &message.encode(), flags).is_ok());
+        let is_sent =
+            self.socket.as_ref().is_some_and(|socket| send(socket, &message.encode(), flags).is_ok());
         if !is_sent {
             self.socket = None;
         }

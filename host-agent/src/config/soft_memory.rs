@@ -126,10 +126,13 @@ mod tests {
     #[test]
     fn invalid_keys_are_rejected_with_the_rule() {
         let cases = [
-            ("", "size_mib: is missing"),
-            ("size_mib = 0", "size_mib = 0: must be from 1 to"),
-            ("size_mib = 1\ntargets_max = 65", "targets_max = 65: must be from 1 to 64"),
-            ("size_mib = 1\nover_reclaim_percent = 101", "over_reclaim_percent = 101: must be from 0 to 100"),
+            ("", "soft_memory.size_mib: is missing"),
+            ("size_mib = 0", "soft_memory.size_mib = 0: must be a whole number from 1 to 67108864"),
+            ("size_mib = 1\ntargets_max = 65", "targets_max = 65: must be a whole number from 1 to 64"),
+            (
+                "size_mib = 1\nover_reclaim_percent = 101",
+                "percent = 101: must be a whole number from 0 to 100",
+            ),
             ("size_mib = 1\nallowed_uids = []", "allowed_uids: must not be empty"),
             ("size_mib = 1\nsize = 1", "size"),
         ];

@@ -97,8 +97,7 @@ mod tests {
     #[test]
     fn waiting_processes_show_a_shortage() {
         let last = sample(500, Some(1000));
-        let headroom =
-            |stalled, used| sample(500, Some(stalled)).headroom(Some(&last), 250_000, RULES, used);
+        let headroom = |stalled, used| sample(500, Some(stalled)).headroom(Some(&last), 250_000, RULES, used);
         assert_eq!(headroom(25_999, 128_000), 102_400);
         assert_eq!(headroom(26_000, 128_000), -2000);
         assert_eq!(headroom(26_000, 2000), -1024);

@@ -363,7 +363,9 @@ impl Daemon {
         }
         loop {
             let next = |pid| Active { pid, decisions: 0 };
-            let Some(active) = self.active.take().or_else(|| self.queue.pop_front().map(next)) else { return };
+            let Some(active) = self.active.take().or_else(|| self.queue.pop_front().map(next)) else {
+                return;
+            };
             if let Some(active) = self.fulfil(active, now) {
                 self.active = Some(active);
                 return;

@@ -228,19 +228,43 @@ struct Simulated {
 #[derive(Clone, Debug)]
 enum Event {
     Start,
-    Request { client: prop::sample::Index, pages: u64 },
-    Use { client: prop::sample::Index, percent: u64 },
-    GiveBack { client: prop::sample::Index },
+    Request {
+        client: prop::sample::Index,
+        pages: u64,
+    },
+    Use {
+        client: prop::sample::Index,
+        percent: u64,
+    },
+    GiveBack {
+        client: prop::sample::Index,
+    },
     /// The client handles one message. It gives up this part of the demanded pages.
-    Handle { client: prop::sample::Index, percent: u64 },
+    Handle {
+        client: prop::sample::Index,
+        percent: u64,
+    },
     /// The daemon handles one message of the client.
-    Deliver { client: prop::sample::Index },
-    Kill { client: prop::sample::Index },
-    Disconnect { client: prop::sample::Index },
-    Reconnect { client: prop::sample::Index },
+    Deliver {
+        client: prop::sample::Index,
+    },
+    Kill {
+        client: prop::sample::Index,
+    },
+    Disconnect {
+        client: prop::sample::Index,
+    },
+    Reconnect {
+        client: prop::sample::Index,
+    },
     RestartDaemon,
-    Wait { ms: u64 },
-    Adapt { limit: u64, headroom: i64 },
+    Wait {
+        ms: u64,
+    },
+    Adapt {
+        limit: u64,
+        headroom: i64,
+    },
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
@@ -301,7 +325,9 @@ impl World {
                 self.clients.push(client);
             }
             Event::Request { client, pages } => {
-                if let Some(client) = self.pick(&client).filter(|client| client.is_connected && !client.is_requesting) {
+                if let Some(client) =
+                    self.pick(&client).filter(|client| client.is_connected && !client.is_requesting)
+                {
                     client.is_requesting = true;
                     client.sent.push_back(ClientMessage::Request { pages, held: client.held });
                 }
@@ -369,10 +395,13 @@ impl World {
                 self.deliver_all();
                 self.daemon.tick(self.now);
             }
-            Event::Adapt { limit, headroom } => self.daemon.adapt_to_host(HostMemory { limit, headroom }, self.now),
+            Event::Adapt { limit, headroom } => {
+                self.daemon.adapt_to_host(HostMemory { limit, headroom }, self.now)
+            }
         }
         for Outgoing { pid, message } in self.daemon.take_outgoing() {
-            let client = self.clients.iter_mut().find(|client| client.pid == pid.0).expect("the client exists");
+            let client =
+                self.clients.iter_mut().find(|client| client.pid == pid.0).expect("the client exists");
             client.received.push_back(message);
         }
     }
@@ -396,7 +425,9 @@ impl World {
         assert_eq!(ledger.free() + budgets, ledger.total());
         for client in &self.clients {
             assert!(client.held <= client.budget && client.budget <= client.recorded);
-            if client.sent.iter().any(|message| matches!(message, ClientMessage::Hello { .. })) || !client.is_connected {
+            if client.sent.iter().any(|message| matches!(message, ClientMessage::Hello { .. }))
+                || !client.is_connected
+            {
                 continue;
             }
             let granted = client.received.iter().map(|message| match message {
