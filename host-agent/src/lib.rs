@@ -28,6 +28,7 @@ pub mod session_channel;
 pub mod shares;
 #[cfg(test)]
 mod skipped;
+pub mod soft_memory_report;
 pub mod symbiosis;
 mod tenant_cgroups;
 pub mod tenant_profiles;
