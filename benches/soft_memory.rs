@@ -28,6 +28,7 @@ use std::{
 use host_agent::{
     config::soft_memory::SoftMemory,
     host::sysfs::Sysfs,
+    metrics::Metrics,
     report_slot::ReportSlot,
     soft_memory::{Inputs, SoftMemoryServer},
     soft_memory_report::Report,
@@ -38,7 +39,7 @@ use soft::{
     budget::{Counters, Settings},
 };
 use tokio::runtime::Runtime;
-use units::{Bytes, UserId};
+use units::{Bytes, Name, UserId};
 
 /// Number of allocations without pressure.
 const ALLOCATIONS: usize = 977_000;
@@ -152,6 +153,7 @@ impl Daemon {
             slices: None,
             proc: Sysfs::at("/proc"),
             reports: Arc::clone(&reports),
+            metrics: Arc::new(Metrics::new(&Name::new("h0").expect("a valid name"), "emulated")),
         };
         let runtime = Runtime::new().expect("a runtime is created");
         let listen = async { SoftMemoryServer::listen(&socket, inputs).expect("the socket is free") };

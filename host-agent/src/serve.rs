@@ -207,7 +207,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         Arc::clone(&reports.tiering),
     );
     let eviction = start_early_eviction(&config, Arc::clone(&metrics), Arc::clone(&reports.evictions));
-    let soft_memory = listen_for_soft_memory(&config, &handle, Arc::default())?;
+    let soft_memory = listen_for_soft_memory(&config, &handle, &metrics, Arc::clone(&reports.soft_memory))?;
     let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
@@ -296,6 +296,7 @@ fn start_early_eviction(
 fn listen_for_soft_memory(
     config: &Config,
     driver: &Handle,
+    metrics: &Arc<Metrics>,
     reports: Arc<ReportSlot<soft_memory_report::Report>>,
 ) -> Result<Option<SoftMemoryServer>, ServeError> {
     let Some(settings) = config.soft_memory.clone() else { return Ok(None) };
@@ -306,6 +307,7 @@ fn listen_for_soft_memory(
         slices,
         proc: Sysfs::at(PROC),
         reports,
+        metrics: Arc::clone(metrics),
     };
     let socket = config.soft_memory_socket();
     tracing::info!(socket = %socket.display(), size = %inputs.config.size, "starting soft memory");

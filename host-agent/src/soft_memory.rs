@@ -48,6 +48,7 @@ use crate::{
     config::soft_memory::SoftMemory as Config,
     host::{cgroup::find_unified_hierarchy, sysfs::Sysfs},
     local_socket::{self, ConnectionPermits, DropWarnings, accept},
+    metrics::Metrics,
     readiness,
     report_slot::ReportSlot,
     shares::now as unix_now,
@@ -75,6 +76,8 @@ pub struct Inputs {
     pub proc: Sysfs,
     /// Receives the reports for the manager.
     pub reports: Arc<ReportSlot<Report>>,
+    /// Metrics of the agent.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Listening socket of the daemon.
@@ -287,7 +290,6 @@ impl State {
 
     fn report(&self) {
         let slices = self.inputs.slices.as_ref().map_or(0, |slices| slices.load(Ordering::Relaxed));
-        let bytes = |pages: u64| Bytes::new(pages.saturating_mul(PAGE_BYTES));
         let ledger = self.daemon.ledger();
         let mut states: Vec<ClientReport> = self.daemon.clients().collect();
         let client_count = states.len();
@@ -298,15 +300,17 @@ impl State {
             let peer = self.peers.get(&state.sample.pid)?;
             Some(Client { user: peer.user, program: peer.program.clone(), state })
         });
-        self.inputs.reports.store(Report {
+        let report = Report {
             at: unix_now(),
             limit: Bytes::new(self.inputs.config.size.get() + slices * SLICE.get()),
-            total: bytes(ledger.total()),
-            free: bytes(ledger.free()),
+            total: Bytes::pages(ledger.total()),
+            free: Bytes::pages(ledger.free()),
             counters: self.daemon.counters(),
             client_count,
             clients: clients.collect(),
-        });
+        };
+        self.inputs.metrics.set_soft_memory(&report);
+        self.inputs.reports.store(report);
     }
 }
 

@@ -14,6 +14,7 @@ use std::{
 use host_agent::{
     config::soft_memory::SoftMemory,
     host::sysfs::Sysfs,
+    metrics::Metrics,
     report_slot::ReportSlot,
     soft_memory::{Inputs, SoftMemoryServer},
     soft_memory_report::Report,
@@ -27,7 +28,7 @@ use soft::{
     protocol::{ClientMessage, DaemonMessage, Refusal, VERSION},
 };
 use tokio::runtime::Runtime;
-use units::{Bytes, UserId};
+use units::{Bytes, Name, UserId};
 
 /// Time after which a condition must hold.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -77,6 +78,7 @@ impl Daemon {
             slices: None,
             proc: Sysfs::at("/proc"),
             reports,
+            metrics: Arc::new(Metrics::new(&Name::new("h0").unwrap(), "emulated")),
         };
         let runtime = Runtime::new().unwrap();
         let server = runtime.block_on(async { SoftMemoryServer::listen(&self.socket(), inputs).unwrap() });

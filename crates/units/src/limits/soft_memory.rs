@@ -1,5 +1,6 @@
 //! Limits of soft memory.
 
+use super::RPC_MESSAGE_BYTES_MAX;
 use crate::Ns;
 
 /// Maximum address space of a pool of soft memory, in pages of 4 KiB (64 GiB).
@@ -53,6 +54,14 @@ pub const SOFT_USAGE_INTERVAL: Ns = Ns::ms(250);
 pub const SOFT_REVOKED_PAGES_MAX: usize = 2048;
 /// Maximum number of clients of soft memory in a report.
 pub const SOFT_REPORTED_CLIENTS_MAX: usize = 256;
+/// Maximum size of the name of a program in a report of soft memory, in bytes. The kernel limits names to 15 bytes;
+/// each byte that is not UTF-8 becomes a character of 3 bytes.
+pub const SOFT_PROGRAM_BYTES_MAX: usize = 45;
+// A report of soft memory is one message. Per client it contains a name and some numbers.
+const _: () = assert!(
+    SOFT_REPORTED_CLIENTS_MAX * (SOFT_PROGRAM_BYTES_MAX + 256) <= RPC_MESSAGE_BYTES_MAX / 2,
+    "a report of soft memory must fit into a message"
+);
 /// Interval between two reports of soft memory.
 pub const SOFT_REPORT_INTERVAL: Ns = Ns::secs(2);
 /// Interval at which the daemon of soft memory checks for late answers.
@@ -67,7 +76,5 @@ pub const SOFT_CONNECTIONS_PER_UID_MAX: usize = 1024;
 pub const SOFT_UNAUTHORIZED_CONNECTIONS_MAX: usize = 16;
 /// Time in which a client of soft memory must send its first message.
 pub const SOFT_HELLO_TIMEOUT: Ns = Ns::secs(1);
-/// Maximum number of messages per client that the daemon of soft memory handles per second.
-pub const SOFT_MESSAGES_PER_SECOND_MAX: u32 = 2000;
 /// Maximum number of messages of all clients that wait for the daemon of soft memory.
 pub const SOFT_MESSAGES_QUEUED_MAX: usize = 256;
