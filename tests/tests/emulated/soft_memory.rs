@@ -117,5 +117,4 @@ fn slices_extend_soft_memory_until_they_are_released() {
     assert!(held <= 64 * MIB / 4096 && evicted >= 183_000, "{held} {evicted}");
     assert_eq!(report(&rack)["limit_bytes"].as_u64(), Some(64 * MIB));
     rack.assert_devices_zeroed();
-    rack.finish();
 }
