@@ -183,8 +183,9 @@ soft_context_t *soft_context_create(soft_pool_t *pool, uint8_t priority, soft_re
 
 /*
  * Destroys a context, and frees all its blocks without the callback. Waits until no callback of the context runs, and
- * prevents further calls, so that the program can then free `user_data`. Exception: if the calling thread runs a
- * callback itself, of any context, the function does not wait, and callbacks in other threads may still run.
+ * prevents further calls, so that the program can then free `user_data`. The caller must hold no lock for which the
+ * callback waits. Exception: if the calling thread runs a callback itself, of any context, the function does not wait,
+ * and callbacks in other threads may still run.
  *
  * Errors: SOFT_ERROR_PINNED if a block is pinned, and SOFT_ERROR_INVALID_ARGUMENT, SOFT_ERROR_INVALID_CONTEXT,
  * SOFT_ERROR_FORKED, as of all functions with a context.

@@ -1,10 +1,8 @@
 //! Contexts: blocks of one heap, with their pins and callback.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustc_hash::FxHashMap;
 use soft::{Handle, Pinned, Priority, SoftBlocks, Usage};
 
 use crate::{callback::Callback, error::Error, pool, registry::registry};
@@ -22,7 +20,7 @@ pub struct Context {
 struct Pins {
     /// A pin of each pinned block, with the number of times that the block is pinned. The number of pins of a
     /// structure is limited.
-    by_handle: HashMap<Handle, (Pinned, u32)>,
+    by_handle: FxHashMap<Handle, (Pinned, u32)>,
     /// Whether the context was destroyed.
     is_closed: bool,
 }

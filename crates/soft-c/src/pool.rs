@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use soft::{Pool, PoolStats};
 
-use crate::{error::Error, fork, registry::registry};
+use crate::{error::Error, registry::registry};
 
 /// Registered pool. Its contexts keep the memory alive when it is destroyed.
 #[derive(Debug)]
@@ -15,7 +15,6 @@ pub struct PoolEntry(pub Arc<Pool>);
 /// # Errors
 /// Returns [`Error::TooLarge`], [`Error::System`], [`Error::TooMany`] or [`Error::Forked`].
 pub fn create(budget_pages: usize) -> Result<usize, Error> {
-    fork::register()?;
     let pools = &registry()?.pools;
     pools.insert(PoolEntry(Pool::new(budget_pages)?))
 }

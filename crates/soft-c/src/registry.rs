@@ -3,14 +3,12 @@
 //! The identifiers of a process increase and are never used again. A forked child has its own, empty registry: its
 //! parent may have held any lock of the inherited registry at the time of the fork.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, OnceLock, PoisonError, RwLock,
+    atomic::{AtomicUsize, Ordering},
 };
 
+use rustc_hash::FxHashMap;
 use units::limits::{SOFT_C_FORKS_MAX, SOFT_C_POOLS_MAX, SOFT_STRUCTURES_MAX};
 
 use crate::{context::Context, error::Error, fork, pool::PoolEntry};
@@ -48,7 +46,7 @@ pub struct Objects<T> {
 /// Part of the objects. Shards do not share cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Shard<T>(RwLock<HashMap<usize, Arc<T>>>);
+struct Shard<T>(RwLock<FxHashMap<usize, Arc<T>>>);
 
 impl<T> Default for Shard<T> {
     fn default() -> Self {
@@ -59,9 +57,10 @@ impl<T> Default for Shard<T> {
 /// Returns the registry of this process.
 ///
 /// # Errors
-/// Returns [`Error::Forked`] in a chain of more than `units::limits::SOFT_C_FORKS_MAX` forks.
+/// Returns [`Error::Forked`] in a chain of more than `units::limits::SOFT_C_FORKS_MAX` forks, or [`Error::System`] if
+/// forks cannot be detected.
 pub fn registry() -> Result<&'static Registry, Error> {
-    let registry = REGISTRIES.get(fork::depth()).ok_or(Error::Forked)?;
+    let registry = REGISTRIES.get(fork::depth()?).ok_or(Error::Forked)?;
     Ok(registry.get_or_init(|| {
         let first_id = NEXT_ID.load(Ordering::Relaxed);
         Box::new(Registry {
@@ -76,7 +75,7 @@ impl<T> Objects<T> {
         Self { shards: Default::default(), len: AtomicUsize::new(0), len_max, first_id, unknown }
     }
 
-    fn shard(&self, id: usize) -> &RwLock<HashMap<usize, Arc<T>>> {
+    fn shard(&self, id: usize) -> &RwLock<FxHashMap<usize, Arc<T>>> {
         &self.shards[id % SHARDS].0
     }
 

@@ -142,6 +142,7 @@ fn pin_keeps_memory_of_a_dropped_structure_and_pool() {
 }
 
 #[test]
+#[cfg(not(miri))] // too slow
 fn number_of_pins_is_limited() {
     let (_, blocks) = blocks(1);
     let handle = blocks.allocate(1).unwrap();
