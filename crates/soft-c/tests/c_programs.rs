@@ -1,4 +1,5 @@
 //! Compiles C programs against the header and both libraries, and runs them, also under Valgrind.
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use std::{
     env, fs,
