@@ -449,7 +449,7 @@ static void test_threads(void)
 }
 
 /* Checks the library in a child process. */
-static int check_child(const struct shared *shared, soft_handle_t handle, const char *pinned)
+static void check_child(const struct shared *shared, soft_handle_t handle, const char *pinned)
 {
     struct soft_pool_stats stats;
     CHECK(has_bytes(pinned, 5000, 7));
@@ -465,7 +465,6 @@ static int check_child(const struct shared *shared, soft_handle_t handle, const 
     new_block(context, 1000, 1);
     destroy(context, pool);
     CHECK(has_bytes(pinned, 5000, 7));
-    return 0;
 }
 
 /* Forks while other threads hold locks of the library. */
@@ -483,7 +482,10 @@ static void test_fork(void)
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            _exit(check_child(&shared, handle, pinned));
+            check_child(&shared, handle, pinned);
+            /* Ends without the leak check of Valgrind: memory that other threads of the parent own is lost here. */
+            execl("/bin/true", "true", (char *)NULL);
+            _exit(1);
         }
         CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
