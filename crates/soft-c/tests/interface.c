@@ -382,7 +382,7 @@ static void test_error_of_thread(void)
 struct shared {
     soft_pool_t *pool;
     soft_context_t *context;
-    atomic_int running;
+    atomic_int running, stop;
 };
 
 struct user {
@@ -396,14 +396,14 @@ static void check_revoked(soft_handle_t handle, const void *data, size_t size, v
     CHECK(size > 0 && has_bytes(data, size, *(const unsigned char *)data));
 }
 
-/* Allocates, checks and frees blocks while another thread revokes them. */
+/* Allocates, checks and frees blocks until another thread stops it. */
 static void *use_blocks(void *argument)
 {
     const struct user *user = argument;
     soft_context_t *context = user->shared->context;
     soft_handle_t handles[16] = {0};
-    for (int n = 0; n < THREAD_OPERATIONS; n++) {
-        soft_handle_t *handle = &handles[n * 7 % 16];
+    for (unsigned n = 0; n < THREAD_OPERATIONS || !user->shared->stop; n++) {
+        soft_handle_t *handle = &handles[n % 16];
         size_t size = 1 + (size_t)n * 37 % 3000;
         void *block = soft_pin(context, *handle);
         if (block != NULL) {
@@ -431,6 +431,13 @@ static void start_users(struct shared *shared, struct user *users, pthread_t *th
     }
 }
 
+static void join_users(const pthread_t *threads)
+{
+    for (int n = 0; n < THREADS; n++) {
+        CHECK(pthread_join(threads[n], NULL) == 0);
+    }
+}
+
 static void test_threads(void)
 {
     struct shared shared = {.pool = new_pool(16)};
@@ -440,11 +447,9 @@ static void test_threads(void)
     start_users(&shared, users, threads);
     while (shared.running > 0) {
         CHECK(soft_grant(shared.pool, soft_revoke(shared.pool, 8)) == SOFT_OK);
+        shared.stop = context_stats(shared.context).revoked_blocks > 0;
     }
-    for (int n = 0; n < THREADS; n++) {
-        CHECK(pthread_join(threads[n], NULL) == 0);
-    }
-    CHECK(context_stats(shared.context).revoked_blocks > 0);
+    join_users(threads);
     destroy(shared.context, shared.pool);
 }
 
@@ -489,9 +494,8 @@ static void test_fork(void)
         }
         CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
-    for (int n = 0; n < THREADS; n++) {
-        CHECK(pthread_join(threads[n], NULL) == 0);
-    }
+    shared.stop = 1;
+    join_users(threads);
     CHECK(has_bytes(pinned, 5000, 7) && soft_unpin(shared.context, handle) == SOFT_OK);
     destroy(shared.context, shared.pool);
 }
