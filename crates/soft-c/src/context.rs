@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
-use soft::{Handle, Pinned, Priority, SoftBlocks, Usage};
+use soft::{Handle, Pinned, Pool, Priority, SoftBlocks, Usage};
 
-use crate::{callback::Callback, error::Error, pool, registry::registry};
+use crate::{callback::Callback, error::Error};
 
 /// Blocks of one heap.
 #[derive(Debug)]
@@ -25,52 +25,27 @@ struct Pins {
     is_closed: bool,
 }
 
-/// Creates a context, and returns its identifier.
-///
-/// # Errors
-/// Returns [`Error::TooMany`], or an error for the pool.
-pub fn create(pool_id: usize, priority: u8, callback: Option<Callback>) -> Result<usize, Error> {
-    let (pool, priority) = (pool::get(pool_id)?, Priority(priority));
-    let callback = callback.map(Arc::new);
-    let blocks = match callback.clone() {
-        Some(callback) => {
-            SoftBlocks::with_callback(&pool, priority, move |handle, bytes| callback.call(handle, bytes))?
-        }
-        None => SoftBlocks::new(&pool, priority)?,
-    };
-    registry()?.contexts.insert(Context { blocks, callback, pins: Mutex::default() })
-}
-
-/// Destroys a context with all its blocks. The callback does not run after it. Waits for running callbacks, except
-/// inside a callback.
-///
-/// # Errors
-/// Returns [`Error::Pinned`] if a block is pinned, or an error for the context. The context is unchanged then.
-pub fn destroy(id: usize) -> Result<(), Error> {
-    let contexts = &registry()?.contexts;
-    let context = contexts.get(id)?;
-    context.close_pins()?;
-    let removed = contexts.remove(id);
-    if let Some(callback) = &context.callback {
-        callback.close();
-    }
-    removed.map(drop)
-}
-
-/// Returns a context.
-///
-/// # Errors
-/// Returns [`Error::InvalidArgument`], [`Error::InvalidContext`] or [`Error::Forked`].
-pub fn get(id: usize) -> Result<Arc<Context>, Error> {
-    registry()?.contexts.get(id)
-}
-
 /// Translates a handle.
 fn handle(raw: u64) -> Result<Handle, Error> {
     Handle::from_raw(raw).ok_or(Error::InvalidArgument)
 }
 
 impl Context {
+    /// Creates a context without blocks.
+    ///
+    /// # Errors
+    /// Returns [`Error::TooMany`].
+    pub fn new(pool: &Arc<Pool>, priority: u8, callback: Option<Callback>) -> Result<Self, Error> {
+        let (priority, callback) = (Priority(priority), callback.map(Arc::new));
+        let blocks = match callback.clone() {
+            Some(callback) => {
+                SoftBlocks::with_callback(pool, priority, move |handle, bytes| callback.call(handle, bytes))?
+            }
+            None => SoftBlocks::new(pool, priority)?,
+        };
+        Ok(Self { blocks, callback, pins: Mutex::default() })
+    }
+
     fn pins(&self) -> MutexGuard<'_, Pins> {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +54,7 @@ impl Context {
     ///
     /// # Errors
     /// Returns [`Error::Pinned`] if a block is pinned, or [`Error::InvalidContext`] if another thread was faster.
-    fn close_pins(&self) -> Result<(), Error> {
+    pub fn close_pins(&self) -> Result<(), Error> {
         let mut pins = self.pins();
         if pins.is_closed {
             return Err(Error::InvalidContext);
@@ -89,6 +64,13 @@ impl Context {
         }
         pins.is_closed = true;
         Ok(())
+    }
+
+    /// Prevents further calls of the callback. See [`Callback::close`].
+    pub fn close_callback(&self) {
+        if let Some(callback) = &self.callback {
+            callback.close();
+        }
     }
 
     /// Allocates a block of zeros.

@@ -8,9 +8,8 @@ use std::{
 
 use crate::{
     callback::{Callback, CallbackFunction},
-    context,
     error::{self, Error},
-    pool,
+    registry,
 };
 
 /// Value of `SOFT_SIZE_ERROR`.
@@ -86,12 +85,12 @@ extern "C" fn soft_error_string(number: c_int) -> *const c_char {
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_pool_create(budget_pages: usize) -> PoolId {
-    run(|| pool::create(budget_pages)).map_or(null_mut(), without_provenance_mut)
+    run(|| registry::create_pool(budget_pages)).map_or(null_mut(), without_provenance_mut)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_pool_destroy(pool: PoolId) -> c_int {
-    status(run(|| pool::destroy(pool.addr())))
+    status(run(|| registry::destroy_pool(pool.addr())))
 }
 
 /// # Safety
@@ -99,7 +98,7 @@ extern "C" fn soft_pool_destroy(pool: PoolId) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn soft_pool_get_stats(pool: PoolId, stats: *mut PoolStats) -> c_int {
     status(run(|| {
-        let result = pool::stats(pool.addr());
+        let result = registry::pool(pool.addr()).map(|pool| pool.stats());
         let result = result.map(|stats| PoolStats { budget_pages: stats.budget, held_pages: stats.held });
         // SAFETY: guaranteed by the caller.
         unsafe { store(stats, result) }
@@ -109,14 +108,14 @@ unsafe extern "C" fn soft_pool_get_stats(pool: PoolId, stats: *mut PoolStats) ->
 #[unsafe(no_mangle)]
 extern "C" fn soft_grant(pool: PoolId, pages: usize) -> c_int {
     status(run(|| {
-        pool::get(pool.addr())?.grant(pages);
+        registry::pool(pool.addr())?.grant(pages);
         Ok(())
     }))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_revoke(pool: PoolId, pages: usize) -> usize {
-    run(|| Ok(pool::get(pool.addr())?.revoke(pages))).unwrap_or(SIZE_ERROR)
+    run(|| Ok(registry::pool(pool.addr())?.revoke(pages))).unwrap_or(SIZE_ERROR)
 }
 
 /// # Safety
@@ -130,12 +129,13 @@ unsafe extern "C" fn soft_context_create(
     user_data: *mut c_void,
 ) -> ContextId {
     let callback = callback.map(|function| Callback::new(function, user_data));
-    run(|| context::create(pool.addr(), priority, callback)).map_or(null_mut(), without_provenance_mut)
+    run(|| registry::create_context(pool.addr(), priority, callback))
+        .map_or(null_mut(), without_provenance_mut)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_context_destroy(context: ContextId) -> c_int {
-    status(run(|| context::destroy(context.addr())))
+    status(run(|| registry::destroy_context(context.addr())))
 }
 
 /// # Safety
@@ -143,7 +143,7 @@ extern "C" fn soft_context_destroy(context: ContextId) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn soft_context_get_stats(context: ContextId, stats: *mut ContextStats) -> c_int {
     status(run(|| {
-        let result = context::get(context.addr()).map(|context| {
+        let result = registry::context(context.addr()).map(|context| {
             let (blocks, usage) = context.usage();
             ContextStats { blocks, held_pages: usage.held_pages, revoked_blocks: usage.evicted }
         });
@@ -154,13 +154,13 @@ unsafe extern "C" fn soft_context_get_stats(context: ContextId, stats: *mut Cont
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_malloc(context: ContextId, size: usize) -> u64 {
-    run(|| context::get(context.addr())?.allocate(size)).unwrap_or(0)
+    run(|| registry::context(context.addr())?.allocate(size)).unwrap_or(0)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_calloc(context: ContextId, count: usize, size: usize) -> u64 {
     run(|| {
-        let context = context::get(context.addr())?;
+        let context = registry::context(context.addr())?;
         context.allocate(count.checked_mul(size).ok_or(Error::TooLarge)?)
     })
     .unwrap_or(0)
@@ -168,25 +168,25 @@ extern "C" fn soft_calloc(context: ContextId, count: usize, size: usize) -> u64 
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_free(context: ContextId, handle: u64) -> c_int {
-    status(run(|| context::get(context.addr())?.free(handle)))
+    status(run(|| registry::context(context.addr())?.free(handle)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_pin(context: ContextId, handle: u64) -> *mut c_void {
-    run(|| context::get(context.addr())?.pin(handle)).map_or(null_mut(), <*mut u8>::cast)
+    run(|| registry::context(context.addr())?.pin(handle)).map_or(null_mut(), <*mut u8>::cast)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_unpin(context: ContextId, handle: u64) -> c_int {
-    status(run(|| context::get(context.addr())?.unpin(handle)))
+    status(run(|| registry::context(context.addr())?.unpin(handle)))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_size(context: ContextId, handle: u64) -> usize {
-    run(|| context::get(context.addr())?.size(handle)).unwrap_or(SIZE_ERROR)
+    run(|| registry::context(context.addr())?.size(handle)).unwrap_or(SIZE_ERROR)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_reclaim(context: ContextId, pages: usize) -> usize {
-    run(|| Ok(context::get(context.addr())?.reclaim(pages))).unwrap_or(SIZE_ERROR)
+    run(|| Ok(registry::context(context.addr())?.reclaim(pages))).unwrap_or(SIZE_ERROR)
 }

@@ -7,10 +7,10 @@
 //! | file | content |
 //! |---|---|
 //! | `exports.rs` | exported functions: translate arguments and results |
-//! | `pool.rs` | pools |
+//! | `registry.rs` | pools and contexts of a process |
 //! | `context.rs` | contexts: blocks with their pins and callback |
 //! | `callback.rs` | callbacks, and their end when a context is destroyed |
-//! | `registry.rs` | objects by identifier |
+//! | `objects.rs` | objects by identifier |
 //! | `fork.rs` | detection of forked children |
 //! | `error.rs` | error codes |
 
@@ -19,5 +19,5 @@ mod context;
 mod error;
 mod exports;
 mod fork;
-mod pool;
+mod objects;
 mod registry;

@@ -1,71 +1,41 @@
-//! Pools and contexts by identifier.
+//! Pools and contexts of a process.
 //!
-//! The identifiers of a process increase and are never used again. A forked child has its own, empty registry: its
-//! parent may have held any lock of the inherited registry at the time of the fork.
+//! A forked child has its own, empty registry: its parent may have held any lock of the inherited registry at the
+//! time of the fork.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::sync::{Arc, OnceLock};
 
+use soft::Pool;
 use units::limits::{SOFT_C_FORKS_MAX, SOFT_C_POOLS_MAX, SOFT_STRUCTURES_MAX};
 
-use crate::{context::Context, error::Error, fork, pool::PoolEntry};
+use crate::{
+    callback::Callback,
+    context::Context,
+    error::Error,
+    fork,
+    objects::{Objects, next_id},
+};
 
-/// Number of parts of a map, each with its own lock, so that threads with different contexts rarely share a lock.
-const SHARDS: usize = 16;
-
-/// Next identifier, which is not 0. A child continues with the number of its parent.
-static NEXT_ID: AtomicUsize = AtomicUsize::new(1);
 /// Registry of each process in a chain of forks.
 static REGISTRIES: [OnceLock<Box<Registry>>; SOFT_C_FORKS_MAX] =
     [const { OnceLock::new() }; SOFT_C_FORKS_MAX];
 
 /// Pools and contexts of a process.
 #[derive(Debug)]
-pub struct Registry {
-    /// Pools.
-    pub pools: Objects<PoolEntry>,
-    /// Contexts.
-    pub contexts: Objects<Context>,
-}
-
-/// Objects of one type.
-#[derive(Debug)]
-pub struct Objects<T> {
-    shards: [Shard<T>; SHARDS],
-    len: AtomicUsize,
-    len_max: usize,
-    /// Smallest identifier of this process. Smaller identifiers are from its parent.
-    first_id: usize,
-    /// Error for identifiers that do not exist.
-    unknown: Error,
-}
-
-/// Part of the objects. Shards do not share cache lines. An empty map owns no memory, so that Valgrind reports no leak
-/// at the end of a program that has destroyed all objects.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Shard<T>(RwLock<BTreeMap<usize, Arc<T>>>);
-
-impl<T> Default for Shard<T> {
-    fn default() -> Self {
-        Self(RwLock::default())
-    }
+struct Registry {
+    pools: Objects<Pool>,
+    contexts: Objects<Context>,
 }
 
 /// Returns the registry of this process.
 ///
 /// # Errors
-/// Returns [`Error::Forked`] in a chain of more than `units::limits::SOFT_C_FORKS_MAX` forks, or [`Error::System`] if
-/// forks cannot be detected.
-pub fn registry() -> Result<&'static Registry, Error> {
+/// Returns [`Error::Forked`] in a chain of more than [`SOFT_C_FORKS_MAX`] forks, or [`Error::System`] if forks cannot
+/// be detected.
+fn registry() -> Result<&'static Registry, Error> {
     let registry = REGISTRIES.get(fork::depth()?).ok_or(Error::Forked)?;
     Ok(registry.get_or_init(|| {
-        let first_id = NEXT_ID.load(Ordering::Relaxed);
+        let first_id = next_id();
         Box::new(Registry {
             pools: Objects::new(first_id, SOFT_C_POOLS_MAX, Error::InvalidPool),
             contexts: Objects::new(first_id, SOFT_STRUCTURES_MAX, Error::InvalidContext),
@@ -73,81 +43,57 @@ pub fn registry() -> Result<&'static Registry, Error> {
     }))
 }
 
-impl<T> Objects<T> {
-    fn new(first_id: usize, len_max: usize, unknown: Error) -> Self {
-        Self { shards: Default::default(), len: AtomicUsize::new(0), len_max, first_id, unknown }
-    }
-
-    fn shard(&self, id: usize) -> &RwLock<BTreeMap<usize, Arc<T>>> {
-        &self.shards[id % SHARDS].0
-    }
-
-    /// Adds an object, and returns its identifier.
-    ///
-    /// # Errors
-    /// Returns [`Error::TooMany`].
-    pub fn insert(&self, object: T) -> Result<usize, Error> {
-        let add = |len: usize| (len < self.len_max).then_some(len + 1);
-        self.len.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).map_err(|_| Error::TooMany)?;
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        self.shard(id).write().unwrap_or_else(PoisonError::into_inner).insert(id, Arc::new(object));
-        Ok(id)
-    }
-
-    /// Returns an object.
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] for 0, [`Error::Forked`] for an identifier of the parent process, and
-    /// otherwise the error for unknown objects of this type.
-    pub fn get(&self, id: usize) -> Result<Arc<T>, Error> {
-        let found = self.shard(id).read().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
-        found.ok_or_else(|| self.missing(id))
-    }
-
-    /// Removes an object.
-    ///
-    /// # Errors
-    /// As [`get`](Self::get).
-    pub fn remove(&self, id: usize) -> Result<Arc<T>, Error> {
-        let removed = self.shard(id).write().unwrap_or_else(PoisonError::into_inner).remove(&id);
-        let removed = removed.ok_or_else(|| self.missing(id))?;
-        self.len.fetch_sub(1, Ordering::Relaxed);
-        Ok(removed)
-    }
-
-    fn missing(&self, id: usize) -> Error {
-        match id {
-            0 => Error::InvalidArgument,
-            id if id < self.first_id => Error::Forked,
-            _ => self.unknown,
-        }
-    }
+/// Creates a pool with a budget in pages, and returns its identifier.
+///
+/// # Errors
+/// Returns [`Error::TooLarge`], [`Error::System`], [`Error::TooMany`] or [`Error::Forked`].
+pub fn create_pool(budget_pages: usize) -> Result<usize, Error> {
+    registry()?.pools.insert(Pool::new(budget_pages)?)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Returns a pool.
+///
+/// # Errors
+/// Returns [`Error::InvalidArgument`], [`Error::InvalidPool`] or [`Error::Forked`].
+pub fn pool(id: usize) -> Result<Arc<Pool>, Error> {
+    registry()?.pools.get(id)
+}
 
-    #[test]
-    fn identifiers_are_never_used_again() {
-        let objects = Objects::new(NEXT_ID.load(Ordering::Relaxed), 2, Error::InvalidPool);
-        let (first, second) = (objects.insert('a').unwrap(), objects.insert('b').unwrap());
-        assert_eq!(objects.insert('c'), Err(Error::TooMany));
-        assert_eq!(
-            (objects.remove(first).as_deref(), objects.remove(first)),
-            (Ok(&'a'), Err(Error::InvalidPool))
-        );
-        let third = objects.insert('c').unwrap();
-        assert!(third > second && second > first && first > 0);
-        assert_eq!((objects.get(third).as_deref(), objects.get(first)), (Ok(&'c'), Err(Error::InvalidPool)));
-    }
+/// Removes a pool. Its contexts keep its memory.
+///
+/// # Errors
+/// As [`pool`].
+pub fn destroy_pool(id: usize) -> Result<(), Error> {
+    registry()?.pools.remove(id).map(drop)
+}
 
-    #[test]
-    fn null_inherited_and_unknown_identifiers_have_different_errors() {
-        let objects: Objects<()> = Objects::new(100, 2, Error::InvalidContext);
-        assert_eq!(
-            [0, 99, 100].map(|id| objects.get(id)),
-            [Err(Error::InvalidArgument), Err(Error::Forked), Err(Error::InvalidContext)]
-        );
-    }
+/// Creates a context, and returns its identifier.
+///
+/// # Errors
+/// Returns [`Error::TooMany`], or an error as [`pool`].
+pub fn create_context(pool_id: usize, priority: u8, callback: Option<Callback>) -> Result<usize, Error> {
+    let context = Context::new(&pool(pool_id)?, priority, callback)?;
+    registry()?.contexts.insert(Arc::new(context))
+}
+
+/// Returns a context.
+///
+/// # Errors
+/// Returns [`Error::InvalidArgument`], [`Error::InvalidContext`] or [`Error::Forked`].
+pub fn context(id: usize) -> Result<Arc<Context>, Error> {
+    registry()?.contexts.get(id)
+}
+
+/// Destroys a context with all its blocks. The callback does not run after it. Waits for running callbacks, except
+/// inside a callback.
+///
+/// # Errors
+/// Returns [`Error::Pinned`] if a block is pinned, or an error as [`context`]. The context is unchanged then.
+pub fn destroy_context(id: usize) -> Result<(), Error> {
+    let contexts = &registry()?.contexts;
+    let context = contexts.get(id)?;
+    context.close_pins()?;
+    let removed = contexts.remove(id);
+    context.close_callback();
+    removed.map(drop)
 }

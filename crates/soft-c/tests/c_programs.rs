@@ -40,8 +40,7 @@ fn workspace() -> TempDir {
 
 /// Returns the system libraries of the static library, as documented for pkg-config.
 fn private_libraries() -> Vec<String> {
-    let template = fs::read_to_string(Path::new(PACKAGE).join("tarnsoft.pc.in")).unwrap();
-    let line = template.lines().find_map(|line| line.strip_prefix("Libs.private: "));
+    let line = include_str!("../tarnsoft.pc.in").lines().find_map(|line| line.strip_prefix("Libs.private: "));
     line.expect("the template lists libraries").split(' ').map(str::to_owned).collect()
 }
 
@@ -168,13 +167,11 @@ fn shared_library_exports_only_the_functions_of_the_header() {
 #[test]
 fn header_is_valid_cxx() {
     let workspace = workspace();
-    let source = workspace.path().join("header.cpp");
-    fs::write(&source, "#include <tarnsoft.h>\nint main() { return soft_last_error(); }\n").unwrap();
     let mut command = Command::new("c++");
     command.args(["-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"]);
     command
         .arg(Path::new(PACKAGE).join("include"))
-        .arg(&source)
+        .arg(Path::new(PACKAGE).join("tests/header.cpp"))
         .arg("-o")
         .arg(workspace.path().join("header"));
     command.arg(workspace.path().join("libtarnsoft.a")).args(private_libraries());
