@@ -23,6 +23,7 @@ mod step;
 mod test;
 mod tidy;
 mod tools;
+mod valgrind;
 mod wait;
 
 use std::process::ExitCode;
@@ -52,7 +53,7 @@ enum Task {
     Bench(bench::Args),
     /// Run deterministic simulations of racks, one per random seed
     Sim(sim::Args),
-    /// Install programs, systemd units and manual pages
+    /// Install programs, the C library of soft memory, systemd units and manual pages
     Install(install::Args),
     /// Write the manual pages of `tarn` to target/man
     Man,

@@ -1,6 +1,6 @@
 //! Doubly linked lists of the values of a heap. The links are in the values' records.
 
-use crate::heap::{Block, Records, WithLength};
+use crate::heap::{Block, PinRecord, Records, WithLength};
 
 /// Neighbours of a value in its chain.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,6 +28,16 @@ impl Linked for Links {
 }
 
 impl<M: Linked> Linked for WithLength<M> {
+    fn links(&self) -> Links {
+        self.as_ref().links()
+    }
+
+    fn links_mut(&mut self) -> &mut Links {
+        self.as_mut().links_mut()
+    }
+}
+
+impl<M: Linked> Linked for PinRecord<M> {
     fn links(&self) -> Links {
         self.as_ref().links()
     }

@@ -29,6 +29,23 @@ pub enum SoftError {
     /// The pool has `units::limits::SOFT_STRUCTURES_MAX` structures.
     #[error("cannot create a soft structure: the pool has {0} structures, which is the maximum")]
     TooManyStructures(usize),
+    /// The structure has `units::limits::SOFT_BLOCKS_MAX` blocks.
+    #[error("cannot allocate soft memory: the structure has {0} blocks, which is the maximum")]
+    TooManyBlocks(usize),
+}
+
+/// Reason why a block of [`SoftBlocks`](crate::SoftBlocks) is not accessible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandleError {
+    /// The block was freed or evicted, or the handle is not from this structure.
+    #[error("cannot access the block: it was freed or evicted")]
+    Stale,
+    /// The block is pinned.
+    #[error("cannot free or change the block: it is pinned")]
+    Pinned,
+    /// The structure has `units::limits::SOFT_PINS_MAX` pins.
+    #[error("cannot pin the block: the structure has the maximum number of pins")]
+    TooManyPins,
 }
 
 /// Error of an insertion. Contains the value that was not inserted.

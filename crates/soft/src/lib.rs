@@ -2,7 +2,8 @@
 //! et al., *Towards Increased Datacenter Efficiency with Soft Memory*, HotOS 2023).
 //!
 //! A [`Pool`] reserves virtual address space and limits the pages that are backed by memory to a
-//! budget. [`SoftVec`], [`SoftList`], [`SoftHashMap`] and [`SoftCache`] store values in these pages.
+//! budget. [`SoftVec`], [`SoftList`], [`SoftHashMap`] and [`SoftCache`] store values in these pages, and
+//! [`SoftBlocks`] stores blocks of bytes.
 //! [`Pool::revoke`] takes pages back: it evicts values, moves the remaining values of sparse pages
 //! together, and returns whole pages to the kernel. A callback receives each evicted value.
 //!
@@ -17,7 +18,8 @@
 //!
 //! Values are only accessible through closures that run under the lock of their structure. A
 //! revocation therefore never races with a reader, and no reference outlives the value. A closure must
-//! not access another soft structure: see [`locks`](#locks).
+//! not access another soft structure: see [`locks`](#locks). Blocks of [`SoftBlocks`] can also be pinned, and are
+//! then accessible without the lock.
 //!
 //! ```
 //! use soft::{Pool, Priority, SoftCache};
@@ -61,12 +63,14 @@
 //! not affect this copy. Pages that the child or the parent writes are counted in no budget, so a
 //! child should execute another program soon.
 
+mod blocks;
 pub mod budget;
 mod cache;
 mod chain;
 pub mod client;
 mod entries;
 mod error;
+mod handles;
 pub mod heap;
 mod index;
 mod keyed;
@@ -79,9 +83,11 @@ mod resident;
 mod structure;
 mod vec;
 
+pub use blocks::SoftBlocks;
 pub use cache::SoftCache;
-pub use error::{PoolError, Rejected, SoftError};
-pub use heap::{BudgetSource, PAGE_BYTES, Pool, PoolStats};
+pub use error::{HandleError, PoolError, Rejected, SoftError};
+pub use handles::Handle;
+pub use heap::{BudgetSource, PAGE_BYTES, Pinned, Pool, PoolStats};
 pub use list::SoftList;
 pub use map::SoftHashMap;
 pub use structure::{EntryPriority, Priority, Usage};

@@ -8,7 +8,7 @@ use std::{ptr::NonNull, sync::Arc};
 
 use units::limits::SOFT_IDLE_PAGES_MAX;
 
-use super::{classes::CHUNK_PAGES, pool::Pool};
+use super::{classes::CHUNK_PAGES, detached::DetachedRun, pool::Pool};
 use crate::error::SoftError;
 
 /// Maximum number of chunks that are searched for consecutive free pages.
@@ -141,6 +141,13 @@ impl Arena {
     /// Releases a run.
     pub(super) fn give_back_run(&mut self, page: PageNumber) {
         self.vacate(page / CHUNK_PAGES);
+    }
+
+    /// Removes a run without releasing it.
+    pub(super) fn detach_run(&mut self, page: PageNumber) -> DetachedRun {
+        let Chunk { first, run_pages, .. } = self.forget(page / CHUNK_PAGES);
+        self.held_pages -= run_pages as usize;
+        DetachedRun::new(self.pool.clone(), first, run_pages)
     }
 
     /// Returns up to `maximum` idle pages to the kernel and to the budget. Returns their number.
@@ -288,12 +295,17 @@ impl Arena {
 
     /// Returns a chunk or run to the pool, with all pages that it holds.
     fn vacate(&mut self, index: u32) {
-        let chunk = self.chunks[index as usize];
+        let chunk = self.forget(index);
         self.held_pages -= self.release_chunk(&chunk) as usize;
         self.idle_pages -= chunk.idle.count_ones() as usize;
-        let Chunk { is_in_idle, is_in_absent, .. } = chunk;
-        self.chunks[index as usize] = Chunk { is_in_idle, is_in_absent, ..Chunk::default() };
+    }
+
+    /// Removes the entry of a chunk or run, and returns it.
+    fn forget(&mut self, index: u32) -> Chunk {
+        let Chunk { is_in_idle, is_in_absent, .. } = self.chunks[index as usize];
+        let empty = Chunk { is_in_idle, is_in_absent, ..Chunk::default() };
         self.vacant.push(index);
+        std::mem::replace(&mut self.chunks[index as usize], empty)
     }
 
     /// Releases all pages of a chunk or run. Returns the number of held pages.

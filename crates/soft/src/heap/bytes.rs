@@ -4,13 +4,11 @@ use std::{alloc::Layout, fmt, ptr::NonNull, slice, sync::Arc};
 
 use super::{
     classes::BlockKind,
+    detached::{ALIGN, AlignedCopy, DetachedBytes, LargeBytes},
     pool::Pool,
     slots::{Block, Records, RecordsMut, Slots},
 };
 use crate::error::SoftError;
-
-/// Alignment of all values in bytes, as of the result of `malloc`.
-const ALIGN: usize = 16;
 
 /// Record of a value in ordinary memory.
 #[derive(Debug)]
@@ -66,12 +64,10 @@ impl<M> ByteValues<M> {
         let block = self.allocate(bytes.ok_or(SoftError::TooLarge)?, record)?;
         let mut to = self.slots.address(block);
         for part in parts {
-            // SAFETY: the new block has memory for all parts, and no reference to it exists. After the last part,
-            // `to` is at most the end of the block.
-            to = unsafe {
-                to.copy_from_nonoverlapping(NonNull::from(*part).cast(), part.len());
-                to.add(part.len())
-            };
+            // SAFETY: the new block has memory for all parts, and no reference to it exists.
+            unsafe { to.copy_from_nonoverlapping(NonNull::from(*part).cast(), part.len()) };
+            // SAFETY: after the last part, `to` is at most the end of the block.
+            to = unsafe { to.add(part.len()) };
         }
         Ok(block)
     }
@@ -101,6 +97,26 @@ impl<M> ByteValues<M> {
     /// Panics if the block is not allocated, as all methods with a block do.
     pub(crate) fn remove(&mut self, block: Block) -> M {
         self.slots.free(block).record
+    }
+
+    /// Removes a value, and returns its record and its bytes. The bytes of a value in slots are copied, and the
+    /// pages of a larger value are freed when the result is dropped.
+    pub(crate) fn detach(&mut self, block: Block) -> (M, DetachedBytes) {
+        let len = self.slots.record(block).len as usize;
+        if !self.slots.is_run(block) {
+            let copy = AlignedCopy::new(self.get(block));
+            return (self.remove(block), DetachedBytes::Copy(copy));
+        }
+        let (record, run) = self.slots.detach_run(block);
+        // SAFETY: the first `len` bytes of an allocated block are initialized.
+        let bytes = unsafe { LargeBytes::new(run, len) };
+        (record.record, DetachedBytes::Run(bytes))
+    }
+
+    /// Returns the address and length of a value, without a reference to its bytes.
+    pub(super) fn address(&self, block: Block) -> NonNull<[u8]> {
+        let len = self.slots.record(block).len as usize;
+        NonNull::slice_from_raw_parts(self.slots.address(block), len)
     }
 
     /// Returns a value.

@@ -8,6 +8,7 @@ use units::limits::SOFT_MOVED_VALUES_MAX;
 use super::{
     arena::{Arena, PageNumber},
     classes::{BlockKind, CLASSES, Class, SpanShape},
+    detached::DetachedRun,
     pool::Pool,
 };
 use crate::error::SoftError;
@@ -133,6 +134,20 @@ impl<M> Span<M> {
             }
         }
     }
+
+    /// Adds the slot of a block to the free slots, and returns its record.
+    ///
+    /// # Panics
+    /// Panics if the block is not allocated.
+    fn give_back(&mut self, block: Block) -> M {
+        let slot = &mut self.slots[usize::from(block.slot())];
+        let Slot::Used(record) = std::mem::replace(slot, Slot::Free(self.free)) else {
+            panic!("block {block:?} is not allocated")
+        };
+        self.free = block.slot();
+        self.live -= 1;
+        record
+    }
 }
 
 /// Spans of one class.
@@ -227,13 +242,7 @@ impl<M> Slots<M> {
     pub(super) fn free(&mut self, block: Block) -> M {
         let page = block.page();
         let span = &mut self.spans[page as usize];
-        let next_free = span.free;
-        let slot = &mut span.slots[usize::from(block.slot())];
-        let Slot::Used(record) = std::mem::replace(slot, Slot::Free(next_free)) else {
-            panic!("block {block:?} is not allocated")
-        };
-        span.free = block.slot();
-        span.live -= 1;
+        let record = span.give_back(block);
         self.live -= 1;
         if span.class == RUN {
             *span = Span::NONE;
@@ -248,6 +257,24 @@ impl<M> Slots<M> {
             self.regroup(page);
         }
         record
+    }
+
+    /// Returns whether a block is a run of pages.
+    pub(super) fn is_run(&self, block: Block) -> bool {
+        self.spans[block.page() as usize].class == RUN
+    }
+
+    /// Removes a block that is a run without freeing its pages. Returns its record and the run.
+    ///
+    /// # Panics
+    /// Panics if the block is not an allocated run.
+    pub(super) fn detach_run(&mut self, block: Block) -> (M, DetachedRun) {
+        assert!(self.is_run(block), "block {block:?} is not a run");
+        let span = &mut self.spans[block.page() as usize];
+        let record = span.give_back(block);
+        *span = Span::NONE;
+        self.live -= 1;
+        (record, self.arena.detach_run(block.page()))
     }
 
     /// Returns the record of a block.

@@ -7,6 +7,14 @@ use crate::Ns;
 pub const SOFT_POOL_PAGES_MAX: usize = 1 << 24;
 /// Maximum number of soft structures of a pool.
 pub const SOFT_STRUCTURES_MAX: usize = 1 << 16;
+/// Maximum number of blocks of a structure that are addressed by handles.
+pub const SOFT_BLOCKS_MAX: usize = 1 << 30;
+/// Maximum number of pins of a structure. A reclamation skips each pinned block once.
+pub const SOFT_PINS_MAX: usize = 1 << 16;
+/// Maximum number of pools of a process that uses the C interface.
+pub const SOFT_C_POOLS_MAX: usize = 1024;
+/// Maximum number of processes in a chain of forks that use the C interface.
+pub const SOFT_C_FORKS_MAX: usize = 1024;
 /// Maximum number of pages that a heap of soft memory retains without values.
 pub const SOFT_IDLE_PAGES_MAX: usize = 256;
 /// Maximum number of values that are evicted under one lock, before their callbacks run.
