@@ -2,7 +2,8 @@
 //! et al., *Towards Increased Datacenter Efficiency with Soft Memory*, HotOS 2023).
 //!
 //! A [`Pool`] reserves virtual address space and limits the pages that are backed by memory to a
-//! budget. [`SoftVec`], [`SoftList`], [`SoftHashMap`] and [`SoftCache`] store values in these pages.
+//! budget. [`SoftVec`], [`SoftList`], [`SoftHashMap`] and [`SoftCache`] store values in these pages, and
+//! [`SoftByteCache`] stores byte strings of different lengths.
 //! [`Pool::revoke`] takes pages back: it evicts values, moves the remaining values of sparse pages
 //! together, and returns whole pages to the kernel. A callback receives each evicted value.
 //!
@@ -61,6 +62,8 @@
 //! child should execute another program soon.
 
 pub mod budget;
+mod byte_cache;
+mod byte_entries;
 mod cache;
 mod chain;
 mod entries;
@@ -76,6 +79,7 @@ mod resident;
 mod structure;
 mod vec;
 
+pub use byte_cache::{ScanCursor, ScanDecision, SoftByteCache};
 pub use cache::SoftCache;
 pub use error::{PoolError, Rejected, SoftError};
 pub use heap::{BudgetSource, PAGE_BYTES, Pool, PoolStats};
