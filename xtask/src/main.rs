@@ -17,6 +17,7 @@ mod man;
 mod mutants;
 mod ns3;
 mod rack;
+mod redis;
 mod repository;
 mod sim;
 mod step;

@@ -34,6 +34,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
             "pool",
             "fairness",
             "tiering",
+            "soft",
             "proto",
             "host-memory",
             "config-file",
