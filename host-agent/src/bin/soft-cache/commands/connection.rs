@@ -154,8 +154,9 @@ pub fn client(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandEr
         (b"getname", _) => return Err(CommandError::ArgumentCount("client|getname")),
         (b"setname", _) => return Err(CommandError::ArgumentCount("client|setname")),
         (b"setinfo", _) => return Err(CommandError::ArgumentCount("client|setinfo")),
-        (other, _) => {
-            return Err(CommandError::UnknownSubcommand { command: "CLIENT", subcommand: shortened(other) });
+        _ => {
+            let subcommand = shortened(argument(request, 1)?);
+            return Err(CommandError::UnknownSubcommand { command: "CLIENT", subcommand });
         }
     }
     Ok(())

@@ -40,8 +40,9 @@ pub fn command(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandE
         b"" | b"info" | b"list" => call.reply.array(0),
         b"docs" => call.reply.map(0),
         b"count" => call.reply.count(COMMANDS.len()),
-        other => {
-            return Err(CommandError::UnknownSubcommand { command: "COMMAND", subcommand: shortened(other) });
+        _ => {
+            let subcommand = shortened(argument(request, 1)?);
+            return Err(CommandError::UnknownSubcommand { command: "COMMAND", subcommand });
         }
     }
     Ok(())
@@ -63,8 +64,9 @@ pub fn config(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandEr
         }
         (b"get", _) => return Err(CommandError::ArgumentCount("config|get")),
         (b"set", _) => return Err(CommandError::ArgumentCount("config|set")),
-        (other, _) => {
-            return Err(CommandError::UnknownSubcommand { command: "CONFIG", subcommand: shortened(other) });
+        _ => {
+            let subcommand = shortened(argument(request, 1)?);
+            return Err(CommandError::UnknownSubcommand { command: "CONFIG", subcommand });
         }
     }
     Ok(())
