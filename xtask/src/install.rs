@@ -15,8 +15,8 @@ use crate::{
 };
 
 /// Names of the installed programs.
-const INSTALLED_PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"];
-/// Cargo packages of [`INSTALLED_PROGRAMS`], in the same order, and of the C library.
+const INSTALLED_PROGRAMS: [&str; 5] = ["pool-manager", "host-agent", "soft-cache", "vmm-plugin", "tarn"];
+/// Cargo packages of [`INSTALLED_PROGRAMS`] and of the C library. The package `host-agent` contains two programs.
 const CARGO_PACKAGES: [&str; 5] = ["pool-manager", "host-agent", "vmm-plugin", "cli", "soft-c"];
 /// Other installed files: path in the repository, and path below the root directory.
 const INSTALLED_FILES: [(&str, &str); 9] = [

@@ -17,6 +17,7 @@ mod man;
 mod mutants;
 mod ns3;
 mod rack;
+mod redis;
 mod repository;
 mod sim;
 mod step;
@@ -49,7 +50,7 @@ enum Task {
     Lint,
     /// Check the rules of this repository: dependencies, headers, pure crates, sizes, limits, links
     Tidy,
-    /// Run the benchmarks and print performance ratios to etcd, QEMU and LightGBM
+    /// Run the benchmarks and print performance ratios to etcd, QEMU, LightGBM and Redis
     Bench(bench::Args),
     /// Run deterministic simulations of racks, one per random seed
     Sim(sim::Args),

@@ -82,7 +82,9 @@ impl From<SoftError> for Error {
         match error {
             SoftError::OutOfBudget { .. } => Self::OutOfBudget,
             SoftError::OutOfAddressSpace { .. } => Self::OutOfAddressSpace,
-            SoftError::TooLarge | SoftError::AlignmentTooLarge { .. } => Self::TooLarge,
+            SoftError::TooLarge | SoftError::KeyTooLong { .. } | SoftError::AlignmentTooLarge { .. } => {
+                Self::TooLarge
+            }
             SoftError::TooManyStructures(_) | SoftError::TooManyBlocks(_) => Self::TooMany,
         }
     }

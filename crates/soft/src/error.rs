@@ -20,6 +20,14 @@ pub enum SoftError {
     /// The size in bytes overflows, or is larger than the address space of a pool.
     #[error("cannot allocate soft memory: the size exceeds the largest pool")]
     TooLarge,
+    /// The key of a byte string is too long.
+    #[error("cannot store a key of {bytes} bytes in soft memory: must have at most {maximum} bytes")]
+    KeyTooLong {
+        /// Length of the key in bytes.
+        bytes: usize,
+        /// Maximum length in bytes.
+        maximum: usize,
+    },
     /// The type has a larger alignment than a page.
     #[error("cannot allocate soft memory: an alignment of {align} bytes exceeds a page")]
     AlignmentTooLarge {

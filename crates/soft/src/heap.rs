@@ -38,7 +38,7 @@ mod slots;
 mod values;
 
 pub(crate) use buffer::Buffer;
-pub(crate) use bytes::WithLength;
+pub(crate) use bytes::{ByteValues, WithLength};
 pub(crate) use detached::DetachedBytes;
 pub use mapping::PAGE_BYTES;
 pub use pinned::Pinned;

@@ -3,7 +3,7 @@
 //!
 //! A [`Pool`] reserves virtual address space and limits the pages that are backed by memory to a
 //! budget. [`SoftVec`], [`SoftList`], [`SoftHashMap`] and [`SoftCache`] store values in these pages, and
-//! [`SoftBlocks`] stores blocks of bytes.
+//! [`SoftByteCache`] and [`SoftBlocks`] store byte strings of different lengths.
 //! [`Pool::revoke`] takes pages back: it evicts values, moves the remaining values of sparse pages
 //! together, and returns whole pages to the kernel. A callback receives each evicted value.
 //!
@@ -65,6 +65,8 @@
 
 mod blocks;
 pub mod budget;
+mod byte_cache;
+mod byte_entries;
 mod cache;
 mod chain;
 pub mod client;
@@ -84,6 +86,7 @@ mod structure;
 mod vec;
 
 pub use blocks::SoftBlocks;
+pub use byte_cache::{ScanCursor, ScanDecision, SoftByteCache};
 pub use cache::SoftCache;
 pub use error::{HandleError, PoolError, Rejected, SoftError};
 pub use handles::Handle;

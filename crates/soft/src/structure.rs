@@ -44,6 +44,9 @@ pub struct Usage {
     pub evicted: u64,
     /// Number of callbacks and destructors of evicted values that panicked.
     pub callback_panics: u64,
+    /// Number of reclamations that evicted values, such as those of [`Pool::revoke`]. An insertion into a full
+    /// cache is none.
+    pub reclamations: u64,
 }
 
 /// Contents of a structure.
@@ -77,6 +80,7 @@ struct Shared<S: State> {
     deliver: Option<Deliver<S::Evicted>>,
     evicted: AtomicU64,
     callback_panics: AtomicU64,
+    reclamations: AtomicU64,
 }
 
 /// Structure that is registered with its pool.
@@ -197,6 +201,28 @@ impl<S: State> Shared<S> {
         (freed, is_done)
     }
 
+    /// Evicts up to `units` units until no pages are missing, and decrements `units` for each. Returns the number
+    /// of freed pages.
+    fn reclaim_units(&self, missing: &dyn Fn(usize) -> usize, units: &mut usize) -> usize {
+        let mut freed = 0;
+        loop {
+            let pages = missing(freed);
+            if pages == 0 {
+                return freed;
+            }
+            let (freed_now, is_done) = self.evict_batch(pages, units);
+            freed += freed_now;
+            if is_done {
+                let freed_later = self.free_unused_in_steps(missing(freed));
+                freed += freed_later;
+                // Another thread may have freed the pages of the evicted values.
+                if *units == 0 || freed_now + freed_later == 0 {
+                    return freed;
+                }
+            }
+        }
+    }
+
     /// Frees up to about `pages` pages without an eviction, and returns their number. Releases the lock between
     /// two steps.
     fn free_unused_in_steps(&self, pages: usize) -> usize {
@@ -230,24 +256,13 @@ impl<S: State> Revocable for Shared<S> {
 
     fn reclaim(&self, missing: &dyn Fn(usize) -> usize) -> usize {
         // Values that callbacks and other threads insert meanwhile are not evicted, so that the loop ends.
-        let mut units = self.lock().evictable();
-        let mut freed = 0;
-        loop {
-            let pages = missing(freed);
-            if pages == 0 {
-                return freed;
-            }
-            let (freed_now, is_done) = self.evict_batch(pages, &mut units);
-            freed += freed_now;
-            if is_done {
-                let freed_later = self.free_unused_in_steps(missing(freed));
-                freed += freed_later;
-                // Another thread may have freed the pages of the evicted values.
-                if units == 0 || freed_now + freed_later == 0 {
-                    return freed;
-                }
-            }
+        let evictable = self.lock().evictable();
+        let mut units = evictable;
+        let freed = self.reclaim_units(missing, &mut units);
+        if units < evictable {
+            self.reclamations.fetch_add(1, Ordering::Relaxed);
         }
+        freed
     }
 }
 
@@ -267,6 +282,7 @@ impl<S: State> Structure<S> {
             deliver,
             evicted: AtomicU64::new(0),
             callback_panics: AtomicU64::new(0),
+            reclamations: AtomicU64::new(0),
         };
         let shared = Arc::new(shared);
         let revocable: Arc<dyn Revocable> = shared.clone();
@@ -293,12 +309,18 @@ impl<S: State> Structure<S> {
         self.shared.deliver(evicted);
     }
 
+    /// Counts values that the caller evicted, and that need no delivery.
+    pub(crate) fn count_evicted(&self, count: usize) {
+        self.shared.evicted.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
     /// Returns the use of the structure.
     pub(crate) fn usage(&self) -> Usage {
         Usage {
             held_pages: self.lock().held_pages(),
             evicted: self.shared.evicted.load(Ordering::Relaxed),
             callback_panics: self.shared.callback_panics.load(Ordering::Relaxed),
+            reclamations: self.shared.reclamations.load(Ordering::Relaxed),
         }
     }
 

@@ -37,7 +37,6 @@ pub(crate) struct ByteValues<M> {
     slots: Slots<WithLength<M>>,
 }
 
-#[expect(dead_code, reason = "temporary")]
 impl<M> ByteValues<M> {
     /// Creates a heap without pages.
     pub(crate) fn new(pool: Arc<Pool>) -> Self {
@@ -55,15 +54,16 @@ impl<M> ByteValues<M> {
         Self { slots: std::mem::replace(&mut self.slots, empty) }
     }
 
-    /// Stores the concatenation of `parts`.
+    /// Stores the concatenation of the parts of `head` and `tail`.
     ///
     /// # Errors
     /// Returns [`SoftError::TooLarge`], [`SoftError::OutOfBudget`] or [`SoftError::OutOfAddressSpace`].
-    pub(crate) fn insert(&mut self, parts: &[&[u8]], record: M) -> Result<Block, SoftError> {
-        let bytes = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(part.len()));
+    pub(crate) fn insert(&mut self, head: &[&[u8]], tail: &[&[u8]], record: M) -> Result<Block, SoftError> {
+        let parts = || head.iter().chain(tail);
+        let bytes = parts().try_fold(0_usize, |sum, part| sum.checked_add(part.len()));
         let block = self.allocate(bytes.ok_or(SoftError::TooLarge)?, record)?;
         let mut to = self.slots.address(block);
-        for part in parts {
+        for part in parts() {
             // SAFETY: the new block has memory for all parts, and no reference to it exists.
             unsafe { to.copy_from_nonoverlapping(NonNull::from(*part).cast(), part.len()) };
             // SAFETY: after the last part, `to` is at most the end of the block.
@@ -72,23 +72,16 @@ impl<M> ByteValues<M> {
         Ok(block)
     }
 
-    /// Stores a value of zeros.
-    ///
-    /// # Errors
-    /// As [`insert`](Self::insert).
-    pub(crate) fn insert_zeros(&mut self, bytes: usize, record: M) -> Result<Block, SoftError> {
-        let block = self.allocate(bytes, record)?;
-        // SAFETY: the new block has memory for `bytes` bytes, and no reference to it exists.
-        unsafe { self.slots.address(block).write_bytes(0, bytes) };
-        Ok(block)
-    }
-
     /// Allocates a block whose bytes are not initialized. The caller initializes them.
     fn allocate(&mut self, bytes: usize, record: M) -> Result<Block, SoftError> {
         let len = u32::try_from(bytes).map_err(|_| SoftError::TooLarge)?;
-        let layout = Layout::from_size_align(bytes, ALIGN).map_err(|_| SoftError::TooLarge)?;
-        let kind = BlockKind::for_layout(layout)?;
+        let kind = kind_of(bytes)?;
         self.slots.allocate(kind, WithLength { len, record }).map_err(|(_, error)| error)
+    }
+
+    /// Returns whether a value of this length can be stored without further pages.
+    pub(crate) fn has_free_slot(&self, bytes: usize) -> bool {
+        kind_of(bytes).is_ok_and(|kind| self.slots.has_free_slot(kind))
     }
 
     /// Removes a value, and returns its record.
@@ -136,9 +129,14 @@ impl<M> ByteValues<M> {
         unsafe { slice::from_raw_parts_mut(self.slots.address(block).as_ptr(), len) }
     }
 
-    /// Returns all values.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = Block> {
-        self.slots.blocks()
+    /// Returns the values of the span or run that starts at page `page` of the heap. Returns none for other pages.
+    pub(crate) fn blocks_at(&self, page: u32) -> impl Iterator<Item = Block> {
+        self.slots.blocks_at(page)
+    }
+
+    /// Returns the number of pages of the heap, including pages that it does not hold.
+    pub(crate) fn page_numbers(&self) -> u32 {
+        self.slots.page_numbers()
     }
 
     /// Returns the number of pages that count against the budget.
@@ -149,11 +147,6 @@ impl<M> ByteValues<M> {
     /// Returns the number of held pages without a value.
     pub(crate) fn idle_pages(&self) -> usize {
         self.slots.arena().idle_pages()
-    }
-
-    /// Returns idle pages to the kernel, without moving a value. Returns their number.
-    pub(crate) fn release_idle(&mut self, pages: usize) -> usize {
-        self.slots.release_idle(pages)
     }
 
     /// Returns the number of pages that [`free_unused`](Self::free_unused) can free.
@@ -170,6 +163,35 @@ impl<M> ByteValues<M> {
     ) -> usize {
         self.slots.free_unused(pages, moved)
     }
+}
+
+#[expect(dead_code, reason = "the structure with handles is not part of this crate yet")]
+impl<M> ByteValues<M> {
+    /// Stores a value of zeros.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub(crate) fn insert_zeros(&mut self, bytes: usize, record: M) -> Result<Block, SoftError> {
+        let block = self.allocate(bytes, record)?;
+        // SAFETY: the new block has memory for `bytes` bytes, and no reference to it exists.
+        unsafe { self.slots.address(block).write_bytes(0, bytes) };
+        Ok(block)
+    }
+
+    /// Returns all values.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = Block> {
+        self.slots.blocks()
+    }
+
+    /// Returns idle pages to the kernel, without moving a value. Returns their number.
+    pub(crate) fn release_idle(&mut self, pages: usize) -> usize {
+        self.slots.release_idle(pages)
+    }
+}
+
+/// Returns the smallest kind of block for a value of this length.
+fn kind_of(bytes: usize) -> Result<BlockKind, SoftError> {
+    BlockKind::for_layout(Layout::from_size_align(bytes, ALIGN).map_err(|_| SoftError::TooLarge)?)
 }
 
 impl<M> Records for ByteValues<M> {

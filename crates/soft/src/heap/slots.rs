@@ -235,6 +235,13 @@ impl<M> Slots<M> {
         Ok(Block::new(active, slot))
     }
 
+    /// Returns whether a block of this kind can be allocated without further pages.
+    pub(super) fn has_free_slot(&self, kind: BlockKind) -> bool {
+        let BlockKind::Slot(class) = kind else { return false };
+        let spans = self.classes.get(usize::from(self.class_indexes[class.index()]));
+        spans.is_some_and(|spans| spans.active != END || spans.groups.iter().any(|page| *page != END))
+    }
+
     /// Frees a block, and returns its record.
     ///
     /// # Panics
@@ -314,12 +321,18 @@ impl<M> Slots<M> {
 
     /// Returns all allocated blocks.
     pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
-        self.spans.iter().zip(0..).flat_map(|(span, page)| {
-            let slots = span.slots.iter().zip(0..);
-            slots
-                .filter(|(slot, _)| matches!(slot, Slot::Used(_)))
-                .map(move |(_, slot)| Block::new(page, slot))
-        })
+        (0..self.page_numbers()).flat_map(|page| self.blocks_at(page))
+    }
+
+    /// Returns the allocated blocks of the span or run that starts at a page, which exists.
+    pub(super) fn blocks_at(&self, page: PageNumber) -> impl Iterator<Item = Block> {
+        let slots = self.spans[page as usize].slots.iter().zip(0..);
+        slots.filter(|(slot, _)| matches!(slot, Slot::Used(_))).map(move |(_, slot)| Block::new(page, slot))
+    }
+
+    /// Returns one more than the largest page number that a span or run had.
+    pub(super) fn page_numbers(&self) -> PageNumber {
+        PageNumber::try_from(self.spans.len()).expect("page numbers have 24 bits")
     }
 
     /// Returns the number of pages that compaction would make idle.

@@ -294,7 +294,7 @@ fn compare_bytes_with_model(budget: usize, operations: Vec<ByteOperation>) -> Re
         match operation {
             ByteOperation::Insert(bytes, split) => {
                 let (first, second) = bytes.split_at(split % (bytes.len() + 1));
-                if let Ok(block) = values.insert(&[first, second], number) {
+                if let Ok(block) = values.insert(&[first], &[second], number) {
                     model.push((block, bytes, number));
                 }
             }
@@ -345,6 +345,6 @@ fn byte_strings_longer_than_a_pool_are_rejected() {
     assert_eq!(values.insert_zeros(usize::MAX, ()), Err(SoftError::TooLarge));
     assert_eq!(values.insert_zeros(1 << 32, ()), Err(SoftError::TooLarge));
     assert_eq!(values.insert_zeros(5 << 12, ()), Err(SoftError::OutOfBudget { pages: 5 }));
-    let empty = values.insert(&[], ()).unwrap();
+    let empty = values.insert(&[], &[], ()).unwrap();
     assert_eq!(values.get(empty), b"");
 }

@@ -1,7 +1,7 @@
 //! Limits of soft memory.
 
 use super::RPC_MESSAGE_BYTES_MAX;
-use crate::Ns;
+use crate::{Bytes, Ns};
 
 /// Maximum address space of a pool of soft memory, in pages of 4 KiB (64 GiB).
 pub const SOFT_POOL_PAGES_MAX: usize = 1 << 24;
@@ -21,6 +21,8 @@ pub const SOFT_IDLE_PAGES_MAX: usize = 256;
 pub const SOFT_EVICTION_BATCH: usize = 64;
 /// Maximum size of the values that are evicted under one lock, in bytes. A larger value is evicted alone.
 pub const SOFT_EVICTION_BATCH_BYTES: usize = 64 << 10;
+/// Maximum length of the key of a byte string in soft memory, in bytes. The length has two bytes.
+pub const SOFT_KEY_BYTES_MAX: usize = u16::MAX as usize;
 /// Number of values that compaction moves under one lock, after which it begins no further span.
 pub const SOFT_MOVED_VALUES_MAX: usize = 4096;
 /// Maximum number of times that an insertion requests more budget.
@@ -86,3 +88,63 @@ pub const SOFT_UNAUTHORIZED_CONNECTIONS_MAX: usize = 16;
 pub const SOFT_HELLO_TIMEOUT: Ns = Ns::secs(1);
 /// Maximum number of messages of all clients that wait for the daemon of soft memory.
 pub const SOFT_MESSAGES_QUEUED_MAX: usize = 256;
+
+/// Default budget of the cache server.
+pub const SOFT_CACHE_MEMORY_DEFAULT: Bytes = Bytes::mib(64);
+/// Smallest budget of the cache server at its start.
+pub const SOFT_CACHE_MEMORY_MIN: Bytes = Bytes::mib(1);
+/// Largest budget of the cache server.
+pub const SOFT_CACHE_MEMORY_MAX: Bytes = Bytes::gib(64);
+/// Default number of clients of the cache server.
+pub const SOFT_CACHE_CLIENTS_DEFAULT: u32 = 10_000;
+/// Largest number of clients of the cache server that can be configured.
+pub const SOFT_CACHE_CLIENTS_MAX: u32 = 60_000;
+/// Maximum number of connections that the kernel queues until the cache server accepts them.
+pub const SOFT_CACHE_BACKLOG: u32 = 511;
+/// Time after which the cache server accepts connections again when it has no free file descriptor.
+pub const SOFT_CACHE_ACCEPT_RETRY: Ns = Ns::ms(100);
+/// Maximum number of arguments of a command, including its name.
+pub const SOFT_CACHE_ARGUMENTS_MAX: usize = 1 << 16;
+/// Maximum size of a command with all its arguments, in bytes.
+pub const SOFT_CACHE_COMMAND_BYTES_MAX: usize = 32 << 20;
+/// Maximum length of a value in the cache server, in bytes. Also the maximum length of an argument.
+pub const SOFT_CACHE_VALUE_BYTES_MAX: usize = 16 << 20;
+/// Maximum length of a command that is one line, in bytes.
+pub const SOFT_CACHE_INLINE_BYTES_MAX: usize = 64 << 10;
+/// Maximum length of a line with the number of arguments or the length of an argument, in bytes.
+pub const SOFT_CACHE_HEADER_BYTES_MAX: usize = 32;
+/// Maximum number of arguments of a command of a client that has not authenticated.
+pub const SOFT_CACHE_NEW_CLIENT_ARGUMENTS_MAX: usize = 10;
+/// Maximum length of an argument of a client that has not authenticated, in bytes.
+pub const SOFT_CACHE_NEW_CLIENT_ARGUMENT_BYTES_MAX: usize = 16 << 10;
+/// Time within which a client must authenticate if the cache server has a password.
+pub const SOFT_CACHE_AUTHENTICATION_TIMEOUT: Ns = Ns::secs(10);
+/// Number of bytes that the cache server reads from a connection at once.
+pub const SOFT_CACHE_READ_BYTES: usize = 64 << 10;
+/// Size of replies in bytes from which on the cache server sends them before it executes further commands of a client.
+pub const SOFT_CACHE_FLUSH_BYTES: usize = 64 << 10;
+/// Maximum size of the replies that a connection has not received yet, in bytes.
+pub const SOFT_CACHE_REPLY_BYTES_MAX: usize = 32 << 20;
+/// Maximum size of the buffers of all connections, in bytes.
+pub const SOFT_CACHE_BUFFER_BYTES_MAX: usize = 256 << 20;
+/// Size of a buffer that a connection without commands retains, in bytes.
+pub const SOFT_CACHE_RETAINED_BYTES_MAX: usize = 4 << 10;
+/// Time after which a connection is closed if its client accepts no byte of its replies.
+pub const SOFT_CACHE_WRITE_TIMEOUT: Ns = Ns::secs(10);
+/// Time for the last replies after SIGTERM.
+pub const SOFT_CACHE_SHUTDOWN_TIMEOUT: Ns = Ns::secs(5);
+/// Maximum length of the name of a client, in bytes.
+pub const SOFT_CACHE_CLIENT_NAME_BYTES_MAX: usize = 256;
+/// Maximum length of the arguments in an error reply, in bytes.
+pub const SOFT_CACHE_ERROR_BYTES_MAX: usize = 128;
+/// Maximum length of the password of the cache server, in bytes.
+pub const SOFT_CACHE_PASSWORD_BYTES_MAX: usize = 1024;
+/// Interval between two steps of the search for expired entries.
+pub const SOFT_CACHE_EXPIRY_INTERVAL: Ns = Ns::ms(50);
+/// Number of pages that a step of the search for expired entries examines.
+pub const SOFT_CACHE_EXPIRY_PAGES: u32 = 128;
+
+// The block of a value also contains its key and at most 11 bytes.
+const _: () = assert!(SOFT_CACHE_COMMAND_BYTES_MAX >= SOFT_CACHE_VALUE_BYTES_MAX + SOFT_KEY_BYTES_MAX);
+const _: () = assert!(SOFT_CACHE_REPLY_BYTES_MAX >= SOFT_CACHE_FLUSH_BYTES + SOFT_CACHE_VALUE_BYTES_MAX);
+const _: () = assert!(SOFT_CACHE_MEMORY_MAX.get() <= SOFT_POOL_PAGES_MAX as u64 * 4096);
