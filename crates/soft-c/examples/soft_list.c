@@ -23,7 +23,7 @@ struct list {
     unsigned lost;
 };
 
-/* Is the last chance to save an entry. The older entries are lost already, because they are older blocks. */
+/* Receives an entry before it is lost. The oldest entries are lost first, because their blocks are the oldest. */
 static void count_lost(soft_handle_t handle, const void *data, size_t size, void *user_data)
 {
     struct list *list = user_data;

@@ -190,3 +190,14 @@ extern "C" fn soft_size(context: ContextId, handle: u64) -> usize {
 extern "C" fn soft_reclaim(context: ContextId, pages: usize) -> usize {
     run(|| Ok(registry::context(context.addr())?.reclaim(pages))).unwrap_or(SIZE_ERROR)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panic_becomes_an_internal_error() {
+        assert_eq!(run(|| -> Result<(), Error> { panic!("tested") }), Err(Error::Internal));
+        assert_eq!(soft_last_error(), 14);
+    }
+}

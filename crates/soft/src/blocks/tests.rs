@@ -171,6 +171,18 @@ fn callback_receives_handle_and_bytes_before_pages_of_large_blocks_are_freed() {
 }
 
 #[test]
+#[cfg(not(miri))] // the smallest address space is too large
+fn address_space_of_evicted_large_blocks_is_used_again() {
+    let pool = Pool::new(10).unwrap();
+    let blocks = SoftBlocks::with_callback(&pool, Priority(0), |_, _| ()).unwrap();
+    // The address space of 64 MiB has 1024 chunks.
+    for _ in 0..1025 {
+        assert!(blocks.allocate(40_000).is_ok());
+        assert_eq!(blocks.reclaim(10), 10);
+    }
+}
+
+#[test]
 fn freed_and_dropped_blocks_are_not_passed_to_the_callback() {
     let pool = Pool::new(64).unwrap();
     let calls = Arc::new(AtomicU64::new(0));
@@ -400,8 +412,9 @@ fn pinned_bytes_stay_unchanged_while_other_threads_use_the_structure() {
             }
         };
         let users: Vec<_> = (1..=THREADS).map(|thread| scope.spawn(move || user(thread))).collect();
-        users.into_iter().for_each(|user| user.join().unwrap());
+        let results: Vec<_> = users.into_iter().map(thread::ScopedJoinHandle::join).collect();
         is_done.store(true, Ordering::Relaxed);
+        results.into_iter().for_each(|result| result.unwrap());
         revocations.join().unwrap();
     });
     assert_eq!(blocks.usage().callback_panics, 0);
