@@ -95,6 +95,8 @@ enum soft_error {
     SOFT_ERROR_FORKED = 13,
     /* Bug of the library. */
     SOFT_ERROR_INTERNAL = 14,
+    /* The soft memory daemon cannot be reached, or refused the process. */
+    SOFT_ERROR_DAEMON = 15,
 };
 
 /* Result of functions with the result size_t that fail. */
@@ -150,6 +152,16 @@ const char *soft_error_string(int error);
 soft_pool_t *soft_pool_create(size_t budget_pages);
 
 /*
+ * Connects to the soft memory daemon of the host (`soft_memory.socket` of the host agent), and creates a pool without
+ * budget. Allocations request budget from the daemon, up to `budget_pages_max` pages, and wait for the answer for at most
+ * 3 seconds. The library starts a thread, which revokes blocks for other processes and runs the callbacks. A process has
+ * at most one connected pool. If the connection ends, the pool keeps its budget, and connects again.
+ *
+ * Returns NULL on failure: SOFT_ERROR_INVALID_ARGUMENT, SOFT_ERROR_DAEMON, or an error of soft_pool_create().
+ */
+soft_pool_t *soft_pool_connect(const char *path, size_t budget_pages_max);
+
+/*
  * Destroys a pool. Its contexts stay usable, and its memory is returned when the last of them is destroyed. Without
  * the pool, no pages can be revoked except with soft_reclaim().
  *
@@ -160,11 +172,15 @@ int soft_pool_destroy(soft_pool_t *pool);
 /* Stores the numbers of pages of a pool. */
 int soft_pool_get_stats(soft_pool_t *pool, struct soft_pool_stats *stats);
 
-/* Adds pages to the budget of a pool. */
+/*
+ * Adds pages to the budget of a pool. Do not add pages to a connected pool: the daemon does not know them, and the memory
+ * of the host may not suffice for them.
+ */
 int soft_grant(soft_pool_t *pool, size_t pages);
 
 /*
- * Takes pages away from the budget of a pool, and returns the number of these pages, or SOFT_SIZE_ERROR.
+ * Takes pages away from the budget of a pool, and returns the number of these pages, or SOFT_SIZE_ERROR. The pages of a
+ * connected pool return to the daemon.
  *
  * Uses in this order: unused budget; pages without blocks; pages with blocks, of contexts with ascending priority and,
  * at equal priority, of the oldest context first. The result is smaller than `pages` only if the budget is used up,

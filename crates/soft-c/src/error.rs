@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, ffi::CStr};
 
-use soft::{HandleError, PoolError, SoftError};
+use soft::{HandleError, PoolError, SoftError, client::ConnectError};
 
 /// Reason of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +22,11 @@ pub enum Error {
     System,
     Forked,
     Internal,
+    Daemon,
 }
 
 /// All errors with their messages, in the order of their numbers.
-const MESSAGES: [(Error, &CStr); 14] = [
+const MESSAGES: [(Error, &CStr); 15] = [
     (Error::InvalidArgument, c"invalid argument"),
     (Error::InvalidPool, c"the pool does not exist or was destroyed"),
     (Error::InvalidContext, c"the context does not exist or was destroyed"),
@@ -40,6 +41,7 @@ const MESSAGES: [(Error, &CStr); 14] = [
     (Error::System, c"the operating system refused the address space or a handler"),
     (Error::Forked, c"the object belongs to the parent process"),
     (Error::Internal, c"internal error of libtarnsoft"),
+    (Error::Daemon, c"the soft memory daemon cannot be reached, or refused the process"),
 ];
 
 thread_local! {
@@ -90,6 +92,15 @@ impl From<SoftError> for Error {
     }
 }
 
+impl From<ConnectError> for Error {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Pool(error) => error.into(),
+            ConnectError::Io { .. } | ConnectError::Refused { .. } => Self::Daemon,
+        }
+    }
+}
+
 impl From<PoolError> for Error {
     fn from(error: PoolError) -> Self {
         match error {
@@ -108,7 +119,7 @@ mod tests {
         for (number, (error, message)) in (1..).zip(MESSAGES) {
             assert_eq!((error as i32, super::message(number)), (number, message));
         }
-        assert_eq!((message(0), message(-1), message(15)), (c"no error", c"unknown error", c"unknown error"));
+        assert_eq!((message(0), message(-1), message(16)), (c"no error", c"unknown error", c"unknown error"));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Exported functions. `include/tarnsoft.h` documents them.
 
 use std::{
-    ffi::{c_char, c_int, c_void},
+    ffi::{CStr, OsStr, c_char, c_int, c_void},
+    os::unix::ffi::OsStrExt as _,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     ptr::{null_mut, without_provenance_mut},
 };
 
@@ -83,6 +85,21 @@ extern "C" fn soft_error_string(number: c_int) -> *const c_char {
     error::message(number).as_ptr()
 }
 
+/// # Safety
+/// `path` is null, or points to a string with a zero byte at its end.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn soft_pool_connect(path: *const c_char, budget_pages_max: usize) -> PoolId {
+    let connect = || {
+        if path.is_null() {
+            return Err(Error::InvalidArgument);
+        }
+        // SAFETY: guaranteed by the caller.
+        let path = unsafe { CStr::from_ptr(path) };
+        registry::connect_pool(Path::new(OsStr::from_bytes(path.to_bytes())), budget_pages_max)
+    };
+    run(connect).map_or(null_mut(), without_provenance_mut)
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn soft_pool_create(budget_pages: usize) -> PoolId {
     run(|| registry::create_pool(budget_pages)).map_or(null_mut(), without_provenance_mut)
@@ -115,7 +132,7 @@ extern "C" fn soft_grant(pool: PoolId, pages: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn soft_revoke(pool: PoolId, pages: usize) -> usize {
-    run(|| Ok(registry::pool(pool.addr())?.revoke(pages))).unwrap_or(SIZE_ERROR)
+    run(|| Ok(registry::pool(pool.addr())?.give_back(pages))).unwrap_or(SIZE_ERROR)
 }
 
 /// # Safety

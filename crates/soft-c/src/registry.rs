@@ -3,7 +3,10 @@
 //! A forked child has its own, empty registry: its parent may have held any lock of the inherited registry at the
 //! time of the fork.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 
 use soft::Pool;
 use units::limits::{SOFT_C_FORKS_MAX, SOFT_C_POOLS_MAX, SOFT_STRUCTURES_MAX};
@@ -49,6 +52,14 @@ fn registry() -> Result<&'static Registry, Error> {
 /// Returns [`Error::TooLarge`], [`Error::System`], [`Error::TooMany`] or [`Error::Forked`].
 pub fn create_pool(budget_pages: usize) -> Result<usize, Error> {
     registry()?.pools.insert(Pool::new(budget_pages)?)
+}
+
+/// Creates a pool with a budget of the daemon at a socket, and returns its identifier.
+///
+/// # Errors
+/// Returns [`Error::Daemon`], or an error as [`create_pool`].
+pub fn connect_pool(path: &Path, budget_pages_max: usize) -> Result<usize, Error> {
+    registry()?.pools.insert(soft::client::connect(path, budget_pages_max)?)
 }
 
 /// Returns a pool.

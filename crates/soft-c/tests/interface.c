@@ -103,6 +103,10 @@ static void test_invalid_arguments(void)
     CHECK_LAST(SOFT_ERROR_INVALID_CONTEXT);
     CHECK(soft_pool_destroy((soft_pool_t *)context) == SOFT_ERROR_INVALID_POOL);
     CHECK(soft_malloc((soft_context_t *)&stats, 1) == 0);
+    CHECK(soft_pool_connect(NULL, 1) == NULL);
+    CHECK_LAST(SOFT_ERROR_INVALID_ARGUMENT);
+    CHECK(soft_pool_connect("/nonexistent/soft.sock", 1) == NULL);
+    CHECK_LAST(SOFT_ERROR_DAEMON);
     CHECK(soft_pool_create(SIZE_MAX) == NULL);
     CHECK_LAST(SOFT_ERROR_TOO_LARGE);
     CHECK(strcmp(soft_error_string(SOFT_OK), "no error") == 0);

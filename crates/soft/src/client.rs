@@ -65,20 +65,21 @@ pub enum ConnectError {
     },
 }
 
-/// Connects to the daemon, and creates a pool without budget, with this address space in pages of 4 KiB. The
-/// connection ends when the pool is dropped.
+/// Connects to the daemon, and creates a pool without budget, which requests up to `budget_max` pages of 4 KiB. The
+/// address space is that of [`Pool::new`] with this budget. The connection ends when the pool is dropped.
 ///
 /// # Errors
 /// Returns an error if the pool cannot be created, or if the daemon cannot be reached or refuses the process.
-pub fn connect(path: &Path, address_space: usize) -> Result<Arc<Pool>, ConnectError> {
+pub fn connect(path: &Path, budget_max: usize) -> Result<Arc<Pool>, ConnectError> {
     let link = Arc::new(Link {
         path: path.to_owned(),
+        budget_max: budget_max as u64,
         process: std::process::id(),
         pool: OnceLock::new(),
         state: Mutex::default(),
         answered: Condvar::new(),
     });
-    let pool = Pool::with_source(0, address_space, link.clone())?;
+    let pool = Pool::with_source(0, Pool::address_space_for(budget_max), link.clone())?;
     link.pool.get_or_init(|| Arc::downgrade(&pool));
     let connection = link.open()?;
     let thread = thread::Builder::new().name("tarn-soft".to_owned());
@@ -95,6 +96,8 @@ fn io_error<E: Into<io::Error>>(path: &Path, operation: &'static str) -> impl Fn
 #[derive(Debug)]
 struct Link {
     path: PathBuf,
+    /// Largest budget in pages.
+    budget_max: u64,
     /// Process that connected.
     process: u32,
     pool: OnceLock<Weak<Pool>>,
@@ -111,6 +114,8 @@ struct State {
     recorded: u64,
     /// Whether a request was not answered yet.
     is_requested: bool,
+    /// Whether the request was not answered in time. No thread waits for it any more.
+    is_overdue: bool,
     /// Number of answered or lost requests.
     answers: u64,
     denied_at: Option<Instant>,
@@ -132,14 +137,19 @@ impl State {
         is_sent
     }
 
-    fn send_request(&mut self, pages: usize, held: usize) -> bool {
-        self.is_requested = self.send(ClientMessage::Request { pages: pages as u64, held: held as u64 });
+    /// Requests pages up to the largest budget, unless the last request was denied recently. Returns whether there is
+    /// a request, which may be an earlier one.
+    fn request(&mut self, pages: usize, budget_max: u64, held: usize) -> bool {
+        let pages = budget_max.saturating_sub(self.recorded).min(pages as u64);
+        if !self.is_requested && pages > 0 && !self.was_denied_recently() {
+            self.is_requested = self.send(ClientMessage::Request { pages, held: held as u64 });
+        }
         self.is_requested
     }
 
     /// Records that the request, if there is one, is not answered any more.
     fn finish_request(&mut self) {
-        self.is_requested = false;
+        (self.is_requested, self.is_overdue) = (false, false);
         self.answers += 1;
     }
 }
@@ -150,22 +160,21 @@ impl BudgetSource for Link {
         let Some(pool) = self.own_pool() else { return 0 };
         let held = pool.stats().held;
         let mut state = self.state();
-        if state.was_denied_recently() || !state.is_requested && !state.send_request(pages, held) {
+        if !state.request(pages, self.budget_max, held) || state.is_overdue {
             return 0;
         }
         let answers = state.answers;
         let timeout = SOFT_REQUEST_TIMEOUT.as_duration();
-        drop(self.answered.wait_timeout_while(state, timeout, |state| state.answers == answers));
+        let waited = self.answered.wait_timeout_while(state, timeout, |state| state.answers == answers);
+        let (mut state, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.is_overdue = result.timed_out();
         0
     }
 
     fn request_ahead(&self, pages: usize) {
         let Some(pool) = self.own_pool() else { return };
         let held = pool.stats().held;
-        let mut state = self.state();
-        if !state.is_requested && !state.was_denied_recently() {
-            state.send_request(pages, held);
-        }
+        self.state().request(pages, self.budget_max, held);
     }
 
     fn give_back(&self, pages: usize) {

@@ -23,8 +23,8 @@ use rustix::{
 };
 use soft::{Pool, Priority, SoftList};
 
-/// Address space of the pool in pages: 4 GiB.
-const ADDRESS_SPACE: usize = 1 << 20;
+/// Largest budget of the pool in pages: 4 GiB.
+const BUDGET_MAX: usize = 1 << 20;
 
 type Value = [u8; 4096];
 
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     {
         switch_user(uid.parse()?)?;
     }
-    let pool = soft::client::connect(socket, ADDRESS_SPACE)?;
+    let pool = soft::client::connect(socket, BUDGET_MAX)?;
     println!("connected");
     let list: SoftList<Value> = SoftList::new(&pool, Priority(1))?;
     let mut touched: Vec<Vec<u8>> = Vec::new();

@@ -7,9 +7,9 @@ async fn sizes_and_clients_are_shown() {
     let shown = "\
 limit 4096MiB, total 3072MiB, free 512MiB
 
-PID   USER  PROGRAM    BUDGET   USED     FOOTPRINT  WEIGHT   GRANTED  RECLAIMED  DENIED  STATE
-812   2001  kv-cache   2048MiB  2000MiB  2600MiB    1061MiB  3000MiB  952MiB     3       ok
-1034  0     -          512MiB   0MiB     100MiB     100MiB   512MiB   0MiB       0       silent
+PID   USER  PROGRAM   BUDGET   USED     FOOTPRINT  WEIGHT   GRANTED  RECLAIMED  DENIED  STATE
+812   2001  kv-cache  2048MiB  2000MiB  2600MiB    1061MiB  3000MiB  952MiB     3       ok
+1034  0     -         512MiB   0MiB     100MiB     100MiB   512MiB   0MiB       0       silent
 ";
     let at = "note: reported by host h1 at 2023-11-14T22:13:22Z\n";
     for arguments in ["get soft h1", "get soft-memory h1"] {

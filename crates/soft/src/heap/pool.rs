@@ -108,9 +108,13 @@ impl Pool {
     /// # Errors
     /// Returns an error if the address space cannot be reserved, or if the system has other pages.
     pub fn new(budget: usize) -> Result<Arc<Self>, PoolError> {
+        Self::with_source(budget, Self::address_space_for(budget), Arc::new(FixedBudget))
+    }
+
+    /// Returns the address space of a pool with this largest budget, in pages.
+    pub(crate) fn address_space_for(budget: usize) -> usize {
         let pages = budget.saturating_mul(ADDRESS_SPACE_FACTOR);
-        let pages = pages.clamp(ADDRESS_SPACE_PAGES_MIN, SOFT_POOL_PAGES_MAX.max(budget));
-        Self::with_source(budget, pages, Arc::new(FixedBudget))
+        pages.clamp(ADDRESS_SPACE_PAGES_MIN, SOFT_POOL_PAGES_MAX.max(budget))
     }
 
     /// Creates a pool with an initial budget, the size of its address space, both in pages of 4 KiB,

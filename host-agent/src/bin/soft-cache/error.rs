@@ -98,6 +98,11 @@ pub enum CommandError {
         "ERR CONFIG SET failed (possibly related to argument 'maxmemory') - another change is in progress"
     )]
     MaxMemoryBusy,
+    /// The daemon determines the budget.
+    #[error(
+        "ERR CONFIG SET failed (possibly related to argument 'maxmemory') - the soft memory daemon determines the budget"
+    )]
+    MaxMemoryOfDaemon,
 }
 
 impl CommandError {
@@ -137,7 +142,8 @@ impl From<SoftError> for CommandError {
             | SoftError::OutOfAddressSpace { .. }
             | SoftError::TooLarge
             | SoftError::AlignmentTooLarge { .. }
-            | SoftError::TooManyStructures(_) => Self::OutOfMemory,
+            | SoftError::TooManyStructures(_)
+            | SoftError::TooManyBlocks(_) => Self::OutOfMemory,
             SoftError::KeyTooLong { maximum, .. } => Self::TooLong(maximum),
         }
     }

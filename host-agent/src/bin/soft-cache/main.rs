@@ -22,7 +22,6 @@ use std::{error::Error, path::Path, process::ExitCode, sync::Arc};
 
 use clap::Parser as _;
 use service_files::descriptors;
-use soft::Pool;
 use tokio::{
     signal::unix::{SignalKind, signal},
     task::JoinSet,
@@ -35,6 +34,7 @@ use units::{
 
 use crate::{
     listener::Listener,
+    memory::Memory,
     options::{Args, Options},
     password::Password,
     server::{Server, unix_now},
@@ -57,8 +57,11 @@ fn run(args: Args) -> Result<(), Box<dyn Error>> {
     let options = args.check()?;
     descriptors::raise_limit();
     let password = options.password_file.as_deref().map(Password::read).transpose()?;
-    let pool = Pool::new(options.pages)?;
-    let server = Arc::new(Server::new(&pool, options.pages, password, options.clients_max)?);
+    let memory = match &options.daemon {
+        Some(socket) => Memory::from_daemon(socket, options.pages)?,
+        None => Memory::constant(options.pages)?,
+    };
+    let server = Arc::new(Server::new(memory, password, options.clients_max)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(serve(&options, &server));
     // A revocation may still run on another thread.

@@ -35,9 +35,13 @@ pub struct Args {
     /// Mode of the unix socket: all users with write permission can use the cache
     #[arg(long, value_name = "OCTAL", default_value = "600", value_parser = parse_mode)]
     unix_socket_mode: u32,
-    /// Budget of keys and values, such as 64MiB
+    /// Budget of keys and values, such as 64MiB; with --daemon, the largest budget
     #[arg(long, value_name = "SIZE", default_value_t = SOFT_CACHE_MEMORY_DEFAULT, value_parser = parse_memory)]
     memory: Bytes,
+    /// Socket of the soft memory daemon of the host agent, which provides the budget; without it, the
+    /// budget is constant
+    #[arg(long, value_name = "PATH")]
+    daemon: Option<PathBuf>,
     /// File with the password that clients must send with AUTH; only its owner may access the file
     #[arg(long, value_name = "PATH")]
     password_file: Option<PathBuf>,
@@ -62,8 +66,10 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// Path and mode of the unix socket.
     pub unix_socket: Option<(PathBuf, u32)>,
-    /// Budget in pages.
+    /// Budget in pages, or the largest budget of the daemon.
     pub pages: usize,
+    /// Socket of the daemon that provides the budget.
+    pub daemon: Option<PathBuf>,
     /// File with the password.
     pub password_file: Option<PathBuf>,
     /// Maximum number of clients.
@@ -86,6 +92,7 @@ impl Args {
             listen,
             unix_socket: self.unix_socket.map(|path| (path, self.unix_socket_mode)),
             pages: usize::try_from(self.memory.get()).map_or(usize::MAX, |bytes| bytes / PAGE_BYTES),
+            daemon: self.daemon,
             password_file: self.password_file,
             clients_max: self.max_clients,
         })

@@ -66,15 +66,10 @@ impl Server {
     ///
     /// # Errors
     /// Returns an error if the pool has too many structures.
-    pub fn new(
-        pool: &Arc<Pool>,
-        maximum: usize,
-        password: Option<Password>,
-        clients_max: u32,
-    ) -> Result<Self, SoftError> {
+    pub fn new(memory: Memory, password: Option<Password>, clients_max: u32) -> Result<Self, SoftError> {
         Ok(Self {
-            store: Store::new(pool)?,
-            memory: Arc::new(Memory::new(pool.clone(), maximum)),
+            store: Store::new(memory.pool())?,
+            memory: Arc::new(memory),
             password,
             clients_max,
             counters: Counters::default(),

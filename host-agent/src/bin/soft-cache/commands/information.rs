@@ -78,7 +78,7 @@ fn get_parameters(call: &mut Call<'_>, request: Request<'_>) {
         ("appendonly", "no".to_owned()),
         ("databases", "1".to_owned()),
         ("maxclients", call.server.clients_max.to_string()),
-        ("maxmemory", (call.server.memory.stats().budget * PAGE_BYTES).to_string()),
+        ("maxmemory", (call.server.memory.maxmemory() * PAGE_BYTES).to_string()),
         ("maxmemory-policy", "allkeys-lru".to_owned()),
         ("save", String::new()),
     ];
@@ -166,7 +166,7 @@ fn memory_fields(server: &Server) -> Vec<Field> {
         ("used_memory", (held * PAGE_BYTES).to_string()),
         ("used_memory_rss", resident_bytes().unwrap_or(0).to_string()),
         ("mem_clients_normal", server.buffer_bytes().to_string()),
-        ("maxmemory", (budget * PAGE_BYTES).to_string()),
+        ("maxmemory", (server.memory.maxmemory() * PAGE_BYTES).to_string()),
         ("maxmemory_policy", "allkeys-lru".to_owned()),
     ]
 }

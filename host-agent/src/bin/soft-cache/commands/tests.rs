@@ -27,8 +27,9 @@ impl Rig {
     }
 
     fn with_pages(pages: usize) -> Self {
-        let pool = Pool::new(pages).unwrap();
-        let server = Server::new(&pool, pages, None, 10).unwrap();
+        let memory = Memory::constant(pages).unwrap();
+        let pool = memory.pool().clone();
+        let server = Server::new(memory, None, 10).unwrap();
         Self { pool, server, session: Session::new(7, true), now: 1_000_000 }
     }
 
@@ -248,8 +249,9 @@ fn commands_require_the_password() {
     std::fs::write(&path, "secret").unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let password = crate::password::Password::read(&path).unwrap();
-    let pool = Pool::new(64).unwrap();
-    let server = Server::new(&pool, 64, Some(password), 10).unwrap();
+    let memory = Memory::constant(64).unwrap();
+    let pool = memory.pool().clone();
+    let server = Server::new(memory, Some(password), 10).unwrap();
     let mut rig = Rig { pool, server, session: Session::new(1, false), now: 0 };
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.";
     assert_replies(
