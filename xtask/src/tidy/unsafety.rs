@@ -10,6 +10,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("benches/soft_memory.rs", "allocators are compared by their interface for raw memory"),
     ("crates/soft/src/heap/arena.rs", "the contents of released pages are lost"),
     ("crates/soft/src/heap/buffer.rs", "elements are in memory of the heap"),
+    ("crates/soft/src/heap/bytes.rs", "values are in memory of the heap"),
     ("crates/soft/src/heap/mapping.rs", "mmap and madvise take addresses"),
     ("crates/soft/src/heap/slots.rs", "compaction copies the bytes of values"),
     ("crates/soft/src/heap/values.rs", "values are in memory of the heap"),
