@@ -50,7 +50,7 @@
 //!
 //! # Memory
 //!
-//! Only the values are in soft memory. For each value, a structure needs 12 to 16 bytes of ordinary memory,
+//! Only the values are in soft memory. For each value, a structure needs 12 to 20 bytes of ordinary memory,
 //! plus about 6 bytes for each entry of a map or cache. This memory is freed with the pages of the values,
 //! and memory that values own when they are dropped. A structure also needs 40 bytes for each page that it has
 //! held at one time.

@@ -63,7 +63,7 @@ mod tests {
     fn pages_are_converted_to_bytes_and_program_names_are_bounded() {
         // 1024 pages of soft memory and 2048 of traditional memory have a weight of 2730.67 pages.
         let sample = ClientSample { pid: Pid(812), budget: 1536, claimed_used: 1024, footprint: 3072 };
-        let counters = Counters { granted: 2048, denied: 3, reclaimed: 512, unanswered: 1 };
+        let counters = Counters { requests: 9, granted: 2048, denied: 3, reclaimed: 512, unanswered: 1 };
         let client = Client {
             user: UserId::new(2001).unwrap(),
             program: "é".repeat(30),
@@ -74,7 +74,7 @@ mod tests {
             limit: Bytes::gib(2),
             total: Bytes::gib(1),
             free: Bytes::mib(4),
-            counters: Counters { granted: 4096, denied: 5, reclaimed: 1 << 62, unanswered: 2 },
+            counters: Counters { requests: 9, granted: 4096, denied: 5, reclaimed: 1 << 62, unanswered: 2 },
             client_count: 300,
             clients: vec![client],
         });

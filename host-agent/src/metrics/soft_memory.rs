@@ -109,9 +109,9 @@ mod tests {
     #[test]
     fn clients_are_summed_and_counters_follow_the_report() {
         let metrics = SoftMemoryMetrics::default();
-        let counters = Counters { granted: 512, denied: 3, reclaimed: 256, unanswered: 1 };
+        let counters = Counters { requests: 9, granted: 512, denied: 3, reclaimed: 256, unanswered: 1 };
         metrics.set(&report(counters, vec![client(5, 512, 256, false), client(9, 256, 300, true)]));
-        let counters = Counters { granted: 768, denied: 4, ..counters };
+        let counters = Counters { requests: 9, granted: 768, denied: 4, ..counters };
         metrics.set(&report(counters, vec![client(5, 512, 256, false), client(9, 256, 300, true)]));
         let expected = [
             "soft_memory_limit_bytes 8388608",

@@ -106,12 +106,20 @@ impl Listener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                stream.set_nodelay(true)?;
-                sockopt::set_socket_keepalive(stream.as_fd(), true)?;
+                set_options(&stream);
                 Ok(Client::Tcp(stream))
             }
             Self::Unix(listener) => Ok(Client::Unix(listener.accept().await?.0)),
         }
+    }
+}
+
+/// Sends replies without delay, and detects clients that disappeared. A failure concerns only this connection.
+fn set_options(stream: &TcpStream) {
+    let result =
+        stream.set_nodelay(true).and_then(|()| Ok(sockopt::set_socket_keepalive(stream.as_fd(), true)?));
+    if let Err(error) = result {
+        tracing::debug!(%error, "cannot set the options of a connection");
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use service_files::log_limit::RejectionLog;
-use soft::{Pool, SoftError};
+use soft::SoftError;
 use tokio::sync::Notify;
 use units::{UnixMs, limits::SOFT_CACHE_BUFFER_BYTES_MAX};
 

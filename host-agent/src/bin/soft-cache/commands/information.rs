@@ -161,7 +161,7 @@ fn client_fields(server: &Server) -> Vec<Field> {
 }
 
 fn memory_fields(server: &Server) -> Vec<Field> {
-    let PoolStats { budget, held } = server.memory.stats();
+    let PoolStats { held, .. } = server.memory.stats();
     vec![
         ("used_memory", (held * PAGE_BYTES).to_string()),
         ("used_memory_rss", resident_bytes().unwrap_or(0).to_string()),

@@ -7,6 +7,7 @@ use units::UnixMs;
 
 use super::*;
 use crate::{
+    memory::Memory,
     reply::{Output, Reply},
     request::{RequestLimits, RequestParser},
     server::Server,
