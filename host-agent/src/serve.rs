@@ -218,9 +218,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let identity = AgentIdentity { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
-    if let Some(soft_memory) = soft_memory {
-        tokio::spawn(soft_memory.serve());
-    }
+    drop(soft_memory.map(|server| tokio::spawn(server.serve())));
     tokio::spawn(usage::measure_periodically(handle.clone(), host_calls, Arc::clone(&reports.usage)));
     if let Some(inputs) = sampling {
         tokio::spawn(sampling::sample_periodically(inputs));

@@ -20,6 +20,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/soft-c/src/exports.rs", "functions of a C library are exported and take pointers"),
     ("crates/soft-c/src/fork.rs", "pthread_atfork takes a function"),
     ("crates/soft/tests/fork.rs", "fork and _exit have no safe interface"),
+    ("host-agent/tests/processes/soft_client.rs", "fork has no safe interface"),
     ("host-agent/tests/processes/vmm.rs", "only the system call `exit` ends the first thread of a process"),
     ("tests/src/small_guests.rs", "the machine code of a guest is the data between two labels"),
     (
