@@ -9,6 +9,8 @@
 //!
 //! A forked child does not use the connection of its parent, and can neither get nor give back budget.
 
+#![expect(clippy::disallowed_methods, reason = "the connection has a clock, and waits for the daemon")]
+
 use std::{
     io,
     path::{Path, PathBuf},
