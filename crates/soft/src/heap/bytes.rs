@@ -66,12 +66,10 @@ impl<M> ByteValues<M> {
         let block = self.allocate(bytes.ok_or(SoftError::TooLarge)?, record)?;
         let mut to = self.slots.address(block);
         for part in parts() {
-            // SAFETY: the new block has memory for all parts, and no reference to it exists. After the last part,
-            // `to` is at most the end of the block.
-            to = unsafe {
-                to.copy_from_nonoverlapping(NonNull::from(*part).cast(), part.len());
-                to.add(part.len())
-            };
+            // SAFETY: the new block has memory for all parts, and no reference to it exists.
+            unsafe { to.copy_from_nonoverlapping(NonNull::from(*part).cast(), part.len()) };
+            // SAFETY: after the last part, the result is at most the end of the block.
+            to = unsafe { to.add(part.len()) };
         }
         Ok(block)
     }
