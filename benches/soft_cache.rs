@@ -4,10 +4,15 @@
 //! of Redis with at most as much resident memory; no error and at most twice the latency (99th percentile) while the
 //! memory is halved under load.
 
+#[path = "soft_cache/halving.rs"]
 mod halving;
+#[path = "soft_cache/hit_ratio.rs"]
 mod hit_ratio;
+#[path = "soft_cache/resp.rs"]
 mod resp;
+#[path = "soft_cache/servers.rs"]
 mod servers;
+#[path = "soft_cache/throughput.rs"]
 mod throughput;
 
 use std::process::ExitCode;

@@ -6,11 +6,14 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    thread,
 };
 
-use units::limits::{SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_ATTEMPTS_MAX};
+use units::limits::{
+    SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_ATTEMPTS_MAX, SOFT_LOCK_YIELDS_MAX,
+};
 
 use crate::{
     error::{Rejected, SoftError},
@@ -76,6 +79,8 @@ pub(crate) type Deliver<E> = Box<dyn Fn(E) -> u64 + Send + Sync>;
 /// Part of a structure that the pool can reach.
 struct Shared<S: State> {
     state: Mutex<S>,
+    /// Number of threads that wait for the lock.
+    waiting: AtomicUsize,
     /// Without it, evicted values are dropped.
     deliver: Option<Deliver<S::Evicted>>,
     evicted: AtomicU64,
@@ -144,7 +149,28 @@ impl<S: State> Shared<S> {
     fn lock(&self) -> Guard<'_, S> {
         let mark = LockMark::set();
         // The contents are consistent whenever code of the user runs, which is the only code that panics.
-        Guard { state: self.state.lock().unwrap_or_else(PoisonError::into_inner), _mark: mark }
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                state
+            }
+        };
+        Guard { state, _mark: mark }
+    }
+
+    /// Lets other threads take the lock, which this thread does not hold. The mutex is not fair: a thread that locks
+    /// it in a loop would keep others waiting.
+    fn yield_lock(&self) {
+        for _ in 0..SOFT_LOCK_YIELDS_MAX {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            thread::yield_now();
+        }
     }
 
     fn deliver(&self, evicted: S::Evicted) {
@@ -211,6 +237,7 @@ impl<S: State> Shared<S> {
                 return freed;
             }
             let (freed_now, is_done) = self.evict_batch(pages, units);
+            self.yield_lock();
             freed += freed_now;
             if is_done {
                 let freed_later = self.free_unused_in_steps(missing(freed));
@@ -232,6 +259,8 @@ impl<S: State> Shared<S> {
             let held = state.held_pages();
             state.free_unused(pages - freed);
             let now = held - state.held_pages();
+            drop(state);
+            self.yield_lock();
             if now == 0 {
                 break;
             }
@@ -279,6 +308,7 @@ impl<S: State> Structure<S> {
     ) -> Result<Self, SoftError> {
         let shared = Shared {
             state: Mutex::new(state),
+            waiting: AtomicUsize::new(0),
             deliver,
             evicted: AtomicU64::new(0),
             callback_panics: AtomicU64::new(0),

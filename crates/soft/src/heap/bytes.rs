@@ -66,7 +66,7 @@ impl<M> ByteValues<M> {
         for part in parts() {
             // SAFETY: the new block has memory for all parts, and no reference to it exists.
             unsafe { to.copy_from_nonoverlapping(NonNull::from(*part).cast(), part.len()) };
-            // SAFETY: after the last part, `to` is at most the end of the block.
+            // SAFETY: after the last part, the result is at most the end of the block.
             to = unsafe { to.add(part.len()) };
         }
         Ok(block)

@@ -25,6 +25,8 @@ pub const SOFT_EVICTION_BATCH_BYTES: usize = 64 << 10;
 pub const SOFT_KEY_BYTES_MAX: usize = u16::MAX as usize;
 /// Number of values that compaction moves under one lock, after which it begins no further span.
 pub const SOFT_MOVED_VALUES_MAX: usize = 4096;
+/// Maximum number of times that a reclamation yields the processor to threads that wait for its lock.
+pub const SOFT_LOCK_YIELDS_MAX: u32 = 1000;
 /// Maximum number of times that an insertion requests more budget.
 pub const SOFT_GRANT_ATTEMPTS_MAX: usize = 3;
 /// Number of pages that a pool of soft memory requests at least from its source (1 MiB).

@@ -122,7 +122,7 @@ pub fn info(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandErro
         };
         request.len() == 1 || request.arguments_from(1).any(is_name)
     };
-    let sections: [(&str, fn(&Server) -> Vec<Field>); 6] = [
+    let sections: [(&str, Section); 6] = [
         ("Server", server_fields),
         ("Clients", client_fields),
         ("Memory", memory_fields),
@@ -145,6 +145,8 @@ pub fn info(call: &mut Call<'_>, request: Request<'_>) -> Result<(), CommandErro
 
 /// Name and value of a field of INFO.
 type Field = (&'static str, String);
+/// Function that returns the fields of a section of INFO.
+type Section = fn(&Server) -> Vec<Field>;
 
 fn server_fields(server: &Server) -> Vec<Field> {
     vec![
