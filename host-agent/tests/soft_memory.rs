@@ -1,6 +1,8 @@
 //! Integration tests of soft memory: the real socket of the daemon, with clients as processes that are stopped, killed,
 //! or forked.
 
+#![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
+
 use std::{
     collections::BTreeSet,
     io::{BufRead as _, BufReader, Write as _},
