@@ -13,33 +13,24 @@
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
-    collections::BTreeSet,
     hint::black_box,
     io::{BufRead as _, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, ExitCode, Stdio},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use host_agent::{
-    config::soft_memory::SoftMemory,
-    host::sysfs::Sysfs,
-    metrics::Metrics,
-    report_slot::ReportSlot,
-    soft_memory::{Inputs, SoftMemoryServer},
-    soft_memory_report::Report,
-};
 use mimalloc::MiMalloc;
 use soft::{
     PAGE_BYTES, Pool, Priority, SoftCache, SoftList,
     budget::{Counters, Settings},
 };
-use tokio::runtime::Runtime;
-use units::{Bytes, Name, UserId};
+use tests::soft_daemon::SoftDaemon;
+use units::Bytes;
 
 /// Number of allocations without pressure.
 const ALLOCATIONS: usize = 977_000;
@@ -113,65 +104,16 @@ fn measure_once(name: &str, allocations: usize) -> Result<Vec<f64>, String> {
     if allocations == 0 {
         return run_in_process(name, Path::new("none"));
     }
-    let daemon = Daemon::start(pages(allocations));
-    let holder = Holder::start(&daemon.socket)?;
-    let mut times = run_in_process(name, &daemon.socket)?;
-    let Counters { requests, reclaimed, .. } = daemon.final_counters();
+    let daemon = SoftDaemon::start(Bytes::pages(pages(allocations) as u64), Settings::default());
+    let holder = Holder::start(&daemon.socket())?;
+    let mut times = run_in_process(name, &daemon.socket())?;
+    let Counters { requests, reclaimed, .. } = daemon.next_report().counters;
     holder.end()?;
     if requests == 0 {
         return Err("the daemon answered no requests".to_owned());
     }
     times.extend([requests as f64, reclaimed as f64]);
     Ok(times)
-}
-
-/// Daemon of the agent, in this process.
-struct Daemon {
-    _dir: tempfile::TempDir,
-    _runtime: Runtime,
-    socket: PathBuf,
-    reports: Arc<ReportSlot<Report>>,
-}
-
-impl Daemon {
-    fn start(pages: usize) -> Self {
-        let dir = tempfile::Builder::new().prefix("tarn-bench-").tempdir().expect("a folder is created");
-        let (socket, reports) = (dir.path().join("soft.sock"), Arc::default());
-        let config = SoftMemory {
-            socket: None,
-            allowed_uids: None,
-            size: Bytes::new((pages * PAGE_BYTES) as u64),
-            reserve: Bytes::mib(512),
-            stalled_percent: 100,
-            reservation: None,
-            settings: Settings::default(),
-        };
-        let user = UserId::new(rustix::process::geteuid().as_raw()).expect("the user is valid");
-        let inputs = Inputs {
-            config,
-            allowed_uids: BTreeSet::from([user]),
-            slices: None,
-            proc: Sysfs::at("/proc"),
-            reports: Arc::clone(&reports),
-            metrics: Arc::new(Metrics::new(&Name::new("h0").expect("a valid name"), "emulated")),
-        };
-        let runtime = Runtime::new().expect("a runtime is created");
-        let listen = async { SoftMemoryServer::listen(&socket, inputs).expect("the socket is free") };
-        let server = runtime.block_on(listen);
-        runtime.spawn(server.serve());
-        Self { _dir: dir, _runtime: runtime, socket, reports }
-    }
-
-    /// Returns the counters after the next report.
-    fn final_counters(&self) -> Counters {
-        let at = self.reports.last().map(|report| report.at);
-        loop {
-            std::thread::sleep(Duration::from_millis(50));
-            if let Some(report) = self.reports.last().filter(|report| Some(report.at) > at) {
-                return report.counters;
-            }
-        }
-    }
 }
 
 /// Process that fills a list, and keeps it until it ends.

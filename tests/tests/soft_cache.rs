@@ -8,10 +8,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use soft::budget::Settings;
 use tests::{
     rack::programs_dir,
     soft_cache::{CacheServer, redis_program},
+    soft_daemon::SoftDaemon,
 };
+use units::Bytes;
 
 fn text(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
@@ -282,4 +285,51 @@ fn expired_values_are_removed_in_the_background() {
     server.connect().run(b"SET other value\r\n");
     server.wait_for_info("expired_keys", 1000);
     assert_eq!(text(&server.cli(&["DBSIZE"])), "1\n");
+}
+
+/// Sets values of this length in new keys. No command fails.
+fn fill(cache: &CacheServer, prefix: &str, keys: u32, value_bytes: usize) {
+    const BATCH: u32 = 1000;
+    let mut client = cache.connect();
+    let value = "v".repeat(value_bytes);
+    for first in (0..keys).step_by(BATCH as usize) {
+        let numbers = first..(first + BATCH).min(keys);
+        let commands: String = numbers.clone().map(|n| format!("SET {prefix}{n} {value}\r\n")).collect();
+        assert_eq!(client.run(commands.as_bytes()), "+OK\r\n".repeat(numbers.len()));
+    }
+}
+
+/// The paper's figure 2 with caches as both processes: 10 MiB and 12 MiB of 20 MiB.
+#[test]
+fn caches_trade_memory_through_the_daemon_as_their_load_turns() {
+    const MIB: u64 = 1 << 20;
+    let settings = Settings { over_reclaim_percent: 0, ..Settings::default() };
+    let daemon = SoftDaemon::start(Bytes::mib(20), settings);
+    let socket = daemon.socket();
+    let options = ["--memory", "64MiB", "--daemon", socket.to_str().unwrap()];
+    let (first, second) = (CacheServer::start(&options), CacheServer::start(&options));
+    let held = |cache: &CacheServer| cache.info("used_memory");
+    // A key and its value need 80 bytes.
+    fill(&first, "pair:", 130_000, 64);
+    let before = held(&first);
+    assert!((10 * MIB..13 * MIB).contains(&before), "{before}");
+    assert_eq!((first.info("evicted_keys"), text(&first.cli(&["DBSIZE"]))), (0, "130000\n".to_owned()));
+
+    fill(&second, "large:", 12 * 1024, 1000);
+    assert_eq!(text(&second.cli(&["DBSIZE"])), "12288\n", "all values are present");
+    assert!(held(&second) >= 12 * MIB && held(&first) + held(&second) <= 20 * MIB);
+    assert!(held(&first) < before && first.info("evicted_keys") > 0);
+    assert_eq!(text(&first.cli(&["GET", "pair:0"])), "\n", "the oldest value is a miss");
+    assert_eq!(text(&first.cli(&["GET", "pair:129999"])).len(), 65, "the latest value is present");
+
+    // The load turns.
+    let before = held(&second);
+    fill(&first, "new:", 130_000, 64);
+    assert!(held(&second) < before && second.info("evicted_keys") > 0);
+    assert_eq!(text(&first.cli(&["GET", "new:129999"])).len(), 65);
+    let report = daemon.next_report();
+    let budgets: u64 = report.clients.iter().map(|client| client.state.sample.budget).sum();
+    assert_eq!((report.client_count, report.free.get() + budgets * 4096), (2, 20 * MIB));
+    let error = text(&first.cli(&["CONFIG", "SET", "maxmemory", "1mb"]));
+    assert!(error.contains("the soft memory daemon determines the budget"), "{error}");
 }
