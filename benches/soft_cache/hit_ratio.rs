@@ -22,7 +22,7 @@ use crate::{
 
 /// Traces: name of the file, and budget of Redis in bytes beyond that of an empty server.
 const TRACES: [(&str, u64); 3] =
-    [("arc-OLTP", 8 << 20), ("arc-P3", 32 << 20), ("cloudphysics-w106", 32 << 20)];
+    [("arc-OLTP", 8 << 20), ("arc-P3", 32 << 20), ("cloudphysics-w106", 8 << 20)];
 /// Memory of an empty server, which Redis counts as used.
 const REDIS_EMPTY_BYTES: u64 = 1 << 20;
 /// Number of keys that are requested together. A key that is requested twice in a batch is missed twice.
