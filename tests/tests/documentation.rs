@@ -180,9 +180,10 @@ fn write_token(path: &Path) {
 fn configuration_snippets_are_accepted() {
     let mut checked = 0;
     for snippet in read_snippets().iter().filter(|snippet| snippet.language == "toml") {
-        let is_host = ["[agent]", "[backend]", "[symbiosis]", "[tiering]", "[early_eviction]"]
-            .iter()
-            .any(|head| snippet.text.contains(head));
+        let is_host =
+            ["[agent]", "[backend]", "[symbiosis]", "[tiering]", "[early_eviction]", "[soft_memory]"]
+                .iter()
+                .any(|head| snippet.text.contains(head));
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("config.toml");
         let (program, text) = match is_host {

@@ -133,7 +133,7 @@ mod tests {
                 "size_mib = 1\nover_reclaim_percent = 101",
                 "percent = 101: must be a whole number from 0 to 100",
             ),
-            ("size_mib = 1\nallowed_uids = []", "allowed_uids: must not be empty"),
+            ("size_mib = 1\nallowed_uids = []", "soft_memory.allowed_uids = []: must not be empty"),
             ("size_mib = 1\nsize = 1", "size"),
         ];
         for (keys, message) in cases {

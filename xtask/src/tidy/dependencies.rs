@@ -50,6 +50,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
         &[
             "units",
             "pool",
+            "soft",
             "sim",
             "proto",
             "emulated-host",
