@@ -27,6 +27,8 @@ const PHASES: [(&str, Duration); 3] = [
     ("during", Duration::from_secs(1)),
     ("after", Duration::from_secs(4)),
 ];
+/// Largest recorded latency in nanoseconds. A longer one counts as this latency.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// Goal of the latency during the halving, relative to the latency before.
 const LATENCY_GOAL: f64 = 2.0;
 
@@ -38,7 +40,8 @@ struct Measured {
 
 impl Measured {
     fn new() -> Self {
-        let histogram = || Histogram::new(3).expect("three digits are supported");
+        let histogram =
+            || Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("three digits are supported");
         Self { latencies: PHASES.iter().map(|_| histogram()).collect(), errors: 0 }
     }
 }

@@ -10,9 +10,9 @@ use benches::{
 
 use crate::servers::{Kind, Programs, Server, name};
 
-const ROUND_COUNT: usize = 5;
+const ROUND_COUNT: usize = 15;
 /// Number of requests of each test in a round.
-const REQUESTS: u32 = 200_000;
+const REQUESTS: u32 = 60_000;
 /// Budget of both servers in bytes.
 const BUDGET_BYTES: u64 = 64 << 20;
 /// Kinds in the order of the results.

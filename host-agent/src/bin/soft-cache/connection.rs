@@ -116,6 +116,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 true => read.await?,
                 false => timeout_at(deadline, read).await.map_err(|_| Closure::NotAuthenticated)??,
             };
+            yield_to_ready_tasks().await;
             self.send_replies().await?;
             while self.is_paused {
                 self.execute_input();
@@ -226,6 +227,20 @@ impl<S> Drop for Connection<S> {
     fn drop(&mut self) {
         self.server.resize_buffers(self.counted_bytes, 0);
     }
+}
+
+/// Lets the tasks run first that are ready already. Clients then receive their replies together, and send their next
+/// requests together, so that fewer calls of epoll are necessary.
+async fn yield_to_ready_tasks() {
+    let mut is_second_poll = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut is_second_poll, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// Returns the number of written bytes, at least 1.
