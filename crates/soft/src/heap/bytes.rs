@@ -165,7 +165,6 @@ impl<M> ByteValues<M> {
     }
 }
 
-#[expect(dead_code, reason = "the structure with handles is not part of this crate yet")]
 impl<M> ByteValues<M> {
     /// Stores a value of zeros.
     ///
@@ -176,11 +175,6 @@ impl<M> ByteValues<M> {
         // SAFETY: the new block has memory for `bytes` bytes, and no reference to it exists.
         unsafe { self.slots.address(block).write_bytes(0, bytes) };
         Ok(block)
-    }
-
-    /// Returns all values.
-    pub(crate) fn blocks(&self) -> impl Iterator<Item = Block> {
-        self.slots.blocks()
     }
 
     /// Returns idle pages to the kernel, without moving a value. Returns their number.
