@@ -263,7 +263,7 @@ fn start_tiering(
 ) -> Option<ComponentThread> {
     let tiering = config.tiering.clone()?;
     tracing::info!(cgroups = %tiering.cgroups.display(), step = %tiering.step, "starting fair tiering");
-    let slices = tiering.reservation.clone().map(|reservation| start_count_of_slices(driver, reservation));
+    let slices = tiering.reservation.clone().map(|reservation| start_count_of_slices(driver, reservation, 0));
     let inputs = fair_tiering::Inputs {
         config: tiering,
         runtime_dir: config.runtime_dir.clone(),
@@ -298,7 +298,10 @@ fn listen_for_soft_memory(
     reports: Arc<ReportSlot<soft_memory_report::Report>>,
 ) -> Result<Option<SoftMemoryServer>, ServeError> {
     let Some(settings) = config.soft_memory.clone() else { return Ok(None) };
-    let slices = settings.reservation.clone().map(|reservation| start_count_of_slices(driver, reservation));
+    let slices = settings
+        .reservation
+        .clone()
+        .map(|reservation| start_count_of_slices(driver, reservation, soft_memory::SLICES_UNKNOWN));
     let inputs = soft_memory::Inputs {
         allowed_uids: settings.allowed_uids.clone().unwrap_or_else(|| config.allowed_uids.clone()),
         config: settings,
@@ -312,9 +315,10 @@ fn listen_for_soft_memory(
     Ok(Some(SoftMemoryServer::listen(&socket, inputs)?))
 }
 
-/// Starts to count the online slices of a reservation.
-fn start_count_of_slices(driver: &Handle, reservation: Name) -> Arc<AtomicU64> {
-    let slices = Arc::new(AtomicU64::new(0));
+/// Starts to count the online slices of a reservation. The number is `initial` until the manager has sent the desired
+/// state.
+fn start_count_of_slices(driver: &Handle, reservation: Name, initial: u64) -> Arc<AtomicU64> {
+    let slices = Arc::new(AtomicU64::new(initial));
     tokio::spawn(count_slices(driver.clone(), reservation, Arc::clone(&slices)));
     slices
 }
@@ -325,9 +329,14 @@ async fn count_slices(driver: Handle, reservation: Name, slices: Arc<AtomicU64>)
     loop {
         ticks.tick().await;
         let reservation = reservation.clone();
-        let count = driver.inspect(move |agent| agent.unattached_slice_count(&reservation)).await;
-        let Ok(count) = count else { return };
-        slices.store(count as u64, Ordering::Relaxed);
+        let count = driver.inspect(move |agent| {
+            agent.has_desired_state().then(|| agent.unattached_slice_count(&reservation))
+        });
+        match count.await {
+            Ok(Some(count)) => slices.store(count as u64, Ordering::Relaxed),
+            Ok(None) => {}
+            Err(_) => return,
+        }
     }
 }
 

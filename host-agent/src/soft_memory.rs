@@ -55,8 +55,13 @@ use crate::{
     soft_memory_report::{Client, Report},
 };
 
+/// Number of slices before the manager has sent the desired state.
+pub const SLICES_UNKNOWN: u64 = u64::MAX;
 /// Size of a slice.
 const SLICE: Bytes = Bytes::mib(1024);
+
+/// Initial size of soft memory if slices add to it.
+const MAX_PAGES: u64 = 1 << 40;
 
 /// Returns the path of the socket with its field in host.toml.
 pub fn socket_path(path: &Path) -> SocketPath<'_> {
@@ -70,7 +75,8 @@ pub struct Inputs {
     pub config: Config,
     /// Users whose processes may use soft memory.
     pub allowed_uids: BTreeSet<UserId>,
-    /// Number of slices of the reservation that this host may use; `None` without a reservation.
+    /// Number of slices of the reservation that this host may use, or [`SLICES_UNKNOWN`] until the manager has sent the
+    /// desired state; `None` without a reservation.
     pub slices: Option<Arc<AtomicU64>>,
     /// Root of procfs: `/proc`.
     pub proc: Sysfs,
@@ -140,7 +146,8 @@ struct State {
 
 impl State {
     fn new(inputs: Inputs) -> Self {
-        let pages = inputs.config.size.get() / PAGE_BYTES;
+        // With slices, clients of an earlier daemon may have larger budgets. The first adaptation reduces the size.
+        let pages = if inputs.slices.is_some() { MAX_PAGES } else { inputs.config.size.get() / PAGE_BYTES };
         Self {
             daemon: Daemon::new(inputs.config.settings, pages, Ns::ZERO),
             inputs,
@@ -183,7 +190,7 @@ impl State {
     fn handle(&mut self, event: Event) {
         let now = self.now();
         match event {
-            Event::Connected(peer, hello) => self.connect(peer, hello),
+            Event::Connected(peer, hello, footprint) => self.connect(peer, hello, footprint),
             Event::Message(pid, number, message) if self.is_current(pid, number) => {
                 if let Err(reason) = self.daemon.receive(Pid(pid), message, now) {
                     self.refuse(pid, reason);
@@ -205,8 +212,8 @@ impl State {
         self.peers.get(&Pid(pid)).is_some_and(|peer| peer.number == number)
     }
 
-    fn connect(&mut self, peer: Peer, hello: ClientMessage) {
-        match self.daemon.connect(Pid(peer.pid), hello) {
+    fn connect(&mut self, peer: Peer, hello: ClientMessage, footprint: u64) {
+        match self.daemon.connect(Pid(peer.pid), hello, footprint) {
             Ok(()) => {
                 tracing::debug!(pid = peer.pid, program = peer.program, uid = %peer.user, "client of soft memory");
                 self.peers.insert(Pid(peer.pid), peer);
@@ -247,6 +254,12 @@ impl State {
         }
     }
 
+    /// Returns the number of slices of the reservation, if it is known.
+    fn slices(&self) -> Option<u64> {
+        let slices = self.inputs.slices.as_ref().map_or(0, |slices| slices.load(Ordering::Relaxed));
+        (slices != SLICES_UNKNOWN).then_some(slices)
+    }
+
     /// Adapts the size of soft memory to the memory of the host. Without a measurement, it stays as it is.
     fn adapt(&mut self) {
         let now = self.now();
@@ -267,14 +280,16 @@ impl State {
         let interval_us = last.map_or(0, |(at, _)| now.since(at).0 / 1000);
         let rules = Rules { reserve, stalled_percent };
         let headroom = sample.headroom(last.as_ref().map(|(_, last)| last), interval_us, rules, used);
-        let slices = self.inputs.slices.as_ref().map_or(0, |slices| slices.load(Ordering::Relaxed));
+        // The clients may use slices that are not known yet.
+        let slices = self.slices().unwrap_or(u64::MAX);
         let limit = (size.get().saturating_add(slices.saturating_mul(SLICE.get()))) / PAGE_BYTES;
         self.daemon.adapt_to_host(HostMemory { limit, headroom }, now);
     }
 
     /// Measures the memory of all clients, unless a measurement still runs.
-    fn start_measurement(&self, sender: &mpsc::Sender<Vec<(u32, u64)>>) {
+    fn start_measurement(&mut self, sender: &mpsc::Sender<Vec<(u32, u64)>>) {
         let Ok(permit) = sender.clone().try_reserve_owned() else { return };
+        self.daemon.begin_measurement();
         let (pids, proc) = (self.peers.keys().map(|pid| pid.0).collect::<Vec<_>>(), self.inputs.proc.clone());
         tokio::task::spawn_blocking(move || {
             permit.send(footprint::measure(&proc, find_unified_hierarchy().as_ref(), &pids));
@@ -289,7 +304,8 @@ impl State {
     }
 
     fn report(&self) {
-        let slices = self.inputs.slices.as_ref().map_or(0, |slices| slices.load(Ordering::Relaxed));
+        let slices = self.slices().unwrap_or(0);
+        let limit = Bytes::new(self.inputs.config.size.get() + slices * SLICE.get());
         let ledger = self.daemon.ledger();
         let mut states: Vec<ClientReport> = self.daemon.clients().collect();
         let client_count = states.len();
@@ -302,9 +318,9 @@ impl State {
         });
         let report = Report {
             at: unix_now(),
-            limit: Bytes::new(self.inputs.config.size.get() + slices * SLICE.get()),
-            total: Bytes::pages(ledger.total()),
-            free: Bytes::pages(ledger.free()),
+            limit,
+            total: Bytes::pages(ledger.total()).min(limit),
+            free: Bytes::pages(ledger.free()).min(limit),
             counters: self.daemon.counters(),
             client_count,
             clients: clients.collect(),

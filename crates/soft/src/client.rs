@@ -13,6 +13,7 @@
 
 use std::{
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     thread,
@@ -23,8 +24,8 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::OwnedFd,
     net::{
-        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-        connect as connect_socket, recv, send, socket_with,
+        AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+        connect as connect_socket, recv, send, shutdown, socket_with,
     },
 };
 use units::{
@@ -120,12 +121,19 @@ struct State {
     is_overdue: bool,
     /// Number of answered or lost requests.
     answers: u64,
-    denied_at: Option<Instant>,
+    /// Time and pages of the last denied request.
+    denied: Option<(Instant, u64)>,
+    /// Pages of the last request.
+    requested: u64,
+    /// Pages that the daemon has not recorded any more, and that the pool has not given up yet.
+    debt: u64,
 }
 
 impl State {
-    fn was_denied_recently(&self) -> bool {
-        self.denied_at.is_some_and(|at| Ns::from(at.elapsed()) < SOFT_DENIAL_INTERVAL)
+    /// Returns whether a request of at most this size was denied recently.
+    fn was_denied_recently(&self, pages: u64) -> bool {
+        let is_recent = |at: Instant| Ns::from(at.elapsed()) < SOFT_DENIAL_INTERVAL;
+        self.denied.is_some_and(|(at, denied)| pages >= denied && is_recent(at))
     }
 
     /// Sends a message. A connection that accepts no message is given up: the daemon always reads its messages.
@@ -134,16 +142,24 @@ impl State {
         let is_sent =
             self.socket.as_ref().is_some_and(|socket| send(socket, &message.encode(), flags).is_ok());
         if !is_sent {
-            self.socket = None;
+            self.close();
         }
         is_sent
     }
 
-    /// Requests pages up to the largest budget, unless the last request was denied recently. Returns whether there is
+    /// Ends the connection, also if a forked child has the socket, too. The thread notices it.
+    fn close(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            shutdown(&socket, Shutdown::Both).ok(); // the connection may have ended already
+        }
+    }
+
+    /// Requests pages up to the largest budget, unless as many or fewer were denied recently. Returns whether there is
     /// a request, which may be an earlier one.
     fn request(&mut self, pages: usize, budget_max: u64, held: usize) -> bool {
         let pages = budget_max.saturating_sub(self.recorded).min(pages as u64);
-        if !self.is_requested && pages > 0 && !self.was_denied_recently() {
+        if !self.is_requested && self.debt == 0 && pages > 0 && !self.was_denied_recently(pages) {
+            self.requested = pages;
             self.is_requested = self.send(ClientMessage::Request { pages, held: held as u64 });
         }
         self.is_requested
@@ -180,14 +196,28 @@ impl BudgetSource for Link {
     }
 
     fn give_back(&self, pages: usize) {
-        if self.process == std::process::id() && pages > 0 {
-            let held = self.pool().map_or(0, |pool| pool.stats().held);
-            self.state().give_back(pages as u64, held as u64);
+        if self.process != std::process::id() {
+            return;
+        }
+        let pool = self.pool();
+        let held = pool.as_ref().map_or(0, |pool| pool.stats().held);
+        let mut state = self.state();
+        if pages > 0 {
+            state.give_back(pages as u64, held as u64);
+        }
+        if pool.is_none() {
+            state.close(); // the pool is being dropped
         }
     }
 }
 
 impl State {
+    /// Records that the pool must give pages up that the daemon has not recorded any more.
+    fn owe(&mut self, pages: u64) {
+        self.recorded = self.recorded.saturating_sub(pages);
+        self.debt = self.debt.saturating_add(pages);
+    }
+
     /// Gives back budget that the pool does not have any more. Without a connection, the next one begins without
     /// it.
     fn give_back(&mut self, pages: u64, held: u64) {
@@ -220,7 +250,8 @@ impl Link {
 
     /// Connects, and states the recorded budget. Gives up the part of it that the daemon does not accept.
     fn open(&self) -> Result<Arc<OwnedFd>, ConnectError> {
-        let flags = SocketFlags::CLOEXEC;
+        // If the daemon is stopped and its queue of connections is full, this is an error.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(io_error(&self.path, "create a socket for"))?;
         let address = SocketAddrUnix::new(&self.path).map_err(io_error(&self.path, "connect to"))?;
@@ -238,7 +269,8 @@ impl Link {
         };
         match answer {
             Ok(DaemonMessage::Welcome { budget: kept }) => {
-                self.give_up(budget.saturating_sub(kept));
+                self.state().owe(budget.saturating_sub(kept));
+                self.pay_debt();
                 Ok(socket)
             }
             Ok(DaemonMessage::Refused(reason)) => {
@@ -249,15 +281,13 @@ impl Link {
         }
     }
 
-    /// Revokes budget that the daemon has not recorded.
-    fn give_up(&self, pages: u64) {
-        if pages > 0 {
+    /// Revokes budget that the daemon has not recorded, as far as possible.
+    fn pay_debt(&self) {
+        let debt = self.state().debt;
+        if let Some(pool) = self.pool().filter(|_| debt > 0) {
+            let revoked = pool.revoke(to_usize(debt)) as u64;
             let mut state = self.state();
-            state.recorded = state.recorded.saturating_sub(pages);
-            drop(state);
-            if let Some(pool) = self.pool() {
-                pool.revoke(to_usize(pages));
-            }
+            state.debt = state.debt.saturating_sub(revoked).min(pool.stats().budget as u64);
         }
     }
 
@@ -265,10 +295,12 @@ impl Link {
     fn run(&self, first: Arc<OwnedFd>) {
         let mut connection = Some(first);
         loop {
-            let ended = match connection.take() {
-                Some(socket) => self.serve(&socket),
-                None => Ended::Lost,
-            };
+            // A destructor of a value can panic if the program drops a structure while its pages are revoked.
+            let serve = |socket| catch_unwind(AssertUnwindSafe(|| self.serve(&socket)));
+            let ended = connection.take().map_or(Ok(Ended::Lost), serve).unwrap_or_else(|payload| {
+                std::mem::forget(payload); // its destructor could panic again
+                Ended::Lost
+            });
             if matches!(ended, Ended::PoolDropped) {
                 return;
             }
@@ -283,7 +315,7 @@ impl Link {
 
     fn forget_connection(&self) {
         let mut state = self.state();
-        state.socket = None;
+        state.close();
         state.finish_request();
         self.answered.notify_all();
     }
@@ -298,6 +330,7 @@ impl Link {
             let mut wait = SOFT_USAGE_INTERVAL.since(reported_at.elapsed().into());
             if wait == Ns::ZERO {
                 (reported_at, wait) = (Instant::now(), SOFT_USAGE_INTERVAL);
+                self.pay_debt();
                 if !self.report(held, &mut reported) {
                     return Ended::Lost;
                 }
@@ -320,7 +353,7 @@ impl Link {
         let mut state = self.state();
         let use_of_budget = (held, state.recorded);
         let has_changed = reported.replace(use_of_budget) != Some(use_of_budget);
-        !has_changed || state.send(ClientMessage::Usage { held })
+        if has_changed { state.send(ClientMessage::Usage { held }) } else { state.socket.is_some() }
     }
 
     fn handle(&self, message: DaemonMessage) -> Result<(), Ended> {
@@ -329,7 +362,7 @@ impl Link {
             DaemonMessage::Granted { pages } => {
                 let mut state = self.state();
                 state.recorded = state.recorded.saturating_add(pages);
-                state.denied_at = (pages == 0).then(Instant::now);
+                state.denied = (pages == 0).then(|| (Instant::now(), state.requested));
                 drop(state);
                 if pages > 0 {
                     pool.grant(to_usize(pages));

@@ -18,8 +18,12 @@ use units::{
     limits::{SOFT_HELLO_TIMEOUT, SOFT_RECONNECT_TIME},
 };
 
+use super::pressure::PAGE_BYTES;
 use crate::{
-    host::process::{self, ProcessHandle},
+    host::{
+        process::{self, ProcessHandle},
+        process_memory::used_memory,
+    },
     local_socket::ConnectionPermits,
     readiness,
 };
@@ -49,8 +53,8 @@ impl Peer {
 /// Event of a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// A client sent its first message.
-    Connected(Peer, ClientMessage),
+    /// A client sent its first message. Its measured memory in pages is the last value.
+    Connected(Peer, ClientMessage, u64),
     /// A client sent a message.
     Message(u32, ConnectionNumber, ClientMessage),
     /// The connection is lost, or the client sent an invalid message.
@@ -109,7 +113,8 @@ impl Connection {
             return;
         };
         // Each send waits until the daemon has accepted the event, so that a client has one waiting message at most.
-        if events.send(Event::Connected(peer, hello)).await.is_err() {
+        let footprint = used_memory(pid).map_or(0, |bytes| bytes.get() / PAGE_BYTES);
+        if events.send(Event::Connected(peer, hello, footprint)).await.is_err() {
             return;
         }
         loop {

@@ -30,13 +30,15 @@ fn cgroup_path(proc: &Sysfs, pid: u32) -> Option<String> {
     Some(path.to_owned())
 }
 
-/// Returns the memory of the processes of a cgroup, without its cached files; `None` without the memory controller.
+/// Returns the memory of the processes of a cgroup, also swapped memory, without its cached files; `None` without the
+/// memory controller.
 fn memory_of_cgroup(cgroups: &Sysfs, path: &str) -> Option<Bytes> {
     let text = cgroups.text(format!("{path}/memory.stat")).ok()?;
     let value = |name: &str| -> Option<u64> {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.parse().ok()
     };
-    Some(Bytes::new(value("anon")?.saturating_add(value("shmem")?)))
+    let swapped = cgroups.number(format!("{path}/memory.swap.current")).unwrap_or(0); // no file without swap
+    Some(Bytes::new(value("anon")?.saturating_add(value("shmem")?).saturating_add(swapped)))
 }
 
 #[cfg(test)]
@@ -61,9 +63,10 @@ mod tests {
     fn memory_of_an_own_cgroup_counts() {
         let pid = std::process::id();
         let (_proc_dir, proc) = tree(&[(&format!("{pid}/cgroup"), "0::/db\n"), ("9/cgroup", "0::/gone\n")]);
-        let (_dir, cgroups) = tree(&[("db/memory.stat", "anon 8192\nfile 999999\nshmem 4096\nfile_thp 1\n")]);
+        let stat = "anon 8192\nfile 999999\nshmem 4096\nfile_thp 1\n";
+        let (_dir, cgroups) = tree(&[("db/memory.stat", stat), ("db/memory.swap.current", "4096\n")]);
         // The process with the ID 9 has no cgroup with a memory controller, and does not exist.
-        assert_eq!(measure(&proc, Some(&cgroups), &[pid, u32::MAX]), [(pid, 3)]);
+        assert_eq!(measure(&proc, Some(&cgroups), &[pid, u32::MAX]), [(pid, 4)]);
     }
 
     #[test]

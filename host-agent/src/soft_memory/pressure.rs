@@ -41,7 +41,9 @@ impl Sample {
         let headroom = pages(self.available).saturating_sub(pages(rules.reserve));
         let stalled = last.and_then(|last| Some(self.stalled_us?.saturating_sub(last.stalled_us?)));
         let limit = interval_us.saturating_mul(rules.stalled_percent.into()) / 100;
-        if stalled.is_none_or(|stalled| interval_us == 0 || stalled < limit) {
+        // Processes also wait at the limits of their own cgroups, which the memory of the host does not shorten.
+        let is_near_reserve = self.available.get() < rules.reserve.get().saturating_mul(2);
+        if !is_near_reserve || stalled.is_none_or(|stalled| interval_us == 0 || stalled < limit) {
             return headroom;
         }
         let taken = (used / STALLED_DIVISOR).max(STALLED_PAGES_MIN).min(used);
@@ -97,10 +99,15 @@ mod tests {
     #[test]
     fn waiting_processes_show_a_shortage() {
         let last = sample(500, Some(1000));
-        let headroom = |stalled, used| sample(500, Some(stalled)).headroom(Some(&last), 250_000, RULES, used);
-        assert_eq!(headroom(25_999, 128_000), 102_400);
+        let headroom = |stalled, used| sample(199, Some(stalled)).headroom(Some(&last), 250_000, RULES, used);
+        assert_eq!(headroom(25_999, 128_000), 25_344);
         assert_eq!(headroom(26_000, 128_000), -2000);
         assert_eq!(headroom(26_000, 2000), -1024);
         assert_eq!(headroom(26_000, 10), -10);
+        let stalled = sample(200, Some(250_000)).headroom(Some(&last), 250_000, RULES, 128_000);
+        assert_eq!(
+            stalled, 25_600,
+            "enough memory is available: the processes have reached their own limits"
+        );
     }
 }

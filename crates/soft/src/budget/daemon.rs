@@ -67,11 +67,23 @@ pub struct ClientReport {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     number: u64,
-    demanded: u64,
+    demand: Demand,
     returned: u64,
     deadline: Ns,
     /// Whether the deadline has passed.
     is_late: bool,
+}
+
+impl Pending {
+    /// Returns the pages that the client has not given up yet, if it can still answer in time.
+    fn missing_pages(&self) -> u64 {
+        if self.is_late { 0 } else { self.demand.pages().saturating_sub(self.returned) }
+    }
+
+    /// Returns the pages in use among [`missing_pages`](Self::missing_pages). Unused budget is given up first.
+    fn missing_used_pages(&self) -> u64 {
+        self.missing_pages().min(self.demand.used_pages)
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -79,11 +91,13 @@ struct Client {
     /// Pages of the request that waits for an answer, or 0.
     requested: u64,
     pending: Option<Pending>,
-    /// Time of the last denial.
-    denied_at: Option<Ns>,
+    /// Time and pages of the last denied request.
+    denied: Option<(Ns, u64)>,
+    /// Pages granted since the last measurement of the client's memory began.
+    granted_since_measurement: u64,
     /// End of the time in which the client, which has lost its connection, can connect again.
     detached_until: Option<Ns>,
-    /// The client gave less than was demanded, and receives no demands for other clients until then.
+    /// The client gave less than was demanded, and receives no demands until then if others can give enough.
     passed_over_until: Option<Ns>,
     counters: Counters,
 }
@@ -92,6 +106,11 @@ impl Client {
     /// Returns whether the client can receive a demand.
     fn is_reachable(&self) -> bool {
         self.pending.is_none() && self.detached_until.is_none()
+    }
+
+    /// Returns whether the client can receive a demand, and is not passed over.
+    fn is_available(&self, now: Ns) -> bool {
+        self.is_reachable() && self.passed_over_until.is_none_or(|until| until <= now)
     }
 
     /// Returns whether the client can still answer a demand in time.
@@ -105,13 +124,15 @@ impl Client {
 struct Active {
     pid: Pid,
     decisions: u32,
+    /// Time until which the request waits for answers to demands.
+    deadline: Ns,
 }
 
 /// Soft memory daemon (Soft Memory, section 3.3), without its sockets and its clock.
 ///
 /// Requests are fulfilled one after the other. If the free pages do not suffice, a request waits until all demands
-/// are answered, but at most `units::limits::SOFT_ANSWER_TIMEOUT` for each of its
-/// `units::limits::SOFT_DECISIONS_MAX` decisions. So each decision is based on the pages that clients still have. A
+/// are answered, but at most `units::limits::SOFT_ANSWER_TIMEOUT` before its first decision and after each of its
+/// `units::limits::SOFT_DECISIONS_MAX` decisions. So a decision is based on the pages that clients still have. A
 /// client that answers late, or gives up less than was demanded, is passed over for a time, in which it receives no
 /// demands for other clients' requests.
 ///
@@ -174,12 +195,13 @@ impl Daemon {
         std::mem::take(&mut self.outgoing)
     }
 
-    /// Adds a client after its first message. A new client has no budget. A client with budget from an earlier
-    /// daemon keeps as much of it as is free, and must give up the rest.
+    /// Adds a client after its first message, and records its measured memory in pages. A new client has no budget. A
+    /// client with budget from an earlier connection keeps as much of it as is free and as its memory shows, and must
+    /// give up the rest.
     ///
     /// # Errors
     /// Returns the reason why the client is refused.
-    pub fn connect(&mut self, pid: Pid, first: ClientMessage) -> Result<(), Refusal> {
+    pub fn connect(&mut self, pid: Pid, first: ClientMessage, footprint: u64) -> Result<(), Refusal> {
         let ClientMessage::Hello { version, budget } = first else { return Err(Refusal::InvalidMessage) };
         if version != VERSION {
             return Err(Refusal::Version);
@@ -191,8 +213,9 @@ impl Daemon {
             LedgerError::AlreadyConnected(_) => Refusal::AlreadyConnected,
             _ => Refusal::TooManyClients,
         })?;
-        let kept = budget.min(self.ledger.free()).min(self.settings.client_pages_max);
+        let kept = budget.min(footprint).min(self.ledger.free()).min(self.settings.client_pages_max);
         self.ledger.grant(pid, kept).expect("the client is connected, and the pages are free");
+        self.ledger.report_footprint(pid, footprint).expect("the client is connected");
         self.clients.insert(pid, Client::default());
         self.send(pid, DaemonMessage::Welcome { budget: kept });
         Ok(())
@@ -261,10 +284,18 @@ impl Daemon {
         Ok(())
     }
 
-    /// Records the measured memory of a client.
+    /// Begins a measurement of the memory of all clients.
+    pub fn begin_measurement(&mut self) {
+        self.clients.values_mut().for_each(|client| client.granted_since_measurement = 0);
+    }
+
+    /// Records the measured memory of a client. Pages that were granted since the measurement began are added.
     pub fn report_footprint(&mut self, pid: Pid, pages: u64) {
         // The client may have ended since the measurement.
-        self.ledger.report_footprint(pid, pages).ok();
+        if let Some(client) = self.clients.get(&pid) {
+            let pages = pages.saturating_add(client.granted_since_measurement);
+            self.ledger.report_footprint(pid, pages).expect("the client is connected");
+        }
     }
 
     /// Passes over clients that did not answer in time, removes clients that did not connect again, and continues
@@ -290,6 +321,10 @@ impl Daemon {
     pub fn adapt_to_host(&mut self, memory: HostMemory, now: Ns) {
         let used: u64 = self.ledger.clients().map(ClientSample::used).sum();
         self.target = used.saturating_add_signed(memory.headroom).min(memory.limit);
+        if now < self.grants_from {
+            // Clients of an earlier daemon, whose memory is not available any more, have not connected yet.
+            self.target = self.target.max(self.ledger.total());
+        }
         self.ledger.grow(self.target.saturating_sub(self.ledger.total()));
         self.shrink_to_target();
         if now >= self.grants_from {
@@ -299,14 +334,18 @@ impl Daemon {
     }
 
     fn demand_for_host(&mut self, memory: HostMemory, now: Ns) {
-        let pending = |client: &Client| client.pending.map_or(0, |pending| pending.demanded);
-        let demanded: u64 = self.clients.values().map(pending).sum();
-        let excess = (self.ledger.total() - self.target.min(self.ledger.total())).saturating_sub(demanded);
-        let missing_memory = memory.headroom.min(0).unsigned_abs().saturating_sub(demanded);
-        let samples = self.samples(Client::is_reachable);
-        for demand in decide_for_host(&self.settings, &samples, excess, missing_memory) {
-            self.demand(demand, now);
+        let pending = || self.clients.values().filter_map(|client| client.pending);
+        let demanded: u64 = pending().map(|pending| pending.missing_pages()).sum();
+        let demanded_memory: u64 = pending().map(|pending| pending.missing_used_pages()).sum();
+        let excess = self.ledger.total().saturating_sub(self.target).saturating_sub(demanded);
+        let missing_memory = memory.headroom.min(0).unsigned_abs().saturating_sub(demanded_memory);
+        let decide =
+            |samples: &[ClientSample]| decide_for_host(&self.settings, samples, excess, missing_memory);
+        let mut demands = decide(&self.samples(|client| client.is_available(now)));
+        if demands.is_empty() {
+            demands = decide(&self.samples(Client::is_reachable));
         }
+        demands.into_iter().for_each(|demand| self.demand(demand, now));
     }
 
     /// Returns the samples of the clients for which `is_included` is true.
@@ -325,7 +364,7 @@ impl Daemon {
         let number = self.last_demand;
         let Some(client) = self.clients.get_mut(&pid) else { return };
         let deadline = now.after(SOFT_ANSWER_TIMEOUT);
-        client.pending = Some(Pending { number, demanded: pages, returned: 0, deadline, is_late: false });
+        client.pending = Some(Pending { number, demand, returned: 0, deadline, is_late: false });
         self.send(pid, DaemonMessage::Demand { demand: number, pages });
     }
 
@@ -346,7 +385,7 @@ impl Daemon {
         let client = self.clients.get_mut(&pid).ok_or(Refusal::InvalidMessage)?;
         let pending = client.pending.take_if(|pending| pending.number == number);
         let pending = pending.ok_or(Refusal::InvalidMessage)?;
-        let is_reliable = pending.returned >= pending.demanded && !pending.is_late;
+        let is_reliable = pending.returned >= pending.demand.pages() && !pending.is_late;
         client.passed_over_until = (!is_reliable).then(|| now.after(SOFT_PASS_OVER_TIME));
         Ok(())
     }
@@ -362,7 +401,7 @@ impl Daemon {
             return;
         }
         loop {
-            let next = |pid| Active { pid, decisions: 0 };
+            let next = |pid| Active { pid, decisions: 0, deadline: now.after(SOFT_ANSWER_TIMEOUT) };
             let Some(active) = self.active.take().or_else(|| self.queue.pop_front().map(next)) else {
                 return;
             };
@@ -378,7 +417,8 @@ impl Daemon {
         let client = self.clients.get(&active.pid)?;
         let pages = client.requested;
         let budget = self.ledger.budget(active.pid);
-        let is_denied = client.denied_at.is_some_and(|at| now < at.after(SOFT_DENIAL_INTERVAL))
+        let was_denied = |(at, denied): (Ns, u64)| pages >= denied && now < at.after(SOFT_DENIAL_INTERVAL);
+        let is_denied = client.denied.is_some_and(was_denied)
             || pages > self.settings.client_pages_max.saturating_sub(budget);
         if is_denied {
             self.answer(active.pid, 0, now);
@@ -388,15 +428,12 @@ impl Daemon {
             self.answer(active.pid, pages, now);
             return None;
         }
-        if self.clients.values().any(Client::is_awaited) {
+        if now < active.deadline && self.clients.values().any(Client::is_awaited) {
             return Some(active);
         }
         active.decisions += 1;
-        let is_available = |client: &Client| {
-            client.is_reachable() && client.passed_over_until.is_none_or(|until| until <= now)
-        };
-        let decision =
-            decide(&self.settings, self.ledger.free(), &self.samples(is_available), active.pid, pages);
+        let samples = self.samples(|client| client.is_available(now));
+        let decision = decide(&self.settings, self.ledger.free(), &samples, active.pid, pages);
         let Decision::Reclaim { demands } = decision else {
             self.answer(active.pid, 0, now);
             return None;
@@ -405,6 +442,7 @@ impl Daemon {
             self.answer(active.pid, 0, now);
             return None;
         }
+        active.deadline = now.after(SOFT_ANSWER_TIMEOUT);
         demands.into_iter().for_each(|demand| self.demand(demand, now));
         Some(active)
     }
@@ -412,8 +450,9 @@ impl Daemon {
     /// Sends the answer to a request. The ledger contains the granted pages.
     fn answer(&mut self, pid: Pid, granted: u64, now: Ns) {
         let Some(client) = self.clients.get_mut(&pid) else { return };
-        client.requested = 0;
-        client.denied_at = (granted == 0).then_some(now);
+        let requested = std::mem::take(&mut client.requested);
+        client.denied = (granted == 0).then_some((now, requested));
+        client.granted_since_measurement += granted;
         for counters in [&mut client.counters, &mut self.counters] {
             counters.requests += 1;
             counters.granted += granted;

@@ -82,20 +82,35 @@ pub fn decide(
     let mut eligible: Vec<ClientSample> =
         clients.iter().filter(|client| client.pid != requester && client.budget > 0).copied().collect();
     sort_by_weight(&mut eligible);
-    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
-    let quota = settings.quota(missing);
-    let by_weight = select(&eligible, targets_max, missing, quota);
-    if total(&by_weight) >= missing {
-        return Decision::Reclaim { demands: by_weight };
-    }
-    eligible.sort_by_key(|client| Reverse(client.budget));
-    eligible.truncate(targets_max);
-    sort_by_weight(&mut eligible);
-    let by_budget = select(&eligible, targets_max, missing, quota);
-    match missing.saturating_sub(total(&by_budget)) {
-        0 => Decision::Reclaim { demands: by_budget },
+    let demands = select_enough(settings, &mut eligible, missing, settings.quota(missing));
+    match missing.saturating_sub(total(&demands)) {
+        0 => Decision::Reclaim { demands },
         missing => Decision::Deny { missing },
     }
+}
+
+/// Selects clients in the order of their weights. If these cannot give enough pages up, selects those with the largest
+/// budgets.
+fn select_enough(
+    settings: &Settings,
+    eligible: &mut Vec<ClientSample>,
+    needed: u64,
+    quota: u64,
+) -> Vec<Demand> {
+    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
+    let by_weight = select(eligible, targets_max, needed, quota);
+    if total(&by_weight) >= needed {
+        return by_weight;
+    }
+    keep_largest(eligible, targets_max, |client| client.budget);
+    select(eligible, targets_max, needed, quota)
+}
+
+/// Keeps the clients with the largest values, in the order of their weights.
+fn keep_largest(clients: &mut Vec<ClientSample>, count: usize, value: impl Fn(&ClientSample) -> u64) {
+    clients.sort_by_key(|client| Reverse(value(client)));
+    clients.truncate(count);
+    sort_by_weight(clients);
 }
 
 /// Selects clients that must give pages up because the host needs memory. `excess` is the number of pages by which
@@ -103,7 +118,8 @@ pub fn decide(
 /// free now.
 ///
 /// Unused budget has no memory that could become free. So if memory is missing, clients with pages in use are
-/// selected, and give up their unused budget, too. The result can contain fewer pages than are needed: the caller
+/// selected, and give up their unused budget, too. If the clients with the largest weights cannot give enough up, those
+/// with the most pages in use are selected. The result can contain fewer pages than are needed: the caller
 /// repeats the call after the clients have answered.
 pub fn decide_for_host(
     settings: &Settings,
@@ -114,13 +130,17 @@ pub fn decide_for_host(
     let mut eligible: Vec<ClientSample> =
         clients.iter().filter(|client| client.budget > 0).copied().collect();
     sort_by_weight(&mut eligible);
-    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
     if missing_memory == 0 {
-        return select(&eligible, targets_max, excess, excess);
+        return if excess == 0 { Vec::new() } else { select_enough(settings, &mut eligible, excess, excess) };
     }
+    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
     let mut missing = settings.quota(missing_memory);
+    eligible.retain(|client| client.used() > 0);
+    if eligible.iter().take(targets_max).map(ClientSample::used).sum::<u64>() < missing {
+        keep_largest(&mut eligible, targets_max, ClientSample::used);
+    }
     let mut demands = Vec::new();
-    for client in eligible.iter().filter(|client| client.used() > 0).take(targets_max) {
+    for client in eligible.iter().take(targets_max) {
         let used_pages = client.used().min(missing);
         if used_pages == 0 {
             break;

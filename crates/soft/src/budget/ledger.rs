@@ -92,12 +92,15 @@ impl Ledger {
         Ok(client.budget)
     }
 
-    /// Records the claimed use of soft memory of a client.
+    /// Records the claimed use of soft memory of a client. An increase also counts as an increase of the footprint until
+    /// the next measurement.
     ///
     /// # Errors
     /// Returns [`LedgerError::NotConnected`].
     pub fn report_used(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
-        self.client(pid)?.claimed_used = pages;
+        let client = self.client(pid)?;
+        client.footprint = client.footprint.saturating_add(pages.saturating_sub(client.claimed_used));
+        client.claimed_used = pages;
         Ok(())
     }
 

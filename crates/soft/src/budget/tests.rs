@@ -134,6 +134,9 @@ fn host_without_memory_takes_pages_in_use_and_as_many_as_there_are() {
     assert_eq!(decide(16, 16), [demand(2, 60, 20)]);
     assert_eq!(decide(1000, 1000), [demand(2, 60, 40), demand(3, 70, 30)]);
     assert_eq!(decide_for_host(&settings(1, 0), &clients, 1000, 1000), [demand(2, 60, 40)]);
+    // The heaviest clients have few pages in use.
+    let light = [client(1, 1, 1, 900), client(2, 1, 1, 800), client(3, 60, 60, 1)];
+    assert_eq!(decide_for_host(&settings(2, 0), &light, 50, 50), [demand(1, 0, 1), demand(3, 0, 49)]);
     // Enough memory is available, but the budgets are larger.
     assert_eq!(decide(150, 0), [demand(2, 60, 0), demand(3, 70, 0), demand(1, 20, 0)]);
     assert_eq!(decide(240, 0), [demand(2, 60, 10), demand(3, 70, 0), demand(1, 100, 0)]);

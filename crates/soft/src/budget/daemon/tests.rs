@@ -20,7 +20,7 @@ fn daemon(total: u64, clients: &[(u32, u64, u64)]) -> Daemon {
     let mut daemon = Daemon::new(settings, total, Ns::ZERO);
     for &(pid, budget, traditional) in clients {
         let pid = Pid(pid);
-        daemon.connect(pid, hello(budget)).unwrap();
+        daemon.connect(pid, hello(budget), budget + traditional).unwrap();
         daemon.receive(pid, ClientMessage::Usage { held: budget }, START).unwrap();
         daemon.report_footprint(pid, budget + traditional);
     }
@@ -67,17 +67,17 @@ fn pages_move_from_the_cache_to_the_requester() {
 #[test]
 fn clients_of_an_earlier_daemon_keep_their_budgets_before_pages_are_granted() {
     let mut daemon = Daemon::new(Settings::default(), 100, Ns::ZERO);
-    daemon.connect(Pid(1), hello(0)).unwrap();
+    daemon.connect(Pid(1), hello(0), 500).unwrap();
     daemon.receive(Pid(1), request(50), Ns::ms(1)).unwrap();
-    daemon.connect(Pid(2), hello(70)).unwrap();
-    daemon.connect(Pid(3), hello(70)).unwrap();
+    daemon.connect(Pid(2), hello(70), 80).unwrap();
+    daemon.connect(Pid(3), hello(70), 80).unwrap();
     let welcome = |budget| DaemonMessage::Welcome { budget };
     assert_eq!(outgoing(&mut daemon), [(1, welcome(0)), (2, welcome(70)), (3, welcome(30))]);
     daemon.tick(Ns::ms(1999));
     assert_eq!(outgoing(&mut daemon), []);
     daemon.tick(Ns::ms(2000));
-    // Nothing was measured yet, so that the budgets count as unused.
-    assert_eq!(outgoing(&mut daemon), [(2, demand(1, 63))]);
+    // The third client has the largest weight: it has the most other memory.
+    assert_eq!(outgoing(&mut daemon), [(3, demand(1, 30)), (2, demand(2, 33))]);
 }
 
 #[test]
@@ -112,13 +112,12 @@ fn request_is_denied_if_clients_give_up_too_little() {
     answer(&mut daemon, 1, 1, 0, 50, START);
     answer(&mut daemon, 2, 2, 30, 20, START);
     assert_eq!(outgoing(&mut daemon), [(3, granted(0))]);
-    // Further requests are denied without disturbing other clients, for a short time.
-    daemon.receive(Pid(3), request(31), START).unwrap();
+    // Further requests of this size are denied without disturbing other clients, for a short time.
+    daemon.receive(Pid(3), request(80), START).unwrap();
     assert_eq!(outgoing(&mut daemon), [(3, granted(0))]);
-    let later = START.after(Ns::ms(50));
-    daemon.receive(Pid(3), request(31), later).unwrap();
+    daemon.receive(Pid(3), request(31), START).unwrap();
     assert_eq!(outgoing(&mut daemon), [(2, demand(3, 1))]);
-    answer(&mut daemon, 2, 3, 1, 19, later);
+    answer(&mut daemon, 2, 3, 1, 19, START);
     assert_eq!(outgoing(&mut daemon), [(3, granted(31))]);
 }
 
@@ -143,7 +142,7 @@ fn client_without_connection_keeps_its_budget_for_a_time() {
     daemon.connection_lost(Pid(1), START);
     daemon.receive(Pid(2), request(10), START).unwrap();
     assert_eq!(outgoing(&mut daemon), [(2, granted(0))]);
-    daemon.connect(Pid(1), hello(55)).unwrap();
+    daemon.connect(Pid(1), hello(55), 110).unwrap();
     assert_eq!((daemon.ledger().budget(Pid(1)), daemon.ledger().free()), (55, 5));
     daemon.connection_lost(Pid(1), START);
     daemon.tick(START.after(Ns::ms(1999)));
@@ -155,15 +154,15 @@ fn client_without_connection_keeps_its_budget_for_a_time() {
 #[test]
 fn invalid_messages_are_refused() {
     let mut daemon = daemon(100, &[(1, 0, 0)]);
-    assert_eq!(daemon.connect(Pid(1), hello(0)), Err(Refusal::AlreadyConnected));
-    assert_eq!(daemon.connect(Pid(2), request(1)), Err(Refusal::InvalidMessage));
+    assert_eq!(daemon.connect(Pid(1), hello(0), 0), Err(Refusal::AlreadyConnected));
+    assert_eq!(daemon.connect(Pid(2), request(1), 0), Err(Refusal::InvalidMessage));
     let old = ClientMessage::Hello { version: 0, budget: 0 };
-    assert_eq!(daemon.connect(Pid(2), old), Err(Refusal::Version));
+    assert_eq!(daemon.connect(Pid(2), old, 0), Err(Refusal::Version));
     let answered = ClientMessage::Answered { demand: 1, held: 0 };
     assert_eq!(daemon.receive(Pid(1), answered, START), Err(Refusal::InvalidMessage));
     assert_eq!(daemon.receive(Pid(1), hello(0), START), Err(Refusal::InvalidMessage));
     let mut starting = Daemon::new(Settings::default(), 100, Ns::ZERO);
-    starting.connect(Pid(1), hello(0)).unwrap();
+    starting.connect(Pid(1), hello(0), 0).unwrap();
     starting.receive(Pid(1), request(1), Ns::ZERO).unwrap();
     assert_eq!(starting.receive(Pid(1), request(1), Ns::ZERO), Err(Refusal::InvalidMessage));
 }
@@ -172,7 +171,7 @@ fn invalid_messages_are_refused() {
 fn budget_of_a_client_is_limited() {
     let settings = Settings { client_pages_max: 30, ..Settings::default() };
     let mut daemon = Daemon::new(settings, 100, Ns::ZERO);
-    daemon.connect(Pid(1), hello(40)).unwrap();
+    daemon.connect(Pid(1), hello(40), 100).unwrap();
     assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 30 })]);
     daemon.receive(Pid(1), request(1), START).unwrap();
     assert_eq!(outgoing(&mut daemon), [(1, granted(0))]);
@@ -204,6 +203,79 @@ fn total_follows_the_memory_of_the_host() {
     // Slices are taken away.
     daemon.adapt_to_host(HostMemory { limit: 50, headroom: 500 }, START);
     assert_eq!(outgoing(&mut daemon), [(1, demand(2, 10))]);
+}
+
+#[test]
+fn clients_keep_their_budgets_although_their_memory_is_not_available_to_a_new_daemon() {
+    let mut daemon = Daemon::new(Settings::default(), 100, Ns::ZERO);
+    daemon.adapt_to_host(HostMemory { limit: 100, headroom: 0 }, Ns::ms(1));
+    daemon.connect(Pid(1), hello(90), 200).unwrap();
+    assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 90 })]);
+    daemon.receive(Pid(1), ClientMessage::Usage { held: 90 }, Ns::ms(2)).unwrap();
+    daemon.adapt_to_host(HostMemory { limit: 100, headroom: 0 }, START);
+    assert_eq!((daemon.ledger().total(), daemon.ledger().free()), (90, 0));
+    assert_eq!(outgoing(&mut daemon), []);
+}
+
+#[test]
+fn claimed_budget_is_bounded_by_the_memory_of_the_client() {
+    let mut daemon = daemon(100, &[]);
+    daemon.connect(Pid(1), hello(u64::MAX), 7).unwrap();
+    assert_eq!(outgoing(&mut daemon), [(1, DaemonMessage::Welcome { budget: 7 })]);
+}
+
+#[test]
+fn silent_or_useless_clients_do_not_hide_a_shortage_of_memory() {
+    let clients: Vec<(u32, u64, u64)> = (1..=4).map(|pid| (pid, 10, 1000)).chain([(5, 60, 5)]).collect();
+    let mut daemon = daemon(100, &clients);
+    let short = HostMemory { limit: 100, headroom: -8 };
+    daemon.adapt_to_host(short, START);
+    assert_eq!(outgoing(&mut daemon), [(1, demand(1, 8))]);
+    // The heaviest client does not answer.
+    let late = START.after(Ns::ms(500));
+    daemon.tick(late);
+    daemon.adapt_to_host(short, late);
+    assert_eq!(outgoing(&mut daemon), [(2, demand(2, 8))]);
+    // The others answer, and give nothing up.
+    for (pid, number) in [(2, 2), (3, 3), (4, 4)] {
+        daemon.receive(Pid(pid), ClientMessage::Answered { demand: number, held: 10 }, late).unwrap();
+        daemon.adapt_to_host(short, late);
+        assert_eq!(outgoing(&mut daemon), [(pid + 1, demand(number + 1, 8))]);
+    }
+    answer(&mut daemon, 5, 5, 8, 52, late);
+    assert_eq!(daemon.ledger().total(), 92);
+}
+
+#[test]
+fn unused_budget_does_not_hide_a_shortage_of_memory() {
+    let mut daemon = daemon(100, &[(1, 50, 50), (2, 50, 0)]);
+    daemon.receive(Pid(1), ClientMessage::Usage { held: 5 }, START).unwrap();
+    daemon.adapt_to_host(HostMemory { limit: 100, headroom: -8 }, START);
+    assert_eq!(outgoing(&mut daemon), [(1, demand(1, 50)), (2, demand(2, 3))]);
+}
+
+#[test]
+fn measurement_does_not_contain_pages_that_were_granted_meanwhile() {
+    let mut daemon = daemon(100, &[(1, 20, 5)]);
+    daemon.begin_measurement();
+    daemon.receive(Pid(1), ClientMessage::Request { pages: 30, held: 20 }, START).unwrap();
+    daemon.report_footprint(Pid(1), 25);
+    let sample = daemon.clients().next().unwrap().sample;
+    assert_eq!((sample.used(), sample.footprint), (50, 55));
+    // The client reports that it uses less, and then more, before the next measurement.
+    daemon.begin_measurement();
+    daemon.receive(Pid(1), ClientMessage::Usage { held: 10 }, START).unwrap();
+    daemon.report_footprint(Pid(1), 15);
+    daemon.receive(Pid(1), ClientMessage::Usage { held: 45 }, START).unwrap();
+    assert_eq!(daemon.clients().next().unwrap().sample.used(), 45);
+}
+
+#[test]
+fn smaller_request_after_a_denial_gets_the_free_pages() {
+    let mut daemon = daemon(100, &[(1, 0, 0)]);
+    daemon.receive(Pid(1), request(101), START).unwrap();
+    daemon.receive(Pid(1), request(100), START).unwrap();
+    assert_eq!(outgoing(&mut daemon), [(1, granted(0)), (1, granted(100))]);
 }
 
 /// Client of the simulation.
@@ -356,7 +428,7 @@ impl World {
                 {
                     let pid = Pid(client.pid);
                     let result = match message {
-                        ClientMessage::Hello { .. } => self.daemon.connect(pid, message),
+                        ClientMessage::Hello { .. } => self.daemon.connect(pid, message, u64::MAX),
                         _ => self.daemon.receive(pid, message, self.now),
                     };
                     result.expect("honest clients are not refused");
@@ -410,7 +482,7 @@ impl World {
         for client in &mut self.clients {
             for message in client.sent.drain(..) {
                 let result = match message {
-                    ClientMessage::Hello { .. } => self.daemon.connect(Pid(client.pid), message),
+                    ClientMessage::Hello { .. } => self.daemon.connect(Pid(client.pid), message, u64::MAX),
                     _ => self.daemon.receive(Pid(client.pid), message, self.now),
                 };
                 result.expect("honest clients are not refused");
