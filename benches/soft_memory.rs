@@ -1,29 +1,36 @@
 //! Measures soft memory against malloc of glibc and against mimalloc, with the allocations of the paper
 //! (Soft Memory, section 5).
 //!
-//! Goals: 977,000 allocations of 1 KiB at least as fast as with malloc, and half as fast as with
-//! mimalloc; 500,000 more allocations that first revoke the pages of another structure in at most 1.1
-//! times the time without this pressure; reclamation of 2 MiB from 130,000 entries that own ordinary
-//! memory in at most 50 ms, and at most 1.9 µs per evicted entry.
+//! Goals: 977,000 allocations of 1 KiB at least as fast as with malloc, with a constant budget and with budget of the
+//! daemon, and half as fast as with mimalloc; 500,000 more allocations for which the daemon takes pages from another
+//! process in at most 1.1 times the time without this pressure; reclamation of 2 MiB from 130,000 entries that own
+//! ordinary memory in at most 50 ms, and at most 1.9 µs per evicted entry.
 //!
-//! Each measurement runs in a process of its own, so that it starts without free memory of the allocator.
-//! All variants write all bytes of each allocation, and keep the allocations until the end. After the measurements
-//! with revocations, the kernel's count of resident pages must match the pages that the pools hold.
+//! Each measurement runs in a process of its own, so that it starts without free memory of the allocator. The daemon
+//! is that of the agent, with its socket, in the process that starts the others.
+//! All variants write all bytes of each allocation, and keep the allocations until the end. After the measurements,
+//! the kernel's count of resident pages must match the pages that the pools hold.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     hint::black_box,
-    process::{Command, ExitCode},
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Child, Command, ExitCode, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-        mpsc::{Sender, channel},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Instant,
 };
 
 use mimalloc::MiMalloc;
-use soft::{BudgetSource, PAGE_BYTES, Pool, Priority, SoftCache, SoftList};
+use soft::{
+    PAGE_BYTES, Pool, Priority, SoftCache, SoftList,
+    budget::{Counters, Settings},
+};
+use tests::soft_daemon::SoftDaemon;
+use units::Bytes;
 
 /// Number of allocations without pressure.
 const ALLOCATIONS: usize = 977_000;
@@ -47,28 +54,39 @@ const MIMALLOC_GOAL: f64 = 0.5;
 /// Allocation of the paper's measurements.
 type Value = [u8; 1024];
 
-/// Measurement in a process of its own. Returns times in seconds.
-type Measurement = fn() -> Vec<f64>;
+/// Measurement in a process of its own, with the socket of the daemon. Returns times in seconds.
+type Measurement = fn(&Path) -> Vec<f64>;
 
-const MEASUREMENTS: [(&str, Measurement); 6] = [
-    ("malloc", || vec![allocate_all(&System)]),
-    ("mimalloc", || vec![allocate_all(&MiMalloc)]),
-    ("soft", || vec![fill(&soft_list(pages(ALLOCATIONS)).1, ALLOCATIONS)]),
-    ("more", more_allocations),
-    ("pressure", more_allocations_under_pressure),
-    ("reclaim", reclaim),
+/// Measurements, with the size of soft memory in allocations, or 0 if they do not use the daemon.
+const MEASUREMENTS: [(&str, usize, Measurement); 7] = [
+    ("malloc", 0, |_| vec![allocate_all(&System)]),
+    ("mimalloc", 0, |_| vec![allocate_all(&MiMalloc)]),
+    ("soft", 0, |_| vec![fill(&soft_list(pages(ALLOCATIONS)).1, ALLOCATIONS)]),
+    ("daemon", 2 * ALLOCATIONS, |socket| fill_with_daemon(socket)),
+    ("more", 2 * ALLOCATIONS + 2 * MORE_ALLOCATIONS, |socket| more_allocations(socket)),
+    ("pressure", 2 * ALLOCATIONS, |socket| more_allocations(socket)),
+    ("reclaim", 0, |_| reclaim()),
 ];
+/// Argument of a process that fills its budget and waits.
+const HOLDER: &str = "holder";
 
 fn main() -> ExitCode {
-    let name = std::env::args().nth(1).unwrap_or_default();
-    if let Some((_, measure)) = MEASUREMENTS.iter().find(|(other, _)| *other == name) {
-        measure().iter().for_each(|time| println!("{time}"));
-        return ExitCode::SUCCESS;
+    let arguments: Vec<String> = std::env::args().collect();
+    if let [_, name, socket] = &arguments[..] {
+        let socket = Path::new(socket);
+        if name == HOLDER {
+            hold(socket);
+            return ExitCode::SUCCESS;
+        }
+        if let Some((.., measure)) = MEASUREMENTS.iter().find(|(other, ..)| other == name) {
+            measure(socket).iter().for_each(|time| println!("{time}"));
+            return ExitCode::SUCCESS;
+        }
     }
     let mut rounds: Vec<Vec<Vec<f64>>> = vec![Vec::new(); MEASUREMENTS.len()];
     for _ in 0..ROUNDS {
-        for ((name, _), times) in MEASUREMENTS.iter().zip(&mut rounds) {
-            match run_in_process(name) {
+        for ((name, allocations, _), times) in MEASUREMENTS.iter().zip(&mut rounds) {
+            match measure_once(name, *allocations) {
                 Ok(measured) => times.push(measured),
                 Err(error) => {
                     eprintln!("soft_memory: cannot measure {name}: {error}");
@@ -81,9 +99,61 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn run_in_process(name: &str) -> Result<Vec<f64>, String> {
+/// Measures once, and appends the number of answered requests and of reclaimed pages of the daemon.
+fn measure_once(name: &str, allocations: usize) -> Result<Vec<f64>, String> {
+    if allocations == 0 {
+        return run_in_process(name, Path::new("none"));
+    }
+    let daemon = SoftDaemon::start(Bytes::pages(pages(allocations) as u64), Settings::default());
+    let holder = Holder::start(&daemon.socket())?;
+    let mut times = run_in_process(name, &daemon.socket())?;
+    let Counters { requests, reclaimed, .. } = daemon.next_report().counters;
+    holder.end()?;
+    if requests == 0 {
+        return Err("the daemon answered no requests".to_owned());
+    }
+    times.extend([requests as f64, reclaimed as f64]);
+    Ok(times)
+}
+
+/// Process that fills a list, and keeps it until it ends.
+struct Holder(Child);
+
+impl Holder {
+    fn start(socket: &Path) -> Result<Self, String> {
+        let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
+        command.arg(HOLDER).arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().map_err(|error| error.to_string())?;
+        let mut line = String::new();
+        let stdout = process.stdout.take().ok_or("no output")?;
+        BufReader::new(stdout).read_line(&mut line).map_err(|error| error.to_string())?;
+        if line.trim_end() == "full" {
+            Ok(Self(process))
+        } else {
+            Err(format!("the holder printed {line:?}"))
+        }
+    }
+
+    /// Ends the process, which checks its resident pages.
+    fn end(mut self) -> Result<(), String> {
+        drop(self.0.stdin.take());
+        let status = self.0.wait().map_err(|error| error.to_string())?;
+        if status.success() { Ok(()) } else { Err(format!("the holder ended with {status}")) }
+    }
+}
+
+fn hold(socket: &Path) {
+    let (pool, list) = connected_list(socket);
+    fill(&list, ALLOCATIONS);
+    pool.give_back_unused();
+    println!("full");
+    std::io::stdin().lines().for_each(drop);
+    assert_held_pages_are_resident(&pool);
+}
+
+fn run_in_process(name: &str, socket: &Path) -> Result<Vec<f64>, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    let output = Command::new(program).arg(name).output().map_err(|error| error.to_string())?;
+    let output = Command::new(program).arg(name).arg(socket).output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
     let times = text.lines().map(str::parse).collect::<Result<Vec<f64>, _>>();
     times
@@ -94,30 +164,38 @@ fn run_in_process(name: &str) -> Result<Vec<f64>, String> {
 
 fn report(rounds: &[Vec<Vec<f64>>]) {
     let time = |measurement: usize| spread(&rounds[measurement], 0, 1e3);
-    let [malloc, mimalloc, soft, more, pressure, reclaim] = std::array::from_fn(time);
-    let entry = spread(&rounds[5], 1, 1e6);
-    let requests = spread(&rounds[4], 1, 1.0);
+    let [malloc, mimalloc, soft, daemon, more, pressure, reclaim] = std::array::from_fn(time);
+    let count = |measurement: usize, result: usize| spread(&rounds[measurement], result, 1.0);
     for (name, [minimum, median, maximum], unit) in [
         ("977k_malloc", malloc, "ms"),
         ("977k_mimalloc", mimalloc, "ms"),
         ("977k", soft, "ms"),
+        ("977k_daemon", daemon, "ms"),
+        ("977k_daemon_requests", count(3, 1), "requests"),
         ("500k", more, "ms"),
         ("500k_pressure", pressure, "ms"),
-        ("500k_pressure_requests", requests, "requests"),
+        ("500k_pressure_requests", count(5, 1), "requests"),
+        ("500k_pressure_reclaimed", count(5, 2), "pages"),
         ("reclaim_2mib", reclaim, "ms"),
-        ("reclaim_entry", entry, "us"),
+        ("reclaim_entry", spread(&rounds[6], 1, 1e6), "us"),
     ] {
         println!("time soft_{name} {median:.3} {unit} (minimum {minimum:.3}, maximum {maximum:.3})");
     }
     for (name, ratio) in [
         ("977k_vs_malloc", malloc[1] / soft[1]),
+        ("977k_daemon_vs_malloc", malloc[1] / daemon[1]),
         ("977k_vs_mimalloc", mimalloc[1] / soft[1] / MIMALLOC_GOAL),
         ("500k_pressure", PRESSURE_GOAL * more[1] / pressure[1]),
         ("reclaim_2mib", RECLAIM_MS_GOAL / reclaim[1]),
-        ("reclaim_entry", RECLAIM_ENTRY_US_GOAL / entry[1]),
+        ("reclaim_entry", RECLAIM_ENTRY_US_GOAL / entry_us(rounds)),
     ] {
         println!("ratio soft_{name} {ratio:.2}");
     }
+}
+
+/// Returns the median time per evicted entry in microseconds.
+fn entry_us(rounds: &[Vec<Vec<f64>>]) -> f64 {
+    spread(&rounds[6], 1, 1e6)[1]
 }
 
 /// Returns minimum, median and maximum of a result of all rounds, in the unit of `scale` per second.
@@ -170,62 +248,30 @@ fn fill(list: &SoftList<Value>, count: usize) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Appends values to a list with sufficient budget, beside another list.
-fn more_allocations() -> Vec<f64> {
-    let (pool, first) = soft_list(pages(ALLOCATIONS) + pages(MORE_ALLOCATIONS) + 16);
-    fill(&first, ALLOCATIONS);
-    let second = SoftList::new(&pool, Priority(1)).expect("values of 1 KiB are allowed");
-    vec![fill(&second, MORE_ALLOCATIONS)]
-}
-
-/// Source of budget that revokes pages of another pool, as the daemon does with another process. Requests
-/// ahead of need are answered by a thread of their own.
-struct OtherPool {
-    pool: Arc<Pool>,
-    requests: AtomicUsize,
-    ahead: Sender<usize>,
-}
-
-impl BudgetSource for OtherPool {
-    fn request(&self, pages: usize) -> usize {
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.pool.revoke(pages)
-    }
-
-    fn request_ahead(&self, pages: usize) {
-        let _ = self.ahead.send(pages);
-    }
-
-    fn give_back(&self, pages: usize) {
-        self.pool.grant(pages);
-    }
-}
-
-/// Appends values to a list whose pool has no budget, so that each page is revoked from another list.
-fn more_allocations_under_pressure() -> Vec<f64> {
-    let (other_pool, other) = soft_list(pages(ALLOCATIONS));
-    fill(&other, ALLOCATIONS);
-    let (ahead, requests_ahead) = channel();
-    let source = Arc::new(OtherPool { pool: other_pool, requests: AtomicUsize::new(0), ahead });
-    let address_space = 2 * pages(MORE_ALLOCATIONS);
-    let pool = Pool::with_source(0, address_space, source.clone()).expect("the address space is available");
+/// Connects to the daemon, and creates a list.
+fn connected_list(socket: &Path) -> (Arc<Pool>, SoftList<Value>) {
+    let pool =
+        soft::client::connect(socket, 2 * pages(ALLOCATIONS + MORE_ALLOCATIONS)).expect("the daemon runs");
     let list = SoftList::new(&pool, Priority(0)).expect("values of 1 KiB are allowed");
-    let is_done = AtomicBool::new(false);
-    let time = std::thread::scope(|scope| {
-        let (pool, source, is_done) = (&pool, &source, &is_done);
-        scope.spawn(move || {
-            let pages = requests_ahead.iter().take_while(|_| !is_done.load(Ordering::Relaxed));
-            pages.for_each(|pages| pool.grant(source.request(pages)));
-        });
-        let time = fill(&list, MORE_ALLOCATIONS);
-        is_done.store(true, Ordering::Relaxed);
-        source.request_ahead(0);
-        time
-    });
-    assert!(other.len() <= ALLOCATIONS - MORE_ALLOCATIONS, "all pages come from the other list");
-    assert_held_pages_are_resident(&source.pool);
+    (pool, list)
+}
+
+/// Appends values to a list whose budget grows by requests to the daemon.
+fn fill_with_daemon(socket: &Path) -> Vec<f64> {
+    let (pool, list) = connected_list(socket);
+    let time = fill(&list, ALLOCATIONS);
     assert_held_pages_are_resident(&pool);
-    vec![time, source.requests.load(Ordering::Relaxed) as f64]
+    vec![time]
+}
+
+/// Appends values to a list, and returns the time of further values, for which the daemon has free pages, or takes
+/// the pages from another process.
+fn more_allocations(socket: &Path) -> Vec<f64> {
+    let (pool, list) = connected_list(socket);
+    fill(&list, ALLOCATIONS);
+    let time = fill(&list, MORE_ALLOCATIONS);
+    assert_held_pages_are_resident(&pool);
+    vec![time]
 }
 
 /// Reclaims pages of a cache whose entries own ordinary memory, half of them used recently. Returns the

@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf};
 use protox::prost::Message as _;
 
 /// Protobuf files of the manager's services.
-const MANAGER_PROTO_FILES: [&str; 8] = [
+const MANAGER_PROTO_FILES: [&str; 9] = [
     "tarn/v1/common.proto",
     "tarn/v1/scheduler.proto",
     "tarn/v1/admin.proto",
@@ -14,6 +14,7 @@ const MANAGER_PROTO_FILES: [&str; 8] = [
     "tarn/v1/shares.proto",
     "tarn/v1/tenants.proto",
     "tarn/v1/evictions.proto",
+    "tarn/v1/soft_memory.proto",
 ];
 /// Protobuf files of the services on a host.
 const HOST_PROTO_FILES: [&str; 2] = ["tarn/v1/host_memory.proto", "tarn/v1/vmm.proto"];

@@ -33,6 +33,12 @@ pub enum Failure {
          or set TARN_LIGHTGBM to the path of a Python environment that contains LightGBM"
     )]
     LightGbmMissing,
+    /// Redis was not downloaded.
+    #[error(
+        "TARN_REDIS is not set: this benchmark compares Tarn with Debian's redis-server. \
+         Run `cargo xtask bench`, which downloads Redis"
+    )]
+    RedisMissing,
     /// A condition did not hold in time.
     #[error("timed out after {seconds} s waiting for {event}; last state: {last_state}")]
     TimedOut {

@@ -3,6 +3,7 @@
 
 pub mod early_eviction;
 mod folders;
+pub mod soft_memory;
 pub mod symbiosis;
 pub mod tiering;
 
@@ -21,7 +22,7 @@ use units::{
     limits::{ALLOWED_UIDS_MAX, QOS_SAMPLE_GAP_MAX, QOS_SAMPLE_INTERVAL_DEFAULT, SCRUB_MIB_PER_S_DEFAULT},
 };
 
-use self::{early_eviction::EarlyEviction, symbiosis::Symbiosis, tiering::Tiering};
+use self::{early_eviction::EarlyEviction, soft_memory::SoftMemory, symbiosis::Symbiosis, tiering::Tiering};
 use crate::user::current_user;
 
 /// Default address of the manager, on the same machine.
@@ -64,6 +65,8 @@ pub struct Config {
     pub tiering: Option<Tiering>,
     /// Settings of early eviction; `None` disables it.
     pub early_eviction: Option<EarlyEviction>,
+    /// Settings of soft memory; `None` disables it.
+    pub soft_memory: Option<SoftMemory>,
 }
 
 /// Section `[tls]`: PEM files of the certificates.
@@ -123,6 +126,12 @@ impl Backend {
 }
 
 impl Config {
+    /// Returns the socket of soft memory.
+    pub fn soft_memory_socket(&self) -> PathBuf {
+        let socket = self.soft_memory.as_ref().and_then(|soft_memory| soft_memory.socket.clone());
+        socket.unwrap_or_else(|| self.runtime_dir.join(soft_memory::SOCKET_NAME))
+    }
+
     /// Reads and validates a configuration file.
     ///
     /// # Errors
@@ -156,6 +165,8 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
     let early_eviction = top.take_section("early_eviction");
     let early_eviction =
         early_eviction.map_or(Some(None), |section| early_eviction::parse(section, base).map(Some));
+    let soft_memory = top.take_section("soft_memory");
+    let soft_memory = soft_memory.map_or(Some(None), |section| soft_memory::parse(section, base).map(Some));
     let sections = Sections {
         backend: backend.as_ref(),
         symbiosis: symbiosis.as_ref().and_then(Option::as_ref),
@@ -191,6 +202,7 @@ fn parse_host(mut top: Section<'_>, base: &Path) -> Option<Config> {
         symbiosis: symbiosis?,
         tiering: tiering?,
         early_eviction: early_eviction?,
+        soft_memory: soft_memory?,
     })
 }
 

@@ -18,9 +18,13 @@ use crate::usage_table::TouchedMemory;
 
 mod evictions;
 mod shares;
+mod soft_memory;
 mod tenants;
 
-pub use self::{evictions::to_wire_evictions, shares::to_wire_shares, tenants::to_wire_tenants};
+pub use self::{
+    evictions::to_wire_evictions, shares::to_wire_shares, soft_memory::to_wire_soft_memory,
+    tenants::to_wire_tenants,
+};
 
 /// Invalid value in a message of the manager: its field, the value and the violated rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

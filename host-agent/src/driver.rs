@@ -225,6 +225,7 @@ impl Driver {
             samples: Arc::default(),
             tiering: Arc::default(),
             evictions: Arc::default(),
+            soft_memory: Arc::default(),
             rack: rack_receiver,
             disconnect: Arc::clone(&disconnect),
         };

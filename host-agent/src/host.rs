@@ -19,7 +19,7 @@ mod memory_file;
 pub mod memory_limit;
 mod open_slices;
 pub mod process;
-mod process_memory;
+pub(crate) mod process_memory;
 pub mod ranges;
 pub mod remote;
 pub mod sampler;

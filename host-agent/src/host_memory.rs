@@ -2,28 +2,17 @@
 //! contains one protobuf message and file descriptors. The kernel identifies the caller. Requests
 //! are passed to the driver; the crate `host_memory` is the client.
 
-mod listener;
 mod reply;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    os::fd::OwnedFd,
-    path::Path,
-    sync::{Arc, OnceLock},
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, io, os::fd::OwnedFd, path::Path, sync::OnceLock};
 
 use host_memory::datagram;
 use pool::agent::{Caller, Process};
 use prost::Message as _;
 use proto::v1::{self as wire, host_memory_request};
-use rustix::net::{SocketFlags, accept_with, sockopt};
-use service_files::sockets::SocketError;
-use tokio::{
-    io::unix::AsyncFd,
-    sync::{OwnedSemaphorePermit, Semaphore},
-};
+use rustix::net::sockopt;
+use service_files::sockets::{SocketError, SocketPath};
+use tokio::{io::unix::AsyncFd, sync::OwnedSemaphorePermit};
 use units::limits::{
     DATAGRAM_BYTES_MAX, HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_IDLE_TIMEOUT,
     HOST_MEMORY_SEND_TIMEOUT, HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX,
@@ -31,7 +20,6 @@ use units::limits::{
 };
 use units::{Name, Ns, UserId};
 
-pub use self::listener::socket_path;
 use self::reply::{ReplyMessages, rejection};
 use crate::{
     driver,
@@ -39,11 +27,14 @@ use crate::{
         MemoryForm,
         process::{self, ProcessHandle},
     },
+    local_socket::{self, ConnectionPermits, DropWarnings, accept},
     readiness,
 };
 
-/// Minimum interval between warnings about dropped connections.
-const WARNING_INTERVAL: Duration = Duration::from_secs(10);
+/// Returns the path of the socket with its field in host.toml.
+pub fn socket_path(path: &Path) -> SocketPath<'_> {
+    SocketPath { field: "agent.socket", path }
+}
 
 /// Listening socket for VMMs.
 #[derive(Debug)]
@@ -52,48 +43,22 @@ pub struct HostMemoryServer {
     permits: ConnectionPermits,
 }
 
-/// Permits for open connections. Each user in `allowed_uids` has separate permits. All other users,
-/// whose requests are refused, share a few permits. So no user can exhaust the permits of another.
-#[derive(Debug)]
-struct ConnectionPermits {
-    per_allowed_user: BTreeMap<UserId, Arc<Semaphore>>,
-    others: Arc<Semaphore>,
-}
-
-impl ConnectionPermits {
-    fn new(allowed_uids: BTreeSet<UserId>) -> Self {
-        let semaphore = |_| Arc::new(Semaphore::new(HOST_MEMORY_CONNECTIONS_PER_UID_MAX));
-        Self {
-            per_allowed_user: allowed_uids.into_iter().map(|uid| (uid, semaphore(uid))).collect(),
-            others: Arc::new(Semaphore::new(HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX)),
-        }
-    }
-
-    fn is_allowed(&self, uid: UserId) -> bool {
-        self.per_allowed_user.contains_key(&uid)
-    }
-
-    fn acquire(&self, uid: UserId) -> io::Result<OwnedSemaphorePermit> {
-        let semaphore = self.per_allowed_user.get(&uid).unwrap_or(&self.others);
-        let permit = Arc::clone(semaphore).try_acquire_owned();
-        permit.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
-    }
-}
-
 impl HostMemoryServer {
     /// Listens on a socket. Replaces a socket that no process serves.
     ///
     /// # Errors
     /// [`SocketError`].
     pub fn listen(path: &Path, allowed_uids: BTreeSet<UserId>) -> Result<Self, SocketError> {
-        let listener = readiness::watch(listener::listen(path)?);
+        let listener = readiness::watch(local_socket::listen(socket_path(path))?);
         let listener = listener.map_err(socket_path(path).io_error("listen on"))?;
-        Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids) })
+        let (per_user, others) =
+            (HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX);
+        Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids, per_user, others) })
     }
 
     /// Serves connections until the driver ends.
     pub async fn serve(self, driver: driver::Handle) {
-        let mut warned = None;
+        let mut warnings = DropWarnings::default();
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.async_io(tokio::io::Interest::READABLE, accept) => accepted,
@@ -102,20 +67,12 @@ impl HostMemoryServer {
             match accepted.and_then(|socket| Connection::new(socket, driver.clone(), &self.permits)) {
                 Ok(connection) => drop(tokio::spawn(connection.serve())),
                 Err(error) => {
-                    let now = Instant::now();
-                    if warned.is_none_or(|at| now.duration_since(at) >= WARNING_INTERVAL) {
-                        warned = Some(now);
-                        tracing::warn!(%error, "dropped connection to the host memory socket");
-                    }
+                    warnings.warn("host memory", &error);
                     tokio::task::yield_now().await; // if no descriptor is free, other tasks may close some
                 }
             }
         }
     }
-}
-
-fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
-    Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
 /// Connection, with the user and process of the caller.

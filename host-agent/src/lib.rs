@@ -13,6 +13,7 @@ pub mod fair_tiering;
 pub mod host;
 pub mod host_lock;
 pub mod host_memory;
+mod local_socket;
 pub mod metrics;
 pub mod outbox;
 pub mod protected_dir;
@@ -28,6 +29,8 @@ pub mod session_channel;
 pub mod shares;
 #[cfg(test)]
 mod skipped;
+pub mod soft_memory;
+pub mod soft_memory_report;
 pub mod symbiosis;
 mod tenant_cgroups;
 pub mod tenant_profiles;

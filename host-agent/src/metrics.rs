@@ -2,6 +2,7 @@
 //! are updated when events happen; gauges are updated at each request for metrics.
 
 mod eviction;
+mod soft_memory;
 mod tiering;
 
 use std::{
@@ -24,12 +25,12 @@ use prometheus_client::{
 };
 use units::{Name, ReservationId, SLICE};
 
-use self::{eviction::EvictionMetrics, tiering::TieringMetrics};
+use self::{eviction::EvictionMetrics, soft_memory::SoftMemoryMetrics, tiering::TieringMetrics};
 use crate::{
     eviction_report,
     host::{Counters, Usage},
     shares::{Report, State},
-    tiering_report,
+    soft_memory_report, tiering_report,
 };
 
 /// Kind of a host call, which is a label of metrics.
@@ -138,6 +139,7 @@ pub struct Metrics {
     tenant_refaults: Family<TenantLabel, Gauge<f64, AtomicU64>>,
     tiering: TieringMetrics,
     eviction: EvictionMetrics,
+    soft_memory: SoftMemoryMetrics,
 }
 
 /// Creates a histogram of durations in seconds, with buckets from 50 µs to 26 s.
@@ -173,11 +175,13 @@ impl Metrics {
             tenant_refaults: Family::default(),
             tiering: TieringMetrics::default(),
             eviction: EvictionMetrics::default(),
+            soft_memory: SoftMemoryMetrics::default(),
         };
         metrics.register();
         metrics.register_shares();
         metrics.tiering.register(&mut metrics.registry());
         metrics.eviction.register(&mut metrics.registry());
+        metrics.soft_memory.register(&mut metrics.registry());
         metrics
     }
 
@@ -278,6 +282,11 @@ impl Metrics {
         self.eviction.observe(report);
     }
 
+    /// Sets the metrics of soft memory to a report.
+    pub fn set_soft_memory(&self, report: &soft_memory_report::Report) {
+        self.soft_memory.set(report);
+    }
+
     /// Records the duration and the result of a host call.
     pub fn record_call(&self, call: Call, took: Duration, ok: bool) {
         self.call_seconds.get_or_create(&CallLabel { call }).observe(took.as_secs_f64());
@@ -309,9 +318,6 @@ impl Metrics {
 
     /// Updates the metrics of the host's memory from its counters.
     pub fn observe_host(&self, counters: Counters) {
-        let raise = |counter: &Counter, to: u64| {
-            counter.inc_by(to.saturating_sub(counter.get()));
-        };
         raise(&self.scrubbed, counters.scrubbed.get());
         raise(&self.pages_migrated, counters.pages_migrated);
         raise(&self.page_migration_failures, counters.page_migration_failures);
@@ -350,6 +356,11 @@ impl Metrics {
     pub fn text(&self) -> Result<String, std::fmt::Error> {
         exposition::page(&[&self.registry()], env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
     }
+}
+
+/// Raises a counter to a value. A lower value has no effect.
+fn raise(counter: &Counter, to: u64) {
+    counter.inc_by(to.saturating_sub(counter.get()));
 }
 
 fn gauge_value(count: u64) -> i64 {

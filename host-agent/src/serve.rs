@@ -56,6 +56,8 @@ use crate::{
     session::{self, AgentIdentity},
     session_channel::SessionEvent,
     shares::SharesState,
+    soft_memory::{self, SoftMemoryServer},
+    soft_memory_report,
     symbiosis::{self, KernelPaths},
     tenant_profiles::TenantProfiles,
     tiering_report::Report,
@@ -144,6 +146,9 @@ pub fn check_config(path: &Path) -> Result<(), ServeError> {
     check_existing_dir(RUNTIME_DIR_FIELD, &config.runtime_dir)?;
     check_existing_dir(RUNTIME_DIR_FIELD, &Records::directory(&config.runtime_dir))?;
     host_memory::socket_path(&config.socket).exists()?;
+    if config.soft_memory.is_some() {
+        soft_memory::socket_path(&config.soft_memory_socket()).exists()?;
+    }
     Ok(config.backend.local_dir().map_or(Ok(()), |dir| check_existing_dir(LOCAL_DIR_FIELD, dir))?)
 }
 
@@ -202,6 +207,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
         Arc::clone(&reports.tiering),
     );
     let eviction = start_early_eviction(&config, Arc::clone(&metrics), Arc::clone(&reports.evictions));
+    let soft_memory = listen_for_soft_memory(&config, &handle, &metrics, Arc::clone(&reports.soft_memory))?;
     let host_memory = HostMemoryServer::listen(&config.socket, config.allowed_uids.clone())?;
     if let Some(address) = config.metrics_listen {
         let usage = Arc::clone(&reports.usage);
@@ -212,6 +218,7 @@ pub async fn serve(path: &Path) -> Result<(), ServeError> {
     let identity = AgentIdentity { manager, host, token, tls, boot_id, instance, socket, devices };
     let mut driver = tokio::spawn(driver.run());
     tokio::spawn(host_memory.serve(handle.clone()));
+    drop(soft_memory.map(|server| tokio::spawn(server.serve())));
     tokio::spawn(usage::measure_periodically(handle.clone(), host_calls, Arc::clone(&reports.usage)));
     if let Some(inputs) = sampling {
         tokio::spawn(sampling::sample_periodically(inputs));
@@ -256,11 +263,7 @@ fn start_tiering(
 ) -> Option<ComponentThread> {
     let tiering = config.tiering.clone()?;
     tracing::info!(cgroups = %tiering.cgroups.display(), step = %tiering.step, "starting fair tiering");
-    let slices = tiering.reservation.clone().map(|reservation| {
-        let slices = Arc::new(AtomicU64::new(0));
-        tokio::spawn(count_slices(driver.clone(), reservation, Arc::clone(&slices)));
-        slices
-    });
+    let slices = tiering.reservation.clone().map(|reservation| start_count_of_slices(driver, reservation, 0));
     let inputs = fair_tiering::Inputs {
         config: tiering,
         runtime_dir: config.runtime_dir.clone(),
@@ -287,15 +290,53 @@ fn start_early_eviction(
     Some(CycleRunner { inputs, metrics, reports }.start())
 }
 
+/// Listens for clients of soft memory, if it is configured.
+fn listen_for_soft_memory(
+    config: &Config,
+    driver: &Handle,
+    metrics: &Arc<Metrics>,
+    reports: Arc<ReportSlot<soft_memory_report::Report>>,
+) -> Result<Option<SoftMemoryServer>, ServeError> {
+    let Some(settings) = config.soft_memory.clone() else { return Ok(None) };
+    let slices = settings
+        .reservation
+        .clone()
+        .map(|reservation| start_count_of_slices(driver, reservation, soft_memory::SLICES_UNKNOWN));
+    let inputs = soft_memory::Inputs {
+        allowed_uids: settings.allowed_uids.clone().unwrap_or_else(|| config.allowed_uids.clone()),
+        config: settings,
+        slices,
+        proc: Sysfs::at(PROC),
+        reports,
+        metrics: Arc::clone(metrics),
+    };
+    let socket = config.soft_memory_socket();
+    tracing::info!(socket = %socket.display(), size = %inputs.config.size, "starting soft memory");
+    Ok(Some(SoftMemoryServer::listen(&socket, inputs)?))
+}
+
+/// Starts to count the online slices of a reservation. The number is `initial` until the manager has sent the desired
+/// state.
+fn start_count_of_slices(driver: &Handle, reservation: Name, initial: u64) -> Arc<AtomicU64> {
+    let slices = Arc::new(AtomicU64::new(initial));
+    tokio::spawn(count_slices(driver.clone(), reservation, Arc::clone(&slices)));
+    slices
+}
+
 /// Updates the number of online slices of a reservation until the agent stops.
 async fn count_slices(driver: Handle, reservation: Name, slices: Arc<AtomicU64>) {
     let mut ticks = tokio::time::interval(SLICES_COUNT_INTERVAL);
     loop {
         ticks.tick().await;
         let reservation = reservation.clone();
-        let count = driver.inspect(move |agent| agent.unattached_slice_count(&reservation)).await;
-        let Ok(count) = count else { return };
-        slices.store(count as u64, Ordering::Relaxed);
+        let count = driver.inspect(move |agent| {
+            agent.has_desired_state().then(|| agent.unattached_slice_count(&reservation))
+        });
+        match count.await {
+            Ok(Some(count)) => slices.store(count as u64, Ordering::Relaxed),
+            Ok(None) => {}
+            Err(_) => return,
+        }
     }
 }
 

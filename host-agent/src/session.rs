@@ -211,6 +211,9 @@ async fn run_session(
             report = reports.evictions.next() => {
                 send(&sender, from_agent::Message::Evictions(convert::to_wire_evictions(report))).await?;
             }
+            report = reports.soft_memory.next() => {
+                send(&sender, from_agent::Message::SoftMemory(convert::to_wire_soft_memory(report))).await?;
+            }
             samples = reports.samples.next() => {
                 send(&sender, from_agent::Message::Samples(samples)).await?;
             }

@@ -9,6 +9,7 @@ mod reports;
 mod requests;
 pub mod samples;
 pub mod shares;
+pub mod soft_memory;
 pub mod tenants;
 mod views;
 

@@ -1,6 +1,6 @@
 //! Stores the weights of tenants for Symbiosis, and sends them to the hosts' agents. Keeps the
-//! latest reports of each host about its tenants in memory. The agents decide the shares, the tiers
-//! of the tenants' memory, and its early eviction.
+//! latest reports of each host about its tenants and its soft memory in memory. The agents decide the
+//! shares, the tiers of the tenants' memory, its early eviction, and the budgets of soft memory.
 //!
 //! ```text
 //!   SetWeights ──▶ store ──▶ weights by host ──watcher──▶ each session of the host
@@ -21,7 +21,10 @@ use units::{
 };
 
 use crate::{
-    convert::{InvalidField, evictions::EvictionsReport, shares::ShareReport, tenants::TenantsReport},
+    convert::{
+        InvalidField, evictions::EvictionsReport, shares::ShareReport, soft_memory::SoftMemoryReport,
+        tenants::TenantsReport,
+    },
     driver::{DriverError, Handle},
     host_reports::HostReports,
     records::share_rows::{self, Weights, WeightsByHost},
@@ -65,6 +68,8 @@ pub struct Shares {
     pub tenants: HostReports<TenantsReport>,
     /// Latest reported cycle of early eviction of each host.
     pub evictions: HostReports<EvictionsReport>,
+    /// Latest state of soft memory of each host.
+    pub soft_memory: HostReports<SoftMemoryReport>,
     driver: Handle,
 }
 
@@ -77,6 +82,7 @@ impl Shares {
             reports: HostReports::default(),
             tenants: HostReports::default(),
             evictions: HostReports::default(),
+            soft_memory: HostReports::default(),
             driver,
         }
     }
@@ -169,6 +175,7 @@ impl Shares {
         self.reports.retain_hosts(&hosts);
         self.tenants.retain_hosts(&hosts);
         self.evictions.retain_hosts(&hosts);
+        self.soft_memory.retain_hosts(&hosts);
         Ok(())
     }
 }

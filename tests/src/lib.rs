@@ -8,6 +8,8 @@ pub mod rack;
 pub mod rehomed_guests;
 pub mod scripted_agent;
 pub mod small_guests;
+pub mod soft_cache;
+pub mod soft_daemon;
 pub mod standalone_vm;
 pub mod tiered_tenants;
 

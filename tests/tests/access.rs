@@ -366,6 +366,8 @@ async fn tls_certificate_determines_the_role() {
         assert_eq!(shares, if administers { Code::NotFound } else { Code::PermissionDenied }, "{name}");
         let request = wire::GetEvictionsRequest { host: "h0".into() };
         assert_eq!(admin.get_evictions(request).await.unwrap_err().code(), shares, "{name}");
+        let request = wire::GetSoftMemoryRequest { host: "h0".into() };
+        assert_eq!(admin.get_soft_memory(request).await.unwrap_err().code(), shares, "{name}");
     }
     let public = text.replace("127.0.0.1", "0.0.0.0");
     let public = &public[..public.find("[tls]").unwrap()];

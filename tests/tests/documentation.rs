@@ -13,8 +13,22 @@ use std::{
 use tests::rack::programs_dir;
 
 /// Programs in the documentation that are not part of the repository.
-const EXTERNAL_PROGRAMS: &[&str] =
-    &["systemctl", "cat", "printf", "cd", "mkdir", "chmod", "openssl", "ip", "curl", "for", "done", "echo"];
+const EXTERNAL_PROGRAMS: &[&str] = &[
+    "systemctl",
+    "cat",
+    "printf",
+    "cd",
+    "mkdir",
+    "chmod",
+    "openssl",
+    "ip",
+    "curl",
+    "for",
+    "done",
+    "echo",
+    "redis-cli",
+    "redis-benchmark",
+];
 /// Name of the program that runs development tasks.
 const XTASK: &str = "xtask";
 
@@ -102,7 +116,7 @@ fn check_command(location: &str, command: &[String]) {
     let (name, arguments) = command.split_first().expect("a command has words");
     let name = Path::new(name).file_name().expect("a command has a name").to_string_lossy().into_owned();
     let output = match name.as_str() {
-        "tarn" | "pool-manager" | "host-agent" | "vmm-plugin" => {
+        "tarn" | "pool-manager" | "host-agent" | "soft-cache" | "vmm-plugin" => {
             parse_with_help(&programs_dir().join(&name), arguments)
         }
         "cargo" if arguments.first().is_some_and(|word| word == XTASK) => {
@@ -166,9 +180,10 @@ fn write_token(path: &Path) {
 fn configuration_snippets_are_accepted() {
     let mut checked = 0;
     for snippet in read_snippets().iter().filter(|snippet| snippet.language == "toml") {
-        let is_host = ["[agent]", "[backend]", "[symbiosis]", "[tiering]", "[early_eviction]"]
-            .iter()
-            .any(|head| snippet.text.contains(head));
+        let is_host =
+            ["[agent]", "[backend]", "[symbiosis]", "[tiering]", "[early_eviction]", "[soft_memory]"]
+                .iter()
+                .any(|head| snippet.text.contains(head));
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("config.toml");
         let (program, text) = match is_host {

@@ -1,5 +1,5 @@
-//! Tests of tenant weights and of reported shares and evictions with a real manager and scripted agents.
-//! Schedulers set weights, agents report shares and evictions, and operators read them.
+//! Tests of tenant weights and of reported shares, evictions and soft memory with a real manager and scripted
+//! agents. Schedulers set weights, agents report, and operators read weights and reports.
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
 use proto::v1::{self as wire, from_agent::Message as Up, to_agent::Message as Down};
@@ -109,6 +109,37 @@ fn example_evictions(at_unix_ms: u64) -> wire::Evictions {
         ..Default::default()
     };
     wire::Evictions { at_unix_ms, tenants: vec![tenant], ..Default::default() }
+}
+
+async fn get_soft_memory(rack: &Rack, host: &str) -> Result<wire::SoftMemory, Status> {
+    let request = wire::GetSoftMemoryRequest { host: host.into() };
+    Ok(rack.admin().await.get_soft_memory(request).await?.into_inner())
+}
+
+/// Returns the state of soft memory at this time, with one client.
+fn example_soft_memory(at_unix_ms: u64) -> wire::SoftMemory {
+    let client = wire::SoftMemoryClient {
+        pid: 812,
+        uid: 2001,
+        program: "cache".into(),
+        budget_bytes: 64 << 20,
+        used_bytes: 60 << 20,
+        footprint_bytes: 100 << 20,
+        weight_bytes: 64 << 20,
+        granted_bytes: 80 << 20,
+        reclaimed_bytes: 16 << 20,
+        denied_requests: 2,
+        ..Default::default()
+    };
+    wire::SoftMemory {
+        at_unix_ms,
+        limit_bytes: 256 << 20,
+        total_bytes: 128 << 20,
+        free_bytes: 64 << 20,
+        client_count: 1,
+        clients: vec![client],
+        ..Default::default()
+    }
 }
 
 fn example_shares(epoch: u64) -> wire::Shares {
@@ -337,4 +368,49 @@ async fn agent_with_invalid_evictions_is_disconnected() {
     let expected_words = ["evictions.tenants.class: 8 must be from 1 to 7", "web"];
     assert_rejected::<()>(Err(status), Code::InvalidArgument, "BAD_VALUE", &expected_words);
     assert_rejected(get_evictions(&rack, "h0").await, Code::NotFound, "EVICTIONS_NOT_REPORTED", &["h0"]);
+}
+
+#[tokio::test]
+async fn last_reported_soft_memory_is_shown_until_manager_ends() {
+    let mut rack = start_rack().await;
+    let none = get_soft_memory(&rack, "h0").await;
+    assert_rejected(none, Code::NotFound, "SOFT_MEMORY_NOT_REPORTED", &["h0", "since the manager started"]);
+    assert_rejected(get_soft_memory(&rack, "h9").await, Code::NotFound, "HOST_NOT_FOUND", &["h9"]);
+    let session = connect_agent(&rack, "h0").await;
+    send(&session, Up::SoftMemory(wire::SoftMemory { host: "h1".into(), ..example_soft_memory(1) })).await;
+    send(&session, Up::SoftMemory(example_soft_memory(1_700_000_000_000))).await;
+    rack.wait_for("the second report", async |rack| {
+        get_soft_memory(rack, "h0").await.is_ok_and(|report| report.at_unix_ms > 1)
+    })
+    .await;
+    let expected = wire::SoftMemory { host: "h0".into(), ..example_soft_memory(1_700_000_000_000) };
+    assert_eq!(get_soft_memory(&rack, "h0").await.unwrap(), expected);
+    assert_rejected(get_soft_memory(&rack, "h1").await, Code::NotFound, "SOFT_MEMORY_NOT_REPORTED", &["h1"]);
+    let shown = String::from_utf8(rack.tarn(&["get", "soft", "h0"]).stdout).unwrap();
+    let expected = "\
+limit 256MiB, total 128MiB, free 64MiB
+
+PID  USER  PROGRAM  BUDGET  USED   FOOTPRINT  WEIGHT  GRANTED  RECLAIMED  DENIED  STATE
+812  2001  cache    64MiB   60MiB  100MiB     64MiB   80MiB    16MiB      2       ok
+";
+    assert_eq!(shown, expected);
+    drop(session);
+    rack.kill_manager();
+    rack.start_manager().await;
+    let none = get_soft_memory(&rack, "h0").await;
+    assert_rejected(none, Code::NotFound, "SOFT_MEMORY_NOT_REPORTED", &["h0"]);
+}
+
+#[tokio::test]
+async fn agent_with_invalid_soft_memory_is_disconnected() {
+    let rack = start_rack().await;
+    let mut session = connect_agent(&rack, "h0").await;
+    let mut report = example_soft_memory(1);
+    report.clients[0].program = "x".repeat(46);
+    send(&session, Up::SoftMemory(report)).await;
+    let status = end_of_session(&mut session).await;
+    let expected_words = ["soft_memory.clients.program: 46 bytes must have at most 45 bytes", "812"];
+    assert_rejected::<()>(Err(status), Code::InvalidArgument, "BAD_VALUE", &expected_words);
+    let none = get_soft_memory(&rack, "h0").await;
+    assert_rejected(none, Code::NotFound, "SOFT_MEMORY_NOT_REPORTED", &["h0"]);
 }

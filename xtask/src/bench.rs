@@ -2,7 +2,9 @@
 //! that Tarn is better. Ratios named `*_taken` compare a nearly full rack with a nearly empty rack
 //! and should be about 1.
 
-use crate::{artifacts, debian, failure::Failure, lightgbm, repository::cargo, step::run_step_with_output};
+use crate::{
+    artifacts, debian, failure::Failure, lightgbm, redis, repository::cargo, step::run_step_with_output,
+};
 
 /// Prefix of result lines, which have the format `ratio NAME VALUE`.
 const RATIO_PREFIX: &str = "ratio ";
@@ -21,13 +23,15 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     debian::ensure_installed(debian::ETCD)?;
     let (artifacts, python) = (artifacts::ensure_downloaded()?, lightgbm::ensure_installed()?);
+    let redis = redis::ensure_downloaded()?;
     let mut ratios = Vec::new();
     run_step_with_output(
         "benchmarks",
         cargo(&["bench", "--package", "benches"])
             .args(args.names.iter().flat_map(|name| ["--bench", name]))
             .env(emulated_host::ARTIFACTS_ENV, artifacts)
-            .env(lightgbm::FOLDER_ENV, python),
+            .env(lightgbm::FOLDER_ENV, python)
+            .env(redis::FOLDER_ENV, redis),
         |line| {
             println!("{line}");
             ratios.extend(line.starts_with(RATIO_PREFIX).then(|| line.to_owned()));

@@ -1,9 +1,9 @@
-//! `cargo xtask install`: installs the programs, systemd units, examples and manual pages, like a
-//! package of a Linux distribution.
+//! `cargo xtask install`: installs the programs, the C library of soft memory, systemd units, examples and manual
+//! pages, like a package of a Linux distribution.
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -15,19 +15,27 @@ use crate::{
 };
 
 /// Names of the installed programs.
-const INSTALLED_PROGRAMS: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "tarn"];
-/// Cargo packages of [`INSTALLED_PROGRAMS`], in the same order.
-const CARGO_PACKAGES: [&str; 4] = ["pool-manager", "host-agent", "vmm-plugin", "cli"];
+const INSTALLED_PROGRAMS: [&str; 5] = ["pool-manager", "host-agent", "soft-cache", "vmm-plugin", "tarn"];
+/// Cargo packages of [`INSTALLED_PROGRAMS`] and of the C library. The package `host-agent` contains two programs.
+const CARGO_PACKAGES: [&str; 5] = ["pool-manager", "host-agent", "vmm-plugin", "cli", "soft-c"];
 /// Other installed files: path in the repository, and path below the root directory.
-const INSTALLED_FILES: [(&str, &str); 7] = [
+const INSTALLED_FILES: [(&str, &str); 9] = [
     ("pool-manager/pool-manager.service", "usr/lib/systemd/system/pool-manager.service"),
     ("host-agent/host-agent.service", "usr/lib/systemd/system/host-agent.service"),
     ("pool-manager/sysusers.conf", "usr/lib/sysusers.d/tarn.conf"),
     ("pool-manager/rack.example.toml", "usr/share/doc/tarn/rack.example.toml"),
     ("host-agent/host.example.toml", "usr/share/doc/tarn/host.example.toml"),
+    ("crates/soft-c/include/tarnsoft.h", "usr/include/tarnsoft.h"),
+    ("crates/soft-c/examples/soft_list.c", "usr/share/doc/tarn/soft_list.c"),
     ("README.md", "usr/share/doc/tarn/README.md"),
     ("CHANGELOG.md", "usr/share/doc/tarn/CHANGELOG.md"),
 ];
+
+/// Folder of the C library, below the root directory.
+const LIBRARY_FOLDER: &str = "usr/lib";
+/// Name with which programs load the C library, as in `crates/soft-c/build.rs`.
+const SONAME: &str = "libtarnsoft.so.0";
+const PKG_CONFIG_TEMPLATE: &str = "crates/soft-c/tarnsoft.pc.in";
 
 /// Options of `install`.
 #[derive(Debug, clap::Args)]
@@ -54,6 +62,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     for (from, to) in INSTALLED_FILES {
         install(&root().join(from), &args.root.join(to), 0o644)?;
     }
+    install_library(&release, &args.root)?;
     let manual_pages = args.root.join("usr/share/man/man1");
     create_folder(&manual_pages)?;
     run_step("write manual pages", Command::new(release.join("tarn")).arg("man").arg(&manual_pages))?;
@@ -64,6 +73,31 @@ pub fn run(args: &Args) -> Result<(), Failure> {
          On each host: write /etc/tarn/host.toml and its token (mode 0600); systemctl daemon-reload; \n\
          systemctl enable --now host-agent"
     );
+    Ok(())
+}
+
+/// Installs the C library and its pkg-config file. `libtarnsoft.so.0` is a link for running programs, and
+/// `libtarnsoft.so` a link for the linker.
+fn install_library(release: &Path, install_root: &Path) -> Result<(), Failure> {
+    let folder = install_root.join(LIBRARY_FOLDER);
+    let version = env!("CARGO_PKG_VERSION");
+    let shared = format!("libtarnsoft.so.{version}");
+    install(&release.join("libtarnsoft.so"), &folder.join(&shared), 0o644)?;
+    install(&release.join("libtarnsoft.a"), &folder.join("libtarnsoft.a"), 0o644)?;
+    for (link, target) in [(SONAME, &*shared), ("libtarnsoft.so", SONAME)] {
+        let (link, partial) = (folder.join(link), folder.join(format!(".{link}.new")));
+        let _ = fs::remove_file(&partial); // an interrupted installation may have left it
+        symlink(target, &partial).map_err(Failure::file_error("create", &partial))?;
+        fs::rename(&partial, &link).map_err(Failure::file_error("install", &link))?;
+        println!("{}", link.display());
+    }
+    let template = root().join(PKG_CONFIG_TEMPLATE);
+    let template = fs::read_to_string(&template).map_err(Failure::file_error("read", &template))?;
+    let pkg_config = folder.join("pkgconfig/tarnsoft.pc");
+    create_folder(pkg_config.parent().expect("the path has a folder"))?;
+    let text = template.replace("@VERSION@", version);
+    fs::write(&pkg_config, text).map_err(Failure::file_error("write", &pkg_config))?;
+    println!("{}", pkg_config.display());
     Ok(())
 }
 
@@ -101,6 +135,26 @@ mod tests {
                 assert!(INSTALLED_PROGRAMS.contains(&name), "{to} runs {program}");
             }
         }
+    }
+
+    #[test]
+    fn library_is_installed_with_links_and_version() {
+        let folder = tempfile::tempdir().unwrap();
+        let (release, target) = (folder.path().join("release"), folder.path().join("root"));
+        fs::create_dir(&release).unwrap();
+        for name in ["libtarnsoft.so", "libtarnsoft.a"] {
+            fs::write(release.join(name), name).unwrap();
+        }
+        for _ in 0..2 {
+            install_library(&release, &target).unwrap();
+        }
+        for name in ["libtarnsoft.so", "libtarnsoft.so.0", "libtarnsoft.so.0.1.0"] {
+            assert_eq!(fs::read_to_string(target.join("usr/lib").join(name)).unwrap(), "libtarnsoft.so");
+        }
+        let pkg_config = fs::read_to_string(target.join("usr/lib/pkgconfig/tarnsoft.pc")).unwrap();
+        assert!(pkg_config.contains("\nVersion: 0.1.0\n") && !pkg_config.contains('@'), "{pkg_config}");
+        let build_script = fs::read_to_string(root().join("crates/soft-c/build.rs")).unwrap();
+        assert!(build_script.contains(&format!("-soname,{SONAME}\"")));
     }
 
     #[test]

@@ -17,12 +17,14 @@ mod man;
 mod mutants;
 mod ns3;
 mod rack;
+mod redis;
 mod repository;
 mod sim;
 mod step;
 mod test;
 mod tidy;
 mod tools;
+mod valgrind;
 mod wait;
 
 use std::process::ExitCode;
@@ -48,11 +50,11 @@ enum Task {
     Lint,
     /// Check the rules of this repository: dependencies, headers, pure crates, sizes, limits, links
     Tidy,
-    /// Run the benchmarks and print performance ratios to etcd, QEMU and LightGBM
+    /// Run the benchmarks and print performance ratios to etcd, QEMU, LightGBM and Redis
     Bench(bench::Args),
     /// Run deterministic simulations of racks, one per random seed
     Sim(sim::Args),
-    /// Install programs, systemd units and manual pages
+    /// Install programs, the C library of soft memory, systemd units and manual pages
     Install(install::Args),
     /// Write the manual pages of `tarn` to target/man
     Man,

@@ -6,9 +6,10 @@ use crate::{
     artifacts,
     demo::BIN_DIR_ENV,
     failure::Failure,
-    libvirt, ns3,
+    libvirt, ns3, redis,
     repository::{cargo, root},
     step::{run_step, run_step_with_output},
+    valgrind,
 };
 
 /// Options of `test`.
@@ -34,13 +35,18 @@ const QUICK_SEEDS: &str = "50";
 pub fn run(args: &Args) -> Result<(), Failure> {
     let start = Instant::now();
     let (artifacts, libvirt) = (artifacts::ensure_downloaded()?, libvirt::ensure_downloaded()?);
+    let (redis, valgrind) = (redis::ensure_downloaded()?, valgrind::ensure_downloaded()?);
     ns3::ensure_driver()?; // tests of the network model run xtask, which uses it
     // System tests start programs of other packages, which `cargo test` does not build. Programs
     // and tests are built together so that they share the built dependencies.
     let programs_and_tests = ["build", "--workspace", "--lib", "--bins", "--tests"];
     run_step("build programs and tests", &mut cargo(&programs_and_tests))?;
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    tests.env(emulated_host::ARTIFACTS_ENV, artifacts).env(libvirt::FOLDER_ENV, libvirt);
+    tests
+        .env(emulated_host::ARTIFACTS_ENV, artifacts)
+        .env(libvirt::FOLDER_ENV, libvirt)
+        .env(redis::FOLDER_ENV, redis)
+        .env(valgrind::FOLDER_ENV, valgrind);
     if let Some(programs) = std::env::current_exe().ok().as_deref().and_then(Path::parent) {
         tests.env(BIN_DIR_ENV, programs); // the programs are in the same folder as xtask
     }

@@ -37,6 +37,10 @@ const HINTS_BY_REASON: &[(&str, &str)] = &[
         "EVICTIONS_NOT_REPORTED",
         "the host's agent reports evictions every few seconds if [early_eviction] is configured; check its state with `tarn get hosts`",
     ),
+    (
+        "SOFT_MEMORY_NOT_REPORTED",
+        "the host's agent reports soft memory every two seconds if [soft_memory] is configured; check its state with `tarn get hosts`",
+    ),
     ("REQUEST_ID_REUSED", "each request needs a request ID of its own: choose a new --request-id"),
     (
         "VM_ALREADY_RESERVED",

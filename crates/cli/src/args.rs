@@ -194,6 +194,9 @@ pub enum Resource {
     /// List the tenants of a host with the thresholds above which their memory is evicted early
     #[command(visible_alias = "eviction")]
     Evictions(shares::HostArg),
+    /// Show the soft memory of a host, and list the processes that use it
+    #[command(name = "soft", visible_alias = "soft-memory")]
+    SoftMemory(shares::HostArg),
     /// List the weights set for tenants of a host
     #[command(visible_alias = "weight")]
     Weights(shares::HostArg),

@@ -5,7 +5,7 @@ use proto::v1;
 use crate::{
     Connection, Failure, Format,
     args::{Resource, VmFilter, VmOrReservation},
-    evictions, lists, models, print, shares, tenants, view,
+    evictions, lists, models, print, shares, soft_memory, tenants, view,
 };
 
 /// Prints the requested list or resource.
@@ -48,6 +48,7 @@ pub(crate) async fn run(resource: Resource, manager: &Connection, format: Format
         Resource::Shares(args) => shares::list(args, manager, format).await,
         Resource::Tenants(args) => tenants::list(args, manager, format).await,
         Resource::Evictions(args) => evictions::list(args, manager, format).await,
+        Resource::SoftMemory(args) => soft_memory::show(args, manager, format).await,
         Resource::Weights(args) => shares::list_weights(args, manager, format).await,
         Resource::Alarms(filter) => print::list(format, &alarms(manager, filter.subject.as_deref()).await?),
     }

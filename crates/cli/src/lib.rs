@@ -14,6 +14,7 @@ mod get;
 mod models;
 mod scheduler;
 mod shares;
+mod soft_memory;
 mod suggestions;
 mod table;
 mod telemetry;

@@ -110,6 +110,7 @@ impl Names {
             Resource::Shares(args)
             | Resource::Tenants(args)
             | Resource::Evictions(args)
+            | Resource::SoftMemory(args)
             | Resource::Weights(args) => Self::host(&args.host),
             Resource::Rack
             | Resource::Vms(VmFilter { vm: None })

@@ -650,7 +650,7 @@ impl Agent {
     }
 
     /// Returns whether the agent has applied a desired state since it started.
-    fn has_desired_state(&self) -> bool {
+    pub fn has_desired_state(&self) -> bool {
         self.newest != DesiredVersion::default()
     }
 

@@ -12,9 +12,10 @@ use std::{
 use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
 
 use crate::{
-    entries::{Entries, Insertion, KeyHash},
+    entries::{Entries, Insertion},
     error::{Rejected, SoftError},
     heap::Pool,
+    index::KeyHash,
     keyed::Keyed,
     structure::{EntryPriority, Priority, Usage},
 };

@@ -1,6 +1,6 @@
 //! Doubly linked lists of the values of a heap. The links are in the values' records.
 
-use crate::heap::{Block, Values};
+use crate::heap::{Block, PinRecord, Records, WithLength};
 
 /// Neighbours of a value in its chain.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,6 +27,26 @@ impl Linked for Links {
     }
 }
 
+impl<M: Linked> Linked for WithLength<M> {
+    fn links(&self) -> Links {
+        self.as_ref().links()
+    }
+
+    fn links_mut(&mut self) -> &mut Links {
+        self.as_mut().links_mut()
+    }
+}
+
+impl<M: Linked> Linked for PinRecord<M> {
+    fn links(&self) -> Links {
+        self.as_ref().links()
+    }
+
+    fn links_mut(&mut self) -> &mut Links {
+        self.as_mut().links_mut()
+    }
+}
+
 /// Linked list of values.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Chain {
@@ -46,7 +66,7 @@ impl Chain {
     }
 
     /// Appends a value.
-    pub(crate) fn push_back<T, M: Linked>(&mut self, values: &mut Values<T, M>, block: Block) {
+    pub(crate) fn push_back<R: Records<Record: Linked>>(&mut self, values: &mut R, block: Block) {
         *values.record_mut(block).links_mut() = Links { previous: self.last, next: None };
         match self.last.replace(block) {
             Some(last) => values.record_mut(last).links_mut().next = Some(block),
@@ -55,7 +75,7 @@ impl Chain {
     }
 
     /// Prepends a value.
-    pub(crate) fn push_front<T, M: Linked>(&mut self, values: &mut Values<T, M>, block: Block) {
+    pub(crate) fn push_front<R: Records<Record: Linked>>(&mut self, values: &mut R, block: Block) {
         *values.record_mut(block).links_mut() = Links { previous: None, next: self.first };
         match self.first.replace(block) {
             Some(first) => values.record_mut(first).links_mut().previous = Some(block),
@@ -64,21 +84,21 @@ impl Chain {
     }
 
     /// Takes a value out of the list.
-    pub(crate) fn unlink<T, M: Linked>(&mut self, values: &mut Values<T, M>, block: Block) {
+    pub(crate) fn unlink<R: Records<Record: Linked>>(&mut self, values: &mut R, block: Block) {
         let links = values.record(block).links();
         self.set_neighbours(values, links, links.next, links.previous);
     }
 
     /// Updates the neighbours of a value that was moved to another block.
-    pub(crate) fn relink<T, M: Linked>(&mut self, values: &mut Values<T, M>, to: Block) {
+    pub(crate) fn relink<R: Records<Record: Linked>>(&mut self, values: &mut R, to: Block) {
         let links = values.record(to).links();
         self.set_neighbours(values, links, Some(to), Some(to));
     }
 
     /// Sets the next value of the previous neighbour, and the previous value of the next neighbour.
-    fn set_neighbours<T, M: Linked>(
+    fn set_neighbours<R: Records<Record: Linked>>(
         &mut self,
-        values: &mut Values<T, M>,
+        values: &mut R,
         links: Links,
         next: Option<Block>,
         previous: Option<Block>,
@@ -94,7 +114,7 @@ impl Chain {
     }
 
     /// Returns all values, from the first to the last.
-    pub(crate) fn iter<T, M: Linked>(self, values: &Values<T, M>) -> impl Iterator<Item = Block> {
+    pub(crate) fn iter<R: Records<Record: Linked>>(self, values: &R) -> impl Iterator<Item = Block> {
         std::iter::successors(self.first, |block| values.record(*block).links().next)
     }
 }

@@ -2,66 +2,22 @@
 
 use std::{borrow::Borrow, sync::Arc};
 
-use hashbrown::HashTable;
-
 use crate::{
-    chain::{Chain, Linked, Links},
     error::{Rejected, SoftError},
     heap::{Block, Pool, Values},
+    index::{EntryRecord, Index, KeyHash},
     structure::{EntryPriority, State},
 };
-
-/// Number of entry priorities.
-const PRIORITIES: usize = EntryPriority::High as usize + 1;
-/// Odd multiplier that spreads the bits of a stored hash (golden ratio).
-const HASH_MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
-/// The index shrinks when it has room for this multiple of the entries.
-const INDEX_SLACK: usize = 4;
-
-/// Hash of a key, as stored with its entry. The index grows without reading the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeyHash(u32);
-
-impl KeyHash {
-    /// Folds a hash of 64 bits.
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half contains bits of both halves")]
-    pub(crate) fn new(hash: u64) -> Self {
-        Self((hash ^ (hash >> 32)) as u32)
-    }
-
-    fn spread(self) -> u64 {
-        u64::from(self.0).wrapping_mul(HASH_MULTIPLIER)
-    }
-}
 
 /// Result of an insertion: the passed key and the replaced value, which the caller drops after it has released
 /// the lock, or the rejected entry.
 pub(crate) type Insertion<K, V> = Result<Option<(K, V)>, Rejected<(K, V)>>;
 
-#[derive(Debug)]
-struct EntryRecord {
-    links: Links,
-    hash: KeyHash,
-    priority: EntryPriority,
-}
-
-impl Linked for EntryRecord {
-    fn links(&self) -> Links {
-        self.links
-    }
-
-    fn links_mut(&mut self) -> &mut Links {
-        &mut self.links
-    }
-}
-
-/// Entries by key. Entries of a lower priority are evicted first, and entries of the same priority from
-/// the front of their chain.
+/// Entries by key.
 #[derive(Debug)]
 pub(crate) struct Entries<K, V> {
     values: Values<(K, V), EntryRecord>,
-    index: HashTable<Block>,
-    chains: [Chain; PRIORITIES],
+    index: Index,
 }
 
 impl<K: Eq, V> Entries<K, V> {
@@ -70,7 +26,7 @@ impl<K: Eq, V> Entries<K, V> {
     /// # Errors
     /// Returns [`SoftError::AlignmentTooLarge`] or [`SoftError::TooLarge`].
     pub(crate) fn new(pool: Arc<Pool>) -> Result<Self, SoftError> {
-        Ok(Self { values: Values::new(pool)?, index: HashTable::new(), chains: Default::default() })
+        Ok(Self { values: Values::new(pool)?, index: Index::default() })
     }
 
     /// Returns the number of entries.
@@ -84,10 +40,7 @@ impl<K: Eq, V> Entries<K, V> {
     where
         K: Borrow<Q>,
     {
-        let is_equal = |block: &Block| {
-            self.values.record(*block).hash == hash && self.values.get(*block).0.borrow() == key
-        };
-        self.index.find(hash.spread(), is_equal).copied()
+        self.index.find(&self.values, hash, |block| self.values.get(block).0.borrow() == key)
     }
 
     /// Returns an entry.
@@ -100,28 +53,11 @@ impl<K: Eq, V> Entries<K, V> {
         &mut self.values.get_mut(block).1
     }
 
-    /// Adds an entry whose key is not present. It is evicted after the other entries of its priority.
+    /// Adds an entry, or replaces the value of its key and passes the entry to `replaced`. A new entry is evicted
+    /// after the other entries of its priority.
     ///
     /// # Errors
     /// Returns the entry if the budget or the address space does not suffice.
-    fn insert_new(
-        &mut self,
-        hash: KeyHash,
-        priority: EntryPriority,
-        entry: (K, V),
-    ) -> Result<(), Rejected<(K, V)>> {
-        let record = EntryRecord { links: Links::default(), hash, priority };
-        let block = self.values.insert(entry, record)?;
-        let values = &self.values;
-        self.index.insert_unique(hash.spread(), block, |block| values.record(*block).hash.spread());
-        self.chains[priority as usize].push_back(&mut self.values, block);
-        Ok(())
-    }
-
-    /// Adds an entry, or replaces the value of its key and passes the entry to `replaced`.
-    ///
-    /// # Errors
-    /// See [`insert_new`](Self::insert_new).
     pub(crate) fn insert(
         &mut self,
         hash: KeyHash,
@@ -130,7 +66,9 @@ impl<K: Eq, V> Entries<K, V> {
         replaced: impl FnOnce(&mut Self, Block),
     ) -> Insertion<K, V> {
         let Some(block) = self.find(hash, &key) else {
-            return self.insert_new(hash, priority, (key, value)).map(|()| None);
+            let block = self.values.insert((key, value), EntryRecord::new(hash, priority))?;
+            self.index.add(&mut self.values, block);
+            return Ok(None);
         };
         let old = std::mem::replace(self.value_mut(block), value);
         replaced(self, block);
@@ -139,58 +77,33 @@ impl<K: Eq, V> Entries<K, V> {
 
     /// Removes an entry.
     pub(crate) fn remove(&mut self, block: Block) -> (K, V) {
-        self.unlink(block);
+        self.index.remove(&mut self.values, block);
         self.values.remove(block).0
-    }
-
-    /// Takes an entry out of the index and its chain.
-    fn unlink(&mut self, block: Block) {
-        let EntryRecord { hash, priority, .. } = *self.values.record(block);
-        if let Ok(entry) = self.index.find_entry(hash.spread(), |other| *other == block) {
-            entry.remove();
-        }
-        self.chains[priority as usize].unlink(&mut self.values, block);
     }
 
     /// Makes an entry the last one to be evicted of its priority.
     pub(crate) fn touch(&mut self, block: Block) {
-        let priority = self.values.record(block).priority;
-        self.set_priority(block, priority);
+        self.index.touch(&mut self.values, block);
     }
 
     /// Changes the priority of an entry, and makes it the last one of this priority to be evicted.
     pub(crate) fn set_priority(&mut self, block: Block, priority: EntryPriority) {
-        let old = std::mem::replace(&mut self.values.record_mut(block).priority, priority);
-        self.chains[old as usize].unlink(&mut self.values, block);
-        self.chains[priority as usize].push_back(&mut self.values, block);
+        self.index.set_priority(&mut self.values, block, priority);
     }
 
     /// Returns the entry that is evicted next, and its priority.
     pub(crate) fn next_evicted(&self) -> Option<(Block, EntryPriority)> {
-        let block = self.chains.iter().find_map(Chain::first)?;
-        Some((block, self.values.record(block).priority))
+        self.index.next_evicted(&self.values)
     }
 
     /// Returns all entries in the order of their eviction.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(K, V)> {
-        let blocks = self.chains.iter().flat_map(|chain| chain.iter(&self.values));
-        blocks.map(|block| self.values.get(block))
+        self.index.iter(&self.values).map(|block| self.values.get(block))
     }
 
     /// Returns the contents, and becomes empty.
     pub(crate) fn take(&mut self) -> Self {
-        Self {
-            values: self.values.take(),
-            index: std::mem::take(&mut self.index),
-            chains: std::mem::take(&mut self.chains),
-        }
-    }
-
-    fn shrink_index(&mut self) {
-        if self.index.capacity() / INDEX_SLACK > self.values.len() {
-            let values = &self.values;
-            self.index.shrink_to(values.len(), |block| values.record(*block).hash.spread());
-        }
+        Self { values: self.values.take(), index: std::mem::take(&mut self.index) }
     }
 }
 
@@ -204,7 +117,7 @@ impl<K: Eq + Send + 'static, V: Send + 'static> State for Entries<K, V> {
 
     fn discard(&mut self) -> Option<()> {
         let (block, _) = self.next_evicted()?;
-        self.unlink(block);
+        self.index.remove(&mut self.values, block);
         self.values.forget(block);
         Some(())
     }
@@ -222,14 +135,8 @@ impl<K: Eq + Send + 'static, V: Send + 'static> State for Entries<K, V> {
     }
 
     fn free_unused(&mut self, pages: usize) {
-        let (index, chains) = (&mut self.index, &mut self.chains);
-        self.values.free_unused(pages, |values, from, to| {
-            let EntryRecord { hash, priority, .. } = *values.record(to);
-            if let Some(block) = index.find_mut(hash.spread(), |block| *block == from) {
-                *block = to;
-            }
-            chains[priority as usize].relink(values, to);
-        });
-        self.shrink_index();
+        let index = &mut self.index;
+        self.values.free_unused(pages, |values, from, to| index.update_moved(values, from, to));
+        self.index.shrink(&self.values);
     }
 }

@@ -20,6 +20,14 @@ pub enum SoftError {
     /// The size in bytes overflows, or is larger than the address space of a pool.
     #[error("cannot allocate soft memory: the size exceeds the largest pool")]
     TooLarge,
+    /// The key of a byte string is too long.
+    #[error("cannot store a key of {bytes} bytes in soft memory: must have at most {maximum} bytes")]
+    KeyTooLong {
+        /// Length of the key in bytes.
+        bytes: usize,
+        /// Maximum length in bytes.
+        maximum: usize,
+    },
     /// The type has a larger alignment than a page.
     #[error("cannot allocate soft memory: an alignment of {align} bytes exceeds a page")]
     AlignmentTooLarge {
@@ -29,6 +37,23 @@ pub enum SoftError {
     /// The pool has `units::limits::SOFT_STRUCTURES_MAX` structures.
     #[error("cannot create a soft structure: the pool has {0} structures, which is the maximum")]
     TooManyStructures(usize),
+    /// The structure has `units::limits::SOFT_BLOCKS_MAX` blocks.
+    #[error("cannot allocate soft memory: the structure has {0} blocks, which is the maximum")]
+    TooManyBlocks(usize),
+}
+
+/// Reason why a block of [`SoftBlocks`](crate::SoftBlocks) is not accessible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandleError {
+    /// The block was freed or evicted, or the handle is not from this structure.
+    #[error("cannot access the block: it was freed or evicted")]
+    Stale,
+    /// The block is pinned.
+    #[error("cannot free or change the block: it is pinned")]
+    Pinned,
+    /// The structure has `units::limits::SOFT_PINS_MAX` pins.
+    #[error("cannot pin the block: the structure has the maximum number of pins")]
+    TooManyPins,
 }
 
 /// Error of an insertion. Contains the value that was not inserted.

@@ -20,22 +20,32 @@
 //! | `arena.rs` | chunks and pages of one heap |
 //! | `slots.rs` | spans and slots of one heap |
 //! | `values.rs` | values of one type in the slots of a heap |
+//! | `bytes.rs` | values of different lengths in the slots of a heap |
+//! | `pinned.rs` | values of different lengths that can be pinned |
+//! | `detached.rs` | bytes of removed values |
 //! | `buffer.rs` | a growable array in one block |
 
 mod arena;
 mod buffer;
+mod bytes;
 mod classes;
+mod detached;
 mod extents;
 mod mapping;
+mod pinned;
 mod pool;
 mod slots;
 mod values;
 
 pub(crate) use buffer::Buffer;
+pub(crate) use bytes::{ByteValues, WithLength};
+pub(crate) use detached::DetachedBytes;
 pub use mapping::PAGE_BYTES;
+pub use pinned::Pinned;
+pub(crate) use pinned::{PinRecord, PinnableValues};
 pub(crate) use pool::Revocable;
 pub use pool::{BudgetSource, Pool, PoolStats};
-pub(crate) use slots::Block;
+pub(crate) use slots::{Block, Records};
 pub(crate) use values::Values;
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use std::{
 };
 
 use crate::{
-    entries::{Entries, KeyHash},
+    entries::Entries,
     error::SoftError,
     heap::Pool,
+    index::KeyHash,
     structure::{Deliver, Priority, Structure, count_panics},
 };
 

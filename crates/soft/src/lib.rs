@@ -2,7 +2,8 @@
 //! et al., *Towards Increased Datacenter Efficiency with Soft Memory*, HotOS 2023).
 //!
 //! A [`Pool`] reserves virtual address space and limits the pages that are backed by memory to a
-//! budget. [`SoftVec`], [`SoftList`], [`SoftHashMap`] and [`SoftCache`] store values in these pages.
+//! budget. [`SoftVec`], [`SoftList`], [`SoftHashMap`] and [`SoftCache`] store values in these pages, and
+//! [`SoftByteCache`] and [`SoftBlocks`] store byte strings of different lengths.
 //! [`Pool::revoke`] takes pages back: it evicts values, moves the remaining values of sparse pages
 //! together, and returns whole pages to the kernel. A callback receives each evicted value.
 //!
@@ -10,13 +11,15 @@
 //! |---|---|---|
 //! | allocator | [`heap`] | 3.1, 4 |
 //! | data structures | the other modules | 3.2 |
-//! | decisions of the daemon | [`budget`] | 3.3, 4 |
+//! | daemon, without its sockets | [`budget`] | 3.3, 4 |
+//! | connection to the daemon | [`client`], [`protocol`] | 3.3, 4 |
 //!
 //! # Access
 //!
 //! Values are only accessible through closures that run under the lock of their structure. A
 //! revocation therefore never races with a reader, and no reference outlives the value. A closure must
-//! not access another soft structure: see [`locks`](#locks).
+//! not access another soft structure: see [`locks`](#locks). Blocks of [`SoftBlocks`] can also be pinned, and are
+//! then accessible without the lock.
 //!
 //! ```
 //! use soft::{Pool, Priority, SoftCache};
@@ -47,7 +50,7 @@
 //!
 //! # Memory
 //!
-//! Only the values are in soft memory. For each value, a structure needs 12 to 16 bytes of ordinary memory,
+//! Only the values are in soft memory. For each value, a structure needs 12 to 20 bytes of ordinary memory,
 //! plus about 6 bytes for each entry of a map or cache. This memory is freed with the pages of the values,
 //! and memory that values own when they are dropped. A structure also needs 40 bytes for each page that it has
 //! held at one time.
@@ -60,24 +63,34 @@
 //! not affect this copy. Pages that the child or the parent writes are counted in no budget, so a
 //! child should execute another program soon.
 
+mod blocks;
 pub mod budget;
+mod byte_cache;
+mod byte_entries;
 mod cache;
 mod chain;
+pub mod client;
 mod entries;
 mod error;
+mod handles;
 pub mod heap;
+mod index;
 mod keyed;
 mod list;
 mod lock_mark;
 mod map;
+pub mod protocol;
 #[cfg(all(test, not(miri)))]
 mod resident;
 mod structure;
 mod vec;
 
+pub use blocks::SoftBlocks;
+pub use byte_cache::{ScanCursor, ScanDecision, SoftByteCache};
 pub use cache::SoftCache;
-pub use error::{PoolError, Rejected, SoftError};
-pub use heap::{BudgetSource, PAGE_BYTES, Pool, PoolStats};
+pub use error::{HandleError, PoolError, Rejected, SoftError};
+pub use handles::Handle;
+pub use heap::{BudgetSource, PAGE_BYTES, Pinned, Pool, PoolStats};
 pub use list::SoftList;
 pub use map::SoftHashMap;
 pub use structure::{EntryPriority, Priority, Usage};

@@ -6,11 +6,14 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    thread,
 };
 
-use units::limits::{SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_ATTEMPTS_MAX};
+use units::limits::{
+    SOFT_EVICTION_BATCH, SOFT_EVICTION_BATCH_BYTES, SOFT_GRANT_ATTEMPTS_MAX, SOFT_LOCK_YIELDS_MAX,
+};
 
 use crate::{
     error::{Rejected, SoftError},
@@ -44,6 +47,9 @@ pub struct Usage {
     pub evicted: u64,
     /// Number of callbacks and destructors of evicted values that panicked.
     pub callback_panics: u64,
+    /// Number of reclamations that evicted values, such as those of [`Pool::revoke`]. An insertion into a full
+    /// cache is none.
+    pub reclamations: u64,
 }
 
 /// Contents of a structure.
@@ -73,10 +79,13 @@ pub(crate) type Deliver<E> = Box<dyn Fn(E) -> u64 + Send + Sync>;
 /// Part of a structure that the pool can reach.
 struct Shared<S: State> {
     state: Mutex<S>,
+    /// Number of threads that wait for the lock.
+    waiting: AtomicUsize,
     /// Without it, evicted values are dropped.
     deliver: Option<Deliver<S::Evicted>>,
     evicted: AtomicU64,
     callback_panics: AtomicU64,
+    reclamations: AtomicU64,
 }
 
 /// Structure that is registered with its pool.
@@ -140,7 +149,28 @@ impl<S: State> Shared<S> {
     fn lock(&self) -> Guard<'_, S> {
         let mark = LockMark::set();
         // The contents are consistent whenever code of the user runs, which is the only code that panics.
-        Guard { state: self.state.lock().unwrap_or_else(PoisonError::into_inner), _mark: mark }
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                state
+            }
+        };
+        Guard { state, _mark: mark }
+    }
+
+    /// Lets other threads take the lock, which this thread does not hold. The mutex is not fair: a thread that locks
+    /// it in a loop would keep others waiting.
+    fn yield_lock(&self) {
+        for _ in 0..SOFT_LOCK_YIELDS_MAX {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            thread::yield_now();
+        }
     }
 
     fn deliver(&self, evicted: S::Evicted) {
@@ -197,6 +227,29 @@ impl<S: State> Shared<S> {
         (freed, is_done)
     }
 
+    /// Evicts up to `units` units until no pages are missing, and decrements `units` for each. Returns the number
+    /// of freed pages.
+    fn reclaim_units(&self, missing: &dyn Fn(usize) -> usize, units: &mut usize) -> usize {
+        let mut freed = 0;
+        loop {
+            let pages = missing(freed);
+            if pages == 0 {
+                return freed;
+            }
+            let (freed_now, is_done) = self.evict_batch(pages, units);
+            self.yield_lock();
+            freed += freed_now;
+            if is_done {
+                let freed_later = self.free_unused_in_steps(missing(freed));
+                freed += freed_later;
+                // Another thread may have freed the pages of the evicted values.
+                if *units == 0 || freed_now + freed_later == 0 {
+                    return freed;
+                }
+            }
+        }
+    }
+
     /// Frees up to about `pages` pages without an eviction, and returns their number. Releases the lock between
     /// two steps.
     fn free_unused_in_steps(&self, pages: usize) -> usize {
@@ -206,6 +259,8 @@ impl<S: State> Shared<S> {
             let held = state.held_pages();
             state.free_unused(pages - freed);
             let now = held - state.held_pages();
+            drop(state);
+            self.yield_lock();
             if now == 0 {
                 break;
             }
@@ -230,24 +285,13 @@ impl<S: State> Revocable for Shared<S> {
 
     fn reclaim(&self, missing: &dyn Fn(usize) -> usize) -> usize {
         // Values that callbacks and other threads insert meanwhile are not evicted, so that the loop ends.
-        let mut units = self.lock().evictable();
-        let mut freed = 0;
-        loop {
-            let pages = missing(freed);
-            if pages == 0 {
-                return freed;
-            }
-            let (freed_now, is_done) = self.evict_batch(pages, &mut units);
-            freed += freed_now;
-            if is_done {
-                let freed_later = self.free_unused_in_steps(missing(freed));
-                freed += freed_later;
-                // Another thread may have freed the pages of the evicted values.
-                if units == 0 || freed_now + freed_later == 0 {
-                    return freed;
-                }
-            }
+        let evictable = self.lock().evictable();
+        let mut units = evictable;
+        let freed = self.reclaim_units(missing, &mut units);
+        if units < evictable {
+            self.reclamations.fetch_add(1, Ordering::Relaxed);
         }
+        freed
     }
 }
 
@@ -264,9 +308,11 @@ impl<S: State> Structure<S> {
     ) -> Result<Self, SoftError> {
         let shared = Shared {
             state: Mutex::new(state),
+            waiting: AtomicUsize::new(0),
             deliver,
             evicted: AtomicU64::new(0),
             callback_panics: AtomicU64::new(0),
+            reclamations: AtomicU64::new(0),
         };
         let shared = Arc::new(shared);
         let revocable: Arc<dyn Revocable> = shared.clone();
@@ -293,12 +339,18 @@ impl<S: State> Structure<S> {
         self.shared.deliver(evicted);
     }
 
+    /// Counts values that the caller evicted, and that need no delivery.
+    pub(crate) fn count_evicted(&self, count: usize) {
+        self.shared.evicted.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
     /// Returns the use of the structure.
     pub(crate) fn usage(&self) -> Usage {
         Usage {
             held_pages: self.lock().held_pages(),
             evicted: self.shared.evicted.load(Ordering::Relaxed),
             callback_panics: self.shared.callback_panics.load(Ordering::Relaxed),
+            reclamations: self.shared.reclamations.load(Ordering::Relaxed),
         }
     }
 

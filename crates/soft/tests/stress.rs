@@ -9,7 +9,10 @@ use std::{
     thread,
 };
 
-use soft::{BudgetSource, EntryPriority, Pool, Priority, SoftCache, SoftHashMap, SoftList, SoftVec};
+use soft::{
+    BudgetSource, EntryPriority, Pool, Priority, ScanCursor, ScanDecision, SoftByteCache, SoftCache,
+    SoftHashMap, SoftList, SoftVec,
+};
 
 /// Number of threads that use the structures.
 const THREADS: u64 = if cfg!(miri) { 3 } else { 8 };
@@ -64,14 +67,21 @@ struct Structures {
     vec: SoftVec<Checked>,
     map: SoftHashMap<u64, Checked>,
     cache: SoftCache<u64, Checked>,
+    bytes: SoftByteCache,
+}
+
+/// Checks that all bytes of a value are the first byte of its key.
+fn check_bytes(key: &[u8], value: &[u8]) {
+    assert!(value.iter().all(|byte| *byte == key[0]));
 }
 
 /// Performs one operation that depends on the number.
 fn operate(structures: &Structures, number: u64, live: &Arc<AtomicUsize>) {
-    let Structures { list, vec, map, cache } = structures;
+    let Structures { list, vec, map, cache, bytes } = structures;
     let value = || Checked::new(number, live);
     let key = number % 997;
-    match number % 13 {
+    let byte_key = key.to_le_bytes();
+    match number % 17 {
         0 | 1 => drop(list.push_back(value())),
         2 => drop(list.pop_front()),
         3 => drop(list.front(Checked::check)),
@@ -82,6 +92,17 @@ fn operate(structures: &Structures, number: u64, live: &Arc<AtomicUsize>) {
         8 => drop(map.remove(&key)),
         9 | 10 => drop(cache.insert_with(EntryPriority::Normal, key, value())),
         11 => drop(cache.get(&key, Checked::check)),
+        12 | 13 => {
+            let parts: [&[u8]; 2] = [&[byte_key[0]; 100], &vec![byte_key[0]; (number >> 8) as usize % 6000]];
+            let _ = bytes.insert_with(EntryPriority::Normal, &byte_key, &parts);
+        }
+        14 => drop(bytes.get(&byte_key, |value| check_bytes(&byte_key, value))),
+        15 => {
+            bytes.scan(ScanCursor::default(), 8, |key, value| {
+                check_bytes(key, value);
+                if key[0] % 8 == 0 { ScanDecision::Remove } else { ScanDecision::Keep }
+            });
+        }
         _ => drop(cache.reclaim(usize::from(number.is_multiple_of(2)))),
     }
 }
@@ -96,6 +117,7 @@ fn structures_stay_consistent_while_pages_are_revoked() {
         vec: SoftVec::new(&pool, Priority(0)).unwrap(),
         map: SoftHashMap::new(&pool, Priority(3)).unwrap(),
         cache: SoftCache::new(&pool, Priority(1)).unwrap(),
+        bytes: SoftByteCache::new(&pool, Priority(1)).unwrap(),
     };
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {

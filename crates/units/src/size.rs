@@ -33,6 +33,11 @@ impl Bytes {
         Self(n.saturating_mul(1 << 30))
     }
 
+    /// Creates the size of `n` pages of 4 KiB. Saturates at `u64::MAX` bytes.
+    pub const fn pages(n: u64) -> Self {
+        Self(n.saturating_mul(4 << 10))
+    }
+
     /// Creates the size of `n` slices.
     pub const fn slices(n: u32) -> Self {
         Self((n as u64) << 30)

@@ -126,6 +126,13 @@ fn read_effective_user(pid: u32) -> Result<u32, ProcessError> {
     effective.ok_or(ProcessError::Unreadable { path, text })
 }
 
+/// Returns the name of the program that a process runs, at most 15 bytes, which the process can choose itself. Empty
+/// if the process has ended.
+pub fn program_name(pid: u32) -> String {
+    fs::read(format!("/proc/{pid}/comm"))
+        .map_or(String::new(), |name| String::from_utf8_lossy(&name).trim_end().to_owned())
+}
+
 /// Handle (pidfd) of a process, which never refers to a later process of the same pid.
 #[derive(Debug)]
 pub struct ProcessHandle(OwnedFd);

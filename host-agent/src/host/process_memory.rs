@@ -14,7 +14,7 @@ const COUNTED: [&str; 4] = ["RssAnon:", "RssShmem:", "HugetlbPages:", "VmSwap:"]
 ///
 /// # Errors
 /// The process has ended, or a line is missing.
-pub(super) fn used_memory(pid: u32) -> io::Result<Bytes> {
+pub(crate) fn used_memory(pid: u32) -> io::Result<Bytes> {
     parse(&fs::read_to_string(format!("/proc/{pid}/status"))?)
 }
 

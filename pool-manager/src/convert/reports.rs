@@ -54,9 +54,17 @@ pub fn add_tenant_name(tenant: &Name) -> impl FnOnce(InvalidField) -> InvalidFie
 /// # Errors
 /// [`InvalidField`] if it exceeds [`TIERING_TEXT_BYTES_MAX`].
 pub fn check_text(field: &'static str, text: &str) -> Result<(), InvalidField> {
-    if text.len() <= TIERING_TEXT_BYTES_MAX {
+    check_text_size(field, text, TIERING_TEXT_BYTES_MAX)
+}
+
+/// Checks the size of a text.
+///
+/// # Errors
+/// [`InvalidField`] if it exceeds `bytes_max`.
+pub fn check_text_size(field: &'static str, text: &str, bytes_max: usize) -> Result<(), InvalidField> {
+    if text.len() <= bytes_max {
         return Ok(());
     }
-    let rule = format!("must have at most {TIERING_TEXT_BYTES_MAX} bytes");
+    let rule = format!("must have at most {bytes_max} bytes");
     Err(InvalidField::new(field, format!("{} bytes", text.len()), rule))
 }

@@ -339,6 +339,19 @@ impl admin_server::Admin for Admin {
         Ok(Response::new(report.into_message()))
     }
 
+    async fn get_soft_memory(&self, request: Request<wire::GetSoftMemoryRequest>) -> Reply<wire::SoftMemory> {
+        self.0.admit_operator(&request)?;
+        let report = self
+            .find_report(
+                &request.into_inner().host,
+                &self.0.shares.soft_memory,
+                "soft memory",
+                "SOFT_MEMORY_NOT_REPORTED",
+            )
+            .await?;
+        Ok(Response::new(report.into_message()))
+    }
+
     async fn cordon(&self, request: Request<wire::TargetRequest>) -> Reply<wire::TargetResponse> {
         self.set_scheduling(request, Scheduling::Cordoned).await
     }

@@ -156,9 +156,13 @@ async fn receive_reports(
             Some(from_agent::Message::Evictions(evictions)) => {
                 handle_evictions(shared, &host.name, evictions)
             }
+            Some(from_agent::Message::SoftMemory(soft_memory)) => {
+                handle_soft_memory(shared, &host.name, soft_memory)
+            }
             Some(from_agent::Message::Samples(samples)) => handle_samples(shared, host, samples),
             Some(from_agent::Message::Hello(_)) | None => {
-                let rule = "must be a report, shares, tenants, evictions or samples after the hello";
+                let rule =
+                    "must be a report, shares, tenants, evictions, soft memory or samples after the hello";
                 Err(invalid_argument(InvalidField::new("message", "unexpected type:", rule)))
             }
         };
@@ -196,6 +200,17 @@ fn handle_tenants(shared: &ServiceContext, host: &Name, tenants: wire::Tenants) 
 fn handle_evictions(shared: &ServiceContext, host: &Name, evictions: wire::Evictions) -> Result<(), Status> {
     let report = convert::evictions::parse_evictions_report(host, evictions).map_err(invalid_argument)?;
     shared.shares.evictions.record(host.clone(), report);
+    Ok(())
+}
+
+fn handle_soft_memory(
+    shared: &ServiceContext,
+    host: &Name,
+    soft_memory: wire::SoftMemory,
+) -> Result<(), Status> {
+    let report =
+        convert::soft_memory::parse_soft_memory_report(host, soft_memory).map_err(invalid_argument)?;
+    shared.shares.soft_memory.record(host.clone(), report);
     Ok(())
 }
 

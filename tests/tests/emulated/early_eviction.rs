@@ -1,5 +1,5 @@
 //! Test of early eviction on an emulated host, with cgroups of a real kernel and a swap drive that Debian's
-//! nbd-server serves over the network. The tenant is an unmodified program that copies memory.
+//! nbd-server serves over the network. The tenants are unmodified programs.
 
 use emulated_host::rack::{Drive, TENANT_SETUP_SCRIPT};
 use serde_json::{Value, json};
@@ -8,16 +8,21 @@ use tests::{
     linux_guests::artifacts,
 };
 
+/// Name of the tenant.
+const TENANT: &str = "program";
 /// Cgroup of the tenant.
-const CGROUP: &str = "/sys/fs/cgroup/tenants/copy";
+const CGROUP: &str = "/sys/fs/cgroup/tenants/program";
 /// Memory limit of the tenant.
 const LIMIT: u64 = 64 << 20;
 /// Largest threshold: the limit without the reserve.
 const UPPER: u64 = 56 << 20;
 /// Smallest threshold: half of the limit.
 const LOWER: u64 = 32 << 20;
-/// Size of each of the two arrays that the tenant copies, in MiB.
-const ARRAY_MIB: u64 = 48;
+/// Programs that fill new memory one after the other, and never need evicted memory again, so that early eviction
+/// reduces their waiting time.
+const FILL: &str = "while true; do dd if=/dev/zero of=/dev/null bs=100000000 count=1; done";
+/// Program that copies an array of 48 MiB again and again, and needs its evicted memory.
+const COPY: &str = "exec mbw -n 1000000 -t 0 48";
 /// Duration of a stall of the drive, in microseconds: more than the interval of reports.
 const STALL_US: u64 = 5_000_000;
 /// Address of the metrics endpoint of the agent, on its host.
@@ -36,13 +41,13 @@ fn start_rack() -> EmulatedRack {
     EmulatedRack::start(plan)
 }
 
-fn start_tenant(rack: &EmulatedRack) {
+/// Starts a shell with this script in the cgroup of the tenant.
+fn start_tenant(rack: &EmulatedRack, script: &str) {
     rack.run(
         0,
         &format!(
-            "mkdir {CGROUP}; echo {} > {CGROUP}/memory.high; \
-             sh -c 'echo $$ > {CGROUP}/cgroup.procs; exec mbw -n 1000000 -t 0 {ARRAY_MIB}' > /tmp/copy.log 2>&1 &",
-            LIMIT
+            "mkdir {CGROUP}; echo {LIMIT} > {CGROUP}/memory.high; \
+             sh -c 'echo $$ > {CGROUP}/cgroup.procs; {script}' > /tmp/tenant.log 2>&1 &"
         ),
     );
 }
@@ -71,7 +76,7 @@ fn evicted(rack: &EmulatedRack) -> u64 {
 /// Returns the number of series of the tenant in the metrics of the agent.
 fn count_series(rack: &EmulatedRack) -> usize {
     let metrics = rack.run(0, &format!("wget -qO- http://{METRICS_ADDRESS}/metrics"));
-    metrics.lines().filter(|line| line.contains("tenant=\"copy\"")).count()
+    metrics.lines().filter(|line| line.contains(&format!("tenant={TENANT:?}"))).count()
 }
 
 /// Returns the time in which no task of the tenant could run because of memory or I/O, in microseconds.
@@ -85,18 +90,18 @@ fn stalled_us(rack: &EmulatedRack) -> u64 {
 fn early_eviction_survives_a_stalled_and_a_lost_drive() {
     let mut rack = start_rack();
     rack.wait_until("the agent reports no tenants", |rack| tenants(rack) == json!([]));
-    start_tenant(&rack);
+    start_tenant(&rack, FILL);
     rack.wait_until("a quarter of the limit is evicted early", |rack| {
-        println!("{}", String::from_utf8_lossy(&rack.try_tarn("explain tenant h0 copy").stdout));
+        println!("{}", String::from_utf8_lossy(&rack.try_tarn("explain tenant h0 program").stdout));
         evicted(rack) >= LIMIT / 4
     });
     rack.wait_until("the threshold is lowered", |rack| {
         tenants(rack)[0]["threshold_bytes"].as_u64().is_some_and(|threshold| threshold < UPPER)
     });
-    let explained = rack.tarn("explain tenant h0 copy");
-    assert!(explained.contains("  early eviction of tenant copy of host h0\n"), "{explained}");
+    let explained = rack.tarn("explain tenant h0 program");
+    assert!(explained.contains("  early eviction of tenant program of host h0\n"), "{explained}");
     let tenant = &tenants(&rack)[0];
-    assert_eq!((&tenant["tenant"], tenant["limit_bytes"].as_u64()), (&"copy".into(), Some(LIMIT)));
+    assert_eq!((&tenant["tenant"], tenant["limit_bytes"].as_u64()), (&TENANT.into(), Some(LIMIT)));
     assert_eq!(tenant["lower_threshold_bytes"].as_u64(), Some(LOWER), "{tenant}");
     assert_eq!(tenant["upper_threshold_bytes"].as_u64(), Some(UPPER), "{tenant}");
     assert_eq!(count_series(&rack), 13);
@@ -114,7 +119,7 @@ fn early_eviction_survives_a_stalled_and_a_lost_drive() {
     end_tenant(&rack);
 
     // Without the drive, the kernel cannot evict, and ends the tenant when it needs its evicted memory.
-    start_tenant(&rack);
+    start_tenant(&rack, COPY);
     rack.wait_until("memory is evicted early", |rack| evicted(rack) > 0);
     rack.rack.hosts_mut().nbd_servers_mut()[0].kill();
     rack.wait_until("the tenant ends", |rack| rack.run(0, "pidof mbw || echo none") == "none\n");

@@ -17,5 +17,6 @@ mod random_faults;
 mod rehomed_guest;
 mod slice_moves;
 mod slowed_down_guest;
+mod soft_memory;
 mod symbiosis;
 mod tiering;

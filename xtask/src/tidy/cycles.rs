@@ -58,9 +58,12 @@ fn sibling_imports(sources: &Sources) -> Vec<Import<'_>> {
 }
 
 /// Returns the folder of the crate and the path of the module for a file. Returns `None` for a file
-/// outside of `src`.
+/// outside of `src`. A program with a folder in `src/bin` is a crate of its own.
 fn module_of(path: &str) -> Option<(&str, ModulePath<'_>)> {
-    let (package, file) = path.split_once("/src/")?;
+    let (mut package, mut file) = path.split_once("/src/")?;
+    if let Some((_, inner)) = file.strip_prefix("bin/").and_then(|file| file.split_once('/')) {
+        (package, file) = (path.strip_suffix(inner)?, inner);
+    }
     let mut module: ModulePath<'_> = file.strip_suffix(".rs")?.split('/').collect();
     if matches!(module.last(), Some(&("mod" | "lib" | "main"))) {
         module.pop();
@@ -136,6 +139,17 @@ mod tests {
             ("x/src/b/deep.rs", "use crate::a::A;\n"),
         ];
         assert_eq!(cycles(&files), ["x/src/a/deep.rs:1", "x/src/b/deep.rs:1"]);
+    }
+
+    #[test]
+    fn program_in_a_folder_is_a_crate_of_its_own() {
+        let files = [
+            ("x/src/a.rs", ""),
+            ("x/src/bin/p/main.rs", ""),
+            ("x/src/bin/p/a.rs", "use crate::b::B;\n"),
+            ("x/src/bin/p/b.rs", "use crate::a::A;\n"),
+        ];
+        assert_eq!(cycles(&files), ["x/src/bin/p/a.rs:1", "x/src/bin/p/b.rs:1"]);
     }
 
     #[test]

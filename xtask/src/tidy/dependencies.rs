@@ -15,6 +15,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
     ("fairness", &["units"]),
     ("tiering", &["units"]),
     ("soft", &["units"]),
+    ("soft-c", &["units", "soft"]),
     ("sim", &["units", "pool", "prediction", "fairness", "tiering"]),
     ("proto", &[]),
     ("host-memory", &["units", "proto"]),
@@ -34,6 +35,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
             "pool",
             "fairness",
             "tiering",
+            "soft",
             "proto",
             "host-memory",
             "config-file",
@@ -48,6 +50,7 @@ const ALLOWED_INTERNAL: &[(&str, &[&str])] = &[
         &[
             "units",
             "pool",
+            "soft",
             "sim",
             "proto",
             "emulated-host",
@@ -103,9 +106,9 @@ const PURE_TESTS_ALLOWED_EXTERNAL: &[&str] = &["flate2", "postcard", "proptest",
 /// Returns the folder of a crate, relative to the root of the repository.
 pub fn folder_of(name: &str) -> String {
     match name {
-        "units" | "pool" | "prediction" | "fairness" | "tiering" | "soft" | "sim" | "host-memory"
-        | "emulated-host" | "local-rack" | "config-file" | "service-files" | "exposition" | "cli-runtime"
-        | "evaluate" | "cli" => {
+        "units" | "pool" | "prediction" | "fairness" | "tiering" | "soft" | "soft-c" | "sim"
+        | "host-memory" | "emulated-host" | "local-rack" | "config-file" | "service-files" | "exposition"
+        | "cli-runtime" | "evaluate" | "cli" => {
             format!("crates/{name}")
         }
         _ => name.to_owned(),

@@ -10,6 +10,7 @@ mod output;
 mod rack;
 mod requests;
 mod shares;
+mod soft_memory;
 mod tenants;
 mod terminal;
 mod tiering;

@@ -393,6 +393,48 @@ fn evictions() -> v1::Evictions {
     }
 }
 
+/// Returns the state of soft memory with two clients. The second one is silent, and its program is unknown.
+fn soft_memory() -> v1::SoftMemory {
+    let mib = |n: u64| n << 20;
+    let cache = v1::SoftMemoryClient {
+        pid: 812,
+        uid: 2001,
+        program: "kv-cache".into(),
+        budget_bytes: mib(2048),
+        used_bytes: mib(2000),
+        footprint_bytes: mib(2600),
+        weight_bytes: mib(1061),
+        granted_bytes: mib(3000),
+        reclaimed_bytes: mib(952),
+        denied_requests: 3,
+        ..Default::default()
+    };
+    let silent = v1::SoftMemoryClient {
+        pid: 1034,
+        budget_bytes: mib(512),
+        used_bytes: 4096,
+        footprint_bytes: mib(100),
+        weight_bytes: mib(100),
+        granted_bytes: mib(512),
+        unanswered_demands: 2,
+        silent: true,
+        ..Default::default()
+    };
+    v1::SoftMemory {
+        host: "h1".into(),
+        at_unix_ms: 1_700_000_002_000,
+        limit_bytes: mib(4096),
+        total_bytes: mib(3072),
+        free_bytes: mib(512),
+        granted_bytes: mib(9000),
+        reclaimed_bytes: mib(1000),
+        denied_requests: 7,
+        unanswered_demands: 3,
+        client_count: 2,
+        clients: vec![cache, silent],
+    }
+}
+
 /// Returns the result of an epoch that updated the shares of two tenants.
 fn shares() -> v1::Shares {
     let share = |memory_mib, bandwidth_mb_s| Some(v1::Share { memory_mib, bandwidth_mb_s });
@@ -700,6 +742,21 @@ impl Admin for Rack {
             _ => Err(not_found_status(
                 "EVICTIONS_NOT_REPORTED",
                 format!("host: {host} has reported no evictions"),
+            )),
+        }
+    }
+
+    async fn get_soft_memory(&self, r: Request<v1::GetSoftMemoryRequest>) -> RpcResult<v1::SoftMemory> {
+        let host = self.record_request("GetSoftMemory", r).await?.host;
+        check_host(&host)?;
+        match host.as_str() {
+            "h1" if matches!(self.behavior, RackBehavior::Degraded) => {
+                Ok(Response::new(v1::SoftMemory { client_count: 300, ..soft_memory() }))
+            }
+            "h1" => Ok(Response::new(soft_memory())),
+            _ => Err(not_found_status(
+                "SOFT_MEMORY_NOT_REPORTED",
+                format!("host: {host} has reported no soft memory"),
             )),
         }
     }

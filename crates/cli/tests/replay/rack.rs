@@ -408,6 +408,10 @@ impl Admin for Rack {
         Err(Status::unimplemented("not implemented by the fake manager"))
     }
 
+    async fn get_soft_memory(&self, _: Request<v1::GetSoftMemoryRequest>) -> RpcResult<v1::SoftMemory> {
+        Err(Status::unimplemented("not implemented by the fake manager"))
+    }
+
     async fn cordon(&self, _: Request<v1::TargetRequest>) -> RpcResult<v1::TargetResponse> {
         Err(Status::unimplemented("not implemented by the fake manager"))
     }

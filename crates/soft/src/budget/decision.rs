@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use units::limits::{SOFT_OVER_RECLAIM_PERCENT_MAX, SOFT_TARGETS_MAX};
+use units::limits::{SOFT_CLIENT_PAGES_MAX, SOFT_OVER_RECLAIM_PERCENT_MAX, SOFT_TARGETS_MAX};
 
 use super::sample::{ClientSample, Pid};
 
@@ -16,12 +16,14 @@ pub struct Settings {
     /// `units::limits::SOFT_OVER_RECLAIM_PERCENT_MAX`. It amortizes the cost of a reclamation over later
     /// requests.
     pub over_reclaim_percent: u32,
+    /// Maximum budget of a client in pages.
+    pub client_pages_max: u64,
 }
 
 impl Default for Settings {
     /// The paper states no values. These disturb few clients, and reclaim a quarter more.
     fn default() -> Self {
-        Self { targets_max: 4, over_reclaim_percent: 25 }
+        Self { targets_max: 4, over_reclaim_percent: 25, client_pages_max: SOFT_CLIENT_PAGES_MAX }
     }
 }
 
@@ -80,38 +82,71 @@ pub fn decide(
     let mut eligible: Vec<ClientSample> =
         clients.iter().filter(|client| client.pid != requester && client.budget > 0).copied().collect();
     sort_by_weight(&mut eligible);
-    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
-    let quota = settings.quota(missing);
-    let by_weight = select(&eligible, targets_max, missing, quota);
-    if total(&by_weight) >= missing {
-        return Decision::Reclaim { demands: by_weight };
-    }
-    eligible.sort_by_key(|client| Reverse(client.budget));
-    eligible.truncate(targets_max);
-    sort_by_weight(&mut eligible);
-    let by_budget = select(&eligible, targets_max, missing, quota);
-    match missing.saturating_sub(total(&by_budget)) {
-        0 => Decision::Reclaim { demands: by_budget },
+    let demands = select_enough(settings, &mut eligible, missing, settings.quota(missing));
+    match missing.saturating_sub(total(&demands)) {
+        0 => Decision::Reclaim { demands },
         missing => Decision::Deny { missing },
     }
 }
 
-/// Selects clients that must reclaim pages in use because the memory of the host is short. Unused budget has no
-/// memory that could become free. The result can contain fewer than `pages` pages: the clients give up what they
-/// can.
-pub fn decide_for_host(settings: &Settings, clients: &[ClientSample], pages: u64) -> Vec<Demand> {
+/// Selects clients in the order of their weights. If these cannot give enough pages up, selects those with the largest
+/// budgets.
+fn select_enough(
+    settings: &Settings,
+    eligible: &mut Vec<ClientSample>,
+    needed: u64,
+    quota: u64,
+) -> Vec<Demand> {
+    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
+    let by_weight = select(eligible, targets_max, needed, quota);
+    if total(&by_weight) >= needed {
+        return by_weight;
+    }
+    keep_largest(eligible, targets_max, |client| client.budget);
+    select(eligible, targets_max, needed, quota)
+}
+
+/// Keeps the clients with the largest values, in the order of their weights.
+fn keep_largest(clients: &mut Vec<ClientSample>, count: usize, value: impl Fn(&ClientSample) -> u64) {
+    clients.sort_by_key(|client| Reverse(value(client)));
+    clients.truncate(count);
+    sort_by_weight(clients);
+}
+
+/// Selects clients that must give pages up because the host needs memory. `excess` is the number of pages by which
+/// the budgets exceed the memory for soft memory, and `missing_memory` the number of pages of memory that must become
+/// free now.
+///
+/// Unused budget has no memory that could become free. So if memory is missing, clients with pages in use are
+/// selected, and give up their unused budget, too. If the clients with the largest weights cannot give enough up, those
+/// with the most pages in use are selected. The result can contain fewer pages than are needed: the caller
+/// repeats the call after the clients have answered.
+pub fn decide_for_host(
+    settings: &Settings,
+    clients: &[ClientSample],
+    excess: u64,
+    missing_memory: u64,
+) -> Vec<Demand> {
     let mut eligible: Vec<ClientSample> =
-        clients.iter().filter(|client| client.used() > 0).copied().collect();
+        clients.iter().filter(|client| client.budget > 0).copied().collect();
     sort_by_weight(&mut eligible);
-    let mut missing = if pages == 0 { 0 } else { settings.quota(pages) };
+    if missing_memory == 0 {
+        return if excess == 0 { Vec::new() } else { select_enough(settings, &mut eligible, excess, excess) };
+    }
+    let targets_max = settings.targets_max.min(SOFT_TARGETS_MAX);
+    let mut missing = settings.quota(missing_memory);
+    eligible.retain(|client| client.used() > 0);
+    if eligible.iter().take(targets_max).map(ClientSample::used).sum::<u64>() < missing {
+        keep_largest(&mut eligible, targets_max, ClientSample::used);
+    }
     let mut demands = Vec::new();
-    for client in eligible.iter().take(settings.targets_max.min(SOFT_TARGETS_MAX)) {
+    for client in eligible.iter().take(targets_max) {
         let used_pages = client.used().min(missing);
         if used_pages == 0 {
             break;
         }
         missing -= used_pages;
-        demands.push(Demand { pid: client.pid, unused_pages: 0, used_pages });
+        demands.push(Demand { pid: client.pid, unused_pages: client.unused(), used_pages });
     }
     demands
 }

@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 
 use units::limits::SOFT_CLIENTS_MAX;
 
-use super::{
-    decision::{Decision, Demand, Settings, decide, decide_for_host},
-    sample::{ClientSample, Pid},
-};
+use super::sample::{ClientSample, Pid};
 
 /// Error of an operation of the ledger. The operation changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,7 +31,6 @@ pub enum LedgerError {
 /// Budgets of all clients. The free pages and all budgets together are always the total.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    settings: Settings,
     total: u64,
     free: u64,
     clients: BTreeMap<Pid, ClientSample>,
@@ -42,8 +38,8 @@ pub struct Ledger {
 
 impl Ledger {
     /// Creates a ledger without clients, with this number of pages for soft memory.
-    pub fn new(total: u64, settings: Settings) -> Self {
-        Self { settings, total, free: total, clients: BTreeMap::new() }
+    pub fn new(total: u64) -> Self {
+        Self { total, free: total, clients: BTreeMap::new() }
     }
 
     /// Returns the number of pages for soft memory.
@@ -59,6 +55,11 @@ impl Ledger {
     /// Returns the budget of a client, or 0 if it is not connected.
     pub fn budget(&self, pid: Pid) -> u64 {
         self.clients.get(&pid).map_or(0, |client| client.budget)
+    }
+
+    /// Returns whether a client is connected.
+    pub fn contains(&self, pid: Pid) -> bool {
+        self.clients.contains_key(&pid)
     }
 
     /// Returns all clients by process ID.
@@ -91,31 +92,29 @@ impl Ledger {
         Ok(client.budget)
     }
 
-    /// Records the claimed use of soft memory and the measured footprint of a client.
+    /// Records the claimed use of soft memory of a client. An increase also counts as an increase of the footprint until
+    /// the next measurement.
     ///
     /// # Errors
     /// Returns [`LedgerError::NotConnected`].
-    pub fn report(&mut self, pid: Pid, claimed_used: u64, footprint: u64) -> Result<(), LedgerError> {
+    pub fn report_used(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
         let client = self.client(pid)?;
-        (client.claimed_used, client.footprint) = (claimed_used, footprint);
+        client.footprint = client.footprint.saturating_add(pages.saturating_sub(client.claimed_used));
+        client.claimed_used = pages;
         Ok(())
     }
 
-    /// Decides on a request of a client. See [`decide`].
-    pub fn decide(&self, requester: Pid, pages: u64) -> Decision {
-        decide(&self.settings, self.free, &self.samples(), requester, pages)
+    /// Records the measured footprint of a client.
+    ///
+    /// # Errors
+    /// Returns [`LedgerError::NotConnected`].
+    pub fn report_footprint(&mut self, pid: Pid, pages: u64) -> Result<(), LedgerError> {
+        self.client(pid)?.footprint = pages;
+        Ok(())
     }
 
-    /// Selects clients that must reclaim pages because the memory of the host is short. See [`decide_for_host`].
-    pub fn decide_for_host(&self, pages: u64) -> Vec<Demand> {
-        decide_for_host(&self.settings, &self.samples(), pages)
-    }
-
-    fn samples(&self) -> Vec<ClientSample> {
-        self.clients.values().copied().collect()
-    }
-
-    /// Moves free pages to the budget of a client.
+    /// Moves free pages to the budget of a client. They count as used until the next reports, because the client
+    /// requested them for use.
     ///
     /// # Errors
     /// Returns [`LedgerError::Short`] or [`LedgerError::NotConnected`].
@@ -124,6 +123,8 @@ impl Ledger {
         let client = self.client(pid)?;
         let remaining = free.checked_sub(pages).ok_or(LedgerError::Short { free, requested: pages })?;
         client.budget += pages;
+        client.claimed_used = client.claimed_used.saturating_add(pages);
+        client.footprint = client.footprint.saturating_add(pages);
         self.free = remaining;
         Ok(())
     }

@@ -9,7 +9,7 @@ fn client(pid: u32, budget: u64, used: u64, traditional: u64) -> ClientSample {
 }
 
 fn settings(targets_max: usize, over_reclaim_percent: u32) -> Settings {
-    Settings { targets_max, over_reclaim_percent }
+    Settings { targets_max, over_reclaim_percent, ..Settings::default() }
 }
 
 fn demand(pid: u32, unused_pages: u64, used_pages: u64) -> Demand {
@@ -126,18 +126,20 @@ fn over_reclaim_takes_no_pages_in_use_if_unused_budget_suffices() {
 }
 
 #[test]
-fn pressure_of_the_host_takes_pages_in_use_only_and_as_many_as_there_are() {
+fn host_without_memory_takes_pages_in_use_and_as_many_as_there_are() {
     let clients = [client(1, 100, 0, 10), client(2, 100, 40, 50), client(3, 100, 30, 20)];
-    let decide = |pages| decide_for_host(&settings(4, 25), &clients, pages);
-    assert_eq!(decide(0), []);
-    assert_eq!(decide(16), [demand(2, 0, 20)]);
-    assert_eq!(decide(1000), [demand(2, 0, 40), demand(3, 0, 30)]);
-    assert_eq!(decide_for_host(&settings(1, 0), &clients, 1000), [demand(2, 0, 40)]);
-    let mut ledger = Ledger::new(100, settings(4, 0));
-    ledger.connect(Pid(1)).unwrap();
-    ledger.grant(Pid(1), 60).unwrap();
-    ledger.report(Pid(1), 50, 70).unwrap();
-    assert_eq!(ledger.decide_for_host(80), [demand(1, 0, 50)], "free pages and unused budget have no memory");
+    let decide = |excess, memory| decide_for_host(&settings(4, 25), &clients, excess, memory);
+    assert_eq!(decide(0, 0), []);
+    // The heaviest client with pages in use also gives its unused budget up, which has no memory.
+    assert_eq!(decide(16, 16), [demand(2, 60, 20)]);
+    assert_eq!(decide(1000, 1000), [demand(2, 60, 40), demand(3, 70, 30)]);
+    assert_eq!(decide_for_host(&settings(1, 0), &clients, 1000, 1000), [demand(2, 60, 40)]);
+    // The heaviest clients have few pages in use.
+    let light = [client(1, 1, 1, 900), client(2, 1, 1, 800), client(3, 60, 60, 1)];
+    assert_eq!(decide_for_host(&settings(2, 0), &light, 50, 50), [demand(1, 0, 1), demand(3, 0, 49)]);
+    // Enough memory is available, but the budgets are larger.
+    assert_eq!(decide(150, 0), [demand(2, 60, 0), demand(3, 70, 0), demand(1, 20, 0)]);
+    assert_eq!(decide(240, 0), [demand(2, 60, 10), demand(3, 70, 0), demand(1, 100, 0)]);
 }
 
 #[test]
@@ -151,7 +153,7 @@ fn claims_are_bounded_by_budget_and_footprint() {
 
 #[test]
 fn ledger_rejects_invalid_operations() {
-    let mut ledger = Ledger::new(10, Settings::default());
+    let mut ledger = Ledger::new(10);
     ledger.connect(Pid(1)).unwrap();
     assert_eq!(ledger.connect(Pid(1)), Err(LedgerError::AlreadyConnected(Pid(1))));
     assert_eq!(ledger.grant(Pid(1), 11), Err(LedgerError::Short { free: 10, requested: 11 }));
@@ -163,7 +165,7 @@ fn ledger_rejects_invalid_operations() {
 
 #[test]
 fn number_of_clients_is_limited() {
-    let mut ledger = Ledger::new(0, Settings::default());
+    let mut ledger = Ledger::new(0);
     let limit = units::limits::SOFT_CLIENTS_MAX;
     for pid in 0..u32::try_from(limit).unwrap() {
         ledger.connect(Pid(pid)).unwrap();
@@ -233,13 +235,13 @@ proptest! {
 
     #[test]
     fn ledger_conserves_pages(operations in prop::collection::vec((0..7_u8, 0..5_u32, 0..200_u64), 0..200)) {
-        let mut ledger = Ledger::new(500, Settings::default());
+        let mut ledger = Ledger::new(500);
         for (operation, pid, pages) in operations {
             let pid = Pid(pid);
             match operation {
                 0 => drop(ledger.connect(pid)),
                 1 => drop(ledger.disconnect(pid)),
-                2 => drop(ledger.report(pid, pages, 2 * pages)),
+                2 => drop(ledger.report_used(pid, pages).and(ledger.report_footprint(pid, 2 * pages))),
                 3 => drop(ledger.grant(pid, pages)),
                 4 => drop(ledger.record_returned(pid, pages)),
                 5 => ledger.grow(pages / 8),
@@ -247,7 +249,8 @@ proptest! {
             }
             let budgets: u64 = ledger.clients().map(|client| client.budget).sum();
             prop_assert_eq!(ledger.free() + budgets, ledger.total());
-            if let Decision::Reclaim { demands } = ledger.decide(pid, pages) {
+            let samples: Vec<ClientSample> = ledger.clients().copied().collect();
+            if let Decision::Reclaim { demands } = decide(&Settings::default(), ledger.free(), &samples, pid, pages) {
                 for demand in demands {
                     prop_assert!(demand.pages() <= ledger.budget(demand.pid));
                 }

@@ -8,11 +8,13 @@ use std::{ptr::NonNull, sync::Arc};
 
 use units::limits::SOFT_IDLE_PAGES_MAX;
 
-use super::{classes::CHUNK_PAGES, pool::Pool};
+use super::{classes::CHUNK_PAGES, detached::DetachedRun, pool::Pool};
 use crate::error::SoftError;
 
 /// Maximum number of chunks that are searched for consecutive free pages.
 const CHUNKS_SEARCHED_MAX: usize = 16;
+/// Maximum number of chunks that are searched if the address space has no free chunk.
+const CHUNKS_SEARCHED_LAST_MAX: usize = 4096;
 /// A heap takes a new chunk with this fraction of its held pages at once, at most a whole chunk.
 const GROWTH_DIVISOR: usize = 8;
 /// Maximum number of chunks of a heap, so that page numbers have 24 bits.
@@ -95,12 +97,13 @@ impl Arena {
         if let Some(page) = self.take_idle(count) {
             return Ok(page);
         }
-        match self.take_absent(count) {
+        match self.take_absent(count, CHUNKS_SEARCHED_MAX) {
             // Scattered idle pages count against the budget, too.
             Err(SoftError::OutOfBudget { .. }) if self.idle_pages > 0 => {
                 self.release_idle(usize::MAX);
-                self.take_absent(count)
+                self.take_absent(count, CHUNKS_SEARCHED_MAX)
             }
+            Err(SoftError::OutOfAddressSpace { .. }) => self.take_absent(count, CHUNKS_SEARCHED_LAST_MAX),
             result => result,
         }
     }
@@ -138,6 +141,13 @@ impl Arena {
     /// Releases a run.
     pub(super) fn give_back_run(&mut self, page: PageNumber) {
         self.vacate(page / CHUNK_PAGES);
+    }
+
+    /// Removes a run without releasing it.
+    pub(super) fn detach_run(&mut self, page: PageNumber) -> DetachedRun {
+        let Chunk { first, run_pages, .. } = self.forget(page / CHUNK_PAGES);
+        self.held_pages -= run_pages as usize;
+        DetachedRun::new(self.pool.clone(), first, run_pages)
     }
 
     /// Returns up to `maximum` idle pages to the kernel and to the budget. Returns their number.
@@ -201,15 +211,16 @@ impl Arena {
         Some(index * CHUNK_PAGES + first)
     }
 
-    /// Takes pages of which at least one is absent, from an existing chunk or a new one.
-    fn take_absent(&mut self, count: u32) -> Result<PageNumber, SoftError> {
+    /// Takes pages of which at least one is absent, from an existing chunk or a new one. Searches a limited number of
+    /// existing chunks.
+    fn take_absent(&mut self, count: u32, searched_max: usize) -> Result<PageNumber, SoftError> {
         while let Some(&index) = self.with_absent.last()
             && self.chunks[index as usize].absent == 0
         {
             self.chunks[index as usize].is_in_absent = false;
             self.with_absent.pop();
         }
-        let searched = self.with_absent.iter().rev().take(CHUNKS_SEARCHED_MAX);
+        let searched = self.with_absent.iter().rev().take(searched_max);
         let suitable = searched.copied().find_map(|index| {
             let chunk = &self.chunks[index as usize];
             // A returned chunk has no absent pages.
@@ -284,12 +295,17 @@ impl Arena {
 
     /// Returns a chunk or run to the pool, with all pages that it holds.
     fn vacate(&mut self, index: u32) {
-        let chunk = self.chunks[index as usize];
+        let chunk = self.forget(index);
         self.held_pages -= self.release_chunk(&chunk) as usize;
         self.idle_pages -= chunk.idle.count_ones() as usize;
-        let Chunk { is_in_idle, is_in_absent, .. } = chunk;
-        self.chunks[index as usize] = Chunk { is_in_idle, is_in_absent, ..Chunk::default() };
+    }
+
+    /// Removes the entry of a chunk or run, and returns it.
+    fn forget(&mut self, index: u32) -> Chunk {
+        let Chunk { is_in_idle, is_in_absent, .. } = self.chunks[index as usize];
+        let empty = Chunk { is_in_idle, is_in_absent, ..Chunk::default() };
         self.vacant.push(index);
+        std::mem::replace(&mut self.chunks[index as usize], empty)
     }
 
     /// Releases all pages of a chunk or run. Returns the number of held pages.

@@ -108,9 +108,13 @@ impl Pool {
     /// # Errors
     /// Returns an error if the address space cannot be reserved, or if the system has other pages.
     pub fn new(budget: usize) -> Result<Arc<Self>, PoolError> {
+        Self::with_source(budget, Self::address_space_for(budget), Arc::new(FixedBudget))
+    }
+
+    /// Returns the address space of a pool with this largest budget, in pages.
+    pub(crate) fn address_space_for(budget: usize) -> usize {
         let pages = budget.saturating_mul(ADDRESS_SPACE_FACTOR);
-        let pages = pages.clamp(ADDRESS_SPACE_PAGES_MIN, SOFT_POOL_PAGES_MAX.max(budget));
-        Self::with_source(budget, pages, Arc::new(FixedBudget))
+        pages.clamp(ADDRESS_SPACE_PAGES_MIN, SOFT_POOL_PAGES_MAX.max(budget))
     }
 
     /// Creates a pool with an initial budget, the size of its address space, both in pages of 4 KiB,
@@ -181,7 +185,19 @@ impl Pool {
         unused
     }
 
-    /// Takes pages away from the budget, and returns the number of these pages.
+    /// Revokes up to `pages` pages, and returns them to the source. Returns their number. See
+    /// [`revoke`](Self::revoke).
+    ///
+    /// # Panics
+    /// Panics inside an access closure.
+    pub fn give_back(&self, pages: usize) -> usize {
+        let revoked = self.revoke(pages);
+        self.source.give_back(revoked);
+        revoked
+    }
+
+    /// Takes pages away from the budget, and returns the number of these pages. The source of the budget is not
+    /// informed: use [`give_back`](Self::give_back) if it is not the caller.
     ///
     /// Uses in this order: unused budget; pages of structures without values, after compaction; pages
     /// with values, of structures with ascending priority and, at equal priority, of the oldest structure

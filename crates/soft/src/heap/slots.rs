@@ -3,9 +3,12 @@
 
 use std::{num::NonZeroU32, ptr::NonNull, sync::Arc};
 
+use units::limits::SOFT_MOVED_VALUES_MAX;
+
 use super::{
     arena::{Arena, PageNumber},
     classes::{BlockKind, CLASSES, Class, SpanShape},
+    detached::DetachedRun,
     pool::Pool,
 };
 use crate::error::SoftError;
@@ -37,6 +40,38 @@ impl Block {
 
     fn slot(self) -> u16 {
         (!self.0.get() & 0xff) as u16
+    }
+}
+
+/// Records of the blocks of a heap.
+pub(crate) trait Records {
+    /// Record of a block.
+    type Record;
+
+    /// Returns the record of a block.
+    ///
+    /// # Panics
+    /// Panics if the block is not allocated.
+    fn record(&self, block: Block) -> &Self::Record;
+    /// Returns the record of a block.
+    ///
+    /// # Panics
+    /// Panics if the block is not allocated.
+    fn record_mut(&mut self, block: Block) -> &mut Self::Record;
+}
+
+/// Access to the records during a compaction. The blocks cannot be freed or exchanged.
+pub(crate) struct RecordsMut<'a, M>(&'a mut Slots<M>);
+
+impl<M> Records for RecordsMut<'_, M> {
+    type Record = M;
+
+    fn record(&self, block: Block) -> &M {
+        self.0.record(block)
+    }
+
+    fn record_mut(&mut self, block: Block) -> &mut M {
+        self.0.record_mut(block)
     }
 }
 
@@ -98,6 +133,20 @@ impl<M> Span<M> {
                 slot
             }
         }
+    }
+
+    /// Adds the slot of a block to the free slots, and returns its record.
+    ///
+    /// # Panics
+    /// Panics if the block is not allocated.
+    fn give_back(&mut self, block: Block) -> M {
+        let slot = &mut self.slots[usize::from(block.slot())];
+        let Slot::Used(record) = std::mem::replace(slot, Slot::Free(self.free)) else {
+            panic!("block {block:?} is not allocated")
+        };
+        self.free = block.slot();
+        self.live -= 1;
+        record
     }
 }
 
@@ -186,6 +235,13 @@ impl<M> Slots<M> {
         Ok(Block::new(active, slot))
     }
 
+    /// Returns whether a block of this kind can be allocated without further pages.
+    pub(super) fn has_free_slot(&self, kind: BlockKind) -> bool {
+        let BlockKind::Slot(class) = kind else { return false };
+        let spans = self.classes.get(usize::from(self.class_indexes[class.index()]));
+        spans.is_some_and(|spans| spans.active != END || spans.groups.iter().any(|page| *page != END))
+    }
+
     /// Frees a block, and returns its record.
     ///
     /// # Panics
@@ -193,13 +249,7 @@ impl<M> Slots<M> {
     pub(super) fn free(&mut self, block: Block) -> M {
         let page = block.page();
         let span = &mut self.spans[page as usize];
-        let next_free = span.free;
-        let slot = &mut span.slots[usize::from(block.slot())];
-        let Slot::Used(record) = std::mem::replace(slot, Slot::Free(next_free)) else {
-            panic!("block {block:?} is not allocated")
-        };
-        span.free = block.slot();
-        span.live -= 1;
+        let record = span.give_back(block);
         self.live -= 1;
         if span.class == RUN {
             *span = Span::NONE;
@@ -214,6 +264,24 @@ impl<M> Slots<M> {
             self.regroup(page);
         }
         record
+    }
+
+    /// Returns whether a block is a run of pages.
+    pub(super) fn is_run(&self, block: Block) -> bool {
+        self.spans[block.page() as usize].class == RUN
+    }
+
+    /// Removes a block that is a run without freeing its pages. Returns its record and the run.
+    ///
+    /// # Panics
+    /// Panics if the block is not an allocated run.
+    pub(super) fn detach_run(&mut self, block: Block) -> (M, DetachedRun) {
+        assert!(self.is_run(block), "block {block:?} is not a run");
+        let span = &mut self.spans[block.page() as usize];
+        let record = span.give_back(block);
+        *span = Span::NONE;
+        self.live -= 1;
+        (record, self.arena.detach_run(block.page()))
     }
 
     /// Returns the record of a block.
@@ -253,22 +321,59 @@ impl<M> Slots<M> {
 
     /// Returns all allocated blocks.
     pub(super) fn blocks(&self) -> impl Iterator<Item = Block> {
-        self.spans.iter().zip(0..).flat_map(|(span, page)| {
-            let slots = span.slots.iter().zip(0..);
-            slots
-                .filter(|(slot, _)| matches!(slot, Slot::Used(_)))
-                .map(move |(_, slot)| Block::new(page, slot))
-        })
+        (0..self.page_numbers()).flat_map(|page| self.blocks_at(page))
+    }
+
+    /// Returns the allocated blocks of the span or run that starts at a page, which exists.
+    pub(super) fn blocks_at(&self, page: PageNumber) -> impl Iterator<Item = Block> {
+        let slots = self.spans[page as usize].slots.iter().zip(0..);
+        slots.filter(|(slot, _)| matches!(slot, Slot::Used(_))).map(move |(_, slot)| Block::new(page, slot))
+    }
+
+    /// Returns one more than the largest page number that a span or run had.
+    pub(super) fn page_numbers(&self) -> PageNumber {
+        PageNumber::try_from(self.spans.len()).expect("page numbers have 24 bits")
     }
 
     /// Returns the number of pages that compaction would make idle.
-    pub(super) fn compactable_pages(&self) -> usize {
+    fn compactable_pages(&self) -> usize {
         self.classes.iter().map(|spans| spans.compactable() * spans.shape.pages as usize).sum()
+    }
+
+    /// Returns the number of pages that [`free_unused`](Self::free_unused) can free.
+    pub(super) fn unused_pages(&self) -> usize {
+        self.arena.idle_pages() + self.compactable_pages()
+    }
+
+    /// Frees up to `pages` pages (or a few more, as a span may have several pages), without freeing a
+    /// block. Calls `moved` for each moved block with its old and new number. Stops after about
+    /// [`SOFT_MOVED_VALUES_MAX`] moved blocks. Returns the number of freed pages.
+    pub(super) fn free_unused(
+        &mut self,
+        pages: usize,
+        mut moved: impl FnMut(&mut RecordsMut<'_, M>, Block, Block),
+    ) -> usize {
+        let held = self.arena.held_pages();
+        let target = held.saturating_sub(pages);
+        self.release_idle(pages);
+        let mut count = 0;
+        while self.arena.held_pages() - self.arena.idle_pages() > target
+            && count < SOFT_MOVED_VALUES_MAX
+            && let Some(span) = self.start_evacuation()
+        {
+            while let Some((from, to)) = self.relocate_next(span) {
+                moved(&mut RecordsMut(self), from, to);
+                count += 1;
+            }
+        }
+        // Many pages at once need fewer system calls.
+        self.release_idle(self.arena.held_pages().saturating_sub(target));
+        held - self.arena.held_pages()
     }
 
     /// Starts to evacuate one of the emptiest spans of a class with compactable spans. The caller calls
     /// [`relocate_next`](Self::relocate_next) until it returns `None`, and nothing else meanwhile.
-    pub(super) fn start_evacuation(&mut self) -> Option<PageNumber> {
+    fn start_evacuation(&mut self) -> Option<PageNumber> {
         let class = self.classes.iter().position(|spans| spans.compactable() > 0)?;
         let active = std::mem::replace(&mut self.classes[class].active, END);
         if active != END {
@@ -281,7 +386,7 @@ impl<M> Slots<M> {
 
     /// Moves the next value of an evacuated span to another span. Returns the old and the new block.
     /// Returns `None` when the span is empty; its pages are idle then.
-    pub(super) fn relocate_next(&mut self, source: PageNumber) -> Option<(Block, Block)> {
+    fn relocate_next(&mut self, source: PageNumber) -> Option<(Block, Block)> {
         let span = &mut self.spans[source as usize];
         let (slot, record) = loop {
             match span.slots.pop() {

@@ -6,9 +6,10 @@ use proptest::prelude::*;
 
 use super::{
     arena::Arena,
+    bytes::ByteValues,
     classes::CHUNK_PAGES,
     pool::{Pool, PoolStats},
-    slots::Block,
+    slots::{Block, Records as _},
     values::Values,
 };
 use crate::error::{PoolError, SoftError};
@@ -63,6 +64,24 @@ fn empty_chunks_return_to_the_pool() {
     assert_eq!((arena.release_idle(5), arena.held_pages()), (5, 27));
     assert_eq!((arena.release_idle(100), pool.stats().held), (27, 0));
     assert!(Arena::new(pool).take_run(32).is_ok(), "all chunks are free");
+}
+
+/// Scattered pages of 40 chunks were returned to the kernel. Runs of three pages only exist in the first chunk.
+#[test]
+fn all_chunks_are_searched_if_no_chunk_is_free() {
+    let pages = 40 * CHUNK_PAGES;
+    let pool = Pool::with_source(pages as usize, pages as usize, Arc::new(NoSource)).unwrap();
+    let mut arena = Arena::new(pool);
+    (0..pages).for_each(|page| assert_eq!(arena.take(1), Ok(page)));
+    arena.give_back(2, 3);
+    arena.release_idle(3);
+    for chunk in 1..40 {
+        arena.give_back(chunk * CHUNK_PAGES, 1);
+        arena.release_idle(1);
+    }
+    assert_eq!(arena.take(3), Ok(2));
+    assert_eq!(arena.take(2), Err(SoftError::OutOfAddressSpace { pages: 16 }));
+    assert_eq!((0..39).map(|_| arena.take(1).is_ok()).filter(|is_taken| *is_taken).count(), 39);
 }
 
 struct NoSource;
@@ -122,12 +141,10 @@ fn compaction_moves_values_of_sparse_spans_to_dense_ones() {
         assert_eq!(values.remove(*block), ([u8::try_from(n).unwrap(); 1024], n));
     }
     assert_eq!((values.held_pages(), values.unused_pages()), (10, 6));
-    let mut moves = 0;
-    let freed = values.free_unused(usize::MAX, |values, _, to| {
-        moves += 1;
-        assert_eq!(usize::from(values.get(to)[1023]), *values.record(to));
-    });
-    assert_eq!((freed, moves, pool.stats().held, values.unused_pages()), (6, 6, 4, 0));
+    let mut moved = Vec::new();
+    let freed = values.free_unused(usize::MAX, |records, _, to| moved.push((to, *records.record(to))));
+    assert!(moved.iter().all(|(to, n)| usize::from(values.get(*to)[1023]) == *n));
+    assert_eq!((freed, moved.len(), pool.stats().held, values.unused_pages()), (6, 6, 4, 0));
 }
 
 #[cfg(not(miri))]
@@ -243,4 +260,91 @@ proptest! {
     fn values_in_runs_match_a_model(operations in operations()) {
         compare_with_model::<40_000>(300, operations)?;
     }
+}
+
+/// Operation on byte strings.
+#[derive(Clone, Debug)]
+enum ByteOperation {
+    Insert(Vec<u8>, usize),
+    InsertZeros(usize),
+    Remove(prop::sample::Index),
+    FreeUnused(usize),
+}
+
+fn byte_operations() -> impl Strategy<Value = Vec<ByteOperation>> {
+    let bytes = prop_oneof![
+        4 => prop::collection::vec(any::<u8>(), 0..300),
+        1 => prop::collection::vec(any::<u8>(), 5000..40_000),
+    ];
+    let operation = prop_oneof![
+        4 => (bytes, any::<usize>()).prop_map(|(bytes, split)| ByteOperation::Insert(bytes, split)),
+        1 => (0..5000_usize).prop_map(ByteOperation::InsertZeros),
+        4 => any::<prop::sample::Index>().prop_map(ByteOperation::Remove),
+        1 => (0..20_usize).prop_map(ByteOperation::FreeUnused),
+    ];
+    prop::collection::vec(operation, 0..if cfg!(miri) { 30 } else { 300 })
+}
+
+/// Runs operations on a heap of byte strings and on a vector, and compares them.
+fn compare_bytes_with_model(budget: usize, operations: Vec<ByteOperation>) -> Result<(), TestCaseError> {
+    let pool = Pool::new(budget).unwrap();
+    let mut values: ByteValues<u64> = ByteValues::new(pool.clone());
+    let mut model: Vec<(Block, Vec<u8>, u64)> = Vec::new();
+    for (number, operation) in (0..).zip(operations) {
+        match operation {
+            ByteOperation::Insert(bytes, split) => {
+                let (first, second) = bytes.split_at(split % (bytes.len() + 1));
+                if let Ok(block) = values.insert(&[first], &[second], number) {
+                    model.push((block, bytes, number));
+                }
+            }
+            ByteOperation::InsertZeros(bytes) => {
+                if let Ok(block) = values.insert_zeros(bytes, number) {
+                    values.get_mut(block).fill(7);
+                    model.push((block, vec![7; bytes], number));
+                }
+            }
+            ByteOperation::Remove(index) if !model.is_empty() => {
+                let (block, _, number) = model.swap_remove(index.index(model.len()));
+                prop_assert_eq!(values.remove(block), number);
+            }
+            ByteOperation::Remove(_) => {}
+            ByteOperation::FreeUnused(pages) => {
+                let unused = values.unused_pages();
+                let freed = values.free_unused(pages, |_, from, to| {
+                    let moved = model.iter_mut().find(|(block, _, _)| *block == from);
+                    moved.expect("the block is allocated").0 = to;
+                });
+                prop_assert!(freed >= pages.min(unused));
+            }
+        }
+        prop_assert_eq!((values.len(), values.held_pages()), (model.len(), pool.stats().held));
+        prop_assert!(pool.stats().held <= budget);
+    }
+    for (block, bytes, number) in &model {
+        prop_assert_eq!((values.get(*block), *values.record(*block).as_ref()), (&bytes[..], *number));
+    }
+    drop(values);
+    prop_assert_eq!(pool.stats().held, 0);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn byte_strings_keep_their_contents(budget in 1..200_usize, operations in byte_operations()) {
+        compare_bytes_with_model(budget, operations)?;
+    }
+}
+
+#[test]
+fn byte_strings_longer_than_a_pool_are_rejected() {
+    let pool = Pool::new(4).unwrap();
+    let mut values: ByteValues<()> = ByteValues::new(pool);
+    assert_eq!(values.insert_zeros(usize::MAX, ()), Err(SoftError::TooLarge));
+    assert_eq!(values.insert_zeros(1 << 32, ()), Err(SoftError::TooLarge));
+    assert_eq!(values.insert_zeros(5 << 12, ()), Err(SoftError::OutOfBudget { pages: 5 }));
+    let empty = values.insert(&[], &[], ()).unwrap();
+    assert_eq!(values.get(empty), b"");
 }

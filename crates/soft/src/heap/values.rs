@@ -2,12 +2,10 @@
 
 use std::{alloc::Layout, fmt, marker::PhantomData, ptr::NonNull, sync::Arc};
 
-use units::limits::SOFT_MOVED_VALUES_MAX;
-
 use super::{
     classes::BlockKind,
     pool::Pool,
-    slots::{Block, Slots},
+    slots::{Block, Records, RecordsMut, Slots},
 };
 use crate::error::{Rejected, SoftError};
 
@@ -91,18 +89,6 @@ impl<T, M> Values<T, M> {
         unsafe { self.address(block).as_mut() }
     }
 
-    /// Returns the record of a value.
-    #[inline]
-    pub(crate) fn record(&self, block: Block) -> &M {
-        self.slots.record(block)
-    }
-
-    /// Returns the record of a value.
-    #[inline]
-    pub(crate) fn record_mut(&mut self, block: Block) -> &mut M {
-        self.slots.record_mut(block)
-    }
-
     /// Returns the number of pages that count against the budget.
     pub(crate) fn held_pages(&self) -> usize {
         self.slots.arena().held_pages()
@@ -110,38 +96,36 @@ impl<T, M> Values<T, M> {
 
     /// Returns the number of pages that [`free_unused`](Self::free_unused) can free.
     pub(crate) fn unused_pages(&self) -> usize {
-        self.slots.arena().idle_pages() + self.slots.compactable_pages()
+        self.slots.unused_pages()
     }
 
-    /// Frees up to `pages` pages (or a few more, as a span may have several pages), without removing a
-    /// value. Calls `moved` for each moved value with its old and new block. Stops after about
-    /// [`SOFT_MOVED_VALUES_MAX`] moved values. Returns the number of freed pages.
+    /// Frees up to about `pages` pages without removing a value. Calls `moved` for each moved value with its old
+    /// and new block. Returns the number of freed pages. See [`Slots::free_unused`].
     pub(crate) fn free_unused(
         &mut self,
         pages: usize,
-        mut moved: impl FnMut(&mut Self, Block, Block),
+        moved: impl FnMut(&mut RecordsMut<'_, M>, Block, Block),
     ) -> usize {
-        let held = self.held_pages();
-        let target = held.saturating_sub(pages);
-        self.slots.release_idle(pages);
-        let mut count = 0;
-        while self.held_pages() - self.slots.arena().idle_pages() > target
-            && count < SOFT_MOVED_VALUES_MAX
-            && let Some(span) = self.slots.start_evacuation()
-        {
-            while let Some((from, to)) = self.slots.relocate_next(span) {
-                moved(self, from, to);
-                count += 1;
-            }
-        }
-        // Many pages at once need fewer system calls.
-        self.slots.release_idle(self.held_pages().saturating_sub(target));
-        held - self.held_pages()
+        self.slots.free_unused(pages, moved)
     }
 
     #[inline]
     fn address(&self, block: Block) -> NonNull<T> {
         self.slots.address(block).cast()
+    }
+}
+
+impl<T, M> Records for Values<T, M> {
+    type Record = M;
+
+    #[inline]
+    fn record(&self, block: Block) -> &M {
+        self.slots.record(block)
+    }
+
+    #[inline]
+    fn record_mut(&mut self, block: Block) -> &mut M {
+        self.slots.record_mut(block)
     }
 }
 

@@ -1,0 +1,34 @@
+//! Arguments of the function of a command.
+
+use units::UnixMs;
+
+use crate::{
+    error::CommandError, integer::parse_integer, reply::Reply, request::Request, server::Server,
+    session::Session,
+};
+
+/// Execution of a command for one client.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// State of the server.
+    pub server: &'a Server,
+    /// State of the connection.
+    pub session: &'a mut Session,
+    /// Replies to the client.
+    pub reply: Reply<'a>,
+    /// Current time.
+    pub now: UnixMs,
+}
+
+/// Function that executes a command. On success, it wrote one reply. On an error, it wrote none.
+pub type CommandFunction = fn(&mut Call<'_>, Request<'_>) -> Result<(), CommandError>;
+
+/// Returns an argument of a command, which the check of the number of arguments guarantees.
+pub fn argument<'a>(request: Request<'a>, index: usize) -> Result<&'a [u8], CommandError> {
+    request.get(index).ok_or(CommandError::Syntax)
+}
+
+/// Returns an argument that is an integer.
+pub fn integer_argument(request: Request<'_>, index: usize) -> Result<i64, CommandError> {
+    parse_integer(argument(request, index)?).ok_or(CommandError::NotAnInteger)
+}

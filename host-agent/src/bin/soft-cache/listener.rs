@@ -1,0 +1,146 @@
+//! Sockets on which the server accepts clients.
+
+use std::{fs, io, net::SocketAddr, os::fd::AsFd, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc};
+
+use rustix::net::{SocketType, sockopt};
+use service_files::{
+    folders::check_socket_folder_owner,
+    sockets::{SocketError, SocketPath},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    task::JoinSet,
+};
+use units::limits::{SOFT_CACHE_ACCEPT_RETRY, SOFT_CACHE_BACKLOG};
+
+use crate::{connection::serve, server::Server};
+
+/// Reply to a client above the limit of clients.
+const TOO_MANY_CLIENTS: &[u8] = b"-ERR max number of clients reached\r\n";
+/// Option that names the unix socket.
+const UNIX_SOCKET_OPTION: &str = "--unix-socket";
+
+/// Reason why the server cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The address cannot be used.
+    #[error("--listen: cannot listen on {address}")]
+    Tcp {
+        /// Address of the socket.
+        address: SocketAddr,
+        /// Cause.
+        #[source]
+        errno: io::Error,
+    },
+    /// The unix socket cannot be created.
+    #[error(transparent)]
+    Unix(#[from] SocketError),
+    /// Another user could replace the unix socket.
+    #[error("--unix-socket: {0}")]
+    Folder(String),
+}
+
+/// Listening socket.
+#[derive(Debug)]
+pub enum Listener {
+    /// Socket of an address and port.
+    Tcp(TcpListener),
+    /// Socket of a path.
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Listens on an address, and logs it. With port 0, the kernel chooses a port.
+    ///
+    /// # Errors
+    /// [`ListenError::Tcp`].
+    pub async fn tcp(address: SocketAddr) -> Result<Self, ListenError> {
+        let failed = |errno| ListenError::Tcp { address, errno };
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        tracing::info!(%address, "listening");
+        Ok(Self::Tcp(listener))
+    }
+
+    /// Listens on a unix socket with a mode. Replaces a socket that no process serves.
+    ///
+    /// # Errors
+    /// [`ListenError::Unix`] or [`ListenError::Folder`].
+    pub fn unix(path: &Path, mode: u32) -> Result<Self, ListenError> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        check_socket_folder_owner(folder, rustix::process::geteuid().as_raw())
+            .map_err(ListenError::Folder)?;
+        let socket = SocketPath { field: UNIX_SOCKET_OPTION, path };
+        let listener =
+            std::os::unix::net::UnixListener::from(socket.listen(SocketType::STREAM, SOFT_CACHE_BACKLOG)?);
+        let listener = UnixListener::from_std(listener).map_err(socket.io_error("listen on"))?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
+            .map_err(socket.io_error("set the mode of"))?;
+        tracing::info!(path = %path.display(), "listening");
+        Ok(Self::Unix(listener))
+    }
+
+    /// Accepts clients until the server stops, and then waits for the end of their connections.
+    pub async fn accept_clients(self, server: Arc<Server>) {
+        let mut clients = JoinSet::new();
+        while !server.is_stopping() {
+            tokio::select! {
+                accepted = self.accept() => match accepted {
+                    Ok(Client::Tcp(stream)) => admit(&mut clients, stream, &server, TcpStream::try_write),
+                    Ok(Client::Unix(stream)) => admit(&mut clients, stream, &server, UnixStream::try_write),
+                    Err(error) => {
+                        server.log.log(&"listening socket", &error);
+                        tokio::time::sleep(SOFT_CACHE_ACCEPT_RETRY.as_duration()).await;
+                    }
+                },
+                Some(_) = clients.join_next() => {}
+                () = server.stopped() => {}
+            }
+        }
+        drop(self);
+        while clients.join_next().await.is_some() {}
+    }
+
+    async fn accept(&self) -> io::Result<Client> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                set_options(&stream);
+                Ok(Client::Tcp(stream))
+            }
+            Self::Unix(listener) => Ok(Client::Unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+/// Sends replies without delay, and detects clients that disappeared. A failure concerns only this connection.
+fn set_options(stream: &TcpStream) {
+    let result =
+        stream.set_nodelay(true).and_then(|()| Ok(sockopt::set_socket_keepalive(stream.as_fd(), true)?));
+    if let Err(error) = result {
+        tracing::debug!(%error, "cannot set the options of a connection");
+    }
+}
+
+/// Accepted connection.
+enum Client {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// Starts to serve a client, or rejects it if there are too many.
+fn admit<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    clients: &mut JoinSet<()>,
+    stream: S,
+    server: &Arc<Server>,
+    try_write: impl FnOnce(&S, &[u8]) -> io::Result<usize>,
+) {
+    match server.add_client() {
+        Some(client) => drop(clients.spawn(serve(stream, server.clone(), client))),
+        None => {
+            // The client is rejected whether it receives the reason or not.
+            let _ = try_write(&stream, TOO_MANY_CLIENTS);
+        }
+    }
+}

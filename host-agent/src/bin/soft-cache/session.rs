@@ -1,0 +1,30 @@
+//! State of one connection that commands read and change.
+
+use crate::{reply::Protocol, request::RequestLimits};
+
+/// State of one connection.
+#[derive(Debug)]
+pub struct Session {
+    /// Number of the connection since the start of the server, from 1.
+    pub id: u64,
+    /// Name that the client chose, or empty.
+    pub name: Vec<u8>,
+    /// Version of the protocol of replies.
+    pub protocol: Protocol,
+    /// Whether the client may execute commands.
+    pub is_authenticated: bool,
+    /// Whether the connection is closed after the next replies.
+    pub is_closing: bool,
+}
+
+impl Session {
+    /// Creates the state of a new connection.
+    pub fn new(id: u64, is_authenticated: bool) -> Self {
+        Self { id, name: Vec::new(), protocol: Protocol::default(), is_authenticated, is_closing: false }
+    }
+
+    /// Returns the limits of the client's requests.
+    pub fn limits(&self) -> RequestLimits {
+        if self.is_authenticated { RequestLimits::Full } else { RequestLimits::NewClient }
+    }
+}

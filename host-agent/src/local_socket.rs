@@ -1,0 +1,106 @@
+//! Unix sockets that every user of the host can reach: listening, permits for open connections, and warnings about
+//! dropped ones.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::net::{SocketFlags, SocketType, accept_with};
+use service_files::sockets::{SocketError, SocketPath};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use units::UserId;
+
+/// Maximum number of connections that the kernel queues until they are accepted.
+const LISTEN_BACKLOG: u32 = 128;
+/// Minimum interval between warnings about dropped connections.
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Creates a socket to which every user can connect, and listens on it. Replaces a socket that no process serves.
+///
+/// # Errors
+/// [`SocketError`]. The path is then unchanged, unless setting the mode failed.
+pub fn listen(socket: SocketPath<'_>) -> Result<OwnedFd, SocketError> {
+    let listener = socket.listen(SocketType::SEQPACKET, LISTEN_BACKLOG)?;
+    // Every user may connect; each request is checked by the user id of the caller.
+    fs::set_permissions(socket.path, fs::Permissions::from_mode(0o666))
+        .map_err(socket.io_error("set the mode of"))?;
+    Ok(listener)
+}
+
+/// Permits for open connections. Each allowed user has separate permits. All other users, whose requests are
+/// refused, share a few permits. So no user can exhaust the permits of another.
+#[derive(Debug)]
+pub struct ConnectionPermits {
+    per_allowed_user: BTreeMap<UserId, Arc<Semaphore>>,
+    others: Arc<Semaphore>,
+}
+
+impl ConnectionPermits {
+    /// Creates the permits of the allowed users, and of all other users together.
+    pub fn new(allowed_uids: BTreeSet<UserId>, per_user: usize, others: usize) -> Self {
+        let semaphore = |_| Arc::new(Semaphore::new(per_user));
+        Self {
+            per_allowed_user: allowed_uids.into_iter().map(|uid| (uid, semaphore(uid))).collect(),
+            others: Arc::new(Semaphore::new(others)),
+        }
+    }
+
+    /// Returns whether the user may send requests.
+    pub fn is_allowed(&self, uid: UserId) -> bool {
+        self.per_allowed_user.contains_key(&uid)
+    }
+
+    /// Takes a permit, which ends when it is dropped.
+    ///
+    /// # Errors
+    /// The user has no free permit.
+    pub fn acquire(&self, uid: UserId) -> io::Result<OwnedSemaphorePermit> {
+        let semaphore = self.per_allowed_user.get(&uid).unwrap_or(&self.others);
+        let permit = Arc::clone(semaphore).try_acquire_owned();
+        permit.map_err(|_| io::Error::other(format!("uid {uid} has too many connections")))
+    }
+}
+
+/// Accepts a connection, whose socket does not block.
+///
+/// # Errors
+/// There is no connection, or no free file descriptor.
+pub fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+    Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
+}
+
+/// Warnings about dropped connections, of which clients could cause many.
+#[derive(Debug, Default)]
+pub struct DropWarnings {
+    last: Option<Instant>,
+}
+
+impl DropWarnings {
+    /// Logs a dropped connection, unless another one was logged recently.
+    pub fn warn(&mut self, socket: &str, error: &io::Error) {
+        let now = Instant::now();
+        if self.last.is_none_or(|at| now.duration_since(at) >= WARNING_INTERVAL) {
+            self.last = Some(now);
+            tracing::warn!(%error, "dropped connection to the {socket} socket");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn every_user_may_connect_to_the_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("host-memory.sock");
+        let _listener = listen(SocketPath { field: "agent.socket", path: &path }).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
+    }
+}
