@@ -165,6 +165,19 @@ impl State {
         self.is_requested
     }
 
+    /// Records that the pool must give pages up that the daemon has not recorded any more.
+    fn owe(&mut self, pages: u64) {
+        self.recorded = self.recorded.saturating_sub(pages);
+        self.debt = self.debt.saturating_add(pages);
+    }
+
+    /// Gives back budget that the pool does not have any more. Without a connection, the next one begins without
+    /// it.
+    fn give_back(&mut self, pages: u64, held: u64) {
+        self.recorded = self.recorded.saturating_sub(pages);
+        self.send(ClientMessage::Returned { pages, held });
+    }
+
     /// Records that the request, if there is one, is not answered any more.
     fn finish_request(&mut self) {
         (self.is_requested, self.is_overdue) = (false, false);
@@ -208,21 +221,6 @@ impl BudgetSource for Link {
         if pool.is_none() {
             state.close(); // the pool is being dropped
         }
-    }
-}
-
-impl State {
-    /// Records that the pool must give pages up that the daemon has not recorded any more.
-    fn owe(&mut self, pages: u64) {
-        self.recorded = self.recorded.saturating_sub(pages);
-        self.debt = self.debt.saturating_add(pages);
-    }
-
-    /// Gives back budget that the pool does not have any more. Without a connection, the next one begins without
-    /// it.
-    fn give_back(&mut self, pages: u64, held: u64) {
-        self.recorded = self.recorded.saturating_sub(pages);
-        self.send(ClientMessage::Returned { pages, held });
     }
 }
 

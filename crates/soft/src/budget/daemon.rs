@@ -97,7 +97,8 @@ struct Client {
     granted_since_measurement: u64,
     /// End of the time in which the client, which has lost its connection, can connect again.
     detached_until: Option<Ns>,
-    /// The client gave less than was demanded, and receives no demands until then if others can give enough.
+    /// The client gave less than was demanded, and receives no demands until then, unless the host needs memory and no
+    /// other client can receive a demand.
     passed_over_until: Option<Ns>,
     counters: Counters,
 }
@@ -319,8 +320,7 @@ impl Daemon {
     /// Adapts the total to the memory of the host, and demands pages if they are needed. The caller repeats this
     /// periodically: the clients of one call are limited in number.
     pub fn adapt_to_host(&mut self, memory: HostMemory, now: Ns) {
-        let used: u64 = self.ledger.clients().map(ClientSample::used).sum();
-        self.target = used.saturating_add_signed(memory.headroom).min(memory.limit);
+        self.target = self.ledger.used().saturating_add_signed(memory.headroom).min(memory.limit);
         if now < self.grants_from {
             // Clients of an earlier daemon, whose memory is not available any more, have not connected yet.
             self.target = self.target.max(self.ledger.total());

@@ -52,6 +52,11 @@ impl Ledger {
         self.free
     }
 
+    /// Returns the number of pages that all clients use.
+    pub fn used(&self) -> u64 {
+        self.clients.values().map(ClientSample::used).sum()
+    }
+
     /// Returns the budget of a client, or 0 if it is not connected.
     pub fn budget(&self, pid: Pid) -> u64 {
         self.clients.get(&pid).map_or(0, |client| client.budget)

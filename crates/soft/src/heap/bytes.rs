@@ -72,6 +72,17 @@ impl<M> ByteValues<M> {
         Ok(block)
     }
 
+    /// Stores a value of zeros.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub(crate) fn insert_zeros(&mut self, bytes: usize, record: M) -> Result<Block, SoftError> {
+        let block = self.allocate(bytes, record)?;
+        // SAFETY: the new block has memory for `bytes` bytes, and no reference to it exists.
+        unsafe { self.slots.address(block).write_bytes(0, bytes) };
+        Ok(block)
+    }
+
     /// Allocates a block whose bytes are not initialized. The caller initializes them.
     fn allocate(&mut self, bytes: usize, record: M) -> Result<Block, SoftError> {
         let len = u32::try_from(bytes).map_err(|_| SoftError::TooLarge)?;
@@ -149,6 +160,11 @@ impl<M> ByteValues<M> {
         self.slots.arena().idle_pages()
     }
 
+    /// Returns idle pages to the kernel, without moving a value. Returns their number.
+    pub(crate) fn release_idle(&mut self, pages: usize) -> usize {
+        self.slots.release_idle(pages)
+    }
+
     /// Returns the number of pages that [`free_unused`](Self::free_unused) can free.
     pub(crate) fn unused_pages(&self) -> usize {
         self.slots.unused_pages()
@@ -162,24 +178,6 @@ impl<M> ByteValues<M> {
         moved: impl FnMut(&mut RecordsMut<'_, WithLength<M>>, Block, Block),
     ) -> usize {
         self.slots.free_unused(pages, moved)
-    }
-}
-
-impl<M> ByteValues<M> {
-    /// Stores a value of zeros.
-    ///
-    /// # Errors
-    /// As [`insert`](Self::insert).
-    pub(crate) fn insert_zeros(&mut self, bytes: usize, record: M) -> Result<Block, SoftError> {
-        let block = self.allocate(bytes, record)?;
-        // SAFETY: the new block has memory for `bytes` bytes, and no reference to it exists.
-        unsafe { self.slots.address(block).write_bytes(0, bytes) };
-        Ok(block)
-    }
-
-    /// Returns idle pages to the kernel, without moving a value. Returns their number.
-    pub(crate) fn release_idle(&mut self, pages: usize) -> usize {
-        self.slots.release_idle(pages)
     }
 }
 
