@@ -27,7 +27,7 @@ use crate::{
         MemoryForm,
         process::{self, ProcessHandle},
     },
-    local_socket::{self, ConnectionPermits, DropWarnings, accept},
+    local_socket::{ConnectionPermits, LocalListener},
     readiness,
 };
 
@@ -39,7 +39,7 @@ pub fn socket_path(path: &Path) -> SocketPath<'_> {
 /// Listening socket for VMMs.
 #[derive(Debug)]
 pub struct HostMemoryServer {
-    listener: AsyncFd<OwnedFd>,
+    listener: LocalListener,
     permits: ConnectionPermits,
 }
 
@@ -49,28 +49,24 @@ impl HostMemoryServer {
     /// # Errors
     /// [`SocketError`].
     pub fn listen(path: &Path, allowed_uids: BTreeSet<UserId>) -> Result<Self, SocketError> {
-        let listener = readiness::watch(local_socket::listen(socket_path(path))?);
-        let listener = listener.map_err(socket_path(path).io_error("listen on"))?;
         let (per_user, others) =
             (HOST_MEMORY_CONNECTIONS_PER_UID_MAX, HOST_MEMORY_UNAUTHORIZED_CONNECTIONS_MAX);
-        Ok(Self { listener, permits: ConnectionPermits::new(allowed_uids, per_user, others) })
+        Ok(Self {
+            listener: LocalListener::listen(socket_path(path))?,
+            permits: ConnectionPermits::new(allowed_uids, per_user, others),
+        })
     }
 
     /// Serves connections until the driver ends.
     pub async fn serve(self, driver: driver::Handle) {
-        let mut warnings = DropWarnings::default();
-        loop {
-            let accepted = tokio::select! {
-                accepted = self.listener.async_io(tokio::io::Interest::READABLE, accept) => accepted,
-                () = driver.wait_for_driver_end() => return,
-            };
-            match accepted.and_then(|socket| Connection::new(socket, driver.clone(), &self.permits)) {
-                Ok(connection) => drop(tokio::spawn(connection.serve())),
-                Err(error) => {
-                    warnings.warn("host memory", &error);
-                    tokio::task::yield_now().await; // if no descriptor is free, other tasks may close some
-                }
-            }
+        let start = |socket| {
+            let connection = Connection::new(socket, driver.clone(), &self.permits)?;
+            tokio::spawn(connection.serve());
+            Ok(())
+        };
+        tokio::select! {
+            () = self.listener.accept_all("host memory", start) => {}
+            () = driver.wait_for_driver_end() => {}
         }
     }
 }

@@ -11,24 +11,56 @@ use std::{
 
 use rustix::net::{SocketFlags, SocketType, accept_with};
 use service_files::sockets::{SocketError, SocketPath};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
 use units::UserId;
+
+use crate::readiness;
 
 /// Maximum number of connections that the kernel queues until they are accepted.
 const LISTEN_BACKLOG: u32 = 128;
 /// Minimum interval between warnings about dropped connections.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Creates a socket to which every user can connect, and listens on it. Replaces a socket that no process serves.
-///
-/// # Errors
-/// [`SocketError`]. The path is then unchanged, unless setting the mode failed.
-pub fn listen(socket: SocketPath<'_>) -> Result<OwnedFd, SocketError> {
-    let listener = socket.listen(SocketType::SEQPACKET, LISTEN_BACKLOG)?;
-    // Every user may connect; each request is checked by the user id of the caller.
-    fs::set_permissions(socket.path, fs::Permissions::from_mode(0o666))
-        .map_err(socket.io_error("set the mode of"))?;
-    Ok(listener)
+/// Listening socket to which every user can connect.
+#[derive(Debug)]
+pub struct LocalListener {
+    listener: AsyncFd<OwnedFd>,
+}
+
+impl LocalListener {
+    /// Creates a socket, and listens on it. Replaces a socket that no process serves.
+    ///
+    /// # Errors
+    /// [`SocketError`]. The path is then unchanged, unless setting the mode failed.
+    pub fn listen(socket: SocketPath<'_>) -> Result<Self, SocketError> {
+        let listener = socket.listen(SocketType::SEQPACKET, LISTEN_BACKLOG)?;
+        // Every user may connect; each request is checked by the user id of the caller.
+        fs::set_permissions(socket.path, fs::Permissions::from_mode(0o666))
+            .map_err(socket.io_error("set the mode of"))?;
+        let listener = readiness::watch(listener).map_err(socket.io_error("listen on"))?;
+        Ok(Self { listener })
+    }
+
+    /// Accepts connections, whose sockets do not block, until the future is dropped. `start` begins to serve a
+    /// connection, or fails if the connection must be dropped. `name` describes the socket in warnings about dropped
+    /// connections.
+    pub async fn accept_all(self, name: &str, mut start: impl FnMut(OwnedFd) -> io::Result<()>) {
+        let mut warnings = DropWarnings::default();
+        loop {
+            let accepted = self.listener.async_io(Interest::READABLE, accept).await;
+            if let Err(error) = accepted.and_then(&mut start) {
+                warnings.warn(name, &error);
+                tokio::task::yield_now().await; // if no descriptor is free, other tasks may close some
+            }
+        }
+    }
+}
+
+fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+    Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
 }
 
 /// Permits for open connections. Each allowed user has separate permits. All other users, whose requests are
@@ -65,23 +97,15 @@ impl ConnectionPermits {
     }
 }
 
-/// Accepts a connection, whose socket does not block.
-///
-/// # Errors
-/// There is no connection, or no free file descriptor.
-pub fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
-    Ok(accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
-}
-
 /// Warnings about dropped connections, of which clients could cause many.
 #[derive(Debug, Default)]
-pub struct DropWarnings {
+struct DropWarnings {
     last: Option<Instant>,
 }
 
 impl DropWarnings {
     /// Logs a dropped connection, unless another one was logged recently.
-    pub fn warn(&mut self, socket: &str, error: &io::Error) {
+    fn warn(&mut self, socket: &str, error: &io::Error) {
         let now = Instant::now();
         if self.last.is_none_or(|at| now.duration_since(at) >= WARNING_INTERVAL) {
             self.last = Some(now);
@@ -96,11 +120,11 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn every_user_may_connect_to_the_socket() {
+    #[tokio::test]
+    async fn every_user_may_connect_to_the_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("host-memory.sock");
-        let _listener = listen(SocketPath { field: "agent.socket", path: &path }).unwrap();
+        let _listener = LocalListener::listen(SocketPath { field: "agent.socket", path: &path }).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o666);
     }
 }

@@ -11,7 +11,6 @@ mod pressure;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    os::fd::OwnedFd,
     path::Path,
     sync::{
         Arc,
@@ -23,14 +22,10 @@ use std::{
 use rustix::fd::AsFd as _;
 use service_files::sockets::{SocketError, SocketPath};
 use soft::{
-    budget::{ClientReport, ClientSample, Daemon, HostMemory, Pid},
+    budget::{ClientReport, Daemon, HostMemory, Pid},
     protocol::{ClientMessage, DaemonMessage, Refusal},
 };
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    sync::mpsc,
-    time::MissedTickBehavior,
-};
+use tokio::{sync::mpsc, time::MissedTickBehavior};
 use units::{
     Bytes, Ns, UserId,
     limits::{
@@ -47,9 +42,8 @@ use self::{
 use crate::{
     config::soft_memory::SoftMemory as Config,
     host::{cgroup::find_unified_hierarchy, sysfs::Sysfs},
-    local_socket::{self, ConnectionPermits, DropWarnings, accept},
+    local_socket::{ConnectionPermits, LocalListener},
     metrics::Metrics,
-    readiness,
     report_slot::ReportSlot,
     shares::now as unix_now,
     soft_memory_report::{Client, Report},
@@ -57,9 +51,6 @@ use crate::{
 
 /// Number of slices before the manager has sent the desired state.
 pub const SLICES_UNKNOWN: u64 = u64::MAX;
-/// Size of a slice.
-const SLICE: Bytes = Bytes::mib(1024);
-
 /// Initial size of soft memory if slices add to it.
 const MAX_PAGES: u64 = 1 << 40;
 
@@ -89,7 +80,7 @@ pub struct Inputs {
 /// Listening socket of the daemon.
 #[derive(Debug)]
 pub struct SoftMemoryServer {
-    listener: AsyncFd<OwnedFd>,
+    listener: LocalListener,
     inputs: Inputs,
 }
 
@@ -99,9 +90,7 @@ impl SoftMemoryServer {
     /// # Errors
     /// [`SocketError`].
     pub fn listen(path: &Path, inputs: Inputs) -> Result<Self, SocketError> {
-        let listener = readiness::watch(local_socket::listen(socket_path(path))?);
-        let listener = listener.map_err(socket_path(path).io_error("listen on"))?;
-        Ok(Self { listener, inputs })
+        Ok(Self { listener: LocalListener::listen(socket_path(path))?, inputs })
     }
 
     /// Serves clients until the task is aborted.
@@ -113,23 +102,14 @@ impl SoftMemoryServer {
             SOFT_CONNECTIONS_PER_UID_MAX,
             SOFT_UNAUTHORIZED_CONNECTIONS_MAX,
         );
-        tokio::join!(accept_clients(listener, permits, sender), State::new(inputs).run(events));
-    }
-}
-
-async fn accept_clients(listener: AsyncFd<OwnedFd>, permits: ConnectionPermits, events: mpsc::Sender<Event>) {
-    let mut warnings = DropWarnings::default();
-    let mut number = 0;
-    loop {
-        let accepted = listener.async_io(Interest::READABLE, accept).await;
-        number += 1;
-        match accepted.and_then(|socket| Connection::new(socket, number, &permits, events.clone())) {
-            Ok(connection) => drop(tokio::spawn(connection.serve())),
-            Err(error) => {
-                warnings.warn("soft memory", &error);
-                tokio::task::yield_now().await; // if no descriptor is free, other tasks may close some
-            }
-        }
+        let mut number = 0;
+        let start = |socket| {
+            number += 1;
+            let connection = Connection::new(socket, number, &permits, sender.clone())?;
+            tokio::spawn(connection.serve());
+            Ok(())
+        };
+        tokio::join!(listener.accept_all("soft memory", start), State::new(inputs).run(events));
     }
 }
 
@@ -254,10 +234,12 @@ impl State {
         }
     }
 
-    /// Returns the number of slices of the reservation, if it is known.
-    fn slices(&self) -> Option<u64> {
+    /// Returns the largest size of soft memory: the configured size and the slices of the reservation; `None` until
+    /// their number is known.
+    fn limit(&self) -> Option<Bytes> {
         let slices = self.inputs.slices.as_ref().map_or(0, |slices| slices.load(Ordering::Relaxed));
-        (slices != SLICES_UNKNOWN).then_some(slices)
+        let size = self.inputs.config.size.get();
+        (slices != SLICES_UNKNOWN).then(|| Bytes::new(size.saturating_add(Bytes::gib(slices).get())))
     }
 
     /// Adapts the size of soft memory to the memory of the host. Without a measurement, it stays as it is.
@@ -274,15 +256,18 @@ impl State {
             }
         };
         self.has_warned = false;
-        let Config { reserve, stalled_percent, size, .. } = self.inputs.config;
-        let used = self.daemon.ledger().clients().map(ClientSample::used).sum();
+        let Config { reserve, stalled_percent, .. } = self.inputs.config;
         let last = self.last_sample.replace((now, sample));
         let interval_us = last.map_or(0, |(at, _)| now.since(at).0 / 1000);
         let rules = Rules { reserve, stalled_percent };
-        let headroom = sample.headroom(last.as_ref().map(|(_, last)| last), interval_us, rules, used);
+        let headroom = sample.headroom(
+            last.as_ref().map(|(_, last)| last),
+            interval_us,
+            rules,
+            self.daemon.ledger().used(),
+        );
         // The clients may use slices that are not known yet.
-        let slices = self.slices().unwrap_or(u64::MAX);
-        let limit = (size.get().saturating_add(slices.saturating_mul(SLICE.get()))) / PAGE_BYTES;
+        let limit = self.limit().map_or(u64::MAX, |limit| limit.get() / PAGE_BYTES);
         self.daemon.adapt_to_host(HostMemory { limit, headroom }, now);
     }
 
@@ -304,8 +289,7 @@ impl State {
     }
 
     fn report(&self) {
-        let slices = self.slices().unwrap_or(0);
-        let limit = Bytes::new(self.inputs.config.size.get() + slices * SLICE.get());
+        let limit = self.limit().unwrap_or(self.inputs.config.size);
         let ledger = self.daemon.ledger();
         let mut states: Vec<ClientReport> = self.daemon.clients().collect();
         let client_count = states.len();

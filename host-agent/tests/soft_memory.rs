@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "test code: a failed unwrap fails the test")]
 
+#[path = "../src/skipped.rs"]
+mod skipped;
+
 use std::{
     collections::BTreeSet,
     io::{BufRead as _, BufReader, Write as _},
@@ -25,6 +28,7 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType, connect, recv, send, socket},
     process::{Pid, Signal, kill_process},
 };
+use skipped::report_skipped;
 use soft::{
     budget::Settings,
     protocol::{ClientMessage, DaemonMessage, Refusal, VERSION},
@@ -298,8 +302,7 @@ fn forked_child_cannot_use_the_connection_and_does_not_keep_the_budget() {
 #[test]
 fn other_users_are_refused() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: a client of another user, which requires root");
-        return;
+        return report_skipped("a client of another user of soft memory, which requires root");
     }
     let daemon = Daemon::start(8);
     let user = NOBODY.to_string();
