@@ -153,9 +153,10 @@ soft_pool_t *soft_pool_create(size_t budget_pages);
 
 /*
  * Connects to the soft memory daemon of the host (`soft_memory.socket` of the host agent), and creates a pool without
- * budget. Allocations request budget from the daemon, up to `budget_pages_max` pages, and wait for the answer for at most
- * 3 seconds. The library starts a thread, which revokes blocks for other processes and runs the callbacks. A process has
- * at most one connected pool. If the connection ends, the pool keeps its budget, and connects again.
+ * budget. Allocations request budget from the daemon, up to `budget_pages_max` pages, and wait for the answer: 3 seconds
+ * if the daemon does not answer. The library starts a thread, which revokes blocks for other processes and runs the
+ * callbacks. A process has at most one connected pool. If the connection ends, the pool keeps its budget, and connects
+ * again.
  *
  * Returns NULL on failure: SOFT_ERROR_INVALID_ARGUMENT, SOFT_ERROR_DAEMON, or an error of soft_pool_create().
  */
