@@ -195,12 +195,14 @@ impl<S: State> Shared<S> {
         Some(())
     }
 
-    /// Evicts up to [`Self::BATCH`] units until `pages` pages are free, or can be freed by compaction, and
-    /// decrements `units` for each.
+    /// Evicts up to [`Self::BATCH`] units until no pages are missing, or until compaction can free them, and
+    /// decrements `units` for each. `missing` returns the number of missing pages.
     /// Returns the number of freed pages, and whether no more must or can be evicted.
-    fn evict_batch(&self, pages: usize, units: &mut usize) -> (usize, bool) {
+    fn evict_batch(&self, missing: impl Fn() -> usize, units: &mut usize) -> (usize, bool) {
         let mut batch = Vec::new();
         let mut state = self.lock();
+        // Under the lock, because another thread may have freed pages while this one waited for it.
+        let pages = missing();
         let held = state.held_pages();
         let freed = |state: &S| held.saturating_sub(state.held_pages());
         let mut evicted = 0;
@@ -232,11 +234,10 @@ impl<S: State> Shared<S> {
     fn reclaim_units(&self, missing: &dyn Fn(usize) -> usize, units: &mut usize) -> usize {
         let mut freed = 0;
         loop {
-            let pages = missing(freed);
-            if pages == 0 {
+            if missing(freed) == 0 {
                 return freed;
             }
-            let (freed_now, is_done) = self.evict_batch(pages, units);
+            let (freed_now, is_done) = self.evict_batch(|| missing(freed), units);
             self.yield_lock();
             freed += freed_now;
             if is_done {

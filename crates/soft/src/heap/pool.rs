@@ -86,6 +86,8 @@ pub struct Pool {
 struct PoolState {
     budget: usize,
     held: usize,
+    /// Pages that running revocations have taken from the budget.
+    revoking: usize,
     free_chunks: Extents,
     structures_created: u64,
     /// Whether the unused budget fell below the threshold since the last grant.
@@ -138,6 +140,7 @@ impl Pool {
         let state = PoolState {
             budget,
             held: 0,
+            revoking: 0,
             free_chunks: Extents::new(chunks),
             structures_created: 0,
             was_low: false,
@@ -212,6 +215,7 @@ impl Pool {
         let mut state = self.state();
         let revoked = pages.min(state.budget);
         state.budget -= revoked;
+        state.revoking += revoked;
         drop(state);
         let structures = self.structures();
         for structure in &structures {
@@ -221,9 +225,10 @@ impl Pool {
             // Another thread may revoke pages at the same time.
             structure.reclaim(&|_| self.excess());
         }
-        // Pages that could not be freed stay in the budget.
+        // Pages that could not be freed stay in the budget. Other revocations may still free theirs.
         let mut state = self.state();
-        let missing = state.held.saturating_sub(state.budget).min(revoked);
+        state.revoking -= revoked;
+        let missing = state.held.saturating_sub(state.budget.saturating_add(state.revoking)).min(revoked);
         state.budget += missing;
         revoked - missing
     }
