@@ -9,7 +9,9 @@ use std::{
     },
 };
 
-use units::limits::{SOFT_POOL_PAGES_MAX, SOFT_REQUEST_PAGES_MIN, SOFT_STRUCTURES_MAX};
+use units::limits::{
+    SOFT_POOL_PAGES_MAX, SOFT_REQUEST_PAGES_MAX, SOFT_REQUEST_PAGES_MIN, SOFT_STRUCTURES_MAX,
+};
 
 use super::{
     classes::CHUNK_PAGES,
@@ -26,6 +28,8 @@ use crate::{
 const ADDRESS_SPACE_FACTOR: usize = 4;
 /// Smallest address space of [`Pool::new`], in pages: 64 MiB. Each structure takes a chunk at least.
 const ADDRESS_SPACE_PAGES_MIN: usize = 16 << 10;
+/// Budget divided by the pages that are requested in advance.
+const REQUEST_DIVISOR: usize = 64;
 
 /// Source of budget, such as a connection to the soft memory daemon.
 ///
@@ -101,6 +105,14 @@ pub struct PoolStats {
     pub budget: usize,
     /// Pages that structures hold. Exceeds the budget only during [`Pool::revoke`].
     pub held: usize,
+}
+
+impl PoolState {
+    /// Returns the number of pages to request. It increases with the budget, so that a program that grows makes few
+    /// requests.
+    fn request_step(&self) -> usize {
+        (self.budget / REQUEST_DIVISOR).clamp(SOFT_REQUEST_PAGES_MIN, SOFT_REQUEST_PAGES_MAX)
+    }
 }
 
 impl Pool {
@@ -280,7 +292,8 @@ impl Pool {
         }
         let _request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
         // A larger request amortizes its cost over many allocations, but may be denied.
-        for wanted in [pages.max(SOFT_REQUEST_PAGES_MIN), pages] {
+        let step = self.state().request_step();
+        for wanted in [pages.max(step), pages] {
             let unused = self.unused();
             if unused >= pages {
                 return true;
@@ -310,7 +323,7 @@ impl Pool {
         }
         let count = u32::try_from(unused).map_or(wanted, |unused| unused.min(wanted));
         state.held += count as usize;
-        if !state.was_low && unused - (count as usize) < SOFT_REQUEST_PAGES_MIN / 2 {
+        if !state.was_low && unused - (count as usize) < state.request_step() / 2 {
             state.was_low = true;
             self.is_low.store(true, Ordering::Relaxed);
         }
@@ -321,7 +334,8 @@ impl Pool {
     #[inline]
     pub(crate) fn request_ahead(&self) {
         if self.is_low.load(Ordering::Relaxed) && self.is_low.swap(false, Ordering::Relaxed) {
-            self.source.request_ahead(SOFT_REQUEST_PAGES_MIN);
+            let step = self.state().request_step();
+            self.source.request_ahead(step);
         }
     }
 

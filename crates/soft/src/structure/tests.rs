@@ -386,6 +386,23 @@ fn budget_grows_by_requests_and_returns_to_the_source() {
     assert_eq!(*pages.lock().unwrap(), 300);
 }
 
+/// Returns the number of pages that a pool with this budget requests for one more page.
+fn first_request(budget: usize) -> usize {
+    let pages = Arc::new(Mutex::new(1 << 20));
+    let source = Limited { pages: pages.clone(), requests: Arc::default(), ahead: Arc::default() };
+    let pool = Pool::with_source(budget, 1 << 20, Arc::new(source)).unwrap();
+    let list = list_of(&pool, 0, 2 * budget as u64);
+    let before = *pages.lock().unwrap();
+    list.push_back([0; 256]).unwrap();
+    before - *pages.lock().unwrap()
+}
+
+#[test]
+fn requests_increase_with_the_budget_within_limits() {
+    assert_eq!([0, 100, 16_384, 32_768].map(first_request), [256, 256, 256, 512]);
+    assert_eq!(first_request(300_000), 4096);
+}
+
 #[test]
 fn nearly_used_up_budget_is_reported_once_per_grant() {
     let (pages, ahead) = (Arc::new(Mutex::new(0)), Arc::new(AtomicUsize::new(0)));

@@ -31,6 +31,8 @@ pub const SOFT_LOCK_YIELDS_MAX: u32 = 1000;
 pub const SOFT_GRANT_ATTEMPTS_MAX: usize = 3;
 /// Number of pages that a pool of soft memory requests at least from its source (1 MiB).
 pub const SOFT_REQUEST_PAGES_MIN: usize = 256;
+/// Number of pages that a pool of soft memory requests at most from its source in advance (16 MiB).
+pub const SOFT_REQUEST_PAGES_MAX: usize = 4096;
 /// Number of insertions into a full cache in soft memory for each request for more budget.
 pub const SOFT_CACHE_REQUEST_INTERVAL: u32 = 256;
 /// Maximum number of pages that the weight of a client of soft memory takes into account (4 PiB).
