@@ -6,7 +6,7 @@ use units::limits::SOFT_BLOCKS_MAX;
 
 use crate::{
     chain::{Chain, Linked, Links},
-    error::{HandleError, Rejected, SoftError},
+    error::{HandleError, InsertError, SoftError},
     handles::{Handle, HandleTable},
     heap::{Block, DetachedBytes, PinnableValues, Pinned, Pool, Records as _},
     structure::{Deliver, Priority, State, Structure, Usage, count_panics},
@@ -143,9 +143,9 @@ impl SoftBlocks {
     /// [`SoftError::OutOfAddressSpace`] or [`SoftError::TooManyBlocks`].
     pub fn allocate(&self, bytes: usize) -> Result<Handle, SoftError> {
         let allocate = |state: &mut BlocksState, ()| {
-            state.allocate(bytes).map_err(|reason| Rejected { value: (), reason })
+            state.allocate(bytes).map_err(|reason| InsertError { value: (), reason })
         };
-        self.structure.insert((), allocate).map_err(|rejected| rejected.reason)
+        self.structure.insert((), allocate).map_err(SoftError::from)
     }
 
     /// Frees a block without the callback.

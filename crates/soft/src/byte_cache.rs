@@ -13,7 +13,7 @@ use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
 
 use crate::{
     byte_entries::{ByteEntries, NewEntry},
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Block, PAGE_BYTES, Pool, PoolStats},
     index::KeyHash,
     structure::{EntryPriority, Priority, State as _, Structure, Usage},
@@ -138,7 +138,7 @@ impl SoftByteCache {
     ) -> Result<bool, SoftError> {
         let entry = NewEntry::new(self.hash(key), priority, key, value)?;
         let result = self.structure.try_insert((), |entries, ()| insert(entries, &entry));
-        match result.map_err(|rejected| rejected.reason) {
+        match result.map_err(SoftError::from) {
             Err(error @ SoftError::OutOfBudget { .. }) => self.insert_without_budget(&entry, error),
             Err(error @ SoftError::OutOfAddressSpace { .. }) => self.insert_by_eviction(&entry, error),
             result => result,
@@ -151,7 +151,7 @@ impl SoftByteCache {
             return self.insert_by_eviction(entry, error);
         }
         let result = self.structure.insert((), |entries, ()| insert(entries, entry));
-        match result.map_err(|rejected| rejected.reason) {
+        match result.map_err(SoftError::from) {
             Err(error) => self.insert_by_eviction(entry, error),
             replaced => {
                 self.rejections.store(0, Ordering::Relaxed);
@@ -274,8 +274,8 @@ impl SoftByteCache {
 }
 
 /// Inserts an entry or replaces a value.
-fn insert(entries: &mut ByteEntries, entry: &NewEntry<'_>) -> Result<bool, Rejected<()>> {
-    entries.insert(entry).map_err(|reason| Rejected { value: (), reason })
+fn insert(entries: &mut ByteEntries, entry: &NewEntry<'_>) -> Result<bool, InsertError<()>> {
+    entries.insert(entry).map_err(|reason| InsertError { value: (), reason })
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
 
 use crate::{
     entries::{Entries, Insertion},
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::Pool,
     index::KeyHash,
     keyed::Keyed,
@@ -116,7 +116,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
     ///
     /// # Errors
     /// See [`insert_with`](Self::insert_with).
-    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, Rejected<(K, V)>> {
+    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, InsertError<(K, V)>> {
         self.insert_with(EntryPriority::Normal, key, value)
     }
 
@@ -131,11 +131,11 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         priority: EntryPriority,
         key: K,
         value: V,
-    ) -> Result<Option<V>, Rejected<(K, V)>> {
+    ) -> Result<Option<V>, InsertError<(K, V)>> {
         let hash = self.keyed.hash(&key);
         let try_insert = |entries: &mut _, entry| insert(entries, hash, priority, entry);
         let mut result = self.keyed.structure.try_insert((key, value), try_insert);
-        if let Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) = result {
+        if let Err(InsertError { value: entry, reason: SoftError::OutOfBudget { .. } }) = result {
             result = self.insert_without_budget(hash, priority, entry);
         }
         result.map(|replaced| replaced.map(|(_, old)| old))
@@ -152,7 +152,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
             return self.insert_by_eviction(hash, priority, entry);
         }
         match self.keyed.structure.insert(entry, |entries, entry| insert(entries, hash, priority, entry)) {
-            Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
+            Err(InsertError { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
                 self.insert_by_eviction(hash, priority, entry)
             }
             result => {
@@ -177,7 +177,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
             let can_evict = next.is_some() && evicted.len() < SOFT_EVICTION_BATCH;
             evicted.extend(next.filter(|_| can_evict).map(|(block, _)| entries.remove(block)));
             entry = match insert(&mut entries, hash, priority, entry) {
-                Err(Rejected { value, reason: SoftError::OutOfBudget { .. } }) if can_evict => value,
+                Err(InsertError { value, reason: SoftError::OutOfBudget { .. } }) if can_evict => value,
                 result => break result,
             };
         };

@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, sync::Arc};
 
 use crate::{
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Block, Pool, Values},
     index::{EntryRecord, Index, KeyHash},
     structure::{EntryPriority, State},
@@ -11,7 +11,7 @@ use crate::{
 
 /// Result of an insertion: the passed key and the replaced value, which the caller drops after it has released
 /// the lock, or the rejected entry.
-pub(crate) type Insertion<K, V> = Result<Option<(K, V)>, Rejected<(K, V)>>;
+pub(crate) type Insertion<K, V> = Result<Option<(K, V)>, InsertError<(K, V)>>;
 
 /// Entries by key.
 #[derive(Debug)]

@@ -88,7 +88,7 @@ mod vec;
 pub use blocks::SoftBlocks;
 pub use byte_cache::{ScanCursor, ScanDecision, SoftByteCache};
 pub use cache::SoftCache;
-pub use error::{HandleError, PoolError, Rejected, SoftError};
+pub use error::{HandleError, InsertError, PoolError, SoftError};
 pub use handles::Handle;
 pub use heap::{BudgetSource, PAGE_BYTES, Pinned, Pool, PoolStats};
 pub use list::SoftList;

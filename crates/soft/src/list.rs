@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     chain::{Chain, Links},
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Block, Pool, Values},
     structure::{Deliver, Priority, State, Structure, Usage, count_panics},
 };
@@ -70,7 +70,7 @@ impl<T: Send + 'static> SoftList<T> {
     ///
     /// # Errors
     /// Returns the value if the budget or the address space does not suffice.
-    pub fn push_back(&self, value: T) -> Result<(), Rejected<T>> {
+    pub fn push_back(&self, value: T) -> Result<(), InsertError<T>> {
         self.structure.insert(value, |state, value| {
             let block = state.values.insert(value, Links::default())?;
             state.chain.push_back(&mut state.values, block);
@@ -82,7 +82,7 @@ impl<T: Send + 'static> SoftList<T> {
     ///
     /// # Errors
     /// Returns the value if the budget or the address space does not suffice.
-    pub fn push_front(&self, value: T) -> Result<(), Rejected<T>> {
+    pub fn push_front(&self, value: T) -> Result<(), InsertError<T>> {
         self.structure.insert(value, |state, value| {
             let block = state.values.insert(value, Links::default())?;
             state.chain.push_front(&mut state.values, block);

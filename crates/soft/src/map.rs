@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::Pool,
     keyed::Keyed,
     structure::{EntryPriority, Priority, Usage},
@@ -99,7 +99,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
     ///
     /// # Errors
     /// Returns the entry if the budget or the address space does not suffice.
-    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, Rejected<(K, V)>> {
+    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, InsertError<(K, V)>> {
         let hash = self.keyed.hash(&key);
         let replaced = self.keyed.structure.insert((key, value), |entries, entry| {
             entries.insert(hash, EntryPriority::Normal, entry, |_, _| {})

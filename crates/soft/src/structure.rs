@@ -16,7 +16,7 @@ use units::limits::{
 };
 
 use crate::{
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Pool, Revocable},
     lock_mark::{CallbackMark, LockMark},
 };
@@ -361,8 +361,8 @@ impl<S: State> Structure<S> {
     pub(crate) fn insert<T, R>(
         &self,
         mut value: T,
-        mut insert: impl FnMut(&mut S, T) -> Result<R, Rejected<T>>,
-    ) -> Result<R, Rejected<T>> {
+        mut insert: impl FnMut(&mut S, T) -> Result<R, InsertError<T>>,
+    ) -> Result<R, InsertError<T>> {
         for _ in 0..SOFT_GRANT_ATTEMPTS_MAX {
             let rejected = match self.try_insert(value, &mut insert) {
                 Ok(result) => return Ok(result),
@@ -381,8 +381,8 @@ impl<S: State> Structure<S> {
     pub(crate) fn try_insert<T, R>(
         &self,
         value: T,
-        insert: impl FnOnce(&mut S, T) -> Result<R, Rejected<T>>,
-    ) -> Result<R, Rejected<T>> {
+        insert: impl FnOnce(&mut S, T) -> Result<R, InsertError<T>>,
+    ) -> Result<R, InsertError<T>> {
         let result = insert(&mut self.lock(), value);
         self.pool.request_ahead();
         result

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Buffer, Pool},
     structure::{Deliver, Priority, State, Structure, Usage, count_panics},
 };
@@ -84,22 +84,22 @@ impl<T: Send + 'static> SoftVec<T> {
     /// Returns an error if the size overflows, or if the budget or the address space does not suffice.
     pub fn try_reserve(&self, additional: usize) -> Result<(), SoftError> {
         let reserve = |state: &mut VecState<T>, ()| {
-            state.buffer.reserve(additional).map_err(|reason| Rejected { value: (), reason })
+            state.buffer.reserve(additional).map_err(|reason| InsertError { value: (), reason })
         };
-        self.structure.insert((), reserve).map_err(|rejected| rejected.reason)
+        self.structure.insert((), reserve).map_err(SoftError::from)
     }
 
     /// Appends an element.
     ///
     /// # Errors
     /// Returns the element if the budget or the address space does not suffice.
-    pub fn push(&self, value: T) -> Result<(), Rejected<T>> {
+    pub fn push(&self, value: T) -> Result<(), InsertError<T>> {
         self.structure.insert(value, |state, value| match state.buffer.reserve(1) {
             Ok(()) => {
                 state.buffer.push(value);
                 Ok(())
             }
-            Err(reason) => Err(Rejected { value, reason }),
+            Err(reason) => Err(InsertError { value, reason }),
         })
     }
 

@@ -7,7 +7,7 @@ use super::{
     pool::Pool,
     slots::{Block, Records, RecordsMut, Slots},
 };
-use crate::error::{Rejected, SoftError};
+use crate::error::{InsertError, SoftError};
 
 /// Values of type `T`, each with a record `M` in ordinary memory.
 ///
@@ -45,14 +45,14 @@ impl<T, M> Values<T, M> {
     /// # Errors
     /// Returns the value, and [`SoftError::OutOfBudget`] or [`SoftError::OutOfAddressSpace`].
     #[inline]
-    pub(crate) fn insert(&mut self, value: T, record: M) -> Result<Block, Rejected<T>> {
+    pub(crate) fn insert(&mut self, value: T, record: M) -> Result<Block, InsertError<T>> {
         match self.slots.allocate(self.kind, record) {
             Ok(block) => {
                 // SAFETY: the new block has the layout of `T`, and no other reference to it exists.
                 unsafe { self.address(block).write(value) };
                 Ok(block)
             }
-            Err((_, reason)) => Err(Rejected { value, reason }),
+            Err((_, reason)) => Err(InsertError { value, reason }),
         }
     }
 

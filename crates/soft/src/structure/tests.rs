@@ -11,7 +11,8 @@ use std::{
 };
 
 use crate::{
-    BudgetSource, Pool, PoolStats, Priority, Rejected, SoftCache, SoftError, SoftHashMap, SoftList, SoftVec,
+    BudgetSource, InsertError, Pool, PoolStats, Priority, SoftCache, SoftError, SoftHashMap, SoftList,
+    SoftVec,
 };
 
 fn is_send_and_sync<T: Send + Sync>() {}
@@ -147,10 +148,10 @@ fn pool_without_budget_rejects_values() {
     let pool = Pool::new(0).unwrap();
     let (vec, list) = (SoftVec::new(&pool, Priority(0)).unwrap(), SoftList::new(&pool, Priority(0)).unwrap());
     let reason = SoftError::OutOfBudget { pages: 1 };
-    assert_eq!(vec.push(7_u8), Err(Rejected { value: 7, reason }));
-    assert_eq!(list.push_front(8_u8), Err(Rejected { value: 8, reason }));
+    assert_eq!(vec.push(7_u8), Err(InsertError { value: 7, reason }));
+    assert_eq!(list.push_front(8_u8), Err(InsertError { value: 8, reason }));
     let cache = SoftCache::new(&pool, Priority(0)).unwrap();
-    assert_eq!(cache.insert(1_u8, 2_u8), Err(Rejected { value: (1, 2), reason }));
+    assert_eq!(cache.insert(1_u8, 2_u8), Err(InsertError { value: (1, 2), reason }));
     assert_eq!((pool.revoke(5), pool.stats()), (0, PoolStats { budget: 0, held: 0 }));
 }
 
