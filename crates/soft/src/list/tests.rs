@@ -79,15 +79,15 @@ fn rejected_value_ends_an_extension() {
 
 #[test]
 fn rejected_values_of_retain_are_removed_in_order_and_dropped_without_the_lock() {
-    struct Dropped<'a>(u32, &'a SoftList<u32>);
-    impl Drop for Dropped<'_> {
+    struct Dropped(u32, Arc<SoftList<u32>>);
+    impl Drop for Dropped {
         fn drop(&mut self) {
             self.1.push_back(self.0).unwrap();
         }
     }
-    let dropped: &SoftList<u32> = Box::leak(Box::new(list(4)));
+    let dropped = Arc::new(list(4));
     let list = list(4);
-    (0..300).for_each(|value| list.push_back(Dropped(value, dropped)).unwrap());
+    (0..300).for_each(|value| list.push_back(Dropped(value, dropped.clone())).unwrap());
     let mut visited = Vec::new();
     list.retain(|value| {
         visited.push(value.0);
