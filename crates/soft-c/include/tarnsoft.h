@@ -209,6 +209,13 @@ soft_context_t *soft_context_create(soft_pool_t *pool, uint8_t priority, soft_re
  */
 int soft_context_destroy(soft_context_t *context);
 
+/*
+ * Changes the priority of a context. The next soft_revoke() uses it. A revocation that runs already uses the old one.
+ *
+ * Errors: an error of the context.
+ */
+int soft_context_set_priority(soft_context_t *context, uint8_t priority);
+
 /* Stores the use of a context. */
 int soft_context_get_stats(soft_context_t *context, struct soft_context_stats *stats);
 

@@ -140,6 +140,11 @@ impl Context {
         self.blocks.reclaim(pages)
     }
 
+    /// Changes the priority among the contexts of the pool.
+    pub fn set_priority(&self, priority: u8) {
+        self.blocks.set_priority(Priority(priority));
+    }
+
     /// Returns the number of blocks, and the use of soft memory.
     pub fn usage(&self) -> (usize, Usage) {
         (self.blocks.len(), self.blocks.usage())

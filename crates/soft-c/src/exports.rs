@@ -155,6 +155,14 @@ extern "C" fn soft_context_destroy(context: ContextId) -> c_int {
     status(run(|| registry::destroy_context(context.addr())))
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn soft_context_set_priority(context: ContextId, priority: u8) -> c_int {
+    status(run(|| {
+        registry::context(context.addr())?.set_priority(priority);
+        Ok(())
+    }))
+}
+
 /// # Safety
 /// `stats` is null, or points to a structure.
 #[unsafe(no_mangle)]

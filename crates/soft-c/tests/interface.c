@@ -236,6 +236,28 @@ static void test_order(void)
     destroy(high, pool);
 }
 
+static void test_priority_change(void)
+{
+    soft_pool_t *pool = new_pool(4);
+    soft_context_t *first = new_context(pool, 0), *second = new_context(pool, 1);
+    for (int n = 0; n < 2; n++) {
+        new_block(first, 4096, n);
+        new_block(second, 4096, n);
+    }
+    CHECK(soft_context_set_priority(first, 255) == SOFT_OK);
+    CHECK(soft_revoke(pool, 1) == 1);
+    CHECK(context_stats(first).blocks == 2 && context_stats(second).blocks == 1);
+    /* At equal priority, the oldest context is first. */
+    CHECK(soft_context_set_priority(second, 255) == SOFT_OK);
+    CHECK(soft_revoke(pool, 1) == 1);
+    CHECK(context_stats(first).blocks == 1 && context_stats(second).blocks == 1);
+    CHECK(soft_context_set_priority(NULL, 0) == SOFT_ERROR_INVALID_ARGUMENT);
+    CHECK(soft_context_set_priority((soft_context_t *)pool, 0) == SOFT_ERROR_INVALID_CONTEXT);
+    CHECK(soft_context_destroy(first) == SOFT_OK);
+    CHECK(soft_context_set_priority(first, 0) == SOFT_ERROR_INVALID_CONTEXT);
+    destroy(second, pool);
+}
+
 struct log {
     soft_pool_t *pool;
     soft_context_t *context;
@@ -415,6 +437,7 @@ static void *use_blocks(void *argument)
             CHECK(soft_free(context, *handle) == SOFT_ERROR_PINNED && soft_unpin(context, *handle) == SOFT_OK);
         }
         soft_free(context, *handle);
+        CHECK(soft_context_set_priority(context, (uint8_t)n) == SOFT_OK);
         *handle = soft_malloc(context, size);
         block = soft_pin(context, *handle);
         if (block != NULL) {
@@ -467,6 +490,7 @@ static void check_child(const struct shared *shared, soft_handle_t handle, const
     CHECK(soft_unpin(shared->context, handle) == SOFT_ERROR_FORKED);
     CHECK(soft_malloc(shared->context, 1) == 0 && soft_revoke(shared->pool, 1) == SOFT_SIZE_ERROR);
     CHECK(soft_context_destroy(shared->context) == SOFT_ERROR_FORKED);
+    CHECK(soft_context_set_priority(shared->context, 1) == SOFT_ERROR_FORKED);
     CHECK(soft_pool_destroy(shared->pool) == SOFT_ERROR_FORKED);
     CHECK(soft_pool_get_stats(shared->pool, &stats) == SOFT_ERROR_FORKED);
     soft_pool_t *pool = new_pool(8);
@@ -514,6 +538,7 @@ int main(void)
     test_exhaustion();
     test_pins();
     test_order();
+    test_priority_change();
     test_callback();
     test_callback_uses_library();
     test_destruction_waits_for_callback();

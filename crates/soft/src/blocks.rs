@@ -6,7 +6,7 @@ use units::limits::SOFT_BLOCKS_MAX;
 
 use crate::{
     chain::{Chain, Linked, Links},
-    error::{HandleError, Rejected, SoftError},
+    error::{HandleError, InsertError, SoftError},
     handles::{Handle, HandleTable},
     heap::{Block, DetachedBytes, PinnableValues, Pinned, Pool, Records as _},
     structure::{Deliver, Priority, State, Structure, Usage, count_panics},
@@ -35,7 +35,7 @@ use crate::{
 /// let pool = Pool::new(256)?;
 /// let blocks = SoftBlocks::new(&pool, Priority(1))?;
 /// let handle = blocks.allocate(1000)?;
-/// blocks.with_mut(handle, |bytes| bytes[0] = 7)?;
+/// blocks.get_mut(handle, |bytes| bytes[0] = 7)?;
 ///
 /// let pinned = blocks.pin(handle)?;
 /// pool.revoke(255);
@@ -143,9 +143,9 @@ impl SoftBlocks {
     /// [`SoftError::OutOfAddressSpace`] or [`SoftError::TooManyBlocks`].
     pub fn allocate(&self, bytes: usize) -> Result<Handle, SoftError> {
         let allocate = |state: &mut BlocksState, ()| {
-            state.allocate(bytes).map_err(|reason| Rejected { value: (), reason })
+            state.allocate(bytes).map_err(|reason| InsertError { value: (), reason })
         };
-        self.structure.insert((), allocate).map_err(|rejected| rejected.reason)
+        self.structure.insert((), allocate).map_err(SoftError::from)
     }
 
     /// Frees a block without the callback.
@@ -172,7 +172,7 @@ impl SoftBlocks {
     ///
     /// # Errors
     /// Returns [`HandleError::Stale`].
-    pub fn with<R>(&self, handle: Handle, access: impl FnOnce(&[u8]) -> R) -> Result<R, HandleError> {
+    pub fn get<R>(&self, handle: Handle, access: impl FnOnce(&[u8]) -> R) -> Result<R, HandleError> {
         let mut state = self.structure.lock();
         let block = state.use_block(handle)?;
         Ok(access(state.values.get(block)))
@@ -182,7 +182,7 @@ impl SoftBlocks {
     ///
     /// # Errors
     /// Returns [`HandleError::Stale`], or [`HandleError::Pinned`], because a pin gives access without the lock.
-    pub fn with_mut<R>(&self, handle: Handle, access: impl FnOnce(&mut [u8]) -> R) -> Result<R, HandleError> {
+    pub fn get_mut<R>(&self, handle: Handle, access: impl FnOnce(&mut [u8]) -> R) -> Result<R, HandleError> {
         let mut state = self.structure.lock();
         let block = state.use_block(handle)?;
         state.values.get_mut(block).map(access)
@@ -196,6 +196,11 @@ impl SoftBlocks {
         let state = self.structure.lock();
         let block = state.handles.get(handle).ok_or(HandleError::Stale)?;
         Ok(state.values.len_of(block))
+    }
+
+    /// Changes the priority of the structure. A running [`Pool::revoke`] uses the old one.
+    pub fn set_priority(&self, priority: Priority) {
+        self.structure.set_priority(priority);
     }
 
     /// Evicts blocks until `pages` pages are free, and returns the number of freed pages. Frees unused pages first.

@@ -13,7 +13,7 @@ use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
 
 use crate::{
     byte_entries::{ByteEntries, NewEntry},
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Block, PAGE_BYTES, Pool, PoolStats},
     index::KeyHash,
     structure::{EntryPriority, Priority, State as _, Structure, Usage},
@@ -138,7 +138,7 @@ impl SoftByteCache {
     ) -> Result<bool, SoftError> {
         let entry = NewEntry::new(self.hash(key), priority, key, value)?;
         let result = self.structure.try_insert((), |entries, ()| insert(entries, &entry));
-        match result.map_err(|rejected| rejected.reason) {
+        match result.map_err(SoftError::from) {
             Err(error @ SoftError::OutOfBudget { .. }) => self.insert_without_budget(&entry, error),
             Err(error @ SoftError::OutOfAddressSpace { .. }) => self.insert_by_eviction(&entry, error),
             result => result,
@@ -151,7 +151,7 @@ impl SoftByteCache {
             return self.insert_by_eviction(entry, error);
         }
         let result = self.structure.insert((), |entries, ()| insert(entries, entry));
-        match result.map_err(|rejected| rejected.reason) {
+        match result.map_err(SoftError::from) {
             Err(error) => self.insert_by_eviction(entry, error),
             replaced => {
                 self.rejections.store(0, Ordering::Relaxed);
@@ -164,38 +164,46 @@ impl SoftByteCache {
     /// without an eviction. Releases the lock after [`SOFT_EVICTION_BATCH`] evictions and one step of compaction.
     fn insert_by_eviction(&self, entry: &NewEntry<'_>, mut error: SoftError) -> Result<bool, SoftError> {
         // Entries that other threads insert meanwhile are not evicted, so that the loop ends.
-        let mut evictable = self.len();
+        let mut evictable = self.len().max(1);
         loop {
             let mut entries = self.structure.lock();
-            let held = entries.held_pages();
-            let evicted = self.free_memory(&mut entries, entry, error, evictable.min(SOFT_EVICTION_BATCH));
-            let has_progress = evicted > 0 || entries.held_pages() < held;
-            let result = if has_progress { entries.insert(entry) } else { Err(error) };
+            let (held, maximum) = (entries.held_pages(), evictable.min(SOFT_EVICTION_BATCH));
+            let Some(evicted) = self.free_memory(&mut entries, entry, error, maximum) else {
+                return Err(error);
+            };
+            // An attempt without an effect counts as an eviction, so that the loop ends.
+            let has_no_effect = evicted == 0 && entries.held_pages() == held;
+            let result = entries.insert(entry);
             drop(entries);
             self.structure.count_evicted(evicted);
-            evictable = evictable.saturating_sub(evicted);
+            evictable = evictable.saturating_sub(evicted + usize::from(has_no_effect));
             match result {
-                Err(next) if has_progress => error = next,
+                Err(next) => error = next,
                 result => return result,
             }
         }
     }
 
     /// Frees memory for an entry whose insertion failed with `error`: unused pages first, and then entries, at most
-    /// `maximum`. Returns the number of evicted entries.
+    /// `maximum`. Returns the number of evicted entries, or `None` if there is no memory.
     fn free_memory(
         &self,
         entries: &mut ByteEntries,
         entry: &NewEntry<'_>,
         error: SoftError,
         maximum: usize,
-    ) -> usize {
-        match error {
+    ) -> Option<usize> {
+        let held_before = entries.held_pages();
+        let evicted = match error {
             SoftError::OutOfBudget { pages } => {
                 let PoolStats { budget, held } = self.pool.stats();
                 let missing = (held + pages).saturating_sub(budget);
-                if missing > entries.held_pages() {
-                    return 0; // an eviction of all entries would not suffice
+                // Another thread may have freed memory since the error.
+                if maximum > 0 && (entries.idle_pages() >= missing || entries.has_free_slot(entry)) {
+                    return Some(0);
+                }
+                if missing > held_before {
+                    return None; // an eviction of all entries would not suffice
                 }
                 let evicted = entries.evict_for(entry, missing, maximum);
                 // The insertion uses idle pages. Entries are moved only if the result suffices.
@@ -210,12 +218,14 @@ impl SoftByteCache {
                 // The address range of a chunk is free when all its pages are.
                 if entries.unused_pages() > 0 {
                     entries.free_unused(usize::MAX);
-                    return 0;
+                    0
+                } else {
+                    entries.evict_for(entry, 1, maximum)
                 }
-                entries.evict_for(entry, 1, maximum)
             }
             _ => 0,
-        }
+        };
+        (evicted > 0 || entries.held_pages() < held_before).then_some(evicted)
     }
 
     /// Removes a key. Returns whether it had a value.
@@ -255,10 +265,30 @@ impl SoftByteCache {
         (end < entries.page_numbers()).then_some(ScanCursor(end))
     }
 
+    /// Passes each entry to a closure, in arbitrary order, and removes those for which it returns `false`. The order
+    /// of eviction does not change.
+    pub fn retain(&self, mut keep: impl FnMut(&[u8], &[u8]) -> bool) {
+        let decide = |key: &[u8], value: &[u8]| match keep(key, value) {
+            true => ScanDecision::Keep,
+            false => ScanDecision::Remove,
+        };
+        self.scan(ScanCursor::default(), u32::MAX, decide);
+    }
+
     /// Removes all entries.
     pub fn clear(&self) {
         let cleared = self.structure.lock().take();
         drop(cleared);
+    }
+
+    /// Moves entries together, and frees pages and memory that are not needed.
+    pub fn shrink_to_fit(&self) {
+        self.structure.shrink_to_fit();
+    }
+
+    /// Changes the priority of the structure. A running [`Pool::revoke`] uses the old one.
+    pub fn set_priority(&self, priority: Priority) {
+        self.structure.set_priority(priority);
     }
 
     /// Evicts entries until `pages` pages are free, and returns the number of freed pages. Frees unused
@@ -274,8 +304,8 @@ impl SoftByteCache {
 }
 
 /// Inserts an entry or replaces a value.
-fn insert(entries: &mut ByteEntries, entry: &NewEntry<'_>) -> Result<bool, Rejected<()>> {
-    entries.insert(entry).map_err(|reason| Rejected { value: (), reason })
+fn insert(entries: &mut ByteEntries, entry: &NewEntry<'_>) -> Result<bool, InsertError<()>> {
+    entries.insert(entry).map_err(|reason| InsertError { value: (), reason })
 }
 
 #[cfg(test)]

@@ -137,14 +137,18 @@ impl ByteEntries {
         self.index.touch(&mut self.values, block);
     }
 
+    /// Returns whether a new entry fits into a free slot.
+    pub(crate) fn has_free_slot(&self, entry: &NewEntry<'_>) -> bool {
+        self.values.has_free_slot(entry.block_bytes())
+    }
+
     /// Evicts entries of at most the priority of a new entry, until `pages` pages are unused or the new entry fits
     /// into a free slot, at most `maximum` entries. Returns the number of evicted entries.
     pub(crate) fn evict_for(&mut self, entry: &NewEntry<'_>, pages: usize, maximum: usize) -> usize {
-        let bytes = entry.block_bytes();
         let mut evicted = 0;
         while evicted < maximum
             && self.unused_pages() < pages
-            && !self.values.has_free_slot(bytes)
+            && !self.has_free_slot(entry)
             && let Some((block, priority)) = self.index.next_evicted(&self.values)
             && priority <= entry.priority
         {
@@ -213,8 +217,6 @@ impl State for ByteEntries {
     }
 
     fn free_unused(&mut self, pages: usize) {
-        let index = &mut self.index;
-        self.values.free_unused(pages, |values, from, to| index.update_moved(values, from, to));
-        self.index.shrink(&self.values);
+        self.index.free_unused(&mut self.values, pages);
     }
 }

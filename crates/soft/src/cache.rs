@@ -13,7 +13,7 @@ use units::limits::{SOFT_CACHE_REQUEST_INTERVAL, SOFT_EVICTION_BATCH};
 
 use crate::{
     entries::{Entries, Insertion},
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::Pool,
     index::KeyHash,
     keyed::Keyed,
@@ -39,7 +39,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftCache<K, V> {
     /// # Errors
     /// Returns an error if an entry is too large, or if the pool has too many structures.
     pub fn new(pool: &Arc<Pool>, priority: Priority) -> Result<Self, SoftError> {
-        Keyed::new(pool, priority, RandomState::new()).map(Self::from_keyed)
+        Self::with_hasher(pool, priority, RandomState::new())
     }
 
     /// Creates an empty cache. Each evicted entry is passed to the callback, which runs without a lock.
@@ -51,22 +51,30 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftCache<K, V> {
         priority: Priority,
         callback: impl Fn(K, V) + Send + Sync + 'static,
     ) -> Result<Self, SoftError> {
-        Self::with_hasher(pool, priority, RandomState::new(), callback)
+        Self::with_callback_and_hasher(pool, priority, callback, RandomState::new())
     }
 }
 
 impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache<K, V, S> {
-    /// Creates an empty cache with a hasher and a callback.
+    /// Creates an empty cache with a hasher. Evicted entries are dropped.
     ///
     /// # Errors
     /// Returns an error if an entry is too large, or if the pool has too many structures.
-    pub fn with_hasher(
+    pub fn with_hasher(pool: &Arc<Pool>, priority: Priority, hasher: S) -> Result<Self, SoftError> {
+        Keyed::new(pool, priority, hasher).map(Self::from_keyed)
+    }
+
+    /// Creates an empty cache with a callback, as [`with_callback`](SoftCache::with_callback), and a hasher.
+    ///
+    /// # Errors
+    /// Returns an error if an entry is too large, or if the pool has too many structures.
+    pub fn with_callback_and_hasher(
         pool: &Arc<Pool>,
         priority: Priority,
-        hasher: S,
         callback: impl Fn(K, V) + Send + Sync + 'static,
+        hasher: S,
     ) -> Result<Self, SoftError> {
-        Keyed::with_callback(pool, priority, hasher, callback).map(Self::from_keyed)
+        Keyed::with_callback(pool, priority, callback, hasher).map(Self::from_keyed)
     }
 
     fn from_keyed(keyed: Keyed<K, V, S>) -> Self {
@@ -81,6 +89,14 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
     /// Returns whether the cache has no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns whether the cache contains a key, without a change of the order of eviction.
+    pub fn contains_key<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.peek(key, |_| ()).is_some()
     }
 
     /// Passes the value of a key to a closure. The entry becomes the most recently used one.
@@ -116,7 +132,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
     ///
     /// # Errors
     /// See [`insert_with`](Self::insert_with).
-    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, Rejected<(K, V)>> {
+    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, InsertError<(K, V)>> {
         self.insert_with(EntryPriority::Normal, key, value)
     }
 
@@ -131,11 +147,11 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         priority: EntryPriority,
         key: K,
         value: V,
-    ) -> Result<Option<V>, Rejected<(K, V)>> {
+    ) -> Result<Option<V>, InsertError<(K, V)>> {
         let hash = self.keyed.hash(&key);
         let try_insert = |entries: &mut _, entry| insert(entries, hash, priority, entry);
         let mut result = self.keyed.structure.try_insert((key, value), try_insert);
-        if let Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) = result {
+        if let Err(InsertError { value: entry, reason: SoftError::OutOfBudget { .. } }) = result {
             result = self.insert_without_budget(hash, priority, entry);
         }
         result.map(|replaced| replaced.map(|(_, old)| old))
@@ -152,7 +168,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
             return self.insert_by_eviction(hash, priority, entry);
         }
         match self.keyed.structure.insert(entry, |entries, entry| insert(entries, hash, priority, entry)) {
-            Err(Rejected { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
+            Err(InsertError { value: entry, reason: SoftError::OutOfBudget { .. } }) => {
                 self.insert_by_eviction(hash, priority, entry)
             }
             result => {
@@ -170,20 +186,29 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         priority: EntryPriority,
         mut entry: (K, V),
     ) -> Insertion<K, V> {
-        let mut evicted = Vec::new();
+        let mut evicted = self.keyed.structure.evicted(); // delivered after the lock is released
         let mut entries = self.keyed.structure.lock();
-        let result = loop {
+        loop {
             let next = entries.next_evicted().filter(|(_, next_priority)| *next_priority <= priority);
             let can_evict = next.is_some() && evicted.len() < SOFT_EVICTION_BATCH;
-            evicted.extend(next.filter(|_| can_evict).map(|(block, _)| entries.remove(block)));
+            if let Some((block, _)) = next.filter(|_| can_evict) {
+                evicted.push(entries.remove(block));
+            }
             entry = match insert(&mut entries, hash, priority, entry) {
-                Err(Rejected { value, reason: SoftError::OutOfBudget { .. } }) if can_evict => value,
-                result => break result,
+                Err(InsertError { value, reason: SoftError::OutOfBudget { .. } }) if can_evict => value,
+                result => return result,
             };
-        };
-        drop(entries);
-        evicted.into_iter().for_each(|entry| self.keyed.structure.deliver(entry));
-        result
+        }
+    }
+
+    /// Inserts entries as [`insert`](Self::insert) until one is rejected, and drops the replaced values. The iterator
+    /// runs without the lock.
+    ///
+    /// # Errors
+    /// Returns the rejected entry. The entries before it are inserted. To continue later, pass a mutable reference to
+    /// the iterator.
+    pub fn try_extend(&self, entries: impl IntoIterator<Item = (K, V)>) -> Result<(), InsertError<(K, V)>> {
+        entries.into_iter().try_for_each(|(key, value)| self.insert(key, value).map(drop))
     }
 
     /// Removes a key, and returns its value.
@@ -199,9 +224,26 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftCache
         self.keyed.for_each(access);
     }
 
+    /// Passes each entry to a closure, in arbitrary order, and removes those for which it returns `false`. The
+    /// removed entries are dropped after the lock is released. The order of eviction does not change. A panic of the
+    /// closure ends the operation.
+    pub fn retain(&self, keep: impl FnMut(&K, &mut V) -> bool) {
+        self.keyed.retain(keep);
+    }
+
     /// Removes and drops all entries.
     pub fn clear(&self) {
         self.keyed.clear();
+    }
+
+    /// Moves entries together, and frees pages and memory that are not needed.
+    pub fn shrink_to_fit(&self) {
+        self.keyed.structure.shrink_to_fit();
+    }
+
+    /// Changes the priority of the structure. A running [`Pool::revoke`] uses the old one.
+    pub fn set_priority(&self, priority: Priority) {
+        self.keyed.structure.set_priority(priority);
     }
 
     /// Evicts entries until `pages` pages are free, and returns the number of freed pages. Frees unused

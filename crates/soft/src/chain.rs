@@ -9,6 +9,13 @@ pub(crate) struct Links {
     next: Option<Block>,
 }
 
+impl Links {
+    /// Returns the next value.
+    pub(crate) fn next(self) -> Option<Block> {
+        self.next
+    }
+}
+
 /// Record with links.
 pub(crate) trait Linked {
     /// Returns the links of the value.
@@ -115,6 +122,6 @@ impl Chain {
 
     /// Returns all values, from the first to the last.
     pub(crate) fn iter<R: Records<Record: Linked>>(self, values: &R) -> impl Iterator<Item = Block> {
-        std::iter::successors(self.first, |block| values.record(*block).links().next)
+        std::iter::successors(self.first, |block| values.record(*block).links().next())
     }
 }

@@ -13,7 +13,6 @@
 
 use std::{
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     thread,
@@ -293,12 +292,7 @@ impl Link {
     fn run(&self, first: Arc<OwnedFd>) {
         let mut connection = Some(first);
         loop {
-            // A destructor of a value can panic if the program drops a structure while its pages are revoked.
-            let serve = |socket| catch_unwind(AssertUnwindSafe(|| self.serve(&socket)));
-            let ended = connection.take().map_or(Ok(Ended::Lost), serve).unwrap_or_else(|payload| {
-                std::mem::forget(payload); // its destructor could panic again
-                Ended::Lost
-            });
+            let ended = connection.take().map_or(Ended::Lost, |socket| self.serve(&socket));
             if matches!(ended, Ended::PoolDropped) {
                 return;
             }

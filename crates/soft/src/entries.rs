@@ -3,7 +3,7 @@
 use std::{borrow::Borrow, sync::Arc};
 
 use crate::{
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Block, Pool, Values},
     index::{EntryRecord, Index, KeyHash},
     structure::{EntryPriority, State},
@@ -11,7 +11,7 @@ use crate::{
 
 /// Result of an insertion: the passed key and the replaced value, which the caller drops after it has released
 /// the lock, or the rejected entry.
-pub(crate) type Insertion<K, V> = Result<Option<(K, V)>, Rejected<(K, V)>>;
+pub(crate) type Insertion<K, V> = Result<Option<(K, V)>, InsertError<(K, V)>>;
 
 /// Entries by key.
 #[derive(Debug)]
@@ -81,6 +81,30 @@ impl<K: Eq, V> Entries<K, V> {
         self.values.remove(block).0
     }
 
+    /// Removes an entry without dropping it.
+    fn forget(&mut self, block: Block) {
+        self.index.remove(&mut self.values, block);
+        self.values.forget(block);
+    }
+
+    /// Removes the entries for which `keep` returns `false`. Adds those that need a drop to `removed`.
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool, removed: &mut Vec<(K, V)>) {
+        for page in 0..self.values.page_numbers() {
+            let blocks: Vec<Block> = self.values.blocks_at(page).collect();
+            for block in blocks {
+                let (key, value) = self.values.get_mut(block);
+                if keep(key, value) {
+                    continue;
+                }
+                if std::mem::needs_drop::<(K, V)>() {
+                    removed.push(self.remove(block));
+                } else {
+                    self.forget(block);
+                }
+            }
+        }
+    }
+
     /// Makes an entry the last one to be evicted of its priority.
     pub(crate) fn touch(&mut self, block: Block) {
         self.index.touch(&mut self.values, block);
@@ -117,8 +141,7 @@ impl<K: Eq + Send + 'static, V: Send + 'static> State for Entries<K, V> {
 
     fn discard(&mut self) -> Option<()> {
         let (block, _) = self.next_evicted()?;
-        self.index.remove(&mut self.values, block);
-        self.values.forget(block);
+        self.forget(block);
         Some(())
     }
 
@@ -135,8 +158,6 @@ impl<K: Eq + Send + 'static, V: Send + 'static> State for Entries<K, V> {
     }
 
     fn free_unused(&mut self, pages: usize) {
-        let index = &mut self.index;
-        self.values.free_unused(pages, |values, from, to| index.update_moved(values, from, to));
-        self.index.shrink(&self.values);
+        self.index.free_unused(&mut self.values, pages);
     }
 }

@@ -58,26 +58,39 @@ pub enum HandleError {
 
 /// Error of an insertion. Contains the value that was not inserted.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Rejected<T> {
+pub struct InsertError<T> {
     /// The value that was not inserted.
     pub value: T,
     /// Reason of the failure.
     pub reason: SoftError,
 }
 
-impl<T> fmt::Debug for Rejected<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rejected").field("reason", &self.reason).finish_non_exhaustive()
+impl<T> InsertError<T> {
+    /// Returns the value that was not inserted.
+    pub fn into_value(self) -> T {
+        self.value
     }
 }
 
-impl<T> fmt::Display for Rejected<T> {
+impl<T> From<InsertError<T>> for SoftError {
+    fn from(error: InsertError<T>) -> Self {
+        error.reason
+    }
+}
+
+impl<T> fmt::Debug for InsertError<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InsertError").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for InsertError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.reason.fmt(f)
     }
 }
 
-impl<T> std::error::Error for Rejected<T> {}
+impl<T> std::error::Error for InsertError<T> {}
 
 /// Error of the creation of a [`Pool`](crate::Pool).
 #[derive(Debug, thiserror::Error)]
@@ -101,4 +114,23 @@ pub enum PoolError {
         /// Largest size in pages.
         maximum: usize,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn insert_error_contains_value_and_reason() {
+        /// Value without `Debug` and `Display`.
+        struct Opaque(u8);
+
+        let reason = SoftError::OutOfBudget { pages: 3 };
+        let error = || InsertError { value: Opaque(7), reason };
+        let boxed: Box<dyn std::error::Error + Send + Sync> = error().into();
+        assert_eq!(boxed.to_string(), "cannot allocate soft memory: the budget lacks 3 pages");
+        assert!(boxed.source().is_none());
+        assert_eq!(format!("{:?}", error()), "InsertError { reason: OutOfBudget { pages: 3 }, .. }");
+        assert_eq!((SoftError::from(error()), error().into_value().0), (reason, 7));
+    }
 }

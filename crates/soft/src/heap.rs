@@ -45,7 +45,7 @@ pub use pinned::Pinned;
 pub(crate) use pinned::{PinRecord, PinnableValues};
 pub(crate) use pool::Revocable;
 pub use pool::{BudgetSource, Pool, PoolStats};
-pub(crate) use slots::{Block, Records};
+pub(crate) use slots::{Block, Compact, Records};
 pub(crate) use values::Values;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use hashbrown::HashTable;
 
 use crate::{
     chain::{Chain, Linked, Links},
-    heap::{Block, Records},
+    heap::{Block, Compact, Records},
     structure::EntryPriority,
 };
 
@@ -135,20 +135,22 @@ impl Index {
         self.chains.iter().flat_map(|chain| chain.iter(heap))
     }
 
+    /// Frees up to about `pages` pages of a heap without removing an entry, and memory of the index if it has room for
+    /// many more entries than it has.
+    pub(crate) fn free_unused<H: EntryHeap + Compact>(&mut self, heap: &mut H, pages: usize) {
+        heap.free_unused(pages, |records, from, to| self.update_moved(records, from, to));
+        if self.table.capacity() / CAPACITY_SLACK > self.table.len() {
+            let hash_of = |block: &Block| heap.record(*block).as_ref().hash.spread();
+            self.table.shrink_to(self.table.len(), hash_of);
+        }
+    }
+
     /// Updates the index after a compaction moved an entry to another block.
-    pub(crate) fn update_moved<H: EntryHeap>(&mut self, heap: &mut H, from: Block, to: Block) {
+    fn update_moved<H: EntryHeap>(&mut self, heap: &mut H, from: Block, to: Block) {
         let EntryRecord { hash, priority, .. } = *heap.record(to).as_ref();
         if let Some(block) = self.table.find_mut(hash.spread(), |block| *block == from) {
             *block = to;
         }
         self.chains[priority as usize].relink(heap, to);
-    }
-
-    /// Frees memory of the index if it has room for many more entries than it has.
-    pub(crate) fn shrink<H: EntryHeap>(&mut self, heap: &H) {
-        if self.table.capacity() / CAPACITY_SLACK > self.table.len() {
-            let hash_of = |block: &Block| heap.record(*block).as_ref().hash.spread();
-            self.table.shrink_to(self.table.len(), hash_of);
-        }
     }
 }

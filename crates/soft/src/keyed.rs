@@ -37,8 +37,8 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> Keyed<K, 
     pub fn with_callback(
         pool: &Arc<Pool>,
         priority: Priority,
-        hasher: S,
         callback: impl Fn(K, V) + Send + Sync + 'static,
+        hasher: S,
     ) -> Result<Self, SoftError> {
         let deliver = move |(key, value)| count_panics(|| callback(key, value));
         Self::with_delivery(pool, priority, hasher, Some(Box::new(deliver)))
@@ -91,9 +91,19 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> Keyed<K, 
         self.structure.lock().iter().for_each(|(key, value)| access(key, value));
     }
 
+    /// Passes each entry to a closure, in arbitrary order, and removes those for which it returns `false`. The removed
+    /// entries are dropped after the lock is released.
+    pub fn retain(&self, keep: impl FnMut(&K, &mut V) -> bool) {
+        let mut removed = Vec::new(); // dropped after the lock is released
+        self.structure.lock().retain(keep, &mut removed);
+    }
+
     /// Removes all entries, and drops them after the lock is released.
     pub fn clear(&self) {
         let cleared = self.structure.lock().take();
         drop(cleared);
     }
 }
+
+#[cfg(test)]
+mod tests;

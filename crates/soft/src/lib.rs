@@ -27,7 +27,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let pool = Pool::new(256)?; // a budget of 256 pages of 4 KiB
 //! let cache = SoftCache::new(&pool, Priority(1))?;
-//! cache.insert("key", vec![1, 2, 3]).ok();
+//! cache.insert("key", vec![1, 2, 3])?;
 //! assert_eq!(cache.get("key", Vec::len), Some(3));
 //!
 //! let pages = pool.revoke(256); // gives the whole budget back
@@ -47,6 +47,22 @@
 //!
 //! The locks are taken in this order: the lock of the requests to the source, the lock of a structure, the lock
 //! of the budget. The lock of the list of structures is held alone.
+//!
+//! # Panics of the program
+//!
+//! If a closure, a callback, a destructor, or `Hash` or `Eq` of a key panics, the structure stays consistent, and the
+//! books of the pool stay exact:
+//!
+//! - A panic of an access closure, or of `Hash` or `Eq`, ends the operation, and is passed to the caller. The contents
+//!   are unchanged; an insertion drops its entry. If the insertion has evicted entries before, the callback
+//!   receives them.
+//! - `Hash` runs without a lock, and `Eq` under the lock, as an access closure. If `Eq` panics during an insertion, the
+//!   destructor of the entry also runs under the lock. If it then accesses a soft structure, it panics as well, which
+//!   ends the process.
+//! - If a destructor panics while a structure is cleared or dropped, the destructors of its other values may not
+//!   run. All pages are freed.
+//! - A reclamation calls neither `Hash` nor `Eq`. Panics of callbacks and of destructors of evicted values are caught
+//!   and counted in [`Usage::callback_panics`].
 //!
 //! # Memory
 //!
@@ -88,7 +104,7 @@ mod vec;
 pub use blocks::SoftBlocks;
 pub use byte_cache::{ScanCursor, ScanDecision, SoftByteCache};
 pub use cache::SoftCache;
-pub use error::{HandleError, PoolError, Rejected, SoftError};
+pub use error::{HandleError, InsertError, PoolError, SoftError};
 pub use handles::Handle;
 pub use heap::{BudgetSource, PAGE_BYTES, Pinned, Pool, PoolStats};
 pub use list::SoftList;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::{
     chain::{Chain, Links},
-    error::{Rejected, SoftError},
-    heap::{Block, Pool, Values},
+    error::{InsertError, SoftError},
+    heap::{Block, Compact as _, Pool, Records as _, Values},
     structure::{Deliver, Priority, State, Structure, Usage, count_panics},
 };
 
@@ -70,7 +70,7 @@ impl<T: Send + 'static> SoftList<T> {
     ///
     /// # Errors
     /// Returns the value if the budget or the address space does not suffice.
-    pub fn push_back(&self, value: T) -> Result<(), Rejected<T>> {
+    pub fn push_back(&self, value: T) -> Result<(), InsertError<T>> {
         self.structure.insert(value, |state, value| {
             let block = state.values.insert(value, Links::default())?;
             state.chain.push_back(&mut state.values, block);
@@ -82,7 +82,7 @@ impl<T: Send + 'static> SoftList<T> {
     ///
     /// # Errors
     /// Returns the value if the budget or the address space does not suffice.
-    pub fn push_front(&self, value: T) -> Result<(), Rejected<T>> {
+    pub fn push_front(&self, value: T) -> Result<(), InsertError<T>> {
         self.structure.insert(value, |state, value| {
             let block = state.values.insert(value, Links::default())?;
             state.chain.push_front(&mut state.values, block);
@@ -116,6 +116,34 @@ impl<T: Send + 'static> SoftList<T> {
         state.chain.last().map(|block| access(state.values.get(block)))
     }
 
+    /// Passes the first value to a closure that can change it.
+    pub fn front_mut<R>(&self, access: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let mut state = self.structure.lock();
+        state.chain.first().map(|block| access(state.values.get_mut(block)))
+    }
+
+    /// Passes the last value to a closure that can change it.
+    pub fn back_mut<R>(&self, access: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let mut state = self.structure.lock();
+        state.chain.last().map(|block| access(state.values.get_mut(block)))
+    }
+
+    /// Appends values until one is rejected. The iterator runs without the lock.
+    ///
+    /// # Errors
+    /// Returns the rejected value. The values before it stay in the list. To continue later, pass a mutable
+    /// reference to the iterator.
+    pub fn try_extend(&self, values: impl IntoIterator<Item = T>) -> Result<(), InsertError<T>> {
+        values.into_iter().try_for_each(|value| self.push_back(value))
+    }
+
+    /// Passes each value to a closure, from the first to the last, and removes those for which it returns `false`.
+    /// The removed values are dropped after the lock is released. A panic of the closure ends the operation.
+    pub fn retain(&self, keep: impl FnMut(&T) -> bool) {
+        let mut removed = Vec::new(); // dropped after the lock is released
+        self.structure.lock().retain(keep, &mut removed);
+    }
+
     /// Passes each value to a closure, from the first to the last.
     pub fn for_each(&self, mut access: impl FnMut(&T)) {
         let state = self.structure.lock();
@@ -128,6 +156,16 @@ impl<T: Send + 'static> SoftList<T> {
         let cleared = state.take();
         drop(state);
         drop(cleared);
+    }
+
+    /// Moves values together, and frees pages and memory that are not needed.
+    pub fn shrink_to_fit(&self) {
+        self.structure.shrink_to_fit();
+    }
+
+    /// Changes the priority of the structure. A running [`Pool::revoke`] uses the old one.
+    pub fn set_priority(&self, priority: Priority) {
+        self.structure.set_priority(priority);
     }
 
     /// Evicts the oldest values until `pages` pages are free, and returns the number of freed pages.
@@ -158,6 +196,23 @@ impl<T> ListState<T> {
 
     fn pop_front(&mut self) -> Option<T> {
         self.unlink_front().map(|block| self.values.remove(block).0)
+    }
+
+    /// Removes the values for which `keep` returns `false`. Adds those that need a drop to `removed`.
+    fn retain(&mut self, mut keep: impl FnMut(&T) -> bool, removed: &mut Vec<T>) {
+        let mut next = self.chain.first();
+        while let Some(block) = next {
+            next = self.values.record(block).next();
+            if keep(self.values.get(block)) {
+                continue;
+            }
+            self.chain.unlink(&mut self.values, block);
+            if std::mem::needs_drop::<T>() {
+                removed.push(self.values.remove(block).0);
+            } else {
+                self.values.forget(block);
+            }
+        }
     }
 }
 

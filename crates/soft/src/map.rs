@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::Pool,
     keyed::Keyed,
     structure::{EntryPriority, Priority, Usage},
@@ -28,7 +28,7 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftHashMap<K, V> {
     /// # Errors
     /// Returns an error if an entry is too large, or if the pool has too many structures.
     pub fn new(pool: &Arc<Pool>, priority: Priority) -> Result<Self, SoftError> {
-        Keyed::new(pool, priority, RandomState::new()).map(|keyed| Self { keyed })
+        Self::with_hasher(pool, priority, RandomState::new())
     }
 
     /// Creates an empty map. Each evicted entry is passed to the callback, which runs without a lock.
@@ -40,22 +40,30 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static> SoftHashMap<K, V> {
         priority: Priority,
         callback: impl Fn(K, V) + Send + Sync + 'static,
     ) -> Result<Self, SoftError> {
-        Self::with_hasher(pool, priority, RandomState::new(), callback)
+        Self::with_callback_and_hasher(pool, priority, callback, RandomState::new())
     }
 }
 
 impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashMap<K, V, S> {
-    /// Creates an empty map with a hasher and a callback.
+    /// Creates an empty map with a hasher. Evicted entries are dropped.
     ///
     /// # Errors
     /// Returns an error if an entry is too large, or if the pool has too many structures.
-    pub fn with_hasher(
+    pub fn with_hasher(pool: &Arc<Pool>, priority: Priority, hasher: S) -> Result<Self, SoftError> {
+        Keyed::new(pool, priority, hasher).map(|keyed| Self { keyed })
+    }
+
+    /// Creates an empty map with a callback, as [`with_callback`](SoftHashMap::with_callback), and a hasher.
+    ///
+    /// # Errors
+    /// Returns an error if an entry is too large, or if the pool has too many structures.
+    pub fn with_callback_and_hasher(
         pool: &Arc<Pool>,
         priority: Priority,
-        hasher: S,
         callback: impl Fn(K, V) + Send + Sync + 'static,
+        hasher: S,
     ) -> Result<Self, SoftError> {
-        Keyed::with_callback(pool, priority, hasher, callback).map(|keyed| Self { keyed })
+        Keyed::with_callback(pool, priority, callback, hasher).map(|keyed| Self { keyed })
     }
 
     /// Returns the number of entries.
@@ -99,12 +107,22 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
     ///
     /// # Errors
     /// Returns the entry if the budget or the address space does not suffice.
-    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, Rejected<(K, V)>> {
+    pub fn insert(&self, key: K, value: V) -> Result<Option<V>, InsertError<(K, V)>> {
         let hash = self.keyed.hash(&key);
         let replaced = self.keyed.structure.insert((key, value), |entries, entry| {
             entries.insert(hash, EntryPriority::Normal, entry, |_, _| {})
         });
         replaced.map(|replaced| replaced.map(|(_, old)| old))
+    }
+
+    /// Inserts entries as [`insert`](Self::insert) until one is rejected, and drops the replaced values. The iterator
+    /// runs without the lock.
+    ///
+    /// # Errors
+    /// Returns the rejected entry. The entries before it are inserted. To continue later, pass a mutable reference to
+    /// the iterator.
+    pub fn try_extend(&self, entries: impl IntoIterator<Item = (K, V)>) -> Result<(), InsertError<(K, V)>> {
+        entries.into_iter().try_for_each(|(key, value)| self.insert(key, value).map(drop))
     }
 
     /// Removes a key, and returns its value.
@@ -120,9 +138,26 @@ impl<K: Eq + Hash + Send + 'static, V: Send + 'static, S: BuildHasher> SoftHashM
         self.keyed.for_each(access);
     }
 
+    /// Passes each entry to a closure, in arbitrary order, and removes those for which it returns `false`. The
+    /// removed entries are dropped after the lock is released. The order of eviction does not change. A panic of the
+    /// closure ends the operation.
+    pub fn retain(&self, keep: impl FnMut(&K, &mut V) -> bool) {
+        self.keyed.retain(keep);
+    }
+
     /// Removes and drops all entries.
     pub fn clear(&self) {
         self.keyed.clear();
+    }
+
+    /// Moves entries together, and frees pages and memory that are not needed.
+    pub fn shrink_to_fit(&self) {
+        self.keyed.structure.shrink_to_fit();
+    }
+
+    /// Changes the priority of the structure. A running [`Pool::revoke`] uses the old one.
+    pub fn set_priority(&self, priority: Priority) {
+        self.keyed.structure.set_priority(priority);
     }
 
     /// Evicts the oldest entries until `pages` pages are free, and returns the number of freed pages.

@@ -16,18 +16,18 @@ use units::limits::{
 };
 
 use crate::{
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Pool, Revocable},
     lock_mark::{CallbackMark, LockMark},
 };
 
 /// Priority of a structure among the structures of a process. A revocation takes values of structures
-/// with a low priority first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// with a low priority first. The default is the lowest one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(pub u8);
 
 /// Priority of an entry within its [`SoftCache`](crate::SoftCache).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EntryPriority {
     /// Evicted before all other entries.
     Low,
@@ -92,7 +92,7 @@ struct Shared<S: State> {
 pub(crate) struct Structure<S: State> {
     shared: Arc<Shared<S>>,
     pool: Arc<Pool>,
-    priority: u8,
+    /// Number in the pool.
     number: u64,
 }
 
@@ -113,6 +113,31 @@ impl<S> Deref for Guard<'_, S> {
 impl<S> DerefMut for Guard<'_, S> {
     fn deref_mut(&mut self) -> &mut S {
         &mut self.state
+    }
+}
+
+/// Evicted values that need a delivery. They are delivered when this list is dropped, also if code of the user panics
+/// before that. The owner of the list releases the lock first.
+pub(crate) struct Evicted<'a, S: State> {
+    structure: &'a Structure<S>,
+    values: Vec<S::Evicted>,
+}
+
+impl<S: State> Evicted<'_, S> {
+    /// Returns the number of values.
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Adds a value.
+    pub(crate) fn push(&mut self, value: S::Evicted) {
+        self.values.push(value);
+    }
+}
+
+impl<S: State> Drop for Evicted<'_, S> {
+    fn drop(&mut self) {
+        self.values.drain(..).for_each(|value| self.structure.shared.deliver(value));
     }
 }
 
@@ -241,7 +266,7 @@ impl<S: State> Shared<S> {
             self.yield_lock();
             freed += freed_now;
             if is_done {
-                let freed_later = self.free_unused_in_steps(missing(freed));
+                let freed_later = self.free_unused_in_steps(&|now| missing(freed + now));
                 freed += freed_later;
                 // Another thread may have freed the pages of the evicted values.
                 if *units == 0 || freed_now + freed_later == 0 {
@@ -251,14 +276,15 @@ impl<S: State> Shared<S> {
         }
     }
 
-    /// Frees up to about `pages` pages without an eviction, and returns their number. Releases the lock between
-    /// two steps.
-    fn free_unused_in_steps(&self, pages: usize) -> usize {
+    /// Frees pages without an eviction until no pages are missing, and returns their number. Releases the lock
+    /// between two steps.
+    fn free_unused_in_steps(&self, missing: &dyn Fn(usize) -> usize) -> usize {
         let mut freed = 0;
-        while freed < pages {
+        while missing(freed) > 0 {
             let mut state = self.lock();
             let held = state.held_pages();
-            state.free_unused(pages - freed);
+            // Under the lock, because another thread may have freed pages while this one waited for it.
+            state.free_unused(missing(freed));
             let now = held - state.held_pages();
             drop(state);
             self.yield_lock();
@@ -272,8 +298,8 @@ impl<S: State> Shared<S> {
 }
 
 impl<S: State> Revocable for Shared<S> {
-    fn free_unused(&self, pages: usize) -> usize {
-        self.free_unused_in_steps(pages)
+    fn free_unused(&self, missing: &dyn Fn(usize) -> usize) -> usize {
+        self.free_unused_in_steps(missing)
     }
 
     fn try_free_unused(&self, pages: usize) {
@@ -318,7 +344,16 @@ impl<S: State> Structure<S> {
         let shared = Arc::new(shared);
         let revocable: Arc<dyn Revocable> = shared.clone();
         let number = pool.register(priority.0, Arc::downgrade(&revocable))?;
-        Ok(Self { shared, pool: pool.clone(), priority: priority.0, number })
+        Ok(Self { shared, pool: pool.clone(), number })
+    }
+
+    /// Changes the priority of the structure.
+    ///
+    /// # Panics
+    /// Panics if the thread holds the lock of a structure.
+    pub(crate) fn set_priority(&self, priority: Priority) {
+        LockMark::assert_unset();
+        self.pool.set_priority(self.number, priority.0);
     }
 
     /// Locks the structure.
@@ -330,14 +365,19 @@ impl<S: State> Structure<S> {
         self.shared.lock()
     }
 
+    /// Frees all pages that can be freed without an eviction.
+    pub(crate) fn shrink_to_fit(&self) {
+        self.shared.free_unused_in_steps(&|_| usize::MAX);
+    }
+
     /// Evicts values until `pages` pages are free. Returns the number of freed pages.
     pub(crate) fn reclaim(&self, pages: usize) -> usize {
         self.shared.reclaim(&|freed| pages.saturating_sub(freed))
     }
 
-    /// Runs the callback for values that the caller evicted. The caller holds no lock.
-    pub(crate) fn deliver(&self, evicted: S::Evicted) {
-        self.shared.deliver(evicted);
+    /// Returns an empty list for values that the caller evicts.
+    pub(crate) fn evicted(&self) -> Evicted<'_, S> {
+        Evicted { structure: self, values: Vec::new() }
     }
 
     /// Counts values that the caller evicted, and that need no delivery.
@@ -361,8 +401,8 @@ impl<S: State> Structure<S> {
     pub(crate) fn insert<T, R>(
         &self,
         mut value: T,
-        mut insert: impl FnMut(&mut S, T) -> Result<R, Rejected<T>>,
-    ) -> Result<R, Rejected<T>> {
+        mut insert: impl FnMut(&mut S, T) -> Result<R, InsertError<T>>,
+    ) -> Result<R, InsertError<T>> {
         for _ in 0..SOFT_GRANT_ATTEMPTS_MAX {
             let rejected = match self.try_insert(value, &mut insert) {
                 Ok(result) => return Ok(result),
@@ -381,8 +421,8 @@ impl<S: State> Structure<S> {
     pub(crate) fn try_insert<T, R>(
         &self,
         value: T,
-        insert: impl FnOnce(&mut S, T) -> Result<R, Rejected<T>>,
-    ) -> Result<R, Rejected<T>> {
+        insert: impl FnOnce(&mut S, T) -> Result<R, InsertError<T>>,
+    ) -> Result<R, InsertError<T>> {
         let result = insert(&mut self.lock(), value);
         self.pool.request_ahead();
         result
@@ -391,13 +431,13 @@ impl<S: State> Structure<S> {
 
 impl<S: State> Drop for Structure<S> {
     fn drop(&mut self) {
-        self.pool.unregister(self.priority, self.number);
+        self.pool.unregister(self.number);
     }
 }
 
 impl<S: State> fmt::Debug for Structure<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Structure").field("priority", &self.priority).finish_non_exhaustive()
+        f.debug_struct("Structure").field("number", &self.number).finish_non_exhaustive()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{Rejected, SoftError},
+    error::{InsertError, SoftError},
     heap::{Buffer, Pool},
     structure::{Deliver, Priority, State, Structure, Usage, count_panics},
 };
@@ -84,23 +84,32 @@ impl<T: Send + 'static> SoftVec<T> {
     /// Returns an error if the size overflows, or if the budget or the address space does not suffice.
     pub fn try_reserve(&self, additional: usize) -> Result<(), SoftError> {
         let reserve = |state: &mut VecState<T>, ()| {
-            state.buffer.reserve(additional).map_err(|reason| Rejected { value: (), reason })
+            state.buffer.reserve(additional).map_err(|reason| InsertError { value: (), reason })
         };
-        self.structure.insert((), reserve).map_err(|rejected| rejected.reason)
+        self.structure.insert((), reserve).map_err(SoftError::from)
     }
 
     /// Appends an element.
     ///
     /// # Errors
     /// Returns the element if the budget or the address space does not suffice.
-    pub fn push(&self, value: T) -> Result<(), Rejected<T>> {
+    pub fn push(&self, value: T) -> Result<(), InsertError<T>> {
         self.structure.insert(value, |state, value| match state.buffer.reserve(1) {
             Ok(()) => {
                 state.buffer.push(value);
                 Ok(())
             }
-            Err(reason) => Err(Rejected { value, reason }),
+            Err(reason) => Err(InsertError { value, reason }),
         })
+    }
+
+    /// Appends elements until one is rejected. The iterator runs without the lock.
+    ///
+    /// # Errors
+    /// Returns the rejected element. The elements before it stay in the vector. To continue later, pass a mutable
+    /// reference to the iterator.
+    pub fn try_extend(&self, elements: impl IntoIterator<Item = T>) -> Result<(), InsertError<T>> {
+        elements.into_iter().try_for_each(|element| self.push(element))
     }
 
     /// Removes and returns the last element.
@@ -128,10 +137,35 @@ impl<T: Send + 'static> SoftVec<T> {
         access(self.structure.lock().buffer.as_mut_slice())
     }
 
+    /// Removes the elements from `len` on, and drops them after the lock is released.
+    pub fn truncate(&self, len: usize) {
+        let removed = self.structure.lock().buffer.truncate(len);
+        drop(removed);
+    }
+
+    /// Passes each element to a closure, and removes those for which it returns `false`. The other elements keep
+    /// their order. The removed elements are dropped after the lock is released. A panic of the closure removes no
+    /// element, and may change the order.
+    pub fn retain(&self, keep: impl FnMut(&T) -> bool) {
+        let removed = self.structure.lock().retain(keep);
+        drop(removed);
+    }
+
+    /// Moves the elements to the smallest sufficient block of memory, and frees the old one. Keeps the old one if the
+    /// budget or the address space does not suffice for both.
+    pub fn shrink_to_fit(&self) {
+        self.structure.lock().buffer.shrink_to_fit();
+    }
+
     /// Removes and drops all elements, and frees their memory.
     pub fn clear(&self) {
         let cleared = self.structure.lock().take();
         drop(cleared);
+    }
+
+    /// Changes the priority of the structure. A running [`Pool::revoke`] uses the old one.
+    pub fn set_priority(&self, priority: Priority) {
+        self.structure.set_priority(priority);
     }
 
     /// Evicts all elements if `pages` is not 0 and more than the unused pages. Returns the number of freed
@@ -151,6 +185,19 @@ impl<T> VecState<T> {
     fn take(&mut self) -> Buffer<T> {
         let empty = Buffer::new(self.buffer.pool());
         std::mem::replace(&mut self.buffer, empty)
+    }
+
+    /// Removes the elements for which `keep` returns `false`, and returns those that need a drop.
+    fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) -> Vec<T> {
+        let elements = self.buffer.as_mut_slice();
+        let mut kept = 0;
+        for index in 0..elements.len() {
+            if keep(&elements[index]) {
+                elements.swap(kept, index);
+                kept += 1;
+            }
+        }
+        self.buffer.truncate(kept)
     }
 }
 

@@ -23,12 +23,12 @@ fn blocks(pages: usize) -> (Arc<Pool>, SoftBlocks) {
 /// Allocates a block with these bytes.
 fn store(blocks: &SoftBlocks, bytes: &[u8]) -> Handle {
     let handle = blocks.allocate(bytes.len()).unwrap();
-    blocks.with_mut(handle, |block| block.copy_from_slice(bytes)).unwrap();
+    blocks.get_mut(handle, |block| block.copy_from_slice(bytes)).unwrap();
     handle
 }
 
 fn bytes_of(blocks: &SoftBlocks, handle: Handle) -> Result<Vec<u8>, HandleError> {
-    blocks.with(handle, <[u8]>::to_vec)
+    blocks.get(handle, <[u8]>::to_vec)
 }
 
 #[test]
@@ -38,9 +38,9 @@ fn block_is_zeroed_and_keeps_its_bytes() {
     blocks.free(first).unwrap();
     let second = blocks.allocate(40).unwrap();
     assert_eq!(bytes_of(&blocks, second), Ok(vec![0; 40]));
-    assert_eq!(blocks.with_mut(second, |bytes| bytes[39] = 1), Ok(()));
+    assert_eq!(blocks.get_mut(second, |bytes| bytes[39] = 1), Ok(()));
     assert_eq!((blocks.size(second), blocks.len()), (Ok(40), 1));
-    assert_eq!(blocks.with(second, |bytes| bytes[39]), Ok(1));
+    assert_eq!(blocks.get(second, |bytes| bytes[39]), Ok(1));
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn stale_handles_are_rejected() {
     let other = blocks.allocate(1).unwrap();
     assert_eq!(freed.index(), other.index());
     assert_eq!(blocks.pin(freed).err(), Some(HandleError::Stale));
-    assert_eq!(blocks.with_mut(freed, |_| ()), Err(HandleError::Stale));
+    assert_eq!(blocks.get_mut(freed, |_| ()), Err(HandleError::Stale));
     assert_eq!(
         (blocks.size(freed), bytes_of(&blocks, freed)),
         (Err(HandleError::Stale), Err(HandleError::Stale))
@@ -84,7 +84,7 @@ fn oldest_unused_blocks_are_evicted_first() {
     let (pool, blocks) = blocks(4);
     let handles: Vec<_> = (0..8).map(|number| store(&blocks, &[number; 2048])).collect();
     drop(blocks.pin(handles[0]));
-    blocks.with(handles[1], |_| ()).unwrap();
+    blocks.get(handles[1], |_| ()).unwrap();
     assert_eq!(pool.revoke(1), 1);
     let live: Vec<_> = handles.iter().map(|handle| blocks.size(*handle).is_ok()).collect();
     assert_eq!(live, [true, true, false, false, true, true, true, true]);
@@ -102,7 +102,7 @@ fn pinned_block_is_neither_evicted_nor_moved_nor_freed() {
     let (first, second) = (blocks.pin(handles[5]).unwrap(), blocks.pin(handles[5]).unwrap());
     let address = first.as_ptr();
     assert_eq!(blocks.free(handles[5]), Err(HandleError::Pinned));
-    assert_eq!(blocks.with_mut(handles[5], |_| ()), Err(HandleError::Pinned));
+    assert_eq!(blocks.get_mut(handles[5], |_| ()), Err(HandleError::Pinned));
     assert_eq!((pool.revoke(8), blocks.len()), (7, 1));
     assert_eq!((first.as_ptr(), &*first, &*second), (address, &[5; 2048][..], &[5; 2048][..]));
     drop(first);
@@ -285,7 +285,7 @@ impl Model {
             Operation::Allocate(bytes) => {
                 if let Ok(handle) = blocks.allocate(*bytes) {
                     prop_assert_eq!(bytes_of(blocks, handle), Ok(vec![0; *bytes]));
-                    blocks.with_mut(handle, |block| block.fill(number)).unwrap();
+                    blocks.get_mut(handle, |block| block.fill(number)).unwrap();
                     self.blocks.push_back(ModelBlock {
                         handle,
                         bytes: vec![number; *bytes],
@@ -401,7 +401,7 @@ fn pinned_bytes_stay_unchanged_while_other_threads_use_the_structure() {
             for number in 0..OPERATIONS {
                 let bytes = 1 + (number * 37 + usize::from(thread)) % 1500;
                 let Ok(handle) = blocks.allocate(bytes) else { continue };
-                let _ = blocks.with_mut(handle, |block| block.fill(thread));
+                let _ = blocks.get_mut(handle, |block| block.fill(thread));
                 handles.push_back(handle);
                 let pin = handles.get(number % handles.len()).and_then(|handle| blocks.pin(*handle).ok());
                 if handles.len() > 20 {

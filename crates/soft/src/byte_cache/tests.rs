@@ -55,6 +55,34 @@ fn values_are_replaced_by_values_of_other_lengths() {
 }
 
 #[test]
+fn entries_are_retained_by_key_and_value() {
+    let (pool, cache) = cache(64);
+    fill(&cache, 0..360, 94);
+    cache.insert(b"large", &[&[8; 40_000]]).unwrap();
+    assert_eq!(pool.stats().held, 20);
+    cache.retain(|key, value| value[0] == 8 || key[3] % 2 == 0);
+    assert_eq!(
+        (cache.len(), cache.contains_key(b"large"), cache.contains_key(&[0, 0, 0, 1])),
+        (181, true, false)
+    );
+    cache.shrink_to_fit();
+    assert_eq!((pool.stats().held, keys(&cache)[1].clone()), (15, vec![0, 0, 0, 2]));
+    cache.retain(|_, _| false);
+    assert_eq!((cache.len(), cache.usage().evicted), (0, 0));
+}
+
+#[test]
+fn memory_that_became_available_after_an_error_is_used() {
+    let (pool, cache) = cache(4);
+    let entry = |key| NewEntry::new(cache.hash(key), EntryPriority::Normal, key, &[&[7; 94]]).unwrap();
+    let error = SoftError::OutOfBudget { pages: 1 };
+    assert_eq!(cache.insert_by_eviction(&entry(b"a"), error), Ok(false), "budget");
+    assert_eq!(pool.revoke(3), 3);
+    assert_eq!(cache.insert_by_eviction(&entry(b"b"), error), Ok(false), "free slot");
+    assert_eq!((cache.len(), cache.usage().evicted), (2, 0));
+}
+
+#[test]
 fn values_are_changed_in_place() {
     let (_, cache) = cache(16);
     cache.insert(b"k", &[b"abc"]).unwrap();

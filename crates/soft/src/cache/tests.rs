@@ -75,6 +75,22 @@ fn removed_entries_are_returned() {
     );
 }
 
+#[test]
+fn order_of_eviction_survives_retain_and_shrink() {
+    let cache = cache(16);
+    cache.try_extend((0..12).map(|key| (key, [key; 255]))).unwrap();
+    cache.get(&0, |_| ()).unwrap();
+    assert!(cache.contains_key(&1) && !cache.contains_key(&12));
+    cache.retain(|key, value| *key == value[254] && key % 2 == 0);
+    assert_eq!((keys(&cache), cache.usage().held_pages), (vec![2, 4, 6, 8, 10, 0], 6));
+    cache.shrink_to_fit();
+    assert_eq!((keys(&cache), cache.usage().held_pages), (vec![2, 4, 6, 8, 10, 0], 3));
+    assert_eq!((cache.reclaim(1), keys(&cache)), (1, vec![6, 8, 10, 0]));
+    // A full cache exchanges entries.
+    cache.try_extend((20..60).map(|key| (key, [key; 255]))).unwrap();
+    assert_eq!((cache.len(), keys(&cache)[0]), (32, 28));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -65,17 +65,31 @@ impl<T> Buffer<T> {
         if count <= self.capacity {
             return Ok(());
         }
-        let layout = Layout::array::<T>(count).map_err(|_| SoftError::TooLarge)?;
-        let kind = BlockKind::for_layout(layout)?;
+        self.move_to(Self::kind_for(count)?)
+    }
+
+    /// Returns the smallest kind of block for a number of elements, which is not 0.
+    ///
+    /// # Errors
+    /// Returns [`SoftError::TooLarge`] if the size overflows.
+    fn kind_for(count: usize) -> Result<BlockKind, SoftError> {
+        BlockKind::for_layout(Layout::array::<T>(count).map_err(|_| SoftError::TooLarge)?)
+    }
+
+    /// Moves the elements to a new block that is large enough.
+    ///
+    /// # Errors
+    /// Returns the error of the allocation. The buffer is unchanged then.
+    fn move_to(&mut self, kind: BlockKind) -> Result<(), SoftError> {
         let block = self.slots.allocate(kind, ()).map_err(|((), error)| error)?;
         let from = self.start();
         let to = self.slots.address(block).cast::<T>();
-        // SAFETY: the new block is larger than `len` elements and does not overlap the old block, which is freed
+        // SAFETY: the new block has memory for `len` elements and does not overlap the old block, which is freed
         // without dropping the moved elements.
         unsafe { to.copy_from_nonoverlapping(from, self.len) };
         if let Some(old) = self.block.replace(block) {
             self.slots.free(old);
-            // The next block is larger, so these pages are unlikely to be used again.
+            // The next block has another size, so these pages are unlikely to be used again.
             self.slots.release_idle(usize::MAX);
         }
         self.capacity = kind.bytes() / size_of::<T>();
@@ -117,6 +131,36 @@ impl<T> Buffer<T> {
         let end = self.end();
         // SAFETY: the element was initialized, and is outside of the buffer now, so that it is read only once.
         Some(unsafe { end.read() })
+    }
+
+    /// Removes the elements from `len` on, and returns those that need a drop.
+    pub(crate) fn truncate(&mut self, len: usize) -> Vec<T> {
+        let mut removed = Vec::new();
+        if std::mem::needs_drop::<T>() {
+            while self.len > len {
+                removed.extend(self.pop());
+            }
+        }
+        self.len = self.len.min(len);
+        removed
+    }
+
+    /// Frees memory that the elements do not need, if the budget and the address space suffice for a smaller block
+    /// beside the old one.
+    pub(crate) fn shrink_to_fit(&mut self) {
+        if size_of::<T>() == 0 {
+            return; // has no block
+        }
+        if self.len > 0 {
+            let smaller = Self::kind_for(self.len).ok();
+            let smaller = smaller.filter(|kind| kind.bytes() / size_of::<T>() < self.capacity);
+            // Without memory for both blocks, the old one stays.
+            let _ = smaller.map(|kind| self.move_to(kind));
+        } else if let Some(block) = self.block.take() {
+            self.slots.free(block);
+            self.capacity = 0;
+        }
+        self.slots.release_idle(usize::MAX);
     }
 
     /// Returns all elements.

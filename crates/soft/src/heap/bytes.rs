@@ -6,7 +6,7 @@ use super::{
     classes::BlockKind,
     detached::{ALIGN, AlignedCopy, DetachedBytes, LargeBytes},
     pool::Pool,
-    slots::{Block, Records, RecordsMut, Slots},
+    slots::{Block, Compact, Records, RecordsMut, Slots},
 };
 use crate::error::SoftError;
 
@@ -169,16 +169,6 @@ impl<M> ByteValues<M> {
     pub(crate) fn unused_pages(&self) -> usize {
         self.slots.unused_pages()
     }
-
-    /// Frees up to about `pages` pages without removing a value. Calls `moved` for each moved value with its old
-    /// and new block. Returns the number of freed pages. See [`Slots::free_unused`].
-    pub(crate) fn free_unused(
-        &mut self,
-        pages: usize,
-        moved: impl FnMut(&mut RecordsMut<'_, WithLength<M>>, Block, Block),
-    ) -> usize {
-        self.slots.free_unused(pages, moved)
-    }
 }
 
 /// Returns the smallest kind of block for a value of this length.
@@ -197,6 +187,16 @@ impl<M> Records for ByteValues<M> {
     #[inline]
     fn record_mut(&mut self, block: Block) -> &mut WithLength<M> {
         self.slots.record_mut(block)
+    }
+}
+
+impl<M> Compact for ByteValues<M> {
+    fn free_unused(
+        &mut self,
+        pages: usize,
+        moved: impl FnMut(&mut RecordsMut<'_, WithLength<M>>, Block, Block),
+    ) -> usize {
+        self.slots.free_unused(pages, moved)
     }
 }
 

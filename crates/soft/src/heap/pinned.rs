@@ -17,7 +17,7 @@ use super::{
     bytes::{ByteValues, WithLength},
     detached::DetachedBytes,
     pool::Pool,
-    slots::{Block, Records, RecordsMut},
+    slots::{Block, Compact as _, Records, RecordsMut},
 };
 use crate::error::{HandleError, SoftError};
 

@@ -1,8 +1,10 @@
 //! Pool of a process: the budget, the chunks of the address range, and the registered structures.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -62,23 +64,43 @@ impl BudgetSource for FixedBudget {
 
 /// Structure from which the pool can take pages.
 pub(crate) trait Revocable: Send + Sync {
-    /// Frees up to `pages` pages without an eviction, and returns the number of freed pages.
-    fn free_unused(&self, pages: usize) -> usize;
-    /// Does the same without a result, unless the structure is in use by another thread.
-    fn try_free_unused(&self, pages: usize);
-    /// Evicts values until no pages are missing or no value is left. `missing` returns the number of missing pages
+    /// Frees pages without an eviction until no pages are missing. `missing` returns the number of missing pages
     /// for the number of pages that this call has freed. Returns the number of freed pages.
+    fn free_unused(&self, missing: &dyn Fn(usize) -> usize) -> usize;
+    /// Frees up to `pages` pages without an eviction, unless the structure is in use by another thread.
+    fn try_free_unused(&self, pages: usize);
+    /// Evicts values until no pages are missing or no value is left. `missing` is as for
+    /// [`free_unused`](Self::free_unused). Returns the number of freed pages.
     fn reclaim(&self, missing: &dyn Fn(usize) -> usize) -> usize;
 }
 
-/// Structures by priority, the oldest first.
-type Structures = BTreeMap<(u8, u64), Weak<dyn Revocable>>;
+/// Registered structure.
+struct Registered {
+    priority: u8,
+    structure: Weak<dyn Revocable>,
+}
+
+/// Structures of a pool at one time. If the owner of a structure drops it meanwhile, its values are dropped with this
+/// list.
+struct Snapshot(Vec<Arc<dyn Revocable>>);
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        for structure in self.0.drain(..) {
+            // A destructor of a value can panic. The caller has books to close, and is not the owner.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(structure))) {
+                std::mem::forget(payload); // its destructor could panic again
+            }
+        }
+    }
+}
 
 /// Memory that the soft structures of a process share.
 pub struct Pool {
     mapping: Mapping,
     state: Mutex<PoolState>,
-    structures: Mutex<Structures>,
+    /// Structures by number. A structure has a larger number than older ones.
+    structures: Mutex<BTreeMap<u64, Registered>>,
     source: Arc<dyn BudgetSource>,
     /// Held during a request to the source.
     request: Mutex<()>,
@@ -90,12 +112,71 @@ pub struct Pool {
 struct PoolState {
     budget: usize,
     held: usize,
-    /// Pages that running revocations have taken from the budget.
+    /// Held pages that unfinished revocations have taken from the budget. No other pages are held above the budget.
     revoking: usize,
+    /// Number of times that all unfinished revocations were fulfilled.
+    fulfilments: u64,
     free_chunks: Extents,
-    structures_created: u64,
     /// Whether the unused budget fell below the threshold since the last grant.
     was_low: bool,
+}
+
+/// Running revocation.
+struct Revocation {
+    /// Pages that it has taken from the budget.
+    pages: usize,
+    /// The part of them that was held. The other pages were unused.
+    held: usize,
+    /// [`PoolState::fulfilments`] at its start.
+    fulfilments: u64,
+}
+
+impl PoolState {
+    /// Returns the number of pages of the budget that are not held.
+    fn unused(&self) -> usize {
+        self.budget.saturating_sub(self.held)
+    }
+
+    /// Returns the number of held pages above the budget.
+    fn excess(&self) -> usize {
+        self.held.saturating_sub(self.budget)
+    }
+
+    /// Fulfils all revocations if no page is held above the budget. Follows each change that can cause this.
+    fn settle(&mut self) {
+        if self.revoking > 0 && self.held <= self.budget {
+            self.revoking = 0;
+            self.fulfilments += 1;
+        }
+    }
+
+    /// Takes up to `pages` pages from the budget.
+    fn start(&mut self, pages: usize) -> Revocation {
+        let pages = pages.min(self.budget);
+        let held = pages.saturating_sub(self.unused());
+        self.budget -= pages;
+        self.revoking += held;
+        Revocation { pages, held, fulfilments: self.fulfilments }
+    }
+
+    /// Returns the number of pages that a revocation must still free, if it has freed `freed` pages. It frees no
+    /// pages for other revocations, also if these start later, or if their callbacks run and hold pages.
+    fn missing(&self, revocation: &Revocation, freed: usize) -> usize {
+        let is_fulfilled = self.fulfilments != revocation.fulfilments;
+        if is_fulfilled { 0 } else { self.excess().min(revocation.held.saturating_sub(freed)) }
+    }
+
+    /// Ends a revocation, and returns the number of revoked pages. Pages that could not be freed return to the
+    /// budget. Other revocations may still free theirs.
+    fn finish(&mut self, revocation: &Revocation) -> usize {
+        if self.fulfilments != revocation.fulfilments {
+            return revocation.pages;
+        }
+        self.revoking -= revocation.held;
+        let missing = self.excess().saturating_sub(self.revoking);
+        self.budget += missing;
+        revocation.pages - missing
+    }
 }
 
 /// Numbers of pages of a pool.
@@ -153,8 +234,8 @@ impl Pool {
             budget,
             held: 0,
             revoking: 0,
+            fulfilments: 0,
             free_chunks: Extents::new(chunks),
-            structures_created: 0,
             was_low: false,
         };
         Ok(Arc::new(Self {
@@ -184,6 +265,7 @@ impl Pool {
         let mut state = self.state();
         state.budget = state.budget.saturating_add(pages);
         state.was_low = false;
+        state.settle();
     }
 
     /// Returns the unused budget to the source, and returns its number of pages.
@@ -193,7 +275,7 @@ impl Pool {
     pub fn give_back_unused(&self) -> usize {
         LockMark::assert_unset();
         let mut state = self.state();
-        let unused = state.budget.saturating_sub(state.held);
+        let unused = state.unused();
         state.budget -= unused;
         drop(state);
         self.source.give_back(unused);
@@ -216,45 +298,41 @@ impl Pool {
     ///
     /// Uses in this order: unused budget; pages of structures without values, after compaction; pages
     /// with values, of structures with ascending priority and, at equal priority, of the oldest structure
-    /// first (Soft Memory, section 3.1, Non-Disruptiveness). The result is smaller than `pages` only if the
-    /// budget is used up, if callbacks and other threads insert values meanwhile, or if another thread runs
-    /// callbacks with the elements of a vector.
+    /// first (Soft Memory, section 3.1, Non-Disruptiveness). The priorities are those at the start. The result is
+    /// smaller than `pages` only if the budget is used up, if callbacks and other threads insert values meanwhile,
+    /// or if another thread runs callbacks with the elements of a vector or with large blocks.
     ///
     /// # Panics
     /// Panics inside an access closure.
     pub fn revoke(&self, pages: usize) -> usize {
         LockMark::assert_unset();
-        let mut state = self.state();
-        let revoked = pages.min(state.budget);
-        state.budget -= revoked;
-        state.revoking += revoked;
-        drop(state);
+        let revocation = self.state().start(pages);
+        let freed = Cell::new(0);
+        let missing = |freed_now: usize| self.state().missing(&revocation, freed.get() + freed_now);
         let structures = self.structures();
-        for structure in &structures {
-            structure.free_unused(self.excess());
+        for free in [Revocable::free_unused, Revocable::reclaim] {
+            for structure in structures.0.iter().take_while(|_| missing(0) > 0) {
+                freed.set(freed.get() + free(&**structure, &missing));
+            }
         }
-        for structure in &structures {
-            // Another thread may revoke pages at the same time.
-            structure.reclaim(&|_| self.excess());
-        }
-        // Pages that could not be freed stay in the budget. Other revocations may still free theirs.
-        let mut state = self.state();
-        state.revoking -= revoked;
-        let missing = state.held.saturating_sub(state.budget.saturating_add(state.revoking)).min(revoked);
-        state.budget += missing;
-        revoked - missing
-    }
-
-    /// Returns the number of held pages above the budget.
-    fn excess(&self) -> usize {
-        let state = self.state();
-        state.held.saturating_sub(state.budget)
+        // May free the pages of structures without an owner.
+        drop(structures);
+        self.state().finish(&revocation)
     }
 
     /// Returns the structures by ascending priority, the oldest first.
-    fn structures(&self) -> Vec<Arc<dyn Revocable>> {
-        let structures = self.structures.lock().unwrap_or_else(PoisonError::into_inner);
-        structures.values().filter_map(Weak::upgrade).collect()
+    fn structures(&self) -> Snapshot {
+        let mut structures: Vec<_> = {
+            let registered = self.registered();
+            let upgrade = |entry: &Registered| Some((entry.priority, entry.structure.upgrade()?));
+            registered.values().filter_map(upgrade).collect()
+        };
+        structures.sort_by_key(|(priority, _)| *priority); // keeps the order of their age
+        Snapshot(structures.into_iter().map(|(_, structure)| structure).collect())
+    }
+
+    fn registered(&self) -> MutexGuard<'_, BTreeMap<u64, Registered>> {
+        self.structures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a structure, and returns its number.
@@ -262,28 +340,31 @@ impl Pool {
     /// # Errors
     /// Returns [`SoftError::TooManyStructures`].
     pub(crate) fn register(&self, priority: u8, structure: Weak<dyn Revocable>) -> Result<u64, SoftError> {
-        let number = {
-            let mut state = self.state();
-            state.structures_created += 1;
-            state.structures_created
-        };
-        let mut structures = self.structures.lock().unwrap_or_else(PoisonError::into_inner);
-        if structures.len() >= SOFT_STRUCTURES_MAX {
+        let mut registered = self.registered();
+        if registered.len() >= SOFT_STRUCTURES_MAX {
             return Err(SoftError::TooManyStructures(SOFT_STRUCTURES_MAX));
         }
-        structures.insert((priority, number), structure);
+        let number = registered.last_key_value().map_or(0, |(last, _)| last + 1);
+        registered.insert(number, Registered { priority, structure });
         Ok(number)
     }
 
+    /// Changes the priority of a structure. Running revocations use the old one.
+    pub(crate) fn set_priority(&self, number: u64, priority: u8) {
+        if let Some(structure) = self.registered().get_mut(&number) {
+            structure.priority = priority;
+        }
+    }
+
     /// Removes a structure.
-    pub(crate) fn unregister(&self, priority: u8, number: u64) {
-        self.structures.lock().unwrap_or_else(PoisonError::into_inner).remove(&(priority, number));
+    pub(crate) fn unregister(&self, number: u64) {
+        self.registered().remove(&number);
     }
 
     /// Frees unused pages of structures, and requests budget from the source, until `pages` pages of the
     /// budget are unused. Returns whether they are. The caller holds no lock of a structure.
     pub(crate) fn request(&self, pages: usize) -> bool {
-        for structure in self.structures() {
+        for structure in &self.structures().0 {
             // An access closure of another thread may wait for a lock that the caller holds.
             structure.try_free_unused(pages.saturating_sub(self.unused()));
         }
@@ -307,8 +388,7 @@ impl Pool {
     }
 
     fn unused(&self) -> usize {
-        let state = self.state();
-        state.budget.saturating_sub(state.held)
+        self.state().unused()
     }
 
     /// Counts `minimum` to `wanted` pages as held, as far as the budget suffices. Returns their number.
@@ -317,7 +397,7 @@ impl Pool {
     /// Returns [`SoftError::OutOfBudget`] if the budget does not suffice for `minimum`.
     pub(super) fn hold(&self, minimum: u32, wanted: u32) -> Result<u32, SoftError> {
         let mut state = self.state();
-        let unused = state.budget.saturating_sub(state.held);
+        let unused = state.unused();
         if unused < minimum as usize {
             return Err(SoftError::OutOfBudget { pages: minimum as usize });
         }
@@ -341,7 +421,9 @@ impl Pool {
 
     /// Counts pages as not held. The caller has returned them to the kernel.
     pub(super) fn unhold(&self, pages: u32) {
-        self.state().held -= pages as usize;
+        let mut state = self.state();
+        state.held -= pages as usize;
+        state.settle();
     }
 
     /// Takes consecutive chunks out of the address range, and returns the first page. The pages are not

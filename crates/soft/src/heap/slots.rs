@@ -60,6 +60,17 @@ pub(crate) trait Records {
     fn record_mut(&mut self, block: Block) -> &mut Self::Record;
 }
 
+/// Heap that can move its values together.
+pub(crate) trait Compact: Records {
+    /// Frees up to about `pages` pages without removing a value. Calls `moved` for each moved value with its old
+    /// and new block. Returns the number of freed pages. See [`Slots::free_unused`].
+    fn free_unused(
+        &mut self,
+        pages: usize,
+        moved: impl FnMut(&mut RecordsMut<'_, Self::Record>, Block, Block),
+    ) -> usize;
+}
+
 /// Access to the records during a compaction. The blocks cannot be freed or exchanged.
 pub(crate) struct RecordsMut<'a, M>(&'a mut Slots<M>);
 

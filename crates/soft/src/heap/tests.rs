@@ -9,7 +9,7 @@ use super::{
     bytes::ByteValues,
     classes::CHUNK_PAGES,
     pool::{Pool, PoolStats},
-    slots::{Block, Records as _},
+    slots::{Block, Compact as _, Records as _},
     values::Values,
 };
 use crate::error::{PoolError, SoftError};

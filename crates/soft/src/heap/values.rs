@@ -5,9 +5,9 @@ use std::{alloc::Layout, fmt, marker::PhantomData, ptr::NonNull, sync::Arc};
 use super::{
     classes::BlockKind,
     pool::Pool,
-    slots::{Block, Records, RecordsMut, Slots},
+    slots::{Block, Compact, Records, RecordsMut, Slots},
 };
-use crate::error::{Rejected, SoftError};
+use crate::error::{InsertError, SoftError};
 
 /// Values of type `T`, each with a record `M` in ordinary memory.
 ///
@@ -45,14 +45,14 @@ impl<T, M> Values<T, M> {
     /// # Errors
     /// Returns the value, and [`SoftError::OutOfBudget`] or [`SoftError::OutOfAddressSpace`].
     #[inline]
-    pub(crate) fn insert(&mut self, value: T, record: M) -> Result<Block, Rejected<T>> {
+    pub(crate) fn insert(&mut self, value: T, record: M) -> Result<Block, InsertError<T>> {
         match self.slots.allocate(self.kind, record) {
             Ok(block) => {
                 // SAFETY: the new block has the layout of `T`, and no other reference to it exists.
                 unsafe { self.address(block).write(value) };
                 Ok(block)
             }
-            Err((_, reason)) => Err(Rejected { value, reason }),
+            Err((_, reason)) => Err(InsertError { value, reason }),
         }
     }
 
@@ -89,6 +89,16 @@ impl<T, M> Values<T, M> {
         unsafe { self.address(block).as_mut() }
     }
 
+    /// Returns the values in the span or run that starts at page `page` of the heap. Returns none for other pages.
+    pub(crate) fn blocks_at(&self, page: u32) -> impl Iterator<Item = Block> {
+        self.slots.blocks_at(page)
+    }
+
+    /// Returns the number of pages of the heap, including pages that it does not hold.
+    pub(crate) fn page_numbers(&self) -> u32 {
+        self.slots.page_numbers()
+    }
+
     /// Returns the number of pages that count against the budget.
     pub(crate) fn held_pages(&self) -> usize {
         self.slots.arena().held_pages()
@@ -97,16 +107,6 @@ impl<T, M> Values<T, M> {
     /// Returns the number of pages that [`free_unused`](Self::free_unused) can free.
     pub(crate) fn unused_pages(&self) -> usize {
         self.slots.unused_pages()
-    }
-
-    /// Frees up to about `pages` pages without removing a value. Calls `moved` for each moved value with its old
-    /// and new block. Returns the number of freed pages. See [`Slots::free_unused`].
-    pub(crate) fn free_unused(
-        &mut self,
-        pages: usize,
-        moved: impl FnMut(&mut RecordsMut<'_, M>, Block, Block),
-    ) -> usize {
-        self.slots.free_unused(pages, moved)
     }
 
     #[inline]
@@ -126,6 +126,16 @@ impl<T, M> Records for Values<T, M> {
     #[inline]
     fn record_mut(&mut self, block: Block) -> &mut M {
         self.slots.record_mut(block)
+    }
+}
+
+impl<T, M> Compact for Values<T, M> {
+    fn free_unused(
+        &mut self,
+        pages: usize,
+        moved: impl FnMut(&mut RecordsMut<'_, M>, Block, Block),
+    ) -> usize {
+        self.slots.free_unused(pages, moved)
     }
 }
 

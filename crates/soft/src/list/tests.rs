@@ -56,6 +56,59 @@ fn both_ends_are_accessible() {
     );
 }
 
+#[test]
+fn values_at_both_ends_can_be_changed() {
+    let list = list(1);
+    assert_eq!((list.front_mut(|value: &mut u32| *value), list.back_mut(|value| *value)), (None, None));
+    list.try_extend(1..=3).unwrap();
+    list.front_mut(|value| *value += 10).unwrap();
+    list.back_mut(|value| *value += 20).unwrap();
+    assert_eq!((list.pop_front(), list.pop_front(), list.pop_front()), (Some(11), Some(2), Some(23)));
+}
+
+#[test]
+fn rejected_value_ends_an_extension() {
+    let list = list(2);
+    let mut values = (0..10).map(|value| [value; 512]);
+    let rejected = list.try_extend(values.by_ref()).unwrap_err();
+    assert_eq!((rejected.into_value()[0], values.next().unwrap()[0]), (4, 5));
+    assert_eq!(contents(&list), [0, 1, 2, 3]);
+    list.reclaim(1);
+    assert_eq!((list.try_extend(values.by_ref().take(2)), contents(&list)), (Ok(()), vec![2, 3, 6, 7]));
+}
+
+#[test]
+fn rejected_values_of_retain_are_removed_in_order_and_dropped_without_the_lock() {
+    struct Dropped(u32, Arc<SoftList<u32>>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.1.push_back(self.0).unwrap();
+        }
+    }
+    let dropped = Arc::new(list(4));
+    let list = list(4);
+    (0..300).for_each(|value| list.push_back(Dropped(value, dropped.clone())).unwrap());
+    let mut visited = Vec::new();
+    list.retain(|value| {
+        visited.push(value.0);
+        value.0 % 3 == 0
+    });
+    assert_eq!((visited, list.len(), dropped.len()), ((0..300).collect(), 100, 200));
+    let mut kept = 0;
+    list.for_each(|value| kept += usize::from(value.0 % 3 == 0));
+    assert_eq!((kept, list.usage().held_pages), (100, 2));
+    list.shrink_to_fit();
+    assert_eq!((list.len(), list.usage().held_pages, list.usage().evicted), (100, 1, 0));
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        list.retain(|value| {
+            assert!(value.0 < 30, "closure");
+            value.0 >= 9
+        });
+    }))
+    .unwrap_err();
+    assert_eq!((list.len(), dropped.len(), list.front(|value| value.0)), (97, 203, Some(9)));
+}
+
 #[derive(Clone, Debug)]
 enum Operation {
     PushBack,

@@ -51,7 +51,7 @@ fn borrowed_keys_find_entries() {
 fn colliding_hashes_are_distinguished() {
     let pool = Pool::new(64).unwrap();
     let hasher = BuildHasherDefault::<Constant>::default();
-    let map = SoftHashMap::with_hasher(&pool, Priority(0), hasher, |_, _| ()).unwrap();
+    let map = SoftHashMap::with_hasher(&pool, Priority(0), hasher).unwrap();
     for key in 0..50_u64 {
         map.insert(key, [key; 100]).unwrap();
     }
@@ -69,6 +69,34 @@ fn cleared_map_holds_no_pages() {
     }
     map.clear();
     assert_eq!((map.len(), map.usage().held_pages, map.contains_key(&5)), (0, 0, false));
+}
+
+#[test]
+fn entries_are_retained_by_key_and_value() {
+    let map = map(64);
+    map.try_extend((0..1000_u32).map(|key| (key.to_string(), key))).unwrap();
+    let held = map.usage().held_pages;
+    map.retain(|key, value| {
+        *value += 1;
+        key.len() == 3 && *value % 2 == 1
+    });
+    assert_eq!((map.len(), map.contains_key("10"), map.contains_key("101")), (450, false, false));
+    assert_eq!((map.get("100", |value| *value), map.get("998", |value| *value)), (Some(101), Some(999)));
+    map.shrink_to_fit();
+    assert_eq!((map.len(), map.usage().evicted), (450, 0));
+    assert!(map.usage().held_pages <= held / 2 + 1, "{} of {held}", map.usage().held_pages);
+    // Removed entries that need no drop are not copied.
+    let numbers = self::map(8);
+    numbers.try_extend((0..100_u64).map(|key| (key, [key; 10]))).unwrap();
+    numbers.retain(|key, _| *key >= 90);
+    assert_eq!((numbers.len(), numbers.get(&95, |value| value[9])), (10, Some(95)));
+}
+
+#[test]
+fn rejected_entry_ends_an_extension() {
+    let map = map(2);
+    let error = map.try_extend((0..10_u64).map(|key| (key, [key; 255]))).unwrap_err();
+    assert_eq!((error.into_value().0, map.len()), (4, 4));
 }
 
 proptest! {

@@ -11,7 +11,8 @@ use std::{
 };
 
 use crate::{
-    BudgetSource, Pool, PoolStats, Priority, Rejected, SoftCache, SoftError, SoftHashMap, SoftList, SoftVec,
+    BudgetSource, EntryPriority, InsertError, Pinned, Pool, PoolStats, Priority, SoftBlocks, SoftByteCache,
+    SoftCache, SoftError, SoftHashMap, SoftList, SoftVec,
 };
 
 fn is_send_and_sync<T: Send + Sync>() {}
@@ -24,6 +25,22 @@ fn structures_of_send_values_are_send_and_sync() {
     is_send_and_sync::<SoftList<Cell<u8>>>();
     is_send_and_sync::<SoftHashMap<u8, Cell<u8>>>();
     is_send_and_sync::<SoftCache<u8, Cell<u8>>>();
+    is_send_and_sync::<SoftByteCache>();
+    is_send_and_sync::<SoftBlocks>();
+    is_send_and_sync::<Pinned>();
+    is_send_and_sync::<InsertError<u8>>();
+}
+
+#[test]
+fn structures_and_errors_are_printable() {
+    let pool = Pool::new(4).unwrap();
+    let (list, map) = (list_of(&pool, 0, 1), SoftHashMap::<u8, u8>::new(&pool, Priority::default()).unwrap());
+    assert_eq!(format!("{list:?}"), "SoftList { structure: Structure { number: 0, .. } }");
+    assert!(
+        format!("{map:?}").starts_with("SoftHashMap { keyed: Keyed { structure: Structure { number: 1, .. }")
+    );
+    assert_eq!(format!("{pool:?}"), "Pool { stats: PoolStats { budget: 4, held: 1 }, .. }");
+    assert_eq!((Priority::default(), EntryPriority::default()), (Priority(0), EntryPriority::Normal));
 }
 
 /// List of values of 2 KiB, two per page.
@@ -123,6 +140,119 @@ fn callback_of_a_revocation_by_the_source_does_not_wait_for_the_source() {
     assert!(rejected.load(Ordering::Relaxed) > 0 && evicting.len() < 20);
 }
 
+/// List whose callback blocks in each call until `resume` is dropped, and the channel of the calls.
+struct Blocking<T: Send + 'static> {
+    list: T,
+    is_started: mpsc::Receiver<()>,
+    resume: mpsc::Sender<()>,
+}
+
+impl<T: Send> Blocking<T> {
+    fn new<V>(create: impl FnOnce(Box<dyn Fn(V) + Send + Sync>) -> T) -> Self {
+        let (started, is_started) = mpsc::channel();
+        let (resume, is_resumed) = mpsc::channel::<()>();
+        let is_resumed = Mutex::new(is_resumed);
+        let callback = move |value: V| {
+            std::mem::forget(value);
+            started.send(()).unwrap();
+            is_resumed.lock().unwrap().recv().unwrap_err();
+        };
+        Self { list: create(Box::new(callback)), is_started, resume }
+    }
+}
+
+#[test]
+fn revocation_evicts_no_values_for_another_one_whose_callback_runs() {
+    let pool = Pool::new(20).unwrap();
+    let Blocking { list: vec, is_started, resume } =
+        Blocking::new(|callback| SoftVec::with_callback(&pool, Priority(0), callback).unwrap());
+    vec.try_reserve(10).unwrap();
+    vec.push([0_u8; 4096]).unwrap();
+    let list = list_of(&pool, 1, 20);
+    assert_eq!(pool.stats(), PoolStats { budget: 20, held: 20 });
+    thread::scope(|scope| {
+        let first = scope.spawn(|| pool.revoke(10));
+        is_started.recv().unwrap();
+        assert_eq!((pool.revoke(5), list.len()), (5, 10));
+        drop(resume);
+        assert_eq!(first.join().unwrap(), 10);
+    });
+    assert_eq!(pool.stats(), PoolStats { budget: 5, held: 5 });
+}
+
+#[test]
+fn destructor_that_panics_during_a_revocation_does_not_change_its_result() {
+    struct Bomb([u8; 2048]);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("destructor of value {}", self.0[0]);
+        }
+    }
+    let pool = Pool::new(10).unwrap();
+    let Blocking { list, is_started, resume } =
+        Blocking::new(|callback| SoftList::with_callback(&pool, Priority(0), callback).unwrap());
+    (0..20).for_each(|value| list.push_back(Bomb([value; 2048])).unwrap());
+    thread::scope(|scope| {
+        let revocation = scope.spawn(|| pool.revoke(3));
+        is_started.recv().unwrap();
+        // The revocation drops the remaining values at its end.
+        drop(list);
+        drop(resume);
+        assert_eq!(revocation.join().unwrap(), 3);
+    });
+    assert_eq!(pool.stats(), PoolStats { budget: 7, held: 0 });
+}
+
+#[test]
+fn concurrent_revocations_take_no_pages_of_a_higher_priority() {
+    for _ in 0..if cfg!(miri) { 2 } else { 2000 } {
+        let pool = Pool::new(100).unwrap();
+        let (low, high) = (list_of(&pool, 1, 160), list_of(&pool, 2, 40));
+        thread::scope(|scope| {
+            let revoke = || (0..20).for_each(|_| assert_eq!(pool.revoke(1), 1));
+            (0..4).for_each(|_| drop(scope.spawn(revoke)));
+        });
+        assert_eq!((low.len(), high.len(), pool.stats()), (0, 40, PoolStats { budget: 20, held: 20 }));
+    }
+}
+
+#[test]
+fn revocation_uses_the_last_priority_of_a_structure() {
+    let pool = Pool::new(20).unwrap();
+    let (first, second) = (list_of(&pool, 0, 20), list_of(&pool, 1, 20));
+    first.set_priority(Priority(2));
+    assert_eq!((pool.revoke(5), first.len(), second.len()), (5, 20, 10));
+    // At equal priority, the oldest structure is first, whenever its priority was set.
+    first.set_priority(Priority(1));
+    assert_eq!((pool.revoke(5), first.len(), second.len()), (5, 10, 10));
+    let nested = catch_unwind(AssertUnwindSafe(|| first.front(|_| second.set_priority(Priority(0)))));
+    assert!(nested.is_err());
+    assert_eq!((pool.revoke(5), first.len(), second.len()), (5, 0, 10));
+}
+
+#[test]
+fn revocations_find_each_structure_while_priorities_change() {
+    for _ in 0..if cfg!(miri) { 2 } else { 200 } {
+        let pool = Pool::new(30).unwrap();
+        let lists: Vec<_> = (0..3).map(|priority| list_of(&pool, priority, 20)).collect();
+        thread::scope(|scope| {
+            let change = |shift: u8| {
+                let lists = &lists;
+                move || {
+                    for (number, list) in (0_u8..60).zip(lists.iter().cycle()) {
+                        list.set_priority(Priority((number + shift) % 7));
+                    }
+                }
+            };
+            let changes = [scope.spawn(change(0)), scope.spawn(change(3))];
+            let revocations = [(); 2].map(|()| scope.spawn(|| pool.revoke(15)));
+            assert_eq!(revocations.map(|revocation| revocation.join().unwrap()), [15, 15]);
+            changes.into_iter().for_each(|change| change.join().unwrap());
+        });
+        assert_eq!(pool.stats(), PoolStats { budget: 0, held: 0 });
+    }
+}
+
 #[test]
 fn concurrent_revocations_evict_no_more_than_all_need() {
     for _ in 0..1_000 {
@@ -147,10 +277,10 @@ fn pool_without_budget_rejects_values() {
     let pool = Pool::new(0).unwrap();
     let (vec, list) = (SoftVec::new(&pool, Priority(0)).unwrap(), SoftList::new(&pool, Priority(0)).unwrap());
     let reason = SoftError::OutOfBudget { pages: 1 };
-    assert_eq!(vec.push(7_u8), Err(Rejected { value: 7, reason }));
-    assert_eq!(list.push_front(8_u8), Err(Rejected { value: 8, reason }));
+    assert_eq!(vec.push(7_u8), Err(InsertError { value: 7, reason }));
+    assert_eq!(list.push_front(8_u8), Err(InsertError { value: 8, reason }));
     let cache = SoftCache::new(&pool, Priority(0)).unwrap();
-    assert_eq!(cache.insert(1_u8, 2_u8), Err(Rejected { value: (1, 2), reason }));
+    assert_eq!(cache.insert(1_u8, 2_u8), Err(InsertError { value: (1, 2), reason }));
     assert_eq!((pool.revoke(5), pool.stats()), (0, PoolStats { budget: 0, held: 0 }));
 }
 

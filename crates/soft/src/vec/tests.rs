@@ -88,6 +88,56 @@ fn elements_can_be_changed() {
     assert_eq!(vec.with_slice(<[i32]>::to_vec), [2, 9, 0]);
 }
 
+#[test]
+fn retained_elements_keep_their_order() {
+    let vec = vec_with_budget(4);
+    vec.try_extend((0..10).map(Box::new)).unwrap();
+    vec.retain(|value| **value % 3 != 0);
+    assert!(vec.with_slice(|values| values.iter().map(|value| **value).eq([1, 2, 4, 5, 7, 8])));
+    let panic = std::panic::AssertUnwindSafe(|| vec.retain(|value| **value < 5 && panic!("closure")));
+    std::panic::catch_unwind(panic).unwrap_err();
+    assert_eq!(vec.len(), 6);
+    vec.truncate(2);
+    vec.truncate(3);
+    assert!(vec.with_slice(|values| values.iter().map(|value| **value).eq([1, 2])));
+    let numbers = vec_with_budget(4);
+    numbers.try_extend(0..1000_u64).unwrap();
+    numbers.retain(|number| number % 2 == 0);
+    assert_eq!((numbers.len(), numbers.get(499, |number| *number)), (500, Some(998)));
+}
+
+#[test]
+fn element_that_is_rejected_ends_an_extension() {
+    let vec = vec_with_budget(4);
+    let mut elements = 0_u64..;
+    let error = vec.try_extend(elements.by_ref()).unwrap_err();
+    assert_eq!((error.into_value(), vec.len(), elements.next()), (1024, 1024, Some(1025)));
+}
+
+#[test]
+fn memory_shrinks_to_the_elements_if_both_blocks_fit() {
+    let vec = vec_with_budget::<[u8; 4096]>(20);
+    vec.try_reserve(16).unwrap();
+    vec.try_extend((0..16).map(|value| [value; 4096])).unwrap();
+    vec.truncate(5);
+    // The old block has 16 pages, and the new one needs 5.
+    vec.shrink_to_fit();
+    assert_eq!((vec.capacity(), vec.usage().held_pages), (16, 16));
+    vec.truncate(4);
+    vec.shrink_to_fit();
+    assert_eq!((vec.capacity(), vec.usage().held_pages), (4, 4));
+    vec.with_slice(|values| (0..4).for_each(|value| assert_eq!(values[usize::from(value)], [value; 4096])));
+    vec.truncate(0);
+    vec.shrink_to_fit();
+    assert_eq!((vec.capacity(), vec.usage().held_pages), (0, 0));
+    vec.push([7; 4096]).unwrap();
+    assert_eq!((vec.len(), vec.revocations()), (1, 0));
+    let without_bytes = vec_with_budget::<()>(1);
+    without_bytes.push(()).unwrap();
+    without_bytes.shrink_to_fit();
+    assert_eq!((without_bytes.len(), without_bytes.push(())), (1, Ok(())));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..ProptestConfig::default() })]
 
