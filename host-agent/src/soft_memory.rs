@@ -193,7 +193,7 @@ impl State {
     }
 
     fn connect(&mut self, peer: Peer, hello: ClientMessage, footprint: u64) {
-        match self.daemon.connect(Pid(peer.pid), hello, footprint) {
+        match self.daemon.connect(Pid(peer.pid), peer.user, hello, footprint) {
             Ok(()) => {
                 tracing::debug!(pid = peer.pid, program = peer.program, uid = %peer.user, "client of soft memory");
                 self.peers.insert(Pid(peer.pid), peer);
